@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from ._libraries import BY_TYPE
-from ._parameters.plan import QUICK_PLANS, Request, read, run_perturb
+from ._parameters.plan import QUICK_PLANS, read, run_perturb
+from ._parameters.request import Request
 from ._parameters.structure import matching, structure_of
 from ._tracing import is_traced
 

@@ -47,19 +47,19 @@ void copy_columns(const char* from, u64 bytes, u64 first, u64 count, u64 spare, 
 // Stores value(k) for each k < count to contiguous memory.
 template <class Out, class Value>
 MULTISAMPLE_FUNCTION void put_run(char* at, u64 count, Value value) {
-  constexpr u64 kSpan = 64 / sizeof(Out);
+  constexpr u64 kVector = 64 / sizeof(Out);
   Unaligned<Out>* to = reinterpret_cast<Unaligned<Out>*>(at);
-  if (count < kSpan) {
+  if (count < kVector) {
     for (u64 k = 0; k < count; ++k) to[k].x = narrow<Out>(value(k));
     return;
   }
-  const auto put_span = [&](u64 start) {
-    for (u64 k = start; k < start + kSpan; ++k) to[k].x = narrow<Out>(value(k));
+  const auto put_vector_at = [&](u64 start) {
+    for (u64 k = start; k < start + kVector; ++k) to[k].x = narrow<Out>(value(k));
   };
-  // All spans but the first and the last are cache lines, because a store across two lines takes longer.
-  put_span(0);
-  for (u64 next = (64 - reinterpret_cast<u64>(at) % 64) / sizeof(Out); next < count; next += kSpan) {
-    put_span(min(next, count - kSpan));
+  // All vectors but the first and the last are cache lines, because a store across two lines takes longer.
+  put_vector_at(0);
+  for (u64 next = (64 - reinterpret_cast<u64>(at) % 64) / sizeof(Out); next < count; next += kVector) {
+    put_vector_at(min(next, count - kVector));
   }
 }
 

@@ -252,12 +252,12 @@ struct TileDown : Tile<Real, 256> {
   PlaceVector vectors[kBlocks / kLanes];
 
   // A vector of the output: its first place, and its displacement in bytes.
-  struct Span {
+  struct VectorPlace {
     u64 place;
     i64 displacement;
   };
-  Span spans[2 * kBlocks / kPlaces];
-  u64 span_count = 0, run_places = 0, run_count = 0;
+  VectorPlace output[2 * kBlocks / kPlaces];
+  u64 vector_count = 0, run_places = 0, run_count = 0;
 
   using Base::Base;
 
@@ -290,12 +290,13 @@ struct TileDown : Tile<Real, 256> {
     if (places == run_places && count == run_count) return;
     run_places = places;
     run_count = count;
-    span_count = 0;
+    vector_count = 0;
     for (u64 run = 0; run < count; ++run) {
       for (u64 next = 0; next < places; next += kPlaces) {
         // The last vector ends where the run ends: see draw_run().
         const u64 start = min(next, places - kPlaces);
-        spans[span_count++] = {run * places + start, static_cast<i64>(run) * stride + static_cast<i64>(start * size)};
+        output[vector_count++] = {run * places + start,
+                                  static_cast<i64>(run) * stride + static_cast<i64>(start * size)};
       }
     }
   }
@@ -342,7 +343,7 @@ struct TileDown : Tile<Real, 256> {
     });
   }
 
-  // The output of the next tile, for prefetching: its spans are `spread` times as far apart.
+  // The output of the next tile, for prefetching: its vectors are `spread` times as far apart.
   struct Next {
     const char* at;
     i64 spread, column_stride;
@@ -354,15 +355,15 @@ struct TileDown : Tile<Real, 256> {
   MULTISAMPLE_FUNCTION void draw_runs(char* at, i64 column_stride, const Next& next, const Real* mu, const Real* sigma,
                                       u64 first_pair = 0, u64 last_pair = 2) const {
     constexpr u64 kOf = Base::template kColumns<kMirrored>;
-    for (u64 k = 0; k < span_count; ++k) {
-      const Span span = spans[k];
+    for (u64 k = 0; k < vector_count; ++k) {
+      const VectorPlace vector = output[k];
       const i64 skipped = static_cast<i64>(kOf * first_pair);
-      char* to = at + span.displacement + skipped * column_stride;
-      const char* ahead = next.at + span.displacement * next.spread + skipped * next.column_stride;
+      char* to = at + vector.displacement + skipped * column_stride;
+      const char* ahead = next.at + vector.displacement * next.spread + skipped * next.column_stride;
       for (u64 pair = first_pair; pair < last_pair; ++pair) {
         Real x[kOf * kPlaces];
         for (u64 p = 0; p < kPlaces; ++p) {
-          const u64 place = span.place + p;
+          const u64 place = vector.place + p;
           this->template draw_pair<kMirrored>(pair * kBlocks + place, mu[place], sigma[place],
                                               [&](u64 c, Real value) { x[kPlaces * c + p] = value; });
         }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import math
 import struct
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -16,10 +15,9 @@ from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.launch import HOST as ON_HOST
 from multisample.backends.launch import SPAN, ElementType, Launch, Operation, Span
 
-from .._arguments import DTYPES, check_flag, checked_integer, describe
+from .._arguments import check_flag, checked_integer, describe
 from .._backends import choose
 from .._call import ROWS
-from .._checks.operands import check_alignment, item_size
 from .._libraries import BY_TYPE, HOST, Device, Library, Operand, described, is_number, library_of
 from .._libraries.library import NOUNS
 from .._libraries.numpy import cached_dtype
@@ -28,168 +26,14 @@ from .._randomness.generator import WORD_64, Key
 from .._randomness.keys import Keys, batch_of, host_words, is_in_array, keys_in, signature_of
 from .._randomness.source import checked_key
 from .._streams import order_after, order_before
-from .spans import Block, overlapping, overlaps_itself, spans_of, steps_of, whole
+from .request import Coefficients, Memory, Request, Ties, memory_of, read_coefficients, ties_of
+from .spans import Block, spans_of, whole
 from .structure import Structure, ids_of, label
 
-__all__ = ["QUICK_PLANS", "Request", "read", "run_perturb"]
+__all__ = ["QUICK_PLANS", "read", "run_perturb"]
 
-
-class Request(NamedTuple):
-    """The arguments of a call of `perturb`."""
-
-    parameters: Structure
-    out: Structure | None
-    given_out: Any
-    """The argument `out` itself."""
-    coefficients: Any
-    seed: Any
-    member: Any
-    fast_math: bool
-    ids: Any
-    backend: str
-    blocks: tuple[tuple[Block, ...], ...] | None = None
-    """The blocks of each parameter, if arrays hold parts of parameters."""
-
-
-_MOST_ELEMENTS = 2**34
 _MOST_OFFSETS = 2**32
 _WORDS = len(Span._fields)
-
-
-# --- Coefficients -------------------------------------------------------------------------------------------------
-
-
-class _Coefficients(NamedTuple):
-    """The coefficients of a call."""
-
-    length: int
-    on_host: Any
-    """A float, or an array of float64; None if they are on a device."""
-    on_device: Operand | None
-
-
-def _read_coefficients(given: Any) -> _Coefficients:
-    """The argument `coefficients`; TypeError or ValueError if it is no number and no vector, or is not finite."""
-    if type(given) is float or is_number(given):
-        try:
-            number = float(given)
-        except OverflowError:
-            number = float("inf")
-        if not abs(number) < float("inf"):
-            raise ValueError(f"coefficients: expected finite numbers, got {describe(given)}")
-        return _Coefficients(1, number, None)
-    library = library_of("coefficients", given)
-    if library.foreign:
-        raise TypeError(
-            "coefficients: expected a number, a list, a NumPy array, or an array of the parameters' library, got"
-            f" {described(given)}"
-        )
-    array = HOST.normalized("coefficients", given) if library is HOST else given
-    operand = library.describe("coefficients", array)
-    if len(operand.shape) > 1:
-        raise ValueError(f"coefficients: expected a number or shape (K,), got {operand.shape}")
-    count = operand.shape[0] if operand.shape else 1
-    if operand.device.kind == "cuda":
-        check_alignment("coefficients", operand, library.address(array))
-        return _Coefficients(count, None, operand)
-    values = np.ascontiguousarray(np.atleast_1d(library.to_host(array)), np.float64)
-    if not np.isfinite(values).all():
-        raise ValueError(f"coefficients: expected finite numbers, got {describe(values)}")
-    return _Coefficients(count, values if operand.shape else float(values[0]), None)
-
-
-# --- Memory -------------------------------------------------------------------------------------------------------
-
-
-class _Memory(NamedTuple):
-    """The arrays that a call reads and writes. Without `out`, targets are new arrays."""
-
-    sources: list[Operand]
-    targets: list[Operand]
-
-
-class _Ties(NamedTuple):
-    """Which parameters share memory."""
-
-    owners: list[int]
-    """For each parameter the one that has its memory: itself, or the first of the tied ones."""
-    written: list[int]
-    """The parameters whose results are written."""
-
-
-def _memory_of(request: Request, library: Library) -> _Memory:
-    """The arrays of a call; TypeError or ValueError if `perturb` cannot read or write one."""
-    parameters, out = request.parameters, request.out
-    sources = [_described(label("parameters", parameters, k), library, x) for k, x in enumerate(parameters.arrays)]
-    if out is None:
-        return _Memory(sources, [x._replace(strides=_contiguous(x), read=None) for x in sources])
-    targets = []
-    for k, array in enumerate(out.arrays):
-        name = label("out", out, k)
-        library.check_target(array)
-        try:
-            target = library.describe("out", array)
-        except (TypeError, ValueError) as error:
-            raise type(error)(str(error).replace("out:", f"{name}:", 1)) from None
-        for what in ("shape", "dtype", "device"):
-            expected, found = getattr(sources[k], what), getattr(target, what)
-            if expected != found:
-                raise ValueError(
-                    f"{name}: expected {what} {expected}, as {label('parameters', parameters, k)} has, got {found}"
-                )
-        size = item_size(target.dtype)
-        if any(stride % size for stride in target.strides):
-            raise ValueError(f"{name}: expected strides of whole elements, {size} bytes, got {target.strides}")
-        if overlaps_itself(target):
-            raise ValueError(f"{name}: expected elements that do not overlap, got strides {target.strides}")
-        targets.append(target)
-    return _Memory(sources, targets)
-
-
-def _described(name: str, library: Library, array: Any) -> Operand:
-    operand = library.describe(name, array)
-    if operand.dtype not in DTYPES:
-        raise TypeError(f"{name}: expected elements of type {', '.join(DTYPES)}, got {operand.dtype}")
-    if math.prod(operand.shape) > _MOST_ELEMENTS:
-        raise ValueError(f"{name}: expected at most 2**34 elements, got shape {operand.shape}")
-    return operand
-
-
-def _contiguous(operand: Operand) -> tuple[int, ...]:
-    size = item_size(operand.dtype)
-    return tuple(size * step for step in steps_of(operand.shape))
-
-
-def _ties_of(request: Request, memory: _Memory, sources: list[int], targets: list[int]) -> _Ties:
-    """The parameters that share memory, from addresses; ValueError if arrays overlap or are misaligned."""
-    parameters, out, count = request.parameters, request.out, len(sources)
-    names = [label("parameters", parameters, k) for k in range(count)]
-    if out is not None:
-        names += [label("out", out, k) for k in range(count)]
-    places, operands = [*sources, *targets], [*memory.sources, *(memory.targets if targets else ())]
-    for name, operand, address in zip(names, operands, places, strict=True):
-        if not address and 0 not in operand.shape:
-            raise ValueError(f"{name}: expected elements in memory, got an array without memory")
-        check_alignment(name, operand, address)
-    # Tied parameters have the same elements. The first name of them counts.
-    order = range(count) if parameters.names is None else sorted(range(count), key=parameters.names.__getitem__)
-    elements = [(address, x.shape, x.strides) for address, x in zip(places, operands, strict=True)]
-    first: dict[Any, int] = {}
-    owners = list(range(count))
-    for k in order:
-        if 0 not in operands[k].shape:
-            owners[k] = first.setdefault(elements[k], k)
-    for j, k in overlapping(places, operands):
-        if elements[j] != elements[k] or owners[j % count] != owners[k % count]:
-            raise ValueError(
-                f"{names[k].partition('[')[0]}: expected memory of its own for each parameter, got {names[j]} and"
-                f" {names[k]}, which overlap"
-            )
-    written: dict[Any, int] = {}
-    for k, target in enumerate(elements[count:] or elements):  # Tied targets are written once.
-        if 0 not in operands[k].shape:
-            written.setdefault(target, owners[k] if out is None else k)
-    return _Ties(owners, list(written.values()))
 
 
 # --- Plans --------------------------------------------------------------------------------------------------------
@@ -219,14 +63,14 @@ class _Plan:
     ----------
     library : Library
         The library of all arrays.
-    memory : _Memory
-    ties : _Ties
+    memory : Memory
+    ties : Ties
     seen : tuple
         The addresses of a call whose memory has been checked.
     """
 
     def __init__(
-        self, request: Request, coefficients: _Coefficients, library: Library, memory: _Memory, ties: _Ties
+        self, request: Request, coefficients: Coefficients, library: Library, memory: Memory, ties: Ties
     ) -> None:  # fmt: skip
         self.library, self.memory, self.ties = library, memory, ties
         sources, (owners, written) = memory.sources, ties
@@ -242,22 +86,20 @@ class _Plan:
             devices = {device for device, _ in members}
             for name, found in (
                 ("coefficients", None if coefficients.on_device is None else coefficients.on_device.device),
-                ("seed", None if self.keys is None or not self.keys.is_on_device else self._device_of(request.seed)),
+                ("seed", None if self.keys is None else library.device("seed", request.seed)),
             ):
                 if found is not None and devices - {found}:
                     accepted = "the host" if len(devices) > 1 else f"the host or on {next(iter(devices))}"
                     raise ValueError(f"{name}: expected values on {accepted}, got them on {found}")
         blocks = [(whole(x.shape),) for x in sources] if request.blocks is None else request.blocks
-        self.groups = [
+        groups = [
             self._group(request, coefficients, device, dtype, arrays, [ids[owners[k]] for k in arrays], blocks)
             for (device, dtype), arrays in members.items()
         ]
-
-    def _device_of(self, seed: Any) -> Device:
-        return self.library.device("seed", seed)
+        self.groups = [group for group in groups if len(group.table)]  # A rank may hold no element.
 
     def _group(
-        self, request: Request, coefficients: _Coefficients, device: Device, dtype: str, arrays: list[int],
+        self, request: Request, coefficients: Coefficients, device: Device, dtype: str, arrays: list[int],
         ids: list[int], blocks: Sequence[tuple[Block, ...]],
     ) -> _Group:  # fmt: skip
         library, on_device = self.library, device.kind == "cuda"
@@ -311,7 +153,7 @@ class _Plan:
         return [results[k] for k in self.ties.owners]
 
     def launch(
-        self, request: Request, coefficients: _Coefficients, key: tuple[int, int], member: int,
+        self, request: Request, coefficients: Coefficients, key: tuple[int, int], member: int,
         addresses: list[int], results: list[Any], targets: list[int],
     ) -> None:  # fmt: skip
         """Run the launches. Every check precedes them, except those of a stream."""
@@ -341,7 +183,7 @@ class _Plan:
         if request.out is not None and self.notify is not None:
             self.notify([results[k] for k in self.ties.written])
 
-    def _weights(self, group: _Group, coefficients: _Coefficients, given: Any, stream: int) -> tuple[Any, Any]:
+    def _weights(self, group: _Group, coefficients: Coefficients, given: Any, stream: int) -> tuple[Any, Any]:
         """What the launcher takes for the coefficients, and the owner of its memory."""
         values = coefficients.on_host
         if values is None:
@@ -381,7 +223,7 @@ def run_perturb(request: Request, quick_key: Hashable) -> Any:
     `quick_key` is the key of `QUICK_PLANS` for the next call like this one, or None.
     """
     check_flag("fast_math", request.fast_math)
-    coefficients = _read_coefficients(request.coefficients)
+    coefficients = read_coefficients(request.coefficients)
     member = checked_integer("member", request.member, 0, ROWS + 1)
     if member + coefficients.length > ROWS:
         raise ValueError(f"member: expected member + K <= 2**32, got {member} + {coefficients.length}")
@@ -390,7 +232,7 @@ def run_perturb(request: Request, quick_key: Hashable) -> Any:
     if not parameters.arrays:
         return parameters.rebuild(()) if out is None else request.given_out
     library = _common_library(request)
-    if library is HOST:
+    if library is HOST and not all(type(x) in BY_TYPE for x in parameters.arrays):
         parameters = parameters._replace(arrays=[HOST.normalized("parameters", x) for x in parameters.arrays])
         request = request._replace(parameters=parameters)
     if library.state() is None or any(map(library.is_opaque, parameters.arrays)):
@@ -400,12 +242,12 @@ def run_perturb(request: Request, quick_key: Hashable) -> Any:
         )
     plan_key = _plan_key(request, coefficients, library)
     plan = _PLANS.get(plan_key)
-    memory = _memory_of(request, library) if plan is None else plan.memory
+    memory = memory_of(request, library) if plan is None else plan.memory
     sources = list(map(library.address, parameters.arrays))
     targets = [] if out is None else list(map(library.address, out.arrays))
     seen = sources if targets == sources or out is None else (sources, targets)
     if plan is None or plan.seen != seen:
-        ties = _ties_of(request, memory, sources, targets)
+        ties = ties_of(request, memory, sources, targets)
         if plan is None or ties != plan.ties:
             plan = _Plan(request, coefficients, library, memory, ties)
             if plan_key is not None:
@@ -545,7 +387,7 @@ def _common_library(request: Request) -> Library:
     return library
 
 
-def _plan_key(request: Request, coefficients: _Coefficients, library: Library) -> Hashable:
+def _plan_key(request: Request, coefficients: Coefficients, library: Library) -> Hashable:
     """What a plan depends on; None if it cannot be a key."""
     parameters, out, ids, values = request.parameters, request.out, request.ids, coefficients.on_host
     key = (

@@ -355,6 +355,12 @@ def test_wrong_arguments(arguments: Any, options: dict[str, Any], error: Any, me
     assert (before[0] == _P).all() and (before[1] == _BUFFER).all()
 
 
+def test_equal_memory_of_another_type_is_an_overlap() -> None:
+    p = torch.zeros(4, dtype=torch.float16)
+    with pytest.raises(ValueError, match=r"^parameters: expected memory of its own for each parameter"):
+        perturb([p, p.view(torch.bfloat16)], 0.5, seed=7)
+
+
 def test_interleaved_arrays_do_not_overlap() -> None:
     both = np.zeros((4, 6), np.float32)
     left, right = both[:, ::2], both[:, 1::2]
