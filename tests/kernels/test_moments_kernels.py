@@ -463,7 +463,7 @@ def test_numba_compiles_kernels_without_spills(build_once: Callable[..., Path]) 
 
     def make(folder: Path) -> None:
         try:
-            numba_ptx.compile_moments(PTX, folder)
+            numba_ptx.compile_others("moments", PTX, folder)
         except numba_ptx.CannotCompileError as error:
             pytest.skip(str(error))
 

@@ -3,8 +3,8 @@
 The compilation runs in a separate process, because it patches numba-cuda's device. As a program, this module reads one
 line of JSON for each kernel: ``[name, variant, [major, minor]]``, where `variant` has the arguments of
 `kernels.cuda.compilation.variant_kernel`, or is null for the kernel of `advance`, or ``{"moments": arguments}`` of
-`moments_variant`. The program writes ``name.ptx``,
-nvJitLink's machine code ``name.cubin`` and its messages ``name.log`` into the folder that is its argument. If a
+`moments_variant`, or ``{"perturb": arguments}`` of `perturb_variant`. The program writes ``name.ptx``, nvJitLink's
+machine code ``name.cubin`` and its messages ``name.log`` into the folder that is its argument. If a
 compiler cannot be loaded, the program prints the compiler's name and exits with `CANNOT`.
 """
 
@@ -81,12 +81,11 @@ def compile_all(results: list[Compiled], origin_in_memory: bool = False) -> None
     _run([*jobs, ["advance", None, HOPPER]], results[0].file.parent)
 
 
-def compile_moments(variants: list[tuple[Any, ...]], folder: Path) -> list[Path]:
-    """Compile kernels of weighted moments for compute capability 9.0; returns the PTX files."""
+def compile_others(kind: str, variants: list[tuple[Any, ...]], folder: Path) -> None:
+    """Compile kernels of "moments" or "perturb" for compute capability 9.0: ``kind0.ptx``, ``kind1.ptx``, ..."""
     if importlib.util.find_spec("numba_cuda") is None:
         raise CannotCompileError("numba-cuda is not installed")
-    _run([[f"moments{k}", {"moments": variant}, HOPPER] for k, variant in enumerate(variants)], folder)
-    return [folder / f"moments{k}.ptx" for k in range(len(variants))]
+    _run([[f"{kind}{k}", {kind: variant}, HOPPER] for k, variant in enumerate(variants)], folder)
 
 
 def _run(jobs: list[Any], folder: Path) -> None:
@@ -145,16 +144,20 @@ def _compile(variant: list[Any] | dict[str, Any] | None, capability: tuple[int, 
     # The device properties that Numba reads to compile.
     dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=capability)
     function, signature, options = cuda_compilation.advance_kernel(), cuda_compilation.ADVANCE_SIGNATURE, {}
-    if isinstance(variant, dict):
-        function = cuda_compilation.moments_variant(
-            *variant["moments"], device=cuda_compilation.device_kind(capability)
-        )
+    device = cuda_compilation.device_kind(capability)
+    if isinstance(variant, dict) and "perturb" in variant:
+        dtype, _, strided, _ = variant["perturb"]
+        function = cuda_compilation.perturb_variant(*variant["perturb"], device=device)
+        signature = parameters.perturb_signature(strided)
+        options = {"launch_bounds": cuda_compilation.perturb_bounds(dtype)}
+    elif isinstance(variant, dict):
+        function = cuda_compilation.moments_variant(*variant["moments"], device=device)
         signature = parameters.MOMENTS_SIGNATURE
         real, _, _, rows, with_second, *_ = variant["moments"]
         options = {"launch_bounds": cuda_compilation.moments_bounds(real, rows, with_second)}
     elif variant is not None:
         dtype, shared, antithetic, _, store_kind, *_ = variant
-        function = cuda_compilation.variant_kernel(*variant, device=cuda_compilation.device_kind(capability))
+        function = cuda_compilation.variant_kernel(*variant, device=device)
         signature = parameters.SIGNATURE
         bounds = cuda_compilation.launch_bounds(dtype, shared, antithetic, store_kind, capability)
         options = {"launch_bounds": bounds}

@@ -376,13 +376,13 @@ def perturb_kernel(gpu: ModuleType, dtype: str, fast: bool, strided: bool, origi
     (prepare, read), offset_of_call = _members(gpu, dtype), offset_of(gpu)
     load_turn, prepare_turn, add, store_turn = _turn(gpu, dtype, fast, strided)
     with_offset, nowhere = replacing(Launch, "offset", "offset_at"), np.int64(0)
-    of_turn, last = own_groups(dtype) * PERTURB_THREADS, fields - 1
+    of_turn, last, members_bytes = own_groups(dtype) * PERTURB_THREADS, fields - 1, 16 * PERTURB_THREADS
     word, number = word_of(gpu), value_of(gpu)
     with_origin = replacing(Launch, "seed", "offset", "first_row", "seed_at", "offset_at", "first_row_at")
 
     @inline
     def perturb(call, spans):
-        members = shared_memory(16 * PERTURB_THREADS)
+        members = shared_memory(members_bytes)
         span = span_of(np.uint64(block_index()), spans)
         in_span = np.int64(block_index()) - np.int64(np.uint64(span[last]) >> np.uint64(32))
         offset = np.uint64(offset_of_call(call)) + (np.uint64(span[last]) << np.uint64(32))
