@@ -8,9 +8,11 @@ from __future__ import annotations
 import ctypes
 import importlib.resources
 import itertools
+import random
 import re
+import struct
 import subprocess
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,8 @@ from launches import a_launch, head_of, stored_words
 from perturb_cases import Call, Part, calls_of_every_kind
 from tables import DTYPES, slow_but
 
-from multisample.backends.cupy import OPTIONS, PERTURB_HEADER, CupyBackend, perturb_kernel_name, source
+from multisample.backends.cupy import BACKEND as CUPY
+from multisample.backends.cupy import OPTIONS, PERTURB_HEADER, perturb_kernel_name, source
 from multisample.backends.driver import CONFIGURATION_SIZE, PerturbKey
 from multisample.backends.element_types import SIZES
 from multisample.backends.kernels.cuda import group, perturb
@@ -41,15 +44,14 @@ from multisample.backends.kernels.cuda.perturb_geometry import (
     MOST_SPANS_OF_NUMBA,
     RUN_FIELDS,
     STRIDED_FIELDS,
-    SpanList,
     most_spans,
     perturb_turns,
     span_lists,
     spans_at,
 )
-from multisample.backends.launch import PACKED_LAUNCH, SPAN, Operation, Span, pack, packer
+from multisample.backends.launch import PACKED_LAUNCH, SPAN, Launch, Operation, Span, pack
 from multisample.backends.native import csrc_files
-from multisample.backends.system import cuda_driver
+from multisample.backends.numba import NumbaBackend
 
 Array = np.ndarray[Any, Any]
 
@@ -133,10 +135,6 @@ def check(got: Array, call: Call) -> None:
     assert len(wrong) == 0, (call, f"{len(wrong)} wrong", wrong[:9], call.spans)
 
 
-def calls(dtype: str, quick: bool) -> Iterable[Call]:
-    return itertools.islice(calls_of_every_kind(dtype), 0, None, 1 if quick else 3)
-
-
 @requires_gxx
 @pytest.mark.parametrize("dtype", slow_but(["float32", "bfloat16"], DTYPES))
 def test_kernels_in_cpp_perturb_every_layout(runner: Any, dtype: str) -> None:
@@ -150,3 +148,213 @@ def test_kernels_in_cpp_perturb_every_layout(runner: Any, dtype: str) -> None:
 def test_kernels_in_python_perturb_every_layout(compiled: Any, dtype: str) -> None:
     for call in calls_of_every_kind(dtype):
         check(run_in_python(compiled, call), call)
+
+
+class Emulated(NumbaBackend):
+    """The numba backend without a driver: it launches on the emulated GPU."""
+
+    def __init__(self, compiled: Any, call: Call) -> None:
+        super().__init__()
+        self.compiled_kernel, self.call = compiled, call
+        self.memory = call.memory().view(f"u{SIZES[call.dtype]}").copy()
+        self.spans = ctypes.create_string_buffer(call.spans_at(self.memory.ctypes.data))
+        self.words = np.array(stored_words(call.words()), np.uint64)
+        self.kernels: list[PerturbKey] = []
+
+    def kernel(self, key: Any) -> Any:
+        return key
+
+    def _launch_function(self, size: int, device: int) -> Any:
+        def launch(key: PerturbKey, parameters: bytes) -> None:
+            assert len(parameters) == CONFIGURATION_SIZE + size and device == key.device == 0
+            blocks, batch, _, threads, *_, stream, _, _ = struct.unpack_from("7I4xPP I4x", parameters)
+            assert (batch, stream) == (1, 7)
+            self.kernels.append(key)
+            weights = self.call.weights if isinstance(self.call.weights, np.ndarray) else 0.0
+            emulated_gpu.launch(
+                self.compiled_kernel(key.dtype, key.strided, key.origin_in_memory), blocks, threads,
+                parameters[CONFIGURATION_SIZE:], self.memory, (weights, self.memory, self.words),
+            )  # fmt: skip
+
+        return launch
+
+    def launch_of_call(self) -> Launch:
+        return self.call.launch(self.words.ctypes.data, matrix=ctypes.addressof(self.spans), stream=7)
+
+
+@requires_emulator
+@pytest.mark.parametrize("way", ["launch", "launcher", "memory_launcher"])
+def test_every_way_to_launch_perturbs_the_spans_at_the_address(compiled: Any, way: str) -> None:
+    words = ("seed", "offset", "first_row") if way == "memory_launcher" else ()
+    parts = [Part(1 + k % 5, 1 + k % 3 % 2, first=k % 4, jump=9, id=k) for k in range(60)]
+    call = Call(parts, weights=np.array([1.5, -2.0], np.float32), seed=9, offset=3, member=4, in_memory=words)
+    backend = Emulated(compiled, call)
+    launch = backend.launch_of_call()
+    launcher, memory_launcher = backend.launcher(launch), backend.memory_launcher(launch, True)
+    assert launcher.geometry is launcher.scratch_size is None and memory_launcher.scratch_size == 0
+    for _ in range(2):
+        backend.kernels.clear()
+        backend.memory[...] = call.memory().view(backend.memory.dtype)
+        # The addresses change from call to call.
+        spans = ctypes.create_string_buffer(backend.spans.raw)
+        launch = launch._replace(matrix=ctypes.addressof(spans))
+        if way == "launch":
+            backend.launch(launch)
+        elif way == "launcher":
+            launcher.run(None, *head_of(launch))
+        else:
+            at = backend.words.ctypes.data
+            memory_launcher.run(0, 0, launch.weights, launch.matrix, 0, 0, at, at + 8, 7, 0)
+        check(backend.memory.view(np.uint8), call)
+        # 40 runs are 3 kernels, and 20 strided spans 5.
+        assert [key.strided for key in backend.kernels] == [False] * 3 + [True] * 5
+        assert {key.origin_in_memory for key in backend.kernels} == {bool(words)}
+
+
+@requires_emulator
+def test_a_launcher_follows_spans_of_another_shape(compiled: Any) -> None:
+    first = Call([Part(5, id=1), Part(8, 2, jump=9, id=2)])
+    second = Call([Part(5, 2, jump=7, id=1), Part(30, first=3, id=3)])
+    backend = Emulated(compiled, first)
+    launcher = backend.launcher(backend.launch_of_call())
+    for call in (first, second, first):
+        other = Emulated(compiled, call)
+        backend.memory = other.memory
+        launcher.run(None, *head_of(other.launch_of_call()))
+        check(backend.memory.view(np.uint8), call)
+
+
+# --- Geometry and parameters ----------------------------------------------------------------------
+
+GEOMETRY = """
+#include "cuda/perturb_geometry.h"
+
+#include <cstring>
+using namespace multisample;
+
+template <class Entry>
+u64 lists(const Launch* call, u32 turns, char* out) {
+  u64 count = 0;
+  for_span_lists<Entry>(*call, turns, 0, [&](const SpanList<Entry>& list) {
+    std::memcpy(out + count++ * sizeof list, &list, sizeof list);
+    return 0;
+  });
+  return count;
+}
+extern "C" u32 turns(const Launch* call) { return perturb_turns(*call); }
+extern "C" u64 cut(const Launch* call, u32 turns, int strided, char* out) {
+  return strided ? lists<StridedSpan>(call, turns, out) : lists<Run>(call, turns, out);
+}
+"""
+
+
+def random_spans(draw: random.Random, size: int) -> Iterator[Span]:
+    for _ in range(draw.choice([1, 3, 100, 300])):
+        width = draw.choice([1, 3, 4, 100, 4096, 10**6 + 1, 2**31])
+        rows = draw.choice([1, 1, 1, 2, 5, 4096 if width < 2**20 else 8])
+        stride, other = draw.choice([(size, size), (size, size), (size, 2 * size), (-size, size)])
+        jump = draw.choice([width, width, width + 4, width + 1])
+        row = draw.choice([width * size, width * size, jump * size])
+        yield Span(
+            16 * draw.randrange(2**40), 16 * draw.randrange(2**40), draw.randrange(2**20), rows, width, jump, row,
+            stride, draw.choice([row, row + 16]), other, draw.randrange(2**32),
+        )  # fmt: skip
+
+
+@requires_gxx
+def test_the_cut_into_kernels_is_equal_in_both_languages(tmp_path: Path) -> None:
+    library, program = tmp_path / "geometry.so", tmp_path / "geometry.cpp"
+    program.write_text(GEOMETRY)
+    subprocess.run(
+        ["g++", "-std=c++17", "-shared", "-fPIC", f"-I{csrc_files.folder()}", "-o", str(library), str(program)],
+        check=True,
+    )  # fmt: skip
+    compiled, draw = ctypes.CDLL(str(library)), random.Random(3)
+    found: set[tuple[int, bool]] = set()
+    for dtype, rows in itertools.product(DTYPES, (1, 4, 5)):
+        for _ in range(30):
+            packed = b"".join(SPAN.pack(*span) for span in random_spans(draw, SIZES[dtype]))
+            spans, buffer = spans_at(packed), ctypes.create_string_buffer(packed)
+            call = a_launch(
+                rows, 1, dtype, operation=Operation.perturb, spans=len(spans), matrix=ctypes.addressof(buffer)
+            )
+            turns = perturb_turns(spans, dtype, rows)
+            assert compiled.turns(pack(call)) == turns
+            cuts = {cut.strided: cut for cut in span_lists(spans, dtype, turns, CUPY.most_spans)}
+            for strided in (False, True):
+                out = ctypes.create_string_buffer(10 * 4096)
+                count = compiled.cut(pack(call), turns, strided, out)
+                lists = cuts[strided].packed(spans) if strided in cuts else []
+                assert count == len(lists), (dtype, strided)
+                for k, words in enumerate(lists):
+                    expected = np.frombuffer(out.raw, np.int64, len(words) // 8, k * len(words))
+                    got = np.frombuffer(words, np.int64)
+                    used = HEAD_WORDS + (got[0] & 0xFFFFFFFF) * len(STRIDED_FIELDS if strided else RUN_FIELDS)
+                    assert np.array_equal(got[:used], expected[:used]), (dtype, strided, k)
+                    assert 0 < cuts[strided].blocks[k] < 2**31
+                    found.add((turns, strided))
+    assert found >= {(1, False), (1, True), (8, False), (8, True)}
+
+
+def test_parameters_fill_no_more_than_every_driver_supports() -> None:
+    for strided, fields in enumerate((RUN_FIELDS, STRIDED_FIELDS)):
+        words = HEAD_WORDS + most_spans(bool(strided)) * len(fields)
+        assert 4096 - 8 * len(fields) < PACKED_LAUNCH + KEYS_BYTES + 8 * words <= 4096
+
+
+@requires_nvrtc
+@pytest.mark.parametrize(
+    ("architecture", "step"), [("sm_90", 5), *(pytest.param(name, 1, marks=pytest.mark.slow) for name in ARCHITECTURES)]
+)
+def test_nvrtc_compiles_kernels(architecture: str, step: int) -> None:
+    """All kernels, or every fifth of them."""
+    keys = [
+        PerturbKey(dtype, fast, strided, origin, 0)
+        for dtype, fast, strided, origin in itertools.product(DTYPES, *((False, True),) * 3)
+        if not (fast and dtype == "float64")
+    ][::step]
+    names = [perturb_kernel_name(key) for key in keys]
+    program = nvrtc_compile(source(PERTURB_HEADER), names, architecture, OPTIONS)
+    assert len(set(program.names)) == len(keys)
+
+
+@requires_nvrtc
+def test_neighbouring_elements_are_read_and_written_by_vectors() -> None:
+    for dtype, width in (("float32", "v4"), ("float16", "v4"), ("float64", "v2")):
+        name = perturb_kernel_name(PerturbKey(dtype, False, False, False, 0))
+        ptx = nvrtc_compile(source(PERTURB_HEADER), [name], "compute_90", OPTIONS).code.decode()
+        for access in ("ld", "st"):
+            assert re.search(rf"{access}\.global\.{width}\.|{access}\.global\.{width[0]}2\.[bu]32", ptx), (
+                dtype,
+                access,
+            )
+        assert not re.search(r"\.local", ptx)
+
+
+PTX = [
+    ("float32", False, False, False),
+    ("bfloat16", True, False, True),
+    ("float64", False, False, False),
+    ("float16", False, True, True),
+]
+"""Arguments of `perturb_variant`."""
+
+
+@pytest.mark.slow
+def test_numba_compiles_kernels_without_spills(build_once: Callable[..., Path]) -> None:
+    sources = [Path(str(importlib.resources.files("multisample.backends"))).resolve(), Path(numba_ptx.__file__)]
+
+    def make(folder: Path) -> None:
+        try:
+            numba_ptx.compile_others("perturb", PTX, folder)
+        except numba_ptx.CannotCompileError as error:
+            pytest.skip(str(error))
+
+    folder = build_once("numba_perturb", (PTX, numba_ptx.versions()), sources, make)
+    for k, variant in enumerate(PTX):
+        ptx, log = ((folder / f"perturb{k}.{suffix}").read_text() for suffix in ("ptx", "log"))
+        assert ".local" not in ptx, variant
+        assert re.findall(r"(\d+) bytes spill", log) in ([], ["0", "0"]), (variant, log)
+        parameters = [int(align) // 8 for align in re.findall(r"\.param \.[usbf](\d+)", ptx)]
+        fields, most = (STRIDED_FIELDS, 1) if variant[2] else (RUN_FIELDS, 0)
+        assert sum(parameters) == PACKED_LAUNCH + 8 * (HEAD_WORDS + MOST_SPANS_OF_NUMBA[most] * len(fields)), variant
