@@ -275,8 +275,14 @@ MULTISAMPLE_FUNCTION void perturb(const Launch& call, const SpanList<Entry>& lis
   }
 }
 
+// Minimum blocks per multiprocessor, for __launch_bounds__: more blocks spill registers, which strided spans, and round
+// keys that are not uniform, need in addition.
+template <class Out, class Entry, bool origin_in_memory>
+constexpr int kPerturbBlocksAtOnce =
+    (sizeof(Out) == 8 ? 3 : 4) - (sizeof(Entry) > sizeof(Run) || (sizeof(Out) == 8 && origin_in_memory) ? 1 : 0);
+
 template <class Out, bool fast, class Entry, bool origin_in_memory>
-__global__ void __launch_bounds__(kPerturbThreads, (sizeof(Out) == 8 ? 3 : 4)) perturb_kernel(
+__global__ void __launch_bounds__(kPerturbThreads, (kPerturbBlocksAtOnce<Out, Entry, origin_in_memory>)) perturb_kernel(
     const __grid_constant__ Launch call, const __grid_constant__ SpanList<Entry> list,
     const __grid_constant__ Keys<typename Computing<Out>::Type> keys) {
   // See sample_kernel: numbers passed by value are uniform to the compiler.

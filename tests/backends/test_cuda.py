@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from cuda_memory import (
@@ -40,12 +41,14 @@ from cuda_memory import (
     require,
     vectors,
 )
-from launches import a_launch
+from launches import a_launch, head_of, stored_words
+from perturb_cases import Call, Part, calls_of_every_kind
 from tables import COLUMNS, DTYPES, NOISES
 
 import multisample
-from multisample.backends import registry
+from multisample.backends import generic, registry
 from multisample.backends.kernels.cuda import geometry
+from multisample.backends.launch import SPAN, Operation, Span
 from multisample.backends.native import csrc_files
 
 SIZES = {name: np.dtype(dtype).itemsize for name, dtype in DTYPES.items()}
@@ -554,6 +557,75 @@ def test_elements_may_be_gigabytes_apart(
     step = 2**28
     unwritten = sum(memory.count(whole[start : start + step], -1) for start in range(0, length, step))
     assert unwritten == length - d * n
+
+
+# --- Perturbed parameters -------------------------------------------------------------------------
+
+
+def perturbed(gpu: Gpu, to_numpy: ToArray, call: Call, fast_math: bool = False, way: str = "launch") -> Array:
+    """The memory after the call, which a backend runs on memory of its library."""
+    memory, words = gpu.memory.put(call.memory()), gpu.memory.put(np.array(stored_words(call.words())).view(np.int64))
+    spans = ctypes.create_string_buffer(call.spans_at(gpu.memory.pointer(memory)))
+    launch = call.launch(gpu.memory.pointer(words), matrix=ctypes.addressof(spans), fast_math=fast_math)
+    if isinstance(call.weights, np.ndarray):
+        weights = gpu.memory.put(call.weights)
+        launch = launch._replace(weights=gpu.memory.pointer(weights))
+    gpu.memory.synchronize()
+    backend: Any = registry.find(gpu.backend)
+    backend.prepare("cuda")
+    if way == "launch":
+        backend.launch(launch)
+    else:
+        generic.launcher(backend, launch).run(None, *head_of(launch))
+    gpu.memory.synchronize()
+    return to_numpy(memory)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_parameters_of_every_layout_are_perturbed(gpu: Gpu, to_numpy: ToArray, dtype: str) -> None:
+    for k, call in enumerate(calls_of_every_kind(dtype)):
+        way = "launch" if k % 2 or set(call.in_memory) - {"offset"} else "launcher"
+        got, expected = (x.view(f"u{SIZES[dtype]}") for x in (perturbed(gpu, to_numpy, call, way=way), call.expected()))
+        wrong = np.flatnonzero(got != expected)
+        assert len(wrong) == 0, (call, len(wrong), wrong[:9])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_backends_perturb_equally_with_fast_math(all_gpus: list[Gpu], to_numpy: ToArray, dtype: str) -> None:
+    kind = numpy_dtype(dtype)
+    for call in itertools.islice(calls_of_every_kind(dtype), 36, None):
+        first, *others = (perturbed(gpu, to_numpy, call, fast_math=True) for gpu in all_gpus)
+        assert all(np.array_equal(first, other) for other in others), call
+        got, portable = (x.view(kind).astype(np.float64) for x in (first, call.expected()))
+        weights = np.broadcast_to(call.weights, call.rows)
+        # One unit of the last place, of a rounding that the difference turns.
+        tolerance = 1e-3 * np.abs(weights).sum() + float(ml_dtypes.finfo(kind).eps) * np.abs(portable)
+        assert (np.abs(got - portable) <= tolerance).all(), call
+
+
+@pytest.mark.parametrize(("dtype", "length"), [("bfloat16", 2**31 + 5), ("float32", 10**8 + 1)])
+def test_large_parameters_are_perturbed(
+    gpu: Gpu, bits: ToArray, room: Callable[[Gpu, int], None], dtype: str, length: int
+) -> None:
+    size, memory = SIZES[dtype], gpu.memory
+    room(gpu, length * size + 2**20)
+    buffer = memory.poisoned(length * size)
+    memory.fill(memory.view(buffer, dtype, (length,), (1,), 0), 1.0)
+    at = memory.pointer(buffer)
+    span = Span(at, at, 3, 1, length, length, 0, size, 0, size, 7)
+    spans = ctypes.create_string_buffer(SPAN.pack(*span))
+    launch = a_launch(
+        2, 1, dtype, weights=0.5, operation=Operation.perturb, spans=1, matrix=ctypes.addressof(spans), device=0
+    )
+    memory.synchronize()
+    registry.find(gpu.backend).launch(launch)
+    memory.synchronize()
+    for first in (0, length // 2 - 501, 10**6 + 1, length - 1000):
+        part = memory.view(buffer, dtype, (1, 1000), (1000, 1), first)
+        window = Call([Part(1000, first=3 + first, id=7, in_place=True)], dtype, 0.5, 2)
+        ones = np.ones(window.size // size).astype(numpy_dtype(dtype)).view(np.uint8)
+        expected = window.view(window.expected(ones), window.spans[0], True)
+        assert np.array_equal(bits(memory.packed(part)), expected.view(f"u{size}")), first
 
 
 # --- Streams and devices --------------------------------------------------------------------------

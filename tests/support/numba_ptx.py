@@ -149,7 +149,7 @@ def _compile(variant: list[Any] | dict[str, Any] | None, capability: tuple[int, 
         dtype, _, strided, _ = variant["perturb"]
         function = cuda_compilation.perturb_variant(*variant["perturb"], device=device)
         signature = parameters.perturb_signature(strided)
-        options = {"launch_bounds": cuda_compilation.perturb_bounds(dtype)}
+        options = {"launch_bounds": cuda_compilation.perturb_bounds(dtype, strided)}
     elif isinstance(variant, dict):
         function = cuda_compilation.moments_variant(*variant["moments"], device=device)
         signature = parameters.MOMENTS_SIGNATURE
