@@ -335,6 +335,7 @@ PTX = [
     ("float32", False, False, False),
     ("bfloat16", True, False, True),
     ("float64", False, False, False),
+    ("float64", False, False, True),
     ("float16", False, True, True),
 ]
 """Arguments of `perturb_variant`."""

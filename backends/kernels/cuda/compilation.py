@@ -269,16 +269,17 @@ def compile_moments(
     return _compiled(kernel, MOMENTS_SIGNATURE, launch_bounds=moments_bounds(real, rows, with_second))
 
 
-def perturb_bounds(dtype: str, strided: bool) -> tuple[int, int]:
+def perturb_bounds(dtype: str, strided: bool, origin_in_memory: bool) -> tuple[int, int]:
     """`launch_bounds` of the kernels of perturb."""
-    return PERTURB_THREADS, (3 if dtype == "float64" else 4) - strided
+    wide = dtype == "float64"
+    return PERTURB_THREADS, (3 if wide else 4) - (strided or (wide and origin_in_memory))
 
 
 def compile_perturb(dtype: str, fast_math: bool, strided: bool, origin_in_memory: bool) -> Any:
     """The kernel of `perturb_variant`, compiled for the current device or loaded from the cache."""
     device = device_kind(cuda.get_current_device().compute_capability)
     kernel = perturb_variant(dtype, fast_math, strided, origin_in_memory, device)
-    return _compiled(kernel, perturb_signature(strided), launch_bounds=perturb_bounds(dtype, strided))
+    return _compiled(kernel, perturb_signature(strided), launch_bounds=perturb_bounds(dtype, strided, origin_in_memory))
 
 
 def compile_advance() -> Any:
