@@ -35,28 +35,22 @@ struct RowGroup {
   const char* source;  // of element 0, which may lie outside the row
   char* target;
   i64 column;
-  u32 index;            // the row's column e is in group e / 4
-  bool follows, leads;  // whether the previous lane has the previous group of the row, and the next lane the next
+  u32 index;  // in the row of z
 
   // The group `groups` groups further in the row.
   template <class Out>
   MULTISAMPLE_FUNCTION RowGroup moved(i64 groups) const {
     const i64 bytes = groups * static_cast<i64>(kWidth * sizeof(Out));
-    return {source + bytes, target + bytes, column + groups * kWidth, index + static_cast<u32>(groups), follows, leads};
+    return {source + bytes, target + bytes, column + groups * kWidth, index + static_cast<u32>(groups)};
   }
 };
 
-// Group k of the groups of a row, whose element 0 is column `first`.
+// Group k of the groups of a row, whose element 0 is column `first` of z.
 MULTISAMPLE_FUNCTION RowGroup group_of_row(u64 k, i64 first, const char* source, i64 source_stride, char* target,
                                            i64 target_stride) {
   const i64 column = static_cast<i64>(kWidth * k) - first % kWidth;
-  const u32 lane = threadIdx.x % 32;
-  return {source + column * source_stride,
-          target + column * target_stride,
-          column,
-          static_cast<u32>(first / kWidth + static_cast<i64>(k)),
-          lane > 0,
-          lane < 31};
+  return {source + column * source_stride, target + column * target_stride, column,
+          static_cast<u32>(first / kWidth + static_cast<i64>(k))};
 }
 
 // Whether the four elements from `column` on are in the row.
@@ -117,8 +111,6 @@ class TurnGroups<Out, StridedSpan> {
     const i64 r = static_cast<i64>(row_ + down);
     RowGroup found = group_of_row(group, span_.first + r * span_.jump, span_.source + r * span_.source_row,
                                   source_stride, span_.target + r * span_.target_row, target_stride);
-    found.follows = found.follows && group > 0;
-    found.leads = found.leads && group + 1 < of_row_;
     // Beyond the last row, a group has no elements.
     if (r >= span_.rows) found.column = span_.width;
     return found;
@@ -177,8 +169,9 @@ MULTISAMPLE_FUNCTION Quad<Out> shifted(const Quad<Out>& own, u32 shift) {
   }
 }
 
-// Stores aligned quads where the lanes have one, at any alignment of the row, and other elements one by one. All lanes
-// of the warp take part.
+// Stores the aligned quads of a warp at any alignment of the row, and other elements one by one. The lane stores the
+// quad that begins in the previous lane's group. A quad inside of the row lies in two groups of that row, so that both
+// lanes are in the same row. All lanes of the warp take part.
 template <class Out>
 MULTISAMPLE_FUNCTION void store_group(const RowGroup& group, const Quad<Out>& own, i64 width, i64 stride) {
   const bool adjacent = stride == sizeof(Out);
@@ -186,8 +179,9 @@ MULTISAMPLE_FUNCTION void store_group(const RowGroup& group, const Quad<Out>& ow
       adjacent ? static_cast<u32>(reinterpret_cast<u64>(group.target) % alignof(Quad<Out>) / sizeof(Out)) : 0;
   Quad<Out> quad = own;
   if (__all_sync(~0u, shift == 0) == 0) quad = shifted(own, shift);
-  const bool has_own = adjacent && (shift == 0 || group.follows) && has_quad(group.column - shift, width);
-  const bool has_next = adjacent && shift > 0 && group.leads && has_quad(group.column - shift + 4, width);
+  const u32 lane = threadIdx.x % 32;
+  const bool has_own = adjacent && (shift == 0 || lane > 0) && has_quad(group.column - shift, width);
+  const bool has_next = adjacent && shift > 0 && lane < 31 && has_quad(group.column - shift + 4, width);
   if (has_own) *reinterpret_cast<Quad<Out>*>(group.target - shift * sizeof(Out)) = quad;
   if (has_own && (has_next || shift == 0)) return;
 #pragma unroll

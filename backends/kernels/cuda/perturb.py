@@ -46,7 +46,7 @@ _HALF = np.int64(32)
 
 @functools.cache
 def _span_of_block(fields: int, most: int) -> Function:
-    """``span_of(block, spans, _)``: the fields of the block's span, and the block's number in it."""
+    """``span_of(block, spans)``: the fields of the block's span."""
 
     def of(first: int, last: int) -> Function:
         begin, middle = HEAD_WORDS + fields * first, (first + last) // 2
@@ -86,13 +86,11 @@ def has_quad(column, width):
 
 @functools.cache
 def _groups(gpu: ModuleType, dtype: str, strided: bool) -> tuple[Function, Function, Function]:
-    """The groups of a thread in one turn of a block.
+    """The groups of a thread in one turn of a block, which begins with group `begin` of the span.
 
-    ``groups_of(span)``: the groups of a row, and of the span. ``at(span, begin, g)``: group g of the thread, in the
-    turn that begins with group `begin` of the span: the addresses of its first element in source and target, its first
-    column in the row, its number in the words, and whether the previous lane has the previous group of the row, and the
-    next lane the next one. ``are_whole(span, begin)``: whether the groups of the warp are whole quads at aligned
-    addresses.
+    ``groups_of(span)``: the groups of a row, and of the span. ``at(span, begin, g)``: group g of the thread: the
+    addresses of its first element in source and target, its first column in the row, and its index in the row of z.
+    ``are_whole(span, begin)``: whether the groups of the warp are whole quads at aligned addresses.
     """
     thread_index, all_of_warp = gpu.thread_index, gpu.all_of_warp
     size, own = SIZES[dtype], own_groups(dtype)
@@ -101,11 +99,8 @@ def _groups(gpu: ModuleType, dtype: str, strided: bool) -> tuple[Function, Funct
     @inline
     def group_of_row(k, first, source, source_stride, target, target_stride):
         column = WIDTH * k - first % WIDTH
-        lane = thread_index() % np.uint32(32)
-        return (
-            source + column * source_stride, target + column * target_stride, column,
-            np.uint32(first // WIDTH + k), lane > 0, lane < 31,
-        )  # fmt: skip
+        index = np.uint32(first // WIDTH + k)
+        return source + column * source_stride, target + column * target_stride, column, index
 
     @inline
     def groups_of_run(span):
@@ -149,16 +144,16 @@ def _groups(gpu: ModuleType, dtype: str, strided: bool) -> tuple[Function, Funct
             down = np.int64(np.uint32(k) // np.uint32(of_row))
         k -= down * of_row
         r = block_row + down
-        source_at, target_at, column, index, follows, leads = group_of_row(
+        source_at, target_at, column, index = group_of_row(
             k, first + r * jump, source + r * source_row, source_stride, target + r * target_row, target_stride
         )
         # Beyond the last row, a group has no elements.
         column = column if r < rows else width
-        return source_at, target_at, column, index, follows and k > 0, leads and k + 1 < of_row
+        return source_at, target_at, column, index
 
     @inline
     def is_whole(span, begin, g):
-        source_at, target_at, column, _, _, _ = at(span, begin, g)
+        source_at, target_at, column, _ = at(span, begin, g)
         width, source_stride, target_stride = span[4], span[7], span[9]
         adjacent = source_stride == size and target_stride == size
         return adjacent and has_quad(column, width) and source_at % quad == 0 and target_at % quad == 0
@@ -202,6 +197,7 @@ def _loading(gpu: ModuleType, dtype: str) -> Function:
 def _storing(gpu: ModuleType, dtype: str) -> Function:
     """``store_group(group, x, width, stride)`` stores the elements of a group. All lanes of the warp take part."""
     store, store_quad, shuffle_up, all_of_warp = gpu.store, gpu.store_quad, gpu.shuffle_up, gpu.all_of_warp
+    thread_index = gpu.thread_index
     size = SIZES[dtype]
     quad = 8 if size == 2 else 16
 
@@ -241,14 +237,15 @@ def _storing(gpu: ModuleType, dtype: str) -> Function:
 
     @inline
     def store_group(group, x, width, stride):
-        _, target, column, _, follows, leads = group
+        _, target, column, _ = group
+        lane = thread_index() % np.uint32(32)
         adjacent = stride == size
         shift = target % quad // size if adjacent else np.int64(0)
         y = x
         if not all_of_warp(shift == 0):
             y = shifted(x, shift)
-        has_own = adjacent and (shift == 0 or follows) and has_quad(column - shift, width)
-        has_next = adjacent and shift > 0 and leads and has_quad(column - shift + 4, width)
+        has_own = adjacent and (shift == 0 or lane > 0) and has_quad(column - shift, width)
+        has_next = adjacent and shift > 0 and lane < 31 and has_quad(column - shift + 4, width)
         if has_own:
             store_quad(target - shift * size, y)
         if not has_own or (shift > 0 and not has_next):
