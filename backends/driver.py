@@ -164,6 +164,8 @@ class DriverBackend(abc.ABC):
 
     name: str
     protocol = PROTOCOL
+    most_spans = most_spans(False), most_spans(True)
+    """How many runs, and how many strided spans, one kernel of perturb takes."""
 
     def __init__(self) -> None:
         self._handles: dict[Key | tuple[str, int], int] = {}
@@ -181,9 +183,6 @@ class DriverBackend(abc.ABC):
 
         The caller makes the device current.
         """
-
-    most_spans = most_spans(False), most_spans(True)
-    """How many runs, and how many strided spans, one kernel of perturb takes."""
 
     def moment_keys(self, real: str) -> Callable[[int], bytes] | None:
         """``keys(seed)``: the round keys, where kernels of weighted moments and of perturb take them as arguments."""
@@ -271,11 +270,9 @@ class DriverBackend(abc.ABC):
 
     def launch(self, launch: Launch) -> None:
         if launch.operation == Operation.perturb:
-            pack_head, _ = packer(launch)
+            (pack_head, _), kernels = packer(launch), self._perturbing(launch)
             head = pack_head(*launch[: len(HEAD)])
-            for launch_kernel, kernel, parameters in self._perturbing(launch)(
-                head, launch.matrix, launch.seed, launch.stream
-            ):
+            for launch_kernel, kernel, parameters in kernels(head, launch.matrix, launch.seed, launch.stream):
                 launch_kernel(kernel, parameters)
             return
         phase = launch.column_phase - 1 if launch.first_column_at else launch.first_column & 7
@@ -363,9 +360,7 @@ class DriverBackend(abc.ABC):
             for launch_kernel, kernel, parameters in launches(*arguments):
                 launch_kernel(kernel, parameters)
 
-        return MemoryLauncher(
-            run, parameters=lambda *arguments: [ready[1:] for ready in launches(*arguments)]
-        )  # fmt: skip
+        return MemoryLauncher(run, parameters=lambda *arguments: [ready[1:] for ready in launches(*arguments)])
 
     def memory_launcher(self, launch: Launch, has_offsets: bool) -> MemoryLauncher:
         if launch.operation == Operation.perturb:

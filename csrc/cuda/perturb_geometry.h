@@ -13,8 +13,9 @@ constexpr u32 kPerturbThreads = 256;
 // Groups of a thread in one turn: their loads are in flight together, and they share the reads of the members.
 template <class Out>
 constexpr u32 kOwnGroups = sizeof(Out) == 8 ? 1 : 2;
-// Maximum turns of a block. Starting a block costs little beside the noise of several rows.
-constexpr u64 kMostTurns = 8, kFewRows = 4;
+// Maximum turns of a block, and maximum rows that a thread draws in all its turns: starting a block costs as much as
+// about one row of one turn.
+constexpr u64 kMostTurns = 8, kMostTurnRows = 32;
 // Maximum groups of a block.
 constexpr u32 kMostGroups = kMostTurns * 2 * kPerturbThreads;
 // Blocks that share a large launch at the least.
@@ -105,7 +106,8 @@ inline u32 perturb_turns(const Launch& call) {
   u64 elements = 0;
   for (u64 k = 0; k < call.spans; ++k) elements += static_cast<u64>(spans[k].rows * spans[k].width);
   const u64 turns = elements / (kWidth * own_groups(call) * kPerturbThreads * kPerturbBlocks);
-  return turns < 1 || call.rows > kFewRows ? 1 : static_cast<u32>(turns < kMostTurns ? turns : kMostTurns);
+  const u64 of_rows = kMostTurnRows / call.rows, most = of_rows < kMostTurns ? of_rows : kMostTurns;
+  return turns < 1 || most < 1 ? 1 : static_cast<u32>(turns < most ? turns : most);
 }
 
 // Calls function(list) for the kernels that perturb the spans of this kind, until it returns an error.

@@ -22,7 +22,7 @@ Spans: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 """Packed spans, one in each row."""
 
 PERTURB_THREADS = 256
-_MOST_TURNS, _FEW_ROWS = 8, 4
+_MOST_TURNS, _MOST_TURN_ROWS = 8, 32
 MOST_GROUPS = 2 * PERTURB_THREADS * _MOST_TURNS
 _BLOCKS = 4096
 _MOST_PARAMETERS, KEYS_BYTES = 4096, 160
@@ -42,8 +42,8 @@ MOST_SPANS_OF_NUMBA = (16, 4)
 """How many runs, and how many strided spans, a kernel in Python takes.
 
 Parameters are values to Numba's compiler: without addresses, a block cannot index them. It finds its span by selecting
-between all of them, at about 11 instructions for each run. For 16 runs, that is a tenth of a thread's work with one
-member.
+between all of them, at about 10 instructions for each run. In a large launch, where a block has 8 turns, 16 runs are a
+fifteenth of a thread's work with one member.
 """
 
 
@@ -87,7 +87,7 @@ def perturb_turns(spans: Spans, dtype: str, rows: int) -> int:
     """Turns of the blocks that perturb `spans` with `rows` members."""
     elements = int((spans[:, _ROWS] * spans[:, _WIDTH]).sum())
     turns = elements // (WIDTH * own_groups(dtype) * PERTURB_THREADS * _BLOCKS)
-    return 1 if turns < 1 or rows > _FEW_ROWS else min(turns, _MOST_TURNS)
+    return max(1, min(turns, _MOST_TURNS, _MOST_TURN_ROWS // rows))
 
 
 def span_lists(spans: Spans, dtype: str, turns: int, most: tuple[int, int]) -> list[SpanList]:
