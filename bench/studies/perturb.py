@@ -3,8 +3,9 @@
 python -m bench.studies.perturb results.json [cpu] [cuda]
 
 Contenders of a model take turns, so that a disturbance slows all. `us` is the median over the turns of a call that the
-device has finished, in place. `ratio` is that of the contender it replaces: ``p.add_(torch.randn_like(p), alpha=c)`` for
-each tensor and member. ``mul_`` shows what reading and writing costs alone. "host us" is the time until the call returns.
+device has finished, in place, and `ratio` that of what it replaces: for each tensor and member,
+``p.add_(torch.randn_like(p), alpha=c)``. ``mul_`` shows what reading and writing costs alone. "host us" is the time
+until the call returns.
 
 Predicted before the first run. Two CPU cores, 2^24 float32: one member 0.13 of the loop, an update by 8 members 0.08,
 since the loop's randn takes 5 ns a number and the kernel's noise 0.4. H200, us for 2^28 elements: float32 540, bfloat16
