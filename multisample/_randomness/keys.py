@@ -158,8 +158,12 @@ def _from_host(seed: Any, owner: Library, library: Library, device: Device, coun
     def read(seed: Any) -> tuple[int, Any]:
         if not listed:
             words = array.array("Q", host_words(seed if owner is HOST else owner.host_array(seed)).tobytes())
-        elif set(map(type, seed)) == {int} and min(seed) >= 0 and max(seed) < WORD_64:
-            words = array.array("Q", seed) + no_offsets
+        elif set(map(type, seed)) == {int}:
+            try:
+                words = array.array("Q", seed) + no_offsets
+            except OverflowError:
+                host_words(seed)  # Names the seed that is out of range.
+                raise
         else:
             words = array.array("Q", host_words(seed).T.tobytes())
         if on_host:  # An array of the standard library tells its address faster than NumPy's.
