@@ -130,9 +130,7 @@ def weighted_moments(
                     order, type(order), noise, dtype, antithetic, type(antithetic), fast_math, type(fast_math), backend,
                     type(seed), type(dim_offset), type(sample_offset),
                 )  # fmt: skip
-                plan = PLANS.get(key)
-                if plan is None and is_in_array(seed):
-                    plan = PLANS.get((key, signature_of(seed)))
+                plan = PLANS.get((key, signature_of(seed)) if is_in_array(seed) else key)
         except Exception:  # A wrong argument may raise anything here; `run_first` reports the error.
             key = None
     if plan is not None and (type(seed) is not Key or (type(seed[0]) is int and type(seed[1]) is int)):

@@ -221,8 +221,9 @@ def sample(
                     backend, noise, dtype, layout, fast_math, type(fast_math), validate, type(validate), antithetic,
                     type(antithetic), type(seed), type(generator), type(dim_offset), type(sample_offset),
                 )  # fmt: skip
-            plan = PLANS.get(key)
-            if plan is None and is_in_array(seed):
+            if type(seed) in _SINGLE_SEEDS or not is_in_array(seed):
+                plan = PLANS.get(key)
+            else:
                 plan = PLANS.get((key, signature_of(seed)))
         except Exception:  # A wrong argument may raise anything here; `run_first` reports the error.
             key = None
@@ -237,3 +238,4 @@ def sample(
 
 
 _NUMBERS = frozenset((int, float))
+_SINGLE_SEEDS = frozenset((int, type(None), Key))

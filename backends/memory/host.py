@@ -14,7 +14,7 @@ from multisample.backends.contract import HostArray
 from multisample.backends.element_types import MATRIX_TYPES, SIZES, ElementType
 from multisample.backends.launch import INPUTS, OPERANDS, SPAN, Launch, Operation, WordFormat, computing_name, type_name
 
-__all__ = ["advise_huge_pages", "array_at", "arrays_at", "inputs_at", "quiet", "rounded", "words_at"]
+__all__ = ["advise_huge_pages", "array_at", "arrays_at", "inputs_at", "quiet", "rounded", "word_at", "words_at"]
 
 
 quiet: Callable[[], contextlib.AbstractContextManager[Any]] = functools.partial(np.errstate, all="ignore")
@@ -89,7 +89,7 @@ def words_at(launch: Launch) -> tuple[int, int, int, int]:
         (launch.offset, launch.offset_at, launch.word_formats >> 8),
         (launch.first_row, launch.first_row_at, 0), (launch.first_column, launch.first_column_at, 0),
     )  # fmt: skip
-    seed, offset, first_row, first_column = (_word_at(at, form) if at else value for value, at, form in words)
+    seed, offset, first_row, first_column = (word_at(at, form) if at else value for value, at, form in words)
     return seed, offset, first_row, first_column
 
 
@@ -99,7 +99,8 @@ _WORDS: dict[int, type[Any]] = {
 }  # fmt: skip
 
 
-def _word_at(address: int, form: int) -> int:
+def word_at(address: int, form: int) -> int:
+    """A seed or an offset in host memory."""
     if form == WordFormat.high_first:
         high, low = (ctypes.c_uint32 * 2).from_address(address)
         return int(high) << 32 | int(low)

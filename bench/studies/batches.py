@@ -5,6 +5,8 @@ python -m bench.studies.batches results.json [cpu] [cuda]
 Contenders of a shape take turns, so that a disturbance slows all. `us` is the median over the turns of a call that the
 device has finished; `ratio` is that of the flattened call of the same size. Seeds are a list on the host, or an array
 in the memory of the vectors. The expression is ``mu + sigma * randn`` of the library, which takes no seeds.
+"Normal" are the samples of PyTorch's and of our class for these means, of shape (n, B, d). "carts" is the example
+`multisample.examples.cart_poles`: its draws, and whole control steps with each of them.
 
 Predicted before the first run, for two CPU cores: NumPy's batch of (10, 10) is 5 times as fast as its expression, and
 20 times as fast as the loop; a batch of one costs 12 us more than the plain call, for reading the seeds. For an H200:
@@ -26,12 +28,15 @@ import torch
 
 import multisample
 from bench.suites.machine import describe
+from multisample.examples import cart_pole, cart_poles
 
 # Matrices, dimensions, samples.
 SHAPES = {
     "numpy": ((1000, 10, 10), (1, 7, 512), (64, 7, 512)),
     "torch cpu": ((1000, 10, 10), (256, 8, 64), (1, 7, 512), (64, 7, 512)),
+    "carts cpu": ((256, cart_pole.HORIZON, cart_poles.ROLLOUTS),),
     "torch cuda": ((64, 7, 512), (1, 7, 512), (4096, 12, 32), (100_000, 1, 4), (8, 4096, 1024)),
+    "carts cuda": ((256, cart_pole.HORIZON, cart_poles.ROLLOUTS), (256, cart_pole.HORIZON, cart_pole.ROLLOUTS)),
 }
 TURNS, SECONDS, MOST_LOOP = 25, 2.0, 5000
 
@@ -64,13 +69,28 @@ def contenders(kind: str, batch: int, d: int, n: int) -> dict[str, Call]:
     }
     if library == "torch":
         calls["vmap"] = lambda: torch.func.vmap(lambda m, s, k: sample(m, s, n, seed=k))(mu, sigma, own)
+        ours, theirs = multisample.torch.Normal(mu, sigma), torch.distributions.Normal(mu, sigma)
+        calls["Normal"] = lambda: ours.sample((n,))
+        calls["PyTorch's Normal"] = lambda: theirs.sample((n,))
     if batch <= MOST_LOOP:
         calls["loop"] = lambda: [sample(mu[b], sigma[b], n, seed=b) for b in range(batch)]
     return calls
 
 
+def controllers(device: str, carts: int, rollouts: int) -> dict[str, Call]:
+    """The draws of the example, and control steps with them."""
+    plans = torch.zeros(carts, cart_pole.HORIZON, device=device)
+    states = [torch.full((carts,), x, device=device) for x in (0.0, 0.0, 3.0, 0.0)]
+    draws = {name: cart_poles.drawn(torch.arange(carts, device=device), rollouts, name) for name in cart_poles.DRAWS}
+    calls: dict[str, Call] = {name: lambda draw=draw: draw(plans) for name, draw in draws.items()}
+    for name, draw in draws.items():
+        calls[f"step, {name}"] = lambda draw=draw: cart_poles.followed(plans, states, draw(plans))
+    return calls
+
+
 def measured(kind: str, batch: int, d: int, n: int) -> list[dict[str, Any]]:
-    calls = contenders(kind, batch, d, n)
+    library, _, device = kind.partition(" ")
+    calls = controllers(device, batch, n) if library == "carts" else contenders(kind, batch, d, n)
     wait: Call = torch.cuda.synchronize if kind.endswith("cuda") else lambda: None
     times: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():

@@ -6,6 +6,7 @@ offset. Other integer arrays have seeds, ``(B,)``, or seeds and offsets, ``(B, 2
 
 from __future__ import annotations
 
+import array
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
@@ -39,6 +40,8 @@ class Keys(NamedTuple):
 
 def is_in_array(seed: Any) -> bool:
     """Whether the argument `seed` is a sequence or an array, not one number or one `Key`."""
+    if type(seed) is list:
+        return True
     if isinstance(seed, (int, np.integer, Key)) or seed is None:
         return False
     return isinstance(seed, (list, tuple)) or (isinstance(shape := _shape(seed), tuple) and len(shape) > 0)
@@ -149,18 +152,29 @@ def _bytes(dtype: str) -> int:
 
 
 def _from_host(seed: Any, owner: Library, library: Library, device: Device, count: int) -> Keys:
-    on_host = device.kind == "cpu"
+    on_host, listed = device.kind == "cpu", isinstance(seed, (list, tuple))
+    no_offsets = array.array("Q", bytes(8 * count))
 
     def read(seed: Any) -> tuple[int, Any]:
-        words: Any = host_words(seed if owner is HOST else owner.host_array(seed))
-        if on_host:
-            return words.ctypes.data, words
-        words = library.to_device(words.view(np.int64), device)
-        return library.address(words), words
+        if not listed:
+            words = array.array("Q", host_words(seed if owner is HOST else owner.host_array(seed)).tobytes())
+        elif set(map(type, seed)) == {int}:
+            try:
+                words = array.array("Q", seed) + no_offsets
+            except OverflowError:
+                host_words(seed)  # Names the seed that is out of range.
+                raise
+        else:
+            words = array.array("Q", host_words(seed).T.tobytes())
+        if on_host:  # An array of the standard library tells its address faster than NumPy's.
+            return words.buffer_info()[0], words
+        on_device = library.to_device(np.frombuffer(words, np.int64), device)
+        return library.address(on_device), on_device
 
-    width = 2 if isinstance(seed, (list, tuple)) else 1
-    if width == 1 and len(seed.shape) == 2:
-        width = seed.shape[1] // 2 if _element(seed) == "uint32" else 2
+    # Sequences: all seeds, then all offsets. Arrays: as they are.
+    if listed:
+        return Keys(count, {"seed_step": 8, "offset_step": 8, "word_formats": 0}, 8 * count, read, False)
+    width = 1 if len(seed.shape) == 1 else seed.shape[1] // 2 if _element(seed) == "uint32" else 2
     fields = {"seed_step": 8 * width, "offset_step": 8 * width if width == 2 else 0, "word_formats": 0}
     return Keys(count, fields, 8 if width == 2 else 0, read, False)
 
@@ -180,7 +194,7 @@ def host_words(seed: Any) -> HostArray:
 
 def _listed(seeds: list[Any] | tuple[Any, ...]) -> HostArray:
     words = np.zeros((len(seeds), 2), np.uint64)
-    if all(type(x) is int for x in seeds) and seeds and min(seeds) >= 0 and max(seeds) < WORD_64:
+    if set(map(type, seeds)) == {int} and min(seeds) >= 0 and max(seeds) < WORD_64:
         words[:, 0] = seeds
     else:
         for k, x in enumerate(seeds):

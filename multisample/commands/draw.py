@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
         plain = np.asarray(matrix)
         transposed = args.layout == "nd"
         with Progress(total, sys.stderr, shown=total > memory) as progress:
-            for rows, columns in windows(d, n, dtype.itemsize, memory):
+            for rows, columns in windows(d, n, dtype.itemsize, memory, transposed):
                 window = plain[columns, rows] if transposed else plain[rows, columns]
                 window_mu, window_sigma = (x[rows] if x.ndim else float(x) for x in vectors)
                 drawn = sample(
@@ -153,10 +153,22 @@ def _check(
     return empty.shape[0], to_numpy(empty).dtype
 
 
-def windows(d: int, n: int, itemsize: int, memory: int) -> Iterator[tuple[slice, slice]]:
-    """Rows and columns of windows of at most `memory` bytes that tile a (d, n) matrix."""
+def windows(d: int, n: int, itemsize: int, memory: int, transposed: bool = False) -> Iterator[tuple[slice, slice]]:
+    """Rows and columns of windows of at most `memory` bytes that tile a (d, n) matrix, in the order of its file.
+
+    A window is contiguous in the file, which is (n, d) if `transposed`, so that writing it touches few pages. Four
+    samples that are longer than a window are the exception.
+    """
     capacity = memory // itemsize
     # The stream has blocks of four columns. A width of whole blocks computes no block twice.
+    if transposed:
+        height = max(1, min(d, capacity // 4))
+        width = capacity // height
+        width -= width % 4
+        for left in range(0, n, width):
+            for top in range(0, d, height):
+                yield slice(top, min(top + height, d)), slice(left, min(left + width, n))
+        return
     width = max(n, 1) if n <= capacity else capacity - capacity % 4
     height = max(1, capacity // width)
     for top in range(0, d, height):

@@ -1,0 +1,116 @@
+"""Random batches on the CPU: each matrix has the bits of its own call.
+
+``MULTISAMPLE_TEST_BATCHES=100000 pytest -m slow tests/call/test_random_batches.py`` draws as many batches in all.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from seed_forms import key_arrays
+from tables import DTYPES
+
+import multisample
+from multisample.backends import registry
+
+Array = np.ndarray[Any, Any]
+BATCHES = int(os.environ.get("MULTISAMPLE_TEST_BATCHES", "4000"))
+PARTS = 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+@pytest.mark.parametrize("part", range(PARTS))
+def test_each_matrix_of_a_random_batch_has_the_bits_of_its_own_call(library: str, part: int) -> None:
+    draw = random.Random(f"{library} {part}")
+    source = np.random.default_rng(part)
+    backends = ["auto", "cpu"]
+    if library == "torch":
+        pytest.importorskip("torch")
+        if registry.find("torch_ext").status().reasons:
+            backends = ["cpu"]
+    for _ in range(max(BATCHES // (2 * PARTS), 1)):
+        check_random_batch(library, draw, source, draw.choice(backends))
+
+
+def placed(library: str, array: Array) -> Any:
+    """The array in the memory of the library, with the same strides."""
+    if library == "numpy":
+        return array
+    import torch
+
+    return torch.from_numpy(array)
+
+
+def bits(x: Any) -> Array:
+    if not isinstance(x, np.ndarray):
+        import torch
+
+        signed = {2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()]
+        return np.asarray(x.view(signed).numpy())
+    return x.view(f"u{x.itemsize}")
+
+
+def strided(shape: tuple[int, ...], dtype: str, draw: random.Random) -> Array:
+    """Zeros of this shape: contiguous, or with gaps, and with the axes of vectors and of a matrix in any order."""
+    if draw.random() < 0.5:
+        return np.zeros(shape, dtype)
+    order = draw.sample(range(len(shape)), len(shape))
+    if len(shape) == 3:  # Matrices one after another.
+        order = [0, *draw.sample([1, 2], 2)]
+    steps = [draw.choice([1, 1, 2]) for _ in shape]
+    base = np.zeros([shape[axis] * steps[axis] + draw.randrange(2) for axis in order], dtype).transpose(
+        np.argsort(order)
+    )
+    return base[tuple(slice(0, size * step, step) for size, step in zip(shape, steps, strict=True))]
+
+
+def check_random_batch(library: str, draw: random.Random, source: Any, backend: str) -> None:
+    batch, d = draw.randrange(9), draw.choice([0, 1, 1, 2, 3, 5, 8, 17])
+    n = draw.choice([0, 1, 1, 2, 3, 4, 7, 16, 33, 64, 130])
+    if draw.random() < 0.01:
+        n = 9000  # Several threads share such a batch.
+    dtype = draw.choice(list(DTYPES))
+    real = "float64" if dtype == "float64" else draw.choice(["float32", "float16", "float64"])
+    vectors: list[Any] = []
+    for low in (-2.0, 0.0):
+        shape = draw.choice(
+            [(batch, d), (batch, d), (d,), None if len(vectors) == 0 or vectors[0] is not None else (d,)]
+        )
+        if shape is None:
+            vectors.append(None)
+            continue
+        vector = strided(shape, real, draw)
+        vector[...] = source.uniform(low, 2.0, shape)
+        vectors.append(placed(library, vector))
+    number = draw.uniform(0, 2)
+    vectors = [number if x is None else x for x in vectors]
+    forms = key_arrays(batch, draw)
+    seed, keys = draw.choice([form for form in forms if batch or not isinstance(form[0], tuple)])
+    if library == "torch" and isinstance(seed, np.ndarray) and draw.random() < 0.5:
+        seed = placed(library, seed)
+    options: dict[str, Any] = {
+        "dtype": dtype, "layout": draw.choice(["dn", "nd"]), "backend": backend, "antithetic": draw.random() < 0.4,
+        "noise": draw.choice(["independent", "shared"]), "dim_offset": draw.choice([0, 0, draw.randrange(2**32 - 32)]),
+        "sample_offset": draw.choice([0, 0, draw.randrange(99), draw.randrange(2**34 - 10000)]),
+    }  # fmt: skip
+    shape = (batch, d, n) if options["layout"] == "dn" else (batch, n, d)
+    out = None
+    if draw.random() < 0.4 and (library, dtype) != ("numpy", "bfloat16"):
+        memory = strided(shape, "uint16" if dtype == "bfloat16" else dtype, draw)
+        out = placed(library, memory)
+        if dtype == "bfloat16":
+            import torch
+
+            out = out.view(torch.bfloat16)
+    whole = multisample.sample(*vectors, n, seed=seed, out=out, **options)
+    assert tuple(whole.shape) == shape
+    assert out is None or whole is out
+    for b in range(batch):
+        own = [x if isinstance(x, float) else x[b] if x.ndim == 2 else x for x in vectors]
+        alone = multisample.sample(*own, n, seed=keys[b], **options)
+        assert np.array_equal(bits(whole[b]), bits(alone)), (batch, d, n, b, seed, options, vectors, out is None)
