@@ -77,8 +77,12 @@ def perturb(
         If a shape, range or device differs from the above, a coefficient is not finite, two parameters have one id, or
         arrays overlap. If `out` has another structure, or has a tensor that autograd has recorded as the result of an
         operation. If PyTorch transforms the call.
-    UnknownBackendError, BackendUnavailableError
-        As for `sample`.
+    UnknownBackendError
+        If no backend is called `backend`.
+    BackendUnavailableError
+        If the named backend, or every backend that "auto" may take, cannot run here.
+    RuntimeError
+        If a CUDA graph is captured, and a vector of coefficients is on the host.
 
         After an error, nothing has been written.
 

@@ -45,7 +45,11 @@ def perturb_(
 
     Raises
     ------
-    TypeError, ValueError
+    TypeError
+        As for `multisample.perturb`.
+    ValueError
+        As for `multisample.perturb`.
+    RuntimeError
         As for `multisample.perturb`.
 
     Examples

@@ -36,6 +36,7 @@ from multisample.backends.kernels import compilation
 from multisample.backends.kernels.cpu import calls as cpu_calls
 from multisample.backends.kernels.cpu import kernel as cpu_kernels
 from multisample.backends.kernels.cpu import moments as cpu_moments
+from multisample.backends.kernels.cpu import perturb as cpu_perturb
 from multisample.backends.system import cache, fork_safety
 
 # Seconds after which a process counts as hanging.
@@ -155,7 +156,7 @@ def groups(root: Path, monkeypatch: pytest.MonkeyPatch) -> Groups:
 
     def groups(*groups: list[Callable[[], Any]]) -> None:
         monkeypatch.setattr(cpu_kernels, "kernel_groups", lambda: list(groups))
-        for module in (cpu_moments, cpu_calls):
+        for module in (cpu_moments, cpu_perturb, cpu_calls):
             monkeypatch.setattr(module, "kernel_groups", list)
 
     monkeypatch.setenv("MULTISAMPLE_NUM_THREADS", "2")

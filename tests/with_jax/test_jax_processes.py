@@ -267,7 +267,7 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("operation", Operation, ids=lambda operation: operation.name)
+@pytest.mark.parametrize("operation", CALLS, ids=lambda operation: operation.name)
 def test_a_program_that_runs_does_not_enter_python(monkeypatch: Any, operation: Operation) -> None:
     """The states are resolved when an executable is made: running one never reaches Python."""
     program, x = jax.jit(CALLS[operation]), np.linspace(0, 1, 30, dtype=np.float32)
