@@ -107,6 +107,14 @@ def run_first(call: Call, key: Hashable, function: Callable[..., Any]) -> Any:
     return result
 
 
+def _is_traced_tensor(x: Any) -> bool:
+    """`_is_tensor` where torch.compile traces the call: tracing `sys.modules` fails while modules are imported."""
+    import torch
+
+    return isinstance(x, torch.Tensor)
+
+
+@traced_as(_is_traced_tensor)
 def _is_tensor(x: Any) -> bool:
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(x, torch.Tensor)
