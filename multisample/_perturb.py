@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from ._libraries import BY_TYPE
-from ._parameters.plan import QUICK_PLANS, read, run_perturb
+from ._parameters.plan import QUICK_PLANS, quick_coefficients, read, run_perturb
 from ._parameters.request import Request
 from ._parameters.structure import matching, structure_of
+from ._randomness.generator import Key
 from ._tracing import is_traced
 
 if TYPE_CHECKING:
@@ -133,17 +134,20 @@ def perturb(
         )  # fmt: skip
     key = None
     if (
-        type(coefficients) is float and type(seed) is int and type(member) is int and ids is None
-        and (out is None or out is parameters)
+        (type(seed) is int or (type(seed) is Key and type(seed.seed) is type(seed.offset) is int))
+        and type(member) is int and ids is None and (out is None or out is parameters)
     ):  # fmt: skip
+        kind, values = quick_coefficients(coefficients)
         is_array = type(parameters) in BY_TYPE
         structure = None if is_array else structure_of("parameters", parameters)
         arrays = (parameters,) if structure is None else structure.arrays
         found = read(arrays, out is None)
         if found is not None:
-            key = type(parameters), None if structure is None else structure.names, found[0], fast_math, backend
+            key = type(parameters), None if structure is None else structure.names, found[0], kind, fast_math, backend
             quick = QUICK_PLANS.get(key)
-            results = None if quick is None else quick(arrays, found[1], coefficients, seed, member)
+            results = None if quick is None else quick(
+                arrays, found[1], values, coefficients, (seed, 0) if type(seed) is int else seed, member
+            )  # fmt: skip
             if results is not None:
                 if out is not None:
                     return out

@@ -40,14 +40,18 @@ cudaError_t for_batch(const Launch& call, u32 most, const Function& function) {
 
 template <class Out, bool shared_noise, bool antithetic, bool fast>
 cudaError_t launch_stores(const Launch& call) {
-  // Kernels that read their origin from memory exist for kStrided only, which supports every stride.
-  const Geometry g = geometry_of(call, call.origin_in_memory);
   if (call.origin_in_memory) {
-    const auto kernel = sample_kernel<Out, shared_noise, antithetic, fast, kStrided, true>;
+    // Kernels that read their origin from memory exist for kAligned, and for kStrided, which supports every stride.
+    const bool same_alignment = call.batch <= 1 || call.matrix_step % 32 == 0;
+    Geometry g = geometry_of(call);
+    if (g.store_kind != kAligned || !same_alignment) g = geometry_of(call, true);
+    const auto kernel = g.store_kind == kAligned ? sample_kernel<Out, shared_noise, antithetic, fast, kAligned, true>
+                                                 : sample_kernel<Out, shared_noise, antithetic, fast, kStrided, true>;
     return for_batch(call, kMostBatch, [&](const Launch& part) {
       return launch_kernel(kernel, dim3(g.blocks, part.batch), g.threads, part.stream, part, g);
     });
   }
+  const Geometry g = geometry_of(call);
   const auto run = [&](auto kernel) { return launch_kernel(kernel, g.blocks, g.threads, call.stream, call, g); };
   switch (g.store_kind) {
     case kAligned: return run(sample_kernel<Out, shared_noise, antithetic, fast, kAligned>);

@@ -61,14 +61,21 @@ MULTISAMPLE_FUNCTION bool is_aligned(const void* at) {
   return reinterpret_cast<u64>(at) % alignof(Quad<Out>) == 0;
 }
 
+// A value known to the compiler.
+template <bool value>
+struct Constant {
+  MULTISAMPLE_FUNCTION constexpr operator bool() const { return value; }
+};
+
 // The groups of a thread in one turn of a block. `at(g)` is its group g. `are_whole()`: whether those of the warp are
-// whole quads at aligned addresses.
+// whole quads at aligned addresses; if kUniform, those of the block.
 template <class Out, class Entry>
 class TurnGroups;
 
 template <class Out>
 class TurnGroups<Out, Run> {
  public:
+  static constexpr bool kUniform = true;
   static constexpr i64 source_stride = sizeof(Out), target_stride = sizeof(Out);
 
   // For the turn that begins with group `begin` of the span.
@@ -79,7 +86,6 @@ class TurnGroups<Out, Run> {
     whole_ = !starts ? 0 : quads < kMostGroups ? static_cast<u32>(quads) : kMostGroups;
   }
   MULTISAMPLE_FUNCTION RowGroup at(u32 g) const { return first_.template moved<Out>(g * kPerturbThreads); }
-  // The same for all threads of the block.
   MULTISAMPLE_FUNCTION bool are_whole() const { return kOwnGroups<Out> * kPerturbThreads <= whole_; }
   MULTISAMPLE_FUNCTION void next() {
     constexpr u32 kGroups = kOwnGroups<Out> * kPerturbThreads;
@@ -95,6 +101,7 @@ class TurnGroups<Out, Run> {
 template <class Out>
 class TurnGroups<Out, StridedSpan> {
  public:
+  static constexpr bool kUniform = false;
   const i64 source_stride, target_stride;
 
   MULTISAMPLE_FUNCTION TurnGroups(const StridedSpan& span, u64 begin)
@@ -214,9 +221,8 @@ MULTISAMPLE_FUNCTION void perturb(const Launch& call, const SpanList<Entry>& lis
   const u64 begin = static_cast<u64>(blockIdx.x - span.block) * (list.turns * kTurn), left = groups_of(span) - begin;
   const u32 most = list.turns * kTurn, end = left < most ? static_cast<u32>(left) : most;
   TurnGroups<Out, Entry> groups(span, begin);
-#pragma unroll 1
-  for (u32 first = 0; first < end; first += kTurn) {
-    const bool whole = groups.are_whole();
+  // The turn that begins with group `first`. Where `whole` is a constant, the loads are in flight while noise is made.
+  const auto turn = [&](u32 first, auto whole) {
     Quad<Out> quads[kOwn];
 #pragma unroll
     for (u32 g = 0; g < kOwn; ++g) {
@@ -224,29 +230,29 @@ MULTISAMPLE_FUNCTION void perturb(const Launch& call, const SpanList<Entry>& lis
       quads[g] = whole ? load<Quad<Out>>(group.source) : load_group<Out>(group, span.width, groups.source_stride);
     }
     Noise<Real, false, fast> noise[kOwn];
-    Real x[kOwn][kWidth];
 #pragma unroll
-    for (u32 g = 0; g < kOwn; ++g) {
-      noise[g] = Noise<Real, false, fast>::of(groups.at(g).index, offset, keys);
+    for (u32 g = 0; g < kOwn; ++g) noise[g] = Noise<Real, false, fast>::of(groups.at(g).index, offset, keys);
+    Real x[kOwn][kWidth] = {};
+    const auto add = [&](const Member<Real>& member, auto element) {
 #pragma unroll
-      for (u32 k = 0; k < kWidth; ++k) x[g][k] = Converted<Real>::of(quads[g].x[k]);
-    }
+      for (u32 g = 0; g < kOwn; ++g) {
+        const Normals<Real> z = noise[g].in(member.words, keys);
+        x[g][0] = fma_rn(member.weight, z.z0, element(g, 0));
+        x[g][1] = fma_rn(member.weight, z.z1, element(g, 1));
+        x[g][2] = fma_rn(member.weight, z.z2, element(g, 2));
+        x[g][3] = fma_rn(member.weight, z.z3, element(g, 3));
+      }
+    };
     // A warp without groups only prepares members.
     const bool works = first + threadIdx.x / 32 * 32 < end;
+    // Apart from the loop, the noise of the first member is made before the loads have to arrive.
+    if (works) add(members[0], [&](u32 g, u32 k) { return Converted<Real>::of(quads[g].x[k]); });
+    u32 r = 1;
 #pragma unroll 1
     for (u64 row = 0;;) {
 #pragma unroll 2
-      for (u32 r = works ? 0 : count; r < count; ++r) {
-        const Member<Real> member = members[r];
-#pragma unroll
-        for (u32 g = 0; g < kOwn; ++g) {
-          const Normals<Real> z = noise[g].in(member.words, keys);
-          x[g][0] = fma_rn(member.weight, z.z0, x[g][0]);
-          x[g][1] = fma_rn(member.weight, z.z1, x[g][1]);
-          x[g][2] = fma_rn(member.weight, z.z2, x[g][2]);
-          x[g][3] = fma_rn(member.weight, z.z3, x[g][3]);
-        }
-      }
+      for (r = works ? r : count; r < count; ++r) add(members[r], [&](u32 g, u32 k) { return x[g][k]; });
+      r = 0;
       if (rows <= kPerturbThreads) break;
       __syncthreads();
       row = rows - row > kPerturbThreads ? row + kPerturbThreads : 0;
@@ -264,6 +270,17 @@ MULTISAMPLE_FUNCTION void perturb(const Launch& call, const SpanList<Entry>& lis
       } else {
         store_group(group, quad, span.width, groups.target_stride);
       }
+    }
+  };
+#pragma unroll 1
+  for (u32 first = 0; first < end; first += kTurn) {
+    const bool whole = groups.are_whole();
+    if constexpr (!TurnGroups<Out, Entry>::kUniform) {
+      turn(first, whole);
+    } else if (whole) {
+      turn(first, Constant<true>{});
+    } else {
+      turn(first, Constant<false>{});
     }
     groups.next();
   }

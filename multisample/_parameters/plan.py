@@ -30,7 +30,7 @@ from .request import Coefficients, Memory, Request, Ties, memory_of, read_coeffi
 from .spans import Block, spans_of, whole
 from .structure import Structure, ids_of, label
 
-__all__ = ["QUICK_PLANS", "read", "run_perturb"]
+__all__ = ["QUICK_PLANS", "quick_coefficients", "read", "run_perturb"]
 
 _MOST_OFFSETS = 2**32
 _WORDS = len(Span._fields)
@@ -161,7 +161,7 @@ class _Plan:
         for group in self.groups:
             like = request.parameters.arrays[group.arrays[0]]
             stream = 0 if group.stream is None else group.stream(like)
-            weights, owner = self._weights(group, coefficients, request.coefficients, stream)
+            weights, owner = self.weights(group, coefficients, request.coefficients, stream)
             seed_at, keys_owner = (0, None) if self.keys is None else self.keys.read(request.seed)
             others: set[int] = set()
             if group.stream is not None and library.names_streams:
@@ -183,7 +183,7 @@ class _Plan:
         if request.out is not None and self.notify is not None:
             self.notify([results[k] for k in self.ties.written])
 
-    def _weights(self, group: _Group, coefficients: Coefficients, given: Any, stream: int) -> tuple[Any, Any]:
+    def weights(self, group: _Group, coefficients: Coefficients, given: Any, stream: int) -> tuple[Any, Any]:
         """What the launcher takes for the coefficients, and the owner of its memory."""
         values = coefficients.on_host
         if values is None:
@@ -264,17 +264,31 @@ def run_perturb(request: Request, quick_key: Hashable) -> Any:
         for x, operand in zip(parameters.arrays, memory.sources, strict=True)
     ]
     plan.launch(request, coefficients, key, member, list(map(library.address, converted)), results, targets)
-    if quick_key is not None and (quick := _quick_plan(request, plan)) is not None:
+    if quick_key is not None and (quick := _quick_plan(request, coefficients, plan)) is not None:
         QUICK_PLANS.put(quick_key, quick)
     return parameters.rebuild(results) if out is None else request.given_out
 
 
 # --- Calls seen before --------------------------------------------------------------------------------------------
 #
-# A call with a number, an integer seed, and no other result than new arrays or its own parameters needs few checks.
+# A call with one key on the host, and no other result than new arrays or its own parameters needs few checks.
 
 QUICK_PLANS: PlanCache[Callable[..., Any]] = PlanCache(256)
-"""Functions ``run(arrays, addresses, coefficient, seed, member)``, which return None for calls that need all checks."""
+"""Functions ``run(arrays, addresses, coefficients, given, key, member)``, where `given` is the argument `coefficients`.
+
+They return None for calls that need all checks.
+"""
+
+
+def quick_coefficients(given: Any) -> tuple[Hashable, float | Coefficients]:
+    """What a plan depends on, and what it takes."""
+    if type(given) is float:
+        return None, given
+    coefficients = read_coefficients(given)
+    values = coefficients.on_host
+    if isinstance(values, float):
+        return None, values
+    return (coefficients.length, values is None, coefficients.on_device), coefficients
 
 
 def read(arrays: Sequence[Any], is_fresh: bool) -> tuple[Hashable, list[int]] | None:
@@ -297,12 +311,11 @@ def read(arrays: Sequence[Any], is_fresh: bool) -> tuple[Hashable, list[int]] | 
     return None if found is None else ((is_fresh, found[0]), found[1])
 
 
-def _quick_plan(request: Request, plan: _Plan) -> Callable[..., Any] | None:
+def _quick_plan(request: Request, coefficients: Coefficients, plan: _Plan) -> Callable[..., Any] | None:
     library, sources = plan.library, plan.memory.sources
     if (
         len(plan.groups) != 1 or library.names_streams or any(x.read is not None for x in sources)
-        or type(request.coefficients) is not float
-        or (request.out is not None and request.out is not request.parameters)
+        or plan.keys is not None or (request.out is not None and request.out is not request.parameters)
     ):  # fmt: skip
         return None
     (group,), in_place, limit, notify = plan.groups, request.out is not None, float("inf"), plan.notify
@@ -311,12 +324,16 @@ def _quick_plan(request: Request, plan: _Plan) -> Callable[..., Any] | None:
     one = len(sources) == 1 and len(group.table) == 1
     tail = tuple(group.table[0, 2:].tolist()) if one else ()
     places, array_of_span = list(group.arrays), group.array_of_span
-    shape, pack_number = (1,), struct.Struct(group.real.char).pack
+    shape, pack_number, last_member = (1,), struct.Struct(group.real.char).pack, ROWS - coefficients.length
+    is_number = isinstance(coefficients.on_host, float)
 
-    def run(arrays: Sequence[Any], addresses: Sequence[int], coefficient: float, seed: int, member: int) -> Any:
-        if not (-limit < coefficient < limit and 0 <= seed < WORD_64 and 0 <= member < ROWS):
+    def run(
+        arrays: Sequence[Any], addresses: Sequence[int], values: Any, given: Any, key: tuple[int, int], member: int
+    ) -> Any:  # fmt: skip
+        seed, offset = key
+        if not (0 <= seed < WORD_64 and 0 <= offset < _MOST_OFFSETS and 0 <= member <= last_member):
             return None
-        if plan.seen != addresses:
+        if plan.seen != addresses or (is_number and not -limit < values < limit):
             return None
         if in_place:
             if not library.can_write(arrays):  # What a key lacks.
@@ -332,10 +349,12 @@ def _quick_plan(request: Request, plan: _Plan) -> Callable[..., Any] | None:
             table[:, 0] += np.array(addresses, np.int64)[places][array_of_span]
             table[:, 1] += np.array(targets, np.int64)[places][array_of_span]
             spans = table.tobytes()
-        if none is None:
-            coefficient = np.ndarray(shape, group.real, pack_number(coefficient))
         stream = 0 if stream_of is None else stream_of(arrays[0])
-        launch(None, none, none, coefficient, spans, none, none, seed, 0, 0, 0, member, 0, stream, 0)
+        if is_number:
+            weights = np.ndarray(shape, group.real, pack_number(values)) if none is None else values
+        else:
+            weights, _owner = plan.weights(group, values, given, stream)
+        launch(None, none, none, weights, spans, none, none, seed, offset, 0, 0, member, 0, stream, 0)
         if in_place and notify is not None:
             notify(arrays)
         return results

@@ -1,0 +1,126 @@
+"""`perturb` of tensors on a GPU, through every backend: the bits of the CPU, and no wait for the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import multisample
+from multisample import Key, perturb
+from multisample.backends.element_types import MATRIX_TYPES
+
+torch = pytest.importorskip("torch")
+
+from multisample.torch import perturb_  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+LAUNCHES = 3  # a plan is made, checked, and taken as it is
+
+
+@pytest.fixture
+def gpu(backend: str) -> str:
+    if backend == "cpu":
+        pytest.skip("cpu has no memory on a GPU")
+    return backend
+
+
+def views(p: Any) -> list[Any]:
+    return [p, p.transpose(0, 2), p[:, ::2], p[1:, 3:, 1:4], p[..., 2], p[0, 0, 0], p[:0]]
+
+
+def kept(p: Any) -> Any:
+    """The tensor on the GPU, with its strides."""
+    return torch.empty_strided(p.shape, p.stride(), dtype=p.dtype, device="cuda").copy_(p)
+
+
+@pytest.mark.parametrize("dtype", MATRIX_TYPES)
+@pytest.mark.parametrize("coefficients", [0.5, [0.1, -2.0, 3.0], [1e-3] * 300], ids=["one", "three", "many"])
+def test_tensors_have_the_bits_of_the_cpu(gpu: str, dtype: str, coefficients: Any) -> None:
+    base = torch.randn(5, 7, 6, generator=torch.Generator().manual_seed(3)).to(getattr(torch, dtype))
+    options: dict[str, Any] = {"seed": Key(7, 3), "member": 2}
+    many = coefficients if isinstance(coefficients, float) else torch.tensor(coefficients, device="cuda")
+    for p, own in zip(views(base), views(base.cuda()), strict=True):
+        exact = perturb(p, coefficients if isinstance(many, float) else many.cpu().numpy(), **options)
+        for given in (coefficients, many):
+            for _ in range(LAUNCHES):
+                assert torch.equal(perturb(own, given, backend=gpu, **options).cpu(), exact)
+                written = kept(own)
+                assert perturb_(written, given, backend=gpu, **options) is written
+                out = torch.empty_like(own)
+                assert perturb(own, given, out=out, backend=gpu, **options) is out
+                if isinstance(given, list):
+                    continue  # In float32 on the device, in float64 on the host.
+                assert torch.equal(written.cpu(), exact)
+                assert torch.equal(out.cpu(), exact)
+
+
+def test_structures_on_several_devices_and_of_several_types(gpu: str) -> None:
+    sizes = np.random.default_rng(2).integers(0, 60, 300)
+    host = {
+        f"p{k}": torch.zeros(int(size), dtype=getattr(torch, list(MATRIX_TYPES)[k % 4])) for k, size in enumerate(sizes)
+    }
+    mixed = {name: p if k % 5 == 0 else p.cuda() for k, (name, p) in enumerate(host.items())}
+    exact = perturb(host, 0.5, seed=7)
+    for _ in range(LAUNCHES):
+        found = perturb({name: p for name, p in mixed.items() if p.is_cuda}, 0.5, seed=7, backend=gpu)
+        assert all(torch.equal(found[name].cpu(), exact[name]) for name in found)
+        found = perturb(mixed, 0.5, seed=7)
+        assert all(torch.equal(found[name].cpu(), exact[name]) for name in exact)
+
+
+def test_a_graph_reads_new_keys_and_coefficients(gpu: str) -> None:
+    tensors = [torch.zeros(size, device="cuda") for size in (5, 4097, 100)] + [torch.zeros(9, 7, device="cuda").T]
+    key, many = torch.tensor([7, 3], device="cuda"), torch.tensor([0.5, 2.0], device="cuda")
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        perturb_(tensors, many, seed=key, backend=gpu)
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, stream=stream):
+        perturb_(tensors, many, seed=key, backend=gpu)
+    torch.cuda.synchronize()
+    for seed, offset, given in ((7, 3, [0.5, 2.0]), (1 << 40, 9, [-1.0, 0.25])):
+        for p in tensors:
+            p.zero_()
+        key.copy_(torch.tensor([seed, offset]))
+        many.copy_(torch.tensor(given))
+        graph.replay()
+        torch.cuda.synchronize()
+        exact = perturb([p.cpu().zero_() for p in tensors], given, seed=Key(seed, offset))
+        assert all(torch.equal(p.cpu(), x) for p, x in zip(tensors, exact, strict=True))
+
+
+def test_numbers_are_captured_and_host_vectors_are_refused(gpu: str) -> None:
+    p, graph = torch.zeros(100, device="cuda"), torch.cuda.CUDAGraph()
+    perturb_(p, 0.5, seed=7, backend=gpu)
+    p.zero_()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        perturb_(p, 0.5, seed=7, backend=gpu)
+        with pytest.raises(RuntimeError, match=r"^coefficients: expected a number, or a vector in device memory"):
+            perturb_(p, [0.5, 1.0], seed=7, backend=gpu)
+    torch.cuda.synchronize()
+    graph.replay()
+    assert torch.equal(p.cpu(), perturb(torch.zeros(100), 0.5, seed=7))
+
+
+def test_values_on_a_device_of_their_own_are_refused() -> None:
+    p, host = torch.zeros(3, device="cuda"), torch.zeros(3)
+    with pytest.raises(ValueError, match=r"^coefficients: expected values on the host or on cpu, got them on cuda:0"):
+        perturb(host, torch.ones(2, device="cuda"), seed=7)
+    with pytest.raises(ValueError, match=r"^seed: expected values on the host, got them on cuda:0"):
+        perturb([p, host], 0.5, seed=torch.tensor(7, device="cuda"))
+    assert not host.any()
+    assert not p.any()
+
+
+def test_cupy_and_numba_arrays(gpu: str) -> None:
+    cupy, numba_cuda = pytest.importorskip("cupy"), pytest.importorskip("numba.cuda")
+    p = np.random.default_rng(1).normal(size=(40, 9)).astype(np.float32)
+    exact = multisample.perturb(p, [0.5, 2.0], seed=7)
+    for _ in range(LAUNCHES):
+        assert np.array_equal(perturb(cupy.asarray(p), [0.5, 2.0], seed=7, backend=gpu).get(), exact)
+        on_device = numba_cuda.to_device(p)
+        assert perturb(on_device, [0.5, 2.0], seed=7, out=on_device, backend=gpu) is on_device
+        assert np.array_equal(on_device.copy_to_host(), exact)
