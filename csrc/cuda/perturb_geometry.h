@@ -12,12 +12,12 @@ namespace multisample {
 constexpr u32 kPerturbThreads = 256;
 // Groups of a thread in one turn: their loads are in flight together, and they share the reads of the members.
 template <class Out>
-constexpr u32 kOwnGroups = sizeof(Out) == 8 ? 1 : 2;
+constexpr u32 kOwnGroups = sizeof(Out) == 8 ? 1 : 4;
 // Maximum turns of a block, and maximum rows that a thread draws in all its turns: starting a block costs as much as
 // about one row of one turn.
 constexpr u64 kMostTurns = 8, kMostTurnRows = 32;
 // Maximum groups of a block.
-constexpr u32 kMostGroups = kMostTurns * 2 * kPerturbThreads;
+constexpr u32 kMostGroups = kMostTurns * 4 * kPerturbThreads;
 // Blocks that share a large launch at the least.
 constexpr u64 kPerturbBlocks = 4096;
 

@@ -198,15 +198,83 @@ MULTISAMPLE_FUNCTION void store_group(const RowGroup& group, const Quad<Out>& ow
   }
 }
 
+template <class Real>
+MULTISAMPLE_FUNCTION void add(Real weight, const Normals<Real>& z, Real (&x)[kWidth]) {
+  x[0] = fma_rn(weight, z.z0, x[0]);
+  x[1] = fma_rn(weight, z.z1, x[1]);
+  x[2] = fma_rn(weight, z.z2, x[2]);
+  x[3] = fma_rn(weight, z.z3, x[3]);
+}
+
+// One turn of a block. `prepare(row)` puts the members from `row` on into shared memory, and returns how many there
+// are; the last call was prepare(0) and returned `count`. A warp that does not work, for lack of groups, only prepares
+// members.
+template <class Out, bool fast, class Entry, class Whole, class Prepare>
+MULTISAMPLE_FUNCTION void perturb_turn(const TurnGroups<Out, Entry>& groups, Whole whole, bool works, i64 width,
+                                       const Member<typename Computing<Out>::Type>* members, u64 rows, u32& count,
+                                       u64 offset, const Keys<typename Computing<Out>::Type>& keys,
+                                       const Prepare& prepare) {
+  using Real = typename Computing<Out>::Type;
+  constexpr u32 kOwn = kOwnGroups<Out>;
+  Quad<Out> quads[kOwn];
+#pragma unroll
+  for (u32 g = 0; g < kOwn; ++g) {
+    const RowGroup group = groups.at(g);
+    quads[g] = whole ? load<Quad<Out>>(group.source) : load_group<Out>(group, width, groups.source_stride);
+  }
+  Noise<Real, false, fast> noise[kOwn];
+#pragma unroll
+  for (u32 g = 0; g < kOwn; ++g) noise[g] = Noise<Real, false, fast>::of(groups.at(g).index, offset, keys);
+  Real x[kOwn][kWidth] = {};
+  if (works) {
+    // Apart from the loop, the noise of the first member is made before the loads have to arrive.
+    const Member<Real> member = members[0];
+#pragma unroll
+    for (u32 g = 0; g < kOwn; ++g) {
+      const Normals<Real> z = noise[g].in(member.words, keys);
+#pragma unroll
+      for (u32 k = 0; k < kWidth; ++k) x[g][k] = Converted<Real>::of(quads[g].x[k]);
+      add(member.weight, z, x[g]);
+    }
+  }
+  u32 first = 1;
+#pragma unroll 1
+  for (u64 row = 0;;) {
+#pragma unroll(kOwn == 1 ? 2 : 1)
+    for (u32 r = works ? first : count; r < count; ++r) {
+      const Member<Real> member = members[r];
+#pragma unroll
+      for (u32 g = 0; g < kOwn; ++g) add(member.weight, noise[g].in(member.words, keys), x[g]);
+    }
+    first = 0;
+    if (rows <= kPerturbThreads) break;
+    __syncthreads();
+    row = rows - row > kPerturbThreads ? row + kPerturbThreads : 0;
+    count = prepare(row);
+    if (row == 0) break;
+  }
+#pragma unroll
+  for (u32 g = 0; g < kOwn; ++g) {
+    Quad<Out> quad;
+#pragma unroll
+    for (u32 k = 0; k < kWidth; ++k) quad.x[k] = narrow<Out>(x[g][k]);
+    const RowGroup group = groups.at(g);
+    if (whole) {
+      *reinterpret_cast<Quad<Out>*>(group.target) = quad;
+    } else {
+      store_group(group, quad, width, groups.target_stride);
+    }
+  }
+}
+
 template <class Out, bool fast, class Entry>
 MULTISAMPLE_FUNCTION void perturb(const Launch& call, const SpanList<Entry>& list,
                                   const Keys<typename Computing<Out>::Type>& keys) {
   using Real = typename Computing<Out>::Type;
-  constexpr u32 kOwn = kOwnGroups<Out>, kTurn = kOwn * kPerturbThreads;
+  constexpr u32 kTurn = kOwnGroups<Out> * kPerturbThreads;
   __shared__ Member<Real> members[kPerturbThreads];
   const Entry& span = span_of_block(list);
   const u64 offset = value_of(call.offset, call.offset_at) + (static_cast<u64>(span.id) << 32), rows = call.rows;
-  // Prepares the members from `row` on, and returns how many there are.
   const auto prepare = [&](u64 row) {
     const u64 rest = rows - row;
     if (threadIdx.x < rest) {
@@ -221,66 +289,17 @@ MULTISAMPLE_FUNCTION void perturb(const Launch& call, const SpanList<Entry>& lis
   const u64 begin = static_cast<u64>(blockIdx.x - span.block) * (list.turns * kTurn), left = groups_of(span) - begin;
   const u32 most = list.turns * kTurn, end = left < most ? static_cast<u32>(left) : most;
   TurnGroups<Out, Entry> groups(span, begin);
-  // The turn that begins with group `first`. Where `whole` is a constant, the loads are in flight while noise is made.
-  const auto turn = [&](u32 first, auto whole) {
-    Quad<Out> quads[kOwn];
-#pragma unroll
-    for (u32 g = 0; g < kOwn; ++g) {
-      const RowGroup group = groups.at(g);
-      quads[g] = whole ? load<Quad<Out>>(group.source) : load_group<Out>(group, span.width, groups.source_stride);
-    }
-    Noise<Real, false, fast> noise[kOwn];
-#pragma unroll
-    for (u32 g = 0; g < kOwn; ++g) noise[g] = Noise<Real, false, fast>::of(groups.at(g).index, offset, keys);
-    Real x[kOwn][kWidth] = {};
-    const auto add = [&](const Member<Real>& member, auto element) {
-#pragma unroll
-      for (u32 g = 0; g < kOwn; ++g) {
-        const Normals<Real> z = noise[g].in(member.words, keys);
-        x[g][0] = fma_rn(member.weight, z.z0, element(g, 0));
-        x[g][1] = fma_rn(member.weight, z.z1, element(g, 1));
-        x[g][2] = fma_rn(member.weight, z.z2, element(g, 2));
-        x[g][3] = fma_rn(member.weight, z.z3, element(g, 3));
-      }
-    };
-    // A warp without groups only prepares members.
-    const bool works = first + threadIdx.x / 32 * 32 < end;
-    // Apart from the loop, the noise of the first member is made before the loads have to arrive.
-    if (works) add(members[0], [&](u32 g, u32 k) { return Converted<Real>::of(quads[g].x[k]); });
-    u32 r = 1;
-#pragma unroll 1
-    for (u64 row = 0;;) {
-#pragma unroll 2
-      for (r = works ? r : count; r < count; ++r) add(members[r], [&](u32 g, u32 k) { return x[g][k]; });
-      r = 0;
-      if (rows <= kPerturbThreads) break;
-      __syncthreads();
-      row = rows - row > kPerturbThreads ? row + kPerturbThreads : 0;
-      count = prepare(row);
-      if (row == 0) break;
-    }
-#pragma unroll
-    for (u32 g = 0; g < kOwn; ++g) {
-      Quad<Out> quad;
-#pragma unroll
-      for (u32 k = 0; k < kWidth; ++k) quad.x[k] = narrow<Out>(x[g][k]);
-      const RowGroup group = groups.at(g);
-      if (whole) {
-        *reinterpret_cast<Quad<Out>*>(group.target) = quad;
-      } else {
-        store_group(group, quad, span.width, groups.target_stride);
-      }
-    }
-  };
 #pragma unroll 1
   for (u32 first = 0; first < end; first += kTurn) {
-    const bool whole = groups.are_whole();
+    const bool whole = groups.are_whole(), works = first + threadIdx.x / 32 * 32 < end;
+    // Where `whole` is a constant, nothing separates the loads from each other.
     if constexpr (!TurnGroups<Out, Entry>::kUniform) {
-      turn(first, whole);
+      perturb_turn<Out, fast>(groups, whole, works, span.width, members, rows, count, offset, keys, prepare);
     } else if (whole) {
-      turn(first, Constant<true>{});
+      perturb_turn<Out, fast>(groups, Constant<true>{}, true, span.width, members, rows, count, offset, keys, prepare);
     } else {
-      turn(first, Constant<false>{});
+      perturb_turn<Out, fast>(groups, Constant<false>{}, works, span.width, members, rows, count, offset, keys,
+                              prepare);
     }
     groups.next();
   }
@@ -288,12 +307,11 @@ MULTISAMPLE_FUNCTION void perturb(const Launch& call, const SpanList<Entry>& lis
 
 // Minimum blocks per multiprocessor, for __launch_bounds__: more blocks spill registers, which strided spans, and round
 // keys that are not uniform, need in addition.
-template <class Out, class Entry, bool origin_in_memory>
-constexpr int kPerturbBlocksAtOnce =
-    (sizeof(Out) == 8 ? 3 : 4) - (sizeof(Entry) > sizeof(Run) || (sizeof(Out) == 8 && origin_in_memory) ? 1 : 0);
+template <class Entry, bool origin_in_memory>
+constexpr int kPerturbBlocksAtOnce = sizeof(Entry) > sizeof(Run) || origin_in_memory ? 2 : 3;
 
 template <class Out, bool fast, class Entry, bool origin_in_memory>
-__global__ void __launch_bounds__(kPerturbThreads, (kPerturbBlocksAtOnce<Out, Entry, origin_in_memory>)) perturb_kernel(
+__global__ void __launch_bounds__(kPerturbThreads, (kPerturbBlocksAtOnce<Entry, origin_in_memory>)) perturb_kernel(
     const __grid_constant__ Launch call, const __grid_constant__ SpanList<Entry> list,
     const __grid_constant__ Keys<typename Computing<Out>::Type> keys) {
   // See sample_kernel: numbers passed by value are uniform to the compiler.

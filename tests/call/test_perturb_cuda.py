@@ -40,9 +40,11 @@ def kept(p: Any) -> Any:
 def test_tensors_have_the_bits_of_the_cpu(gpu: str, dtype: str, coefficients: Any) -> None:
     base = torch.randn(5, 7, 6, generator=torch.Generator().manual_seed(3)).to(getattr(torch, dtype))
     options: dict[str, Any] = {"seed": Key(7, 3), "member": 2}
-    many = coefficients if isinstance(coefficients, float) else torch.tensor(coefficients, device="cuda")
+    many = coefficients
+    if isinstance(coefficients, list):
+        many = torch.tensor(coefficients, device="cuda", dtype=torch.float64)
     for p, own in zip(views(base), views(base.cuda()), strict=True):
-        exact = perturb(p, coefficients if isinstance(many, float) else many.cpu().numpy(), **options)
+        exact = perturb(p, coefficients, **options)
         for given in (coefficients, many):
             for _ in range(LAUNCHES):
                 assert torch.equal(perturb(own, given, backend=gpu, **options).cpu(), exact)
@@ -50,8 +52,6 @@ def test_tensors_have_the_bits_of_the_cpu(gpu: str, dtype: str, coefficients: An
                 assert perturb_(written, given, backend=gpu, **options) is written
                 out = torch.empty_like(own)
                 assert perturb(own, given, out=out, backend=gpu, **options) is out
-                if isinstance(given, list):
-                    continue  # In float32 on the device, in float64 on the host.
                 assert torch.equal(written.cpu(), exact)
                 assert torch.equal(out.cpu(), exact)
 
@@ -72,7 +72,7 @@ def test_structures_on_several_devices_and_of_several_types(gpu: str) -> None:
 
 def test_a_graph_reads_new_keys_and_coefficients(gpu: str) -> None:
     tensors = [torch.zeros(size, device="cuda") for size in (5, 4097, 100)] + [torch.zeros(9, 7, device="cuda").T]
-    key, many = torch.tensor([7, 3], device="cuda"), torch.tensor([0.5, 2.0], device="cuda")
+    key, many = torch.tensor([[7, 3]], device="cuda"), torch.tensor([0.5, 2.0], device="cuda")
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     with torch.cuda.stream(stream):
         perturb_(tensors, many, seed=key, backend=gpu)
@@ -83,7 +83,7 @@ def test_a_graph_reads_new_keys_and_coefficients(gpu: str) -> None:
     for seed, offset, given in ((7, 3, [0.5, 2.0]), (1 << 40, 9, [-1.0, 0.25])):
         for p in tensors:
             p.zero_()
-        key.copy_(torch.tensor([seed, offset]))
+        key.copy_(torch.tensor([[seed, offset]]))
         many.copy_(torch.tensor(given))
         graph.replay()
         torch.cuda.synchronize()
@@ -107,7 +107,7 @@ def test_numbers_are_captured_and_host_vectors_are_refused(gpu: str) -> None:
 
 def test_values_on_a_device_of_their_own_are_refused() -> None:
     p, host = torch.zeros(3, device="cuda"), torch.zeros(3)
-    with pytest.raises(ValueError, match=r"^coefficients: expected values on the host or on cpu, got them on cuda:0"):
+    with pytest.raises(ValueError, match=r"^coefficients: expected values on the host.*, got them on cuda:0"):
         perturb(host, torch.ones(2, device="cuda"), seed=7)
     with pytest.raises(ValueError, match=r"^seed: expected values on the host, got them on cuda:0"):
         perturb([p, host], 0.5, seed=torch.tensor(7, device="cuda"))

@@ -271,8 +271,7 @@ def compile_moments(
 
 def perturb_bounds(dtype: str, strided: bool, origin_in_memory: bool) -> tuple[int, int]:
     """`launch_bounds` of the kernels of perturb."""
-    wide = dtype == "float64"
-    return PERTURB_THREADS, (3 if wide else 4) - (strided or (wide and origin_in_memory))
+    return PERTURB_THREADS, 2 if strided or origin_in_memory else 3
 
 
 def compile_perturb(dtype: str, fast_math: bool, strided: bool, origin_in_memory: bool) -> Any:

@@ -161,8 +161,8 @@ def _groups(gpu: ModuleType, dtype: str, strided: bool) -> tuple[Function, Funct
     @inline
     def are_whole(span, begin):
         whole = is_whole(span, begin, 0)
-        if own > 1:
-            whole = whole and is_whole(span, begin, 1)
+        for g in range(1, own):
+            whole = whole and is_whole(span, begin, g)
         return all_of_warp(whole)
 
     return groups_of, at, are_whole

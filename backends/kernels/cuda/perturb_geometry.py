@@ -23,7 +23,7 @@ Spans: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
 PERTURB_THREADS = 256
 _MOST_TURNS, _MOST_TURN_ROWS = 8, 32
-MOST_GROUPS = 2 * PERTURB_THREADS * _MOST_TURNS
+MOST_GROUPS = 4 * PERTURB_THREADS * _MOST_TURNS
 _BLOCKS = 4096
 _MOST_PARAMETERS, KEYS_BYTES = 4096, 160
 _WORD = 8
@@ -49,7 +49,7 @@ fifteenth of a thread's work with one member.
 
 def own_groups(dtype: str) -> int:
     """Groups of a thread in one turn."""
-    return 1 if dtype == "float64" else 2
+    return 1 if dtype == "float64" else 4
 
 
 def most_spans(strided: bool) -> int:
