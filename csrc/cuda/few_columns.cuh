@@ -13,19 +13,19 @@ namespace multisample {
 
 // Puts the first `count` elements of a group into shared memory, with one store for each `at_once` of them.
 template <u32 at_once, u32 count, class Out, bool antithetic>
-MULTISAMPLE_FUNCTION void put_parts(Out* at, const Elements<Out, antithetic>& group) {
+MULTISAMPLE_FUNCTION void put_pieces(Out* at, const Elements<Out, antithetic>& group) {
   if constexpr (at_once * sizeof(Out) > kStore) {
-    put_parts<at_once / 2, count>(at, group);
+    put_pieces<at_once / 2, count>(at, group);
   } else if constexpr (count % at_once == 0) {
-    struct alignas(at_once * sizeof(Out)) Part {
+    struct alignas(at_once * sizeof(Out)) Piece {
       Out x[at_once];
     };
 #pragma unroll
     for (u32 c = 0; c < count; c += at_once) {
-      Part part;
+      Piece piece;
 #pragma unroll
-      for (u32 e = 0; e < at_once; ++e) part.x[e] = group.x[c + e];
-      *reinterpret_cast<Part*>(at + c) = part;
+      for (u32 e = 0; e < at_once; ++e) piece.x[e] = group.x[c + e];
+      *reinterpret_cast<Piece*>(at + c) = piece;
     }
   }
 }
@@ -90,9 +90,9 @@ struct LaneRows {
       left < kOfWarp ? put_columns(false) : put_columns(true);
     } else if (columns % 4 == 0) {
       // Where the number of columns is even, single stores have bank conflicts.
-      put_rows([](Out* to, const Group& of_row) { put_parts<4, count>(to, of_row); });
+      put_rows([](Out* to, const Group& of_row) { put_pieces<4, count>(to, of_row); });
     } else if (columns % 2 == 0) {
-      put_rows([](Out* to, const Group& of_row) { put_parts<2, count>(to, of_row); });
+      put_rows([](Out* to, const Group& of_row) { put_pieces<2, count>(to, of_row); });
     } else {
       put_rows([&](Out* to, const Group& of_row) {
 #pragma unroll
@@ -131,8 +131,11 @@ MULTISAMPLE_FUNCTION void draw_few_columns(const Launch& call, const Geometry& g
   using Real = typename Rows::Real;
   using GroupNoise = Noise<Real, shared_noise, fast>;
   constexpr u32 width = Rows::Group::kCount, of_warp = Rows::kOfWarp;
+  struct alignas(kStore) Stage {
+    Out x[of_warp * kMostFewColumns];
+  };
   __shared__ GroupNoise noises[2];
-  __shared__ alignas(kStore) Out stages[kFewThreads * Rows::kOwnRows * kMostFewColumns];
+  __shared__ Stage stages[kFewThreads / 32];
   const Keys<Real> keys(call.seed);
   const u64 offset = value_of(call.offset, call.offset_at);
   if (threadIdx.x < 2) {
@@ -159,7 +162,7 @@ MULTISAMPLE_FUNCTION void draw_few_columns(const Launch& call, const Geometry& g
   rows.lane = lane;
   rows.columns = static_cast<u32>(call.columns);
   rows.column_stride = call.column_stride / static_cast<i64>(sizeof(Out));
-  rows.stage = stages + warp * (of_warp * kMostFewColumns);
+  rows.stage = stages[warp].x;
 #pragma unroll 1
   for (u32 k = warp * of_warp; k < band_rows; k += geometry.rows_per_pass) {
     rows.left = band_rows - k;

@@ -43,7 +43,7 @@ constexpr u32 kStagedPasses = 4;
 constexpr u32 kTransposedThreads = 128;
 template <bool shared_noise>
 constexpr u32 kStagedThreads = shared_noise ? 256 : 128;
-// Threads of a block with kFewColumns, its columns at the most, and the maximum passes of a block.
+// kFewColumns: threads of a block, the maximum columns, and the maximum passes of a block.
 constexpr u32 kFewThreads = 128, kMostFewColumns = 8, kMostFewPasses = 16;
 // Maximum groups per pass of kTransposed, if a pass takes more than one block.
 constexpr u32 kMostGroupsPerPass = 16;
@@ -100,16 +100,21 @@ inline u64 elements_apart(const Launch& call, i64 size) {
   return static_cast<u64>(call.column_stride < 0 ? -call.column_stride : call.column_stride) / size;
 }
 
-inline bool has_few_columns(const Launch& call) {
-  const i64 size = element_size(call.type), row_size = static_cast<i64>(call.columns) * size;
-  if (call.first_column_at != nullptr || call.columns > kMostFewColumns) return false;
-  return call.row_stride == size || (call.column_stride == size && call.row_stride == row_size);
+// Rows of a pass of kFewColumns.
+inline u32 few_rows_per_pass(i64 size) { return kFewThreads * (size == 8 ? kOwnRows<8> : kOwnRows<4>); }
+
+inline bool has_few_columns(const Launch& call, i64 skip, i64 size) {
+  // Less than a pass would leave threads without rows, which counts in a batch.
+  if (call.columns > kMostFewColumns || call.rows < few_rows_per_pass(size)) return false;
+  if (skip != 0 || call.column_stride % size != 0 || reinterpret_cast<u64>(call.matrix) % size != 0) return false;
+  return call.row_stride == size ||
+         (call.column_stride == size && call.row_stride == static_cast<i64>(call.columns) * size);
 }
 
 inline StoreKind store_kind_of(const Launch& call, i64 skip, u64 groups, bool strided) {
   if (strided) return kStrided;
-  if (skip == 0 && has_few_columns(call)) return kFewColumns;
   const i64 size = element_size(call.type), quad = size == 2 && !call.antithetic ? 8 : 16;
+  if (has_few_columns(call, skip, size)) return kFewColumns;
   const bool fixed_skip = call.first_column_at == nullptr;
   if (call.column_stride != size) {
     const bool reaches = elements_apart(call, size) < kFarApart && call.rows < kFarApart;
@@ -201,8 +206,8 @@ inline Geometry transposed_geometry(const Launch& call, Geometry g, u64 groups) 
 
 inline Geometry few_columns_geometry(const Launch& call, Geometry g) {
   g.threads = kFewThreads;
-  g.rows_per_pass = kFewThreads * (element_size(call.type) == 8 ? kOwnRows<8> : kOwnRows<4>);
-  // A start of a block takes less time than a pass, and several thousand blocks keep every processor busy to the end.
+  g.rows_per_pass = few_rows_per_pass(element_size(call.type));
+  // Starting a block takes less time than a pass, and several thousand blocks keep every processor busy to the end.
   const u64 all = ceil_div(call.rows, g.rows_per_pass);
   u64 passes = all / 4096;
   if (passes < 1) passes = 1;

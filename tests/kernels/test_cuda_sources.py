@@ -120,14 +120,14 @@ def runner(build_once: Build) -> Callable[..., Path]:
         options = f"-DSHARED={int(noise == 'shared')}", f"-DORIGIN_IN_MEMORY={int(origin_in_memory)}"
 
         def make(folder: Path) -> None:
-            compile_runner(folder, "run_kernel", KERNEL_HEADERS, 5, dtype, *options)
+            compile_runner(folder, "run_kernel", KERNEL_HEADERS, 7, dtype, *options)
 
         return build_once("run_kernel", (dtype, *options), [csrc_files.folder(), SHIM], make) / "run_kernel"
 
     return runner
 
 
-KERNEL_HEADERS = ("cuda/rows.cuh", "cuda/transposed.cuh")
+KERNEL_HEADERS = ("cuda/rows.cuh", "cuda/transposed.cuh", "cuda/few_columns.cuh")
 
 
 def run(program: Path, cases: Iterable[Case]) -> collections.Counter[str]:

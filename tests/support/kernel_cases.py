@@ -148,6 +148,9 @@ class Case:
         if STORE_KINDS[g.store_kind].startswith("transposed"):
             return recut(self.cut, g, groups, staged_own_rows_of(self.size, self.antithetic))
         changed = g._replace(**self.cut(g))
+        if STORE_KINDS[g.store_kind] == "few_columns":
+            band_rows = max(changed.band_rows // changed.rows_per_pass, 1) * g.rows_per_pass
+            return g._replace(band_rows=band_rows, blocks=ceil_div(self.d, band_rows))
         rows, lanes, shift = changed.rows_per_pass, changed.groups_per_pass, changed.interleave_log2
         pass_stride = self.byte_strides()[0] * rows
         while STORE_KINDS[g.store_kind] in ("shifted", "staged") and (pass_stride << shift) % 16:
@@ -432,19 +435,49 @@ def words_in_memory(dtype: str, noise: str) -> Iterator[Case]:
         )  # fmt: skip
 
 
+def few_columns(dtype: str, noise: str) -> Iterator[Case]:
+    """Few samples of many dimensions, in blocks of one and of several passes, contiguous by rows and by columns.
+
+    Windows that begin within a group, gaps between rows, and fewer rows than a pass have other store kinds.
+    """
+    numbers = itertools.count()
+    of_pass = 512 if SIZES[dtype] < 8 else 256
+    lengths = (of_pass, of_pass + 1, of_pass + 31, 2 * of_pass - 1, 2 * of_pass + 130, 3 * of_pass + 200)
+    for n, antithetic, layout in itertools.product(range(1, 9), (False, True), range(4)):
+        for choice in range(4):
+            k = next(numbers)
+            d = lengths[(k + k // 6) % len(lengths)]
+            yield Case(
+                d, n, dtype, noise, antithetic, seed=2**63 + k, offset=2**32 + k,
+                in_memory=("offset",) if choice == 1 else (), dim_offset=(0, 7, ROWS - d)[k % 3],
+                sample_offset=(0, 8 * k, 2**33 + 16, COLUMNS - 8)[choice],
+                strides=((n, 1), (1, d), (1, d + 3), (1, -d - 1))[layout], misalignment=k // 2 % 5,
+                cut=tall(choice, 1) if choice > 1 else None, fast_math=k % 2 == 1, backwards=k // 4 % 2 == 1,
+            )  # fmt: skip
+        k = next(numbers)
+        yield Case(of_pass, n, dtype, noise, antithetic, seed=k, sample_offset=1 + k % 7, strides=(n, 1))
+        yield Case(of_pass, n, dtype, noise, antithetic, seed=k, strides=(n + 1, 1))
+        yield Case(of_pass - 1, n, dtype, noise, antithetic, seed=k)
+    d = of_pass + 200
+    for k, (mu, sigma) in enumerate(vectors for kind in INPUTS for vectors in input_vectors(kind, d)[::2]):
+        n = k % 8 + 1
+        yield Case(d, n, dtype, noise, k % 2 == 1, seed=k, mu=mu, sigma=sigma, strides=((n, 1), (1, d))[k // 2 % 2])
+
+
 SOME_WORDS = [words for count in range(1, 5) for words in itertools.combinations(WORDS, count) if words != ("offset",)]
 """Combinations of words in memory that need the kernel that reads the seed and the window from memory."""
 
 TABLES: dict[str, tuple[Callable[[str, str], Iterator[Case]], dict[str, int]]] = {
     "every shape": (every_shape, dict.fromkeys(STORE_KINDS[:3], 16)),
     "dimensions side by side": (dimensions_side_by_side, {"transposed": 100}),
-    "every address": (every_address, dict.fromkeys(STORE_KINDS, 11)),
-    "threads beyond the last column": (threads_beyond_the_last_column, dict.fromkeys(STORE_KINDS, 1)),
-    "any strides": (any_strides, dict.fromkeys(STORE_KINDS, 3)),
+    "every address": (every_address, dict.fromkeys(STORE_KINDS[:6], 11)),
+    "threads beyond the last column": (threads_beyond_the_last_column, dict.fromkeys(STORE_KINDS[:6], 1)),
+    "any strides": (any_strides, dict.fromkeys(STORE_KINDS[:6], 3)),
+    "few columns": (few_columns, {"few_columns": 200, "staged": 16, "strided": 16}),
     "windows far out": (windows_far_out, {}),
     "windows of pairs": (windows_of_pairs, dict.fromkeys(("staged", "strided", "transposed"), 20)),
     "offsets in memory": (offsets_in_memory, dict.fromkeys(STORE_KINDS[:4], 1)),
     "vectors of every type": (vectors_of_every_type, {}),
-    "calls cut differently": (calls_cut_differently, dict.fromkeys(STORE_KINDS, 6)),
+    "calls cut differently": (calls_cut_differently, dict.fromkeys(STORE_KINDS[:6], 6)),
 }
 """Tables of cases, each with the least number of cases for each store variant."""
