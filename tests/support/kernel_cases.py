@@ -425,6 +425,10 @@ def words_in_memory(dtype: str, noise: str) -> Iterator[Case]:
     for k, (d, n, first) in enumerate(itertools.product((1, 9, 70), (3, 10, 37, 128, 520), (0, 2, 8, 16))):
         words = without_column[k % len(without_column)]
         yield Case(d, n, dtype, noise, k % 2 == 1, seed=k, in_memory=words, sample_offset=first, dim_offset=k)
+    for k, (n, d, pairs) in enumerate(itertools.product(range(1, 9), (513, 700), (False, True))):
+        words = without_column[k % len(without_column)]
+        yield Case(d, n, dtype, noise, pairs, seed=k, in_memory=words, sample_offset=8 * k, dim_offset=k,
+                   strides=((n, 1), (1, d))[k // 4 % 2])  # fmt: skip
     # torch_ext launches the strided kernel for all strides, with the geometry for single elements.
     for (d, n), antithetic, row, first in itertools.product(
         [(3, 5), (41, 130), (2, 1157)], (False, True), (False, True), (0, 3, 6)
