@@ -36,9 +36,8 @@ template <class Out, bool shared_noise, bool antithetic, StoreKind store_kind>
 constexpr int kBlocksAtOnce =
     store_kind == kTransposed || store_kind == kTransposedStaged       ? 768 / kMostThreads<shared_noise, store_kind>
     : antithetic && (store_kind == kAligned || store_kind == kShifted) ? 2
-    : store_kind == kFewColumns                                        ? (antithetic && sizeof(Out) == 2   ? 4
-                                                                          : antithetic || sizeof(Out) == 8 ? 5
-                                                                                                           : 0)
+    : store_kind == kFewColumns && sizeof(Out) == 2                    ? 0
+    : store_kind == kFewColumns                                        ? (antithetic || sizeof(Out) == 8 ? 5 : 0)
     : antithetic || sizeof(Out) == 8                                   ? 3
     : store_kind == kShifted                                           ? (shared_noise ? 3 : 4)
     : store_kind == kStaged && shared_noise                            ? 4
