@@ -43,8 +43,9 @@ constexpr u32 kStagedPasses = 4;
 constexpr u32 kTransposedThreads = 128;
 template <bool shared_noise>
 constexpr u32 kStagedThreads = shared_noise ? 256 : 128;
-// kFewColumns: threads of a block, the maximum columns, and the maximum passes of a block.
-constexpr u32 kFewThreads = 128, kMostFewColumns = 8, kMostFewPasses = 16;
+// kFewColumns: threads of a block, the maximum columns, and the maximum passes of a block. A thread draws several rows,
+// so fewer rows than kLeastRows leave processors idle; other kernels then end earlier.
+constexpr u32 kFewThreads = 128, kMostFewColumns = 8, kMostFewPasses = 16, kLeastRows = 1 << 16;
 // Maximum groups per pass of kTransposed, if a pass takes more than one block.
 constexpr u32 kMostGroupsPerPass = 16;
 // Maximum passes of a block with transposed stores, unless the grid would exceed 2^30 blocks.
@@ -100,12 +101,8 @@ inline u64 elements_apart(const Launch& call, i64 size) {
   return static_cast<u64>(call.column_stride < 0 ? -call.column_stride : call.column_stride) / size;
 }
 
-// Rows of a pass of kFewColumns.
-inline u32 few_rows_per_pass(i64 size) { return kFewThreads * (size == 8 ? kOwnRows<8> : kOwnRows<4>); }
-
 inline bool has_few_columns(const Launch& call, i64 skip, i64 size) {
-  // Less than a pass would leave threads without rows, which counts in a batch.
-  if (call.columns > kMostFewColumns || call.rows < few_rows_per_pass(size)) return false;
+  if (call.columns > kMostFewColumns || call.rows < kLeastRows) return false;
   if (skip != 0 || call.column_stride % size != 0 || reinterpret_cast<u64>(call.matrix) % size != 0) return false;
   return call.row_stride == size ||
          (call.column_stride == size && call.row_stride == static_cast<i64>(call.columns) * size);
@@ -206,7 +203,7 @@ inline Geometry transposed_geometry(const Launch& call, Geometry g, u64 groups) 
 
 inline Geometry few_columns_geometry(const Launch& call, Geometry g) {
   g.threads = kFewThreads;
-  g.rows_per_pass = few_rows_per_pass(element_size(call.type));
+  g.rows_per_pass = kFewThreads * (element_size(call.type) == 8 ? kOwnRows<8> : kOwnRows<4>);
   // Starting a block takes less time than a pass, and several thousand blocks keep every processor busy to the end.
   const u64 all = ceil_div(call.rows, g.rows_per_pass);
   u64 passes = all / 4096;

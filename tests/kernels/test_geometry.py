@@ -20,6 +20,7 @@ from tables import COLUMNS, ROWS
 from multisample.backends.kernels.cuda.geometry import (
     ANTITHETIC_WIDTH,
     FEW_THREADS,
+    LEAST_ROWS,
     MOST_FEW_COLUMNS,
     PACKED_GEOMETRY,
     SHIFTED_THREADS,
@@ -183,9 +184,9 @@ def calls() -> list[Call]:
 
 
 def test_limits_are_equal_in_python_and_cpp(library: ctypes.CDLL) -> None:
-    limits = (ctypes.c_uint32 * 14).in_dll(library, "limits")
+    limits = (ctypes.c_uint32 * 15).in_dll(library, "limits")
     numbers = [288, 128, 128, 128, 256, SHIFTED_THREADS, SHORT_ROW_THREADS, STAGED_PASSES, FEW_THREADS]
-    numbers += [MOST_FEW_COLUMNS, WIDTH, ANTITHETIC_WIDTH]
+    numbers += [MOST_FEW_COLUMNS, LEAST_ROWS, WIDTH, ANTITHETIC_WIDTH]
     assert list(limits) == [*numbers, PACKED_LAUNCH, PACKED_GEOMETRY]
     assert FORMAT.size == PACKED_GEOMETRY
     assert list((ctypes.c_uint32 * 7).in_dll(library, "store_kinds")) == list(range(len(STORE_KINDS))) == [*range(7)]
@@ -278,8 +279,8 @@ def check_few_columns(call: Call, cut: Geometry) -> None:
     """Check a geometry for few columns: passes and bands have whole rows, and rows are one run of memory."""
     rows, columns, dtype, strides, address, *_, in_memory = call
     size = SIZES[dtype]
-    assert columns <= MOST_FEW_COLUMNS and not in_memory and cut.threads == FEW_THREADS, call
-    assert cut.rows_per_pass == FEW_THREADS * own_rows_of(size) <= rows, call
+    assert columns <= MOST_FEW_COLUMNS and rows >= LEAST_ROWS and not in_memory and cut.threads == FEW_THREADS, call
+    assert cut.rows_per_pass == FEW_THREADS * own_rows_of(size), call
     assert cut.band_rows % cut.rows_per_pass == 0 and 1 <= cut.band_rows // cut.rows_per_pass <= 16, call
     assert cut.blocks_per_band == 1 and (cut.blocks - 1) * cut.band_rows < rows <= cut.blocks * cut.band_rows, call
     # Enough blocks for every processor.

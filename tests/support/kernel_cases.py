@@ -14,7 +14,7 @@ from tables import COLUMNS, DTYPES, INPUTS, ROWS, STORE_KINDS
 from transposed_cuts import recut
 
 import multisample
-from multisample.backends.kernels.cuda.geometry import Geometry, geometry, staged_own_rows_of
+from multisample.backends.kernels.cuda.geometry import Geometry, few_columns_geometry, geometry, staged_own_rows_of
 from multisample.backends.kernels.stream.arithmetic import fma
 from multisample.backends.launch import SIZES
 
@@ -66,6 +66,8 @@ class Case:
     cut: Cut | None = None
     """Changes to fields of the geometry; dependent fields are computed again."""
     backwards: bool = False
+    few_columns: bool = False
+    """Whether to take the geometry of kFewColumns, which `sample` uses for many more rows only."""
 
     @property
     def size(self) -> int:
@@ -133,7 +135,9 @@ class Case:
         return np.asarray(got)
 
     def usual_cut(self) -> Geometry:
-        """The geometry that `sample` uses on a GPU."""
+        """The geometry that `sample` uses on a GPU, except with `few_columns`."""
+        if self.few_columns:
+            return few_columns_geometry(self.d, self.size)
         return geometry(
             self.d, self.n, self.dtype, self.byte_strides(), self.placed()[0] % 32,
             -1 if "first_column" in self.in_memory else self.sample_offset % 8, self.noise == "shared",
@@ -427,8 +431,10 @@ def words_in_memory(dtype: str, noise: str) -> Iterator[Case]:
         yield Case(d, n, dtype, noise, k % 2 == 1, seed=k, in_memory=words, sample_offset=first, dim_offset=k)
     for k, (n, d, pairs) in enumerate(itertools.product(range(1, 9), (513, 700), (False, True))):
         words = without_column[k % len(without_column)]
-        yield Case(d, n, dtype, noise, pairs, seed=k, in_memory=words, sample_offset=8 * k, dim_offset=k,
-                   strides=((n, 1), (1, d))[k // 4 % 2])  # fmt: skip
+        yield Case(
+            d, n, dtype, noise, pairs, seed=k, in_memory=words, sample_offset=8 * k, dim_offset=k,
+            strides=((n, 1), (1, d))[k // 4 % 2], few_columns=True,
+        )  # fmt: skip
     # torch_ext launches the strided kernel for all strides, with the geometry for single elements.
     for (d, n), antithetic, row, first in itertools.product(
         [(3, 5), (41, 130), (2, 1157)], (False, True), (False, True), (0, 3, 6)
@@ -440,32 +446,27 @@ def words_in_memory(dtype: str, noise: str) -> Iterator[Case]:
 
 
 def few_columns(dtype: str, noise: str) -> Iterator[Case]:
-    """Few samples of many dimensions, in blocks of one and of several passes, contiguous by rows and by columns.
-
-    Windows that begin within a group, gaps between rows, and fewer rows than a pass have other store kinds.
-    """
+    """Few samples of many dimensions, in blocks of one and of several passes, contiguous by rows and by columns."""
     numbers = itertools.count()
     of_pass = 512 if SIZES[dtype] < 8 else 256
-    lengths = (of_pass, of_pass + 1, of_pass + 31, 2 * of_pass - 1, 2 * of_pass + 130, 3 * of_pass + 200)
+    lengths = (of_pass, of_pass + 1, of_pass + 31, 2 * of_pass - 1, 2 * of_pass + 130, 3 * of_pass + 200, 77)
     for n, antithetic, layout in itertools.product(range(1, 9), (False, True), range(4)):
         for choice in range(4):
             k = next(numbers)
-            d = lengths[(k + k // 6) % len(lengths)]
+            d = lengths[(k + k // 7) % len(lengths)]
             yield Case(
                 d, n, dtype, noise, antithetic, seed=2**63 + k, offset=2**32 + k,
                 in_memory=("offset",) if choice == 1 else (), dim_offset=(0, 7, ROWS - d)[k % 3],
                 sample_offset=(0, 8 * k, 2**33 + 16, COLUMNS - 8)[choice],
                 strides=((n, 1), (1, d), (1, d + 3), (1, -d - 1))[layout], misalignment=k // 2 % 5,
                 cut=tall(choice, 1) if choice > 1 else None, fast_math=k % 2 == 1, backwards=k // 4 % 2 == 1,
+                few_columns=True,
             )  # fmt: skip
-        k = next(numbers)
-        yield Case(of_pass, n, dtype, noise, antithetic, seed=k, sample_offset=1 + k % 7, strides=(n, 1))
-        yield Case(of_pass, n, dtype, noise, antithetic, seed=k, strides=(n + 1, 1))
-        yield Case(of_pass - 1, n, dtype, noise, antithetic, seed=k)
     d = of_pass + 200
     for k, (mu, sigma) in enumerate(vectors for kind in INPUTS for vectors in input_vectors(kind, d)[::2]):
         n = k % 8 + 1
-        yield Case(d, n, dtype, noise, k % 2 == 1, seed=k, mu=mu, sigma=sigma, strides=((n, 1), (1, d))[k // 2 % 2])
+        strides = ((n, 1), (1, d))[k // 2 % 2]
+        yield Case(d, n, dtype, noise, k % 2 == 1, seed=k, mu=mu, sigma=sigma, strides=strides, few_columns=True)
 
 
 SOME_WORDS = [words for count in range(1, 5) for words in itertools.combinations(WORDS, count) if words != ("offset",)]
@@ -477,7 +478,7 @@ TABLES: dict[str, tuple[Callable[[str, str], Iterator[Case]], dict[str, int]]] =
     "every address": (every_address, dict.fromkeys(STORE_KINDS[:6], 11)),
     "threads beyond the last column": (threads_beyond_the_last_column, dict.fromkeys(STORE_KINDS[:6], 1)),
     "any strides": (any_strides, dict.fromkeys(STORE_KINDS[:6], 3)),
-    "few columns": (few_columns, {"few_columns": 200, "staged": 16, "strided": 16}),
+    "few columns": (few_columns, {"few_columns": 150}),
     "windows far out": (windows_far_out, {}),
     "windows of pairs": (windows_of_pairs, dict.fromkeys(("staged", "strided", "transposed"), 20)),
     "offsets in memory": (offsets_in_memory, dict.fromkeys(STORE_KINDS[:4], 1)),

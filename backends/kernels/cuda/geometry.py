@@ -15,6 +15,7 @@ __all__ = [
     "ANTITHETIC_WIDTH",
     "CHUNK",
     "FEW_THREADS",
+    "LEAST_ROWS",
     "MOST_FEW_COLUMNS",
     "MOST_THREADS",
     "PACKED_GEOMETRY",
@@ -25,6 +26,7 @@ __all__ = [
     "TRANSPOSED_THREADS",
     "WIDTH",
     "Geometry",
+    "few_columns_geometry",
     "geometry",
 ]
 
@@ -39,6 +41,7 @@ _ALIGNED, _SHIFTED, _STAGED, _STRIDED, _TRANSPOSED, _TRANSPOSED_STAGED, _FEW_COL
 TRANSPOSED_THREADS = 128
 FEW_THREADS = 128
 MOST_FEW_COLUMNS = 8
+LEAST_ROWS = 2**16
 _MOST_FEW_PASSES = 16
 _MOST_GROUPS_PER_PASS = 16
 _MOST_PASSES = 32
@@ -116,7 +119,7 @@ def geometry(
     skip = first_column % width if fixed_skip else width - 1
     groups = _ceil_div(skip + columns, width)
     if not strided and skip == 0 and _has_few_columns(rows, columns, size, strides, misalignment):
-        cut = _few_columns(rows, size)
+        cut = few_columns_geometry(rows, size)
         return cut, _STRUCT.pack(*cut)
     store_kind = _STRIDED
     if not strided:
@@ -188,7 +191,7 @@ def _most_turns(store_kind: int, rows_per_pass: int, tiles: int, shared_noise: b
 
 
 def own_rows_of(size: int) -> int:
-    """Dimensions that a thread of kTransposed keeps."""
+    """Dimensions that a thread of kTransposed keeps, and that one of kFewColumns draws in a pass."""
     return 2 if size == 8 else 4
 
 
@@ -248,14 +251,15 @@ def _transposed(
 
 
 def _has_few_columns(rows: int, columns: int, size: int, strides: tuple[int, int], misalignment: int) -> bool:
-    if columns > MOST_FEW_COLUMNS or rows < FEW_THREADS * own_rows_of(size):
+    if columns > MOST_FEW_COLUMNS or rows < LEAST_ROWS:
         return False
     if strides[1] % size or misalignment % size:
         return False
     return strides[0] == size or strides == (columns * size, size)
 
 
-def _few_columns(rows: int, size: int) -> Geometry:
+def few_columns_geometry(rows: int, size: int) -> Geometry:
+    """The geometry of kFewColumns, for `rows` rows of elements of `size` bytes."""
     rows_per_pass = FEW_THREADS * own_rows_of(size)
     passes_all = _ceil_div(rows, rows_per_pass)
     passes = min(_MOST_FEW_PASSES, max(1, passes_all // 4096))

@@ -7,7 +7,7 @@ extern "C" {
 
 u32 limits[] = {kThreads,        kShortRow,        kTransposedThreads, kStagedThreads<false>, kStagedThreads<true>,
                 kShiftedThreads, kShortRowThreads, kStagedPasses,      kFewThreads,           kMostFewColumns,
-                kWidth,          kAntitheticWidth, sizeof(Launch),     sizeof(Geometry)};
+                kLeastRows,      kWidth,           kAntitheticWidth,   sizeof(Launch),        sizeof(Geometry)};
 
 void cut(u64 size, const Launch* launches, int strided, Geometry* out) {
   for (u64 k = 0; k < size; ++k) out[k] = geometry_of(launches[k], strided != 0);
