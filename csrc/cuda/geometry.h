@@ -9,6 +9,8 @@
 //
 // Transposed stores, where dimensions are contiguous: a block draws a tile of dimensions in a band of groups. A thread
 // keeps a few dimensions and goes along the band.
+//
+// With few columns, a block draws all columns of a band of dimensions, and a thread all columns of a few of them.
 #pragma once
 
 #include "launch.h"
@@ -26,6 +28,8 @@ enum StoreKind : u32 {
   // Transposed stores, where dimensions are contiguous:
   kTransposed,        // vectorised stores, if need be after dimensions are shuffled from the previous lane
   kTransposedStaged,  // coalesced stores through shared memory, for few dimensions in a contiguous matrix
+  kFewColumns,        // coalesced stores of whole rows by one thread each, for few columns in a contiguous matrix:
+                      // directly where dimensions are contiguous, else through shared memory
 };
 
 // Maximum threads of a block with row stores: a row of 1024 columns, and one more warp, is one pass.
@@ -39,6 +43,9 @@ constexpr u32 kStagedPasses = 4;
 constexpr u32 kTransposedThreads = 128;
 template <bool shared_noise>
 constexpr u32 kStagedThreads = shared_noise ? 256 : 128;
+// kFewColumns: threads of a block, the maximum columns, and the maximum passes of a block. A thread draws several rows,
+// so fewer rows than kLeastRows leave processors idle; other kernels then end earlier.
+constexpr u32 kFewThreads = 128, kMostFewColumns = 8, kMostFewPasses = 16, kLeastRows = 1 << 16;
 // Maximum groups per pass of kTransposed, if a pass takes more than one block.
 constexpr u32 kMostGroupsPerPass = 16;
 // Maximum passes of a block with transposed stores, unless the grid would exceed 2^30 blocks.
@@ -54,7 +61,7 @@ constexpr u32 kShortRowThreads = 2 * kShortRow;
 // Dimensions that a chunk in shared memory has room for: one per thread, and one of padding per row of a pass.
 constexpr u32 kChunk = kThreads + kShortRow;
 
-// Dimensions per thread of kTransposed, and of kTransposedStaged.
+// Dimensions per thread of kTransposed and of a pass of kFewColumns, and of kTransposedStaged.
 template <u32 size>
 constexpr u32 kOwnRows = size == 8 ? 2 : 4;
 template <u32 size, bool antithetic>
@@ -94,9 +101,17 @@ inline u64 elements_apart(const Launch& call, i64 size) {
   return static_cast<u64>(call.column_stride < 0 ? -call.column_stride : call.column_stride) / size;
 }
 
+inline bool has_few_columns(const Launch& call, i64 skip, i64 size) {
+  if (call.columns > kMostFewColumns || call.rows < kLeastRows) return false;
+  if (skip != 0 || call.column_stride % size != 0 || reinterpret_cast<u64>(call.matrix) % size != 0) return false;
+  return call.row_stride == size ||
+         (call.column_stride == size && call.row_stride == static_cast<i64>(call.columns) * size);
+}
+
 inline StoreKind store_kind_of(const Launch& call, i64 skip, u64 groups, bool strided) {
   if (strided) return kStrided;
   const i64 size = element_size(call.type), quad = size == 2 && !call.antithetic ? 8 : 16;
+  if (has_few_columns(call, skip, size)) return kFewColumns;
   const bool fixed_skip = call.first_column_at == nullptr;
   if (call.column_stride != size) {
     const bool reaches = elements_apart(call, size) < kFarApart && call.rows < kFarApart;
@@ -186,6 +201,20 @@ inline Geometry transposed_geometry(const Launch& call, Geometry g, u64 groups) 
   return g;
 }
 
+inline Geometry few_columns_geometry(const Launch& call, Geometry g) {
+  g.threads = kFewThreads;
+  g.rows_per_pass = kFewThreads * (element_size(call.type) == 8 ? kOwnRows<8> : kOwnRows<4>);
+  // Starting a block takes less time than a pass, and several thousand blocks keep every processor busy to the end.
+  const u64 all = ceil_div(call.rows, g.rows_per_pass);
+  u64 passes = all / 4096;
+  if (passes < 1) passes = 1;
+  if (passes > kMostFewPasses) passes = kMostFewPasses;
+  g.band_rows = static_cast<u32>(passes * g.rows_per_pass);
+  g.blocks_per_band = 1;
+  g.blocks = static_cast<u32>(ceil_div(all, passes));
+  return g;
+}
+
 // `strided` forces kStrided, which supports every stride.
 inline Geometry geometry_of(const Launch& call, bool strided = false) {
   Geometry g{};
@@ -193,6 +222,7 @@ inline Geometry geometry_of(const Launch& call, bool strided = false) {
   g.skip = call.first_column_at == nullptr ? static_cast<u32>(call.first_column % width) : width - 1;
   const u64 groups = ceil_div(g.skip + call.columns, width);
   g.store_kind = store_kind_of(call, g.skip, groups, strided);
+  if (g.store_kind == kFewColumns) return few_columns_geometry(call, g);
   if (g.store_kind == kTransposed) return transposed_geometry(call, g, groups);
   if (g.store_kind == kShifted) {
     g.warps = static_cast<u32>(groups / 32), g.rest = static_cast<u32>(groups % 32);

@@ -1,7 +1,9 @@
 // The block-per-dimension kernel: x[i, j] = mu[i] + sigma[i] z[i, j]. Noise is made in registers, and each element is
-// written once. cuda/rows.cuh has the kernels with row stores, cuda/transposed.cuh those with transposed stores.
+// written once. cuda/rows.cuh has the kernels with row stores, cuda/transposed.cuh those with transposed stores, and
+// cuda/few_columns.cuh the one for few columns.
 #pragma once
 
+#include "cuda/few_columns.cuh"
 #include "cuda/rows.cuh"
 #include "cuda/transposed.cuh"
 
@@ -13,6 +15,8 @@ MULTISAMPLE_FUNCTION void draw(const Launch& call, const Geometry& geometry) {
     draw_transposed<Out, shared_noise, antithetic, fast>(call, geometry);
   } else if constexpr (store_kind == kTransposedStaged) {
     draw_transposed_staged<Out, shared_noise, antithetic, fast>(call, geometry);
+  } else if constexpr (store_kind == kFewColumns) {
+    draw_few_columns<Out, shared_noise, antithetic, fast>(call, geometry);
   } else {
     draw_rows<Out, shared_noise, antithetic, fast, store_kind>(call, geometry);
   }
@@ -21,6 +25,7 @@ MULTISAMPLE_FUNCTION void draw(const Launch& call, const Geometry& geometry) {
 template <bool shared_noise, StoreKind store_kind>
 constexpr int kMostThreads = store_kind == kTransposed         ? kTransposedThreads
                              : store_kind == kTransposedStaged ? kStagedThreads<shared_noise>
+                             : store_kind == kFewColumns       ? kFewThreads
                              : store_kind == kShifted          ? kShiftedThreads
                              : store_kind == kStaged           ? kShortRowThreads
                                                                : kThreads;
@@ -31,6 +36,8 @@ template <class Out, bool shared_noise, bool antithetic, StoreKind store_kind>
 constexpr int kBlocksAtOnce =
     store_kind == kTransposed || store_kind == kTransposedStaged       ? 768 / kMostThreads<shared_noise, store_kind>
     : antithetic && (store_kind == kAligned || store_kind == kShifted) ? 2
+    : store_kind == kFewColumns && sizeof(Out) == 2                    ? 0
+    : store_kind == kFewColumns                                        ? (antithetic || sizeof(Out) == 8 ? 5 : 0)
     : antithetic || sizeof(Out) == 8                                   ? 3
     : store_kind == kShifted                                           ? (shared_noise ? 3 : 4)
     : store_kind == kStaged && shared_noise                            ? 4

@@ -59,6 +59,7 @@ cudaError_t launch_stores(const Launch& call) {
     case kStaged: return run(sample_kernel<Out, shared_noise, antithetic, fast, kStaged>);
     case kTransposed: return run(sample_kernel<Out, shared_noise, antithetic, fast, kTransposed>);
     case kTransposedStaged: return run(sample_kernel<Out, shared_noise, antithetic, fast, kTransposedStaged>);
+    case kFewColumns: return run(sample_kernel<Out, shared_noise, antithetic, fast, kFewColumns>);
     default: return run(sample_kernel<Out, shared_noise, antithetic, fast, kStrided>);
   }
 }

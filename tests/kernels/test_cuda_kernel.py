@@ -30,6 +30,7 @@ from tables import DTYPES, INPUTS, STORE_KINDS
 
 from multisample import Key, sample
 from multisample.backends.driver import CONFIGURATION_SIZE, KernelKey
+from multisample.backends.kernels.cuda import few_columns as cuda_few_columns
 from multisample.backends.kernels.cuda import group as cuda_group
 from multisample.backends.kernels.cuda import kernel as cuda_kernel
 from multisample.backends.kernels.cuda import rows as cuda_rows
@@ -69,14 +70,15 @@ SOME = [*templates("float32", "independent", "aligned"), *templates("float32", "
 TEMPLATES = [
     *SOME,
     *templates("float32", "independent", "shifted", "staged", "strided", "transposed", "transposed_staged"),
-    *templates("float32", "shared", "staged", "transposed", "transposed_staged"),
+    *templates("float32", "independent", "few_columns"),
+    *templates("float32", "shared", "staged", "transposed", "transposed_staged", "few_columns"),
     *templates("float32", "independent", "aligned", "shifted", "staged", "strided", "transposed", antithetic=True),
-    *templates("float32", "independent", "transposed_staged", antithetic=True),
+    *templates("float32", "independent", "transposed_staged", "few_columns", antithetic=True),
     *templates("float32", "shared", "transposed", antithetic=True),
-    *templates("float64", "independent", "aligned", "staged", "strided", "transposed"),
+    *templates("float64", "independent", "aligned", "staged", "strided", "transposed", "few_columns"),
     *templates("float64", "shared", "transposed_staged"),
-    *templates("float64", "independent", "shifted", "transposed", antithetic=True),
-    *templates("float16", "independent", "shifted", "staged", "transposed_staged"),
+    *templates("float64", "independent", "shifted", "transposed", "few_columns", antithetic=True),
+    *templates("float16", "independent", "shifted", "staged", "transposed_staged", "few_columns"),
     *templates("float16", "independent", "aligned", antithetic=True),
     *templates("bfloat16", "independent", "aligned"),
 ]
@@ -86,7 +88,7 @@ TEMPLATES = [
 ORIGIN = [
     template._replace(origin_in_memory=True)
     for template in (
-        *templates("float32", "independent", "aligned", "shifted", "strided", "transposed"),
+        *templates("float32", "independent", "aligned", "shifted", "strided", "transposed", "few_columns"),
         *templates("float32", "shared", "transposed_staged"),
         *templates("float64", "independent", "staged"),
         *templates("float16", "independent", "strided", antithetic=True),
@@ -112,7 +114,7 @@ def compiled(template: Template) -> Any:
     unroll = {} if SIZES[dtype] > 2 else {store_kind: min(turns, 2) for store_kind, turns in cuda_rows._UNROLL.items()}
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.dict(cuda_rows._UNROLL, unroll))
-        for module in (cuda_group, cuda_kernel, cuda_rows, cuda_stores, cuda_transposed):
+        for module in (cuda_few_columns, cuda_group, cuda_kernel, cuda_rows, cuda_stores, cuda_transposed):
             stack.enter_context(mock.patch.object(module, "inline", gpu.once))
         kernel = cuda_kernel.sample_kernel(
             gpu, dtype, noise == "shared", antithetic, fast_math, STORE_KINDS.index(store_kind), *memory
@@ -197,10 +199,13 @@ def test_kernel_equals_the_cpu_backend(monkeypatch: pytest.MonkeyPatch, template
         cases = (TABLES[name][0](template.dtype, template.noise) for name in names)
         check_some(template, itertools.chain(*cases), number)
 
-    some_of(SHAPES, 70)
-    # Several chunks of dimensions, several runs of columns, and interleaved bands.
-    some_of(["calls cut differently"], 70)
-    some_of(["windows far out", "offsets in memory", *(["windows of pairs"] if template.antithetic else [])], 30)
+    if template.store_kind == "few_columns":
+        some_of(["few columns"], 100)
+    else:
+        some_of(SHAPES, 70)
+        # Several chunks of dimensions, several runs of columns, and interleaved bands.
+        some_of(["calls cut differently"], 70)
+        some_of(["windows far out", "offsets in memory", *(["windows of pairs"] if template.antithetic else [])], 30)
     if template.store_kind.startswith("transposed"):
         check_transposed_passes(template)
     if template.dtype == "float32":
@@ -267,7 +272,10 @@ def wide_passes(passes: int, per_chunk: int) -> Cut:
 @pytest.mark.parametrize("noise", ["independent", "shared"])
 def test_kernel_draws_many_dimensions_or_long_rows(noise: str) -> None:
     """Sizes for which the geometry for a GPU has several chunks per block, or several runs of columns."""
-    chunks = [Case(256 * 513 + 5, 2, noise=noise, seed=3), Case(28 * 513 + 9, 33, noise=noise, sample_offset=1)]
+    chunks = [
+        Case(256 * 513 + 5, 2, noise=noise, seed=3, sample_offset=1),
+        Case(28 * 513 + 9, 33, noise=noise, sample_offset=1),
+    ]
     steps = [
         Case(1, 526_333, noise=noise, seed=5),
         Case(1, 526_400, noise=noise, sample_offset=3, misalignment=2),
@@ -277,7 +285,10 @@ def test_kernel_draws_many_dimensions_or_long_rows(noise: str) -> None:
     columns = 4 * 256 * 1025 - 3
     chunks.append(Case(2, columns, noise=noise, seed=4, sample_offset=2, strides=(1, 2)))
     chunks.append(Case(8, columns, noise=noise, seed=4, sample_offset=1, strides=(1, 8)))
-    tiles = [Case(524_301, 1, noise=noise, strides=(1, 2)), Case(100_004, 9, noise=noise, strides=(1, 100_004))]
+    tiles = [
+        Case(524_301, 1, noise=noise, strides=(1, 2), sample_offset=1),
+        Case(100_004, 9, noise=noise, strides=(1, 100_004)),
+    ]
     # Groups that do not fill a warp: 2, 8 and 20 of them.
     rests = [
         Case(513, 516, noise=noise, sample_offset=1), Case(513, 541, noise=noise, sample_offset=3),
@@ -321,6 +332,7 @@ FAST = [
     Template("float32", "independent", "aligned", fast_math=True),
     Template("float32", "shared", "staged", fast_math=True),
     Template("float32", "independent", "transposed", antithetic=True, fast_math=True),
+    Template("float32", "independent", "few_columns", fast_math=True),
 ]
 
 
@@ -328,10 +340,11 @@ FAST = [
 @each(FAST, FAST[:1])
 def test_fast_math_is_close_to_the_portable_numbers(template: Template) -> None:
     # The emulation computes the approximate functions exactly, unlike a GPU. All other arithmetic is the same.
-    n = {"aligned": 1028, "staged": 37, "transposed": 300}[template.store_kind]
+    n = {"aligned": 1028, "staged": 37, "transposed": 300, "few_columns": 7}[template.store_kind]
     case = Case(
         50, n, template.dtype, template.noise, template.antithetic, True, seed=2**63 + 1, sample_offset=2**32,
         strides=(1, 52) if template.store_kind == "transposed" else None,
+        few_columns=template.store_kind == "few_columns",
     )  # fmt: skip
     assert template_of(case) == template
     got = drawn(case)[1].view(DTYPES[template.dtype]).astype(np.float64)
@@ -392,11 +405,12 @@ def check_launch(monkeypatch: pytest.MonkeyPatch, template: Template) -> None:
     d, n = {
         "aligned": (40, 1024), "shifted": (7, 1157), "staged": (300, 10), "strided": (30, 30),
         "transposed": (32, 30), "transposed_staged": (30, 30) if SIZES[template.dtype] < 8 else (33, 30),
+        "few_columns": (2**16, 3),
     }[template.store_kind]  # fmt: skip
     strides = {"strided": (60, 2), "transposed": (1, 32), "transposed_staged": (1, d)}.get(template.store_kind)
     words = ("offset",)
     if template.origin_in_memory:
-        words = WORDS[:3] if template.store_kind in ("aligned", "staged") else WORDS
+        words = WORDS[:3] if template.store_kind in ("aligned", "staged", "few_columns") else WORDS
     case = Case(
         d, n, template.dtype, template.noise, template.antithetic, seed=2**64 - 1, offset=5, in_memory=words,
         strides=strides,
@@ -425,7 +439,8 @@ def check_batches(monkeypatch: pytest.MonkeyPatch, template: Template) -> None:
     """Check that one launch draws several matrices, each with its vectors and its words."""
     # A row of 1029 columns is aligned in the first matrix only.
     shapes = {"aligned": [(40, 1024, True)], "shifted": [(8, 1157, False)], "transposed": [(32, 30, True)],
-              "strided": [(30, 29, False), (1, 1029, True)]}[template.store_kind]  # fmt: skip
+              "strided": [(30, 29, False), (1, 1029, True)],
+              "few_columns": [(2**16 + 8, 3, True)]}[template.store_kind]  # fmt: skip
     for d, n, known_phase in shapes:
         check_batch(monkeypatch, template, d, n, known_phase)
 

@@ -68,7 +68,7 @@ def packed(case: Case) -> bytes:
     cut = _GEOMETRY.pack(*case.chosen_cut())
     head = _CASE.pack(
         pack(draw), len(vectors[0][1]), len(vectors[1][1]), size, *stored_words(values), case.backwards,
-        case.cut is not None, cut,
+        case.cut is not None or case.few_columns, cut,
     )  # fmt: skip
     return head + vectors[0][1] + vectors[1][1]
 
@@ -120,14 +120,14 @@ def runner(build_once: Build) -> Callable[..., Path]:
         options = f"-DSHARED={int(noise == 'shared')}", f"-DORIGIN_IN_MEMORY={int(origin_in_memory)}"
 
         def make(folder: Path) -> None:
-            compile_runner(folder, "run_kernel", KERNEL_HEADERS, 5, dtype, *options)
+            compile_runner(folder, "run_kernel", KERNEL_HEADERS, 7, dtype, *options)
 
         return build_once("run_kernel", (dtype, *options), [csrc_files.folder(), SHIM], make) / "run_kernel"
 
     return runner
 
 
-KERNEL_HEADERS = ("cuda/rows.cuh", "cuda/transposed.cuh")
+KERNEL_HEADERS = ("cuda/rows.cuh", "cuda/transposed.cuh", "cuda/few_columns.cuh")
 
 
 def run(program: Path, cases: Iterable[Case]) -> collections.Counter[str]:
@@ -198,7 +198,7 @@ def test_kernel_equals_the_cpu_backend_for_many_dimensions_and_long_rows(
 ) -> None:
     """Sizes for which the geometry for a GPU has several chunks per block, runs of columns or tiles."""
     pairs = noise == "shared"
-    chunks = [Case(256 * 513 + 5, 2, dtype, noise, not pairs, seed=3)]
+    chunks = [Case(256 * 513 + 5, 2, dtype, noise, not pairs, seed=3, sample_offset=1)]
     steps = [
         Case(1, 526_333 * (2 if pairs else 1), dtype, noise, pairs, seed=5),
         Case(1, 526_400 * (1 if pairs else 2), dtype, noise, not pairs, sample_offset=3, misalignment=2),
@@ -219,7 +219,9 @@ def test_kernel_equals_the_cpu_backend_for_many_dimensions_and_long_rows(
         assert case.usual_cut().blocks_per_band > 1, case
     assert {case.store_kind for case in steps} == {"aligned", "shifted", "strided"}
     assert {case.store_kind for case in tiles} == {"transposed"}
-    cases = [*chunks, Case(28 * 513 + 9, 33, dtype, noise, pairs, sample_offset=1), *steps, *rests, *tiles]
+    few = [Case(2**16 + 77, 3, dtype, noise, pairs, strides=strides) for strides in ((3, 1), (1, 2**16 + 77))]
+    assert {case.store_kind for case in few} == {"few_columns"}
+    cases = [*chunks, Case(28 * 513 + 9, 33, dtype, noise, pairs, sample_offset=1), *steps, *rests, *tiles, *few]
     run(runner(dtype, noise), {"float16": cases[::2], "bfloat16": cases[1::2]}.get(dtype, cases))
 
 

@@ -19,6 +19,9 @@ from tables import COLUMNS, ROWS
 
 from multisample.backends.kernels.cuda.geometry import (
     ANTITHETIC_WIDTH,
+    FEW_THREADS,
+    LEAST_ROWS,
+    MOST_FEW_COLUMNS,
     PACKED_GEOMETRY,
     SHIFTED_THREADS,
     SHORT_ROW_THREADS,
@@ -181,11 +184,12 @@ def calls() -> list[Call]:
 
 
 def test_limits_are_equal_in_python_and_cpp(library: ctypes.CDLL) -> None:
-    limits = (ctypes.c_uint32 * 12).in_dll(library, "limits")
-    numbers = [288, 128, 128, 128, 256, SHIFTED_THREADS, SHORT_ROW_THREADS, STAGED_PASSES, WIDTH, ANTITHETIC_WIDTH]
+    limits = (ctypes.c_uint32 * 15).in_dll(library, "limits")
+    numbers = [288, 128, 128, 128, 256, SHIFTED_THREADS, SHORT_ROW_THREADS, STAGED_PASSES, FEW_THREADS]
+    numbers += [MOST_FEW_COLUMNS, LEAST_ROWS, WIDTH, ANTITHETIC_WIDTH]
     assert list(limits) == [*numbers, PACKED_LAUNCH, PACKED_GEOMETRY]
     assert FORMAT.size == PACKED_GEOMETRY
-    assert list((ctypes.c_uint32 * 6).in_dll(library, "store_kinds")) == list(range(len(STORE_KINDS))) == [*range(6)]
+    assert list((ctypes.c_uint32 * 7).in_dll(library, "store_kinds")) == list(range(len(STORE_KINDS))) == [*range(7)]
 
 
 def test_python_and_cpp_compute_equal_geometries(library: ctypes.CDLL, calls: list[Call]) -> None:
@@ -197,7 +201,8 @@ def test_python_and_cpp_compute_equal_geometries(library: ctypes.CDLL, calls: li
     # The calls have all kinds of geometries.
     for antithetic in (False, True):
         cuts = [cut for call, cut in zip(calls, got, strict=True) if call.antithetic == antithetic]
-        assert {cut.store_kind for cut in cuts} == set(range(6))
+        assert {cut.store_kind for cut in cuts} == set(range(7))
+        cuts = [cut for cut in cuts if cut.store_kind != 6]
         assert {cut.skip for cut in cuts} == set(range(8 if antithetic else 4))
         assert {cut.interleave_log2 for cut in cuts} >= {0, 1, 2}
         for transposed in (False, True):
@@ -220,6 +225,9 @@ def test_every_geometry_is_valid_for_the_kernel(calls: list[Call]) -> None:
         assert 1 <= cut.blocks < 2**31, call
         assert cut.threads % 32 == 0 and 32 <= cut.threads <= 288, call
         assert cut.skip == call.skip, call
+        if cut.store_kind == 6:
+            check_few_columns(call, cut)
+            continue
         if cut.store_kind >= 4:
             check_transposed(call, cut)
             continue
@@ -265,6 +273,20 @@ def test_every_geometry_is_valid_for_the_kernel(calls: list[Call]) -> None:
         else:
             assert column_stride != size or (address - cut.skip * size) % quad or row_stride % quad or in_memory, call
             assert (across, down) != (rows, -(-(cut.skip + columns) // width)) or rows == across == down, call
+
+
+def check_few_columns(call: Call, cut: Geometry) -> None:
+    """Check a geometry for few columns: passes and bands have whole rows, and rows are one run of memory."""
+    rows, columns, dtype, strides, address, *_, in_memory = call
+    size = SIZES[dtype]
+    assert columns <= MOST_FEW_COLUMNS and rows >= LEAST_ROWS and not in_memory and cut.threads == FEW_THREADS, call
+    assert cut.rows_per_pass == FEW_THREADS * own_rows_of(size), call
+    assert cut.band_rows % cut.rows_per_pass == 0 and 1 <= cut.band_rows // cut.rows_per_pass <= 16, call
+    assert cut.blocks_per_band == 1 and (cut.blocks - 1) * cut.band_rows < rows <= cut.blocks * cut.band_rows, call
+    # Enough blocks for every processor.
+    assert cut.blocks >= 4096 or cut.band_rows == cut.rows_per_pass, call
+    assert address % size == strides[1] % size == 0, call
+    assert strides[0] == size or strides == (columns * size, size), call
 
 
 def check_transposed(call: Call, cut: Geometry) -> None:
@@ -324,6 +346,9 @@ def test_blocks_cover_every_row_and_every_column_once() -> None:
             continue
         count += 1
         cut, (across, down) = in_python(call), sides(call)
+        if STORE_KINDS[cut.store_kind] == "kFewColumns":
+            check_few_columns(call, cut)
+            continue
         bands, rest = divmod(cut.blocks, cut.blocks_per_band)
         assert rest == 0
         is_row_store = cut.store_kind < 4

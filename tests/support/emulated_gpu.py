@@ -524,6 +524,14 @@ def store_shared_quad(address, quad):
 
 
 @njit
+def store_shared_vector(address, elements):
+    size = _size(elements[0])
+    at = _allowed_of_shared(address, len(elements) * size, False)
+    for k in range(len(elements)):
+        _write(at + k * size, elements[k])
+
+
+@njit
 def shared_memory(size):
     """The address of an array in shared memory: call k of every thread of a block returns the same array."""
     gpu = _state()

@@ -14,7 +14,7 @@ from tables import COLUMNS, DTYPES, INPUTS, ROWS, STORE_KINDS
 from transposed_cuts import recut
 
 import multisample
-from multisample.backends.kernels.cuda.geometry import Geometry, geometry, staged_own_rows_of
+from multisample.backends.kernels.cuda.geometry import Geometry, few_columns_geometry, geometry, staged_own_rows_of
 from multisample.backends.kernels.stream.arithmetic import fma
 from multisample.backends.launch import SIZES
 
@@ -66,6 +66,8 @@ class Case:
     cut: Cut | None = None
     """Changes to fields of the geometry; dependent fields are computed again."""
     backwards: bool = False
+    few_columns: bool = False
+    """Whether to take the geometry of kFewColumns, which `sample` uses for many more rows only."""
 
     @property
     def size(self) -> int:
@@ -133,7 +135,9 @@ class Case:
         return np.asarray(got)
 
     def usual_cut(self) -> Geometry:
-        """The geometry that `sample` uses on a GPU."""
+        """The geometry that `sample` uses on a GPU, except with `few_columns`."""
+        if self.few_columns:
+            return few_columns_geometry(self.d, self.size)
         return geometry(
             self.d, self.n, self.dtype, self.byte_strides(), self.placed()[0] % 32,
             -1 if "first_column" in self.in_memory else self.sample_offset % 8, self.noise == "shared",
@@ -148,6 +152,9 @@ class Case:
         if STORE_KINDS[g.store_kind].startswith("transposed"):
             return recut(self.cut, g, groups, staged_own_rows_of(self.size, self.antithetic))
         changed = g._replace(**self.cut(g))
+        if STORE_KINDS[g.store_kind] == "few_columns":
+            band_rows = max(changed.band_rows // changed.rows_per_pass, 1) * g.rows_per_pass
+            return g._replace(band_rows=band_rows, blocks=ceil_div(self.d, band_rows))
         rows, lanes, shift = changed.rows_per_pass, changed.groups_per_pass, changed.interleave_log2
         pass_stride = self.byte_strides()[0] * rows
         while STORE_KINDS[g.store_kind] in ("shifted", "staged") and (pass_stride << shift) % 16:
@@ -422,6 +429,12 @@ def words_in_memory(dtype: str, noise: str) -> Iterator[Case]:
     for k, (d, n, first) in enumerate(itertools.product((1, 9, 70), (3, 10, 37, 128, 520), (0, 2, 8, 16))):
         words = without_column[k % len(without_column)]
         yield Case(d, n, dtype, noise, k % 2 == 1, seed=k, in_memory=words, sample_offset=first, dim_offset=k)
+    for k, (n, d, pairs) in enumerate(itertools.product(range(1, 9), (513, 700), (False, True))):
+        words = without_column[k % len(without_column)]
+        yield Case(
+            d, n, dtype, noise, pairs, seed=k, in_memory=words, sample_offset=8 * k, dim_offset=k,
+            strides=((n, 1), (1, d))[k // 4 % 2], few_columns=True,
+        )  # fmt: skip
     # torch_ext launches the strided kernel for all strides, with the geometry for single elements.
     for (d, n), antithetic, row, first in itertools.product(
         [(3, 5), (41, 130), (2, 1157)], (False, True), (False, True), (0, 3, 6)
@@ -432,19 +445,44 @@ def words_in_memory(dtype: str, noise: str) -> Iterator[Case]:
         )  # fmt: skip
 
 
+def few_columns(dtype: str, noise: str) -> Iterator[Case]:
+    """Few samples of many dimensions, in blocks of one and of several passes, contiguous by rows and by columns."""
+    numbers = itertools.count()
+    of_pass = 512 if SIZES[dtype] < 8 else 256
+    lengths = (of_pass, of_pass + 1, of_pass + 31, 2 * of_pass - 1, 2 * of_pass + 130, 3 * of_pass + 200, 77)
+    for n, antithetic, layout in itertools.product(range(1, 9), (False, True), range(4)):
+        for choice in range(4):
+            k = next(numbers)
+            d = lengths[(k + k // 7) % len(lengths)]
+            yield Case(
+                d, n, dtype, noise, antithetic, seed=2**63 + k, offset=2**32 + k,
+                in_memory=("offset",) if choice == 1 else (), dim_offset=(0, 7, ROWS - d)[k % 3],
+                sample_offset=(0, 8 * k, 2**33 + 16, COLUMNS - 8)[choice],
+                strides=((n, 1), (1, d), (1, d + 3), (1, -d - 1))[layout], misalignment=k // 2 % 5,
+                cut=tall(choice, 1) if choice > 1 else None, fast_math=k % 2 == 1, backwards=k // 4 % 2 == 1,
+                few_columns=True,
+            )  # fmt: skip
+    d = of_pass + 200
+    for k, (mu, sigma) in enumerate(vectors for kind in INPUTS for vectors in input_vectors(kind, d)[::2]):
+        n = k % 8 + 1
+        strides = ((n, 1), (1, d))[k // 2 % 2]
+        yield Case(d, n, dtype, noise, k % 2 == 1, seed=k, mu=mu, sigma=sigma, strides=strides, few_columns=True)
+
+
 SOME_WORDS = [words for count in range(1, 5) for words in itertools.combinations(WORDS, count) if words != ("offset",)]
 """Combinations of words in memory that need the kernel that reads the seed and the window from memory."""
 
 TABLES: dict[str, tuple[Callable[[str, str], Iterator[Case]], dict[str, int]]] = {
     "every shape": (every_shape, dict.fromkeys(STORE_KINDS[:3], 16)),
     "dimensions side by side": (dimensions_side_by_side, {"transposed": 100}),
-    "every address": (every_address, dict.fromkeys(STORE_KINDS, 11)),
-    "threads beyond the last column": (threads_beyond_the_last_column, dict.fromkeys(STORE_KINDS, 1)),
-    "any strides": (any_strides, dict.fromkeys(STORE_KINDS, 3)),
+    "every address": (every_address, dict.fromkeys(STORE_KINDS[:6], 11)),
+    "threads beyond the last column": (threads_beyond_the_last_column, dict.fromkeys(STORE_KINDS[:6], 1)),
+    "any strides": (any_strides, dict.fromkeys(STORE_KINDS[:6], 3)),
+    "few columns": (few_columns, {"few_columns": 150}),
     "windows far out": (windows_far_out, {}),
     "windows of pairs": (windows_of_pairs, dict.fromkeys(("staged", "strided", "transposed"), 20)),
     "offsets in memory": (offsets_in_memory, dict.fromkeys(STORE_KINDS[:4], 1)),
     "vectors of every type": (vectors_of_every_type, {}),
-    "calls cut differently": (calls_cut_differently, dict.fromkeys(STORE_KINDS, 6)),
+    "calls cut differently": (calls_cut_differently, dict.fromkeys(STORE_KINDS[:6], 6)),
 }
 """Tables of cases, each with the least number of cases for each store variant."""

@@ -21,7 +21,15 @@ from multisample.backends.element_types import SIZES
 from multisample.backends.kernels.compilation import KernelCache, source_digest
 
 from . import intrinsics as cuda_intrinsics
-from .geometry import MOST_THREADS, SHIFTED_THREADS, SHORT_ROW_THREADS, STORE_KINDS, TRANSPOSED_THREADS, staged_threads
+from .geometry import (
+    FEW_THREADS,
+    MOST_THREADS,
+    SHIFTED_THREADS,
+    SHORT_ROW_THREADS,
+    STORE_KINDS,
+    TRANSPOSED_THREADS,
+    staged_threads,
+)
 from .kernel import sample_kernel
 from .moments import finishing_kernel, moments_kernel
 from .moments_geometry import MOMENT_ROWS, MOMENT_THREADS
@@ -225,6 +233,8 @@ def launch_bounds(
         if name == "kTransposed" and capability < (9, 0):
             return threads, 384 // threads
         return threads, (512 if dtype == "float64" and not shared_noise else 768) // threads
+    if name == "kFewColumns":
+        return FEW_THREADS, 5 if antithetic or dtype == "float64" else 8
     if name == "kShifted":
         # With independent noise, a fourth block makes fast_math slower.
         return SHIFTED_THREADS, 4 if shared_noise and capability != (7, 5) else 3

@@ -14,6 +14,9 @@ from multisample.backends.element_types import SIZES
 __all__ = [
     "ANTITHETIC_WIDTH",
     "CHUNK",
+    "FEW_THREADS",
+    "LEAST_ROWS",
+    "MOST_FEW_COLUMNS",
     "MOST_THREADS",
     "PACKED_GEOMETRY",
     "SHIFTED_THREADS",
@@ -23,6 +26,7 @@ __all__ = [
     "TRANSPOSED_THREADS",
     "WIDTH",
     "Geometry",
+    "few_columns_geometry",
     "geometry",
 ]
 
@@ -32,9 +36,13 @@ _SHORT_ROW = 128
 SHORT_ROW_THREADS = 2 * _SHORT_ROW
 STAGED_PASSES = 4
 CHUNK = MOST_THREADS + _SHORT_ROW
-STORE_KINDS = ("kAligned", "kShifted", "kStaged", "kStrided", "kTransposed", "kTransposedStaged")
-_ALIGNED, _SHIFTED, _STAGED, _STRIDED, _TRANSPOSED, _TRANSPOSED_STAGED = range(6)
+STORE_KINDS = ("kAligned", "kShifted", "kStaged", "kStrided", "kTransposed", "kTransposedStaged", "kFewColumns")
+_ALIGNED, _SHIFTED, _STAGED, _STRIDED, _TRANSPOSED, _TRANSPOSED_STAGED, _FEW_COLUMNS = range(7)
 TRANSPOSED_THREADS = 128
+FEW_THREADS = 128
+MOST_FEW_COLUMNS = 8
+LEAST_ROWS = 2**16
+_MOST_FEW_PASSES = 16
 _MOST_GROUPS_PER_PASS = 16
 _MOST_PASSES = 32
 _FAR_APART = 2**28
@@ -110,6 +118,9 @@ def geometry(
     width = ANTITHETIC_WIDTH if antithetic else WIDTH
     skip = first_column % width if fixed_skip else width - 1
     groups = _ceil_div(skip + columns, width)
+    if not strided and skip == 0 and _has_few_columns(rows, columns, size, strides, misalignment):
+        cut = few_columns_geometry(rows, size)
+        return cut, _STRUCT.pack(*cut)
     store_kind = _STRIDED
     if not strided:
         store_kind = _store_kind(
@@ -180,7 +191,7 @@ def _most_turns(store_kind: int, rows_per_pass: int, tiles: int, shared_noise: b
 
 
 def own_rows_of(size: int) -> int:
-    """Dimensions that a thread of kTransposed keeps."""
+    """Dimensions that a thread of kTransposed keeps, and that one of kFewColumns draws in a pass."""
     return 2 if size == 8 else 4
 
 
@@ -236,6 +247,29 @@ def _transposed(
         overlap=overlap,
         column_step=column_step,
         band_groups=passes * per_pass,
+    )
+
+
+def _has_few_columns(rows: int, columns: int, size: int, strides: tuple[int, int], misalignment: int) -> bool:
+    if columns > MOST_FEW_COLUMNS or rows < LEAST_ROWS:
+        return False
+    if strides[1] % size or misalignment % size:
+        return False
+    return strides[0] == size or strides == (columns * size, size)
+
+
+def few_columns_geometry(rows: int, size: int) -> Geometry:
+    """The geometry of kFewColumns, for `rows` rows of elements of `size` bytes."""
+    rows_per_pass = FEW_THREADS * own_rows_of(size)
+    passes_all = _ceil_div(rows, rows_per_pass)
+    passes = min(_MOST_FEW_PASSES, max(1, passes_all // 4096))
+    return Geometry(
+        blocks=_ceil_div(passes_all, passes),
+        threads=FEW_THREADS,
+        rows_per_pass=rows_per_pass,
+        band_rows=passes * rows_per_pass,
+        blocks_per_band=1,
+        store_kind=_FEW_COLUMNS,
     )
 
 

@@ -23,8 +23,9 @@ from multisample.backends.launch import WordFormat
 from .geometry import ANTITHETIC_WIDTH, WIDTH
 
 __all__ = [
-    "by_type", "computing_type", "dimension_place", "element", "group_width", "joined", "keys_of", "memory_of", "mu_of",
-    "noise", "offset_of", "packing", "place", "replacing", "scaled", "sigma_of", "value_of", "weights_of", "word_of",
+    "by_type", "computing_type", "dimension_place", "element", "group_width", "in_turn", "joined", "keys_of",
+    "memory_of", "mu_of", "noise", "offset_of", "packing", "place", "replacing", "scaled", "sigma_of", "value_of",
+    "weights_of", "word_of",
 ]  # fmt: skip
 
 _TO_UNIT, _TO_UNIT_HALF = np.float32(2.0**-32), np.float32(2.0**-33)
@@ -392,3 +393,19 @@ def joined(part: Function, first: int, last: int) -> Function:
         return low(a, b, c) + high(a, b, c)
 
     return concatenated
+
+
+def in_turn(part: Function, first: int, last: int) -> Function:
+    """``in_turn(*arguments)`` calls ``part(k)(*arguments)`` for each k."""
+    if last - first == 1:
+        one: Function = part(first)
+        return one
+    middle = (first + last) // 2
+    low, high = in_turn(part, first, middle), in_turn(part, middle, last)
+
+    @inline
+    def both(a, b, c):
+        low(a, b, c)
+        high(a, b, c)
+
+    return both

@@ -39,6 +39,7 @@ __all__ = [
     "store_quad",
     "store_shared",
     "store_shared_quad",
+    "store_shared_vector",
     "store_vector",
     "synchronize_block",
     "synchronize_warp",
@@ -181,16 +182,22 @@ def load_quad(typingctx: Any, address: Any, dtype: Any) -> Any:
     return types.UniTuple(result, 4)(address, dtype), codegen
 
 
-@intrinsic
-def store_vector(typingctx: Any, address: Any, elements: Any) -> Any:
-    """Store adjacent elements, of at most 16 bytes, at an address that their size divides."""
-    size = elements.count * elements.dtype.bitwidth // 8
+def _vector_storer(space: int) -> Any:
+    def store_vector(typingctx: Any, address: Any, elements: Any) -> Any:
+        """Store adjacent elements, of at most 16 bytes, at an address that their size divides."""
+        size = elements.count * elements.dtype.bitwidth // 8
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _store_vector(builder, args[0], cgutils.unpack_tuple(builder, args[1]), _GLOBAL, size)
-        return context.get_dummy_value()
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            _store_vector(builder, args[0], cgutils.unpack_tuple(builder, args[1]), space, size)
+            return context.get_dummy_value()
 
-    return types.void(address, elements), codegen
+        return types.void(address, elements), codegen
+
+    return store_vector
+
+
+store_vector = intrinsic(_vector_storer(_GLOBAL))
+store_shared_vector = intrinsic(_vector_storer(_SHARED))
 
 
 @intrinsic

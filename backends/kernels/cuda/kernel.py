@@ -1,9 +1,9 @@
 """The block-per-dimension kernel of ``csrc/cuda/kernel.cuh``, in Python for Numba to compile.
 
 x[i, j] = mu[i] + sigma[i] z[i, j]. Noise is made in registers, and each element is written once. `rows` has the kernels
-with row stores, `transposed` those with transposed stores. Words and normals are the functions of the cpu backend. Each
-combination of element type, noise, pairs, transform and stores is a kernel of its own, made of small functions that
-Numba inlines.
+with row stores, `transposed` those with transposed stores, and `few_columns` the one for few columns. Words and normals
+are the functions of the cpu backend. Each combination of element type, noise, pairs, transform and stores is a kernel
+of its own, made of small functions that Numba inlines.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 from multisample.backends.kernels.compilation import Function, inline
 from multisample.backends.launch import Launch
 
+from .few_columns import few_columns_kernel
 from .geometry import STORE_KINDS, Geometry
 from .group import group_width, replacing, value_of, word_of
 from .rows import rows_kernel
@@ -59,6 +60,8 @@ def sample_kernel(
         return transposed_kernel(gpu, dtype, shared_noise, antithetic, fast)
     if kind == "kTransposedStaged":
         return transposed_staged_kernel(gpu, dtype, shared_noise, antithetic, fast)
+    if kind == "kFewColumns":
+        return few_columns_kernel(gpu, dtype, shared_noise, antithetic, fast)
     return rows_kernel(gpu, dtype, shared_noise, antithetic, fast, kind)
 
 

@@ -16,9 +16,9 @@ import numpy as np
 
 from multisample.backends.kernels.compilation import Function, inline
 
-from .group import joined
+from .group import in_turn, joined
 
-__all__ = ["MOST_STORED", "Staged", "aligned", "paired", "shifted", "staged", "strided"]
+__all__ = ["MOST_STORED", "Staged", "aligned", "copying", "paired", "shifted", "staged", "strided"]
 
 MOST_STORED = 16
 """Bytes of the largest store of a thread."""
@@ -462,3 +462,30 @@ def strided(gpu: ModuleType, width: int) -> Function:
         return part
 
     return _each(width, column)
+
+
+@functools.cache
+def copying(gpu: ModuleType, piece_size: int, pieces_of_thread: int, pieces_apart: int) -> Function:
+    """``copy_pieces(source, to, left)`` copies a thread's pieces of a pass from shared memory.
+
+    `left` bytes of the pass are left.
+    """
+    load_shared, store = gpu.load_shared, gpu.store
+    load_piece, store_piece = gpu.load_shared_quad, gpu.store_quad
+
+    @inline
+    def load_half(at):
+        return load_shared(at, np.uint64)
+
+    if piece_size == 8:
+        load_piece, store_piece = load_half, store
+
+    def copied(j: int) -> Function:
+        @inline
+        def copy(source, to, left):
+            if left > j * pieces_apart:
+                store_piece(to + j * pieces_apart, load_piece(source + j * pieces_apart))
+
+        return copy
+
+    return in_turn(copied, 0, pieces_of_thread)

@@ -17,6 +17,7 @@ from .group import (
     computing_type,
     element,
     group_width,
+    in_turn,
     joined,
     keys_of,
     mu_of,
@@ -26,27 +27,11 @@ from .group import (
     scaled,
     sigma_of,
 )
-from .stores import MOST_STORED
+from .stores import MOST_STORED, copying
 
 __all__ = ["transposed_kernel", "transposed_staged_kernel"]
 
 _WARP = np.uint32(32)
-
-
-def _in_turn(part: Function, first: int, last: int) -> Function:
-    """``in_turn(*arguments)`` calls ``part(k)(*arguments)`` for each k."""
-    if last - first == 1:
-        one: Function = part(first)
-        return one
-    middle = (first + last) // 2
-    low, high = _in_turn(part, first, middle), _in_turn(part, middle, last)
-
-    @inline
-    def in_turn(a, b, c):
-        low(a, b, c)
-        high(a, b, c)
-
-    return in_turn
 
 
 @functools.cache
@@ -224,7 +209,7 @@ def _writing(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, F
 
         return put
 
-    return _in_turn(piece, 0, width), _in_turn(one, 0, width * own_rows)
+    return in_turn(piece, 0, width), in_turn(one, 0, width * own_rows)
 
 
 @functools.cache
@@ -530,7 +515,7 @@ def _staged_drawing(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic:
 
         return put
 
-    put_group = _in_turn(column, 0, group_width(antithetic))
+    put_group = in_turn(column, 0, group_width(antithetic))
 
     def drawn(s: int) -> Function:
         @inline
@@ -543,34 +528,7 @@ def _staged_drawing(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic:
 
         return draw
 
-    return _in_turn(drawn, 0, staged_own_rows_of(SIZES[dtype], antithetic))
-
-
-@functools.cache
-def _staged_copying(gpu: ModuleType, piece_size: int, pieces_of_thread: int, pieces_apart: int) -> Function:
-    """``copy_pieces(source, to, left)`` copies a thread's pieces of a pass from shared memory.
-
-    `left` bytes of the pass are left.
-    """
-    load_shared, store = gpu.load_shared, gpu.store
-    load_piece, store_piece = gpu.load_shared_quad, gpu.store_quad
-
-    @inline
-    def load_half(at):
-        return load_shared(at, np.uint64)
-
-    if piece_size == 8:
-        load_piece, store_piece = load_half, store
-
-    def copied(j: int) -> Function:
-        @inline
-        def copy(source, to, left):
-            if left > j * pieces_apart:
-                store_piece(to + j * pieces_apart, load_piece(source + j * pieces_apart))
-
-        return copy
-
-    return _in_turn(copied, 0, pieces_of_thread)
+    return in_turn(drawn, 0, staged_own_rows_of(SIZES[dtype], antithetic))
 
 
 def transposed_staged_kernel(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: bool, fast: bool) -> Function:
@@ -590,7 +548,7 @@ def transposed_staged_kernel(gpu: ModuleType, dtype: str, shared_noise: bool, an
     band_of, begins, is_whole, fill = _bands(gpu, dtype, shared_noise, antithetic, fast)
     groups_and_rows_of, rows_of, memory_of_rows, hidden_parts = _staged_places(gpu, dtype, shared_noise, antithetic)
     draw_all = _staged_drawing(gpu, dtype, shared_noise, antithetic, fast)
-    copy_pieces = _staged_copying(gpu, piece_size, pieces_of_thread, threads * piece_size)
+    copy_pieces = copying(gpu, piece_size, pieces_of_thread, threads * piece_size)
 
     def kernel(call, geometry):
         chunk, stage = shared_memory(chunk_size), shared_memory(stage_size)

@@ -105,6 +105,7 @@ void run_stores(const Launch& call, const Geometry& g, bool backwards) {
     case kStaged: return run<antithetic, kStaged>(call, g, backwards);
     case kTransposed: return run<antithetic, kTransposed>(call, g, backwards);
     case kTransposedStaged: return run<antithetic, kTransposedStaged>(call, g, backwards);
+    case kFewColumns: return run<antithetic, kFewColumns>(call, g, backwards);
     default: return run<antithetic, kStrided>(call, g, backwards);
   }
 }
