@@ -2,8 +2,8 @@
 
 python -m bench.studies.perturb results.json [cpu] [cuda]
 
-Contenders of a model take turns, so that a disturbance slows all. `us` is the median over the turns of a call that the
-device has finished, in place, and `ratio` that of what it replaces: for each tensor and member,
+Contenders of a model take turns, so that a disturbance slows all. `us` is the median over the turns of a call in place:
+on a GPU by events around five calls in a row. `ratio` is that of what it replaces: for each tensor and member,
 ``p.add_(torch.randn_like(p), alpha=c)``. ``mul_`` shows what reading and writing costs alone. "host us" is the time
 until the call returns.
 
@@ -29,7 +29,7 @@ from bench.suites.machine import describe
 from multisample import Key
 from multisample.torch import perturb_
 
-TURNS, SECONDS = 15, 3.0
+TURNS, SECONDS, CALLS = 15, 3.0, {"cpu": 1, "cuda": 5}
 
 Call = Callable[[], Any]
 
@@ -72,6 +72,24 @@ def contenders(dtype: str, shapes: list[tuple[int, ...]], members: int, device: 
     return calls
 
 
+def timed(call: Call, device: str) -> tuple[float, float]:
+    """Seconds of a call: until it returns, and until it is done."""
+    count = CALLS[device]
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2)) if device == "cuda" else (None, None)
+    start = time.perf_counter()
+    if begin is not None:
+        begin.record()
+    for _ in range(count):
+        call()
+    if end is not None:
+        end.record()
+    host = time.perf_counter() - start
+    if begin is None or end is None:
+        return host, host
+    end.synchronize()
+    return host / count, begin.elapsed_time(end) / count / 1e3
+
+
 def measured(model: str) -> list[dict[str, Any]]:
     device, (dtype, shapes, members) = model.partition(" ")[0], MODELS[model]
     calls = contenders(dtype, shapes, members, device)
@@ -85,11 +103,7 @@ def measured(model: str) -> list[dict[str, Any]]:
             break
         for name, call in calls.items():
             wait()
-            start = time.perf_counter()
-            call()
-            host = time.perf_counter() - start
-            wait()
-            times[name].append((host, time.perf_counter() - start))
+            times[name].append(timed(call, device))
     us = {name: statistics.median(whole for _, whole in taken) * 1e6 for name, taken in times.items()}
     loops = {name: us["loop, one member"] * (members if name.startswith("update") else 1) for name in us}
     return [
