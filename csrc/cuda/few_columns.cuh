@@ -27,19 +27,19 @@ struct LaneRows {
   Out* stage;         // the warp's first row in shared memory
   Real mu[kOwnRows], sigma[kOwnRows];
 
-  // Loads elements `first`, `first` + 32, ... of a vector. `contiguous` is its first element if it needs no conversion
-  // and no multiplication, else null. With an incomplete warp, the last element replaces those behind it.
-  MULTISAMPLE_FUNCTION void load(const Vector& vector, const Real* contiguous, u64 first, u64 count,
-                                 Real (&x)[kOwnRows]) const {
-    if (contiguous != nullptr && left >= kOfWarp) {
+  // Loads mu and sigma, the lane's first elements of which are at these addresses.
+  MULTISAMPLE_FUNCTION void load(const Real* mu_at, const Real* sigma_at) {
 #pragma unroll
-      for (u32 s = 0; s < kOwnRows; ++s) x[s] = contiguous[first + 32 * s];
-      return;
-    }
+    for (u32 s = 0; s < kOwnRows; ++s) mu[s] = mu_at[32 * s], sigma[s] = sigma_at[32 * s];
+  }
+
+  // Loads elements `first`, `first` + 32, ... of mu and sigma. Behind the end, the last element replaces them.
+  MULTISAMPLE_FUNCTION void load(const Launch& call, u64 first) {
     u64 rows[kOwnRows];
 #pragma unroll
-    for (u32 s = 0; s < kOwnRows; ++s) rows[s] = first + 32 * s < count ? first + 32 * s : count - 1;
-    load_elements(vector, rows, x);
+    for (u32 s = 0; s < kOwnRows; ++s) rows[s] = first + 32 * s < call.rows ? first + 32 * s : call.rows - 1;
+    load_elements(mu_of(call), rows, mu);
+    load_elements(sigma_of(call), rows, sigma);
   }
 
   // Draws the first `normals` normals of the group that begins with column `begin`.
@@ -51,10 +51,22 @@ struct LaneRows {
     for (u32 s = 0; s < kOwnRows; ++s) {
       group[s] = scaled<Out, antithetic>(mu[s], sigma[s], noise.in(row_part(i + 32 * s, offset, keys.keys), keys));
     }
+    const auto put_columns = [&](bool whole) {
+#pragma unroll
+      for (u32 c = 0; c < count; ++c) {
+        Out* const column = at + (begin + c) * column_stride;
+#pragma unroll
+        for (u32 s = 0; s < kOwnRows; ++s) {
+          if (exists<count>(begin, c) && (whole || 32 * s + lane < left)) column[32 * s] = group[s].x[c];
+        }
+      }
+    };
     if (at != nullptr) {
-      left < kOfWarp ? put_columns<count, false>(begin, group) : put_columns<count, true>(begin, group);
-    } else if (columns % 4 == 0) {
-      // Where the number of columns is even, single stores have bank conflicts.
+      left < kOfWarp ? put_columns(false) : put_columns(true);
+      return;
+    }
+    // Where the number of columns is even, single stores have bank conflicts.
+    if (columns % 4 == 0) {
       put_rows<count, 4>(begin, group);
     } else if (columns % 2 == 0) {
       put_rows<count, 2>(begin, group);
@@ -91,20 +103,7 @@ struct LaneRows {
     return !antithetic || c + 1 < count || begin + c < columns;
   }
 
-  // Stores these columns in the matrix.
-  template <u32 count, bool is_whole>
-  MULTISAMPLE_FUNCTION void put_columns(u32 begin, const Group (&group)[kOwnRows]) const {
-#pragma unroll
-    for (u32 c = 0; c < count; ++c) {
-      Out* const column = at + (begin + c) * column_stride;
-#pragma unroll
-      for (u32 s = 0; s < kOwnRows; ++s) {
-        if (exists<count>(begin, c) && (is_whole || 32 * s + lane < left)) column[32 * s] = group[s].x[c];
-      }
-    }
-  }
-
-  // Puts these columns into shared memory, with one store for each `at_once` of them.
+  // Puts the first `count` columns of a group into shared memory, with one store for each `at_once` of them.
   template <u32 count, u32 at_once>
   MULTISAMPLE_FUNCTION void put_rows(u32 begin, const Group (&group)[kOwnRows]) const {
     if constexpr (at_once * sizeof(Out) > kStore) {
@@ -134,10 +133,10 @@ MULTISAMPLE_FUNCTION void draw_few_columns(const Launch& call, const Geometry& g
   using Real = typename Rows::Real;
   using GroupNoise = Noise<Real, shared_noise, fast>;
   constexpr u32 width = Rows::Group::kCount, of_warp = Rows::kOfWarp;
+  __shared__ GroupNoise noises[2];
   struct alignas(kStore) Stage {
     Out x[of_warp * kMostFewColumns];
   };
-  __shared__ GroupNoise noises[2];
   __shared__ Stage stages[kFewThreads / 32];
   const Keys<Real> keys(call.seed);
   const u64 offset = value_of(call.offset, call.offset_at);
@@ -152,14 +151,14 @@ MULTISAMPLE_FUNCTION void draw_few_columns(const Launch& call, const Geometry& g
   const u64 rows_left = call.rows - first_row;
   const u32 band_rows = rows_left < geometry.band_rows ? static_cast<u32>(rows_left) : geometry.band_rows;
   const bool is_direct = call.row_stride == sizeof(Out);
-  // The first element of a contiguous vector of the computing type.
-  const auto contiguous = [](const Vector& vector) -> const Real* {
-    const bool is_usual = vector.type == (sizeof(Real) == 4 ? kFloat32 : kFloat64) && vector.stride == sizeof(Real);
-    return is_usual ? static_cast<const Real*>(vector.input.data) : nullptr;
+  // Contiguous vectors of the computing type are read without a multiplication.
+  const auto address = [&](const Vector& vector) -> const Real* {
+    if (vector.type != (sizeof(Real) == 4 ? kFloat32 : kFloat64) || vector.stride != sizeof(Real)) return nullptr;
+    return static_cast<const Real*>(vector.input.data) + first_row + lane;
   };
-  const Vector mu = mu_of(call), sigma = sigma_of(call);
-  const Real *const mu_at = contiguous(mu), *const sigma_at = contiguous(sigma);
-  char* const out = static_cast<char*>(call.matrix) + static_cast<i64>(first_row) * call.row_stride;
+  const Real *const mu = address(mu_of(call)), *const sigma = address(sigma_of(call));
+  const bool is_usual = mu != nullptr && sigma != nullptr;
+  Out* const out = static_cast<Out*>(call.matrix) + first_row * (is_direct ? 1 : call.columns);
 
   Rows rows;
   rows.lane = lane;
@@ -168,12 +167,14 @@ MULTISAMPLE_FUNCTION void draw_few_columns(const Launch& call, const Geometry& g
   rows.stage = stages[warp].x;
 #pragma unroll 1
   for (u32 k = warp * of_warp; k < band_rows; k += geometry.rows_per_pass) {
-    const u64 row = first_row + k + lane;
     rows.left = band_rows - k;
-    rows.i = static_cast<u32>(call.first_row + row);
-    rows.at = is_direct ? reinterpret_cast<Out*>(out) + k + lane : nullptr;
-    rows.load(mu, mu_at, row, call.rows, rows.mu);
-    rows.load(sigma, sigma_at, row, call.rows, rows.sigma);
+    rows.i = static_cast<u32>(call.first_row + first_row) + lane + k;
+    rows.at = is_direct ? out + k + lane : nullptr;
+    if (is_usual && rows.left >= of_warp) {
+      rows.load(mu + k, sigma + k);
+    } else {
+      rows.load(call, first_row + lane + k);
+    }
 #pragma unroll 1
     for (u32 begin = 0; begin < rows.columns; begin += width) {
       const GroupNoise noise = noises[begin / width];
@@ -184,7 +185,7 @@ MULTISAMPLE_FUNCTION void draw_few_columns(const Launch& call, const Geometry& g
         default: rows.template draw<4>(begin, noise, low(offset), keys);
       }
     }
-    if (!is_direct) rows.copy(reinterpret_cast<Out*>(out) + k * rows.columns);
+    if (!is_direct) rows.copy(out + k * rows.columns);
   }
 }
 
