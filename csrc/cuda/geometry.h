@@ -72,11 +72,11 @@ struct Geometry {
   u32 blocks, threads;
   u32 groups_per_pass;  // groups that a block draws at once
   u32 one_by_groups;    // 2^20 / groups_per_pass, rounded up: divides a thread index by multiplication and shift
-  u32 rows_per_pass;    // row stores: rows that a block draws at once
+  u32 rows_per_pass;    // row stores, kFewColumns: rows that a block draws at once
   u32 one_by_rows;      // 2^20 / rows_per_pass, rounded up
   u32 chunk;            // rows (row stores) or groups that a block prepares at once in shared memory: whole passes
   u32 pitch;            // stride of a pass's rows in a chunk; odd, which avoids bank conflicts
-  u32 band_rows;        // row stores: rows of a block
+  u32 band_rows;        // row stores, kFewColumns: rows of a block
   u32 interleave_log2;  // row stores: passes of a band are 2^interleave_log2 passes apart; other bands have those
                         // between
   u32 steps;            // row stores: tiles of groups_per_pass groups that a block draws, one after another
