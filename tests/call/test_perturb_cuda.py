@@ -110,7 +110,7 @@ def test_values_on_a_device_of_their_own_are_refused() -> None:
     with pytest.raises(ValueError, match=r"^coefficients: expected values on the host.*, got them on cuda:0"):
         perturb(host, torch.ones(2, device="cuda"), seed=7)
     with pytest.raises(ValueError, match=r"^seed: expected values on the host, got them on cuda:0"):
-        perturb([p, host], 0.5, seed=torch.tensor(7, device="cuda"))
+        perturb([p, host], 0.5, seed=torch.tensor([7], device="cuda"))
     assert not host.any()
     assert not p.any()
 
