@@ -564,7 +564,8 @@ def test_elements_may_be_gigabytes_apart(
 
 def perturbed(gpu: Gpu, to_numpy: ToArray, call: Call, fast_math: bool = False, way: str = "launch") -> Array:
     """The memory after the call, which a backend runs on memory of its library."""
-    memory, words = gpu.memory.put(call.memory()), gpu.memory.put(np.array(stored_words(call.words()), np.uint64).view(np.int64))
+    stored = np.array(stored_words(call.words()), np.uint64)
+    memory, words = gpu.memory.put(call.memory()), gpu.memory.put(stored.view(np.int64))
     spans = ctypes.create_string_buffer(call.spans_at(gpu.memory.pointer(memory)))
     launch = call.launch(gpu.memory.pointer(words), matrix=ctypes.addressof(spans), fast_math=fast_math)
     if isinstance(call.weights, np.ndarray):
