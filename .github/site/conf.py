@@ -73,14 +73,21 @@ exclude_patterns += ["multisample/backends", "multisample/csrc"] if (ROOT / "bac
 myst_heading_anchors = 4
 suppress_warnings = ["misc.highlighting_failure"]
 
+# A name in backticks is a link if the reference has it.
+default_role = "py:obj"
 nitpicky = True
-nitpick_ignore_regex = [("py:.*", r"(?!multisample\.).*")]
+# Arguments, other libraries, and modules that are not public, have no entries.
+nitpick_ignore_regex = [("py:.*", r"(?!multisample\.).*|multisample\.(backends|examples)\..*")]
 # Without these libraries, the reference is the same.
 autodoc_mock_imports = ["torch", "jax", "dask", "triton"]
 autodoc_typehints = "none"
 autodoc_default_options = {"members": True}
 numpydoc_show_class_members = False
+# Types that docstrings name without their modules. Other words of a type are prose.
 numpydoc_xref_param_type = True
+numpydoc_xref_ignore = "all"
+numpydoc_xref_aliases = {name: f"multisample.{name}" for name in ("BackendStatus", "Generator", "Key")}
+numpydoc_xref_aliases |= {name: f"multisample.cem.{name}" for name in ("CEM", "CEMState", "Result", "State", "Task")}
 
 html_theme = "furo"
 html_title = f"multisample {version}"

@@ -6,6 +6,7 @@ import os
 import re
 from pathlib import Path
 
+import numpydoc.xref
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.project import Project
@@ -54,6 +55,7 @@ def _add_navigation(app: Sphinx, name: str, source: list[str]) -> None:
 
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
+    numpydoc.xref.DEFAULT_LINKS.clear()  # They need inventories of other sites, and so a network.
     app.add_config_value("navigation", {}, "env")
     app.connect("builder-inited", _name_pages)
     app.connect("source-read", _add_navigation)
