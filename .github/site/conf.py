@@ -91,6 +91,7 @@ numpydoc_xref_aliases |= {name: f"multisample.cem.{name}" for name in ("CEM", "C
 
 html_theme = "furo"
 html_title = f"multisample {version}"
+html_static_path = html_css_files = ["phone.css"]
 html_copy_source = False
 html_show_sphinx = False
 html_permalinks_icon = "#"
