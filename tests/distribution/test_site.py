@@ -59,7 +59,7 @@ MEASURES = """() => {
         ["auto", "scroll"].includes(getComputedStyle(element).overflowX) || scrolls(element.parentElement));
     const wide = element => element.getBoundingClientRect().right > innerWidth + 1 && !scrolls(element.parentElement);
     return {
-        wide: [...document.querySelectorAll("article, article *")].filter(wide).slice(0, 3).map(element => element.outerHTML),
+        wide: [...document.querySelectorAll("article, article *")].filter(wide).slice(0, 3).map(e => e.outerHTML),
         broken: [...document.images].filter(image => !image.naturalWidth).map(image => image.src),
         links: [...document.links].map(link => link.href),
     };
