@@ -263,7 +263,8 @@ def test_device_code_has_the_bits_of_sample() -> None:
 
 @requires_nvrtc
 def test_the_kernel_of_the_page_compiles() -> None:
-    (kernel,) = re.findall(r"^```cuda\n(.*?)^```$", (csrc_files.folder() / "include" / "README.md").read_text(), re.M | re.S)
+    page = (csrc_files.folder() / "include" / "README.md").read_text()
+    (kernel,) = re.findall(r"^```cuda\n(.*?)^```$", page, re.M | re.S)
     assert nvrtc_compile(kernel, ["simulate"], "sm_90", [INCLUDE]).log == ""
 
 
