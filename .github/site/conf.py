@@ -71,7 +71,6 @@ exclude_patterns += ["multisample/backends", "multisample/csrc"] if (ROOT / "bac
 
 # Anchors as in the repository's own view of the pages.
 myst_heading_anchors = 4
-suppress_warnings = ["misc.highlighting_failure"]
 
 # A name in backticks is a link if the reference has it.
 default_role = "py:obj"
