@@ -61,9 +61,10 @@ def problem(installation: Installation) -> str:
     project, *others = shlex.split(installation.requirements)
     extras = re.fullmatch(r"\.(?:\[(.+)\])?", project)
     assert extras is not None, f"expected this project first, got {installation.requirements}"
+    # As pip does, take a pre-release only of projects that have no other release.
     command = [
         "uv", "pip", "compile", "--quiet", "--no-header", "--no-annotate", "--only-binary", ":all:",
-        "--prerelease", "disallow", "--resolution", installation.resolution,
+        "--prerelease", "if-necessary", "--resolution", installation.resolution,
         # Without an interpreter, uv searches for one of that version, which takes longer than all else.
         "--python", sys.executable, "--python-version", installation.python, "--python-platform", installation.platform,
         "pyproject.toml", "-", *(f"--extra={extra}" for extra in (extras[1] or "").split(",") if extra),

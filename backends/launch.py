@@ -50,12 +50,16 @@ class Operation(enum.IntEnum):
 
     z is the noise, and w are the weights; sums are over all columns c.
 
-    sample : ``matrix[r, c] = mu[r] + sigma[r] * z[r, c]``.
-    gradient : ``first[r] = sum(matrix[r, c])`` and ``second[r] = sum(matrix[r, c] * z[r, c])``.
-    moments : ``first[r] = sum(w[c] * (mu[r] + sigma[r] * z[r, c]))``, and with two results ``second[r] = sum(w[c] *
-        (sigma[r] * z[r, c])**2)``.
-    perturb : ``target[e] = source[e] + sum(w[r] * z[r, e])`` for the elements e of each `Span`: fused multiply-adds in
-        the computing type, in the order of the rows, and one rounding.
+    sample
+        ``matrix[r, c] = mu[r] + sigma[r] * z[r, c]``.
+    gradient
+        ``first[r] = sum(matrix[r, c])`` and ``second[r] = sum(matrix[r, c] * z[r, c])``.
+    moments
+        ``first[r] = sum(w[c] * (mu[r] + sigma[r] * z[r, c]))``, and with two results
+        ``second[r] = sum(w[c] * (sigma[r] * z[r, c])**2)``.
+    perturb
+        ``target[e] = source[e] + sum(w[r] * z[r, e])`` for the elements e of each `Span`: fused multiply-adds in the
+        computing type, in the order of the rows, and one rounding.
     """
 
     sample = 0

@@ -9,7 +9,7 @@ def get_include() -> str:
     """Return the include folder of the C++ header with the normals of `multisample.sample`.
 
     ``#include <multisample/normal.h>`` gives ``multisample::Stream`` to host and device code: nvcc, NVRTC, g++ and
-    clang++, C++17. The page `csrc/README.md` is for people who write kernels.
+    clang++, C++17. The page `csrc/include/README.md` is for people who write kernels.
 
     Returns
     -------

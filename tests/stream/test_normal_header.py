@@ -263,7 +263,8 @@ def test_device_code_has_the_bits_of_sample() -> None:
 
 @requires_nvrtc
 def test_the_kernel_of_the_page_compiles() -> None:
-    (kernel,) = re.findall(r"^```cuda\n(.*?)^```$", (csrc_files.folder() / "README.md").read_text(), re.M | re.S)
+    page = (csrc_files.folder() / "include" / "README.md").read_text()
+    (kernel,) = re.findall(r"^```cuda\n(.*?)^```$", page, re.M | re.S)
     assert nvrtc_compile(kernel, ["simulate"], "sm_90", [INCLUDE]).log == ""
 
 
@@ -315,7 +316,7 @@ def test_an_older_standard_is_refused_by_name(tmp_path: Path) -> None:
 
 @requires_gxx
 def test_the_program_in_the_documentation_draws_the_sample(tmp_path: Path) -> None:
-    page = (csrc_files.folder() / "README.md").read_text()
+    page = (csrc_files.folder() / "include" / "README.md").read_text()
     found = re.search(r"```cpp\n(// own.cpp.*?)```\n\n```sh\n(.*?)```", page, re.DOTALL)
     assert found
     (tmp_path / "own.cpp").write_text(found[1])
