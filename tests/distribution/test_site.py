@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import os
 import re
 import shutil
 import subprocess
@@ -42,7 +43,10 @@ def browser() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     program = next(filter(None, map(shutil.which, BROWSERS)), None)
-    assert program, f"expected one of {', '.join(BROWSERS)}: apt-get install chromium-headless-shell"
+    if program is None:
+        message = f"expected one of {', '.join(BROWSERS)}: apt-get install chromium-headless-shell"
+        # GitHub's runners have a browser, so a missing one is a fault there.
+        (pytest.fail if "GITHUB_ACTIONS" in os.environ else pytest.skip)(message)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         yield browser
