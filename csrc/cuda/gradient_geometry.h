@@ -1,5 +1,5 @@
-// The geometry of a gradient: its cut into blocks and threads. The order of the sums follows from it. Geometry, and
-// so the bits, depends on shape, layout and types, never on the device.
+// The geometry of a gradient: its cut into blocks and threads. The order of the sums follows from it. Both depend on
+// the launch alone, never on the device.
 //
 // A row of the gradient is cut into segments. A block sums one segment of some rows. Its threads form tiles: all
 // threads of a tile sum the same few rows, and thread s of a tile (slot s) sums the groups s, s + slots, s + 2 slots,

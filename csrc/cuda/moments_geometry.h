@@ -1,5 +1,5 @@
 // The geometry of weighted moments: their cut into blocks and threads. The order of the sums follows from it.
-// Geometry, and so the bits, depends on shape, types and the number of moments, never on the device.
+// Both depend on the launch alone, never on the device.
 // backends/kernels/cuda/moments_geometry.py computes the same geometry.
 //
 // Columns are cut into segments, and rows into tiles. A block sums one segment in one tile, or in several tiles if the
@@ -72,8 +72,8 @@ inline MomentGeometry moment_geometry(const Launch& call) {
   g.team = static_cast<u32>(team);
   g.slots = static_cast<u32>(kMomentThreads / team < g.groups ? kMomentThreads / team : g.groups);
   tiles = ceil_div(rows, g.rows * team);
-  // Minimises the time of the busiest SM, over segments of at least 8 turns. Fewer and longer blocks
-  // must save 5 %, since they share a processor less evenly.
+  // Minimises the time of the busiest SM, over segments of at least 8 turns. Fewer and longer blocks must save
+  // 5 %, since they share an SM less evenly.
   const u64 all = ceil_div(g.groups, g.slots);
   g.turns = all;
   u64 least_time = ~u64{0} / 20;

@@ -306,7 +306,7 @@ MULTISAMPLE_FUNCTION void perturb(const Launch& call, const SpanList<Entry>& lis
 }
 
 // Minimum blocks per SM, for __launch_bounds__: more blocks spill registers. Strided spans and non-uniform round keys
-// need more.
+// take further registers.
 template <class Entry, bool origin_in_memory>
 constexpr int kPerturbBlocksAtOnce = sizeof(Entry) > sizeof(Run) || origin_in_memory ? 2 : 3;
 
