@@ -196,7 +196,7 @@ def _batch_launcher(launch: Launch, of_matrix: Launcher) -> Launcher:
             geometry, mu, sigma, None, matrix[0], None, None, seed, offset, 0, 0, first_row, first_column, 0, 0
         )
 
-    if launch.batch == 1:  # The compiled function takes addresses, which NumPy tells slowly.
+    if launch.batch == 1:  # The compiled function takes addresses; reading them from NumPy arrays is slow.
         return Launcher(draw_one, is_valid, of_matrix.geometry, takes_arrays=True)
 
     from .kernels.cpu import calls

@@ -45,7 +45,7 @@ struct Launch {
   // The tail: the same for all calls of a plan. Strides are in bytes.
   i64 mu_stride, sigma_stride, weights_stride;
   i64 row_stride, column_stride;  // for kSample multiples of the element size
-  // Bytes from one matrix of a batch to the next; 0 for what all matrices share.
+  // Bytes from one matrix of a batch to the next; 0 for shared operands.
   i64 mu_step, sigma_step, weights_step, matrix_step, result_step, seed_step, offset_step;
   i64 origin_step;    // of first_row_at and first_column_at
   u64 rows, columns;  // at least 1; kPerturb has as many columns as its spans have elements

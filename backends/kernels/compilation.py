@@ -1,8 +1,8 @@
 """Compiles with Numba once per machine, not once per process.
 
 Numba's own disk cache checks only the file of a function, not the functions that it calls. It has its own environment
-variables, and it unpickles any file. So this module keeps compiled kernels in `cache`, named by all that they depend
-on.
+variables, and it unpickles any file. So this module keeps compiled kernels in `cache`, named by a digest of their
+dependencies.
 """
 
 from __future__ import annotations

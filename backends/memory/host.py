@@ -120,7 +120,7 @@ def advise_huge_pages(address: int, size: int) -> None:
 
 @functools.cache
 def _advise() -> Callable[[int, int], Any] | None:
-    import mmap  # Which only large results of JAX's need.
+    import mmap  # Only JAX's large results need this.
 
     function = getattr(ctypes.CDLL(None), "madvise", None) if hasattr(mmap, "MADV_HUGEPAGE") else None
     if function is None:

@@ -2,8 +2,8 @@
 //
 // Compilers vectorise loops over arrays, and little else. So the kernel works on tiles (cpu/tile.h): some columns of
 // one row, or of several short rows. Tiles below each other have the same columns, and share the column part of their
-// words. In layout "nd" a tile is blocks of many rows, and a vector runs down the rows. The kernel then prefetches,
-// since the hardware does not detect writes to many places.
+// words. In layout "nd" a tile is blocks of many rows, and a vector runs down the rows. The kernel then prefetches:
+// hardware misses these scattered writes.
 #pragma once
 
 #include <cfenv>

@@ -27,13 +27,13 @@ struct LaneRows {
   Out* stage;         // the warp's first row in shared memory
   Real mu[kOwnRows], sigma[kOwnRows];
 
-  // Loads mu and sigma, the lane's first elements of which are at these addresses.
+  // Loads mu and sigma; the arguments address the lane's first elements.
   MULTISAMPLE_FUNCTION void load(const Real* mu_at, const Real* sigma_at) {
 #pragma unroll
     for (u32 s = 0; s < kOwnRows; ++s) mu[s] = mu_at[32 * s], sigma[s] = sigma_at[32 * s];
   }
 
-  // Loads elements `first`, `first` + 32, ... of mu and sigma. Behind the end, the last element replaces them.
+  // Loads elements `first`, `first` + 32, ... of mu and sigma. The last element is padding behind the end.
   MULTISAMPLE_FUNCTION void load(const Launch& call, u64 first) {
     u64 rows[kOwnRows];
 #pragma unroll

@@ -1,5 +1,5 @@
-// The geometry of a gradient: its cut into blocks and threads. The order of the sums follows from it. It depends on the
-// shape, the layout and the types alone, never on the device, and so do the bits of the sums.
+// The geometry of a gradient: its cut into blocks and threads. The order of the sums follows from it. Both depend on
+// the launch alone, never on the device.
 //
 // A row of the gradient is cut into segments. A block sums one segment of some rows. Its threads form tiles: all
 // threads of a tile sum the same few rows, and thread s of a tile (slot s) sums the groups s, s + slots, s + 2 slots,
@@ -19,7 +19,7 @@
 namespace multisample {
 
 constexpr u32 kGradientThreads = 256;
-// Iterations of a thread's loop that it adds up in the computing type, before it adds their sum to a float64 sum.
+// Turns summed in the computing type before one addition to a float64 sum.
 constexpr u32 kChain = 8;
 
 // Groups that a thread reads before it makes their noise.

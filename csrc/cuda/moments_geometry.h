@@ -1,10 +1,10 @@
-// The geometry of weighted moments: their cut into blocks and threads. The order of the sums follows from it. It
-// depends on the numbers of rows and columns, the types and the order alone, never on the device, and so do the bits of
-// the sums. backends/kernels/cuda/moments_geometry.py computes the same geometry.
+// The geometry of weighted moments: their cut into blocks and threads. The order of the sums follows from it.
+// Both depend on the launch alone, never on the device.
+// backends/kernels/cuda/moments_geometry.py computes the same geometry.
 //
 // Columns are cut into segments, and rows into tiles. A block sums one segment in one tile, or in several tiles if the
-// segment is short. A slot is a team of threads, each with rows of its own. Slot s sums entries s, s + slots, ... of
-// the segment's list of groups with a weight other than zero. At the end, the block adds up its slots. If there are
+// segment is short. A slot is a team of threads, each with rows of its own. The segment lists its groups with a
+// weight other than zero; slot s sums entries s, s + slots, ... At the end, the block adds up its slots. If there are
 // several segments, a second kernel adds them up.
 #pragma once
 
@@ -72,8 +72,8 @@ inline MomentGeometry moment_geometry(const Launch& call) {
   g.team = static_cast<u32>(team);
   g.slots = static_cast<u32>(kMomentThreads / team < g.groups ? kMomentThreads / team : g.groups);
   tiles = ceil_div(rows, g.rows * team);
-  // Of the cuts into segments of at least 8 turns, the one whose busiest processor ends first. Fewer and longer blocks
-  // must save 5 %, since they share a processor less evenly.
+  // Minimises the time of the busiest SM, over segments of at least 8 turns. Fewer and longer blocks must save
+  // 5 %, since they share an SM less evenly.
   const u64 all = ceil_div(g.groups, g.slots);
   g.turns = all;
   u64 least_time = ~u64{0} / 20;

@@ -1,5 +1,5 @@
-// Weighted moments of a sample that is never stored: its noise is made again in registers, of those groups only that
-// have a weight. cuda/moments_geometry.h sets the order of the sums.
+// Weighted moments of a sample in registers: noise is drawn again, for groups with a weight only.
+// cuda/moments_geometry.h sets the order of the sums.
 //
 // A block lists the groups of its segment with their weights and the column part of their words in shared memory, in
 // the order of columns. A thread adds up a few groups in the computing type, and adds that sum to a float64 sum.

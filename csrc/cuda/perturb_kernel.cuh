@@ -177,8 +177,8 @@ MULTISAMPLE_FUNCTION Quad<Out> shifted(const Quad<Out>& own, u32 shift) {
 }
 
 // Stores the aligned quads of a warp at any alignment of the row, and other elements one by one. The lane stores the
-// quad that begins in the previous lane's group. A quad inside of the row lies in two groups of that row, so that both
-// lanes are in the same row. All lanes of the warp take part.
+// quad that begins in the previous lane's group. Both groups of a quad inside the row belong to that row. All lanes of
+// the warp take part.
 template <class Out>
 MULTISAMPLE_FUNCTION void store_group(const RowGroup& group, const Quad<Out>& own, i64 width, i64 stride) {
   const bool adjacent = stride == sizeof(Out);
@@ -305,8 +305,8 @@ MULTISAMPLE_FUNCTION void perturb(const Launch& call, const SpanList<Entry>& lis
   }
 }
 
-// Minimum blocks per multiprocessor, for __launch_bounds__: more blocks spill registers, which strided spans, and round
-// keys that are not uniform, need in addition.
+// Minimum blocks per SM, for __launch_bounds__: more blocks spill registers. Strided spans and non-uniform round keys
+// take further registers.
 template <class Entry, bool origin_in_memory>
 constexpr int kPerturbBlocksAtOnce = sizeof(Entry) > sizeof(Run) || origin_in_memory ? 2 : 3;
 

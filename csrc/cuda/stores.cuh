@@ -32,7 +32,7 @@ struct Inside {
 // Bytes of the largest store of a thread.
 constexpr u32 kStore = 16;
 
-// Stores `count` adjacent elements per lane, which exceed one 16-byte store. The lanes are adjacent too. Lane pairs
+// Stores `count` adjacent elements per lane, more than 16 bytes. The lanes are adjacent too. Lane pairs
 // exchange halves, so that each store of the warp fills whole sectors: a store of half a sector is slower. All lanes of
 // the warp take part. `omit_first` leaves out the first store.
 template <u32 count, class Out>

@@ -604,7 +604,7 @@ def value_kernel(dtype: str, weighted: bool = False) -> Callable[..., bool]:
 
 
 def kernel_groups() -> list[list[Callable[[], Any]]]:
-    """All kernels, as functions that compile them. The others of a group contain the first one."""
+    """All kernels, as functions that compile them. Kernels of a group contain its first one."""
     groups: list[list[Callable[[], Any]]] = [
         [functools.partial(kernel, dtype, antithetic) for kernel in (window_kernel, windows_kernel)]
         for dtype in _TYPES
