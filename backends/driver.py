@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Hashable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
 from .contract import PROTOCOL, Launcher, MemoryLauncher
-from .kernels.cuda.geometry import geometry
+from .kernels.cuda.geometry import geometry, is_small
 from .kernels.cuda.moments_geometry import MOMENT_THREADS, MomentGeometry, moment_geometry
 from .kernels.cuda.perturb_geometry import PERTURB_THREADS, SpanList, most_spans, perturb_turns, span_lists, spans_at
 from .launch import (
@@ -105,8 +105,13 @@ def kernel_key(launch: Launch, store_kind: int) -> KernelKey:
 _CONFIGURATION = struct.Struct("7I4xPP I4x")
 _pack_configuration = _CONFIGURATION.pack
 CONFIGURATION_SIZE = _CONFIGURATION.size
-# The most matrices of one launch: the longest y axis of a grid. The kernels of moments know no batches.
-_MOST_BATCH: dict[int, int] = {Operation.sample: 65535, Operation.moments: 1}
+
+
+def _most_batch(launch: Launch) -> int:
+    """The most matrices of one launch: the length of a grid's x or y axis. The kernels of moments know no batches."""
+    if launch.operation == Operation.moments:
+        return 1
+    return 2**31 - 1 if is_small(launch.rows, launch.columns, bool(launch.antithetic)) else 65535
 
 
 def _places(*fields: str) -> tuple[tuple[int, int], ...]:
@@ -229,12 +234,12 @@ class DriverBackend(abc.ABC):
 
     def step(
         self, launch: Launch, key: Key, blocks: int, threads: int, geometry: bytes,
-        keys: Callable[[int], bytes] | None = None,
+        keys: Callable[[int], bytes] | None = None, batch: int = 1,
     ) -> Step:  # fmt: skip
-        """The kernel `key`, which takes the launch, `geometry` and `keys`."""
+        """The kernel `key`, which takes the launch, `geometry` and `keys`, on a grid of (`blocks`, `batch`)."""
         size = PACKED_LAUNCH + len(geometry) + (len(keys(0)) if keys else 0)
         launch_kernel, (_, tail) = self._launch_of_size(size, launch.device), packer(launch)
-        return Step(launch_kernel, self.kernel(key), blocks, max(launch.batch, 1), threads, tail + geometry, keys)
+        return Step(launch_kernel, self.kernel(key), blocks, batch, threads, tail + geometry, keys)
 
     def _perturbing(self, launch: Launch) -> Callable[[bytes, bytes, int, int], Iterator[_Ready]]:
         """``kernels(head, spans, seed, stream)``: the kernels that perturb packed spans.
@@ -277,7 +282,7 @@ class DriverBackend(abc.ABC):
                 launch_kernel(kernel, parameters)
             return
         phase = launch.column_phase - 1 if launch.first_column_at else launch.first_column & 7
-        for part in parts_of_batch(launch, _MOST_BATCH[launch.operation]):
+        for part in parts_of_batch(launch, _most_batch(launch)):
             pack_head, _ = packer(part)
             head = pack_head(*part[: len(HEAD)])
             for step in _STEPS[launch.operation](self, part, part.matrix & 31, phase):
@@ -392,7 +397,7 @@ class DriverBackend(abc.ABC):
         are not in memory. Without `phase`, that of the origin counts.
         """
         (pack_head, _), steps_of = packer(launch), _STEPS[launch.operation]
-        most, steps = _MOST_BATCH[launch.operation], [getattr(launch, step) for step in STEPS.values()]
+        most, steps = _most_batch(launch), [getattr(launch, step) for step in STEPS.values()]
         # More matrices than one launch draws are launched in parts.
         parts = [
             ([b * step for step in steps], launch._replace(batch=min(batch - b, most))) for b in range(0, batch, most)
@@ -452,12 +457,13 @@ def _buffer(size: int) -> _Buffer:
 def _sample_steps(backend: DriverBackend, launch: Launch, misalignment: int, phase: int) -> Steps:
     dtype = type_name(launch)
     # One geometry for all matrices of a batch, whose addresses may be aligned differently.
-    strided = launch.batch > 1 and launch.matrix_step % 32 != 0
+    strided, batch = launch.batch > 1 and launch.matrix_step % 32 != 0, max(launch.batch, 1)
     g, packed = geometry(
         launch.rows, launch.columns, dtype, (launch.row_stride, launch.column_stride), misalignment, phase,
-        bool(launch.shared_noise), bool(launch.antithetic), bool(launch.fast_math), strided,
+        bool(launch.shared_noise), bool(launch.antithetic), bool(launch.fast_math), strided, batch,
     )  # fmt: skip
-    return (backend.step(launch, kernel_key(launch, g.store_kind), g.blocks, g.threads, packed),)
+    key, in_grid = kernel_key(launch, g.store_kind), 1 if g.matrices else batch
+    return (backend.step(launch, key, g.blocks, g.threads, packed, batch=in_grid),)
 
 
 def _moments_steps(backend: DriverBackend, launch: Launch, misalignment: int, phase: int) -> Steps:

@@ -11,6 +11,8 @@
 // keeps a few dimensions and goes along the band.
 //
 // With few columns, a block draws all columns of a band of dimensions, and a thread all columns of a few of them.
+//
+// Of a batch of small matrices, a block draws several matrices, and a thread one group.
 #pragma once
 
 #include "launch.h"
@@ -30,6 +32,8 @@ enum StoreKind : u32 {
   kTransposedStaged,  // coalesced stores through shared memory, for few dimensions in a contiguous matrix
   kFewColumns,        // coalesced stores of whole rows by one thread each, for few columns in a contiguous matrix:
                       // directly where dimensions are contiguous, else through shared memory
+  kSmallMatrices,     // scalar stores at any stride, or vectorised stores where a group is aligned, for a batch of
+                      // matrices that each have fewer groups than a block has threads
 };
 
 // Maximum threads of a block with row stores: a row of 1024 columns, and one more warp, is one pass.
@@ -46,6 +50,8 @@ constexpr u32 kStagedThreads = shared_noise ? 256 : 128;
 // kFewColumns: threads of a block, the maximum columns, and the maximum passes of a block. A thread draws several rows,
 // so fewer rows than kLeastRows leave processors idle; other kernels then end earlier.
 constexpr u32 kFewThreads = 128, kMostFewColumns = 8, kMostFewPasses = 16, kLeastRows = 1 << 16;
+// kSmallMatrices: maximum threads of a block.
+constexpr u32 kSmallThreads = 256;
 // Maximum groups per pass of kTransposed, if a pass takes more than one block.
 constexpr u32 kMostGroupsPerPass = 16;
 // Maximum passes of a block with transposed stores, unless the grid would exceed 2^30 blocks.
@@ -72,7 +78,7 @@ struct Geometry {
   u32 blocks, threads;
   u32 groups_per_pass;  // groups that a block draws at once
   u32 one_by_groups;    // 2^20 / groups_per_pass, rounded up: divides a thread index by multiplication and shift
-  u32 rows_per_pass;    // row stores, kFewColumns: rows that a block draws at once
+  u32 rows_per_pass;    // row stores, kFewColumns: rows that a block draws at once; kSmallMatrices: rows of a matrix
   u32 one_by_rows;      // 2^20 / rows_per_pass, rounded up
   u32 chunk;            // rows (row stores) or groups that a block prepares at once in shared memory: whole passes
   u32 pitch;            // stride of a pass's rows in a chunk; odd, which avoids bank conflicts
@@ -91,9 +97,10 @@ struct Geometry {
   u32 band_groups;      // transposed stores: groups of a block
   u32 warps;            // kShifted: warps that the groups of a row fill
   u32 rest;             // kShifted: the remaining groups, which the last block of a band draws after its others
+  u32 matrices;         // kSmallMatrices: matrices of a block; else 0, and the grid's y axis counts the matrices
 };
 
-static_assert(sizeof(Geometry) == 84, "backends/kernels/cuda/geometry.py packs these bytes");
+static_assert(sizeof(Geometry) == 88, "backends/kernels/cuda/geometry.py packs these bytes");
 
 #if !defined(__CUDACC_RTC__)
 
@@ -215,12 +222,33 @@ inline Geometry few_columns_geometry(const Launch& call, Geometry g) {
   return g;
 }
 
+// Whether a block draws at least one matrix of these sizes with kSmallMatrices, for every first column.
+inline bool is_small(const Launch& call) {
+  const u64 width = call.antithetic ? kAntitheticWidth : kWidth;
+  return call.rows * ceil_div(width - 1 + call.columns, width) <= kSmallThreads;
+}
+
+inline Geometry small_matrices_geometry(const Launch& call, u64 groups) {
+  Geometry g{};
+  g.store_kind = kSmallMatrices;
+  g.matrices = static_cast<u32>(kSmallThreads / (call.rows * groups));
+  if (g.matrices > call.batch) g.matrices = call.batch;
+  g.threads = static_cast<u32>(ceil_div(g.matrices * call.rows * groups, 32) * 32);
+  g.groups_per_pass = static_cast<u32>(groups);
+  g.one_by_groups = static_cast<u32>(ceil_div(1 << 20, groups));
+  g.rows_per_pass = static_cast<u32>(call.rows);
+  g.one_by_rows = static_cast<u32>(ceil_div(1 << 20, call.rows));
+  g.blocks = static_cast<u32>(ceil_div(call.batch, g.matrices));
+  return g;
+}
+
 // `strided` forces kStrided, which supports every stride.
 inline Geometry geometry_of(const Launch& call, bool strided = false) {
   Geometry g{};
   const u32 width = call.antithetic ? kAntitheticWidth : kWidth;
   g.skip = call.first_column_at == nullptr ? static_cast<u32>(call.first_column % width) : width - 1;
   const u64 groups = ceil_div(g.skip + call.columns, width);
+  if (call.batch > 1 && is_small(call)) return small_matrices_geometry(call, groups);
   g.store_kind = store_kind_of(call, g.skip, groups, strided);
   if (g.store_kind == kFewColumns) return few_columns_geometry(call, g);
   if (g.store_kind == kTransposed) return transposed_geometry(call, g, groups);

@@ -1,10 +1,11 @@
 // The block-per-dimension kernel: x[i, j] = mu[i] + sigma[i] z[i, j]. Noise is made in registers, and each element is
-// written once. cuda/rows.cuh has the kernels with row stores, cuda/transposed.cuh those with transposed stores, and
-// cuda/few_columns.cuh the one for few columns.
+// written once. cuda/rows.cuh has the kernels with row stores, cuda/transposed.cuh those with transposed stores,
+// cuda/few_columns.cuh the one for few columns, and cuda/small_matrices.cuh the one for batches of small matrices.
 #pragma once
 
 #include "cuda/few_columns.cuh"
 #include "cuda/rows.cuh"
+#include "cuda/small_matrices.cuh"
 #include "cuda/transposed.cuh"
 
 namespace multisample {
@@ -26,6 +27,7 @@ template <bool shared_noise, StoreKind store_kind>
 constexpr int kMostThreads = store_kind == kTransposed         ? kTransposedThreads
                              : store_kind == kTransposedStaged ? kStagedThreads<shared_noise>
                              : store_kind == kFewColumns       ? kFewThreads
+                             : store_kind == kSmallMatrices    ? kSmallThreads
                              : store_kind == kShifted          ? kShiftedThreads
                              : store_kind == kStaged           ? kShortRowThreads
                                                                : kThreads;
@@ -38,6 +40,7 @@ constexpr int kBlocksAtOnce =
     : antithetic && (store_kind == kAligned || store_kind == kShifted) ? 2
     : store_kind == kFewColumns && sizeof(Out) == 2                    ? 0
     : store_kind == kFewColumns                                        ? (antithetic || sizeof(Out) == 8 ? 5 : 0)
+    : store_kind == kSmallMatrices                                     ? 0
     : antithetic || sizeof(Out) == 8                                   ? 3
     : store_kind == kShifted                                           ? (shared_noise ? 3 : 4)
     : store_kind == kStaged && shared_noise                            ? 4
@@ -51,7 +54,9 @@ __global__ void
   // Numbers passed by value are uniform to the compiler, which keeps them and the round keys out of the threads'
   // registers. Numbers read from memory are not uniform, so kernels that read them are separate instances. Kernels that
   // draw batches, a matrix for each index of the grid's y axis, are separate too, because they compute addresses.
-  if constexpr (origin_in_memory) {
+  if constexpr (store_kind == kSmallMatrices) {
+    draw_small_matrices<Out, shared_noise, antithetic, fast>(call, geometry);
+  } else if constexpr (origin_in_memory) {
     Geometry resolved = geometry;
     const Launch values = with_values(batched ? matrix_of_batch(call, blockIdx.y) : call);
     resolved.skip = static_cast<u32>(values.first_column % Elements<Out, antithetic>::kCount);

@@ -41,7 +41,13 @@ cudaError_t for_batch(const Launch& call, u32 most, const Function& function) {
 template <class Out, bool shared_noise, bool antithetic, bool fast>
 cudaError_t launch_stores(const Launch& call) {
   if (call.origin_in_memory) {
-    // Kernels that read their origin from memory exist for kAligned, and for kStrided, which supports every stride.
+    if (call.batch > 1 && is_small(call)) {
+      const Geometry g = geometry_of(call);
+      return launch_kernel(sample_kernel<Out, shared_noise, antithetic, fast, kSmallMatrices, true>, g.blocks,
+                           g.threads, call.stream, call, g);
+    }
+    // Other kernels that read their origin from memory exist for kAligned, and for kStrided, which supports every
+    // stride.
     const bool same_alignment = call.batch <= 1 || call.matrix_step % 32 == 0;
     Geometry g = geometry_of(call);
     if (g.store_kind != kAligned || !same_alignment) g = geometry_of(call, true);

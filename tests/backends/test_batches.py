@@ -12,6 +12,7 @@ import pytest
 from cuda_memory import memory_of, require
 from launches import a_launch, a_vector, stored_word
 
+import multisample
 from multisample.backends import registry
 from multisample.backends.contract import Backend
 from multisample.backends.element_types import MATRIX_TYPES
@@ -134,6 +135,29 @@ def test_a_batch_has_the_bits_of_its_matrices(
             )  # fmt: skip
         assert np.array_equal(drawn, memory.get(expected)), (d, n, dtype, flags, layout, antithetic)
         assert len(np.unique(drawn)) > min(d * n, 200) // 8
+
+
+@pytest.mark.parametrize("layout", ["dn", "nd"])
+def test_a_long_batch_of_small_matrices_has_their_bits(backend_and_memory: tuple[Backend, Memory], layout: str) -> None:
+    """More matrices than the y axis of a grid counts."""
+    backend, memory = backend_and_memory
+    count, d, n = 70_001, 3, 5
+    seeds = np.arange(count, dtype=np.uint64) + np.uint64(2**63 - 5)
+    mu, sigma = (np.linspace(low, 2, count * d).astype(np.float32) for low in (-3, 0.5))
+    stored = np.array([stored_word("seed", int(seed)) for seed in seeds], np.uint64).view(np.int64)
+    arrays = [memory.put(x) for x in (mu, sigma, np.zeros(count * d * n, np.float32), stored)]
+    vectors = [a_vector(x)._replace(value=memory.pointer(y)) for x, y in zip((mu, sigma), arrays, strict=False)]
+    draw = a_launch(
+        d, n, mu=vectors[0], sigma=vectors[1], matrix=memory.pointer(arrays[2]), seed_at=memory.pointer(arrays[3]),
+        strides=(4 * n, 4) if layout == "dn" else (4, 4 * d), device=memory.device, batch=count, origin_in_memory=1,
+        word_formats=WordFormat.high_first, mu_step=4 * d, sigma_step=4 * d, matrix_step=4 * d * n, seed_step=8,
+    )  # fmt: skip
+    backend.launch(draw)
+    drawn = memory.get(arrays[2]).reshape(count, *((d, n) if layout == "dn" else (n, d)))
+    for b in [0, 1, 24, 65_534, 65_535, 65_536, count - 1]:
+        one = multisample.sample(mu[b * d :][:d], sigma[b * d :][:d], n, seed=int(seeds[b]), layout=layout)
+        assert np.array_equal(drawn[b], one), b
+    assert len(np.unique(drawn)) > 0.99 * drawn.size
 
 
 def test_gradients_of_a_batch_are_those_of_its_matrices() -> None:

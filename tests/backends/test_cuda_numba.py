@@ -141,7 +141,7 @@ def test_kernels_spill_few_registers_and_fit_their_launch_bounds(numba: Any, dty
         threads, blocks = launch_bounds(dtype, shared, antithetic, store_kind, device.compute_capability)
         most_threads = {
             "kShifted": 256, "kStaged": 256, "kTransposed": 128, "kTransposedStaged": 256 if shared else 128,
-            "kFewColumns": 128,
+            "kFewColumns": 128, "kSmallMatrices": 256,
         }  # fmt: skip
         assert kernel.max_threads_per_block >= threads == most_threads.get(name, geometry.MOST_THREADS)
         # Registers are allocated in units of eight per thread.

@@ -63,12 +63,12 @@ def packed(case: Case) -> bytes:
     draw = a_launch(
         case.d, case.n, case.dtype, mu=vectors[0][0], sigma=vectors[1][0], matrix=first, strides=case.byte_strides(),
         shared_noise=case.noise == "shared", antithetic=case.antithetic, fast_math=case.fast_math, device=0,
-        **word_fields(values, case.in_memory),
+        batch=int(case.small), **word_fields(values, case.in_memory),
     )  # fmt: skip
     cut = _GEOMETRY.pack(*case.chosen_cut())
     head = _CASE.pack(
         pack(draw), len(vectors[0][1]), len(vectors[1][1]), size, *stored_words(values), case.backwards,
-        case.cut is not None or case.few_columns, cut,
+        case.cut is not None or case.few_columns or case.small, cut,
     )  # fmt: skip
     return head + vectors[0][1] + vectors[1][1]
 
@@ -127,7 +127,7 @@ def runner(build_once: Build) -> Callable[..., Path]:
     return runner
 
 
-KERNEL_HEADERS = ("cuda/rows.cuh", "cuda/transposed.cuh", "cuda/few_columns.cuh")
+KERNEL_HEADERS = ("cuda/rows.cuh", "cuda/transposed.cuh", "cuda/few_columns.cuh", "cuda/small_matrices.cuh")
 
 
 def run(program: Path, cases: Iterable[Case]) -> collections.Counter[str]:
@@ -355,7 +355,8 @@ def test_nvcc_compiles_every_kernel_of_the_extension_without_a_warning(tmp_path:
     assert len(kernels) == len(set(kernels))
     gradients = sum("gradient_kernel" in name for name in kernels)
     assert gradients == len(GRADIENT_VARIANTS) == 80
-    # Kernels that read the seed or the window from memory have strided or aligned stores.
+    # Kernels that read the seed or the window from memory have strided or aligned stores. The kernel of small matrices
+    # has no other variant.
     from_memory = [variant for variant in VARIANTS if STORE_KINDS[variant[-1]] in ("strided", "aligned")]
     assert sum("sample_kernel" in name for name in kernels) == len(VARIANTS) + len(from_memory)
 

@@ -25,11 +25,13 @@ from multisample.backends.kernels.cuda.geometry import (
     PACKED_GEOMETRY,
     SHIFTED_THREADS,
     SHORT_ROW_THREADS,
+    SMALL_THREADS,
     STAGED_PASSES,
     STORE_KINDS,
     WIDTH,
     Geometry,
     geometry,
+    is_small,
     own_rows_of,
     staged_own_rows_of,
 )
@@ -56,7 +58,7 @@ MOST_BYTES = 2**44
 """The largest output in bytes for which the number of blocks must fit: more than any GPU can address."""
 
 # The format of the C++ struct; the last field is signed.
-FORMAT = struct.Struct("15IiIiIII")
+FORMAT = struct.Struct("15IiIiIIII")
 
 
 class Call(NamedTuple):
@@ -117,9 +119,10 @@ def sides(call: Call) -> tuple[int, int]:
     return (rows, groups) if strides[0] == size != strides[1] and rows > 1 and reaches else (groups, rows)
 
 
-def in_cpp(library: ctypes.CDLL, calls: list[Call], *, strided: bool = False) -> list[Geometry]:
+def in_cpp(library: ctypes.CDLL, calls: list[Call], *, strided: bool = False, batch: int = 0) -> list[Geometry]:
     out = ctypes.create_string_buffer(PACKED_GEOMETRY * len(calls))
-    library.cut(ctypes.c_uint64(len(calls)), b"".join(pack(launch_of(call)) for call in calls), strided, out)
+    packed = b"".join(pack(launch_of(call)._replace(batch=batch)) for call in calls)
+    library.cut(ctypes.c_uint64(len(calls)), packed, strided, out)
     return [Geometry(*fields) for fields in FORMAT.iter_unpack(out.raw)]
 
 
@@ -184,12 +187,12 @@ def calls() -> list[Call]:
 
 
 def test_limits_are_equal_in_python_and_cpp(library: ctypes.CDLL) -> None:
-    limits = (ctypes.c_uint32 * 15).in_dll(library, "limits")
+    limits = (ctypes.c_uint32 * 16).in_dll(library, "limits")
     numbers = [288, 128, 128, 128, 256, SHIFTED_THREADS, SHORT_ROW_THREADS, STAGED_PASSES, FEW_THREADS]
-    numbers += [MOST_FEW_COLUMNS, LEAST_ROWS, WIDTH, ANTITHETIC_WIDTH]
+    numbers += [MOST_FEW_COLUMNS, LEAST_ROWS, SMALL_THREADS, WIDTH, ANTITHETIC_WIDTH]
     assert list(limits) == [*numbers, PACKED_LAUNCH, PACKED_GEOMETRY]
     assert FORMAT.size == PACKED_GEOMETRY
-    assert list((ctypes.c_uint32 * 7).in_dll(library, "store_kinds")) == list(range(len(STORE_KINDS))) == [*range(7)]
+    assert list((ctypes.c_uint32 * 8).in_dll(library, "store_kinds")) == list(range(len(STORE_KINDS))) == [*range(8)]
 
 
 def test_python_and_cpp_compute_equal_geometries(library: ctypes.CDLL, calls: list[Call]) -> None:
@@ -213,6 +216,34 @@ def test_python_and_cpp_compute_equal_geometries(library: ctypes.CDLL, calls: li
             assert any(cut.overlap for cut in some) == transposed
             assert len({cut.pieces if transposed else cut.groups_per_pass for cut in some}) > 200
     assert {cut.groups_per_pass for cut in got if cut.store_kind < 4} >= set(range(1, 289))
+
+
+def test_blocks_cover_every_group_of_a_batch_of_small_matrices_once(library: ctypes.CDLL) -> None:
+    draw, taken = random.Random(3), set()
+    for _ in range(3000):
+        rows, columns, batch = draw.randint(1, 260), draw.randint(1, 1030) >> draw.randrange(9), draw.randint(2, 700)
+        rows, columns = max(1, rows >> draw.randrange(9)), max(1, columns)
+        call = Call(
+            rows, columns, "float32", (4 * columns, 4), 64, draw.randrange(8), False, draw.random() < 0.5, False,
+            draw.random() < 0.5,
+        )  # fmt: skip
+        column = -1 if call.in_memory else call.sample_offset
+        cut, _ = geometry(rows, columns, "float32", call.strides, 0, column, False, call.antithetic, False, batch=batch)
+        (other,) = in_cpp(library, [call], batch=batch)
+        assert cut == other, call
+        assert (cut.matrices > 0) == is_small(rows, columns, call.antithetic), call
+        if not cut.matrices:
+            continue
+        taken.add(cut.matrices)
+        groups = -(-(call.skip + columns) // call.width)
+        assert cut.threads <= SMALL_THREADS and (cut.blocks - 1) * cut.matrices < batch <= cut.blocks * cut.matrices
+        thread = np.arange(cut.threads)
+        row = thread * cut.one_by_groups >> 20
+        matrix = row * cut.one_by_rows >> 20
+        places = matrix * rows * groups + (row - matrix * rows) * groups + (thread - row * groups)
+        assert np.array_equal(places, thread), call
+        assert np.count_nonzero(matrix < cut.matrices) == cut.matrices * rows * groups, call
+    assert len(taken) > 30
 
 
 @pytest.mark.slow

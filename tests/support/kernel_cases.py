@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,13 @@ from tables import COLUMNS, DTYPES, INPUTS, ROWS, STORE_KINDS
 from transposed_cuts import recut
 
 import multisample
-from multisample.backends.kernels.cuda.geometry import Geometry, few_columns_geometry, geometry, staged_own_rows_of
+from multisample.backends.kernels.cuda.geometry import (
+    Geometry,
+    few_columns_geometry,
+    geometry,
+    small_matrices_geometry,
+    staged_own_rows_of,
+)
 from multisample.backends.kernels.stream.arithmetic import fma
 from multisample.backends.launch import SIZES
 
@@ -68,6 +74,8 @@ class Case:
     backwards: bool = False
     few_columns: bool = False
     """Whether to take the geometry of kFewColumns, which `sample` uses for many more rows only."""
+    small: bool = False
+    """Whether to take the geometry of kSmallMatrices, which `sample` uses for batches only."""
 
     @property
     def size(self) -> int:
@@ -135,9 +143,13 @@ class Case:
         return np.asarray(got)
 
     def usual_cut(self) -> Geometry:
-        """The geometry that `sample` uses on a GPU, except with `few_columns`."""
+        """The geometry that `sample` uses on a GPU, except with `few_columns` and `small`."""
         if self.few_columns:
             return few_columns_geometry(self.d, self.size)
+        if self.small:
+            width = 8 if self.antithetic else 4
+            skip = width - 1 if "first_column" in self.in_memory else self.sample_offset % width
+            return small_matrices_geometry(self.d, ceil_div(skip + self.n, width), 1)
         return geometry(
             self.d, self.n, self.dtype, self.byte_strides(), self.placed()[0] % 32,
             -1 if "first_column" in self.in_memory else self.sample_offset % 8, self.noise == "shared",
@@ -435,6 +447,7 @@ def words_in_memory(dtype: str, noise: str) -> Iterator[Case]:
             d, n, dtype, noise, pairs, seed=k, in_memory=words, sample_offset=8 * k, dim_offset=k,
             strides=((n, 1), (1, d))[k // 4 % 2], few_columns=True,
         )  # fmt: skip
+    yield from small_matrices(dtype, noise, SOME_WORDS)
     # torch_ext launches the strided kernel for all strides, with the geometry for single elements.
     for (d, n), antithetic, row, first in itertools.product(
         [(3, 5), (41, 130), (2, 1157)], (False, True), (False, True), (0, 3, 6)
@@ -469,6 +482,21 @@ def few_columns(dtype: str, noise: str) -> Iterator[Case]:
         yield Case(d, n, dtype, noise, k % 2 == 1, seed=k, mu=mu, sigma=sigma, strides=strides, few_columns=True)
 
 
+def small_matrices(dtype: str, noise: str, words: Sequence[tuple[str, ...]] = ((), ("offset",))) -> Iterator[Case]:
+    """Matrices of at most 256 groups, aligned and at any stride; `words` are those in memory, in turn."""
+    shapes = [(1, 1), (1, 4), (3, 7), (10, 10), (12, 32), (28, 25), (64, 1), (2, 500), (1, 900)]
+    numbers = itertools.count()
+    for (d, n), antithetic, first in itertools.product(shapes, (False, True), (0, 3, 8)):
+        for strides in ((n, 1), (1, d), (2 * n + 1, 2), (-1, d)):
+            k = next(numbers)
+            yield Case(
+                d, n, dtype, noise, antithetic, seed=2**63 + k, offset=2**32 + k, in_memory=words[k % len(words)],
+                dim_offset=k,
+                sample_offset=first, strides=strides, misalignment=k // 2 % 5, fast_math=k % 2 == 1,
+                backwards=k // 4 % 2 == 1, small=True,
+            )  # fmt: skip
+
+
 SOME_WORDS = [words for count in range(1, 5) for words in itertools.combinations(WORDS, count) if words != ("offset",)]
 """Combinations of words in memory that need the kernel that reads the seed and the window from memory."""
 
@@ -479,6 +507,7 @@ TABLES: dict[str, tuple[Callable[[str, str], Iterator[Case]], dict[str, int]]] =
     "threads beyond the last column": (threads_beyond_the_last_column, dict.fromkeys(STORE_KINDS[:6], 1)),
     "any strides": (any_strides, dict.fromkeys(STORE_KINDS[:6], 3)),
     "few columns": (few_columns, {"few_columns": 150}),
+    "small matrices": (small_matrices, {"small_matrices": 150}),
     "windows far out": (windows_far_out, {}),
     "windows of pairs": (windows_of_pairs, dict.fromkeys(("staged", "strided", "transposed"), 20)),
     "offsets in memory": (offsets_in_memory, dict.fromkeys(STORE_KINDS[:4], 1)),

@@ -38,7 +38,16 @@ INPUTS += [np.dtype(f"{sign}int{width}") for sign in ("", "u") for width in (8, 
 """Element types of mu and sigma."""
 
 NOISES = ("independent", "shared")
-STORE_KINDS = ("aligned", "shifted", "staged", "strided", "transposed", "transposed_staged", "few_columns")
+STORE_KINDS = (
+    "aligned",
+    "shifted",
+    "staged",
+    "strided",
+    "transposed",
+    "transposed_staged",
+    "few_columns",
+    "small_matrices",
+)
 """Store kinds of the CUDA kernels, in the order of the C++ enumeration."""
 
 Variant = tuple[str, bool, bool, bool, int]
@@ -75,6 +84,7 @@ QUICK: list[Variant] = [
     ("float32", False, True, False, 4),
     ("float32", False, False, False, 5),
     ("float32", False, False, False, 6),
+    ("float32", False, False, False, 7),
 ]
 """One variant for each store kind."""
 

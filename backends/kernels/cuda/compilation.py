@@ -26,6 +26,7 @@ from .geometry import (
     MOST_THREADS,
     SHIFTED_THREADS,
     SHORT_ROW_THREADS,
+    SMALL_THREADS,
     STORE_KINDS,
     TRANSPOSED_THREADS,
     staged_threads,
@@ -235,6 +236,8 @@ def launch_bounds(
         return threads, (512 if dtype == "float64" and not shared_noise else 768) // threads
     if name == "kFewColumns":
         return FEW_THREADS, 5 if antithetic or dtype == "float64" else 8
+    if name == "kSmallMatrices":
+        return SMALL_THREADS, 3 if dtype == "float64" else 4
     if name == "kShifted":
         # With independent noise, a fourth block makes fast_math slower.
         return SHIFTED_THREADS, 4 if shared_noise and capability != (7, 5) else 3

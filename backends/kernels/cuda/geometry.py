@@ -21,6 +21,7 @@ __all__ = [
     "PACKED_GEOMETRY",
     "SHIFTED_THREADS",
     "SHORT_ROW_THREADS",
+    "SMALL_THREADS",
     "STAGED_PASSES",
     "STORE_KINDS",
     "TRANSPOSED_THREADS",
@@ -28,6 +29,8 @@ __all__ = [
     "Geometry",
     "few_columns_geometry",
     "geometry",
+    "is_small",
+    "small_matrices_geometry",
 ]
 
 MOST_THREADS = 288
@@ -36,19 +39,29 @@ _SHORT_ROW = 128
 SHORT_ROW_THREADS = 2 * _SHORT_ROW
 STAGED_PASSES = 4
 CHUNK = MOST_THREADS + _SHORT_ROW
-STORE_KINDS = ("kAligned", "kShifted", "kStaged", "kStrided", "kTransposed", "kTransposedStaged", "kFewColumns")
-_ALIGNED, _SHIFTED, _STAGED, _STRIDED, _TRANSPOSED, _TRANSPOSED_STAGED, _FEW_COLUMNS = range(7)
+STORE_KINDS = (
+    "kAligned",
+    "kShifted",
+    "kStaged",
+    "kStrided",
+    "kTransposed",
+    "kTransposedStaged",
+    "kFewColumns",
+    "kSmallMatrices",
+)
+_ALIGNED, _SHIFTED, _STAGED, _STRIDED, _TRANSPOSED, _TRANSPOSED_STAGED, _FEW_COLUMNS, _SMALL_MATRICES = range(8)
 TRANSPOSED_THREADS = 128
 FEW_THREADS = 128
 MOST_FEW_COLUMNS = 8
 LEAST_ROWS = 2**16
+SMALL_THREADS = 256
 _MOST_FEW_PASSES = 16
 _MOST_GROUPS_PER_PASS = 16
 _MOST_PASSES = 32
 _FAR_APART = 2**28
 WIDTH, ANTITHETIC_WIDTH = 4, 8
 
-_STRUCT = struct.Struct("15IiIiIII")
+_STRUCT = struct.Struct("15IiIiIIII")
 
 PACKED_GEOMETRY = _STRUCT.size
 """Bytes of the C++ struct ``Geometry``."""
@@ -78,6 +91,7 @@ class Geometry(NamedTuple):
     band_groups: int = 0
     warps: int = 0
     rest: int = 0
+    matrices: int = 0
 
 
 @functools.lru_cache(maxsize=1024)
@@ -92,6 +106,7 @@ def geometry(
     antithetic: bool,
     fast_math: bool,
     strided: bool = False,
+    batch: int = 1,
 ) -> tuple[Geometry, bytes]:
     """The geometry of a launch, as a tuple and as the bytes of the C++ struct.
 
@@ -111,6 +126,8 @@ def geometry(
         The call's noise.
     strided : bool
         Whether to force kStrided, which supports every stride and address.
+    batch : int
+        How many matrices the launch draws.
     """
     size, fixed_skip = SIZES[dtype], first_column >= 0
     cheap = shared_noise or (fast_math and dtype == "float32")  # Noise takes less time than its stores.
@@ -118,6 +135,9 @@ def geometry(
     width = ANTITHETIC_WIDTH if antithetic else WIDTH
     skip = first_column % width if fixed_skip else width - 1
     groups = _ceil_div(skip + columns, width)
+    if batch > 1 and is_small(rows, columns, antithetic):
+        cut = small_matrices_geometry(rows, groups, batch)
+        return cut, _STRUCT.pack(*cut)
     if not strided and skip == 0 and _has_few_columns(rows, columns, size, strides, misalignment):
         cut = few_columns_geometry(rows, size)
         return cut, _STRUCT.pack(*cut)
@@ -270,6 +290,27 @@ def few_columns_geometry(rows: int, size: int) -> Geometry:
         band_rows=passes * rows_per_pass,
         blocks_per_band=1,
         store_kind=_FEW_COLUMNS,
+    )
+
+
+def is_small(rows: int, columns: int, antithetic: bool) -> bool:
+    """Whether a block draws at least one matrix of these sizes with kSmallMatrices, for every first column."""
+    width = ANTITHETIC_WIDTH if antithetic else WIDTH
+    return rows * _ceil_div(width - 1 + columns, width) <= SMALL_THREADS
+
+
+def small_matrices_geometry(rows: int, groups: int, batch: int) -> Geometry:
+    """The geometry of kSmallMatrices, for `batch` matrices of `rows` rows and `groups` groups of columns."""
+    matrices = min(SMALL_THREADS // (rows * groups), batch)
+    return Geometry(
+        blocks=_ceil_div(batch, matrices),
+        threads=_ceil_div(matrices * rows * groups, 32) * 32,
+        groups_per_pass=groups,
+        one_by_groups=_ceil_div(1 << 20, groups),
+        rows_per_pass=rows,
+        one_by_rows=_ceil_div(1 << 20, rows),
+        store_kind=_SMALL_MATRICES,
+        matrices=matrices,
     )
 
 

@@ -18,13 +18,13 @@ from multisample.backends.kernels.stream.arithmetic import float_bits, fma, from
 from multisample.backends.kernels.stream.normals import FLOAT64_KEY, normals_f32, normals_f64
 from multisample.backends.kernels.stream.rounding import unchanged
 from multisample.backends.kernels.stream.words import column_part, row_part, stream_key, words
-from multisample.backends.launch import WordFormat
+from multisample.backends.launch import Launch, WordFormat
 
 from .geometry import ANTITHETIC_WIDTH, WIDTH
 
 __all__ = [
-    "by_type", "computing_type", "dimension_place", "element", "group_width", "in_turn", "joined", "keys_of",
-    "memory_of", "mu_of", "noise", "offset_of", "packing", "place", "replacing", "scaled", "sigma_of", "value_of",
+    "by_type", "computing_type", "dimension_place", "element", "group_width", "in_turn", "inside", "joined",
+    "keys_of", "matrix_with_values", "memory_of", "mu_of", "noise", "offset_of", "packing", "place", "replacing", "scaled", "sigma_of", "value_of",
     "weights_of", "word_of",
 ]  # fmt: skip
 
@@ -104,6 +104,29 @@ def replacing(kind: type[NamedTuple], *names: str) -> Function:
     # Numba knows neither `_replace` nor keywords from a dictionary.
     exec(f"def replaced(old, {', '.join(names)}):\n    return kind({fields})", scope)
     return inline(scope["replaced"])
+
+
+@functools.cache
+def matrix_with_values(gpu: ModuleType) -> Function:
+    """``matrix_of(call, b)``: the launch of matrix `b` of a batch, with every word read from memory."""
+    word, number, nowhere = word_of(gpu), value_of(gpu), np.int64(0)
+    replaced = replacing(
+        Launch, "mu", "sigma", "matrix", "seed", "offset", "first_row", "first_column", "seed_at", "offset_at",
+        "first_row_at", "first_column_at",
+    )  # fmt: skip
+
+    @inline
+    def matrix_of(call, b):
+        in_origin = b * call.origin_step
+        return replaced(
+            call, call.mu + b * call.mu_step, call.sigma + b * call.sigma_step, call.matrix + b * call.matrix_step,
+            word(call.seed, call.seed_at + b * call.seed_step, call.word_formats & np.uint32(255)),
+            word(call.offset, call.offset_at + b * call.offset_step, call.word_formats >> np.uint32(8)),
+            number(call.first_row, call.first_row_at + in_origin),
+            number(call.first_column, call.first_column_at + in_origin), nowhere, nowhere, nowhere, nowhere,
+        )  # fmt: skip
+
+    return matrix_of
 
 
 class Vector(NamedTuple):
@@ -378,6 +401,16 @@ def dimension_place(gpu: ModuleType) -> Function:
         return pass_of_chunk, np.uint32(thread - pass_of_chunk * geometry.rows_per_pass)
 
     return dimension_place_of
+
+
+@inline
+def inside(width, place, call, geometry):
+    """The range of the group's columns inside the matrix; no columns beyond the last row of a pass."""
+    row, group = place
+    column = width * group - geometry.skip
+    first = np.int32(geometry.skip) if column < 0 else np.int32(0)
+    last = np.int32(min(call.columns - column, width)) if column < call.columns else first
+    return first, last if row < geometry.rows_per_pass else first
 
 
 def joined(part: Function, first: int, last: int) -> Function:

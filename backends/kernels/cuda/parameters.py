@@ -20,7 +20,7 @@ _i32, _i64, _u32, _u64 = types.int32, types.int64, types.uint32, types.uint64
 _TYPES = {"P": _i64, "q": _i64, "Q": _u64, "I": _u32, "i": _i32}
 
 LAUNCH = types.NamedTuple([_TYPES[form] for form in FORMATS.values()], Launch)
-GEOMETRY = types.NamedTuple((_u32,) * 15 + (_i32, _u32, _i32, _u32, _u32, _u32), Geometry)
+GEOMETRY = types.NamedTuple((_u32,) * 15 + (_i32, _u32, _i32, *(_u32,) * 4), Geometry)
 MOMENT_GEOMETRY = types.NamedTuple((_u32,) * 10 + (_i64,) * 2, MomentGeometry)
 SIGNATURE = types.void(LAUNCH, GEOMETRY)
 MOMENTS_SIGNATURE = types.void(LAUNCH, MOMENT_GEOMETRY)

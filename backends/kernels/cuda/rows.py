@@ -16,6 +16,7 @@ from .group import (
     dimension_place,
     element,
     group_width,
+    inside,
     joined,
     keys_of,
     memory_of,
@@ -137,16 +138,6 @@ def _group(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: bool, fa
 
 
 @inline
-def _inside(width, place, call, geometry):
-    """The range of the group's columns inside the matrix."""
-    row, group = place
-    column = width * group - geometry.skip
-    first = np.int32(geometry.skip) if column < 0 else np.int32(0)
-    last = np.int32(min(call.columns - column, width)) if column < call.columns else first
-    return first, last if row < geometry.rows_per_pass else first
-
-
-@inline
 def _in_warps(geometry):
     """Groups of a shifted row that fill warps."""
     return np.int64(geometry.warps) * 32
@@ -172,7 +163,7 @@ def _columns(gpu: ModuleType, size: int, width: int, store_kind: str) -> Functio
     @inline
     def columns_of(place, out, stages, call, geometry):
         row, group = place
-        first, last = _inside(width, place, call, geometry)
+        first, last = inside(width, place, call, geometry)
         displacement = row * call.row_stride + (width * group - geometry.skip) * call.column_stride
         whole = first == 0 and last == width
         if is_shifted:
@@ -195,7 +186,7 @@ def _staging(gpu: ModuleType, size: int, width: int, staging: Staged) -> Functio
     @inline
     def columns_of(place, out, stages, call, geometry):
         row, group = place
-        first, last = _inside(width, place, call, geometry)
+        first, last = inside(width, place, call, geometry)
         # A row beyond the pass has no elements, and begins at the end of the pass.
         rows, columns = np.int32(geometry.rows_per_pass), call.columns
         begin = row * columns + (width * group - geometry.skip + first) if row < rows else rows * columns
@@ -266,7 +257,7 @@ def _drawing(
             else:
                 down_shifted_3(dimension, count, end, stride, own, ends)
         else:
-            first, last = _inside(width, place, call, geometry)
+            first, last = inside(width, place, call, geometry)
             if is_shifted and place[1] >= _in_warps(geometry):
                 last = first
             if first < last:
@@ -332,7 +323,7 @@ def _drawing_staged(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic:
             row, group = place_of(tile, geometry)
             if row < more:
                 at = out + row * call.row_stride + (width * group - geometry.skip) * size
-                first, last = _inside(width, (row, group), call, geometry)
+                first, last = inside(width, (row, group), call, geometry)
                 put_row(at, elements_of(read_dimension(entry), own), (np.int64(size), first, last))
 
     return draw
@@ -405,7 +396,7 @@ def _drawing_rest(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: b
         first_row, step = np.uint32(thread // rest), np.int32(np.uint32(geometry.threads // rest))
         group = _in_warps(geometry) + np.uint32(thread - first_row * rest)
         row = np.int32(first_row)
-        first, last = _inside(width, (np.int32(0), group), call, geometry)
+        first, last = inside(width, (np.int32(0), group), call, geometry)
         if row < step and first < last:
             own = prepared(np.uint32(call.first_column // width + group), call), keys_of(call)
             stride = call.row_stride << geometry.interleave_log2

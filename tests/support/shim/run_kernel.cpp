@@ -106,6 +106,7 @@ void run_stores(const Launch& call, const Geometry& g, bool backwards) {
     case kTransposed: return run<antithetic, kTransposed>(call, g, backwards);
     case kTransposedStaged: return run<antithetic, kTransposedStaged>(call, g, backwards);
     case kFewColumns: return run<antithetic, kFewColumns>(call, g, backwards);
+    case kSmallMatrices: return run<antithetic, kSmallMatrices>(call, g, backwards);
     default: return run<antithetic, kStrided>(call, g, backwards);
   }
 }
