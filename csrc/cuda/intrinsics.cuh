@@ -56,4 +56,13 @@ MULTISAMPLE_FUNCTION T* opaque_shared(T* at) {
 
 #endif
 
+// `x`, equal in all lanes of the warp, in a register that they share: threads then keep no copy of it.
+MULTISAMPLE_FUNCTION u64 uniform(u64 x) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  return u64{__reduce_or_sync(~0u, static_cast<u32>(x >> 32))} << 32 | __reduce_or_sync(~0u, static_cast<u32>(x));
+#else
+  return x;
+#endif
+}
+
 }  // namespace multisample

@@ -58,7 +58,11 @@ __global__ void
     draw_small_matrices<Out, shared_noise, antithetic, fast>(call, geometry);
   } else if constexpr (origin_in_memory) {
     Geometry resolved = geometry;
-    const Launch values = with_values(batched ? matrix_of_batch(call, blockIdx.y) : call);
+    Launch values = with_values(batched ? matrix_of_batch(call, blockIdx.y) : call);
+    values.seed = uniform(values.seed);
+    values.offset = uniform(values.offset);
+    values.first_row = uniform(values.first_row);
+    values.first_column = uniform(values.first_column);
     resolved.skip = static_cast<u32>(values.first_column % Elements<Out, antithetic>::kCount);
     draw<Out, shared_noise, antithetic, fast, store_kind>(values, resolved);
   } else {
