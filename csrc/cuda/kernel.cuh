@@ -34,7 +34,7 @@ constexpr int kMostThreads = store_kind == kTransposed         ? kTransposedThre
 
 // Minimum blocks per multiprocessor for __launch_bounds__, where the compiler's own choice spills registers or lowers
 // occupancy; else 0.
-template <class Out, bool shared_noise, bool antithetic, StoreKind store_kind>
+template <class Out, bool shared_noise, bool antithetic, StoreKind store_kind, bool origin_in_memory>
 constexpr int kBlocksAtOnce =
     store_kind == kTransposed || store_kind == kTransposedStaged       ? 768 / kMostThreads<shared_noise, store_kind>
     : antithetic && (store_kind == kAligned || store_kind == kShifted) ? 2
@@ -44,13 +44,14 @@ constexpr int kBlocksAtOnce =
     : antithetic || sizeof(Out) == 8                                   ? 3
     : store_kind == kShifted                                           ? (shared_noise ? 3 : 4)
     : store_kind == kStaged && shared_noise                            ? 4
+    : store_kind == kAligned && origin_in_memory && !shared_noise      ? 4
                                                                        : 0;
 
 template <class Out, bool shared_noise, bool antithetic, bool fast, StoreKind store_kind, bool origin_in_memory = false,
           bool batched = origin_in_memory>
-__global__ void
-    __launch_bounds__(kMostThreads<shared_noise, store_kind>, kBlocksAtOnce<Out, shared_noise, antithetic, store_kind>)
-    sample_kernel(const __grid_constant__ Launch call, const __grid_constant__ Geometry geometry) {
+__global__ void __launch_bounds__(kMostThreads<shared_noise, store_kind>,
+                                  (kBlocksAtOnce<Out, shared_noise, antithetic, store_kind, origin_in_memory>))
+sample_kernel(const __grid_constant__ Launch call, const __grid_constant__ Geometry geometry) {
   // Numbers passed by value are uniform to the compiler, which keeps them and the round keys out of the threads'
   // registers. Numbers read from memory are not uniform, so kernels that read them are separate instances. Kernels that
   // draw batches, a matrix for each index of the grid's y axis, are separate too, because they compute addresses.
