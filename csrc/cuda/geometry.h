@@ -281,7 +281,7 @@ inline Geometry geometry_of(const Launch& call, bool strided = false) {
   // `turns`: groups per thread, one below the other. The first group is expensive, so many are good as long as there
   // are enough blocks: a few hundred for a short call; for a long call so many that no processor waits long for the
   // last block. Where memory is the limit, few are better: blocks then write close to each other.
-  const u64 rows = ceil_div(call.rows, g.rows_per_pass);
+  const u64 rows = ceil_div(call.rows, g.rows_per_pass), all = rows * tiles * (call.batch > 1 ? call.batch : 1);
   const bool cheap = is_cheap(call);
   u64 most = g.store_kind == kAligned ? 128 : 32;
   if (call.shared_noise || (cheap && g.store_kind == kAligned && g.rows_per_pass > 1)) {
@@ -289,9 +289,9 @@ inline Geometry geometry_of(const Launch& call, bool strided = false) {
   } else if (cheap) {
     most = g.store_kind == kAligned && tiles > 1 ? 32 : 16;
   }
-  u64 turns = ceil_div(rows * tiles, 512);
+  u64 turns = ceil_div(all, 512);
   if (turns > 32) turns = 32;
-  if (turns < rows * tiles / 2048) turns = rows * tiles / 2048;
+  if (turns < all / 2048) turns = all / 2048;
   if (turns > most) turns = most;
   u64 passes = turns < rows ? turns : rows;
   if (passes > 1 && (g.store_kind == kShifted || g.store_kind == kStaged)) {

@@ -165,7 +165,8 @@ def geometry(
         passes_of_chunk -= passes_of_chunk % STAGED_PASSES
     rows_down = _ceil_div(rows, rows_per_pass)
     most = _most_turns(store_kind, rows_per_pass, tiles, shared_noise, cheap)
-    turns = min(most, max(min(32, _ceil_div(rows_down * tiles, 512)), rows_down * tiles // 2048))
+    turns_of_launch = rows_down * tiles * batch
+    turns = min(most, max(min(32, _ceil_div(turns_of_launch, 512)), turns_of_launch // 2048))
     interleave_log2 = 0
     passes = min(turns, rows_down)
     if passes > 1 and store_kind in (_SHIFTED, _STAGED):
