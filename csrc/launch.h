@@ -98,12 +98,7 @@ MULTISAMPLE_HOST_FUNCTION u64 value_of(u64 value, const u64* at) { return at == 
 
 template <class T>
 MULTISAMPLE_HOST_FUNCTION T* moved(T* at, i64 bytes) {
-#ifdef __CUDA_ARCH__
-  // Arithmetic on pointers keeps their address space: an integer makes loads and stores generic.
-  return (T*)((const char*)at + bytes);
-#else
   return reinterpret_cast<T*>(reinterpret_cast<i64>(at) + bytes);
-#endif
 }
 
 // Matrix b of a batch.
