@@ -81,9 +81,11 @@ def moments_kernel_name(key: MomentsKey) -> str:
 def perturb_kernel_name(key: PerturbKey) -> str:
     """The C++ name of a kernel that perturbs."""
     spans = "StridedSpan" if key.strided else "Run"
-    fast_math, origin_in_memory = (str(bool(flag)).lower() for flag in (key.fast_math, key.origin_in_memory))
+    fast_math, one_member, origin_in_memory = (
+        str(bool(flag)).lower() for flag in (key.fast_math, key.one_member, key.origin_in_memory)
+    )
     return (
-        f"multisample::perturb_kernel<{MATRIX_TYPES[key.dtype].cpp}, {fast_math}, multisample::{spans},"
+        f"multisample::perturb_kernel<{MATRIX_TYPES[key.dtype].cpp}, {fast_math}, {one_member}, multisample::{spans},"
         f" {origin_in_memory}>"
     )
 

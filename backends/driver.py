@@ -83,6 +83,7 @@ class PerturbKey:
 
     dtype: str
     fast_math: bool
+    one_member: bool
     strided: bool
     """Whether it is for spans that are no runs."""
     origin_in_memory: bool
@@ -247,11 +248,11 @@ class DriverBackend(abc.ABC):
         `head` is packed. The cut into kernels is kept for spans that differ from the last ones in addresses only.
         """
         dtype, (_, tail), last = type_name(launch), packer(launch), _NO_SPANS
-        keys = self.moment_keys(computing_name(launch))
+        keys, rows = self.moment_keys(computing_name(launch)), launch.rows
 
         def prepared(cut: SpanList) -> tuple[Callable[[int, bytes], None], int, SpanList]:
             fast_math = bool(launch.fast_math) and dtype != "float64"
-            key = PerturbKey(dtype, fast_math, cut.strided, bool(launch.origin_in_memory), launch.device)
+            key = PerturbKey(dtype, fast_math, rows == 1, cut.strided, bool(launch.origin_in_memory), launch.device)
             size = PACKED_LAUNCH + cut.words[0].nbytes + (len(keys(0)) if keys else 0)
             return self._launch_of_size(size, launch.device), self.kernel(key), cut
 
@@ -261,7 +262,7 @@ class DriverBackend(abc.ABC):
             shapes = spans[:, 2:].tobytes()
             known, cuts = last
             if shapes != known:
-                found = span_lists(spans, dtype, perturb_turns(spans, dtype, launch.rows), self.most_spans)
+                found = span_lists(spans, dtype, rows, perturb_turns(spans, dtype, rows), self.most_spans)
                 with cuda_driver.relaxed_capture():  # A kernel can be loaded while the stream is being captured.
                     cuts = [prepared(cut) for cut in found]
                 last = shapes, cuts

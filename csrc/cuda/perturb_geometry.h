@@ -10,11 +10,14 @@
 namespace multisample {
 
 constexpr u32 kPerturbThreads = 256;
-// Groups of a thread in one turn: their loads are in flight together, and they share the reads of the members.
-template <class Out>
-constexpr u32 kOwnGroups = sizeof(Out) == 8 ? 1 : 4;
+// Groups of a thread in one turn, for elements of `size` bytes: their loads are in flight together, and they share the
+// reads of the members. One member needs no such reads, and fewer registers allow more threads per SM.
+MULTISAMPLE_HOST_FUNCTION constexpr u32 own_groups(u32 size, bool one_member) {
+  return size == 8 ? 1 : !one_member ? 4 : size == 2 ? 2 : 1;
+}
 // Maximum turns of a block, and maximum rows that a thread draws in all its turns: starting a block costs as much as
-// about one row of one turn.
+// about one row of one turn. With one member, elements of 4 bytes have one turn: memory is the limit, and blocks then
+// access it close to each other.
 constexpr u64 kMostTurns = 8, kMostTurnRows = 32;
 // Maximum groups of a block.
 constexpr u32 kMostGroups = kMostTurns * 4 * kPerturbThreads;
@@ -98,7 +101,7 @@ inline bool convert(const Span& span, i64 size, StridedSpan& strided) {
   return !convert(span, size, run);
 }
 
-inline u32 own_groups(const Launch& call) { return call.type == kFloat64 ? kOwnGroups<double> : kOwnGroups<float>; }
+inline u32 own_groups(const Launch& call) { return own_groups(element_size(call.type), call.rows == 1); }
 
 // Turns of the blocks of a launch.
 inline u32 perturb_turns(const Launch& call) {
@@ -106,6 +109,7 @@ inline u32 perturb_turns(const Launch& call) {
   u64 elements = 0;
   for (u64 k = 0; k < call.spans; ++k) elements += static_cast<u64>(spans[k].rows * spans[k].width);
   const u64 turns = elements / (kWidth * own_groups(call) * kPerturbThreads * kPerturbBlocks);
+  if (call.rows == 1 && element_size(call.type) == 4) return 1;
   const u64 of_rows = kMostTurnRows / call.rows, most = of_rows < kMostTurns ? of_rows : kMostTurns;
   return turns < 1 || most < 1 ? 1 : static_cast<u32>(turns < most ? turns : most);
 }

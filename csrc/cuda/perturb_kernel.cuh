@@ -2,7 +2,7 @@
 // in registers, and each element is read once and written once, however many rows there are.
 //
 // A thread has groups of columns, as in the sampling kernel. It goes down the rows, whose parts of the words are in
-// shared memory with their weights.
+// shared memory with their weights. One member is in registers.
 #pragma once
 
 #include "cuda/perturb_geometry.h"
@@ -69,11 +69,11 @@ struct Constant {
 
 // The groups of a thread in one turn of a block. `at(g)` is its group g. `are_whole()`: whether those of the warp are
 // whole quads at aligned addresses; if kUniform, those of the block.
-template <class Out, class Entry>
+template <class Out, u32 own, class Entry>
 class TurnGroups;
 
-template <class Out>
-class TurnGroups<Out, Run> {
+template <class Out, u32 own>
+class TurnGroups<Out, own, Run> {
  public:
   static constexpr bool kUniform = true;
   static constexpr i64 source_stride = sizeof(Out), target_stride = sizeof(Out);
@@ -86,9 +86,9 @@ class TurnGroups<Out, Run> {
     whole_ = !starts ? 0 : quads < kMostGroups ? static_cast<u32>(quads) : kMostGroups;
   }
   MULTISAMPLE_FUNCTION RowGroup at(u32 g) const { return first_.template moved<Out>(g * kPerturbThreads); }
-  MULTISAMPLE_FUNCTION bool are_whole() const { return kOwnGroups<Out> * kPerturbThreads <= whole_; }
+  MULTISAMPLE_FUNCTION bool are_whole() const { return own * kPerturbThreads <= whole_; }
   MULTISAMPLE_FUNCTION void next() {
-    constexpr u32 kGroups = kOwnGroups<Out> * kPerturbThreads;
+    constexpr u32 kGroups = own * kPerturbThreads;
     first_ = first_.template moved<Out>(kGroups);
     whole_ = whole_ < kGroups ? 0 : whole_ - kGroups;
   }
@@ -98,8 +98,8 @@ class TurnGroups<Out, Run> {
   u32 whole_;  // the block's next groups that are whole
 };
 
-template <class Out>
-class TurnGroups<Out, StridedSpan> {
+template <class Out, u32 own>
+class TurnGroups<Out, own, StridedSpan> {
  public:
   static constexpr bool kUniform = false;
   const i64 source_stride, target_stride;
@@ -125,14 +125,14 @@ class TurnGroups<Out, StridedSpan> {
   MULTISAMPLE_FUNCTION bool are_whole() const {
     bool whole = source_stride == sizeof(Out) && target_stride == sizeof(Out);
 #pragma unroll
-    for (u32 g = 0; g < kOwnGroups<Out>; ++g) {
+    for (u32 g = 0; g < own; ++g) {
       const RowGroup group = at(g);
       whole = whole && has_quad(group.column, span_.width) && is_aligned<Out>(group.source) &&
               is_aligned<Out>(group.target);
     }
     return __all_sync(~0u, whole) != 0;
   }
-  MULTISAMPLE_FUNCTION void next() { begin_ += kOwnGroups<Out> * kPerturbThreads; }
+  MULTISAMPLE_FUNCTION void next() { begin_ += own * kPerturbThreads; }
 
  private:
   const StridedSpan& span_;
@@ -206,16 +206,15 @@ MULTISAMPLE_FUNCTION void add(Real weight, const Normals<Real>& z, Real (&x)[kWi
   x[3] = fma_rn(weight, z.z3, x[3]);
 }
 
-// One turn of a block. `prepare(row)` puts the members from `row` on into shared memory, and returns how many there
-// are; the last call was prepare(0) and returned `count`. A warp that does not work, for lack of groups, only prepares
-// members.
-template <class Out, bool fast, class Entry, class Whole, class Prepare>
-MULTISAMPLE_FUNCTION void perturb_turn(const TurnGroups<Out, Entry>& groups, Whole whole, bool works, i64 width,
+// One turn of a block, with `rows` members. `prepare(row)` puts the members from `row` on into shared memory, and
+// returns how many there are; the last call was prepare(0) and returned `count`. A warp that does not work, for lack of
+// groups, only prepares members.
+template <class Out, bool fast, bool one_member, u32 kOwn, class Entry, class Whole, class Prepare>
+MULTISAMPLE_FUNCTION void perturb_turn(const TurnGroups<Out, kOwn, Entry>& groups, Whole whole, bool works, i64 width,
                                        const Member<typename Computing<Out>::Type>* members, u64 rows, u32& count,
                                        u64 offset, const Keys<typename Computing<Out>::Type>& keys,
                                        const Prepare& prepare) {
   using Real = typename Computing<Out>::Type;
-  constexpr u32 kOwn = kOwnGroups<Out>;
   Quad<Out> quads[kOwn];
 #pragma unroll
   for (u32 g = 0; g < kOwn; ++g) {
@@ -237,21 +236,25 @@ MULTISAMPLE_FUNCTION void perturb_turn(const TurnGroups<Out, Entry>& groups, Who
       add(member.weight, z, x[g]);
     }
   }
-  u32 first = 1;
+  if constexpr (!one_member) {
+    u32 first = 1;
 #pragma unroll 1
-  for (u64 row = 0;;) {
+    for (u64 row = 0;;) {
+      // The address stays in a register: the compiler would compute it again for each member.
+      const Member<Real>* const all = opaque_shared(members);
 #pragma unroll(kOwn == 1 ? 2 : 1)
-    for (u32 r = works ? first : count; r < count; ++r) {
-      const Member<Real> member = members[r];
+      for (u32 r = works ? first : count; r < count; ++r) {
+        const Member<Real> member = all[r];
 #pragma unroll
-      for (u32 g = 0; g < kOwn; ++g) add(member.weight, noise[g].in(member.words, keys), x[g]);
+        for (u32 g = 0; g < kOwn; ++g) add(member.weight, noise[g].in(member.words, keys), x[g]);
+      }
+      first = 0;
+      if (rows <= kPerturbThreads) break;
+      __syncthreads();
+      row = rows - row > kPerturbThreads ? row + kPerturbThreads : 0;
+      count = prepare(row);
+      if (row == 0) break;
     }
-    first = 0;
-    if (rows <= kPerturbThreads) break;
-    __syncthreads();
-    row = rows - row > kPerturbThreads ? row + kPerturbThreads : 0;
-    count = prepare(row);
-    if (row == 0) break;
   }
 #pragma unroll
   for (u32 g = 0; g < kOwn; ++g) {
@@ -267,60 +270,72 @@ MULTISAMPLE_FUNCTION void perturb_turn(const TurnGroups<Out, Entry>& groups, Who
   }
 }
 
-template <class Out, bool fast, class Entry>
+template <class Out, bool fast, bool one_member, class Entry>
 MULTISAMPLE_FUNCTION void perturb(const Launch& call, const SpanList<Entry>& list,
                                   const Keys<typename Computing<Out>::Type>& keys) {
   using Real = typename Computing<Out>::Type;
-  constexpr u32 kTurn = kOwnGroups<Out> * kPerturbThreads;
-  __shared__ Member<Real> members[kPerturbThreads];
+  constexpr u32 kOwn = own_groups(sizeof(Out), one_member), kTurn = kOwn * kPerturbThreads;
   const Entry& span = span_of_block(list);
-  const u64 offset = value_of(call.offset, call.offset_at) + (static_cast<u64>(span.id) << 32), rows = call.rows;
-  const auto prepare = [&](u64 row) {
-    const u64 rest = rows - row;
-    if (threadIdx.x < rest) {
-      const u64 r = row + threadIdx.x;
-      members[threadIdx.x] = {row_part(static_cast<u32>(call.first_row + r), low(offset), keys.keys),
-                              element<Real>(weights_of(call), r)};
-    }
-    __syncthreads();
-    return rest < kPerturbThreads ? static_cast<u32>(rest) : kPerturbThreads;
+  const u64 offset = value_of(call.offset, call.offset_at) + (static_cast<u64>(span.id) << 32);
+  const auto member_of = [&](u64 r) -> Member<Real> {
+    return {row_part(static_cast<u32>(call.first_row + r), low(offset), keys.keys), element<Real>(weights_of(call), r)};
   };
-  u32 count = prepare(0);
   const u64 begin = static_cast<u64>(blockIdx.x - span.block) * (list.turns * kTurn), left = groups_of(span) - begin;
   const u32 most = list.turns * kTurn, end = left < most ? static_cast<u32>(left) : most;
-  TurnGroups<Out, Entry> groups(span, begin);
+  TurnGroups<Out, kOwn, Entry> groups(span, begin);
+  const auto turns = [&](const Member<Real>* members, u64 rows, u32 count, const auto& prepare) {
 #pragma unroll 1
-  for (u32 first = 0; first < end; first += kTurn) {
-    const bool whole = groups.are_whole(), works = first + threadIdx.x / 32 * 32 < end;
-    // Where `whole` is a constant, nothing separates the loads from each other.
-    if constexpr (!TurnGroups<Out, Entry>::kUniform) {
-      perturb_turn<Out, fast>(groups, whole, works, span.width, members, rows, count, offset, keys, prepare);
-    } else if (whole) {
-      perturb_turn<Out, fast>(groups, Constant<true>{}, true, span.width, members, rows, count, offset, keys, prepare);
-    } else {
-      perturb_turn<Out, fast>(groups, Constant<false>{}, works, span.width, members, rows, count, offset, keys,
-                              prepare);
+    for (u32 first = 0; first < end; first += kTurn) {
+      const bool whole = groups.are_whole(), works = first + threadIdx.x / 32 * 32 < end;
+      // Where `whole` is a constant, nothing separates the loads from each other.
+      if constexpr (!decltype(groups)::kUniform) {
+        perturb_turn<Out, fast, one_member>(groups, whole, works, span.width, members, rows, count, offset, keys,
+                                            prepare);
+      } else if (whole) {
+        perturb_turn<Out, fast, one_member>(groups, Constant<true>{}, true, span.width, members, rows, count, offset,
+                                            keys, prepare);
+      } else {
+        perturb_turn<Out, fast, one_member>(groups, Constant<false>{}, works, span.width, members, rows, count, offset,
+                                            keys, prepare);
+      }
+      groups.next();
     }
-    groups.next();
+  };
+  if constexpr (one_member) {
+    // It needs no shared memory, and the block no barrier.
+    const Member<Real> member = member_of(0);
+    turns(&member, 1, 1, [](u64) { return 1; });
+  } else {
+    __shared__ Member<Real> members[kPerturbThreads];
+    const auto prepare = [&](u64 row) {
+      const u64 rest = call.rows - row;
+      if (threadIdx.x < rest) members[threadIdx.x] = member_of(row + threadIdx.x);
+      __syncthreads();
+      return rest < kPerturbThreads ? static_cast<u32>(rest) : kPerturbThreads;
+    };
+    const u32 count = prepare(0);
+    turns(members, call.rows, count, prepare);
   }
 }
 
 // Minimum blocks per SM, for __launch_bounds__: more blocks spill registers. Strided spans and non-uniform round keys
-// take further registers.
-template <class Entry, bool origin_in_memory>
-constexpr int kPerturbBlocksAtOnce = sizeof(Entry) > sizeof(Run) || origin_in_memory ? 2 : 3;
+// take further registers. With one member of at most four bytes, all threads of an SM have room.
+template <class Out, bool one_member, class Entry, bool origin_in_memory>
+constexpr int kPerturbBlocksAtOnce = one_member                                        ? (sizeof(Out) == 8 ? 4 : 8)
+                                     : sizeof(Entry) > sizeof(Run) || origin_in_memory ? 2
+                                                                                       : 3;
 
-template <class Out, bool fast, class Entry, bool origin_in_memory>
-__global__ void __launch_bounds__(kPerturbThreads, (kPerturbBlocksAtOnce<Entry, origin_in_memory>)) perturb_kernel(
-    const __grid_constant__ Launch call, const __grid_constant__ SpanList<Entry> list,
-    const __grid_constant__ Keys<typename Computing<Out>::Type> keys) {
+template <class Out, bool fast, bool one_member, class Entry, bool origin_in_memory>
+__global__ void __launch_bounds__(kPerturbThreads, (kPerturbBlocksAtOnce<Out, one_member, Entry, origin_in_memory>))
+perturb_kernel(const __grid_constant__ Launch call, const __grid_constant__ SpanList<Entry> list,
+               const __grid_constant__ Keys<typename Computing<Out>::Type> keys) {
   // See sample_kernel: numbers passed by value are uniform to the compiler.
   if constexpr (origin_in_memory) {
     const Launch values = with_values(call);
     const Keys<typename Computing<Out>::Type> own_keys(values.seed);
-    perturb<Out, fast>(values, list, own_keys);
+    perturb<Out, fast, one_member>(values, list, own_keys);
   } else {
-    perturb<Out, fast>(call, list, keys);
+    perturb<Out, fast, one_member>(call, list, keys);
   }
 }
 

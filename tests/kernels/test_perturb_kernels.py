@@ -84,7 +84,7 @@ def run_in_cpp(runner: Callable[[str], Path], calls: list[Call]) -> Iterator[Arr
 
 @pytest.fixture(scope="module")
 def compiled() -> Iterator[Callable[..., Any]]:
-    """``compiled(dtype, strided, origin_in_memory)``: the portable kernel, for the emulated GPU."""
+    """``compiled(dtype, one_member, strided, origin_in_memory)``: the portable kernel, for the emulated GPU."""
     cache: dict[Any, Any] = {}
     modules = (perturb, group)
     patched = [(module, module.inline) for module in modules]
@@ -94,10 +94,10 @@ def compiled() -> Iterator[Callable[..., Any]]:
     for module in modules:
         module.inline = emulated_gpu.once  # type: ignore[assignment]
 
-    def compiled(dtype: str, strided: bool, origin_in_memory: bool) -> Any:
-        key = dtype, strided, origin_in_memory
+    def compiled(dtype: str, one_member: bool, strided: bool, origin_in_memory: bool) -> Any:
+        key = dtype, one_member, strided, origin_in_memory
         if key not in cache:
-            kernel = perturb.perturb_kernel(emulated_gpu, dtype, False, strided, origin_in_memory)
+            kernel = perturb.perturb_kernel(emulated_gpu, dtype, False, *key[1:])
             cache[key] = emulated_gpu.compile_kernel(kernel, "strided spans" if strided else "runs")
         return cache[key]
 
@@ -114,8 +114,8 @@ def run_in_python(compiled: Callable[..., Any], call: Call) -> Array:
     weights = call.weights if isinstance(call.weights, np.ndarray) else 0.0
     launch = pack(call.launch(words.ctypes.data))
     spans = spans_at(call.spans_at(memory.ctypes.data))
-    for cut in span_lists(spans, call.dtype, call.turns, MOST_SPANS_OF_NUMBA):
-        kernel = compiled(call.dtype, cut.strided, bool(set(call.in_memory) - {"offset"}))
+    for cut in span_lists(spans, call.dtype, call.rows, call.turns, MOST_SPANS_OF_NUMBA):
+        kernel = compiled(call.dtype, call.rows == 1, cut.strided, bool(set(call.in_memory) - {"offset"}))
         for blocks, packed in zip(cut.blocks, cut.packed(spans), strict=True):
             emulated_gpu.launch(
                 kernel, blocks, 256, launch + packed, memory, (weights, memory, words), backwards=call.backwards
@@ -172,7 +172,7 @@ class Emulated(NumbaBackend):
             self.kernels.append(key)
             weights = self.call.weights if isinstance(self.call.weights, np.ndarray) else 0.0
             emulated_gpu.launch(
-                self.compiled_kernel(key.dtype, key.strided, key.origin_in_memory), blocks, threads,
+                self.compiled_kernel(key.dtype, key.one_member, key.strided, key.origin_in_memory), blocks, threads,
                 parameters[CONFIGURATION_SIZE:], self.memory, (weights, self.memory, self.words),
             )  # fmt: skip
 
@@ -280,7 +280,7 @@ def test_the_cut_into_kernels_is_equal_in_both_languages(tmp_path: Path) -> None
             )
             turns = perturb_turns(spans, dtype, rows)
             assert compiled.turns(pack(call)) == turns
-            cuts = {cut.strided: cut for cut in span_lists(spans, dtype, turns, CUPY.most_spans)}
+            cuts = {cut.strided: cut for cut in span_lists(spans, dtype, rows, turns, CUPY.most_spans)}
             for strided in (False, True):
                 out = ctypes.create_string_buffer(10 * 4096)
                 count = compiled.cut(pack(call), turns, strided, out)
@@ -309,8 +309,8 @@ def test_parameters_fill_no_more_than_every_driver_supports() -> None:
 def test_nvrtc_compiles_kernels(architecture: str, step: int) -> None:
     """All kernels, or every fifth of them."""
     keys = [
-        PerturbKey(dtype, fast, strided, origin, 0)
-        for dtype, fast, strided, origin in itertools.product(DTYPES, *((False, True),) * 3)
+        PerturbKey(dtype, fast, one_member, strided, origin, 0)
+        for dtype, fast, one_member, strided, origin in itertools.product(DTYPES, *((False, True),) * 4)
         if not (fast and dtype == "float64")
     ][::step]
     names = [perturb_kernel_name(key) for key in keys]
@@ -320,8 +320,9 @@ def test_nvrtc_compiles_kernels(architecture: str, step: int) -> None:
 
 @requires_nvrtc
 def test_neighbouring_elements_are_read_and_written_by_vectors() -> None:
-    for dtype, width in (("float32", "v4"), ("float16", "v4"), ("float64", "v2")):
-        name = perturb_kernel_name(PerturbKey(dtype, False, False, False, 0))
+    types = ("float32", "v4"), ("float16", "v4"), ("float64", "v2")
+    for (dtype, width), one_member in itertools.product(types, (False, True)):
+        name = perturb_kernel_name(PerturbKey(dtype, False, one_member, False, False, 0))
         ptx = nvrtc_compile(source(PERTURB_HEADER), [name], "compute_90", OPTIONS).code.decode()
         for access in ("ld", "st"):
             assert re.search(rf"{access}\.global\.{width}\.|{access}\.global\.{width[0]}2\.[bu]32", ptx), (
@@ -332,11 +333,13 @@ def test_neighbouring_elements_are_read_and_written_by_vectors() -> None:
 
 
 PTX = [
-    ("float32", False, False, False),
-    ("bfloat16", True, False, True),
-    ("float64", False, False, False),
-    ("float64", False, False, True),
-    ("float16", False, True, True),
+    ("float32", False, False, False, False),
+    ("float32", False, True, False, False),
+    ("bfloat16", True, False, False, True),
+    ("bfloat16", True, True, True, True),
+    ("float64", False, False, False, False),
+    ("float64", False, True, False, True),
+    ("float16", False, False, True, True),
 ]
 """Arguments of `perturb_variant`."""
 
@@ -357,5 +360,5 @@ def test_numba_compiles_kernels_without_spills(build_once: Callable[..., Path]) 
         assert ".local" not in ptx, variant
         assert re.findall(r"(\d+) bytes spill", log) in ([], ["0", "0"]), (variant, log)
         parameters = [int(align) // 8 for align in re.findall(r"\.param \.[usbf](\d+)", ptx)]
-        fields, most = (STRIDED_FIELDS, 1) if variant[2] else (RUN_FIELDS, 0)
+        fields, most = (STRIDED_FIELDS, 1) if variant[3] else (RUN_FIELDS, 0)
         assert sum(parameters) == PACKED_LAUNCH + 8 * (HEAD_WORDS + MOST_SPANS_OF_NUMBA[most] * len(fields)), variant

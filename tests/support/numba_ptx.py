@@ -146,10 +146,10 @@ def _compile(variant: list[Any] | dict[str, Any] | None, capability: tuple[int, 
     function, signature, options = cuda_compilation.advance_kernel(), cuda_compilation.ADVANCE_SIGNATURE, {}
     device = cuda_compilation.device_kind(capability)
     if isinstance(variant, dict) and "perturb" in variant:
-        dtype, _, *memory = variant["perturb"]
+        dtype, _, *kind = variant["perturb"]
         function = cuda_compilation.perturb_variant(*variant["perturb"], device=device)
-        signature = parameters.perturb_signature(memory[0])
-        options = {"launch_bounds": cuda_compilation.perturb_bounds(dtype, *memory)}
+        signature = parameters.perturb_signature(kind[1])
+        options = {"launch_bounds": cuda_compilation.perturb_bounds(dtype, *kind)}
     elif isinstance(variant, dict):
         function = cuda_compilation.moments_variant(*variant["moments"], device=device)
         signature = parameters.MOMENTS_SIGNATURE

@@ -70,7 +70,7 @@ _MOMENT_VARIANTS = tuple(
     itertools.product(("float32", "float64"), *((False, True),) * 2, (1, MOMENT_ROWS), *((False, True),) * 3, _DEVICES)
 )
 
-_PERTURB_VARIANTS = tuple(itertools.product(SIZES, *((False, True),) * 3, _DEVICES))
+_PERTURB_VARIANTS = tuple(itertools.product(SIZES, *((False, True),) * 4, _DEVICES))
 
 
 def device_kind(capability: tuple[int, int]) -> str:
@@ -195,15 +195,16 @@ def moments_variant(
 
 
 def perturb_variant(
-    dtype: str, fast_math: bool, strided: bool, origin_in_memory: bool, device: str = "usual"
+    dtype: str, fast_math: bool, one_member: bool, strided: bool, origin_in_memory: bool, device: str = "usual"
 ) -> Callable[..., None]:
     """The kernel of `multisample.backends.kernels.cuda.perturb` for one kind of calls, to be compiled."""
-    variant = _PERTURB_VARIANTS.index((dtype, fast_math, strided, origin_in_memory, device))
+    variant = _PERTURB_VARIANTS.index((dtype, fast_math, one_member, strided, origin_in_memory, device))
 
     def kernel(call: Any, spans: Any) -> None:
         _perturb(call, spans, variant)
 
     names = [dtype, "fast" if fast_math else "portable", "strided" if strided else "runs"]
+    names += ["one_member"] * one_member
     kernel.__qualname__ = f"perturb_kernel_{'_'.join(names)}" + "_origin_in_memory" * origin_in_memory
     return kernel
 
@@ -282,16 +283,19 @@ def compile_moments(
     return _compiled(kernel, MOMENTS_SIGNATURE, launch_bounds=moments_bounds(real, rows, with_second))
 
 
-def perturb_bounds(dtype: str, strided: bool, origin_in_memory: bool) -> tuple[int, int]:
+def perturb_bounds(dtype: str, one_member: bool, strided: bool, origin_in_memory: bool) -> tuple[int, int]:
     """`launch_bounds` of the kernels of perturb."""
+    if one_member:
+        return PERTURB_THREADS, 4 if strided or origin_in_memory or dtype == "float64" else 6
     return PERTURB_THREADS, 2 if strided or origin_in_memory else 3
 
 
-def compile_perturb(dtype: str, fast_math: bool, strided: bool, origin_in_memory: bool) -> Any:
+def compile_perturb(dtype: str, fast_math: bool, one_member: bool, strided: bool, origin_in_memory: bool) -> Any:
     """The kernel of `perturb_variant`, compiled for the current device or loaded from the cache."""
     device = device_kind(cuda.get_current_device().compute_capability)
-    kernel = perturb_variant(dtype, fast_math, strided, origin_in_memory, device)
-    return _compiled(kernel, perturb_signature(strided), launch_bounds=perturb_bounds(dtype, strided, origin_in_memory))
+    kernel = perturb_variant(dtype, fast_math, one_member, strided, origin_in_memory, device)
+    bounds = perturb_bounds(dtype, one_member, strided, origin_in_memory)
+    return _compiled(kernel, perturb_signature(strided), launch_bounds=bounds)
 
 
 def compile_advance() -> Any:

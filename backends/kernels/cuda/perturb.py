@@ -85,7 +85,7 @@ def has_quad(column, width):
 
 
 @functools.cache
-def _groups(gpu: ModuleType, dtype: str, strided: bool) -> tuple[Function, Function, Function]:
+def _groups(gpu: ModuleType, dtype: str, one_member: bool, strided: bool) -> tuple[Function, Function, Function]:
     """The groups of a thread in one turn of a block, which begins with group `begin` of the span.
 
     ``groups_of(span)``: the groups of a row, and of the span. ``at(span, begin, g)``: group g of the thread: the
@@ -93,7 +93,7 @@ def _groups(gpu: ModuleType, dtype: str, strided: bool) -> tuple[Function, Funct
     ``are_whole(span, begin)``: whether the groups of the warp are whole quads at aligned addresses.
     """
     thread_index, all_of_warp = gpu.thread_index, gpu.all_of_warp
-    size, own = SIZES[dtype], own_groups(dtype)
+    size, own = SIZES[dtype], own_groups(dtype, one_member)
     quad = 8 if size == 2 else 16
 
     @inline
@@ -255,10 +255,12 @@ def _storing(gpu: ModuleType, dtype: str) -> Function:
 
 
 @functools.cache
-def _members(gpu: ModuleType, dtype: str) -> tuple[Function, Function]:
-    """``prepare(members, row, call)`` prepares the members from `row` on in shared memory, for all threads of a block.
+def _members(gpu: ModuleType, dtype: str) -> tuple[Function, Function, Function]:
+    """``member_of(row, call)``: the row part and the weight of a member.
 
-    ``read(at)``: the row part and the weight of a member.
+    ``prepare(members, row, call)`` prepares the members from `row` on in shared memory, for all threads of a block.
+
+    ``read(at)``: the same as ``member_of``, from there.
     """
     thread_index, synchronize_block = gpu.thread_index, gpu.synchronize_block
     one, words_of, number_of = packing(dtype)
@@ -266,11 +268,16 @@ def _members(gpu: ModuleType, dtype: str) -> tuple[Function, Function]:
     element_of, offset_of_call, last = element(gpu, dtype), offset_of(gpu), 2 + one
 
     @inline
+    def member_of(r, call):
+        part = row_part(np.uint32(call.first_row + r), np.uint32(offset_of_call(call)), keys_of(call)[0])
+        return part, element_of(weights_of(call), r)
+
+    @inline
     def prepare(members, row, call):
         r = row + np.int64(thread_index())
         if r < call.rows:
-            weight = words_of(element_of(weights_of(call), r))
-            part = row_part(np.uint32(call.first_row + r), np.uint32(offset_of_call(call)), keys_of(call)[0])
+            part, number = member_of(r, call)
+            weight = words_of(number)
             write_words(members + 16 * np.int64(thread_index()), (part[0], part[1], weight[0], weight[one - 1]))
         synchronize_block()
 
@@ -279,18 +286,20 @@ def _members(gpu: ModuleType, dtype: str) -> tuple[Function, Function]:
         w = read_words(at)
         return w[:2], number_of(w[2:last])
 
-    return prepare, read
+    return member_of, prepare, read
 
 
 @functools.cache
-def _turn(gpu: ModuleType, dtype: str, fast: bool, strided: bool) -> tuple[Function, Function, Function, Function]:
+def _turn(
+    gpu: ModuleType, dtype: str, fast: bool, one_member: bool, strided: bool
+) -> tuple[Function, Function, Function, Function]:
     """Functions of a thread's groups in one turn, whose tuples have an element for each group.
 
     ``load_turn(span, begin, whole)``, ``prepare_turn(span, begin, call)``, ``add(x, member, noise and keys)``, and
     ``store_turn(span, (begin, whole), x)``.
     """
-    real, own = MATRIX_TYPES[dtype].computing, own_groups(dtype)
-    _, at, _ = _groups(gpu, dtype, strided)
+    real, own = MATRIX_TYPES[dtype].computing, own_groups(dtype, one_member)
+    _, at, _ = _groups(gpu, dtype, one_member, strided)
     load_group, store_group, store_quad = _loading(gpu, dtype), _storing(gpu, dtype), gpu.store_quad
     load_quad, stored = gpu.load_quad, getattr(np, MATRIX_TYPES[dtype].stored)
     widen, narrow, number = gpu.WIDENING.get(dtype, unchanged), gpu.NARROWING[dtype], computing_type(dtype)[0]
@@ -349,7 +358,9 @@ def _turn(gpu: ModuleType, dtype: str, fast: bool, strided: bool) -> tuple[Funct
     return load_turn, prepare_turn, add, store_turn
 
 
-def perturb_kernel(gpu: ModuleType, dtype: str, fast: bool, strided: bool, origin_in_memory: bool) -> Function:
+def perturb_kernel(
+    gpu: ModuleType, dtype: str, fast: bool, one_member: bool, strided: bool, origin_in_memory: bool
+) -> Function:
     """``kernel(call, spans)`` for one kind of calls, to be compiled.
 
     Parameters
@@ -360,6 +371,8 @@ def perturb_kernel(gpu: ModuleType, dtype: str, fast: bool, strided: bool, origi
         The type of the parameters.
     fast : bool
         The transform; False for float64.
+    one_member : bool
+        Whether the call has one row.
     strided : bool
         Whether the spans are no runs.
     origin_in_memory : bool
@@ -369,25 +382,39 @@ def perturb_kernel(gpu: ModuleType, dtype: str, fast: bool, strided: bool, origi
     synchronize_block = gpu.synchronize_block
     fields = len(STRIDED_FIELDS if strided else RUN_FIELDS)
     span_of = _span_of_block(fields, MOST_SPANS_OF_NUMBA[strided])
-    groups_of, _, are_whole = _groups(gpu, dtype, strided)
-    (prepare, read), offset_of_call = _members(gpu, dtype), offset_of(gpu)
-    load_turn, prepare_turn, add, store_turn = _turn(gpu, dtype, fast, strided)
+    groups_of, _, are_whole = _groups(gpu, dtype, one_member, strided)
+    (member_of, prepare, read), offset_of_call = _members(gpu, dtype), offset_of(gpu)
+    load_turn, prepare_turn, add, store_turn = _turn(gpu, dtype, fast, one_member, strided)
     with_offset, nowhere = replacing(Launch, "offset", "offset_at"), np.int64(0)
-    of_turn, last, members_bytes = own_groups(dtype) * PERTURB_THREADS, fields - 1, 16 * PERTURB_THREADS
+    of_turn, last, members_bytes = own_groups(dtype, one_member) * PERTURB_THREADS, fields - 1, 16 * PERTURB_THREADS
     word, number = word_of(gpu), value_of(gpu)
     with_origin = replacing(Launch, "seed", "offset", "first_row", "seed_at", "offset_at", "first_row_at")
 
     @inline
-    def perturb(call, spans):
-        members = shared_memory(members_bytes)
+    def block_of(call, spans):
         span = span_of(np.uint64(block_index()), spans)
         in_span = np.int64(block_index()) - np.int64(np.uint64(span[last]) >> np.uint64(32))
         offset = np.uint64(offset_of_call(call)) + (np.uint64(span[last]) << np.uint64(32))
-        launch = with_offset(call, offset, nowhere)
         turns, groups = spans[0] >> _HALF, groups_of(span)[1]
-        warp = np.int64(thread_index() // np.uint32(32)) * 32
         begin = in_span * turns * of_turn
-        end = min(groups, begin + turns * of_turn)
+        return span, with_offset(call, offset, nowhere), begin, min(groups, begin + turns * of_turn)
+
+    @inline
+    def perturb_by_one(call, spans):
+        span, launch, begin, end = block_of(call, spans)
+        # It needs no shared memory, and the block no barrier.
+        member = member_of(np.int64(0), launch)
+        while begin < end:
+            whole = are_whole(span, begin)
+            x = load_turn(span, begin, whole)
+            store_turn(span, (begin, whole), add(x, member, (prepare_turn(span, begin, launch), keys_of(launch))))
+            begin += of_turn
+
+    @inline
+    def perturb_by_all(call, spans):
+        members = shared_memory(members_bytes)
+        span, launch, begin, end = block_of(call, spans)
+        warp = np.int64(thread_index() // np.uint32(32)) * 32
         prepare(members, np.int64(0), launch)
         count = min(call.rows, np.int64(PERTURB_THREADS))
         while begin < end:
@@ -415,6 +442,8 @@ def perturb_kernel(gpu: ModuleType, dtype: str, fast: bool, strided: bool, origi
                     break
             store_turn(span, (begin, whole), x)
             begin += of_turn
+
+    perturb = perturb_by_one if one_member else perturb_by_all
 
     def by_value(call, spans):
         perturb(call, spans)

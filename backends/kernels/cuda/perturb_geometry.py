@@ -47,9 +47,9 @@ fifteenth of a thread's work with one member.
 """
 
 
-def own_groups(dtype: str) -> int:
+def own_groups(dtype: str, one_member: bool) -> int:
     """Groups of a thread in one turn."""
-    return 1 if dtype == "float64" else 4
+    return 1 if dtype == "float64" else 4 if not one_member else 2 if SIZES[dtype] == 2 else 1
 
 
 def most_spans(strided: bool) -> int:
@@ -85,12 +85,14 @@ class SpanList(NamedTuple):
 
 def perturb_turns(spans: Spans, dtype: str, rows: int) -> int:
     """Turns of the blocks that perturb `spans` with `rows` members."""
+    if rows == 1 and SIZES[dtype] == 4:
+        return 1
     elements = int((spans[:, _ROWS] * spans[:, _WIDTH]).sum())
-    turns = elements // (WIDTH * own_groups(dtype) * PERTURB_THREADS * _BLOCKS)
+    turns = elements // (WIDTH * own_groups(dtype, rows == 1) * PERTURB_THREADS * _BLOCKS)
     return max(1, min(turns, _MOST_TURNS, _MOST_TURN_ROWS // rows))
 
 
-def span_lists(spans: Spans, dtype: str, turns: int, most: tuple[int, int]) -> list[SpanList]:
+def span_lists(spans: Spans, dtype: str, rows: int, turns: int, most: tuple[int, int]) -> list[SpanList]:
     """The kernels for `spans`, whatever their addresses are.
 
     Parameters
@@ -99,6 +101,8 @@ def span_lists(spans: Spans, dtype: str, turns: int, most: tuple[int, int]) -> l
         The spans, packed.
     dtype : str
         The type of the parameters.
+    rows : int
+        How many members.
     turns : int
         `perturb_turns`.
     most : tuple of int
@@ -110,7 +114,7 @@ def span_lists(spans: Spans, dtype: str, turns: int, most: tuple[int, int]) -> l
     adjacent = (width == 1) | ((spans[:, _SOURCE_STRIDE] == size) & (spans[:, _TARGET_STRIDE] == size))
     joined = (jump == width) & (spans[:, _SOURCE_ROW] == row) & (spans[:, _TARGET_ROW] == row)
     is_run = adjacent & (one_row | joined)
-    of_block = turns * own_groups(dtype) * PERTURB_THREADS
+    of_block = turns * own_groups(dtype, rows == 1) * PERTURB_THREADS
     lists = []
     for strided, of_kind in enumerate((is_run, ~is_run)):
         count = int(of_kind.sum())
