@@ -1,15 +1,52 @@
 // The kernel with kFewColumns, for at most eight columns in a contiguous matrix.
 //
-// A thread draws all columns of its rows. The column parts of the words (with shared noise, the normals) are the same
-// for all threads, and are in shared memory. In each pass, a warp draws neighbouring rows, and the lanes load
-// neighbouring elements of mu and sigma. The stores are coalesced too: where dimensions are contiguous, neighbouring
-// lanes store neighbouring elements of a column. Otherwise the rows of a warp are one run of memory, which the warp
-// copies from shared memory.
+// A thread draws all columns of its rows. In each pass, a warp draws neighbouring rows. The stores are coalesced: where
+// dimensions are contiguous, neighbouring lanes store neighbouring elements of a column. Otherwise the rows of a warp
+// are one run of memory, which the warp copies from shared memory, unless the rows of a lane fill whole stores.
+//
+// Up to four columns of independent noise have a loop for each number of columns, with vectors of rows and the column
+// part of the words in registers. Rows behind the last whole pass of a warp, and all other calls, have a general loop.
+// There, the column parts (with shared noise, the normals) are in shared memory, the same for all threads.
 #pragma once
 
 #include "cuda/stores.cuh"
 
 namespace multisample {
+
+// Elements of mu or sigma that are read without a multiplication or a jump: contiguous ones of the computing type, or a
+// number in place of all.
+template <class Real>
+struct UsualVector {
+  bool is_usual;
+  const Real* at;  // of element `first`; null for a number
+  Real number;
+
+  MULTISAMPLE_FUNCTION UsualVector(const Vector& vector, u64 first) : is_usual(true), at(nullptr), number(0) {
+    if (vector.type == kNumber) {
+      number = rounded<Real>(vector.input.number);
+    } else {
+      at = static_cast<const Real*>(vector.input.data) + first;
+      is_usual = vector.type == (sizeof(Real) == 4 ? kFloat32 : kFloat64) && vector.stride == sizeof(Real);
+    }
+  }
+
+  // Loads `run` adjacent elements from element k on, and as many at each 32 * run-th further one.
+  template <u32 run, u32 count>
+  MULTISAMPLE_FUNCTION void load(u32 k, Real (&x)[count]) const {
+    struct alignas(run * sizeof(Real)) Piece {
+      Real x[run];
+    };
+#pragma unroll
+    for (u32 s = 0; s < count; s += run) {
+      Piece piece;
+#pragma unroll
+      for (u32 e = 0; e < run; ++e) piece.x[e] = number;
+      if (at != nullptr) piece = *reinterpret_cast<const Piece*>(at + k + 32 * s);
+#pragma unroll
+      for (u32 e = 0; e < run; ++e) x[s + e] = piece.x[e];
+    }
+  }
+};
 
 // The rows of one lane in one pass: each 32nd of the rows of its warp.
 template <class Out, bool antithetic>
@@ -26,12 +63,6 @@ struct LaneRows {
   i64 column_stride;  // in elements
   Out* stage;         // the warp's first row in shared memory
   Real mu[kOwnRows], sigma[kOwnRows];
-
-  // Loads mu and sigma; the arguments address the lane's first elements.
-  MULTISAMPLE_FUNCTION void load(const Real* mu_at, const Real* sigma_at) {
-#pragma unroll
-    for (u32 s = 0; s < kOwnRows; ++s) mu[s] = mu_at[32 * s], sigma[s] = sigma_at[32 * s];
-  }
 
   // Loads elements `first`, `first` + 32, ... of mu and sigma. The last element is padding behind the end.
   MULTISAMPLE_FUNCTION void load(const Launch& call, u64 first) {
@@ -127,17 +158,90 @@ struct LaneRows {
   }
 };
 
+// A number known to the compiler.
+template <u32 value>
+struct Number {
+  static constexpr u32 kValue = value;
+};
+
+// Draws `count` rows of n columns from `first_row` on, whole passes of a warp. A lane has `run` adjacent rows, and
+// those at each 32 * run-th further one. With `is_direct`, dimensions are contiguous. All vectors of a lane are
+// aligned.
+template <class Out, bool fast, u32 n, bool is_direct, u32 run>
+MULTISAMPLE_FUNCTION void draw_whole_rows(const Launch& call, const Geometry& geometry, u64 first_row, u32 count,
+                                          Out* stage) {
+  using Real = typename Computing<Out>::Type;
+  constexpr u32 kOwn = kOwnRows<sizeof(Out)>, kOfWarp = 32 * kOwn;
+  constexpr bool kStaged = !is_direct && run * n != kOwn;
+  struct alignas(kOwn * sizeof(Out)) Piece {
+    Out x[kOwn];
+  };
+  struct alignas(run * sizeof(Out)) Rows {
+    Out x[run];
+  };
+  const Keys<Real> keys(call.seed);
+  const u64 offset = value_of(call.offset, call.offset_at);
+  const auto noise = Noise<Real, false, fast>::of(static_cast<u32>(call.first_column / kWidth), offset, keys);
+  const u32 lane = threadIdx.x % 32, of_lane = lane * run;
+  const UsualVector<Real> mu(mu_of(call), first_row + of_lane), sigma(sigma_of(call), first_row + of_lane);
+  const i64 column_stride = call.column_stride / static_cast<i64>(sizeof(Out));
+  Out* const out = static_cast<Out*>(call.matrix) + first_row * (is_direct ? 1 : n);
+  const u32 i = static_cast<u32>(call.first_row + first_row) + of_lane;
+#pragma unroll 1
+  for (u32 k = threadIdx.x / 32 * kOfWarp; k < count; k += geometry.rows_per_pass) {
+    Real own_mu[kOwn], own_sigma[kOwn];
+    mu.template load<run>(k, own_mu);
+    sigma.template load<run>(k, own_sigma);
+    Elements<Out, false> group[kOwn];
+#pragma unroll
+    for (u32 s = 0; s < kOwn; ++s) {
+      const RowPart words = row_part(i + k + 32 * (s - s % run) + s % run, low(offset), keys.keys);
+      group[s] = scaled<Out, false>(own_mu[s], own_sigma[s], noise.in(words, keys));
+    }
+    if constexpr (is_direct) {
+#pragma unroll
+      for (u32 c = 0; c < n; ++c) {
+#pragma unroll
+        for (u32 s = 0; s < kOwn; s += run) {
+          Rows rows;
+#pragma unroll
+          for (u32 r = 0; r < run; ++r) rows.x[r] = group[s + r].x[c];
+          *reinterpret_cast<Rows*>(out + c * column_stride + k + of_lane + 32 * s) = rows;
+        }
+      }
+    } else {
+      Piece* const whole = reinterpret_cast<Piece*>(out + k * n);
+      Piece* const pieces = kStaged ? reinterpret_cast<Piece*>(stage) : whole;
+      constexpr u32 kPieces = run * n / kOwn;
+#pragma unroll
+      for (u32 s = 0; s < kOwn; s += run) {
+#pragma unroll
+        for (u32 p = 0; p < kPieces; ++p) {
+          Piece piece;
+#pragma unroll
+          for (u32 e = 0; e < kOwn; ++e) piece.x[e] = group[s + (kOwn * p + e) / n].x[(kOwn * p + e) % n];
+          pieces[(32 * s / run + lane) * kPieces + p] = piece;
+        }
+      }
+      if constexpr (kStaged) {
+        __syncwarp();
+#pragma unroll
+        for (u32 p = 0; p < n; ++p) whole[32 * p + lane] = pieces[32 * p + lane];
+        __syncwarp();
+      }
+    }
+  }
+}
+
+// Draws the rows of the block from row `from` of its band on, whatever the call is.
 template <class Out, bool shared_noise, bool antithetic, bool fast>
-MULTISAMPLE_FUNCTION void draw_few_columns(const Launch& call, const Geometry& geometry) {
+MULTISAMPLE_FUNCTION void draw_any_rows(const Launch& call, const Geometry& geometry, u64 first_row, u32 from,
+                                        u32 band_rows, Out* stage) {
   using Rows = LaneRows<Out, antithetic>;
   using Real = typename Rows::Real;
   using GroupNoise = Noise<Real, shared_noise, fast>;
   constexpr u32 width = Rows::Group::kCount, of_warp = Rows::kOfWarp;
   __shared__ GroupNoise noises[2];
-  struct alignas(kStore) Stage {
-    Out x[of_warp * kMostFewColumns];
-  };
-  __shared__ Stage stages[kFewThreads / 32];
   const Keys<Real> keys(call.seed);
   const u64 offset = value_of(call.offset, call.offset_at);
   if (threadIdx.x < 2) {
@@ -147,31 +251,24 @@ MULTISAMPLE_FUNCTION void draw_few_columns(const Launch& call, const Geometry& g
   __syncthreads();
 
   const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const u64 first_row = static_cast<u64>(blockIdx.x) * geometry.band_rows;
-  const u64 rows_left = call.rows - first_row;
-  const u32 band_rows = rows_left < geometry.band_rows ? static_cast<u32>(rows_left) : geometry.band_rows;
   const bool is_direct = call.row_stride == sizeof(Out);
-  // Contiguous vectors of the computing type are read without a multiplication.
-  const auto address = [&](const Vector& vector) -> const Real* {
-    if (vector.type != (sizeof(Real) == 4 ? kFloat32 : kFloat64) || vector.stride != sizeof(Real)) return nullptr;
-    return static_cast<const Real*>(vector.input.data) + first_row + lane;
-  };
-  const Real *const mu = address(mu_of(call)), *const sigma = address(sigma_of(call));
-  const bool is_usual = mu != nullptr && sigma != nullptr;
+  const UsualVector<Real> mu(mu_of(call), first_row + lane), sigma(sigma_of(call), first_row + lane);
+  const bool is_usual = mu.is_usual && sigma.is_usual;
   Out* const out = static_cast<Out*>(call.matrix) + first_row * (is_direct ? 1 : call.columns);
 
   Rows rows;
   rows.lane = lane;
   rows.columns = static_cast<u32>(call.columns);
   rows.column_stride = call.column_stride / static_cast<i64>(sizeof(Out));
-  rows.stage = stages[warp].x;
+  rows.stage = stage;
 #pragma unroll 1
-  for (u32 k = warp * of_warp; k < band_rows; k += geometry.rows_per_pass) {
+  for (u32 k = from + warp * of_warp; k < band_rows; k += geometry.rows_per_pass) {
     rows.left = band_rows - k;
     rows.i = static_cast<u32>(call.first_row + first_row) + lane + k;
     rows.at = is_direct ? out + k + lane : nullptr;
     if (is_usual && rows.left >= of_warp) {
-      rows.load(mu + k, sigma + k);
+      mu.template load<1>(k, rows.mu);
+      sigma.template load<1>(k, rows.sigma);
     } else {
       rows.load(call, first_row + lane + k);
     }
@@ -186,6 +283,52 @@ MULTISAMPLE_FUNCTION void draw_few_columns(const Launch& call, const Geometry& g
       }
     }
     if (!is_direct) rows.copy(out + k * rows.columns);
+  }
+}
+
+template <class Out, bool shared_noise, bool antithetic, bool fast>
+MULTISAMPLE_FUNCTION void draw_few_columns(const Launch& call, const Geometry& geometry) {
+  using Real = typename Computing<Out>::Type;
+  constexpr u32 kOwn = kOwnRows<sizeof(Out)>, kOfWarp = 32 * kOwn;
+  struct alignas(kStore) Stage {
+    Out x[kOfWarp * kMostFewColumns];
+  };
+  __shared__ Stage stages[kFewThreads / 32];
+  Out* const stage = stages[threadIdx.x / 32].x;
+  const u64 first_row = static_cast<u64>(blockIdx.x) * geometry.band_rows, rows_left = call.rows - first_row;
+  const u32 band_rows = rows_left < geometry.band_rows ? static_cast<u32>(rows_left) : geometry.band_rows;
+  if constexpr (shared_noise || antithetic || sizeof(Out) == 8) {
+    draw_any_rows<Out, shared_noise, antithetic, fast>(call, geometry, first_row, 0, band_rows, stage);
+  } else {
+    const bool is_direct = call.row_stride == sizeof(Out);
+    const UsualVector<Real> mu(mu_of(call), 0), sigma(sigma_of(call), 0);
+    const u64 of_vectors = reinterpret_cast<u64>(mu.at) | reinterpret_cast<u64>(sigma.at);
+    const u64 stride = is_direct && call.columns > 1 ? static_cast<u64>(call.column_stride) : 0;
+    const bool is_aligned = (reinterpret_cast<u64>(call.matrix) | stride) % (kOwn * sizeof(Out)) == 0 &&
+                            of_vectors % (kOwn * sizeof(Real)) == 0;
+    const bool has_loop = call.columns <= 4 && mu.is_usual && sigma.is_usual && (is_direct || is_aligned);
+    const u32 whole = has_loop ? band_rows - band_rows % kOfWarp : 0;
+    if (whole < band_rows) {
+      draw_any_rows<Out, false, false, fast>(call, geometry, first_row, whole, band_rows, stage);
+    }
+    if (whole == 0) return;
+    const auto draw = [&](auto columns) {
+      constexpr u32 n = decltype(columns)::kValue;
+      // One column is contiguous in both directions.
+      if (n > 1 && !is_direct) {
+        draw_whole_rows<Out, fast, n, false, kOwn % n == 0 ? kOwn / n : kOwn>(call, geometry, first_row, whole, stage);
+      } else if (is_aligned) {
+        draw_whole_rows<Out, fast, n, true, kOwn>(call, geometry, first_row, whole, stage);
+      } else {
+        draw_whole_rows<Out, fast, n, true, 1>(call, geometry, first_row, whole, stage);
+      }
+    };
+    switch (call.columns) {
+      case 1: draw(Number<1>{}); break;
+      case 2: draw(Number<2>{}); break;
+      case 3: draw(Number<3>{}); break;
+      default: draw(Number<4>{});
+    }
   }
 }
 

@@ -47,9 +47,9 @@ constexpr u32 kStagedPasses = 4;
 constexpr u32 kTransposedThreads = 128;
 template <bool shared_noise>
 constexpr u32 kStagedThreads = shared_noise ? 256 : 128;
-// kFewColumns: threads of a block, the maximum columns, and the maximum passes of a block. A thread draws several rows,
-// so fewer rows than kLeastRows leave processors idle; other kernels then end earlier.
-constexpr u32 kFewThreads = 128, kMostFewColumns = 8, kMostFewPasses = 16, kLeastRows = 1 << 16;
+// kFewColumns: threads of a block, and the maximum columns. A thread draws several rows, so fewer rows than kLeastRows
+// leave processors idle; other kernels then end earlier.
+constexpr u32 kFewThreads = 128, kMostFewColumns = 8, kLeastRows = 1 << 16;
 // kSmallMatrices: maximum threads of a block.
 constexpr u32 kSmallThreads = 256;
 // Maximum groups per pass of kTransposed, if a pass takes more than one block.
@@ -212,10 +212,13 @@ inline Geometry few_columns_geometry(const Launch& call, Geometry g) {
   g.threads = kFewThreads;
   g.rows_per_pass = kFewThreads * (element_size(call.type) == 8 ? kOwnRows<8> : kOwnRows<4>);
   // Starting a block takes less time than a pass, and several thousand blocks keep every processor busy to the end.
+  // Where memory is the limit, few passes are better: blocks then write close to each other.
+  const bool is_direct = call.row_stride == element_size(call.type);
+  const u64 most = call.columns == 1 ? 4 : is_cheap(call) ? 1 : call.columns < (is_direct ? 3 : 4) ? 4 : 2;
   const u64 all = ceil_div(call.rows, g.rows_per_pass);
   u64 passes = all / 4096;
   if (passes < 1) passes = 1;
-  if (passes > kMostFewPasses) passes = kMostFewPasses;
+  if (passes > most) passes = most;
   g.band_rows = static_cast<u32>(passes * g.rows_per_pass);
   g.blocks_per_band = 1;
   g.blocks = static_cast<u32>(ceil_div(all, passes));

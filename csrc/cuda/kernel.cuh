@@ -38,14 +38,15 @@ template <class Out, bool shared_noise, bool antithetic, StoreKind store_kind, b
 constexpr int kBlocksAtOnce =
     store_kind == kTransposed || store_kind == kTransposedStaged       ? 768 / kMostThreads<shared_noise, store_kind>
     : antithetic && (store_kind == kAligned || store_kind == kShifted) ? 2
-    : store_kind == kFewColumns && sizeof(Out) == 2                    ? 0
-    : store_kind == kFewColumns                                        ? (antithetic || sizeof(Out) == 8 ? 5 : 0)
-    : store_kind == kSmallMatrices                                     ? 0
-    : antithetic || sizeof(Out) == 8                                   ? 3
-    : store_kind == kShifted                                           ? (shared_noise ? 3 : 4)
-    : store_kind == kStaged && shared_noise                            ? 4
-    : store_kind == kAligned && origin_in_memory && !shared_noise      ? 4
-                                                                       : 0;
+    : store_kind == kFewColumns && !shared_noise && !antithetic && sizeof(Out) <= 4 ? 8
+    : store_kind == kFewColumns && sizeof(Out) == 2                                 ? 0
+    : store_kind == kFewColumns                                   ? (antithetic || sizeof(Out) == 8 ? 5 : 0)
+    : store_kind == kSmallMatrices                                ? 0
+    : antithetic || sizeof(Out) == 8                              ? 3
+    : store_kind == kShifted                                      ? (shared_noise ? 3 : 4)
+    : store_kind == kStaged && shared_noise                       ? 4
+    : store_kind == kAligned && origin_in_memory && !shared_noise ? 4
+                                                                  : 0;
 
 template <class Out, bool shared_noise, bool antithetic, bool fast, StoreKind store_kind, bool origin_in_memory = false,
           bool batched = origin_in_memory>

@@ -55,7 +55,6 @@ FEW_THREADS = 128
 MOST_FEW_COLUMNS = 8
 LEAST_ROWS = 2**16
 SMALL_THREADS = 256
-_MOST_FEW_PASSES = 16
 _MOST_GROUPS_PER_PASS = 16
 _MOST_PASSES = 32
 _FAR_APART = 2**28
@@ -139,7 +138,7 @@ def geometry(
         cut = small_matrices_geometry(rows, groups, batch)
         return cut, _STRUCT.pack(*cut)
     if not strided and skip == 0 and _has_few_columns(rows, columns, size, strides, misalignment):
-        cut = few_columns_geometry(rows, size)
+        cut = few_columns_geometry(rows, columns, size, strides[0] == size, cheap)
         return cut, _STRUCT.pack(*cut)
     store_kind = _STRIDED
     if not strided:
@@ -279,11 +278,12 @@ def _has_few_columns(rows: int, columns: int, size: int, strides: tuple[int, int
     return strides[0] == size or strides == (columns * size, size)
 
 
-def few_columns_geometry(rows: int, size: int) -> Geometry:
-    """The geometry of kFewColumns, for `rows` rows of elements of `size` bytes."""
+def few_columns_geometry(rows: int, columns: int, size: int, is_direct: bool, cheap: bool) -> Geometry:
+    """The geometry of kFewColumns, for elements of `size` bytes; `is_direct`: dimensions are contiguous."""
     rows_per_pass = FEW_THREADS * own_rows_of(size)
     passes_all = _ceil_div(rows, rows_per_pass)
-    passes = min(_MOST_FEW_PASSES, max(1, passes_all // 4096))
+    most = 4 if columns == 1 else 1 if cheap else 4 if columns < (3 if is_direct else 4) else 2
+    passes = min(most, max(1, passes_all // 4096))
     return Geometry(
         blocks=_ceil_div(passes_all, passes),
         threads=FEW_THREADS,
