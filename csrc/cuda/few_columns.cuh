@@ -199,14 +199,17 @@ MULTISAMPLE_FUNCTION void draw_whole_rows(const Launch& call, const Geometry& ge
       group[s] = scaled<Out, false>(own_mu[s], own_sigma[s], noise.in(words, keys));
     }
     if constexpr (is_direct) {
+      Out* at = out + (k + of_lane);
 #pragma unroll
-      for (u32 c = 0; c < n; ++c) {
+      for (u32 c = 0; c < n; ++c, at += column_stride) {
+        // opaque: otherwise, the compiler computes the address of each element, and finds no vectors.
+        Rows* const to = reinterpret_cast<Rows*>(opaque(at));
 #pragma unroll
         for (u32 s = 0; s < kOwn; s += run) {
           Rows rows;
 #pragma unroll
           for (u32 r = 0; r < run; ++r) rows.x[r] = group[s + r].x[c];
-          *reinterpret_cast<Rows*>(out + c * column_stride + k + of_lane + 32 * s) = rows;
+          to[32 * s / run] = rows;
         }
       }
     } else {

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import numpy as np
 
-from multisample.backends.element_types import SIZES
+from multisample.backends.element_types import SIZES, ElementType
 from multisample.backends.kernels.compilation import Function, inline
 from multisample.backends.kernels.stream.words import row_part
 
@@ -40,7 +40,7 @@ def _own_rows(gpu: ModuleType, dtype: str) -> tuple[Function, Function]:
     """
     load, opaque, element_of, own_rows = gpu.load, gpu.opaque, element(gpu, dtype), own_rows_of(SIZES[dtype])
     real, usual_type = computing_type(dtype)
-    real_size = np.dtype(real).itemsize
+    real_size, number = np.dtype(real).itemsize, int(ElementType.number)
 
     def adjacent(s: int) -> Function:
         behind = 32 * s * real_size
@@ -58,6 +58,13 @@ def _own_rows(gpu: ModuleType, dtype: str) -> tuple[Function, Function]:
 
         return of
 
+    def same(_: int) -> Function:
+        @inline
+        def of(x, _, __):
+            return (x,)
+
+        return of
+
     def part(s: int) -> Function:
         behind = np.uint32(32 * s)
 
@@ -67,13 +74,17 @@ def _own_rows(gpu: ModuleType, dtype: str) -> tuple[Function, Function]:
 
         return of
 
-    adjacent_elements, any_elements, parts_of = (joined(of, 0, own_rows) for of in (adjacent, any_element, part))
+    adjacent_elements, any_elements, same_elements, parts_of = (
+        joined(of, 0, own_rows) for of in (adjacent, any_element, same, part)
+    )
 
     @inline
     def elements_of(vector, first, last, is_whole):
         # Contiguous vectors of the computing type are read without a multiplication.
         if is_whole and opaque(vector.type) == usual_type and vector.stride == real_size:
             return adjacent_elements(vector.input + first * real_size, 0, 0)
+        if vector.type == number:
+            return same_elements(element_of(vector, first), 0, 0)
         return any_elements(vector, first, last)
 
     return elements_of, parts_of
