@@ -16,8 +16,7 @@ MULTISAMPLE_HOST_FUNCTION constexpr u32 own_groups(u32 size, bool one_member) {
   return size == 8 ? 1 : !one_member ? 4 : size == 2 ? 2 : 1;
 }
 // Maximum turns of a block, and maximum rows that a thread draws in all its turns: starting a block costs as much as
-// about one row of one turn. With one member, elements of 4 bytes have one turn: memory is the limit, and blocks then
-// access it close to each other.
+// about one row of one turn.
 constexpr u64 kMostTurns = 8, kMostTurnRows = 32;
 // Maximum groups of a block.
 constexpr u32 kMostGroups = kMostTurns * 4 * kPerturbThreads;
@@ -103,15 +102,25 @@ inline bool convert(const Span& span, i64 size, StridedSpan& strided) {
 
 inline u32 own_groups(const Launch& call) { return own_groups(element_size(call.type), call.rows == 1); }
 
+// Maximum turns of a block.
+inline u64 most_turns(const Launch& call) {
+  const u32 size = element_size(call.type);
+  // One member: for elements of four bytes memory is the limit, and blocks with few turns access it close to each
+  // other. A search among several spans takes as long as a turn.
+  if (call.rows == 1 && size == 4) return call.spans == 1 ? 1 : 4;
+  if (call.rows == 1 && size == 2) return 2 * kMostTurns;
+  const u64 of_rows = kMostTurnRows / call.rows, most = of_rows < kMostTurns ? of_rows : kMostTurns;
+  return most < 1 ? 1 : most;
+}
+
 // Turns of the blocks of a launch.
 inline u32 perturb_turns(const Launch& call) {
   const Span* const spans = static_cast<const Span*>(call.matrix);
   u64 elements = 0;
   for (u64 k = 0; k < call.spans; ++k) elements += static_cast<u64>(spans[k].rows * spans[k].width);
   const u64 turns = elements / (kWidth * own_groups(call) * kPerturbThreads * kPerturbBlocks);
-  if (call.rows == 1 && element_size(call.type) == 4) return 1;
-  const u64 of_rows = kMostTurnRows / call.rows, most = of_rows < kMostTurns ? of_rows : kMostTurns;
-  return turns < 1 || most < 1 ? 1 : static_cast<u32>(turns < most ? turns : most);
+  const u64 most = most_turns(call);
+  return turns < 1 ? 1 : static_cast<u32>(turns < most ? turns : most);
 }
 
 // Calls function(list) for the kernels that perturb the spans of this kind, until it returns an error.
