@@ -263,7 +263,7 @@ def test_nvrtc_compiles_kernels_for_every_architecture_without_a_warning(archite
 
     Only rounding to bfloat16, uniform registers, and the barriers of staged rows depend on the architecture.
     """
-    depending = [name for name, text in sources().items() if re.search(r"__CUDA_ARCH__\)? *[<>=!]", text)]
+    depending = sorted(name for name, text in sources().items() if re.search(r"__CUDA_ARCH__\)? *[<>=!]", text))
     assert depending == ["cuda/intrinsics.cuh", "cuda/rows.cuh", "stream/rounding.h"]
     variants = COVERING[ARCHITECTURES.index(architecture) :: 5]
     assert any(variant[0] == "bfloat16" for variant in variants)
