@@ -42,8 +42,8 @@ MOST_SPANS_OF_NUMBA = (16, 4)
 """How many runs, and how many strided spans, a kernel in Python takes.
 
 Parameters are values to Numba's compiler: without addresses, a block cannot index them. It finds its span by selecting
-between all of them, at about 10 instructions for each run. In a large launch, where a block has 8 turns, 16 runs are a
-fifteenth of a thread's work with one member.
+between all of them, at about 10 instructions for each run. In a large launch, where a thread has 32 groups, 16 runs are
+a fifteenth of its work with one member. With float32, it has 4 groups, and memory is the limit.
 """
 
 
