@@ -130,4 +130,4 @@ class Normal(torch.distributions.Normal):
         # With one dimension both layouts have the same memory, and "dn" is faster.
         layout: Layout = "dn" if loc.shape[0] == 1 else "nd"
         drawn: torch.Tensor = sample(loc, scale, math.prod(sample_shape), layout=layout, **options)
-        return drawn if is_matrix and layout == "nd" else drawn.view(self._extended_shape(sample_shape))
+        return drawn if is_matrix and layout == "nd" else drawn.view((*sample_shape, *self._batch_shape))
