@@ -213,21 +213,21 @@ class Plan:
             # The allocator reuses this memory only for later work on the same stream.
             memory = self._scratch(self._scratch_size(sample_offset), like)
             scratch = 0 if memory is None else self._address(memory)
-        seed_at, offset_at, owner, taken = 0, 0, None, False
+        seed_at, offset_at, counter, taken = 0, 0, None, False
         if keys is not None:
-            seed_at, owner = keys.read(seed)
+            seed_at, _owner = keys.read(seed)
             seed, offset_at = 0, seed_at + keys.offset_at if keys.offset_at else 0
         elif seed is None:
             if self._takes_own and generator.graph_safe:
-                owner = counter_on(generator, self.library, self.device, stream)
+                counter = counter_on(generator, self.library, self.device, stream)
                 seed = generator.seed
             elif self._is_capturing is not None and self._is_capturing(stream):
                 seed, offset_array = captured_offset(generator, self.library, self.device)
             else:
                 seed, offset, taken = *self._take(generator), True
-        if isinstance(owner, DeviceCounter):
+        if counter is not None:
             operands = geometry, mu_at, sigma_at, weights_at, matrix_at, first, second, seed, 0, 0
-            offset_array = self._run_counted(owner, stream, operands, (dim_offset, sample_offset, stream, scratch))
+            offset_array = self._run_counted(counter, stream, operands, (dim_offset, sample_offset, stream, scratch))
         elif not self.is_empty:
             if offset_array is not None:
                 offset_at = self._address(offset_array)

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 __all__ = ["Builtins", "PlanFunctions"]
 
-# The struct Signature: size, stride, dtype, device type and index, two flags.
-_SIGNATURE = struct.Struct("2q3i2I4x")
+# The struct Signature: dimensions, sizes, strides, dtype, device type and index, two flags.
+_SIGNATURE = struct.Struct("5q3i2I4x")
 
 
 class PlanFunctions(NamedTuple):
@@ -116,9 +116,9 @@ class Builtins:
         builtin: Callable[..., Hashable] = self._key(
             torch.Tensor, torch.nn.Parameter, int, float, signature, out_signature, torch.Tensor.is_neg
         )
-        example = torch.empty_strided((3,), (5,), dtype=torch.int16, device="cpu", requires_grad=False)
+        example = torch.empty_strided((3, 2), (5, 7), dtype=torch.int16, device="cpu", requires_grad=False)
         key: Any = builtin(example, 0.0, None, 0, None, 0, 0)
-        if not isinstance(key[0], bytes) or _SIGNATURE.unpack(key[0])[:3] != (3, 5, _INT16):
+        if not isinstance(key[0], bytes) or _SIGNATURE.unpack(key[0])[:6] != (2, 3, 2, 5, 7, _INT16):
             return None
         return builtin
 

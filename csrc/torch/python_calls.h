@@ -74,9 +74,9 @@ class TensorOf {
 
 // --- Keys -------------------------------------------------------------------------------------------------------
 
-// The properties of a vector, other than its Python type, that a plan depends on.
+// The properties of a vector or of the vectors of a batch, other than its Python type, that a plan depends on.
 struct Signature {
-  i64 size, stride;
+  i64 dim, sizes[2], strides[2];
   i32 dtype, device_type, device_index;
   u32 requires_grad, is_negative;
   u32 unused;
@@ -98,15 +98,18 @@ inline bool read_signature(const KeyState& state, PyObject* tensor, Signature* s
   int64_t dim = 0, *sizes = nullptr, *strides = nullptr;
   int32_t layout = -1;
   if (aoti_torch_get_layout(handle, &layout) != 0 || layout != aoti_torch_layout_strided() ||
-      aoti_torch_get_dim(handle, &dim) != 0 || dim != 1 || aoti_torch_get_sizes(handle, &sizes) != 0 ||
+      aoti_torch_get_dim(handle, &dim) != 0 || dim > 2 || aoti_torch_get_sizes(handle, &sizes) != 0 ||
       aoti_torch_get_strides(handle, &strides) != 0) {
     return false;
   }
   aoti_torch_get_dtype(handle, &signature->dtype);
   aoti_torch_get_device_type(handle, &signature->device_type);
   aoti_torch_get_device_index(handle, &signature->device_index);
-  signature->size = sizes[0];
-  signature->stride = strides[0];
+  signature->dim = dim;
+  for (int64_t axis = 0; axis < dim; ++axis) {
+    signature->sizes[axis] = sizes[axis];
+    signature->strides[axis] = strides[axis];
+  }
   const Object requires_grad(PyObject_GetAttr(tensor, state.requires_grad.get()));
   const Object is_negative(PyObject_CallFunctionObjArgs(state.is_negative.get(), tensor, nullptr));
   if (requires_grad.get() == nullptr || is_negative.get() == nullptr) return false;

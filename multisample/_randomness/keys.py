@@ -180,12 +180,13 @@ def only_words(seed: Any) -> tuple[int, int, None]:
         (first,) = seed
         return (first, 0, None) if type(first) is int and 0 <= first < WORD_64 else (*_key_at(0, first), None)
     (words,) = seed.tolist()
+    modulus = 1 << 8 * seed.itemsize
     if type(words) is int:
-        return words if words >= 0 else words + (1 << 8 * seed.itemsize), 0, None
+        return words % modulus, 0, None
     if _element(seed) == "uint32":
-        words = [high << 32 | low for high, low in zip(words[0::2], words[1::2], strict=True)]
+        words, modulus = [high << 32 | low for high, low in zip(words[0::2], words[1::2], strict=True)], WORD_64
     number, offset = (*words, 0)[:2]
-    return number % WORD_64, offset % WORD_64, None
+    return number % modulus, offset % modulus, None
 
 
 def _integers(seeds: list[Any] | tuple[Any, ...]) -> array.array[int] | None:

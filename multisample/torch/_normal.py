@@ -125,7 +125,7 @@ class Normal(torch.distributions.Normal):
             options = {**options, "seed": seed, "generator": generator}
         loc, scale = self.loc, self.scale
         is_matrix = loc.dim() == 1 == len(sample_shape)
-        if not is_matrix:
+        if loc.dim() != 1:
             loc, scale = loc.reshape(-1), scale.reshape(-1)
         # With one dimension both layouts have the same memory, and "dn" is faster.
         layout: Layout = "dn" if loc.shape[0] == 1 else "nd"

@@ -81,6 +81,7 @@ ONE = {
     "int8": (np.array([-7], np.int8), 2**8 - 7),
     "uint64": (np.array([2**63 + 1], np.uint64), 2**63 + 1),
     "pair": (np.array([[-1, 9]]), Key(2**64 - 1, 9)),
+    "narrow pair": (np.array([[-1, 9]], np.int16), Key(2**16 - 1, 9)),
     "halves": (np.array([[1, 2, 3, 4]], np.uint32), Key(2**32 + 2, 3 * 2**32 + 4)),
 }
 
