@@ -148,7 +148,7 @@ class Plan:
             self._check_target = _target_checker(out, self._readers, library, takes_arrays, self.is_empty)
 
         self._stream = library.stream(device) if on_device else None
-        self._is_capturing = library.is_capturing(device) if on_device else None
+        self._is_capturing: Any = library.is_capturing(device) if on_device else None
         self._is_ordered = on_device and library.names_streams
         self._like = next(k for k, name in enumerate((*INPUTS, "matrix")) if name in inputs.operands)
         self._scratch_size, self._scratch = launcher.scratch_size, _scratch_allocator(library, device)
