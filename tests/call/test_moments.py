@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cuda_memory import ExportedByDlpack
 from moments import exact_moments
 from tables import DTYPES, NOISES
 
@@ -164,22 +165,9 @@ def test_no_dimension_gives_empty_results(backend: str, place: Place, to_numpy: 
     assert [to_numpy(x).shape for x in got] == [(0,), (0,)]
 
 
-class OnlyDLPack:
-    """An array of an unknown library."""
-
-    def __init__(self, array: Array) -> None:
-        self.array = array
-
-    def __dlpack__(self, **options: Any) -> Any:
-        return self.array.__dlpack__(**options)
-
-    def __dlpack_device__(self) -> Any:
-        return self.array.__dlpack_device__()
-
-
 def test_arrays_of_unknown_libraries_share_their_memory() -> None:
     w, mu, sigma = vectors(5, 50)
-    foreign = multisample.weighted_moments(*map(OnlyDLPack, (w, mu, sigma)), seed=1)
+    foreign = multisample.weighted_moments(*map(ExportedByDlpack, (w, mu, sigma)), seed=1)
     known = multisample.weighted_moments(w, mu, sigma, seed=1)
     assert all((a == b).all() for a, b in zip(foreign, known, strict=True))
 

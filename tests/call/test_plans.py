@@ -9,9 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import gc
-import os
 import re
-import signal
 import sys
 import threading
 import types
@@ -25,6 +23,7 @@ import numpy as np
 import pytest
 import torch
 from fake_backend import FakeBackend
+from forks import forked, in_forks
 from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
@@ -847,29 +846,15 @@ def test_generators_of_another_type_raise_with_a_plan() -> None:
 # --- Processes, backends and threads ------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-# Python 3.12 and later, and JAX where another test imported it, warn of forks.
-@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning", "ignore:.*fork:RuntimeWarning")
+@forked
 def test_a_forked_child_has_no_plans_and_draws_the_same(vectors: Any) -> None:
-    def draw() -> Any:
-        return contents(sample(vectors(1, 2, 3), vectors(1, 2, 3), N, seed=1, **vectors.options))
+    def draw() -> str:
+        return repr(contents(sample(vectors(1, 2, 3), vectors(1, 2, 3), N, seed=1, **vectors.options)))
 
     expected = draw()
-    reading, writing = os.pipe()
     with PLANS._lock:  # Another thread may hold the lock during a fork.
-        child = os.fork()
-        if child == 0:
-            signal.alarm(60)
-            try:
-                right = len(PLANS) == 0 and draw() == expected and len(PLANS) == 1 and draw() == expected
-                os.write(writing, b"right" if right else b"wrong")
-            finally:
-                os._exit(0)
-    os.close(writing)
-    answer = os.read(reading, 9)
-    os.close(reading)
-    os.waitpid(child, 0)
-    assert answer == b"right"
+        found = in_forks(lambda: [len(PLANS), draw(), len(PLANS), draw()])
+    assert found == [[0, expected, 1, expected]]
     assert len(PLANS) == 1
     assert draw() == expected
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import subprocess
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -330,29 +329,6 @@ def test_dtype_accepts_the_names_and_types_of_every_library(name: str, spelling:
     y = sample(torch.from_numpy(MU), torch.from_numpy(SIGMA), N, seed=1, dtype=spelling)
     assert y.dtype is getattr(torch, name)
     check_same(y, x)
-
-
-WITHOUT_ML_DTYPES = """
-import sys
-sys.modules["ml_dtypes"] = None
-import numpy as np
-import multisample
-generator = multisample.Generator(1)
-try:
-    multisample.sample(np.zeros(2), np.ones(2), 3, dtype="bfloat16", generator=generator)
-except TypeError as error:
-    print(error)
-print(generator.offset, multisample.sample([0.0], [1.0], 2, dtype="float16").dtype)
-"""
-
-
-def test_numpy_bfloat16_without_ml_dtypes_raises_with_the_install_command() -> None:
-    run = subprocess.run([sys.executable, "-c", WITHOUT_ML_DTYPES], capture_output=True, text=True, check=True)
-    message, rest = run.stdout.splitlines()
-    assert message.startswith("dtype: ")
-    assert "bfloat16" in message
-    assert "pip install ml_dtypes" in message
-    assert rest == "0 float16"
 
 
 # --- PyTorch on the CPU ---------------------------------------------------------------------------

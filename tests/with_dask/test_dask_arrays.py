@@ -376,14 +376,3 @@ def test_values_of_dask_arrays_are_checked_in_their_block(client: Any) -> None:
     for scheduler in ("threads", client):
         with pytest.raises(ValueError, match=r"sigma: .* got sigma\[1\] = -1.*\(in the rows from 8 on\)"):
             x.compute(scheduler=scheduler)
-
-
-def test_importing_multisample_does_not_import_dask() -> None:
-    command = "import sys, multisample; dir(multisample); sys.exit('dask' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", command]).returncode == 0
-
-
-def test_without_dask_the_error_says_what_to_install() -> None:
-    command = "import sys; sys.modules['dask'] = None\nimport multisample.dask"
-    run = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True)
-    assert "ImportError: multisample.dask needs Dask: pip install" in run.stderr

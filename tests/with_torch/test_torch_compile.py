@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tables import slow_but
 from torch._dynamo.exc import Unsupported
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -78,6 +79,7 @@ def test_compiled_code_accepts_every_form_of_vectors(torch_device: str, sigma: A
         assert torch.equal(compiled(sample)(*pair, N, seed=3), sample(*pair, N, seed=3))
 
 
+@pytest.mark.slow
 def test_inductor_draws_the_eager_bits_and_gradients(torch_device: str) -> None:
     inputs = [x.requires_grad_() for x in vectors(torch_device)]
 
@@ -167,7 +169,7 @@ def test_gradients_support_dynamic_shapes(torch_device: str) -> None:
 # --- New numbers ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("compiler", slow_but(["aot_eager"], ["aot_eager", "inductor"]))
 def test_each_run_draws_new_numbers_from_the_generator_of_pytorch(torch_device: str, compiler: str) -> None:
     mu, sigma = vectors(torch_device)
     # Two calls in one graph draw different numbers.

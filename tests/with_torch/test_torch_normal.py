@@ -39,18 +39,6 @@ def placed(x: Any, device: str) -> Any:
     return x.to(device) if isinstance(x, torch.Tensor) else x
 
 
-@pytest.mark.slow
-def test_importing_normal_loads_no_compiler(tmp_path: Path) -> None:
-    program = """
-import sys
-import multisample.torch
-assert not {"torch._dynamo", "torch._inductor", "torch.distributed.tensor", "numba"} & set(sys.modules)
-import torch
-assert not hasattr(torch.ops.multisample, "sample")
-"""
-    subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path)
-
-
 # --- Like PyTorch's -------------------------------------------------------------------------------
 
 
@@ -232,6 +220,3 @@ def test_normal_can_be_copied_pickled_and_subclassed(torch_device: str) -> None:
     assert Unit(torch.zeros(3)).rsample((2,)).shape == (2, 3)
     with pytest.raises(NotImplementedError, match=r"custom .expand"):
         Unit(torch.zeros(3)).expand((2, 3))
-
-
-# --- Training -------------------------------------------------------------------------------------

@@ -7,14 +7,13 @@ skips tests on CUDA without a device.
 from __future__ import annotations
 
 import itertools
-import os
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from forks import forked, in_forks
 from tables import DTYPES, slow_but
 
 import multisample
@@ -375,8 +374,8 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@forked
 @pytest.mark.usefixtures("threads")
-@pytest.mark.filterwarnings("ignore:.*fork.*:RuntimeWarning")
 def test_gradients_do_not_depend_on_the_number_of_threads(
     operators: Any, cpu: Any, bits: Callable[[Any], Array]
 ) -> None:
@@ -390,17 +389,12 @@ def test_gradients_do_not_depend_on_the_number_of_threads(
             found.add((bits(sums[0]).tobytes(), bits(sums[1]).tobytes()))
         assert len(found) == 1, (d, n)
     torch.set_num_threads(4)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of forks with threads.
-        pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            again = operators.sample_backward(grad, seed=1, transposed=transposed)
-            code = 0 if (bits(again[0]).tobytes(), bits(again[1]).tobytes()) in found else 2
-        finally:
-            os._exit(code)
-    assert os.waitpid(pid, 0)[1] == 0
+
+    def again() -> bool:
+        sums = operators.sample_backward(grad, seed=1, transposed=transposed)
+        return (bits(sums[0]).tobytes(), bits(sums[1]).tobytes()) in found
+
+    assert in_forks(again) == [True]
 
 
 @pytest.mark.usefixtures("cpu")
