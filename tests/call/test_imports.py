@@ -45,11 +45,11 @@ import multisample
 show(set(sys.modules) - before)
 listed = dir(multisample)
 assert {"sample", "cem", "examples", "torch"} <= set(listed)
-import multisample.cem
-multisample.examples.tetris.play
+multisample.cem.minimize
 show(set(sys.modules) - before)
 show(multisample.sample([0.5], [2.0], 4, seed=3).view("u4").tolist())
 show(set(sys.modules) - before)
+multisample.examples.tetris.play
 try:
     multisample.nothing
 except AttributeError as error:
@@ -70,7 +70,7 @@ def test_numpy_calls_import_no_other_array_library() -> None:
     folder = "multisample.backends.kernels.cuda"
     allowed = {folder, f"{folder}.geometry", f"{folder}.moments_geometry", f"{folder}.perturb_geometry"}
     assert {name for name in ours if ".kernels." in name} <= allowed
-    assert {"multisample.cem", "multisample.examples"} <= set(submodules)
+    assert "multisample.cem" in submodules
     assert not LIBRARIES & set(submodules)
     assert bits == stream.sample([0.5], [2.0], 4, seed=3)
     assert "numba" in drawn

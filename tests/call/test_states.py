@@ -243,6 +243,11 @@ def test_subnormal_numbers_are_kept_by_threads_that_flush_them() -> None:
         for dtype, tiny in weights.items():
             for order, moment in enumerate(weighted_moments(tiny, T_MU.to(tiny) * 0, 1.0, seed=7, backend=backend)):
                 found[f"{dtype}, moment {order}"] = moment.view(torch.uint8).numpy().tobytes()
+        if backend == "torch_ext":
+            leaves = torch.zeros(3, requires_grad=True), torch.ones(3, requires_grad=True)
+            sums = torch.autograd.grad(sample(*leaves, 8, seed=7), leaves, torch.full((3, 8), 1e-40))
+            assert all(bool((x != 0).all()) for x in sums)
+            found["gradients"] = b"".join(x.view(torch.uint8).numpy().tobytes() for x in sums)
         return found
 
     for backend in ("cpu", "torch_ext"):

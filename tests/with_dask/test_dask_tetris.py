@@ -15,6 +15,7 @@ QUICK = ("--n", "20", "--games", "2", "--height", "6", "--seed", "7", "--fresh-g
          "--iterations", "2")  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_scheduler_learns_the_same_player(client: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tetris", *QUICK, "-o", str(tmp_path / "alone")]) == 0
     capsys.readouterr()

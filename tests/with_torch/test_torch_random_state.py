@@ -68,18 +68,6 @@ def test_a_restored_rng_state_draws_equal_numbers(draw: Draw, torch_device: str)
     assert all(map(torch.equal, first, [draw(), draw()]))
 
 
-def test_fork_rng_restores_the_state(draw: Draw) -> None:
-    torch.manual_seed(3)
-    expected = draw()
-    torch.manual_seed(3)
-    # Named devices, since PyTorch warns if there are several.
-    with torch.random.fork_rng(range(torch.cuda.device_count())):
-        torch.manual_seed(4)
-        within = draw()
-    assert torch.equal(draw(), expected)
-    assert all_differ(within, expected)
-
-
 def test_draws_of_pytorch_and_of_multisample_can_alternate(draw: Draw, torch_device: str) -> None:
     torch.manual_seed(3)
     alone = torch.randn(4, device=torch_device)
