@@ -57,14 +57,11 @@ def assert_equal_runs(together: Result[Any], alone: list[Result[Any]], to_numpy:
             assert len(rows) == max(run.nit for run in alone)
 
 
-# --- Equal to single runs -------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_searches_equal_their_own_runs(library: Any, seed: int) -> None:
     random = np.random.default_rng(seed)
     # JAX compiles every shape.
-    for _ in range(max(RANDOM_RUNS // (15 if library.name == "jax" else 1), 1)):
+    for _ in range(max(RANDOM_RUNS // (30 if library.name == "jax" else 1), 1)):
         check_random_searches(library, random)
 
 
@@ -108,7 +105,8 @@ def check_random_searches(library: Any, random: Any) -> None:
             run.tell(None if way == "without samples" else x, scores)
             if way == "saved" and t == iterations // 2:
                 state, run = run.state, CEM(start, deviation, n, seed=np.zeros_like(run.state["seed"]), **options)
-                run.state = state
+                run.state = json.loads(json.dumps({name: value.tolist() for name, value in state.items()}))
+                assert np.array_equal(run.state["seed"], state["seed"])  # All 64 bits.
         return run.result()
 
     try:
@@ -122,12 +120,12 @@ def check_random_searches(library: Any, random: Any) -> None:
 @pytest.mark.parametrize("way", ["samples", "no samples"])
 def test_sums_do_not_depend_on_the_number_of_searches(library: Any, way: str) -> None:
     """Of many elites, whose sums XLA, NumPy and PyTorch order by the shape and the strides of an array."""
-    random, batch, d, n = np.random.default_rng(1), 8, 16, 1000
+    random, batch, d, n = np.random.default_rng(1), 3, 16, 1000
     mu, target = random.normal(size=(2, batch, d)).astype(np.float32)
 
     def result(mu: Array, target: Array, seed: Any) -> Result[Any]:
         run = CEM(library.array(mu), 1.5, n, seed=seed, smoothing=0.9, noise_floor=0.1)
-        for _ in range(3):
+        for _ in range(2):
             x = run.ask()
             scores = squares(library, target, "by columns")(x)
             run.tell(x if way == "samples" else None, scores)
@@ -230,33 +228,6 @@ def test_one_search_in_a_vector_has_results_with_an_axis(library: Any) -> None:
     assert result.history["best"].shape == (1, 2)
 
 
-# --- Saved states ---------------------------------------------------------------------------------
-
-
-def test_a_state_from_json_keeps_seeds_of_64_bits(library: Any) -> None:
-    original = CEM(library.array(MU), 1.0, N, seed=SEEDS, tol=0.3)
-    f = squares(library, TARGETS)
-    for _ in range(3):
-        x = original.ask()
-        original.tell(x, f(x))
-    resumed = CEM(library.array(MU), 1.0, N, seed=[0] * B, tol=0.3)
-    resumed.state = json.loads(json.dumps({name: value.tolist() for name, value in original.state.items()}))
-    assert resumed.state["seed"].tolist() == SEEDS
-    for _ in range(4):
-        x, y = original.ask(), resumed.ask()
-        assert library.to_numpy(x).tobytes() == library.to_numpy(y).tobytes()
-        original.tell(x, f(x))
-        resumed.tell(y, f(y))
-    assert_equal_runs(original.result(), [row_of(resumed.result(), b) for b in range(B)], library.to_numpy)
-
-
-def row_of(result: Result[Any], b: int) -> Result[Any]:
-    names = ("x", "fun", "mu", "sigma", "nit", "nonfinite", "success", "status", "message")
-    nit = int(result.nit[b])
-    history = {name: column[b, :nit] for name, column in result.history.items()}
-    return Result(**{name: getattr(result, name)[b] for name in names}, nfev=result.nfev, history=history)
-
-
 @pytest.mark.parametrize(
     ("message", "changed"),
     [
@@ -274,15 +245,12 @@ def test_a_state_of_another_shape_raises_and_changes_nothing(message: str, chang
     assert np.array_equal(run.ask(), CEM(MU, 1.0, N, seed=SEEDS).ask())
 
 
-# --- `step` ---------------------------------------------------------------------------------------
-
-
 def test_steps_equal_those_of_single_searches(library: Any) -> None:
     options: dict[str, Any] = {"smoothing": 0.8, "tol": 0.2, "noise": "independent", "antithetic": True}
     bounds, floor = (MU - 1, MU + 1), MU**2
     together = cem.start(library.array(MU), 1.5, searches=B)
     alone = [cem.start(library.array(MU[b]), 1.5) for b in range(B)]
-    for t in range(5):
+    for t in range(3):
         together = cem.step(
             together, [Key(seed, t) for seed in SEEDS], squares(library, TARGETS), N, noise_floor=library.array(floor),
             bounds=tuple(map(library.array, bounds)), **options,
@@ -351,9 +319,6 @@ def test_steps_refuse_arrays_of_other_shapes(
     state = cem.start(library.array(np.zeros(D, np.float32)), 1.0, searches=batch)
     with pytest.raises(ValueError, match=rf"^{name}: expected a number or shape \(3,\).*, got shape "):
         cem.step(state, 7 if batch is None else SEEDS[:batch], lambda x: x.sum(-2), N, **option)
-
-
-# --- Errors ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -75,9 +75,6 @@ def assert_same(a: Result[Any], b: Result[Any]) -> None:
     assert (a.fun, a.nit, a.nfev, a.message) == (b.fun, b.nit, b.nfev, b.message)
 
 
-# --- Equal bits -----------------------------------------------------------------------------------
-
-
 def overwriting(x: Any) -> Any:
     """`sphere`, which overwrites its samples, and whose scores are a view of them."""
     scores = sphere(x)
@@ -160,9 +157,6 @@ def test_elites_are_drawn_again(d: int, n: int, antithetic: bool, bounds: Any, d
     assert redraw(tasks[0], which).tobytes() == samples[:, which].tobytes()
 
 
-# --- Small messages -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("d", [3, 4000])
 def test_a_task_and_its_scores_are_small(d: int) -> None:
     n, k = 50_000, 8
@@ -180,9 +174,6 @@ def test_a_task_draws_by_one_thread(monkeypatch: pytest.MonkeyPatch, thread_coun
     thread_counts.clear()
     search.ask_tasks(1)[0].draw()
     assert max(thread_counts, default=1) == 1
-
-
-# --- Tasks by hand --------------------------------------------------------------------------------
 
 
 def test_tasks_of_several_generations_are_told_in_any_order_to_any_run() -> None:
@@ -244,9 +235,6 @@ def test_scores_of_wrong_shape_are_refused_where_they_are_computed() -> None:
     for returned, error in ((1.0, TypeError), ([1.0], ValueError), ("abc", TypeError), (None, TypeError)):
         with pytest.raises(error, match="f: expected"):
             task.score(lambda _, returned=returned: returned)
-
-
-# --- Failures -------------------------------------------------------------------------------------
 
 
 class Noted(ThreadPoolExecutor):
@@ -343,9 +331,6 @@ def test_ctrl_c_cancels_what_is_pending() -> None:
     assert_same(continued(states[3], 8), run())
 
 
-# --- Wrong arguments ------------------------------------------------------------------------------
-
-
 class Refusing(ThreadPoolExecutor):
     def submit(self, *args: Any, **options: Any) -> Any:
         raise AssertionError("a task was submitted")
@@ -413,8 +398,6 @@ def test_windows_cover_the_generation() -> None:
         assert [task.start for task in tasks] == [sum(task.count for task in tasks[:i]) for i in range(len(tasks))]
         assert sum(task.count for task in tasks) == N
 
-
-# --- MPI ------------------------------------------------------------------------------------------
 
 MPI_PROGRAM = """
 from mpi4py.futures import MPIPoolExecutor

@@ -52,9 +52,6 @@ def pretend() -> Callable[..., Fake]:
     return pretend
 
 
-# --- list_backends() ------------------------------------------------------------------------------
-
-
 def test_the_attribute_backends_is_the_package() -> None:
     assert multisample.backends is importlib.import_module("multisample.backends")
 
@@ -103,9 +100,6 @@ def test_a_status_is_immutable() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         status.available = False
     assert BackendStatus(False) == BackendStatus(False, (), "", "")
-
-
-# --- A name ---------------------------------------------------------------------------------------
 
 
 def test_the_error_for_an_unknown_name_lists_registered_names(pretend: Callable[..., Fake]) -> None:
@@ -166,8 +160,6 @@ def test_a_named_backend_that_does_not_serve_the_memory_raises_a_value_error(pre
         sample(torch.zeros(1), torch.ones(1), 2, backend="abacus")
 
 
-# --- "auto" ---------------------------------------------------------------------------------------
-
 ORDER = {
     ("torch", "cuda"): ("torch_ext", "cupy", "numba"),
     ("torch", "cpu"): ("torch_ext", "cpu"),
@@ -226,9 +218,6 @@ def test_auto_ignores_third_party_backends(pretend: Callable[..., Fake]) -> None
     for library, device_kind in ORDER:
         with pytest.raises(BackendUnavailableError):
             _backends.choose("auto", library, device_kind)
-
-
-# --- register_backend -----------------------------------------------------------------------------
 
 
 def test_a_registered_backend_is_listed_and_used() -> None:

@@ -141,9 +141,6 @@ def test_a_library_build_failure_changes_nothing(road: str, monkeypatch: pytest.
     check_refused(road, D, 31, expected, "the compiler is on fire|torch_ext")
 
 
-# --- Launches that fail -------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(params=["builtins", "python"])
 def broken_torch_ext(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Make the kernels of torch_ext return errors."""

@@ -43,9 +43,6 @@ def expected(seed: int, offset: int) -> list[list[float]]:
     return values
 
 
-# --- Offsets --------------------------------------------------------------------------------------
-
-
 def test_the_offset_starts_at_zero_and_advances_by_one_per_call() -> None:
     generator = Generator(11)
     for offset in range(4):
@@ -93,9 +90,6 @@ def test_a_generator_raises_after_its_last_offset(n: int) -> None:
     assert generator.state == at_the_end
 
 
-# --- The default generator ------------------------------------------------------------------------
-
-
 def test_manual_seed_restarts_the_default_generator_and_returns_it() -> None:
     default = multisample.manual_seed(11)
     assert isinstance(default, Generator)
@@ -121,9 +115,6 @@ def test_a_random_seed_uses_all_64_bits(source: str) -> None:
     # The chance that one of 64 bits is equal in all 64 seeds is 2^-57.
     assert functools.reduce(operator.or_, seeds) == 2**64 - 1
     assert functools.reduce(operator.and_, seeds) == 0
-
-
-# --- State ----------------------------------------------------------------------------------------
 
 
 def used() -> Generator:
@@ -198,9 +189,6 @@ def test_seed_and_offset_are_shown_and_read_only() -> None:
             setattr(used(), name, 3)
 
 
-# --- spawn ----------------------------------------------------------------------------------------
-
-
 def child_seed(seed: int, child: int) -> int:
     key = ((seed & stream.MASK32) ^ 0x73706177, (seed >> 32) ^ 0x6E6B6579)
     words = stream.philox4x32_10((child & stream.MASK32, child >> 32, 0, 0), key)
@@ -231,9 +219,6 @@ def test_grandchildren_differ_from_children() -> None:
     children = Generator(7).spawn(3)
     grandchildren = [seed.seed for child in children for seed in child.spawn(3)]
     assert len({7, *(child.seed for child in children), *grandchildren}) == 13
-
-
-# --- Consecutive keys -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("k", [0, 1, 5, np.int64(5)])
@@ -322,9 +307,6 @@ def test_bad_seeds_and_counts_raise_and_change_nothing(value: Any, error: type[E
     with pytest.raises(ValueError, match=r"^generator: a graph-safe generator"):
         Generator(3, graph_safe=True).take(value)
     assert (default.state, generator.state) == before
-
-
-# --- PyTorch --------------------------------------------------------------------------------------
 
 
 def torch_seed(generator: torch.Generator | None) -> int:

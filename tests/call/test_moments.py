@@ -172,8 +172,6 @@ def test_arrays_of_unknown_libraries_share_their_memory() -> None:
     assert all((a == b).all() for a, b in zip(foreign, known, strict=True))
 
 
-# --- Errors ---------------------------------------------------------------------------------------
-
 W, MU, SIGMA = vectors(4, 9)
 WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"weights": np.ones((3, 3), np.float32)}, ValueError, r"weights: expected shape \(n,\)"),
@@ -238,9 +236,6 @@ def test_a_backend_without_moments_is_refused(new_choices: None, monkeypatch: py
     multisample.register_backend(OnlySamples())
     with pytest.raises(ValueError, match="backend: 'samples' has no weighted moments"):
         multisample.weighted_moments(W, MU, SIGMA, seed=1, backend="samples")
-
-
-# --- PyTorch --------------------------------------------------------------------------------------
 
 
 def test_libraries_are_not_mixed() -> None:

@@ -73,8 +73,6 @@ def check_switch(calls: dict[str, Call], state: Callable[[], Any], matters: bool
     assert any(drawn) if matters else all(drawn) and inside == outside
 
 
-# --- Our own, and the process's -----------------------------------------------------------------------------------
-
 HOST_CALLS: dict[str, Call] = {
     "numpy": lambda: sample(MU, SIGMA, N, seed=7),
     "numpy, number": lambda: sample(0.5, SIGMA_32, N, seed=Key(7, 2), layout="nd"),
@@ -189,9 +187,6 @@ def test_wrong_values_raise_their_own_error_under_any_numpy_error_state() -> Non
                 sample([0.0], value, 3, dtype="float32")
 
 
-# --- PyTorch ------------------------------------------------------------------------------------------------------
-
-
 @contextlib.contextmanager
 def _set(setter: Callable[[Any], Any], value: Any, before: Any) -> Iterator[None]:
     setter(value)
@@ -259,9 +254,6 @@ def test_subnormal_numbers_are_kept_by_threads_that_flush_them() -> None:
         finally:
             torch.set_flush_denormal(False)
         assert {name for name in expected if found[name] != expected[name]} == set()
-
-
-# --- JAX ----------------------------------------------------------------------------------------------------------
 
 
 def _jax_calls() -> dict[str, Call]:

@@ -59,9 +59,6 @@ OPTIONS = st.fixed_dictionaries({
 })  # fmt: skip
 
 
-# --- Values ---------------------------------------------------------------------------------------
-
-
 @settings(max_examples=60)
 @given(rows=sizes(D), columns=sizes(N), layout=st.sampled_from(["dn", "nd"]), options=OPTIONS,
        scheduler=st.sampled_from(["synchronous", "threads"]))  # fmt: skip
@@ -119,9 +116,6 @@ def test_generators_advance_by_one_call() -> None:
     x = multisample.dask.sample(MU, SIGMA, N)
     multisample.manual_seed(3)
     assert same(x.compute(scheduler="threads"), multisample.sample(MU, SIGMA, N))
-
-
-# --- Graphs ---------------------------------------------------------------------------------------
 
 
 def test_nothing_is_drawn_before_compute(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,9 +199,6 @@ def test_arrays_of_dask_expressions() -> None:
     assert run.returncode == 0, run.stderr
 
 
-# --- Threads --------------------------------------------------------------------------------------
-
-
 def test_blocks_start_no_threads(monkeypatch: pytest.MonkeyPatch, thread_counts: list[int]) -> None:
     monkeypatch.setenv("MULTISAMPLE_NUM_THREADS", "8")
     multisample.sample(LARGE, 1.0, 100_000, seed=7)
@@ -215,9 +206,6 @@ def test_blocks_start_no_threads(monkeypatch: pytest.MonkeyPatch, thread_counts:
     thread_counts.clear()
     multisample.dask.sample(LARGE, 1.0, 400_000, chunks=(-1, 100_000), seed=7).sum().compute(scheduler="threads")
     assert max(thread_counts, default=1) == 1
-
-
-# --- After drawing --------------------------------------------------------------------------------
 
 
 def test_slices_rechunks_and_reductions(client: Any) -> None:
@@ -247,9 +235,6 @@ def test_xarray_datasets() -> None:
 def test_a_pickled_array_computes_the_same() -> None:
     x = multisample.dask.sample(MU, SIGMA, N, chunks=5, seed=7)
     assert same(pickle.loads(pickle.dumps(x)).compute(scheduler="threads"), x.compute(scheduler="synchronous"))
-
-
-# --- Workers that fail ----------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -284,8 +269,6 @@ def test_spilled_blocks_keep_their_bits() -> None:
         assert sum(spilled.values()) > 5
         assert same(client.compute(kept, sync=True), multisample.sample(LARGE, 1.0, 200_000, seed=7))
 
-
-# --- Errors ---------------------------------------------------------------------------------------
 
 UNKNOWN = da.from_array(MU, chunks=4)[da.from_array(MU, chunks=4) > 0]
 

@@ -282,12 +282,6 @@ def test_validate_checks_values_in_any_memory(jax_place: str) -> None:
         sample(jnp.zeros(3), jnp.asarray([1.0, 1.0, -1.0]), N, seed=1, validate=True, backend=jax_place)
 
 
-def test_disabled_jit_changes_nothing() -> None:
-    with jax.disable_jit():
-        check_same(sample(*vectors(), N, seed=7), sample(MU, SIGMA, N, seed=7))
-        check_same(jax.jit(lambda mu: sample(mu, SIGMA, N, seed=7))(jnp.asarray(MU)), sample(MU, SIGMA, N, seed=7))
-
-
 # --- Control flow ---------------------------------------------------------------------------------
 
 
@@ -357,16 +351,6 @@ def test_subnormal_numbers_are_kept_by_the_threads_of_xla(shape: tuple[int, int]
     drawn = np.asarray(jax.jit(lambda sigma: sample(mu, sigma, shape[1], seed=7))(sigma))
     assert (drawn == normals.astype(np.float64) * sigma[0].astype(np.float64)).mean() < 1  # Some are rounded.
     np.testing.assert_array_equal(drawn.view(np.uint32), (normals * sigma[:, None]).view(np.uint32))
-
-
-def test_a_program_can_be_exported_and_run_elsewhere() -> None:
-    pytest.importorskip("flatbuffers")
-    draw = jax.jit(lambda mu, key: sample(mu, 2.0, N, seed=key))
-    exported = jax.export.export(
-        draw, disabled_checks=[jax.export.DisabledSafetyCheck.custom_call("multisample_sample")]
-    )(jnp.asarray(MU), jax.random.key_data(jax.random.key(0)))
-    again = jax.export.deserialize(exported.serialize())
-    check_same(again.call(jnp.asarray(MU), np.array([0, 6], np.uint32)), sample(MU, 2.0, N, seed=6))
 
 
 # --- Errors ---------------------------------------------------------------------------------------

@@ -57,8 +57,6 @@ def run(script: str, *arguments: str, seconds: int = 120) -> str:
     return done.stdout
 
 
-# --- Exits ----------------------------------------------------------------------------------------
-
 IN_FLIGHT = """
 f = jax.jit(lambda key: sample(np.zeros(1000, np.float32), 1.0, 10000, seed=key).sum())
 jax.block_until_ready(f(jax.random.key(0)))
@@ -124,8 +122,6 @@ def test_a_closed_gate_names_the_call_and_lets_the_exiting_thread_in() -> None:
     assert "shutting down" in errors and "python,float32,dn" in errors
 
 
-# --- Signals --------------------------------------------------------------------------------------
-
 SIGNALS = """
 class Alarm(Exception):
     pass
@@ -165,8 +161,6 @@ def test_exceptions_of_signal_handlers_do_not_end_the_process() -> None:
     assert all(calls > 50 and alarms > 5 for calls, alarms, _ in found)
     assert found[0][2] == 0  # The backend cpu runs no Python.
 
-
-# --- Forks ----------------------------------------------------------------------------------------
 
 FORK = """
 from multisample._routes.jax import gate
@@ -215,8 +209,6 @@ print(status)
 def test_a_forked_child_has_no_thread_at_the_gate() -> None:
     assert run(FORK) == "0\n"
 
-
-# --- Saved programs -------------------------------------------------------------------------------
 
 SAVE = """
 import pickle

@@ -43,9 +43,6 @@ def noise(device: str, dtype: torch.dtype = torch.float64, n: int = N, **options
         return sample(torch.zeros(D, dtype=dtype, device=device), 1.0, n, seed=3, **options)
 
 
-# --- Values ----------------------------------------------------------------------------------------
-
-
 # PyTorch compiles its forward-mode rules with its own deprecated functions.
 forward_mode = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 
@@ -152,9 +149,6 @@ def test_gradients_of_empty_samples_are_zero(torch_device: str, d: int, n: int, 
         assert torch.equal(y.grad, torch.zeros(d, device=torch_device))
 
 
-# --- Cost -----------------------------------------------------------------------------------------
-
-
 def test_no_noise_is_stored_for_the_backward_pass(torch_device: str) -> None:
     kept: list[int] = []
 
@@ -213,9 +207,6 @@ def test_the_backward_pass_uses_the_graph_safe_offset_of_the_forward_pass(torch_
         got, want = (torch.autograd.grad(y.square().sum(), (mu, sigma)) for y in (x, expected))
         assert all(map(torch.equal, got, want))
     assert on_device.offset == 2
-
-
-# --- Without gradients ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
@@ -280,9 +271,6 @@ def test_autocast_does_not_change_dtypes(torch_device: str, dtype: torch.dtype) 
         assert sample(mu.half(), sigma.half(), N, seed=3).dtype is torch.float16
         got = torch.autograd.grad(x.square().sum(), (mu, sigma))
     assert all(map(torch.equal, got, expected))
-
-
-# --- The operators --------------------------------------------------------------------------------
 
 
 @pytest.fixture

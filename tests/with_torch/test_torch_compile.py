@@ -56,9 +56,6 @@ def around(x: Any) -> Any:
     return x * 2 + 1
 
 
-# --- Equal bits with a seed -----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_with_a_seed_compiled_code_draws_the_eager_bits(torch_device: str, options: dict[str, Any]) -> None:
     mu, sigma = vectors(torch_device)
@@ -105,9 +102,6 @@ def test_out_is_written_in_compiled_code(torch_device: str) -> None:
         assert torch.equal(got, around(out))
 
 
-# --- Dynamic shapes and numbers -------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_changing_sizes_seeds_offsets_and_numbers_compile_once(torch_device: str) -> None:
     calls: dict[str, list[Callable[[int], tuple[Any, ...]]]] = {
@@ -144,9 +138,6 @@ def test_gradients_support_dynamic_shapes(torch_device: str) -> None:
         got = torch.autograd.grad(function(*inputs, n), inputs)
         assert all(map(torch.equal, got, torch.autograd.grad(loss(*inputs, n), inputs)))
     assert counter.frame_count == 1
-
-
-# --- New numbers ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("compiler", slow_but(["aot_eager"], ["aot_eager", "inductor"]))
@@ -214,8 +205,6 @@ def test_batches_can_be_compiled(torch_device: str) -> None:
     with pytest.raises(RuntimeError, match="randomness error mode"):
         compiled(lambda mu: vmap(lambda mu: sample(mu, 1.0, N))(mu))(mu)
 
-
-# --- Calls that cannot be part of a graph ---------------------------------------------------------
 
 WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "n": ({"n": -1}, ValueError, r"n: expected 0 <= n <= 2\*\*34, got -1"),
@@ -286,9 +275,6 @@ assert torch.equal(x, draw(mu))
     subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path)
 
 
-# --- Tracing without the compiler ----------------------------------------------------------------
-
-
 def test_fake_tensors_give_fake_samples(torch_device: str) -> None:
     multisample.torch.load_operators()
     with FakeTensorMode() as mode:
@@ -307,9 +293,6 @@ def test_a_traced_function_draws_new_numbers(torch_device: str) -> None:
     torch.manual_seed(3)
     assert torch.equal(traced(mu), first)
     assert not torch.equal(first, second)
-
-
-# --- torch.export ---------------------------------------------------------------------------------
 
 
 class Noisy(torch.nn.Module):

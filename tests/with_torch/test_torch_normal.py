@@ -39,9 +39,6 @@ def placed(x: Any, device: str) -> Any:
     return x.to(device) if isinstance(x, torch.Tensor) else x
 
 
-# --- Like PyTorch's -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("parameters", PARAMETERS.values(), ids=PARAMETERS)
 def test_samples_have_the_shape_dtype_and_device_of_pytorch_samples(torch_device: str, parameters: Any) -> None:
     loc, scale = (placed(x, torch_device) for x in parameters)
@@ -95,9 +92,6 @@ def test_arguments_are_validated_as_by_pytorch(validate_args: bool | None) -> No
         Normal(torch.zeros(2), torch.tensor([1.0, -1.0]), validate_args=False).rsample()
     with pytest.raises(TypeError, match=r"^fast_math: expected True or False"):
         Normal(torch.zeros(2), 1.0, fast_math=1).rsample()  # type: ignore[arg-type]
-
-
-# --- Drawing --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("options", [{}, {"antithetic": True}, {"fast_math": True}], ids=str)
@@ -181,9 +175,6 @@ except ValueError as error:
     assert "no C++ compiler" in run.stdout
     assert "install g++" in run.stdout
     assert "detach" not in run.stdout
-
-
-# --- In other distributions -----------------------------------------------------------------------
 
 
 def composed(kind: Any, loc: Any) -> Iterator[Any]:

@@ -76,9 +76,6 @@ def assert_sums(got: tuple[Any, Any], grad: Any, z: Any) -> None:
         assert bool((error <= BOUND[real] * size).all()), (name, float((error / size).max()))
 
 
-# --- Draws ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_sample_operator_has_the_bits_of_sample(
@@ -163,9 +160,6 @@ def test_an_offset_tensor_replaces_the_offset_argument(operators: Any, device: A
             assert int(counter) == offset
 
 
-# --- Errors ---------------------------------------------------------------------------------------
-
-
 def test_operators_raise_for_invalid_arguments(operators: Any, device: Any) -> None:
     mu, sigma, grad = torch.zeros(5, device=device), torch.ones(5, device=device), torch.ones((5, 7), device=device)
     counter, where = torch.zeros(1, dtype=torch.int64, device=device), "cuda:0" if device.type == "cuda" else "cpu"
@@ -215,9 +209,6 @@ def test_operators_raise_for_invalid_arguments(operators: Any, device: Any) -> N
         with pytest.raises(RuntimeError, match=rf"^multisample::{name}: {message}"):
             getattr(operators, name)(*tensors, seed=1, **options)
     assert bool((grad == 1).all())
-
-
-# --- Gradients ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("transposed", [False, True])
@@ -358,9 +349,6 @@ def test_gradients_do_not_depend_on_the_number_of_threads(
         return (bits(sums[0]).tobytes(), bits(sums[1]).tobytes()) in found
 
     assert in_forks(again) == [True]
-
-
-# --- Streams and graphs ---------------------------------------------------------------------------
 
 
 @pytest.fixture

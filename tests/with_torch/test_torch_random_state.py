@@ -76,9 +76,6 @@ def test_draws_of_pytorch_and_of_multisample_can_alternate(draw: Draw, torch_dev
     assert all_differ(alone, torch.randn(4, device=torch_device))
 
 
-# --- Activation checkpointing ---------------------------------------------------------------------
-
-
 def loss_and_gradients(device: str, run: Callable[..., Any]) -> list[torch.Tensor]:
     """The loss and the gradients of two layers that draw. `run` runs a layer, and may recompute it."""
     torch.manual_seed(5)
@@ -133,9 +130,6 @@ def test_selective_checkpoints_store_or_recompute_samples(torch_device: str) -> 
 
         results.append(loss_and_gradients(torch_device, run))
     assert all(map(torch.equal, *results))
-
-
-# --- Keys -----------------------------------------------------------------------------------------
 
 
 def test_take_key_returns_the_key_that_a_call_would_take(torch_device: str) -> None:

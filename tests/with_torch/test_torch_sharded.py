@@ -118,9 +118,6 @@ def test_gpus(case: str, backend_on_cuda: str, size: int, runs: Runs) -> None:
     check(runs.failures("cuda", size, on_cuda()), f"{case}[{backend_on_cuda}]")
 
 
-# --- Without ranks --------------------------------------------------------------------------------
-
-
 def test_unknown_attributes_of_the_torch_module_raise() -> None:
     import multisample.torch
 

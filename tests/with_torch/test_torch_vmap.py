@@ -32,9 +32,6 @@ def distinct(x: torch.Tensor) -> int:
     return len({element.cpu().numpy().tobytes() for element in x})
 
 
-# --- Values ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("in_dims", [(0, 0), (0, None), (None, 0), (1, 0), (-1, None), (1, 1)])
 def test_with_a_seed_a_batch_equals_single_calls(
@@ -85,9 +82,6 @@ def test_out_may_be_a_batch(torch_device: str) -> None:
         assert torch.equal(out, torch.stack([sample(x, sigma[0], N, seed=3, layout=layout) for x in mu]))
     with pytest.raises(RuntimeError, match="expected an out for each element of the batch"):
         vmap(lambda mu: sample(mu, sigma[0], N, seed=3, out=out[0].T))(mu)
-
-
-# --- randomness -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("batched", [True, False])
@@ -191,9 +185,6 @@ def test_transformed_calls_raise_the_eager_errors(call: dict[str, Any], error: t
     with pytest.raises(error, match=message):
         vmap(lambda mu: sample(mu, **{"sigma": 1.0, "n": N, **call}), randomness="different")(torch.zeros(B, D))
     assert torch.equal(torch.get_rng_state(), state)
-
-
-# --- Derivatives ----------------------------------------------------------------------------------
 
 
 @forward_mode
