@@ -25,7 +25,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
-from scored_functions import dies, fails, sphere, torch_sphere
+from scored_functions import START, assert_same, dies, fails, run, sphere, torch_sphere
 from tables import slow_but
 
 import multisample
@@ -34,7 +34,6 @@ from multisample.cem import CEM, Result, Task
 from multisample.cem._tasks import redraw
 
 D, N = 6, 200
-START = np.linspace(-2, 3, D).astype(np.float32)
 OPTIONS: list[dict[str, Any]] = [
     {},
     {"bounds": (-3.0, 3.5)},
@@ -61,18 +60,6 @@ def loky() -> Executor:
 def executor(request: pytest.FixtureRequest) -> Iterator[Executor]:
     with request.param() as executor:
         yield executor
-
-
-def run(f: Callable[[Any], Any] = sphere, mu: Any = START, n: int = N, **options: Any) -> Result[Any]:
-    return cem.minimize(f, mu, 2.0, n, iterations=8, seed=7, **options)
-
-
-def assert_same(a: Result[Any], b: Result[Any]) -> None:
-    for name in ("x", "mu", "sigma"):
-        assert np.asarray(getattr(a, name)).tobytes() == np.asarray(getattr(b, name)).tobytes(), name
-    for name, column in a.history.items():
-        assert column.tobytes() == b.history[name].tobytes(), name
-    assert (a.fun, a.nit, a.nfev, a.message) == (b.fun, b.nit, b.nfev, b.message)
 
 
 def overwriting(x: Any) -> Any:
@@ -118,7 +105,9 @@ def test_the_number_of_tasks_does_not_matter(options: dict[str, Any]) -> None:
     expected = run(**options)
     with ThreadPoolExecutor(3) as executor:
         for tasks in (1, 2, 7, N, None):
-            assert_same(run(executor=executor, tasks=tasks, **options), expected)
+            result = run(executor=executor, tasks=tasks, **options)
+            assert_same(result, expected)
+            assert result.nfev == expected.nfev
 
 
 def test_the_executor_does_not_matter(executor: Executor) -> None:

@@ -18,6 +18,7 @@ import torch
 
 import multisample
 from multisample import Generator, UnknownBackendError, sample
+from multisample._plan import PLANS
 
 D = 3
 SMALL_N = 4
@@ -318,6 +319,8 @@ def check_refused(bad: Bad, call: Call) -> None:
     with pytest.raises(bad.error) as caught:
         sample(**call)
     assert caught.type is bad.error
+    assert caught.value.__cause__ is None
+    assert caught.value.__context__ is None or caught.value.__suppress_context__
     message = str(caught.value)
     assert "\n" not in message
     # If two arguments do not match each other, the error may name either.
@@ -337,7 +340,10 @@ def check_bad(bad: Bad, base: Base) -> None:
     extras.append({"generator": ours, "out": base.matrix(base.n)})
     if base is BASES["torch"]:
         extras.append({"generator": theirs})
-    for extra in extras:
+    for number, extra in enumerate(extras):
+        PLANS.clear()
+        if number % 2:
+            sample(**good_call(base), seed=1)  # Makes a plan.
         call = good_call(base) | bad.change(base)
         if extra.keys() & call.keys() or ("generator" in extra and "seed" in call):
             continue
