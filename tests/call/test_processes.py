@@ -211,23 +211,17 @@ def test_no_task_begins_after_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> N
 
 @forked
 @pytest.mark.usefixtures("many_threads")
-def test_a_forked_child_draws_large_matrices_after_its_parent_did() -> None:
+def test_forked_children_and_grandchildren_draw_large_matrices_after_their_parent_did() -> None:
     expected = digest(draw(BIG_N, seed=3))
     pool = cpu_threads._pool[cpu_threads._FIRST :: cpu_threads._LINE]
     assert pool[0] != cpu_threads._NO_THREAD
-    assert in_forks(*[lambda: [digest(draw(BIG_N, seed=3)) for _ in range(3)]] * 2) == [[expected] * 3] * 2
-    assert digest(draw(BIG_N, seed=3)) == expected
-
-
-@forked
-@pytest.mark.usefixtures("many_threads")
-def test_a_forked_grandchild_draws() -> None:
-    expected = digest(draw(BIG_N, seed=3))
 
     def child() -> Any:
-        return [digest(draw(BIG_N, seed=3)), *in_forks(lambda: digest(draw(BIG_N, seed=3)))]
+        drawn = [digest(draw(BIG_N, seed=3)) for _ in range(3)]
+        return [*drawn, *in_forks(lambda: digest(draw(BIG_N, seed=3)))]
 
-    assert in_forks(child) == [[expected, expected]]
+    assert in_forks(child, child) == [[expected] * 4] * 2
+    assert digest(draw(BIG_N, seed=3)) == expected
 
 
 def from_default_generator() -> dict[str, Any]:
@@ -253,22 +247,18 @@ def test_default_generators_of_forked_children_differ(seeded: bool) -> None:
 
 
 @forked
-def test_a_forked_child_can_be_seeded() -> None:
-    def child() -> Any:
-        multisample.manual_seed(5)
-        return digest(draw())
-
-    multisample.manual_seed(11)
-    assert in_forks(child, child) == [digest(draw(seed=5))] * 2
-
-
-@forked
-def test_an_explicit_generator_continues_in_a_forked_child() -> None:
+def test_a_forked_child_can_be_seeded_and_an_explicit_generator_continues() -> None:
     generator = Generator(11)
     generator._take()
-    (child,) = in_forks(lambda: [digest(draw(generator=generator)), generator.state])
+
+    def child() -> Any:
+        multisample.manual_seed(5)
+        return [digest(draw()), digest(draw(generator=generator)), generator.state]
+
+    multisample.manual_seed(11)
+    found = in_forks(child, child)
     assert generator.offset == 1
-    assert child == [digest(draw(generator=generator)), generator.state]
+    assert found == [[digest(draw(seed=5)), digest(draw(generator=generator)), generator.state]] * 2
 
 
 @forked
