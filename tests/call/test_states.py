@@ -226,6 +226,7 @@ def test_subnormal_numbers_are_kept_by_threads_that_flush_them() -> None:
     size = 400, 20_000  # For several threads.
     sigmas = {"float32": 3e-38, "bfloat16": 3e-38, "float16": 1e-5, "float64": 3e-308}
     weights = {name: torch.full((7,), 1e-39, dtype=getattr(torch, name)) for name in ("float32", "float64")}
+    gradient = torch.full((3, 8), 1e-40)
 
     def drawn(backend: str) -> dict[str, bytes]:
         found = {}
@@ -240,7 +241,7 @@ def test_subnormal_numbers_are_kept_by_threads_that_flush_them() -> None:
                 found[f"{dtype}, moment {order}"] = moment.view(torch.uint8).numpy().tobytes()
         if backend == "torch_ext":
             leaves = torch.zeros(3, requires_grad=True), torch.ones(3, requires_grad=True)
-            sums = torch.autograd.grad(sample(*leaves, 8, seed=7), leaves, torch.full((3, 8), 1e-40))
+            sums = torch.autograd.grad(sample(*leaves, 8, seed=7), leaves, gradient)
             found["gradients"] = b"".join(x.view(torch.uint8).numpy().tobytes() for x in sums)
             assert any(found["gradients"])
         return found
