@@ -108,12 +108,9 @@ def test_a_jax_key_of_an_integer_is_that_seed(jax_place: str, seed: int) -> None
     for form in (key, jax.random.key_data(key), np.asarray(jax.random.key_data(key)), jax.random.PRNGKey(seed)):
         check_same(sample(*vectors(), N, seed=form, backend=jax_place), expected)
         check_same(jax.jit(lambda s: sample(MU, SIGMA, N, seed=s, backend=jax_place))(form), expected)
-
-
-def test_a_jax_key_alone_makes_the_call_jaxs() -> None:
-    x = sample(MU, SIGMA, N, seed=jax.random.key(5))
-    assert isinstance(x, jax.Array)
-    check_same(x, sample(MU, SIGMA, N, seed=5))
+    alone = sample(MU, SIGMA, N, seed=key)  # A key alone makes the call JAX's.
+    assert isinstance(alone, jax.Array)
+    check_same(alone, expected)
 
 
 def test_the_first_word_of_a_key_is_the_high_one(jax_place: str) -> None:
@@ -261,20 +258,19 @@ def test_on_a_gpu_a_graph_safe_generator_counts_on_the_device() -> None:
             sample(*vectors(), N, generator=Generator(1))  # Whose plan is that of all generators.
 
 
-def test_an_eager_call_that_fails_takes_no_offset() -> None:
-    generator = Generator(4)
+def test_an_eager_call_with_wrong_values_in_host_memory_fails_and_takes_no_offset() -> None:
+    generator, wrong = (
+        Generator(4),
+        [({"sigma": [-1.0] * D}, r"^sigma: .*-1"), ({"dim_offset": 2**32}, "^dim_offset: ")],
+    )
+    wrong += [({"mu": [0.0, bad, 0.0, 0.0, 0.0]}, r"^mu: .*mu\[1\]") for bad in (np.nan, np.inf, -np.inf)]
     with jax.default_device(jax.devices("cpu")[0]):  # Values in device memory are not checked.
-        with pytest.raises(ValueError, match=r"^sigma: .*-1"):
-            sample(jnp.asarray(MU), jnp.asarray([-1.0] * D), N, generator=generator)
-        with pytest.raises(ValueError, match=r"^dim_offset: "):
-            sample(jnp.asarray(MU), jnp.asarray(SIGMA), N, generator=generator, dim_offset=2**32)
+        for changes, message in wrong:
+            arguments = {"mu": MU, "sigma": SIGMA, **changes}
+            arrays = {name: jnp.asarray(x) for name, x in arguments.items() if name != "dim_offset"}
+            with pytest.raises(ValueError, match=message):
+                sample(**{**arguments, **arrays}, n=N, generator=generator)
     assert generator.offset == 0
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_eager_calls_check_values_in_host_memory(bad: float) -> None:
-    with jax.default_device(jax.devices("cpu")[0]), pytest.raises(ValueError, match=r"^mu: .*mu\[1\]"):
-        sample(jnp.asarray([0.0, bad, 0.0]), 1.0, N, seed=1)
 
 
 def test_validate_checks_values_in_any_memory(jax_place: str) -> None:

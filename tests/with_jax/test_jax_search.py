@@ -134,9 +134,6 @@ def test_wrong_arguments_are_named(options: dict[str, Any], error: Any, message:
             cem.step(state, **arguments)
         with pytest.raises(error, match=message):
             jax.jit(lambda state: cem.step(state, **arguments))(cem.start(jnp.asarray(START), 2.0))
-
-
-def test_halves_cannot_be_refitted() -> None:
     with pytest.raises(TypeError, match=r"^mu: expected float32 or float64"):
         cem.start(jnp.zeros(3, jnp.float16), 1.0)
 
