@@ -17,7 +17,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import dask
 import pytest
+from dask_cluster import local_cluster
 from PIL import Image
 from scored_functions import dies
 from tables import slow_but
@@ -216,6 +218,11 @@ def test_workers_learn_the_same_player(run: Any, folder: Path) -> None:
     assert learnt("together") == learnt("alone")
     assert together.err.replace(" on 2 workers", "") == alone.err
     assert together.err.splitlines()[1].endswith(" on 2 workers")
+    with local_cluster() as client:
+        cluster = run(*QUICK, "--iterations", 2, "-o", "cluster", "--scheduler", client.scheduler.address)
+    assert cluster.code == 0, cluster
+    assert learnt("cluster") == learnt("alone")
+    assert " on 4 workers\n" in cluster.err
     assert run(*QUICK, "--iterations", 3, "-o", "together", "--resume").code == 0
     assert run(*QUICK, "--iterations", 3, "-o", "alone", "--resume", "--workers", 1).code == 0
     assert learnt("together") == learnt("alone")
@@ -233,6 +240,13 @@ def test_a_worker_that_dies_is_an_error_and_the_run_can_be_resumed(
     assert run(*QUICK, "--iterations", 2, "--resume").code == 0
     assert run(*QUICK, "--iterations", 2, "-o", "whole").code == 0
     assert learnt("tetris") == learnt("whole")
+
+
+def test_a_scheduler_that_does_not_answer_is_an_error(run: Any, folder: Path) -> None:
+    with dask.config.set({"distributed.comm.timeouts.connect": "1s"}):
+        done = run(*QUICK, "--scheduler", "tcp://127.0.0.1:1")
+    assert done.code == 1
+    assert "multisample: error: " in done.err
 
 
 def test_workers_that_die_while_tasks_are_cancelled_print_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
