@@ -224,11 +224,6 @@ def test_forked_children_and_grandchildren_draw_large_matrices_after_their_paren
     assert digest(draw(BIG_N, seed=3)) == expected
 
 
-def from_default_generator() -> dict[str, Any]:
-    default = _generator.DEFAULT_GENERATOR
-    return {"state": default.state, "drawn": digest(draw()), "after": default.state}
-
-
 @forked
 @pytest.mark.parametrize("seeded", [True, False])
 def test_default_generators_of_forked_children_differ(seeded: bool) -> None:
@@ -237,7 +232,7 @@ def test_default_generators_of_forked_children_differ(seeded: bool) -> None:
         default.state = Generator().state
     draw()
     before = default.state
-    children = in_forks(*[from_default_generator] * 3)
+    children = in_forks(*[lambda: {"state": default.state, "drawn": digest(draw()), "after": default.state}] * 3)
     assert default.state == before
     seeds = {before["seed"], *(child["state"]["seed"] for child in children)}
     assert len(seeds) == 4

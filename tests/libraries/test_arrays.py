@@ -60,12 +60,6 @@ class ArrayOnly:
         return self._array
 
 
-class InterfaceOnly:
-    def __init__(self, array: Array) -> None:
-        self._array = array
-        self.__array_interface__ = array.__array_interface__
-
-
 class Subclass(np.ndarray[Any, Any]):
     pass
 
@@ -125,7 +119,7 @@ FORMS: dict[str, Callable[[Array], Any]] = {
     "Fortran column": lambda x: np.asfortranarray(x[:, None]),
     "subclass": lambda x: x.view(Subclass),
     "__array__": ArrayOnly,
-    "__array_interface__": InterfaceOnly,
+    "__array_interface__": lambda x: SimpleNamespace(__array_interface__=x.__array_interface__, owner=x),
 }
 
 

@@ -352,10 +352,6 @@ def test_subnormal_numbers_are_kept_by_the_threads_of_xla(shape: tuple[int, int]
 # --- Errors ---------------------------------------------------------------------------------------
 
 
-def seedless(mu: Any) -> Any:
-    return sample(mu, 1.0, N)
-
-
 @pytest.mark.parametrize("transform", [jax.jit, jax.vmap, lambda f: jax.grad(lambda x: f(x).sum())])
 @pytest.mark.parametrize("constant", [True, False])
 def test_a_traced_call_without_a_seed_raises_with_advice(transform: Any, constant: bool) -> None:

@@ -83,26 +83,21 @@ DTYPES = {"float16": 4e-3, "bfloat16": 4e-2, "float32": 3e-6, "float64": 1e-14}
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("input_dtype", DTYPES)
 def test_gradients_have_the_dtypes_of_the_inputs(torch_device: str, input_dtype: str, options: dict[str, Any]) -> None:
+    over_samples, z = int(options.get("layout") != "nd"), noise(torch_device, **options)
     for result in (None, *DTYPES):
-        check_dtypes(torch_device, input_dtype, result, options)
-
-
-def check_dtypes(torch_device: str, input_dtype: str, result: str | None, options: dict[str, Any]) -> None:
-    mu, _ = vectors(torch_device, getattr(torch, input_dtype))
-    _, sigma = vectors(torch_device, torch.float32)
-    x = sample(mu, sigma, N, seed=3, dtype=result, **options)
-    grad = torch.randn(x.shape, dtype=torch.float64, device=torch_device).to(x.dtype)
-    x.backward(grad)
-    assert mu.grad is not None and sigma.grad is not None
-    assert mu.grad.dtype is mu.dtype and sigma.grad.dtype is sigma.dtype
-    z = noise(torch_device, **options)
-    over_samples = 0 if options.get("layout") == "nd" else 1
-    for got, terms in ((mu.grad, grad.double()), (sigma.grad, grad.double() * z)):
-        # The rounding to the gradient's type, and the roundings of float32 normals and sums.
-        tolerance = DTYPES[str(got.dtype).removeprefix("torch.")]
-        tolerance = max(tolerance, DTYPES["float32" if x.dtype is not torch.float64 else "float64"])
-        error = (got.double() - terms.sum(over_samples)).abs()
-        assert (error <= 2 * tolerance * terms.abs().sum(over_samples)).all()
+        mu, _ = vectors(torch_device, getattr(torch, input_dtype))
+        _, sigma = vectors(torch_device, torch.float32)
+        x = sample(mu, sigma, N, seed=3, dtype=result, **options)
+        grad = torch.randn(x.shape, dtype=torch.float64, device=torch_device).to(x.dtype)
+        x.backward(grad)
+        assert mu.grad is not None and sigma.grad is not None
+        assert mu.grad.dtype is mu.dtype and sigma.grad.dtype is sigma.dtype
+        for got, terms in ((mu.grad, grad.double()), (sigma.grad, grad.double() * z)):
+            # The rounding to the gradient's type, and the roundings of float32 normals and sums.
+            tolerance = DTYPES[str(got.dtype).removeprefix("torch.")]
+            tolerance = max(tolerance, DTYPES["float32" if x.dtype is not torch.float64 else "float64"])
+            error = (got.double() - terms.sum(over_samples)).abs()
+            assert (error <= 2 * tolerance * terms.abs().sum(over_samples)).all()
 
 
 @pytest.mark.parametrize("fast_math", [False, True])

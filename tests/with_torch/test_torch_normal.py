@@ -35,13 +35,9 @@ PARAMETERS: dict[str, tuple[Any, Any]] = {
 SHAPES = [(), (1,), (5,), (2, 3), (0,), (2, 0, 3), torch.Size([4])]
 
 
-def placed(x: Any, device: str) -> Any:
-    return x.to(device) if isinstance(x, torch.Tensor) else x
-
-
 @pytest.mark.parametrize("parameters", PARAMETERS.values(), ids=PARAMETERS)
 def test_samples_have_the_shape_dtype_and_device_of_pytorch_samples(torch_device: str, parameters: Any) -> None:
-    loc, scale = (placed(x, torch_device) for x in parameters)
+    loc, scale = (x.to(torch_device) if isinstance(x, torch.Tensor) else x for x in parameters)
     own, theirs = Normal(loc, scale), distributions.Normal(loc, scale)
     for shape in SHAPES:
         for method in ("sample", "rsample"):
