@@ -137,6 +137,8 @@ class Picture(NamedTuple):
     title: str
     subtitle: str
     sentence: str
+    alt: str
+    """What the picture shows, for readers who do not see it."""
     height: float
     draw: Callable[[Figure, Axes], None]
 
@@ -216,6 +218,7 @@ def _largest(run: Run, kind: Kind, groups: Sequence[Group]) -> Iterator[Picture]
         f"{run.device}, time of {what}; {kind}; {size}; x: times as long as {_time_text(base)}",
         f"On {run.device}, multisample draws {matrix} ({kind}) in {_time_text(base)}{fast}; of the others that apply "
         f"mu and sigma, the fastest ({_label(peers[0][0])}) takes {peers[0][1] / base:.1f} times as long.",
+        f"Time to draw {matrix} on {run.device}: " + "; ".join(f"{_label(e)} {_time_text(s)}" for e, s in rows),
         1.6 + 0.44 * len(rows),
         partial(_bars, rows, base, ours["portable"].memset_s),
     )
@@ -235,6 +238,7 @@ def _host(run: Run) -> Iterator[Picture]:
             "Time that a call keeps the host busy",
             f"{run.machine.get('cpu')}; median of matrices up to {limit}; x: times as long as {_time_text(ours[0])}",
             f"A call of multisample keeps the host busy for {_time_text(ours[0])} to {_time_text(ours[-1])}.",
+            "Time that a call keeps the host busy: " + "; ".join(f"{_label(e)} {_time_text(s)}" for e, s in rows),
             1.6 + 0.44 * len(rows),
             partial(_bars, rows, ours[0], None),
         )
@@ -267,6 +271,11 @@ def _curves(points: Iterable[tuple[Entry, float, float | None]]) -> list[Curve]:
 def _of_ours(curves: Iterable[Curve]) -> Mapping[str, Curve]:
     """Our curves of several points by mode."""
     return {curve.entry.mode: curve for curve in curves if curve.entry.ours and len(curve.x) > 1}
+
+
+def _ends(curves: Iterable[Curve], text: Callable[[float], str]) -> str:
+    """The first and the last value of each curve in words."""
+    return "; ".join(f"{_label(curve.entry)} {text(curve.y[0])} to {text(curve.y[-1])}" for curve in curves)
 
 
 def _octave(value: float) -> float:
@@ -320,6 +329,8 @@ def _memory(run: Run, kind: Kind, groups: Sequence[Group]) -> Iterator[Picture]:
             f"{run.device}; {kind}; median of the shapes of about one size; higher is better",
             f"multisample writes the largest matrices at {ours['portable'].y[-1]:.0%} of the speed of cudaMemsetAsync, "
             f"which writes zeros{fast}.",
+            f"Speed by size of the matrix on {run.device}, as a percentage of that of cudaMemsetAsync: "
+            + _ends(curves, lambda y: f"{y:.0%}"),
             4.5 + 0.23 * len(curves),
             partial(
                 _lines, ("size of the matrix", EngFormatter("B"), (1,)),
@@ -347,6 +358,8 @@ def _calls(run: Run, kind: Kind, groups: Sequence[Group]) -> Iterator[Picture]:
             f"{run.device}; {kind}; many calls in a row, the time of all / their number; lower is better",
             f"For {n} samples of {ours.x[0]:,} to {ours.x[-1]:,} dimensions, each of many calls in a row takes "
             f"{_time_text(min(ours.y))} to {_time_text(max(ours.y))}{relation}.",
+            f"Time of a call that draws {n} samples on {run.device}, by number of dimensions: "
+            + _ends(curves, _time_text),
             4.5 + 0.23 * len(curves),
             partial(_lines, ("dimensions d", COUNT, (1, 2, 5)), ("time of a call", SECONDS, (1, 2, 5)), curves),
         )
@@ -365,6 +378,7 @@ def _over_numpy(run: Run, kind: Kind, groups: Sequence[Group]) -> Iterator[Pictu
             "How many times as fast as NumPy",
             f"{processor}; {kind}; median of the shapes of about one size; higher is better",
             f"With {processor}, multisample is {min(ours.y):.1f} to {max(ours.y):.0f} times as fast as NumPy ({kind}).",
+            f"Times as fast as NumPy by size of the matrix, on {processor}: " + _ends(curves, lambda y: f"{y:.1f}"),
             4.5 + 0.23 * len(curves),
             partial(
                 _lines, ("numbers in the matrix", COUNT, (1,)), ("times as fast as NumPy", COUNT, (1, 2, 5)), curves
