@@ -40,18 +40,18 @@ class Results:
 
     @cached_property
     def runs(self) -> list[Run]:
-        """The files of pytest-benchmark."""
-        return [read_run(path) for path in sorted(self.folder.glob("*.json")) if "benchmarks" in self.content(path.stem)
-                and "multisample_machine" in self.content(path.stem)]  # fmt: skip
+        """The files of our suites."""
+        names = [path.stem for path in sorted(self.folder.glob("*.json"))]
+        of_suites = [
+            name for name in names if "suite" in self.content(name).get("benchmarks", [{}])[0].get("extra_info", ())
+        ]
+        return [read_run(self.folder / f"{name}.json") for name in of_suites]
 
     def run(self, name: str) -> Run:
-        name = FILES.get(name, name)
-        found = [run for run in self.runs if run.name == name]
-        if not found:
-            raise ValueError(
-                f"{name}: expected a file of benchmarks in {self.folder}, got {[r.name for r in self.runs]}"
-            )
-        return found[0]
+        for run in self.runs:
+            if run.name == FILES.get(name, name):
+                return run
+        raise ValueError(f"{name}: expected {FILES.get(name, name)}.json with benchmarks of the suites, got none")
 
     def content(self, name: str) -> Any:
         name = FILES.get(name, name)
@@ -60,10 +60,12 @@ class Results:
         return self._contents[name]
 
     def rows(self, name: str) -> Sequence[Row]:
-        """The rows of a study. Those of benchmarks are made from the entries."""
+        """The rows of a study. Those of benchmarks are made from the entries, or are in `extra_info`."""
         content = self.content(name)
-        if "rows" not in content:
+        if "rows" not in content and "suite" in content["benchmarks"][0]["extra_info"]:
             content["rows"] = [_row(group, entry) for group in self.run(name).groups for entry in group.entries]
+        elif "rows" not in content:
+            content["rows"] = [benchmark["extra_info"] for benchmark in content["benchmarks"]]
         rows: Sequence[Row] = content["rows"]
         return rows
 
