@@ -52,21 +52,20 @@ def _write_picture(run: Run, picture: Picture, folder: Path) -> list[Path]:
 
 
 def write_report(runs: Sequence[Run], folder: Path) -> list[str]:
-    """Write the pictures of `runs` and index.html into `folder`; returns a sentence on what each picture shows."""
+    """Write the pictures of `runs` and index.html into `folder`; returns what each picture shows."""
     folder.mkdir(parents=True, exist_ok=True)
-    sentences, body = [], []
+    texts, body = [], []
     for run in runs:
         body.append(f"<h1>{html.escape(f'{run.name}: {run.device}')}</h1>")
         for picture in pictures(run):
             light, dark = _write_picture(run, picture, folder)
-            sentences.append(picture.sentence)
+            texts.append(picture.alt)
             body.append(
                 f'<p><picture><source media="(prefers-color-scheme: dark)" srcset="{dark.name}">'
-                f'<img alt="{html.escape(picture.alt)}" src="{light.name}"></picture>'
-                f"<br>{html.escape(picture.sentence)}</p>"
+                f'<img alt="{html.escape(picture.alt)}" src="{light.name}"></picture></p>'
             )
     (folder / "index.html").write_text(PAGE.format(body="\n".join(body)), encoding="utf-8")
-    return sentences
+    return texts
 
 
 def write_pages(root: Path = ROOT) -> list[Path]:
