@@ -162,7 +162,7 @@ def written(text: str, results: Results, figures: Figures, prefix: str) -> str:
 
     # Markdown reads a comment at the beginning of a line as a block, whose text stays as it is.
     for line in text.splitlines():
-        if re.match(r"<!-- figure: .+? -->.*\S", line) and not line.endswith(" --><!-- end -->"):
+        if re.match(r" *<!-- figure: .+? -->.*\S", line) and not line.endswith(" --><!-- end -->"):
             raise ValueError(f"figure: expected a word before the marker in its line, got {line!r}")
     return PLACE.sub(place, text)
 
