@@ -26,9 +26,11 @@ import numpy as np
 import pytest
 
 import multisample
+from bench.suites import mkl_peer
 from bench.suites.cases import Case, is_timed, modes_on_cpu, parametrize, vectors
 from bench.suites.contenders import BARE, CPU
 from bench.suites.running import record_cpu_speed, run_on_cpu
+from multisample.backends.system.threads import thread_count
 
 SHAPES = [
     (10, 10),
@@ -43,7 +45,17 @@ SHAPES = [
     (33, 30_000),
     (100_000, 100),
 ]
-CASES = [Case(d, n, "float32", noise) for noise in ("independent", "shared") for d, n in SHAPES]
+HEADLINES = [(10, 10), (100, 100), (1000, 1000), (1000, 10_000)]
+CASES = [
+    *(Case(*shape, headline=shape in HEADLINES) for shape in SHAPES),
+    *(Case(*shape, noise="shared") for shape in SHAPES),
+]
+FEW_SAMPLES = [Case(2**21 // n, n) for n in (1, 2, 4, 8)]
+OPERATIONS = [
+    *(Case(b * d, n, operation="batch", matrices=b) for b, d, n in ((1000, 10, 10), (64, 7, 512))),
+    *(Case(members, 2**22, operation="perturb") for members in (1, 8)),
+    *(Case(d, n, operation="moments") for d, n in ((100, 1000), (1000, 10_000))),
+]
 WAYS: dict[str, dict[str, Any]] = {
     "dn": {},
     "dn_antithetic": {"antithetic": True},
@@ -52,20 +64,31 @@ WAYS: dict[str, dict[str, Any]] = {
     "nd_antithetic": {"layout": "nd", "antithetic": True},
     "nd_shared": {"layout": "nd", "noise": "shared"},
 }
-FILLERS = ("cpu", "torch_ext", "numpy", "torch_randn")
+FILLERS = ("cpu", "torch_ext", "numpy", "torch_randn", "mkl_bare")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if metafunc.function is test_cpu:
-        parametrize(metafunc, CASES, CPU.values(), modes_on_cpu)
+    cases = {test_cpu: CASES, test_cpu_few_samples: FEW_SAMPLES, test_cpu_operations: OPERATIONS}
+    if metafunc.function in cases:
+        parametrize(metafunc, cases[metafunc.function], CPU.values(), modes_on_cpu)
     else:
         shapes = SHAPES if is_timed(metafunc.config) else [(4, 6)]
         metafunc.parametrize("shape", shapes, ids=lambda shape: "x".join(map(str, shape)))
 
 
 @pytest.mark.benchmark(min_rounds=7, max_time=0.5)
-def test_cpu(benchmark: Any, d: int, n: int, dtype: str, noise: str, layout: str, contender: str, mode: str) -> None:
-    run_on_cpu(benchmark, "cpu", CPU[contender], Case(d, n, dtype, noise, layout))
+def test_cpu(benchmark: Any, case: Case, contender: str, mode: str) -> None:
+    run_on_cpu(benchmark, "cpu", CPU[contender], case)
+
+
+@pytest.mark.benchmark(min_rounds=7, max_time=0.5)
+def test_cpu_few_samples(benchmark: Any, case: Case, contender: str, mode: str) -> None:
+    run_on_cpu(benchmark, "cpu_few_samples", CPU[contender], case)
+
+
+@pytest.mark.benchmark(min_rounds=7, max_time=0.5)
+def test_cpu_operations(benchmark: Any, case: Case, contender: str, mode: str) -> None:
+    run_on_cpu(benchmark, "cpu_operations", CPU[contender], case)
 
 
 @pytest.mark.parametrize("contender", FILLERS)
@@ -99,6 +122,8 @@ def filling(contender: str, out: Any, d: int, n: int, options: dict[str, Any]) -
         return functools.partial(np.random.default_rng(7).standard_normal, out=out, dtype=np.float32)
     if contender == "cpu":
         return functools.partial(multisample.sample, mu, sigma, n, backend="cpu", out=out, **options)
+    if contender == "mkl_bare":
+        return functools.partial(mkl_peer.filling("SFMT19937", min(thread_count(), len(out))), out, None)
     import torch
 
     tensor = torch.from_numpy(out)

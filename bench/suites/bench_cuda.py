@@ -46,23 +46,37 @@ from bench.suites.running import CudaRunner
 # Warnings of other libraries are not ours to fix.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-SHAPES = [
-    (4096, 65_536), (262_144, 1024), (1_048_576, 128), (4_194_304, 32), (4096, 65_537),
-    (100, 100_000), (1000, 1024), (10, 10),
-]  # fmt: skip
+HEADLINES = [(4096, 65_536), (262_144, 1024), (4_194_304, 32), (1000, 1024)]
+SHAPES = [*HEADLINES, (1_048_576, 128), (4096, 65_537), (100, 100_000), (10, 10)]
 CASES = [
-    *(Case(d, n, "float32", noise) for noise in ("independent", "shared") for d, n in SHAPES),
+    *(Case(*shape, headline=shape in HEADLINES) for shape in SHAPES),
+    *(Case(*shape, noise="shared") for shape in SHAPES),
     *(Case(*SHAPES[0], dtype) for dtype in ("float16", "bfloat16", "float64")),
     *(Case(*shape, layout="nd") for shape in ((4096, 65_536), (262_144, 1024), (1000, 1024))),
+]
+FEW_SAMPLES = [Case(2**26 // n, n) for n in range(1, 9)]
+OPERATIONS = [
+    *(Case(b * d, n, operation="batch", matrices=b) for b, d, n in ((64, 7, 512), (1024, 12, 32), (8, 4096, 1024))),
+    *(Case(members, 2**28, dtype, operation="perturb") for dtype in ("float32", "bfloat16") for members in (1, 8)),
+    *(Case(d, n, operation="moments") for d, n in ((4096, 65_536), (1000, 1024))),
 ]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    parametrize(metafunc, CASES, CUDA.values(), modes_on_cuda)
+    cases = {test_throughput: CASES, test_few_samples: FEW_SAMPLES, test_operations: OPERATIONS}[metafunc.function]
+    parametrize(metafunc, cases, CUDA.values(), modes_on_cuda)
 
 
 @pytest.mark.benchmark(disable_gc=True)
-def test_throughput(
-    benchmark: Any, cuda: CudaRunner, d: int, n: int, dtype: str, noise: str, layout: str, contender: str, mode: str
-) -> None:
-    cuda.run(benchmark, "throughput", CUDA[contender], Case(d, n, dtype, noise, layout), mode)
+def test_throughput(benchmark: Any, cuda: CudaRunner, case: Case, contender: str, mode: str) -> None:
+    cuda.run(benchmark, "throughput", CUDA[contender], case, mode)
+
+
+@pytest.mark.benchmark(disable_gc=True)
+def test_few_samples(benchmark: Any, cuda: CudaRunner, case: Case, contender: str, mode: str) -> None:
+    cuda.run(benchmark, "few_samples", CUDA[contender], case, mode)
+
+
+@pytest.mark.benchmark(disable_gc=True)
+def test_operations(benchmark: Any, cuda: CudaRunner, case: Case, contender: str, mode: str) -> None:
+    cuda.run(benchmark, "operations", CUDA[contender], case, mode)

@@ -45,6 +45,8 @@ class Program:
     options: tuple[str, ...]
     headers: tuple[Header, ...]
     """In the order of the search, cuRAND's last."""
+    variants: tuple[str, ...]
+    """Names of the last argument's values."""
 
 
 CURAND_KERNEL = Header("curand_kernel.h", "nvidia/*/include", "nvidia-curand")
@@ -53,6 +55,22 @@ CURANDDX = Program(
     "curanddx_kernel.cu",
     ("-std=c++17",),
     (Header("curanddx.hpp", "nvidia/mathdx/include", "nvidia-mathdx"), CURAND_KERNEL),
+    (
+        "flat grid",
+        *(
+            f"{rows} a block, {groups} a thread"
+            for rows, groups in (
+                ("a row", "1 group"),
+                ("a row", "4 groups"),
+                ("a row", "16 groups"),
+                ("a row", "16 groups in fours"),
+                ("8 rows", "1 group"),
+                ("8 rows", "4 groups"),
+                ("32 rows", "1 group"),
+                ("32 rows", "4 groups"),
+            )
+        ),
+    ),
 )
 RAFT = Program(
     "raft_table.cu",
@@ -64,6 +82,7 @@ RAFT = Program(
         Header("rapids_logger/logger.hpp", "rapids_logger/include", "rapids-logger"),
         CURAND_KERNEL,
     ),
+    ("Philox", "PCG"),
 )
 
 
@@ -108,13 +127,13 @@ def _nvcc(program: Program, architecture: str, *options: str) -> str:
 def compiled(program: Program, architecture: str, *options: str) -> Callable[..., None]:
     """The function `draw` of `program` for GPUs of the `architecture`, such as "90".
 
-    Its arguments are the addresses of the result, mu and sigma, d, n, and a number that the source explains.
+    Its arguments are the addresses of the result, mu and sigma, d, n, the number of the call, and that of the variant.
     """
     with tempfile.TemporaryDirectory() as folder:
         library = str(Path(folder, "peer.so"))
         _nvcc(program, architecture, *options, "-shared", "-Xcompiler=-fPIC", "-o", library)
         function = ctypes.CDLL(library).draw
-    function.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_uint] * 3
+    function.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_uint] * 4
     function.restype = ctypes.c_char_p
 
     def draw(*arguments: int) -> None:
