@@ -5,13 +5,6 @@ pytest bench --benchmark-only -k cpu --benchmark-json=results.json
 Only ratios within one run mean anything; the comparison uses the ratios to NumPy. `test_cpu` makes new arrays,
 `test_cpu_out` fills an existing one. Contenders with a `lacks` apply neither mu nor sigma.
 
-Predictions, written before the first run on two cores with AVX-512: NumPy draws 0.1 G normals/s on its one thread, and
-PyTorch 0.3. Our loop needs 3 cycles per normal, which gives 1.25 G/s per core at 3.7 GHz. So at (1000, 10000) we are 20
-times as fast as NumPy and 8 times as fast as PyTorch into an existing array, and less where fresh memory is paged in.
-At (10, 10) the call dominates: 1.7 us of ours and 1.7 us of NumPy's, a ratio of 1. Written later, before their first
-runs: `torch.normal` and `Normal.rsample` are as fast as `mu + sigma * torch.randn`. JAX's generator has twice the
-rounds, but uses all threads, so that it is as fast as PyTorch.
-
 Layout nd writes the same bits transposed, and antithetic pairs need half the noise. Both are compared with the plain
 call, into existing arrays.
 """

@@ -8,29 +8,6 @@ consecutive calls (`pipelined_s`), and the time of a cudaMemsetAsync over the sa
 sample_checks.py the checks before. All contenders draw as their users do: into a new array, with new numbers each time.
 All draw float32. Ours and PyTorch's also draw other types, at one shape. Layout nd is compared with RAFT's tables,
 which have a row for each sample.
-
-Predicted before the first run, for an H200, from figures of this kernel with `out=` and a seed (results/) and from
-figures of others on that GPU, as fractions of the speed of memset:
-
-- (4096, 65536) and (262144, 1024): ours 0.70, with fast_math 0.95; cuRAND without mu and sigma 0.45, with the dynamic
-  order 0.5; torch.compile 0.18; torch.normal, which applies mean and deviation one after the other in place, 0.13;
-  eager, Normal.rsample and JAX 0.12; JAX's rbg 0.25; CuPy 0.05 to 0.08.
-- (1048576, 128): ours 0.68 and 0.86. (4194304, 32): 0.63 and 0.78. (4096, 65537): 0.63 and 0.82. Others as above.
-- (100, 100000): a third less than (4096, 65536) for all, because the device is never full.
-- (1000, 1024): ours 0.65 and 0.7, torch.compile 0.35.
-- (10, 10): 2.5 us for contenders with one kernel, and 2 us per kernel for others.
-- Half types: 0.35 portable, bound by instructions as float32 is, with half the bytes; 0.7 with fast_math. float64: 0.3.
-- Shared noise: ours 0.99; the original kernel, which writes zeros first, 0.23; eager 0.3; torch.compile, which draws
-  new noise for every element, 0.18.
-- The kernel with cuRANDDx, before its first run, from the instructions of four normals (180, and 112 with
-  --use_fast_math; ours 119, portable): 0.46 and 0.75 at (4096, 65536), the same at (262144, 1024) and (4096, 65537),
-  since its loop and its aligned stores do not depend on the rows; 0.44 and 0.68 at (4194304, 32), where rows of eight
-  groups load mu and sigma; 6.5 and 6 us at (1000, 1024). Its precise variant has the GPU's approximate sincos too.
-- RAFT's normalTable, before its first run, from 360 instructions for four normals, with remainders for the column,
-  scalar stores and half of the threads: 0.20 at (4096, 65536) and (262144, 1024), and 0.12 with Philox. Ours in layout
-  nd have 0.67 there, and 0.92 and 0.84 with fast_math.
-- Host time of a call: ours 13 us, eager 27, torch.compile 45, JAX 50. torch.normal waits for the device, because it
-  checks for negative deviations.
 """
 
 from __future__ import annotations

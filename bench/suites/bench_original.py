@@ -7,13 +7,6 @@ torch.randn((1, n))`, eager and compiled. Then with independent noise, which the
 timed a thousand consecutive calls with CUDA events: this is `pipelined_s` in `extra_info`, beside the time on the
 device alone and the host's time of one call. Between calls he emptied PyTorch's memory cache. That does not clear the
 device's cache and adds to the time, so here the results rotate past the device's cache instead.
-
-Predicted before the first run, for an H200, from host costs in other runs (13 us for `sample` without a seed, 16.5 for
-the original kernel, 27 eager, 45 compiled) and from the speeds on large shapes. For consecutive calls, `torch_ext` is
-3.5 times as fast as torch.compile at every d, since the host is the limit. It is 1.3 times as fast as the original
-kernel up to d = 1000, twice at 2500 and 3.5 times at 5000, where the original is bound by scalar stores and by the
-zeros that it writes first. On the device alone, it is twice as fast as torch.compile at d = 10 (two kernels, one), 3
-times at 5000, and 4 times with fast_math.
 """
 
 from __future__ import annotations

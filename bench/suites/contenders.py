@@ -287,14 +287,14 @@ def _torch_eager(device: str, case: Case, mode: str) -> Call:
 
 
 def _torch_compile(case: Case, mode: str) -> Variants:
-    """Without CUDA graphs, which copy arguments and overwrite earlier results."""
+    """For headlines also tuned, which takes long. Without CUDA graphs, which overwrite earlier results."""
     import torch
 
     torch.compiler.reset()  # Each shape gets its own, best code.
     draw, arguments = _expression(case, "cuda")
     return {
         way: functools.partial(torch.compile(draw, fullgraph=True, dynamic=False, mode=way), *arguments)
-        for way in ("default", "max-autotune-no-cudagraphs")
+        for way in ("default", "max-autotune-no-cudagraphs")[: 1 + case.headline]
     }
 
 
@@ -398,6 +398,13 @@ def _header_peer(
     return {name: functools.partial(call, program.variants.index(name)) for name in variants}
 
 
+def _curanddx(options: tuple[str, ...], case: Case, mode: str) -> Variants:
+    """In all layouts, without those that leave nearly all threads of a block idle."""
+    program = header_peers.CURANDDX
+    layouts = tuple(name for name in program.variants if case.n >= 128 or not name.startswith("a row"))
+    return _header_peer(program, layouts, options, case, mode)
+
+
 def _triton_randn(case: Case, mode: str) -> Variants:
     import torch
 
@@ -420,11 +427,11 @@ def _numba_xoroshiro(case: Case, mode: str) -> Call:
 
     from bench.suites import numba_peer
 
-    fill, vectors = numba_peer.start(case.d, case.n), _cupy_vectors(case)
+    fill = numba_peer.start(*_cupy_vectors(case), case.n)
 
     def call() -> Any:
         out = cupy.empty((case.d, case.n), np.float32)
-        fill(*vectors, out)
+        fill(out)
         return out
 
     return call
@@ -508,7 +515,6 @@ _DEFAULT_ORDERING, _DYNAMIC_ORDERING = 101, 104
 
 _jax_cuda = functools.partial(_jax_reason, "cuda")
 _curanddx_reason = functools.partial(_header_reason, header_peers.CURANDDX)
-_curanddx = functools.partial(_header_peer, header_peers.CURANDDX, header_peers.CURANDDX.variants)
 _raft_reason = functools.partial(_header_reason, header_peers.RAFT)
 _raft_table = functools.partial(_header_peer, header_peers.RAFT)
 _triton_reason = functools.partial(_module_reason, "triton")
@@ -535,7 +541,7 @@ CUDA = _named(
     _peer("curand_host", cuda_reason, _curand_host, _DEFAULT_ORDERING, lacks=BARE),
     _peer("curand_host_dynamic", cuda_reason, _curand_host, _DYNAMIC_ORDERING, lacks=BARE),
     _peer("curanddx", _curanddx_reason, _curanddx, ()),
-    _peer("curanddx_fast_math", _curanddx_reason, _curanddx, ("--use_fast_math",), modes=("fast_math",)),
+    _peer("curanddx_fast_math", _curanddx_reason, _curanddx, header_peers.FAST, modes=("fast_math",)),
     _peer("raft_table", _raft_reason, _raft_table, ("PCG",), (), layouts=("nd",)),
     _peer("raft_table_philox", _raft_reason, _raft_table, ("Philox",), (), layouts=("nd",)),
     _peer("jax", _jax_cuda, _jax_normal, "cuda", "threefry2x32", wait=_jax_wait),

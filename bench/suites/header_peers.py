@@ -5,8 +5,8 @@ The headers are those of packages on Python's path:
 pip install --no-deps nvidia-mathdx nvidia-curand                                 cuRANDDx
 pip install --no-deps libraft-cu13 librmm-cu13 rapids-logger nvidia-curand        RAFT
 
-`python -m bench.suites.header_peers FOLDER` copies the headers that the compiler reads, 10 MB, to FOLDER. On a machine
-without the packages, add FOLDER to PYTHONPATH.
+`python -m bench.suites.header_peers FOLDER 90` copies the headers that the compiler reads, 10 MB, to FOLDER, and
+compiles for compute capability 9.0 into the cache folder. On a machine without the packages, add FOLDER to PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import functools
+import hashlib
 import shlex
 import shutil
 import subprocess
@@ -25,8 +26,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from multisample.backends.native import toolchain
+from multisample.backends.system import cache
 
-__all__ = ["CURANDDX", "CURAND_KERNEL", "RAFT", "Program", "compiled", "copy_headers", "header_folder", "missing"]
+__all__ = [
+    "CURANDDX", "CURAND_KERNEL", "FAST", "RAFT", "Program", "compiled", "copy_headers", "header_folder", "missing",
+]  # fmt: skip
 
 
 class Header(NamedTuple):
@@ -51,6 +55,7 @@ class Program:
 
 CURAND_KERNEL = Header("curand_kernel.h", "nvidia/*/include", "nvidia-curand")
 
+FAST = ("--use_fast_math",)
 CURANDDX = Program(
     "curanddx_kernel.cu",
     ("-std=c++17",),
@@ -129,10 +134,16 @@ def compiled(program: Program, architecture: str, *options: str) -> Callable[...
 
     Its arguments are the addresses of the result, mu and sigma, d, n, the number of the call, and that of the variant.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        library = str(Path(folder, "peer.so"))
-        _nvcc(program, architecture, *options, "-shared", "-Xcompiler=-fPIC", "-o", library)
-        function = ctypes.CDLL(library).draw
+    source = Path(__file__).with_name(program.source)
+    digest = hashlib.sha256(repr((source.read_text(), program.options, options, architecture)).encode()).hexdigest()
+    library = cache.root() / "bench" / f"{source.stem}-{digest[:12]}.so"
+    if not library.exists():
+        library.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+            part = Path(folder, library.name)
+            _nvcc(program, architecture, *options, "-shared", "-Xcompiler=-fPIC", "-o", str(part))
+            part.rename(library)
+    function = ctypes.CDLL(str(library)).draw
     function.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_uint] * 4
     function.restype = ctypes.c_char_p
 
@@ -168,6 +179,10 @@ def copy_headers(program: Program, target: Path) -> int:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    options = parser.parse_args()
+    parser.add_argument("architectures", nargs="*")
+    chosen = parser.parse_args()
     for each in (CURANDDX, RAFT):
-        print(f"{each.source}: {copy_headers(each, options.folder) / 1e6:.1f} MB")
+        print(f"{each.source}: {copy_headers(each, chosen.folder) / 1e6:.1f} MB")
+    for architecture in chosen.architectures:
+        for each, extra in ((CURANDDX, ()), (CURANDDX, FAST), (RAFT, ())):
+            compiled(each, architecture, *extra)

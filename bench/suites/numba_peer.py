@@ -22,12 +22,11 @@ def draw(states, mu, sigma, out):  # type: ignore[no-untyped-def]
             out[i, j] = mu[i] + sigma[i] * xoroshiro128p_normal_float32(states, state)
 
 
-def start(d: int, n: int) -> Callable[[Any, Any, Any], None]:
-    """A function that fills an array of shape (d, n), given mu, sigma and the array, on the default stream."""
+def start(mu: Any, sigma: Any, n: int) -> Callable[[Any], None]:
+    """A function that fills an array of shape (d, n), on the default stream."""
     width = min(THREADS, 1 << (n - 1).bit_length())
     rows = THREADS // width
-    blocks = min(-(-d // rows), BLOCKS_OF_A_MULTIPROCESSOR * cuda.get_current_device().MULTIPROCESSOR_COUNT)
+    blocks = min(-(-len(mu) // rows), BLOCKS_OF_A_MULTIPROCESSOR * cuda.get_current_device().MULTIPROCESSOR_COUNT)
     states = create_xoroshiro128p_states(blocks * THREADS, seed=7)
-    kernel = draw[blocks, (width, rows)]
-    # Without waiting for the stream of an array.
-    return lambda *arrays: kernel(states, *(cuda.as_cuda_array(array, sync=False) for array in arrays))
+    kernel, vectors = draw[blocks, (width, rows)], [cuda.as_cuda_array(vector) for vector in (mu, sigma)]
+    return lambda out: kernel(states, *vectors, cuda.as_cuda_array(out, sync=False))

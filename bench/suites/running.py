@@ -17,7 +17,7 @@ from bench.suites.cases import Case, clamp, vectors
 from bench.suites.contenders import BARE, Contender
 from bench.suites.machine import Clocks
 from bench.suites.sample_checks import OPERATIONS
-from bench.suites.timing import BUSY, Device, Ring, Times, measure
+from bench.suites.timing import BUSY, Device, Ring, Times, compared, measure
 
 __all__ = ["CudaRunner", "run_on_cpu"]
 
@@ -52,9 +52,13 @@ def _start(contender: Contender, case: Case, mode: str) -> dict[str, Call]:
     return calls
 
 
-def _variants(seconds: dict[str, float]) -> dict[str, Any]:
-    """The name of the fastest variant, and the times of all, for a contender with several."""
-    return {"variant": min(seconds, key=seconds.__getitem__), "variants": seconds} if len(seconds) > 1 else {}
+def _fastest(calls: dict[str, Call], compare: Callable[[], dict[str, float]]) -> tuple[Call, dict[str, Any]]:
+    """The fastest variant; its name, and the times of all, if there are several."""
+    if len(calls) == 1:
+        return next(iter(calls.values())), {}
+    seconds = compare()
+    best = min(seconds, key=seconds.__getitem__)
+    return calls[best], {"variant": best, "variants": seconds}
 
 
 def _info(suite: str, contender: Contender, case: Case, mode: str) -> dict[str, Any]:
@@ -113,23 +117,20 @@ class CudaRunner:
             if case != self._case and self._clocks:
                 self._clocks.read(self._device)
             self._case = case
-            calls, ring, measured = _start(contender, case, mode), Ring(case.bytes), {}
-            for name, call in calls.items():
-                ring.warm_up(call)
-                measured[name] = measure(self._device, call, ring, case.bytes, contender.wait)
-            seconds = {name: times.device.median for name, times in measured.items()}
-            best = min(seconds, key=seconds.__getitem__)
-            self._last = key, _Started(calls[best], ring, measured[best], _variants(seconds))
+            calls, ring = _start(contender, case, mode), Ring(case.bytes)
+            call, variants = _fastest(calls, lambda: compared(self._device, calls, ring))
+            ring.warm_up(call)
+            times = measure(self._device, call, ring, case.bytes, contender.wait)
+            self._last = key, _Started(call, ring, times, variants)
         return self._last[1]
 
 
 def run_on_cpu(benchmark: Any, suite: str, contender: Contender, case: Case) -> None:
     """Check `contender` and time it. Its calls return when all work is done."""
     calls, wait = _start(contender, case, "portable"), contender.wait
-    seconds = {name: min(timeit.repeat(call, number=1, repeat=5)) for name, call in calls.items()}
-    call = calls[min(seconds, key=seconds.__getitem__)]
+    call, variants = _fastest(calls, lambda: {name: min(timeit.repeat(call, number=1)) for name, call in calls.items()})
     benchmark.group = f"{suite} {case.group('portable')}"
-    benchmark.extra_info.update(_info(suite, contender, case, "portable"), **_variants(seconds))
+    benchmark.extra_info.update(_info(suite, contender, case, "portable"), **variants)
     benchmark(call if wait is None else lambda: wait(call()))
     record_cpu_speed(benchmark, case.bytes)
 
