@@ -109,12 +109,17 @@ def missing(program: Program) -> str | None:
     return "; ".join(reasons) or None
 
 
-def _nvcc(program: Program, architecture: str, *options: str) -> str:
-    """What nvcc prints."""
-    home = toolchain.cuda_home()
-    reason = missing(program)
+def _toolkit(program: Program) -> Path:
+    """The toolkit, if `program` can be compiled."""
+    home, reason = toolchain.cuda_home(), missing(program)
     if reason or home is None:
         raise RuntimeError(f"{program.source}: {reason}")
+    return home
+
+
+def _nvcc(program: Program, architecture: str, *options: str) -> str:
+    """What nvcc prints."""
+    home = _toolkit(program)
     folders = [folder for folder in map(header_folder, program.headers) if folder]
     folders.insert(-1, home / "include")  # Packages may have other headers of a toolkit beside cuRAND's.
     command = [
@@ -134,6 +139,7 @@ def compiled(program: Program, architecture: str, *options: str) -> Callable[...
 
     Its arguments are the addresses of the result, mu and sigma, d, n, the number of the call, and that of the variant.
     """
+    _toolkit(program)
     source = Path(__file__).with_name(program.source)
     digest = hashlib.sha256(repr((source.read_text(), program.options, options, architecture)).encode()).hexdigest()
     library = cache.root() / "bench" / f"{source.stem}-{digest[:12]}.so"
