@@ -18,7 +18,8 @@ __all__ = ["GENERATORS", "filling", "missing"]
 # faster than Box-Muller, and the library without threads, since the numbers of a stream are drawn by one thread.
 GENERATORS = {"SFMT19937": 13 << 20, "ARS5": 15 << 20, "Philox4x32x10": 16 << 20}
 ICDF, SEQUENTIAL = 2, 1
-SHORT = 200  # Rows of fewer elements take longer in a call each than as a part of one, with mu and sigma applied after.
+# A call for each short row takes longer than a call for many, with mu and sigma applied after it, in the cache.
+SHORT, BLOCK = 2**13, 2**17
 
 
 @functools.cache
@@ -51,16 +52,16 @@ def filling(generator: str, threads: int) -> Callable[[Any, Any], None]:
             raise RuntimeError(f"{generator}: expected a stream, got the status {status} of vslNewStream")
 
     def fill_part(stream: ctypes.c_void_p, out: Any, columns: Any) -> None:
-        address, (d, n) = out.ctypes.data, out.shape
-        if columns is None or n < SHORT:
-            library.vsRngGaussian(ICDF, stream, d * n, address, 0.0, 1.0)
-            if columns is not None:
-                np.multiply(out, columns[1], out=out)
-                np.add(out, columns[0], out=out)
-        else:
-            for mean, deviation in zip(*(column[:, 0].tolist() for column in columns), strict=True):
-                library.vsRngGaussian(ICDF, stream, n, address, mean, deviation)
-                address += out.strides[0]
+        d, n = out.shape
+        rows = 1 if n > SHORT else BLOCK // n
+        for i in range(0, d, d if columns is None else rows):
+            part = out[i:] if columns is None else out[i : i + rows]
+            fused = columns is not None and rows == 1
+            mean, deviation = [float(column[i, 0]) for column in columns] if fused else (0.0, 1.0)
+            library.vsRngGaussian(ICDF, stream, part.size, part.ctypes.data, mean, deviation)
+            if columns is not None and not fused:
+                np.multiply(part, columns[1][i : i + rows], out=part)
+                np.add(part, columns[0][i : i + rows], out=part)
 
     def fill(out: Any, columns: Any = None) -> None:
         if threads == 1:
