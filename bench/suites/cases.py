@@ -120,8 +120,7 @@ def modes_on_cpu(case: Case) -> list[str]:
 
 def vectors(d: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """mu and sigma in float64, of shape (d,), with few bits each: every type has them exactly."""
-    steps = np.arange(d)
-    return (steps % 17 - 8) / 8, 0.5 + (steps % 13) / 8
+    return np.resize(np.arange(-8, 9) / 8, d), np.resize(0.5 + np.arange(13) / 8, d)
 
 
 def weights(n: int) -> np.ndarray[Any, Any]:

@@ -31,17 +31,16 @@ def host_part(result: Any, rows: slice, columns: slice = slice(None)) -> Array:
 
 
 def moment_errors(samples: Array, mu: Array, sigma: Array, noise: str) -> dict[str, float]:
-    """The largest z value of each statistic of the `samples`, in float64, of shape (d, n) with n > 1.
+    """The largest z value of each statistic of the `samples`, in float64, of shape (d, n).
 
-    The statistics are the mean and the variance of each dimension. With independent noise they are also the mean and
-    the variance of all elements, and the correlation of neighbouring rows.
+    The statistics are the mean and, of several samples, the variance of each dimension. With independent noise they are
+    also the mean and the variance of all elements, and the correlation of neighbouring rows.
     """
     residuals = (samples - mu[:, None]) / sigma[:, None]
     d, n = residuals.shape
-    found = {
-        "mean": np.abs(residuals.mean(axis=1)).max() * np.sqrt(n),
-        "variance": np.abs(_variance_z(residuals.var(axis=1, ddof=1), n - 1)).max(),
-    }
+    found = {"mean": np.abs(residuals.mean(axis=1)).max() * np.sqrt(n)}
+    if n > 1:
+        found["variance"] = np.abs(_variance_z(residuals.var(axis=1, ddof=1), n - 1)).max()
     if noise == "independent":
         found["mean of all"] = abs(residuals.mean()) * np.sqrt(d * n)
         found["variance of all"] = abs(_variance_z((residuals**2).mean(), d * n))
