@@ -45,9 +45,9 @@ CASES = [
 ]
 FEW_SAMPLES = [Case(2**21 // n, n) for n in (1, 2, 4, 8)]
 OPERATIONS = [
-    *(Case(b * d, n, operation="batch", matrices=b) for b, d, n in ((1000, 10, 10), (64, 7, 512))),
-    *(Case(members, 2**22, operation="perturb") for members in (1, 8)),
-    *(Case(d, n, operation="moments") for d, n in ((100, 1000), (1000, 10_000))),
+    *(Case(b * d, n, operation="batch", matrices=b, headline=True) for b, d, n in ((1000, 10, 10), (64, 7, 512))),
+    *(Case(members, 2**22, operation="perturb", headline=True) for members in (1, 8)),
+    *(Case(d, n, operation="moments", headline=True) for d, n in ((100, 1000), (1000, 10_000))),
 ]
 WAYS: dict[str, dict[str, Any]] = {
     "dn": {},

@@ -128,7 +128,9 @@ class CudaRunner:
 def run_on_cpu(benchmark: Any, suite: str, contender: Contender, case: Case) -> None:
     """Check `contender` and time it. Its calls return when all work is done."""
     calls, wait = _start(contender, case, "portable"), contender.wait
-    call, variants = _fastest(calls, lambda: {name: min(timeit.repeat(call, number=1)) for name, call in calls.items()})
+    call, variants = _fastest(
+        calls, lambda: {name: min(timeit.repeat(call, number=1, repeat=10)) for name, call in calls.items()}
+    )
     benchmark.group = f"{suite} {case.group('portable')}"
     benchmark.extra_info.update(_info(suite, contender, case, "portable"), **variants)
     benchmark(call if wait is None else lambda: wait(call()))
