@@ -48,6 +48,10 @@ class Entry:
     mode: str
     layout: str
     antithetic: bool
+    operation: str
+    """"sample", or what is measured beside it."""
+    matrices: int
+    """The number of matrices of a batch, which have d rows together."""
     bytes: int
     call: Quartiles
     """One call and the synchronisation after it."""
@@ -63,6 +67,11 @@ class Entry:
     def seconds(self) -> float:
         """The time of the device where that was measured, else of the call."""
         return (self.device or self.call).median
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the normals."""
+        return ((self.matrices,) if self.matrices > 1 else ()) + (self.d // self.matrices, self.n)
 
     @property
     def fraction(self) -> Quartiles | None:
@@ -168,7 +177,8 @@ def read_run(path: Path) -> Run:
 
 def _entry(benchmark: Mapping[str, Any]) -> Entry:
     info, stats = benchmark["extra_info"], benchmark["stats"]
-    values = {"antithetic": False, "pipelined_s": None, **info, "group": benchmark["group"]}
+    defaults = {"antithetic": False, "operation": "sample", "matrices": 1, "pipelined_s": None}
+    values = {**defaults, **info, "group": benchmark["group"]}
     values["call"] = Quartiles(stats["q1"], stats["median"], stats["q3"])
     device = (info["device_s_low"], info["device_s"], info["device_s_high"]) if info["device_s"] is not None else None
     values["device"] = device and Quartiles(*device)

@@ -96,10 +96,10 @@ class Results:
 
 
 def _row(group: Group, entry: Entry) -> Row:
-    unusual = [
-        part for part in (entry.dtype, entry.noise, entry.layout) if part not in ("float32", "independent", "dn")
-    ]
-    words = [entry.suite, f"{entry.d}x{entry.n}", *unusual, *(["antithetic"] if entry.antithetic else []), entry.mode]
+    usual = ("float32", "independent", "dn", "sample")
+    unusual = [word for word in (entry.dtype, entry.noise, entry.layout, entry.operation) if word not in usual]
+    shape = "x".join(map(str, entry.shape))
+    words = [entry.suite, shape, *unusual, *(["antithetic"] if entry.antithetic else []), entry.mode]
     times = {"us": entry.seconds, "host us": entry.host_s, "queued us": entry.pipelined_s}
     numbers = {name: seconds and seconds * 1e6 for name, seconds in times.items()}
     fraction = entry.fraction

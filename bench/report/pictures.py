@@ -71,9 +71,14 @@ LOOKS = {
     "raft_table_philox": Look("RAFT: normalTable, Philox"),
     "jax": Look("JAX: jit of mu + sigma * normal", "#009e73", "h", True),
     "jax_rbg": Look("JAX, rbg generator: jit of mu + sigma * normal"),
+    "triton_randn": Look("Triton: a kernel with tl.randn", "#e0a100", "8", True),
+    "numba_xoroshiro": Look("numba-cuda: a kernel with xoroshiro128p", "#9aa03c", "X"),
+    "torch_func_random": Look("PyTorch: torch.func._random"),
+    "mkl": Look("oneMKL: vsRngGaussian", "#4d9221", "P", True),
     "numpy": Look("NumPy: mu + sigma * standard_normal", "#d55e00", "X", True),
     "numpy_bare": Look("NumPy: standard_normal"),
 }
+SUITES = "throughput", "original", "cpu"  # Suites whose shapes are compared by size.
 HOST_BYTES = 32_000_000  # Larger matrices may keep the host waiting for the GPU.
 FAST: dict[str, Any] = {"linestyle": "--", "markerfacecolor": "none"}
 MODES = {"portable": "portable numbers", "fast_math": "fast_math"}
@@ -144,7 +149,7 @@ class Picture(NamedTuple):
 def pictures(run: Run) -> list[Picture]:
     """Every picture that the results of `run` suffice for. The first three show the most."""
     found: list[Picture] = []
-    for kind, groups in _by_kind(group for group in run.groups if group.suite != "cpu_out").items():
+    for kind, groups in _by_kind(group for group in run.groups if group.suite in SUITES).items():
         for picture in (_largest, _memory, _calls, _over_numpy):
             found += picture(run, kind, groups)
     return [*found[:3], *_host(run), *found[3:]]
@@ -222,7 +227,7 @@ def _largest(run: Run, kind: Kind, groups: Sequence[Group]) -> Iterator[Picture]
 
 def _host(run: Run) -> Iterator[Picture]:
     curves = _curves(
-        (entry, 0, entry.host_s) for group in run.groups for entry in group.entries
+        (entry, 0, entry.host_s) for group in run.groups if group.suite in SUITES for entry in group.entries
         if entry.mode == "portable" and entry.bytes <= HOST_BYTES
     )  # fmt: skip
     rows = [(curve.entry, curve.y[0]) for curve in reversed(curves)]
