@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -128,18 +129,18 @@ class Table:
 
 @pytest.mark.parametrize("ours", [False, True])
 @pytest.mark.parametrize("layout", ["dn", "nd"])
-def test_peers_are_measured_once_and_ours_once_per_mode(ours: bool, layout: str) -> None:
+def test_peers_are_measured_once_and_ours_once_per_mode_and_the_fastest_variant_counts(ours: bool, layout: str) -> None:
     device, starts = Clockwork(), []
 
-    def start(case: Case, mode: str) -> Callable[[], Any]:
+    def start(case: Case, mode: str) -> dict[str, Callable[[], Any]]:
         starts.append(mode)
         call = CPU["cpu"].start(case, mode)
 
-        def ticking() -> Any:
-            device.now += 0.01
+        def ticking(seconds: float) -> Any:
+            device.now += seconds
             return call()
 
-        return ticking
+        return {"slow": functools.partial(ticking, 0.02), "fast": functools.partial(ticking, 0.01)}
 
     runner, tables = CudaRunner(device, None), [Table(), Table()]
     contender = Contender("someone", lambda: None, start, ours=ours)
@@ -147,7 +148,7 @@ def test_peers_are_measured_once_and_ours_once_per_mode(ours: bool, layout: str)
         runner.run(table, "throughput", contender, Case(D, N, layout=layout), mode)
     assert starts == (["portable", "fast_math"] if ours else ["portable"])
     info = tables[0].extra_info
-    assert (info["layout"], info["device_s"]) == (layout, pytest.approx(0.01))
+    assert (info["layout"], info["device_s"], info["variant"]) == (layout, pytest.approx(0.01), "fast")
     assert info["of_memset"] == info["memset_s"] / info["device_s"]
     assert tables[1].group == f"throughput ({D}, {N}) float32 independent {'nd ' * (layout == 'nd')}fast_math"
 
