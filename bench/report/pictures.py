@@ -102,24 +102,22 @@ class Kind(NamedTuple):
     dtype: str
     noise: str
     layout: str
-    antithetic: bool
 
     def __str__(self) -> str:
         noise = {"independent": "each element has its own noise", "shared": "all dimensions share one row of noise"}
         layout = "" if self.layout == "dn" else f', layout "{self.layout}"'
-        return f"{self.dtype}, {noise.get(self.noise, self.noise)}{layout}{', antithetic' if self.antithetic else ''}"
+        return f"{self.dtype}, {noise.get(self.noise, self.noise)}{layout}"
 
     @property
     def slug(self) -> str:
-        unusual = [*([self.layout] if self.layout != "dn" else []), *(["antithetic"] if self.antithetic else [])]
-        return "-".join([self.dtype, self.noise, *unusual])
+        return "-".join([self.dtype, self.noise, *([self.layout] if self.layout != "dn" else [])])
 
 
 def _by_kind(groups: Iterable[Group]) -> dict[Kind, list[Group]]:
     found: dict[Kind, list[Group]] = {}
     for group in groups:
         entry = group.entries[0]
-        found.setdefault(Kind(entry.dtype, entry.noise, entry.layout, entry.antithetic), []).append(group)
+        found.setdefault(Kind(entry.dtype, entry.noise, entry.layout), []).append(group)
     return found
 
 
