@@ -129,7 +129,8 @@ def text_of(values: Iterable[float], field: str) -> str:
     """One number, or the range of several."""
     show = time_text if field.endswith("us") and " over " not in field else number_text
     low, *_, high = [show(value) for value in sorted(values)] * 2
-    return low if low == high else f"{low.removesuffix(' us')} to {high}"
+    unit = f" {high.rpartition(' ')[2]}"
+    return low if low == high else f"{low.removesuffix(unit)} to {high}"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
