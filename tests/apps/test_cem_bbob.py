@@ -1,7 +1,6 @@
 """The cross-entropy method on functions of COCO's suite BBOB: medians of five runs in ten dimensions.
 
-The tests include functions on which a method without correlations must fail. bench/studies/cem_bbob.py compares other
-methods.
+The tests include functions on which a method without correlations must fail.
 """
 
 from __future__ import annotations
@@ -9,10 +8,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 
+import bbob
 import numpy as np
 import pytest
 
-from bench.studies import bbob
 from multisample import cem
 
 D = 10
