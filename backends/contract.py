@@ -110,7 +110,8 @@ class MemoryLauncher:
     run : callable
         ``run(mu, sigma, weights, matrix, first, second, seed, offsets, stream, scratch)``, all but the stream addresses
         in device memory, or 0 if the operation lacks them. At `offsets` are the offset, the first row and the first
-        column. The launch may be a batch. The stream may be one that is being captured.
+        column. The launch may be a batch. The stream may be one that is being captured. For perturb, `matrix` is the
+        packed spans, of type bytes.
     scratch_size : int
         How many float64 numbers of device memory `scratch` needs.
     parameters : callable or None

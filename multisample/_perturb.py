@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from ._libraries import BY_TYPE
+from ._libraries.jax import any_of_jax
 from ._parameters.plan import QUICK_PLANS, quick_coefficients, read, run_perturb
 from ._parameters.request import Request
 from ._parameters.structure import matching, structure_of
@@ -152,6 +153,12 @@ def perturb(
                 if out is not None:
                     return out
                 return results[0] if structure is None else structure.rebuild(results)
+    if any_of_jax((parameters, coefficients, seed, member)):
+        from ._routes.jax.parameters import perturb_jax
+
+        return perturb_jax(
+            parameters, coefficients, seed=seed, member=member, out=out, fast_math=fast_math, ids=ids, backend=backend
+        )
     structure = structure_of("parameters", parameters)
     targets = structure if out is parameters else None
     if out is not None and targets is None:

@@ -13,9 +13,9 @@ from .._libraries import HOST, Library, Operand, described, is_number, library_o
 from .spans import Block, overlapping, overlaps_itself, steps_of
 from .structure import Structure, label
 
-__all__ = ["Coefficients", "Memory", "Request", "Ties", "memory_of", "read_coefficients", "ties_of"]
+__all__ = ["MOST_ELEMENTS", "Coefficients", "Memory", "Request", "Ties", "memory_of", "read_coefficients", "ties_of"]
 
-_MOST_ELEMENTS = 2**34
+MOST_ELEMENTS = 2**34
 
 
 class Request(NamedTuple):
@@ -123,7 +123,7 @@ def _described(name: str, library: Library, array: Any) -> Operand:
     operand = library.describe(name, array)
     if operand.dtype not in DTYPES:
         raise TypeError(f"{name}: expected elements of type {', '.join(DTYPES)}, got {operand.dtype}")
-    if math.prod(operand.shape) > _MOST_ELEMENTS:
+    if math.prod(operand.shape) > MOST_ELEMENTS:
         raise ValueError(f"{name}: expected at most 2**34 elements, got shape {operand.shape}")
     return operand
 

@@ -10,10 +10,11 @@ import threading
 from typing import Any
 
 import jax
+import numpy as np
 from jaxlib.xla_client import CustomCallTargetTraits
 
 from multisample.backends import generic, registry
-from multisample.backends.contract import Backend, MemoryLauncher
+from multisample.backends.contract import Backend, HostArray, MemoryLauncher
 from multisample.backends.element_types import MATRIX_TYPES, ElementType
 from multisample.backends.launch import (
     HEAD,
@@ -28,9 +29,12 @@ from multisample.backends.launch import (
     words_in_memory,
 )
 from multisample.backends.memory.host import advise_huge_pages, array_at
-from multisample.backends.system import xla_ffi
+from multisample.backends.system import cuda_driver, xla_ffi
 
 from ..._call import COLUMNS, check_rows
+from ..._libraries import Operand
+from ..._libraries.library import CPU
+from ..._parameters.spans import Block, spans_of, steps_of
 from ..._plan import PlanCache
 from . import gate, native
 from .static import CUSTOM_CALLS, Static, decoded
@@ -43,9 +47,11 @@ TARGETS = {operation: f"multisample_{operation.name}" for operation in CUSTOM_CA
 sample : (mu, sigma, seed, offsets) -> x, shapes (b, d), (b, d), (b, 2), (b, 6) and (b, d, n).
 gradient : (g, seed, offsets) -> (sum of g, sum of g times noise), shapes (b, d).
 moments : (weights, seed, offsets) -> the sums of w z, or of w z and of w z^2, shapes (n,) and (d,).
+perturb : (p0, ..., weights, seed, offsets, begins) -> p0 and on, shapes (1, ...), (1, m), and (1, t, 2) for `begins`,
+    the first element of each block, low halves first. Calls with whole parameters have no `begins`.
 
-On CUDA, the last result of all but a sample is scratch memory. Seed and offsets are those of `keys.operands_of`; calls
-without offsets have one operand less. The `b` of an operand may be 1.
+On CUDA, the last result of a gradient and of moments is scratch memory. Seed and offsets are those of
+`keys.operands_of`; calls without offsets have one operand less. The `b` of an operand may be 1.
 """
 
 
@@ -63,7 +69,7 @@ def _launch(static: Static, device: int, batch: int = 0) -> Launch:
     row_stride, column_stride = (n * size, size) if static.layout == "dn" else (size, d * size)
     inputs: dict[str, Any] = {}
     for name in INPUTS:
-        if name in static.call.reads:
+        if name in static.reads:
             inputs |= {f"{name}_type": kind, f"{name}_stride": static.computing_type.itemsize}
     if static.operation == Operation.moments:
         inputs["sigma"] = 1.0  # Mean 0 and standard deviation 1 are numbers.
@@ -84,16 +90,57 @@ def _launch_of(frame: xla_ffi.Frame, static: Static, device: int) -> Launch:
     if device != HOST and call.has_scratch:
         results, scratch = results[:-1], xla_ffi.address_of(results[-1])
     writes = OPERANDS[static.operation].writes
-    buffers = dict(zip((*call.reads, "seed", "offsets"), operands)) | dict(zip(writes, results))  # noqa: B905
+    buffers = dict(zip(static.names(len(operands)), operands)) | dict(zip(writes, results))  # noqa: B905
     lengths: dict[str, int] = {}
     for name in call.sized:
-        axes = "b" * call.is_split + static.axes(name)
+        axes = ("b",) * call.is_split + static.axes(name)
         lengths |= zip(axes, xla_ffi.shape_of(buffers[name], len(axes)), strict=True)
     order = len(results) if static.operation == Operation.moments else 0
     static = static._replace(d=lengths["i"], n=lengths["j"], order=order)
     addresses = {name: xla_ffi.address_of(buffer) for name, buffer in buffers.items()}
     words = words_in_memory(addresses.pop("seed"), addresses.pop("offsets", 0))
     return _launch(static, device, lengths.get("b", 0))._replace(scratch=scratch, **addresses, **words)
+
+
+@functools.lru_cache(256)
+def _spans(string: bytes) -> tuple[HostArray, HostArray]:
+    """The spans of a call, with addresses relative to those of its parameters, and the parameter of each span."""
+    static, spans, owners = decoded(string, Operation.perturb), [], []
+    size = MATRIX_TYPES[static.dtype].size
+    for k, (number, shape, steps) in enumerate(static.parameters):
+        strides = tuple(size * step for step in steps_of(shape))
+        operand = Operand(shape, strides, static.dtype, static.dtype, CPU)
+        found = spans_of(operand, operand, Block((0,) * len(shape), shape, 0, steps), number)
+        spans += found
+        owners += [k] * len(found)
+    return np.array(spans, np.int64), np.array(owners, np.intp)
+
+
+def _perturbation_of(frame: xla_ffi.Frame, static: Static, device: int) -> tuple[Launch, HostArray]:
+    """The launch of a call, without its stream, and its spans."""
+    table, owners = _spans(frame.string())
+    operands, count = frame.operands(), len(static.parameters)
+    buffers = dict(zip(static.names(len(operands))[count:], operands[count:], strict=True))
+    addresses = {name: xla_ffi.address_of(buffer) for name, buffer in buffers.items()}
+    sources, targets = (
+        np.array(list(map(xla_ffi.address_of, found)), np.int64) for found in (operands[:count], frame.results())
+    )
+    spans = table.copy()
+    spans[:, 0] += sources[owners]
+    spans[:, 1] += targets[owners]
+    if "begins" in addresses:
+        spans[:, 2] += _numbers_at(addresses["begins"], count, frame, device)[owners]
+    launch = _launch(static._replace(d=xla_ffi.shape_of(buffers["weights"], 2)[1]), device)._replace(
+        spans=len(spans), columns=int((table[:, 3] * table[:, 4]).sum()), matrix=spans.ctypes.data,
+        weights=addresses["weights"], **words_in_memory(addresses["seed"], addresses.get("offsets", 0)),
+    )  # fmt: skip
+    return launch, spans
+
+
+def _numbers_at(address: int, count: int, frame: xla_ffi.Frame, device: int) -> HostArray:
+    if device == HOST:
+        return array_at(address, (count,), (8,), "int64")
+    return np.frombuffer(cuda_driver.read(address, 8 * count, frame.stream(), device), np.int64)
 
 
 # --- Host memory ----------------------------------------------------------------------------------
@@ -117,7 +164,7 @@ def _check_windows(launch: Launch) -> None:
     count = launch.batch if launch.origin_step else 1
     _, row, column = array_at(launch.offset_at, (count, 3), (_OFFSETS_BYTES, 8), "uint64").max(0).tolist()
     check_rows(row, launch.rows)
-    if column + launch.columns > COLUMNS:
+    if launch.operation != Operation.perturb and column + launch.columns > COLUMNS:
         raise ValueError(f"sample_offset: expected sample_offset + n <= 2**34, got {column} + {launch.columns}")
 
 
@@ -127,15 +174,15 @@ LAUNCHERS: PlanCache[MemoryLauncher] = PlanCache(4096)
 """The launchers of calls on devices, by backend, whether there are offsets, and the tail of `Launch`."""
 
 
-def _run_on_device(static: Static, launch: Launch, frame: xla_ffi.Frame) -> None:
+def _run_on_device(static: Static, launch: Launch, spans: HostArray | None, frame: xla_ffi.Frame) -> None:
     key = static.backend, static.has_offsets, launch[len(HEAD) :]
     launcher = LAUNCHERS.get(key)
     if launcher is None:
         launcher = generic.memory_launcher(registry.find(static.backend), launch, static.has_offsets)
         LAUNCHERS.put(key, launcher)
     arguments = (
-        launch.mu, launch.sigma, launch.weights, launch.matrix, launch.first, launch.second, launch.seed_at,
-        launch.offset_at, frame.stream(), launch.scratch,
+        launch.mu, launch.sigma, launch.weights, launch.matrix if spans is None else spans.tobytes(), launch.first,
+        launch.second, launch.seed_at, launch.offset_at, frame.stream(), launch.scratch,
     )  # fmt: skip
     launcher.run(*arguments)
     if launch.operation == Operation.sample and launcher.parameters is not None:
@@ -153,6 +200,8 @@ def scratch_size(static: Static, batch: int = 0) -> int:
 
 def _state(static: Static, device: int) -> native.State:
     """The state of calls with this static part: everything that can be resolved before XLA calls."""
+    if static.operation == Operation.perturb:
+        return native.State()
     c_function = getattr(registry.find(static.backend), "c_function", None)
     launch = _launch(static._replace(d=1, n=1), device, int(static.call.is_split))
     run = 0 if c_function is None else c_function(launch)
@@ -182,13 +231,19 @@ def _target(operation: Operation, platform: str) -> xla_ffi.Target:
 
     def execute(frame: xla_ffi.Frame) -> None:
         static = decoded(frame.string(), operation)
-        launch = _launch_of(frame, static, frame.device() if on_device else HOST)
+        device, spans = frame.device() if on_device else HOST, None
+        if operation == Operation.perturb:
+            launch, spans = _perturbation_of(frame, static, device)
+        else:
+            launch = _launch_of(frame, static, device)
         if on_device:
-            _run_on_device(static, launch, frame)
+            _run_on_device(static, launch, spans, frame)
         else:
             _run_on_host(registry.find(static.backend), launch)
 
-    return xla_ffi.Target(instantiate, execute, type_id, f"multisample_{platform}", native.deleter(), on_device)
+    # While a stream is being captured, the first elements of blocks cannot be read.
+    records = on_device and operation != Operation.perturb
+    return xla_ffi.Target(instantiate, execute, type_id, f"multisample_{platform}", native.deleter(), records)
 
 
 _registered: set[Operation] = set()

@@ -39,11 +39,14 @@ _ACCEPTED = (
 )
 
 
-def words_of(seed: Any, dim_offset: Any, sample_offset: Any) -> Words:
-    """The words of a call; TypeError or ValueError if an argument cannot be such a word."""
+def words_of(seed: Any, dim_offset: Any, sample_offset: Any, row_name: str = "dim_offset") -> Words:
+    """The words of a call; TypeError or ValueError if an argument cannot be such a word.
+
+    `row_name` is the name of the argument `dim_offset` in error messages.
+    """
     seed, offset = _of_seed(seed)
     offsets = [
-        offset, _of_integer("dim_offset", dim_offset, ROWS + 1),
+        offset, _of_integer(row_name, dim_offset, ROWS + 1),
         _of_integer("sample_offset", sample_offset, COLUMNS + 1),
     ]  # fmt: skip
     if all(isinstance(x, int) for x in offsets):

@@ -331,11 +331,15 @@ def handlers(operation: Operation, platform: str) -> dict[str, int]:
     target, on_device = number(operation, platform), platform == PLATFORMS[1]
     if on_device:
         _find_driver()
-    execute = (_on_device if on_device else _on_host)(operation, target)
+
+    def in_python(frame):
+        return gate.enter_python(frame, target)
+
+    execute = in_python
+    if operation != Operation.perturb:
+        execute = (_on_device if on_device else _on_host)(operation, target)
     return {
-        "instantiate": c_address(
-            lambda frame: gate.enter_python(frame, target), f"xla-instantiate_{target}", gate.digest()
-        ),
+        "instantiate": c_address(in_python, f"xla-instantiate_{target}", gate.digest()),
         "execute": c_address(execute, f"xla-execute_{target}", gate.digest()),
     }
 
