@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from ._libraries import BY_TYPE
-from ._libraries.jax import any_of_jax
+from ._libraries.jax import any_of_jax, is_jax
 from ._parameters.plan import QUICK_PLANS, quick_coefficients, read, run_perturb
 from ._parameters.request import Request
 from ._parameters.structure import matching, structure_of
@@ -140,12 +140,12 @@ def perturb(
         (type(seed) is int or (type(seed) is Key and type(seed.seed) is type(seed.offset) is int))
         and type(member) is int and ids is None and (out is None or out is parameters)
     ):  # fmt: skip
-        kind, values = quick_coefficients(coefficients)
         is_array = type(parameters) in BY_TYPE
         structure = None if is_array else structure_of("parameters", parameters)
         arrays = (parameters,) if structure is None else structure.arrays
         found = read(arrays, out is None)
-        if found is not None:
+        if found is not None and not is_jax(coefficients):
+            kind, values = quick_coefficients(coefficients)
             key = type(parameters), None if structure is None else structure.names, found[0], kind, fast_math, backend
             quick = QUICK_PLANS.get(key)
             results = None if quick is None else quick(

@@ -23,6 +23,7 @@ from multisample.backends.launch import (
     OPERANDS,
     Launch,
     Operation,
+    Span,
     WordFormat,
     pack,
     type_name,
@@ -116,6 +117,10 @@ def _spans(string: bytes) -> tuple[HostArray, HostArray]:
     return np.array(spans, np.int64), np.array(owners, np.intp)
 
 
+def _elements(spans: HostArray) -> int:
+    return int((spans[:, Span._fields.index("rows")] * spans[:, Span._fields.index("width")]).sum())
+
+
 def _perturbation_of(frame: xla_ffi.Frame, static: Static, device: int) -> tuple[Launch, HostArray]:
     """The launch of a call, without its stream, and its spans."""
     table, owners = _spans(frame.string())
@@ -131,7 +136,7 @@ def _perturbation_of(frame: xla_ffi.Frame, static: Static, device: int) -> tuple
     if "begins" in addresses:
         spans[:, 2] += _numbers_at(addresses["begins"], count, frame, device)[owners]
     launch = _launch(static._replace(d=xla_ffi.shape_of(buffers["weights"], 2)[1]), device)._replace(
-        spans=len(spans), columns=int((table[:, 3] * table[:, 4]).sum()), matrix=spans.ctypes.data,
+        spans=len(spans), columns=_elements(spans), matrix=spans.ctypes.data,
         weights=addresses["weights"], **words_in_memory(addresses["seed"], addresses.get("offsets", 0)),
     )  # fmt: skip
     return launch, spans
@@ -200,12 +205,15 @@ def scratch_size(static: Static, batch: int = 0) -> int:
 
 def _state(static: Static, device: int) -> native.State:
     """The state of calls with this static part: everything that can be resolved before XLA calls."""
-    if static.operation == Operation.perturb:
-        return native.State()
     c_function = getattr(registry.find(static.backend), "c_function", None)
-    launch = _launch(static._replace(d=1, n=1), device, int(static.call.is_split))
+    is_perturb = static.operation == Operation.perturb
+    launch, template = _launch(static._replace(d=1, n=1), device, int(static.call.is_split and not is_perturb)), b""
+    if is_perturb:
+        spans, owners = _spans(static.encoded().encode())
+        template = np.column_stack([spans, owners]).tobytes()
+        launch = launch._replace(spans=len(spans), columns=_elements(spans))
     run = 0 if c_function is None else c_function(launch)
-    return native.State(run, static.layout == "nd", MATRIX_TYPES[static.dtype].size, pack(launch))
+    return native.State(run, static.layout == "nd", MATRIX_TYPES[static.dtype].size, pack(launch) + template)
 
 
 def can_take_gradients(static: Static, platform: str) -> bool:

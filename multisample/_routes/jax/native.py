@@ -25,8 +25,8 @@ from multisample.backends.driver import CONFIGURATION_SIZE, PLACES
 from multisample.backends.kernels.compilation import inline
 from multisample.backends.kernels.cpu.addresses import c_address, call_c, symbol, word_at
 from multisample.backends.kernels.cpu.fields import HALF, LAUNCH_WORDS, LOW, WORD, half, set_half
-from multisample.backends.kernels.cpu.intrinsics import stack_array
-from multisample.backends.launch import OPERANDS, Launch, Operation
+from multisample.backends.kernels.cpu.intrinsics import integers_at, stack_array
+from multisample.backends.launch import OPERANDS, Launch, Operation, Span
 from multisample.backends.system import cuda_driver
 from multisample.backends.system.xla_ffi import (
     ARGUMENT_COUNT_AT,
@@ -59,7 +59,7 @@ ctypes.pythonapi.Py_IncRef(ctypes.py_object(_process))  # XLA may call when the 
 llvmlite.binding.add_symbol("multisample_xla_process", _process.ctypes.data)
 
 # Words of a state: the backend's C function or 0, whether dimensions are contiguous, bytes of an element, the address
-# of the newest record or 0; then the `Launch`.
+# of the newest record or 0; then the `Launch`, and for perturb each `Span` with the index of its parameter.
 _RUN, _DOWN, _SIZE, _RECORDS, _TEMPLATE = range(5)
 # Words of a record: the address of the next, its device and alignment, the kernel, how many patches and bytes of launch
 # follow. A patch is the place of an address in the launch, its source, and what to add.
@@ -75,7 +75,10 @@ _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 _LARGE = 1 << 22
 _PAGE, _HUGE = mmap.PAGESIZE, getattr(mmap, "MADV_HUGEPAGE", None)
 _MOST_ROW, _MOST_COLUMN = 1 << 32, 1 << 34
+_SPAN_WORDS = len(Span._fields)
+_SOURCE, _TARGET, _FIRST = map(Span._fields.index, ("source", "target", "first"))
 
+_calloc = types.ExternalFunction("PyMem_RawCalloc", types.int64(types.int64, types.int64))
 _free = types.ExternalFunction("PyMem_RawFree", types.void(types.int64))
 if _HUGE is not None:
     _advise = types.ExternalFunction("madvise", types.intc(types.int64, types.int64, types.intc))
@@ -127,11 +130,56 @@ def _data(list_at, k):
     return word_at(_buffer(list_at, k) + BUFFER_DATA)
 
 
+@inline
+def _fill_words(frame, launch, place):
+    """The addresses of the seed, operand `place`, and of the offsets."""
+    operands = frame + ARGUMENTS_AT
+    launch[WORD.seed_at] = _data(operands, place)
+    if word_at(frame + ARGUMENT_COUNT_AT) > place + 1:
+        offsets = _data(operands, place + 1)
+        launch[WORD.offset_at], launch[WORD.first_row_at] = offsets, offsets + 8
+        launch[WORD.first_column_at] = offsets + 16
+
+
+@inline
+def _has_blocks(frame):
+    """Whether a call of perturb has the first elements of blocks."""
+    return word_at(frame + ARGUMENT_COUNT_AT) > word_at(frame + RESULT_COUNT_AT) + 3
+
+
+@inline
+def _fill_perturb(frame, state, launch, has_scratch):
+    for k in range(LAUNCH_WORDS):
+        launch[k] = word_at(state + 8 * (_TEMPLATE + k))
+    operands, results = frame + ARGUMENTS_AT, frame + RESULTS_AT
+    weights, spans = word_at(frame + RESULT_COUNT_AT), launch[WORD.spans]
+    launch[WORD.weights] = _data(operands, weights)
+    launch[WORD.rows] = word_at(word_at(_buffer(operands, weights) + BUFFER_DIMS) + 8)
+    _fill_words(frame, launch, weights + 1)
+    begins = _data(operands, weights + 3) if _has_blocks(frame) else 0
+    launch[WORD.matrix] = _calloc(spans, 8 * _SPAN_WORDS)
+    if launch[WORD.matrix] == 0:
+        return
+    for k in range(spans):
+        span = integers_at(launch[WORD.matrix] + 8 * _SPAN_WORDS * k, _SPAN_WORDS)
+        template = state + 8 * (_TEMPLATE + LAUNCH_WORDS + (_SPAN_WORDS + 1) * k)
+        for word in range(_SPAN_WORDS):
+            span[word] = word_at(template + 8 * word)
+        parameter = word_at(template + 8 * _SPAN_WORDS)
+        span[_SOURCE] += _data(operands, parameter)
+        span[_TARGET] += _data(results, parameter)
+        if begins != 0:
+            span[_FIRST] += word_at(begins + 8 * parameter)
+
+
 def _filling(operation: Operation) -> Callable[..., Any]:
     """``fill(frame, state, launch, has_scratch)`` writes the launch.
 
-    With `has_scratch`, the last result is scratch memory.
+    With `has_scratch`, the last result is scratch memory. The matrix of perturb, its spans, is memory for the caller to
+    free, or 0 if there is none.
     """
+    if operation == Operation.perturb:
+        return _fill_perturb
     call, writes = CUSTOM_CALLS[operation], OPERANDS[operation].writes
     has_matrix, is_moments = call.sized == ("matrix",), operation == Operation.moments
     reads_at = tuple(getattr(WORD, name) for name in call.reads)
@@ -145,11 +193,7 @@ def _filling(operation: Operation) -> Callable[..., Any]:
         operands, results = frame + ARGUMENTS_AT, frame + RESULTS_AT
         for k in range(count):
             launch[reads_at[k]] = _data(operands, k)
-        launch[WORD.seed_at] = _data(operands, count)
-        if word_at(frame + ARGUMENT_COUNT_AT) > count + 1:
-            offsets = _data(operands, count + 1)
-            launch[WORD.offset_at], launch[WORD.first_row_at] = offsets, offsets + 8
-            launch[WORD.first_column_at] = offsets + 16
+        _fill_words(frame, launch, count)
         written = word_at(frame + RESULT_COUNT_AT)
         if has_scratch:
             written -= 1
@@ -194,7 +238,7 @@ def _are_windows_valid(launch):
 
 
 def _on_host(operation: Operation, target: int) -> Callable[..., Any]:
-    fill, is_sample = _filling(operation), operation == Operation.sample
+    fill, is_sample, is_perturb = _filling(operation), operation == Operation.sample, operation == Operation.perturb
 
     def execute(frame):
         if not _is_execution(frame):
@@ -209,7 +253,10 @@ def _on_host(operation: Operation, target: int) -> Callable[..., Any]:
             return gate.enter_python(frame, target)
         launch = stack_array(LAUNCH_WORDS, np.int64)
         fill(frame, state, launch, False)
-        if not _are_windows_valid(launch):
+        spans = launch[WORD.matrix] if is_perturb else 0
+        if not _are_windows_valid(launch) or (is_perturb and spans == 0):
+            if is_perturb:
+                _free(spans)
             return gate.enter_python(frame, target)
         if is_sample:
             begin, elements = launch[WORD.matrix], launch[WORD.rows] * launch[WORD.columns]
@@ -217,7 +264,10 @@ def _on_host(operation: Operation, target: int) -> Callable[..., Any]:
             if size >= _LARGE:  # Linux writes fresh memory in half of the time with huge pages.
                 start = (begin + _PAGE - 1) // _PAGE * _PAGE
                 _advise(start, (begin + size - start) // _PAGE * _PAGE, _HUGE or 0)
-        if call_c(run, launch.ctypes.data) & LOW != 0:
+        failed = call_c(run, launch.ctypes.data) & LOW != 0
+        if is_perturb:
+            _free(spans)
+        if failed:
             return gate.enter_python(frame, target)
         return 0
 
@@ -226,6 +276,7 @@ def _on_host(operation: Operation, target: int) -> Callable[..., Any]:
 
 def _on_device(operation: Operation, target: int) -> Callable[..., Any]:
     fill, has_scratch = _filling(operation), CUSTOM_CALLS[operation].has_scratch
+    is_perturb = operation == Operation.perturb
 
     def execute(frame):
         if not _is_execution(frame):
@@ -236,7 +287,7 @@ def _on_device(operation: Operation, target: int) -> Callable[..., Any]:
             return error
         state = request[5]
         run = word_at(state + 8 * _RUN)
-        if run == 0 and word_at(state + 8 * _RECORDS) == 0:
+        if (run == 0 and word_at(state + 8 * _RECORDS) == 0) or (is_perturb and _has_blocks(frame)):
             return gate.enter_python(frame, target)
         request[3] = 0
         error = _ask(frame, ORDINAL_GET, request, 28)
@@ -252,13 +303,16 @@ def _on_device(operation: Operation, target: int) -> Callable[..., Any]:
             return _repeat(frame, target, state, device, stream)
         launch, mode = stack_array(LAUNCH_WORDS, np.int64), stack_array(1, np.int64)
         fill(frame, state, launch, has_scratch)
+        spans = launch[WORD.matrix] if is_perturb else 0
         launch[WORD.stream] = stream
         set_half(launch, HALF.device, device)
         # The first launch may load the kernel, also while XLA records a command buffer.
         exchange, mode[0] = word_at(process + 8 * _EXCHANGE_MODE), _RELAXED
         if exchange != 0:
             call_c(exchange, mode.ctypes.data)
-        failed = call_c(run, launch.ctypes.data) & LOW != 0
+        failed = (is_perturb and spans == 0) or call_c(run, launch.ctypes.data) & LOW != 0
+        if is_perturb:
+            _free(spans)
         if exchange != 0:
             call_c(exchange, mode.ctypes.data)
         if failed:
@@ -332,14 +386,11 @@ def handlers(operation: Operation, platform: str) -> dict[str, int]:
     if on_device:
         _find_driver()
 
-    def in_python(frame):
-        return gate.enter_python(frame, target)
-
-    execute = in_python
-    if operation != Operation.perturb:
-        execute = (_on_device if on_device else _on_host)(operation, target)
+    execute = (_on_device if on_device else _on_host)(operation, target)
     return {
-        "instantiate": c_address(in_python, f"xla-instantiate_{target}", gate.digest()),
+        "instantiate": c_address(
+            lambda frame: gate.enter_python(frame, target), f"xla-instantiate_{target}", gate.digest()
+        ),
         "execute": c_address(execute, f"xla-execute_{target}", gate.digest()),
     }
 
@@ -372,7 +423,7 @@ class State(NamedTuple):
     size: int = 0
     """Bytes of an element."""
     launch: bytes = b""
-    """The packed `Launch`, without addresses and lengths."""
+    """The packed `Launch`, without addresses and lengths, and the spans of perturb."""
 
     def allocated(self) -> int:
         """The address of a copy, which `deleter` frees."""

@@ -101,15 +101,17 @@ def _types(*avals: Any, static: Static) -> list[Any]:
 
 
 def _jvp(primals: Any, tangents: Any, *, static: Static) -> Any:
-    results, count = bind(static, *primals), len(static.reads)
+    count = len(static.reads)
     dots = tangents[:count]
-    if all(type(dot) is ad.Zero for dot in dots):
-        return results, [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in results]
-    if static.operation == Operation.perturb:
+    is_constant = all(type(dot) is ad.Zero for dot in dots)
+    if static.operation == Operation.perturb and not is_constant:
         raise ValueError(
             "parameters: expected a call of perturb outside jax.grad, jax.jvp and the like, as it has no derivative:"
             " perturb before, or differentiate with respect to its result"
         )
+    results = bind(static, *primals)
+    if is_constant:
+        return results, [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in results]
     return results, bind(static, *map(ad.instantiate_zeros, dots), *primals[count:])
 
 
