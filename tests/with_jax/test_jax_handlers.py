@@ -425,17 +425,17 @@ def test_parameters_on_a_device_are_one_launch(
     parameters = Parameter(7, (5, 4), (8, 1)), Parameter(9, (6,), (1,))
     options = Static("recording", "float32", has_offsets=True, parameters=parameters, operation=Operation.perturb)
     assert decoded(options.encoded().encode(), Operation.perturb) == options
-    p, x = ([np.zeros((1, *one.shape), np.float32) for one in parameters] for _ in range(2))
-    weights, (seed, offsets), begins = np.zeros((1, 3), np.float32), words(5, 6, 7, 0), np.array([[4, 2**33 + 2]])
+    p, x = ([np.zeros(one.shape, np.float32) for one in parameters] for _ in range(2))
+    weights, (seed, offsets), begins = np.zeros(3, np.float32), words(5, 6, 7, 0), np.array([4, 2**33 + 2])
     monkeypatch.setattr(cuda_driver, "read", lambda address, size, stream, device: ctypes.string_at(address, size))
     xla = Xla()
-    frame = xla.frame(options.encoded(), [*p, weights, seed, offsets, *[begins.view(np.uint32)] * of_blocks], x)
+    frame = xla.frame(options.encoded(), [*p, weights, seed[0], offsets[0], *[begins.view(np.uint32)] * of_blocks], x)
     assert run(in_python(handlers._target(Operation.perturb, "CUDA").execute), frame) == 0, xla.errors
     launched, recording.launched = recording.launched, []
     rows = (5, 4, 8, 16, 4, 16, 4, 7), (1, 6, 0, 0, 4, 0, 4, 9)
     spans = np.array([
         (source.ctypes.data, target.ctypes.data, begin * of_blocks, *row)
-        for source, target, begin, row in zip(p, x, begins[0], rows, strict=True)
+        for source, target, begin, row in zip(p, x, begins, rows, strict=True)
     ])  # fmt: skip
     launch: Launch = handlers._launch(options._replace(d=3), DEVICE)._replace(
         weights=weights.ctypes.data, matrix=spans.ctypes.data, spans=2, columns=26, stream=STREAM,

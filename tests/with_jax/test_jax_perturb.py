@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -38,7 +39,7 @@ def same(found: Any, expected: Any) -> None:
     assert jax.tree.structure(found) == jax.tree.structure(expected)
     for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         assert (x.dtype, x.shape) == (y.dtype, y.shape)
-        np.testing.assert_array_equal(np.asarray(x).view(np.uint8), np.asarray(y).view(np.uint8))
+        assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
 
 
 # Pytrees, and what `perturb` takes of NumPy in their place.
@@ -67,11 +68,9 @@ def test_pytrees_have_the_numbers_of_numpy(jax_place: str, name: str, coefficien
     def call(tree: Any) -> Any:
         return perturb(tree, coefficients, seed=SEED, member=11, backend=jax_place)
 
-    for found in (call(arrays), call(tree) if name == "nested" else call(arrays), jax.jit(call)(arrays)):
+    for found in (call(arrays), jax.jit(call)(arrays), jax.jit(call)(tree)):
         assert jax.tree.structure(found) == jax.tree.structure(tree)
-        if isinstance(expected, dict):
-            found = named(found) if of_numpy is named else found
-        same(dict(found) if isinstance(expected, dict) else found, expected)
+        same(of_numpy(found), expected)
     abstract = jax.eval_shape(call, arrays)
     assert jax.tree.map(lambda x: (x.shape, x.dtype), abstract) == jax.tree.map(lambda x: (x.shape, x.dtype), arrays)
     assert "multisample_perturb" in str(jax.make_jaxpr(call)(arrays))
@@ -84,23 +83,16 @@ def test_elements_are_those_of_the_sample(jax_place: str, x64: None, dtype: str,
     zeros = {"a": jnp.zeros((50, 41), dtype)}
     call = jax.jit(lambda tree: perturb(tree, 1.0, seed=SEED, member=3, backend=jax_place, fast_math=fast_math))
     for found in (call(zeros), perturb(zeros, 1.0, seed=SEED, member=3, backend=jax_place, fast_math=fast_math)):
-        key = Key(SEED.seed, SEED.offset + (multisample_id("a") << 32))
+        key = Key(SEED.seed, SEED.offset + (zlib.crc32(b"a") << 32))
         options: dict[str, Any] = {"backend": jax_place, "fast_math": fast_math}
         z = multisample.sample(jnp.zeros(1, real), 1.0, 50 * 41, seed=key, dim_offset=3, **options)
         same(found["a"].ravel(), z[0].astype(dtype) + jnp.zeros((), dtype))
 
 
-def multisample_id(name: str) -> int:
-    import zlib
-
-    return zlib.crc32(name.encode())
-
-
 TREE = {"w": random(5, 9), "b": random(9)}
 SEEDS: dict[str, tuple[Any, Any]] = {
     "int": (7, 7),
-    "Key": (SEED, SEED),
-    "Key of traced parts": (Key(np.uint32(7), np.uint32(9)), Key(7, 9)),
+    "Key": (Key(7, 9), Key(7, 9)),
     "key data": (np.array([1, 7], np.uint32), 2**32 + 7),
     "key data with an offset": (multisample.jax.key_data(SEED), SEED),
     "typed key": (jax.random.key(7), 7),

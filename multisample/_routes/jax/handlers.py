@@ -48,8 +48,8 @@ TARGETS = {operation: f"multisample_{operation.name}" for operation in CUSTOM_CA
 sample : (mu, sigma, seed, offsets) -> x, shapes (b, d), (b, d), (b, 2), (b, 6) and (b, d, n).
 gradient : (g, seed, offsets) -> (sum of g, sum of g times noise), shapes (b, d).
 moments : (weights, seed, offsets) -> the sums of w z, or of w z and of w z^2, shapes (n,) and (d,).
-perturb : (p0, ..., weights, seed, offsets, begins) -> p0 and on, shapes (1, ...), (1, m), and (1, t, 2) for `begins`,
-    the first element of each block, low halves first. Calls with whole parameters have no `begins`.
+perturb : (p0, ..., weights, seed, offsets, begins) -> p0 and on. Shapes are those of parameters, (m,), (2,), (6,), and
+    (t, 2) for `begins`, the first element of each block, low halves first. Calls with whole parameters have none.
 
 On CUDA, the last result of a gradient and of moments is scratch memory. Seed and offsets are those of
 `keys.operands_of`; calls without offsets have one operand less. The `b` of an operand may be 1.
@@ -135,7 +135,7 @@ def _perturbation_of(frame: xla_ffi.Frame, static: Static, device: int) -> tuple
     spans[:, 1] += targets[owners]
     if "begins" in addresses:
         spans[:, 2] += _numbers_at(addresses["begins"], count, frame, device)[owners]
-    launch = _launch(static._replace(d=xla_ffi.shape_of(buffers["weights"], 2)[1]), device)._replace(
+    launch = _launch(static._replace(d=xla_ffi.shape_of(buffers["weights"], 1)[0]), device)._replace(
         spans=len(spans), columns=_elements(spans), matrix=spans.ctypes.data,
         weights=addresses["weights"], **words_in_memory(addresses["seed"], addresses.get("offsets", 0)),
     )  # fmt: skip

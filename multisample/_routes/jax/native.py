@@ -154,7 +154,7 @@ def _fill_perturb(frame, state, launch, has_scratch):
     operands, results = frame + ARGUMENTS_AT, frame + RESULTS_AT
     weights, spans = word_at(frame + RESULT_COUNT_AT), launch[WORD.spans]
     launch[WORD.weights] = _data(operands, weights)
-    launch[WORD.rows] = word_at(word_at(_buffer(operands, weights) + BUFFER_DIMS) + 8)
+    launch[WORD.rows] = word_at(word_at(_buffer(operands, weights) + BUFFER_DIMS))
     _fill_words(frame, launch, weights + 1)
     begins = _data(operands, weights + 3) if _has_blocks(frame) else 0
     launch[WORD.matrix] = _calloc(spans, 8 * _SPAN_WORDS)

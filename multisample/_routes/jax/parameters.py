@@ -205,7 +205,6 @@ def _traced(words: Words, coefficients: Any, arrays: Sequence[Any], ids: Sequenc
         real = own.computing_type
         weights = coefficients[real.name] if isinstance(coefficients, dict) else coefficients
         weights = jnp.atleast_1d(jnp.asarray(weights)).astype(real)
-        operands = [x[None] for x in (*(results[k] for k in group), weights, *of_words)]
-        for k, x in zip(group, bind(own, *operands), strict=True):
-            results[k] = x[0]
+        for k, x in zip(group, bind(own, *(results[k] for k in group), weights, *of_words), strict=True):
+            results[k] = x
     return results

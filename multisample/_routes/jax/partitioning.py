@@ -53,7 +53,7 @@ def _custom_call(platform: str, static: Static, *operands: Any) -> list[Any]:
         return _sums_of_stored_noise(platform, static, *operands)
     for name, x in zip(static.reads, operands):  # noqa: B905
         _check_type(x, static.type_of(name))
-    batch = (batch_of(*operands),) if call.is_split else ()
+    batch = (batch_of(*operands),) if call.is_split and static.front else ()
     results = [jax.ShapeDtypeStruct((*batch, *static.shape(name)), static.type_of(name)) for name in static.writes]
     static = static.of_operands(*operands)
     if platform == "cpu":
@@ -103,8 +103,8 @@ def _moved(words: tuple[Any, ...], place: int, axes: Any, size: int) -> tuple[An
 
 
 def _with_offsets(words: tuple[Any, ...]) -> tuple[Any, Any]:
-    seed, offsets = words if len(words) == 2 else (*words, jnp.zeros((1, 6), jnp.uint32))
-    return seed, offsets
+    (seed, *offsets) = words
+    return seed, offsets[0] if offsets else jnp.zeros((*seed.shape[:-1], 6), jnp.uint32)
 
 
 def _added(low: Any, high: Any, axes: Any, size: int) -> tuple[Any, Any]:
@@ -191,9 +191,9 @@ def lowering(platform: str) -> Callable[..., Any]:
         call = functools.partial(_custom_call, platform, static)
         if not static.call.is_split:
             return _one_by_one(call, *operands)
-        axes, writes_axes = static.operand_axes(len(operands)), [("b", *static.axes(name)) for name in static.writes]
+        axes, writes_axes = static.all_axes(static.names(len(operands))), static.all_axes(static.writes)
         # JAX keeps these functions. They must not keep tracers.
-        is_lone = [x.shape[0] == 1 for x in operands]
+        is_lone = [bool(static.front) and x.shape[0] == 1 for x in operands]
 
         def shardings(mesh: Any, places: dict[str, Any]) -> tuple[list[Any], tuple[Any, ...]]:
             """Of the results and of the operands."""
@@ -219,8 +219,7 @@ def lowering(platform: str) -> Callable[..., Any]:
 
         shared = custom_partitioning(call)
         # An axis of length 1 has a name of its own.
-        alone = [f"lone{k}" if lone else "b" for k, lone in enumerate(is_lone)]
-        labels = [(label, *names[1:]) for label, names in zip(alone, axes, strict=True)]
+        labels = [(f"lone{k}", *axes[k][1:]) if lone else axes[k] for k, lone in enumerate(is_lone)]
         rule = " -> ".join(", ".join(map(" ".join, names)) for names in (labels, writes_axes))
         read = list(dict.fromkeys(name for names in labels for name in names))
         shared.def_partition(
@@ -281,6 +280,6 @@ def _blocks(platform: str, static: Static, mesh: Any, places: dict[str, Any]) ->
                 begin = _added(*begin, axes, size)
             begins.append(jnp.stack(begin))
         words = _with_offsets(operands[count:])
-        return _custom_call(platform, part, *operands[:count], *words, jnp.stack(begins)[None])
+        return _custom_call(platform, part, *operands[:count], *words, jnp.stack(begins))
 
     return run

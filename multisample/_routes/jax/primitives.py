@@ -72,7 +72,7 @@ def _types(*avals: Any, static: Static) -> list[Any]:
     batch, places = batch_of(*avals), {"j": None}
     for axis, argument in (("b", "vmap"), ("i", "mu, sigma")):
         places[axis] = None
-        for x, own in zip(avals, static.operand_axes(len(avals)), strict=True):
+        for x, own in zip(avals, static.all_axes(static.names(len(avals))), strict=True):
             place = x.sharding.spec[own.index(axis)] if axis in own and (axis != "b" or x.shape[0] == batch) else None
             if None not in (place, places[axis]) and place != places[axis]:
                 raise TypeError(

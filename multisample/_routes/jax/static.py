@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -20,7 +21,8 @@ AXES: dict[str, tuple[str, ...]] = {
 """The axes of operands and results with layout "dn": i counts dimensions, j samples, k and l words of 32 bits.
 
 Model parameters have axes of their own, t counts them, and m their coefficients. Operands and results of a primitive
-have the batch as one more axis in front, of length 1 where all elements share it.
+have the batch as one more axis in front, b, of length 1 where all elements share it; those of perturb have none, since
+XLA would copy a parameter to reshape it.
 """
 
 
@@ -127,9 +129,14 @@ class Static(NamedTuple):
             return ("m",)
         return AXES[name][::-1] if self.layout == "nd" else AXES[name]
 
-    def operand_axes(self, count: int) -> list[tuple[str, ...]]:
-        """The axes of the first `count` operands, with b for the batch in front."""
-        return [("b", *self.axes(name)) for name in self.names(count)]
+    @property
+    def front(self) -> tuple[str, ...]:
+        """The axis of the batch, if there is one."""
+        return () if self.operation == Operation.perturb else ("b",)
+
+    def all_axes(self, names: Sequence[str]) -> list[tuple[str, ...]]:
+        """The axes of operands or results, with the batch in front."""
+        return [self.front + self.axes(name) for name in names]
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of an operand or a result."""
@@ -148,7 +155,8 @@ class Static(NamedTuple):
     def of_operands(self, *operands: Any) -> Static:
         """The same for a custom call with these operands."""
         names = self.names(len(operands))
-        own = [name for name, x in zip(names, operands, strict=True) if self.call.is_split and x.shape[0] != 1]
+        is_batched = bool(self.front) and self.call.is_split
+        own = [name for name, x in zip(names, operands, strict=True) if is_batched and x.shape[0] != 1]
         flags: dict[str, Any] = {f"{name}_batched": True for name in own if name != "matrix"}
         return self._replace(has_offsets="offsets" in names, **flags)
 
