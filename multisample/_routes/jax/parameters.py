@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from multisample.backends.contract import HostArray
+from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.launch import Operation
 from multisample.backends.memory.host import rounded
 
@@ -175,18 +176,18 @@ def _eager(words: Words, coefficients: Any, arrays: list[Any], ids: list[int], s
         # A program is compiled for the ids and types of all parameters.
         program = jitted((_traced, static, types, tuple(numbers)), perturbed, keep_unused=True)
         with jax.disable_jit(False):
-            made = program(words, _for_types(coefficients), *own)
+            made = program(words, _for_types(coefficients, own), *own)
         for k, x in zip(group, made, strict=True):
             results[k] = x
     return results
 
 
-def _for_types(coefficients: Any) -> Any:
-    """Coefficients on the host as arguments of a program, rounded to each of the computing types."""
+def _for_types(coefficients: Any, arrays: Sequence[Any]) -> Any:
+    """Coefficients on the host as arguments of a program, rounded to each of the computing types of the parameters."""
     if is_jax(coefficients) or isinstance(coefficients, dict):
         return coefficients
     values: HostArray = np.atleast_1d(np.asarray(coefficients, np.float64))
-    return {real: rounded(values, real) for real in ("float32", "float64")}
+    return {real: rounded(values, real) for real in {MATRIX_TYPES[x.dtype.name].computing for x in arrays}}
 
 
 def _traced(words: Words, coefficients: Any, arrays: Sequence[Any], ids: Sequence[int], static: Static) -> list[Any]:
@@ -196,9 +197,9 @@ def _traced(words: Words, coefficients: Any, arrays: Sequence[Any], ids: Sequenc
     for k, x in enumerate(results):
         if x.size:
             groups[x.dtype.name, varying(x)].append(k)  # In jax.shard_map, results vary as operands do.
-    if not groups:
+    if not groups or np.shape(coefficients) == (0,):
         return results
-    coefficients, of_words = _for_types(coefficients), operands_of(words)
+    coefficients, of_words = _for_types(coefficients, results), operands_of(words)
     for (dtype, _), group in groups.items():
         parameters = tuple(Parameter(ids[k], results[k].shape, steps_of(results[k].shape)) for k in group)
         own = static._replace(dtype=dtype, parameters=parameters)
