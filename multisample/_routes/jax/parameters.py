@@ -7,9 +7,11 @@ parameters in traced calls, where XLA keeps a copy of those that the program nee
 from __future__ import annotations
 
 import collections
+import contextlib
 import math
-from collections.abc import Hashable, Sequence
-from typing import Any
+import weakref
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,9 +30,10 @@ from ..._libraries.library import NOUNS
 from ..._parameters.request import MOST_ELEMENTS, Coefficients, read_coefficients
 from ..._parameters.spans import steps_of
 from ..._parameters.structure import Structure, ids_of, label, one_array
-from ..._randomness.generator import Key
+from ..._plan import PlanCache
+from ..._randomness.generator import WORD_64, Key
 from ..._tracing import is_traced_by_jax
-from .keys import Words, batch_length, key_vector, operands_of, words_of
+from .keys import Words, batch_length, key_vector, operands_of, packed_words, words_of
 from .primitives import bind, varying
 from .programs import jitted
 from .static import Parameter, Static
@@ -52,18 +55,26 @@ def perturb_jax(
             "out: expected None with JAX, whose arrays are immutable; a function under jax.jit works in place on"
             " parameters that it may overwrite: see donate_argnums"
         )
-    structure = _structure(parameters)
-    arrays = [_parameter(label("parameters", structure, k), x) for k, x in enumerate(structure.arrays)]
     values = _coefficients(coefficients)
     words = _words(seed, member, values.length)
+    given = coefficients if values.on_host is None else values.on_host
+    leaves, tree = jax.tree_util.tree_flatten(parameters)
+    traced = is_traced_by_jax() or any(isinstance(x, jax.core.Tracer) for x in (given, *_flat(words)))
+    key = None if traced or ids is not None else _key(leaves, tree, bool(fast_math), backend)
+    plan = None if key is None else _PLANS.get(key)
+    programs = [None] if plan is None else [program() for program in plan.references]
+    if plan is not None and None not in programs:
+        return tree.unflatten(_run(plan.groups, programs, words, given, leaves))
+    structure = _structure(parameters)
+    arrays = [_parameter(label("parameters", structure, k), x) for k, x in enumerate(structure.arrays)]
     numbers = ids_of(structure, ids, range(len(arrays)))
     static = Static(backend, "float32", fast_math=bool(fast_math), operation=Operation.perturb, n=1)
-    given = coefficients if values.on_host is None else values.on_host
-    traced = is_traced_by_jax() or any(isinstance(x, jax.core.Tracer) for x in (given, *arrays, *_flat(words)))
-    if traced:
-        results = _traced(words, given, arrays, numbers, static._replace(in_place=True))
-    else:
-        results = _eager(words, given, arrays, numbers, static)
+    if traced or any(isinstance(x, jax.core.Tracer) for x in arrays):
+        return structure.rebuild(_traced(words, given, arrays, numbers, static._replace(in_place=True)))
+    plan, programs = _programs(arrays, numbers, static)
+    results = _run(plan.groups, programs, words, given, arrays)
+    if key is not None:
+        _PLANS.put(key, plan)
     return structure.rebuild(results)
 
 
@@ -128,6 +139,12 @@ def _is_on_host(x: Any) -> bool:
 
 def _words(seed: Any, member: Any, count: int) -> Words:
     """Seed, offset and member of the call."""
+    number, offset = seed if type(seed) is Key else (seed, 0)
+    if (
+        type(number) is type(offset) is type(member) is int and 0 <= number < WORD_64 and 0 <= offset < _MOST_OFFSETS
+        and 0 <= member <= ROWS - count
+    ):  # fmt: skip
+        return packed_words(number, offset, member, 0)
     batch = batch_length(seed)
     if batch is not None:
         if batch != 1:
@@ -153,33 +170,63 @@ def _flat(words: Words) -> Sequence[Any]:
 # --- Programs -------------------------------------------------------------------------------------
 
 
-def _eager(words: Words, coefficients: Any, arrays: list[Any], ids: list[int], static: Static) -> list[Any]:
-    """The results of one program for each set of devices that has parameters."""
+class _Plan(NamedTuple):
+    """An eager call without values, seed and member: a program for each set of devices that has parameters.
+
+    `PROGRAMS` owns the programs, and may drop them.
+    """
+
+    groups: list[list[int]]
+    references: list[Callable[[], Any]]
+
+
+def _programs(arrays: list[Any], ids: list[int], static: Static) -> tuple[_Plan, list[Any]]:
+    """A new plan, and its programs."""
     of_devices: dict[Hashable, list[int]] = collections.defaultdict(list)
     for k, x in enumerate(arrays):
         of_devices[frozenset(x.devices()) if is_jax(x) and x.committed else None].append(k)
     free = of_devices.pop(None, [])
     groups = list(of_devices.values()) or [[]]
     groups[0] += free
-    if len(groups) > 1:
+    programs = []
+    for group in groups:
+        numbers, types = tuple(ids[k] for k in group), tuple((arrays[k].shape, arrays[k].dtype) for k in group)
+
+        def perturbed(words: Words, coefficients: Any, *own: Any, numbers: Any = numbers) -> list[Any]:
+            return _traced(words, coefficients, own, numbers, static)
+
+        programs.append(jitted((_traced, static, types, numbers), perturbed, keep_unused=True))
+    return _Plan(groups, list(map(weakref.ref, programs))), programs
+
+
+def _run(
+    groups: list[list[int]], programs: list[Any], words: Words, coefficients: Any, arrays: Sequence[Any]
+) -> list[Any]:  # fmt: skip
+    if len(programs) > 1:
         for name, value in (("coefficients", coefficients), ("seed", words.seed)):
             if is_jax(value) and value.committed:
                 raise ValueError(f"{name}: expected values on the host, as parameters are on several devices")
-    results = list(arrays)
-    for group in groups:
-        own, numbers = [arrays[k] for k in group], [ids[k] for k in group]
-        types = tuple((x.shape, x.dtype) for x in own)
-
-        def perturbed(words: Words, coefficients: Any, *arrays: Any, numbers: Any = numbers) -> list[Any]:
-            return _traced(words, coefficients, arrays, numbers, static)
-
-        # A program is compiled for the ids and types of all parameters.
-        program = jitted((_traced, static, types, tuple(numbers)), perturbed, keep_unused=True)
-        with jax.disable_jit(False):
+    results: list[Any] = list(arrays)
+    for group, program in zip(groups, programs, strict=True):
+        own = [arrays[k] for k in group]
+        with jax.disable_jit(False) if jax.config.jax_disable_jit else contextlib.nullcontext():
             made = program(words, _for_types(coefficients, own), *own)
         for k, x in zip(group, made, strict=True):
             results[k] = x
     return results
+
+
+_PLANS: PlanCache[_Plan] = PlanCache(256)
+
+
+def _key(arrays: list[Any], *options: Hashable) -> Hashable:
+    """What a plan depends on; None if that is no key, as with an array that is not JAX's."""
+    try:
+        key = (*options, *[(x.aval, x.sharding, x.committed) for x in arrays])
+        hash(key)
+    except (AttributeError, TypeError):
+        return None
+    return key
 
 
 def _for_types(coefficients: Any, arrays: Sequence[Any]) -> Any:
