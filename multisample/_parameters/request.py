@@ -8,12 +8,23 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._arguments import DTYPES, describe
+from .._call import ROWS
 from .._checks.operands import check_alignment, item_size
 from .._libraries import HOST, Library, Operand, described, is_number, library_of
 from .spans import Block, overlapping, overlaps_itself, steps_of
 from .structure import Structure, label
 
-__all__ = ["MOST_ELEMENTS", "Coefficients", "Memory", "Request", "Ties", "memory_of", "read_coefficients", "ties_of"]
+__all__ = [
+    "MOST_ELEMENTS",
+    "Coefficients",
+    "Memory",
+    "Request",
+    "Ties",
+    "check_members",
+    "memory_of",
+    "read_coefficients",
+    "ties_of",
+]
 
 MOST_ELEMENTS = 2**34
 
@@ -72,6 +83,12 @@ def read_coefficients(given: Any) -> Coefficients:
     if not np.isfinite(values).all():
         raise ValueError(f"coefficients: expected finite numbers, got {describe(values)}")
     return Coefficients(count, values if operand.shape else float(values[0]), None)
+
+
+def check_members(member: int, count: int) -> None:
+    """ValueError if `count` members from `member` on go beyond the last row."""
+    if member + count > ROWS:
+        raise ValueError(f"member: expected member + K <= 2**32, got {member} + {count}")
 
 
 class Memory(NamedTuple):

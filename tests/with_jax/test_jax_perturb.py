@@ -76,6 +76,32 @@ def test_pytrees_have_the_numbers_of_numpy(jax_place: str, name: str, coefficien
     assert "multisample_perturb" in str(jax.make_jaxpr(call)(arrays))
 
 
+def random_tree(draw: Any, depth: int) -> Any:
+    if depth == 0 or draw.random() < 0.3:
+        shape = tuple(int(x) for x in draw.integers(0, 9, draw.integers(0, 4)))
+        return jnp.asarray(draw.normal(size=shape), draw.choice(["float16", "bfloat16", "float32"]))
+    children = [random_tree(draw, depth - 1) for _ in range(draw.integers(1, 4))]
+    kind = draw.integers(4)
+    if kind == 0:
+        return {f"n{draw.integers(99)}": x for x in children}
+    return children if kind == 1 else tuple(children) if kind == 2 else Layer(children[0], None)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_pytrees(jax_place: str, seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    tree = {"tree": random_tree(draw, 3), "x": random_tree(draw, 1)}
+    coefficients, member = draw.normal(size=draw.integers(1, 9)), int(draw.integers(2**32 - 9))
+    expected = perturb(jax.tree.map(np.asarray, named(tree)), coefficients, seed=SEED, member=member)
+
+    def call(tree: Any) -> Any:
+        return perturb(tree, coefficients, seed=SEED, member=member, backend=jax_place)
+
+    copy = jax.tree.map(jnp.copy, tree)
+    for found in (call(tree), call(tree), jax.jit(call)(tree), jax.jit(call, donate_argnums=0)(copy)):
+        same(named(found), expected)
+
+
 @pytest.mark.parametrize("dtype", MATRIX_TYPES)
 @pytest.mark.parametrize("fast_math", [False, True])
 def test_elements_are_those_of_the_sample(jax_place: str, x64: None, dtype: str, fast_math: bool) -> None:
@@ -212,6 +238,15 @@ def test_wrong_arguments_are_named(
             jax.jit(lambda x: perturb(jax.tree.map(lambda y: x if y is ONE else y, parameters), **arguments))(ONE)
         else:
             perturb(parameters, **arguments)
+
+
+def test_a_traced_member_beyond_the_last_row_is_an_error_of_the_program() -> None:
+    call = jax.jit(lambda member: perturb([ONE], [1.0, 2.0], seed=1, member=member))
+    with (
+        jax.default_device(jax.devices("cpu")[0]),
+        pytest.raises(jax.errors.JaxRuntimeError, match=r"member: expected member \+ K <= 2\*\*32"),
+    ):
+        jax.block_until_ready(call(np.uint32(2**32 - 1)))
 
 
 def test_values_in_host_memory_are_checked() -> None:

@@ -35,6 +35,7 @@ from multisample.backends.system import cuda_driver, xla_ffi
 from ..._call import COLUMNS, check_rows
 from ..._libraries import Operand
 from ..._libraries.library import CPU
+from ..._parameters.request import check_members
 from ..._parameters.spans import Block, spans_of, steps_of
 from ..._plan import PlanCache
 from . import gate, native
@@ -168,8 +169,11 @@ def _run_on_host(backend: Backend, launch: Launch) -> None:
 def _check_windows(launch: Launch) -> None:
     count = launch.batch if launch.origin_step else 1
     _, row, column = array_at(launch.offset_at, (count, 3), (_OFFSETS_BYTES, 8), "uint64").max(0).tolist()
+    if launch.operation == Operation.perturb:
+        check_members(row, launch.rows)
+        return
     check_rows(row, launch.rows)
-    if launch.operation != Operation.perturb and column + launch.columns > COLUMNS:
+    if column + launch.columns > COLUMNS:
         raise ValueError(f"sample_offset: expected sample_offset + n <= 2**34, got {column} + {launch.columns}")
 
 

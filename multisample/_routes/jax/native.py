@@ -76,7 +76,7 @@ _LARGE = 1 << 22
 _PAGE, _HUGE = mmap.PAGESIZE, getattr(mmap, "MADV_HUGEPAGE", None)
 _MOST_ROW, _MOST_COLUMN = 1 << 32, 1 << 34
 _SPAN_WORDS = len(Span._fields)
-_SOURCE, _TARGET, _FIRST = map(Span._fields.index, ("source", "target", "first"))
+_SOURCE, _TARGET, _FIRST, _ROWS, _WIDTH = range(5)  # Of a `Span`.
 
 _calloc = types.ExternalFunction("PyMem_RawCalloc", types.int64(types.int64, types.int64))
 _free = types.ExternalFunction("PyMem_RawFree", types.void(types.int64))
@@ -117,6 +117,14 @@ def _find_state(frame, request, place):
     """Let XLA write the address of the call's state to ``request[5]``; returns XLA's error or 0."""
     request[3], request[4], request[5] = 0, symbol("multisample_xla_process") + 8 * place, 0
     return _ask(frame, STATE_GET, request, 48)  # XLA_FFI_State_Get_Args
+
+
+@inline
+def _use_huge_pages(begin, size):
+    """Let Linux use huge pages for large memory, if it is fresh: it is written in half of the time."""
+    if size >= _LARGE:
+        start = (begin + _PAGE - 1) // _PAGE * _PAGE
+        _advise(start, (begin + size - start) // _PAGE * _PAGE, _HUGE or 0)
 
 
 @inline
@@ -260,10 +268,12 @@ def _on_host(operation: Operation, target: int) -> Callable[..., Any]:
             return gate.enter_python(frame, target)
         if is_sample:
             begin, elements = launch[WORD.matrix], launch[WORD.rows] * launch[WORD.columns]
-            size = max(half(launch, HALF.batch), 1) * elements * word_at(state + 8 * _SIZE)
-            if size >= _LARGE:  # Linux writes fresh memory in half of the time with huge pages.
-                start = (begin + _PAGE - 1) // _PAGE * _PAGE
-                _advise(start, (begin + size - start) // _PAGE * _PAGE, _HUGE or 0)
+            _use_huge_pages(begin, max(half(launch, HALF.batch), 1) * elements * word_at(state + 8 * _SIZE))
+        if is_perturb:
+            for k in range(launch[WORD.spans]):
+                span = integers_at(spans + 8 * _SPAN_WORDS * k, _SPAN_WORDS)
+                if span[_TARGET] != span[_SOURCE]:
+                    _use_huge_pages(span[_TARGET], span[_ROWS] * span[_WIDTH] * word_at(state + 8 * _SIZE))
         failed = call_c(run, launch.ctypes.data) & LOW != 0
         if is_perturb:
             _free(spans)

@@ -27,7 +27,7 @@ from ..._call import ROWS
 from ..._libraries import HOST, is_number, library_of
 from ..._libraries.jax import JAX, is_jax
 from ..._libraries.library import NOUNS
-from ..._parameters.request import MOST_ELEMENTS, Coefficients, read_coefficients
+from ..._parameters.request import MOST_ELEMENTS, Coefficients, check_members, read_coefficients
 from ..._parameters.spans import steps_of
 from ..._parameters.structure import Structure, ids_of, label, one_array
 from ..._plan import PlanCache
@@ -64,7 +64,7 @@ def perturb_jax(
     plan = None if key is None else _PLANS.get(key)
     programs = [None] if plan is None else [program() for program in plan.references]
     if plan is not None and None not in programs:
-        return tree.unflatten(_run(plan.groups, programs, words, given, leaves))
+        return tree.unflatten(_run(plan, programs, words, given, leaves))
     structure = _structure(parameters)
     arrays = [_parameter(label("parameters", structure, k), x) for k, x in enumerate(structure.arrays)]
     numbers = ids_of(structure, ids, range(len(arrays)))
@@ -72,7 +72,7 @@ def perturb_jax(
     if traced or any(isinstance(x, jax.core.Tracer) for x in arrays):
         return structure.rebuild(_traced(words, given, arrays, numbers, static._replace(in_place=True)))
     plan, programs = _programs(arrays, numbers, static)
-    results = _run(plan.groups, programs, words, given, arrays)
+    results = _run(plan, programs, words, given, arrays)
     if key is not None:
         _PLANS.put(key, plan)
     return structure.rebuild(results)
@@ -158,8 +158,8 @@ def _words(seed: Any, member: Any, count: int) -> Words:
         offset = int(seed[2]) << 32 | int(seed[3])
     if isinstance(offset, int) and offset >= _MOST_OFFSETS:
         raise ValueError(f"seed: expected a Key with an offset below 2**32, as Generator.take gives, got {offset}")
-    if not isinstance(member, jax.core.Tracer) and int(member) + count > ROWS:
-        raise ValueError(f"member: expected member + K <= 2**32, got {member} + {count}")
+    if not isinstance(member, jax.core.Tracer):
+        check_members(int(member), count)
     return words
 
 
@@ -176,7 +176,8 @@ class _Plan(NamedTuple):
     `PROGRAMS` owns the programs, and may drop them.
     """
 
-    groups: list[list[int]]
+    groups: list[tuple[list[int], set[str]]]
+    """The indices of parameters, and their computing types."""
     references: list[Callable[[], Any]]
 
 
@@ -196,21 +197,24 @@ def _programs(arrays: list[Any], ids: list[int], static: Static) -> tuple[_Plan,
             return _traced(words, coefficients, own, numbers, static)
 
         programs.append(jitted((_traced, static, types, numbers), perturbed, keep_unused=True))
-    return _Plan(groups, list(map(weakref.ref, programs))), programs
+    with_types = [(group, _computing_types([arrays[k] for k in group])) for group in groups]
+    return _Plan(with_types, list(map(weakref.ref, programs))), programs
 
 
-def _run(
-    groups: list[list[int]], programs: list[Any], words: Words, coefficients: Any, arrays: Sequence[Any]
-) -> list[Any]:  # fmt: skip
+def _computing_types(arrays: Sequence[Any]) -> set[str]:
+    return {MATRIX_TYPES[x.dtype.name].computing for x in arrays}
+
+
+def _run(plan: _Plan, programs: list[Any], words: Words, coefficients: Any, arrays: Sequence[Any]) -> list[Any]:
     if len(programs) > 1:
         for name, value in (("coefficients", coefficients), ("seed", words.seed)):
             if is_jax(value) and value.committed:
                 raise ValueError(f"{name}: expected values on the host, as parameters are on several devices")
     results: list[Any] = list(arrays)
-    for group, program in zip(groups, programs, strict=True):
+    for (group, reals), program in zip(plan.groups, programs, strict=True):
         own = [arrays[k] for k in group]
         with jax.disable_jit(False) if jax.config.jax_disable_jit else contextlib.nullcontext():
-            made = program(words, _for_types(coefficients, own), *own)
+            made = program(words, _rounded(coefficients, reals), *own)
         for k, x in zip(group, made, strict=True):
             results[k] = x
     return results
@@ -229,12 +233,12 @@ def _key(arrays: list[Any], *options: Hashable) -> Hashable:
     return key
 
 
-def _for_types(coefficients: Any, arrays: Sequence[Any]) -> Any:
-    """Coefficients on the host as arguments of a program, rounded to each of the computing types of the parameters."""
+def _rounded(coefficients: Any, reals: set[str]) -> Any:
+    """Coefficients on the host as arguments of a program, rounded to each of the computing types."""
     if is_jax(coefficients) or isinstance(coefficients, dict):
         return coefficients
     values: HostArray = np.atleast_1d(np.asarray(coefficients, np.float64))
-    return {real: rounded(values, real) for real in {MATRIX_TYPES[x.dtype.name].computing for x in arrays}}
+    return {real: rounded(values, real) for real in reals}
 
 
 def _traced(words: Words, coefficients: Any, arrays: Sequence[Any], ids: Sequence[int], static: Static) -> list[Any]:
@@ -246,7 +250,7 @@ def _traced(words: Words, coefficients: Any, arrays: Sequence[Any], ids: Sequenc
             groups[x.dtype.name, varying(x)].append(k)  # In jax.shard_map, results vary as operands do.
     if not groups or np.shape(coefficients) == (0,):
         return results
-    coefficients, of_words = _for_types(coefficients, results), operands_of(words)
+    coefficients, of_words = _rounded(coefficients, _computing_types(results)), operands_of(words)
     for (dtype, _), group in groups.items():
         parameters = tuple(Parameter(ids[k], results[k].shape, steps_of(results[k].shape)) for k in group)
         own = static._replace(dtype=dtype, parameters=parameters)
