@@ -427,11 +427,22 @@ def test_parameters_on_a_device_are_one_launch(
     assert decoded(options.encoded().encode(), Operation.perturb) == options
     p, x = ([np.zeros(one.shape, np.float32) for one in parameters] for _ in range(2))
     weights, (seed, offsets), begins = np.zeros(3, np.float32), words(5, 6, 7, 0), np.array([4, 2**33 + 2])
-    monkeypatch.setattr(cuda_driver, "read", lambda address, size, stream, device: ctypes.string_at(address, size))
+    reads: list[int] = []
+    monkeypatch.setattr(
+        cuda_driver,
+        "read",
+        lambda address, size, stream, device: (reads.append(stream), ctypes.string_at(address, size))[1],
+    )
     xla = Xla()
+    xla.state = native.State().allocated()
     frame = xla.frame(options.encoded(), [*p, weights, seed[0], offsets[0], *[begins.view(np.uint32)] * of_blocks], x)
-    assert run(in_python(handlers._target(Operation.perturb, "CUDA").execute), frame) == 0, xla.errors
+    execute = in_python(handlers._target(Operation.perturb, "CUDA").execute)
+    assert run(execute, frame) == 0, xla.errors
     launched, recording.launched = recording.launched, []
+    assert run(execute, frame) == 0
+    assert (reads, recording.launched) == ([STREAM] * of_blocks, launched)
+    CALL(native.deleter())(xla.state)
+    recording.launched = []
     rows = (5, 4, 8, 16, 4, 16, 4, 7), (1, 6, 0, 0, 4, 0, 4, 9)
     spans = np.array([
         (source.ctypes.data, target.ctypes.data, begin * of_blocks, *row)

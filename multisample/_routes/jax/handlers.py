@@ -135,7 +135,7 @@ def _perturbation_of(frame: xla_ffi.Frame, static: Static, device: int) -> tuple
     spans[:, 0] += sources[owners]
     spans[:, 1] += targets[owners]
     if "begins" in addresses:
-        spans[:, 2] += _numbers_at(addresses["begins"], count, frame, device)[owners]
+        spans[:, 2] += _begins_at(addresses["begins"], count, frame, device)[owners]
     launch = _launch(static._replace(d=xla_ffi.shape_of(buffers["weights"], 1)[0]), device)._replace(
         spans=len(spans), columns=_elements(spans), matrix=spans.ctypes.data,
         weights=addresses["weights"], **words_in_memory(addresses["seed"], addresses.get("offsets", 0)),
@@ -143,10 +143,11 @@ def _perturbation_of(frame: xla_ffi.Frame, static: Static, device: int) -> tuple
     return launch, spans
 
 
-def _numbers_at(address: int, count: int, frame: xla_ffi.Frame, device: int) -> HostArray:
+def _begins_at(address: int, count: int, frame: xla_ffi.Frame, device: int) -> HostArray:
     if device == HOST:
         return array_at(address, (count,), (8,), "int64")
-    return np.frombuffer(cuda_driver.read(address, 8 * count, frame.stream(), device), np.int64)
+    read = functools.partial(cuda_driver.read, address, 8 * count, frame.stream(), device)
+    return np.frombuffer(native.begins(frame.state(native.type_id("CUDA")), device, 8 * count, read), np.int64)
 
 
 # --- Host memory ----------------------------------------------------------------------------------
@@ -253,7 +254,7 @@ def _target(operation: Operation, platform: str) -> xla_ffi.Target:
         else:
             _run_on_host(registry.find(static.backend), launch)
 
-    # While a stream is being captured, the first elements of blocks cannot be read.
+    # While a stream is being captured, `_begins_at` cannot read.
     records = on_device and operation != Operation.perturb
     return xla_ffi.Target(instantiate, execute, type_id, f"multisample_{platform}", native.deleter(), records)
 

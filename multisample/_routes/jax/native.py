@@ -48,7 +48,7 @@ from multisample.backends.system.xla_ffi import (
 from . import gate
 from .static import CUSTOM_CALLS
 
-__all__ = ["PLATFORMS", "State", "add_record", "deleter", "handlers", "number", "type_id"]
+__all__ = ["PLATFORMS", "State", "add_record", "begins", "deleter", "handlers", "number", "type_id"]
 
 PLATFORMS = ("cpu", "CUDA")
 
@@ -61,8 +61,9 @@ llvmlite.binding.add_symbol("multisample_xla_process", _process.ctypes.data)
 # Words of a state: the backend's C function or 0, whether dimensions are contiguous, bytes of an element, the address
 # of the newest record or 0; then the `Launch`, and for perturb each `Span` with the index of its parameter.
 _RUN, _DOWN, _SIZE, _RECORDS, _TEMPLATE = range(5)
-# Words of a record: the address of the next, its device and alignment, the kernel, how many patches and bytes of launch
-# follow. A patch is the place of an address in the launch, its source, and what to add.
+# Words of a record of a sample: the address of the next, its device and alignment, the kernel, how many patches and
+# bytes of launch follow. A patch is the place of an address in the launch, its source, and what to add. For records of
+# perturb, see `begins`.
 _NEXT, _DEVICE, _MISALIGNMENT, _KERNEL, _PATCHES, _LAUNCH_SIZE, _HEAD = range(7)
 # The sources of patches: the operands, the matrix and the stream.
 _SOURCES = ("mu", "sigma", "seed", "offsets", "matrix", "stream")
@@ -484,6 +485,24 @@ def add_record(state: int, launch: Launch, kernels: list[tuple[int, bytes]]) -> 
         head = [newest.value, device, misalignment, kernel, len(patches), len(parameters)]
         if not any(found == (device, misalignment) for found in _kinds(newest.value)):
             newest.value = _allocated([*head, *(number for patch in patches for number in patch)], padded)
+
+
+def begins(state: int, device: int, size: int, read: Callable[[], bytes]) -> bytes:
+    """The first elements of the blocks that a device has in a call of perturb, `size` bytes.
+
+    They are in its memory, where `read` reads them in the first call, and the same in every call of an instruction.
+    """
+    newest = ctypes.c_int64.from_address(state + 8 * _RECORDS)
+    record = newest.value
+    while record:
+        following, found = (ctypes.c_int64 * 2).from_address(record)
+        if found == device:
+            return ctypes.string_at(record + 16, size)
+        record = following
+    data = read()
+    with _LOCK:
+        newest.value = _allocated([newest.value, device], data)
+    return data
 
 
 def _kinds(record: int) -> Any:
