@@ -15,16 +15,8 @@ from multisample.backends.element_types import MATRIX_TYPES, SIZES, ElementType
 from multisample.backends.launch import INPUTS, OPERANDS, SPAN, Launch, Operation, WordFormat, computing_name, type_name
 
 __all__ = [
-    "address_of",
-    "advise_huge_pages",
-    "array_at",
-    "arrays_at",
-    "inputs_at",
-    "quiet",
-    "rounded",
-    "word_at",
-    "words_at",
-]
+    "address_of", "advise_huge_pages", "array_at", "arrays_at", "inputs_at", "quiet", "rounded", "word_at", "words_at",
+]  # fmt: skip
 
 
 quiet: Callable[[], contextlib.AbstractContextManager[Any]] = functools.partial(np.errstate, all="ignore")

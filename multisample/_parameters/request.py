@@ -15,16 +15,9 @@ from .spans import Block, overlapping, overlaps_itself, steps_of
 from .structure import Structure, label
 
 __all__ = [
-    "MOST_ELEMENTS",
-    "Coefficients",
-    "Memory",
-    "Request",
-    "Ties",
-    "check_members",
-    "memory_of",
-    "read_coefficients",
+    "MOST_ELEMENTS", "Coefficients", "Memory", "Request", "Ties", "check_members", "memory_of", "read_coefficients",
     "ties_of",
-]
+]  # fmt: skip
 
 MOST_ELEMENTS = 2**34
 

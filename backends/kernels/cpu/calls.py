@@ -1,8 +1,7 @@
 """Calls on host memory as C functions, for threads that cannot wait for the interpreter: XLA's.
 
-The functions are twins of ``multisample_run_cpu`` in ``csrc/torch/cpu.cpp``. One compiled
-function serves all types: it calls kernels by their addresses, which `prepare` writes to a table that compiled code
-knows by name.
+The functions are twins of ``multisample_run_cpu`` in ``csrc/torch/cpu.cpp``. Samples have one for all types: it calls
+kernels by their addresses, which `prepare` writes to a table that compiled code knows by name.
 """
 
 from __future__ import annotations

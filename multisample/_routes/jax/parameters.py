@@ -85,16 +85,19 @@ def _structure(parameters: Any) -> Structure:
     """The arrays of a pytree. They have positions in a flat sequence, and otherwise the names of their paths."""
     leaves, tree = jax.tree_util.tree_flatten_with_path(parameters)
     arrays = [x for _, x in leaves]
-    if jax.tree_util.treedef_is_leaf(tree):
+    if _is_leaf(tree):
         return Structure(None, arrays, one_array)
-    is_flat = all(map(jax.tree_util.treedef_is_leaf, tree.children()))
-    if is_flat and isinstance(parameters, (list, tuple)):
+    if isinstance(parameters, (list, tuple)) and all(map(_is_leaf, tree.children())):
         return Structure(None, arrays, tree.unflatten)
     names = tuple(jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves)
     for name, count in collections.Counter(names).items():
         if count > 1:
             raise ValueError(f"parameters: expected a different name for each array, got {count} called {name!r}")
     return Structure(names, arrays, tree.unflatten)
+
+
+def _is_leaf(tree: Any) -> bool:
+    return bool(tree.num_nodes == tree.num_leaves == 1)  # None is no leaf.
 
 
 def _parameter(name: str, x: Any) -> Any:
