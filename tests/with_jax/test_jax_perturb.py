@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -160,6 +161,15 @@ def test_donated_parameters_are_written_in_place(jax_place: str) -> None:
     assert all(x.is_deleted() for x in jax.tree.leaves(tree))
 
 
+def test_loops_work_in_place() -> None:
+    def one(member: Any, tree: Any) -> Any:
+        return perturb(tree, 0.5, seed=7, member=member)
+
+    call = jax.jit(lambda tree: jax.lax.fori_loop(0, 5, one, tree), donate_argnums=0)
+    tree = {"w": jnp.zeros((40, 50))}
+    assert not re.search(r"f32\[40,50\]\S* copy\(", call.lower(tree).compile().as_text())
+
+
 def test_parameters_that_are_not_donated_stay(jax_place: str) -> None:
     tree = jax.tree.map(jnp.asarray, TREE)
     both = jax.jit(lambda tree: (perturb(tree, 1.0, seed=7, backend=jax_place), tree["w"] + 1))
@@ -274,4 +284,6 @@ def test_derivatives_of_other_values_pass() -> None:
         return (x * perturb(ONE, 1.0, seed=1)).sum()
 
     same(jax.grad(loss)(ONE), perturb(ONE, 1.0, seed=1))
+    same(jax.grad(lambda x: loss(jax.lax.stop_gradient(x)))(ONE), jnp.zeros(3))
+    same(jax.grad(lambda x: perturb(jax.lax.stop_gradient(x), 1.0, seed=1).sum())(ONE), jnp.zeros(3))
     same(jax.vmap(lambda x: x + perturb(ONE, 1.0, seed=1))(jnp.zeros((2, 3)))[1], perturb(ONE, 1.0, seed=1))

@@ -225,10 +225,13 @@ def test_a_forked_child_has_no_thread_at_the_gate() -> None:
 
 SAVE = """
 import pickle
-f = jax.jit(lambda mu, key: (sample(mu, 2.0, 7, seed=key), sample(mu, 1.0, 5, seed=key, backend="python")))
+def f(mu, key):
+    x, y = sample(mu, 2.0, 7, seed=key), sample(mu, 1.0, 5, seed=key, backend="python")
+    return x, y, multisample.perturb({"a": mu}, 1.0, seed=key, member=3)
+f = jax.jit(f)
 operands = jnp.asarray(mu), jax.random.key_data(jax.random.key(0))
 if sys.argv[1] == "exported":
-    allowed = [jax.export.DisabledSafetyCheck.custom_call("multisample_sample")]
+    allowed = [jax.export.DisabledSafetyCheck.custom_call(f"multisample_{name}") for name in ("sample", "perturb")]
     saved = bytes(jax.export.export(f, disabled_checks=allowed)(*operands).serialize())
 else:
     from jax.experimental import serialize_executable
@@ -245,9 +248,10 @@ if sys.argv[1] == "exported":
 else:
     from jax.experimental import serialize_executable
     f = serialize_executable.deserialize_and_load(*pickle.loads(saved))
-x, y = f(jnp.asarray(mu), np.array([0, 6], np.uint32))
+x, y, z = f(jnp.asarray(mu), np.array([0, 6], np.uint32))
 assert (np.asarray(x) == sample(mu, 2.0, 7, seed=6)).all()
 assert (np.asarray(y) == sample(mu, 1.0, 5, seed=6)).all()
+assert (np.asarray(z["a"]) == multisample.perturb({"a": mu}, 1.0, seed=6, member=3)["a"]).all()
 """
 
 

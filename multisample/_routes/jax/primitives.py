@@ -107,7 +107,7 @@ def _jvp(primals: Any, tangents: Any, *, static: Static) -> Any:
     if static.operation == Operation.perturb and not is_constant:
         raise ValueError(
             "parameters: expected a call of perturb outside jax.grad, jax.jvp and the like, as it has no derivative:"
-            " perturb before, or differentiate with respect to its result"
+            " differentiate with respect to its result, or pass its arguments through jax.lax.stop_gradient"
         )
     results = bind(static, *primals)
     if is_constant:
