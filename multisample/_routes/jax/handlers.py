@@ -41,7 +41,7 @@ from ..._plan import PlanCache
 from . import gate, native
 from .static import CUSTOM_CALLS, Static, decoded
 
-__all__ = ["LAUNCHERS", "TARGETS", "can_take_gradients", "prepare_on_host", "register", "scratch_size"]
+__all__ = ["BLOCKS", "LAUNCHERS", "TARGETS", "can_take_gradients", "prepare_on_host", "register", "scratch_size"]
 
 TARGETS = {operation: f"multisample_{operation.name}" for operation in CUSTOM_CALLS}
 """The names of the targets.
@@ -55,6 +55,9 @@ perturb : (p0, ..., weights, seed, offsets, begins) -> p0 and on. Shapes are tho
 On CUDA, the last result of a gradient and of moments is scratch memory. Seed and offsets are those of
 `keys.operands_of`; calls without offsets have one operand less. The `b` of an operand may be 1.
 """
+
+BLOCKS = "multisample_perturb_blocks"
+"""The target of perturb on CUDA with `begins`. XLA must not record it, since the host reads them."""
 
 
 # --- Launches -------------------------------------------------------------------------------------
@@ -254,12 +257,10 @@ def _target(operation: Operation, platform: str) -> xla_ffi.Target:
         else:
             _run_on_host(registry.find(static.backend), launch)
 
-    # While a stream is being captured, `_begins_at` cannot read.
-    records = on_device and operation != Operation.perturb
-    return xla_ffi.Target(instantiate, execute, type_id, f"multisample_{platform}", native.deleter(), records)
+    return xla_ffi.Target(instantiate, execute, type_id, f"multisample_{platform}", native.deleter(), on_device)
 
 
-_registered: set[Operation] = set()
+_registered: set[str] = set()
 _LOCK = threading.Lock()
 
 
@@ -267,14 +268,21 @@ def register() -> None:
     """Register the targets with XLA, on each of the platforms, once in a process."""
     with _LOCK:
         for operation, name in TARGETS.items():
-            if operation in _registered:
+            if name in _registered:
                 continue
             for platform in native.PLATFORMS:
-                target = _target(operation, platform)
-                gate.handle(native.number(operation, platform), functools.partial(xla_ffi.handle, target=target))
-                addresses = native.handlers(operation, platform)
-                # Said here and in the metadata of the handler, as one of the two may be all that a plugin asks for.
-                traits = {"traits": CustomCallTargetTraits.COMMAND_BUFFER_COMPATIBLE} if target.records else {}
-                capsules = {stage: jax.ffi.pycapsule(address) for stage, address in addresses.items()}
-                jax.ffi.register_ffi_target(name, capsules, platform=platform, **traits)
-            _registered.add(operation)
+                number, target = native.number(operation, platform), _target(operation, platform)
+                _register(name, platform, number, target, native.handlers(operation, platform))
+            _registered.add(name)
+        if BLOCKS not in _registered:
+            target = _target(Operation.perturb, "CUDA")._replace(records=False)
+            _register(BLOCKS, "CUDA", native.BLOCKS, target, native.python_handlers(native.BLOCKS))
+            _registered.add(BLOCKS)
+
+
+def _register(name: str, platform: str, number: int, target: xla_ffi.Target, addresses: dict[str, int]) -> None:
+    gate.handle(number, functools.partial(xla_ffi.handle, target=target))
+    # Said here and in the metadata of the handler, as one of the two may be all that a plugin asks for.
+    traits = {"traits": CustomCallTargetTraits.COMMAND_BUFFER_COMPATIBLE} if target.records else {}
+    capsules = {stage: jax.ffi.pycapsule(address) for stage, address in addresses.items()}
+    jax.ffi.register_ffi_target(name, capsules, platform=platform, **traits)

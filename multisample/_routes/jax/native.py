@@ -48,7 +48,10 @@ from multisample.backends.system.xla_ffi import (
 from . import gate
 from .static import CUSTOM_CALLS
 
-__all__ = ["PLATFORMS", "State", "add_record", "begins", "deleter", "handlers", "number", "type_id"]
+__all__ = [
+    "BLOCKS", "PLATFORMS", "State", "add_record", "begins", "deleter", "handlers", "number", "python_handlers",
+    "type_id",
+]  # fmt: skip
 
 PLATFORMS = ("cpu", "CUDA")
 
@@ -151,12 +154,6 @@ def _fill_words(frame, launch, place):
 
 
 @inline
-def _has_blocks(frame):
-    """Whether a call of perturb has the first elements of blocks."""
-    return word_at(frame + ARGUMENT_COUNT_AT) > word_at(frame + RESULT_COUNT_AT) + 3
-
-
-@inline
 def _fill_perturb(frame, state, launch, has_scratch):
     for k in range(LAUNCH_WORDS):
         launch[k] = word_at(state + 8 * (_TEMPLATE + k))
@@ -165,7 +162,7 @@ def _fill_perturb(frame, state, launch, has_scratch):
     launch[WORD.weights] = _data(operands, weights)
     launch[WORD.rows] = word_at(word_at(_buffer(operands, weights) + BUFFER_DIMS))
     _fill_words(frame, launch, weights + 1)
-    begins = _data(operands, weights + 3) if _has_blocks(frame) else 0
+    begins = _data(operands, weights + 3) if word_at(frame + ARGUMENT_COUNT_AT) > weights + 3 else 0
     launch[WORD.matrix] = _calloc(spans, 8 * _SPAN_WORDS)
     if launch[WORD.matrix] == 0:
         return
@@ -298,7 +295,7 @@ def _on_device(operation: Operation, target: int) -> Callable[..., Any]:
             return error
         state = request[5]
         run = word_at(state + 8 * _RUN)
-        if (run == 0 and word_at(state + 8 * _RECORDS) == 0) or (is_perturb and _has_blocks(frame)):
+        if run == 0 and word_at(state + 8 * _RECORDS) == 0:
             return gate.enter_python(frame, target)
         request[3] = 0
         error = _ask(frame, ORDINAL_GET, request, 28)
@@ -391,19 +388,23 @@ def number(operation: Operation, platform: str) -> int:
     return len(PLATFORMS) * operation + PLATFORMS.index(platform)
 
 
+BLOCKS = len(PLATFORMS) * len(Operation)
+"""The number of the target of blocks, which has no compiled handlers."""
+
+
 def handlers(operation: Operation, platform: str) -> dict[str, int]:
     """The addresses of the compiled handlers of a target, by stage."""
     target, on_device = number(operation, platform), platform == PLATFORMS[1]
     if on_device:
         _find_driver()
-
     execute = (_on_device if on_device else _on_host)(operation, target)
-    return {
-        "instantiate": c_address(
-            lambda frame: gate.enter_python(frame, target), f"xla-instantiate_{target}", gate.digest()
-        ),
-        "execute": c_address(execute, f"xla-execute_{target}", gate.digest()),
-    }
+    return python_handlers(target) | {"execute": c_address(execute, f"xla-execute_{target}", gate.digest())}
+
+
+def python_handlers(target: int) -> dict[str, int]:
+    """The same for Python functions."""
+    address = c_address(lambda frame: gate.enter_python(frame, target), f"xla-instantiate_{target}", gate.digest())
+    return {"instantiate": address, "execute": address}
 
 
 def _find_driver() -> None:

@@ -61,7 +61,10 @@ def _custom_call(platform: str, static: Static, *operands: Any) -> list[Any]:
     elif call.has_scratch:
         results.append(jax.ShapeDtypeStruct((8 * handlers.scratch_size(static, *batch),), np.uint8))
     aliases = {k: k for k in range(len(results))} if static.in_place else None
-    target = jax.ffi.ffi_call(handlers.TARGETS[static.operation], results, input_output_aliases=aliases)
+    name = handlers.TARGETS[static.operation]
+    if platform == "cuda" and len(operands) > len(static.reads) + 2:
+        name = handlers.BLOCKS
+    target = jax.ffi.ffi_call(name, results, input_output_aliases=aliases)
     return list(target(*operands, options=static.encoded()))[: len(static.writes)]
 
 
