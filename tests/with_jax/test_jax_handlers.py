@@ -19,14 +19,14 @@ import multisample
 from multisample.backends import registry
 from multisample.backends.contract import BackendStatus
 from multisample.backends.driver import CONFIGURATION_SIZE, DriverBackend, KernelKey
-from multisample.backends.launch import PACKED_LAUNCH, Launch, Operation, pack, words_in_memory
+from multisample.backends.launch import HEAD, PACKED_LAUNCH, Launch, Operation, pack, words_in_memory
 from multisample.backends.memory.host import advise_huge_pages
 from multisample.backends.system import cuda_driver, xla_ffi
 
 jax = pytest.importorskip("jax")
 
 from multisample._routes.jax import gate, handlers, native  # noqa: E402
-from multisample._routes.jax.static import Static, decoded  # noqa: E402
+from multisample._routes.jax.static import Parameter, Static, decoded  # noqa: E402
 
 P = ctypes.c_void_p
 CALL = ctypes.CFUNCTYPE(P, P)
@@ -361,6 +361,48 @@ def test_a_call_on_a_device_is_one_launch(
     assert len(launched) == 1 and pack(draw) in launched[0][1]
     assert launched == recording.launched
     assert all(key.origin_in_memory and key.device == DEVICE for key in recording.kernels)
+
+
+@pytest.mark.parametrize("of_blocks", [False, True])
+def test_parameters_on_a_device_are_one_launch(
+    recording: Recording, monkeypatch: pytest.MonkeyPatch, of_blocks: bool
+) -> None:  # fmt: skip
+    parameters = Parameter(7, (5, 4), (8, 1)), Parameter(9, (6,), (1,))
+    options = Static("recording", "float32", has_offsets=True, parameters=parameters, operation=Operation.perturb)
+    assert decoded(options.encoded().encode(), Operation.perturb) == options
+    p, x = ([np.zeros(one.shape, np.float32) for one in parameters] for _ in range(2))
+    weights, (seed, offsets), begins = np.zeros(3, np.float32), words(5, 6, 7, 0), np.array([4, 2**33 + 2])
+    reads: list[int] = []
+    monkeypatch.setattr(
+        cuda_driver,
+        "read",
+        lambda address, size, stream, device: (reads.append(stream), ctypes.string_at(address, size))[1],
+    )
+    xla = Xla()
+    xla.state = native.State().allocated()
+    frame = xla.frame(options.encoded(), [*p, weights, seed[0], offsets[0], *[begins.view(np.uint32)] * of_blocks], x)
+    execute = in_python(handlers._target(Operation.perturb, "CUDA").execute)
+    assert run(execute, frame) == 0, xla.errors
+    launched, recording.launched = recording.launched, []
+    assert run(execute, frame) == 0
+    assert (reads, recording.launched) == ([STREAM] * of_blocks, launched)
+    CALL(native.deleter())(xla.state)
+    recording.launched = []
+    rows = (5, 4, 8, 16, 4, 16, 4, 7), (1, 6, 0, 0, 4, 0, 4, 9)
+    spans = np.array([
+        (source.ctypes.data, target.ctypes.data, begin * of_blocks, *row)
+        for source, target, begin, row in zip(p, x, begins, rows, strict=True)
+    ])  # fmt: skip
+    launch: Launch = handlers._launch(options._replace(d=3), DEVICE)._replace(
+        weights=weights.ctypes.data, matrix=spans.ctypes.data, spans=2, columns=26, stream=STREAM,
+        **words_in_memory(seed.ctypes.data, offsets.ctypes.data),
+    )  # fmt: skip
+    recording.launch(launch)
+    assert len(launched) == 2  # A run and a strided span have kernels of their own.
+    for (kernel, found, device), (own, expected, _) in zip(launched, recording.launched, strict=True):
+        assert (kernel, device) == (own, DEVICE)
+        assert struct.pack("P", launch.weights) in found
+        assert found[CONFIGURATION_SIZE + 8 * len(HEAD) :] == expected[CONFIGURATION_SIZE + 8 * len(HEAD) :]
 
 
 class Native:

@@ -213,9 +213,12 @@ def test_a_forked_child_has_no_thread_at_the_gate() -> None:
 SAVE = """
 import pickle
 from jax.experimental import serialize_executable
-f = jax.jit(lambda mu, key: (sample(mu, 2.0, 7, seed=key), sample(mu, 1.0, 5, seed=key, backend="python")))
+def f(mu, key):
+    x, y = sample(mu, 2.0, 7, seed=key), sample(mu, 1.0, 5, seed=key, backend="python")
+    return x, y, multisample.perturb({"a": mu}, 1.0, seed=key, member=3)
+f = jax.jit(f)
 operands = jnp.asarray(mu), jax.random.key_data(jax.random.key(0))
-allowed = [jax.export.DisabledSafetyCheck.custom_call("multisample_sample")]
+allowed = [jax.export.DisabledSafetyCheck.custom_call(f"multisample_{name}") for name in ("sample", "perturb")]
 exported = bytes(jax.export.export(f, disabled_checks=allowed)(*operands).serialize())
 compiled = serialize_executable.serialize(f.lower(*operands).compile())
 pickle.dump((exported, compiled), open(sys.argv[1], "wb"))
@@ -227,9 +230,10 @@ from jax.experimental import serialize_executable
 multisample.jax.load_handlers()
 exported, compiled = pickle.load(open(sys.argv[1], "rb"))
 for f in (jax.export.deserialize(bytearray(exported)).call, serialize_executable.deserialize_and_load(*compiled)):
-    x, y = f(jnp.asarray(mu), np.array([0, 6], np.uint32))
+    x, y, z = f(jnp.asarray(mu), np.array([0, 6], np.uint32))
     assert (np.asarray(x) == sample(mu, 2.0, 7, seed=6)).all()
     assert (np.asarray(y) == sample(mu, 1.0, 5, seed=6)).all()
+    assert (np.asarray(z["a"]) == multisample.perturb({"a": mu}, 1.0, seed=6, member=3)["a"]).all()
 """
 
 
@@ -243,6 +247,7 @@ CALLS = {
     Operation.sample: lambda key, x: multisample.sample(x, 1.0, 40, seed=key),
     Operation.gradient: lambda key, x: jax.grad(lambda x: (multisample.sample(x, 1.0, 40, seed=key) ** 2).sum())(x),
     Operation.moments: lambda key, x: multisample.weighted_moments(x, 2.0, np.ones(3, np.float32), seed=key, order=2),
+    Operation.perturb: lambda key, x: multisample.perturb({"x": x, "y": [x[:3]]}, [0.1, 2.0], seed=key, member=1),
 }
 
 
