@@ -196,20 +196,3 @@ def test_out_that_overlaps_itself_or_an_input() -> None:
         multisample.sample(np.zeros(3), 1.0, 4, seed=[1, 2], out=overlapping)
     with pytest.raises(ValueError, match="out: expected memory of its own, got memory that mu also uses"):
         multisample.sample(memory[20:23], 1.0, 4, seed=[1, 2], out=memory[:24].reshape(2, 3, 4))
-
-
-@pytest.mark.slow
-def test_random_batches(backend: str, place: Place, bits: Any) -> None:
-    draw = random.Random(1)
-    for _ in range(300):
-        d, n, batch = draw.randrange(1, 60), draw.choice([1, 2, 5, 33, 257, 1030]), draw.randrange(1, 20)
-        seeds = [draw.getrandbits(64) for _ in range(batch)]
-        options: dict[str, Any] = {
-            "backend": backend, "antithetic": draw.random() < 0.3, "layout": draw.choice(["dn", "nd"]),
-            "noise": draw.choice(["independent", "shared"]), "dtype": draw.choice([*DTYPES]),
-            "fast_math": draw.random() < 0.3, "sample_offset": draw.randrange(20),
-        }  # fmt: skip
-        mu = np.random.default_rng(n).normal(size=(batch, d)).astype(np.float32)
-        x = bits(multisample.sample(place(mu), 0.5, n, seed=seeds, **options))
-        for b in {0, batch - 1, draw.randrange(batch)}:
-            assert np.array_equal(x[b], bits(multisample.sample(place(mu[b]), 0.5, n, seed=seeds[b], **options)))
