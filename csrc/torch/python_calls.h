@@ -178,7 +178,8 @@ inline PyObject* addresses(PyObject* self, PyObject* const* args, long) {
       return Object::new_reference(&_Py_NoneStruct);
     }
     // The attribute takes ten times as long as all the rest.
-    TensorOf read = state.place != 0 ? TensorOf(tensor.get(), state.place) : TensorOf(tensor.get(), state.address.get());
+    TensorOf read =
+        state.place != 0 ? TensorOf(tensor.get(), state.place) : TensorOf(tensor.get(), state.address.get());
     found[static_cast<size_t>(k)] = read.data();
   }
   if (PyErr_Occurred() != nullptr) return nullptr;

@@ -447,7 +447,10 @@ def _quick_plan(request: Request, coefficients: Coefficients, plan: _Plan) -> _Q
             return None
         result = allocate(x) if is_fresh else x
         stream = 0 if stream_of is None else stream_of(x)
-        weights, _owner = plan.weights(first, values, given, stream)
+        if is_number:
+            weights, _owner = np.frombuffer(first.pack(values), first.real) if none is None else values, None
+        else:
+            weights, _owner = plan.weights(first, values, given, stream)
         span = pack(at, address(result) if is_fresh else at)
         launch(None, none, none, weights, span, none, none, seed, offset, 0, 0, member, 0, stream, 0)
         if notify is not None and not is_fresh:
