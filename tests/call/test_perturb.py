@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
+import weakref
 import zlib
 from collections.abc import Iterator
 from fractions import Fraction
@@ -287,9 +289,120 @@ def test_ties_may_come_and_go() -> None:
     assert not same(*perturb([a, b], 0.5, seed=7))
 
 
-def test_in_torch_compile_the_call_breaks_the_graph() -> None:
+def test_many_calls_seen_before_know_their_arrays(host: str) -> None:
+    """Calls of one key and other addresses, types, names, ids, destinations and coefficients."""
+    models = [[torch.randn(3), torch.randn(4, 5)[:, ::2]] for _ in range(7)]
+    models += [[torch.randn(3).double(), torch.randn(4, 3)], [torch.randn(3).half(), torch.randn(4, 3).bfloat16()]]
+    coefficients = [0.5, [0.5, 0.25], np.array([0.5, 0.25], np.float32), torch.tensor([0.5, 0.25])]
+    for _ in range(3):
+        for model in models:
+            for given in coefficients:
+                rights = [expected(p, given, number=number) for number, p in enumerate(model)]
+                outs = [torch.zeros_like(p) for p in model]
+                for found in (
+                    perturb(model, given, seed=7, backend=host),
+                    perturb(model, given, seed=7, out=outs, backend=host),
+                    perturb_([p.clone() for p in model], given, seed=7, backend=host),
+                    perturb(model[::-1], given, seed=7, ids=[1, 0], backend=host)[::-1],
+                ):
+                    assert all(map(same, found, rights))
+
+
+def test_plans_keep_no_tensor_alive(host: str) -> None:
+    tensors = [torch.zeros(3) for _ in range(3)]
+    for _ in range(3):
+        perturb_(tensors, 0.5, seed=7, backend=host)
+        perturb(tensors, 0.5, seed=7, backend=host)
+    kept = weakref.ref(tensors[0])
+    del tensors
+    gc.collect()
+    assert kept() is None
+
+
+# --- torch.compile --------------------------------------------------------------------------------
+
+
+def _compiled(f: Any) -> Any:
+    return torch.compile(f, fullgraph=True, backend="aot_eager")
+
+
+@pytest.mark.parametrize(
+    "coefficients", [0.5, [0.5, 0.25], torch.tensor([0.5, 0.25])], ids=["number", "list", "vector"]
+)
+@pytest.mark.parametrize("seed", [2**64 - 1, Key(7, 3), torch.tensor([[7, 3]])], ids=["int", "Key", "tensor"])
+def test_compiled_calls_have_the_bits_of_eager_calls(coefficients: Any, seed: Any) -> None:
+    def f(x: Any, y: Any) -> Any:
+        named = perturb({"b": x + 1, "a": y.T}, coefficients, seed=seed, member=3, ids={"b": 9})
+        perturb_([x, y], coefficients, seed=seed)
+        perturb({"a": x}, coefficients, seed=seed, out={"a": named["b"]})
+        return named["a"] * 2, named["b"], x
+
+    x, y = torch.randn(3), torch.randn(4, 5)
+    others = x.clone(), y.clone()
+    assert all(map(same, f(x, y), _compiled(f)(*others)))
+    assert same(y, others[1])
+
+
+def test_a_compiled_loop_takes_new_numbers_without_a_graph_break() -> None:
+    def f(x: Any, c: float, t: int) -> Any:
+        perturb_([x], c, seed=Key(7, t), member=t)
+        return x * 2
+
+    x, other, compiled = torch.zeros(5), torch.zeros(5), _compiled(f)
+    for t in range(4):
+        assert same(f(x, 0.5 / (t + 1), t), compiled(other, 0.5 / (t + 1), t))
+    assert same(x, other)
+
+
+def test_a_compiled_call_perturbs_a_module_in_place() -> None:
+    def f(module: Any, x: Any) -> Any:
+        perturb_(module, 0.5, seed=7)
+        return module.output(x)
+
+    module, other, x = Tied(), Tied(), torch.randn(2, 4)
+    other.load_state_dict(module.state_dict())
+    versions = [p._version for p in other.parameters()]
+    assert same(f(module, x), _compiled(f)(other, x))
+    assert all(map(same, module.parameters(), other.parameters()))
+    trainable = [p._version > v for p, v in zip(other.parameters(), versions, strict=True) if p.requires_grad]
+    assert all(trainable) and all(p.is_leaf for p in other.parameters())
+
+
+def test_the_operator_fulfills_the_contract_of_pytorch() -> None:
+    torch.compile(lambda x: perturb(x, 0.5, seed=7), backend="eager")(torch.zeros(3))  # Registers the operator.
+    options = {
+        "seed": 7, "offset": 3, "member": 1, "names": ["a", "b"], "id_names": ["b"], "ids": [5], "fast_math": False,
+        "backend": "auto",
+    }  # fmt: skip
+    tensors = [torch.zeros(3), torch.zeros(4, 5).T]
+    for sources, vector in (([], None), ([torch.ones(3), torch.ones(5, 4)], torch.tensor([0.5, 2.0]))):
+        arguments = (tensors, sources, 0.5, vector, None)
+        torch.library.opcheck(torch.ops.multisample.perturb_.default, arguments, options)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda x: perturb_(x * 2, 0.5, seed=7), Exception, "out: expected a leaf, or a tensor that does not require"),
+        (
+            lambda x: torch.func.vmap(lambda y: perturb(y, 0.5, seed=7))(x),
+            Exception,
+            "parameters: expected plain arrays",
+        ),
+        (torch.func.grad(lambda x: perturb(x, 0.5, seed=7).sum()), Exception, "parameters: expected plain arrays"),
+        (lambda x: perturb(x.detach(), 0.5, seed=Key(7, 2**32)), ValueError, "^seed: expected a Key with an offset"),
+        (lambda x: perturb(x.detach().int(), 0.5, seed=7), TypeError, "got int32$"),
+    ],
+    ids=["leaf", "vmap", "grad", "offset", "int32"],
+)
+def test_compiled_calls_raise_the_errors_of_eager_calls(call: Any, error: Any, message: str) -> None:
+    with pytest.raises(error, match=message):
+        _compiled(call)(torch.zeros(2, requires_grad=True))
+
+
+def test_a_call_with_other_arrays_breaks_the_graph() -> None:
     def f(x: Any) -> Any:
-        return perturb(x + 1, 0.5, seed=7) * 2
+        return perturb(x + 1, np.array([0.5]), seed=7) * 2
 
     p = torch.zeros(5)
     assert same(torch.compile(f, backend="eager")(p), f(p))
