@@ -314,7 +314,7 @@ def test_a_monte_carlo_estimate_on_dask(draws: int, capsys: pytest.CaptureFixtur
     mean, error = dask.compute(*monte_carlo_dask.price(draws // 8, block=100_000), scheduler="threads")
     assert error == pytest.approx(7.1 / math.sqrt(draws // 8), rel=0.05)
     assert abs(mean - 5.4307) < 4 * error + 0.0005
-    with local_cluster() as client:
+    with local_cluster(n_workers=1) as client:
         argv = ["--draws", str(draws), "--scheduler", client.scheduler.address]
         assert monte_carlo_dask.main(argv) == 0
     assert capsys.readouterr().out.startswith(f"price {5.4:.1f}")
