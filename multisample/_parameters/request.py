@@ -65,6 +65,8 @@ def read_coefficients(given: Any) -> Coefficients:
     if len(operand.shape) > 1:
         raise ValueError(f"coefficients: expected a number or shape (K,), got {operand.shape}")
     count = operand.shape[0] if operand.shape else 1
+    if operand.device.kind not in ("cpu", "cuda"):
+        raise ValueError(f"coefficients: expected values in memory of the host or a GPU, got them on {operand.device}")
     if operand.device.kind == "cuda":
         check_alignment("coefficients", operand, library.address(array))
         return Coefficients(count, None, operand)
@@ -120,7 +122,10 @@ def memory_of(request: Request, library: Library) -> Memory:
 
 
 def _described(name: str, library: Library, array: Any) -> Operand:
-    operand = library.describe(name, array)
+    try:
+        operand = library.describe(name, array)
+    except TypeError as error:
+        raise TypeError(str(error).replace(" or an integer type", "")) from None
     if operand.dtype not in DTYPES:
         raise TypeError(f"{name}: expected elements of type {', '.join(DTYPES)}, got {operand.dtype}")
     if math.prod(operand.shape) > _MOST_ELEMENTS:
