@@ -128,7 +128,7 @@ class Library:
         """Set `key`, if `backend` provides the compiled function."""
 
     def check(self, name: str, array: Any) -> None:
-        """TypeError if `array` has no signature."""
+        """TypeError if `perturb` cannot read the properties of `array`."""
 
     def describe(self, name: str, array: Any) -> Operand:
         """The operand for argument `name`; TypeError or ValueError if no kernel can use the array."""

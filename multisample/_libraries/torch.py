@@ -185,6 +185,11 @@ class TorchLibrary(Library):
 
     def check(self, name: str, array: Any) -> None:
         check_tensor(name, array)
+        if getattr(array, "_fsdp_flattened", False):
+            raise TypeError(
+                f"{name}: expected a parameter with its own shape, got one that FullyShardedDataParallel (FSDP1) has"
+                " flattened; shard it with torch.distributed.fsdp.fully_shard"
+            )
 
     def describe(self, name: str, array: Any) -> Operand:
         check_tensor(name, array)

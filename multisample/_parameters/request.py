@@ -55,7 +55,7 @@ def read_coefficients(given: Any) -> Coefficients:
             raise ValueError(f"coefficients: expected finite numbers, got {describe(given)}")
         return Coefficients(1, number, None)
     library = library_of("coefficients", given)
-    if library.foreign:
+    if library.foreign or library.is_opaque(given):
         raise TypeError(
             "coefficients: expected a number, a list, a NumPy array, or an array of the parameters' library, got"
             f" {described(given)}"

@@ -534,6 +534,14 @@ _KINDS: dict[str, tuple[Any, str]] = {
     "quantized": (lambda: torch.quantize_per_tensor(_PLAIN, 1.0, 0, torch.qint8), "expected a strided tensor, got a q"),
     "meta": (lambda: torch.zeros(3, device="meta"), "expected elements in memory, got an array without memory"),
 }
+
+
+def _flattened() -> Any:
+    parameter = torch.nn.Parameter(torch.zeros(3))
+    parameter._fsdp_flattened = True  # FSDP1 marks its parameters so.
+    return parameter
+
+
 _CALLS: dict[str, tuple[Any, str]] = {
     **{name: (lambda f=f: perturb(f(), 0.5, seed=7), f"^parameters: {text}") for name, (f, text) in _KINDS.items()},
     **{
@@ -543,6 +551,7 @@ _CALLS: dict[str, tuple[Any, str]] = {
     "meta vector": (
         lambda: perturb_(_PLAIN, torch.zeros(3, device="meta"), seed=7), "^coefficients: .*, got them on meta$",
     ),
+    "FSDP1": (lambda: perturb([_PLAIN, _flattened()], 0.5, seed=7), r"^parameters\[1\]: .* \(FSDP1\) has flat"),
     "no leaf": (
         lambda: perturb_({"a": _PLAIN, "b": torch.zeros(3, requires_grad=True) * 2}, 0.5, seed=7),
         r"^out\['b'\]: expected a leaf, or a tensor that does not require grad, got the result of an operation",
