@@ -124,7 +124,7 @@ class Builtins:
         return builtin
 
     def addresses(self) -> Callable[[Sequence[Any]], bytes | None] | None:
-        """``addresses(tensors)``: the addresses of tensors as packed words; None if a tensor has a class of its own.
+        """``addresses(tensors)``: the addresses of tensors as packed words; None if one has its own class or is nested.
 
         There is none if it misreads the tensors of this PyTorch.
         """

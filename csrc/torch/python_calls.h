@@ -168,7 +168,7 @@ struct AddressesState {
   long place;      // of the implementation's address in a Python object, or 0 if unknown
 };
 
-// addresses(tensors): addresses of the elements, as bytes; None if a tensor has a class of its own.
+// addresses(tensors): addresses of the elements, as bytes; None if a tensor has a class of its own or is nested.
 inline PyObject* addresses(PyObject* self, PyObject* const* args, long) {
   const AddressesState& state = state_of<AddressesState>(self);
   const long count = PySequence_Size(args[0]);
@@ -183,6 +183,8 @@ inline PyObject* addresses(PyObject* self, PyObject* const* args, long) {
     // The attribute takes ten times as long as all the rest.
     TensorOf read =
         state.place != 0 ? TensorOf(tensor.get(), state.place) : TensorOf(tensor.get(), state.address.get());
+    int64_t* sizes = nullptr;
+    if (aoti_torch_get_sizes(read.handle(), &sizes) != 0) return Object::new_reference(&_Py_NoneStruct);
     found[static_cast<size_t>(k)] = read.data();
   }
   if (PyErr_Occurred() != nullptr) return nullptr;

@@ -153,7 +153,11 @@ class TorchLibrary(Library):
             ).check  # fmt: skip
 
             def is_like(read: Sequence[Any], written: Sequence[Any]) -> bool:
-                return check(*read, *written)
+                every = *read, *written
+                # `check` ends the process at a nested tensor.
+                if len(every) == 1 or self._addresses is None or self._addresses(every) is None:
+                    return not any(x.is_nested for x in every) and check(*every)
+                return check(*every)
 
         if not any(x.requires_grad for x in written):
             return is_like
@@ -178,6 +182,14 @@ class TorchLibrary(Library):
 
     def copied(self, array: Any) -> Any:
         return torch.as_tensor(array).clone()
+
+    def check(self, name: str, array: Any) -> None:
+        check_tensor(name, array)
+        if getattr(array, "_fsdp_flattened", False):
+            raise TypeError(
+                f"{name}: expected a parameter with its own shape, got one that FullyShardedDataParallel (FSDP1) has"
+                " flattened; shard it with torch.distributed.fsdp.fully_shard"
+            )
 
     def describe(self, name: str, array: Any) -> Operand:
         check_tensor(name, array)
