@@ -190,7 +190,9 @@ def test_kernels_with_words_in_memory_have_the_same_parameters(compiled: list[Co
         assert result.file.with_suffix(".cubin").read_bytes().startswith(b"\x7fELF"), str(result)
         origin = {"seed_at", "first_column_at"} | (set() if result.variant[1] else {"first_row_at"})
         assert fields_read(result.kernel) >= origin, str(result)
-        assert fields_read(by_value.kernel).isdisjoint(origin), str(result)
+        # Small matrices are drawn in batches, whose words are in memory.
+        reads = origin if result.store_kind == "small_matrices" else set()
+        assert fields_read(by_value.kernel) & origin == reads, str(result)
 
 
 # --- Arithmetic -----------------------------------------------------------------------------------
