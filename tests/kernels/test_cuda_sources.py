@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import struct
+import subprocess
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,6 +23,7 @@ import numpy as np
 import pytest
 from cuda_cpp import (
     ARCHITECTURES,
+    SECONDS,
     Program,
     compile_cpp,
     nvrtc_compile,
@@ -33,13 +35,13 @@ from cuda_cpp import (
 from kernel_cases import GUARD, POISON, TABLES, Case, Values, words_in_memory
 from launches import Vector, a_launch, stored_words, word_fields
 from ptx_reader import opcodes_of
-from tables import COVERING, DTYPES, NOISES, QUICK, STORE_KINDS, Variant
+from tables import COVERING, DTYPES, GRADIENT_VARIANTS, NOISES, QUICK, STORE_KINDS, VARIANTS, Variant
 
 from multisample.backends import cupy as cupy_backend
 from multisample.backends.driver import KernelKey
 from multisample.backends.kernels.cuda import geometry
 from multisample.backends.launch import PACKED_LAUNCH, ElementType, pack
-from multisample.backends.native import csrc_files
+from multisample.backends.native import build, csrc_files, toolchain
 
 Array = np.ndarray[Any, Any]
 
@@ -306,6 +308,34 @@ def test_kernels_have_only_the_operations_of_the_stream(ptx: tuple[Bodies, Bodie
         # No function calls, no 64-bit divisions, and no rounding except to nearest even.
         odd = {name for name in found if re.match(r"call|div\..*64|rem\..*64|div\..*f32|.*\.r[zmp]i?\.", name)}
         assert not odd, (variant, odd)
+
+
+@pytest.mark.slow
+def test_nvcc_compiles_every_kernel_of_the_extension_without_a_warning(tmp_path: Path) -> None:
+    home = toolchain.cuda_home()
+    if home is None:
+        pytest.skip("nvcc is neither on the PATH nor in CUDA_HOME")
+    pytest.importorskip("torch")
+    from torch.utils import cpp_extension
+
+    command = [
+        str(home / "bin" / "nvcc"), *build.LIBRARIES["cuda"].flags, "-arch=sm_90", "-Xptxas", "-v",
+        "-Xcompiler", "-fPIC,-Wall", f"-I{csrc_files.folder()}",
+        *(f"-isystem={path}" for path in cpp_extension.include_paths()),
+        "-c", str(csrc_files.folder() / "torch/cuda.cu"), "-o", str(tmp_path / "torch_cuda.o"),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=2 * SECONDS)
+    output = done.stdout + done.stderr
+    assert done.returncode == 0, output[-5000:]
+    assert not re.search("warning", output, re.I), output[:5000]
+    kernels = re.findall(r"Compiling entry function '(\w+)' for 'sm_90'", output)
+    assert len(kernels) == len(set(kernels))
+    gradients = sum("gradient_kernel" in name for name in kernels)
+    assert gradients == len(GRADIENT_VARIANTS) == 80
+    # Kernels that read the seed or the window from memory have strided or aligned stores. The kernel of small matrices
+    # has no other variant.
+    from_memory = [variant for variant in VARIANTS if STORE_KINDS[variant[-1]] in ("strided", "aligned")]
+    assert sum("sample_kernel" in name for name in kernels) == len(VARIANTS) + len(from_memory)
 
 
 def test_launches_report_only_their_own_errors() -> None:
