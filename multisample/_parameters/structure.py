@@ -68,7 +68,7 @@ def matching(out: Structure, parameters: Structure) -> Structure:
 
 
 def _kind(structure: Structure) -> tuple[bool, bool, int]:
-    return structure.names is None, structure.rebuild is _only, len(structure.arrays)
+    return structure.names is None, structure.rebuild is one_array, len(structure.arrays)
 
 
 def _phrase(structure: Structure) -> str:
