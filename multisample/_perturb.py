@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from ._libraries import BY_TYPE
-from ._libraries.jax import any_of_jax, is_jax
-from ._parameters.plan import QUICK_PLANS, quick_coefficients, read, run_perturb
+from ._libraries.jax import any_of_jax
+from ._parameters.plan import run_perturb, run_seen
 from ._parameters.request import Request
-from ._parameters.structure import matching, structure_of
-from ._randomness.generator import Key
+from ._parameters.structure import Structure, matching, structure_of
 from ._tracing import is_traced
 
 if TYPE_CHECKING:
@@ -76,11 +75,11 @@ def perturb(
     ------
     TypeError
         If a parameter is no array of floating-point numbers, the arrays belong to different libraries, or a
-        coefficient, the seed or `member` has a wrong type.
+        coefficient, the seed or `member` has a wrong type. If FullyShardedDataParallel (FSDP1) has flattened one.
     ValueError
         If a shape, range or device differs from the above, a coefficient is not finite, two parameters have one id, or
         arrays overlap. If `out` has another structure, or has a tensor that autograd has recorded as the result of an
-        operation. If PyTorch transforms the call, or `jax.vmap` or a derivative of JAX goes through it.
+        operation. If torch.func, forward-mode AD, `jax.vmap` or a derivative of JAX transforms the call.
     UnknownBackendError
         If no backend is called `backend`.
     BackendUnavailableError
@@ -129,42 +128,32 @@ def perturb(
     (-24.0, True)
     """
     if is_traced():
-        from ._routes.compiled import outside_graph
+        from ._routes.perturbed import perturb_in_graph
 
-        return outside_graph(
+        return perturb_in_graph(
             perturb, parameters, coefficients, seed=seed, member=member, out=out, fast_math=fast_math, ids=ids,
             backend=backend,
         )  # fmt: skip
-    key = None
-    if (
-        (type(seed) is int or (type(seed) is Key and type(seed.seed) is type(seed.offset) is int))
-        and type(member) is int and ids is None and (out is None or out is parameters)
-    ):  # fmt: skip
-        is_array = type(parameters) in BY_TYPE
-        structure = None if is_array else structure_of("parameters", parameters)
-        arrays = (parameters,) if structure is None else structure.arrays
-        found = read(arrays, out is None)
-        if found is not None and not is_jax(coefficients):
-            kind, values = quick_coefficients(coefficients)
-            key = type(parameters), None if structure is None else structure.names, found[0], kind, fast_math, backend
-            quick = QUICK_PLANS.get(key)
-            results = None if quick is None else quick(
-                arrays, found[1], values, coefficients, (seed, 0) if type(seed) is int else seed, member
-            )  # fmt: skip
-            if results is not None:
-                if out is not None:
-                    return out
-                return results[0] if structure is None else structure.rebuild(results)
     if any_of_jax((parameters, coefficients, seed, member)):
         from ._routes.jax.parameters import perturb_jax
 
         return perturb_jax(
             parameters, coefficients, seed=seed, member=member, out=out, fast_math=fast_math, ids=ids, backend=backend
         )
-    structure = structure_of("parameters", parameters)
-    targets = structure if out is parameters else None
-    if out is not None and targets is None:
-        targets = matching(structure_of("out", out), structure)
+    structure = None if type(parameters) in BY_TYPE else structure_of("parameters", parameters)
+    names, arrays = (None, (parameters,)) if structure is None else (structure.names, structure.arrays)
+    targets: Structure | None = None
+    if out is not None and out is not parameters:
+        targets = matching(structure_of("out", out), structure or structure_of("parameters", parameters))
+    written = None if out is None else arrays if targets is None else targets.arrays
+    key, results = run_seen(names, arrays, written, coefficients, seed, member, fast_math, ids, backend)
+    if results is not None:
+        if out is not None:
+            return out
+        return results[0] if structure is None else structure.rebuild(results)
+    structure = structure or structure_of("parameters", parameters)
+    if out is parameters:
+        targets = structure
     request = Request(structure, targets, out, coefficients, seed, member, fast_math, ids, backend)
     dtensor = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
     if dtensor is not None and any(isinstance(x, dtensor) for x in structure.arrays):

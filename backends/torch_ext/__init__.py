@@ -220,9 +220,9 @@ class TorchExtBackend:
         """The compiled function that makes keys of calls with tensors, if there is one: see `Builtins.key`."""
         return None if self._builtins is None else self._builtins.key(signature, out_signature)
 
-    def read(self) -> Callable[[Any], Any] | None:
-        """The compiled function that reads sequences of tensors, if there is one: see `Builtins.read`."""
-        return None if self._builtins is None else self._builtins.read()
+    def addresses(self) -> Callable[[Any], Any] | None:
+        """The compiled function that reads addresses of tensors, if there is one: see `Builtins.addresses`."""
+        return None if self._builtins is None else self._builtins.addresses()
 
     def compiled_plan(
         self, launch: Launch, window: tuple[int, int], mask: int, has_list: bool, matrix: Any, **functions: Any

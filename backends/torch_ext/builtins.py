@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import sys
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,9 +47,9 @@ class Builtins:
         self._plan.argtypes = (
             ctypes.c_char_p, ctypes.c_void_p, *[ctypes.c_uint64] * 3, ctypes.c_int, *[ctypes.py_object] * 3,
         )  # fmt: skip
-        self._read = library.multisample_python_read
-        self._read.argtypes = (ctypes.py_object,) * 2
-        for function in (self._key, self._launch, self._is_valid, self._plan, self._read):
+        self._addresses = library.multisample_python_addresses
+        self._addresses.argtypes = ctypes.py_object, ctypes.py_object, ctypes.c_long
+        for function in (self._key, self._launch, self._is_valid, self._plan, self._addresses):
             function.restype = ctypes.py_object
 
     def launch(
@@ -122,20 +123,28 @@ class Builtins:
             return None
         return builtin
 
-    def read(self) -> Callable[[Sequence[Any]], tuple[bytes, bytes] | None] | None:
-        """``read(tensors)``: types, devices, shapes and strides of tensors, and their addresses, as packed words.
+    def addresses(self) -> Callable[[Sequence[Any]], bytes | None] | None:
+        """``addresses(tensors)``: the addresses of tensors as packed words; None if one has its own class or is nested.
 
-        It returns None if a tensor has a class of its own or no strides. There is none if it misreads the tensors of
-        this PyTorch.
+        There is none if it misreads the tensors of this PyTorch.
         """
         import torch
 
-        builtin: Callable[..., Any] = self._read(torch.Tensor, torch.nn.Parameter)
-        example = torch.empty_strided((3,), (5,), dtype=torch.int16, device="cpu", requires_grad=False)
-        properties, addresses = builtin([example]) or (b"", b"")
-        # The element type, and from the fourth word on one dimension, its length and its stride.
-        expected = struct.pack("4q", _INT16, 1, 3, 5), struct.pack("q", example.data_ptr())
-        return builtin if (properties[:8] + properties[24:], addresses) == expected else None
+        examples = [torch.zeros(2), torch.nn.Parameter(torch.zeros(3))]
+        builtin: Callable[..., Any] = self._addresses(torch.Tensor, torch.nn.Parameter, _place_of_address(examples))
+        right = struct.pack("2P", *(x.data_ptr() for x in examples))
+        return builtin if builtin(examples) == right else None
+
+
+def _place_of_address(tensors: Sequence[Any]) -> int:
+    """Where Python's tensors hold the address of their implementation, ``_cdata``; 0 if that cannot be found."""
+    if sys.implementation.name != "cpython":
+        return 0
+    places = set()
+    for x in tensors:
+        words = struct.pack("P", x._cdata), ctypes.string_at(id(x), type(x).__basicsize__)
+        places |= {k for k in range(0, len(words[1]), len(words[0])) if words[1].startswith(words[0], k)} or {0}
+    return places.pop() if len(places) == 1 else 0
 
 
 # The number of torch.int16 in PyTorch's C interface.

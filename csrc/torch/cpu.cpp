@@ -201,13 +201,13 @@ MULTISAMPLE_EXPORT PyObject* multisample_python_key(PyObject* tensor_type, PyObj
                                      Object(PyUnicode_InternFromString("requires_grad"))});
 }
 
-MULTISAMPLE_EXPORT PyObject* multisample_python_read(PyObject* tensor_type, PyObject* parameter_type) {
+MULTISAMPLE_EXPORT PyObject* multisample_python_addresses(PyObject* tensor_type, PyObject* parameter_type, long place) {
   using namespace multisample::python;
-  static PyMethodDef method{"read", read, METH_FASTCALL, nullptr};
+  static PyMethodDef method{"addresses", addresses, METH_FASTCALL, nullptr};
   if (&PyCFunction_NewEx == nullptr) return nullptr;
   constexpr auto reference = Object::new_reference;
-  return bound(&method, new ReadState{Object(reference(tensor_type)), Object(reference(parameter_type)),
-                                      Object(PyUnicode_InternFromString("_cdata"))});
+  return bound(&method, new AddressesState{Object(reference(tensor_type)), Object(reference(parameter_type)),
+                                           Object(PyUnicode_InternFromString("_cdata")), place});
 }
 
 MULTISAMPLE_EXPORT PyObject* multisample_python_launch(const multisample::Launch* call, void* run, PyObject* fail,

@@ -61,6 +61,10 @@ class TensorOf {
     const Object number(PyObject_GetAttr(tensor, address));
     if (number.get() != nullptr) implementation_ = PyLong_AsUnsignedLong(number.get());
   }
+  // `place` is where the implementation's address is in the object.
+  TensorOf(PyObject* tensor, long place) {
+    std::memcpy(&implementation_, reinterpret_cast<const char*>(tensor) + place, sizeof(implementation_));
+  }
   AtenTensorHandle handle() { return reinterpret_cast<AtenTensorHandle>(&implementation_); }
   // Null if the tensor has no memory.
   void* data() {
@@ -158,60 +162,34 @@ inline PyObject* key(PyObject* self, PyObject* const* args, long count) {
 
 // --- Sequences of tensors ---------------------------------------------------------------------------------------
 
-struct ReadState {
+struct AddressesState {
   Object tensor_type, parameter_type;
   Object address;  // the name "_cdata"
+  long place;      // of the implementation's address in a Python object, or 0 if unknown
 };
 
-inline PyObject* bytes_of(const std::vector<i64>& words) {
-  return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(words.data()),
-                                   static_cast<long>(words.size() * sizeof(i64)));
-}
-
-// Appends type, device, shape and strides of a tensor. Returns false, possibly with a Python error, if the Python
-// functions must read the tensor.
-inline bool append_properties(const ReadState& state, PyObject* tensor, std::vector<i64>* properties,
-                              std::vector<i64>* addresses) {
-  const Object type(PyObject_Type(tensor));
-  if (type.get() != state.tensor_type.get() && type.get() != state.parameter_type.get()) return false;
-  TensorOf read(tensor, state.address.get());
-  if (PyErr_Occurred() != nullptr) return false;
-  const AtenTensorHandle handle = read.handle();
-  int64_t dim = 0, *sizes = nullptr, *strides = nullptr;
-  int32_t layout = -1, dtype = 0, device_type = 0, device_index = 0;
-  if (aoti_torch_get_layout(handle, &layout) != 0 || layout != aoti_torch_layout_strided() ||
-      aoti_torch_get_dim(handle, &dim) != 0 || aoti_torch_get_sizes(handle, &sizes) != 0 ||
-      aoti_torch_get_strides(handle, &strides) != 0 || aoti_torch_get_dtype(handle, &dtype) != 0 ||
-      aoti_torch_get_device_type(handle, &device_type) != 0 ||
-      aoti_torch_get_device_index(handle, &device_index) != 0) {
-    return false;
-  }
-  for (const int64_t word : {int64_t{dtype}, int64_t{device_type}, int64_t{device_index}, dim}) {
-    properties->push_back(word);
-  }
-  properties->insert(properties->end(), sizes, sizes + dim);
-  properties->insert(properties->end(), strides, strides + dim);
-  addresses->push_back(reinterpret_cast<i64>(read.data()));
-  return true;
-}
-
-// read(tensors): types, devices, shapes and strides of a sequence of tensors, as bytes, and their addresses; None if a
-// tensor is not of the common kind.
-inline PyObject* read(PyObject* self, PyObject* const* args, long) {
-  const ReadState& state = state_of<ReadState>(self);
-  std::vector<i64> properties, addresses;
+// addresses(tensors): addresses of the elements, as bytes; None if a tensor has a class of its own or is nested.
+inline PyObject* addresses(PyObject* self, PyObject* const* args, long) {
+  const AddressesState& state = state_of<AddressesState>(self);
   const long count = PySequence_Size(args[0]);
+  std::vector<void*> found(static_cast<size_t>(count < 0 ? 0 : count));
   for (long k = 0; k < count; ++k) {
     const Object tensor(PySequence_GetItem(args[0], k));
-    if (tensor.get() == nullptr || !append_properties(state, tensor.get(), &properties, &addresses)) {
-      return PyErr_Occurred() != nullptr ? nullptr : Object::new_reference(&_Py_NoneStruct);
+    if (tensor.get() == nullptr) return nullptr;
+    const Object type(PyObject_Type(tensor.get()));
+    if (type.get() != state.tensor_type.get() && type.get() != state.parameter_type.get()) {
+      return Object::new_reference(&_Py_NoneStruct);
     }
+    // The attribute takes ten times as long as all the rest.
+    TensorOf read =
+        state.place != 0 ? TensorOf(tensor.get(), state.place) : TensorOf(tensor.get(), state.address.get());
+    int64_t* sizes = nullptr;
+    if (aoti_torch_get_sizes(read.handle(), &sizes) != 0) return Object::new_reference(&_Py_NoneStruct);
+    found[static_cast<size_t>(k)] = read.data();
   }
-  Object result(PyTuple_New(2));
-  if (result.get() == nullptr) return nullptr;
-  PyTuple_SetItem(result.get(), 0, bytes_of(properties));
-  PyTuple_SetItem(result.get(), 1, bytes_of(addresses));
-  return PyErr_Occurred() != nullptr ? nullptr : result.release();
+  if (PyErr_Occurred() != nullptr) return nullptr;
+  return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(found.data()),
+                                   static_cast<long>(found.size() * sizeof(void*)));
 }
 
 // --- Launches ---------------------------------------------------------------------------------------------------

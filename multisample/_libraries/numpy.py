@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import numpy as np
@@ -95,9 +95,6 @@ class NumpyLibrary(Library):
 
     def device(self, name: str, array: Any) -> Device:
         return CPU
-
-    def can_write(self, arrays: Sequence[Any]) -> bool:
-        return all(x.flags.writeable for x in arrays)
 
     def check_target(self, out: Any) -> None:
         _check_mask("out", out)

@@ -143,7 +143,7 @@ def test_the_report_has_an_index_of_all_pictures_for_light_and_dark(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    "page", marked_pages(), ids=lambda page: "-".join(page.relative_to(ROOT).parts[:-1]) + page.stem
+    "page", list(marked_pages()), ids=lambda page: "-".join(page.relative_to(ROOT).parts[:-1]) + page.stem
 )
 def test_pages_have_the_numbers_of_the_results(page: Path) -> None:
     text, prefix = page.read_text(encoding="utf-8"), os.path.relpath(COMMITTED.folder, page.parent)

@@ -216,9 +216,10 @@ def test_mezo_lowers_the_loss_of_a_transformer(device: str) -> None:
     assert backward_loss < 0.9 * losses[0]
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_workers_that_exchange_scores_keep_equal_parameters(device: str) -> None:
-    scores, digests = score_exchange.train(("cpu", device), steps=25)
+def test_workers_that_exchange_scores_keep_equal_parameters() -> None:
+    """Workers on the CPU and, if there is one, on a GPU."""
+    assert set(score_exchange.default_devices()) == ({"cpu", "cuda"} if torch.cuda.is_available() else {"cpu"})
+    scores, digests = score_exchange.train(steps=25)
     assert all(len(of_step) == 1 for of_step in digests)
     assert len(set.union(*digests)) == 25
     assert scores[-1] > 0.1 * scores[0]
@@ -314,7 +315,7 @@ def test_a_monte_carlo_estimate_on_dask(draws: int, capsys: pytest.CaptureFixtur
     mean, error = dask.compute(*monte_carlo_dask.price(draws // 8, block=100_000), scheduler="threads")
     assert error == pytest.approx(7.1 / math.sqrt(draws // 8), rel=0.05)
     assert abs(mean - 5.4307) < 4 * error + 0.0005
-    with local_cluster() as client:
+    with local_cluster(n_workers=1) as client:
         argv = ["--draws", str(draws), "--scheduler", client.scheduler.address]
         assert monte_carlo_dask.main(argv) == 0
     assert capsys.readouterr().out.startswith(f"price {5.4:.1f}")

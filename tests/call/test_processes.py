@@ -270,7 +270,7 @@ def test_a_generator_in_use_during_a_fork_works_in_the_child() -> None:
     for thread in threads:
         thread.start()
     try:
-        for _ in range(10):
+        for _ in range(5):
             in_forks(lambda: [generator._take(), digest(draw())])
     finally:
         done.set()

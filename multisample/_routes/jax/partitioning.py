@@ -214,9 +214,12 @@ def lowering(platform: str) -> Callable[..., Any]:
 
         def infer(mesh: Any, operands: Any, results: Any) -> Any:
             places: dict[str, Any] = {}
-            mesh, _ = _placed(operands[0].sharding, len(axes[0]))
             for x, names in zip(operands, axes, strict=True):
-                for axis, place in zip(names, _placed(x.sharding, len(names))[1], strict=True):
+                if x.sharding is None:  # GSPMD does not know it.
+                    continue
+                own, spec = _placed(x.sharding, len(names))
+                mesh = mesh if places else own
+                for axis, place in zip(names, spec, strict=True):
                     places[axis] = place if places.get(axis) is None else places[axis]
             return shardings(mesh, places)[0]
 
