@@ -110,7 +110,8 @@ class MemoryLauncher:
     run : callable
         ``run(mu, sigma, weights, matrix, first, second, seed, offsets, stream, scratch)``, all but the stream addresses
         in device memory, or 0 if the operation lacks them. At `offsets` are the offset, the first row and the first
-        column. The launch may be a batch. The stream may be one that is being captured.
+        column. The launch may be a batch. The stream may be one that is being captured. For perturb, `matrix` is the
+        packed spans, of type bytes.
     scratch_size : int
         How many float64 numbers of device memory `scratch` needs.
     parameters : callable or None
@@ -139,9 +140,9 @@ class Backend(Protocol):
     A backend may also have ``c_function(launch)``, because threads of XLA should not wait for the interpreter. It
     returns the address of a C function ``int run(const Launch*)`` for launches like `launch`, or 0 if there is none. A
     backend may have one for gradients although they are not in its `operations`. The C function needs no interpreter.
-    It returns 0, or another number after an error. Seed and offsets are in memory of the launch's device. mu and sigma
-    are vectors of the computing type; for moments they are numbers. Without a C function, each call of a program of JAX
-    enters Python.
+    It returns 0, or another number after an error. Seed and offsets are in memory of the launch's device. mu, sigma
+    and weights are vectors of the computing type; for moments mu and sigma are numbers. Without a C function, each call
+    of a program of JAX enters Python.
     """
 
     @property

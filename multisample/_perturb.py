@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from ._libraries import BY_TYPE
+from ._libraries.jax import any_of_jax
 from ._parameters.plan import run_perturb, run_seen
 from ._parameters.request import Request
 from ._parameters.structure import Structure, matching, structure_of
@@ -37,20 +38,21 @@ def perturb(
 
     Parameters
     ----------
-    parameters : array, sequence or mapping of arrays, or torch.nn.Module
-        Arrays of one library (NumPy, PyTorch, CuPy or Numba) of type float16, bfloat16, float32 or float64, with any
-        shapes and strides, at most 2**34 elements each, on any devices. Of a module, its trainable parameters, by name.
+    parameters : array, sequence or mapping of arrays, torch.nn.Module, or pytree of JAX
+        Arrays of one library (NumPy, PyTorch, CuPy, Numba or JAX) of type float16, bfloat16, float32 or float64, with
+        any shapes and strides, at most 2**34 elements each, on any devices. Of a module, its trainable parameters, by
+        name. Arrays of JAX may be in any pytree, in which they have the names of their paths, such as "layer.weight".
         DTensors may be sharded in any way. Parameters that share memory are one parameter if they have equal shapes and
         strides, and raise otherwise.
     coefficients : float, or vector of shape (K,)
         One number for one member; a vector for the members from `member` on, such as the update of an evolution
         strategy. A vector is on the host, or on the device of all parameters.
-    seed : int, Key or key data
+    seed : int, Key, key data or JAX key
         As for `sample`, with an offset below 2**32. An array (1, 2) on the device of all parameters is read there, also
         by each replay of a CUDA graph.
     member : int, default 0
         The row of the first coefficient, with ``member + K <= 2**32``.
-    out : like `parameters`, optional
+    out : like `parameters`, optional, not for JAX
         Destination: arrays with the same structure, names, shapes, types and devices, or a module; `parameters` itself
         to work in place. The noise is added to `parameters`, never to the former values of `out`.
     fast_math : bool, default False
@@ -65,8 +67,9 @@ def perturb(
 
     Returns
     -------
-    array, list, tuple or dict
-        New arrays in the structure of `parameters`, a dict for a module; or `out`. They do not require grad.
+    array, list, tuple, dict or pytree
+        New arrays in the structure of `parameters`, a dict for a module; or `out`. They do not require grad. Under
+        `jax.jit`, donated parameters are written in place.
 
     Raises
     ------
@@ -76,7 +79,7 @@ def perturb(
     ValueError
         If a shape, range or device differs from the above, a coefficient is not finite, two parameters have one id, or
         arrays overlap. If `out` has another structure, or has a tensor that autograd has recorded as the result of an
-        operation. If torch.func or forward-mode AD transforms the call.
+        operation. If torch.func, forward-mode AD, `jax.vmap` or a derivative of JAX transforms the call.
     UnknownBackendError
         If no backend is called `backend`.
     BackendUnavailableError
@@ -131,6 +134,12 @@ def perturb(
             perturb, parameters, coefficients, seed=seed, member=member, out=out, fast_math=fast_math, ids=ids,
             backend=backend,
         )  # fmt: skip
+    if any_of_jax((parameters, coefficients, seed, member)):
+        from ._routes.jax.parameters import perturb_jax
+
+        return perturb_jax(
+            parameters, coefficients, seed=seed, member=member, out=out, fast_math=fast_math, ids=ids, backend=backend
+        )
     structure = None if type(parameters) in BY_TYPE else structure_of("parameters", parameters)
     names, arrays = (None, (parameters,)) if structure is None else (structure.names, structure.arrays)
     targets: Structure | None = None

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 
 from bench.suites.cases import clamp
 
-__all__ = ["BUSY", "CudaDevice", "Device", "Quartiles", "Ring", "Times", "measure", "quartiles"]
+__all__ = ["BUSY", "CudaDevice", "Device", "Quartiles", "Ring", "Times", "compared", "measure", "quartiles"]
 
 BUSY = 2**30  # Bytes whose fill takes longer, 240 us on an H200, than a call on the host; many times the cache.
 ROTATED = 2**28  # Bytes of results that are kept alive: several times the cache.
@@ -29,6 +29,7 @@ REPEATS = 11, 40  # Minimum and maximum.
 PIPELINED_SECONDS = 0.008  # Total time of the calls of one pipeline.
 PIPELINED_CALLS = 4, 200
 PIPELINES = 5
+TURNS = 7  # Of variants that are compared.
 
 Call = Callable[[], Any]
 Mark = Any
@@ -136,6 +137,16 @@ class Times:
     """Time per call of many consecutive calls, by the device's clock: the larger of host time and device time."""
     way: str
     """How the time on the device was measured."""
+
+
+def compared(device: Device, calls: dict[str, Call], ring: Ring) -> dict[str, float]:
+    """Seconds on the device of several calls, which take turns."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    with _without_collection():
+        for _ in range(TURNS):
+            for name, call in calls.items():
+                times[name].append(_calling(device, call, ring))
+    return {name: statistics.median(part) for name, part in times.items()}
 
 
 def measure(device: Device, call: Call, ring: Ring, size: int, wait: Callable[[Any], None] | None = None) -> Times:

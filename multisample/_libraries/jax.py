@@ -21,7 +21,7 @@ from .foreign import ForeignLibrary
 from .library import Device, Library
 from .numpy import HOST
 
-__all__ = ["JAX", "is_jax"]
+__all__ = ["JAX", "any_of_jax", "is_jax"]
 
 # Types of arguments of most calls, none of which is an array of JAX.
 _PLAIN = frozenset((int, float, str, type(None), np.ndarray, list))
@@ -33,6 +33,18 @@ def is_jax(x: Any) -> bool:
         return False
     array_type = getattr(sys.modules.get("jax"), "Array", None)
     return array_type is not None and isinstance(x, array_type)
+
+
+def any_of_jax(tree: Any) -> bool:
+    """Whether a pytree has an array or a key of JAX."""
+    trees = getattr(sys.modules.get("jax"), "tree_util", None)
+    if trees is None:
+        return False
+    try:
+        leaves = trees.tree_leaves(tree)
+    except (TypeError, ValueError):  # It has names that JAX cannot sort.
+        return False
+    return any(map(is_jax, {type(x): x for x in leaves}.values()))
 
 
 class JaxLibrary(ForeignLibrary):

@@ -243,7 +243,8 @@ class TorchLibrary(Library):
         return np.asarray((array.double() if array.is_floating_point() else array).cpu().numpy())
 
     def to_device(self, array: HostArray, device: Device) -> Any:
-        return torch.from_numpy(array).to(str(device))
+        # From pageable memory, the driver copies before it returns, and need not wait for the device.
+        return torch.from_numpy(array).to(str(device), non_blocking=True)
 
     def overwrite(self, target: Any, array: HostArray) -> None:
         target.copy_(torch.from_numpy(array))

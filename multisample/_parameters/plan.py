@@ -29,7 +29,7 @@ from .._randomness.generator import WORD_64, Generator, Key
 from .._randomness.keys import Keys, batch_of, host_words, is_in_array, keys_in, signature_of
 from .._randomness.source import checked_key
 from .._streams import order_after, order_before
-from .request import Coefficients, Memory, Request, Ties, memory_of, read_coefficients, ties_of
+from .request import Coefficients, Memory, Request, Ties, check_members, memory_of, read_coefficients, ties_of
 from .spans import Block, spans_of, whole
 from .structure import Structure, ids_of, label
 
@@ -249,8 +249,7 @@ def run_perturb(request: Request, quick_key: Hashable) -> Any:
         raise ValueError(TRANSFORMED)
     coefficients = read_coefficients(request.coefficients)
     member = checked_integer("member", request.member, 0, ROWS + 1)
-    if member + coefficients.length > ROWS:
-        raise ValueError(f"member: expected member + K <= 2**32, got {member} + {coefficients.length}")
+    check_members(member, coefficients.length)
     key = _key_of(request.seed)
     parameters, out = request.parameters, request.out
     if not parameters.arrays:

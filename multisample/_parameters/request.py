@@ -8,14 +8,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._arguments import DTYPES, describe
+from .._call import ROWS
 from .._checks.operands import check_alignment, item_size
 from .._libraries import HOST, Library, Operand, described, is_number, library_of
 from .spans import Block, overlapping, overlaps_itself, steps_of
 from .structure import Structure, label
 
-__all__ = ["Coefficients", "Memory", "Request", "Ties", "memory_of", "read_coefficients", "ties_of"]
+__all__ = [
+    "MOST_ELEMENTS", "Coefficients", "Memory", "Request", "Ties", "check_members", "memory_of", "read_coefficients",
+    "ties_of",
+]  # fmt: skip
 
-_MOST_ELEMENTS = 2**34
+MOST_ELEMENTS = 2**34
 
 
 class Request(NamedTuple):
@@ -76,6 +80,12 @@ def read_coefficients(given: Any) -> Coefficients:
     return Coefficients(count, values if operand.shape else float(values[0]), None)
 
 
+def check_members(member: int, count: int) -> None:
+    """ValueError if `count` members from `member` on go beyond the last row."""
+    if member + count > ROWS:
+        raise ValueError(f"member: expected member + K <= 2**32, got {member} + {count}")
+
+
 class Memory(NamedTuple):
     """The arrays that a call reads and writes. Without `out`, targets are new arrays."""
 
@@ -128,7 +138,7 @@ def _described(name: str, library: Library, array: Any) -> Operand:
         raise TypeError(str(error).replace(" or an integer type", "")) from None
     if operand.dtype not in DTYPES:
         raise TypeError(f"{name}: expected elements of type {', '.join(DTYPES)}, got {operand.dtype}")
-    if math.prod(operand.shape) > _MOST_ELEMENTS:
+    if math.prod(operand.shape) > MOST_ELEMENTS:
         raise ValueError(f"{name}: expected at most 2**34 elements, got shape {operand.shape}")
     return operand
 

@@ -74,9 +74,6 @@ def host(request: pytest.FixtureRequest) -> Iterator[str]:
     yield request.param
 
 
-# --- Bits -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", MATRIX_TYPES)
 @pytest.mark.parametrize("coefficients", [0.5, -3, [0.1, -2.0, 3.0], [1e-3] * 9])
 def test_results_have_the_bits_of_the_definition(host: str, dtype: str, coefficients: Any) -> None:
@@ -171,9 +168,6 @@ def test_random_structures_on_both_backends() -> None:
             assert all(same(results[name], rights[name]) for name in rights)
 
 
-# --- Structures -----------------------------------------------------------------------------------
-
-
 def test_structures_and_their_ids() -> None:
     a, b = np.zeros(3, np.float32), np.ones((2, 2), np.float32)
     first, second = expected(torch.from_numpy(a), 0.5), expected(torch.from_numpy(b), 0.5, number=1)
@@ -235,9 +229,6 @@ def test_a_frozen_or_reordered_parameter_changes_nothing_for_others() -> None:
     assert set(some) == set(whole) - {"0.weight"} and all(same(some[name], whole[name]) for name in some)
     backwards = perturb(dict(reversed(list(module.named_parameters()))), 0.5, seed=7)
     assert all(same(backwards[name], whole[name]) for name in whole)
-
-
-# --- Calls seen before ----------------------------------------------------------------------------
 
 
 def test_a_call_sees_what_changed_since_the_last(host: str) -> None:
@@ -430,8 +421,6 @@ def test_a_call_with_other_arrays_breaks_the_graph() -> None:
     p = torch.zeros(5)
     assert same(torch.compile(f, backend="eager")(p), f(p))
 
-
-# --- Errors ---------------------------------------------------------------------------------------
 
 _P = np.zeros(4, np.float32)
 _BUFFER = np.zeros(10, np.float32)

@@ -124,9 +124,6 @@ def test_a_number_array_gets_the_sum_over_dimensions() -> None:
     np.testing.assert_allclose(found, noise({}).sum(), rtol=1e-5)
 
 
-# --- Memory ---------------------------------------------------------------------------------------
-
-
 def test_the_residuals_of_a_backward_pass_are_the_words_alone() -> None:
     n = 10_000
 

@@ -208,6 +208,36 @@ def _draw_column(block, narrow, m, s, column, chunk, o0, o1, k0, k1, i, g, in_se
 
 
 @njit(forceinline=True)
+def _tile_of_few_rows(mu, sigma, rows, height, row_blocks, few_m, few_s, row_of, block_of):
+    """Fill vectors with the rows from `height` on, of several blocks; returns the number of blocks."""
+    few, tile_blocks = rows - height, max(_HEIGHT, _PLACES // rows)
+    # The rows of `tile_blocks` blocks fill whole vectors.
+    divisor = 8 if few % 8 == 0 else 4 if few % 4 == 0 else 2 if few % 2 == 0 else 1
+    tile_blocks -= tile_blocks % (_HEIGHT // divisor)
+    tile_blocks = min(tile_blocks, row_blocks)
+    r, b = 0, 0
+    # With padding to the end of the last vector.
+    for k in range((tile_blocks * few + _HEIGHT - 1) // _HEIGHT * _HEIGHT):
+        few_m[k], few_s[k] = mu[height + r], sigma[height + r]
+        row_of[k], block_of[k] = r, b
+        r += 1
+        if r == few:
+            r = 0
+            b += 1
+    return tile_blocks
+
+
+@njit(forceinline=True)
+def _draw_only_column(block, narrow, m, s, column, chunk, o0, o1, k0, k1, i, g, skip, step, antithetic):
+    """Draw the column of a matrix (d, 1): one normal of each block."""
+    is_second, is_mirrored = skip // step % 2 == 1, antithetic and skip % 2 == 1
+    if skip // step >= 2:
+        _draw_column(block, narrow, m, s, column, chunk, o0, o1, k0, k1, i, g, True, is_second, is_mirrored)
+    else:
+        _draw_column(block, narrow, m, s, column, chunk, o0, o1, k0, k1, i, g, False, is_second, is_mirrored)
+
+
+@njit(forceinline=True)
 def _draw_down(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, antithetic):
     """Independent noise where rows are adjacent: a vector has rows of one block, or the last rows of several blocks."""
     use_widest_vectors()
@@ -226,21 +256,7 @@ def _draw_down(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_c
     height, tile_blocks = rows, row_blocks
     if rows < _HEIGHT or -rows % _HEIGHT > rows // 4:
         height = rows - rows % _HEIGHT
-        tile_blocks = max(_HEIGHT, _PLACES // rows)
-        # The rows of `tile_blocks` blocks fill whole vectors.
-        few = rows - height
-        divisor = 8 if few % 8 == 0 else 4 if few % 4 == 0 else 2 if few % 2 == 0 else 1
-        tile_blocks -= tile_blocks % (_HEIGHT // divisor)
-        tile_blocks = min(tile_blocks, row_blocks)
-        r, b = 0, 0
-        # With padding to the end of the last vector.
-        for k in range((tile_blocks * (rows - height) + _HEIGHT - 1) // _HEIGHT * _HEIGHT):
-            few_m[k], few_s[k] = mu[height + r], sigma[height + r]
-            row_of[k], block_of[k] = r, b
-            r += 1
-            if r == rows - height:
-                r = 0
-                b += 1
+        tile_blocks = _tile_of_few_rows(mu, sigma, rows, height, row_blocks, few_m, few_s, row_of, block_of)
     # Rows are divided evenly. The last chunk ends where the rows end, and the last vector where the chunk ends: storing
     # some elements twice is faster than a loop for the remainder.
     chunks = max(1, (height + _CHUNK - 1) // _CHUNK)
@@ -267,13 +283,7 @@ def _draw_down(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_c
                 m[k], s[k] = mu[top + k], sigma[top + k]
             if columns == 1 and chunk > 0:
                 column, g = run_down(out, top, 0, nowhere), np.uint64(first_block)
-                is_second, is_mirrored = skip // step % 2 == 1, antithetic and skip % 2 == 1
-                if skip // step >= 2:
-                    _draw_column(block, narrow, m, s, column, chunk, o0, o1, k0, k1, i, g, True, is_second, is_mirrored)
-                else:
-                    _draw_column(
-                        block, narrow, m, s, column, chunk, o0, o1, k0, k1, i, g, False, is_second, is_mirrored
-                    )
+                _draw_only_column(block, narrow, m, s, column, chunk, o0, o1, k0, k1, i, g, skip, step, antithetic)
                 continue
             for b in range(t, t + part):
                 g = np.uint64(first_block + b)

@@ -7,7 +7,6 @@ for the static arguments and cached.
 from __future__ import annotations
 
 import functools
-import struct
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
@@ -32,7 +31,7 @@ from ..._plan import PLANS, run
 from ..._randomness.generator import DEFAULT_GENERATOR, WORD_64, Key
 from ..._randomness.source import check_generator
 from ..._tracing import SEEDLESS, is_traced_by_jax
-from .keys import Words, batch_length, operands_of, words_of
+from .keys import Words, batch_length, operands_of, packed_words, words_of
 from .primitives import bind
 from .programs import jitted
 from .static import Static
@@ -169,10 +168,7 @@ class _Plan:
         ):
             call = self._call._replace(dim_offset=dim_offset, sample_offset=sample_offset)
             return _words(call, seed, self._static)
-        halves = np.frombuffer(_pack_seed(number >> 32, number & 0xFFFF_FFFF), np.uint32)
-        if offset == dim_offset == sample_offset == 0:
-            return Words(halves, None)
-        return Words(halves, np.frombuffer(_pack_offsets(offset, dim_offset, sample_offset), np.uint32))
+        return packed_words(number, offset, dim_offset, sample_offset)
 
     def _check_values(self, vectors: Sequence[Any]) -> None:
         """ValueError for values that no normal distribution and no weights have."""
@@ -193,7 +189,6 @@ def _no_program() -> None:
     """A weak reference to nothing."""
 
 
-_pack_seed, _pack_offsets = struct.Struct("=2I").pack, struct.Struct("<3Q").pack
 _EMPTY = {4: np.empty(0, np.float32), 8: np.empty(0, np.float64)}
 
 
