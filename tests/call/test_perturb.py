@@ -337,6 +337,7 @@ def test_plans_keep_no_tensor_alive(host: str) -> None:
 
 
 def _compiled(f: Any) -> Any:
+    torch._dynamo.reset()  # Compilations of other tests count against a limit.
     return torch.compile(f, fullgraph=True, backend="aot_eager")
 
 
