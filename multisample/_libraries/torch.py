@@ -155,9 +155,11 @@ class TorchLibrary(Library):
             def is_like(read: Sequence[Any], written: Sequence[Any]) -> bool:
                 every = *read, *written
                 # `check` ends the process at a nested tensor.
-                if len(every) == 1 or self._addresses is None or self._addresses(every) is None:
-                    return not any(x.is_nested for x in every) and check(*every)
-                return check(*every)
+                if len(every) == 1 or self._addresses is None:
+                    known = all(type(x) in _PLAIN and not x.is_nested for x in every)
+                else:
+                    known = self._addresses(every) is not None
+                return known and check(*every)
 
         if not any(x.requires_grad for x in written):
             return is_like
