@@ -160,7 +160,7 @@ def _summer(launch: Launch) -> Launcher:
 
 
 def _batch_launcher(launch: Launch, of_matrix: Launcher) -> Launcher:
-    """`of_matrix`, which runs one matrix, for a batch. A compiled function draws all samples of a batch."""
+    """The launcher of a batch, from that of one matrix. A compiled function draws all samples of a batch."""
     is_valid_vector = of_matrix.is_valid
 
     def is_valid(*vectors: HostArray | None) -> Any:

@@ -147,17 +147,21 @@ class TorchLibrary(Library):
         if _TensorGuards is None or not _PLAIN.issuperset(map(type, every)):
             is_like = super().guard(read, written)
         else:
+            is_one = len(every) == 1
             check: Callable[..., bool] = _TensorGuards(
                 *every, dynamic_dims_sizes=[list(x.shape) for x in every],
                 dynamic_dims_strides=[list(x.stride()) for x in every],
             ).check  # fmt: skip
 
             def is_like(read: Sequence[Any], written: Sequence[Any]) -> bool:
-                every = *read, *written
                 # `check` ends the process at a nested tensor.
-                if len(every) == 1 or self._addresses is None or self._addresses(every) is None:
-                    return not any(x.is_nested for x in every) and check(*every)
-                return check(*every)
+                if is_one:
+                    (x,) = read or written
+                    return type(x) in _PLAIN and not x.is_nested and check(x)
+                every = *read, *written
+                if self._addresses is not None:
+                    return self._addresses(every) is not None and check(*every)
+                return all(type(x) in _PLAIN and not x.is_nested for x in every) and check(*every)
 
         if not any(x.requires_grad for x in written):
             return is_like

@@ -299,6 +299,8 @@ def run_perturb(request: Request, quick_key: Hashable) -> Any:
 
 class _QuickPlan(NamedTuple):
     plan: _Plan
+    is_like: Callable[..., bool]
+    """``is_like(read, written)``: `Library.guard`."""
     run: Callable[..., Any]
     """``run(arrays, written, values, coefficients, seed, offset, member)``: the results, or None for calls that need
     all checks. `values` are from `_quick_coefficients`."""
@@ -381,9 +383,12 @@ def _keep_quick_plan(
     if plan.library.names_streams or plan.keys is not None or any(x.read is not None for x in plan.memory.sources):
         return
     kept = _QUICK_PLANS.get(key, ())
-    quick = next((quick for quick in kept if quick.plan is plan), None)
+    written = () if request.out is None else request.out.arrays
+    arrays = () if request.out is request.parameters else request.parameters.arrays, written
+    # Guards of PyTorch depend on global state, such as inference mode.
+    quick = next((quick for quick in kept if quick.plan is plan and quick.is_like(*arrays)), None)
     if quick is None:
-        quick = _quick_plan(request, coefficients, plan)
+        quick = _quick_plan(request, coefficients, plan, plan.library.guard(*arrays))
         _QUICK_PLANS.put(key, (quick, *kept[: _MOST_PLANS - 1]))
     if len(quick.tables) >= _MOST_TABLES:
         quick.tables.clear()
@@ -396,13 +401,13 @@ def _keep_quick_plan(
     quick.tables[known] = tables
 
 
-def _quick_plan(request: Request, coefficients: Coefficients, plan: _Plan) -> _QuickPlan:
+def _quick_plan(
+    request: Request, coefficients: Coefficients, plan: _Plan, is_like: Callable[..., bool]
+) -> _QuickPlan:  # fmt: skip
     library, notify, vector, groups = plan.library, plan.notify, coefficients.on_device, plan.groups
     is_fresh, in_place = request.out is None, request.out is request.parameters
-    targets = () if request.out is None else request.out.arrays
-    is_like = library.guard(() if in_place else request.parameters.arrays, targets)
     state, address, addresses = library.state, library.address, library.addresses
-    bumped = plan.ties.written if len(plan.ties.written) < len(targets) else None
+    bumped = plan.ties.written if len(plan.ties.written) < len(plan.memory.sources) else None
     is_number, limit, last_member = isinstance(coefficients.on_host, float), plan.limit, ROWS - coefficients.length
     tables: dict[bytes, list[Any]] = {}
 
@@ -472,7 +477,7 @@ def _quick_plan(request: Request, coefficients: Coefficients, plan: _Plan) -> _Q
             notify(result)
         return (result,)
 
-    return _QuickPlan(plan, run, tables)
+    return _QuickPlan(plan, is_like, run, tables)
 
 
 def _packed(tail: tuple[int, ...], source: int, target: int) -> bytes:

@@ -310,6 +310,18 @@ def test_many_calls_seen_before_know_their_arrays(host: str) -> None:
                     assert all(map(same, found, rights))
 
 
+def test_plans_of_one_call_in_and_outside_inference_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors, right = [torch.zeros(3), torch.zeros(4)], expected(torch.zeros(4), 0.5, number=1)
+    for _ in range(2):
+        for mode in (torch.inference_mode(), torch.no_grad()):
+            with mode:
+                assert same(perturb(tensors, 0.5, seed=7)[1], right)
+    monkeypatch.setattr("multisample._perturb.run_perturb", None)  # Calls seen before do not come here.
+    for mode in (torch.inference_mode(), torch.no_grad()):
+        with mode:
+            assert same(perturb(tensors, 0.5, seed=7)[1], right)
+
+
 def test_plans_keep_no_tensor_alive(host: str) -> None:
     tensors = [torch.zeros(3) for _ in range(3)]
     for _ in range(3):
@@ -325,6 +337,7 @@ def test_plans_keep_no_tensor_alive(host: str) -> None:
 
 
 def _compiled(f: Any) -> Any:
+    torch._dynamo.reset()  # Compilations of other tests count against a limit.
     return torch.compile(f, fullgraph=True, backend="aot_eager")
 
 
