@@ -97,7 +97,7 @@ class Plan:
         self.backend, self.library, self.device, self.operands = backend, library, device, inputs.operands
         self._d, self._n, self._last_row, self._last_column = d, n, ROWS - d, COLUMNS - n
         self._keys = keys_in(call.seed, library, device) if is_in_array(call.seed) else None
-        self._read_words: Callable[[Any], Any] = _words_of_key if inputs.batch is None else only_words
+        self._read_words: Callable[[Any], Any] | None = None if inputs.batch is None else only_words
         if call.grad is not None:
             self._read_words = lambda words: words
         reads_memory = self._keys is not None and self._keys.is_on_device
@@ -176,7 +176,10 @@ class Plan:
             if self._check_generator is not None:
                 self._check_generator(generator)
         elif not (keys is not None or (type(seed) is int and 0 <= seed < WORD_64)):
-            seed, offset, offset_array = self._read_words(seed)
+            if self._read_words is None:
+                seed, offset = checked_key(seed)
+            else:
+                seed, offset, offset_array = self._read_words(seed)
         other_streams: Any = ()
         if self._stream is not None:
             like = (mu, sigma, weights, matrix)[self._like]
@@ -197,9 +200,10 @@ class Plan:
             self._check_values(mu, sigma, weights)
         if self._results:
             result: Any = (self._allocate(like),)
+            first, second = self._read_vector(result[0]), self._nothing
             if self._results == 2:
                 result += (self._allocate(like),)
-            first, second = (*map(self._read_vector, result), self._nothing)[:2]
+                second = self._read_vector(result[1])
             matrix_at = self._nothing if matrix is None else self._read_matrix(matrix)
         else:
             first = second = self._nothing
@@ -301,10 +305,6 @@ class _SubclassPlan(Plan):
     ) -> Drawn:  # fmt: skip
         drawn = super().run(mu, sigma, weights, np.asarray(matrix), seed, generator, dim_offset, sample_offset)
         return matrix, *drawn[1:]
-
-
-def _words_of_key(seed: Any) -> tuple[int, int, None]:
-    return *checked_key(seed), None
 
 
 def _never(mu: Any, sigma: Any, weights: Any) -> bool:
