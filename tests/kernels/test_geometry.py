@@ -291,7 +291,7 @@ def test_every_geometry_is_valid_for_the_kernel(calls: list[Call]) -> None:
             assert cut.warps == (-(-across // 32) if cut.rest == 0 else across // 32), call
             assert cut.rest in (0, across % 32) and (cut.rest <= 8 or 256 < across < 288), call
         elif cut.store_kind == 2:
-            # A pass, and each of its warps, writes consecutive elements; groups after the last column would not.
+            # A pass, and each of its warps, writes consecutive elements, so no group lies after the last column.
             assert not in_memory, call
             assert column_stride == size and (rows == 1 or row_stride == columns * size), call
             assert cut.blocks_per_band == cut.steps == 1 and cut.groups_per_pass == across, call
@@ -339,8 +339,8 @@ def check_transposed(call: Call, cut: Geometry) -> None:
         assert cut.pieces * cut.groups_per_pass <= cut.threads * staged_own_rows_of(size, antithetic), call
         assert cut.column_step == cut.overlap == 0, call
         return
-    # Pieces of `own_rows` dimensions are at aligned addresses. The first piece of a group's first column begins up to
-    # `own_rows` elements before the row; if the other columns are aligned differently, so do their first pieces.
+    # Pieces of `own_rows` dimensions are at aligned addresses, so the first piece of a group's first column may begin
+    # before the column. Other columns have first pieces of their own if they are aligned differently.
     assert cut.threads <= 128 and cut.column_step * size == column_stride, call
     alike = cut.column_step % own_rows == 0
     assert cut.overlap == (not alike), call
