@@ -76,12 +76,13 @@ class Launcher:
     run : callable
         ``run(geometry, mu, sigma, weights, matrix, first, second, seed, offset, seed_at, offset_at, first_row,
         first_column, stream, scratch)`` launches. `mu` to `second` are addresses; an input is a float if the launch has
-        a number in its place. What the operation lacks is 0 or None. A word whose address is not 0 is read there, and
-        `seed` or `offset` is ignored; `seed_at` is not 0 in a batch alone. At `scratch` is room for `scratch_size`
-        numbers. For perturb, `matrix` is the packed spans, of type bytes.
+        a number in its place. What the operation lacks is 0 or None. If `seed_at` or `offset_at` is not 0, `run` reads
+        the word there and ignores `seed` or `offset`. Only a batch has its seeds in memory. At `scratch` is room for
+        `scratch_size` numbers. For perturb, `matrix` is the packed spans, of type bytes.
     is_valid : callable or None
         ``is_valid(mu, sigma, weights)``, for host memory: whether all of `mu` and `weights` is finite, and all of
-        `sigma` finite and not negative. `weights` is None if the operation lacks them. `sample` has checked numbers.
+        `sigma` finite and not negative. `weights` is None if the operation lacks them. `sample` checks those inputs
+        that are one number.
     geometry : callable or None
         ``geometry(matrix, first_column)`` does everything that can fail before the launch, such as compiling. `run`
         gets its result: the launch geometry, on a CPU the number of threads. Without it, `run` gets None.
@@ -108,10 +109,10 @@ class MemoryLauncher:
     Attributes
     ----------
     run : callable
-        ``run(mu, sigma, weights, matrix, first, second, seed, offsets, stream, scratch)``, all but the stream addresses
-        in device memory, or 0 if the operation lacks them. At `offsets` are the offset, the first row and the first
-        column. The launch may be a batch. The stream may be one that is being captured. For perturb, `matrix` is the
-        packed spans, of type bytes.
+        ``run(mu, sigma, weights, matrix, first, second, seed, offsets, stream, scratch)``. All arguments but the stream
+        are addresses in device memory; what the operation lacks is 0. At `offsets` are the offset, the first row and
+        the first column. The launch may be a batch. The stream may be one that is being captured. For perturb, `matrix`
+        is the packed spans, of type bytes.
     scratch_size : int
         How many float64 numbers of device memory `scratch` needs.
     parameters : callable or None

@@ -75,11 +75,11 @@ def perturb(
     ------
     TypeError
         If a parameter is no array of floating-point numbers, the arrays belong to different libraries, or a
-        coefficient, the seed or `member` has a wrong type.
+        coefficient, the seed or `member` has a wrong type. If a parameter is one that FSDP1 has flattened.
     ValueError
         If a shape, range or device differs from the above, a coefficient is not finite, two parameters have one id, or
         arrays overlap. If `out` has another structure, or has a tensor that autograd has recorded as the result of an
-        operation. If PyTorch transforms the call, or `jax.vmap` or a derivative of JAX goes through it.
+        operation. If torch.func, forward-mode AD, `jax.vmap` or a derivative of JAX transforms the call.
     UnknownBackendError
         If no backend is called `backend`.
     BackendUnavailableError

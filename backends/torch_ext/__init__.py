@@ -26,7 +26,7 @@ from ..memory.host import address_of
 from ..native import libraries, prebuilt, toolchain
 from ..system.cuda_driver import device_of, relaxed_capture
 from ..system.threads import thread_limit
-from .builtins import Builtins
+from .builtins import Builtins, PlanFunctions
 
 __all__ = ["BACKEND"]
 
@@ -224,18 +224,17 @@ class TorchExtBackend:
         """The compiled function that reads addresses of tensors, if there is one: see `Builtins.addresses`."""
         return None if self._builtins is None else self._builtins.addresses()
 
-    def host_plan(
-        self, launch: Launch, window: tuple[int, int], matrix: Any, allocate: Callable[[Any], Any],
-        take: Callable[[Any], tuple[int, int]], check_generator: Callable[[Any], None] | None,
-        run_in_python: Callable[..., Any] | None,
-    ) -> Callable[..., Any] | None:  # fmt: skip
-        """The compiled `Plan.run` for tensors in host memory, if there is one: see `Builtins.plan`."""
-        if self._builtins is None or launch.device != HOST:
+    def compiled_plan(
+        self, launch: Launch, window: tuple[int, int], mask: int, has_list: bool, matrix: Any, **functions: Any
+    ) -> Callable[..., Any] | None:
+        """The compiled `Plan.run`, if there is one: see `Builtins.plan`, which gets the `functions`."""
+        if self._builtins is None:
             return None
         run, fail = self._runner(launch.device)
         return self._builtins.plan(
-            pack(launch), run, window, matrix, allocate, take, check_generator, run_in_python, fail, thread_limit
-        )
+            pack(launch), run, window, mask, has_list, matrix,
+            PlanFunctions(**functions, fail=fail, thread_limit=thread_limit),
+        )  # fmt: skip
 
     def c_function(self, launch: Launch) -> int:
         """See `Backend`."""

@@ -127,6 +127,9 @@ class Library:
     def compile_key(self, backend: Any) -> None:
         """Set `key`, if `backend` provides the compiled function."""
 
+    def check(self, name: str, array: Any) -> None:
+        """TypeError if `perturb` cannot read the properties of `array`."""
+
     def describe(self, name: str, array: Any) -> Operand:
         """The operand for argument `name`; TypeError or ValueError if no kernel can use the array."""
         raise NotImplementedError

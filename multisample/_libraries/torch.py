@@ -147,13 +147,21 @@ class TorchLibrary(Library):
         if _TensorGuards is None or not _PLAIN.issuperset(map(type, every)):
             is_like = super().guard(read, written)
         else:
+            is_one = len(every) == 1
             check: Callable[..., bool] = _TensorGuards(
                 *every, dynamic_dims_sizes=[list(x.shape) for x in every],
                 dynamic_dims_strides=[list(x.stride()) for x in every],
             ).check  # fmt: skip
 
             def is_like(read: Sequence[Any], written: Sequence[Any]) -> bool:
-                return check(*read, *written)
+                # `check` ends the process at a nested tensor.
+                if is_one:
+                    (x,) = read or written
+                    return type(x) in _PLAIN and not x.is_nested and check(x)
+                every = *read, *written
+                if self._addresses is not None:
+                    return self._addresses(every) is not None and check(*every)
+                return all(type(x) in _PLAIN and not x.is_nested for x in every) and check(*every)
 
         if not any(x.requires_grad for x in written):
             return is_like
@@ -178,6 +186,14 @@ class TorchLibrary(Library):
 
     def copied(self, array: Any) -> Any:
         return torch.as_tensor(array).clone()
+
+    def check(self, name: str, array: Any) -> None:
+        check_tensor(name, array)
+        if getattr(array, "_fsdp_flattened", False):
+            raise TypeError(
+                f"{name}: expected a parameter with its own shape, got one that FullyShardedDataParallel (FSDP1) has"
+                " flattened; shard it with torch.distributed.fsdp.fully_shard"
+            )
 
     def describe(self, name: str, array: Any) -> Operand:
         check_tensor(name, array)
@@ -231,7 +247,8 @@ class TorchLibrary(Library):
         return np.asarray((array.double() if array.is_floating_point() else array).cpu().numpy())
 
     def to_device(self, array: HostArray, device: Device) -> Any:
-        return torch.from_numpy(array).to(str(device))
+        # From pageable memory, the driver copies before it returns, and need not wait for the device.
+        return torch.from_numpy(array).to(str(device), non_blocking=True)
 
     def overwrite(self, target: Any, array: HostArray) -> None:
         target.copy_(torch.from_numpy(array))

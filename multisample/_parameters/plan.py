@@ -25,7 +25,7 @@ from .._libraries import BY_TYPE, CPU, HOST, Device, Library, Operand, described
 from .._libraries.library import NOUNS
 from .._libraries.numpy import cached_dtype
 from .._plan import PlanCache
-from .._randomness.generator import WORD_64, Key
+from .._randomness.generator import WORD_64, Generator, Key
 from .._randomness.keys import Keys, batch_of, host_words, is_in_array, keys_in, signature_of
 from .._randomness.source import checked_key
 from .._streams import order_after, order_before
@@ -41,6 +41,8 @@ TRANSFORMED = (
 )
 _MOST_OFFSETS = 2**32
 _WORDS = len(Span._fields)
+# The least number that a computing type rounds to infinity.
+_LIMITS = {"f": 2.0**128 - 2.0**103, "d": math.inf}
 
 
 # --- Plans --------------------------------------------------------------------------------------------------------
@@ -82,6 +84,8 @@ class _Plan:
     ties : Ties
     seen : tuple
         The addresses of a call whose memory has been checked.
+    limit : float
+        Coefficients are smaller than this.
     """
 
     def __init__(
@@ -112,6 +116,7 @@ class _Plan:
             for (device, dtype), arrays in members.items()
         ]
         self.groups = [group for group in groups if len(group.table)]  # A rank may hold no element.
+        self.limit = min((_LIMITS[group.real.char] for group in groups), default=math.inf)
 
     def _group(
         self, request: Request, coefficients: Coefficients, device: Device, dtype: str, arrays: list[int],
@@ -265,6 +270,11 @@ def run_perturb(request: Request, quick_key: Hashable) -> Any:
             if plan_key is not None:
                 _PLANS.put(plan_key, plan)
         plan.seen = seen
+    if coefficients.on_host is not None and not (np.abs(coefficients.on_host) < plan.limit).all():
+        raise ValueError(
+            f"coefficients: expected finite numbers of the computing type, got {describe(request.coefficients)} for"
+            " float32"
+        )
     if out is not None and library.name == "torch":
         check_leaves(out)
     results: Any = None if out is None else out.arrays
@@ -289,6 +299,8 @@ def run_perturb(request: Request, quick_key: Hashable) -> Any:
 
 class _QuickPlan(NamedTuple):
     plan: _Plan
+    is_like: Callable[..., bool]
+    """``is_like(read, written)``: `Library.guard`."""
     run: Callable[..., Any]
     """``run(arrays, written, values, coefficients, seed, offset, member)``: the results, or None for calls that need
     all checks. `values` are from `_quick_coefficients`."""
@@ -346,7 +358,10 @@ def _quick_coefficients(given: Any) -> tuple[Hashable, Any]:
             return kind, None
         if library.device("coefficients", given) != CPU:
             return (kind, library.signature(given)), None
-        listed = given.tolist()
+        try:
+            listed = given.tolist()
+        except (RuntimeError, TypeError):  # `read_coefficients` raises the error.
+            listed = None
         if type(listed) is float:
             return _quick_coefficients(listed)
     if library is HOST and given.dtype.char in "fd" and given.ndim == 1:
@@ -358,8 +373,6 @@ def _quick_coefficients(given: Any) -> tuple[Hashable, Any]:
         if isinstance(coefficients.on_host, float):
             return None, coefficients.on_host
         return coefficients.length, coefficients.on_host
-    if not math.isfinite(values.dot(values)):
-        read_coefficients(given)
     return len(values), values
 
 
@@ -370,9 +383,12 @@ def _keep_quick_plan(
     if plan.library.names_streams or plan.keys is not None or any(x.read is not None for x in plan.memory.sources):
         return
     kept = _QUICK_PLANS.get(key, ())
-    quick = next((quick for quick in kept if quick.plan is plan), None)
+    written = () if request.out is None else request.out.arrays
+    arrays = () if request.out is request.parameters else request.parameters.arrays, written
+    # Guards of PyTorch depend on global state, such as inference mode.
+    quick = next((quick for quick in kept if quick.plan is plan and quick.is_like(*arrays)), None)
     if quick is None:
-        quick = _quick_plan(request, coefficients, plan)
+        quick = _quick_plan(request, coefficients, plan, plan.library.guard(*arrays))
         _QUICK_PLANS.put(key, (quick, *kept[: _MOST_PLANS - 1]))
     if len(quick.tables) >= _MOST_TABLES:
         quick.tables.clear()
@@ -385,14 +401,14 @@ def _keep_quick_plan(
     quick.tables[known] = tables
 
 
-def _quick_plan(request: Request, coefficients: Coefficients, plan: _Plan) -> _QuickPlan:
+def _quick_plan(
+    request: Request, coefficients: Coefficients, plan: _Plan, is_like: Callable[..., bool]
+) -> _QuickPlan:  # fmt: skip
     library, notify, vector, groups = plan.library, plan.notify, coefficients.on_device, plan.groups
     is_fresh, in_place = request.out is None, request.out is request.parameters
-    targets = () if request.out is None else request.out.arrays
-    is_like = library.guard(() if in_place else request.parameters.arrays, targets)
     state, address, addresses = library.state, library.address, library.addresses
-    bumped = plan.ties.written if len(plan.ties.written) < len(targets) else None
-    is_number, limit, last_member = isinstance(coefficients.on_host, float), float("inf"), ROWS - coefficients.length
+    bumped = plan.ties.written if len(plan.ties.written) < len(plan.memory.sources) else None
+    is_number, limit, last_member = isinstance(coefficients.on_host, float), plan.limit, ROWS - coefficients.length
     tables: dict[bytes, list[Any]] = {}
 
     def run(arrays: Any, written: Any, values: Any, given: Any, seed: int, offset: int, member: int) -> Any:
@@ -403,8 +419,13 @@ def _quick_plan(request: Request, coefficients: Coefficients, plan: _Plan) -> _Q
         if is_number:
             if not -limit < values < limit:
                 return None
-        elif vector is not None and address(given) % item_size(vector.dtype):
-            return None
+        elif vector is not None:
+            if address(given) % item_size(vector.dtype):
+                return None
+        else:
+            with np.errstate(over="ignore"):
+                if not values.dot(values) < limit * limit:
+                    return None
         if is_one:
             return run_one(arrays[0], values, given, seed, offset, member)
         known = addresses(arrays).tobytes()
@@ -456,7 +477,7 @@ def _quick_plan(request: Request, coefficients: Coefficients, plan: _Plan) -> _Q
             notify(result)
         return (result,)
 
-    return _QuickPlan(plan, run, tables)
+    return _QuickPlan(plan, is_like, run, tables)
 
 
 def _packed(tail: tuple[int, ...], source: int, target: int) -> bytes:
@@ -474,6 +495,10 @@ def _key_of(seed: Any) -> tuple[int, int]:
             return 0, 0
         words = host_words(seed if owner is HOST else owner.host_array(seed)).reshape(-1).tolist()
         seed = Key(words[0], (*words, 0)[1])
+    if isinstance(seed, Generator):
+        raise TypeError(
+            f"seed: expected an integer, a Key or key data, got {seed}; pass its next Key, generator.take()"
+        )
     seed, offset = checked_key(seed)
     if offset >= _MOST_OFFSETS:
         raise ValueError(f"seed: expected a Key with an offset below 2**32, as Generator.take gives, got {offset}")
@@ -491,6 +516,7 @@ def _common_library(request: Request) -> Library:
             if is_number(array):
                 raise TypeError(f"{label(argument, structure, k)}: expected an array, got the number {describe(array)}")
             found = library_of(label(argument, structure, k), array)
+            found.check(label(argument, structure, k), array)
             if found.foreign or found.name == "jax":
                 raise TypeError(
                     f"{label(argument, structure, k)}: expected an array of NumPy, PyTorch, CuPy or Numba, got"

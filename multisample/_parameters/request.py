@@ -59,7 +59,7 @@ def read_coefficients(given: Any) -> Coefficients:
             raise ValueError(f"coefficients: expected finite numbers, got {describe(given)}")
         return Coefficients(1, number, None)
     library = library_of("coefficients", given)
-    if library.foreign:
+    if library.foreign or library.is_opaque(given):
         raise TypeError(
             "coefficients: expected a number, a list, a NumPy array, or an array of the parameters' library, got"
             f" {described(given)}"
@@ -69,6 +69,8 @@ def read_coefficients(given: Any) -> Coefficients:
     if len(operand.shape) > 1:
         raise ValueError(f"coefficients: expected a number or shape (K,), got {operand.shape}")
     count = operand.shape[0] if operand.shape else 1
+    if operand.device.kind not in ("cpu", "cuda"):
+        raise ValueError(f"coefficients: expected values in memory of the host or a GPU, got them on {operand.device}")
     if operand.device.kind == "cuda":
         check_alignment("coefficients", operand, library.address(array))
         return Coefficients(count, None, operand)
@@ -130,7 +132,10 @@ def memory_of(request: Request, library: Library) -> Memory:
 
 
 def _described(name: str, library: Library, array: Any) -> Operand:
-    operand = library.describe(name, array)
+    try:
+        operand = library.describe(name, array)
+    except TypeError as error:
+        raise TypeError(str(error).replace(" or an integer type", "")) from None
     if operand.dtype not in DTYPES:
         raise TypeError(f"{name}: expected elements of type {', '.join(DTYPES)}, got {operand.dtype}")
     if math.prod(operand.shape) > MOST_ELEMENTS:

@@ -56,7 +56,7 @@ def structure_of(argument: str, given: Any) -> Structure:
 
 def matching(out: Structure, parameters: Structure) -> Structure:
     """`out` with its arrays in the order of `parameters`; ValueError if it has another structure."""
-    if (out.names is None) != (parameters.names is None) or len(out.arrays) != len(parameters.arrays):
+    if _kind(out) != _kind(parameters):
         raise ValueError(f"out: expected {_phrase(parameters)}, as parameters are, got {_phrase(out)}")
     if out.names is None or parameters.names is None or out.names == parameters.names:
         return out
@@ -65,6 +65,10 @@ def matching(out: Structure, parameters: Structure) -> Structure:
     if missing is not None:
         raise ValueError(f"out: expected the names of parameters, got none called {missing!r}")
     return Structure(parameters.names, [arrays[name] for name in parameters.names], out.rebuild)
+
+
+def _kind(structure: Structure) -> tuple[bool, bool, int]:
+    return structure.names is None, structure.rebuild is one_array, len(structure.arrays)
 
 
 def _phrase(structure: Structure) -> str:

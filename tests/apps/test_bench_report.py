@@ -241,7 +241,7 @@ def test_the_table_of_machines_has_the_rows_of_committed_results(run: Any) -> No
     table = lines[lines.index(f"| {' | '.join(row.COLUMNS)} |") :]
     # The suite `original` has no shape of the table.
     has_row = any(group.suite in ("throughput", "cpu") for group in run.groups)
-    assert (row.row(run) in table) == has_row
+    assert (row.row(run) in table) == has_row, "python -m bench.report --row prints the row"
     assert all(line.count(" | ") == len(row.COLUMNS) - 1 for line in table[2:]), "a row can be appended to the file"
 
 

@@ -216,9 +216,10 @@ def test_mezo_lowers_the_loss_of_a_transformer(device: str) -> None:
     assert backward_loss < 0.9 * losses[0]
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_workers_that_exchange_scores_keep_equal_parameters(device: str) -> None:
-    scores, digests = score_exchange.train(("cpu", device), steps=25)
+def test_workers_that_exchange_scores_keep_equal_parameters() -> None:
+    """Workers on the CPU and, if there is one, on a GPU."""
+    assert set(score_exchange.default_devices()) == ({"cpu", "cuda"} if torch.cuda.is_available() else {"cpu"})
+    scores, digests = score_exchange.train(steps=25)
     assert all(len(of_step) == 1 for of_step in digests)
     assert len(set.union(*digests)) == 25
     assert scores[-1] > 0.1 * scores[0]

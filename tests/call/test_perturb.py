@@ -20,6 +20,8 @@ from multisample.backends.element_types import MATRIX_TYPES
 
 torch = pytest.importorskip("torch")
 
+from torch._subclasses import FakeTensorMode  # noqa: E402
+
 from multisample.torch import perturb_  # noqa: E402
 
 ROUNDS = int(os.environ.get("MULTISAMPLE_TEST_ROUNDS", "1"))
@@ -308,6 +310,18 @@ def test_many_calls_seen_before_know_their_arrays(host: str) -> None:
                     assert all(map(same, found, rights))
 
 
+def test_plans_of_one_call_in_and_outside_inference_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors, right = [torch.zeros(3), torch.zeros(4)], expected(torch.zeros(4), 0.5, number=1)
+    for _ in range(2):
+        for mode in (torch.inference_mode(), torch.no_grad()):
+            with mode:
+                assert same(perturb(tensors, 0.5, seed=7)[1], right)
+    monkeypatch.setattr("multisample._perturb.run_perturb", None)  # Calls seen before do not come here.
+    for mode in (torch.inference_mode(), torch.no_grad()):
+        with mode:
+            assert same(perturb(tensors, 0.5, seed=7)[1], right)
+
+
 def test_plans_keep_no_tensor_alive(host: str) -> None:
     tensors = [torch.zeros(3) for _ in range(3)]
     for _ in range(3):
@@ -323,6 +337,7 @@ def test_plans_keep_no_tensor_alive(host: str) -> None:
 
 
 def _compiled(f: Any) -> Any:
+    torch._dynamo.reset()  # Compilations of other tests count against a limit.
     return torch.compile(f, fullgraph=True, backend="aot_eager")
 
 
@@ -418,7 +433,20 @@ _BUFFER = np.zeros(10, np.float32)
         ((3.0, 0.5), {}, TypeError, r"^parameters: expected an array, got the number 3\.0$"),
         (([_P, "x"], 0.5), {}, TypeError, r"^parameters\[1\]: expected an array"),
         (({"a": _P, "b": np.zeros(3, int)}, 0.5), {}, TypeError, r"^parameters\['b'\]: expected .* got int64$"),
-        (({"c": np.zeros(3, complex)}, 0.5), {}, TypeError, r"^parameters\['c'\]: .* got complex128$"),
+        (({"c": np.zeros(3, complex)}, 0.5), {}, TypeError, r"^parameters\['c'\]: .*, float64, got complex128$"),
+        (([np.zeros(3, bool)], 0.5), {}, TypeError, r"^parameters\[0\]: .* got bool$"),
+        ((_P, True), {}, TypeError, "^coefficients: expected .* got True of type bool$"),
+        ((_P, 1j), {}, TypeError, "^coefficients: expected .* got 1j of type complex$"),
+        ((_P, np.zeros(2, complex)), {}, TypeError, "^coefficients: .* got complex128$"),
+        ((_P, ["0.5"]), {}, TypeError, "^coefficients: .* got strings"),
+        ((_P, 1e39), {}, ValueError, r"^coefficients: .* computing type, got 1e\+39 for float32$"),
+        ((_P, [0.5, -1e200]), {}, ValueError, r"^coefficients: .* computing type, got .* for float32$"),
+        ((_P, 0.5), {"seed": multisample.Generator(7)}, TypeError, r"^seed: .* next Key, generator\.take\(\)$"),
+        ((_P, 0.5), {"seed": None}, TypeError, "^seed: expected an integer, got None"),
+        ((_P, 0.5), {"out": [_P]}, ValueError, "^out: expected one array, as parameters are, got 1 arrays in a seq"),
+        (([_P], 0.5), {"out": _P}, ValueError, "^out: expected 1 arrays in a sequence, as .* are, got one array$"),
+        (([_P], 0.5), {"out": [_P, _P]}, ValueError, "^out: expected 1 arrays in a sequence, as .* are, got 2 arrays"),
+        (([_P], 0.5), {"out": [torch.zeros(4)]}, TypeError, r"^out\[0\]: expected a NumPy array, as .* got a PyTorch"),
         (({3: _P}, 0.5), {}, TypeError, "^parameters: expected names of type str, got 3$"),
         (([_P, torch.zeros(3)], 0.5), {}, TypeError, r"^parameters\[1\]: expected a NumPy array, as .* is, got"),
         ((_P, "x"), {}, TypeError, "^coefficients: expected"),
@@ -452,8 +480,12 @@ _BUFFER = np.zeros(10, np.float32)
 )  # fmt: skip
 def test_wrong_arguments(arguments: Any, options: dict[str, Any], error: Any, message: str) -> None:
     before = _P.copy(), _BUFFER.copy()
-    with pytest.raises(error, match=message):
-        perturb(*arguments, **{"seed": 7, **options})
+    for _ in range(2):  # The second call comes after calls that have plans.
+        with pytest.raises(error, match=message):
+            perturb(*arguments, **{"seed": 7, **options})
+        for plain in (_P, [_P], {"a": _P}):
+            perturb(plain, 0.5, seed=7)
+            perturb(plain, [0.5, 0.5], seed=7)
     assert (before[0] == _P).all() and (before[1] == _BUFFER).all()
 
 
@@ -496,6 +528,52 @@ def test_a_module_without_trainable_parameters() -> None:
         perturb(torch.nn.ReLU(), 0.5, seed=7)
 
 
-def test_transformed_calls_raise() -> None:
-    with pytest.raises(ValueError, match=r"^parameters: expected plain arrays outside PyTorch's transformations"):
-        torch.func.vmap(lambda x: perturb(x, 0.5, seed=7))(torch.zeros(2, 3))
+_PLAIN = torch.zeros(3)
+_OUTSIDE = r"^parameters: expected plain arrays outside PyTorch's transformations"
+_KINDS: dict[str, tuple[Any, str]] = {
+    "nested": (lambda: torch.nested.nested_tensor([_PLAIN, _PLAIN]), "expected a strided tensor, got a nested tensor"),
+    "sparse": (lambda: torch.eye(3).to_sparse(), "expected a strided tensor, got layout torch.sparse_coo"),
+    "quantized": (lambda: torch.quantize_per_tensor(_PLAIN, 1.0, 0, torch.qint8), "expected a strided tensor, got a q"),
+    "meta": (lambda: torch.zeros(3, device="meta"), "expected elements in memory, got an array without memory"),
+}
+
+
+def _flattened() -> Any:
+    parameter = torch.nn.Parameter(torch.zeros(3))
+    parameter._fsdp_flattened = True  # FSDP1 marks its parameters so.
+    return parameter
+
+
+_CALLS: dict[str, tuple[Any, str]] = {
+    **{name: (lambda f=f: perturb(f(), 0.5, seed=7), f"^parameters: {text}") for name, (f, text) in _KINDS.items()},
+    **{
+        f"{name} in a list": (lambda f=f: perturb([_PLAIN, f()], 0.5, seed=7), rf"^parameters\[1\]: {text}")
+        for name, (f, text) in _KINDS.items()
+    },
+    "meta vector": (
+        lambda: perturb_(_PLAIN, torch.zeros(3, device="meta"), seed=7), "^coefficients: .*, got them on meta$",
+    ),
+    "FSDP1": (lambda: perturb([_PLAIN, _flattened()], 0.5, seed=7), r"^parameters\[1\]: .* \(FSDP1\) has flat"),
+    "no leaf": (
+        lambda: perturb_({"a": _PLAIN, "b": torch.zeros(3, requires_grad=True) * 2}, 0.5, seed=7),
+        r"^out\['b'\]: expected a leaf, or a tensor that does not require grad, got the result of an operation",
+    ),
+    "fake": (lambda: perturb(FakeTensorMode().from_tensor(_PLAIN), 0.5, seed=7), _OUTSIDE),
+    "vmap": (lambda: torch.func.vmap(lambda x: perturb(x, 0.5, seed=7))(torch.zeros(2, 3)), _OUTSIDE),
+    "vmap of vectors": (lambda: torch.func.vmap(lambda c: perturb(_PLAIN, c, seed=7))(torch.zeros(2, 3)), _OUTSIDE),
+    "grad": (lambda: torch.func.grad(lambda x: perturb(x, 0.5, seed=7).sum())(torch.zeros(3)), _OUTSIDE),
+    "jvp": (lambda: torch.func.jvp(lambda x: perturb(x, 0.5, seed=7), (_PLAIN,), (_PLAIN,)), _OUTSIDE),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:.*quantiz", "ignore:.*jit.script")
+@pytest.mark.parametrize("name", _CALLS)
+def test_tensors_that_perturb_refuses(name: str) -> None:
+    call, message = _CALLS[name]
+    for _ in range(2):  # The second call comes after calls that have plans.
+        with pytest.raises((TypeError, ValueError), match=message):
+            call()
+        assert not _PLAIN.any()
+        for _ in range(2):
+            perturb(_PLAIN, 0.5, seed=7)
+            perturb([_PLAIN, torch.zeros(3)], 0.5, seed=7)

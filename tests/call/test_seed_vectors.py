@@ -74,6 +74,37 @@ def test_two_and_four_halves_are_one_key(backend: str, place: Place, bits: Any) 
                 assert np.array_equal(bits(got), expected)
 
 
+ONE = {
+    "list": ([7], 7),
+    "tuple": ((2**64 - 1,), 2**64 - 1),
+    "Key": ([Key(7, 9)], Key(7, 9)),
+    "int8": (np.array([-7], np.int8), 2**8 - 7),
+    "uint64": (np.array([2**63 + 1], np.uint64), 2**63 + 1),
+    "pair": (np.array([[-1, 9]]), Key(2**64 - 1, 9)),
+    "narrow pair": (np.array([[-1, 9]], np.int16), Key(2**16 - 1, 9)),
+    "halves": (np.array([[1, 2, 3, 4]], np.uint32), Key(2**32 + 2, 3 * 2**32 + 4)),
+}
+
+
+@pytest.mark.parametrize("name", ONE)
+def test_a_vector_of_one_seed_adds_an_axis(backend: str, place: Place, bits: Any, name: str) -> None:
+    vector, key = ONE[name]
+    mu, weights = np.arange(4, dtype=np.float32), np.ones(5, np.float32)
+    for seed in (vector, place(vector)) if isinstance(vector, np.ndarray) else (vector,):
+        for means in (mu, mu[None]):
+            for options in ({}, {"layout": "nd"}, {"dtype": "float64"}, {"dim_offset": 3, "antithetic": True}):
+                alone = bits(multisample.sample(place(mu), 1.0, 5, seed=key, backend=backend, **options))
+                for _ in range(2):  # The second call has a plan.
+                    got = bits(multisample.sample(place(means), 1.0, 5, seed=seed, backend=backend, **options))
+                    assert got.shape == (1, *alone.shape) and np.array_equal(got[0], alone)
+            out = place(np.zeros((1, 4, 5), np.float32))
+            assert multisample.sample(place(means), 1.0, 5, seed=seed, backend=backend, out=out) is out
+            assert np.array_equal(bits(out)[0], bits(multisample.sample(place(mu), 1.0, 5, seed=key, backend=backend)))
+            moments = multisample.weighted_moments(place(weights), place(means), 1.0, seed=seed, backend=backend)
+            of_key = multisample.weighted_moments(place(weights), place(mu), 1.0, seed=key, backend=backend)
+            assert all(np.array_equal(bits(x)[0], bits(y)) for x, y in zip(moments, of_key, strict=True))
+
+
 @pytest.mark.parametrize("order", [1, 2])
 def test_moments_of_a_batch(backend: str, place: Place, bits: Any, order: Any) -> None:
     d, n, batch = 6, 3000, 4
@@ -112,6 +143,7 @@ def test_empty_batches(backend: str, place: Place, to_numpy: Any) -> None:
 
 BAD = {
     "a negative number": ([1, -2], ValueError, r"seed\[1\]: expected 0 <= "),
+    "a bool": ([3, True], TypeError, r"seed\[1\]: expected an integer, got the bool True"),
     "a float": ([1, 2.5], TypeError, r"seed\[1\]: "),
     "a list in a list": ([[1], [2]], TypeError, r"seed\[0\]: "),
     "floats": (np.zeros(2), TypeError, "seed: expected integers, got .* of type float64"),

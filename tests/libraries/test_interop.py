@@ -201,7 +201,7 @@ def case(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     monkeypatch.setattr(chosen, "launcher", lambda draw: watched(launcher(draw), case))
     monkeypatch.setattr(chosen, "c_function", lambda launch: 0, raising=False)
     # Compiled plans call no launcher.
-    monkeypatch.setattr(chosen, "host_plan", lambda *arguments: None, raising=False)
+    monkeypatch.setattr(chosen, "compiled_plan", lambda *arguments, **functions: None, raising=False)
     # JAX's programs on a GPU have seeds in device memory.
     if hasattr(chosen, "memory_launcher"):
         memory_launcher = chosen.memory_launcher

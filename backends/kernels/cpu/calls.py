@@ -131,7 +131,7 @@ def _band_function(real: str) -> Callable[..., Any]:
 
     @inline
     def load(widen, element, x, matrix, rows, columns, row_stride, column_stride):
-        """Copy a tile to `x`, its rows one after another. One of the strides is that of neighbours in memory."""
+        """Copy a tile to `x`, its rows one after another. Its rows or its columns are contiguous in memory."""
         if row_stride > column_stride:
             for r in range(rows):
                 row = numbers_at(matrix + r * row_stride, columns, element)
@@ -206,7 +206,7 @@ def _band_function(real: str) -> Callable[..., Any]:
 
 @inline
 def _threads(launch, table, most):
-    """How many threads a call gets that has work for `most`."""
+    """The number of threads for a call with enough work for `most` threads."""
     limit = launch[WORD.threads]
     return min(most, table[_THREADS], limit if limit != 0 else most)
 
@@ -283,7 +283,7 @@ def _moments_part(real: str) -> Callable[..., Any]:
     sum_rows = cached(sum_function(real), f"cpu-sum_rows_{real}", source_digest())
 
     def sum_part(arguments, index):
-        """The sums of a band of rows: of all groups, which are stored, or of a segment, which are added to `totals`."""
+        """Sum a band of rows: all groups, and store the moments; or, with `totals`, one segment into those."""
         address, lists, most, count, totals, height, weight = arguments
         launch = integers_at(address, LAUNCH_WORDS)
         of_first = numbers_at(lists, 4 * count, number)

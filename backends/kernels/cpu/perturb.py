@@ -27,8 +27,7 @@ from .threads import POOL, for_each
 
 __all__ = ["kernel_groups", "part_function", "part_size", "perturb_kernel"]
 
-# Elements that a thread takes at a time, at the least, and parts at the most: each part looks for its spans from the
-# first one on.
+# Minimum elements of a part, and maximum parts of a call: each part searches its spans from the first one on.
 _PART, _MOST_PARTS = 1 << 15, 1 << 12
 # Blocks of four normals in a tile, and the blocks that the widest vectors hold.
 _TILE, _LANES = 256, 16
@@ -133,7 +132,7 @@ def perturb_kernel(dtype: str) -> Callable[..., None]:
     """``kernel(spans, elements, weights, seed, offset, first_row, threads, pool)`` perturbs spans.
 
     `spans` has the words of packed spans, with this number of elements. The kernel runs on up to `threads` threads: the
-    calling one, and helpers with these `pool` (`threads.helpers`).
+    calling one, and helpers of `pool` (`threads.helper_pool`).
     """
     row = MATRIX_TYPES[dtype]
     add_part = cached(part_function(dtype), f"cpu-perturb_{dtype}_part", source_digest())
