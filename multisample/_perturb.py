@@ -58,10 +58,10 @@ def perturb(
     fast_math : bool, default False
         As for `sample`.
     ids : mapping of names to int, or sequence of int, optional
-        Ids of parameters, ``0 <= id < 2**32``: of some names, or of all arrays of a sequence. By default, an array has
-        the id 0, arrays of a sequence have their positions, and others the CRC-32 of their names, so that parameters
-        that are added, frozen or reordered change nothing for the others. A parameter with several names has the id of
-        the first of them in lexicographical order.
+        Ids of parameters, ``0 <= id < 2**32``. A mapping has the ids of some names, and a sequence those of all arrays
+        of a sequence. By default, an array has the id 0, arrays of a sequence have their positions, and others the
+        CRC-32 of their names, so that parameters that are added, frozen or reordered change nothing for the others. A
+        parameter with several names has the id of the first of them in lexicographical order.
     backend : str, default "auto"
         As for `sample`.
 

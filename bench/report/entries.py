@@ -75,7 +75,7 @@ class Entry:
 
     @property
     def fraction(self) -> Quartiles | None:
-        """The fraction of the speed of cudaMemsetAsync, of which only the median is known."""
+        """The speed as a fraction of that of cudaMemsetAsync, whose time is known as a median only."""
         if self.memset_s is None or self.device is None:
             return None
         return Quartiles(*[self.memset_s] * 3).over(self.device)

@@ -1,8 +1,8 @@
 """The figures of marked places by name: tables and queries of tables.json, pictures, machines, and computed tables.
 
-In tables.json, "queries" are named queries of `bench.report.pages`. A grid has a query for each row and column: the
-title, case, call and field of a column, and its file if not that of the grid. ``{}`` in a case or a call is the text of
-the row; a row of a list is a shape, d x n. "tables of queries" have a query for each cell.
+In tables.json, "queries" are named queries of `bench.report.pages`. A grid makes a query for each row and column. A
+column has a title, a case, a call, a field, and a file if it is not that of the grid. In its case or call, ``{}``
+stands for the text of the row; a row that is a list is a shape, d x n. "tables of queries" have a query for each cell.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ ORDERS = {
 
 
 def testu01(results: Results, _: str) -> str:
-    """The p-values outside of TestU01's interval: of the seeds that ran all tests, of all p-values."""
+    """How many of all p-values are outside of TestU01's interval, for the seeds that ran all tests."""
     batteries = ("SmallCrush", "Crush", "BigCrush")
 
     def runs(battery: str) -> list[Any]:

@@ -159,7 +159,7 @@ def svg(picture: Picture, theme: str) -> bytes:
     with mpl.rc_context({**STYLE, **THEMES[theme]}):
         figure = Figure(figsize=(6.6, picture.height), layout="constrained")
         lines = textwrap.wrap(picture.subtitle, 76)
-        # Constrained layout reserves the title's room only: its empty lines are the subtitle's.
+        # Constrained layout reserves room for the title only. So empty lines of the title make room for the subtitle.
         figure.suptitle(picture.title + "\n" * len(lines), x=0.01, ha="left", fontsize=14, fontweight="bold")
         figure.text(0.01, 1 - 0.36 / picture.height, "\n".join(lines), va="top")
         picture.draw(figure, figure.subplots())
@@ -205,7 +205,7 @@ def _row_texts(rows: Sequence[tuple[Entry, float]]) -> str:
 
 def _largest(run: Run, kind: Kind, groups: Sequence[Group]) -> Iterator[Picture]:
     shapes = _by_shape(groups)
-    # The squarest of the largest, and of these that with more dimensions.
+    # Of the largest shapes the squarest, and of equally square ones that with more dimensions.
     shape = max(shapes, key=lambda s: (_octave(s[0] * s[1]), -max(s) / min(s), s[0]), default=(0, 0))
     rows = sorted(((entry, entry.seconds) for entry in shapes.get(shape, {}).values()), key=lambda row: row[1])
     base = next((entry for entry, _ in rows if entry.ours and entry.mode == "portable"), None)
@@ -286,7 +286,7 @@ COUNT = FuncFormatter(lambda value, _: f"{value:,g}" if value < 1e6 else f"{valu
 
 
 def _lines(x: Scale, y: Scale, curves: Sequence[Curve], figure: Figure, axes: Axes) -> None:
-    """`curves`, with a legend below that lists them in their order. An axis without ticks' multiples is linear."""
+    """`curves`, with a legend below that lists them in order. An axis without multiples for its ticks is linear."""
     for curve in curves:
         look, entry = _look(curve.entry), curve.entry
         style = FAST if entry.ours and entry.mode == "fast_math" else {}

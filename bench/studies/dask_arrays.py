@@ -8,8 +8,8 @@ time of a block on one thread. "direct" is the same windows by `multisample.samp
 the same work on two processes of a pool without Dask, which shows what the machine can do. "block": blocks of 100
 elements, whose draw costs nothing beside Dask's work. "generation": one generation of eight tasks on eight workers (for
 Dask, two processes of four threads), scored by the square of a row, and by sleeping; `us` is the time beyond the sleep.
-"task": the slope of a generation's time by its tasks. "refit": the caller's part of a generation. `speed` is how many
-times as fast as the first call of a part a call is.
+"task": the slope of a generation's time by its tasks. "refit": the caller's part of a generation. `speed` is the speed
+relative to the first call of a part.
 """
 
 from __future__ import annotations

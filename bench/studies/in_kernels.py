@@ -7,9 +7,9 @@ averages them with weights. "in the kernel": the rollouts draw them, and `multis
 again. "sample, matrix": `multisample.sample` stores them, the same rollouts read them, and cuBLAS multiplies the matrix
 by the weights. "randn, matrix": the same with PyTorch's randn. `MB` is what an iteration allocates at its peak.
 
-The option's kernel (`multisample.examples.asian_option`) is the same for all but for the two lines that make the
-generator and draw four normals: cuRAND's Philox state with `curand_normal4`. nvcc compiles all variants, with and
-without --use_fast_math. `ns` is the time of a normal.
+The kernels of the option (`multisample.examples.asian_option`) differ in two lines, which make the generator and draw
+four normals. One has cuRAND's Philox state and `curand_normal4`. nvcc compiles all variants, with and without
+--use_fast_math. `ns` is the time of a normal.
 """
 
 from __future__ import annotations

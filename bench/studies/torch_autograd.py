@@ -2,9 +2,9 @@
 
 python -m bench.studies.torch_autograd results.json
 
-"operator" calls are the operators alone: forward writes to an existing array, backward reads one. Of the others,
-`backward us` is the time of forward and backward by autograd, for an upstream gradient as large as the sample, without
-`forward us`. `memory` is the peak of both in units of the sample, with that gradient included.
+"operator" calls are the operators alone: forward writes to an existing array, backward reads one. For the others,
+`backward us` is the time of forward and backward by autograd less `forward us`. The upstream gradient is as large as
+the sample. `memory` is the peak of both in units of the sample, with that gradient included.
 """
 
 from __future__ import annotations

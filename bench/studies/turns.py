@@ -52,7 +52,7 @@ def on_host(
     least: float = 2e-3,
     repeats: int | None = None,
 ) -> Turns:
-    """Times by the host's clock. A turn has `repeats` calls, by default those of `least` seconds.
+    """Times by the host's clock. A turn has `repeats` calls; by default, as many as take `least` seconds.
 
     `wait` gets the last result before the clock is read.
     """

@@ -3,7 +3,7 @@
 pytest bench --benchmark-only -k cpu --benchmark-json=results.json
 
 Only ratios within one run mean anything; the comparison uses the ratios to NumPy. `test_cpu` makes new arrays,
-`test_cpu_out` fills an existing one. Contenders with a `lacks` apply neither mu nor sigma.
+`test_cpu_out` fills an existing one. A contender with `lacks` draws standard normals, without mu and sigma.
 
 Layout nd writes the same bits transposed, and antithetic pairs need half the noise. Both are compared with the plain
 call, into existing arrays.

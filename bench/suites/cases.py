@@ -63,7 +63,7 @@ class Case:
         return ((self.matrices,) if self.matrices > 1 else ()) + (self.d // self.matrices, self.n)
 
     def kind(self, separator: str) -> str:
-        """The case without its shape. What is usual is not named."""
+        """The case without its shape, and without the usual layout and operation."""
         unusual = [word for word in (self.layout, self.operation) if word not in ("dn", "sample")]
         return separator.join([self.dtype, self.noise, *unusual])
 

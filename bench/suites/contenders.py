@@ -2,7 +2,7 @@
 
 `start` of a contender does the untimed work, and returns the call to time, or named variants of it: the fastest counts.
 A call uses vectors of the contender's own library and returns a new matrix of shape (d, n), or (n, d) in layout "nd".
-For other operations, the checks of `OPERATIONS` show its result. Libraries are imported on first use. `reason` of a
+The checks in `OPERATIONS` show the results of other operations. Libraries are imported on first use. `reason` of a
 contender says why it cannot run.
 """
 
@@ -52,7 +52,7 @@ class Contender:
     """Returns what is timed for a case and a mode. Peers draw the same in both modes."""
     ours: bool = False
     lacks: str | None = None
-    """The work that this contender omits and others of its group do."""
+    """The work of its group that this contender omits."""
     noises: tuple[str, ...] = ("independent",)
     dtypes: tuple[str, ...] = ("float32",)
     layouts: tuple[str, ...] = ("dn",)
@@ -287,7 +287,7 @@ def _torch_eager(device: str, case: Case, mode: str) -> Call:
 
 
 def _torch_compile(case: Case, mode: str) -> Variants:
-    """For headlines also tuned, which takes long. Without CUDA graphs, which overwrite earlier results."""
+    """The compiled expression, for headlines also tuned. No CUDA graphs, which would overwrite earlier results."""
     import torch
 
     torch.compiler.reset()  # Each shape gets its own, best code.
@@ -399,7 +399,7 @@ def _header_peer(
 
 
 def _curanddx(options: tuple[str, ...], case: Case, mode: str) -> Variants:
-    """In all layouts, without those that leave nearly all threads of a block idle."""
+    """The kernel in each layout that does not leave nearly all threads of a block idle."""
     program = header_peers.CURANDDX
     layouts = tuple(name for name in program.variants if case.n >= 128 or not name.startswith("a row"))
     return _header_peer(program, layouts, options, case, mode)

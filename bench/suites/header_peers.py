@@ -121,7 +121,7 @@ def _nvcc(program: Program, architecture: str, *options: str) -> str:
     """What nvcc prints."""
     home = _toolkit(program)
     folders = [folder for folder in map(header_folder, program.headers) if folder]
-    folders.insert(-1, home / "include")  # Packages may have other headers of a toolkit beside cuRAND's.
+    folders.insert(-1, home / "include")  # cuRAND's package may have other headers of a toolkit, so it is last.
     command = [
         str(home / "bin" / "nvcc"), "-O3", "-w", f"-arch=sm_{architecture}", f"-DARCHITECTURE={architecture}0",
         *program.options, *(f"-I{folder}" for folder in dict.fromkeys(folders)), *options,

@@ -18,7 +18,7 @@ __all__ = ["GENERATORS", "filling", "missing"]
 # faster than Box-Muller, and the library without threads, since the numbers of a stream are drawn by one thread.
 GENERATORS = {"SFMT19937": 13 << 20, "ARS5": 15 << 20, "Philox4x32x10": 16 << 20}
 ICDF, SEQUENTIAL = 2, 1
-# A call for each short row takes longer than a call for many, with mu and sigma applied after it, in the cache.
+# One call draws many short rows in less time than a call for each. mu and sigma are applied after it, in the cache.
 SHORT, BLOCK = 2**13, 2**17
 
 

@@ -21,7 +21,7 @@ from bench.suites.cases import clamp
 
 __all__ = ["BUSY", "CudaDevice", "Device", "Quartiles", "Ring", "Times", "compared", "measure", "quartiles"]
 
-BUSY = 2**30  # Bytes whose fill takes longer, 240 us on an H200, than a call on the host; many times the cache.
+BUSY = 2**30  # Bytes of a fill that outlasts a call on the host (240 us on an H200); many times the cache.
 ROTATED = 2**28  # Bytes of results that are kept alive: several times the cache.
 MOST_KEPT = 256
 DEVICE_SECONDS = 0.04  # Total time of the repeats of one measurement on the device, with fills.
@@ -152,8 +152,8 @@ def compared(device: Device, calls: dict[str, Call], ring: Ring) -> dict[str, fl
 def measure(device: Device, call: Call, ring: Ring, size: int, wait: Callable[[Any], None] | None = None) -> Times:
     """Times of `call`, whose result has `size` bytes and is kept by the `ring`.
 
-    `wait` waits for a result, for a call that is not ordered with the device's marks. The time on the device is then
-    the time per call of many consecutive calls, by the host's clock, an overestimate where the host takes longer.
+    A call that is not ordered with the device's marks needs `wait`, which waits for a result. Its time on the device is
+    the time per call of many consecutive calls, by the host's clock. It is too long where the host takes longer.
     """
     with _without_collection():
         device.wait()

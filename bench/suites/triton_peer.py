@@ -1,5 +1,7 @@
-"""The kernel that people write in Triton: Philox and Box-Muller of `tl.randn4x`, each of its four normals for another
-part of a row, so that all stores are coalesced. A program has a tile of rows and of a part of their columns.
+"""The kernel that people write in Triton, with Philox and Box-Muller of `tl.randn4x`.
+
+Its four normals go to four parts of a row, so that all stores are coalesced. A program draws a tile: some rows, and
+some of their columns.
 """
 
 from __future__ import annotations

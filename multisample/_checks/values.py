@@ -46,8 +46,8 @@ def vector_converter(
 ) -> Callable[[HostArray], HostArray] | None:
     """A function that converts arrays like `operand` to vectors of the computing type `real`; None for no conversion.
 
-    The function takes arrays of `Library.host_array`, which may have the bits of their elements. In a batch of several
-    matrices, two axes stay two.
+    The function takes arrays from `Library.host_array`, which may hold elements as integers with the same bits. In a
+    batch of several matrices, a vector (B, d) keeps both axes.
     """
     steps: list[Callable[[HostArray], HostArray]] = []
     row = MATRIX_TYPES.get(operand.dtype)

@@ -1,7 +1,7 @@
 """JAX: a call with its arrays is one of its programs, in `multisample._routes.jax`.
 
-A call with a graph-safe generator, whose offset is no operand of a program, is drawn by another library on a CUDA
-device, and the result is handed over by DLPack.
+A program has no operand for the offset of a graph-safe generator. So another library draws such a call on the CUDA
+device, and DLPack hands over the result.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class JaxLibrary(ForeignLibrary):
     name = "jax"
 
     def signature(self, array: Any) -> Hashable:
-        # The other vector, or a key, may be the one that is JAX's.
+        # A NumPy vector comes here beside a vector or a key of JAX.
         return HOST.signature(array) if type(array) is np.ndarray else (array.aval, array.sharding)
 
     def state(self) -> Hashable:
@@ -75,7 +75,7 @@ class JaxLibrary(ForeignLibrary):
 
         operand = library.describe("result", result)
         raw = DeviceArray(library.address(result), operand.shape, operand.strides, operand.dtype)
-        # Not by the CUDA array interface: JAX may free what it takes over by that while it is in use.
+        # By DLPack: JAX may free memory that it takes by the CUDA array interface while a kernel uses it.
         with keeping_context():
             return jax.numpy.from_dlpack(Exported(raw, (2, device.ordinal), stream, result))
 

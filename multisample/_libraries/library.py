@@ -93,7 +93,7 @@ class Library:
         raise NotImplementedError
 
     def host_array(self, array: Any) -> HostArray:
-        """A NumPy array that shares the memory of a host array, and may have the bits of its elements."""
+        """A NumPy array in the memory of a host array; integers with the same bits for types that NumPy may lack."""
         raise NotImplementedError
 
     def named_stream(self, array: Any) -> int | None:
@@ -103,7 +103,7 @@ class Library:
     # --- For each plan ---
 
     def guard(self, read: Sequence[Any], written: Sequence[Any]) -> Callable[[Sequence[Any], Sequence[Any]], bool]:
-        """``is_like(read, written)``: whether a plan for these arrays serves others, as many of each."""
+        """``is_like(read, written)``: whether a plan for the arrays here serves the same number of other arrays."""
         # Signatures are for arrays whose type has been compared.
         known: list[Any] = [(self.signature, type(x), self.signature(x)) for x in read]
         known += [(self.target_signature, type(x), self.target_signature(x)) for x in written]

@@ -64,7 +64,7 @@ def is_opaque(kind: type) -> bool:
 
 
 def plain(tensor: Any) -> Any:
-    """A tensor of a subclass as one of the base class, since methods of a subclass may differ from its memory's."""
+    """`tensor` as a torch.Tensor, since the methods of a subclass may contradict its memory."""
     if tensor is None or type(tensor) in (torch.Tensor, torch.nn.Parameter):
         return tensor
     with torch._C.DisableTorchFunctionSubclass():

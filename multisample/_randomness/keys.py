@@ -208,7 +208,7 @@ def host_words(seed: Any) -> HostArray:
         halves = seed.astype(np.uint64)
         return np.ascontiguousarray(halves[..., 0::2] << 32 | halves[..., 1::2]).reshape(-1, seed.shape[-1] // 2)
     if seed.dtype.kind == "i":
-        seed = seed.astype(f"=u{seed.dtype.itemsize}", copy=False)  # The same bits: values modulo 2^bits.
+        seed = seed.astype(f"=u{seed.dtype.itemsize}", copy=False)  # Keeps the bits: values count modulo 2^bits.
     words: HostArray = np.ascontiguousarray(seed, np.uint64)
     return words.reshape(len(words), -1 if len(words) else words.ndim)
 

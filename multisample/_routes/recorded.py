@@ -114,7 +114,7 @@ class _RecordedSample:
         # The plan of the latest gradient, and its compiled run, which returns None for any other gradient.
         self.gradient_plan: Plan | None = None
         self.gradients: Callable[..., Any] = _no_gradients
-        # Whether the sums of a gradient are the gradients of mu and sigma.
+        # Whether the kernel's sums are the gradients of mu and sigma without a change of shape or type.
         self.has_plain_gradients = all(
             isinstance(x, torch.Tensor) and x.requires_grad and x.dim() == 1 and x.dtype is _computing(self.plan)
             for x in (call.mu, call.sigma)
@@ -176,7 +176,7 @@ class _SampleFunction(torch.autograd.Function):
 
 # PyTorch's `apply` chooses between `backward` and `vjp` in each call.
 _SampleFunction._backward_cls.apply = _SampleFunction.backward
-# Function.apply without its support for torch.func, whose calls take `run_transformed`.
+# Function.apply without its support for torch.func: `run_transformed` runs those calls.
 _apply = super(torch.autograd.Function, _SampleFunction).apply
 _is_grad_enabled = torch.is_grad_enabled
 _is_legacy_batch, _TENSOR = torch._C._functorch.is_legacy_batchedtensor, torch.Tensor

@@ -128,7 +128,7 @@ def write_npy(
 
 def _check_space(folder: Path, size: int) -> None:
     usage = shutil.disk_usage(folder)
-    if usage.total and size > usage.free:  # Some network file systems report 0 of 0.
+    if usage.total and size > usage.free:  # Some network file systems report sizes of 0.
         raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {size_text(usage.free)} free")
 
 

@@ -150,8 +150,8 @@ def _check(
 def windows(d: int, n: int, itemsize: int, memory: int, transposed: bool = False) -> Iterator[tuple[slice, slice]]:
     """Rows and columns of windows of at most `memory` bytes that tile a (d, n) matrix, in the order of its file.
 
-    A window is contiguous in the file, which is (n, d) if `transposed`, so that writing it touches few pages. Four
-    samples that are longer than a window are the exception.
+    A window is contiguous in the file, which is (n, d) if `transposed`, so that writing it touches few pages. The
+    exception is a transposed file of which four rows exceed `memory`.
     """
     capacity = memory // itemsize
     # The stream has blocks of four columns. A width of whole blocks computes no block twice.

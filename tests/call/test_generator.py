@@ -274,7 +274,7 @@ def test_take_k_in_threads_gives_every_offset_once() -> None:
 
 
 def test_take_k_skips_offsets_when_another_call_takes_one_between() -> None:
-    """A call, as from a signal handler, between the offset that was put back and the new ones."""
+    """Another call, as of a signal handler, takes an offset after the returned one and before the new ones."""
     generator = Generator(3)
     generator._put_back(*generator.take())
     counts = generator._counts

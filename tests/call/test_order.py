@@ -230,7 +230,7 @@ def hold_up(consumer: Any, by_dlpack: bool, cycles: int = SHORT) -> None:
 
 
 def on_current_stream(memory: Any, result: Any) -> Any:
-    """`result` for work on the library's current stream, which with Numba first waits for the result's stream."""
+    """`result` for use on the library's current stream. With Numba, this stream first waits for that of the result."""
     if memory.name != "numba":
         return result
     named = result.__cuda_array_interface__["stream"] or 0

@@ -286,7 +286,7 @@ def _jax_config(name: str, value: Any) -> Any:
     return _set(lambda x: jax.config.update(name, x), value, getattr(jax.config, name))
 
 
-# From the module jax to the state.
+# Each function takes the module jax, and returns the context of a state.
 JAX_STATES: dict[str, Callable[[Any], Any]] = {
     "enable_x64": lambda jax: jax.enable_x64(True),
     "x64 by config": lambda jax: _jax_config("jax_enable_x64", True),

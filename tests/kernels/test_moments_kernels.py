@@ -298,7 +298,7 @@ def test_bits_do_not_depend_on_rows_per_thread_or_order_of_blocks(runner: Any, c
 @requires_gxx
 @requires_emulator
 def test_groups_without_weight_change_no_bits(runner: Any, compiled: Any) -> None:
-    # Where the list is short, all its groups are of one chain.
+    # In a short list, all groups belong to one chain.
     one = np.zeros(900, np.float32)
     one[517] = 2.5
     window = Case(7, 4, weights=one[516:520], sample_offset=516)

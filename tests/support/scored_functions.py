@@ -1,4 +1,4 @@
-"""Functions that tests of the cross-entropy method score samples by, which processes import from here, and its runs."""
+"""Score functions for tests of the cross-entropy method, which worker processes import from here, and short runs."""
 
 from __future__ import annotations
 

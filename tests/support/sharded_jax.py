@@ -139,7 +139,7 @@ def the_result_follows_mu_and_sigma() -> None:
     ):
         same(x, expected())
         assert x.sharding.is_equivalent_to(sharding("x", None), 2), x.sharding
-    # One of the two is enough.
+    # One sharded vector is enough.
     draw = jax.jit(lambda mu: sample(mu, SIGMA, N, seed=SEED))
     same(draw(mu), expected())
     assert draw(mu).sharding.is_equivalent_to(sharding("x", None), 2)
@@ -253,7 +253,7 @@ def shard_map_with_a_key_for_each_device() -> None:
 
 @check
 def partly_manual_shard_map() -> None:
-    """The rows are those of shard_map, the columns XLA's to share out."""
+    """`jax.shard_map` shards the rows, and XLA the columns."""
 
     def body(mu: Any, sigma: Any) -> Any:
         x = sample(mu, sigma, N, seed=SEED, dim_offset=jax.lax.axis_index("x") * mu.shape[0])
@@ -301,7 +301,7 @@ def explicit_sharding() -> None:
         gradient = jax.jit(jax.grad(lambda mu, sigma: (sample(mu, sigma, N, seed=key) ** 3).sum(), (0, 1)))
         whole = jax.grad(lambda mu, sigma: (sample(mu, sigma, N, seed=SEED) ** 3).sum(), (0, 1))(MU, SIGMA)
         np.testing.assert_allclose(gradient(mu, sigma), whole, rtol=1e-4)
-        # Over samples, JAX's own way out of explicit sharding.
+        # To shard over samples, `auto_axes` leaves explicit sharding.
         both = jax.jit(
             jax.sharding.auto_axes(
                 lambda mu, sigma, key: sample(mu, sigma, N, seed=key), out_sharding=P("x", "y"), axes=("x", "y")

@@ -255,7 +255,7 @@ def test_on_a_gpu_a_graph_safe_generator_counts_on_the_device() -> None:
         generator = Generator(5, graph_safe=True)
         for i in range(3):
             check_same(sample(*vectors(), N, generator=generator), sample(MU, SIGMA, N, seed=Key(5, i)))
-            sample(*vectors(), N, generator=Generator(1))  # Whose plan is that of all generators.
+            sample(*vectors(), N, generator=Generator(1))  # One plan serves all generators.
 
 
 def test_an_eager_call_with_wrong_values_in_host_memory_fails_and_takes_no_offset() -> None:
@@ -341,11 +341,11 @@ def test_programs_run_on_several_threads_at_once() -> None:
 
 @pytest.mark.parametrize("shape", [(3, 5), (400, 20_000)])
 def test_subnormal_numbers_are_kept_by_the_threads_of_xla(shape: tuple[int, int]) -> None:
-    """XLA flushes them on its own threads."""
+    """XLA's own threads flush subnormal numbers."""
     mu, sigma = np.zeros(shape[0], np.float32), np.full(shape[0], 3e-38, np.float32)
     normals = sample(mu, 1.0, shape[1], seed=7)
     drawn = np.asarray(jax.jit(lambda sigma: sample(mu, sigma, shape[1], seed=7))(sigma))
-    assert (drawn == normals.astype(np.float64) * sigma[0].astype(np.float64)).mean() < 1  # Some are rounded.
+    assert (drawn == normals.astype(np.float64) * sigma[0].astype(np.float64)).mean() < 1  # Some products are rounded.
     np.testing.assert_array_equal(drawn.view(np.uint32), (normals * sigma[:, None]).view(np.uint32))
 
 

@@ -67,7 +67,7 @@ CONTEXT, STREAM, DEVICE = 0x1234, 0x5678, 3
 
 
 def metadata_request(xla: Xla) -> tuple[Any, Any]:
-    """A query for metadata, behind an extension of another kind, and where its answer goes."""
+    """A query for metadata, behind an extension of another kind, and the struct that its answer fills."""
     metadata = Metadata(48, Version(24))
     inner = Extension(32, 1, None, ctypes.pointer(metadata))
     outer = Extension(24, 77, ctypes.addressof(inner), None)
@@ -174,7 +174,7 @@ def execute(operation: Operation, device: str, xla: Xla, frame: Any) -> None:
 
 
 def test_the_layouts_are_those_of_the_header() -> None:
-    """The order of the functions, which decides where they are."""
+    """The order of the functions determines their offsets."""
     header = (Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h").read_text(encoding="utf-8")
     body = header[header.index("struct XLA_FFI_Api {") :]
     names = [line.split("(")[1].split(")")[0] for line in body.splitlines() if "_XLA_FFI_API_STRUCT_FIELD(" in line]
@@ -510,7 +510,7 @@ def test_a_call_seen_before_is_launched_without_python(
 
 
 def test_calls_that_differ_have_launches_of_their_own(emulated: Native, recording: Recording) -> None:
-    """Devices and alignments of an instruction, whose options and shapes are fixed; and instructions."""
+    """Calls of an instruction differ by device and alignment; its options and shapes are fixed."""
     instructions = [*itertools.product([8, 12], [1, 2], [True, False])]
     states = []
     for n, batch, has_offsets in instructions:

@@ -43,7 +43,7 @@ def same(found: Any, expected: Any) -> None:
         assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
 
 
-# Pytrees, and what `perturb` takes of NumPy in their place.
+# Pytrees, each with a function that makes from them what `perturb` takes with NumPy arrays.
 TREES: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "array": (random(5, 7), lambda tree: tree),
     "scalar": (random(), lambda tree: tree),

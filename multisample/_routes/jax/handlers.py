@@ -57,7 +57,7 @@ On CUDA, the last result of a gradient and of moments is scratch memory. Seed an
 """
 
 BLOCKS = "multisample_perturb_blocks"
-"""The target of perturb on CUDA with `begins`. XLA must not record it, since the host reads them."""
+"""The target of perturb on CUDA with `begins`. The host reads `begins`, so XLA must not record it."""
 
 
 # --- Launches -------------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ BLOCKS = "multisample_perturb_blocks"
 # The operation and the flags of a call.
 _SHARED = tuple(name for name in Static._fields if name in Launch._fields)
 
-_SEED_BYTES, _OFFSETS_BYTES = 8, 24  # Of the seed, and of offset, first row and first column, of a matrix.
+_SEED_BYTES, _OFFSETS_BYTES = 8, 24  # Of each matrix: its seed; its offset, first row and first column.
 
 
 def _launch(static: Static, device: int, batch: int = 0) -> Launch:
@@ -155,7 +155,7 @@ def _begins_at(address: int, count: int, frame: xla_ffi.Frame, device: int) -> H
 
 # --- Host memory ----------------------------------------------------------------------------------
 
-# Bytes from which on XLA's memory comes fresh from the system: the least size that NumPy asks for huge pages for.
+# From this many bytes on, XLA's memory comes fresh from the system. NumPy asks for huge pages from the same size on.
 _LARGE = 1 << 22
 
 
@@ -184,7 +184,7 @@ def _check_windows(launch: Launch) -> None:
 # --- Memory of a CUDA device ----------------------------------------------------------------------
 
 LAUNCHERS: PlanCache[MemoryLauncher] = PlanCache(4096)
-"""The launchers of calls on devices, by backend, whether there are offsets, and the tail of `Launch`."""
+"""The launchers of calls on devices. A key is a backend, whether there are offsets, and a `Launch` without its head."""
 
 
 def _run_on_device(static: Static, launch: Launch, spans: HostArray | None, frame: xla_ffi.Frame) -> None:
@@ -225,7 +225,7 @@ def _state(static: Static, device: int) -> native.State:
 
 
 def can_take_gradients(static: Static, platform: str) -> bool:
-    """Whether the backend sums gradients, by an operation or by a C function only."""
+    """Whether the backend sums gradients, by one of its `operations` or by a C function."""
     operations = registry.find(static.backend).operations
     return Operation.gradient in operations or bool(_state(static, HOST if platform == "cpu" else 0).run)
 
@@ -282,7 +282,7 @@ def register() -> None:
 
 def _register(name: str, platform: str, number: int, target: xla_ffi.Target, addresses: dict[str, int]) -> None:
     gate.handle(number, functools.partial(xla_ffi.handle, target=target))
-    # Said here and in the metadata of the handler, as one of the two may be all that a plugin asks for.
+    # The registration and the metadata of the handler both say it, since a plugin may read only one of them.
     traits = {"traits": CustomCallTargetTraits.COMMAND_BUFFER_COMPATIBLE} if target.records else {}
     capsules = {stage: jax.ffi.pycapsule(address) for stage, address in addresses.items()}
     jax.ffi.register_ffi_target(name, capsules, platform=platform, **traits)

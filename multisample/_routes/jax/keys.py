@@ -28,8 +28,8 @@ class Words(NamedTuple):
     offsets: Any
     """Offset, first row and first column.
 
-    None where all are 0, uint32[6] with the low halves first, or three numbers that each have a type of `seed`. Of
-    these, the offset is uint32[B, 2] for a vector of seeds with offsets.
+    None if all are 0. Otherwise uint32[6] with the low halves first, or three numbers, each in a form of `seed`. For a
+    vector of seeds with offsets, the offset is uint32[B, 2].
     """
 
 

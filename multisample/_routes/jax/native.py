@@ -2,9 +2,9 @@
 
 When XLA makes an executable, each of its calls gets a `State`, which Python resolves from the call's options. To run,
 the handler copies the state's `Launch`, fills in addresses and lengths, and passes it to a C function of the backend. A
-backend that launches through the CUDA driver has no such function: Python makes the first launch, and adds its bytes to
-the state as a record, which later calls repeat with their own addresses. Other calls enter Python. So do calls that
-fail: Python repeats them and reports the error.
+backend that launches through the CUDA driver has no such function. There Python makes the first launch, and adds its
+bytes to the state as a record. Later calls repeat the record with their own addresses. Other calls enter Python. So do
+calls that fail: Python repeats them and reports the error.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ llvmlite.binding.add_symbol("multisample_xla_process", _process.ctypes.data)
 # Words of a state: the backend's C function or 0, whether dimensions are contiguous, bytes of an element, the address
 # of the newest record or 0; then the `Launch`, and for perturb each `Span` with the index of its parameter.
 _RUN, _DOWN, _SIZE, _RECORDS, _TEMPLATE = range(5)
-# Words of a record of a sample: the address of the next, its device and alignment, the kernel, how many patches and
-# bytes of launch follow. A patch is the place of an address in the launch, its source, and what to add. For records of
-# perturb, see `begins`.
+# Words of the record of a sample: the address of the next record, the device, the misalignment, the kernel, the number
+# of patches, and the bytes of the launch; patches and launch follow. A patch is the place of an address in the launch,
+# its source, and what to add. For records of perturb, see `begins`.
 _NEXT, _DEVICE, _MISALIGNMENT, _KERNEL, _PATCHES, _LAUNCH_SIZE, _HEAD = range(7)
 # The sources of patches: the operands, the matrix and the stream.
 _SOURCES = ("mu", "sigma", "seed", "offsets", "matrix", "stream")
@@ -75,7 +75,7 @@ _RECORD_WORDS = 64  # The longest recorded launch, in words of 8 bytes.
 _ALIGNMENT = 31  # The kernel depends on the address of the matrix modulo 32.
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 
-# XLA's memory comes fresh from the system from about this many bytes on, as NumPy's when it asks for huge pages.
+# From about this many bytes on, XLA's memory comes fresh from the system. NumPy asks for huge pages from here on too.
 _LARGE = 1 << 22
 _PAGE, _HUGE = mmap.PAGESIZE, getattr(mmap, "MADV_HUGEPAGE", None)
 _MOST_ROW, _MOST_COLUMN = 1 << 32, 1 << 34
@@ -181,8 +181,8 @@ def _fill_perturb(frame, state, launch, has_scratch):
 def _filling(operation: Operation) -> Callable[..., Any]:
     """``fill(frame, state, launch, has_scratch)`` writes the launch.
 
-    With `has_scratch`, the last result is scratch memory. The matrix of perturb, its spans, is memory for the caller to
-    free, or 0 if there is none.
+    With `has_scratch`, the last result is scratch memory. For perturb, `fill` allocates the spans, at the address in
+    `matrix`, and the caller frees them. The address is 0 if the allocation failed.
     """
     if operation == Operation.perturb:
         return _fill_perturb
@@ -221,7 +221,7 @@ def _filling(operation: Operation) -> Callable[..., Any]:
             rows, columns = word_at(shape + 8), word_at(shape + 16)
             launch[WORD.row_stride], launch[WORD.column_stride] = size * columns, size
         launch[WORD.rows], launch[WORD.columns] = rows, columns
-        # The steps of the template are those of one row and one column.
+        # The template has the steps of a matrix with one row and one column.
         launch[WORD.mu_step], launch[WORD.sigma_step] = rows * launch[WORD.mu_step], rows * launch[WORD.sigma_step]
         launch[WORD.result_step], launch[WORD.matrix_step] = rows * launch[WORD.result_step], rows * columns * size
 
@@ -230,7 +230,7 @@ def _filling(operation: Operation) -> Callable[..., Any]:
 
 @inline
 def _are_windows_valid(launch):
-    """Whether no row and no column of the call has too large a number, in host memory."""
+    """Whether all windows end within the endless matrix; the words are in host memory."""
     valid = True
     if launch[WORD.first_row_at] != 0:
         count = max(half(launch, HALF.batch), 1) if launch[WORD.origin_step] != 0 else 1
@@ -336,7 +336,7 @@ def _repeat(frame, target, state, device, stream):
     process = symbol("multisample_xla_process")
     current = stack_array(1, np.int32)
     if call_c(word_at(process + 8 * _GET_DEVICE), current.ctypes.data) & LOW != 0 or current[0] != device:
-        return gate.enter_python(frame, target)  # It makes the device current.
+        return gate.enter_python(frame, target)  # Python makes the device current.
     matrix = _data(frame + RESULTS_AT, 0)
     record = word_at(state + 8 * _RECORDS)
     while record != 0 and (
@@ -470,7 +470,7 @@ def add_record(state: int, launch: Launch, kernels: list[tuple[int, bytes]]) -> 
     kernels : list
         The kernels and their parameters: see `MemoryLauncher.parameters`.
     """
-    if len(kernels) != 1 or len(kernels[0][1]) > 8 * _RECORD_WORDS:  # A long batch.
+    if len(kernels) != 1 or len(kernels[0][1]) > 8 * _RECORD_WORDS:  # A long batch does not fit.
         return
     kernel, parameters = kernels[0]
     device, misalignment = launch.device, launch.matrix & _ALIGNMENT
@@ -491,7 +491,7 @@ def add_record(state: int, launch: Launch, kernels: list[tuple[int, bytes]]) -> 
 def begins(state: int, device: int, size: int, read: Callable[[], bytes]) -> bytes:
     """The first elements of the blocks that a device has in a call of perturb, `size` bytes.
 
-    They are in its memory, where `read` reads them in the first call, and the same in every call of an instruction.
+    They are in device memory, and the same in every call of an instruction. So only the first call reads them.
     """
     newest = ctypes.c_int64.from_address(state + 8 * _RECORDS)
     record = newest.value
@@ -507,7 +507,7 @@ def begins(state: int, device: int, size: int, read: Callable[[], bytes]) -> byt
 
 
 def _kinds(record: int) -> Any:
-    """Device and misalignment of each record from this one on. Calls of the same kind come here when they fail."""
+    """Device and misalignment of each record from this one on. A call that failed may find its own kind here."""
     while record:
         words = (ctypes.c_int64 * _HEAD).from_address(record)
         yield words[_DEVICE], words[_MISALIGNMENT]

@@ -1,7 +1,7 @@
 """`perturb` of pytrees of JAX.
 
-Each type of parameters is one custom call of XLA. JAX's arrays are immutable: results share the memory of the
-parameters in traced calls, where XLA keeps a copy of those that the program needs later, and are new arrays in others.
+Each type of parameters is one custom call of XLA. JAX's arrays are immutable, so the results of an eager call are new
+arrays. In a traced call, results share the memory of the parameters, and XLA first copies those that it needs later.
 """
 
 from __future__ import annotations

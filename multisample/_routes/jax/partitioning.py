@@ -2,7 +2,7 @@
 
 XLA would gather the operands of a custom call that it cannot partition. Here each device moves the first row and column
 of its window by its place in the mesh, and draws that window from its own part of mu and sigma, without communication.
-Likewise the first element of its blocks of model parameters.
+For model parameters, each device moves the first elements of its blocks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PLATFORMS = {"cpu": "cpu", "cuda": "cuda"}
 
 
 def batch_of(*operands: Any) -> int:
-    """The length of the batch of operands, whose first axis is of that length or 1."""
+    """The length of the batch; the first axis of each operand has this length, or 1 if all elements share it."""
     return next((x.shape[0] for x in operands if x.shape[0] != 1), 1)
 
 
@@ -69,7 +69,7 @@ def _custom_call(platform: str, static: Static, *operands: Any) -> list[Any]:
 
 
 def _sums_of_stored_noise(platform: str, static: Static, g: Any, *words: Any) -> list[Any]:
-    """A gradient by a backend without: XLA sums, and stores the noise for that."""
+    """The gradient with a backend that sums no gradients: XLA stores the noise and sums."""
     real, columns = static.computing_type, 1 + static.axes("matrix").index("j")
     zeros = jnp.zeros((1, static.d), real)
     noise = static._replace(operation=Operation.sample, dtype=real.name)
@@ -97,7 +97,7 @@ _FIRST_ROW, _FIRST_COLUMN = 2, 4
 
 
 def _moved(words: tuple[Any, ...], place: int, axes: Any, size: int) -> tuple[Any, ...]:
-    """Seed and offsets, the number at `place` moved by `size` for each device before this one along mesh `axes`."""
+    """Seed and offsets. The number at `place` grows by `size` for each device before this one along the mesh `axes`."""
     if axes is None or axes == ():
         return words
     seed, offsets = _with_offsets(words)
@@ -113,7 +113,7 @@ def _with_offsets(words: tuple[Any, ...]) -> tuple[Any, Any]:
 def _added(low: Any, high: Any, axes: Any, size: int) -> tuple[Any, Any]:
     """A number, as two words, plus `size` for each device before this one along mesh `axes`."""
     index = jax.lax.axis_index(axes).astype(jnp.uint32)
-    # The product has more than 32 bits: from pieces of 16 bits of the size, as there are fewer than 2**16 devices.
+    # The product may exceed 32 bits. The products with 16 bits of `size` do not, with fewer than 2**16 devices.
     for shift in range(0, 48, 16):
         piece = index * np.uint32(size >> shift & 0xFFFF)
         below = piece << np.uint32(shift) if shift < 32 else jnp.zeros_like(piece)
@@ -126,7 +126,7 @@ def _added(low: Any, high: Any, axes: Any, size: int) -> tuple[Any, Any]:
 
 
 def _on_one_device(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function, whose arrays are not sharded over the mesh of the context: they are those of one device."""
+    """The same function for the arrays of one device, which are not sharded over the mesh of the context."""
 
     def traced(*operands: Any) -> Any:
         with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
@@ -136,7 +136,7 @@ def _on_one_device(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _placed(sharding: Any, rank: int) -> tuple[Any, tuple[Any, ...]]:
-    """A mesh, and the axes of it over which each axis of an array is sharded."""
+    """A mesh, and for each axis of an array the mesh axes that shard it."""
     if isinstance(sharding, NamedSharding):
         spec = tuple(sharding.spec)
         return sharding.mesh, spec + (None,) * (rank - len(spec))
@@ -152,11 +152,11 @@ def _placed(sharding: Any, rank: int) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _places(arrays: Any, axes: list[tuple[str, ...]]) -> tuple[Any, dict[str, Any]]:
-    """A mesh, and for each axis of these arrays the axes of it over which it is sharded."""
+    """A mesh, and for each axis of these arrays the mesh axes that shard it."""
     mesh: Any = None
     places: dict[str, Any] = {}
     for x, names in zip(arrays, axes, strict=True):
-        if len(arrays) > 1 and not isinstance(x.sharding, NamedSharding):  # Tiles of several arrays are of no one mesh.
+        if len(arrays) > 1 and not isinstance(x.sharding, NamedSharding):  # Several tilings share no mesh.
             return Mesh(np.array(x.sharding._device_assignment), ("device",)), {}
         mesh, spec = _placed(x.sharding, len(names))
         places |= dict(zip(names, spec, strict=True))
@@ -224,7 +224,7 @@ def lowering(platform: str) -> Callable[..., Any]:
             return shardings(mesh, places)[0]
 
         shared = custom_partitioning(call)
-        # An axis of length 1 has a name of its own.
+        # In the sharding rule, an axis of length 1 gets a name of its own.
         labels = [(f"lone{k}", *axes[k][1:]) if lone else axes[k] for k, lone in enumerate(is_lone)]
         rule = " -> ".join(", ".join(map(" ".join, names)) for names in (labels, writes_axes))
         read = list(dict.fromkeys(name for names in labels for name in names))

@@ -57,7 +57,7 @@ def _alike(*operands: Any) -> list[Any]:
 def varying(x: Any) -> frozenset[Any]:
     """The axes of the mesh of `jax.shard_map` over which `x` varies."""
     aval = jax.typeof(x)
-    kinds = getattr(aval, "manual_axis_type", None)  # JAX up to 0.9 has the axes themselves.
+    kinds = getattr(aval, "manual_axis_type", None)  # JAX up to 0.9 has `vma`.
     axes: frozenset[Any] = getattr(aval, "vma", frozenset()) if kinds is None else kinds.varying
     return axes
 
@@ -157,7 +157,7 @@ def _batch(operands: Sequence[Any], axes: Sequence[int | None], *, static: Stati
     inner = next((x.shape[1] for x in fronted if x.shape[1] != 1), 1)
     joined = []
     for name, x in zip((*static.reads, "seed", "offsets"), fronted):  # noqa: B905
-        if x.shape[:2] != (1, 1) or name == "matrix":  # A gradient has as many results as matrices.
+        if x.shape[:2] != (1, 1) or name == "matrix":  # Each matrix has a gradient.
             x = jnp.broadcast_to(x, (size, inner, *x.shape[2:]))
         joined.append(x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]))
     results = [x.reshape(size, inner, *x.shape[1:]) for x in bind(static, *joined)]
@@ -185,5 +185,5 @@ for _primitive in _PRIMITIVES.values():
     for _platform in PLATFORMS:
         _lowered = mlir.lower_fun(lowering(_platform), multiple_results=True)
         mlir.register_lowering(_primitive, _lowered, platform=_platform)
-    # What a primitive is partitioned over has to be known when it is lowered.
+    # JAX must know the devices when it lowers the primitive.
     needs_devices.add(_primitive)

@@ -20,8 +20,8 @@ AXES: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """The axes of operands and results with layout "dn": i counts dimensions, j samples, k and l words of 32 bits.
 
-Model parameters have axes of their own, t counts them, and m their coefficients. Operands and results of a primitive
-have the batch as one more axis in front, b, of length 1 where all elements share it; those of perturb have none, since
+Model parameters have axes of their own; t counts parameters, and m coefficients. Operands and results of a primitive
+also have a batch axis b in front, of length 1 where all elements share it. Those of perturb have no batch axis, since
 XLA would copy a parameter to reshape it.
 """
 
@@ -153,7 +153,7 @@ class Static(NamedTuple):
         return np.dtype(MATRIX_TYPES[self.dtype].computing)
 
     def of_operands(self, *operands: Any) -> Static:
-        """The same for a custom call with these operands."""
+        """The same static part, with the flags of a custom call with these operands."""
         names = self.names(len(operands))
         is_batched = bool(self.front) and self.call.is_split
         own = [name for name, x in zip(names, operands, strict=True) if is_batched and x.shape[0] != 1]
@@ -182,7 +182,7 @@ def _parameter(text: str) -> Parameter:
     return Parameter(int(number), shape, steps)
 
 
-# Strings of weighted moments that older versions wrote; their order, d and n follow.
+# Older versions wrote these fields of weighted moments, and then order, d and n.
 _OLD_MOMENTS = ("backend", "dtype", "shared_noise", "antithetic", "fast_math", "has_offsets")
 
 
