@@ -76,12 +76,13 @@ class Launcher:
     run : callable
         ``run(geometry, mu, sigma, weights, matrix, first, second, seed, offset, seed_at, offset_at, first_row,
         first_column, stream, scratch)`` launches. `mu` to `second` are addresses; an input is a float if the launch has
-        a number in its place. What the operation lacks is 0 or None. A word whose address is not 0 is read there, and
-        `seed` or `offset` is ignored; `seed_at` is not 0 in a batch alone. At `scratch` is room for `scratch_size`
-        numbers. For perturb, `matrix` is the packed spans, of type bytes.
+        a number in its place. What the operation lacks is 0 or None. If `seed_at` or `offset_at` is not 0, `run` reads
+        the word there and ignores `seed` or `offset`. Only a batch has its seeds in memory. At `scratch` is room for
+        `scratch_size` numbers. For perturb, `matrix` is the packed spans, of type bytes.
     is_valid : callable or None
         ``is_valid(mu, sigma, weights)``, for host memory: whether all of `mu` and `weights` is finite, and all of
-        `sigma` finite and not negative. `weights` is None if the operation lacks them. `sample` has checked numbers.
+        `sigma` finite and not negative. `weights` is None if the operation lacks them. `sample` checks those inputs
+        that are one number.
     geometry : callable or None
         ``geometry(matrix, first_column)`` does everything that can fail before the launch, such as compiling. `run`
         gets its result: the launch geometry, on a CPU the number of threads. Without it, `run` gets None.
@@ -108,9 +109,10 @@ class MemoryLauncher:
     Attributes
     ----------
     run : callable
-        ``run(mu, sigma, weights, matrix, first, second, seed, offsets, stream, scratch)``, all but the stream addresses
-        in device memory, or 0 if the operation lacks them. At `offsets` are the offset, the first row and the first
-        column. The launch may be a batch. The stream may be one that is being captured.
+        ``run(mu, sigma, weights, matrix, first, second, seed, offsets, stream, scratch)``. All arguments but the stream
+        are addresses in device memory; what the operation lacks is 0. At `offsets` are the offset, the first row and
+        the first column. The launch may be a batch. The stream may be one that is being captured. For perturb, `matrix`
+        is the packed spans, of type bytes.
     scratch_size : int
         How many float64 numbers of device memory `scratch` needs.
     parameters : callable or None
@@ -139,9 +141,9 @@ class Backend(Protocol):
     A backend may also have ``c_function(launch)``, because threads of XLA should not wait for the interpreter. It
     returns the address of a C function ``int run(const Launch*)`` for launches like `launch`, or 0 if there is none. A
     backend may have one for gradients although they are not in its `operations`. The C function needs no interpreter.
-    It returns 0, or another number after an error. Seed and offsets are in memory of the launch's device. mu and sigma
-    are vectors of the computing type; for moments they are numbers. Without a C function, each call of a program of JAX
-    enters Python.
+    It returns 0, or another number after an error. Seed and offsets are in memory of the launch's device. mu, sigma
+    and weights are vectors of the computing type; for moments mu and sigma are numbers. Without a C function, each call
+    of a program of JAX enters Python.
     """
 
     @property

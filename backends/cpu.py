@@ -18,7 +18,7 @@ import numpy as np
 from .contract import PROTOCOL, Backend, BackendStatus, DeviceKind, HostArray, Launcher
 from .element_types import MATRIX_TYPES, ElementType
 from .launch import Launch, Operation, computing_name, matrix_of_batch, packer, type_name
-from .memory.host import arrays_at, quiet, word_at, words_at
+from .memory.host import arrays_at, quiet, words_at
 from .system.threads import thread_count, thread_limit
 
 __all__ = ["BACKEND"]
@@ -160,7 +160,7 @@ def _summer(launch: Launch) -> Launcher:
 
 
 def _batch_launcher(launch: Launch, of_matrix: Launcher) -> Launcher:
-    """`of_matrix`, which runs one matrix, for a batch. A compiled function draws all samples of a batch."""
+    """The launcher of a batch, from that of one matrix. A compiled function draws all samples of a batch."""
     is_valid_vector = of_matrix.is_valid
 
     def is_valid(*vectors: HostArray | None) -> Any:
@@ -181,23 +181,6 @@ def _batch_launcher(launch: Launch, of_matrix: Launcher) -> Launcher:
 
     if launch.operation == Operation.moments:
         return Launcher(sum_each, is_valid, takes_arrays=True)
-
-    seed_format, offset_format = launch.word_formats & 255, launch.word_formats >> 8
-
-    def draw_one(
-        geometry: Any, mu: HostArray, sigma: HostArray, weights: None, matrix: HostArray, first: None, second: None,
-        seed: int, offset: int, seed_at: int, offset_at: int, first_row: int, first_column: int, stream: int,
-        scratch: int,
-    ) -> None:  # fmt: skip
-        seed = word_at(seed_at, seed_format)
-        offset = word_at(offset_at, offset_format) if offset_at else 0
-        mu, sigma = mu if mu.ndim == 1 else mu[0], sigma if sigma.ndim == 1 else sigma[0]
-        of_matrix.run(
-            geometry, mu, sigma, None, matrix[0], None, None, seed, offset, 0, 0, first_row, first_column, 0, 0
-        )
-
-    if launch.batch == 1:  # The compiled function takes addresses; reading them from NumPy arrays is slow.
-        return Launcher(draw_one, is_valid, of_matrix.geometry, takes_arrays=True)
 
     from .kernels.cpu import calls
     from .kernels.cpu.division import SHARE

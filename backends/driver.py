@@ -126,9 +126,10 @@ PLACES: dict[str, tuple[tuple[int, int], ...]] = {
     "stream": ((struct.calcsize("7I4x"), 0), *_places("stream")),
     "scratch": _places("scratch"),
 }
-"""Where the arguments of `MemoryLauncher.run` are in the bytes of `MemoryLauncher.parameters`.
+"""Where `MemoryLauncher.parameters` has the arguments of `MemoryLauncher.run`.
 
-For each place, the byte offset, and what is added to the argument there.
+An argument may have several places. Each is a displacement in the bytes of `parameters`, and the number that is added
+to the argument there.
 """
 
 
@@ -185,7 +186,7 @@ class DriverBackend(abc.ABC):
 
     @abc.abstractmethod
     def compile(self, key: Key | None) -> tuple[int, Any]:
-        """The driver's handle of a kernel, and the object that keeps it alive; of `advance` if `key` is None.
+        """The driver's handle of the kernel `key`, or of `advance` for None; and the object that keeps it alive.
 
         The caller makes the device current.
         """
@@ -394,8 +395,8 @@ class DriverBackend(abc.ABC):
     ) -> Callable[[tuple[Any, ...], tuple[int, int], int, int], Iterator[tuple[Step, bytes]]]:
         """``batches(addresses, origin, stream, scratch)``: the kernels of a batch, each with its parameters.
 
-        `addresses` has the values of the fields `STEPS`, and `origin` the first row and the first column, where these
-        are not in memory. Without `phase`, that of the origin counts.
+        `addresses` has the values of the fields `STEPS`. `origin` has the first row and the first column, unless they
+        are in memory. `phase` is the first column modulo 8; if it is None, `origin` gives it.
         """
         (pack_head, _), steps_of = packer(launch), _STEPS[launch.operation]
         most, steps = _most_batch(launch), [getattr(launch, step) for step in STEPS.values()]
@@ -439,8 +440,8 @@ _Buffer = tuple[memoryview, Any, Any, Any, ctypes.c_int, ctypes.c_size_t]
 def _buffer(size: int) -> _Buffer:
     """Memory for the configuration of a launch, followed by `size` bytes of arguments.
 
-    Returns a view to write to, the first and the last argument of cuLaunchKernelEx, the argument of cuCtxGetDevice and
-    the number that this writes, and the size, which `extra` points to.
+    Returns a view to write to; the first and the last argument of cuLaunchKernelEx; the argument of cuCtxGetDevice, and
+    the number to which it points; and the size, to which `extra` points.
     """
     memory = ctypes.create_string_buffer(CONFIGURATION_SIZE + size)
     arguments, count = ctypes.addressof(memory) + CONFIGURATION_SIZE, ctypes.c_size_t(size)

@@ -9,7 +9,7 @@ import numpy as np
 
 from .contract import Backend, Launcher, MemoryLauncher
 from .launch import Launch, Operation, matrix_of_batch, words_in_memory
-from .memory.host import inputs_at
+from .memory.host import address_of, inputs_at
 
 __all__ = ["check_operation", "generic_launcher", "launcher", "memory_launcher"]
 
@@ -55,13 +55,13 @@ def memory_launcher(backend: Backend, launch: Launch, has_offsets: bool) -> Memo
         return own(launch, has_offsets)
 
     def run(
-        mu: int, sigma: int, weights: int, matrix: int, first: int, second: int, seed: int, offsets: int, stream: int,
-        scratch: int,
+        mu: int, sigma: int, weights: int, matrix: int | bytes, first: int, second: int, seed: int, offsets: int,
+        stream: int, scratch: int,
     ) -> None:  # fmt: skip
         backend.launch(
             launch._replace(
-                mu=mu, sigma=sigma, weights=weights, matrix=matrix, first=first, second=second, stream=stream,
-                scratch=scratch, **words_in_memory(seed, offsets),
+                mu=mu, sigma=sigma, weights=weights, matrix=address_of(matrix), first=first, second=second,
+                stream=stream, scratch=scratch, **words_in_memory(seed, offsets),
             )
         )  # fmt: skip
 
@@ -80,12 +80,12 @@ def generic_launcher(backend: Backend, launch: Launch) -> Launcher:
         return True
 
     def run(
-        geometry: None, mu: Any, sigma: Any, weights: Any, matrix: int, first: int, second: int, seed: int, offset: int,
-        seed_at: int, offset_at: int, first_row: int, first_column: int, stream: int, scratch: int,
+        geometry: None, mu: Any, sigma: Any, weights: Any, matrix: int | bytes, first: int, second: int, seed: int,
+        offset: int, seed_at: int, offset_at: int, first_row: int, first_column: int, stream: int, scratch: int,
     ) -> None:  # fmt: skip
         backend.launch(
             launch._replace(
-                mu=mu, sigma=sigma, weights=weights, matrix=matrix, first=first, second=second, seed=seed,
+                mu=mu, sigma=sigma, weights=weights, matrix=address_of(matrix), first=first, second=second, seed=seed,
                 offset=offset, seed_at=seed_at, offset_at=offset_at, first_row=first_row, first_column=first_column,
                 stream=stream, scratch=scratch,
             )

@@ -85,7 +85,7 @@ OPERANDS: dict[int, Operands] = {
 
 
 class WordFormat(enum.IntEnum):
-    """How a seed or an offset is stored in memory. Narrow words are the low bits of a word."""
+    """How a seed or an offset is stored in memory. The higher bits of a narrow word are 0."""
 
     whole = 0
     """64 bits."""
@@ -120,7 +120,7 @@ class Launch(NamedTuple):
 
     # The head: values of a call. See `packer`.
     mu: _Input = 0
-    """Address of the first of `rows` elements, or the number that all are if `mu_type` is `ElementType.number`."""
+    """Address of the first of `rows` elements; one number for all of them if `mu_type` is `ElementType.number`."""
     sigma: _Input = 0
     """The same."""
     weights: _Input = 0
@@ -220,7 +220,7 @@ _PACK_HEAD = {
 }
 
 FIELD_AT: dict[str, int] = {
-    # Only the last field of a prefix may need padding before it.
+    # The field's end less its size: padding comes before fields, and none at the end.
     name: struct.calcsize(_FORMAT[: k + 1]) - struct.calcsize(_FORMAT[k])
     for k, name in enumerate(Launch._fields)
 }
@@ -234,7 +234,7 @@ STEPS = {
     "second": "result_step", "seed_at": "seed_step", "offset_at": "offset_step", "first_row_at": "origin_step",
     "first_column_at": "origin_step",
 }  # fmt: skip
-"""The fields of the head that a batch moves, with the field of each one's step."""
+"""The fields of the head that differ between the matrices of a batch, each with the field of its step."""
 
 
 class Span(NamedTuple):
@@ -297,9 +297,9 @@ def computing_name(launch: Launch) -> str:
 
 
 def words_in_memory(seed: int, offsets: int) -> dict[str, int]:
-    """The fields of a launch whose seed is at an address, and whose offset, first row and first column at another.
+    """The fields of a launch whose words are in memory: the seed at `seed`, and the three others at `offsets`.
 
-    Without `offsets` these three are 0.
+    These are the offset, the first row and the first column. If `offsets` is 0, all three are 0.
     """
     return {
         "seed_at": seed,

@@ -16,7 +16,7 @@ enum Operation : u32 {
 };
 
 // How a seed or an offset is stored in memory: 64 bits; two words of 32 bits, the high half first, as in the data of
-// JAX's keys; or the low bits of a word.
+// JAX's keys; or 32, 16 or 8 bits, where the higher bits are 0.
 enum WordFormat : u32 { kWhole, kHighFirst, kBits32, kBits16, kBits8 };
 
 // The address of the first element of a vector, or one number in place of all elements if its type is kNumber.
@@ -35,7 +35,7 @@ struct Launch {
   void *first, *second;  // `rows` contiguous results: moments of type `type`, sums of a gradient of its computing type
   u64 seed, offset;
   u64 first_row, first_column;  // first_row + rows <= 2^32, first_column + columns <= 2^34
-  // Where these numbers are in memory that the kernel can read; null if the fields above count.
+  // Addresses of these numbers in memory that the kernel can read; null for numbers in the fields above.
   const u64* seed_at;
   const u64* offset_at;
   const u64 *first_row_at, *first_column_at;
@@ -59,7 +59,7 @@ struct Launch {
   u32 fast_math;         // on CUDA devices, for types of at most 32 bits
   i32 device;            // CUDA's ordinal; -1 for host memory
   u32 batch;             // how many matrices; 0 counts as 1
-  u32 origin_in_memory;  // whether the seed, the first row or the first column is, as in every batch
+  u32 origin_in_memory;  // whether the seed, the first row or the first column is in memory, as in every batch
   u32 word_formats;      // the `WordFormat` of the seed in memory, and in the next 8 bits that of the offset
   u32 column_phase;      // where first_column is in memory: 1 + first_column % 8, or 0 if that is not known
 };

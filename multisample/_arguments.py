@@ -43,7 +43,7 @@ def checked_integer(name: str, value: Any, low: int, high: int, advice: Callable
         raise TypeError(f"{name}: expected an integer, got the bool {value}")
     try:
         if isinstance(value, float):
-            raise TypeError  # operator.index raises this too, except where PyTorch 2.11's compiler traces it.
+            raise TypeError  # operator.index does too, but not while PyTorch 2.11 compiles the call.
         integer = operator.index(value)
     except TypeError:
         end = "" if advice is None else advice(value)
@@ -86,7 +86,7 @@ def check_choice(name: str, value: object, accepted: tuple[object, ...], note: s
 
 
 def is_constant(dtype: Any) -> bool:
-    """Whether `dtype` is immutable and equals no number. Other objects and classes can change their ``.dtype``."""
+    """Whether a key may hold `dtype`, which is immutable and equals no number. Other objects may change their dtype."""
     if isinstance(dtype, type):
         return dtype.__module__.partition(".")[0] in ("builtins", "numpy", "ml_dtypes", "jax")
     return isinstance(dtype, (str, np.dtype)) or type(dtype).__module__ == "torch"

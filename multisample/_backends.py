@@ -68,7 +68,7 @@ def _named(name: str, library: str, device_kind: str) -> Backend:
 
 
 def _nearest(name: str) -> list[str]:
-    """The names that a wrong name may stand for: similar ones, or those of all backends for a kind of device."""
+    """Suggestions for a wrong name: similar names, or all backends for the kind of device that it names."""
     names, wrong = ("auto", *registry.names()), name.strip().lower()
     import difflib  # Only this error needs it.
 

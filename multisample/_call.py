@@ -27,7 +27,7 @@ class Traits(NamedTuple):
     name: str
     """The public function."""
     orders: tuple[int, int]
-    """The least `order`, and the first that is too large."""
+    """The range of `order`: the least, and one past the greatest."""
     needs_seed: bool
     """Whether a call must pass a seed, and cannot take one from a generator."""
     has_operator: bool
@@ -90,13 +90,13 @@ def checked_window(n: Any, dim_offset: Any, sample_offset: Any) -> tuple[int, in
 
 
 def check_rows(dim_offset: Any, d: Any) -> None:
-    """ValueError if rows of a window are beyond the last."""
+    """ValueError if a window ends after the last row."""
     if dim_offset + d > ROWS:
         raise ValueError(f"dim_offset: expected dim_offset + d <= 2**32, got {dim_offset} + {d}")
 
 
 def check_choices(call: Call) -> None:
-    """TypeError or ValueError if an option has no such value."""
+    """TypeError or ValueError unless each option has an accepted value."""
     check_choice("noise", call.noise, ("independent", "shared"))
     check_choice("layout", call.layout, ("dn", "nd"))
     for name in FLAGS:
@@ -104,5 +104,5 @@ def check_choices(call: Call) -> None:
 
 
 def checked_order(call: Call) -> int:
-    """`order` as an int; TypeError or ValueError if the operation has none such."""
+    """`order` as an int; TypeError or ValueError if the operation does not accept it."""
     return checked_integer("order", call.order, *TRAITS[call.operation].orders)

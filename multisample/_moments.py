@@ -39,9 +39,9 @@ def weighted_moments(
 
     Computes ``m1[i] = sum_j weights[j] * (mu[i] + sigma[i] * z[i, j])`` and with ``order=2`` also
     ``m2[i] = sum_j weights[j] * (sigma[i] * z[i, j]) ** 2``, where z is the noise of
-    ``sample(mu, sigma, len(weights), seed=seed, ...)`` with the same options. The kernel draws the noise again, so that
-    a call needs memory for d and for n numbers, never for their product. This is the update of the cross-entropy
-    method, of MPPI control and of evolution strategies.
+    ``sample(mu, sigma, len(weights), seed=seed, ...)`` with the same options. The kernel draws the noise again, so
+    a call needs memory for d + n numbers, never for d * n. This is the update of the cross-entropy method, of MPPI
+    control and of evolution strategies.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ def weighted_moments(
     order : {1, 2}, default 2
         The number of moments to return.
     seed : int, Key or JAX key, or a vector of B of them
-        As for `sample`, and required: that of the sample whose moments these are.
+        Required: the seed of the sample whose moments these are, in any form that `sample` takes.
     noise, dtype, dim_offset, sample_offset, antithetic, fast_math, backend : various
         As for `sample`. The moments of two windows of samples add up to those of their union.
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from ._libraries import BY_TYPE
-from ._parameters.plan import QUICK_PLANS, quick_coefficients, read, run_perturb
+from ._libraries.jax import any_of_jax
+from ._parameters.plan import run_perturb, run_seen
 from ._parameters.request import Request
-from ._parameters.structure import matching, structure_of
-from ._randomness.generator import Key
+from ._parameters.structure import Structure, matching, structure_of
 from ._tracing import is_traced
 
 if TYPE_CHECKING:
@@ -38,46 +38,48 @@ def perturb(
 
     Parameters
     ----------
-    parameters : array, sequence or mapping of arrays, or torch.nn.Module
-        Arrays of one library (NumPy, PyTorch, CuPy or Numba) of type float16, bfloat16, float32 or float64, with any
-        shapes and strides, at most 2**34 elements each, on any devices. Of a module, its trainable parameters, by name.
+    parameters : array, sequence or mapping of arrays, torch.nn.Module, or pytree of JAX
+        Arrays of one library (NumPy, PyTorch, CuPy, Numba or JAX) of type float16, bfloat16, float32 or float64, with
+        any shapes and strides, at most 2**34 elements each, on any devices. Of a module, its trainable parameters, by
+        name. Arrays of JAX may be in any pytree, in which they have the names of their paths, such as "layer.weight".
         DTensors may be sharded in any way. Parameters that share memory are one parameter if they have equal shapes and
         strides, and raise otherwise.
     coefficients : float, or vector of shape (K,)
         One number for one member; a vector for the members from `member` on, such as the update of an evolution
         strategy. A vector is on the host, or on the device of all parameters.
-    seed : int, Key or key data
+    seed : int, Key, key data or JAX key
         As for `sample`, with an offset below 2**32. An array (1, 2) on the device of all parameters is read there, also
         by each replay of a CUDA graph.
     member : int, default 0
         The row of the first coefficient, with ``member + K <= 2**32``.
-    out : like `parameters`, optional
+    out : like `parameters`, optional, not for JAX
         Destination: arrays with the same structure, names, shapes, types and devices, or a module; `parameters` itself
         to work in place. The noise is added to `parameters`, never to the former values of `out`.
     fast_math : bool, default False
         As for `sample`.
     ids : mapping of names to int, or sequence of int, optional
-        Ids of parameters, ``0 <= id < 2**32``: of some names, or of all arrays of a sequence. By default, an array has
-        the id 0, arrays of a sequence have their positions, and others the CRC-32 of their names, so that parameters
-        that are added, frozen or reordered change nothing for the others. A parameter with several names has the id of
-        the first of them in lexicographical order.
+        Ids of parameters, ``0 <= id < 2**32``. A mapping has the ids of some names, and a sequence those of all arrays
+        of a sequence. By default, an array has the id 0, arrays of a sequence have their positions, and others the
+        CRC-32 of their names, so that parameters that are added, frozen or reordered change nothing for the others. A
+        parameter with several names has the id of the first of them in lexicographical order.
     backend : str, default "auto"
         As for `sample`.
 
     Returns
     -------
-    array, list, tuple or dict
-        New arrays in the structure of `parameters`, a dict for a module; or `out`. They do not require grad.
+    array, list, tuple, dict or pytree
+        New arrays in the structure of `parameters`, a dict for a module; or `out`. They do not require grad. Under
+        `jax.jit`, donated parameters are written in place.
 
     Raises
     ------
     TypeError
         If a parameter is no array of floating-point numbers, the arrays belong to different libraries, or a
-        coefficient, the seed or `member` has a wrong type.
+        coefficient, the seed or `member` has a wrong type. If a parameter is one that FSDP1 has flattened.
     ValueError
         If a shape, range or device differs from the above, a coefficient is not finite, two parameters have one id, or
         arrays overlap. If `out` has another structure, or has a tensor that autograd has recorded as the result of an
-        operation. If PyTorch transforms the call.
+        operation. If torch.func, forward-mode AD, `jax.vmap` or a derivative of JAX transforms the call.
     UnknownBackendError
         If no backend is called `backend`.
     BackendUnavailableError
@@ -126,36 +128,32 @@ def perturb(
     (-24.0, True)
     """
     if is_traced():
-        from ._routes.compiled import outside_graph
+        from ._routes.perturbed import perturb_in_graph
 
-        return outside_graph(
+        return perturb_in_graph(
             perturb, parameters, coefficients, seed=seed, member=member, out=out, fast_math=fast_math, ids=ids,
             backend=backend,
         )  # fmt: skip
-    key = None
-    if (
-        (type(seed) is int or (type(seed) is Key and type(seed.seed) is type(seed.offset) is int))
-        and type(member) is int and ids is None and (out is None or out is parameters)
-    ):  # fmt: skip
-        kind, values = quick_coefficients(coefficients)
-        is_array = type(parameters) in BY_TYPE
-        structure = None if is_array else structure_of("parameters", parameters)
-        arrays = (parameters,) if structure is None else structure.arrays
-        found = read(arrays, out is None)
-        if found is not None:
-            key = type(parameters), None if structure is None else structure.names, found[0], kind, fast_math, backend
-            quick = QUICK_PLANS.get(key)
-            results = None if quick is None else quick(
-                arrays, found[1], values, coefficients, (seed, 0) if type(seed) is int else seed, member
-            )  # fmt: skip
-            if results is not None:
-                if out is not None:
-                    return out
-                return results[0] if structure is None else structure.rebuild(results)
-    structure = structure_of("parameters", parameters)
-    targets = structure if out is parameters else None
-    if out is not None and targets is None:
-        targets = matching(structure_of("out", out), structure)
+    if any_of_jax((parameters, coefficients, seed, member)):
+        from ._routes.jax.parameters import perturb_jax
+
+        return perturb_jax(
+            parameters, coefficients, seed=seed, member=member, out=out, fast_math=fast_math, ids=ids, backend=backend
+        )
+    structure = None if type(parameters) in BY_TYPE else structure_of("parameters", parameters)
+    names, arrays = (None, (parameters,)) if structure is None else (structure.names, structure.arrays)
+    targets: Structure | None = None
+    if out is not None and out is not parameters:
+        targets = matching(structure_of("out", out), structure or structure_of("parameters", parameters))
+    written = None if out is None else arrays if targets is None else targets.arrays
+    key, results = run_seen(names, arrays, written, coefficients, seed, member, fast_math, ids, backend)
+    if results is not None:
+        if out is not None:
+            return out
+        return results[0] if structure is None else structure.rebuild(results)
+    structure = structure or structure_of("parameters", parameters)
+    if out is parameters:
+        targets = structure
     request = Request(structure, targets, out, coefficients, seed, member, fast_math, ids, backend)
     dtensor = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
     if dtensor is not None and any(isinstance(x, dtensor) for x in structure.arrays):

@@ -29,7 +29,7 @@ from ._checks.values import check_values
 from ._libraries import Device, Library, Operand, check_memory, is_number
 from ._randomness.counter import DeviceCounter
 from ._randomness.generator import WORD_64
-from ._randomness.keys import Keys, is_in_array, keys_in, signature_of
+from ._randomness.keys import Keys, is_in_array, keys_in, only_words, signature_of
 from ._randomness.source import captured_offset, check_generator, checked_key, counter_on, source_of
 from ._reading import Reader, vector_reader
 from ._streams import order_after, order_before
@@ -51,6 +51,9 @@ class Planned(Protocol):
         ...
 
 
+_HOST_VECTOR = "seed: expected seeds in device memory while a CUDA graph is captured, for replays to read"
+
+
 class Plan:
     """A call of an operation resolved except for values, addresses, seed, offset and window; immutable.
 
@@ -70,17 +73,19 @@ class Plan:
         The launch, without addresses, seed, offset and window.
     is_transposed : bool
         Whether the matrix is (n, d).
+    mask : int
+        The bits that are 0 in the address of an aligned vector.
     is_empty : bool
         Whether there is nothing to launch.
     """
 
     __slots__ = (
-        "_address", "_allocate", "_check_generator", "_check_target", "_d", "_geometry", "_has_plain_pair",
-        "_is_capturing", "_is_ordered", "_is_valid", "_keeps_offset", "_keys", "_last_column", "_last_row", "_launch",
-        "_like",
-        "_mask", "_n", "_nothing", "_operation", "_put_back", "_read", "_read_matrix", "_read_vector", "_readers",
-        "_results", "_scratch", "_scratch_size", "_stream", "_take", "_takes_own", "_written", "backend", "device",
-        "dtype", "is_empty", "is_transposed", "library", "operands", "shape", "template",
+        "_address", "_allocate", "_check_generator", "_check_target", "_d", "_geometry", "_has_host_vector",
+        "_has_plain_pair", "_is_capturing", "_is_ordered", "_is_valid", "_keeps_offset", "_keys", "_last_column",
+        "_last_row", "_launch", "_like", "_n", "_nothing", "_operation", "_put_back", "_read", "_read_matrix",
+        "_read_vector", "_read_words", "_readers", "_results", "_scratch", "_scratch_size", "_stream",
+        "_take", "_takes_own", "_written", "backend", "device", "dtype", "is_empty", "is_transposed", "library",
+        "mask", "operands", "shape", "template",
     )  # fmt: skip
 
     def __init__(
@@ -92,6 +97,11 @@ class Plan:
         self.backend, self.library, self.device, self.operands = backend, library, device, inputs.operands
         self._d, self._n, self._last_row, self._last_column = d, n, ROWS - d, COLUMNS - n
         self._keys = keys_in(call.seed, library, device) if is_in_array(call.seed) else None
+        self._read_words: Callable[[Any], Any] | None = None if inputs.batch is None else only_words
+        if call.grad is not None:
+            self._read_words = lambda words: words
+        reads_memory = self._keys is not None and self._keys.is_on_device
+        self._has_host_vector = on_device and inputs.batch is not None and not reads_memory
         self.is_empty, self.is_transposed = 0 in (d, n, inputs.batch), call.layout == "nd"
         self._operation, self._keeps_offset = call.operation, keeps_offset
 
@@ -108,13 +118,15 @@ class Plan:
         self._read = vector_reader(self._readers, takes_arrays)
         plain = [reader for reader in self._readers.values() if reader.is_plain]
         self._has_plain_pair = not takes_arrays and len(plain) == len(self._readers) == 2
-        self._mask = max((reader.mask for reader in plain), default=0)
+        self.mask = max((reader.mask for reader in plain), default=0)
         self._address: Callable[[Any], int] = library.address
-        self._read_vector: Callable[[Any], Any] = library.host_array if takes_arrays else library.address
-        self._read_matrix, self._nothing = self._read_vector, None if takes_arrays else 0
-        if takes_arrays and self.is_transposed:
+        read: Callable[[Any], Any] = library.host_array if takes_arrays else library.address
+        if takes_arrays and inputs.batch == 1:
             host_array = library.host_array
-            self._read_matrix = lambda x: host_array(x).swapaxes(-1, -2)
+            read = lambda x: host_array(x)[0]  # noqa: E731
+        self._read_vector, self._read_matrix, self._nothing = read, read, None if takes_arrays else 0
+        if takes_arrays and self.is_transposed:
+            self._read_matrix = lambda x: read(x).swapaxes(-1, -2)
         self._is_valid: Any = None
         if on_device and call.validate:  # Only on request, since the check waits for the device.
             self._is_valid = _never
@@ -136,7 +148,7 @@ class Plan:
             self._check_target = _target_checker(out, self._readers, library, takes_arrays, self.is_empty)
 
         self._stream = library.stream(device) if on_device else None
-        self._is_capturing = library.is_capturing(device) if on_device else None
+        self._is_capturing: Any = library.is_capturing(device) if on_device else None
         self._is_ordered = on_device and library.names_streams
         self._like = next(k for k, name in enumerate((*INPUTS, "matrix")) if name in inputs.operands)
         self._scratch_size, self._scratch = launcher.scratch_size, _scratch_allocator(library, device)
@@ -159,28 +171,28 @@ class Plan:
         """
         if not (0 <= dim_offset <= self._last_row and 0 <= sample_offset <= self._last_column):
             self._raise_window(seed, generator, dim_offset, sample_offset)
-        offset, offset_array, stream, like = 0, None, 0, None
-        keys = self._keys
+        keys, offset, offset_array, stream, like = self._keys, 0, None, 0, None
         if seed is None:
             if self._check_generator is not None:
                 self._check_generator(generator)
         elif not (keys is not None or (type(seed) is int and 0 <= seed < WORD_64)):
-            if type(seed) is tuple:
-                seed, offset, offset_array = seed
-            else:
+            if self._read_words is None:
                 seed, offset = checked_key(seed)
+            else:
+                seed, offset, offset_array = self._read_words(seed)
         other_streams: Any = ()
         if self._stream is not None:
             like = (mu, sigma, weights, matrix)[self._like]
             stream = self._stream(like)
+            if self._has_host_vector and self._is_capturing(stream):
+                raise RuntimeError(f"{_HOST_VECTOR}, got {describe(seed)} on the host")
             if self._is_ordered:
-                in_memory = seed if keys is not None and keys.is_on_device else None
-                other_streams = self._order_before((mu, sigma, weights, matrix, in_memory), stream)
+                other_streams = self._order_before((mu, sigma, weights, matrix, seed), stream)
         if self._read is None:
             mu_at, sigma_at, weights_at = mu, sigma, weights
         elif self._has_plain_pair:  # As `_read`, without its calls.
             mu_at, sigma_at, weights_at = self._address(mu), self._address(sigma), 0
-            if not (mu_at and sigma_at) or (mu_at | sigma_at) & self._mask:
+            if not (mu_at and sigma_at) or (mu_at | sigma_at) & self.mask:
                 self._read(mu, sigma, weights)
         else:  # `_kept` keeps arrays alive until the launch.
             mu_at, sigma_at, weights_at, _kept = self._read(mu, sigma, weights)
@@ -205,19 +217,10 @@ class Plan:
             # The allocator reuses this memory only for later work on the same stream.
             memory = self._scratch(self._scratch_size(sample_offset), like)
             scratch = 0 if memory is None else self._address(memory)
-        counter, taken = None, False
+        seed_at, offset_at, counter, taken = 0, 0, None, False
         if keys is not None:
-            if not (keys.is_on_device or self._is_capturing is None) and self._is_capturing(stream):
-                raise RuntimeError(
-                    "seed: expected seeds in device memory while a CUDA graph is captured, for replays to read, got"
-                    f" {describe(seed)} on the host"
-                )
             seed_at, _owner = keys.read(seed)
-            if not self.is_empty:
-                self._launch(
-                    geometry, mu_at, sigma_at, weights_at, matrix_at, first, second, 0, 0, seed_at,
-                    seed_at + keys.offset_at if keys.offset_at else 0, dim_offset, sample_offset, stream, scratch,
-                )  # fmt: skip
+            seed, offset_at = 0, seed_at + keys.offset_at if keys.offset_at else 0
         elif seed is None:
             if self._takes_own and generator.graph_safe:
                 counter = counter_on(generator, self.library, self.device, stream)
@@ -225,20 +228,16 @@ class Plan:
             elif self._is_capturing is not None and self._is_capturing(stream):
                 seed, offset_array = captured_offset(generator, self.library, self.device)
             else:
-                seed, offset = self._take(generator)
-                taken = True
-        if keys is not None:
-            pass
-        elif counter is not None:
-            offset_array = self._run_counted(
-                counter, stream, (geometry, mu_at, sigma_at, weights_at, matrix_at, first, second, seed, 0, 0),
-                (dim_offset, sample_offset, stream, scratch),
-            )  # fmt: skip
+                seed, offset, taken = *self._take(generator), True
+        if counter is not None:
+            operands = geometry, mu_at, sigma_at, weights_at, matrix_at, first, second, seed, 0, 0
+            offset_array = self._run_counted(counter, stream, operands, (dim_offset, sample_offset, stream, scratch))
         elif not self.is_empty:
-            offset_at = 0 if offset_array is None else self._address(offset_array)
+            if offset_array is not None:
+                offset_at = self._address(offset_array)
             try:
                 self._launch(
-                    geometry, mu_at, sigma_at, weights_at, matrix_at, first, second, seed, offset, 0, offset_at,
+                    geometry, mu_at, sigma_at, weights_at, matrix_at, first, second, seed, offset, seed_at, offset_at,
                     dim_offset, sample_offset, stream, scratch,
                 )  # fmt: skip
             except BaseException:
@@ -250,6 +249,15 @@ class Plan:
         if matrix is not None and self._written is not None:
             self._written(matrix)
         return result, seed, offset, offset_array
+
+    def functions(self) -> dict[str, Any]:
+        """The functions of the plan that its compiled twin calls, by name: see `Backend.compiled_plan`."""
+        size, allocate = self._scratch_size, self._scratch
+        return {
+            "allocate": self._allocate, "take": self._take, "check_generator": self._check_generator,
+            "stream": self._stream, "is_capturing": self._is_capturing,
+            "scratch": None if size is None else lambda sample_offset: allocate(size(sample_offset), None),
+        }  # fmt: skip
 
     def _run_counted(self, counter: DeviceCounter, stream: int, before: tuple[Any, ...], after: tuple[Any, ...]) -> Any:
         """Launch with the offset of a graph-safe generator; returns a copy of the offset for gradients.
@@ -280,6 +288,8 @@ class Plan:
         check_values(self.library, dict(zip(self._readers, vectors, strict=False)), self.dtype)
 
     def _order_before(self, arrays: tuple[Any, ...], stream: int) -> set[int]:
+        if self._keys is None or not self._keys.is_on_device:
+            arrays = arrays[:-1]
         named = [self.library.named_stream(x) for x in arrays if not (x is None or is_number(x))]
         return order_before(named, self.device, stream)
 
@@ -355,9 +365,10 @@ def _template(call: Call, inputs: Inputs, matrix: Operand | None, keys: Keys | N
         operand = inputs.operands.get(name)
         if operand is not None:
             fields[f"{name}_type"] = ElementType[operand.dtype]
-            fields[f"{name}_stride"] = operand.strides[0] if operand.strides else 0
-            if inputs.batch is not None and len(operand.shape) == 2:
-                fields[f"{name}_step"], fields[f"{name}_stride"] = operand.strides
+            *steps, stride = operand.strides or (0,)
+            fields[f"{name}_stride"] = stride if inputs.batch is not None or not steps else steps[0]
+            if keys is not None and inputs.batch is not None and steps:
+                fields[f"{name}_step"] = steps[0]
     if keys is not None:
         real = inputs.dtype if call.operation == Operation.moments else MATRIX_TYPES[inputs.dtype].computing
         fields |= keys.fields | {"batch": max(keys.batch, 1), "origin_in_memory": True}

@@ -63,7 +63,7 @@ class Reader:
         self.mask = item_size(operand.dtype) - 1 if operand.device.kind == "cuda" else 0
         if makes_arrays:
             host_array = None if library.name == "numpy" else library.host_array
-            change = vector_converter(operand, length, real, inputs.batch is not None)
+            change = vector_converter(operand, length, real, inputs.batch)
             steps = [step for step in (operand.read, host_array, change) if step is not None]
             self.is_plain = not steps
             self.read = _itself

@@ -58,7 +58,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def order_before(named: Iterable[int | None], device: Device, stream: int) -> set[int]:
-    """Make `stream` wait for the other streams in `named`, which the arrays of a call name; returns those streams.
+    """Make `stream` wait for the streams that the arrays of a call name, in `named`; returns those other than `stream`.
 
     Raises
     ------

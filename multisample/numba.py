@@ -51,7 +51,7 @@ def _words(seed, offset, i, g, fine):
 
 @njit(forceinline=True)
 def _pair(w, j):
-    """The pair of words of column `j`, twice: the compiler drops the second pair of normals, which nobody uses."""
+    """The words of column `j`, twice, as the four words of a group. The compiler drops the second pair of normals."""
     second = j & np.uint64(2) != 0
     a, b = (w[2] if second else w[0]), (w[3] if second else w[1])
     return a, b, a, b

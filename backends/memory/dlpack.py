@@ -72,7 +72,7 @@ _new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_cha
 
 
 def numpy_dtype(dtype: str) -> np.dtype[Any]:
-    """NumPy's dtype for a name. TypeError for a type of ml_dtypes without this package."""
+    """NumPy's dtype for a name. TypeError if only the package ml_dtypes has it, and is not installed."""
     if hasattr(np, dtype):
         return np.dtype(dtype)
     try:

@@ -14,7 +14,9 @@ from multisample.backends.contract import HostArray
 from multisample.backends.element_types import MATRIX_TYPES, SIZES, ElementType
 from multisample.backends.launch import INPUTS, OPERANDS, SPAN, Launch, Operation, WordFormat, computing_name, type_name
 
-__all__ = ["advise_huge_pages", "array_at", "arrays_at", "inputs_at", "quiet", "rounded", "word_at", "words_at"]
+__all__ = [
+    "address_of", "advise_huge_pages", "array_at", "arrays_at", "inputs_at", "quiet", "rounded", "word_at", "words_at",
+]  # fmt: skip
 
 
 quiet: Callable[[], contextlib.AbstractContextManager[Any]] = functools.partial(np.errstate, all="ignore")
@@ -39,6 +41,11 @@ def array_at(address: int, shape: tuple[int, ...], strides: tuple[int, ...], dty
     memory = (ctypes.c_char * size).from_address(address - before)
     array: HostArray = np.ndarray(shape, element, memoryview(memory), before, strides)
     return array
+
+
+def address_of(memory: int | bytes) -> int:
+    """The address of `memory`, which the caller keeps alive; or `memory` itself if that is an address."""
+    return np.frombuffer(memory, np.uint8).ctypes.data if isinstance(memory, bytes) else memory
 
 
 def arrays_at(launch: Launch) -> dict[str, Any]:

@@ -25,7 +25,7 @@ __all__ = ["COMMAND", "cpu_library", "cuda_library", "cuda_reasons", "is_built",
 COMMAND = "python -m multisample build torch_ext"
 """The command that builds ahead of time, or again after a failure."""
 
-# Names below the root of the cache. Only folders there are ever removed, and of builds only those with the marker.
+# Names below the root of the cache. Nothing else is ever removed, and no folder of a build without the marker.
 _FOLDER, _BUILDING, _MARKER = "torch_ext", "building", "multisample-build"
 _RECORD = "record.json"
 
@@ -191,7 +191,7 @@ def _library(kind: LibraryKind, retry: bool) -> Path:
         found = _prebuilt(kind, ask_devices=True)
         if found.path is not None:
             return found.path
-        # Before the lock is acquired, which is not recursive.
+        # This comes before the lock, which is not recursive.
         needed = [_library(other, retry) for other in library.needs]
         place = _place(kind)
         if _is_whole(place):

@@ -93,7 +93,7 @@ def _sections(content: bytes) -> list[_Section]:
 
 
 def _versions(content: bytes, at: int) -> Iterator[tuple[int, int]]:
-    """Offsets of the names of a library and of a symbol version, for all that are needed."""
+    """For each symbol version that is needed: the offsets of its library's name and of its own name."""
     while True:
         _, count, file, first, following = struct.unpack_from("<HHIII", content, at)
         version = at + first

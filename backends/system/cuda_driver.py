@@ -16,7 +16,7 @@ from typing import Any
 __all__ = [
     "Event", "capture_mode_function", "current_device", "device_function", "device_of", "error_name",
     "function_of_kernel", "is_capturing", "is_present", "keeping_context", "launch_function", "on_device", "order",
-    "relaxed_capture", "synchronize",
+    "read", "relaxed_capture", "synchronize",
 ]  # fmt: skip
 
 # Constants of cuda.h.
@@ -44,7 +44,7 @@ def is_present() -> bool:
 def _check(error: int) -> None:
     if error:
         raise RuntimeError(
-            "the CUDA driver refused to wait, to order two streams, to change the device or to find a kernel:"
+            "the CUDA driver refused to wait, to order two streams, to copy, to change the device or to find a kernel:"
             f" {error_name(error)}"
         )
 
@@ -206,6 +206,15 @@ def synchronize(device: int) -> None:
     # In another capture mode, the wait would invalidate a capture of another thread in global mode.
     with on_device(device), relaxed_capture():
         _check(_driver().cuCtxSynchronize())
+
+
+def read(address: int, size: int, stream: int, device: int) -> bytes:
+    """Bytes of memory of a device, after the work on a stream, which the host waits for."""
+    memory, handle = ctypes.create_string_buffer(size), ctypes.c_void_p(stream)
+    with on_device(device):
+        _check(_driver().cuMemcpyDtoHAsync_v2(memory, ctypes.c_uint64(address), ctypes.c_size_t(size), handle))
+        _check(_driver().cuStreamSynchronize(handle))
+    return memory.raw
 
 
 def order(first: int, then: int, device: int) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 __all__: list[str] = []
 
-# The lock, once for each fork that holds it or waits for it.
+# One entry, the lock, for each fork that holds it or waits for it.
 _held: list[Any] = []
 
 

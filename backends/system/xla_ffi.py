@@ -52,7 +52,7 @@ ARGUMENT_COUNT_AT, ARGUMENTS_AT, RESULT_COUNT_AT, RESULTS_AT = (
     8 * _ARGUMENT_COUNT, 8 * _ARGUMENTS, 8 * _RESULT_COUNT, 8 * _RESULTS
 )  # fmt: skip
 ATTRIBUTE_COUNT_AT, ATTRIBUTES_AT = 8 * _ATTRIBUTE_COUNT, 8 * _ATTRIBUTES
-_POINTERS = tuple(struct.Struct(f"{count}Q") for count in range(9))
+_pointers = functools.cache(lambda count: struct.Struct(f"{count}Q"))
 # XLA_FFI_Api: the version, and byte offsets of functions.
 _VERSION_AT, ERROR_CREATE, STREAM_GET, _TYPE_REGISTER, _STATE_SET, STATE_GET, ORDINAL_GET = (
     32, 48, 80, 88, 104, 112, 184
@@ -62,7 +62,7 @@ BUFFER_DATA, BUFFER_DIMS = 24, 40
 
 _function = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
 _pointer_at = ctypes.c_uint64.from_address
-_unpack_frame, _unpack_span = _FRAME.unpack, _POINTERS[2].unpack
+_unpack_frame, _unpack_span = _FRAME.unpack, _pointers(2).unpack
 
 
 class _Reader(dict[int, Callable[[int], Any]]):
@@ -96,7 +96,7 @@ class Frame:
         return self._pointers(_RESULT_COUNT, _RESULTS)
 
     def _pointers(self, count: int, place: int) -> tuple[int, ...]:
-        pointers = _POINTERS[self._words[count]]
+        pointers = _pointers(self._words[count])
         found: tuple[int, ...] = pointers.unpack(_read[pointers.size](self._words[place]).raw)
         return found
 
@@ -241,7 +241,7 @@ def address_of(buffer: int) -> int:
 
 def shape_of(buffer: int, rank: int) -> tuple[int, ...]:
     """The lengths of the axes of a buffer with `rank` axes."""
-    axes = _POINTERS[rank]
+    axes = _pointers(rank)
     found: tuple[int, ...] = axes.unpack(_read[axes.size](_pointer_at(buffer + BUFFER_DIMS).value).raw)
     return found
 

@@ -22,10 +22,11 @@ from ..contract import PROTOCOL, Backend, BackendStatus, DeviceKind, Launcher, M
 from ..errors import BackendUnavailableError
 from ..launch import HEAD, HOST, INPUTS, PACKED_LAUNCH, Launch, Operation, pack, packer, words_in_memory
 from ..memory.dlpack import CUDA, LEGACY_STREAM, capsule_and_strides
+from ..memory.host import address_of
 from ..native import libraries, prebuilt, toolchain
 from ..system.cuda_driver import device_of, relaxed_capture
 from ..system.threads import thread_limit
-from .builtins import Builtins
+from .builtins import Builtins, PlanFunctions
 
 __all__ = ["BACKEND"]
 
@@ -163,11 +164,9 @@ class TorchExtBackend:
             geometry: None, mu: Any, sigma: Any, weights: Any, matrix: Any, first: int, second: int, seed: int,
             offset: int, seed_at: int, offset_at: int, first_row: int, first_column: int, stream: int, scratch: int,
         ) -> None:  # fmt: skip
-            if isinstance(matrix, bytes):
-                matrix = np.frombuffer(matrix, np.uint8).ctypes.data
             head = pack_head(
-                mu, sigma, weights, matrix, first, second, seed, offset, first_row, first_column, seed_at, offset_at, 0,
-                0, scratch, stream, thread_limit() if on_host else 0,
+                mu, sigma, weights, address_of(matrix), first, second, seed, offset, first_row, first_column, seed_at,
+                offset_at, 0, 0, scratch, stream, thread_limit() if on_host else 0,
             )  # fmt: skip
             error = run(head + tail)
             if error:
@@ -179,12 +178,12 @@ class TorchExtBackend:
         (run, fail), (pack_head, tail) = self._runner(launch.device), packer(launch)
 
         def launch_packed(
-            mu: Any, sigma: Any, weights: Any, matrix: int, first: int, second: int, seed: int, offsets: int,
+            mu: Any, sigma: Any, weights: Any, matrix: Any, first: int, second: int, seed: int, offsets: int,
             stream: int, scratch: int,
         ) -> None:  # fmt: skip
             words = words_in_memory(seed, offsets).values()
             head = pack_head(
-                mu, sigma, weights, matrix, first, second, 0, 0, 0, 0, *words, scratch, stream, 0
+                mu, sigma, weights, address_of(matrix), first, second, 0, 0, 0, 0, *words, scratch, stream, 0
             )  # fmt: skip
             with relaxed_capture():  # The first launch may load the kernel, also while the stream is being captured.
                 error = run(head + tail)
@@ -221,22 +220,21 @@ class TorchExtBackend:
         """The compiled function that makes keys of calls with tensors, if there is one: see `Builtins.key`."""
         return None if self._builtins is None else self._builtins.key(signature, out_signature)
 
-    def read(self) -> Callable[[Any], Any] | None:
-        """The compiled function that reads sequences of tensors, if there is one: see `Builtins.read`."""
-        return None if self._builtins is None else self._builtins.read()
+    def addresses(self) -> Callable[[Any], Any] | None:
+        """The compiled function that reads addresses of tensors, if there is one: see `Builtins.addresses`."""
+        return None if self._builtins is None else self._builtins.addresses()
 
-    def host_plan(
-        self, launch: Launch, window: tuple[int, int], matrix: Any, allocate: Callable[[Any], Any],
-        take: Callable[[Any], tuple[int, int]], check_generator: Callable[[Any], None] | None,
-        run_in_python: Callable[..., Any] | None,
-    ) -> Callable[..., Any] | None:  # fmt: skip
-        """The compiled `Plan.run` for tensors in host memory, if there is one: see `Builtins.plan`."""
-        if self._builtins is None or launch.device != HOST:
+    def compiled_plan(
+        self, launch: Launch, window: tuple[int, int], mask: int, has_list: bool, matrix: Any, **functions: Any
+    ) -> Callable[..., Any] | None:
+        """The compiled `Plan.run`, if there is one: see `Builtins.plan`, which gets the `functions`."""
+        if self._builtins is None:
             return None
         run, fail = self._runner(launch.device)
         return self._builtins.plan(
-            pack(launch), run, window, matrix, allocate, take, check_generator, run_in_python, fail, thread_limit
-        )
+            pack(launch), run, window, mask, has_list, matrix,
+            PlanFunctions(**functions, fail=fail, thread_limit=thread_limit),
+        )  # fmt: skip
 
     def c_function(self, launch: Launch) -> int:
         """See `Backend`."""

@@ -1,4 +1,4 @@
-"""The commands: python -m bench.report results.json [more.json ...] -o report/, and python -m bench.report --row"""
+"""The commands: python -m bench.report [results.json ...] [--pages] [--row] [-o report/]"""
 
 from __future__ import annotations
 

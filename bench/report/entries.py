@@ -1,5 +1,8 @@
-"""The results that `pytest bench --benchmark-only --benchmark-json` writes: a `Run` for each file, an `Entry` for each
-benchmark. The file is pytest-benchmark's; our suites add `extra_info` and `multisample_machine`.
+"""The results of benchmarks and studies.
+
+`pytest bench --benchmark-only --benchmark-json` writes a file of pytest-benchmark's: a `Run`, with an `Entry` for each
+benchmark. Our suites add `extra_info` and `multisample_machine`. `reduced` is what bench/results keeps of it. A study
+writes its machine, and rows of names and numbers.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["CPU_REFERENCE", "Entry", "Group", "Quartiles", "Run", "read_run"]
+__all__ = ["CPU_REFERENCE", "Entry", "Group", "Quartiles", "Run", "read_run", "reduced", "rounded", "write"]
 
 CPU_REFERENCE = "numpy"
 """The contender of a group that the CPU's ratios are relative to."""
@@ -45,6 +48,10 @@ class Entry:
     mode: str
     layout: str
     antithetic: bool
+    operation: str
+    """"sample", or what is measured beside it."""
+    matrices: int
+    """The number of matrices of a batch, which have d rows together."""
     bytes: int
     call: Quartiles
     """One call and the synchronisation after it."""
@@ -55,7 +62,6 @@ class Entry:
     pipelined_s: float | None
     """Many calls in a row until the last has ended, divided by their number."""
     memset_s: float | None
-    gb_per_s: float
 
     @property
     def seconds(self) -> float:
@@ -63,8 +69,13 @@ class Entry:
         return (self.device or self.call).median
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the normals."""
+        return ((self.matrices,) if self.matrices > 1 else ()) + (self.d // self.matrices, self.n)
+
+    @property
     def fraction(self) -> Quartiles | None:
-        """The fraction of the speed of cudaMemsetAsync, of which only the median is known."""
+        """The speed as a fraction of that of cudaMemsetAsync, whose time is known as a median only."""
         if self.memset_s is None or self.device is None:
             return None
         return Quartiles(*[self.memset_s] * 3).over(self.device)
@@ -102,6 +113,38 @@ class Run:
         return str(self.machine.get("gpu") or self.machine.get("cpu") or "an unknown processor")
 
 
+def rounded(value: Any) -> Any:
+    """`value` with four digits of every number that is not whole."""
+    if isinstance(value, dict):
+        return {key: rounded(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [rounded(item) for item in value]
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+def write(path: Path, content: Mapping[str, Any]) -> None:
+    """Write results as JSON, a line for each row."""
+    parts = []
+    for key, value in content.items():
+        rows = ",\n".join(map(json.dumps, value)) if isinstance(value, list) else ""
+        parts.append(f"{json.dumps(key)}: " + (f"[\n{rows}\n]" if rows else json.dumps(value)))
+    path.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
+
+
+def reduced(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The results of pytest-benchmark without the statistics that nothing reads: a sixth of the file."""
+    benchmarks = [
+        {
+            "group": benchmark["group"],
+            "extra_info": rounded(benchmark["extra_info"]),
+            "stats": {key: rounded(benchmark["stats"][key]) for key in ("min", "q1", "median", "q3")},
+        }
+        for benchmark in content["benchmarks"]
+    ]
+    kept = {key: content[key] for key in ("commit_info", "multisample_machine") if key in content}
+    return {"benchmarks": benchmarks, **kept}
+
+
 def read_run(path: Path) -> Run:
     """Read the results in the file `path`.
 
@@ -134,7 +177,8 @@ def read_run(path: Path) -> Run:
 
 def _entry(benchmark: Mapping[str, Any]) -> Entry:
     info, stats = benchmark["extra_info"], benchmark["stats"]
-    values = {"antithetic": False, "pipelined_s": None, **info, "group": benchmark["group"]}
+    defaults = {"antithetic": False, "operation": "sample", "matrices": 1, "pipelined_s": None}
+    values = {**defaults, **info, "group": benchmark["group"]}
     values["call"] = Quartiles(stats["q1"], stats["median"], stats["q3"])
     device = (info["device_s_low"], info["device_s"], info["device_s_high"]) if info["device_s"] is not None else None
     values["device"] = device and Quartiles(*device)

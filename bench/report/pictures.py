@@ -10,7 +10,7 @@ import io
 import math
 import statistics
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -71,9 +71,14 @@ LOOKS = {
     "raft_table_philox": Look("RAFT: normalTable, Philox"),
     "jax": Look("JAX: jit of mu + sigma * normal", "#009e73", "h", True),
     "jax_rbg": Look("JAX, rbg generator: jit of mu + sigma * normal"),
+    "triton_randn": Look("Triton: a kernel with tl.randn", "#e0a100", "8", True),
+    "numba_xoroshiro": Look("numba-cuda: a kernel with xoroshiro128p", "#9aa03c", "X"),
+    "torch_func_random": Look("PyTorch: torch.func._random"),
+    "mkl": Look("oneMKL: vsRngGaussian", "#4d9221", "P", True),
     "numpy": Look("NumPy: mu + sigma * standard_normal", "#d55e00", "X", True),
     "numpy_bare": Look("NumPy: standard_normal"),
 }
+SUITES = "throughput", "original", "cpu"  # Suites whose shapes are compared by size.
 HOST_BYTES = 32_000_000  # Larger matrices may keep the host waiting for the GPU.
 FAST: dict[str, Any] = {"linestyle": "--", "markerfacecolor": "none"}
 MODES = {"portable": "portable numbers", "fast_math": "fast_math"}
@@ -97,24 +102,22 @@ class Kind(NamedTuple):
     dtype: str
     noise: str
     layout: str
-    antithetic: bool
 
     def __str__(self) -> str:
         noise = {"independent": "each element has its own noise", "shared": "all dimensions share one row of noise"}
         layout = "" if self.layout == "dn" else f', layout "{self.layout}"'
-        return f"{self.dtype}, {noise.get(self.noise, self.noise)}{layout}{', antithetic' if self.antithetic else ''}"
+        return f"{self.dtype}, {noise.get(self.noise, self.noise)}{layout}"
 
     @property
     def slug(self) -> str:
-        unusual = [*([self.layout] if self.layout != "dn" else []), *(["antithetic"] if self.antithetic else [])]
-        return "-".join([self.dtype, self.noise, *unusual])
+        return "-".join([self.dtype, self.noise, *([self.layout] if self.layout != "dn" else [])])
 
 
 def _by_kind(groups: Iterable[Group]) -> dict[Kind, list[Group]]:
     found: dict[Kind, list[Group]] = {}
     for group in groups:
         entry = group.entries[0]
-        found.setdefault(Kind(entry.dtype, entry.noise, entry.layout, entry.antithetic), []).append(group)
+        found.setdefault(Kind(entry.dtype, entry.noise, entry.layout), []).append(group)
     return found
 
 
@@ -131,12 +134,12 @@ def _by_shape(groups: Iterable[Group]) -> dict[tuple[int, int], dict[str, Entry]
 
 
 class Picture(NamedTuple):
-    """A picture, and in words what it shows."""
+    """A picture, and what it shows for readers who do not see it."""
 
     name: str
     title: str
     subtitle: str
-    sentence: str
+    alt: str
     height: float
     draw: Callable[[Figure, Axes], None]
 
@@ -144,7 +147,7 @@ class Picture(NamedTuple):
 def pictures(run: Run) -> list[Picture]:
     """Every picture that the results of `run` suffice for. The first three show the most."""
     found: list[Picture] = []
-    for kind, groups in _by_kind(group for group in run.groups if group.suite != "cpu_out").items():
+    for kind, groups in _by_kind(group for group in run.groups if group.suite in SUITES).items():
         for picture in (_largest, _memory, _calls, _over_numpy):
             found += picture(run, kind, groups)
     return [*found[:3], *_host(run), *found[3:]]
@@ -156,7 +159,7 @@ def svg(picture: Picture, theme: str) -> bytes:
     with mpl.rc_context({**STYLE, **THEMES[theme]}):
         figure = Figure(figsize=(6.6, picture.height), layout="constrained")
         lines = textwrap.wrap(picture.subtitle, 76)
-        # Constrained layout reserves the title's room only: its empty lines are the subtitle's.
+        # Constrained layout reserves room for the title only. So empty lines of the title make room for the subtitle.
         figure.suptitle(picture.title + "\n" * len(lines), x=0.01, ha="left", fontsize=14, fontweight="bold")
         figure.text(0.01, 1 - 0.36 / picture.height, "\n".join(lines), va="top")
         picture.draw(figure, figure.subplots())
@@ -196,34 +199,33 @@ def _bars(rows: Sequence[tuple[Entry, float]], base: float, memset: float | None
         figure.supxlabel(text, x=0.01, ha="left", fontsize=10.5)
 
 
+def _row_texts(rows: Sequence[tuple[Entry, float]]) -> str:
+    return "; ".join(f"{_label(entry)} {_time_text(seconds)}" for entry, seconds in rows)
+
+
 def _largest(run: Run, kind: Kind, groups: Sequence[Group]) -> Iterator[Picture]:
     shapes = _by_shape(groups)
-    # The squarest of the largest, and of these that with more dimensions.
+    # Of the largest shapes the squarest, and of equally square ones that with more dimensions.
     shape = max(shapes, key=lambda s: (_octave(s[0] * s[1]), -max(s) / min(s), s[0]), default=(0, 0))
     rows = sorted(((entry, entry.seconds) for entry in shapes.get(shape, {}).values()), key=lambda row: row[1])
-    ours = {entry.mode: entry for entry, _ in reversed(rows) if entry.ours}  # The fastest of each mode.
-    # Peers that are compared with fast_math alone are left out.
-    peers = [row for row in rows if not row[0].ours and not row[0].lacks and row[0].mode == "portable"]
-    if len(shapes) < 2 or "portable" not in ours or not peers:
-        return
-    base, matrix = ours["portable"].seconds, f"a matrix of {shape[0]:,} x {shape[1]:,}"
-    size = f"{rows[0][0].bytes / 1e6:,.0f} MB"
-    what = "a call" if ours["portable"].device is None else "the kernels"
-    fast = f" ({_time_text(ours['fast_math'].seconds)} with fast_math)" if "fast_math" in ours else ""
-    yield Picture(
-        f"largest-{kind.slug}",
-        f"Time to draw {matrix}",
-        f"{run.device}, time of {what}; {kind}; {size}; x: times as long as {_time_text(base)}",
-        f"On {run.device}, multisample draws {matrix} ({kind}) in {_time_text(base)}{fast}; of the others that apply "
-        f"mu and sigma, the fastest ({_label(peers[0][0])}) takes {peers[0][1] / base:.1f} times as long.",
-        1.6 + 0.44 * len(rows),
-        partial(_bars, rows, base, ours["portable"].memset_s),
-    )
+    base = next((entry for entry, _ in rows if entry.ours and entry.mode == "portable"), None)
+    if len(shapes) > 1 and base is not None and not all(entry.ours for entry, _ in rows):
+        matrix = f"a matrix of {shape[0]:,} x {shape[1]:,}"
+        what = "a call" if base.device is None else "the kernels"
+        yield Picture(
+            f"largest-{kind.slug}",
+            f"Time to draw {matrix}",
+            f"{run.device}, time of {what}; {kind}; {base.bytes / 1e6:,.0f} MB; x: times as long as "
+            f"{_time_text(base.seconds)}",
+            f"Time to draw {matrix} on {run.device}: {_row_texts(rows)}",
+            1.6 + 0.44 * len(rows),
+            partial(_bars, rows, base.seconds, base.memset_s),
+        )
 
 
 def _host(run: Run) -> Iterator[Picture]:
     curves = _curves(
-        (entry, 0, entry.host_s) for group in run.groups for entry in group.entries
+        (entry, 0, entry.host_s) for group in run.groups if group.suite in SUITES for entry in group.entries
         if entry.mode == "portable" and entry.bytes <= HOST_BYTES
     )  # fmt: skip
     rows = [(curve.entry, curve.y[0]) for curve in reversed(curves)]
@@ -234,7 +236,7 @@ def _host(run: Run) -> Iterator[Picture]:
             "host",
             "Time that a call keeps the host busy",
             f"{run.machine.get('cpu')}; median of matrices up to {limit}; x: times as long as {_time_text(ours[0])}",
-            f"A call of multisample keeps the host busy for {_time_text(ours[0])} to {_time_text(ours[-1])}.",
+            f"Time that a call keeps the host busy: {_row_texts(rows)}",
             1.6 + 0.44 * len(rows),
             partial(_bars, rows, ours[0], None),
         )
@@ -264,9 +266,14 @@ def _curves(points: Iterable[tuple[Entry, float, float | None]]) -> list[Curve]:
     return sorted(curves, key=lambda curve: -curve.y[-1])
 
 
-def _of_ours(curves: Iterable[Curve]) -> Mapping[str, Curve]:
-    """Our curves of several points by mode."""
-    return {curve.entry.mode: curve for curve in curves if curve.entry.ours and len(curve.x) > 1}
+def _has_ours(curves: Iterable[Curve]) -> bool:
+    """Whether a curve of ours has several points."""
+    return any(curve.entry.ours and curve.entry.mode == "portable" and len(curve.x) > 1 for curve in curves)
+
+
+def _ends(curves: Iterable[Curve], text: Callable[[float], str]) -> str:
+    """The first and the last value of each curve in words."""
+    return "; ".join(f"{_label(curve.entry)} {text(curve.y[0])} to {text(curve.y[-1])}" for curve in curves)
 
 
 def _octave(value: float) -> float:
@@ -279,7 +286,7 @@ COUNT = FuncFormatter(lambda value, _: f"{value:,g}" if value < 1e6 else f"{valu
 
 
 def _lines(x: Scale, y: Scale, curves: Sequence[Curve], figure: Figure, axes: Axes) -> None:
-    """`curves`, with a legend below that lists them in their order. An axis without ticks' multiples is linear."""
+    """`curves`, with a legend below that lists them in order. An axis without multiples for its ticks is linear."""
     for curve in curves:
         look, entry = _look(curve.entry), curve.entry
         style = FAST if entry.ours and entry.mode == "fast_math" else {}
@@ -307,49 +314,43 @@ def _lines(x: Scale, y: Scale, curves: Sequence[Curve], figure: Figure, axes: Ax
     figure.legend(loc="outside lower left")
 
 
+def _line_picture(
+    name: str,
+    title: str,
+    subtitle: str,
+    curves: Sequence[Curve],
+    scales: tuple[Scale, Scale],
+    text: Callable[[float], str],
+) -> Iterator[Picture]:
+    if _has_ours(curves):
+        alt = f"{title} ({scales[1][0]}), by {scales[0][0]}: {_ends(curves, text)}"
+        yield Picture(name, title, subtitle, alt, 4.5 + 0.23 * len(curves), partial(_lines, *scales, curves))
+
+
 def _memory(run: Run, kind: Kind, groups: Sequence[Group]) -> Iterator[Picture]:
     curves = _curves(
         (entry, _octave(entry.bytes), entry.fraction and entry.fraction.median) for entry in _compared(groups)
     )
-    ours = _of_ours(curves)
-    if "portable" in ours:
-        fast = f", and at {ours['fast_math'].y[-1]:.0%} with fast_math" if "fast_math" in ours else ""
-        yield Picture(
-            f"memory-{kind.slug}",
-            "How close to the speed of the GPU's memory",
-            f"{run.device}; {kind}; median of the shapes of about one size; higher is better",
-            f"multisample writes the largest matrices at {ours['portable'].y[-1]:.0%} of the speed of cudaMemsetAsync, "
-            f"which writes zeros{fast}.",
-            4.5 + 0.23 * len(curves),
-            partial(
-                _lines, ("size of the matrix", EngFormatter("B"), (1,)),
-                ("speed, 100 % is cudaMemsetAsync", PercentFormatter(1), ()), curves,
-            ),
-        )  # fmt: skip
+    yield from _line_picture(
+        f"memory-{kind.slug}",
+        "How close to the speed of the GPU's memory",
+        f"{run.device}; {kind}; median of the shapes of about one size; higher is better",
+        curves,
+        (("size of the matrix", EngFormatter("B"), (1,)), ("speed, 100 % is cudaMemsetAsync", PercentFormatter(1), ())),
+        lambda y: f"{y:.0%}",
+    )
 
 
 def _calls(run: Run, kind: Kind, groups: Sequence[Group]) -> Iterator[Picture]:
     entries = _compared(group for group in groups if group.suite == "original")
-    curves = _curves((entry, entry.d, entry.pipelined_s) for entry in entries)
-    ours = _of_ours(curves).get("portable")
-    if ours is not None:
-        n, peer = (
-            f"{ours.entry.n:,}",
-            next((curve for curve in curves if curve.entry.contender == "torch_compile"), None),
-        )
-        relation = ""
-        if peer is not None and peer.x == ours.x:
-            ratio = statistics.fmean(theirs / its for theirs, its in zip(peer.y, ours.y, strict=True))
-            relation = f"; {_label(peer.entry)} takes {ratio:.1f} times as long on average"
-        yield Picture(
-            f"calls-{kind.slug}",
-            f"Time of a call that draws {n} samples of d dimensions",
-            f"{run.device}; {kind}; many calls in a row, the time of all / their number; lower is better",
-            f"For {n} samples of {ours.x[0]:,} to {ours.x[-1]:,} dimensions, each of many calls in a row takes "
-            f"{_time_text(min(ours.y))} to {_time_text(max(ours.y))}{relation}.",
-            4.5 + 0.23 * len(curves),
-            partial(_lines, ("dimensions d", COUNT, (1, 2, 5)), ("time of a call", SECONDS, (1, 2, 5)), curves),
-        )
+    yield from _line_picture(
+        f"calls-{kind.slug}",
+        f"Time of a call that draws {entries[0].n:,} samples of d dimensions" if entries else "",
+        f"{run.device}; {kind}; many calls in a row, the time of all / their number; lower is better",
+        _curves((entry, entry.d, entry.pipelined_s) for entry in entries),
+        (("dimensions d", COUNT, (1, 2, 5)), ("time of a call", SECONDS, (1, 2, 5))),
+        _time_text,
+    )
 
 
 def _over_numpy(run: Run, kind: Kind, groups: Sequence[Group]) -> Iterator[Picture]:
@@ -357,16 +358,12 @@ def _over_numpy(run: Run, kind: Kind, groups: Sequence[Group]) -> Iterator[Pictu
         (entry, _octave(entry.d * entry.n), base.call.median / entry.call.median)
         for group in groups if (base := group.find(CPU_REFERENCE)) for entry in _compared([group])
     )  # fmt: skip
-    ours = next((curve for curve in curves if curve.entry.contender == "cpu" and len(curve.x) > 1), None)
-    if ours is not None:
-        processor = f"{run.machine.get('threads')} threads of {run.device}"
-        yield Picture(
-            f"cpu-{kind.slug}",
-            "How many times as fast as NumPy",
-            f"{processor}; {kind}; median of the shapes of about one size; higher is better",
-            f"With {processor}, multisample is {min(ours.y):.1f} to {max(ours.y):.0f} times as fast as NumPy ({kind}).",
-            4.5 + 0.23 * len(curves),
-            partial(
-                _lines, ("numbers in the matrix", COUNT, (1,)), ("times as fast as NumPy", COUNT, (1, 2, 5)), curves
-            ),
-        )
+    yield from _line_picture(
+        f"cpu-{kind.slug}",
+        "How many times as fast as NumPy",
+        f"{run.machine.get('threads')} threads of {run.device}; {kind}; median of the shapes of about one size; "
+        "higher is better",
+        curves,
+        (("numbers in the matrix", COUNT, (1,)), ("times as fast as NumPy", COUNT, (1, 2, 5))),
+        lambda y: f"{y:.1f}",
+    )

@@ -2,38 +2,22 @@
 
 python -m bench.studies.perturb results.json [cpu] [cuda]
 
-Contenders of a model take turns, so that a disturbance slows all. `us` is the median over the turns of a call in place:
-on a GPU by events around five calls in a row. `ratio` is that of what it replaces: for each tensor and member,
-``p.add_(torch.randn_like(p), alpha=c)``. "loop with a generator" is what published code does: it seeds a generator for
-each tensor, draws, multiplies and adds. ``mul_`` shows what reading and writing costs alone. "host us" is the time
-until the call returns.
-
-Predicted before the first run. Two CPU cores, 2^24 float32: one member 0.13 of the loop, an update by 8 members 0.08,
-since the loop's randn takes 5 ns a number and the kernel's noise 0.4. H200, us for 2^28 elements: float32 540, bfloat16
-400 and with fast_math 300; an update by 30 members 305 a member, 205 with fast_math; the tensors of OPT-1.3B in
-bfloat16 2.1 ms, 1.65 with fast_math; 388 tensors cost the host 150 us. Llama 7B in bfloat16: one member 11 ms, an
-update by 30 members 0.28 of the loop with a generator, 0.19 with fast_math.
+`us` is the time of a call in place for each member; on a GPU by events around five calls in a row. The loop is what a
+call replaces, for each tensor and member: ``p.add_(torch.randn_like(p), alpha=c)``. "loop with a generator" is what
+published code does: it seeds a generator for each tensor, draws, multiplies and adds. ``mul_`` shows what reading and
+writing costs alone. `host us` is the time until the call returns.
 """
 
 from __future__ import annotations
 
-import json
-import statistics
-import sys
-import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+import functools
+from collections.abc import Iterator
 
 import torch
 
-from bench.suites.machine import describe
+from bench.studies.turns import Call, Row, main, on_device, on_host, rows_of
 from multisample import Key
 from multisample.torch import perturb_
-
-TURNS, SECONDS, CALLS = 15, 3.0, {"cpu": 1, "cuda": 5}
-
-Call = Callable[[], Any]
 
 
 def opt_shapes() -> list[tuple[int, ...]]:
@@ -61,88 +45,45 @@ MODELS: dict[str, tuple[str, list[tuple[int, ...]], int]] = {
 }
 
 
-def contenders(dtype: str, shapes: list[tuple[int, ...]], members: int, device: str) -> dict[str, Call]:
-    tensors = [torch.zeros(shape, dtype=getattr(torch, dtype), device=device) for shape in shapes]
-    many = torch.full((members,), 1e-3, device=device)
+def one_member(tensors: list[torch.Tensor], device: str) -> dict[str, Call]:
+    generator = torch.Generator(device)
 
     def loop() -> None:
         for x in tensors:
             x.add_(torch.randn_like(x), alpha=1e-3)
-
-    generator = torch.Generator(device)
 
     def generator_loop() -> None:
         for x in tensors:
             generator.manual_seed(7)
             x.add_(1e-3 * torch.randn(x.shape, generator=generator, dtype=x.dtype, device=device))
 
-    calls: dict[str, Call] = {
-        "one member": lambda: perturb_(tensors, 1e-3, seed=7),
-        "update": lambda: perturb_(tensors, many, seed=Key(7, 1)),
-        "loop, one member": loop,
-        "loop with a generator, one member": generator_loop,
+    return {
+        "perturb_": lambda: perturb_(tensors, 1e-3, seed=7),
+        "perturb_, fast_math": lambda: perturb_(tensors, 1e-3, seed=7, fast_math=True),
+        "loop": loop,
+        "loop with a generator": generator_loop,
         "mul_": lambda: [x.mul_(0.5) for x in tensors],
     }
-    if device == "cuda":
-        calls["one member, fast_math"] = lambda: perturb_(tensors, 1e-3, seed=7, fast_math=True)
-        calls["update, fast_math"] = lambda: perturb_(tensors, many, seed=Key(7, 1), fast_math=True)
-    return calls
 
 
-def timed(call: Call, device: str) -> tuple[float, float]:
-    """Seconds of a call: until it returns, and until it is done."""
-    count = CALLS[device]
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2)) if device == "cuda" else (None, None)
-    start = time.perf_counter()
-    if begin is not None:
-        begin.record()
-    for _ in range(count):
-        call()
-    if end is not None:
-        end.record()
-    host = time.perf_counter() - start
-    if begin is None or end is None:
-        return host, host
-    end.synchronize()
-    return host / count, begin.elapsed_time(end) / count / 1e3
+def update(tensors: list[torch.Tensor], members: int, device: str) -> dict[str, Call]:
+    many = torch.full((members,), 1e-3, device=device)
+    return {
+        "perturb_": lambda: perturb_(tensors, many, seed=Key(7, 1)),
+        "perturb_, fast_math": lambda: perturb_(tensors, many, seed=Key(7, 1), fast_math=True),
+    }
 
 
-def measured(model: str) -> list[dict[str, Any]]:
-    device, (dtype, shapes, members) = model.partition(" ")[0], MODELS[model]
-    calls = contenders(dtype, shapes, members, device)
-    wait: Call = torch.cuda.synchronize if device == "cuda" else lambda: None
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
-    for call in calls.values():
-        call()
-    end = time.perf_counter() + SECONDS * len(calls)
-    for turn in range(TURNS):
-        if turn >= 3 and time.perf_counter() > end:
-            break
-        for name, call in calls.items():
-            wait()
-            times[name].append(timed(call, device))
-    us = {name: statistics.median(whole for _, whole in taken) * 1e6 for name, taken in times.items()}
-    loops = {name: us["loop, one member"] * (members if name.startswith("update") else 1) for name in us}
-    return [
-        {
-            "model": model,
-            "contender": name,
-            "members": members if name.startswith("update") else 1,
-            "us": round(us[name], 1),
-            "host us": round(statistics.median(host for host, _ in taken) * 1e6, 1),
-            "ratio": round(us[name] / loops[name], 4),
-        }
-        for name, taken in times.items()
-    ]
-
-
-def main() -> None:
-    path, *devices = sys.argv[1:]
-    rows = [row for model in MODELS if model.partition(" ")[0] in (devices or ["cpu"]) for row in measured(model)]
-    Path(path).write_text(json.dumps({"machine": describe(None), "rows": rows}, indent=1) + "\n", encoding="utf-8")
-    for row in rows:
-        print(row)
+def rows(device: str) -> Iterator[Row]:
+    for model, (dtype, shapes, members) in MODELS.items():
+        if not model.startswith(device):
+            continue
+        tensors = [torch.zeros(shape, dtype=getattr(torch, dtype), device=device) for shape in shapes]
+        for count, calls in ((1, one_member(tensors, device)), (members, update(tensors, members, device))):
+            turns = on_host(calls, repeats=1) if device == "cpu" else on_device(calls, row=5, fills=0)
+            for row in rows_of(f"{model}, {count} members", turns):
+                yield {**row, "us": row["us"] / count}
 
 
 if __name__ == "__main__":
-    main()
+    main(__doc__ or "", {device: functools.partial(rows, device) for device in ("cpu", "cuda")})

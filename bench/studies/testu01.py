@@ -2,15 +2,13 @@
 
 python -m bench.studies.testu01 SmallCrush|Crush|BigCrush results.json [--order ORDER ...] [--tests TEST ...]
     [--seed SEED ...] [--jobs JOBS] [--sources PATH]
-python -m bench.studies.testu01 merge merged.json results.json ...
 
 The orders are words along rows, words down columns, words over the calls of a generator, and Phi of float64 and of
 float32 normals (testu01.cpp); the default is all. A float32 normal gives 20 bits: with 30, test 11 of Crush detects the
 lattice of binary32 numbers.
 
 TestU01 (L'Ecuyer and Simard, ACM Transactions on Mathematical Software 33(4), 2007, doi:10.1145/1268776.1268777) is
-compiled from --sources, a folder or an archive, or from a clone of CLONED. Before the tests, the numbers of the
-compiled program are compared with those of the backends.
+compiled from --sources, a folder or an archive, or from a clone of CLONED.
 
 Each test is one process and reads its own part of the stream, so results do not depend on --jobs. They are written
 after every test. The same command with the same results.json runs the tests that it lacks.
@@ -19,10 +17,8 @@ after every test. The same command with the same results.json runs the tests tha
 from __future__ import annotations
 
 import argparse
-import hashlib
 import itertools
 import json
-import math
 import os
 import re
 import shutil
@@ -34,31 +30,20 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
-from numba import njit
+from typing import Any
 
 import multisample
+from bench.report import entries
 from bench.suites.machine import describe
-from multisample.backends.kernels.stream import words
 
 CLONED = "https://github.com/umontreal-simul/TestU01-2009"
 GENERATOR = Path(__file__).with_suffix(".cpp")
 ORDERS = ("rows", "columns", "offsets", "normals", "normals_f32")
 TESTS = {"SmallCrush": 10, "Crush": 96, "BigCrush": 106}
-# The tests that take longest start first, so that all jobs end at about the same time.
-LONGEST = {
-    "BigCrush": (
-        21, 20, 94, 39, 13, 45, 8, 19, 18, 10, 7, 9, 6, 36, 12, 5, 44, 11, 37, 35, 46, 89, 88, 25, 4, 47, 15, 49, 3, 65,
-        24, 52, 43, 50, 48, 34, 103, 105, 17, 16, 106, 104, 22, 33, 31, 96, 41, 95, 57, 32, 51, 58, 80, 68, 69, 81,
-    ),
-}  # fmt: skip
 # TestU01 lists p-values outside of [SUSPICIOUS, 1 - SUSPICIOUS]. Outside of [FAILED, 1 - FAILED], its authors call the
 # test failed.
 SUSPICIOUS, FAILED = 1e-3, 1e-10
 
-Array = np.ndarray[Any, Any]
 Run = dict[str, Any]
 
 
@@ -69,16 +54,11 @@ FOUND = ("LONG_LONG", "ERF", "LGAMMA", "LOG1P", "STDINT_H", "UINT32_T", "UINT8_T
 DEFINITIONS = [f"-DHAVE_{name}" for name in FOUND]
 
 
-class Program(NamedTuple):
-    """The compiled program, and the version and the digest of TestU01's sources."""
+def build(sources: Path | None, folder: Path, jobs: int) -> Path:
+    """Compile TestU01 and the generator in an empty folder, without TestU01's configure, which is from 2009.
 
-    path: Path
-    version: str
-    digest: str
-
-
-def build(sources: Path | None, folder: Path, jobs: int) -> Program:
-    """Compile TestU01 and the generator in an empty folder, without TestU01's configure, which is from 2009."""
+    Returns the program.
+    """
     root = unpacked(sources, folder)
     include = folder / "include"
     include.mkdir()
@@ -108,8 +88,7 @@ def build(sources: Path | None, folder: Path, jobs: int) -> Program:
         os.environ.get("CXX", "c++"), "-std=c++17", "-O3", "-march=native", "-fno-math-errno", *DEFINITIONS,
         f"-I{include}", f"-I{multisample.get_include()}", GENERATOR, *objects, "-lm", "-o", program,
     )  # fmt: skip
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:12]
-    return Program(program, version, digest)
+    return program
 
 
 def unpacked(sources: Path | None, folder: Path) -> Path:
@@ -134,76 +113,12 @@ def output_of(*command: str | Path) -> bytes:
     return done.stdout
 
 
-# --- Numbers that the program must have ---------------------------------------------------------------------------
-
-stream_key, word, philox4x32_10 = words.stream_key, words.word, words.philox4x32_10
-
-
-@njit
-def _words(seed: int, offsets: Array, rows: Array, columns: Array) -> Array:
-    result = np.empty(len(rows), np.uint32)
-    k0, k1 = stream_key(np.uint64(seed))
-    for m in range(len(rows)):
-        o0, o1 = word(offsets[m]), offsets[m] >> np.uint64(32)
-        block = philox4x32_10(columns[m] >> np.uint64(2), rows[m], o0, o1, k0, k1)
-        result[m] = np.uint32(block[columns[m] & np.uint64(3)])
-    return result
-
-
-def phi(z: Array) -> Array:
-    return np.array([math.erfc(-x * math.sqrt(0.5)) / 2 for x in z.astype(np.float64)])
-
-
-def expected_numbers(test: int, order: str, seed: int, first: int, count: int) -> Array:
-    """Numbers of an order from a block on, by the Python code of the backends; all of one row or column."""
-    line, place = test + 256 * (first >> 32), first % 2**32
-    steps, zeros = np.arange(count, dtype=np.uint64), np.zeros(count, np.uint64)
-    if order.startswith("normals"):
-        dtype = "float64" if order == "normals" else "float32"
-        z = multisample.sample(
-            [0.0], 1.0, 2 * count, seed=seed, dtype=dtype, dim_offset=line, sample_offset=4 * place, backend="cpu"
-        )[0]
-        if order == "normals":
-            return phi(z[:count])
-        twenty = np.floor(phi(z) * 2**20).astype(np.uint32)
-        bits = np.unpackbits(twenty.astype(">u4").view(np.uint8).reshape(-1, 4), axis=1)[:, 12:]
-        return np.packbits(bits).view(">u4")[:count] / 2.0**32
-    rows, columns, offsets = {
-        "rows": (zeros + np.uint64(line), steps + np.uint64(4 * place), zeros),
-        "columns": (steps + np.uint64(place), zeros + np.uint64(line), zeros),
-        "offsets": (zeros, zeros + np.uint64(test), steps + np.uint64(first)),
-    }[order]
-    return np.asarray(_words(np.uint64(seed), offsets, rows, columns) / 2.0**32)
-
-
-def drawn_numbers(program: Path, test: int, order: str, seed: int, first: int, count: int) -> Array:
-    """Numbers of the program from a block on. Its words must be their first 32 bits."""
-    drawn = output_of(program, "draw", str(test), order, str(seed), str(first), str(count))
-    numbers, got = np.frombuffer(drawn[: 8 * count]), np.frombuffer(drawn[8 * count :], np.uint32)
-    if not np.array_equal(got, np.floor(numbers * 2**32)):
-        raise SystemExit(f"{order}: the words of the program are not the first bits of its numbers")
-    return numbers
-
-
-def check_numbers(program: Path) -> None:
-    """Refuse a program with other numbers than the backends."""
-    count = 12_000
-    for order in ORDERS:
-        for test, seed, first in ((3, 7, 0), (106, 2**64 - 1, 3 * 2**32 - 24 * 1024)):
-            place = test, order, seed, first, count
-            # Two C libraries may round the error function differently.
-            if not np.allclose(drawn_numbers(program, *place), expected_numbers(*place), rtol=1e-13, atol=0):
-                raise SystemExit(f"{order}: the numbers of the program are not those of the backends")
-
-
 # --- Tests --------------------------------------------------------------------------------------------------------
 
 
 def run_tests(program: Path, battery: str, runs: Sequence[Run], tests: Sequence[int], jobs: int) -> Iterator[Run]:
     """Run the tests that `runs` lack, and yield a run after each of its tests."""
-    queue = [test for test in LONGEST.get(battery, ()) if test in tests]
-    queue += [test for test in tests if test not in queue]
-    waiting = [(run, test) for test in queue for run in runs if test not in {done["test"] for done in run["tests"]}]
+    waiting = [(run, test) for test in tests for run in runs if test not in {done["test"] for done in run["tests"]}]
     running: dict[subprocess.Popen[str], tuple[Run, int]] = {}
     try:
         while waiting or running:
@@ -216,17 +131,13 @@ def run_tests(program: Path, battery: str, runs: Sequence[Run], tests: Sequence[
                 output = process.communicate()[0]
                 if process.returncode:
                     raise SystemExit(f"{battery}, test {test}, {run['order']}: {output[-5000:]}")
-                add_tests(run, [parsed(test, output)])
+                run["tests"] = sorted([*run["tests"], parsed(test, output)], key=lambda entry: int(entry["test"]))
                 yield run
             time.sleep(0.02)
     finally:
         for process in running:
             process.kill()
             process.communicate()
-
-
-def add_tests(run: Run, tests: Sequence[dict[str, Any]]) -> None:
-    run["tests"] = sorted([*run["tests"], *tests], key=lambda entry: int(entry["test"]))
 
 
 def parsed(test: int, output: str) -> dict[str, Any]:
@@ -265,7 +176,7 @@ def write(path: Path, runs: Sequence[Run]) -> None:
     for run in runs:
         run["summary"] = summary(run)
     new = path.with_name(path.name + ".new")
-    new.write_text(json.dumps({"runs": runs}, indent=1) + "\n")
+    entries.write(new, {"runs": runs})
     new.replace(path)
 
 
@@ -278,53 +189,28 @@ def run_of(runs: list[Run], battery: str, order: str, seed: int) -> Run:
     return runs[-1]
 
 
-def merged(files: Sequence[Path]) -> list[Run]:
-    """The runs of all files. Parts of a run may be in several files; a test that is in two is refused."""
-    runs: list[Run] = []
-    for path in files:
-        for part in read(path):
-            run = run_of(runs, part["battery"], part["order"], part["seed"])
-            repeated = {test["test"] for test in run["tests"]} & {test["test"] for test in part["tests"]}
-            if repeated:
-                raise SystemExit(f"{path}: {part['battery']}, {part['order']}: test {min(repeated)} is in two files")
-            add_tests(run, part["tests"])
-            run["machines"] += [machine for machine in part["machines"] if machine not in run["machines"]]
-    return runs
-
-
 def report(runs: Sequence[Run]) -> None:
-    print(
-        f"{'battery':12}{'order':13}{'seed':>6}{'tests':>7}{'p-values':>10}{'outside':>9}{'expected':>10}{'CPU s':>8}"
-    )
     for run in runs:
-        result = summary(run)
+        found = summary(run)
         print(
-            f"{run['battery']:12}{run['order']:13}{run['seed']:6}{result['tests']:7}{result['statistics']:10}"
-            f"{len(result['outside']):9}{result['expected_outside']:10}{result['cpu_seconds']:8}  {result['verdict']}"
+            f"{run['battery']}, {run['order']}, seed {run['seed']}: {found['tests']} tests, {found['verdict']}; "
+            f"{len(found['outside'])} of {found['statistics']} p-values outside, {found['expected_outside']} expected"
         )
-        for entry in result["outside"]:
-            p = f"{entry['p']:.3g}" if entry["p"] < 0.5 else f"1 - {1 - entry['p']:.3g}"
-            print(f"    test {entry['test']}, {entry['name']}: p = {p}")
+        for one in found["outside"]:
+            p = f"{one['p']:.3g}" if one["p"] < 0.5 else f"1 - {1 - one['p']:.3g}"
+            print(f"    test {one['test']}, {one['name']}: p = {p}")
 
 
 def main(command: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("battery", choices=[*TESTS, "merge"])
+    parser.add_argument("battery", choices=TESTS)
     parser.add_argument("results", type=Path)
-    parser.add_argument("files", type=Path, nargs="*", help="with merge: the files to merge")
     parser.add_argument("--order", choices=ORDERS, nargs="+", default=ORDERS)
     parser.add_argument("--tests", type=int, nargs="+", help="only these tests of the battery")
     parser.add_argument("--seed", type=int, nargs="+", default=[1])
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--sources", type=Path)
     arguments = parser.parse_args(command)
-    if (arguments.battery == "merge") != bool(arguments.files):
-        parser.error("files: expected one or more with merge, and none with a battery")
-    if arguments.battery == "merge":
-        runs = merged(arguments.files)
-        write(arguments.results, runs)
-        report(runs)
-        return
     everything = range(1, TESTS[arguments.battery] + 1)
     tests = everything if arguments.tests is None else sorted(set(arguments.tests))
     if not set(tests) <= set(everything):
@@ -337,13 +223,11 @@ def main(command: Sequence[str] | None = None) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # Ends the processes of the tests too.
     with tempfile.TemporaryDirectory() as folder:
         program = build(arguments.sources, Path(folder), arguments.jobs)
-        check_numbers(program.path)
         machine = describe(None)
-        machine["versions"].update({"testu01": program.version, "testu01_sources": program.digest})
         for run in chosen:
             run["machines"] += [machine] * (machine not in run["machines"])
         write(arguments.results, runs)
-        for run in run_tests(program.path, arguments.battery, chosen, tests, arguments.jobs):
+        for run in run_tests(program, arguments.battery, chosen, tests, arguments.jobs):
             write(arguments.results, runs)
             result = run["summary"]
             print(f"{run['order']}: {result['tests']} tests, {len(result['outside'])} p-values outside", flush=True)

@@ -1,16 +1,9 @@
-"""Samples on the CPU, of many shapes: our backends beside other libraries, in the same run.
+"""Samples on the CPU, of many shapes, and the operations beside `sample`: ours beside other libraries, in the same run.
 
 pytest bench --benchmark-only -k cpu --benchmark-json=results.json
 
 Only ratios within one run mean anything; the comparison uses the ratios to NumPy. `test_cpu` makes new arrays,
-`test_cpu_out` fills an existing one. Contenders with a `lacks` apply neither mu nor sigma.
-
-Predictions, written before the first run on two cores with AVX-512: NumPy draws 0.1 G normals/s on its one thread, and
-PyTorch 0.3. Our loop needs 3 cycles per normal, which gives 1.25 G/s per core at 3.7 GHz. So at (1000, 10000) we are 20
-times as fast as NumPy and 8 times as fast as PyTorch into an existing array, and less where fresh memory is paged in.
-At (10, 10) the call dominates: 1.7 us of ours and 1.7 us of NumPy's, a ratio of 1. Written later, before their first
-runs: `torch.normal` and `Normal.rsample` are as fast as `mu + sigma * torch.randn`. JAX's generator has twice the
-rounds, but uses all threads, so that it is as fast as PyTorch.
+`test_cpu_out` fills an existing one. A contender with `lacks` draws standard normals, without mu and sigma.
 
 Layout nd writes the same bits transposed, and antithetic pairs need half the noise. Both are compared with the plain
 call, into existing arrays.
@@ -26,9 +19,11 @@ import numpy as np
 import pytest
 
 import multisample
+from bench.suites import mkl_peer
 from bench.suites.cases import Case, is_timed, modes_on_cpu, parametrize, vectors
 from bench.suites.contenders import BARE, CPU
 from bench.suites.running import record_cpu_speed, run_on_cpu
+from multisample.backends.system.threads import thread_count
 
 SHAPES = [
     (10, 10),
@@ -43,7 +38,17 @@ SHAPES = [
     (33, 30_000),
     (100_000, 100),
 ]
-CASES = [Case(d, n, "float32", noise) for noise in ("independent", "shared") for d, n in SHAPES]
+HEADLINES = [(10, 10), (100, 100), (1000, 1000), (1000, 10_000)]
+CASES = [
+    *(Case(*shape, headline=shape in HEADLINES) for shape in SHAPES),
+    *(Case(*shape, noise="shared") for shape in SHAPES),
+]
+FEW_SAMPLES = [Case(2**21 // n, n) for n in (1, 2, 4, 8)]
+OPERATIONS = [
+    *(Case(b * d, n, operation="batch", matrices=b, headline=True) for b, d, n in ((1000, 10, 10), (64, 7, 512))),
+    *(Case(members, 2**22, operation="perturb", headline=True) for members in (1, 8)),
+    *(Case(d, n, operation="moments", headline=True) for d, n in ((100, 1000), (1000, 10_000))),
+]
 WAYS: dict[str, dict[str, Any]] = {
     "dn": {},
     "dn_antithetic": {"antithetic": True},
@@ -52,20 +57,31 @@ WAYS: dict[str, dict[str, Any]] = {
     "nd_antithetic": {"layout": "nd", "antithetic": True},
     "nd_shared": {"layout": "nd", "noise": "shared"},
 }
-FILLERS = ("cpu", "torch_ext", "numpy", "torch_randn")
+FILLERS = ("cpu", "torch_ext", "numpy", "torch_randn", "mkl_bare")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if metafunc.function is test_cpu:
-        parametrize(metafunc, CASES, CPU.values(), modes_on_cpu)
+    cases = {test_cpu: CASES, test_cpu_few_samples: FEW_SAMPLES, test_cpu_operations: OPERATIONS}
+    if metafunc.function in cases:
+        parametrize(metafunc, cases[metafunc.function], CPU.values(), modes_on_cpu)
     else:
         shapes = SHAPES if is_timed(metafunc.config) else [(4, 6)]
         metafunc.parametrize("shape", shapes, ids=lambda shape: "x".join(map(str, shape)))
 
 
 @pytest.mark.benchmark(min_rounds=7, max_time=0.5)
-def test_cpu(benchmark: Any, d: int, n: int, dtype: str, noise: str, layout: str, contender: str, mode: str) -> None:
-    run_on_cpu(benchmark, "cpu", CPU[contender], Case(d, n, dtype, noise, layout))
+def test_cpu(benchmark: Any, case: Case, contender: str, mode: str) -> None:
+    run_on_cpu(benchmark, "cpu", CPU[contender], case)
+
+
+@pytest.mark.benchmark(min_rounds=7, max_time=0.5)
+def test_cpu_few_samples(benchmark: Any, case: Case, contender: str, mode: str) -> None:
+    run_on_cpu(benchmark, "cpu_few_samples", CPU[contender], case)
+
+
+@pytest.mark.benchmark(min_rounds=7, max_time=0.5)
+def test_cpu_operations(benchmark: Any, case: Case, contender: str, mode: str) -> None:
+    run_on_cpu(benchmark, "cpu_operations", CPU[contender], case)
 
 
 @pytest.mark.parametrize("contender", FILLERS)
@@ -99,6 +115,8 @@ def filling(contender: str, out: Any, d: int, n: int, options: dict[str, Any]) -
         return functools.partial(np.random.default_rng(7).standard_normal, out=out, dtype=np.float32)
     if contender == "cpu":
         return functools.partial(multisample.sample, mu, sigma, n, backend="cpu", out=out, **options)
+    if contender == "mkl_bare":
+        return functools.partial(mkl_peer.filling("SFMT19937", min(thread_count(), len(out))), out, None)
     import torch
 
     tensor = torch.from_numpy(out)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,44 +15,57 @@ import pytest
 
 from multisample.backends.element_types import SIZES
 
-__all__ = ["ARGUMENTS", "MODES", "Case", "clamp", "is_timed", "modes_on_cpu", "modes_on_cuda", "parametrize", "vectors"]
+__all__ = ["MODES", "Case", "clamp", "is_timed", "modes_on_cpu", "modes_on_cuda", "parametrize", "vectors", "weights"]
 
 MODES: dict[str, dict[str, Any]] = {"portable": {}, "fast_math": {"fast_math": True}}
 
 SMALL = (6, 40)
 """The shape if nothing is timed."""
 
-ARGUMENTS = ("d", "n", "dtype", "noise", "layout", "contender", "mode")
-"""Arguments of the tests. pytest-benchmark can group by them, as in ``--benchmark-group-by=param:contender``."""
+BATCH = 3
+"""The matrices of a batch if nothing is timed."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """Samples that every contender draws."""
+    """What every contender computes."""
 
     d: int
     n: int
     dtype: str = "float32"
     noise: str = "independent"
     layout: str = "dn"
+    operation: str = "sample"
+    """A row of `OPERATIONS` in sample_checks.py; all draw d x n normals. For "perturb", d is the number of members."""
+    matrices: int = 1
+    """The number of matrices of a batch. They have d rows together."""
+    headline: bool = False
+    """Whether the front page shows it: `pytest -m headline` selects these cases."""
 
     @property
     def bytes(self) -> int:
-        """Bytes of the result."""
+        """Bytes of the normals."""
         return self.d * self.n * SIZES[self.dtype]
 
     @property
     def small(self) -> Case:
         """The same case with a small shape."""
-        return replace(self, d=SMALL[0], n=SMALL[1])
+        matrices = min(self.matrices, BATCH)
+        return replace(self, d=SMALL[0] * matrices, n=SMALL[1], matrices=matrices)
 
     def group(self, mode: str) -> str:
         """The name of the group in pytest-benchmark's table."""
-        return f"({self.d}, {self.n}) {self.kind(' ')} {mode}"
+        return f"{self.shape} {self.kind(' ')} {mode}"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the normals."""
+        return ((self.matrices,) if self.matrices > 1 else ()) + (self.d // self.matrices, self.n)
 
     def kind(self, separator: str) -> str:
-        """The case without its shape. "dn", the usual layout, is not named."""
-        return separator.join([self.dtype, self.noise, *([self.layout] if self.layout != "dn" else [])])
+        """The case without its shape, and without the usual layout and operation."""
+        unusual = [word for word in (self.layout, self.operation) if word not in ("dn", "sample")]
+        return separator.join([self.dtype, self.noise, *unusual])
 
 
 class Fits(Protocol):
@@ -73,24 +86,26 @@ def is_timed(config: pytest.Config) -> bool:
 
 
 def parametrize(metafunc: pytest.Metafunc, cases: Iterable[Case], contenders: Iterable[Fits], modes: Modes) -> None:
-    """Give a test its `ARGUMENTS`: every case, its contenders, and the modes of both.
+    """Give a test its `case`, `contender` and `mode`: every case, its contenders, and the modes of both.
 
     If nothing is timed, cases that differ only in their shape become one small case. The modes of a contender are
     consecutive, so that a peer is started and measured once.
     """
     if not is_timed(metafunc.config):
-        cases = dict.fromkeys(case.small for case in cases)
+        cases = dict.fromkeys(replace(case.small, headline=False) for case in cases)
     rows = [
-        (case, contender.name, mode)
+        pytest.param(
+            case, contender.name, mode,
+            id=f"{'x'.join(map(str, case.shape))}-{case.kind('-')}-{mode}-{contender.name}",
+            marks=[pytest.mark.headline] if case.headline else [],
+        )
         for case in cases
         for contender in contenders
         if contender.fits(case)
         for mode in modes(case)
         if mode in contender.modes
-    ]
-    ids = [f"{case.d}x{case.n}-{case.kind('-')}-{mode}-{name}" for case, name, mode in rows]
-    values = [(*astuple(case), name, mode) for case, name, mode in rows]
-    metafunc.parametrize(ARGUMENTS, values, ids=ids)
+    ]  # fmt: skip
+    metafunc.parametrize(("case", "contender", "mode"), rows)
 
 
 def modes_on_cuda(case: Case) -> list[str]:
@@ -105,8 +120,13 @@ def modes_on_cpu(case: Case) -> list[str]:
 
 def vectors(d: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """mu and sigma in float64, of shape (d,), with few bits each: every type has them exactly."""
-    steps = np.arange(d)
-    return (steps % 17 - 8) / 8, 0.5 + (steps % 13) / 8
+    return np.resize(np.arange(-8, 9) / 8, d), np.resize(0.5 + np.arange(13) / 8, d)
+
+
+def weights(n: int) -> np.ndarray[Any, Any]:
+    """Weights of samples in float64, whose sum is 1."""
+    steps = np.arange(n) % 7 + 1.0
+    return steps / steps.sum()
 
 
 def clamp(value: float, low: int, high: int) -> int:

@@ -1,8 +1,9 @@
 """The contenders: our backends, and the libraries that people use today.
 
-`start` of a contender does the untimed work, and returns the call to time. The call uses vectors of the contender's own
-library and returns a new matrix of shape (d, n), or (n, d) in layout "nd". Libraries are imported on first use.
-`reason` of a contender says why it cannot run.
+`start` of a contender does the untimed work, and returns the call to time, or named variants of it: the fastest counts.
+A call uses vectors of the contender's own library and returns a new matrix of shape (d, n), or (n, d) in layout "nd".
+The checks in `OPERATIONS` show the results of other operations. Libraries are imported on first use. `reason` of a
+contender says why it cannot run.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import functools
 import importlib.util
 import itertools
 import os
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,19 +21,23 @@ from typing import Any
 import numpy as np
 
 import multisample
-from bench.suites import header_peers
-from bench.suites.cases import MODES, Case, vectors
-from bench.suites.sample_checks import host_part
+from bench.suites import header_peers, mkl_peer
+from bench.suites.cases import MODES, Case, vectors, weights
+from bench.suites.sample_checks import OPERATIONS, host_part
 from multisample.backends.native import libraries
+from multisample.backends.system.threads import thread_count
 
 __all__ = ["CPU", "CUDA", "Contender", "cuda_reason"]
 
 Call = Callable[[], Any]
+Variants = dict[str, Call]
 Reason = Callable[[], str | None]
 
 BOTH = ("independent", "shared")
 LAYOUTS = ("dn", "nd")
+MATRICES = ("sample", "batch")
 EVERY_DTYPE = ("float32", "float16", "bfloat16", "float64")
+EVERYTHING: dict[str, Any] = {"noises": BOTH, "dtypes": EVERY_DTYPE, "operations": tuple(OPERATIONS)}
 BARE = "applies neither mu nor sigma"
 
 
@@ -42,23 +48,25 @@ class Contender:
     name: str
     reason: Reason
     """Returns why it cannot run here, or None."""
-    start: Callable[[Case, str], Call]
-    """Returns the timed call for a case and a mode. Peers draw the same in both modes."""
+    start: Callable[[Case, str], Call | Variants]
+    """Returns what is timed for a case and a mode. Peers draw the same in both modes."""
     ours: bool = False
     lacks: str | None = None
-    """The work that this contender omits and others of its group do."""
+    """The work of its group that this contender omits."""
     noises: tuple[str, ...] = ("independent",)
     dtypes: tuple[str, ...] = ("float32",)
     layouts: tuple[str, ...] = ("dn",)
     modes: tuple[str, ...] = tuple(MODES)
     """The modes of the groups that it is compared in."""
+    operations: tuple[str, ...] = ("sample",)
     most_samples: int | None = None
     wait: Callable[[Any], None] | None = None
     """Waits for a result, for calls outside the device's default stream."""
 
     def fits(self, case: Case) -> bool:
         return (
-            case.noise in self.noises
+            case.operation in self.operations
+            and case.noise in self.noises
             and case.dtype in self.dtypes
             and case.layout in self.layouts
             and (self.most_samples is None or case.n <= self.most_samples)
@@ -88,6 +96,15 @@ def _torch_reason() -> str | None:
     import torch
 
     return None if torch.cuda.is_available() else "this PyTorch has no CUDA device"
+
+
+def _module_reason(name: str) -> str | None:
+    """Why a peer on CuPy's device that needs the module `name` cannot run."""
+    try:
+        found = importlib.util.find_spec(name)
+    except ModuleNotFoundError:
+        found = None
+    return cuda_reason() or (None if found else f"no module {name} is installed")
 
 
 @functools.cache
@@ -125,8 +142,21 @@ def _torch_vectors(case: Case, device: str) -> list[Any]:
     return [torch.from_numpy(vector).to(device, getattr(torch, case.dtype)) for vector in vectors(case.d)]
 
 
-def _torch_columns(case: Case, device: str) -> list[Any]:
-    return [vector[:, None] for vector in _torch_vectors(case, device)]
+def _columns(arrays: list[Any], case: Case) -> list[Any]:
+    """`arrays` of shape (d,) as columns of a matrix, or of the matrices of a batch."""
+    return [vector.reshape(*case.shape[:-1], 1) for vector in arrays]
+
+
+def _like(vector: Any, array: np.ndarray[Any, Any]) -> Any:
+    """`array` in the library and on the device of `vector`, of its type if both are floating."""
+    library, floating = sys.modules[type(vector).__module__.partition(".")[0]], array.dtype.kind == "f"
+    if library.__name__ == "torch":
+        return library.from_numpy(array).to(vector.device, vector.dtype if floating else library.int64)
+    return library.asarray(array, vector.dtype if floating else None)
+
+
+def _zeros(vector: Any, n: int) -> Any:
+    return 0 * vector[:1].repeat(n)
 
 
 def _cupy_vectors(case: Case, device: str = "cuda") -> list[Any]:
@@ -135,10 +165,6 @@ def _cupy_vectors(case: Case, device: str = "cuda") -> list[Any]:
     import cupy
 
     return [cupy.asarray(vector.astype(case.dtype)) for vector in vectors(case.d)]
-
-
-def _cupy_columns(case: Case) -> list[Any]:
-    return [vector[:, None] for vector in _cupy_vectors(case)]
 
 
 def _numpy_vectors(case: Case, device: str = "cpu") -> list[Any]:
@@ -156,13 +182,59 @@ def _ours(backend: str, arrays: Callable[[Case, str], list[Any]], device: str) -
 
     def start(case: Case, mode: str) -> Call:
         mu, sigma = arrays(case, device)
-        _check_bits(mu, sigma, case, backend, mode)
-        return functools.partial(
-            multisample.sample, mu, sigma, case.n, backend=backend, noise=case.noise, layout=case.layout, **MODES[mode]
-        )
+        if case.operation == "sample":
+            _check_bits(mu, sigma, case, backend, mode)
+        return _our_call(case, mu, sigma, backend=backend, **MODES[mode])
 
     reason = functools.partial(_backend_reason, backend, cuda=device == "cuda")
-    return Contender(backend, reason, start, ours=True, noises=BOTH, dtypes=EVERY_DTYPE, layouts=LAYOUTS)
+    return Contender(backend, reason, start, ours=True, layouts=LAYOUTS, **EVERYTHING)
+
+
+def _our_call(case: Case, mu: Any, sigma: Any, **options: Any) -> Call:
+    """A call of ours, with other numbers each time."""
+    if case.operation == "batch":
+        mu, sigma, seeds = _batch(case, mu, sigma)
+        return lambda: multisample.sample(mu, sigma, case.n, seed=next(seeds), **options)
+    calls = itertools.count()
+    if case.operation == "perturb":
+        p, many = _zeros(mu, case.n), sigma if case.d > 1 else float(sigma[0])
+        return lambda: multisample.perturb(p, many, seed=multisample.Key(7, next(calls)), out=p, **options)
+    if case.operation == "moments":
+        w = _like(mu, weights(case.n))
+        return lambda: multisample.weighted_moments(w, mu, sigma, seed=next(calls), **options)
+    return functools.partial(multisample.sample, mu, sigma, case.n, noise=case.noise, layout=case.layout, **options)
+
+
+def _batch(case: Case, mu: Any, sigma: Any) -> tuple[Any, Any, Iterator[Any]]:
+    """mu and sigma of each matrix, and seeds for each call."""
+    seeds = [_like(mu, np.arange(case.matrices) + k * case.matrices) for k in range(16)]
+    return mu.reshape(case.matrices, -1), sigma.reshape(case.matrices, -1), itertools.cycle(seeds)
+
+
+def _loop(arrays: Callable[[Case, str], list[Any]], device: str, case: Case, mode: str) -> Call:
+    """A call for each matrix of a batch."""
+    mu, sigma, _ = _batch(case, *arrays(case, device))
+    seeds = itertools.count()
+    return lambda: [multisample.sample(*row, case.n, seed=next(seeds)) for row in zip(mu, sigma, strict=True)]
+
+
+def _vmap(device: str, case: Case, mode: str) -> Call:
+    import torch
+
+    mu, sigma, seeds = _batch(case, *_torch_vectors(case, device))
+    draw = torch.func.vmap(lambda mu, sigma, seed: multisample.sample(mu, sigma, case.n, seed=seed))
+    return lambda: draw(mu, sigma, next(seeds))
+
+
+def _sample_and_product(device: str, case: Case, mode: str) -> Call:
+    """Weighted moments of a matrix in memory."""
+    mu, sigma = _torch_vectors(case, device)
+    w = _like(mu, weights(case.n))
+    return lambda: _moments(multisample.sample(mu, sigma, case.n), mu[:, None], w)
+
+
+def _moments(x: Any, mu: Any, w: Any) -> tuple[Any, Any]:
+    return x @ w, (x - mu) ** 2 @ w
 
 
 def _check_bits(mu: Any, sigma: Any, case: Case, backend: str, mode: str) -> None:
@@ -185,44 +257,67 @@ def _check_bits(mu: Any, sigma: Any, case: Case, backend: str, mode: str) -> Non
 # --- Peers, PyTorch -----------------------------------------------------------------------------------------------
 
 
-def _eager(case: Case, device: str) -> tuple[Callable[[Any, Any], Any], list[Any]]:
-    """The usual PyTorch expression, and its arguments."""
+def _expression(case: Case, device: str) -> tuple[Callable[..., Any], list[Any]]:
+    """What users of PyTorch write, and its arguments."""
     import torch
 
-    mu, sigma = _torch_columns(case, device)
-    shape, dtype, place = (case.d if case.noise == "independent" else 1, case.n), mu.dtype, mu.device
+    mu, sigma = _columns(_torch_vectors(case, device), case)
+    shape, dtype, place = case.shape if case.noise == "independent" else (1, case.n), mu.dtype, mu.device
 
     def draw(mu: Any, sigma: Any) -> Any:
         return mu + sigma * torch.randn(shape, dtype=dtype, device=place)
 
-    return draw, [mu, sigma]
+    def moments(mu: Any, sigma: Any, w: Any) -> Any:
+        return _moments(draw(mu, sigma), mu, w)
+
+    def perturb(p: Any) -> Any:
+        for coefficient in coefficients:
+            p.add_(torch.randn_like(p), alpha=coefficient)
+        return p
+
+    if case.operation == "perturb":
+        coefficients = sigma[:, 0].tolist()
+        return perturb, [_zeros(mu[:, 0], case.n)]
+    return (moments, [mu, sigma, _like(mu, weights(case.n))]) if case.operation == "moments" else (draw, [mu, sigma])
 
 
 def _torch_eager(device: str, case: Case, mode: str) -> Call:
-    draw, columns = _eager(case, device)
-    return functools.partial(draw, *columns)
+    draw, arguments = _expression(case, device)
+    return functools.partial(draw, *arguments)
 
 
-def _torch_compile(case: Case, mode: str) -> Call:
+def _torch_compile(case: Case, mode: str) -> Variants:
+    """The compiled expression, for headlines also tuned. No CUDA graphs, which would overwrite earlier results."""
     import torch
 
     torch.compiler.reset()  # Each shape gets its own, best code.
-    draw, columns = _eager(case, "cuda")
-    return functools.partial(torch.compile(draw, fullgraph=True, dynamic=False), *columns)
+    draw, arguments = _expression(case, "cuda")
+    return {
+        way: functools.partial(torch.compile(draw, fullgraph=True, dynamic=False, mode=way), *arguments)
+        for way in ("default", "max-autotune-no-cudagraphs")[: 1 + case.headline]
+    }
+
+
+def _torch_func_random(case: Case, mode: str) -> Call:
+    from torch.func import _random
+
+    mu, sigma = _columns(_torch_vectors(case, "cuda"), case)
+    key, calls = _random.key(7, device=mu.device), itertools.count()
+    return lambda: mu + sigma * _random.normal(_random.fold_in(key, next(calls)), case.shape)
 
 
 def _torch_normal(device: str, case: Case, mode: str) -> Call:
     import torch
 
-    mu, sigma = _torch_columns(case, device)
-    return functools.partial(torch.normal, mu.expand(case.d, case.n), sigma)
+    mu, sigma = _columns(_torch_vectors(case, device), case)
+    return functools.partial(torch.normal, mu.expand(case.shape), sigma)
 
 
 def _normal_rsample(device: str, case: Case, mode: str) -> Call:
     import torch
 
-    mu, sigma = _torch_columns(case, device)
-    rsample: Call = torch.distributions.Normal(mu, sigma).expand((case.d, case.n)).rsample
+    mu, sigma = _columns(_torch_vectors(case, device), case)
+    rsample: Call = torch.distributions.Normal(mu, sigma).expand(case.shape).rsample
     return rsample
 
 
@@ -251,14 +346,14 @@ def _original_kernel(case: Case, mode: str) -> Call:
 def _cupy_random(case: Case, mode: str) -> Call:
     import cupy
 
-    mu, sigma = _cupy_columns(case)
+    mu, sigma = _columns(_cupy_vectors(case), case)
     return functools.partial(cupy.random.RandomState(7).normal, mu, sigma, (case.d, case.n), dtype=np.float32)
 
 
 def _cupy_generator(case: Case, mode: str) -> Call:
     import cupy
 
-    mu, sigma = _cupy_columns(case)
+    mu, sigma = _columns(_cupy_vectors(case), case)
     rng = cupy.random.default_rng(7)
     return lambda: mu + sigma * rng.standard_normal((case.d, case.n), dtype=np.float32)
 
@@ -285,27 +380,61 @@ def _header_reason(program: header_peers.Program) -> str | None:
     return cuda_reason() or header_peers.missing(program)
 
 
-def _header_peer(program: header_peers.Program, numbers: Iterator[int], case: Case, *options: str) -> Call:
-    """Calls of a `program`; each gets another of the `numbers`."""
+def _header_peer(
+    program: header_peers.Program, variants: tuple[str, ...], options: tuple[str, ...], case: Case, mode: str
+) -> Variants:
+    """Calls of a `program`."""
     import cupy
 
     draw = header_peers.compiled(program, cupy.cuda.Device().compute_capability, *options)
     mu, sigma = _cupy_vectors(case)
+    calls = itertools.count()
+
+    def call(variant: int) -> Any:
+        out = cupy.empty((case.d, case.n) if case.layout == "dn" else (case.n, case.d), np.float32)
+        draw(out.data.ptr, mu.data.ptr, sigma.data.ptr, case.d, case.n, next(calls), variant)
+        return out
+
+    return {name: functools.partial(call, program.variants.index(name)) for name in variants}
+
+
+def _curanddx(options: tuple[str, ...], case: Case, mode: str) -> Variants:
+    """The kernel in each layout that does not leave nearly all threads of a block idle."""
+    program = header_peers.CURANDDX
+    layouts = tuple(name for name in program.variants if case.n >= 128 or not name.startswith("a row"))
+    return _header_peer(program, layouts, options, case, mode)
+
+
+def _triton_randn(case: Case, mode: str) -> Variants:
+    import torch
+
+    from bench.suites import triton_peer
+
+    mu, sigma = _torch_vectors(case, "cuda")
+    calls = itertools.count()
+
+    def call(tile: int, warps: int) -> Any:
+        out = torch.empty((case.d, case.n), device=mu.device)
+        triton_peer.launch(out, mu, sigma, next(calls), tile, warps)
+        return out
+
+    tiles = ((128, 1), (256, 2), (512, 4), (1024, 4), (1024, 8))
+    return {f"{tile} groups, {warps} warps": functools.partial(call, tile, warps) for tile, warps in tiles}
+
+
+def _numba_xoroshiro(case: Case, mode: str) -> Call:
+    import cupy
+
+    from bench.suites import numba_peer
+
+    fill = numba_peer.start(*_cupy_vectors(case), case.n)
 
     def call() -> Any:
-        out = cupy.empty((case.d, case.n) if case.layout == "dn" else (case.n, case.d), np.float32)
-        draw(out.data.ptr, mu.data.ptr, sigma.data.ptr, case.d, case.n, next(numbers))
+        out = cupy.empty((case.d, case.n), np.float32)
+        fill(out)
         return out
 
     return call
-
-
-def _curanddx(options: tuple[str, ...], case: Case, mode: str) -> Call:
-    return _header_peer(header_peers.CURANDDX, itertools.count(), case, *options)
-
-
-def _raft_table(generator: int, case: Case, mode: str) -> Call:
-    return _header_peer(header_peers.RAFT, itertools.repeat(generator), case)
 
 
 def _jax_normal(platform: str, implementation: str, case: Case, mode: str) -> Call:
@@ -332,10 +461,20 @@ def _jax_wait(result: Any) -> None:
 
 
 def _numpy(case: Case, mode: str) -> Call:
-    mu, sigma = (vector[:, None] for vector in _numpy_vectors(case))
+    mu, sigma = _columns(_numpy_vectors(case), case)
     rng = np.random.default_rng(7)
-    shape = (case.d if case.noise == "independent" else 1, case.n)
-    return lambda: mu + sigma * rng.standard_normal(shape, dtype=mu.dtype)
+    shape = case.shape if case.noise == "independent" else (1, case.n)
+    w, p = weights(case.n).astype(mu.dtype), np.zeros(case.n, mu.dtype)
+
+    def draw() -> Any:
+        return mu + sigma * rng.standard_normal(shape, dtype=mu.dtype)
+
+    def perturb() -> Any:
+        for coefficient in sigma:
+            np.add(p, coefficient * rng.standard_normal(case.n, dtype=mu.dtype), out=p)
+        return p
+
+    return {"moments": lambda: _moments(draw(), mu, w), "perturb": perturb}.get(case.operation, draw)
 
 
 def _numpy_bare(case: Case, mode: str) -> Call:
@@ -343,11 +482,26 @@ def _numpy_bare(case: Case, mode: str) -> Call:
     return lambda: rng.standard_normal((case.d, case.n), dtype=case.dtype)
 
 
+def _mkl(bare: bool, case: Case, mode: str) -> Variants:
+    columns = None if bare else [vector[:, None] for vector in _numpy_vectors(case)]
+
+    def call(fill: Callable[..., None]) -> Any:
+        out = np.empty((case.d, case.n), np.float32)
+        fill(out, columns)
+        return out
+
+    return {
+        f"{generator}, threads: {threads}": functools.partial(call, mkl_peer.filling(generator, threads))
+        for generator in mkl_peer.GENERATORS
+        for threads in sorted({1, min(thread_count(), case.d)})
+    }
+
+
 # --- The lists ----------------------------------------------------------------------------------------------------
 
 
 def _peer(
-    name: str, reason: Callable[[], str | None], start: Callable[..., Call], *first: Any, **other: Any
+    name: str, reason: Callable[[], str | None], start: Callable[..., Call | Variants], *first: Any, **other: Any
 ) -> Contender:
     return Contender(name, reason, functools.partial(start, *first), **other)
 
@@ -359,30 +513,37 @@ def _named(*contenders: Contender) -> dict[str, Contender]:
 # Constants of curand.h: CURAND_ORDERING_PSEUDO_DEFAULT, and the faster CURAND_ORDERING_PSEUDO_DYNAMIC.
 _DEFAULT_ORDERING, _DYNAMIC_ORDERING = 101, 104
 
-# Constants of RAFT's GeneratorType: GenPhilox, and GenPC, its default.
-_RAFT_PHILOX, _RAFT_PCG = 0, 1
-
 _jax_cuda = functools.partial(_jax_reason, "cuda")
 _curanddx_reason = functools.partial(_header_reason, header_peers.CURANDDX)
 _raft_reason = functools.partial(_header_reason, header_peers.RAFT)
+_raft_table = functools.partial(_header_peer, header_peers.RAFT)
+_triton_reason = functools.partial(_module_reason, "triton")
+_xoroshiro_reason = functools.partial(_module_reason, "numba.cuda.random")
+_func_random_reason = functools.partial(_module_reason, "torch.func._random")
 
 CUDA = _named(
     _ours("torch_ext", _torch_vectors, "cuda"),
     _ours("cupy", _cupy_vectors, "cuda"),
     _ours("numba", _cupy_vectors, "cuda"),
     _peer("original_kernel", _torch_reason, _original_kernel, noises=("shared",), most_samples=1024),
-    _peer("torch_eager", _torch_reason, _torch_eager, "cuda", noises=BOTH, dtypes=EVERY_DTYPE),
-    _peer("torch_compile", _torch_reason, _torch_compile, noises=BOTH, dtypes=EVERY_DTYPE),
+    _peer("torch_eager", _torch_reason, _torch_eager, "cuda", **EVERYTHING),
+    _peer("torch_compile", _torch_reason, _torch_compile, **EVERYTHING),
+    _peer("torch_func_random", _func_random_reason, _torch_func_random),
     _peer("torch_normal", _torch_reason, _torch_normal, "cuda", dtypes=EVERY_DTYPE),
-    _peer("normal_rsample", _torch_reason, _normal_rsample, "cuda", dtypes=EVERY_DTYPE),
+    _peer("normal_rsample", _torch_reason, _normal_rsample, "cuda", dtypes=EVERY_DTYPE, operations=MATRICES),
+    _peer("loop", _torch_reason, _loop, _torch_vectors, "cuda", operations=("batch",)),
+    _peer("vmap", _torch_reason, _vmap, "cuda", operations=("batch",)),
+    _peer("sample_and_product", _torch_reason, _sample_and_product, "cuda", operations=("moments",)),
+    _peer("triton_randn", _triton_reason, _triton_randn),
+    _peer("numba_xoroshiro", _xoroshiro_reason, _numba_xoroshiro),
     _peer("cupy_random", cuda_reason, _cupy_random),
     _peer("cupy_generator", cuda_reason, _cupy_generator),
     _peer("curand_host", cuda_reason, _curand_host, _DEFAULT_ORDERING, lacks=BARE),
     _peer("curand_host_dynamic", cuda_reason, _curand_host, _DYNAMIC_ORDERING, lacks=BARE),
     _peer("curanddx", _curanddx_reason, _curanddx, ()),
-    _peer("curanddx_fast_math", _curanddx_reason, _curanddx, ("--use_fast_math",), modes=("fast_math",)),
-    _peer("raft_table", _raft_reason, _raft_table, _RAFT_PCG, layouts=("nd",)),
-    _peer("raft_table_philox", _raft_reason, _raft_table, _RAFT_PHILOX, layouts=("nd",)),
+    _peer("curanddx_fast_math", _curanddx_reason, _curanddx, header_peers.FAST, modes=("fast_math",)),
+    _peer("raft_table", _raft_reason, _raft_table, ("PCG",), (), layouts=("nd",)),
+    _peer("raft_table_philox", _raft_reason, _raft_table, ("Philox",), (), layouts=("nd",)),
     _peer("jax", _jax_cuda, _jax_normal, "cuda", "threefry2x32", wait=_jax_wait),
     _peer("jax_rbg", _jax_cuda, _jax_normal, "cuda", "rbg", wait=_jax_wait),
 )
@@ -391,11 +552,16 @@ CUDA = _named(
 CPU = _named(
     _ours("cpu", _numpy_vectors, "cpu"),
     _ours("torch_ext", _torch_vectors, "cpu"),
-    _peer("numpy", _always, _numpy, noises=BOTH),
+    _peer("numpy", _always, _numpy, **EVERYTHING),
     _peer("numpy_bare", _always, _numpy_bare, lacks=BARE),
-    _peer("torch_eager", _always, _torch_eager, "cpu", noises=BOTH),
+    _peer("mkl", mkl_peer.missing, _mkl, False),
+    _peer("mkl_bare", mkl_peer.missing, _mkl, True, lacks=BARE),
+    _peer("torch_eager", _always, _torch_eager, "cpu", **EVERYTHING),
     _peer("torch_normal", _always, _torch_normal, "cpu"),
-    _peer("normal_rsample", _always, _normal_rsample, "cpu"),
+    _peer("normal_rsample", _always, _normal_rsample, "cpu", operations=MATRICES),
+    _peer("loop", _always, _loop, _numpy_vectors, "cpu", operations=("batch",)),
+    _peer("vmap", _always, _vmap, "cpu", operations=("batch",)),
+    _peer("sample_and_product", _always, _sample_and_product, "cpu", operations=("moments",)),
     _peer("torch_randn", _always, _torch_randn, "cpu", lacks=BARE),
     _peer("jax", functools.partial(_jax_reason, "cpu"), _jax_normal, "cpu", "threefry2x32", wait=_jax_wait),
 )

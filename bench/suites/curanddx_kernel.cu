@@ -1,5 +1,5 @@
-// One kernel with cuRANDDx: Philox 4x32-10 and Box-Muller. Each group of four elements of the flat matrix takes the
-// four normals of one counter and one store of 16 bytes, also where rows have an odd length.
+// Kernels with cuRANDDx: Philox 4x32-10 and Box-Muller, in every layout of the loop that may be the fastest. A group of
+// four elements takes the four normals of one counter.
 #include <algorithm>
 #include <curanddx.hpp>
 
@@ -10,13 +10,52 @@ constexpr unsigned THREADS = 256, GROUP = 4;
 using Philox = decltype(curanddx::Generator<curanddx::philox4_32>() + curanddx::PhiloxRounds<10>() +
                         curanddx::SM<ARCHITECTURE>() + curanddx::Thread());
 using Normal = curanddx::normal<float, curanddx::box_muller>;
+using Number = unsigned long long;
 
-// An iteration of the grid covers `rows` rows and `columns` columns: no division in the loop.
-__global__ void __launch_bounds__(THREADS) draw_matrix(const float* __restrict__ mu, const float* __restrict__ sigma,
-                                                       float* __restrict__ out, unsigned long long size, unsigned n,
-                                                       unsigned long long seed, unsigned long long call, unsigned rows,
-                                                       unsigned columns) {
-  unsigned long long k = GROUP * (blockIdx.x * THREADS + threadIdx.x);
+// A thread draws GROUPS groups of a row, and a block a segment of ROWS rows. The subsequence is the group: the row and
+// the call are the same for all threads of a row, and so are their parts of the first rounds. ALIGNED if n is a multiple
+// of GROUP.
+template <unsigned ROWS, unsigned GROUPS, unsigned UNROLLED, bool ALIGNED>
+__global__ void __launch_bounds__(THREADS)
+    draw_rows(const float* __restrict__ mu, const float* __restrict__ sigma, float* __restrict__ out, unsigned d,
+              unsigned n, Number seed, Number call, unsigned segments) {
+  constexpr unsigned WIDTH = THREADS / ROWS;
+  const unsigned row = blockIdx.x / segments * ROWS + threadIdx.x / WIDTH;
+  if (row >= d) return;
+  float* const x = out + Number(row) * n;
+  Normal normal(mu[row], sigma[row]);
+  unsigned group = blockIdx.x % segments * (WIDTH * GROUPS) + threadIdx.x % WIDTH;
+#pragma unroll UNROLLED
+  for (unsigned m = 0; m < GROUPS; ++m, group += WIDTH) {
+    const unsigned j = GROUP * group;
+    if (j >= n) return;
+    Philox rng(seed, group, call << 32 | row);
+    const float4 four = normal.generate4(rng);
+    if constexpr (ALIGNED) {
+      *reinterpret_cast<float4*>(x + j) = four;
+    } else {
+      x[j] = four.x;
+      if (j + 1 < n) x[j + 1] = four.y;
+      if (j + 2 < n) x[j + 2] = four.z;
+      if (j + 3 < n) x[j + 3] = four.w;
+    }
+  }
+}
+
+template <unsigned ROWS, unsigned GROUPS, unsigned UNROLLED = GROUPS>
+void by_rows(float* out, const float* mu, const float* sigma, unsigned d, unsigned n, Number seed, Number call) {
+  constexpr unsigned COLUMNS = THREADS / ROWS * GROUPS * GROUP;
+  const unsigned segments = (n + COLUMNS - 1) / COLUMNS, blocks = (d + ROWS - 1) / ROWS * segments;
+  const auto kernel = n % GROUP ? draw_rows<ROWS, GROUPS, UNROLLED, false> : draw_rows<ROWS, GROUPS, UNROLLED, true>;
+  kernel<<<blocks, THREADS>>>(mu, sigma, out, d, n, seed, call, segments);
+}
+
+// The flat matrix: groups have aligned stores of 16 bytes also where rows have an odd length. An iteration of the grid
+// covers `rows` rows and `columns` columns: no division in the loop.
+__global__ void __launch_bounds__(THREADS)
+    draw_flat(const float* __restrict__ mu, const float* __restrict__ sigma, float* __restrict__ out, Number size,
+              unsigned n, Number seed, Number call, unsigned rows, unsigned columns) {
+  Number k = GROUP * (blockIdx.x * THREADS + threadIdx.x);
   unsigned i = unsigned(k) / n, j = unsigned(k) % n;
   for (; k < size; k += GROUP * gridDim.x * THREADS) {
     Philox rng(seed, call, k / GROUP);
@@ -52,21 +91,31 @@ __global__ void __launch_bounds__(THREADS) draw_matrix(const float* __restrict__
   }
 }
 
-}  // namespace
-
-// Writes x[i, j] = mu[i] + sigma[i] z[i, j] to `out` of shape (d, n); each `call` has other numbers. Returns an error's
-// text, or null.
-extern "C" const char* draw(float* out, const float* mu, const float* sigma, unsigned d, unsigned n, unsigned call) {
+void by_grid(float* out, const float* mu, const float* sigma, unsigned d, unsigned n, Number seed, Number call) {
   static const unsigned resident = [] {
     int device = 0, multiprocessors = 0, blocks = 0;
     cudaGetDevice(&device);
     cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-    cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, draw_matrix, THREADS, 0);
+    cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, draw_flat, THREADS, 0);
     return unsigned(std::max(1, multiprocessors * blocks));
   }();
-  const unsigned long long size = static_cast<unsigned long long>(d) * n, block = GROUP * THREADS;
-  const unsigned blocks = std::min<unsigned long long>(resident, (size + block - 1) / block), stride = blocks * block;
-  draw_matrix<<<blocks, THREADS>>>(mu, sigma, out, size, n, 7, call, stride / n, stride % n);
+  const Number size = Number(d) * n, block = GROUP * THREADS;
+  const unsigned blocks = std::min<Number>(resident, (size + block - 1) / block), stride = blocks * block;
+  draw_flat<<<blocks, THREADS>>>(mu, sigma, out, size, n, seed, call, stride / n, stride % n);
+}
+
+// Named in header_peers.py, in this order.
+constexpr decltype(&by_grid) LAYOUTS[] = {by_grid,        by_rows<1, 1>,     by_rows<1, 4>, by_rows<1, 16>,
+                                          by_rows<1, 16, 4>, by_rows<8, 1>,  by_rows<8, 4>, by_rows<32, 1>,
+                                          by_rows<32, 4>};
+
+}  // namespace
+
+// Writes x[i, j] = mu[i] + sigma[i] z[i, j] to `out` of shape (d, n); each `call` has other numbers. Returns an error's
+// text, or null.
+extern "C" const char* draw(float* out, const float* mu, const float* sigma, unsigned d, unsigned n, unsigned call,
+                            unsigned layout) {
+  LAYOUTS[layout](out, mu, sigma, d, n, 7, call);
   const cudaError_t error = cudaGetLastError();
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }

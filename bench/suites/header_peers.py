@@ -5,8 +5,8 @@ The headers are those of packages on Python's path:
 pip install --no-deps nvidia-mathdx nvidia-curand                                 cuRANDDx
 pip install --no-deps libraft-cu13 librmm-cu13 rapids-logger nvidia-curand        RAFT
 
-`python -m bench.suites.header_peers FOLDER` copies the headers that the compiler reads, 10 MB, to FOLDER. On a machine
-without the packages, add FOLDER to PYTHONPATH.
+`python -m bench.suites.header_peers FOLDER 90` copies the headers that the compiler reads, 10 MB, to FOLDER, and
+compiles for compute capability 9.0 into the cache folder. On a machine without the packages, add FOLDER to PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import functools
+import hashlib
 import shlex
 import shutil
 import subprocess
@@ -25,8 +26,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from multisample.backends.native import toolchain
+from multisample.backends.system import cache
 
-__all__ = ["CURANDDX", "CURAND_KERNEL", "RAFT", "Program", "compiled", "copy_headers", "header_folder", "missing"]
+__all__ = [
+    "CURANDDX", "CURAND_KERNEL", "FAST", "RAFT", "Program", "compiled", "copy_headers", "header_folder", "missing",
+]  # fmt: skip
 
 
 class Header(NamedTuple):
@@ -45,14 +49,33 @@ class Program:
     options: tuple[str, ...]
     headers: tuple[Header, ...]
     """In the order of the search, cuRAND's last."""
+    variants: tuple[str, ...]
+    """Names of the last argument's values."""
 
 
 CURAND_KERNEL = Header("curand_kernel.h", "nvidia/*/include", "nvidia-curand")
 
+FAST = ("--use_fast_math",)
 CURANDDX = Program(
     "curanddx_kernel.cu",
     ("-std=c++17",),
     (Header("curanddx.hpp", "nvidia/mathdx/include", "nvidia-mathdx"), CURAND_KERNEL),
+    (
+        "flat grid",
+        *(
+            f"{rows} a block, {groups} a thread"
+            for rows, groups in (
+                ("a row", "1 group"),
+                ("a row", "4 groups"),
+                ("a row", "16 groups"),
+                ("a row", "16 groups in fours"),
+                ("8 rows", "1 group"),
+                ("8 rows", "4 groups"),
+                ("32 rows", "1 group"),
+                ("32 rows", "4 groups"),
+            )
+        ),
+    ),
 )
 RAFT = Program(
     "raft_table.cu",
@@ -64,6 +87,7 @@ RAFT = Program(
         Header("rapids_logger/logger.hpp", "rapids_logger/include", "rapids-logger"),
         CURAND_KERNEL,
     ),
+    ("Philox", "PCG"),
 )
 
 
@@ -85,14 +109,19 @@ def missing(program: Program) -> str | None:
     return "; ".join(reasons) or None
 
 
-def _nvcc(program: Program, architecture: str, *options: str) -> str:
-    """What nvcc prints."""
-    home = toolchain.cuda_home()
-    reason = missing(program)
+def _toolkit(program: Program) -> Path:
+    """The toolkit, if `program` can be compiled."""
+    home, reason = toolchain.cuda_home(), missing(program)
     if reason or home is None:
         raise RuntimeError(f"{program.source}: {reason}")
+    return home
+
+
+def _nvcc(program: Program, architecture: str, *options: str) -> str:
+    """What nvcc prints."""
+    home = _toolkit(program)
     folders = [folder for folder in map(header_folder, program.headers) if folder]
-    folders.insert(-1, home / "include")  # Packages may have other headers of a toolkit beside cuRAND's.
+    folders.insert(-1, home / "include")  # cuRAND's package may have other headers of a toolkit, so it is last.
     command = [
         str(home / "bin" / "nvcc"), "-O3", "-w", f"-arch=sm_{architecture}", f"-DARCHITECTURE={architecture}0",
         *program.options, *(f"-I{folder}" for folder in dict.fromkeys(folders)), *options,
@@ -108,13 +137,20 @@ def _nvcc(program: Program, architecture: str, *options: str) -> str:
 def compiled(program: Program, architecture: str, *options: str) -> Callable[..., None]:
     """The function `draw` of `program` for GPUs of the `architecture`, such as "90".
 
-    Its arguments are the addresses of the result, mu and sigma, d, n, and a number that the source explains.
+    Its arguments are the addresses of the result, mu and sigma, d, n, the number of the call, and that of the variant.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        library = str(Path(folder, "peer.so"))
-        _nvcc(program, architecture, *options, "-shared", "-Xcompiler=-fPIC", "-o", library)
-        function = ctypes.CDLL(library).draw
-    function.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_uint] * 3
+    _toolkit(program)
+    source = Path(__file__).with_name(program.source)
+    digest = hashlib.sha256(repr((source.read_text(), program.options, options, architecture)).encode()).hexdigest()
+    library = cache.root() / "bench" / f"{source.stem}-{digest[:12]}.so"
+    if not library.exists():
+        library.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+            part = Path(folder, library.name)
+            _nvcc(program, architecture, *options, "-shared", "-Xcompiler=-fPIC", "-o", str(part))
+            part.rename(library)
+    function = ctypes.CDLL(str(library)).draw
+    function.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_uint] * 4
     function.restype = ctypes.c_char_p
 
     def draw(*arguments: int) -> None:
@@ -149,6 +185,10 @@ def copy_headers(program: Program, target: Path) -> int:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    options = parser.parse_args()
+    parser.add_argument("architectures", nargs="*")
+    chosen = parser.parse_args()
     for each in (CURANDDX, RAFT):
-        print(f"{each.source}: {copy_headers(each, options.folder) / 1e6:.1f} MB")
+        print(f"{each.source}: {copy_headers(each, chosen.folder) / 1e6:.1f} MB")
+    for architecture in chosen.architectures:
+        for each, extra in ((CURANDDX, ()), (CURANDDX, FAST), (RAFT, ())):
+            compiled(each, architecture, *extra)

@@ -31,6 +31,7 @@ PACKAGES = {
     "curand": ("nvidia-curand", "nvidia-curand-cu12"),
     "curanddx": ("nvidia-mathdx",),
     "raft": ("libraft-cu13", "libraft-cu12"),
+    "mkl": ("mkl",),
     "pytest_benchmark": ("pytest-benchmark",),
 }
 

@@ -10,7 +10,7 @@ using raft::random::RngState;
 
 // Writes to `out` of shape (n, d), with a `generator` of the enumeration GeneratorType. Returns an error's text, or
 // null.
-extern "C" const char* draw(float* out, const float* mu, const float* sigma, unsigned d, unsigned n,
+extern "C" const char* draw(float* out, const float* mu, const float* sigma, unsigned d, unsigned n, unsigned,
                             unsigned generator) {
   static std::string message;
   try {

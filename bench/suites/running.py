@@ -6,6 +6,7 @@ once; only the timed calls of pytest-benchmark's table are repeated.
 
 from __future__ import annotations
 
+import timeit
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +16,8 @@ import pytest
 from bench.suites.cases import Case, clamp, vectors
 from bench.suites.contenders import BARE, Contender
 from bench.suites.machine import Clocks
-from bench.suites.sample_checks import check_moments
-from bench.suites.timing import BUSY, Device, Ring, Times, measure
+from bench.suites.sample_checks import OPERATIONS
+from bench.suites.timing import BUSY, Device, Ring, Times, compared, measure
 
 __all__ = ["CudaRunner", "run_on_cpu"]
 
@@ -28,30 +29,43 @@ Call = Callable[[], Any]
 
 @dataclass(frozen=True)
 class _Started:
+    """The fastest variant of a contender."""
+
     call: Call
     ring: Ring
     times: Times
+    variants: dict[str, Any]
 
 
-def _start(contender: Contender, case: Case, mode: str) -> Call:
-    """The timed call, after its samples have passed the checks."""
+def _start(contender: Contender, case: Case, mode: str) -> dict[str, Call]:
+    """The calls of all variants, after their results have passed the checks."""
     reason = contender.reason()
     if reason:
         pytest.skip(f"{contender.name}: {reason}")
-    call = contender.start(case, mode)
+    started = contender.start(case, mode)
+    calls = started if isinstance(started, dict) else {"": started}
     mu, sigma = vectors(case.d)
     if contender.lacks == BARE:
         mu, sigma = mu * 0, sigma * 0 + 1
-    first, second = (result if case.layout == "dn" else result.T for result in (call(), call()))
-    check_moments(first, second, mu, sigma, case.noise)
-    return call
+    for call in calls.values():
+        OPERATIONS[case.operation](call, case, mu, sigma)
+    return calls
+
+
+def _fastest(calls: dict[str, Call], compare: Callable[[], dict[str, float]]) -> tuple[Call, dict[str, Any]]:
+    """The fastest variant; its name, and the times of all, if there are several."""
+    if len(calls) == 1:
+        return next(iter(calls.values())), {}
+    seconds = compare()
+    best = min(seconds, key=seconds.__getitem__)
+    return calls[best], {"variant": best, "variants": seconds}
 
 
 def _info(suite: str, contender: Contender, case: Case, mode: str) -> dict[str, Any]:
     return {
         "suite": suite, "contender": contender.name, "ours": contender.ours, "lacks": contender.lacks,
         "d": case.d, "n": case.n, "dtype": case.dtype, "noise": case.noise, "mode": mode, "layout": case.layout,
-        "bytes": case.bytes,
+        "operation": case.operation, "matrices": case.matrices, "bytes": case.bytes,
     }  # fmt: skip
 
 
@@ -80,6 +94,7 @@ class CudaRunner:
         benchmark.group = f"{suite} {case.group(mode)}"
         benchmark.extra_info.update(
             _info(suite, contender, case, mode),
+            **started.variants,
             device_s=times.device.median,
             device_s_low=times.device.low,
             device_s_high=times.device.high,
@@ -102,17 +117,22 @@ class CudaRunner:
             if case != self._case and self._clocks:
                 self._clocks.read(self._device)
             self._case = case
-            call, ring = _start(contender, case, mode), Ring(case.bytes)
+            calls, ring = _start(contender, case, mode), Ring(case.bytes)
+            call, variants = _fastest(calls, lambda: compared(self._device, calls, ring))
             ring.warm_up(call)
-            self._last = key, _Started(call, ring, measure(self._device, call, ring, case.bytes, contender.wait))
+            times = measure(self._device, call, ring, case.bytes, contender.wait)
+            self._last = key, _Started(call, ring, times, variants)
         return self._last[1]
 
 
 def run_on_cpu(benchmark: Any, suite: str, contender: Contender, case: Case) -> None:
     """Check `contender` and time it. Its calls return when all work is done."""
-    call, wait = _start(contender, case, "portable"), contender.wait
+    calls, wait = _start(contender, case, "portable"), contender.wait
+    call, variants = _fastest(
+        calls, lambda: {name: min(timeit.repeat(call, number=1, repeat=10)) for name, call in calls.items()}
+    )
     benchmark.group = f"{suite} {case.group('portable')}"
-    benchmark.extra_info.update(_info(suite, contender, case, "portable"))
+    benchmark.extra_info.update(_info(suite, contender, case, "portable"), **variants)
     benchmark(call if wait is None else lambda: wait(call()))
     record_cpu_speed(benchmark, case.bytes)
 

@@ -6,11 +6,14 @@ one of the some 30,000 statistics of a matrix exceeds it is below 1e-7.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-__all__ = ["BOUND", "check_moments", "host_part", "moment_errors"]
+from bench.suites.cases import Case, weights
+
+__all__ = ["BOUND", "OPERATIONS", "check_moments", "host_part", "moment_errors"]
 
 BOUND = 7.0
 SHARED_NOISE_ERROR = 1e-4  # Bound of residuals in units of sigma: some hundred times the rounding of float32.
@@ -28,17 +31,16 @@ def host_part(result: Any, rows: slice, columns: slice = slice(None)) -> Array:
 
 
 def moment_errors(samples: Array, mu: Array, sigma: Array, noise: str) -> dict[str, float]:
-    """The largest z value of each statistic of the `samples`, in float64, of shape (d, n) with n > 1.
+    """The largest z value of each statistic of the `samples`, in float64, of shape (d, n).
 
-    The statistics are the mean and the variance of each dimension. With independent noise they are also the mean and
-    the variance of all elements, and the correlation of neighbouring rows.
+    The statistics are the mean and, of several samples, the variance of each dimension. With independent noise they are
+    also the mean and the variance of all elements, and the correlation of neighbouring rows.
     """
     residuals = (samples - mu[:, None]) / sigma[:, None]
     d, n = residuals.shape
-    found = {
-        "mean": np.abs(residuals.mean(axis=1)).max() * np.sqrt(n),
-        "variance": np.abs(_variance_z(residuals.var(axis=1, ddof=1), n - 1)).max(),
-    }
+    found = {"mean": np.abs(residuals.mean(axis=1)).max() * np.sqrt(n)}
+    if n > 1:
+        found["variance"] = np.abs(_variance_z(residuals.var(axis=1, ddof=1), n - 1)).max()
     if noise == "independent":
         found["mean of all"] = abs(residuals.mean()) * np.sqrt(d * n)
         found["variance of all"] = abs(_variance_z((residuals**2).mean(), d * n))
@@ -67,3 +69,34 @@ def check_moments(first: Any, second: Any, mu: Array, sigma: Array, noise: str) 
         residuals = (samples - mu[rows, None]) / sigma[rows, None]
         error = np.abs(residuals - residuals[0]).max()
         assert error < SHARED_NOISE_ERROR, f"expected the same noise in every row, got a difference of {error:.2g}"
+
+
+def _check_samples(call: Callable[[], Any], case: Case, mu: Array, sigma: Array) -> None:
+    first, second = (result if case.layout == "dn" else result.T for result in (call(), call()))
+    check_moments(first, second, mu, sigma, case.noise)
+
+
+def _check_batch(call: Callable[[], Any], case: Case, mu: Array, sigma: Array) -> None:
+    """The matrices are one array, or a list."""
+    results = [np.concatenate([host_part(matrix, slice(None)) for matrix in call()]) for _ in range(2)]
+    check_moments(*results, mu, sigma, case.noise)
+
+
+def _check_perturb(call: Callable[[], Any], case: Case, mu: Array, sigma: Array) -> None:
+    """Calls add noise in place. A member's coefficient is its sigma."""
+    before, first, second = (host_part(call().reshape(1, -1), slice(None), slice(MOST_ELEMENTS)) for _ in range(3))
+    check_moments(first - before, second - first, np.zeros(1), np.sqrt((sigma**2).sum(keepdims=True)), case.noise)
+
+
+def _check_weighted(call: Callable[[], Any], case: Case, mu: Array, sigma: Array) -> None:
+    """The first moments are normal, and the second are right on average."""
+    spread = np.sqrt((weights(case.n) ** 2).sum())
+    results = [[host_part(moment.reshape(1, -1), slice(None)) for moment in call()] for _ in range(2)]
+    first, second = ((m1 - mu) / (sigma * spread) for m1, _ in results)
+    check_moments(first, second, np.zeros(1), np.ones(1), case.noise)
+    error = abs((results[0][1] / sigma**2 - 1).mean()) * np.sqrt(case.d / 2) / spread
+    assert error < BOUND, f"expected second moments of sigma**2, got a z value of {error:.1f}"
+
+
+OPERATIONS = {"sample": _check_samples, "batch": _check_batch, "perturb": _check_perturb, "moments": _check_weighted}
+"""Checks of two results of a call: a matrix; the matrices of a batch; parameters plus noise of d members; moments."""

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple, Protocol
 
 from bench.suites.cases import clamp
 
-__all__ = ["BUSY", "CudaDevice", "Device", "Quartiles", "Ring", "Times", "measure", "quartiles"]
+__all__ = ["BUSY", "CudaDevice", "Device", "Quartiles", "Ring", "Times", "compared", "measure", "quartiles"]
 
-BUSY = 2**30  # Bytes whose fill takes longer, 240 us on an H200, than a call on the host; many times the cache.
+BUSY = 2**30  # Bytes of a fill that outlasts a call on the host (240 us on an H200); many times the cache.
 ROTATED = 2**28  # Bytes of results that are kept alive: several times the cache.
 MOST_KEPT = 256
 DEVICE_SECONDS = 0.04  # Total time of the repeats of one measurement on the device, with fills.
@@ -29,6 +29,7 @@ REPEATS = 11, 40  # Minimum and maximum.
 PIPELINED_SECONDS = 0.008  # Total time of the calls of one pipeline.
 PIPELINED_CALLS = 4, 200
 PIPELINES = 5
+TURNS = 7  # Of variants that are compared.
 
 Call = Callable[[], Any]
 Mark = Any
@@ -138,11 +139,21 @@ class Times:
     """How the time on the device was measured."""
 
 
+def compared(device: Device, calls: dict[str, Call], ring: Ring) -> dict[str, float]:
+    """Seconds on the device of several calls, which take turns."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    with _without_collection():
+        for _ in range(TURNS):
+            for name, call in calls.items():
+                times[name].append(_calling(device, call, ring))
+    return {name: statistics.median(part) for name, part in times.items()}
+
+
 def measure(device: Device, call: Call, ring: Ring, size: int, wait: Callable[[Any], None] | None = None) -> Times:
     """Times of `call`, whose result has `size` bytes and is kept by the `ring`.
 
-    `wait` waits for a result, for a call that is not ordered with the device's marks. The time on the device is then
-    the time per call of many consecutive calls, by the host's clock, an overestimate where the host takes longer.
+    A call that is not ordered with the device's marks needs `wait`, which waits for a result. Its time on the device is
+    the time per call of many consecutive calls, by the host's clock. It is too long where the host takes longer.
     """
     with _without_collection():
         device.wait()

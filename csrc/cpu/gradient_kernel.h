@@ -78,7 +78,7 @@ MULTISAMPLE_FUNCTION typename Sums<Real>::Vector elements(const char* at, u64 co
   return vector;
 }
 
-// The position of the first column in its block. Below, the position of a column includes these columns, so that
+// The columns of the first block that come before the first column. The position of a column counts them too, so that
 // windows end where blocks end.
 inline u64 skipped(const Launch& call) { return call.first_column % (call.antithetic ? 8 : 4); }
 
@@ -126,7 +126,7 @@ class Summation {
   // Elements of a window, and its minimum rows.
   static constexpr u64 kNoise = 65536 / sizeof(Real), kLeastRows = 8;
 
-  // Draws the noise of a window, whose columns are positions.
+  // Draws the noise of a window, which counts its columns by position.
   void draw(const Window& window) {
     const u64 rows = call_.shared_noise ? 1 : window.rows(), columns = window.columns();
     Launch sample{};

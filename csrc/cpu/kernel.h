@@ -123,7 +123,7 @@ class Strip {
     tile_blocks_ = count < kBlocks ? min(kBlocks / count, blocks_.count) : 1;
     read(mu_of(call_), first, count, mu_);
     read(sigma_of(call_), first, count, sigma_);
-    // Repeated for every block of a tile, and to fill the last vector.
+    // mu and sigma repeat for every block of a tile, and then to fill the last vector.
     for (u64 k = count; k < tile_blocks_ * count + Down::kPlaces; ++k) {
       mu_[k] = mu_[k - count];
       sigma_[k] = sigma_[k - count];
@@ -198,7 +198,7 @@ __attribute__((noinline)) void draw_down(const Launch& call, const Window& windo
     const bool both = most > 0 && most < rows, all = rows == window.rows();
     if (most > 0) whole.set_rows(top, most, all && !both);
     if (most < rows) rest.set_rows(top + most, rows - most, all);
-    // Alternates between `rest` and `whole`, in steps of as many blocks as the first-level cache has room for.
+    // Alternates between `rest` and `whole`. Each draws as many blocks at a time as fit into the first-level cache.
     const u64 some = both ? 16384 / (Rows::kColumns * rows * sizeof(Out)) + 1 : blocks;
     for (u64 b = 0; b < blocks; b += some) {
       const u64 end = min(b + some, blocks), ahead = both ? some : 0;

@@ -241,7 +241,8 @@ template <class Real>
 struct TileDown : Tile<Real, 256> {
   using Base = Tile<Real, 256>;
   using Base::kBlocks, Base::kFine, Base::o0, Base::o1;
-  // Elements per iteration: 32-bit words of one place are joined, lane by lane, with the words of the next place.
+  // Places per 64-bit lane, and places per iteration. Float32 joins the 32-bit words of two neighbouring places in each
+  // lane.
   static constexpr u64 kStep = kFine ? 1 : 2, kPlaces = kStep * kLanes;
   static_assert(kBlocks % kPlaces == 0, "");
 
@@ -284,8 +285,8 @@ struct TileDown : Tile<Real, 256> {
     for (u64 k = 0; k < whole_vectors(places) / kLanes; ++k) vectors[k].rows = row_part<Lanes>(rows[k], o0, this->keys);
   }
 
-  // Sets the output of the places: runs of `places` places, at least kPlaces, `stride` bytes apart. Calls with the same
-  // places and count must have the same stride and size.
+  // Sets the output of the places: runs of `places` places, at least kPlaces, `stride` bytes apart. A call with the
+  // places and the count of the previous one keeps its output: stride and size must be the same, too.
   void set_runs(u64 places, u64 count, i64 stride, u64 size) {
     if (places == run_places && count == run_count) return;
     run_places = places;
@@ -343,7 +344,7 @@ struct TileDown : Tile<Real, 256> {
     });
   }
 
-  // The output of the next tile, for prefetching: its vectors are `spread` times as far apart.
+  // The output of the next tile, for prefetching. Its vectors are `spread` times as far apart as those of this tile.
   struct Next {
     const char* at;
     i64 spread, column_stride;

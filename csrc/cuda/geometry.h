@@ -25,7 +25,7 @@ enum StoreKind : u32 {
   kShifted,  // vectorised stores at aligned addresses, after columns are shuffled from the previous lane; scalar stores
              // of the groups that do not fill a warp
   kStaged,   // vectorised stores at aligned addresses, through shared memory, for short rows without a gap between
-             // them; needs the first column by value, so that every group has a column inside the matrix
+             // them; not for a first column in device memory: a group could then lie outside the matrix
   kStrided,  // scalar stores at any stride
   // Transposed stores, where dimensions are contiguous:
   kTransposed,        // vectorised stores, if need be after dimensions are shuffled from the previous lane
@@ -83,8 +83,7 @@ struct Geometry {
   u32 chunk;            // rows (row stores) or groups that a block prepares at once in shared memory: whole passes
   u32 pitch;            // stride of a pass's rows in a chunk; odd, which avoids bank conflicts
   u32 band_rows;        // row stores, kFewColumns: rows of a block
-  u32 interleave_log2;  // row stores: passes of a band are 2^interleave_log2 passes apart; other bands have those
-                        // between
+  u32 interleave_log2;  // row stores: a band has every 2^interleave_log2-th pass
   u32 steps;            // row stores: tiles of groups_per_pass groups that a block draws, one after another
   u32 blocks_per_band;  // blocks that share a band
   u32 skip;             // columns of the first group before the first column; the largest possible number if the first
@@ -138,9 +137,9 @@ inline u64 ceil_div(u64 a, u64 b) { return (a + b - 1) / b; }
 // Whether noise takes less time than its stores.
 inline bool is_cheap(const Launch& call) { return call.shared_noise || (call.fast_math && call.type == kFloat32); }
 
-// Maximum passes of a block, if there are many in all. A block is slow to start, so many passes are good. Where memory
-// is the limit, few are better: blocks drift apart, and both parts of a cache line that two blocks share must be
-// written before the line leaves the cache.
+// Maximum passes of a block in a large launch. A block is slow to start, so many passes are good. Where memory is the
+// limit, blocks drift apart. With few passes, a cache line that two blocks share stays in the cache until both have
+// written to it.
 inline u64 most_passes(const Launch& call, u32 store_kind, bool whole_sectors) {
   if (store_kind == kTransposedStaged) {
     return !is_cheap(call) ? kMostPasses : call.antithetic ? 4 : call.shared_noise ? 2 : 16;
@@ -173,7 +172,7 @@ inline Geometry transposed_geometry(const Launch& call, Geometry g, u64 groups) 
     if (per_pass > staged) per_pass = staged;
   } else {
     // Pieces of a column: the first may begin before the column, and the last may end behind it. Where columns differ
-    // in alignment, a further column's piece begins up to own_rows - 1 dimensions before that of the first column.
+    // in alignment, the pieces of a group's further columns begin up to own_rows - 1 dimensions earlier.
     const u64 start = reinterpret_cast<u64>(call.matrix) - g.skip * static_cast<u64>(call.column_stride);
     const bool same_alignment = static_cast<u64>(call.column_stride) / size % own_rows == 0;
     const u64 shift = same_alignment || call.first_column_at == nullptr ? start / size % own_rows : own_rows - 1;
@@ -183,7 +182,7 @@ inline Geometry transposed_geometry(const Launch& call, Geometry g, u64 groups) 
     u64 warps = 0;
     for (u64 t = 1; t <= kMostGroupsPerPass || t * g.pieces <= most * of_warp; ++t) {
       if (t > 1 && elements_apart(call, size) * t >= kFarApart) break;
-      // More groups per pass only if they save more than 2 % of the warps per group.
+      // A pass takes more groups only if that saves more than 2 % of the warps per group.
       const u64 all = ceil_div(t * g.pieces, of_warp), blocks = ceil_div(all, most), of_block = ceil_div(all, blocks);
       if (t > 1 && (t > enough * blocks || 50 * blocks * of_block * per_pass >= 49 * warps * t)) continue;
       per_pass = t, tiles = blocks, warps = blocks * of_block;
@@ -257,9 +256,9 @@ inline Geometry geometry_of(const Launch& call, bool strided = false) {
   if (g.store_kind == kTransposed) return transposed_geometry(call, g, groups);
   if (g.store_kind == kShifted) {
     g.warps = static_cast<u32>(groups / 32), g.rest = static_cast<u32>(groups % 32);
-    // A warp of their own is as fast for many groups, unless the block has no room for it, and faster for antithetic
-    // pairs: the end of a row may leave the cache before its last sector is complete. In a short call, a thread then
-    // has one group.
+    // The groups that do not fill a warp get a warp of their own if they are many and the block has room for it.
+    // Antithetic pairs always do: otherwise the end of a row may leave the cache before its last sector is complete.
+    // So do short calls, where a thread then has one group.
     const bool many = g.rest > 8 && groups - g.rest != kShiftedThreads;
     if (many || call.antithetic || call.rows * ceil_div(groups, kShiftedThreads) <= 512) {
       g.warps += g.rest > 0;
@@ -281,9 +280,9 @@ inline Geometry geometry_of(const Launch& call, bool strided = false) {
   g.chunk = in_chunk * g.rows_per_pass;
   g.pitch = g.threads / g.rows_per_pass | 1;
 
-  // `turns`: groups per thread, one below the other. The first group is expensive, so many are good as long as there
-  // are enough blocks: a few hundred for a short call; for a long call so many that no processor waits long for the
-  // last block. Where memory is the limit, few are better: blocks then write close to each other.
+  // `turns`: groups per thread, one below the other. The first group is expensive, so many turns are good as long as
+  // there are enough blocks. A short call needs a few hundred blocks. A long call needs so many that no processor waits
+  // long for the last one. Where memory is the limit, few turns are better: blocks then write close to each other.
   const u64 rows = ceil_div(call.rows, g.rows_per_pass), all = rows * tiles * (call.batch > 1 ? call.batch : 1);
   const bool cheap = is_cheap(call);
   u64 most = g.store_kind == kAligned ? 128 : 32;

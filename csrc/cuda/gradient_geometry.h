@@ -37,7 +37,7 @@ enum Loads : u32 {
 
 struct GradientGeometry {
   u32 blocks, threads;
-  u32 run_of_blocks;  // consecutive blocks: with `across` all blocks of one segment, else the segments of the same rows
+  u32 run_of_blocks;  // consecutive blocks of one segment with `across`, else of the same rows
   u32 tiles;          // tiles per block
   u32 slots;          // threads that share the rows of a tile
   u32 lanes;          // lanes of a run: a power of two, which divides `slots`; 1 with `across`
@@ -95,17 +95,17 @@ inline void set_tiles_across(const Launch& call, GradientGeometry& g) {
   g.slots = static_cast<u32>(slots < g.groups ? slots : g.groups);
 }
 
-// Lanes per run. If they are not the whole tile, there is at most one per sum: the block adds up partial sums in fewer
-// instructions than further shuffles take.
+// Lanes per run: the whole tile, or at most one lane per sum. The block adds up further partial sums in fewer
+// instructions than shuffles take.
 inline u32 lanes_of(const GradientGeometry& g) {
   if (g.across) return 1;
   const u32 power = g.slots & (~g.slots + 1), sums = 2 * g.rows;
   return (power == g.slots && power <= 32) || power < sums ? power : sums;
 }
 
-// Sets tiles and slots for threads along groups, at the least cost. In eighths of a turn, the end of a chain costs 2,
-// the start of a block 3, which many sweeps share, and adding up partial sums 1. Runs of fewer than 8 groups are read
-// slowly.
+// Sets tiles and slots for threads along groups, at the least cost. Costs are eighths of a turn: 2 for the end of a
+// chain, 3 for the start of a block unless many sweeps share it, and 1 for adding up partial sums. Runs of fewer than 8
+// groups cost an eighth more, because they are read slowly.
 inline void set_tiles_along(const Launch& call, GradientGeometry& g) {
   g.tiles = 1;
   g.slots = kGradientThreads;
@@ -118,7 +118,7 @@ inline void set_tiles_along(const Launch& call, GradientGeometry& g) {
     const u64 fewest = ceil_div(g.groups, turns);
     u64 power = 1;
     while (power < fewest) power *= 2;
-    const u64 choices[] = {power, fewest};  // One run of lanes per tile, or fewer idle threads.
+    const u64 choices[] = {power, fewest};  // One run of lanes per tile; or few idle threads.
     for (const u64 slots : choices) {
       if (slots > kGradientThreads || (slots < 4 && turns > 1)) continue;
       u64 tiles = kGradientThreads / slots;
@@ -140,8 +140,8 @@ inline u64 blocks_of_rows(const Launch& call, const GradientGeometry& g) {
   return ceil_div(call.rows, u64{g.rows} * g.tiles * g.sweeps);
 }
 
-// Sets sweeps and turns: short segments as long as there are few blocks, then longer ones, which leave fewer sums to
-// add up; as many sweeps as make up 16 turns, if 2048 blocks are left.
+// Sets sweeps and turns. Segments are short as long as there are few blocks; longer ones leave fewer sums to add up.
+// Sweeps make up 16 turns if 2048 blocks are left.
 inline void set_turns(const Launch& call, GradientGeometry& g) {
   g.sweeps = 1;
   const u64 all = ceil_div(g.groups, g.slots), blocks = blocks_of_rows(call, g) * all;

@@ -152,8 +152,8 @@ class Reader {
   const u32 slots_, loads_;
 };
 
-// Adds up sums of the lanes that share a tile: put(k, total) gets a lane's k-th total. In each step, a lane gives half
-// of its sums to another lane. Once a lane has one sum, the lanes add up theirs in float64.
+// Adds up sums of the lanes that share a tile: put(k, total) gets a lane's k-th total. In each step, two lanes exchange
+// halves of their sums. When one sum per lane is left, the lanes add these up in float64.
 template <u32 step, u32 count, class Real, class Put>
 MULTISAMPLE_FUNCTION void add_lanes(const Real (&sums)[count], u32 lanes, const Put& put) {
   if constexpr (count == 1) {
@@ -179,18 +179,18 @@ MULTISAMPLE_FUNCTION void add_lanes(const Real (&sums)[count], u32 lanes, const 
   }
 }
 
-// The sums of a tile whose totals a lane gets from add_lanes.
+// The part of a tile's totals that add_lanes gives to a lane: `count` totals from number `first` on.
 struct Share {
   u32 first, count;
 
-  // `count` is that of all sums.
+  // `count`: the number of all totals of the tile.
   MULTISAMPLE_FUNCTION Share(u32 count, u32 lanes) : first(0), count(count) {
     u32 step = 1;
     for (; step < lanes && this->count > 1; step *= 2) {
       this->count /= 2;
       if (threadIdx.x & step) first += this->count;
     }
-    // Further lanes have the same totals.
+    // The other lanes of the run have the same totals, and store none.
     if ((threadIdx.x & (lanes - 1)) >= step) this->count = 0;
   }
 };

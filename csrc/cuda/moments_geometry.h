@@ -60,8 +60,8 @@ inline MomentGeometry moment_geometry(const Launch& call) {
   // Threads that read the seed from memory need registers for keys.
   const bool many = rows >= 16 && g.groups >= ceil_div(1 << 22, rows);
   g.rows = many && !wide && call.origin_in_memory == 0 ? kMomentRows : 1;
-  // Few slots leave few sums to add up, and many rows share the work of the list: fewer rows only for more blocks, as
-  // long as each thread has enough turns.
+  // Few slots leave few sums to add up, and many rows share the work of the list. A tile gets fewer rows only to make
+  // more blocks, and only if each thread keeps enough turns.
   const u64 least = g.rows > 1 ? 32 : 8;
   u64 team = kMomentThreads, tiles = ceil_div(rows, g.rows * team);
   while (team > least && tiles < 4096 && (team >= rows || g.groups >= (tiles < 256 ? 2048 : 8192) / team)) {
@@ -72,8 +72,8 @@ inline MomentGeometry moment_geometry(const Launch& call) {
   g.team = static_cast<u32>(team);
   g.slots = static_cast<u32>(kMomentThreads / team < g.groups ? kMomentThreads / team : g.groups);
   tiles = ceil_div(rows, g.rows * team);
-  // Minimises the time of the busiest SM, over segments of at least 8 turns. Fewer and longer blocks must save
-  // 5 %, since they share an SM less evenly.
+  // Minimises the time of the busiest SM, over segments of at least 8 turns. A cut into fewer, longer blocks must save
+  // 5 %, because these share an SM less evenly.
   const u64 all = ceil_div(g.groups, g.slots);
   g.turns = all;
   u64 least_time = ~u64{0} / 20;

@@ -62,10 +62,10 @@ class ThreadGroup {
   using Real = typename Computing<Out>::Type;
   static constexpr i64 kSize = sizeof(Out);
   static constexpr u32 kCount = Elements<Out, antithetic>::kCount;
-  // Whether a group is larger than one vectorised store, so that PutPaired needs fewer stores or fills whole sectors.
+  // Whether a group is larger than one vectorised store. PutPaired then needs fewer stores or fills whole sectors.
   static constexpr bool kPairs = kCount * kSize > static_cast<i64>(sizeof(Quad<Out>)) || kSize == 8;
-  // Saved instructions pay for the registers of more passes only where there is one store per pass, and memory is not
-  // the limit. More passes also take more shared memory.
+  // Whether several passes share barriers, which saves instructions and takes registers and shared memory. It pays only
+  // where a pass has one store and memory is not the limit.
   static constexpr bool kManyPasses = !shared_noise && !antithetic && kSize < 8 && kLargeSharedMemory;
   using Staged = PutStaged<Out, antithetic, kManyPasses ? kStagedPasses : 1>;
 
@@ -153,7 +153,7 @@ class ThreadGroup {
     go_down<Out, antithetic>(dimensions, count, at, stride, noise_, keys, put);
   }
 
-  // draw for kStaged. All lanes of the warp take part.
+  // As draw(), for kStaged. All lanes of the warp take part.
   MULTISAMPLE_FUNCTION void draw_staged(const Dimension<Real>* dimensions, u32 rows, char* out, const Keys<Real>& keys,
                                         const Launch& call, const Geometry& geometry) const {
     constexpr u32 kPasses = Staged::kPasses;

@@ -101,7 +101,7 @@ struct PutShifted {
   static_assert(shift < kAlone, "");
   bool first_thread, last_thread;
 
-  // at: the end of the lane's quads; for lane 0, the address of its first column.
+  // at: where the lane's quads end; in lane 0, where its first column begins.
   MULTISAMPLE_FUNCTION void operator()(char* at, const Group& group) const {
     const Out* const x = group.x;
     Out y[kCount];
@@ -141,7 +141,7 @@ class PutStaged {
   struct alignas(kPiece * sizeof(Out)) Piece {
     Out x[kPiece];
   };
-  // Elements of a pass in shared memory: the run with leading padding, and one dump place for each lane.
+  // Elements of a pass in shared memory: leading padding, the run, and a place for each lane's unused elements.
   static constexpr u32 kOutside = (32 * kPieces + 1) * kPiece, kPass = kOutside + 32;
   // Elements at both ends of a run at the most.
   static constexpr u32 kEnds = 2 * (kPiece - 1);
@@ -202,7 +202,8 @@ class PutStaged {
   }
 
  private:
-  // In shared memory, for the first pass: the lane's own elements and its first piece; and its element of the ends.
+  // Addresses in shared memory. The first pass has the lane's own elements and its first piece. The element of the ends
+  // is in pass end_pass_.
   Out* own_[kCount];
   Piece* piece_;
   Out* end_;

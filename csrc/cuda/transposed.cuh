@@ -247,7 +247,8 @@ MULTISAMPLE_FUNCTION void draw_transposed(const Launch& call, const Geometry& ge
 #pragma unroll
   for (u32 c = 0; c < width; ++c) {
     const u32 behind = c * static_cast<u32>(stride) - c * delta % own_rows;
-    // Without opaque(), each pass recomputes the displacement. Eight, or those of float64, exceed the registers.
+    // Without opaque(), each pass recomputes the displacement. Registers have no room for eight of them, nor for those
+    // of float64.
     made.to[c] = static_cast<i32>(width == 4 && sizeof(Real) == 4 ? opaque(behind) : behind);
   }
   made.inside = exists && thread % 32 >= overlap ? Made::kAll : 0;
@@ -294,9 +295,9 @@ MULTISAMPLE_FUNCTION void draw_transposed_staged(const Launch& call, const Geome
   const Keys<Real> keys(call.seed);
   const u32 rows = static_cast<u32>(call.rows);
 
-  // Dimensions are numbered through all groups of a pass, and own row s of all threads is a run of them. The last runs
-  // may be incomplete: a warp without dimensions in a run skips that row. Blocks rotate the warps that skip, since each
-  // warp has a scheduler of its own.
+  // Dimensions are numbered through all groups of a pass. Neighbouring threads take neighbouring numbers in each own
+  // row s. A warp skips the own rows in which it has no dimension. Blocks rotate the warps that skip, so that every
+  // scheduler has the same work.
   const u32 filled = band.groups_per_pass * rows, thread = (threadIdx.x + blockIdx.x * 32) % kStagedThreads;
   u64 row[own_rows];
   u32 place[own_rows][width];

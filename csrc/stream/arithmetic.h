@@ -1,7 +1,7 @@
 // Arithmetic for nvcc, NVRTC (which has no standard library) and C++ compilers for the CPU. Every operation below is
 // one IEEE 754 operation, rounded to nearest even, and never contracted: on the GPU it is inline PTX or an intrinsic.
-// On the CPU, -ffp-contract=off forbids contraction in our libraries. In other code, only a normal could be contracted,
-// with a caller's addition, because no other product is added to anything: include/multisample/normal.h prevents it.
+// On the CPU, -ffp-contract=off forbids contraction in our libraries. In other code, a compiler could contract one
+// product only: the one that makes a normal, with a caller's addition. include/multisample/normal.h prevents that.
 // The exception is `transform_fma` of floats without the instruction: it rounds twice. Its product is exact, so that
 // contraction changes nothing.
 #pragma once
@@ -126,9 +126,9 @@ MULTISAMPLE_HOST_FUNCTION float fma_rn(float a, float b, float c) {
 // The product is p + q, and the sum of p and c is s + t, both without error (Dekker, "A floating-point technique for
 // extending the available precision", Numerische Mathematik 18, 1971, doi:10.1007/BF01397083). So only the rounding of
 // q + t can make the result wrong. Its error is at most 2^-53 |q + t|, which matters only if a b + c is almost halfway
-// between two doubles: if a distance from the result that is 2^-50 larger leads to another double. (Where p and c
-// cancel, t is 0, and q + t has no error.) The C library computes these sums. It also computes zeros, which have signs,
-// products so small that q may be inexact, and overflows, which make q or the distance NaN.
+// between two doubles. A distance from the result that is 2^-50 larger then leads to another double. (Where p and c
+// cancel, t is 0, and q + t has no error.) The C library computes such sums. It also computes zeros, because they have
+// signs; products so small that q may be inexact; and overflows, where q or the distance is NaN.
 MULTISAMPLE_HOST_FUNCTION double fma_rn(double a, double b, double c) {
   const double p = a * b, s = p + c, c0 = s - p, t = (p - (s - c0)) + (c - c0);
   const double a0 = a * 0x1.0000002p+27, b0 = b * 0x1.0000002p+27;

@@ -23,8 +23,8 @@ MULTISAMPLE_FUNCTION float widen(float16 x) {
   return y;
 #else
   u32 sign = static_cast<u32>(x.bits & 0x8000) << 16, magnitude = static_cast<u32>(x.bits & 0x7FFF) << 13;
-  // Read as a float32, the exponent is 112 too small and a subnormal is still subnormal. One exact product corrects
-  // both.
+  // As a float32, these bits have an exponent that is 112 too small, and a subnormal is still subnormal. One exact
+  // product corrects both.
   float y = from_float_bits(magnitude) * 0x1p112f;
   bool special = magnitude >= 0x0F800000u;
   return from_float_bits((special ? magnitude | 0x7F800000u : float_bits(y)) | sign);
@@ -80,8 +80,8 @@ MULTISAMPLE_FUNCTION float16 narrow<float16>(float x) {
   return {bits};
 #else
   u32 bits = float_bits(x), sign = bits & 0x80000000u, twice = bits + bits;
-  // One addition rounds: the other addend is so large that its last bit has the weight of float16's last bit, or of
-  // float16's subnormals. Before the addition, the factor 2^112 turns an overflow into infinity.
+  // One addition rounds. Its other addend is so large that the last bit of the sum is the last bit of a float16, normal
+  // or subnormal. Before the addition, the factor 2^112 turns an overflow into infinity.
   float scaled = from_float_bits(bits ^ sign) * 0x1p112f * 0x1p-110f;
   u32 exponent = twice & 0xFF000000u;
   exponent = exponent < 0x71000000u ? 0x71000000u : exponent;

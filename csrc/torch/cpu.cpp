@@ -201,13 +201,13 @@ MULTISAMPLE_EXPORT PyObject* multisample_python_key(PyObject* tensor_type, PyObj
                                      Object(PyUnicode_InternFromString("requires_grad"))});
 }
 
-MULTISAMPLE_EXPORT PyObject* multisample_python_read(PyObject* tensor_type, PyObject* parameter_type) {
+MULTISAMPLE_EXPORT PyObject* multisample_python_addresses(PyObject* tensor_type, PyObject* parameter_type, long place) {
   using namespace multisample::python;
-  static PyMethodDef method{"read", read, METH_FASTCALL, nullptr};
+  static PyMethodDef method{"addresses", addresses, METH_FASTCALL, nullptr};
   if (&PyCFunction_NewEx == nullptr) return nullptr;
   constexpr auto reference = Object::new_reference;
-  return bound(&method, new ReadState{Object(reference(tensor_type)), Object(reference(parameter_type)),
-                                      Object(PyUnicode_InternFromString("_cdata"))});
+  return bound(&method, new AddressesState{Object(reference(tensor_type)), Object(reference(parameter_type)),
+                                           Object(PyUnicode_InternFromString("_cdata")), place});
 }
 
 MULTISAMPLE_EXPORT PyObject* multisample_python_launch(const multisample::Launch* call, void* run, PyObject* fail,
@@ -220,31 +220,27 @@ MULTISAMPLE_EXPORT PyObject* multisample_python_launch(const multisample::Launch
                                Object(Object::new_reference(fail)), Object(Object::new_reference(thread_limit))});
 }
 
-// `matrix` is an operand of the plan, if it is the plan of a gradient.
+// `matrix` is an operand of the plan, if it is the plan of a gradient. `functions` are the PlanFunctions.
 MULTISAMPLE_EXPORT PyObject* multisample_python_plan(const multisample::Launch* call, void* run,
                                                      multisample::u64 last_row, multisample::u64 last_column,
-                                                     PyObject* matrix, PyObject* allocate, PyObject* take,
-                                                     PyObject* check_generator, PyObject* run_in_python, PyObject* fail,
-                                                     PyObject* thread_limit, PyObject* int_type) {
+                                                     multisample::u64 mask, int has_list, PyObject* matrix,
+                                                     PyObject* functions, PyObject* int_type) {
   using namespace multisample::python;
   static PyMethodDef method{"run", run_plan, METH_FASTCALL, nullptr};
   if (&PyCFunction_NewEx == nullptr) return nullptr;
-  constexpr auto reference = Object::new_reference;
+  const bool is_gradient = call->operation == multisample::kGradient;
   auto* const state = new PlanState{*call,
                                     reinterpret_cast<int (*)(const multisample::Launch*)>(run),
-                                    multisample_is_valid_cpu,
+                                    is_gradient || call->device >= 0 ? nullptr : multisample_is_valid_cpu,
                                     last_row,
                                     last_column,
+                                    mask,
+                                    has_list != 0,
                                     MatrixSignature{},
-                                    Object(reference(allocate)),
-                                    Object(reference(take)),
-                                    Object(reference(check_generator)),
-                                    Object(reference(run_in_python)),
-                                    Object(reference(fail)),
-                                    Object(reference(thread_limit)),
-                                    Object(reference(int_type)),
+                                    Object(Object::new_reference(functions)),
+                                    Object(Object::new_reference(int_type)),
                                     Object(PyUnicode_InternFromString("_cdata"))};
-  if (call->operation == multisample::kGradient) {
+  if (is_gradient) {
     TensorOf tensor(matrix, state->address.get());
     read_matrix_signature(tensor.handle(), &state->matrix);
   }

@@ -61,6 +61,10 @@ class TensorOf {
     const Object number(PyObject_GetAttr(tensor, address));
     if (number.get() != nullptr) implementation_ = PyLong_AsUnsignedLong(number.get());
   }
+  // `place` is where the implementation's address is in the object.
+  TensorOf(PyObject* tensor, long place) {
+    std::memcpy(&implementation_, reinterpret_cast<const char*>(tensor) + place, sizeof(implementation_));
+  }
   AtenTensorHandle handle() { return reinterpret_cast<AtenTensorHandle>(&implementation_); }
   // Null if the tensor has no memory.
   void* data() {
@@ -74,9 +78,9 @@ class TensorOf {
 
 // --- Keys -------------------------------------------------------------------------------------------------------
 
-// The properties of a vector, other than its Python type, that a plan depends on.
+// The properties of a vector or of the vectors of a batch, other than its Python type, that a plan depends on.
 struct Signature {
-  i64 size, stride;
+  i64 dim, sizes[2], strides[2];
   i32 dtype, device_type, device_index;
   u32 requires_grad, is_negative;
   u32 unused;
@@ -98,15 +102,18 @@ inline bool read_signature(const KeyState& state, PyObject* tensor, Signature* s
   int64_t dim = 0, *sizes = nullptr, *strides = nullptr;
   int32_t layout = -1;
   if (aoti_torch_get_layout(handle, &layout) != 0 || layout != aoti_torch_layout_strided() ||
-      aoti_torch_get_dim(handle, &dim) != 0 || dim != 1 || aoti_torch_get_sizes(handle, &sizes) != 0 ||
+      aoti_torch_get_dim(handle, &dim) != 0 || dim > 2 || aoti_torch_get_sizes(handle, &sizes) != 0 ||
       aoti_torch_get_strides(handle, &strides) != 0) {
     return false;
   }
   aoti_torch_get_dtype(handle, &signature->dtype);
   aoti_torch_get_device_type(handle, &signature->device_type);
   aoti_torch_get_device_index(handle, &signature->device_index);
-  signature->size = sizes[0];
-  signature->stride = strides[0];
+  signature->dim = dim;
+  for (int64_t axis = 0; axis < dim; ++axis) {
+    signature->sizes[axis] = sizes[axis];
+    signature->strides[axis] = strides[axis];
+  }
   const Object requires_grad(PyObject_GetAttr(tensor, state.requires_grad.get()));
   const Object is_negative(PyObject_CallFunctionObjArgs(state.is_negative.get(), tensor, nullptr));
   if (requires_grad.get() == nullptr || is_negative.get() == nullptr) return false;
@@ -155,60 +162,34 @@ inline PyObject* key(PyObject* self, PyObject* const* args, long count) {
 
 // --- Sequences of tensors ---------------------------------------------------------------------------------------
 
-struct ReadState {
+struct AddressesState {
   Object tensor_type, parameter_type;
   Object address;  // the name "_cdata"
+  long place;      // of the implementation's address in a Python object, or 0 if unknown
 };
 
-inline PyObject* bytes_of(const std::vector<i64>& words) {
-  return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(words.data()),
-                                   static_cast<long>(words.size() * sizeof(i64)));
-}
-
-// Appends type, device, shape and strides of a tensor. Returns false, possibly with a Python error, if the Python
-// functions must read the tensor.
-inline bool append_properties(const ReadState& state, PyObject* tensor, std::vector<i64>* properties,
-                              std::vector<i64>* addresses) {
-  const Object type(PyObject_Type(tensor));
-  if (type.get() != state.tensor_type.get() && type.get() != state.parameter_type.get()) return false;
-  TensorOf read(tensor, state.address.get());
-  if (PyErr_Occurred() != nullptr) return false;
-  const AtenTensorHandle handle = read.handle();
-  int64_t dim = 0, *sizes = nullptr, *strides = nullptr;
-  int32_t layout = -1, dtype = 0, device_type = 0, device_index = 0;
-  if (aoti_torch_get_layout(handle, &layout) != 0 || layout != aoti_torch_layout_strided() ||
-      aoti_torch_get_dim(handle, &dim) != 0 || aoti_torch_get_sizes(handle, &sizes) != 0 ||
-      aoti_torch_get_strides(handle, &strides) != 0 || aoti_torch_get_dtype(handle, &dtype) != 0 ||
-      aoti_torch_get_device_type(handle, &device_type) != 0 ||
-      aoti_torch_get_device_index(handle, &device_index) != 0) {
-    return false;
-  }
-  for (const int64_t word : {int64_t{dtype}, int64_t{device_type}, int64_t{device_index}, dim}) {
-    properties->push_back(word);
-  }
-  properties->insert(properties->end(), sizes, sizes + dim);
-  properties->insert(properties->end(), strides, strides + dim);
-  addresses->push_back(reinterpret_cast<i64>(read.data()));
-  return true;
-}
-
-// read(tensors): types, devices, shapes and strides of a sequence of tensors, as bytes, and their addresses; None if a
-// tensor is not of the common kind.
-inline PyObject* read(PyObject* self, PyObject* const* args, long) {
-  const ReadState& state = state_of<ReadState>(self);
-  std::vector<i64> properties, addresses;
+// addresses(tensors): addresses of the elements, as bytes; None if a tensor has a class of its own or is nested.
+inline PyObject* addresses(PyObject* self, PyObject* const* args, long) {
+  const AddressesState& state = state_of<AddressesState>(self);
   const long count = PySequence_Size(args[0]);
+  std::vector<void*> found(static_cast<size_t>(count < 0 ? 0 : count));
   for (long k = 0; k < count; ++k) {
     const Object tensor(PySequence_GetItem(args[0], k));
-    if (tensor.get() == nullptr || !append_properties(state, tensor.get(), &properties, &addresses)) {
-      return PyErr_Occurred() != nullptr ? nullptr : Object::new_reference(&_Py_NoneStruct);
+    if (tensor.get() == nullptr) return nullptr;
+    const Object type(PyObject_Type(tensor.get()));
+    if (type.get() != state.tensor_type.get() && type.get() != state.parameter_type.get()) {
+      return Object::new_reference(&_Py_NoneStruct);
     }
+    // The attribute takes ten times as long as all the rest.
+    TensorOf read =
+        state.place != 0 ? TensorOf(tensor.get(), state.place) : TensorOf(tensor.get(), state.address.get());
+    int64_t* sizes = nullptr;
+    if (aoti_torch_get_sizes(read.handle(), &sizes) != 0) return Object::new_reference(&_Py_NoneStruct);
+    found[static_cast<size_t>(k)] = read.data();
   }
-  Object result(PyTuple_New(2));
-  if (result.get() == nullptr) return nullptr;
-  PyTuple_SetItem(result.get(), 0, bytes_of(properties));
-  PyTuple_SetItem(result.get(), 1, bytes_of(addresses));
-  return PyErr_Occurred() != nullptr ? nullptr : result.release();
+  if (PyErr_Occurred() != nullptr) return nullptr;
+  return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(found.data()),
+                                   static_cast<long>(found.size() * sizeof(void*)));
 }
 
 // --- Launches ---------------------------------------------------------------------------------------------------
@@ -290,7 +271,7 @@ inline PyObject* launch(PyObject* self, PyObject* const* args, long) {
 // The properties of a matrix on which the plan of a gradient depends.
 struct MatrixSignature {
   i64 sizes[2], strides[2];
-  i32 dtype, device_type;
+  i32 dtype, device_type, device_index, unused;
 
   bool operator==(const MatrixSignature& other) const { return std::memcmp(this, &other, sizeof other) == 0; }
 };
@@ -304,23 +285,45 @@ inline bool read_matrix_signature(AtenTensorHandle handle, MatrixSignature* sign
       aoti_torch_get_strides(handle, &strides) != 0) {
     return false;
   }
-  *signature = {{sizes[0], sizes[1]}, {strides[0], strides[1]}, -1, -1};
+  *signature = {{sizes[0], sizes[1]}, {strides[0], strides[1]}, -1, -1, -1, 0};
   return aoti_torch_get_dtype(handle, &signature->dtype) == 0 &&
-         aoti_torch_get_device_type(handle, &signature->device_type) == 0;
+         aoti_torch_get_device_type(handle, &signature->device_type) == 0 &&
+         aoti_torch_get_device_index(handle, &signature->device_index) == 0;
 }
+
+// Python functions of a plan, each possibly None: see `Plan` in multisample/_plan.py.
+enum PlanFunction : long {
+  kAllocate,        // allocate(like): a new result
+  kTake,            // take(generator): seed and offset
+  kCheckGenerator,  // check(generator)
+  kRunInPython,     // Plan.run
+  kStream,          // stream(like): the current stream of the device
+  kIsCapturing,     // is_capturing(stream)
+  kScratch,         // scratch(sample_offset): scratch memory, or None
+  kFail,            // as in LaunchState
+  kThreadLimit,     // as in LaunchState
+};
 
 struct PlanState {
   Launch call;
   int (*run)(const Launch*);
-  int (*is_valid)(const Launch*);
-  u64 last_row, last_column;  // the greatest dim_offset and sample_offset
-  MatrixSignature matrix;     // of a gradient's operand
-  Object allocate;            // allocate(None): a new result
-  Object take;                // take(generator): seed and offset
-  Object check_generator;     // or None
-  Object run_in_python;       // Plan.run, or None
-  Object fail, thread_limit;  // as LaunchState
-  Object int_type, address;   // the type, and the name "_cdata"
+  int (*is_valid)(const Launch*);  // null if values are not checked
+  u64 last_row, last_column;       // the greatest dim_offset and sample_offset
+  u64 mask;                        // the bits that are 0 in the address of a vector
+  bool has_list;                   // whether the seed is in a list
+  MatrixSignature matrix;          // of a gradient's operand
+  Object functions;                // a tuple
+  Object int_type, address;        // the type, and the name "_cdata"
+
+  // Null for None.
+  PyObject* function(PlanFunction which) const {
+    PyObject* const found = PyTuple_GetItem(functions.get(), which);
+    return found == &_Py_NoneStruct ? nullptr : found;
+  }
+  // The result of the function for `argument`; null with a Python error.
+  PyObject* call_function(PlanFunction which, PyObject* argument) const {
+    return PyObject_CallFunctionObjArgs(function(which), argument, nullptr);
+  }
 };
 
 // Reads an integer of at most `most`. Returns false, without a Python error, for anything else.
@@ -350,17 +353,32 @@ inline bool read_operands(const PlanState& state, PyObject* const* args, Launch*
   }
   if (matrix != &_Py_NoneStruct) return false;
   if (seed != &_Py_NoneStruct) {
-    const Object type(PyObject_Type(seed));
-    if (type.get() != state.int_type.get() || !read_word(seed, ~u64{0}, &call->seed)) return false;
+    const Object word(state.has_list ? PySequence_GetItem(seed, 0) : Object::new_reference(seed));
+    if (word.get() == nullptr) return false;
+    const Object type(PyObject_Type(word.get()));
+    if (type.get() != state.int_type.get() || !read_word(word.get(), ~u64{0}, &call->seed)) return false;
   }
   call->mu.data = TensorOf(args[0], state.address.get()).data();
   call->sigma.data = TensorOf(args[1], state.address.get()).data();
-  return call->mu.data != nullptr && call->sigma.data != nullptr;
+  return call->mu.data != nullptr && call->sigma.data != nullptr &&
+         ((reinterpret_cast<u64>(call->mu.data) | reinterpret_cast<u64>(call->sigma.data)) & state.mask) == 0;
+}
+
+// Sets the stream, if the plan has one. Returns false, possibly with a Python error, if a graph captures the stream and
+// the call takes its seed from a generator.
+inline bool read_stream(const PlanState& state, bool takes, Launch* call) {
+  if (state.function(kStream) == nullptr) return true;
+  const Object stream(state.call_function(kStream, &_Py_NoneStruct));
+  if (stream.get() == nullptr) return false;
+  call->stream = pointer(stream.get());
+  if (!takes) return PyErr_Occurred() == nullptr;
+  const Object captures(state.call_function(kIsCapturing, stream.get()));
+  return captures.get() != nullptr && PyObject_IsTrue(captures.get()) == 0;
 }
 
 // Takes seed and offset from the generator. Returns a tuple of them, or null with a Python error.
 inline PyObject* take_words(const PlanState& state, PyObject* generator, Launch* call) {
-  Object taken(PyObject_CallFunctionObjArgs(state.take.get(), generator, nullptr));
+  Object taken(state.call_function(kTake, generator));
   if (taken.get() == nullptr) return nullptr;
   call->seed = PyLong_AsUnsignedLong(PyTuple_GetItem(taken.get(), 0));
   call->offset = PyLong_AsUnsignedLong(PyTuple_GetItem(taken.get(), 1));
@@ -369,29 +387,30 @@ inline PyObject* take_words(const PlanState& state, PyObject* generator, Launch*
 
 // Allocates a result and stores its address. Returns null with a Python error.
 inline PyObject* allocate_result(const PlanState& state, void** at) {
-  Object result(PyObject_CallFunctionObjArgs(state.allocate.get(), &_Py_NoneStruct, nullptr));
+  Object result(state.call_function(kAllocate, &_Py_NoneStruct));
   if (result.get() == nullptr) return nullptr;
   *at = TensorOf(result.get(), state.address.get()).data();
   return result.release();
 }
 
 // run(mu, sigma, weights, matrix, seed, generator, dim_offset, sample_offset): Plan.run of multisample/_plan.py, for
-// new samples and for gradients on the CPU. Plan.run takes calls that raise, have a Key or differ otherwise; if it is
-// None, they return None.
+// new samples and for gradients. Plan.run takes calls that raise, have a Key or differ otherwise; if it is None, they
+// return None.
 inline PyObject* run_plan(PyObject* self, PyObject* const* args, long) {
   const PlanState& state = state_of<PlanState>(self);
   Launch call = state.call;
-  const bool is_gradient = call.operation == kGradient;
-  const bool is_common = read_operands(state, args, &call) && (is_gradient || without_lock(state.is_valid, call) != 0);
+  const bool is_gradient = call.operation == kGradient, takes = args[4] == &_Py_NoneStruct;
+  const bool is_common = read_operands(state, args, &call) && read_stream(state, takes, &call) &&
+                         (state.is_valid == nullptr || without_lock(state.is_valid, call) != 0);
   if (!is_common) {
     if (PyErr_Occurred() != nullptr) return nullptr;
-    if (state.run_in_python.get() == &_Py_NoneStruct) return Object::new_reference(&_Py_NoneStruct);
-    return PyObject_CallFunctionObjArgs(state.run_in_python.get(), args[0], args[1], args[2], args[3], args[4], args[5],
-                                        args[6], args[7], nullptr);
+    PyObject* const run_in_python = state.function(kRunInPython);
+    if (run_in_python == nullptr) return Object::new_reference(&_Py_NoneStruct);
+    return PyObject_CallFunctionObjArgs(run_in_python, args[0], args[1], args[2], args[3], args[4], args[5], args[6],
+                                        args[7], nullptr);
   }
-  const bool takes = args[4] == &_Py_NoneStruct;
-  if (takes && state.check_generator.get() != &_Py_NoneStruct) {
-    const Object checked(PyObject_CallFunctionObjArgs(state.check_generator.get(), args[5], nullptr));
+  if (takes && state.function(kCheckGenerator) != nullptr) {
+    const Object checked(state.call_function(kCheckGenerator, args[5]));
     if (checked.get() == nullptr) return nullptr;
   }
   Object result(is_gradient ? PyTuple_New(2) : allocate_result(state, &call.matrix));
@@ -402,15 +421,23 @@ inline PyObject* run_plan(PyObject* self, PyObject* const* args, long) {
     if (second != nullptr) PyTuple_SetItem(result.get(), 1, second);
     if (first == nullptr || second == nullptr) return nullptr;
   }
-  const Object limit(PyObject_CallFunctionObjArgs(state.thread_limit.get(), nullptr));
-  if (limit.get() == nullptr) return nullptr;
-  call.threads = PyLong_AsUnsignedLong(limit.get());
+  const bool has_scratch = state.function(kScratch) != nullptr;
+  const Object scratch(has_scratch ? state.call_function(kScratch, args[7]) : nullptr);
+  if (has_scratch && scratch.get() == nullptr) return nullptr;
+  if (has_scratch && scratch.get() != &_Py_NoneStruct) {
+    call.scratch = static_cast<double*>(TensorOf(scratch.get(), state.address.get()).data());
+  }
+  if (call.device < 0) {
+    const Object limit(PyObject_CallFunctionObjArgs(state.function(kThreadLimit), nullptr));
+    if (limit.get() == nullptr) return nullptr;
+    call.threads = PyLong_AsUnsignedLong(limit.get());
+  }
   const Object taken(takes ? take_words(state, args[5], &call) : nullptr);
   if (takes && taken.get() == nullptr) return nullptr;
   const int error = without_lock(state.run, call);
   if (error != 0) {
     const Object number(PyLong_FromLong(error));
-    return PyObject_CallFunctionObjArgs(state.fail.get(), number.get(), nullptr);
+    return state.call_function(kFail, number.get());
   }
   Object drawn(PyTuple_New(4));
   if (drawn.get() == nullptr) return nullptr;

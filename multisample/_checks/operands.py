@@ -77,7 +77,7 @@ _CONVERSIONS = {
 
 
 def _conversion(libraries: dict[str, Library]) -> str:
-    """Advice for host arrays beside arrays of one other library: the call that converts them; "" for other mixtures."""
+    """Advice to convert host arrays that stand beside arrays of one other library; empty for other mixtures."""
     other = {library.name: name for name, library in libraries.items() if library is not HOST}
     host = [name for name, library in libraries.items() if library is HOST]
     if len(other) != 1 or not other.keys() <= _CONVERSIONS.keys() or not host:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -41,25 +42,25 @@ def accepted_values(name: str) -> str:
 
 
 def vector_converter(
-    operand: Operand, d: int, real: Any, is_batch: bool = False
+    operand: Operand, d: int, real: Any, batch: int | None = None
 ) -> Callable[[HostArray], HostArray] | None:
     """A function that converts arrays like `operand` to vectors of the computing type `real`; None for no conversion.
 
-    The function takes arrays of `Library.host_array`, which may have the bits of their elements. With `is_batch`, two
-    axes stay two.
+    The function takes arrays from `Library.host_array`, which may hold elements as integers with the same bits. In a
+    batch of several matrices, a vector (B, d) keeps both axes.
     """
     steps: list[Callable[[HostArray], HostArray]] = []
     row = MATRIX_TYPES.get(operand.dtype)
     if row is not None and row.widen is not None:
         stored, widen = row.stored, row.widen
         steps.append(lambda raw: widen(raw.view(stored)))
-    if len(operand.shape) == 2 and not is_batch:
-        steps.append(lambda raw: raw[:, 0])
+    if len(operand.shape) == 2 and batch in (None, 1):
+        steps.append(operator.itemgetter((slice(None), 0) if batch is None else 0))
     name = "float64" if real.itemsize == 8 else "float32"
     if operand.dtype == "float64" and name == "float32":  # Only rounding to a narrower type overflows or underflows.
         steps.append(lambda raw: rounded(raw, real))
-    elif operand.dtype != name:
-        steps.append(lambda raw: raw.astype(real, copy=False))
+    elif operand.dtype != name:  # Faster than `astype` with copy=False.
+        steps.append(lambda raw: raw if raw.dtype == real else raw.astype(real))
     if operand.shape == ():
         steps.append(lambda raw: number_vector(raw, d, real))
     if len(steps) < 2:

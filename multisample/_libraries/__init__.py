@@ -32,8 +32,8 @@ BY_TYPE: dict[type, Library] = {np.ndarray: HOST, ListArray: HOST}
 """Libraries by array type, for types that have plans. `keep_type` adds a type in its first call."""
 
 BY_SEED: dict[type, Library] = {}
-"""Libraries by type of `seed`, for seeds that make a call theirs whatever `mu` and `sigma` are. The first call with a
-type adds it."""
+"""Libraries by type of `seed`. Such a seed makes the call its library's, whatever `mu` and `sigma` are. The first call
+with a type adds it."""
 
 _OWN_TYPES = frozenset(BY_TYPE)
 _MOST_TYPES = 64
@@ -71,7 +71,7 @@ def library_of(name: str, array: Any) -> Library:
 
 
 def keep_type(libraries: dict[type, Library], kind: type, library: Library) -> None:
-    """Add a type to `BY_TYPE` or `BY_SEED`. Of `_MOST_TYPES`, the oldest goes: a program may make endless classes."""
+    """Add a type to `BY_TYPE` or `BY_SEED`. At `_MOST_TYPES`, the oldest leaves: a program may make endless classes."""
     while len(libraries) >= _MOST_TYPES:
         libraries.pop(next(old for old in list(libraries) if old not in _OWN_TYPES), None)
     libraries[kind] = library
@@ -87,7 +87,7 @@ def _recognise(name: str, array: Any) -> Library:
     if package in _BY_PACKAGE and package != "torch" and hasattr(array, "dtype"):
         return _library_of_package(package)
     if not isinstance(array, type):  # A class has the methods of its instances.
-        if _is_of_dask(array):  # NumPy would compute it.
+        if _is_of_dask(array):  # NumPy's conversion would compute it.
             raise TypeError(
                 f"{name}: expected an array in memory, got {describe(array)}; with arrays of Dask, use"
                 " multisample.dask.sample"
@@ -102,7 +102,7 @@ def _recognise(name: str, array: Any) -> Library:
 
 
 def _has(array: Any, attribute: str) -> bool:
-    """Whether `array` has `attribute`; a property of a foreign class may raise anything, which its use then reports."""
+    """Whether `array` has `attribute`; True also if a foreign property raises, since its use then reports the error."""
     try:
         return hasattr(array, attribute)
     except Exception:

@@ -58,7 +58,7 @@ class ForeignLibrary(Library):
 
     def check_target(self, out: Any) -> None:
         read_only = False
-        with contextlib.suppress(Exception):  # Adopting the array raises it again, and reports it.
+        with contextlib.suppress(Exception):  # The adoption of the array reports the error.
             if hasattr(out, "__dlpack__"):
                 read_only = dlpack.is_read_only(out)
             else:

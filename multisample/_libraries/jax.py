@@ -1,7 +1,7 @@
 """JAX: a call with its arrays is one of its programs, in `multisample._routes.jax`.
 
-A call with a graph-safe generator, whose offset is no operand of a program, is drawn by another library on a CUDA
-device, and the result is handed over by DLPack.
+A program has no operand for the offset of a graph-safe generator. So another library draws such a call on the CUDA
+device, and DLPack hands over the result.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .foreign import ForeignLibrary
 from .library import Device, Library
 from .numpy import HOST
 
-__all__ = ["JAX", "is_jax"]
+__all__ = ["JAX", "any_of_jax", "is_jax"]
 
 # Types of arguments of most calls, none of which is an array of JAX.
 _PLAIN = frozenset((int, float, str, type(None), np.ndarray, list))
@@ -35,11 +35,23 @@ def is_jax(x: Any) -> bool:
     return array_type is not None and isinstance(x, array_type)
 
 
+def any_of_jax(tree: Any) -> bool:
+    """Whether a pytree has an array or a key of JAX."""
+    trees = getattr(sys.modules.get("jax"), "tree_util", None)
+    if trees is None:
+        return False
+    try:
+        leaves = trees.tree_leaves(tree)
+    except (TypeError, ValueError):  # It has names that JAX cannot sort.
+        return False
+    return any(map(is_jax, {type(x): x for x in leaves}.values()))
+
+
 class JaxLibrary(ForeignLibrary):
     name = "jax"
 
     def signature(self, array: Any) -> Hashable:
-        # The other vector, or a key, may be the one that is JAX's.
+        # A NumPy vector comes here beside a vector or a key of JAX.
         return HOST.signature(array) if type(array) is np.ndarray else (array.aval, array.sharding)
 
     def state(self) -> Hashable:
@@ -63,7 +75,7 @@ class JaxLibrary(ForeignLibrary):
 
         operand = library.describe("result", result)
         raw = DeviceArray(library.address(result), operand.shape, operand.strides, operand.dtype)
-        # Not by the CUDA array interface: JAX may free what it takes over by that while it is in use.
+        # By DLPack: JAX may free memory that it takes by the CUDA array interface while a kernel uses it.
         with keeping_context():
             return jax.numpy.from_dlpack(Exported(raw, (2, device.ordinal), stream, result))
 

@@ -73,17 +73,13 @@ class Library:
         """The properties of `out`, with its type, that a plan depends on."""
         return type(out), self.signature(out)
 
-    def read(self, arrays: Sequence[Any]) -> tuple[Hashable, list[int]] | None:
-        """The properties that a plan depends on, and the addresses, of several arrays; None if each has to be read."""
-        return None
+    def addresses(self, arrays: Sequence[Any]) -> HostArray:
+        """The addresses of the first elements of several arrays."""
+        return np.array(list(map(self.address, arrays)), np.int64)
 
     def is_opaque(self, array: Any) -> bool:
         """Whether `array` may have no memory of its own."""
         return False
-
-    def can_write(self, arrays: Sequence[Any]) -> bool:
-        """Whether arrays that have been checked before can be written to."""
-        return True
 
     def state(self) -> Hashable:
         """The global state that a plan depends on; None while PyTorch or JAX transforms calls, which have no plan.
@@ -97,7 +93,7 @@ class Library:
         raise NotImplementedError
 
     def host_array(self, array: Any) -> HostArray:
-        """A NumPy array that shares the memory of a host array, and may have the bits of its elements."""
+        """A NumPy array in the memory of a host array; integers with the same bits for types that NumPy may lack."""
         raise NotImplementedError
 
     def named_stream(self, array: Any) -> int | None:
@@ -106,8 +102,33 @@ class Library:
 
     # --- For each plan ---
 
+    def guard(self, read: Sequence[Any], written: Sequence[Any]) -> Callable[[Sequence[Any], Sequence[Any]], bool]:
+        """``is_like(read, written)``: whether a plan for the arrays here serves the same number of other arrays."""
+        # Signatures are for arrays whose type has been compared.
+        known: list[Any] = [(self.signature, type(x), self.signature(x)) for x in read]
+        known += [(self.target_signature, type(x), self.target_signature(x)) for x in written]
+        if len(known) == 1:
+            ((one_signature, one_kind, one_properties),) = known
+
+            def is_like_one(read: Sequence[Any], written: Sequence[Any]) -> bool:
+                (x,) = read or written
+                return type(x) is one_kind and one_signature(x) == one_properties
+
+            return is_like_one
+
+        def is_like(read: Sequence[Any], written: Sequence[Any]) -> bool:
+            return all(
+                type(x) is kind and signature(x) == properties
+                for x, (signature, kind, properties) in zip((*read, *written), known, strict=True)
+            )
+
+        return is_like
+
     def compile_key(self, backend: Any) -> None:
         """Set `key`, if `backend` provides the compiled function."""
+
+    def check(self, name: str, array: Any) -> None:
+        """TypeError if `perturb` cannot read the properties of `array`."""
 
     def describe(self, name: str, array: Any) -> Operand:
         """The operand for argument `name`; TypeError or ValueError if no kernel can use the array."""

@@ -64,7 +64,7 @@ def is_opaque(kind: type) -> bool:
 
 
 def plain(tensor: Any) -> Any:
-    """A tensor of a subclass as one of the base class, since methods of a subclass may differ from its memory's."""
+    """`tensor` as a torch.Tensor, since the methods of a subclass may contradict its memory."""
     if tensor is None or type(tensor) in (torch.Tensor, torch.nn.Parameter):
         return tensor
     with torch._C.DisableTorchFunctionSubclass():
@@ -108,13 +108,16 @@ def _is_frozen(tensor: Any) -> bool:
     return bool(tensor.is_inference()) and not torch.is_inference_mode_enabled()
 
 
-_is_negative, _is_inference = torch.Tensor.is_neg, torch.Tensor.is_inference
 _is_leaf = torch.Tensor.is_leaf.__get__
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+# The guards of PyTorch's compiled graphs compare type, shape, strides, dtype, device, `requires_grad` and dispatch keys
+# (negative bit, inference tensors, inference mode), in a fiftieth of the time of Python.
+_TensorGuards: Any = getattr(_guards, "TensorGuards", None)
 
 
 class TorchLibrary(Library):
     name = "torch"
-    _read: Callable[[Any], Any] | None = None
+    _addresses: Callable[[Any], Any] | None = None
 
     def signature(self, array: Any) -> Hashable:
         return (
@@ -132,19 +135,41 @@ class TorchLibrary(Library):
     def compile_key(self, backend: Any) -> None:
         if self.key is None and hasattr(backend, "key"):
             self.key = backend.key(self.signature, self.target_signature)
-        if self._read is None and hasattr(backend, "read"):
-            self._read = backend.read()
+        if self._addresses is None and hasattr(backend, "addresses"):
+            self._addresses = backend.addresses()
 
-    def read(self, arrays: Sequence[Any]) -> tuple[Hashable, list[int]] | None:
-        found = None if self._read is None or any(map(_is_negative, arrays)) else self._read(arrays)
-        return None if found is None else (found[0], np.frombuffer(found[1], np.int64).tolist())
+    def addresses(self, arrays: Sequence[Any]) -> HostArray:
+        found = None if self._addresses is None else self._addresses(arrays)
+        return super().addresses(arrays) if found is None else np.frombuffer(found, np.int64)
+
+    def guard(self, read: Sequence[Any], written: Sequence[Any]) -> Callable[[Sequence[Any], Sequence[Any]], bool]:
+        every = *read, *written
+        if _TensorGuards is None or not _PLAIN.issuperset(map(type, every)):
+            is_like = super().guard(read, written)
+        else:
+            is_one = len(every) == 1
+            check: Callable[..., bool] = _TensorGuards(
+                *every, dynamic_dims_sizes=[list(x.shape) for x in every],
+                dynamic_dims_strides=[list(x.stride()) for x in every],
+            ).check  # fmt: skip
+
+            def is_like(read: Sequence[Any], written: Sequence[Any]) -> bool:
+                # `check` ends the process at a nested tensor.
+                if is_one:
+                    (x,) = read or written
+                    return type(x) in _PLAIN and not x.is_nested and check(x)
+                every = *read, *written
+                if self._addresses is not None:
+                    return self._addresses(every) is not None and check(*every)
+                return all(type(x) in _PLAIN and not x.is_nested for x in every) and check(*every)
+
+        if not any(x.requires_grad for x in written):
+            return is_like
+        return lambda read, written: is_like(read, written) and all(map(_is_leaf, written))
 
     def is_opaque(self, array: Any) -> bool:
         kind: type = type(array)
         return is_opaque(kind)
-
-    def can_write(self, arrays: Sequence[Any]) -> bool:
-        return all(map(_is_leaf, arrays)) and (not any(map(_is_inference, arrays)) or torch.is_inference_mode_enabled())
 
     address = staticmethod(torch.Tensor.data_ptr)
 
@@ -161,6 +186,14 @@ class TorchLibrary(Library):
 
     def copied(self, array: Any) -> Any:
         return torch.as_tensor(array).clone()
+
+    def check(self, name: str, array: Any) -> None:
+        check_tensor(name, array)
+        if getattr(array, "_fsdp_flattened", False):
+            raise TypeError(
+                f"{name}: expected a parameter with its own shape, got one that FullyShardedDataParallel (FSDP1) has"
+                " flattened; shard it with torch.distributed.fsdp.fully_shard"
+            )
 
     def describe(self, name: str, array: Any) -> Operand:
         check_tensor(name, array)
@@ -214,7 +247,8 @@ class TorchLibrary(Library):
         return np.asarray((array.double() if array.is_floating_point() else array).cpu().numpy())
 
     def to_device(self, array: HostArray, device: Device) -> Any:
-        return torch.from_numpy(array).to(str(device))
+        # From pageable memory, the driver copies before it returns, and need not wait for the device.
+        return torch.from_numpy(array).to(str(device), non_blocking=True)
 
     def overwrite(self, target: Any, array: HostArray) -> None:
         target.copy_(torch.from_numpy(array))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import functools
+import math
 import struct
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,22 +20,29 @@ from multisample.backends.launch import SPAN, ElementType, Launch, Operation, Sp
 from .._arguments import check_flag, checked_integer, describe
 from .._backends import choose
 from .._call import ROWS
-from .._libraries import BY_TYPE, HOST, Device, Library, Operand, described, is_number, library_of
+from .._checks.operands import item_size
+from .._libraries import BY_TYPE, CPU, HOST, Device, Library, Operand, described, is_number, library_of
 from .._libraries.library import NOUNS
 from .._libraries.numpy import cached_dtype
 from .._plan import PlanCache
-from .._randomness.generator import WORD_64, Key
+from .._randomness.generator import WORD_64, Generator, Key
 from .._randomness.keys import Keys, batch_of, host_words, is_in_array, keys_in, signature_of
 from .._randomness.source import checked_key
 from .._streams import order_after, order_before
-from .request import Coefficients, Memory, Request, Ties, memory_of, read_coefficients, ties_of
+from .request import Coefficients, Memory, Request, Ties, check_members, memory_of, read_coefficients, ties_of
 from .spans import Block, spans_of, whole
 from .structure import Structure, ids_of, label
 
-__all__ = ["QUICK_PLANS", "quick_coefficients", "read", "run_perturb"]
+__all__ = ["TRANSFORMED", "check_leaves", "run_perturb", "run_seen"]
 
+TRANSFORMED = (
+    "parameters: expected plain arrays outside PyTorch's transformations (torch.func, torch.autograd.forward_ad, a"
+    " dispatch mode), in which perturb cannot be"
+)
 _MOST_OFFSETS = 2**32
 _WORDS = len(Span._fields)
+# The least number that a computing type rounds to infinity.
+_LIMITS = {"f": 2.0**128 - 2.0**103, "d": math.inf}
 
 
 # --- Plans --------------------------------------------------------------------------------------------------------
@@ -48,12 +57,20 @@ class _Group(NamedTuple):
     table: HostArray
     """The spans; addresses are relative to those of the arrays."""
     array_of_span: HostArray
-    """For each span the place of its array in `arrays`."""
+    """For each span its array."""
     takes_arrays: bool
     real: np.dtype[Any]
     """The computing type."""
+    pack: Callable[[float], bytes]
+    """``pack(number)``: the bytes of a number of this type."""
     stream: Callable[[Any], int] | None
     is_capturing: Callable[[int], bool] | None
+
+    def add_addresses(self, table: HostArray, column: int, addresses: HostArray) -> HostArray:
+        """A copy of a table of spans, with the addresses of arrays added to its column of sources, 0, or targets, 1."""
+        table = table.copy()
+        table[:, column] += addresses[self.array_of_span]
+        return table
 
 
 class _Plan:
@@ -67,6 +84,8 @@ class _Plan:
     ties : Ties
     seen : tuple
         The addresses of a call whose memory has been checked.
+    limit : float
+        Coefficients are smaller than this.
     """
 
     def __init__(
@@ -76,7 +95,7 @@ class _Plan:
         sources, (owners, written) = memory.sources, ties
         self.seen: Any = None
         ids = ids_of(request.parameters, request.ids, owners)
-        self._allocate = [library.allocator(x.shape, x.dtype, x.device) for x in sources]
+        self.allocators = [library.allocator(x.shape, x.dtype, x.device) for x in sources]
         self.notify = library.written()
         self.keys = _keys_of(request.seed, library, sources)
         members: dict[tuple[Device, str], list[int]] = collections.defaultdict(list)
@@ -97,6 +116,7 @@ class _Plan:
             for (device, dtype), arrays in members.items()
         ]
         self.groups = [group for group in groups if len(group.table)]  # A rank may hold no element.
+        self.limit = min((_LIMITS[group.real.char] for group in groups), default=math.inf)
 
     def _group(
         self, request: Request, coefficients: Coefficients, device: Device, dtype: str, arrays: list[int],
@@ -112,11 +132,11 @@ class _Plan:
             )
         spans: list[Span] = []
         array_of_span: list[int] = []
-        for place, (k, number) in enumerate(zip(arrays, ids, strict=True)):
+        for k, number in zip(arrays, ids, strict=True):
             source, target = self.memory.sources[k], self.memory.targets[k]
             of_array = [span for block in blocks[k] for span in spans_of(source, target, block, number)]
             spans += of_array
-            array_of_span += [place] * len(of_array)
+            array_of_span += [k] * len(of_array)
         fields: dict[str, Any] = {}
         if coefficients.on_device is not None:
             strides = coefficients.on_device.strides
@@ -136,32 +156,33 @@ class _Plan:
                 device=device.ordinal if on_device else ON_HOST,
             ),
         )  # fmt: skip
+        real = cached_dtype(MATRIX_TYPES[dtype].computing)
         return _Group(
             launcher.run, device, tuple(arrays), np.array(spans, np.int64).reshape(-1, _WORDS),
-            np.array(array_of_span, np.intp), launcher.takes_arrays, cached_dtype(MATRIX_TYPES[dtype].computing),
+            np.array(array_of_span, np.intp), launcher.takes_arrays, real, struct.Struct(real.char).pack,
             library.stream(device) if on_device else None, library.is_capturing(device) if on_device else None,
         )  # fmt: skip
 
     def allocate(self, arrays: Sequence[Any]) -> list[Any]:
         """New arrays for the results. Tied parameters share one."""
         if len(arrays) == 1:
-            return [self._allocate[0](arrays[0])]
+            return [self.allocators[0](arrays[0])]
         results: dict[int, Any] = {}
         for k in self.ties.owners:
             if k not in results:
-                results[k] = self._allocate[k](arrays[k])
+                results[k] = self.allocators[k](arrays[k])
         return [results[k] for k in self.ties.owners]
 
     def launch(
         self, request: Request, coefficients: Coefficients, key: tuple[int, int], member: int,
-        addresses: list[int], results: list[Any], targets: list[int],
+        addresses: HostArray, results: list[Any], targets: HostArray,
     ) -> None:  # fmt: skip
         """Run the launches. Every check precedes them, except those of a stream."""
         library, prepared = self.library, []
         for group in self.groups:
             like = request.parameters.arrays[group.arrays[0]]
             stream = 0 if group.stream is None else group.stream(like)
-            weights, owner = self.weights(group, coefficients, request.coefficients, stream)
+            weights, owner = self.weights(group, coefficients.on_host, request.coefficients, stream)
             seed_at, keys_owner = (0, None) if self.keys is None else self.keys.read(request.seed)
             others: set[int] = set()
             if group.stream is not None and library.names_streams:
@@ -169,9 +190,7 @@ class _Plan:
                 others = order_before(map(library.named_stream, named), group.device, stream)
             prepared.append((group, stream, weights, seed_at, others, (owner, keys_owner)))
         for group, stream, weights, seed_at, others, _kept in prepared:
-            table = group.table.copy()
-            table[:, 0] += np.array([addresses[k] for k in group.arrays], np.int64)[group.array_of_span]
-            table[:, 1] += np.array([targets[k] for k in group.arrays], np.int64)[group.array_of_span]
+            table = group.add_addresses(group.add_addresses(group.table, 0, addresses), 1, targets)
             none = None if group.takes_arrays else 0
             offset_at = seed_at + self.keys.offset_at if self.keys is not None and self.keys.offset_at else 0
             group.launch(
@@ -183,17 +202,19 @@ class _Plan:
         if request.out is not None and self.notify is not None:
             self.notify([results[k] for k in self.ties.written])
 
-    def weights(self, group: _Group, coefficients: Coefficients, given: Any, stream: int) -> tuple[Any, Any]:
-        """What the launcher takes for the coefficients, and the owner of its memory."""
-        values = coefficients.on_host
+    def weights(self, group: _Group, values: Any, given: Any, stream: int) -> tuple[Any, Any]:
+        """What the launcher takes for the coefficients `given`, and the owner of its memory.
+
+        `values` are those on the host: a float, or an array of float64.
+        """
         if values is None:
             return self.library.address(given), given
-        if group.takes_arrays:
-            return (np.full(1, values, group.real) if isinstance(values, float) else values.astype(group.real)), None
         if isinstance(values, float):
-            return values, None
+            return (np.frombuffer(group.pack(values), group.real) if group.takes_arrays else values), None
+        if group.takes_arrays:
+            return values.astype(group.real), None
         if group.stream is None:
-            return values.ctypes.data, values
+            return HOST.address(values), values
         if group.is_capturing is not None and group.is_capturing(stream):
             raise RuntimeError(
                 "coefficients: expected a number, or a vector in device memory while a CUDA graph is captured, for"
@@ -220,26 +241,22 @@ _PLANS: PlanCache[_Plan] = PlanCache(256)
 def run_perturb(request: Request, quick_key: Hashable) -> Any:
     """Run a call whose arrays are of one library, neither traced nor transformed.
 
-    `quick_key` is the key of `QUICK_PLANS` for the next call like this one, or None.
+    `quick_key` is from `run_seen`, for the next call like this one; None if there is none.
     """
     check_flag("fast_math", request.fast_math)
+    library = _common_library(request) if request.parameters.arrays else HOST
+    if library.state() is None or any(map(library.is_opaque, request.parameters.arrays)):
+        raise ValueError(TRANSFORMED)
     coefficients = read_coefficients(request.coefficients)
     member = checked_integer("member", request.member, 0, ROWS + 1)
-    if member + coefficients.length > ROWS:
-        raise ValueError(f"member: expected member + K <= 2**32, got {member} + {coefficients.length}")
+    check_members(member, coefficients.length)
     key = _key_of(request.seed)
     parameters, out = request.parameters, request.out
     if not parameters.arrays:
         return parameters.rebuild(()) if out is None else request.given_out
-    library = _common_library(request)
     if library is HOST and not all(type(x) in BY_TYPE for x in parameters.arrays):
         parameters = parameters._replace(arrays=[HOST.normalized("parameters", x) for x in parameters.arrays])
         request = request._replace(parameters=parameters)
-    if library.state() is None or any(map(library.is_opaque, parameters.arrays)):
-        raise ValueError(
-            "parameters: expected plain arrays outside PyTorch's transformations (torch.func,"
-            " torch.autograd.forward_ad, a dispatch mode), in which perturb cannot be"
-        )
     plan_key = _plan_key(request, coefficients, library)
     plan = _PLANS.get(plan_key)
     memory = memory_of(request, library) if plan is None else plan.memory
@@ -253,8 +270,13 @@ def run_perturb(request: Request, quick_key: Hashable) -> Any:
             if plan_key is not None:
                 _PLANS.put(plan_key, plan)
         plan.seen = seen
+    if coefficients.on_host is not None and not (np.abs(coefficients.on_host) < plan.limit).all():
+        raise ValueError(
+            f"coefficients: expected finite numbers of the computing type, got {describe(request.coefficients)} for"
+            " float32"
+        )
     if out is not None and library.name == "torch":
-        _check_leaves(out)
+        check_leaves(out)
     results: Any = None if out is None else out.arrays
     if out is None:
         results = plan.allocate(parameters.arrays)
@@ -263,103 +285,203 @@ def run_perturb(request: Request, quick_key: Hashable) -> Any:
         x if operand.read is None else operand.read(x)
         for x, operand in zip(parameters.arrays, memory.sources, strict=True)
     ]
-    plan.launch(request, coefficients, key, member, list(map(library.address, converted)), results, targets)
-    if quick_key is not None and (quick := _quick_plan(request, coefficients, plan)) is not None:
-        QUICK_PLANS.put(quick_key, quick)
+    at, targets_at = np.array(list(map(library.address, converted)), np.int64), np.array(targets, np.int64)
+    plan.launch(request, coefficients, key, member, at, results, targets_at)
+    if quick_key is not None:
+        _keep_quick_plan(quick_key, request, coefficients, plan, at, targets_at)
     return parameters.rebuild(results) if out is None else request.given_out
 
 
 # --- Calls seen before --------------------------------------------------------------------------------------------
 #
-# A call with one key on the host, and no other result than new arrays or its own parameters needs few checks.
-
-QUICK_PLANS: PlanCache[Callable[..., Any]] = PlanCache(256)
-"""Functions ``run(arrays, addresses, coefficients, given, key, member)``, where `given` is the argument `coefficients`.
-
-They return None for calls that need all checks.
-"""
+# A call with one key on the host, and arrays that need no conversion, needs few checks.
 
 
-def quick_coefficients(given: Any) -> tuple[Hashable, float | Coefficients]:
-    """What a plan depends on, and what it takes."""
-    if type(given) is float:
-        return None, given
-    coefficients = read_coefficients(given)
-    values = coefficients.on_host
-    if isinstance(values, float):
-        return None, values
-    return (coefficients.length, values is None, coefficients.on_device), coefficients
+class _QuickPlan(NamedTuple):
+    plan: _Plan
+    is_like: Callable[..., bool]
+    """``is_like(read, written)``: `Library.guard`."""
+    run: Callable[..., Any]
+    """``run(arrays, written, values, coefficients, seed, offset, member)``: the results, or None for calls that need
+    all checks. `values` are from `_quick_coefficients`."""
+    tables: dict[bytes, list[Any]]
+    """The spans of each group, by the addresses of arrays whose memory has been checked. New results have the table
+    without targets, and other results its bytes."""
 
 
-def read(arrays: Sequence[Any], is_fresh: bool) -> tuple[Hashable, list[int]] | None:
-    """The properties of arrays that a plan depends on, and their addresses; None if they need every check.
+_QUICK_PLANS: PlanCache[tuple[_QuickPlan, ...]] = PlanCache(256)
 
-    With `is_fresh`, the results are new arrays; without, `arrays` are written.
+# Of one key, and of one plan.
+_MOST_PLANS, _MOST_TABLES = 4, 4
+
+
+def run_seen(
+    names: tuple[str, ...] | None, arrays: Sequence[Any], written: Sequence[Any] | None, coefficients: Any, seed: Any,
+    member: Any, fast_math: Any, ids: Any, backend: Any,
+) -> tuple[Hashable, Sequence[Any] | None]:  # fmt: skip
+    """Run a call like one before.
+
+    `written` has the arrays of `out`, and is `arrays` in place. Returns the argument `quick_key` of `run_perturb`, and
+    the results: None for calls that need all checks.
     """
-    library = BY_TYPE.get(type(arrays[0])) if arrays else None
-    if library is None or library.state() is None:
-        return None
-    try:
-        if len(arrays) == 1:
-            (array,) = arrays
-            return (is_fresh, library.signature(array)), [library.address(array)]
-        found = library.read(arrays)
-        if found is None and all(BY_TYPE.get(type(x)) is library for x in arrays):
-            found = (*map(type, arrays), *map(library.signature, arrays)), list(map(library.address, arrays))
-    except Exception:  # Arrays without memory, such as DTensors, raise. `run_perturb` reports other errors.
-        return None
-    return None if found is None else ((is_fresh, found[0]), found[1])
+    if type(seed) is int:
+        word, offset = seed, 0
+    elif type(seed) is Key and type(seed.seed) is type(seed.offset) is int:
+        word, offset = seed
+    else:
+        return None, None
+    if not (type(member) is int and type(fast_math) is bool and type(backend) is str):
+        return None, None
+    if ids is not None:
+        numbers = tuple(ids.values()) if isinstance(ids, dict) else ids
+        if not isinstance(numbers, (list, tuple)) or set(map(type, numbers)) != {int}:
+            return None, None
+        ids = tuple(ids), tuple(numbers)
+    kind, values = _quick_coefficients(coefficients)
+    key = names, len(arrays), written is None, written is arrays, kind, fast_math, ids, backend
+    for quick in _QUICK_PLANS.get(key, ()):
+        results = quick.run(arrays, written, values, coefficients, word, offset, member)
+        if results is not None:
+            return key, results
+    return key, None
 
 
-def _quick_plan(request: Request, coefficients: Coefficients, plan: _Plan) -> Callable[..., Any] | None:
-    library, sources = plan.library, plan.memory.sources
-    if (
-        len(plan.groups) != 1 or library.names_streams or any(x.read is not None for x in sources)
-        or plan.keys is not None or (request.out is not None and request.out is not request.parameters)
-    ):  # fmt: skip
-        return None
-    (group,), in_place, limit, notify = plan.groups, request.out is not None, float("inf"), plan.notify
-    launch, stream_of, address = group.launch, group.stream, library.address
-    none = None if group.takes_arrays else 0
-    one = len(sources) == 1 and len(group.table) == 1
-    tail = tuple(group.table[0, 2:].tolist()) if one else ()
-    places, array_of_span = list(group.arrays), group.array_of_span
-    shape, pack_number, last_member = (1,), struct.Struct(group.real.char).pack, ROWS - coefficients.length
-    is_number = isinstance(coefficients.on_host, float)
+def _quick_coefficients(given: Any) -> tuple[Hashable, Any]:
+    """What a plan depends on, and the coefficients on the host: a float, or an array of float64."""
+    kind: Any = type(given)
+    if kind is float:
+        return None, given
+    library = BY_TYPE.get(kind)
+    listed = given
+    if library is not None and library is not HOST:
+        if library.state() is None:
+            return kind, None
+        if library.device("coefficients", given) != CPU:
+            return (kind, library.signature(given)), None
+        try:
+            listed = given.tolist()
+        except (RuntimeError, TypeError):  # `read_coefficients` raises the error.
+            listed = None
+        if type(listed) is float:
+            return _quick_coefficients(listed)
+    if library is HOST and given.dtype.char in "fd" and given.ndim == 1:
+        values = np.ascontiguousarray(given, np.float64)
+    elif type(listed) in (list, tuple) and set(map(type, listed)) == {float}:
+        values = np.array(listed, np.float64)
+    else:
+        coefficients = read_coefficients(given)
+        if isinstance(coefficients.on_host, float):
+            return None, coefficients.on_host
+        return coefficients.length, coefficients.on_host
+    return len(values), values
 
-    def run(
-        arrays: Sequence[Any], addresses: Sequence[int], values: Any, given: Any, key: tuple[int, int], member: int
-    ) -> Any:  # fmt: skip
-        seed, offset = key
+
+def _keep_quick_plan(
+    key: Hashable, request: Request, coefficients: Coefficients, plan: _Plan, sources: HostArray, targets: HostArray
+) -> None:  # fmt: skip
+    """Keep a plan, and the addresses of a call whose memory has been checked, for the next call with this key."""
+    if plan.library.names_streams or plan.keys is not None or any(x.read is not None for x in plan.memory.sources):
+        return
+    kept = _QUICK_PLANS.get(key, ())
+    written = () if request.out is None else request.out.arrays
+    arrays = () if request.out is request.parameters else request.parameters.arrays, written
+    # Guards of PyTorch depend on global state, such as inference mode.
+    quick = next((quick for quick in kept if quick.plan is plan and quick.is_like(*arrays)), None)
+    if quick is None:
+        quick = _quick_plan(request, coefficients, plan, plan.library.guard(*arrays))
+        _QUICK_PLANS.put(key, (quick, *kept[: _MOST_PLANS - 1]))
+    if len(quick.tables) >= _MOST_TABLES:
+        quick.tables.clear()
+    tables: list[Any] = [group.add_addresses(group.table, 0, sources) for group in plan.groups]
+    known = sources.tobytes()
+    if request.out is not None:
+        tables = [group.add_addresses(x, 1, targets).tobytes() for group, x in zip(plan.groups, tables, strict=True)]
+        if request.out is not request.parameters:
+            known += targets.tobytes()
+    quick.tables[known] = tables
+
+
+def _quick_plan(
+    request: Request, coefficients: Coefficients, plan: _Plan, is_like: Callable[..., bool]
+) -> _QuickPlan:  # fmt: skip
+    library, notify, vector, groups = plan.library, plan.notify, coefficients.on_device, plan.groups
+    is_fresh, in_place = request.out is None, request.out is request.parameters
+    state, address, addresses = library.state, library.address, library.addresses
+    bumped = plan.ties.written if len(plan.ties.written) < len(plan.memory.sources) else None
+    is_number, limit, last_member = isinstance(coefficients.on_host, float), plan.limit, ROWS - coefficients.length
+    tables: dict[bytes, list[Any]] = {}
+
+    def run(arrays: Any, written: Any, values: Any, given: Any, seed: int, offset: int, member: int) -> Any:
         if not (0 <= seed < WORD_64 and 0 <= offset < _MOST_OFFSETS and 0 <= member <= last_member):
             return None
-        if plan.seen != addresses or (is_number and not -limit < values < limit):
+        if state() is None or not is_like(() if in_place else arrays, written or ()):
             return None
-        if in_place:
-            if not library.can_write(arrays):  # What a key lacks.
-                return None
-            results, targets = arrays, addresses
-        else:
-            results = plan.allocate(arrays)
-            targets = list(map(address, results))
-        if one:
-            spans = SPAN.pack(addresses[0], targets[0], *tail)
-        else:
-            table = group.table.copy()
-            table[:, 0] += np.array(addresses, np.int64)[places][array_of_span]
-            table[:, 1] += np.array(targets, np.int64)[places][array_of_span]
-            spans = table.tobytes()
-        stream = 0 if stream_of is None else stream_of(arrays[0])
         if is_number:
-            weights = np.ndarray(shape, group.real, pack_number(values)) if none is None else values
+            if not -limit < values < limit:
+                return None
+        elif vector is not None:
+            if address(given) % item_size(vector.dtype):
+                return None
         else:
-            weights, _owner = plan.weights(group, values, given, stream)
-        launch(None, none, none, weights, spans, none, none, seed, offset, 0, 0, member, 0, stream, 0)
-        if in_place and notify is not None:
-            notify(arrays)
+            with np.errstate(over="ignore"):
+                if not values.dot(values) < limit * limit:
+                    return None
+        if is_one:
+            return run_one(arrays[0], values, given, seed, offset, member)
+        known = addresses(arrays).tobytes()
+        spans = tables.get(known if is_fresh or in_place else known + addresses(written).tobytes())
+        if spans is None:
+            return None
+        results = written
+        if is_fresh:
+            results = plan.allocate(arrays)
+            targets = addresses(results)
+            spans = [group.add_addresses(x, 1, targets).tobytes() for group, x in zip(groups, spans, strict=True)]
+        launches = []
+        for group, table in zip(groups, spans, strict=True):
+            stream = 0 if group.stream is None else group.stream(arrays[group.arrays[0]])
+            launches.append((group, table, stream, plan.weights(group, values, given, stream)))
+        for group, table, stream, (weights, _owner) in launches:
+            zero = None if group.takes_arrays else 0
+            group.launch(None, zero, zero, weights, table, zero, zero, seed, offset, 0, 0, member, 0, stream, 0)
+        if notify is not None and not is_fresh:
+            notify(results if bumped is None else [results[k] for k in bumped])
         return results
 
-    return run
+    # A single array shares no memory with others.
+    is_one = (is_fresh or in_place) and len(plan.memory.sources) == 1 and [len(group.table) for group in groups] == [1]
+    if is_one:
+        (first,), (allocate,) = groups, plan.allocators
+        launch, stream_of, none, tail = (
+            first.launch,
+            first.stream,
+            None if first.takes_arrays else 0,
+            first.table[0, 2:],
+        )
+        pack = functools.lru_cache(8)(functools.partial(_packed, tuple(tail.tolist())))
+        mask = item_size(plan.memory.sources[0].dtype) - 1 if first.device.kind == "cuda" else 0
+
+    def run_one(x: Any, values: Any, given: Any, seed: int, offset: int, member: int) -> Any:
+        at = address(x)
+        if not at or at & mask:
+            return None
+        result = allocate(x) if is_fresh else x
+        stream = 0 if stream_of is None else stream_of(x)
+        if is_number:
+            weights, _owner = np.frombuffer(first.pack(values), first.real) if none is None else values, None
+        else:
+            weights, _owner = plan.weights(first, values, given, stream)
+        span = pack(at, address(result) if is_fresh else at)
+        launch(None, none, none, weights, span, none, none, seed, offset, 0, 0, member, 0, stream, 0)
+        if notify is not None and not is_fresh:
+            notify(result)
+        return (result,)
+
+    return _QuickPlan(plan, is_like, run, tables)
+
+
+def _packed(tail: tuple[int, ...], source: int, target: int) -> bytes:
+    return SPAN.pack(source, target, *tail)
 
 
 def _key_of(seed: Any) -> tuple[int, int]:
@@ -373,6 +495,10 @@ def _key_of(seed: Any) -> tuple[int, int]:
             return 0, 0
         words = host_words(seed if owner is HOST else owner.host_array(seed)).reshape(-1).tolist()
         seed = Key(words[0], (*words, 0)[1])
+    if isinstance(seed, Generator):
+        raise TypeError(
+            f"seed: expected an integer, a Key or key data, got {seed}; pass its next Key, generator.take()"
+        )
     seed, offset = checked_key(seed)
     if offset >= _MOST_OFFSETS:
         raise ValueError(f"seed: expected a Key with an offset below 2**32, as Generator.take gives, got {offset}")
@@ -390,6 +516,7 @@ def _common_library(request: Request) -> Library:
             if is_number(array):
                 raise TypeError(f"{label(argument, structure, k)}: expected an array, got the number {describe(array)}")
             found = library_of(label(argument, structure, k), array)
+            found.check(label(argument, structure, k), array)
             if found.foreign or found.name == "jax":
                 raise TypeError(
                     f"{label(argument, structure, k)}: expected an array of NumPy, PyTorch, CuPy or Numba, got"
@@ -423,7 +550,7 @@ def _plan_key(request: Request, coefficients: Coefficients, library: Library) ->
     return key
 
 
-def _check_leaves(out: Structure) -> None:
+def check_leaves(out: Structure) -> None:
     """ValueError if autograd would have to record the result of a tensor that is no leaf."""
     for k, x in enumerate(out.arrays):
         if x.requires_grad and not x.is_leaf:

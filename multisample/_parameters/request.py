@@ -8,14 +8,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._arguments import DTYPES, describe
+from .._call import ROWS
 from .._checks.operands import check_alignment, item_size
 from .._libraries import HOST, Library, Operand, described, is_number, library_of
 from .spans import Block, overlapping, overlaps_itself, steps_of
 from .structure import Structure, label
 
-__all__ = ["Coefficients", "Memory", "Request", "Ties", "memory_of", "read_coefficients", "ties_of"]
+__all__ = [
+    "MOST_ELEMENTS", "Coefficients", "Memory", "Request", "Ties", "check_members", "memory_of", "read_coefficients",
+    "ties_of",
+]  # fmt: skip
 
-_MOST_ELEMENTS = 2**34
+MOST_ELEMENTS = 2**34
 
 
 class Request(NamedTuple):
@@ -55,7 +59,7 @@ def read_coefficients(given: Any) -> Coefficients:
             raise ValueError(f"coefficients: expected finite numbers, got {describe(given)}")
         return Coefficients(1, number, None)
     library = library_of("coefficients", given)
-    if library.foreign:
+    if library.foreign or library.is_opaque(given):
         raise TypeError(
             "coefficients: expected a number, a list, a NumPy array, or an array of the parameters' library, got"
             f" {described(given)}"
@@ -65,6 +69,8 @@ def read_coefficients(given: Any) -> Coefficients:
     if len(operand.shape) > 1:
         raise ValueError(f"coefficients: expected a number or shape (K,), got {operand.shape}")
     count = operand.shape[0] if operand.shape else 1
+    if operand.device.kind not in ("cpu", "cuda"):
+        raise ValueError(f"coefficients: expected values in memory of the host or a GPU, got them on {operand.device}")
     if operand.device.kind == "cuda":
         check_alignment("coefficients", operand, library.address(array))
         return Coefficients(count, None, operand)
@@ -72,6 +78,12 @@ def read_coefficients(given: Any) -> Coefficients:
     if not np.isfinite(values).all():
         raise ValueError(f"coefficients: expected finite numbers, got {describe(values)}")
     return Coefficients(count, values if operand.shape else float(values[0]), None)
+
+
+def check_members(member: int, count: int) -> None:
+    """ValueError if `count` members from `member` on go beyond the last row."""
+    if member + count > ROWS:
+        raise ValueError(f"member: expected member + K <= 2**32, got {member} + {count}")
 
 
 class Memory(NamedTuple):
@@ -120,10 +132,13 @@ def memory_of(request: Request, library: Library) -> Memory:
 
 
 def _described(name: str, library: Library, array: Any) -> Operand:
-    operand = library.describe(name, array)
+    try:
+        operand = library.describe(name, array)
+    except TypeError as error:
+        raise TypeError(str(error).replace(" or an integer type", "")) from None
     if operand.dtype not in DTYPES:
         raise TypeError(f"{name}: expected elements of type {', '.join(DTYPES)}, got {operand.dtype}")
-    if math.prod(operand.shape) > _MOST_ELEMENTS:
+    if math.prod(operand.shape) > MOST_ELEMENTS:
         raise ValueError(f"{name}: expected at most 2**34 elements, got shape {operand.shape}")
     return operand
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from .._arguments import checked_integer, describe
 from .._libraries import BY_TYPE
 
-__all__ = ["Structure", "ids_of", "label", "matching", "structure_of"]
+__all__ = ["Structure", "ids_of", "label", "matching", "one_array", "structure_of"]
 
 
 class Structure(NamedTuple):
@@ -29,7 +29,7 @@ def structure_of(argument: str, given: Any) -> Structure:
     A module has its trainable parameters. They have all their names, also where several names share one parameter.
     """
     if type(given) in BY_TYPE:
-        return Structure(None, (given,), _only)
+        return Structure(None, (given,), one_array)
     if isinstance(given, Mapping):
         names = tuple(given)
         for name in names:
@@ -51,12 +51,12 @@ def structure_of(argument: str, given: Any) -> Structure:
                 " dict(module.named_parameters()) has all of them"
             )
         return structure_of(argument, trainable)
-    return Structure(None, (given,), _only)
+    return Structure(None, (given,), one_array)
 
 
 def matching(out: Structure, parameters: Structure) -> Structure:
     """`out` with its arrays in the order of `parameters`; ValueError if it has another structure."""
-    if (out.names is None) != (parameters.names is None) or len(out.arrays) != len(parameters.arrays):
+    if _kind(out) != _kind(parameters):
         raise ValueError(f"out: expected {_phrase(parameters)}, as parameters are, got {_phrase(out)}")
     if out.names is None or parameters.names is None or out.names == parameters.names:
         return out
@@ -67,14 +67,18 @@ def matching(out: Structure, parameters: Structure) -> Structure:
     return Structure(parameters.names, [arrays[name] for name in parameters.names], out.rebuild)
 
 
+def _kind(structure: Structure) -> tuple[bool, bool, int]:
+    return structure.names is None, structure.rebuild is one_array, len(structure.arrays)
+
+
 def _phrase(structure: Structure) -> str:
     count = len(structure.arrays)
-    if structure.rebuild is _only:
+    if structure.rebuild is one_array:
         return "one array"
     return f"{count} arrays" + (" with names" if structure.names is not None else " in a sequence")
 
 
-def _only(arrays: Sequence[Any]) -> Any:
+def one_array(arrays: Sequence[Any]) -> Any:
     return arrays[0]
 
 
@@ -87,7 +91,7 @@ def label(argument: str, structure: Structure, k: int) -> str:
     """The name of array `k` in error messages."""
     if structure.names is not None:
         return f"{argument}[{structure.names[k]!r}]"
-    return argument if structure.rebuild is _only else f"{argument}[{k}]"
+    return argument if structure.rebuild is one_array else f"{argument}[{k}]"
 
 
 def ids_of(structure: Structure, given: Any, owners: Sequence[int]) -> list[int]:

@@ -61,8 +61,8 @@ class GeneratorState(TypedDict):
 class _Counts:
     """Seed, offsets and children of a generator, for calls from threads, signal handlers, destructors and fork hooks.
 
-    There is no lock: a signal handler that draws would wait forever for the call that it interrupts, and a forked child
-    for a thread that it does not have. Instead one step of an iterator or a list takes a number; it is atomic.
+    There is no lock. A signal handler would wait forever for the call that it interrupts, and a forked child for a
+    thread that it does not have. Instead, one atomic step of an iterator or a list takes a number.
     """
 
     __slots__ = ("children", "offsets", "returned", "seed")
@@ -78,11 +78,11 @@ class _Counts:
     def offset(self) -> int:
         """The offset that the next call takes."""
         after, returned = WORD_64 - self.offsets.__length_hint__(), self.returned[:]
-        # If a call took the next offset while another put its own back, a saved state must not repeat the former.
+        # If a call took the next offset before another put its own back, a saved state must not repeat the taken one.
         return returned[-1] if returned and returned[-1] + len(returned) == after else after
 
     def consecutive(self, k: int) -> HostArray:
-        """Take `k` offsets that follow each other. If another call takes one of them meanwhile, the rest is skipped."""
+        """Take `k` consecutive offsets. If another call takes one in between, skip those taken so far."""
         while True:
             if k > self.offsets.__length_hint__() + len(self.returned):
                 raise OverflowError(_USED_UP)

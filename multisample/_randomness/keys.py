@@ -20,7 +20,7 @@ from .._libraries.library import NOUNS
 from .generator import WORD_64, Key
 from .source import checked_seed
 
-__all__ = ["Keys", "batch_of", "host_words", "is_in_array", "keys_in", "signature_of"]
+__all__ = ["Keys", "batch_of", "host_words", "is_in_array", "keys_in", "only_words", "signature_of"]
 
 
 class Keys(NamedTuple):
@@ -99,7 +99,7 @@ def _element(seed: Any) -> str:
 def keys_in(seed: Any, library: Library, device: Device) -> Keys | None:
     """The keys of calls with a seed like this one, and arrays of `library` on `device`.
 
-    None for one key in host memory, which `checked_key` reads.
+    None for one key in host memory, which `checked_key` reads, or `only_words` from a vector.
 
     Raises
     ------
@@ -114,7 +114,7 @@ def keys_in(seed: Any, library: Library, device: Device) -> Keys | None:
         raise TypeError(f"seed: expected integers, a sequence or a NumPy array{accepted}, got {described(seed)}")
     where = owner.device("seed", seed) if owner is not HOST else None
     if where is None or where.kind == "cpu":
-        return None if batch is None else _from_host(seed, owner, library, device, count)
+        return None if count == 1 else _from_host(seed, owner, library, device, count)
     if where != device:
         raise ValueError(f"seed: expected it on the device of mu and sigma, {device}, or on the host, got {where}")
     operand = library.describe("seed", seed)
@@ -158,14 +158,9 @@ def _from_host(seed: Any, owner: Library, library: Library, device: Device, coun
     def read(seed: Any) -> tuple[int, Any]:
         if not listed:
             words = array.array("Q", host_words(seed if owner is HOST else owner.host_array(seed)).tobytes())
-        elif set(map(type, seed)) == {int}:
-            try:
-                words = array.array("Q", seed) + no_offsets
-            except OverflowError:
-                host_words(seed)  # Names the seed that is out of range.
-                raise
         else:
-            words = array.array("Q", host_words(seed).T.tobytes())
+            found = _integers(seed)
+            words = array.array("Q", host_words(seed).T.tobytes()) if found is None else found + no_offsets
         if on_host:  # An array of the standard library tells its address faster than NumPy's.
             return words.buffer_info()[0], words
         on_device = library.to_device(np.frombuffer(words, np.int64), device)
@@ -179,6 +174,32 @@ def _from_host(seed: Any, owner: Library, library: Library, device: Device, coun
     return Keys(count, fields, 8 if width == 2 else 0, read, False)
 
 
+def only_words(seed: Any) -> tuple[int, int, None]:
+    """Seed and offset of the only key in a vector in host memory, and None for no offset in device memory."""
+    if isinstance(seed, (list, tuple)):
+        (first,) = seed
+        return (first, 0, None) if type(first) is int and 0 <= first < WORD_64 else (*_key_at(0, first), None)
+    (words,) = seed.tolist()
+    modulus = 1 << 8 * seed.itemsize
+    if type(words) is int:
+        return words % modulus, 0, None
+    if _element(seed) == "uint32":
+        words, modulus = [high << 32 | low for high, low in zip(words[0::2], words[1::2], strict=True)], WORD_64
+    number, offset = (*words, 0)[:2]
+    return number % modulus, offset % modulus, None
+
+
+def _integers(seeds: list[Any] | tuple[Any, ...]) -> array.array[int] | None:
+    """Seeds without offsets; None if one is a `Key`, a bool or out of range."""
+    try:
+        words = array.array("Q", seeds)
+    except (OverflowError, TypeError):
+        return None
+    # Bools count as integers here. Their words are 0 and 1: only such seeds cost time in Python.
+    small = (np.frombuffer(words, np.uint64) < 2).nonzero()[0].tolist()
+    return None if bool in [type(seeds[k]) for k in small] else words
+
+
 def host_words(seed: Any) -> HostArray:
     """The words of keys in host memory: contiguous uint64, shape (B, 1) or, with offsets, (B, 2)."""
     if isinstance(seed, (list, tuple)):
@@ -187,15 +208,15 @@ def host_words(seed: Any) -> HostArray:
         halves = seed.astype(np.uint64)
         return np.ascontiguousarray(halves[..., 0::2] << 32 | halves[..., 1::2]).reshape(-1, seed.shape[-1] // 2)
     if seed.dtype.kind == "i":
-        seed = seed.astype(f"=u{seed.dtype.itemsize}", copy=False)  # The same bits: values modulo 2^bits.
+        seed = seed.astype(f"=u{seed.dtype.itemsize}", copy=False)  # Keeps the bits: values count modulo 2^bits.
     words: HostArray = np.ascontiguousarray(seed, np.uint64)
     return words.reshape(len(words), -1 if len(words) else words.ndim)
 
 
 def _listed(seeds: list[Any] | tuple[Any, ...]) -> HostArray:
-    words = np.zeros((len(seeds), 2), np.uint64)
-    if set(map(type, seeds)) == {int} and min(seeds) >= 0 and max(seeds) < WORD_64:
-        words[:, 0] = seeds
+    words, found = np.zeros((len(seeds), 2), np.uint64), _integers(seeds)
+    if found is not None:
+        words[:, 0] = found
     else:
         for k, x in enumerate(seeds):
             words[k] = _key_at(k, x)

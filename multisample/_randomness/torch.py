@@ -102,7 +102,7 @@ _LEAST = -(2**63)
 
 
 def _new_scalar() -> tuple[Any, ctypes.c_uint64]:
-    with torch.inference_mode(False):  # Outside inference mode, tensors made in it are read-only.
+    with torch.inference_mode(False):  # A tensor made in inference mode is read-only outside it.
         scalar = torch.empty((), dtype=torch.int64, device="cpu")
     return scalar, ctypes.c_uint64.from_address(scalar.data_ptr())
 

@@ -55,7 +55,7 @@ def run_first(call: Call, key: Hashable, function: Callable[..., Any]) -> Any:
     if _is_tensor(call.seed) and not is_in_array(call.seed):
         key = None  # A vector of seeds has the same type.
     if not (isinstance(call.n, (int, np.integer)) and (call.dtype is None or is_constant(call.dtype))):
-        key = None  # Tensors and other objects can change their index or dtype.
+        key = None  # A plan cannot depend on an object that can change.
     if not compiling and _is_for_jax(call):
         from .jax import run_jax
 
@@ -128,7 +128,7 @@ def _is_for_jax(call: Call) -> bool:
     arguments = call.mu, call.sigma, call.weights, call.n, *seed, call.dim_offset, call.sample_offset
     if not any(map(is_jax, arguments)):
         return False
-    # The offset of a graph-safe generator is no operand of a program of JAX's.
+    # A program of JAX has no operand for the offset of a graph-safe generator.
     graph_safe = isinstance(call.generator, Generator) and call.generator.graph_safe
     return not graph_safe or is_traced_by_jax()
 

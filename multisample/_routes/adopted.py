@@ -89,9 +89,9 @@ def _adopted(name: str, array: Any, caller: ForeignLibrary, device: Device, adop
 
 
 def _with_generator(call: Call) -> Call:
-    """`call`, with our default generator if it has no generator and no seed.
+    """`call`, with multisample's default generator if it has neither a generator nor a seed.
 
-    Without it, a tensor that the backend adopted would follow PyTorch's generator.
+    Otherwise a tensor that the backend adopts would follow PyTorch's generator.
     """
     return call if call.generator or call.seed is not None else call._replace(generator=DEFAULT_GENERATOR)
 

@@ -17,7 +17,7 @@ from .._call import TRAITS, Call
 from .._libraries import is_number
 from .transformed import draw_by_operator, draw_separately, is_batched, listed_words
 
-__all__ = ["outside_graph", "run_compiled"]
+__all__ = ["run_compiled"]
 
 _COMPILED = (
     "sample can be part of a graph only with plain PyTorch tensors, backend torch_ext, and seed= or PyTorch's default"
@@ -44,12 +44,6 @@ def run_compiled(call: Call, function: Callable[..., Any]) -> Any:
 @torch.compiler.disable(reason=_COMPILED)
 def _run_between_graphs(call: Call, function: Callable[..., Any]) -> Any:
     return call.repeated(function)
-
-
-@torch.compiler.disable(reason="perturb cannot be part of a graph")
-def outside_graph(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """Call a function that breaks the graph."""
-    return function(*arguments, **options)
 
 
 def _is_tensor(x: Any) -> bool:

@@ -33,10 +33,10 @@ from .._randomness.torch import taker, torch_generator
 __all__ = ["draw_dtensor", "draw_shard", "perturb_dtensors"]
 
 Cut: TypeAlias = tuple[int, int]
-"""A mesh dimension that shards an axis, and the placement's split factor: the pieces into which the axis is cut first.
+"""A mesh dimension that shards an axis, and the placement's split factor.
 
-The mesh dimension shards each piece. The split factor is 1, unless several mesh dimensions shard one axis in another
-order than their own, as with FSDP after tensor parallelism.
+The split factor is the number of pieces to cut the axis into; the mesh dimension then shards each piece. It is 1,
+unless several mesh dimensions shard one axis out of their order, as with FSDP after tensor parallelism.
 """
 
 
@@ -193,7 +193,7 @@ def _wrapper(placements: tuple[Any, ...], shape: torch.Size) -> Callable[[Any, A
             vars(spec).update(fields, mesh=mesh)
             return DTensor(part, spec, requires_grad=False)
         made = DTensor.from_local(part, mesh, placements, shape=shape, stride=(max(shape[1], 1), 1))
-        if mesh.get_coordinate() is not None:  # On ranks outside of the mesh, `from_local` changes the part.
+        if mesh.get_coordinate() is not None:  # Outside of the mesh, `from_local` replaces the part.
             fields = {name: value for name, value in vars(made._spec).items() if name != "mesh"}
             specs[part.dtype] = type(made._spec), fields
         return made
@@ -273,7 +273,7 @@ def _part(length: int, cuts: list[Cut], mesh: Any) -> range:
 
 
 def _chunk(runs: list[range], chunks: int, index: int) -> list[range]:
-    """Chunk `index` of the concatenated runs, as runs."""
+    """Chunk `index` of the elements of all `runs`, as a list of runs."""
     size, start = Shard.local_shard_size_and_offset(sum(map(len, runs)), chunks, index)
     chunk = []
     for run in runs:
@@ -292,7 +292,7 @@ def _reader(
         if not (isinstance(placement, Replicate) or (_is_shard(placement) and placement.dim == 0)):
             raise ValueError(f"{name}: expected placements Shard(0) or Replicate(), got {placement}; redistribute it")
     vector_cuts = _cuts(x.placements, 0)
-    # Every rank holds the rows that it draws if the vector's cuts are the first cuts of the result.
+    # Every rank holds the rows that it draws if the cuts of the result begin with those of the vector.
     if vector_cuts != cuts[: len(vector_cuts)]:
         raise ValueError(
             f"{name}: expected it replicated, or sharded over dimensions as the result is, got placements"

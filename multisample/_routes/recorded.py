@@ -1,6 +1,6 @@
 """Plans of calls with tensors, and calls whose gradients PyTorch records, without PyTorch's dispatcher.
 
-Plans run in compiled code where torch_ext has it (`_HostPlan`). A sample is an autograd function over two plans. Its
+Plans run in compiled code where torch_ext has it: `_CompiledPlan`. A sample is an autograd function over two plans. Its
 backward pass draws the noise again, so the forward pass stores nothing as large as the sample. Moments are tensor
 operations on the sums of the noise, which are constants.
 """
@@ -41,7 +41,7 @@ def torch_plan(call: Call, backend: Backend) -> Planned:
     arguments = ("mu", call.mu), ("sigma", call.sigma), ("weights", call.weights), ("out", call.out)
     names = [name for name, x in arguments if getattr(x, "requires_grad", False)]
     if not names or not torch.is_grad_enabled():
-        return _HostPlan.around(make_plan(call, backend, TORCH), call)
+        return _CompiledPlan.around(make_plan(call, backend, TORCH), call)
     if call.operation == Operation.moments:
         if "weights" in names:
             raise ValueError(
@@ -68,7 +68,7 @@ def torch_plan(call: Call, backend: Backend) -> Planned:
 # --- Samples ------------------------------------------------------------------------------------------------------
 
 
-class _HostPlan:
+class _CompiledPlan:
     """A plan of `sample` whose calls run in compiled code; calls that raise or are uncommon run in `Plan.run`."""
 
     __slots__ = ("plan", "run")
@@ -81,35 +81,40 @@ class _HostPlan:
 
     @classmethod
     def around(cls, plan: Plan, call: Call) -> Planned:
-        """`plan`, or a `_HostPlan` of it if compiled code can run it."""
+        """`plan`, or a `_CompiledPlan` of it if compiled code can run it."""
         run, are_tensors = None, all(type(x) in (torch.Tensor, torch.nn.Parameter) for x in (call.mu, call.sigma))
         if are_tensors and call.out is None and all(operand.read is None for operand in plan.operands.values()):
             run = _compiled_run(plan, call, plan.run)
         return plan if run is None else cls(plan, run)
 
 
-def _compiled_run(plan: Plan, call: Call, run: Callable[..., Any] | None) -> Callable[..., Any] | None:
-    """`Backend.host_plan` of a sample or a gradient; None if there is none."""
-    make, source = getattr(plan.backend, "host_plan", None), source_of(call.generator, TORCH, plan.device)
+def _compiled_run(plan: Plan, call: Call, run_in_python: Callable[..., Any] | None) -> Callable[..., Any] | None:
+    """`Backend.compiled_plan` of a sample or a gradient; None if there is none."""
+    make, source = getattr(plan.backend, "compiled_plan", None), source_of(call.generator, TORCH, plan.device)
+    has_list = isinstance(call.seed, (list, tuple)) and is_in_array(call.seed)
     if make is None or plan.is_empty or plan.template.batch or call.operation == Operation.moments or source.is_own:
         return None
-    template, allocate = plan.template, TORCH.allocator(plan.shape, plan.dtype, plan.device)
-    window = ROWS - template.rows, COLUMNS - template.columns
-    compiled: Callable[..., Any] | None = make(template, window, call.grad, allocate, source.take, source.check, run)
+    if (is_in_array(call.seed) and not has_list) or (plan.device.kind == "cuda" and call.validate):
+        return None
+    compiled: Callable[..., Any] | None = make(
+        plan.template, (ROWS - plan.template.rows, COLUMNS - plan.template.columns), plan.mask, has_list, call.grad,
+        run_in_python=run_in_python, **plan.functions(),
+    )  # fmt: skip
     return compiled
 
 
 class _RecordedSample:
     """A plan of `sample` that records gradients."""
 
-    __slots__ = ("call", "gradients", "has_plain_gradients", "plan", "run_plan")
+    __slots__ = ("call", "gradient_plan", "gradients", "has_plain_gradients", "plan", "run_plan")
 
     def __init__(self, call: Call, backend: Backend) -> None:
         self.plan = make_plan(call, backend, TORCH, keeps_offset=True)
-        self.run_plan = _HostPlan.around(self.plan, call).run
-        # The compiled plan of the latest gradient, which returns None for any other gradient.
+        self.run_plan = _CompiledPlan.around(self.plan, call).run
+        # The plan of the latest gradient, and its compiled run, which returns None for any other gradient.
+        self.gradient_plan: Plan | None = None
         self.gradients: Callable[..., Any] = _no_gradients
-        # Whether the sums of a gradient are the gradients of mu and sigma.
+        # Whether the kernel's sums are the gradients of mu and sigma without a change of shape or type.
         self.has_plain_gradients = all(
             isinstance(x, torch.Tensor) and x.requires_grad and x.dim() == 1 and x.dtype is _computing(self.plan)
             for x in (call.mu, call.sigma)
@@ -149,7 +154,11 @@ class _SampleFunction(torch.autograd.Function):
     def backward(ctx: Any, grad: Any) -> Any:
         recorded, words, dim_offset, sample_offset = ctx.drawn
         # Call the operator if PyTorch transforms or compiles the backward pass, or records its gradients.
-        if _is_grad_enabled() or _is_transformed(grad) or grad.is_neg():
+        # torch.autograd.grad(is_grads_batched=True) passes a batch of PyTorch's older vmap.
+        if (
+            _is_grad_enabled() or type(grad) is not _TENSOR or is_transforming() or _is_legacy_batch(grad)
+            or grad.is_neg()
+        ):  # fmt: skip
             gradients = _by_operator(recorded.call, grad, words, dim_offset, sample_offset)
         else:
             drawn = recorded.gradients(None, None, None, grad, words, None, dim_offset, sample_offset)
@@ -167,15 +176,10 @@ class _SampleFunction(torch.autograd.Function):
 
 # PyTorch's `apply` chooses between `backward` and `vjp` in each call.
 _SampleFunction._backward_cls.apply = _SampleFunction.backward
-# Function.apply without its support for torch.func, whose calls take `run_transformed`.
+# Function.apply without its support for torch.func: `run_transformed` runs those calls.
 _apply = super(torch.autograd.Function, _SampleFunction).apply
 _is_grad_enabled = torch.is_grad_enabled
-_is_legacy_batch = torch._C._functorch.is_legacy_batchedtensor
-
-
-def _is_transformed(grad: Any) -> bool:
-    # torch.autograd.grad(is_grads_batched=True) passes a batch of PyTorch's older vmap.
-    return type(grad) is not torch.Tensor or is_transforming() or _is_legacy_batch(grad)
+_is_legacy_batch, _TENSOR = torch._C._functorch.is_legacy_batchedtensor, torch.Tensor
 
 
 def _like(gradient: Any, operand: Any) -> Any:
@@ -203,9 +207,9 @@ def _gradients(recorded: _RecordedSample, grad: Any, words: tuple[int, int, Any]
     gradients = plan.run(None, None, None, grad, words, None, *window)[0]
     if plan.is_empty:  # A sum of no elements is 0.
         return tuple(x.zero_() for x in gradients)
-    run = _compiled_run(plan, recorded.call._replace(operation=Operation.gradient, grad=grad), None)
-    if run is not None:
-        recorded.gradients = run
+    if plan is not recorded.gradient_plan:
+        run = _compiled_run(plan, recorded.call._replace(operation=Operation.gradient, grad=grad), None)
+        recorded.gradients, recorded.gradient_plan = _no_gradients if run is None else run, plan
     return gradients
 
 

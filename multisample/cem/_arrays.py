@@ -241,7 +241,7 @@ class _JaxArrays(TracedArrays):
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         return _jitted(function)
 
-    # Equal objects share a compiled function, of which they are a static argument.
+    # `self` is a static argument of compiled functions, which equal objects share.
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _JaxArrays) and self._key == other._key
 
@@ -270,7 +270,7 @@ class _TorchArrays(Arrays):
         self.xp = sys.modules["torch"]
         self.where = like.device
         self.real = self.xp.float64
-        # On a CPU, threads share a sum of more elements if it is the only one.
+        # On a CPU, PyTorch splits a longer sum among threads if it is the only sum.
         self.most_summed = 2**14 if device.kind == "cpu" else 1
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
@@ -284,7 +284,7 @@ class _TorchArrays(Arrays):
         return self.xp.as_tensor(array, device=self.where).detach()
 
     def score(self, f: Callable[[Any], Any], samples: Any, redraw: Callable[[], Any], copy: Any = None) -> Scored:
-        if samples.is_inference():  # PyTorch counts no versions of these.
+        if samples.is_inference():  # Inference tensors have no version.
             return Scored(f(samples.clone()), samples, None)
         version = samples._version
         scores = f(samples)

@@ -232,7 +232,7 @@ class CEM(Generic[ArrayT]):
             name = "seed" if self._d else "sigma" if is_number(mu) else "mu"
             raise ValueError(f"{name}: expected at least one element, got none")
         caller = library_of("mu", sigma if is_number(mu) else mu)
-        # Several searches have one generator, which counts their offset.
+        # Several searches share one generator, which counts offsets.
         self._generator = _generator(seed if self._seeds is None else 0, caller, arrays.device)
         with arrays.scope():
             self._placed_seeds = None if self._seeds is None else arrays.seeds(self._seeds)
@@ -322,7 +322,7 @@ class CEM(Generic[ArrayT]):
             If the elements of `samples` or `scores` are not numbers.
         ValueError
             If `samples` or `scores` has another shape, or the schedule of `noise_floor` returns an invalid variance. If
-            `samples` is None with `bounds`, or without an `ask` since the last such call or assignment of `state`.
+            `samples` is None and the run has `bounds`, or no `ask` follows the last such call or assignment of `state`.
         """
         if samples is None and (self._bounds is not None or self._asked is None):
             reason = "there is no `ask` whose samples it stands for"
@@ -502,7 +502,7 @@ class CEM(Generic[ArrayT]):
         )
 
     def _messages(self, message: Callable[..., str], *values: Any) -> Any:
-        """``message`` of each search, from its `values`; their last axes are searches."""
+        """``message`` of each search, from `values`, whose last axis counts searches."""
         if not self._batch:
             return message(*values)
         return tuple(itertools.starmap(message, zip(*(value.T for value in values), strict=True)))
@@ -816,7 +816,7 @@ def minimize(
     executor : concurrent.futures.Executor, optional
         Runs `f` in threads or processes, here or on other machines: the executors of `concurrent.futures`, loky and
         mpi4py, ``distributed.Client.get_executor()``, and others. A task draws its own samples from mean, deviation,
-        key and window, and returns their scores. So 2 d numbers go to each task and n scores come back, and no samples.
+        key and window, and returns their scores. So a task receives 2 d numbers and returns scores, never samples.
     tasks : int, optional
         With `executor`: number of tasks in each iteration, best one to four for each worker. Default: the number of
         processors of this machine. The result does not depend on it, nor on the executor.
@@ -948,7 +948,7 @@ def _least_fraction(n: int) -> float:
 
 
 def checked_smoothing(smoothing: Any) -> float:
-    """`smoothing` as a float; TypeError or ValueError if it is none that refits."""
+    """`smoothing` as a float; TypeError or ValueError if it is out of range, or 0."""
     number = checked_number("smoothing", smoothing, 0, 1)
     if number == 0:
         raise ValueError("smoothing: expected 0 < smoothing <= 1, got 0, with which nothing is ever refitted")
@@ -998,7 +998,7 @@ def _state_array(name: str, value: Any) -> HostArray:
 def _check_history(history: HostArray, n: int) -> None:
     """ValueError unless `history` is possible for a run with `n` samples."""
     best, _, threshold, sigma, nonfinite, status = np.moveaxis(history, -1, 0)
-    # The status before each row: a search that has ended keeps it, and its other columns are NaN.
+    # The status before each row. A search that has ended keeps its status; its other columns are NaN.
     before = np.concatenate([np.full_like(status[:1], RUNNING), status[:-1]])
     rows = np.arange(len(history)).reshape(-1, *(1,) * (status.ndim - 1))
     ends = (status != RUNNING).all(axis=tuple(range(1, status.ndim)), keepdims=True)

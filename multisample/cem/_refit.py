@@ -23,7 +23,7 @@ INFINITY = float("inf")
 
 
 class State(NamedTuple):
-    """A run between two iterations, in arrays of one library: for `step`, and a pytree to JAX.
+    """The state of a run between two iterations, which `step` takes: arrays of one library, and a pytree of JAX.
 
     Attributes
     ----------
@@ -109,7 +109,7 @@ def _elites(arrays: Arrays, elites: int, scores: Any) -> tuple[Any, Any]:
 
 
 def _weights(arrays: Arrays, best_scores: Any) -> tuple[Any, Any, Any]:
-    """1 for each elite with a finite score, else 0; their number, and the divisor of a mean, with an axis for rows."""
+    """1 for each elite with a finite score, else 0; their sum; and the sum or 1, to divide columns by."""
     weight = best_scores < INFINITY
     count = arrays.cast(weight.sum(-1))
     return arrays.cast(weight), count, arrays.xp.where(count > 0, count, 1)[..., None]

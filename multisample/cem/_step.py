@@ -49,7 +49,7 @@ def start(mu: Any, sigma: Any, searches: SupportsIndex | None = None) -> State:
     TypeError
         If `mu` or `sigma` is not an array or a number, or of a library that does not compute with its arrays.
     ValueError
-        If a shape is not as above, or a value no mean or standard deviation.
+        If a shape differs from the above, or a value is no mean or no standard deviation.
     """
     batch = () if searches is None else (checked_integer("searches", searches, 1, 2**31),)
     seed = np.zeros(batch, np.uint64) if batch else 0
@@ -163,7 +163,7 @@ def step(
 
 
 def _column(arrays: Arrays, name: str, values: Any, shape: tuple[int, ...]) -> Any:
-    """Argument `name`, a number or an array for means of this shape, as it is broadcast over samples."""
+    """Argument `name`, a number or an array, in a shape that broadcasts over samples with means of `shape`."""
     array = arrays.put(np.array(values)) if is_number(values) else arrays.cast(arrays.adopt(values))
     given = tuple(array.shape)
     if given == (*shape, 1):

@@ -158,7 +158,7 @@ def redraw(task: Task, which: Any) -> Any:
 
 
 def _windows(columns: HostArray, d: int) -> Iterator[tuple[int, int]]:
-    """Ranges of the sorted `columns` to draw by one call each, with the columns between them."""
+    """Ranges of the sorted `columns`. One call draws each range, with the columns in its gaps."""
     ends = np.flatnonzero(np.diff(columns) > _ELEMENTS_OF_A_CALL // d) + 1
     for begin, end in itertools.pairwise([0, *ends.tolist(), len(columns)]):
         while begin < end:
@@ -177,7 +177,7 @@ def refuse_jax(*vectors: Any) -> None:
 
 
 def refuse_searches(name: str, seed: Any) -> None:
-    """TypeError if `seed` is a vector of seeds, of searches that share the calls of `f`."""
+    """TypeError if `seed` is a vector of seeds, whose searches would share each call of `f`."""
     if batch_of(seed) is not None:
         raise TypeError(
             f"{name}: expected a run with one seed, got {describe(seed)}, whose searches share each call of f"
@@ -213,7 +213,7 @@ def _pickler(executor: concurrent.futures.Executor) -> Callable[[Any], Any] | No
     """The function with which a known executor pickles tasks; None for threads and for unknown executors."""
     packages = {kind.__module__.partition(".")[0] for kind in type(executor).__mro__}
     if packages & {"distributed", "loky"}:
-        import cloudpickle  # Both depend on it.
+        import cloudpickle  # Both packages depend on it.
 
         dumps: Callable[[Any], Any] = cloudpickle.dumps
         return dumps

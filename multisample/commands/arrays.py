@@ -7,17 +7,15 @@ process. So the space is reserved before the first sample is drawn.
 from __future__ import annotations
 
 import contextlib
-import csv
 import errno
 import os
 import secrets
 import shutil
 import stat
 import warnings
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TextIO, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -25,7 +23,7 @@ from multisample.backends.contract import HostArray
 
 __all__ = ["Vector", "check_output", "read_vector", "size_text", "to_numpy", "write_npy"]
 
-Vector: TypeAlias = HostArray | list[float] | float
+Vector: TypeAlias = HostArray | float
 
 
 def to_numpy(array: Any) -> HostArray:
@@ -49,108 +47,31 @@ def size_text(size: float) -> str:
 
 
 def read_vector(name: str, text: str) -> Vector:
-    """Read the argument `name`: a number, or the path of a .npy, .npz or .csv file.
+    """Read the argument `name`: a number, or the path of a .npy file, which is mapped into memory.
 
-    `sample` checks the shape and the values. A .npy file is mapped into memory. A .csv file becomes a list, so that
-    `sample` treats its numbers as having no dtype.
+    `sample` checks the shape and the values.
     """
     with contextlib.suppress(ValueError):
         return float(text)
     path = Path(text)
-    read = _READERS.get(path.suffix.lower())
-    if read is None:
-        raise ValueError(f"{name}: expected a number or a .npy, .npz or .csv file, got {text!r}")
+    if path.suffix.lower() != ".npy":
+        raise ValueError(f"{name}: expected a number or a .npy file, got {text!r}")
+    # Not np.load, which treats any other file as a pickle and suggests allow_pickle. open_memmap refuses objects.
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # NumPy warns before it raises.
-            return read(path, name)
-    except Exception as error:  # A damaged file raises any error from OverflowError to tokenize.TokenError.
-        if isinstance(error, OSError) and error.filename:
+            return np.asarray(np.lib.format.open_memmap(path, mode="r"))
+    except OSError as error:
+        if error.filename:
             raise
         raise ValueError(f"{path}: {_one_line(error)}") from error
+    except Exception as error:  # A damaged file raises any error from OverflowError to tokenize.TokenError.
+        raise ValueError(f"{path}: not a complete .npy file of numbers ({_one_line(error)})") from error
 
 
 def _one_line(error: Exception, limit: int = 300) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= limit else f"{text[:limit]}..."
-
-
-def _read_npy(path: Path, name: str) -> HostArray:
-    # Not np.load, which treats any other file as a pickle and suggests allow_pickle. open_memmap refuses objects.
-    try:
-        return np.asarray(np.lib.format.open_memmap(path, mode="r"))
-    except OSError:
-        raise
-    except Exception as error:
-        raise ValueError(f"not a complete .npy file of numbers ({_one_line(error)})") from error
-
-
-def _read_npz(path: Path, name: str) -> HostArray:
-    with path.open("rb") as file:
-        if not zipfile.is_zipfile(file):
-            raise ValueError("not a .npz archive")
-        file.seek(0)
-        with np.load(file, allow_pickle=False) as archive:
-            found = archive.files
-            if name not in found and len(found) != 1:
-                raise ValueError(f"expected an array called {name!r}, or a single array, got {_list_text(found)}")
-            array = archive[name if name in found else found[0]]
-    if not isinstance(array, np.ndarray):  # NumPy returns a member that is not a .npy file as bytes.
-        raise ValueError(f"expected an array called {name!r}, or a single array, got another kind of file")
-    return array
-
-
-def _read_csv(path: Path, name: str) -> list[float]:
-    expected = f"expected one column or one row of numbers, or a header line that names a column {name!r}"
-    # Spreadsheet programs begin UTF-8 files with a byte order mark.
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        names = _header(file, name)
-        if names and name not in names:
-            raise ValueError(f"{expected}; got columns {_list_text(names)}")
-        column = names.index(name) if names else None
-        table = np.loadtxt(file, delimiter=",", ndmin=2, quotechar='"', usecols=column)
-    if not names and table.size == 0:
-        raise ValueError(f"{expected}; got an empty file")
-    if not names and min(table.shape) != 1:
-        raise ValueError(f"{expected}; got {table.shape[0]} rows of {table.shape[1]} columns")
-    values: list[float] = table.reshape(-1).tolist()
-    return values
-
-
-_READERS: dict[str, Callable[[Path, str], HostArray | list[float]]] = {
-    ".npy": _read_npy,
-    ".npz": _read_npz,
-    ".csv": _read_csv,
-}
-
-
-def _header(file: TextIO, name: str) -> list[str]:
-    """Read the column names in the header line of `file`; empty if there is no header."""
-    for line in iter(file.readline, ""):
-        # NumPy writes headers as comments. Other comments are skipped.
-        comment = line.startswith("#")
-        fields = [field.strip() for field in next(csv.reader([line.lstrip("# ").strip()], skipinitialspace=True), [])]
-        if name in fields:
-            return fields
-        if fields and not comment:
-            if not any(map(_is_number, fields)):
-                return fields
-            break
-    file.seek(0)
-    return []
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _list_text(names: list[str], limit: int = 8) -> str:
-    shown = ", ".join(map(repr, names[:limit])) or "none"
-    return shown if len(names) <= limit else f"{shown}, ... ({len(names)})"
 
 
 # --- Writing ------------------------------------------------------------------------------------------------------
@@ -207,7 +128,7 @@ def write_npy(
 
 def _check_space(folder: Path, size: int) -> None:
     usage = shutil.disk_usage(folder)
-    if usage.total and size > usage.free:  # Some network file systems report 0 of 0.
+    if usage.total and size > usage.free:  # Some network file systems report sizes of 0.
         raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {size_text(usage.free)} free")
 
 

@@ -104,17 +104,17 @@ def _compile_all(groups: Sequence[Sequence[_Kernel]], processes: int, show: Call
     pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"))
 
     def start() -> dict[Future[_Result], list[_Kernel]]:
-        # The processes inherit the mask of this thread. Ctrl-C interrupts the calling process alone, which ends them.
+        # The workers inherit the signal mask of this thread, so Ctrl-C interrupts only this process, which ends them.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         futures = {pool.submit(_compile, first): more for first, *more in groups}
-        # The pool watches the processes that it had at the latest `submit`, and `submit` adds a process at its end.
+        # `submit` adds a worker after it has told the pool which workers to watch. This call makes it watch the last.
         pool.submit(int)
         return futures
 
     with pool:
         show(0)
         try:
-            # Signals interrupt the main thread only: another thread starts each process completely.
+            # A signal interrupts the main thread only, so another thread starts the workers.
             with ThreadPoolExecutor(1) as thread:
                 rest = thread.submit(start).result()
             waiting = set(rest)

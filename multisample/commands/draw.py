@@ -45,11 +45,7 @@ def add_parser(subparsers: Any) -> None:
         allow_abbrev=False,
     )
     for name, meaning in (("mu", "means"), ("sigma", "standard deviations")):
-        parser.add_argument(
-            name,
-            help=f"{meaning}: a .npy file; a .npz file with one array, or an array called {name!r}; a .csv file with"
-            f" one column or row, or a column called {name!r}; or, for one of the two vectors, a number",
-        )
+        parser.add_argument(name, help=f"{meaning}: a .npy file, or, for one of the two vectors, a number")
     parser.add_argument("-n", "--samples", type=int, required=True, metavar="N", help="number of samples")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the .npy file to write")
     parser.add_argument("--seed", type=int, help="0 <= SEED < 2**64 (default: a random seed, which is printed)")
@@ -61,9 +57,7 @@ def add_parser(subparsers: Any) -> None:
         help="separate noise for every dimension, or one row of noise for all (default: independent)",
     )
     parser.add_argument(
-        "--dtype",
-        type=_dtype,
-        help=f"{', '.join(_DTYPES)} (default: the dtype of the files; float32 for .csv and integers)",
+        "--dtype", type=_dtype, help=f"{', '.join(_DTYPES)} (default: the dtype of the files; float32 for integers)"
     )
     parser.add_argument(
         "--layout",
@@ -156,8 +150,8 @@ def _check(
 def windows(d: int, n: int, itemsize: int, memory: int, transposed: bool = False) -> Iterator[tuple[slice, slice]]:
     """Rows and columns of windows of at most `memory` bytes that tile a (d, n) matrix, in the order of its file.
 
-    A window is contiguous in the file, which is (n, d) if `transposed`, so that writing it touches few pages. Four
-    samples that are longer than a window are the exception.
+    A window is contiguous in the file, which is (n, d) if `transposed`, so that writing it touches few pages. The
+    exception is a transposed file of which four rows exceed `memory`.
     """
     capacity = memory // itemsize
     # The stream has blocks of four columns. A width of whole blocks computes no block twice.

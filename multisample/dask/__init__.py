@@ -58,7 +58,7 @@ def sample(
     ----------
     mu, sigma : array or dask.array.Array, shape (d,) or (d, 1)
         Means, and standard deviations of at least 0: NumPy or CuPy arrays, lists, or Dask arrays of NumPy or CuPy
-        blocks. One of the two may be a number. The graph has an array once, and each worker that needs it gets it once.
+        blocks. One of the two may be a number. The graph holds an array once, and sends it once to a worker.
         Vectors that are too large for that should be Dask arrays; they are rechunked to the rows of `chunks`.
     n : int
         Number of samples, at least 0.
@@ -147,7 +147,7 @@ def sample(
             continue
         if isinstance(x, da.Array):
             vector = (x[:, 0] if x.ndim == 2 else x).rechunk((sizes[layout == "nd"],))
-        else:  # One block, of which each block of the result takes its rows.
+        else:  # One block; each block of the result takes its rows from it.
             vector = da.from_array(x.reshape(-1), chunks=-1)
         arguments += [vector, rows]
     options["dtype"] = str(no_samples.dtype)
@@ -215,5 +215,5 @@ def _draw_block(window: tuple[slice, slice], mu: Any, sigma: Any, **options: Any
             return draw(
                 mu, sigma, columns.stop - columns.start, dim_offset=rows.start, sample_offset=columns.start, **options
             )  # fmt: skip
-    except ValueError as error:  # It gives the place within the block.
+    except ValueError as error:  # Its indices count within the block.
         raise ValueError(f"{error} (in the rows from {rows.start} on)") from error

@@ -27,7 +27,7 @@ __all__ = ["KERNEL", "OPTIONS", "Price", "main", "price"]
 
 SPOT, STRIKE, YEARS, RATE, VOLATILITY, DAYS = 100.0, 100.0, 1.0, 0.03, 0.3, 252
 THREADS = 128
-"""Of a block, which has 512 paths."""
+"""Threads of a block, which has 512 paths."""
 
 KERNEL = r"""
 #include <multisample/normal.h>
@@ -84,7 +84,7 @@ class Price(NamedTuple):
 
 
 def price(seed: int = 7, paths: int = 65_536, device: str = "cpu") -> Price:
-    """The price of the right to get, after a year, what the stock's average price exceeds 100 by.
+    """The price of the right to receive, after a year, the excess of the stock's average price over 100.
 
     Parameters
     ----------

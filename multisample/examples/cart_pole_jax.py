@@ -1,7 +1,7 @@
 """The controller of `cart_pole` as one jitted scan of JAX: plan, simulation and cart in a single program.
 
-Each control step draws its sequences of forces with the numbers of the same step there: the seed is an argument of the
-program, the offset counts the steps. A batch of seeds is one `jax.vmap` more, as in `cart_poles`.
+Each control step draws the normals of the same step of `cart_pole`: the seed is an argument of the program, and the
+offset counts the steps. A batch of seeds is one `jax.vmap` more, as in `cart_poles`.
 
 python -m multisample.examples.cart_pole_jax                    # on JAX's default device
 """

@@ -4,14 +4,15 @@ Each worker is a process with its own copy of the parameters. It scores some mem
 score) to all others, and applies the update by itself: `multisample.perturb` draws the noise of all members again. The
 parameters of all workers stay equal, bit for bit, also where some compute on a CPU and some on a GPU.
 
-python -m multisample.examples.score_exchange                     # four workers on the CPU
-python -m multisample.examples.score_exchange --devices cpu cuda  # one on the CPU, one on a GPU
+python -m multisample.examples.score_exchange                     # four workers, every second on a GPU if there is one
+python -m multisample.examples.score_exchange --devices cpu cpu   # two workers on the CPU
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib.util
 import multiprocessing
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
@@ -23,7 +24,7 @@ import multisample
 
 from ._running import run
 
-__all__ = ["digest", "main", "train", "update"]
+__all__ = ["default_devices", "digest", "main", "train", "update"]
 
 MEMBERS = 32
 SCALE = 0.1
@@ -81,13 +82,25 @@ def _work(worker: int, workers: int, device: str, steps: int, seed: int, pipe: C
         pipe.send((digest(parameters), score(parameters)))
 
 
-def train(devices: Sequence[str] = ("cpu",) * 4, steps: int = 100, seed: int = 7) -> tuple[list[float], list[set[str]]]:
+def default_devices() -> list[str]:
+    """The devices of four workers: every second is a GPU, if PyTorch has one."""
+    other = "cpu"
+    if importlib.util.find_spec("torch") is not None:
+        import torch
+
+        other = "cuda" if torch.cuda.is_available() else "cpu"
+    return ["cpu", other] * 2
+
+
+def train(
+    devices: Sequence[str] | None = None, steps: int = 100, seed: int = 7
+) -> tuple[list[float], list[set[str]]]:  # fmt: skip
     """Train with one worker for each device.
 
     Parameters
     ----------
-    devices : sequence of str, default four times "cpu"
-        "cpu" for NumPy arrays; other devices are those of PyTorch.
+    devices : sequence of str, optional
+        "cpu" for NumPy arrays; other devices are those of PyTorch. By default `default_devices`.
     steps : int, default 100
     seed : int, default 7
         ``0 <= seed < 2**64``.
@@ -100,6 +113,7 @@ def train(devices: Sequence[str] = ("cpu",) * 4, steps: int = 100, seed: int = 7
         The digests of all workers after each step: one digest, since their parameters are equal.
     """
     context = multiprocessing.get_context("spawn")
+    devices = default_devices() if devices is None else devices
     pipes, processes = [], []
     for worker, device in enumerate(devices):
         pipe, end = context.Pipe()
@@ -126,7 +140,7 @@ def train(devices: Sequence[str] = ("cpu",) * 4, steps: int = 100, seed: int = 7
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the scores, and whether the workers agree."""
     parser = argparse.ArgumentParser(prog="python -m multisample.examples.score_exchange", description=__doc__)
-    parser.add_argument("--devices", nargs="+", default=["cpu"] * 4)
+    parser.add_argument("--devices", nargs="+", default=None)
     scores, digests = train(parser.parse_args(argv).devices)
     print(f"step{'score':>12}  digests")
     for t in (*range(0, len(scores), 20), len(scores) - 1):

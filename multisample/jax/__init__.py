@@ -1,6 +1,7 @@
 """Helpers for JAX.
 
-`multisample.sample` itself takes JAX arrays and keys, also inside `jit`, `vmap`, `grad` and sharded programs.
+`multisample.sample` itself takes JAX arrays and keys, also inside `jit`, `vmap`, `grad` and sharded programs, and
+`multisample.perturb` takes pytrees.
 """
 
 from __future__ import annotations
@@ -61,10 +62,10 @@ def key_data(seed: SupportsIndex | Key) -> Any:
 
 
 def load_handlers() -> None:
-    """Register the functions that XLA calls to draw and to sum.
+    """Register the functions that XLA calls to draw, to sum and to perturb.
 
-    `multisample.sample` and `multisample.weighted_moments` register them too, but a program saved by `jax.export` may
-    run before the first call.
+    `multisample.sample`, `multisample.weighted_moments` and `multisample.perturb` register them too, but a program
+    saved by `jax.export` may run before the first call.
 
     Examples
     --------

@@ -125,9 +125,9 @@ class Normal(torch.distributions.Normal):
             options = {**options, "seed": seed, "generator": generator}
         loc, scale = self.loc, self.scale
         is_matrix = loc.dim() == 1 == len(sample_shape)
-        if not is_matrix:
+        if loc.dim() != 1:
             loc, scale = loc.reshape(-1), scale.reshape(-1)
         # With one dimension both layouts have the same memory, and "dn" is faster.
         layout: Layout = "dn" if loc.shape[0] == 1 else "nd"
         drawn: torch.Tensor = sample(loc, scale, math.prod(sample_shape), layout=layout, **options)
-        return drawn if is_matrix and layout == "nd" else drawn.view(self._extended_shape(sample_shape))
+        return drawn if is_matrix and layout == "nd" else drawn.view((*sample_shape, *self._batch_shape))

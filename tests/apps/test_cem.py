@@ -5,76 +5,31 @@ test_cem_bbob.py measures how well the method optimises, and test_cem_cuda.py ru
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import io
 import json
 import math
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from cuda_memory import ExportedByDlpack
+from scored_functions import START, assert_same
 
 import multisample
 from multisample import cem
-from multisample.cem import CEM, Result, _method
+from multisample.cem import CEM, _method
 from multisample.cem._arrays import arrays_like
 from multisample.cem._refit import COLLAPSED, COLUMNS, CONVERGED, DIVERGED, RUNNING, UNSCORED, State, refit
 
 Array = np.ndarray[Any, Any]
 D, N = 6, 200
 SEED = 7
-START = np.linspace(-2, 3, D).astype(np.float32)
-
-
-@dataclasses.dataclass(frozen=True)
-class Library:
-    """Operations of the tests on the arrays of a library."""
-
-    array: Callable[[Any], Any]
-    to_numpy: Callable[[Any], Array]
-    scope: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
-
-
-def numpy_library() -> Library:
-    return Library(np.array, np.asarray)
-
-
-def torch_library() -> Library:
-    torch = pytest.importorskip("torch")
-    return Library(lambda x: torch.from_numpy(np.array(x)), lambda x: np.asarray(x.numpy()))
-
-
-def jax_library() -> Library:
-    jax = pytest.importorskip("jax")
-    return Library(jax.numpy.asarray, np.asarray, lambda: jax.default_device(jax.devices("cpu")[0]))
-
-
-@pytest.fixture(params=[numpy_library, torch_library, jax_library], ids=["numpy", "torch", "jax"])
-def library(request: pytest.FixtureRequest) -> Iterator[Library]:
-    library: Library = request.param()
-    with library.scope():
-        yield library
 
 
 def sphere(x: Any) -> Any:
     """A function of arrays of any library, with its minimum at 1."""
     return ((x - 1) * (x - 1)).sum(0)
-
-
-def assert_same(a: Result, b: Result, to_numpy: Callable[[Any], Array] = np.asarray) -> None:
-    """Check that results are equal bit for bit, except `nfev`."""
-    for name in ("x", "mu", "sigma"):
-        assert to_numpy(getattr(a, name)).tobytes() == to_numpy(getattr(b, name)).tobytes(), name
-    assert a.history.keys() == b.history.keys()
-    for name, column in a.history.items():
-        assert column.tobytes() == b.history[name].tobytes(), name
-    same = {"fun", "nit", "nonfinite", "success", "status", "message"}
-    assert {name: getattr(a, name) for name in same} == {name: getattr(b, name) for name in same}
 
 
 # --- Refits ---------------------------------------------------------------------------------------
@@ -83,8 +38,8 @@ def assert_same(a: Result, b: Result, to_numpy: Callable[[Any], Array] = np.asar
 def reference(
     f: Callable[[Array], Array],
     iterations: int,
-    elites: int,
-    noise: Callable[[int], Any] = lambda t: 0.0,
+    elite_frac: float = 0.1,
+    noise_floor: Any = 0.0,
     smoothing: float = 1.0,
 ) -> tuple[Array, Array]:
     """Mean and standard deviation, computed in float64 with a full sort."""
@@ -92,38 +47,24 @@ def reference(
     generator = multisample.Generator(SEED)
     for t in range(1, iterations + 1):
         x = multisample.sample(mu, sigma, N, generator=generator)
-        best = x[:, np.argsort(f(x))[:elites]]
+        best = x[:, np.argsort(f(x))[: round(elite_frac * N)]]
+        variance = best.var(axis=1) + (noise_floor(t) if callable(noise_floor) else noise_floor)
         mu = mu + smoothing * (best.mean(axis=1) - mu)
-        sigma = sigma + smoothing * (np.sqrt(best.var(axis=1) + noise(t)) - sigma)
+        sigma = sigma + smoothing * (np.sqrt(variance) - sigma)
     return mu, sigma
 
 
-@pytest.mark.parametrize("elite_frac", [0.01, 0.1, 0.5, 1.0])
-def test_the_refit_is_the_mean_and_deviation_of_the_elites(elite_frac: float) -> None:
-    mu, sigma = reference(sphere, 5, round(elite_frac * N))
-    result = cem.minimize(
-        sphere, START.astype(np.float64), 2.0, N, elite_frac=elite_frac, iterations=5, seed=SEED, check_every=0
-    )
+@pytest.mark.parametrize("options", [
+    *({"elite_frac": fraction} for fraction in (0.01, 0.1, 0.5, 1.0)),
+    *({"noise_floor": floor} for floor in (0.25, np.linspace(0, 2, D), lambda t: max(5 - t / 2, 0),
+                                           lambda t: np.arange(D) / t)),
+    {"smoothing": 0.7},
+])  # fmt: skip
+def test_the_refit_is_the_mean_and_deviation_of_the_elites(options: dict[str, Any]) -> None:
+    mu, sigma = reference(sphere, 8, **options)
+    result = cem.minimize(sphere, START.astype(np.float64), 2.0, N, iterations=8, seed=SEED, check_every=0, **options)
     np.testing.assert_allclose(result.mu, mu, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(result.sigma, sigma, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    "noise_floor", [0.25, np.linspace(0, 2, D), lambda t: max(5 - t / 2, 0), lambda t: np.arange(D) / t]
-)
-def test_the_noise_floor_is_added_to_the_variance(noise_floor: Any) -> None:
-    schedule = noise_floor if callable(noise_floor) else lambda t: noise_floor
-    mu, sigma = reference(sphere, 8, 20, schedule)
-    result = cem.minimize(sphere, START.astype(np.float64), 2.0, N, noise_floor=noise_floor, iterations=8, seed=SEED)
-    np.testing.assert_allclose(result.mu, mu, rtol=1e-9)
-    np.testing.assert_allclose(result.sigma, sigma, rtol=1e-9)
-
-
-def test_smoothing_averages_the_refit_with_the_previous_values() -> None:
-    mu, sigma = reference(sphere, 8, 20, smoothing=0.7)
-    result = cem.minimize(sphere, START.astype(np.float64), 2.0, N, smoothing=0.7, iterations=8, seed=SEED)
-    np.testing.assert_allclose(result.mu, mu, rtol=1e-9)
-    np.testing.assert_allclose(result.sigma, sigma, rtol=1e-9)
 
 
 def test_a_noise_floor_reaches_a_distant_optimum() -> None:
@@ -179,7 +120,7 @@ def test_the_result_has_the_best_sample_of_the_run() -> None:
 
 
 @pytest.mark.parametrize("number", ["mu", "sigma", None])
-def test_results_have_the_library_of_the_initial_mean(library: Library, number: str | None) -> None:
+def test_results_have_the_library_of_the_initial_mean(library: Any, number: str | None) -> None:
     mu = 1.0 if number == "mu" else library.array(START)
     sigma = 2.0 if number == "sigma" else library.array(np.full((D, 1), 2, np.float32))
     kinds = set()
@@ -201,7 +142,7 @@ def test_results_have_the_library_of_the_initial_mean(library: Library, number: 
     assert np.abs(library.to_numpy(result.mu) - 1).max() < 1e-3
 
 
-def test_samples_have_the_same_bits_in_every_library(library: Library) -> None:
+def test_samples_have_the_same_bits_in_every_library(library: Any) -> None:
     drawn = CEM(library.array(START), 2.0, N, seed=SEED, bounds=(-2.5, 4)).ask()
     plain = multisample.sample(START, 2.0, N, seed=SEED)
     assert plain.min() < -2.5
@@ -209,7 +150,7 @@ def test_samples_have_the_same_bits_in_every_library(library: Library) -> None:
     assert np.array_equal(library.to_numpy(drawn), np.clip(plain, np.float32(-2.5), np.float32(4)))
 
 
-def test_runs_in_different_libraries_differ_only_by_rounding(library: Library) -> None:
+def test_runs_in_different_libraries_differ_only_by_rounding(library: Any) -> None:
     options: Any = {"iterations": 12, "seed": SEED, "noise_floor": 0.01, "smoothing": 0.8}
     here, there = (cem.minimize(sphere, start, 2.0, N, **options) for start in (library.array(START), START))
     np.testing.assert_allclose(library.to_numpy(here.mu), there.mu, atol=1e-4)
@@ -219,17 +160,12 @@ def test_runs_in_different_libraries_differ_only_by_rounding(library: Library) -
 
 
 def test_iterations_reuse_the_memory_of_the_samples() -> None:
-    addresses = set()
-
-    def f(x: Array) -> Array:
-        addresses.add(x.ctypes.data)
-        return np.asarray(sphere(x))
-
-    cem.minimize(f, START, 2.0, N, iterations=5, seed=SEED, bounds=(-5, 5))
+    addresses: set[int] = set()
+    cem.minimize(lambda x: addresses.add(x.ctypes.data) or sphere(x), START, 2.0, N, iterations=5, bounds=(-5, 5))
     assert len(addresses) == 1
 
 
-def test_scores_may_be_arrays_of_other_libraries(library: Library) -> None:
+def test_scores_may_be_arrays_of_other_libraries(library: Any) -> None:
     ways: list[Callable[[Any], Any]] = [
         lambda x: np.round(sphere(library.to_numpy(x))).astype(np.int64),
         lambda x: np.round(sphere(library.to_numpy(x))).tolist(),
@@ -238,24 +174,21 @@ def test_scores_may_be_arrays_of_other_libraries(library: Library) -> None:
     ]
     results = [cem.minimize(way, library.array(START), 2.0, N, iterations=3, seed=SEED) for way in ways]
     for result in results[1:]:
-        assert_same(result, results[0], library.to_numpy)
+        assert_same(result, results[0])
 
 
 def test_large_integer_scores_stay_distinct() -> None:
-    base = 2**40
-
-    def f(x: Array) -> Array:
-        return base + np.argsort(np.argsort(x[0]))
-
-    result = cem.minimize(f, START, 2.0, N, iterations=1, seed=SEED)
-    assert result.fun == base
+    result = cem.minimize(lambda x: 2**40 + np.argsort(np.argsort(x[0])), START, 2.0, N, iterations=1, seed=SEED)
+    assert result.fun == 2**40
     assert result.x[0] == multisample.sample(START, 2.0, N, seed=SEED)[0].min()
 
 
-def test_lists_become_numpy_float32_arrays() -> None:
-    result = cem.minimize(sphere, [0, 0], 1, N, iterations=2, seed=SEED)
-    assert isinstance(result.x, np.ndarray)
-    assert result.x.dtype == np.float32
+def test_lists_and_objects_with_only_a_protocol_become_numpy_float32_arrays() -> None:
+    expected = CEM(START, 2.0, N, seed=SEED).ask()
+    for mu, sigma in ((START.tolist(), 2), (ExportedByDlpack(START), ExportedByDlpack(np.full(D, 2, np.float32)))):
+        drawn = CEM(mu, sigma, N, seed=SEED).ask()
+        assert type(drawn) is np.ndarray and drawn.dtype == np.float32
+        assert np.array_equal(drawn, expected)
 
 
 def test_a_named_backend_makes_arrays_of_its_own_library(torch_device: str) -> None:
@@ -264,13 +197,6 @@ def test_a_named_backend_makes_arrays_of_its_own_library(torch_device: str) -> N
     result = cem.minimize(sphere, START, 2.0, N, iterations=5, seed=SEED, backend="torch_ext")
     assert isinstance(result.x, torch.Tensor)
     assert result.mu.device.type == ("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def test_objects_with_only_a_protocol_become_numpy_arrays() -> None:
-    run = CEM(ExportedByDlpack(START), ExportedByDlpack(np.full(D, 2, np.float32)), N, seed=SEED)
-    drawn = run.ask()
-    assert type(drawn) is np.ndarray
-    assert np.array_equal(drawn, CEM(START, 2.0, N, seed=SEED).ask())
 
 
 def test_options_are_passed_to_sample(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,11 +234,6 @@ def test_the_loop_reads_nothing_from_the_device() -> None:
         bool(following.running)
 
 
-def test_importing_cem_imports_no_array_library() -> None:
-    code = "import sys, multisample.cem; print(sorted({'torch', 'cupy', 'jax', 'scipy'} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
-
-
 # --- Ask-tell interface and saved states ----------------------------------------------------------
 
 OPTIONS: dict[str, Any] = {
@@ -321,7 +242,7 @@ OPTIONS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("iterations", [0, 3, 100])
-def test_ask_and_tell_give_the_result_of_minimize(library: Library, iterations: int) -> None:
+def test_ask_and_tell_give_the_result_of_minimize(library: Any, iterations: int) -> None:
     whole = cem.minimize(sphere, library.array(START), 2.0, N, seed=SEED, iterations=iterations, **OPTIONS)
     halves = CEM(library.array(START), 2.0, N, seed=SEED, **OPTIONS)
     for _ in range(iterations):
@@ -329,7 +250,7 @@ def test_ask_and_tell_give_the_result_of_minimize(library: Library, iterations: 
             break
         x = halves.ask()
         halves.tell(x, sphere(x))
-    assert_same(halves.result(), whole, library.to_numpy)
+    assert_same(halves.result(), whole)
     assert (iterations == 100) == (whole.status == 1)
 
 
@@ -346,7 +267,7 @@ def by_json(state: Any) -> Any:
 
 @pytest.mark.parametrize("saved", [by_npz, by_json, dict], ids=["npz", "json", "dict"])
 @pytest.mark.parametrize("after", [0, 1, 4])
-def test_a_resumed_run_continues_with_equal_bits(library: Library, saved: Callable[[Any], Any], after: int) -> None:
+def test_a_resumed_run_continues_with_equal_bits(library: Any, saved: Callable[[Any], Any], after: int) -> None:
     def sometimes(x: Any) -> Any:  # Infinities enter the history too.
         return sphere(x) + (math.inf if told < 2 else 0)
 
@@ -362,11 +283,11 @@ def test_a_resumed_run_continues_with_equal_bits(library: Library, saved: Callab
         assert library.to_numpy(x).tobytes() == library.to_numpy(y).tobytes()
         original.tell(x, sphere(x))
         resumed.tell(y, sphere(y))
-    assert_same(original.result(), resumed.result(), library.to_numpy)
+    assert_same(original.result(), resumed.result())
     assert original.result().nfev == resumed.result().nfev
 
 
-def test_another_library_continues_from_a_state(library: Library) -> None:
+def test_another_library_continues_from_a_state(library: Any) -> None:
     original = CEM(START, 2.0, N, seed=SEED)
     x = original.ask()
     original.tell(x, sphere(x))
@@ -388,19 +309,8 @@ def test_a_state_is_a_copy() -> None:
     assert run.result().nit == 0
 
 
-def test_a_saved_state_includes_the_end_of_the_run() -> None:
-    ended = CEM(START, 2.0, N, seed=SEED, tol=10.0)
-    x = ended.ask()
-    ended.tell(x, sphere(x))
-    resumed = CEM(START, 2.0, N, tol=10.0)
-    resumed.state = ended.state
-    assert resumed.status == 1
-    resumed.tell(x, sphere(x))
-    assert_same(resumed.result(), ended.result())
-
-
 @pytest.mark.parametrize("options", [{}, {"antithetic": True}, {"noise_floor": 0.01, "smoothing": 0.7}])
-def test_tell_without_samples_draws_them_again(library: Library, options: dict[str, Any]) -> None:
+def test_tell_without_samples_draws_them_again(library: Any, options: dict[str, Any]) -> None:
     start, center = library.array(START), library.array(START[::-1].copy())[:, None]
     with_samples, without = (CEM(start, 2.0, N, seed=SEED, **options) for _ in range(2))
     for k in range(8):
@@ -419,18 +329,6 @@ def test_tell_without_samples_draws_them_again(library: Library, options: dict[s
     best = [run.result() for run in (with_samples, without)]
     assert best[0].fun == best[1].fun and best[0].nfev == best[1].nfev
     np.testing.assert_allclose(library.to_numpy(best[0].x), library.to_numpy(best[1].x), rtol=1e-6)
-
-
-def test_tell_without_samples_finds_the_optimum(library: Library) -> None:
-    run = CEM(library.array(START), 2.0, N, seed=SEED, tol=1e-3)
-    for _ in range(60):
-        x = run.ask()
-        run.tell(None, ((x - 1.0) ** 2).sum(0))
-    result = run.result()
-    assert result.success
-    np.testing.assert_allclose(library.to_numpy(result.mu), 1.0, atol=5e-3)
-    x = library.to_numpy(result.x).astype(np.float64)
-    assert np.square(x - 1).sum() == pytest.approx(result.fun, rel=1e-3, abs=1e-9)
 
 
 def test_tell_without_samples_or_a_draw_raises() -> None:
@@ -463,34 +361,19 @@ def test_tell_accepts_samples_late_and_in_any_order() -> None:
     assert run.result().nit == 2
 
 
-def test_the_same_seed_gives_the_same_run() -> None:
-    runs = [cem.minimize(sphere, START, 2.0, N, iterations=4, seed=seed) for seed in (SEED, SEED, SEED + 1)]
-    assert_same(runs[0], runs[1])
-    assert runs[0].fun != runs[2].fun
-
-
-def test_without_a_seed_numpy_follows_manual_seed() -> None:
-    def twice() -> list[float]:
-        return [cem.minimize(sphere, START, 2.0, N, iterations=2).fun for _ in range(2)]
-
-    multisample.manual_seed(3)
-    first = twice()
-    multisample.manual_seed(3)
-    assert twice() == first
-    multisample.manual_seed(4)
-    assert len({*twice(), *first}) == 4
-
-
-def test_without_a_seed_tensors_follow_pytorch() -> None:
-    torch = pytest.importorskip("torch")
+@pytest.mark.parametrize("package", ["multisample", "torch"])
+def test_without_a_seed_runs_follow_the_default_generator_of_the_library(package: str) -> None:
+    module: Any = pytest.importorskip(package)
+    start = START if package == "multisample" else module.from_numpy(START)
 
     def twice() -> list[float]:
-        return [cem.minimize(sphere, torch.zeros(D), 2.0, N, iterations=2).fun for _ in range(2)]
+        return [cem.minimize(sphere, start, 2.0, N, iterations=2).fun for _ in range(2)]
 
-    torch.manual_seed(3)
+    module.manual_seed(3)
     first = twice()
-    torch.manual_seed(3)
+    module.manual_seed(3)
     assert twice() == first
+    module.manual_seed(4)
     assert len({*twice(), *first}) == 4
 
 
@@ -521,7 +404,7 @@ def test_samples_are_clipped_to_the_bounds() -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_scores_that_are_not_finite_count_as_worst(library: Library, value: float) -> None:
+def test_scores_that_are_not_finite_count_as_worst(library: Any, value: float) -> None:
     def f(x: Any) -> Any:
         scores = np.array(sphere(library.to_numpy(x)))
         scores[::4] = value
@@ -557,7 +440,7 @@ def test_only_finite_scores_are_elites(finite: int) -> None:
     assert run.result().history["threshold"].tolist() == [math.inf]
 
 
-def test_no_finite_score_ends_the_run_with_a_message(library: Library) -> None:
+def test_no_finite_score_ends_the_run_with_a_message(library: Any) -> None:
     calls = 0
 
     def f(x: Any) -> Any:
@@ -588,7 +471,7 @@ def test_without_finite_scores_the_result_is_the_initial_mean() -> None:
 # --- How runs end ---------------------------------------------------------------------------------
 
 
-def test_tol_ends_the_run(library: Library) -> None:
+def test_tol_ends_the_run(library: Any) -> None:
     result = cem.minimize(sphere, library.array(START), 2.0, N, seed=SEED, tol=0.01)
     assert (result.status, result.success) == (1, True)
     assert result.message.startswith("The largest standard deviation, 0.00")
@@ -597,19 +480,15 @@ def test_tol_ends_the_run(library: Library) -> None:
     assert result.nfev == N * result.nit == N * len(sigma)
 
 
-def test_an_unreached_tol_is_not_a_success() -> None:
-    result = cem.minimize(sphere, START, 2.0, N, seed=SEED, tol=0.01, iterations=3)
-    assert (result.status, result.success, result.nit) == (0, False, 3)
-    assert result.message.startswith("All 3 iterations ran; the largest standard deviation, ")
+@pytest.mark.parametrize("tol", [None, 0.01])
+def test_all_iterations_are_a_success_without_an_unreached_tol(tol: float | None) -> None:
+    result = cem.minimize(sphere, START, 2.0, N, seed=SEED, tol=tol, iterations=3)
+    assert (result.status, result.success, result.nit) == (0, tol is None, 3)
+    message = "All 3 iterations ran." if tol is None else "All 3 iterations ran; the largest standard deviation, "
+    assert result.message == message if tol is None else result.message.startswith(message)
 
 
-def test_without_tol_all_iterations_are_a_success() -> None:
-    result = cem.minimize(sphere, START, 2.0, N, seed=SEED, iterations=3)
-    assert (result.status, result.success, result.nit) == (0, True, 3)
-    assert result.message == "All 3 iterations ran."
-
-
-def test_a_collapsed_deviation_ends_the_run(library: Library) -> None:
+def test_a_collapsed_deviation_ends_the_run(library: Any) -> None:
     # Far from 0, the spacing of float32 numbers is as large as the range of the samples.
     result = cem.minimize(lambda x: sphere(x - 100), library.array(START), 100.0, N, iterations=1000, seed=SEED)
     assert (result.status, result.success) == (2, False)
@@ -627,9 +506,7 @@ def test_dimensions_with_zero_deviation_are_not_a_collapse() -> None:
     assert (still.status, still.nit) == (2, 1)
 
 
-@pytest.mark.parametrize("to_array", ["numpy", "torch"])
-def test_overflow_ends_the_run(to_array: str) -> None:
-    library = numpy_library() if to_array == "numpy" else torch_library()
+def test_overflow_ends_the_run(library: Any) -> None:
     mu = library.array(np.full(D, 2e38, np.float32))
     result = cem.minimize(lambda x: x[0] > 0, mu, 1e38, N, seed=SEED)
     assert (result.status, result.success, result.nit) == (4, False, 1)
@@ -684,93 +561,53 @@ def test_a_callback_does_not_override_the_status_of_an_ended_run() -> None:
 
 # --- Errors ---------------------------------------------------------------------------------------
 
-REFUSED: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
-    "f": (TypeError, r"^f: expected a function, got 3 of type int", {"f": 3}),
-    "callback": (TypeError, r"^callback: expected a function, got 3", {"callback": 3}),
-    "n type": (TypeError, r"^n: expected an integer, got 10\.0", {"n": 10.0}),
-    "n": (ValueError, r"^n: expected 2 <= n", {"n": 1}),
-    "iterations": (ValueError, r"^iterations: expected 0 <= iterations", {"iterations": -1}),
-    "check_every": (TypeError, r"^check_every: expected an integer", {"check_every": 0.5}),
-    "elite_frac type": (TypeError, r"^elite_frac: expected a number, got 'half' of type str", {"elite_frac": "half"}),
-    "elite_frac": (
-        ValueError,
-        r"^elite_frac: expected a finite number, 0 <= elite_frac <= 1, got 1\.5",
-        {"elite_frac": 1.5},
-    ),
-    "elites": (
-        ValueError,
-        r"^elite_frac: expected at least 2 elites.*: 0\.15 or more for n = 10, got 0\.1, which are 1$",
-        {"n": 10},
-    ),
-    "smoothing": (ValueError, r"^smoothing: expected 0 < smoothing <= 1, got 0", {"smoothing": 0}),
-    "smoothing high": (ValueError, r"^smoothing: expected a finite number, 0 <= smoothing <= 1", {"smoothing": 2}),
-    "tol": (ValueError, r"^tol: expected a finite number, tol >= 0, got -1", {"tol": -1}),
-    "tol nan": (ValueError, r"^tol: expected a finite number, tol >= 0, got nan", {"tol": math.nan}),
-    "tol bool": (TypeError, r"^tol: expected a number, got True of type bool", {"tol": True}),
-    "noise_floor": (
-        ValueError,
-        r"^noise_floor: expected a finite number, noise_floor >= 0, got -1",
-        {"noise_floor": -1},
-    ),
-    "noise_floor shape": (
-        ValueError,
-        r"^noise_floor: expected a number or shape \(6,\), got shape \(2,\)",
-        {"noise_floor": [1, 2]},
-    ),
-    "noise_floor values": (
-        ValueError,
-        r"^noise_floor: expected finite variances of at least 0",
-        {"noise_floor": -START},
-    ),
-    "noise_floor type": (
-        TypeError,
-        r"^noise_floor: expected an array, a list or a number, got 'x'",
-        {"noise_floor": "x"},
-    ),
-    "schedule": (
-        ValueError,
-        r"^noise_floor: expected a finite number, noise_floor >= 0, got -3",
-        {"noise_floor": lambda t: -3},
-    ),
-    "schedule shape": (
-        ValueError,
-        r"^noise_floor: expected shape \(6,\), got \(2,\)",
-        {"noise_floor": lambda t: [1, 2]},
-    ),
-    "bounds type": (TypeError, r"^bounds: expected a pair \(low, high\), got 3", {"bounds": 3}),
-    "bounds shape": (
-        ValueError,
-        r"^bounds: expected a number or shape \(6,\), got shape \(2,\)",
-        {"bounds": ([1, 2], 3)},
-    ),
-    "bounds": (ValueError, r"^bounds: expected low <= high, got 3\.0 and -3\.0 at 0", {"bounds": (3, -3)}),
-    "bounds nan": (ValueError, r"^bounds: expected low <= high, got nan", {"bounds": (math.nan, 3)}),
-    "mu outside": (
-        ValueError,
-        r"^mu: expected it within bounds, got mu\[0\] = -2\.0, not from -1\.0 to 5\.0",
-        {"bounds": (-1, 5)},
-    ),
-    "mu type": (TypeError, r"^mu: expected an array", {"mu": "here"}),
-    "mu nan": (ValueError, r"^mu: expected finite means, got mu\[0\] = nan", {"mu": START * math.nan}),
-    "mu narrow": (TypeError, r"^mu: expected float32 or float64, got float16", {"mu": START.astype(np.float16)}),
-    "numbers": (TypeError, r"^mu, sigma: expected at least one array", {"mu": 0.0, "sigma": 1.0}),
-    "sigma": (ValueError, r"^sigma: expected finite standard deviations of at least 0", {"sigma": -1.0}),
-    "sigma shape": (ValueError, r"^sigma: expected as many elements as mu, 6, got 2", {"sigma": [1.0, 2.0]}),
-    "seed": (ValueError, r"^seed: expected 0 <= seed < 2\*\*64, got -1", {"seed": -1}),
-    "noise": (ValueError, r"^noise: expected 'independent' or 'shared', got 'none'", {"noise": "none"}),
-    "backend": (multisample.UnknownBackendError, "nowhere", {"backend": "nowhere"}),
-    "no scores": (TypeError, r"^scores: expected numbers, got None of type NoneType", {"f": lambda x: None}),
-    "words": (TypeError, r"^scores: expected numbers, got ", {"f": lambda x: np.full(N, "good")}),
-    "complex": (TypeError, r"^scores: expected numbers, got ", {"f": lambda x: np.full(N, 1j)}),
-    "one score": (ValueError, r"^scores: expected shape \(200,\), got \(\)", {"f": lambda x: x.sum()}),
-    "few scores": (ValueError, r"^scores: expected shape \(200,\), got \(6,\)", {"f": lambda x: x.sum(axis=1)}),
-}
+NUMBER, SHAPE = "expected a finite number", r"expected a number or shape \(6,\), got shape \(2,\)"
 
 
-@pytest.mark.parametrize(("error", "message", "changed"), REFUSED.values(), ids=REFUSED)
-def test_errors_name_the_argument(error: type[Exception], message: str, changed: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("changed", "error", "message"), [
+    ({"f": 3}, TypeError, "f: expected a function, got 3 of type int"),
+    ({"f": lambda x: None}, TypeError, "scores: expected numbers, got None of type NoneType"),
+    ({"f": lambda x: np.full(N, "good")}, TypeError, "scores: expected numbers, got "),
+    ({"f": lambda x: np.full(N, 1j)}, TypeError, "scores: expected numbers, got "),
+    ({"f": lambda x: x.sum()}, ValueError, r"scores: expected shape \(200,\), got \(\)"),
+    ({"f": lambda x: x.sum(axis=1)}, ValueError, r"scores: expected shape \(200,\), got \(6,\)"),
+    ({"callback": 3}, TypeError, "callback: expected a function, got 3"),
+    ({"n": 10.0}, TypeError, r"n: expected an integer, got 10\.0"),
+    ({"n": 1}, ValueError, "n: expected 2 <= n"),
+    ({"n": 10}, ValueError, r"elite_frac: expected at least 2 elites.*: 0\.15 or more for n = 10, got 0\.1, which"),
+    ({"iterations": -1}, ValueError, "iterations: expected 0 <= iterations"),
+    ({"check_every": 0.5}, TypeError, "check_every: expected an integer"),
+    ({"elite_frac": "half"}, TypeError, "elite_frac: expected a number, got 'half' of type str"),
+    ({"elite_frac": 1.5}, ValueError, rf"elite_frac: {NUMBER}, 0 <= elite_frac <= 1, got 1\.5"),
+    ({"smoothing": 0}, ValueError, "smoothing: expected 0 < smoothing <= 1, got 0"),
+    ({"smoothing": 2}, ValueError, f"smoothing: {NUMBER}, 0 <= smoothing <= 1"),
+    ({"tol": -1}, ValueError, f"tol: {NUMBER}, tol >= 0, got -1"),
+    ({"tol": math.nan}, ValueError, f"tol: {NUMBER}, tol >= 0, got nan"),
+    ({"tol": True}, TypeError, "tol: expected a number, got True of type bool"),
+    ({"noise_floor": -1}, ValueError, f"noise_floor: {NUMBER}, noise_floor >= 0, got -1"),
+    ({"noise_floor": [1, 2]}, ValueError, f"noise_floor: {SHAPE}"),
+    ({"noise_floor": -START}, ValueError, "noise_floor: expected finite variances of at least 0"),
+    ({"noise_floor": "x"}, TypeError, "noise_floor: expected an array, a list or a number, got 'x'"),
+    ({"noise_floor": lambda t: -3}, ValueError, f"noise_floor: {NUMBER}, noise_floor >= 0, got -3"),
+    ({"noise_floor": lambda t: [1, 2]}, ValueError, r"noise_floor: expected shape \(6,\), got \(2,\)"),
+    ({"bounds": 3}, TypeError, r"bounds: expected a pair \(low, high\), got 3"),
+    ({"bounds": ([1, 2], 3)}, ValueError, f"bounds: {SHAPE}"),
+    ({"bounds": (3, -3)}, ValueError, r"bounds: expected low <= high, got 3\.0 and -3\.0 at 0"),
+    ({"bounds": (math.nan, 3)}, ValueError, "bounds: expected low <= high, got nan"),
+    ({"bounds": (-1, 5)}, ValueError, r"mu: expected it within bounds, got mu\[0\] = -2\.0, not from -1\.0 to 5\.0"),
+    ({"mu": "here"}, TypeError, "mu: expected an array"),
+    ({"mu": START * math.nan}, ValueError, r"mu: expected finite means, got mu\[0\] = nan"),
+    ({"mu": START.astype(np.float16)}, TypeError, "mu: expected float32 or float64, got float16"),
+    ({"mu": 0.0, "sigma": 1.0}, TypeError, "mu, sigma: expected at least one array"),
+    ({"sigma": -1.0}, ValueError, "sigma: expected finite standard deviations of at least 0"),
+    ({"sigma": [1.0, 2.0]}, ValueError, "sigma: expected as many elements as mu, 6, got 2"),
+    ({"seed": -1}, ValueError, r"seed: expected 0 <= seed < 2\*\*64, got -1"),
+    ({"noise": "none"}, ValueError, "noise: expected 'independent' or 'shared', got 'none'"),
+    ({"backend": "nowhere"}, multisample.UnknownBackendError, "backend: .*nowhere"),
+])  # fmt: skip
+def test_errors_name_the_argument(changed: dict[str, Any], error: type[Exception], message: str) -> None:
     arguments: dict[str, Any] = {"f": sphere, "mu": START, "sigma": 1.0, "n": N, "iterations": 1, "seed": SEED}
-    with pytest.raises(error, match=message):
+    with pytest.raises(error, match=f"^{message}"):
         cem.minimize(**{**arguments, **changed})
 
 

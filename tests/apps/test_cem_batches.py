@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,50 +21,11 @@ SEEDS = [7, 2**64 - 1, 0, 2**63]
 RANDOM_RUNS = int(os.environ.get("MULTISAMPLE_TEST_CEM_BATCHES", "30"))
 
 
-class Library(NamedTuple):
-    """Operations of the tests on the arrays of a library."""
-
-    name: str
-    array: Callable[[Any], Any]
-    to_numpy: Callable[[Any], Array]
-    seeds: Callable[[list[int]], Any]
-
-
-def numpy_library() -> Library:
-    return Library("numpy", np.array, np.asarray, lambda seeds: np.array(seeds, np.uint64))
-
-
-def torch_library() -> Library:
-    torch = pytest.importorskip("torch")
-
-    def seeds(values: list[int]) -> Any:
-        return torch.from_numpy(np.array(values, np.uint64).view(np.int64))
-
-    return Library("torch", lambda x: torch.from_numpy(np.array(x)), lambda x: np.asarray(x), seeds)
-
-
 def key_data(seeds: list[int]) -> Array:
     return np.array([[seed >> 32, seed & 0xFFFFFFFF] for seed in seeds], np.uint32)
 
 
-def jax_library() -> Library:
-    jax = pytest.importorskip("jax")
-    return Library("jax", jax.numpy.asarray, np.asarray, lambda seeds: jax.numpy.asarray(key_data(seeds)))
-
-
-@pytest.fixture(params=[numpy_library, torch_library, jax_library], ids=["numpy", "torch", "jax"])
-def library(request: pytest.FixtureRequest) -> Iterator[Library]:
-    library: Library = request.param()
-    scope: Any = contextlib.nullcontext()
-    if library.name == "jax":
-        import jax
-
-        scope = jax.default_device(jax.devices("cpu")[0])
-    with scope:
-        yield library
-
-
-def squares(library: Library, targets: Array, kind: str = "") -> Callable[[Any], Any]:
+def squares(library: Any, targets: Array, kind: str = "") -> Callable[[Any], Any]:
     """A function whose scores are alike for one search and for several: squared distances, summed row by row."""
 
     def f(x: Any) -> Any:
@@ -97,18 +57,15 @@ def assert_equal_runs(together: Result[Any], alone: list[Result[Any]], to_numpy:
             assert len(rows) == max(run.nit for run in alone)
 
 
-# --- Equal to single runs -------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("seed", range(3))
-def test_searches_equal_their_own_runs(library: Library, seed: int) -> None:
+def test_searches_equal_their_own_runs(library: Any, seed: int) -> None:
     random = np.random.default_rng(seed)
     # JAX compiles every shape.
-    for _ in range(max(RANDOM_RUNS // (15 if library.name == "jax" else 1), 1)):
+    for _ in range(max(RANDOM_RUNS // (30 if library.name == "jax" else 1), 1)):
         check_random_searches(library, random)
 
 
-def check_random_searches(library: Library, random: Any) -> None:
+def check_random_searches(library: Any, random: Any) -> None:
     batch, d, n = (int(random.choice(sizes)) for sizes in ([1, 2, 5], [1, 2, 7, 33], [2, 5, 33, 257, 1000]))
     dtype = "float32" if library.name == "jax" else random.choice(["float32", "float64"])
     seeds = [int(x) for x in random.integers(2**64, size=batch, dtype=np.uint64)]
@@ -148,7 +105,8 @@ def check_random_searches(library: Library, random: Any) -> None:
             run.tell(None if way == "without samples" else x, scores)
             if way == "saved" and t == iterations // 2:
                 state, run = run.state, CEM(start, deviation, n, seed=np.zeros_like(run.state["seed"]), **options)
-                run.state = state
+                run.state = json.loads(json.dumps({name: value.tolist() for name, value in state.items()}))
+                assert np.array_equal(run.state["seed"], state["seed"])  # All 64 bits.
         return run.result()
 
     try:
@@ -160,14 +118,14 @@ def check_random_searches(library: Library, random: Any) -> None:
 
 
 @pytest.mark.parametrize("way", ["samples", "no samples"])
-def test_sums_do_not_depend_on_the_number_of_searches(library: Library, way: str) -> None:
+def test_sums_do_not_depend_on_the_number_of_searches(library: Any, way: str) -> None:
     """Of many elites, whose sums XLA, NumPy and PyTorch order by the shape and the strides of an array."""
-    random, batch, d, n = np.random.default_rng(1), 8, 16, 1000
+    random, batch, d, n = np.random.default_rng(1), 3, 16, 1000
     mu, target = random.normal(size=(2, batch, d)).astype(np.float32)
 
     def result(mu: Array, target: Array, seed: Any) -> Result[Any]:
         run = CEM(library.array(mu), 1.5, n, seed=seed, smoothing=0.9, noise_floor=0.1)
-        for _ in range(3):
+        for _ in range(2):
             x = run.ask()
             scores = squares(library, target, "by columns")(x)
             run.tell(x if way == "samples" else None, scores)
@@ -181,7 +139,7 @@ MU = np.linspace(-1, 2, B * D).reshape(B, D).astype(np.float32)
 TARGETS = np.linspace(0, 1, B * D).reshape(B, D).astype(np.float32)
 
 
-def test_a_common_mean_and_numbers_serve_all_searches(library: Library) -> None:
+def test_a_common_mean_and_numbers_serve_all_searches(library: Any) -> None:
     f, options = squares(library, TARGETS), {"iterations": 4, "bounds": (-3, 3), "noise_floor": MU[0] ** 2}
     together = cem.minimize(f, library.array(MU[0]), 1.5, N, seed=SEEDS, **options)
     alone = [
@@ -191,7 +149,7 @@ def test_a_common_mean_and_numbers_serve_all_searches(library: Library) -> None:
     assert_equal_runs(together, alone, library.to_numpy)
 
 
-def test_every_search_stops_by_itself(library: Library) -> None:
+def test_every_search_stops_by_itself(library: Any) -> None:
     """The function gets all searches until the last has ended, and scores of searches that have ended are ignored."""
     sigma, statuses = np.array([[0.1], [1.0], [0.02], [3.0]], np.float32) * np.ones((1, D), np.float32), []
     f, ended = squares(library, TARGETS), np.zeros(B, bool)
@@ -219,7 +177,7 @@ def test_every_search_stops_by_itself(library: Library) -> None:
     assert np.isnan(together.history["best"][2, together.nit[2] :]).all()
 
 
-def test_the_callback_ends_the_searches_that_still_run(library: Library) -> None:
+def test_the_callback_ends_the_searches_that_still_run(library: Any) -> None:
     sigma = np.array([[1e-3], [1.0], [1.0], [1.0]], np.float32) * np.ones((1, D), np.float32)
     result = cem.minimize(
         squares(library, TARGETS), library.array(MU), library.array(sigma), N, seed=SEEDS, tol=0.01,
@@ -247,7 +205,7 @@ def test_ends_of_all_kinds_side_by_side() -> None:
     assert result.nit.tolist() == [1, 1, 1, 30]
 
 
-def test_a_function_may_overwrite_the_samples_of_all_searches(library: Library) -> None:
+def test_a_function_may_overwrite_the_samples_of_all_searches(library: Any) -> None:
     if library.name == "jax":
         pytest.skip("arrays of JAX are immutable")
     f = squares(library, TARGETS)
@@ -262,39 +220,12 @@ def test_a_function_may_overwrite_the_samples_of_all_searches(library: Library) 
     assert library.to_numpy(first.mu).tobytes() == library.to_numpy(second.mu).tobytes()
 
 
-def test_one_search_in_a_vector_has_results_with_an_axis(library: Library) -> None:
+def test_one_search_in_a_vector_has_results_with_an_axis(library: Any) -> None:
     result = cem.minimize(squares(library, TARGETS[:1]), library.array(MU[:1]), 1.0, N, seed=[7], iterations=2)
     assert tuple(result.mu.shape) == (1, D)
     assert result.fun.shape == result.nit.shape == result.success.shape == result.status.shape == (1,)
     assert result.message == ("All 2 iterations ran.",)
     assert result.history["best"].shape == (1, 2)
-
-
-# --- Saved states ---------------------------------------------------------------------------------
-
-
-def test_a_state_from_json_keeps_seeds_of_64_bits(library: Library) -> None:
-    original = CEM(library.array(MU), 1.0, N, seed=SEEDS, tol=0.3)
-    f = squares(library, TARGETS)
-    for _ in range(3):
-        x = original.ask()
-        original.tell(x, f(x))
-    resumed = CEM(library.array(MU), 1.0, N, seed=[0] * B, tol=0.3)
-    resumed.state = json.loads(json.dumps({name: value.tolist() for name, value in original.state.items()}))
-    assert resumed.state["seed"].tolist() == SEEDS
-    for _ in range(4):
-        x, y = original.ask(), resumed.ask()
-        assert library.to_numpy(x).tobytes() == library.to_numpy(y).tobytes()
-        original.tell(x, f(x))
-        resumed.tell(y, f(y))
-    assert_equal_runs(original.result(), [row_of(resumed.result(), b) for b in range(B)], library.to_numpy)
-
-
-def row_of(result: Result[Any], b: int) -> Result[Any]:
-    names = ("x", "fun", "mu", "sigma", "nit", "nonfinite", "success", "status", "message")
-    nit = int(result.nit[b])
-    history = {name: column[b, :nit] for name, column in result.history.items()}
-    return Result(**{name: getattr(result, name)[b] for name in names}, nfev=result.nfev, history=history)
 
 
 @pytest.mark.parametrize(
@@ -314,15 +245,12 @@ def test_a_state_of_another_shape_raises_and_changes_nothing(message: str, chang
     assert np.array_equal(run.ask(), CEM(MU, 1.0, N, seed=SEEDS).ask())
 
 
-# --- `step` ---------------------------------------------------------------------------------------
-
-
-def test_steps_equal_those_of_single_searches(library: Library) -> None:
+def test_steps_equal_those_of_single_searches(library: Any) -> None:
     options: dict[str, Any] = {"smoothing": 0.8, "tol": 0.2, "noise": "independent", "antithetic": True}
     bounds, floor = (MU - 1, MU + 1), MU**2
     together = cem.start(library.array(MU), 1.5, searches=B)
     alone = [cem.start(library.array(MU[b]), 1.5) for b in range(B)]
-    for t in range(5):
+    for t in range(3):
         together = cem.step(
             together, [Key(seed, t) for seed in SEEDS], squares(library, TARGETS), N, noise_floor=library.array(floor),
             bounds=tuple(map(library.array, bounds)), **options,
@@ -337,7 +265,7 @@ def test_steps_equal_those_of_single_searches(library: Library) -> None:
             assert library.to_numpy(column[b]).tobytes() == library.to_numpy(getattr(alone[b], name)).tobytes(), name
 
 
-def test_a_common_mean_starts_all_searches(library: Library) -> None:
+def test_a_common_mean_starts_all_searches(library: Any) -> None:
     state = cem.start(library.array(MU[0]), library.array(np.ones((B, D), np.float32)), searches=B)
     assert np.array_equal(library.to_numpy(state.mu), np.broadcast_to(MU[0], (B, D)))
     assert tuple(state.sigma.shape) == (B, D)
@@ -369,7 +297,7 @@ def test_steps_of_several_searches_are_one_jitted_scan() -> None:
 
 
 @pytest.mark.parametrize("shape", [(), (D,), (B, D), (B, D, 1)])
-def test_steps_accept_bounds_and_floors_of_these_shapes(library: Library, shape: tuple[int, ...]) -> None:
+def test_steps_accept_bounds_and_floors_of_these_shapes(library: Any, shape: tuple[int, ...]) -> None:
     value = library.array(np.full(shape, 0.5, np.float32))
     state = cem.step(
         cem.start(library.array(0 * MU), 1.0, searches=B), SEEDS, squares(library, TARGETS), N, bounds=(-0.5, value),
@@ -384,16 +312,13 @@ def test_steps_accept_bounds_and_floors_of_these_shapes(library: Library, shape:
     ("batch", "shape"), [(B, (B, 1)), (B, (D + 1,)), (D, (D, 1)), (None, (D + 1,)), (None, (B, D))]
 )
 def test_steps_refuse_arrays_of_other_shapes(
-    library: Library, name: str, batch: int | None, shape: tuple[int, ...]
+    library: Any, name: str, batch: int | None, shape: tuple[int, ...]
 ) -> None:
     array = library.array(np.ones(shape, np.float32))
     option: Any = {name: (-1, array) if name == "bounds" else array}
     state = cem.start(library.array(np.zeros(D, np.float32)), 1.0, searches=batch)
     with pytest.raises(ValueError, match=rf"^{name}: expected a number or shape \(3,\).*, got shape "):
         cem.step(state, 7 if batch is None else SEEDS[:batch], lambda x: x.sum(-2), N, **option)
-
-
-# --- Errors ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -414,10 +339,10 @@ def test_steps_refuse_arrays_of_other_shapes(
 )
 def test_errors_name_the_argument(error: type[Exception], message: str, mu: Any, options: dict[str, Any]) -> None:
     with pytest.raises(error, match=message):
-        cem.minimize(squares(numpy_library(), TARGETS), mu, 1.0, N, **options)
+        cem.minimize(np.sum, mu, 1.0, N, **options)
 
 
-def test_scores_of_another_shape_raise(library: Library) -> None:
+def test_scores_of_another_shape_raise(library: Any) -> None:
     for scores in (np.ones(N), np.ones((N, B)), np.ones((B, 1))):
         with pytest.raises(ValueError, match=r"^scores: expected shape \(4, 60\), got "):
             cem.minimize(lambda x, scores=scores: scores, library.array(MU), 1.0, N, seed=SEEDS)

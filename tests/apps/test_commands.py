@@ -15,7 +15,6 @@ import signal
 import subprocess
 import sys
 import time
-import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -296,10 +295,6 @@ def test_version(run: Run) -> None:
 # --- Input files --------------------------------------------------------------------------------------------------
 
 
-def _csv(*columns: np.ndarray[Any, Any]) -> str:
-    return "".join(",".join(map(repr, row)) + "\n" for row in zip(*(c.tolist() for c in columns), strict=True))
-
-
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", ">f4", "int32", "uint8"])
 def test_npy_of_every_dtype(draw_files: Run, dtype: str) -> None:
     mu = (MU * 50).clip(0, 100).astype(dtype)
@@ -328,69 +323,13 @@ def test_mu_or_sigma_may_be_a_number_on_the_command_line(draw_files: Run) -> Non
     same("x.npy", expected(MU, 1e-3))
 
 
-def test_npz_files(draw_files: Run) -> None:
-    np.savez("both.npz", sigma=SIGMA, mu=MU, other=MU[:3])
-    np.savez_compressed("one.npz", MU)
-    assert draw_files(mu="both.npz", sigma="both.npz").code == 0
-    same("x.npy", expected())
-    assert draw_files("--force", mu="one.npz").code == 0
-    same("x.npy", expected())
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        _csv(MU),
-        _csv(MU).replace("\n", ",", D - 1),
-        "# some\n\n# comment\n" + _csv(MU),
-        "mu\n" + _csv(MU),
-        "sigma,mu\n" + _csv(SIGMA, MU),
-        ('"sigma", "mu"\n' + _csv(SIGMA, MU)).replace("\n", "\r\n"),
-        "\ufeffmu,1\n" + _csv(MU, SIGMA),
-        "\ufeff" + _csv(MU),
-        "# made by hand\n# mu,sigma\n" + _csv(MU, SIGMA),
-        '"' + _csv(MU).replace("\n", '"\n"', D - 1)[:-1] + '"',
-    ],
-)
-def test_csv_files(draw_files: Run, text: str) -> None:
-    Path("mu.csv").write_text(text)
-    assert draw_files(mu="mu.csv", sigma=1).code == 0
-    same("x.npy", expected(MU.tolist(), 1))
-    assert draw_files("--force", "--memory", "4K", "--dtype", "float64", mu="mu.csv").code == 0
-    same("x.npy", expected(MU.astype(float), SIGMA, dtype="float64"))
-
-
-def test_one_csv_file_with_both_vectors(draw_files: Run) -> None:
-    Path("both.CSV").write_text("sigma,mu\n" + _csv(SIGMA, MU))
-    assert draw_files(mu="both.CSV", sigma="both.CSV").code == 0
-    same("x.npy", expected())
-
-
-NOT_A_VECTOR = "expected one column or one row of numbers, or a header line that names a column 'mu'"
-
-
-def _archive(compression: int = zipfile.ZIP_STORED, **members: bytes) -> bytes:
-    # A ZipInfo has a fixed date. Archives are parts of names of tests, which are equal in all workers.
-    made = io.BytesIO()
-    with zipfile.ZipFile(made, "w") as archive:
-        for name, content in members.items():
-            archive.writestr(zipfile.ZipInfo(name), content, compression)
-    return made.getvalue()
-
-
 def _saved(save: Callable[..., None], *arrays: Any, **named: Any) -> bytes:
     made = io.BytesIO()
     save(made, *arrays, **named)
     return made.getvalue()
 
 
-def _replaced(data: bytes, old: bytes, new: bytes) -> bytes:
-    assert old in data
-    return data.replace(old, new)
-
-
 OBJECTS = np.array([print], dtype=object)
-NAMED = "expected an array called 'mu', or a single array"
 
 
 @pytest.mark.parametrize(
@@ -401,31 +340,10 @@ NAMED = "expected an array called 'mu', or a single array"
         ("a.npy", b"\x93NUMPY\x01\x00\x06\x00{'a'}\n", "a.npy: not a complete .npy file"),
         ("a.npy", _saved(np.save, MU)[:-4], "a.npy: not a complete .npy file"),
         ("a.npy", _saved(np.save, OBJECTS), "a.npy: not a complete .npy file of numbers"),
-        ("a.npz", b"", "a.npz: not a .npz archive"),
-        ("a.npz", b"hello", "a.npz: not a .npz archive"),
-        ("a.npz", _saved(np.savez, mu=MU)[:100], "a.npz: not a .npz archive"),
-        ("a.npz", _replaced(_saved(np.savez, mu=MU), MU.tobytes(), bytes(MU.nbytes)), "a.npz: Bad CRC-32"),
-        ("a.npz", _saved(np.savez, mu=OBJECTS), "a.npz: Object arrays cannot be loaded"),
-        ("a.npz", _saved(np.savez), f"a.npz: {NAMED}, got none"),
-        ("a.npz", _saved(np.savez, a=MU, b=MU), f"a.npz: {NAMED}, got 'a', 'b'"),
-        ("a.npz", _archive(mu=b"hello"), f"a.npz: {NAMED}"),
-        ("a.csv", b"", f"a.csv: {NOT_A_VECTOR}; got an empty file"),
-        ("a.csv", b"# 1\n", f"a.csv: {NOT_A_VECTOR}; got an empty file"),
-        ("a.csv", b"1,2\n3,4\n", f"a.csv: {NOT_A_VECTOR}; got 2 rows of 2 columns"),
-        ("a.csv", b"x,y\n3,4\n", f"a.csv: {NOT_A_VECTOR}; got columns 'x', 'y'"),
-        ("a.csv", b"1;2\n", f"a.csv: {NOT_A_VECTOR}; got columns '1;2'"),
-        ("a.csv", b"1\n2,3\n", "a.csv: "),
-        ("a.csv", b"1,,3\n", "a.csv: could not convert string ''"),
-        ("a.csv", b"mu\n1\ntwo\n", "a.csv: could not convert string 'two'"),
-        ("a.csv", b"\xff\xfe", "a.csv: 'utf-8' codec"),
-        ("a.csv", b"\0\n", "a.csv: "),
-        ("a.csv", b"1;" * 100_000, "a.csv: field larger than field limit"),
-        ("a.csv", b"1\n-inf\n", "mu is a.csv"),
-        ("a.txt", b"1\n", "mu: expected a number or a .npy, .npz or .csv file, got 'a.txt'"),
-        ("a", b"1\n", "mu: expected a number or a .npy, .npz or .csv file, got 'a'"),
-        ("a.npz", None, "a.npz: Is a directory"),
+        ("a.npz", b"hello", "mu: expected a number or a .npy file, got 'a.npz'"),
+        ("a.txt", b"1\n", "mu: expected a number or a .npy file, got 'a.txt'"),
+        ("a", b"1\n", "mu: expected a number or a .npy file, got 'a'"),
         ("a.npy", None, "a.npy: Is a directory"),
-        ("a.csv", None, "a.csv: Is a directory"),
     ],
 )
 def test_unreadable_files_print_an_error(
@@ -457,19 +375,10 @@ HOSTILE_HEADERS = {
 def test_hostile_npy_headers_print_an_error(draw_files: Run, header: str) -> None:
     text, reason = HOSTILE_HEADERS[header]
     Path("a.npy").write_bytes(_npy(text))
-    Path("a.npz").write_bytes(_archive(**{"mu.npy": _npy(text)}))
-    for name, start in (("a.npy", "a.npy: not a complete .npy file of numbers ("), ("a.npz", "a.npz: ")):
-        failure = draw_files(mu=name, sigma=1)
-        failure.failed(start)
-        assert re.search(reason, failure.err), failure
-        assert len(failure.err) < 500
-
-
-def test_an_archive_with_damaged_compression_prints_an_error(draw_files: Run) -> None:
-    data = bytearray(_archive(zipfile.ZIP_LZMA, **{"mu.npy": _npy(SHAPED % "(3,)")}))
-    data[45:60] = b"\xff" * 15
-    Path("a.npz").write_bytes(data)
-    draw_files(mu="a.npz", sigma=1).failed("a.npz: ")
+    failure = draw_files(mu="a.npy", sigma=1)
+    failure.failed("a.npy: not a complete .npy file of numbers (")
+    assert re.search(reason, failure.err), failure
+    assert len(failure.err) < 500
 
 
 def test_the_error_names_a_loop_of_links(draw_files: Run, folder: Path) -> None:

@@ -17,7 +17,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import dask
 import pytest
+from dask_cluster import local_cluster
 from PIL import Image
 from scored_functions import dies
 from tables import slow_but
@@ -92,16 +94,10 @@ def test_a_resumed_run_equals_an_uninterrupted_run(run: Any, folder: Path) -> No
     assert learnt("parts") == learnt("whole")
 
 
-def test_minutes_limits_the_training(run: Any) -> None:
-    done = run(*QUICK, "--minutes", 1e-9, "-o", "out")
-    assert done.code == 0
-    assert len(done.err.splitlines()) == 1
-    assert run("--resume", "--minutes", 1e-9, "-o", "out").err.startswith("iteration 2:")
-
-
 def test_an_older_run_is_not_overwritten(run: Any, folder: Path) -> None:
     assert run("--resume").err == "multisample: error: tetris/state.json: No such file or directory\n"
-    assert run(*QUICK, "--iterations", 1).code == 0
+    done = run(*QUICK, "--minutes", 1e-9)
+    assert (done.code, len(done.err.splitlines())) == (0, 1)  # One iteration.
     before = Path("tetris/state.json").read_bytes()
     done = run(*QUICK, "--iterations", 1)
     assert done.code == 1
@@ -110,14 +106,11 @@ def test_an_older_run_is_not_overwritten(run: Any, folder: Path) -> None:
     assert done.code == 1
     assert "error: --seed: expected 7, as in tetris/state.json, got 8" in done.err
     assert Path("tetris/state.json").read_bytes() == before
-
-
-def test_a_deeply_nested_state_prints_one_error_line(run: Any, folder: Path) -> None:
-    Path("tetris").mkdir()
     Path("tetris/state.json").write_text("[" * 100_000)
     done = run("--resume")
     assert done.code == 1
     assert re.fullmatch(r"multisample: error: tetris/state\.json: not a saved state of training \([^\n]*\)\n", done.err)
+    assert "collapsed in iteration 1" in run(*QUICK, "--sigma", 0, "--noise", 0, "-o", "collapsed").err
 
 
 @pytest.mark.parametrize(
@@ -127,6 +120,8 @@ def test_a_deeply_nested_state_prints_one_error_line(run: Any, folder: Path) -> 
         (("--minutes", "soon"), 2, "--minutes"),
         (("--iterations", 0), 2, "--iterations: expected a positive integer, got '0'"),
         (("--fresh-games", 0), 2, "--fresh-games"),
+        (("--workers", 0), 2, "--workers: expected a positive integer"),
+        (("--workers", 2, "--scheduler", "tcp://127.0.0.1:1"), 2, "not allowed with"),
         (("--features", "mine"), 1, "features: expected 'dellacherie' or 'bertsekas', got 'mine'"),
         (("--height", 30), 1, "height: expected"),
     ],
@@ -137,12 +132,6 @@ def test_wrong_options_print_an_error(run: Any, folder: Path, options: Any, code
     assert re.fullmatch(r"multisample: error: [^\n]*\n", done.err)
     assert message in done.err
     assert list(folder.iterdir()) == []
-
-
-def test_a_collapsed_run_prints_the_reason(run: Any) -> None:
-    done = run(*QUICK, "--sigma", 0, "--noise", 0)
-    assert done.code == 0
-    assert "collapsed in iteration 1" in done.err
 
 
 class Terminal(io.StringIO):
@@ -162,9 +151,6 @@ def test_in_a_terminal_progress_rewrites_one_line(run: Any, monkeypatch: pytest.
     assert "\rfresh games: 0 of 3" in shown
 
 
-# --- Pictures -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("absent", "named"), [(["PIL"], "pillow"), (["matplotlib", "PIL"], "matplotlib and no pillow")]
 )
@@ -179,9 +165,6 @@ def test_training_works_without_matplotlib_and_pillow(
     assert {path.name for path in Path("tetris").iterdir()} == {"state.json", "weights.json"}
     with pytest.raises(ImportError, match=r"needs pillow: pip install 'multisample\[tetris\]'"):
         pictures.animate(Path("x.gif"), [])
-
-
-def test_the_learning_curve_without_matplotlib_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r"needs matplotlib: pip install 'multisample\[tetris\]'"):
         pictures.plot_learning(Path("x.png"), [])
@@ -227,9 +210,6 @@ def test_the_animation_shows_the_boards_of_the_game(tmp_path: Path, first: int) 
     assert completed == 0
 
 
-# --- Signals ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_workers_learn_the_same_player(run: Any, folder: Path) -> None:
     alone = run(*QUICK, "--iterations", 2, "-o", "alone")
@@ -238,6 +218,11 @@ def test_workers_learn_the_same_player(run: Any, folder: Path) -> None:
     assert learnt("together") == learnt("alone")
     assert together.err.replace(" on 2 workers", "") == alone.err
     assert together.err.splitlines()[1].endswith(" on 2 workers")
+    with local_cluster() as client:
+        cluster = run(*QUICK, "--iterations", 2, "-o", "cluster", "--scheduler", client.scheduler.address)
+    assert cluster.code == 0, cluster
+    assert learnt("cluster") == learnt("alone")
+    assert " on 4 workers\n" in cluster.err
     assert run(*QUICK, "--iterations", 3, "-o", "together", "--resume").code == 0
     assert run(*QUICK, "--iterations", 3, "-o", "alone", "--resume", "--workers", 1).code == 0
     assert learnt("together") == learnt("alone")
@@ -257,17 +242,11 @@ def test_a_worker_that_dies_is_an_error_and_the_run_can_be_resumed(
     assert learnt("tetris") == learnt("whole")
 
 
-@pytest.mark.parametrize(
-    ("argv", "words"),
-    [
-        (("--workers", 0), "--workers: expected a positive integer"),
-        (("--workers", 2, "--scheduler", "tcp://127.0.0.1:1"), "not allowed with"),
-    ],
-)
-def test_wrong_workers_are_refused(run: Any, folder: Path, argv: tuple[Any, ...], words: str) -> None:
-    done = run(*QUICK, *argv)
-    assert done.code == 2
-    assert words in done.err
+def test_a_scheduler_that_does_not_answer_is_an_error(run: Any, folder: Path) -> None:
+    with dask.config.set({"distributed.comm.timeouts.connect": "1s"}):
+        done = run(*QUICK, "--scheduler", "tcp://127.0.0.1:1")
+    assert done.code == 1
+    assert "multisample: error: " in done.err
 
 
 def test_workers_that_die_while_tasks_are_cancelled_print_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -236,11 +236,40 @@ def test_compiled_plans_keep_only_their_references_alive() -> None:
     functions = [Function() for _ in range(5)]
     before = [sys.getrefcount(x) for x in functions]
     launch = pack(launches.a_launch()), BACKEND._cpu.multisample_run_cpu
-    run = BACKEND._builtins.plan(*launch, (10, 10), None, *functions[:4], print, functions[4])
+    of_plan = builtins.PlanFunctions(*functions[:4], None, None, None, print, functions[4])
+    run = BACKEND._builtins.plan(*launch, (10, 10), 0, False, None, of_plan)
+    del of_plan
     assert [sys.getrefcount(x) for x in functions] == [count + 1 for count in before]
     assert run(1, 2, None, None, "no seed", None, 0, 0) is None  # From the fourth function.
     del run
     assert [sys.getrefcount(x) for x in functions] == before
+
+
+def test_compiled_plans_of_a_device_read_the_stream_and_get_scratch_memory() -> None:
+    """A fake device, whose kernels run on the CPU: PyTorch's functions for streams and graphs are Python functions."""
+    mu, sigma, calls, state = torch.zeros(5), torch.ones(5), list[Any](), {"capturing": False}
+
+    def called(name: str, argument: Any, result: Any) -> Any:
+        calls.append((name, argument))
+        return result
+
+    launch = launches.a_launch(5, 3, mu=mu.numpy(), sigma=sigma.numpy())
+    run = BACKEND.compiled_plan(
+        launch, (10, 10), 3, False, None,
+        allocate=lambda like: torch.empty(5, 3), take=lambda generator: (7, 1), check_generator=None,
+        run_in_python=lambda *arguments: "python", stream=lambda like: called("stream", like, 77),
+        is_capturing=lambda stream: called("is_capturing", stream, state["capturing"]),
+        scratch=lambda offset: called("scratch", offset, torch.empty(4, dtype=torch.float64)),
+    )  # fmt: skip
+    assert run(mu, sigma, None, None, 7, None, 0, 2)[1:] == (7, 0, None)
+    assert calls == [("stream", None), ("scratch", 2)]
+    assert run(mu, sigma, None, None, None, None, 0, 0)[1:] == (7, 1, None)
+    assert calls[2:] == [("stream", None), ("is_capturing", 77), ("scratch", 0)]
+    state["capturing"] = True
+    assert run(mu, sigma, None, None, None, None, 0, 0) == "python"  # The graph's offset is in device memory.
+    assert isinstance(run(mu, sigma, None, None, 7, None, 0, 0), tuple)
+    unaligned = torch.zeros(24, dtype=torch.uint8)[1:21].view(torch.uint8)
+    assert run(unaligned, sigma, None, None, 7, None, 0, 0) == "python"
 
 
 def test_reference_counts_do_not_change() -> None:

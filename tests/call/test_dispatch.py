@@ -52,9 +52,6 @@ def pretend() -> Callable[..., Fake]:
     return pretend
 
 
-# --- list_backends() ------------------------------------------------------------------------------
-
-
 def test_the_attribute_backends_is_the_package() -> None:
     assert multisample.backends is importlib.import_module("multisample.backends")
 
@@ -80,13 +77,6 @@ def test_the_cpu_backend_is_always_available() -> None:
     assert "thread" in status.device
 
 
-def test_backends_reads_the_status_in_each_call(pretend: Callable[..., Fake]) -> None:
-    fake = pretend("numba")
-    assert multisample.list_backends()["numba"].available
-    fake.reasons = ("unplugged",)
-    assert not multisample.list_backends()["numba"].available
-
-
 def test_the_reason_for_a_missing_package_has_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     find_spec, version = importlib.util.find_spec, importlib.metadata.version
 
@@ -105,22 +95,11 @@ def test_the_reason_for_a_missing_package_has_the_install_command(monkeypatch: p
             call()
 
 
-@pytest.mark.parametrize("setting", ["0", "-1", "many", "1.5", " ", "2 threads"])
-def test_backends_never_raises_for_a_bad_setting(monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
-    monkeypatch.setenv("MULTISAMPLE_NUM_THREADS", setting)
-    status = multisample.list_backends()["cpu"]
-    assert not status.available
-    assert any("MULTISAMPLE_NUM_THREADS" in reason and repr(setting) in reason for reason in status.reasons)
-
-
 def test_a_status_is_immutable() -> None:
     status = multisample.list_backends()["cpu"]
     with pytest.raises(dataclasses.FrozenInstanceError):
         status.available = False
     assert BackendStatus(False) == BackendStatus(False, (), "", "")
-
-
-# --- A name ---------------------------------------------------------------------------------------
 
 
 def test_the_error_for_an_unknown_name_lists_registered_names(pretend: Callable[..., Fake]) -> None:
@@ -160,9 +139,11 @@ def test_a_named_backend_runs_even_if_auto_prefers_another(pretend: Callable[...
 def test_a_backend_may_become_available_later(pretend: Callable[..., Fake]) -> None:
     fake = pretend("abacus", "no beads")
     for _ in range(2):
+        assert not multisample.list_backends()["abacus"].available
         with pytest.raises(BackendUnavailableError):
             sample(np.zeros(1), np.ones(1), 2, backend="abacus")
     fake.reasons = ()
+    assert multisample.list_backends()["abacus"].available
     assert (sample(np.zeros(1), np.ones(1), 2, backend="abacus") == 77).all()
 
 
@@ -178,8 +159,6 @@ def test_a_named_backend_that_does_not_serve_the_memory_raises_a_value_error(pre
     with pytest.raises(ValueError, match=r"^backend: 'abacus' serves cuda memory, got a PyTorch tensor in cpu memory"):
         sample(torch.zeros(1), torch.ones(1), 2, backend="abacus")
 
-
-# --- "auto" ---------------------------------------------------------------------------------------
 
 ORDER = {
     ("torch", "cuda"): ("torch_ext", "cupy", "numba"),
@@ -225,10 +204,11 @@ def test_a_call_uses_the_choice_of_auto(pretend: Callable[..., Fake]) -> None:
     pretend("torch_ext")
     assert (sample(torch.zeros(2), torch.ones(2), 3) == 77).all()
     assert not (sample(np.zeros(2), np.ones(2), 3) == 77).any()
-    pretend("torch_ext", "no compiler")
-    _backends.forget()
     expected = sample(np.zeros(2), np.ones(2), 3, seed=1)
-    np.testing.assert_array_equal(sample(torch.zeros(2).double(), torch.ones(2), 3, seed=1).numpy(), expected)
+    for reasons, kinds in ((["no compiler"], ("cpu", "cuda")), ([], ("cuda",))):
+        pretend("torch_ext", *reasons).device_kinds = kinds
+        _backends.forget()
+        np.testing.assert_array_equal(sample(torch.zeros(2).double(), torch.ones(2), 3, seed=1).numpy(), expected)
 
 
 def test_auto_ignores_third_party_backends(pretend: Callable[..., Fake]) -> None:
@@ -238,9 +218,6 @@ def test_auto_ignores_third_party_backends(pretend: Callable[..., Fake]) -> None
     for library, device_kind in ORDER:
         with pytest.raises(BackendUnavailableError):
             _backends.choose("auto", library, device_kind)
-
-
-# --- register_backend -----------------------------------------------------------------------------
 
 
 def test_a_registered_backend_is_listed_and_used() -> None:
@@ -294,17 +271,10 @@ def test_a_backend_of_another_version_of_the_protocol_is_refused(version: object
     assert "abacus" not in registry.names()
 
 
-@pytest.mark.parametrize("nothing", [None, 3, "cpu", object])
+@pytest.mark.parametrize("nothing", [None, 3, "cpu", object, type("Class", (Fake,), {"name": "new"})])
 def test_registering_an_object_that_is_not_a_backend_raises(nothing: Any) -> None:
-    with pytest.raises(TypeError, match=r"^backend: .*launch"):
+    with pytest.raises(TypeError, match=r"^backend: "):
         multisample.register_backend(nothing)
-
-
-def test_auto_skips_backends_that_do_not_serve_the_memory(pretend: Callable[..., Fake]) -> None:
-    torch = pytest.importorskip("torch")
-    pretend("torch_ext").device_kinds = ("cuda",)
-    drawn = sample(torch.zeros(2), torch.ones(2), 3, seed=1)
-    assert np.array_equal(drawn.numpy(), sample([0.0, 0.0], [1.0, 1.0], 3, seed=1))
 
 
 @pytest.mark.parametrize(
@@ -317,8 +287,3 @@ def test_registering_an_invalid_name_or_library_raises(attribute: str, value: ob
     with pytest.raises(error):
         multisample.register_backend(backend)
     assert "new" not in multisample.list_backends()
-
-
-def test_registering_a_class_raises() -> None:
-    with pytest.raises(TypeError, match=r"^backend: "):
-        multisample.register_backend(type("Class", (Fake,), {"name": "new"}))  # type: ignore[arg-type]

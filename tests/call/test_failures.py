@@ -26,8 +26,6 @@ D, N = 3, 7
 # A matrix of 256 TiB, which no machine can allocate: 2**34 columns of 4096 rows.
 TOO_MANY, TOO_HIGH = 2**34, 4096
 
-Road = Callable[..., Any]
-
 
 def numpy_vectors(d: int) -> tuple[Any, Any]:
     return np.zeros(d, np.float32), np.ones(d, np.float32)
@@ -41,32 +39,8 @@ def recorded_vectors(d: int) -> tuple[Any, Any]:
     return torch.zeros(d, requires_grad=True), torch.ones(d)
 
 
-def by_numpy(d: int, n: int, **options: Any) -> Any:
-    return sample(*numpy_vectors(d), n, backend="cpu", **options)
-
-
-def by_lists(d: int, n: int, **options: Any) -> Any:
-    return sample(*(x.tolist() for x in numpy_vectors(d)), n, backend="cpu", **options)
-
-
-def by_torch(d: int, n: int, **options: Any) -> Any:
-    return sample(*torch_vectors(d), n, backend="torch_ext", **options)
-
-
-def by_torch_on_numba(d: int, n: int, **options: Any) -> Any:
-    return sample(*torch_vectors(d), n, backend="cpu", **options)
-
-
-def by_numpy_on_torch(d: int, n: int, **options: Any) -> Any:
-    return sample(*numpy_vectors(d), n, backend="torch_ext", **options)
-
-
-def recorded(d: int, n: int, **options: Any) -> Any:
-    return sample(*recorded_vectors(d), n, **options)
-
-
-def by_normal(d: int, n: int, **options: Any) -> Any:
-    return multisample.torch.Normal(*recorded_vectors(d), **options).rsample((n,))
+def by(vectors: Callable[[int], tuple[Any, Any]], backend: str) -> Callable[..., Any]:
+    return lambda d, n, **options: sample(*vectors(d), n, backend=backend, **options)
 
 
 def differentiated(d: int, n: int, **options: Any) -> Any:
@@ -75,12 +49,16 @@ def differentiated(d: int, n: int, **options: Any) -> Any:
     return torch.func.vjp(lambda mu: sample(mu, sigma, n, **options), mu)[0]
 
 
-ROADS: dict[str, Road] = {
-    road.__name__: road
-    for road in (
-        by_numpy, by_lists, by_torch, by_torch_on_numba, by_numpy_on_torch, recorded, by_normal, differentiated,
-    )
-}  # fmt: skip
+ROADS: dict[str, Callable[..., Any]] = {
+    "by_numpy": by(numpy_vectors, "cpu"),
+    "by_lists": by(lambda d: ([0.0] * d, [1.0] * d), "cpu"),
+    "by_torch": by(torch_vectors, "torch_ext"),
+    "by_torch_on_numba": by(torch_vectors, "cpu"),
+    "by_numpy_on_torch": by(numpy_vectors, "torch_ext"),
+    "recorded": by(recorded_vectors, "auto"),
+    "by_normal": lambda d, n, **options: multisample.torch.Normal(*recorded_vectors(d), **options).rsample((n,)),
+    "differentiated": differentiated,
+}
 OF_TORCH = {"by_torch", "by_torch_on_numba", "recorded", "differentiated", "by_normal"}
 
 
@@ -142,7 +120,7 @@ def test_a_numba_compile_failure_changes_nothing(road: str, monkeypatch: pytest.
     out = np.full((D, 29), 77, np.float32)
     if road != "by_torch_on_numba":
         with pytest.raises(OSError, match="no space left"):
-            by_numpy(D, 29, out=out)
+            ROADS["by_numpy"](D, 29, out=out)
     assert (out == 77).all()
 
 
@@ -163,14 +141,11 @@ def test_a_library_build_failure_changes_nothing(road: str, monkeypatch: pytest.
     check_refused(road, D, 31, expected, "the compiler is on fire|torch_ext")
 
 
-# --- Launches that fail -------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(params=["builtins", "python"])
 def broken_torch_ext(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Make the kernels of torch_ext return errors."""
-    for road in (by_torch, by_numpy_on_torch):  # The CPU library, and the CUDA library if there is a GPU.
-        road(D, N)
+    for road in ("by_torch", "by_numpy_on_torch"):  # The CPU library, and the CUDA library if there is a GPU.
+        ROADS[road](D, N)
     backend: Any = registry.find("torch_ext")
 
     class Broken:

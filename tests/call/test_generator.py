@@ -43,9 +43,6 @@ def expected(seed: int, offset: int) -> list[list[float]]:
     return values
 
 
-# --- Offsets --------------------------------------------------------------------------------------
-
-
 def test_the_offset_starts_at_zero_and_advances_by_one_per_call() -> None:
     generator = Generator(11)
     for offset in range(4):
@@ -93,9 +90,6 @@ def test_a_generator_raises_after_its_last_offset(n: int) -> None:
     assert generator.state == at_the_end
 
 
-# --- The default generator ------------------------------------------------------------------------
-
-
 def test_manual_seed_restarts_the_default_generator_and_returns_it() -> None:
     default = multisample.manual_seed(11)
     assert isinstance(default, Generator)
@@ -113,29 +107,14 @@ def test_lists_and_numbers_use_the_default_generator() -> None:
     assert default.offset == 2
 
 
-@pytest.mark.parametrize(("seed", "error"), [
-    (1.0, TypeError), ("1", TypeError), (None, TypeError), (True, TypeError), (-1, ValueError), (2**64, ValueError),
-])  # fmt: skip
-def test_a_bad_seed_raises_everywhere(seed: Any, error: type[Exception]) -> None:
-    default = multisample.manual_seed(11)
-    default._take()
-    with pytest.raises(error, match=r"^seed: expected .*, got"):
-        multisample.manual_seed(seed)
-    assert default.state == {"seed": 11, "offset": 1, "spawned": 0}
-    if seed is not None:
-        with pytest.raises(error, match=r"^seed: expected .*, got"):
-            Generator(seed)
-
-
-def test_the_operating_system_chooses_the_default_seed() -> None:
-    seeds = {Generator().seed for _ in range(64)}
+@pytest.mark.parametrize("source", ["the system", "torch"])
+def test_a_random_seed_uses_all_64_bits(source: str) -> None:
+    generator, take = torch.Generator().manual_seed(5), taker("cpu")
+    seeds = {Generator().seed if source == "the system" else take(generator)[0] for _ in range(64)}
     assert len(seeds) == 64
     # The chance that one of 64 bits is equal in all 64 seeds is 2^-57.
     assert functools.reduce(operator.or_, seeds) == 2**64 - 1
     assert functools.reduce(operator.and_, seeds) == 0
-
-
-# --- State ----------------------------------------------------------------------------------------
 
 
 def used() -> Generator:
@@ -203,17 +182,11 @@ def test_a_copy_continues_independently_from_the_original_state(duplicate: Any) 
     assert (twin.offset, generator.offset) == (4, 3)
 
 
-def test_repr_shows_seed_and_offset() -> None:
+def test_seed_and_offset_are_shown_and_read_only() -> None:
     assert repr(used()) == f"Generator(seed={2**63 + 11}, offset=2)"
-
-
-def test_seed_and_offset_are_read_only() -> None:
     for name in ("seed", "offset"):
         with pytest.raises(AttributeError):
-            setattr(Generator(1), name, 3)
-
-
-# --- spawn ----------------------------------------------------------------------------------------
+            setattr(used(), name, 3)
 
 
 def child_seed(seed: int, child: int) -> int:
@@ -222,14 +195,14 @@ def child_seed(seed: int, child: int) -> int:
     return words[0] | words[1] << 32
 
 
+@pytest.mark.parametrize("first", [0, 2**32 - 1])
 @pytest.mark.parametrize("seed", [0, 1, 2**32 - 1, 2**32, 0x0123456789ABCDEF, 2**64 - 1])
-def test_children_have_the_seeds_of_the_specification(seed: int) -> None:
+def test_children_have_the_seeds_of_the_specification(seed: int, first: int) -> None:
     generator = Generator(seed)
-    children = generator.spawn(5)
-    assert [child.state for child in children] == [
-        {"seed": child_seed(seed, c), "offset": 0, "spawned": 0} for c in range(5)
-    ]
-    assert generator.offset == 0
+    generator.state = {"seed": seed, "offset": 0, "spawned": first}
+    expected = [{"seed": child_seed(seed, first + c), "offset": 0, "spawned": 0} for c in range(5)]
+    assert [child.state for child in generator.spawn(5)] == expected
+    assert generator.state == {"seed": seed, "offset": 0, "spawned": first + 5}
 
 
 def test_children_are_counted_over_the_life_of_a_generator() -> None:
@@ -242,30 +215,10 @@ def test_children_are_counted_over_the_life_of_a_generator() -> None:
     assert generator.state["spawned"] == 5
 
 
-def test_children_are_counted_past_32_bits() -> None:
-    generator = Generator(7)
-    generator.state = {"seed": 7, "offset": 0, "spawned": 2**32 - 1}
-    assert [child.seed for child in generator.spawn(3)] == [child_seed(7, c) for c in range(2**32 - 1, 2**32 + 2)]
-
-
 def test_grandchildren_differ_from_children() -> None:
     children = Generator(7).spawn(3)
     grandchildren = [seed.seed for child in children for seed in child.spawn(3)]
     assert len({7, *(child.seed for child in children), *grandchildren}) == 13
-
-
-@pytest.mark.parametrize(("count", "error"), [
-    (1.0, TypeError), ("1", TypeError), (None, TypeError), (True, TypeError), (-1, ValueError), (2**64, ValueError),
-])  # fmt: skip
-def test_a_bad_number_of_children_raises(count: Any, error: type[Exception]) -> None:
-    generator = used()
-    before = generator.state
-    with pytest.raises(error, match=r"^n_children: expected .*, got"):
-        generator.spawn(count)
-    assert generator.state == before
-
-
-# --- Consecutive keys -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("k", [0, 1, 5, np.int64(5)])
@@ -321,7 +274,7 @@ def test_take_k_in_threads_gives_every_offset_once() -> None:
 
 
 def test_take_k_skips_offsets_when_another_call_takes_one_between() -> None:
-    """A call, as from a signal handler, between the offset that was put back and the new ones."""
+    """Another call, as of a signal handler, takes an offset after the returned one and before the new ones."""
     generator = Generator(3)
     generator._put_back(*generator.take())
     counts = generator._counts
@@ -336,20 +289,24 @@ def test_take_k_skips_offsets_when_another_call_takes_one_between() -> None:
     assert generator.take(3)[:, 1].tolist() == [4, 5, 6]
 
 
-@pytest.mark.parametrize(("k", "error"), [
-    (1.0, TypeError), ("1", TypeError), (True, TypeError), (-1, ValueError), (2**59, ValueError), (2**64, ValueError),
+@pytest.mark.parametrize(("value", "error"), [
+    (1.0, TypeError), ("1", TypeError), (None, TypeError), (True, TypeError), (-1, ValueError), (2**64, ValueError),
 ])  # fmt: skip
-def test_a_bad_number_of_keys_raises(k: Any, error: type[Exception]) -> None:
-    generator = used()
-    before = generator.state
-    with pytest.raises(error, match=r"^k: expected .*, got"):
-        generator.take(k)
+def test_bad_seeds_and_counts_raise_and_change_nothing(value: Any, error: type[Exception]) -> None:
+    default, generator = multisample.manual_seed(11), used()
+    default._take()
+    before = default.state, generator.state
+    calls: list[tuple[str, Any]] = [("seed", multisample.manual_seed), ("n_children", generator.spawn)]
+    if value is not None:
+        calls += [("seed", Generator), ("k", generator.take)]
+    for name, call in calls:
+        with pytest.raises(error, match=rf"^{name}: expected .*, got"):
+            call(value)
+    with pytest.raises(ValueError, match=r"^k: expected .*, got"):
+        generator.take(2**59)
     with pytest.raises(ValueError, match=r"^generator: a graph-safe generator"):
-        Generator(3, graph_safe=True).take(k)
-    assert generator.state == before
-
-
-# --- PyTorch --------------------------------------------------------------------------------------
+        Generator(3, graph_safe=True).take(value)
+    assert (default.state, generator.state) == before
 
 
 def torch_seed(generator: torch.Generator | None) -> int:
@@ -357,24 +314,18 @@ def torch_seed(generator: torch.Generator | None) -> int:
     return int(torch.empty((), dtype=torch.int64).random_(-(2**63), None, generator=generator)) % 2**64
 
 
-def test_a_call_draws_its_seed_from_torchs_default_generator_once() -> None:
+@pytest.mark.parametrize("default", [True, False])
+def test_a_call_draws_its_seed_from_one_torch_generator_once(default: bool) -> None:
     torch.manual_seed(3)
-    seeds = [torch_seed(None) for _ in range(3)]
+    ours, twins = multisample.manual_seed(3), [torch.Generator().manual_seed(9) for _ in range(2)]
+    before = torch.get_rng_state()
+    seeds = [torch_seed(None if default else twins[1]) for _ in range(3)]
     after = torch.get_rng_state()
-    torch.manual_seed(3)
+    torch.set_rng_state(before)
     for seed in seeds:
-        assert torch_draw().tolist() == expected(seed, 0)
+        assert torch_draw(generator=None if default else twins[0]).tolist() == expected(seed, 0)
     assert torch.get_rng_state().equal(after)
-
-
-def test_a_torch_generator_affects_only_its_call() -> None:
-    torch.manual_seed(3)
-    default, ours = torch.get_rng_state(), multisample.manual_seed(3)
-    twins = torch.Generator().manual_seed(9), torch.Generator().manual_seed(9)
-    for _ in range(2):
-        assert torch_draw(generator=twins[0]).tolist() == expected(torch_seed(twins[1]), 0)
     assert twins[0].get_state().equal(twins[1].get_state())
-    assert torch.get_rng_state().equal(default)
     assert ours.offset == 0
 
 
@@ -388,15 +339,6 @@ def test_tensors_and_arrays_have_different_default_generators() -> None:
     torch_draw()
     assert not torch.get_rng_state().equal(state)
     assert default.offset == 1
-
-
-def test_a_seed_drawn_from_torch_uses_all_64_bits() -> None:
-    generator = torch.Generator().manual_seed(5)
-    take = taker("cpu")
-    seeds = [take(generator)[0] for _ in range(128)]
-    # The chance that one of 64 bits is equal in all 128 draws is 2^-121.
-    assert functools.reduce(operator.or_, seeds) == 2**64 - 1
-    assert functools.reduce(operator.and_, seeds) == 0
 
 
 @pytest.mark.parametrize("generator", [None, torch.Generator().manual_seed(5)])

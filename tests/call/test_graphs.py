@@ -45,6 +45,12 @@ def stream(cupy: Any) -> Iterator[Any]:
     stream.synchronize()
 
 
+def generator_at(seed: int, offset: int) -> Generator:
+    generator = Generator(seed)
+    generator.state = {"seed": seed, "offset": offset, "spawned": 0}
+    return generator
+
+
 class Call:
     """A call of CuPy arrays with `out`, which can be captured. All its arrays are ready on every stream."""
 
@@ -114,8 +120,7 @@ def test_two_calls_in_a_graph_take_two_offsets(cupy: Any, stream: Any, cuda_back
         first(generator=generator)
         second(generator=generator)
 
-    graph, eager = captured(stream, both), Generator(3)
-    eager.state = {**eager.state, "offset": 2}
+    graph, eager = captured(stream, both), generator_at(3, 2)
     for _ in range(3):
         graph.launch(stream)
         got = first.bits(), second.bits()
@@ -132,9 +137,7 @@ def test_many_unsynchronized_replays_end_at_the_offset_of_as_many_calls(
         graph.launch(stream)
     last = call.bits()
     assert generator.offset == 1 + replays
-    eager = Generator(5)
-    eager.state = {**eager.state, "offset": replays}
-    assert last == call.bits(generator=eager)
+    assert last == call.bits(seed=multisample.Key(5, replays))
 
 
 def test_a_graph_may_replay_on_another_stream(cupy: Any, stream: Any, cuda_backend: str) -> None:
@@ -142,8 +145,7 @@ def test_a_graph_may_replay_on_another_stream(cupy: Any, stream: Any, cuda_backe
     call(generator=generator)
     graph = captured(stream, lambda: call(generator=generator))
     stream.synchronize()
-    other, eager = cupy.cuda.Stream(non_blocking=True), Generator(9)
-    eager.state = {**eager.state, "offset": 1}
+    other, eager = cupy.cuda.Stream(non_blocking=True), generator_at(9, 1)
     for _ in range(3):
         graph.launch(other)
         other.synchronize()
@@ -163,8 +165,7 @@ def test_a_cuda_core_graph_draws_new_numbers_in_each_replay(cupy: Any, cuda_back
         builder.begin_building()
         call(generator=generator)
         graph = builder.end_building().complete()
-        eager = Generator(11)
-        eager.state = {**eager.state, "offset": 1}
+        eager = generator_at(11, 1)
         for _ in range(3):
             graph.launch(stream)
             got = call.bits()
@@ -222,10 +223,8 @@ def test_the_state_can_be_assigned_between_replays(cupy: Any, stream: Any, cuda_
     graph = captured(stream, lambda: call(generator=generator))
     for offset in (0, 2**32 - 1, 2**32, 2**64 - 2):
         generator.state = {**generator.state, "offset": offset}
-        eager = Generator(21)
-        eager.state = {**eager.state, "offset": offset}
         graph.launch(stream)
-        assert call.bits() == call.bits(generator=eager)
+        assert call.bits() == call.bits(seed=multisample.Key(21, offset))
         assert generator.offset == offset + 1
 
 
@@ -307,8 +306,7 @@ def test_calls_from_several_threads_take_different_offsets(cupy: Any, stream: An
     for thread in threads:
         thread.join()
     assert generator.offset == 1 + rounds * len(calls)
-    eager = Generator(6)
-    eager.state = {**eager.state, "offset": 1}
+    eager = generator_at(6, 1)
     assert sorted(got) == sorted(calls[0].bits(generator=eager) for _ in range(rounds * len(calls)))
 
 
@@ -374,9 +372,6 @@ def test_a_graph_safe_generator_is_bound_to_the_device_of_its_first_call(cupy: A
         with pytest.raises(ValueError, match="generator: expected arrays on cuda:0"):
             elsewhere(generator=generator)
     assert generator.offset == 1
-
-
-# --- Without a device -----------------------------------------------------------------------------
 
 
 def test_host_arrays_with_a_graph_safe_generator_raise() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cuda_memory import ExportedByDlpack
 from moments import exact_moments
 from tables import DTYPES, NOISES
 
@@ -26,6 +27,17 @@ def vectors(d: int, n: int, real: str = "float32") -> tuple[Array, Array, Array]
     return tuple(x.astype(real) for x in (draw.normal(size=n), draw.normal(size=d), draw.exponential(size=d)))  # type: ignore[return-value]
 
 
+@pytest.fixture
+def moments_of(backend: str, place: Place) -> Callable[..., Any]:
+    """``moments_of(weights, mu, sigma, **options)``: the moments of arrays in the backend's memory."""
+
+    def moments_of(*arrays: Any, **options: Any) -> Any:
+        placed = (place(x) if isinstance(x, np.ndarray) else x for x in arrays)
+        return multisample.weighted_moments(*placed, backend=backend, **options)
+
+    return moments_of
+
+
 SHAPES = [(1, 1), (3, 5), (10, 100), (200, 1000), (1000, 333), (5, 70_000)]
 
 
@@ -33,7 +45,7 @@ SHAPES = [(1, 1), (3, 5), (10, 100), (200, 1000), (1000, 333), (5, 70_000)]
 @pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_moments_are_those_of_the_sample(
-    backend: str, place: Place, to_numpy: Any, dtype: str, noise: Any, antithetic: bool
+    moments_of: Any, to_numpy: Any, dtype: str, noise: Any, antithetic: bool
 ) -> None:
     for k, (d, n) in enumerate(SHAPES):
         w, mu, sigma = vectors(d, n, "float64" if dtype == "float64" else "float32")
@@ -42,105 +54,90 @@ def test_moments_are_those_of_the_sample(
             "seed": multisample.Key(9, k), "noise": noise, "antithetic": antithetic, "dim_offset": 7 * k,
             "sample_offset": 5 * k,
         }  # fmt: skip
-        moments = multisample.weighted_moments(
-            place(w), place(mu), place(sigma), dtype=dtype, backend=backend, **options
-        )
+        moments = moments_of(w, mu, sigma, dtype=dtype, **options)
         got = [to_numpy(x) for x in moments]
         if dtype == "bfloat16" and got[0].dtype == np.uint16:
             got = [x.view(DTYPES[dtype]) for x in got]
         assert all(x.dtype == DTYPES[dtype] for x in got)
         exact_moments(w, mu, sigma, dtype, **options).check(*got)
-        (first,) = multisample.weighted_moments(
-            place(w), place(mu), place(sigma), dtype=dtype, backend=backend, order=1, **options
-        )
+        (first,) = moments_of(w, mu, sigma, dtype=dtype, order=1, **options)
         assert to_numpy(first).tobytes() == to_numpy(moments[0]).tobytes()
 
 
-def test_moments_of_scattered_elites(backend: str, place: Place, to_numpy: Any) -> None:
+def test_moments_of_scattered_elites(moments_of: Any, to_numpy: Any) -> None:
     d, n = 40, 30_000
     w, mu, sigma = vectors(d, n)
     w[np.random.default_rng(5).random(n) > 0.1] = 0
-    got = multisample.weighted_moments(place(w), place(mu), place(sigma), seed=3, backend=backend)
+    got = moments_of(w, mu, sigma, seed=3)
     exact_moments(w, mu, sigma, seed=3).check(*map(to_numpy, got))
 
 
-def test_groups_without_weight_are_left_out(backend: str, place: Place, to_numpy: Any, bits: Any) -> None:
+def test_groups_without_weight_are_left_out(moments_of: Any, to_numpy: Any, bits: Any) -> None:
     # With one weight, the sums are one group's, wherever it is.
     w, mu, sigma = vectors(50, 20_000)
     one = np.zeros_like(w)
     one[12_345] = 1.5
-    got = multisample.weighted_moments(place(one), place(mu), place(sigma), seed=3, backend=backend)
+    got = moments_of(one, mu, sigma, seed=3)
     exact_moments(one, mu, sigma, seed=3).check(*map(to_numpy, got))
-    alone = multisample.weighted_moments(
-        place(one[12_344:12_348]), place(mu), place(sigma), seed=3, backend=backend, sample_offset=12_344
-    )
+    alone = moments_of(one[12_344:12_348], mu, sigma, seed=3, sample_offset=12_344)
     assert all((bits(a) == bits(b)).all() for a, b in zip(got, alone, strict=True))
 
 
-def test_moments_without_any_weight(backend: str, place: Place, to_numpy: Any) -> None:
+def test_moments_without_any_weight(moments_of: Any, to_numpy: Any) -> None:
     _, mu, sigma = vectors(50, 1)
     zeros = np.zeros(3000, np.float32)
     for noise in NOISES:
-        got = multisample.weighted_moments(place(zeros), place(mu), place(sigma), seed=3, backend=backend, noise=noise)  # type: ignore[call-overload]
+        got = moments_of(zeros, mu, sigma, seed=3, noise=noise)
         assert all((to_numpy(x) == 0).all() for x in got)
 
 
 @pytest.mark.parametrize("antithetic", [False, True])
-def test_moments_of_windows_add_up(backend: str, place: Place, to_numpy: Any, antithetic: bool) -> None:
+def test_moments_of_windows_add_up(moments_of: Any, to_numpy: Any, antithetic: bool) -> None:
     d, n = 30, 5000
     w, mu, sigma = vectors(d, n)
     exact = exact_moments(w, mu, sigma, seed=4, antithetic=antithetic)
     for cut in (1, 4, 1003, 2048, 4999):
         parts = [
-            multisample.weighted_moments(
-                place(w[part]), place(mu), place(sigma), seed=4, backend=backend, antithetic=antithetic,
+            moments_of(w[part], mu, sigma, seed=4, antithetic=antithetic,
                 sample_offset=part.start,
             )
             for part in (slice(0, cut), slice(cut, n))
         ]  # fmt: skip
         exact.check(*(to_numpy(a).astype(np.float64) + to_numpy(b) for a, b in zip(*parts, strict=True)))
     # Rows are independent of each other.
-    whole = multisample.weighted_moments(place(w), place(mu), place(sigma), seed=4, backend=backend)
-    rows = multisample.weighted_moments(
-        place(w), place(mu[11:]), place(sigma[11:]), seed=4, backend=backend, dim_offset=11
-    )
+    whole = moments_of(w, mu, sigma, seed=4)
+    rows = moments_of(w, mu[11:], sigma[11:], seed=4, dim_offset=11)
     for a, b in zip(whole, rows, strict=True):
         assert np.allclose(to_numpy(a)[11:], to_numpy(b), rtol=1e-4, atol=1e-3)
 
 
-def test_equal_calls_have_equal_bits(backend: str, place: Place, bits: Any) -> None:
+def test_equal_calls_have_equal_bits(moments_of: Any, bits: Any) -> None:
     for d, n in ((10, 3), (100, 20_000), (3000, 100)):
-        arrays = [place(x) for x in vectors(d, n)]
-        results = [multisample.weighted_moments(*arrays, seed=11, backend=backend) for _ in range(3)]
+        results = [moments_of(*vectors(d, n), seed=11) for _ in range(3)]
         assert all((bits(a) == bits(b)).all() for r in results for a, b in zip(r, results[0], strict=True))
 
 
-def test_bits_do_not_depend_on_threads(backend: str, place: Place, bits: Any) -> None:
+def test_bits_do_not_depend_on_threads(backend: str, moments_of: Any, bits: Any) -> None:
     if "cpu" not in registry.find(backend).device_kinds:
         pytest.skip("threads of a CPU")
     for d, n, noise in itertools.product((3, 2000), (70_000,), NOISES):
-        arrays = [place(x) for x in vectors(d, n)]
-        options: dict[str, Any] = {"seed": 11, "backend": backend, "noise": noise}
-        several = multisample.weighted_moments(*arrays, **options)
+        several = moments_of(*vectors(d, n), seed=11, noise=noise)
         with multisample.limit_threads(1):
-            one = multisample.weighted_moments(*arrays, **options)
+            one = moments_of(*vectors(d, n), seed=11, noise=noise)
         assert all((bits(a) == bits(b)).all() for a, b in zip(several, one, strict=True))
 
 
-def test_numbers_and_columns_and_strides(backend: str, place: Place, view_of: Any, to_numpy: Any) -> None:
+def test_numbers_and_columns_and_strides(moments_of: Any, place: Place, view_of: Any, to_numpy: Any) -> None:
     w, mu, sigma = vectors(20, 60)
     host = np.ascontiguousarray(np.stack([w, w], 1))
     strided = view_of(place(host), host, lambda x: x[:, 0])
-    exact_moments(w, mu, 0.5, seed=1).check(
-        *map(to_numpy, multisample.weighted_moments(strided, place(mu), 0.5, seed=1, backend=backend))
-    )
-    column = place(np.ascontiguousarray(sigma[:, None]))
-    exact_moments(w, -2.0, sigma, seed=1).check(
-        *map(to_numpy, multisample.weighted_moments(place(w), -2, column, seed=1, backend=backend))
-    )
+    exact_moments(w, mu, 0.5, seed=1).check(*map(to_numpy, moments_of(strided, mu, 0.5, seed=1)))
+    exact_moments(w, -2.0, sigma, seed=1).check(*map(to_numpy, moments_of(w, -2, sigma[:, None].copy(), seed=1)))
 
 
-def test_a_weight_of_nan_on_a_device_reaches_every_sum(backend: str, place: Place, to_numpy: Any) -> None:
+def test_a_weight_of_nan_on_a_device_reaches_every_sum(
+    backend: str, place: Place, moments_of: Any, to_numpy: Any
+) -> None:
     if registry.find(backend).device_kinds == ("cpu",) or "cuda" not in str(
         getattr(place(np.ones(1)), "device", "cuda")
     ):
@@ -148,7 +145,7 @@ def test_a_weight_of_nan_on_a_device_reaches_every_sum(backend: str, place: Plac
     w, mu, sigma = vectors(30, 500)
     w[:] = 0
     w[77] = math.nan
-    got = multisample.weighted_moments(place(w), place(mu), place(sigma), seed=1, backend=backend)
+    got = moments_of(w, mu, sigma, seed=1)
     assert all(np.isnan(to_numpy(x)).all() for x in got)
 
 
@@ -158,33 +155,17 @@ def test_lists_count_as_float32(to_numpy: Any) -> None:
     exact_moments([1, 2.5, 0], [1.0, 2.0], 1.0, seed=3).check(first, second)
 
 
-def test_no_dimension_gives_empty_results(backend: str, place: Place, to_numpy: Any) -> None:
-    empty = np.zeros(0, np.float32)
-    got = multisample.weighted_moments(place(np.ones(3, np.float32)), place(empty), 1.0, seed=1, backend=backend)
+def test_no_dimension_gives_empty_results(moments_of: Any, to_numpy: Any) -> None:
+    got = moments_of(np.ones(3, np.float32), np.zeros(0, np.float32), 1.0, seed=1)
     assert [to_numpy(x).shape for x in got] == [(0,), (0,)]
-
-
-class OnlyDLPack:
-    """An array of an unknown library."""
-
-    def __init__(self, array: Array) -> None:
-        self.array = array
-
-    def __dlpack__(self, **options: Any) -> Any:
-        return self.array.__dlpack__(**options)
-
-    def __dlpack_device__(self) -> Any:
-        return self.array.__dlpack_device__()
 
 
 def test_arrays_of_unknown_libraries_share_their_memory() -> None:
     w, mu, sigma = vectors(5, 50)
-    foreign = multisample.weighted_moments(*map(OnlyDLPack, (w, mu, sigma)), seed=1)
+    foreign = multisample.weighted_moments(*map(ExportedByDlpack, (w, mu, sigma)), seed=1)
     known = multisample.weighted_moments(w, mu, sigma, seed=1)
     assert all((a == b).all() for a, b in zip(foreign, known, strict=True))
 
-
-# --- Errors ---------------------------------------------------------------------------------------
 
 W, MU, SIGMA = vectors(4, 9)
 WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
@@ -250,9 +231,6 @@ def test_a_backend_without_moments_is_refused(new_choices: None, monkeypatch: py
     multisample.register_backend(OnlySamples())
     with pytest.raises(ValueError, match="backend: 'samples' has no weighted moments"):
         multisample.weighted_moments(W, MU, SIGMA, seed=1, backend="samples")
-
-
-# --- PyTorch --------------------------------------------------------------------------------------
 
 
 def test_libraries_are_not_mixed() -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import gc
-import multiprocessing
 import os
 import threading
 import weakref
@@ -21,19 +20,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_memory import (
-    CYCLES,
-    SECONDS,
-    Array,
-    Exported,
-    ExportedByDlpack,
-    ToArray,
-    device_count,
-    memory_of,
-    on_cpu,
-    require,
-)
+from cuda_memory import CYCLES, Array, Exported, ExportedByDlpack, ToArray, device_count, memory_of, on_cpu, require
 from cuda_memory import vectors as host_vectors
+from forks import forked, in_forks
 
 import multisample
 from multisample import _streams
@@ -136,41 +125,24 @@ def test_threads_can_keep_objects_concurrently() -> None:
     assert freed == threads * each - never_done
 
 
-def _child(pipe: Any) -> None:
-    pipe.send((len(_streams.KEEPER), FREED, ASKED))
-    _streams.KEEPER.keep(lambda: True, None)
-    pipe.send((len(_streams.KEEPER), FREED, ASKED))
-
-
-FREED: list[int] = []
-ASKED: list[int] = []
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning", "ignore:os.fork:RuntimeWarning")
+@forked
 def test_a_forked_child_neither_checks_nor_frees_objects_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    freed, asked = [], []
+
     class Inherited:
         def __del__(self) -> None:
-            FREED.append(1)
+            freed.append(1)
 
-    def is_done() -> bool:
-        ASKED.append(1)
-        return True
+    def child() -> list[Any]:
+        before = len(_streams.KEEPER)
+        _streams.KEEPER.keep(lambda: True, None)
+        return [before, len(_streams.KEEPER), freed, asked]
 
     for thing in range(3):
         _streams.KEEPER.keep(lambda: False, thing)
-    _streams.KEEPER.keep(is_done, Inherited())
-    ASKED.clear()
-    here, there = multiprocessing.Pipe()
-    child = multiprocessing.get_context("fork").Process(target=_child, args=(there,))
-    child.start()
-    try:
-        for expected in (0, 1):
-            assert here.poll(SECONDS)
-            assert here.recv() == (expected, [], [])
-    finally:
-        child.join(SECONDS)
-    assert child.exitcode == 0
+    _streams.KEEPER.keep(lambda: asked.append(1) or True, Inherited())
+    asked.clear()
+    assert in_forks(child) == [[0, 1, [], []]]
     # The parent's objects are unchanged.
     assert len(_streams.KEEPER) >= 4
     monkeypatch.setattr(_streams.KEEPER, "_kept", type(_streams.KEEPER._kept)())
@@ -258,7 +230,7 @@ def hold_up(consumer: Any, by_dlpack: bool, cycles: int = SHORT) -> None:
 
 
 def on_current_stream(memory: Any, result: Any) -> Any:
-    """`result` for work on the library's current stream, which with Numba first waits for the result's stream."""
+    """`result` for use on the library's current stream. With Numba, this stream first waits for that of the result."""
     if memory.name != "numba":
         return result
     named = result.__cuda_array_interface__["stream"] or 0

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
+import weakref
 import zlib
 from collections.abc import Iterator
 from fractions import Fraction
@@ -17,6 +19,8 @@ from multisample import Key, perturb
 from multisample.backends.element_types import MATRIX_TYPES
 
 torch = pytest.importorskip("torch")
+
+from torch._subclasses import FakeTensorMode  # noqa: E402
 
 from multisample.torch import perturb_  # noqa: E402
 
@@ -68,9 +72,6 @@ def host(request: pytest.FixtureRequest) -> Iterator[str]:
     if not multisample.list_backends()[request.param].available:
         pytest.skip(f"{request.param} cannot run here")
     yield request.param
-
-
-# --- Bits -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", MATRIX_TYPES)
@@ -167,9 +168,6 @@ def test_random_structures_on_both_backends() -> None:
             assert all(same(results[name], rights[name]) for name in rights)
 
 
-# --- Structures -----------------------------------------------------------------------------------
-
-
 def test_structures_and_their_ids() -> None:
     a, b = np.zeros(3, np.float32), np.ones((2, 2), np.float32)
     first, second = expected(torch.from_numpy(a), 0.5), expected(torch.from_numpy(b), 0.5, number=1)
@@ -233,9 +231,6 @@ def test_a_frozen_or_reordered_parameter_changes_nothing_for_others() -> None:
     assert all(same(backwards[name], whole[name]) for name in whole)
 
 
-# --- Calls seen before ----------------------------------------------------------------------------
-
-
 def test_a_call_sees_what_changed_since_the_last(host: str) -> None:
     p = torch.arange(6.0).reshape(2, 3)
     others = [torch.arange(4.0), torch.arange(5.0)]
@@ -296,15 +291,137 @@ def test_ties_may_come_and_go() -> None:
     assert not same(*perturb([a, b], 0.5, seed=7))
 
 
-def test_in_torch_compile_the_call_breaks_the_graph() -> None:
+def test_many_calls_seen_before_know_their_arrays(host: str) -> None:
+    """Calls of one key and other addresses, types, names, ids, destinations and coefficients."""
+    models = [[torch.randn(3), torch.randn(4, 5)[:, ::2]] for _ in range(7)]
+    models += [[torch.randn(3).double(), torch.randn(4, 3)], [torch.randn(3).half(), torch.randn(4, 3).bfloat16()]]
+    coefficients = [0.5, [0.5, 0.25], np.array([0.5, 0.25], np.float32), torch.tensor([0.5, 0.25])]
+    for _ in range(3):
+        for model in models:
+            for given in coefficients:
+                rights = [expected(p, given, number=number) for number, p in enumerate(model)]
+                outs = [torch.zeros_like(p) for p in model]
+                for found in (
+                    perturb(model, given, seed=7, backend=host),
+                    perturb(model, given, seed=7, out=outs, backend=host),
+                    perturb_([p.clone() for p in model], given, seed=7, backend=host),
+                    perturb(model[::-1], given, seed=7, ids=[1, 0], backend=host)[::-1],
+                ):
+                    assert all(map(same, found, rights))
+
+
+def test_plans_of_one_call_in_and_outside_inference_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors, right = [torch.zeros(3), torch.zeros(4)], expected(torch.zeros(4), 0.5, number=1)
+    for _ in range(2):
+        for mode in (torch.inference_mode(), torch.no_grad()):
+            with mode:
+                assert same(perturb(tensors, 0.5, seed=7)[1], right)
+    monkeypatch.setattr("multisample._perturb.run_perturb", None)  # Calls seen before do not come here.
+    for mode in (torch.inference_mode(), torch.no_grad()):
+        with mode:
+            assert same(perturb(tensors, 0.5, seed=7)[1], right)
+
+
+def test_plans_keep_no_tensor_alive(host: str) -> None:
+    tensors = [torch.zeros(3) for _ in range(3)]
+    for _ in range(3):
+        perturb_(tensors, 0.5, seed=7, backend=host)
+        perturb(tensors, 0.5, seed=7, backend=host)
+    kept = weakref.ref(tensors[0])
+    del tensors
+    gc.collect()
+    assert kept() is None
+
+
+# --- torch.compile --------------------------------------------------------------------------------
+
+
+def _compiled(f: Any) -> Any:
+    torch._dynamo.reset()  # Compilations of other tests count against a limit.
+    return torch.compile(f, fullgraph=True, backend="aot_eager")
+
+
+@pytest.mark.parametrize(
+    "coefficients", [0.5, [0.5, 0.25], torch.tensor([0.5, 0.25])], ids=["number", "list", "vector"]
+)
+@pytest.mark.parametrize("seed", [2**64 - 1, Key(7, 3), torch.tensor([[7, 3]])], ids=["int", "Key", "tensor"])
+def test_compiled_calls_have_the_bits_of_eager_calls(coefficients: Any, seed: Any) -> None:
+    def f(x: Any, y: Any) -> Any:
+        named = perturb({"b": x + 1, "a": y.T}, coefficients, seed=seed, member=3, ids={"b": 9})
+        perturb_([x, y], coefficients, seed=seed)
+        perturb({"a": x}, coefficients, seed=seed, out={"a": named["b"]})
+        return named["a"] * 2, named["b"], x
+
+    x, y = torch.randn(3), torch.randn(4, 5)
+    others = x.clone(), y.clone()
+    assert all(map(same, f(x, y), _compiled(f)(*others)))
+    assert same(y, others[1])
+
+
+def test_a_compiled_loop_takes_new_numbers_without_a_graph_break() -> None:
+    def f(x: Any, c: float, t: int) -> Any:
+        perturb_([x], c, seed=Key(7, t), member=t)
+        return x * 2
+
+    x, other, compiled = torch.zeros(5), torch.zeros(5), _compiled(f)
+    for t in range(4):
+        assert same(f(x, 0.5 / (t + 1), t), compiled(other, 0.5 / (t + 1), t))
+    assert same(x, other)
+
+
+def test_a_compiled_call_perturbs_a_module_in_place() -> None:
+    def f(module: Any, x: Any) -> Any:
+        perturb_(module, 0.5, seed=7)
+        return module.output(x)
+
+    module, other, x = Tied(), Tied(), torch.randn(2, 4)
+    other.load_state_dict(module.state_dict())
+    versions = [p._version for p in other.parameters()]
+    assert same(f(module, x), _compiled(f)(other, x))
+    assert all(map(same, module.parameters(), other.parameters()))
+    trainable = [p._version > v for p, v in zip(other.parameters(), versions, strict=True) if p.requires_grad]
+    assert all(trainable) and all(p.is_leaf for p in other.parameters())
+
+
+def test_the_operator_fulfills_the_contract_of_pytorch() -> None:
+    torch.compile(lambda x: perturb(x, 0.5, seed=7), backend="eager")(torch.zeros(3))  # Registers the operator.
+    options = {
+        "seed": 7, "offset": 3, "member": 1, "names": ["a", "b"], "id_names": ["b"], "ids": [5], "fast_math": False,
+        "backend": "auto",
+    }  # fmt: skip
+    tensors = [torch.zeros(3), torch.zeros(4, 5).T]
+    for sources, vector in (([], None), ([torch.ones(3), torch.ones(5, 4)], torch.tensor([0.5, 2.0]))):
+        arguments = (tensors, sources, 0.5, vector, None)
+        torch.library.opcheck(torch.ops.multisample.perturb_.default, arguments, options)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda x: perturb_(x * 2, 0.5, seed=7), Exception, "out: expected a leaf, or a tensor that does not require"),
+        (
+            lambda x: torch.func.vmap(lambda y: perturb(y, 0.5, seed=7))(x),
+            Exception,
+            "parameters: expected plain arrays",
+        ),
+        (torch.func.grad(lambda x: perturb(x, 0.5, seed=7).sum()), Exception, "parameters: expected plain arrays"),
+        (lambda x: perturb(x.detach(), 0.5, seed=Key(7, 2**32)), ValueError, "^seed: expected a Key with an offset"),
+        (lambda x: perturb(x.detach().int(), 0.5, seed=7), TypeError, "got int32$"),
+    ],
+    ids=["leaf", "vmap", "grad", "offset", "int32"],
+)
+def test_compiled_calls_raise_the_errors_of_eager_calls(call: Any, error: Any, message: str) -> None:
+    with pytest.raises(error, match=message):
+        _compiled(call)(torch.zeros(2, requires_grad=True))
+
+
+def test_a_call_with_other_arrays_breaks_the_graph() -> None:
     def f(x: Any) -> Any:
-        return perturb(x + 1, 0.5, seed=7) * 2
+        return perturb(x + 1, np.array([0.5]), seed=7) * 2
 
     p = torch.zeros(5)
     assert same(torch.compile(f, backend="eager")(p), f(p))
 
-
-# --- Errors ---------------------------------------------------------------------------------------
 
 _P = np.zeros(4, np.float32)
 _BUFFER = np.zeros(10, np.float32)
@@ -316,7 +433,20 @@ _BUFFER = np.zeros(10, np.float32)
         ((3.0, 0.5), {}, TypeError, r"^parameters: expected an array, got the number 3\.0$"),
         (([_P, "x"], 0.5), {}, TypeError, r"^parameters\[1\]: expected an array"),
         (({"a": _P, "b": np.zeros(3, int)}, 0.5), {}, TypeError, r"^parameters\['b'\]: expected .* got int64$"),
-        (({"c": np.zeros(3, complex)}, 0.5), {}, TypeError, r"^parameters\['c'\]: .* got complex128$"),
+        (({"c": np.zeros(3, complex)}, 0.5), {}, TypeError, r"^parameters\['c'\]: .*, float64, got complex128$"),
+        (([np.zeros(3, bool)], 0.5), {}, TypeError, r"^parameters\[0\]: .* got bool$"),
+        ((_P, True), {}, TypeError, "^coefficients: expected .* got True of type bool$"),
+        ((_P, 1j), {}, TypeError, "^coefficients: expected .* got 1j of type complex$"),
+        ((_P, np.zeros(2, complex)), {}, TypeError, "^coefficients: .* got complex128$"),
+        ((_P, ["0.5"]), {}, TypeError, "^coefficients: .* got strings"),
+        ((_P, 1e39), {}, ValueError, r"^coefficients: .* computing type, got 1e\+39 for float32$"),
+        ((_P, [0.5, -1e200]), {}, ValueError, r"^coefficients: .* computing type, got .* for float32$"),
+        ((_P, 0.5), {"seed": multisample.Generator(7)}, TypeError, r"^seed: .* next Key, generator\.take\(\)$"),
+        ((_P, 0.5), {"seed": None}, TypeError, "^seed: expected an integer, got None"),
+        ((_P, 0.5), {"out": [_P]}, ValueError, "^out: expected one array, as parameters are, got 1 arrays in a seq"),
+        (([_P], 0.5), {"out": _P}, ValueError, "^out: expected 1 arrays in a sequence, as .* are, got one array$"),
+        (([_P], 0.5), {"out": [_P, _P]}, ValueError, "^out: expected 1 arrays in a sequence, as .* are, got 2 arrays"),
+        (([_P], 0.5), {"out": [torch.zeros(4)]}, TypeError, r"^out\[0\]: expected a NumPy array, as .* got a PyTorch"),
         (({3: _P}, 0.5), {}, TypeError, "^parameters: expected names of type str, got 3$"),
         (([_P, torch.zeros(3)], 0.5), {}, TypeError, r"^parameters\[1\]: expected a NumPy array, as .* is, got"),
         ((_P, "x"), {}, TypeError, "^coefficients: expected"),
@@ -350,8 +480,12 @@ _BUFFER = np.zeros(10, np.float32)
 )  # fmt: skip
 def test_wrong_arguments(arguments: Any, options: dict[str, Any], error: Any, message: str) -> None:
     before = _P.copy(), _BUFFER.copy()
-    with pytest.raises(error, match=message):
-        perturb(*arguments, **{"seed": 7, **options})
+    for _ in range(2):  # The second call comes after calls that have plans.
+        with pytest.raises(error, match=message):
+            perturb(*arguments, **{"seed": 7, **options})
+        for plain in (_P, [_P], {"a": _P}):
+            perturb(plain, 0.5, seed=7)
+            perturb(plain, [0.5, 0.5], seed=7)
     assert (before[0] == _P).all() and (before[1] == _BUFFER).all()
 
 
@@ -394,6 +528,52 @@ def test_a_module_without_trainable_parameters() -> None:
         perturb(torch.nn.ReLU(), 0.5, seed=7)
 
 
-def test_transformed_calls_raise() -> None:
-    with pytest.raises(ValueError, match=r"^parameters: expected plain arrays outside PyTorch's transformations"):
-        torch.func.vmap(lambda x: perturb(x, 0.5, seed=7))(torch.zeros(2, 3))
+_PLAIN = torch.zeros(3)
+_OUTSIDE = r"^parameters: expected plain arrays outside PyTorch's transformations"
+_KINDS: dict[str, tuple[Any, str]] = {
+    "nested": (lambda: torch.nested.nested_tensor([_PLAIN, _PLAIN]), "expected a strided tensor, got a nested tensor"),
+    "sparse": (lambda: torch.eye(3).to_sparse(), "expected a strided tensor, got layout torch.sparse_coo"),
+    "quantized": (lambda: torch.quantize_per_tensor(_PLAIN, 1.0, 0, torch.qint8), "expected a strided tensor, got a q"),
+    "meta": (lambda: torch.zeros(3, device="meta"), "expected elements in memory, got an array without memory"),
+}
+
+
+def _flattened() -> Any:
+    parameter = torch.nn.Parameter(torch.zeros(3))
+    parameter._fsdp_flattened = True  # FSDP1 marks its parameters so.
+    return parameter
+
+
+_CALLS: dict[str, tuple[Any, str]] = {
+    **{name: (lambda f=f: perturb(f(), 0.5, seed=7), f"^parameters: {text}") for name, (f, text) in _KINDS.items()},
+    **{
+        f"{name} in a list": (lambda f=f: perturb([_PLAIN, f()], 0.5, seed=7), rf"^parameters\[1\]: {text}")
+        for name, (f, text) in _KINDS.items()
+    },
+    "meta vector": (
+        lambda: perturb_(_PLAIN, torch.zeros(3, device="meta"), seed=7), "^coefficients: .*, got them on meta$",
+    ),
+    "FSDP1": (lambda: perturb([_PLAIN, _flattened()], 0.5, seed=7), r"^parameters\[1\]: .* \(FSDP1\) has flat"),
+    "no leaf": (
+        lambda: perturb_({"a": _PLAIN, "b": torch.zeros(3, requires_grad=True) * 2}, 0.5, seed=7),
+        r"^out\['b'\]: expected a leaf, or a tensor that does not require grad, got the result of an operation",
+    ),
+    "fake": (lambda: perturb(FakeTensorMode().from_tensor(_PLAIN), 0.5, seed=7), _OUTSIDE),
+    "vmap": (lambda: torch.func.vmap(lambda x: perturb(x, 0.5, seed=7))(torch.zeros(2, 3)), _OUTSIDE),
+    "vmap of vectors": (lambda: torch.func.vmap(lambda c: perturb(_PLAIN, c, seed=7))(torch.zeros(2, 3)), _OUTSIDE),
+    "grad": (lambda: torch.func.grad(lambda x: perturb(x, 0.5, seed=7).sum())(torch.zeros(3)), _OUTSIDE),
+    "jvp": (lambda: torch.func.jvp(lambda x: perturb(x, 0.5, seed=7), (_PLAIN,), (_PLAIN,)), _OUTSIDE),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:.*quantiz", "ignore:.*jit.script")
+@pytest.mark.parametrize("name", _CALLS)
+def test_tensors_that_perturb_refuses(name: str) -> None:
+    call, message = _CALLS[name]
+    for _ in range(2):  # The second call comes after calls that have plans.
+        with pytest.raises((TypeError, ValueError), match=message):
+            call()
+        assert not _PLAIN.any()
+        for _ in range(2):
+            perturb(_PLAIN, 0.5, seed=7)
+            perturb([_PLAIN, torch.zeros(3)], 0.5, seed=7)

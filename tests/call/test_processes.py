@@ -10,37 +10,28 @@ import hashlib
 import json
 import multiprocessing
 import os
-import select
-import signal
 import subprocess
 import sys
 import threading
-import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
+from forks import DEADLINE, forked, in_forks
 
 import multisample
 from multisample import Generator, sample
 from multisample._randomness import generator as _generator
 from multisample.backends.kernels.cpu import threads as cpu_threads
 from multisample.backends.system import threads
-from reference import stream
 
-# Seconds after which a process counts as hanging: many times the duration on a busy machine.
-DEADLINE = 300
 THREADS = 8
 MU, SIGMA = np.array([0.0, 10.0, -5.0], np.float32), np.array([1.0, 0.5, 2.0], np.float32)
 SMALL_N = 5
 # Several work items of the cpu backend, the last of which is partial.
 BIG_N = 100_003
-
-needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-# Python 3.12 and later warn of forks with threads, and so does JAX if another test has imported it.
-expects_fork = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning", "ignore:.*fork.*:RuntimeWarning")
 
 
 def draw(n: int = SMALL_N, **call: Any) -> np.ndarray[Any, Any]:
@@ -140,6 +131,9 @@ def test_a_bad_thread_setting_raises(monkeypatch: pytest.MonkeyPatch, setting: s
     with pytest.raises((ValueError, RuntimeError), match="MULTISAMPLE_NUM_THREADS"):
         draw(BIG_N, generator=generator, out=out)
     assert (out == 7).all()
+    status = multisample.list_backends()["cpu"]  # Never raises.
+    assert not status.available
+    assert any("MULTISAMPLE_NUM_THREADS" in reason and repr(setting) in reason for reason in status.reasons)
 
 
 def test_the_thread_setting_is_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,77 +209,22 @@ def test_no_task_begins_after_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> N
 # --- fork -----------------------------------------------------------------------------------------
 
 
-def fork(work: Callable[[], Any]) -> tuple[int, int]:
-    """Run ``work()`` in a forked child; returns the child's id, and a file descriptor for its answer."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child:
-        os.close(writing)
-        return child, reading
-    # In the child no exception may escape, since pytest would handle it.
-    try:
-        answer = json.dumps({"answer": work()})
-    except BaseException:
-        answer = json.dumps({"error": traceback.format_exc()})
-    try:
-        os.write(writing, answer.encode())
-    finally:
-        os._exit(0)
-
-
-def answers(children: Sequence[tuple[int, int]]) -> list[Any]:
-    """The answers of the children; a child without an answer counts as hanging after the timeout."""
-    collected = []
-    for child, reading in children:
-        text = b""
-        while select.select([reading], [], [], DEADLINE)[0]:
-            part = os.read(reading, 1 << 16)
-            text += part
-            if not part:
-                break
-        else:
-            os.kill(child, signal.SIGKILL)
-        os.close(reading)
-        os.waitpid(child, 0)
-        collected.append(json.loads(text) if text else {"error": "hangs, or died"})
-    assert not [answer["error"] for answer in collected if "error" in answer]
-    return [answer["answer"] for answer in collected]
-
-
-def in_forks(*works: Callable[[], Any]) -> list[Any]:
-    return answers([fork(work) for work in works])
-
-
-@needs_fork
-@expects_fork
+@forked
 @pytest.mark.usefixtures("many_threads")
-def test_a_forked_child_draws_large_matrices_after_its_parent_did() -> None:
+def test_forked_children_and_grandchildren_draw_large_matrices_after_their_parent_did() -> None:
     expected = digest(draw(BIG_N, seed=3))
     pool = cpu_threads._pool[cpu_threads._FIRST :: cpu_threads._LINE]
     assert pool[0] != cpu_threads._NO_THREAD
-    assert in_forks(*[lambda: [digest(draw(BIG_N, seed=3)) for _ in range(3)]] * 2) == [[expected] * 3] * 2
+
+    def child() -> Any:
+        drawn = [digest(draw(BIG_N, seed=3)) for _ in range(3)]
+        return [*drawn, *in_forks(lambda: digest(draw(BIG_N, seed=3)))]
+
+    assert in_forks(child, child) == [[expected] * 4] * 2
     assert digest(draw(BIG_N, seed=3)) == expected
 
 
-@needs_fork
-@expects_fork
-@pytest.mark.usefixtures("many_threads")
-def test_a_forked_grandchild_draws() -> None:
-    expected = digest(draw(BIG_N, seed=3))
-
-    def child() -> Any:
-        return [digest(draw(BIG_N, seed=3)), *in_forks(lambda: digest(draw(BIG_N, seed=3)))]
-
-    assert in_forks(child) == [[expected, expected]]
-
-
-def from_default_generator() -> dict[str, Any]:
-    default = _generator.DEFAULT_GENERATOR
-    return {"state": default.state, "drawn": digest(draw()), "after": default.state}
-
-
-@needs_fork
-@expects_fork
+@forked
 @pytest.mark.parametrize("seeded", [True, False])
 def test_default_generators_of_forked_children_differ(seeded: bool) -> None:
     default = multisample.manual_seed(11)
@@ -293,7 +232,7 @@ def test_default_generators_of_forked_children_differ(seeded: bool) -> None:
         default.state = Generator().state
     draw()
     before = default.state
-    children = in_forks(*[from_default_generator] * 3)
+    children = in_forks(*[lambda: {"state": default.state, "drawn": digest(draw()), "after": default.state}] * 3)
     assert default.state == before
     seeds = {before["seed"], *(child["state"]["seed"] for child in children)}
     assert len(seeds) == 4
@@ -302,29 +241,22 @@ def test_default_generators_of_forked_children_differ(seeded: bool) -> None:
         assert (child["state"]["offset"], child["state"]["spawned"], child["after"]["offset"]) == (0, 0, 1)
 
 
-@needs_fork
-@expects_fork
-def test_a_forked_child_can_be_seeded() -> None:
-    def child() -> Any:
-        multisample.manual_seed(5)
-        return digest(draw())
-
-    multisample.manual_seed(11)
-    assert in_forks(child, child) == [digest(draw(seed=5))] * 2
-
-
-@needs_fork
-@expects_fork
-def test_an_explicit_generator_continues_in_a_forked_child() -> None:
+@forked
+def test_a_forked_child_can_be_seeded_and_an_explicit_generator_continues() -> None:
     generator = Generator(11)
     generator._take()
-    (child,) = in_forks(lambda: [digest(draw(generator=generator)), generator.state])
+
+    def child() -> Any:
+        multisample.manual_seed(5)
+        return [digest(draw()), digest(draw(generator=generator)), generator.state]
+
+    multisample.manual_seed(11)
+    found = in_forks(child, child)
     assert generator.offset == 1
-    assert child == [digest(draw(generator=generator)), generator.state]
+    assert found == [[digest(draw(seed=5)), digest(draw(generator=generator)), generator.state]] * 2
 
 
-@needs_fork
-@expects_fork
+@forked
 @pytest.mark.usefixtures("switching")
 def test_a_generator_in_use_during_a_fork_works_in_the_child() -> None:
     generator, done = Generator(11), threading.Event()
@@ -338,7 +270,7 @@ def test_a_generator_in_use_during_a_fork_works_in_the_child() -> None:
     for thread in threads:
         thread.start()
     try:
-        for _ in range(10):
+        for _ in range(5):
             in_forks(lambda: [generator._take(), digest(draw())])
     finally:
         done.set()
@@ -377,21 +309,23 @@ import multisample
 register()
 generator = multisample.Generator(7)
 signal.signal(signal.SIGUSR1, draw)
-draw()
-child = os.fork()
-draw()
-assert len(set(drawn)) == len(drawn) == 4 * (1 + 4 * 3 + 1), drawn
-if child == 0:
-    os._exit(7)
-assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+for count in ("1", "4"):
+    os.environ["MULTISAMPLE_NUM_THREADS"] = count
+    drawn.clear()
+    draw()
+    child = os.fork()
+    draw()
+    assert len(set(drawn)) == len(drawn) == 4 * (1 + 4 * 3 + 1), drawn
+    if child == 0:
+        os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 """
 
 
-@needs_fork
-@pytest.mark.parametrize("count", ["1", "4"])
-def test_a_program_may_draw_at_each_point_of_a_fork(count: str) -> None:
+@forked
+def test_a_program_may_draw_at_each_point_of_a_fork() -> None:
     draw(), draw(BIG_N)  # Compile the kernels.
-    run_python(FORK_HOOKS, MULTISAMPLE_NUM_THREADS=count, PYTHONWARNINGS="ignore")
+    run_python(FORK_HOOKS, PYTHONWARNINGS="ignore")
 
 
 def test_a_signal_handler_may_draw_at_each_point_of_a_call() -> None:
@@ -481,7 +415,7 @@ def test_large_matrices_can_be_drawn_where_threads_are_greenlets(first: bool) ->
 
 
 @pytest.mark.slow
-@expects_fork
+@forked
 @pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
 def test_workers_of_every_start_method_draw_equal_bits(method: str, many_threads: None) -> None:
     expected = [draw(BIG_N, seed=seed) for seed in range(4)]
@@ -525,89 +459,6 @@ def test_matrices_can_be_drawn_while_the_interpreter_exits(before: list[int]) ->
 
 # --- Import ---------------------------------------------------------------------------------------
 
-IMPORTED = """
-import json, sys
-import numpy
-before = set(sys.modules)
-import multisample
-print(json.dumps(sorted({name.partition(".")[0] for name in set(sys.modules) - before})))
-print(json.dumps(sorted(name for name in set(sys.modules) - before if name.startswith("multisample"))))
-"""
-
-# Modules that `import multisample` may import in addition to NumPy's.
-STANDARD_LIBRARY = {
-    "__future__", "_hmac", "array", "base64", "binascii", "copy", "hmac", "importlib", "secrets", "threading", "typing",
-    # Imported by dataclasses.
-    "_opcode", "_opcode_metadata", "ast", "dataclasses", "dis", "enum", "inspect", "keyword", "linecache", "opcode",
-    "reprlib", "token", "tokenize",
-}  # fmt: skip
-HEAVY = {"torch", "cupy", "numba", "numba_cuda", "llvmlite", "jax", "jaxlib", "scipy", "ml_dtypes", "cuda"}
-
-
-def test_importing_multisample_imports_only_numpy() -> None:
-    packages, ours = map(json.loads, run_python(IMPORTED).splitlines())
-    assert not HEAVY & set(packages)
-    third_parties = set(packages) - set(sys.stdlib_module_names)
-    assert third_parties - {"numpy"} == {"multisample"}
-    assert set(packages) - third_parties <= STANDARD_LIBRARY
-    assert {"multisample", "multisample._sample"} <= set(ours)
-    assert not {name for name in ours if "pool" in name or "commands" in name}
-    # In the folder of the CUDA kernels, only geometries may be imported; the other modules import Numba.
-    folder = "multisample.backends.kernels.cuda"
-    allowed = {folder, f"{folder}.geometry", f"{folder}.moments_geometry", f"{folder}.perturb_geometry"}
-    assert {name for name in ours if ".kernels." in name} <= allowed
-
-
-def test_drawing_with_numpy_imports_no_other_array_library() -> None:
-    code = IMPORTED + "multisample.sample([0.0], [1.0], 100)\nprint(json.dumps(sorted(sys.modules)))"
-    modules = json.loads(run_python(code).splitlines()[-1])
-    assert "numba" in modules
-    assert not {"torch", "cupy", "jax"} & set(modules)
-
-
-def test_submodules_are_imported_on_first_use() -> None:
-    code = """
-import sys
-import multisample
-submodules = ("cem", "examples", "torch")
-assert not {f"multisample.{name}" for name in submodules} & set(sys.modules)
-assert {"sample", *submodules} <= set(dir(multisample))
-assert not {f"multisample.{name}" for name in submodules} & set(sys.modules)
-print(multisample.cem.minimize.__name__, multisample.examples.tetris.play.__name__, multisample.torch.Normal.__name__)
-assert {f"multisample.{name}" for name in submodules} <= set(sys.modules)
-try:
-    multisample.nothing
-except AttributeError as error:
-    print(error)
-"""
-    names, error = run_python(code).splitlines()
-    assert names == "minimize play Normal"
-    assert error == "module 'multisample' has no attribute 'nothing'"
-
-
-def test_importing_the_torch_submodule_without_pytorch_raises_with_the_install_command() -> None:
-    code = """
-import sys
-sys.modules["torch"] = None
-import multisample
-for touch in ("multisample.torch", "import multisample.torch", "from multisample import torch"):
-    try:
-        exec(touch)
-    except ImportError as error:
-        print(error)
-assert "torch" not in dir(multisample)
-help(multisample)
-"""
-    message = "multisample.torch needs PyTorch: pip install 'torch>=2.11' ninja setuptools"
-    lines = run_python(code).splitlines()
-    assert lines[:3] == [message] * 3
-    assert any("Draw vectors from a normal distribution" in line for line in lines[3:])
-
-
-def test_a_draw_in_a_new_interpreter_has_the_bits_of_the_stream() -> None:
-    code = "import multisample; print(multisample.sample([0.5], [2.0], 4, seed=3).view('u4').tolist())"
-    assert json.loads(run_python(code)) == stream.sample([0.5], [2.0], 4, seed=3)
-
 
 def test_tasks_run_if_threads_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[threading.Thread] = []
@@ -629,14 +480,3 @@ def test_tasks_run_if_threads_cannot_be_started(monkeypatch: pytest.MonkeyPatch)
 
     threads.run_all(task, range(4), 4)
     assert sorted(done) == [0, 1, 2, 3]
-
-
-@pytest.mark.parametrize(
-    "interpreter", ["sys.abiflags = 't'", "import _thread; _thread._is_main_interpreter = lambda: False"]
-)
-def test_unsupported_interpreters_are_refused(interpreter: str) -> None:
-    script = f"import sys; {interpreter}; import multisample"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=DEADLINE, check=False)
-    assert done.stderr.endswith(
-        "ImportError: multisample: free-threaded builds of Python and subinterpreters are not supported\n"
-    )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 from typing import Any
 
 import numpy as np
@@ -25,34 +26,14 @@ PARTS = 4
 @pytest.mark.slow
 @pytest.mark.parametrize("library", ["numpy", "torch"])
 @pytest.mark.parametrize("part", range(PARTS))
-def test_each_matrix_of_a_random_batch_has_the_bits_of_its_own_call(library: str, part: int) -> None:
-    draw = random.Random(f"{library} {part}")
-    source = np.random.default_rng(part)
+def test_each_matrix_of_a_random_batch_has_the_bits_of_its_own_call(library: str, part: int, bits: Any) -> None:
+    draw, source = random.Random(f"{library} {part}"), np.random.default_rng(part)
+    place: Any = pytest.importorskip("torch").from_numpy if library == "torch" else np.asarray
     backends = ["auto", "cpu"]
-    if library == "torch":
-        pytest.importorskip("torch")
-        if registry.find("torch_ext").status().reasons:
-            backends = ["cpu"]
+    if library == "torch" and registry.find("torch_ext").status().reasons:
+        backends = ["cpu"]
     for _ in range(max(BATCHES // (2 * PARTS), 1)):
-        check_random_batch(library, draw, source, draw.choice(backends))
-
-
-def placed(library: str, array: Array) -> Any:
-    """The array in the memory of the library, with the same strides."""
-    if library == "numpy":
-        return array
-    import torch
-
-    return torch.from_numpy(array)
-
-
-def bits(x: Any) -> Array:
-    if not isinstance(x, np.ndarray):
-        import torch
-
-        signed = {2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()]
-        return np.asarray(x.view(signed).numpy())
-    return x.view(f"u{x.itemsize}")
+        check_random_batch(place, draw, source, draw.choice(backends), bits)
 
 
 def strided(shape: tuple[int, ...], dtype: str, draw: random.Random) -> Array:
@@ -69,7 +50,7 @@ def strided(shape: tuple[int, ...], dtype: str, draw: random.Random) -> Array:
     return base[tuple(slice(0, size * step, step) for size, step in zip(shape, steps, strict=True))]
 
 
-def check_random_batch(library: str, draw: random.Random, source: Any, backend: str) -> None:
+def check_random_batch(place: Any, draw: random.Random, source: Any, backend: str, bits: Any) -> None:
     batch, d = draw.randrange(9), draw.choice([0, 1, 1, 2, 3, 5, 8, 17])
     n = draw.choice([0, 1, 1, 2, 3, 4, 7, 16, 33, 64, 130])
     if draw.random() < 0.01:
@@ -86,13 +67,13 @@ def check_random_batch(library: str, draw: random.Random, source: Any, backend: 
             continue
         vector = strided(shape, real, draw)
         vector[...] = source.uniform(low, 2.0, shape)
-        vectors.append(placed(library, vector))
+        vectors.append(place(vector))
     number = draw.uniform(0, 2)
     vectors = [number if x is None else x for x in vectors]
     forms = key_arrays(batch, draw)
     seed, keys = draw.choice([form for form in forms if batch or not isinstance(form[0], tuple)])
-    if library == "torch" and isinstance(seed, np.ndarray) and draw.random() < 0.5:
-        seed = placed(library, seed)
+    if isinstance(seed, np.ndarray) and draw.random() < 0.5:
+        seed = place(seed)
     options: dict[str, Any] = {
         "dtype": dtype, "layout": draw.choice(["dn", "nd"]), "backend": backend, "antithetic": draw.random() < 0.4,
         "noise": draw.choice(["independent", "shared"]), "dim_offset": draw.choice([0, 0, draw.randrange(2**32 - 32)]),
@@ -100,13 +81,10 @@ def check_random_batch(library: str, draw: random.Random, source: Any, backend: 
     }  # fmt: skip
     shape = (batch, d, n) if options["layout"] == "dn" else (batch, n, d)
     out = None
-    if draw.random() < 0.4 and (library, dtype) != ("numpy", "bfloat16"):
-        memory = strided(shape, "uint16" if dtype == "bfloat16" else dtype, draw)
-        out = placed(library, memory)
+    if draw.random() < 0.4 and (dtype != "bfloat16" or place is not np.asarray):
+        out = place(strided(shape, "uint16" if dtype == "bfloat16" else dtype, draw))
         if dtype == "bfloat16":
-            import torch
-
-            out = out.view(torch.bfloat16)
+            out = out.view(sys.modules["torch"].bfloat16)
     whole = multisample.sample(*vectors, n, seed=seed, out=out, **options)
     assert tuple(whole.shape) == shape
     assert out is None or whole is out

@@ -74,6 +74,37 @@ def test_two_and_four_halves_are_one_key(backend: str, place: Place, bits: Any) 
                 assert np.array_equal(bits(got), expected)
 
 
+ONE = {
+    "list": ([7], 7),
+    "tuple": ((2**64 - 1,), 2**64 - 1),
+    "Key": ([Key(7, 9)], Key(7, 9)),
+    "int8": (np.array([-7], np.int8), 2**8 - 7),
+    "uint64": (np.array([2**63 + 1], np.uint64), 2**63 + 1),
+    "pair": (np.array([[-1, 9]]), Key(2**64 - 1, 9)),
+    "narrow pair": (np.array([[-1, 9]], np.int16), Key(2**16 - 1, 9)),
+    "halves": (np.array([[1, 2, 3, 4]], np.uint32), Key(2**32 + 2, 3 * 2**32 + 4)),
+}
+
+
+@pytest.mark.parametrize("name", ONE)
+def test_a_vector_of_one_seed_adds_an_axis(backend: str, place: Place, bits: Any, name: str) -> None:
+    vector, key = ONE[name]
+    mu, weights = np.arange(4, dtype=np.float32), np.ones(5, np.float32)
+    for seed in (vector, place(vector)) if isinstance(vector, np.ndarray) else (vector,):
+        for means in (mu, mu[None]):
+            for options in ({}, {"layout": "nd"}, {"dtype": "float64"}, {"dim_offset": 3, "antithetic": True}):
+                alone = bits(multisample.sample(place(mu), 1.0, 5, seed=key, backend=backend, **options))
+                for _ in range(2):  # The second call has a plan.
+                    got = bits(multisample.sample(place(means), 1.0, 5, seed=seed, backend=backend, **options))
+                    assert got.shape == (1, *alone.shape) and np.array_equal(got[0], alone)
+            out = place(np.zeros((1, 4, 5), np.float32))
+            assert multisample.sample(place(means), 1.0, 5, seed=seed, backend=backend, out=out) is out
+            assert np.array_equal(bits(out)[0], bits(multisample.sample(place(mu), 1.0, 5, seed=key, backend=backend)))
+            moments = multisample.weighted_moments(place(weights), place(means), 1.0, seed=seed, backend=backend)
+            of_key = multisample.weighted_moments(place(weights), place(mu), 1.0, seed=key, backend=backend)
+            assert all(np.array_equal(bits(x)[0], bits(y)) for x, y in zip(moments, of_key, strict=True))
+
+
 @pytest.mark.parametrize("order", [1, 2])
 def test_moments_of_a_batch(backend: str, place: Place, bits: Any, order: Any) -> None:
     d, n, batch = 6, 3000, 4
@@ -112,6 +143,7 @@ def test_empty_batches(backend: str, place: Place, to_numpy: Any) -> None:
 
 BAD = {
     "a negative number": ([1, -2], ValueError, r"seed\[1\]: expected 0 <= "),
+    "a bool": ([3, True], TypeError, r"seed\[1\]: expected an integer, got the bool True"),
     "a float": ([1, 2.5], TypeError, r"seed\[1\]: "),
     "a list in a list": ([[1], [2]], TypeError, r"seed\[0\]: "),
     "floats": (np.zeros(2), TypeError, "seed: expected integers, got .* of type float64"),
@@ -164,20 +196,3 @@ def test_out_that_overlaps_itself_or_an_input() -> None:
         multisample.sample(np.zeros(3), 1.0, 4, seed=[1, 2], out=overlapping)
     with pytest.raises(ValueError, match="out: expected memory of its own, got memory that mu also uses"):
         multisample.sample(memory[20:23], 1.0, 4, seed=[1, 2], out=memory[:24].reshape(2, 3, 4))
-
-
-@pytest.mark.slow
-def test_random_batches(backend: str, place: Place, bits: Any) -> None:
-    draw = random.Random(1)
-    for _ in range(300):
-        d, n, batch = draw.randrange(1, 60), draw.choice([1, 2, 5, 33, 257, 1030]), draw.randrange(1, 20)
-        seeds = [draw.getrandbits(64) for _ in range(batch)]
-        options: dict[str, Any] = {
-            "backend": backend, "antithetic": draw.random() < 0.3, "layout": draw.choice(["dn", "nd"]),
-            "noise": draw.choice(["independent", "shared"]), "dtype": draw.choice([*DTYPES]),
-            "fast_math": draw.random() < 0.3, "sample_offset": draw.randrange(20),
-        }  # fmt: skip
-        mu = np.random.default_rng(n).normal(size=(batch, d)).astype(np.float32)
-        x = bits(multisample.sample(place(mu), 0.5, n, seed=seeds, **options))
-        for b in {0, batch - 1, draw.randrange(batch)}:
-            assert np.array_equal(x[b], bits(multisample.sample(place(mu[b]), 0.5, n, seed=seeds[b], **options)))

@@ -7,6 +7,7 @@ compares the outcome of the same call with that of a call for which every plan a
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,9 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cuda_memory import ExportedByDlpack
 
 import multisample
-from multisample import Key, _backends, sample, weighted_moments
+from multisample import Key, _backends, cem, sample, weighted_moments
 from multisample._plan import PLANS
 
 D, N = 5, 7
@@ -43,8 +45,11 @@ def _outcome(call: Call) -> Any:
         return type(error), str(error).splitlines()[0]
 
 
-def check_switch(calls: dict[str, Call], state: Callable[[], contextlib.AbstractContextManager[Any]]) -> None:
-    """Check every call before, during and after `state`, with plans of all states, against calls without plans."""
+def check_switch(calls: dict[str, Call], state: Callable[[], Any], matters: bool = True) -> None:
+    """Check every call before, during and after `state`, with plans of all states, against calls without plans.
+
+    A state that does not matter changes no outcome, and no outcome is an error.
+    """
 
     def outcomes(fresh: bool) -> dict[str, Any]:
         found = {}
@@ -63,10 +68,10 @@ def check_switch(calls: dict[str, Call], state: Callable[[], contextlib.Abstract
         assert outcomes(fresh=False) == outside
         with state():
             assert outcomes(fresh=False) == inside
-    assert any(isinstance(one[0], type) and not issubclass(one[0], Exception) for one in outside.values())
+    kinds = [one[0] for one in outside.values()]
+    drawn = [not (isinstance(kind, type) and issubclass(kind, Exception)) for kind in kinds]
+    assert any(drawn) if matters else all(drawn) and inside == outside
 
-
-# --- Our own, and the process's -----------------------------------------------------------------------------------
 
 HOST_CALLS: dict[str, Call] = {
     "numpy": lambda: sample(MU, SIGMA, N, seed=7),
@@ -105,10 +110,81 @@ OWN_STATES: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
 
 @pytest.mark.parametrize("state", OWN_STATES.values(), ids=OWN_STATES)
 def test_settings_of_the_process(state: Any) -> None:
-    check_switch(HOST_CALLS | TORCH_CALLS, state)
+    check_switch(HOST_CALLS | TORCH_CALLS, state, matters=False)
 
 
-# --- PyTorch ------------------------------------------------------------------------------------------------------
+# float64 numbers that underflow and overflow in narrower types and in sums.
+EXTREME = np.array([0.0, 1e-300, 1e-40, 1e38])
+EXTREME_WEIGHTS = np.linspace(-1e-300, 1e30, 40)
+LIBRARIES: dict[str, Callable[[Any], Any]] = {
+    "numpy": np.asarray, "list": np.ndarray.tolist, "torch": torch.from_numpy, "dlpack": ExportedByDlpack,
+    "jax": lambda x: pytest.importorskip("jax").numpy.asarray(x),
+}  # fmt: skip
+
+
+def _extreme_calls(library: str) -> dict[str, Call]:
+    with np.errstate(all="ignore"):  # JAX rounds to float32.
+        mu, column, weights, number = map(
+            LIBRARIES[library], (EXTREME, abs(EXTREME[:, None]), EXTREME_WEIGHTS, np.array(1e-42))
+        )
+    dtypes = ["float32"] if library == "jax" else ["float16", "float32", "float64"]
+    calls: dict[str, Call] = {}
+    for dtype, layout, antithetic in itertools.product(dtypes, ("dn", "nd"), (False, True)):
+        options: Any = {"seed": 1, "dtype": dtype, "layout": layout, "antithetic": antithetic}
+        for k, pair in enumerate([(mu, mu), (mu, column), (mu, 1e-300), (1e-42, mu), (mu, number)]):
+            noise = "shared" if pair[1] is column else "independent"
+            calls[f"{k}, {options}"] = lambda pair=pair, noise=noise, options=options: sample(
+                *pair, 5, noise=noise, **options
+            )
+    for dtype, noise, order in itertools.product(dtypes[-2:], ("independent", "shared"), (1, 2)):
+        options = {"seed": 1, "dtype": dtype, "noise": noise, "order": order}
+        calls[f"moments, {options}"] = lambda options=options: weighted_moments(weights, mu, mu, **options)
+    if library in ("numpy", "torch"):
+        other = "torch_ext" if library == "numpy" else "cpu"
+        calls[other] = lambda: sample(mu, abs(mu), 5, seed=1, dtype="float32", backend=other)
+    if library == "jax":
+        key = pytest.importorskip("jax").random.key(1)
+        calls["a key"] = lambda: sample(EXTREME, EXTREME, 5, seed=key, dtype="float32")
+    return calls
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_underflow_and_overflow_of_a_result_are_values_under_any_numpy_error_state(library: str) -> None:
+    check_switch(_extreme_calls(library), lambda: np.errstate(all="raise"), matters=False)
+
+
+def test_gradients_and_searches_ignore_the_numpy_error_state() -> None:
+    jax = pytest.importorskip("jax")
+
+    def loss(mu: Any, sigma: Any) -> Any:
+        return (1e-30 * sample(mu, sigma, 5000, seed=1) ** 2).sum()
+
+    def search(library: str, **options: Any) -> Any:
+        start = LIBRARIES[library](np.full(2, 1e-25, np.float32))
+        result = cem.minimize(lambda x: abs(x).sum(0), start, 1e-20, 20, iterations=5, seed=1, **options)
+        search: Any = cem.CEM(start, 1e-20, 20, seed=1, **options)
+        search.tell(search.ask(), np.arange(20.0))
+        search.state = {**search.state, "x": np.full(2, 1e-300)}
+        return result.mu, search.result().x
+
+    mu, sigma = np.full(300, 1e-10, np.float32), np.full(300, 1e-5, np.float32)
+    calls: dict[str, Call] = {"gradient": lambda: jax.jit(jax.grad(loss, (0, 1)))(mu, sigma)}
+    searches: list[dict[str, Any]] = [
+        {}, {"bounds": (-1e-60, 1.0)}, {"noise_floor": [1e-300] * 2}, {"smoothing": 0.5, "tol": 1e-60},
+    ]  # fmt: skip
+    for library, options in itertools.product(("numpy", "torch", "jax"), searches):
+        calls[f"{library}, {options}"] = lambda library=library, options=options: search(library, **options)
+    check_switch(calls, lambda: np.errstate(all="raise"), matters=False)
+
+
+def test_wrong_values_raise_their_own_error_under_any_numpy_error_state() -> None:
+    with np.errstate(all="raise"):
+        for value in (np.nan, np.inf, 1e39):
+            for mu in (np.array([0.0, value]), [0.0, value], torch.tensor([0.0, value], dtype=torch.float64)):
+                with pytest.raises(ValueError, match=r"^mu: expected finite means, got mu\[1\]"):
+                    sample(mu, 1.0, 3, dtype="float32")
+            with pytest.raises(ValueError, match=r"^sigma: expected finite"):
+                sample([0.0], value, 3, dtype="float32")
 
 
 @contextlib.contextmanager
@@ -150,6 +226,7 @@ def test_subnormal_numbers_are_kept_by_threads_that_flush_them() -> None:
     size = 400, 20_000  # For several threads.
     sigmas = {"float32": 3e-38, "bfloat16": 3e-38, "float16": 1e-5, "float64": 3e-308}
     weights = {name: torch.full((7,), 1e-39, dtype=getattr(torch, name)) for name in ("float32", "float64")}
+    gradient = torch.full((3, 8), 1e-40)
 
     def drawn(backend: str) -> dict[str, bytes]:
         found = {}
@@ -162,6 +239,11 @@ def test_subnormal_numbers_are_kept_by_threads_that_flush_them() -> None:
         for dtype, tiny in weights.items():
             for order, moment in enumerate(weighted_moments(tiny, T_MU.to(tiny) * 0, 1.0, seed=7, backend=backend)):
                 found[f"{dtype}, moment {order}"] = moment.view(torch.uint8).numpy().tobytes()
+        if backend == "torch_ext":
+            leaves = torch.zeros(3, requires_grad=True), torch.ones(3, requires_grad=True)
+            sums = torch.autograd.grad(sample(*leaves, 8, seed=7), leaves, gradient)
+            found["gradients"] = b"".join(x.view(torch.uint8).numpy().tobytes() for x in sums)
+            assert any(found["gradients"])
         return found
 
     for backend in ("cpu", "torch_ext"):
@@ -173,9 +255,6 @@ def test_subnormal_numbers_are_kept_by_threads_that_flush_them() -> None:
         finally:
             torch.set_flush_denormal(False)
         assert {name for name in expected if found[name] != expected[name]} == set()
-
-
-# --- JAX ----------------------------------------------------------------------------------------------------------
 
 
 def _jax_calls() -> dict[str, Call]:
@@ -201,38 +280,33 @@ def _jax_calls() -> dict[str, Call]:
     }
 
 
-def _jax_states() -> dict[str, Callable[[], contextlib.AbstractContextManager[Any]]]:
+def _jax_config(name: str, value: Any) -> Any:
     import jax
 
-    @contextlib.contextmanager
-    def config(name: str, value: Any) -> Iterator[None]:
-        before = getattr(jax.config, name)
-        with _set(lambda x: jax.config.update(name, x), value, before):
-            yield
-
-    return {
-        "enable_x64": lambda: jax.enable_x64(True),
-        "x64 by config": lambda: config("jax_enable_x64", True),
-        "default device": lambda: jax.default_device(jax.devices("cpu")[-1]),
-        "default key type": lambda: config("jax_default_prng_impl", "rbg"),
-        "partitionable keys": lambda: jax.threefry_partitionable(False),
-        "custom keys": lambda: config("jax_enable_custom_prng", True),
-        "jit disabled": jax.disable_jit,
-        "NaN checks": lambda: jax.debug_nans(True),
-        "strict promotion": lambda: jax.numpy_dtype_promotion("strict"),
-        "rank promotion": lambda: jax.numpy_rank_promotion("raise"),
-        "key reuse": lambda: jax.debug_key_reuse(True),
-        "leak checks": jax.checking_leaks,
-    }
+    return _set(lambda x: jax.config.update(name, x), value, getattr(jax.config, name))
 
 
-@pytest.mark.parametrize("name", [
-    "enable_x64", "x64 by config", "default device", "default key type", "partitionable keys", "custom keys",
-    "jit disabled", "NaN checks", "strict promotion", "rank promotion", "key reuse", "leak checks",
-])  # fmt: skip
-def test_settings_of_jax(name: str) -> None:
-    pytest.importorskip("jax")
-    check_switch(_jax_calls(), _jax_states()[name])
+# Each function takes the module jax, and returns the context of a state.
+JAX_STATES: dict[str, Callable[[Any], Any]] = {
+    "enable_x64": lambda jax: jax.enable_x64(True),
+    "x64 by config": lambda jax: _jax_config("jax_enable_x64", True),
+    "default device": lambda jax: jax.default_device(jax.devices("cpu")[-1]),
+    "default key type": lambda jax: _jax_config("jax_default_prng_impl", "rbg"),
+    "partitionable keys": lambda jax: jax.threefry_partitionable(False),
+    "custom keys": lambda jax: _jax_config("jax_enable_custom_prng", True),
+    "jit disabled": lambda jax: jax.disable_jit(),
+    "NaN checks": lambda jax: jax.debug_nans(True),
+    "strict promotion": lambda jax: jax.numpy_dtype_promotion("strict"),
+    "rank promotion": lambda jax: jax.numpy_rank_promotion("raise"),
+    "key reuse": lambda jax: jax.debug_key_reuse(True),
+    "leak checks": lambda jax: jax.checking_leaks(),
+}
+
+
+@pytest.mark.parametrize("state", JAX_STATES.values(), ids=JAX_STATES)
+def test_settings_of_jax(state: Any) -> None:
+    jax = pytest.importorskip("jax")
+    check_switch(_jax_calls(), lambda: state(jax))
 
 
 def test_jax_traces_calls_that_have_plans() -> None:

@@ -36,6 +36,7 @@ from multisample.backends.native import build, csrc_files, libraries, platform_t
 
 torch = pytest.importorskip("torch")
 needs_tools = pytest.mark.skipif(bool(toolchain.missing_tools()), reason="; ".join(toolchain.missing_tools()))
+NO_NVCC = torch.version.cuda is None or toolchain.cuda_home() is None
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="other systems have other library formats")
 
 # Draws with PyTorch tensors, and prints the bits and the loaded libraries.
@@ -125,9 +126,18 @@ def expected_bits() -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel with libraries for the CPU."""
-    return build_wheel(tmp_path_factory.mktemp("prebuilt"), "cpu")
+def wheel(build_once: Callable[..., Path]) -> Path:
+    """A wheel with libraries for the CPU, and for CUDA where nvcc is."""
+    sources = [ROOT / name for name in ("pyproject.toml", "README.md", "LICENSE", "multisample")]
+    sources += [csrc_files.folder().resolve(), Path(build.__file__).resolve().parents[1]]
+    setting = ("cpu", {}) if NO_NVCC else ("1", {"TORCH_CUDA_ARCH_LIST": capabilities()})
+
+    def make(folder: Path) -> None:
+        with tempfile.TemporaryDirectory() as building:
+            shutil.copy(build_wheel(Path(building), setting[0], **setting[1]), folder)
+
+    (wheel,) = build_once("wheel", (setting, torch.__version__, sys.version), sources, make).glob("*.whl")
+    return wheel
 
 
 @pytest.fixture(scope="module")
@@ -139,6 +149,16 @@ def installation(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Insta
 
 def libraries_of(wheel: Path) -> dict[str, bytes]:
     return {name: content for name, content in contents(wheel).items() if name.endswith(".so")}
+
+
+def capabilities() -> str:
+    """The architectures of the devices here, or 9.0."""
+    found = {torch.cuda.get_device_capability(device) for device in range(toolchain.device_count())}
+    return ";".join("{}.{}".format(*capability) for capability in sorted(found)) or "9.0"
+
+
+def cuda_file() -> list[str]:
+    return [] if NO_NVCC else [prebuilt.cuda_file(torch.version.cuda, capabilities().split(";"))]
 
 
 @pytest.mark.slow
@@ -154,7 +174,8 @@ def test_a_wheel_with_libraries_is_for_this_platform(wheel: Path) -> None:
     assert stated.get_all("Tag") == [tag[1]]
     assert stated["Root-Is-Purelib"] == "false"
     place = f"multisample/backends/native/prebuilt/{prebuilt.folder().name}"
-    assert set(libraries_of(wheel)) == {f"{place}/{prebuilt.cpu_file(name)}" for name in prebuilt.cpu_targets()}
+    files = [*map(prebuilt.cpu_file, prebuilt.cpu_targets()), *cuda_file()]
+    assert set(libraries_of(wheel)) == {f"{place}/{name}" for name in files}
     # The wheel has all sources too, whose digest selects the libraries.
     assert {f"multisample/{name}" for name in PACKAGED} <= found.keys()
 
@@ -182,10 +203,11 @@ def test_libraries_depend_only_on_system_libraries_and_pytorch(wheel: Path, tmp_
         library = tmp_path / Path(name).name
         library.write_bytes(content)
         needs = platform_tag.needs(library)
-        assert "libtorch_cpu.so" in needs
+        is_cuda = library.name in cuda_file()
+        assert (f"libcudart.so.{str(torch.version.cuda).partition('.')[0]}" if is_cuda else "libtorch_cpu.so") in needs
         # These libraries are not part of the stable ABI.
-        assert {"libc10.so", "libtorch_python.so"}.isdisjoint(needs)
-        for path in (str(Path(torch.__file__).parents[1]), tempfile.gettempdir()):
+        assert {"libc10.so", "libc10_cuda.so", "libtorch_python.so"}.isdisjoint(needs)
+        for path in (tempfile.gettempdir(), *([] if is_cuda else [str(Path(torch.__file__).parents[1])])):
             assert f"{path}/".encode() not in content, name
 
 
@@ -229,30 +251,13 @@ def test_libraries_built_from_other_sources_are_not_loaded(installation: Install
 @pytest.mark.slow
 @needs_tools
 @needs_linux
-@pytest.mark.skipif(torch.version.cuda is None, reason="PyTorch is built without CUDA")
-@pytest.mark.skipif(toolchain.cuda_home() is None, reason="no CUDA toolkit")
-def test_a_wheel_with_a_cuda_library_runs_on_the_devices_here(tmp_path: Path) -> None:
-    count = toolchain.device_count()
-    capabilities = sorted({torch.cuda.get_device_capability(device) for device in range(count)})
-    names = [f"{major}.{minor}" for major, minor in capabilities] or ["9.0"]
-    wheel = build_wheel(tmp_path, "1", TORCH_CUDA_ARCH_LIST=";".join(names))
-    libraries = {Path(name).name: content for name, content in libraries_of(wheel).items()}
-    cuda = prebuilt.cuda_file(torch.version.cuda, names)
-    assert set(libraries) == {cuda, *map(prebuilt.cpu_file, prebuilt.cpu_targets())}
-    (tmp_path / cuda).write_bytes(libraries[cuda])
-    needs = platform_tag.needs(tmp_path / cuda)
-    assert f"libcudart.so.{torch.version.cuda.partition('.')[0]}" in needs
-    assert {"libc10.so", "libc10_cuda.so", "libtorch_python.so"}.isdisjoint(needs)
-    assert f"{tempfile.gettempdir()}/".encode() not in libraries[cuda]
-
-    python, packages = install(wheel, tmp_path)
-    installation = Installation(python, packages / "multisample", tmp_path)
-    found = json.loads(installation.run(USE, "cuda" if count else "cpu"))
+@pytest.mark.skipif(NO_NVCC or toolchain.device_count() == 0, reason="no CUDA device")
+def test_a_wheel_with_a_cuda_library_runs_on_the_devices_here(installation: Installation) -> None:
+    found = json.loads(installation.run(USE, "cuda"))
     assert found["bits"] == expected_bits()
     assert not (installation.folder / "cache" / "torch_ext").exists()
-    if count:
-        assert found["status"] == "cpu (prebuilt) and CUDA (prebuilt)"
-        assert [Path(path).name for path in found["loaded"]][1:] == [cuda]
+    assert found["status"] == "cpu (prebuilt) and CUDA (prebuilt)"
+    assert [Path(path).name for path in found["loaded"]][1:] == cuda_file()
 
 
 # --- Settings of the build backend ----------------------------------------------------------------

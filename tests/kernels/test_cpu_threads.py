@@ -67,7 +67,7 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
 
 @pytest.fixture(autouse=True)
 def pool(monkeypatch: pytest.MonkeyPatch) -> Pool:
-    """New slots for a test, whose helpers sleep until the process ends: a line for each."""
+    """A new pool for a test, with a line for each helper. Its helpers sleep until the process ends."""
     array = threads._new_pool()
     monkeypatch.setattr(threads, "_pool", array)
     return array[threads._FIRST :].reshape(-1, threads._LINE)
@@ -163,7 +163,7 @@ def test_a_call_starts_the_helpers_that_calls_at_the_same_time_lack(kernel: Call
         assert len(with_thread(pool)) == threads_before
         assert in_time(lambda number=number: visits(kernel, number, number, together=number)) == [1] * number
         wait_for_helpers(pool)
-    # Another call has all helpers, and wants one more than there are.
+    # Another call has all five helpers, and wants a sixth.
     pool[:5, threads._STATE], threads._pool[threads._WANTED] = threads._BUSY, 6
     assert in_time(lambda: visits(kernel, 4, 4, together=4)) == [1] * 4
     assert len(with_thread(pool)) == 8

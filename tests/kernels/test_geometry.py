@@ -247,20 +247,34 @@ def test_blocks_cover_every_group_of_a_batch_of_small_matrices_once(library: cty
 
 
 @pytest.mark.slow
-def test_every_geometry_is_valid_for_the_kernel(calls: list[Call]) -> None:
+def test_every_geometry_is_within_the_limits_of_the_kernel(calls: list[Call]) -> None:
+    """Emulated kernels have the geometries of small calls; here are those of all sizes."""
     for call in calls:
-        cut = in_python(call)
-        rows, columns, dtype, (row_stride, column_stride), address, _, _, antithetic, _, in_memory = call
-        size, width, (across, down) = SIZES[dtype], call.width, sides(call)
-        quad = 8 if size == 2 and not antithetic else 16
+        cut, size, own_rows = in_python(call), SIZES[call.dtype], own_rows_of(SIZES[call.dtype])
+        (row_stride, column_stride), (across, down) = call.strides, sides(call)
+        kind = STORE_KINDS[cut.store_kind]
         assert 1 <= cut.blocks < 2**31, call
         assert cut.threads % 32 == 0 and 32 <= cut.threads <= 288, call
         assert cut.skip == call.skip, call
-        if cut.store_kind == 6:
-            check_few_columns(call, cut)
+        # Without a known first column, the alignment of a row is unknown.
+        assert not call.in_memory or kind not in ("kAligned", "kStaged", "kFewColumns"), call
+        if kind == "kFewColumns":
+            assert call.columns <= MOST_FEW_COLUMNS and call.rows >= LEAST_ROWS and cut.threads == FEW_THREADS, call
+            assert cut.band_rows % cut.rows_per_pass == 0 and cut.blocks_per_band == 1, call
+            assert (cut.blocks - 1) * cut.band_rows < call.rows <= cut.blocks * cut.band_rows, call
             continue
-        if cut.store_kind >= 4:
-            check_transposed(call, cut)
+        if kind.startswith("kTransposed"):
+            # Each thread draws at most one group of a chunk.
+            assert cut.chunk % cut.groups_per_pass == 0 and cut.groups_per_pass <= cut.chunk <= cut.threads, call
+            assert cut.groups_per_pass >= 1 and cut.band_groups % cut.groups_per_pass == 0 < cut.band_groups, call
+            # Positions of the columns of a pass in memory fit in 32 bits.
+            assert abs(cut.column_step) * call.width * cut.groups_per_pass < 2**31, call
+            if kind == "kTransposedStaged":
+                # The threads have registers for all dimensions of a pass.
+                registers = cut.threads * staged_own_rows_of(size, call.antithetic)
+                assert cut.pieces * cut.groups_per_pass <= registers and column_stride == call.rows * size, call
+            else:
+                assert cut.threads <= 128 and cut.overlap == (cut.column_step % own_rows > 0), call
             continue
         assert 1 <= cut.groups_per_pass <= 288 and cut.groups_per_pass * cut.rows_per_pass <= cut.threads, call
         assert 1 <= cut.rows_per_pass <= down, call
@@ -277,79 +291,11 @@ def test_every_geometry_is_valid_for_the_kernel(calls: list[Call]) -> None:
         assert cut.steps >= 1 and (cut.steps == 1 or cut.band_rows <= cut.chunk), call
         # Several rows per pass must be whole rows.
         assert cut.rows_per_pass == 1 or cut.groups_per_pass >= across, call
-        # All quads of a group have the same alignment.
-        first = address - cut.skip * size
-        if cut.store_kind == 0:
-            assert column_stride == size and first % quad == 0 and (rows == 1 or row_stride % quad == 0), call
-            assert not in_memory, call
-        elif cut.store_kind == 1:
-            assert column_stride == size and address % size == 0 and cut.rows_per_pass == 1, call
-            assert (row_stride << cut.interleave_log2) % quad == 0 or cut.band_rows == 1, call
-            # A row of a pass has whole warps; the last block of a band draws the other groups, or a warp of their own.
-            assert cut.groups_per_pass % 32 == 0 or cut.blocks_per_band * cut.steps == 1, call
-            assert cut.threads <= 256 and across > 128, call
-            assert cut.warps == (-(-across // 32) if cut.rest == 0 else across // 32), call
+        if kind == "kShifted":
+            assert cut.rows_per_pass == 1 and cut.threads <= SHIFTED_THREADS and across > 128, call
             assert cut.rest in (0, across % 32) and (cut.rest <= 8 or 256 < across < 288), call
-        elif cut.store_kind == 2:
-            # A pass, and each of its warps, writes consecutive elements; groups after the last column would not.
-            assert not in_memory, call
-            assert column_stride == size and (rows == 1 or row_stride == columns * size), call
-            assert cut.blocks_per_band == cut.steps == 1 and cut.groups_per_pass == across, call
-            assert cut.threads <= SHORT_ROW_THREADS and cut.rows_per_pass * columns < 2**20, call
-            # All passes of a band have the same alignment.
-            pass_stride = row_stride * cut.rows_per_pass << cut.interleave_log2
-            assert pass_stride % 16 == 0 or cut.band_rows == cut.rows_per_pass, call
-            of_chunk = cut.chunk // cut.rows_per_pass
-            assert of_chunk % STAGED_PASSES == 0 or of_chunk < STAGED_PASSES, call
-        else:
-            assert column_stride != size or (address - cut.skip * size) % quad or row_stride % quad or in_memory, call
-            assert (across, down) != (rows, -(-(cut.skip + columns) // width)) or rows == across == down, call
-
-
-def check_few_columns(call: Call, cut: Geometry) -> None:
-    """Check a geometry for few columns: passes and bands have whole rows, and rows are one run of memory."""
-    rows, columns, dtype, strides, address, *_, in_memory = call
-    size = SIZES[dtype]
-    assert columns <= MOST_FEW_COLUMNS and rows >= LEAST_ROWS and not in_memory and cut.threads == FEW_THREADS, call
-    assert cut.rows_per_pass == FEW_THREADS * own_rows_of(size), call
-    assert cut.band_rows % cut.rows_per_pass == 0 and 1 <= cut.band_rows // cut.rows_per_pass <= 16, call
-    assert cut.blocks_per_band == 1 and (cut.blocks - 1) * cut.band_rows < rows <= cut.blocks * cut.band_rows, call
-    # Enough blocks for every processor.
-    assert cut.blocks >= 4096 or cut.band_rows == cut.rows_per_pass, call
-    assert address % size == strides[1] % size == 0, call
-    assert strides[0] == size or strides == (columns * size, size), call
-
-
-def check_transposed(call: Call, cut: Geometry) -> None:
-    """Check a transposed geometry: passes have groups, and bands of groups are consecutive."""
-    rows, _, dtype, (row_stride, column_stride), address, _, shared, antithetic, fast_math, in_memory = call
-    size, own_rows, width = SIZES[dtype], own_rows_of(SIZES[dtype]), call.width
-    assert row_stride == size and rows > 1 and cut.interleave_log2 == cut.steps == cut.band_rows == 0, call
-    # Each thread draws at most one group of a chunk.
-    assert cut.chunk % cut.groups_per_pass == 0 and cut.groups_per_pass <= cut.chunk <= cut.threads, call
-    assert cut.groups_per_pass >= 1 and cut.band_groups % cut.groups_per_pass == 0 < cut.band_groups, call
-    aligned = address % (own_rows * size) == column_stride % (own_rows * size) == rows % own_rows == 0
-    if cut.store_kind == 5:
-        # The threads have registers for all dimensions of a pass, which writes consecutive elements.
-        half_sectors = (address | column_stride) % 32 > 0
-        writes_fast = shared or (antithetic and fast_math and dtype != "float64")
-        assert not aligned or (half_sectors and writes_fast), call
-        assert column_stride == rows * size and cut.pieces == rows and cut.blocks_per_band == 1, call
-        assert cut.threads == (256 if shared else 128), call
-        assert cut.pieces * cut.groups_per_pass <= cut.threads * staged_own_rows_of(size, antithetic), call
-        assert cut.column_step == cut.overlap == 0, call
-        return
-    # Pieces of `own_rows` dimensions are at aligned addresses. The first piece of a group's first column begins up to
-    # `own_rows` elements before the row; if the other columns are aligned differently, so do their first pieces.
-    assert cut.threads <= 128 and cut.column_step * size == column_stride, call
-    alike = cut.column_step % own_rows == 0
-    assert cut.overlap == (not alike), call
-    skips = range(width) if in_memory else (call.skip,)
-    begin = max((address - skip * column_stride) // size % own_rows for skip in skips)
-    last = begin + rows - 1 + (0 if alike else own_rows - 1)
-    assert cut.pieces == last // own_rows + 1 or (in_memory and cut.pieces == last // own_rows + 2), call
-    # Positions of the columns of a pass in memory, and its number of elements, fit in 32 bits.
-    assert abs(cut.column_step) * width * max(cut.groups_per_pass, 1) < 2**31, call
+        elif kind == "kStaged":
+            assert cut.threads <= SHORT_ROW_THREADS and cut.rows_per_pass * call.columns < 2**20, call
 
 
 @pytest.mark.slow
@@ -378,7 +324,6 @@ def test_blocks_cover_every_row_and_every_column_once() -> None:
         count += 1
         cut, (across, down) = in_python(call), sides(call)
         if STORE_KINDS[cut.store_kind] == "kFewColumns":
-            check_few_columns(call, cut)
             continue
         bands, rest = divmod(cut.blocks, cut.blocks_per_band)
         assert rest == 0

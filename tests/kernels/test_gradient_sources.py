@@ -25,7 +25,6 @@ from cuda_cpp import (
     SECONDS,
     SHIM,
     compile_cpp,
-    compile_runner,
     nvrtc_compile,
     requires_gxx,
     requires_nvrtc,
@@ -159,17 +158,7 @@ class Case:
             assert len(wrong) == 0, (self, wrong[:5].tolist())
 
 
-@pytest.fixture(scope="session")
-def runner(build_once: Callable[..., Path]) -> Callable[[str], Path]:
-    """``runner(dtype)``: a program that runs the kernels of this element type."""
-
-    def runner(dtype: str) -> Path:
-        def make(folder: Path) -> None:
-            compile_runner(folder, "run_gradient", ["cuda/gradient_kernel.cuh"], 3, dtype)
-
-        return build_once("run_gradient", dtype, [csrc_files.folder(), SHIM], make) / "run_gradient"
-
-    return runner
+PROGRAM = "run_gradient"
 
 
 def run(runner: Callable[[str], Path], cases: Iterable[Case]) -> list[tuple[Geometry, Array, Array]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
-import importlib.resources
+import functools
 import itertools
 import re
 import struct
@@ -18,18 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import emulated_gpu
-import numba_ptx
 import numpy as np
 import pytest
-from cuda_cpp import (
-    ARCHITECTURES,
-    SHIM,
-    compile_runner,
-    nvrtc_compile,
-    requires_gxx,
-    requires_nvrtc,
-    run_cases,
-)  # fmt: skip
+from cuda_cpp import ARCHITECTURES, SHIM, nvrtc_compile, requires_gxx, requires_nvrtc, run_cases  # fmt: skip
 from launches import WORDS, a_launch, stored_words, word_fields
 from moments import exact_moments
 from tables import DTYPES, slow_but
@@ -39,6 +30,7 @@ from multisample.backends.cupy import BACKEND as CUPY
 from multisample.backends.cupy import MOMENTS_HEADER, OPTIONS, moments_kernel_name, source
 from multisample.backends.driver import KernelKey, MomentsKey
 from multisample.backends.element_types import MATRIX_TYPES
+from multisample.backends.kernels.cuda import group
 from multisample.backends.kernels.cuda import moments as kernels
 from multisample.backends.kernels.cuda.moments_geometry import (
     FILL,
@@ -149,17 +141,7 @@ class Case:
 # --- C++ ------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="session")
-def runner(build_once: Callable[..., Path]) -> Callable[[str], Path]:
-    """``runner(real)``: a program that runs the kernels of this computing type."""
-
-    def runner(real: str) -> Path:
-        def make(folder: Path) -> None:
-            compile_runner(folder, "run_moments", ["cuda/moments_kernel.cuh"], 6, real)
-
-        return build_once("run_moments", real, [csrc_files.folder(), SHIM], make) / "run_moments"
-
-    return runner
+PROGRAM = "run_moments"
 
 
 def run_in_cpp(runner: Callable[[str], Path], cases: list[Case]) -> Iterator[tuple[Array, Array]]:
@@ -189,27 +171,13 @@ def run_in_cpp(runner: Callable[[str], Path], cases: list[Case]) -> Iterator[tup
 @pytest.fixture(scope="module")
 def compiled() -> Iterator[Callable[..., Any]]:
     """``compiled(function, *arguments)``: the kernel of a function of `kernels`, for the emulated GPU."""
-    cache: dict[Any, Any] = {}
-    patched = {
-        (module, "inline"): module.inline
-        for module in (kernels, __import__("multisample.backends.kernels.cuda.group", fromlist=["x"]))
-    }
-    caches = [x for module, _ in patched for x in vars(module).values() if hasattr(x, "cache_clear")]
-    for function in caches:
-        function.cache_clear()
-    for module, name in patched:
-        setattr(module, name, emulated_gpu.once)
 
+    @functools.cache
     def compiled(function: Callable[..., Any], *arguments: Any) -> Any:
-        if (function, arguments) not in cache:
-            cache[function, arguments] = emulated_gpu.compile_kernel(function(emulated_gpu, *arguments), "moments")
-        return cache[function, arguments]
+        return emulated_gpu.compile_kernel(function(emulated_gpu, *arguments), "moments")
 
-    yield compiled
-    for (module, name), original in patched.items():
-        setattr(module, name, original)
-    for function in caches:
-        function.cache_clear()
+    with emulated_gpu.sharing_functions(group, kernels):
+        yield compiled
 
 
 def run_in_python(compiled: Callable[..., Any], case: Case) -> tuple[Array, Array]:
@@ -330,7 +298,7 @@ def test_bits_do_not_depend_on_rows_per_thread_or_order_of_blocks(runner: Any, c
 @requires_gxx
 @requires_emulator
 def test_groups_without_weight_change_no_bits(runner: Any, compiled: Any) -> None:
-    # Where the list is short, all its groups are of one chain.
+    # In a short list, all groups belong to one chain.
     one = np.zeros(900, np.float32)
     one[517] = 2.5
     window = Case(7, 4, weights=one[516:520], sample_offset=516)
@@ -416,11 +384,9 @@ def test_round_keys_are_equal_in_both_languages(tmp_path: Path) -> None:
 
 
 @requires_nvrtc
-@pytest.mark.parametrize(
-    ("architecture", "step"), [("sm_90", 5), *(pytest.param(name, 1, marks=pytest.mark.slow) for name in ARCHITECTURES)]
-)
-def test_nvrtc_compiles_kernels(architecture: str, step: int) -> None:
-    """All kernels, or every fifth of them."""
+@pytest.mark.parametrize("architecture", slow_but(["sm_90"], ARCHITECTURES))
+def test_nvrtc_compiles_kernels(architecture: str) -> None:
+    """Each architecture compiles a quarter of the kernels, since the sources do not depend on the architecture."""
     keys = [
         MomentsKey(real, antithetic, fast, rows, with_second, origin, finishing, 0)
         for real, antithetic, fast, with_second, (rows, origin, finishing) in itertools.product(
@@ -429,7 +395,7 @@ def test_nvrtc_compiles_kernels(architecture: str, step: int) -> None:
         )
         if not (real == "float64" and (fast or rows == 4))
         if not (finishing and (antithetic or fast or with_second))
-    ][::step]  # fmt: skip
+    ][ARCHITECTURES.index(architecture) :: 4]  # fmt: skip
     names = [moments_kernel_name(key) for key in keys]
     program = nvrtc_compile(source(MOMENTS_HEADER), names, architecture, OPTIONS)
     assert len(set(program.names)) == len(keys)
@@ -458,18 +424,8 @@ PTX = [
 
 
 @pytest.mark.slow
-def test_numba_compiles_kernels_without_spills(build_once: Callable[..., Path]) -> None:
-    sources = [Path(str(importlib.resources.files("multisample.backends"))).resolve(), Path(numba_ptx.__file__)]
-
-    def make(folder: Path) -> None:
-        try:
-            numba_ptx.compile_others("moments", PTX, folder)
-        except numba_ptx.CannotCompileError as error:
-            pytest.skip(str(error))
-
-    folder = build_once("numba_moments", (PTX, numba_ptx.versions()), sources, make)
-    for k, variant in enumerate(PTX):
-        ptx, log = ((folder / f"moments{k}.{suffix}").read_text() for suffix in ("ptx", "log"))
+def test_numba_compiles_kernels_without_spills(compiled_by_numba: Callable[..., Any]) -> None:
+    for variant, (ptx, log) in zip(PTX, compiled_by_numba("moments", PTX), strict=True):
         assert not re.search(r"^\s*call|\.local", ptx, re.M), variant
         (stack,) = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", log)
         assert stack == ("0", "0", "0"), (variant, stack)

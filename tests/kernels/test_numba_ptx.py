@@ -56,7 +56,7 @@ def compiled(request: pytest.FixtureRequest, build_once: Build) -> list[Compiled
     """Kernels for compute capability 9.0, and some for other capabilities."""
     if request.param == "some":
         return compile_all(build_once, "numba_ptx", [(variant, HOPPER) for variant in SOME], False)
-    jobs = [(variant, HOPPER) for variant in dict.fromkeys([*SOME, *QUICK, *COVERING[::2]])]
+    jobs = [(variant, HOPPER) for variant in dict.fromkeys([*SOME, *QUICK, *COVERING[len(QUICK) :: 2]])]
     jobs += zip(QUICK[:3], OTHERS, strict=True)
     jobs.append((("bfloat16", False, False, False, 0), (7, 5)))
     # One process per dtype: kernels of a dtype share most functions, which a process compiles once.
@@ -190,7 +190,9 @@ def test_kernels_with_words_in_memory_have_the_same_parameters(compiled: list[Co
         assert result.file.with_suffix(".cubin").read_bytes().startswith(b"\x7fELF"), str(result)
         origin = {"seed_at", "first_column_at"} | (set() if result.variant[1] else {"first_row_at"})
         assert fields_read(result.kernel) >= origin, str(result)
-        assert fields_read(by_value.kernel).isdisjoint(origin), str(result)
+        # Small matrices are drawn in batches, whose words are in memory.
+        reads = origin if result.store_kind == "small_matrices" else set()
+        assert fields_read(by_value.kernel) & origin == reads, str(result)
 
 
 # --- Arithmetic -----------------------------------------------------------------------------------

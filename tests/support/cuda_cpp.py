@@ -41,25 +41,22 @@ def compile_cpp(*arguments: str | Path) -> None:
     assert done.returncode == 0, done.stderr[-5000:]
 
 
-def compile_runner(
-    folder: Path, program: str, headers: Sequence[str], declarations: int, element: str, *options: str
-) -> None:
-    """Compile a program of the folder shim, which runs CUDA kernels of one element type on the CPU.
+SHARED = {
+    "run_kernel": (("rows", "transposed", "few_columns", "small_matrices"), 7),
+    "run_gradient": (("gradient_kernel",), 3),
+    "run_moments": (("moments_kernel",), 6),
+    "run_perturb": (("perturb_kernel",), 1),
+}
+"""Programs of the folder shim: the CUDA headers that declare shared memory, and how many declarations they have."""
 
-    Parameters
-    ----------
-    folder : Path
-        Build folder.
-    headers : sequence of str
-        Headers with the kernels.
-    declarations : int
-        Number of declarations of shared memory in the headers.
-    element : str
-        Name of the element type.
-    """
+
+def compile_runner(folder: Path, program: str, element: str, *options: str) -> None:
+    """Compile a program of the folder shim, which runs CUDA kernels of one element type on the CPU, into `folder`."""
     # No macro can replace __shared__: all threads of a block share the memory, which holds garbage before each block.
     ids = itertools.count()
-    for name in headers:
+    headers, declarations = SHARED[program]
+    for header in headers:
+        name = f"cuda/{header}.cuh"
         source = re.sub(
             r"__shared__ ([^;]+?) (\w+)((?:\[[^;]+?\])+);",
             lambda match: f"auto& {match[2]} = cuda_shim::shared<{match[1]}{match[3]}, {next(ids)}>();",

@@ -9,10 +9,12 @@ Every memory access is checked, and the first wrong access ends the launch. (For
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from llvmlite import ir
@@ -288,6 +290,19 @@ def once(function: Callable[..., Any]) -> Any:
     if key not in _compiled_once:
         _compiled_once[key] = _jit(function)
     return _compiled_once[key]
+
+
+@contextlib.contextmanager
+def sharing_functions(*modules: Any) -> Iterator[None]:
+    """Use `once` in place of `inline` in these modules."""
+    cached = [x for module in modules for x in vars(module).values() if hasattr(x, "cache_clear")]
+    with contextlib.ExitStack() as stack:
+        for module in modules:
+            stack.enter_context(mock.patch.object(module, "inline", once))
+        for function in cached:
+            stack.callback(function.cache_clear)
+            function.cache_clear()
+        yield
 
 
 def compile_kernel(function: Callable[..., None], kind: str = "sample") -> Any:

@@ -379,7 +379,7 @@ def other_cuts() -> Iterator[tuple[str, Cut]]:
             "rows_per_pass": 1, "band_rows": 3, "interleave_log2": log2, "steps": 1,
         }  # fmt: skip
         yield "shifted", lambda g, log2=log2: {"band_rows": 2, "interleave_log2": g.interleave_log2 + log2, "steps": 1}
-    # Groups of shifted rows that do not fill a warp, which lanes draw in different rows.
+    # Groups of shifted rows that do not fill a warp: each lane draws them in another row.
     yield "shifted", with_rest
     yield "shifted", lambda g: {**with_rest(g), "band_rows": 7, "chunk": 3}
     # Other block widths, and several column runs; shifted rows need whole warps.

@@ -40,7 +40,7 @@ class Part:
     rows: int = 1
     first: int = 0
     jump: int | None = None
-    """By default the width."""
+    """Elements of the parameter from one run to the next; by default the width."""
     id: int = 0
     source: tuple[int, int] | None = None
     """Strides of a row and of an element, in elements; contiguous by default."""
@@ -54,7 +54,7 @@ class Part:
         return (self.source if self.in_place or not of_target else self.target) or (self.width, 1)
 
     def layout(self, of_target: bool) -> tuple[int, int, int, int]:
-        """The shift, the first element, and both strides, with the elements that the layout takes."""
+        """The index of the first element, the number of elements that the layout spans, and both strides."""
         row, column = self.strides(of_target)
         reach = [row * (self.rows - 1), column * (self.width - 1)]
         below = -sum(r for r in reach if r < 0)
@@ -74,7 +74,7 @@ class Call:
     dtype: str = "float32"
     weights: Array | float = 0.5
     members: int = 1
-    """The number of members, for a number as weights."""
+    """The number of members, if `weights` is a number."""
     seed: int = 1
     offset: int = 0
     member: int = 0
@@ -118,7 +118,7 @@ class Call:
         return np.ndarray((span.rows, span.width), DTYPES[self.dtype], memory, address, strides)
 
     def memory(self) -> Array:
-        """The memory before the call, without numbers that are no numbers."""
+        """The memory before the call, without NaN."""
         draw = np.random.default_rng(len(self.parts) + self.size)
         values = draw.normal(size=self.size // SIZES[self.dtype])
         values[draw.random(len(values)) < 0.05] = -0.0
@@ -179,7 +179,7 @@ def _parts_of_every_kind() -> Iterator[list[Part]]:
     # Long runs, whose blocks have several turns.
     yield [Part(9001, first=2, id=5, in_place=True), Part(6144, id=2**32 - 1, source_shift=1, target_shift=3)]
     yield [Part(4099, first=1, source_shift=1, target_shift=1), Part(8192, id=1)]
-    # Far out.
+    # Elements far from the first.
     yield [Part(700, first=2**34 - 700, id=9), Part(33, first=2**32 - 5, id=8, in_place=True)]
     # Rows that are one run; rows with gaps in the elements, in memory, or in both.
     yield [Part(7, 40, first=3), Part(7, 40, first=3, jump=8), Part(8, 40, jump=8, source=(9, 1), target=(11, 1))]

@@ -1,4 +1,4 @@
-"""Functions that tests of executors score samples by; processes import them from here."""
+"""Score functions for tests of the cross-entropy method, which worker processes import from here, and short runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["DiesOnce", "dies", "fails", "slow_sphere", "sphere", "torch_sphere"]
+from multisample import cem
+
+__all__ = ["START", "DiesOnce", "assert_same", "dies", "fails", "run", "slow_sphere", "sphere", "torch_sphere"]
+
+START = np.linspace(-2, 3, 6).astype(np.float32)
 
 
 def sphere(x: Any) -> Any:
@@ -49,3 +53,19 @@ class DiesOnce:
         except FileExistsError:
             return sphere(x)
         os._exit(1)
+
+
+def run(f: Any = sphere, mu: Any = START, n: int = 200, **options: Any) -> Any:
+    """The result of a short run."""
+    return cem.minimize(f, mu, 2.0, n, **{"iterations": 8, "seed": 7, **options})
+
+
+def assert_same(a: Any, b: Any) -> None:
+    """Check that results are equal bit for bit, except `nfev`."""
+    for name in ("x", "mu", "sigma"):
+        assert np.asarray(getattr(a, name)).tobytes() == np.asarray(getattr(b, name)).tobytes(), name
+    assert a.history.keys() == b.history.keys()
+    for name, column in a.history.items():
+        assert column.tobytes() == b.history[name].tobytes(), name
+    for name in ("fun", "nit", "nonfinite", "success", "status", "message"):
+        assert getattr(a, name) == getattr(b, name), name

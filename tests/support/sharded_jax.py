@@ -6,6 +6,7 @@ They run on JAX's default devices, of which there are at least two: on the CPU w
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import sys
@@ -19,7 +20,7 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from multisample import sample
+from multisample import Key, perturb, sample
 from multisample.backends.launch import Operation
 
 D, N = 16, 24
@@ -73,21 +74,22 @@ ROWS = (None, "x", "y", ("x", "y"), ("y", "x"))
 @check
 def every_sharding_is_drawn_in_windows() -> None:
     key = jax.random.key(SEED)
-    for rows in ROWS:
-        for columns in ROWS:
-            if rows is not None and columns is not None and set(rows) & set(columns):
-                continue
-            for options in ({}, {"layout": "nd"}, {"noise": "shared"}, {"antithetic": True, "layout": "nd"}):
-                window, spec = (D // parts(rows), N // parts(columns)), (rows, columns)
-                if options.get("layout") == "nd":
-                    window, spec = window[::-1], spec[::-1]
-                draw = jax.jit(
-                    lambda mu, sigma, key, options=options: sample(mu, sigma, N, seed=key, **options),
-                    out_shardings=sharding(*spec),
-                )
-                mu, sigma = (jax.device_put(x, sharding(rows)) for x in (MU, SIGMA))
-                same(draw(mu, sigma, key), expected(**options))
-                is_drawn_in_windows(program(draw, mu, sigma, key), window)
+    every = [{}, {"antithetic": True, "layout": "nd"}, {"noise": "shared"}, {"layout": "nd"}]
+    for k, (rows, columns) in enumerate(itertools.product(ROWS, ROWS)):
+        if rows is not None and columns is not None and set(rows) & set(columns):
+            continue
+        for options in every[k % 2 :: 2]:
+            window, spec = (D // parts(rows), N // parts(columns)), (rows, columns)
+            if options.get("layout") == "nd":
+                window, spec = window[::-1], spec[::-1]
+            draw = jax.jit(
+                lambda mu, sigma, key, options=options: sample(mu, sigma, N, seed=key, **options),
+                out_shardings=sharding(*spec),
+            )
+            mu, sigma = (jax.device_put(x, sharding(rows)) for x in (MU, SIGMA))
+            compiled = draw.lower(mu, sigma, key).compile()
+            same(compiled(mu, sigma, key), expected(**options))
+            is_drawn_in_windows(compiled.as_text(), window)
 
 
 @check
@@ -137,7 +139,7 @@ def the_result_follows_mu_and_sigma() -> None:
     ):
         same(x, expected())
         assert x.sharding.is_equivalent_to(sharding("x", None), 2), x.sharding
-    # One of the two is enough.
+    # One sharded vector is enough.
     draw = jax.jit(lambda mu: sample(mu, SIGMA, N, seed=SEED))
     same(draw(mu), expected())
     assert draw(mu).sharding.is_equivalent_to(sharding("x", None), 2)
@@ -251,7 +253,7 @@ def shard_map_with_a_key_for_each_device() -> None:
 
 @check
 def partly_manual_shard_map() -> None:
-    """The rows are those of shard_map, the columns XLA's to share out."""
+    """`jax.shard_map` shards the rows, and XLA the columns."""
 
     def body(mu: Any, sigma: Any) -> Any:
         x = sample(mu, sigma, N, seed=SEED, dim_offset=jax.lax.axis_index("x") * mu.shape[0])
@@ -299,7 +301,7 @@ def explicit_sharding() -> None:
         gradient = jax.jit(jax.grad(lambda mu, sigma: (sample(mu, sigma, N, seed=key) ** 3).sum(), (0, 1)))
         whole = jax.grad(lambda mu, sigma: (sample(mu, sigma, N, seed=SEED) ** 3).sum(), (0, 1))(MU, SIGMA)
         np.testing.assert_allclose(gradient(mu, sigma), whole, rtol=1e-4)
-        # Over samples, JAX's own way out of explicit sharding.
+        # To shard over samples, `auto_axes` leaves explicit sharding.
         both = jax.jit(
             jax.sharding.auto_axes(
                 lambda mu, sigma, key: sample(mu, sigma, N, seed=key), out_sharding=P("x", "y"), axes=("x", "y")
@@ -316,6 +318,108 @@ def explicit_sharding() -> None:
             assert str(error).startswith("mu, sigma: expected the same sharding"), error
         else:
             raise AssertionError("two shardings were accepted")
+
+
+PARAMETERS = {
+    "w": np.random.default_rng(1).normal(size=(D, N)).astype(np.float32),
+    "conv": np.random.default_rng(2).normal(size=(4, D, 3)).astype(np.float16),
+    "odd": np.random.default_rng(3).normal(size=(D - 1, N - 1)).astype(np.float32),
+    "b": np.random.default_rng(4).normal(size=D).astype(np.float32),
+}
+SPECS: dict[str, list[tuple[Any, ...]]] = {
+    "w": [("x", "y"), (None, ("x", "y")), (("y", "x"), None), ("y",)],
+    "conv": [(None, "x"), ("y", "x"), (), (None, ("x", "y"))],
+    "odd": [(), (), (), ()],
+    "b": [("x",), (), (("x", "y"),), ("y",)],
+}
+PERTURBED = perturb(PARAMETERS, [0.5, -1.0], seed=Key(SEED, 3), member=2)
+
+
+def perturbed(tree: Any) -> Any:
+    return perturb(tree, [0.5, -1.0], seed=Key(SEED, 3), member=2)
+
+
+def same_trees(found: Any, expected: Any) -> None:
+    for name, values in expected.items():
+        same(found[name], values)
+
+
+@check
+def parameters_of_every_sharding() -> None:
+    for k in range(4):
+        tree = {name: jax.device_put(x, sharding(*SPECS[name][k])) for name, x in PARAMETERS.items()}
+        text = program(jax.jit(perturbed), tree)
+        assert COMMUNICATION.findall(text) == [], text
+        for call in (perturbed, jax.jit(perturbed), jax.jit(perturbed, donate_argnums=0)):
+            found = call({name: x + 0 for name, x in tree.items()})
+            same_trees(found, PERTURBED)
+            for name, x in tree.items():
+                assert found[name].sharding.is_equivalent_to(x.sharding, x.ndim), (name, found[name].sharding)
+
+
+@check
+def parameters_are_perturbed_in_place_on_each_device() -> None:
+    tree = {"w": jax.device_put(PARAMETERS["w"], sharding("x", "y"))}
+    call = jax.jit(perturbed, donate_argnums=0)
+    assert " copy(" not in program(call, tree)
+    tree = {"w": tree["w"] + 0}
+    before = [shard.data.unsafe_buffer_pointer() for shard in tree["w"].addressable_shards]
+    found = call(tree)
+    assert before == [shard.data.unsafe_buffer_pointer() for shard in found["w"].addressable_shards]
+    same(found["w"], PERTURBED["w"])
+
+
+@check
+def parameters_whose_axes_do_not_divide() -> None:
+    def call(tree: Any) -> Any:
+        constrained = jax.lax.with_sharding_constraint(perturbed(tree), {"odd": sharding("y", "x")})
+        return {"odd": constrained["odd"] + 0}
+
+    same(jax.jit(call)({"odd": PARAMETERS["odd"]})["odd"], PERTURBED["odd"])
+
+
+@check
+def parameters_of_explicit_sharding() -> None:
+    mesh = jax.make_mesh(_shape, ("x", "y"), axis_types=(AxisType.Explicit, AxisType.Explicit))
+    with jax.set_mesh(mesh):
+        tree = {name: jax.device_put(x, P(*SPECS[name][0])) for name, x in PARAMETERS.items()}
+        for call in (perturbed, jax.jit(perturbed)):
+            found = call(tree)
+            same_trees(found, PERTURBED)
+            for name, x in tree.items():
+                assert jax.typeof(found[name]).sharding.spec == jax.typeof(x).sharding.spec
+
+
+@check
+def a_member_for_each_device() -> None:
+    """Each device evaluates one member of a population in `jax.shard_map`."""
+
+    def body(tree: Any) -> Any:
+        moved = perturb(tree, 1.0, seed=SEED, member=jax.lax.axis_index(("x", "y")))
+        return {name: x[None] for name, x in moved.items()}
+
+    whole = {name: jnp.asarray(x) for name, x in PARAMETERS.items()}
+    for check_vma in (True, False):
+        call = jax.shard_map(body, mesh=MESH, in_specs=P(), out_specs=P(("x", "y")), check_vma=check_vma)
+        found = jax.jit(call)(whole)
+        for member in (0, _count - 1):
+            expected = perturb(PARAMETERS, 1.0, seed=SEED, member=member)
+            same_trees({name: x[member] for name, x in found.items()}, expected)
+
+
+@check
+def parameters_on_several_devices() -> None:
+    devices = jax.devices()
+    tree = {name: jax.device_put(x, devices[k % 2]) for k, (name, x) in enumerate(PARAMETERS.items())}
+    found = perturbed(tree)
+    same_trees(found, PERTURBED)
+    assert [x.devices() for x in found.values()] == [tree[name].devices() for name in found]
+    try:
+        perturb(tree, jax.device_put(np.float32(1), devices[0]), seed=SEED)
+    except ValueError as error:
+        assert str(error).startswith("coefficients: expected values on the host"), error
+    else:
+        raise AssertionError("they were accepted")
 
 
 if __name__ == "__main__":

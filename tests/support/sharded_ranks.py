@@ -373,7 +373,7 @@ def parameters_are_those_of_one_process(ranks: Ranks) -> None:
 
 
 def min_axis(placement: Any, dims: int) -> Any:
-    """The placement, along the last axis where there are fewer axes."""
+    """`placement`, moved to the last axis if an array has fewer axes."""
     return Shard(dims - 1) if type(placement) is Shard and placement.dim >= dims else placement
 
 

@@ -12,22 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from dask_cluster import local_cluster
-from scored_functions import DiesOnce, fails, slow_sphere, sphere
-
-from multisample import cem
-
-START = np.linspace(-2, 3, 6).astype(np.float32)
-
-
-def run(f: Any = sphere, **options: Any) -> Any:
-    return cem.minimize(f, START, 2.0, 200, iterations=8, seed=7, **options)
-
-
-def assert_same(a: Any, b: Any) -> None:
-    assert a.x.tobytes() == b.x.tobytes()
-    assert a.mu.tobytes() == b.mu.tobytes()
-    assert a.sigma.tobytes() == b.sigma.tobytes()
-    assert all(column.tobytes() == b.history[name].tobytes() for name, column in a.history.items())
+from scored_functions import DiesOnce, assert_same, fails, run, slow_sphere, sphere
 
 
 def test_a_cluster_gives_the_same_bits(client: Any) -> None:

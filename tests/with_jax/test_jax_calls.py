@@ -75,7 +75,7 @@ def test_float64_refines(jax_place: str, x64: None) -> None:
 
 
 def test_numbers_lists_and_numpy_arrays_mix_with_jax(jax_place: str) -> None:
-    mu, sigma = vectors()
+    (mu, sigma), integers = vectors(), jnp.arange(D)
     draws: list[tuple[Callable[[Any, Any], Any], Any]] = [
         (lambda mu, sigma: sample(mu, 0.5, N, seed=1, backend=jax_place), sample(MU, 0.5, N, seed=1)),
         (lambda mu, sigma: sample(2, sigma, N, seed=1, backend=jax_place), sample(2, SIGMA, N, seed=1)),
@@ -83,17 +83,11 @@ def test_numbers_lists_and_numpy_arrays_mix_with_jax(jax_place: str) -> None:
         (lambda mu, sigma: sample(mu, [1.0] * D, N, seed=1, backend=jax_place), sample(MU, [1.0] * D, N, seed=1)),
         (lambda mu, sigma: sample(mu[:, None], sigma, N, seed=1, backend=jax_place), sample(MU, SIGMA, N, seed=1)),
         (lambda mu, sigma: sample(mu, sigma[0], N, seed=1, backend=jax_place), sample(MU, 0.5, N, seed=1)),
+        (lambda mu, sigma: sample(integers, 1.0, N, seed=1, backend=jax_place), sample(np.arange(D), 1.0, N, seed=1)),
     ]
     for draw, expected in draws:
         check_same(jax.jit(draw)(mu, sigma), expected)
         check_same(draw(mu, sigma), expected)
-
-
-def test_integers_count_as_float32(jax_place: str) -> None:
-    mu = np.arange(D, dtype=np.int32)
-    check_same(
-        jax.jit(lambda mu: sample(mu, 1.0, N, seed=1, backend=jax_place))(jnp.asarray(mu)), sample(mu, 1.0, N, seed=1)
-    )
 
 
 @pytest.mark.parametrize("shape", [(0, N), (D, 0), (0, 0)])
@@ -114,12 +108,9 @@ def test_a_jax_key_of_an_integer_is_that_seed(jax_place: str, seed: int) -> None
     for form in (key, jax.random.key_data(key), np.asarray(jax.random.key_data(key)), jax.random.PRNGKey(seed)):
         check_same(sample(*vectors(), N, seed=form, backend=jax_place), expected)
         check_same(jax.jit(lambda s: sample(MU, SIGMA, N, seed=s, backend=jax_place))(form), expected)
-
-
-def test_a_jax_key_alone_makes_the_call_jaxs() -> None:
-    x = sample(MU, SIGMA, N, seed=jax.random.key(5))
-    assert isinstance(x, jax.Array)
-    check_same(x, sample(MU, SIGMA, N, seed=5))
+    alone = sample(MU, SIGMA, N, seed=key)  # A key alone makes the call JAX's.
+    assert isinstance(alone, jax.Array)
+    check_same(alone, expected)
 
 
 def test_the_first_word_of_a_key_is_the_high_one(jax_place: str) -> None:
@@ -210,7 +201,7 @@ def test_the_programs_of_eager_calls_are_bounded(monkeypatch: pytest.MonkeyPatch
     """XLA holds about 1.5 MB for each, whether the call has a plan or not."""
     mu, sigma = vectors()
     programs.PROGRAMS.clear()
-    monkeypatch.setattr(programs.PROGRAMS, "_capacity", 4)
+    monkeypatch.setattr(programs.PROGRAMS, "_capacity", 2)
 
     def live() -> int:
         gc.collect()
@@ -228,10 +219,10 @@ def test_the_programs_of_eager_calls_are_bounded(monkeypatch: pytest.MonkeyPatch
     with jax.default_device(jax.devices("cpu")[0]):
         for call in calls:
             first = np.asarray(call(1))
-            for n in range(1, 9):
+            for n in range(1, 5):
                 for _ in range(2):
                     call(n)
-            assert 1 <= live() <= programs.PROGRAMS.size() == 4
+            assert 1 <= live() <= programs.PROGRAMS.size() == 2
             check_same(call(1), first)
 
 
@@ -264,34 +255,27 @@ def test_on_a_gpu_a_graph_safe_generator_counts_on_the_device() -> None:
         generator = Generator(5, graph_safe=True)
         for i in range(3):
             check_same(sample(*vectors(), N, generator=generator), sample(MU, SIGMA, N, seed=Key(5, i)))
-            sample(*vectors(), N, generator=Generator(1))  # Whose plan is that of all generators.
+            sample(*vectors(), N, generator=Generator(1))  # One plan serves all generators.
 
 
-def test_an_eager_call_that_fails_takes_no_offset() -> None:
-    generator = Generator(4)
+def test_an_eager_call_with_wrong_values_in_host_memory_fails_and_takes_no_offset() -> None:
+    generator, wrong = (
+        Generator(4),
+        [({"sigma": [-1.0] * D}, r"^sigma: .*-1"), ({"dim_offset": 2**32}, "^dim_offset: ")],
+    )
+    wrong += [({"mu": [0.0, bad, 0.0, 0.0, 0.0]}, r"^mu: .*mu\[1\]") for bad in (np.nan, np.inf, -np.inf)]
     with jax.default_device(jax.devices("cpu")[0]):  # Values in device memory are not checked.
-        with pytest.raises(ValueError, match=r"^sigma: .*-1"):
-            sample(jnp.asarray(MU), jnp.asarray([-1.0] * D), N, generator=generator)
-        with pytest.raises(ValueError, match=r"^dim_offset: "):
-            sample(jnp.asarray(MU), jnp.asarray(SIGMA), N, generator=generator, dim_offset=2**32)
+        for changes, message in wrong:
+            arguments = {"mu": MU, "sigma": SIGMA, **changes}
+            arrays = {name: jnp.asarray(x) for name, x in arguments.items() if name != "dim_offset"}
+            with pytest.raises(ValueError, match=message):
+                sample(**{**arguments, **arrays}, n=N, generator=generator)
     assert generator.offset == 0
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_eager_calls_check_values_in_host_memory(bad: float) -> None:
-    with jax.default_device(jax.devices("cpu")[0]), pytest.raises(ValueError, match=r"^mu: .*mu\[1\]"):
-        sample(jnp.asarray([0.0, bad, 0.0]), 1.0, N, seed=1)
 
 
 def test_validate_checks_values_in_any_memory(jax_place: str) -> None:
     with pytest.raises(ValueError, match=r"^sigma: .*sigma\[2\] = -1"):
         sample(jnp.zeros(3), jnp.asarray([1.0, 1.0, -1.0]), N, seed=1, validate=True, backend=jax_place)
-
-
-def test_disabled_jit_changes_nothing() -> None:
-    with jax.disable_jit():
-        check_same(sample(*vectors(), N, seed=7), sample(MU, SIGMA, N, seed=7))
-        check_same(jax.jit(lambda mu: sample(mu, SIGMA, N, seed=7))(jnp.asarray(MU)), sample(MU, SIGMA, N, seed=7))
 
 
 # --- Control flow ---------------------------------------------------------------------------------
@@ -357,29 +341,15 @@ def test_programs_run_on_several_threads_at_once() -> None:
 
 @pytest.mark.parametrize("shape", [(3, 5), (400, 20_000)])
 def test_subnormal_numbers_are_kept_by_the_threads_of_xla(shape: tuple[int, int]) -> None:
-    """XLA flushes them on its own threads."""
+    """XLA's own threads flush subnormal numbers."""
     mu, sigma = np.zeros(shape[0], np.float32), np.full(shape[0], 3e-38, np.float32)
     normals = sample(mu, 1.0, shape[1], seed=7)
     drawn = np.asarray(jax.jit(lambda sigma: sample(mu, sigma, shape[1], seed=7))(sigma))
-    assert (drawn == normals.astype(np.float64) * sigma[0].astype(np.float64)).mean() < 1  # Some are rounded.
+    assert (drawn == normals.astype(np.float64) * sigma[0].astype(np.float64)).mean() < 1  # Some products are rounded.
     np.testing.assert_array_equal(drawn.view(np.uint32), (normals * sigma[:, None]).view(np.uint32))
 
 
-def test_a_program_can_be_exported_and_run_elsewhere() -> None:
-    pytest.importorskip("flatbuffers")
-    draw = jax.jit(lambda mu, key: sample(mu, 2.0, N, seed=key))
-    exported = jax.export.export(
-        draw, disabled_checks=[jax.export.DisabledSafetyCheck.custom_call("multisample_sample")]
-    )(jnp.asarray(MU), jax.random.key_data(jax.random.key(0)))
-    again = jax.export.deserialize(exported.serialize())
-    check_same(again.call(jnp.asarray(MU), np.array([0, 6], np.uint32)), sample(MU, 2.0, N, seed=6))
-
-
 # --- Errors ---------------------------------------------------------------------------------------
-
-
-def seedless(mu: Any) -> Any:
-    return sample(mu, 1.0, N)
 
 
 @pytest.mark.parametrize("transform", [jax.jit, jax.vmap, lambda f: jax.grad(lambda x: f(x).sum())])

@@ -20,7 +20,7 @@ BACKENDS = ("cupy", "numba", "torch_ext")
 IN_COMMAND_BUFFERS = """
 import sys
 import jax, jax.numpy as jnp, numpy as np
-from multisample import Key, sample
+from multisample import Key, perturb, sample
 
 backend = sys.argv[1]
 mu, sigma = np.linspace(-1, 1, 37, dtype=np.float32), np.linspace(1, 2, 37, dtype=np.float32)
@@ -29,14 +29,18 @@ mu, sigma = np.linspace(-1, 1, 37, dtype=np.float32), np.linspace(1, 2, 37, dtyp
 def draw(mu, sigma, key):
     x = sample(mu, sigma, 100, seed=key, backend=backend)
     y = sample(x.mean(1), sigma, 50, seed=Key(key, 1), backend=backend, layout="nd", antithetic=True)
-    return x, y, sample(y.mean(0), 1.0, 20, seed=Key(key, 2), backend=backend, noise="shared")
+    z = sample(y.mean(0), 1.0, 20, seed=Key(key, 2), backend=backend, noise="shared")
+    tree = jax.lax.stop_gradient([mu, sigma.astype("float16")])
+    return x, y, z, *perturb(tree, [1.0, 2.0], seed=Key(key, 3), member=4, backend=backend)
 
 def loss(mu, sigma, key):
-    return sum((x ** 2).sum() for x in draw(mu, sigma, key))
+    return sum((x ** 2).sum() for x in draw(mu, sigma, key)[:3])
 
 text = draw.lower(mu, sigma, jax.random.key(0)).compile().as_text()
 for seed in range(5):  # The first runs record, later ones replay with other seeds.
-    x, y, z = map(np.asarray, draw(mu, sigma, jax.random.key(seed)))
+    x, y, z, *tried = map(np.asarray, draw(mu, sigma, jax.random.key(seed)))
+    for found, p in zip(tried, perturb([mu, sigma.astype("float16")], [1.0, 2.0], seed=Key(seed, 3), member=4)):
+        assert (found == p).all()
     assert (x == sample(mu, sigma, 100, seed=seed)).all()
     center = np.asarray(jax.jit(lambda x: x.mean(1))(x))
     np.testing.assert_allclose(y, sample(center, sigma, 50, seed=Key(seed, 1), layout="nd", antithetic=True), atol=1e-5)

@@ -48,7 +48,7 @@ def test_reverse_mode(jax_place: str, options: dict[str, Any]) -> None:
     expected = w.sum(axis), (w * z).sum(axis)
     for transform in (jax.grad(loss, (0, 1)), jax.jit(jax.grad(loss, (0, 1))), jax.grad(jax.checkpoint(loss), (0, 1))):
         np.testing.assert_allclose(transform(MU, SIGMA), expected, rtol=1e-5, atol=1e-5)
-    # Of one alone, the other a constant.
+    # With respect to one vector, while the other is constant.
     np.testing.assert_allclose(jax.jit(jax.grad(loss))(MU, SIGMA), expected[0], rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(jax.jit(jax.grad(loss, 1))(MU, SIGMA), expected[1], rtol=1e-5, atol=1e-5)
 
@@ -124,9 +124,6 @@ def test_a_number_array_gets_the_sum_over_dimensions() -> None:
     np.testing.assert_allclose(found, noise({}).sum(), rtol=1e-5)
 
 
-# --- Memory ---------------------------------------------------------------------------------------
-
-
 def test_the_residuals_of_a_backward_pass_are_the_words_alone() -> None:
     n = 10_000
 
@@ -163,5 +160,5 @@ def test_a_compiled_gradient_holds_no_noise() -> None:
 
         keys = jax.random.split(jax.random.key(0), 50)
         compiled = jax.jit(jax.grad(steps, (0, 1))).lower(MU, SIGMA, keys).compile()
-        # One matrix at a time, forwards and backwards, and not that of each of the 50 steps.
+        # The program holds one matrix at a time, forwards and backwards, not those of all 50 steps.
         assert compiled.memory_analysis().temp_size_in_bytes < 4 * size

@@ -19,109 +19,60 @@ import multisample
 from multisample.backends import registry
 from multisample.backends.contract import BackendStatus
 from multisample.backends.driver import CONFIGURATION_SIZE, DriverBackend, KernelKey
-from multisample.backends.launch import PACKED_LAUNCH, Launch, Operation, pack, words_in_memory
+from multisample.backends.launch import HEAD, PACKED_LAUNCH, Launch, Operation, pack, words_in_memory
 from multisample.backends.memory.host import advise_huge_pages
 from multisample.backends.system import cuda_driver, xla_ffi
 
 jax = pytest.importorskip("jax")
 
 from multisample._routes.jax import gate, handlers, native  # noqa: E402
-from multisample._routes.jax.static import Static, decoded  # noqa: E402
+from multisample._routes.jax.static import Parameter, Static, decoded  # noqa: E402
 
 P = ctypes.c_void_p
 CALL = ctypes.CFUNCTYPE(P, P)
 
 
-class Version(ctypes.Structure):
-    _fields_ = (("size", ctypes.c_size_t), ("extension", P), ("major", ctypes.c_int), ("minor", ctypes.c_int))
+def structure(name: str, *fields: tuple[str, Any], heads: int = 2) -> Any:
+    """A struct of the interface, which begins with its size and its extensions."""
+    head = [("size", ctypes.c_size_t), ("extension", P)][:heads]
+    return type(name, (ctypes.Structure,), {"_fields_": [*head, *fields]})
 
 
-class Api(ctypes.Structure):
-    _fields_ = (
-        ("size", ctypes.c_size_t), ("extension", P), ("version", Version), ("internal", P),
-        *((name, P) for name in (
-            "error_create", "error_get_message", "error_destroy", "handler_register", "stream_get", "type_register",
-            "context_get", "state_set", "state_get", "allocate", "free", "schedule", "threads", "future_create",
-            "future_set", "future_error", "run_id", "ordinal",
-        )),
-    )  # fmt: skip
-
-
-class Request(ctypes.Structure):
-    _fields_ = (("size", ctypes.c_size_t), ("extension", P), ("context", P), ("stream", P))
-
-
-class Ordinal(ctypes.Structure):
-    _fields_ = (("size", ctypes.c_size_t), ("extension", P), ("context", P), ("ordinal", ctypes.c_int32))
-
-
-class Error(ctypes.Structure):
-    _fields_ = (("size", ctypes.c_size_t), ("extension", P), ("message", ctypes.c_char_p), ("code", ctypes.c_int))
-
-
-class Buffer(ctypes.Structure):
-    _fields_ = (
-        ("size", ctypes.c_size_t), ("extension", P), ("dtype", ctypes.c_int), ("data", P), ("rank", ctypes.c_int64),
-        ("dims", ctypes.POINTER(ctypes.c_int64)),
-    )  # fmt: skip
-
-
-class List(ctypes.Structure):
-    _fields_ = (
-        ("size", ctypes.c_size_t), ("extension", P), ("count", ctypes.c_int64), ("types", ctypes.POINTER(ctypes.c_int)),
-        ("items", ctypes.POINTER(P)),
-    )  # fmt: skip
-
-
-class Span(ctypes.Structure):
-    _fields_ = (("pointer", ctypes.c_char_p), ("length", ctypes.c_size_t))
-
-
-class Attributes(ctypes.Structure):
-    _fields_ = (
-        ("size", ctypes.c_size_t), ("extension", P), ("count", ctypes.c_int64), ("types", ctypes.POINTER(ctypes.c_int)),
-        ("names", P), ("items", ctypes.POINTER(P)),
-    )  # fmt: skip
-
-
-class CallFrame(ctypes.Structure):
-    _fields_ = (
-        ("size", ctypes.c_size_t), ("extension", P), ("api", ctypes.POINTER(Api)), ("context", P),
-        ("stage", ctypes.c_int), ("arguments", List), ("results", List), ("attributes", Attributes), ("future", P),
-    )  # fmt: skip
-
-
-class Metadata(ctypes.Structure):
-    _fields_ = (
-        ("size", ctypes.c_size_t), ("version", Version), ("traits", ctypes.c_uint32), ("state", ctypes.c_int64),
-    )  # fmt: skip
-
-
-class Extension(ctypes.Structure):
-    _fields_ = (
-        ("size", ctypes.c_size_t), ("kind", ctypes.c_int), ("next", P), ("metadata", ctypes.POINTER(Metadata)),
-    )  # fmt: skip
-
+INT, INT64, POINTER = ctypes.c_int, ctypes.c_int64, ctypes.POINTER
+FUNCTIONS = (
+    "error_create", "error_get_message", "error_destroy", "handler_register", "stream_get", "type_register",
+    "context_get", "state_set", "state_get", "allocate", "free", "schedule", "threads", "future_create", "future_set",
+    "future_error", "run_id", "ordinal",
+)  # fmt: skip
+Version = structure("Version", ("major", INT), ("minor", INT))
+Api = structure("Api", ("version", Version), ("internal", P), *((name, P) for name in FUNCTIONS))
+Request = structure("Request", ("context", P), ("stream", P))
+Ordinal = structure("Ordinal", ("context", P), ("ordinal", ctypes.c_int32))
+Error = structure("Error", ("message", ctypes.c_char_p), ("code", INT))
+Buffer = structure("Buffer", ("dtype", INT), ("data", P), ("rank", INT64), ("dims", POINTER(INT64)))
+List = structure("List", ("count", INT64), ("types", POINTER(INT)), ("items", POINTER(P)))
+Span = structure("Span", ("pointer", ctypes.c_char_p), ("length", ctypes.c_size_t), heads=0)
+Attributes = structure("Attributes", ("count", INT64), ("types", POINTER(INT)), ("names", P), ("items", POINTER(P)))
+CallFrame = structure(
+    "CallFrame", ("api", POINTER(Api)), ("context", P), ("stage", INT), ("arguments", List), ("results", List),
+    ("attributes", Attributes), ("future", P),
+)  # fmt: skip
+Metadata = structure("Metadata", ("version", Version), ("traits", ctypes.c_uint32), ("state", INT64), heads=1)
+Extension = structure("Extension", ("kind", INT), ("next", P), ("metadata", POINTER(Metadata)), heads=1)
+State = structure("State", ("context", P), ("stage", INT), ("type_id", POINTER(INT64)), ("state", P))
+TypeInformation = structure("TypeInformation", ("deleter", P))
+Type = structure("Type", ("name", Span), ("type_id", POINTER(INT64)), ("information", POINTER(TypeInformation)))
 
 CONTEXT, STREAM, DEVICE = 0x1234, 0x5678, 3
 
 
-class State(ctypes.Structure):
-    _fields_ = (
-        ("size", ctypes.c_size_t), ("extension", P), ("context", P), ("stage", ctypes.c_int),
-        ("type_id", ctypes.POINTER(ctypes.c_int64)), ("state", P),
-    )  # fmt: skip
-
-
-class TypeInformation(ctypes.Structure):
-    _fields_ = (("size", ctypes.c_size_t), ("extension", P), ("deleter", P))
-
-
-class Type(ctypes.Structure):
-    _fields_ = (
-        ("size", ctypes.c_size_t), ("extension", P), ("name", Span), ("type_id", ctypes.POINTER(ctypes.c_int64)),
-        ("information", ctypes.POINTER(TypeInformation)),
-    )  # fmt: skip
+def metadata_request(xla: Xla) -> tuple[Any, Any]:
+    """A query for metadata, behind an extension of another kind, and the struct that its answer fills."""
+    metadata = Metadata(48, Version(24))
+    inner = Extension(32, 1, None, ctypes.pointer(metadata))
+    outer = Extension(24, 77, ctypes.addressof(inner), None)
+    xla.kept += [metadata, inner, outer]
+    return CallFrame(168, ctypes.addressof(outer), ctypes.pointer(xla.api)), metadata
 
 
 class Xla:
@@ -174,14 +125,8 @@ class Xla:
     def get_state(self, address: int) -> int | None:
         request = State.from_address(address)
         assert (request.context, request.size, request.stage) == (CONTEXT, 48, 0)
-        if self.state is None:
-            return self._refused("no state")
         request.state = self.state
-        return None
-
-    def _refused(self, message: str) -> int:
-        self.errors.append((0, message))
-        return len(self.errors)
+        return 1 if self.state is None else None
 
     def _list(self, kind: int, items: list[Any]) -> tuple[Any, Any]:
         types, pointers = (ctypes.c_int * 8)(*[kind] * 8), (P * 8)(*map(ctypes.addressof, items))
@@ -215,16 +160,21 @@ def in_python(
     type_id: int = 0,
 ) -> Callable[[int], int]:
     """What handles frames behind the gate."""
-    held = ctypes.c_int64(type_id)
+    held = INT64(type_id)
     target = xla_ffi.Target(instantiate, execute, ctypes.addressof(held), "of_test", 1, records)
     return lambda address, held=held: xla_ffi.handle(address, target)
+
+
+def execute(operation: Operation, device: str, xla: Xla, frame: Any) -> None:
+    """Run the handler of `operation` in Python."""
+    assert run(in_python(handlers._target(operation, device).execute), frame) == 0, xla.errors
 
 
 # --- The interface --------------------------------------------------------------------------------
 
 
 def test_the_layouts_are_those_of_the_header() -> None:
-    """The order of the functions, which decides where they are."""
+    """The order of the functions determines their offsets."""
     header = (Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h").read_text(encoding="utf-8")
     body = header[header.index("struct XLA_FFI_Api {") :]
     names = [line.split("(")[1].split(")")[0] for line in body.splitlines() if "_XLA_FFI_API_STRUCT_FIELD(" in line]
@@ -244,10 +194,7 @@ def test_the_layouts_are_those_of_the_header() -> None:
 def test_a_query_for_metadata_is_answered(records: bool) -> None:
     for version in ((0, 3), (0, 9)):
         xla = Xla(version)
-        metadata = Metadata(48, Version(24))
-        inner = Extension(32, 1, None, ctypes.pointer(metadata))
-        outer = Extension(24, 77, ctypes.addressof(inner), None)
-        frame = CallFrame(168, ctypes.addressof(outer), ctypes.pointer(xla.api))
+        frame, metadata = metadata_request(xla)
         calls: list[Any] = []
         assert run(in_python(calls.append, calls.append, records), frame) == 0
         assert (metadata.state, xla.types) == (77, [b"of_test"])
@@ -260,9 +207,7 @@ def test_a_query_for_metadata_is_answered(records: bool) -> None:
 @pytest.mark.parametrize("version", [(1, 0), (0, 2)])
 def test_another_version_of_the_interface_is_refused(version: tuple[int, int]) -> None:
     xla = Xla(version)
-    metadata = Metadata(48, Version(24))
-    extension = Extension(32, 1, None, ctypes.pointer(metadata))
-    frame = CallFrame(168, ctypes.addressof(extension), ctypes.pointer(xla.api))
+    frame, metadata = metadata_request(xla)
     assert run(in_python(lambda frame: None), frame) == 1
     ((_, message),) = xla.errors
     assert f"got {version[0]}.{version[1]}" in message
@@ -315,7 +260,7 @@ def test_a_call_in_host_memory_draws() -> None:
     x = np.empty((1, 5, 7), np.float32)
     xla = Xla()
     frame = xla.frame(options.encoded(), [mu, sigma, *words(2**40 + 1, 2**50, 3, 2**33)], [x])
-    assert run(in_python(handlers._target(Operation.sample, "cpu").execute), frame) == 0
+    execute(Operation.sample, "cpu", xla, frame)
     expected = multisample.sample(
         mu[0], sigma[0], 7, seed=multisample.Key(2**40 + 1, 2**50), dim_offset=3, sample_offset=2**33
     )
@@ -403,7 +348,7 @@ def test_a_call_on_a_device_is_one_launch(
     xla = Xla()
     frame = xla.frame(options.encoded(), [mu, sigma, seed, offsets], [x])
     xla.state = native.State().allocated()
-    assert run(in_python(handlers._target(Operation.sample, "CUDA").execute), frame) == 0, xla.errors
+    execute(Operation.sample, "CUDA", xla, frame)
     launched, recording.launched = recording.launched, []
     draw: Launch = handlers._launch(options._replace(d=d, n=n), DEVICE, batch)
     assert (draw.batch, draw.column_phase) == (batch, int(aligned))
@@ -416,6 +361,48 @@ def test_a_call_on_a_device_is_one_launch(
     assert len(launched) == 1 and pack(draw) in launched[0][1]
     assert launched == recording.launched
     assert all(key.origin_in_memory and key.device == DEVICE for key in recording.kernels)
+
+
+@pytest.mark.parametrize("of_blocks", [False, True])
+def test_parameters_on_a_device_are_one_launch(
+    recording: Recording, monkeypatch: pytest.MonkeyPatch, of_blocks: bool
+) -> None:  # fmt: skip
+    parameters = Parameter(7, (5, 4), (8, 1)), Parameter(9, (6,), (1,))
+    options = Static("recording", "float32", has_offsets=True, parameters=parameters, operation=Operation.perturb)
+    assert decoded(options.encoded().encode(), Operation.perturb) == options
+    p, x = ([np.zeros(one.shape, np.float32) for one in parameters] for _ in range(2))
+    weights, (seed, offsets), begins = np.zeros(3, np.float32), words(5, 6, 7, 0), np.array([4, 2**33 + 2])
+    reads: list[int] = []
+    monkeypatch.setattr(
+        cuda_driver,
+        "read",
+        lambda address, size, stream, device: (reads.append(stream), ctypes.string_at(address, size))[1],
+    )
+    xla = Xla()
+    xla.state = native.State().allocated()
+    frame = xla.frame(options.encoded(), [*p, weights, seed[0], offsets[0], *[begins.view(np.uint32)] * of_blocks], x)
+    execute = in_python(handlers._target(Operation.perturb, "CUDA").execute)
+    assert run(execute, frame) == 0, xla.errors
+    launched, recording.launched = recording.launched, []
+    assert run(execute, frame) == 0
+    assert (reads, recording.launched) == ([STREAM] * of_blocks, launched)
+    CALL(native.deleter())(xla.state)
+    recording.launched = []
+    rows = (5, 4, 8, 16, 4, 16, 4, 7), (1, 6, 0, 0, 4, 0, 4, 9)
+    spans = np.array([
+        (source.ctypes.data, target.ctypes.data, begin * of_blocks, *row)
+        for source, target, begin, row in zip(p, x, begins, rows, strict=True)
+    ])  # fmt: skip
+    launch: Launch = handlers._launch(options._replace(d=3), DEVICE)._replace(
+        weights=weights.ctypes.data, matrix=spans.ctypes.data, spans=2, columns=26, stream=STREAM,
+        **words_in_memory(seed.ctypes.data, offsets.ctypes.data),
+    )  # fmt: skip
+    recording.launch(launch)
+    assert len(launched) == 2  # A run and a strided span have kernels of their own.
+    for (kernel, found, device), (own, expected, _) in zip(launched, recording.launched, strict=True):
+        assert (kernel, device) == (own, DEVICE)
+        assert struct.pack("P", launch.weights) in found
+        assert found[CONFIGURATION_SIZE + 8 * len(HEAD) :] == expected[CONFIGURATION_SIZE + 8 * len(HEAD) :]
 
 
 class Native:
@@ -523,7 +510,7 @@ def test_a_call_seen_before_is_launched_without_python(
 
 
 def test_calls_that_differ_have_launches_of_their_own(emulated: Native, recording: Recording) -> None:
-    """Devices and alignments of an instruction, whose options and shapes are fixed; and instructions."""
+    """Calls of an instruction differ by device and alignment; its options and shapes are fixed."""
     instructions = [*itertools.product([8, 12], [1, 2], [True, False])]
     states = []
     for n, batch, has_offsets in instructions:
@@ -554,9 +541,8 @@ def test_calls_that_differ_have_launches_of_their_own(emulated: Native, recordin
 
 def test_python_reports_errors_of_a_launch(emulated: Native, recording: Recording) -> None:
     xla = Xla()
-    metadata = Metadata(48, Version(24))
-    extension = Extension(32, 1, None, ctypes.pointer(metadata))
-    assert emulated(CallFrame(168, ctypes.addressof(extension), ctypes.pointer(xla.api))) == 0
+    query, metadata = metadata_request(xla)
+    assert emulated(query) == 0
     assert (metadata.version.minor, metadata.traits, metadata.state) == (3, 1, 77)
     frame, _ = a_call(xla)
     assert emulated(frame) == 1  # XLA's error: there is no state.
@@ -573,7 +559,7 @@ def test_python_reports_errors_of_a_launch(emulated: Native, recording: Recordin
     assert emulated(a_call(xla)[0]) == 0
     assert (emulated.in_python, len(emulated.launched)) == (3, 2)
     assert xla.state
-    record = ctypes.c_int64.from_address(xla.state + 8 * native._RECORDS).value
+    record = INT64.from_address(xla.state + 8 * native._RECORDS).value
     assert len(list(native._kinds(record))) == 1
 
 
@@ -631,7 +617,7 @@ def test_a_gradient_on_a_device_has_scratch_memory(monkeypatch: pytest.MonkeyPat
     sums, scratch = [np.empty((2, 5), np.float32) for _ in range(2)], np.empty(64, np.uint8)
     xla = Xla()
     frame = xla.frame(options.encoded(), [g, seed, offsets], [*sums, scratch])
-    assert run(in_python(handlers._target(Operation.gradient, "CUDA").execute), frame) == 0
+    execute(Operation.gradient, "CUDA", xla, frame)
     (draw,) = draws
     assert (draw.operation, draw.batch) == (Operation.gradient, 2)
     assert (draw.seed_step, draw.offset_step, draw.matrix_step, draw.result_step) == (8, 24, 140, 20)
@@ -655,8 +641,8 @@ def test_moments_on_a_device_get_weights_results_and_scratch_memory(
     options = Static("recording", "float64", "dn", False, True, *[False] * 2, has_offsets, *[False] * 4)
     weights, operands = np.zeros(7), [np.zeros((1, size), np.uint32) for size in (2, 6)[: 1 + has_offsets]]
     sums, scratch = [np.empty(5) for _ in range(order)], np.empty(64, np.uint8)
-    frame = Xla().frame(options.encoded(), [weights, *operands], [*sums, scratch])
-    assert run(in_python(handlers._target(Operation.moments, "CUDA").execute), frame) == 0
+    xla = Xla()
+    execute(Operation.moments, "CUDA", xla, xla.frame(options.encoded(), [weights, *operands], [*sums, scratch]))
     (launch,) = launches
     assert (launch.operation, launch.rows, launch.columns, launch.results) == (Operation.moments, 5, 7, order)
     assert (launch.mu, launch.sigma, launch.mu_type, launch.sigma_type) == (0, 1, 0, 0)
@@ -681,7 +667,7 @@ def test_large_results_may_have_huge_pages(monkeypatch: pytest.MonkeyPatch, colu
     mu, sigma, x = np.zeros((1, 1), np.float32), np.ones((1, 1), np.float32), np.empty((1, 1, columns), np.float32)
     xla = Xla()
     frame = xla.frame(options.encoded(), [mu, sigma, *words(7, 0, 0, 0)], [x])
-    assert run(in_python(handlers._target(Operation.sample, "cpu").execute), frame) == 0
+    execute(Operation.sample, "cpu", xla, frame)
     assert asked == ([(x.ctypes.data, x.nbytes)] if advised else [])
     np.testing.assert_array_equal(x[0], multisample.sample(mu[0], sigma[0], columns, seed=7))
 

@@ -97,19 +97,6 @@ def test_vmap_of_seeds_weights_and_means() -> None:
         )
 
 
-def test_a_search_in_a_scan() -> None:
-    def step(mu: Any, key: Any) -> Any:
-        x = multisample.sample(mu, 0.1, 64, seed=key, antithetic=True)
-        scores = -((x - 1.0) ** 2).sum(0)
-        weights = (scores - scores.mean()) / (scores.std() * 64)
-        (move,) = multisample.weighted_moments(weights, jnp.zeros_like(mu), 1.0, order=1, seed=key, antithetic=True)
-        return mu + 0.5 * move, None
-
-    keys = jax.random.split(jax.random.key(3), 100)
-    mu, _ = jax.jit(lambda mu: jax.lax.scan(step, mu, keys))(jnp.zeros(20))
-    assert float(((mu - 1) ** 2).mean()) < 0.1
-
-
 WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"weights": jnp.ones((3, 3))}, ValueError, r"weights: expected shape \(n,\)"),
     ({"weights": jnp.ones(0)}, ValueError, "n being at least 1"),

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("jax")
 
 SCRIPT = Path(__file__).parents[1] / "support" / "sharded_jax.py"
-# Their names, without importing JAX with as many devices as the tests of this process have.
+# The names of the checks, read from the source: an import would need the devices of SCRIPT's own process.
 CHECKS = [
     node.name
     for node in ast.parse(SCRIPT.read_text(encoding="utf-8")).body

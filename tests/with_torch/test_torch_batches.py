@@ -49,7 +49,7 @@ def test_gradients_are_sums_over_the_batch(torch_device: str, form: str, compile
         return sample(mu, sigma, N, seed=seeds, antithetic=True, layout="nd")
 
     torch._dynamo.reset()
-    function = torch.compile(draw, fullgraph=True) if compiled else draw
+    function = torch.compile(draw, backend="aot_eager", fullgraph=True) if compiled else draw
     mu, sigma = vectors(torch_device, torch.float64)
     for own in [(mu, sigma), (mu, sigma[0]), (mu[1], sigma)]:
         leaves = [x.clone().requires_grad_() for x in own]
@@ -158,7 +158,7 @@ def test_a_compiled_batch(torch_device: str, out: bool) -> None:
     mu, sigma = vectors(torch_device)
     seeds = seed_tensor(torch_device)
     target = torch.zeros(4, 6, N, device=torch_device) if out else None
-    function = torch.compile(lambda m, s, k: sample(m, s, N, seed=k, out=target), fullgraph=True)
+    function = torch.compile(lambda m, s, k: sample(m, s, N, seed=k, out=target), backend="aot_eager", fullgraph=True)
     x = function(mu, sigma, seeds)
     assert torch.equal(x, one_by_one(mu, sigma))
     assert target is None or torch.equal(target, x)

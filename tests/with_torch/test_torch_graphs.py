@@ -98,9 +98,6 @@ def check_independent(draws: torch.Tensor) -> None:
     assert (x.std(1) - 1).abs().max() < limit
 
 
-# --- torch.cuda.graph -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("options", CALLS.values(), ids=CALLS)
 def test_each_replay_draws_new_numbers_from_the_default_generator(cuda_backend: str, options: dict[str, Any]) -> None:
     mu, sigma = vectors()
@@ -171,9 +168,6 @@ def test_an_unregistered_generator_draws_new_numbers_or_raises(cuda_backend: str
     assert x is None or distinct(replays(graph, x)) == REPLAYS
 
 
-# --- Gradients ------------------------------------------------------------------------------------
-
-
 def check_gradients(mu: Any, sigma: Any, x: Any, got: Any) -> None:
     """Check the gradients of the sum of squares."""
     z = (x - mu[:, None]) / sigma[:, None]
@@ -216,9 +210,6 @@ def test_graphed_callables_draw_new_numbers_in_each_step(cuda: str) -> None:
         draws.append(x.detach().clone())
         check_gradients(mu.detach(), sigma.detach(), draws[-1], torch.autograd.grad(x.square().sum(), (mu, sigma)))
     assert distinct(torch.stack(draws)) == REPLAYS
-
-
-# --- torch.compile(mode="reduce-overhead") --------------------------------------------------------
 
 
 def steps(function: Callable[..., Any], *inputs: Any) -> list[Any]:

@@ -35,28 +35,9 @@ PARAMETERS: dict[str, tuple[Any, Any]] = {
 SHAPES = [(), (1,), (5,), (2, 3), (0,), (2, 0, 3), torch.Size([4])]
 
 
-def placed(x: Any, device: str) -> Any:
-    return x.to(device) if isinstance(x, torch.Tensor) else x
-
-
-@pytest.mark.slow
-def test_importing_normal_loads_no_compiler(tmp_path: Path) -> None:
-    program = """
-import sys
-import multisample.torch
-assert not {"torch._dynamo", "torch._inductor", "torch.distributed.tensor", "numba"} & set(sys.modules)
-import torch
-assert not hasattr(torch.ops.multisample, "sample")
-"""
-    subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path)
-
-
-# --- Like PyTorch's -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("parameters", PARAMETERS.values(), ids=PARAMETERS)
 def test_samples_have_the_shape_dtype_and_device_of_pytorch_samples(torch_device: str, parameters: Any) -> None:
-    loc, scale = (placed(x, torch_device) for x in parameters)
+    loc, scale = (x.to(torch_device) if isinstance(x, torch.Tensor) else x for x in parameters)
     own, theirs = Normal(loc, scale), distributions.Normal(loc, scale)
     for shape in SHAPES:
         for method in ("sample", "rsample"):
@@ -107,9 +88,6 @@ def test_arguments_are_validated_as_by_pytorch(validate_args: bool | None) -> No
         Normal(torch.zeros(2), torch.tensor([1.0, -1.0]), validate_args=False).rsample()
     with pytest.raises(TypeError, match=r"^fast_math: expected True or False"):
         Normal(torch.zeros(2), 1.0, fast_math=1).rsample()  # type: ignore[arg-type]
-
-
-# --- Drawing --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("options", [{}, {"antithetic": True}, {"fast_math": True}], ids=str)
@@ -195,9 +173,6 @@ except ValueError as error:
     assert "detach" not in run.stdout
 
 
-# --- In other distributions -----------------------------------------------------------------------
-
-
 def composed(kind: Any, loc: Any) -> Iterator[Any]:
     normal = kind(loc, torch.full_like(loc, 0.5))
     yield normal.expand((2, *loc.shape))
@@ -232,6 +207,3 @@ def test_normal_can_be_copied_pickled_and_subclassed(torch_device: str) -> None:
     assert Unit(torch.zeros(3)).rsample((2,)).shape == (2, 3)
     with pytest.raises(NotImplementedError, match=r"custom .expand"):
         Unit(torch.zeros(3)).expand((2, 3))
-
-
-# --- Training -------------------------------------------------------------------------------------

@@ -7,14 +7,13 @@ skips tests on CUDA without a device.
 from __future__ import annotations
 
 import itertools
-import os
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from forks import forked, in_forks
 from tables import DTYPES, slow_but
 
 import multisample
@@ -36,10 +35,6 @@ def device(torch_device: str) -> Any:
 @pytest.fixture(scope="module")
 def operators() -> Any:
     return torch.ops.multisample
-
-
-def real_of(dtype: str) -> str:
-    return "float64" if dtype == "float64" else "float32"
 
 
 def vectors(d: int) -> tuple[Any, Any]:
@@ -75,9 +70,6 @@ def assert_sums(got: tuple[Any, Any], grad: Any, z: Any) -> None:
         assert sums.dtype == getattr(torch, real)
         error, size = (sums.double() - terms.sum(1)).abs(), terms.abs().sum(1)
         assert bool((error <= BOUND[real] * size).all()), (name, float((error / size).max()))
-
-
-# --- Draws ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("transposed", [False, True])
@@ -164,9 +156,6 @@ def test_an_offset_tensor_replaces_the_offset_argument(operators: Any, device: A
             assert int(counter) == offset
 
 
-# --- Errors ---------------------------------------------------------------------------------------
-
-
 def test_operators_raise_for_invalid_arguments(operators: Any, device: Any) -> None:
     mu, sigma, grad = torch.zeros(5, device=device), torch.ones(5, device=device), torch.ones((5, 7), device=device)
     counter, where = torch.zeros(1, dtype=torch.int64, device=device), "cuda:0" if device.type == "cuda" else "cpu"
@@ -218,29 +207,13 @@ def test_operators_raise_for_invalid_arguments(operators: Any, device: Any) -> N
     assert bool((grad == 1).all())
 
 
-def test_operators_accept_empty_tensors(operators: Any, device: Any) -> None:
-    mu = torch.zeros(5, device=device)
-    assert operators.sample(mu, mu, 0, seed=1).shape == (5, 0)
-    assert operators.sample(mu[:0], mu[:0], 7, seed=1).shape == (0, 7)
-    assert operators.sample(mu[:0], mu[:0], 7, seed=1, transposed=True).shape == (7, 0)
-    for sums in operators.sample_backward(torch.ones((5, 0), device=device), seed=1):
-        assert torch.equal(sums, torch.zeros(5, device=device))
-    for sums in operators.sample_backward(torch.ones((7, 0), device=device, dtype=torch.float64), seed=1):
-        assert sums.shape == (7,)
-        assert sums.dtype == torch.float64
-    for sums in operators.sample_backward(torch.ones((7, 0), device=device), seed=1, transposed=True):
-        assert sums.shape == (0,)
-
-
-# --- Gradients ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gradients_are_sums_with_the_noise_of_sample(operators: Any, device: Any, dtype: str, transposed: bool) -> None:
+    real = "float64" if dtype == "float64" else "float32"
     shapes = [(1, 1), (3, 7), (16, 33), (40, 1000), (300, 5), (1, 20_000), (2000, 2)]
     for (d, n), shared, antithetic, window in itertools.product(
-        shapes, (False, True), (False, True), ((0, 0), (3, 5), (2**32 - d_max(shapes), 2**34 - n_max(shapes)))
+        shapes, (False, True), (False, True), ((0, 0), (3, 5), (2**32 - 2000, 2**34 - 20_000))
     ):
         options = {"dim_offset": window[0], "sample_offset": window[1], "antithetic": antithetic}
         grad = made(d, n, dtype, device)
@@ -249,18 +222,10 @@ def test_gradients_are_sums_with_the_noise_of_sample(operators: Any, device: Any
             **options,
         )  # fmt: skip
         z = expected(
-            np.zeros(d), np.ones(d), n, 8, 4, dtype=real_of(dtype), noise="shared" if shared else "independent",
+            np.zeros(d), np.ones(d), n, 8, 4, dtype=real, noise="shared" if shared else "independent",
             **options,
         )  # fmt: skip
         assert_sums(got, grad, torch.from_numpy(z).double().to(device))
-
-
-def d_max(shapes: list[tuple[int, int]]) -> int:
-    return max(d for d, _ in shapes)
-
-
-def n_max(shapes: list[tuple[int, int]]) -> int:
-    return max(n for _, n in shapes)
 
 
 def strided(grad: Any) -> Iterator[tuple[str, Any]]:
@@ -327,29 +292,6 @@ def test_errors_do_not_grow_with_long_rows(operators: Any, device: Any, d: int) 
         assert_sums(got, grad, z.double())
 
 
-def test_windows_of_a_gradient_add_up_to_the_whole(operators: Any, device: Any) -> None:
-    d, n = 7, 1000
-    for antithetic in (False, True):
-        grad = made(d, n, "float64", device)
-        whole = operators.sample_backward(grad, seed=2, antithetic=antithetic)
-        parts = [
-            operators.sample_backward(grad[:, a:b], seed=2, sample_offset=a, antithetic=antithetic)
-            for a, b in itertools.pairwise((0, 1, 333, 334, 700, n))
-        ]
-        rows = operators.sample_backward(grad[3:], seed=2, dim_offset=3, antithetic=antithetic)
-        for k in (0, 1):
-            assert torch.allclose(sum(part[k] for part in parts), whole[k], rtol=1e-12, atol=1e-12)
-            assert torch.allclose(rows[k], whole[k][3:], rtol=1e-12, atol=1e-12)
-
-
-def test_the_derivative_of_the_backward_operator_is_a_sample(operators: Any, device: Any) -> None:
-    grad = made(20, 300, "float64", device)
-    a, b = (x.to(device) for x in vectors(20))
-    got = operators.sample_backward(grad, seed=5)
-    forward = (grad * operators.sample(a, b, 300, seed=5)).sum()
-    assert torch.allclose((a * got[0] + b * got[1]).sum(), forward, rtol=1e-12)
-
-
 def test_nonfinite_gradients_affect_only_their_row(operators: Any, device: Any) -> None:
     for value in (float("inf"), float("nan")):
         grad = torch.ones((6, 90), device=device)
@@ -375,8 +317,8 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@forked
 @pytest.mark.usefixtures("threads")
-@pytest.mark.filterwarnings("ignore:.*fork.*:RuntimeWarning")
 def test_gradients_do_not_depend_on_the_number_of_threads(
     operators: Any, cpu: Any, bits: Callable[[Any], Array]
 ) -> None:
@@ -390,35 +332,12 @@ def test_gradients_do_not_depend_on_the_number_of_threads(
             found.add((bits(sums[0]).tobytes(), bits(sums[1]).tobytes()))
         assert len(found) == 1, (d, n)
     torch.set_num_threads(4)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of forks with threads.
-        pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            again = operators.sample_backward(grad, seed=1, transposed=transposed)
-            code = 0 if (bits(again[0]).tobytes(), bits(again[1]).tobytes()) in found else 2
-        finally:
-            os._exit(code)
-    assert os.waitpid(pid, 0)[1] == 0
 
+    def again() -> bool:
+        sums = operators.sample_backward(grad, seed=1, transposed=transposed)
+        return (bits(sums[0]).tobytes(), bits(sums[1]).tobytes()) in found
 
-@pytest.mark.usefixtures("cpu")
-def test_subnormal_numbers_are_summed_even_if_a_thread_flushes_them(operators: Any) -> None:
-    grad = torch.full((1, 8), 1e-40)
-    wanted = operators.sample_backward(grad, seed=1)
-    assert bool((wanted[0] != 0).all())
-    if not torch.set_flush_denormal(True):
-        pytest.skip("this processor does not flush subnormal numbers")
-    try:
-        got = operators.sample_backward(grad, seed=1)
-    finally:
-        torch.set_flush_denormal(False)
-    for sums, again in zip(wanted, got, strict=True):
-        assert torch.equal(sums, again)
-
-
-# --- Streams and graphs ---------------------------------------------------------------------------
+    assert in_forks(again) == [True]
 
 
 @pytest.fixture

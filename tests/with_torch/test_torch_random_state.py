@@ -68,27 +68,12 @@ def test_a_restored_rng_state_draws_equal_numbers(draw: Draw, torch_device: str)
     assert all(map(torch.equal, first, [draw(), draw()]))
 
 
-def test_fork_rng_restores_the_state(draw: Draw) -> None:
-    torch.manual_seed(3)
-    expected = draw()
-    torch.manual_seed(3)
-    # Named devices, since PyTorch warns if there are several.
-    with torch.random.fork_rng(range(torch.cuda.device_count())):
-        torch.manual_seed(4)
-        within = draw()
-    assert torch.equal(draw(), expected)
-    assert all_differ(within, expected)
-
-
 def test_draws_of_pytorch_and_of_multisample_can_alternate(draw: Draw, torch_device: str) -> None:
     torch.manual_seed(3)
     alone = torch.randn(4, device=torch_device)
     torch.manual_seed(3)
     draw()
     assert all_differ(alone, torch.randn(4, device=torch_device))
-
-
-# --- Activation checkpointing ---------------------------------------------------------------------
 
 
 def loss_and_gradients(device: str, run: Callable[..., Any]) -> list[torch.Tensor]:
@@ -145,9 +130,6 @@ def test_selective_checkpoints_store_or_recompute_samples(torch_device: str) -> 
 
         results.append(loss_and_gradients(torch_device, run))
     assert all(map(torch.equal, *results))
-
-
-# --- Keys -----------------------------------------------------------------------------------------
 
 
 def test_take_key_returns_the_key_that_a_call_would_take(torch_device: str) -> None:

@@ -118,27 +118,6 @@ def test_gpus(case: str, backend_on_cuda: str, size: int, runs: Runs) -> None:
     check(runs.failures("cuda", size, on_cuda()), f"{case}[{backend_on_cuda}]")
 
 
-# --- Without ranks --------------------------------------------------------------------------------
-
-
-def run_python(code: str) -> str:
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE)
-    assert run.returncode == 0, run.stderr
-    return run.stdout.strip()
-
-
-@pytest.mark.slow
-def test_dtensors_are_imported_on_first_use() -> None:
-    code = """
-import sys, torch, multisample, multisample.torch
-multisample.sample(torch.zeros(3), 1.0, 2, backend="cpu")
-print("torch.distributed.tensor" in sys.modules, "sample_sharded" in dir(multisample.torch))
-multisample.torch.sample_sharded
-print("torch.distributed.tensor" in sys.modules)
-"""
-    assert run_python(code).split() == ["False", "True", "True"]
-
-
 def test_unknown_attributes_of_the_torch_module_raise() -> None:
     import multisample.torch
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
 import multisample.torch
 from multisample import Generator, sample
@@ -32,14 +32,10 @@ def distinct(x: torch.Tensor) -> int:
     return len({element.cpu().numpy().tobytes() for element in x})
 
 
-# --- Values ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("in_dims", [(0, 0), (0, None), (None, 0), (1, 0), (-1, None), (1, 1)])
-@pytest.mark.parametrize("randomness", ["error", "same", "different"])
 def test_with_a_seed_a_batch_equals_single_calls(
-    torch_device: str, in_dims: tuple[int | None, int | None], randomness: str, options: dict[str, Any]
+    torch_device: str, in_dims: tuple[int | None, int | None], options: dict[str, Any]
 ) -> None:
     rows = batches(torch_device)
     moved = [x[0] if dim is None else x.movedim(0, dim) for x, dim in zip(rows, in_dims, strict=True)]
@@ -47,10 +43,10 @@ def test_with_a_seed_a_batch_equals_single_calls(
     def draw(mu: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
         return sample(mu, sigma, N, seed=3, **options)
 
-    got = vmap(draw, in_dims=in_dims, randomness=randomness)(*moved)
-    for element, x in enumerate(got):
-        alone = [x[0 if dim is None else element] for x, dim in zip(rows, in_dims, strict=True)]
-        assert torch.equal(x, draw(*alone))
+    for randomness in ("error", "same", "different"):
+        for element, x in enumerate(vmap(draw, in_dims=in_dims, randomness=randomness)(*moved)):
+            alone = [x[0 if dim is None else element] for x, dim in zip(rows, in_dims, strict=True)]
+            assert torch.equal(x, draw(*alone))
 
 
 def test_every_form_of_vectors_can_be_batched(torch_device: str) -> None:
@@ -86,9 +82,6 @@ def test_out_may_be_a_batch(torch_device: str) -> None:
         assert torch.equal(out, torch.stack([sample(x, sigma[0], N, seed=3, layout=layout) for x in mu]))
     with pytest.raises(RuntimeError, match="expected an out for each element of the batch"):
         vmap(lambda mu: sample(mu, sigma[0], N, seed=3, out=out[0].T))(mu)
-
-
-# --- randomness -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("batched", [True, False])
@@ -194,9 +187,6 @@ def test_transformed_calls_raise_the_eager_errors(call: dict[str, Any], error: t
     assert torch.equal(torch.get_rng_state(), state)
 
 
-# --- Derivatives ----------------------------------------------------------------------------------
-
-
 @forward_mode
 @pytest.mark.parametrize("options", [{}, {"layout": "nd"}, {"noise": "shared"}], ids=str)
 def test_derivatives_up_to_third_order_are_exact(torch_device: str, options: dict[str, Any]) -> None:
@@ -239,25 +229,6 @@ def test_gradients_of_batch_elements_use_the_noise_of_the_element(torch_device: 
     mu.requires_grad_()
     total = vmap(lambda mu, sigma: value(mu, sigma)[0], randomness=randomness)(mu, sigma).sum()
     assert torch.autograd.grad(total, mu)[0].shape == mu.shape
-
-
-def test_per_example_gradients_through_a_module(torch_device: str) -> None:
-    class Noisy(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale = torch.nn.Parameter(torch.full((D,), 0.5))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return sample(x, self.scale, 1)[:, 0].square().sum()
-
-    module = Noisy().to(torch_device)
-    parameters = {name: x.detach() for name, x in module.named_parameters()}
-    mu, _ = batches(torch_device)
-    each = vmap(
-        grad(lambda parameters, x: functional_call(module, parameters, (x,))), (None, 0), randomness="different"
-    )(parameters, mu)
-    assert each["scale"].shape == (B, D)
-    assert distinct(each["scale"]) == B
 
 
 def test_grad_without_vmap_draws_the_eager_numbers(torch_device: str) -> None:

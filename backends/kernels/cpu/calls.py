@@ -1,8 +1,7 @@
 """Calls on host memory as C functions, for threads that cannot wait for the interpreter: XLA's.
 
-`draw_function` and `gradient_function` are twins of ``multisample_run_cpu`` in ``csrc/torch/cpu.cpp``. One compiled
-function serves all types: it calls kernels by their addresses, which `prepare` writes to a table that compiled code
-knows by name.
+The functions are twins of ``multisample_run_cpu`` in ``csrc/torch/cpu.cpp``. Samples have one for all types: it calls
+kernels by their addresses, which `prepare` writes to a table that compiled code knows by name.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ import llvmlite.binding
 import numpy as np
 from numba import types
 
-from multisample.backends.element_types import ElementType
+from multisample.backends.element_types import MATRIX_TYPES, ElementType
 from multisample.backends.kernels.compilation import cached, inline, source_digest
 from multisample.backends.kernels.stream.arithmetic import fma
 from multisample.backends.kernels.stream.rounding import from_bfloat16, from_float16, unchanged
-from multisample.backends.launch import Launch, Operation, WordFormat, computing_name, type_name
+from multisample.backends.launch import SPAN, Launch, Operation, WordFormat, computing_name, type_name
 from multisample.backends.system.threads import configured_threads
 
 from .addresses import c_address, call_window, numbers_at, symbol, word_at
@@ -29,6 +28,7 @@ from .fields import HALF, LAUNCH_WORDS, WORD, half
 from .intrinsics import integers_at, stack_array, use_widest_vectors
 from .kernel import window_address
 from .moments import FEW_ROWS, MOST_ROWS, ROUND, SEGMENT, list_function, sum_function
+from .perturb import part_function, part_size
 from .threads import POOL_LENGTH, for_each, helper_pool
 
 __all__ = ["find_threads", "function_address", "kernel_groups"]
@@ -131,7 +131,7 @@ def _band_function(real: str) -> Callable[..., Any]:
 
     @inline
     def load(widen, element, x, matrix, rows, columns, row_stride, column_stride):
-        """Copy a tile to `x`, its rows one after another. One of the strides is that of neighbours in memory."""
+        """Copy a tile to `x`, its rows one after another. Its rows or its columns are contiguous in memory."""
         if row_stride > column_stride:
             for r in range(rows):
                 row = numbers_at(matrix + r * row_stride, columns, element)
@@ -206,7 +206,7 @@ def _band_function(real: str) -> Callable[..., Any]:
 
 @inline
 def _threads(launch, table, most):
-    """How many threads a call gets that has work for `most`."""
+    """The number of threads for a call with enough work for `most` threads."""
     limit = launch[WORD.threads]
     return min(most, table[_THREADS], limit if limit != 0 else most)
 
@@ -283,7 +283,7 @@ def _moments_part(real: str) -> Callable[..., Any]:
     sum_rows = cached(sum_function(real), f"cpu-sum_rows_{real}", source_digest())
 
     def sum_part(arguments, index):
-        """The sums of a band of rows: of all groups, which are stored, or of a segment, which are added to `totals`."""
+        """Sum a band of rows: all groups, and store the moments; or, with `totals`, one segment into those."""
         address, lists, most, count, totals, height, weight = arguments
         launch = integers_at(address, LAUNCH_WORDS)
         of_first = numbers_at(lists, 4 * count, number)
@@ -365,6 +365,28 @@ def _moments_function(real: str) -> Callable[..., Any]:
     return sum_moments
 
 
+def _perturb_function(dtype: str) -> Callable[..., Any]:
+    add_part = cached(part_function(dtype), f"cpu-perturb_{dtype}_part", source_digest())
+    number, words = getattr(np, MATRIX_TYPES[dtype].computing), SPAN.size // 8
+
+    def perturb_all(address):
+        launch, table = integers_at(address, LAUNCH_WORDS), integers_at(symbol("multisample_cpu_table"), _TABLE)
+        pool = integers_at(table[_POOL], POOL_LENGTH)
+        rows, elements = launch[WORD.rows], launch[WORD.columns]
+        weights = numbers_at(launch[WORD.weights], rows, number)
+        seed, offset, first_row, _ = _numbers(launch, 0)
+        size = part_size(elements)
+        arguments = (
+            launch[WORD.matrix], words * launch[WORD.spans], size, weights, np.uint64(seed), np.uint64(offset),
+            first_row,
+        )  # fmt: skip
+        threads = _threads(launch, table, max(1, (elements * rows + SHARE - 1) // SHARE))
+        for_each(add_part, arguments, (elements + size - 1) // size, threads, pool)
+        return 0
+
+    return perturb_all
+
+
 @functools.cache
 def _draw_address() -> int:
     """The address of ``int64 run(const Launch*)``, which returns 0 and never enters the interpreter.
@@ -390,12 +412,23 @@ def _moments_address(real: str) -> int:
     return c_address(_moments_function(real), f"cpu-sum_moments_{real}", source_digest())
 
 
+@functools.cache
+def _perturb_address(dtype: str) -> int:
+    """The same for the operation `perturb`, where `dtype` is the type of the parameters.
+
+    Weights are contiguous and have the computing type.
+    """
+    return c_address(_perturb_function(dtype), f"cpu-perturb_all_{dtype}", source_digest())
+
+
 def function_address(launch: Launch) -> int:
     """`Backend.c_function`."""
     dtype, real, antithetic = type_name(launch), computing_name(launch), bool(launch.antithetic)
     find_threads()
     if launch.operation == Operation.moments:
         return _moments_address(real)
+    if launch.operation == Operation.perturb:
+        return _perturb_address(dtype)
     is_sample = launch.operation == Operation.sample
     _find_kernel(dtype if is_sample else real, antithetic)
     return _draw_address() if is_sample else _gradient_address(real)
@@ -427,4 +460,4 @@ def kernel_groups() -> list[list[Callable[[], Any]]]:
     groups: list[list[Callable[[], Any]]] = [[_draw_address]]
     for real in _REALS:
         groups += [functools.partial(_gradient_address, real)], [functools.partial(_moments_address, real)]
-    return groups
+    return groups + [[functools.partial(_perturb_address, dtype)] for dtype in MATRIX_TYPES]

@@ -11,12 +11,12 @@ __all__ = ["SHARE", "in_python", "most_threads", "window_of", "window_shape", "w
 
 SHARE = 1 << 16
 """A call gets one more thread for each so many normals, 0.06 ms of work. Waking an idle thread takes about as long."""
-# An element with shared noise is only scaled and stored. It costs as much as this part of one with its own noise.
+# An element with shared noise is only scaled and stored. It costs 1 / _SHARED_PART of an element with its own noise.
 _SHARED_PART = 8
 # Normals of one window at the most.
 _WINDOW = 1 << 18
-# Windows for each thread, and normals of one at the least: few enough normals to balance threads that begin late. A
-# window with shared noise, or one where columns are contiguous, has more, because it does some work for each column.
+# Windows per thread, and minimum normals of a window: small windows balance threads that begin late. With shared noise,
+# or where columns are contiguous, windows are larger, because each does some work for every column.
 _WINDOWS, _LEAST_WINDOW = 16, 1 << 13
 _LARGER_WINDOWS, _LEAST_LARGER_WINDOW = 4, 1 << 14
 # Each window computes its shared noise once. A window of at least this width is still tall enough to hide that cost.

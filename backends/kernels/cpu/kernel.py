@@ -2,9 +2,9 @@
 
 `window_kernel` draws one window of a sample matrix on one thread. `windows_kernel` shares windows among threads
 (`threads.py`), and `calls.py` the matrices of a batch. Numba's ``parallel=True`` would bring a threading layer that
-dies in a forked child (GNU OpenMP) or aborts under concurrent calls (workqueue). Each has one kernel per dtype, and one
-more for antithetic pairs, for arrays of any strides. Compiled kernels are cached on disk, so that a user waits for LLVM
-once.
+dies in a forked child (GNU OpenMP) or aborts under concurrent calls (workqueue). Both have two kernels per dtype, one
+of them for antithetic pairs, for arrays of any strides. Compiled kernels are cached on disk, so that a user waits for
+LLVM once.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ _LANES = np.uint64(16)
 _TILE = 256
 _TILE_NORMALS = 4 * _TILE
 _TILE_PAIRS = 2 * _TILE_NORMALS
-# Rows whose mu and sigma are copied to the stack. So many rows make long runs of memory. The second is for shared
-# noise, which is drawn faster.
+# A chunk of rows, whose mu and sigma are copied to the stack, makes long runs of memory. Shared noise is drawn faster
+# and needs longer runs.
 _CHUNK, _LONG_CHUNK = 2048, 8192
 # Rows that the widest vectors hold.
 _HEIGHT = 16
-# Elements of one column of a tile with few rows; and of its eight columns, padded by a vector.
+# Elements of a tile of `_draw_few_rows`: of one column, and of eight columns and a vector of padding.
 _PLACES = 512
 _TILE_PLACES = 8 * _PLACES + _HEIGHT
 # Prefetch distance down a column, in places.
@@ -120,9 +120,9 @@ def _runs_down(out):
 def _copy_columns(x, block_columns, first, out, top, left, right):
     """Copy columns `left` to `right` of the tile `x` to the rows of `out` from `top` on, for `_draw_few_rows`.
 
-    Column `left` of `out` is column `first` of the tile. The rows are fewer than a vector holds, so that a vector may
-    write wrong values to the columns that follow: in rows before `top`, or to the right of `right`. Those are drawn
-    later.
+    Column `left` of `out` is column `first` of the tile. The rows are fewer than a vector holds, so that a vector also
+    writes to the columns that follow. It overwrites only elements that are drawn later: in rows before `top`, or in
+    columns from `right` on.
     """
     height, columns = out.shape
     rows = height - top
@@ -208,8 +208,38 @@ def _draw_column(block, narrow, m, s, column, chunk, o0, o1, k0, k1, i, g, in_se
 
 
 @njit(forceinline=True)
+def _tile_of_few_rows(mu, sigma, rows, height, row_blocks, few_m, few_s, row_of, block_of):
+    """Fill vectors with the rows from `height` on, of several blocks; returns the number of blocks."""
+    few, tile_blocks = rows - height, max(_HEIGHT, _PLACES // rows)
+    # The rows of `tile_blocks` blocks fill whole vectors.
+    divisor = 8 if few % 8 == 0 else 4 if few % 4 == 0 else 2 if few % 2 == 0 else 1
+    tile_blocks -= tile_blocks % (_HEIGHT // divisor)
+    tile_blocks = min(tile_blocks, row_blocks)
+    r, b = 0, 0
+    # With padding to the end of the last vector.
+    for k in range((tile_blocks * few + _HEIGHT - 1) // _HEIGHT * _HEIGHT):
+        few_m[k], few_s[k] = mu[height + r], sigma[height + r]
+        row_of[k], block_of[k] = r, b
+        r += 1
+        if r == few:
+            r = 0
+            b += 1
+    return tile_blocks
+
+
+@njit(forceinline=True)
+def _draw_only_column(block, narrow, m, s, column, chunk, o0, o1, k0, k1, i, g, skip, step, antithetic):
+    """Draw the column of a matrix (d, 1): one normal of each block."""
+    is_second, is_mirrored = skip // step % 2 == 1, antithetic and skip % 2 == 1
+    if skip // step >= 2:
+        _draw_column(block, narrow, m, s, column, chunk, o0, o1, k0, k1, i, g, True, is_second, is_mirrored)
+    else:
+        _draw_column(block, narrow, m, s, column, chunk, o0, o1, k0, k1, i, g, False, is_second, is_mirrored)
+
+
+@njit(forceinline=True)
 def _draw_down(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, antithetic):
-    """Independent noise where rows are adjacent: a vector has rows of one block, or the last rows of several blocks."""
+    """Independent noise where rows are adjacent: vectors hold rows of one block, or last rows of several."""
     use_widest_vectors()
     rows, columns = out.shape
     block_columns = 8 if antithetic else 4
@@ -226,21 +256,7 @@ def _draw_down(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_c
     height, tile_blocks = rows, row_blocks
     if rows < _HEIGHT or -rows % _HEIGHT > rows // 4:
         height = rows - rows % _HEIGHT
-        tile_blocks = max(_HEIGHT, _PLACES // rows)
-        # The rows of `tile_blocks` blocks fill whole vectors.
-        few = rows - height
-        divisor = 8 if few % 8 == 0 else 4 if few % 4 == 0 else 2 if few % 2 == 0 else 1
-        tile_blocks -= tile_blocks % (_HEIGHT // divisor)
-        tile_blocks = min(tile_blocks, row_blocks)
-        r, b = 0, 0
-        # With padding to the end of the last vector.
-        for k in range((tile_blocks * (rows - height) + _HEIGHT - 1) // _HEIGHT * _HEIGHT):
-            few_m[k], few_s[k] = mu[height + r], sigma[height + r]
-            row_of[k], block_of[k] = r, b
-            r += 1
-            if r == rows - height:
-                r = 0
-                b += 1
+        tile_blocks = _tile_of_few_rows(mu, sigma, rows, height, row_blocks, few_m, few_s, row_of, block_of)
     # Rows are divided evenly. The last chunk ends where the rows end, and the last vector where the chunk ends: storing
     # some elements twice is faster than a loop for the remainder.
     chunks = max(1, (height + _CHUNK - 1) // _CHUNK)
@@ -267,13 +283,7 @@ def _draw_down(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_c
                 m[k], s[k] = mu[top + k], sigma[top + k]
             if columns == 1 and chunk > 0:
                 column, g = run_down(out, top, 0, nowhere), np.uint64(first_block)
-                is_second, is_mirrored = skip // step % 2 == 1, antithetic and skip % 2 == 1
-                if skip // step >= 2:
-                    _draw_column(block, narrow, m, s, column, chunk, o0, o1, k0, k1, i, g, True, is_second, is_mirrored)
-                else:
-                    _draw_column(
-                        block, narrow, m, s, column, chunk, o0, o1, k0, k1, i, g, False, is_second, is_mirrored
-                    )
+                _draw_only_column(block, narrow, m, s, column, chunk, o0, o1, k0, k1, i, g, skip, step, antithetic)
                 continue
             for b in range(t, t + part):
                 g = np.uint64(first_block + b)
@@ -564,7 +574,7 @@ def _window_name(dtype: str, antithetic: bool) -> str:
 def windows_kernel(dtype: str, antithetic: bool = False) -> Callable[..., None]:
     """``kernel(mu, sigma, out, seed, offset, first_row, first_column, shared_noise, height, width, threads, pool)``.
 
-    As `window_kernel`, on up to `threads` threads: the calling one, and helpers with these `pool` (`threads.helpers`).
+    As `window_kernel`, on up to `threads` threads: the calling one, and helpers of `pool` (`threads.helper_pool`).
     They draw windows of up to `height` rows, and up to `width` columns, a multiple of the columns of a block.
     """
     draw = cached(_window_function(dtype, antithetic), f"cpu-{_window_name(dtype, antithetic)}", source_digest())
@@ -604,7 +614,7 @@ def value_kernel(dtype: str, weighted: bool = False) -> Callable[..., bool]:
 
 
 def kernel_groups() -> list[list[Callable[[], Any]]]:
-    """All kernels, as functions that compile them. Kernels of a group contain its first one."""
+    """All kernels, as functions that compile them. The first kernel of a group is part of the others."""
     groups: list[list[Callable[[], Any]]] = [
         [functools.partial(kernel, dtype, antithetic) for kernel in (window_kernel, windows_kernel)]
         for dtype in _TYPES

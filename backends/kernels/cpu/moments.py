@@ -262,7 +262,7 @@ def _finish_parameters(dtype: str) -> tuple[Any, ...]:
 
 
 def kernel_groups() -> list[list[Callable[[], Any]]]:
-    """All kernels, as functions that compile them. The others of a group contain functions of the first one."""
+    """All kernels, as functions that compile them. The first kernel of a group shares functions with the others."""
     groups: list[list[Callable[[], Any]]] = []
     for real in _REALS:
         dtypes = [dtype for dtype, row in MATRIX_TYPES.items() if row.computing == real]

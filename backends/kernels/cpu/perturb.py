@@ -25,10 +25,9 @@ from .addresses import numbers_at
 from .intrinsics import default_floats, integers_at, restore_floats, stack_array, use_widest_vectors
 from .threads import POOL, for_each
 
-__all__ = ["kernel_groups", "perturb_kernel"]
+__all__ = ["kernel_groups", "part_function", "part_size", "perturb_kernel"]
 
-# Elements that a thread takes at a time, at the least, and parts at the most: each part looks for its spans from the
-# first one on.
+# Minimum elements of a part, and maximum parts of a call: each part searches its spans from the first one on.
 _PART, _MOST_PARTS = 1 << 15, 1 << 12
 # Blocks of four normals in a tile, and the blocks that the widest vectors hold.
 _TILE, _LANES = 256, 16
@@ -37,7 +36,18 @@ _WORDS = len(Span._fields)
 _WIDENING = {"float16": from_float16, "bfloat16": from_bfloat16}
 
 
-def _part_function(dtype: str) -> Callable[..., Any]:
+@inline
+def part_size(elements):
+    """How many elements a part has."""
+    return max(_PART, (elements + _MOST_PARTS - 1) // _MOST_PARTS)
+
+
+def part_function(dtype: str) -> Callable[..., Any]:
+    """``add_part(arguments, part)``, for `for_each`.
+
+    `arguments` are the address and the number of words of the packed spans, `part_size`, weights, seed, offset and
+    first row.
+    """
     row = MATRIX_TYPES[dtype]
     number, element, size = getattr(np, row.computing), getattr(np, row.stored), np.dtype(row.stored).itemsize
     block = block_f64 if row.computing == "float64" else block_f32
@@ -122,13 +132,13 @@ def perturb_kernel(dtype: str) -> Callable[..., None]:
     """``kernel(spans, elements, weights, seed, offset, first_row, threads, pool)`` perturbs spans.
 
     `spans` has the words of packed spans, with this number of elements. The kernel runs on up to `threads` threads: the
-    calling one, and helpers with these `pool` (`threads.helpers`).
+    calling one, and helpers of `pool` (`threads.helper_pool`).
     """
     row = MATRIX_TYPES[dtype]
-    add_part = cached(_part_function(dtype), f"cpu-perturb_{dtype}_part", source_digest())
+    add_part = cached(part_function(dtype), f"cpu-perturb_{dtype}_part", source_digest())
 
     def perturb(spans, elements, weights, seed, offset, first_row, threads, pool):
-        size = max(_PART, (elements + _MOST_PARTS - 1) // _MOST_PARTS)
+        size = part_size(elements)
         arguments = spans.ctypes.data, spans.size, size, weights, seed, offset, first_row
         for_each(add_part, arguments, (elements + size - 1) // size, threads, pool)
 

@@ -136,7 +136,8 @@ def _work(call, number):
 def _keep_away(pool, helper, processor):
     """Let the helper run where the caller may, but not on the caller's `processor`.
 
-    Linux often puts a thread that wakes up there, above all in a virtual machine, where idle processors seem busy.
+    Linux often wakes a thread on the processor of its waker, above all in a virtual machine, where idle processors seem
+    busy.
     """
     # A child that C code forked has the pool of its parent, whose threads it must not touch.
     if pool[helper + _AVOIDED] != processor and pool[helper + _PROCESS] == _process():
@@ -206,8 +207,8 @@ def _serve(address):
 def starting_kernel() -> Callable[[np.ndarray[Any, Any]], int]:
     """``kernel(pool)`` is the `entry_address` of a function ``start((pool,), helper)``.
 
-    It starts the helper of a record that a call has taken while it had no thread. If the system cannot start a thread,
-    the record has none again.
+    It starts the thread of a helper whose record a call has taken. If the system cannot start a thread, the state of
+    the record is _NO_THREAD again.
     """
     serve = cached(_serve, "cpu-serve", source_digest())
 
@@ -267,8 +268,8 @@ if hasattr(os, "register_at_fork"):
 def helper_pool(count: int) -> np.ndarray[Any, Any]:
     """The pool for a `for_each` that wants `count` helpers.
 
-    All calls share the helpers, which never end. A call starts those that it lacks, until there are as many as all
-    calls that run together want, up to 255, or as many as the process can have.
+    All calls share the helpers, which never end. A call starts those that it lacks, until there are as many helpers as
+    all calls that run together want. The process may have a lower limit, and 255 is the maximum.
     """
     pool = _pool
     if count > 0 and not pool[_START]:

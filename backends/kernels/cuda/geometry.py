@@ -316,7 +316,7 @@ def small_matrices_geometry(rows: int, groups: int, batch: int) -> Geometry:
 
 
 def _most_passes(store_kind: int, cheap: bool, shared_noise: bool, antithetic: bool, whole_sectors: bool) -> int:
-    """Maximum passes of a block of kTransposed or kTransposedStaged, if there are many in all."""
+    """Maximum passes of a block of kTransposed or kTransposedStaged, in a large launch."""
     if store_kind == _TRANSPOSED_STAGED:
         return _MOST_PASSES if not cheap else 4 if antithetic else 2 if shared_noise else 16
     if antithetic:

@@ -137,7 +137,7 @@ store_shared = intrinsic(_storer(_SHARED))
 
 
 def _store_vector(builder: Any, address: Any, elements: list[Any], space: int, align: int) -> None:
-    if len(elements) > 4:  # No store has more than four elements: pairs of 16 bits become words of 32.
+    if len(elements) > 4:  # A vector store has at most four elements: join pairs of 16 bits to words of 32.
         word = ir.IntType(32)
         halves = [builder.zext(element, word) for element in elements]
         elements = [builder.or_(a, builder.shl(b, word(16))) for a, b in zip(halves[::2], halves[1::2], strict=True)]

@@ -71,7 +71,7 @@ def sample_kernel(
 
 
 def _reading_origin(gpu: ModuleType, by_value: Function, antithetic: bool, batched: bool) -> Function:
-    """The kernel `by_value`, for launches whose seed, first row or first column may be in device memory."""
+    """A kernel that reads the words that are in device memory, and then runs `by_value`."""
     draw, width, batch_index = inline(by_value), group_width(antithetic), gpu.batch_index
     matrix_of, resolved_geometry = matrix_with_values(gpu), replacing(Geometry, "skip")
 

@@ -51,8 +51,8 @@ def _weights(
     """The weights of a group's four normals.
 
     Bytes of an entry; ``load(group, call, geometry)``: the weights of the group's columns; ``any_of(w)``: whether one
-    is not zero; ``total(w)``: their sum; and ``(write(at, w), read(at))`` for an entry in shared memory: the weights in
-    the first moment, and with antithetic noise those in the second.
+    is not zero; ``total(w)``: their sum; and ``(write(at, w), read(at))`` for an entry in shared memory. An entry has
+    the weights of the first moment, and with antithetic noise those of the second too.
     """
     width, number = group_width(antithetic), computing_type(real)[0]
     element_of, zero = element(gpu, real), number(0)
@@ -178,8 +178,8 @@ def _putting(gpu: ModuleType, real: str) -> Function:
 def _filling(gpu: ModuleType, real: str, antithetic: bool, fast: bool) -> Function:
     """``fill(memory, count, begin, end, call, geometry)`` appends groups to the list of `count` groups.
 
-    Those of the groups from `begin` to `end`, at most FILL, that have a weight other than zero. `memory`: addresses of
-    columns, weights and counts. Returns the new count and the sum of this thread's weights. All threads of the block
+    It appends the groups from `begin` to `end`, at most FILL, that have a weight other than zero. `memory`: addresses
+    of columns, weights and counts. Returns the new count and the sum of this thread's weights. All threads of the block
     take part.
     """
     thread_index, from_lane, synchronize_block = gpu.thread_index, gpu.from_lane, gpu.synchronize_block
@@ -227,7 +227,7 @@ def _filling(gpu: ModuleType, real: str, antithetic: bool, fast: bool) -> Functi
 
 
 def _reading_origin(gpu: ModuleType, by_value: Function, width: int) -> Function:
-    """The kernel `by_value`, for launches whose seed, first row or first column may be in device memory."""
+    """A kernel that reads the words that are in device memory, and then runs `by_value`."""
     sums, word, number = inline(by_value), word_of(gpu), value_of(gpu)
     of_launch = replacing(
         Launch, "seed", "offset", "first_row", "first_column", "seed_at", "offset_at", "first_row_at", "first_column_at"

@@ -33,7 +33,7 @@ from .stores import MOST_STORED, Staged, aligned, paired, shifted, staged, strid
 __all__ = ["rows_kernel"]
 
 _WARP = np.uint32(32)
-# Unrolling of `_going_down`, for each store kind that uses it; half as much for antithetic groups, twice as wide.
+# Unrolling of `_going_down`, for each store kind that uses it. Antithetic groups, which are twice as wide, halve it.
 _UNROLL = {"kAligned": 8, "kShifted": 6, "kStrided": 1}
 # Limits of the unrolling: rows of shared noise have little work, and float64 exceeds the registers.
 _UNROLL_SHARED, _UNROLL_FLOAT64 = 2, 1
@@ -153,8 +153,8 @@ def _columns(gpu: ModuleType, size: int, width: int, store_kind: str) -> Functio
     """``columns_of(place, out, stages, call, geometry)``: the columns and rows of a thread.
 
     The displacement in bytes from the first row of a chunk to the address for the stores; whether all columns of the
-    group (of shifted rows, of the warp) are inside the matrix; and whether the lane pairs have adjacent groups, as
-    `paired` needs.
+    group are inside the matrix, for shifted rows those of the whole warp; and whether the lane pairs have adjacent
+    groups, as `paired` needs.
     """
     thread_index, from_lane, all_of_warp = gpu.thread_index, gpu.from_lane, gpu.all_of_warp
     is_shifted, group_size = store_kind == "kShifted", width * size

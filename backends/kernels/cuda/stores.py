@@ -125,7 +125,7 @@ def _sectors(gpu: ModuleType, size: int, width: int) -> Function:
 def shifted(gpu: ModuleType, size: int, width: int, shift: int) -> Function:
     """Stores of a whole warp in one row, whose first column lies `shift` elements behind an aligned address.
 
-    `at` is the end of the lane's quads; for lane 0, the address of its first column. `state`: whether the lane is the
+    `at` is where the lane's quads end; in lane 0, where its first column begins. `state`: whether the lane is the
     first, and whether it is the last. ``PutShifted`` in C++ explains the rest.
     """
     store, store_quad, shuffle_up = gpu.store, gpu.store_quad, gpu.shuffle_up
@@ -158,7 +158,7 @@ def shifted(gpu: ModuleType, size: int, width: int, shift: int) -> Function:
     alone = min(4, MOST_STORED // size)  # Elements between aligned addresses.
 
     def end(k: int) -> Function:
-        # Element k of the columns that lane 0 and lane 31 store one by one; of_both serves both in one instruction.
+        # Stores element k of those that lane 0 and lane 31 store one by one; of_both stores both in one instruction.
         in_last = width - shift + k
 
         @inline
@@ -285,8 +285,8 @@ class _StageSizes(NamedTuple):
     """Sizes of staged stores."""
 
     piece: int  # elements of a piece
-    pieces: int  # of a lane
-    outside: int  # elements of the run with leading padding, before one dump place for each lane
+    pieces: int  # pieces of a lane
+    outside: int  # elements of leading padding and of the run; a place for each lane's unused elements follows
     pass_size: int  # bytes of a pass in shared memory
     pieces_apart: int  # bytes between the pieces of a lane
     warp_size: int  # bytes of a warp in shared memory

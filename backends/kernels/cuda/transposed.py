@@ -232,7 +232,7 @@ def _places(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, Fu
 
         @inline
         def of_few(delta, stride, _):
-            # Without opaque(), each pass recomputes the displacement. Eight of them exceed the registers.
+            # Without opaque(), each pass recomputes the displacement. Registers have no room for eight of them.
             return (np.int32(opaque(np.uint32(c * stride - np.int32(c * delta % own_rows)))),)
 
         return of_few if width == 4 and size < 8 else of

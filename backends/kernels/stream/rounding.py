@@ -64,8 +64,8 @@ def from_float16(bits: np.uint16) -> np.float32:
     """The value of a float16."""
     sign = np.int32(np.uint32(bits & np.uint16(0x8000)) << np.uint32(16))
     magnitude = np.int32(np.int32(bits & np.uint16(0x7FFF)) << np.int32(13))
-    # Read as a float32, the exponent is 112 too small and a subnormal is still subnormal. One exact product corrects
-    # both.
+    # As a float32, these bits have an exponent that is 112 too small, and a subnormal is still subnormal. One exact
+    # product corrects both.
     scaled = float_bits(from_float_bits(magnitude) * np.float32(2.0**112))
     value = np.int32(magnitude | _INFINITY) if magnitude >= np.int32(0x0F800000) else scaled
     return from_float_bits(np.int32(value | sign))

@@ -7,7 +7,6 @@ for the static arguments and cached.
 from __future__ import annotations
 
 import functools
-import struct
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
@@ -32,7 +31,7 @@ from ..._plan import PLANS, run
 from ..._randomness.generator import DEFAULT_GENERATOR, WORD_64, Key
 from ..._randomness.source import check_generator
 from ..._tracing import SEEDLESS, is_traced_by_jax
-from .keys import Words, batch_length, operands_of, words_of
+from .keys import Words, batch_length, operands_of, packed_words, words_of
 from .primitives import bind
 from .programs import jitted
 from .static import Static
@@ -56,14 +55,14 @@ def run_jax(call: Call, key: Hashable) -> Any:
     plan = _Plan(call, static)
     result = run(plan, call)
     new = _register(BY_TYPE, *vectors.values()) | _register(BY_SEED, call.seed)
-    # A key made before its types were registered has the state of another library, as one of NumPy weights has.
+    # `key` holds the state of another library if a type was not registered yet, or if NumPy weights chose the library.
     if key is not None and not new and static.seeds is None and (call.weights is None or is_jax(call.weights)):
         PLANS.put(key, plan)
     return result
 
 
 def _register(libraries: dict[type, Library], *arguments: Any) -> bool:
-    """Make later calls with arguments of these types JAX's; returns whether a type is new."""
+    """Register the types of these arguments as JAX's, for later calls; returns whether a type is new."""
     new = {type(x) for x in arguments if is_jax(x)} - libraries.keys()
     for kind in new:
         keep_type(libraries, kind, JAX)
@@ -71,7 +70,7 @@ def _register(libraries: dict[type, Library], *arguments: Any) -> bool:
 
 
 class _Plan:
-    """An eager call without values, seed, offset and window: see `multisample._plan.Planned`."""
+    """The plan of eager calls, which differ in values, seed, offset and window: see `multisample._plan.Planned`."""
 
     __slots__ = (
         "_call",
@@ -94,12 +93,12 @@ class _Plan:
         # A plan keeps no arrays and no generators alive.
         self._call = call._replace(mu=None, sigma=None, weights=None, seed=None, generator=None)
         self._static = static
-        # By whether the first column is aligned. `PROGRAMS` owns the programs, and may drop them.
+        # Weak references; the second program is for an aligned first column. `PROGRAMS` may drop the programs.
         self._programs: list[Callable[[], Any]] = [_no_program, _no_program]
         self._last_row, self._last_column = ROWS - static.d, COLUMNS - static.n
         self._real = static.computing_type
         self._is_valid = value_kernel(self._real.name)
-        # Of the types that a plan is for, which stay.
+        # All calls of a plan have the same types.
         self._converts = not all(map(is_jax, vectors.values()))
         # Arrays in host memory are always checked.
         self._checked = [
@@ -114,7 +113,7 @@ class _Plan:
         vectors = (mu, sigma) if weights is None else (mu, sigma, weights)
         if seed is not None:
             words = self._words(seed, dim_offset, sample_offset)
-            if words.seed.ndim == 2 and self._static.seeds is None:  # A vector of seeds; the plan is of one.
+            if words.seed.ndim == 2 and self._static.seeds is None:  # The plan is for one seed, and this is a vector.
                 window = {"dim_offset": dim_offset, "sample_offset": sample_offset}
                 call = self._call._replace(mu=mu, sigma=sigma, weights=weights, seed=seed, **window)
                 return (run_jax(call, None),)
@@ -148,7 +147,7 @@ class _Plan:
             return program(words, *vectors)
 
     def _draw_counted(self, mu: Any, sigma: Any, generator: Any, dim_offset: int, sample_offset: int) -> Any:
-        """With a generator whose offset is in device memory: by another library."""
+        """Draw with a generator whose offset is in device memory, by another library."""
         from ..adopted import run_adopted
 
         call = self._call._replace(
@@ -169,10 +168,7 @@ class _Plan:
         ):
             call = self._call._replace(dim_offset=dim_offset, sample_offset=sample_offset)
             return _words(call, seed, self._static)
-        halves = np.frombuffer(_pack_seed(number >> 32, number & 0xFFFF_FFFF), np.uint32)
-        if offset == dim_offset == sample_offset == 0:
-            return Words(halves, None)
-        return Words(halves, np.frombuffer(_pack_offsets(offset, dim_offset, sample_offset), np.uint32))
+        return packed_words(number, offset, dim_offset, sample_offset)
 
     def _check_values(self, vectors: Sequence[Any]) -> None:
         """ValueError for values that no normal distribution and no weights have."""
@@ -193,7 +189,6 @@ def _no_program() -> None:
     """A weak reference to nothing."""
 
 
-_pack_seed, _pack_offsets = struct.Struct("=2I").pack, struct.Struct("<3Q").pack
 _EMPTY = {4: np.empty(0, np.float32), 8: np.empty(0, np.float64)}
 
 
@@ -296,7 +291,7 @@ def _check_traced(call: Call) -> None:
 
 
 def _check_devices(mu: Any, sigma: Any) -> None:
-    """ValueError if JAX would not bring the two together."""
+    """ValueError if the two arrays are committed to different devices."""
     if is_jax(mu) and is_jax(sigma) and mu.committed and sigma.committed and mu.devices() != sigma.devices():
         first, second = (", ".join(sorted(map(str, x.devices()))) for x in (mu, sigma))
         raise ValueError(f"sigma: expected it on the device of mu, {first}, got {second}")

@@ -10,10 +10,11 @@ import threading
 from typing import Any
 
 import jax
+import numpy as np
 from jaxlib.xla_client import CustomCallTargetTraits
 
 from multisample.backends import generic, registry
-from multisample.backends.contract import Backend, MemoryLauncher
+from multisample.backends.contract import Backend, HostArray, MemoryLauncher
 from multisample.backends.element_types import MATRIX_TYPES, ElementType
 from multisample.backends.launch import (
     HEAD,
@@ -22,20 +23,25 @@ from multisample.backends.launch import (
     OPERANDS,
     Launch,
     Operation,
+    Span,
     WordFormat,
     pack,
     type_name,
     words_in_memory,
 )
 from multisample.backends.memory.host import advise_huge_pages, array_at
-from multisample.backends.system import xla_ffi
+from multisample.backends.system import cuda_driver, xla_ffi
 
 from ..._call import COLUMNS, check_rows
+from ..._libraries import Operand
+from ..._libraries.library import CPU
+from ..._parameters.request import check_members
+from ..._parameters.spans import Block, spans_of, steps_of
 from ..._plan import PlanCache
 from . import gate, native
 from .static import CUSTOM_CALLS, Static, decoded
 
-__all__ = ["LAUNCHERS", "TARGETS", "can_take_gradients", "prepare_on_host", "register", "scratch_size"]
+__all__ = ["BLOCKS", "LAUNCHERS", "TARGETS", "can_take_gradients", "prepare_on_host", "register", "scratch_size"]
 
 TARGETS = {operation: f"multisample_{operation.name}" for operation in CUSTOM_CALLS}
 """The names of the targets.
@@ -43,10 +49,15 @@ TARGETS = {operation: f"multisample_{operation.name}" for operation in CUSTOM_CA
 sample : (mu, sigma, seed, offsets) -> x, shapes (b, d), (b, d), (b, 2), (b, 6) and (b, d, n).
 gradient : (g, seed, offsets) -> (sum of g, sum of g times noise), shapes (b, d).
 moments : (weights, seed, offsets) -> the sums of w z, or of w z and of w z^2, shapes (n,) and (d,).
+perturb : (p0, ..., weights, seed, offsets, begins) -> p0 and on. Shapes are those of parameters, (m,), (2,), (6,), and
+    (t, 2) for `begins`, the first element of each block, low halves first. Calls with whole parameters have none.
 
-On CUDA, the last result of all but a sample is scratch memory. Seed and offsets are those of `keys.operands_of`; calls
-without offsets have one operand less. The `b` of an operand may be 1.
+On CUDA, the last result of a gradient and of moments is scratch memory. Seed and offsets are those of
+`keys.operands_of`; calls without offsets have one operand less. The `b` of an operand may be 1.
 """
+
+BLOCKS = "multisample_perturb_blocks"
+"""The target of perturb on CUDA with `begins`. The host reads `begins`, so XLA must not record it."""
 
 
 # --- Launches -------------------------------------------------------------------------------------
@@ -54,7 +65,7 @@ without offsets have one operand less. The `b` of an operand may be 1.
 # The operation and the flags of a call.
 _SHARED = tuple(name for name in Static._fields if name in Launch._fields)
 
-_SEED_BYTES, _OFFSETS_BYTES = 8, 24  # Of the seed, and of offset, first row and first column, of a matrix.
+_SEED_BYTES, _OFFSETS_BYTES = 8, 24  # Of each matrix: its seed; its offset, first row and first column.
 
 
 def _launch(static: Static, device: int, batch: int = 0) -> Launch:
@@ -63,7 +74,7 @@ def _launch(static: Static, device: int, batch: int = 0) -> Launch:
     row_stride, column_stride = (n * size, size) if static.layout == "dn" else (size, d * size)
     inputs: dict[str, Any] = {}
     for name in INPUTS:
-        if name in static.call.reads:
+        if name in static.reads:
             inputs |= {f"{name}_type": kind, f"{name}_stride": static.computing_type.itemsize}
     if static.operation == Operation.moments:
         inputs["sigma"] = 1.0  # Mean 0 and standard deviation 1 are numbers.
@@ -84,10 +95,10 @@ def _launch_of(frame: xla_ffi.Frame, static: Static, device: int) -> Launch:
     if device != HOST and call.has_scratch:
         results, scratch = results[:-1], xla_ffi.address_of(results[-1])
     writes = OPERANDS[static.operation].writes
-    buffers = dict(zip((*call.reads, "seed", "offsets"), operands)) | dict(zip(writes, results))  # noqa: B905
+    buffers = dict(zip(static.names(len(operands)), operands)) | dict(zip(writes, results))  # noqa: B905
     lengths: dict[str, int] = {}
     for name in call.sized:
-        axes = "b" * call.is_split + static.axes(name)
+        axes = ("b",) * call.is_split + static.axes(name)
         lengths |= zip(axes, xla_ffi.shape_of(buffers[name], len(axes)), strict=True)
     order = len(results) if static.operation == Operation.moments else 0
     static = static._replace(d=lengths["i"], n=lengths["j"], order=order)
@@ -96,9 +107,55 @@ def _launch_of(frame: xla_ffi.Frame, static: Static, device: int) -> Launch:
     return _launch(static, device, lengths.get("b", 0))._replace(scratch=scratch, **addresses, **words)
 
 
+@functools.lru_cache(256)
+def _spans(string: bytes) -> tuple[HostArray, HostArray]:
+    """The spans of a call, with addresses relative to those of its parameters, and the parameter of each span."""
+    static, spans, owners = decoded(string, Operation.perturb), [], []
+    size = MATRIX_TYPES[static.dtype].size
+    for k, (number, shape, steps) in enumerate(static.parameters):
+        strides = tuple(size * step for step in steps_of(shape))
+        operand = Operand(shape, strides, static.dtype, static.dtype, CPU)
+        found = spans_of(operand, operand, Block((0,) * len(shape), shape, 0, steps), number)
+        spans += found
+        owners += [k] * len(found)
+    return np.array(spans, np.int64), np.array(owners, np.intp)
+
+
+def _elements(spans: HostArray) -> int:
+    return int((spans[:, Span._fields.index("rows")] * spans[:, Span._fields.index("width")]).sum())
+
+
+def _perturbation_of(frame: xla_ffi.Frame, static: Static, device: int) -> tuple[Launch, HostArray]:
+    """The launch of a call, without its stream, and its spans."""
+    table, owners = _spans(frame.string())
+    operands, count = frame.operands(), len(static.parameters)
+    buffers = dict(zip(static.names(len(operands))[count:], operands[count:], strict=True))
+    addresses = {name: xla_ffi.address_of(buffer) for name, buffer in buffers.items()}
+    sources, targets = (
+        np.array(list(map(xla_ffi.address_of, found)), np.int64) for found in (operands[:count], frame.results())
+    )
+    spans = table.copy()
+    spans[:, 0] += sources[owners]
+    spans[:, 1] += targets[owners]
+    if "begins" in addresses:
+        spans[:, 2] += _begins_at(addresses["begins"], count, frame, device)[owners]
+    launch = _launch(static._replace(d=xla_ffi.shape_of(buffers["weights"], 1)[0]), device)._replace(
+        spans=len(spans), columns=_elements(spans), matrix=spans.ctypes.data,
+        weights=addresses["weights"], **words_in_memory(addresses["seed"], addresses.get("offsets", 0)),
+    )  # fmt: skip
+    return launch, spans
+
+
+def _begins_at(address: int, count: int, frame: xla_ffi.Frame, device: int) -> HostArray:
+    if device == HOST:
+        return array_at(address, (count,), (8,), "int64")
+    read = functools.partial(cuda_driver.read, address, 8 * count, frame.stream(), device)
+    return np.frombuffer(native.begins(frame.state(native.type_id("CUDA")), device, 8 * count, read), np.int64)
+
+
 # --- Host memory ----------------------------------------------------------------------------------
 
-# Bytes from which on XLA's memory comes fresh from the system: the least size that NumPy asks for huge pages for.
+# From this many bytes on, XLA's memory comes fresh from the system. NumPy asks for huge pages from the same size on.
 _LARGE = 1 << 22
 
 
@@ -116,6 +173,9 @@ def _run_on_host(backend: Backend, launch: Launch) -> None:
 def _check_windows(launch: Launch) -> None:
     count = launch.batch if launch.origin_step else 1
     _, row, column = array_at(launch.offset_at, (count, 3), (_OFFSETS_BYTES, 8), "uint64").max(0).tolist()
+    if launch.operation == Operation.perturb:
+        check_members(row, launch.rows)
+        return
     check_rows(row, launch.rows)
     if column + launch.columns > COLUMNS:
         raise ValueError(f"sample_offset: expected sample_offset + n <= 2**34, got {column} + {launch.columns}")
@@ -124,18 +184,18 @@ def _check_windows(launch: Launch) -> None:
 # --- Memory of a CUDA device ----------------------------------------------------------------------
 
 LAUNCHERS: PlanCache[MemoryLauncher] = PlanCache(4096)
-"""The launchers of calls on devices, by backend, whether there are offsets, and the tail of `Launch`."""
+"""The launchers of calls on devices. A key is a backend, whether there are offsets, and a `Launch` without its head."""
 
 
-def _run_on_device(static: Static, launch: Launch, frame: xla_ffi.Frame) -> None:
+def _run_on_device(static: Static, launch: Launch, spans: HostArray | None, frame: xla_ffi.Frame) -> None:
     key = static.backend, static.has_offsets, launch[len(HEAD) :]
     launcher = LAUNCHERS.get(key)
     if launcher is None:
         launcher = generic.memory_launcher(registry.find(static.backend), launch, static.has_offsets)
         LAUNCHERS.put(key, launcher)
     arguments = (
-        launch.mu, launch.sigma, launch.weights, launch.matrix, launch.first, launch.second, launch.seed_at,
-        launch.offset_at, frame.stream(), launch.scratch,
+        launch.mu, launch.sigma, launch.weights, launch.matrix if spans is None else spans.tobytes(), launch.first,
+        launch.second, launch.seed_at, launch.offset_at, frame.stream(), launch.scratch,
     )  # fmt: skip
     launcher.run(*arguments)
     if launch.operation == Operation.sample and launcher.parameters is not None:
@@ -154,13 +214,18 @@ def scratch_size(static: Static, batch: int = 0) -> int:
 def _state(static: Static, device: int) -> native.State:
     """The state of calls with this static part: everything that can be resolved before XLA calls."""
     c_function = getattr(registry.find(static.backend), "c_function", None)
-    launch = _launch(static._replace(d=1, n=1), device, int(static.call.is_split))
+    is_perturb = static.operation == Operation.perturb
+    launch, template = _launch(static._replace(d=1, n=1), device, int(static.call.is_split and not is_perturb)), b""
+    if is_perturb:
+        spans, owners = _spans(static.encoded().encode())
+        template = np.column_stack([spans, owners]).tobytes()
+        launch = launch._replace(spans=len(spans), columns=_elements(spans))
     run = 0 if c_function is None else c_function(launch)
-    return native.State(run, static.layout == "nd", MATRIX_TYPES[static.dtype].size, pack(launch))
+    return native.State(run, static.layout == "nd", MATRIX_TYPES[static.dtype].size, pack(launch) + template)
 
 
 def can_take_gradients(static: Static, platform: str) -> bool:
-    """Whether the backend sums gradients, by an operation or by a C function only."""
+    """Whether the backend sums gradients, by one of its `operations` or by a C function."""
     operations = registry.find(static.backend).operations
     return Operation.gradient in operations or bool(_state(static, HOST if platform == "cpu" else 0).run)
 
@@ -182,16 +247,20 @@ def _target(operation: Operation, platform: str) -> xla_ffi.Target:
 
     def execute(frame: xla_ffi.Frame) -> None:
         static = decoded(frame.string(), operation)
-        launch = _launch_of(frame, static, frame.device() if on_device else HOST)
+        device, spans = frame.device() if on_device else HOST, None
+        if operation == Operation.perturb:
+            launch, spans = _perturbation_of(frame, static, device)
+        else:
+            launch = _launch_of(frame, static, device)
         if on_device:
-            _run_on_device(static, launch, frame)
+            _run_on_device(static, launch, spans, frame)
         else:
             _run_on_host(registry.find(static.backend), launch)
 
     return xla_ffi.Target(instantiate, execute, type_id, f"multisample_{platform}", native.deleter(), on_device)
 
 
-_registered: set[Operation] = set()
+_registered: set[str] = set()
 _LOCK = threading.Lock()
 
 
@@ -199,14 +268,21 @@ def register() -> None:
     """Register the targets with XLA, on each of the platforms, once in a process."""
     with _LOCK:
         for operation, name in TARGETS.items():
-            if operation in _registered:
+            if name in _registered:
                 continue
             for platform in native.PLATFORMS:
-                target = _target(operation, platform)
-                gate.handle(native.number(operation, platform), functools.partial(xla_ffi.handle, target=target))
-                addresses = native.handlers(operation, platform)
-                # Said here and in the metadata of the handler, as one of the two may be all that a plugin asks for.
-                traits = {"traits": CustomCallTargetTraits.COMMAND_BUFFER_COMPATIBLE} if target.records else {}
-                capsules = {stage: jax.ffi.pycapsule(address) for stage, address in addresses.items()}
-                jax.ffi.register_ffi_target(name, capsules, platform=platform, **traits)
-            _registered.add(operation)
+                number, target = native.number(operation, platform), _target(operation, platform)
+                _register(name, platform, number, target, native.handlers(operation, platform))
+            _registered.add(name)
+        if BLOCKS not in _registered:
+            target = _target(Operation.perturb, "CUDA")._replace(records=False)
+            _register(BLOCKS, "CUDA", native.BLOCKS, target, native.python_handlers(native.BLOCKS))
+            _registered.add(BLOCKS)
+
+
+def _register(name: str, platform: str, number: int, target: xla_ffi.Target, addresses: dict[str, int]) -> None:
+    gate.handle(number, functools.partial(xla_ffi.handle, target=target))
+    # The registration and the metadata of the handler both say it, since a plugin may read only one of them.
+    traits = {"traits": CustomCallTargetTraits.COMMAND_BUFFER_COMPATIBLE} if target.records else {}
+    capsules = {stage: jax.ffi.pycapsule(address) for stage, address in addresses.items()}
+    jax.ffi.register_ffi_target(name, capsules, platform=platform, **traits)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import struct
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +17,7 @@ from ..._libraries.jax import is_jax
 from ..._randomness.generator import WORD_64, Key
 from ..._randomness.source import checked_key, checked_seed
 
-__all__ = ["Words", "batch_length", "key_vector", "operands_of", "words_of"]
+__all__ = ["Words", "batch_length", "key_vector", "operands_of", "packed_words", "words_of"]
 
 
 class Words(NamedTuple):
@@ -27,8 +28,8 @@ class Words(NamedTuple):
     offsets: Any
     """Offset, first row and first column.
 
-    None where all are 0, uint32[6] with the low halves first, or three numbers that each have a type of `seed`. Of
-    these, the offset is uint32[B, 2] for a vector of seeds with offsets.
+    None if all are 0. Otherwise uint32[6] with the low halves first, or three numbers, each in a form of `seed`. For a
+    vector of seeds with offsets, the offset is uint32[B, 2].
     """
 
 
@@ -39,16 +40,30 @@ _ACCEPTED = (
 )
 
 
-def words_of(seed: Any, dim_offset: Any, sample_offset: Any) -> Words:
-    """The words of a call; TypeError or ValueError if an argument cannot be such a word."""
+def words_of(seed: Any, dim_offset: Any, sample_offset: Any, row_name: str = "dim_offset") -> Words:
+    """The words of a call; TypeError or ValueError if an argument cannot be such a word.
+
+    `row_name` is the name of the argument `dim_offset` in error messages.
+    """
     seed, offset = _of_seed(seed)
     offsets = [
-        offset, _of_integer("dim_offset", dim_offset, ROWS + 1),
+        offset, _of_integer(row_name, dim_offset, ROWS + 1),
         _of_integer("sample_offset", sample_offset, COLUMNS + 1),
     ]  # fmt: skip
     if all(isinstance(x, int) for x in offsets):
         return Words(_halves(seed), np.array(offsets, "<u8").view(np.uint32) if any(offsets) else None)
     return Words(_halves(seed), tuple(map(_halves, offsets)))
+
+
+_pack_seed, _pack_offsets = struct.Struct("=2I").pack, struct.Struct("<3Q").pack
+
+
+def packed_words(seed: int, offset: int, row: int, column: int) -> Words:
+    """The words of four integers in their ranges."""
+    halves = np.frombuffer(_pack_seed(seed >> 32, seed & 0xFFFF_FFFF), np.uint32)
+    if offset == row == column == 0:
+        return Words(halves, None)
+    return Words(halves, np.frombuffer(_pack_offsets(offset, row, column), np.uint32))
 
 
 def batch_length(seed: Any) -> int | None:

@@ -2,9 +2,9 @@
 
 When XLA makes an executable, each of its calls gets a `State`, which Python resolves from the call's options. To run,
 the handler copies the state's `Launch`, fills in addresses and lengths, and passes it to a C function of the backend. A
-backend that launches through the CUDA driver has no such function: Python makes the first launch, and adds its bytes to
-the state as a record, which later calls repeat with their own addresses. Other calls enter Python. So do calls that
-fail: Python repeats them and reports the error.
+backend that launches through the CUDA driver has no such function. There Python makes the first launch, and adds its
+bytes to the state as a record. Later calls repeat the record with their own addresses. Other calls enter Python. So do
+calls that fail: Python repeats them and reports the error.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from multisample.backends.driver import CONFIGURATION_SIZE, PLACES
 from multisample.backends.kernels.compilation import inline
 from multisample.backends.kernels.cpu.addresses import c_address, call_c, symbol, word_at
 from multisample.backends.kernels.cpu.fields import HALF, LAUNCH_WORDS, LOW, WORD, half, set_half
-from multisample.backends.kernels.cpu.intrinsics import stack_array
-from multisample.backends.launch import OPERANDS, Launch, Operation
+from multisample.backends.kernels.cpu.intrinsics import integers_at, stack_array
+from multisample.backends.launch import OPERANDS, Launch, Operation, Span
 from multisample.backends.system import cuda_driver
 from multisample.backends.system.xla_ffi import (
     ARGUMENT_COUNT_AT,
@@ -48,7 +48,10 @@ from multisample.backends.system.xla_ffi import (
 from . import gate
 from .static import CUSTOM_CALLS
 
-__all__ = ["PLATFORMS", "State", "add_record", "deleter", "handlers", "number", "type_id"]
+__all__ = [
+    "BLOCKS", "PLATFORMS", "State", "add_record", "begins", "deleter", "handlers", "number", "python_handlers",
+    "type_id",
+]  # fmt: skip
 
 PLATFORMS = ("cpu", "CUDA")
 
@@ -59,10 +62,11 @@ ctypes.pythonapi.Py_IncRef(ctypes.py_object(_process))  # XLA may call when the 
 llvmlite.binding.add_symbol("multisample_xla_process", _process.ctypes.data)
 
 # Words of a state: the backend's C function or 0, whether dimensions are contiguous, bytes of an element, the address
-# of the newest record or 0; then the `Launch`.
+# of the newest record or 0; then the `Launch`, and for perturb each `Span` with the index of its parameter.
 _RUN, _DOWN, _SIZE, _RECORDS, _TEMPLATE = range(5)
-# Words of a record: the address of the next, its device and alignment, the kernel, how many patches and bytes of launch
-# follow. A patch is the place of an address in the launch, its source, and what to add.
+# Words of the record of a sample: the address of the next record, the device, the misalignment, the kernel, the number
+# of patches, and the bytes of the launch; patches and launch follow. A patch is the place of an address in the launch,
+# its source, and what to add. For records of perturb, see `begins`.
 _NEXT, _DEVICE, _MISALIGNMENT, _KERNEL, _PATCHES, _LAUNCH_SIZE, _HEAD = range(7)
 # The sources of patches: the operands, the matrix and the stream.
 _SOURCES = ("mu", "sigma", "seed", "offsets", "matrix", "stream")
@@ -71,11 +75,14 @@ _RECORD_WORDS = 64  # The longest recorded launch, in words of 8 bytes.
 _ALIGNMENT = 31  # The kernel depends on the address of the matrix modulo 32.
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 
-# XLA's memory comes fresh from the system from about this many bytes on, as NumPy's when it asks for huge pages.
+# From about this many bytes on, XLA's memory comes fresh from the system. NumPy asks for huge pages from here on too.
 _LARGE = 1 << 22
 _PAGE, _HUGE = mmap.PAGESIZE, getattr(mmap, "MADV_HUGEPAGE", None)
 _MOST_ROW, _MOST_COLUMN = 1 << 32, 1 << 34
+_SPAN_WORDS = len(Span._fields)
+_SOURCE, _TARGET, _FIRST, _ROWS, _WIDTH = range(5)  # Of a `Span`.
 
+_calloc = types.ExternalFunction("PyMem_RawCalloc", types.int64(types.int64, types.int64))
 _free = types.ExternalFunction("PyMem_RawFree", types.void(types.int64))
 if _HUGE is not None:
     _advise = types.ExternalFunction("madvise", types.intc(types.int64, types.int64, types.intc))
@@ -117,6 +124,14 @@ def _find_state(frame, request, place):
 
 
 @inline
+def _use_huge_pages(begin, size):
+    """Let Linux use huge pages for large memory, if it is fresh: it is written in half of the time."""
+    if size >= _LARGE:
+        start = (begin + _PAGE - 1) // _PAGE * _PAGE
+        _advise(start, (begin + size - start) // _PAGE * _PAGE, _HUGE or 0)
+
+
+@inline
 def _is_execution(frame):
     return word_at(frame + EXTENSION_AT) == 0 and word_at(frame + STAGE_AT) & LOW == EXECUTE
 
@@ -127,11 +142,50 @@ def _data(list_at, k):
     return word_at(_buffer(list_at, k) + BUFFER_DATA)
 
 
+@inline
+def _fill_words(frame, launch, place):
+    """The addresses of the seed, operand `place`, and of the offsets."""
+    operands = frame + ARGUMENTS_AT
+    launch[WORD.seed_at] = _data(operands, place)
+    if word_at(frame + ARGUMENT_COUNT_AT) > place + 1:
+        offsets = _data(operands, place + 1)
+        launch[WORD.offset_at], launch[WORD.first_row_at] = offsets, offsets + 8
+        launch[WORD.first_column_at] = offsets + 16
+
+
+@inline
+def _fill_perturb(frame, state, launch, has_scratch):
+    for k in range(LAUNCH_WORDS):
+        launch[k] = word_at(state + 8 * (_TEMPLATE + k))
+    operands, results = frame + ARGUMENTS_AT, frame + RESULTS_AT
+    weights, spans = word_at(frame + RESULT_COUNT_AT), launch[WORD.spans]
+    launch[WORD.weights] = _data(operands, weights)
+    launch[WORD.rows] = word_at(word_at(_buffer(operands, weights) + BUFFER_DIMS))
+    _fill_words(frame, launch, weights + 1)
+    begins = _data(operands, weights + 3) if word_at(frame + ARGUMENT_COUNT_AT) > weights + 3 else 0
+    launch[WORD.matrix] = _calloc(spans, 8 * _SPAN_WORDS)
+    if launch[WORD.matrix] == 0:
+        return
+    for k in range(spans):
+        span = integers_at(launch[WORD.matrix] + 8 * _SPAN_WORDS * k, _SPAN_WORDS)
+        template = state + 8 * (_TEMPLATE + LAUNCH_WORDS + (_SPAN_WORDS + 1) * k)
+        for word in range(_SPAN_WORDS):
+            span[word] = word_at(template + 8 * word)
+        parameter = word_at(template + 8 * _SPAN_WORDS)
+        span[_SOURCE] += _data(operands, parameter)
+        span[_TARGET] += _data(results, parameter)
+        if begins != 0:
+            span[_FIRST] += word_at(begins + 8 * parameter)
+
+
 def _filling(operation: Operation) -> Callable[..., Any]:
     """``fill(frame, state, launch, has_scratch)`` writes the launch.
 
-    With `has_scratch`, the last result is scratch memory.
+    With `has_scratch`, the last result is scratch memory. For perturb, `fill` allocates the spans, at the address in
+    `matrix`, and the caller frees them. The address is 0 if the allocation failed.
     """
+    if operation == Operation.perturb:
+        return _fill_perturb
     call, writes = CUSTOM_CALLS[operation], OPERANDS[operation].writes
     has_matrix, is_moments = call.sized == ("matrix",), operation == Operation.moments
     reads_at = tuple(getattr(WORD, name) for name in call.reads)
@@ -145,11 +199,7 @@ def _filling(operation: Operation) -> Callable[..., Any]:
         operands, results = frame + ARGUMENTS_AT, frame + RESULTS_AT
         for k in range(count):
             launch[reads_at[k]] = _data(operands, k)
-        launch[WORD.seed_at] = _data(operands, count)
-        if word_at(frame + ARGUMENT_COUNT_AT) > count + 1:
-            offsets = _data(operands, count + 1)
-            launch[WORD.offset_at], launch[WORD.first_row_at] = offsets, offsets + 8
-            launch[WORD.first_column_at] = offsets + 16
+        _fill_words(frame, launch, count)
         written = word_at(frame + RESULT_COUNT_AT)
         if has_scratch:
             written -= 1
@@ -171,7 +221,7 @@ def _filling(operation: Operation) -> Callable[..., Any]:
             rows, columns = word_at(shape + 8), word_at(shape + 16)
             launch[WORD.row_stride], launch[WORD.column_stride] = size * columns, size
         launch[WORD.rows], launch[WORD.columns] = rows, columns
-        # The steps of the template are those of one row and one column.
+        # The template has the steps of a matrix with one row and one column.
         launch[WORD.mu_step], launch[WORD.sigma_step] = rows * launch[WORD.mu_step], rows * launch[WORD.sigma_step]
         launch[WORD.result_step], launch[WORD.matrix_step] = rows * launch[WORD.result_step], rows * columns * size
 
@@ -180,7 +230,7 @@ def _filling(operation: Operation) -> Callable[..., Any]:
 
 @inline
 def _are_windows_valid(launch):
-    """Whether no row and no column of the call has too large a number, in host memory."""
+    """Whether all windows end within the endless matrix; the words are in host memory."""
     valid = True
     if launch[WORD.first_row_at] != 0:
         count = max(half(launch, HALF.batch), 1) if launch[WORD.origin_step] != 0 else 1
@@ -194,7 +244,7 @@ def _are_windows_valid(launch):
 
 
 def _on_host(operation: Operation, target: int) -> Callable[..., Any]:
-    fill, is_sample = _filling(operation), operation == Operation.sample
+    fill, is_sample, is_perturb = _filling(operation), operation == Operation.sample, operation == Operation.perturb
 
     def execute(frame):
         if not _is_execution(frame):
@@ -209,15 +259,23 @@ def _on_host(operation: Operation, target: int) -> Callable[..., Any]:
             return gate.enter_python(frame, target)
         launch = stack_array(LAUNCH_WORDS, np.int64)
         fill(frame, state, launch, False)
-        if not _are_windows_valid(launch):
+        spans = launch[WORD.matrix] if is_perturb else 0
+        if not _are_windows_valid(launch) or (is_perturb and spans == 0):
+            if is_perturb:
+                _free(spans)
             return gate.enter_python(frame, target)
         if is_sample:
             begin, elements = launch[WORD.matrix], launch[WORD.rows] * launch[WORD.columns]
-            size = max(half(launch, HALF.batch), 1) * elements * word_at(state + 8 * _SIZE)
-            if size >= _LARGE:  # Linux writes fresh memory in half of the time with huge pages.
-                start = (begin + _PAGE - 1) // _PAGE * _PAGE
-                _advise(start, (begin + size - start) // _PAGE * _PAGE, _HUGE or 0)
-        if call_c(run, launch.ctypes.data) & LOW != 0:
+            _use_huge_pages(begin, max(half(launch, HALF.batch), 1) * elements * word_at(state + 8 * _SIZE))
+        if is_perturb:
+            for k in range(launch[WORD.spans]):
+                span = integers_at(spans + 8 * _SPAN_WORDS * k, _SPAN_WORDS)
+                if span[_TARGET] != span[_SOURCE]:
+                    _use_huge_pages(span[_TARGET], span[_ROWS] * span[_WIDTH] * word_at(state + 8 * _SIZE))
+        failed = call_c(run, launch.ctypes.data) & LOW != 0
+        if is_perturb:
+            _free(spans)
+        if failed:
             return gate.enter_python(frame, target)
         return 0
 
@@ -226,6 +284,7 @@ def _on_host(operation: Operation, target: int) -> Callable[..., Any]:
 
 def _on_device(operation: Operation, target: int) -> Callable[..., Any]:
     fill, has_scratch = _filling(operation), CUSTOM_CALLS[operation].has_scratch
+    is_perturb = operation == Operation.perturb
 
     def execute(frame):
         if not _is_execution(frame):
@@ -252,13 +311,16 @@ def _on_device(operation: Operation, target: int) -> Callable[..., Any]:
             return _repeat(frame, target, state, device, stream)
         launch, mode = stack_array(LAUNCH_WORDS, np.int64), stack_array(1, np.int64)
         fill(frame, state, launch, has_scratch)
+        spans = launch[WORD.matrix] if is_perturb else 0
         launch[WORD.stream] = stream
         set_half(launch, HALF.device, device)
         # The first launch may load the kernel, also while XLA records a command buffer.
         exchange, mode[0] = word_at(process + 8 * _EXCHANGE_MODE), _RELAXED
         if exchange != 0:
             call_c(exchange, mode.ctypes.data)
-        failed = call_c(run, launch.ctypes.data) & LOW != 0
+        failed = (is_perturb and spans == 0) or call_c(run, launch.ctypes.data) & LOW != 0
+        if is_perturb:
+            _free(spans)
         if exchange != 0:
             call_c(exchange, mode.ctypes.data)
         if failed:
@@ -274,7 +336,7 @@ def _repeat(frame, target, state, device, stream):
     process = symbol("multisample_xla_process")
     current = stack_array(1, np.int32)
     if call_c(word_at(process + 8 * _GET_DEVICE), current.ctypes.data) & LOW != 0 or current[0] != device:
-        return gate.enter_python(frame, target)  # It makes the device current.
+        return gate.enter_python(frame, target)  # Python makes the device current.
     matrix = _data(frame + RESULTS_AT, 0)
     record = word_at(state + 8 * _RECORDS)
     while record != 0 and (
@@ -326,18 +388,23 @@ def number(operation: Operation, platform: str) -> int:
     return len(PLATFORMS) * operation + PLATFORMS.index(platform)
 
 
+BLOCKS = len(PLATFORMS) * len(Operation)
+"""The number of the target of blocks, which has no compiled handlers."""
+
+
 def handlers(operation: Operation, platform: str) -> dict[str, int]:
     """The addresses of the compiled handlers of a target, by stage."""
     target, on_device = number(operation, platform), platform == PLATFORMS[1]
     if on_device:
         _find_driver()
     execute = (_on_device if on_device else _on_host)(operation, target)
-    return {
-        "instantiate": c_address(
-            lambda frame: gate.enter_python(frame, target), f"xla-instantiate_{target}", gate.digest()
-        ),
-        "execute": c_address(execute, f"xla-execute_{target}", gate.digest()),
-    }
+    return python_handlers(target) | {"execute": c_address(execute, f"xla-execute_{target}", gate.digest())}
+
+
+def python_handlers(target: int) -> dict[str, int]:
+    """The same for Python functions."""
+    address = c_address(lambda frame: gate.enter_python(frame, target), f"xla-instantiate_{target}", gate.digest())
+    return {"instantiate": address, "execute": address}
 
 
 def _find_driver() -> None:
@@ -368,7 +435,7 @@ class State(NamedTuple):
     size: int = 0
     """Bytes of an element."""
     launch: bytes = b""
-    """The packed `Launch`, without addresses and lengths."""
+    """The packed `Launch`, without addresses and lengths, and the spans of perturb."""
 
     def allocated(self) -> int:
         """The address of a copy, which `deleter` frees."""
@@ -403,7 +470,7 @@ def add_record(state: int, launch: Launch, kernels: list[tuple[int, bytes]]) -> 
     kernels : list
         The kernels and their parameters: see `MemoryLauncher.parameters`.
     """
-    if len(kernels) != 1 or len(kernels[0][1]) > 8 * _RECORD_WORDS:  # A long batch.
+    if len(kernels) != 1 or len(kernels[0][1]) > 8 * _RECORD_WORDS:  # A long batch does not fit.
         return
     kernel, parameters = kernels[0]
     device, misalignment = launch.device, launch.matrix & _ALIGNMENT
@@ -421,8 +488,26 @@ def add_record(state: int, launch: Launch, kernels: list[tuple[int, bytes]]) -> 
             newest.value = _allocated([*head, *(number for patch in patches for number in patch)], padded)
 
 
+def begins(state: int, device: int, size: int, read: Callable[[], bytes]) -> bytes:
+    """The first elements of the blocks that a device has in a call of perturb, `size` bytes.
+
+    They are in device memory, and the same in every call of an instruction. So only the first call reads them.
+    """
+    newest = ctypes.c_int64.from_address(state + 8 * _RECORDS)
+    record = newest.value
+    while record:
+        following, found = (ctypes.c_int64 * 2).from_address(record)
+        if found == device:
+            return ctypes.string_at(record + 16, size)
+        record = following
+    data = read()
+    with _LOCK:
+        newest.value = _allocated([newest.value, device], data)
+    return data
+
+
 def _kinds(record: int) -> Any:
-    """Device and misalignment of each record from this one on. Calls of the same kind come here when they fail."""
+    """Device and misalignment of each record from this one on. A call that failed may find its own kind here."""
     while record:
         words = (ctypes.c_int64 * _HEAD).from_address(record)
         yield words[_DEVICE], words[_MISALIGNMENT]

@@ -2,6 +2,7 @@
 
 XLA would gather the operands of a custom call that it cannot partition. Here each device moves the first row and column
 of its window by its place in the mesh, and draws that window from its own part of mu and sigma, without communication.
+For model parameters, each device moves the first elements of its blocks.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ PLATFORMS = {"cpu": "cpu", "cuda": "cuda"}
 
 
 def batch_of(*operands: Any) -> int:
-    """The length of the batch of operands, whose first axis is of that length or 1."""
+    """The length of the batch; the first axis of each operand has this length, or 1 if all elements share it."""
     return next((x.shape[0] for x in operands if x.shape[0] != 1), 1)
 
 
@@ -50,21 +51,25 @@ def _custom_call(platform: str, static: Static, *operands: Any) -> list[Any]:
     call = static.call
     if static.operation == Operation.gradient and not handlers.can_take_gradients(static, platform):
         return _sums_of_stored_noise(platform, static, *operands)
-    for name, x in zip(call.reads, operands):  # noqa: B905
+    for name, x in zip(static.reads, operands):  # noqa: B905
         _check_type(x, static.type_of(name))
-    batch = (batch_of(*operands),) if call.is_split else ()
+    batch = (batch_of(*operands),) if call.is_split and static.front else ()
     results = [jax.ShapeDtypeStruct((*batch, *static.shape(name)), static.type_of(name)) for name in static.writes]
     static = static.of_operands(*operands)
     if platform == "cpu":
         handlers.prepare_on_host(static)
     elif call.has_scratch:
         results.append(jax.ShapeDtypeStruct((8 * handlers.scratch_size(static, *batch),), np.uint8))
-    target = jax.ffi.ffi_call(handlers.TARGETS[static.operation], results)
+    aliases = {k: k for k in range(len(results))} if static.in_place else None
+    name = handlers.TARGETS[static.operation]
+    if platform == "cuda" and len(operands) > len(static.reads) + 2:
+        name = handlers.BLOCKS
+    target = jax.ffi.ffi_call(name, results, input_output_aliases=aliases)
     return list(target(*operands, options=static.encoded()))[: len(static.writes)]
 
 
 def _sums_of_stored_noise(platform: str, static: Static, g: Any, *words: Any) -> list[Any]:
-    """A gradient by a backend without: XLA sums, and stores the noise for that."""
+    """The gradient with a backend that sums no gradients: XLA stores the noise and sums."""
     real, columns = static.computing_type, 1 + static.axes("matrix").index("j")
     zeros = jnp.zeros((1, static.d), real)
     noise = static._replace(operation=Operation.sample, dtype=real.name)
@@ -92,13 +97,23 @@ _FIRST_ROW, _FIRST_COLUMN = 2, 4
 
 
 def _moved(words: tuple[Any, ...], place: int, axes: Any, size: int) -> tuple[Any, ...]:
-    """Seed and offsets, the number at `place` moved by `size` for each device before this one along mesh `axes`."""
+    """Seed and offsets. The number at `place` grows by `size` for each device before this one along the mesh `axes`."""
     if axes is None or axes == ():
         return words
-    seed, offsets = words if len(words) == 2 else (*words, jnp.zeros((1, 6), jnp.uint32))
+    seed, offsets = _with_offsets(words)
+    low, high = _added(offsets[:, place], offsets[:, place + 1], axes, size)
+    return seed, offsets.at[:, place].set(low).at[:, place + 1].set(high)
+
+
+def _with_offsets(words: tuple[Any, ...]) -> tuple[Any, Any]:
+    (seed, *offsets) = words
+    return seed, offsets[0] if offsets else jnp.zeros((*seed.shape[:-1], 6), jnp.uint32)
+
+
+def _added(low: Any, high: Any, axes: Any, size: int) -> tuple[Any, Any]:
+    """A number, as two words, plus `size` for each device before this one along mesh `axes`."""
     index = jax.lax.axis_index(axes).astype(jnp.uint32)
-    low, high = offsets[:, place], offsets[:, place + 1]
-    # The product has more than 32 bits: from pieces of 16 bits of the size, as there are fewer than 2**16 devices.
+    # The product may exceed 32 bits. The products with 16 bits of `size` do not, with fewer than 2**16 devices.
     for shift in range(0, 48, 16):
         piece = index * np.uint32(size >> shift & 0xFFFF)
         below = piece << np.uint32(shift) if shift < 32 else jnp.zeros_like(piece)
@@ -107,11 +122,11 @@ def _moved(words: tuple[Any, ...], place: int, axes: Any, size: int) -> tuple[An
         high = high + above + (low < below).astype(jnp.uint32)
         if shift == 32:
             high = high + piece - above
-    return seed, offsets.at[:, place].set(low).at[:, place + 1].set(high)
+    return low, high
 
 
 def _on_one_device(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function, whose arrays are not sharded over the mesh of the context: they are those of one device."""
+    """The same function for the arrays of one device, which are not sharded over the mesh of the context."""
 
     def traced(*operands: Any) -> Any:
         with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
@@ -121,7 +136,7 @@ def _on_one_device(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _placed(sharding: Any, rank: int) -> tuple[Any, tuple[Any, ...]]:
-    """A mesh, and the axes of it over which each axis of an array is sharded."""
+    """A mesh, and for each axis of an array the mesh axes that shard it."""
     if isinstance(sharding, NamedSharding):
         spec = tuple(sharding.spec)
         return sharding.mesh, spec + (None,) * (rank - len(spec))
@@ -134,6 +149,18 @@ def _placed(sharding: Any, rank: int) -> tuple[Any, tuple[Any, ...]]:
     names = tuple(f"axis{i}" for i in range(len(lengths)))
     spec = tuple(name if length > 1 else None for name, length in zip(names[:rank], lengths[:rank], strict=True))
     return Mesh(devices.reshape(lengths), names), spec
+
+
+def _places(arrays: Any, axes: list[tuple[str, ...]]) -> tuple[Any, dict[str, Any]]:
+    """A mesh, and for each axis of these arrays the mesh axes that shard it."""
+    mesh: Any = None
+    places: dict[str, Any] = {}
+    for x, names in zip(arrays, axes, strict=True):
+        if len(arrays) > 1 and not isinstance(x.sharding, NamedSharding):  # Several tilings share no mesh.
+            return Mesh(np.array(x.sharding._device_assignment), ("device",)), {}
+        mesh, spec = _placed(x.sharding, len(names))
+        places |= dict(zip(names, spec, strict=True))
+    return mesh, places
 
 
 def _size(mesh: Any, axes: Any) -> int:
@@ -167,9 +194,9 @@ def lowering(platform: str) -> Callable[..., Any]:
         call = functools.partial(_custom_call, platform, static)
         if not static.call.is_split:
             return _one_by_one(call, *operands)
-        axes, writes_axes = static.operand_axes(len(operands)), ["b" + static.axes(name) for name in static.writes]
+        axes, writes_axes = static.all_axes(static.names(len(operands))), static.all_axes(static.writes)
         # JAX keeps these functions. They must not keep tracers.
-        is_lone = [x.shape[0] == 1 for x in operands]
+        is_lone = [bool(static.front) and x.shape[0] == 1 for x in operands]
 
         def shardings(mesh: Any, places: dict[str, Any]) -> tuple[list[Any], tuple[Any, ...]]:
             """Of the results and of the operands."""
@@ -179,52 +206,86 @@ def lowering(platform: str) -> Callable[..., Any]:
             )
 
         def partition(mesh: Any, operands: Any, results: Any) -> Any:
-            matrix = operands[0] if "matrix" in static.call.reads else results[0]
-            mesh, spec = _placed(matrix.sharding, 3)
-            places = dict(zip("b" + static.axes("matrix"), spec, strict=True))
+            if "matrix" in static.reads:
+                mesh, places = _places(operands[:1], axes[:1])
+            else:
+                mesh, places = _places(results, writes_axes)
             return mesh, _on_one_device(_window(platform, static, mesh, places)), *shardings(mesh, places)
 
         def infer(mesh: Any, operands: Any, results: Any) -> Any:
             places: dict[str, Any] = {}
-            mesh, _ = _placed(operands[0].sharding, len(axes[0]))
             for x, names in zip(operands, axes, strict=True):
-                for axis, place in zip(names, _placed(x.sharding, len(names))[1], strict=True):
+                if x.sharding is None:  # GSPMD does not know it.
+                    continue
+                own, spec = _placed(x.sharding, len(names))
+                mesh = mesh if places else own
+                for axis, place in zip(names, spec, strict=True):
                     places[axis] = place if places.get(axis) is None else places[axis]
             return shardings(mesh, places)[0]
 
         shared = custom_partitioning(call)
-        # An axis of length 1 has a name of its own.
-        labels = [("pqrs"[k] if lone else "b") + axes[k][1:] for k, lone in enumerate(is_lone)]
+        # In the sharding rule, an axis of length 1 gets a name of its own.
+        labels = [(f"lone{k}", *axes[k][1:]) if lone else axes[k] for k, lone in enumerate(is_lone)]
         rule = " -> ".join(", ".join(map(" ".join, names)) for names in (labels, writes_axes))
-        read = "".join(labels)
+        read = list(dict.fromkeys(name for names in labels for name in names))
         shared.def_partition(
-            partition, infer, sharding_rule=rule, reduction_factors=tuple("j" if "j" in read else ""),
-            need_replication_factors=tuple(name for name in read if name in "pqrskl"),
+            partition, infer, sharding_rule=rule, reduction_factors=("j",) if "j" in read else (),
+            need_replication_factors=tuple(name for name in read if name in "klm" or name[:4] == "lone"),
         )  # fmt: skip
         return shared(*operands)
 
     return lowered
 
 
-def _sharding(mesh: Any, places: dict[str, Any], axes: str) -> NamedSharding:
+def _sharding(mesh: Any, places: dict[str, Any], axes: tuple[str, ...]) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(*(places.get(axis) for axis in axes)))
 
 
 def _window(platform: str, static: Static, mesh: Any, places: dict[str, Any]) -> Callable[..., list[Any]]:
     """The function that draws or sums the window of a device; `places` are the mesh axes of each axis."""
+    if static.parameters:
+        return _blocks(platform, static, mesh, places)
     rows, columns = places["i"], places["j"]
     d, n = _part(static.d, mesh, rows), _part(static.n, mesh, columns)
     is_whole = _size(mesh, columns) == 1
     part = static._replace(d=d, n=n, aligned=static.aligned and (is_whole or n % 8 == 0))
-    count, axis = len(static.call.reads), 1 + static.axes("matrix").index("j")
+    count, axis = len(static.reads), 1 + static.axes("matrix").index("j")
 
     def run(*operands: Any) -> list[Any]:
         reads, words = operands[:count], operands[count:]
         words = _moved(words, _FIRST_ROW, rows, d)
         words = _moved(words, _FIRST_COLUMN, columns, n)
-        if static.call.reads != ("matrix",):
+        if static.reads != ("matrix",):
             return _custom_call(platform, part, *reads, *words)
         totals = _custom_call(platform, part, _without_padding(reads[0], axis, columns, static.n), *words)
         return totals if is_whole else [jax.lax.psum(x, columns) for x in totals]
+
+    return run
+
+
+def _blocks(platform: str, static: Static, mesh: Any, places: dict[str, Any]) -> Callable[..., list[Any]]:
+    """The function that perturbs a device's blocks of model parameters."""
+    moves: list[list[tuple[Any, int]]] = []
+    parts = []
+    for name, whole in zip(static.writes, static.parameters, strict=True):
+        axes = [places.get(axis) for axis in static.axes(name)]
+        shape = tuple(_part(length, mesh, axis) for length, axis in zip(whole.shape, axes, strict=True))
+        moves.append(
+            [(axis, n * step) for axis, n, step in zip(axes, shape, whole.steps, strict=True) if _size(mesh, axis) > 1]
+        )
+        parts.append(whole._replace(shape=shape))
+    part, count = static._replace(parameters=tuple(parts)), len(static.reads)
+
+    def run(*operands: Any) -> list[Any]:
+        if not any(moves):
+            return _custom_call(platform, part, *operands)
+        begins = []
+        for of_parameter in moves:
+            begin = jnp.zeros((), jnp.uint32), jnp.zeros((), jnp.uint32)
+            for axes, size in of_parameter:
+                begin = _added(*begin, axes, size)
+            begins.append(jnp.stack(begin))
+        words = _with_offsets(operands[count:])
+        return _custom_call(platform, part, *operands[:count], *words, jnp.stack(begins))
 
     return run

@@ -28,12 +28,13 @@ try:
 except ImportError:  # It is private. Without it, programs for one device still work.
     needs_devices = set()
 
-__all__ = ["bind"]
+__all__ = ["bind", "varying"]
 
 _PRIMITIVES = {
     Operation.sample: Primitive("multisample"),
     Operation.gradient: Primitive("multisample_gradient"),
     Operation.moments: Primitive("multisample_moments"),
+    Operation.perturb: Primitive("multisample_perturb"),
 }
 
 
@@ -45,7 +46,7 @@ def bind(static: Static, *operands: Any) -> list[Any]:
 
 def _alike(*operands: Any) -> list[Any]:
     """The operands as they are, but in `jax.shard_map` marked as varying over the same axes of the mesh."""
-    axes = [_varying(x) for x in operands]
+    axes = [varying(x) for x in operands]
     every = frozenset().union(*axes)
     return [
         x if own == every else jax.lax.pcast(x, tuple(sorted(every - own, key=str)), to="varying")
@@ -53,9 +54,10 @@ def _alike(*operands: Any) -> list[Any]:
     ]
 
 
-def _varying(x: Any) -> frozenset[Any]:
+def varying(x: Any) -> frozenset[Any]:
+    """The axes of the mesh of `jax.shard_map` over which `x` varies."""
     aval = jax.typeof(x)
-    kinds = getattr(aval, "manual_axis_type", None)  # JAX up to 0.9 has the axes themselves.
+    kinds = getattr(aval, "manual_axis_type", None)  # JAX up to 0.9 has `vma`.
     axes: frozenset[Any] = getattr(aval, "vma", frozenset()) if kinds is None else kinds.varying
     return axes
 
@@ -65,10 +67,12 @@ def _varying(x: Any) -> frozenset[Any]:
 
 def _types(*avals: Any, static: Static) -> list[Any]:
     """The types of the results, in explicit sharding with the mesh axes of the operands."""
+    if static.operation == Operation.perturb:
+        return [x.update(weak_type=False) for x in avals[: len(static.writes)]]
     batch, places = batch_of(*avals), {"j": None}
     for axis, argument in (("b", "vmap"), ("i", "mu, sigma")):
         places[axis] = None
-        for x, own in zip(avals, static.operand_axes(len(avals)), strict=True):
+        for x, own in zip(avals, static.all_axes(static.names(len(avals))), strict=True):
             place = x.sharding.spec[own.index(axis)] if axis in own and (axis != "b" or x.shape[0] == batch) else None
             if None not in (place, places[axis]) and place != places[axis]:
                 raise TypeError(
@@ -87,7 +91,7 @@ def _types(*avals: Any, static: Static) -> list[Any]:
     return [
         avals[0].update(
             shape=(batch, *static.shape(name)), dtype=static.type_of(name), weak_type=False,
-            sharding=NamedSharding(mesh, PartitionSpec(*(places[axis] for axis in "b" + static.axes(name)))),
+            sharding=NamedSharding(mesh, PartitionSpec(*(places[axis] for axis in ("b", *static.axes(name))))),
         )
         for name in static.writes
     ]  # fmt: skip
@@ -97,15 +101,22 @@ def _types(*avals: Any, static: Static) -> list[Any]:
 
 
 def _jvp(primals: Any, tangents: Any, *, static: Static) -> Any:
-    results, count = bind(static, *primals), len(static.call.reads)
+    count = len(static.reads)
     dots = tangents[:count]
-    if all(type(dot) is ad.Zero for dot in dots):
+    is_constant = all(type(dot) is ad.Zero for dot in dots)
+    if static.operation == Operation.perturb and not is_constant:
+        raise ValueError(
+            "parameters: expected a call of perturb outside jax.grad, jax.jvp and the like, as it has no derivative:"
+            " differentiate with respect to its result, or pass its arguments through jax.lax.stop_gradient"
+        )
+    results = bind(static, *primals)
+    if is_constant:
         return results, [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in results]
     return results, bind(static, *map(ad.instantiate_zeros, dots), *primals[count:])
 
 
 def _transpose(cts: Any, *operands: Any, static: Static) -> Any:
-    count = len(static.call.reads)
+    count = len(static.reads)
     avals = [x.aval if ad.is_undefined_primal(x) else None for x in operands[:count]]
     words = operands[count:]
     if all(type(ct) is ad.Zero for ct in cts):
@@ -133,6 +144,11 @@ def _as_long_as(aval: Any, x: Any) -> Any:
 
 def _batch(operands: Sequence[Any], axes: Sequence[int | None], *, static: Static) -> Any:
     """Join a new axis to that of the batch. An operand that all elements share keeps length 1."""
+    if static.operation == Operation.perturb:
+        raise ValueError(
+            "parameters: expected a call of perturb outside jax.vmap: use jax.lax.map or jax.lax.scan for one set of"
+            " parameters after another, or a vector of coefficients for the sum over members"
+        )
     size = next(x.shape[axis] for x, axis in zip(operands, axes, strict=True) if axis is not None)
     fronted = [
         jnp.expand_dims(x, 0) if axis is None else jnp.moveaxis(x, axis, 0)
@@ -140,8 +156,8 @@ def _batch(operands: Sequence[Any], axes: Sequence[int | None], *, static: Stati
     ]
     inner = next((x.shape[1] for x in fronted if x.shape[1] != 1), 1)
     joined = []
-    for name, x in zip((*static.call.reads, "seed", "offsets"), fronted):  # noqa: B905
-        if x.shape[:2] != (1, 1) or name == "matrix":  # A gradient has as many results as matrices.
+    for name, x in zip((*static.reads, "seed", "offsets"), fronted):  # noqa: B905
+        if x.shape[:2] != (1, 1) or name == "matrix":  # Each matrix has a gradient.
             x = jnp.broadcast_to(x, (size, inner, *x.shape[2:]))
         joined.append(x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]))
     results = [x.reshape(size, inner, *x.shape[1:]) for x in bind(static, *joined)]
@@ -169,5 +185,5 @@ for _primitive in _PRIMITIVES.values():
     for _platform in PLATFORMS:
         _lowered = mlir.lower_fun(lowering(_platform), multiple_results=True)
         mlir.register_lowering(_primitive, _lowered, platform=_platform)
-    # What a primitive is partitioned over has to be known when it is lowered.
+    # JAX must know the devices when it lowers the primitive.
     needs_devices.add(_primitive)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -11,22 +12,25 @@ import numpy as np
 from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.launch import OPERANDS, Operation
 
-__all__ = ["AXES", "CUSTOM_CALLS", "CustomCall", "Static", "decoded"]
+__all__ = ["AXES", "CUSTOM_CALLS", "CustomCall", "Parameter", "Static", "decoded"]
 
-AXES = {
-    "mu": "i", "sigma": "i", "weights": "j", "matrix": "ij", "first": "i", "second": "i", "seed": "k", "offsets": "l",
+AXES: dict[str, tuple[str, ...]] = {
+    "mu": ("i",), "sigma": ("i",), "weights": ("j",), "matrix": ("i", "j"), "first": ("i",), "second": ("i",),
+    "seed": ("k",), "offsets": ("l",), "begins": ("t", "k"),
 }  # fmt: skip
 """The axes of operands and results with layout "dn": i counts dimensions, j samples, k and l words of 32 bits.
 
-Operands and results of a primitive have the batch as one more axis in front, of length 1 where all elements share it.
+Model parameters have axes of their own; t counts parameters, and m coefficients. Operands and results of a primitive
+also have a batch axis b in front, of length 1 where all elements share it. Those of perturb have no batch axis, since
+XLA would copy a parameter to reshape it.
 """
 
 
 class CustomCall(NamedTuple):
-    """The custom call of an operation. Its operands are `reads`, the seed, and the offsets unless all are 0."""
+    """The custom call of an operation. Its operands are `Static.reads`, the seed, and the offsets unless all are 0."""
 
     reads: tuple[str, ...]
-    """Fields of `Launch`, in which the operation is linear."""
+    """Fields of `Launch`, in which the operation is linear. Perturb reads and writes the parameters besides."""
     transposed: Operation | None
     """The operation that sums a cotangent; None if there is none."""
     is_split: bool
@@ -48,14 +52,24 @@ CUSTOM_CALLS = {
     Operation.gradient: CustomCall(("matrix",), Operation.sample, True, True),
     # Of noise alone: JAX scales the sums by mu and sigma.
     Operation.moments: CustomCall(("weights",), None, False, True),
+    Operation.perturb: CustomCall(("weights",), None, True, False),
 }
+
+
+class Parameter(NamedTuple):
+    """A model parameter, or a device's block of it."""
+
+    id: int
+    shape: tuple[int, ...]
+    steps: tuple[int, ...]
+    """How far neighbours along each axis are apart in the parameter."""
 
 
 class Static(NamedTuple):
     """All of a call that a program is compiled for.
 
-    A custom call has the fields up to `offsets_batched` as a string. Saved programs have such strings, so a new field
-    goes behind `offsets_batched` and has a default.
+    A custom call has the fields up to `parameters` as a string. Saved programs have such strings, so a new field goes
+    behind `parameters` and has a default.
     """
 
     backend: str
@@ -74,6 +88,8 @@ class Static(NamedTuple):
     seed_batched: bool = False
     offsets_batched: bool = False
     """Whether each element of the batch has an operand of its own. Set for custom calls only."""
+    parameters: tuple[Parameter, ...] = ()
+    """Those that perturb adds noise to, which have the type `dtype`."""
     operation: Operation = Operation.sample
     d: int = 0
     n: int = 0
@@ -81,51 +97,92 @@ class Static(NamedTuple):
     """How many moments there are."""
     seeds: int | None = None
     """The number of seeds of a vector; None for one seed."""
+    in_place: bool = False
+    """Whether results of perturb have the memory of the parameters, of which XLA keeps copies where it must."""
 
     @property
     def call(self) -> CustomCall:
         return CUSTOM_CALLS[self.operation]
 
     @property
-    def writes(self) -> tuple[str, ...]:
-        """Fields of `Launch`."""
-        return OPERANDS[self.operation].writes[: self.order or None]
+    def reads(self) -> tuple[str, ...]:
+        """The operands before the seed: fields of `Launch`, and for perturb ``p0`` and on."""
+        return (*self._of_parameters(), *self.call.reads)
 
-    def axes(self, name: str) -> str:
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """The results, in the same way."""
+        return self._of_parameters() or OPERANDS[self.operation].writes[: self.order or None]
+
+    def _of_parameters(self) -> tuple[str, ...]:
+        return tuple(f"p{k}" for k in range(len(self.parameters)))
+
+    def names(self, count: int) -> tuple[str, ...]:
+        """The first `count` operands."""
+        return (*self.reads, "seed", "offsets", "begins")[:count]
+
+    def axes(self, name: str) -> tuple[str, ...]:
         """The axes of an operand or a result: see `AXES`."""
+        if name not in AXES:
+            return tuple(f"{name}_{axis}" for axis in range(len(self.shape(name))))
+        if name == "weights" and self.operation == Operation.perturb:
+            return ("m",)
         return AXES[name][::-1] if self.layout == "nd" else AXES[name]
 
-    def operand_axes(self, count: int) -> list[str]:
-        """The axes of the first `count` operands, with b for the batch in front."""
-        return ["b" + self.axes(name) for name in (*self.call.reads, "seed", "offsets")[:count]]
+    @property
+    def front(self) -> tuple[str, ...]:
+        """The axis of the batch, if there is one."""
+        return () if self.operation == Operation.perturb else ("b",)
+
+    def all_axes(self, names: Sequence[str]) -> list[tuple[str, ...]]:
+        """The axes of operands or results, with the batch in front."""
+        return [self.front + self.axes(name) for name in names]
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of an operand or a result."""
+        if name not in AXES:
+            return self.parameters[int(name[1:])].shape
         return tuple(self.d if axis == "i" else self.n for axis in self.axes(name))
 
     def type_of(self, name: str) -> Any:
         """The element type of an operand or a result."""
-        return jnp.dtype(self.dtype) if name == "matrix" else self.computing_type
+        return jnp.dtype(self.dtype) if name == "matrix" or name not in AXES else self.computing_type
 
     @property
     def computing_type(self) -> Any:
         return np.dtype(MATRIX_TYPES[self.dtype].computing)
 
     def of_operands(self, *operands: Any) -> Static:
-        """The same for a custom call with these operands."""
-        names = (*self.call.reads, "seed", "offsets")[: len(operands)]
-        own = [name for name, x in zip(names, operands, strict=True) if self.call.is_split and x.shape[0] != 1]
+        """The same static part, with the flags of a custom call with these operands."""
+        names = self.names(len(operands))
+        is_batched = bool(self.front) and self.call.is_split
+        own = [name for name, x in zip(names, operands, strict=True) if is_batched and x.shape[0] != 1]
         flags: dict[str, Any] = {f"{name}_batched": True for name in own if name != "matrix"}
         return self._replace(has_offsets="offsets" in names, **flags)
 
     def encoded(self) -> str:
         """The string from which `decoded` makes the fields that `_ENCODED` names."""
-        fields = [getattr(self, name) for name in _ENCODED]
-        return ",".join(x if isinstance(x, str) else str(int(x)) for x in fields)
+        fields = [getattr(self, name) for name in _ENCODED if name != "parameters"]
+        words = [x if isinstance(x, str) else str(int(x)) for x in fields]
+        if self.parameters:
+            words.append(";".join(":".join((str(x.id), *map(_joined, x[1:]))) for x in self.parameters))
+        return ",".join(words)
 
 
 _ENCODED = Static._fields[: Static._fields.index("operation")]
-# Strings of weighted moments that older versions wrote; their order, d and n follow.
+
+
+def _joined(numbers: tuple[int, ...]) -> str:
+    return "x".join(map(str, numbers))
+
+
+def _parameter(text: str) -> Parameter:
+    number, *lengths = text.split(":")
+    shape, steps = (tuple(map(int, filter(None, x.split("x")))) for x in lengths)
+    return Parameter(int(number), shape, steps)
+
+
+# Older versions wrote these fields of weighted moments, and then order, d and n.
 _OLD_MOMENTS = ("backend", "dtype", "shared_noise", "antithetic", "fast_math", "has_offsets")
 
 
@@ -138,5 +195,6 @@ def decoded(string: bytes, operation: Operation) -> Static:
     values = [",".join(words[:first]), *words[first:]]
     names = _ENCODED if values[2] in ("dn", "nd") else _OLD_MOMENTS
     fields: dict[str, Any] = dict(zip(names, values, strict=False))
+    parameters = tuple(map(_parameter, filter(None, fields.pop("parameters", "").split(";"))))
     flags = {name: fields[name] == "1" for name in fields.keys() - {"backend", "dtype", "layout"}}
-    return Static(**fields | flags, operation=operation)
+    return Static(**fields | flags, parameters=parameters, operation=operation)

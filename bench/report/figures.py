@@ -1,0 +1,172 @@
+"""The figures of marked places by name: tables and queries of tables.json, pictures, machines, and computed tables.
+
+In tables.json, "queries" are named queries of `bench.report.pages`. A grid makes a query for each row and column. A
+column has a title, a case, a call, a field, and a file if it is not that of the grid. In its case or call, ``{}``
+stands for the text of the row; a row that is a list is a shape, d x n. "tables of queries" have a query for each cell.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from bench.report.pages import Results, number_text, table, text_of
+from bench.report.pictures import pictures
+
+__all__ = ["FIGURES", "pictures_of_pages"]
+
+Figure = Callable[[Results, str], str]
+
+TABLES = json.loads(Path(__file__).with_name("tables.json").read_text(encoding="utf-8"))
+
+
+def query(parts: tuple[str, str, str, str], results: Results, _: str) -> str:
+    return text_of(results.numbers(*parts), parts[3])
+
+
+def grid(spec: Mapping[str, Any], results: Results, _: str) -> str:
+    """A cell without rows in the file is empty; a row or a column of such cells is left out."""
+    rows, columns = spec["rows"], spec["columns"]
+    if isinstance(rows, list):
+        rows = {f"({shape.replace('x', ', ')})": shape for shape in rows}
+
+    def cell(row: str, case: str, call: str, field: str, file: str = spec["file"]) -> str:
+        try:
+            return text_of(results.numbers(file, case.format(row), call.format(row), field), field)
+        except ValueError:
+            return ""
+
+    cells = {title: [cell(row, *column[1:]) for column in columns] for title, row in rows.items()}
+    shown = [k for k in range(len(columns)) if any(line[k] for line in cells.values())]
+    body = [[title, *(line[k] for k in shown)] for title, line in cells.items() if any(line)]
+    if not body:
+        raise ValueError(f"figure: expected rows of the table's cases in {spec['file']}, got none")
+    return table([spec["corner"], *(columns[k][0] for k in shown)], body)
+
+
+def table_of_queries(spec: Mapping[str, Any], results: Results, prefix: str) -> str:
+    lines = ([title, *(query(parts, results, prefix) for parts in row)] for title, row in spec["rows"].items())
+    return table(spec["head"], ([*line, *[""] * (len(spec["head"]) - len(line))] for line in lines))
+
+
+# --- Dask ---------------------------------------------------------------------------------------------------------
+
+
+def _seconds(results: Results, case: str, call: str) -> float:
+    return min(results.numbers("dask-2-cores", case, call, "us")) * 1e-6
+
+
+def dask_blocks(results: Results, _: str) -> str:
+    """The share of the time that threads work, if the scheduler starts blocks one after the other."""
+    start = _seconds(results, "block", "distributed, 2 processes")
+    block = _seconds(results, "throughput", "multisample.dask")
+    blocks = {
+        "blocks of 10^7 (40 MB)": block,
+        "blocks of 10^8 (400 MB)": 10 * block,
+        "10 s of work on each block": 10.0,
+    }
+    body = [
+        [f"{threads:,}", *(f"{min(1, seconds / start / threads):.2g}" for seconds in blocks.values())]
+        for threads in (1, 10, 100, 1000, 10_000)
+    ]
+    return table(["Threads", *blocks], body)
+
+
+def dask_workers(results: Results, _: str) -> str:
+    """The speed-up of a generation by its workers."""
+    task, refit = _seconds(results, "task", "distributed"), _seconds(results, "refit 100x10000", "tell_scores")
+    scorings = (100, 10_000)
+    body = [
+        [f"{w:,}", *(number_text((s + task + refit) / (s / w + w * task + refit)) for s in scorings)]
+        for w in (1, 10, 100, 1000, 10_000)
+    ]
+    return table(["Workers", *(f"S = {s:,} s" for s in scorings)], body)
+
+
+def dask_limit(executor: str, results: Results, _: str) -> str:
+    return f"{math.sqrt(100 / _seconds(results, 'task', executor)):.0f}"
+
+
+# --- TestU01 ------------------------------------------------------------------------------------------------------
+
+ORDERS = {
+    "words along rows": "rows",
+    "words down columns": "columns",
+    "words over the calls of a generator": "offsets",
+    "Phi of float64 normals along rows": "normals",
+    "Phi of float32 normals along rows, 20 bits of each": "normals_f32",
+}
+
+
+def testu01(results: Results, _: str) -> str:
+    """How many of all p-values are outside of TestU01's interval, for the seeds that ran all tests."""
+    batteries = ("SmallCrush", "Crush", "BigCrush")
+
+    def runs(battery: str) -> list[Any]:
+        content = results.content(f"testu01-{battery.lower()}")["runs"]
+        return [run for run in content if "incomplete" not in run["summary"]["verdict"]]
+
+    def cell(battery: str, order: str) -> str:
+        found = [run["summary"] for run in runs(battery) if run["order"] == order]
+        return f"{sum(len(one['outside']) for one in found)} of {sum(one['statistics'] for one in found)}"
+
+    body = [[title, *(cell(battery, order) for battery in batteries)] for title, order in ORDERS.items()]
+    expected = [sum(run["summary"]["expected_outside"] for run in runs(battery)) / len(ORDERS) for battery in batteries]
+    return table(["", *batteries], [*body, ["expected", *map(number_text, expected)]])
+
+
+# --- Pictures -----------------------------------------------------------------------------------------------------
+
+PICTURES = {
+    "picture-largest": ("gpu", "largest-float32-independent"),
+    "picture-memory": ("gpu", "memory-float32-independent"),
+    "picture-host": ("gpu", "host"),
+    "picture-calls": ("original", "calls-float32-shared"),
+    "picture-cpu": ("cpu", "cpu-float32-independent"),
+}
+
+
+def pictures_of_pages(results: Results) -> list[Any]:
+    """The runs and the pictures that pages show."""
+    return [(results.run(file), _picture(results, file, name)) for file, name in PICTURES.values()]
+
+
+def _picture(results: Results, file: str, name: str) -> Any:
+    return next(picture for picture in pictures(results.run(file)) if picture.name == name)
+
+
+def picture(file: str, name: str, results: Results, prefix: str) -> str:
+    alt = _picture(results, file, name).alt.replace('"', "'").replace("µ", "u")
+    path = f"{prefix}/{results.run(file).name}-{name}"
+    return (
+        f'<picture>\n  <source media="(prefers-color-scheme: dark)" srcset="{path}-dark.svg">\n'
+        f'  <img alt="{alt}" src="{path}-light.svg">\n</picture>'
+    )
+
+
+def machine(name: str, results: Results, _: str) -> str:
+    """A machine and its versions."""
+    found = results.run(name).machine
+    titles = {"torch": "PyTorch", "cupy": "CuPy", "jax": "JAX", "numpy": "NumPy", "numba": "Numba"}
+    versions = {titles[key]: ".".join(text.split(".")[:2]) for key, text in found["versions"].items() if key in titles}
+    return f"{results.run(name).device}; {found['date']}; " + ", ".join(f"{k} {v}" for k, v in sorted(versions.items()))
+
+
+FIGURES: dict[str, Figure] = {
+    **{name: functools.partial(query, parts) for name, parts in TABLES["queries"].items()},
+    **{name: functools.partial(grid, spec) for name, spec in TABLES["grids"].items()},
+    **{name: functools.partial(table_of_queries, spec) for name, spec in TABLES["tables of queries"].items()},
+    **{name: functools.partial(picture, *place) for name, place in PICTURES.items()},
+    "machine-gpu": functools.partial(machine, "gpu"),
+    "machine-cpu": functools.partial(machine, "cpu"),
+    "dask-blocks": dask_blocks,
+    "dask-workers": dask_workers,
+    "dask-limit": functools.partial(dask_limit, "distributed"),
+    "dask-limit-processes": functools.partial(dask_limit, "processes"),
+    "testu01": testu01,
+}
+"""Each gets the results, and the path to their folder from the page."""

@@ -1,0 +1,174 @@
+"""Normals drawn in a user's kernel, beside stored ones and cuRAND's: an iteration of MPPI, and an Asian option.
+
+python -m bench.studies.in_kernels results.json [cuda-mppi] [cuda-option]
+
+An iteration of MPPI draws sequences of two controls around a plan, simulates each (`multisample.examples.mppi`), and
+averages them with weights. "in the kernel": the rollouts draw them, and `multisample.weighted_moments` draws them
+again. "sample, matrix": `multisample.sample` stores them, the same rollouts read them, and cuBLAS multiplies the matrix
+by the weights. "randn, matrix": the same with PyTorch's randn. `MB` is what an iteration allocates at its peak.
+
+The kernels of the option (`multisample.examples.asian_option`) differ in two lines, which make the generator and draw
+four normals. One has cuRAND's Philox state and `curand_normal4`. nvcc compiles all variants, with and without
+--use_fast_math. `ns` is the time of a normal.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import cupy
+import numpy as np
+import torch
+
+import multisample
+from bench.studies.turns import Call, Row, cuda_device, main, on_device, rows_of
+from bench.suites.header_peers import CURAND_KERNEL, header_folder
+from multisample.backends.native import toolchain
+from multisample.examples import asian_option, mppi
+
+QUEUED, FILLS = 10, 40  # Iterations in a row, and fills of the device that take longer than the host queues them.
+
+# --- MPPI ---------------------------------------------------------------------------------------------------------
+
+ROLLOUTS, ROWS = 100_000, 2 * mppi.STEPS
+KEY = multisample.Key(7, 3)
+
+# The rollouts of the example with controls from a matrix.
+READ = (
+    mppi.KERNEL.partition("// Four lanes")[0]
+    + r"""
+extern "C" __global__ void rollouts(const float* controls, unsigned steps, const float* start, unsigned n,
+                                    float* costs) {
+  const unsigned j = blockIdx.x * blockDim.x + threadIdx.x;
+  if (j >= n) return;
+  Vehicle vehicle = {start[0], start[1], start[2], start[3], 0};
+  const float* column = controls + j;
+  #pragma unroll 4
+  for (unsigned t = 0; t < steps; ++t, column += 2 * size_t(n)) vehicle.move(column[0], column[n]);
+  costs[j] = vehicle.cost;
+}
+"""
+)
+
+
+def iterations() -> dict[str, Call]:
+    """Whole iterations; each returns the next plan."""
+    plan = cupy.linspace(0, 1, ROWS, dtype=np.float32)
+    sigma = cupy.full(ROWS, mppi.ACCELERATION, np.float32)
+    start = cupy.asarray(mppi.START, np.float32)
+    reading = cupy.RawKernel(READ, "rollouts", mppi.OPTIONS)
+
+    def weights_of(costs: Any) -> Any:
+        weights = cupy.exp((costs.min() - costs) / mppi.TEMPERATURE)
+        return weights / weights.sum()
+
+    def in_kernel(fast_math: bool) -> Any:
+        weights = weights_of(mppi.costs_of(plan, sigma, start, ROLLOUTS, KEY, "cuda", fast_math))
+        return multisample.weighted_moments(weights, plan, sigma, order=1, seed=KEY, fast_math=fast_math)[0]
+
+    def stored(draw: Callable[[], Any]) -> Any:
+        controls, costs = draw(), cupy.empty(ROLLOUTS, np.float32)
+        arguments = controls, np.uint32(mppi.STEPS), start, np.uint32(ROLLOUTS), costs
+        reading((-(-ROLLOUTS // mppi.THREADS),), (mppi.THREADS,), arguments)
+        return controls @ weights_of(costs)
+
+    def randn() -> Any:
+        mu, spread = torch.from_dlpack(plan), torch.from_dlpack(sigma)
+        return cupy.asarray(mu[:, None] + spread[:, None] * torch.randn(ROWS, ROLLOUTS, device="cuda"))
+
+    calls: dict[str, Call] = {"randn, matrix": functools.partial(stored, randn)}
+    for fast, mode in ((False, ""), (True, ", fast_math")):
+        draw = functools.partial(multisample.sample, plan, sigma, ROLLOUTS, seed=KEY, fast_math=fast)
+        calls[f"in the kernel{mode}"] = functools.partial(in_kernel, fast)
+        calls[f"sample, matrix{mode}"] = functools.partial(stored, draw)
+        # The same controls give the same plan, up to the rounding of sums.
+        ours, theirs = (cupy.asnumpy(calls[f"{name}{mode}"]()) for name in ("in the kernel", "sample, matrix"))
+        np.testing.assert_allclose(ours, theirs, atol=1e-3)
+    return calls
+
+
+def peak(call: Call) -> float:
+    """Megabytes that PyTorch's and CuPy's pools hand out at the peak of a call."""
+    pool = cupy.get_default_memory_pool()
+    cuda_device().wait()
+    cuda_device().release()
+    torch.cuda.reset_peak_memory_stats()
+    before, held = torch.cuda.memory_allocated(), pool.total_bytes()
+    result = call()
+    cuda_device().wait()
+    del result
+    return (torch.cuda.max_memory_allocated() - before + pool.total_bytes() - held) / 1e6
+
+
+def mppi_rows() -> Iterator[Row]:
+    calls = iterations()
+    for row in rows_of("MPPI", on_device(calls, row=QUEUED, fills=FILLS)):
+        call = row["call"]
+        yield {"case": "MPPI", "call": call, "iteration us": row["us"], "MB": peak(calls[call])}
+
+
+# --- Asian option -------------------------------------------------------------------------------------------------
+
+PATHS, SEED = 2**22, 7
+DAYS, THREADS = asian_option.DAYS, asian_option.THREADS
+DAILY = np.float32(asian_option.VOLATILITY * DAYS**-0.5 / math.log(2))
+DRIFT = np.float32((asian_option.RATE - asian_option.VOLATILITY**2 / 2) / DAYS / math.log(2))
+
+OURS = "const multisample::Stream stream(seed);", "stream.normals4(day, g)"
+CURAND = "curandStatePhilox4_32_10_t state;\n  curand_init(seed, g, 0, &state);", "curand_normal4(&state)"
+FAST = "--use_fast_math"
+
+
+def source(generator: str) -> str:
+    text = asian_option.KERNEL
+    assert all(text.count(line) == 1 for line in OURS)
+    if generator == "fast_math":
+        return text.replace(OURS[1], "stream.fast_normals4(day, g)")
+    if generator == "cuRAND":
+        for ours, theirs in zip(OURS, CURAND, strict=True):
+            text = text.replace(ours, theirs)
+        return text.replace("#include <multisample/normal.h>", "#include <curand_kernel.h>")
+    return text
+
+
+def compiled(generator: str, *options: str) -> Any:
+    home, curand = toolchain.cuda_home(), header_folder(CURAND_KERNEL)
+    assert home is not None, "nvcc is neither on the PATH nor in CUDA_HOME"
+    assert curand is not None, f"no {CURAND_KERNEL.name}: pip install {CURAND_KERNEL.package}"
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder, "kernel.cu")
+        program.write_text(source(generator))
+        includes = [f"-I{curand}"] if generator == "cuRAND" else []
+        architecture = f"-arch=sm_{cupy.cuda.Device().compute_capability}"
+        command = [home / "bin/nvcc", *asian_option.OPTIONS, *includes, *options, architecture, "-cubin", "kernel.cu"]
+        subprocess.run(list(map(str, command)), cwd=folder, check=True)
+        return cupy.RawModule(path=str(program.with_suffix(".cubin"))).get_function("simulate")
+
+
+def pricing(kernel: Any, sums: Any) -> Call:
+    arguments = np.uint64(SEED), np.uint32(DAYS), DRIFT, DAILY, np.float32(100), np.float32(100), sums
+    return lambda: kernel((PATHS // (4 * THREADS),), (THREADS,), arguments)
+
+
+def option_rows() -> Iterator[Row]:
+    kernels = {
+        "multisample": compiled("portable"),
+        "multisample, fast_math": compiled("fast_math"),
+        "cuRAND": compiled("cuRAND"),
+        f"cuRAND, {FAST}": compiled("cuRAND", FAST),
+    }
+    sums = {name: cupy.empty((PATHS // (4 * THREADS), 2)) for name in kernels}
+    calls = {name: pricing(kernel, sums[name]) for name, kernel in kernels.items()}
+    for row in rows_of("Asian option", on_device(calls)):
+        price = math.exp(-asian_option.RATE) * float(sums[row["call"]].sum(0)[0]) / PATHS
+        yield {**row, "ns": 1e3 * row["us"] / (DAYS * PATHS), "price": price}
+
+
+if __name__ == "__main__":
+    main(__doc__ or "", {"cuda-mppi": mppi_rows, "cuda-option": option_rows})

@@ -1,0 +1,265 @@
+"""`perturb` of pytrees of JAX.
+
+Each type of parameters is one custom call of XLA. JAX's arrays are immutable, so the results of an eager call are new
+arrays. In a traced call, results share the memory of the parameters, and XLA first copies those that it needs later.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import math
+import weakref
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from multisample.backends.contract import HostArray
+from multisample.backends.element_types import MATRIX_TYPES
+from multisample.backends.launch import Operation
+from multisample.backends.memory.host import rounded
+
+from ..._arguments import DTYPES, check_flag, describe
+from ..._call import ROWS
+from ..._libraries import HOST, is_number, library_of
+from ..._libraries.jax import JAX, is_jax
+from ..._libraries.library import NOUNS
+from ..._parameters.request import MOST_ELEMENTS, Coefficients, check_members, read_coefficients
+from ..._parameters.spans import steps_of
+from ..._parameters.structure import Structure, ids_of, label, one_array
+from ..._plan import PlanCache
+from ..._randomness.generator import WORD_64, Key
+from ..._tracing import is_traced_by_jax
+from .keys import Words, batch_length, key_vector, operands_of, packed_words, words_of
+from .primitives import bind, varying
+from .programs import jitted
+from .static import Parameter, Static
+
+__all__ = ["perturb_jax"]
+
+_MOST_OFFSETS = 2**32
+
+
+def perturb_jax(
+    parameters: Any, coefficients: Any, *, seed: Any, member: Any, out: Any, fast_math: bool, ids: Any, backend: str
+) -> Any:  # fmt: skip
+    """`multisample.perturb` with an array or a key of JAX."""
+    check_flag("fast_math", fast_math)
+    if not isinstance(backend, str):
+        raise TypeError(f"backend: expected a name, got {describe(backend)} of type {type(backend).__name__}")
+    if out is not None:
+        raise TypeError(
+            "out: expected None with JAX, whose arrays are immutable; a function under jax.jit works in place on"
+            " parameters that it may overwrite: see donate_argnums"
+        )
+    values = _coefficients(coefficients)
+    words = _words(seed, member, values.length)
+    given = coefficients if values.on_host is None else values.on_host
+    leaves, tree = jax.tree_util.tree_flatten(parameters)
+    traced = is_traced_by_jax() or any(isinstance(x, jax.core.Tracer) for x in (given, *_flat(words)))
+    key = None if traced or ids is not None else _key(leaves, tree, bool(fast_math), backend)
+    plan = None if key is None else _PLANS.get(key)
+    programs = [None] if plan is None else [program() for program in plan.references]
+    if plan is not None and None not in programs:
+        return tree.unflatten(_run(plan, programs, words, given, leaves))
+    structure = _structure(parameters)
+    arrays = [_parameter(label("parameters", structure, k), x) for k, x in enumerate(structure.arrays)]
+    numbers = ids_of(structure, ids, range(len(arrays)))
+    static = Static(backend, "float32", fast_math=bool(fast_math), operation=Operation.perturb, n=1)
+    if traced or any(isinstance(x, jax.core.Tracer) for x in arrays):
+        return structure.rebuild(_traced(words, given, arrays, numbers, static._replace(in_place=True)))
+    plan, programs = _programs(arrays, numbers, static)
+    results = _run(plan, programs, words, given, arrays)
+    if key is not None:
+        _PLANS.put(key, plan)
+    return structure.rebuild(results)
+
+
+# --- Checks ---------------------------------------------------------------------------------------
+
+
+def _structure(parameters: Any) -> Structure:
+    """The arrays of a pytree. They have positions in a flat sequence, and otherwise the names of their paths."""
+    leaves, tree = jax.tree_util.tree_flatten_with_path(parameters)
+    arrays = [x for _, x in leaves]
+    if _is_leaf(tree):
+        return Structure(None, arrays, one_array)
+    if isinstance(parameters, (list, tuple)) and all(map(_is_leaf, tree.children())):
+        return Structure(None, arrays, tree.unflatten)
+    names = tuple(jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves)
+    for name, count in collections.Counter(names).items():
+        if count > 1:
+            raise ValueError(f"parameters: expected a different name for each array, got {count} called {name!r}")
+    return Structure(names, arrays, tree.unflatten)
+
+
+def _is_leaf(tree: Any) -> bool:
+    return bool(tree.num_nodes == tree.num_leaves == 1)  # None is no leaf.
+
+
+def _parameter(name: str, x: Any) -> Any:
+    """A parameter that `perturb` can read; TypeError or ValueError if it cannot."""
+    if is_number(x):
+        raise TypeError(f"{name}: expected an array, got the number {describe(x)}")
+    if not is_jax(x):
+        library = library_of(name, x)
+        if library is not HOST:
+            raise TypeError(
+                f"{name}: expected an array of JAX or NumPy where others are JAX's, got {NOUNS[library.name]}"
+            )
+        x = HOST.normalized(name, x)
+    if x.dtype.name not in DTYPES:
+        raise TypeError(f"{name}: expected elements of type {', '.join(DTYPES)}, got {x.dtype.name}")
+    try:
+        JAX.check_dtype(x.dtype.name)
+    except TypeError as error:
+        raise TypeError(str(error).replace("dtype:", f"{name}:", 1)) from None
+    if math.prod(x.shape) > MOST_ELEMENTS:
+        raise ValueError(f"{name}: expected at most 2**34 elements, got shape {x.shape}")
+    return x
+
+
+def _coefficients(given: Any) -> Coefficients:
+    """The coefficients; `on_host` is None for those of JAX, whose values are checked in host memory only."""
+    if not is_jax(given):
+        return read_coefficients(given)
+    if not jnp.issubdtype(given.dtype, jnp.floating) and not jnp.issubdtype(given.dtype, jnp.integer):
+        raise TypeError(f"coefficients: expected real numbers, got elements of type {given.dtype}")
+    if len(given.shape) > 1:
+        raise ValueError(f"coefficients: expected a number or shape (K,), got {given.shape}")
+    if not isinstance(given, jax.core.Tracer) and _is_on_host(given):
+        values = np.asarray(given)
+        read_coefficients(rounded(values, np.float64))  # Raises.
+    return Coefficients(math.prod(given.shape), None, None)
+
+
+def _is_on_host(x: Any) -> bool:
+    return bool(x.is_fully_addressable) and next(iter(x.devices())).platform == "cpu"
+
+
+def _words(seed: Any, member: Any, count: int) -> Words:
+    """Seed, offset and member of the call."""
+    number, offset = seed if type(seed) is Key else (seed, 0)
+    if (
+        type(number) is type(offset) is type(member) is int and 0 <= number < WORD_64 and 0 <= offset < _MOST_OFFSETS
+        and 0 <= member <= ROWS - count
+    ):  # fmt: skip
+        return packed_words(number, offset, member, 0)
+    batch = batch_length(seed)
+    if batch is not None:
+        if batch != 1:
+            raise ValueError(f"seed: expected one seed, got a vector of {batch}")
+        seed = key_vector(seed)[0]
+    if is_jax(seed) and not isinstance(seed, jax.core.Tracer) and seed.shape == (4,) and _is_on_host(seed):
+        seed = np.asarray(seed)
+    words = words_of(seed, member, 0, "member")
+    offset = seed.offset if isinstance(seed, Key) else 0
+    if isinstance(seed, np.ndarray) and seed.shape == (4,):
+        offset = int(seed[2]) << 32 | int(seed[3])
+    if isinstance(offset, int) and offset >= _MOST_OFFSETS:
+        raise ValueError(f"seed: expected a Key with an offset below 2**32, as Generator.take gives, got {offset}")
+    if not isinstance(member, jax.core.Tracer):
+        check_members(int(member), count)
+    return words
+
+
+def _flat(words: Words) -> Sequence[Any]:
+    return words.seed, *(words.offsets if isinstance(words.offsets, tuple) else (words.offsets,))
+
+
+# --- Programs -------------------------------------------------------------------------------------
+
+
+class _Plan(NamedTuple):
+    """An eager call without values, seed and member: a program for each set of devices that has parameters.
+
+    `PROGRAMS` owns the programs, and may drop them.
+    """
+
+    groups: list[tuple[list[int], set[str]]]
+    """The indices of parameters, and their computing types."""
+    references: list[Callable[[], Any]]
+
+
+def _programs(arrays: list[Any], ids: list[int], static: Static) -> tuple[_Plan, list[Any]]:
+    """A new plan, and its programs."""
+    of_devices: dict[Hashable, list[int]] = collections.defaultdict(list)
+    for k, x in enumerate(arrays):
+        of_devices[frozenset(x.devices()) if is_jax(x) and x.committed else None].append(k)
+    free = of_devices.pop(None, [])
+    groups = list(of_devices.values()) or [[]]
+    groups[0] += free
+    programs = []
+    for group in groups:
+        numbers, types = tuple(ids[k] for k in group), tuple((arrays[k].shape, arrays[k].dtype) for k in group)
+
+        def perturbed(words: Words, coefficients: Any, *own: Any, numbers: Any = numbers) -> list[Any]:
+            return _traced(words, coefficients, own, numbers, static)
+
+        programs.append(jitted((_traced, static, types, numbers), perturbed, keep_unused=True))
+    with_types = [(group, _computing_types([arrays[k] for k in group])) for group in groups]
+    return _Plan(with_types, list(map(weakref.ref, programs))), programs
+
+
+def _computing_types(arrays: Sequence[Any]) -> set[str]:
+    return {MATRIX_TYPES[x.dtype.name].computing for x in arrays}
+
+
+def _run(plan: _Plan, programs: list[Any], words: Words, coefficients: Any, arrays: Sequence[Any]) -> list[Any]:
+    if len(programs) > 1:
+        for name, value in (("coefficients", coefficients), ("seed", words.seed)):
+            if is_jax(value) and value.committed:
+                raise ValueError(f"{name}: expected values on the host, as parameters are on several devices")
+    results: list[Any] = list(arrays)
+    for (group, reals), program in zip(plan.groups, programs, strict=True):
+        own = [arrays[k] for k in group]
+        with jax.disable_jit(False) if jax.config.jax_disable_jit else contextlib.nullcontext():
+            made = program(words, _rounded(coefficients, reals), *own)
+        for k, x in zip(group, made, strict=True):
+            results[k] = x
+    return results
+
+
+_PLANS: PlanCache[_Plan] = PlanCache(256)
+
+
+def _key(arrays: list[Any], *options: Hashable) -> Hashable:
+    """What a plan depends on; None if that is no key, as with an array that is not JAX's."""
+    try:
+        key = (*options, *[(x.aval, x.sharding, x.committed) for x in arrays])
+        hash(key)
+    except (AttributeError, TypeError):
+        return None
+    return key
+
+
+def _rounded(coefficients: Any, reals: set[str]) -> Any:
+    """Coefficients on the host as arguments of a program, rounded to each of the computing types."""
+    if is_jax(coefficients) or isinstance(coefficients, dict):
+        return coefficients
+    values: HostArray = np.atleast_1d(np.asarray(coefficients, np.float64))
+    return {real: rounded(values, real) for real in reals}
+
+
+def _traced(words: Words, coefficients: Any, arrays: Sequence[Any], ids: Sequence[int], static: Static) -> list[Any]:
+    """The results in the program that is being traced."""
+    results = [jnp.asarray(x) for x in arrays]
+    groups: dict[tuple[str, Hashable], list[int]] = collections.defaultdict(list)
+    for k, x in enumerate(results):
+        if x.size:
+            groups[x.dtype.name, varying(x)].append(k)  # In jax.shard_map, results vary as operands do.
+    if not groups or np.shape(coefficients) == (0,):
+        return results
+    coefficients, of_words = _rounded(coefficients, _computing_types(results)), operands_of(words)
+    for (dtype, _), group in groups.items():
+        parameters = tuple(Parameter(ids[k], results[k].shape, steps_of(results[k].shape)) for k in group)
+        own = static._replace(dtype=dtype, parameters=parameters)
+        real = own.computing_type
+        weights = coefficients[real.name] if isinstance(coefficients, dict) else coefficients
+        weights = jnp.atleast_1d(jnp.asarray(weights)).astype(real)
+        for k, x in zip(group, bind(own, *(results[k] for k in group), weights, *of_words), strict=True):
+            results[k] = x
+    return results

@@ -1,0 +1,128 @@
+"""`perturb` in a function that torch.compile traces: one operator, which writes to a list of tensors.
+
+A call becomes a call of ``torch.ops.multisample.perturb_`` without a graph break. The operator runs `perturb` on the
+tensors of each run of the graph, so that all checks of memory and ids are those of eager calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from .._libraries import is_number
+from .._parameters.plan import TRANSFORMED, check_leaves, run_perturb, run_seen
+from .._parameters.request import Request
+from .._parameters.structure import Structure, matching, structure_of
+from .._randomness.generator import WORD_64, Key
+from .transformed import as_int64
+
+__all__ = ["perturb_in_graph"]
+
+
+@torch.library.custom_op(
+    "multisample::perturb_",
+    mutates_args=("targets",),
+    # Without sources, targets are perturbed in place. Without names, ids are those of all tensors.
+    schema=(
+        "(Tensor(a!)[] targets, Tensor[] sources, float number, Tensor? vector, Tensor? key, *, SymInt seed, "
+        "SymInt offset, SymInt member, str[] names, str[] id_names, SymInt[] ids, bool fast_math, str backend) -> ()"
+    ),
+)
+def _perturb(
+    targets: list[Any], sources: list[Any], number: float, vector: Any, key: Any, *, seed: int, offset: int,
+    member: int, names: list[str], id_names: list[str], ids: list[int], fast_math: bool, backend: str,
+) -> None:  # fmt: skip
+    coefficients = number if vector is None else vector
+    given_seed = Key(seed % WORD_64, offset) if key is None else key
+    given_ids = dict(zip(id_names, ids, strict=True)) if names else ids
+    out = Structure(tuple(names) or None, targets, list)
+    parameters = out._replace(arrays=sources) if sources else out
+    quick_key, results = run_seen(
+        out.names, parameters.arrays, targets, coefficients, given_seed, member, fast_math, given_ids or None, backend
+    )
+    if results is None:
+        request = Request(
+            parameters, out, targets, coefficients, given_seed, member, fast_math, given_ids or None, backend
+        )
+        run_perturb(request, quick_key)
+
+
+@_perturb.register_fake
+def _(*arguments: Any, **options: Any) -> None:
+    """The operator returns nothing."""
+
+
+def perturb_in_graph(
+    function: Callable[..., Any], parameters: Any, coefficients: Any, *, seed: Any, member: Any, out: Any,
+    fast_math: Any, ids: Any, backend: Any,
+) -> Any:  # fmt: skip
+    """Run a traced call of `function`, which is `perturb`."""
+    sources = structure_of("parameters", parameters)
+    targets = sources if out is parameters else None if out is None else matching(structure_of("out", out), sources)
+    arrays, written = sources.arrays, sources.arrays if targets is None else targets.arrays
+    number, vector = (float(coefficients), None) if is_number(coefficients) else (0.0, coefficients)
+    if isinstance(coefficients, (list, tuple)) and all(is_number(x) for x in coefficients):
+        vector = torch.tensor([float(x) for x in coefficients], dtype=torch.float64)
+    key, word, offset = None, seed, 0
+    if isinstance(seed, Key):
+        word, offset = seed.seed, seed.offset
+    elif isinstance(seed, torch.Tensor):
+        key, word = seed, 0
+    ids_are_known = ids is None or (
+        isinstance(ids, Mapping) and sources.names is not None and all(name in sources.names for name in ids)
+    ) or (isinstance(ids, Sequence) and sources.names is None and len(ids) == len(arrays))  # fmt: skip
+    tensors = [*arrays, *written] if vector is None else [*arrays, *written, vector]
+    if not (arrays and ids_are_known and _is_integer(word) and _is_integer(offset) and all(map(_is_plain, tensors))):
+        return _outside_graph(
+            function, parameters, coefficients, seed=seed, member=member, out=out, fast_math=fast_math, ids=ids,
+            backend=backend,
+        )  # fmt: skip
+    if _is_in_functorch():
+        raise ValueError(TRANSFORMED)
+    # A tensor with several names is passed once, since a graph may copy what an operator writes to.
+    owners: dict[Any, int] = {}
+    names = sources.names
+    for k in range(len(arrays)) if names is None else sorted(range(len(arrays)), key=lambda k: names[k]):
+        owners.setdefault((arrays[k], written[k]), k)
+    kept = sorted(owners.values())
+    if targets is None:
+        made = {k: torch.empty(arrays[k].shape, dtype=arrays[k].dtype, device=arrays[k].device) for k in kept}
+        results = [made[owners[x, x]] for x in arrays]
+        to = [made[k] for k in kept]
+    else:
+        check_leaves(targets)
+        results, to = [], [written[k] for k in kept]
+    if names is None:
+        numbers = [k if ids is None else ids[k] for k in kept]
+        listed: list[str] = []
+    else:
+        listed = [] if ids is None else [name for k, name in enumerate(names) if k in kept and name in ids]
+        numbers = [ids[name] for name in listed]
+    with torch.no_grad():
+        torch.ops.multisample.perturb_(
+            to, [] if targets is sources else [arrays[k] for k in kept], number, vector, key, seed=as_int64(word),
+            offset=offset, member=member, names=[] if names is None else [names[k] for k in kept], id_names=listed,
+            ids=numbers, fast_math=fast_math, backend=backend,
+        )  # fmt: skip
+    return sources.rebuild(results) if out is None else out
+
+
+@torch.compiler.disable(reason="perturb can be part of a graph only with plain PyTorch tensors and one seed")
+def _outside_graph(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    return function(*arguments, **options)
+
+
+def _is_plain(x: Any) -> bool:
+    return type(x) in (torch.Tensor, torch.nn.Parameter)
+
+
+def _is_integer(x: Any) -> bool:
+    return isinstance(x, int) and not isinstance(x, bool)
+
+
+@torch.compiler.assume_constant_result
+def _is_in_functorch() -> bool:
+    """Whether torch.func transforms the call."""
+    return torch._C._functorch.peek_interpreter_stack() is not None

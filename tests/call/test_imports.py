@@ -1,0 +1,148 @@
+"""What `import multisample`, its submodules and its first call import, and the errors where a library is missing.
+
+Each program runs in an interpreter of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from reference import stream
+
+# Modules that `import multisample` may import in addition to NumPy's.
+STANDARD_LIBRARY = {
+    "__future__", "_hmac", "array", "base64", "binascii", "copy", "hmac", "importlib", "secrets", "threading", "typing",
+    # Imported by dataclasses.
+    "_opcode", "_opcode_metadata", "ast", "dataclasses", "dis", "enum", "inspect", "keyword", "linecache", "opcode",
+    "reprlib", "token", "tokenize",
+}  # fmt: skip
+LIBRARIES = {"torch", "cupy", "jax", "jaxlib", "scipy", "ml_dtypes", "dask", "cuda"}
+
+
+def run_python(code: str) -> list[Any]:
+    """The lines that `code` prints, read as JSON."""
+    path = os.pathsep.join(filter(None, sys.path))
+    run = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=300
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+    return [json.loads(line) for line in run.stdout.splitlines()]
+
+
+STAGES = """
+import json, sys
+import numpy
+before = set(sys.modules)
+def show(value):
+    print(json.dumps(sorted(value) if isinstance(value, set) else value))
+import multisample
+show(set(sys.modules) - before)
+listed = dir(multisample)
+assert {"sample", "cem", "examples", "torch"} <= set(listed)
+multisample.cem.minimize
+show(set(sys.modules) - before)
+show(multisample.sample([0.5], [2.0], 4, seed=3).view("u4").tolist())
+show(set(sys.modules) - before)
+multisample.examples.tetris.play
+try:
+    multisample.nothing
+except AttributeError as error:
+    show(str(error))
+"""
+
+
+def test_numpy_calls_import_no_other_array_library() -> None:
+    first, submodules, bits, drawn, error = run_python(STAGES)
+    packages = {name.partition(".")[0] for name in first}
+    third_parties = packages - set(sys.stdlib_module_names)
+    assert third_parties - {"numpy"} == {"multisample"}
+    assert packages - third_parties <= STANDARD_LIBRARY
+    ours = {name for name in first if name.startswith("multisample")}
+    assert {"multisample", "multisample._sample"} <= ours
+    assert not {name for name in ours if any(word in name for word in ("pool", "commands", ".cem", "examples"))}
+    # In the folder of the CUDA kernels, only geometries may be imported; the other modules import Numba.
+    folder = "multisample.backends.kernels.cuda"
+    allowed = {folder, f"{folder}.geometry", f"{folder}.moments_geometry", f"{folder}.perturb_geometry"}
+    assert {name for name in ours if ".kernels." in name} <= allowed
+    assert "multisample.cem" in submodules
+    assert not LIBRARIES & set(submodules)
+    assert bits == stream.sample([0.5], [2.0], 4, seed=3)
+    assert "numba" in drawn
+    assert not {"torch", "cupy", "jax", "dask"} & set(drawn)
+    assert error == "module 'multisample' has no attribute 'nothing'"
+
+
+TORCH = """
+import json, sys
+import multisample.torch
+heavy = {"torch._dynamo", "torch._inductor", "torch.distributed.tensor", "numba"}
+import torch
+print(json.dumps(sorted(heavy & set(sys.modules)) + [hasattr(torch.ops.multisample, "sample")]))
+multisample.sample(torch.zeros(3), 1.0, 2, backend="cpu")
+print(json.dumps(["torch.distributed.tensor" in sys.modules, "sample_sharded" in dir(multisample.torch)]))
+multisample.torch.sample_sharded
+print(json.dumps("torch.distributed.tensor" in sys.modules))
+"""
+
+
+def test_the_torch_submodule_imports_compilers_and_dtensors_on_first_use() -> None:
+    pytest.importorskip("torch")
+    assert run_python(TORCH) == [[False], [False, True], True]
+
+
+MISSING = """
+import json, sys
+def attempt(code):
+    try:
+        print(json.dumps(exec(code)))
+    except (ImportError, TypeError) as error:
+        print(json.dumps(str(error)))
+for name in ("torch", "jax", "dask", "ml_dtypes"):
+    sys.modules[name] = None
+import multisample
+import numpy as np
+for name in ("torch", "jax", "dask"):
+    attempt(f"multisample.{name}")
+    attempt(f"import multisample.{name}")
+    attempt(f"from multisample import {name}")
+generator = multisample.Generator(1)
+attempt("multisample.sample(np.zeros(2), np.ones(2), 3, dtype='bfloat16', generator=generator)")
+listed = [name in dir(multisample) for name in ("torch", "jax")]
+print(json.dumps([listed, generator.offset, str(multisample.sample([0.0], [1.0], 2, dtype="float16").dtype)]))
+import contextlib, io
+with contextlib.redirect_stdout(io.StringIO()) as page:
+    help(multisample)
+print(json.dumps("Draw vectors from a normal distribution" in page.getvalue()))
+"""
+COMMANDS = {
+    "torch": "multisample.torch needs PyTorch: pip install 'torch>=2.11' ninja setuptools",
+    "jax": "multisample.jax needs JAX: pip install 'jax>=0.10'",
+    "dask": "multisample.dask needs Dask: pip install ",
+}
+
+
+def test_a_missing_library_raises_with_the_install_command() -> None:
+    *errors, narrow, rest, has_help = run_python(MISSING)
+    for number, message in enumerate(COMMANDS.values()):
+        assert all(error.startswith(message) for error in errors[3 * number : 3 * number + 3])
+    assert narrow.startswith("dtype: ")
+    assert "bfloat16" in narrow and "pip install ml_dtypes" in narrow
+    assert rest == [[False, False], 0, "float16"]
+    assert has_help
+
+
+@pytest.mark.parametrize(
+    "interpreter", ["sys.abiflags = 't'", "import _thread; _thread._is_main_interpreter = lambda: False"]
+)
+def test_unsupported_interpreters_are_refused(interpreter: str) -> None:
+    script = f"import sys; {interpreter}; import multisample"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False)
+    assert done.stderr.endswith(
+        "ImportError: multisample: free-threaded builds of Python and subinterpreters are not supported\n"
+    )

@@ -1,0 +1,289 @@
+"""`perturb` of JAX's pytrees: eager, in jit, with donated arguments and traced seeds, coefficients and members."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import multisample
+from multisample import Key, perturb
+from multisample.backends.element_types import MATRIX_TYPES
+
+Array = np.ndarray[Any, Any]
+SEED = Key(2**40 + 5, 2**31 + 9)
+
+
+class Layer(NamedTuple):
+    w: Any
+    b: Any
+
+
+def random(*shape: int, dtype: str = "float32") -> Array:
+    x: Array = np.random.default_rng(len(shape) + sum(shape)).normal(size=shape).astype(jnp.dtype(dtype))
+    return x
+
+
+def named(tree: Any) -> dict[str, Any]:
+    paths = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {jax.tree_util.keystr(path, simple=True, separator="."): x for path, x in paths}
+
+
+def same(found: Any, expected: Any) -> None:
+    """Equal pytrees of arrays, bit for bit."""
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert (x.dtype, x.shape) == (y.dtype, y.shape)
+        assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
+
+
+# Pytrees, each with a function that makes from them what `perturb` takes with NumPy arrays.
+TREES: dict[str, tuple[Any, Callable[[Any], Any]]] = {
+    "array": (random(5, 7), lambda tree: tree),
+    "scalar": (random(), lambda tree: tree),
+    "list": ([random(3), random(2, 3), random(0, 4)], lambda tree: tree),
+    "tuple": ((random(70000), random(3)), lambda tree: tree),
+    "named tuple": (Layer(random(3, 5), random(5)), lambda tree: tree),
+    "mapping": ({"w": random(9, 2), "b": random(2), "empty": random(0)}, dict),
+    "nested": (
+        {"layers": [Layer(random(4, 3), random(3)), Layer(random(3, 2, 2), None)], "x": {"y": (random(6),)}}, named
+    ),
+    "list with None": ([random(3), None, random(2, 3)], named),
+    "types": ([random(33, dtype="float16"), random(4, 5), random(3, 3, dtype="bfloat16")], lambda tree: tree),
+    "many": ({f"p{k}": random(k % 7, k % 5) for k in range(300)}, dict),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TREES)
+@pytest.mark.parametrize("coefficients", [0.5, [0.25, -1.0, 3.0]], ids=["member", "update"])
+def test_pytrees_have_the_numbers_of_numpy(jax_place: str, name: str, coefficients: Any) -> None:
+    tree, of_numpy = TREES[name]
+    expected = perturb(of_numpy(tree), coefficients, seed=SEED, member=11)
+    arrays = jax.tree.map(jnp.asarray, tree)
+
+    def call(tree: Any) -> Any:
+        return perturb(tree, coefficients, seed=SEED, member=11, backend=jax_place)
+
+    for found in (call(arrays), jax.jit(call)(arrays), jax.jit(call)(tree)):
+        assert jax.tree.structure(found) == jax.tree.structure(tree)
+        same(of_numpy(found), expected)
+    abstract = jax.eval_shape(call, arrays)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), abstract) == jax.tree.map(lambda x: (x.shape, x.dtype), arrays)
+    assert "multisample_perturb" in str(jax.make_jaxpr(call)(arrays))
+
+
+def random_tree(draw: Any, depth: int) -> Any:
+    if depth == 0 or draw.random() < 0.3:
+        shape = tuple(int(x) for x in draw.integers(0, 9, draw.integers(0, 4)))
+        return jnp.asarray(draw.normal(size=shape), draw.choice(["float16", "bfloat16", "float32"]))
+    children = [random_tree(draw, depth - 1) for _ in range(draw.integers(1, 4))]
+    kind = draw.integers(4)
+    if kind == 0:
+        return {f"n{draw.integers(99)}": x for x in children}
+    return children if kind == 1 else tuple(children) if kind == 2 else Layer(children[0], None)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_pytrees(jax_place: str, seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    tree = {"tree": random_tree(draw, 3), "x": random_tree(draw, 1)}
+    coefficients, member = draw.normal(size=draw.integers(1, 9)), int(draw.integers(2**32 - 9))
+    expected = perturb(jax.tree.map(np.asarray, named(tree)), coefficients, seed=SEED, member=member)
+
+    def call(tree: Any) -> Any:
+        return perturb(tree, coefficients, seed=SEED, member=member, backend=jax_place)
+
+    copy = jax.tree.map(jnp.copy, tree)
+    for found in (call(tree), call(tree), jax.jit(call)(tree), jax.jit(call, donate_argnums=0)(copy)):
+        same(named(found), expected)
+
+
+@pytest.mark.parametrize("dtype", MATRIX_TYPES)
+@pytest.mark.parametrize("fast_math", [False, True])
+def test_elements_are_those_of_the_sample(jax_place: str, x64: None, dtype: str, fast_math: bool) -> None:
+    real = MATRIX_TYPES[dtype].computing
+    zeros = {"a": jnp.zeros((50, 41), dtype)}
+    call = jax.jit(lambda tree: perturb(tree, 1.0, seed=SEED, member=3, backend=jax_place, fast_math=fast_math))
+    for found in (call(zeros), perturb(zeros, 1.0, seed=SEED, member=3, backend=jax_place, fast_math=fast_math)):
+        key = Key(SEED.seed, SEED.offset + (zlib.crc32(b"a") << 32))
+        options: dict[str, Any] = {"backend": jax_place, "fast_math": fast_math}
+        z = multisample.sample(jnp.zeros(1, real), 1.0, 50 * 41, seed=key, dim_offset=3, **options)
+        same(found["a"].ravel(), z[0].astype(dtype) + jnp.zeros((), dtype))
+
+
+TREE = {"w": random(5, 9), "b": random(9)}
+SEEDS: dict[str, tuple[Any, Any]] = {
+    "int": (7, 7),
+    "Key": (Key(7, 9), Key(7, 9)),
+    "key data": (np.array([1, 7], np.uint32), 2**32 + 7),
+    "key data with an offset": (multisample.jax.key_data(SEED), SEED),
+    "typed key": (jax.random.key(7), 7),
+    "one seed of a vector": (np.array([[1, 7]], np.uint32), 2**32 + 7),
+}
+
+
+@pytest.mark.parametrize("name", SEEDS)
+def test_seeds_coefficients_and_members_may_be_traced(jax_place: str, name: str) -> None:
+    seed, own = SEEDS[name]
+    traces = []
+
+    @jax.jit
+    def call(tree: Any, coefficients: Any, seed: Any, member: Any) -> Any:
+        traces.append(None)
+        return perturb(tree, coefficients, seed=seed, member=member, backend=jax_place)
+
+    for coefficients in (np.float32(0.5), np.array([0.5, 2.0], np.float32)):
+        for member in (0, 5):
+            expected = perturb(TREE, coefficients, seed=own, member=member)
+            same(call(TREE, coefficients, seed, member), expected)
+            arrays = jax.tree.map(jnp.asarray, TREE)
+            same(perturb(arrays, jnp.asarray(coefficients), seed=seed, member=member, backend=jax_place), expected)
+    assert len(traces) == 2  # One for each shape of the coefficients.
+
+
+def test_donated_parameters_are_written_in_place(jax_place: str) -> None:
+    tree = jax.tree.map(jnp.asarray, {**TREE, "half": random(400, 30, dtype="bfloat16")})
+    expected = perturb(jax.tree.map(np.asarray, tree), [1.0, -0.5], seed=7)
+    call = jax.jit(lambda tree: perturb(tree, [1.0, -0.5], seed=7, backend=jax_place), donate_argnums=0)
+    text = call.lower(tree).compile().as_text()
+    assert " copy(" not in text and "copy_fusion" not in text
+    tree = jax.tree.map(lambda x: x.copy(), tree)
+    before = [x.unsafe_buffer_pointer() for x in jax.tree.leaves(tree)]
+    found = call(tree)
+    same(found, expected)
+    assert [x.unsafe_buffer_pointer() for x in jax.tree.leaves(found)] == before
+    assert all(x.is_deleted() for x in jax.tree.leaves(tree))
+
+
+def test_loops_work_in_place() -> None:
+    def one(member: Any, tree: Any) -> Any:
+        return perturb(tree, 0.5, seed=7, member=member)
+
+    call = jax.jit(lambda tree: jax.lax.fori_loop(0, 5, one, tree), donate_argnums=0)
+    tree = {"w": jnp.zeros((40, 50))}
+    assert not re.search(r"f32\[40,50\]\S* copy\(", call.lower(tree).compile().as_text())
+
+
+def test_parameters_that_are_not_donated_stay(jax_place: str) -> None:
+    tree = jax.tree.map(jnp.asarray, TREE)
+    both = jax.jit(lambda tree: (perturb(tree, 1.0, seed=7, backend=jax_place), tree["w"] + 1))
+    found, more = both(tree)
+    same(found, perturb(TREE, 1.0, seed=7))
+    same([tree["w"], more], [TREE["w"], TREE["w"] + 1])
+
+
+def test_a_scan_over_members_adds_as_a_vector_of_coefficients(jax_place: str) -> None:
+    def one(tree: Any, member: Any) -> tuple[Any, None]:
+        return perturb(tree, 0.5, seed=7, member=member, backend=jax_place), None
+
+    found, _ = jax.jit(lambda tree: jax.lax.scan(one, tree, jnp.arange(4)))(jax.tree.map(jnp.asarray, TREE))
+    expected = TREE
+    for member in range(4):
+        expected = perturb(expected, 0.5, seed=7, member=member)
+    same(found, expected)
+
+
+def test_an_evolution_strategy_in_a_scan() -> None:
+    target = jax.tree.map(lambda x: jnp.ones_like(x), TREE)
+
+    def score(tree: Any) -> Any:
+        return -sum(((tree[name] - target[name]) ** 2).sum() for name in target)
+
+    def step(tree: Any, key: Any) -> tuple[Any, Any]:
+        scores = jax.lax.map(lambda m: score(perturb(tree, 0.1, seed=key, member=m)), jnp.arange(64))
+        return perturb(tree, 0.02 * (scores - scores.mean()) / scores.std(), seed=key), score(tree)
+
+    tree, scores = jax.jit(lambda tree: jax.lax.scan(step, tree, jax.random.split(jax.random.key(3), 40)))(TREE)
+    assert score(tree) > scores[0] / 10
+
+
+def test_ids_tell_names_apart() -> None:
+    arrays = jax.tree.map(jnp.asarray, TREE)
+    expected = perturb(TREE, 1.0, seed=7, ids={"w": 5})
+    same(perturb(arrays, 1.0, seed=7, ids={"w": 5}), expected)
+    same(jax.jit(lambda tree: perturb(tree, 1.0, seed=7, ids={"w": 5}))(arrays), expected)
+    same(perturb([arrays["w"]], 1.0, seed=7, ids=[5]), [expected["w"]])
+
+
+ONE = jnp.ones(3)
+WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"parameters": {"a": {"b": jnp.arange(3)}}}, TypeError, r"parameters\['a.b'\]: expected elements of type float16"),
+    ({"parameters": [ONE, 1.0]}, TypeError, r"parameters\[1\]: expected an array, got the number 1.0"),
+    ({"parameters": [ONE, "x"]}, TypeError, r"parameters\[1\]: expected "),
+    ({"parameters": [ONE, np.ones(2)]}, TypeError, r"parameters\[1\]: JAX has float64 only after"),
+    ({"parameters": {"a": {"b": ONE}, "a.b": ONE}}, ValueError, "a different name for each array, got 2 called 'a.b'"),
+    ({"parameters": {"plumless": ONE, "buckeroo": ONE}}, ValueError, r"pass ids=\{'plumless': "),
+    ({"ids": {"b": 1}}, TypeError, "ids: expected a sequence of 1 integers"),
+    ({"out": [ONE]}, TypeError, "out: expected None with JAX"),
+    ({"coefficients": jnp.ones((2, 2))}, ValueError, r"coefficients: expected a number or shape \(K,\)"),
+    ({"coefficients": jnp.ones(2, complex)}, TypeError, "coefficients: expected real numbers"),
+    ({"coefficients": float("nan")}, ValueError, "coefficients: expected finite numbers"),
+    ({"coefficients": "x"}, TypeError, "coefficients: expected "),
+    ({"member": -1}, ValueError, "member: expected "),
+    ({"member": 1.0}, TypeError, "member: expected "),
+    ({"member": 2**32 - 1, "coefficients": [1.0, 2.0]}, ValueError, r"member: expected member \+ K <= 2\*\*32"),
+    ({"seed": Key(1, 2**32)}, ValueError, "seed: expected a Key with an offset below"),
+    ({"seed": np.array([0, 1, 1, 0], np.uint32)}, ValueError, "seed: expected a Key with an offset below"),
+    ({"seed": [1, 2]}, ValueError, "seed: expected one seed, got a vector of 2"),
+    ({"seed": 1.5}, TypeError, "seed: expected "),
+    ({"fast_math": 2}, TypeError, "fast_math: expected "),
+    ({"backend": 3}, TypeError, "backend: expected a name"),
+    ({"backend": "none"}, multisample.UnknownBackendError, "none"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+@pytest.mark.parametrize(("changes", "error", "message"), WRONG, ids=[str(k) for k in range(len(WRONG))])
+def test_wrong_arguments_are_named(
+    changes: dict[str, Any], error: type[Exception], message: str, jitted: bool
+) -> None:  # fmt: skip
+    arguments: dict[str, Any] = {"parameters": [ONE], "coefficients": 1.0, "seed": 1, **changes}
+    parameters = arguments.pop("parameters")
+    with pytest.raises(error, match=message):
+        if jitted:
+            jax.jit(lambda x: perturb(jax.tree.map(lambda y: x if y is ONE else y, parameters), **arguments))(ONE)
+        else:
+            perturb(parameters, **arguments)
+
+
+def test_a_traced_member_beyond_the_last_row_is_an_error_of_the_program() -> None:
+    call = jax.jit(lambda member: perturb([ONE], [1.0, 2.0], seed=1, member=member))
+    with (
+        jax.default_device(jax.devices("cpu")[0]),
+        pytest.raises(jax.errors.JaxRuntimeError, match=r"member: expected member \+ K <= 2\*\*32"),
+    ):
+        jax.block_until_ready(call(np.uint32(2**32 - 1)))
+
+
+def test_values_in_host_memory_are_checked() -> None:
+    with jax.default_device(jax.devices("cpu")[0]), pytest.raises(ValueError, match="coefficients: expected finite"):
+        perturb([jnp.ones(3)], jnp.array([1.0, jnp.inf]), seed=1)
+
+
+TRANSFORMED: dict[str, Callable[[Any], Any]] = {
+    "outside jax.grad": jax.grad(lambda x: perturb(x, 1.0, seed=1).sum()),
+    "outside jax.grad, jax.jvp": lambda x: jax.jvp(lambda c: perturb(ONE, c, seed=1), (x[0],), (x[0],)),
+    "outside jax.vmap": lambda x: jax.vmap(lambda m: perturb(x, 1.0, seed=1, member=m))(jnp.arange(3)),
+}
+
+
+@pytest.mark.parametrize("message", TRANSFORMED)
+def test_derivatives_and_vmap_are_refused(message: str) -> None:
+    with pytest.raises(ValueError, match=f"parameters: expected a call of perturb {message}"):
+        TRANSFORMED[message](ONE)
+
+
+def test_derivatives_of_other_values_pass() -> None:
+    def loss(x: Any) -> Any:
+        return (x * perturb(ONE, 1.0, seed=1)).sum()
+
+    same(jax.grad(loss)(ONE), perturb(ONE, 1.0, seed=1))
+    same(jax.grad(lambda x: loss(jax.lax.stop_gradient(x)))(ONE), jnp.zeros(3))
+    same(jax.grad(lambda x: perturb(jax.lax.stop_gradient(x), 1.0, seed=1).sum())(ONE), jnp.zeros(3))
+    same(jax.vmap(lambda x: x + perturb(ONE, 1.0, seed=1))(jnp.zeros((2, 3)))[1], perturb(ONE, 1.0, seed=1))
