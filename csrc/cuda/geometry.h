@@ -25,7 +25,7 @@ enum StoreKind : u32 {
   kShifted,  // vectorised stores at aligned addresses, after columns are shuffled from the previous lane; scalar stores
              // of the groups that do not fill a warp
   kStaged,   // vectorised stores at aligned addresses, through shared memory, for short rows without a gap between
-             // them; not for a first column in device memory: a group could then lie outside the matrix
+             // them; not if the first column is in device memory: a group could then lie outside the matrix
   kStrided,  // scalar stores at any stride
   // Transposed stores, where dimensions are contiguous:
   kTransposed,        // vectorised stores, if need be after dimensions are shuffled from the previous lane
@@ -36,9 +36,9 @@ enum StoreKind : u32 {
                       // matrices that each have fewer groups than a block has threads
 };
 
-// Maximum threads of a block with row stores: a row of 1024 columns, and one more warp, is one pass.
+// Maximum threads of a block with row stores: the 256 groups of 1024 columns and one more warp fit into one pass.
 constexpr u32 kThreads = 288;
-// Maximum threads of a block with kShifted: the groups of a row that do not fill a warp need none of their own.
+// Maximum threads of a block with kShifted: groups that do not fill a warp need no warp of their own.
 constexpr u32 kShiftedThreads = 256;
 // Passes of kStaged that share barriers, at the most.
 constexpr u32 kStagedPasses = 4;
@@ -67,7 +67,8 @@ constexpr u32 kShortRowThreads = 2 * kShortRow;
 // Dimensions that a chunk in shared memory has room for: one per thread, and one of padding per row of a pass.
 constexpr u32 kChunk = kThreads + kShortRow;
 
-// Dimensions per thread of kTransposed and of a pass of kFewColumns, and of kTransposedStaged.
+// Dimensions per thread: kOwnRows with kTransposed, and with kFewColumns in each pass; kStagedOwnRows with
+// kTransposedStaged.
 template <u32 size>
 constexpr u32 kOwnRows = size == 8 ? 2 : 4;
 template <u32 size, bool antithetic>
@@ -81,7 +82,7 @@ struct Geometry {
   u32 rows_per_pass;    // row stores, kFewColumns: rows that a block draws at once; kSmallMatrices: rows of a matrix
   u32 one_by_rows;      // 2^20 / rows_per_pass, rounded up
   u32 chunk;            // rows (row stores) or groups that a block prepares at once in shared memory: whole passes
-  u32 pitch;            // stride of a pass's rows in a chunk; odd, which avoids bank conflicts
+  u32 pitch;            // entries of a chunk from one row of a pass to the next; odd, which avoids bank conflicts
   u32 band_rows;        // row stores, kFewColumns: rows of a block
   u32 interleave_log2;  // row stores: a band has every 2^interleave_log2-th pass
   u32 steps;            // row stores: tiles of groups_per_pass groups that a block draws, one after another
@@ -89,7 +90,7 @@ struct Geometry {
   u32 skip;             // columns of the first group before the first column; the largest possible number if the first
                         // column is in device memory
   u32 store_kind;       // one of StoreKind
-  u32 pieces;           // kTransposed: vectorised stores per column, one per thread; kTransposedStaged: dimensions
+  u32 pieces;           // kTransposed: pieces per column, one per thread; kTransposedStaged: dimensions
   i32 row_step;         // row stores: elements between consecutive rows of a thread; 0 if a thread has one row
   u32 overlap;          // kTransposed: lanes of a warp that repeat the previous warp's work, as sources of the shuffle
   i32 column_step;      // kTransposed: elements between columns
@@ -257,8 +258,8 @@ inline Geometry geometry_of(const Launch& call, bool strided = false) {
   if (g.store_kind == kShifted) {
     g.warps = static_cast<u32>(groups / 32), g.rest = static_cast<u32>(groups % 32);
     // The groups that do not fill a warp get a warp of their own if they are many and the block has room for it.
-    // Antithetic pairs always do: otherwise the end of a row may leave the cache before its last sector is complete.
-    // So do short calls, where a thread then has one group.
+    // Antithetic pairs always get one: otherwise the end of a row may leave the cache before its last sector is
+    // complete. Short calls always get one too: a thread then has one group.
     const bool many = g.rest > 8 && groups - g.rest != kShiftedThreads;
     if (many || call.antithetic || call.rows * ceil_div(groups, kShiftedThreads) <= 512) {
       g.warps += g.rest > 0;

@@ -46,7 +46,7 @@ cudaError_t launch_stores(const Launch& call) {
       return launch_kernel(sample_kernel<Out, shared_noise, antithetic, fast, kSmallMatrices, true>, g.blocks,
                            g.threads, call.stream, call, g);
     }
-    // The other kernels that read their origin from memory have the stores kAligned, or kStrided for all other strides.
+    // Other kernels that read their origin from memory have two store kinds: kAligned, and kStrided for all the rest.
     const bool same_alignment = call.batch <= 1 || call.matrix_step % 32 == 0;
     Geometry g = geometry_of(call);
     if (g.store_kind != kAligned || !same_alignment) g = geometry_of(call, true);

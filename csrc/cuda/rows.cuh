@@ -35,8 +35,8 @@ MULTISAMPLE_FUNCTION void go_down(const Dimension<Real>* dimensions, u32 count, 
   }
 }
 
-// Draws the groups of shifted rows that do not fill a warp, in the rows of a chunk. A thread has one group, and every
-// step-th row.
+// Draws the `rest` groups of kShifted, which do not fill a warp, in the rows of a chunk. A thread draws one group, in
+// every step-th row.
 template <class Out, bool shared_noise, bool antithetic, bool fast, class Real>
 MULTISAMPLE_FUNCTION void draw_rest(const Dimension<Real>* chunk, u32 rows, char* out, const Keys<Real>& keys,
                                     const Launch& call, const Geometry& geometry) {
@@ -166,7 +166,7 @@ class ThreadGroup {
     u32 k = 0;
 #pragma unroll 1
     for (; k + kPasses <= passes; k += kPasses) {
-      // Loads come first: the compiler keeps their order with stores to shared memory.
+      // All loads come first: the compiler moves no load across a store to shared memory.
       Dimension<Real> of[kPasses];
 #pragma unroll
       for (u32 pass = 0; pass < kPasses; ++pass) of[pass] = *dimension++;
@@ -182,8 +182,8 @@ class ThreadGroup {
       out += stride;
     }
     if (more > 0) {
-      // The last pass of the matrix has fewer rows. opaque: the thread's place is computed again, and needs no
-      // register.
+      // The last pass of the matrix has fewer rows. With opaque(), the compiler recomputes the thread's place here and
+      // keeps no register for it.
       const u32 thread = opaque(threadIdx.x), row = thread * geometry.one_by_groups >> 20;
       const u32 group = thread - row * geometry.groups_per_pass;
       if (row >= more) return;
@@ -213,7 +213,7 @@ class Dimensions {
   MULTISAMPLE_FUNCTION void fetch(u32 begin) {
     has_dimension_ = threadIdx.x < geometry_.chunk && begin + threadIdx.x < count_;
     if (has_dimension_) {
-      // Other stores have one row per interleaved pass.
+      // Only kStaged interleaves passes of several rows.
       const u32 row_of_pass = store_kind == kStaged ? threadIdx.x - pass() * geometry_.rows_per_pass : 0;
       const u64 pass_begin = static_cast<u64>(begin + threadIdx.x - row_of_pass) << geometry_.interleave_log2;
       const u64 row = first_row_ + pass_begin + row_of_pass;
@@ -250,7 +250,7 @@ MULTISAMPLE_FUNCTION void draw_rows(const Launch& call, const Geometry& geometry
   using ThreadGroup = ThreadGroup<Out, shared_noise, antithetic, fast, store_kind>;
   __shared__ Dimension<Real> chunks[2][kChunk];
   __shared__ alignas(kStore) Out stages[ThreadGroup::kStages];
-  // Pass k of the band is pass k << shift from first_row on.
+  // Pass k of the band begins k << shift passes after first_row.
   const u32 band = blockIdx.x / geometry.blocks_per_band, column_block = blockIdx.x - band * geometry.blocks_per_band;
   const u32 shift = geometry.interleave_log2;
   const u32 step = geometry.rows_per_pass;
@@ -260,7 +260,7 @@ MULTISAMPLE_FUNCTION void draw_rows(const Launch& call, const Geometry& geometry
   u32 count = geometry.band_rows;
   const u64 rows_left = call.rows - first_row;
   if (store_kind != kStaged) {
-    // One row per interleaved pass: no division.
+    // An interleaved pass has one row here: no division.
     const u64 in_band = ((rows_left - 1) >> shift) + 1;
     if (in_band < count) count = static_cast<u32>(in_band);
   } else if (rows_left < static_cast<u64>(count) << shift) {

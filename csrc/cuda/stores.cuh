@@ -32,7 +32,7 @@ struct Inside {
 // Bytes of the largest store of a thread.
 constexpr u32 kStore = 16;
 
-// Stores `count` adjacent elements per lane, more than 16 bytes. The lanes are adjacent too. Lane pairs
+// Stores `count` elements per lane, which have more than 16 bytes. The elements of the warp are adjacent. Lane pairs
 // exchange halves, so that each store of the warp fills whole sectors: a store of half a sector is slower. All lanes of
 // the warp take part. `omit_first` leaves out the first store.
 template <u32 count, class Out>
@@ -202,8 +202,7 @@ class PutStaged {
   }
 
  private:
-  // Addresses in shared memory. The first pass has the lane's own elements and its first piece. The element of the ends
-  // is in pass end_pass_.
+  // Addresses in shared memory. own_ and piece_ point into the first pass, and end_ points into pass end_pass_.
   Out* own_[kCount];
   Piece* piece_;
   Out* end_;

@@ -3,11 +3,11 @@
 // A thread keeps some dimensions, with their mu and sigma, and goes along the columns. The column parts of the words
 // (with shared noise, the normals) are in shared memory. In one pass, a block draws a few groups of columns.
 //
-// kTransposed: a piece is the contiguous dimensions that one vectorised store writes. A thread keeps the dimensions of
-// its piece of a group's first column. Where columns differ in alignment, the pieces of the other columns begin with
-// dimensions of the previous lane, which a shuffle supplies; lane 0 then only supplies lane 1.
-// kTransposedStaged: for few dimensions in a contiguous matrix. A pass is in shared memory as it will be in the output,
-// and is copied from there. See cuda/geometry.h.
+// kTransposed: a piece is the contiguous dimensions that one vectorised store writes. A thread keeps the dimensions
+// that its piece has in a group's first column. Where columns differ in alignment, the pieces of the other columns
+// begin with dimensions of the previous lane. A shuffle supplies these, and lane 0 stores nothing.
+// kTransposedStaged: for few dimensions in a contiguous matrix. A block puts a pass into shared memory in the order of
+// the output, and copies it from there. See cuda/geometry.h.
 #pragma once
 
 #include "cuda/stores.cuh"
@@ -46,9 +46,9 @@ struct Band {
   u64 first_group;
   u32 count;  // groups
   u32 groups_per_pass;
-  i64 columns;  // from the band's first group to the end of the rows; columns before `skipped` are outside the matrix
-  u32 skipped;
-  u32 first_whole, whole;  // a pass that begins at one of `whole` groups from `first_whole` on is inside the matrix
+  i64 columns;             // from the band's first group to the end of the rows
+  u32 skipped;             // columns of the first group that come before the matrix
+  u32 first_whole, whole;  // passes that begin at groups [first_whole, first_whole + whole) are inside the matrix
 
   MULTISAMPLE_FUNCTION Band(u32 band, const Launch& call, const Geometry& geometry)
       : first_group(static_cast<u64>(band) * geometry.band_groups), groups_per_pass(geometry.groups_per_pass) {
@@ -227,7 +227,7 @@ MULTISAMPLE_FUNCTION void draw_transposed(const Launch& call, const Geometry& ge
   const u32 shift = begin_of_0 / sizeof(Out) % own_rows, delta = static_cast<u32>(stride) % own_rows;
 
   // Pieces are numbered through all groups of a pass. With `overlap`, lane 0 repeats the last piece of the previous
-  // warp; position -1 has no piece.
+  // warp. In the first warp of a pass it has position -1, which is no piece.
   const u32 overlap = geometry.overlap, thread = threadIdx.x;
   const u32 pieces_of_tile = (32 - overlap) * (blockDim.x / 32);
   const i32 position = static_cast<i32>(tile * pieces_of_tile + thread - overlap * (thread / 32 + 1));
@@ -247,8 +247,8 @@ MULTISAMPLE_FUNCTION void draw_transposed(const Launch& call, const Geometry& ge
 #pragma unroll
   for (u32 c = 0; c < width; ++c) {
     const u32 behind = c * static_cast<u32>(stride) - c * delta % own_rows;
-    // Without opaque(), each pass recomputes the displacement. Registers have no room for eight of them, nor for those
-    // of float64.
+    // Without opaque(), each pass recomputes the displacement. Registers have room for four displacements, and only
+    // where the computing type is float32.
     made.to[c] = static_cast<i32>(width == 4 && sizeof(Real) == 4 ? opaque(behind) : behind);
   }
   made.inside = exists && thread % 32 >= overlap ? Made::kAll : 0;
@@ -266,7 +266,7 @@ MULTISAMPLE_FUNCTION void draw_transposed(const Launch& call, const Geometry& ge
             static_cast<i64>(static_cast<i32>(pass_group * width)) * stride;
   for (u32 begin = 0; begin < band.count; begin += geometry.chunk) {
     const u32 groups = band.fill(chunk, begin, keys, call, geometry);
-    // The shuffle needs mu and sigma: fill() hides the latency of their loads.
+    // The shuffle waits for mu and sigma. It comes after fill(), which hides the latency of their loads.
     if (begin == 0) made.set_parameters(dimensions);
     switch (delta) {
       case 0: at = go_along<0>(made, chunk, begin, pass_group, groups, at, step, band, keys); break;

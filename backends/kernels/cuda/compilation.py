@@ -145,7 +145,7 @@ def variant_kernel(
 ) -> Callable[..., None]:
     """The kernel of `multisample.backends.kernels.cuda.kernel.sample_kernel` for one kind of calls, to be compiled.
 
-    The compiler gets the number of the variant, a literal. `device`: from `device_kind`.
+    All options reach the compiler as one literal, an index into `_VARIANTS`. `device` is a `device_kind`.
     """
     variant = _VARIANTS.index(
         (dtype, shared_noise, antithetic, fast_math, store_kind, origin_in_memory, batched, device)

@@ -162,7 +162,7 @@ def computing_type(dtype: str) -> tuple[Any, int]:
 
 
 def by_type(names: list[str], part: Callable[[str], Function]) -> Function:
-    """``by_kind(kind, *arguments)``: ``part(name)(*arguments)`` for the name of the element type `kind`."""
+    """``by_kind(kind, *arguments)`` calls ``part(name)(*arguments)`` with the name of the element type `kind`."""
     name, *others = names
     number, of_name = int(ElementType[name]), part(name)
 
@@ -390,7 +390,7 @@ def place(gpu: ModuleType) -> Function:
 
 @functools.cache
 def dimension_place(gpu: ModuleType) -> Function:
-    """``dimension_place_of(geometry)``: the pass and its row, in a chunk, of the dimension that the thread loads."""
+    """``dimension_place_of(geometry)``: the pass of a chunk, and the row of that pass, that the thread loads."""
     thread_index, opaque = gpu.thread_index, gpu.opaque
 
     @inline
@@ -405,7 +405,7 @@ def dimension_place(gpu: ModuleType) -> Function:
 
 @inline
 def inside(width, place, call, geometry):
-    """The range of the group's columns inside the matrix; no columns beyond the last row of a pass."""
+    """The range of the group's columns inside the matrix. A row beyond the pass has an empty range."""
     row, group = place
     column = width * group - geometry.skip
     first = np.int32(geometry.skip) if column < 0 else np.int32(0)

@@ -152,9 +152,9 @@ def _in_pairs(size: int, width: int) -> bool:
 def _columns(gpu: ModuleType, size: int, width: int, store_kind: str) -> Function:
     """``columns_of(place, out, stages, call, geometry)``: the columns and rows of a thread.
 
-    The displacement in bytes from the first row of a chunk to the address for the stores; whether all columns of the
-    group are inside the matrix, for shifted rows those of the whole warp; and whether the lane pairs have adjacent
-    groups, as `paired` needs.
+    The result has three elements. The first is the displacement in bytes from the first row of a chunk to the address
+    for the stores. The second says whether all columns of the group, with kShifted of the warp, are inside the matrix.
+    The third says whether the lane pairs have adjacent groups, as `paired` needs.
     """
     thread_index, from_lane, all_of_warp = gpu.thread_index, gpu.from_lane, gpu.all_of_warp
     is_shifted, group_size = store_kind == "kShifted", width * size
@@ -294,7 +294,7 @@ def _drawing_staged(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic:
 
         return draw
 
-    # Loads come first: the compiler keeps their order with stores to shared memory.
+    # All loads come first: the compiler moves no load across a store to shared memory.
     read_all, draw_all = joined(reading, 0, passes), joined(drawing, 0, passes)
     draw_one = drawing(0)
 
@@ -353,7 +353,7 @@ def _fetching(gpu: ModuleType, dtype: str, is_staged: bool) -> tuple[Function, F
         # Opaque: see `place`.
         thread = opaque(thread_index())
         k, row_of_pass = np.uint32(begin + thread), np.uint32(0)
-        if is_staged:  # Others have one row per interleaved pass.
+        if is_staged:  # Only kStaged interleaves passes of several rows.
             _, row_of_pass = dimension_place_of(geometry)
         pass_begin = np.int64(np.uint32(k - row_of_pass)) << geometry.interleave_log2
         return thread < geometry.chunk and k < count, first_row + pass_begin + np.int64(row_of_pass)
@@ -381,7 +381,7 @@ def _fetching(gpu: ModuleType, dtype: str, is_staged: bool) -> tuple[Function, F
 
 @functools.cache
 def _drawing_rest(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: bool, fast: bool) -> Function:
-    """``draw_rest(chunk, rows, out, call, geometry)``: the groups of shifted rows that do not fill a warp.
+    """``draw_rest(chunk, rows, out, call, geometry)`` draws the `rest` groups of kShifted, which do not fill a warp.
 
     A thread draws one group, in every step-th row of a chunk.
     """
@@ -438,7 +438,7 @@ def rows_kernel(
 
     def kernel(call, geometry):
         chunks, stages = shared_memory(chunks_size), shared_memory(stages_size)
-        # Pass k of the band is pass k << shift from first_row on.
+        # Pass k of the band begins k << shift passes after first_row.
         block = block_index()
         band = np.uint32(block // geometry.blocks_per_band)
         shift = geometry.interleave_log2
@@ -447,7 +447,7 @@ def rows_kernel(
         if first_row >= call.rows:
             return
         rows_left = call.rows - first_row
-        if not is_staged:  # One row per interleaved pass: no division.
+        if not is_staged:  # An interleaved pass has one row here: no division.
             count = np.uint32(min(np.int64(geometry.band_rows), ((rows_left - 1) >> shift) + 1))
         else:
             count, apart = geometry.band_rows, np.uint32(geometry.rows_per_pass << shift)

@@ -158,7 +158,8 @@ def shifted(gpu: ModuleType, size: int, width: int, shift: int) -> Function:
     alone = min(4, MOST_STORED // size)  # Elements between aligned addresses.
 
     def end(k: int) -> Function:
-        # Stores element k of those that lane 0 and lane 31 store one by one; of_both stores both in one instruction.
+        # Lane 0 and lane 31 store some elements one by one: these functions store the k-th. In of_both, one instruction
+        # serves both lanes.
         in_last = width - shift + k
 
         @inline
@@ -468,7 +469,7 @@ def strided(gpu: ModuleType, width: int) -> Function:
 def copying(gpu: ModuleType, piece_size: int, pieces_of_thread: int, pieces_apart: int) -> Function:
     """``copy_pieces(source, to, left)`` copies a thread's pieces of a pass from shared memory.
 
-    `left` bytes of the pass are left.
+    The pass has `left` bytes from the thread's first piece on.
     """
     load_shared, store = gpu.load_shared, gpu.store
     load_piece, store_piece = gpu.load_shared_quad, gpu.store_quad
