@@ -37,7 +37,7 @@ enum Loads : u32 {
 
 struct GradientGeometry {
   u32 blocks, threads;
-  u32 run_of_blocks;  // consecutive blocks of one segment with `across`, else of the same rows
+  u32 run_of_blocks;  // consecutive blocks that have the same segment (with `across`) or the same rows (without)
   u32 tiles;          // tiles per block
   u32 slots;          // threads that share the rows of a tile
   u32 lanes;          // lanes of a run: a power of two, which divides `slots`; 1 with `across`
@@ -95,8 +95,8 @@ inline void set_tiles_across(const Launch& call, GradientGeometry& g) {
   g.slots = static_cast<u32>(slots < g.groups ? slots : g.groups);
 }
 
-// Lanes per run: the whole tile, or at most one lane per sum. The block adds up further partial sums in fewer
-// instructions than shuffles take.
+// Lanes per run: all slots if they are a power of two of at most 32, else at most one lane per sum. The block adds up
+// further partial sums in fewer instructions than shuffles take.
 inline u32 lanes_of(const GradientGeometry& g) {
   if (g.across) return 1;
   const u32 power = g.slots & (~g.slots + 1), sums = 2 * g.rows;
@@ -118,7 +118,8 @@ inline void set_tiles_along(const Launch& call, GradientGeometry& g) {
     const u64 fewest = ceil_div(g.groups, turns);
     u64 power = 1;
     while (power < fewest) power *= 2;
-    const u64 choices[] = {power, fewest};  // One run of lanes per tile; or few idle threads.
+    // With a power of two, a tile is one run of lanes; with the fewest slots, few threads are idle.
+    const u64 choices[] = {power, fewest};
     for (const u64 slots : choices) {
       if (slots > kGradientThreads || (slots < 4 && turns > 1)) continue;
       u64 tiles = kGradientThreads / slots;

@@ -93,8 +93,8 @@ class Reader {
         loads_(geometry.loads) {
     at_ = static_cast<const char*>(call.matrix) + static_cast<i64>(part.first_row + row) * call.row_stride +
           (first_column_ + kCount * static_cast<i64>(slot)) * column_stride_;
-    // All columns of a group are inside grad, except in the first and the last group of a row. If the first column is
-    // in device memory, the last group may have no column inside.
+    // All columns of a group are inside grad, except in the first and the last group of a row. If the host
+    // does not know first_column, the last group may have no column inside.
     first_whole_ = first_column_ < 0;
     const u64 end = (columns_ + geometry.skip) / kCount, whole = end < part.first_group ? 0 : end - part.first_group;
     const u32 all = geometry.turns * geometry.slots;
@@ -202,7 +202,7 @@ MULTISAMPLE_FUNCTION void add_partials(double* sums, u32 count, const GradientGe
   const u32 parts = 1u << geometry.parts_log2, partial_step = geometry.across ? geometry.tiles : 1;
   // Adds up partial sums `first`, `first` + `step`, ... up to `end`.
   const auto sum = [&](u32 k, u32 first, u32 step, u32 end) {
-    // The partial sums of a tile are adjacent or, with `across`, neighbours of those of other tiles.
+    // The partial sums of a tile are adjacent; with `across`, they are `tiles` elements apart.
     const u32 tile = geometry.across ? k % geometry.tiles : 0;
     double* const x = &sums[(k - tile) * geometry.partials + tile];
     double total = x[first * partial_step];
@@ -224,7 +224,7 @@ constexpr int kGradientBlocks = sizeof(G) == 8              ? 2
                                 : rows > 1 && !only_at_once ? 3
                                                             : 4;
 
-// Stores the row parts of the words of sweep `slot` in shared memory.
+// Stores the row parts of the words in shared memory: slot s stores those of sweep s.
 template <u32 rows, class Real>
 MULTISAMPLE_FUNCTION void put_row_words(volatile u64 (&row_words)[rows][kGradientThreads], u32 tile, u32 slot,
                                         u32 height, const Part& part, u64 offset, const Keys<Real>& keys,
