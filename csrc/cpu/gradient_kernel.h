@@ -78,8 +78,8 @@ MULTISAMPLE_FUNCTION typename Sums<Real>::Vector elements(const char* at, u64 co
   return vector;
 }
 
-// The columns of the first block that come before the first column. The position of a column counts them too, so that
-// windows end where blocks end.
+// The columns of the first block that come before the first column. Positions count them too, so that windows end
+// where blocks end.
 inline u64 skipped(const Launch& call) { return call.first_column % (call.antithetic ? 8 : 4); }
 
 inline u64 segments(const Launch& call) { return ceil_div(skipped(call) + call.columns, kSegment); }
@@ -104,7 +104,7 @@ class Summation {
       width = down_ ? kNoise / min(last_row - first_row, kNoise / kChain) / kChain * kChain : kNoise / kLeastRows;
       height = min(kRows, kNoise / min(width, last - first));
     }
-    // Long runs of memory are read faster: along the rows or, where rows are adjacent, down up to kRows rows.
+    // Long runs of memory are read faster. Where rows are adjacent, a run is a column of up to kRows rows.
     const u64 band = down_ ? kRows : height;
     for (u64 top = first_row, rows; top < last_row; top += rows) {
       rows = min(band, last_row - top);
@@ -126,7 +126,7 @@ class Summation {
   // Elements of a window, and its minimum rows.
   static constexpr u64 kNoise = 65536 / sizeof(Real), kLeastRows = 8;
 
-  // Draws the noise of a window, which counts its columns by position.
+  // Draws the noise of a window, whose columns are positions.
   void draw(const Window& window) {
     const u64 rows = call_.shared_noise ? 1 : window.rows(), columns = window.columns();
     Launch sample{};

@@ -114,8 +114,8 @@ class Strip {
 
   u64 blocks() const { return blocks_.count; }
 
-  // Sets at most kMostRows rows. `early` says that the following columns are not drawn yet: short rows may then
-  // overwrite them.
+  // Sets at most kMostRows rows. `early` says that the following columns are not drawn yet: short columns may
+  // then overwrite them.
   void set_rows(u64 first, u64 count, bool early) {
     first_ = first;
     rows_ = count;
@@ -131,8 +131,8 @@ class Strip {
     if (tile_blocks_ > 1) tile_.set_rows(call_.first_row + first, count, tile_blocks_ * count);
   }
 
-  // Draws blocks `begin` to `end` of the window. Prefetches the output `ahead` blocks on or, if `ahead` is 0, the
-  // output of the next tile.
+  // Draws blocks `begin` to `end` of the window. Prefetches the output that is `ahead` blocks further on; if `ahead` is
+  // 0, that of the next tile.
   void draw(u64 begin, u64 end, u64 ahead) {
     for (u64 t = begin, part; t < end; t += part) {
       part = min(tile_blocks_, end - t);
@@ -162,7 +162,7 @@ class Strip {
       tile_.template draw_runs<Out, kMirrored>(at, stride, {next, 1, stride}, mu_ + r, sigma_ + r);
       return;
     }
-    // Short rows share vectors, and some columns may be outside the window: both go through a buffer.
+    // A vector has rows of several blocks, or a block has columns outside the window: columns go through a buffer.
     constexpr u64 kPitch = kBlocks * sizeof(Out);
     tile_.set_runs(Down::whole_vectors(part * rows), 1, 0, sizeof(Out));
     if (stride != static_cast<i64>(bytes)) next = columns_;
@@ -299,7 +299,7 @@ class DefaultFloatingPoint {
 }  // namespace cpu
 
 // Draws rows [first_row, last_row) and columns [first_column, last_column) of a call, at least one of each. All its
-// memory is host memory, at any address and stride. Its words are by value.
+// memory is host memory, at any address and stride. Seed, offset, first row and first column are values, not addresses.
 inline void draw_window(const Launch& call, u64 first_row, u64 last_row, u64 first_column, u64 last_column) {
   const cpu::DefaultFloatingPoint guard;
   const cpu::Window window{first_row, last_row, first_column, last_column};

@@ -20,7 +20,7 @@ class MomentParts {
       : call_(call), rows_(call.shared_noise ? 1 : call.rows), with_second_(call.results > 1) {
     list_groups();
     segments_ = cpu::ceil_div(groups_.size(), kSegment);
-    // Partial sums take memory, and only a few rows need them to occupy all threads.
+    // Partial sums take memory. Only calls of few rows need them, to occupy all threads.
     is_split_ = call.shared_noise || (segments_ > 1 && rows_ < kFewRows);
     columns_ = is_split_ ? segments_ : 1;
     const u64 even = cpu::ceil_div(rows_ * columns_, 4 * threads);
@@ -163,7 +163,7 @@ class MomentParts {
     }
   }
 
-  // Adds the sums of `first` z and of `second` z^2. `count` is a multiple of kSums.
+  // Adds the sum of first[k] z[k] to sums.mu, and that of second[k] z[k]^2 to sums.sigma. kSums divides `count`.
   template <bool with_second>
   static void add_products(const Real* z, const Real* first, const Real* second, u64 count, cpu::Gradients& sums) {
     cpu::Sums<double> total;

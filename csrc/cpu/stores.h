@@ -84,8 +84,9 @@ MULTISAMPLE_FUNCTION void put_vector(char* at, Real noise, const Real* mu, const
   std::memcpy(at, x, sizeof x);
 }
 
-// Stores columns of at most kWidth rows one after the other, as long as a whole vector fits in `room` bytes. Returns
-// the number of columns. Each column overwrites the excess of the one before. mu and sigma have kWidth elements.
+// Stores adjacent columns of at most kWidth rows, one vector for each, while a vector fits into the rest of `room`
+// bytes. Each vector overwrites the excess of the one before. Returns the number of columns. mu and sigma have kWidth
+// elements.
 template <u64 kWidth, class Real>
 u64 scale_short_columns(const Real* noise, u64 count, char* at, u64 room, u64 rows, const Real* mu, const Real* sigma) {
   if constexpr (kWidth > 4) {
@@ -110,8 +111,8 @@ void scale_columns(const Real* noise, u64 count, char* at, i64 stride, u64 rows,
   const i64 bytes = static_cast<i64>(rows * sizeof(Out));
   u64 c = 0;
   if (rows >= kWidth) {
-    // Four columns at once, because mu and sigma of many rows come from the L2 cache each time. Prefetch 2 KiB ahead in
-    // each column, or that far into the column after the four.
+    // Four columns share each read of mu and sigma, which come from the L2 cache if there are many rows. Prefetches
+    // 2 KiB ahead in each column and, near its end, in the column four further on.
     constexpr i64 kAhead = 2048;
     for (; c + 4 <= count; c += 4, at += 4 * stride) {
       const Real z0 = noise[c], z1 = noise[c + 1], z2 = noise[c + 2], z3 = noise[c + 3];

@@ -196,7 +196,7 @@ struct Tile {
     if constexpr (kMirrored) put(3, fma_rn(sigma, negated(z.second), mu));
   }
 
-  // Whether `count` columns, at least one, from column `first` of the tile on fill a vector.
+  // Whether columns [first, first + count) of the tile fill a vector. `count` is at least one.
   template <bool kMirrored>
   static bool is_long(u64 first, u64 count) {
     constexpr u64 kOf = kColumns<kMirrored>;
@@ -269,7 +269,7 @@ struct TileDown : Tile<Real, 256> {
     return whole_vectors(rows) - rows <= rows / 16 ? rows : rows / kPlaces * kPlaces;
   }
 
-  // Sets the rows of a tile with blocks of `row_count` rows and `places` places.
+  // Sets the rows of a tile of `places` places, whose blocks have `row_count` rows from `first_row` on.
   void set_rows(u64 first_row, u64 row_count, u64 places) {
     Lanes rows[kBlocks / kLanes];
     u64 row = 0, block = 0;
@@ -285,8 +285,8 @@ struct TileDown : Tile<Real, 256> {
     for (u64 k = 0; k < whole_vectors(places) / kLanes; ++k) vectors[k].rows = row_part<Lanes>(rows[k], o0, this->keys);
   }
 
-  // Sets the output of the places: runs of `places` places, at least kPlaces, `stride` bytes apart. A call with the
-  // places and the count of the previous one keeps its output: stride and size must be the same, too.
+  // Lays out the places in the output: `count` runs of `places` places (at least kPlaces), `stride` bytes apart. With
+  // the `places` and `count` of the previous call it does nothing, so that `stride` and `size` must be the same too.
   void set_runs(u64 places, u64 count, i64 stride, u64 size) {
     if (places == run_places && count == run_count) return;
     run_places = places;
@@ -302,7 +302,7 @@ struct TileDown : Tile<Real, 256> {
     }
   }
 
-  // Draws the words of the first pair of each place, and from kBlocks on those of its second pair.
+  // Draws the words of the first pair of each place and, kBlocks further on, those of its second pair.
   template <class WordsOfVector>
   MULTISAMPLE_FUNCTION void draw_words(u64 places, WordsOfVector words_of) {
     for (u64 place = 0; place < places; place += kPlaces) {
