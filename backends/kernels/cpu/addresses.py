@@ -55,7 +55,7 @@ def numbers_at(typingctx: Any, address: Any, length: Any, dtype: Any) -> Any:
 
 @intrinsic
 def call_c(typingctx: Any, function: Any, argument: Any) -> Any:
-    """``function(argument)`` for the address of a C function that takes and returns a word."""
+    """Call the C function at address `function`, which takes an int64 and returns one."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.call(builder.inttoptr(args[0], _C_FUNCTION.as_pointer()), args[1:])
@@ -67,8 +67,8 @@ def call_c(typingctx: Any, function: Any, argument: Any) -> Any:
 def c_function(typingctx: Any, function: Any) -> Any:
     """The address of a C function that calls the compiled ``function(word)``, which returns a word and must not raise.
 
-    The C function needs no interpreter, and computes by `intrinsics.default_floats`. It lives as long as the compiled
-    function that contains this call.
+    The C function needs no interpreter, and computes with the settings of `intrinsics.default_floats`. It lives as long
+    as the compiled function that contains this call.
     """
     parameters = (types.int64,)
     function.dispatcher.compile(parameters)
@@ -125,7 +125,7 @@ def call_window(typingctx: Any, kernel: Any, vectors: Any, matrix: Any, words: A
     Parameters
     ----------
     vectors : tuple of int
-        Addresses of mu and sigma, their strides in bytes, and bytes of a number of theirs.
+        Addresses of mu and sigma, their strides in bytes, and bytes of one element.
     matrix : tuple of int
         Address, rows, columns, strides of rows and of columns in bytes, and bytes of an element.
     words : tuple of int

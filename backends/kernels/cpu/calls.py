@@ -45,7 +45,7 @@ _WHOLE, _HIGH_FIRST, _BITS_32, _BITS_16, _BITS_8 = map(int, WordFormat)
 _allocate = types.ExternalFunction("PyMem_RawCalloc", types.int64(types.int64, types.int64))
 _free = types.ExternalFunction("PyMem_RawFree", types.void(types.int64))
 
-# A gradient draws the noise of a tile at a time: rows at the most, and elements.
+# Maximum rows and maximum elements of a tile: a gradient draws the noise of one tile at a time.
 _TILE_ROWS, _TILE = 64, 1 << 12
 # Sums side by side, and the terms of each before they are added to a sum of float64.
 _SUMS, _CHAIN = 16, 16
@@ -55,7 +55,7 @@ _MOST_SUMS = 2 * MOST_ROWS
 
 @inline
 def _number(launch, place, address, form):
-    """A number of a launch: at `address`, in the format `form`, if that is not 0."""
+    """A number of a launch: its field at `place`; unless `address` is 0, the number there, in the format `form`."""
     if address == 0:
         return launch[place]
     if form == _WHOLE:
@@ -283,7 +283,7 @@ def _moments_part(real: str) -> Callable[..., Any]:
     sum_rows = cached(sum_function(real), f"cpu-sum_rows_{real}", source_digest())
 
     def sum_part(arguments, index):
-        """Sum a band of rows: all groups, and store the moments; or, with `totals`, one segment into those."""
+        """Sum all groups of a band of rows, and store the moments. With `totals`, sum one segment into those."""
         address, lists, most, count, totals, height, weight = arguments
         launch = integers_at(address, LAUNCH_WORDS)
         of_first = numbers_at(lists, 4 * count, number)
@@ -451,7 +451,7 @@ def _find_pool() -> None:
         _table[_POOL] = helper_pool(int(_table[_THREADS]) - 1).ctypes.data
 
 
-if hasattr(os, "register_at_fork"):  # After the hook of `threads`, which makes a new pool.
+if hasattr(os, "register_at_fork"):  # Runs after the hook of `threads`, which makes a new pool.
     os.register_at_fork(after_in_child=_find_pool)
 
 

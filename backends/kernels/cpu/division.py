@@ -21,8 +21,8 @@ _WINDOWS, _LEAST_WINDOW = 16, 1 << 13
 _LARGER_WINDOWS, _LEAST_LARGER_WINDOW = 4, 1 << 14
 # Each window computes its shared noise once. A window of at least this width is still tall enough to hide that cost.
 _SHARED_COLUMNS = 1 << 12
-# Where columns are contiguous, each window also reads mu and sigma once. With these limits of rows and normals, a
-# window is wide enough to hide that cost. A shared normal costs little, so a window may have many.
+# Where columns are contiguous, each window also reads mu and sigma once. These limits, of its rows and of its normals,
+# make a window of shared noise wide enough to hide that cost.
 _SHARED_ROWS, _SHARED_WINDOW = 1 << 13, 1 << 20
 
 
@@ -71,6 +71,6 @@ def window_of(index, rows, columns, skip, height, width, across):
 
 
 def in_python() -> tuple[Callable[..., int], Callable[..., tuple[int, int]]]:
-    """`most_threads` and `window_shape` as functions of Python: Numba would compile calls from Python."""
+    """`most_threads` and `window_shape` for callers in Python, uncompiled."""
     functions: Any = most_threads, window_shape
     return functions[0].py_func, functions[1].py_func

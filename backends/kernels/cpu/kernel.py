@@ -1,10 +1,12 @@
 """The block-per-dimension kernel for the CPU.
 
 `window_kernel` draws one window of a sample matrix on one thread. `windows_kernel` shares windows among threads
-(`threads.py`), and `calls.py` the matrices of a batch. Numba's ``parallel=True`` would bring a threading layer that
-dies in a forked child (GNU OpenMP) or aborts under concurrent calls (workqueue). Both have two kernels per dtype, one
-of them for antithetic pairs, for arrays of any strides. Compiled kernels are cached on disk, so that a user waits for
+(`threads.py`), and `calls.py` the matrices of a batch. Each of the two functions makes two kernels per dtype, one of
+them for antithetic pairs. The kernels take arrays of any strides. They are cached on disk, so that a user waits for
 LLVM once.
+
+Numba's ``parallel=True`` would bring a threading layer that dies in a forked child (GNU OpenMP) or aborts under
+concurrent calls (workqueue).
 """
 
 from __future__ import annotations
@@ -59,7 +61,7 @@ _TILE_PAIRS = 2 * _TILE_NORMALS
 _CHUNK, _LONG_CHUNK = 2048, 8192
 # Rows that the widest vectors hold.
 _HEIGHT = 16
-# Elements of a tile of `_draw_few_rows`: of one column, and of eight columns and a vector of padding.
+# Elements of one column in a tile of `_draw_few_rows`, and of the tile: eight columns and a vector of padding.
 _PLACES = 512
 _TILE_PLACES = 8 * _PLACES + _HEIGHT
 # Prefetch distance down a column, in places.
@@ -70,7 +72,7 @@ _AHEAD = 2048
 
 @njit(forceinline=True)
 def _draw_long_rows(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, antithetic):
-    """Each row in place: the end of a block, whole blocks, the beginning of a block."""
+    """Draw each row without a buffer: whole blocks in a vector loop, then the incomplete blocks at both ends."""
     use_widest_vectors()
     rows, columns = out.shape
     block_columns = 8 if antithetic else 4
@@ -162,8 +164,8 @@ def _draw_few_rows(
 ):
     """Independent noise in `part` blocks of the rows from `top` on, fewer rows than a vector holds.
 
-    Column `left` of the window is column `first` of the first block. A place of the tile is row `row_of` of block
-    `block_of`, relative to row `i` and block `g` of the stream.
+    Column `left` of the window is column `first` of the first block. Place k of the tile is row
+    ``i + row_of[k]`` of block ``g + block_of[k]`` of the stream.
     """
     use_widest_vectors()
     rows = out.shape[0] - top
@@ -239,7 +241,7 @@ def _draw_only_column(block, narrow, m, s, column, chunk, o0, o1, k0, k1, i, g, 
 
 @njit(forceinline=True)
 def _draw_down(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, antithetic):
-    """Independent noise where rows are adjacent: vectors hold rows of one block, or last rows of several."""
+    """Independent noise where rows are adjacent. A vector holds rows of one block, or the last rows of several."""
     use_widest_vectors()
     rows, columns = out.shape
     block_columns = 8 if antithetic else 4
@@ -383,8 +385,8 @@ def _scale_down(narrow, z, mu, sigma, out):
         top = min(r, rows - chunk)
         for k in range(chunk):
             m[k], s[k] = mu[top + k], sigma[top + k]
-        # Four columns at once, because mu and sigma of many rows come from the second-level cache each time. The last
-        # column is repeated to fill four.
+        # Four columns share each read of mu and sigma, which come from the second-level cache if there are many rows.
+        # The last column is repeated to fill four.
         for c0 in range(0, columns, 4):
             c1, c2, c3 = min(c0 + 1, columns - 1), min(c0 + 2, columns - 1), min(c0 + 3, columns - 1)
             z0, z1, z2, z3 = z[c0], z[c1], z[c2], z[c3]

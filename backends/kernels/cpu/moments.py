@@ -187,8 +187,8 @@ def summing_kernel(real: str) -> Callable[..., None]:
     """``kernel(groups, first, second, totals, seed, offset, first_row, height, threads, pool)`` draws listed groups.
 
     `totals` has a matrix for each SEGMENT groups, and a row for each row of noise. The kernel adds the sums of `first`
-    times z, and of `second` times z squared. Each of the threads, see `kernel.windows_kernel`, adds up segments in up
-    to `height` rows. The list has a multiple of ROUND groups.
+    times z, and of `second` times z squared. A thread adds up a segment in up to `height` rows at a
+    time; `kernel.windows_kernel` explains `threads` and `pool`. The list has a multiple of ROUND groups.
     """
     sum_rows = _cached(sum_function(real), f"sum_rows_{real}")
     groups, first, second, _, seed, offset, first_row = _sum_parameters(real)

@@ -48,8 +48,9 @@ POOL = types.Array(types.int64, 1, "C")
 
 # Numbers in a cache line.
 _LINE = 8
-# Elements of a helper's record, a line: its state, its helper's lock, the helper's number among the threads of the
-# call, the helper's `pthread_t`, the system's number of the process that started it, and the processor that it avoids.
+# Elements of a helper's record, which takes a cache line: its state, its helper's lock, the helper's number among the
+# threads of the call, the helper's `pthread_t`, the system's number of the process that started it, and the processor
+# that it avoids.
 _STATE, _LOCK, _NUMBER, _THREAD, _PROCESS, _AVOIDED = range(6)
 # States. Another number is the address of a call that has taken the record, and whose helper has not begun.
 _FREE, _BUSY, _NO_THREAD = range(3)
@@ -170,7 +171,7 @@ def _run(call, pool):
             _keep_away(pool, helper, processor)
             _release_lock(pool[helper + _LOCK])
         helper += _LINE
-    # Helpers that are already done have made this counter negative.
+    # Each helper subtracts 1 at its end: helpers that are already done have made the counter negative.
     fetch_add(call, _HELPERS, helpers)
     _work(call, 0)
     for taken in range(_FIRST, helper, _LINE):
@@ -260,7 +261,7 @@ def _forget() -> None:
     _pool = _new_pool()
 
 
-# A new array: if an earlier hook of the program has drawn in the child, helpers of the child use the old one.
+# The child gets a new pool: an earlier hook may have drawn in the child, whose helpers then use the old one.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget)
 
@@ -268,8 +269,8 @@ if hasattr(os, "register_at_fork"):
 def helper_pool(count: int) -> np.ndarray[Any, Any]:
     """The pool for a `for_each` that wants `count` helpers.
 
-    All calls share the helpers, which never end. A call starts those that it lacks, until there are as many helpers as
-    all calls that run together want. The process may have a lower limit, and 255 is the maximum.
+    All calls share the helpers, which never end. A call starts those that it lacks, up to the number that all
+    running calls want together. The process may have a lower limit, and 255 is the maximum.
     """
     pool = _pool
     if count > 0 and not pool[_START]:
