@@ -1,8 +1,8 @@
 // Arithmetic for nvcc, NVRTC (which has no standard library) and C++ compilers for the CPU. Every operation below is
 // one IEEE 754 operation, rounded to nearest even, and never contracted: on the GPU it is inline PTX or an intrinsic.
-// On the CPU, -ffp-contract=off forbids contraction in our libraries. In other code, a compiler could contract one
-// product only: the one that makes a normal, with a caller's addition. include/multisample/normal.h prevents that.
-// The exception is `transform_fma` of floats without the instruction: it rounds twice. Its product is exact, so that
+// On the CPU, -ffp-contract=off forbids contraction in our libraries. In other code, a compiler could contract
+// only the product that makes a normal, with an addition of the caller. include/multisample/normal.h prevents that.
+// The exception is `transform_fma` of floats on processors without FMA: it rounds twice. Its product is exact, so that
 // contraction changes nothing.
 #pragma once
 
@@ -79,7 +79,7 @@ MULTISAMPLE_FUNCTION float rsqrt_approx(float x) {
   return y;
 }
 
-// Correctly rounded for the square of every radius that a word gives. It omits the slow path of sqrt.rn.f32 for
+// Rounds correctly for the square of every radius that a word gives. It omits the slow path that sqrt.rn.f32 has for
 // subnormals.
 MULTISAMPLE_HOST_FUNCTION float sqrt_rn(float x) {
   float y = rsqrt_approx(x);
@@ -109,7 +109,7 @@ MULTISAMPLE_HOST_FUNCTION double from_float_bits(u64 x) { return reinterpret_bit
 
 #if defined(MULTISAMPLE_SOFTWARE_FMA) && defined(__x86_64__) && !defined(__FMA__)
 
-// For processors without the instruction, where the C library takes 60 ns for a float and 170 ns for a double.
+// FMA for processors without the instruction, where the C library takes 60 ns for a float and 170 ns for a double.
 
 // The product is exact in double. The sum is rounded to odd: toward zero, and if that is inexact, the last bit
 // becomes 1. It then rounds to float as the exact sum would (Boldo and Melquiond, "Emulation of FMA and correctly
@@ -125,10 +125,10 @@ MULTISAMPLE_HOST_FUNCTION float fma_rn(float a, float b, float c) {
 
 // The product is p + q, and the sum of p and c is s + t, both without error (Dekker, "A floating-point technique for
 // extending the available precision", Numerische Mathematik 18, 1971, doi:10.1007/BF01397083). So only the rounding of
-// q + t can make the result wrong. Its error is at most 2^-53 |q + t|, which matters only if a b + c is almost halfway
-// between two doubles. A distance from the result that is 2^-50 larger then leads to another double. (Where p and c
-// cancel, t is 0, and q + t has no error.) The C library computes such sums. It also computes zeros, because they have
-// signs; products so small that q may be inexact; and overflows, where q or the distance is NaN.
+// rest = q + t can make the result wrong. Its error is at most 2^-53 |rest|, which matters only if a b + c is almost
+// halfway between two doubles. Then `result` plus a slightly larger `distance` rounds to another double. (Where p and c
+// cancel, t is 0, and `rest` has no error.) The C library computes such sums. It also computes zeros, whose sign may be
+// wrong here; products so small that q may be inexact; and overflows, where q or `distance` is NaN.
 MULTISAMPLE_HOST_FUNCTION double fma_rn(double a, double b, double c) {
   const double p = a * b, s = p + c, c0 = s - p, t = (p - (s - c0)) + (c - c0);
   const double a0 = a * 0x1.0000002p+27, b0 = b * 0x1.0000002p+27;

@@ -39,7 +39,7 @@ MULTISAMPLE_HOST_FUNCTION float radius(u32 a) {
   x = x < kBelowOne - kTwoThirds ? x : kBelowOne - kTwoThirds;
   i32 e = x & kExponent;
   float f = sub_rn(from_float_bits(static_cast<u32>(x - e + kTwoThirds)), 1.0f);
-  // The polynomial is -8 ln(1 + f) / f. The last coefficient is -8 ln 2, scaled because e is still shifted by 23 bits.
+  // The polynomial is -8 ln(1 + f) / f. The factor of e is -8 ln 2 / 2^23, because e is the exponent times 2^23.
   float l = horner(f, 0x1.3ab066p+0f, -0x1.5e6fdap+0f, 0x1.504890p+0f, -0x1.956702p+0f, 0x1.0013fap+1f, -0x1.55618ap+1f,
                    0x1.ffffd6p+1f, -0x1.fffffap+2f);
   return sqrt_rn(transform_fma(static_cast<float>(e), -0x1.62e430p-21f, mul_rn(l, f)));
