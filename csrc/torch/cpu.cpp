@@ -20,16 +20,16 @@ namespace {
 
 // Minimum normals per thread, 28 us of work: OpenMP hands work to a thread in less than half of that.
 constexpr u64 kShare = 1 << 16;
-// The cost to scale and store a shared normal, in proportion to an independent one, as a shift.
+// A shared normal is only scaled and stored, at 1 / 2^kSharedCost of the cost of an independent one.
 constexpr u64 kSharedCost = 3;
 // Normals of one window: enough to hide the cost of scheduling it, few enough to balance the threads. Shared normals
 // cost less.
 constexpr u64 kWindow = 1 << 18, kSharedWindow = 1 << 20, kLeastWindow = 1 << 14;
-// The rows of a window share the work of their columns, with shared noise all of it: many rows are better than long
-// rows.
+// Minimum columns of a window. Its rows share the column part of their words, or the normals of shared noise, so that
+// many rows are better than long rows.
 constexpr u64 kWindowColumns = 1 << 13;
-// The columns of a window share mu and sigma, next to which a shared normal costs little: many columns are better than
-// long columns.
+// Maximum rows of a window of shared noise where rows are adjacent. Its columns share the reads of mu and sigma, so
+// that many columns are better than long columns.
 constexpr u64 kSharedRows = 1 << 14;
 
 using cpu::ceil_div;

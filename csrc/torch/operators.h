@@ -83,8 +83,8 @@ inline bool on_one_device(const Tensor& a, const Tensor& b) {
   return a.is_cpu() == b.is_cpu() && a.is_cuda() == b.is_cuda() && a.get_device_index() == b.get_device_index();
 }
 
-// A launch over `matrix`, without mu, sigma and the stream. `name` is its name in errors; it is (n, d) if `transposed`.
-// A batch has one dimension more.
+// A launch over `matrix`, without mu, sigma and the stream. Errors call the matrix `name`. With `transposed` it is
+// (n, d); a batch has one dimension more.
 inline Launch checked_launch(const char* op, const char* name, const Tensor& matrix, bool transposed,
                              const NoiseOptions& options, bool is_batch = false) {
   check(matrix.dim() == 2 + is_batch, op, name, is_batch ? " must have three" : " must have two", " dimensions, got ",

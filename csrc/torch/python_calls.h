@@ -94,7 +94,7 @@ struct KeyState {
   Object address, requires_grad;  // names of attributes
 };
 
-// Returns false with a Python error set, or without one if the Python function must read the signature.
+// Returns false with a Python error set; without one, the Python function must read the signature.
 inline bool read_signature(const KeyState& state, PyObject* tensor, Signature* signature) {
   TensorOf read(tensor, state.address.get());
   if (PyErr_Occurred() != nullptr) return false;
@@ -394,8 +394,8 @@ inline PyObject* allocate_result(const PlanState& state, void** at) {
 }
 
 // run(mu, sigma, weights, matrix, seed, generator, dim_offset, sample_offset): Plan.run of multisample/_plan.py, for
-// new samples and for gradients. Plan.run takes calls that raise, have a Key or differ otherwise; if it is None, they
-// return None.
+// new samples and for gradients. Calls that raise, have a Key or differ otherwise go to Plan.run; if that is
+// None, they return None.
 inline PyObject* run_plan(PyObject* self, PyObject* const* args, long) {
   const PlanState& state = state_of<PlanState>(self);
   Launch call = state.call;
