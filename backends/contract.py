@@ -189,15 +189,15 @@ class Backend(Protocol):
         """`array` as an array of `host_library`.
 
         A NumPy array (contiguous, shape (d,), float32 or float64) is copied to the backend's current device. An array
-        on a device, with ``__dlpack__`` or ``__cuda_array_interface__``, is shared, not copied. DLPack gets the stream
-        of the later `launch`. `sample` waits for a stream that the CUDA array interface names.
+        on a device, with ``__dlpack__`` or ``__cuda_array_interface__``, is shared, not copied. DLPack makes it
+        ready on the stream of the later `launch`. `sample` waits for a stream that the CUDA array interface names.
         """
         ...
 
     def launch(self, launch: Launch) -> None:
         """Run `launch` on its device and its stream, without waiting for it.
 
-        Its words may be in memory of the device, and it may be a batch.
+        Seed, offset, first row and first column may be in memory of the device. The launch may be a batch.
 
         Raises
         ------

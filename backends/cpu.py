@@ -146,7 +146,7 @@ def _summer(launch: Launch) -> Launcher:
                 *listed, seed, offset, first_row, mu, sigma, weight, first, second, height, threads, pool
             )
             return
-        # `moments_kernel` would add up the sums of the segments in the same order.
+        # The sums of the segments are added in the order of `moments_kernel`, which gives the same bits.
         totals = np.zeros((max(math.ceil(count / kernels.SEGMENT), 1), rows, 2))
         first_row = 0 if shared_noise else first_row
         kernels.summing_kernel(real)(*listed, totals, seed, offset, first_row, height, threads, pool)

@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 
-# No tuples: a KernelKey and a MomentsKey of equal fields are different kernels.
+# Not named tuples: a KernelKey and a MomentsKey of equal fields would be equal.
 @dataclasses.dataclass(frozen=True)
 class KernelKey:
     """The kernel of a sample. Each is compiled alone."""
@@ -126,10 +126,10 @@ PLACES: dict[str, tuple[tuple[int, int], ...]] = {
     "stream": ((struct.calcsize("7I4x"), 0), *_places("stream")),
     "scratch": _places("scratch"),
 }
-"""Where `MemoryLauncher.parameters` has the arguments of `MemoryLauncher.run`.
+"""Where each argument of `MemoryLauncher.run` is in the bytes of `MemoryLauncher.parameters`.
 
-An argument may have several places. Each is a displacement in the bytes of `parameters`, and the number that is added
-to the argument there.
+An argument may be in several places. A place is a displacement in these bytes, and the number that is added to the
+argument there.
 """
 
 
@@ -150,7 +150,7 @@ class Step(NamedTuple):
     rest: bytes
     """The tail of `Launch`, and the geometry."""
     keys: Callable[[int], bytes] | None
-    """Further arguments, from the seed."""
+    """The round keys for a seed, if the kernel takes them as arguments."""
 
     def parameters(self, head: bytes, seed: int, stream: int) -> bytes:
         """The bytes of the configuration and of the arguments."""
@@ -246,7 +246,7 @@ class DriverBackend(abc.ABC):
     def _perturbing(self, launch: Launch) -> Callable[[bytes, bytes, int, int], Iterator[_Ready]]:
         """``kernels(head, spans, seed, stream)``: the kernels that perturb packed spans.
 
-        `head` is packed. The cut into kernels is kept for spans that differ from the last ones in addresses only.
+        `head` is packed. Spans that differ from the previous ones only in addresses keep their cut into kernels.
         """
         dtype, (_, tail), last = type_name(launch), packer(launch), _NO_SPANS
         keys, rows = self.moment_keys(computing_name(launch)), launch.rows
@@ -440,8 +440,8 @@ _Buffer = tuple[memoryview, Any, Any, Any, ctypes.c_int, ctypes.c_size_t]
 def _buffer(size: int) -> _Buffer:
     """Memory for the configuration of a launch, followed by `size` bytes of arguments.
 
-    Returns a view to write to; the first and the last argument of cuLaunchKernelEx; the argument of cuCtxGetDevice, and
-    the number to which it points; and the size, to which `extra` points.
+    Returns a view to write to; the configuration and `extra`, for cuLaunchKernelEx; a pointer for cuCtxGetDevice, and
+    the number to which it points; and the size, which must live as long as `extra`.
     """
     memory = ctypes.create_string_buffer(CONFIGURATION_SIZE + size)
     arguments, count = ctypes.addressof(memory) + CONFIGURATION_SIZE, ctypes.c_size_t(size)

@@ -211,7 +211,7 @@ INPUTS = ("mu", "sigma", "weights")
 
 _FORMAT = "".join(FORMATS.values())
 _TAIL = struct.Struct(_FORMAT[_HEAD_FIELDS:])
-# Packers of a head by which of `INPUTS` are numbers.
+# Packers of a head. The key says which of `INPUTS` are numbers.
 _PACK_HEAD = {
     numbers: struct.Struct(
         "".join("d" if number else "P" for number in numbers) + _FORMAT[len(INPUTS) : _HEAD_FIELDS]
@@ -220,7 +220,7 @@ _PACK_HEAD = {
 }
 
 FIELD_AT: dict[str, int] = {
-    # The field's end less its size: padding comes before fields, and none at the end.
+    # A field begins at its end less its size: calcsize counts padding before a field, and none behind it.
     name: struct.calcsize(_FORMAT[: k + 1]) - struct.calcsize(_FORMAT[k])
     for k, name in enumerate(Launch._fields)
 }
