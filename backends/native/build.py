@@ -152,7 +152,7 @@ def compile_library(library: Library, needed: Iterable[Path], folder: Path) -> t
 
 
 def _log() -> BinaryIO:
-    """A file in memory where the system has such files: on a full disk, the reason of the failure would be lost."""
+    """A file for the compiler's output, in memory if the system can: a full disk would lose the output."""
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("multisample-log"), "w+b")
     return cast(BinaryIO, tempfile.TemporaryFile())

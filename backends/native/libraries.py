@@ -25,7 +25,7 @@ __all__ = ["COMMAND", "cpu_library", "cuda_library", "cuda_reasons", "is_built",
 COMMAND = "python -m multisample build torch_ext"
 """The command that builds ahead of time, or again after a failure."""
 
-# Names below the root of the cache. Nothing else is ever removed, and no folder of a build without the marker.
+# Names below the root of the cache. Only folders of builds are ever removed, and only those with the marker.
 _FOLDER, _BUILDING, _MARKER = "torch_ext", "building", "multisample-build"
 _RECORD = "record.json"
 
@@ -105,8 +105,8 @@ def cuda_reasons(*, ahead_of_time: bool = False) -> tuple[str, ...]:
     Parameters
     ----------
     ahead_of_time : bool
-        Whether it is enough that the library can be built. No device is needed then if TORCH_CUDA_ARCH_LIST names
-        architectures, or if a library came with the wheel.
+        Whether it is enough that the library can be built. Then no device is needed if TORCH_CUDA_ARCH_LIST names
+        architectures or a library came with the wheel.
     """
     if not toolchain.is_installed("torch"):
         return ("PyTorch is not installed: pip install torch",)

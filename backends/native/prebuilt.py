@@ -86,7 +86,7 @@ def cuda_library(version: str, capabilities: Iterable[tuple[int, int]]) -> Found
     """
     place = folder()
     files = sorted(place.glob(f"{_CUDA}*.so"))
-    # Only if there are files: the iterator may initialize CUDA.
+    # Without files, nothing reads the iterator, which may initialize CUDA.
     devices = sorted(set(capabilities)) if files else []
     reasons = []
     for file in files:

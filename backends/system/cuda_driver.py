@@ -171,7 +171,7 @@ class Event:
 
     def is_done(self) -> bool:
         """Whether the work is done; True if the driver returns an error."""
-        # In another capture mode, the query would invalidate captures of this thread or, in global mode, of any thread.
+        # Without relaxed mode, the query would invalidate captures of this thread; in global mode, of any thread.
         with relaxed_capture():
             return bool(self._driver.cuEventQuery(self._handle) != _NOT_READY)
 
@@ -203,7 +203,7 @@ def synchronize(device: int) -> None:
     RuntimeError
         If the driver refuses, for example while a stream is being captured.
     """
-    # In another capture mode, the wait would invalidate a capture of another thread in global mode.
+    # Without relaxed mode, the wait would invalidate another thread's capture if that is in global mode.
     with on_device(device), relaxed_capture():
         _check(_driver().cuCtxSynchronize())
 

@@ -13,7 +13,7 @@ from typing import Any
 
 __all__: list[str] = []
 
-# One entry, the lock, for each fork that holds it or waits for it.
+# The lock, once for each fork that holds it or waits for it.
 _held: list[Any] = []
 
 
@@ -21,13 +21,13 @@ def _acquire() -> None:
     module = sys.modules.get("numba.core.compiler_lock")
     lock = getattr(module, "global_compiler_lock", None)  # None while another thread imports the module.
     if lock is not None:
-        _held.append(lock)  # First: a signal handler may raise when the lock has just been acquired.
+        _held.append(lock)  # Before the lock: a signal handler may raise right after acquire().
         lock.acquire()
 
 
 def _release() -> None:
     if _held:
-        with contextlib.suppress(RuntimeError):  # The signal handler raised before.
+        with contextlib.suppress(RuntimeError):  # A signal handler raised before acquire().
             _held.pop().release()
 
 
