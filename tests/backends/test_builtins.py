@@ -277,13 +277,14 @@ def test_reference_counts_do_not_change() -> None:
     vector, n, out, recorded = torch.ones(4), 10**9, torch.ones(4, 3), torch.ones(4, requires_grad=True)
     multisample.sample(recorded, vector, 3, backend="torch_ext").backward(out)  # Makes plans.
     counts = [sys.getrefcount(x) for x in (vector, n, out, torch.Tensor, torch.float32, None, int)]
-    for _ in range(100):
+    for _ in range(1000):
         hash(builtin(vector, 1.0, out, 1, None, 0, 0, n, torch.float32))
         multisample.sample(vector, vector, 3, seed=1, backend="torch_ext")
         multisample.sample(vector, vector, 3, backend="torch_ext")
         multisample.sample(recorded, vector, 3, backend="torch_ext").backward(out)
     after = [sys.getrefcount(x) for x in (vector, n, out, torch.Tensor, torch.float32, None, int)]
-    assert all(abs(a - b) < 50 for a, b in zip(after, counts, strict=True)), (counts, after)
+    # A leak adds 1000. Other threads change the counts of common objects a little.
+    assert all(abs(a - b) < 500 for a, b in zip(after, counts, strict=True)), (counts, after)
 
 
 def test_a_process_without_python_can_load_the_library(tmp_path: Any) -> None:
