@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with _stopped_by_signals():
             args = parser.parse_args(argv)
             code: int = args.run(args)
-            sys.stdout.flush()  # The `try` around it handles a closed pipe.
+            sys.stdout.flush()  # If the pipe is closed, fail here, inside the `try`.
             return code
     except BrokenPipeError:
         # The reader has closed the pipe. Redirect stdout to /dev/null, since Python flushes it at exit.
@@ -78,7 +78,8 @@ def _stopped_by_signals() -> Iterator[None]:
         raise KeyboardInterrupt(signal.Signals(number))
 
     def send_again(ignored: Any) -> None:
-        # Python ignores exceptions in C callbacks, such as LLVM's, and in this hook. So a timer sends the signal again.
+        # Python ignores an exception in a C callback, such as LLVM's, and calls this hook. It also ignores exceptions
+        # that the hook raises. So a timer sends the signal again.
         if isinstance(ignored.exc_value, KeyboardInterrupt):
             number = ignored.exc_value.args[0] if ignored.exc_value.args else signal.SIGINT
             threading.Timer(0.01, os.kill, (os.getpid(), number)).start()

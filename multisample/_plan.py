@@ -295,7 +295,7 @@ class Plan:
 
 
 class _SubclassPlan(Plan):
-    """A plan for an `out` of a subclass of `numpy.ndarray`, whose `T`, `flags` and the like may be its own."""
+    """A plan for an `out` of a subclass of `numpy.ndarray`, which may override attributes such as `T` and `flags`."""
 
     __slots__ = ()
 
@@ -344,7 +344,7 @@ def _scratch_allocator(library: Library, device: Device) -> Callable[[int, Any],
     allocators: dict[int, Callable[[Any], Any]] = {0: lambda like: None}
 
     def allocate(size: int, like: Any) -> Any:
-        if size not in allocators:  # At most two sizes, by the place of the first column in its group.
+        if size not in allocators:  # The first column's place in its group selects one of two sizes.
             allocators[size] = library.allocator((size,), "float64", device)
         return allocators[size](like)
 
@@ -463,7 +463,7 @@ class PlanCache(Generic[P]):
 
 PLANS: PlanCache[Planned] = PlanCache(1024)
 
-# Arguments on which a plan does not depend, or of which it depends on the signature only.
+# Keys of plans omit these arguments, or hold only their signatures.
 _PER_CALL = frozenset(("mu", "sigma", "weights", "out", "seed", "generator", "dim_offset", "sample_offset"))
 
 

@@ -19,7 +19,7 @@ from ._libraries.numpy import cached_dtype
 __all__ = ["ReadVectors", "Reader", "vector_reader"]
 
 ReadVectors = Callable[[Any, Any, Any], tuple[Any, Any, Any, Any]]
-"""``read(mu, sigma, weights)``: what the launcher takes in the place of each, and an object that keeps memory alive."""
+"""``read(mu, sigma, weights)``: the launcher's form of each vector, and an object that keeps their memory alive."""
 
 
 class Reader:

@@ -97,7 +97,7 @@ def _label(entry: Entry) -> str:
 
 
 class Kind(NamedTuple):
-    """What groups have in common that differ in shape and mode."""
+    """What groups of one kind have in common. They may differ in shape and mode."""
 
     dtype: str
     noise: str
@@ -126,7 +126,7 @@ def _compared(groups: Iterable[Group]) -> list[Entry]:
 
 
 def _by_shape(groups: Iterable[Group]) -> dict[tuple[int, int], dict[str, Entry]]:
-    """The compared contenders by (d, n) and `_label`. A peer is in the groups of all modes: the first counts."""
+    """The compared contenders by (d, n) and `_label`. Every mode's group has the peers: the first counts."""
     shapes: dict[tuple[int, int], dict[str, Entry]] = {}
     for entry in _compared(groups):
         shapes.setdefault((entry.d, entry.n), {}).setdefault(_label(entry), entry)

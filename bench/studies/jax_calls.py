@@ -28,7 +28,7 @@ SHAPES = {
     "cpu": ((10, 10), (100, 1024), (1000, 10_000)),
     "cuda": ((10, 10), (100, 1024), (4096, 65_536), (262_144, 1024)),
 }
-SECONDS = 0.03  # Of one turn, at least.
+SECONDS = 0.03  # The least duration of a turn.
 
 
 def served(platform: str) -> list[str]:

@@ -155,7 +155,7 @@ void run_test(const std::string& battery, u32 test, unif01_Gen* generator) {
   swrite_Basic = 0;
   const std::clock_t start = std::clock();
   batteries.at(battery)(generator, repetitions);
-  // Below the report that the battery has printed.
+  // testu01.py reads these lines, which follow the report of the battery.
   for (int k = 0; k < bbattery_NTests; ++k)
     std::printf("\np-value\t%s\t%.17g\n", bbattery_TestNames[k], bbattery_pVal[k]);
   std::printf("seconds\t%.2f\n", static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC);

@@ -33,7 +33,7 @@ ROTATED = 2**31  # Bytes of the gradients in rotation: far more than a cache.
 
 
 def contenders(d: int, n: int, gradients: Iterator[Any]) -> Iterator[tuple[str, Call, Call]]:
-    """The name of a call, forward, and backward with all that it needs."""
+    """Names, each with its forward call, and its call of backward, including the forward call that backward needs."""
     mu, sigma = (torch.linspace(low, high, d, device="cuda") for low, high in ((-1, 1), (0.5, 2)))
     operators = torch.ops.multisample
     for mode, options in MODES.items():

@@ -287,7 +287,7 @@ def _torch_eager(device: str, case: Case, mode: str) -> Call:
 
 
 def _torch_compile(case: Case, mode: str) -> Variants:
-    """The compiled expression, for headlines also tuned. No CUDA graphs, which would overwrite earlier results."""
+    """The compiled expression; for headlines also tuned. Without CUDA graphs, which would overwrite earlier results."""
     import torch
 
     torch.compiler.reset()  # Each shape gets its own, best code.

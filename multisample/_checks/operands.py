@@ -77,7 +77,7 @@ _CONVERSIONS = {
 
 
 def _conversion(libraries: dict[str, Library]) -> str:
-    """Advice to convert host arrays that stand beside arrays of one other library; empty for other mixtures."""
+    """Advice to convert the host arrays, if the other arrays are all of one library; empty otherwise."""
     other = {library.name: name for name, library in libraries.items() if library is not HOST}
     host = [name for name, library in libraries.items() if library is HOST]
     if len(other) != 1 or not other.keys() <= _CONVERSIONS.keys() or not host:
@@ -201,7 +201,7 @@ def _overlaps_itself(operand: Operand) -> bool:
         if abs(operand.strides[0]) < high - low:
             return True
     shape = shape[-2:]
-    # Two elements a rows and b columns apart have one address if a * s == b * t; take the smallest (a, b) != (0, 0).
+    # Elements share an address if `a` rows move it as far as `b` columns: a * s == b * t. Test the smallest such pair.
     common = math.gcd(s, t)
     if common == 0:
         return shape != (1, 1)

@@ -29,10 +29,10 @@ _BY_PACKAGE = {
 }
 
 BY_TYPE: dict[type, Library] = {np.ndarray: HOST, ListArray: HOST}
-"""Libraries by array type, for types that have plans. `keep_type` adds a type in its first call."""
+"""Libraries by array type, for types that have plans. The first call with a type adds it, by `keep_type`."""
 
 BY_SEED: dict[type, Library] = {}
-"""Libraries by type of `seed`. Such a seed makes the call its library's, whatever `mu` and `sigma` are. The first call
+"""Libraries by type of `seed`. The library of such a seed runs the call, whatever `mu` and `sigma` are. The first call
 with a type adds it."""
 
 _OWN_TYPES = frozenset(BY_TYPE)

@@ -23,7 +23,7 @@ from .numpy import HOST
 
 __all__ = ["JAX", "any_of_jax", "is_jax"]
 
-# Types of arguments of most calls, none of which is an array of JAX.
+# The most frequent types of arguments that are not JAX's.
 _PLAIN = frozenset((int, float, str, type(None), np.ndarray, list))
 
 
@@ -42,7 +42,7 @@ def any_of_jax(tree: Any) -> bool:
         return False
     try:
         leaves = trees.tree_leaves(tree)
-    except (TypeError, ValueError):  # It has names that JAX cannot sort.
+    except (TypeError, ValueError):  # JAX cannot sort the keys of a dict.
         return False
     return any(map(is_jax, {type(x): x for x in leaves}.values()))
 

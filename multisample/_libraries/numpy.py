@@ -58,7 +58,7 @@ class NumpyLibrary(Library):
             return int(array.ctypes.data)
 
     def share_memory(self, a: Any, b: Any) -> bool:
-        if a.flags.owndata and b.flags.owndata:  # Two owners share no memory.
+        if a.flags.owndata and b.flags.owndata:  # Different arrays that own their memory share none.
             return a is b
         return np.may_share_memory(a, b) and np.shares_memory(a, b)
 

@@ -46,7 +46,7 @@ def dtype_of(name: str) -> Any:
 
 @functools.cache
 def _stored_as(dtype: Any) -> Any:
-    """`dtype`, or the unsigned integer with the bits of a type that NumPy may lack."""
+    """`dtype`; for a type that NumPy may lack, the unsigned integer type of the same size."""
     row = MATRIX_TYPES.get(name_of(dtype))
     return dtype if row is None else dtype_of(row.stored)
 
@@ -154,7 +154,7 @@ class TorchLibrary(Library):
             ).check  # fmt: skip
 
             def is_like(read: Sequence[Any], written: Sequence[Any]) -> bool:
-                # `check` ends the process at a nested tensor.
+                # A nested tensor would crash the process in `check`.
                 if is_one:
                     (x,) = read or written
                     return type(x) in _PLAIN and not x.is_nested and check(x)

@@ -305,13 +305,13 @@ class _QuickPlan(NamedTuple):
     """``run(arrays, written, values, coefficients, seed, offset, member)``: the results, or None for calls that need
     all checks. `values` are from `_quick_coefficients`."""
     tables: dict[bytes, list[Any]]
-    """The spans of each group, by the addresses of arrays whose memory has been checked. New results have the table
-    without targets, and other results its bytes."""
+    """The spans of each group, by the addresses of arrays whose memory has been checked. For new results,
+    they are tables without targets; for results in `out`, the bytes of complete tables."""
 
 
 _QUICK_PLANS: PlanCache[tuple[_QuickPlan, ...]] = PlanCache(256)
 
-# Of one key, and of one plan.
+# The most plans of a key, and the most tables of a plan.
 _MOST_PLANS, _MOST_TABLES = 4, 4
 
 
@@ -321,8 +321,8 @@ def run_seen(
 ) -> tuple[Hashable, Sequence[Any] | None]:  # fmt: skip
     """Run a call like one before.
 
-    `written` has the arrays of `out`, and is `arrays` in place. Returns the argument `quick_key` of `run_perturb`, and
-    the results: None for calls that need all checks.
+    `written` has the arrays of `out`; a call in place passes `arrays` itself. Returns the argument `quick_key` of
+    `run_perturb`, and the results: None for calls that need all checks.
     """
     if type(seed) is int:
         word, offset = seed, 0

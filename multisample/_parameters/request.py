@@ -159,7 +159,7 @@ def ties_of(request: Request, memory: Memory, sources: list[int], targets: list[
         if not address and 0 not in operand.shape:
             raise ValueError(f"{name}: expected elements in memory, got an array without memory")
         check_alignment(name, operand, address)
-    # Tied parameters have the same elements. The first name of them counts.
+    # Tied parameters have the same elements. The first in the order of names owns them.
     order = range(count) if parameters.names is None else sorted(range(count), key=parameters.names.__getitem__)
     elements = [(address, x.shape, x.strides, x.dtype) for address, x in zip(places, operands, strict=True)]
     first: dict[Any, int] = {}

@@ -20,7 +20,7 @@ __all__ = ["Block", "overlapping", "overlaps_itself", "spans_of", "steps_of", "w
 
 
 class Block(NamedTuple):
-    """A block of a parameter: a block of an array, which may hold a part of the parameter."""
+    """A block of an array, and its place in the parameter, of which the array may hold a part."""
 
     begin: tuple[int, ...]
     """The index of its first element in the array."""
@@ -51,7 +51,7 @@ def spans_of(source: Operand, target: Operand, block: Block, number: int) -> lis
         length, *steps = axis
         if length == 1:
             continue
-        if axes and list(axes[-1][1:]) == [length * step for step in steps]:  # One run with the axis before.
+        if axes and list(axes[-1][1:]) == [length * step for step in steps]:  # Merge with the axis before.
             axes[-1] = (axes[-1][0] * length, *axis[1:])
         else:
             axes.append(axis)
@@ -59,7 +59,7 @@ def spans_of(source: Operand, target: Operand, block: Block, number: int) -> lis
     if not axes or axes[-1][1] != 1:
         axes.append((1, 1, size, size))
     *outer, (width, _, source_stride, target_stride) = axes
-    # The longest axis counts the runs; each index of the others is a span.
+    # The longest outer axis becomes the rows of each span. Each index of the other outer axes is a span.
     rows, jump, source_row, target_row = (1, 0, 0, 0)
     if outer:
         rows, jump, source_row, target_row = outer.pop(max(range(len(outer)), key=lambda k: outer[k][0]))

@@ -55,7 +55,7 @@ def _shape(seed: Any) -> Any:
 
 
 def signature_of(seed: Any) -> Hashable:
-    """The properties of `seed`, which `is_in_array`, that a plan depends on."""
+    """The properties on which a plan depends, of a `seed` with `is_in_array(seed)`."""
     if isinstance(seed, (list, tuple)):
         return type(seed), len(seed)
     return type(seed), library_of("seed", seed).signature(seed)
@@ -99,7 +99,7 @@ def _element(seed: Any) -> str:
 def keys_in(seed: Any, library: Library, device: Device) -> Keys | None:
     """The keys of calls with a seed like this one, and arrays of `library` on `device`.
 
-    None for one key in host memory, which `checked_key` reads, or `only_words` from a vector.
+    None for one key in host memory. `checked_key` reads a single key; `only_words` reads a vector of one.
 
     Raises
     ------

@@ -91,7 +91,7 @@ def _adopted(name: str, array: Any, caller: ForeignLibrary, device: Device, adop
 def _with_generator(call: Call) -> Call:
     """`call`, with multisample's default generator if it has neither a generator nor a seed.
 
-    Otherwise a tensor that the backend adopts would follow PyTorch's generator.
+    The backend may adopt the arrays as tensors. Without a generator, PyTorch's generator would then advance.
     """
     return call if call.generator or call.seed is not None else call._replace(generator=DEFAULT_GENERATOR)
 

@@ -82,8 +82,8 @@ class Arrays:
     def sum(self, array: Any) -> Any:
         """Sums over the last axis, in an order that depends on its length only, not on the number of searches.
 
-        Devices split a sum by the shape of the whole array, so the array is folded there to one column. NumPy and
-        PyTorch add rows in another order if they are not contiguous.
+        A device's order of a sum depends on the shape of the whole array. So there, pairs of halves are added until one
+        column is left. NumPy and PyTorch add rows in another order if they are not contiguous.
         """
         array = self.contiguous(array)
         while (n := array.shape[-1]) > self.most_summed:

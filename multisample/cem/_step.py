@@ -49,7 +49,7 @@ def start(mu: Any, sigma: Any, searches: SupportsIndex | None = None) -> State:
     TypeError
         If `mu` or `sigma` is not an array or a number, or of a library that does not compute with its arrays.
     ValueError
-        If a shape differs from the above, or a value is no mean or no standard deviation.
+        If a shape differs from the above, or a value is invalid as a mean or a standard deviation.
     """
     batch = () if searches is None else (checked_integer("searches", searches, 1, 2**31),)
     seed = np.zeros(batch, np.uint64) if batch else 0

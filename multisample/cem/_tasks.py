@@ -158,7 +158,7 @@ def redraw(task: Task, which: Any) -> Any:
 
 
 def _windows(columns: HostArray, d: int) -> Iterator[tuple[int, int]]:
-    """Ranges of the sorted `columns`. One call draws each range, with the columns in its gaps."""
+    """Ranges of the sorted `columns`. Each range is one draw, which includes the columns that `columns` skips."""
     ends = np.flatnonzero(np.diff(columns) > _ELEMENTS_OF_A_CALL // d) + 1
     for begin, end in itertools.pairwise([0, *ends.tolist(), len(columns)]):
         while begin < end:

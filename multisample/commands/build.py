@@ -107,7 +107,7 @@ def _compile_all(groups: Sequence[Sequence[_Kernel]], processes: int, show: Call
         # The workers inherit the signal mask of this thread, so Ctrl-C interrupts only this process, which ends them.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         futures = {pool.submit(_compile, first): more for first, *more in groups}
-        # `submit` adds a worker after it has told the pool which workers to watch. This call makes it watch the last.
+        # The pool updates its list of watched workers before `submit` adds one. This call adds the last worker to it.
         pool.submit(int)
         return futures
 
@@ -129,7 +129,7 @@ def _compile_all(groups: Sequence[Sequence[_Kernel]], processes: int, show: Call
             pool.shutdown(wait=False, cancel_futures=True)
             for process in set(multiprocessing.active_children()) - others:
                 process.terminate()
-                connection.wait([process.sentinel])  # A thread of the pool joins it.
+                connection.wait([process.sentinel])  # Wait here; the pool's own thread calls `join`.
             raise
     return results
 

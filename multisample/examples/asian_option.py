@@ -1,8 +1,8 @@
 """Monte Carlo price of an option on the average price of a stock, in a kernel that draws its own normals.
 
-A path has a normal for each day. `multisample.sample` could draw them as a matrix with a row for each day and a column
-for each path, but the kernel never stores them: a thread simulates four paths, and one call gives the four normals of a
-day. The same functions run in CUDA C++ on a GPU and in Numba on the CPU, and draw the same paths.
+A path has a normal for each day. `multisample.sample` would store them as a matrix with a row for each day and a column
+for each path. The kernel stores none: each thread simulates four paths, and draws their normals of a day in one call.
+The same functions run in CUDA C++ on a GPU and in Numba on the CPU, and draw the same paths.
 
 python -m multisample.examples.asian_option                  # Numba, on the CPU
 python -m multisample.examples.asian_option --device cuda    # CUDA C++ by CuPy, on a GPU

@@ -90,7 +90,7 @@ def control(
 
 
 def drawn(seeds: Any, rollouts: int, draws: str = "batch") -> Callable[[Any], Any]:
-    """A function that draws forces around plans, from (carts, horizon) to (carts, horizon, rollouts), for each step."""
+    """A function from plans (carts, horizon) to forces (carts, horizon, rollouts); each call has new noise."""
     import torch
 
     if draws == "batch":

@@ -40,7 +40,8 @@ class Normal(torch.distributions.Normal):
     fast_math : bool, default False
         Use a faster, less exact transform on CUDA devices.
     antithetic : bool, default False
-        Draw pairs of samples that mirror each other in the mean, in the order of ``sample_shape``.
+        Draw antithetic pairs, ``loc + scale * z`` and ``loc - scale * z``, as neighbours in the order of
+        ``sample_shape``.
 
     Raises
     ------

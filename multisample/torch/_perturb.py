@@ -27,8 +27,8 @@ def perturb_(
 ) -> Given:
     """Add normal noise to the parameters of a module, or to tensors, in place.
 
-    ``perturb(parameters, coefficients, out=parameters, ...)``: autograd does not record it, as it does not record the
-    step of an optimizer, and version counters are incremented.
+    Equals ``perturb(parameters, coefficients, out=parameters, ...)``. As with an optimizer's step, autograd records
+    nothing, and version counters are incremented.
 
     Parameters
     ----------

@@ -143,7 +143,7 @@ def test_builtin_calls_draw_the_bits_of_python_calls(options: dict[str, Any], mu
 
 
 def gradients_of(grads: list[torch.Tensor], **options: Any) -> list[Any]:
-    """Gradients for each of `grads`, in several orders: the compiled plan of one matrix meets every other."""
+    """Gradients for each of `grads`, in an order in which the compiled plan of one gets the others."""
     mu, sigma = torch.zeros(5, requires_grad=True), torch.ones(5, requires_grad=True)
     results = []
     for grad in grads * 2 + grads[::-1]:
@@ -240,7 +240,7 @@ def test_compiled_plans_keep_only_their_references_alive() -> None:
     run = BACKEND._builtins.plan(*launch, (10, 10), 0, False, None, of_plan)
     del of_plan
     assert [sys.getrefcount(x) for x in functions] == [count + 1 for count in before]
-    assert run(1, 2, None, None, "no seed", None, 0, 0) is None  # From the fourth function.
+    assert run(1, 2, None, None, "no seed", None, 0, 0) is None  # The fourth function returns None.
     del run
     assert [sys.getrefcount(x) for x in functions] == before
 

@@ -94,7 +94,7 @@ def test_gradients_read_words_from_memory(dtype: str, antithetic: bool) -> None:
 
 
 def test_words_in_memory_are_read_by_the_launch(host_backend: Backend) -> None:
-    """The draw's creation does not read them."""
+    """Each launch reads the words anew; making the `Launch` reads none."""
     mu, sigma, out = np.zeros(3, np.float32), np.ones(3, np.float32), np.zeros((3, 5), np.float32)
     draw, words = with_words_in_memory(a_launch(mu=mu, sigma=sigma, matrix=out), *WORDS)
     host_backend.launch(draw)

@@ -256,7 +256,7 @@ def test_an_interrupt_ends_the_build_and_its_processes(root: Path, seconds: int)
 
 @pytest.mark.slow
 def test_the_build_command_compiles_all_cpu_kernels(capfd: pytest.CaptureFixture[str]) -> None:
-    """Most of them are in the cache of the other tests."""
+    """Other tests have left most of the kernels in the cache."""
     assert main(["build", "cpu"]) == 0
     printed = re.fullmatch(r"cpu: compiled (\d+) kernels in .* s(?:; (\d+) were .*)?\n", capfd.readouterr().out)
     assert printed and int(printed[1]) + int(printed[2] or 0) == 48

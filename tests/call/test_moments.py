@@ -73,7 +73,7 @@ def test_moments_of_scattered_elites(moments_of: Any, to_numpy: Any) -> None:
 
 
 def test_groups_without_weight_are_left_out(moments_of: Any, to_numpy: Any, bits: Any) -> None:
-    # With one weight, the sums are one group's, wherever it is.
+    # With one nonzero weight, the sums equal those of its group alone.
     w, mu, sigma = vectors(50, 20_000)
     one = np.zeros_like(w)
     one[12_345] = 1.5

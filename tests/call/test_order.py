@@ -467,7 +467,7 @@ def test_memory_that_jax_still_reads_is_not_reused(to: str) -> None:
         x = multisample.sample(mu, sigma, 1024, seed=1, backend=to)
         sums.append(late_sum(x, 1.0))
         del x
-        # Memory of the same size, for which a pool reuses freed memory.
+        # Overwrite the freed memory, which a pool gives to an array of the same size.
         memory.full(1000 * 1024, -7.0)
     assert [float(value) for value in sums] == [1000.0 * 1024] * 20
 

@@ -422,7 +422,7 @@ def test_values_windows_seeds_and_generators_share_a_plan(vectors: Any) -> None:
 
 
 def without_addresses(options: object) -> str:
-    """A parameter id without addresses, so that it is the same in every process."""
+    """A pytest id without addresses, so that it is the same in every process."""
     return re.sub(" at 0x[0-9a-f]+", "", str(options))
 
 

@@ -1,11 +1,16 @@
 """Compile the Python kernel without a GPU, for test_numba_ptx.py and kernel_counts.py.
 
 The compilation runs in a separate process, because it patches numba-cuda's device. As a program, this module reads one
-line of JSON for each kernel: ``[name, variant, [major, minor]]``, where `variant` has the arguments of
-`kernels.cuda.compilation.variant_kernel`, or is null for the kernel of `advance`, or ``{"moments": arguments}`` of
-`moments_variant`, or ``{"perturb": arguments}`` of `perturb_variant`. The program writes ``name.ptx``, nvJitLink's
-machine code ``name.cubin`` and its messages ``name.log`` into the folder that is its argument. If a
-compiler cannot be loaded, the program prints the compiler's name and exits with `CANNOT`.
+line of JSON for each kernel: ``[name, variant, [major, minor]]``. The variant selects the kernel:
+
+- the arguments of `kernels.cuda.compilation.variant_kernel`;
+- null, for the kernel of `advance`;
+- ``{"moments": arguments}``, with the arguments of `moments_variant`;
+- ``{"perturb": arguments}``, with the arguments of `perturb_variant`.
+
+The program writes three files into the folder that is its argument: ``name.ptx``, the machine code ``name.cubin`` of
+nvJitLink, and its messages ``name.log``. If a compiler cannot be loaded, the program prints the compiler's name and
+exits with `CANNOT`.
 """
 
 from __future__ import annotations

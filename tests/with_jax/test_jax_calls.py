@@ -185,7 +185,7 @@ def test_eager_calls_of_one_signature_have_one_plan() -> None:
         found = sample(mu, sigma, N, seed=seed, sample_offset=2)
         check_same(found, sample(MU, SIGMA, N, seed=seed, sample_offset=2))
     ours = [plan for plan in PLANS._plans.values() if type(plan).__module__ == "multisample._routes.jax"]
-    assert len(ours) == 2  # Of integers, and of Keys.
+    assert len(ours) == 2  # One for int seeds, one for `Key` seeds.
     # A plan of eager calls is not for calls that are traced.
     check_same(jax.jit(lambda: sample(mu, sigma, N, seed=5))(), sample(MU, SIGMA, N, seed=5))
     with pytest.raises(ValueError, match=r"^seed: .*2\*\*64"):
@@ -198,7 +198,7 @@ def test_eager_calls_of_one_signature_have_one_plan() -> None:
 
 
 def test_the_programs_of_eager_calls_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """XLA holds about 1.5 MB for each, whether the call has a plan or not."""
+    """XLA holds about 1.5 MB for each program, whether the call has a plan or not."""
     mu, sigma = vectors()
     programs.PROGRAMS.clear()
     monkeypatch.setattr(programs.PROGRAMS, "_capacity", 2)

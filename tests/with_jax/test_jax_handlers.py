@@ -159,7 +159,7 @@ def in_python(
     records: bool = False,
     type_id: int = 0,
 ) -> Callable[[int], int]:
-    """What handles frames behind the gate."""
+    """A handler, as the gate calls it with the address of a frame."""
     held = INT64(type_id)
     target = xla_ffi.Target(instantiate, execute, ctypes.addressof(held), "of_test", 1, records)
     return lambda address, held=held: xla_ffi.handle(address, target)

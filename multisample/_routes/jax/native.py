@@ -221,7 +221,7 @@ def _filling(operation: Operation) -> Callable[..., Any]:
             rows, columns = word_at(shape + 8), word_at(shape + 16)
             launch[WORD.row_stride], launch[WORD.column_stride] = size * columns, size
         launch[WORD.rows], launch[WORD.columns] = rows, columns
-        # The template has the steps of a matrix with one row and one column.
+        # The template's steps are those of a 1 x 1 matrix, so multiply them.
         launch[WORD.mu_step], launch[WORD.sigma_step] = rows * launch[WORD.mu_step], rows * launch[WORD.sigma_step]
         launch[WORD.result_step], launch[WORD.matrix_step] = rows * launch[WORD.result_step], rows * columns * size
 
@@ -230,7 +230,7 @@ def _filling(operation: Operation) -> Callable[..., Any]:
 
 @inline
 def _are_windows_valid(launch):
-    """Whether all windows end within the endless matrix; the words are in host memory."""
+    """Whether all windows lie within the rows and columns of the stream; the words are in host memory."""
     valid = True
     if launch[WORD.first_row_at] != 0:
         count = max(half(launch, HALF.batch), 1) if launch[WORD.origin_step] != 0 else 1

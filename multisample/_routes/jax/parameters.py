@@ -123,7 +123,7 @@ def _parameter(name: str, x: Any) -> Any:
 
 
 def _coefficients(given: Any) -> Coefficients:
-    """The coefficients; `on_host` is None for those of JAX, whose values are checked in host memory only."""
+    """The coefficients. Those of JAX have `on_host` None; their values are checked if they are in host memory."""
     if not is_jax(given):
         return read_coefficients(given)
     if not jnp.issubdtype(given.dtype, jnp.floating) and not jnp.issubdtype(given.dtype, jnp.integer):
@@ -174,7 +174,9 @@ def _flat(words: Words) -> Sequence[Any]:
 
 
 class _Plan(NamedTuple):
-    """An eager call without values, seed and member: a program for each set of devices that has parameters.
+    """The programs of eager calls: one for each set of devices that has parameters.
+
+    Values, seed and member are operands of the programs.
 
     `PROGRAMS` owns the programs, and may drop them.
     """
@@ -227,7 +229,7 @@ _PLANS: PlanCache[_Plan] = PlanCache(256)
 
 
 def _key(arrays: list[Any], *options: Hashable) -> Hashable:
-    """What a plan depends on; None if that is no key, as with an array that is not JAX's."""
+    """The key of a plan; None if the call has none, for example because an array is not JAX's."""
     try:
         key = (*options, *[(x.aval, x.sharding, x.committed) for x in arrays])
         hash(key)

@@ -2,7 +2,7 @@
 
 XLA would gather the operands of a custom call that it cannot partition. Here each device moves the first row and column
 of its window by its place in the mesh, and draws that window from its own part of mu and sigma, without communication.
-For model parameters, each device moves the first elements of its blocks.
+For model parameters, each device moves the index of each block's first element.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _added(low: Any, high: Any, axes: Any, size: int) -> tuple[Any, Any]:
 
 
 def _on_one_device(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function for the arrays of one device, which are not sharded over the mesh of the context."""
+    """`function`, traced with an empty mesh in place of the context's, since its operands are one device's parts."""
 
     def traced(*operands: Any) -> Any:
         with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
@@ -156,7 +156,7 @@ def _places(arrays: Any, axes: list[tuple[str, ...]]) -> tuple[Any, dict[str, An
     mesh: Any = None
     places: dict[str, Any] = {}
     for x, names in zip(arrays, axes, strict=True):
-        if len(arrays) > 1 and not isinstance(x.sharding, NamedSharding):  # Several tilings share no mesh.
+        if len(arrays) > 1 and not isinstance(x.sharding, NamedSharding):  # Tiled arrays have no common mesh.
             return Mesh(np.array(x.sharding._device_assignment), ("device",)), {}
         mesh, spec = _placed(x.sharding, len(names))
         places |= dict(zip(names, spec, strict=True))

@@ -22,7 +22,7 @@ struct Memory {
   char* at(const void* offset) const { return data + reinterpret_cast<u64>(offset); }
 };
 
-// Values of a launch's words. In a case, the address of a word that is in memory is not null.
+// Values of a launch's words. A case marks a word in memory by any address that is not null.
 struct Origin {
   u64 seed, offset, first_row, first_column;
 };
