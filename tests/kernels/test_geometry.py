@@ -246,6 +246,34 @@ def test_blocks_cover_every_group_of_a_batch_of_small_matrices_once(library: cty
     assert len(taken) > 30
 
 
+def test_no_block_of_a_batch_lacks_rows(library: ctypes.CDLL) -> None:
+    """Eight interleaved bands need eight times the rows of a band, which one matrix of a large batch may not have."""
+    draw, taken = random.Random(4), set()
+    for _ in range(3000):
+        rows, columns, batch = int(2 ** draw.uniform(0, 12)), draw.randint(1, 2400), int(2 ** draw.uniform(1, 16))
+        dtype = draw.choice(list(SIZES))
+        size = SIZES[dtype]
+        flags = (draw.random() < 0.5 for _ in range(3))
+        call = Call(rows, columns, dtype, (columns * size, size), 64, 8 * draw.randrange(2), *flags)
+        for strided in (False, True):
+            cut, _ = geometry(
+                rows, columns, dtype, call.strides, 0, 0, call.shared, call.antithetic, call.fast_math, strided, batch
+            )
+            assert [cut] == in_cpp(library, [call], strided=strided, batch=batch), (call, batch)
+            if cut.matrices or STORE_KINDS[cut.store_kind] not in ("kAligned", "kStrided"):
+                continue
+            taken.add((cut.interleave_log2, cut.band_rows > cut.rows_per_pass))
+            bands, shift = cut.blocks // cut.blocks_per_band, cut.interleave_log2
+            passes = cut.band_rows // cut.rows_per_pass
+            first = [((band >> shift) * passes << shift) + (band & (1 << shift) - 1) for band in range(bands)]
+            drawn = np.concatenate([np.arange(passes) * (1 << shift) + begin for begin in first])
+            down = -(-rows // cut.rows_per_pass)
+            assert np.array_equal(np.sort(drawn[drawn < down]), np.arange(down)), (call, batch)
+            # Only the last eight of many bands may lack rows.
+            assert max(first[: max(bands - 7, 1)]) < down and first[min(7, bands - 1)] < down, (call, batch)
+    assert taken == {(0, False), (0, True), (3, True)}
+
+
 @pytest.mark.slow
 def test_every_geometry_is_within_the_limits_of_the_kernel(calls: list[Call]) -> None:
     """Emulated kernels have the geometries of small calls; here are those of all sizes."""
