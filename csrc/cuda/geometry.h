@@ -300,8 +300,11 @@ inline Geometry geometry_of(const Launch& call, bool strided = false) {
   if (passes > 1 && (g.store_kind == kShifted || g.store_kind == kStaged)) {
     // All passes of a band have the same alignment.
     while (call.row_stride * g.rows_per_pass * (i64{1} << g.interleave_log2) % 16 != 0) ++g.interleave_log2;
-  } else if (cheap && g.store_kind == kAligned && g.groups_per_pass > kShortRow && tiles == 1 && turns == most) {
-    // Concurrent blocks then write neighbouring rows.
+    // Where each of these bands would have one pass at the most, none needs that.
+    if (rows <= u64{1} << g.interleave_log2) passes = 1, g.interleave_log2 = 0;
+  } else if (cheap && g.store_kind == kAligned && g.groups_per_pass > kShortRow && tiles == 1 && turns == most &&
+             rows >= 8 * passes) {
+    // Concurrent blocks then write neighbouring rows. Matrices of a batch may have too few rows for eight bands.
     g.interleave_log2 = 3;
   }
   i64 stride = call.row_stride / element_size(call.type) * g.rows_per_pass * (i64{1} << g.interleave_log2);

@@ -1,9 +1,24 @@
-// GPU intrinsics: shuffles between the lanes of a warp, and values hidden from the optimizer.
+// GPU intrinsics: shuffles between the lanes of a warp, values hidden from the optimizer, and room for threads.
 #pragma once
 
 #include "stream/rounding.h"
 
 namespace multisample {
+
+// Threads for which a multiprocessor has room.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ == 800 || (__CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1100)
+constexpr int kThreadsAtOnce = 2048;
+#elif __CUDA_ARCH__ < 800
+constexpr int kThreadsAtOnce = 1024;
+#else
+constexpr int kThreadsAtOnce = 1536;
+#endif
+
+// Minimum blocks per multiprocessor for __launch_bounds__: `blocks`, or as many as have room. The compiler warns of a
+// higher number, and ignores it.
+MULTISAMPLE_HOST_FUNCTION constexpr int blocks_with_room(int blocks, int threads) {
+  return blocks * threads <= kThreadsAtOnce ? blocks : kThreadsAtOnce / threads;
+}
 
 // `x` of lane `lane`. All lanes of the warp take part.
 MULTISAMPLE_FUNCTION float from_lane(float x, u32 lane) { return __shfl_sync(~0u, x, lane); }

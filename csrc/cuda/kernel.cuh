@@ -45,7 +45,7 @@ constexpr int kBlocksAtOnce =
     : antithetic || sizeof(Out) == 8                              ? 3
     : store_kind == kShifted                                      ? (shared_noise ? 3 : 4)
     : store_kind == kStaged && shared_noise                       ? 4
-    : store_kind == kAligned && origin_in_memory && !shared_noise ? 4
+    : store_kind == kAligned && origin_in_memory && !shared_noise ? blocks_with_room(4, kThreads)
                                                                   : 0;
 
 template <class Out, bool shared_noise, bool antithetic, bool fast, StoreKind store_kind, bool origin_in_memory = false,

@@ -321,9 +321,8 @@ MULTISAMPLE_FUNCTION void perturb(const Launch& call, const SpanList<Entry>& lis
 // Minimum blocks per SM, for __launch_bounds__: more blocks spill registers. Strided spans and non-uniform round keys
 // take further registers. With one member of at most four bytes, all threads of an SM have room.
 template <class Out, bool one_member, class Entry, bool origin_in_memory>
-constexpr int kPerturbBlocksAtOnce = one_member                                        ? (sizeof(Out) == 8 ? 4 : 8)
-                                     : sizeof(Entry) > sizeof(Run) || origin_in_memory ? 2
-                                                                                       : 3;
+constexpr int kPerturbBlocksAtOnce = one_member ? blocks_with_room(sizeof(Out) == 8 ? 4 : 8, kPerturbThreads)
+                                                : (sizeof(Entry) > sizeof(Run) || origin_in_memory ? 2 : 3);
 
 template <class Out, bool fast, bool one_member, class Entry, bool origin_in_memory>
 __global__ void __launch_bounds__(kPerturbThreads, (kPerturbBlocksAtOnce<Out, one_member, Entry, origin_in_memory>))

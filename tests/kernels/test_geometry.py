@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import random
 import struct
 import subprocess
@@ -244,6 +245,36 @@ def test_blocks_cover_every_group_of_a_batch_of_small_matrices_once(library: cty
         assert np.array_equal(places, thread), call
         assert np.count_nonzero(matrix < cut.matrices) == cut.matrices * rows * groups, call
     assert len(taken) > 30
+
+
+def test_no_block_of_a_batch_lacks_rows(library: ctypes.CDLL) -> None:
+    """Interleaved bands need many rows, which one matrix of a large batch may not have."""
+    draw, taken = random.Random(4), set()
+    for _ in range(3000):
+        rows, columns, batch = int(2 ** draw.uniform(0, 12)), draw.randint(1, 2400), int(2 ** draw.uniform(1, 16))
+        dtype, pad = draw.choice(list(SIZES)), draw.choice([0, 1])
+        size = SIZES[dtype]
+        flags = (draw.random() < 0.5 for _ in range(3))
+        call = Call(rows, columns, dtype, ((columns + pad) * size, size), 64, 8 * draw.randrange(2), *flags)
+        for strided in (False, True):
+            cut, _ = geometry(
+                rows, columns, dtype, call.strides, 0, 0, call.shared, call.antithetic, call.fast_math, strided, batch
+            )
+            assert [cut] == in_cpp(library, [call], strided=strided, batch=batch), (call, batch)
+            kind, shift = STORE_KINDS[cut.store_kind], cut.interleave_log2
+            if kind not in ("kAligned", "kShifted", "kStaged", "kStrided"):
+                continue
+            taken.add((kind, shift))
+            bands, passes = cut.blocks // cut.blocks_per_band, cut.band_rows // cut.rows_per_pass
+            first = np.array([((band >> shift) * passes << shift) + band % (1 << shift) for band in range(bands)])
+            drawn = (first[:, None] + (np.arange(passes) << shift)).ravel()
+            down = -(-rows // cut.rows_per_pass)
+            assert np.array_equal(np.sort(drawn[drawn < down]), np.arange(down)), (call, batch)
+            # Of many bands, the last interleaved ones may lack rows.
+            assert (first[: max(1 << shift, bands - (1 << shift) + 1)] < down).all(), (call, batch)
+    assert taken == {
+        ("kAligned", 0), ("kAligned", 3), ("kStrided", 0), *itertools.product(["kShifted", "kStaged"], range(4)),
+    }  # fmt: skip
 
 
 @pytest.mark.slow

@@ -282,6 +282,8 @@ def test_nvrtc_compiles_kernels(architecture: str) -> None:
     names = [perturb_kernel_name(key) for key in keys]
     program = nvrtc_compile(source(PERTURB_HEADER), names, architecture, OPTIONS)
     assert len(set(program.names)) == len(keys)
+    # Not even of launch bounds that exceed the threads of a multiprocessor.
+    assert program.log == ""
 
 
 @requires_nvrtc

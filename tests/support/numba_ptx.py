@@ -154,7 +154,7 @@ def _compile(variant: list[Any] | dict[str, Any] | None, capability: tuple[int, 
         dtype, _, *kind = variant["perturb"]
         function = cuda_compilation.perturb_variant(*variant["perturb"], device=device)
         signature = parameters.perturb_signature(kind[1])
-        options = {"launch_bounds": cuda_compilation.perturb_bounds(dtype, *kind)}
+        options = {"launch_bounds": cuda_compilation.perturb_bounds(dtype, *kind, capability)}
     elif isinstance(variant, dict):
         function = cuda_compilation.moments_variant(*variant["moments"], device=device)
         signature = parameters.MOMENTS_SIGNATURE

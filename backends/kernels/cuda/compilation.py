@@ -283,18 +283,22 @@ def compile_moments(
     return _compiled(kernel, MOMENTS_SIGNATURE, launch_bounds=moments_bounds(real, rows, with_second))
 
 
-def perturb_bounds(dtype: str, one_member: bool, strided: bool, origin_in_memory: bool) -> tuple[int, int]:
+def perturb_bounds(
+    dtype: str, one_member: bool, strided: bool, origin_in_memory: bool, capability: tuple[int, int]
+) -> tuple[int, int]:
     """`launch_bounds` of the kernels of perturb."""
     if one_member:
-        return PERTURB_THREADS, 4 if strided or origin_in_memory or dtype == "float64" else 6
+        # nvJitLink ignores bounds that exceed the threads of a multiprocessor, 1024 on 7.5.
+        few = strided or origin_in_memory or dtype == "float64" or capability == (7, 5)
+        return PERTURB_THREADS, 4 if few else 6
     return PERTURB_THREADS, 2 if strided or origin_in_memory else 3
 
 
 def compile_perturb(dtype: str, fast_math: bool, one_member: bool, strided: bool, origin_in_memory: bool) -> Any:
     """The kernel of `perturb_variant`, compiled for the current device or loaded from the cache."""
-    device = device_kind(cuda.get_current_device().compute_capability)
-    kernel = perturb_variant(dtype, fast_math, one_member, strided, origin_in_memory, device)
-    bounds = perturb_bounds(dtype, one_member, strided, origin_in_memory)
+    capability = cuda.get_current_device().compute_capability
+    kernel = perturb_variant(dtype, fast_math, one_member, strided, origin_in_memory, device_kind(capability))
+    bounds = perturb_bounds(dtype, one_member, strided, origin_in_memory, capability)
     return _compiled(kernel, perturb_signature(strided), launch_bounds=bounds)
 
 

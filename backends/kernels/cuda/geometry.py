@@ -171,8 +171,11 @@ def geometry(
     if passes > 1 and store_kind in (_SHIFTED, _STAGED):
         while (row_stride * rows_per_pass << interleave_log2) % 16:
             interleave_log2 += 1
+        if rows_down <= 1 << interleave_log2:
+            passes = 1
+            interleave_log2 = 0
     elif cheap and store_kind == _ALIGNED and per_pass > _SHORT_ROW and tiles == 1 and turns == most:
-        interleave_log2 = 3
+        interleave_log2 = 3 if rows_down >= 8 * passes else 0
     row_step = row_stride // size * rows_per_pass << interleave_log2
     if not -(2**31) <= row_step < 2**31:
         row_step, passes, interleave_log2 = 0, 1, 0
