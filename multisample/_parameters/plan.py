@@ -220,7 +220,8 @@ class _Plan:
                 "coefficients: expected a number, or a vector in device memory while a CUDA graph is captured, for"
                 f" replays to read, got {describe(given)} on the host"
             )
-        copy = self.library.to_device(values.view(np.int64), group.device)
+        # The caller's array may be in pinned memory, which the driver reads after this call has returned.
+        copy = self.library.to_device(values.copy().view(np.int64), group.device)
         return self.library.address(copy), copy
 
 
