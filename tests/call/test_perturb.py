@@ -25,6 +25,7 @@ torch = pytest.importorskip("torch")
 
 from torch._subclasses import FakeTensorMode  # noqa: E402
 
+from multisample._libraries.torch import TORCH  # noqa: E402
 from multisample.torch import perturb_  # noqa: E402
 
 ROUNDS = int(os.environ.get("MULTISAMPLE_TEST_ROUNDS", "1"))
@@ -624,9 +625,21 @@ def test_coefficients_that_a_device_copies_later_are_not_the_callers() -> None:
     """A fake device: a copy from pinned memory runs after the call has returned, when the caller may write to it."""
     given, copied = np.ones(3), list[Any]()
     plan: Any = object.__new__(_Plan)
+    plan.read_vector = None
     plan.library = SimpleNamespace(to_device=lambda array, device: copied.append(array), address=lambda array: 0)
     group: Any = SimpleNamespace(takes_arrays=False, stream=id, is_capturing=None, device=None)
     for values in (_quick_coefficients(given)[1], read_coefficients(given).on_host):
         plan.weights(group, values, given, 0)
     assert [x.view(np.float64).tolist() for x in copied] == [given.tolist()] * 2
     assert not any(np.shares_memory(x, given) for x in copied)
+
+
+def test_coefficients_on_a_device_with_a_negative_bit_are_negated() -> None:
+    """A fake device, in memory of the host."""
+    given = torch.ones(2, dtype=torch.complex64).mul(1j).conj().imag
+    assert given.is_neg()
+    plan: Any = object.__new__(_Plan)
+    plan.library, plan.read_vector = TORCH, TORCH.describe("coefficients", given).read
+    group: Any = SimpleNamespace(takes_arrays=False, stream=id, is_capturing=None, device=None)
+    address, owner = plan.weights(group, None, given, 0)
+    assert (address, owner.is_neg(), owner.tolist()) == (owner.data_ptr(), False, [-1.0, -1.0])
