@@ -183,6 +183,7 @@ inline PyObject* addresses(PyObject* self, PyObject* const* args, long) {
     // The attribute takes ten times as long as all the rest.
     TensorOf read =
         state.place != 0 ? TensorOf(tensor.get(), state.place) : TensorOf(tensor.get(), state.address.get());
+    if (state.place == 0 && PyErr_Occurred() != nullptr) return nullptr;
     int64_t* sizes = nullptr;
     if (aoti_torch_get_sizes(read.handle(), &sizes) != 0) return Object::new_reference(&_Py_NoneStruct);
     found[static_cast<size_t>(k)] = read.data();
@@ -365,13 +366,13 @@ inline bool read_operands(const PlanState& state, PyObject* const* args, Launch*
 }
 
 // Sets the stream, if the plan has one. Returns false, possibly with a Python error, if a graph captures the stream and
-// the call takes its seed from a generator.
+// the call takes its seed from a generator or a list, for which replays need memory of the device.
 inline bool read_stream(const PlanState& state, bool takes, Launch* call) {
   if (state.function(kStream) == nullptr) return true;
   const Object stream(state.call_function(kStream, &_Py_NoneStruct));
   if (stream.get() == nullptr) return false;
   call->stream = pointer(stream.get());
-  if (!takes) return PyErr_Occurred() == nullptr;
+  if (!takes && !state.has_list) return PyErr_Occurred() == nullptr;
   const Object captures(state.call_function(kIsCapturing, stream.get()));
   return captures.get() != nullptr && PyObject_IsTrue(captures.get()) == 0;
 }
@@ -390,7 +391,7 @@ inline PyObject* allocate_result(const PlanState& state, void** at) {
   Object result(state.call_function(kAllocate, &_Py_NoneStruct));
   if (result.get() == nullptr) return nullptr;
   *at = TensorOf(result.get(), state.address.get()).data();
-  return result.release();
+  return PyErr_Occurred() == nullptr ? result.release() : nullptr;
 }
 
 // run(mu, sigma, weights, matrix, seed, generator, dim_offset, sample_offset): Plan.run of multisample/_plan.py, for
@@ -426,6 +427,7 @@ inline PyObject* run_plan(PyObject* self, PyObject* const* args, long) {
   if (has_scratch && scratch.get() == nullptr) return nullptr;
   if (has_scratch && scratch.get() != &_Py_NoneStruct) {
     call.scratch = static_cast<double*>(TensorOf(scratch.get(), state.address.get()).data());
+    if (PyErr_Occurred() != nullptr) return nullptr;
   }
   if (call.device < 0) {
     const Object limit(PyObject_CallFunctionObjArgs(state.function(kThreadLimit), nullptr));

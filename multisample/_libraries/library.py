@@ -172,7 +172,7 @@ class Library:
         raise NotImplementedError
 
     def to_device(self, array: HostArray, device: Device) -> Any:
-        """A copy of 64-bit integers on a CUDA device."""
+        """A copy of 64-bit integers on a CUDA device. They are in pageable memory, which is never written later."""
         raise NotImplementedError
 
     def overwrite(self, target: Any, array: HostArray) -> None:

@@ -145,7 +145,12 @@ class TorchLibrary(Library):
     def guard(self, read: Sequence[Any], written: Sequence[Any]) -> Callable[[Sequence[Any], Sequence[Any]], bool]:
         every = *read, *written
         if _TensorGuards is None or not _PLAIN.issuperset(map(type, every)):
-            is_like = super().guard(read, written)
+            is_same = super().guard(read, written)
+
+            def is_like(read: Sequence[Any], written: Sequence[Any]) -> bool:
+                # Signatures raise at a nested tensor.
+                tensors = (x for x in (*read, *written) if isinstance(x, torch.Tensor))
+                return not any(x.is_nested for x in tensors) and is_same(read, written)
         else:
             is_one = len(every) == 1
             check: Callable[..., bool] = _TensorGuards(

@@ -86,6 +86,8 @@ class _Plan:
         The addresses of a call whose memory has been checked.
     limit : float
         Coefficients are smaller than this.
+    read_vector : callable, optional
+        `Operand.read` of a vector of coefficients on a device.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class _Plan:
         self.library, self.memory, self.ties = library, memory, ties
         sources, (owners, written) = memory.sources, ties
         self.seen: Any = None
+        self.read_vector = None if coefficients.on_device is None else coefficients.on_device.read
         ids = ids_of(request.parameters, request.ids, owners)
         self.allocators = [library.allocator(x.shape, x.dtype, x.device) for x in sources]
         self.notify = library.written()
@@ -208,7 +211,8 @@ class _Plan:
         `values` are those on the host: a float, or an array of float64.
         """
         if values is None:
-            return self.library.address(given), given
+            vector = given if self.read_vector is None else self.read_vector(given)
+            return self.library.address(vector), vector
         if isinstance(values, float):
             return (np.frombuffer(group.pack(values), group.real) if group.takes_arrays else values), None
         if group.takes_arrays:
@@ -220,7 +224,8 @@ class _Plan:
                 "coefficients: expected a number, or a vector in device memory while a CUDA graph is captured, for"
                 f" replays to read, got {describe(given)} on the host"
             )
-        copy = self.library.to_device(values.view(np.int64), group.device)
+        # The caller's array may be in pinned memory, which the driver reads after this call has returned.
+        copy = self.library.to_device(values.copy().view(np.int64), group.device)
         return self.library.address(copy), copy
 
 

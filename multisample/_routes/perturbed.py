@@ -73,8 +73,14 @@ def perturb_in_graph(
     ids_are_known = ids is None or (
         isinstance(ids, Mapping) and sources.names is not None and all(name in sources.names for name in ids)
     ) or (isinstance(ids, Sequence) and sources.names is None and len(ids) == len(arrays))  # fmt: skip
+    given_ids = [] if ids is None or not ids_are_known else list(ids.values() if isinstance(ids, Mapping) else ids)
     tensors = [*arrays, *written] if vector is None else [*arrays, *written, vector]
-    if not (arrays and ids_are_known and _is_integer(word) and _is_integer(offset) and all(map(_is_plain, tensors))):
+    # The operator would convert arguments of other types, and take a seed modulo 2**64.
+    are_usual = (
+        all(map(_is_integer, (word, offset, member, *given_ids))) and 0 <= word < WORD_64
+        and isinstance(fast_math, bool) and isinstance(backend, str)
+    )  # fmt: skip
+    if not (arrays and ids_are_known and are_usual and all(map(_is_plain, tensors))):
         return _outside_graph(
             function, parameters, coefficients, seed=seed, member=member, out=out, fast_math=fast_math, ids=ids,
             backend=backend,

@@ -12,6 +12,7 @@ from typing import Any
 import launches
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 import multisample
 from multisample._libraries.torch import TORCH
@@ -272,16 +273,55 @@ def test_compiled_plans_of_a_device_read_the_stream_and_get_scratch_memory() -> 
     assert run(unaligned, sigma, None, None, 7, None, 0, 0) == "python"
 
 
+def test_a_list_of_one_seed_goes_to_python_while_a_graph_is_captured() -> None:
+    """Plan.run raises there: a replay would repeat the seed of the capture."""
+    mu, sigma = torch.zeros(5), torch.ones(5)
+    for is_capturing in (False, True):
+        run = BACKEND.compiled_plan(
+            launches.a_launch(5, 3, mu=mu.numpy(), sigma=sigma.numpy()), (10, 10), 3, True, None,
+            allocate=lambda like: torch.empty(5, 3), take=None, check_generator=None,
+            run_in_python=lambda *arguments: "python", stream=lambda like: 77,
+            is_capturing=lambda stream, answer=is_capturing: answer, scratch=None,
+        )  # fmt: skip
+        assert (run(mu, sigma, None, None, [7], None, 0, 0) == "python") is is_capturing
+
+
+class Refusing(TorchFunctionMode):
+    """PyTorch calls it also for attributes of tensors."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise KeyError("refused")
+
+
+def test_errors_from_attributes_of_tensors_reach_the_caller() -> None:
+    mu, sigma = torch.zeros(5), torch.ones(5)
+    run = BACKEND.compiled_plan(
+        launches.a_launch(5, 3, mu=mu.numpy(), sigma=sigma.numpy()), (10, 10), 3, False, None,
+        allocate=lambda like: object(), take=None, check_generator=None, run_in_python=None, stream=None,
+        is_capturing=None, scratch=None,
+    )  # fmt: skip
+    with pytest.raises(AttributeError, match="_cdata"):
+        run(mu, sigma, None, None, 7, None, 0, 0)
+    # As where PyTorch keeps the address of a tensor in an unknown place.
+    addresses = BACKEND._builtins._addresses(torch.Tensor, torch.nn.Parameter, 0)
+    with pytest.raises(KeyError, match="refused"), Refusing():
+        addresses([mu])
+
+
 def test_reference_counts_do_not_change() -> None:
     builtin = BACKEND.key(TORCH.signature, TORCH.target_signature)
     vector, n, out, recorded = torch.ones(4), 10**9, torch.ones(4, 3), torch.ones(4, requires_grad=True)
-    multisample.sample(recorded, vector, 3, backend="torch_ext").backward(out)  # Makes plans.
+
+    def call(count: int) -> None:
+        for _ in range(count):
+            hash(builtin(vector, 1.0, out, 1, None, 0, 0, n, torch.float32))
+            multisample.sample(vector, vector, 3, seed=1, backend="torch_ext")
+            multisample.sample(vector, vector, 3, backend="torch_ext")
+            multisample.sample(recorded, vector, 3, backend="torch_ext").backward(out)
+
+    call(2)  # The first calls make plans and fill caches.
     counts = [sys.getrefcount(x) for x in (vector, n, out, torch.Tensor, torch.float32, None, int)]
-    for _ in range(1000):
-        hash(builtin(vector, 1.0, out, 1, None, 0, 0, n, torch.float32))
-        multisample.sample(vector, vector, 3, seed=1, backend="torch_ext")
-        multisample.sample(vector, vector, 3, backend="torch_ext")
-        multisample.sample(recorded, vector, 3, backend="torch_ext").backward(out)
+    call(1000)
     after = [sys.getrefcount(x) for x in (vector, n, out, torch.Tensor, torch.float32, None, int)]
     # A leak adds 1000. Other threads change the counts of common objects a little.
     assert all(abs(a - b) < 500 for a, b in zip(after, counts, strict=True)), (counts, after)

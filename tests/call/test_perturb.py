@@ -9,6 +9,7 @@ import weakref
 import zlib
 from collections.abc import Iterator
 from fractions import Fraction
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,15 @@ import pytest
 
 import multisample
 from multisample import Key, perturb
+from multisample._parameters.plan import _Plan, _quick_coefficients
+from multisample._parameters.request import read_coefficients
 from multisample.backends.element_types import MATRIX_TYPES
 
 torch = pytest.importorskip("torch")
 
 from torch._subclasses import FakeTensorMode  # noqa: E402
 
+from multisample._libraries.torch import TORCH  # noqa: E402
 from multisample.torch import perturb_  # noqa: E402
 
 ROUNDS = int(os.environ.get("MULTISAMPLE_TEST_ROUNDS", "1"))
@@ -415,6 +419,28 @@ def test_compiled_calls_raise_the_errors_of_eager_calls(call: Any, error: Any, m
         _compiled(call)(torch.zeros(2, requires_grad=True))
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"seed": -1}, {"seed": 2**64}, {"seed": Key(-1, 0)}, {"member": True}, {"member": 1.5}, {"fast_math": 1},
+        {"fast_math": None}, {"ids": [True]}, {"ids": {"a": 1}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_compiled_calls_check_numbers_and_flags_as_eager_calls_do(options: dict[str, Any]) -> None:
+    p, given = torch.zeros(3), {"seed": 7, **options}
+
+    def f(x: Any) -> Any:
+        return perturb([x], 0.5, **given)
+
+    with pytest.raises((TypeError, ValueError)) as eager:
+        f(p)
+    torch._dynamo.reset()
+    with pytest.raises(eager.type) as compiled:
+        torch.compile(f, backend="eager")(p)
+    assert str(compiled.value) == str(eager.value)
+
+
 def test_a_call_with_other_arrays_breaks_the_graph() -> None:
     def f(x: Any) -> Any:
         return perturb(x + 1, np.array([0.5]), seed=7) * 2
@@ -577,3 +603,43 @@ def test_tensors_that_perturb_refuses(name: str) -> None:
         for _ in range(2):
             perturb(_PLAIN, 0.5, seed=7)
             perturb([_PLAIN, torch.zeros(3)], 0.5, seed=7)
+
+
+class Subclass(torch.Tensor):
+    """Its guard reads signatures in Python."""
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_after_calls_with_a_subclass() -> None:
+    own = torch.zeros(3).as_subclass(Subclass)
+    for other in (_PLAIN, np.zeros(3, np.float32), _KINDS["nested"][0]()):
+        if other is _PLAIN:
+            for _ in range(2):
+                perturb([own, other], 0.5, seed=7)
+        else:
+            with pytest.raises(TypeError, match=r"^parameters\[1\]: "):
+                perturb([own, other], 0.5, seed=7)
+
+
+def test_coefficients_that_a_device_copies_later_are_not_the_callers() -> None:
+    """A fake device: a copy from pinned memory runs after the call has returned, when the caller may write to it."""
+    given, copied = np.ones(3), list[Any]()
+    plan: Any = object.__new__(_Plan)
+    plan.read_vector = None
+    plan.library = SimpleNamespace(to_device=lambda array, device: copied.append(array), address=lambda array: 0)
+    group: Any = SimpleNamespace(takes_arrays=False, stream=id, is_capturing=None, device=None)
+    for values in (_quick_coefficients(given)[1], read_coefficients(given).on_host):
+        plan.weights(group, values, given, 0)
+    assert [x.view(np.float64).tolist() for x in copied] == [given.tolist()] * 2
+    assert not any(np.shares_memory(x, given) for x in copied)
+
+
+def test_coefficients_on_a_device_with_a_negative_bit_are_negated() -> None:
+    """A fake device, in memory of the host."""
+    given = torch.ones(2, dtype=torch.complex64).mul(1j).conj().imag
+    assert given.is_neg()
+    plan: Any = object.__new__(_Plan)
+    plan.library, plan.read_vector = TORCH, TORCH.describe("coefficients", given).read
+    group: Any = SimpleNamespace(takes_arrays=False, stream=id, is_capturing=None, device=None)
+    address, owner = plan.weights(group, None, given, 0)
+    assert (address, owner.is_neg(), owner.tolist()) == (owner.data_ptr(), False, [-1.0, -1.0])
