@@ -103,7 +103,7 @@ inline u32 lanes_of(const GradientGeometry& g) {
   return (power == g.slots && power <= 32) || power < sums ? power : sums;
 }
 
-// Sets tiles and slots for threads along groups, at the least cost. Costs are eighths of a turn: 2 for the end of a
+// Chooses the tiles and slots of least cost for threads along groups. Costs are eighths of a turn: 2 for the end of a
 // chain, 3 for the start of a block unless many sweeps share it, and 1 for adding up partial sums. Runs of fewer than 8
 // groups cost an eighth more, because they are read slowly.
 inline void set_tiles_along(const Launch& call, GradientGeometry& g) {
@@ -118,7 +118,7 @@ inline void set_tiles_along(const Launch& call, GradientGeometry& g) {
     const u64 fewest = ceil_div(g.groups, turns);
     u64 power = 1;
     while (power < fewest) power *= 2;
-    // With a power of two, a tile is one run of lanes; with the fewest slots, few threads are idle.
+    // A power of two makes a tile one run of lanes. The fewest slots leave few threads idle.
     const u64 choices[] = {power, fewest};
     for (const u64 slots : choices) {
       if (slots > kGradientThreads || (slots < 4 && turns > 1)) continue;

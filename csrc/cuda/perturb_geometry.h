@@ -43,7 +43,7 @@ struct StridedSpan {
 };
 static_assert(sizeof(StridedSpan) == sizeof(Span), "a Span with `block` in the high half of `id`");
 
-// Bytes of parameters that every GPU and driver supports, and those that the launch and the keys of float64 take.
+// CUDA's limit for the parameters of a kernel, and the size of those besides the spans, in bytes.
 constexpr u32 kMostParameters = 4096, kOtherParameters = sizeof(Launch) + 160;
 
 // The spans of one kernel.

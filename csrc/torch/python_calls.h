@@ -78,7 +78,7 @@ class TensorOf {
 
 // --- Keys -------------------------------------------------------------------------------------------------------
 
-// The properties of a vector or of the vectors of a batch, other than its Python type, that a plan depends on.
+// The properties of mu or sigma in a plan's key, besides the Python type: of shape (d,), or (B, d) in a batch.
 struct Signature {
   i64 dim, sizes[2], strides[2];
   i32 dtype, device_type, device_index;
