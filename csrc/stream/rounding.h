@@ -80,7 +80,8 @@ MULTISAMPLE_FUNCTION float16 narrow<float16>(float x) {
   return {bits};
 #else
   u32 bits = float_bits(x), sign = bits & 0x80000000u, twice = bits + bits;
-  // Adding a large number rounds: the sum's unit in the last place is that of the float16, normal or subnormal. Before the addition, the factor 2^112 turns an overflow into infinity.
+  // Adding a large number rounds: the sum's unit in the last place is that of the float16, normal or subnormal. Before
+  // the addition, the factor 2^112 turns an overflow into infinity.
   float scaled = from_float_bits(bits ^ sign) * 0x1p112f * 0x1p-110f;
   u32 exponent = twice & 0xFF000000u;
   exponent = exponent < 0x71000000u ? 0x71000000u : exponent;
