@@ -22,8 +22,8 @@ from .._libraries.foreign import ForeignLibrary
 from .._libraries.jax import is_jax
 from .._plan import PLANS, Planned, make_plan, run
 from .._randomness.generator import Generator, Key
-from .._randomness.keys import is_in_array, signature_of
-from .._randomness.source import check_generator, checked_key
+from .._randomness.keys import checked_key, is_in_array, signature_of
+from .._randomness.source import check_generator
 from .._tracing import is_traced_by_jax, traced_as
 
 __all__ = ["run_first"]

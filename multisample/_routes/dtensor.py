@@ -26,8 +26,8 @@ from .._model_parameters.spans import Block, steps_of, whole
 from .._model_parameters.structure import label
 from .._plan import PlanCache
 from .._randomness.generator import WORD_64, Generator
-from .._randomness.keys import batch_of
-from .._randomness.source import check_generator, checked_key
+from .._randomness.keys import batch_of, checked_key
+from .._randomness.source import check_generator
 from .._randomness.torch import taker, torch_generator
 
 __all__ = ["draw_dtensor", "draw_shard", "perturb_dtensors"]
