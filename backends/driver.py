@@ -263,7 +263,8 @@ class DriverBackend(abc.ABC):
             shapes = spans[:, 2:].tobytes()
             known, cuts = last
             if shapes != known:
-                found = span_lists(spans, dtype, rows, perturb_turns(spans, dtype, rows), self.most_spans)
+                turns = perturb_turns(spans, dtype, rows, bool(launch.fast_math))
+                found = span_lists(spans, dtype, rows, turns, self.most_spans)
                 with cuda_driver.relaxed_capture():  # A kernel can be loaded while the stream is being captured.
                     cuts = [prepared(cut) for cut in found]
                 last = shapes, cuts
