@@ -15,11 +15,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
+from bench.report.entries import Quartiles
 from bench.suites.cases import clamp
 
-__all__ = ["BUSY", "CudaDevice", "Device", "Quartiles", "Ring", "Times", "compared", "measure", "quartiles"]
+__all__ = ["BUSY", "CudaDevice", "Device", "Ring", "Times", "compared", "measure", "quartiles"]
 
 BUSY = 2**30  # Bytes of a fill that outlasts a call on the host (240 us on an H200); many times the cache.
 ROTATED = 2**28  # Bytes of results that are kept alive: several times the cache.
@@ -108,12 +109,6 @@ class Ring:
         """Allocate the memory of all results: the kept ones, and one more for the next."""
         for _ in range(self.kept.maxlen + 2 if self.kept.maxlen else 0):
             self.kept.append(call())
-
-
-class Quartiles(NamedTuple):
-    low: float
-    median: float
-    high: float
 
 
 def quartiles(values: list[float]) -> Quartiles:
