@@ -17,8 +17,8 @@ import pytest
 
 import multisample
 from multisample import Key, perturb
-from multisample._parameters.plan import _Plan, _quick_coefficients
-from multisample._parameters.request import read_coefficients
+from multisample._model_parameters.perturb_plan import _Plan, _quick_coefficients
+from multisample._model_parameters.request import read_coefficients
 from multisample.backends.element_types import MATRIX_TYPES
 
 torch = pytest.importorskip("torch")

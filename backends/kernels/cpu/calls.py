@@ -7,7 +7,6 @@ kernels by their addresses, which `_find_kernel` writes to a table that compiled
 from __future__ import annotations
 
 import functools
-import itertools
 import os
 from collections.abc import Callable
 from typing import Any
@@ -452,7 +451,10 @@ if hasattr(os, "register_at_fork"):  # Runs after the hook of `threads`, which m
 
 
 def kernel_groups() -> list[list[Callable[[], Any]]]:
-    """All C functions, as functions that compile them."""
-    kinds = [(Operation.sample, ""), *((Operation.gradient, real) for real in ("float32", "float64"))]
-    kinds += itertools.product((Operation.moments, Operation.perturb), MATRIX_TYPES)
-    return [[functools.partial(_address, *kind)] for kind in kinds]
+    """All C functions, as functions that compile them. The first one of a group shares functions with the others."""
+    groups = [[(Operation.sample, "")]]
+    for real in ("float32", "float64"):
+        groups += [[(Operation.gradient, real)]]
+        groups += [[(Operation.moments, dtype) for dtype, row in MATRIX_TYPES.items() if row.computing == real]]
+    groups += [[(Operation.perturb, dtype)] for dtype in MATRIX_TYPES]
+    return [[functools.partial(_address, *kind) for kind in group] for group in groups]
