@@ -33,17 +33,6 @@ from .launch import (
 )
 from .system import cuda_driver
 
-__all__ = [
-    "CONFIGURATION_SIZE",
-    "PLACES",
-    "DriverBackend",
-    "KernelKey",
-    "Key",
-    "MomentsKey",
-    "PerturbKey",
-    "kernel_key",
-]
-
 
 # Not named tuples: a KernelKey and a MomentsKey of equal fields would be equal.
 @dataclasses.dataclass(frozen=True)

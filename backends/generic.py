@@ -11,8 +11,6 @@ from .contract import Backend, Launcher, MemoryLauncher
 from .launch import Launch, Operation, matrix_of_batch, words_in_memory
 from .memory.host import address_of, inputs_at
 
-__all__ = ["check_operation", "generic_launcher", "launcher", "memory_launcher"]
-
 _NAMES: dict[int, str] = {
     Operation.sample: "samples",
     Operation.gradient: "gradients",

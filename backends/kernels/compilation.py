@@ -26,11 +26,6 @@ from numba.core.serialize import dumps
 from multisample.backends.errors import BackendUnavailableError
 from multisample.backends.system import cache
 
-__all__ = [
-    "Function", "KernelCache", "cached", "compile_cached", "function_address", "inline", "recorded_misses",
-    "source_digest",
-]  # fmt: skip
-
 Function: TypeAlias = Callable[..., Any]
 """A function that Numba compiles. Numba infers the types."""
 

@@ -15,17 +15,6 @@ from multisample.backends.contract import DeviceArray
 from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.system import cuda_driver
 
-__all__ = [
-    "CUDA",
-    "LEGACY_STREAM",
-    "Exported",
-    "Imported",
-    "capsule_and_strides",
-    "device_of_array",
-    "is_read_only",
-    "numpy_dtype",
-]
-
 HOST = (1, 3)
 """Device types of host memory: ordinary, and page-locked by CUDA."""
 CUDA = (2, 13)

@@ -17,8 +17,6 @@ from torch.autograd import forward_ad
 
 from ..element_types import MATRIX_TYPES
 
-__all__ = ["Sample", "register"]
-
 Options: TypeAlias = dict[str, Any]
 """Keyword arguments of an operator: numbers and flags."""
 

@@ -21,8 +21,6 @@ from matplotlib.ticker import EngFormatter, Formatter, FuncFormatter, LogLocator
 
 from bench.report.entries import CPU_REFERENCE, Entry, Group, Run
 
-__all__ = ["THEMES", "Picture", "pictures", "svg"]
-
 STYLE: dict[str, Any] = {
     "font.sans-serif": ["DejaVu Sans"],  # Comes with Matplotlib, and is wide: other fonts of the reader fit too.
     "font.size": 11, "legend.fontsize": 10.5, "legend.handlelength": 3,

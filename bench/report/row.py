@@ -9,8 +9,6 @@ from pathlib import Path
 
 from bench.report.entries import Entry, Group, Run, read_run
 
-__all__ = ["COLUMNS", "SELECTION", "measured", "row"]
-
 SHAPES = (4096, 65_536), (4_194_304, 32), (1000, 1024)
 """Shapes on a GPU: rows that are long, short, and few."""
 CPU_SHAPE = 10, 1_000_000

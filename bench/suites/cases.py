@@ -15,8 +15,6 @@ import pytest
 
 from multisample.backends.element_types import SIZES
 
-__all__ = ["MODES", "Case", "clamp", "is_timed", "modes_on_cpu", "modes_on_cuda", "parametrize", "vectors", "weights"]
-
 MODES: dict[str, dict[str, Any]] = {"portable": {}, "fast_math": {"fast_math": True}}
 
 SMALL = (6, 40)

@@ -27,8 +27,6 @@ from bench.suites.sample_checks import OPERATIONS
 from multisample.backends.native import libraries
 from multisample.backends.system.threads import thread_count
 
-__all__ = ["CPU", "CUDA", "Contender", "cuda_reason"]
-
 Call = Callable[[], Any]
 Variants = dict[str, Call]
 Reason = Callable[[], str | None]

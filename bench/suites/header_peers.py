@@ -28,10 +28,6 @@ from typing import NamedTuple
 from multisample.backends.native import toolchain
 from multisample.backends.system import cache
 
-__all__ = [
-    "CURANDDX", "CURAND_KERNEL", "FAST", "RAFT", "Program", "compiled", "copy_headers", "header_folder", "missing",
-]  # fmt: skip
-
 
 class Header(NamedTuple):
     """A header, the folder of its package below Python's path, and the package."""

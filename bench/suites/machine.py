@@ -15,8 +15,6 @@ from bench.suites.timing import BUSY, Device
 from multisample.backends.native import csrc_files
 from multisample.backends.system.threads import thread_count
 
-__all__ = ["Clocks", "describe"]
-
 PACKAGES = {
     "numpy": ("numpy",),
     "numba": ("numba",),

@@ -19,8 +19,6 @@ from bench.suites.machine import Clocks
 from bench.suites.sample_checks import OPERATIONS
 from bench.suites.timing import BUSY, Device, Ring, Times, compared, measure
 
-__all__ = ["CudaRunner", "run_on_cpu"]
-
 TABLE_SECONDS = 0.02
 TABLE_ROUNDS = 5, 40
 

@@ -20,8 +20,6 @@ from typing import Any, Protocol
 from bench.report.entries import Quartiles
 from bench.suites.cases import clamp
 
-__all__ = ["BUSY", "CudaDevice", "Device", "Ring", "Times", "compared", "measure", "quartiles"]
-
 BUSY = 2**30  # Bytes of a fill that outlasts a call on the host (240 us on an H200); many times the cache.
 ROTATED = 2**28  # Bytes of results that are kept alive: several times the cache.
 MOST_KEPT = 256

@@ -31,8 +31,6 @@ from .moments import FEW_ROWS, MOST_ROWS, ROUND, SEGMENT, list_function, sum_fun
 from .perturb import part_function, part_size
 from .threads import POOL_LENGTH, for_each, helper_pool
 
-__all__ = ["find_threads", "function_address", "kernel_groups"]
-
 # The table: the address of the pool of helpers, the most threads of a call, and window kernels by type and antithetic.
 _POOL, _THREADS, _KERNELS, _TABLE = 0, 1, 2, 2 + 2 * (max(ElementType) + 1)
 _table = np.zeros(_TABLE, np.int64)

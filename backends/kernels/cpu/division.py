@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from multisample.backends.kernels.compilation import inline
 
-__all__ = ["SHARE", "most_threads", "window_of", "window_shape", "windows"]
-
 SHARE = 1 << 16
 """A call gets one more thread for each so many normals, 0.06 ms of work. Waking an idle thread takes about as long."""
 # An element with shared noise is only scaled and stored. It costs 1 / _SHARED_PART of an element with its own noise.

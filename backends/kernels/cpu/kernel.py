@@ -40,8 +40,6 @@ from .intrinsics import (
 )
 from .threads import starting_kernel
 
-__all__ = ["kernel_groups", "value_kernel", "window_address", "window_kernel", "window_parameters"]
-
 # Rows of this length and more have vector loops of their own.
 _LONG_ROW = 512
 # Runs of columns of this length and more have a loop of their own.

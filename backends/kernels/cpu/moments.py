@@ -18,8 +18,6 @@ from multisample.backends.kernels.stream.words import stream_key, word
 
 from .intrinsics import default_floats, restore_floats, stack_array, use_widest_vectors
 
-__all__ = ["FEW_ROWS", "MOST_ROWS", "ROUND", "SEGMENT", "list_function", "sum_function"]
-
 SEGMENT = 4096
 """Groups whose sums are added up by themselves."""
 ROUND = 8

@@ -22,8 +22,6 @@ from multisample.backends.launch import Span
 from .addresses import numbers_at
 from .intrinsics import default_floats, integers_at, restore_floats, stack_array, use_widest_vectors
 
-__all__ = ["part_function", "part_size"]
-
 # Minimum elements of a part, and maximum parts of a call: each part searches its spans from the first one on.
 _PART, _MOST_PARTS = 1 << 15, 1 << 12
 # Blocks of four normals in a tile, and the blocks that the widest vectors hold.

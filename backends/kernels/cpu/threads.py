@@ -41,8 +41,6 @@ from .intrinsics import (
     thread_entry,
 )
 
-__all__ = ["POOL", "POOL_LENGTH", "for_each", "helper_pool", "starting_kernel"]
-
 POOL = types.Array(types.int64, 1, "C")
 """The Numba type of a pool of helpers."""
 

@@ -38,12 +38,6 @@ from .parameters import MOMENTS_SIGNATURE, SIGNATURE, perturb_signature
 from .perturb import perturb_kernel
 from .perturb_geometry import PERTURB_THREADS
 
-__all__ = [
-    "ADVANCE_SIGNATURE", "advance_kernel", "compile_advance", "compile_kernel", "compile_moments", "compile_perturb",
-    "device_kind", "launch_bounds", "moments_bounds", "moments_variant", "perturb_bounds", "perturb_variant",
-    "variant_kernel",
-]  # fmt: skip
-
 # The intrinsics, for each kind of devices.
 _DEVICES = {"usual": cuda_intrinsics, "small": ModuleType("of_small_devices"), "before 8.0": ModuleType("before_8_0")}
 vars(_DEVICES["small"]).update(vars(cuda_intrinsics), LARGE_SHARED_MEMORY=False)

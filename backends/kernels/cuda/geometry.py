@@ -11,28 +11,6 @@ from typing import NamedTuple
 
 from multisample.backends.element_types import SIZES
 
-__all__ = [
-    "ANTITHETIC_WIDTH",
-    "CHUNK",
-    "FEW_THREADS",
-    "LEAST_ROWS",
-    "MOST_FEW_COLUMNS",
-    "MOST_THREADS",
-    "PACKED_GEOMETRY",
-    "SHIFTED_THREADS",
-    "SHORT_ROW_THREADS",
-    "SMALL_THREADS",
-    "STAGED_PASSES",
-    "STORE_KINDS",
-    "TRANSPOSED_THREADS",
-    "WIDTH",
-    "Geometry",
-    "few_columns_geometry",
-    "geometry",
-    "is_small",
-    "small_matrices_geometry",
-]
-
 MOST_THREADS = 288
 SHIFTED_THREADS = 256
 _SHORT_ROW = 128

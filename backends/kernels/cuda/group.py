@@ -22,12 +22,6 @@ from multisample.backends.launch import Launch, WordFormat
 
 from .geometry import ANTITHETIC_WIDTH, WIDTH
 
-__all__ = [
-    "by_type", "computing_type", "dimension_place", "element", "group_width", "in_turn", "inside", "joined",
-    "keys_of", "matrix_with_values", "memory_of", "mu_of", "noise", "offset_of", "packing", "place", "replacing",
-    "scaled", "sigma_of", "value_of", "weights_of", "word_of",
-]  # fmt: skip
-
 _TO_UNIT, _TO_UNIT_HALF = np.float32(2.0**-32), np.float32(2.0**-33)
 _MINUS_2_LN_2, _TO_ANGLE = np.float32(float.fromhex("-0x1.62e430p+0")), np.float32(float.fromhex("0x1.921fb6p-30"))
 _WORD = np.uint64(32)

@@ -23,8 +23,6 @@ from .rows import rows_kernel
 from .small_matrices import small_matrices_kernel
 from .transposed import transposed_kernel, transposed_staged_kernel
 
-__all__ = ["sample_kernel"]
-
 
 def sample_kernel(
     gpu: ModuleType,

@@ -36,8 +36,6 @@ from .group import (
 )  # fmt: skip
 from .moments_geometry import FILL, MOMENT_CHAIN, MOMENT_THREADS, MomentGeometry
 
-__all__ = ["finishing_kernel", "moments_kernel"]
-
 _WARPS = MOMENT_THREADS // 32
 # Bytes of a float64 number of each thread.
 _THREADS_BYTES = 8 * MOMENT_THREADS
