@@ -10,7 +10,7 @@ import functools
 import operator
 import struct
 import sys
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
 from .contract import PROTOCOL, Launcher, MemoryLauncher
@@ -301,21 +301,9 @@ class DriverBackend(abc.ABC):
         if launch.operation == Operation.perturb:
             return self._perturb_launcher(launch)
         (pack_head, _), steps_of = packer(launch), _STEPS[launch.operation]
-        cached: dict[tuple[int, int], Steps] = {}
-        sizes: dict[int, int] = {}
-
-        def geometry(matrix: int, first_column: int) -> Steps:
-            """The kernels for an alignment of the matrix, cached."""
-            key = matrix & 31, first_column & 7
-            if key not in cached:
-                cached[key] = steps_of(self, launch, *key)
-            return cached[key]
-
-        def scratch_size(first_column: int) -> int:
-            phase = first_column & 7
-            if phase not in sizes:
-                sizes[phase] = _scratch_size(launch, phase)
-            return sizes[phase]
+        # The kernels for an alignment of the matrix.
+        steps = functools.cache(lambda misalignment, phase: steps_of(self, launch, misalignment, phase))
+        size = functools.cache(functools.partial(_scratch_size, launch))
 
         def run(
             geometry: Steps, mu: Any, sigma: Any, weights: Any, matrix: int, first: int, second: int, seed: int,
@@ -340,8 +328,9 @@ class DriverBackend(abc.ABC):
             _launch_all(batches(addresses, (first_row, first_column), stream, scratch))
 
         return Launcher(
-            run_batch if launch.batch else run, geometry=None if launch.batch else geometry,
-            scratch_size=scratch_size if launch.operation == Operation.moments else None,
+            run_batch if launch.batch else run,
+            geometry=None if launch.batch else lambda matrix, first_column: steps(matrix & 31, first_column & 7),
+            scratch_size=None if launch.operation != Operation.moments else lambda first_column: size(first_column & 7),
         )  # fmt: skip
 
     def memory_launcher(self, launch: Launch, has_offsets: bool) -> MemoryLauncher:
@@ -375,24 +364,23 @@ class DriverBackend(abc.ABC):
         are in memory. `phase` is the first column modulo 8; if it is None, `origin` gives it.
         """
         (pack_head, _), steps_of = packer(launch), _STEPS[launch.operation]
-        most, steps = _most_batch(launch), [getattr(launch, step) for step in STEPS.values()]
+        most, jumps = _most_batch(launch), [getattr(launch, step) for step in STEPS.values()]
         # More matrices than one launch draws are launched in parts.
-        parts = [
-            ([b * step for step in steps], launch._replace(batch=min(batch - b, most))) for b in range(0, batch, most)
-        ]
-        cached: dict[Hashable, Steps] = {}
+        parts = [([b * jump for jump in jumps], min(batch - b, most)) for b in range(0, batch, most)]
+
+        @functools.cache
+        def steps_of_part(length: int, misalignment: int, phase: int) -> Steps:
+            with cuda_driver.relaxed_capture():  # A kernel can be loaded while the stream is being captured.
+                return steps_of(self, launch._replace(batch=length), misalignment, phase)
 
         def batches(addresses: tuple[Any, ...], origin: tuple[int, int], stream: int, scratch: int) -> Iterator[_Ready]:
-            for moves, part in parts:
+            for moves, length in parts:
                 *operands, seed_at, offset_at, row_at, column_at = map(operator.add, addresses, moves)
-                key = part.batch, operands[3] & 31, origin[1] & 7 if phase is None else phase
-                if key not in cached:
-                    with cuda_driver.relaxed_capture():  # A kernel can be loaded while the stream is being captured.
-                        cached[key] = steps_of(self, part, *key[1:])
+                steps = steps_of_part(length, operands[3] & 31, origin[1] & 7 if phase is None else phase)
                 head = pack_head(
                     *operands, 0, 0, *origin, seed_at, offset_at, row_at, column_at, scratch, stream, 0
                 )  # fmt: skip
-                for step in cached[key]:
+                for step in steps:
                     yield step.ready(head, 0, stream)
 
         return batches

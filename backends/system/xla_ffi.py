@@ -29,7 +29,6 @@ class Code:
 
     invalid_argument = 3
     resource_exhausted = 8
-    unimplemented = 12
     internal = 13
     unavailable = 14
 

@@ -7,6 +7,7 @@ Calls use plain C functions of the libraries, because PyTorch's dispatcher costs
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib.metadata
 import importlib.util
 import os
@@ -204,15 +205,12 @@ class TorchExtBackend:
         """`Launcher.scratch_size`."""
         if launch.device == HOST or launch.operation == Operation.sample:
             return None
-        sizes: dict[int, int] = {}
 
-        def scratch_size(first_column: int) -> int:
-            phase = first_column & 7
-            if phase not in sizes:
-                sizes[phase] = self._cuda.multisample_scratch_size_cuda(pack(launch._replace(first_column=phase)))
-            return sizes[phase]
+        @functools.cache
+        def size(phase: int) -> int:
+            return int(self._cuda.multisample_scratch_size_cuda(pack(launch._replace(first_column=phase))))
 
-        return scratch_size
+        return lambda first_column: size(first_column & 7)
 
     def key(
         self, signature: Callable[[Any], Hashable], out_signature: Callable[[Any], Hashable]

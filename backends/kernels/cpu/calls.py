@@ -202,6 +202,13 @@ def _band_function(real: str) -> Callable[..., Any]:
 
 
 @inline
+def _state_of(address):
+    """The launch at an address, the table, and the pool of helpers."""
+    table = integers_at(symbol("multisample_cpu_table"), _TABLE)
+    return integers_at(address, LAUNCH_WORDS), table, integers_at(table[_POOL], POOL_LENGTH)
+
+
+@inline
 def _threads(launch, table, most):
     """The number of threads for a call with enough work for `most` threads."""
     limit = launch[WORD.threads]
@@ -213,8 +220,7 @@ def _draw_function() -> Callable[..., Any]:
     draw_matrix, draw_part = (cached(function, name) for name, function in names.items())
 
     def draw_all(address):
-        launch, table = integers_at(address, LAUNCH_WORDS), integers_at(symbol("multisample_cpu_table"), _TABLE)
-        pool = integers_at(table[_POOL], POOL_LENGTH)
+        launch, table, pool = _state_of(address)
         rows, columns, batch = launch[WORD.rows], launch[WORD.columns], max(half(launch, HALF.batch), 1)
         shared_noise = half(launch, HALF.shared_noise) != 0
         antithetic = half(launch, HALF.antithetic)
@@ -241,8 +247,7 @@ def _gradient_function(real: str) -> Callable[..., Any]:
     kind = int(ElementType[real])
 
     def sum_all(address):
-        launch, table = integers_at(address, LAUNCH_WORDS), integers_at(symbol("multisample_cpu_table"), _TABLE)
-        pool = integers_at(table[_POOL], POOL_LENGTH)
+        launch, table, pool = _state_of(address)
         rows, columns, batch = launch[WORD.rows], launch[WORD.columns], max(half(launch, HALF.batch), 1)
         kernel = table[_KERNELS + 2 * kind + half(launch, HALF.antithetic)]
         # Rows that are neighbours in memory share tiles.
@@ -286,14 +291,10 @@ def _moments_store(dtype: str) -> Callable[..., Any]:
     return store
 
 
-def _moments_function(dtype: str) -> Callable[..., Any]:
-    real, store = MATRIX_TYPES[dtype].computing, _moments_store(dtype)
+def _moments_part(dtype: str, store: Callable[..., Any]) -> Callable[..., Any]:
+    real = MATRIX_TYPES[dtype].computing
     number, size = getattr(np, real), np.dtype(real).itemsize
     sum_rows = cached(sum_function(real), f"cpu-sum_rows_{real}")
-    list_singles, list_pairs = (
-        cached(list_function(width), f"cpu-list_groups_{real}{suffix}")
-        for width, suffix in ((4, ""), (8, "_antithetic"))
-    )
 
     def sum_part(arguments, index):
         """Sum all groups of a band of rows, and store the moments. With `totals`, sum one segment into those."""
@@ -322,13 +323,22 @@ def _moments_function(dtype: str) -> Callable[..., Any]:
             np.uint64(offset), row,
         )  # fmt: skip
 
-    of_part = cached(sum_part, f"cpu-sum_part_{dtype}")
+    return sum_part
+
+
+def _moments_function(dtype: str) -> Callable[..., Any]:
+    real, store = MATRIX_TYPES[dtype].computing, _moments_store(dtype)
+    number, size = getattr(np, real), np.dtype(real).itemsize
+    list_singles, list_pairs = (
+        cached(list_function(width), f"cpu-list_groups_{real}{suffix}")
+        for width, suffix in ((4, ""), (8, "_antithetic"))
+    )
+    of_part = cached(_moments_part(dtype, store), f"cpu-sum_part_{dtype}")
 
     @inline
     def sum_matrix(address, b):
         """The moments of matrix `b`; returns 1 if there is no memory."""
-        launch, table = integers_at(address, LAUNCH_WORDS), integers_at(symbol("multisample_cpu_table"), _TABLE)
-        pool = integers_at(table[_POOL], POOL_LENGTH)
+        launch, table, pool = _state_of(address)
         columns, is_shared = launch[WORD.columns], half(launch, HALF.shared_noise) != 0
         is_antithetic, rows = half(launch, HALF.antithetic), 1 if is_shared else launch[WORD.rows]
         most = columns // (8 if is_antithetic else 4) + 2 + ROUND
@@ -382,8 +392,7 @@ def _perturb_function(dtype: str) -> Callable[..., Any]:
     number, words = getattr(np, MATRIX_TYPES[dtype].computing), SPAN.size // 8
 
     def perturb_all(address):
-        launch, table = integers_at(address, LAUNCH_WORDS), integers_at(symbol("multisample_cpu_table"), _TABLE)
-        pool = integers_at(table[_POOL], POOL_LENGTH)
+        launch, table, pool = _state_of(address)
         rows, elements = launch[WORD.rows], launch[WORD.columns]
         weights = numbers_at(launch[WORD.weights], rows, number)
         seed, offset, first_row, _ = _numbers(launch, 0)
