@@ -17,7 +17,7 @@ import pytest
 
 import multisample
 from bench.suites import mkl_peer
-from bench.suites.cases import Case, is_timed, modes_on_cpu, parametrize, vectors
+from bench.suites.cases import Case, is_timed, parametrize, vectors
 from bench.suites.contenders import BARE, CPU
 from bench.suites.running import record_cpu_speed, run_on_cpu
 from multisample.backends.system.threads import thread_count
@@ -51,7 +51,7 @@ FILLERS = ("cpu", "torch_ext", "numpy", "torch_randn", "mkl_bare")
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     cases = {test_cpu: CASES, test_cpu_operations: OPERATIONS}
     if metafunc.function in cases:
-        parametrize(metafunc, cases[metafunc.function], CPU.values(), modes_on_cpu)
+        parametrize(metafunc, cases[metafunc.function], CPU.values(), ["portable"])
     else:
         shapes = SHAPES if is_timed(metafunc.config) else [(4, 6)]
         metafunc.parametrize("shape", shapes, ids=lambda shape: "x".join(map(str, shape)))

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from bench.suites.cases import Case, modes_on_cuda, parametrize
+from bench.suites.cases import MODES, Case, parametrize
 from bench.suites.contenders import CUDA
 from bench.suites.running import CudaRunner
 
@@ -52,7 +52,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     tests = {test_throughput: CASES, test_original: ORIGINAL, test_operations: OPERATIONS}
     # Where the host takes longer, as in the original experiment, JAX's time on the device cannot be measured.
     contenders = [each for each in CUDA.values() if each.wait is None or metafunc.function is not test_original]
-    parametrize(metafunc, tests[metafunc.function], contenders, modes_on_cuda)
+    parametrize(metafunc, tests[metafunc.function], contenders, list(MODES))
 
 
 @pytest.mark.benchmark(disable_gc=True)
