@@ -145,7 +145,7 @@ def _launcher(launch: Launch) -> Launcher:
 
 def _with_strides(launch: Launch, strides: tuple[tuple[int, ...] | None, ...]) -> Launch:
     """`launch` with inputs of the computing type in arrays with these strides."""
-    kind, fields = ElementType[computing_name(launch)], {}
+    kind, fields = ElementType[computing_name(launch)], dict[str, Any]()
     for name, of_array in zip(INPUTS, strides, strict=True):
         if of_array is not None:
             step, stride = (0, *of_array)[-2:]

@@ -187,7 +187,7 @@ def _functions(name: str, vmap: Any, backward_vmap: Any) -> tuple[Any, Any]:
             (words,) = ctx.saved_tensors
             return sum_up(grad, words, ctx.apart, ctx.options)
 
-    Draw.vmap, SumUp.vmap = staticmethod(vmap), staticmethod(backward_vmap)  # type: ignore[assignment]
+    Draw.vmap, SumUp.vmap = staticmethod(vmap), staticmethod(backward_vmap)
     return Draw, SumUp
 
 

@@ -578,6 +578,7 @@ def value_kernel(dtype: str, weighted: bool = False) -> Callable[..., bool]:
 def kernel_groups() -> list[list[Callable[[], Any]]]:
     """All kernels, as functions that compile them."""
     flags = False, True
-    kernels = [functools.partial(window_kernel, *kind) for kind in itertools.product(_TYPES, flags)]
-    checks = [functools.partial(value_kernel, *kind) for kind in itertools.product(("float32", "float64"), flags)]
-    return [[kernel] for kernel in (*kernels, *checks, starting_kernel)]
+    kernels: list[Callable[[], Any]] = [starting_kernel]
+    kernels += [functools.partial(window_kernel, *kind) for kind in itertools.product(_TYPES, flags)]
+    kernels += [functools.partial(value_kernel, *kind) for kind in itertools.product(("float32", "float64"), flags)]
+    return [[kernel] for kernel in kernels]
