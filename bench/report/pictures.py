@@ -346,8 +346,8 @@ def _over_numpy(run: Run, noise: str, groups: Sequence[Group]) -> Iterator[Pictu
     yield from _line_picture(
         f"cpu-float32-{noise}",
         "How many times as fast as NumPy",
-        f"{run.machine.get('threads')} threads of {run.device}; float32, {KINDS[noise]}; median of the shapes of about one "
-        "size; higher is better",
+        f"{run.machine.get('threads')} threads of {run.device}; float32, {KINDS[noise]}; median of the shapes of "
+        "about one size; higher is better",
         curves,
         (("numbers in the matrix", COUNT, (1,)), ("times as fast as NumPy", COUNT, (1, 2, 5))),
         lambda y: f"{y:.1f}",
