@@ -28,6 +28,9 @@ from torch._subclasses import FakeTensorMode  # noqa: E402
 from multisample._libraries.torch import TORCH  # noqa: E402
 from multisample.torch import perturb_  # noqa: E402
 
+# torch.compile imports modules of PyTorch that PyTorch deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore:::torch")
+
 ROUNDS = int(os.environ.get("MULTISAMPLE_TEST_ROUNDS", "1"))
 BACKENDS = ("cpu", "torch_ext")
 

@@ -199,7 +199,7 @@ def _programs(arrays: list[Any], ids: list[int], static: Static) -> tuple[_Plan,
         def perturbed(words: Words, coefficients: Any, *own: Any, numbers: Any = numbers) -> list[Any]:
             return _traced(words, coefficients, own, numbers, static)
 
-        programs.append(jitted((_traced, static, types, numbers), perturbed, keep_unused=True))
+        programs.append(jitted((_traced, static, types, numbers), perturbed))
     with_types = [(group, _computing_types([arrays[k] for k in group])) for group in groups]
     return _Plan(with_types, list(map(weakref.ref, programs))), programs
 
