@@ -21,12 +21,6 @@ from .._libraries import HOST, Device, Library, Operand, described, library_of
 from .._libraries.library import NOUNS
 from .generator import WORD_64, Generator, Key
 
-__all__ = [
-    "Keys", "advice_for_numpy", "batch_of", "checked_key", "checked_seed", "host_words", "is_in_array", "is_of_torch",
-    "keys_in", "only_words", "signature_of",
-]  # fmt: skip
-
-
 # --- One key ----------------------------------------------------------------------------------------------------------
 
 

@@ -18,8 +18,6 @@ from .._model_parameters.structure import Structure, matching, structure_of
 from .._randomness.generator import WORD_64, Key
 from .torch_transforms import as_int64
 
-__all__ = ["perturb_in_graph"]
-
 
 @torch.library.custom_op(
     "multisample::perturb_",

@@ -20,8 +20,6 @@ from multisample.backends.system.threads import thread_count
 
 from .live_line import LiveLine
 
-__all__ = ["add_parser", "run"]
-
 _Kernel: TypeAlias = Callable[[], Any]
 
 # Seconds between lines of progress, in a terminal and elsewhere.
