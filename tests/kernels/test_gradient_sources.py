@@ -18,25 +18,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from cuda_cpp import (
-    ARCHITECTURES,
-    ELEMENTS,
-    SANITIZED,
-    SECONDS,
-    SHIM,
-    compile_cpp,
-    nvrtc_compile,
-    requires_gxx,
-    requires_nvrtc,
-    run_cases,
-    run_program,
-)  # fmt: skip
+from cuda_cpp import SANITIZED, SECONDS, SHIM, compile_cpp, requires_gxx, run_cases, run_program  # fmt: skip
 from launches import WORDS, a_launch, stored_words, word_fields
-from tables import DTYPES, GRADIENT_VARIANTS, NOISES, GradientVariant, slow_but
+from tables import DTYPES, NOISES, slow_but
 
 import multisample
 from multisample.backends.launch import PACKED_LAUNCH, Operation, pack
-from multisample.backends.native import csrc_files
 
 Array = np.ndarray[Any, Any]
 
@@ -402,27 +389,3 @@ def test_code_for_other_simd_widths_gives_equal_gradients_within_bounds(tmp_path
         digests.add(done.stdout)
     assert len(digests) == 1
     assert len(digests.pop().split()) == 1
-
-
-# --- Compiled for the GPU -------------------------------------------------------------------------
-
-
-def kernel_name(kernel: GradientVariant) -> str:
-    dtype, shared, antithetic, fast, rows, only_at_once, origin_in_memory = kernel
-    element = ELEMENTS[dtype] if dtype in ("float32", "float64") else f"multisample::{dtype}"
-    flags = ", ".join(str(flag).lower() for flag in (shared, antithetic, fast))
-    last = ", ".join(str(flag).lower() for flag in (only_at_once, origin_in_memory))
-    return f"multisample::gradient_kernel<{element}, {flags}, {rows}, {last}>"
-
-
-@requires_nvrtc
-@pytest.mark.parametrize("architecture", slow_but(["sm_90"], ARCHITECTURES))
-def test_nvrtc_compiles_kernels_for_every_architecture_without_a_warning(architecture: str) -> None:
-    """Each architecture compiles an eighth of the kernels, since the sources do not depend on the architecture."""
-    kernels = [kernel_name(kernel) for kernel in GRADIENT_VARIANTS[ARCHITECTURES.index(architecture) :: 9]]
-    kernels.append("multisample::add_segments_kernel<float>")
-    options = ["-std=c++17", f"-I{csrc_files.folder()}"]
-    compiled = nvrtc_compile('#include "cuda/gradient_kernel.cuh"\n', kernels, architecture, options)
-    assert compiled.log == ""
-    for name in compiled.names:
-        assert f".text.{name}\0".encode() in compiled.code, name

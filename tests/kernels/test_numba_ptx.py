@@ -27,6 +27,13 @@ from tables import COVERING, QUICK, STORE_KINDS, Variant
 from multisample.backends import cupy as cupy_backend
 from multisample.backends.driver import KernelKey
 from multisample.backends.kernels.cuda import geometry
+from multisample.backends.kernels.cuda.moments_geometry import PACKED_MOMENT_GEOMETRY
+from multisample.backends.kernels.cuda.perturb_geometry import (
+    HEAD_WORDS,
+    MOST_SPANS_OF_NUMBA,
+    RUN_FIELDS,
+    STRIDED_FIELDS,
+)
 from multisample.backends.launch import PACKED_LAUNCH, SIZES, Launch, pack
 
 # Each transform once, since compiling a kernel takes at least five seconds.
@@ -37,7 +44,7 @@ OTHERS: list[Capability] = [(7, 5), (8, 0), (10, 0)]
 Build = Callable[..., Path]
 
 
-def compile_all(build_once: Build, name: str, jobs: list[tuple[Variant, Capability]], origin: bool) -> list[Compiled]:
+def compile_all(build_once: Build, name: str, jobs: list[tuple[Any, Capability]], origin: bool) -> list[Compiled]:
     """Compile these kernels in a separate process, once for all workers."""
     sources = [Path(str(importlib.resources.files("multisample.backends"))).resolve(), Path(numba_ptx.__file__)]
 
@@ -380,3 +387,46 @@ def test_advance_adds_one(compiled: list[Compiled]) -> None:
     assert added.opcode == "add.s64" and kernel.constant(added.operands[2]) == "1"
     assert stored.sources[-1:] == added.results
     assert [i.opcode for i in kernel.origins(added.sources[0], set())] == ["ld.global.u64"]
+
+
+# --- Other operations -----------------------------------------------------------------------------
+
+OTHER_KERNELS: dict[str, list[tuple[Any, ...]]] = {
+    "moments": [
+        ("float32", False, False, 4, True, False, False),
+        ("float32", True, True, 4, False, False, False),
+        ("float64", True, False, 1, True, False, False),
+        ("float32", False, False, 1, True, True, False),
+        ("float32", False, False, 1, False, False, True),
+    ],
+    "perturb": [
+        ("float32", False, False, False, False),
+        ("float32", False, True, False, False),
+        ("bfloat16", True, False, False, True),
+        ("bfloat16", True, True, True, True),
+        ("float64", False, False, False, False),
+        ("float64", False, True, False, True),
+        ("float16", False, False, True, True),
+    ],
+}
+"""Arguments of `moments_variant` and `perturb_variant`."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("operation", OTHER_KERNELS)
+def test_kernels_of_other_operations_spill_nothing(build_once: Build, operation: str) -> None:
+    jobs = [({operation: variant}, HOPPER) for variant in OTHER_KERNELS[operation]]
+    for result in compile_all(build_once, f"numba_{operation}", jobs, False):
+        variant = OTHER_KERNELS[operation][int(result.file.stem)]
+        assert not re.search(r"^\s*call|\.local", result.ptx, re.M), variant
+        (stack,) = re.findall(
+            r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads",
+            result.file.with_suffix(".log").read_text(),
+        )
+        assert stack == ("0", "0", "0"), (variant, stack)
+        parameters = [int(bits) // 8 for bits in re.findall(r"\.param \.[usbf](\d+)", result.ptx)]
+        own = PACKED_MOMENT_GEOMETRY
+        if operation == "perturb":
+            strided = variant[3]
+            own = 8 * (HEAD_WORDS + MOST_SPANS_OF_NUMBA[strided] * len(STRIDED_FIELDS if strided else RUN_FIELDS))
+        assert sum(parameters) == PACKED_LAUNCH + own, variant
