@@ -274,18 +274,20 @@ OPERATIONS: dict[str, Callable[[], list[str]]] = {
 
 @requires_nvrtc
 @pytest.mark.parametrize(
-    ("header", "architecture"),
+    "kind",
     slow_but(
         [(header, "sm_90") for header in OPERATIONS if header != "kernel"], itertools.product(OPERATIONS, ARCHITECTURES)
     ),
+    ids=" ".join,
 )
-def test_nvrtc_compiles_kernels_for_every_architecture_without_a_warning(header: str, architecture: str) -> None:
+def test_nvrtc_compiles_kernels_for_every_architecture_without_a_warning(kind: tuple[str, str]) -> None:
     """In the header "kernel" alone, code depends on the architecture; of other kernels, each compiles an eighth.
 
     The code depends on it in the barriers of staged rows, uniform registers and rounding to bfloat16.
     """
     depending = {name for name, text in sources().items() if re.search(r"__CUDA_ARCH__\)? *[<>=!]", text)}
     assert depending == {"cuda/intrinsics.cuh", "cuda/rows.cuh", "stream/rounding.h"}
+    header, architecture = kind
     kernels = OPERATIONS[header]()
     if header != "kernel":
         kernels = kernels[ARCHITECTURES.index(architecture) :: 8]

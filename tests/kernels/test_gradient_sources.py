@@ -57,6 +57,8 @@ class Geometry(NamedTuple):
     sweep_step: int
 
 
+# float16 and bfloat16 differ only in their conversions, which test_normals.py tests.
+TYPES = ("float32", "float64", "bfloat16")
 _CASE = struct.Struct(f"{PACKED_LAUNCH}sQ4Q6I")
 _GEOMETRY = struct.Struct("20IQqqq")
 LOADS = ("at once", "side by side", "apart")
@@ -168,7 +170,7 @@ LENGTHS = [*range(1, 20), 31, 32, 33, 35, 127, 129, 130, 257, 1021, 1024, 1100]
 
 @requires_gxx
 @pytest.mark.parametrize("noise", NOISES)
-@pytest.mark.parametrize("dtype", slow_but(["float32"], DTYPES))
+@pytest.mark.parametrize("dtype", slow_but(["float32"], TYPES))
 def test_kernel_sums_every_shape(runner: Callable[[str], Path], dtype: str, noise: str) -> None:
     cases: list[Case] = []
     for n in LENGTHS:
@@ -212,7 +214,7 @@ def layouts(d: int, n: int) -> dict[str, tuple[int, int]]:
 
 @requires_gxx
 @pytest.mark.parametrize("noise", NOISES)
-@pytest.mark.parametrize("dtype", slow_but(["float32"], DTYPES))
+@pytest.mark.parametrize("dtype", slow_but(["float32"], TYPES))
 def test_kernel_reads_any_strides_and_addresses(runner: Callable[[str], Path], dtype: str, noise: str) -> None:
     cases: list[Case] = []
     for d, n in [(5, 23), (13, 70), (41, 9), (150, 130), (300, 3), (9, 1300)]:
@@ -231,7 +233,7 @@ def test_kernel_reads_any_strides_and_addresses(runner: Callable[[str], Path], d
 
 
 @requires_gxx
-@pytest.mark.parametrize("dtype", slow_but(["float32"], DTYPES))
+@pytest.mark.parametrize("dtype", slow_but(["float32"], TYPES))
 def test_kernel_sums_distant_windows(runner: Callable[[str], Path], dtype: str) -> None:
     rows, columns = 2**32, 2**34
     cases = [
@@ -252,7 +254,7 @@ SOME_WORDS = [words for count in range(1, 5) for words in itertools.combinations
 
 @requires_gxx
 @pytest.mark.parametrize("noise", NOISES)
-@pytest.mark.parametrize("dtype", slow_but(["float32"], DTYPES))
+@pytest.mark.parametrize("dtype", slow_but(["float32"], TYPES))
 def test_kernel_takes_seed_and_window_from_memory(runner: Callable[[str], Path], dtype: str, noise: str) -> None:
     """Each combination of words in memory, and windows that begin at each position in a group."""
     cases: list[Case] = []
@@ -279,7 +281,7 @@ def test_kernel_takes_seed_and_window_from_memory(runner: Callable[[str], Path],
 
 
 @requires_gxx
-@pytest.mark.parametrize("dtype", slow_but(["float32"], DTYPES))
+@pytest.mark.parametrize("dtype", slow_but(["float32"], TYPES))
 def test_sums_of_row_segments_are_added(runner: Callable[[str], Path], dtype: str) -> None:
     """A small version of large calls: threads have several chains of groups, and rows several segments."""
     cases: list[Case] = []
@@ -303,7 +305,7 @@ def test_sums_of_row_segments_are_added(runner: Callable[[str], Path], dtype: st
 
 
 @requires_gxx
-@pytest.mark.parametrize("dtype", slow_but(["float32"], DTYPES))
+@pytest.mark.parametrize("dtype", slow_but(["float32"], TYPES))
 def test_blocks_sum_short_rows_one_after_the_other(runner: Callable[[str], Path], dtype: str) -> None:
     """A small version of large calls with short rows: each number of lanes, with idle threads and without."""
     cases: list[Case] = []
@@ -340,7 +342,7 @@ def test_the_geometry_follows_from_the_shape_and_fills_blocks(runner: Callable[[
 
 
 @requires_gxx
-@pytest.mark.parametrize("dtype", slow_but(["float32"], DTYPES))
+@pytest.mark.parametrize("dtype", slow_but(["float32"], TYPES))
 def test_sums_do_not_depend_on_the_order_of_blocks_and_threads(runner: Callable[[str], Path], dtype: str) -> None:
     cases = [
         Case(d, n, dtype, antithetic=n % 2 == 1, many_rows=many_rows, turns=turns, tiles=1 if turns else 0)

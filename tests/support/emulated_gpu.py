@@ -88,7 +88,7 @@ _PARAMETERS = {
 
 
 # Without wrappers for calls from Python.
-_jit = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)
+_jit = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, error_model="numpy")
 _compiled_once: dict[Any, Any] = {}
 
 
