@@ -36,7 +36,7 @@ from multisample.backends.kernels.cpu import calls as cpu_calls
 from multisample.backends.kernels.cpu import kernel as cpu_kernels
 from multisample.backends.kernels.cpu import moments as cpu_moments
 from multisample.backends.kernels.cpu import perturb as cpu_perturb
-from multisample.backends.system import cache, fork_safety
+from multisample.backends.system import cache, numba_lock_at_fork
 
 # Seconds after which a process counts as hanging.
 DEADLINE = 300
@@ -484,8 +484,8 @@ def test_a_fork_whose_hook_was_interrupted_releases_the_lock(
     compiler_lock = SimpleNamespace(acquire=interrupted_acquire, release=lock.release)
     monkeypatch.setitem(sys.modules, "numba.core.compiler_lock", SimpleNamespace(global_compiler_lock=compiler_lock))
     with pytest.raises(KeyboardInterrupt):
-        fork_safety._acquire()
-    fork_safety._release()
+        numba_lock_at_fork._acquire()
+    numba_lock_at_fork._release()
     acquired: list[bool] = []
     thread = threading.Thread(target=lambda: acquired.append(lock.acquire(blocking=False)))
     thread.start()

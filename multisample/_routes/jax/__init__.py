@@ -329,7 +329,9 @@ def _traced(operands: Sequence[Any], words: Words, static: Static) -> Any:
         return jax.vmap(one, (of_operands, of_words), axis_size=static.seeds)(tuple(operands), words)
     d, n, dtype = static.d, static.n, static.dtype
     if d == 0 or n == 0:
-        empty = [jnp.zeros(static.shape(name), dtype) for name in static.writes]
+        # The result depends on no value, but belongs on the device of the arguments.
+        nothing = sum(jnp.ravel(x)[:0].sum().astype(dtype) for x in (*operands, *operands_of(words)))
+        empty = [jnp.zeros(static.shape(name), dtype) + nothing for name in static.writes]
         return tuple(empty) if static.order else empty[0]
     real = static.computing_type
     mu, sigma, *weights = (_vector(x, n if k == 2 else d, real) for k, x in enumerate(operands))
@@ -365,5 +367,4 @@ def _program(static: Static) -> Any:
     def draw(words: Words, *operands: Any) -> Any:
         return _traced(operands, words, static)
 
-    # An empty result depends on no argument, but belongs on their device.
-    return jitted((_traced, static), draw, keep_unused=True)
+    return jitted((_traced, static), draw)

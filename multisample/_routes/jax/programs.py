@@ -41,11 +41,14 @@ class ProgramCache(PlanCache[Any]):
 PROGRAMS = ProgramCache(256 << 20)
 
 
-def jitted(key: Hashable, function: Callable[..., Any], **options: Any) -> Any:
-    """The jitted function in `PROGRAMS` under `key`; if there is none, that of `function`."""
+def jitted(key: Hashable, function: Callable[..., Any]) -> Any:
+    """The jitted function in `PROGRAMS` under `key`; if there is none, that of `function`.
+
+    Without `keep_unused`: with it, JAX 0.11 caches each program under a key that the program itself keeps alive.
+    """
     found = PROGRAMS.get(key)
     if found is None:
-        found = jax.jit(function, **options)
+        found = jax.jit(function)
         PROGRAMS.put(key, found)
     return found
 

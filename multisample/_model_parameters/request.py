@@ -11,7 +11,8 @@ from .._arguments import DTYPES, describe
 from .._call import ROWS
 from .._checks.operands import check_alignment, item_size
 from .._libraries import HOST, Library, Operand, described, is_number, library_of
-from .spans import Block, overlapping, overlaps_itself, steps_of
+from .overlap import overlapping, overlaps_itself
+from .spans import Block, steps_of
 from .structure import Structure, label
 
 __all__ = [
