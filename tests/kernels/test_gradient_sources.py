@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from cuda_cpp import SANITIZED, SECONDS, SHIM, compile_cpp, requires_gxx, run_cases, run_program  # fmt: skip
-from launches import WORDS, a_launch, stored_words, word_fields
+from launches import WORDS, Window, a_launch, stored_words, word_fields
 from tables import DTYPES, NOISES, slow_but
 
 import multisample
@@ -65,7 +65,7 @@ LOADS = ("at once", "side by side", "apart")
 
 
 @dataclasses.dataclass
-class Case:
+class Case(Window):
     """A gradient, its memory layout, and an optional change to the geometry of the sums."""
 
     d: int
@@ -73,12 +73,6 @@ class Case:
     dtype: str = "float32"
     noise: str = "independent"
     antithetic: bool = False
-    seed: int = 1
-    offset: int = 0
-    in_memory: tuple[str, ...] = ()
-    """Words that the kernel reads from memory: seed, offset, first_row, first_column. The draw has other values."""
-    dim_offset: int = 0
-    sample_offset: int = 0
     strides: tuple[int, int] | None = None
     """Strides in elements; contiguous rows by default."""
     misalignment: int = 0
@@ -89,7 +83,6 @@ class Case:
     slots: int = 0
     turns: int = 0
     sweeps: int = 0
-    backwards: bool = False
 
     @property
     def size(self) -> int:
@@ -116,27 +109,24 @@ class Case:
 
     def packed(self) -> bytes:
         memory, grad, first = self.memory()
-        values = dict(zip(WORDS, (self.seed, self.offset, self.dim_offset, self.sample_offset), strict=True))
         draw = a_launch(
             self.d, self.n, self.dtype, matrix=first, strides=grad.strides, operation=Operation.gradient,
             shared_noise=self.noise == "shared", antithetic=self.antithetic, device=0,
-            **word_fields(values, self.in_memory),
+            **word_fields(self.words(), self.in_memory),
         )  # fmt: skip
         most = self.d // self.rows
         tiles = min(self.tiles, most) if self.tiles else self.tiles
         head = _CASE.pack(
-            pack(draw), len(memory), *stored_words(values),
+            pack(draw), len(memory), *stored_words(self.words()),
             self.rows if self.many_rows else 0, tiles, self.slots, self.turns, self.sweeps, self.backwards,
         )  # fmt: skip
         return head + memory.tobytes()
 
     def check(self, mu: Array, sigma: Array) -> None:
         real = "float64" if self.dtype == "float64" else "float32"
-        generator = multisample.Generator(self.seed)
-        generator.state = {**generator.state, "offset": self.offset}
         z = multisample.sample(
-            np.zeros(self.d), np.ones(self.d), self.n, backend="cpu", dtype=real, generator=generator, noise=self.noise,
-            dim_offset=self.dim_offset, sample_offset=self.sample_offset, antithetic=self.antithetic,
+            np.zeros(self.d), np.ones(self.d), self.n, dtype=real, noise=self.noise, antithetic=self.antithetic,
+            **self.on_cpu(),
         )  # fmt: skip
         _, grad, _ = self.memory()
         g = grad.astype(np.longdouble)

@@ -19,11 +19,10 @@ import emulated_gpu
 import numpy as np
 import pytest
 from cuda_cpp import requires_gxx, run_cases  # fmt: skip
-from launches import WORDS, a_launch, stored_words, word_fields
+from launches import WORDS, Window, a_launch, stored_words, word_fields
 from moments import exact_moments
 from tables import DTYPES, slow_but
 
-import multisample
 from multisample.backends.cupy import BACKEND as CUPY
 from multisample.backends.driver import KernelKey, MomentsKey
 from multisample.backends.element_types import MATRIX_TYPES
@@ -48,7 +47,7 @@ def ceil_div(a: int, b: int) -> int:
 
 
 @dataclasses.dataclass
-class Case:
+class Case(Window):
     """A call, and optional changes to its geometry."""
 
     d: int
@@ -61,15 +60,8 @@ class Case:
     """The share of weights that are zero, in runs of random lengths."""
     weights: Array | None = None
     weight_dtype: str = "float32"
-    seed: int = 1
-    offset: int = 0
-    in_memory: tuple[str, ...] = ()
-    """Words that the kernel reads from memory: seed, offset, first_row, first_column. The call has other values."""
-    dim_offset: int = 0
-    sample_offset: int = 0
     recut: dict[str, int] = dataclasses.field(default_factory=dict)
     """Fields of the geometry to change: rows, team, turns, sweeps."""
-    backwards: bool = False
 
     @property
     def real(self) -> str:
@@ -84,14 +76,11 @@ class Case:
         w, draw = w if self.weights is None else self.weights, np.random.default_rng(self.d)
         return w, draw.normal(size=self.d).astype(self.real), np.abs(draw.normal(size=self.d)).astype(self.real)
 
-    def words(self) -> dict[str, int]:
-        return dict(zip(WORDS, (self.seed, self.offset, self.dim_offset, self.sample_offset), strict=True))
-
     def usual_geometry(self) -> MomentGeometry:
         is_known = "first_column" not in self.in_memory
         return moment_geometry(
             self.d, self.n, self.real, self.sample_offset % 8 if is_known else -1, self.shared_noise, self.antithetic,
-            bool(set(self.in_memory) - {"offset"}),
+            self.has_origin_in_memory,
         )  # fmt: skip
 
     def geometry(self) -> MomentGeometry:
@@ -125,11 +114,9 @@ class Case:
 
     def check(self, first: Array, second: Array) -> None:
         w, mu, sigma = self.vectors()
-        generator = multisample.Generator(self.seed)
-        generator.state = {**generator.state, "offset": self.offset}
         exact = exact_moments(
-            w, mu, sigma, self.dtype, generator=generator, noise="shared" if self.shared_noise else "independent",
-            dim_offset=self.dim_offset, sample_offset=self.sample_offset, antithetic=self.antithetic, backend="cpu",
+            w, mu, sigma, self.dtype, noise="shared" if self.shared_noise else "independent",
+            antithetic=self.antithetic, **self.on_cpu(),
         )  # fmt: skip
         exact.check(*(first, second)[: self.order])
 
@@ -188,7 +175,7 @@ def run_in_python(compiled: Callable[..., Any], case: Case) -> tuple[Array, Arra
         sigma=_address(sigma), weights=_address(w),
     )  # fmt: skip
     parameters = pack(call) + g.packed()
-    variant = case.real, case.antithetic, False, g.rows, case.order == 2, bool(set(case.in_memory) - {"offset"})
+    variant = case.real, case.antithetic, False, g.rows, case.order == 2, case.has_origin_in_memory
     finishes = g.finishing_blocks == 0
     emulated_gpu.launch(
         compiled(kernels.moments_kernel, *variant), g.blocks, 256, parameters, results if finishes else scratch,

@@ -63,7 +63,7 @@ def compiled(request: pytest.FixtureRequest, build_once: Build) -> list[Compiled
     """Kernels for compute capability 9.0, and some for other capabilities."""
     if request.param == "some":
         return compile_all(build_once, "numba_ptx", [(variant, HOPPER) for variant in SOME], False)
-    jobs = [(variant, HOPPER) for variant in dict.fromkeys([*SOME, *QUICK, *COVERING[len(QUICK) :: 2]])]
+    jobs = [(variant, HOPPER) for variant in dict.fromkeys([*SOME, *QUICK, *COVERING[9:14]])]
     jobs += zip(QUICK[:3], OTHERS, strict=True)
     jobs.append((("bfloat16", False, False, False, 0), (7, 5)))
     # One process per dtype: kernels of a dtype share most functions, which a process compiles once.
@@ -124,7 +124,7 @@ def test_nvjitlink_links_every_kernel_without_a_warning(compiled: list[Compiled]
 @pytest.mark.slow
 def test_staged_kernels_take_less_shared_memory_where_there_is_little(build_once: Build) -> None:
     staged: Variant = ("float32", False, False, False, STORE_KINDS.index("staged"))
-    sizes = {(7, 5): 18560, (8, 6): 18560, (8, 9): 18560, (9, 0): 34304}
+    sizes = {(7, 5): 18560, (8, 9): 18560, (9, 0): 34304}
     for result in compile_all(build_once, "numba_ptx_staged", [(staged, capability) for capability in sizes], False):
         name = cupy_backend.kernel_name(KernelKey(*staged, False, False, 0))
         architecture = result.architecture.replace("sm", "compute")
@@ -188,7 +188,7 @@ def fields_read(kernel: Kernel) -> set[str]:
 @pytest.mark.slow
 def test_kernels_with_words_in_memory_have_the_same_parameters(compiled: list[Compiled], build_once: Build) -> None:
     """nvJitLink links these kernels. Their speed does not matter."""
-    variants = [variant for variant in QUICK if any(result.variant == variant for result in compiled)]
+    variants = [variant for variant in QUICK[::2] if any(result.variant == variant for result in compiled)]
     results = compile_all(build_once, "numba_ptx_origin", [(variant, HOPPER) for variant in variants], True)
     for result in results:
         by_value = next(other for other in compiled if (other.variant, other.capability) == (result.variant, HOPPER))

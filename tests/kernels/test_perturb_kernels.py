@@ -81,7 +81,7 @@ def run_in_python(compiled: Callable[..., Any], call: Call) -> Array:
     launch = pack(call.launch(words.ctypes.data))
     spans = spans_at(call.spans_at(memory.ctypes.data))
     for cut in span_lists(spans, call.dtype, call.rows, call.turns, MOST_SPANS_OF_NUMBA):
-        kernel = compiled(call.dtype, call.rows == 1, cut.strided, bool(set(call.in_memory) - {"offset"}))
+        kernel = compiled(call.dtype, call.rows == 1, cut.strided, call.has_origin_in_memory)
         for blocks, packed in zip(cut.blocks, cut.packed(spans), strict=True):
             emulated_gpu.launch(
                 kernel, blocks, 256, launch + packed, memory, (weights, memory, words), backwards=call.backwards
@@ -158,7 +158,7 @@ def test_every_way_to_launch_perturbs_the_spans_at_the_address(compiled: Any, wa
     if way == "memory_launcher":
         words, weights = ("seed", "offset", "first_row"), weights[:1]
     parts = [Part(1 + k % 5, 1 + k % 3 % 2, first=k % 4, jump=9, id=k) for k in range(60)]
-    call = Call(parts, weights=weights, seed=9, offset=3, member=4, in_memory=words)
+    call = Call(parts, weights=weights, seed=9, offset=3, dim_offset=4, in_memory=words)
     backends = [Emulated(compiled, call) for _ in range(3)]
     backend = backends[0]
     launch = backend.launch_of_call()
