@@ -25,9 +25,9 @@ PROCESSOR = {
 
 
 def machine_code(kind: str) -> str:
-    """Of a float64 kernel."""
+    """Of a kernel of each operation."""
     if kind == "draw":
-        function, parameters = kernel._window_function("float64", False), kernel.window_parameters("float64")
+        function, parameters = kernel._window_function("float32", False), kernel.window_parameters("float32")
     else:
         function, parameters = moments.sum_function("float64"), moments._sum_parameters("float64")
     dispatcher: Any = cached(function, f"test-{kind}", "")

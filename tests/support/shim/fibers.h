@@ -57,7 +57,9 @@ inline std::function<void()> kernel;
 
 // AddressSanitizer must know the current stack.
 #ifdef __SANITIZE_ADDRESS__
-inline void start_switch(void** old, const void* to, std::size_t size) { __sanitizer_start_switch_fiber(old, to, size); }
+inline void start_switch(void** old, const void* to, std::size_t size) {
+  __sanitizer_start_switch_fiber(old, to, size);
+}
 inline void finish_switch(void* fake, const void** from, std::size_t* size) {
   __sanitizer_finish_switch_fiber(fake, from, size);
 }
