@@ -7,6 +7,7 @@ compares the outcome of the same call with that of a call for which every plan a
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 from collections.abc import Callable, Iterator
@@ -45,29 +46,32 @@ def _outcome(call: Call) -> Any:
         return type(error), str(error).splitlines()[0]
 
 
+def _fresh(call: Call) -> Any:
+    """The outcome of a call without plans."""
+    _backends.forget()
+    return _outcome(call)
+
+
+_fresh_outside = functools.cache(_fresh)  # Most calls are compared in many states.
+
+
 def check_switch(calls: dict[str, Call], state: Callable[[], Any], matters: bool = True) -> None:
     """Check every call before, during and after `state`, with plans of all states, against calls without plans.
 
     A state that does not matter changes no outcome, and no outcome is an error.
     """
 
-    def outcomes(fresh: bool) -> dict[str, Any]:
-        found = {}
-        for name, call in calls.items():
-            if fresh:
-                _backends.forget()
-            found[name] = _outcome(call)
-        return found
+    def outcomes() -> dict[str, Any]:
+        return {name: _outcome(call) for name, call in calls.items()}
 
-    outcomes(fresh=False)  # Registers the types.
-    outside = outcomes(fresh=True)
+    outside = {name: _fresh_outside(call) for name, call in calls.items()}
     with state():
-        inside = outcomes(fresh=True)
+        inside = {name: _fresh(call) for name, call in calls.items()}
     _backends.forget()
     for _ in range(2):
-        assert outcomes(fresh=False) == outside
+        assert outcomes() == outside
         with state():
-            assert outcomes(fresh=False) == inside
+            assert outcomes() == inside
     kinds = [one[0] for one in outside.values()]
     drawn = [not (isinstance(kind, type) and issubclass(kind, Exception)) for kind in kinds]
     assert any(drawn) if matters else all(drawn) and inside == outside
@@ -253,6 +257,7 @@ def test_subnormal_numbers_are_kept_by_threads_that_flush_them() -> None:
         assert {name for name in expected if found[name] != expected[name]} == set()
 
 
+@functools.cache
 def _jax_calls() -> dict[str, Call]:
     import jax
     import jax.numpy as jnp
