@@ -252,18 +252,15 @@ def test_gradients_are_read_at_any_strides(operators: Any, device: Any, dtype: s
             assert_sums(operators.sample_backward(view.T, transposed=True, **options), view, z)
 
 
-@pytest.mark.parametrize("fast_math", [False, True])
 @pytest.mark.parametrize("layout", ["rows", "odd rows", "dimensions"])
 @pytest.mark.parametrize("dtype", slow_but(["float32"], DTYPES))
-def test_large_gradients_are_summed_correctly(
-    operators: Any, device: Any, dtype: str, layout: str, fast_math: bool
-) -> None:
+def test_large_gradients_are_summed_correctly(operators: Any, device: Any, dtype: str, layout: str) -> None:
     """Gradients so large that CUDA threads sum several rows, and rows are split into segments."""
     large = device.type == "cuda"
     shapes = [(4096, 2100), (70, 130_000), (100_000, 100)] if large else [(300, 2100), (3, 60_000), (10_000, 20)]
-    for (d, n), shared, antithetic in itertools.product(shapes, (False, True), (False, True)):
+    for (d, n), shared, antithetic, fast in itertools.product(shapes, (False, True), (False, True), {False, large}):
         n += layout == "odd rows"
-        options = {"seed": 6, "offset": 9, "shared": shared, "antithetic": antithetic, "fast_math": fast_math}
+        options = {"seed": 6, "offset": 9, "shared": shared, "antithetic": antithetic, "fast_math": fast}
         grad = made(d, n, dtype, device)
         if layout == "dimensions":
             grad = grad.T.contiguous().T
