@@ -97,7 +97,9 @@ def pytest_sessionfinish() -> None:
 def first_device() -> Iterator[None]:
     """Each test begins on the first CUDA device. When JAX starts, it leaves the last device current."""
     yield
-    if (cuda_driver.current_device() or 0) > 0:
+    from cuda_memory import device_count
+
+    if device_count() > 1 and cuda_driver.current_device() > 0:
         import torch
 
         torch.cuda.set_device(0)
