@@ -10,7 +10,6 @@ import inspect
 import os
 import pkgutil
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,33 +40,28 @@ def module_names() -> list[str]:
     return [name for name in dict.fromkeys(names) if not left_out & set(name.split(".")) or "_libraries" in name]
 
 
-def run_examples(test: doctest.DocTest) -> int:
-    """Run and count examples; a failure shows the expected and the actual output."""
+def run_examples(test: doctest.DocTest) -> None:
+    """Run examples; a failure shows the expected and the actual output."""
     output: list[str] = []
     runner = doctest.DocTestRunner(optionflags=doctest.REPORT_NDIFF)
     runner.run(test, out=output.append, clear_globs=False)
     assert runner.failures == 0, "".join(output)
-    return len(test.examples)
-
-
-def test_module_names_include_all_kinds_of_modules() -> None:
-    assert {"multisample._sample", "multisample.backends.cpu", "multisample.commands"} <= set(module_names())
-
-
-@pytest.mark.parametrize("name", module_names())
-def test_every_module_has_a_docstring(name: str) -> None:
-    module = importlib.import_module(name)
-    assert module.__doc__
-    assert len(module.__doc__.split()) > 5
 
 
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=[pytest.mark.slow] if name.endswith(".learning") else []) for name in module_names()],
 )
-def test_examples_in_docstrings_run(name: str) -> None:
-    for test in doctest.DocTestFinder().find(importlib.import_module(name)):
+def test_every_module_has_a_docstring_and_its_examples_run(name: str) -> None:
+    module = importlib.import_module(name)
+    assert module.__doc__
+    assert len(module.__doc__.split()) > 5
+    for test in doctest.DocTestFinder().find(module):
         run_examples(test)
+
+
+def test_module_names_include_all_kinds_of_modules() -> None:
+    assert {"multisample._sample", "multisample.backends.cpu", "multisample.commands"} <= set(module_names())
 
 
 # --- Public names ---------------------------------------------------------------------------------
@@ -116,10 +110,6 @@ def section(text: str, name: str) -> str | None:
     return match and match[1]
 
 
-def parameters(function: Callable[..., Any]) -> list[str]:
-    return [name for name in inspect.signature(function).parameters if name != "self"]
-
-
 def test_all_lists_every_public_name() -> None:
     for name in multisample.__all__:
         assert hasattr(multisample, name)
@@ -128,36 +118,17 @@ def test_all_lists_every_public_name() -> None:
     assert names - {"TYPE_CHECKING", "annotations"} == set(multisample.__all__) - {"__version__"}
 
 
-@pytest.mark.parametrize("name", PUBLIC)
-def test_every_docstring_begins_with_a_summary_line(name: str) -> None:
-    first, *rest = documentation(getattr(multisample, name)).splitlines()
-    assert first[0].isupper()
-    assert first.endswith((".", "?")) or name in CLASSES_OF_RESULTS
-    assert not rest or rest[0] == ""
-
-
 @pytest.mark.parametrize("name", CALLABLE)
-def test_every_parameter_is_described(name: str) -> None:
-    function = CALLABLE[name]
-    described = section(documentation(function), "Parameters")
-    expected = parameters(function)
-    if not expected:
-        assert described is None
-        return
-    assert described is not None
-    named = [
-        name.strip() for line in re.findall(r"^(\w.*?) : \S", described, re.MULTILINE) for name in line.split(",")
-    ]  # fmt: skip
-    assert sorted(named) == sorted(expected)
-
-
-@pytest.mark.parametrize("name", CALLABLE)
-def test_results_and_errors_are_described(name: str) -> None:
-    function = CALLABLE[name]
-    text = documentation(function)
-    returns = inspect.signature(function).return_annotation
-    assert (section(text, "Returns") is not None) == (not inspect.isclass(function) and returns not in (None, "None"))
-    if parameters(function) and name not in IN_KERNELS:
+def test_parameters_results_and_errors_are_described(name: str) -> None:
+    function, signature = CALLABLE[name], inspect.signature(CALLABLE[name])
+    text, expected = documentation(function), sorted(set(signature.parameters) - {"self"})
+    described = section(text, "Parameters")
+    assert (described is not None) == bool(expected)
+    named = re.findall(r"^(\w.*?) : \S", described or "", re.MULTILINE)
+    assert sorted(name.strip() for line in named for name in line.split(",")) == expected
+    returns = not inspect.isclass(function) and signature.return_annotation not in (None, "None")
+    assert (section(text, "Returns") is not None) == returns
+    if expected and name not in IN_KERNELS:
         raised = section(text, "Raises")
         assert raised is not None
         for error in ("TypeError", "ValueError"):
@@ -165,11 +136,13 @@ def test_results_and_errors_are_described(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PUBLIC)
-def test_every_public_name_has_an_example(name: str) -> None:
-    examples = section(documentation(getattr(multisample, name)), "Examples")
-    assert examples is not None
-    test = doctest.DocTestParser().get_doctest(examples, {}, name, None, 0)
-    assert run_examples(test) > 0
+def test_every_docstring_begins_with_a_summary_line_and_has_an_example(name: str) -> None:
+    text = documentation(getattr(multisample, name))
+    first, *rest = text.splitlines()
+    assert first[0].isupper()
+    assert first.endswith((".", "?")) or name in CLASSES_OF_RESULTS
+    assert not rest or rest[0] == ""
+    assert ">>> " in (section(text, "Examples") or "")
 
 
 @pytest.mark.parametrize(
@@ -227,13 +200,10 @@ def test_examples_in_documents_run(path: Path, monkeypatch: pytest.MonkeyPatch) 
         names = test.globs
 
 
-def test_readme_shows_how_to_draw() -> None:
-    assert any("multisample.sample(" in code and ">>>" in code for _, code in blocks(ROOT / "README.md"))
-
-
-def test_the_front_page_is_short() -> None:
+def test_the_front_page_is_short_and_shows_how_to_draw() -> None:
     shown = re.sub(r"<!--.*?-->|<[^>]+>", "", (ROOT / "README.md").read_text(encoding="utf-8"))
     assert len(shown.split()) <= 1500
+    assert any("multisample.sample(" in code and ">>>" in code for _, code in blocks(ROOT / "README.md"))
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)

@@ -131,22 +131,17 @@ def files(folder: Path) -> dict[str, bytes]:
 # --- Contents -------------------------------------------------------------------------------------
 
 
-def test_the_wheel_has_one_top_level_package(distributions: Distributions) -> None:
-    folders = {name.partition("/")[0] for name in contents(distributions.wheel)}
-    assert folders == {"multisample", f"multisample-{multisample.__version__}.dist-info"}
-
-
-def test_the_wheel_has_every_source_file(distributions: Distributions) -> None:
+def test_the_wheel_is_for_every_platform_and_has_every_source_file(distributions: Distributions) -> None:
+    assert distributions.wheel.name == f"multisample-{multisample.__version__}-py3-none-any.whl"
     expected = {f"multisample/{name}" for name in files(PACKAGE)} - {"multisample/backends/native/wheel_hook.py"}
     assert {"multisample/py.typed", "multisample/STREAM.md", "multisample/backends/contract.py"} <= expected
     assert {"multisample/csrc/torch/cpu.cpp", "multisample/csrc/cuda/kernel.cuh"} <= expected
     found = contents(distributions.wheel)
-    assert {name for name in found if name.startswith("multisample/")} == expected
+    about = f"multisample-{multisample.__version__}.dist-info"
+    assert {name for name in found if not name.startswith(f"{about}/")} == expected
     for name in ("STREAM.md", "backends/cpu.py", "csrc/stream/words.h"):
         assert found[f"multisample/{name}"] == (PACKAGE / name).read_bytes()
-
-
-def test_the_editable_wheel_only_refers_to_the_checkout(distributions: Distributions) -> None:
+    # The editable wheel only refers to the checkout.
     assert [name for name in contents(distributions.editable) if name.startswith("multisample/")] == []
 
 
@@ -156,20 +151,15 @@ def test_a_wheel_from_the_sdist_equals_a_wheel_from_the_checkout(distributions: 
     assert [name for name in wheel if wheel[name] != wheel_of_sdist[name]] == []
 
 
-def test_the_sdist_has_all_files_for_a_build(distributions: Distributions) -> None:
+def test_the_sdist_has_all_files_for_a_build_once(distributions: Distributions) -> None:
     with tarfile.open(distributions.sdist) as archive:
+        assert all(member.isfile() or member.isdir() for member in archive)
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"pyproject.toml", "README.md", "LICENSE", ".ci/run", ".ci/resolve.py", ".clang-format"} <= names
     assert {f"multisample/{name}" for name in files(PACKAGE)} <= names
     assert {
         f"{folder}/{name}" for folder in ("tests", "bench") for name in files(distributions.source / folder)
     } <= names
-
-
-def test_the_sdist_has_each_file_once(distributions: Distributions) -> None:
-    with tarfile.open(distributions.sdist) as archive:
-        assert all(member.isfile() or member.isdir() for member in archive)
-        names = {name.partition("/")[2] for name in archive.getnames()}
     assert not {name for name in names if name.startswith(("backends", "csrc"))}
 
 
@@ -254,10 +244,6 @@ exit {code}
     assert "UV_FIND_LINKS" not in environment
 
 
-def test_the_wheel_is_for_every_platform(distributions: Distributions) -> None:
-    assert distributions.wheel.name == f"multisample-{multisample.__version__}-py3-none-any.whl"
-
-
 # --- Installed ------------------------------------------------------------------------------------
 
 
@@ -312,6 +298,8 @@ def test_an_installation_draws_equal_bits_from_another_folder(
     is_copy = installation.folders["multisample"].is_relative_to(installation.packages)
     expected = {"lent.pth", f"multisample-{multisample.__version__}.dist-info"}
     assert installed == expected | {"multisample" if is_copy else "_multisample.pth"}
+    text = run(installation.python, "-m", "multisample", "--version", folder=installation.elsewhere)
+    assert text.split() == ["multisample", multisample.__version__]
 
 
 @pytest.mark.slow
@@ -329,15 +317,6 @@ def test_an_installation_has_the_sources_to_compile_and_reports_missing_packages
     for name, library in (("torch_ext", "torch"), ("cupy", "cupy"), ("numba", "numba-cuda")):
         assert not found["available"][name]
         assert f"package {library} is not installed" in found["reasons"][name][0]
-
-
-@pytest.mark.slow
-def test_an_installation_has_the_command_line(installation: Installation) -> None:
-    text = run(installation.python, "-m", "multisample", "--help", folder=installation.elsewhere)
-    assert "python -m multisample" in text
-    assert "sample" in text
-    text = run(installation.python, "-m", "multisample", "--version", folder=installation.elsewhere)
-    assert text.split() == ["multisample", multisample.__version__]
 
 
 # --- The tests of an sdist ------------------------------------------------------------------------
