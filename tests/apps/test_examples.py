@@ -315,7 +315,7 @@ def test_ranks_find_the_same_minimum(capsys: pytest.CaptureFixture[str]) -> None
     assert ranks.stdout == alone.replace("on 1 ranks", "on 2 ranks")
 
 
-@pytest.mark.parametrize("draws", [4_000_000, pytest.param(1_000_000_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("draws", [4_000_000, pytest.param(200_000_000, marks=pytest.mark.slow)])
 def test_a_monte_carlo_estimate_on_dask(draws: int, capsys: pytest.CaptureFixture[str]) -> None:
     dask = pytest.importorskip("dask")
     from dask_cluster import local_cluster

@@ -7,6 +7,7 @@ import doctest
 import importlib
 import importlib.util
 import inspect
+import operator
 import os
 import pkgutil
 import re
@@ -72,28 +73,16 @@ PUBLIC = sorted(set(multisample.__all__) - {"__version__"})
 IN_KERNELS = {f"numba.{name}": getattr(multisample.numba, name) for name in multisample.numba.__all__}
 if TRITON:
     IN_KERNELS |= {f"triton.{name}": getattr(multisample.triton, name).fn for name in multisample.triton.__all__}
-CALLABLE = {
-    **IN_KERNELS,
-    **{name: getattr(multisample, name) for name in PUBLIC if name not in CLASSES_OF_RESULTS},
-    "Generator.spawn": multisample.Generator.spawn,
-    "cem.minimize": multisample.cem.minimize,
-    "cem.CEM": multisample.cem.CEM,
-    "cem.start": multisample.cem.start,
-    "cem.step": multisample.cem.step,
-    "cem.CEM.ask": multisample.cem.CEM.ask,
-    "cem.CEM.tell": multisample.cem.CEM.tell,
-    "cem.CEM.ask_tasks": multisample.cem.CEM.ask_tasks,
-    "cem.CEM.tell_scores": multisample.cem.CEM.tell_scores,
-    "cem.Task.draw": multisample.cem.Task.draw,
-    "cem.Task.score": multisample.cem.Task.score,
-    "tetris.play": multisample.examples.tetris.play,
-    "tetris.moves": multisample.examples.tetris.moves,
-    "tetris.placement": multisample.examples.tetris.placement,
-    "tetris.Learner": multisample.examples.tetris.Learner,
-    "tetris.Learner.step": multisample.examples.tetris.Learner.step,
-    **{f"torch.{name}": getattr(multisample.torch, name) for name in multisample.torch.__all__},
-    "dask.sample": multisample.dask.sample,
-    **({f"jax.{name}": getattr(multisample.jax, name) for name in multisample.jax.__all__} if JAX else {}),
+METHODS = (
+    "Generator.spawn", "cem.minimize", "cem.CEM", "cem.start", "cem.step", "cem.CEM.ask", "cem.CEM.tell",
+    "cem.CEM.ask_tasks", "cem.CEM.tell_scores", "cem.Task.draw", "cem.Task.score", "examples.tetris.play",
+    "examples.tetris.moves", "examples.tetris.placement", "examples.tetris.Learner", "examples.tetris.Learner.step",
+    "dask.sample", *(f"torch.{name}" for name in multisample.torch.__all__),
+    *((f"jax.{name}" for name in multisample.jax.__all__) if JAX else ()),
+)  # fmt: skip
+CALLABLE = IN_KERNELS | {
+    name: operator.attrgetter(name)(multisample)
+    for name in (*METHODS, *sorted({*PUBLIC}.difference(CLASSES_OF_RESULTS)))
 }
 
 

@@ -76,6 +76,7 @@ build.ProjectBuilder(sys.argv[1]).build("editable", sys.argv[2])
 
 
 PACKAGE = Path(multisample.__file__).parent
+OWN_MULTISAMPLE = Path(sysconfig.get_path("purelib"), "multisample").exists()
 RESOLVE = runpy.run_path(str(ROOT / ".ci" / "resolve.py"))
 
 
@@ -261,7 +262,7 @@ def installation(
 ) -> Installation:
     """A new environment with one of the wheels, and with NumPy and Numba from this environment."""
     is_editable = request.param == "editable"
-    if is_editable and Path(sysconfig.get_path("purelib"), "multisample").exists():
+    if is_editable and OWN_MULTISAMPLE:
         pytest.skip("this environment's own multisample would come before the editable one")
     folder = tmp_path_factory.mktemp(request.param)
     python, packages = install(getattr(distributions, request.param), folder)
@@ -345,30 +346,22 @@ def test_the_tests_of_an_sdist_run(distributions: Distributions, tmp_path: Path)
 TYPED_USER, TYPED_TORCH_USER = (SUPPORT / name for name in ("typed_user.py", "typed_torch_user.py"))
 
 
-@pytest.fixture(scope="session")
-def mypy_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One mypy cache for all installations: most of mypy's time is for PyTorch, which is the same in all."""
-    return tmp_path_factory.mktemp("mypy")
-
-
-def check_types(*scripts: Path, python: Path, cache: Path, folder: Path) -> None:
-    """Run mypy --strict as a user of the environment of `python`; any error is a failure."""
-    copies = [shutil.copy(script, folder) for script in scripts]
-    run(
-        sys.executable, "-m", "mypy", "--strict", "--config-file=", "--python-executable", python,
-        "--cache-dir", cache, *copies, folder=folder,
-    )  # fmt: skip
-
-
 @pytest.mark.slow
-def test_an_installation_has_types_for_users(installation: Installation, mypy_cache: Path) -> None:
-    check_types(
-        TYPED_USER, TYPED_TORCH_USER, python=installation.python, cache=mypy_cache, folder=installation.elsewhere
-    )
+def test_installations_have_types_for_users_with_and_without_array_libraries(
+    distributions: Distributions, tmp_path: Path
+) -> None:
+    """One after the other: most of mypy's time is for PyTorch, whose types its cache keeps."""
 
+    def check_types(folder: Path, python: Path, *scripts: Path) -> None:
+        copies = [shutil.copy(script, folder) for script in scripts]
+        options = "--strict", "--config-file=", "--python-executable", python, "--cache-dir", tmp_path / "cache"
+        run(sys.executable, "-m", "mypy", *options, *copies, folder=folder)
 
-@pytest.mark.slow
-def test_types_do_not_depend_on_array_libraries(distributions: Distributions, mypy_cache: Path, tmp_path: Path) -> None:
+    for kind in ("wheel", "editable"):
+        if kind == "wheel" or not OWN_MULTISAMPLE:
+            (tmp_path / kind).mkdir()
+            python, _ = install(getattr(distributions, kind), tmp_path / kind)
+            check_types(tmp_path / kind, python, TYPED_USER, TYPED_TORCH_USER)
     packages = tmp_path / "packages"
     with zipfile.ZipFile(distributions.wheel) as archive:
         archive.extractall(packages)
@@ -377,4 +370,4 @@ def test_types_do_not_depend_on_array_libraries(distributions: Distributions, my
     python = tmp_path / "environment" / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", folder=tmp_path).strip())
     (site / "packages.pth").write_text(str(packages))
-    check_types(TYPED_USER, python=python, cache=mypy_cache, folder=tmp_path)
+    check_types(tmp_path, python, TYPED_USER)
