@@ -16,6 +16,7 @@ import pytest
 import torch
 from cuda_cpp import nvrtc_compile, requires_nvrtc
 from cuda_memory import require
+from dask_cluster import local_cluster
 from ptx_machine import Machine
 from tables import slow_but
 
@@ -284,9 +285,6 @@ def test_a_program_prints_its_result(program: Any, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize("executor", slow_but(["threads"], ["none", "threads", "processes", "dask", "mpi"]))
 def test_a_controller_is_tuned_on_executors(executor: str, capfd: pytest.CaptureFixture[str]) -> None:
     if executor == "dask":
-        pytest.importorskip("distributed")
-        from dask_cluster import local_cluster
-
         with local_cluster() as client:
             argv = ["--executor", executor, "--scheduler", client.scheduler.address, "--tasks", "3"]
             assert cem_cluster.main(argv) == 0
@@ -318,8 +316,6 @@ def test_ranks_find_the_same_minimum(capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize("draws", [4_000_000, pytest.param(200_000_000, marks=pytest.mark.slow)])
 def test_a_monte_carlo_estimate_on_dask(draws: int, capsys: pytest.CaptureFixture[str]) -> None:
     dask = pytest.importorskip("dask")
-    from dask_cluster import local_cluster
-
     mean, error = dask.compute(*monte_carlo_dask.price(draws // 8, block=100_000), scheduler="threads")
     assert error == pytest.approx(7.1 / math.sqrt(draws // 8), rel=0.05)
     assert abs(mean - 5.4307) < 4 * error + 0.0005

@@ -18,6 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from dask_cluster import local_cluster
 from PIL import Image
 from scored_functions import dies
 from tables import slow_but
@@ -200,9 +201,6 @@ def test_the_animation_shows_the_boards_of_the_game(tmp_path: Path, first: int) 
 
 @pytest.mark.slow
 def test_workers_learn_the_same_player(run: Any, folder: Path) -> None:
-    pytest.importorskip("distributed")
-    from dask_cluster import local_cluster
-
     alone = run(*QUICK, "--iterations", 2, "-o", "alone")
     together = run(*QUICK, "--iterations", 2, "-o", "together", "--workers", 2)
     assert together.code == alone.code == 0, together

@@ -18,11 +18,14 @@ import pytest
 from places import ROOT
 
 import multisample.cem
-import multisample.dask
 import multisample.examples.tetris
 import multisample.numba
 import multisample.torch
 from multisample.backends import registry
+
+MISSING = {name for name in ("dask", "jax", "triton") if importlib.util.find_spec(name) is None}
+if "dask" not in MISSING:
+    import multisample.dask
 
 # In an sdist, backends and csrc are in the package. In a clone, the package has links to them.
 FOLDERS = {
@@ -30,14 +33,12 @@ FOLDERS = {
 }
 WITH_DOCUMENTS = (ROOT / ".github", ROOT / "bench", ROOT / "multisample", *FOLDERS.values())
 DOCUMENTS = sorted({ROOT / "README.md", *(path for folder in WITH_DOCUMENTS for path in folder.rglob("*.md"))})
-JAX = importlib.util.find_spec("jax") is not None
-TRITON = importlib.util.find_spec("triton") is not None
 
 
 def module_names() -> list[str]:
     """Every installed module except `__main__`, which would run, and modules that need a missing library."""
     names = ["multisample", *(x.name for x in pkgutil.walk_packages(multisample.__path__, "multisample."))]
-    left_out = {"__main__", *([] if JAX else ["jax"]), *([] if TRITON else ["triton"])}
+    left_out = {"__main__"} | MISSING
     return [name for name in dict.fromkeys(names) if not left_out & set(name.split(".")) or "_libraries" in name]
 
 
@@ -71,14 +72,14 @@ CLASSES_OF_RESULTS = ("BackendStatus", "BackendUnavailableError", "Key", "Unknow
 PUBLIC = sorted(set(multisample.__all__) - {"__version__"})
 # Functions for kernels raise nothing.
 IN_KERNELS = {f"numba.{name}": getattr(multisample.numba, name) for name in multisample.numba.__all__}
-if TRITON:
+if "triton" not in MISSING:
     IN_KERNELS |= {f"triton.{name}": getattr(multisample.triton, name).fn for name in multisample.triton.__all__}
 METHODS = (
     "Generator.spawn", "cem.minimize", "cem.CEM", "cem.start", "cem.step", "cem.CEM.ask", "cem.CEM.tell",
     "cem.CEM.ask_tasks", "cem.CEM.tell_scores", "cem.Task.draw", "cem.Task.score", "examples.tetris.play",
     "examples.tetris.moves", "examples.tetris.placement", "examples.tetris.Learner", "examples.tetris.Learner.step",
-    "dask.sample", *(f"torch.{name}" for name in multisample.torch.__all__),
-    *((f"jax.{name}" for name in multisample.jax.__all__) if JAX else ()),
+    *({"dask.sample"} if "dask" not in MISSING else ()), *(f"torch.{name}" for name in multisample.torch.__all__),
+    *((f"jax.{name}" for name in multisample.jax.__all__) if "jax" not in MISSING else ()),
 )  # fmt: skip
 CALLABLE = IN_KERNELS | {
     name: operator.attrgetter(name)(multisample)
@@ -169,10 +170,10 @@ def blocks(path: Path) -> list[tuple[int, str]]:
 
 
 def lacks(code: str) -> bool:
-    """Whether an example uses CuPy or JAX, which cannot run here."""
+    """Whether an example uses CuPy, Dask or JAX, which cannot run here."""
     if "import cupy" in code:
         return not multisample.list_backends()["cupy"].available
-    return re.search(r"\bjax\b", code) is not None and not JAX
+    return any(re.search(rf"\b{name}\b", code) for name in MISSING)
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
