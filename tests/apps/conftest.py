@@ -19,31 +19,20 @@ class Library(NamedTuple):
     seeds: Callable[[list[int]], Any]
 
 
-def of_name(name: str) -> Library:
-    if name == "numpy":
-        return Library(name, np.array, np.asarray, lambda seeds: np.array(seeds, np.uint64))
-    if name == "torch":
-        tensor = pytest.importorskip("torch").from_numpy
-        return Library(
-            name, lambda x: tensor(np.array(x)), np.asarray, lambda seeds: tensor(np.array(seeds, np.uint64).view("i8"))
-        )
-    array = pytest.importorskip("jax").numpy.asarray
-    halves = lambda seeds: np.array([[seed >> 32, seed & 0xFFFFFFFF] for seed in seeds], np.uint32)  # noqa: E731
-    return Library(name, array, np.asarray, lambda seeds: array(halves(seeds)))
-
-
 @pytest.fixture(params=["numpy", "torch", "jax"])
 def library(request: pytest.FixtureRequest) -> Iterator[Library]:
-    library = of_name(request.param)
-    scope = contextlib.nullcontext()
-    if library.name == "jax":
+    name, scope = request.param, contextlib.nullcontext()
+    if name == "numpy":
+        library = Library(name, np.array, np.asarray, lambda seeds: np.array(seeds, np.uint64))
+    elif name == "torch":
+        tensor = pytest.importorskip("torch").from_numpy
+        library = Library(
+            name, lambda x: tensor(np.array(x)), np.asarray, lambda seeds: tensor(np.array(seeds, np.uint64).view("i8"))
+        )
+    else:
         jax = pytest.importorskip("jax")
         scope = jax.default_device(jax.devices("cpu")[0])
+        halves = lambda seeds: np.array([[seed >> 32, seed & 0xFFFFFFFF] for seed in seeds], np.uint32)  # noqa: E731
+        library = Library(name, jax.numpy.asarray, np.asarray, lambda seeds: jax.numpy.asarray(halves(seeds)))
     with scope:
         yield library
-
-
-@pytest.fixture(params=["numpy", "torch"])
-def array_library(request: pytest.FixtureRequest) -> Library:
-    """A library with mutable arrays, and without a compiler."""
-    return of_name(request.param)

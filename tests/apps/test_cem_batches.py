@@ -11,10 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tables import slow_but
 
 from multisample import Key, cem
 from multisample.cem import CEM, Result
 
+ON_ARRAYS = pytest.mark.parametrize("library", ["numpy", "torch"], indirect=True)
+# XLA compiles for most of a test.
+SLOW_ON_JAX = pytest.mark.parametrize("library", slow_but(["numpy", "torch"], ["numpy", "torch", "jax"]), indirect=True)
 Array = np.ndarray[Any, Any]
 B, D, N = 4, 3, 60
 SEEDS = [7, 2**64 - 1, 0, 2**63]
@@ -57,6 +61,7 @@ def assert_equal_runs(together: Result[Any], alone: list[Result[Any]], to_numpy:
             assert len(rows) == max(run.nit for run in alone)
 
 
+@SLOW_ON_JAX
 def test_searches_equal_their_own_runs(library: Any) -> None:
     random = np.random.default_rng(1)
     # JAX compiles every shape.
@@ -147,12 +152,14 @@ def alone(library: Any, sigma: Any = 1.5, mu: Array = MU, **options: Any) -> lis
     ]
 
 
-def test_a_common_mean_and_numbers_serve_all_searches(array_library: Any) -> None:
-    library, options = array_library, {"iterations": 4, "bounds": (-3, 3), "noise_floor": MU[0] ** 2}
+@ON_ARRAYS
+def test_a_common_mean_and_numbers_serve_all_searches(library: Any) -> None:
+    options = {"iterations": 4, "bounds": (-3, 3), "noise_floor": MU[0] ** 2}
     together = cem.minimize(squares(library, TARGETS), library.array(MU[0]), 1.5, N, seed=SEEDS, **options)
     assert_equal_runs(together, alone(library, mu=np.stack([MU[0]] * B), **options), library.to_numpy)
 
 
+@SLOW_ON_JAX
 def test_every_search_stops_by_itself(library: Any) -> None:
     """The function gets all searches until the last has ended, and scores of searches that have ended are ignored."""
     sigma, statuses = np.repeat(np.array([[0.1], [1.0], [0.02], [3.0]], np.float32), D, 1), []
@@ -195,8 +202,9 @@ def test_ends_of_all_kinds_side_by_side() -> None:
     assert result.nit.tolist() == [1, 1, 1, 30]
 
 
-def test_a_function_may_overwrite_the_samples_of_all_searches(array_library: Any) -> None:
-    library, f = array_library, squares(array_library, TARGETS)
+@ON_ARRAYS
+def test_a_function_may_overwrite_the_samples_of_all_searches(library: Any) -> None:
+    f = squares(library, TARGETS)
 
     def overwriting(x: Any) -> Any:
         scores = f(x)
@@ -233,6 +241,7 @@ def test_a_state_of_another_shape_raises_and_changes_nothing(message: str, chang
     assert np.array_equal(run.ask(), CEM(MU, 1.0, N, seed=SEEDS).ask())
 
 
+@SLOW_ON_JAX
 def test_steps_equal_those_of_single_searches(library: Any) -> None:
     options: dict[str, Any] = {"smoothing": 0.8, "tol": 0.2, "noise": "independent", "antithetic": True}
     bounds, floor = (MU - 1, MU + 1), MU**2
@@ -284,9 +293,10 @@ def test_steps_of_several_searches_are_one_jitted_scan() -> None:
     np.testing.assert_allclose(np.asarray(state.mu), np.asarray(eager.mu), atol=1e-5)
 
 
+@ON_ARRAYS
 @pytest.mark.parametrize("shape", [(), (D,), (B, D), (B, D, 1)])
-def test_steps_accept_bounds_and_floors_of_these_shapes(array_library: Any, shape: tuple[int, ...]) -> None:
-    library, value = array_library, array_library.array(np.full(shape, 0.5, np.float32))
+def test_steps_accept_bounds_and_floors_of_these_shapes(library: Any, shape: tuple[int, ...]) -> None:
+    value = library.array(np.full(shape, 0.5, np.float32))
     state = cem.step(
         cem.start(library.array(0 * MU), 1.0, searches=B), SEEDS, squares(library, TARGETS), N, bounds=(-0.5, value),
         noise_floor=value,

@@ -529,6 +529,7 @@ def test_progress_is_shown_for_windows_only(draw_files: Run) -> None:
     assert re.fullmatch(r"100%  46\.9 KiB of 46\.9 KiB  \S+ \S+/s  0 s left\n", windowed.err)
 
 
+@pytest.mark.slow
 def test_progress_in_a_terminal_is_one_line(folder: Path) -> None:
     pty = pytest.importorskip("pty")
     ours, theirs = pty.openpty()
