@@ -121,16 +121,24 @@ def check_random_searches(library: Any, random: Any) -> None:
         raise
 
 
-def test_sums_do_not_depend_on_the_number_of_searches(library: Any) -> None:
+@pytest.mark.parametrize(
+    ("library", "ways"),
+    [
+        ("numpy", ["samples", "no samples"]), ("torch", ["samples", "no samples"]), ("jax", ["samples"]),
+        pytest.param("jax", ["no samples"], marks=pytest.mark.slow),
+    ],
+    indirect=["library"],
+)  # fmt: skip
+def test_sums_do_not_depend_on_the_number_of_searches(library: Any, ways: list[str]) -> None:
     """Of many elites, whose sums XLA, NumPy and PyTorch order by the shape and the strides of an array."""
     random, batch, d, n = np.random.default_rng(1), 3, 16, 1000
     mu, target = random.normal(size=(2, batch, d)).astype(np.float32)
 
     def result(mu: Array, target: Array, seed: Any) -> Result[Any]:
         run = CEM(library.array(mu), 1.5, n, seed=seed, smoothing=0.9, noise_floor=0.1)
-        for has_samples in (True, False):
+        for way in ways * 2:
             x = run.ask()
-            run.tell(x if has_samples else None, squares(library, target, "by columns")(x))
+            run.tell(x if way == "samples" else None, squares(library, target, "by columns")(x))
         return run.result()
 
     alone = [result(mu[b], target[b], b) for b in range(batch)]

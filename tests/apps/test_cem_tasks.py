@@ -335,6 +335,7 @@ def test_wrong_arguments_are_refused_before_anything_is_submitted(arguments: Any
     assert multisample._randomness.generator.DEFAULT_GENERATOR.state == state
 
 
+@pytest.mark.slow
 def test_loky_sends_what_cloudpickle_can_and_refuses_the_rest() -> None:
     package = pytest.importorskip("loky")
     with package.ProcessPoolExecutor(1) as executor:
