@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from places import ROOT
+from places import DATA, ROOT
 
 from bench.report import compare, report, row
 from bench.report.entries import read_run, reduced, write
@@ -23,72 +24,12 @@ from bench.report.results import Results
 Content = dict[str, Any]
 
 COMMITTED = Results(ROOT / "bench" / "results")
-MICRO = 1e-6
-GPU_CALLS = {  # Seconds on the device at (1000, 1024), and on the host
-    "torch_ext": (3 * MICRO, 6 * MICRO),
-    "cupy": (3.1 * MICRO, 7 * MICRO),
-    "torch_compile": (9 * MICRO, 42 * MICRO),
-    "torch_eager": (12 * MICRO, 20 * MICRO),
-    "curand_host": (5 * MICRO, 8 * MICRO),
-}
-CPU_CALLS = {"cpu": 0.5e-9, "numpy": 7e-9, "torch_randn": 3e-9}  # Seconds a normal
-OURS = ("torch_ext", "cupy", "cpu")
 
 
-def benchmark(
-    suite: str, contender: str, d: int, n: int, call: float, mode: str = "portable", **times: float
-) -> Content:
-    """One benchmark as the suite writes it: `times` has the seconds of the device, the host and memset, if any."""
-    device, host = times.get("device"), times.get("host")
-    info = {
-        "suite": suite, "contender": contender, "ours": contender in OURS, "d": d, "n": n, "dtype": "float32",
-        "noise": "independent", "mode": mode, "layout": "dn", "bytes": 4 * d * n,
-        "lacks": "applies neither mu nor sigma" if contender in ("curand_host", "torch_randn") else None,
-        "device_s": device, "device_s_low": device and 0.99 * device, "device_s_high": device and 1.01 * device,
-        "host_s": host, "pipelined_s": device and max(device, host or 0), "memset_s": times.get("memset"),
-    }  # fmt: skip
-    stats = {"min": call, "q1": 0.98 * call, "median": call, "q3": 1.02 * call, "rounds": 5}
-    return {"group": f"{suite} ({d}, {n}) {mode}", "name": "test_draw", "extra_info": info, "stats": stats}
-
-
-def content(benchmarks: list[Content], **machine: Any) -> Content:
-    versions = {"multisample": "0.1.0", "numpy": "2.4.6", "sources": "0123", "cuda_runtime": "13020"}
-    machine = {"cpu": "Some CPU", "threads": 2, "date": "2030-01-01", "driver": "1.2", "versions": versions, **machine}
-    return {
-        "benchmarks": benchmarks,
-        "commit_info": {"id": "0123abcd"},
-        "machine_info": {},
-        "multisample_machine": machine,
-    }
-
-
-def gpu_results() -> Content:
-    benchmarks = []
-    shapes = [("original", d, 1024) for d in (10, 1000, 5000)] + [("throughput", d, n) for d, n in row.SHAPES]
-    for suite, d, n in shapes:
-        size = max(0.3, d * n / 1_024_000)
-        for contender, (device, host) in GPU_CALLS.items():
-            for mode, factor in (("portable", 1), ("fast_math", 0.75 if contender in OURS else 1)):
-                times = {"device": factor * device * size, "host": host, "memset": 2.1 * MICRO * size}
-                benchmarks.append(benchmark(suite, contender, d, n, device * size + host, mode, **times))
-    return content(benchmarks, gpu="Some GPU")
-
-
-def cpu_results() -> Content:
-    shapes = [("cpu", d, n, 1) for d, n in ((10, 10), (1000, 1000), row.CPU_SHAPE)]
-    return content([
-        benchmark(suite, contender, d, n, MICRO + factor * seconds * d * n)
-        for suite, d, n, factor in [*shapes, ("cpu_out", *row.CPU_SHAPE, 0.5)]
-        for contender, seconds in CPU_CALLS.items()
-    ], gpu=None)  # fmt: skip
-
-
-MAKERS = {"gpu": gpu_results, "cpu": cpu_results}
-
-
-def saved(path: Path, results: Content) -> Path:
-    path.write_text(json.dumps(results), encoding="utf-8")
-    return path
+def content(kind: str) -> Content:
+    """Results that were made up: at (1000, 1024), memset takes 2.1 us and torch_ext 3 us, or 2.25 us by fast_math."""
+    found: Content = json.loads((DATA / f"bench_{kind}.json").read_text(encoding="utf-8"))
+    return found
 
 
 def find(results: Content, contender: str, **info: Any) -> Content:
@@ -105,11 +46,16 @@ def slow_down(one: Content, factor: float) -> None:
         place.update({key: place[key] * factor for key in keys if place[key] is not None})
 
 
+def saved(path: Path, results: Content) -> Path:
+    path.write_text(json.dumps(results), encoding="utf-8")
+    return path
+
+
 # --- Pictures -----------------------------------------------------------------------------------------------------
 
 
 def test_pictures_have_the_numbers_of_the_file(tmp_path: Path) -> None:
-    largest, memory, calls, host = pictures(read_run(saved(tmp_path / "gpu.json", gpu_results())))
+    largest, memory, calls, host = pictures(read_run(DATA / "bench_gpu.json"))
     # 262144 times 3 us beside 9 us. Calls in a row are max(3 d / 1000, 6) us.
     assert "portable numbers 786 µs" in largest.alt and "torch.compile of mu + sigma * randn 2.36 ms" in largest.alt
     assert "times as long as 786 µs" in largest.subtitle and "1,074 MB" in largest.subtitle
@@ -117,15 +63,15 @@ def test_pictures_have_the_numbers_of_the_file(tmp_path: Path) -> None:
     assert "portable numbers 6 µs to 15 µs" in calls.alt
     assert "multisample for PyTorch, portable numbers 6 µs; multisample for CuPy, portable numbers 7 µs" in host.alt
     # Calls of 1 us and 0.5 ns a normal beside 1 us and 7 ns a normal.
-    found = pictures(read_run(saved(tmp_path / "cpu.json", cpu_results())))
+    found = pictures(read_run(DATA / "bench_cpu.json"))
     assert "portable numbers 1.6 to 14.0" in found[1].alt
-    one_shape = gpu_results()
+    one_shape = content("gpu")
     one_shape["benchmarks"] = [each for each in one_shape["benchmarks"] if each["extra_info"]["d"] == 1000]
     assert [each.name for each in pictures(read_run(saved(tmp_path / "one.json", one_shape)))] == ["host"]
 
 
 def test_the_report_has_an_index_of_all_pictures_for_light_and_dark(tmp_path: Path, capsys: Any) -> None:
-    results = cpu_results()
+    results = content("cpu")
     for each in results["benchmarks"]:
         each["extra_info"]["contender"] = each["extra_info"]["contender"].replace("torch_randn", "<script>$x^")
         each["extra_info"]["ours"] |= each["extra_info"]["contender"].startswith("<")
@@ -161,7 +107,7 @@ def test_results_are_small_and_have_the_pictures_of_pages_only() -> None:
 
 
 def test_places_are_written_from_the_rows(tmp_path: Path) -> None:
-    write(tmp_path / "run.json", reduced(gpu_results()))
+    write(tmp_path / "run.json", reduced(content("gpu")))
     assert "rounds" not in (tmp_path / "run.json").read_text(encoding="utf-8")
     rows = [{"case": "a", "call": "x", "us": 10.04}, {"case": "a", "call": "y", "us": 25_000.0},
             {"case": "b", "call": "x", "us": 4.0}, {"case": "b", "call": "y", "us": 8.0}]  # fmt: skip
@@ -193,7 +139,8 @@ def test_places_are_written_from_the_rows(tmp_path: Path) -> None:
 # --- Files --------------------------------------------------------------------------------------------------------
 
 
-CPU = benchmark("cpu", "cpu", 10, 10, MICRO)
+TWICE = content("cpu")
+TWICE["benchmarks"] *= 2
 
 
 @pytest.mark.parametrize(
@@ -201,9 +148,8 @@ CPU = benchmark("cpu", "cpu", 10, 10, MICRO)
     [
         ("{", "expected JSON of `pytest bench --benchmark-only`"),
         ('{"benchmarks": [], "datetime": ""}', "got no 'multisample_machine' in it"),
-        (json.dumps(content([CPU, CPU])), "expected one entry of 'cpu' in group"),
+        (json.dumps(TWICE), "expected one entry of 'cpu' in group"),
     ],
-    ids=["no JSON", "no machine", "a contender twice"],
 )
 def test_other_files_are_refused(text: str, message: str, tmp_path: Path, capsys: Any) -> None:
     path = tmp_path / "other.json"
@@ -218,10 +164,10 @@ def test_other_files_are_refused(text: str, message: str, tmp_path: Path, capsys
 
 
 def test_a_row_has_the_numbers_of_the_file_and_names_the_fastest_peers(tmp_path: Path) -> None:
-    results = gpu_results()
-    find(results, "torch_eager", suite="throughput", d=1000, mode="fast_math")["extra_info"]["device_s"] = 0.9 * MICRO
+    results = content("gpu")
+    find(results, "torch_eager", suite="throughput", d=1000, mode="fast_math")["extra_info"]["device_s"] = 0.9e-6
     found = {}
-    for name, each in (("gpu", results), ("cpu", cpu_results())):
+    for name, each in (("gpu", results), ("cpu", content("cpu"))):
         cells = row.row(read_run(saved(tmp_path / f"{name}.json", each))).strip("| ").split(" | ")
         found[name] = dict(zip(row.COLUMNS, cells, strict=True))
     # 2.1 us of memset beside 3 and 3.1 us of two backends, and 0.75 of that; cuRAND's 5 us lack mu and sigma.
@@ -267,45 +213,47 @@ def compared(tmp_path: Path, old: list[Content], new: list[Content]) -> int:
     return compare.main(["--old", *files[0], "--new", *files[1]])
 
 
-ENTRIES = [("gpu", "torch_ext", "throughput"), ("cpu", "cpu", "cpu")]
+UNSTEADY = (1, 1.15, 0.9)
 
 
-@pytest.mark.parametrize(("kind", "contender", "suite"), ENTRIES)
-def test_a_planted_slowdown_is_found(kind: str, contender: str, suite: str, tmp_path: Path, capsys: Any) -> None:
-    new = MAKERS[kind]()
-    planted = find(new, contender, suite=suite)
-    slow_down(planted, 1.25)
-    assert compared(tmp_path, [MAKERS[kind]()], [new]) == 1
-    first, last = capsys.readouterr().out.splitlines()
-    assert first.startswith(f"{suite}: {planted['group']}: {contender}: ") and first.endswith("-20.0 %, slower")
-    assert "of ours 1 slower and 0 faster, of peers 0 moved; hints only" in last
+@pytest.mark.parametrize(("kind", "contender", "suite"), [("gpu", "torch_ext", "throughput"), ("cpu", "cpu", "cpu")])
+@pytest.mark.parametrize(
+    ("old", "new", "code"),
+    [
+        ((1,), (1.25,), 1),
+        ((1, 1.001, 0.999), (1.1, 1.101, 1.099), 1),
+        (UNSTEADY, (1.1, 1.101, 1.099), 0),
+        (UNSTEADY, (1.1,), 0),  # The spread of one side stands for both.
+        (UNSTEADY, (2, 2.3, 1.8), 1),
+    ],
+)
+def test_a_slowdown_beyond_the_spread_of_repeated_runs_is_found(
+    old: tuple[float, ...], new: tuple[float, ...], code: int, kind: str, contender: str, suite: str, tmp_path: Path,
+    capsys: Any,
+) -> None:  # fmt: skip
+    runs = [[content(kind) for _ in factors] for factors in (old, new)]
+    planted = [find(each, contender, suite=suite) for each in itertools.chain(*runs)]
+    for each, factor in zip(planted, old + new, strict=True):
+        slow_down(each, factor)
+    assert compared(tmp_path, *runs) == code
+    *found, last = capsys.readouterr().out.splitlines()
+    first = "".join(found[:1])
+    assert first.startswith(f"{suite}: {planted[0]['group']}: {contender}: ") == code
+    assert first.endswith("-20.0 %, slower") == (new == (1.25,))
+    assert f"of ours {code} slower and 0 faster, of peers 0 moved" in last
+    assert ("; hints only" in last) == (len(old) == len(new) == 1)
 
 
 @pytest.mark.parametrize("speed", [1, 2])
-@pytest.mark.parametrize("kind", MAKERS)
-def test_noise_and_a_slower_machine_are_no_change(kind: str, speed: float, tmp_path: Path, capsys: Any) -> None:
-    new = MAKERS[kind]()
+@pytest.mark.parametrize(("kind", "peer"), [("gpu", "torch_compile"), ("cpu", "torch_randn")])
+def test_noise_and_a_slower_machine_are_no_change(
+    kind: str, peer: str, speed: float, tmp_path: Path, capsys: Any
+) -> None:
+    new = content(kind)
     for k, each in enumerate(new["benchmarks"]):
         slow_down(each, speed * (1.01, 1, 0.99)[k % 3])
         if each["extra_info"]["memset_s"] is not None:
             each["extra_info"]["memset_s"] *= speed
-    # Only a slowdown of ours fails.
-    slow_down(find(new, "torch_compile" if kind == "gpu" else "torch_randn"), 2)
-    assert compared(tmp_path, [MAKERS[kind]()], [new]) == 0
+    slow_down(find(new, peer), 2)  # Only a slowdown of ours fails.
+    assert compared(tmp_path, [content(kind)], [new]) == 0
     assert "of ours 0 slower and 0 faster, of peers 1 moved" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(("kind", "contender", "suite"), ENTRIES)
-def test_the_spread_is_that_of_repeated_runs(kind: str, contender: str, suite: str, tmp_path: Path) -> None:
-    def runs(*factors: float) -> list[Content]:
-        found = []
-        for factor in factors:
-            found.append(MAKERS[kind]())
-            slow_down(find(found[-1], contender, suite=suite), factor)
-        return found
-
-    unsteady = runs(1, 1.15, 0.9)
-    assert compared(tmp_path, runs(1, 1.001, 0.999), runs(1.1, 1.101, 1.099)) == 1
-    assert compared(tmp_path, unsteady, runs(1.1, 1.101, 1.099)) == 0
-    assert compared(tmp_path, unsteady, runs(1.1)) == 0  # The spread of one side stands for both.
-    assert compared(tmp_path, unsteady, runs(2, 2.3, 1.8)) == 1

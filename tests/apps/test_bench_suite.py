@@ -6,6 +6,7 @@ import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -54,11 +55,11 @@ def test_wrong_samples_are_rejected(spoil: Callable[[Array], Array], noise: str,
         check_moments(spoil(draw(1)), draw(1), mu, sigma, noise)
 
 
-def test_variances_of_few_samples_are_compared_with_chi_square() -> None:
-    for probability in (0.05, 0.5, 0.95):
-        row = np.arange(31.0) / np.arange(31.0).std(ddof=1) * np.sqrt(chi2.ppf(probability, 30) / 30)
-        found = moment_errors(row[None], np.zeros(1), np.ones(1), "shared")["variance"]
-        assert abs(found - abs(norm.ppf(probability))) < 0.1
+@pytest.mark.parametrize("probability", [0.05, 0.5, 0.95])
+def test_variances_of_few_samples_are_compared_with_chi_square(probability: float) -> None:
+    row = np.arange(31.0) / np.arange(31.0).std(ddof=1) * np.sqrt(chi2.ppf(probability, 30) / 30)
+    found = moment_errors(row[None], np.zeros(1), np.ones(1), "shared")["variance"]
+    assert abs(found - abs(norm.ppf(probability))) < 0.1
 
 
 class Clockwork:
@@ -67,41 +68,36 @@ class Clockwork:
     def __init__(self) -> None:
         self.now = 0.0
         self.fills: list[int] = []
-
-    def reserve(self, size: int) -> None:
-        assert size == BUSY
-
-    def release(self) -> None:
-        pass
+        self.reserved: list[int] = []
+        self.reserve = self.reserved.append
+        self.mark = lambda: self.now
+        self.seconds = lambda start, stop: stop - start
+        self.release = self.wait = lambda: None
 
     def fill(self, size: int) -> None:
         self.fills.append(size)
         self.now += size * 1e-9
 
-    def mark(self) -> float:
-        return self.now
-
-    def seconds(self, start: float, stop: float) -> float:
-        return stop - start
-
-    def wait(self) -> None:
-        pass
-
 
 def test_the_time_of_a_call_is_between_its_marks() -> None:
-    device, size, results = Clockwork(), 10**6, iter(range(10**6))
+    device, size, waited = Clockwork(), 10**6, list[str]()
 
-    def call() -> int:
+    def call() -> str:
         device.now += 5e-3
-        return next(results)
+        return "result"
 
-    ring = Ring(size)
-    times = measure(device, call, ring, size)
+    times = measure(device, call, Ring(size), size)
     assert times.device == pytest.approx((5e-3,) * 3) and times.memset == pytest.approx(1e-3)
     assert times.pipelined == pytest.approx(5e-3) and 0 < times.host < 1
     # Before each fill and each single call, another fill evicts the cache; its time does not count.
     assert device.fills[::3] == device.fills[2::3] == [BUSY] * (len(device.fills) // 3)
     assert set(device.fills[1::3]) == {size}
+    # The host times libraries with private streams.
+    ring = Ring(size)
+    ring.warm_up(call)
+    times = measure(device, call, ring, size, wait=waited.append)
+    assert set(waited) == {"result"} and "host" in times.way
+    assert times.host <= times.pipelined == times.device.median
 
 
 def test_results_stay_alive_until_memory_has_rotated() -> None:
@@ -112,27 +108,7 @@ def test_results_stay_alive_until_memory_has_rotated() -> None:
         assert Ring(size).kept.maxlen == kept
 
 
-def test_libraries_with_private_streams_are_timed_by_the_host() -> None:
-    device, ring, waited = Clockwork(), Ring(4), []
-    ring.warm_up(lambda: "result")
-    times = measure(device, lambda: "result", ring, 4, wait=waited.append)
-    assert set(waited) == {"result"} and "host" in times.way
-    assert times.host <= times.pipelined == times.device.median
-
-
-class Table:
-    """Replaces pytest-benchmark's fixture."""
-
-    def __init__(self) -> None:
-        self.extra_info: dict[str, Any] = {}
-        self.group = ""
-
-    def pedantic(self, target: Callable[[], None], rounds: int, warmup_rounds: int) -> None:
-        target()
-
-
-@pytest.mark.parametrize("ours", [False, True])
-@pytest.mark.parametrize("layout", ["dn", "nd"])
+@pytest.mark.parametrize(("ours", "layout"), [(False, "dn"), (True, "nd")])
 def test_peers_are_measured_once_and_ours_once_per_mode_and_the_fastest_variant_counts(ours: bool, layout: str) -> None:
     device, starts = Clockwork(), []
 
@@ -146,11 +122,13 @@ def test_peers_are_measured_once_and_ours_once_per_mode_and_the_fastest_variant_
 
         return {"slow": functools.partial(ticking, 0.02), "fast": functools.partial(ticking, 0.01)}
 
-    runner, tables = CudaRunner(device, None), [Table(), Table()]
-    contender = Contender("someone", lambda: None, start, ours=ours)
+    runner, contender = CudaRunner(device, None), Contender("someone", lambda: None, start, ours=ours)
+    # In place of pytest-benchmark's fixture.
+    tables = [SimpleNamespace(extra_info={}, pedantic=lambda call, **options: call()) for _ in MODES]
     for table, mode in zip(tables, MODES, strict=True):
         runner.run(table, "throughput", contender, Case(D, N, layout=layout), mode)
     assert starts == (["portable", "fast_math"] if ours else ["portable"])
+    assert device.reserved == [BUSY] * len(starts)
     info = tables[0].extra_info
     assert (info["layout"], info["device_s"], info["variant"]) == (layout, pytest.approx(0.01), "fast")
     assert info["of_memset"] == info["memset_s"] / info["device_s"]
@@ -160,7 +138,7 @@ def test_peers_are_measured_once_and_ours_once_per_mode_and_the_fastest_variant_
 def test_unavailable_contenders_are_skipped_with_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     contender = Contender("someone", lambda: "not at home", CPU["numpy"].start)
     with pytest.raises(pytest.skip.Exception, match="someone: not at home"):
-        CudaRunner(Clockwork(), None).run(Table(), "throughput", contender, Case(D, N), "portable")
+        CudaRunner(Clockwork(), None).run(None, "throughput", contender, Case(D, N), "portable")
     monkeypatch.setattr(toolchain, "cuda_home", lambda: tmp_path)
     monkeypatch.setattr(sys, "path", [])
     for program in (header_peers.CURANDDX, header_peers.RAFT):

@@ -9,25 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cuda_cpp import requires_gxx
+from places import SHIM
 
 import multisample
 from bench.studies import testu01
 from reference import stream as reference
-
-# In place of TestU01's headers.
-STUB = """
-#include <cstdlib>
-struct unif01_Gen {
-  void *state, *param; char* name;
-  double (*GetU01)(void*, void*); unsigned long (*GetBits)(void*, void*); void (*Write)(void*);
-};
-static int swrite_Basic, bbattery_NTests;
-static double bbattery_pVal[1];
-static char* bbattery_TestNames[1];
-static void bbattery_RepeatSmallCrush(unif01_Gen*, int*) {}
-static void bbattery_RepeatCrush(unif01_Gen*, int*) {}
-static void bbattery_RepeatBigCrush(unif01_Gen*, int*) {}
-"""
 
 
 def reference_numbers(test: int, order: str, seed: int, block: int) -> list[float]:
@@ -48,21 +34,14 @@ def reference_numbers(test: int, order: str, seed: int, block: int) -> list[floa
 
 @requires_gxx
 def test_numbers_equal_the_reference(tmp_path: Path) -> None:
-    for name, text in (("bbattery.h", STUB), ("swrite.h", ""), ("unif01.h", "")):
-        (tmp_path / name).write_text(text)
-    # The program includes C headers; these are C++.
-    source = testu01.GENERATOR.read_text().replace('extern "C" {', 'extern "C++" {')
-    (tmp_path / "program.cpp").write_text(source)
-    command = ["g++", "-std=c++17", "-O1", f"-I{multisample.get_include()}", "program.cpp", "-o", "program"]
-    subprocess.run(command, cwd=tmp_path, check=True)
+    includes = f"-I{multisample.get_include()}", f"-I{SHIM / 'testu01'}"
+    program = tmp_path / "program"
+    subprocess.run(["g++", "-std=c++17", "-O1", *includes, testu01.GENERATOR, "-o", program], check=True)
     for order in testu01.ORDERS:
-        for place in (
-            (1, order, 7, 0),
-            (96, order, 2**64 - 1, 2**32 - 1024),
-            (106, order, 2**33 + 5, 5 * 2**32 + 2**31),
-        ):
-            output = testu01.output_of(tmp_path / "program", "draw", *map(str, place), "2")
-            np.testing.assert_allclose(np.frombuffer(output[:16]), reference_numbers(*place), rtol=1e-13)
+        for test, seed, block in ((1, 7, 0), (96, 2**64 - 1, 2**32 - 1024), (106, 2**33 + 5, 5 * 2**32 + 2**31)):
+            output = testu01.output_of(program, "draw", *map(str, (test, order, seed, block)), "2")
+            expected = reference_numbers(test, order, seed, block)
+            np.testing.assert_allclose(np.frombuffer(output[:16]), expected, rtol=1e-13)
 
 
 def test_every_test_runs_once_and_a_failure_leaves_the_results_of_others(tmp_path: Path) -> None:
@@ -89,7 +68,7 @@ def test_every_test_runs_once_and_a_failure_leaves_the_results_of_others(tmp_pat
 )
 def test_verdicts(p: float, outside: int, verdict: str) -> None:
     tests = [
-        {"test": k, "seconds": 1.0, "statistics": [{"name": "A", "p": p if k == 4 else 0.5}]} for k in range(1, 11)
+        {"test": k, "seconds": 1.0, "statistics": [{"name": "A", "p": one}]} for k, one in enumerate([0.5] * 9 + [p])
     ]
     found = testu01.summary({"battery": "SmallCrush", "tests": tests})
     assert (found["verdict"], len(found["outside"]), found["statistics"]) == (verdict, outside, 10)

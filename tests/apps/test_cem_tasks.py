@@ -8,12 +8,8 @@ from __future__ import annotations
 import concurrent.futures
 import itertools
 import multiprocessing
-import os
 import pickle
-import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,8 +19,7 @@ from typing import Any
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-import torch
-from hypothesis import given
+from hypothesis import given, settings
 from scored_functions import START, assert_same, dies, fails, run, sphere, torch_sphere
 from tables import slow_but
 
@@ -44,7 +39,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 def processes() -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn"))
+    return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
 
 
 def loky() -> Executor:
@@ -64,7 +59,7 @@ def executor(request: pytest.FixtureRequest) -> Iterator[Executor]:
 
 def overwriting(x: Any) -> Any:
     """`sphere`, which overwrites its samples, and whose scores are a view of them."""
-    scores = sphere(x)
+    scores = (sphere if isinstance(x, np.ndarray) else torch_sphere)(x)
     x[...] = 1e9
     x[-1] = scores
     return x[-1]
@@ -76,28 +71,15 @@ def test_a_function_may_overwrite_its_samples() -> None:
         with ThreadPoolExecutor(2) as executor:
             assert_same(run(overwriting, executor=executor, **options), expected)
         assert_same(run(overwriting, **options), expected)
+    torch = pytest.importorskip("torch")
     start, own, state = torch.from_numpy(START), cem.start(START, 2.0), cem.start(START, 2.0)
     for bounds in (None, (-3.0, 3.5)):
         expected = run(torch_sphere, start, bounds=bounds)
         for inference in (False, True):
             with torch.inference_mode(inference):
-                assert_same(run(overwriting_tensors, start, bounds=bounds), expected)
+                assert_same(run(overwriting, start, bounds=bounds), expected)
         own, state = (cem.step(x, 1, f, N, bounds=bounds) for x, f in ((own, sphere), (state, overwriting)))
         assert own.mu.tobytes() == state.mu.tobytes()
-
-
-def test_the_state_and_tasks_share_no_memory_with_the_run() -> None:
-    search: Any = CEM(START, 2.0, N, seed=7)
-    search.state["mu"][:] = 5
-    search.ask_tasks(2)[0].mu[:] = 5
-    assert (search.mu == START).all()
-
-
-def overwriting_tensors(x: Any) -> Any:
-    scores = torch_sphere(x)
-    x.fill_(1e9)
-    x[-1] = scores
-    return x[-1]
 
 
 @pytest.mark.parametrize("options", OPTIONS)
@@ -114,7 +96,7 @@ def test_the_executor_does_not_matter(executor: Executor) -> None:
     for mu in (START, START.astype(np.float64), np.linspace(-1, 1, 2000)):
         assert_same(run(mu=mu, executor=executor, tasks=3), run(mu=mu))
     assert_same(run(n=3, elite_frac=0.9, executor=executor, tasks=5), run(n=3, elite_frac=0.9))
-    tensor = torch.from_numpy(START)
+    tensor = pytest.importorskip("torch").from_numpy(START)
     assert_same(run(torch_sphere, tensor, executor=executor, tasks=3), run(torch_sphere, tensor))
 
 
@@ -130,6 +112,7 @@ def test_scores_of_any_type_and_scores_that_are_not_finite() -> None:
             assert_same(run(f, executor=executor, tasks=5), run(f))
 
 
+@settings(max_examples=40)
 @given(
     d=st.sampled_from([1, 3, 700, 5000]),
     n=st.integers(2, 60),
@@ -148,11 +131,10 @@ def test_elites_are_drawn_again(d: int, n: int, antithetic: bool, bounds: Any, d
 
 @pytest.mark.parametrize("d", [3, 4000])
 def test_a_task_and_its_scores_are_small(d: int) -> None:
-    n, k = 50_000, 8
-    for task in CEM(np.zeros(d), 1.0, n, seed=7).ask_tasks(k):
-        assert len(pickle.dumps(task)) < 16 * d + 1000
-        assert len(pickle.dumps(task.score(sphere))) < 16 * n / k + 1000
-        break
+    n, k = 5_000, 8
+    task = CEM(np.zeros(d, np.float32), 1.0, n, seed=7).ask_tasks(k)[0]
+    assert len(pickle.dumps(task)) < 16 * d + 1000
+    assert len(pickle.dumps(task.score(sphere))) < 16 * n / k + 1000
 
 
 def test_a_task_draws_by_one_thread(monkeypatch: pytest.MonkeyPatch, thread_counts: list[int]) -> None:
@@ -353,6 +335,7 @@ def test_wrong_arguments_are_refused_before_anything_is_submitted(arguments: Any
     assert multisample._randomness.generator.DEFAULT_GENERATOR.state == state
 
 
+@pytest.mark.slow
 def test_loky_sends_what_cloudpickle_can_and_refuses_the_rest() -> None:
     package = pytest.importorskip("loky")
     with package.ProcessPoolExecutor(1) as executor:
@@ -386,36 +369,3 @@ def test_windows_cover_the_generation() -> None:
         assert all(isinstance(task, Task) and task.count >= 2 for task in tasks)
         assert [task.start for task in tasks] == [sum(task.count for task in tasks[:i]) for i in range(len(tasks))]
         assert sum(task.count for task in tasks) == N
-
-
-MPI_PROGRAM = """
-from mpi4py.futures import MPIPoolExecutor
-from scored_functions import sphere
-import numpy as np
-from multisample import cem
-if __name__ == "__main__":
-    mu = np.linspace(-2, 3, 6).astype(np.float32)
-    expected = cem.minimize(sphere, mu, 2.0, 200, iterations=8, seed=7)
-    with MPIPoolExecutor() as executor:
-        result = cem.minimize(sphere, mu, 2.0, 200, iterations=8, seed=7, executor=executor, tasks=3)
-        try:
-            cem.minimize(lambda x: x, mu, 2.0, 200, executor=executor)
-        except TypeError as error:
-            assert "can send to other processes" in str(error)
-    assert result.mu.tobytes() == expected.mu.tobytes() and result.fun == expected.fun
-    print("equal")
-"""
-
-
-@pytest.mark.slow
-def test_mpi_executors(tmp_path: Any) -> None:
-    pytest.importorskip("mpi4py")
-    mpiexec = shutil.which("mpiexec")
-    if mpiexec is None:
-        pytest.skip("no mpiexec")
-    program = tmp_path / "program.py"
-    program.write_text(MPI_PROGRAM)
-    command = [mpiexec, "-n", "3", sys.executable, "-m", "mpi4py.futures", str(program)]
-    path = os.pathsep.join(filter(None, sys.path))
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=os.environ | {"PYTHONPATH": path})
-    assert done.stdout == "equal\n", done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import runpy
+import shutil
 import statistics
 import subprocess
 import sys
@@ -52,7 +53,7 @@ def test_mppi_swings_the_pole_up_and_keeps_it_there(device: str) -> None:
     assert max(map(abs, run.positions)) < 3.0
 
 
-@pytest.mark.parametrize("library", ["torch", "jax"])
+@pytest.mark.parametrize("library", slow_but(["torch"], ["torch", "jax"]))
 def test_many_poles_swing_up_at_once(library: str) -> None:
     pytest.importorskip(library)
     run = cart_poles.control(carts=4, steps=70, rollouts=512, library=library)
@@ -91,9 +92,9 @@ def test_the_fitted_posterior_is_near_the_optimum(device: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 def test_antithetic_pairs_and_common_random_numbers_reduce_variance(device: str) -> None:
     seeds = range(30)
-    plain = [basket_option.price(seed=seed, paths=20_000, device=device) for seed in seeds]
-    pairs = [basket_option.price(seed=seed, paths=20_000, antithetic=True, device=device) for seed in seeds]
-    assert statistics.fmean(plain) == pytest.approx(statistics.fmean(pairs), abs=0.05)
+    plain = [basket_option.price(seed=seed, paths=5_000, device=device) for seed in seeds]
+    pairs = [basket_option.price(seed=seed, paths=5_000, antithetic=True, device=device) for seed in seeds]
+    assert statistics.fmean(plain) == pytest.approx(statistics.fmean(pairs), abs=0.1)
     assert statistics.stdev(pairs) < 0.9 * statistics.stdev(plain)
     other = [basket_option.delta(seed, seed + 30, device) for seed in seeds[:10]]
     common = [basket_option.delta(seed, seed, device) for seed in seeds[:10]]
@@ -138,14 +139,18 @@ def test_the_price_of_an_asian_option_is_between_bounds() -> None:
             asian_option.price(**{name: value})
 
 
+ROLLOUT = (
+    np.linspace(-0.5, 1.5, 2 * 30, dtype=np.float32), np.full(2 * 30, 2, np.float32),
+    np.array([0.0, 0.3, 1.0, -0.5], np.float32), multisample.Key(2**63 + 1, 2**35),
+)  # fmt: skip
+
+
 # Numba warns of kernels that do not fill the device.
 @pytest.mark.filterwarnings("ignore:Grid size")
 @pytest.mark.parametrize("device", ["cpu", "numba", "cuda"])
 def test_rollouts_have_the_controls_that_sample_draws(device: str) -> None:
     needs(device)
-    plan = np.linspace(-0.5, 1.5, 2 * 30).astype(np.float32)
-    sigma, start = np.full_like(plan, 2.0), np.array([0.0, 0.3, 1.0, -0.5], np.float32)
-    key, n = multisample.Key(2**63 + 1, 2**35), 1001
+    plan, sigma, start, key, n = *ROLLOUT, 1001
     expected = []
     for accelerations in multisample.sample(plan, sigma, n, seed=key, layout="nd", backend="cpu"):
         vehicle = (*start, np.float32(0))
@@ -166,9 +171,7 @@ def test_rollouts_have_the_controls_that_sample_draws(device: str) -> None:
 @requires_nvrtc
 def test_rollouts_in_cuda_cpp_exchange_their_controls() -> None:
     """The kernel runs on a CPU: threads draw rows for each other."""
-    plan = np.linspace(-0.5, 1.5, 2 * 30).astype(np.float32)
-    sigma, start = np.full_like(plan, 2.0), np.array([0.0, 0.3, 1.0, -0.5], np.float32)
-    key, n = multisample.Key(2**63 + 1, 2**35), mppi.THREADS
+    plan, sigma, start, key, n = *ROLLOUT, mppi.THREADS
     program = nvrtc_compile(mppi.KERNEL, ["rollouts"], "compute_90", [*mppi.OPTIONS, "-DNORMALS4=normals4"])
     machine = Machine(n, contraction=True)
     arrays = [machine.array(array) for array in (plan, sigma, start, np.empty(n, np.float32))]
@@ -279,21 +282,22 @@ def test_a_program_prints_its_result(program: Any, capsys: pytest.CaptureFixture
     assert lines[-1].endswith(" of 2") if program is cart_poles else len(lines) >= 5
 
 
-@pytest.mark.parametrize("executor", slow_but(["none", "processes"], ["none", "threads", "processes", "dask"]))
-def test_a_controller_is_tuned_on_executors(executor: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("executor", slow_but(["threads"], ["none", "threads", "processes", "dask", "mpi"]))
+def test_a_controller_is_tuned_on_executors(executor: str, capfd: pytest.CaptureFixture[str]) -> None:
     if executor == "dask":
-        pytest.importorskip("distributed")
         with local_cluster() as client:
             argv = ["--executor", executor, "--scheduler", client.scheduler.address, "--tasks", "3"]
             assert cem_cluster.main(argv) == 0
+    elif executor == "mpi":
+        pytest.importorskip("mpi4py")
+        command = [shutil.which("mpiexec") or pytest.skip("no mpiexec"), "-n", "3", sys.executable, "-m"]
+        command += ["mpi4py.futures", "-m", cem_cluster.__name__, "--executor", executor]
+        subprocess.run(command, check=True, timeout=300)
     else:
         assert cem_cluster.main(["--executor", executor]) == 0
-    assert capsys.readouterr().out.startswith("gains [ 4.84   6.434 48.975 10.68 ], cost 1.5102;")
-
-
-def test_the_tuned_controller_keeps_the_pole_upright() -> None:
-    without = cem_cluster.cost(np.zeros((4, 1)))
-    assert cem_cluster.cost(cem_cluster.tune().mu[:, None]) < 0.02 * without
+    assert capfd.readouterr().out.startswith("gains [ 4.84   6.434 48.975 10.68 ], cost 1.5102;")
+    # The controller keeps the pole upright.
+    assert cem_cluster.cost(np.zeros((4, 1))) > 50 * 1.5102
 
 
 @pytest.mark.slow
@@ -309,35 +313,38 @@ def test_ranks_find_the_same_minimum(capsys: pytest.CaptureFixture[str]) -> None
     assert ranks.stdout == alone.replace("on 1 ranks", "on 2 ranks")
 
 
-@pytest.mark.parametrize("draws", [4_000_000, pytest.param(1_000_000_000, marks=pytest.mark.slow)])
-def test_a_monte_carlo_estimate_on_dask(draws: int, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("draws", "on_cluster"), [(4_000_000, False), pytest.param(200_000_000, True, marks=pytest.mark.slow)]
+)
+def test_a_monte_carlo_estimate_on_dask(draws: int, on_cluster: bool, capsys: pytest.CaptureFixture[str]) -> None:
     dask = pytest.importorskip("dask")
     mean, error = dask.compute(*monte_carlo_dask.price(draws // 8, block=100_000), scheduler="threads")
     assert error == pytest.approx(7.1 / math.sqrt(draws // 8), rel=0.05)
     assert abs(mean - 5.4307) < 4 * error + 0.0005
-    with local_cluster(n_workers=1) as client:
-        argv = ["--draws", str(draws), "--scheduler", client.scheduler.address]
+    argv = ["--draws", str(draws)]
+    if on_cluster:
+        with local_cluster(n_workers=1) as client:
+            assert monte_carlo_dask.main([*argv, "--scheduler", client.scheduler.address]) == 0
+    else:
         assert monte_carlo_dask.main(argv) == 0
-    assert capsys.readouterr().out.startswith(f"price {5.4:.1f}")
+    assert capsys.readouterr().out.startswith("price 5.4")
 
 
 @pytest.mark.parametrize(
-    ("program", "library", "command"),
+    ("program", "library"),
     [
-        ("bayesian_regression", "torch", "PyTorch is not installed: pip install torch"),
-        ("cart_poles", "torch", "PyTorch is not installed: pip install torch"),
-        ("cart_pole_jax", "jax", "JAX is not installed: pip install jax"),
-        ("cem_torchrun", "torch", "PyTorch is not installed: pip install torch"),
-        ("monte_carlo_dask", "dask", "Dask is not installed: pip install 'dask[array]'"),
+        ("bayesian_regression", "torch"), ("cart_poles", "torch"), ("cart_pole_jax", "jax"), ("cem_torchrun", "torch"),
+        ("monte_carlo_dask", "dask"),
     ],
-)
+)  # fmt: skip
 def test_a_program_without_its_library_says_what_to_install(
-    program: str, library: str, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    program: str, library: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    name, package = {"torch": ("PyTorch", "torch"), "jax": ("JAX", "jax"), "dask": ("Dask", "'dask[array]'")}[library]
     monkeypatch.setitem(sys.modules, library, None)
     monkeypatch.delitem(sys.modules, f"multisample.examples.{program}", raising=False)
     monkeypatch.setattr(sys, "argv", [program])
     with pytest.raises(SystemExit) as exit_:
         runpy.run_module(f"multisample.examples.{program}", run_name="__main__")
     assert exit_.value.code == 1
-    assert capsys.readouterr().err == f"multisample: error: {command}\n"
+    assert capsys.readouterr().err == f"multisample: error: {name} is not installed: pip install {package}\n"

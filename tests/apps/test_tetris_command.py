@@ -17,7 +17,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import dask
 import pytest
 from dask_cluster import local_cluster
 from PIL import Image
@@ -85,15 +84,6 @@ def test_the_command_trains_plays_and_writes_files(run: Any, folder: Path) -> No
         assert len(set(curve.convert("L").resize((40, 40)).tobytes())) > 5
 
 
-def test_a_resumed_run_equals_an_uninterrupted_run(run: Any, folder: Path) -> None:
-    assert run(*QUICK, "--iterations", 4, "-o", "whole").code == 0
-    assert run(*QUICK, "--iterations", 1, "-o", "parts").code == 0
-    done = run("--resume", "--iterations", 4, "-o", "parts", "--fresh-games", 3, "--fresh-lines", 60, "--n", 20)
-    assert done.code == 0
-    assert [line.partition(":")[0] for line in done.err.splitlines()] == ["iteration 2", "iteration 3", "iteration 4"]
-    assert learnt("parts") == learnt("whole")
-
-
 def test_an_older_run_is_not_overwritten(run: Any, folder: Path) -> None:
     assert run("--resume").err == "multisample: error: tetris/state.json: No such file or directory\n"
     done = run(*QUICK, "--minutes", 1e-9)
@@ -123,7 +113,6 @@ def test_an_older_run_is_not_overwritten(run: Any, folder: Path) -> None:
         (("--workers", 0), 2, "--workers: expected a positive integer"),
         (("--workers", 2, "--scheduler", "tcp://127.0.0.1:1"), 2, "not allowed with"),
         (("--features", "mine"), 1, "features: expected 'dellacherie' or 'bertsekas', got 'mine'"),
-        (("--height", 30), 1, "height: expected"),
     ],
 )
 def test_wrong_options_print_an_error(run: Any, folder: Path, options: Any, code: int, message: str) -> None:
@@ -223,27 +212,29 @@ def test_workers_learn_the_same_player(run: Any, folder: Path) -> None:
     assert cluster.code == 0, cluster
     assert learnt("cluster") == learnt("alone")
     assert " on 4 workers\n" in cluster.err
-    assert run(*QUICK, "--iterations", 3, "-o", "together", "--resume").code == 0
-    assert run(*QUICK, "--iterations", 3, "-o", "alone", "--resume", "--workers", 1).code == 0
-    assert learnt("together") == learnt("alone")
 
 
-def test_a_worker_that_dies_is_an_error_and_the_run_can_be_resumed(
+def test_a_worker_that_dies_is_an_error_and_a_resumed_run_equals_an_uninterrupted_run(
     run: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run(*QUICK, "--iterations", 1).code == 0
     with monkeypatch.context() as patched:
         patched.setattr(learning, "_play_task", dies)
-        done = run(*QUICK, "--iterations", 2, "--resume", "--workers", 2)
+        done = run(*QUICK, "--iterations", 2, "--resume", "--workers", 1)
     assert done.code == 1
     assert "multisample: error: executor: expected one that runs all tasks, got ProcessPoolExecutor" in done.err
-    assert run(*QUICK, "--iterations", 2, "--resume").code == 0
-    assert run(*QUICK, "--iterations", 2, "-o", "whole").code == 0
+    done = run("--resume", "--iterations", 3, "--fresh-games", 3, "--fresh-lines", 60, "--n", 20)
+    assert done.code == 0
+    assert [line.partition(":")[0] for line in done.err.splitlines()] == ["iteration 2", "iteration 3"]
+    assert run(*QUICK, "--iterations", 3, "-o", "whole").code == 0
     assert learnt("tetris") == learnt("whole")
 
 
 def test_a_scheduler_that_does_not_answer_is_an_error(run: Any, folder: Path) -> None:
-    with dask.config.set({"distributed.comm.timeouts.connect": "1s"}):
+    pytest.importorskip("distributed")
+    import dask
+
+    with dask.config.set({"distributed.comm.timeouts.connect": "300ms"}):
         done = run(*QUICK, "--scheduler", "tcp://127.0.0.1:1")
     assert done.code == 1
     assert "multisample: error: " in done.err
@@ -279,7 +270,7 @@ def test_a_signal_stops_the_command_after_saving(run: Any, folder: Path, workers
         "from multisample.__main__ import main; raise SystemExit(main(sys.argv[1:]))"
     )
     command = [sys.executable, "-c", code, "tetris", *map(str, (*LONG, *workers))]
-    for number, more in ((signal.SIGINT, []), (signal.SIGTERM, ["--resume"])):
+    for number, more in ((signal.SIGINT, []), (signal.SIGTERM, ["--resume"]))[: 2 if workers else 1]:
         process = subprocess.Popen([*command, *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         known = Path("tetris/state.json").stat().st_mtime_ns if more else 0
         end = time.monotonic() + 60

@@ -47,20 +47,19 @@ def test_equal_settings_learn_equal_weights(features: str) -> None:
     assert counts == list(range(40))  # Finished games.
     expected = outcome(learnt(settings, 3, threads=1))
     assert outcome(learnt(settings, 3, threads=3)) == expected
-    assert outcome(learnt(dataclasses.replace(settings, seed=8), 3)) != expected
-    assert outcome(learnt(dataclasses.replace(settings, games=3), 3)) != expected
+    for other in ({"seed": 8}, {"games": 3}):
+        assert outcome(learnt(dataclasses.replace(settings, **other), 3)) != expected
 
 
-def test_executors_and_tasks_do_not_matter() -> None:
-    expected = outcome(learnt(QUICK, 3))
+@pytest.mark.parametrize("tasks", [1, 3, 100])
+def test_executors_and_tasks_do_not_matter(tasks: int) -> None:
+    learner, finished = Learner(QUICK), list[int]()
     with ThreadPoolExecutor(3) as executor:
-        for tasks in (1, 3, 100):
-            learner, finished = Learner(QUICK), list[int]()
-            for _ in range(3):
-                learner.step(finished.append, executor=executor, tasks=tasks)
-            assert outcome(learner) == expected
-            assert finished[-1] == QUICK.n * QUICK.games
-            assert len(finished) == 3 * min(tasks, QUICK.n // 2)
+        for _ in range(3):
+            learner.step(finished.append, executor=executor, tasks=tasks)
+    assert outcome(learner) == outcome(learnt(QUICK, 3))
+    assert finished[-1] == QUICK.n * QUICK.games
+    assert len(finished) == 3 * min(tasks, QUICK.n // 2)
 
 
 def test_a_failed_task_leaves_the_learner_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,21 +79,10 @@ def test_a_failed_task_leaves_the_learner_unchanged(monkeypatch: pytest.MonkeyPa
     assert outcome(learner) == outcome(learnt(QUICK, 2))
 
 
-def test_each_iteration_plays_new_games(monkeypatch: pytest.MonkeyPatch) -> None:
-    played: list[int] = []
-
-    def noted(weights: Any, games: range, **options: Any) -> Any:
-        assert options["seed"] == QUICK.seed
-        played.extend(games)
-        return play(weights, games, **options)
-
-    monkeypatch.setattr(learning, "play", noted)
-    learnt(QUICK, 3)
-    assert len(set(played)) == len(played) == 6
-
-
-def test_the_added_variance_may_decrease() -> None:
-    sigmas = {}
+def test_the_added_variance_may_decrease_and_games_are_new_and_stop_at_most_lines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sigmas, played = {}, list[int]()
     for noise, step in ((0.0, 0.0), (9.0, 0.0), (9.0, 5.0), (9.0, 10.0)):
         learner = Learner(dataclasses.replace(QUICK, noise=noise, noise_step=step))
         sigmas[noise, step] = learner.step().sigma
@@ -102,25 +90,28 @@ def test_the_added_variance_may_decrease() -> None:
     assert sigmas[9, 5] ** 2 == pytest.approx(sigmas[0, 0] ** 2 + 4)
     assert sigmas[9, 10] == sigmas[0, 0]
 
+    def noted(weights: Any, games: range, **options: Any) -> Any:
+        assert options["seed"] == QUICK.seed
+        played.extend(games)
+        return play(weights, games, **options)
 
-def test_training_games_stop_at_most_lines() -> None:
+    monkeypatch.setattr(learning, "play", noted)
     learner = Learner(dataclasses.replace(QUICK, height=20, most_lines=5))
     assert max(learner.step().best for _ in range(6)) <= 8
+    assert len(set(played)) == len(played) == 12
 
 
 def test_an_interrupted_iteration_changes_nothing(tmp_path: Path) -> None:
     def interrupt(finished: int) -> None:
         raise KeyboardInterrupt
 
-    expected = outcome(learnt(QUICK, 3))
     learner = learnt(QUICK, 1)
     with pytest.raises(KeyboardInterrupt):
         learner.step(interrupt, threads=1)
     learner.save(tmp_path / "state.json")
     for resumed in (learner, Learner.load(tmp_path / "state.json")):
         resumed.step()
-        resumed.step()
-        assert outcome(resumed) == expected
+        assert outcome(resumed) == outcome(learnt(QUICK, 2))
 
 
 @pytest.mark.parametrize("iterations", [0, 1, 3])
@@ -183,30 +174,23 @@ def test_other_files_raise(tmp_path: Path, change: Any, message: str) -> None:
         Learner.load(path)
 
 
-def test_files_that_are_not_json_raise(tmp_path: Path) -> None:
-    path = tmp_path / "state.json"
-    for content in (b"\xff{", b"", b"{", b"[" * 100_000, b'{"version": ' * 100_000):
-        path.write_bytes(content)
-        with pytest.raises(ValueError, match=r"state\.json: not a saved state of training"):
-            Learner.load(path)
+@pytest.mark.parametrize("content", [b"\xff{", b"", b"{", b"[" * 100_000, b'{"version": ' * 100_000])
+def test_files_that_are_not_json_raise(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "state.json").write_bytes(content)
+    with pytest.raises(ValueError, match=r"state\.json: not a saved state of training"):
+        Learner.load(tmp_path / "state.json")
 
 
-@pytest.mark.parametrize(
-    ("different", "message"),
-    [
-        ({"features": "some"}, "features: expected 'dellacherie' or 'bertsekas'"),
-        ({"seed": -1}, "seed: expected"),
-        ({"n": 1}, "n: expected"),
-        ({"n": 10}, "elite_frac: expected at least 2 elites"),
-        ({"games": 0}, "games: expected"),
-        ({"height": 3}, "height: expected"),
-        ({"most_lines": 0}, "most_lines: expected"),
-        ({"sigma": -1.0}, "sigma: expected"),
-        ({"noise": np.nan}, "noise: expected"),
-        ({"noise": "much"}, "noise: expected"),
-        ({"noise_step": -1.0}, "noise_step: expected"),
-    ],
-)
-def test_wrong_settings_raise(different: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Learner(Settings(**different))
+WRONG: dict[str, list[Any]] = {
+    "features": ["some"], "seed": [-1], "n": [1], "games": [0], "height": [3], "most_lines": [0], "sigma": [-1.0],
+    "noise": [np.nan, "much"], "noise_step": [-1.0],
+}  # fmt: skip
+
+
+def test_wrong_settings_raise() -> None:
+    for name, values in WRONG.items():
+        for value in values:
+            with pytest.raises(ValueError, match=f"^{name}: expected"):
+                Learner(Settings(**{name: value}))
+    with pytest.raises(ValueError, match="elite_frac: expected at least 2 elites"):
+        Learner(Settings(n=10))

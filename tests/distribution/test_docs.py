@@ -7,10 +7,10 @@ import doctest
 import importlib
 import importlib.util
 import inspect
+import operator
 import os
 import pkgutil
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,14 @@ import pytest
 from places import ROOT
 
 import multisample.cem
-import multisample.dask
 import multisample.examples.tetris
 import multisample.numba
 import multisample.torch
 from multisample.backends import registry
+
+MISSING = {name for name in ("dask", "jax", "triton") if importlib.util.find_spec(name) is None}
+if "dask" not in MISSING:
+    import multisample.dask
 
 # In an sdist, backends and csrc are in the package. In a clone, the package has links to them.
 FOLDERS = {
@@ -30,44 +33,37 @@ FOLDERS = {
 }
 WITH_DOCUMENTS = (ROOT / ".github", ROOT / "bench", ROOT / "multisample", *FOLDERS.values())
 DOCUMENTS = sorted({ROOT / "README.md", *(path for folder in WITH_DOCUMENTS for path in folder.rglob("*.md"))})
-JAX = importlib.util.find_spec("jax") is not None
-TRITON = importlib.util.find_spec("triton") is not None
 
 
 def module_names() -> list[str]:
     """Every installed module except `__main__`, which would run, and modules that need a missing library."""
     names = ["multisample", *(x.name for x in pkgutil.walk_packages(multisample.__path__, "multisample."))]
-    left_out = {"__main__", *([] if JAX else ["jax"]), *([] if TRITON else ["triton"])}
+    left_out = {"__main__"} | MISSING
     return [name for name in dict.fromkeys(names) if not left_out & set(name.split(".")) or "_libraries" in name]
 
 
-def run_examples(test: doctest.DocTest) -> int:
-    """Run and count examples; a failure shows the expected and the actual output."""
+def run_examples(test: doctest.DocTest) -> None:
+    """Run examples; a failure shows the expected and the actual output."""
     output: list[str] = []
     runner = doctest.DocTestRunner(optionflags=doctest.REPORT_NDIFF)
     runner.run(test, out=output.append, clear_globs=False)
     assert runner.failures == 0, "".join(output)
-    return len(test.examples)
-
-
-def test_module_names_include_all_kinds_of_modules() -> None:
-    assert {"multisample._sample", "multisample.backends.cpu", "multisample.commands"} <= set(module_names())
-
-
-@pytest.mark.parametrize("name", module_names())
-def test_every_module_has_a_docstring(name: str) -> None:
-    module = importlib.import_module(name)
-    assert module.__doc__
-    assert len(module.__doc__.split()) > 5
 
 
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=[pytest.mark.slow] if name.endswith(".learning") else []) for name in module_names()],
 )
-def test_examples_in_docstrings_run(name: str) -> None:
-    for test in doctest.DocTestFinder().find(importlib.import_module(name)):
+def test_every_module_has_a_docstring_and_its_examples_run(name: str) -> None:
+    module = importlib.import_module(name)
+    assert module.__doc__
+    assert len(module.__doc__.split()) > 5
+    for test in doctest.DocTestFinder().find(module):
         run_examples(test)
+
+
+def test_module_names_include_all_kinds_of_modules() -> None:
+    assert {"multisample._sample", "multisample.backends.cpu", "multisample.commands"} <= set(module_names())
 
 
 # --- Public names ---------------------------------------------------------------------------------
@@ -76,30 +72,18 @@ CLASSES_OF_RESULTS = ("BackendStatus", "BackendUnavailableError", "Key", "Unknow
 PUBLIC = sorted(set(multisample.__all__) - {"__version__"})
 # Functions for kernels raise nothing.
 IN_KERNELS = {f"numba.{name}": getattr(multisample.numba, name) for name in multisample.numba.__all__}
-if TRITON:
+if "triton" not in MISSING:
     IN_KERNELS |= {f"triton.{name}": getattr(multisample.triton, name).fn for name in multisample.triton.__all__}
-CALLABLE = {
-    **IN_KERNELS,
-    **{name: getattr(multisample, name) for name in PUBLIC if name not in CLASSES_OF_RESULTS},
-    "Generator.spawn": multisample.Generator.spawn,
-    "cem.minimize": multisample.cem.minimize,
-    "cem.CEM": multisample.cem.CEM,
-    "cem.start": multisample.cem.start,
-    "cem.step": multisample.cem.step,
-    "cem.CEM.ask": multisample.cem.CEM.ask,
-    "cem.CEM.tell": multisample.cem.CEM.tell,
-    "cem.CEM.ask_tasks": multisample.cem.CEM.ask_tasks,
-    "cem.CEM.tell_scores": multisample.cem.CEM.tell_scores,
-    "cem.Task.draw": multisample.cem.Task.draw,
-    "cem.Task.score": multisample.cem.Task.score,
-    "tetris.play": multisample.examples.tetris.play,
-    "tetris.moves": multisample.examples.tetris.moves,
-    "tetris.placement": multisample.examples.tetris.placement,
-    "tetris.Learner": multisample.examples.tetris.Learner,
-    "tetris.Learner.step": multisample.examples.tetris.Learner.step,
-    **{f"torch.{name}": getattr(multisample.torch, name) for name in multisample.torch.__all__},
-    "dask.sample": multisample.dask.sample,
-    **({f"jax.{name}": getattr(multisample.jax, name) for name in multisample.jax.__all__} if JAX else {}),
+METHODS = (
+    "Generator.spawn", "cem.minimize", "cem.CEM", "cem.start", "cem.step", "cem.CEM.ask", "cem.CEM.tell",
+    "cem.CEM.ask_tasks", "cem.CEM.tell_scores", "cem.Task.draw", "cem.Task.score", "examples.tetris.play",
+    "examples.tetris.moves", "examples.tetris.placement", "examples.tetris.Learner", "examples.tetris.Learner.step",
+    *({"dask.sample"} if "dask" not in MISSING else ()), *(f"torch.{name}" for name in multisample.torch.__all__),
+    *((f"jax.{name}" for name in multisample.jax.__all__) if "jax" not in MISSING else ()),
+)  # fmt: skip
+CALLABLE = IN_KERNELS | {
+    name: operator.attrgetter(name)(multisample)
+    for name in (*METHODS, *sorted({*PUBLIC}.difference(CLASSES_OF_RESULTS)))
 }
 
 
@@ -116,10 +100,6 @@ def section(text: str, name: str) -> str | None:
     return match and match[1]
 
 
-def parameters(function: Callable[..., Any]) -> list[str]:
-    return [name for name in inspect.signature(function).parameters if name != "self"]
-
-
 def test_all_lists_every_public_name() -> None:
     for name in multisample.__all__:
         assert hasattr(multisample, name)
@@ -128,36 +108,17 @@ def test_all_lists_every_public_name() -> None:
     assert names - {"TYPE_CHECKING", "annotations"} == set(multisample.__all__) - {"__version__"}
 
 
-@pytest.mark.parametrize("name", PUBLIC)
-def test_every_docstring_begins_with_a_summary_line(name: str) -> None:
-    first, *rest = documentation(getattr(multisample, name)).splitlines()
-    assert first[0].isupper()
-    assert first.endswith((".", "?")) or name in CLASSES_OF_RESULTS
-    assert not rest or rest[0] == ""
-
-
 @pytest.mark.parametrize("name", CALLABLE)
-def test_every_parameter_is_described(name: str) -> None:
-    function = CALLABLE[name]
-    described = section(documentation(function), "Parameters")
-    expected = parameters(function)
-    if not expected:
-        assert described is None
-        return
-    assert described is not None
-    named = [
-        name.strip() for line in re.findall(r"^(\w.*?) : \S", described, re.MULTILINE) for name in line.split(",")
-    ]  # fmt: skip
-    assert sorted(named) == sorted(expected)
-
-
-@pytest.mark.parametrize("name", CALLABLE)
-def test_results_and_errors_are_described(name: str) -> None:
-    function = CALLABLE[name]
-    text = documentation(function)
-    returns = inspect.signature(function).return_annotation
-    assert (section(text, "Returns") is not None) == (not inspect.isclass(function) and returns not in (None, "None"))
-    if parameters(function) and name not in IN_KERNELS:
+def test_parameters_results_and_errors_are_described(name: str) -> None:
+    function, signature = CALLABLE[name], inspect.signature(CALLABLE[name])
+    text, expected = documentation(function), sorted(set(signature.parameters) - {"self"})
+    described = section(text, "Parameters")
+    assert (described is not None) == bool(expected)
+    named = re.findall(r"^(\w.*?) : \S", described or "", re.MULTILINE)
+    assert sorted(name.strip() for line in named for name in line.split(",")) == expected
+    returns = not inspect.isclass(function) and signature.return_annotation not in (None, "None")
+    assert (section(text, "Returns") is not None) == returns
+    if expected and name not in IN_KERNELS:
         raised = section(text, "Raises")
         assert raised is not None
         for error in ("TypeError", "ValueError"):
@@ -165,11 +126,13 @@ def test_results_and_errors_are_described(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PUBLIC)
-def test_every_public_name_has_an_example(name: str) -> None:
-    examples = section(documentation(getattr(multisample, name)), "Examples")
-    assert examples is not None
-    test = doctest.DocTestParser().get_doctest(examples, {}, name, None, 0)
-    assert run_examples(test) > 0
+def test_every_docstring_begins_with_a_summary_line_and_has_an_example(name: str) -> None:
+    text = documentation(getattr(multisample, name))
+    first, *rest = text.splitlines()
+    assert first[0].isupper()
+    assert first.endswith((".", "?")) or name in CLASSES_OF_RESULTS
+    assert not rest or rest[0] == ""
+    assert ">>> " in (section(text, "Examples") or "")
 
 
 @pytest.mark.parametrize(
@@ -207,10 +170,10 @@ def blocks(path: Path) -> list[tuple[int, str]]:
 
 
 def lacks(code: str) -> bool:
-    """Whether an example uses CuPy or JAX, which cannot run here."""
+    """Whether an example uses CuPy, Dask or JAX, which cannot run here."""
     if "import cupy" in code:
         return not multisample.list_backends()["cupy"].available
-    return re.search(r"\bjax\b", code) is not None and not JAX
+    return any(re.search(rf"\b{name}\b", code) for name in MISSING)
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
@@ -227,13 +190,10 @@ def test_examples_in_documents_run(path: Path, monkeypatch: pytest.MonkeyPatch) 
         names = test.globs
 
 
-def test_readme_shows_how_to_draw() -> None:
-    assert any("multisample.sample(" in code and ">>>" in code for _, code in blocks(ROOT / "README.md"))
-
-
-def test_the_front_page_is_short() -> None:
+def test_the_front_page_is_short_and_shows_how_to_draw() -> None:
     shown = re.sub(r"<!--.*?-->|<[^>]+>", "", (ROOT / "README.md").read_text(encoding="utf-8"))
     assert len(shown.split()) <= 1500
+    assert any("multisample.sample(" in code and ">>>" in code for _, code in blocks(ROOT / "README.md"))
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)

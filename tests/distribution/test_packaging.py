@@ -76,6 +76,7 @@ build.ProjectBuilder(sys.argv[1]).build("editable", sys.argv[2])
 
 
 PACKAGE = Path(multisample.__file__).parent
+OWN_MULTISAMPLE = Path(sysconfig.get_path("purelib"), "multisample").exists()
 RESOLVE = runpy.run_path(str(ROOT / ".ci" / "resolve.py"))
 
 
@@ -131,22 +132,17 @@ def files(folder: Path) -> dict[str, bytes]:
 # --- Contents -------------------------------------------------------------------------------------
 
 
-def test_the_wheel_has_one_top_level_package(distributions: Distributions) -> None:
-    folders = {name.partition("/")[0] for name in contents(distributions.wheel)}
-    assert folders == {"multisample", f"multisample-{multisample.__version__}.dist-info"}
-
-
-def test_the_wheel_has_every_source_file(distributions: Distributions) -> None:
+def test_the_wheel_is_for_every_platform_and_has_every_source_file(distributions: Distributions) -> None:
+    assert distributions.wheel.name == f"multisample-{multisample.__version__}-py3-none-any.whl"
     expected = {f"multisample/{name}" for name in files(PACKAGE)} - {"multisample/backends/native/wheel_hook.py"}
     assert {"multisample/py.typed", "multisample/STREAM.md", "multisample/backends/contract.py"} <= expected
     assert {"multisample/csrc/torch/cpu.cpp", "multisample/csrc/cuda/kernel.cuh"} <= expected
     found = contents(distributions.wheel)
-    assert {name for name in found if name.startswith("multisample/")} == expected
+    about = f"multisample-{multisample.__version__}.dist-info"
+    assert {name for name in found if not name.startswith(f"{about}/")} == expected
     for name in ("STREAM.md", "backends/cpu.py", "csrc/stream/words.h"):
         assert found[f"multisample/{name}"] == (PACKAGE / name).read_bytes()
-
-
-def test_the_editable_wheel_only_refers_to_the_checkout(distributions: Distributions) -> None:
+    # The editable wheel only refers to the checkout.
     assert [name for name in contents(distributions.editable) if name.startswith("multisample/")] == []
 
 
@@ -156,20 +152,15 @@ def test_a_wheel_from_the_sdist_equals_a_wheel_from_the_checkout(distributions: 
     assert [name for name in wheel if wheel[name] != wheel_of_sdist[name]] == []
 
 
-def test_the_sdist_has_all_files_for_a_build(distributions: Distributions) -> None:
+def test_the_sdist_has_all_files_for_a_build_once(distributions: Distributions) -> None:
     with tarfile.open(distributions.sdist) as archive:
+        assert all(member.isfile() or member.isdir() for member in archive)
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"pyproject.toml", "README.md", "LICENSE", ".ci/run", ".ci/resolve.py", ".clang-format"} <= names
     assert {f"multisample/{name}" for name in files(PACKAGE)} <= names
     assert {
         f"{folder}/{name}" for folder in ("tests", "bench") for name in files(distributions.source / folder)
     } <= names
-
-
-def test_the_sdist_has_each_file_once(distributions: Distributions) -> None:
-    with tarfile.open(distributions.sdist) as archive:
-        assert all(member.isfile() or member.isdir() for member in archive)
-        names = {name.partition("/")[2] for name in archive.getnames()}
     assert not {name for name in names if name.startswith(("backends", "csrc"))}
 
 
@@ -254,10 +245,6 @@ exit {code}
     assert "UV_FIND_LINKS" not in environment
 
 
-def test_the_wheel_is_for_every_platform(distributions: Distributions) -> None:
-    assert distributions.wheel.name == f"multisample-{multisample.__version__}-py3-none-any.whl"
-
-
 # --- Installed ------------------------------------------------------------------------------------
 
 
@@ -275,7 +262,7 @@ def installation(
 ) -> Installation:
     """A new environment with one of the wheels, and with NumPy and Numba from this environment."""
     is_editable = request.param == "editable"
-    if is_editable and Path(sysconfig.get_path("purelib"), "multisample").exists():
+    if is_editable and OWN_MULTISAMPLE:
         pytest.skip("this environment's own multisample would come before the editable one")
     folder = tmp_path_factory.mktemp(request.param)
     python, packages = install(getattr(distributions, request.param), folder)
@@ -312,6 +299,8 @@ def test_an_installation_draws_equal_bits_from_another_folder(
     is_copy = installation.folders["multisample"].is_relative_to(installation.packages)
     expected = {"lent.pth", f"multisample-{multisample.__version__}.dist-info"}
     assert installed == expected | {"multisample" if is_copy else "_multisample.pth"}
+    text = run(installation.python, "-m", "multisample", "--version", folder=installation.elsewhere)
+    assert text.split() == ["multisample", multisample.__version__]
 
 
 @pytest.mark.slow
@@ -329,15 +318,6 @@ def test_an_installation_has_the_sources_to_compile_and_reports_missing_packages
     for name, library in (("torch_ext", "torch"), ("cupy", "cupy"), ("numba", "numba-cuda")):
         assert not found["available"][name]
         assert f"package {library} is not installed" in found["reasons"][name][0]
-
-
-@pytest.mark.slow
-def test_an_installation_has_the_command_line(installation: Installation) -> None:
-    text = run(installation.python, "-m", "multisample", "--help", folder=installation.elsewhere)
-    assert "python -m multisample" in text
-    assert "sample" in text
-    text = run(installation.python, "-m", "multisample", "--version", folder=installation.elsewhere)
-    assert text.split() == ["multisample", multisample.__version__]
 
 
 # --- The tests of an sdist ------------------------------------------------------------------------
@@ -366,30 +346,22 @@ def test_the_tests_of_an_sdist_run(distributions: Distributions, tmp_path: Path)
 TYPED_USER, TYPED_TORCH_USER = (SUPPORT / name for name in ("typed_user.py", "typed_torch_user.py"))
 
 
-@pytest.fixture(scope="session")
-def mypy_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One mypy cache for all installations: most of mypy's time is for PyTorch, which is the same in all."""
-    return tmp_path_factory.mktemp("mypy")
-
-
-def check_types(*scripts: Path, python: Path, cache: Path, folder: Path) -> None:
-    """Run mypy --strict as a user of the environment of `python`; any error is a failure."""
-    copies = [shutil.copy(script, folder) for script in scripts]
-    run(
-        sys.executable, "-m", "mypy", "--strict", "--config-file=", "--python-executable", python,
-        "--cache-dir", cache, *copies, folder=folder,
-    )  # fmt: skip
-
-
 @pytest.mark.slow
-def test_an_installation_has_types_for_users(installation: Installation, mypy_cache: Path) -> None:
-    check_types(
-        TYPED_USER, TYPED_TORCH_USER, python=installation.python, cache=mypy_cache, folder=installation.elsewhere
-    )
+def test_installations_have_types_for_users_with_and_without_array_libraries(
+    distributions: Distributions, tmp_path: Path
+) -> None:
+    """One after the other: most of mypy's time is for PyTorch, whose types its cache keeps."""
 
+    def check_types(folder: Path, python: Path, *scripts: Path) -> None:
+        copies = [shutil.copy(script, folder) for script in scripts]
+        options = "--strict", "--config-file=", "--python-executable", python, "--cache-dir", tmp_path / "cache"
+        run(sys.executable, "-m", "mypy", *options, *copies, folder=folder)
 
-@pytest.mark.slow
-def test_types_do_not_depend_on_array_libraries(distributions: Distributions, mypy_cache: Path, tmp_path: Path) -> None:
+    for kind in ("wheel", "editable"):
+        if kind == "wheel" or not OWN_MULTISAMPLE:
+            (tmp_path / kind).mkdir()
+            python, _ = install(getattr(distributions, kind), tmp_path / kind)
+            check_types(tmp_path / kind, python, TYPED_USER, TYPED_TORCH_USER)
     packages = tmp_path / "packages"
     with zipfile.ZipFile(distributions.wheel) as archive:
         archive.extractall(packages)
@@ -398,4 +370,4 @@ def test_types_do_not_depend_on_array_libraries(distributions: Distributions, my
     python = tmp_path / "environment" / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", folder=tmp_path).strip())
     (site / "packages.pth").write_text(str(packages))
-    check_types(TYPED_USER, python=python, cache=mypy_cache, folder=tmp_path)
+    check_types(tmp_path, python, TYPED_USER)

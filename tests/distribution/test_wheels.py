@@ -39,6 +39,12 @@ needs_tools = pytest.mark.skipif(bool(toolchain.missing_tools()), reason="; ".jo
 NO_NVCC = torch.version.cuda is None or toolchain.cuda_home() is None
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="other systems have other library formats")
 
+
+def of_a_wheel(test: Any) -> Any:
+    """A test of the wheel with libraries, which is compiled for it."""
+    return pytest.mark.slow(needs_tools(needs_linux(test)))
+
+
 # Draws with PyTorch tensors, and prints the bits and the loaded libraries.
 USE = """
 import json, pathlib, re, sys
@@ -71,7 +77,6 @@ except multisample.BackendUnavailableError as error:
 
 
 # Some of the files that a wheel must have.
-PACKAGED = ("csrc/stream/words.h", "csrc/torch/cpu.cpp", "backends/cpu.py", "backends/native/prebuilt.py", "STREAM.md")
 
 
 def build_wheel(folder: Path, setting: str, **environment: str) -> Path:
@@ -161,10 +166,8 @@ def cuda_file() -> list[str]:
     return [] if NO_NVCC else [prebuilt.cuda_file(torch.version.cuda, capabilities().split(";"))]
 
 
-@pytest.mark.slow
-@needs_tools
-@needs_linux
-def test_a_wheel_with_libraries_is_for_this_platform(wheel: Path) -> None:
+@of_a_wheel
+def test_a_wheel_with_libraries_is_for_this_platform_and_its_record_is_right(wheel: Path) -> None:
     machine = re.sub(r"\W", "_", platform.machine())
     tag = re.fullmatch(rf"multisample-{multisample.__version__}-(py3-none-(many)?linux_.*{machine})\.whl", wheel.name)
     assert tag, wheel.name
@@ -177,16 +180,10 @@ def test_a_wheel_with_libraries_is_for_this_platform(wheel: Path) -> None:
     files = [*map(prebuilt.cpu_file, prebuilt.cpu_targets()), *cuda_file()]
     assert set(libraries_of(wheel)) == {f"{place}/{name}" for name in files}
     # The wheel has all sources too, whose digest selects the libraries.
-    assert {f"multisample/{name}" for name in PACKAGED} <= found.keys()
-
-
-@pytest.mark.slow
-@needs_tools
-@needs_linux
-def test_the_record_of_a_wheel_with_libraries_is_right(wheel: Path) -> None:
-    found = contents(wheel)
+    sources = "csrc/stream/words.h", "csrc/torch/cpu.cpp", "backends/cpu.py", "backends/native/prebuilt.py", "STREAM.md"
+    assert {f"multisample/{name}" for name in sources} <= found.keys()
     *other_names, last = found
-    assert last == f"multisample-{multisample.__version__}.dist-info/RECORD"
+    assert last == f"{about}/RECORD"
     rows = list(csv.reader(found[last].decode().splitlines()))
     assert [name for name, *_ in rows] == [*other_names, last]
     for name, digest, size in rows[:-1]:
@@ -195,9 +192,7 @@ def test_the_record_of_a_wheel_with_libraries_is_right(wheel: Path) -> None:
     assert rows[-1][1:] == ["", ""]
 
 
-@pytest.mark.slow
-@needs_tools
-@needs_linux
+@of_a_wheel
 def test_libraries_depend_only_on_system_libraries_and_pytorch(wheel: Path, tmp_path: Path) -> None:
     for name, content in libraries_of(wheel).items():
         library = tmp_path / Path(name).name
@@ -211,9 +206,7 @@ def test_libraries_depend_only_on_system_libraries_and_pytorch(wheel: Path, tmp_
             assert f"{path}/".encode() not in content, name
 
 
-@pytest.mark.slow
-@needs_tools
-@needs_linux
+@of_a_wheel
 @pytest.mark.parametrize("target", prebuilt.cpu_targets())
 def test_an_installation_draws_without_a_compiler(installation: Installation, tmp_path: Path, target: str) -> None:
     targets = prebuilt.cpu_targets()
@@ -231,9 +224,7 @@ def test_an_installation_draws_without_a_compiler(installation: Installation, tm
     assert not (installation.folder / "cache" / "torch_ext").exists()
 
 
-@pytest.mark.slow
-@needs_tools
-@needs_linux
+@of_a_wheel
 def test_libraries_built_from_other_sources_are_not_loaded(installation: Installation, tmp_path: Path) -> None:
     source = installation.package / "csrc" / "stream/words.h"
     content = source.read_bytes()
@@ -248,9 +239,7 @@ def test_libraries_built_from_other_sources_are_not_loaded(installation: Install
     assert error == "backend: 'torch_ext' cannot run here: " + "; ".join(reasons)
 
 
-@pytest.mark.slow
-@needs_tools
-@needs_linux
+@of_a_wheel
 @pytest.mark.skipif(NO_NVCC or toolchain.device_count() == 0, reason="no CUDA device")
 def test_a_wheel_with_a_cuda_library_runs_on_the_devices_here(installation: Installation) -> None:
     found = json.loads(installation.run(USE, "cuda"))
@@ -367,33 +356,33 @@ def test_a_wheel_build_that_fails_prints_the_reason(
     assert compiled == []
 
 
-def test_a_wheel_build_compiles_every_target(compiled: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main_of_libraries("cpu", "cuda") == 0
-    assert capsys.readouterr().out == "for 4\n"
-    assert {path.name for path in prebuilt.folder().iterdir()} == {
-        "multisample_torch_cpu-x86-64.so",
-        "multisample_torch_cpu-x86-64-v3.so",
-        "multisample_torch_cpu-x86-64-v4.so",
-        "multisample_torch_cuda13-7.5-8.0-8.6-9.0+PTX.so",
-    }
-    assert {architectures for _, architectures in compiled} == {"7.5;8.0;8.6;9.0+PTX"}
+CPU_TARGETS, STANDARD = ["x86-64", "x86-64-v3", "x86-64-v4"], "7.5;8.0;8.6;9.0+PTX"
+
+
+@pytest.mark.parametrize(
+    ("kinds", "named", "architectures", "targets"),
+    [
+        (("cpu", "cuda"), "", STANDARD, [*(f"cpu-{name}" for name in CPU_TARGETS), "cuda13-7.5-8.0-8.6-9.0+PTX"]),
+        (("cuda",), "7.5 9.0+PTX", "7.5 9.0+PTX", ["cuda13-7.5-9.0+PTX"]),
+        (("cuda",), "7.5;9.0+PTX", "7.5;9.0+PTX", ["cuda13-7.5-9.0+PTX"]),
+    ],
+)
+def test_a_wheel_build_compiles_every_target(
+    compiled: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kinds: tuple[str, ...],
+    named: str, architectures: str, targets: list[str],
+) -> None:  # fmt: skip
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", named)
+    assert main_of_libraries(*kinds) == 0
+    assert capsys.readouterr().out == f"for {len(targets)}\n"
+    assert {path.name for path in prebuilt.folder().iterdir()} == {f"multisample_torch_{name}.so" for name in targets}
+    assert {names for _, names in compiled} == {architectures}
     for library, _ in compiled:
         flags = [*library.flags, *library.native_flags]
         assert "-march=native" not in flags
         assert "-DTORCH_TARGET_VERSION=0x020a000000000000" in flags
         assert library.is_portable
     processors = [flag for library, _ in compiled for flag in library.flags if flag.startswith("-march=")]
-    assert sorted(processors) == ["-march=x86-64", "-march=x86-64-v3", "-march=x86-64-v4"]
-
-
-@pytest.mark.parametrize("names", ["7.5 9.0+PTX", "7.5;9.0+PTX"])
-def test_a_wheel_build_accepts_named_architectures(
-    compiled: list[Any], monkeypatch: pytest.MonkeyPatch, names: str
-) -> None:
-    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", names)
-    assert main_of_libraries("cuda") == 0
-    assert [path.name for path in prebuilt.folder().iterdir()] == ["multisample_torch_cuda13-7.5-9.0+PTX.so"]
-    assert [architectures for _, architectures in compiled] == [names]
+    assert sorted(processors) == [f"-march={name}" for name in CPU_TARGETS if "cpu" in kinds]
 
 
 # --- Choice of a library --------------------------------------------------------------------------
@@ -448,11 +437,6 @@ def test_only_features_of_all_cores_count(monkeypatch: pytest.MonkeyPatch) -> No
     assert toolchain.processor_features() == set()
 
 
-def test_an_installation_without_libraries_gives_no_reason(came: Callable[..., Path]) -> None:
-    assert prebuilt.cpu_library(V4) == (None, "")
-    assert prebuilt.cuda_library("13.0", [(9, 0)]) == (None, "")
-
-
 OTHERS: dict[str, tuple[Any, str, Callable[[], str]]] = {
     "sources": (csrc_files, "digest", lambda: "0" * 64),
     "machine": (platform, "machine", lambda: "aarch64"),
@@ -473,38 +457,36 @@ def test_libraries_of_other_sources_machines_or_systems_are_refused(
         assert f"({place.name} instead of {prebuilt.folder().name}): reinstall multisample" in found.reason
 
 
+BUILT = ["7.5", "8.0", "9.0+PTX"]
+
+
 @pytest.mark.parametrize(
-    ("version", "capabilities", "reason"),
+    ("built", "version", "capabilities", "reason"),
     [
-        ("13.0", [], ""),
-        ("13.2", [(7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (9, 0)], ""),
-        ("13.0", [(10, 0), (12, 1)], ""),  # These devices compile the library's PTX.
-        ("12.8", [(9, 0)], "{file} is not for CUDA 12.8, which PyTorch uses: install a wheel for it"),
-        ("13.0", [(7, 0), (9, 0)], "{file} does not run on devices of compute capability 7.0"),
-        ("13.0", [(6, 1), (7, 2)], "{file} does not run on devices of compute capability 6.1, 7.2"),
+        (BUILT, "13.0", [], ""),
+        (BUILT, "13.2", [(7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (9, 0)], ""),
+        (BUILT, "13.0", [(10, 0), (12, 1)], ""),  # These devices compile the library's PTX.
+        (BUILT, "12.8", [(9, 0)], "{file} is not for CUDA 12.8, which PyTorch uses: install a wheel for it"),
+        (BUILT, "13.0", [(7, 0), (9, 0)], "{file} does not run on devices of compute capability 7.0"),
+        (BUILT, "13.0", [(6, 1), (7, 2)], "{file} does not run on devices of compute capability 6.1, 7.2"),
+        (["8.6", "9.0"], "13.0", [(8, 9), (9, 0)], ""),
+        (["8.6", "9.0"], "13.0", [(8, 0)], "{file} does not run on devices of compute capability 8.0"),
+        (["8.6", "9.0"], "13.0", [(10, 0)], "{file} does not run on devices of compute capability 10.0"),
     ],
 )
 def test_a_cuda_library_must_support_all_devices(
-    came: Callable[..., Path], version: str, capabilities: list[tuple[int, int]], reason: str
+    came: Callable[..., Path], built: list[str], version: str, capabilities: list[tuple[int, int]], reason: str
 ) -> None:
-    file = prebuilt.cuda_file("13.0", ["7.5", "8.0", "9.0+PTX"])
+    assert prebuilt.cpu_library(V4) == prebuilt.cuda_library(version, capabilities) == (None, "")
+    file = prebuilt.cuda_file("13.0", built)
     place = came(file)
     found = prebuilt.cuda_library(version, capabilities)
     assert found == ((None, reason.format(file=file)) if reason else (place / file, ""))
-
-
-def test_a_library_without_ptx_does_not_support_newer_devices(came: Callable[..., Path]) -> None:
-    file = prebuilt.cuda_file("13.0", ["8.6", "9.0"])
-    came(file)
-    assert prebuilt.cuda_library("13.0", [(8, 9), (9, 0)]).path
-    for capability in ((8, 0), (10, 0)):
-        assert prebuilt.cuda_library("13.0", [capability]).path is None
-
-
-def test_the_matching_one_of_several_cuda_libraries_is_chosen(came: Callable[..., Path]) -> None:
-    files = [prebuilt.cuda_file(version, ["9.0"]) for version in ("12.8", "13.0")]
-    place = came(*files)
-    assert [prebuilt.cuda_library(version, []).path for version in ("12.4", "13.1")] == [place / file for file in files]
+    # The matching one of several.
+    other = prebuilt.cuda_file("12.8", ["9.0"])
+    came(other)
+    assert prebuilt.cuda_library("13.1", []).path == place / file
+    assert prebuilt.cuda_library("12.4", []).path == place / other
     assert prebuilt.cuda_library("14.0", []).reason.count("is not for CUDA 14.0") == 2
 
 
@@ -608,38 +590,33 @@ def test_a_library_that_fails_to_load_raises_with_advice(came: Callable[..., Pat
 
 
 @pytest.mark.parametrize(
-    ("versions", "tag"),
+    ("here", "needed", "tag"),
     [
-        (set(), "manylinux_2_17_x86_64"),
-        ({"GLIBC_2.2.5", "GLIBC_2.14"}, "manylinux_2_17_x86_64"),
-        ({"GLIBC_2.2.5", "GLIBC_2.32", "GLIBC_2.9"}, "manylinux_2_32_x86_64"),
-        ({"GLIBC_2.17", "GLIBCXX_3.4.26"}, "manylinux_2_31_x86_64"),
-        ({"GLIBC_2.38", "GLIBCXX_3.4.26", "CXXABI_1.3.13"}, "manylinux_2_38_x86_64"),
-        ({"GLIBC_2.17", "GCC_14.0.0"}, "manylinux_2_39_x86_64"),
-        ({"GLIBCXX_3.4.99"}, "linux_x86_64"),
-        ({"GLIBC_PRIVATE"}, "linux_x86_64"),
-        ({"OPENSSL_3.0"}, "linux_x86_64"),
+        ("linux-x86_64", set(), "manylinux_2_17_x86_64"),
+        ("linux-x86_64", {"GLIBC_2.2.5", "GLIBC_2.14"}, "manylinux_2_17_x86_64"),
+        ("linux-x86_64", {"GLIBC_2.2.5", "GLIBC_2.32", "GLIBC_2.9"}, "manylinux_2_32_x86_64"),
+        ("linux-x86_64", {"GLIBC_2.17", "GLIBCXX_3.4.26"}, "manylinux_2_31_x86_64"),
+        ("linux-x86_64", {"GLIBC_2.38", "GLIBCXX_3.4.26", "CXXABI_1.3.13"}, "manylinux_2_38_x86_64"),
+        ("linux-x86_64", {"GLIBC_2.17", "GCC_14.0.0"}, "manylinux_2_39_x86_64"),
+        ("linux-x86_64", {"GLIBCXX_3.4.99"}, "linux_x86_64"),
+        ("linux-x86_64", {"GLIBC_PRIVATE"}, "linux_x86_64"),
+        ("linux-x86_64", {"OPENSSL_3.0"}, "linux_x86_64"),
+        # Dependencies outside of manylinux.
+        ("linux-x86_64", "libgomp.so.1", "linux_x86_64"),
+        ("linux-x86_64", "libc10d.so", "linux_x86_64"),
+        ("linux-x86_64", "libtorch_cpu.so.1", "linux_x86_64"),
+        ("linux-x86_64", "libc.musl-x86_64.so.1", "linux_x86_64"),
+        ("macosx-11.0-arm64", set(), "macosx_11_0_arm64"),
     ],
 )
 def test_the_platform_tag_is_the_oldest_system_with_all_symbols(
-    monkeypatch: pytest.MonkeyPatch, versions: set[str], tag: str
+    monkeypatch: pytest.MonkeyPatch, here: str, needed: set[str] | str, tag: str
 ) -> None:
-    monkeypatch.setattr(sysconfig, "get_platform", lambda: "linux-x86_64")
-    torch_needs = {"libtorch_cpu.so": set[str](), "libc10_cuda.so": set(), "libcudart.so.13": {"libcudart.so.13"}}
-    monkeypatch.setattr(platform_tag, "needs", lambda path: torch_needs | {"libc.so.6": versions})
+    monkeypatch.setattr(sysconfig, "get_platform", lambda: here)
+    needs = {"libtorch_cpu.so": set[str](), "libc10_cuda.so": set(), "libcudart.so.13": {"libcudart.so.13"}}
+    needs |= {needed: set(), "libc.so.6": {"GLIBC_2.17"}} if isinstance(needed, str) else {"libc.so.6": needed}
+    monkeypatch.setattr(platform_tag, "needs", lambda path: needs)
     assert platform_tag.platform_tag([Path("library.so")]) == tag
-
-
-@pytest.mark.parametrize("library", ["libgomp.so.1", "libc10d.so", "libtorch_cpu.so.1", "libc.musl-x86_64.so.1"])
-def test_a_dependency_outside_manylinux_gives_a_linux_tag(monkeypatch: pytest.MonkeyPatch, library: str) -> None:
-    monkeypatch.setattr(sysconfig, "get_platform", lambda: "linux-x86_64")
-    monkeypatch.setattr(platform_tag, "needs", lambda path: {"libc.so.6": {"GLIBC_2.17"}, library: set()})
-    assert platform_tag.platform_tag([Path("library.so")]) == "linux_x86_64"
-
-
-def test_other_systems_keep_their_platform_tag(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sysconfig, "get_platform", lambda: "macosx-11.0-arm64")
-    assert platform_tag.platform_tag([Path("library.so")]) == "macosx_11_0_arm64"
 
 
 @needs_linux

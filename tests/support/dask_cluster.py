@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 
-# Modules that import this one are skipped without Dask.
-distributed = pytest.importorskip("distributed")
-
 __all__ = ["local_cluster"]
 
 
 @contextmanager
 def local_cluster(**options: Any) -> Iterator[Any]:
-    """A client of two worker processes with two threads each."""
+    """A client of two worker processes with two threads each. Without `distributed`, the test skips."""
+    distributed = pytest.importorskip("distributed")
     settings = {"n_workers": 2, "threads_per_worker": 2, "memory_limit": 0, "dashboard_address": ":0", **options}
     with (
         distributed.LocalCluster(processes=True, **settings) as cluster,
