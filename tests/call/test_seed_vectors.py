@@ -20,7 +20,7 @@ from multisample import Key
 
 Array = np.ndarray[Any, Any]
 Place = Callable[[Array], Any]
-BATCHES = int(os.environ.get("MULTISAMPLE_TEST_BATCHES", "1000"))
+BATCHES = int(os.environ.get("MULTISAMPLE_TEST_BATCHES", "2000"))
 
 
 def equal_calls(bits: Any, whole: Any, part: Callable[[int], Any], batch: int) -> bool:
@@ -49,7 +49,7 @@ def random_view(shape: tuple[int, ...], draw: random.Random) -> tuple[tuple[int,
     return base, strided_view([order.index(axis) for axis in range(len(shape))], steps, shape)
 
 
-@pytest.mark.parametrize("batches", [120, pytest.param(BATCHES, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("batches", [300, pytest.param(BATCHES, marks=pytest.mark.slow)])
 def test_each_matrix_of_a_random_batch_has_the_bits_of_its_own_call(
     backend: str, place: Place, view_of: Any, bits: Any, batches: int
 ) -> None:
