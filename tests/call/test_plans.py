@@ -358,31 +358,21 @@ def test_no_cache_grows_by_types_or_dtypes() -> None:
 
 
 def test_values_windows_seeds_and_generators_share_a_plan(vectors: Any) -> None:
-    mu, options = vectors(1, 2, 3), vectors.options
-    groups: list[list[Call]] = [
-        [lambda x=x: sample(mu, x, N, seed=1, **options) for x in (0.0, 1.5, 7.0)],  # type: ignore[misc]
-        [lambda x=x: sample(x, mu, N, seed=1, **options) for x in (0, 1, -9)],  # type: ignore[misc]
-        [lambda x=x: sample(mu, vectors(x, 1, 2), N, **options) for x in (1, 2)],  # type: ignore[misc]
-        [lambda x=x: sample(mu, mu, N, seed=x, **options) for x in (0, 5, 2**64 - 1)],  # type: ignore[misc]
-        [lambda x=x: sample(mu, mu, N, seed=Key(x, x), **options) for x in (0, 2**63)],  # type: ignore[misc]
-        [
-            lambda x=x: sample(mu, mu, N, seed=1, dim_offset=x, sample_offset=3 * x, **options)  # type: ignore[misc]
-            for x in (0, 1, 2**32 - D)
-        ],
-        [lambda x=x: sample(mu, mu, N, generator=Generator(x), **options) for x in (0, 5)],  # type: ignore[misc]
-        [lambda: sample(mu, mu, N, out=vectors.matrix(), **options)] * 2,
-    ]
+    mu = vectors(1, 2, 3)
+    plain: dict[str, Any] = {"mu": mu, "sigma": mu, "n": N, **vectors.options}
+    groups: list[list[dict[str, Any]]] = [
+        [{"sigma": x, "seed": 1} for x in (0.0, 1.5, 7.0)], [{"mu": x, "seed": 1} for x in (0, 1, -9)],
+        [{"sigma": vectors(x, 1, 2)} for x in (1, 2)], [{"seed": x} for x in (0, 5, 2**64 - 1)],
+        [{"seed": Key(x, x)} for x in (0, 2**63)], [{"generator": Generator(x)} for x in (0, 5)],
+        [{"seed": 1, "dim_offset": x, "sample_offset": 3 * x} for x in (0, 1, 2**32 - D)],
+        [{"out": vectors.matrix()} for _ in range(2)],
+    ]  # fmt: skip
     if vectors.convert is not np.asarray:
-        groups.append(
-            [
-                lambda x=x: sample(mu, mu, N, generator=torch.Generator().manual_seed(x), **options)  # type: ignore[misc]
-                for x in (0, 5)
-            ]
-        )
+        groups.append([{"generator": torch.Generator().manual_seed(x)} for x in (0, 5)])
     for group in groups:
         _forget()
-        for call in group:
-            call()
+        for changes in group:
+            sample(**{**plain, **changes})
             assert len(PLANS) == 1
 
 
@@ -458,23 +448,18 @@ def test_values_are_checked_in_every_call(vectors: Any, name: str, value: float)
 def test_several_mistakes_raise_one_error(vectors: Any) -> None:
     """The error is the same with and without a plan."""
     good, bad = vectors(1, 2, 3), vectors(1, 2, -np.inf)
-    for options in ({}, {"out": vectors.matrix()}):
-        for more, mistakes in (
-            ({"seed": 1}, {"seed": -1}), ({"seed": 1}, {"seed": Key(1, -1)}), ({}, {"dim_offset": 2**32}),
-            ({"seed": 1}, {"seed": -1, "dim_offset": 2**32}), ({}, {"sample_offset": -1, "dim_offset": 2**32}),
-            ({"generator": Generator(1)}, {"generator": Generator(1, graph_safe=True)}),
-        ):  # fmt: skip
-            shared: dict[str, Any] = {**vectors.options, **options}
-            check_alike(
-                lambda: sample(good, good, N, **shared, **more),  # noqa: B023
-                lambda: sample(bad, bad, N, **shared, **{**more, **mistakes}), is_error=True,  # noqa: B023
-            )  # fmt: skip
-        for wrong in ({"mu": bad, "sigma": -1.0}, {"mu": np.inf, "sigma": bad}):
-            right = {name: 1.0 if isinstance(x, float) else good for name, x in wrong.items()}
-            check_alike(
-                lambda: sample(**right, n=N, **vectors.options, **options),  # noqa: B023
-                lambda: sample(**wrong, n=N, **vectors.options, **options), is_error=True,  # noqa: B023
-            )  # fmt: skip
+    plain: dict[str, Any] = {"mu": good, "sigma": good, "n": N, **vectors.options}
+    wrong: dict[str, Any] = {"mu": bad, "sigma": bad}
+    cases: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({"seed": 1}, {**wrong, "seed": -1}), ({"seed": 1}, {**wrong, "seed": Key(1, -1)}),
+        ({}, {**wrong, "dim_offset": 2**32}), ({"seed": 1}, {**wrong, "seed": -1, "dim_offset": 2**32}),
+        ({}, {**wrong, "sample_offset": -1, "dim_offset": 2**32}),
+        ({"generator": Generator(1)}, {**wrong, "generator": Generator(1, graph_safe=True)}),
+        ({"sigma": 1.0}, {"mu": bad, "sigma": -1.0}), ({"mu": 1.0}, {"mu": np.inf, "sigma": bad}),
+    ]  # fmt: skip
+    for options, (right, mistakes) in itertools.product(({}, {"out": vectors.matrix()}), cases):
+        call = {**plain, **options, **right}
+        check_alike(lambda: sample(**call), lambda: sample(**{**call, **mistakes}), is_error=True)  # noqa: B023
 
 
 @pytest.mark.parametrize("name", ["mu", "sigma"])
