@@ -575,11 +575,12 @@ def test_out_may_lie_between_the_elements_of_an_input() -> None:
 MU, SIGMA = np.array([0.0, 5.0, -3.0], np.float32), np.array([1.0, 0.5, 2.0], np.float32)
 
 
-def test_numpy_integers_and_bools_are_accepted() -> None:
+def test_numbers_flags_and_names_of_numpy_are_accepted() -> None:
     expected = sample(MU, SIGMA, 7, seed=9, dim_offset=2, sample_offset=5)
-    flags: Call = {"fast_math": np.True_, "validate": np.True_, "antithetic": np.False_}
+    others: Call = {"fast_math": np.True_, "validate": np.True_, "antithetic": np.False_}
+    others |= {"noise": np.str_("independent"), "backend": np.str_("cpu")}
     for integer in (np.int8, np.uint16, np.int64, np.uint64):
-        call: Call = {"seed": integer(9), "dim_offset": integer(2), "sample_offset": integer(5), **flags}
+        call: Call = {"seed": integer(9), "dim_offset": integer(2), "sample_offset": integer(5), **others}
         np.testing.assert_array_equal(sample(MU, SIGMA, integer(7), **call), expected)
 
 
@@ -591,18 +592,6 @@ def test_the_largest_n_and_offsets_are_accepted() -> None:
     assert sample(MU, SIGMA, 0, seed=1, sample_offset=2**34).shape == (3, 0)
     assert sample(MU[:0], SIGMA[:0], 4, seed=1, dim_offset=2**32).shape == (0, 4)
     assert sample(MU[:0], SIGMA[:0], 2**34, seed=1).shape == (0, 2**34)
-
-
-@pytest.mark.parametrize(("d", "n"), [(0, 0), (0, 4), (3, 0)])
-@pytest.mark.parametrize("library", ["numpy", "torch"])
-def test_out_may_be_empty(d: int, n: int, library: str) -> None:
-    mu, sigma, out = np.zeros(d, np.float32), np.ones(d, np.float32), np.empty((d, n), np.float32)
-    if library == "torch":
-        mu, sigma, out = (torch.from_numpy(x) for x in (mu, sigma, out))
-    assert sample(mu, sigma, n, seed=1, out=out) is out
-    empty = sample(mu, sigma, n, seed=1)
-    assert tuple(empty.shape) == (d, n)
-    assert type(empty) is type(mu)
 
 
 def test_a_standard_deviation_of_zero_gives_the_mean() -> None:

@@ -42,10 +42,6 @@ def key_arrays(batch: int, draw: random.Random) -> list[tuple[Any, list[Key]]]:
     return forms
 
 
-def equal_calls(bits: Any, whole: Any, part: Callable[[int], Any], batch: int) -> bool:
-    return all(np.array_equal(bits(whole)[b], bits(part(b))) for b in range(batch))
-
-
 def strided_view(order: list[int], steps: list[int], shape: tuple[int, ...]) -> Callable[[Any], Any]:
     """A function that returns the view of this shape: an array's axes in this order, and each step-th element."""
     part = tuple(slice(0, size * step, step) for size, step in zip(shape, steps, strict=True))
@@ -113,6 +109,7 @@ def test_each_matrix_of_a_random_batch_has_the_bits_of_its_own_call(
             out = view_of(base, memory, view)
             assert multisample.sample(*vectors, n, seed=seed, out=out, **options) is out
             drawn = view(bits(base))
+            assert np.count_nonzero(bits(base)) == np.count_nonzero(drawn)  # Memory between the elements is unchanged.
         else:
             drawn = bits(multisample.sample(*vectors, n, seed=seed, **options))
         assert drawn.shape == shape
@@ -122,18 +119,6 @@ def test_each_matrix_of_a_random_batch_has_the_bits_of_its_own_call(
             ]
             alone = multisample.sample(*own, n, seed=keys[b], **options)
             assert np.array_equal(drawn[b], bits(alone)), (batch, d, n, b, seed, options)
-
-
-def test_seeds_in_the_memory_of_the_arrays(backend: str, place: Place, bits: Any) -> None:
-    d, n, batch = 5, 33, 6
-    mu = np.linspace(-1, 1, batch * d, dtype=np.float32).reshape(batch, d)
-    for k, (seed, keys) in enumerate(key_arrays(batch, random.Random(5))[2:]):
-        if seed.dtype.kind == "u" and seed.dtype not in (np.uint8, np.uint32) and k % 2:
-            seed = seed.view(f"i{seed.dtype.itemsize}")  # PyTorch has few operations for unsigned integers.
-        x = multisample.sample(place(mu), 1.0, n, seed=place(seed), backend=backend)
-        assert equal_calls(
-            bits, x, lambda b, keys=keys: multisample.sample(place(mu[b]), 1.0, n, seed=keys[b], backend=backend), batch
-        )
 
 
 def test_two_and_four_halves_are_one_key(backend: str, place: Place, bits: Any) -> None:
@@ -193,19 +178,6 @@ def test_moments_of_a_batch(backend: str, place: Place, bits: Any, order: Any) -
             own = [x if isinstance(x, float) else place(x[b] if x.ndim == 2 else x) for x in (weights, means, sigma)]
             alone = multisample.weighted_moments(*own, order=order, seed=keys[b], backend=backend, sample_offset=7)
             assert all(np.array_equal(bits(x)[b], bits(y)) for x, y in zip(got, alone, strict=True))
-
-
-def test_out_of_any_strides(backend: str, place: Place, bits: Any, view_of: Any) -> None:
-    d, n, batch, seeds = 3, 10, 4, [1, 2, 3, 4]
-    mu = place(np.zeros(d, np.float32))
-    expected = bits(multisample.sample(mu, 1.0, n, seed=seeds, backend=backend))
-    host = np.zeros((2 * batch, d + 2, n + 3), np.float32)
-    base = place(host)
-    out = view_of(base, host, lambda x: x[::2, 1 : d + 1, 2 : n + 2])
-    assert multisample.sample(mu, 1.0, n, seed=seeds, backend=backend, out=out) is out
-    written = bits(base)
-    assert np.array_equal(written[::2, 1 : d + 1, 2 : n + 2], expected)
-    assert np.count_nonzero(written) == np.count_nonzero(expected)
 
 
 BAD = {
