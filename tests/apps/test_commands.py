@@ -146,8 +146,9 @@ def test_an_error_prints_one_line_and_sets_the_exit_code(folder: Path) -> None:
     assert files(folder) == {"mu.npy", "sigma.npy"}
 
 
-def test_the_report_runs_without_a_command_and_without_any_array_library() -> None:
-    # Block the libraries, so that the test does not depend on the installed packages.
+def test_the_report_runs_without_a_command_and_without_any_array_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Block the libraries and hide the GPU, so that the test depends neither on packages nor on the machine.
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     code = (
         f"import sys; sys.modules.update(dict.fromkeys({LIBRARIES!r}));"
         "from multisample.__main__ import main; raise SystemExit(main([]))"

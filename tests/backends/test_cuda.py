@@ -15,9 +15,9 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -375,8 +375,29 @@ LENGTHS = (
 HEIGHTS = (*range(1, 6), *range(255, 259), 2047)
 # Guard elements before and after; a multiple of the alignment of vectorised stores.
 GUARD = 64
-# The largest window; results are parts of it.
-REFERENCE = (max(HEIGHTS) + 2, max(LENGTHS) + 7)
+
+
+class Grid(NamedTuple):
+    """Heights and lengths of matrices, and the first columns that they begin at, in turn."""
+
+    heights: Sequence[int]
+    lengths: Sequence[int]
+    skips: Sequence[int]
+
+    @property
+    def reference(self) -> tuple[int, int]:
+        """The largest window; results are parts of it."""
+        return max(self.heights) + 2, max(self.lengths) + max(self.skips)
+
+
+LEAST = geometry.LEAST_ROWS
+GRIDS = (
+    Grid(HEIGHTS, LENGTHS, range(8)),
+    # kFewColumns: whole threads, and rows after the last of them. It needs the first column of a group.
+    Grid((LEAST, LEAST + 5), range(1, geometry.MOST_FEW_COLUMNS + 2), (0, 8, 0, 3)),
+)
+# Several small matrices share a block: `test_batches.py` compares them with launches of one matrix.
+ONLY_IN_BATCHES = {"kSmallMatrices"}
 
 
 def layouts(d: int, n: int, skip: int) -> list[tuple[int, int, int]]:
@@ -384,63 +405,93 @@ def layouts(d: int, n: int, skip: int) -> list[tuple[int, int, int]]:
     return [(-(-(skip + n) // 4) * 4, 1, GUARD + skip), (n, 1, GUARD + 1), (n + 1 + n % 2, 1, GUARD), (1, d, GUARD)]
 
 
-def check_all_layouts(
-    gpu: Gpu, references: tuple[Array, Array], dtype: str, noise: str, fast_math: bool, bits: ToArray
-) -> None:
-    """Check bits and guards of every shape in each memory layout against the first reference, which has bit patterns.
+class Case(NamedTuple):
+    """A window of the reference, which begins at row `top` and column `skip`, and its place in memory."""
 
-    Also check every shape in one of the layouts, in turn, with antithetic pairs against the second reference.
-    """
-    memory, size = gpu.memory, SIZES[dtype]
+    d: int
+    n: int
+    top: int
+    skip: int
+    row_stride: int
+    column_stride: int
+    first: int
+    antithetic: bool
+    turned: bool
+
+    def store_kind(self, dtype: str, noise: str, fast_math: bool) -> int:
+        size = SIZES[dtype]
+        cut, _ = geometry.geometry(
+            self.d, self.n, dtype, (self.row_stride * size, self.column_stride * size), self.first * size % 32,
+            self.skip, noise == "shared", self.antithetic, fast_math,
+        )  # fmt: skip
+        return cut.store_kind
+
+
+def cases(grid: Grid) -> Iterator[Case]:
+    """Every shape in each memory layout; with antithetic pairs in one of the layouts in turn, short rows in all."""
+    for number, (d, n) in enumerate(itertools.product(grid.heights, grid.lengths)):
+        top, skip = (number % 3, grid.skips[number % len(grid.skips)]) if number % 5 else (0, 0)
+        places = layouts(d, n, skip)
+        turn = sum(divmod(number, len(grid.lengths))) % len(places)
+        paired = places if n <= geometry.MOST_FEW_COLUMNS else [places[turn]]
+        for place, antithetic in [*((place, False) for place in places), *((place, True) for place in paired)]:
+            yield Case(d, n, top, skip, *place, antithetic, turned=place[1] != 1 and number % 2 == 1)
+
+
+def test_the_cases_have_every_store_kind() -> None:
+    of_one_matrix = [k for k, name in enumerate(geometry.STORE_KINDS) if name not in ONLY_IN_BATCHES]
+    for dtype, noise, fast_math in itertools.product(DTYPES, NOISES, (False, True)):
+        found = [(case.store_kind(dtype, noise, fast_math), case) for grid in GRIDS for case in cases(grid)]
+        assert {(kind, case.antithetic) for kind, case in found} == set(itertools.product(of_one_matrix, (False, True)))
+        few = geometry.STORE_KINDS.index("kFewColumns")
+        assert {(case.n, case.column_stride == 1, case.antithetic) for kind, case in found if kind == few} == set(
+            itertools.product(range(1, geometry.MOST_FEW_COLUMNS + 1), (False, True), (False, True))
+        )
+
+
+def check_all_layouts(
+    gpu: Gpu, grid: Grid, references: tuple[Array, Array], dtype: str, noise: str, fast_math: bool, bits: ToArray
+) -> None:
+    """Check bits and guards of all cases. The references are bit patterns; the second has antithetic pairs."""
+    memory, size, width = gpu.memory, SIZES[dtype], grid.reference[1]
     integer = f"int{8 * size}"
     on_device = [memory.put(reference.view(np.uint8).reshape(-1)) for reference in references]
-    mu, sigma = map(memory.put, vectors(REFERENCE[0], dtype))
-    kinds_of_stores = set()
-    for number, (d, n) in enumerate(itertools.product(HEIGHTS, LENGTHS)):
-        top, skip = (number % 3, number % 8) if number % 5 else (0, 0)
-        places = [(place, False) for place in layouts(d, n, skip)]
-        places.append((places[sum(divmod(number, len(LENGTHS))) % len(places)][0], True))
-        for (row_stride, column_stride, first), antithetic in places:
-            length = first + (d - 1) * row_stride + (n - 1) * column_stride + 1 + GUARD
-            length += -length % 8
-            place = (d, n), (row_stride, column_stride), first
-            buffer, wanted = memory.poisoned(length * size), memory.poisoned(length * size)
-            # Two views of the same memory.
-            turned = column_stride != 1 and number % 2 == 1
-            out = memory.view(buffer, dtype, *((pair[::-1] for pair in place[:2]) if turned else place[:2]), first)
-            got = gpu.sample(
-                mu[top : top + d], sigma[top : top + d], n,
-                seed=13, noise=noise, dtype=None if dtype == computing(dtype) else dtype, out=out, fast_math=fast_math,
-                dim_offset=top, sample_offset=skip, antithetic=antithetic, layout="nd" if turned else "dn",
-            )  # fmt: skip
-            assert got is out
-            part = memory.view(on_device[antithetic], integer, (d, n), (REFERENCE[1], 1), top * REFERENCE[1] + skip)
-            memory.copy(part, memory.view(wanted, integer, *place))
-            if not memory.same(buffer, wanted):
-                found, due = (bits(x).view(integer) for x in (buffer, wanted))
-                at = np.flatnonzero(found != due)
-                pytest.fail(
-                    f"{gpu.backend}, {(d, n)} from {(top, skip)}, strides {(row_stride, column_stride)}, {first=}, "
-                    f"{antithetic=}, {turned=}: {at.size} elements differ, "
-                    f"{found[at[:5]]} at {at[:5]}, expected {due[at[:5]]}"
-                )
-            cut, _ = geometry.geometry(
-                d, n, dtype, (row_stride * size, column_stride * size), first * size % 16, skip,
-                noise == "shared", antithetic, fast_math,
-            )  # fmt: skip
-            kinds_of_stores.add((cut.store_kind, antithetic))
-    assert kinds_of_stores == set(itertools.product(range(len(geometry.STORE_KINDS)), (False, True)))
+    mu, sigma = map(memory.put, vectors(grid.reference[0], dtype))
+    for case in cases(grid):
+        d, n, top, skip, *strides, first, antithetic, turned = case
+        length = first + (d - 1) * strides[0] + (n - 1) * strides[1] + 1 + GUARD
+        length += -length % 8
+        buffer, wanted = memory.poisoned(length * size), memory.poisoned(length * size)
+        # Two views of the same memory.
+        order = -1 if turned else 1
+        out = memory.view(buffer, dtype, (d, n)[::order], tuple(strides)[::order], first)
+        got = gpu.sample(
+            mu[top : top + d], sigma[top : top + d], n,
+            seed=13, noise=noise, dtype=None if dtype == computing(dtype) else dtype, out=out, fast_math=fast_math,
+            dim_offset=top, sample_offset=skip, antithetic=antithetic, layout="nd" if turned else "dn",
+        )  # fmt: skip
+        assert got is out
+        part = memory.view(on_device[antithetic], integer, (d, n), (width, 1), top * width + skip)
+        memory.copy(part, memory.view(wanted, integer, (d, n), tuple(strides), first))
+        if not memory.same(buffer, wanted):
+            found, due = (bits(x).view(integer) for x in (buffer, wanted))
+            at = np.flatnonzero(found != due)
+            pytest.fail(
+                f"{gpu.backend}, {case}: {at.size} elements differ, {found[at[:5]]} at {at[:5]}, expected {due[at[:5]]}"
+            )
 
 
 @pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_element_and_no_other_memory_is_written(gpu: Gpu, bits: ToArray, dtype: str, noise: str) -> None:
-    mu, sigma = vectors(REFERENCE[0], dtype)
-    plain, antithetic = (
-        on_cpu(mu, sigma, REFERENCE[1], dtype, seed=13, noise=noise, antithetic=pairs) for pairs in (False, True)
-    )
-    assert np.isfinite(plain.astype(np.float64)).all() and np.isfinite(antithetic.astype(np.float64)).all()
-    check_all_layouts(gpu, (bits(plain), bits(antithetic)), dtype, noise, fast_math=False, bits=bits)
+    for grid in GRIDS:
+        rows, columns = grid.reference
+        mu, sigma = vectors(rows, dtype)
+        plain, antithetic = (
+            on_cpu(mu, sigma, columns, dtype, seed=13, noise=noise, antithetic=pairs) for pairs in (False, True)
+        )
+        assert np.isfinite(plain.astype(np.float64)).all() and np.isfinite(antithetic.astype(np.float64)).all()
+        check_all_layouts(gpu, grid, (bits(plain), bits(antithetic)), dtype, noise, fast_math=False, bits=bits)
 
 
 @pytest.mark.parametrize("noise", NOISES)
@@ -449,24 +500,23 @@ def test_fast_math_has_equal_bits_in_every_backend_and_layout(
     all_gpus: list[Gpu], bits: ToArray, dtype: str, noise: str
 ) -> None:
     first = all_gpus[0]
-    mu, sigma = map(first.memory.put, vectors(REFERENCE[0], dtype))
+    for grid in GRIDS:
+        rows, columns = grid.reference
+        mu, sigma = map(first.memory.put, vectors(rows, dtype))
 
-    def drawn(fast_math: bool, antithetic: bool) -> Array:
-        return bits(
-            first.sample(
-                mu, sigma, REFERENCE[1], seed=13, dtype=dtype, noise=noise, fast_math=fast_math, antithetic=antithetic
-            )
-        )
+        def drawn(fast_math: bool, antithetic: bool, given: Any = (mu, sigma, columns)) -> Array:
+            options: dict[str, Any] = {"fast_math": fast_math, "antithetic": antithetic}
+            return bits(first.sample(*given, seed=13, dtype=dtype, noise=noise, **options))
 
-    references = drawn(True, False), drawn(True, True)
-    for antithetic, reference in enumerate(references):
-        assert np.isfinite(reference.view(numpy_dtype(dtype)).astype(np.float64)).all()
-        assert not np.array_equal(reference, drawn(False, bool(antithetic)))
-    # One column of each pair equals the draw without antithetic pairs.
-    half = REFERENCE[1] // 2
-    assert np.array_equal(references[1][:, 0 : 2 * half : 2], references[0][:, :half])
-    for gpu in all_gpus:
-        check_all_layouts(gpu, references, dtype, noise, fast_math=True, bits=bits)
+        references = drawn(True, False), drawn(True, True)
+        for antithetic, reference in enumerate(references):
+            assert np.isfinite(reference.view(numpy_dtype(dtype)).astype(np.float64)).all()
+            assert not np.array_equal(reference, drawn(False, bool(antithetic)))
+        # One column of each pair equals the draw without antithetic pairs.
+        half = columns // 2
+        assert np.array_equal(references[1][:, 0 : 2 * half : 2], references[0][:, :half])
+        for gpu in all_gpus:
+            check_all_layouts(gpu, grid, references, dtype, noise, fast_math=True, bits=bits)
 
 
 # --- Large results --------------------------------------------------------------------------------

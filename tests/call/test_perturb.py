@@ -17,8 +17,8 @@ import pytest
 
 import multisample
 from multisample import Key, perturb
-from multisample._parameters.plan import _Plan, _quick_coefficients
-from multisample._parameters.request import read_coefficients
+from multisample._model_parameters.perturb_plan import _Plan, _quick_coefficients
+from multisample._model_parameters.request import read_coefficients
 from multisample.backends.element_types import MATRIX_TYPES
 
 torch = pytest.importorskip("torch")
@@ -27,6 +27,9 @@ from torch._subclasses import FakeTensorMode  # noqa: E402
 
 from multisample._libraries.torch import TORCH  # noqa: E402
 from multisample.torch import perturb_  # noqa: E402
+
+# torch.compile imports modules of PyTorch that PyTorch deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore:::torch")
 
 ROUNDS = int(os.environ.get("MULTISAMPLE_TEST_ROUNDS", "1"))
 BACKENDS = ("cpu", "torch_ext")

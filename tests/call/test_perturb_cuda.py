@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from cuda_memory import release
 
 import multisample
 from multisample import Key, perturb
@@ -17,6 +19,7 @@ from multisample.torch import perturb_  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 LAUNCHES = 3  # a plan is made, checked, and taken as it is
+DEVICE, CHUNK = "cuda", 2**26
 
 
 @pytest.fixture
@@ -54,6 +57,48 @@ def test_tensors_have_the_bits_of_the_cpu(gpu: str, dtype: str, coefficients: An
                 assert perturb(own, given, out=out, backend=gpu, **options) is out
                 assert torch.equal(written.cpu(), exact)
                 assert torch.equal(out.cpu(), exact)
+
+
+@pytest.fixture
+def room() -> Iterator[Callable[[int], None]]:
+    """``room(bytes)`` skips the test without enough free memory on the GPU."""
+
+    def check(needed: int) -> None:
+        release()
+        if (free := torch.cuda.mem_get_info()[0]) < needed:
+            pytest.skip(f"needs {needed >> 20} MiB of free device memory, there are {free >> 20}")
+
+    yield check
+    release()
+
+
+def steps(first: int, count: int, dtype: Any) -> Any:
+    """Elements `first` and on of a vector of numbers that every type represents."""
+    return (torch.arange(first, first + count, device=DEVICE) % 251 / 8).to(dtype)
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("float32", 10**8), ("float64", 10**8), ("bfloat16", 2**31 + 5)])
+def test_every_element_of_a_large_parameter_has_the_noise_of_sample(
+    gpu: str, room: Callable[[int], None], dtype: str, size: int
+) -> None:
+    of, real = getattr(torch, dtype), getattr(torch, MATRIX_TYPES[dtype].computing)
+    room(size * of.itemsize + 2**32)
+    p = torch.empty(size, dtype=of, device=DEVICE)
+    chunks = [(first, min(CHUNK, size - first)) for first in range(0, size, CHUNK)]
+    # Powers of two, whose products are exact: the sums have one rounding, as fma has.
+    for coefficients in (0.5, [0.5, -2.0]):
+        for first, count in chunks:
+            p[first : first + count] = steps(first, count, of)
+        assert perturb_(p, coefficients, seed=Key(7, 3), member=2, ids=[5], backend=gpu) is p
+        zeros = torch.zeros(np.size(coefficients), dtype=real, device=DEVICE)
+        for first, count in chunks:
+            z = multisample.sample(
+                zeros, 1.0, count, seed=Key(7, 3 + (5 << 32)), dim_offset=2, sample_offset=first, backend=gpu
+            )
+            exact = steps(first, count, real)
+            for c, row in zip(np.atleast_1d(coefficients).tolist(), z, strict=True):
+                exact += c * row
+            assert torch.equal(p[first : first + count], exact.to(of)), first
 
 
 def test_structures_on_several_devices_and_of_several_types(gpu: str) -> None:

@@ -6,7 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import distributed
+import pytest
+
+# Modules that import this one are skipped without Dask.
+distributed = pytest.importorskip("distributed")
 
 __all__ = ["local_cluster"]
 

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("distributed")
-from dask_cluster import local_cluster
-
 
 @pytest.fixture(scope="session")
 def client() -> Iterator[Any]:
+    from dask_cluster import local_cluster
+
     with local_cluster() as client:
         yield client
 

@@ -23,8 +23,6 @@ from ..._backends import choose
 from . import handlers
 from .static import Static
 
-__all__ = ["PLATFORMS", "batch_of", "lowering"]
-
 PLATFORMS = {"cpu": "cpu", "cuda": "cuda"}
 """JAX's platforms, and the kinds of devices that they are to a backend."""
 
@@ -49,10 +47,10 @@ def _check_type(x: Any, dtype: Any) -> None:
 def _custom_call(platform: str, static: Static, *operands: Any) -> list[Any]:
     """The results on one device; `static` has its lengths."""
     call = static.call
-    if static.operation == Operation.gradient and not handlers.can_take_gradients(static, platform):
-        return _sums_of_stored_noise(platform, static, *operands)
     for name, x in zip(static.reads, operands):  # noqa: B905
         _check_type(x, static.type_of(name))
+    if static.operation == Operation.gradient and not handlers.can_take_gradients(static, platform):
+        return _sums_of_stored_noise(platform, static, *operands)
     batch = (batch_of(*operands),) if call.is_split and static.front else ()
     results = [jax.ShapeDtypeStruct((*batch, *static.shape(name)), static.type_of(name)) for name in static.writes]
     static = static.of_operands(*operands)

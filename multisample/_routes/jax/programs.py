@@ -15,8 +15,6 @@ import jax
 
 from ..._plan import PlanCache
 
-__all__ = ["PROGRAMS", "ProgramCache", "jitted", "run_alone"]
-
 PROGRAM_BYTES = 1_600_000
 """Resident memory of a program, measured with JAX 0.10 on x86-64. JAX reports no size for programs on the CPU."""
 
@@ -41,11 +39,14 @@ class ProgramCache(PlanCache[Any]):
 PROGRAMS = ProgramCache(256 << 20)
 
 
-def jitted(key: Hashable, function: Callable[..., Any], **options: Any) -> Any:
-    """The jitted function in `PROGRAMS` under `key`; if there is none, that of `function`."""
+def jitted(key: Hashable, function: Callable[..., Any]) -> Any:
+    """The jitted function in `PROGRAMS` under `key`; if there is none, that of `function`.
+
+    Without `keep_unused`: with it, JAX 0.11 caches each program under a key that the program itself keeps alive.
+    """
     found = PROGRAMS.get(key)
     if found is None:
-        found = jax.jit(function, **options)
+        found = jax.jit(function)
         PROGRAMS.put(key, found)
     return found
 
