@@ -53,7 +53,7 @@ HOST = (*NUMPY, "lists")
 
 
 class Of(NamedTuple):
-    """An argument that depends on how vectors are passed, or that is made for each call."""
+    """An argument that `make` makes anew for each call, from the base of the call."""
 
     make: Callable[[Base], Any]
 
@@ -70,7 +70,7 @@ class Bad(NamedTuple):
 
 
 def each(name: str, values: Any, error: type[Exception], accepted: str, bases: tuple[str, ...] = ALL) -> list[Bad]:
-    """Bad values of one argument: by the patterns of what came, or else what came are their representations."""
+    """One mistake for each value. A dict has values by their patterns in messages; the default is the repr."""
     if not isinstance(values, dict):
         values = {re.escape(repr(value)[:30]): value for value in values}
     return [Bad({name: value}, error, name, came, accepted, bases) for came, value in values.items()]

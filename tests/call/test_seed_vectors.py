@@ -43,7 +43,7 @@ def key_arrays(batch: int, draw: random.Random) -> list[tuple[Any, list[Key]]]:
 
 
 def strided_view(order: list[int], steps: list[int], shape: tuple[int, ...]) -> Callable[[Any], Any]:
-    """A function that returns the view of this shape: an array's axes in this order, and each step-th element."""
+    """A function of an array: permutes its axes to `order`, applies `steps`, and cuts it to `shape`."""
     part = tuple(slice(0, size * step, step) for size, step in zip(shape, steps, strict=True))
 
     def view(base: Any) -> Any:
@@ -53,7 +53,7 @@ def strided_view(order: list[int], steps: list[int], shape: tuple[int, ...]) -> 
 
 
 def random_view(shape: tuple[int, ...], draw: random.Random) -> tuple[tuple[int, ...], Callable[[Any], Any]]:
-    """The shape of an array, and a view of it of shape `shape`: all of it, or with gaps, and with axes in any order."""
+    """The shape of a base, and a function that returns its view of shape `shape`: whole, or strided and permuted."""
     if draw.random() < 0.5:
         return shape, lambda base: base
     order = draw.sample(range(len(shape)), len(shape))

@@ -52,7 +52,7 @@ def _fresh(call: Call) -> Any:
     return _outcome(call)
 
 
-_fresh_outside = functools.cache(_fresh)  # Most calls are compared in many states.
+_fresh_outside = functools.cache(_fresh)  # Many states have the same calls.
 
 
 def check_switch(calls: dict[str, Call], state: Callable[[], Any], matters: bool = True) -> None:
