@@ -29,7 +29,7 @@ LIBRARIES = {"torch", "cupy", "jax", "jaxlib", "scipy", "ml_dtypes", "dask", "cu
 @pytest.fixture(scope="module", autouse=True)
 def compiled() -> None:
     """Compile the kernels of the programs, which would print a message."""
-    for dtype in ("float32", "float16"):
+    for dtype in ("float32", "float16", "bfloat16"):
         multisample.sample([0.0], [1.0], 2, dtype=dtype)
 
 

@@ -52,7 +52,7 @@ def _fresh(call: Call) -> Any:
     return _outcome(call)
 
 
-_fresh_outside = functools.cache(_fresh)  # Most calls are compared in many states.
+_fresh_outside = functools.cache(_fresh)  # Many states have the same calls.
 
 
 def check_switch(calls: dict[str, Call], state: Callable[[], Any], matters: bool = True) -> None:
@@ -304,7 +304,10 @@ JAX_STATES: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("state", JAX_STATES.values(), ids=JAX_STATES)
+@pytest.mark.parametrize(
+    "state",
+    [pytest.param(x, id=name, marks=[pytest.mark.slow] * (name == "x64 by config")) for name, x in JAX_STATES.items()],
+)
 def test_settings_of_jax(state: Any) -> None:
     jax = pytest.importorskip("jax")
     check_switch(_jax_calls(), lambda: state(jax))

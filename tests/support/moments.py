@@ -54,8 +54,8 @@ def exact_moments(w: Any, mu: Any, sigma: Any, dtype: str = "float32", **options
 
 
 def _noise(d: int, n: int, antithetic: bool = False, sample_offset: int = 0, **options: Any) -> Array:
-    """Normals, in windows so small that no kernel for several threads is compiled, and none for antithetic pairs."""
-    if antithetic:  # Both columns of a pair have the noise of one column.
+    """Normals in small windows without antithetic pairs: other kernels would take seconds to compile."""
+    if antithetic:  # Column k of the noise gives the columns 2k and 2k + 1, the second negated.
         first, last = sample_offset // 2, (sample_offset + n + 1) // 2
         pairs = np.repeat(_noise(d, last - first, sample_offset=first, **options), 2, axis=1)
         pairs[:, 1::2] *= -1
