@@ -268,7 +268,7 @@ def test_a_window_of_a_window_equals_its_slice(
 
     outer = draw(0, d, 0, n)
     assert np.array_equal(draw(a, b, p, q), outer[a:b, p:q])
-    expected = elementwise(mu, sigma, n, dtype, dim_offset=i, sample_offset=j, **options)
+    expected = elementwise(mu, sigma, n, dim_offset=i, sample_offset=j, **options)
     assert np.array_equal(outer, expected)
 
 
