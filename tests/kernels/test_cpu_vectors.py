@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from cuda_cpp import SANITIZED, SHIM, compile_cpp, requires_gxx
 from numba import types
+from places import SUPPORT
 
 from multisample.backends.kernels.compilation import cached
 from multisample.backends.kernels.cpu import kernel, moments
@@ -27,9 +28,9 @@ PROCESSOR = {
 
 
 def machine_code(kind: str) -> str:
-    """Of a kernel of each operation."""
+    """Of a float64 kernel."""
     if kind == "draw":
-        function, parameters = kernel._window_function("float32", False), kernel.window_parameters("float32")
+        function, parameters = kernel._window_function("float64", False), kernel.window_parameters("float64")
     else:
         function, parameters = moments.sum_function("float64"), moments._sum_parameters("float64")
     dispatcher: Any = cached(function, f"test-{kind}", "")
@@ -47,16 +48,16 @@ def counts(kind: str) -> tuple[int, int, int]:
 COUNT = """
 import json
 import sys
-sys.path.insert(0, sys.argv[1])
+kind, *sys.path[:0] = sys.argv[1:]
 import test_cpu_vectors
-print(json.dumps(test_cpu_vectors.counts(sys.argv[2])))
+print(json.dumps(test_cpu_vectors.counts(kind)))
 """
 
 
 @pytest.mark.parametrize("kind", ["draw", "sum"])
 def test_vectors_have_512_bits_and_threads_share_no_reference_count(kind: str, tmp_path: Path) -> None:
     is_x86 = platform.machine() == "x86_64"
-    command = [sys.executable, "-c", COUNT, str(Path(__file__).parent), kind]
+    command = [sys.executable, "-c", COUNT, kind, str(Path(__file__).parent), str(SUPPORT)]
     environment = os.environ | (PROCESSOR if is_x86 else {}) | {"MULTISAMPLE_CACHE_DIR": str(tmp_path)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS)
     assert done.returncode == 0, done.stderr
