@@ -16,8 +16,6 @@ from ._tracing import is_traced
 if TYPE_CHECKING:
     from ._typing import AnyArray, Number, Seed
 
-__all__ = ["perturb"]
-
 
 def perturb(
     parameters: Any,

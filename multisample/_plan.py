@@ -35,8 +35,6 @@ from ._randomness.source import captured_offset, check_generator, counter_on, so
 from ._reading import Reader, vector_reader
 from ._streams import order_after, order_before
 
-__all__ = ["PLANS", "Drawn", "Plan", "PlanCache", "Planned", "make_plan", "run", "run_planned"]
-
 Drawn: TypeAlias = tuple[Any, int, int, Any]
 """The result or results, seed, offset, and None or an offset in device memory that replaces the offset."""
 

@@ -16,8 +16,6 @@ from ._checks.values import check_values, least_and_most, vector_converter
 from ._libraries import Library, Operand, check_memory
 from ._libraries.numpy import cached_dtype
 
-__all__ = ["ReadVectors", "Reader", "vector_reader"]
-
 ReadVectors = Callable[[Any, Any, Any], tuple[Any, Any, Any, Any]]
 """``read(mu, sigma, weights)``: the launcher's form of each vector, and an object that keeps their memory alive."""
 

@@ -11,17 +11,6 @@ from .._call import Call, check_rows, checked_window, vectors_of
 from .._libraries import HOST, Device, Library, Operand, described, is_number, library_of
 from .._randomness.keys import batch_of
 
-__all__ = [
-    "Inputs",
-    "check_alignment",
-    "common_length",
-    "common_library",
-    "extent",
-    "inspect_inputs",
-    "item_size",
-    "promoted",
-]
-
 _ITEM_SIZES = SIZES | {f"{sign}int{bits}": bits // 8 for sign in ("", "u") for bits in (8, 16, 32, 64)}
 
 

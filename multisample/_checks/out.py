@@ -9,8 +9,6 @@ from typing import Any
 from .._libraries import Library, Operand, check_memory
 from .operands import Inputs, check_alignment, extent, item_size
 
-__all__ = ["check_out", "target_checker"]
-
 
 def check_out(operand: Operand, inputs: Inputs, shape: tuple[int, ...]) -> None:
     """ValueError if `out` cannot hold the result."""

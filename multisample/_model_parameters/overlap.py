@@ -11,8 +11,6 @@ import numpy as np
 from .._checks.operands import extent, item_size
 from .._libraries import Operand
 
-__all__ = ["overlapping", "overlaps_itself"]
-
 
 def overlaps_itself(operand: Operand) -> bool:
     """Whether elements of an array may share memory: strides under which no axis skips the axes within it."""

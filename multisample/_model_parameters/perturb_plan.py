@@ -32,8 +32,6 @@ from .request import Coefficients, Memory, Request, Ties, check_members, memory_
 from .spans import Block, spans_of, whole
 from .structure import Structure, ids_of, label
 
-__all__ = ["TRANSFORMED", "check_leaves", "run_perturb", "run_seen"]
-
 TRANSFORMED = (
     "parameters: expected plain arrays outside PyTorch's transformations (torch.func, torch.autograd.forward_ad, a"
     " dispatch mode), in which perturb cannot be"

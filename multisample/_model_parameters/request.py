@@ -15,11 +15,6 @@ from .overlap import overlapping, overlaps_itself
 from .spans import Block, steps_of
 from .structure import Structure, label
 
-__all__ = [
-    "MOST_ELEMENTS", "Coefficients", "Memory", "Request", "Ties", "check_members", "memory_of", "read_coefficients",
-    "ties_of",
-]  # fmt: skip
-
 MOST_ELEMENTS = 2**34
 
 

@@ -12,8 +12,6 @@ from multisample.backends.launch import Span
 from .._checks.operands import item_size
 from .._libraries import Operand
 
-__all__ = ["Block", "spans_of", "steps_of", "whole"]
-
 
 class Block(NamedTuple):
     """A block of an array, and its place in the parameter, of which the array may hold a part."""

@@ -21,12 +21,6 @@ from .._libraries import HOST, Device, Library, Operand, described, library_of
 from .._libraries.library import NOUNS
 from .generator import WORD_64, Generator, Key
 
-__all__ = [
-    "Keys", "advice_for_numpy", "batch_of", "checked_key", "checked_seed", "host_words", "is_in_array", "is_of_torch",
-    "keys_in", "only_words", "signature_of",
-]  # fmt: skip
-
-
 # --- One key ----------------------------------------------------------------------------------------------------------
 
 
@@ -188,7 +182,7 @@ def _layout(operand: Operand, is_one: bool) -> tuple[dict[str, int], int]:
     if operand.read is not None:
         raise ValueError("seed: expected an array that a kernel can read, got one that would be converted first")
     if operand.dtype == "uint32":
-        if last != 4:
+        if last != 4 and operand.shape[0]:  # Libraries give an array without keys any strides.
             raise ValueError(
                 f"seed: expected key data whose words are neighbours in memory, got strides {(*steps, last)}"
             )

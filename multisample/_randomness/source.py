@@ -19,8 +19,6 @@ from .counter import DeviceCounter
 from .generator import DEFAULT_GENERATOR, Generator, Key
 from .keys import advice_for_numpy, is_of_torch
 
-__all__ = ["NOT_CAPTURED", "Source", "captured_offset", "check_generator", "counter_on", "source_of"]
-
 NOT_CAPTURED = (
     "generator: expected multisample.Generator(seed, graph_safe=True) while a CUDA graph is captured, for new numbers"
     " in each replay, got a generator whose offset would never change; or pass seed=, for the same numbers"

@@ -26,8 +26,6 @@ from .._randomness.keys import checked_key, is_in_array, signature_of
 from .._randomness.source import check_generator
 from .._tracing import is_traced_by_jax, traced_as
 
-__all__ = ["run_first"]
-
 
 @traced_as(lambda: True)
 def _is_compiling() -> bool:

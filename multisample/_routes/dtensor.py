@@ -30,8 +30,6 @@ from .._randomness.keys import batch_of, checked_key
 from .._randomness.source import check_generator
 from .._randomness.torch import taker, torch_generator
 
-__all__ = ["draw_dtensor", "draw_shard", "perturb_dtensors"]
-
 Cut: TypeAlias = tuple[int, int]
 """A mesh dimension that shards an axis, and the placement's split factor.
 

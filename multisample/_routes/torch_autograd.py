@@ -27,8 +27,6 @@ from .._randomness.keys import is_in_array
 from .._randomness.source import source_of
 from .torch_transforms import as_int64, draw_by_operator
 
-__all__ = ["torch_plan"]
-
 
 def torch_plan(call: Call, backend: Backend) -> Planned:
     """The plan of a call with tensors, which records gradients if there are any.

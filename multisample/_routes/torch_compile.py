@@ -17,8 +17,6 @@ from .._call import TRAITS, Call
 from .._libraries import is_number
 from .torch_transforms import draw_by_operator, draw_separately, is_batched, listed_words
 
-__all__ = ["run_compiled"]
-
 _COMPILED = (
     "sample can be part of a graph only with plain PyTorch tensors, backend torch_ext, and seed= or PyTorch's default"
     " generator; not with tensor subclasses, other arrays, other backends or generator=; weighted_moments cannot"

@@ -27,11 +27,6 @@ from .._randomness.generator import WORD_64, Generator
 from .._randomness.keys import batch_of, checked_key, host_words, is_in_array
 from .._randomness.torch import SEED, draw_offset, take_transformed
 
-__all__ = [
-    "as_int64", "draw_by_operator", "draw_separately", "is_batched", "is_transformed", "listed_words",
-    "run_transformed",
-]  # fmt: skip
-
 
 def is_transformed(call: Call) -> bool:
     """Whether PyTorch transforms the call. If so, its tensors may be batches or have no values."""

@@ -10,11 +10,6 @@ from typing import Any, NamedTuple
 
 from ._arrays import Arrays
 
-__all__ = [
-    "COLLAPSED", "COLUMNS", "CONVERGED", "DIVERGED", "RUNNING", "UNSCORED", "State", "elite_weights", "refit",
-    "refit_by_moments",
-]  # fmt: skip
-
 RUNNING, CONVERGED, COLLAPSED, UNSCORED, DIVERGED = range(5)
 COLUMNS = ("best", "mean", "threshold", "sigma", "nonfinite", "status")
 """Columns of the history: one row for each iteration."""

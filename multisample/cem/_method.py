@@ -46,10 +46,6 @@ if TYPE_CHECKING:
 
     from ._typing import AdoptedCEMOptions, CEMOptions, HostCEMOptions, Seed
 
-__all__ = [
-    "CEM", "CEMState", "Result", "check_searches", "checked_elites", "checked_number", "checked_smoothing", "minimize",
-]  # fmt: skip
-
 STOPPED_BY_CALLBACK = 5
 _NOTHING = np.array([math.nan] * (len(COLUMNS) - 1) + [0.0])
 # Iterations between two checks of the status on a device, since a check waits for the device.

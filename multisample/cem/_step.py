@@ -19,8 +19,6 @@ from ._arrays import Arrays, TracedArrays, arrays_like
 from ._elites import State, refit
 from ._method import check_searches, checked_elites, checked_number, checked_smoothing
 
-__all__ = ["start", "step"]
-
 
 def _arrays_for(like: Any) -> Arrays:
     if not is_jax(like):

@@ -41,8 +41,6 @@ from ..._plan import PlanCache
 from . import gate, native
 from .static import CUSTOM_CALLS, Static, decoded
 
-__all__ = ["BLOCKS", "LAUNCHERS", "TARGETS", "can_take_gradients", "prepare_on_host", "register", "scratch_size"]
-
 TARGETS = {operation: f"multisample_{operation.name}" for operation in CUSTOM_CALLS}
 """The names of the targets.
 

@@ -17,8 +17,6 @@ from ..._libraries.jax import is_jax
 from ..._randomness.generator import WORD_64, Key
 from ..._randomness.keys import checked_key, checked_seed
 
-__all__ = ["Words", "batch_length", "key_vector", "operands_of", "packed_words", "words_of"]
-
 
 class Words(NamedTuple):
     """The arguments of a call that are neither `mu` nor `sigma`, for `operands_of`."""

@@ -38,8 +38,6 @@ from .primitives import bind, varying
 from .programs import jitted
 from .static import Parameter, Static
 
-__all__ = ["perturb_jax"]
-
 _MOST_OFFSETS = 2**32
 
 
