@@ -1,24 +1,20 @@
 """The gradient's C++ and CUDA C++ sources without a GPU.
 
-Whole grids of the CUDA kernels run on the CPU (see test_cuda_sources.py). The CPU kernel runs as compiled for other
-processors. Sanitizers check every memory access. Compilers for the GPU compile every kernel.
+Whole grids of the CUDA kernels run on the CPU, and sanitizers check every memory access: see test_cuda_sources.py.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-import platform
-import signal
 import struct
-import subprocess
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from cuda_cpp import SANITIZED, SECONDS, SHIM, compile_cpp, requires_gxx, run_cases, run_program  # fmt: skip
+from cuda_cpp import requires_gxx, run_cases, run_program  # fmt: skip
 from launches import WORDS, Window, a_launch, stored_words, word_fields
 from tables import DTYPES, NOISES, slow_but
 
@@ -359,25 +355,3 @@ def test_the_runner_detects_gradients_that_are_too_short(runner: Callable[[str],
 
     assert outcome(0).startswith("0 ")
     assert "AddressSanitizer: heap-buffer-overflow" in outcome(4)
-
-
-# --- The CPU kernel -------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="the machines below are of x86-64")
-@requires_gxx
-def test_code_for_other_simd_widths_gives_equal_gradients_within_bounds(tmp_path: Path) -> None:
-    """The results do not depend on how the sums are split."""
-    digests = set()
-    for machine in ("x86-64", "x86-64-v3", "native"):
-        program = tmp_path / "cpu_gradient"
-        options = "-O1", "-DMULTISAMPLE_SOFTWARE_FMA", *SANITIZED, "-Wno-psabi"
-        compile_cpp(f"-march={machine}", *options, SHIM / "cpu_gradient.cpp", "-o", program)
-        done = subprocess.run([str(program)], capture_output=True, text=True, timeout=SECONDS)
-        if done.returncode < 0 and -done.returncode == signal.SIGILL:
-            continue  # This processor does not support the target.
-        assert done.returncode == 0, done.stderr[:4000]
-        digests.add(done.stdout)
-    assert len(digests) == 1
-    assert len(digests.pop().split()) == 1
