@@ -29,7 +29,7 @@ OPTIONS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["auto", "cpu", "torch_ext"])
+@pytest.mark.parametrize("name", ["auto", "torch_ext"])
 @pytest.mark.parametrize("options", OPTIONS)
 def test_moments_are_those_of_the_sample(options: dict[str, Any], name: str) -> None:
     if name != "auto" and not multisample.list_backends()[name].available:
