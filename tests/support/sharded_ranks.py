@@ -99,6 +99,17 @@ class Ranks:
         result: DTensor = multisample.sample(mu, sigma, n, backend=self.backend, **call)
         return result
 
+    def check_sharded(self, mu: Any, sigma: Any, n: int, mesh: DeviceMesh, placements: Any, **call: Any) -> None:
+        """Check `sample_sharded` of vectors that are not DTensors."""
+        call = {"seed": SEED, **call}
+        self.check(
+            self.sharded(mu, sigma, n, mesh, placements, **call), self.single(mu, sigma, n, **call), mesh, placements
+        )
+
+    def rows(self, *vectors: torch.Tensor) -> list[DTensor]:
+        """Vectors whose elements are sharded over all ranks."""
+        return [self.on(self.line, vector, Shard(0)) for vector in vectors]
+
     def check_part(self, result: Any, whole: torch.Tensor, model: DTensor) -> None:
         """Check that `result` is placed as `model` is, and has this rank's part of `whole`."""
         assert type(result) is DTensor
@@ -163,39 +174,29 @@ def every_placement_of_the_result(ranks: Ranks) -> None:
     for mesh in ranks.meshes:
         for placements in every_placement(mesh.ndim):
             for d, n, layout in ((13, 37, "dn"), (13, 37, "nd"), (3, 1030, "dn"), (64, 3, "nd"), (1, 1, "dn")):
-                mu, sigma = ranks.vectors(d)
-                whole = ranks.single(mu, sigma, n, seed=SEED, layout=layout)
-                result = ranks.sharded(mu, sigma, n, mesh, placements, seed=SEED, layout=layout)
-                ranks.check(result, whole, mesh, placements)
+                ranks.check_sharded(*ranks.vectors(d), n, mesh, placements, layout=layout)
 
 
 @case
 def shards_of_every_size(ranks: Ranks) -> None:
     for d, n in itertools.product((*LENGTHS, 0), (*LENGTHS, 0)):
-        mu, sigma = ranks.vectors(d)
-        whole = ranks.single(mu, sigma, n, seed=SEED)
         for mesh, placements in (
             (ranks.line, [Shard(0)]), (ranks.line, [Shard(1)]), (ranks.grid, [Shard(1), Shard(0)]),
             (ranks.grid, [Shard(1), Shard(1)]), (ranks.grid, [Shard(0), Shard(0)]),
         ):  # fmt: skip
-            ranks.check(ranks.sharded(mu, sigma, n, mesh, placements, seed=SEED), whole, mesh, placements)
+            ranks.check_sharded(*ranks.vectors(d), n, mesh, placements)
 
 
 @case
 def every_kind_of_draw(ranks: Ranks) -> None:
     for dtype, call in kinds_of_draw():
         mu, sigma = ranks.vectors(13, dtype)
-        whole = ranks.single(mu, sigma, 103, **call)
-        for mesh, placements in (
-            (ranks.line, [Shard(0)]),
-            (ranks.line, [Shard(1)]),
-            (ranks.grid, [Shard(1), Shard(0)]),
-        ):
-            ranks.check(ranks.sharded(mu, sigma, 103, mesh, placements, **call), whole, mesh, placements)
-        ranks.check(
-            ranks.sharded(mu, sigma, 103, ranks.line, [Shard(1)], dtype="float64", **call),
-            ranks.single(mu, sigma, 103, dtype="float64", **call), ranks.line, [Shard(1)],
-        )  # fmt: skip
+        for placement in (Shard(0), Shard(1)):
+            ranks.check_sharded(mu, sigma, 103, ranks.line, [placement], **call)
+        ranks.check_sharded(mu, sigma, 103, ranks.grid, [Shard(1), Shard(0)], **call)
+        ranks.check_sharded(mu, sigma, 103, ranks.line, [Shard(1)], dtype="float64", **call)
+        result = ranks.sample(*ranks.rows(mu, sigma), 33, **call)
+        ranks.check(result, ranks.single(mu, sigma, 33, **call), ranks.line, [Shard(int(call["layout"] == "nd"))])
 
 
 @case
@@ -214,13 +215,10 @@ def windows_of_shards_are_windows_of_the_matrix(ranks: Ranks) -> None:
     for placements in every_placement(2):
         result = ranks.sharded(mu[7:28], sigma[7:28], 67, ranks.grid, placements, **call)
         ranks.check(result, whole[7:28, 5:72].contiguous(), ranks.grid, placements)
-    result = ranks.sample(
-        ranks.on(ranks.line, mu[7:28], Shard(0)), ranks.on(ranks.line, sigma[7:28], Shard(0)), 67, **call
-    )
+    result = ranks.sample(*ranks.rows(mu[7:28], sigma[7:28]), 67, **call)
     ranks.check(result, whole[7:28, 5:72].contiguous(), ranks.line, [Shard(0)])
-    last = {"dim_offset": 2**32 - 40, "sample_offset": 2**34 - 9, "seed": SEED}
-    result = ranks.sharded(mu, sigma, 9, ranks.line, [Shard(1)], **last)
-    ranks.check(result, ranks.single(mu, sigma, 9, **last), ranks.line, [Shard(1)])
+    last = {"dim_offset": 2**32 - 40, "sample_offset": 2**34 - 9}
+    ranks.check_sharded(mu, sigma, 9, ranks.line, [Shard(1)], **last)
 
 
 @case
@@ -229,15 +227,13 @@ def vectors_of_every_form(ranks: Ranks) -> None:
     whole = ranks.single(mu, sigma, 21, seed=SEED)
     placements = [Shard(0), Shard(1)]
     strided = torch.stack([mu, mu], 1)[:, 0]
-    rows = {"replicated": [Replicate(), Replicate()], "sharded": [Shard(0), Replicate()]}
-    for form, given in rows.items():
+    for given in ([Replicate(), Replicate()], [Shard(0), Replicate()]):
         for one, other in (
             (ranks.on(ranks.grid, mu, *given), sigma),
             (mu[:, None], ranks.on(ranks.grid, sigma, *given)),
             (ranks.on(ranks.grid, mu[:, None].contiguous(), *given), ranks.on(ranks.grid, sigma, *given)),
             (strided, sigma[:, None]),
         ):
-            assert form
             result = ranks.sharded(one, other, 21, ranks.grid, placements, seed=SEED)
             ranks.check(result, whole, ranks.grid, placements)
     for number in (2.5, torch.tensor(2.5, device=ranks.device)):
@@ -272,19 +268,11 @@ def results_are_placed_as_mu_and_sigma(ranks: Ranks) -> None:
 def numbers_beside_dtensors(ranks: Ranks) -> None:
     mu, sigma = ranks.vectors(5)
     number = ranks.on(ranks.line, torch.tensor(2.5, device=ranks.device), Replicate())
+    (rows, deviations) = ranks.rows(mu, sigma)
     for one in (2.5, number):
-        result = ranks.sample(ranks.on(ranks.line, mu, Shard(0)), one, 21, seed=SEED)
-        ranks.check(result, ranks.single(mu, 2.5, 21, seed=SEED), ranks.line, [Shard(0)])
-        result = ranks.sample(one, ranks.on(ranks.line, sigma, Shard(0)), 21, seed=SEED)
-        ranks.check(result, ranks.single(2.5, sigma, 21, seed=SEED), ranks.line, [Shard(0)])
-
-
-@case
-def dtensors_of_every_kind_of_draw(ranks: Ranks) -> None:
-    for dtype, call in kinds_of_draw():
-        mu, sigma = ranks.vectors(13, dtype)
-        result = ranks.sample(ranks.on(ranks.line, mu, Shard(0)), ranks.on(ranks.line, sigma, Shard(0)), 33, **call)
-        ranks.check(result, ranks.single(mu, sigma, 33, **call), ranks.line, [Shard(int(call["layout"] == "nd"))])
+        for given, plain in (((rows, one), (mu, 2.5)), ((one, deviations), (2.5, sigma))):
+            result = ranks.sample(*given, 21, seed=SEED)
+            ranks.check(result, ranks.single(*plain, 21, seed=SEED), ranks.line, [Shard(0)])
 
 
 @case
@@ -326,7 +314,7 @@ def out_is_written_and_returned(ranks: Ranks) -> None:
             ranks.check(out, whole, ranks.grid, placements)
     whole = ranks.single(mu, sigma, 21, seed=SEED)
     out = ranks.on(ranks.line, torch.zeros_like(whole), Shard(0))
-    given = ranks.on(ranks.line, mu, Shard(0)), ranks.on(ranks.line, sigma, Shard(0))
+    given = ranks.rows(mu, sigma)
     assert ranks.sample(*given, 21, seed=SEED, out=out) is out
     ranks.check(out, whole, ranks.line, [Shard(0)])
     for wrong, error, message in (
@@ -478,7 +466,7 @@ def generators_stay_level(ranks: Ranks) -> None:
         after = state(alone)
         level = make()
         results = [
-            (ranks.sample(rows, ranks.on(ranks.line, sigma, Shard(0)), 5, generator=level), [Shard(0)]),
+            (ranks.sample(*ranks.rows(mu, sigma), 5, generator=level), [Shard(0)]),
             (ranks.sharded(mu, sigma, 5, ranks.line, [Shard(1)], generator=level), [Shard(1)]),
             (ranks.sharded(rows, sigma, 5, ranks.line, [Shard(0)], generator=level, validate=True), [Shard(0)]),
             (ranks.sharded(mu, sigma, 5, ranks.line, [Replicate()], generator=level), [Replicate()]),
@@ -501,31 +489,27 @@ def ranks_that_differ_are_named(ranks: Ranks) -> None:
     if odd:
         ranks.single(mu, 1.0, 1, generator=mine)
     state = mine.state
+
+    def differ(name: str, own: object, of_other: object) -> Any:
+        return refused(
+            ValueError, f"^{name}: expected the same on every rank, got {own} on {others}, {of_other} on rank 1$"
+        )
+
     for mesh, placements in ((ranks.line, [Shard(1)]), (ranks.grid, [Shard(1), Replicate()])):
-        with refused(
-            ValueError, f"^generator's offset: expected the same on every rank, got 0 on {others}, 1 on rank 1$"
-        ):
+        with differ("generator's offset", 0, 1):
             ranks.sharded(mu, 1.0, 9, mesh, placements, generator=mine, validate=True)
         assert mine.state == state
     torch.manual_seed(11 + odd)
     before = default_state(ranks)
-    with refused(
-        ValueError, rf"^generator's seed: expected the same on every rank, got \d+ on {others}, \d+ on rank 1$"
-    ):
+    with differ("generator's seed", r"\d+", r"\d+"):
         ranks.sample(rows, 1.0, 9, validate=True)
     assert torch.equal(default_state(ranks), before)
-    seed = 2**64 - 1 - odd
-    with refused(
-        ValueError, f"^seed: expected the same on every rank, got {2**64 - 1} on {others}, {2**64 - 2} on rank 1$"
-    ):
-        ranks.sample(rows, 1.0, 9, seed=seed, validate=True)
-    for name, call in (
-        ("n", {"n": 9 + odd}),
-        ("dim_offset", {"dim_offset": odd}),
-        ("sample_offset", {"sample_offset": odd}),
-    ):
+    with differ("seed", 2**64 - 1, 2**64 - 2):
+        ranks.sample(rows, 1.0, 9, seed=2**64 - 1 - odd, validate=True)
+    for name, value in (("n", 9), ("dim_offset", 0), ("sample_offset", 0)):
+        call = {"n": 9, "mesh": ranks.line, "placements": [Shard(1)], "seed": 1, name: value + odd}
         with refused(ValueError, f"^{name}: expected the same on every rank"):
-            ranks.sharded(mu, 1.0, mesh=ranks.line, placements=[Shard(1)], seed=1, validate=True, **{"n": 9, **call})
+            ranks.sharded(mu, 1.0, validate=True, **call)
 
 
 @case
@@ -679,21 +663,11 @@ def wrong_arguments_are_refused(ranks: Ranks) -> None:
     for one, other, error, message in (
         (partial, 1.0, ValueError, r"^mu: expected placements Shard\(0\) or Replicate\(\), got"),
         (columns, 1.0, ValueError, r"^mu: expected placements Shard\(0\) or Replicate\(\), got"),
-        (
-            rows,
-            sigma,
-            TypeError,
-            "^sigma: expected a DTensor or a number where other arguments are DTensors, got .* of type Tensor$",
-        ),
+        (rows, sigma, TypeError, "^sigma: expected a DTensor or a number .* are DTensors, got .* of type Tensor$"),
         (mu, rows, TypeError, "^mu: expected a DTensor or a number where other arguments are DTensors, got .* Tensor$"),
-        (
-            rows,
-            ranks.on(grid, sigma, Replicate(), Replicate()),
-            ValueError,
-            "^sigma: expected a DTensor on the same mesh",
-        ),
+        (rows, ranks.on(grid, sigma, Replicate(), Replicate()), ValueError, "^sigma: expected a DTensor on the same"),
         (rows, ranks.on(line, sigma[1:], Shard(0)), ValueError, "^sigma: expected as many elements as mu, 16, got 15$"),
-    ):
+    ):  # fmt: skip
         with refused(error, message):
             ranks.sample(one, other, 9)
     if ranks.size > 2:
