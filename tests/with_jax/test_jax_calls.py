@@ -91,7 +91,7 @@ def test_numbers_lists_and_numpy_arrays_mix_with_jax(jax_place: str) -> None:
         check_same(draw(mu, sigma), expected)
 
 
-@pytest.mark.parametrize("shape", [(0, N), (D, 0), (0, 0)])
+@pytest.mark.parametrize("shape", [(0, N), (D, 0)])
 def test_empty_results(shape: tuple[int, int]) -> None:
     d, n = shape
     for draw in (jax.jit(lambda mu: sample(mu, 1.0, n, seed=1)), lambda mu: sample(mu, 1.0, n, seed=1)):
@@ -113,15 +113,6 @@ def test_a_jax_key_of_an_integer_is_that_seed(jax_place: str, seed: int) -> None
     alone = sample(MU, SIGMA, N, seed=key)  # A key alone makes the call JAX's.
     assert isinstance(alone, jax.Array)
     check_same(alone, expected)
-
-
-def test_the_first_word_of_a_key_is_the_high_one(jax_place: str) -> None:
-    key = jax.random.split(jax.random.key(3))[1]
-    high, low = (int(word) for word in jax.random.key_data(key))
-    assert high > 0
-    expected = sample(MU, SIGMA, N, seed=high << 32 | low)
-    check_same(jax.jit(lambda k: sample(MU, SIGMA, N, seed=k, backend=jax_place))(key), expected)
-    check_same(sample(MU, SIGMA, N, seed=Key(key, 0), backend=jax_place), expected)
 
 
 def test_offsets_are_operands(jax_place: str) -> None:
@@ -219,7 +210,7 @@ def test_the_programs_of_eager_calls_are_bounded(monkeypatch: pytest.MonkeyPatch
     with jax.default_device(jax.devices("cpu")[0]):
         for call in calls:
             first = np.asarray(call(1))
-            for n in range(1, 5):
+            for n in range(1, 4):
                 for _ in range(2):
                     call(n)
             assert 1 <= live() <= programs.PROGRAMS.size() == 2

@@ -46,11 +46,14 @@ def test_reverse_mode(every_place: str, options: dict[str, Any]) -> None:
     axis = 0 if options.get("layout") == "nd" else 1
     w, z = weights(options).astype(np.float64), noise(options).astype(np.float64)
     expected = w.sum(axis), (w * z).sum(axis)
-    for transform in (jax.grad(loss, (0, 1)), jax.jit(jax.grad(loss, (0, 1))), jax.grad(jax.checkpoint(loss), (0, 1))):
-        np.testing.assert_allclose(transform(MU, SIGMA), expected, rtol=1e-5, atol=1e-5)
-    # With respect to one vector, while the other is constant.
-    np.testing.assert_allclose(jax.jit(jax.grad(loss))(MU, SIGMA), expected[0], rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(jax.jit(jax.grad(loss, 1))(MU, SIGMA), expected[1], rtol=1e-5, atol=1e-5)
+
+    def gradients(mu: Any, sigma: Any) -> Any:
+        """Of both vectors, also with a checkpoint, and of one while the other is constant."""
+        both = [jax.grad(f, (0, 1))(mu, sigma) for f in (loss, jax.checkpoint(loss))]
+        return [*both, [jax.grad(loss, k)(mu, sigma) for k in (0, 1)]]
+
+    for found in (*jax.jit(gradients)(MU, SIGMA), jax.grad(loss, (0, 1))(MU, SIGMA)):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
@@ -96,7 +99,8 @@ def test_gradients_of_every_type_have_the_type_of_mu(jax_place: str, x64: None, 
 
     computing = "float64" if dtype == "float64" else "float32"
     z = sample(np.zeros(D), 1.0, N, seed=4, dtype=computing)
-    for found, expected in zip(jax.grad(loss, (0, 1))(mu, sigma), (np.full(D, N), z.sum(1)), strict=True):
+    gradient = jax.jit(jax.grad(loss, (0, 1)))
+    for found, expected in zip(gradient(mu, sigma), (np.full(D, N), z.sum(1)), strict=True):
         assert found.dtype == mu.dtype
         tolerance = {"float64": 1e-12, "float32": 1e-5}.get(dtype, 2**-7)
         np.testing.assert_allclose(np.asarray(found, np.float64), expected, rtol=tolerance, atol=tolerance)
