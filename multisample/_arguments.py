@@ -13,8 +13,6 @@ from multisample.backends.element_types import MATRIX_TYPES
 
 from ._tracing import traced_as
 
-__all__ = ["DTYPES", "check_choice", "check_flag", "checked_integer", "dtype_name", "is_constant"]
-
 DTYPES = tuple(MATRIX_TYPES)
 
 

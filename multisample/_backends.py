@@ -11,8 +11,6 @@ from ._libraries.library import NOUNS
 from ._plan import PlanCache
 from .exceptions import BackendUnavailableError, UnknownBackendError
 
-__all__ = ["choose", "forget", "list_backends", "register_backend"]
-
 # Keys are library and device kind. Names that are not registered are skipped.
 _ORDER: dict[tuple[str, str], tuple[str, ...]] = {
     ("numpy", "cpu"): ("cpu",),

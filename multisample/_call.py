@@ -9,11 +9,6 @@ from multisample.backends.launch import INPUTS, OPERANDS, Operation
 
 from ._arguments import check_choice, check_flag, checked_integer
 
-__all__ = [
-    "COLUMNS", "FLAGS", "ROWS", "TRAITS", "Call", "Traits", "check_choices", "check_rows", "checked_order",
-    "checked_window", "vectors_of",
-]  # fmt: skip
-
 ROWS = 2**32
 COLUMNS = 2**34
 

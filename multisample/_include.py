@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["get_include"]
-
 
 def get_include() -> str:
     """Return the include folder of the C++ header with the normals of `multisample.sample`.

@@ -17,8 +17,6 @@ from ._tracing import is_traced
 if TYPE_CHECKING:
     from ._typing import AnyArray, DType, Noise, Number, Seed
 
-__all__ = ["weighted_moments"]
-
 
 def weighted_moments(
     weights: AnyArray | Any,

@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from ._libraries import BY_TYPE
 from ._libraries.jax import any_of_jax
-from ._parameters.plan import run_perturb, run_seen
-from ._parameters.request import Request
-from ._parameters.structure import Structure, matching, structure_of
+from ._model_parameters.perturb_plan import run_perturb, run_seen
+from ._model_parameters.request import Request
+from ._model_parameters.structure import Structure, matching, structure_of
 from ._tracing import is_traced
 
 if TYPE_CHECKING:
     from ._typing import AnyArray, Number, Seed
-
-__all__ = ["perturb"]
 
 
 def perturb(
@@ -128,14 +126,14 @@ def perturb(
     (-24.0, True)
     """
     if is_traced():
-        from ._routes.perturbed import perturb_in_graph
+        from ._routes.torch_compile_perturb import perturb_in_graph
 
         return perturb_in_graph(
             perturb, parameters, coefficients, seed=seed, member=member, out=out, fast_math=fast_math, ids=ids,
             backend=backend,
         )  # fmt: skip
     if any_of_jax((parameters, coefficients, seed, member)):
-        from ._routes.jax.parameters import perturb_jax
+        from ._routes.jax.perturb import perturb_jax
 
         return perturb_jax(
             parameters, coefficients, seed=seed, member=member, out=out, fast_math=fast_math, ids=ids, backend=backend

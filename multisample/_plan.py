@@ -24,17 +24,16 @@ from multisample.backends.system.cuda_driver import is_capturing
 
 from ._arguments import describe
 from ._call import COLUMNS, FLAGS, ROWS, Call, check_rows, checked_window, vectors_of
-from ._checks.operands import Inputs, check_alignment, check_out, extent, inspect_inputs, item_size
+from ._checks.operands import Inputs, check_alignment, inspect_inputs, item_size
+from ._checks.out import check_out, target_checker
 from ._checks.values import check_values
-from ._libraries import Device, Library, Operand, check_memory, is_number
+from ._libraries import Device, Library, Operand, is_number
 from ._randomness.counter import DeviceCounter
 from ._randomness.generator import WORD_64
-from ._randomness.keys import Keys, is_in_array, keys_in, only_words, signature_of
-from ._randomness.source import captured_offset, check_generator, checked_key, counter_on, source_of
+from ._randomness.keys import Keys, checked_key, is_in_array, keys_in, only_words, signature_of
+from ._randomness.source import captured_offset, check_generator, counter_on, source_of
 from ._reading import Reader, vector_reader
 from ._streams import order_after, order_before
-
-__all__ = ["PLANS", "Drawn", "Plan", "PlanCache", "Planned", "make_plan", "run", "run_planned"]
 
 Drawn: TypeAlias = tuple[Any, int, int, Any]
 """The result or results, seed, offset, and None or an offset in device memory that replaces the offset."""
@@ -145,7 +144,7 @@ class Plan:
         self._written = library.written() if writes_matrix else None
         self._check_target: Any = None
         if out is not None:
-            self._check_target = _target_checker(out, self._readers, library, takes_arrays, self.is_empty)
+            self._check_target = target_checker(out, inputs, vectors_of(call), library, takes_arrays, self.is_empty)
 
         self._stream = library.stream(device) if on_device else None
         self._is_capturing: Any = library.is_capturing(device) if on_device else None
@@ -309,34 +308,6 @@ class _SubclassPlan(Plan):
 
 def _never(mu: Any, sigma: Any, weights: Any) -> bool:
     return False
-
-
-def _target_checker(
-    out: Operand, readers: dict[str, Reader], library: Library, takes_arrays: bool, is_empty: bool
-) -> Callable[[Any, Any, tuple[Any, ...], tuple[Any, ...]], None]:
-    """``check(out, at, vectors, addresses)``: ValueError if `out` has no memory, is misaligned, or shares memory."""
-    on_device, (low, high), share_memory = out.device.kind == "cuda", extent(out), library.share_memory
-    mask = item_size(out.dtype) - 1 if on_device else 0
-    arrays = [
-        (k, reader.name, *reader.extent, on_device or (reader.is_plain and not takes_arrays))
-        for k, reader in enumerate(readers.values())
-        if reader.operand is not None and not is_empty
-    ]
-
-    def check(out: Any, at: Any, vectors: tuple[Any, ...], addresses: tuple[Any, ...]) -> None:
-        if not takes_arrays:
-            if not (at or is_empty):
-                check_memory(at)
-            if at & mask:
-                check_alignment("out", library.describe("out", out), at)
-        for k, name, begin, end, has_address in arrays:
-            if has_address and not (at + low < addresses[k] + end and addresses[k] + begin < at + high):
-                continue
-            # On a device, overlapping address ranges count as shared memory.
-            if on_device or share_memory(out, vectors[k]):
-                raise ValueError(f"out: expected memory of its own, got memory that {name} also uses")
-
-    return check
 
 
 def _scratch_allocator(library: Library, device: Device) -> Callable[[int, Any], Any]:

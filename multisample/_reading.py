@@ -11,12 +11,10 @@ import numpy as np
 from multisample.backends.element_types import MATRIX_TYPES
 
 from ._arguments import describe
-from ._checks.operands import Inputs, check_alignment, extent, item_size
+from ._checks.operands import Inputs, check_alignment, item_size
 from ._checks.values import check_values, least_and_most, vector_converter
 from ._libraries import Library, Operand, check_memory
 from ._libraries.numpy import cached_dtype
-
-__all__ = ["ReadVectors", "Reader", "vector_reader"]
 
 ReadVectors = Callable[[Any, Any, Any], tuple[Any, Any, Any, Any]]
 """``read(mu, sigma, weights)``: the launcher's form of each vector, and an object that keeps their memory alive."""
@@ -30,8 +28,6 @@ class Reader:
     name : str
     operand : Operand or None
         None for a number.
-    extent : tuple of int
-        Begin and end of the argument's bytes, relative to the address of its first element.
     is_plain : bool
         Whether the launcher takes the argument without conversion: its address, or the array itself.
     mask : int
@@ -42,12 +38,12 @@ class Reader:
         What the launcher takes in the place of the argument, or of its converted array.
     """
 
-    __slots__ = ("convert", "extent", "is_plain", "mask", "name", "operand", "read")
+    __slots__ = ("convert", "is_plain", "mask", "name", "operand", "read")
 
     def __init__(self, name: str, inputs: Inputs, library: Library, makes_arrays: bool) -> None:
         self.name = name
         self.operand = operand = inputs.operands.get(name)
-        self.extent, self.mask, self.is_plain, self.convert = (0, 0), 0, False, None
+        self.mask, self.is_plain, self.convert = 0, False, None
         self.read: Callable[[Any], Any]
         real = cached_dtype(MATRIX_TYPES[inputs.dtype].computing)
         length = inputs.n if name == "weights" else inputs.d
@@ -59,7 +55,6 @@ class Reader:
                 pack, vector, shape = struct.Struct("d" if real.itemsize == 8 else "f").pack, np.ndarray, (length,)
                 self.read = lambda x: vector(shape, real, pack(read_number(x)), 0, _NO_STRIDE)
             return
-        self.extent = extent(operand)
         self.mask = item_size(operand.dtype) - 1 if operand.device.kind == "cuda" else 0
         if makes_arrays:
             host_array = None if library.name == "numpy" else library.host_array

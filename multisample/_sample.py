@@ -34,8 +34,6 @@ if TYPE_CHECKING:
         TorchGenerator,
     )  # fmt: skip
 
-__all__ = ["sample"]
-
 
 # The overloads overlap in calls with two numbers, which raise.
 @overload

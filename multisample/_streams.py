@@ -15,8 +15,6 @@ from multisample.backends.system.cuda_driver import Event, is_capturing, order
 
 from ._libraries import Device
 
-__all__ = ["KEEPER", "Keeper", "keep_until_done", "order_after", "order_before"]
-
 # Number of entries that each call of `keep` checks. Each call adds only one, so finished entries are soon released.
 _CHECKS = 8
 

@@ -7,8 +7,6 @@ from typing import SupportsIndex
 
 from ._arguments import checked_integer
 
-__all__ = ["limit_threads"]
-
 
 def limit_threads(n: SupportsIndex) -> AbstractContextManager[None]:
     """Limit each CPU call inside the ``with`` block to at most `n` threads.

@@ -6,8 +6,6 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-__all__ = ["SEEDLESS", "is_traced", "is_traced_by_jax", "refuse_jax", "traced_as"]
-
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 

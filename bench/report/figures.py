@@ -1,6 +1,6 @@
 """The figures of marked places by name: tables and queries of tables.json, pictures, machines, and computed tables.
 
-In tables.json, "queries" are named queries of `bench.report.pages`. A grid makes a query for each row and column. A
+In tables.json, "queries" are named queries of `bench.report.results`. A grid makes a query for each row and column. A
 column has a title, a case, a call, a field, and a file if it is not that of the grid. In its case or call, ``{}``
 stands for the text of the row; a row that is a list is a shape, d x n. "tables of queries" have a query for each cell.
 """
@@ -14,10 +14,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.report.pages import Results, number_text, table, text_of
 from bench.report.pictures import pictures
-
-__all__ = ["FIGURES", "pictures_of_pages"]
+from bench.report.results import Results, number_text, table, text_of
 
 Figure = Callable[[Results, str], str]
 

@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.report.entries import Run, read_run, reduced, write
-from bench.report.pages import ROOT, Results, marked_pages, written
+from bench.report.pages import ROOT, marked_pages, written
+from bench.report.results import Results
 from bench.report.row import measured, row
 
 try:
@@ -25,8 +26,6 @@ try:
 except ImportError as error:
     message = 'bench.report: expected Matplotlib to be there: pip install -e ".[bench]"'
     raise ImportError(message) from error
-
-__all__ = ["main", "write_pages", "write_report"]
 
 PAGE = """<!doctype html>
 <html lang="en">

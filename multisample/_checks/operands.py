@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 from multisample.backends.element_types import SIZES
@@ -11,18 +10,6 @@ from .._arguments import describe
 from .._call import Call, check_rows, checked_window, vectors_of
 from .._libraries import HOST, Device, Library, Operand, described, is_number, library_of
 from .._randomness.keys import batch_of
-
-__all__ = [
-    "Inputs",
-    "check_alignment",
-    "check_out",
-    "common_length",
-    "common_library",
-    "extent",
-    "inspect_inputs",
-    "item_size",
-    "promoted",
-]
 
 _ITEM_SIZES = SIZES | {f"{sign}int{bits}": bits // 8 for sign in ("", "u") for bits in (8, 16, 32, 64)}
 
@@ -164,25 +151,6 @@ def promoted(dtypes: list[str]) -> str:
     return "float64" if "float64" in dtypes else "float32"
 
 
-def check_out(operand: Operand, inputs: Inputs, shape: tuple[int, ...]) -> None:
-    """ValueError if `out` cannot hold the result. Overlap with mu and sigma is checked later, by address."""
-    if operand.shape != shape:
-        raise ValueError(f"out: expected shape {shape}, got {operand.shape}")
-    if operand.dtype != inputs.dtype:
-        raise ValueError(f"out: expected dtype {inputs.dtype}, got {operand.dtype}")
-    if operand.device != inputs.device:
-        raise ValueError(f"out: expected it on the device of mu and sigma, {inputs.device}, got {operand.device}")
-    if 0 in shape:
-        return
-    itemsize = item_size(operand.dtype)
-    if any(stride % itemsize for stride in operand.strides):
-        raise ValueError(f"out: expected strides of whole elements, {itemsize} bytes, got {operand.strides}")
-    if _overlaps_itself(operand):
-        raise ValueError(
-            f"out: expected elements that do not overlap, got strides {operand.strides} under which they overlap"
-        )
-
-
 def check_alignment(name: str, operand: Operand, address: int) -> None:
     """ValueError unless device elements lie at multiples of their size. Host elements may lie anywhere."""
     itemsize = item_size(operand.dtype)
@@ -191,21 +159,6 @@ def check_alignment(name: str, operand: Operand, address: int) -> None:
             f"{name}: expected elements at multiples of their size, {itemsize} bytes,"
             f" got address {address:#x} and strides {operand.strides}"
         )
-
-
-def _overlaps_itself(operand: Operand) -> bool:
-    *_, s, t = map(abs, operand.strides)
-    *batch, _, _ = shape = operand.shape
-    if batch and batch[0] > 1:  # Matrices one after another; a matrix between the rows of another is refused.
-        low, high = extent(operand._replace(shape=shape[1:], strides=operand.strides[1:]))
-        if abs(operand.strides[0]) < high - low:
-            return True
-    shape = shape[-2:]
-    # Elements share an address if `a` rows move it as far as `b` columns: a * s == b * t. Test the smallest such pair.
-    common = math.gcd(s, t)
-    if common == 0:
-        return shape != (1, 1)
-    return t // common < shape[0] and s // common < shape[1]
 
 
 def extent(operand: Operand) -> tuple[int, int]:

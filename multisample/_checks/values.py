@@ -18,8 +18,6 @@ from multisample.backends.memory.host import rounded
 from .._arguments import describe
 from .._libraries import Library, Operand, is_number
 
-__all__ = ["accepted_values", "check_values", "least_and_most", "number_vector", "vector_converter"]
-
 # The largest double that rounds to a finite float32.
 _MOST_FLOAT32 = float.fromhex("0x1.fffffefffffffp+127")
 _MOST_FLOAT64 = sys.float_info.max

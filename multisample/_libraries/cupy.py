@@ -13,8 +13,6 @@ from multisample.backends.contract import HostArray
 from .library import Device, Library, Operand, counted_as
 from .numpy import cached_dtype, name_of
 
-__all__ = ["CUPY"]
-
 _current_device, _current_stream = cupy.cuda.runtime.getDevice, cupy.cuda.get_current_stream
 
 

@@ -15,8 +15,6 @@ from .._arguments import describe
 from .library import CPU, Device, Library
 from .numpy import HOST
 
-__all__ = ["FOREIGN", "ForeignLibrary"]
-
 
 class ForeignLibrary(Library):
     """Objects with ``__dlpack__`` or ``__cuda_array_interface__``.

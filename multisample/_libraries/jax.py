@@ -21,8 +21,6 @@ from .foreign import ForeignLibrary
 from .library import Device, Library
 from .numpy import HOST
 
-__all__ = ["JAX", "any_of_jax", "is_jax"]
-
 # The most frequent types of arguments that are not JAX's.
 _PLAIN = frozenset((int, float, str, type(None), np.ndarray, list))
 

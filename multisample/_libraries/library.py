@@ -16,8 +16,6 @@ from multisample.backends.system.cuda_driver import is_capturing
 
 from .._arguments import DTYPES
 
-__all__ = ["CPU", "NOUNS", "Device", "Library", "Operand", "check_memory", "counted_as"]
-
 _INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 _ELEMENTS = frozenset((*DTYPES, *_INTEGERS))
 

@@ -15,8 +15,6 @@ from multisample.backends.system.cuda_driver import current_device, on_device
 from .library import Device, Library, Operand, counted_as
 from .numpy import cached_dtype, name_of
 
-__all__ = ["NUMBA"]
-
 
 def handle_of(stream: Any) -> int:
     """The driver's handle of a stream of Numba's, which is an object or 0."""

@@ -15,8 +15,6 @@ from multisample.backends.memory.dlpack import numpy_dtype
 from .._arguments import describe
 from .library import CPU, Device, Library, Operand, counted_as
 
-__all__ = ["HOST", "ListArray", "NumpyLibrary"]
-
 cached_dtype = functools.cache(numpy_dtype)
 
 

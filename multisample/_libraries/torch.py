@@ -18,8 +18,6 @@ from multisample.backends.system.cuda_driver import is_capturing as driver_is_ca
 from .library import CPU, Device, Library, Operand, check_memory, counted_as
 from .numpy import HOST
 
-__all__ = ["TORCH", "check_tensor", "dtype_of", "is_opaque", "is_transforming", "plain"]
-
 _layer, _modes = torch._C._functorch.peek_interpreter_stack, torch._C._len_torch_dispatch_stack
 _raw_stream: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 _is_grad_enabled = torch.is_grad_enabled

@@ -14,8 +14,6 @@ from multisample.backends.system.cuda_driver import synchronize
 
 from .._libraries.library import Device, Library
 
-__all__ = ["DeviceCounter"]
-
 WORD_64 = 2**64
 
 # Counters whose address a graph has captured. The graph may outlive the generator, and its replays write to them.

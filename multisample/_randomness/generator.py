@@ -18,8 +18,6 @@ from multisample.backends.contract import HostArray
 from .._arguments import check_flag, checked_integer
 from .counter import DeviceCounter
 
-__all__ = ["DEFAULT_GENERATOR", "WORD_64", "Generator", "GeneratorState", "Key", "manual_seed"]
-
 WORD_64 = 2**64
 _WORD = 2**32 - 1
 _USED_UP = "generator: all offsets of this seed are used up; make one with another seed"

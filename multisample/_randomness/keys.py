@@ -1,4 +1,4 @@
-"""Vectors of seeds, and keys in arrays: what a plan needs to know of them, and how its calls read them.
+"""The argument `seed`: checks of one key, and plans for keys in arrays, such as vectors of seeds.
 
 Key data, in arrays of uint32, has the high half of each word first: ``(..., 2)`` is a seed, ``(..., 4)`` a seed and an
 offset. Other integer arrays have seeds, ``(B,)``, or seeds and offsets, ``(B, 2)``.
@@ -7,6 +7,7 @@ offset. Other integer arrays have seeds, ``(B,)``, or seeds and offsets, ``(B, 2
 from __future__ import annotations
 
 import array
+import sys
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
@@ -15,12 +16,56 @@ import numpy as np
 from multisample.backends.contract import HostArray
 from multisample.backends.launch import WordFormat
 
+from .._arguments import checked_integer
 from .._libraries import HOST, Device, Library, Operand, described, library_of
 from .._libraries.library import NOUNS
-from .generator import WORD_64, Key
-from .source import checked_seed
+from .generator import WORD_64, Generator, Key
 
-__all__ = ["Keys", "batch_of", "host_words", "is_in_array", "keys_in", "only_words", "signature_of"]
+# --- One key ----------------------------------------------------------------------------------------------------------
+
+
+def checked_seed(name: str, seed: Any) -> int:
+    """`seed` as an int of 64 bits; TypeError or ValueError otherwise."""
+    return checked_integer(name, seed, 0, WORD_64, _advice_for_seed)
+
+
+def checked_key(seed: Any) -> tuple[int, int]:
+    """Seed and offset from the argument `seed`: an integer, a `Key`, or key data of one key in host memory.
+
+    TypeError or ValueError otherwise.
+    """
+    if isinstance(seed, Key):
+        number, offset = seed
+        if type(number) is type(offset) is int and 0 <= number < WORD_64 and 0 <= offset < WORD_64:
+            return seed
+        return checked_seed("seed.seed", number), checked_seed("seed.offset", offset)
+    if isinstance(seed, (int, np.integer)):
+        return checked_seed("seed", seed), 0
+    if is_in_array(seed) and batch_of(seed) is None:
+        words = host_words(np.asarray(seed)).reshape(-1).tolist()
+        return words[0], (*words, 0)[1]
+    return checked_seed("seed", seed), 0
+
+
+def _advice_for_seed(seed: Any) -> str:
+    if isinstance(seed, Generator):
+        return "; pass it as generator=, or its next Key as seed=generator.take()"
+    if is_of_torch(seed):
+        return "; pass it as generator="
+    return advice_for_numpy(seed)
+
+
+def advice_for_numpy(generator: Any) -> str:
+    method = {np.random.Generator: "integers(2**63)", np.random.RandomState: "tomaxint()"}.get(type(generator))
+    return f"; draw a seed from a generator of NumPy: seed=rng.{method}" if method else ""
+
+
+def is_of_torch(generator: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(generator, torch.Generator)
+
+
+# --- Keys in arrays ---------------------------------------------------------------------------------------------------
 
 
 class Keys(NamedTuple):
@@ -137,7 +182,7 @@ def _layout(operand: Operand, is_one: bool) -> tuple[dict[str, int], int]:
     if operand.read is not None:
         raise ValueError("seed: expected an array that a kernel can read, got one that would be converted first")
     if operand.dtype == "uint32":
-        if last != 4:
+        if last != 4 and operand.shape[0]:  # Libraries give an array without keys any strides.
             raise ValueError(
                 f"seed: expected key data whose words are neighbours in memory, got strides {(*steps, last)}"
             )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
@@ -12,17 +11,13 @@ import numpy as np
 
 from multisample.backends.system.cuda_driver import is_capturing
 
-from .._arguments import checked_integer, describe
+from .._arguments import describe
 from .._libraries.jax import is_jax
 from .._libraries.library import NOUNS, Device, Library
 from .._tracing import refuse_jax
 from .counter import DeviceCounter
-from .generator import DEFAULT_GENERATOR, WORD_64, Generator, Key
-
-__all__ = [
-    "NOT_CAPTURED", "Source", "captured_offset", "check_generator", "checked_key", "checked_seed", "counter_on",
-    "source_of",
-]  # fmt: skip
+from .generator import DEFAULT_GENERATOR, Generator, Key
+from .keys import advice_for_numpy, is_of_torch
 
 NOT_CAPTURED = (
     "generator: expected multisample.Generator(seed, graph_safe=True) while a CUDA graph is captured, for new numbers"
@@ -89,60 +84,17 @@ def _source_of_torch(by_default: bool, library: Library, device: Device) -> Sour
     return Source(take, None, None if by_default else check, False)
 
 
-def _advice_for_seed(seed: Any) -> str:
-    if isinstance(seed, Generator):
-        return "; pass it as generator=, or its next Key as seed=generator.take()"
-    if _is_of_torch(seed):
-        return "; pass it as generator="
-    return _advice_for_numpy(seed)
-
-
 def _advice_for_generator(generator: Any) -> str:
     if isinstance(generator, (Key, int, np.integer)) or is_jax(generator):
         return "; pass it as seed="
-    return _advice_for_numpy(generator)
-
-
-def _advice_for_numpy(generator: Any) -> str:
-    method = {np.random.Generator: "integers(2**63)", np.random.RandomState: "tomaxint()"}.get(type(generator))
-    return f"; draw a seed from a generator of NumPy: seed=rng.{method}" if method else ""
-
-
-def _is_of_torch(generator: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(generator, torch.Generator)
-
-
-def checked_seed(name: str, seed: Any) -> int:
-    """`seed` as an int of 64 bits; TypeError or ValueError otherwise."""
-    return checked_integer(name, seed, 0, WORD_64, _advice_for_seed)
-
-
-def checked_key(seed: Any) -> tuple[int, int]:
-    """Seed and offset from the argument `seed`: an integer, a `Key`, or key data of one key in host memory.
-
-    TypeError or ValueError otherwise.
-    """
-    if isinstance(seed, Key):
-        number, offset = seed
-        if type(number) is type(offset) is int and 0 <= number < WORD_64 and 0 <= offset < WORD_64:
-            return seed
-        return checked_seed("seed.seed", number), checked_seed("seed.offset", offset)
-    if isinstance(seed, (int, np.integer)):
-        return checked_seed("seed", seed), 0
-    from .keys import batch_of, host_words, is_in_array
-
-    if is_in_array(seed) and batch_of(seed) is None:
-        words = host_words(np.asarray(seed)).reshape(-1).tolist()
-        return words[0], (*words, 0)[1]
-    return checked_seed("seed", seed), 0
+    return advice_for_numpy(generator)
 
 
 def check_generator(generator: Any, library: Library, device: Device) -> None:
     """TypeError or ValueError unless `generator` serves arrays of `library` on `device`."""
     if generator is None or isinstance(generator, Generator):
         return
-    if not _is_of_torch(generator):
+    if not is_of_torch(generator):
         raise TypeError(
             "generator: expected a multisample.Generator, or a torch.Generator with PyTorch tensors,"
             f" got {describe(generator)} of type {type(generator).__name__}{_advice_for_generator(generator)}"

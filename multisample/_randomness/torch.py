@@ -17,8 +17,6 @@ import torch
 
 from .generator import WORD_64
 
-__all__ = ["SEED", "draw_offset", "take_transformed", "taker", "torch_generator"]
-
 SEED = 0x636F6D70696C6564
 """The seed of calls whose offset a PyTorch operator draws on the device: the bytes of "compiled"."""
 

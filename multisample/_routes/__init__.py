@@ -1,8 +1,8 @@
 """Calls without a plan: they are checked in full, and most of them get a plan.
 
 Calls that PyTorch compiles or transforms become operator calls, without a plan. Calls with arrays or keys of JAX become
-custom calls of XLA. `recorded` adds autograd to a plan. `dtensor` and `adopted` convert the arguments and call the
-public function or a plan. The modules are imported on first use.
+custom calls of XLA. `torch_autograd` adds gradients to a plan. `dtensor` and `adopted` convert the arguments, then call
+the public function or a plan. The modules are imported on first use.
 """
 
 from __future__ import annotations
@@ -22,11 +22,9 @@ from .._libraries.foreign import ForeignLibrary
 from .._libraries.jax import is_jax
 from .._plan import PLANS, Planned, make_plan, run
 from .._randomness.generator import Generator, Key
-from .._randomness.keys import is_in_array, signature_of
-from .._randomness.source import check_generator, checked_key
+from .._randomness.keys import checked_key, is_in_array, signature_of
+from .._randomness.source import check_generator
 from .._tracing import is_traced_by_jax, traced_as
-
-__all__ = ["run_first"]
 
 
 @traced_as(lambda: True)
@@ -62,7 +60,7 @@ def run_first(call: Call, key: Hashable, function: Callable[..., Any]) -> Any:
         return run_jax(call, key)
     call = _checked(call)
     if compiling:
-        from .compiled import run_compiled
+        from .torch_compile import run_compiled
 
         return run_compiled(call, function)
     caller = common_library(call)
@@ -88,8 +86,8 @@ def run_first(call: Call, key: Hashable, function: Callable[..., Any]) -> Any:
             return run_from_host(call, backend)
     if caller.name == "torch":
         from .._libraries.torch import plain
-        from .recorded import torch_plan
-        from .transformed import is_transformed, run_transformed
+        from .torch_autograd import torch_plan
+        from .torch_transforms import is_transformed, run_transformed
 
         if is_transformed(call):
             return run_transformed(call, backend)

@@ -28,8 +28,6 @@ from .._randomness.generator import DEFAULT_GENERATOR
 from .._randomness.keys import is_in_array
 from .._streams import keep_until_done, order_after, order_before
 
-__all__ = ["run_adopted", "run_from_host"]
-
 
 def run_adopted(call: Call, caller: ForeignLibrary, device: Device, backend: Backend) -> Any:
     """Run a call with arrays of a foreign library on `device`."""

@@ -20,17 +20,15 @@ from .._call import TRAITS, Call, check_rows, checked_window, vectors_of
 from .._checks.operands import common_length
 from .._libraries import is_number, library_of
 from .._libraries.torch import check_tensor
-from .._parameters.plan import run_perturb
-from .._parameters.request import Request
-from .._parameters.spans import Block, steps_of, whole
-from .._parameters.structure import label
+from .._model_parameters.perturb_plan import run_perturb
+from .._model_parameters.request import Request
+from .._model_parameters.spans import Block, steps_of, whole
+from .._model_parameters.structure import label
 from .._plan import PlanCache
 from .._randomness.generator import WORD_64, Generator
-from .._randomness.keys import batch_of
-from .._randomness.source import check_generator, checked_key
+from .._randomness.keys import batch_of, checked_key
+from .._randomness.source import check_generator
 from .._randomness.torch import taker, torch_generator
-
-__all__ = ["draw_dtensor", "draw_shard", "perturb_dtensors"]
 
 Cut: TypeAlias = tuple[int, int]
 """A mesh dimension that shards an axis, and the placement's split factor.

@@ -18,8 +18,6 @@ from multisample.backends.memory.host import quiet, rounded
 
 from .._libraries import CPU, Device, described, library_of
 
-__all__ = ["Arrays", "Scored", "TracedArrays", "arrays_like", "on_host"]
-
 
 class Scored(NamedTuple):
     """The result of `Arrays.score`."""

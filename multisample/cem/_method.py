@@ -1,4 +1,4 @@
-"""`minimize` and `CEM`: arguments, state and messages. `_refit` has the arithmetic."""
+"""`minimize` and `CEM`: arguments, state and messages. `_elites` has the arithmetic."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .._randomness.source import source_of
 from .._sample import sample
 from .._typing import AnyArray, ArrayT, HostVector, Noise, Number, OwnArray, T, Tensor
 from ._arrays import arrays_like, on_host
-from ._refit import (
+from ._elites import (
     COLLAPSED,
     COLUMNS,
     CONVERGED,
@@ -45,10 +45,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from ._typing import AdoptedCEMOptions, CEMOptions, HostCEMOptions, Seed
-
-__all__ = [
-    "CEM", "CEMState", "Result", "check_searches", "checked_elites", "checked_number", "checked_smoothing", "minimize",
-]  # fmt: skip
 
 STOPPED_BY_CALLBACK = 5
 _NOTHING = np.array([math.nan] * (len(COLUMNS) - 1) + [0.0])

@@ -16,10 +16,8 @@ from .._randomness.keys import batch_of
 from .._sample import sample
 from .._typing import Noise, Number
 from ._arrays import Arrays, TracedArrays, arrays_like
+from ._elites import State, refit
 from ._method import check_searches, checked_elites, checked_number, checked_smoothing
-from ._refit import State, refit
-
-__all__ = ["start", "step"]
 
 
 def _arrays_for(like: Any) -> Arrays:

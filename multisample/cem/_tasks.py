@@ -27,8 +27,6 @@ from .._sample import sample
 from .._threads import limit_threads
 from ._arrays import Arrays, on_host
 
-__all__ = ["Task", "checked_tasks", "host_scores", "redraw", "refuse_jax", "refuse_searches", "run_tasks", "split"]
-
 # A call costs about as much as this number of elements.
 _ELEMENTS_OF_A_CALL = 1 << 13
 # Elements that `redraw` holds at a time besides the elites.

@@ -21,8 +21,6 @@ import numpy as np
 
 from multisample.backends.contract import HostArray
 
-__all__ = ["Vector", "check_output", "read_vector", "size_text", "to_numpy", "write_npy"]
-
 Vector: TypeAlias = HostArray | float
 
 

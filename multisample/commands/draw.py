@@ -26,8 +26,6 @@ from multisample._sample import sample
 from .arrays import Vector, check_output, read_vector, size_text, to_numpy, write_npy
 from .live_line import LiveLine
 
-__all__ = ["Progress", "add_parser", "available_memory", "run", "windows"]
-
 _DTYPES = tuple(name for name in DTYPES if hasattr(np, name))
 _LEAST_MEMORY = 4 << 10
 # A larger window is not faster, shows progress less often, and may exceed the memory of a GPU.

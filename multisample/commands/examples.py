@@ -8,8 +8,6 @@ from typing import Any
 
 from multisample import examples
 
-__all__ = ["add_parser", "run"]
-
 
 def add_parser(subparsers: Any) -> None:
     """Add ``examples`` to the command line."""

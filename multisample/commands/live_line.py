@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TextIO
 
-__all__ = ["LiveLine"]
-
 
 class LiveLine:
     """A line on `stream` that `show` rewrites if the stream is a terminal; else each text is a line of its own."""

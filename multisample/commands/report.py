@@ -19,8 +19,6 @@ from multisample.backends.contract import BackendStatus, HostArray
 
 from .arrays import to_numpy
 
-__all__ = ["add_parser", "run"]
-
 _D, _N = 2500, 1024  # The workload of the hand-written kernel in bench/suites.
 _SEED = 7
 _REPEATS, _CALLS = 7, 5

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from multisample.examples.tetris import Learner, Played
 
-__all__ = ["add_parser", "run"]
-
 # Files in the output folder.
 _STATE, _WEIGHTS, _CURVE, _ANIMATION = "state.json", "weights.json", "learning.png", "best_game.gif"
 # Number of the first game after training. Training games have lower numbers.

@@ -26,7 +26,8 @@ from .._arguments import describe
 from .._call import checked_window
 from .._libraries import CPU, HOST, is_number, library_of
 from .._randomness.generator import Generator, Key
-from .._randomness.source import check_generator, checked_key, source_of
+from .._randomness.keys import checked_key
+from .._randomness.source import check_generator, source_of
 from .._sample import sample as draw
 from .._threads import limit_threads
 from .._typing import DType, Layout, Noise

@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-__all__ = ["run"]
-
 _INSTALL = {
     "cupy": ("CuPy", "pip install cupy-cuda12x, or cupy-cuda13x for CUDA 13"),
     "dask": ("Dask", "pip install 'dask[array]'"),

@@ -23,8 +23,6 @@ import multisample
 
 from ._running import run
 
-__all__ = ["KERNEL", "OPTIONS", "Price", "main", "price"]
-
 SPOT, STRIKE, YEARS, RATE, VOLATILITY, DAYS = 100.0, 100.0, 1.0, 0.03, 0.3, 252
 THREADS = 128
 """Threads of a block, which has 512 paths."""

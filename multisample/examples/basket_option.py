@@ -22,8 +22,6 @@ import multisample
 
 from ._running import run
 
-__all__ = ["delta", "main", "price"]
-
 STOCKS, YEARS, RATE, STRIKE = 8, 1.0, 0.03, 100.0
 REPETITIONS = 20
 BUMP = 0.01

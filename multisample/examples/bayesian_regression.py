@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 
 from ._running import run
 
-__all__ = ["Fit", "fit", "main"]
-
 FEATURES, OBSERVATIONS, NOISE = 6, 200, 0.5
 
 

@@ -21,8 +21,6 @@ import multisample
 
 from ._running import run
 
-__all__ = ["Run", "control", "main"]
-
 HORIZON, ROLLOUTS = 40, 1024
 SECONDS_PER_STEP = 0.04
 FORCE = 5.0

@@ -19,8 +19,6 @@ import multisample
 from ._running import run
 from .cart_pole import FORCE, HORIZON, ROLLOUTS, SECONDS_PER_STEP, TEMPERATURE, Run, costs_of, next_state
 
-__all__ = ["control", "main", "trajectory"]
-
 
 def trajectory(seed: Any, steps: int, rollouts: int = ROLLOUTS) -> tuple[Any, Any]:
     """Swing up a pole that hangs down, in operations of JAX: to be jitted, with `steps` static.

@@ -27,8 +27,6 @@ import multisample
 from ._running import run
 from .cart_pole import FORCE, HORIZON, SECONDS_PER_STEP, TEMPERATURE, costs_of, next_state
 
-__all__ = ["DRAWS", "Run", "control", "drawn", "followed", "main"]
-
 CARTS, ROLLOUTS = 256, 64
 DRAWS = ("batch", "flattened", "loop", "randn")
 

@@ -19,8 +19,6 @@ from multisample import cem
 
 from ._running import run
 
-__all__ = ["cost", "main", "tune"]
-
 STARTS, STEPS, SECONDS = 32, 150, 0.02
 GRAVITY, LENGTH, POLE, CART = 9.8, 0.5, 0.1, 1.0
 EXECUTORS = "none", "threads", "processes", "dask", "mpi"

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["main", "minimize", "rastrigin"]
-
 DIMENSIONS, SAMPLES = 20, 4096
 
 

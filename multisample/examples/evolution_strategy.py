@@ -21,8 +21,6 @@ import multisample
 
 from ._running import run
 
-__all__ = ["main", "move", "scores_of", "train"]
-
 PERTURBATIONS = 64
 SCALE = 0.05
 """Standard deviation of a perturbation."""

@@ -22,8 +22,6 @@ from ._running import run
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["main", "make_task", "step", "train"]
-
 SCALE = 1e-3
 """Length of a perturbation."""
 RATE = 0.03

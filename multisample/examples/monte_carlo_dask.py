@@ -18,8 +18,6 @@ import numpy as np
 from ._running import run
 from .basket_option import RATE, STOCKS, STRIKE, YEARS
 
-__all__ = ["Estimate", "main", "price"]
-
 BLOCK = 1_000_000
 """Paths in a block: 32 MB of draws, which a thread draws and reduces in a tenth of a second."""
 

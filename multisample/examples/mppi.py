@@ -26,8 +26,6 @@ import multisample
 
 from ._running import run
 
-__all__ = ["KERNEL", "OPTIONS", "Run", "control", "costs_of", "main"]
-
 STEPS = 100
 """Of a plan. Row 2 t of the matrix of accelerations is in direction x at step t, and row 2 t + 1 in direction y."""
 SECONDS = np.float32(0.05)

@@ -24,8 +24,6 @@ import multisample
 
 from ._running import run
 
-__all__ = ["default_devices", "digest", "main", "train", "update"]
-
 MEMBERS = 32
 SCALE = 0.1
 """Standard deviation of the noise."""

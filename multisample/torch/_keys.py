@@ -10,8 +10,6 @@ from .._arguments import describe
 from .._randomness.generator import Key
 from .._randomness.torch import taker
 
-__all__ = ["take_key"]
-
 
 def take_key(generator: torch.Generator | None = None, device: torch.device | str | int | None = None) -> Key:
     """Take seed and offset of one call from a PyTorch generator, as a call of `multisample.sample` does.

@@ -15,8 +15,6 @@ from .._randomness.generator import Generator, Key
 from .._sample import sample
 from .._typing import Layout
 
-__all__ = ["Normal"]
-
 
 class Normal(torch.distributions.Normal):
     """A normal distribution with independent components, in place of PyTorch's.

@@ -10,8 +10,6 @@ from .._perturb import perturb
 if TYPE_CHECKING:
     from .._typing import AnyArray, Number, Seed
 
-__all__ = ["perturb_"]
-
 Given = TypeVar("Given")
 
 

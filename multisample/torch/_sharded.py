@@ -19,8 +19,6 @@ from .._routes.dtensor import draw_shard
 from .._sample import sample
 from .._typing import DType, Layout, Noise
 
-__all__ = ["sample_sharded"]
-
 
 def sample_sharded(
     mu: torch.Tensor | float,

@@ -16,8 +16,9 @@ from places import ROOT
 from bench.report import compare, report, row
 from bench.report.entries import read_run, reduced, write
 from bench.report.figures import FIGURES, pictures_of_pages
-from bench.report.pages import Results, marked_pages, written
+from bench.report.pages import marked_pages, written
 from bench.report.pictures import pictures
+from bench.report.results import Results
 
 Content = dict[str, Any]
 

@@ -20,7 +20,7 @@ import multisample
 from multisample import cem
 from multisample.cem import CEM, _method
 from multisample.cem._arrays import arrays_like
-from multisample.cem._refit import COLLAPSED, COLUMNS, CONVERGED, DIVERGED, RUNNING, UNSCORED, State, refit
+from multisample.cem._elites import COLLAPSED, COLUMNS, CONVERGED, DIVERGED, RUNNING, UNSCORED, State, refit
 
 Array = np.ndarray[Any, Any]
 D, N = 6, 200

@@ -17,8 +17,8 @@ import pytest
 
 import multisample
 from multisample import Key, perturb
-from multisample._parameters.plan import _Plan, _quick_coefficients
-from multisample._parameters.request import read_coefficients
+from multisample._model_parameters.perturb_plan import _Plan, _quick_coefficients
+from multisample._model_parameters.request import read_coefficients
 from multisample.backends.element_types import MATRIX_TYPES
 
 torch = pytest.importorskip("torch")
@@ -158,7 +158,7 @@ def test_members_add_up(host: str) -> None:
 @pytest.mark.slow
 def test_random_structures_on_both_backends() -> None:
     draw = np.random.default_rng(5)
-    for _ in range(300 * ROUNDS):
+    for _ in range(150 * ROUNDS):
         dtype = str(draw.choice(list(MATRIX_TYPES)))
         tensors, rights = {}, {}
         offset, member = int(draw.integers(0, 2**32)), int(draw.integers(0, 2**32 - 5))

@@ -99,23 +99,11 @@ class Ranks:
         result: DTensor = multisample.sample(mu, sigma, n, backend=self.backend, **call)
         return result
 
-    def check_sharded(self, mu: Any, sigma: Any, n: int, mesh: DeviceMesh, placements: Any, **call: Any) -> None:
-        """Check `sample_sharded` of vectors that are not DTensors."""
-        call = {"seed": SEED, **call}
-        self.check(
-            self.sharded(mu, sigma, n, mesh, placements, **call), self.single(mu, sigma, n, **call), mesh, placements
-        )
-
-    def rows(self, *vectors: torch.Tensor) -> list[DTensor]:
-        """Vectors whose elements are sharded over all ranks."""
-        return [self.on(self.line, vector, Shard(0)) for vector in vectors]
-
     def check_part(self, result: Any, whole: torch.Tensor, model: DTensor) -> None:
         """Check that `result` is placed as `model` is, and has this rank's part of `whole`."""
         assert type(result) is DTensor
-        assert (result.device_mesh, result.placements, result.shape) == (
-            model.device_mesh, model.placements, model.shape,
-        )  # fmt: skip
+        for name in ("device_mesh", "placements", "shape"):
+            assert getattr(result, name) == getattr(model, name)
         part = self.on(model.device_mesh, whole, *model.placements).to_local()
         assert same(result.to_local(), part), (result.placements, whole.shape)
 
@@ -174,37 +162,39 @@ def every_placement_of_the_result(ranks: Ranks) -> None:
     for mesh in ranks.meshes:
         for placements in every_placement(mesh.ndim):
             for d, n, layout in ((13, 37, "dn"), (13, 37, "nd"), (3, 1030, "dn"), (64, 3, "nd"), (1, 1, "dn")):
-                ranks.check_sharded(*ranks.vectors(d), n, mesh, placements, layout=layout)
+                mu, sigma = ranks.vectors(d)
+                whole = ranks.single(mu, sigma, n, seed=SEED, layout=layout)
+                result = ranks.sharded(mu, sigma, n, mesh, placements, seed=SEED, layout=layout)
+                ranks.check(result, whole, mesh, placements)
 
 
 @case
 def shards_of_every_size(ranks: Ranks) -> None:
     for d, n in itertools.product((*LENGTHS, 0), (*LENGTHS, 0)):
+        mu, sigma = ranks.vectors(d)
+        whole = ranks.single(mu, sigma, n, seed=SEED)
         for mesh, placements in (
             (ranks.line, [Shard(0)]), (ranks.line, [Shard(1)]), (ranks.grid, [Shard(1), Shard(0)]),
             (ranks.grid, [Shard(1), Shard(1)]), (ranks.grid, [Shard(0), Shard(0)]),
         ):  # fmt: skip
-            ranks.check_sharded(*ranks.vectors(d), n, mesh, placements)
+            ranks.check(ranks.sharded(mu, sigma, n, mesh, placements, seed=SEED), whole, mesh, placements)
+        result = ranks.sharded(mu, sigma, n, ranks.grid, [Shard(-1), Shard(-2)], seed=SEED)
+        ranks.check(result, whole, ranks.grid, [Shard(1), Shard(0)])
 
 
 @case
 def every_kind_of_draw(ranks: Ranks) -> None:
     for dtype, call in kinds_of_draw():
         mu, sigma = ranks.vectors(13, dtype)
-        for placement in (Shard(0), Shard(1)):
-            ranks.check_sharded(mu, sigma, 103, ranks.line, [placement], **call)
-        ranks.check_sharded(mu, sigma, 103, ranks.grid, [Shard(1), Shard(0)], **call)
-        ranks.check_sharded(mu, sigma, 103, ranks.line, [Shard(1)], dtype="float64", **call)
-        result = ranks.sample(*ranks.rows(mu, sigma), 33, **call)
-        ranks.check(result, ranks.single(mu, sigma, 33, **call), ranks.line, [Shard(int(call["layout"] == "nd"))])
-
-
-@case
-def negative_axes(ranks: Ranks) -> None:
-    mu, sigma = ranks.vectors(13)
-    whole = ranks.single(mu, sigma, 9, seed=SEED)
-    result = ranks.sharded(mu, sigma, 9, ranks.grid, [Shard(-1), Shard(-2)], seed=SEED)
-    ranks.check(result, whole, ranks.grid, [Shard(1), Shard(0)])
+        whole = ranks.single(mu, sigma, 103, **call)
+        for mesh, *placements in ((ranks.line, Shard(0)), (ranks.line, Shard(1)), (ranks.grid, Shard(1), Shard(0))):
+            ranks.check(ranks.sharded(mu, sigma, 103, mesh, placements, **call), whole, mesh, placements)
+        result = ranks.sample(ranks.on(ranks.line, mu, Shard(0)), ranks.on(ranks.line, sigma, Shard(0)), 103, **call)
+        ranks.check(result, whole, ranks.line, [Shard(int(call["layout"] == "nd"))])
+        ranks.check(
+            ranks.sharded(mu, sigma, 103, ranks.line, [Shard(1)], dtype="float64", **call),
+            ranks.single(mu, sigma, 103, dtype="float64", **call), ranks.line, [Shard(1)],
+        )  # fmt: skip
 
 
 @case
@@ -215,10 +205,13 @@ def windows_of_shards_are_windows_of_the_matrix(ranks: Ranks) -> None:
     for placements in every_placement(2):
         result = ranks.sharded(mu[7:28], sigma[7:28], 67, ranks.grid, placements, **call)
         ranks.check(result, whole[7:28, 5:72].contiguous(), ranks.grid, placements)
-    result = ranks.sample(*ranks.rows(mu[7:28], sigma[7:28]), 67, **call)
+    result = ranks.sample(
+        ranks.on(ranks.line, mu[7:28], Shard(0)), ranks.on(ranks.line, sigma[7:28], Shard(0)), 67, **call
+    )
     ranks.check(result, whole[7:28, 5:72].contiguous(), ranks.line, [Shard(0)])
-    last = {"dim_offset": 2**32 - 40, "sample_offset": 2**34 - 9}
-    ranks.check_sharded(mu, sigma, 9, ranks.line, [Shard(1)], **last)
+    last = {"dim_offset": 2**32 - 40, "sample_offset": 2**34 - 9, "seed": SEED}
+    result = ranks.sharded(mu, sigma, 9, ranks.line, [Shard(1)], **last)
+    ranks.check(result, ranks.single(mu, sigma, 9, **last), ranks.line, [Shard(1)])
 
 
 @case
@@ -268,11 +261,11 @@ def results_are_placed_as_mu_and_sigma(ranks: Ranks) -> None:
 def numbers_beside_dtensors(ranks: Ranks) -> None:
     mu, sigma = ranks.vectors(5)
     number = ranks.on(ranks.line, torch.tensor(2.5, device=ranks.device), Replicate())
-    (rows, deviations) = ranks.rows(mu, sigma)
     for one in (2.5, number):
-        for given, plain in (((rows, one), (mu, 2.5)), ((one, deviations), (2.5, sigma))):
-            result = ranks.sample(*given, 21, seed=SEED)
-            ranks.check(result, ranks.single(*plain, 21, seed=SEED), ranks.line, [Shard(0)])
+        result = ranks.sample(ranks.on(ranks.line, mu, Shard(0)), one, 21, seed=SEED)
+        ranks.check(result, ranks.single(mu, 2.5, 21, seed=SEED), ranks.line, [Shard(0)])
+        result = ranks.sample(one, ranks.on(ranks.line, sigma, Shard(0)), 21, seed=SEED)
+        ranks.check(result, ranks.single(2.5, sigma, 21, seed=SEED), ranks.line, [Shard(0)])
 
 
 @case
@@ -314,7 +307,7 @@ def out_is_written_and_returned(ranks: Ranks) -> None:
             ranks.check(out, whole, ranks.grid, placements)
     whole = ranks.single(mu, sigma, 21, seed=SEED)
     out = ranks.on(ranks.line, torch.zeros_like(whole), Shard(0))
-    given = ranks.rows(mu, sigma)
+    given = ranks.on(ranks.line, mu, Shard(0)), ranks.on(ranks.line, sigma, Shard(0))
     assert ranks.sample(*given, 21, seed=SEED, out=out) is out
     ranks.check(out, whole, ranks.line, [Shard(0)])
     for wrong, error, message in (
@@ -466,7 +459,7 @@ def generators_stay_level(ranks: Ranks) -> None:
         after = state(alone)
         level = make()
         results = [
-            (ranks.sample(*ranks.rows(mu, sigma), 5, generator=level), [Shard(0)]),
+            (ranks.sample(rows, ranks.on(ranks.line, sigma, Shard(0)), 5, generator=level), [Shard(0)]),
             (ranks.sharded(mu, sigma, 5, ranks.line, [Shard(1)], generator=level), [Shard(1)]),
             (ranks.sharded(rows, sigma, 5, ranks.line, [Shard(0)], generator=level, validate=True), [Shard(0)]),
             (ranks.sharded(mu, sigma, 5, ranks.line, [Replicate()], generator=level), [Replicate()]),
@@ -485,16 +478,14 @@ def ranks_that_differ_are_named(ranks: Ranks) -> None:
     others = ", ".join(str(rank) for rank in range(ranks.size) if rank != 1)
     others = f"ranks {others}" if ranks.size > 2 else f"rank {others}"
 
+    def differ(name: str, usual: Any, of_rank_1: Any) -> Any:
+        message = f"^{name}: expected the same on every rank, got {usual} on {others}, {of_rank_1} on rank 1$"
+        return refused(ValueError, message)
+
     mine = Generator(11)
     if odd:
         ranks.single(mu, 1.0, 1, generator=mine)
     state = mine.state
-
-    def differ(name: str, own: object, of_other: object) -> Any:
-        return refused(
-            ValueError, f"^{name}: expected the same on every rank, got {own} on {others}, {of_other} on rank 1$"
-        )
-
     for mesh, placements in ((ranks.line, [Shard(1)]), (ranks.grid, [Shard(1), Replicate()])):
         with differ("generator's offset", 0, 1):
             ranks.sharded(mu, 1.0, 9, mesh, placements, generator=mine, validate=True)
@@ -506,10 +497,10 @@ def ranks_that_differ_are_named(ranks: Ranks) -> None:
     assert torch.equal(default_state(ranks), before)
     with differ("seed", 2**64 - 1, 2**64 - 2):
         ranks.sample(rows, 1.0, 9, seed=2**64 - 1 - odd, validate=True)
-    for name, value in (("n", 9), ("dim_offset", 0), ("sample_offset", 0)):
-        call = {"n": 9, "mesh": ranks.line, "placements": [Shard(1)], "seed": 1, name: value + odd}
-        with refused(ValueError, f"^{name}: expected the same on every rank"):
-            ranks.sharded(mu, 1.0, validate=True, **call)
+    for name, usual in (("n", 9), ("dim_offset", 0), ("sample_offset", 0)):
+        call = {"n": 9, name: usual + odd}
+        with differ(name, usual, usual + 1):
+            ranks.sharded(mu, 1.0, mesh=ranks.line, placements=[Shard(1)], seed=1, validate=True, **call)
 
 
 @case
@@ -663,9 +654,9 @@ def wrong_arguments_are_refused(ranks: Ranks) -> None:
     for one, other, error, message in (
         (partial, 1.0, ValueError, r"^mu: expected placements Shard\(0\) or Replicate\(\), got"),
         (columns, 1.0, ValueError, r"^mu: expected placements Shard\(0\) or Replicate\(\), got"),
-        (rows, sigma, TypeError, "^sigma: expected a DTensor or a number .* are DTensors, got .* of type Tensor$"),
+        (rows, sigma, TypeError, "^sigma: expected a DTensor or a number where other .* are DTensors, got .* Tensor$"),
         (mu, rows, TypeError, "^mu: expected a DTensor or a number where other arguments are DTensors, got .* Tensor$"),
-        (rows, ranks.on(grid, sigma, Replicate(), Replicate()), ValueError, "^sigma: expected a DTensor on the same"),
+        (rows, ranks.on(grid, sigma, Replicate(), Replicate()), ValueError, "^sigma: expected .* on the same mesh"),
         (rows, ranks.on(line, sigma[1:], Shard(0)), ValueError, "^sigma: expected as many elements as mu, 16, got 15$"),
     ):  # fmt: skip
         with refused(error, message):

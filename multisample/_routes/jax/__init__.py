@@ -36,8 +36,6 @@ from .primitives import bind
 from .programs import jitted
 from .static import Static
 
-__all__ = ["run_jax"]
-
 
 def run_jax(call: Call, key: Hashable) -> Any:
     """The result of a call with an array or a key of JAX, or with a traced value; `key` is that of a plan."""

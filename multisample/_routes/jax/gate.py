@@ -32,8 +32,6 @@ from multisample.backends.kernels.cpu.intrinsics import (
 )
 from multisample.backends.system.xla_ffi import ATTRIBUTE_COUNT_AT, ATTRIBUTES_AT, CALL_API_AT, ERROR_CREATE, Code
 
-__all__ = ["close", "digest", "enter_python", "handle", "reopen"]
-
 # The gate: how many threads have entered, plus _CLOSED once it is closed, and the thread that closed it.
 _ENTERED, _CLOSER = 0, 1
 _CLOSED = 1 << 32

@@ -35,13 +35,11 @@ from multisample.backends.system import cuda_driver, xla_ffi
 from ..._call import COLUMNS, check_rows
 from ..._libraries import Operand
 from ..._libraries.library import CPU
-from ..._parameters.request import check_members
-from ..._parameters.spans import Block, spans_of, steps_of
+from ..._model_parameters.request import check_members
+from ..._model_parameters.spans import Block, spans_of, steps_of
 from ..._plan import PlanCache
 from . import gate, native
 from .static import CUSTOM_CALLS, Static, decoded
-
-__all__ = ["BLOCKS", "LAUNCHERS", "TARGETS", "can_take_gradients", "prepare_on_host", "register", "scratch_size"]
 
 TARGETS = {operation: f"multisample_{operation.name}" for operation in CUSTOM_CALLS}
 """The names of the targets.

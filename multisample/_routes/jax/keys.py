@@ -15,9 +15,7 @@ from ..._arguments import checked_integer
 from ..._call import COLUMNS, ROWS
 from ..._libraries.jax import is_jax
 from ..._randomness.generator import WORD_64, Key
-from ..._randomness.source import checked_key, checked_seed
-
-__all__ = ["Words", "batch_length", "key_vector", "operands_of", "packed_words", "words_of"]
+from ..._randomness.keys import checked_key, checked_seed
 
 
 class Words(NamedTuple):

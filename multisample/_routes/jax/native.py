@@ -48,11 +48,6 @@ from multisample.backends.system.xla_ffi import (
 from . import gate
 from .static import CUSTOM_CALLS
 
-__all__ = [
-    "BLOCKS", "PLATFORMS", "State", "add_record", "begins", "deleter", "handlers", "number", "python_handlers",
-    "type_id",
-]  # fmt: skip
-
 PLATFORMS = ("cpu", "CUDA")
 
 # Process-wide words that compiled code knows by name: the type of states by platform, and functions of the CUDA driver.

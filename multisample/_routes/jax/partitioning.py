@@ -23,8 +23,6 @@ from ..._backends import choose
 from . import handlers
 from .static import Static
 
-__all__ = ["PLATFORMS", "batch_of", "lowering"]
-
 PLATFORMS = {"cpu": "cpu", "cuda": "cuda"}
 """JAX's platforms, and the kinds of devices that they are to a backend."""
 

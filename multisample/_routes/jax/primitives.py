@@ -28,8 +28,6 @@ try:
 except ImportError:  # It is private. Without it, programs for one device still work.
     needs_devices = set()
 
-__all__ = ["bind", "varying"]
-
 _PRIMITIVES = {
     Operation.sample: Primitive("multisample"),
     Operation.gradient: Primitive("multisample_gradient"),

@@ -15,8 +15,6 @@ import jax
 
 from ..._plan import PlanCache
 
-__all__ = ["PROGRAMS", "ProgramCache", "jitted", "run_alone"]
-
 PROGRAM_BYTES = 1_600_000
 """Resident memory of a program, measured with JAX 0.10 on x86-64. JAX reports no size for programs on the CPU."""
 

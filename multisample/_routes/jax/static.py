@@ -12,8 +12,6 @@ import numpy as np
 from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.launch import OPERANDS, Operation
 
-__all__ = ["AXES", "CUSTOM_CALLS", "CustomCall", "Parameter", "Static", "decoded"]
-
 AXES: dict[str, tuple[str, ...]] = {
     "mu": ("i",), "sigma": ("i",), "weights": ("j",), "matrix": ("i", "j"), "first": ("i",), "second": ("i",),
     "seed": ("k",), "offsets": ("l",), "begins": ("t", "k"),

@@ -14,19 +14,6 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-__all__ = [
-    "CELLS",
-    "LEFT",
-    "RIGHT",
-    "ROW",
-    "column_heights",
-    "count",
-    "covered",
-    "drop",
-    "landing_row",
-    "without_full_rows",
-]
-
 ROW = np.uint64(0x3FF)
 """The cells of a word's lowest row."""
 LEFT = np.uint64(sum(1 << (10 * row) for row in range(6)))

@@ -6,8 +6,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-__all__ = ["COLUMNS", "MOST_ROWS", "Board", "Words", "board_of", "parse", "words_of"]
-
 COLUMNS = 10
 MOST_ROWS = 24
 """Rows in four words."""

@@ -33,8 +33,6 @@ from numba import njit
 
 from .bitboard import CELLS, LEFT, RIGHT, ROW, column_heights, count, covered
 
-__all__ = ["bertsekas", "dellacherie"]
-
 _ZERO, _ONE = np.uint64(0), np.uint64(1)
 _TEN, _TWENTY, _FORTY, _FIFTY = (np.uint64(bits) for bits in (10, 20, 40, 50))
 

@@ -35,8 +35,6 @@ from .player import FEATURES, checked_height, play
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-__all__ = ["Iteration", "Learner", "Settings", "write_json"]
-
 _VERSION = 1
 
 Saved = TypeVar("Saved", "Settings", "Iteration")

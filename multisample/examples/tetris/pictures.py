@@ -14,8 +14,6 @@ from .learning import Iteration
 from .pieces import BOTTOMS, FIRST, ORIENTATIONS
 from .player import Move
 
-__all__ = ["animate", "missing", "plot_learning"]
-
 _CELL = 12
 _MARGIN = 6
 _CAPTION = 18

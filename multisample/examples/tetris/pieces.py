@@ -6,8 +6,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-__all__ = ["BOTTOMS", "FIRST", "MASKS", "NAMES", "ORIENTATIONS", "SIZES"]
-
 Shape: TypeAlias = np.ndarray[Any, np.dtype[np.bool_]]
 
 _DRAWN = {

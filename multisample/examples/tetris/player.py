@@ -18,8 +18,6 @@ from .board import COLUMNS, MOST_ROWS, Board, board_of, words_of
 from .pieces import FIRST, NAMES, ORIENTATIONS
 from .player_kernel import LINES, OVER, PIECES, STATE, feature_kernel, player_kernel
 
-__all__ = ["FEATURES", "Move", "Played", "checked_weights", "moves", "placement", "play"]
-
 FEATURES: dict[str, tuple[str, ...]] = {
     "dellacherie": (
         "landing height", "eroded piece cells", "row transitions", "column transitions", "holes", "board wells",

@@ -21,8 +21,6 @@ from .bitboard import column_heights, count, drop, landing_row, without_full_row
 from .features import bertsekas, dellacherie
 from .pieces import BOTTOMS, FIRST, MASKS, SIZES
 
-__all__ = ["LINES", "OVER", "PIECES", "STATE", "feature_kernel", "player_kernel"]
-
 PIECES, LINES, OVER = 4, 5, 6
 """Indices in the state of a game: number of placed pieces, number of completed rows, and whether the game is over."""
 STATE = 7

@@ -25,9 +25,7 @@ from .._libraries.torch import TORCH, dtype_of, is_transforming
 from .._plan import PLANS, Plan, Planned, make_plan
 from .._randomness.keys import is_in_array
 from .._randomness.source import source_of
-from .transformed import as_int64, draw_by_operator
-
-__all__ = ["torch_plan"]
+from .torch_transforms import as_int64, draw_by_operator
 
 
 def torch_plan(call: Call, backend: Backend) -> Planned:

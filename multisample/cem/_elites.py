@@ -1,4 +1,4 @@
-"""`refit`: from scores to the next mean and standard deviation, by array operations that do not wait for the device.
+"""From scores to the elites, and to the next mean and standard deviation: `refit`. No operation waits for the device.
 
 The status of a run is an element of a device array. Iterations after the end change nothing, so the loop can read the
 status at any interval. All arrays may have an axis of searches in front; each search has the bits of its own run.
@@ -9,11 +9,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from ._arrays import Arrays
-
-__all__ = [
-    "COLLAPSED", "COLUMNS", "CONVERGED", "DIVERGED", "RUNNING", "UNSCORED", "State", "elite_weights", "refit",
-    "refit_by_moments",
-]  # fmt: skip
 
 RUNNING, CONVERGED, COLLAPSED, UNSCORED, DIVERGED = range(5)
 COLUMNS = ("best", "mean", "threshold", "sigma", "nonfinite", "status")

@@ -11,13 +11,9 @@ from .._arguments import DTYPES, describe
 from .._call import ROWS
 from .._checks.operands import check_alignment, item_size
 from .._libraries import HOST, Library, Operand, described, is_number, library_of
-from .spans import Block, overlapping, overlaps_itself, steps_of
+from .overlap import overlapping, overlaps_itself
+from .spans import Block, steps_of
 from .structure import Structure, label
-
-__all__ = [
-    "MOST_ELEMENTS", "Coefficients", "Memory", "Request", "Ties", "check_members", "memory_of", "read_coefficients",
-    "ties_of",
-]  # fmt: skip
 
 MOST_ELEMENTS = 2**34
 

@@ -15,9 +15,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from .._backends import choose
 from .._call import TRAITS, Call
 from .._libraries import is_number
-from .transformed import draw_by_operator, draw_separately, is_batched, listed_words
-
-__all__ = ["run_compiled"]
+from .torch_transforms import draw_by_operator, draw_separately, is_batched, listed_words
 
 _COMPILED = (
     "sample can be part of a graph only with plain PyTorch tensors, backend torch_ext, and seed= or PyTorch's default"

@@ -12,13 +12,11 @@ from typing import Any
 import torch
 
 from .._libraries import is_number
-from .._parameters.plan import TRANSFORMED, check_leaves, run_perturb, run_seen
-from .._parameters.request import Request
-from .._parameters.structure import Structure, matching, structure_of
+from .._model_parameters.perturb_plan import TRANSFORMED, check_leaves, run_perturb, run_seen
+from .._model_parameters.request import Request
+from .._model_parameters.structure import Structure, matching, structure_of
 from .._randomness.generator import WORD_64, Key
-from .transformed import as_int64
-
-__all__ = ["perturb_in_graph"]
+from .torch_transforms import as_int64
 
 
 @torch.library.custom_op(

@@ -26,14 +26,11 @@ from .._libraries.library import NOUNS
 from .._libraries.numpy import cached_dtype
 from .._plan import PlanCache
 from .._randomness.generator import WORD_64, Generator, Key
-from .._randomness.keys import Keys, batch_of, host_words, is_in_array, keys_in, signature_of
-from .._randomness.source import checked_key
+from .._randomness.keys import Keys, batch_of, checked_key, host_words, is_in_array, keys_in, signature_of
 from .._streams import order_after, order_before
 from .request import Coefficients, Memory, Request, Ties, check_members, memory_of, read_coefficients, ties_of
 from .spans import Block, spans_of, whole
 from .structure import Structure, ids_of, label
-
-__all__ = ["TRANSFORMED", "check_leaves", "run_perturb", "run_seen"]
 
 TRANSFORMED = (
     "parameters: expected plain arrays outside PyTorch's transformations (torch.func, torch.autograd.forward_ad, a"

@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 from .._arguments import checked_integer, describe
 from .._libraries import BY_TYPE
 
-__all__ = ["Structure", "ids_of", "label", "matching", "one_array", "structure_of"]
-
 
 class Structure(NamedTuple):
     """Arrays, by name or by position."""

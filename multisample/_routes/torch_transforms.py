@@ -24,14 +24,8 @@ from .._libraries import is_number
 from .._libraries.library import counted_as
 from .._libraries.torch import check_tensor, dtype_of, is_opaque, is_transforming
 from .._randomness.generator import WORD_64, Generator
-from .._randomness.keys import batch_of, host_words, is_in_array
-from .._randomness.source import checked_key
+from .._randomness.keys import batch_of, checked_key, host_words, is_in_array
 from .._randomness.torch import SEED, draw_offset, take_transformed
-
-__all__ = [
-    "as_int64", "draw_by_operator", "draw_separately", "is_batched", "is_transformed", "listed_words",
-    "run_transformed",
-]  # fmt: skip
 
 
 def is_transformed(call: Call) -> bool:

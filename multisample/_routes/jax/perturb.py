@@ -27,9 +27,9 @@ from ..._call import ROWS
 from ..._libraries import HOST, is_number, library_of
 from ..._libraries.jax import JAX, is_jax
 from ..._libraries.library import NOUNS
-from ..._parameters.request import MOST_ELEMENTS, Coefficients, check_members, read_coefficients
-from ..._parameters.spans import steps_of
-from ..._parameters.structure import Structure, ids_of, label, one_array
+from ..._model_parameters.request import MOST_ELEMENTS, Coefficients, check_members, read_coefficients
+from ..._model_parameters.spans import steps_of
+from ..._model_parameters.structure import Structure, ids_of, label, one_array
 from ..._plan import PlanCache
 from ..._randomness.generator import WORD_64, Key
 from ..._tracing import is_traced_by_jax
@@ -37,8 +37,6 @@ from .keys import Words, batch_length, key_vector, operands_of, packed_words, wo
 from .primitives import bind, varying
 from .programs import jitted
 from .static import Parameter, Static
-
-__all__ = ["perturb_jax"]
 
 _MOST_OFFSETS = 2**32
 
