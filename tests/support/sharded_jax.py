@@ -142,13 +142,13 @@ def a_bare_custom_call_would_be_gathered() -> None:
     from multisample._routes.jax import handlers
     from multisample._routes.jax.static import Static
 
-    handlers.register()
-    platform = jax.devices()[0].platform.replace("gpu", "cuda")
-    backend = "cpu" if platform == "cpu" else "cupy"
+    on_host = jax.devices()[0].platform == "cpu"
+    name = handlers.register(Operation.sample, "cpu" if on_host else "CUDA")
+    backend = "cpu" if on_host else "cupy"
     options = Static(backend, "float32", has_offsets=True)
     result = jax.ShapeDtypeStruct((1, D, N), np.float32)
     words = np.zeros((1, 2), np.uint32), np.zeros((1, 6), np.uint32)
-    call = jax.ffi.ffi_call(handlers.TARGETS[Operation.sample], result)
+    call = jax.ffi.ffi_call(name, result)
     mu, sigma = (jax.device_put(x[None], sharding(None, "y")) for x in (MU, SIGMA))
     _, text = ran(lambda mu, sigma: call(mu, sigma, *words, options=options.encoded()), mu, sigma)
     assert "all-gather" in COMMUNICATION.findall(text)

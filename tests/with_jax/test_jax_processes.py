@@ -228,7 +228,7 @@ def test_a_process_runs_saved_programs_and_ends_with_others_in_flight(tmp_path: 
 
 CALLS = {
     Operation.sample: lambda key, x: multisample.sample(x, 1.0, 40, seed=key),
-    Operation.gradient: lambda key, x: jax.grad(lambda x: (multisample.sample(x, 1.0, 40, seed=key) ** 2).sum())(x),
+    Operation.gradient: lambda key, x: jax.grad(lambda y: (multisample.sample(x, y, 40, seed=key) ** 2).sum())(x),
     Operation.moments: lambda key, x: multisample.weighted_moments(x, 2.0, np.ones(3, np.float32), seed=key, order=2),
     Operation.perturb: lambda key, x: multisample.perturb({"x": x, "y": [x[:3]]}, [0.1, 2.0], seed=key, member=1),
 }
