@@ -191,20 +191,6 @@ def test_a_scan_over_members_adds_as_a_vector_of_coefficients(jax_place: str) ->
     same(found, expected)
 
 
-def test_an_evolution_strategy_in_a_scan() -> None:
-    target = jax.tree.map(lambda x: jnp.ones_like(x), TREE)
-
-    def score(tree: Any) -> Any:
-        return -sum(((tree[name] - target[name]) ** 2).sum() for name in target)
-
-    def step(tree: Any, key: Any) -> tuple[Any, Any]:
-        scores = jax.lax.map(lambda m: score(perturb(tree, 0.1, seed=key, member=m)), jnp.arange(64))
-        return perturb(tree, 0.02 * (scores - scores.mean()) / scores.std(), seed=key), score(tree)
-
-    tree, scores = jax.jit(lambda tree: jax.lax.scan(step, tree, jax.random.split(jax.random.key(3), 40)))(TREE)
-    assert score(tree) > scores[0] / 10
-
-
 def test_ids_tell_names_apart() -> None:
     arrays = jax.tree.map(jnp.asarray, TREE)
     expected = perturb(TREE, 1.0, seed=7, ids={"w": 5})
