@@ -91,8 +91,9 @@ key = jax.random.key(5)
 for name in ("cpu", "python"):
     f = jax.jit(lambda key: sample(mu[:10], 1.0, 10, seed=key, backend=name))
     expected = np.asarray(f(key))
-    end, counts = time.monotonic() + 0.4, [0, 0, 0]
-    while time.monotonic() < end:
+    start, counts = time.monotonic(), [0, 0, 0]
+    # On a busy machine, few calls and alarms fit into a short time.
+    while time.monotonic() < start + (0.3 if counts[0] > 50 and counts[1] > 5 else 60):
         try:
             armed = True
             signal.setitimer(signal.ITIMER_REAL, 0.0003, 0.0003)
