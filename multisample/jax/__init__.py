@@ -74,4 +74,4 @@ def load_handlers() -> None:
     """
     from .._routes.jax import handlers
 
-    handlers.register()
+    handlers.register_all()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 
 from multisample import cem
 
-__all__ = ["START", "DiesOnce", "assert_same", "dies", "fails", "run", "slow_sphere", "sphere", "torch_sphere"]
+__all__ = ["START", "DiesOnce", "assert_same", "dies", "fails", "run", "sphere", "torch_sphere"]
 
 START = np.linspace(-2, 3, 6).astype(np.float32)
 
@@ -19,11 +18,6 @@ START = np.linspace(-2, 3, 6).astype(np.float32)
 def sphere(x: Any) -> Any:
     """Has its minimum at 1, and scores each column by itself."""
     return np.square(x - 1).sum(axis=0)
-
-
-def slow_sphere(x: Any) -> Any:
-    time.sleep(0.02)
-    return sphere(x)
 
 
 def torch_sphere(x: Any) -> Any:

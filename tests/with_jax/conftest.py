@@ -34,17 +34,27 @@ def _served(platform: str, names: tuple[str, ...]) -> list[tuple[str, str]]:
     return found
 
 
+# On the CPU, torch_ext differs from the backend that "auto" takes only in the numbers of each operation.
+ON_CPU = {"jax_place": ("auto",), "every_place": ("auto", "torch_ext")}
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "jax_place" in metafunc.fixturenames:
-        places = [*_served("cpu", ("auto", "torch_ext")), *_served("cuda", ("auto", "cupy", "numba", "torch_ext"))]
-        metafunc.parametrize(
-            "jax_place", places, indirect=True, ids=[f"{platform}-{name}" for platform, name in places]
-        )
+    for fixture in ON_CPU.keys() & metafunc.fixturenames:
+        places = [*_served("cpu", ON_CPU[fixture]), *_served("cuda", ("auto", "cupy", "numba", "torch_ext"))]
+        metafunc.parametrize(fixture, places, indirect=True, ids=map("-".join, places))
+
+
+@pytest.fixture
+def every_place(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The name of a backend, for ``sample(..., backend=every_place)``, with one of its devices as JAX's default."""
+    platform, name = request.param
+    with jax.default_device(_devices(platform)[0]):
+        yield name
 
 
 @pytest.fixture
 def jax_place(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The name of a backend, for ``sample(..., backend=jax_place)``, with one of its devices as JAX's default."""
+    """`every_place`, with one backend on the CPU."""
     platform, name = request.param
     with jax.default_device(_devices(platform)[0]):
         yield name

@@ -46,15 +46,15 @@ def vectors() -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_a_jitted_call_has_the_bits_of_the_cpu_backend(jax_place: str, options: dict[str, Any]) -> None:
+def test_a_jitted_call_has_the_bits_of_the_cpu_backend(every_place: str, options: dict[str, Any]) -> None:
     @jax.jit
     def draw(mu: Any, sigma: Any, seed: Any) -> Any:
-        return sample(mu, sigma, N, seed=seed, backend=jax_place, **options)
+        return sample(mu, sigma, N, seed=seed, backend=every_place, **options)
 
     expected = sample(MU, SIGMA, N, seed=7, **options)
     check_same(draw(*vectors(), jax.random.key(7)), expected)
     check_same(draw(*vectors(), 7), expected)
-    check_same(sample(*vectors(), N, seed=7, backend=jax_place, **options), expected)
+    check_same(sample(*vectors(), N, seed=7, backend=every_place, **options), expected)
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 1000), (1000, 1), (300, 2000), (7, 129)])
@@ -66,11 +66,11 @@ def test_shapes_small_and_large(jax_place: str, shape: tuple[int, int]) -> None:
         check_same(x, sample(mu, sigma, n, seed=3, layout=layout))
 
 
-def test_float64_refines(jax_place: str, x64: None) -> None:
+def test_float64_refines(every_place: str, x64: None) -> None:
     mu, sigma = MU.astype(np.float64), SIGMA.astype(np.float64)
-    draw = jax.jit(lambda mu, seed: sample(mu, sigma, N, seed=seed, backend=jax_place))
+    draw = jax.jit(lambda mu, seed: sample(mu, sigma, N, seed=seed, backend=every_place))
     check_same(draw(jnp.asarray(mu), 2**40 + 3), sample(mu, sigma, N, seed=2**40 + 3))
-    narrow = jax.jit(lambda mu: sample(mu, sigma, N, seed=1, dtype="float32", backend=jax_place))
+    narrow = jax.jit(lambda mu: sample(mu, sigma, N, seed=1, dtype="float32", backend=every_place))
     check_same(narrow(jnp.asarray(mu)), sample(mu, sigma, N, seed=1, dtype="float32"))
 
 
@@ -85,12 +85,13 @@ def test_numbers_lists_and_numpy_arrays_mix_with_jax(jax_place: str) -> None:
         (lambda mu, sigma: sample(mu, sigma[0], N, seed=1, backend=jax_place), sample(MU, 0.5, N, seed=1)),
         (lambda mu, sigma: sample(integers, 1.0, N, seed=1, backend=jax_place), sample(np.arange(D), 1.0, N, seed=1)),
     ]
-    for draw, expected in draws:
-        check_same(jax.jit(draw)(mu, sigma), expected)
+    together = jax.jit(lambda mu, sigma: [draw(mu, sigma) for draw, _ in draws])(mu, sigma)
+    for (draw, expected), found in zip(draws, together, strict=True):
+        check_same(found, expected)
         check_same(draw(mu, sigma), expected)
 
 
-@pytest.mark.parametrize("shape", [(0, N), (D, 0), (0, 0)])
+@pytest.mark.parametrize("shape", [(0, N), (D, 0)])
 def test_empty_results(shape: tuple[int, int]) -> None:
     d, n = shape
     for draw in (jax.jit(lambda mu: sample(mu, 1.0, n, seed=1)), lambda mu: sample(mu, 1.0, n, seed=1)):
@@ -105,21 +106,13 @@ def test_empty_results(shape: tuple[int, int]) -> None:
 def test_a_jax_key_of_an_integer_is_that_seed(jax_place: str, seed: int) -> None:
     expected = sample(MU, SIGMA, N, seed=seed)
     key = jax.random.key(seed)
+    draw = jax.jit(lambda s: sample(MU, SIGMA, N, seed=s, backend=jax_place))
     for form in (key, jax.random.key_data(key), np.asarray(jax.random.key_data(key)), jax.random.PRNGKey(seed)):
         check_same(sample(*vectors(), N, seed=form, backend=jax_place), expected)
-        check_same(jax.jit(lambda s: sample(MU, SIGMA, N, seed=s, backend=jax_place))(form), expected)
+        check_same(draw(form), expected)
     alone = sample(MU, SIGMA, N, seed=key)  # A key alone makes the call JAX's.
     assert isinstance(alone, jax.Array)
     check_same(alone, expected)
-
-
-def test_the_first_word_of_a_key_is_the_high_one(jax_place: str) -> None:
-    key = jax.random.split(jax.random.key(3))[1]
-    high, low = (int(word) for word in jax.random.key_data(key))
-    assert high > 0
-    expected = sample(MU, SIGMA, N, seed=high << 32 | low)
-    check_same(jax.jit(lambda k: sample(MU, SIGMA, N, seed=k, backend=jax_place))(key), expected)
-    check_same(sample(MU, SIGMA, N, seed=Key(key, 0), backend=jax_place), expected)
 
 
 def test_offsets_are_operands(jax_place: str) -> None:
@@ -135,19 +128,17 @@ def test_offsets_are_operands(jax_place: str) -> None:
     check_same(parts(jax.random.key(3), 4), sample(MU, SIGMA, N, seed=Key(3, 4)))
 
 
-@pytest.mark.parametrize("window", [(0, 0), (1, 2), (2**32 - D, 5), (4, 2**32 + 3), (2**31 + 1, 2**34 - N)])
-def test_windows_are_operands(jax_place: str, x64: None, window: tuple[int, int]) -> None:
-    row, column = window
-    expected = sample(MU, SIGMA, N, seed=3, dim_offset=row, sample_offset=column)
-
+def test_windows_are_operands(jax_place: str, x64: None) -> None:
     @jax.jit
     def draw(row: Any, column: Any) -> Any:
         return sample(MU, SIGMA, N, seed=3, dim_offset=row, sample_offset=column, backend=jax_place)
 
-    check_same(draw(row, column), expected)
-    check_same(draw(np.uint64(row), np.int64(column)), expected)
-    both = sample(jnp.asarray(MU), SIGMA, N, seed=3, dim_offset=row, sample_offset=column, backend=jax_place)
-    check_same(both, expected)
+    for row, column in [(0, 0), (1, 2), (2**32 - D, 5), (4, 2**32 + 3), (2**31 + 1, 2**34 - N)]:
+        expected = sample(MU, SIGMA, N, seed=3, dim_offset=row, sample_offset=column)
+        check_same(draw(row, column), expected)
+        check_same(draw(np.uint64(row), np.int64(column)), expected)
+        both = sample(jnp.asarray(MU), SIGMA, N, seed=3, dim_offset=row, sample_offset=column, backend=jax_place)
+        check_same(both, expected)
 
 
 def test_a_new_seed_or_window_compiles_nothing() -> None:
@@ -219,7 +210,7 @@ def test_the_programs_of_eager_calls_are_bounded(monkeypatch: pytest.MonkeyPatch
     with jax.default_device(jax.devices("cpu")[0]):
         for call in calls:
             first = np.asarray(call(1))
-            for n in range(1, 5):
+            for n in range(1, 4):
                 for _ in range(2):
                     call(n)
             assert 1 <= live() <= programs.PROGRAMS.size() == 2

@@ -29,8 +29,9 @@ OPTIONS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["auto", "cpu", "torch_ext"])
-@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize(
+    ("options", "name"), [*((options, "auto") for options in OPTIONS), ({}, "torch_ext"), (OPTIONS[-1], "torch_ext")]
+)
 def test_moments_are_those_of_the_sample(options: dict[str, Any], name: str) -> None:
     if name != "auto" and not multisample.list_backends()[name].available:
         pytest.skip(f"{name} cannot run")
@@ -70,26 +71,24 @@ def test_gradients_flow_to_mu_and_sigma() -> None:
         return ((first + second**2) * scale).sum()
 
     for got, want in zip(
-        jax.grad(loss, (0, 1))(jnp.asarray(MU), jnp.asarray(SIGMA)),
-        jax.grad(expected, (0, 1))(jnp.asarray(MU), jnp.asarray(SIGMA)),
-        strict=True,
+        jax.jit(jax.grad(loss, (0, 1)))(MU, SIGMA), jax.jit(jax.grad(expected, (0, 1)))(MU, SIGMA), strict=True
     ):
         np.testing.assert_allclose(got, want, rtol=2e-3, atol=1e-1)
 
 
 def test_gradients_of_weights_are_refused() -> None:
     with pytest.raises(ValueError, match="weights: expected no gradient"):
-        jax.grad(lambda w: multisample.weighted_moments(w, MU, SIGMA, seed=5)[0].sum())(jnp.asarray(W))
-    with_stop = jax.grad(
-        lambda mu: multisample.weighted_moments(jax.lax.stop_gradient(mu[0] * W), mu, SIGMA, seed=5)[0].sum()
-    )(jnp.asarray(MU))
+        jax.jit(jax.grad(lambda w: multisample.weighted_moments(w, MU, SIGMA, seed=5)[0].sum()))(W)
+    with_stop = jax.jit(
+        jax.grad(lambda mu: multisample.weighted_moments(jax.lax.stop_gradient(mu[0] * W), mu, SIGMA, seed=5)[0].sum())
+    )(MU)
     assert np.isfinite(np.asarray(with_stop)).all()
 
 
 def test_vmap_of_seeds_weights_and_means() -> None:
     keys = jnp.array([[0, 5], [0, 6], [1, 7]], jnp.uint32)
     weights, means = jnp.stack([W, 2 * W, -W]), jnp.stack([MU, MU + 1, 2 * MU])
-    call = jax.vmap(lambda w, mu, key: multisample.weighted_moments(w, mu, SIGMA, seed=key))
+    call = jax.jit(jax.vmap(lambda w, mu, key: multisample.weighted_moments(w, mu, SIGMA, seed=key)))
     firsts, seconds = call(weights, means, keys)
     for k, seed in enumerate((5, 6, (1 << 32) + 7)):
         exact_moments(np.asarray(weights[k]), np.asarray(means[k]), SIGMA, seed=seed).check(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import zlib
 from collections.abc import Callable
@@ -56,12 +57,13 @@ TREES: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     ),
     "list with None": ([random(3), None, random(2, 3)], named),
     "types": ([random(33, dtype="float16"), random(4, 5), random(3, 3, dtype="bfloat16")], lambda tree: tree),
-    "many": ({f"p{k}": random(k % 7, k % 5) for k in range(300)}, dict),
+    "many": ({f"p{k}": random(k % 7, k % 5) for k in range(100)}, dict),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", TREES)
-@pytest.mark.parametrize("coefficients", [0.5, [0.25, -1.0, 3.0]], ids=["member", "update"])
+@pytest.mark.parametrize(
+    ("name", "coefficients"), list(zip(TREES, itertools.cycle([0.5, [0.25, -1.0, 3.0]]), strict=False)), ids=str
+)
 def test_pytrees_have_the_numbers_of_numpy(jax_place: str, name: str, coefficients: Any) -> None:
     tree, of_numpy = TREES[name]
     expected = perturb(of_numpy(tree), coefficients, seed=SEED, member=11)
@@ -70,7 +72,7 @@ def test_pytrees_have_the_numbers_of_numpy(jax_place: str, name: str, coefficien
     def call(tree: Any) -> Any:
         return perturb(tree, coefficients, seed=SEED, member=11, backend=jax_place)
 
-    for found in (call(arrays), jax.jit(call)(arrays), jax.jit(call)(tree)):
+    for found in (call(arrays), jax.jit(call)(tree)):
         assert jax.tree.structure(found) == jax.tree.structure(tree)
         same(of_numpy(found), expected)
     abstract = jax.eval_shape(call, arrays)
@@ -89,7 +91,7 @@ def random_tree(draw: Any, depth: int) -> Any:
     return children if kind == 1 else tuple(children) if kind == 2 else Layer(children[0], None)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_random_pytrees(jax_place: str, seed: int) -> None:
     draw = np.random.default_rng(seed)
     tree = {"tree": random_tree(draw, 3), "x": random_tree(draw, 1)}
@@ -100,19 +102,19 @@ def test_random_pytrees(jax_place: str, seed: int) -> None:
         return perturb(tree, coefficients, seed=SEED, member=member, backend=jax_place)
 
     copy = jax.tree.map(jnp.copy, tree)
-    for found in (call(tree), call(tree), jax.jit(call)(tree), jax.jit(call, donate_argnums=0)(copy)):
+    for found in (call(tree), call(tree), jax.jit(call, donate_argnums=0)(copy)):
         same(named(found), expected)
 
 
 @pytest.mark.parametrize("dtype", MATRIX_TYPES)
 @pytest.mark.parametrize("fast_math", [False, True])
-def test_elements_are_those_of_the_sample(jax_place: str, x64: None, dtype: str, fast_math: bool) -> None:
+def test_elements_are_those_of_the_sample(every_place: str, x64: None, dtype: str, fast_math: bool) -> None:
     real = MATRIX_TYPES[dtype].computing
     zeros = {"a": jnp.zeros((50, 41), dtype)}
-    call = jax.jit(lambda tree: perturb(tree, 1.0, seed=SEED, member=3, backend=jax_place, fast_math=fast_math))
-    for found in (call(zeros), perturb(zeros, 1.0, seed=SEED, member=3, backend=jax_place, fast_math=fast_math)):
+    options: dict[str, Any] = {"backend": every_place, "fast_math": fast_math}
+    call = jax.jit(lambda tree: perturb(tree, 1.0, seed=SEED, member=3, **options))
+    for found in (call(zeros), perturb(zeros, 1.0, seed=SEED, member=3, **options)):
         key = Key(SEED.seed, SEED.offset + (zlib.crc32(b"a") << 32))
-        options: dict[str, Any] = {"backend": jax_place, "fast_math": fast_math}
         z = multisample.sample(jnp.zeros(1, real), 1.0, 50 * 41, seed=key, dim_offset=3, **options)
         same(found["a"].ravel(), z[0].astype(dtype) + jnp.zeros((), dtype))
 
@@ -139,7 +141,7 @@ def test_seeds_coefficients_and_members_may_be_traced(jax_place: str, name: str)
         return perturb(tree, coefficients, seed=seed, member=member, backend=jax_place)
 
     for coefficients in (np.float32(0.5), np.array([0.5, 2.0], np.float32)):
-        for member in (0, 5):
+        for member in (0, 5):  # The second call has a plan.
             expected = perturb(TREE, coefficients, seed=own, member=member)
             same(call(TREE, coefficients, seed, member), expected)
             arrays = jax.tree.map(jnp.asarray, TREE)
@@ -187,20 +189,6 @@ def test_a_scan_over_members_adds_as_a_vector_of_coefficients(jax_place: str) ->
     for member in range(4):
         expected = perturb(expected, 0.5, seed=7, member=member)
     same(found, expected)
-
-
-def test_an_evolution_strategy_in_a_scan() -> None:
-    target = jax.tree.map(lambda x: jnp.ones_like(x), TREE)
-
-    def score(tree: Any) -> Any:
-        return -sum(((tree[name] - target[name]) ** 2).sum() for name in target)
-
-    def step(tree: Any, key: Any) -> tuple[Any, Any]:
-        scores = jax.lax.map(lambda m: score(perturb(tree, 0.1, seed=key, member=m)), jnp.arange(64))
-        return perturb(tree, 0.02 * (scores - scores.mean()) / scores.std(), seed=key), score(tree)
-
-    tree, scores = jax.jit(lambda tree: jax.lax.scan(step, tree, jax.random.split(jax.random.key(3), 40)))(TREE)
-    assert score(tree) > scores[0] / 10
 
 
 def test_ids_tell_names_apart() -> None:

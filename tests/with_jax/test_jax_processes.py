@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -57,41 +56,6 @@ def run(script: str, *arguments: str, seconds: int = 120) -> str:
     return done.stdout
 
 
-IN_FLIGHT = """
-f = jax.jit(lambda key: sample(np.zeros(1000, np.float32), 1.0, 10000, seed=key).sum())
-jax.block_until_ready(f(jax.random.key(0)))
-def work():
-    f(jax.random.key(1))
-    begun.set()
-    threading.Event().wait()
-begun = threading.Event()
-if sys.argv[1] == "daemon":
-    threading.Thread(target=work, daemon=True).start()
-    begun.wait()
-else:
-    f(jax.random.key(1))
-"""
-
-
-@pytest.mark.parametrize("thread", ["main", "daemon"])
-def test_a_process_ends_with_a_program_in_flight(thread: str) -> None:
-    run(IN_FLIGHT, thread)
-
-
-SLOW = """
-Python.seconds = 0.05
-def draws(key, _):
-    return key, sample(mu, 1.0, 2000, seed=key, backend="python").sum()
-f = jax.jit(lambda key: jax.lax.scan(draws, key, length=1000)[1])
-f(jax.random.key(1))
-time.sleep(0.3)
-"""
-
-
-def test_a_process_ends_while_a_program_needs_python() -> None:
-    run(SLOW)
-
-
 AT_EXIT = """
 import atexit
 f = jax.jit(lambda key: sample(mu, 1.0, 30, seed=key, backend="python"))
@@ -115,13 +79,6 @@ late()
 """
 
 
-def test_a_closed_gate_names_the_call_and_lets_the_exiting_thread_in() -> None:
-    number, errors = run(AT_EXIT).splitlines()
-    expected = multisample.sample(np.zeros(100, np.float32), 1.0, 30, seed=3).sum()
-    assert float(number) == pytest.approx(float(expected), rel=1e-4)
-    assert "shutting down" in errors and "python,float32,dn" in errors
-
-
 SIGNALS = """
 class Alarm(Exception):
     pass
@@ -134,8 +91,9 @@ key = jax.random.key(5)
 for name in ("cpu", "python"):
     f = jax.jit(lambda key: sample(mu[:10], 1.0, 10, seed=key, backend=name))
     expected = np.asarray(f(key))
-    end, counts = time.monotonic() + 1, [0, 0, 0]
-    while time.monotonic() < end:
+    start, counts = time.monotonic(), [0, 0, 0]
+    # On a busy machine, few calls and alarms fit into a short time.
+    while time.monotonic() < start + (0.3 if counts[0] > 50 and counts[1] > 5 else 60):
         try:
             armed = True
             signal.setitimer(signal.ITIMER_REAL, 0.0003, 0.0003)
@@ -153,13 +111,6 @@ for name in ("cpu", "python"):
     assert (np.asarray(x) == expected).all() and (np.asarray(f(key)) == expected).all()
     print(*counts)
 """
-
-
-@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs interval timers")
-def test_exceptions_of_signal_handlers_do_not_end_the_process() -> None:
-    found = [tuple(map(int, line.split())) for line in run(SIGNALS).splitlines()]
-    assert all(calls > 50 and alarms > 5 for calls, alarms, _ in found)
-    assert found[0][2] == 0  # The backend cpu runs no Python.
 
 
 FORK = """
@@ -201,13 +152,25 @@ else:
     status = -1
 thread.join()
 assert gate._gate[0] == 0, gate._gate
+Python.seconds = 0
 print(status)
 """
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs forks")
-def test_a_forked_child_has_no_thread_at_the_gate() -> None:
-    assert run(FORK) == "0\n"
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs forks and interval timers")
+def test_forks_signals_and_a_closed_gate() -> None:
+    """In one process, one after another, since processes take seconds to start."""
+    of_child, *of_signals, number, errors = run(FORK + SIGNALS + AT_EXIT).splitlines()
+    # A forked child has no thread at the gate.
+    assert of_child == "0"
+    # Exceptions of signal handlers do not end the process.
+    found = [tuple(map(int, line.split())) for line in of_signals]
+    assert [calls > 50 and alarms > 5 for calls, alarms, _ in found] == [True, True]
+    assert found[0][2] == 0  # The backend cpu runs no Python.
+    # A closed gate names the call, and lets the exiting thread in.
+    expected = multisample.sample(np.zeros(100, np.float32), 1.0, 30, seed=3).sum()
+    assert float(number) == pytest.approx(float(expected), rel=1e-4)
+    assert "shutting down" in errors and "python,float32,dn" in errors
 
 
 SAVE = """
@@ -237,15 +200,36 @@ for f in (jax.export.deserialize(bytearray(exported)).call, serialize_executable
 """
 
 
-def test_a_process_that_lowers_nothing_runs_saved_programs(tmp_path: Path) -> None:
+IN_FLIGHT = """
+g = jax.jit(lambda key: sample(np.zeros(1000, np.float32), 1.0, 10000, seed=key).sum())
+jax.block_until_ready(g(jax.random.key(0)))
+def work():
+    g(jax.random.key(1))
+    begun.set()
+    threading.Event().wait()
+begun = threading.Event()
+threading.Thread(target=work, daemon=True).start()
+begun.wait()
+Python.seconds = 0.05
+def draws(key, _):
+    return key, sample(mu, 1.0, 2000, seed=key, backend="python").sum()
+f = jax.jit(lambda key: jax.lax.scan(draws, key, length=1000)[1])
+f(jax.random.key(1))  # Needs Python when the process ends.
+time.sleep(0.3)
+g(jax.random.key(1))
+"""
+
+
+def test_a_process_runs_saved_programs_and_ends_with_others_in_flight(tmp_path: Path) -> None:
+    """It has lowered nothing when it runs the saved programs."""
     pytest.importorskip("flatbuffers")
-    for script in (SAVE, LOAD):
+    for script in (SAVE, LOAD + IN_FLIGHT):
         run(script, str(tmp_path / "programs"))
 
 
 CALLS = {
     Operation.sample: lambda key, x: multisample.sample(x, 1.0, 40, seed=key),
-    Operation.gradient: lambda key, x: jax.grad(lambda x: (multisample.sample(x, 1.0, 40, seed=key) ** 2).sum())(x),
+    Operation.gradient: lambda key, x: jax.grad(lambda y: (multisample.sample(x, y, 40, seed=key) ** 2).sum())(x),
     Operation.moments: lambda key, x: multisample.weighted_moments(x, 2.0, np.ones(3, np.float32), seed=key, order=2),
     Operation.perturb: lambda key, x: multisample.perturb({"x": x, "y": [x[:3]]}, [0.1, 2.0], seed=key, member=1),
 }

@@ -100,11 +100,10 @@ def test_a_batch_of_runs_is_a_vmap() -> None:
 def test_whole_scores_and_float64(x64: None) -> None:
     state = cem.start(START.astype(np.float64), 2.0)
     ours = cem.start(jnp.asarray(START, jnp.float64), 2.0)
+    step = jax.jit(lambda ours, key: cem.step(ours, key, lambda x: jnp.rint(sphere(x)).astype(int), N, elite_frac=1.0))
     for t in range(3):
         state = cem.step(state, Key(3, t), lambda x: np.rint(sphere(x)).astype(int), N, elite_frac=1.0)
-        ours = cem.step(
-            ours, jnp.uint64(3) if t == 0 else Key(3, t), lambda x: jnp.rint(sphere(x)).astype(int), N, elite_frac=1.0
-        )
+        ours = step(ours, jnp.uint64(3) if t == 0 else Key(3, t))
     assert ours.mu.dtype == jnp.float64
     np.testing.assert_allclose(ours.mu, state.mu, rtol=1e-10)
 

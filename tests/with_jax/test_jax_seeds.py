@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -54,15 +55,16 @@ def run(draw: Callable[..., Any], seeds: Any, jitted: bool) -> Any:
     return jax.jit(lambda: draw(seeds))() if isinstance(seeds, (list, np.ndarray)) else jax.jit(draw)(seeds)
 
 
-@pytest.mark.parametrize("jitted", [False, True])
-@pytest.mark.parametrize("options", OPTIONS, ids=["plain", "nd", "window"])
-@pytest.mark.parametrize("form", FORMS)
-def test_each_element_of_a_sample_is_its_own_call(form: str, options: dict[str, Any], jitted: bool) -> None:
-    make, keys = FORMS[form]
-    for mu, sigma in SHAPES.values():
-        x = run(
-            lambda seeds, mu=mu, sigma=sigma: sample(jnp.asarray(mu), sigma, N, seed=seeds, **options), make(), jitted
-        )
+# All pairs of a shape and options, each with the next form.
+TURNS = list(zip(itertools.cycle(FORMS), itertools.product(SHAPES, OPTIONS)))
+
+
+@pytest.mark.parametrize(("form", "shape_and_options"), TURNS, ids=range(len(TURNS)))
+def test_each_element_of_a_sample_is_its_own_call(form: str, shape_and_options: Any) -> None:
+    (make, keys), (shape, options) = FORMS[form], shape_and_options
+    mu, sigma = SHAPES[shape]
+    for jitted in (False, True):
+        x = run(lambda seeds: sample(jnp.asarray(mu), sigma, N, seed=seeds, **options), make(), jitted)
         assert x.shape == ((B, N, D) if "layout" in options else (B, D, N))
         for b, key in enumerate(keys):
             np.testing.assert_array_equal(x[b], sample(element(mu, b), element(sigma, b), N, seed=key, **options))
@@ -70,31 +72,38 @@ def test_each_element_of_a_sample_is_its_own_call(form: str, options: dict[str, 
 
 def test_a_vector_of_seeds_is_vmap_over_them() -> None:
     keys, mu = jax.random.split(jax.random.key(3), B), jnp.asarray(MUS[0])
-    mapped = jax.vmap(lambda key: sample(mu, 1.0, N, seed=key))(keys)
+    mapped = jax.jit(jax.vmap(lambda key: sample(mu, 1.0, N, seed=key)))(keys)
     sample(mu, 1.0, N, seed=keys[0])  # Its plan is for one key of this type.
     sample(mu, 1.0, N, seed=keys[1])
     np.testing.assert_array_equal(sample(mu, 1.0, N, seed=keys), mapped)
     np.testing.assert_array_equal(sample(mu, 1.0, N, seed=keys[1]), mapped[1])
     text = jax.jit(lambda keys: sample(mu, 1.0, N, seed=keys)).lower(keys).compile().as_text()
     assert text.count(" custom-call(") == 1
-    gradient = jax.grad(lambda mu: (sample(mu, 1.0, N, seed=keys) ** 2).sum())(mu)
+    gradient = jax.jit(jax.grad(lambda mu: (sample(mu, 1.0, N, seed=keys) ** 2).sum()))(mu)
     assert gradient.shape == (D,)
 
 
-@pytest.mark.parametrize("jitted", [False, True])
-@pytest.mark.parametrize("weights", [WEIGHTS, WEIGHTS[0]], ids=["own", "shared"])
-@pytest.mark.parametrize("form", ["keys", "uint32[B, 4]", "list"])
-def test_each_element_of_moments_has_the_sums_of_its_own_call(form: str, weights: Any, jitted: bool) -> None:
-    make, keys = FORMS[form]
-    for mu, sigma in SHAPES.values():
-        operands = jnp.asarray(weights), jnp.asarray(mu), sigma
-        found = run(lambda seeds, operands=operands: weighted_moments(*operands, seed=seeds), make(), jitted)
-        assert [x.shape for x in found] == [(B, D)] * 2
-        for b, key in enumerate(keys):
-            one = weighted_moments(*(jnp.asarray(element(x, b)) for x in operands[:2]), element(sigma, b), seed=key)
-            # XLA may fuse one of the two products of the first moment with their sum.
-            np.testing.assert_allclose(found[0][b], one[0], rtol=1e-5, atol=1e-5)
-            np.testing.assert_array_equal(found[1][b], one[1])
+@pytest.mark.parametrize(
+    ("form", "shape", "shares_weights", "jitted"),
+    [
+        ("keys", "own", False, True),
+        ("keys", "number", True, False),
+        ("uint32[B, 4]", "shared", False, True),
+        ("list", "shared mu", False, False),
+    ],
+)
+def test_each_element_of_moments_has_the_sums_of_its_own_call(
+    form: str, shape: str, shares_weights: bool, jitted: bool
+) -> None:
+    (make, keys), (mu, sigma) = FORMS[form], SHAPES[shape]
+    operands = jnp.asarray(WEIGHTS[0] if shares_weights else WEIGHTS), jnp.asarray(mu), sigma
+    found = run(lambda seeds: weighted_moments(*operands, seed=seeds), make(), jitted)
+    assert [x.shape for x in found] == [(B, D)] * 2
+    for b, key in enumerate(keys):
+        one = weighted_moments(*(jnp.asarray(element(x, b)) for x in operands[:2]), element(sigma, b), seed=key)
+        # XLA may fuse one of the two products of the first moment with their sum.
+        np.testing.assert_allclose(found[0][b], one[0], rtol=1e-5, atol=1e-5)
+        np.testing.assert_array_equal(found[1][b], one[1])
 
 
 def test_no_seeds_give_an_empty_result() -> None:

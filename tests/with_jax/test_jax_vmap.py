@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -34,22 +35,22 @@ def expected(b: int | None, c: int | None, e: int | None, options: dict[str, Any
     return sample(MUS[b or 0], SIGMAS[c or 0], N, seed=int(SEEDS[e or 0]), **options)
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize(
-    "axes", [(0, 0, 0), (0, None, None), (None, 0, None), (None, None, 0), (0, 0, None), (0, None, 0), (None, 0, 0)]
-)
-@pytest.mark.parametrize("jitted", [True, False])
-def test_an_element_has_the_numbers_of_its_call(
-    jax_place: str, axes: tuple[int | None, ...], options: dict[str, Any], jitted: bool
-) -> None:
+# All axes, and all options with axes of every operand.
+AXES = [(0, None, None), (None, 0, None), (None, None, 0), (0, 0, None), (0, None, 0), (None, 0, 0)]
+CASES = [*zip(AXES, itertools.cycle(OPTIONS), strict=False), *(((0, 0, 0), name) for name in OPTIONS)]
+
+
+@pytest.mark.parametrize(("axes", "name"), CASES)
+def test_an_element_has_the_numbers_of_its_call(every_place: str, axes: tuple[int | None, ...], name: str) -> None:
     def draw(mu: Any, sigma: Any, key: Any) -> Any:
-        return sample(mu, sigma, N, seed=key, backend=jax_place, **options)
+        return sample(mu, sigma, N, seed=key, backend=every_place, **OPTIONS[name])
 
     batch = vmap(draw, in_axes=axes)
     given = [x if axis == 0 else x[0] for x, axis in zip((MUS, SIGMAS, keys()), axes, strict=True)]
-    found = np.asarray((jax.jit(batch) if jitted else batch)(*given))
-    for i in range(B):
-        np.testing.assert_array_equal(found[i], expected(*(i if axis == 0 else None for axis in axes), options))
+    for found in (batch(*given), jax.jit(batch)(*given)):
+        for i in range(B):
+            own = expected(*(i if axis == 0 else None for axis in axes), OPTIONS[name])
+            np.testing.assert_array_equal(np.asarray(found)[i], own)
 
 
 def test_axes_may_be_anywhere(jax_place: str) -> None:
@@ -58,7 +59,7 @@ def test_axes_may_be_anywhere(jax_place: str) -> None:
         np.testing.assert_array_equal(found[:, :, i], sample(MUS[i], 1.0, N, seed=1))
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("options", [OPTIONS["shared_nd"], OPTIONS["all"]], ids=["shared_nd", "all"])
 def test_batches_of_batches(jax_place: str, options: dict[str, Any]) -> None:
     def draw(mu: Any, sigma: Any, key: Any) -> Any:
         return sample(mu, sigma, N, seed=key, backend=jax_place, **options)
@@ -81,15 +82,14 @@ def test_offsets_and_windows_can_be_mapped(jax_place: str) -> None:
         np.testing.assert_array_equal(found[i], sample(MUS[0], SIGMAS[0], N, seed=1, dim_offset=i, sample_offset=2 * i))
 
 
-@pytest.mark.parametrize("size", [0, 1])
-def test_batches_of_no_or_one_element(jax_place: str, size: int) -> None:
+def test_batches_of_no_or_one_element(jax_place: str) -> None:
     batch = vmap(lambda mu, key: sample(mu, 1.0, N, seed=key, backend=jax_place))
-    x = jax.jit(batch)(MUS[:size], keys()[:size])
-    assert x.shape == (size, D, N)
-    if size:
-        np.testing.assert_array_equal(x[0], sample(MUS[0], 1.0, N, seed=3))
-    nested = jax.jit(vmap(lambda mu: vmap(lambda key: sample(mu, 1.0, N, seed=key))(keys()[:size])))(MUS)
-    assert nested.shape == (B, size, D, N)
+    nested = vmap(lambda mu, keys: vmap(lambda key: sample(mu, 1.0, N, seed=key))(keys), (0, None))
+    for size in (0, 1):
+        x = jax.jit(batch)(MUS[:size], keys()[:size])
+        assert x.shape == (size, D, N)
+        assert jax.jit(nested)(MUS, keys()[:size]).shape == (B, size, D, N)
+    np.testing.assert_array_equal(x[0], sample(MUS[0], 1.0, N, seed=3))
 
 
 def test_a_batch_is_one_custom_call() -> None:

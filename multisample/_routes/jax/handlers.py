@@ -258,24 +258,33 @@ def _target(operation: Operation, platform: str) -> xla_ffi.Target:
     return xla_ffi.Target(instantiate, execute, type_id, f"multisample_{platform}", native.deleter(), on_device)
 
 
-_registered: set[str] = set()
+_registered: set[tuple[str, str]] = set()
 _LOCK = threading.Lock()
 
 
-def register() -> None:
-    """Register the targets with XLA, on each of the platforms, once in a process."""
+def register_all() -> None:
+    """Register every target that can run here."""
+    for platform in native.PLATFORMS if cuda_driver.is_present() else native.PLATFORMS[:1]:
+        for operation in TARGETS:
+            register(operation, platform)
+        if platform == "CUDA":
+            register(Operation.perturb, platform, of_blocks=True)
+
+
+def register(operation: Operation, platform: str, of_blocks: bool = False) -> str:
+    """Register a target with XLA, once in a process, and return its name. Its handlers take a second to compile."""
+    name = BLOCKS if of_blocks else TARGETS[operation]
     with _LOCK:
-        for operation, name in TARGETS.items():
-            if name in _registered:
-                continue
-            for platform in native.PLATFORMS:
-                number, target = native.number(operation, platform), _target(operation, platform)
-                _register(name, platform, number, target, native.handlers(operation, platform))
-            _registered.add(name)
-        if BLOCKS not in _registered:
-            target = _target(Operation.perturb, "CUDA")._replace(records=False)
-            _register(BLOCKS, "CUDA", native.BLOCKS, target, native.python_handlers(native.BLOCKS))
-            _registered.add(BLOCKS)
+        if (name, platform) not in _registered:
+            target = _target(operation, platform)
+            if of_blocks:
+                number, addresses = native.BLOCKS, native.python_handlers(native.BLOCKS)
+                target = target._replace(records=False)
+            else:
+                number, addresses = native.number(operation, platform), native.handlers(operation, platform)
+            _register(name, platform, number, target, addresses)
+            _registered.add((name, platform))
+    return name
 
 
 def _register(name: str, platform: str, number: int, target: xla_ffi.Target, addresses: dict[str, int]) -> None:

@@ -59,9 +59,8 @@ def _custom_call(platform: str, static: Static, *operands: Any) -> list[Any]:
     elif call.has_scratch:
         results.append(jax.ShapeDtypeStruct((8 * handlers.scratch_size(static, *batch),), np.uint8))
     aliases = {k: k for k in range(len(results))} if static.in_place else None
-    name = handlers.TARGETS[static.operation]
-    if platform == "cuda" and len(operands) > len(static.reads) + 2:
-        name = handlers.BLOCKS
+    of_blocks = platform == "cuda" and len(operands) > len(static.reads) + 2
+    name = handlers.register(static.operation, "cpu" if platform == "cpu" else "CUDA", of_blocks)
     target = jax.ffi.ffi_call(name, results, input_output_aliases=aliases)
     return list(target(*operands, options=static.encoded()))[: len(static.writes)]
 
@@ -187,7 +186,6 @@ def lowering(platform: str) -> Callable[..., Any]:
     """The function that a primitive becomes on `platform`."""
 
     def lowered(*operands: Any, static: Static) -> Any:
-        handlers.register()
         static = static._replace(backend=choose(static.backend, "jax", PLATFORMS[platform]).name)
         call = functools.partial(_custom_call, platform, static)
         if not static.call.is_split:
