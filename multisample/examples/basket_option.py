@@ -10,7 +10,6 @@ python -m multisample.examples.basket_option --device cuda    # PyTorch, on a GP
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ import numpy as np
 
 import multisample
 
-from ._running import run
+from ._running import parsed, run
 
 STOCKS, YEARS, RATE, STRIKE = 8, 1.0, 0.03, 100.0
 REPETITIONS = 20
@@ -31,29 +30,9 @@ BUMP = 0.01
 def price(
     spot: float = 100.0, seed: int = 7, paths: int = 100_000, antithetic: bool = False, device: str = "cpu"
 ) -> float:
-    """The price of the right to buy the mean of the stocks for 100 in a year.
+    """The price of the right to buy the mean of the stocks for 100 in a year, if each stock costs `spot` today.
 
-    Parameters
-    ----------
-    spot : float, default 100.0
-        Today's price of each stock.
-    seed : int, default 7
-        ``0 <= seed < 2**64``.
-    paths : int, default 100_000
-        Number of samples.
-    antithetic : bool, default False
-        Whether to draw pairs of samples that mirror each other.
-    device : {"cpu", "cuda"}, default "cpu"
-        NumPy arrays on the CPU, or PyTorch tensors on a GPU.
-
-    Returns
-    -------
-    float
-
-    Raises
-    ------
-    TypeError, ValueError
-        If `multisample.sample` refuses an argument.
+    With `antithetic`, pairs of samples mirror each other. The device "cuda" is for PyTorch, "cpu" for NumPy.
     """
     volatility = np.linspace(0.1, 0.4, STOCKS, dtype=np.float32)
     mu: Any = math.log(spot) + (RATE - volatility**2 / 2) * np.float32(YEARS)
@@ -70,21 +49,7 @@ def price(
 def delta(seed: int, other_seed: int, device: str = "cpu") -> float:
     """The derivative of the price by the spot price, as a finite difference.
 
-    Parameters
-    ----------
-    seed, other_seed : int
-        Seeds of the higher and of the lower price. Equal seeds give common random numbers.
-    device : {"cpu", "cuda"}, default "cpu"
-        As for `price`.
-
-    Returns
-    -------
-    float
-
-    Raises
-    ------
-    TypeError, ValueError
-        As for `price`.
+    The seeds are those of the higher and of the lower price. Equal seeds give common random numbers.
     """
     high, low = 100 * (1 + BUMP), 100 * (1 - BUMP)
     return (price(high, seed, device=device) - price(low, other_seed, device=device)) / (high - low)
@@ -92,9 +57,7 @@ def delta(seed: int, other_seed: int, device: str = "cpu") -> float:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print means and standard deviations of 20 estimates."""
-    parser = argparse.ArgumentParser(prog="python -m multisample.examples.basket_option", description=__doc__)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    device = parser.parse_args(argv).device
+    device = parsed("basket_option", __doc__, argv, device=("cpu", "cuda")).device
     seeds = range(REPETITIONS)
     estimates = {
         "price": [price(seed=seed, device=device) for seed in seeds],

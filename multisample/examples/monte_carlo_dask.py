@@ -6,7 +6,6 @@ python -m multisample.examples.monte_carlo_dask --draws 1e11 --scheduler tcp://h
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import math
 import time
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ._running import run
+from ._running import parsed, run
 from .basket_option import RATE, STOCKS, STRIKE, YEARS
 
 BLOCK = 1_000_000
@@ -23,36 +22,17 @@ BLOCK = 1_000_000
 
 
 class Estimate(NamedTuple):
-    """An estimate of an expectation."""
+    """An estimate of an expectation, and the standard deviation of its mean."""
 
     mean: Any
     error: Any
-    """The standard deviation of the mean."""
 
 
 def price(paths: int, *, seed: int = 7, block: int = BLOCK) -> Estimate:
     """The price of the right to buy the mean of eight stocks for 100 in a year, as lazy Dask scalars.
 
-    Parameters
-    ----------
-    paths : int
-        Number of samples, with eight draws each.
-    seed : int, default 7
-        ``0 <= seed < 2**64``.
-    block : int, default 1_000_000
-        Number of paths that are in memory at a time, for each thread.
+    A path has eight draws. Each thread has `block` paths in memory at a time.
 
-    Returns
-    -------
-    Estimate
-
-    Raises
-    ------
-    TypeError, ValueError
-        If `multisample.dask.sample` refuses an argument.
-
-    Examples
-    --------
     >>> import dask
     >>> from multisample.examples.monte_carlo_dask import price
     >>> mean, error = dask.compute(*price(100_000, block=20_000), scheduler="threads")
@@ -72,14 +52,11 @@ def price(paths: int, *, seed: int = 7, block: int = BLOCK) -> Estimate:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the estimate and its error."""
-    parser = argparse.ArgumentParser(prog="python -m multisample.examples.monte_carlo_dask", description=__doc__)
-    parser.add_argument("--draws", type=float, default=1e8, help="number of normal draws (default: 1e8)")
-    parser.add_argument("--scheduler", metavar="ADDRESS", help="address of a Dask scheduler (default: no cluster)")
-    args = parser.parse_args(argv)
+    args = parsed("monte_carlo_dask", __doc__, argv, draws=1e8, scheduler="")
     import dask
 
     with contextlib.ExitStack() as stack:
-        if args.scheduler is not None:
+        if args.scheduler:
             from distributed import Client
 
             stack.enter_context(Client(args.scheduler))
