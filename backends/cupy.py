@@ -22,10 +22,9 @@ from .driver import DriverBackend, KernelKey, Key, MomentsKey, PerturbKey
 from .element_types import MATRIX_TYPES
 from .errors import BackendUnavailableError
 from .kernels.cuda.geometry import STORE_KINDS
-from .memory.dlpack import LEGACY_STREAM, Imported
+from .memory.dlpack import LEGACY_STREAM, Imported, device_of_array
 from .native import csrc_files
 from .system import cache
-from .system.cuda_driver import device_of
 
 __all__ = [
     "ADVANCE_KERNEL", "BACKEND", "MOMENTS_HEADER", "OPTIONS", "PERTURB_HEADER", "kernel_name", "moments_kernel_name",
@@ -54,39 +53,33 @@ def source(header: str = "kernel") -> str:
     return f'// {csrc_files.digest()}\n#include "cuda/{header}.cuh"\n'
 
 
-def kernel_name(key: KernelKey) -> str:
+def _name(kernel: str, *arguments: Any) -> str:
     """The C++ name of a kernel."""
-    arguments = (
-        MATRIX_TYPES[key.dtype].cpp,
-        *(str(bool(flag)).lower() for flag in (key.shared_noise, key.antithetic, key.fast_math)),
-        f"multisample::{STORE_KINDS[key.store_kind]}",
-        *(str(bool(flag)).lower() for flag in (key.origin_in_memory, key.batched)),
-    )
-    return f"multisample::sample_kernel<{', '.join(arguments)}>"
+    texts = (str(x).lower() if isinstance(x, bool) else str(x) for x in arguments)
+    return f"multisample::{kernel}<{', '.join(texts)}>"
+
+
+def kernel_name(key: KernelKey) -> str:
+    """The C++ name of a kernel of a sample."""
+    return _name(
+        "sample_kernel", MATRIX_TYPES[key.dtype].cpp, key.shared_noise, key.antithetic, key.fast_math,
+        f"multisample::{STORE_KINDS[key.store_kind]}", key.origin_in_memory, key.batched,
+    )  # fmt: skip
 
 
 def moments_kernel_name(key: MomentsKey) -> str:
     """The C++ name of a kernel of weighted moments."""
     real = MATRIX_TYPES[key.real].cpp
     if key.finishing:
-        return f"multisample::finish_moments_kernel<{real}>"
-    antithetic, fast_math, with_second, origin_in_memory = (
-        str(bool(flag)).lower() for flag in (key.antithetic, key.fast_math, key.with_second, key.origin_in_memory)
-    )
-    return (
-        f"multisample::moments_kernel<{real}, {antithetic}, {fast_math}, {key.rows}, {with_second}, {origin_in_memory}>"
-    )
+        return _name("finish_moments_kernel", real)
+    return _name("moments_kernel", real, key.antithetic, key.fast_math, key.rows, key.with_second, key.origin_in_memory)
 
 
 def perturb_kernel_name(key: PerturbKey) -> str:
     """The C++ name of a kernel that perturbs."""
-    spans = "StridedSpan" if key.strided else "Run"
-    fast_math, one_member, origin_in_memory = (
-        str(bool(flag)).lower() for flag in (key.fast_math, key.one_member, key.origin_in_memory)
-    )
-    return (
-        f"multisample::perturb_kernel<{MATRIX_TYPES[key.dtype].cpp}, {fast_math}, {one_member}, multisample::{spans},"
-        f" {origin_in_memory}>"
+    spans = f"multisample::{'StridedSpan' if key.strided else 'Run'}"
+    return _name(
+        "perturb_kernel", MATRIX_TYPES[key.dtype].cpp, key.fast_math, key.one_member, spans, key.origin_in_memory
     )
 
 
@@ -155,12 +148,9 @@ class CupyBackend(DriverBackend):
         if isinstance(array, np.ndarray):
             self.prepare("cuda")
             return cupy.asarray(array)
-        # JAX has both protocols, and only DLPack handles its stream.
-        by_dlpack = hasattr(array, "__dlpack__")
-        ordinal = array.__dlpack_device__()[1] if by_dlpack else device_of(array.__cuda_array_interface__["data"][0])
         # CuPy would copy an array of another device to the current one.
-        with cupy.cuda.Device(int(ordinal)):
-            if not by_dlpack:
+        with cupy.cuda.Device(device_of_array(array)):
+            if not hasattr(array, "__dlpack__"):
                 return cupy.asarray(array)
             # CuPy's own from_dlpack supports bfloat16 in its latest versions only.
             shared = Imported(array, cupy.cuda.get_current_stream().ptr or LEGACY_STREAM)

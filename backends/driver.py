@@ -10,7 +10,7 @@ import functools
 import operator
 import struct
 import sys
-from collections.abc import Callable, Collection, Hashable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
 from .contract import PROTOCOL, Launcher, MemoryLauncher
@@ -32,17 +32,6 @@ from .launch import (
     words_in_memory,
 )
 from .system import cuda_driver
-
-__all__ = [
-    "CONFIGURATION_SIZE",
-    "PLACES",
-    "DriverBackend",
-    "KernelKey",
-    "Key",
-    "MomentsKey",
-    "PerturbKey",
-    "kernel_key",
-]
 
 
 # Not named tuples: a KernelKey and a MomentsKey of equal fields would be equal.
@@ -138,6 +127,15 @@ def pack_configuration(blocks: int, threads: int, stream: int, batch: int = 1) -
     return _pack_configuration(blocks, batch, 1, threads, 1, 1, 0, stream, 0, 0)
 
 
+_Ready: TypeAlias = tuple[Callable[[int, bytes], None], int, bytes]
+"""``launch(kernel, parameters)``, with its arguments."""
+
+
+def _launch_all(kernels: Iterable[_Ready]) -> None:
+    for launch_kernel, kernel, parameters in kernels:
+        launch_kernel(kernel, parameters)
+
+
 class Step(NamedTuple):
     """One kernel of a launch, and what it takes besides the head of `Launch`."""
 
@@ -152,16 +150,13 @@ class Step(NamedTuple):
     keys: Callable[[int], bytes] | None
     """The round keys for a seed, if the kernel takes them as arguments."""
 
-    def parameters(self, head: bytes, seed: int, stream: int) -> bytes:
-        """The bytes of the configuration and of the arguments."""
+    def ready(self, head: bytes, seed: int, stream: int) -> _Ready:
+        """The launch, with the bytes of the configuration and of the arguments."""
         arguments = head + self.rest if self.keys is None else head + self.rest + self.keys(seed)
-        return pack_configuration(self.blocks, self.threads, stream, self.batch) + arguments
+        return self.launch, self.kernel, pack_configuration(self.blocks, self.threads, stream, self.batch) + arguments
 
 
 Steps: TypeAlias = tuple[Step, ...]
-
-_Ready: TypeAlias = tuple[Callable[[int, bytes], None], int, bytes]
-"""``launch(kernel, parameters)``, with its arguments."""
 
 _NO_SPANS: tuple[bytes, list[Any]] = (b"", [])
 
@@ -263,7 +258,8 @@ class DriverBackend(abc.ABC):
             shapes = spans[:, 2:].tobytes()
             known, cuts = last
             if shapes != known:
-                found = span_lists(spans, dtype, rows, perturb_turns(spans, dtype, rows), self.most_spans)
+                turns = perturb_turns(spans, dtype, rows, bool(launch.fast_math))
+                found = span_lists(spans, dtype, rows, turns, self.most_spans)
                 with cuda_driver.relaxed_capture():  # A kernel can be loaded while the stream is being captured.
                     cuts = [prepared(cut) for cut in found]
                 last = shapes, cuts
@@ -280,15 +276,13 @@ class DriverBackend(abc.ABC):
             (pack_head, _), kernels = packer(launch), self._perturbing(launch)
             head = pack_head(*launch[: len(HEAD)])
             spans = ctypes.string_at(launch.matrix, launch.spans * SPAN.size)
-            for launch_kernel, kernel, parameters in kernels(head, spans, launch.seed, launch.stream):
-                launch_kernel(kernel, parameters)
-            return
+            return _launch_all(kernels(head, spans, launch.seed, launch.stream))
         phase = launch.column_phase - 1 if launch.first_column_at else launch.first_column & 7
         for part in parts_of_batch(launch, _most_batch(launch)):
             pack_head, _ = packer(part)
             head = pack_head(*part[: len(HEAD)])
-            for step in _STEPS[launch.operation](self, part, part.matrix & 31, phase):
-                step.launch(step.kernel, step.parameters(head, part.seed, part.stream))
+            steps = _STEPS[launch.operation](self, part, part.matrix & 31, phase)
+            _launch_all(step.ready(head, part.seed, part.stream) for step in steps)
 
     def _perturb_launcher(self, launch: Launch) -> Launcher:
         (pack_head, _), kernels = packer(launch), self._perturbing(launch)
@@ -300,8 +294,7 @@ class DriverBackend(abc.ABC):
             head = pack_head(
                 0, 0, weights, 0, 0, 0, seed, offset, first_row, 0, seed_at, offset_at, 0, 0, 0, stream, 0
             )  # fmt: skip
-            for launch_kernel, kernel, parameters in kernels(head, matrix, seed, stream):
-                launch_kernel(kernel, parameters)
+            _launch_all(kernels(head, matrix, seed, stream))
 
         return Launcher(run)
 
@@ -309,21 +302,9 @@ class DriverBackend(abc.ABC):
         if launch.operation == Operation.perturb:
             return self._perturb_launcher(launch)
         (pack_head, _), steps_of = packer(launch), _STEPS[launch.operation]
-        cached: dict[tuple[int, int], Steps] = {}
-        sizes: dict[int, int] = {}
-
-        def geometry(matrix: int, first_column: int) -> Steps:
-            """The kernels for an alignment of the matrix, cached."""
-            key = matrix & 31, first_column & 7
-            if key not in cached:
-                cached[key] = steps_of(self, launch, *key)
-            return cached[key]
-
-        def scratch_size(first_column: int) -> int:
-            phase = first_column & 7
-            if phase not in sizes:
-                sizes[phase] = _scratch_size(launch, phase)
-            return sizes[phase]
+        # The kernels for an alignment of the matrix.
+        steps = functools.cache(lambda misalignment, phase: steps_of(self, launch, misalignment, phase))
+        size = functools.cache(functools.partial(_scratch_size, launch))
 
         def run(
             geometry: Steps, mu: Any, sigma: Any, weights: Any, matrix: int, first: int, second: int, seed: int,
@@ -345,81 +326,63 @@ class DriverBackend(abc.ABC):
             scratch: int,
         ) -> None:  # fmt: skip
             addresses = mu, sigma, weights, matrix, first, second, seed_at, offset_at, 0, 0
-            for step, parameters in batches(addresses, (first_row, first_column), stream, scratch):
-                step.launch(step.kernel, parameters)
+            _launch_all(batches(addresses, (first_row, first_column), stream, scratch))
 
         return Launcher(
-            run_batch if launch.batch else run, geometry=None if launch.batch else geometry,
-            scratch_size=scratch_size if launch.operation == Operation.moments else None,
+            run_batch if launch.batch else run,
+            geometry=None if launch.batch else lambda matrix, first_column: steps(matrix & 31, first_column & 7),
+            scratch_size=None if launch.operation != Operation.moments else lambda first_column: size(first_column & 7),
         )  # fmt: skip
 
-    def _perturb_memory_launcher(self, launch: Launch) -> MemoryLauncher:
-        (pack_head, _), kernels = packer(launch), self._perturbing(launch)
-
-        def launches(
-            mu: Any, sigma: Any, weights: Any, matrix: bytes, first: int, second: int, seed: int, offsets: int,
-            stream: int, scratch: int,
-        ) -> Iterator[_Ready]:  # fmt: skip
-            words = words_in_memory(seed, offsets).values()
-            head = pack_head(0, 0, weights, 0, 0, 0, 0, 0, 0, 0, *words, 0, stream, 0)
-            return kernels(head, matrix, 0, stream)
-
-        def run(*arguments: Any) -> None:
-            for launch_kernel, kernel, parameters in launches(*arguments):
-                launch_kernel(kernel, parameters)
-
-        return MemoryLauncher(run, parameters=lambda *arguments: [ready[1:] for ready in launches(*arguments)])
-
     def memory_launcher(self, launch: Launch, has_offsets: bool) -> MemoryLauncher:
+        phase, size = launch.column_phase - 1 if has_offsets else 0, 0
         if launch.operation == Operation.perturb:
-            return self._perturb_memory_launcher(launch)
-        phase = launch.column_phase - 1 if has_offsets else 0
-        batches = self._batches(launch, max(launch.batch, 1), phase)
+            (pack_head, _), kernels = packer(launch), self._perturbing(launch)
 
-        def launches(*arguments: Any) -> Iterator[tuple[Step, bytes]]:
-            *operands, seed, offsets, stream, scratch = arguments
-            words = words_in_memory(seed, offsets).values()
-            return batches((*operands, *words), (0, 0), stream, scratch)
+            def launches(*arguments: Any) -> Iterator[_Ready]:
+                _, _, weights, spans, _, _, seed, offsets, stream, _ = arguments
+                words = words_in_memory(seed, offsets).values()
+                return kernels(pack_head(0, 0, weights, *[0] * 7, *words, 0, stream, 0), spans, 0, stream)
+        else:
+            batches = self._batches(launch, max(launch.batch, 1), phase)
+            size = _scratch_size(launch, phase) if launch.operation == Operation.moments else 0
 
-        def run(*arguments: Any) -> None:
-            for step, parameters in launches(*arguments):
-                step.launch(step.kernel, parameters)
+            def launches(*arguments: Any) -> Iterator[_Ready]:
+                *operands, seed, offsets, stream, scratch = arguments
+                return batches((*operands, *words_in_memory(seed, offsets).values()), (0, 0), stream, scratch)
 
-        size = _scratch_size(launch, phase) if launch.operation == Operation.moments else 0
         return MemoryLauncher(
-            run, size, lambda *arguments: [(step.kernel, parameters) for step, parameters in launches(*arguments)]
-        )
+            lambda *arguments: _launch_all(launches(*arguments)), size,
+            lambda *arguments: [ready[1:] for ready in launches(*arguments)],
+        )  # fmt: skip
 
     def _batches(
         self, launch: Launch, batch: int, phase: int | None = None
-    ) -> Callable[[tuple[Any, ...], tuple[int, int], int, int], Iterator[tuple[Step, bytes]]]:
-        """``batches(addresses, origin, stream, scratch)``: the kernels of a batch, each with its parameters.
+    ) -> Callable[[tuple[Any, ...], tuple[int, int], int, int], Iterator[_Ready]]:
+        """``batches(addresses, origin, stream, scratch)``: the kernels of a batch.
 
         `addresses` has the values of the fields `STEPS`. `origin` has the first row and the first column, unless they
         are in memory. `phase` is the first column modulo 8; if it is None, `origin` gives it.
         """
         (pack_head, _), steps_of = packer(launch), _STEPS[launch.operation]
-        most, steps = _most_batch(launch), [getattr(launch, step) for step in STEPS.values()]
+        most, jumps = _most_batch(launch), [getattr(launch, step) for step in STEPS.values()]
         # More matrices than one launch draws are launched in parts.
-        parts = [
-            ([b * step for step in steps], launch._replace(batch=min(batch - b, most))) for b in range(0, batch, most)
-        ]
-        cached: dict[Hashable, Steps] = {}
+        parts = [([b * jump for jump in jumps], min(batch - b, most)) for b in range(0, batch, most)]
 
-        def batches(
-            addresses: tuple[Any, ...], origin: tuple[int, int], stream: int, scratch: int
-        ) -> Iterator[tuple[Step, bytes]]:
-            for moves, part in parts:
+        @functools.cache
+        def steps_of_part(length: int, misalignment: int, phase: int) -> Steps:
+            with cuda_driver.relaxed_capture():  # A kernel can be loaded while the stream is being captured.
+                return steps_of(self, launch._replace(batch=length), misalignment, phase)
+
+        def batches(addresses: tuple[Any, ...], origin: tuple[int, int], stream: int, scratch: int) -> Iterator[_Ready]:
+            for moves, length in parts:
                 *operands, seed_at, offset_at, row_at, column_at = map(operator.add, addresses, moves)
-                key = part.batch, operands[3] & 31, origin[1] & 7 if phase is None else phase
-                if key not in cached:
-                    with cuda_driver.relaxed_capture():  # A kernel can be loaded while the stream is being captured.
-                        cached[key] = steps_of(self, part, *key[1:])
+                steps = steps_of_part(length, operands[3] & 31, origin[1] & 7 if phase is None else phase)
                 head = pack_head(
                     *operands, 0, 0, *origin, seed_at, offset_at, row_at, column_at, scratch, stream, 0
                 )  # fmt: skip
-                for step in cached[key]:
-                    yield step, step.parameters(head, 0, stream)
+                for step in steps:
+                    yield step.ready(head, 0, stream)
 
         return batches
 

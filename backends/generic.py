@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from .contract import Backend, Launcher, MemoryLauncher
-from .launch import Launch, Operation, matrix_of_batch, words_in_memory
+from .launch import HEAD, Launch, Operation, matrix_of_batch, words_in_memory
 from .memory.host import address_of, inputs_at
-
-__all__ = ["check_operation", "generic_launcher", "launcher", "memory_launcher"]
 
 _NAMES: dict[int, str] = {
     Operation.sample: "samples",
@@ -54,16 +52,10 @@ def memory_launcher(backend: Backend, launch: Launch, has_offsets: bool) -> Memo
     if own is not None:
         return own(launch, has_offsets)
 
-    def run(
-        mu: int, sigma: int, weights: int, matrix: int | bytes, first: int, second: int, seed: int, offsets: int,
-        stream: int, scratch: int,
-    ) -> None:  # fmt: skip
-        backend.launch(
-            launch._replace(
-                mu=mu, sigma=sigma, weights=weights, matrix=address_of(matrix), first=first, second=second,
-                stream=stream, scratch=scratch, **words_in_memory(seed, offsets),
-            )
-        )  # fmt: skip
+    def run(*arguments: Any) -> None:
+        *operands, seed, offsets, stream, scratch = arguments
+        words = words_in_memory(seed, offsets)
+        backend.launch(launch._replace(**_operands(operands), **words, stream=stream, scratch=scratch))
 
     return MemoryLauncher(run)
 
@@ -79,16 +71,19 @@ def generic_launcher(backend: Backend, launch: Launch) -> Launcher:
                 return False
         return True
 
-    def run(
-        geometry: None, mu: Any, sigma: Any, weights: Any, matrix: int | bytes, first: int, second: int, seed: int,
-        offset: int, seed_at: int, offset_at: int, first_row: int, first_column: int, stream: int, scratch: int,
-    ) -> None:  # fmt: skip
-        backend.launch(
-            launch._replace(
-                mu=mu, sigma=sigma, weights=weights, matrix=address_of(matrix), first=first, second=second, seed=seed,
-                offset=offset, seed_at=seed_at, offset_at=offset_at, first_row=first_row, first_column=first_column,
-                stream=stream, scratch=scratch,
-            )
-        )  # fmt: skip
+    def run(geometry: None, *arguments: Any) -> None:
+        operands, rest = arguments[: len(_OPERANDS)], arguments[len(_OPERANDS) :]
+        backend.launch(launch._replace(**_operands(operands), **dict(zip(_REST, rest, strict=True))))
 
     return Launcher(run, is_valid)
+
+
+# The arguments of `Launcher.run` after the geometry.
+_OPERANDS = HEAD[:6]
+_REST = "seed", "offset", "seed_at", "offset_at", "first_row", "first_column", "stream", "scratch"
+
+
+def _operands(values: Sequence[Any]) -> dict[str, Any]:
+    """The fields of a launch with these operands. The caller keeps spans of type bytes alive."""
+    fields = dict(zip(_OPERANDS, values, strict=True))
+    return fields | {"matrix": address_of(fields["matrix"])}

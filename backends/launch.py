@@ -15,31 +15,10 @@ from typing import Annotated, NamedTuple, TypeAlias, get_type_hints
 from .element_types import MATRIX_TYPES, SIZES, ElementType
 
 __all__ = [
-    "FIELD_AT",
-    "FORMATS",
-    "HEAD",
-    "HOST",
-    "INPUTS",
-    "OPERANDS",
-    "PACKED_LAUNCH",
-    "SIZES",
-    "SPAN",
-    "STEPS",
-    "ElementType",
-    "Launch",
-    "Operands",
-    "Operation",
-    "Span",
-    "WordFormat",
-    "computing_name",
-    "matrix_of_batch",
-    "pack",
-    "packer",
-    "parts_of_batch",
-    "type_name",
-    "word_formats",
-    "words_in_memory",
-]
+    "FIELD_AT", "FORMATS", "HEAD", "HOST", "INPUTS", "OPERANDS", "PACKED_LAUNCH", "SIZES", "SPAN", "STEPS",
+    "ElementType", "Launch", "Operands", "Operation", "Span", "WordFormat", "computing_name", "matrix_of_batch", "pack",
+    "packer", "parts_of_batch", "type_name", "word_formats", "words_in_memory",
+]  # fmt: skip
 
 HOST = -1
 """The `device` of a launch in host memory."""

@@ -19,8 +19,8 @@ from .driver import DriverBackend, KernelKey, Key, MomentsKey, PerturbKey
 from .errors import BackendUnavailableError
 from .kernels.cuda.perturb_geometry import MOST_SPANS_OF_NUMBA
 from .kernels.cuda.toolchain import INSTALL, clashes
-from .memory.dlpack import LEGACY_STREAM, Imported
-from .system.cuda_driver import device_of, function_of_kernel, on_device
+from .memory.dlpack import LEGACY_STREAM, Imported, device_of_array
+from .system.cuda_driver import function_of_kernel, on_device
 
 __all__ = ["BACKEND"]
 
@@ -75,12 +75,9 @@ class NumbaBackend(DriverBackend):
         if isinstance(array, np.ndarray):
             self.prepare("cuda")
             return cuda.to_device(array)
-        # JAX has both protocols, and only DLPack handles its stream.
-        by_dlpack = hasattr(array, "__dlpack__")
-        ordinal = array.__dlpack_device__()[1] if by_dlpack else device_of(array.__cuda_array_interface__["data"][0])
         # Numba assumes that memory is on the current device.
-        with on_device(int(ordinal)):
-            if not by_dlpack:
+        with on_device(device_of_array(array)):
+            if not hasattr(array, "__dlpack__"):
                 return cuda.as_cuda_array(array, sync=False)
             # Ready on the default stream, which Numba uses unless a stream is named.
             shared = Imported(array, LEGACY_STREAM)

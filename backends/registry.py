@@ -9,8 +9,6 @@ import importlib
 
 from .contract import Backend
 
-__all__ = ["find", "names", "register"]
-
 # Modules of this package with a `BACKEND`.
 _BUILT_IN = ("torch_ext", "cupy", "numba", "cpu")
 _registered: dict[str, Backend] = {}

@@ -15,8 +15,6 @@ from multisample.backends.contract import DeviceArray
 from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.system import cuda_driver
 
-__all__ = ["CUDA", "LEGACY_STREAM", "Exported", "Imported", "capsule_and_strides", "is_read_only", "numpy_dtype"]
-
 HOST = (1, 3)
 """Device types of host memory: ordinary, and page-locked by CUDA."""
 CUDA = (2, 13)
@@ -119,6 +117,13 @@ def capsule_and_strides(array: Any, stream: int | None) -> tuple[Any, tuple[int,
     """A DLPack capsule of `array`, ready on `stream`, and the strides in elements; () for a contiguous array."""
     capsule, tensor, _ = _exchange(array, stream)
     return capsule, tuple(tensor.strides[: tensor.ndim]) if tensor.strides else ()
+
+
+def device_of_array(array: Any) -> int:
+    """The ordinal of the CUDA device of `array`. JAX has both protocols, and only DLPack handles its stream."""
+    if hasattr(array, "__dlpack__"):
+        return int(array.__dlpack_device__()[1])
+    return cuda_driver.device_of(array.__cuda_array_interface__["data"][0])
 
 
 class Imported:

@@ -21,8 +21,6 @@ from multisample.backends.errors import BackendUnavailableError
 
 from . import csrc_files, toolchain
 
-__all__ = ["LIBRARIES", "Library", "LibraryKind", "build_portable", "compile_library", "failure_text"]
-
 LibraryKind: TypeAlias = Literal["cpu", "cuda"]
 
 # Lines at the end of the compiler's output that an error shows, as many as a terminal.

@@ -6,8 +6,6 @@ import hashlib
 import importlib.resources
 from pathlib import Path
 
-__all__ = ["digest", "folder"]
-
 _SUFFIXES = (".cpp", ".cu", ".cuh", ".h")
 
 

@@ -20,8 +20,6 @@ from multisample.backends.system import cache
 from . import build, csrc_files, prebuilt, toolchain
 from .build import LIBRARIES, Library, LibraryKind
 
-__all__ = ["COMMAND", "cpu_library", "cuda_library", "cuda_reasons", "is_built", "is_prebuilt", "refusal", "unusable"]
-
 COMMAND = "python -m multisample build torch_ext"
 """The command that builds ahead of time, or again after a failure."""
 

@@ -14,8 +14,6 @@ from typing import NamedTuple
 
 from . import csrc_files
 
-__all__ = ["Found", "cpu_file", "cpu_library", "cpu_targets", "cuda_file", "cuda_library", "folder", "root"]
-
 _CPU, _CUDA = "multisample_torch_cpu", "multisample_torch_cuda"
 
 # Values of -march, from the baseline up, by `platform.machine()`.

@@ -14,11 +14,6 @@ import sysconfig
 import warnings
 from pathlib import Path
 
-__all__ = [
-    "cuda_architectures", "cuda_home", "device_count", "is_installed", "libc", "missing_nvcc", "missing_tools",
-    "named_architectures", "processor", "processor_features", "search_path",
-]  # fmt: skip
-
 
 def missing_tools() -> tuple[str, ...]:
     """Everything that a build lacks, each with the command that installs it."""

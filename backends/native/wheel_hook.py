@@ -22,8 +22,6 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-__all__ = ["WheelHook"]
-
 _VARIABLE = "MULTISAMPLE_PREBUILT"
 _KINDS: dict[str, tuple[str, ...]] = {"": (), "0": (), "cpu": ("cpu",), "1": ("cpu", "cuda")}
 

@@ -21,8 +21,6 @@ from . import build, libraries, prebuilt, toolchain
 from .build import LibraryKind
 from .platform_tag import platform_tag
 
-__all__ = ["ARCHITECTURES", "build_all", "main"]
-
 ARCHITECTURES = "7.5;8.0;8.6;9.0+PTX"
 """Architectures without TORCH_CUDA_ARCH_LIST. Code for 8.6 runs on 8.9; drivers compile the PTX for newer GPUs."""
 

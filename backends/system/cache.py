@@ -16,20 +16,6 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = [
-    "CacheError",
-    "DamagedError",
-    "digest_of",
-    "folder",
-    "locked",
-    "read",
-    "root",
-    "say",
-    "sync",
-    "warn_once",
-    "write",
-]
-
 _MAGIC = b"multisample cache 1\n"
 _DIGEST_SIZE = hashlib.sha256().digest_size
 

@@ -13,12 +13,6 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = [
-    "Event", "capture_mode_function", "current_device", "device_function", "device_of", "error_name",
-    "function_of_kernel", "is_capturing", "is_present", "keeping_context", "launch_function", "on_device", "order",
-    "read", "relaxed_capture", "synchronize",
-]  # fmt: skip
-
 # Constants of cuda.h.
 _DEVICE_ORDINAL = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 _DISABLE_TIMING = 2  # CU_EVENT_DISABLE_TIMING

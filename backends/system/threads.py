@@ -10,8 +10,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-__all__ = ["STACK_SIZE", "configured_threads", "limit_threads", "run_all", "thread_count", "thread_limit"]
-
 STACK_SIZE = 1 << 20
 """Bytes of stack for a thread that draws. Kernels of float64 need a quarter of it."""
 

@@ -13,13 +13,6 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-__all__ = [
-    "ARGUMENTS_AT", "ARGUMENT_COUNT_AT", "ATTRIBUTES_AT", "ATTRIBUTE_COUNT_AT", "BUFFER_DATA", "BUFFER_DIMS",
-    "CALL_API_AT", "CONTEXT_AT", "ERROR_CREATE", "EXECUTE", "EXTENSION_AT", "INSTANTIATE", "ORDINAL_GET", "RESULTS_AT",
-    "RESULT_COUNT_AT", "STAGE_AT", "STATE_GET", "STREAM_GET", "Code", "Frame", "Target", "address_of", "handle",
-    "shape_of",
-]  # fmt: skip
-
 MAJOR, LEAST_MINOR = 0, 3
 """The layouts hold for this major version, from this minor version on."""
 
@@ -36,7 +29,6 @@ class Code:
 
     invalid_argument = 3
     resource_exhausted = 8
-    unimplemented = 12
     internal = 13
     unavailable = 14
 

@@ -7,6 +7,8 @@ Calls use plain C functions of the libraries, because PyTorch's dispatcher costs
 from __future__ import annotations
 
 import ctypes
+import dataclasses
+import functools
 import importlib.metadata
 import importlib.util
 import os
@@ -20,7 +22,8 @@ import numpy as np
 
 from ..contract import PROTOCOL, Backend, BackendStatus, DeviceKind, Launcher, MemoryLauncher
 from ..errors import BackendUnavailableError
-from ..launch import HEAD, HOST, INPUTS, PACKED_LAUNCH, Launch, Operation, pack, packer, words_in_memory
+from ..generic import generic_launcher
+from ..launch import HOST, PACKED_LAUNCH, Launch, Operation, pack, packer, words_in_memory
 from ..memory.dlpack import CUDA, LEGACY_STREAM, capsule_and_strides
 from ..memory.host import address_of
 from ..native import libraries, prebuilt, toolchain
@@ -93,7 +96,6 @@ class TorchExtBackend:
         register()
         self._builtins = _builtins_of(path)
         library.multisample_run_cpu.argtypes = (ctypes.c_char_p,)
-        library.multisample_is_valid_cpu.argtypes = (ctypes.c_char_p,)
         library.multisample_last_error.restype = ctypes.c_char_p
         return library
 
@@ -140,39 +142,22 @@ class TorchExtBackend:
 
     def launch(self, launch: Launch) -> None:
         run, fail = self._runner(launch.device)
+        if launch.device == HOST and not launch.threads:
+            launch = launch._replace(threads=thread_limit())
         error = run(pack(launch))
         if error:
             fail(error)
 
     def launcher(self, launch: Launch) -> Launcher:
         run, fail = self._runner(launch.device)
-        on_host = launch.device == HOST
+        launcher = generic_launcher(self, launch)
         if self._builtins is not None:
             packed = pack(launch)
-            return Launcher(
+            launcher = Launcher(
                 self._builtins.launch(packed, run, fail, thread_limit),
-                self._builtins.is_valid(packed) if on_host else None,
-                scratch_size=self._scratch_sizes(launch),
+                self._builtins.is_valid(packed) if launch.device == HOST else None,
             )
-        pack_head, tail = packer(launch)
-
-        def is_valid(mu: Any, sigma: Any, weights: Any) -> Any:
-            head = pack_head(mu, sigma, weights or 0, *[0] * (len(HEAD) - len(INPUTS)))
-            return self._cpu.multisample_is_valid_cpu(head + tail)
-
-        def launch_packed(
-            geometry: None, mu: Any, sigma: Any, weights: Any, matrix: Any, first: int, second: int, seed: int,
-            offset: int, seed_at: int, offset_at: int, first_row: int, first_column: int, stream: int, scratch: int,
-        ) -> None:  # fmt: skip
-            head = pack_head(
-                mu, sigma, weights, address_of(matrix), first, second, seed, offset, first_row, first_column, seed_at,
-                offset_at, 0, 0, scratch, stream, thread_limit() if on_host else 0,
-            )  # fmt: skip
-            error = run(head + tail)
-            if error:
-                fail(error)
-
-        return Launcher(launch_packed, is_valid if on_host else None, scratch_size=self._scratch_sizes(launch))
+        return dataclasses.replace(launcher, scratch_size=self._scratch_sizes(launch))
 
     def memory_launcher(self, launch: Launch, has_offsets: bool) -> MemoryLauncher:
         (run, fail), (pack_head, tail) = self._runner(launch.device), packer(launch)
@@ -204,15 +189,12 @@ class TorchExtBackend:
         """`Launcher.scratch_size`."""
         if launch.device == HOST or launch.operation == Operation.sample:
             return None
-        sizes: dict[int, int] = {}
 
-        def scratch_size(first_column: int) -> int:
-            phase = first_column & 7
-            if phase not in sizes:
-                sizes[phase] = self._cuda.multisample_scratch_size_cuda(pack(launch._replace(first_column=phase)))
-            return sizes[phase]
+        @functools.cache
+        def size(phase: int) -> int:
+            return int(self._cuda.multisample_scratch_size_cuda(pack(launch._replace(first_column=phase))))
 
-        return scratch_size
+        return lambda first_column: size(first_column & 7)
 
     def key(
         self, signature: Callable[[Any], Hashable], out_signature: Callable[[Any], Hashable]

@@ -12,8 +12,6 @@ from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["Builtins", "PlanFunctions"]
-
 # The struct Signature: dimensions, sizes, strides, dtype, device type and index, two flags.
 _SIGNATURE = struct.Struct("5q3i2I4x")
 

@@ -17,8 +17,6 @@ from torch.autograd import forward_ad
 
 from ..element_types import MATRIX_TYPES
 
-__all__ = ["Sample", "SampleBatch", "register"]
-
 Options: TypeAlias = dict[str, Any]
 """Keyword arguments of an operator: numbers and flags."""
 
@@ -30,21 +28,20 @@ _REAL = tuple(getattr(torch, name) for name in MATRIX_TYPES)
 def register() -> Any:
     """Register the fake, autograd and vmap rules. Keep the returned Library alive."""
     library = torch.library.Library("multisample", "IMPL")
-    for name, fake, differentiable in (
-        ("sample", _fake_sample, _differentiable_sample),
-        ("sample_", _fake_sample_to, _sample_to_without_derivative),
-        ("sample_backward", _fake_sample_backward, _differentiable_backward),
-        ("sample_batch", _fake_batch, _differentiable_batch),
-        ("sample_batch_backward", _fake_batch_backward, _differentiable_batch_backward),
+    for name, fake, function, count in (
+        ("sample", _fake_sample, Sample, 4),
+        ("sample_backward", _fake_sample_backward, _SampleBackward, 2),
+        ("sample_batch", _fake_batch, _SampleBatch, 4),
+        ("sample_batch_backward", _fake_batch_backward, _SampleBatchBackward, 2),
     ):
+        differentiable, transformed = _rules(getattr(_OPERATORS, name).default, function, count)
         torch.library.register_fake(f"multisample::{name}", fake)
         library.impl(name, differentiable, "Autograd", with_keyset=True)
-    # torch.func handles an autograd.Function only if it is applied before torch.func's own layers.
-    # torch.library.register_autograd does not support torch.func.
-    library.impl("sample", _transformed_sample, "FuncTorchDynamicLayerFrontMode")
-    library.impl("sample_backward", _transformed_backward, "FuncTorchDynamicLayerFrontMode")
-    library.impl("sample_batch", _transformed_batch, "FuncTorchDynamicLayerFrontMode")
-    library.impl("sample_batch_backward", _transformed_batch_backward, "FuncTorchDynamicLayerFrontMode")
+        # torch.func handles an autograd.Function only if it is applied before torch.func's own layers.
+        # torch.library.register_autograd does not support torch.func.
+        library.impl(name, transformed, "FuncTorchDynamicLayerFrontMode")
+    torch.library.register_fake("multisample::sample_", _fake_sample_to)
+    library.impl("sample_", _sample_to_without_derivative, "Autograd", with_keyset=True)
     torch.library.register_vmap("multisample::sample_", _batched_sample_to)
     return library
 
@@ -66,13 +63,11 @@ def _fake_sample(
     return mu.new_empty((n, d) if transposed else (d, n), dtype=dtype or _promoted(mu.dtype, sigma.dtype))
 
 
-def _fake_sample_backward(grad: Any, counter: Any = None, *, transposed: bool = False, **options: Any) -> Any:
+def _fake_sample_backward(grad: Any, counter: Any = None, **options: Any) -> Any:
     torch._check(
         grad.dim() == 2, lambda: f"multisample::sample_backward: grad must have two dimensions, got {grad.shape}"
     )
-    d = grad.shape[1 if transposed else 0]
-    dtype = torch.float64 if grad.dtype is torch.float64 else torch.float32
-    return grad.new_empty((d,), dtype=dtype), grad.new_empty((d,), dtype=dtype)
+    return _fake_batch_backward(grad, counter, **options)
 
 
 def _fake_batch(
@@ -91,7 +86,7 @@ def _fake_batch(
 
 
 def _fake_batch_backward(grad: Any, keys: Any, *, transposed: bool = False, **options: Any) -> Any:
-    shape = grad.shape[0], grad.shape[2 if transposed else 1]
+    shape = (*grad.shape[:-2], grad.shape[-1 if transposed else -2])
     dtype = torch.float64 if grad.dtype is torch.float64 else torch.float32
     return grad.new_empty(shape, dtype=dtype), grad.new_empty(shape, dtype=dtype)
 
@@ -117,173 +112,131 @@ def _promoted(*dtypes: torch.dtype) -> torch.dtype:
 # --- Derivatives ----------------------------------------------------------------------------------
 
 
-class Sample(torch.autograd.Function):
-    """``sample``, differentiable in `mu` and `sigma`, with a rule for batches of `mu`, `sigma` and `counter`.
+def _functions(name: str, vmap: Any, backward_vmap: Any) -> tuple[Any, Any]:
+    """The autograd functions of the operators `name` and ``name_backward``, with rules for vmap.
 
-    With `apart`, the counters of a batch only require independent noise. The first counter then draws the batch as one
-    sample with the dimensions of all elements.
+    Both take the words, a counter or keys. With `apart`, the counters of a batch only require independent noise. The
+    first counter then draws the batch as one sample with the dimensions of all elements.
     """
 
-    @staticmethod
-    def forward(mu: Any, sigma: Any, n: Any, counter: Any, apart: bool, options: Options) -> Any:
-        return _OPERATORS.sample.default(mu, sigma, n, counter, **options)
+    def draw(mu: Any, sigma: Any, n: Any, words: Any, apart: bool, options: Options) -> Any:
+        if apart:
+            return Draw.apply(mu, sigma, n, words, apart, options)
+        return getattr(_OPERATORS, name).default(mu, sigma, n, words, **options)
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        mu, sigma, ctx.n, counter, ctx.apart, options = inputs
-        ctx.dtypes = mu.dtype, sigma.dtype
-        ctx.dtype = output.dtype
-        ctx.noise = {name: option for name, option in options.items() if name != "dtype"}
-        ctx.save_for_backward(counter)
-        ctx.save_for_forward(counter)
+    def sum_up(grad: Any, words: Any, apart: bool, options: Options) -> Any:
+        if apart:
+            return SumUp.apply(grad, words, apart, options)
+        return getattr(_OPERATORS, f"{name}_backward").default(grad, words, **options)
 
-    @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:
-        (counter,) = ctx.saved_tensors
-        gradients = [
-            gradient.to(dtype) if needed else None
-            for gradient, dtype, needed in zip(
-                _backward(grad, counter, ctx.apart, ctx.noise), ctx.dtypes, ctx.needs_input_grad[:2], strict=True
-            )
-        ]
-        return *gradients, None, None, None, None
+    class Draw(torch.autograd.Function):
+        """Differentiable in `mu` and `sigma`."""
 
-    @staticmethod
-    def jvp(ctx: Any, mu: Any, sigma: Any, *_: Any) -> Any:
-        (counter,) = ctx.saved_tensors
-        return _draw(mu, sigma, ctx.n, counter, ctx.apart, {**ctx.noise, "dtype": ctx.dtype})
+        @staticmethod
+        def forward(mu: Any, sigma: Any, n: Any, words: Any, apart: bool, options: Options) -> Any:
+            return draw(mu, sigma, n, words, False, options)
 
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, mu: Any, sigma: Any, n: Any, counter: Any, apart: bool, options: Options) -> Any:
-        size = info.batch_size
-        dims = in_dims[0], in_dims[1], in_dims[3]
-        d = mu.shape[0] if dims[0] is None else mu.shape[1 - dims[0]]
-        if _is_one_sample(apart, dims[2], size, d, options):
-            rows = [_batch_first(x, dim, size).reshape(-1) for x, dim in ((mu, dims[0]), (sigma, dims[1]))]
-            together = Sample.apply(*rows, n, _first(counter, dims[2], size), apart, options)
-            axis = 1 if options.get("transposed", False) else 0
-            return together.unflatten(axis, (size, d)), axis
-        keys, options = _keys_of(size, counter, dims[2], mu, options)
-        vectors = (x if dim is None else x.movedim(dim, 0) for x, dim in ((mu, dims[0]), (sigma, dims[1])))
-        return SampleBatch.apply(*vectors, n, keys, options), 0
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+            mu, sigma, ctx.n, words, ctx.apart, options = inputs
+            ctx.vectors = (mu.dim(), mu.dtype), (sigma.dim(), sigma.dtype)
+            ctx.dtype = output.dtype
+            ctx.noise = {name: option for name, option in options.items() if name != "dtype"}
+            ctx.save_for_backward(words)
+            ctx.save_for_forward(words)
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            (words,) = ctx.saved_tensors
+            gradients = [
+                (gradient if gradient.dim() == dim else gradient.sum(0)).to(dtype) if needed else None
+                for gradient, (dim, dtype), needed in zip(
+                    sum_up(grad, words, ctx.apart, ctx.noise), ctx.vectors, ctx.needs_input_grad[:2], strict=True
+                )
+            ]
+            return *gradients, None, None, None, None
+
+        @staticmethod
+        def jvp(ctx: Any, mu: Any, sigma: Any, *_: Any) -> Any:
+            (words,) = ctx.saved_tensors
+            return draw(mu, sigma, ctx.n, words, ctx.apart, {**ctx.noise, "dtype": ctx.dtype})
+
+    class SumUp(torch.autograd.Function):
+        """The backward operator. Its derivative is a sample."""
+
+        @staticmethod
+        def forward(grad: Any, words: Any, apart: bool, options: Options) -> Any:
+            return sum_up(grad, words, False, options)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+            grad, words, ctx.apart, ctx.options = inputs
+            ctx.n = grad.shape[-2 if ctx.options.get("transposed", False) else -1]
+            ctx.dtype = grad.dtype
+            ctx.save_for_backward(words)
+            ctx.save_for_forward(words)
+
+        @staticmethod
+        def backward(ctx: Any, grad_mu: Any, grad_sigma: Any) -> Any:
+            (words,) = ctx.saved_tensors
+            options = {**ctx.options, "dtype": ctx.dtype}
+            return draw(grad_mu, grad_sigma, ctx.n, words, ctx.apart, options), None, None, None
+
+        @staticmethod
+        def jvp(ctx: Any, grad: Any, *_: Any) -> Any:
+            (words,) = ctx.saved_tensors
+            return sum_up(grad, words, ctx.apart, ctx.options)
+
+    Draw.vmap, SumUp.vmap = staticmethod(vmap), staticmethod(backward_vmap)
+    return Draw, SumUp
 
 
-class _SampleBackward(torch.autograd.Function):
-    """``sample_backward``. Its derivative is a sample."""
-
-    @staticmethod
-    def forward(grad: Any, counter: Any, apart: bool, options: Options) -> Any:
-        return _OPERATORS.sample_backward.default(grad, counter, **options)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        grad, counter, ctx.apart, ctx.options = inputs
-        ctx.n = grad.shape[0 if ctx.options.get("transposed", False) else 1]
-        ctx.dtype = grad.dtype
-        ctx.save_for_backward(counter)
-        ctx.save_for_forward(counter)
-
-    @staticmethod
-    def backward(ctx: Any, grad_mu: Any, grad_sigma: Any) -> Any:
-        (counter,) = ctx.saved_tensors
-        options = {**ctx.options, "dtype": ctx.dtype}
-        return _draw(grad_mu, grad_sigma, ctx.n, counter, ctx.apart, options), None, None, None
-
-    @staticmethod
-    def jvp(ctx: Any, grad: Any, *_: Any) -> Any:
-        (counter,) = ctx.saved_tensors
-        return _backward(grad, counter, ctx.apart, ctx.options)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, grad: Any, counter: Any, apart: bool, options: Options) -> Any:
-        size = info.batch_size
+def _vmap_sample(
+    info: Any, in_dims: Any, mu: Any, sigma: Any, n: Any, counter: Any, apart: bool, options: Options
+) -> Any:
+    size = info.batch_size
+    dims = in_dims[0], in_dims[1], in_dims[3]
+    d = mu.shape[0] if dims[0] is None else mu.shape[1 - dims[0]]
+    if _is_one_sample(apart, dims[2], size, d, options):
+        rows = [_batch_first(x, dim, size).reshape(-1) for x, dim in ((mu, dims[0]), (sigma, dims[1]))]
+        together = Sample.apply(*rows, n, _first(counter, dims[2], size), apart, options)
         axis = 1 if options.get("transposed", False) else 0
-        batch = _batch_first(grad, in_dims[0], size)
-        d = batch.shape[1 + axis]
-        if _is_one_sample(apart, in_dims[1], size, d, options):
-            together = batch.movedim(0, axis).flatten(axis, axis + 1)
-            gradients = _SampleBackward.apply(together, _first(counter, in_dims[1], size), apart, options)
-            return tuple(gradient.unflatten(0, (size, d)) for gradient in gradients), (0, 0)
-        keys, options = _keys_of(size, counter, in_dims[1], grad, options)
-        return _SampleBatchBackward.apply(batch, keys, options), (0, 0)
+        return together.unflatten(axis, (size, d)), axis
+    keys, options = _keys_of(size, counter, dims[2], mu, options)
+    vectors = (x if dim is None else x.movedim(dim, 0) for x, dim in ((mu, dims[0]), (sigma, dims[1])))
+    return _SampleBatch.apply(*vectors, n, keys, False, options), 0
 
 
-class SampleBatch(torch.autograd.Function):
-    """``sample_batch``, differentiable in `mu` and `sigma`, with a rule for batches of `mu`, `sigma` and `keys`."""
-
-    @staticmethod
-    def forward(mu: Any, sigma: Any, n: Any, keys: Any, options: Options) -> Any:
-        return _OPERATORS.sample_batch.default(mu, sigma, n, keys, **options)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        mu, sigma, ctx.n, keys, options = inputs
-        ctx.vectors = (mu.dim(), mu.dtype), (sigma.dim(), sigma.dtype)
-        ctx.dtype = output.dtype
-        ctx.noise = {name: option for name, option in options.items() if name != "dtype"}
-        ctx.save_for_backward(keys)
-        ctx.save_for_forward(keys)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:
-        (keys,) = ctx.saved_tensors
-        gradients = [
-            (gradient if dim == 2 else gradient.sum(0)).to(dtype) if needed else None
-            for gradient, (dim, dtype), needed in zip(
-                _OPERATORS.sample_batch_backward.default(grad, keys, **ctx.noise),
-                ctx.vectors,
-                ctx.needs_input_grad[:2],
-                strict=True,
-            )
-        ]
-        return *gradients, None, None, None
-
-    @staticmethod
-    def jvp(ctx: Any, mu: Any, sigma: Any, *_: Any) -> Any:
-        (keys,) = ctx.saved_tensors
-        return _OPERATORS.sample_batch.default(mu, sigma, ctx.n, keys, **{**ctx.noise, "dtype": ctx.dtype})
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, mu: Any, sigma: Any, n: Any, keys: Any, options: Options) -> Any:
-        size, batch = info.batch_size, keys.shape[0] if in_dims[3] is None else keys.movedim(in_dims[3], 0).shape[1]
-        vectors = (_flat(x, dim, size, batch, 1) for x, dim in ((mu, in_dims[0]), (sigma, in_dims[1])))
-        drawn = SampleBatch.apply(*vectors, n, _flat(keys, in_dims[3], size, batch, 2), options)
-        return drawn.unflatten(0, (size, batch)), 0
+def _vmap_sample_backward(info: Any, in_dims: Any, grad: Any, counter: Any, apart: bool, options: Options) -> Any:
+    size = info.batch_size
+    axis = 1 if options.get("transposed", False) else 0
+    batch = _batch_first(grad, in_dims[0], size)
+    d = batch.shape[1 + axis]
+    if _is_one_sample(apart, in_dims[1], size, d, options):
+        together = batch.movedim(0, axis).flatten(axis, axis + 1)
+        gradients = _SampleBackward.apply(together, _first(counter, in_dims[1], size), apart, options)
+        return tuple(gradient.unflatten(0, (size, d)) for gradient in gradients), (0, 0)
+    keys, options = _keys_of(size, counter, in_dims[1], grad, options)
+    return _SampleBatchBackward.apply(batch, keys, False, options), (0, 0)
 
 
-class _SampleBatchBackward(torch.autograd.Function):
-    """``sample_batch_backward``. Its derivative is a batch of samples."""
+def _vmap_batch(info: Any, in_dims: Any, mu: Any, sigma: Any, n: Any, keys: Any, apart: bool, options: Options) -> Any:
+    size, batch = info.batch_size, keys.shape[0] if in_dims[3] is None else keys.movedim(in_dims[3], 0).shape[1]
+    vectors = (_flat(x, dim, size, batch, 1) for x, dim in ((mu, in_dims[0]), (sigma, in_dims[1])))
+    drawn = _SampleBatch.apply(*vectors, n, _flat(keys, in_dims[3], size, batch, 2), apart, options)
+    return drawn.unflatten(0, (size, batch)), 0
 
-    @staticmethod
-    def forward(grad: Any, keys: Any, options: Options) -> Any:
-        return _OPERATORS.sample_batch_backward.default(grad, keys, **options)
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        grad, keys, ctx.options = inputs
-        ctx.n = grad.shape[1 if ctx.options.get("transposed", False) else 2]
-        ctx.dtype = grad.dtype
-        ctx.save_for_backward(keys)
-        ctx.save_for_forward(keys)
+def _vmap_batch_backward(info: Any, in_dims: Any, grad: Any, keys: Any, apart: bool, options: Options) -> Any:
+    size, batch = info.batch_size, keys.shape[0] if in_dims[1] is None else keys.movedim(in_dims[1], 0).shape[1]
+    gradients = _SampleBatchBackward.apply(
+        _flat(grad, in_dims[0], size, batch, 3), _flat(keys, in_dims[1], size, batch, 2), apart, options
+    )
+    return tuple(gradient.unflatten(0, (size, batch)) for gradient in gradients), (0, 0)
 
-    @staticmethod
-    def backward(ctx: Any, grad_mu: Any, grad_sigma: Any) -> Any:
-        (keys,) = ctx.saved_tensors
-        options = {**ctx.options, "dtype": ctx.dtype}
-        return _OPERATORS.sample_batch.default(grad_mu, grad_sigma, ctx.n, keys, **options), None, None
 
-    @staticmethod
-    def jvp(ctx: Any, grad: Any, *_: Any) -> Any:
-        (keys,) = ctx.saved_tensors
-        return _OPERATORS.sample_batch_backward.default(grad, keys, **ctx.options)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, grad: Any, keys: Any, options: Options) -> Any:
-        size, batch = info.batch_size, keys.shape[0] if in_dims[1] is None else keys.movedim(in_dims[1], 0).shape[1]
-        gradients = _SampleBatchBackward.apply(
-            _flat(grad, in_dims[0], size, batch, 3), _flat(keys, in_dims[1], size, batch, 2), options
-        )
-        return tuple(gradient.unflatten(0, (size, batch)) for gradient in gradients), (0, 0)
+Sample, _SampleBackward = _functions("sample", _vmap_sample, _vmap_sample_backward)
+_SampleBatch, _SampleBatchBackward = _functions("sample_batch", _vmap_batch, _vmap_batch_backward)
 
 
 def _flat(x: Any, dim: int | None, size: int, batch: int, own: int) -> Any:
@@ -313,18 +266,6 @@ def _keys_of(size: int, counter: Any, dim: int | None, like: Any, options: Optio
         offset = (counter if dim is None else counter.movedim(dim, 0)).reshape(1 if dim is None else size)
     seed, offset = seed.expand(size), offset.expand(size)
     return torch.stack((seed, offset), 1), rest
-
-
-def _draw(mu: Any, sigma: Any, n: Any, counter: Any, apart: bool, options: Options) -> Any:
-    if apart:
-        return Sample.apply(mu, sigma, n, counter, apart, options)
-    return _OPERATORS.sample.default(mu, sigma, n, counter, **options)
-
-
-def _backward(grad: Any, counter: Any, apart: bool, options: Options) -> Any:
-    if apart:
-        return _SampleBackward.apply(grad, counter, apart, options)
-    return _OPERATORS.sample_backward.default(grad, counter, **options)
 
 
 @functools.cache
@@ -382,28 +323,20 @@ def _below_autograd(operator: Any, keys: Any, *arguments: Any, **options: Any) -
         return operator.redispatch(keys & torch._C._after_autograd_keyset, *arguments, **options)
 
 
-def _differentiable_sample(keys: Any, mu: Any, sigma: Any, n: Any, counter: Any = None, **options: Any) -> Any:
-    if _has_derivative(mu, sigma):
-        return _recorded(Sample).apply(mu, sigma, n, counter, False, options)
-    return _below_autograd(_OPERATORS.sample.default, keys, mu, sigma, n, counter, **options)
+def _rules(operator: Any, function: Any, count: int) -> tuple[Any, Any]:
+    """The rules for autograd and for torch.func, of an operator with `count` arguments, the words last."""
+    tensors = min(count - 1, 2)
 
+    def differentiable(keys: Any, *arguments: Any, **options: Any) -> Any:
+        arguments = (*arguments, None)[:count]  # The counter may be missing.
+        if _has_derivative(*arguments[:tensors]):
+            return _recorded(function).apply(*arguments, False, options)
+        return _below_autograd(operator, keys, *arguments, **options)
 
-def _differentiable_backward(keys: Any, grad: Any, counter: Any = None, **options: Any) -> Any:
-    if _has_derivative(grad):
-        return _recorded(_SampleBackward).apply(grad, counter, False, options)
-    return _below_autograd(_OPERATORS.sample_backward.default, keys, grad, counter, **options)
+    def transformed(*arguments: Any, **options: Any) -> Any:
+        return function.apply(*(*arguments, None)[:count], False, options)
 
-
-def _differentiable_batch(keys_set: Any, mu: Any, sigma: Any, n: Any, keys: Any, **options: Any) -> Any:
-    if _has_derivative(mu, sigma):
-        return _recorded(SampleBatch).apply(mu, sigma, n, keys, options)
-    return _below_autograd(_OPERATORS.sample_batch.default, keys_set, mu, sigma, n, keys, **options)
-
-
-def _differentiable_batch_backward(keys_set: Any, grad: Any, keys: Any, **options: Any) -> Any:
-    if _has_derivative(grad):
-        return _recorded(_SampleBatchBackward).apply(grad, keys, options)
-    return _below_autograd(_OPERATORS.sample_batch_backward.default, keys_set, grad, keys, **options)
+    return differentiable, transformed
 
 
 def _sample_to_without_derivative(
@@ -416,25 +349,6 @@ def _sample_to_without_derivative(
         )
     _below_autograd(_OPERATORS.sample_.default, keys, out, mu, sigma, counter, **options)
     torch.autograd.graph.increment_version(out)
-
-
-# --- Transformations ------------------------------------------------------------------------------
-
-
-def _transformed_sample(mu: Any, sigma: Any, n: Any, counter: Any = None, **options: Any) -> Any:
-    return Sample.apply(mu, sigma, n, counter, False, options)
-
-
-def _transformed_backward(grad: Any, counter: Any = None, **options: Any) -> Any:
-    return _SampleBackward.apply(grad, counter, False, options)
-
-
-def _transformed_batch(mu: Any, sigma: Any, n: Any, keys: Any, **options: Any) -> Any:
-    return SampleBatch.apply(mu, sigma, n, keys, options)
-
-
-def _transformed_batch_backward(grad: Any, keys: Any, **options: Any) -> Any:
-    return _SampleBatchBackward.apply(grad, keys, options)
 
 
 def _batched_sample_to(

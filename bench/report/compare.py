@@ -27,8 +27,6 @@ from typing import NamedTuple, TypeAlias
 
 from bench.report.entries import CPU_REFERENCE, Entry, Group, Quartiles, Run, read_run
 
-__all__ = ["compare", "main"]
-
 Key: TypeAlias = tuple[str, str, str]
 Ratios: TypeAlias = dict[Key, list[Quartiles]]
 

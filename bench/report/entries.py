@@ -13,8 +13,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["CPU_REFERENCE", "Entry", "Group", "Quartiles", "Run", "read_run", "reduced", "rounded", "write"]
-
 CPU_REFERENCE = "numpy"
 """The contender of a group that the CPU's ratios are relative to."""
 

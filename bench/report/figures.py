@@ -17,8 +17,6 @@ from typing import Any
 from bench.report.pictures import pictures
 from bench.report.results import Results, number_text, table, text_of
 
-__all__ = ["FIGURES", "pictures_of_pages"]
-
 Figure = Callable[[Results, str], str]
 
 TABLES = json.loads(Path(__file__).with_name("tables.json").read_text(encoding="utf-8"))

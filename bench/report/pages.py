@@ -13,8 +13,6 @@ from pathlib import Path
 
 from bench.report.results import Results, text_of
 
-__all__ = ["PLACE", "ROOT", "marked_pages", "written"]
-
 ROOT = Path(__file__).parents[2]
 PLACE = re.compile(r"<!-- figure: (.+?) -->(.*?)<!-- end -->", re.DOTALL)
 

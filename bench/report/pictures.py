@@ -21,8 +21,6 @@ from matplotlib.ticker import EngFormatter, Formatter, FuncFormatter, LogLocator
 
 from bench.report.entries import CPU_REFERENCE, Entry, Group, Run
 
-__all__ = ["THEMES", "Picture", "pictures", "svg"]
-
 STYLE: dict[str, Any] = {
     "font.sans-serif": ["DejaVu Sans"],  # Comes with Matplotlib, and is wide: other fonts of the reader fit too.
     "font.size": 11, "legend.fontsize": 10.5, "legend.handlelength": 3,
@@ -96,29 +94,16 @@ def _label(entry: Entry) -> str:
     return f"{name.partition(':')[0]}: only z (no mu, no sigma)" if entry.lacks else name
 
 
-class Kind(NamedTuple):
-    """What groups of one kind have in common. They may differ in shape and mode."""
-
-    dtype: str
-    noise: str
-    layout: str
-
-    def __str__(self) -> str:
-        noise = {"independent": "each element has its own noise", "shared": "all dimensions share one row of noise"}
-        layout = "" if self.layout == "dn" else f', layout "{self.layout}"'
-        return f"{self.dtype}, {noise.get(self.noise, self.noise)}{layout}"
-
-    @property
-    def slug(self) -> str:
-        return "-".join([self.dtype, self.noise, *([self.layout] if self.layout != "dn" else [])])
+KINDS = {"independent": "each element has its own noise", "shared": "all dimensions share one row of noise"}
 
 
-def _by_kind(groups: Iterable[Group]) -> dict[Kind, list[Group]]:
-    found: dict[Kind, list[Group]] = {}
-    for group in groups:
-        entry = group.entries[0]
-        found.setdefault(Kind(entry.dtype, entry.noise, entry.layout), []).append(group)
-    return found
+def _of_kind(run: Run, noise: str) -> list[Group]:
+    """The groups of float32 in layout "dn" that the pictures compare. They may differ in shape and mode."""
+    kind = "float32", noise, "dn"
+    return [
+        group for group in run.groups
+        if group.suite in SUITES and (group.entries[0].dtype, group.entries[0].noise, group.entries[0].layout) == kind
+    ]  # fmt: skip
 
 
 def _compared(groups: Iterable[Group]) -> list[Entry]:
@@ -147,9 +132,9 @@ class Picture(NamedTuple):
 def pictures(run: Run) -> list[Picture]:
     """Every picture that the results of `run` suffice for. The first three show the most."""
     found: list[Picture] = []
-    for kind, groups in _by_kind(group for group in run.groups if group.suite in SUITES).items():
+    for noise in KINDS:
         for picture in (_largest, _memory, _calls, _over_numpy):
-            found += picture(run, kind, groups)
+            found += picture(run, noise, _of_kind(run, noise))
     return [*found[:3], *_host(run), *found[3:]]
 
 
@@ -203,7 +188,7 @@ def _row_texts(rows: Sequence[tuple[Entry, float]]) -> str:
     return "; ".join(f"{_label(entry)} {_time_text(seconds)}" for entry, seconds in rows)
 
 
-def _largest(run: Run, kind: Kind, groups: Sequence[Group]) -> Iterator[Picture]:
+def _largest(run: Run, noise: str, groups: Sequence[Group]) -> Iterator[Picture]:
     shapes = _by_shape(groups)
     # Of the largest shapes the squarest, and of equally square ones that with more dimensions.
     shape = max(shapes, key=lambda s: (_octave(s[0] * s[1]), -max(s) / min(s), s[0]), default=(0, 0))
@@ -213,9 +198,9 @@ def _largest(run: Run, kind: Kind, groups: Sequence[Group]) -> Iterator[Picture]
         matrix = f"a matrix of {shape[0]:,} x {shape[1]:,}"
         what = "a call" if base.device is None else "the kernels"
         yield Picture(
-            f"largest-{kind.slug}",
+            f"largest-float32-{noise}",
             f"Time to draw {matrix}",
-            f"{run.device}, time of {what}; {kind}; {base.bytes / 1e6:,.0f} MB; x: times as long as "
+            f"{run.device}, time of {what}; float32, {KINDS[noise]}; {base.bytes / 1e6:,.0f} MB; x: times as long as "
             f"{_time_text(base.seconds)}",
             f"Time to draw {matrix} on {run.device}: {_row_texts(rows)}",
             1.6 + 0.44 * len(rows),
@@ -327,42 +312,42 @@ def _line_picture(
         yield Picture(name, title, subtitle, alt, 4.5 + 0.23 * len(curves), partial(_lines, *scales, curves))
 
 
-def _memory(run: Run, kind: Kind, groups: Sequence[Group]) -> Iterator[Picture]:
+def _memory(run: Run, noise: str, groups: Sequence[Group]) -> Iterator[Picture]:
     curves = _curves(
         (entry, _octave(entry.bytes), entry.fraction and entry.fraction.median) for entry in _compared(groups)
     )
     yield from _line_picture(
-        f"memory-{kind.slug}",
+        f"memory-float32-{noise}",
         "How close to the speed of the GPU's memory",
-        f"{run.device}; {kind}; median of the shapes of about one size; higher is better",
+        f"{run.device}; float32, {KINDS[noise]}; median of the shapes of about one size; higher is better",
         curves,
         (("size of the matrix", EngFormatter("B"), (1,)), ("speed, 100 % is cudaMemsetAsync", PercentFormatter(1), ())),
         lambda y: f"{y:.0%}",
     )
 
 
-def _calls(run: Run, kind: Kind, groups: Sequence[Group]) -> Iterator[Picture]:
+def _calls(run: Run, noise: str, groups: Sequence[Group]) -> Iterator[Picture]:
     entries = _compared(group for group in groups if group.suite == "original")
     yield from _line_picture(
-        f"calls-{kind.slug}",
+        f"calls-float32-{noise}",
         f"Time of a call that draws {entries[0].n:,} samples of d dimensions" if entries else "",
-        f"{run.device}; {kind}; many calls in a row, the time of all / their number; lower is better",
+        f"{run.device}; float32, {KINDS[noise]}; many calls in a row, the time of all / their number; lower is better",
         _curves((entry, entry.d, entry.pipelined_s) for entry in entries),
         (("dimensions d", COUNT, (1, 2, 5)), ("time of a call", SECONDS, (1, 2, 5))),
         _time_text,
     )
 
 
-def _over_numpy(run: Run, kind: Kind, groups: Sequence[Group]) -> Iterator[Picture]:
+def _over_numpy(run: Run, noise: str, groups: Sequence[Group]) -> Iterator[Picture]:
     curves = _curves(
         (entry, _octave(entry.d * entry.n), base.call.median / entry.call.median)
         for group in groups if (base := group.find(CPU_REFERENCE)) for entry in _compared([group])
     )  # fmt: skip
     yield from _line_picture(
-        f"cpu-{kind.slug}",
+        f"cpu-float32-{noise}",
         "How many times as fast as NumPy",
-        f"{run.machine.get('threads')} threads of {run.device}; {kind}; median of the shapes of about one size; "
-        "higher is better",
+        f"{run.machine.get('threads')} threads of {run.device}; float32, {KINDS[noise]}; median of the shapes of "
+        "about one size; higher is better",
         curves,
         (("numbers in the matrix", COUNT, (1,)), ("times as fast as NumPy", COUNT, (1, 2, 5))),
         lambda y: f"{y:.1f}",

@@ -27,8 +27,6 @@ except ImportError as error:
     message = 'bench.report: expected Matplotlib to be there: pip install -e ".[bench]"'
     raise ImportError(message) from error
 
-__all__ = ["main", "write_pages", "write_report"]
-
 PAGE = """<!doctype html>
 <html lang="en">
 <meta charset="utf-8">

@@ -17,8 +17,6 @@ from typing import Any
 
 from bench.report.entries import Entry, Group, Run, read_run
 
-__all__ = ["Results", "number_text", "table", "text_of"]
-
 FILES = {"gpu": "h200", "original": "original-h200", "cpu": "epyc-2-cores"}
 """The results of the suites that the pages show."""
 

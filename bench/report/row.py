@@ -9,8 +9,6 @@ from pathlib import Path
 
 from bench.report.entries import Entry, Group, Run, read_run
 
-__all__ = ["COLUMNS", "SELECTION", "measured", "row"]
-
 SHAPES = (4096, 65_536), (4_194_304, 32), (1000, 1024)
 """Shapes on a GPU: rows that are long, short, and few."""
 CPU_SHAPE = 10, 1_000_000
@@ -23,14 +21,8 @@ COLUMNS = (
     "Date", "GPU", "Driver, CUDA", *map(str, SHAPES), "CPU", "Threads", f"{CPU_SHAPE} on the CPU", "Versions",
 )  # fmt: skip
 
-SELECTION = "(throughput or test_cpu) and ({})".format(
-    " or ".join(
-        [
-            *(f"{d}x{n}-float32-independent-{mode}" for d, n in (*SHAPES, CPU_SHAPE) for mode in MODES),
-            "{}x{}-dn-".format(*CPU_SHAPE),
-        ]
-    )
-)
+_NAMES = [f"{d}x{n}-float32-independent-{mode}" for d, n in (*SHAPES, CPU_SHAPE) for mode in MODES]
+SELECTION = "(throughput or test_cpu) and ({}) or test_cpu_out and {}x{}".format(" or ".join(_NAMES), *CPU_SHAPE)
 """The benchmarks that a row needs, for `pytest -k`."""
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -22,14 +22,13 @@ import multisample
 import multisample.torch
 from bench.studies.turns import Call, Row, cuda_device, main, on_host
 
-SHAPES = ((10, 10), (100, 256), (1000, 1024))
+D = N = 10
 OPTIONS: dict[str, dict[str, Any]] = {
     "seed=": {},
     "dtype=": {"dtype": "float16"},
     "layout='nd'": {"layout": "nd"},
     "antithetic=": {"antithetic": True},
     "noise='shared'": {"noise": "shared"},
-    "fast_math=": {"fast_math": True},
     "window": {"dim_offset": 5, "sample_offset": 3},
     "every option": {
         "dtype": "float16", "layout": "nd", "antithetic": True, "noise": "shared", "sample_offset": 3,
@@ -68,9 +67,10 @@ def calls_of(arrays: tuple[Any, Any], n: int, generators: dict[str, Any], wide: 
 # --- PyTorch ------------------------------------------------------------------------------------------------------
 
 
-def with_torch(device: str, d: int, n: int) -> Iterator[Row]:
+def with_torch(device: str) -> Iterator[Row]:
     import torch
 
+    d, n = D, N
     mu, sigma = torch.zeros(d, device=device), torch.ones(d, device=device)
     column, scale = mu[:, None], sigma[:, None]
     out, wide = torch.empty(d, n, device=device), torch.empty(d, n + 8, device=device)[:, :n]
@@ -109,13 +109,11 @@ def with_torch(device: str, d: int, n: int) -> Iterator[Row]:
         "out=": (lambda: sample(seed=7, out=out), filled),
         "out=, PyTorch's default generator": (lambda: sample(out=out), filled),
         "strided out=": (lambda: sample(seed=7, out=wide), filled),
-        "requires grad, forward": (lambda: sample(*inputs), recorded),
         "requires grad, forward and backward": (
             lambda: torch.autograd.grad(sample(*inputs), inputs, grad),
             lambda: torch.autograd.grad(recorded(), inputs, grad),
         ),
         "Normal.rsample": (lambda: ours.rsample((n,)), lambda: theirs.rsample((n,))),
-        "Normal.sample": (lambda: ours.sample((n,)), lambda: theirs.sample((n,))),
     }
     for name, pair in pairs.items():
         yield compared(f"torch {device} {d}x{n}", name, *pair)
@@ -125,7 +123,7 @@ def with_torch(device: str, d: int, n: int) -> Iterator[Row]:
 
 
 def with_numpy() -> Iterator[Row]:
-    d, n = SHAPES[0]
+    d, n = D, N
     rng, out = np.random.default_rng(), np.empty((d, n), np.float32)
     mu, sigma = np.zeros(d, np.float32), np.ones(d, np.float32)
     generators = {"default generator": {}, "generator=": {"generator": multisample.Generator(7)}}
@@ -143,10 +141,11 @@ def with_numpy() -> Iterator[Row]:
         yield compared(f"numpy {d}x{n}", name, call, other)
 
 
-def with_cupy(backend: str, d: int, n: int) -> Iterator[Row]:
+def with_cupy(backend: str) -> Iterator[Row]:
     import cupy
     import torch
 
+    d, n = D, N
     mu, sigma, out = cupy.zeros(d, "f4"), cupy.ones(d, "f4"), cupy.empty((d, n), "f4")
     randn = functools.partial(torch.randn, d, n, device="cuda")
     for name, options in {**OPTIONS, "out=": {"out": out}}.items():
@@ -170,18 +169,13 @@ def first_calls() -> Iterator[Row]:
         yield {"case": "first call", "call": name, "us": 1e6 * statistics.median(times[100:])}
 
 
-def of_shapes(part: Callable[[str, int, int], Iterator[Row]], where: str) -> Iterator[Row]:
-    for d, n in SHAPES[:1] if where == "cpu" else SHAPES:
-        yield from part(where, d, n)
-
-
 if __name__ == "__main__":
-    parts = {"numpy": with_numpy, "first": first_calls}
-    for title, part, where in (
-        ("torch-cpu", with_torch, "cpu"),
-        ("torch-cuda", with_torch, "cuda"),
-        ("cuda-cupy", with_cupy, "cupy"),
-        ("cuda-numba", with_cupy, "numba"),
-    ):
-        parts[title] = functools.partial(of_shapes, part, where)
+    parts = {
+        "numpy": with_numpy,
+        "first": first_calls,
+        "torch-cpu": functools.partial(with_torch, "cpu"),
+        "torch-cuda": functools.partial(with_torch, "cuda"),
+        "cuda-cupy": functools.partial(with_cupy, "cupy"),
+        "cuda-numba": functools.partial(with_cupy, "numba"),
+    }
     main(__doc__ or "", parts)

@@ -5,15 +5,15 @@ python -m bench.studies.jax_calls results.json [cpu] [cuda]
 `us` is the time of a call that is waited for. `queued us` is the time of each of several calls of which only the last
 is waited for: throughput, where the device takes longer than the host. Ratios are to "sample, jit".
 
-"normal" draws with threefry, "rbg" with JAX's generator of that name. "gradient" is of a loss that is linear in the
-sample, with respect to mu and sigma. "torch_ext" is a call with PyTorch tensors on the same device.
+"normal" draws with threefry, "rbg" with JAX's generator of that name. "torch_ext" is a call with PyTorch tensors on the
+same GPU.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -22,7 +22,6 @@ import numpy as np
 
 import multisample
 from bench.studies.turns import Call, Row, main, on_host, rows_of
-from multisample.exceptions import BackendUnavailableError
 
 SHAPES = {
     "cpu": ((10, 10), (100, 1024), (1000, 10_000)),
@@ -31,53 +30,24 @@ SHAPES = {
 SECONDS = 0.03  # The least duration of a turn.
 
 
-def served(platform: str) -> list[str]:
-    """The backends that can run on the platform."""
-    found = []
-    for name in multisample.list_backends():
-        try:
-            multisample._backends.choose(name, "jax", platform)
-        except (BackendUnavailableError, ValueError):
-            continue
-        found.append(name)
-    return found
-
-
 def contenders(platform: str, d: int, n: int) -> dict[str, Call]:
     """Functions of no argument that return what is to be waited for."""
     mu, sigma = jnp.linspace(-1, 1, d, dtype=jnp.float32), jnp.linspace(1, 2, d, dtype=jnp.float32)
     key, rbg = jax.random.key(0), jax.random.key(0, impl="rbg")
 
-    def ours(**options: Any) -> Call:
-        draw = jax.jit(lambda mu, sigma, key: multisample.sample(mu, sigma, n, seed=key, **options))
-        return lambda: draw(mu, sigma, key)
-
+    draw = jax.jit(lambda mu, sigma, key: multisample.sample(mu, sigma, n, seed=key))
     normal = jax.jit(lambda mu, sigma, key: mu[:, None] + sigma[:, None] * jax.random.normal(key, (d, n)))
     calls: dict[str, Call] = {
-        "sample, jit": ours(),
+        "sample, jit": lambda: draw(mu, sigma, key),
         "normal": lambda: normal(mu, sigma, key),
         "rbg": lambda: normal(mu, sigma, rbg),
         "sample, eager": lambda: multisample.sample(mu, sigma, n, seed=7),
-        "sample, eager, key": lambda: multisample.sample(mu, sigma, n, seed=key),
     }
-    for name in served(platform):
-        calls[f"sample, jit, {name}"] = ours(backend=name)
-        if platform == "cuda":
-            calls[f"sample, jit, {name}, fast_math"] = ours(backend=name, fast_math=True)
-    g = jnp.ones((d, n), jnp.float32)
-    draws: dict[str, Callable[..., Any]] = {
-        "gradient": lambda mu, sigma: multisample.sample(mu, sigma, n, seed=7),
-        "gradient of normal": lambda mu, sigma: mu[:, None] + sigma[:, None] * jax.random.normal(key, (d, n)),
-    }
-    for name, draw in draws.items():
-        gradient = jax.jit(jax.grad(lambda mu, sigma, g, draw=draw: (g * draw(mu, sigma)).sum(), (0, 1)))
-        calls[name] = functools.partial(gradient, mu, sigma, g)
-    if platform == "cuda" and "torch_ext" in served("cuda"):
+    if platform == "cuda":
         import torch
 
         tensors = [torch.from_numpy(np.array(x)).cuda() for x in (mu, sigma)]
-        for name, options in {"torch_ext": {}, "torch_ext, fast_math": {"fast_math": True}}.items():
-            calls[name] = functools.partial(multisample.sample, *tensors, n, seed=7, **options)
+        calls["torch_ext"] = functools.partial(multisample.sample, *tensors, n, seed=7)
     return calls
 
 

@@ -1,8 +1,8 @@
 """Noise for model parameters, beside the loops of PyTorch that it replaces.
 
-python -m bench.studies.perturb results.json [cpu] [cuda]
+python -m bench.studies.perturb results.json
 
-`us` is the time of a call in place for each member; on a GPU by events around five calls in a row. The loop is what a
+`us` is the time of a call in place for each member, by a GPU's events around five calls in a row. The loop is what a
 call replaces, for each tensor and member: ``p.add_(torch.randn_like(p), alpha=c)``. "loop with a generator" is what
 published code does: it seeds a generator for each tensor, draws, multiplies and adds. ``mul_`` shows what reading and
 writing costs alone. `host us` is the time until the call returns.
@@ -10,12 +10,11 @@ writing costs alone. `host us` is the time until the call returns.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 
 import torch
 
-from bench.studies.turns import Call, Row, main, on_device, on_host, rows_of
+from bench.studies.turns import Call, Row, main, on_device, rows_of
 from multisample import Key
 from multisample.torch import perturb_
 
@@ -35,8 +34,6 @@ def llama_shapes() -> list[tuple[int, ...]]:
 
 MODELS: dict[str, tuple[str, list[tuple[int, ...]], int]] = {
     # The type, the shapes, and the members of an update.
-    "cpu 2^24 float32": ("float32", [(1 << 24,)], 8),
-    "cpu 388 tensors of 100": ("float32", [(100,)] * 388, 8),
     "cuda 2^28 float32": ("float32", [(1 << 28,)], 30),
     "cuda 2^28 bfloat16": ("bfloat16", [(1 << 28,)], 30),
     "cuda OPT-1.3B bfloat16": ("bfloat16", opt_shapes(), 30),
@@ -45,8 +42,8 @@ MODELS: dict[str, tuple[str, list[tuple[int, ...]], int]] = {
 }
 
 
-def one_member(tensors: list[torch.Tensor], device: str) -> dict[str, Call]:
-    generator = torch.Generator(device)
+def one_member(tensors: list[torch.Tensor]) -> dict[str, Call]:
+    generator = torch.Generator("cuda")
 
     def loop() -> None:
         for x in tensors:
@@ -55,7 +52,7 @@ def one_member(tensors: list[torch.Tensor], device: str) -> dict[str, Call]:
     def generator_loop() -> None:
         for x in tensors:
             generator.manual_seed(7)
-            x.add_(1e-3 * torch.randn(x.shape, generator=generator, dtype=x.dtype, device=device))
+            x.add_(1e-3 * torch.randn(x.shape, generator=generator, dtype=x.dtype, device="cuda"))
 
     return {
         "perturb_": lambda: perturb_(tensors, 1e-3, seed=7),
@@ -66,24 +63,21 @@ def one_member(tensors: list[torch.Tensor], device: str) -> dict[str, Call]:
     }
 
 
-def update(tensors: list[torch.Tensor], members: int, device: str) -> dict[str, Call]:
-    many = torch.full((members,), 1e-3, device=device)
+def update(tensors: list[torch.Tensor], members: int) -> dict[str, Call]:
+    many = torch.full((members,), 1e-3, device="cuda")
     return {
         "perturb_": lambda: perturb_(tensors, many, seed=Key(7, 1)),
         "perturb_, fast_math": lambda: perturb_(tensors, many, seed=Key(7, 1), fast_math=True),
     }
 
 
-def rows(device: str) -> Iterator[Row]:
+def rows() -> Iterator[Row]:
     for model, (dtype, shapes, members) in MODELS.items():
-        if not model.startswith(device):
-            continue
-        tensors = [torch.zeros(shape, dtype=getattr(torch, dtype), device=device) for shape in shapes]
-        for count, calls in ((1, one_member(tensors, device)), (members, update(tensors, members, device))):
-            turns = on_host(calls, repeats=1) if device == "cpu" else on_device(calls, row=5, fills=0)
-            for row in rows_of(f"{model}, {count} members", turns):
+        tensors = [torch.zeros(shape, dtype=getattr(torch, dtype), device="cuda") for shape in shapes]
+        for count, calls in ((1, one_member(tensors)), (members, update(tensors, members))):
+            for row in rows_of(f"{model}, {count} members", on_device(calls, row=5, fills=0)):
                 yield {**row, "us": row["us"] / count}
 
 
 if __name__ == "__main__":
-    main(__doc__ or "", {device: functools.partial(rows, device) for device in ("cpu", "cuda")})
+    main(__doc__ or "", {"cuda": rows})

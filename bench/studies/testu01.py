@@ -189,18 +189,6 @@ def run_of(runs: list[Run], battery: str, order: str, seed: int) -> Run:
     return runs[-1]
 
 
-def report(runs: Sequence[Run]) -> None:
-    for run in runs:
-        found = summary(run)
-        print(
-            f"{run['battery']}, {run['order']}, seed {run['seed']}: {found['tests']} tests, {found['verdict']}; "
-            f"{len(found['outside'])} of {found['statistics']} p-values outside, {found['expected_outside']} expected"
-        )
-        for one in found["outside"]:
-            p = f"{one['p']:.3g}" if one["p"] < 0.5 else f"1 - {1 - one['p']:.3g}"
-            print(f"    test {one['test']}, {one['name']}: p = {p}")
-
-
 def main(command: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("battery", choices=TESTS)
@@ -231,7 +219,6 @@ def main(command: Sequence[str] | None = None) -> None:
             write(arguments.results, runs)
             result = run["summary"]
             print(f"{run['order']}: {result['tests']} tests, {len(result['outside'])} p-values outside", flush=True)
-    report(chosen)
 
 
 if __name__ == "__main__":

@@ -18,8 +18,6 @@ from bench.suites.contenders import cuda_reason
 from bench.suites.machine import Clocks, describe
 from bench.suites.timing import BUSY, CudaDevice
 
-__all__ = ["Call", "Row", "Turn", "cuda_device", "main", "on_device", "on_host", "rows_of"]
-
 LEAST_TURNS = 3
 LIMIT = 2.0  # Seconds of all turns of a call, unless there are fewer than LEAST_TURNS.
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from bench.suites.cases import Case, modes_on_cuda, parametrize
+from bench.suites.cases import MODES, Case, parametrize
 from bench.suites.contenders import CUDA
 from bench.suites.running import CudaRunner
 
@@ -41,7 +41,6 @@ ORIGINAL = [
     for noise in ("shared", "independent")
     for d in (10, 100, 500, 1000, 1500, 2000, 3000, 5000)
 ]
-FEW_SAMPLES = [Case(2**26 // n, n) for n in range(1, 9)]
 OPERATIONS = [
     *(Case(b * d, n, operation="batch", matrices=b) for b, d, n in ((64, 7, 512), (1024, 12, 32), (8, 4096, 1024))),
     *(Case(members, 2**28, dtype, operation="perturb") for dtype in ("float32", "bfloat16") for members in (1, 8)),
@@ -50,15 +49,10 @@ OPERATIONS = [
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    tests = {
-        test_throughput: CASES,
-        test_original: ORIGINAL,
-        test_few_samples: FEW_SAMPLES,
-        test_operations: OPERATIONS,
-    }
+    tests = {test_throughput: CASES, test_original: ORIGINAL, test_operations: OPERATIONS}
     # Where the host takes longer, as in the original experiment, JAX's time on the device cannot be measured.
     contenders = [each for each in CUDA.values() if each.wait is None or metafunc.function is not test_original]
-    parametrize(metafunc, tests[metafunc.function], contenders, modes_on_cuda)
+    parametrize(metafunc, tests[metafunc.function], contenders, list(MODES))
 
 
 @pytest.mark.benchmark(disable_gc=True)
@@ -69,11 +63,6 @@ def test_throughput(benchmark: Any, cuda: CudaRunner, case: Case, contender: str
 @pytest.mark.benchmark(disable_gc=True)
 def test_original(benchmark: Any, cuda: CudaRunner, case: Case, contender: str, mode: str) -> None:
     cuda.run(benchmark, "original", CUDA[contender], case, mode)
-
-
-@pytest.mark.benchmark(disable_gc=True)
-def test_few_samples(benchmark: Any, cuda: CudaRunner, case: Case, contender: str, mode: str) -> None:
-    cuda.run(benchmark, "few_samples", CUDA[contender], case, mode)
 
 
 @pytest.mark.benchmark(disable_gc=True)

@@ -6,16 +6,14 @@ A plain `pytest` runs one small shape of each kind; `--benchmark-only` runs all.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pytest
 
 from multisample.backends.element_types import SIZES
-
-__all__ = ["MODES", "Case", "clamp", "is_timed", "modes_on_cpu", "modes_on_cuda", "parametrize", "vectors", "weights"]
 
 MODES: dict[str, dict[str, Any]] = {"portable": {}, "fast_math": {"fast_math": True}}
 
@@ -68,24 +66,12 @@ class Case:
         return separator.join([self.dtype, self.noise, *unusual])
 
 
-class Fits(Protocol):
-    """The members of a contender that cases need."""
-
-    name: str
-    modes: tuple[str, ...]
-
-    def fits(self, case: Case) -> bool: ...
-
-
-Modes = Callable[[Case], list[str]]
-
-
 def is_timed(config: pytest.Config) -> bool:
     """Whether this run measures, or only checks that the benchmarks run."""
     return bool(config.option.benchmark_only or config.option.benchmark_enable)
 
 
-def parametrize(metafunc: pytest.Metafunc, cases: Iterable[Case], contenders: Iterable[Fits], modes: Modes) -> None:
+def parametrize(metafunc: pytest.Metafunc, cases: Iterable[Case], contenders: Iterable[Any], modes: list[str]) -> None:
     """Give a test its `case`, `contender` and `mode`: every case, its contenders, and the modes of both.
 
     If nothing is timed, cases that differ only in their shape become one small case. The modes of a contender are
@@ -102,20 +88,10 @@ def parametrize(metafunc: pytest.Metafunc, cases: Iterable[Case], contenders: It
         for case in cases
         for contender in contenders
         if contender.fits(case)
-        for mode in modes(case)
-        if mode in contender.modes
+        for mode in modes
+        if mode in contender.modes and (mode == "portable" or case.dtype != "float64")  # Which has one transform.
     ]  # fmt: skip
     metafunc.parametrize(("case", "contender", "mode"), rows)
-
-
-def modes_on_cuda(case: Case) -> list[str]:
-    """float64 has one transform only."""
-    return [mode for mode in MODES if mode == "portable" or case.dtype != "float64"]
-
-
-def modes_on_cpu(case: Case) -> list[str]:
-    """The CPU has one transform only."""
-    return ["portable"]
 
 
 def vectors(d: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

@@ -28,10 +28,6 @@ from typing import NamedTuple
 from multisample.backends.native import toolchain
 from multisample.backends.system import cache
 
-__all__ = [
-    "CURANDDX", "CURAND_KERNEL", "FAST", "RAFT", "Program", "compiled", "copy_headers", "header_folder", "missing",
-]  # fmt: skip
-
 
 class Header(NamedTuple):
     """A header, the folder of its package below Python's path, and the package."""
@@ -62,19 +58,8 @@ CURANDDX = Program(
     (Header("curanddx.hpp", "nvidia/mathdx/include", "nvidia-mathdx"), CURAND_KERNEL),
     (
         "flat grid",
-        *(
-            f"{rows} a block, {groups} a thread"
-            for rows, groups in (
-                ("a row", "1 group"),
-                ("a row", "4 groups"),
-                ("a row", "16 groups"),
-                ("a row", "16 groups in fours"),
-                ("8 rows", "1 group"),
-                ("8 rows", "4 groups"),
-                ("32 rows", "1 group"),
-                ("32 rows", "4 groups"),
-            )
-        ),
+        *(f"a row a block, {groups} a thread" for groups in ("1 group", "4 groups", "16 groups", "16 groups in fours")),
+        *(f"{rows} rows a block, {groups} a thread" for rows in (8, 32) for groups in ("1 group", "4 groups")),
     ),
 )
 RAFT = Program(

@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import multisample
-from bench.suites.timing import BUSY, Device
+from bench.suites.timing import BUSY, CudaDevice
 from multisample.backends.native import csrc_files
 from multisample.backends.system.threads import thread_count
-
-__all__ = ["Clocks", "describe"]
 
 PACKAGES = {
     "numpy": ("numpy",),
@@ -56,7 +54,7 @@ class Clocks:
         self.cuda_runtime = str(runtime.runtimeGetVersion())
         self._read: list[tuple[int, int]] = []
 
-    def read(self, device: Device) -> None:
+    def read(self, device: CudaDevice) -> None:
         """Read the clocks once more."""
         for _ in range(20):  # Some milliseconds of work.
             device.fill(BUSY)

@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["GENERATORS", "filling", "missing"]
-
 # Constants of mkl_vsl_defines.h: its fastest generators, the transform by the inverse distribution function, which is
 # faster than Box-Muller, and the library without threads, since the numbers of a stream are drawn by one thread.
 GENERATORS = {"SFMT19937": 13 << 20, "ARS5": 15 << 20, "Philox4x32x10": 16 << 20}

@@ -8,8 +8,6 @@ from typing import Any
 from numba import cuda
 from numba.cuda.random import create_xoroshiro128p_states, xoroshiro128p_normal_float32
 
-__all__ = ["start"]
-
 THREADS, BLOCKS_OF_A_MULTIPROCESSOR = 256, 8
 
 

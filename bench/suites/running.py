@@ -17,9 +17,7 @@ from bench.suites.cases import Case, clamp, vectors
 from bench.suites.contenders import BARE, Contender
 from bench.suites.machine import Clocks
 from bench.suites.sample_checks import OPERATIONS
-from bench.suites.timing import BUSY, Device, Ring, Times, compared, measure
-
-__all__ = ["CudaRunner", "run_on_cpu"]
+from bench.suites.timing import BUSY, CudaDevice, Ring, Times, compared, measure
 
 TABLE_SECONDS = 0.02
 TABLE_ROUNDS = 5, 40
@@ -72,7 +70,7 @@ def _info(suite: str, contender: Contender, case: Case, mode: str) -> dict[str, 
 class CudaRunner:
     """Runs contenders on `device`, one after the other, and reads the `clocks` for each case."""
 
-    def __init__(self, device: Device, clocks: Clocks | None) -> None:
+    def __init__(self, device: CudaDevice, clocks: Clocks | None) -> None:
         self._device = device
         self._clocks = clocks
         self._case: Case | None = None

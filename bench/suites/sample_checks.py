@@ -13,8 +13,6 @@ import numpy as np
 
 from bench.suites.cases import Case, weights
 
-__all__ = ["BOUND", "OPERATIONS", "check_moments", "host_part", "moment_errors"]
-
 BOUND = 7.0
 SHARED_NOISE_ERROR = 1e-4  # Bound of residuals in units of sigma: some hundred times the rounding of float32.
 MOST_ELEMENTS = 2**20  # The most elements that are checked, in rows from all of the matrix.

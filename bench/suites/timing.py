@@ -15,11 +15,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
+from bench.report.entries import Quartiles
 from bench.suites.cases import clamp
-
-__all__ = ["BUSY", "CudaDevice", "Device", "Quartiles", "Ring", "Times", "compared", "measure", "quartiles"]
 
 BUSY = 2**30  # Bytes of a fill that outlasts a call on the host (240 us on an H200); many times the cache.
 ROTATED = 2**28  # Bytes of results that are kept alive: several times the cache.
@@ -32,36 +31,12 @@ PIPELINES = 5
 TURNS = 7  # Of variants that are compared.
 
 Call = Callable[[], Any]
-Mark = Any
-
-
-class Device(Protocol):
-    """A device to time. Fills and marks are asynchronous, and ordered with the calls."""
-
-    def reserve(self, size: int) -> None:
-        """Allocate a buffer of at least `size` bytes for fills."""
-
-    def release(self) -> None:
-        """Free device memory that libraries keep for reuse."""
-
-    def fill(self, size: int) -> None:
-        """Fill `size` bytes of the buffer."""
-
-    def mark(self) -> Mark:
-        """A mark in the order of the device's work."""
-
-    def seconds(self, start: Mark, stop: Mark) -> float:
-        """Seconds between two marks; waits for the second."""
-
-    def wait(self) -> None:
-        """Wait until the device is idle."""
 
 
 class CudaDevice:
-    """The current CUDA device, through CuPy.
+    """The current CUDA device, through CuPy. Fills and marks are asynchronous, and ordered with the calls.
 
-    Fills and marks use the legacy default stream, as PyTorch, CuPy, Numba and cuRAND do by default. JAX has its own
-    streams.
+    They use the legacy default stream, as PyTorch, CuPy, Numba and cuRAND do by default. JAX has its own streams.
     """
 
     def __init__(self) -> None:
@@ -72,29 +47,35 @@ class CudaDevice:
         self._size = 0
 
     def reserve(self, size: int) -> None:
+        """Allocate a buffer of at least `size` bytes for fills."""
         if size > self._size:
             self._buffer = None
             self._buffer = self._cupy.cuda.alloc(size)
             self._size = size
 
     def release(self) -> None:
+        """Free device memory that libraries keep for reuse."""
         self._cupy.get_default_memory_pool().free_all_blocks()
         if "torch" in sys.modules:
             sys.modules["torch"].cuda.empty_cache()
 
     def fill(self, size: int) -> None:
+        """Fill `size` bytes of the buffer."""
         self._cupy.cuda.runtime.memsetAsync(self._buffer.ptr, 1, size, 0)
 
-    def mark(self) -> Mark:
+    def mark(self) -> Any:
+        """A mark in the order of the device's work."""
         event = self._cupy.cuda.Event()
         event.record(self._cupy.cuda.Stream.null)
         return event
 
-    def seconds(self, start: Mark, stop: Mark) -> float:
+    def seconds(self, start: Any, stop: Any) -> float:
+        """Seconds between two marks; waits for the second."""
         stop.synchronize()
         return float(self._cupy.cuda.get_elapsed_time(start, stop)) / 1e3
 
     def wait(self) -> None:
+        """Wait until the device is idle."""
         self._cupy.cuda.runtime.deviceSynchronize()
 
 
@@ -108,12 +89,6 @@ class Ring:
         """Allocate the memory of all results: the kept ones, and one more for the next."""
         for _ in range(self.kept.maxlen + 2 if self.kept.maxlen else 0):
             self.kept.append(call())
-
-
-class Quartiles(NamedTuple):
-    low: float
-    median: float
-    high: float
 
 
 def quartiles(values: list[float]) -> Quartiles:
@@ -139,7 +114,7 @@ class Times:
     """How the time on the device was measured."""
 
 
-def compared(device: Device, calls: dict[str, Call], ring: Ring) -> dict[str, float]:
+def compared(device: CudaDevice, calls: dict[str, Call], ring: Ring) -> dict[str, float]:
     """Seconds on the device of several calls, which take turns."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     with _without_collection():
@@ -149,7 +124,7 @@ def compared(device: Device, calls: dict[str, Call], ring: Ring) -> dict[str, fl
     return {name: statistics.median(part) for name, part in times.items()}
 
 
-def measure(device: Device, call: Call, ring: Ring, size: int, wait: Callable[[Any], None] | None = None) -> Times:
+def measure(device: CudaDevice, call: Call, ring: Ring, size: int, wait: Callable[[Any], None] | None = None) -> Times:
     """Times of `call`, whose result has `size` bytes and is kept by the `ring`.
 
     A call that is not ordered with the device's marks needs `wait`, which waits for a result. Its time on the device is
@@ -190,33 +165,33 @@ def _without_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _repeats(device: Device, call: Call, ring: Ring, size: int) -> int:
+def _repeats(device: CudaDevice, call: Call, ring: Ring, size: int) -> int:
     start = time.perf_counter()
     for _ in range(2):
         _turn(device, call, ring, size)
     return clamp(2 * DEVICE_SECONDS / (time.perf_counter() - start), *REPEATS)
 
 
-def _turn(device: Device, call: Call, ring: Ring, size: int) -> tuple[float, float]:
+def _turn(device: CudaDevice, call: Call, ring: Ring, size: int) -> tuple[float, float]:
     """Seconds on the device of a fill and of a call."""
     return _filling(device, size), _calling(device, call, ring)
 
 
-def _filling(device: Device, size: int) -> float:
+def _filling(device: CudaDevice, size: int) -> float:
     device.fill(BUSY)
     start = device.mark()
     device.fill(size)
     return device.seconds(start, device.mark())
 
 
-def _calling(device: Device, call: Call, ring: Ring) -> float:
+def _calling(device: CudaDevice, call: Call, ring: Ring) -> float:
     device.fill(BUSY)
     start = device.mark()
     ring.kept.append(call())
     return device.seconds(start, device.mark())
 
 
-def _pipeline(device: Device, call: Call, ring: Ring, calls: int) -> tuple[float, float]:
+def _pipeline(device: CudaDevice, call: Call, ring: Ring, calls: int) -> tuple[float, float]:
     """Seconds per call of many calls in a row, on the host and on the device."""
     device.wait()
     begin, start = device.mark(), time.perf_counter()

@@ -11,8 +11,6 @@ from typing import Any
 import triton
 import triton.language as tl
 
-__all__ = ["launch"]
-
 PARTS = 4
 
 

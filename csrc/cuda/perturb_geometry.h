@@ -105,9 +105,9 @@ inline u32 own_groups(const Launch& call) { return own_groups(element_size(call.
 // Maximum turns of a block.
 inline u64 most_turns(const Launch& call) {
   const u32 size = element_size(call.type);
-  // One member: for elements of four bytes memory is the limit, and blocks with few turns access it close to each
-  // other. A search among several spans takes as long as a turn.
-  if (call.rows == 1 && size == 4) return call.spans == 1 ? 1 : 4;
+  // With one member, starting a block costs as much as a turn. Elements of four bytes are limited by memory, where fewer
+  // turns keep running blocks close to each other.
+  if (call.rows == 1 && size == 4) return call.fast_math ? kMostTurns / 2 : kMostTurns;
   if (call.rows == 1 && size == 2) return 2 * kMostTurns;
   const u64 of_rows = kMostTurnRows / call.rows, most = of_rows < kMostTurns ? of_rows : kMostTurns;
   return most < 1 ? 1 : most;

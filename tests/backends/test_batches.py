@@ -139,9 +139,9 @@ def test_a_batch_has_the_bits_of_its_matrices(
 
 @pytest.mark.parametrize("layout", ["dn", "nd"])
 def test_a_long_batch_of_small_matrices_has_their_bits(backend_and_memory: tuple[Backend, Memory], layout: str) -> None:
-    """More matrices than the y axis of a grid counts."""
+    """On a GPU, more matrices than the y axis of a grid counts."""
     backend, memory = backend_and_memory
-    count, d, n = 70_001, 3, 5
+    count, d, n = 5_001 if memory.device == HOST else 70_001, 3, 5
     seeds = np.arange(count, dtype=np.uint64) + np.uint64(2**63 - 5)
     mu, sigma = (np.linspace(low, 2, count * d).astype(np.float32) for low in (-3, 0.5))
     stored = np.array([stored_word("seed", int(seed)) for seed in seeds], np.uint64).view(np.int64)
@@ -154,7 +154,7 @@ def test_a_long_batch_of_small_matrices_has_their_bits(backend_and_memory: tuple
     )  # fmt: skip
     backend.launch(draw)
     drawn = memory.get(arrays[2]).reshape(count, *((d, n) if layout == "dn" else (n, d)))
-    for b in [0, 1, 24, 65_534, 65_535, 65_536, count - 1]:
+    for b in {0, 1, 24, *range(65_534, min(65_537, count)), count - 1}:
         one = multisample.sample(mu[b * d :][:d], sigma[b * d :][:d], n, seed=int(seeds[b]), layout=layout)
         assert np.array_equal(drawn[b], one), b
     assert len(np.unique(drawn)) > 0.99 * drawn.size

@@ -52,10 +52,6 @@ def pretend() -> Callable[..., Fake]:
     return pretend
 
 
-def test_the_attribute_backends_is_the_package() -> None:
-    assert multisample.backends is importlib.import_module("multisample.backends")
-
-
 def test_list_backends_gives_the_status_of_every_backend(pretend: Callable[..., Fake]) -> None:
     pretend("cupy")
     pretend("numba", "no CUDA device: install a driver", "package missing: pip install numba-cuda")
@@ -69,12 +65,15 @@ def test_list_backends_gives_the_status_of_every_backend(pretend: Callable[..., 
     )  # fmt: skip
 
 
-def test_the_cpu_backend_is_always_available() -> None:
+def test_the_cpu_backend_is_always_available_and_its_status_immutable() -> None:
     status = multisample.list_backends()["cpu"]
     assert status.available
     assert status.reasons == ()
     assert "numba" in status.version
     assert "thread" in status.device
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        status.available = False
+    assert BackendStatus(False) == BackendStatus(False, (), "", "")
 
 
 def test_the_reason_for_a_missing_package_has_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,13 +92,6 @@ def test_the_reason_for_a_missing_package_has_the_install_command(monkeypatch: p
     for call in (lambda: sample([0.0], [1.0], 2), lambda: sample(np.zeros(2), np.ones(2), 2, backend="cpu")):
         with pytest.raises(BackendUnavailableError, match="pip install numba"):
             call()
-
-
-def test_a_status_is_immutable() -> None:
-    status = multisample.list_backends()["cpu"]
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        status.available = False
-    assert BackendStatus(False) == BackendStatus(False, (), "", "")
 
 
 def test_the_error_for_an_unknown_name_lists_registered_names(pretend: Callable[..., Fake]) -> None:
@@ -144,14 +136,10 @@ def test_a_backend_may_become_available_later(pretend: Callable[..., Fake]) -> N
             sample(np.zeros(1), np.ones(1), 2, backend="abacus")
     fake.reasons = ()
     assert multisample.list_backends()["abacus"].available
-    assert (sample(np.zeros(1), np.ones(1), 2, backend="abacus") == 77).all()
-
-
-def test_the_status_is_cached_after_a_choice(pretend: Callable[..., Fake]) -> None:
-    fake = pretend("abacus")
+    before = fake.status_calls
     for _ in range(5):
-        sample([0.0], [1.0], 2, backend="abacus")
-    assert fake.status_calls == 1
+        assert (sample(np.zeros(1), np.ones(1), 2, backend="abacus") == 77).all()
+    assert fake.status_calls == before + 1  # The status is cached after a choice.
 
 
 def test_a_named_backend_that_does_not_serve_the_memory_raises_a_value_error(pretend: Callable[..., Fake]) -> None:
@@ -226,12 +214,50 @@ def test_a_registered_backend_is_listed_and_used() -> None:
     assert (sample([0.0], [1.0], 2, backend="abacus") == 77).all()
 
 
-@pytest.mark.parametrize("name", ["cpu", "auto", "abacus"])
-def test_registering_a_taken_name_raises(name: str) -> None:
+def changed(attribute: str, value: object) -> Any:
+    backend = Fake("new")
+    setattr(backend, attribute, value)
+    return backend
+
+
+def lacking(member: str) -> Any:
+    class Lacking(Fake):
+        def __getattribute__(self, attribute: str) -> Any:
+            if attribute == member:
+                raise AttributeError(attribute)
+            return super().__getattribute__(attribute)
+
+    return Lacking("new")
+
+
+REFUSED: list[tuple[Any, type[Exception], str]] = [
+    *((Fake(name), ValueError, rf"{name!r} is taken; .*cpu.*abacus.*'auto'") for name in ("cpu", "auto", "abacus")),
+    *(
+        (lacking(member), TypeError, rf"^backend: expected .*{member}.*, got .*without {member}$")
+        for member in sorted(MEMBERS)
+    ),
+    *(
+        (changed("protocol", version), TypeError,
+         rf"^backend: expected one that follows version 2 of the protocol, got protocol = {version!r}$")
+        for version in (1, 3, None)
+    ),
+    *(
+        (nothing, TypeError, "^backend: ")
+        for nothing in (None, 3, "cpu", object, type("Class", (Fake,), {"name": "new"}))
+    ),
+    (changed("name", None), TypeError, "name"), (changed("name", ""), TypeError, "name"),
+    (changed("host_library", "nowhere"), ValueError, "nowhere"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("refused", "error", "message"), REFUSED, ids=map(str, range(len(REFUSED))))
+def test_registering_an_unusable_backend_raises_and_changes_nothing(
+    refused: Any, error: type[Exception], message: str
+) -> None:
     multisample.register_backend(Fake("abacus"))
     before = dict(registry._registered), registry.names()
-    with pytest.raises(ValueError, match=rf"{name!r} is taken; .*cpu.*abacus.*'auto'"):
-        multisample.register_backend(Fake(name))
+    with pytest.raises(error, match=message):
+        multisample.register_backend(refused)
     assert (dict(registry._registered), registry.names()) == before
 
 
@@ -245,45 +271,3 @@ def test_a_built_in_name_is_taken_before_its_first_use(monkeypatch: pytest.Monke
 def test_the_contract_has_exactly_the_required_members() -> None:
     attributes = {"protocol", "name", "device_kinds", "host_library", "operations"}
     assert attributes | {"status", "prepare", "adopt", "launch", "advancer"} == MEMBERS
-
-
-@pytest.mark.parametrize("member", sorted(MEMBERS))
-def test_registering_a_backend_without_a_member_raises(member: str) -> None:
-    class Lacking(Fake):
-        def __getattribute__(self, attribute: str) -> Any:
-            if attribute == member:
-                raise AttributeError(attribute)
-            return super().__getattribute__(attribute)
-
-    before = registry.names()
-    with pytest.raises(TypeError, match=rf"^backend: expected .*{member}.*, got .*without {member}$"):
-        multisample.register_backend(Lacking("abacus"))
-    assert registry.names() == before
-
-
-@pytest.mark.parametrize("version", [1, 3, None])
-def test_a_backend_of_another_version_of_the_protocol_is_refused(version: object) -> None:
-    backend: Any = Fake("abacus")
-    backend.protocol = version
-    message = rf"^backend: expected one that follows version 2 of the protocol, got protocol = {version!r}$"
-    with pytest.raises(TypeError, match=message):
-        multisample.register_backend(backend)
-    assert "abacus" not in registry.names()
-
-
-@pytest.mark.parametrize("nothing", [None, 3, "cpu", object, type("Class", (Fake,), {"name": "new"})])
-def test_registering_an_object_that_is_not_a_backend_raises(nothing: Any) -> None:
-    with pytest.raises(TypeError, match=r"^backend: "):
-        multisample.register_backend(nothing)
-
-
-@pytest.mark.parametrize(
-    ("attribute", "value", "error"),
-    [("name", None, TypeError), ("name", "", TypeError), ("host_library", "nowhere", ValueError)],
-)
-def test_registering_an_invalid_name_or_library_raises(attribute: str, value: object, error: type[Exception]) -> None:
-    backend = Fake("new")
-    setattr(backend, attribute, value)
-    with pytest.raises(error):
-        multisample.register_backend(backend)
-    assert "new" not in multisample.list_backends()

@@ -158,7 +158,7 @@ def test_members_add_up(host: str) -> None:
 @pytest.mark.slow
 def test_random_structures_on_both_backends() -> None:
     draw = np.random.default_rng(5)
-    for _ in range(300 * ROUNDS):
+    for _ in range(150 * ROUNDS):
         dtype = str(draw.choice(list(MATRIX_TYPES)))
         tensors, rights = {}, {}
         offset, member = int(draw.integers(0, 2**32)), int(draw.integers(0, 2**32 - 5))

@@ -1,7 +1,11 @@
-"""Vectors of seeds: each matrix of a batch has the bits of its own call, and key data is one key or many."""
+"""Vectors of seeds: each matrix of a batch has the bits of its own call, and key data is one key or many.
+
+``MULTISAMPLE_TEST_BATCHES=100000 pytest -m slow tests/call/test_seed_vectors.py`` draws as many random batches.
+"""
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable
 from typing import Any
@@ -16,39 +20,89 @@ from multisample import Key
 
 Array = np.ndarray[Any, Any]
 Place = Callable[[Array], Any]
+BATCHES = int(os.environ.get("MULTISAMPLE_TEST_BATCHES", "1000"))
 
 
 def equal_calls(bits: Any, whole: Any, part: Callable[[int], Any], batch: int) -> bool:
     return all(np.array_equal(bits(whole)[b], bits(part(b))) for b in range(batch))
 
 
-@pytest.mark.parametrize("layout", ["dn", "nd"])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_each_matrix_has_the_bits_of_its_own_call(
-    backend: str, place: Place, bits: Any, dtype: str, layout: Any
+def strided_view(order: list[int], steps: list[int], shape: tuple[int, ...]) -> Callable[[Any], Any]:
+    """A function that returns the view of this shape: an array's axes in this order, and each step-th element."""
+    part = tuple(slice(0, size * step, step) for size, step in zip(shape, steps, strict=True))
+
+    def view(base: Any) -> Any:
+        return (base.permute(*order) if hasattr(base, "permute") else base.transpose(order))[part]
+
+    return view
+
+
+def random_view(shape: tuple[int, ...], draw: random.Random) -> tuple[tuple[int, ...], Callable[[Any], Any]]:
+    """The shape of an array, and a view of it of shape `shape`: all of it, or with gaps, and with axes in any order."""
+    if draw.random() < 0.5:
+        return shape, lambda base: base
+    order = draw.sample(range(len(shape)), len(shape))
+    if len(shape) == 3:  # Matrices one after another.
+        order = [0, *draw.sample([1, 2], 2)]
+    steps = [draw.choice([1, 1, 2]) for _ in shape]
+    base = tuple(shape[axis] * steps[axis] + draw.randrange(2) for axis in order)
+    return base, strided_view([order.index(axis) for axis in range(len(shape))], steps, shape)
+
+
+@pytest.mark.parametrize("batches", [120, pytest.param(BATCHES, marks=pytest.mark.slow)])
+def test_each_matrix_of_a_random_batch_has_the_bits_of_its_own_call(
+    backend: str, place: Place, view_of: Any, bits: Any, batches: int
 ) -> None:
-    draw = random.Random(f"{dtype} {layout}")
-    for d, n, batch in [(1, 1, 1), (3, 5, 4), (7, 129, 3), (40, 64, 9)]:
-        source = np.random.default_rng(d)
-        real = "float64" if dtype == "float64" else "float32"
-        mu, sigma = source.normal(size=(batch, d)).astype(real), source.random((batch, d)).astype(real)
-        for k, (seed, keys) in enumerate(key_arrays(batch, draw)):
-            own = [(mu, sigma), (mu[0], sigma), (mu, sigma[-1]), (mu, 0.5)][k % 4]
-            options: dict[str, Any] = {
-                "dtype": dtype, "layout": layout, "backend": backend, "noise": ("independent", "shared")[k % 3 == 1],
-                "antithetic": k % 2 == 1, "dim_offset": draw.randrange(9), "sample_offset": draw.randrange(99),
-            }  # fmt: skip
-            vectors = [x if isinstance(x, float) else place(x) for x in own]
-            x = multisample.sample(*vectors, n, seed=seed, **options)
-            assert tuple(x.shape) == ((batch, d, n) if layout == "dn" else (batch, n, d))
-
-            def alone(b: int, own: Any = own, keys: Any = keys, n: int = n, options: Any = options) -> Any:
-                vectors = [
-                    x if isinstance(x, float) else place(np.ascontiguousarray(x[b] if x.ndim == 2 else x)) for x in own
-                ]
-                return multisample.sample(*vectors, n, seed=keys[b], **options)
-
-            assert equal_calls(bits, x, alone, batch), (d, n, batch, k)
+    draw, source = random.Random(batches), np.random.default_rng(batches)
+    backends = ["auto", backend, *["cpu"] * (str(getattr(place(np.zeros(1)), "device", "cuda")) == "cpu")]
+    for _ in range(batches):
+        batch, d = draw.randrange(9), draw.choice([0, 1, 1, 2, 3, 5, 8, 17])
+        n, dtype = draw.choice([0, 1, 1, 2, 3, 4, 7, 16, 33, 64, 130]), draw.choice(list(DTYPES))
+        # Quick tests compile no other kernels than those of float32 for pairs and for several threads.
+        every_kernel = dtype == "float32" or batches == BATCHES
+        if draw.random() < 0.01 and every_kernel:
+            n = 9000  # Several threads share such a batch.
+        real = "float64" if dtype == "float64" else draw.choice(["float32", "float16", "float64"])
+        hosts: list[Any] = []
+        vectors: list[Any] = []
+        for low in (-2.0, 0.0):
+            shape = draw.choice([(batch, d), (batch, d), (d,), None])
+            if shape is None and (not hosts or not isinstance(hosts[0], float)):
+                hosts.append(draw.uniform(0, 2))
+                vectors.append(hosts[-1])
+                continue
+            whole, view = random_view(shape or (d,), draw)
+            base = np.zeros(whole, real)
+            hosts.append(view(base))
+            hosts[-1][...] = source.uniform(low, 2.0, hosts[-1].shape)
+            vectors.append(view_of(place(base), base, view))
+        forms = key_arrays(batch, draw)
+        seed, keys = draw.choice([form for form in forms if batch or not isinstance(form[0], tuple)])
+        if isinstance(seed, np.ndarray) and draw.random() < 0.5:
+            seed = place(seed)
+        options: dict[str, Any] = {
+            "dtype": dtype, "layout": draw.choice(["dn", "nd"]), "backend": draw.choice(backends),
+            "antithetic": every_kernel and draw.random() < 0.4, "noise": draw.choice(["independent", "shared"]),
+            "dim_offset": draw.choice([0, 0, draw.randrange(2**32 - 32)]),
+            "sample_offset": draw.choice([0, 0, draw.randrange(99), draw.randrange(2**34 - 10000)]),
+        }  # fmt: skip
+        shape = (batch, d, n) if options["layout"] == "dn" else (batch, n, d)
+        if draw.random() < 0.4:
+            whole, view = random_view(shape, draw)
+            memory = np.zeros(whole, DTYPES[dtype])
+            base = place(memory)
+            out = view_of(base, memory, view)
+            assert multisample.sample(*vectors, n, seed=seed, out=out, **options) is out
+            drawn = view(bits(base))
+        else:
+            drawn = bits(multisample.sample(*vectors, n, seed=seed, **options))
+        assert drawn.shape == shape
+        for b in range(batch):
+            own = [
+                x if isinstance(x, float) else place(np.ascontiguousarray(x[b] if x.ndim == 2 else x)) for x in hosts
+            ]
+            alone = multisample.sample(*own, n, seed=keys[b], **options)
+            assert np.array_equal(drawn[b], bits(alone)), (batch, d, n, b, seed, options)
 
 
 def test_seeds_in_the_memory_of_the_arrays(backend: str, place: Place, bits: Any) -> None:
@@ -133,12 +187,6 @@ def test_out_of_any_strides(backend: str, place: Place, bits: Any, view_of: Any)
     written = bits(base)
     assert np.array_equal(written[::2, 1 : d + 1, 2 : n + 2], expected)
     assert np.count_nonzero(written) == np.count_nonzero(expected)
-
-
-def test_empty_batches(backend: str, place: Place, to_numpy: Any) -> None:
-    for mu, seed, n in [(np.zeros((0, 3)), [], 5), (np.zeros((2, 0)), [1, 2], 5), (np.zeros((2, 3)), [1, 2], 0)]:
-        x = multisample.sample(place(mu), 1.0, n, seed=seed, backend=backend)
-        assert to_numpy(x).shape == (len(seed), mu.shape[1], n)
 
 
 BAD = {

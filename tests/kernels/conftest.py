@@ -1,15 +1,13 @@
-"""CUDA kernels as programs for the CPU, and as PTX."""
+"""CUDA kernels as programs for the CPU."""
 
 from __future__ import annotations
 
-import importlib.resources
+import ctypes
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numba_ptx
 import pytest
-from cuda_cpp import SHIM, compile_runner
+from cuda_cpp import SHIM, compile_cpp, compile_runner
 
 from multisample.backends.native import csrc_files
 
@@ -29,19 +27,10 @@ def runner(request: pytest.FixtureRequest, build_once: Callable[..., Path]) -> C
 
 
 @pytest.fixture(scope="session")
-def compiled_by_numba(build_once: Callable[..., Path]) -> Callable[..., Any]:
-    """``compiled_by_numba(kind, variants)``: PTX and messages of nvJitLink for each variant of an operation."""
-    sources = [Path(str(importlib.resources.files("multisample.backends"))).resolve(), Path(numba_ptx.__file__)]
+def geometries(build_once: Callable[..., Path]) -> ctypes.CDLL:
+    """The functions of ``shim/host_geometry.cpp``."""
 
-    def compiled(kind: str, variants: list[tuple[Any, ...]]) -> list[tuple[str, str]]:
-        def make(folder: Path) -> None:
-            try:
-                numba_ptx.compile_others(kind, variants, folder)
-            except numba_ptx.CannotCompileError as error:
-                pytest.skip(str(error))
+    def make(folder: Path) -> None:
+        compile_cpp("-O1", "-shared", "-fPIC", f"-I{SHIM}", SHIM / "host_geometry.cpp", "-o", folder / "geometry.so")
 
-        folder = build_once(f"numba_{kind}", (variants, numba_ptx.versions()), sources, make)
-        files = [folder / f"{kind}{k}" for k in range(len(variants))]
-        return [(file.with_suffix(".ptx").read_text(), file.with_suffix(".log").read_text()) for file in files]
-
-    return compiled
+    return ctypes.CDLL(str(build_once("host_geometry", (), [csrc_files.folder(), SHIM], make) / "geometry.so"))

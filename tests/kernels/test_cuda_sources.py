@@ -14,7 +14,7 @@ import re
 import shutil
 import struct
 import subprocess
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,8 @@ import numpy as np
 import pytest
 from cuda_cpp import (
     ARCHITECTURES,
+    ELEMENTS,
     SECONDS,
-    Program,
     compile_cpp,
     nvrtc_compile,
     requires_gxx,
@@ -35,10 +35,10 @@ from cuda_cpp import (
 from kernel_cases import GUARD, POISON, TABLES, Case, Values, words_in_memory
 from launches import Vector, a_launch, stored_words, word_fields
 from ptx_reader import opcodes_of
-from tables import COVERING, DTYPES, GRADIENT_VARIANTS, NOISES, QUICK, STORE_KINDS, VARIANTS, Variant
+from tables import COVERING, DTYPES, GRADIENT_VARIANTS, NOISES, QUICK, STORE_KINDS, VARIANTS, Variant, slow_but
 
 from multisample.backends import cupy as cupy_backend
-from multisample.backends.driver import KernelKey
+from multisample.backends.driver import KernelKey, MomentsKey, PerturbKey
 from multisample.backends.kernels.cuda import geometry
 from multisample.backends.launch import PACKED_LAUNCH, ElementType, pack
 from multisample.backends.native import build, csrc_files, toolchain
@@ -229,25 +229,73 @@ def test_the_runner_detects_outputs_and_vectors_that_are_too_short(runner: Calla
 FAST = {f"{name}.approx.ftz.f32" for name in ("lg2", "sqrt", "cos", "sin")}
 
 
-def compile_kernels(variants: Sequence[Variant], architecture: str, *options: str) -> Program:
-    """Compile these kernels, followed by the kernel of `advance`."""
-    names = [cupy_backend.kernel_name(KernelKey(*variant, False, False, 0)) for variant in variants]
-    return nvrtc_compile(
-        cupy_backend.source(), [*names, cupy_backend.ADVANCE_KERNEL], architecture, [*cupy_backend.OPTIONS, *options]
-    )
+def sample_kernel(variant: Variant) -> str:
+    return cupy_backend.kernel_name(KernelKey(*variant, False, False, 0))
 
 
-@pytest.mark.slow
+def perturb_kernels() -> list[str]:
+    keys = [
+        PerturbKey(dtype, fast, *flags, 0)
+        for dtype, fast, *flags in itertools.product(DTYPES, *((False, True),) * 4)
+        if not (fast and dtype == "float64")
+    ]
+    return [cupy_backend.perturb_kernel_name(key) for key in keys]
+
+
+def moments_kernels() -> list[str]:
+    kinds = (1, False, False), (4, False, False), (1, True, False), (1, False, True)
+    keys = [
+        MomentsKey(real, antithetic, fast, rows, with_second, origin, finishing, 0)
+        for real, antithetic, fast, with_second, (rows, origin, finishing) in itertools.product(
+            ("float32", "float64"), *((False, True),) * 3, kinds
+        )
+        if not (real == "float64" and (fast or rows == 4)) and not (finishing and (antithetic or fast or with_second))
+    ]
+    return [cupy_backend.moments_kernel_name(key) for key in keys]
+
+
+def gradient_kernels() -> list[str]:
+    names = ["multisample::add_segments_kernel<float>"]
+    for dtype, shared, antithetic, fast, rows, only_at_once, origin_in_memory in GRADIENT_VARIANTS:
+        element = ELEMENTS[dtype] if dtype in ("float32", "float64") else f"multisample::{dtype}"
+        arguments = shared, antithetic, fast, rows, only_at_once, origin_in_memory
+        names.append(f"multisample::gradient_kernel<{', '.join([element, *(str(x).lower() for x in arguments)])}>")
+    return names
+
+
+OPERATIONS: dict[str, Callable[[], list[str]]] = {
+    "kernel": lambda: [*map(sample_kernel, QUICK), cupy_backend.ADVANCE_KERNEL],
+    "gradient_kernel": gradient_kernels,
+    cupy_backend.MOMENTS_HEADER: moments_kernels,
+    cupy_backend.PERTURB_HEADER: perturb_kernels,
+}
+"""The kernels of each header."""
+
+
 @requires_nvrtc
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_nvrtc_compiles_kernels_for_every_architecture_without_a_warning(architecture: str) -> None:
-    """Only rounding to bfloat16, uniform registers, and the barriers of staged rows depend on the architecture."""
+@pytest.mark.parametrize(
+    "kind",
+    slow_but(
+        [(header, "sm_90") for header in OPERATIONS if header != "kernel"], itertools.product(OPERATIONS, ARCHITECTURES)
+    ),
+    ids=" ".join,
+)
+def test_nvrtc_compiles_kernels_for_every_architecture_without_a_warning(kind: tuple[str, str]) -> None:
+    """In the header "kernel" alone, code depends on the architecture; of other kernels, each compiles an eighth.
+
+    The code depends on it in the barriers of staged rows, uniform registers and rounding to bfloat16.
+    """
     depending = {name for name, text in sources().items() if re.search(r"__CUDA_ARCH__\)? *[<>=!]", text)}
     assert depending == {"cuda/intrinsics.cuh", "cuda/rows.cuh", "stream/rounding.h"}
-    compiled = compile_kernels(QUICK, architecture)
+    header, architecture = kind
+    kernels = OPERATIONS[header]()
+    if header != "kernel":
+        kernels = kernels[ARCHITECTURES.index(architecture) :: 8]
+    compiled = nvrtc_compile(cupy_backend.source(header), kernels, architecture, cupy_backend.OPTIONS)
+    # Not even of launch bounds that exceed the threads of a multiprocessor.
     assert compiled.log == ""
-    assert len(set(compiled.names)) == len(QUICK) + 1
     assert compiled.code.startswith(b"\x7fELF")
+    assert len(set(compiled.names)) == len(kernels) > 1
     for name in compiled.names:
         assert f".text.{name}\0".encode() in compiled.code, name
 
@@ -261,7 +309,8 @@ def ptx(request: pytest.FixtureRequest) -> tuple[Bodies, Bodies]:
     variants = QUICK if request.param == "some" else COVERING
 
     def bodies(variants: list[Variant], option: str) -> Bodies:
-        compiled = compile_kernels(variants, "compute_90", option)
+        names = [*map(sample_kernel, variants), cupy_backend.ADVANCE_KERNEL]
+        compiled = nvrtc_compile(cupy_backend.source(), names, "compute_90", [*cupy_backend.OPTIONS, option])
         assert compiled.log == ""
         parts = re.split(r"\.entry\s+(\w+)", compiled.code.decode())
         found = dict(zip(parts[1::2], parts[2::2], strict=True))

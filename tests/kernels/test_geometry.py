@@ -13,9 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from cuda_cpp import compile_cpp, requires_gxx
+from cuda_cpp import requires_gxx
 from launches import a_launch
-from places import SHIM
 from tables import COLUMNS, ROWS
 
 from multisample.backends.kernels.cuda.geometry import (
@@ -86,13 +85,6 @@ class Call(NamedTuple):
         return self.width - 1 if self.in_memory else self.sample_offset % self.width
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    made = tmp_path_factory.mktemp("geometry") / "geometry.so"
-    compile_cpp("-O2", "-shared", "-fPIC", SHIM / "host_geometry.cpp", "-o", made)
-    return ctypes.CDLL(str(made))
-
-
 def launch_of(call: Call) -> Launch:
     return a_launch(
         call.rows, call.columns, call.dtype, matrix=call.address, strides=call.strides,
@@ -120,10 +112,10 @@ def sides(call: Call) -> tuple[int, int]:
     return (rows, groups) if strides[0] == size != strides[1] and rows > 1 and reaches else (groups, rows)
 
 
-def in_cpp(library: ctypes.CDLL, calls: list[Call], *, strided: bool = False, batch: int = 0) -> list[Geometry]:
+def in_cpp(geometries: ctypes.CDLL, calls: list[Call], *, strided: bool = False, batch: int = 0) -> list[Geometry]:
     out = ctypes.create_string_buffer(PACKED_GEOMETRY * len(calls))
     packed = b"".join(pack(launch_of(call)._replace(batch=batch)) for call in calls)
-    library.cut(ctypes.c_uint64(len(calls)), packed, strided, out)
+    geometries.cut(ctypes.c_uint64(len(calls)), packed, strided, out)
     return [Geometry(*fields) for fields in FORMAT.iter_unpack(out.raw)]
 
 
@@ -187,19 +179,19 @@ def calls() -> list[Call]:
     return [*edge_calls(), *(random_call(draw) for _ in range(60000))]
 
 
-def test_limits_are_equal_in_python_and_cpp(library: ctypes.CDLL) -> None:
-    limits = (ctypes.c_uint32 * 16).in_dll(library, "limits")
+def test_limits_are_equal_in_python_and_cpp(geometries: ctypes.CDLL) -> None:
+    limits = (ctypes.c_uint32 * 16).in_dll(geometries, "limits")
     numbers = [288, 128, 128, 128, 256, SHIFTED_THREADS, SHORT_ROW_THREADS, STAGED_PASSES, FEW_THREADS]
     numbers += [MOST_FEW_COLUMNS, LEAST_ROWS, SMALL_THREADS, WIDTH, ANTITHETIC_WIDTH]
     assert list(limits) == [*numbers, PACKED_LAUNCH, PACKED_GEOMETRY]
     assert FORMAT.size == PACKED_GEOMETRY
-    assert list((ctypes.c_uint32 * 8).in_dll(library, "store_kinds")) == list(range(len(STORE_KINDS))) == [*range(8)]
+    assert list((ctypes.c_uint32 * 8).in_dll(geometries, "store_kinds")) == list(range(len(STORE_KINDS))) == [*range(8)]
 
 
-def test_python_and_cpp_compute_equal_geometries(library: ctypes.CDLL, calls: list[Call]) -> None:
+def test_python_and_cpp_compute_equal_geometries(geometries: ctypes.CDLL, calls: list[Call]) -> None:
     assert len(calls) > 60000
     got = [in_python(call) for call in calls]
-    for call, mine, other in zip(calls, got, in_cpp(library, calls), strict=True):
+    for call, mine, other in zip(calls, got, in_cpp(geometries, calls), strict=True):
         assert mine == other, call
     assert sum(call.in_memory for call in calls) > 10000
     # The calls have all kinds of geometries.
@@ -219,7 +211,7 @@ def test_python_and_cpp_compute_equal_geometries(library: ctypes.CDLL, calls: li
     assert {cut.groups_per_pass for cut in got if cut.store_kind < 4} >= set(range(1, 289))
 
 
-def test_blocks_cover_every_group_of_a_batch_of_small_matrices_once(library: ctypes.CDLL) -> None:
+def test_blocks_cover_every_group_of_a_batch_of_small_matrices_once(geometries: ctypes.CDLL) -> None:
     draw, taken = random.Random(3), set()
     for _ in range(3000):
         rows, columns, batch = draw.randint(1, 260), draw.randint(1, 1030) >> draw.randrange(9), draw.randint(2, 700)
@@ -230,7 +222,7 @@ def test_blocks_cover_every_group_of_a_batch_of_small_matrices_once(library: cty
         )  # fmt: skip
         column = -1 if call.in_memory else call.sample_offset
         cut, _ = geometry(rows, columns, "float32", call.strides, 0, column, False, call.antithetic, False, batch=batch)
-        (other,) = in_cpp(library, [call], batch=batch)
+        (other,) = in_cpp(geometries, [call], batch=batch)
         assert cut == other, call
         assert (cut.matrices > 0) == is_small(rows, columns, call.antithetic), call
         if not cut.matrices:
@@ -247,7 +239,7 @@ def test_blocks_cover_every_group_of_a_batch_of_small_matrices_once(library: cty
     assert len(taken) > 30
 
 
-def test_no_block_of_a_batch_lacks_rows(library: ctypes.CDLL) -> None:
+def test_no_block_of_a_batch_lacks_rows(geometries: ctypes.CDLL) -> None:
     """Interleaved bands need many rows, which one matrix of a large batch may not have."""
     draw, taken = random.Random(4), set()
     for _ in range(3000):
@@ -260,7 +252,7 @@ def test_no_block_of_a_batch_lacks_rows(library: ctypes.CDLL) -> None:
             cut, _ = geometry(
                 rows, columns, dtype, call.strides, 0, 0, call.shared, call.antithetic, call.fast_math, strided, batch
             )
-            assert [cut] == in_cpp(library, [call], strided=strided, batch=batch), (call, batch)
+            assert [cut] == in_cpp(geometries, [call], strided=strided, batch=batch), (call, batch)
             kind, shift = STORE_KINDS[cut.store_kind], cut.interleave_log2
             if kind not in ("kAligned", "kShifted", "kStaged", "kStrided"):
                 continue
@@ -388,9 +380,9 @@ def test_blocks_cover_every_row_and_every_column_once() -> None:
 
 
 @pytest.mark.slow
-def test_the_geometry_of_the_strided_kernel_supports_every_draw(library: ctypes.CDLL, calls: list[Call]) -> None:
+def test_the_geometry_of_the_strided_kernel_supports_every_draw(geometries: ctypes.CDLL, calls: list[Call]) -> None:
     """torch_ext uses this geometry for draws with seed or window in memory: single elements at any addresses."""
-    for call, cut in zip(calls, in_cpp(library, calls, strided=True), strict=True):
+    for call, cut in zip(calls, in_cpp(geometries, calls, strided=True), strict=True):
         groups = -(-(call.skip + call.columns) // call.width)
         assert cut.store_kind == STORE_KINDS.index("kStrided") and cut.skip == call.skip, call
         assert 1 <= cut.blocks < 2**31 and 32 <= cut.threads <= 288 and cut.threads % 32 == 0, call
@@ -425,13 +417,13 @@ def test_cpp_has_the_fields_of_launches_and_spans_at_the_places_that_python_pack
     assert size == PACKED_LAUNCH == sum(size for _, size in places)
 
 
-def test_element_types_and_operations_have_equal_numbers_in_cpp(library: ctypes.CDLL) -> None:
-    types = list((ctypes.c_uint32 * 13).in_dll(library, "types"))
+def test_element_types_and_operations_have_equal_numbers_in_cpp(geometries: ctypes.CDLL) -> None:
+    types = list((ctypes.c_uint32 * 13).in_dll(geometries, "types"))
     names = ["float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64"]
     names += ["uint8", "uint16", "uint32", "uint64"]
     assert types == list(range(13)) == [ElementType.number, *(ElementType[name] for name in names)]
     assert [*ElementType] == types
-    assert list((ctypes.c_uint32 * 4).in_dll(library, "operations")) == [*Operation]
+    assert list((ctypes.c_uint32 * 4).in_dll(geometries, "operations")) == [*Operation]
 
 
 def random_launch(draw: random.Random) -> Launch:

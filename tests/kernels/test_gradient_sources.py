@@ -18,25 +18,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from cuda_cpp import (
-    ARCHITECTURES,
-    ELEMENTS,
-    SANITIZED,
-    SECONDS,
-    SHIM,
-    compile_cpp,
-    nvrtc_compile,
-    requires_gxx,
-    requires_nvrtc,
-    run_cases,
-    run_program,
-)  # fmt: skip
-from launches import WORDS, a_launch, stored_words, word_fields
-from tables import DTYPES, GRADIENT_VARIANTS, NOISES, GradientVariant, slow_but
+from cuda_cpp import SANITIZED, SECONDS, SHIM, compile_cpp, requires_gxx, run_cases, run_program  # fmt: skip
+from launches import WORDS, Window, a_launch, stored_words, word_fields
+from tables import DTYPES, NOISES, slow_but
 
 import multisample
 from multisample.backends.launch import PACKED_LAUNCH, Operation, pack
-from multisample.backends.native import csrc_files
 
 Array = np.ndarray[Any, Any]
 
@@ -70,13 +57,15 @@ class Geometry(NamedTuple):
     sweep_step: int
 
 
+# float16 and bfloat16 differ only in their conversions, which test_normals.py tests.
+TYPES = ("float32", "float64", "bfloat16")
 _CASE = struct.Struct(f"{PACKED_LAUNCH}sQ4Q6I")
 _GEOMETRY = struct.Struct("20IQqqq")
 LOADS = ("at once", "side by side", "apart")
 
 
 @dataclasses.dataclass
-class Case:
+class Case(Window):
     """A gradient, its memory layout, and an optional change to the geometry of the sums."""
 
     d: int
@@ -84,12 +73,6 @@ class Case:
     dtype: str = "float32"
     noise: str = "independent"
     antithetic: bool = False
-    seed: int = 1
-    offset: int = 0
-    in_memory: tuple[str, ...] = ()
-    """Words that the kernel reads from memory: seed, offset, first_row, first_column. The draw has other values."""
-    dim_offset: int = 0
-    sample_offset: int = 0
     strides: tuple[int, int] | None = None
     """Strides in elements; contiguous rows by default."""
     misalignment: int = 0
@@ -100,7 +83,6 @@ class Case:
     slots: int = 0
     turns: int = 0
     sweeps: int = 0
-    backwards: bool = False
 
     @property
     def size(self) -> int:
@@ -127,27 +109,24 @@ class Case:
 
     def packed(self) -> bytes:
         memory, grad, first = self.memory()
-        values = dict(zip(WORDS, (self.seed, self.offset, self.dim_offset, self.sample_offset), strict=True))
         draw = a_launch(
             self.d, self.n, self.dtype, matrix=first, strides=grad.strides, operation=Operation.gradient,
             shared_noise=self.noise == "shared", antithetic=self.antithetic, device=0,
-            **word_fields(values, self.in_memory),
+            **word_fields(self.words(), self.in_memory),
         )  # fmt: skip
         most = self.d // self.rows
         tiles = min(self.tiles, most) if self.tiles else self.tiles
         head = _CASE.pack(
-            pack(draw), len(memory), *stored_words(values),
+            pack(draw), len(memory), *stored_words(self.words()),
             self.rows if self.many_rows else 0, tiles, self.slots, self.turns, self.sweeps, self.backwards,
         )  # fmt: skip
         return head + memory.tobytes()
 
     def check(self, mu: Array, sigma: Array) -> None:
         real = "float64" if self.dtype == "float64" else "float32"
-        generator = multisample.Generator(self.seed)
-        generator.state = {**generator.state, "offset": self.offset}
         z = multisample.sample(
-            np.zeros(self.d), np.ones(self.d), self.n, backend="cpu", dtype=real, generator=generator, noise=self.noise,
-            dim_offset=self.dim_offset, sample_offset=self.sample_offset, antithetic=self.antithetic,
+            np.zeros(self.d), np.ones(self.d), self.n, dtype=real, noise=self.noise, antithetic=self.antithetic,
+            **self.on_cpu(),
         )  # fmt: skip
         _, grad, _ = self.memory()
         g = grad.astype(np.longdouble)
@@ -181,7 +160,7 @@ LENGTHS = [*range(1, 20), 31, 32, 33, 35, 127, 129, 130, 257, 1021, 1024, 1100]
 
 @requires_gxx
 @pytest.mark.parametrize("noise", NOISES)
-@pytest.mark.parametrize("dtype", slow_but(["float32"], DTYPES))
+@pytest.mark.parametrize("dtype", slow_but(["float32"], TYPES))
 def test_kernel_sums_every_shape(runner: Callable[[str], Path], dtype: str, noise: str) -> None:
     cases: list[Case] = []
     for n in LENGTHS:
@@ -225,7 +204,7 @@ def layouts(d: int, n: int) -> dict[str, tuple[int, int]]:
 
 @requires_gxx
 @pytest.mark.parametrize("noise", NOISES)
-@pytest.mark.parametrize("dtype", slow_but(["float32"], DTYPES))
+@pytest.mark.parametrize("dtype", slow_but(["float32"], TYPES))
 def test_kernel_reads_any_strides_and_addresses(runner: Callable[[str], Path], dtype: str, noise: str) -> None:
     cases: list[Case] = []
     for d, n in [(5, 23), (13, 70), (41, 9), (150, 130), (300, 3), (9, 1300)]:
@@ -244,7 +223,7 @@ def test_kernel_reads_any_strides_and_addresses(runner: Callable[[str], Path], d
 
 
 @requires_gxx
-@pytest.mark.parametrize("dtype", slow_but(["float32"], DTYPES))
+@pytest.mark.parametrize("dtype", slow_but(["float32"], TYPES))
 def test_kernel_sums_distant_windows(runner: Callable[[str], Path], dtype: str) -> None:
     rows, columns = 2**32, 2**34
     cases = [
@@ -265,7 +244,7 @@ SOME_WORDS = [words for count in range(1, 5) for words in itertools.combinations
 
 @requires_gxx
 @pytest.mark.parametrize("noise", NOISES)
-@pytest.mark.parametrize("dtype", slow_but(["float32"], DTYPES))
+@pytest.mark.parametrize("dtype", slow_but(["float32"], TYPES))
 def test_kernel_takes_seed_and_window_from_memory(runner: Callable[[str], Path], dtype: str, noise: str) -> None:
     """Each combination of words in memory, and windows that begin at each position in a group."""
     cases: list[Case] = []
@@ -292,7 +271,7 @@ def test_kernel_takes_seed_and_window_from_memory(runner: Callable[[str], Path],
 
 
 @requires_gxx
-@pytest.mark.parametrize("dtype", slow_but(["float32"], DTYPES))
+@pytest.mark.parametrize("dtype", slow_but(["float32"], TYPES))
 def test_sums_of_row_segments_are_added(runner: Callable[[str], Path], dtype: str) -> None:
     """A small version of large calls: threads have several chains of groups, and rows several segments."""
     cases: list[Case] = []
@@ -316,7 +295,7 @@ def test_sums_of_row_segments_are_added(runner: Callable[[str], Path], dtype: st
 
 
 @requires_gxx
-@pytest.mark.parametrize("dtype", slow_but(["float32"], DTYPES))
+@pytest.mark.parametrize("dtype", slow_but(["float32"], TYPES))
 def test_blocks_sum_short_rows_one_after_the_other(runner: Callable[[str], Path], dtype: str) -> None:
     """A small version of large calls with short rows: each number of lanes, with idle threads and without."""
     cases: list[Case] = []
@@ -353,7 +332,7 @@ def test_the_geometry_follows_from_the_shape_and_fills_blocks(runner: Callable[[
 
 
 @requires_gxx
-@pytest.mark.parametrize("dtype", slow_but(["float32"], DTYPES))
+@pytest.mark.parametrize("dtype", slow_but(["float32"], TYPES))
 def test_sums_do_not_depend_on_the_order_of_blocks_and_threads(runner: Callable[[str], Path], dtype: str) -> None:
     cases = [
         Case(d, n, dtype, antithetic=n % 2 == 1, many_rows=many_rows, turns=turns, tiles=1 if turns else 0)
@@ -402,27 +381,3 @@ def test_code_for_other_simd_widths_gives_equal_gradients_within_bounds(tmp_path
         digests.add(done.stdout)
     assert len(digests) == 1
     assert len(digests.pop().split()) == 1
-
-
-# --- Compiled for the GPU -------------------------------------------------------------------------
-
-
-def kernel_name(kernel: GradientVariant) -> str:
-    dtype, shared, antithetic, fast, rows, only_at_once, origin_in_memory = kernel
-    element = ELEMENTS[dtype] if dtype in ("float32", "float64") else f"multisample::{dtype}"
-    flags = ", ".join(str(flag).lower() for flag in (shared, antithetic, fast))
-    last = ", ".join(str(flag).lower() for flag in (only_at_once, origin_in_memory))
-    return f"multisample::gradient_kernel<{element}, {flags}, {rows}, {last}>"
-
-
-@requires_nvrtc
-@pytest.mark.parametrize("architecture", slow_but(["sm_90"], ARCHITECTURES))
-def test_nvrtc_compiles_kernels_for_every_architecture_without_a_warning(architecture: str) -> None:
-    """Each architecture compiles an eighth of the kernels, since the sources do not depend on the architecture."""
-    kernels = [kernel_name(kernel) for kernel in GRADIENT_VARIANTS[ARCHITECTURES.index(architecture) :: 9]]
-    kernels.append("multisample::add_segments_kernel<float>")
-    options = ["-std=c++17", f"-I{csrc_files.folder()}"]
-    compiled = nvrtc_compile('#include "cuda/gradient_kernel.cuh"\n', kernels, architecture, options)
-    assert compiled.log == ""
-    for name in compiled.names:
-        assert f".text.{name}\0".encode() in compiled.code, name

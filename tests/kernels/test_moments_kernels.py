@@ -10,9 +10,7 @@ import ctypes
 import dataclasses
 import functools
 import itertools
-import re
 import struct
-import subprocess
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,14 +18,12 @@ from typing import Any
 import emulated_gpu
 import numpy as np
 import pytest
-from cuda_cpp import ARCHITECTURES, SHIM, nvrtc_compile, requires_gxx, requires_nvrtc, run_cases  # fmt: skip
-from launches import WORDS, a_launch, stored_words, word_fields
+from cuda_cpp import requires_gxx, run_cases  # fmt: skip
+from launches import WORDS, Window, a_launch, stored_words, word_fields
 from moments import exact_moments
 from tables import DTYPES, slow_but
 
-import multisample
 from multisample.backends.cupy import BACKEND as CUPY
-from multisample.backends.cupy import MOMENTS_HEADER, OPTIONS, moments_kernel_name, source
 from multisample.backends.driver import KernelKey, MomentsKey
 from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.kernels.cuda import group
@@ -39,7 +35,6 @@ from multisample.backends.kernels.cuda.moments_geometry import (
     moment_geometry,
 )
 from multisample.backends.launch import PACKED_LAUNCH, SIZES, Launch, Operation, pack
-from multisample.backends.native import csrc_files
 from multisample.backends.numba import NumbaBackend
 from multisample.backends.system import cuda_driver
 
@@ -52,7 +47,7 @@ def ceil_div(a: int, b: int) -> int:
 
 
 @dataclasses.dataclass
-class Case:
+class Case(Window):
     """A call, and optional changes to its geometry."""
 
     d: int
@@ -65,15 +60,8 @@ class Case:
     """The share of weights that are zero, in runs of random lengths."""
     weights: Array | None = None
     weight_dtype: str = "float32"
-    seed: int = 1
-    offset: int = 0
-    in_memory: tuple[str, ...] = ()
-    """Words that the kernel reads from memory: seed, offset, first_row, first_column. The call has other values."""
-    dim_offset: int = 0
-    sample_offset: int = 0
     recut: dict[str, int] = dataclasses.field(default_factory=dict)
     """Fields of the geometry to change: rows, team, turns, sweeps."""
-    backwards: bool = False
 
     @property
     def real(self) -> str:
@@ -88,14 +76,11 @@ class Case:
         w, draw = w if self.weights is None else self.weights, np.random.default_rng(self.d)
         return w, draw.normal(size=self.d).astype(self.real), np.abs(draw.normal(size=self.d)).astype(self.real)
 
-    def words(self) -> dict[str, int]:
-        return dict(zip(WORDS, (self.seed, self.offset, self.dim_offset, self.sample_offset), strict=True))
-
     def usual_geometry(self) -> MomentGeometry:
         is_known = "first_column" not in self.in_memory
         return moment_geometry(
             self.d, self.n, self.real, self.sample_offset % 8 if is_known else -1, self.shared_noise, self.antithetic,
-            bool(set(self.in_memory) - {"offset"}),
+            self.has_origin_in_memory,
         )  # fmt: skip
 
     def geometry(self) -> MomentGeometry:
@@ -129,11 +114,9 @@ class Case:
 
     def check(self, first: Array, second: Array) -> None:
         w, mu, sigma = self.vectors()
-        generator = multisample.Generator(self.seed)
-        generator.state = {**generator.state, "offset": self.offset}
         exact = exact_moments(
-            w, mu, sigma, self.dtype, generator=generator, noise="shared" if self.shared_noise else "independent",
-            dim_offset=self.dim_offset, sample_offset=self.sample_offset, antithetic=self.antithetic, backend="cpu",
+            w, mu, sigma, self.dtype, noise="shared" if self.shared_noise else "independent",
+            antithetic=self.antithetic, **self.on_cpu(),
         )  # fmt: skip
         exact.check(*(first, second)[: self.order])
 
@@ -192,7 +175,7 @@ def run_in_python(compiled: Callable[..., Any], case: Case) -> tuple[Array, Arra
         sigma=_address(sigma), weights=_address(w),
     )  # fmt: skip
     parameters = pack(call) + g.packed()
-    variant = case.real, case.antithetic, False, g.rows, case.order == 2, bool(set(case.in_memory) - {"offset"})
+    variant = case.real, case.antithetic, False, g.rows, case.order == 2, case.has_origin_in_memory
     finishes = g.finishing_blocks == 0
     emulated_gpu.launch(
         compiled(kernels.moments_kernel, *variant), g.blocks, 256, parameters, results if finishes else scratch,
@@ -311,11 +294,12 @@ def test_groups_without_weight_change_no_bits(runner: Any, compiled: Any) -> Non
 @pytest.mark.parametrize("names", [("offset",), ("seed",), WORDS])
 def test_words_are_read_from_memory(runner: Any, compiled: Any, names: tuple[str, ...]) -> None:
     words = {"seed": 77, "offset": 9, "dim_offset": 3, "sample_offset": 14}
-    cases = [
-        Case(6, 100, dtype, antithetic=antithetic, in_memory=names, **words)
-        for dtype in ("float32",) for antithetic in (False, True)
-    ]  # fmt: skip
-    run(runner, compiled, [*cases, Case(5, 40, shared_noise=True, in_memory=names, **words)])
+    antithetic = names != ("offset",)
+    run(
+        runner, compiled,
+        [Case(d, n, shared_noise=shared, antithetic=antithetic, in_memory=names, **words)
+         for d, n, shared in ((6, 100, False), (5, 40, True))],
+    )  # fmt: skip
 
 
 @requires_gxx
@@ -330,18 +314,7 @@ def test_nan_weights_reach_every_sum(runner: Any, compiled: Any) -> None:
 
 
 @requires_gxx
-def test_geometry_is_equal_in_both_languages(tmp_path: Path) -> None:
-    library = tmp_path / "geometry.so"
-    source = tmp_path / "geometry.cpp"
-    source.write_text(
-        '#include "cuda/moments_geometry.h"\nusing namespace multisample;\n'
-        'extern "C" void cut(const Launch* call, MomentGeometry* out) { *out = moment_geometry(*call); }\n'
-    )
-    subprocess.run(
-        ["g++", "-std=c++17", "-shared", "-fPIC", f"-I{csrc_files.folder()}", "-o", str(library), str(source)],
-        check=True,
-    )  # fmt: skip
-    cut = ctypes.CDLL(str(library)).cut
+def test_geometry_is_equal_in_both_languages(geometries: ctypes.CDLL) -> None:
     sizes = [1, 2, 3, 7, 10, 31, 64, 100, 255, 1000, 4096, 65536, 10**6, 10**8, 2**32]
     for d, n in itertools.product(sizes, [*sizes, 2**34]):
         for dtype, shared, antithetic, memory in itertools.product(("float32", "float64"), *((False, True),) * 3):
@@ -354,7 +327,7 @@ def test_geometry_is_equal_in_both_languages(tmp_path: Path) -> None:
                 first_column_at=8 if memory else 0, origin_in_memory=memory,
             )  # fmt: skip
             out = ctypes.create_string_buffer(PACKED_MOMENT_GEOMETRY)
-            cut(pack(launch), out)
+            geometries.moments_cut(pack(launch), out)
             g = case.usual_geometry()
             assert out.raw == g.packed(), (case, g)
             rows = 1 if shared else d
@@ -367,38 +340,12 @@ def test_geometry_is_equal_in_both_languages(tmp_path: Path) -> None:
 
 
 @requires_gxx
-def test_round_keys_are_equal_in_both_languages(tmp_path: Path) -> None:
-    library, program = tmp_path / "keys.so", tmp_path / "keys.cpp"
-    program.write_text(
-        '#include "cuda_shim.h"\n#include "cuda/group.cuh"\nusing namespace multisample;\n'
-        'extern "C" void keys(u64 seed, Keys<double>* out) { *out = Keys<double>(seed); }\n'
-    )
-    folders = [f"-I{csrc_files.folder()}", f"-I{SHIM}"]
-    subprocess.run(["g++", "-std=c++17", "-shared", "-fPIC", *folders, "-o", str(library), str(program)], check=True)
-    keys = ctypes.CDLL(str(library)).keys
+def test_round_keys_are_equal_in_both_languages(geometries: ctypes.CDLL) -> None:
     for seed in (0, 1, 7 << 32, 0x123456789ABCDEF, 2**64 - 1):
         out = ctypes.create_string_buffer(160)
-        keys(ctypes.c_uint64(seed), out)
+        geometries.keys(ctypes.c_uint64(seed), out)
         assert CUPY.moment_keys("float64")(seed) == out.raw
         assert CUPY.moment_keys("float32")(seed) == out.raw[:80]
-
-
-@requires_nvrtc
-@pytest.mark.parametrize("architecture", slow_but(["sm_90"], ARCHITECTURES))
-def test_nvrtc_compiles_kernels(architecture: str) -> None:
-    """Each architecture compiles a quarter of the kernels, since the sources do not depend on the architecture."""
-    keys = [
-        MomentsKey(real, antithetic, fast, rows, with_second, origin, finishing, 0)
-        for real, antithetic, fast, with_second, (rows, origin, finishing) in itertools.product(
-            ("float32", "float64"), *((False, True),) * 3, ((1, False, False), (4, False, False), (1, True, False),
-            (1, False, True)),
-        )
-        if not (real == "float64" and (fast or rows == 4))
-        if not (finishing and (antithetic or fast or with_second))
-    ][ARCHITECTURES.index(architecture) :: 4]  # fmt: skip
-    names = [moments_kernel_name(key) for key in keys]
-    program = nvrtc_compile(source(MOMENTS_HEADER), names, architecture, OPTIONS)
-    assert len(set(program.names)) == len(keys)
 
 
 def test_a_kernel_of_moments_is_never_taken_for_a_kernel_of_samples(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -411,23 +358,3 @@ def test_a_kernel_of_moments_is_never_taken_for_a_kernel_of_samples(monkeypatch:
     samples = KernelKey("float32", False, False, True, 0, False, False, 0)
     assert [backend.kernel(key) for key in (moments, samples, moments)] == [1, 2, 1]
     assert made == [moments, samples]
-
-
-PTX = [
-    ("float32", False, False, 4, True, False, False),
-    ("float32", True, True, 4, False, False, False),
-    ("float64", True, False, 1, True, False, False),
-    ("float32", False, False, 1, True, True, False),
-    ("float32", False, False, 1, False, False, True),
-]
-"""Arguments of `moments_variant`."""
-
-
-@pytest.mark.slow
-def test_numba_compiles_kernels_without_spills(compiled_by_numba: Callable[..., Any]) -> None:
-    for variant, (ptx, log) in zip(PTX, compiled_by_numba("moments", PTX), strict=True):
-        assert not re.search(r"^\s*call|\.local", ptx, re.M), variant
-        (stack,) = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", log)
-        assert stack == ("0", "0", "0"), (variant, stack)
-        parameters = [int(align) for align in re.findall(r"\.param \.[usbf](\d+)", ptx)]
-        assert parameters[-2:] == [64, 64], variant

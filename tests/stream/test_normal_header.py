@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 from cuda_cpp import ARCHITECTURES, SECONDS, nvrtc_compile, requires_gxx, requires_nvrtc
-from known_normals import Places, known_f32, known_f64, random_places, sampled
-from ptx_machine import Machine
+from known_normals import Places, check_points, known_f32, known_f64, random_places, sampled, sampled_row
+from ptx_machine import filled
 from ptx_reader import opcodes_of
 from tables import slow_but
 
@@ -115,10 +115,7 @@ def check_host_functions(functions: ctypes.CDLL) -> None:
         of_shift = (ctypes.c_float if real is np.float32 else ctypes.c_double)(shift)
         pointer = row.ctypes.data_as(ctypes.c_void_p)
         of_real(ctypes.c_uint64(1024), ctypes.c_uint64(7), ctypes.c_uint64(2**40), 5, of_shift, pointer)
-        x = multisample.sample(
-            [0.0], 1.0, 4096, seed=multisample.Key(7, 2**40), dim_offset=5, dtype=real.__name__, backend="cpu"
-        )
-        assert row.tobytes() == (x[0] + shift).tobytes()
+        assert row.tobytes() == (sampled_row(7, 2**40, 5, 4096, real.__name__) + shift).tobytes()
     places = random_places(200, seed=1)
     z, _ = at_points(functions.points, places, np.float32(0))
     assert z.tobytes() == sampled(places).tobytes()
@@ -244,21 +241,12 @@ def test_ptx_has_the_operations_of_the_stream_and_no_other(options: tuple[str, .
 @requires_nvrtc
 def test_device_code_has_the_bits_of_sample() -> None:
     found = bodies(PORTABLE, "compute_90")
-    for name, (places, known) in (("points", known_f32()), ("points_f64", known_f64())):
-        machine = Machine(places.i.size)
-        z = machine.array(np.empty_like(known))
-        machine.run(found[name], *map(machine.array, places), z)
-        assert machine.read(z).tobytes() == known.tobytes()
+    check_points(lambda name, places, z: filled(found[name], z, *places))
     seed, offset, i = 2**64 - 9, 2**33 + 5, 2**32 - 1
     for name, dtype in (("row", np.float32), ("row_f64", np.float64)):
-        machine = Machine(256)
-        z = machine.array(np.empty(1024, dtype))
-        first = (stream_bytes(seed, offset),) if name == "row" else (np.uint64(seed), np.uint64(offset))
-        machine.run(found[name], *first, np.uint32(i), z)
-        x = multisample.sample(
-            [0.0], 1.0, 1024, seed=multisample.Key(seed, offset), dim_offset=i, dtype=dtype.__name__, backend="cpu"
-        )
-        assert machine.read(z).tobytes() == x[0].tobytes()
+        stream = (stream_bytes(seed, offset),) if name == "row" else (np.uint64(seed), np.uint64(offset))
+        z = filled(found[name], np.empty(1024, dtype), *stream, np.uint32(i), threads=256)
+        assert z.tobytes() == sampled_row(seed, offset, i, 1024, dtype.__name__).tobytes()
 
 
 @requires_nvrtc

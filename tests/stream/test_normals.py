@@ -333,9 +333,9 @@ def test_narrowing_of_subnormals_overflow_infinities_and_nan(code: Code, dtype: 
 
 @pytest.mark.parametrize("dtype", NARROW)
 def test_narrowing_of_random_bit_patterns_and_normals(code: Code, dtype: str) -> None:
-    patterns = random_words(1 << 22, 17, 32).astype(np.uint32)
+    patterns = random_words(1 << 20, 17, 32).astype(np.uint32)
     assert_narrows(code, dtype, patterns.view(np.float32))
     # Few random patterns are in float16's range, so add exponents from 2^-27 to 2^17.
-    inside = (patterns & np.uint32(0x807FFFFF)) | (random_words(1 << 22, 18, 32) % 44 + 100 << 23).astype(np.uint32)
+    inside = (patterns & np.uint32(0x807FFFFF)) | (random_words(1 << 20, 18, 32) % 44 + 100 << 23).astype(np.uint32)
     assert_narrows(code, dtype, inside.view(np.float32))
-    assert_narrows(code, dtype, np.random.default_rng(19).standard_normal(1 << 22, np.float32))
+    assert_narrows(code, dtype, np.random.default_rng(19).standard_normal(1 << 20, np.float32))

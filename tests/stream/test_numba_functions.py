@@ -11,18 +11,17 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from cuda_cpp import SECONDS
-from known_normals import known_f32, known_f64, random_places, sampled
+from known_normals import check_points, random_places, sampled, sampled_row
 from numba import njit, typeof
 from numba.core.errors import TypingError
 from numba_ptx import CANNOT
-from ptx_machine import Machine
+from ptx_machine import filled
 from ptx_reader import opcodes_of
 
 import multisample
@@ -62,12 +61,9 @@ def row_f64(seed, offset, i, z):
         z[4 * g + 3] = z3
 
 
-@pytest.mark.parametrize("function", [points, points_f64])
-def test_njit_has_the_bits_of_the_vectors(function: Callable[..., None]) -> None:
-    places, known = known_f32() if function is points else known_f64()
-    z = np.empty_like(known)
-    function(*places, z)
-    assert z.tobytes() == known.tobytes()
+def test_njit_has_the_bits_of_the_vectors() -> None:
+    functions = {"points": points, "points_f64": points_f64}
+    check_points(lambda name, places, z: (functions[name](*places, z), z)[1])
 
 
 def test_njit_has_the_bits_of_sample_at_random_places() -> None:
@@ -80,17 +76,15 @@ def test_njit_has_the_bits_of_sample_at_random_places() -> None:
 # With fastmath, LLVM would contract the addition and a product of the caller.
 @pytest.mark.parametrize("options", [{}, {"fastmath": True}], ids=str)
 def test_rows_have_the_bits_of_sample_whatever_the_options_of_the_caller(options: dict[str, bool]) -> None:
-    x = multisample.sample([0.0] * 4, 1.0, 4096, seed=multisample.Key(7, 5), backend="cpu")
     z = np.empty(4096, np.float32)
     njit(**options)(row)(7, 5, 3, SHIFT, z)
-    assert z.tobytes() == (x[3] + SHIFT).tobytes()
+    assert z.tobytes() == (sampled_row(7, 5, 3, 4096) + SHIFT).tobytes()
 
 
 def test_float64_rows_have_the_bits_of_sample() -> None:
-    x = multisample.sample([0.0] * 4, 1.0, 4096, seed=2**64 - 1, backend="cpu", dtype="float64")
     z = np.empty(4096)
     row_f64(2**64 - 1, 0, 3, z)
-    assert z.tobytes() == x[3].tobytes()
+    assert z.tobytes() == sampled_row(2**64 - 1, 0, 3, 4096, "float64").tobytes()
 
 
 def test_loops_over_blocks_vectorise() -> None:
@@ -236,18 +230,11 @@ def ptx() -> dict[str, str]:
 
 @pytest.mark.parametrize("fastmath", [False, True])
 def test_code_for_a_gpu_has_the_bits_of_sample(ptx: dict[str, str], fastmath: bool) -> None:
-    for name, (places, known) in (("points", known_f32()), ("points_f64", known_f64())):
-        machine = Machine(places.i.size)
-        z = machine.array(np.empty_like(known))
-        machine.run(ptx[f"{name} {fastmath}"], *map(machine.array, places), z)
-        assert machine.read(z).tobytes() == known.tobytes()
-    machine = Machine(256)
-    z = machine.array(np.empty(1024, np.float32))
-    machine.run(ptx[f"row {fastmath}"], np.uint64(2**64 - 9), np.uint64(2**33 + 5), np.uint32(2**32 - 1), SHIFT, z)
-    x = multisample.sample(
-        [0.0], 1.0, 1024, seed=multisample.Key(2**64 - 9, 2**33 + 5), dim_offset=2**32 - 1, backend="cpu"
-    )
-    assert machine.read(z).tobytes() == (x[0] + SHIFT).tobytes()
+    check_points(lambda name, places, z: filled(ptx[f"{name} {fastmath}"], z, *places))
+    seed, offset, i = 2**64 - 9, 2**33 + 5, 2**32 - 1
+    stream = np.uint64(seed), np.uint64(offset), np.uint32(i)
+    z = filled(ptx[f"row {fastmath}"], np.empty(1024, np.float32), *stream, SHIFT, threads=256)
+    assert z.tobytes() == (sampled_row(seed, offset, i, 1024) + SHIFT).tobytes()
 
 
 @pytest.mark.parametrize("fastmath", [False, True])

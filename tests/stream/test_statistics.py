@@ -219,38 +219,23 @@ SURVEY_STATISTICS: dict[str, Callable[[Survey], float]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def survey() -> Survey:
-    """2^30 draws, of which about 300 are beyond 5 on each side, and one beyond 6."""
-    return surveyed(windows(2**30, seed=101))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("statistic", SURVEY_STATISTICS)
-def test_2_to_the_30_float32_draws_are_normal(survey: Survey, statistic: str) -> None:
-    assert SURVEY_STATISTICS[statistic](survey) > ALPHA
-
-
-@pytest.fixture(scope="module")
-def far_survey() -> Survey:
-    """A survey of the last columns of the stream."""
-    return surveyed(windows(2**26, seed=2**64 - 1, sample_offset=2**34 - 2**19))
-
-
-@pytest.mark.parametrize("statistic", SURVEY_STATISTICS)
-def test_draws_at_the_end_of_the_stream_are_normal(far_survey: Survey, statistic: str) -> None:
-    assert SURVEY_STATISTICS[statistic](far_survey) > ALPHA
-
-
-@pytest.fixture(scope="module")
-def survey_f64() -> Survey:
+SURVEYS: dict[str, Callable[[], Iterable[Array]]] = {
+    # About 300 of these draws are beyond 5 on each side, and one is beyond 6.
+    "2^30 float32 draws": lambda: windows(2**30, seed=101),
+    "the end of the stream": lambda: windows(2**26, seed=2**64 - 1, sample_offset=2**34 - 2**19),
     # NumPy rounds the draws to binary32, which the edges are made for.
-    return surveyed(chunk.astype(np.float32) for chunk in windows(2**26, seed=102, dtype="float64"))
+    "float64 draws": lambda: (chunk.astype(np.float32) for chunk in windows(2**26, seed=102, dtype="float64")),
+}
+
+
+@pytest.fixture(scope="module", params=slow_but([*SURVEYS][1:], SURVEYS))
+def survey(request: pytest.FixtureRequest) -> Survey:
+    return surveyed(SURVEYS[request.param]())
 
 
 @pytest.mark.parametrize("statistic", SURVEY_STATISTICS)
-def test_float64_draws_are_normal(survey_f64: Survey, statistic: str) -> None:
-    assert SURVEY_STATISTICS[statistic](survey_f64) > ALPHA
+def test_draws_are_normal(survey: Survey, statistic: str) -> None:
+    assert SURVEY_STATISTICS[statistic](survey) > ALPHA
 
 
 def tripled(z: Array) -> Array:

@@ -9,14 +9,13 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from cuda_memory import SECONDS, require
-from known_normals import Places, known_f32, known_f64
+from known_normals import Places, check_points, known_f32
 
 import multisample
 
@@ -68,12 +67,6 @@ POINTS(points_f64, double, normal_f64)
 """
 
 
-def at_places(run: Callable[[str, Places, Array], Array]) -> None:
-    """``run(kernel, places, z)`` fills `z` by a kernel with the normals at `places`."""
-    for kernel, (places, known) in (("points", known_f32()), ("points_f64", known_f64())):
-        assert run(kernel, places, np.empty_like(known)).tobytes() == known.tobytes()
-
-
 # --- C++ ------------------------------------------------------------------------------------------
 
 
@@ -117,7 +110,7 @@ def test_nvrtc_at_the_places_of_the_vectors(cupy: Any) -> None:
         module.get_function(kernel)((1,), (z.size,), (*map(cupy.asarray, places), out))
         return np.asarray(out.get())
 
-    at_places(run)
+    check_points(run)
 
 
 EXTENSION = r"""
@@ -217,7 +210,7 @@ def test_numba_at_the_places_of_the_vectors(cuda: Any) -> None:
         kernel[z.size // 100, 100](*map(cuda.to_device, places), out)
         return np.asarray(out.copy_to_host())
 
-    at_places(run)
+    check_points(run)
 
 
 def test_numba_kernels_can_be_cached(cuda: Any, tmp_path: Path) -> None:

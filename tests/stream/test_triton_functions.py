@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 from cuda_cpp import SECONDS
-from known_normals import known_f32, random_places, sampled
-from ptx_machine import Machine
+from known_normals import known_f32, random_places, sampled, sampled_row
+from ptx_machine import filled
 from ptx_reader import opcodes_of
 
 import multisample
@@ -60,30 +60,23 @@ def test_normals_have_the_bits_of_the_vectors(fused: bool) -> None:
     places, known = known_f32()
     more = random_places(-known.size % BLOCK, seed=3)
     known = np.concatenate([known, sampled(more)])
-    machine = Machine(known.size, BLOCK)
-    arrays = [machine.array(np.concatenate(pair)) for pair in zip(places, more, strict=True)]
-    z = machine.array(np.empty_like(known))
-    machine.run(compiled(points, fused), *arrays, z)
-    assert machine.read(z).tobytes() == known.tobytes()
+    arrays = map(np.concatenate, zip(places, more, strict=True))
+    assert filled(compiled(points, fused), np.empty_like(known), *arrays, block=BLOCK).tobytes() == known.tobytes()
 
 
 @pytest.mark.parametrize("function", [shifted_row, shifted_groups], ids=["normal", "normals4"])
 def test_rows_have_the_bits_of_sample_and_no_addition_is_fused(function: Any, fused: bool) -> None:
     seed, offset, i = 2**64 - 9, 2**33 + 5, 2**32 - 1
-    machine = Machine(256, BLOCK)
-    count = 256 if function is shifted_row else 1024
-    z = machine.array(np.empty(count, np.float32))
-    machine.run(compiled(function, fused), np.uint64(seed), np.uint64(offset), np.uint32(i), SHIFT, z)
-    x = multisample.sample([0.0], 1.0, count, seed=multisample.Key(seed, offset), dim_offset=i, backend="cpu")
-    assert machine.read(z).tobytes() == (x[0] + SHIFT).tobytes()
+    z = np.empty(256 if function is shifted_row else 1024, np.float32)
+    stream = np.uint64(seed), np.uint64(offset), np.uint32(i)
+    found = filled(compiled(function, fused), z, *stream, SHIFT, threads=256, block=BLOCK)
+    assert found.tobytes() == (sampled_row(seed, offset, i, z.size) + SHIFT).tobytes()
 
 
 def test_numbers_and_blocks_of_two_dimensions_are_accepted(fused: bool) -> None:
-    machine = Machine(BLOCK)
-    z = machine.array(np.empty(BLOCK, np.float32))
-    machine.run(compiled(literals, fused), z)
+    z = filled(compiled(literals, fused), np.empty(BLOCK, np.float32))
     x = multisample.sample([0.0] * BLOCK, 1.0, 7, seed=multisample.Key(2**63 + 1, 3), backend="cpu")
-    assert machine.read(z).tobytes() == np.ascontiguousarray(x[:, 6]).tobytes()
+    assert z.tobytes() == np.ascontiguousarray(x[:, 6]).tobytes()
 
 
 @pytest.mark.parametrize("function", [points, shifted_groups], ids=["normal", "normals4"])

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from launches import WORDS
+from launches import WORDS, Window
 from numba import njit
 from tables import COLUMNS, DTYPES, INPUTS, ROWS, STORE_KINDS
 from transposed_cuts import recut
@@ -47,7 +47,7 @@ def _draw_antithetic(mu: Array, sigma: Array, z: Array, first: int, out: Array) 
 
 
 @dataclasses.dataclass
-class Case:
+class Case(Window):
     """A call, the layout of its output, and an optional change to its geometry."""
 
     d: int
@@ -57,12 +57,6 @@ class Case:
     antithetic: bool = False
     fast_math: bool = False
     """The C++ runner has portable kernels only, and runs them with the geometry for fast_math."""
-    seed: int = 1
-    offset: int = 0
-    in_memory: tuple[str, ...] = ()
-    """Words that the kernel reads from memory: seed, offset, first_row, first_column. The draw has other values."""
-    dim_offset: int = 0
-    sample_offset: int = 0
     strides: tuple[int, int] | None = None
     """Strides of the output in elements; contiguous rows by default."""
     misalignment: int = 0
@@ -71,7 +65,6 @@ class Case:
     sigma: Values | None = None
     cut: Cut | None = None
     """Changes to fields of the geometry; dependent fields are computed again."""
-    backwards: bool = False
     few_columns: bool = False
     """Whether to take the geometry of kFewColumns, which `sample` uses for many more rows only."""
     small: bool = False
@@ -84,11 +77,6 @@ class Case:
     @property
     def store_kind(self) -> str:
         return STORE_KINDS[self.usual_cut().store_kind]
-
-    @property
-    def has_origin_in_memory(self) -> bool:
-        """Whether the case needs the kernel that reads the seed and the window from memory."""
-        return bool(set(self.in_memory) - {"offset"})
 
     def byte_strides(self) -> tuple[int, int]:
         rows, columns = self.strides or (self.n, 1)
@@ -113,9 +101,6 @@ class Case:
         sigma = np.abs(draw.normal(size=self.d)).astype(real) if self.sigma is None else self.sigma
         return mu, sigma
 
-    def words(self) -> dict[str, int]:
-        return dict(zip(WORDS, (self.seed, self.offset, self.dim_offset, self.sample_offset), strict=True))
-
     def expected(self) -> Array:
         """Bit patterns from the cpu backend; for antithetic pairs, computed from the backend's noise."""
         mu, sigma = self.vectors()
@@ -131,15 +116,11 @@ class Case:
             return out.astype(DTYPES[self.dtype]).view(f"u{self.size}")
 
     def _on_cpu(self, mu: Values, sigma: Values, n: int, dtype: str, sample_offset: int) -> Array:
-        generator = multisample.Generator(self.seed)
-        generator.state = {**generator.state, "offset": self.offset}
         if isinstance(mu, float):
             mu = np.full(self.d, mu)
         with np.errstate(over="ignore"):
-            got = multisample.sample(
-                mu, sigma, n, backend="cpu", dtype=dtype, generator=generator, noise=self.noise,
-                dim_offset=self.dim_offset, sample_offset=sample_offset,
-            )  # fmt: skip
+            options = self.on_cpu() | {"sample_offset": sample_offset}
+            got = multisample.sample(mu, sigma, n, dtype=dtype, noise=self.noise, **options)
         return np.asarray(got)
 
     def usual_cut(self) -> Geometry:

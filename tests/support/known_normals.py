@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ from places import DATA
 
 import multisample
 
-__all__ = ["EDGES", "Places", "known_f32", "known_f64", "random_places", "sampled"]
+__all__ = ["EDGES", "Places", "check_points", "known_f32", "known_f64", "random_places", "sampled", "sampled_row"]
 
 Array = np.ndarray[Any, Any]
 
@@ -88,3 +89,15 @@ def sampled(places: Places, dtype: str = "float32") -> Array:
         ],
         dtype,
     )  # fmt: skip
+
+
+def sampled_row(seed: int, offset: int, i: int, count: int, dtype: str = "float32") -> Array:
+    """The first elements of row `i`, by the cpu backend."""
+    key = multisample.Key(seed, offset)
+    return np.asarray(multisample.sample([0.0], 1.0, count, seed=key, dim_offset=i, dtype=dtype, backend="cpu")[0])
+
+
+def check_points(run: Callable[[str, Places, Array], Array]) -> None:
+    """``run(kernel, places, z)`` fills `z` with the normals at `places`, by the kernel "points" or "points_f64"."""
+    for kernel, (places, known) in (("points", known_f32()), ("points_f64", known_f64())):
+        assert run(kernel, places, np.empty_like(known)).tobytes() == known.tobytes(), kernel

@@ -4,21 +4,51 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+import multisample
 from multisample.backends import registry
 from multisample.backends.launch import HOST, SIZES, SPAN, ElementType, Launch, Operation, WordFormat
 
 __all__ = [
-    "WORDS", "Vector", "a_launch", "a_vector", "head_of", "stored_word", "stored_words", "vector_fields",
+    "WORDS", "Vector", "Window", "a_launch", "a_vector", "head_of", "stored_word", "stored_words", "vector_fields",
     "with_words_in_memory", "without_builtins", "word_fields",
 ]  # fmt: skip
 
 WORDS = ("seed", "offset", "first_row", "first_column")
 """The fields of a launch that may be in memory."""
+
+
+@dataclasses.dataclass(kw_only=True)
+class Window:
+    """The words of a case for a kernel, and the order of its blocks and threads."""
+
+    seed: int = 1
+    offset: int = 0
+    dim_offset: int = 0
+    sample_offset: int = 0
+    in_memory: tuple[str, ...] = ()
+    """The `WORDS` that the kernel reads from memory; the launch has other values."""
+    backwards: bool = False
+
+    @property
+    def has_origin_in_memory(self) -> bool:
+        """Whether the case needs the kernel that reads the seed and the window from memory."""
+        return bool(set(self.in_memory) - {"offset"})
+
+    def words(self) -> dict[str, int]:
+        return dict(zip(WORDS, (self.seed, self.offset, self.dim_offset, self.sample_offset), strict=True))
+
+    def on_cpu(self) -> dict[str, Any]:
+        """Options of a call of the cpu backend."""
+        return {
+            "backend": "cpu", "seed": multisample.Key(self.seed, self.offset), "dim_offset": self.dim_offset,
+            "sample_offset": self.sample_offset,
+        }  # fmt: skip
 
 
 class Vector(NamedTuple):

@@ -37,7 +37,7 @@ def exact_moments(w: Any, mu: Any, sigma: Any, dtype: str = "float32", **options
     real = "float64" if dtype == "float64" else "float32"
     w, mu, sigma = (np.asarray(x).astype(real).astype(np.longdouble) for x in (w, mu, sigma))
     d = max(mu.size, sigma.size)
-    z = multisample.sample(np.zeros(d), np.ones(d), len(w), dtype=real, **options).astype(np.longdouble)
+    z = _noise(d, len(w), dtype=real, **options).astype(np.longdouble)
     first, second = (w * z).sum(1), (w * z * z).sum(1)
     mass = np.abs(w).sum()
     # A float64 sum of n terms adds to this; float64's own sums have at most 32 terms before they are added up.
@@ -51,3 +51,18 @@ def exact_moments(w: Any, mu: Any, sigma: Any, dtype: str = "float32", **options
         m1, m2, terms * size + last * np.abs(m1) + least,
         terms * sigma**2 * (np.abs(w) * z * z).sum(1) + last * np.abs(m2) + least,
     )  # fmt: skip
+
+
+def _noise(d: int, n: int, antithetic: bool = False, sample_offset: int = 0, **options: Any) -> Array:
+    """Normals, in windows so small that no kernel for several threads is compiled, and none for antithetic pairs."""
+    if antithetic:  # Both columns of a pair have the noise of one column.
+        first, last = sample_offset // 2, (sample_offset + n + 1) // 2
+        pairs = np.repeat(_noise(d, last - first, sample_offset=first, **options), 2, axis=1)
+        pairs[:, 1::2] *= -1
+        return pairs[:, sample_offset % 2 :][:, :n]
+    width = max(1, (1 << 16) // max(d, 1))
+    windows = [
+        multisample.sample(np.zeros(d), np.ones(d), min(width, n - k), sample_offset=sample_offset + k, **options)
+        for k in range(0, n, width)
+    ]
+    return np.concatenate(windows, axis=1)

@@ -82,15 +82,12 @@ def compile_all(results: list[Compiled], origin_in_memory: bool = False) -> None
     """Compile these kernels and the kernel of `advance` (``advance.ptx``) in a separate process."""
     if importlib.util.find_spec("numba_cuda") is None:
         raise CannotCompileError("numba-cuda is not installed")
-    jobs = [[result.file.stem, [*result.variant, origin_in_memory, False], result.capability] for result in results]
+    jobs = [
+        [result.file.stem, variant if isinstance(variant, dict) else [*variant, origin_in_memory, False],
+         result.capability]
+        for result in results for variant in (result.variant,)
+    ]  # fmt: skip
     _run([*jobs, ["advance", None, HOPPER]], results[0].file.parent)
-
-
-def compile_others(kind: str, variants: list[tuple[Any, ...]], folder: Path) -> None:
-    """Compile kernels of "moments" or "perturb" for compute capability 9.0: ``kind0.ptx``, ``kind1.ptx``, ..."""
-    if importlib.util.find_spec("numba_cuda") is None:
-        raise CannotCompileError("numba-cuda is not installed")
-    _run([[f"{kind}{k}", {kind: variant}, HOPPER] for k, variant in enumerate(variants)], folder)
 
 
 def _run(jobs: list[Any], folder: Path) -> None:

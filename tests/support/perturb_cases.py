@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from launches import WORDS, a_launch, stored_words, word_fields
+from launches import Window, a_launch, stored_words, word_fields
 from numba import njit
 from tables import DTYPES
 
@@ -67,21 +67,15 @@ class Part:
 
 
 @dataclasses.dataclass
-class Call:
-    """A call of perturb."""
+class Call(Window):
+    """A call of perturb; its members begin at `dim_offset`."""
 
     parts: list[Part]
     dtype: str = "float32"
     weights: Array | float = 0.5
     members: int = 1
     """The number of members, if `weights` is a number."""
-    seed: int = 1
-    offset: int = 0
-    member: int = 0
-    in_memory: tuple[str, ...] = ()
-    """Words that the kernel reads from memory: seed, offset, first_row. The call has other values."""
     turns: int = 1
-    backwards: bool = False
 
     def __post_init__(self) -> None:
         size = SIZES[self.dtype]
@@ -135,15 +129,12 @@ class Call:
             for row, elements in zip(x, part.elements(), strict=True):
                 z = multisample.sample(
                     np.full(self.rows, -0.0), 1.0, part.width, seed=key, dtype=real.name, backend="cpu",
-                    dim_offset=self.member, sample_offset=int(elements[0]),
+                    dim_offset=self.dim_offset, sample_offset=int(elements[0]),
                 )  # fmt: skip
                 _add(weights, z, row)
             with np.errstate(over="ignore"):
                 self.view(after, span, True)[...] = x.astype(DTYPES[self.dtype])
         return after
-
-    def words(self) -> dict[str, int]:
-        return dict(zip(WORDS, (self.seed, self.offset, self.member, 0), strict=True))
 
     def launch(self, word_address: int = 8, **changes: Any) -> Launch:
         weights = self.weights if isinstance(self.weights, np.ndarray) else float(self.weights)
@@ -198,22 +189,27 @@ def _parts_of_every_kind() -> Iterator[list[Part]]:
     ]  # fmt: skip
 
 
-def calls_of_every_kind(dtype: str) -> Iterator[Call]:
-    """Every layout, each with other weights, words and orders of blocks."""
+def calls_of_every_kind(dtype: str, *, some_kernels: bool = False) -> Iterator[Call]:
+    """Every layout, each with other weights, words and orders of blocks.
+
+    `some_kernels`: only those for several members that take the seed and the window by value.
+    """
     draw = np.random.default_rng(7)
     weights = [
         0.25, np.array([1.5, -0.3, 2.25], np.float32), draw.normal(size=2), draw.normal(size=30).astype(np.float32),
         draw.normal(size=30),
     ]  # fmt: skip
     words: list[tuple[str, ...]] = [(), ("offset",), ("seed",), (), ("seed", "offset", "first_row")]
+    if some_kernels:
+        weights, words = weights[1:], words[:2]
     for k, parts in enumerate(_parts_of_every_kind()):
         w = weights[k % len(weights)]
         yield Call(
             parts, dtype, w, seed=2**64 - 1 - k, offset=(0, 2**32 - 1, 77)[k % 3],
-            member=(0, 5, 2**32 - 30)[k // 2 % 3], in_memory=words[k // 3 % len(words)], turns=1 + k % 3,
+            dim_offset=(0, 5, 2**32 - 30)[k // 2 % 3], in_memory=words[k // 3 % len(words)], turns=1 + k % 3,
             backwards=k % 2 == 1,
         )  # fmt: skip
     # More members than threads, more spans than one kernel takes, and a number for several members.
     yield Call([Part(90), Part(2100, first=1, id=1)], dtype, draw.normal(size=300).astype(np.float32), turns=2)
-    yield Call([Part(1 + k % 9, first=k % 5, id=k) for k in range(200)], dtype)
+    yield Call([Part(1 + k % 9, first=k % 5, id=k) for k in range(200)], dtype, members=1 + some_kernels)
     yield Call([Part(3, 4, first=k % 5, jump=4, id=k) for k in range(90)], dtype, 0.1, 3, backwards=True)

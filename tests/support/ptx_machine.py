@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-__all__ = ["Machine"]
+__all__ = ["Machine", "filled"]
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
@@ -46,6 +46,24 @@ _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
 def _dtype(kind: str) -> Any:
     """NumPy's type for the last part of an opcode, such as u32; bits count as unsigned."""
     return np.dtype(f"{ {'b': 'u', 'u': 'u', 's': 'i', 'f': 'f'}[kind[0]] }{int(kind[1:]) // 8}")
+
+
+def filled(ptx: str, z: Array, *arguments: Any, threads: int = 0, block: int | None = None) -> Array:
+    """`z` after a kernel with these arguments and `z`; arrays are passed by address.
+
+    Parameters
+    ----------
+    ptx : str
+        The parameters and the body of the kernel.
+    arguments
+        NumPy arrays, NumPy scalars, or bytes of a struct.
+    threads, block : int, optional
+        Threads of the grid, by default one for each element of `z`, and of a block, by default all.
+    """
+    machine = Machine(threads or z.size, block)
+    at = machine.array(z)
+    machine.run(ptx, *(machine.array(x) if isinstance(x, np.ndarray) else x for x in arguments), at)
+    return machine.read(at)
 
 
 class Machine:

@@ -102,9 +102,8 @@ class Ranks:
     def check_part(self, result: Any, whole: torch.Tensor, model: DTensor) -> None:
         """Check that `result` is placed as `model` is, and has this rank's part of `whole`."""
         assert type(result) is DTensor
-        assert (result.device_mesh, result.placements, result.shape) == (
-            model.device_mesh, model.placements, model.shape,
-        )  # fmt: skip
+        for name in ("device_mesh", "placements", "shape"):
+            assert getattr(result, name) == getattr(model, name)
         part = self.on(model.device_mesh, whole, *model.placements).to_local()
         assert same(result.to_local(), part), (result.placements, whole.shape)
 
@@ -179,6 +178,8 @@ def shards_of_every_size(ranks: Ranks) -> None:
             (ranks.grid, [Shard(1), Shard(1)]), (ranks.grid, [Shard(0), Shard(0)]),
         ):  # fmt: skip
             ranks.check(ranks.sharded(mu, sigma, n, mesh, placements, seed=SEED), whole, mesh, placements)
+        result = ranks.sharded(mu, sigma, n, ranks.grid, [Shard(-1), Shard(-2)], seed=SEED)
+        ranks.check(result, whole, ranks.grid, [Shard(1), Shard(0)])
 
 
 @case
@@ -186,24 +187,14 @@ def every_kind_of_draw(ranks: Ranks) -> None:
     for dtype, call in kinds_of_draw():
         mu, sigma = ranks.vectors(13, dtype)
         whole = ranks.single(mu, sigma, 103, **call)
-        for mesh, placements in (
-            (ranks.line, [Shard(0)]),
-            (ranks.line, [Shard(1)]),
-            (ranks.grid, [Shard(1), Shard(0)]),
-        ):
+        for mesh, *placements in ((ranks.line, Shard(0)), (ranks.line, Shard(1)), (ranks.grid, Shard(1), Shard(0))):
             ranks.check(ranks.sharded(mu, sigma, 103, mesh, placements, **call), whole, mesh, placements)
+        result = ranks.sample(ranks.on(ranks.line, mu, Shard(0)), ranks.on(ranks.line, sigma, Shard(0)), 103, **call)
+        ranks.check(result, whole, ranks.line, [Shard(int(call["layout"] == "nd"))])
         ranks.check(
             ranks.sharded(mu, sigma, 103, ranks.line, [Shard(1)], dtype="float64", **call),
             ranks.single(mu, sigma, 103, dtype="float64", **call), ranks.line, [Shard(1)],
         )  # fmt: skip
-
-
-@case
-def negative_axes(ranks: Ranks) -> None:
-    mu, sigma = ranks.vectors(13)
-    whole = ranks.single(mu, sigma, 9, seed=SEED)
-    result = ranks.sharded(mu, sigma, 9, ranks.grid, [Shard(-1), Shard(-2)], seed=SEED)
-    ranks.check(result, whole, ranks.grid, [Shard(1), Shard(0)])
 
 
 @case
@@ -229,15 +220,13 @@ def vectors_of_every_form(ranks: Ranks) -> None:
     whole = ranks.single(mu, sigma, 21, seed=SEED)
     placements = [Shard(0), Shard(1)]
     strided = torch.stack([mu, mu], 1)[:, 0]
-    rows = {"replicated": [Replicate(), Replicate()], "sharded": [Shard(0), Replicate()]}
-    for form, given in rows.items():
+    for given in ([Replicate(), Replicate()], [Shard(0), Replicate()]):
         for one, other in (
             (ranks.on(ranks.grid, mu, *given), sigma),
             (mu[:, None], ranks.on(ranks.grid, sigma, *given)),
             (ranks.on(ranks.grid, mu[:, None].contiguous(), *given), ranks.on(ranks.grid, sigma, *given)),
             (strided, sigma[:, None]),
         ):
-            assert form
             result = ranks.sharded(one, other, 21, ranks.grid, placements, seed=SEED)
             ranks.check(result, whole, ranks.grid, placements)
     for number in (2.5, torch.tensor(2.5, device=ranks.device)):
@@ -277,14 +266,6 @@ def numbers_beside_dtensors(ranks: Ranks) -> None:
         ranks.check(result, ranks.single(mu, 2.5, 21, seed=SEED), ranks.line, [Shard(0)])
         result = ranks.sample(one, ranks.on(ranks.line, sigma, Shard(0)), 21, seed=SEED)
         ranks.check(result, ranks.single(2.5, sigma, 21, seed=SEED), ranks.line, [Shard(0)])
-
-
-@case
-def dtensors_of_every_kind_of_draw(ranks: Ranks) -> None:
-    for dtype, call in kinds_of_draw():
-        mu, sigma = ranks.vectors(13, dtype)
-        result = ranks.sample(ranks.on(ranks.line, mu, Shard(0)), ranks.on(ranks.line, sigma, Shard(0)), 33, **call)
-        ranks.check(result, ranks.single(mu, sigma, 33, **call), ranks.line, [Shard(int(call["layout"] == "nd"))])
 
 
 @case
@@ -497,35 +478,29 @@ def ranks_that_differ_are_named(ranks: Ranks) -> None:
     others = ", ".join(str(rank) for rank in range(ranks.size) if rank != 1)
     others = f"ranks {others}" if ranks.size > 2 else f"rank {others}"
 
+    def differ(name: str, usual: Any, of_rank_1: Any) -> Any:
+        message = f"^{name}: expected the same on every rank, got {usual} on {others}, {of_rank_1} on rank 1$"
+        return refused(ValueError, message)
+
     mine = Generator(11)
     if odd:
         ranks.single(mu, 1.0, 1, generator=mine)
     state = mine.state
     for mesh, placements in ((ranks.line, [Shard(1)]), (ranks.grid, [Shard(1), Replicate()])):
-        with refused(
-            ValueError, f"^generator's offset: expected the same on every rank, got 0 on {others}, 1 on rank 1$"
-        ):
+        with differ("generator's offset", 0, 1):
             ranks.sharded(mu, 1.0, 9, mesh, placements, generator=mine, validate=True)
         assert mine.state == state
     torch.manual_seed(11 + odd)
     before = default_state(ranks)
-    with refused(
-        ValueError, rf"^generator's seed: expected the same on every rank, got \d+ on {others}, \d+ on rank 1$"
-    ):
+    with differ("generator's seed", r"\d+", r"\d+"):
         ranks.sample(rows, 1.0, 9, validate=True)
     assert torch.equal(default_state(ranks), before)
-    seed = 2**64 - 1 - odd
-    with refused(
-        ValueError, f"^seed: expected the same on every rank, got {2**64 - 1} on {others}, {2**64 - 2} on rank 1$"
-    ):
-        ranks.sample(rows, 1.0, 9, seed=seed, validate=True)
-    for name, call in (
-        ("n", {"n": 9 + odd}),
-        ("dim_offset", {"dim_offset": odd}),
-        ("sample_offset", {"sample_offset": odd}),
-    ):
-        with refused(ValueError, f"^{name}: expected the same on every rank"):
-            ranks.sharded(mu, 1.0, mesh=ranks.line, placements=[Shard(1)], seed=1, validate=True, **{"n": 9, **call})
+    with differ("seed", 2**64 - 1, 2**64 - 2):
+        ranks.sample(rows, 1.0, 9, seed=2**64 - 1 - odd, validate=True)
+    for name, usual in (("n", 9), ("dim_offset", 0), ("sample_offset", 0)):
+        call = {"n": 9, name: usual + odd}
+        with differ(name, usual, usual + 1):
+            ranks.sharded(mu, 1.0, mesh=ranks.line, placements=[Shard(1)], seed=1, validate=True, **call)
 
 
 @case
@@ -679,21 +654,11 @@ def wrong_arguments_are_refused(ranks: Ranks) -> None:
     for one, other, error, message in (
         (partial, 1.0, ValueError, r"^mu: expected placements Shard\(0\) or Replicate\(\), got"),
         (columns, 1.0, ValueError, r"^mu: expected placements Shard\(0\) or Replicate\(\), got"),
-        (
-            rows,
-            sigma,
-            TypeError,
-            "^sigma: expected a DTensor or a number where other arguments are DTensors, got .* of type Tensor$",
-        ),
+        (rows, sigma, TypeError, "^sigma: expected a DTensor or a number where other .* are DTensors, got .* Tensor$"),
         (mu, rows, TypeError, "^mu: expected a DTensor or a number where other arguments are DTensors, got .* Tensor$"),
-        (
-            rows,
-            ranks.on(grid, sigma, Replicate(), Replicate()),
-            ValueError,
-            "^sigma: expected a DTensor on the same mesh",
-        ),
+        (rows, ranks.on(grid, sigma, Replicate(), Replicate()), ValueError, "^sigma: expected .* on the same mesh"),
         (rows, ranks.on(line, sigma[1:], Shard(0)), ValueError, "^sigma: expected as many elements as mu, 16, got 15$"),
-    ):
+    ):  # fmt: skip
         with refused(error, message):
             ranks.sample(one, other, 9)
     if ranks.size > 2:

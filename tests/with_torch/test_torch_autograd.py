@@ -287,14 +287,13 @@ NOISES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("options", NOISES.values(), ids=NOISES)
 def test_the_operators_pass_opcheck(operators: Any, torch_device: str, options: dict[str, Any], counted: bool) -> None:
     counter = torch.tensor([11], device=torch_device) if counted else None
-    for dtype in (torch.float32, torch.float64, torch.bfloat16):
-        for requires_grad in (False, True):
+    for dtype in (torch.float32, torch.bfloat16):
+        for requires_grad, transposed in ((False, False), (True, False), (True, True)):
+            turned = {**options, "transposed": transposed}
             mu, sigma = (x.detach().requires_grad_(requires_grad) for x in vectors(torch_device, dtype))
-            torch.library.opcheck(operators.sample, (mu, sigma, N, counter), options)
-            torch.library.opcheck(operators.sample, (mu, sigma, N, counter), {**options, "transposed": True})
+            torch.library.opcheck(operators.sample, (mu, sigma, N, counter), turned)
             grad = torch.ones((D, N), dtype=dtype, device=torch_device, requires_grad=requires_grad)
-            torch.library.opcheck(operators.sample_backward, (grad, counter), options)
-            torch.library.opcheck(operators.sample_backward, (grad, counter), {**options, "transposed": True})
+            torch.library.opcheck(operators.sample_backward, (grad, counter), turned)
         mu, sigma = (x.detach() for x in vectors(torch_device, dtype))
         out = torch.empty((N, D), dtype=dtype, device=torch_device)
         torch.library.opcheck(operators.sample_, (out.T, mu, sigma, counter), options)

@@ -40,8 +40,9 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("form", "compiled"), [*((form, False) for form in FORMS), ("list", True), ("seeds and offsets", True)]
+)
 def test_gradients_are_sums_over_the_batch(torch_device: str, form: str, compiled: bool) -> None:
     seeds = FORMS[form](torch_device)
 
@@ -51,7 +52,7 @@ def test_gradients_are_sums_over_the_batch(torch_device: str, form: str, compile
     torch._dynamo.reset()
     function = torch.compile(draw, backend="aot_eager", fullgraph=True) if compiled else draw
     mu, sigma = vectors(torch_device, torch.float64)
-    for own in [(mu, sigma), (mu, sigma[0]), (mu[1], sigma)]:
+    for own in [(mu[1], sigma)] if compiled else [(mu, sigma), (mu, sigma[0]), (mu[1], sigma)]:
         leaves = [x.clone().requires_grad_() for x in own]
         x = function(*leaves)
         expected = one_by_one(*leaves, antithetic=True, layout="nd")

@@ -66,13 +66,12 @@ def test_with_a_seed_compiled_code_draws_the_eager_bits(torch_device: str, optio
     assert torch.equal(compiled(draw)(mu, sigma), draw(mu, sigma))
 
 
-@pytest.mark.parametrize("sigma", [0.5, 2, torch.tensor(0.5), torch.linspace(0.5, 2, D)[:, None]], ids=str)
-def test_compiled_code_accepts_every_form_of_vectors(torch_device: str, sigma: Any) -> None:
-    mu, _ = vectors(torch_device)
-    if isinstance(sigma, torch.Tensor):
-        sigma = sigma.to(torch_device)
-    for pair in ((mu, sigma), (sigma, mu.abs())):
-        assert torch.equal(compiled(sample)(*pair, N, seed=3), sample(*pair, N, seed=3))
+def test_compiled_code_accepts_every_form_of_vectors(torch_device: str) -> None:
+    mu, sigma = vectors(torch_device)
+    for other in (0.5, 2, torch.tensor(0.5, device=torch_device), sigma[:, None]):
+        torch.compiler.reset()
+        for pair in ((mu, other), (other, sigma)):
+            assert torch.equal(compiled(sample)(*pair, N, seed=3), sample(*pair, N, seed=3))
     part = functools.partial(sample, sigma=sigma, seed=3)
     assert torch.equal(compiled(lambda mu: part(mu, n=N))(mu), part(mu, n=N))
 

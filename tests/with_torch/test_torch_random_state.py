@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -38,34 +39,27 @@ def all_differ(*samples: torch.Tensor) -> bool:
     return len({x.cpu().numpy().tobytes() for x in samples}) == len(samples)
 
 
-def test_manual_seed_determines_the_numbers(draw: Draw) -> None:
-    torch.manual_seed(3)
-    first = [draw() for _ in range(3)]
-    torch.manual_seed(3)
-    assert all(map(torch.equal, first, [draw() for _ in range(3)]))
+@pytest.mark.parametrize("source", ["manual_seed", "generator", "rng_state"])
+def test_a_source_that_is_set_back_draws_equal_numbers(
+    draw: Callable[..., torch.Tensor], torch_device: str, source: str
+) -> None:
+    options: dict[str, Any] = {}
+    if source == "manual_seed":
+        reset: Any = functools.partial(torch.manual_seed, 3)
+    elif source == "generator":
+        options["generator"] = generator = torch.Generator(torch_device).manual_seed(3)
+        reset = functools.partial(generator.set_state, generator.get_state())
+    else:
+        random: Any = torch.cuda if torch_device == "cuda" else torch
+        draw()
+        reset = functools.partial(random.set_rng_state, random.get_rng_state())
+    reset()
+    first = [draw(**options) for _ in range(3)]
+    reset()
+    assert all(torch.equal(x, draw(**options)) for x in first)
+    assert all_differ(*first, draw(**options))
     torch.manual_seed(4)
-    assert all_differ(*first, draw())
-
-
-def test_a_torch_generator_determines_the_numbers(draw: Callable[..., torch.Tensor], torch_device: str) -> None:
-    generator = torch.Generator(torch_device).manual_seed(3)
-    state = generator.get_state()
-    first = [draw(generator=generator) for _ in range(3)]
-    generator.set_state(state)
-    assert all(torch.equal(x, draw(generator=generator)) for x in first)
-    assert all_differ(*first, draw(generator=generator))
-
-
-def test_a_restored_rng_state_draws_equal_numbers(draw: Draw, torch_device: str) -> None:
-    get, put = torch.get_rng_state, torch.set_rng_state
-    if torch_device == "cuda":
-        get, put = torch.cuda.get_rng_state, torch.cuda.set_rng_state
-    draw()
-    state = get()
-    first = [draw(), draw()]
-    assert all_differ(*first)
-    put(state)
-    assert all(map(torch.equal, first, [draw(), draw()]))
+    assert all_differ(*first, draw(**options))
 
 
 def test_draws_of_pytorch_and_of_multisample_can_alternate(draw: Draw, torch_device: str) -> None:

@@ -11,12 +11,12 @@ import json
 import os
 import subprocess
 import sys
-from typing import Any
+from pathlib import Path
 
 import pytest
 from cuda_memory import require
 
-# The names of the cases; importing them needs PyTorch.
+# The script of the ranks; importing it needs PyTorch.
 pytest.importorskip("torch.distributed.tensor")
 import sharded_ranks
 import torch
@@ -26,96 +26,52 @@ import multisample
 VARIABLE = "MULTISAMPLE_TEST_BACKENDS"
 # Seconds after which ranks count as hanging. Four processes may compile at the same time.
 DEADLINE = 900
-SERVES = {"cpu": ("torch_ext", "cpu"), "cuda": ("torch_ext", "cupy", "numba")}
-CASES = sorted(sharded_ranks.CASES)
 
 
-class Runs:
-    """Results of the ranks, which run once for each device type and number of ranks."""
-
-    def __init__(self, folder: pytest.TempPathFactory) -> None:
-        self.folder = folder
-        self.found: dict[Any, list[dict[str, str]] | str] = {}
-
-    def failures(self, device_type: str, size: int, backends: tuple[str, ...]) -> list[dict[str, str]]:
-        """For each rank, the failed cases and their tracebacks."""
-        key = device_type, size, backends
-        if key not in self.found:
-            self.found[key] = self.start(device_type, size, backends)
-        found = self.found[key]
-        if isinstance(found, str):
-            pytest.fail(found, pytrace=False)
-        return found
-
-    def start(self, device_type: str, size: int, backends: tuple[str, ...]) -> list[dict[str, str]] | str:
-        """Start the ranks; returns the failures of each, or the ranks' output if one died or timed out."""
-        folder = self.folder.mktemp(f"{device_type}-{size}")
-        # Some containers lack NVLink multicast, without which NCCL would fail.
-        environment = os.environ | {"NCCL_NVLS_ENABLE": "0"}
-        script, names = str(sharded_ranks.__file__), ",".join(backends)
-        ranks = []
-        for rank in range(size):
-            command = [sys.executable, script, device_type, str(rank), str(size), str(folder), names]
-            with (folder / f"{rank}.log").open("wb") as log:
-                ranks.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            for process in ranks:
-                process.wait(DEADLINE)
+def check_ranks(folder: Path, device_type: str, size: int, backends: list[str]) -> None:
+    """Check that no rank fails a case. One start of the ranks serves all cases and backends."""
+    # Some containers lack NVLink multicast, without which NCCL would fail.
+    environment = os.environ | {"NCCL_NVLS_ENABLE": "0"}
+    logs, ranks = [folder / f"{rank}.log" for rank in range(size)], []
+    for rank, path in enumerate(logs):
+        place = [device_type, str(rank), str(size), str(folder), ",".join(backends)]
+        with path.open("wb") as log:
+            command = [sys.executable, str(sharded_ranks.__file__), *place]
+            ranks.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
+    with contextlib.suppress(subprocess.TimeoutExpired):
         for process in ranks:
-            process.kill()
-        if any(process.wait() for process in ranks):
-            return "\n".join(f"rank {rank}:\n{(folder / f'{rank}.log').read_text()}" for rank in range(size))
-        return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(size)]
-
-
-@pytest.fixture(scope="session")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    return Runs(tmp_path_factory)
-
-
-def on_cpu() -> tuple[str, ...]:
-    """The backends for the CPU: those that the variable names, or all available ones."""
-    requested = os.environ.get(VARIABLE)
-    known = multisample.list_backends()
-    if requested is None:
-        return tuple(name for name in SERVES["cpu"] if known[name].available)
-    return tuple(name for name in SERVES["cpu"] if name in [part.strip() for part in requested.split(",")])
-
-
-def on_cuda() -> tuple[str, ...]:
-    """The backends for CUDA. Tests of the other backends are skipped or fail by `require`."""
-    found = []
-    for name in SERVES["cuda"]:
-        try:
-            require(name)
-        except (pytest.skip.Exception, pytest.fail.Exception):
-            continue
-        found.append(name)
-    return tuple(found)
-
-
-def check(found: list[dict[str, str]], case: str) -> None:
-    failed = [f"rank {rank}:\n{failures[case]}" for rank, failures in enumerate(found) if case in failures]
-    assert not failed, "\n".join(failed)
+            process.wait(DEADLINE)
+    for process in ranks:
+        process.kill()
+    codes = [process.wait() for process in ranks]
+    if any(codes):
+        pytest.fail("\n".join(f"rank {rank}:\n{path.read_text()}" for rank, path in enumerate(logs)), pytrace=False)
+    for rank in range(size):
+        failures: dict[str, str] = json.loads((folder / f"{rank}.json").read_text())
+        assert not failures, "\n".join(f"rank {rank}, {case}:\n{error}" for case, error in failures.items())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("backend_on_cpu", SERVES["cpu"])
-def test_four_cpu_processes(case: str, backend_on_cpu: str, runs: Runs) -> None:
-    if backend_on_cpu not in on_cpu():
-        pytest.skip(f"{backend_on_cpu} cannot run here, or the variable does not name it")
-    check(runs.failures("cpu", 4, on_cpu()), f"{case}[{backend_on_cpu}]")
+def test_four_cpu_processes(tmp_path: Path) -> None:
+    requested, known = os.environ.get(VARIABLE), multisample.list_backends()
+    backends = [name for name in ("torch_ext", "cpu") if requested is None and known[name].available]
+    if requested is not None:
+        backends = [name for name in ("torch_ext", "cpu") if name in map(str.strip, requested.split(","))]
+    if not backends:
+        pytest.skip(f"no backend for the CPU can run here, or {VARIABLE} names none")
+    check_ranks(tmp_path, "cpu", 4, backends)
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("backend_on_cuda", SERVES["cuda"])
 @pytest.mark.parametrize("size", [2, 4])
-def test_gpus(case: str, backend_on_cuda: str, size: int, runs: Runs) -> None:
-    require(backend_on_cuda)
-    if not torch.cuda.is_available() or torch.cuda.device_count() < size:
+def test_gpus(size: int, tmp_path: Path) -> None:
+    backends = []
+    for name in ("torch_ext", "cupy", "numba"):
+        with contextlib.suppress(pytest.skip.Exception):
+            require(name)
+            backends.append(name)
+    if not backends or not torch.cuda.is_available() or torch.cuda.device_count() < size:
         pytest.skip(f"fewer than {size} CUDA devices for PyTorch")
-    check(runs.failures("cuda", size, on_cuda()), f"{case}[{backend_on_cuda}]")
+    check_ranks(tmp_path, "cuda", size, backends)
 
 
 def test_unknown_attributes_of_the_torch_module_raise() -> None:

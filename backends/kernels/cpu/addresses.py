@@ -15,8 +15,6 @@ from multisample.backends.kernels.compilation import cached, compile_cached
 from .intrinsics import emit_array, emit_default_floats, emit_restore_floats
 from .kernel import window_parameters
 
-__all__ = ["byte_at", "c_address", "c_function", "c_string", "call_c", "call_window", "numbers_at", "symbol", "word_at"]
-
 _WORD = ir.IntType(64)
 _C_FUNCTION = ir.FunctionType(_WORD, [_WORD])
 
@@ -159,7 +157,7 @@ def call_window(typingctx: Any, kernel: Any, vectors: Any, matrix: Any, words: A
     return types.none(types.int64, *integers, types.boolean), codegen
 
 
-def c_address(function: Callable[..., Any], name: str, digest: str) -> int:
+def c_address(function: Callable[..., Any], name: str, digest: str | None = None) -> int:
     """The address of a C function that calls ``function(word)``: see `c_function`, and `compile_cached` for the names.
 
     The code is never freed.

@@ -8,8 +8,6 @@ from __future__ import annotations
 from multisample.backends.kernels.compilation import inline
 from multisample.backends.launch import FIELD_AT, PACKED_LAUNCH, Launch
 
-__all__ = ["HALF", "LAUNCH_WORDS", "LOW", "WORD", "half", "set_half"]
-
 LAUNCH_WORDS = PACKED_LAUNCH // 8
 WORD = Launch(*(at // 8 for at in FIELD_AT.values()))
 """Places of fields of 8 bytes, in words."""

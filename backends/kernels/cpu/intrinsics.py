@@ -13,13 +13,6 @@ from numba.extending import intrinsic
 
 from multisample.backends.kernels.stream.arithmetic import emit_fma
 
-__all__ = [
-    "call_entry", "compare_exchange", "contiguous", "copy_vector", "default_floats", "emit_array",
-    "emit_default_floats", "emit_restore_floats", "entry_address", "fetch_add", "integers_at", "load_acquire",
-    "prefetch", "restore_floats", "run_down", "scale_vector", "stack_array", "stack_copy", "store_apart",
-    "thread_entry", "use_widest_vectors",
-]  # fmt: skip
-
 
 @intrinsic
 def contiguous(typingctx: Any, row: Any) -> Any:

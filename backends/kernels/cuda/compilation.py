@@ -38,39 +38,27 @@ from .parameters import MOMENTS_SIGNATURE, SIGNATURE, perturb_signature
 from .perturb import perturb_kernel
 from .perturb_geometry import PERTURB_THREADS
 
-__all__ = [
-    "ADVANCE_SIGNATURE",
-    "advance_kernel",
-    "compile_advance",
-    "compile_kernel",
-    "compile_moments",
-    "compile_perturb",
-    "device_kind",
-    "launch_bounds",
-    "moments_bounds",
-    "moments_variant",
-    "perturb_bounds",
-    "perturb_variant",
-    "variant_kernel",
-]
-
 # The intrinsics, for each kind of devices.
 _DEVICES = {"usual": cuda_intrinsics, "small": ModuleType("of_small_devices"), "before 8.0": ModuleType("before_8_0")}
 vars(_DEVICES["small"]).update(vars(cuda_intrinsics), LARGE_SHARED_MEMORY=False)
 vars(_DEVICES["before 8.0"]).update(vars(_DEVICES["small"]), NARROWING=cuda_intrinsics.NARROWING_BEFORE_8_0)
 
-_VARIANTS = tuple(
-    itertools.product(SIZES, *((False, True),) * 3, range(len(STORE_KINDS)), *((False, True),) * 2, _DEVICES)
+_FLAGS = False, True
+# The kernels: for each kind, a function of the intrinsics and of a variant; and all variants, with the kind of devices.
+_KERNELS: dict[str, Callable[..., Callable[..., None]]] = {
+    "sample": sample_kernel,
+    "moments": lambda gpu, *choices: (
+        finishing_kernel(gpu, choices[0]) if choices[-1] else moments_kernel(gpu, *choices[:-1])
+    ),
+    "perturb": perturb_kernel,
+}
+_VARIANTS = (
+    *itertools.product(["sample"], SIZES, *(_FLAGS,) * 3, range(len(STORE_KINDS)), *(_FLAGS,) * 2, _DEVICES),
+    *itertools.product(["moments"], ("float32", "float64"), *(_FLAGS,) * 2, (1, MOMENT_ROWS), *(_FLAGS,) * 3, _DEVICES),
+    *itertools.product(["perturb"], SIZES, *(_FLAGS,) * 4, _DEVICES),
 )
 
 ADVANCE_SIGNATURE = types.void(types.int64)
-
-
-_MOMENT_VARIANTS = tuple(
-    itertools.product(("float32", "float64"), *((False, True),) * 2, (1, MOMENT_ROWS), *((False, True),) * 3, _DEVICES)
-)
-
-_PERTURB_VARIANTS = tuple(itertools.product(SIZES, *((False, True),) * 4, _DEVICES))
 
 
 def device_kind(capability: tuple[int, int]) -> str:
@@ -80,133 +68,68 @@ def device_kind(capability: tuple[int, int]) -> str:
     return "small" if capability in ((8, 6), (8, 9)) or capability[0] == 12 else "usual"
 
 
-def _draw(call: Any, geometry: Any, variant: int) -> None:
+def _run(call: Any, geometry: Any, variant: int) -> None:
     raise NotImplementedError("for a GPU only")
 
 
-def _sum(call: Any, geometry: Any, variant: int) -> None:
-    raise NotImplementedError("for a GPU only")
-
-
-def _perturb(call: Any, spans: Any, variant: int) -> None:
-    raise NotImplementedError("for a GPU only")
-
-
-@overload(_perturb, prefer_literal=True, jit_options={"forceinline": True})
-def _perturb_variant(call: Any, spans: Any, variant: Any) -> Callable[..., Any] | None:
+@overload(_run, prefer_literal=True, jit_options={"forceinline": True})
+def _run_variant(call: Any, geometry: Any, variant: Any) -> Callable[..., Any] | None:
     if not isinstance(variant, types.IntegerLiteral):
         return None
-    *choices, device = _PERTURB_VARIANTS[variant.literal_value]
-    kernel = njit(forceinline=True)(perturb_kernel(_DEVICES[device], *choices))
+    kind, *choices, device = _VARIANTS[variant.literal_value]
+    kernel = njit(forceinline=True)(_KERNELS[kind](_DEVICES[device], *choices))
 
-    def perturb(call: Any, spans: Any, variant: Any) -> None:
-        kernel(call, spans)
-
-    return perturb
-
-
-@overload(_sum, prefer_literal=True, jit_options={"forceinline": True})
-def _sum_variant(call: Any, geometry: Any, variant: Any) -> Callable[..., Any] | None:
-    if not isinstance(variant, types.IntegerLiteral):
-        return None
-    *choices, finishing, device = _MOMENT_VARIANTS[variant.literal_value]
-    gpu = _DEVICES[device]
-    function = finishing_kernel(gpu, choices[0]) if finishing else moments_kernel(gpu, *choices)
-    kernel = njit(forceinline=True)(function)
-
-    def add_up(call: Any, geometry: Any, variant: Any) -> None:
+    def run(call: Any, geometry: Any, variant: Any) -> None:
         kernel(call, geometry)
 
-    return add_up
+    return run
 
 
-@overload(_draw, prefer_literal=True, jit_options={"forceinline": True})
-def _draw_variant(call: Any, geometry: Any, variant: Any) -> Callable[..., Any] | None:
-    if not isinstance(variant, types.IntegerLiteral):
-        return None
-    *choices, device = _VARIANTS[variant.literal_value]
-    kernel = njit(forceinline=True)(sample_kernel(_DEVICES[device], *choices))
+def _kernel(name: str, *choices: Any) -> Callable[..., None]:
+    """The kernel of one of `_VARIANTS`, to be compiled. Profilers show its `name`.
 
-    def draw(call: Any, geometry: Any, variant: Any) -> None:
-        kernel(call, geometry)
+    All choices reach the compiler as one literal, so that a kernel from the cache is never made from its parts.
+    """
+    variant = _VARIANTS.index(choices)
 
-    return draw
+    def kernel(call: Any, geometry: Any) -> None:
+        _run(call, geometry, variant)
+
+    kernel.__qualname__ = name
+    return kernel
 
 
 def variant_kernel(
-    dtype: str,
-    shared_noise: bool,
-    antithetic: bool,
-    fast_math: bool,
-    store_kind: int,
-    origin_in_memory: bool = False,
-    batched: bool = False,
-    device: str = "usual",
-) -> Callable[..., None]:
-    """The kernel of `multisample.backends.kernels.cuda.kernel.sample_kernel` for one kind of calls, to be compiled.
-
-    All options reach the compiler as one literal, an index into `_VARIANTS`. `device` is a `device_kind`.
-    """
-    variant = _VARIANTS.index(
-        (dtype, shared_noise, antithetic, fast_math, store_kind, origin_in_memory, batched, device)
+    dtype: str, shared_noise: bool, antithetic: bool, fast_math: bool, store_kind: int, origin_in_memory: bool = False,
+    batched: bool = False, device: str = "usual",
+) -> Callable[..., None]:  # fmt: skip
+    """A `sample_kernel`, to be compiled. `device` is a `device_kind`."""
+    names = [dtype, "shared" if shared_noise else "independent", *["antithetic"] * antithetic]
+    names += ["fast" if fast_math else "portable", STORE_KINDS[store_kind], *["origin_in_memory"] * origin_in_memory]
+    name = "_".join(["sample_kernel", *names, *["batched"] * (origin_in_memory and batched)])
+    return _kernel(
+        name, "sample", dtype, shared_noise, antithetic, fast_math, store_kind, origin_in_memory, batched, device
     )
-
-    def kernel(call: Any, geometry: Any) -> None:
-        _draw(call, geometry, variant)
-
-    # The name that profilers show.
-    noise, transform = ("shared" if shared_noise else "independent"), ("fast" if fast_math else "portable")
-    noise += "_antithetic" if antithetic else ""
-    kernel.__qualname__ = f"sample_kernel_{dtype}_{noise}_{transform}_{STORE_KINDS[store_kind]}"
-    if origin_in_memory:
-        kernel.__qualname__ += "_origin_in_memory" + "_batched" * batched
-    return kernel
 
 
 def moments_variant(
-    real: str,
-    antithetic: bool,
-    fast_math: bool,
-    rows: int,
-    with_second: bool,
-    origin_in_memory: bool,
-    finishing: bool,
+    real: str, antithetic: bool, fast_math: bool, rows: int, with_second: bool, origin_in_memory: bool, finishing: bool,
     device: str = "usual",
-) -> Callable[..., None]:
-    """The kernel of `multisample.backends.kernels.cuda.moments` for one kind of calls, to be compiled."""
-    variant = _MOMENT_VARIANTS.index(
-        (real, antithetic, fast_math, rows, with_second, origin_in_memory, finishing, device)
-    )
-
-    def kernel(call: Any, geometry: Any) -> None:
-        _sum(call, geometry, variant)
-
-    kernel.__qualname__ = f"finish_moments_kernel_{real}"
-    if not finishing:
-        flags = {
-            "antithetic": antithetic,
-            "fast": fast_math,
-            "second": with_second,
-            "origin_in_memory": origin_in_memory,
-        }
-        names = [real, str(rows), *(name for name, flag in flags.items() if flag)]
-        kernel.__qualname__ = f"moments_kernel_{'_'.join(names)}"
-    return kernel
+) -> Callable[..., None]:  # fmt: skip
+    """A `moments_kernel` or, if `finishing`, the `finishing_kernel`, to be compiled."""
+    flags = {"antithetic": antithetic, "fast": fast_math, "second": with_second, "origin_in_memory": origin_in_memory}
+    names = ["moments_kernel", real, str(rows), *(name for name, flag in flags.items() if flag)]
+    name = f"finish_moments_kernel_{real}" if finishing else "_".join(names)
+    return _kernel(name, "moments", real, antithetic, fast_math, rows, with_second, origin_in_memory, finishing, device)
 
 
 def perturb_variant(
     dtype: str, fast_math: bool, one_member: bool, strided: bool, origin_in_memory: bool, device: str = "usual"
 ) -> Callable[..., None]:
-    """The kernel of `multisample.backends.kernels.cuda.perturb` for one kind of calls, to be compiled."""
-    variant = _PERTURB_VARIANTS.index((dtype, fast_math, one_member, strided, origin_in_memory, device))
-
-    def kernel(call: Any, spans: Any) -> None:
-        _perturb(call, spans, variant)
-
-    names = [dtype, "fast" if fast_math else "portable", "strided" if strided else "runs"]
-    names += ["one_member"] * one_member
-    kernel.__qualname__ = f"perturb_kernel_{'_'.join(names)}" + "_origin_in_memory" * origin_in_memory
-    return kernel
+    """A `perturb_kernel`, to be compiled."""
+    names = ["perturb_kernel", dtype, "fast" if fast_math else "portable", "strided" if strided else "runs"]
+    names += [*["one_member"] * one_member, *["origin_in_memory"] * origin_in_memory]
+    return _kernel("_".join(names), "perturb", dtype, fast_math, one_member, strided, origin_in_memory, device)
 
 
 def advance_kernel() -> Callable[..., None]:
@@ -252,14 +175,9 @@ def launch_bounds(
 
 
 def compile_kernel(
-    dtype: str,
-    shared_noise: bool,
-    antithetic: bool,
-    fast_math: bool,
-    store_kind: int,
-    origin_in_memory: bool,
+    dtype: str, shared_noise: bool, antithetic: bool, fast_math: bool, store_kind: int, origin_in_memory: bool,
     batched: bool,
-) -> Any:
+) -> Any:  # fmt: skip
     """The kernel of `variant_kernel`, compiled for the current device or loaded from the cache."""
     capability = cuda.get_current_device().compute_capability
     bounds = launch_bounds(dtype, shared_noise, antithetic, store_kind, capability)
@@ -297,8 +215,8 @@ def perturb_bounds(
 def compile_perturb(dtype: str, fast_math: bool, one_member: bool, strided: bool, origin_in_memory: bool) -> Any:
     """The kernel of `perturb_variant`, compiled for the current device or loaded from the cache."""
     capability = cuda.get_current_device().compute_capability
-    kernel = perturb_variant(dtype, fast_math, one_member, strided, origin_in_memory, device_kind(capability))
     bounds = perturb_bounds(dtype, one_member, strided, origin_in_memory, capability)
+    kernel = perturb_variant(dtype, fast_math, one_member, strided, origin_in_memory, device_kind(capability))
     return _compiled(kernel, perturb_signature(strided), launch_bounds=bounds)
 
 

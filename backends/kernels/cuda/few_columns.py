@@ -27,8 +27,6 @@ from .group import (
 )
 from .stores import MOST_STORED, copying
 
-__all__ = ["few_columns_kernel"]
-
 
 @functools.cache
 def _own_rows(gpu: ModuleType, dtype: str) -> tuple[Function, Function]:

@@ -11,28 +11,6 @@ from typing import NamedTuple
 
 from multisample.backends.element_types import SIZES
 
-__all__ = [
-    "ANTITHETIC_WIDTH",
-    "CHUNK",
-    "FEW_THREADS",
-    "LEAST_ROWS",
-    "MOST_FEW_COLUMNS",
-    "MOST_THREADS",
-    "PACKED_GEOMETRY",
-    "SHIFTED_THREADS",
-    "SHORT_ROW_THREADS",
-    "SMALL_THREADS",
-    "STAGED_PASSES",
-    "STORE_KINDS",
-    "TRANSPOSED_THREADS",
-    "WIDTH",
-    "Geometry",
-    "few_columns_geometry",
-    "geometry",
-    "is_small",
-    "small_matrices_geometry",
-]
-
 MOST_THREADS = 288
 SHIFTED_THREADS = 256
 _SHORT_ROW = 128
@@ -134,22 +112,29 @@ def geometry(
     width = ANTITHETIC_WIDTH if antithetic else WIDTH
     skip = first_column % width if fixed_skip else width - 1
     groups = _ceil_div(skip + columns, width)
-    if batch > 1 and is_small(rows, columns, antithetic):
-        cut = small_matrices_geometry(rows, groups, batch)
-        return cut, _STRUCT.pack(*cut)
-    if not strided and skip == 0 and _has_few_columns(rows, columns, size, strides, misalignment):
-        cut = few_columns_geometry(rows, columns, size, strides[0] == size, cheap)
-        return cut, _STRUCT.pack(*cut)
     store_kind = _STRIDED
     if not strided:
         store_kind = _store_kind(
             rows, columns, size, strides, misalignment - skip * size, groups, antithetic, fixed_skip
         )
-    if store_kind == _TRANSPOSED:
+    if batch > 1 and is_small(rows, columns, antithetic):
+        cut = small_matrices_geometry(rows, groups, batch)
+    elif not strided and skip == 0 and _has_few_columns(rows, columns, size, strides, misalignment):
+        cut = few_columns_geometry(rows, columns, size, strides[0] == size, cheap)
+    elif store_kind == _TRANSPOSED:
         cut = _transposed(
             rows, groups, size, column_stride, misalignment, skip, fixed_skip, cheap, shared_noise, antithetic
         )
-        return cut, _STRUCT.pack(*cut)
+    else:
+        cut = _rows(rows, groups, size, row_stride, skip, store_kind, cheap, shared_noise, antithetic, batch)
+    return cut, _STRUCT.pack(*cut)
+
+
+def _rows(
+    rows: int, groups: int, size: int, row_stride: int, skip: int, store_kind: int, cheap: bool, shared_noise: bool,
+    antithetic: bool, batch: int,
+) -> Geometry:  # fmt: skip
+    """The geometry of row stores."""
     warps, rest = divmod(groups, 32) if store_kind == _SHIFTED else (0, 0)
     many = rest > 8 and groups - rest != SHIFTED_THREADS
     if rest > 0 and (many or antithetic or rows * _ceil_div(groups, SHIFTED_THREADS) <= 512):
@@ -182,7 +167,7 @@ def geometry(
     steps = min(turns // passes, tiles)
     blocks_per_band = _ceil_div(tiled, steps * per_pass)
     bands = _ceil_div(_ceil_div(rows_down, passes), 1 << interleave_log2) << interleave_log2
-    cut = Geometry(
+    return Geometry(
         blocks=bands * blocks_per_band,
         threads=threads,
         groups_per_pass=per_pass,
@@ -201,7 +186,6 @@ def geometry(
         warps=warps,
         rest=rest,
     )
-    return cut, _STRUCT.pack(*cut)
 
 
 def _most_turns(store_kind: int, rows_per_pass: int, tiles: int, shared_noise: bool, cheap: bool) -> int:

@@ -22,12 +22,6 @@ from multisample.backends.launch import Launch, WordFormat
 
 from .geometry import ANTITHETIC_WIDTH, WIDTH
 
-__all__ = [
-    "by_type", "computing_type", "dimension_place", "element", "group_width", "in_turn", "inside", "joined",
-    "keys_of", "matrix_with_values", "memory_of", "mu_of", "noise", "offset_of", "packing", "place", "replacing",
-    "scaled", "sigma_of", "value_of", "weights_of", "word_of",
-]  # fmt: skip
-
 _TO_UNIT, _TO_UNIT_HALF = np.float32(2.0**-32), np.float32(2.0**-33)
 _MINUS_2_LN_2, _TO_ANGLE = np.float32(float.fromhex("-0x1.62e430p+0")), np.float32(float.fromhex("0x1.921fb6p-30"))
 _WORD = np.uint64(32)
@@ -127,6 +121,20 @@ def matrix_with_values(gpu: ModuleType) -> Function:
         )  # fmt: skip
 
     return matrix_of
+
+
+def reading_words(
+    gpu: ModuleType, by_value: Function, geometry_type: type[NamedTuple], antithetic: bool, batched: bool = False
+) -> Function:
+    """A kernel that reads the words that are in device memory, and then runs `by_value`."""
+    draw, width, batch_index = inline(by_value), group_width(antithetic), gpu.batch_index
+    matrix_of, resolved_geometry = matrix_with_values(gpu), replacing(geometry_type, "skip")
+
+    def kernel(call, geometry):
+        matrix = matrix_of(call, np.int64(batch_index() if batched else 0))
+        draw(matrix, resolved_geometry(geometry, np.uint32(matrix.first_column % width)))
+
+    return kernel
 
 
 class Vector(NamedTuple):

@@ -17,33 +17,10 @@ from numba.extending import intrinsic
 from multisample.backends.kernels.stream import rounding
 
 __all__ = [
-    "LARGE_SHARED_MEMORY",
-    "NARROWING",
-    "WIDENING",
-    "all_of_warp",
-    "batch_index",
-    "block_index",
-    "cosine",
-    "from_lane",
-    "load",
-    "load_quad",
-    "load_shared",
-    "load_shared_quad",
-    "log2",
-    "opaque",
-    "shared_memory",
-    "shuffle_up",
-    "sine",
-    "square_root",
-    "store",
-    "store_quad",
-    "store_shared",
-    "store_shared_quad",
-    "store_shared_vector",
-    "store_vector",
-    "synchronize_block",
-    "synchronize_warp",
-    "thread_index",
+    "LARGE_SHARED_MEMORY", "NARROWING", "WIDENING", "all_of_warp", "batch_index", "block_index", "cosine", "from_lane",
+    "load", "load_quad", "load_shared", "load_shared_quad", "log2", "opaque", "shared_memory", "shuffle_up", "sine",
+    "square_root", "store", "store_quad", "store_shared", "store_shared_quad", "store_shared_vector", "store_vector",
+    "synchronize_block", "synchronize_warp", "thread_index",
 ]  # fmt: skip
 
 LARGE_SHARED_MEMORY = True

@@ -12,11 +12,6 @@ from typing import NamedTuple
 
 from .geometry import ANTITHETIC_WIDTH, WIDTH
 
-__all__ = [
-    "FILL", "MOMENT_CHAIN", "MOMENT_ROWS", "MOMENT_THREADS", "PACKED_MOMENT_GEOMETRY", "MomentGeometry",
-    "moment_geometry",
-]  # fmt: skip
-
 MOMENT_THREADS = 256
 MOMENT_ROWS = 4
 MOMENT_CHAIN = 8

@@ -13,8 +13,6 @@ from .geometry import Geometry
 from .moments_geometry import MomentGeometry
 from .perturb_geometry import HEAD_WORDS, MOST_SPANS_OF_NUMBA, RUN_FIELDS, STRIDED_FIELDS
 
-__all__ = ["GEOMETRY", "LAUNCH", "MOMENTS_SIGNATURE", "MOMENT_GEOMETRY", "SIGNATURE", "perturb_signature", "spans_type"]
-
 _i32, _i64, _u32, _u64 = types.int32, types.int64, types.uint32, types.uint64
 # Kernels compute with addresses as signed numbers, and reinterpret the bits of an input that is a number.
 _TYPES = {"P": _i64, "q": _i64, "Q": _u64, "I": _u32, "i": _i32}

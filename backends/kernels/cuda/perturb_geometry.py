@@ -83,17 +83,17 @@ class SpanList(NamedTuple):
         return [row.tobytes() for row in words]
 
 
-def _most_turns(spans: int, size: int, rows: int) -> int:
+def _most_turns(size: int, rows: int, fast_math: bool) -> int:
     if rows == 1 and size == 4:
-        return 1 if spans == 1 else 4
+        return _MOST_TURNS // 2 if fast_math else _MOST_TURNS
     return 2 * _MOST_TURNS if rows == 1 and size == 2 else min(_MOST_TURNS, _MOST_TURN_ROWS // rows)
 
 
-def perturb_turns(spans: Spans, dtype: str, rows: int) -> int:
+def perturb_turns(spans: Spans, dtype: str, rows: int, fast_math: bool) -> int:
     """Turns of the blocks that perturb `spans` with `rows` members."""
     elements = int((spans[:, _ROWS] * spans[:, _WIDTH]).sum())
     turns = elements // (WIDTH * own_groups(dtype, rows == 1) * PERTURB_THREADS * _BLOCKS)
-    return max(1, min(turns, _most_turns(len(spans), SIZES[dtype], rows)))
+    return max(1, min(turns, _most_turns(SIZES[dtype], rows, fast_math)))
 
 
 def span_lists(spans: Spans, dtype: str, rows: int, turns: int, most: tuple[int, int]) -> list[SpanList]:

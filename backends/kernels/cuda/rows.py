@@ -30,8 +30,6 @@ from .group import (
 )
 from .stores import MOST_STORED, Staged, aligned, paired, shifted, staged, strided
 
-__all__ = ["rows_kernel"]
-
 _WARP = np.uint32(32)
 # Unrolling of `_going_down`, for each store kind that uses it. Antithetic groups, which are twice as wide, halve it.
 _UNROLL = {"kAligned": 8, "kShifted": 6, "kStrided": 1}

@@ -26,8 +26,6 @@ from .group import (
 )
 from .stores import MOST_STORED, aligned, strided
 
-__all__ = ["small_matrices_kernel"]
-
 
 def small_matrices_kernel(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: bool, fast: bool) -> Function:
     """``kernel(call, geometry)``: see `multisample.backends.kernels.cuda.kernel.sample_kernel`."""

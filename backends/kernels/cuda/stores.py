@@ -18,8 +18,6 @@ from multisample.backends.kernels.compilation import Function, inline
 
 from .group import in_turn, joined
 
-__all__ = ["MOST_STORED", "Staged", "aligned", "copying", "paired", "shifted", "staged", "strided"]
-
 MOST_STORED = 16
 """Bytes of the largest store of a thread."""
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import functools
 
-__all__ = ["INSTALL", "clashes"]
-
 INSTALL = "pip install 'numba-cuda[cu13]>=0.30.4,<0.31', or with cu12 where the driver is older than CUDA 13"
 """The command that installs matching versions."""
 

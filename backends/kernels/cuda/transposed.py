@@ -29,8 +29,6 @@ from .group import (
 )
 from .stores import MOST_STORED, copying
 
-__all__ = ["transposed_kernel", "transposed_staged_kernel"]
-
 _WARP = np.uint32(32)
 
 

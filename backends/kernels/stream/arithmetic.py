@@ -16,11 +16,6 @@ from numba.core import cgutils
 from numba.core.typing import Context
 from numba.extending import intrinsic
 
-__all__ = [
-    "emit_fma", "float_bits", "fma", "from_float_bits", "horner", "like", "native_word", "product", "sqrt",
-    "transform_fma", "wide_product",
-]  # fmt: skip
-
 _INTEGER_OF = {types.float32: types.int32, types.float64: types.int64}
 _FLOAT_OF = {integer: real for real, integer in _INTEGER_OF.items()}
 

@@ -13,26 +13,6 @@ from numba import njit
 from .arithmetic import float_bits, from_float_bits, horner, product, sqrt, transform_fma
 from .words import philox4x32_10, word
 
-__all__ = [
-    "C32",
-    "C64",
-    "FLOAT64_KEY",
-    "L32",
-    "L64",
-    "LE32",
-    "LE64",
-    "S32",
-    "S64",
-    "block_f32",
-    "block_f64",
-    "half_turns_f32",
-    "half_turns_f64",
-    "normals_f32",
-    "normals_f64",
-    "radius_f32",
-    "radius_f64",
-]
-
 FLOAT64_KEY = np.uint64(0x66363474)
 """XORed into the second key word for the block that refines float32 to float64."""
 

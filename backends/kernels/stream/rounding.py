@@ -11,8 +11,6 @@ from numba import njit
 
 from .arithmetic import float_bits, from_float_bits
 
-__all__ = ["NARROWING", "WIDENING", "from_bfloat16", "from_float16", "unchanged"]
-
 _SIGN = np.int32(-0x80000000)
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 _INFINITY = np.int32(0x7F800000)

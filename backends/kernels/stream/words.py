@@ -16,19 +16,6 @@ from numba import njit
 
 from .arithmetic import like, wide_product
 
-__all__ = [
-    "KEY_0",
-    "KEY_1",
-    "WEYL_0",
-    "WEYL_1",
-    "column_part",
-    "philox4x32_10",
-    "row_part",
-    "stream_key",
-    "word",
-    "words",
-]
-
 _MULTIPLIER_0, _MULTIPLIER_1 = 0xD2511F53, 0xCD9E8D57
 WEYL_0, WEYL_1 = np.uint32(0x9E3779B9), np.uint32(0xBB67AE85)
 # "multsamp": separates this stream from those of other libraries with the same seed.

@@ -327,9 +327,9 @@ def _traced(operands: Sequence[Any], words: Words, static: Static) -> Any:
         return jax.vmap(one, (of_operands, of_words), axis_size=static.seeds)(tuple(operands), words)
     d, n, dtype = static.d, static.n, static.dtype
     if d == 0 or n == 0:
-        # The result depends on no value, but belongs on the device of the arguments.
-        nothing = sum(jnp.ravel(x)[:0].sum().astype(dtype) for x in (*operands, *operands_of(words)))
-        empty = [jnp.zeros(static.shape(name), dtype) + nothing for name in static.writes]
+        # There are no elements to compute, but the result belongs on the device of the arguments.
+        any_number = sum(jnp.sum(x).astype(dtype) for x in (*operands, *operands_of(words)))
+        empty = [jnp.zeros(static.shape(name), dtype) + any_number for name in static.writes]
         return tuple(empty) if static.order else empty[0]
     real = static.computing_type
     mu, sigma, *weights = (_vector(x, n if k == 2 else d, real) for k, x in enumerate(operands))

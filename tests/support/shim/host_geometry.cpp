@@ -1,9 +1,36 @@
-// A function that computes the geometry of launches, and constants; for ctypes.
+// Functions that compute the geometry of launches, and constants; for ctypes.
+#include "cuda_shim.h"
+// clang-format off: the kernels need the macros of the shim.
 #include "cuda/geometry.h"
+#include "cuda/group.cuh"
+#include "cuda/moments_geometry.h"
+#include "cuda/perturb_geometry.h"
+// clang-format on
 
 using namespace multisample;
 
+namespace {
+
+template <class Entry>
+u64 lists(const Launch& call, u32 turns, char* out) {
+  u64 count = 0;
+  for_span_lists<Entry>(call, turns, 0, [&](const SpanList<Entry>& list) {
+    std::memcpy(out + count++ * sizeof list, &list, sizeof list);
+    return 0;
+  });
+  return count;
+}
+
+}  // namespace
+
 extern "C" {
+
+void moments_cut(const Launch* call, MomentGeometry* out) { *out = moment_geometry(*call); }
+u32 turns(const Launch* call) { return perturb_turns(*call); }
+u64 perturb_cut(const Launch* call, u32 turns, int strided, char* out) {
+  return strided ? lists<StridedSpan>(*call, turns, out) : lists<Run>(*call, turns, out);
+}
+void keys(u64 seed, Keys<double>* out) { *out = Keys<double>(seed); }
 
 u32 limits[] = {kThreads,
                 kShortRow,
