@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 __all__ = [
     "asian_option", "basket_option", "bayesian_regression", "cart_pole", "cem_cluster", "cem_torchrun",
-    "evolution_strategy", "mezo", "monte_carlo_dask", "mppi", "score_exchange", "tetris",
+    "evolution_strategy", "mezo", "mppi", "score_exchange", "tetris",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
     from . import (  # isort: skip
         asian_option, basket_option, bayesian_regression, cart_pole, cem_cluster, cem_torchrun, evolution_strategy,
-        mezo, monte_carlo_dask, mppi, score_exchange, tetris,
+        mezo, mppi, score_exchange, tetris,
     )  # fmt: skip
 else:
 

@@ -32,7 +32,6 @@ from multisample.examples import (
     cem_torchrun,
     evolution_strategy,
     mezo,
-    monte_carlo_dask,
     mppi,
     score_exchange,
 )
@@ -313,12 +312,12 @@ def test_ranks_find_the_same_minimum(capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize("draws", [4_000_000, pytest.param(1_000_000_000, marks=pytest.mark.slow)])
 def test_a_monte_carlo_estimate_on_dask(draws: int, capsys: pytest.CaptureFixture[str]) -> None:
     dask = pytest.importorskip("dask")
-    mean, error = dask.compute(*monte_carlo_dask.price(draws // 8, block=100_000), scheduler="threads")
+    mean, error = dask.compute(*basket_option.price_on_dask(draws // 8, block=100_000), scheduler="threads")
     assert error == pytest.approx(7.1 / math.sqrt(draws // 8), rel=0.05)
     assert abs(mean - 5.4307) < 4 * error + 0.0005
     with local_cluster(n_workers=1) as client:
         argv = ["--draws", str(draws), "--scheduler", client.scheduler.address]
-        assert monte_carlo_dask.main(argv) == 0
+        assert basket_option.main(argv) == 0
     assert capsys.readouterr().out.startswith(f"price {5.4:.1f}")
 
 
@@ -329,7 +328,7 @@ def test_a_monte_carlo_estimate_on_dask(draws: int, capsys: pytest.CaptureFixtur
         ("cart_pole --carts 2", "torch", "PyTorch is not installed: pip install torch"),
         ("cart_pole --library jax", "jax", "JAX is not installed: pip install jax"),
         ("cem_torchrun", "torch", "PyTorch is not installed: pip install torch"),
-        ("monte_carlo_dask", "dask", "Dask is not installed: pip install 'dask[array]'"),
+        ("basket_option --draws 1e6", "dask", "Dask is not installed: pip install 'dask[array]'"),
     ],
 )
 def test_a_program_without_its_library_says_what_to_install(
