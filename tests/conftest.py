@@ -23,6 +23,7 @@ import multisample
 from multisample import _backends
 from multisample.backends import registry
 from multisample.backends.kernels.cpu import threads
+from multisample.backends.system import cuda_driver
 
 # By default JAX reserves most of a GPU's memory when a test makes its first array, even on the CPU.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
@@ -90,6 +91,18 @@ def pytest_collection_finish() -> None:
 
 def pytest_sessionfinish() -> None:
     gc.unfreeze()
+
+
+@pytest.fixture(autouse=True)
+def first_device() -> Iterator[None]:
+    """Each test begins on the first CUDA device. When JAX starts, it leaves the last device current."""
+    yield
+    from cuda_memory import device_count
+
+    if device_count() > 1 and cuda_driver.current_device() > 0:
+        import torch
+
+        torch.cuda.set_device(0)
 
 
 @pytest.fixture(scope="session")

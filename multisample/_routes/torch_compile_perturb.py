@@ -58,7 +58,9 @@ def perturb_in_graph(
 ) -> Any:  # fmt: skip
     """Run a traced call of `function`, which is `perturb`."""
     sources = structure_of("parameters", parameters)
-    targets = sources if out is parameters else None if out is None else matching(structure_of("out", out), sources)
+    targets = None if out is None else matching(structure_of("out", out), sources)
+    if targets is not None and all(a is b for a, b in zip(targets.arrays, sources.arrays, strict=True)):
+        targets = sources  # PyTorch 2.11 cannot trace `out is parameters`.
     arrays, written = sources.arrays, sources.arrays if targets is None else targets.arrays
     number, vector = (float(coefficients), None) if is_number(coefficients) else (0.0, coefficients)
     if isinstance(coefficients, (list, tuple)) and all(is_number(x) for x in coefficients):

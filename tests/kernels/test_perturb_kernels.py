@@ -215,14 +215,20 @@ def random_spans(draw: random.Random, size: int) -> Iterator[Span]:
 def test_the_cut_into_kernels_is_equal_in_both_languages(geometries: ctypes.CDLL) -> None:
     draw = random.Random(3)
     found: set[tuple[int, bool]] = set()
-    for dtype, rows in itertools.product(DTYPES, (1, 4, 5, 30)):
+    for dtype, rows, fast_math in itertools.product(DTYPES, (1, 4, 5, 30), (False, True)):
         for _ in range(20):
             packed = b"".join(SPAN.pack(*span) for span in random_spans(draw, SIZES[dtype]))
             spans, buffer = spans_at(packed), ctypes.create_string_buffer(packed)
             call = a_launch(
-                rows, 1, dtype, operation=Operation.perturb, spans=len(spans), matrix=ctypes.addressof(buffer)
+                rows,
+                1,
+                dtype,
+                operation=Operation.perturb,
+                spans=len(spans),
+                matrix=ctypes.addressof(buffer),
+                fast_math=fast_math,
             )
-            turns = perturb_turns(spans, dtype, rows)
+            turns = perturb_turns(spans, dtype, rows, fast_math)
             assert geometries.turns(pack(call)) == turns
             cuts = {cut.strided: cut for cut in span_lists(spans, dtype, rows, turns, CUPY.most_spans)}
             for strided in (False, True):
