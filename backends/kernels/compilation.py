@@ -36,7 +36,7 @@ _FOLDER = "numba"
 
 
 def compile_cached(
-    signature: Any, function: Callable[..., Any], name: str, digest: str | None = None, *, allocates: bool = False
+    signature: Any, function: Callable[..., Any], name: str, digest: str, *, nogil: bool = True, allocates: bool = False
 ) -> Any:
     """Compile `function` for `signature`, or load it from the cache: see `cached`.
 
@@ -50,7 +50,7 @@ def compile_cached(
         If the working directory was deleted, since Numba cannot compile without one.
     """
     try:
-        return cached(function, name, digest, allocates=allocates).compile(signature)
+        return cached(function, name, digest, nogil=nogil, allocates=allocates).compile(signature)
     except FileNotFoundError as error:
         raise BackendUnavailableError(
             "backend: Numba cannot compile a kernel, since the working directory of this process was deleted: change to"
@@ -58,7 +58,7 @@ def compile_cached(
         ) from error
 
 
-def cached(function: Callable[..., Any], name: str, digest: str | None = None, *, allocates: bool = False) -> Any:
+def cached(function: Callable[..., Any], name: str, digest: str, *, nogil: bool = True, allocates: bool = False) -> Any:
     """`function` for other functions that Numba compiles to call; it is compiled once per machine for each signature.
 
     Parameters
@@ -67,8 +67,10 @@ def cached(function: Callable[..., Any], name: str, digest: str | None = None, *
         A Python function.
     name : str
         The name of the kernel. Another function, or another value in its closure, needs another name.
-    digest : str, optional
-        The digest of all sources that the kernel is compiled from. By default `source_digest` of all backends.
+    digest : str
+        The digest of all sources that the kernel is compiled from: `source_digest`.
+    nogil : bool, default True
+        Release the GIL while the kernel runs.
     allocates : bool, default False
         The function allocates or returns arrays. Numba then counts references to all arrays: each view changes a number
         that all threads of a kernel share. Without references, an array that the function returns would be wrong.
@@ -77,18 +79,17 @@ def cached(function: Callable[..., Any], name: str, digest: str | None = None, *
     python: Any = function
     named = FunctionType(python.__code__, python.__globals__, name, python.__defaults__, python.__closure__)
     named.__qualname__ = name
-    dispatcher = njit(nogil=True, _nrt=allocates)(named)
-    digest = source_digest() if digest is None else digest
+    dispatcher = njit(nogil=nogil, _nrt=allocates)(named)
     dispatcher._cache = KernelCache(name, digest, _reduce, _rebuild, "cpu")
     return dispatcher
 
 
-def function_address(signature: Any, function: Callable[..., Any], name: str) -> int:
+def function_address(signature: Any, function: Callable[..., Any], name: str, digest: str) -> int:
     """The address of `function`, compiled as by `compile_cached`, in Numba's calling convention.
 
     The code is never freed.
     """
-    dispatcher = cached(function, name)
+    dispatcher = cached(function, name, digest)
     dispatcher.compile(signature)
     compiled = dispatcher.overloads[signature.args]
     _never_freed.append(dispatcher)

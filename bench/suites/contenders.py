@@ -285,13 +285,6 @@ def _torch_func_random(case: Case, mode: str) -> Call:
     return lambda: mu + sigma * _random.normal(_random.fold_in(key, next(calls)), case.shape)
 
 
-def _torch_normal(device: str, case: Case, mode: str) -> Call:
-    import torch
-
-    mu, sigma = _columns(_torch_vectors(case, device), case)
-    return functools.partial(torch.normal, mu.expand(case.shape), sigma)
-
-
 def _normal_rsample(device: str, case: Case, mode: str) -> Call:
     import torch
 
@@ -508,7 +501,6 @@ CUDA = _named(
     _peer("torch_eager", _torch_reason, _torch_eager, "cuda", **EVERYTHING),
     _peer("torch_compile", _torch_reason, _torch_compile, **EVERYTHING),
     _peer("torch_func_random", _func_random_reason, _torch_func_random),
-    _peer("torch_normal", _torch_reason, _torch_normal, "cuda", dtypes=EVERY_DTYPE),
     _peer("normal_rsample", _torch_reason, _normal_rsample, "cuda", dtypes=EVERY_DTYPE, operations=MATRICES),
     _peer("loop", _torch_reason, _loop, _torch_vectors, "cuda", operations=("batch",)),
     _peer("vmap", _torch_reason, _vmap, "cuda", operations=("batch",)),
@@ -536,7 +528,6 @@ CPU = _named(
     _peer("mkl", mkl_peer.missing, _mkl, False),
     _peer("mkl_bare", mkl_peer.missing, _mkl, True, lacks=BARE),
     _peer("torch_eager", _always, _torch_eager, "cpu", **EVERYTHING),
-    _peer("torch_normal", _always, _torch_normal, "cpu"),
     _peer("normal_rsample", _always, _normal_rsample, "cpu", operations=MATRICES),
     _peer("loop", _always, _loop, _numpy_vectors, "cpu", operations=("batch",)),
     _peer("vmap", _always, _vmap, "cpu", operations=("batch",)),

@@ -58,9 +58,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _build_cpu() -> None:
     # Numba takes half a second to import.
-    from multisample.backends.kernels.cpu import calls, kernel
+    from multisample.backends.kernels.cpu import calls, kernel, moments, perturb
 
-    groups = kernel.kernel_groups() + calls.kernel_groups()
+    groups = kernel.kernel_groups() + moments.kernel_groups() + perturb.kernel_groups() + calls.kernel_groups()
     total = sum(map(len, groups))
     start = time.monotonic()
     line = LiveLine(sys.stderr)

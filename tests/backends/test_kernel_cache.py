@@ -34,6 +34,8 @@ from multisample.backends.driver import KernelKey
 from multisample.backends.kernels import compilation
 from multisample.backends.kernels.cpu import calls as cpu_calls
 from multisample.backends.kernels.cpu import kernel as cpu_kernels
+from multisample.backends.kernels.cpu import moments as cpu_moments
+from multisample.backends.kernels.cpu import perturb as cpu_perturb
 from multisample.backends.system import cache, numba_lock_at_fork
 
 # Seconds after which a process counts as hanging.
@@ -158,24 +160,25 @@ def groups(root: Path, monkeypatch: pytest.MonkeyPatch) -> Groups:
 
     def groups(*groups: list[Callable[[], Any]]) -> None:
         monkeypatch.setattr(cpu_kernels, "kernel_groups", lambda: list(groups))
-        monkeypatch.setattr(cpu_calls, "kernel_groups", list)
+        for module in (cpu_moments, cpu_perturb, cpu_calls):
+            monkeypatch.setattr(module, "kernel_groups", list)
 
     monkeypatch.setenv("MULTISAMPLE_NUM_THREADS", "2")
     return groups
 
 
-CHECKING = functools.partial(cpu_kernels.value_kernel, "float64")
+LISTING = functools.partial(cpu_moments.listing_kernel, "float64", False)
 
 
 def test_the_build_command_tells_compiled_from_cached_kernels(
     root: Path, groups: Groups, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    groups([CHECKING])
+    groups([LISTING])
     assert main(["build", "cpu"]) == 0
     printed = capfd.readouterr()
     assert re.fullmatch(r"cpu: compiled 1 kernels in [\d.]+ s\n", printed.out)
     assert re.fullmatch(r"(cpu: 0 of 1 kernels, \d+ s\n)+", printed.err)  # No line for each kernel without a terminal.
-    assert only_file(root).name.startswith("cpu-check_float64-")
+    assert only_file(root).name.startswith("cpu-list_groups_float64-")
     assert main(["build", "cpu"]) == 0
     assert re.fullmatch(r"cpu: compiled 0 kernels in [\d.]+ s; 1 were compiled before\n", capfd.readouterr().out)
 
@@ -196,7 +199,7 @@ def test_kernels_are_compiled_in_parallel(tmp_path: Path, groups: Groups) -> Non
 
 
 def test_a_terminal_shows_progress_in_one_line(groups: Groups, monkeypatch: pytest.MonkeyPatch) -> None:
-    groups([CHECKING, functools.partial(time.sleep, 1.5)])
+    groups([LISTING, functools.partial(time.sleep, 1.5)])
     terminal = io.StringIO()
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stderr", terminal)
@@ -230,7 +233,7 @@ def test_a_failure_ends_the_build_and_its_processes(
 
 def test_a_warning_of_several_processes_is_issued_once(root: Path, groups: Groups) -> None:
     root.write_text("no folder")
-    groups([CHECKING], [functools.partial(cpu_kernels.value_kernel, "float32")])
+    groups([LISTING], [functools.partial(cpu_moments.listing_kernel, "float32", False)])
     with pytest.warns(RuntimeWarning, match=f"{root}.*set MULTISAMPLE_CACHE_DIR") as warned:
         assert main(["build", "cpu"]) == 0
     assert len(warned) == 1
@@ -243,7 +246,7 @@ def test_an_interrupt_ends_the_build_and_its_processes(root: Path, seconds: int)
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     assert process.stderr
-    assert process.stderr.readline() == "cpu: 0 of 24 kernels, 0 s\n"
+    assert process.stderr.readline() == "cpu: 0 of 48 kernels, 0 s\n"
     time.sleep(seconds)
     os.killpg(process.pid, signal.SIGINT)  # As a terminal does.
     output, error = process.communicate(timeout=DEADLINE)
@@ -260,11 +263,15 @@ def test_the_build_command_compiles_all_cpu_kernels(capfd: pytest.CaptureFixture
     """Other tests have left most of the kernels in the cache."""
     assert main(["build", "cpu"]) == 0
     printed = re.fullmatch(r"cpu: compiled (\d+) kernels in .* s(?:; (\d+) were .*)?\n", capfd.readouterr().out)
-    assert printed and int(printed[1]) + int(printed[2] or 0) == 24
+    assert printed and int(printed[1]) + int(printed[2] or 0) == 48
     kept = {path.name.rpartition("-")[0] for path in (cache.root() / "numba").glob("cpu-*")}
     assert kept >= {
-        *(f"cpu-draw_{dtype}{pairs}" for dtype in cpu_kernels._TYPES for pairs in ("", "_antithetic")),
-        *(f"cpu-{name}_{dtype}" for name in ("sum_moments", "perturb_all") for dtype in cpu_kernels._TYPES),
+        *(
+            f"cpu-draw_{dtype}{pairs}{kind}"
+            for dtype in cpu_kernels._TYPES
+            for pairs in ("", "_antithetic")
+            for kind in ("", "_windows")
+        ),
         *(f"cpu-check_{dtype}" for dtype in ("float32", "float64")),
     }
 

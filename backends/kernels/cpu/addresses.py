@@ -157,7 +157,7 @@ def call_window(typingctx: Any, kernel: Any, vectors: Any, matrix: Any, words: A
     return types.none(types.int64, *integers, types.boolean), codegen
 
 
-def c_address(function: Callable[..., Any], name: str, digest: str | None = None) -> int:
+def c_address(function: Callable[..., Any], name: str, digest: str) -> int:
     """The address of a C function that calls ``function(word)``: see `c_function`, and `compile_cached` for the names.
 
     The code is never freed.

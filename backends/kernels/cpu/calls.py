@@ -1,7 +1,7 @@
-"""Calls on host memory as C functions, for the cpu backend and for threads that cannot wait for the interpreter: XLA's.
+"""Calls on host memory as C functions, for threads that cannot wait for the interpreter: XLA's.
 
 The functions are twins of ``multisample_run_cpu`` in ``csrc/torch/cpu.cpp``. Samples have one for all types: it calls
-kernels by their addresses, which `_find_kernel` writes to a table that compiled code knows by name.
+kernels by their addresses, which `prepare` writes to a table that compiled code knows by name.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import numpy as np
 from numba import types
 
 from multisample.backends.element_types import MATRIX_TYPES, ElementType
-from multisample.backends.kernels.compilation import cached, inline
+from multisample.backends.kernels.compilation import cached, inline, source_digest
 from multisample.backends.kernels.stream.arithmetic import fma
-from multisample.backends.kernels.stream.rounding import NARROWING, from_bfloat16, from_float16, unchanged
+from multisample.backends.kernels.stream.rounding import from_bfloat16, from_float16, unchanged
 from multisample.backends.launch import SPAN, Launch, Operation, WordFormat, computing_name, type_name
 from multisample.backends.system.threads import configured_threads
 
@@ -37,7 +37,7 @@ _table = np.zeros(_TABLE, np.int64)
 llvmlite.binding.add_symbol("multisample_cpu_table", _table.ctypes.data)
 
 _FLOAT16, _BFLOAT16, _FLOAT64 = (int(ElementType[name]) for name in ("float16", "bfloat16", "float64"))
-_FLOAT32, _NUMBER = int(ElementType.float32), int(ElementType.number)
+_FLOAT32 = int(ElementType.float32)
 _WHOLE, _HIGH_FIRST, _BITS_32, _BITS_16, _BITS_8 = map(int, WordFormat)
 
 _allocate = types.ExternalFunction("PyMem_RawCalloc", types.int64(types.int64, types.int64))
@@ -47,6 +47,7 @@ _free = types.ExternalFunction("PyMem_RawFree", types.void(types.int64))
 _TILE_ROWS, _TILE = 64, 1 << 12
 # Sums side by side, and the terms of each before they are added to a sum of float64.
 _SUMS, _CHAIN = 16, 16
+_REALS = ("float32", "float64")
 _MOST_SUMS = 2 * MOST_ROWS
 
 
@@ -202,13 +203,6 @@ def _band_function(real: str) -> Callable[..., Any]:
 
 
 @inline
-def _state_of(address):
-    """The launch at an address, the table, and the pool of helpers."""
-    table = integers_at(symbol("multisample_cpu_table"), _TABLE)
-    return integers_at(address, LAUNCH_WORDS), table, integers_at(table[_POOL], POOL_LENGTH)
-
-
-@inline
 def _threads(launch, table, most):
     """The number of threads for a call with enough work for `most` threads."""
     limit = launch[WORD.threads]
@@ -217,10 +211,11 @@ def _threads(launch, table, most):
 
 def _draw_function() -> Callable[..., Any]:
     names = {"cpu-draw_matrix": _draw_matrix, "cpu-draw_part": _draw_part}
-    draw_matrix, draw_part = (cached(function, name) for name, function in names.items())
+    draw_matrix, draw_part = (cached(function, name, source_digest()) for name, function in names.items())
 
     def draw_all(address):
-        launch, table, pool = _state_of(address)
+        launch, table = integers_at(address, LAUNCH_WORDS), integers_at(symbol("multisample_cpu_table"), _TABLE)
+        pool = integers_at(table[_POOL], POOL_LENGTH)
         rows, columns, batch = launch[WORD.rows], launch[WORD.columns], max(half(launch, HALF.batch), 1)
         shared_noise = half(launch, HALF.shared_noise) != 0
         antithetic = half(launch, HALF.antithetic)
@@ -243,11 +238,12 @@ def _draw_function() -> Callable[..., Any]:
 
 
 def _gradient_function(real: str) -> Callable[..., Any]:
-    sum_band = cached(_band_function(real), f"cpu-sum_band_{real}")
+    sum_band = cached(_band_function(real), f"cpu-sum_band_{real}", source_digest())
     kind = int(ElementType[real])
 
     def sum_all(address):
-        launch, table, pool = _state_of(address)
+        launch, table = integers_at(address, LAUNCH_WORDS), integers_at(symbol("multisample_cpu_table"), _TABLE)
+        pool = integers_at(table[_POOL], POOL_LENGTH)
         rows, columns, batch = launch[WORD.rows], launch[WORD.columns], max(half(launch, HALF.batch), 1)
         kernel = table[_KERNELS + 2 * kind + half(launch, HALF.antithetic)]
         # Rows that are neighbours in memory share tiles.
@@ -260,51 +256,39 @@ def _gradient_function(real: str) -> Callable[..., Any]:
     return sum_all
 
 
-def _moments_store(dtype: str) -> Callable[..., Any]:
-    row, narrow = MATRIX_TYPES[dtype], NARROWING[dtype]
-    number, element, size = getattr(np, row.computing), getattr(np, row.stored), row.size
+@functools.cache
+def _moments_store(real: str) -> Callable[..., Any]:
+    number, size = getattr(np, real), np.dtype(real).itemsize
 
     @inline
-    def value_of(launch, place, kind, at):
-        """The mu or sigma of a row: the number in the launch, or else the element at an address."""
-        if kind == _NUMBER:
-            return numbers_at(launch.ctypes.data + 8 * place, 1, np.float64)[0]
-        return np.float64(numbers_at(at, 1, number)[0])
-
-    @inline
-    def store(launch, b, top, rows, sums, weight):
-        """Scale and store the moments of `rows` rows of matrix `b`. Shared noise has one row of sums."""
-        mu_type, sigma_type = half(launch, HALF.mu_type), half(launch, HALF.sigma_type)
-        mu_at = launch[WORD.mu] + b * launch[WORD.mu_step]
-        sigma_at = launch[WORD.sigma] + b * launch[WORD.sigma_step]
-        in_results = b * launch[WORD.result_step] + top * size
-        first = numbers_at(launch[WORD.first] + in_results, rows, element)
-        second = numbers_at(launch[WORD.second] + in_results, rows if launch[WORD.second] != 0 else 0, element)
+    def store(launch, top, rows, sums, weight):
+        """Scale and store the moments of `rows` rows. Shared noise has one row of sums."""
+        mu = numbers_at(launch.ctypes.data + 8 * WORD.mu, 1, np.float64)[0]
+        sigma = numbers_at(launch.ctypes.data + 8 * WORD.sigma, 1, np.float64)[0]
+        first = numbers_at(launch[WORD.first] + top * size, rows, number)
         for r in range(rows):
-            mu = value_of(launch, WORD.mu, mu_type, mu_at + (top + r) * launch[WORD.mu_stride])
-            sigma = value_of(launch, WORD.sigma, sigma_type, sigma_at + (top + r) * launch[WORD.sigma_stride])
-            of_row = sums[r if len(sums) > 1 else 0]
-            first[r] = narrow(number(fma(sigma, of_row[0], weight * mu)))
-            if len(second) > 0:
-                second[r] = narrow(number(sigma * sigma * of_row[1]))
+            first[r] = number(fma(sigma, sums[r if len(sums) > 1 else 0, 0], weight * mu))
+        if launch[WORD.second] != 0:
+            second = numbers_at(launch[WORD.second] + top * size, rows, number)
+            for r in range(rows):
+                second[r] = number(sigma * sigma * sums[r if len(sums) > 1 else 0, 1])
 
     return store
 
 
-def _moments_part(dtype: str, store: Callable[..., Any]) -> Callable[..., Any]:
-    real = MATRIX_TYPES[dtype].computing
-    number, size = getattr(np, real), np.dtype(real).itemsize
-    sum_rows = cached(sum_function(real), f"cpu-sum_rows_{real}")
+def _moments_part(real: str) -> Callable[..., Any]:
+    number, size, store = getattr(np, real), np.dtype(real).itemsize, _moments_store(real)
+    sum_rows = cached(sum_function(real), f"cpu-sum_rows_{real}", source_digest())
 
     def sum_part(arguments, index):
         """Sum all groups of a band of rows, and store the moments. With `totals`, sum one segment into those."""
-        address, b, lists, most, count, totals, height, weight = arguments
+        address, lists, most, count, totals, height, weight = arguments
         launch = integers_at(address, LAUNCH_WORDS)
         of_first = numbers_at(lists, 4 * count, number)
         of_second = numbers_at(lists + 4 * most * size * half(launch, HALF.antithetic), 4 * count, number)
         groups = numbers_at(lists + 8 * most * size, count, np.uint32)
         is_shared = half(launch, HALF.shared_noise) != 0
-        rows, (seed, offset, first_row, _) = 1 if is_shared else launch[WORD.rows], _numbers(launch, b)
+        rows, (seed, offset, first_row, _) = 1 if is_shared else launch[WORD.rows], _numbers(launch, 0)
         bands = (rows + height - 1) // height
         top = index % bands * height
         height = min(height, rows - top)
@@ -313,7 +297,7 @@ def _moments_part(dtype: str, store: Callable[..., Any]) -> Callable[..., Any]:
             sums = stack_array(_MOST_SUMS, np.float64).reshape((MOST_ROWS, 2))[:height]
             sums[:] = 0
             sum_rows(groups, of_first, of_second, sums, np.uint64(seed), np.uint64(offset), row)
-            store(launch, b, top, height, sums, weight)
+            store(launch, top, height, sums, weight)
             return
         begin = index // bands * SEGMENT
         end = begin + SEGMENT
@@ -326,19 +310,17 @@ def _moments_part(dtype: str, store: Callable[..., Any]) -> Callable[..., Any]:
     return sum_part
 
 
-def _moments_function(dtype: str) -> Callable[..., Any]:
-    real, store = MATRIX_TYPES[dtype].computing, _moments_store(dtype)
-    number, size = getattr(np, real), np.dtype(real).itemsize
+def _moments_function(real: str) -> Callable[..., Any]:
+    number, size, store = getattr(np, real), np.dtype(real).itemsize, _moments_store(real)
     list_singles, list_pairs = (
-        cached(list_function(width), f"cpu-list_groups_{real}{suffix}")
+        cached(list_function(width), f"cpu-list_groups_{real}{suffix}", source_digest())
         for width, suffix in ((4, ""), (8, "_antithetic"))
     )
-    of_part = cached(_moments_part(dtype, store), f"cpu-sum_part_{dtype}")
+    of_part = cached(_moments_part(real), f"cpu-sum_part_{real}", source_digest())
 
-    @inline
-    def sum_matrix(address, b):
-        """The moments of matrix `b`; returns 1 if there is no memory."""
-        launch, table, pool = _state_of(address)
+    def sum_moments(address):
+        launch, table = integers_at(address, LAUNCH_WORDS), integers_at(symbol("multisample_cpu_table"), _TABLE)
+        pool = integers_at(table[_POOL], POOL_LENGTH)
         columns, is_shared = launch[WORD.columns], half(launch, HALF.shared_noise) != 0
         is_antithetic, rows = half(launch, HALF.antithetic), 1 if is_shared else launch[WORD.rows]
         most = columns // (8 if is_antithetic else 4) + 2 + ROUND
@@ -347,8 +329,8 @@ def _moments_function(dtype: str) -> Callable[..., Any]:
             return 1
         of_first, of_second = numbers_at(lists, 4 * most, number), numbers_at(lists + 4 * most * size, 4 * most, number)
         groups = numbers_at(lists + 8 * most * size, most, np.uint32)
-        weights = numbers_at(launch[WORD.weights] + b * launch[WORD.weights_step], columns, number)
-        first_column = _numbers(launch, b)[3]
+        weights = numbers_at(launch[WORD.weights], columns, number)
+        first_column = _numbers(launch, 0)[3]
         if is_antithetic:
             count, weight = list_pairs(weights, first_column, groups, of_first, of_second)
         else:
@@ -358,7 +340,7 @@ def _moments_function(dtype: str) -> Callable[..., Any]:
         height = min(MOST_ROWS, (rows + 4 * threads - 1) // (4 * threads) if threads > 1 else rows)
         bands = (rows + height - 1) // height
         if not is_shared and (threads == 1 or rows >= FEW_ROWS or count <= SEGMENT):
-            for_each(of_part, (address, b, lists, most, count, 0, height, weight), bands, threads, pool)
+            for_each(of_part, (address, lists, most, count, 0, height, weight), bands, threads, pool)
             _free(lists)
             return 0
         # The segments' sums are added in the same order as by a thread that has all segments.
@@ -367,32 +349,27 @@ def _moments_function(dtype: str) -> Callable[..., Any]:
         if totals == 0:
             _free(lists)
             return 1
-        for_each(of_part, (address, b, lists, most, count, totals, height, weight), bands * segments, threads, pool)
+        for_each(of_part, (address, lists, most, count, totals, height, weight), bands * segments, threads, pool)
         sums = numbers_at(totals, 2 * rows, np.float64)
         for segment in range(1, segments):
             more = numbers_at(totals + 16 * rows * segment, 2 * rows, np.float64)
             for k in range(2 * rows):
                 sums[k] += more[k]
-        store(launch, b, 0, launch[WORD.rows], sums.reshape((rows, 2)), weight)
+        store(launch, 0, launch[WORD.rows], sums.reshape((rows, 2)), weight)
         _free(totals)
         _free(lists)
         return 0
-
-    def sum_moments(address):
-        launch, error = integers_at(address, LAUNCH_WORDS), 0
-        for b in range(max(half(launch, HALF.batch), 1)):
-            error = error or sum_matrix(address, b)
-        return error
 
     return sum_moments
 
 
 def _perturb_function(dtype: str) -> Callable[..., Any]:
-    add_part = cached(part_function(dtype), f"cpu-perturb_{dtype}_part")
+    add_part = cached(part_function(dtype), f"cpu-perturb_{dtype}_part", source_digest())
     number, words = getattr(np, MATRIX_TYPES[dtype].computing), SPAN.size // 8
 
     def perturb_all(address):
-        launch, table, pool = _state_of(address)
+        launch, table = integers_at(address, LAUNCH_WORDS), integers_at(symbol("multisample_cpu_table"), _TABLE)
+        pool = integers_at(table[_POOL], POOL_LENGTH)
         rows, elements = launch[WORD.rows], launch[WORD.columns]
         weights = numbers_at(launch[WORD.weights], rows, number)
         seed, offset, first_row, _ = _numbers(launch, 0)
@@ -408,49 +385,68 @@ def _perturb_function(dtype: str) -> Callable[..., Any]:
     return perturb_all
 
 
-# The function of each operation, by its name and by the type on which it depends.
-_FUNCTIONS: dict[int, tuple[str, Callable[[str], Callable[..., Any]]]] = {
-    Operation.sample: ("draw_all", lambda _: _draw_function()),
-    Operation.gradient: ("sum_all", _gradient_function),
-    Operation.moments: ("sum_moments", _moments_function),
-    Operation.perturb: ("perturb_all", _perturb_function),
-}
+@functools.cache
+def _draw_address() -> int:
+    """The address of ``int64 run(const Launch*)``, which returns 0 and never enters the interpreter.
+
+    For the operation `sample` in host memory. mu and sigma are vectors of the computing type, and `prepare` has been
+    called for the type of the matrix.
+    """
+    return c_address(_draw_function(), "cpu-draw_all", source_digest())
 
 
 @functools.cache
-def _address(operation: int, dtype: str = "") -> int:
-    """The address of ``int64 run(const Launch*)`` for host memory, which never enters the interpreter.
+def _gradient_address(real: str) -> int:
+    """The same for the operation `gradient`, where `real` is the computing type."""
+    return c_address(_gradient_function(real), f"cpu-sum_all_{real}", source_digest())
 
-    It returns 0, or 1 if there is no memory. Weights are contiguous. A gradient's `dtype` is its computing type; a
-    sample has none, and its kernel must be in the table.
+
+@functools.cache
+def _moments_address(real: str) -> int:
+    """The same for the operation `moments`, where mu and sigma are numbers, and weights and results have type `real`.
+
+    The function returns 1 if there is no memory.
     """
-    name, function = _FUNCTIONS[operation]
-    return c_address(function(dtype), f"cpu-{name}{dtype and '_'}{dtype}")
+    return c_address(_moments_function(real), f"cpu-sum_moments_{real}", source_digest())
+
+
+@functools.cache
+def _perturb_address(dtype: str) -> int:
+    """The same for the operation `perturb`, where `dtype` is the type of the parameters.
+
+    Weights are contiguous and have the computing type.
+    """
+    return c_address(_perturb_function(dtype), f"cpu-perturb_all_{dtype}", source_digest())
 
 
 def function_address(launch: Launch) -> int:
-    """`Backend.c_function`. mu and sigma are vectors, for moments numbers too."""
-    dtype, operation = type_name(launch), launch.operation
+    """`Backend.c_function`."""
+    dtype, real, antithetic = type_name(launch), computing_name(launch), bool(launch.antithetic)
     find_threads()
-    if operation in (Operation.moments, Operation.perturb):
-        return _address(operation, dtype)
-    dtype = dtype if operation == Operation.sample else computing_name(launch)
-    place = _KERNELS + 2 * ElementType[dtype] + bool(launch.antithetic)
+    if launch.operation == Operation.moments:
+        return _moments_address(real)
+    if launch.operation == Operation.perturb:
+        return _perturb_address(dtype)
+    is_sample = launch.operation == Operation.sample
+    _find_kernel(dtype if is_sample else real, antithetic)
+    return _draw_address() if is_sample else _gradient_address(real)
+
+
+def _find_kernel(dtype: str, antithetic: bool) -> None:
+    place = _KERNELS + 2 * ElementType[dtype] + antithetic
     if not _table[place]:
-        _table[place] = window_address(dtype, bool(launch.antithetic))
-    return _address(operation, "" if operation == Operation.sample else dtype)
+        _table[place] = window_address(dtype, antithetic)
 
 
-def find_threads(limit: int = 0) -> None:
-    """Read anew how many threads calls may have. The next call has at most `limit`, unless that is 0."""
+def find_threads() -> None:
+    """Read anew how many threads calls may have."""
     _table[_THREADS] = configured_threads()
-    _find_pool(limit)
+    _find_pool()
 
 
-def _find_pool(limit: int = 0) -> None:
-    threads = int(_table[_THREADS])
-    if threads:
-        _table[_POOL] = helper_pool(min(threads, limit or threads) - 1).ctypes.data
+def _find_pool() -> None:
+    if _table[_THREADS]:
+        _table[_POOL] = helper_pool(int(_table[_THREADS]) - 1).ctypes.data
 
 
 if hasattr(os, "register_at_fork"):  # Runs after the hook of `threads`, which makes a new pool.
@@ -458,10 +454,8 @@ if hasattr(os, "register_at_fork"):  # Runs after the hook of `threads`, which m
 
 
 def kernel_groups() -> list[list[Callable[[], Any]]]:
-    """All C functions, as functions that compile them. The first one of a group shares functions with the others."""
-    groups = [[(Operation.sample, "")]]
-    for real in ("float32", "float64"):
-        groups += [[(Operation.gradient, real)]]
-        groups += [[(Operation.moments, dtype) for dtype, row in MATRIX_TYPES.items() if row.computing == real]]
-    groups += [[(Operation.perturb, dtype)] for dtype in MATRIX_TYPES]
-    return [[functools.partial(_address, *kind) for kind in group] for group in groups]
+    """All C functions, as functions that compile them."""
+    groups: list[list[Callable[[], Any]]] = [[_draw_address]]
+    for real in _REALS:
+        groups += [functools.partial(_gradient_address, real)], [functools.partial(_moments_address, real)]
+    return groups + [[functools.partial(_perturb_address, dtype)] for dtype in MATRIX_TYPES]

@@ -1,8 +1,9 @@
 """The block-per-dimension kernel for the CPU.
 
-`window_kernel` draws one window of a sample matrix on one thread. The functions of `calls.py` share windows, and the
-matrices of a batch, among threads (`threads.py`). Each dtype has two kernels, one of them for antithetic pairs. The
-kernels take arrays of any strides. They are cached on disk, so that a user waits for LLVM once.
+`window_kernel` draws one window of a sample matrix on one thread. `windows_kernel` shares windows among threads
+(`threads.py`), and `calls.py` the matrices of a batch. Each of the two functions makes two kernels per dtype, one of
+them for antithetic pairs. The kernels take arrays of any strides. They are cached on disk, so that a user waits for
+LLVM once.
 
 Numba's ``parallel=True`` would bring a threading layer that dies in a forked child (GNU OpenMP) or aborts under
 concurrent calls (workqueue).
@@ -11,7 +12,6 @@ concurrent calls (workqueue).
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -20,12 +20,13 @@ import numpy as np
 from numba import njit, types
 
 from multisample.backends.element_types import MATRIX_TYPES
-from multisample.backends.kernels.compilation import compile_cached, function_address
+from multisample.backends.kernels.compilation import cached, compile_cached, function_address, source_digest
 from multisample.backends.kernels.stream.arithmetic import fma
 from multisample.backends.kernels.stream.normals import block_f32, block_f64
 from multisample.backends.kernels.stream.rounding import NARROWING, unchanged
 from multisample.backends.kernels.stream.words import stream_key, word
 
+from .division import window_of, windows
 from .intrinsics import (
     contiguous,
     copy_vector,
@@ -38,7 +39,7 @@ from .intrinsics import (
     store_apart,
     use_widest_vectors,
 )
-from .threads import starting_kernel
+from .threads import POOL, for_each, starting_kernel
 
 # Rows of this length and more have vector loops of their own.
 _LONG_ROW = 512
@@ -532,6 +533,11 @@ def _array(dtype: Any, ndim: int, *, readonly: bool = False) -> Any:
 _TYPES = {name: (getattr(types, row.computing), getattr(types, row.stored)) for name, row in MATRIX_TYPES.items()}
 
 
+def _compiled(signature: Any, function: Callable[..., Any], name: str, *, nogil: bool = True) -> Callable[..., Any]:
+    kernel: Callable[..., Any] = compile_cached(signature, function, f"cpu-{name}", source_digest(), nogil=nogil)
+    return kernel
+
+
 @functools.cache
 def window_kernel(dtype: str, antithetic: bool = False) -> Callable[..., None]:
     """``kernel(mu, sigma, out, seed, offset, first_row, first_column, shared_noise)`` draws the window `out`.
@@ -539,8 +545,8 @@ def window_kernel(dtype: str, antithetic: bool = False) -> Callable[..., None]:
     With `antithetic`, the columns of `out` and `first_column` count both halves of each pair. The window begins at row
     `first_row` and column `first_column` of the sample matrix.
     """
-    kernel: Callable[..., None] = compile_cached(*_window(dtype, antithetic))
-    return kernel
+    signature = types.void(*window_parameters(dtype))
+    return _compiled(signature, _window_function(dtype, antithetic), _window_name(dtype, antithetic))
 
 
 def window_parameters(dtype: str) -> tuple[Any, ...]:
@@ -553,13 +559,44 @@ def window_parameters(dtype: str) -> tuple[Any, ...]:
 @functools.cache
 def window_address(dtype: str, antithetic: bool) -> int:
     """The address of a `window_kernel`, for `addresses.call_window`."""
-    return function_address(*_window(dtype, antithetic))
+    function, name = _window_function(dtype, antithetic), f"cpu-{_window_name(dtype, antithetic)}"
+    return function_address(types.void(*window_parameters(dtype)), function, name, source_digest())
 
 
-def _window(dtype: str, antithetic: bool) -> tuple[Any, Callable[..., Any], str]:
-    """Signature, function and name of a `window_kernel`."""
-    name = f"cpu-draw_{dtype}{'_antithetic' * antithetic}"
-    return types.void(*window_parameters(dtype)), _window_function(dtype, antithetic), name
+def _window_name(dtype: str, antithetic: bool) -> str:
+    return f"draw_{dtype}_antithetic" if antithetic else f"draw_{dtype}"
+
+
+@functools.cache
+def windows_kernel(dtype: str, antithetic: bool = False) -> Callable[..., None]:
+    """``kernel(mu, sigma, out, seed, offset, first_row, first_column, shared_noise, height, width, threads, pool)``.
+
+    As `window_kernel`, on up to `threads` threads: the calling one, and helpers of `pool` (`threads.helper_pool`).
+    They draw windows of up to `height` rows, and up to `width` columns, a multiple of the columns of a block.
+    """
+    draw = cached(_window_function(dtype, antithetic), f"cpu-{_window_name(dtype, antithetic)}", source_digest())
+    block = 8 if antithetic else 4
+    parameters = *window_parameters(dtype), *[types.int64] * 2
+
+    def draw_window(arguments, window):
+        mu, sigma, out, seed, offset, first_row, first_column, shared_noise, height, width, across = arguments
+        rows, columns = out.shape
+        top, bottom, left, right = window_of(window, rows, columns, first_column % block, height, width, across)
+        draw(
+            mu[top:bottom], sigma[top:bottom], out[top:bottom, left:right], seed, offset, first_row + top,
+            first_column + left, shared_noise,
+        )  # fmt: skip
+
+    name = f"{_window_name(dtype, antithetic)}_windows"
+    of_window = cached(draw_window, f"cpu-{name}_of_thread", source_digest())
+
+    def draw_windows(mu, sigma, out, seed, offset, first_row, first_column, shared_noise, height, width, threads, pool):
+        rows, columns = out.shape
+        across, high = windows(rows, columns, first_column % block, height, width)
+        arguments = mu, sigma, out, seed, offset, first_row, first_column, shared_noise, height, width, across
+        for_each(of_window, arguments, across * high, threads, pool)
+
+    return _compiled(types.void(*parameters, types.int64, POOL), draw_windows, name)
 
 
 @functools.cache
@@ -570,15 +607,19 @@ def value_kernel(dtype: str, weighted: bool = False) -> Callable[..., bool]:
     """
     vector = _array(_TYPES[dtype][0], 1, readonly=True)
     weights = vector if weighted else types.none
-    signature, name = types.boolean(vector, vector, weights), f"cpu-check_{dtype}{'_weighted' * weighted}"
-    kernel: Callable[..., bool] = compile_cached(signature, _check, name)
-    return kernel
+    return _compiled(types.boolean(vector, vector, weights), _check, f"check_{dtype}{'_weighted' * weighted}")
 
 
 def kernel_groups() -> list[list[Callable[[], Any]]]:
-    """All kernels, as functions that compile them."""
-    flags = False, True
-    kernels: list[Callable[[], Any]] = [starting_kernel]
-    kernels += [functools.partial(window_kernel, *kind) for kind in itertools.product(_TYPES, flags)]
-    kernels += [functools.partial(value_kernel, *kind) for kind in itertools.product(("float32", "float64"), flags)]
-    return [[kernel] for kernel in kernels]
+    """All kernels, as functions that compile them. The first kernel of a group is part of the others."""
+    groups: list[list[Callable[[], Any]]] = [
+        [functools.partial(kernel, dtype, antithetic) for kernel in (window_kernel, windows_kernel)]
+        for dtype in _TYPES
+        for antithetic in (False, True)
+    ]
+    groups += [
+        [functools.partial(value_kernel, real, weighted)]
+        for real in ("float32", "float64")
+        for weighted in (False, True)
+    ]
+    return [*groups, [starting_kernel]]

@@ -6,21 +6,24 @@ the noise of each row is added.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numba import types
 
 from multisample.backends.element_types import MATRIX_TYPES
-from multisample.backends.kernels.compilation import inline
+from multisample.backends.kernels.compilation import cached, compile_cached, inline, source_digest
 from multisample.backends.kernels.stream.arithmetic import fma
 from multisample.backends.kernels.stream.normals import block_f32, block_f64
-from multisample.backends.kernels.stream.rounding import NARROWING, WIDENING
+from multisample.backends.kernels.stream.rounding import NARROWING, from_bfloat16, from_float16, unchanged
 from multisample.backends.kernels.stream.words import stream_key, word
 from multisample.backends.launch import Span
 
 from .addresses import numbers_at
 from .intrinsics import default_floats, integers_at, restore_floats, stack_array, use_widest_vectors
+from .threads import POOL, for_each
 
 # Minimum elements of a part, and maximum parts of a call: each part searches its spans from the first one on.
 _PART, _MOST_PARTS = 1 << 15, 1 << 12
@@ -28,6 +31,7 @@ _PART, _MOST_PARTS = 1 << 15, 1 << 12
 _TILE, _LANES = 256, 16
 _TILE_NORMALS = 4 * _TILE
 _WORDS = len(Span._fields)
+_WIDENING = {"float16": from_float16, "bfloat16": from_bfloat16}
 
 
 @inline
@@ -45,7 +49,7 @@ def part_function(dtype: str) -> Callable[..., Any]:
     row = MATRIX_TYPES[dtype]
     number, element, size = getattr(np, row.computing), getattr(np, row.stored), np.dtype(row.stored).itemsize
     block = block_f64 if row.computing == "float64" else block_f32
-    narrow, widen = NARROWING[dtype], WIDENING[dtype]
+    narrow, widen = NARROWING[dtype], _WIDENING.get(dtype, unchanged)
 
     @inline
     def load(x, at, stride, count):
@@ -119,3 +123,32 @@ def part_function(dtype: str) -> Callable[..., Any]:
         restore_floats(before)
 
     return add_part
+
+
+@functools.cache
+def perturb_kernel(dtype: str) -> Callable[..., None]:
+    """``kernel(spans, elements, weights, seed, offset, first_row, threads, pool)`` perturbs spans.
+
+    `spans` has the words of packed spans, with this number of elements. The kernel runs on up to `threads` threads: the
+    calling one, and helpers of `pool` (`threads.helper_pool`).
+    """
+    row = MATRIX_TYPES[dtype]
+    add_part = cached(part_function(dtype), f"cpu-perturb_{dtype}_part", source_digest())
+
+    def perturb(spans, elements, weights, seed, offset, first_row, threads, pool):
+        size = part_size(elements)
+        arguments = spans.ctypes.data, spans.size, size, weights, seed, offset, first_row
+        for_each(add_part, arguments, (elements + size - 1) // size, threads, pool)
+
+    signature = types.void(
+        types.Array(types.int64, 1, "C", readonly=True), types.int64,
+        types.Array(getattr(types, row.computing), 1, "A", readonly=True), types.uint64, types.uint64, types.int64,
+        types.int64, POOL,
+    )  # fmt: skip
+    kernel: Callable[..., None] = compile_cached(signature, perturb, f"cpu-perturb_{dtype}", source_digest())
+    return kernel
+
+
+def kernel_groups() -> list[list[Callable[[], Any]]]:
+    """All kernels, as functions that compile them."""
+    return [[functools.partial(perturb_kernel, dtype)] for dtype in MATRIX_TYPES]

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from multisample.backends.kernels.compilation import cached, compile_cached, inline
+from multisample.backends.kernels.compilation import cached, compile_cached, inline, source_digest
 from multisample.backends.system.threads import STACK_SIZE
 
 from .intrinsics import (
@@ -209,7 +209,7 @@ def starting_kernel() -> Callable[[np.ndarray[Any, Any]], int]:
     It starts the thread of a helper whose record a call has taken. If the system cannot start a thread, the state of
     the record is _NO_THREAD again.
     """
-    serve = cached(_serve, "cpu-serve")
+    serve = cached(_serve, "cpu-serve", source_digest())
 
     def start(arguments, helper):
         (pool,) = arguments
@@ -234,12 +234,12 @@ def starting_kernel() -> Callable[[np.ndarray[Any, Any]], int]:
         if error != 0:
             fetch_add(pool, helper + _STATE, _NO_THREAD - load_acquire(pool, helper + _STATE))
 
-    compiled = cached(start, "cpu-start")
+    compiled = cached(start, "cpu-start", source_digest())
 
     def starting_entry(pool):
         return entry_address(compiled, (pool,))
 
-    kernel: Callable[[Any], int] = compile_cached(types.int64(POOL), starting_entry, "cpu-starting")
+    kernel: Callable[[Any], int] = compile_cached(types.int64(POOL), starting_entry, "cpu-starting", source_digest())
     return kernel
 
 

@@ -123,20 +123,6 @@ def matrix_with_values(gpu: ModuleType) -> Function:
     return matrix_of
 
 
-def reading_words(
-    gpu: ModuleType, by_value: Function, geometry_type: type[NamedTuple], antithetic: bool, batched: bool = False
-) -> Function:
-    """A kernel that reads the words that are in device memory, and then runs `by_value`."""
-    draw, width, batch_index = inline(by_value), group_width(antithetic), gpu.batch_index
-    matrix_of, resolved_geometry = matrix_with_values(gpu), replacing(geometry_type, "skip")
-
-    def kernel(call, geometry):
-        matrix = matrix_of(call, np.int64(batch_index() if batched else 0))
-        draw(matrix, resolved_geometry(geometry, np.uint32(matrix.first_column % width)))
-
-    return kernel
-
-
 class Vector(NamedTuple):
     """An input: the address of its elements, or the bits of one number, the stride in bytes, and the type."""
 
