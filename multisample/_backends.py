@@ -25,18 +25,9 @@ _chosen: dict[tuple[str, str, str], Backend] = {}
 
 
 def choose(name: str, library: str, device_kind: str) -> Backend:
-    """The backend to use for arrays of `library` on a device of `device_kind`.
+    """The backend for arrays of `library` on a device of `device_kind`.
 
-    Raises
-    ------
-    UnknownBackendError
-        If no backend is called `name`.
-    TypeError
-        If `name` is not a string.
-    BackendUnavailableError
-        If the named backend, or every backend that "auto" may take, cannot run.
-    ValueError
-        If the named backend does not serve such arrays.
+    ValueError if the named backend does not serve such arrays, or an error of `multisample.exceptions`.
     """
     if not isinstance(name, str):
         raise TypeError(f"backend: expected a name, got {describe(name)} of type {type(name).__name__}")

@@ -56,26 +56,9 @@ _HOST_VECTOR = "seed: expected seeds in device memory while a CUDA graph is capt
 class Plan:
     """A call of an operation resolved except for values, addresses, seed, offset and window; immutable.
 
-    Attributes
-    ----------
-    backend : Backend
-    library : Library
-        Library of the arrays and of the results.
-    device : Device
-    shape : tuple of int
-        Shape of the result, or of each result.
-    dtype : str
-        Type of the results.
-    operands : dict of str to Operand
-        The arrays that the call reads, by name.
-    template : Launch
-        The launch, without addresses, seed, offset and window.
-    is_transposed : bool
-        Whether the matrix is (n, d).
-    mask : int
-        The bits that are 0 in the address of an aligned vector.
-    is_empty : bool
-        Whether there is nothing to launch.
+    `shape` and `dtype` are those of each result. `operands` are the arrays that the call reads, by name. `template` is
+    the launch without addresses, seed, offset and window. `mask` has the bits that are 0 in the address of an aligned
+    vector. `is_transposed` says that the matrix is (n, d), and `is_empty` that there is nothing to launch.
     """
 
     __slots__ = (
@@ -356,14 +339,8 @@ def _template(call: Call, inputs: Inputs, matrix: Operand | None, keys: Keys | N
 def make_plan(call: Call, backend: Backend, library: Library, keeps_offset: bool = False) -> Plan:
     """Make the plan of a call, with all checks of its arrays except values and addresses.
 
-    With `keeps_offset`, calls return a copy of an offset that is in device memory.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If the arrays do not match each other, or a kernel cannot read or write them.
-    BackendUnavailableError
-        If the kernel cannot be compiled.
+    With `keeps_offset`, calls return a copy of an offset that is in device memory. BackendUnavailableError if the
+    kernel cannot be compiled.
     """
     inputs = inspect_inputs(library, call)
     kind = Plan

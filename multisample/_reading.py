@@ -21,21 +21,12 @@ ReadVectors = Callable[[Any, Any, Any], tuple[Any, Any, Any, Any]]
 
 
 class Reader:
-    """Reads one vector for the calls of a plan; immutable.
+    """Reads one vector for the calls of a plan; immutable. `operand` is None for a number.
 
-    Attributes
-    ----------
-    name : str
-    operand : Operand or None
-        None for a number.
-    is_plain : bool
-        Whether the launcher takes the argument without conversion: its address, or the array itself.
-    mask : int
-        The bits that are 0 in an aligned address; 0 in host memory, where elements may lie anywhere.
-    convert : callable or None
-        Makes an array whose address the launcher takes; None for the address of the argument.
-    read : callable
-        What the launcher takes in the place of the argument, or of its converted array.
+    If `is_plain`, the launcher takes the argument without conversion: its address, or the array itself. `mask` has the
+    bits that are 0 in an aligned address; it is 0 in host memory, where elements may lie anywhere. `convert` makes an
+    array whose address the launcher takes, and is None for the address of the argument. `read` makes what the launcher
+    takes in the place of the argument, or of its converted array.
     """
 
     __slots__ = ("convert", "is_plain", "mask", "name", "operand", "read")

@@ -58,10 +58,7 @@ if hasattr(os, "register_at_fork"):
 def order_before(named: Iterable[int | None], device: Device, stream: int) -> set[int]:
     """Make `stream` wait for the streams that the arrays of a call name, in `named`; returns those other than `stream`.
 
-    Raises
-    ------
-    RuntimeError
-        If CUDA cannot order the streams, for example because `stream` is being captured and the other is not.
+    RuntimeError if CUDA cannot order them, for example because `stream` is being captured and another is not.
     """
     other_streams = {other for other in named if other is not None and other != stream}
     for other in other_streams:

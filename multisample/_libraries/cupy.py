@@ -10,8 +10,8 @@ import numpy as np
 
 from multisample.backends.contract import HostArray
 
-from .library import Device, Library, Operand, counted_as
-from .numpy import cached_dtype, name_of
+from .library import Device, Library
+from .numpy import cached_dtype
 
 _current_device, _current_stream = cupy.cuda.runtime.getDevice, cupy.cuda.get_current_stream
 
@@ -25,12 +25,6 @@ class CupyLibrary(Library):
     def address(self, array: Any) -> int:
         pointer: int = array.data.ptr
         return pointer
-
-    def describe(self, name: str, array: Any) -> Operand:
-        dtype = name_of(array.dtype)
-        return Operand(
-            array.shape, array.strides, dtype, counted_as(name, dtype, array.dtype), self.device(name, array)
-        )
 
     def device(self, name: str, array: Any) -> Device:
         return Device("cuda", array.data.device_id)

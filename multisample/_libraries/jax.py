@@ -33,6 +33,11 @@ def is_jax(x: Any) -> bool:
     return array_type is not None and isinstance(x, array_type)
 
 
+def is_on_host(x: Any) -> bool:
+    """Whether all of an array of JAX is in the memory of this process's host."""
+    return bool(x.is_fully_addressable) and next(iter(x.devices())).platform == "cpu"
+
+
 def any_of_jax(tree: Any) -> bool:
     """Whether a pytree has an array or a key of JAX."""
     trees = getattr(sys.modules.get("jax"), "tree_util", None)

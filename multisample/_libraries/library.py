@@ -6,6 +6,7 @@ array interface, with the backend's library or NumPy.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
@@ -18,6 +19,12 @@ from .._arguments import DTYPES
 
 _INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 _ELEMENTS = frozenset((*DTYPES, *_INTEGERS))
+
+
+@functools.lru_cache(64)  # Callers can make dtypes without end.
+def name_of(dtype: np.dtype[Any]) -> str:
+    """``dtype.name``, cached, since NumPy computes it on each access."""
+    return str(dtype.name)
 
 
 class Device(NamedTuple):
@@ -130,7 +137,9 @@ class Library:
 
     def describe(self, name: str, array: Any) -> Operand:
         """The operand for argument `name`; TypeError or ValueError if no kernel can use the array."""
-        raise NotImplementedError
+        dtype = name_of(array.dtype)
+        counts_as = counted_as(name, dtype, array.dtype)
+        return Operand(array.shape, array.strides, dtype, counts_as, self.device(name, array))
 
     def device(self, name: str, array: Any) -> Device:
         """The device of argument `name`."""

@@ -12,8 +12,8 @@ from numba import cuda
 from multisample.backends.contract import HostArray
 from multisample.backends.system.cuda_driver import current_device, on_device
 
-from .library import Device, Library, Operand, counted_as
-from .numpy import cached_dtype, name_of
+from .library import Device, Library
+from .numpy import cached_dtype
 
 
 def handle_of(stream: Any) -> int:
@@ -37,12 +37,6 @@ class NumbaLibrary(Library):
     def named_stream(self, array: Any) -> int | None:
         stream = array.stream
         return None if isinstance(stream, int) and stream == 0 else handle_of(stream)
-
-    def describe(self, name: str, array: Any) -> Operand:
-        dtype = name_of(array.dtype)
-        return Operand(
-            array.shape, array.strides, dtype, counted_as(name, dtype, array.dtype), self.device(name, array)
-        )
 
     def device(self, name: str, array: Any) -> Device:
         return Device("cuda", array.gpu_data.context.device.id)

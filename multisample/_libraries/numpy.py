@@ -13,15 +13,9 @@ from multisample.backends.contract import HostArray
 from multisample.backends.memory.dlpack import numpy_dtype
 
 from .._arguments import describe
-from .library import CPU, Device, Library, Operand, counted_as
+from .library import CPU, Device, Library, Operand, counted_as, name_of
 
 cached_dtype = functools.cache(numpy_dtype)
-
-
-@functools.lru_cache(64)  # Callers can make dtypes without end.
-def name_of(dtype: np.dtype[Any]) -> str:
-    """``dtype.name``, cached, since NumPy computes it on each access."""
-    return str(dtype.name)
 
 
 class ListArray(np.ndarray):

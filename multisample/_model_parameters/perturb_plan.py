@@ -73,18 +73,8 @@ class _Group(NamedTuple):
 class _Plan:
     """A call resolved except for addresses, values of coefficients, seed and member; immutable.
 
-    Attributes
-    ----------
-    library : Library
-        The library of all arrays.
-    memory : Memory
-    ties : Ties
-    seen : tuple
-        The addresses of a call whose memory has been checked.
-    limit : float
-        Coefficients are smaller than this.
-    read_vector : callable, optional
-        `Operand.read` of a vector of coefficients on a device.
+    `seen` has the addresses of a call whose memory has been checked. Coefficients are smaller than `limit`.
+    `read_vector` is `Operand.read` of a vector of coefficients on a device.
     """
 
     def __init__(

@@ -103,7 +103,8 @@ def memory_of(request: Request, library: Library) -> Memory:
     parameters, out = request.parameters, request.out
     sources = [_described(label("parameters", parameters, k), library, x) for k, x in enumerate(parameters.arrays)]
     if out is None:
-        return Memory(sources, [x._replace(strides=_contiguous(x), read=None) for x in sources])
+        strides = [tuple(item_size(x.dtype) * step for step in steps_of(x.shape)) for x in sources]
+        return Memory(sources, [x._replace(strides=own, read=None) for x, own in zip(sources, strides, strict=True)])
     targets = []
     for k, array in enumerate(out.arrays):
         name = label("out", out, k)
@@ -137,11 +138,6 @@ def _described(name: str, library: Library, array: Any) -> Operand:
     if math.prod(operand.shape) > MOST_ELEMENTS:
         raise ValueError(f"{name}: expected at most 2**34 elements, got shape {operand.shape}")
     return operand
-
-
-def _contiguous(operand: Operand) -> tuple[int, ...]:
-    size = item_size(operand.dtype)
-    return tuple(size * step for step in steps_of(operand.shape))
 
 
 def ties_of(request: Request, memory: Memory, sources: list[int], targets: list[int]) -> Ties:

@@ -23,12 +23,7 @@ _captured: list[Any] = []
 class DeviceCounter:
     """An unsigned 64-bit counter on `device`, in an array of `library`.
 
-    Attributes
-    ----------
-    device : Device
-    lock : threading.Lock
-        Held from the launch that reads the counter to the launch that adds 1.
-    address : int
+    `lock` is held from the launch that reads the counter to the launch that adds 1.
     """
 
     def __init__(self, value: int, device: Device, library: Library) -> None:

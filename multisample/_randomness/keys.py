@@ -107,13 +107,7 @@ def signature_of(seed: Any) -> Hashable:
 
 
 def batch_of(seed: Any) -> int | None:
-    """B for a vector of B keys; None for one key.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If an array has another type or another shape than those of keys.
-    """
+    """B for a vector of B keys; None for one key; TypeError or ValueError for arrays that are no keys."""
     if not is_in_array(seed):
         return None
     if isinstance(seed, (list, tuple)):
@@ -144,12 +138,8 @@ def _element(seed: Any) -> str:
 def keys_in(seed: Any, library: Library, device: Device) -> Keys | None:
     """The keys of calls with a seed like this one, and arrays of `library` on `device`.
 
-    None for one key in host memory. `checked_key` reads a single key; `only_words` reads a vector of one.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If the seeds are of another library or on another device, or a kernel cannot read them.
+    None for one key in host memory. `checked_key` reads a single key; `only_words` reads a vector of one. TypeError or
+    ValueError if a kernel on the device cannot read the seeds.
     """
     batch = batch_of(seed)
     count = 1 if batch is None else batch
@@ -172,7 +162,7 @@ def keys_in(seed: Any, library: Library, device: Device) -> Keys | None:
     return Keys(count, fields, offset_at, read, True)
 
 
-_FORMATS = {8: WordFormat.whole, 4: WordFormat.bits_32, 2: WordFormat.bits_16, 1: WordFormat.bits_8}
+_FORMATS = {"64": WordFormat.whole, "32": WordFormat.bits_32, "16": WordFormat.bits_16, "8": WordFormat.bits_8}
 
 
 def _layout(operand: Operand, is_one: bool) -> tuple[dict[str, int], int]:
@@ -188,12 +178,8 @@ def _layout(operand: Operand, is_one: bool) -> tuple[dict[str, int], int]:
             )
         form, offset_at = WordFormat.high_first, 8 if width == 4 else 0
     else:
-        form, offset_at = _FORMATS[_bytes(operand.dtype)], last if steps else 0
+        form, offset_at = _FORMATS[operand.dtype.lstrip("uint")], last if steps else 0
     return {"seed_step": step, "offset_step": step if offset_at else 0, "word_formats": form | form << 8}, offset_at
-
-
-def _bytes(dtype: str) -> int:
-    return int(dtype.removeprefix("u").removeprefix("int")) // 8
 
 
 def _from_host(seed: Any, owner: Library, library: Library, device: Device, count: int) -> Keys:

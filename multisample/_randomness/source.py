@@ -111,13 +111,7 @@ def check_generator(generator: Any, library: Library, device: Device) -> None:
 
 
 def captured_offset(generator: Any, library: Library, device: Device) -> tuple[int, Any]:
-    """Seed and offset of a call that a CUDA graph captures. The offset is a tensor; each replay draws it anew.
-
-    Raises
-    ------
-    RuntimeError
-        If the generator cannot draw a new offset in each replay.
-    """
+    """Seed and offset of a call that a CUDA graph captures. The offset is a tensor; each replay draws it anew."""
     if library.name != "torch" or isinstance(generator, Generator):
         raise RuntimeError(NOT_CAPTURED)
     from .torch import SEED, draw_offset
@@ -133,15 +127,7 @@ _COUNTER_LOCK = threading.Lock()
 
 
 def counter_on(generator: Generator, library: Library, device: Device, stream: int) -> DeviceCounter:
-    """The counter of a graph-safe generator; its first call puts it on `device`.
-
-    Raises
-    ------
-    ValueError
-        If `device` is not the device of the first call, or not a CUDA device.
-    RuntimeError
-        If this is the first call, and `stream` is being captured.
-    """
+    """The counter of a graph-safe generator; its first call puts it on `device`, unless `stream` is being captured."""
     if device.kind != "cuda":
         raise ValueError(f"generator: expected arrays on a CUDA device with graph_safe=True, got arrays on {device}")
     with _COUNTER_LOCK:

@@ -29,6 +29,7 @@ from .._randomness.generator import WORD_64, Generator
 from .._randomness.keys import batch_of, checked_key
 from .._randomness.source import check_generator
 from .._randomness.torch import taker, torch_generator
+from .torch_transforms import as_int64
 
 Cut: TypeAlias = tuple[int, int]
 """A mesh dimension that shards an axis, and the placement's split factor.
@@ -406,7 +407,7 @@ def _check_agreement(mesh: Any, array: Any, seed: Any, generator: Any, numbers: 
     else:
         key = dict(zip(("generator's seed", "generator's offset"), _next_key(generator, array), strict=True))
     numbers = key | numbers
-    gathered = torch.tensor([_signed(number) for number in numbers.values()], device=array.device)
+    gathered = torch.tensor([as_int64(number) for number in numbers.values()], device=array.device)
     for mesh_dim in reversed(range(mesh.ndim)):
         group = mesh.get_group(mesh_dim)
         received = [torch.empty_like(gathered) for _ in range(mesh.size(mesh_dim))]
@@ -434,11 +435,6 @@ def _next_key(generator: Any, array: Any) -> tuple[int, int]:
         state = generator.state
         return state["seed"], state["offset"]
     return taker(str(device))(torch_generator(generator, str(device)).clone_state())
-
-
-def _signed(number: int) -> int:
-    """The int64 with the bits of an unsigned 64-bit `number`."""
-    return number - WORD_64 if number >= WORD_64 // 2 else number
 
 
 def _named(ranks: list[int]) -> str:

@@ -29,13 +29,7 @@ from .torch_transforms import as_int64, draw_by_operator
 
 
 def torch_plan(call: Call, backend: Backend) -> Planned:
-    """The plan of a call with tensors, which records gradients if there are any.
-
-    Raises
-    ------
-    TypeError, ValueError, BackendUnavailableError
-        As `make_plan`, and if gradients cannot be recorded.
-    """
+    """The plan of a call with tensors, which records gradients if there are any. ValueError if it cannot."""
     arguments = ("mu", call.mu), ("sigma", call.sigma), ("weights", call.weights), ("out", call.out)
     names = [name for name, x in arguments if getattr(x, "requires_grad", False)]
     if not names or not torch.is_grad_enabled():

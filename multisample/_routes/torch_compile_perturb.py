@@ -80,7 +80,9 @@ def perturb_in_graph(
         all(map(_is_integer, (word, offset, member, *given_ids))) and 0 <= word < WORD_64
         and isinstance(fast_math, bool) and isinstance(backend, str)
     )  # fmt: skip
-    if not (arrays and ids_are_known and are_usual and all(map(_is_plain, tensors))):
+    if not (
+        arrays and ids_are_known and are_usual and all(type(x) in (torch.Tensor, torch.nn.Parameter) for x in tensors)
+    ):
         return _outside_graph(
             function, parameters, coefficients, seed=seed, member=member, out=out, fast_math=fast_math, ids=ids,
             backend=backend,
@@ -118,10 +120,6 @@ def perturb_in_graph(
 @torch.compiler.disable(reason="perturb can be part of a graph only with plain PyTorch tensors and one seed")
 def _outside_graph(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     return function(*arguments, **options)
-
-
-def _is_plain(x: Any) -> bool:
-    return type(x) in (torch.Tensor, torch.nn.Parameter)
 
 
 def _is_integer(x: Any) -> bool:

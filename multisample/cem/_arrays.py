@@ -142,7 +142,7 @@ class Arrays:
         return Scored(f(copy), samples, copy)
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`function`, compiled if the library is JAX; its first four arguments (`Arrays`, settings) are static."""
+        """`function`, compiled if the library is JAX; its first argument, the settings, is static."""
         return function
 
     @staticmethod
@@ -258,7 +258,7 @@ def _halves(words: HostArray) -> HostArray:
 
 @functools.cache
 def _jitted(function: Callable[..., Any]) -> Callable[..., Any]:
-    jitted: Callable[..., Any] = sys.modules["jax"].jit(function, static_argnums=(0, 1, 2, 3))
+    jitted: Callable[..., Any] = sys.modules["jax"].jit(function, static_argnums=0)
     return jitted
 
 

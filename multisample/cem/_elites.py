@@ -17,6 +17,15 @@ COLUMNS = ("best", "mean", "threshold", "sigma", "nonfinite", "status")
 INFINITY = float("inf")
 
 
+class Settings(NamedTuple):
+    """The settings of all refits of a run. Compiled functions take them as one static argument."""
+
+    arrays: Arrays
+    elites: int
+    smoothing: float
+    tol: float | None
+
+
 class State(NamedTuple):
     """The state of a run between two iterations, which `step` takes: arrays of one library, and a pytree of JAX.
 
@@ -39,21 +48,13 @@ class State(NamedTuple):
     running: Any
 
 
-def refit(
-    arrays: Arrays,
-    elites: int,
-    smoothing: float,
-    tol: float | None,
-    state: State,
-    samples: Any,
-    scores: Any,
-    noise: Any,
-) -> tuple[State, Any]:
+def refit(settings: Settings, state: State, samples: Any, scores: Any, noise: Any) -> tuple[State, Any]:
     """The next state, and this iteration's row of the history, by `COLUMNS`.
 
     `samples` may be a function, which draws the samples at the indices of the elites.
     """
-    which, best_scores = _elites(arrays, elites, scores)
+    arrays = settings.arrays
+    which, best_scores = _elites(settings, scores)
     best = arrays.cast(samples(which) if callable(samples) else arrays.columns(samples, which))
     weight, count, divisor = _weights(arrays, best_scores)
     weight = weight[..., None, :]
@@ -62,12 +63,13 @@ def refit(
     deviation = best - mean[..., None]
     variance = arrays.quotient(arrays.sum(deviation * deviation * weight), divisor)
     first = arrays.columns(best, best_scores.argmin(-1)[..., None])[..., 0]
-    return _followed(arrays, smoothing, tol, state, mean, variance, first, count, best_scores, scores, noise)
+    return _followed(settings, state, mean, variance, first, count, best_scores, scores, noise)
 
 
-def elite_weights(arrays: Arrays, elites: int, smoothing: float, tol: float | None, scores: Any) -> tuple[Any, Any]:
+def elite_weights(settings: Settings, scores: Any) -> tuple[Any, Any]:
     """The weights of all samples in the mean of the elites, and in the best sample."""
-    which, best_scores = _elites(arrays, elites, scores)
+    arrays = settings.arrays
+    which, best_scores = _elites(settings, scores)
     weight, _, divisor = _weights(arrays, best_scores)
     zeros = arrays.xp.zeros_like(arrays.cast(scores))
     best = arrays.at(which, best_scores.argmin(-1)[..., None])
@@ -75,31 +77,23 @@ def elite_weights(arrays: Arrays, elites: int, smoothing: float, tol: float | No
 
 
 def refit_by_moments(
-    arrays: Arrays,
-    elites: int,
-    smoothing: float,
-    tol: float | None,
-    state: State,
-    center: Any,
-    mean: Any,
-    square: Any,
-    first: Any,
-    scores: Any,
-    noise: Any,
+    settings: Settings, state: State, center: Any, mean: Any, square: Any, first: Any, scores: Any, noise: Any
 ) -> tuple[State, Any]:
     """`refit`, from the elites' mean, their mean squared distance from `center`, and the best sample."""
-    _, best_scores = _elites(arrays, elites, scores)
+    arrays = settings.arrays
+    _, best_scores = _elites(settings, scores)
     _, count, _ = _weights(arrays, best_scores)
     distance = mean - center
     variance = square - distance * distance
     variance = arrays.xp.where(variance > 0, variance, 0 * variance)
-    return _followed(arrays, smoothing, tol, state, mean, variance, first, count, best_scores, scores, noise)
+    return _followed(settings, state, mean, variance, first, count, best_scores, scores, noise)
 
 
-def _elites(arrays: Arrays, elites: int, scores: Any) -> tuple[Any, Any]:
+def _elites(settings: Settings, scores: Any) -> tuple[Any, Any]:
     """Indices and scores of the elites. Scores that are not finite are infinite, and have weight 0."""
+    arrays = settings.arrays
     ranked = arrays.xp.where(arrays.xp.isfinite(scores), scores, INFINITY)
-    which = arrays.lowest(ranked, elites)
+    which = arrays.lowest(ranked, settings.elites)
     return which, arrays.at(ranked, which)
 
 
@@ -111,20 +105,11 @@ def _weights(arrays: Arrays, best_scores: Any) -> tuple[Any, Any, Any]:
 
 
 def _followed(
-    arrays: Arrays,
-    smoothing: float,
-    tol: float | None,
-    state: State,
-    mean: Any,
-    variance: Any,
-    first: Any,
-    count: Any,
-    best_scores: Any,
-    scores: Any,
+    settings: Settings, state: State, mean: Any, variance: Any, first: Any, count: Any, best_scores: Any, scores: Any,
     noise: Any,
-) -> tuple[State, Any]:
+) -> tuple[State, Any]:  # fmt: skip
     """The next state and its row, from the elites' mean and variance, the best sample and the number of elites."""
-    xp = arrays.xp
+    arrays, smoothing, xp = settings.arrays, settings.smoothing, settings.arrays.xp
     finite = xp.isfinite(scores)
     # With a single finite score, the variance stays.
     variance = xp.where(count[..., None] > 1, variance, state.sigma * state.sigma)
@@ -138,8 +123,8 @@ def _followed(
     diverged = ~xp.isfinite(one_sigma_away).all(-1)
     goes_on = (state.running & ~(unscored | diverged))[..., None]
     status = xp.where((one_sigma_away == mean).all(-1), COLLAPSED, RUNNING)
-    if tol is not None:
-        status = xp.where(xp.amax(sigma, -1) <= tol, CONVERGED, status)
+    if settings.tol is not None:
+        status = xp.where(xp.amax(sigma, -1) <= settings.tol, CONVERGED, status)
     status = xp.where(diverged, DIVERGED, status)
     status = xp.where(unscored, UNSCORED, status)
 

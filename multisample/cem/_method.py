@@ -32,6 +32,7 @@ from ._elites import (
     DIVERGED,
     RUNNING,
     UNSCORED,
+    Settings,
     State,
     elite_weights,
     refit,
@@ -237,8 +238,9 @@ class CEM(Generic[ArrayT]):
             self._state = State(start, self._converted(sigma), start, *score)
             self._noise_floor = noise_floor if callable(noise_floor) else self._variance(noise_floor)
             self._bounds = None if bounds is None else self._edges(bounds)
+        settings = Settings(arrays, elites, smoothing, self._tol)
         self._refit, self._refit_by_moments, self._weights = (
-            functools.partial(arrays.compiled(function), arrays, elites, smoothing, self._tol)
+            functools.partial(arrays.compiled(function), settings)
             for function in (refit, refit_by_moments, elite_weights)
         )
         self._rows: list[Any] = []  # Rows of the history that are still on the device.

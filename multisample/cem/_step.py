@@ -16,7 +16,7 @@ from .._randomness.keys import batch_of
 from .._sample import sample
 from .._typing import Noise, Number
 from ._arrays import Arrays, TracedArrays, arrays_like
-from ._elites import State, refit
+from ._elites import Settings, State, refit
 from ._method import check_searches, checked_elites, checked_number, checked_smoothing
 
 
@@ -156,7 +156,7 @@ def step(
             raise TypeError(f"f: expected scores that are real numbers, got {describe(scores.dtype)}")
         if not isinstance(noise_floor, float):
             noise_floor = _column(arrays, "noise_floor", noise_floor, (*batch, d))[..., 0]
-        following, _ = refit(arrays, elites, smoothing, tol, state, samples, scores, noise_floor)
+        following, _ = refit(Settings(arrays, elites, smoothing, tol), state, samples, scores, noise_floor)
     return following
 
 

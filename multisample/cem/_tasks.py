@@ -232,12 +232,8 @@ def run_tasks(
 ) -> None:
     """Submit ``call(task)``, a function and its arguments, for each task; ``tell(task, result)`` takes each result.
 
-    After an error, the tasks that have not begun are cancelled.
-
-    Raises
-    ------
-    concurrent.futures.BrokenExecutor
-        If the executor broke, or another program cancelled a task; also whatever the function raises.
+    After an error, the tasks that have not begun are cancelled. BrokenExecutor if the executor broke, or another
+    program cancelled a task.
     """
     futures: dict[concurrent.futures.Future[Any], Task] = {}
     try:

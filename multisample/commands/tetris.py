@@ -102,7 +102,8 @@ def run(args: argparse.Namespace) -> int:
     if no_pictures:
         print(f"multisample: no pictures: {no_pictures}", file=sys.stderr)
     try:
-        _learn(learner, args)
+        with _workers(args) as (executor, count):
+            _learn(executor, count, learner, args)
         played = _play_fresh(learner, args)
     except KeyboardInterrupt:
         if learner.history:
@@ -140,12 +141,7 @@ def _learner(args: argparse.Namespace) -> Learner:
     return learner
 
 
-def _learn(learner: Learner, args: argparse.Namespace) -> None:
-    with _workers(args) as (executor, count):
-        _learn_on(executor, count, learner, args)
-
-
-def _learn_on(executor: Executor | None, count: Callable[[], int], learner: Learner, args: argparse.Namespace) -> None:
+def _learn(executor: Executor | None, count: Callable[[], int], learner: Learner, args: argparse.Namespace) -> None:
     start = time.monotonic()
     limit = args.iterations or sys.maxsize
     line = LiveLine(sys.stderr)

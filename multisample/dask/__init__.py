@@ -70,12 +70,8 @@ def sample(
     generator : Generator, optional
         Source of a seed and an offset, which this call takes. Without `seed` and `generator`, the generator that
         `multisample.manual_seed` seeds.
-    noise : {"independent", "shared"}, default "independent"
-        Separate noise for every element, or one row of noise for all dimensions.
-    dtype : name or dtype, optional
-        Type of the result, as for `multisample.sample`.
-    layout : {"dn", "nd"}, default "dn"
-        "dn" returns one row per dimension; "nd" returns the transpose, one row per sample.
+    noise, dtype, layout : various
+        As for `multisample.sample`.
     antithetic : bool, default False
         Draw mirrored pairs of samples; a block may cut a pair.
     fast_math : bool, default False

@@ -1,9 +1,11 @@
-"""Runs an example as a program. A library that is missing is an error of one line."""
+"""Options of the examples, and their exit codes. A library that is missing is an error of one line."""
 
 from __future__ import annotations
 
+import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 _INSTALL = {
     "cupy": ("CuPy", "pip install cupy-cuda12x, or cupy-cuda13x for CUDA 13"),
@@ -12,6 +14,19 @@ _INSTALL = {
     "jax": ("JAX", "pip install jax"),
     "torch": ("PyTorch", "pip install torch"),
 }
+
+
+def parsed(name: str, doc: str | None, argv: Sequence[str] | None, **options: Any) -> argparse.Namespace:
+    """The arguments of example `name`. An option has its default, or a tuple of choices, of which the first is it."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m multisample.examples.{name}", description=doc,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    for option, value in options.items():
+        choices = value if isinstance(value, tuple) else None
+        default = choices[0] if choices else value
+        parser.add_argument(f"--{option}", type=type(default), choices=choices, default=default, help="[%(default)s]")
+    return parser.parse_args(argv)
 
 
 def run(main: Callable[[], int]) -> None:

@@ -10,7 +10,6 @@ python -m multisample.examples.asian_option --device cuda    # CUDA C++ by CuPy,
 
 from __future__ import annotations
 
-import argparse
 import functools
 import math
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from numba import njit
 
 import multisample
 
-from ._running import run
+from ._running import parsed, run
 
 SPOT, STRIKE, YEARS, RATE, VOLATILITY, DAYS = 100.0, 100.0, 1.0, 0.03, 0.3, 252
 THREADS = 128
@@ -67,15 +66,7 @@ OPTIONS = ("-std=c++17", "-ftz=true", f"-I{multisample.get_include()}")
 
 
 class Price(NamedTuple):
-    """A Monte Carlo estimate.
-
-    Attributes
-    ----------
-    mean : float
-        The price.
-    error : float
-        Its standard error.
-    """
+    """A Monte Carlo estimate, and its standard error."""
 
     mean: float
     error: float
@@ -84,23 +75,7 @@ class Price(NamedTuple):
 def price(seed: int = 7, paths: int = 65_536, device: str = "cpu") -> Price:
     """The price of the right to receive, after a year, the excess of the stock's average price over 100.
 
-    Parameters
-    ----------
-    seed : int, default 7
-        ``0 <= seed < 2**64``.
-    paths : int, default 65_536
-        At least 512; rounded up to a multiple of 512.
-    device : {"cpu", "cuda"}, default "cpu"
-        Numba on the CPU, or CUDA C++ on a GPU.
-
-    Returns
-    -------
-    Price
-
-    Raises
-    ------
-    ValueError
-        If `seed` or `paths` is out of range.
+    `paths` are rounded up to a multiple of 512. On the device "cpu" Numba simulates them, on "cuda" CUDA C++.
     """
     if not 0 <= seed < 2**64:
         raise ValueError(f"seed: {seed}; must be at least 0 and less than 2**64")
@@ -155,10 +130,7 @@ def simulate(seed, days, drift, volatility, spot, strike, groups):  # type: igno
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the estimates of four seeds."""
-    parser = argparse.ArgumentParser(prog="python -m multisample.examples.asian_option", description=__doc__)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--paths", type=int, default=65_536)
-    args = parser.parse_args(argv)
+    args = parsed("asian_option", __doc__, argv, device=("cpu", "cuda"), paths=65_536)
     print(f"{args.paths} paths of {DAYS} days  price   standard error")
     for seed in range(4):
         mean, error = price(seed, args.paths, args.device)

@@ -10,25 +10,16 @@ python -m multisample.examples.bayesian_regression --device cuda    # on a GPU
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ._running import run
+from ._running import parsed, run
 
 FEATURES, OBSERVATIONS, NOISE = 6, 200, 0.5
 
 
 class Fit(NamedTuple):
-    """A fitted posterior, and the optimum of its family.
-
-    Attributes
-    ----------
-    loc, scale : torch.Tensor, shape (6,)
-        Means and standard deviations of the weights.
-    best_loc, best_scale : torch.Tensor, shape (6,)
-        The optimum of the variational family.
-    """
+    """Means and standard deviations of the weights: of the fit, and of the optimum of the family. Shape (6,)."""
 
     loc: Any
     scale: Any
@@ -37,25 +28,9 @@ class Fit(NamedTuple):
 
 
 def fit(steps: int = 600, seed: int = 7, device: str = "cpu") -> Fit:
-    """Maximize the evidence lower bound by Adam.
+    """Maximize the evidence lower bound by Adam, with 64 samples of the weights in each step.
 
-    Parameters
-    ----------
-    steps : int, default 600
-        Gradient steps, each with 64 samples of the weights.
-    seed : int, default 7
-        Seed of the data and of the samples.
-    device : {"cpu", "cuda"}, default "cpu"
-        Device of the computation.
-
-    Returns
-    -------
-    Fit
-
-    Raises
-    ------
-    TypeError, ValueError
-        If PyTorch refuses the seed or the device.
+    `seed` is that of the data and of the samples.
     """
     import torch
 
@@ -88,10 +63,7 @@ def fit(steps: int = 600, seed: int = 7, device: str = "cpu") -> Fit:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the fitted weights beside the optimum."""
-    parser = argparse.ArgumentParser(prog="python -m multisample.examples.bayesian_regression", description=__doc__)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--seed", type=int, default=7)
-    args = parser.parse_args(argv)
+    args = parsed("bayesian_regression", __doc__, argv, device=("cpu", "cuda"), seed=7)
     result = fit(seed=args.seed, device=args.device)
     print("weight  fitted mean  optimum  fitted deviation  optimum")
     for k, (loc, scale, best_loc, best_scale) in enumerate(zip(*(x.tolist() for x in result), strict=True)):

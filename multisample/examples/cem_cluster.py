@@ -25,18 +25,10 @@ EXECUTORS = "none", "threads", "processes", "dask", "mpi"
 
 
 def cost(gains: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The mean cost of controllers that push a cart so that the pole on it stays upright.
+    """The mean cost of controllers that push a cart so that the pole on it stays upright, shape (n,).
 
+    The force is the product of a column of `gains`, shape (4, n), with position, velocity, angle and angular velocity.
     Every operation acts on each controller by itself, so its cost does not depend on the others, to the last bit.
-
-    Parameters
-    ----------
-    gains : array, shape (4, n)
-        The force is the product of a column with position, velocity, angle and angular velocity.
-
-    Returns
-    -------
-    array, shape (n,)
     """
     rng = np.random.default_rng(7)
     first = rng.uniform(-0.3, 0.3, (4, STARTS, 1))
@@ -55,22 +47,7 @@ def cost(gains: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def tune(executor: Any = None, tasks: int | None = None, n: int = 400, iterations: int = 20) -> cem.Result[Any]:
-    """Find the gains with the lowest cost.
-
-    Parameters
-    ----------
-    executor, tasks, n, iterations : various
-        As for `multisample.cem.minimize`. The result does not depend on `executor` and `tasks`.
-
-    Returns
-    -------
-    multisample.cem.Result
-
-    Raises
-    ------
-    TypeError, ValueError
-        If `multisample.cem.minimize` refuses an argument.
-    """
+    """Find the gains with the lowest cost. The result does not depend on `executor` and `tasks`."""
     return cem.minimize(
         cost, np.zeros(4), 10.0, n, iterations=iterations, smoothing=0.9, seed=7, executor=executor, tasks=tasks
     )

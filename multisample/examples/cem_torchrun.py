@@ -6,7 +6,6 @@ torchrun --nproc-per-node 4 -m multisample.examples.cem_torchrun --device cuda  
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from multisample.cem import CEM, Result
 
-from ._running import run
+from ._running import parsed, run
 
 if TYPE_CHECKING:
     import torch
@@ -45,33 +44,12 @@ def minimize(
     iterations: int = 100,
     **options: Any,
 ) -> Result[Any]:
-    """Minimise `f` on the ranks of `mesh`; each rank refits by itself.
+    """Minimise `f` on the ranks of a mesh of one dimension; each rank refits by itself.
 
-    Parameters
-    ----------
-    f : callable
-        Takes a rank's samples, of shape (d, n of the rank), and returns their scores.
-    mu, sigma : torch.Tensor, shape (d,)
-        As for `multisample.cem.minimize`, equal on every rank. `sigma` may be a number.
-    n : int
-        Number of samples of all ranks together.
-    mesh : torch.distributed.device_mesh.DeviceMesh
-        The ranks, in one dimension.
-    iterations : int, default 100
-        Maximum number of iterations.
-    **options
-        Options of `multisample.cem.CEM`, except `bounds`. `seed` is required: the ranks must draw one matrix.
-
-    Returns
-    -------
-    Result
-        Equal on every rank, and equal to the result of one rank if GPUs are of one model and `f` scores each sample by
-        itself.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If `multisample.cem.CEM` or `multisample.torch.sample_sharded` refuses an argument.
+    `f` takes a rank's samples, of shape (d, n of the rank), and returns their scores. `mu` and `sigma` are equal on
+    every rank, and `n` counts the samples of all ranks. The options are those of `multisample.cem.CEM`, except
+    `bounds`. `seed` is required: the ranks must draw one matrix. The result is equal on every rank. It equals that of
+    one rank if GPUs are of one model and `f` scores each sample by itself.
     """
     import torch
     from torch.distributed.tensor import DTensor, Shard
@@ -94,9 +72,7 @@ def minimize(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Minimise Rastrigin's function in 20 dimensions, and print the result on the first rank."""
-    parser = argparse.ArgumentParser(prog="python -m multisample.examples.cem_torchrun", description=__doc__)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    device = parser.parse_args(argv).device
+    device = parsed("cem_torchrun", __doc__, argv, device=("cpu", "cuda")).device
     import torch
     from torch import distributed
     from torch.distributed.device_mesh import init_device_mesh

@@ -11,7 +11,6 @@ python -m multisample.examples.evolution_strategy --device cuda      # PyTorch, 
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -19,7 +18,7 @@ import numpy as np
 
 import multisample
 
-from ._running import run
+from ._running import parsed, run
 
 PERTURBATIONS = 64
 SCALE = 0.05
@@ -31,21 +30,10 @@ RATE = 0.01
 def scores_of(
     parameters: Any, score: Callable[[Any], Any], key: multisample.Key, perturbations: Iterable[int]
 ) -> list[float]:
-    """Scores of perturbations of a step: the work of one worker.
+    """Scores of perturbations of a step, by their numbers: the work of one worker.
 
-    Parameters
-    ----------
-    parameters : array, shape (d,)
-    score : callable
-        Takes an array like `parameters`, and returns a number; higher is better.
-    key : Key
-        That of the step, the same for all workers.
-    perturbations : iterable of int
-        The numbers of the perturbations.
-
-    Returns
-    -------
-    list of float
+    `score` takes an array like `parameters`, shape (d,), and returns a number; higher is better. `key` is that of the
+    step, the same for all workers.
     """
     one, scores = None, []
     for j in perturbations:
@@ -57,15 +45,7 @@ def scores_of(
 def move(library: Any, parameters: Any, scores: Sequence[float], key: multisample.Key) -> None:
     """Move the parameters, in place, towards the perturbations with high scores.
 
-    Parameters
-    ----------
-    library : module
-        numpy or torch.
-    parameters : array, shape (d,)
-    scores : sequence of float
-        Of the perturbations 0, 1, ... of the step.
-    key : Key
-        That of the step.
+    `library` is numpy or torch. The scores are those of the perturbations 0, 1, ... of the step with this key.
     """
     weights = np.asarray(scores, np.float32)
     weights = (weights - weights.mean()) / (weights.std() + 1e-12)
@@ -78,22 +58,7 @@ def move(library: Any, parameters: Any, scores: Sequence[float], key: multisampl
 
 
 def train(d: int = 1000, steps: int = 200, seed: int = 7, device: str = "cpu") -> list[float]:
-    """Fit parameters to a target.
-
-    Parameters
-    ----------
-    d, steps : int
-        Numbers of parameters and of steps.
-    seed : int, default 7
-        ``0 <= seed < 2**64``.
-    device : {"cpu", "cuda"}, default "cpu"
-        NumPy arrays on the CPU, or PyTorch tensors on a GPU.
-
-    Returns
-    -------
-    list of float
-        The mean squared distance from the target before each step.
-    """
+    """Fit `d` parameters to a target; returns the mean squared distance from it before each step."""
     library: Any = np
     target: Any = np.linspace(-1, 1, d, dtype=np.float32)
     if device == "cuda":
@@ -111,9 +76,7 @@ def train(d: int = 1000, steps: int = 200, seed: int = 7, device: str = "cpu") -
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print how the parameters approach the target."""
-    parser = argparse.ArgumentParser(prog="python -m multisample.examples.evolution_strategy", description=__doc__)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    distances = train(device=parser.parse_args(argv).device)
+    distances = train(device=parsed("evolution_strategy", __doc__, argv, device=("cpu", "cuda")).device)
     print(f"step{'mean squared distance':>24}")
     for t in (*range(0, len(distances), 25), len(distances) - 1):
         print(f"{t:4d}{distances[t]:24.4f}")

@@ -11,13 +11,12 @@ python -m multisample.examples.mezo --device cuda      # on a GPU
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import multisample
 
-from ._running import run
+from ._running import parsed, run
 
 if TYPE_CHECKING:
     import torch
@@ -33,15 +32,7 @@ DIRECTIONS = 4
 def make_task(device: str = "cpu") -> tuple[torch.nn.Module, Callable[[], torch.Tensor]]:
     """A transformer of one layer, and its loss on a task: which of eight symbols is the most frequent?
 
-    Parameters
-    ----------
-    device : str, default "cpu"
-
-    Returns
-    -------
-    model : torch.nn.Module
-    loss : callable
-        The mean cross-entropy over 64 sequences.
+    The loss is the mean cross-entropy over 64 sequences.
     """
     import torch
 
@@ -63,16 +54,7 @@ def make_task(device: str = "cpu") -> tuple[torch.nn.Module, Callable[[], torch.
 
 
 def step(model: Any, loss: Callable[[], Any], key: multisample.Key) -> None:
-    """A step of MeZO, in place.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-    loss : callable
-        Returns the loss of the model.
-    key : Key
-        That of the step: direction k is member k of its noise.
-    """
+    """A step of MeZO, in place. `key` is that of the step: direction k is member k of its noise."""
     import torch
 
     from multisample.torch import perturb_
@@ -90,23 +72,9 @@ def step(model: Any, loss: Callable[[], Any], key: multisample.Key) -> None:
 
 
 def train(steps: int = 300, seed: int = 7, device: str = "cpu", backward_steps: int = 60) -> tuple[list[float], float]:
-    """Train with MeZO, and with backpropagation for comparison.
+    """Train with MeZO, and with gradient descent for comparison.
 
-    Parameters
-    ----------
-    steps : int, default 300
-    seed : int, default 7
-        ``0 <= seed < 2**64``.
-    device : str, default "cpu"
-    backward_steps : int, default 60
-        Steps of gradient descent.
-
-    Returns
-    -------
-    losses : list of float
-        The loss before each step of MeZO, and after the last.
-    backward_loss : float
-        The loss after gradient descent.
+    Returns the losses before each step of MeZO and after the last, and the loss after gradient descent.
     """
     import torch
 
@@ -127,9 +95,7 @@ def train(steps: int = 300, seed: int = 7, device: str = "cpu", backward_steps: 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the losses."""
-    parser = argparse.ArgumentParser(prog="python -m multisample.examples.mezo", description=__doc__)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    losses, backward_loss = train(device=parser.parse_args(argv).device)
+    losses, backward_loss = train(device=parsed("mezo", __doc__, argv, device=("cpu", "cuda")).device)
     print(f"step{'loss':>10}")
     for t in (*range(0, len(losses) - 1, 50), len(losses) - 1):
         print(f"{t:4d}{losses[t]:10.4f}")

@@ -13,7 +13,6 @@ python -m multisample.examples.mppi --device cuda      # CUDA C++ by CuPy, on a 
 
 from __future__ import annotations
 
-import argparse
 import functools
 import math
 from collections.abc import Sequence
@@ -24,7 +23,7 @@ from numba import njit
 
 import multisample
 
-from ._running import run
+from ._running import parsed, run
 
 STEPS = 100
 """Of a plan. Row 2 t of the matrix of accelerations is in direction x at step t, and row 2 t + 1 in direction y."""
@@ -91,41 +90,15 @@ OPTIONS = ("-std=c++17", f"-I{multisample.get_include()}", *(f"-D{k}={float(v)!r
 
 
 class Run(NamedTuple):
-    """The trajectory of the vehicle.
-
-    Attributes
-    ----------
-    positions : list of tuple of float
-        x and y after each control step, in metres.
-    """
+    """The trajectory of the vehicle: x and y after each control step, in metres."""
 
     positions: list[tuple[float, float]]
 
 
 def control(steps: int = 80, rollouts: int = 2048, seed: int = 7, device: str = "cpu", fast_math: bool = False) -> Run:
-    """Fly to the goal.
+    """Fly to the goal, with `rollouts` sequences for each control step.
 
-    Parameters
-    ----------
-    steps : int, default 80
-        Control steps of 0.05 s.
-    rollouts : int, default 2048
-        Sequences for each control step.
-    seed : int, default 7
-        ``0 <= seed < 2**64``.
-    device : {"cpu", "numba", "cuda"}, default "cpu"
-        Numba on the CPU, Numba on a GPU, or CUDA C++ on a GPU.
-    fast_math : bool, default False
-        With "cuda", draw the accelerations of ``fast_math=True``.
-
-    Returns
-    -------
-    Run
-
-    Raises
-    ------
-    TypeError, ValueError
-        If `seed` is not an integer in its range.
+    The device is "cpu" or "numba" for Numba on the CPU or a GPU, or "cuda" for CUDA C++, which may use `fast_math`.
     """
     library: Any = np
     if device != "cpu":
@@ -157,18 +130,8 @@ def costs_of(
 ) -> Any:
     """The costs of n sequences of accelerations from N(plan, sigma^2), shape (n,), in the library of `plan`.
 
-    Parameters
-    ----------
-    plan, sigma : array of float32, shape (2 * steps,)
-        `steps` is even.
-    start : array of float32, shape (4,)
-        Position and speed, in memory of the host or the device.
-    n : int
-        Number of sequences.
-    key : Key
-        Of the accelerations: those of ``multisample.sample(plan, sigma, n, seed=key)``.
-    device, fast_math
-        As for `control`.
+    The accelerations are those of ``multisample.sample(plan, sigma, n, seed=key)``. `plan` and `sigma` have an even
+    number of steps. `start` has position and speed, in memory of the host or the device.
     """
     seed, offset = np.uint64(key.seed), np.uint64(key.offset)
     if device == "cpu":
@@ -255,11 +218,7 @@ def moved(vehicle, a, b):  # type: ignore[no-untyped-def]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the vehicle's position every half second."""
-    parser = argparse.ArgumentParser(prog="python -m multisample.examples.mppi", description=__doc__)
-    parser.add_argument("--device", choices=("cpu", "numba", "cuda"), default="cpu")
-    parser.add_argument("--rollouts", type=int, default=2048)
-    parser.add_argument("--seed", type=int, default=7)
-    args = parser.parse_args(argv)
+    args = parsed("mppi", __doc__, argv, device=("cpu", "numba", "cuda"), rollouts=2048, seed=7)
     run = control(rollouts=args.rollouts, seed=args.seed, device=args.device)
     print("seconds       x       y  distance to the goal")
     for k in range(9, len(run.positions), 10):

@@ -40,16 +40,7 @@ def _on_host(x: Any) -> Any:
 
 
 def update(parameters: Any, scores: Mapping[int, float], key: multisample.Key) -> None:
-    """Move the parameters, in place, towards the members with high scores.
-
-    Parameters
-    ----------
-    parameters : mapping of arrays
-    scores : mapping of int to float
-        The scores of all members.
-    key : Key
-        That of the step.
-    """
+    """Move the parameters, in place, towards the members with high scores in the step with this key."""
     ordered = np.array([scores[member] for member in range(MEMBERS)])
     coefficients = RATE * (ordered - ordered.mean()) / ordered.std()
     multisample.perturb(parameters, coefficients, seed=key, out=parameters)
@@ -93,22 +84,9 @@ def default_devices() -> list[str]:
 def train(
     devices: Sequence[str] | None = None, steps: int = 100, seed: int = 7
 ) -> tuple[list[float], list[set[str]]]:  # fmt: skip
-    """Train with one worker for each device.
+    """Train with one worker for each device: "cpu" for NumPy arrays, any other for PyTorch's tensors.
 
-    Parameters
-    ----------
-    devices : sequence of str, optional
-        "cpu" for NumPy arrays; other devices are those of PyTorch. By default `default_devices`.
-    steps : int, default 100
-    seed : int, default 7
-        ``0 <= seed < 2**64``.
-
-    Returns
-    -------
-    scores : list of float
-        The score after each step.
-    digests : list of set of str
-        The digests of all workers after each step: one digest, since their parameters are equal.
+    Returns the score after each step, and the digests of all workers: one digest, since their parameters are equal.
     """
     context = multiprocessing.get_context("spawn")
     devices = default_devices() if devices is None else devices

@@ -57,29 +57,21 @@ def sample_sharded(
     placements : sequence of torch.distributed.tensor.Placement
         For each dimension of `mesh`, ``Shard(axis)`` of the result or ``Replicate()``. The shards are those of
         `torch.chunk`: they may be uneven, and the last ones may be empty.
-    backend : str, default "auto"
-        This and the following parameters are those of `multisample.sample`, except as noted.
+    backend, noise, dtype, dim_offset, sample_offset, layout : various
+        As for `multisample.sample`. The window is that of the whole matrix; the shards are parts of it.
     seed : int or Key, optional
         ``0 <= seed < 2**64``, or a `multisample.Key`.
     generator : Generator or torch.Generator, optional
         Source of a seed and an offset, in the same state on every rank. A call advances it by the same amount on
         every rank, so that the states stay equal. Without `seed` and `generator`, PyTorch's default generator of the
         rank's device is used: call ``torch.manual_seed`` with the same number on every rank.
-    noise : {"independent", "shared"}, default "independent"
-        Separate noise for every element, or one row of noise for all dimensions.
-    dtype : name or dtype, optional
-        Type of the result, as for `multisample.sample`.
     out : DTensor, shape (d, n), or (n, d) with layout "nd", optional
         Destination, on `mesh` and with `placements`.
     fast_math : bool, default False
         Use a faster, less exact transform on CUDA devices. Its bits are the same on all GPUs of one model.
-    dim_offset, sample_offset : int, default 0
-        First row and column of the drawn window of the endless sample matrix; the shards are parts of this window.
     validate : bool, default False
         Check the values in device memory, and check that all ranks draw the same matrix. The second check runs one
         collective for each dimension of `mesh`, so set it on every rank of `mesh` or on none.
-    layout : {"dn", "nd"}, default "dn"
-        "dn" returns one row per dimension; "nd" returns the transpose, one row per sample.
     antithetic : bool, default False
         Draw mirrored pairs of samples; a shard may cut a pair.
 

@@ -21,7 +21,7 @@ import multisample
 from multisample import cem
 from multisample.cem import CEM, _method
 from multisample.cem._arrays import arrays_like
-from multisample.cem._elites import COLLAPSED, COLUMNS, CONVERGED, DIVERGED, RUNNING, UNSCORED, State, refit
+from multisample.cem._elites import COLLAPSED, COLUMNS, CONVERGED, DIVERGED, RUNNING, UNSCORED, Settings, State, refit
 
 Array = np.ndarray[Any, Any]
 D, N = 6, 200
@@ -200,7 +200,7 @@ def test_the_loop_reads_nothing_from_the_device() -> None:
     mu, scalar = torch.empty(D, device="meta"), torch.empty((), dtype=torch.float64, device="meta")
     state = State(mu, mu, mu, scalar, scalar > 0)
     samples, scores = torch.empty(D, N, device="meta"), torch.empty(N, device="meta")
-    following, row = refit(arrays, 20, 0.5, 1e-3, state, samples, scores, 0.5)
+    following, row = refit(Settings(arrays, 20, 0.5, 1e-3), state, samples, scores, 0.5)
     assert [x.shape for x in following] == [(D,), (D,), (D,), (), ()]
     assert row.shape == (6,)
     with pytest.raises((RuntimeError, NotImplementedError)):

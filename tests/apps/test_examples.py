@@ -29,12 +29,10 @@ from multisample.examples import (
     basket_option,
     bayesian_regression,
     cart_pole,
-    cart_poles,
     cem_cluster,
     cem_torchrun,
     evolution_strategy,
     mezo,
-    monte_carlo_dask,
     mppi,
     score_exchange,
 )
@@ -56,14 +54,14 @@ def test_mppi_swings_the_pole_up_and_keeps_it_there(device: str) -> None:
 @pytest.mark.parametrize("library", slow_but(["torch"], ["torch", "jax"]))
 def test_many_poles_swing_up_at_once(library: str) -> None:
     pytest.importorskip(library)
-    run = cart_poles.control(carts=4, steps=70, rollouts=512, library=library)
+    run = cart_pole.control_many(carts=4, steps=70, rollouts=512, library=library)
     assert run.angles.shape == run.positions.shape == (70, 4)
     assert abs(run.angles[0]).min() > 3.0
     assert abs(np.sin(run.angles[-10:])).max() < 0.4
     assert np.cos(run.angles[-10:]).min() > 0.9
     # Each cart draws the forces that it would draw alone. Sums of another order move it a little apart.
     alone = cart_pole.control(steps=5, seed=9)
-    many = cart_poles.control(carts=4, steps=5, seed=7, rollouts=cart_pole.ROLLOUTS, library=library)
+    many = cart_pole.control_many(carts=4, steps=5, seed=7, rollouts=cart_pole.ROLLOUTS, library=library)
     angles = np.remainder(many.angles[:, 2] - np.array(alone.angles) + 1, 2 * math.pi) - 1
     assert abs(angles).max() < 1e-3
     assert abs(many.positions[:, 2] - alone.positions).max() < 1e-3
@@ -72,7 +70,7 @@ def test_many_poles_swing_up_at_once(library: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_batch_of_carts_draws_the_forces_of_a_loop(device: str) -> None:
     seeds, plans = torch.arange(5, device=device), torch.rand(5, cart_pole.HORIZON, device=device)
-    draws = {name: cart_poles.drawn(seeds, 33, name) for name in cart_poles.DRAWS}
+    draws = {name: cart_pole.drawn(seeds, 33, name) for name in cart_pole.DRAWS}
     for _ in range(3):
         forces = {name: draw(plans) for name, draw in draws.items()}
         assert torch.equal(forces["batch"], forces["loop"])
@@ -272,14 +270,16 @@ def test_the_command_lists_every_program(capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.parametrize(
-    "program", [asian_option, basket_option, bayesian_regression, cart_pole, cart_poles, evolution_strategy, mppi]
+    "program", [asian_option, basket_option, bayesian_regression, cart_pole, evolution_strategy, mppi]
 )
 def test_a_program_prints_its_result(program: Any, capsys: pytest.CaptureFixture[str]) -> None:
     if program is bayesian_regression and registry.find("torch_ext").status().reasons:
         pytest.skip("torch_ext cannot run")
-    assert program.main(["--carts", "2", "--draws", "flattened"] if program is cart_poles else []) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[-1].endswith(" of 2") if program is cart_poles else len(lines) >= 5
+    assert program.main([]) == 0
+    assert len(capsys.readouterr().out.splitlines()) >= 5
+    if program is cart_pole:
+        assert program.main(["--carts", "2", "--draws", "flattened"]) == 0
+        assert capsys.readouterr().out.endswith(" of 2\n")
 
 
 @pytest.mark.parametrize("executor", slow_but(["threads"], ["none", "threads", "processes", "dask", "mpi"]))
@@ -318,23 +318,23 @@ def test_ranks_find_the_same_minimum(capsys: pytest.CaptureFixture[str]) -> None
 )
 def test_a_monte_carlo_estimate_on_dask(draws: int, on_cluster: bool, capsys: pytest.CaptureFixture[str]) -> None:
     dask = pytest.importorskip("dask")
-    mean, error = dask.compute(*monte_carlo_dask.price(draws // 8, block=100_000), scheduler="threads")
+    mean, error = dask.compute(*basket_option.price_on_dask(draws // 8, block=100_000), scheduler="threads")
     assert error == pytest.approx(7.1 / math.sqrt(draws // 8), rel=0.05)
     assert abs(mean - 5.4307) < 4 * error + 0.0005
     argv = ["--draws", str(draws)]
     if on_cluster:
         with local_cluster(n_workers=1) as client:
-            assert monte_carlo_dask.main([*argv, "--scheduler", client.scheduler.address]) == 0
+            assert basket_option.main([*argv, "--scheduler", client.scheduler.address]) == 0
     else:
-        assert monte_carlo_dask.main(argv) == 0
+        assert basket_option.main(argv) == 0
     assert capsys.readouterr().out.startswith("price 5.4")
 
 
 @pytest.mark.parametrize(
     ("program", "library"),
     [
-        ("bayesian_regression", "torch"), ("cart_poles", "torch"), ("cart_pole_jax", "jax"), ("cem_torchrun", "torch"),
-        ("monte_carlo_dask", "dask"),
+        ("bayesian_regression", "torch"), ("cart_pole --carts 2", "torch"), ("cart_pole --library jax", "jax"),
+        ("cem_torchrun", "torch"), ("basket_option --draws 1e6", "dask"),
     ],
 )  # fmt: skip
 def test_a_program_without_its_library_says_what_to_install(
@@ -342,9 +342,10 @@ def test_a_program_without_its_library_says_what_to_install(
 ) -> None:
     name, package = {"torch": ("PyTorch", "torch"), "jax": ("JAX", "jax"), "dask": ("Dask", "'dask[array]'")}[library]
     monkeypatch.setitem(sys.modules, library, None)
-    monkeypatch.delitem(sys.modules, f"multisample.examples.{program}", raising=False)
-    monkeypatch.setattr(sys, "argv", [program])
+    module = f"multisample.examples.{program.partition(' ')[0]}"
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    monkeypatch.setattr(sys, "argv", program.split())
     with pytest.raises(SystemExit) as exit_:
-        runpy.run_module(f"multisample.examples.{program}", run_name="__main__")
+        runpy.run_module(module, run_name="__main__")
     assert exit_.value.code == 1
     assert capsys.readouterr().err == f"multisample: error: {name} is not installed: pip install {package}\n"

@@ -25,7 +25,7 @@ from ..._call import COLUMNS, FLAGS, ROWS, TRAITS, Call, check_choices, check_ro
 from ..._checks.operands import common_length, promoted
 from ..._checks.values import check_values
 from ..._libraries import BY_SEED, BY_TYPE, HOST, is_number, keep_type, library_of
-from ..._libraries.jax import JAX, is_jax
+from ..._libraries.jax import JAX, is_jax, is_on_host
 from ..._libraries.library import CPU, NOUNS, Library, counted_as
 from ..._plan import PLANS, run
 from ..._randomness.generator import DEFAULT_GENERATOR, WORD_64, Key
@@ -100,7 +100,7 @@ class _Plan:
         self._converts = not all(map(is_jax, vectors.values()))
         # Arrays in host memory are always checked.
         self._checked = [
-            k for k, x in enumerate(vectors.values()) if is_jax(x) and (bool(call.validate) or _is_on_host(x))
+            k for k, x in enumerate(vectors.values()) if is_jax(x) and (bool(call.validate) or is_on_host(x))
         ]
 
     def run(
@@ -188,10 +188,6 @@ def _no_program() -> None:
 
 
 _EMPTY = {4: np.empty(0, np.float32), 8: np.empty(0, np.float64)}
-
-
-def _is_on_host(x: Any) -> bool:
-    return bool(x.is_fully_addressable) and next(iter(x.devices())).platform == "cpu"
 
 
 # --- Checks ---------------------------------------------------------------------------------------

@@ -85,12 +85,7 @@ def batch_length(seed: Any) -> int | None:
 def key_vector(seed: Any) -> Any:
     """A vector of B seeds as uint32[B, 2], or with offsets as uint32[B, 4]: high halves first.
 
-    Entries of integer arrays count modulo 2**bits of their type.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If a seed of a sequence is not an integer of 64 bits or a Key, or JAX keys do not have 64 bits.
+    Entries of integer arrays count modulo 2**bits of their type. TypeError or ValueError for other seeds.
     """
     if isinstance(seed, (list, tuple)):
         seed = np.array([checked_key(x) for x in seed], np.uint64).reshape(-1, 2)

@@ -454,16 +454,9 @@ _LOCK = threading.Lock()
 
 
 def add_record(state: int, launch: Launch, kernels: list[tuple[int, bytes]]) -> None:
-    """Record the launch of a sample, for `_repeat`.
+    """Record the launch of a sample, for `_repeat`, in the call's state at address `state`.
 
-    Parameters
-    ----------
-    state : int
-        The address of the call's state.
-    launch : Launch
-        The alignment of its matrix counts.
-    kernels : list
-        The kernels and their parameters: see `MemoryLauncher.parameters`.
+    `kernels` are from `MemoryLauncher.parameters`.
     """
     if len(kernels) != 1 or len(kernels[0][1]) > 8 * _RECORD_WORDS:  # A long batch does not fit.
         return

@@ -25,7 +25,7 @@ from multisample.backends.memory.host import rounded
 from ..._arguments import DTYPES, check_flag, describe
 from ..._call import ROWS
 from ..._libraries import HOST, is_number, library_of
-from ..._libraries.jax import JAX, is_jax
+from ..._libraries.jax import JAX, is_jax, is_on_host
 from ..._libraries.library import NOUNS
 from ..._model_parameters.request import MOST_ELEMENTS, Coefficients, check_members, read_coefficients
 from ..._model_parameters.spans import steps_of
@@ -128,14 +128,10 @@ def _coefficients(given: Any) -> Coefficients:
         raise TypeError(f"coefficients: expected real numbers, got elements of type {given.dtype}")
     if len(given.shape) > 1:
         raise ValueError(f"coefficients: expected a number or shape (K,), got {given.shape}")
-    if not isinstance(given, jax.core.Tracer) and _is_on_host(given):
+    if not isinstance(given, jax.core.Tracer) and is_on_host(given):
         values = np.asarray(given)
         read_coefficients(rounded(values, np.float64))  # Raises.
     return Coefficients(math.prod(given.shape), None, None)
-
-
-def _is_on_host(x: Any) -> bool:
-    return bool(x.is_fully_addressable) and next(iter(x.devices())).platform == "cpu"
 
 
 def _words(seed: Any, member: Any, count: int) -> Words:
@@ -151,7 +147,7 @@ def _words(seed: Any, member: Any, count: int) -> Words:
         if batch != 1:
             raise ValueError(f"seed: expected one seed, got a vector of {batch}")
         seed = key_vector(seed)[0]
-    if is_jax(seed) and not isinstance(seed, jax.core.Tracer) and seed.shape == (4,) and _is_on_host(seed):
+    if is_jax(seed) and not isinstance(seed, jax.core.Tracer) and seed.shape == (4,) and is_on_host(seed):
         seed = np.asarray(seed)
     words = words_of(seed, member, 0, "member")
     offset = seed.offset if isinstance(seed, Key) else 0

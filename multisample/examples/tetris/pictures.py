@@ -37,13 +37,7 @@ def missing() -> str:
 
 
 def plot_learning(path: Path, history: Sequence[Iteration]) -> None:
-    """Write the learning curve as PNG: lines, and the largest standard deviation, by iteration.
-
-    Raises
-    ------
-    ImportError
-        If Matplotlib is not installed.
-    """
+    """Write the learning curve as PNG: lines, and the largest standard deviation, by iteration."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -69,24 +63,7 @@ def plot_learning(path: Path, history: Sequence[Iteration]) -> None:
 
 
 def animate(path: Path, moves: Sequence[Move], *, unseen: int = 0, height: int = 20) -> None:
-    """Write the moves of a game as GIF.
-
-    Parameters
-    ----------
-    path : Path
-        The file.
-    moves : sequence of Move
-        The moves of the game, in order.
-    unseen : int
-        Number of first moves that are not shown. They only determine the colours of the cells.
-    height : int
-        Rows of the board.
-
-    Raises
-    ------
-    ImportError
-        If Pillow is not installed.
-    """
+    """Write the moves of a game on `height` rows as GIF. The first `unseen` moves only determine colours of cells."""
     try:
         from PIL import Image, ImageDraw
     except ImportError as error:
