@@ -675,7 +675,7 @@ def adopting(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         )
         monkeypatch.setitem(sys.modules, "numba", SimpleNamespace(cuda=cuda))  # type: ignore[arg-type]
     backend: Any = importlib.import_module(f"multisample.backends.{request.param}")
-    monkeypatch.setattr(backend, "device_of", lambda address: 1 if address else 0)
+    monkeypatch.setattr(cuda_driver, "device_of", lambda address: 1 if address else 0)
     if request.param == "numba":
         monkeypatch.setattr(backend, "on_device", devices.__getitem__)
     return SimpleNamespace(adopt=backend.BACKEND.adopt, streams=streams, name=request.param)
