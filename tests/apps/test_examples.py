@@ -144,7 +144,7 @@ ROLLOUT = (
 
 
 # Numba warns of kernels that do not fill the device.
-@pytest.mark.filterwarnings("ignore:Grid size")
+@pytest.mark.filterwarnings("ignore:.*Grid size")
 @pytest.mark.parametrize("device", ["cpu", "numba", "cuda"])
 def test_rollouts_have_the_controls_that_sample_draws(device: str) -> None:
     needs(device)
@@ -181,7 +181,7 @@ def test_rollouts_in_cuda_cpp_exchange_their_controls() -> None:
     assert np.isclose(machine.read(arrays[3]), expected, rtol=1e-4).mean() > 0.99
 
 
-@pytest.mark.filterwarnings("ignore:Grid size")
+@pytest.mark.filterwarnings("ignore:.*Grid size")
 @pytest.mark.parametrize(("device", "fast_math"), [("cpu", False), ("numba", False), ("cuda", False), ("cuda", True)])
 def test_mppi_flies_around_the_obstacle_to_the_goal(device: str, fast_math: bool) -> None:
     needs(device)
