@@ -120,7 +120,7 @@ def capsule_and_strides(array: Any, stream: int | None) -> tuple[Any, tuple[int,
 
 
 def device_of_array(array: Any) -> int:
-    """The ordinal of the CUDA device of `array`. JAX has both protocols, and only DLPack handles its stream."""
+    """The ordinal of the CUDA device of `array`. DLPack comes first: only DLPack orders the stream of a JAX array."""
     if hasattr(array, "__dlpack__"):
         return int(array.__dlpack_device__()[1])
     return cuda_driver.device_of(array.__cuda_array_interface__["data"][0])

@@ -37,8 +37,8 @@ def register() -> Any:
         differentiable, transformed = _rules(getattr(_OPERATORS, name).default, function, count)
         torch.library.register_fake(f"multisample::{name}", fake)
         library.impl(name, differentiable, "Autograd", with_keyset=True)
-        # torch.func handles an autograd.Function only if it is applied before torch.func's own layers.
-        # torch.library.register_autograd does not support torch.func.
+        # torch.func handles an autograd.Function at its own dispatch key, but not at the Autograd key, where
+        # torch.library.register_autograd puts it.
         library.impl(name, transformed, "FuncTorchDynamicLayerFrontMode")
     torch.library.register_fake("multisample::sample_", _fake_sample_to)
     library.impl("sample_", _sample_to_without_derivative, "Autograd", with_keyset=True)

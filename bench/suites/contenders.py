@@ -371,7 +371,7 @@ def _header_peer(
 
 
 def _curanddx(options: tuple[str, ...], case: Case, mode: str) -> Variants:
-    """The kernel in each layout, without those that leave nearly all threads of a block idle."""
+    """The kernel in each layout. With fewer than 128 columns, a block for each row would have idle threads."""
     program = header_peers.CURANDDX
     layouts = tuple(name for name in program.variants if case.n >= 128 or not name.startswith("a row"))
     return _header_peer(program, layouts, options, case, mode)

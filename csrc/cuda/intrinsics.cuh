@@ -1,11 +1,11 @@
-// GPU intrinsics: shuffles between the lanes of a warp, values hidden from the optimizer, and room for threads.
+// GPU intrinsics: shuffles between the lanes of a warp, and values hidden from the optimizer. The occupancy of SMs.
 #pragma once
 
 #include "stream/rounding.h"
 
 namespace multisample {
 
-// Threads for which a multiprocessor has room.
+// Maximum resident threads of an SM.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ == 800 || (__CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1100)
 constexpr int kThreadsAtOnce = 2048;
 #elif __CUDA_ARCH__ < 800
@@ -14,8 +14,8 @@ constexpr int kThreadsAtOnce = 1024;
 constexpr int kThreadsAtOnce = 1536;
 #endif
 
-// Minimum blocks per multiprocessor for __launch_bounds__: `blocks`, or as many as have room. The compiler warns of a
-// higher number, and ignores it.
+// Minimum resident blocks per SM for __launch_bounds__: `blocks`, or as many as an SM holds. The compiler ignores a
+// higher number, with a warning.
 MULTISAMPLE_HOST_FUNCTION constexpr int blocks_with_room(int blocks, int threads) {
   return blocks * threads <= kThreadsAtOnce ? blocks : kThreadsAtOnce / threads;
 }

@@ -138,6 +138,29 @@ struct MomentList {
   }
 };
 
+// Adds the listed groups of a slot, for some rows. At most kMomentChain terms are added up in the computing type.
+template <class List, class Real, bool with_second, u32 rows>
+MULTISAMPLE_FUNCTION void add_listed(const List& list, u32 slot, u32 slots, const RowPart (&parts)[rows],
+                                     const Keys<Real>& keys, MomentSums<double, with_second> (&totals)[rows]) {
+  u32 k = slot < slots ? slot : list.count;
+  while (k < list.count) {
+    const u32 chain = k + kMomentChain * slots, end = chain < list.count ? chain : list.count;
+    MomentSums<Real, with_second> part[rows];
+#pragma unroll 1
+    for (; k < end; k += slots) {
+      const auto noise = list.columns[k];
+      const auto w = list.weights[k];
+#pragma unroll
+      for (u32 r = 0; r < rows; ++r) part[r].add(w, noise.in(parts[r], keys));
+    }
+#pragma unroll
+    for (u32 r = 0; r < rows; ++r) {
+      totals[r].first += rounded<double>(part[r].first);
+      if (with_second) totals[r].second += rounded<double>(part[r].second);
+    }
+  }
+}
+
 template <class Real, bool antithetic, bool fast, u32 rows, bool with_second>
 MULTISAMPLE_FUNCTION void sum_moments(const Launch& call, const MomentGeometry& geometry, const Keys<Real>& keys) {
   using List = MomentList<Real, antithetic, fast>;
@@ -176,23 +199,7 @@ MULTISAMPLE_FUNCTION void sum_moments(const Launch& call, const MomentGeometry& 
           next += List::kFill;
         } while (next < last_group && list.count <= List::kFill);
       }
-      u32 k = slot < geometry.slots ? slot : list.count;
-      while (k < list.count) {
-        const u32 chain = k + kMomentChain * geometry.slots, end = chain < list.count ? chain : list.count;
-        MomentSums<Real, with_second> part[rows];
-#pragma unroll 1
-        for (; k < end; k += geometry.slots) {
-          const auto noise = list.columns[k];
-          const auto w = list.weights[k];
-#pragma unroll
-          for (u32 r = 0; r < rows; ++r) part[r].add(w, noise.in(parts[r], keys));
-        }
-#pragma unroll
-        for (u32 r = 0; r < rows; ++r) {
-          totals[r].first += rounded<double>(part[r].first);
-          if (with_second) totals[r].second += rounded<double>(part[r].second);
-        }
-      }
+      add_listed(list, slot, geometry.slots, parts, keys, totals);
       if (next < last_group) __syncthreads();
     } while (next < last_group);
 

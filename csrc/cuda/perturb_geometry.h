@@ -105,8 +105,8 @@ inline u32 own_groups(const Launch& call) { return own_groups(element_size(call.
 // Maximum turns of a block.
 inline u64 most_turns(const Launch& call) {
   const u32 size = element_size(call.type);
-  // With one member, starting a block costs as much as a turn. Elements of four bytes are limited by memory, where
-  // fewer turns keep running blocks close to each other.
+  // With one member, starting a block costs as much as a turn, so that more turns are better. With fast_math, memory
+  // limits elements of four bytes: fewer turns let concurrent blocks access neighbouring addresses.
   if (call.rows == 1 && size == 4) return call.fast_math ? kMostTurns / 2 : kMostTurns;
   if (call.rows == 1 && size == 2) return 2 * kMostTurns;
   const u64 of_rows = kMostTurnRows / call.rows, most = of_rows < kMostTurns ? of_rows : kMostTurns;

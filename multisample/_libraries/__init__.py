@@ -29,11 +29,11 @@ _BY_PACKAGE = {
 }
 
 BY_TYPE: dict[type, Library] = {np.ndarray: HOST, ListArray: HOST}
-"""Libraries by array type, for types that have plans. The first call with a type adds it, by `keep_type`."""
+"""Libraries by array type, for types that have plans. `keep_type` adds the type in its first call."""
 
 BY_SEED: dict[type, Library] = {}
-"""Libraries by type of `seed`. The library of such a seed runs the call, whatever `mu` and `sigma` are. The first call
-with a type adds it."""
+"""Libraries by type of `seed`. The library of such a seed runs the call, whatever `mu` and `sigma` are.
+`keep_type` adds the type in its first call."""
 
 _OWN_TYPES = frozenset(BY_TYPE)
 _MOST_TYPES = 64

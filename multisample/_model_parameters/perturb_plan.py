@@ -73,7 +73,7 @@ class _Group(NamedTuple):
 class _Plan:
     """A call resolved except for addresses, values of coefficients, seed and member; immutable.
 
-    `seen` has the addresses of a call whose memory has been checked. Coefficients are smaller than `limit`.
+    `seen` are the addresses of the last call that passed the checks of memory. Coefficients are smaller than `limit`.
     `read_vector` is `Operand.read` of a vector of coefficients on a device.
     """
 
@@ -297,8 +297,8 @@ class _QuickPlan(NamedTuple):
     """``run(arrays, written, values, coefficients, seed, offset, member)``: the results, or None for calls that need
     all checks. `values` are from `_quick_coefficients`."""
     tables: dict[bytes, list[Any]]
-    """The spans of each group, by the addresses of arrays whose memory has been checked. For new results,
-    they are tables without targets; for results in `out`, the bytes of complete tables."""
+    """The spans of each group, by the addresses of arrays that passed the checks of memory. For new results, they are
+    tables without targets; for results in `out`, the bytes of complete tables."""
 
 
 _QUICK_PLANS: PlanCache[tuple[_QuickPlan, ...]] = PlanCache(256)
@@ -371,7 +371,7 @@ def _quick_coefficients(given: Any) -> tuple[Hashable, Any]:
 def _keep_quick_plan(
     key: Hashable, request: Request, coefficients: Coefficients, plan: _Plan, sources: HostArray, targets: HostArray
 ) -> None:  # fmt: skip
-    """Keep a plan, and the addresses of a call whose memory has been checked, for the next call with this key."""
+    """Keep a plan for the next call with this key, and the addresses of this call, which passed the checks."""
     if plan.library.names_streams or plan.keys is not None or any(x.read is not None for x in plan.memory.sources):
         return
     kept = _QUICK_PLANS.get(key, ())

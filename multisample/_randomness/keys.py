@@ -172,13 +172,13 @@ def _layout(operand: Operand, is_one: bool) -> tuple[dict[str, int], int]:
     if operand.read is not None:
         raise ValueError("seed: expected an array that a kernel can read, got one that would be converted first")
     if operand.dtype == "uint32":
-        if last != 4 and operand.shape[0]:  # Libraries give an array without keys any strides.
+        if last != 4 and operand.shape[0]:  # The strides of an empty array mean nothing.
             raise ValueError(
                 f"seed: expected key data whose words are neighbours in memory, got strides {(*steps, last)}"
             )
         form, offset_at = WordFormat.high_first, 8 if width == 4 else 0
     else:
-        form, offset_at = _FORMATS[operand.dtype.lstrip("uint")], last if steps else 0
+        form, offset_at = _FORMATS[operand.dtype.removeprefix("u").removeprefix("int")], last if steps else 0
     return {"seed_step": step, "offset_step": step if offset_at else 0, "word_formats": form | form << 8}, offset_at
 
 

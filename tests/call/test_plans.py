@@ -204,7 +204,7 @@ def test_calls_do_not_change_a_plan(vectors: Any) -> None:
 
 def test_plans_keep_no_array_alive(vectors: Any) -> None:
     def calls() -> Iterator[tuple[Any, ...]]:
-        """Objects that a caller has during a call, and its result."""
+        """For each call, its arguments and its result. Dropping them must free the arrays."""
         mu, sigma, generator, out = vectors(1, 2, 3), vectors(1, 2, 3), Generator(1), vectors.matrix()
         options = vectors.options
         yield mu, sigma, generator, sample(mu, sigma, N, generator=generator, **options)
@@ -377,7 +377,7 @@ def test_values_windows_seeds_and_generators_share_a_plan(vectors: Any) -> None:
 
 
 def without_addresses(options: object) -> str:
-    """A pytest id without addresses, so that it is the same in every process."""
+    """A test id without addresses. The workers of pytest-xdist must collect equal ids."""
     return re.sub(" at 0x[0-9a-f]+", "", str(options))
 
 

@@ -16,6 +16,8 @@ from tables import DTYPES
 
 import multisample
 from multisample import Key
+from multisample._libraries import Device, Operand
+from multisample._randomness import keys
 
 Array = np.ndarray[Any, Any]
 Place = Callable[[Array], Any]
@@ -93,7 +95,7 @@ def test_each_matrix_of_a_random_batch_has_the_bits_of_its_own_call(
             vectors.append(view_of(place(base), base, view))
         forms = key_arrays(batch, draw)
         seed, keys = draw.choice([form for form in forms if batch or not isinstance(form[0], tuple)])
-        if isinstance(seed, np.ndarray) and draw.random() < 0.5 and (batch or "cpu" in backends):
+        if isinstance(seed, np.ndarray) and draw.random() < 0.5:
             seed = place(seed)
         options: dict[str, Any] = {
             "dtype": dtype, "layout": draw.choice(["dn", "nd"]), "backend": draw.choice(backends),
@@ -119,6 +121,18 @@ def test_each_matrix_of_a_random_batch_has_the_bits_of_its_own_call(
             ]
             alone = multisample.sample(*own, n, seed=keys[b], **options)
             assert np.array_equal(drawn[b], bits(alone)), (batch, d, n, b, seed, options)
+
+
+@pytest.mark.parametrize("dtype", ["uint32", "int64", "uint8"])
+def test_keys_on_a_device_need_adjacent_halves_unless_there_are_none(dtype: str) -> None:
+    def layout(count: int, strides: tuple[int, int]) -> Any:
+        return keys._layout(Operand((count, 2), strides, dtype, dtype, Device("cuda", 0)), is_one=False)
+
+    layout(0, (0, 0))
+    layout(3, (16, 4))
+    if dtype == "uint32":
+        with pytest.raises(ValueError, match=r"^seed: expected key data .* got strides \(16, 8\)"):
+            layout(3, (16, 8))
 
 
 def test_two_and_four_halves_are_one_key(backend: str, place: Place, bits: Any) -> None:

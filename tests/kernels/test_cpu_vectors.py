@@ -72,10 +72,10 @@ def test_vectors_have_512_bits_and_threads_share_no_reference_count(kind: str, t
 @requires_gxx
 @pytest.mark.parametrize("name", ["cpu_kernel", "cpu_gradient"])
 def test_cpp_for_other_simd_widths_gives_equal_bits_within_bounds(name: str, tmp_path: Path) -> None:
-    """Also split as for other numbers of threads."""
+    """The programs divide their work into parts, as threads do."""
     program, digests = tmp_path / name, set()
     for machine in ("x86-64", "x86-64-v3", "native"):
-        # Undefined behaviour does not depend on the width.
+        # UBSan finds the same at every width, so one program has it.
         sanitized = SANITIZED if machine == "native" else ("-g1", "-fsanitize=address")
         options = "-O1", "-DMULTISAMPLE_SOFTWARE_FMA", *sanitized, "-Wno-psabi"
         compile_cpp(f"-march={machine}", *options, SHIM / f"{name}.cpp", "-o", program)

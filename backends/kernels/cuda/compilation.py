@@ -86,9 +86,9 @@ def _run_variant(call: Any, geometry: Any, variant: Any) -> Callable[..., Any] |
 
 
 def _kernel(name: str, *choices: Any) -> Callable[..., None]:
-    """The kernel of one of `_VARIANTS`, to be compiled. Profilers show its `name`.
+    """The Python function of the kernel with these choices, one of `_VARIANTS`. Profilers show its `name`.
 
-    All choices reach the compiler as one literal, so that a kernel from the cache is never made from its parts.
+    The compiler gets all choices as one literal. Loading a cached kernel then builds none of its functions.
     """
     variant = _VARIANTS.index(choices)
 
@@ -103,7 +103,7 @@ def variant_kernel(
     dtype: str, shared_noise: bool, antithetic: bool, fast_math: bool, store_kind: int, origin_in_memory: bool = False,
     batched: bool = False, device: str = "usual",
 ) -> Callable[..., None]:  # fmt: skip
-    """A `sample_kernel`, to be compiled. `device` is a `device_kind`."""
+    """The Python function of a `sample_kernel`. `device` is a result of `device_kind`."""
     names = [dtype, "shared" if shared_noise else "independent", *["antithetic"] * antithetic]
     names += ["fast" if fast_math else "portable", STORE_KINDS[store_kind], *["origin_in_memory"] * origin_in_memory]
     name = "_".join(["sample_kernel", *names, *["batched"] * (origin_in_memory and batched)])
@@ -116,7 +116,7 @@ def moments_variant(
     real: str, antithetic: bool, fast_math: bool, rows: int, with_second: bool, origin_in_memory: bool, finishing: bool,
     device: str = "usual",
 ) -> Callable[..., None]:  # fmt: skip
-    """A `moments_kernel` or, if `finishing`, the `finishing_kernel`, to be compiled."""
+    """The Python function of a `moments_kernel`; if `finishing`, of the `finishing_kernel`."""
     flags = {"antithetic": antithetic, "fast": fast_math, "second": with_second, "origin_in_memory": origin_in_memory}
     names = ["moments_kernel", real, str(rows), *(name for name, flag in flags.items() if flag)]
     name = f"finish_moments_kernel_{real}" if finishing else "_".join(names)
@@ -126,7 +126,7 @@ def moments_variant(
 def perturb_variant(
     dtype: str, fast_math: bool, one_member: bool, strided: bool, origin_in_memory: bool, device: str = "usual"
 ) -> Callable[..., None]:
-    """A `perturb_kernel`, to be compiled."""
+    """The Python function of a `perturb_kernel`."""
     names = ["perturb_kernel", dtype, "fast" if fast_math else "portable", "strided" if strided else "runs"]
     names += [*["one_member"] * one_member, *["origin_in_memory"] * origin_in_memory]
     return _kernel("_".join(names), "perturb", dtype, fast_math, one_member, strided, origin_in_memory, device)
@@ -170,7 +170,7 @@ def launch_bounds(
         calls = not shared_noise and capability < (9, 0)
         return SHORT_ROW_THREADS, 3 if dtype == "float64" or calls else 4
     blocks = 3 if dtype == "float64" or (name == "kAligned" and antithetic) else 5
-    # nvJitLink ignores bounds that exceed the threads of a multiprocessor, 1024 on 7.5.
+    # A multiprocessor of 7.5 has room for 1024 threads. nvJitLink ignores bounds with more.
     return MOST_THREADS, min(blocks, 3) if capability == (7, 5) else blocks
 
 
@@ -206,7 +206,7 @@ def perturb_bounds(
 ) -> tuple[int, int]:
     """`launch_bounds` of the kernels of perturb."""
     if one_member:
-        # nvJitLink ignores bounds that exceed the threads of a multiprocessor, 1024 on 7.5.
+        # A multiprocessor of 7.5 has room for 1024 threads. nvJitLink ignores bounds with more.
         few = strided or origin_in_memory or dtype == "float64" or capability == (7, 5)
         return PERTURB_THREADS, 4 if few else 6
     return PERTURB_THREADS, 2 if strided or origin_in_memory else 3

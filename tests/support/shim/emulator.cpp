@@ -6,7 +6,7 @@ using std::uint32_t, std::uint64_t, std::uint8_t;
 
 namespace {
 
-// The output, the inputs, then the arrays in shared memory.
+// Regions of memory: one for the output, four for inputs, the others for arrays in shared memory.
 enum { kOut, kInputs, kShared = 5, kRegions = 10 };
 struct Region {
   uint64_t begin, end;

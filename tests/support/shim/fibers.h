@@ -1,8 +1,8 @@
 // A grid of CUDA threads on the CPU.
 //
-// Every CUDA thread of a block is a fiber, which runs until it must wait for other threads: at a barrier, or in an
-// exchange within its warp. Blocks, the warps of a block and the threads of a warp run one after the other, in
-// ascending or descending order, and each runs as far as it can. So a missing barrier makes a thread read garbage.
+// Every CUDA thread of a block is a fiber. The scheduler resumes one thread at a time, in ascending or descending order
+// of blocks, warps and lanes. A thread runs until a barrier, or an exchange within its warp. Without a barrier that a
+// kernel needs, one of both orders lets a thread read memory before another thread has written it.
 //
 // The file that includes this one defines `fail`, `begin_block` and `after_barrier`.
 #pragma once
