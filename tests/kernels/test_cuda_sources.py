@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 from cuda_cpp import (
     ARCHITECTURES,
+    CUPY_OPTIONS,
     ELEMENTS,
     SECONDS,
     compile_cpp,
@@ -291,7 +292,7 @@ def test_nvrtc_compiles_kernels_for_every_architecture_without_a_warning(kind: t
     kernels = OPERATIONS[header]()
     if header != "kernel":
         kernels = kernels[ARCHITECTURES.index(architecture) :: 8]
-    compiled = nvrtc_compile(cupy_backend.source(header), kernels, architecture, cupy_backend.OPTIONS)
+    compiled = nvrtc_compile(cupy_backend.source(header), kernels, architecture, CUPY_OPTIONS)
     # Not even of launch bounds that exceed the threads of a multiprocessor.
     assert compiled.log == ""
     assert compiled.code.startswith(b"\x7fELF")
@@ -310,7 +311,7 @@ def ptx(request: pytest.FixtureRequest) -> tuple[Bodies, Bodies]:
 
     def bodies(variants: list[Variant], option: str) -> Bodies:
         names = [*map(sample_kernel, variants), cupy_backend.ADVANCE_KERNEL]
-        compiled = nvrtc_compile(cupy_backend.source(), names, "compute_90", [*cupy_backend.OPTIONS, option])
+        compiled = nvrtc_compile(cupy_backend.source(), names, "compute_90", [*CUPY_OPTIONS, option])
         assert compiled.log == ""
         parts = re.split(r"\.entry\s+(\w+)", compiled.code.decode())
         found = dict(zip(parts[1::2], parts[2::2], strict=True))

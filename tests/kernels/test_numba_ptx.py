@@ -19,7 +19,7 @@ from typing import Any
 
 import numba_ptx
 import pytest
-from cuda_cpp import nvrtc_compile
+from cuda_cpp import CUPY_OPTIONS, nvrtc_compile
 from numba_ptx import HOPPER, Capability, Compiled
 from ptx_reader import Instruction, Kernel
 from tables import COVERING, QUICK, STORE_KINDS, Variant
@@ -128,7 +128,7 @@ def test_staged_kernels_take_less_shared_memory_where_there_is_little(build_once
     for result in compile_all(build_once, "numba_ptx_staged", [(staged, capability) for capability in sizes], False):
         name = cupy_backend.kernel_name(KernelKey(*staged, False, False, 0))
         architecture = result.architecture.replace("sm", "compute")
-        in_cpp = nvrtc_compile(cupy_backend.source(), [name], architecture, cupy_backend.OPTIONS).code.decode()
+        in_cpp = nvrtc_compile(cupy_backend.source(), [name], architecture, CUPY_OPTIONS).code.decode()
         of_arrays = [re.findall(r"^\s*\.shared .*\[(\d+)\]", ptx, re.M) for ptx in (result.ptx, in_cpp)]
         assert [sum(map(int, arrays)) for arrays in of_arrays] == 2 * [sizes[result.capability]], str(result)
 

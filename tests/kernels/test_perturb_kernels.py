@@ -18,13 +18,13 @@ from typing import Any
 import emulated_gpu
 import numpy as np
 import pytest
-from cuda_cpp import nvrtc_compile, requires_gxx, requires_nvrtc, run_cases  # fmt: skip
+from cuda_cpp import CUPY_OPTIONS, nvrtc_compile, requires_gxx, requires_nvrtc, run_cases  # fmt: skip
 from launches import a_launch, head_of, stored_words
 from perturb_cases import Call, Part, calls_of_every_kind
 from tables import DTYPES, slow_but
 
 from multisample.backends.cupy import BACKEND as CUPY
-from multisample.backends.cupy import OPTIONS, PERTURB_HEADER, perturb_kernel_name, source
+from multisample.backends.cupy import PERTURB_HEADER, perturb_kernel_name, source
 from multisample.backends.driver import CONFIGURATION_SIZE, PerturbKey
 from multisample.backends.element_types import SIZES
 from multisample.backends.kernels.cuda import group, perturb
@@ -257,7 +257,7 @@ def test_neighbouring_elements_are_read_and_written_by_vectors() -> None:
     types = ("float32", "v4"), ("float16", "v4"), ("float64", "v2")
     for (dtype, width), one_member in itertools.product(types, (False, True)):
         name = perturb_kernel_name(PerturbKey(dtype, False, one_member, False, False, 0))
-        ptx = nvrtc_compile(source(PERTURB_HEADER), [name], "compute_90", OPTIONS).code.decode()
+        ptx = nvrtc_compile(source(PERTURB_HEADER), [name], "compute_90", CUPY_OPTIONS).code.decode()
         for access in ("ld", "st"):
             assert re.search(rf"{access}\.global\.{width}\.|{access}\.global\.{width[0]}2\.[bu]32", ptx), (
                 dtype,

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numba_ptx
-from cuda_cpp import nvrtc_compile
+from cuda_cpp import CUPY_OPTIONS, nvrtc_compile
 from numba_ptx import HOPPER, Compiled, versions
 from places import DATA
 from ptx_reader import opcodes_of
@@ -67,7 +67,7 @@ def python_kernels(variants: list[Variant], folder: Path) -> dict[str, Counts]:
 
 def cpp_kernels(variants: list[Variant]) -> dict[str, Counts]:
     names = [cupy_backend.kernel_name(KernelKey(*variant, False, False, 0)) for variant in variants]
-    compiled = nvrtc_compile(cupy_backend.source(), names, "compute_90", cupy_backend.OPTIONS)
+    compiled = nvrtc_compile(cupy_backend.source(), names, "compute_90", CUPY_OPTIONS)
     head, *entries = re.split(r"(?=^\.\w+ \.entry)", compiled.code.decode().rstrip("\0"), flags=re.M)
     found = {}
     for variant, name in zip(variants, compiled.names, strict=True):
