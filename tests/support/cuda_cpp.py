@@ -19,20 +19,8 @@ from multisample.backends.cupy import OPTIONS
 from multisample.backends.native import csrc_files
 
 __all__ = [
-    "ARCHITECTURES",
-    "CUPY_OPTIONS",
-    "ELEMENTS",
-    "SANITIZED",
-    "SECONDS",
-    "SHIM",
-    "Program",
-    "compile_cpp",
-    "compile_runner",
-    "nvrtc_compile",
-    "requires_gxx",
-    "requires_nvrtc",
-    "run_cases",
-    "run_program",
+    "ARCHITECTURES", "CUPY_OPTIONS", "ELEMENTS", "SANITIZED", "SECONDS", "SHIM", "Program", "compile_cpp",
+    "compile_runner", "nvrtc_compile", "requires_gxx", "requires_nvrtc", "run_cases", "run_program",
 ]  # fmt: skip
 
 CaseT = TypeVar("CaseT")
