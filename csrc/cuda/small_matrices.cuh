@@ -20,6 +20,8 @@ MULTISAMPLE_FUNCTION void draw_small_matrices(const Launch& call, const Geometry
   const u64 b = static_cast<u64>(blockIdx.x) * geometry.matrices + matrix_of_block;
   if (matrix_of_block >= geometry.matrices || b >= call.batch) return;
   const Launch matrix = with_values(matrix_of_batch(call, b));
+  // These loads do not wait for the seed's.
+  const Real mu = element<Real>(mu_of(matrix), row), sigma = element<Real>(sigma_of(matrix), row);
   Geometry resolved = geometry;
   resolved.skip = static_cast<u32>(matrix.first_column % width);
   const Inside inside(width, group, matrix, resolved);
@@ -29,7 +31,6 @@ MULTISAMPLE_FUNCTION void draw_small_matrices(const Launch& call, const Geometry
   const u32 group_of_noise = static_cast<u32>(matrix.first_column / width) + group;
   const auto noise = Noise<Real, shared_noise, fast>::of(group_of_noise, matrix.offset, keys);
   const RowPart words = row_part(static_cast<u32>(matrix.first_row + row), low(matrix.offset), keys.keys);
-  const Real mu = element<Real>(mu_of(matrix), row), sigma = element<Real>(sigma_of(matrix), row);
   const auto elements = scaled<Out, antithetic>(mu, sigma, noise.in(words, keys));
   const i64 column = static_cast<i64>(width * group) - resolved.skip;
   char* const at = static_cast<char*>(matrix.matrix) + row * matrix.row_stride + column * matrix.column_stride;

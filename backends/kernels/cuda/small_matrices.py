@@ -45,6 +45,7 @@ def small_matrices_kernel(gpu: ModuleType, dtype: str, shared_noise: bool, antit
         if matrix_of_block >= geometry.matrices or b >= call.batch:
             return
         matrix = matrix_of(call, b)
+        mu, sigma = element_of(mu_of(matrix), row), element_of(sigma_of(matrix), row)
         resolved = resolved_geometry(geometry, np.uint32(matrix.first_column % width))
         first, last = inside(width, (row, group), matrix, resolved)
         if first >= last:
@@ -53,7 +54,6 @@ def small_matrices_kernel(gpu: ModuleType, dtype: str, shared_noise: bool, antit
         keys = keys_of(matrix)
         columns_noise = prepared(np.uint32(matrix.first_column // width + group), matrix)
         words = row_part(np.uint32(matrix.first_row + row), np.uint32(matrix.offset), keys[0])
-        mu, sigma = element_of(mu_of(matrix), row), element_of(sigma_of(matrix), row)
         x = elements(mu, sigma, in_row(columns_noise, words, keys))
         column = width * group - resolved.skip
         at = matrix.matrix + row * matrix.row_stride + column * matrix.column_stride
