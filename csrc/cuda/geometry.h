@@ -12,7 +12,7 @@
 //
 // With few columns, a block draws all columns of a band of dimensions, and a thread all columns of a few of them.
 //
-// Of a batch of small matrices, a block draws several matrices, and a thread one group.
+// Of a batch of small matrices, a block draws several matrices, and a thread one group of some rows.
 #pragma once
 
 #include "launch.h"
@@ -50,8 +50,9 @@ constexpr u32 kStagedThreads = shared_noise ? 256 : 128;
 // kFewColumns: threads of a block, and the maximum columns. A thread draws several rows, so fewer rows than kLeastRows
 // leave processors idle; other kernels then end earlier.
 constexpr u32 kFewThreads = 128, kMostFewColumns = 8, kLeastRows = 1 << 16;
-// kSmallMatrices: maximum threads of a block.
-constexpr u32 kSmallThreads = 256;
+// kSmallMatrices: maximum threads of a block, maximum rows of a thread, and threads that keep every processor busy. The
+// first row of a thread is expensive, so a call with more groups has several rows a thread.
+constexpr u32 kSmallThreads = 256, kMostSmallRows = 8, kBusyThreads = 1 << 17;
 // Maximum groups per pass of kTransposed, if a pass takes more than one block.
 constexpr u32 kMostGroupsPerPass = 16;
 // Maximum passes of a block with transposed stores, unless the grid would exceed 2^30 blocks.
@@ -79,7 +80,7 @@ struct Geometry {
   u32 blocks, threads;
   u32 groups_per_pass;  // groups that a block draws at once
   u32 one_by_groups;    // 2^20 / groups_per_pass, rounded up: divides a thread index by multiplication and shift
-  u32 rows_per_pass;    // row stores, kFewColumns: rows that a block draws at once; kSmallMatrices: rows of a matrix
+  u32 rows_per_pass;    // row stores, kFewColumns: rows that a block draws at once; kSmallMatrices: those of a matrix
   u32 one_by_rows;      // 2^20 / rows_per_pass, rounded up
   u32 chunk;            // rows (row stores) or groups that a block prepares at once in shared memory: whole passes
   u32 pitch;            // entries of a chunk from one row of a pass to the next; odd, which avoids bank conflicts
@@ -234,13 +235,16 @@ inline bool is_small(const Launch& call) {
 inline Geometry small_matrices_geometry(const Launch& call, u64 groups) {
   Geometry g{};
   g.store_kind = kSmallMatrices;
-  g.matrices = static_cast<u32>(kSmallThreads / (call.rows * groups));
+  u64 turns = call.batch * call.rows * groups / kBusyThreads;
+  turns = turns < 1 ? 1 : turns > kMostSmallRows ? kMostSmallRows : turns;
+  const u64 rows = ceil_div(call.rows, turns);
+  g.matrices = static_cast<u32>(kSmallThreads / (rows * groups));
   if (g.matrices > call.batch) g.matrices = call.batch;
-  g.threads = static_cast<u32>(ceil_div(g.matrices * call.rows * groups, 32) * 32);
+  g.threads = static_cast<u32>(ceil_div(g.matrices * rows * groups, 32) * 32);
   g.groups_per_pass = static_cast<u32>(groups);
   g.one_by_groups = static_cast<u32>(ceil_div(1 << 20, groups));
-  g.rows_per_pass = static_cast<u32>(call.rows);
-  g.one_by_rows = static_cast<u32>(ceil_div(1 << 20, call.rows));
+  g.rows_per_pass = static_cast<u32>(rows);
+  g.one_by_rows = static_cast<u32>(ceil_div(1 << 20, rows));
   g.blocks = static_cast<u32>(ceil_div(call.batch, g.matrices));
   return g;
 }

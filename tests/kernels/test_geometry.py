@@ -212,9 +212,9 @@ def test_python_and_cpp_compute_equal_geometries(geometries: ctypes.CDLL, calls:
 
 
 def test_blocks_cover_every_group_of_a_batch_of_small_matrices_once(geometries: ctypes.CDLL) -> None:
-    draw, taken = random.Random(3), set()
+    draw, taken, turns = random.Random(3), set(), set()
     for _ in range(3000):
-        rows, columns, batch = draw.randint(1, 260), draw.randint(1, 1030) >> draw.randrange(9), draw.randint(2, 700)
+        rows, columns, batch = draw.randint(1, 260), draw.randint(1, 1030) >> draw.randrange(9), draw.randint(2, 9999)
         rows, columns = max(1, rows >> draw.randrange(9)), max(1, columns)
         call = Call(
             rows, columns, "float32", (4 * columns, 4), 64, draw.randrange(8), False, draw.random() < 0.5, False,
@@ -233,10 +233,11 @@ def test_blocks_cover_every_group_of_a_batch_of_small_matrices_once(geometries: 
         thread = np.arange(cut.threads)
         row = thread * cut.one_by_groups >> 20
         matrix = row * cut.one_by_rows >> 20
-        places = matrix * rows * groups + (row - matrix * rows) * groups + (thread - row * groups)
+        places = (matrix * cut.rows_per_pass + row % cut.rows_per_pass) * groups + (thread - row * groups)
         assert np.array_equal(places, thread), call
-        assert np.count_nonzero(matrix < cut.matrices) == cut.matrices * rows * groups, call
-    assert len(taken) > 30
+        assert np.count_nonzero(matrix < cut.matrices) == cut.matrices * cut.rows_per_pass * groups, call
+        turns.add(-(-rows // cut.rows_per_pass))
+    assert len(taken) > 30 and turns == set(range(1, 9))
 
 
 def test_no_block_of_a_batch_lacks_rows(geometries: ctypes.CDLL) -> None:

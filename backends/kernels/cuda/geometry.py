@@ -33,6 +33,8 @@ FEW_THREADS = 128
 MOST_FEW_COLUMNS = 8
 LEAST_ROWS = 2**16
 SMALL_THREADS = 256
+_MOST_SMALL_ROWS = 8
+_BUSY_THREADS = 2**17
 _MOST_GROUPS_PER_PASS = 16
 _MOST_PASSES = 32
 _FAR_APART = 2**28
@@ -289,14 +291,16 @@ def is_small(rows: int, columns: int, antithetic: bool) -> bool:
 
 def small_matrices_geometry(rows: int, groups: int, batch: int) -> Geometry:
     """The geometry of kSmallMatrices, for `batch` matrices of `rows` rows and `groups` groups of columns."""
-    matrices = min(SMALL_THREADS // (rows * groups), batch)
+    turns = min(max(batch * rows * groups // _BUSY_THREADS, 1), _MOST_SMALL_ROWS)
+    rows_per_pass = _ceil_div(rows, turns)
+    matrices = min(SMALL_THREADS // (rows_per_pass * groups), batch)
     return Geometry(
         blocks=_ceil_div(batch, matrices),
-        threads=_ceil_div(matrices * rows * groups, 32) * 32,
+        threads=_ceil_div(matrices * rows_per_pass * groups, 32) * 32,
         groups_per_pass=groups,
         one_by_groups=_ceil_div(1 << 20, groups),
-        rows_per_pass=rows,
-        one_by_rows=_ceil_div(1 << 20, rows),
+        rows_per_pass=rows_per_pass,
+        one_by_rows=_ceil_div(1 << 20, rows_per_pass),
         store_kind=_SMALL_MATRICES,
         matrices=matrices,
     )

@@ -40,26 +40,31 @@ def small_matrices_kernel(gpu: ModuleType, dtype: str, shared_noise: bool, antit
     def kernel(call, geometry):
         row_of_block, group = place_of(0, geometry)
         matrix_of_block = np.int32(row_of_block * geometry.one_by_rows >> 20)
-        row = np.int64(row_of_block - matrix_of_block * np.int32(geometry.rows_per_pass))
+        row_of_pass = np.int32(row_of_block - matrix_of_block * np.int32(geometry.rows_per_pass))
         b = np.int64(block_index()) * geometry.matrices + matrix_of_block
         if matrix_of_block >= geometry.matrices or b >= call.batch:
             return
         matrix = matrix_of(call, b)
-        mu, sigma = element_of(mu_of(matrix), row), element_of(sigma_of(matrix), row)
         resolved = resolved_geometry(geometry, np.uint32(matrix.first_column % width))
-        first, last = inside(width, (row, group), matrix, resolved)
+        first, last = inside(width, (row_of_pass, group), matrix, resolved)
         if first >= last:
             return
 
         keys = keys_of(matrix)
         columns_noise = prepared(np.uint32(matrix.first_column // width + group), matrix)
-        words = row_part(np.uint32(matrix.first_row + row), np.uint32(matrix.offset), keys[0])
-        x = elements(mu, sigma, in_row(columns_noise, words, keys))
         column = width * group - resolved.skip
-        at = matrix.matrix + row * matrix.row_stride + column * matrix.column_stride
-        if first == 0 and last == width and matrix.column_stride == size and at % quad == 0:
-            put_aligned(at, x, 0)
-        else:
-            put_strided(at, x, (matrix.column_stride, first, last))
+        begin = matrix.matrix + column * matrix.column_stride
+        is_adjacent = first == 0 and last == width and matrix.column_stride == size
+        row = np.int64(row_of_pass)
+        while row < matrix.rows:
+            mu, sigma = element_of(mu_of(matrix), row), element_of(sigma_of(matrix), row)
+            words = row_part(np.uint32(matrix.first_row + row), np.uint32(matrix.offset), keys[0])
+            x = elements(mu, sigma, in_row(columns_noise, words, keys))
+            at = begin + row * matrix.row_stride
+            if is_adjacent and at % quad == 0:
+                put_aligned(at, x, 0)
+            else:
+                put_strided(at, x, (matrix.column_stride, first, last))
+            row += geometry.rows_per_pass
 
     return kernel
