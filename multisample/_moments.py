@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
 
 from multisample.backends.launch import Operation
@@ -117,7 +118,8 @@ def weighted_moments(
     True
     """
     library = None if is_traced() else BY_TYPE.get(type(weights))
-    key = plan = None
+    key: Hashable = None
+    plan = None
     if library is not None:
         try:
             signature, state = library.signature, library.state()
@@ -128,7 +130,9 @@ def weighted_moments(
                     order, type(order), noise, dtype, antithetic, type(antithetic), fast_math, type(fast_math), backend,
                     type(seed), type(dim_offset), type(sample_offset),
                 )  # fmt: skip
-                plan = PLANS.get((key, signature_of(seed)) if is_in_array(seed) else key)
+                if is_in_array(seed):
+                    key = key, signature_of(seed)
+                plan = PLANS.get(key)
         except Exception:  # A wrong argument may raise anything here; `run_first` reports the error.
             key = None
     if plan is not None and (type(seed) is not Key or (type(seed[0]) is int and type(seed[1]) is int)):

@@ -58,7 +58,8 @@ class Plan:
 
     `shape` and `dtype` are those of each result. `operands` are the arrays that the call reads, by name. `template` is
     the launch without addresses, seed, offset and window. `mask` has the bits that are 0 in the address of an aligned
-    vector. `is_transposed` says that the matrix is (n, d), and `is_empty` that there is nothing to launch.
+    vector. `is_transposed` says that the matrix is (n, d), `is_empty` that there is nothing to launch, and
+    `has_device_seeds` that the seeds are in device memory, without offsets.
     """
 
     __slots__ = (
@@ -66,8 +67,8 @@ class Plan:
         "_has_plain_pair", "_is_capturing", "_is_ordered", "_is_valid", "_keeps_offset", "_keys", "_last_column",
         "_last_row", "_launch", "_like", "_n", "_nothing", "_operation", "_put_back", "_read", "_read_matrix",
         "_read_vector", "_read_words", "_readers", "_results", "_scratch", "_scratch_size", "_stream",
-        "_take", "_takes_own", "_written", "backend", "device", "dtype", "is_empty", "is_transposed", "library",
-        "mask", "operands", "shape", "template",
+        "_take", "_takes_own", "_written", "backend", "device", "dtype", "has_device_seeds", "is_empty",
+        "is_transposed", "library", "mask", "operands", "shape", "template",
     )  # fmt: skip
 
     def __init__(
@@ -83,6 +84,7 @@ class Plan:
         if call.grad is not None:
             self._read_words = lambda words: words
         reads_memory = self._keys is not None and self._keys.is_on_device
+        self.has_device_seeds = self._keys is not None and reads_memory and not self._keys.offset_at
         self._has_host_vector = on_device and inputs.batch is not None and not reads_memory
         self.is_empty, self.is_transposed = 0 in (d, n, inputs.batch), call.layout == "nd"
         self._operation, self._keeps_offset = call.operation, keeps_offset

@@ -219,10 +219,10 @@ def sample(
                     backend, noise, dtype, layout, fast_math, type(fast_math), validate, type(validate), antithetic,
                     type(antithetic), type(seed), type(generator), type(dim_offset), type(sample_offset),
                 )  # fmt: skip
-            if type(seed) in _SINGLE_SEEDS or not is_in_array(seed):
-                plan = PLANS.get(key)
-            else:
-                plan = PLANS.get((key, signature_of(seed)))
+            kind = type(seed)
+            if not (kind in _SINGLE_SEEDS or kind is library.keyed_seed) and is_in_array(seed):
+                key = key, signature_of(seed)
+            plan = PLANS.get(key)
         except Exception:  # A wrong argument may raise anything here; `run_first` reports the error.
             key = None
     # A Key whose parts are JAX arrays makes the call JAX's.

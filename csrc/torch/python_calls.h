@@ -135,19 +135,21 @@ inline PyObject* signature_of(const KeyState& state, PyObject* x, PyObject* type
 }
 
 // key(mu, sigma, out, seed, generator, dim_offset, sample_offset, *options): a tuple of the signatures of mu, sigma and
-// out, the types of all arguments, and the values of the options.
+// out, the types of all arguments, the values of the options, and the signature of a seed that is a tensor.
 inline PyObject* key(PyObject* self, PyObject* const* args, long count) {
-  constexpr long kTyped = 7;
+  constexpr long kTyped = 7, kSeed = 3;
   const KeyState& state = state_of<KeyState>(self);
-  Object result(PyTuple_New(3 + kTyped + 2 * (count - kTyped)));
+  const Object seed_type(PyObject_Type(args[kSeed]));
+  const bool has_tensor = seed_type.get() == state.tensor_type.get();
+  Object result(PyTuple_New(3 + kTyped + 2 * (count - kTyped) + has_tensor));
   if (result.get() == nullptr) return nullptr;
   for (long k = 0; k < count; ++k) {
     PyObject* const type = PyObject_Type(args[k]);
     PyTuple_SetItem(result.get(), 3 + k, type);
-    if (k < 2) {
+    if (k < 2 || (k == kSeed && has_tensor)) {
       PyObject* const signature = signature_of(state, args[k], type);
       if (signature == nullptr) return nullptr;
-      PyTuple_SetItem(result.get(), k, signature);
+      PyTuple_SetItem(result.get(), k < 2 ? k : 3 + kTyped + 2 * (count - kTyped), signature);
     }
     if (k >= kTyped) PyTuple_SetItem(result.get(), 3 + count + k - kTyped, Object::new_reference(args[k]));
   }
@@ -353,7 +355,10 @@ inline bool read_operands(const PlanState& state, PyObject* const* args, Launch*
            read_word(PyTuple_GetItem(seed, 1), ~u64{0}, &call->offset);
   }
   if (matrix != &_Py_NoneStruct) return false;
-  if (seed != &_Py_NoneStruct) {
+  if (call->batch > 0) {  // A tensor of seeds on the device.
+    call->seed_at = static_cast<const u64*>(TensorOf(seed, state.address.get()).data());
+    if (call->seed_at == nullptr) return false;
+  } else if (seed != &_Py_NoneStruct) {
     const Object word(state.has_list ? PySequence_GetItem(seed, 0) : Object::new_reference(seed));
     if (word.get() == nullptr) return false;
     const Object type(PyObject_Type(word.get()));
@@ -395,8 +400,8 @@ inline PyObject* allocate_result(const PlanState& state, void** at) {
 }
 
 // run(mu, sigma, weights, matrix, seed, generator, dim_offset, sample_offset): Plan.run of multisample/_plan.py, for
-// new samples and for gradients. Calls that raise, have a Key or differ otherwise go to Plan.run; if that is
-// None, they return None.
+// new samples, batches with seeds on the device, and gradients. Calls that raise, have a Key or differ otherwise go to
+// Plan.run; if that is None, they return None.
 inline PyObject* run_plan(PyObject* self, PyObject* const* args, long) {
   const PlanState& state = state_of<PlanState>(self);
   Launch call = state.call;

@@ -66,7 +66,8 @@ class Library:
     key: Callable[..., Hashable] | None = None
     """``key(mu, sigma, out, seed, generator, dim_offset, sample_offset, *options)``: a compiled function that computes
     the key of a call in place of `sample`. The key has signatures and types of the first three, types of the next four,
-    and values and types of the options."""
+    values and types of the options, and the signature of a seed of type `keyed_seed`."""
+    keyed_seed: type | None = None
 
     # --- For each call ---
 

@@ -133,6 +133,8 @@ class TorchLibrary(Library):
     def compile_key(self, backend: Any) -> None:
         if self.key is None and hasattr(backend, "key"):
             self.key = backend.key(self.signature, self.target_signature)
+            if self.key is not None:
+                self.keyed_seed = torch.Tensor
         if self._addresses is None and hasattr(backend, "addresses"):
             self._addresses = backend.addresses()
 

@@ -22,7 +22,7 @@ from .._libraries.foreign import ForeignLibrary
 from .._libraries.jax import is_jax
 from .._plan import PLANS, Planned, make_plan, run
 from .._randomness.generator import Generator, Key
-from .._randomness.keys import checked_key, is_in_array, signature_of
+from .._randomness.keys import checked_key, is_in_array
 from .._randomness.source import check_generator
 from .._tracing import is_traced_by_jax, traced_as
 
@@ -45,8 +45,6 @@ def run_first(call: Call, key: Hashable, function: Callable[..., Any]) -> Any:
         from .dtensor import draw_dtensor
 
         return draw_dtensor(call, function)
-    if key is not None and is_in_array(call.seed):
-        key = key, signature_of(call.seed)
     words = [call.dim_offset, call.sample_offset, *(call.seed if isinstance(call.seed, Key) else ())]
     if any(type(word) is not int for word in words):
         key = None  # Plans take Python's integers only.

@@ -74,7 +74,8 @@ class _CompiledPlan:
     @classmethod
     def around(cls, plan: Plan, call: Call) -> Planned:
         """`plan`, or a `_CompiledPlan` of it if compiled code can run it."""
-        run, are_tensors = None, all(type(x) in (torch.Tensor, torch.nn.Parameter) for x in (call.mu, call.sigma))
+        vectors = (call.mu, call.sigma, call.seed) if plan.has_device_seeds else (call.mu, call.sigma)
+        run, are_tensors = None, all(type(x) in (torch.Tensor, torch.nn.Parameter) for x in vectors)
         if are_tensors and call.out is None and all(operand.read is None for operand in plan.operands.values()):
             run = _compiled_run(plan, call, plan.run)
         return plan if run is None else cls(plan, run)
@@ -83,10 +84,12 @@ class _CompiledPlan:
 def _compiled_run(plan: Plan, call: Call, run_in_python: Callable[..., Any] | None) -> Callable[..., Any] | None:
     """`Backend.compiled_plan` of a sample or a gradient; None if there is none."""
     make, source = getattr(plan.backend, "compiled_plan", None), source_of(call.generator, TORCH, plan.device)
-    has_list = isinstance(call.seed, (list, tuple)) and is_in_array(call.seed)
-    if make is None or plan.is_empty or plan.template.batch or call.operation == Operation.moments or source.is_own:
+    if make is None or plan.is_empty or call.operation == Operation.moments or source.is_own:
         return None
-    if (is_in_array(call.seed) and not has_list) or (plan.device.kind == "cuda" and call.validate):
+    has_list = isinstance(call.seed, (list, tuple)) and is_in_array(call.seed)
+    if not plan.has_device_seeds and (plan.template.batch or (is_in_array(call.seed) and not has_list)):
+        return None
+    if plan.device.kind == "cuda" and call.validate:
         return None
     compiled: Callable[..., Any] | None = make(
         plan.template, (ROWS - plan.template.rows, COLUMNS - plan.template.columns), plan.mask, has_list, call.grad,

@@ -286,6 +286,23 @@ def test_a_list_of_one_seed_goes_to_python_while_a_graph_is_captured() -> None:
         assert (run(mu, sigma, None, None, [7], None, 0, 0) == "python") is is_capturing
 
 
+def test_compiled_plans_of_batches_pass_the_address_of_the_seeds() -> None:
+    """A fake device, whose kernels run on the CPU."""
+    mu, sigma, seeds = torch.zeros(5), torch.ones(5), torch.tensor([7, 2**40])
+    launch = launches.a_launch(
+        5, 3, mu=mu.numpy(), sigma=sigma.numpy(), batch=2, seed_step=8, matrix_step=60, origin_in_memory=1
+    )
+    run = BACKEND.compiled_plan(
+        launch, (10, 10), 3, False, None,
+        allocate=lambda like: torch.empty(2, 5, 3), take=None, check_generator=None,
+        run_in_python=lambda *arguments: "python", stream=lambda like: 77, is_capturing=None, scratch=None,
+    )  # fmt: skip
+    batch = run(mu, sigma, None, None, seeds, None, 1, 2)[0]
+    for matrix, seed in zip(batch, seeds.tolist(), strict=True):
+        assert torch.equal(matrix, multisample.sample(mu, sigma, 3, seed=seed, dim_offset=1, sample_offset=2))
+    assert run(mu, sigma, None, None, torch.empty(0), None, 0, 0) == "python"
+
+
 class Refusing(TorchFunctionMode):
     """PyTorch calls it also for attributes of tensors."""
 

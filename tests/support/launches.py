@@ -166,12 +166,12 @@ def without_builtins() -> Iterator[None]:
 
     backend: Any = registry.find("torch_ext")
     backend.prepare("cpu")
-    builtins, key = backend._builtins, TORCH.key
-    assert builtins is not None
-    backend._builtins = TORCH.key = None
+    before = backend._builtins, TORCH.key, TORCH.keyed_seed
+    assert before[0] is not None
+    backend._builtins = TORCH.key = TORCH.keyed_seed = None
     PLANS.clear()
     try:
         yield
     finally:
-        backend._builtins, TORCH.key = builtins, key
+        backend._builtins, TORCH.key, TORCH.keyed_seed = before
         PLANS.clear()
