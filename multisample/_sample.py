@@ -220,7 +220,9 @@ def sample(
                     type(antithetic), type(seed), type(generator), type(dim_offset), type(sample_offset),
                 )  # fmt: skip
             kind = type(seed)
-            if not (kind in _SINGLE_SEEDS or kind is library.keyed_seed) and is_in_array(seed):
+            if kind is list:  # As below, without its calls.
+                key = key, len(seed)  # type: ignore[arg-type]
+            elif not (kind in _SINGLE_SEEDS or kind is library.keyed_seed) and is_in_array(seed):
                 key = key, signature_of(seed)
             plan = PLANS.get(key)
         except Exception:  # A wrong argument may raise anything here; `run_first` reports the error.
