@@ -88,6 +88,22 @@ def on_device(calls: Mapping[str, Call], turns: int = 15, row: int = 1, fills: i
     return _alternating({name: functools.partial(turn, call) for name, call in calls.items()}, turns)
 
 
+def peak(call: Call) -> float:
+    """Bytes that PyTorch's and CuPy's pools hand out at the peak of a call, beside what there is before it."""
+    import cupy
+    import torch
+
+    pool = cupy.get_default_memory_pool()
+    cuda_device().wait()
+    cuda_device().release()
+    torch.cuda.reset_peak_memory_stats()
+    before, held = torch.cuda.memory_allocated(), pool.total_bytes()
+    result = call()
+    cuda_device().wait()
+    del result
+    return float(torch.cuda.max_memory_allocated() - before + pool.total_bytes() - held)
+
+
 def _alternating(calls: Mapping[str, Callable[[], Turn]], turns: int) -> Turns:
     found: Turns = {name: [] for name in calls}
     end = time.perf_counter() + LIMIT * len(calls)
