@@ -51,7 +51,7 @@ class Change(NamedTuple):
 def _ratio(entry: Entry, group: Group) -> Quartiles | None:
     if entry.device is not None:
         return entry.fraction
-    base = group.find(CPU_REFERENCE)
+    base = group.find(*CPU_REFERENCE)
     return None if base is None or base is entry else base.call.over(entry.call)
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-CPU_REFERENCE = "numpy"
-"""The contender of a group that the CPU's ratios are relative to."""
+CPU_REFERENCE = "numpy", "numpy_bare"
+"""The contender of a group that the CPU's ratios are relative to: the first that the group has."""
 
 
 class Quartiles(NamedTuple):
@@ -92,8 +92,9 @@ class Group:
     name: str
     entries: tuple[Entry, ...]
 
-    def find(self, contender: str) -> Entry | None:
-        return next((entry for entry in self.entries if entry.contender == contender), None)
+    def find(self, *contenders: str) -> Entry | None:
+        found = {entry.contender: entry for entry in self.entries}
+        return next((found[name] for name in contenders if name in found), None)
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,6 @@ LOOKS = {
     "original_kernel": Look("hand-written cuRAND kernel", "#7d8590", "*", True),
     "torch_compile": Look("PyTorch: torch.compile of mu + sigma * randn", "#d55e00", "v", True),
     "torch_eager": Look("PyTorch: mu + sigma * randn", "#b07d00", "^", True),
-    "torch_normal": Look("PyTorch: torch.normal"),
     "normal_rsample": Look("PyTorch: Normal(mu, sigma).rsample"),
     "torch_randn": Look("PyTorch: randn", "#7d8590", "p", True),
     "cupy_random": Look("CuPy: RandomState.normal"),
@@ -161,9 +160,6 @@ def _time_text(seconds: float) -> str:
     return SECONDS(float(f"{seconds:.3g}"))
 
 
-# --- Bars ---------------------------------------------------------------------------------------------------------
-
-
 def _bars(rows: Sequence[tuple[Entry, float]], base: float, memset: float | None, figure: Figure, axes: Axes) -> None:
     """Seconds by contender, each beside its ratio to `base`; a vertical line at the time of cudaMemsetAsync."""
     names = [textwrap.fill(_label(entry), 30) for entry, _ in rows]
@@ -225,9 +221,6 @@ def _host(run: Run) -> Iterator[Picture]:
             1.6 + 0.44 * len(rows),
             partial(_bars, rows, ours[0], None),
         )
-
-
-# --- Lines --------------------------------------------------------------------------------------------------------
 
 
 class Curve(NamedTuple):
@@ -341,7 +334,7 @@ def _calls(run: Run, noise: str, groups: Sequence[Group]) -> Iterator[Picture]:
 def _over_numpy(run: Run, noise: str, groups: Sequence[Group]) -> Iterator[Picture]:
     curves = _curves(
         (entry, _octave(entry.d * entry.n), base.call.median / entry.call.median)
-        for group in groups if (base := group.find(CPU_REFERENCE)) for entry in _compared([group])
+        for group in groups if (base := group.find(*CPU_REFERENCE)) for entry in _compared([group])
     )  # fmt: skip
     yield from _line_picture(
         f"cpu-float32-{noise}",

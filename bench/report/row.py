@@ -22,7 +22,7 @@ COLUMNS = (
 )  # fmt: skip
 
 _NAMES = [f"{d}x{n}-float32-independent-{mode}" for d, n in (*SHAPES, CPU_SHAPE) for mode in MODES]
-SELECTION = "(throughput or test_cpu) and ({}) or test_cpu_out and {}x{}".format(" or ".join(_NAMES), *CPU_SHAPE)
+SELECTION = f"(throughput or test_cpu) and ({' or '.join(_NAMES)})"
 """The benchmarks that a row needs, for `pytest -k`."""
 
 

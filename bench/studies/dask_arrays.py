@@ -49,9 +49,6 @@ def corners(array: da.Array) -> da.Array:
     return array.map_blocks(corner, chunks=(1, 1), dtype=array.dtype)
 
 
-# --- Threads ------------------------------------------------------------------------------------------------------
-
-
 def throughput() -> Iterator[Row]:
     n, chunks = COLUMNS * BLOCKS, (D, COLUMNS)
 
@@ -69,9 +66,6 @@ def throughput() -> Iterator[Row]:
             "dask.array.random.normal": lambda: drawn(da.random.normal(size=(D, n), chunks=chunks)),
         }
         yield from speeds("throughput", calls, 7, BLOCKS / THREADS)
-
-
-# --- Clusters -----------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -138,8 +132,6 @@ def block() -> Iterator[Row]:
         }
         yield from speeds("block", calls, 5, count)
 
-
-# --- The cross-entropy method -------------------------------------------------------------------------------------
 
 TASKS, SLEEP = 8, 0.05
 

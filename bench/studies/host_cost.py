@@ -64,9 +64,6 @@ def calls_of(arrays: tuple[Any, Any], n: int, generators: dict[str, Any], wide: 
     return calls
 
 
-# --- PyTorch ------------------------------------------------------------------------------------------------------
-
-
 def with_torch(device: str) -> Iterator[Row]:
     import torch
 
@@ -117,9 +114,6 @@ def with_torch(device: str) -> Iterator[Row]:
     }
     for name, pair in pairs.items():
         yield compared(f"torch {device} {d}x{n}", name, *pair)
-
-
-# --- NumPy and CuPy -----------------------------------------------------------------------------------------------
 
 
 def with_numpy() -> Iterator[Row]:

@@ -32,7 +32,6 @@ from multisample.examples import asian_option, mppi
 
 QUEUED, FILLS = 10, 40  # Iterations in a row, and fills of the device that take longer than the host queues them.
 
-# --- MPPI ---------------------------------------------------------------------------------------------------------
 
 ROLLOUTS, ROWS = 100_000, 2 * mppi.STEPS
 KEY = multisample.Key(7, 3)
@@ -97,8 +96,6 @@ def mppi_rows() -> Iterator[Row]:
         call = row["call"]
         yield {"case": "MPPI", "call": call, "iteration us": row["us"], "MB": peak(calls[call]) / 1e6}
 
-
-# --- Asian option -------------------------------------------------------------------------------------------------
 
 PATHS, SEED = 2**22, 7
 DAYS, THREADS = asian_option.DAYS, asian_option.THREADS

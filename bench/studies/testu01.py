@@ -53,8 +53,6 @@ BLOCKS = 1024  # Blocks that are drawn at once.
 
 Run = dict[str, Any]
 
-# --- The numbers --------------------------------------------------------------------------------------------------
-
 
 @njit
 def phi(z: float) -> float:
@@ -133,9 +131,6 @@ class Generator(ctypes.Structure):
 
     _fields_ = [("state", ctypes.c_void_p), ("param", ctypes.c_void_p), ("name", ctypes.c_char_p),
                 *((name, ctypes.c_void_p) for name in ("get_u01", "get_bits", "write"))]  # fmt: skip
-
-
-# --- Tests --------------------------------------------------------------------------------------------------------
 
 
 def build(sources: Path | None, folder: Path) -> Path:

@@ -34,8 +34,11 @@ Reason = Callable[[], str | None]
 BOTH = ("independent", "shared")
 LAYOUTS = ("dn", "nd")
 MATRICES = ("sample", "batch")
+FILLS = ("sample", "fill")
 EVERY_DTYPE = ("float32", "float16", "bfloat16", "float64")
-EVERYTHING: dict[str, Any] = {"noises": BOTH, "dtypes": EVERY_DTYPE, "operations": tuple(OPERATIONS)}
+EVERYTHING: dict[str, Any] = {
+    "noises": BOTH, "dtypes": EVERY_DTYPE, "operations": ("sample", "batch", "perturb", "moments"),
+}  # fmt: skip
 BARE = "applies neither mu nor sigma"
 
 
@@ -69,9 +72,6 @@ class Contender:
             and case.layout in self.layouts
             and (self.most_samples is None or case.n <= self.most_samples)
         )
-
-
-# --- Availability -------------------------------------------------------------------------------------------------
 
 
 @functools.cache
@@ -131,9 +131,6 @@ def _backend_reason(name: str, *, cuda: bool) -> str | None:
     return "; ".join(reasons) or None
 
 
-# --- Vectors ------------------------------------------------------------------------------------------------------
-
-
 def _torch_vectors(case: Case, device: str) -> list[Any]:
     import torch
 
@@ -169,9 +166,6 @@ def _numpy_vectors(case: Case, device: str = "cpu") -> list[Any]:
     return [vector.astype(case.dtype) for vector in vectors(case.d)]
 
 
-# --- Ours ---------------------------------------------------------------------------------------------------------
-
-
 def _ours(backend: str, arrays: Callable[[Case, str], list[Any]], device: str) -> Contender:
     """Calls without a seed, which use the default generator of the arrays' library, as peers do.
 
@@ -183,7 +177,8 @@ def _ours(backend: str, arrays: Callable[[Case, str], list[Any]], device: str) -
         return _our_call(case, mu, sigma, backend=backend, **MODES[mode])
 
     reason = functools.partial(_backend_reason, backend, cuda=device == "cuda")
-    return Contender(backend, reason, start, ours=True, layouts=LAYOUTS, **EVERYTHING)
+    everything = EVERYTHING | {"operations": tuple(OPERATIONS)}
+    return Contender(backend, reason, start, ours=True, layouts=LAYOUTS, **everything)
 
 
 def _our_call(case: Case, mu: Any, sigma: Any, **options: Any) -> Call:
@@ -198,6 +193,8 @@ def _our_call(case: Case, mu: Any, sigma: Any, **options: Any) -> Call:
     if case.operation == "moments":
         w = _like(mu, weights(case.n))
         return lambda: multisample.weighted_moments(w, mu, sigma, seed=next(calls), **options)
+    if case.operation == "fill":
+        options["out"] = _like(mu, np.zeros((case.d, case.n)))
     return functools.partial(multisample.sample, mu, sigma, case.n, noise=case.noise, layout=case.layout, **options)
 
 
@@ -231,9 +228,6 @@ def _sample_and_product(device: str, case: Case, mode: str) -> Call:
 
 def _moments(x: Any, mu: Any, w: Any) -> tuple[Any, Any]:
     return x @ w, (x - mu) ** 2 @ w
-
-
-# --- Peers, PyTorch -----------------------------------------------------------------------------------------------
 
 
 def _expression(case: Case, device: str) -> tuple[Callable[..., Any], list[Any]]:
@@ -296,7 +290,11 @@ def _normal_rsample(device: str, case: Case, mode: str) -> Call:
 def _torch_randn(device: str, case: Case, mode: str) -> Call:
     import torch
 
-    return functools.partial(torch.randn, (case.d, case.n), dtype=getattr(torch, case.dtype), device=device)
+    shape, dtype = (case.d, case.n), getattr(torch, case.dtype)
+    if case.operation == "fill":
+        fill: Call = torch.zeros(shape, dtype=dtype, device=device).normal_
+        return fill
+    return functools.partial(torch.randn, shape, dtype=dtype, device=device)
 
 
 @functools.cache
@@ -310,9 +308,6 @@ def _original_extension() -> Any:
 
 def _original_kernel(case: Case, mode: str) -> Call:
     return functools.partial(_original_extension().sample, *_torch_vectors(case, "cuda"), case.n)
-
-
-# --- Peers, others ------------------------------------------------------------------------------------------------
 
 
 def _cupy_random(case: Case, mode: str) -> Call:
@@ -451,14 +446,17 @@ def _numpy(case: Case, mode: str) -> Call:
 
 def _numpy_bare(case: Case, mode: str) -> Call:
     rng = np.random.default_rng(7)
-    return lambda: rng.standard_normal((case.d, case.n), dtype=case.dtype)
+    out = np.zeros((case.d, case.n), case.dtype) if case.operation == "fill" else None
+    return lambda: rng.standard_normal((case.d, case.n), dtype=case.dtype, out=out)
 
 
 def _mkl(bare: bool, case: Case, mode: str) -> Variants:
     columns = None if bare else [vector[:, None] for vector in _numpy_vectors(case)]
 
+    same = np.zeros((case.d, case.n), np.float32)
+
     def call(fill: Callable[..., None]) -> Any:
-        out = np.empty((case.d, case.n), np.float32)
+        out = same if case.operation == "fill" else np.empty_like(same)
         fill(out, columns)
         return out
 
@@ -467,9 +465,6 @@ def _mkl(bare: bool, case: Case, mode: str) -> Variants:
         for generator in mkl_peer.GENERATORS
         for threads in sorted({1, min(thread_count(), case.d)})
     }
-
-
-# --- The lists ----------------------------------------------------------------------------------------------------
 
 
 def _peer(
@@ -524,15 +519,15 @@ CPU = _named(
     _ours("cpu", _numpy_vectors, "cpu"),
     _ours("torch_ext", _torch_vectors, "cpu"),
     _peer("numpy", _always, _numpy, **EVERYTHING),
-    _peer("numpy_bare", _always, _numpy_bare, lacks=BARE),
+    _peer("numpy_bare", _always, _numpy_bare, lacks=BARE, operations=FILLS),
     _peer("mkl", mkl_peer.missing, _mkl, False),
-    _peer("mkl_bare", mkl_peer.missing, _mkl, True, lacks=BARE),
+    _peer("mkl_bare", mkl_peer.missing, _mkl, True, lacks=BARE, operations=FILLS),
     _peer("torch_eager", _always, _torch_eager, "cpu", **EVERYTHING),
     _peer("normal_rsample", _always, _normal_rsample, "cpu", operations=MATRICES),
     _peer("loop", _always, _loop, _numpy_vectors, "cpu", operations=("batch",)),
     _peer("vmap", _always, _vmap, "cpu", operations=("batch",)),
     _peer("sample_and_product", _always, _sample_and_product, "cpu", operations=("moments",)),
-    _peer("torch_randn", _always, _torch_randn, "cpu", lacks=BARE),
+    _peer("torch_randn", _always, _torch_randn, "cpu", lacks=BARE, operations=FILLS),
     _peer("jax", functools.partial(_jax_reason, "cpu"), _jax_normal, "cpu", "threefry2x32", wait=_jax_wait),
 )
 """Contenders on the CPU."""

@@ -132,12 +132,4 @@ def run_on_cpu(benchmark: Any, suite: str, contender: Contender, case: Case) -> 
     benchmark.group = f"{suite} {case.group('portable')}"
     benchmark.extra_info.update(_info(suite, contender, case, "portable"), **variants)
     benchmark(call if wait is None else lambda: wait(call()))
-    record_cpu_speed(benchmark, case.bytes)
-
-
-def record_cpu_speed(benchmark: Any, size: int) -> None:
-    """Record the speed of a timed call that makes `size` bytes."""
     benchmark.extra_info.update(dict.fromkeys(("device_s", "device_s_low", "device_s_high", "host_s", "memset_s")))
-    benchmark.extra_info["of_memset"] = None
-    if benchmark.stats is not None:  # None if timing is disabled.
-        benchmark.extra_info["gb_per_s"] = size / benchmark.stats.stats.median / 1e9

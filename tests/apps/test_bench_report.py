@@ -51,9 +51,6 @@ def saved(path: Path, results: Content) -> Path:
     return path
 
 
-# --- Pictures -----------------------------------------------------------------------------------------------------
-
-
 def test_pictures_have_the_numbers_of_the_file(tmp_path: Path) -> None:
     largest, memory, calls, host = pictures(read_run(DATA / "bench_gpu.json"))
     # 262144 times 3 us beside 9 us. Calls in a row are max(3 d / 1000, 6) us.
@@ -84,9 +81,6 @@ def test_the_report_has_an_index_of_all_pictures_for_light_and_dark(tmp_path: Pa
     assert all(text in index.replace("&lt;", "<").replace("&gt;", ">") for text in capsys.readouterr().out.splitlines())
     assert not any("<script" in text or "url(http" in text for text in [index, *drawn.values()])
     assert any("&lt;script&gt;$x^" in image for image in drawn.values())
-
-
-# --- Pages --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -136,9 +130,6 @@ def test_places_are_written_from_the_rows(tmp_path: Path) -> None:
         written("<!-- figure: study | a | x | us -->1<!-- end --> long", results, FIGURES, ".")
 
 
-# --- Files --------------------------------------------------------------------------------------------------------
-
-
 TWICE = content("cpu")
 TWICE["benchmarks"] *= 2
 
@@ -158,9 +149,6 @@ def test_other_files_are_refused(text: str, message: str, tmp_path: Path, capsys
         with pytest.raises(SystemExit, match="2"):
             command(arguments)
         assert message in capsys.readouterr().err
-
-
-# --- Rows of machines ---------------------------------------------------------------------------------------------
 
 
 def test_a_row_has_the_numbers_of_the_file_and_names_the_fastest_peers(tmp_path: Path) -> None:
@@ -202,9 +190,6 @@ def test_a_row_selects_the_benchmarks_that_it_needs() -> None:
     shapes = {("test_throughput", str(d), str(n)) for d, n in row.SHAPES}
     assert kinds == shapes | {(test, "10", "1000000") for test in ("test_cpu", "test_cpu_out")}
     assert {f"test_throughput[4096x65536-float32-independent-{mode}-cupy]" for mode in row.MODES} <= names
-
-
-# --- The comparison -----------------------------------------------------------------------------------------------
 
 
 def compared(tmp_path: Path, old: list[Content], new: list[Content]) -> int:
