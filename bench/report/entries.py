@@ -103,7 +103,6 @@ class Run:
 
     name: str
     machine: Mapping[str, Any]
-    commit: str | None
     groups: tuple[Group, ...]
 
     @property
@@ -156,7 +155,6 @@ def read_run(path: Path) -> Run:
         content = json.loads(path.read_text(encoding="utf-8"))
         entries = [_entry(benchmark) for benchmark in content["benchmarks"]]
         machine = dict(content["multisample_machine"])
-        commit = dict(content.get("commit_info") or {})
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         found = f"no {error} in it" if isinstance(error, KeyError) else str(error)
         raise ValueError(f"{path}: expected JSON of `pytest bench --benchmark-only`, got {found}") from error
@@ -169,7 +167,6 @@ def read_run(path: Path) -> Run:
     return Run(
         name=path.stem,
         machine=machine,
-        commit=f"{commit['id']}, with changes" if commit.get("dirty") else commit.get("id"),
         groups=tuple(Group(suite, name, tuple(group.values())) for (suite, name), group in groups.items()),
     )
 

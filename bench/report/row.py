@@ -42,7 +42,7 @@ def row(run: Run) -> str:
     machine = run.machine
     versions = dict(machine["versions"])
     runtime = int(versions.get("cuda_runtime", 0))
-    driver = f"{machine['driver']}, {runtime // 1000}.{runtime % 1000 // 10}" if machine["gpu"] else NOTHING
+    driver = f"{machine['driver'] or NOTHING}, {runtime // 1000}.{runtime % 1000 // 10}" if machine["gpu"] else NOTHING
     names = [f"{name} {versions[name]}" for name in VERSIONS if name in versions]
     cells = [
         machine["date"],

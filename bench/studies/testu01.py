@@ -226,7 +226,7 @@ def main(command: Sequence[str] | None = None) -> None:
     if not all(0 <= seed < 2**64 for seed in options.seed):
         parser.error(f"--seed: expected 0 <= seed < 2**64, got {options.seed}")
     runs = json.loads(options.results.read_text())["runs"] if options.results.exists() else []
-    machine = describe(None)
+    machine = describe(gpu=False)
     kinds = {(run["battery"], run["order"], run["seed"]): run for run in runs}
     for key in itertools.product([options.battery], ORDERS, options.seed):
         made = dict(zip(("battery", "order", "seed"), key, strict=True), machines=[], tests=[])

@@ -15,7 +15,6 @@ import pytest
 
 from bench.suites.cases import Case, clamp, vectors
 from bench.suites.contenders import BARE, Contender
-from bench.suites.machine import Clocks
 from bench.suites.sample_checks import OPERATIONS
 from bench.suites.timing import BUSY, CudaDevice, Ring, Times, compared, measure
 
@@ -68,12 +67,10 @@ def _info(suite: str, contender: Contender, case: Case, mode: str) -> dict[str, 
 
 
 class CudaRunner:
-    """Runs contenders on `device`, one after the other, and reads the `clocks` for each case."""
+    """Runs contenders on `device`, one after the other."""
 
-    def __init__(self, device: CudaDevice, clocks: Clocks | None) -> None:
+    def __init__(self, device: CudaDevice) -> None:
         self._device = device
-        self._clocks = clocks
-        self._case: Case | None = None
         self._last: tuple[Any, _Started] | None = None
 
     def run(self, benchmark: Any, suite: str, contender: Contender, case: Case, mode: str) -> None:
@@ -96,12 +93,9 @@ class CudaRunner:
             device_s=times.device.median,
             device_s_low=times.device.low,
             device_s_high=times.device.high,
-            device_way=times.way,
             host_s=times.host,
             pipelined_s=times.pipelined,
             memset_s=times.memset,
-            of_memset=times.memset / times.device.median,
-            gb_per_s=case.bytes / times.device.median / 1e9,
         )
         rounds = clamp(TABLE_SECONDS / max(times.device.median, times.host), *TABLE_ROUNDS)
         benchmark.pedantic(call_and_wait, rounds=rounds, warmup_rounds=1)
@@ -112,9 +106,6 @@ class CudaRunner:
             self._last = None
             self._device.release()
             self._device.reserve(max(BUSY, case.bytes))
-            if case != self._case and self._clocks:
-                self._clocks.read(self._device)
-            self._case = case
             calls, ring = _start(contender, case, mode), Ring(case.bytes)
             call, variants = _fastest(calls, lambda: compared(self._device, calls, ring))
             ring.warm_up(call)

@@ -103,5 +103,5 @@ OPERATIONS = {
     "perturb": _check_perturb,
     "moments": _check_weighted,
 }
-"""Checks of two results of a call: a new matrix; a matrix that each call fills; the matrices of a batch; parameters plus
+"""Checks of two results of a call: a new matrix; a matrix that calls fill; the matrices of a batch; parameters plus
 noise of d members; moments."""
