@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from places import DATA, ROOT
 
-from bench.report import compare, report, row
+from bench.report import __main__ as report
+from bench.report import compare, row
 from bench.report.entries import read_run, reduced, write
 from bench.report.figures import FIGURES, pictures_of_pages
 from bench.report.pages import marked_pages, written
