@@ -46,15 +46,15 @@ def compared(case: str, name: str, ours: Call, other: Call) -> Row:
     found = on_host({"ours": ours, "other": other}, idle, turns=41, repeats=40)
     us, other_us = ([1e6 * turn.host for turn in found[name]] for name in ("ours", "other"))
     ratios = [a / b for a, b in zip(us, other_us, strict=True)]
-    medians = [statistics.median(values) for values in (us, other_us, ratios)]
-    return {"case": case, "call": name, **dict(zip(("us", "other us", "ratio"), medians, strict=True))}
+    medians = {"us": us, "other us": other_us, "ratio": ratios}
+    return {"case": case, "call": name, **{key: statistics.median(values) for key, values in medians.items()}}
 
 
-def calls_of(arrays: tuple[Any, Any], n: int, generators: dict[str, Any], wide: tuple[Any, Any]) -> dict[str, Call]:
+def calls_of(arrays: tuple[Any, Any], generators: dict[str, Any], wide: tuple[Any, Any]) -> dict[str, Call]:
     """Calls with each option and generator, a number for sigma, and other vectors."""
 
     def calling(mu: Any, sigma: Any, **options: Any) -> Call:
-        return lambda: multisample.sample(mu, sigma, n, **options)
+        return lambda: multisample.sample(mu, sigma, N, **options)
 
     mu, sigma = arrays
     calls = {name: calling(mu, sigma, seed=7, **options) for name, options in OPTIONS.items()}
@@ -72,11 +72,8 @@ def with_torch(device: str) -> Iterator[Row]:
     column, scale = mu[:, None], sigma[:, None]
     out, wide = torch.empty(d, n, device=device), torch.empty(d, n + 8, device=device)[:, :n]
     inputs = [x.clone().requires_grad_() for x in (mu, sigma)]
-    grad, theirs, ours = (
-        torch.ones_like(out),
-        torch.distributions.Normal(mu, sigma),
-        multisample.torch.Normal(mu, sigma),
-    )
+    grad, theirs = torch.ones_like(out), torch.distributions.Normal(mu, sigma)
+    ours = multisample.torch.Normal(mu, sigma)
 
     def randn() -> Any:
         made = torch.randn(d, n, device=device)
@@ -99,7 +96,7 @@ def with_torch(device: str) -> Iterator[Row]:
     }
     if device == "cuda":
         generators["graph-safe generator"] = {"generator": multisample.Generator(7, graph_safe=True)}
-    calls = calls_of((mu, sigma), n, generators, (torch.zeros(2 * d, device=device)[::2], sigma))
+    calls = calls_of((mu, sigma), generators, (torch.zeros(2 * d, device=device)[::2], sigma))
     calls["float16 tensors"] = functools.partial(sample, mu.half(), sigma.half(), seed=7)
     pairs = {name: (call, randn) for name, call in calls.items()}
     pairs |= {
@@ -121,7 +118,7 @@ def with_numpy() -> Iterator[Row]:
     rng, out = np.random.default_rng(), np.empty((d, n), np.float32)
     mu, sigma = np.zeros(d, np.float32), np.ones(d, np.float32)
     generators = {"default generator": {}, "generator=": {"generator": multisample.Generator(7)}}
-    calls = calls_of((mu, sigma), n, generators, (np.zeros(2 * d, np.float32)[::2], sigma))
+    calls = calls_of((mu, sigma), generators, (np.zeros(2 * d, np.float32)[::2], sigma))
     calls["out="] = lambda: multisample.sample(mu, sigma, n, seed=7, out=out)
     doubles = mu.astype(np.float64), sigma.astype(np.float64)
     calls["float64 arrays"] = lambda: multisample.sample(*doubles, n, seed=7)

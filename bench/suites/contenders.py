@@ -150,10 +150,6 @@ def _like(vector: Any, array: np.ndarray[Any, Any]) -> Any:
     return library.asarray(array, vector.dtype if floating else None)
 
 
-def _zeros(vector: Any, n: int) -> Any:
-    return 0 * vector[:1].repeat(n)
-
-
 def _cupy_vectors(case: Case, device: str = "cuda") -> list[Any]:
     if case.dtype == "bfloat16":  # CuPy has bfloat16 only with another package.
         return _torch_vectors(case, device)
@@ -188,7 +184,7 @@ def _our_call(case: Case, mu: Any, sigma: Any, **options: Any) -> Call:
         return lambda: multisample.sample(mu, sigma, case.n, seed=next(seeds), **options)
     calls = itertools.count()
     if case.operation == "perturb":
-        p, many = _zeros(mu, case.n), sigma if case.d > 1 else float(sigma[0])
+        p, many = 0 * mu[:1].repeat(case.n), sigma if case.d > 1 else float(sigma[0])
         return lambda: multisample.perturb(p, many, seed=multisample.Key(7, next(calls)), out=p, **options)
     if case.operation == "moments":
         w = _like(mu, weights(case.n))
@@ -250,7 +246,7 @@ def _expression(case: Case, device: str) -> tuple[Callable[..., Any], list[Any]]
 
     if case.operation == "perturb":
         coefficients = sigma[:, 0].tolist()
-        return perturb, [_zeros(mu[:, 0], case.n)]
+        return perturb, [0 * mu[0].repeat(case.n)]
     return (moments, [mu, sigma, _like(mu, weights(case.n))]) if case.operation == "moments" else (draw, [mu, sigma])
 
 
@@ -310,17 +306,12 @@ def _original_kernel(case: Case, mode: str) -> Call:
     return functools.partial(_original_extension().sample, *_torch_vectors(case, "cuda"), case.n)
 
 
-def _cupy_random(case: Case, mode: str) -> Call:
+def _cupy(generator: bool, case: Case, mode: str) -> Call:
     import cupy
 
     mu, sigma = _columns(_cupy_vectors(case), case)
-    return functools.partial(cupy.random.RandomState(7).normal, mu, sigma, (case.d, case.n), dtype=np.float32)
-
-
-def _cupy_generator(case: Case, mode: str) -> Call:
-    import cupy
-
-    mu, sigma = _columns(_cupy_vectors(case), case)
+    if not generator:
+        return functools.partial(cupy.random.RandomState(7).normal, mu, sigma, (case.d, case.n), dtype=np.float32)
     rng = cupy.random.default_rng(7)
     return lambda: mu + sigma * rng.standard_normal((case.d, case.n), dtype=np.float32)
 
@@ -467,9 +458,7 @@ def _mkl(bare: bool, case: Case, mode: str) -> Variants:
     }
 
 
-def _peer(
-    name: str, reason: Callable[[], str | None], start: Callable[..., Call | Variants], *first: Any, **other: Any
-) -> Contender:
+def _peer(name: str, reason: Reason, start: Callable[..., Call | Variants], *first: Any, **other: Any) -> Contender:
     return Contender(name, reason, functools.partial(start, *first), **other)
 
 
@@ -502,8 +491,8 @@ CUDA = _named(
     _peer("sample_and_product", _torch_reason, _sample_and_product, "cuda", operations=("moments",)),
     _peer("triton_randn", _triton_reason, _triton_randn),
     _peer("numba_xoroshiro", _xoroshiro_reason, _numba_xoroshiro),
-    _peer("cupy_random", cuda_reason, _cupy_random),
-    _peer("cupy_generator", cuda_reason, _cupy_generator),
+    _peer("cupy_random", cuda_reason, _cupy, False),
+    _peer("cupy_generator", cuda_reason, _cupy, True),
     _peer("curand_host", cuda_reason, _curand_host, _DEFAULT_ORDERING, lacks=BARE),
     _peer("curand_host_dynamic", cuda_reason, _curand_host, _DYNAMIC_ORDERING, lacks=BARE),
     _peer("curanddx", _curanddx_reason, _curanddx, ()),

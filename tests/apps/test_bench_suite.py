@@ -26,15 +26,9 @@ D, N = 50, 400
 mu, sigma = vectors(D)
 
 
-def draw(seed: int, noise: str = "independent", d: int = D, n: int = N) -> Array:
-    z = np.random.default_rng(seed).standard_normal((d if noise == "independent" else 1, n))
-    columns = [vector[:, None] for vector in vectors(d)]
-    return np.asarray(columns[0] + columns[1] * z, np.float32)
-
-
-def test_correct_samples_pass() -> None:
-    for noise, d, n in (("independent", D, N), ("shared", 10, 10), ("independent", 3, 2_000_000)):
-        check_moments(draw(1, noise, d, n), draw(2, noise, d, n), *vectors(d), noise)
+def draw(seed: int, noise: str = "independent") -> Array:
+    z = np.random.default_rng(seed).standard_normal((D if noise == "independent" else 1, N))
+    return np.asarray(mu[:, None] + sigma[:, None] * z, np.float32)
 
 
 @pytest.mark.parametrize(
@@ -51,6 +45,7 @@ def test_correct_samples_pass() -> None:
     ],
 )
 def test_wrong_samples_are_rejected(spoil: Callable[[Array], Array], noise: str, message: str) -> None:
+    check_moments(draw(1, noise), draw(2, noise), mu, sigma, noise)
     with pytest.raises(AssertionError, match=message):
         check_moments(spoil(draw(1)), draw(1), mu, sigma, noise)
 
