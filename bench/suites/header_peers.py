@@ -87,10 +87,9 @@ def header_folder(header: Header) -> Path | None:
 def missing(program: Program) -> str | None:
     """Why `program` cannot be compiled here, or None."""
     reasons = [*toolchain.missing_nvcc()]
-    absent = [header for header in program.headers if header_folder(header) is None]
-    if absent:
-        packages = " ".join(dict.fromkeys(header.package for header in absent))
-        reasons.append(f"no {', '.join(header.name for header in absent)}: pip install --no-deps {packages}")
+    for header in program.headers:
+        if header_folder(header) is None:
+            reasons.append(f"no {header.name}: pip install --no-deps {header.package}")
     return "; ".join(reasons) or None
 
 

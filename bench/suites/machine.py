@@ -15,20 +15,12 @@ from multisample.backends.native import csrc_files
 from multisample.backends.system.threads import thread_count
 
 PACKAGES = {
-    "numpy": ("numpy",),
-    "numba": ("numba",),
-    "torch": ("torch",),
-    "triton": ("triton",),
+    **{name: (name,) for name in ("numpy", "numba", "torch", "triton", "jax", "jaxlib", "dask", "distributed", "mkl")},
     "cupy": ("cupy-cuda13x", "cupy-cuda12x"),
     "numba_cuda": ("numba-cuda",),
-    "jax": ("jax",),
-    "jaxlib": ("jaxlib",),
-    "dask": ("dask",),
-    "distributed": ("distributed",),
     "curand": ("nvidia-curand", "nvidia-curand-cu12"),
     "curanddx": ("nvidia-mathdx",),
     "raft": ("libraft-cu13", "libraft-cu12"),
-    "mkl": ("mkl",),
     "pytest_benchmark": ("pytest-benchmark",),
 }
 

@@ -138,8 +138,8 @@ def measure(device: CudaDevice, call: Call, ring: Ring, size: int, wait: Callabl
             rows = [_pipeline(device, call, ring, calls) for _ in range(PIPELINES)]
         else:
             memset = statistics.median(_filling(device, size) for _ in range(REPEATS[0]))
-            calls = clamp(PIPELINED_SECONDS / _waited_pipeline(call, ring, 1, wait)[1], *PIPELINED_CALLS)
-            rows = [_waited_pipeline(call, ring, calls, wait) for _ in range(2 * PIPELINES)]
+            calls = clamp(PIPELINED_SECONDS / _pipeline(device, call, ring, 1, wait)[1], *PIPELINED_CALLS)
+            rows = [_pipeline(device, call, ring, calls, wait) for _ in range(2 * PIPELINES)]
             times = quartiles([seconds for _, seconds in rows])
     return Times(
         device=times,
@@ -187,21 +187,20 @@ def _calling(device: CudaDevice, call: Call, ring: Ring) -> float:
     return device.seconds(start, device.mark())
 
 
-def _pipeline(device: CudaDevice, call: Call, ring: Ring, calls: int) -> tuple[float, float]:
-    """Seconds per call of many calls in a row, on the host and on the device."""
-    device.wait()
-    begin, start = device.mark(), time.perf_counter()
-    for _ in range(calls):
-        ring.kept.append(call())
-    host, end = time.perf_counter() - start, device.mark()
-    return host / calls, device.seconds(begin, end) / calls
-
-
-def _waited_pipeline(call: Call, ring: Ring, calls: int, wait: Callable[[Any], None]) -> tuple[float, float]:
-    wait(ring.kept[-1])
+def _pipeline(
+    device: CudaDevice, call: Call, ring: Ring, calls: int, wait: Callable[[Any], None] | None = None
+) -> tuple[float, float]:
+    """Seconds per call of many calls in a row, on the host, and until the last has ended."""
+    if wait is None:
+        device.wait()
+        begin = device.mark()
+    else:
+        wait(ring.kept[-1])
     start = time.perf_counter()
     for _ in range(calls):
         ring.kept.append(call())
     host = time.perf_counter() - start
+    if wait is None:
+        return host / calls, device.seconds(begin, device.mark()) / calls
     wait(ring.kept[-1])
     return host / calls, (time.perf_counter() - start) / calls
