@@ -100,9 +100,9 @@ def fill(order: int, test: int, seed: int, first: int, out: Any) -> int:
 
 
 @njit
-def next_number(place: Any, numbers: Any) -> float:
-    """`place` is the order, the test, the seed, the next block, and how many of the `numbers` are used, and how many
-    there are."""
+def next_number(place_address: Any, numbers_address: Any) -> float:
+    """The place: the order, the test, the seed, the next block, and the numbers that are used and that there are."""
+    place, numbers = carray(place_address, 6, np.uint64), carray(numbers_address, 4 * BLOCKS, np.float64)
     if place[4] == place[5]:
         place[5] = fill(place[0], place[1], place[2], place[3], numbers)
         place[3] += np.uint64(BLOCKS)
@@ -113,12 +113,12 @@ def next_number(place: Any, numbers: Any) -> float:
 
 @cfunc("float64(voidptr, voidptr)")
 def get_u01(place: Any, numbers: Any) -> float:
-    return next_number(carray(place, 6, np.uint64), carray(numbers, 4 * BLOCKS, np.float64))
+    return next_number(place, numbers)
 
 
 @cfunc("uint64(voidptr, voidptr)")
 def get_bits(place: Any, numbers: Any) -> int:
-    return np.uint64(next_number(carray(place, 6, np.uint64), carray(numbers, 4 * BLOCKS, np.float64)) * 2.0**32)
+    return np.uint64(next_number(place, numbers) * 2.0**32)
 
 
 @cfunc("void(voidptr)")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import timeit
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import pytest
@@ -59,11 +59,8 @@ def _fastest(calls: dict[str, Call], compare: Callable[[], dict[str, float]]) ->
 
 
 def _info(suite: str, contender: Contender, case: Case, mode: str) -> dict[str, Any]:
-    return {
-        "suite": suite, "contender": contender.name, "ours": contender.ours, "lacks": contender.lacks,
-        "d": case.d, "n": case.n, "dtype": case.dtype, "noise": case.noise, "mode": mode, "layout": case.layout,
-        "operation": case.operation, "matrices": case.matrices, "bytes": case.bytes,
-    }  # fmt: skip
+    name = {"suite": suite, "contender": contender.name, "ours": contender.ours, "lacks": contender.lacks}
+    return {**name, **asdict(case), "mode": mode, "bytes": case.bytes}
 
 
 class CudaRunner:
