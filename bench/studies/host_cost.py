@@ -22,7 +22,7 @@ import multisample
 import multisample.torch
 from bench.studies.turns import Call, Row, cuda_device, main, on_host
 
-D = N = 10
+d = n = 10
 OPTIONS: dict[str, dict[str, Any]] = {
     "seed=": {},
     "dtype=": {"dtype": "float16"},
@@ -54,7 +54,7 @@ def calls_of(arrays: tuple[Any, Any], generators: dict[str, Any], wide: tuple[An
     """Calls with each option and generator, a number for sigma, and other vectors."""
 
     def calling(mu: Any, sigma: Any, **options: Any) -> Call:
-        return lambda: multisample.sample(mu, sigma, N, **options)
+        return lambda: multisample.sample(mu, sigma, n, **options)
 
     mu, sigma = arrays
     calls = {name: calling(mu, sigma, seed=7, **options) for name, options in OPTIONS.items()}
@@ -67,7 +67,6 @@ def calls_of(arrays: tuple[Any, Any], generators: dict[str, Any], wide: tuple[An
 def with_torch(device: str) -> Iterator[Row]:
     import torch
 
-    d, n = D, N
     mu, sigma = torch.zeros(d, device=device), torch.ones(d, device=device)
     column, scale = mu[:, None], sigma[:, None]
     out, wide = torch.empty(d, n, device=device), torch.empty(d, n + 8, device=device)[:, :n]
@@ -114,7 +113,6 @@ def with_torch(device: str) -> Iterator[Row]:
 
 
 def with_numpy() -> Iterator[Row]:
-    d, n = D, N
     rng, out = np.random.default_rng(), np.empty((d, n), np.float32)
     mu, sigma = np.zeros(d, np.float32), np.ones(d, np.float32)
     generators = {"default generator": {}, "generator=": {"generator": multisample.Generator(7)}}
@@ -136,7 +134,6 @@ def with_cupy(backend: str) -> Iterator[Row]:
     import cupy
     import torch
 
-    d, n = D, N
     mu, sigma, out = cupy.zeros(d, "f4"), cupy.ones(d, "f4"), cupy.empty((d, n), "f4")
     randn = functools.partial(torch.randn, d, n, device="cuda")
     for name, options in {**OPTIONS, "out=": {"out": out}}.items():

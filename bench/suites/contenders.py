@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import itertools
+import operator
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -29,7 +30,6 @@ from multisample.backends.system.threads import thread_count
 
 Call = Callable[[], Any]
 Variants = dict[str, Call]
-Reason = Callable[[], str | None]
 
 BOTH = ("independent", "shared")
 LAYOUTS = ("dn", "nd")
@@ -47,7 +47,7 @@ class Contender:
     """A way to draw samples."""
 
     name: str
-    reason: Reason
+    reason: Callable[[], str | None]
     """Returns why it cannot run here, or None."""
     start: Callable[[Case, str], Call | Variants]
     """Returns what is timed for a case and a mode. Peers draw the same in both modes."""
@@ -414,10 +414,6 @@ def _jax_normal(platform: str, implementation: str, case: Case, mode: str) -> Ca
     return draw
 
 
-def _jax_wait(result: Any) -> None:
-    result.block_until_ready()
-
-
 def _numpy(case: Case, mode: str) -> Call:
     mu, sigma = _columns(_numpy_vectors(case), case)
     rng = np.random.default_rng(7)
@@ -458,7 +454,7 @@ def _mkl(bare: bool, case: Case, mode: str) -> Variants:
     }
 
 
-def _peer(name: str, reason: Reason, start: Callable[..., Call | Variants], *first: Any, **other: Any) -> Contender:
+def _peer(name: str, reason: Any, start: Callable[..., Call | Variants], *first: Any, **other: Any) -> Contender:
     return Contender(name, reason, functools.partial(start, *first), **other)
 
 
@@ -470,6 +466,7 @@ def _named(*contenders: Contender) -> dict[str, Contender]:
 _DEFAULT_ORDERING, _DYNAMIC_ORDERING = 101, 104
 
 _jax_cuda = functools.partial(_jax_reason, "cuda")
+_JAX_WAIT = operator.methodcaller("block_until_ready")
 _curanddx_reason = functools.partial(_header_reason, header_peers.CURANDDX)
 _raft_reason = functools.partial(_header_reason, header_peers.RAFT)
 _raft_table = functools.partial(_header_peer, header_peers.RAFT)
@@ -499,8 +496,8 @@ CUDA = _named(
     _peer("curanddx_fast_math", _curanddx_reason, _curanddx, header_peers.FAST, modes=("fast_math",)),
     _peer("raft_table", _raft_reason, _raft_table, ("PCG",), (), layouts=("nd",)),
     _peer("raft_table_philox", _raft_reason, _raft_table, ("Philox",), (), layouts=("nd",)),
-    _peer("jax", _jax_cuda, _jax_normal, "cuda", "threefry2x32", wait=_jax_wait),
-    _peer("jax_rbg", _jax_cuda, _jax_normal, "cuda", "rbg", wait=_jax_wait),
+    _peer("jax", _jax_cuda, _jax_normal, "cuda", "threefry2x32", wait=_JAX_WAIT),
+    _peer("jax_rbg", _jax_cuda, _jax_normal, "cuda", "rbg", wait=_JAX_WAIT),
 )
 """Contenders on a GPU. JAX runs twice: with its default generator, and with rbg, its faster one."""
 
@@ -517,6 +514,6 @@ CPU = _named(
     _peer("vmap", _always, _vmap, "cpu", operations=("batch",)),
     _peer("sample_and_product", _always, _sample_and_product, "cpu", operations=("moments",)),
     _peer("torch_randn", _always, _torch_randn, "cpu", lacks=BARE, operations=FILLS),
-    _peer("jax", functools.partial(_jax_reason, "cpu"), _jax_normal, "cpu", "threefry2x32", wait=_jax_wait),
+    _peer("jax", functools.partial(_jax_reason, "cpu"), _jax_normal, "cpu", "threefry2x32", wait=_JAX_WAIT),
 )
 """Contenders on the CPU."""
