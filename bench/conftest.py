@@ -10,11 +10,9 @@ import pytest
 
 from bench.suites.cases import is_timed
 from bench.suites.contenders import cuda_reason
-from bench.suites.machine import Clocks, describe
+from bench.suites.machine import describe
 from bench.suites.running import CudaRunner
 from bench.suites.timing import CudaDevice
-
-CLOCKS = pytest.StashKey[Clocks]()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -31,20 +29,18 @@ def pytest_sessionfinish() -> Iterator[None]:
     yield
 
 
-def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, Any]) -> None:
-    output_json["multisample_machine"] = describe(config.stash.get(CLOCKS, None))
+def pytest_benchmark_update_json(output_json: dict[str, Any]) -> None:
+    on_gpu = any(entry["extra_info"].get("device_s") for entry in output_json["benchmarks"])
+    output_json["multisample_machine"] = describe(gpu=on_gpu)
     # Every single time of every round: megabytes that nobody reads.
     for entry in output_json["benchmarks"]:
         entry["stats"].pop("data", None)
 
 
 @pytest.fixture(scope="session")
-def cuda(request: pytest.FixtureRequest) -> CudaRunner:
+def cuda() -> CudaRunner:
     """Runs contenders on a GPU; skips the test where there is none."""
     reason = cuda_reason()
     if reason:
         pytest.skip(reason)
-    clocks = Clocks() if is_timed(request.config) else None
-    if clocks:
-        request.config.stash[CLOCKS] = clocks
-    return CudaRunner(CudaDevice(), clocks)
+    return CudaRunner(CudaDevice())

@@ -1,8 +1,112 @@
-"""The commands: python -m bench.report [results.json ...] [--pages] [--row] [-o report/]"""
+"""Draw the pictures of benchmark results, write the numbers of the pages, or print rows of the table of machines.
+
+pytest bench --benchmark-only --benchmark-json=results.json
+python -m bench.report results.json [more.json ...] -o report/    writes report/index.html and its pictures
+python -m bench.report --pages                                    writes the marked places of all pages
+python -m bench.report --row [results.json ...]
+"""
 
 from __future__ import annotations
 
-from bench.report.report import main
+import argparse
+import html
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.report.entries import Run, read_run, reduced, write
+from bench.report.figures import FIGURES, pictures_of_pages
+from bench.report.pages import ROOT, marked_pages, written
+from bench.report.pictures import THEMES, Picture, pictures, svg
+from bench.report.results import Results
+from bench.report.row import measured, row
+
+PAGE = """<!doctype html>
+<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>multisample: benchmarks</title>
+<style>
+:root { color-scheme: light dark }
+body { font-family: sans-serif; max-width: 50em; margin: auto; padding: 1em; background: light-dark(#fff, #0d1117) }
+img { max-width: 100% }
+</style>
+"""
+
+
+def _write_picture(run: Run, picture: Picture, folder: Path) -> list[Path]:
+    """Write both themes of a picture; returns the files, light first."""
+    files = [folder / f"{run.name}-{picture.name}-{theme}.svg" for theme in THEMES]
+    for path, theme in zip(files, THEMES, strict=True):
+        path.write_bytes(svg(picture, theme))
+    return files
+
+
+def write_report(runs: Sequence[Run], folder: Path) -> list[str]:
+    """Write the pictures of `runs` and index.html into `folder`; returns what each picture shows."""
+    folder.mkdir(parents=True, exist_ok=True)
+    texts, body = [], []
+    for run in runs:
+        body.append(f"<h1>{html.escape(f'{run.name}: {run.device}')}</h1>")
+        for picture in pictures(run):
+            light, dark = _write_picture(run, picture, folder)
+            texts.append(picture.alt)
+            body.append(
+                f'<p><picture><source media="(prefers-color-scheme: dark)" srcset="{dark.name}">'
+                f'<img alt="{html.escape(picture.alt)}" src="{light.name}"></picture></p>'
+            )
+    (folder / "index.html").write_text(PAGE + "\n".join(body), encoding="utf-8")
+    return texts
+
+
+def write_pages(root: Path = ROOT) -> list[Path]:
+    """Reduce the committed results, draw the pictures that pages show, and write the marked places of all pages.
+
+    Returns the pages that changed.
+    """
+    results = Results(root / "bench" / "results")
+    for path in results.folder.glob("*.json"):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if "machine_info" in content:  # As pytest-benchmark wrote it.
+            write(path, reduced(content))
+    pages = pictures_of_pages(results)
+    drawn = {file for run, picture in pages for file in _write_picture(run, picture, results.folder)}
+    for stale in set(results.folder.glob("*.svg")) - drawn:
+        stale.unlink()
+    changed = []
+    for page in marked_pages(root):
+        before = page.read_text(encoding="utf-8")
+        after = written(before, results, FIGURES, os.path.relpath(results.folder, page.parent))
+        if after != before:
+            page.write_text(after, encoding="utf-8")
+            changed.append(page)
+    return changed
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m bench.report", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("results", nargs="*", type=Path, help="JSON files of `pytest bench --benchmark-only`")
+    parser.add_argument("--pages", action="store_true", help="write the numbers of the pages from bench/results")
+    text = "print a row of the table of machines for each file; without files, measure this machine first"
+    parser.add_argument("--row", action="store_true", help=text)
+    parser.add_argument("-o", "--output", type=Path, default=Path("report"), help="the folder to write to [report]")
+    options = parser.parse_args(arguments)
+    if options.pages:
+        print(*write_pages() or ["No page changed."], sep="\n")
+        return
+    if not options.results and not options.row:
+        parser.error("results: expected files, got none")
+    names = [path.stem for path in options.results]
+    if len(set(names)) < len(names):
+        parser.error(f"results: expected files of different names, got {', '.join(names)}")
+    try:
+        runs = [read_run(path) for path in options.results]
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    if options.row:
+        print(*map(row, runs or [measured(options.output / "machine.json")]), sep="\n")
+        return
+    print(*write_report(runs, options.output) or ["No pictures: they need results of several shapes."], sep="\n")
+
 
 if __name__ == "__main__":
     main()

@@ -25,7 +25,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from bench.report.entries import CPU_REFERENCE, Entry, Group, Quartiles, Run, read_run
+from bench.report.entries import CPU_REFERENCE, Quartiles, Run, read_run
 
 Key: TypeAlias = tuple[str, str, str]
 Ratios: TypeAlias = dict[Key, list[Quartiles]]
@@ -48,20 +48,14 @@ class Change(NamedTuple):
         return "faster" if self.new > self.old else "slower"
 
 
-def _ratio(entry: Entry, group: Group) -> Quartiles | None:
-    if entry.device is not None:
-        return entry.fraction
-    base = group.find(CPU_REFERENCE)
-    return None if base is None or base is entry else base.call.over(entry.call)
-
-
 def _read(runs: Iterable[Run]) -> tuple[set[Key], Ratios]:
     """The keys of our entries, and the ratios of all runs of one version."""
     ours: set[Key] = set()
     ratios: Ratios = {}
     for group in (group for run in runs for group in run.groups):
+        base = group.find(*CPU_REFERENCE)
         for entry in group.entries:
-            value = _ratio(entry, group)
+            value = entry.fraction if entry.device or base is None or base is entry else base.call.over(entry.call)
             if value is not None:
                 ratios.setdefault(entry.key, []).append(value)
             if entry.ours:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-CPU_REFERENCE = "numpy"
-"""The contender of a group that the CPU's ratios are relative to."""
+CPU_REFERENCE = "numpy", "numpy_bare"
+"""The contender of a group that the CPU's ratios are relative to: the first that the group has."""
 
 
 class Quartiles(NamedTuple):
@@ -92,8 +92,9 @@ class Group:
     name: str
     entries: tuple[Entry, ...]
 
-    def find(self, contender: str) -> Entry | None:
-        return next((entry for entry in self.entries if entry.contender == contender), None)
+    def find(self, *contenders: str) -> Entry | None:
+        found = {entry.contender: entry for entry in self.entries}
+        return next((found[name] for name in contenders if name in found), None)
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,6 @@ class Run:
 
     name: str
     machine: Mapping[str, Any]
-    commit: str | None
     groups: tuple[Group, ...]
 
     @property
@@ -155,7 +155,6 @@ def read_run(path: Path) -> Run:
         content = json.loads(path.read_text(encoding="utf-8"))
         entries = [_entry(benchmark) for benchmark in content["benchmarks"]]
         machine = dict(content["multisample_machine"])
-        commit = dict(content.get("commit_info") or {})
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         found = f"no {error} in it" if isinstance(error, KeyError) else str(error)
         raise ValueError(f"{path}: expected JSON of `pytest bench --benchmark-only`, got {found}") from error
@@ -168,7 +167,6 @@ def read_run(path: Path) -> Run:
     return Run(
         name=path.stem,
         machine=machine,
-        commit=f"{commit['id']}, with changes" if commit.get("dirty") else commit.get("id"),
         groups=tuple(Group(suite, name, tuple(group.values())) for (suite, name), group in groups.items()),
     )
 

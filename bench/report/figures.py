@@ -51,9 +51,6 @@ def table_of_queries(spec: Mapping[str, Any], results: Results, prefix: str) -> 
     return table(spec["head"], ([*line, *[""] * (len(spec["head"]) - len(line))] for line in lines))
 
 
-# --- Dask ---------------------------------------------------------------------------------------------------------
-
-
 def _seconds(results: Results, case: str, call: str) -> float:
     return min(results.numbers("dask-2-cores", case, call, "us")) * 1e-6
 
@@ -89,8 +86,6 @@ def dask_limit(executor: str, results: Results, _: str) -> str:
     return f"{math.sqrt(100 / _seconds(results, 'task', executor)):.0f}"
 
 
-# --- TestU01 ------------------------------------------------------------------------------------------------------
-
 ORDERS = {
     "words along rows": "rows",
     "words down columns": "columns",
@@ -116,8 +111,6 @@ def testu01(results: Results, _: str) -> str:
     expected = [sum(run["summary"]["expected_outside"] for run in runs(battery)) / len(ORDERS) for battery in batteries]
     return table(["", *batteries], [*body, ["expected", *map(number_text, expected)]])
 
-
-# --- Pictures -----------------------------------------------------------------------------------------------------
 
 PICTURES = {
     "picture-largest": ("gpu", "largest-float32-independent"),

@@ -19,22 +19,17 @@ PLACE = re.compile(r"<!-- figure: (.+?) -->(.*?)<!-- end -->", re.DOTALL)
 Figures = Mapping[str, Callable[[Results, str], str]]
 
 
-def fields_of(name: str) -> tuple[str, str, str, str] | None:
-    """The four parts of a query, or None for the name of a figure."""
-    parts = [part.strip() for part in name.split(" | ")]
-    return (parts[0], parts[1], parts[2], parts[3]) if len(parts) == 4 else None
-
-
 def written(text: str, results: Results, figures: Figures, prefix: str) -> str:
     """The page `text` with every marked place written anew; `prefix` is the path from the page to the results."""
 
     def place(found: re.Match[str]) -> str:
-        name, query = found[1], fields_of(found[1])
-        if query is None and name not in figures:
+        name = found[1]
+        query = [part.strip() for part in name.split(" | ")]
+        if len(query) != 4 and name not in figures:
             raise ValueError(
                 f"figure: expected FILE | CASE | CALL | FIELD or one of {', '.join(figures)}, got {name!r}"
             )
-        made = figures[name](results, prefix) if query is None else text_of(results.numbers(*query), query[3])
+        made = figures[name](results, prefix) if name in figures else text_of(results.numbers(*query), query[3])
         content = f"\n\n{made}\n\n" if "\n" in made else made
         return f"<!-- figure: {name} -->{content}<!-- end -->"
 

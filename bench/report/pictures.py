@@ -56,7 +56,6 @@ LOOKS = {
     "original_kernel": Look("hand-written cuRAND kernel", "#7d8590", "*", True),
     "torch_compile": Look("PyTorch: torch.compile of mu + sigma * randn", "#d55e00", "v", True),
     "torch_eager": Look("PyTorch: mu + sigma * randn", "#b07d00", "^", True),
-    "torch_normal": Look("PyTorch: torch.normal"),
     "normal_rsample": Look("PyTorch: Normal(mu, sigma).rsample"),
     "torch_randn": Look("PyTorch: randn", "#7d8590", "p", True),
     "cupy_random": Look("CuPy: RandomState.normal"),
@@ -78,7 +77,6 @@ LOOKS = {
 }
 SUITES = "throughput", "original", "cpu"  # Suites whose shapes are compared by size.
 HOST_BYTES = 32_000_000  # Larger matrices may keep the host waiting for the GPU.
-FAST: dict[str, Any] = {"linestyle": "--", "markerfacecolor": "none"}
 MODES = {"portable": "portable numbers", "fast_math": "fast_math"}
 
 
@@ -161,9 +159,6 @@ def _time_text(seconds: float) -> str:
     return SECONDS(float(f"{seconds:.3g}"))
 
 
-# --- Bars ---------------------------------------------------------------------------------------------------------
-
-
 def _bars(rows: Sequence[tuple[Entry, float]], base: float, memset: float | None, figure: Figure, axes: Axes) -> None:
     """Seconds by contender, each beside its ratio to `base`; a vertical line at the time of cudaMemsetAsync."""
     names = [textwrap.fill(_label(entry), 30) for entry, _ in rows]
@@ -227,9 +222,6 @@ def _host(run: Run) -> Iterator[Picture]:
         )
 
 
-# --- Lines --------------------------------------------------------------------------------------------------------
-
-
 class Curve(NamedTuple):
     """The values of one contender, by x."""
 
@@ -251,16 +243,6 @@ def _curves(points: Iterable[tuple[Entry, float, float | None]]) -> list[Curve]:
     return sorted(curves, key=lambda curve: -curve.y[-1])
 
 
-def _has_ours(curves: Iterable[Curve]) -> bool:
-    """Whether a curve of ours has several points."""
-    return any(curve.entry.ours and curve.entry.mode == "portable" and len(curve.x) > 1 for curve in curves)
-
-
-def _ends(curves: Iterable[Curve], text: Callable[[float], str]) -> str:
-    """The first and the last value of each curve in words."""
-    return "; ".join(f"{_label(curve.entry)} {text(curve.y[0])} to {text(curve.y[-1])}" for curve in curves)
-
-
 def _octave(value: float) -> float:
     """`value` rounded to a power of two, so that shapes of about one size are one point."""
     return float(2 ** round(math.log2(value)))
@@ -273,19 +255,11 @@ COUNT = FuncFormatter(lambda value, _: f"{value:,g}" if value < 1e6 else f"{valu
 def _lines(x: Scale, y: Scale, curves: Sequence[Curve], figure: Figure, axes: Axes) -> None:
     """`curves`, with a legend below that lists them in order. An axis without multiples for its ticks is linear."""
     for curve in curves:
-        look, entry = _look(curve.entry), curve.entry
-        style = FAST if entry.ours and entry.mode == "fast_math" else {}
-        width, order = (2.6, 3) if entry.ours else (1.3, 2)
-        axes.plot(
-            curve.x,
-            curve.y,
-            color=look.colour,
-            marker=look.marker,
-            label=_label(entry),
-            lw=width,
-            zorder=order,
-            **style,
-        )
+        look, ours = _look(curve.entry), curve.entry.ours
+        style: dict[str, Any] = {"color": look.colour, "marker": look.marker, "lw": 2.6 if ours else 1.3}
+        if ours and curve.entry.mode == "fast_math":
+            style |= {"linestyle": "--", "markerfacecolor": "none"}
+        axes.plot(curve.x, curve.y, label=_label(curve.entry), zorder=3 if ours else 2, **style)
     axes.set(xlabel=x[0], ylabel=y[0], xscale="log", yscale="log" if y[2] else "linear")
     for axis, (_, formatter, subs) in ((axes.xaxis, x), (axes.yaxis, y)):
         if subs:
@@ -300,15 +274,11 @@ def _lines(x: Scale, y: Scale, curves: Sequence[Curve], figure: Figure, axes: Ax
 
 
 def _line_picture(
-    name: str,
-    title: str,
-    subtitle: str,
-    curves: Sequence[Curve],
-    scales: tuple[Scale, Scale],
-    text: Callable[[float], str],
+    name: str, title: str, subtitle: str, curves: Sequence[Curve], scales: tuple[Scale, Scale], text: Callable[..., str]
 ) -> Iterator[Picture]:
-    if _has_ours(curves):
-        alt = f"{title} ({scales[1][0]}), by {scales[0][0]}: {_ends(curves, text)}"
+    if any(curve.entry.ours and curve.entry.mode == "portable" and len(curve.x) > 1 for curve in curves):
+        ends = "; ".join(f"{_label(curve.entry)} {text(curve.y[0])} to {text(curve.y[-1])}" for curve in curves)
+        alt = f"{title} ({scales[1][0]}), by {scales[0][0]}: {ends}"
         yield Picture(name, title, subtitle, alt, 4.5 + 0.23 * len(curves), partial(_lines, *scales, curves))
 
 
@@ -341,7 +311,7 @@ def _calls(run: Run, noise: str, groups: Sequence[Group]) -> Iterator[Picture]:
 def _over_numpy(run: Run, noise: str, groups: Sequence[Group]) -> Iterator[Picture]:
     curves = _curves(
         (entry, _octave(entry.d * entry.n), base.call.median / entry.call.median)
-        for group in groups if (base := group.find(CPU_REFERENCE)) for entry in _compared([group])
+        for group in groups if (base := group.find(*CPU_REFERENCE)) for entry in _compared([group])
     )  # fmt: skip
     yield from _line_picture(
         f"cpu-float32-{noise}",

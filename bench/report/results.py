@@ -88,7 +88,7 @@ class Results:
 
 
 def _row(group: Group, entry: Entry) -> Row:
-    usual = ("float32", "independent", "dn", "sample")
+    usual = ("float32", "independent", "dn", "sample", "fill")
     unusual = [word for word in (entry.dtype, entry.noise, entry.layout, entry.operation) if word not in usual]
     shape = "x".join(map(str, entry.shape))
     words = [entry.suite, shape, *unusual, *(["antithetic"] if entry.antithetic else []), entry.mode]
@@ -100,9 +100,6 @@ def _row(group: Group, entry: Entry) -> Row:
 
 def _matches(text: str, patterns: str) -> bool:
     return any(fnmatchcase(text, pattern.strip()) for pattern in patterns.split(";"))
-
-
-# --- Text ---------------------------------------------------------------------------------------------------------
 
 
 def number_text(value: float) -> str:

@@ -22,7 +22,7 @@ COLUMNS = (
 )  # fmt: skip
 
 _NAMES = [f"{d}x{n}-float32-independent-{mode}" for d, n in (*SHAPES, CPU_SHAPE) for mode in MODES]
-SELECTION = "(throughput or test_cpu) and ({}) or test_cpu_out and {}x{}".format(" or ".join(_NAMES), *CPU_SHAPE)
+SELECTION = f"(throughput or test_cpu) and ({' or '.join(_NAMES)})"
 """The benchmarks that a row needs, for `pytest -k`."""
 
 
@@ -42,7 +42,7 @@ def row(run: Run) -> str:
     machine = run.machine
     versions = dict(machine["versions"])
     runtime = int(versions.get("cuda_runtime", 0))
-    driver = f"{machine['driver']}, {runtime // 1000}.{runtime % 1000 // 10}" if machine["gpu"] else NOTHING
+    driver = f"{machine['driver'] or NOTHING}, {runtime // 1000}.{runtime % 1000 // 10}" if machine["gpu"] else NOTHING
     names = [f"{name} {versions[name]}" for name in VERSIONS if name in versions]
     cells = [
         machine["date"],

@@ -2,14 +2,12 @@
 
 python -m bench.studies.dask_arrays results.json [throughput] [processes] [block] [generation] [task] [refit]
 
-"throughput": blocks of 10**7 elements are drawn and freed, on Dask's threaded scheduler with two threads; `us` is the
-time of a block on one thread. "direct" is the same windows by `multisample.sample`, on two threads of a pool.
-"processes": one worker process of one thread, and two, on blocks of draws that pass through 100 sines; "pool of 2" is
-the same work on two processes of a pool without Dask, which shows what the machine can do. "block": blocks of 100
-elements, whose draw costs nothing beside Dask's work. "generation": one generation of eight tasks on eight workers (for
-Dask, two processes of four threads), scored by the square of a row, and by sleeping; `us` is the time beyond the sleep.
-"task": the slope of a generation's time by its tasks. "refit": the caller's part of a generation. `speed` is the speed
-relative to the first call of a part.
+"throughput": blocks of 10**7 elements on Dask's threaded scheduler with two threads; `us` is the time of a block on one
+thread. "direct" is the same windows by `multisample.sample` in a pool of two threads. "processes": worker processes of
+one thread, on draws that pass through 100 sines; "pool of 2" is a pool without Dask. "block": blocks of 100 elements,
+whose draw costs nothing beside Dask's work. "generation": eight tasks on eight processes, scored by the square of a
+row, and by sleeping; `us` is the time beyond the sleep. "task": the slope of a generation's time by its tasks, on each
+executor. "refit": the caller's part of a generation. `speed` is relative to the first call of a part.
 """
 
 from __future__ import annotations
@@ -49,9 +47,6 @@ def corners(array: da.Array) -> da.Array:
     return array.map_blocks(corner, chunks=(1, 1), dtype=array.dtype)
 
 
-# --- Threads ------------------------------------------------------------------------------------------------------
-
-
 def throughput() -> Iterator[Row]:
     n, chunks = COLUMNS * BLOCKS, (D, COLUMNS)
 
@@ -71,9 +66,6 @@ def throughput() -> Iterator[Row]:
         yield from speeds("throughput", calls, 7, BLOCKS / THREADS)
 
 
-# --- Clusters -----------------------------------------------------------------------------------------------------
-
-
 @contextlib.contextmanager
 def cluster(workers: int, threads: int = 1) -> Iterator[distributed.Client]:
     with (
@@ -86,7 +78,8 @@ def cluster(workers: int, threads: int = 1) -> Iterator[distributed.Client]:
 
 
 WIDTH, PASSES = 500, 100
-WINDOWS = range(0, WIDTH * 64, WIDTH)
+WINDOWS = 64
+SPAWN = multiprocessing.get_context("spawn")
 
 
 def simulated(block: Any) -> Any:
@@ -98,25 +91,23 @@ def simulated(block: Any) -> Any:
 
 def simulated_window(first: int) -> float:
     with multisample.limit_threads(1):
-        x = multisample.sample(MU, SIGMA, WIDTH, seed=7, sample_offset=first)
-    return float(simulated(x).sum())
+        return float(simulated(multisample.sample(MU, SIGMA, WIDTH, seed=7, sample_offset=first)).sum())
+
+
+def pooled(workers: int) -> Call:
+    pool = ProcessPoolExecutor(workers, SPAWN)
+    return lambda: list(pool.map(simulated_window, range(0, WIDTH * WINDOWS, WIDTH)))
 
 
 def processes() -> Iterator[Row]:
-    x = multisample.dask.sample(MU, SIGMA, WIDTH * 64, chunks=(D, WIDTH), seed=7)
+    x = multisample.dask.sample(MU, SIGMA, WIDTH * WINDOWS, chunks=(D, WIDTH), seed=7)
     array = x.map_blocks(simulated, dtype=x.dtype).sum()
-    spawn = multiprocessing.get_context("spawn")
-    with (
-        cluster(1) as one,
-        cluster(2) as two,
-        ProcessPoolExecutor(1, spawn) as pool_of_1,
-        ProcessPoolExecutor(2, spawn) as pool_of_2,
-    ):
+    with cluster(1) as one, cluster(2) as two:
         calls: dict[str, Call] = {
             "1 worker": lambda: one.compute(array, sync=True),
             "2 workers": lambda: two.compute(array, sync=True),
-            "pool of 1": lambda: list(pool_of_1.map(simulated_window, WINDOWS)),
-            "pool of 2": lambda: list(pool_of_2.map(simulated_window, WINDOWS)),
+            "pool of 1": pooled(1),
+            "pool of 2": pooled(2),
         }
         yield from speeds("processes", calls, 5)
 
@@ -139,8 +130,6 @@ def block() -> Iterator[Row]:
         yield from speeds("block", calls, 5, count)
 
 
-# --- The cross-entropy method -------------------------------------------------------------------------------------
-
 TASKS, SLEEP = 8, 0.05
 
 
@@ -157,15 +146,13 @@ def scores_only(x: Any) -> Any:
 def executors() -> Iterator[dict[str, Executor]]:
     import loky
 
-    with (
-        ThreadPoolExecutor(TASKS) as threads,
-        ProcessPoolExecutor(TASKS, mp_context=multiprocessing.get_context("spawn")) as pool,
-        loky.ProcessPoolExecutor(TASKS) as loky_pool,
-        cluster(2, TASKS // 2) as client,
-    ):
-        yield {
-            "threads": threads, "processes": pool, "loky": loky_pool, "distributed": client.get_executor()
-        }  # fmt: skip
+    pools = {
+        "threads": ThreadPoolExecutor(TASKS),
+        "processes": ProcessPoolExecutor(TASKS, SPAWN),
+        "loky": loky.ProcessPoolExecutor(TASKS),
+    }
+    with cluster(2, TASKS // 2) as client:
+        yield {**pools, "distributed": client.get_executor()}
 
 
 def generation_seconds(f: Any, d: int, n: int, executor: Executor, tasks: int, iterations: int) -> float:
@@ -179,12 +166,11 @@ def generation_seconds(f: Any, d: int, n: int, executor: Executor, tasks: int, i
 
 
 def generation() -> Iterator[Row]:
-    with executors() as found:
-        for d, n in ((10, 1000), (100, 10_000)):
-            for name, executor in found.items():
-                for f, sleep in ((scores_only, 0.0), (sleeps, SLEEP)):
-                    us = 1e6 * (generation_seconds(f, d, n, executor, TASKS, 20) - sleep)
-                    yield {"case": f"generation {d}x{n}, {f.__name__}", "call": name, "us": us}
+    executor = ProcessPoolExecutor(TASKS, SPAWN)
+    for d, n in ((10, 1000), (100, 10_000)):
+        for f, sleep in ((scores_only, 0.0), (sleeps, SLEEP)):
+            us = 1e6 * (generation_seconds(f, d, n, executor, TASKS, 20) - sleep)
+            yield {"case": f"generation {d}x{n}, {f.__name__}", "call": "processes", "us": us}
 
 
 def task() -> Iterator[Row]:

@@ -22,7 +22,7 @@ import multisample
 import multisample.torch
 from bench.studies.turns import Call, Row, cuda_device, main, on_host
 
-D = N = 10
+d = n = 10
 OPTIONS: dict[str, dict[str, Any]] = {
     "seed=": {},
     "dtype=": {"dtype": "float16"},
@@ -46,11 +46,11 @@ def compared(case: str, name: str, ours: Call, other: Call) -> Row:
     found = on_host({"ours": ours, "other": other}, idle, turns=41, repeats=40)
     us, other_us = ([1e6 * turn.host for turn in found[name]] for name in ("ours", "other"))
     ratios = [a / b for a, b in zip(us, other_us, strict=True)]
-    medians = [statistics.median(values) for values in (us, other_us, ratios)]
-    return {"case": case, "call": name, **dict(zip(("us", "other us", "ratio"), medians, strict=True))}
+    medians = {"us": us, "other us": other_us, "ratio": ratios}
+    return {"case": case, "call": name, **{key: statistics.median(values) for key, values in medians.items()}}
 
 
-def calls_of(arrays: tuple[Any, Any], n: int, generators: dict[str, Any], wide: tuple[Any, Any]) -> dict[str, Call]:
+def calls_of(arrays: tuple[Any, Any], generators: dict[str, Any], wide: tuple[Any, Any]) -> dict[str, Call]:
     """Calls with each option and generator, a number for sigma, and other vectors."""
 
     def calling(mu: Any, sigma: Any, **options: Any) -> Call:
@@ -64,22 +64,15 @@ def calls_of(arrays: tuple[Any, Any], n: int, generators: dict[str, Any], wide: 
     return calls
 
 
-# --- PyTorch ------------------------------------------------------------------------------------------------------
-
-
 def with_torch(device: str) -> Iterator[Row]:
     import torch
 
-    d, n = D, N
     mu, sigma = torch.zeros(d, device=device), torch.ones(d, device=device)
     column, scale = mu[:, None], sigma[:, None]
     out, wide = torch.empty(d, n, device=device), torch.empty(d, n + 8, device=device)[:, :n]
     inputs = [x.clone().requires_grad_() for x in (mu, sigma)]
-    grad, theirs, ours = (
-        torch.ones_like(out),
-        torch.distributions.Normal(mu, sigma),
-        multisample.torch.Normal(mu, sigma),
-    )
+    grad, theirs = torch.ones_like(out), torch.distributions.Normal(mu, sigma)
+    ours = multisample.torch.Normal(mu, sigma)
 
     def randn() -> Any:
         made = torch.randn(d, n, device=device)
@@ -102,7 +95,7 @@ def with_torch(device: str) -> Iterator[Row]:
     }
     if device == "cuda":
         generators["graph-safe generator"] = {"generator": multisample.Generator(7, graph_safe=True)}
-    calls = calls_of((mu, sigma), n, generators, (torch.zeros(2 * d, device=device)[::2], sigma))
+    calls = calls_of((mu, sigma), generators, (torch.zeros(2 * d, device=device)[::2], sigma))
     calls["float16 tensors"] = functools.partial(sample, mu.half(), sigma.half(), seed=7)
     pairs = {name: (call, randn) for name, call in calls.items()}
     pairs |= {
@@ -119,15 +112,11 @@ def with_torch(device: str) -> Iterator[Row]:
         yield compared(f"torch {device} {d}x{n}", name, *pair)
 
 
-# --- NumPy and CuPy -----------------------------------------------------------------------------------------------
-
-
 def with_numpy() -> Iterator[Row]:
-    d, n = D, N
     rng, out = np.random.default_rng(), np.empty((d, n), np.float32)
     mu, sigma = np.zeros(d, np.float32), np.ones(d, np.float32)
     generators = {"default generator": {}, "generator=": {"generator": multisample.Generator(7)}}
-    calls = calls_of((mu, sigma), n, generators, (np.zeros(2 * d, np.float32)[::2], sigma))
+    calls = calls_of((mu, sigma), generators, (np.zeros(2 * d, np.float32)[::2], sigma))
     calls["out="] = lambda: multisample.sample(mu, sigma, n, seed=7, out=out)
     doubles = mu.astype(np.float64), sigma.astype(np.float64)
     calls["float64 arrays"] = lambda: multisample.sample(*doubles, n, seed=7)
@@ -145,7 +134,6 @@ def with_cupy(backend: str) -> Iterator[Row]:
     import cupy
     import torch
 
-    d, n = D, N
     mu, sigma, out = cupy.zeros(d, "f4"), cupy.ones(d, "f4"), cupy.empty((d, n), "f4")
     randn = functools.partial(torch.randn, d, n, device="cuda")
     for name, options in {**OPTIONS, "out=": {"out": out}}.items():

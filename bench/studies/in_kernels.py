@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import functools
 import math
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,14 +26,12 @@ import numpy as np
 import torch
 
 import multisample
-from bench.studies.turns import Call, Row, cuda_device, main, on_device, rows_of
-from bench.suites.header_peers import CURAND_KERNEL, header_folder
-from multisample.backends.native import toolchain
+from bench.studies.turns import Call, Row, main, on_device, peak, rows_of
+from bench.suites.header_peers import CURAND_KERNEL, nvcc
 from multisample.examples import asian_option, mppi
 
 QUEUED, FILLS = 10, 40  # Iterations in a row, and fills of the device that take longer than the host queues them.
 
-# --- MPPI ---------------------------------------------------------------------------------------------------------
 
 ROLLOUTS, ROWS = 100_000, 2 * mppi.STEPS
 KEY = multisample.Key(7, 3)
@@ -93,27 +90,12 @@ def iterations() -> dict[str, Call]:
     return calls
 
 
-def peak(call: Call) -> float:
-    """Megabytes that PyTorch's and CuPy's pools hand out at the peak of a call."""
-    pool = cupy.get_default_memory_pool()
-    cuda_device().wait()
-    cuda_device().release()
-    torch.cuda.reset_peak_memory_stats()
-    before, held = torch.cuda.memory_allocated(), pool.total_bytes()
-    result = call()
-    cuda_device().wait()
-    del result
-    return (torch.cuda.max_memory_allocated() - before + pool.total_bytes() - held) / 1e6
-
-
 def mppi_rows() -> Iterator[Row]:
     calls = iterations()
     for row in rows_of("MPPI", on_device(calls, row=QUEUED, fills=FILLS)):
         call = row["call"]
-        yield {"case": "MPPI", "call": call, "iteration us": row["us"], "MB": peak(calls[call])}
+        yield {"case": "MPPI", "call": call, "iteration us": row["us"], "MB": peak(calls[call]) / 1e6}
 
-
-# --- Asian option -------------------------------------------------------------------------------------------------
 
 PATHS, SEED = 2**22, 7
 DAYS, THREADS = asian_option.DAYS, asian_option.THREADS
@@ -137,16 +119,12 @@ def source(generator: str) -> str:
 
 
 def compiled(generator: str) -> Any:
-    home, curand = toolchain.cuda_home(), header_folder(CURAND_KERNEL)
-    assert home is not None, "nvcc is neither on the PATH nor in CUDA_HOME"
-    assert curand is not None, f"no {CURAND_KERNEL.name}: pip install {CURAND_KERNEL.package}"
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder, "kernel.cu")
         program.write_text(source(generator))
-        includes = [f"-I{curand}"] if generator == "cuRAND" else []
-        architecture = f"-arch=sm_{cupy.cuda.Device().compute_capability}"
-        command = [home / "bin/nvcc", *asian_option.OPTIONS, *includes, architecture, "-cubin", "kernel.cu"]
-        subprocess.run(list(map(str, command)), cwd=folder, check=True)
+        headers = (CURAND_KERNEL,) if generator == "cuRAND" else ()
+        architecture = cupy.cuda.Device().compute_capability
+        nvcc(program, architecture, headers, *asian_option.OPTIONS, "-cubin", f"-o={program.with_suffix('.cubin')}")
         return cupy.RawModule(path=str(program.with_suffix(".cubin"))).get_function("simulate")
 
 
@@ -156,13 +134,9 @@ def pricing(kernel: Any, sums: Any) -> Call:
 
 
 def option_rows() -> Iterator[Row]:
-    kernels = {
-        "multisample": compiled("portable"),
-        "multisample, fast_math": compiled("fast_math"),
-        "cuRAND": compiled("cuRAND"),
-    }
+    generators = {"multisample": "portable", "multisample, fast_math": "fast_math", "cuRAND": "cuRAND"}
     sums = cupy.empty((PATHS // (4 * THREADS), 2))
-    calls = {name: pricing(kernel, sums) for name, kernel in kernels.items()}
+    calls = {name: pricing(compiled(generator), sums) for name, generator in generators.items()}
     for row in rows_of("Asian option", on_device(calls)):
         yield {**row, "ns": 1e3 * row["us"] / (DAYS * PATHS)}
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 import multisample
-from bench.studies.turns import Call, Row, cuda_device, main, on_device, rows_of
+from bench.studies.turns import Call, Row, main, on_device, peak, rows_of
 
 SHAPES = (4096, 65_536), (100, 100_000), (100_000_000, 64)
 
@@ -48,22 +48,11 @@ def contenders(d: int, n: int) -> dict[str, Call]:
     return calls
 
 
-def memory(call: Call) -> float:
-    """Megabytes at the peak of a call, beside what there is before it."""
-    cuda_device().release()
-    cuda_device().wait()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    call()
-    cuda_device().wait()
-    return (torch.cuda.max_memory_allocated() - before) / 1e6
-
-
 def rows() -> Iterator[Row]:
     for d, n in SHAPES:
         calls = contenders(d, n)
         for row in rows_of(f"cuda {d}x{n}", on_device(calls)):
-            yield {**row, "MB": memory(calls[row["call"]])}
+            yield {**row, "MB": peak(calls[row["call"]]) / 1e6}
 
 
 if __name__ == "__main__":

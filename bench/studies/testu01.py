@@ -1,152 +1,196 @@
 """The batteries of TestU01 on the words and the normals of the stream.
 
-python -m bench.studies.testu01 SmallCrush|Crush|BigCrush results.json [--order ORDER ...] [--tests TEST ...]
-    [--seed SEED ...] [--jobs JOBS] [--sources PATH]
+python -m bench.studies.testu01 SmallCrush|Crush|BigCrush results.json [--seed SEED ...] [--sources FOLDER]
 
-The orders are words along rows, words down columns, words over the calls of a generator, and Phi of float64 and of
-float32 normals (testu01.cpp); the default is all. A float32 normal gives 20 bits: with 30, test 11 of Crush detects the
-lattice of binary32 numbers.
+Each test of a battery reads its own part of the stream, in one of these orders:
+
+rows         the words of row TEST
+columns      the words of column TEST
+offsets      the word of element (0, TEST) of every offset: one word of each call of a generator
+normals      Phi of the float64 normals of row TEST
+normals_f32  the same of float32; the first 20 bits of eight normals make five words. With 30 bits, test 11 of Crush
+             detects the lattice of binary32 numbers.
+
+A row has 2^32 blocks of four, and a column 2^32 rows. Row or column TEST + 256 follows.
 
 TestU01 (L'Ecuyer and Simard, ACM Transactions on Mathematical Software 33(4), 2007, doi:10.1145/1268776.1268777) is
-compiled from --sources, a folder or an archive, or from a clone of CLONED.
-
-Each test is one process and reads its own part of the stream, so results do not depend on --jobs. They are written
-after every test. The same command with the same results.json runs the tests that it lacks.
+compiled from --sources, or from a clone of CLONED. Results are written after every test. The same command with the same
+results.json runs the tests that it lacks.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import itertools
 import json
+import math
+import multiprocessing
 import os
 import re
-import shutil
-import signal
 import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-import multisample
+import numpy as np
+from numba import carray, cfunc, njit
+
 from bench.report import entries
 from bench.suites.machine import describe
+from multisample.backends.kernels.stream.normals import block_f32, block_f64
+from multisample.backends.kernels.stream.words import philox4x32_10, stream_key, word
 
 CLONED = "https://github.com/umontreal-simul/TestU01-2009"
-GENERATOR = Path(__file__).with_suffix(".cpp")
 ORDERS = ("rows", "columns", "offsets", "normals", "normals_f32")
 TESTS = {"SmallCrush": 10, "Crush": 96, "BigCrush": 106}
 # TestU01 lists p-values outside of [SUSPICIOUS, 1 - SUSPICIOUS]. Outside of [FAILED, 1 - FAILED], its authors call the
 # test failed.
 SUSPICIOUS, FAILED = 1e-3, 1e-10
+BLOCKS = 1024  # Blocks that are drawn at once.
 
 Run = dict[str, Any]
 
 
-# --- The program --------------------------------------------------------------------------------------------------
-
-# What TestU01's configure finds on 64-bit Linux and macOS.
-FOUND = ("LONG_LONG", "ERF", "LGAMMA", "LOG1P", "STDINT_H", "UINT32_T", "UINT8_T")
-DEFINITIONS = [f"-DHAVE_{name}" for name in FOUND]
+@njit
+def phi(z: float) -> float:
+    return min(math.erfc(-z * math.sqrt(0.5)) / 2, 1 - 2.0**-53)
 
 
-def build(sources: Path | None, folder: Path, jobs: int) -> Path:
-    """Compile TestU01 and the generator in an empty folder, without TestU01's configure, which is from 2009.
+@njit
+def fill(order: int, test: int, seed: int, first: int, out: Any) -> int:
+    """Write the numbers of BLOCKS blocks from block `first` on; returns how many there are."""
+    k0, k1 = stream_key(seed)
+    zero, four = np.uint64(0), np.uint64(4)
+    line, place = test + np.uint64(256) * (first >> np.uint64(32)), word(first)
+    if order == 1 or order == 2:
+        j = line if order == 1 else test
+        for k in range(BLOCKS):
+            i, o = (place + np.uint64(k), zero) if order == 1 else (zero, first + np.uint64(k))
+            w = philox4x32_10(j // four, i, word(o), o >> np.uint64(32), k0, k1)
+            out[k] = np.uint32(w[j % four]) * 2.0**-32
+        return BLOCKS
+    for k in range(BLOCKS):
+        g = place + np.uint64(k)
+        if order == 0:
+            w = philox4x32_10(g, line, zero, zero, k0, k1)
+            for c in range(4):
+                out[4 * k + c] = np.uint32(w[c]) * 2.0**-32
+        elif order == 3:
+            z = block_f64(g, line, zero, zero, k0, k1)
+            for c in range(4):
+                out[4 * k + c] = phi(z[c])
+        else:
+            x = block_f32(g, line, zero, zero, k0, k1)
+            for c in range(4):
+                out[4 * k + c] = phi(np.float64(x[c]))
+    if order != 4:
+        return 4 * BLOCKS
+    bits, count, size = zero, 0, 0
+    for k in range(4 * BLOCKS):
+        bits = bits << np.uint64(20) | np.uint64(out[k] * 2.0**20)
+        count += 20
+        if count >= 32:
+            count -= 32
+            out[size] = np.uint32(bits >> np.uint64(count)) * 2.0**-32
+            size += 1
+    return size
 
-    Returns the program.
-    """
-    root = unpacked(sources, folder)
-    include = folder / "include"
-    include.mkdir()
-    for name in ("config.h", "gdefconf.h"):
-        (include / name).touch()
-    # Every machine gets the same p-values, because nothing is contracted.
-    compiler = os.environ.get("CC", "cc"), "-w", "-std=gnu89", "-O3", "-march=native", "-ffp-contract=off"
-    output_of(*compiler, root / "mylib" / "tcode.c", "-o", folder / "tcode")
-    # TestU01's headers are the code in its LaTeX pages, which tcode extracts.
-    pages = sorted(page for name in ("mylib", "probdist", "testu01") for page in (root / name).glob("*.tex"))
-    for page in pages:
-        output_of(folder / "tcode", page, include / f"{page.stem}.h")
-    # A file without a page is included by another one.
-    files = [page.with_suffix(".c") for page in pages if page.with_suffix(".c").exists() and page.stem != "tcode"]
-    (version,) = re.findall(r"AC_INIT\(TestU01, ([\d.]+)", (root / "configure.ac").read_text())
-    options = [*DEFINITIONS, f'-DPACKAGE_STRING="TestU01 {version}"', f"-I{include}"]
 
-    def compile_file(path: Path) -> Path:
-        compiled = folder / f"{path.stem}.o"
-        output_of(*compiler, *options, f"-I{path.parent}", "-c", path, "-o", compiled)
-        return compiled
-
-    with ThreadPoolExecutor(jobs) as pool:
-        objects = list(pool.map(compile_file, files))
-    program = folder / "testu01"
-    output_of(
-        os.environ.get("CXX", "c++"), "-std=c++17", "-O3", "-march=native", "-fno-math-errno", *DEFINITIONS,
-        f"-I{include}", f"-I{multisample.get_include()}", GENERATOR, *objects, "-lm", "-o", program,
-    )  # fmt: skip
-    return program
+@njit
+def next_number(place_address: Any, numbers_address: Any) -> float:
+    """The place: the order, the test, the seed, the next block, and the numbers that are used and that there are."""
+    place, numbers = carray(place_address, 6, np.uint64), carray(numbers_address, 4 * BLOCKS, np.float64)
+    if place[4] == place[5]:
+        place[5] = fill(place[0], place[1], place[2], place[3], numbers)
+        place[3] += np.uint64(BLOCKS)
+        place[4] = 0
+    place[4] += np.uint64(1)
+    return numbers[place[4] - np.uint64(1)]
 
 
-def unpacked(sources: Path | None, folder: Path) -> Path:
-    """The folder of TestU01's sources."""
+@cfunc("float64(voidptr, voidptr)")
+def get_u01(place: Any, numbers: Any) -> float:
+    return next_number(place, numbers)
+
+
+@cfunc("uint64(voidptr, voidptr)")
+def get_bits(place: Any, numbers: Any) -> int:
+    return np.uint64(next_number(place, numbers) * 2.0**32)
+
+
+@cfunc("void(voidptr)")
+def write_nothing(numbers: Any) -> None:
+    pass
+
+
+class Generator(ctypes.Structure):
+    """TestU01's unif01_Gen."""
+
+    _fields_ = [("state", ctypes.c_void_p), ("param", ctypes.c_void_p), ("name", ctypes.c_char_p),
+                *((name, ctypes.c_void_p) for name in ("get_u01", "get_bits", "write"))]  # fmt: skip
+
+
+def build(sources: Path | None, folder: Path) -> Path:
+    """Compile TestU01 as a library in an empty folder, without its configure, which is from 2009."""
     if sources is None:
         sources = folder / "clone"
-        output_of("git", "clone", "--quiet", "--depth", "1", CLONED, sources)
-    elif sources.is_file():
-        options: dict[str, Any] = {} if sources.suffix == ".zip" else {"filter": "data"}
-        shutil.unpack_archive(sources, folder / "archive", **options)
-        sources = folder / "archive"
-    found = sorted(sources.rglob("testu01/bbattery.c"))
-    if not found:
-        raise SystemExit(f"sources: expected a folder or an archive with testu01/bbattery.c, got {sources}")
-    return found[0].parents[1]
+        subprocess.run(["git", "clone", "--quiet", "--depth", "1", CLONED, sources], check=True)
+    parts = [sources / name for name in ("mylib", "probdist", "testu01")]
+    # Every machine gets the same p-values, because nothing is contracted.
+    compiler = [os.environ.get("CC", "cc"), "-w", "-std=gnu89", "-O3", "-march=native", "-ffp-contract=off"]
+    subprocess.run([*compiler, parts[0] / "tcode.c", "-o", folder / "tcode"], check=True)
+    # TestU01's headers are the code in its LaTeX pages, which tcode extracts.
+    pages = [page for part in parts for page in sorted(part.glob("*.tex"))]
+    for page in pages:
+        subprocess.run([folder / "tcode", page, folder / f"{page.stem}.h"], check=True, stdout=subprocess.DEVNULL)
+    for name in ("config.h", "gdefconf.h"):
+        (folder / name).touch()
+    # What configure finds on 64-bit Linux and macOS.
+    found = ("LONG_LONG", "ERF", "LGAMMA", "LOG1P", "STDINT_H", "UINT32_T", "UINT8_T")
+    (version,) = re.findall(r"AC_INIT\(TestU01, ([\d.]+)", (sources / "configure.ac").read_text())
+    options = [*(f"-DHAVE_{name}" for name in found), f'-DPACKAGE_STRING="TestU01 {version}"']
+    # A file without a page is included by another one.
+    files = [page.with_suffix(".c") for page in pages if page.with_suffix(".c").exists() and page.stem != "tcode"]
+    includes = [f"-I{path}" for path in (folder, *parts)]
+    library = folder / "testu01.so"
+    subprocess.run([*compiler, *options, *includes, "-shared", "-fPIC", *files, "-lm", "-o", library], check=True)
+    return library
 
 
-def output_of(*command: str | Path) -> bytes:
-    done = subprocess.run(list(map(str, command)), capture_output=True)
-    if done.returncode:
-        raise SystemExit(f"{command[0]}: {done.stderr.decode(errors='replace')[-5000:]}")
-    return done.stdout
+def run_test(library: Path, battery: str, test: int, order: str, seed: int) -> dict[str, Any]:
+    """The p-values and the CPU time of a test. Its report goes to no file."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    testu01 = ctypes.CDLL(str(library))
+    place, numbers = np.array([ORDERS.index(order), test, seed, 0, 0, 0], np.uint64), np.empty(4 * BLOCKS)
+    functions = (function.address for function in (get_u01, get_bits, write_nothing))
+    generator = Generator(numbers.ctypes.data, place.ctypes.data, b"multisample", *functions)
+    repetitions = (ctypes.c_int * 201)()
+    repetitions[test] = 1
+    start = os.times()
+    getattr(testu01, f"bbattery_Repeat{battery}")(ctypes.byref(generator), repetitions)
+    count = ctypes.c_int.in_dll(testu01, "bbattery_NTests").value
+    names = (ctypes.c_char_p * count).in_dll(testu01, "bbattery_TestNames")
+    p = (ctypes.c_double * count).in_dll(testu01, "bbattery_pVal")
+    statistics = [{"name": (names[k] or b"").decode(), "p": p[k]} for k in range(count)]
+    return {"test": test, "seconds": round(os.times().user - start.user, 2), "statistics": statistics}
 
 
-# --- Tests --------------------------------------------------------------------------------------------------------
-
-
-def run_tests(program: Path, battery: str, runs: Sequence[Run], tests: Sequence[int], jobs: int) -> Iterator[Run]:
+def run_tests(library: Path, runs: Sequence[Run]) -> Iterator[Run]:
     """Run the tests that `runs` lack, and yield a run after each of its tests."""
-    waiting = [(run, test) for test in tests for run in runs if test not in {done["test"] for done in run["tests"]}]
-    running: dict[subprocess.Popen[str], tuple[Run, int]] = {}
-    try:
-        while waiting or running:
-            while waiting and len(running) < jobs:
-                run, test = waiting.pop(0)
-                command = [str(program), "test", battery, str(test), run["order"], str(run["seed"])]
-                running[subprocess.Popen(command, stdout=subprocess.PIPE, text=True)] = run, test
-            for process in [process for process in running if process.poll() is not None]:
-                run, test = running.pop(process)
-                output = process.communicate()[0]
-                if process.returncode:
-                    raise SystemExit(f"{battery}, test {test}, {run['order']}: {output[-5000:]}")
-                run["tests"] = sorted([*run["tests"], parsed(test, output)], key=lambda entry: int(entry["test"]))
-                yield run
-            time.sleep(0.02)
-    finally:
-        for process in running:
-            process.kill()
-            process.communicate()
-
-
-def parsed(test: int, output: str) -> dict[str, Any]:
-    """The results of a test."""
-    statistics = [
-        {"name": name, "p": float(p)} for name, p in re.findall(r"^p-value\t(.*)\t(.*)$", output, re.MULTILINE)
-    ]
-    (seconds,) = re.findall(r"^seconds\t(.*)$", output, re.MULTILINE)
-    return {"test": test, "seconds": float(seconds), "statistics": statistics}
+    # A fork has the compiled functions.
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("fork")) as pool:
+        waiting = {
+            pool.submit(run_test, library, run["battery"], test, run["order"], run["seed"]): run
+            for run in runs
+            for test in sorted(set(range(1, TESTS[run["battery"]] + 1)) - {done["test"] for done in run["tests"]})
+        }
+        for future in as_completed(waiting):
+            run = waiting[future]
+            run["tests"] = sorted([*run["tests"], future.result()], key=lambda entry: int(entry["test"]))
+            yield run
 
 
 def summary(run: Run) -> dict[str, Any]:
@@ -163,14 +207,6 @@ def summary(run: Run) -> dict[str, Any]:
     }  # fmt: skip
 
 
-# --- Files --------------------------------------------------------------------------------------------------------
-
-
-def read(path: Path) -> list[Run]:
-    runs: list[Run] = json.loads(path.read_text())["runs"]
-    return runs
-
-
 def write(path: Path, runs: Sequence[Run]) -> None:
     """Replace the file at once, so that an interruption leaves the old or the new one."""
     for run in runs:
@@ -180,43 +216,26 @@ def write(path: Path, runs: Sequence[Run]) -> None:
     new.replace(path)
 
 
-def run_of(runs: list[Run], battery: str, order: str, seed: int) -> Run:
-    """The run of this kind, which is new if there is none."""
-    for run in runs:
-        if (run["battery"], run["order"], run["seed"]) == (battery, order, seed):
-            return run
-    runs.append({"battery": battery, "order": order, "seed": seed, "machines": [], "tests": []})
-    return runs[-1]
-
-
 def main(command: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("battery", choices=TESTS)
     parser.add_argument("results", type=Path)
-    parser.add_argument("--order", choices=ORDERS, nargs="+", default=ORDERS)
-    parser.add_argument("--tests", type=int, nargs="+", help="only these tests of the battery")
     parser.add_argument("--seed", type=int, nargs="+", default=[1])
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--sources", type=Path)
-    arguments = parser.parse_args(command)
-    everything = range(1, TESTS[arguments.battery] + 1)
-    tests = everything if arguments.tests is None else sorted(set(arguments.tests))
-    if not set(tests) <= set(everything):
-        parser.error(f"--tests: expected numbers from 1 to {everything[-1]}, got {tests}")
-    if not all(0 <= seed < 2**64 for seed in arguments.seed):
-        parser.error(f"--seed: expected 0 <= seed < 2**64, got {arguments.seed}")
-    runs = read(arguments.results) if arguments.results.exists() else []
-    kinds = itertools.product(dict.fromkeys(arguments.seed), dict.fromkeys(arguments.order))
-    chosen = [run_of(runs, arguments.battery, order, seed) for seed, order in kinds]
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # Ends the processes of the tests too.
+    parser.add_argument("--sources", type=Path, help="a folder with TestU01's sources")
+    options = parser.parse_args(command)
+    if not all(0 <= seed < 2**64 for seed in options.seed):
+        parser.error(f"--seed: expected 0 <= seed < 2**64, got {options.seed}")
+    runs = json.loads(options.results.read_text())["runs"] if options.results.exists() else []
+    machine = describe(gpu=False)
+    kinds = {(run["battery"], run["order"], run["seed"]): run for run in runs}
+    for key in itertools.product([options.battery], ORDERS, options.seed):
+        made = dict(zip(("battery", "order", "seed"), key, strict=True), machines=[], tests=[])
+        run = kinds.setdefault(key, made)
+        run["machines"] += [machine] * (machine not in run["machines"])
     with tempfile.TemporaryDirectory() as folder:
-        program = build(arguments.sources, Path(folder), arguments.jobs)
-        machine = describe(None)
-        for run in chosen:
-            run["machines"] += [machine] * (machine not in run["machines"])
-        write(arguments.results, runs)
-        for run in run_tests(program, arguments.battery, chosen, tests, arguments.jobs):
-            write(arguments.results, runs)
+        library = build(options.sources, Path(folder))
+        for run in run_tests(library, list(kinds.values())):
+            write(options.results, list(kinds.values()))
             result = run["summary"]
             print(f"{run['order']}: {result['tests']} tests, {len(result['outside'])} p-values outside", flush=True)
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 import multisample
-from bench.studies.turns import Call, Row, cuda_device, main, on_device, rows_of
+from bench.studies.turns import Call, Row, cuda_device, main, on_device, peak, rows_of
 from multisample.backends import registry
 
 SHAPES = [
@@ -45,17 +45,6 @@ def contenders(d: int, n: int, gradients: Iterator[Any]) -> Iterator[tuple[str, 
         yield name, draw, lambda draw=draw: torch.autograd.grad(draw(), inputs, next(gradients))
 
 
-def memory(call: Call, size: int) -> float:
-    """The peak memory of a call and a gradient, in units of the sample."""
-    cuda_device().wait()
-    cuda_device().release()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    call()
-    cuda_device().wait()
-    return 1 + (torch.cuda.max_memory_allocated() - before) / size
-
-
 def rows() -> Iterator[Row]:
     registry.find("torch_ext").prepare("cuda")
     for d, n in SHAPES:
@@ -70,7 +59,7 @@ def rows() -> Iterator[Row]:
             row = {"case": f"{d}x{n}", "call": name, "forward us": forward, "backward us": backward}
             row["backward / forward"] = backward / forward
             if not name.startswith("operator"):
-                row["memory"] = memory(named[name][1], size)
+                row["memory"] = 1 + peak(named[name][1]) / size
             yield row
         cuda_device().release()
 

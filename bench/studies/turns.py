@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import gc
-import importlib.util
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,8 +13,8 @@ from typing import Any, NamedTuple, TypeAlias
 from bench.report.entries import rounded, write
 from bench.suites.cases import clamp
 from bench.suites.contenders import cuda_reason
-from bench.suites.machine import Clocks, describe
-from bench.suites.timing import BUSY, CudaDevice
+from bench.suites.machine import describe
+from bench.suites.timing import BUSY, CudaDevice, without_collection
 
 LEAST_TURNS = 3
 LIMIT = 2.0  # Seconds of all turns of a call, unless there are fewer than LEAST_TURNS.
@@ -88,19 +86,31 @@ def on_device(calls: Mapping[str, Call], turns: int = 15, row: int = 1, fills: i
     return _alternating({name: functools.partial(turn, call) for name, call in calls.items()}, turns)
 
 
+def peak(call: Call) -> float:
+    """Bytes that PyTorch's and CuPy's pools hand out at the peak of a call, beside what there is before it."""
+    import cupy
+    import torch
+
+    pool = cupy.get_default_memory_pool()
+    cuda_device().wait()
+    cuda_device().release()
+    torch.cuda.reset_peak_memory_stats()
+    before, held = torch.cuda.memory_allocated(), pool.total_bytes()
+    result = call()
+    cuda_device().wait()
+    del result
+    return float(torch.cuda.max_memory_allocated() - before + pool.total_bytes() - held)
+
+
 def _alternating(calls: Mapping[str, Callable[[], Turn]], turns: int) -> Turns:
     found: Turns = {name: [] for name in calls}
     end = time.perf_counter() + LIMIT * len(calls)
-    gc.collect()
-    gc.disable()
-    try:
+    with without_collection():
         for k in range(turns):
             if k >= LEAST_TURNS and time.perf_counter() > end:
                 break
             for name, call in calls.items():
                 found[name].append(call())
-    finally:
-        gc.enable()
     return found
 
 
@@ -133,8 +143,5 @@ def main(text: str, parts: Mapping[str, Callable[[], Iterable[Row]]], arguments:
         for row in parts[name]():
             rows.append(rounded(row))
             print(*(f"{key}: {value}" for key, value in rows[-1].items()), sep="; ", flush=True)
-    clocks = None
-    if any("cuda" in name for name in chosen) and importlib.util.find_spec("pynvml"):
-        clocks = Clocks()
-        clocks.read(cuda_device())
-    write(options.results, {"machine": describe(clocks), "rows": rows})
+    machine = describe(gpu=any("cuda" in name for name in chosen))
+    write(options.results, {"machine": machine, "rows": rows})

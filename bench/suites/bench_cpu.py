@@ -8,19 +8,13 @@ Only ratios within one run mean anything; the comparison uses the ratios to NumP
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 
-import multisample
-from bench.suites import mkl_peer
-from bench.suites.cases import Case, is_timed, parametrize, vectors
-from bench.suites.contenders import BARE, CPU
-from bench.suites.running import record_cpu_speed, run_on_cpu
-from multisample.backends.system.threads import thread_count
+from bench.suites.cases import Case, parametrize
+from bench.suites.contenders import CPU
+from bench.suites.running import run_on_cpu
 
 SHAPES = [
     (10, 10),
@@ -45,16 +39,12 @@ OPERATIONS = [
     *(Case(members, 2**22, operation="perturb", headline=True) for members in (1, 8)),
     *(Case(d, n, operation="moments", headline=True) for d, n in ((100, 1000), (1000, 10_000))),
 ]
-FILLERS = ("cpu", "torch_ext", "numpy", "torch_randn", "mkl_bare")
+IN_PLACE = [Case(*shape, operation="fill") for shape in SHAPES]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    cases = {test_cpu: CASES, test_cpu_operations: OPERATIONS}
-    if metafunc.function in cases:
-        parametrize(metafunc, cases[metafunc.function], CPU.values(), ["portable"])
-    else:
-        shapes = SHAPES if is_timed(metafunc.config) else [(4, 6)]
-        metafunc.parametrize("shape", shapes, ids=lambda shape: "x".join(map(str, shape)))
+    cases = {test_cpu: CASES, test_cpu_operations: OPERATIONS, test_cpu_out: IN_PLACE}
+    parametrize(metafunc, cases[metafunc.function], CPU.values(), ["portable"])
 
 
 @pytest.mark.benchmark(min_rounds=7, max_time=0.5)
@@ -67,41 +57,6 @@ def test_cpu_operations(benchmark: Any, case: Case, contender: str, mode: str) -
     run_on_cpu(benchmark, "cpu_operations", CPU[contender], case)
 
 
-@pytest.mark.parametrize("contender", FILLERS)
 @pytest.mark.benchmark(min_rounds=7, max_time=0.5)
-def test_cpu_out(benchmark: Any, shape: tuple[int, int], contender: str) -> None:
-    reason = CPU[contender].reason()
-    if reason:
-        pytest.skip(f"{contender}: {reason}")
-    d, n = shape
-    out = np.zeros((d, n), np.float32)
-    fill = filling(contender, out, d, n)
-    fill()
-    assert np.isfinite(out).all() and out.any()
-    case, ours = Case(d, n), CPU[contender].ours
-    benchmark.group = f"cpu_out {case.group('portable')}"
-    benchmark.extra_info.update(
-        suite="cpu_out", contender=contender, ours=ours, lacks=None if ours else BARE, d=d, n=n, dtype="float32",
-        noise="independent", mode="portable", layout="dn", bytes=out.nbytes,
-    )  # fmt: skip
-    benchmark(fill)
-    record_cpu_speed(benchmark, out.nbytes)
-
-
-def filling(contender: str, out: Any, d: int, n: int) -> Callable[[], Any]:
-    """The call that fills `out`. PyTorch gets the same memory as a tensor."""
-    mu, sigma = (vector.astype(np.float32) for vector in vectors(d))
-    if contender == "numpy":
-        return functools.partial(np.random.default_rng(7).standard_normal, out=out, dtype=np.float32)
-    if contender == "cpu":
-        return functools.partial(multisample.sample, mu, sigma, n, backend="cpu", out=out)
-    if contender == "mkl_bare":
-        return functools.partial(mkl_peer.filling("SFMT19937", min(thread_count(), len(out))), out, None)
-    import torch
-
-    tensor = torch.from_numpy(out)
-    if contender == "torch_randn":
-        fill: Callable[[], Any] = tensor.normal_
-        return fill
-    arrays = torch.from_numpy(mu), torch.from_numpy(sigma)
-    return functools.partial(multisample.sample, *arrays, n, backend="torch_ext", out=tensor)
+def test_cpu_out(benchmark: Any, case: Case, contender: str, mode: str) -> None:
+    run_on_cpu(benchmark, "cpu_out", CPU[contender], case)

@@ -62,7 +62,7 @@ class Case:
 
     def kind(self, separator: str) -> str:
         """The case without its shape, and without the usual layout and operation."""
-        unusual = [word for word in (self.layout, self.operation) if word not in ("dn", "sample")]
+        unusual = [word for word in (self.layout, self.operation) if word not in ("dn", "sample", "fill")]
         return separator.join([self.dtype, self.noise, *unusual])
 
 

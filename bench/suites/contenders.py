@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import itertools
+import operator
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -29,13 +30,15 @@ from multisample.backends.system.threads import thread_count
 
 Call = Callable[[], Any]
 Variants = dict[str, Call]
-Reason = Callable[[], str | None]
 
 BOTH = ("independent", "shared")
 LAYOUTS = ("dn", "nd")
 MATRICES = ("sample", "batch")
+FILLS = ("sample", "fill")
 EVERY_DTYPE = ("float32", "float16", "bfloat16", "float64")
-EVERYTHING: dict[str, Any] = {"noises": BOTH, "dtypes": EVERY_DTYPE, "operations": tuple(OPERATIONS)}
+EVERYTHING: dict[str, Any] = {
+    "noises": BOTH, "dtypes": EVERY_DTYPE, "operations": ("sample", "batch", "perturb", "moments"),
+}  # fmt: skip
 BARE = "applies neither mu nor sigma"
 
 
@@ -44,7 +47,7 @@ class Contender:
     """A way to draw samples."""
 
     name: str
-    reason: Reason
+    reason: Callable[[], str | None]
     """Returns why it cannot run here, or None."""
     start: Callable[[Case, str], Call | Variants]
     """Returns what is timed for a case and a mode. Peers draw the same in both modes."""
@@ -69,9 +72,6 @@ class Contender:
             and case.layout in self.layouts
             and (self.most_samples is None or case.n <= self.most_samples)
         )
-
-
-# --- Availability -------------------------------------------------------------------------------------------------
 
 
 @functools.cache
@@ -131,9 +131,6 @@ def _backend_reason(name: str, *, cuda: bool) -> str | None:
     return "; ".join(reasons) or None
 
 
-# --- Vectors ------------------------------------------------------------------------------------------------------
-
-
 def _torch_vectors(case: Case, device: str) -> list[Any]:
     import torch
 
@@ -153,10 +150,6 @@ def _like(vector: Any, array: np.ndarray[Any, Any]) -> Any:
     return library.asarray(array, vector.dtype if floating else None)
 
 
-def _zeros(vector: Any, n: int) -> Any:
-    return 0 * vector[:1].repeat(n)
-
-
 def _cupy_vectors(case: Case, device: str = "cuda") -> list[Any]:
     if case.dtype == "bfloat16":  # CuPy has bfloat16 only with another package.
         return _torch_vectors(case, device)
@@ -167,9 +160,6 @@ def _cupy_vectors(case: Case, device: str = "cuda") -> list[Any]:
 
 def _numpy_vectors(case: Case, device: str = "cpu") -> list[Any]:
     return [vector.astype(case.dtype) for vector in vectors(case.d)]
-
-
-# --- Ours ---------------------------------------------------------------------------------------------------------
 
 
 def _ours(backend: str, arrays: Callable[[Case, str], list[Any]], device: str) -> Contender:
@@ -183,7 +173,8 @@ def _ours(backend: str, arrays: Callable[[Case, str], list[Any]], device: str) -
         return _our_call(case, mu, sigma, backend=backend, **MODES[mode])
 
     reason = functools.partial(_backend_reason, backend, cuda=device == "cuda")
-    return Contender(backend, reason, start, ours=True, layouts=LAYOUTS, **EVERYTHING)
+    everything = EVERYTHING | {"operations": tuple(OPERATIONS)}
+    return Contender(backend, reason, start, ours=True, layouts=LAYOUTS, **everything)
 
 
 def _our_call(case: Case, mu: Any, sigma: Any, **options: Any) -> Call:
@@ -193,11 +184,13 @@ def _our_call(case: Case, mu: Any, sigma: Any, **options: Any) -> Call:
         return lambda: multisample.sample(mu, sigma, case.n, seed=next(seeds), **options)
     calls = itertools.count()
     if case.operation == "perturb":
-        p, many = _zeros(mu, case.n), sigma if case.d > 1 else float(sigma[0])
+        p, many = 0 * mu[:1].repeat(case.n), sigma if case.d > 1 else float(sigma[0])
         return lambda: multisample.perturb(p, many, seed=multisample.Key(7, next(calls)), out=p, **options)
     if case.operation == "moments":
         w = _like(mu, weights(case.n))
         return lambda: multisample.weighted_moments(w, mu, sigma, seed=next(calls), **options)
+    if case.operation == "fill":
+        options["out"] = _like(mu, np.zeros((case.d, case.n)))
     return functools.partial(multisample.sample, mu, sigma, case.n, noise=case.noise, layout=case.layout, **options)
 
 
@@ -233,9 +226,6 @@ def _moments(x: Any, mu: Any, w: Any) -> tuple[Any, Any]:
     return x @ w, (x - mu) ** 2 @ w
 
 
-# --- Peers, PyTorch -----------------------------------------------------------------------------------------------
-
-
 def _expression(case: Case, device: str) -> tuple[Callable[..., Any], list[Any]]:
     """What users of PyTorch write, and its arguments."""
     import torch
@@ -256,7 +246,7 @@ def _expression(case: Case, device: str) -> tuple[Callable[..., Any], list[Any]]
 
     if case.operation == "perturb":
         coefficients = sigma[:, 0].tolist()
-        return perturb, [_zeros(mu[:, 0], case.n)]
+        return perturb, [0 * mu[0].repeat(case.n)]
     return (moments, [mu, sigma, _like(mu, weights(case.n))]) if case.operation == "moments" else (draw, [mu, sigma])
 
 
@@ -296,7 +286,11 @@ def _normal_rsample(device: str, case: Case, mode: str) -> Call:
 def _torch_randn(device: str, case: Case, mode: str) -> Call:
     import torch
 
-    return functools.partial(torch.randn, (case.d, case.n), dtype=getattr(torch, case.dtype), device=device)
+    shape, dtype = (case.d, case.n), getattr(torch, case.dtype)
+    if case.operation == "fill":
+        fill: Call = torch.zeros(shape, dtype=dtype, device=device).normal_
+        return fill
+    return functools.partial(torch.randn, shape, dtype=dtype, device=device)
 
 
 @functools.cache
@@ -312,20 +306,12 @@ def _original_kernel(case: Case, mode: str) -> Call:
     return functools.partial(_original_extension().sample, *_torch_vectors(case, "cuda"), case.n)
 
 
-# --- Peers, others ------------------------------------------------------------------------------------------------
-
-
-def _cupy_random(case: Case, mode: str) -> Call:
+def _cupy(generator: bool, case: Case, mode: str) -> Call:
     import cupy
 
     mu, sigma = _columns(_cupy_vectors(case), case)
-    return functools.partial(cupy.random.RandomState(7).normal, mu, sigma, (case.d, case.n), dtype=np.float32)
-
-
-def _cupy_generator(case: Case, mode: str) -> Call:
-    import cupy
-
-    mu, sigma = _columns(_cupy_vectors(case), case)
+    if not generator:
+        return functools.partial(cupy.random.RandomState(7).normal, mu, sigma, (case.d, case.n), dtype=np.float32)
     rng = cupy.random.default_rng(7)
     return lambda: mu + sigma * rng.standard_normal((case.d, case.n), dtype=np.float32)
 
@@ -428,10 +414,6 @@ def _jax_normal(platform: str, implementation: str, case: Case, mode: str) -> Ca
     return draw
 
 
-def _jax_wait(result: Any) -> None:
-    result.block_until_ready()
-
-
 def _numpy(case: Case, mode: str) -> Call:
     mu, sigma = _columns(_numpy_vectors(case), case)
     rng = np.random.default_rng(7)
@@ -451,14 +433,17 @@ def _numpy(case: Case, mode: str) -> Call:
 
 def _numpy_bare(case: Case, mode: str) -> Call:
     rng = np.random.default_rng(7)
-    return lambda: rng.standard_normal((case.d, case.n), dtype=case.dtype)
+    out = np.zeros((case.d, case.n), case.dtype) if case.operation == "fill" else None
+    return lambda: rng.standard_normal((case.d, case.n), dtype=case.dtype, out=out)
 
 
 def _mkl(bare: bool, case: Case, mode: str) -> Variants:
     columns = None if bare else [vector[:, None] for vector in _numpy_vectors(case)]
 
+    same = np.zeros((case.d, case.n), np.float32)
+
     def call(fill: Callable[..., None]) -> Any:
-        out = np.empty((case.d, case.n), np.float32)
+        out = same if case.operation == "fill" else np.empty_like(same)
         fill(out, columns)
         return out
 
@@ -469,12 +454,7 @@ def _mkl(bare: bool, case: Case, mode: str) -> Variants:
     }
 
 
-# --- The lists ----------------------------------------------------------------------------------------------------
-
-
-def _peer(
-    name: str, reason: Callable[[], str | None], start: Callable[..., Call | Variants], *first: Any, **other: Any
-) -> Contender:
+def _peer(name: str, reason: Any, start: Callable[..., Call | Variants], *first: Any, **other: Any) -> Contender:
     return Contender(name, reason, functools.partial(start, *first), **other)
 
 
@@ -486,6 +466,7 @@ def _named(*contenders: Contender) -> dict[str, Contender]:
 _DEFAULT_ORDERING, _DYNAMIC_ORDERING = 101, 104
 
 _jax_cuda = functools.partial(_jax_reason, "cuda")
+_JAX_WAIT = operator.methodcaller("block_until_ready")
 _curanddx_reason = functools.partial(_header_reason, header_peers.CURANDDX)
 _raft_reason = functools.partial(_header_reason, header_peers.RAFT)
 _raft_table = functools.partial(_header_peer, header_peers.RAFT)
@@ -507,16 +488,16 @@ CUDA = _named(
     _peer("sample_and_product", _torch_reason, _sample_and_product, "cuda", operations=("moments",)),
     _peer("triton_randn", _triton_reason, _triton_randn),
     _peer("numba_xoroshiro", _xoroshiro_reason, _numba_xoroshiro),
-    _peer("cupy_random", cuda_reason, _cupy_random),
-    _peer("cupy_generator", cuda_reason, _cupy_generator),
+    _peer("cupy_random", cuda_reason, _cupy, False),
+    _peer("cupy_generator", cuda_reason, _cupy, True),
     _peer("curand_host", cuda_reason, _curand_host, _DEFAULT_ORDERING, lacks=BARE),
     _peer("curand_host_dynamic", cuda_reason, _curand_host, _DYNAMIC_ORDERING, lacks=BARE),
     _peer("curanddx", _curanddx_reason, _curanddx, ()),
     _peer("curanddx_fast_math", _curanddx_reason, _curanddx, header_peers.FAST, modes=("fast_math",)),
     _peer("raft_table", _raft_reason, _raft_table, ("PCG",), (), layouts=("nd",)),
     _peer("raft_table_philox", _raft_reason, _raft_table, ("Philox",), (), layouts=("nd",)),
-    _peer("jax", _jax_cuda, _jax_normal, "cuda", "threefry2x32", wait=_jax_wait),
-    _peer("jax_rbg", _jax_cuda, _jax_normal, "cuda", "rbg", wait=_jax_wait),
+    _peer("jax", _jax_cuda, _jax_normal, "cuda", "threefry2x32", wait=_JAX_WAIT),
+    _peer("jax_rbg", _jax_cuda, _jax_normal, "cuda", "rbg", wait=_JAX_WAIT),
 )
 """Contenders on a GPU. JAX runs twice: with its default generator, and with rbg, its faster one."""
 
@@ -524,15 +505,15 @@ CPU = _named(
     _ours("cpu", _numpy_vectors, "cpu"),
     _ours("torch_ext", _torch_vectors, "cpu"),
     _peer("numpy", _always, _numpy, **EVERYTHING),
-    _peer("numpy_bare", _always, _numpy_bare, lacks=BARE),
+    _peer("numpy_bare", _always, _numpy_bare, lacks=BARE, operations=FILLS),
     _peer("mkl", mkl_peer.missing, _mkl, False),
-    _peer("mkl_bare", mkl_peer.missing, _mkl, True, lacks=BARE),
+    _peer("mkl_bare", mkl_peer.missing, _mkl, True, lacks=BARE, operations=FILLS),
     _peer("torch_eager", _always, _torch_eager, "cpu", **EVERYTHING),
     _peer("normal_rsample", _always, _normal_rsample, "cpu", operations=MATRICES),
     _peer("loop", _always, _loop, _numpy_vectors, "cpu", operations=("batch",)),
     _peer("vmap", _always, _vmap, "cpu", operations=("batch",)),
     _peer("sample_and_product", _always, _sample_and_product, "cpu", operations=("moments",)),
-    _peer("torch_randn", _always, _torch_randn, "cpu", lacks=BARE),
-    _peer("jax", functools.partial(_jax_reason, "cpu"), _jax_normal, "cpu", "threefry2x32", wait=_jax_wait),
+    _peer("torch_randn", _always, _torch_randn, "cpu", lacks=BARE, operations=FILLS),
+    _peer("jax", functools.partial(_jax_reason, "cpu"), _jax_normal, "cpu", "threefry2x32", wait=_JAX_WAIT),
 )
 """Contenders on the CPU."""

@@ -64,22 +64,12 @@ __global__ void __launch_bounds__(THREADS)
     } else {  // The group ends in another row, or behind the matrix.
       const float4 z = Normal().generate4(rng);
       const float normals[GROUP] = {z.x, z.y, z.z, z.w};
-      unsigned row = i, column = j;
-      float x[GROUP];
-#pragma unroll
-      for (unsigned m = 0; m < GROUP; ++m) {
-        if (k + m < size) x[m] = mu[row] + sigma[row] * normals[m];
+      for (unsigned m = 0, row = i, column = j; m < GROUP && k + m < size; ++m) {
+        out[k + m] = mu[row] + sigma[row] * normals[m];
         if (++column == n) {
           column = 0;
           ++row;
         }
-      }
-      if (k + GROUP <= size) {
-        *reinterpret_cast<float4*>(out + k) = make_float4(x[0], x[1], x[2], x[3]);
-      } else {
-#pragma unroll
-        for (unsigned m = 0; m < GROUP; ++m)
-          if (k + m < size) out[k + m] = x[m];
       }
     }
     i += rows;

@@ -87,35 +87,29 @@ def header_folder(header: Header) -> Path | None:
 def missing(program: Program) -> str | None:
     """Why `program` cannot be compiled here, or None."""
     reasons = [*toolchain.missing_nvcc()]
-    absent = [header for header in program.headers if header_folder(header) is None]
-    if absent:
-        packages = " ".join(dict.fromkeys(header.package for header in absent))
-        reasons.append(f"no {', '.join(header.name for header in absent)}: pip install --no-deps {packages}")
+    for header in program.headers:
+        if header_folder(header) is None:
+            reasons.append(f"no {header.name}: pip install --no-deps {header.package}")
     return "; ".join(reasons) or None
 
 
-def _toolkit(program: Program) -> Path:
-    """The toolkit, if `program` can be compiled."""
-    home, reason = toolchain.cuda_home(), missing(program)
-    if reason or home is None:
-        raise RuntimeError(f"{program.source}: {reason}")
-    return home
-
-
-def _nvcc(program: Program, architecture: str, *options: str) -> str:
+def nvcc(source: Path, architecture: str, headers: tuple[Header, ...], *options: str) -> str:
     """What nvcc prints."""
-    home = _toolkit(program)
-    folders = [folder for folder in map(header_folder, program.headers) if folder]
+    home, folders = toolchain.cuda_home(), [header_folder(header) for header in headers]
+    if home is None or None in folders:
+        raise RuntimeError(f"{source.name}: {missing(Program(source.name, options, headers, ()))}")
     folders.insert(-1, home / "include")  # cuRAND's package may have other headers of a toolkit, so it is last.
-    command = [
-        str(home / "bin" / "nvcc"), "-O3", "-w", f"-arch=sm_{architecture}", f"-DARCHITECTURE={architecture}0",
-        *program.options, *(f"-I{folder}" for folder in dict.fromkeys(folders)), *options,
-        str(Path(__file__).with_name(program.source)),
-    ]  # fmt: skip
+    includes = [f"-I{folder}" for folder in dict.fromkeys(folders)]
+    command = [str(home / "bin" / "nvcc"), f"-arch=sm_{architecture}", *includes, *options, str(source)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{shlex.join(command)} failed:\n{done.stderr}")
     return done.stdout
+
+
+def _compile(program: Program, architecture: str, *options: str) -> str:
+    fixed = "-O3", "-w", f"-DARCHITECTURE={architecture}0", *program.options
+    return nvcc(Path(__file__).with_name(program.source), architecture, program.headers, *fixed, *options)
 
 
 @functools.cache
@@ -124,7 +118,6 @@ def compiled(program: Program, architecture: str, *options: str) -> Callable[...
 
     Its arguments are the addresses of the result, mu and sigma, d, n, the number of the call, and that of the variant.
     """
-    _toolkit(program)
     source = Path(__file__).with_name(program.source)
     digest = hashlib.sha256(repr((source.read_text(), program.options, options, architecture)).encode()).hexdigest()
     library = cache.root() / "bench" / f"{source.stem}-{digest[:12]}.so"
@@ -132,7 +125,7 @@ def compiled(program: Program, architecture: str, *options: str) -> Callable[...
         library.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=library.parent) as folder:
             part = Path(folder, library.name)
-            _nvcc(program, architecture, *options, "-shared", "-Xcompiler=-fPIC", "-o", str(part))
+            _compile(program, architecture, *options, "-shared", "-Xcompiler=-fPIC", "-o", str(part))
             part.rename(library)
     function = ctypes.CDLL(str(library)).draw
     function.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_uint] * 4
@@ -151,7 +144,7 @@ def copy_headers(program: Program, target: Path) -> int:
 
     Returns the bytes of the files.
     """
-    read = _nvcc(program, "90", "-M").replace("\\\n", " ").split()
+    read = _compile(program, "90", "-M").replace("\\\n", " ").split()
     copies = {}
     for header, folder in zip(program.headers, map(header_folder, program.headers), strict=True):
         assert folder is not None

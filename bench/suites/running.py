@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import timeit
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import pytest
 
 from bench.suites.cases import Case, clamp, vectors
 from bench.suites.contenders import BARE, Contender
-from bench.suites.machine import Clocks
 from bench.suites.sample_checks import OPERATIONS
 from bench.suites.timing import BUSY, CudaDevice, Ring, Times, compared, measure
 
@@ -60,20 +59,15 @@ def _fastest(calls: dict[str, Call], compare: Callable[[], dict[str, float]]) ->
 
 
 def _info(suite: str, contender: Contender, case: Case, mode: str) -> dict[str, Any]:
-    return {
-        "suite": suite, "contender": contender.name, "ours": contender.ours, "lacks": contender.lacks,
-        "d": case.d, "n": case.n, "dtype": case.dtype, "noise": case.noise, "mode": mode, "layout": case.layout,
-        "operation": case.operation, "matrices": case.matrices, "bytes": case.bytes,
-    }  # fmt: skip
+    name = {"suite": suite, "contender": contender.name, "ours": contender.ours, "lacks": contender.lacks}
+    return {**name, **asdict(case), "mode": mode, "bytes": case.bytes}
 
 
 class CudaRunner:
-    """Runs contenders on `device`, one after the other, and reads the `clocks` for each case."""
+    """Runs contenders on `device`, one after the other."""
 
-    def __init__(self, device: CudaDevice, clocks: Clocks | None) -> None:
+    def __init__(self, device: CudaDevice) -> None:
         self._device = device
-        self._clocks = clocks
-        self._case: Case | None = None
         self._last: tuple[Any, _Started] | None = None
 
     def run(self, benchmark: Any, suite: str, contender: Contender, case: Case, mode: str) -> None:
@@ -96,12 +90,9 @@ class CudaRunner:
             device_s=times.device.median,
             device_s_low=times.device.low,
             device_s_high=times.device.high,
-            device_way=times.way,
             host_s=times.host,
             pipelined_s=times.pipelined,
             memset_s=times.memset,
-            of_memset=times.memset / times.device.median,
-            gb_per_s=case.bytes / times.device.median / 1e9,
         )
         rounds = clamp(TABLE_SECONDS / max(times.device.median, times.host), *TABLE_ROUNDS)
         benchmark.pedantic(call_and_wait, rounds=rounds, warmup_rounds=1)
@@ -112,9 +103,6 @@ class CudaRunner:
             self._last = None
             self._device.release()
             self._device.reserve(max(BUSY, case.bytes))
-            if case != self._case and self._clocks:
-                self._clocks.read(self._device)
-            self._case = case
             calls, ring = _start(contender, case, mode), Ring(case.bytes)
             call, variants = _fastest(calls, lambda: compared(self._device, calls, ring))
             ring.warm_up(call)
@@ -132,12 +120,4 @@ def run_on_cpu(benchmark: Any, suite: str, contender: Contender, case: Case) -> 
     benchmark.group = f"{suite} {case.group('portable')}"
     benchmark.extra_info.update(_info(suite, contender, case, "portable"), **variants)
     benchmark(call if wait is None else lambda: wait(call()))
-    record_cpu_speed(benchmark, case.bytes)
-
-
-def record_cpu_speed(benchmark: Any, size: int) -> None:
-    """Record the speed of a timed call that makes `size` bytes."""
     benchmark.extra_info.update(dict.fromkeys(("device_s", "device_s_low", "device_s_high", "host_s", "memset_s")))
-    benchmark.extra_info["of_memset"] = None
-    if benchmark.stats is not None:  # None if timing is disabled.
-        benchmark.extra_info["gb_per_s"] = size / benchmark.stats.stats.median / 1e9

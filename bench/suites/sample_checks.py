@@ -96,5 +96,12 @@ def _check_weighted(call: Callable[[], Any], case: Case, mu: Array, sigma: Array
     assert error < BOUND, f"expected second moments of sigma**2, got a z value of {error:.1f}"
 
 
-OPERATIONS = {"sample": _check_samples, "batch": _check_batch, "perturb": _check_perturb, "moments": _check_weighted}
-"""Checks of two results of a call: a matrix; the matrices of a batch; parameters plus noise of d members; moments."""
+OPERATIONS = {
+    "sample": _check_samples,
+    "fill": lambda call, *rest: _check_samples(lambda: np.asarray(call()).copy(), *rest),
+    "batch": _check_batch,
+    "perturb": _check_perturb,
+    "moments": _check_weighted,
+}
+"""Checks of two results of a call: a new matrix; a matrix that calls fill; the matrices of a batch; parameters plus
+noise of d members; moments."""

@@ -110,14 +110,12 @@ class Times:
     """Time on the host, while earlier calls are still running."""
     pipelined: float
     """Time per call of many consecutive calls, by the device's clock: the larger of host time and device time."""
-    way: str
-    """How the time on the device was measured."""
 
 
 def compared(device: CudaDevice, calls: dict[str, Call], ring: Ring) -> dict[str, float]:
     """Seconds on the device of several calls, which take turns."""
     times: dict[str, list[float]] = {name: [] for name in calls}
-    with _without_collection():
+    with without_collection():
         for _ in range(TURNS):
             for name, call in calls.items():
                 times[name].append(_calling(device, call, ring))
@@ -130,7 +128,7 @@ def measure(device: CudaDevice, call: Call, ring: Ring, size: int, wait: Callabl
     A call that is not ordered with the device's marks needs `wait`, which waits for a result. Its time on the device is
     the time per call of many consecutive calls, by the host's clock. It is too long where the host takes longer.
     """
-    with _without_collection():
+    with without_collection():
         device.wait()
         if wait is None:
             turns = [_turn(device, call, ring, size) for _ in range(_repeats(device, call, ring, size))]
@@ -138,25 +136,23 @@ def measure(device: CudaDevice, call: Call, ring: Ring, size: int, wait: Callabl
             times = quartiles([seconds for _, seconds in turns])
             calls = clamp(PIPELINED_SECONDS / times.median, *PIPELINED_CALLS)
             rows = [_pipeline(device, call, ring, calls) for _ in range(PIPELINES)]
-            way = "device events around one call"
         else:
             memset = statistics.median(_filling(device, size) for _ in range(REPEATS[0]))
-            calls = clamp(PIPELINED_SECONDS / _waited_pipeline(call, ring, 1, wait)[1], *PIPELINED_CALLS)
-            rows = [_waited_pipeline(call, ring, calls, wait) for _ in range(2 * PIPELINES)]
+            calls = clamp(PIPELINED_SECONDS / _pipeline(device, call, ring, 1, wait)[1], *PIPELINED_CALLS)
+            rows = [_pipeline(device, call, ring, calls, wait) for _ in range(2 * PIPELINES)]
             times = quartiles([seconds for _, seconds in rows])
-            way = f"the host's clock around {calls} calls"
     return Times(
         device=times,
         memset=memset,
         host=statistics.median(host for host, _ in rows),
         pipelined=statistics.median(seconds for _, seconds in rows),
-        way=way,
     )
 
 
 @contextlib.contextmanager
-def _without_collection() -> Iterator[None]:
+def without_collection() -> Iterator[None]:
     enabled = gc.isenabled()
+    gc.collect()
     gc.disable()
     try:
         yield
@@ -191,21 +187,20 @@ def _calling(device: CudaDevice, call: Call, ring: Ring) -> float:
     return device.seconds(start, device.mark())
 
 
-def _pipeline(device: CudaDevice, call: Call, ring: Ring, calls: int) -> tuple[float, float]:
-    """Seconds per call of many calls in a row, on the host and on the device."""
-    device.wait()
-    begin, start = device.mark(), time.perf_counter()
-    for _ in range(calls):
-        ring.kept.append(call())
-    host, end = time.perf_counter() - start, device.mark()
-    return host / calls, device.seconds(begin, end) / calls
-
-
-def _waited_pipeline(call: Call, ring: Ring, calls: int, wait: Callable[[Any], None]) -> tuple[float, float]:
-    wait(ring.kept[-1])
+def _pipeline(
+    device: CudaDevice, call: Call, ring: Ring, calls: int, wait: Callable[[Any], None] | None = None
+) -> tuple[float, float]:
+    """Seconds per call of many calls in a row, on the host, and until the last has ended."""
+    if wait is None:
+        device.wait()
+        begin = device.mark()
+    else:
+        wait(ring.kept[-1])
     start = time.perf_counter()
     for _ in range(calls):
         ring.kept.append(call())
     host = time.perf_counter() - start
+    if wait is None:
+        return host / calls, device.seconds(begin, device.mark()) / calls
     wait(ring.kept[-1])
     return host / calls, (time.perf_counter() - start) / calls

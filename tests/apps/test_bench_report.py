@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from places import DATA, ROOT
 
-from bench.report import compare, report, row
+from bench.report import __main__ as report
+from bench.report import compare, row
 from bench.report.entries import read_run, reduced, write
 from bench.report.figures import FIGURES, pictures_of_pages
 from bench.report.pages import marked_pages, written
@@ -51,9 +52,6 @@ def saved(path: Path, results: Content) -> Path:
     return path
 
 
-# --- Pictures -----------------------------------------------------------------------------------------------------
-
-
 def test_pictures_have_the_numbers_of_the_file(tmp_path: Path) -> None:
     largest, memory, calls, host = pictures(read_run(DATA / "bench_gpu.json"))
     # 262144 times 3 us beside 9 us. Calls in a row are max(3 d / 1000, 6) us.
@@ -78,20 +76,14 @@ def test_the_report_has_an_index_of_all_pictures_for_light_and_dark(tmp_path: Pa
     report.main([str(saved(tmp_path / "run.json", results)), "-o", str(tmp_path / "out")])
     index = (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
     drawn = {path.name: path.read_text(encoding="utf-8") for path in (tmp_path / "out").glob("*.svg")}
-    assert {name.rpartition("-")[2] for name in drawn} == {"light.svg", "dark.svg"} and len(drawn) == 4
-    assert all(index.count(f'"{name}"') == 1 for name in drawn)
-    assert "prefers-color-scheme: dark" in index and "color-scheme: light dark" in index
+    assert sorted(name.rpartition("-")[2] for name in drawn) == ["dark.svg"] * 2 + ["light.svg"] * 2
+    assert all(index.count(f'"{name}"') == 1 for name in drawn) and "prefers-color-scheme: dark" in index
     assert all(text in index.replace("&lt;", "<").replace("&gt;", ">") for text in capsys.readouterr().out.splitlines())
     assert not any("<script" in text or "url(http" in text for text in [index, *drawn.values()])
     assert any("&lt;script&gt;$x^" in image for image in drawn.values())
 
 
-# --- Pages --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "page", list(marked_pages()), ids=lambda page: "-".join(page.relative_to(ROOT).parts[:-1]) + page.stem
-)
+@pytest.mark.parametrize("page", list(marked_pages()), ids=lambda page: "-".join(page.relative_to(ROOT).parts))
 def test_pages_have_the_numbers_of_the_results(page: Path) -> None:
     text, prefix = page.read_text(encoding="utf-8"), os.path.relpath(COMMITTED.folder, page.parent)
     assert written(text, COMMITTED, FIGURES, prefix) == text, "python -m bench.report --pages writes the page"
@@ -99,9 +91,8 @@ def test_pages_have_the_numbers_of_the_results(page: Path) -> None:
 
 
 def test_results_are_small_and_have_the_pictures_of_pages_only() -> None:
-    names = {
-        f"{run.name}-{each.name}-{theme}.svg" for run, each in pictures_of_pages(COMMITTED) for theme in report.THEMES
-    }
+    shown = pictures_of_pages(COMMITTED)
+    names = {f"{run.name}-{each.name}-{theme}.svg" for run, each in shown for theme in report.THEMES}
     assert {path.name for path in COMMITTED.folder.glob("*.svg")} == names
     assert sum(path.stat().st_size for path in COMMITTED.folder.iterdir()) <= 2.5e6
 
@@ -115,18 +106,20 @@ def test_places_are_written_from_the_rows(tmp_path: Path) -> None:
     results = Results(tmp_path)
 
     def place(name: str) -> str:
-        return re.sub(
-            "<!--.*?-->", "", written(f"It takes <!-- figure: {name} -->?<!-- end -->.", results, FIGURES, ".")
-        )
+        page = written(f"It takes <!-- figure: {name} -->?<!-- end -->.", results, FIGURES, ".")
+        return re.sub("<!--.*?-->", "", page)
 
-    assert place("study | a | x | us") == "It takes 10 us."
-    assert place("study | * | y | us") == "It takes 8 us to 25 ms."
-    assert place("study | b | x;y | us") == "It takes 4 to 8 us."
-    assert place("study | b | y | us over x") == "It takes 2.0."
-    assert place("study | * | * | best us over y") == "It takes 0.00 to 0.50."
-    assert place("run | throughput 1000x1024 portable | torch_* | best us over torch_ext") == "It takes 1.00."
-    assert place("run | throughput 1000x1024 fast_math | torch_compile | us over torch_ext") == "It takes 4.0."
-    assert place("run | throughput 1000x1024 portable | curand_host | of memset") == "It takes 0.42."
+    for name, text in {
+        "study | a | x | us": "10 us",
+        "study | * | y | us": "8 us to 25 ms",
+        "study | b | x;y | us": "4 to 8 us",
+        "study | b | y | us over x": "2.0",
+        "study | * | * | best us over y": "0.00 to 0.50",
+        "run | throughput 1000x1024 portable | torch_* | best us over torch_ext": "1.00",
+        "run | throughput 1000x1024 fast_math | torch_compile | us over torch_ext": "4.0",
+        "run | throughput 1000x1024 portable | curand_host | of memset": "0.42",
+    }.items():
+        assert place(name) == f"It takes {text}."
     table = written("<!-- figure: t --><!-- end -->", results, {"t": lambda results, prefix: "| a |\n|---|"}, ".")
     assert table == "<!-- figure: t -->\n\n| a |\n|---|\n\n<!-- end -->"
     for name, message in (("study | c | x | us", "expected rows for study"), ("other", "or one of")):
@@ -136,31 +129,20 @@ def test_places_are_written_from_the_rows(tmp_path: Path) -> None:
         written("<!-- figure: study | a | x | us -->1<!-- end --> long", results, FIGURES, ".")
 
 
-# --- Files --------------------------------------------------------------------------------------------------------
-
-
-TWICE = content("cpu")
-TWICE["benchmarks"] *= 2
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{", "expected JSON of `pytest bench --benchmark-only`"),
-        ('{"benchmarks": [], "datetime": ""}', "got no 'multisample_machine' in it"),
-        (json.dumps(TWICE), "expected one entry of 'cpu' in group"),
-    ],
-)
-def test_other_files_are_refused(text: str, message: str, tmp_path: Path, capsys: Any) -> None:
-    path = tmp_path / "other.json"
-    path.write_text(text, encoding="utf-8")
-    for command, arguments in ((report.main, [str(path)]), (compare.main, ["--old", str(path), "--new", str(path)])):
-        with pytest.raises(SystemExit, match="2"):
-            command(arguments)
-        assert message in capsys.readouterr().err
-
-
-# --- Rows of machines ---------------------------------------------------------------------------------------------
+def test_other_files_are_refused(tmp_path: Path, capsys: Any) -> None:
+    twice = content("cpu")
+    twice["benchmarks"] *= 2
+    path = str(tmp_path / "other.json")
+    for text, message in {
+        "{": "expected JSON of `pytest bench --benchmark-only`",
+        '{"benchmarks": [], "datetime": ""}': "got no 'multisample_machine' in it",
+        json.dumps(twice): "expected one entry of 'cpu' in group",
+    }.items():
+        Path(path).write_text(text, encoding="utf-8")
+        for command, arguments in ((report.main, [path]), (compare.main, ["--old", path, "--new", path])):
+            with pytest.raises(SystemExit, match="2"):
+                command(arguments)
+            assert message in capsys.readouterr().err
 
 
 def test_a_row_has_the_numbers_of_the_file_and_names_the_fastest_peers(tmp_path: Path) -> None:
@@ -193,61 +175,49 @@ def test_the_table_of_machines_has_the_rows_of_committed_results(run: Any) -> No
 
 
 def test_a_row_selects_the_benchmarks_that_it_needs() -> None:
-    command = ["pytest", "bench", "--collect-only", "-q", "--benchmark-only", "-k", row.SELECTION]
+    command = [sys.executable, "-m", "pytest", "bench", "--collect-only", "-q", "--benchmark-only", "-k", row.SELECTION]
     # pytest-benchmark refuses to run in a worker of xdist.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    done = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, env=environment, capture_output=True, text=True)
-    names = {line.partition("::")[2] for line in done.stdout.splitlines() if "::" in line}
-    kinds = {(name.partition("[")[0], *re.findall(r"\[(\d+)x(\d+)-", name)[0]) for name in names}
+    names = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True).stdout
     shapes = {("test_throughput", str(d), str(n)) for d, n in row.SHAPES}
-    assert kinds == shapes | {(test, "10", "1000000") for test in ("test_cpu", "test_cpu_out")}
-    assert {f"test_throughput[4096x65536-float32-independent-{mode}-cupy]" for mode in row.MODES} <= names
-
-
-# --- The comparison -----------------------------------------------------------------------------------------------
+    cpu = {(test, "10", "1000000") for test in ("test_cpu", "test_cpu_out")}
+    assert set(re.findall(r"::(\w+)\[(\d+)x(\d+)-", names)) == shapes | cpu
+    assert all(f"test_throughput[4096x65536-float32-independent-{mode}-cupy]" in names for mode in row.MODES)
 
 
 def compared(tmp_path: Path, old: list[Content], new: list[Content]) -> int:
-    files = [[str(saved(tmp_path / f"{side}{k}.json", each)) for k, each in enumerate(runs)]
-             for side, runs in (("old", old), ("new", new))]  # fmt: skip
-    return compare.main(["--old", *files[0], "--new", *files[1]])
-
-
-UNSTEADY = (1, 1.15, 0.9)
+    paths = [[str(saved(tmp_path / f"{k}{id(runs)}.json", one)) for k, one in enumerate(runs)] for runs in (old, new)]
+    return compare.main(["--old", *paths[0], "--new", *paths[1]])
 
 
 @pytest.mark.parametrize(("kind", "contender", "suite"), [("gpu", "torch_ext", "throughput"), ("cpu", "cpu", "cpu")])
-@pytest.mark.parametrize(
-    ("old", "new", "code"),
-    [
+def test_a_slowdown_beyond_the_spread_of_repeated_runs_is_found(
+    kind: str, contender: str, suite: str, tmp_path: Path, capsys: Any
+) -> None:
+    unsteady = 1, 1.15, 0.9
+    for old, new, code in (
         ((1,), (1.25,), 1),
         ((1, 1.001, 0.999), (1.1, 1.101, 1.099), 1),
-        (UNSTEADY, (1.1, 1.101, 1.099), 0),
-        (UNSTEADY, (1.1,), 0),  # The spread of one side stands for both.
-        (UNSTEADY, (2, 2.3, 1.8), 1),
-    ],
-)
-def test_a_slowdown_beyond_the_spread_of_repeated_runs_is_found(
-    old: tuple[float, ...], new: tuple[float, ...], code: int, kind: str, contender: str, suite: str, tmp_path: Path,
-    capsys: Any,
-) -> None:  # fmt: skip
-    runs = [[content(kind) for _ in factors] for factors in (old, new)]
-    planted = [find(each, contender, suite=suite) for each in itertools.chain(*runs)]
-    for each, factor in zip(planted, old + new, strict=True):
-        slow_down(each, factor)
-    assert compared(tmp_path, *runs) == code
-    *found, last = capsys.readouterr().out.splitlines()
-    first = "".join(found[:1])
-    assert first.startswith(f"{suite}: {planted[0]['group']}: {contender}: ") == code
-    assert first.endswith("-20.0 %, slower") == (new == (1.25,))
-    assert f"of ours {code} slower and 0 faster, of peers 0 moved" in last
-    assert ("; hints only" in last) == (len(old) == len(new) == 1)
+        (unsteady, (1.1, 1.101, 1.099), 0),
+        (unsteady, (1.1,), 0),  # The spread of one side stands for both.
+        (unsteady, (2, 2.3, 1.8), 1),
+    ):
+        runs = [[content(kind) for _ in factors] for factors in (old, new)]
+        planted = [find(each, contender, suite=suite) for each in itertools.chain(*runs)]
+        for each, factor in zip(planted, old + new, strict=True):
+            slow_down(each, factor)
+        assert compared(tmp_path, *runs) == code
+        *found, last = capsys.readouterr().out.splitlines()
+        first = "".join(found[:1])
+        assert first.startswith(f"{suite}: {planted[0]['group']}: {contender}: ") == code
+        assert first.endswith("-20.0 %, slower") == (new == (1.25,))
+        assert f"of ours {code} slower and 0 faster, of peers 0 moved" in last
+        assert ("; hints only" in last) == (len(old) == len(new) == 1)
 
 
-@pytest.mark.parametrize("speed", [1, 2])
-@pytest.mark.parametrize(("kind", "peer"), [("gpu", "torch_compile"), ("cpu", "torch_randn")])
+@pytest.mark.parametrize(("kind", "peer", "speed"), [("gpu", "torch_compile", 2), ("cpu", "torch_randn", 1)])
 def test_noise_and_a_slower_machine_are_no_change(
-    kind: str, peer: str, speed: float, tmp_path: Path, capsys: Any
+    kind: str, peer: str, speed: int, tmp_path: Path, capsys: Any
 ) -> None:
     new = content(kind)
     for k, each in enumerate(new["benchmarks"]):

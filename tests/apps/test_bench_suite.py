@@ -26,15 +26,9 @@ D, N = 50, 400
 mu, sigma = vectors(D)
 
 
-def draw(seed: int, noise: str = "independent", d: int = D, n: int = N) -> Array:
-    z = np.random.default_rng(seed).standard_normal((d if noise == "independent" else 1, n))
-    columns = [vector[:, None] for vector in vectors(d)]
-    return np.asarray(columns[0] + columns[1] * z, np.float32)
-
-
-def test_correct_samples_pass() -> None:
-    for noise, d, n in (("independent", D, N), ("shared", 10, 10), ("independent", 3, 2_000_000)):
-        check_moments(draw(1, noise, d, n), draw(2, noise, d, n), *vectors(d), noise)
+def draw(seed: int, noise: str = "independent") -> Array:
+    z = np.random.default_rng(seed).standard_normal((D if noise == "independent" else 1, N))
+    return np.asarray(mu[:, None] + sigma[:, None] * z, np.float32)
 
 
 @pytest.mark.parametrize(
@@ -51,6 +45,7 @@ def test_correct_samples_pass() -> None:
     ],
 )
 def test_wrong_samples_are_rejected(spoil: Callable[[Array], Array], noise: str, message: str) -> None:
+    check_moments(draw(1, noise), draw(2, noise), mu, sigma, noise)
     with pytest.raises(AssertionError, match=message):
         check_moments(spoil(draw(1)), draw(1), mu, sigma, noise)
 
@@ -96,7 +91,7 @@ def test_the_time_of_a_call_is_between_its_marks() -> None:
     ring = Ring(size)
     ring.warm_up(call)
     times = measure(device, call, ring, size, wait=waited.append)
-    assert set(waited) == {"result"} and "host" in times.way
+    assert set(waited) == {"result"}
     assert times.host <= times.pipelined == times.device.median
 
 
@@ -122,7 +117,7 @@ def test_peers_are_measured_once_and_ours_once_per_mode_and_the_fastest_variant_
 
         return {"slow": functools.partial(ticking, 0.02), "fast": functools.partial(ticking, 0.01)}
 
-    runner, contender = CudaRunner(device, None), Contender("someone", lambda: None, start, ours=ours)
+    runner, contender = CudaRunner(device), Contender("someone", lambda: None, start, ours=ours)
     # In place of pytest-benchmark's fixture.
     tables = [SimpleNamespace(extra_info={}, pedantic=lambda call, **options: call()) for _ in MODES]
     for table, mode in zip(tables, MODES, strict=True):
@@ -131,14 +126,14 @@ def test_peers_are_measured_once_and_ours_once_per_mode_and_the_fastest_variant_
     assert device.reserved == [BUSY] * len(starts)
     info = tables[0].extra_info
     assert (info["layout"], info["device_s"], info["variant"]) == (layout, pytest.approx(0.01), "fast")
-    assert info["of_memset"] == info["memset_s"] / info["device_s"]
+    assert info["memset_s"] == pytest.approx(1e-9 * info["bytes"])
     assert tables[1].group == f"throughput ({D}, {N}) float32 independent {'nd ' * (layout == 'nd')}fast_math"
 
 
 def test_unavailable_contenders_are_skipped_with_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     contender = Contender("someone", lambda: "not at home", CPU["numpy"].start)
     with pytest.raises(pytest.skip.Exception, match="someone: not at home"):
-        CudaRunner(Clockwork(), None).run(None, "throughput", contender, Case(D, N), "portable")
+        CudaRunner(Clockwork()).run(None, "throughput", contender, Case(D, N), "portable")
     monkeypatch.setattr(toolchain, "cuda_home", lambda: tmp_path)
     monkeypatch.setattr(sys, "path", [])
     for program in (header_peers.CURANDDX, header_peers.RAFT):
@@ -147,11 +142,10 @@ def test_unavailable_contenders_are_skipped_with_a_reason(tmp_path: Path, monkey
 
 
 def test_contenders_are_in_the_groups_of_their_modes_and_layouts() -> None:
-    groups = {
-        (layout, mode): {name for name, each in CUDA.items() if mode in each.modes and each.fits(case)}
-        for layout in ("dn", "nd") for mode in MODES for case in [Case(D, N, layout=layout)]
-    }  # fmt: skip
+    def names(layout: str, mode: str) -> set[str]:
+        return {name for name, each in CUDA.items() if mode in each.modes and each.fits(Case(D, N, layout=layout))}
+
     ours, tables = {"torch_ext", "cupy", "numba"}, {"raft_table", "raft_table_philox"}
-    assert groups["nd", "portable"] == groups["nd", "fast_math"] == ours | tables
-    assert "curanddx_fast_math" in groups["dn", "fast_math"] - groups["dn", "portable"]
-    assert ours | {"curanddx", "torch_compile"} <= groups["dn", "portable"] and not tables & groups["dn", "portable"]
+    assert names("nd", "portable") == names("nd", "fast_math") == ours | tables
+    assert "curanddx_fast_math" in names("dn", "fast_math") - names("dn", "portable")
+    assert ours | {"curanddx", "torch_compile"} <= names("dn", "portable") - tables == names("dn", "portable")

@@ -1,1 +1,0 @@
-#include "bbattery.h"
