@@ -78,10 +78,10 @@ class _CalleeCompiler(Compiler):
 
 
 class _Callee(CPUDispatcher):
-    """A function that only functions call that Numba compiles."""
+    """A function that only compiled functions call."""
 
-    def __init__(self, function: Any, of_locals: Any = None, targetoptions: Any = None) -> None:
-        super().__init__(function, of_locals, targetoptions, _CalleeCompiler)
+    def __init__(self, function: Any, types_of_locals: Any = None, targetoptions: Any = None) -> None:
+        super().__init__(function, types_of_locals or {}, targetoptions, _CalleeCompiler)
 
     def add_overload(self, result: Any) -> None:
         # The key under which callers find the function.
