@@ -1,9 +1,8 @@
 """The block-per-dimension kernel for the CPU.
 
 `window_kernel` draws one window of a sample matrix on one thread. `windows_kernel` shares windows among threads
-(`threads.py`), and `calls.py` the matrices of a batch. Each of the two functions makes two kernels per dtype, one of
-them for antithetic pairs. The kernels take arrays of any strides. They are cached on disk, so that a user waits for
-LLVM once.
+(`threads.py`), and `calls.py` the matrices of a batch. There are two window kernels per dtype, one of them for
+antithetic pairs. The kernels take arrays of any strides. They are cached on disk, so that a user waits for LLVM once.
 
 Numba's ``parallel=True`` would bring a threading layer that dies in a forked child (GNU OpenMP) or aborts under
 concurrent calls (workqueue).
