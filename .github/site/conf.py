@@ -66,7 +66,7 @@ root_doc = "index"
 # A new page that navigation lacks is a warning, and so an error.
 include_patterns = ["**.md", ".github/site/*.rst"]
 # In a clone, the package has links to backends and csrc.
-exclude_patterns = [".git", ".venv", ".editable", "**/.*_cache", "build", "dist", "report", "tests", "**/__pycache__"]
+exclude_patterns = [".git", ".venv", ".editable", "**.*_cache", "build", "dist", "report", "tests", "**/__pycache__"]
 exclude_patterns += ["multisample/backends", "multisample/csrc"] if (ROOT / "backends").exists() else []
 
 # Anchors as in the repository's own view of the pages.

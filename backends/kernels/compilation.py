@@ -21,6 +21,9 @@ from typing import Any, TypeAlias
 import llvmlite
 import numba
 from numba import njit
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import Compiler
+from numba.core.registry import CPUDispatcher
 from numba.core.serialize import dumps
 
 from multisample.backends.errors import BackendUnavailableError
@@ -29,10 +32,76 @@ from multisample.backends.system import cache
 Function: TypeAlias = Callable[..., Any]
 """A function that Numba compiles. Numba infers the types."""
 
-inline: Callable[[Function], Function] = njit(forceinline=True)
-"""Decorator: Numba compiles the function into its callers, on a CPU or a GPU."""
-
 _FOLDER = "numba"
+
+
+class _Code(JITCodeLibrary):
+    """The code of a kernel, in which LLVM may use 512-bit vectors, if the processor has them.
+
+    On Intel's processors LLVM prefers 256 bits, because a few wide vectors may lower the clock of much other code.
+    """
+
+    def add_ir_module(self, module: Any) -> None:
+        for function in module.functions:
+            if not function.is_declaration:
+                # `add` of this set refuses attributes that are pairs of strings.
+                set.add(function.attributes, '"prefer-vector-width"="512"')
+        super().add_ir_module(module)
+
+
+class _CodeOfCallee(_Code):
+    """The code of a callee, for linking into kernels: LLVM optimizes it there, and there it becomes machine code."""
+
+    def _optimize_final_module(self) -> None:
+        pass
+
+    def _finalize_final_module(self) -> None:
+        self._finalized = True
+
+
+class _KernelCompiler(Compiler):
+    """Numba's compiler, for `_Code`."""
+
+    def __init__(self, typing: Any, target: Any, library: Any, *rest: Any) -> None:
+        library = _Code(target.codegen(), "kernel")
+        library.enable_object_caching()
+        super().__init__(typing, target, library, *rest)
+
+
+class _CalleeCompiler(Compiler):
+    """Numba's compiler up to LLVM's code. It makes no wrappers for callers in Python and C."""
+
+    def __init__(self, typing: Any, target: Any, library: Any, *rest: Any) -> None:
+        super().__init__(typing, target, _CodeOfCallee(target.codegen(), "callee"), *rest)
+        flags = self.state.flags
+        flags.no_compile = flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
+
+
+class _Callee(CPUDispatcher):
+    """A function that only compiled functions call."""
+
+    def __init__(self, function: Any, types_of_locals: Any = None, targetoptions: Any = None) -> None:
+        super().__init__(function, types_of_locals or {}, targetoptions, _CalleeCompiler)
+
+    def add_overload(self, result: Any) -> None:
+        # The key under which callers find the function.
+        entry = functools.partial(self._compile_for_args)
+        self.targetctx.insert_user_function(entry, result.fndesc, [result.library])
+        self.overloads[tuple(result.signature.args)] = result._replace(entry_point=entry)
+
+    def _compile_for_args(self, *args: Any, **named: Any) -> Any:
+        raise TypeError(f"{self.py_func.__qualname__} has no machine code: only compiled functions can call it")
+
+
+def inline(function: Function) -> Function:
+    """Decorator: Numba compiles the function into its callers, on a CPU or a GPU."""
+    compiled: Function = _Callee(function, targetoptions={"nopython": True, "forceinline": True})
+    return compiled
+
+
+def callee(function: Callable[..., Any], name: str) -> Any:
+    """`function` for kernels on a CPU to call. Each kernel has a copy. See `cached` for the name."""
+    return _Callee(_named(function, name), targetoptions={"nopython": True, "_nrt": False})
 
 
 def compile_cached(
@@ -75,13 +144,16 @@ def cached(function: Callable[..., Any], name: str, digest: str, *, nogil: bool 
         The function allocates or returns arrays. Numba then counts references to all arrays: each view changes a number
         that all threads of a kernel share. Without references, an array that the function returns would be wrong.
     """
-    # LLVM links by name. Numba's names are unique in one process, and a process may load kernels of several.
-    python: Any = function
-    named = FunctionType(python.__code__, python.__globals__, name, python.__defaults__, python.__closure__)
-    named.__qualname__ = name
-    dispatcher = njit(nogil=nogil, _nrt=allocates)(named)
+    dispatcher = njit(nogil=nogil, _nrt=allocates, pipeline_class=_KernelCompiler)(_named(function, name))
     dispatcher._cache = KernelCache(name, digest, _reduce, _rebuild, "cpu")
     return dispatcher
+
+
+def _named(function: Any, name: str) -> Any:
+    # LLVM links by name. Numba's names are unique in one process, and a process may load kernels of several.
+    named = FunctionType(function.__code__, function.__globals__, name, function.__defaults__, function.__closure__)
+    named.__qualname__ = name
+    return named
 
 
 def function_address(signature: Any, function: Callable[..., Any], name: str, digest: str) -> int:

@@ -16,20 +16,21 @@ import numpy as np
 from numba import types
 
 from multisample.backends.element_types import MATRIX_TYPES, ElementType
-from multisample.backends.kernels.compilation import cached, inline, source_digest
+from multisample.backends.kernels.compilation import callee, inline, source_digest
 from multisample.backends.kernels.stream.arithmetic import fma
 from multisample.backends.kernels.stream.rounding import from_bfloat16, from_float16, unchanged
 from multisample.backends.launch import SPAN, Launch, Operation, WordFormat, computing_name, type_name
 from multisample.backends.system.threads import configured_threads
 
-from .addresses import c_address, call_window, numbers_at, symbol, word_at
+from .addresses import c_address, numbers_at, symbol, word_at
 from .division import SHARE, most_threads, window_of, window_shape, windows
 from .fields import HALF, LAUNCH_WORDS, WORD, half
-from .intrinsics import integers_at, stack_array, use_widest_vectors
+from .intrinsics import integers_at, stack_array
 from .kernel import window_address
 from .moments import FEW_ROWS, MOST_ROWS, ROUND, SEGMENT, list_function, sum_function
 from .perturb import part_function, part_size
 from .threads import POOL_LENGTH, for_each, helper_pool
+from .window import call_window
 
 # The table: the address of the pool of helpers, the most threads of a call, and window kernels by type and antithetic.
 _POOL, _THREADS, _KERNELS, _TABLE = 0, 1, 2, 2 + 2 * (max(ElementType) + 1)
@@ -154,7 +155,6 @@ def _band_function(real: str) -> Callable[..., Any]:
             load(from_bfloat16, np.uint16, x, matrix, rows, columns, row_stride, column_stride)
 
     def sum_band(arguments, index):
-        use_widest_vectors()
         address, kernel, band, width = arguments
         launch = integers_at(address, LAUNCH_WORDS)
         rows, columns, row_stride, column_stride = _shape(launch)
@@ -211,7 +211,7 @@ def _threads(launch, table, most):
 
 def _draw_function() -> Callable[..., Any]:
     names = {"cpu-draw_matrix": _draw_matrix, "cpu-draw_part": _draw_part}
-    draw_matrix, draw_part = (cached(function, name, source_digest()) for name, function in names.items())
+    draw_matrix, draw_part = (callee(function, name) for name, function in names.items())
 
     def draw_all(address):
         launch, table = integers_at(address, LAUNCH_WORDS), integers_at(symbol("multisample_cpu_table"), _TABLE)
@@ -238,7 +238,7 @@ def _draw_function() -> Callable[..., Any]:
 
 
 def _gradient_function(real: str) -> Callable[..., Any]:
-    sum_band = cached(_band_function(real), f"cpu-sum_band_{real}", source_digest())
+    sum_band = callee(_band_function(real), f"cpu-sum_band_{real}")
     kind = int(ElementType[real])
 
     def sum_all(address):
@@ -278,7 +278,7 @@ def _moments_store(real: str) -> Callable[..., Any]:
 
 def _moments_part(real: str) -> Callable[..., Any]:
     number, size, store = getattr(np, real), np.dtype(real).itemsize, _moments_store(real)
-    sum_rows = cached(sum_function(real), f"cpu-sum_rows_{real}", source_digest())
+    sum_rows = callee(sum_function(real), f"cpu-sum_rows_{real}")
 
     def sum_part(arguments, index):
         """Sum all groups of a band of rows, and store the moments. With `totals`, sum one segment into those."""
@@ -313,10 +313,10 @@ def _moments_part(real: str) -> Callable[..., Any]:
 def _moments_function(real: str) -> Callable[..., Any]:
     number, size, store = getattr(np, real), np.dtype(real).itemsize, _moments_store(real)
     list_singles, list_pairs = (
-        cached(list_function(width), f"cpu-list_groups_{real}{suffix}", source_digest())
+        callee(list_function(width), f"cpu-list_groups_{real}{suffix}")
         for width, suffix in ((4, ""), (8, "_antithetic"))
     )
-    of_part = cached(_moments_part(real), f"cpu-sum_part_{real}", source_digest())
+    of_part = callee(_moments_part(real), f"cpu-sum_part_{real}")
 
     def sum_moments(address):
         launch, table = integers_at(address, LAUNCH_WORDS), integers_at(symbol("multisample_cpu_table"), _TABLE)
@@ -364,7 +364,7 @@ def _moments_function(real: str) -> Callable[..., Any]:
 
 
 def _perturb_function(dtype: str) -> Callable[..., Any]:
-    add_part = cached(part_function(dtype), f"cpu-perturb_{dtype}_part", source_digest())
+    add_part = callee(part_function(dtype), f"cpu-perturb_{dtype}_part")
     number, words = getattr(np, MATRIX_TYPES[dtype].computing), SPAN.size // 8
 
     def perturb_all(address):

@@ -146,22 +146,6 @@ def _emit_prefetch(context: Any, builder: Any, array: Any, value: Any, index: An
         builder.call(function, (cgutils.pointer_add(builder, address, line), word(1), word(3), word(1)))
 
 
-@intrinsic
-def use_widest_vectors(typingctx: Any) -> Any:
-    """Let LLVM use 512-bit vectors in the compiled function that calls this, if the processor has them.
-
-    On Intel's processors LLVM prefers 256 bits, because a few wide vectors may lower the clock of much other code.
-    Every function with loops over vectors calls this: Numba vectorises a function before it inlines it into another.
-    """
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        # `add` of this set refuses attributes that are pairs of strings.
-        set.add(builder.function.attributes, '"prefer-vector-width"="512"')
-        return context.get_dummy_value()
-
-    return types.none(), codegen
-
-
 @intrinsic(prefer_literal=True)
 def prefetch(typingctx: Any, array: Any, index: Any, length: Any) -> Any:
     """Prefetch ``array[index : index + length]`` for writing. The elements may lie outside the array.

@@ -1,9 +1,8 @@
 """The block-per-dimension kernel for the CPU.
 
 `window_kernel` draws one window of a sample matrix on one thread. `windows_kernel` shares windows among threads
-(`threads.py`), and `calls.py` the matrices of a batch. Each of the two functions makes two kernels per dtype, one of
-them for antithetic pairs. The kernels take arrays of any strides. They are cached on disk, so that a user waits for
-LLVM once.
+(`threads.py`), and `calls.py` the matrices of a batch. There are two window kernels per dtype, one of them for
+antithetic pairs. The kernels take arrays of any strides. They are cached on disk, so that a user waits for LLVM once.
 
 Numba's ``parallel=True`` would bring a threading layer that dies in a forked child (GNU OpenMP) or aborts under
 concurrent calls (workqueue).
@@ -17,10 +16,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import njit, types
+from numba import types
 
 from multisample.backends.element_types import MATRIX_TYPES
-from multisample.backends.kernels.compilation import cached, compile_cached, function_address, source_digest
+from multisample.backends.kernels.compilation import callee, compile_cached, function_address, inline, source_digest
 from multisample.backends.kernels.stream.arithmetic import fma
 from multisample.backends.kernels.stream.normals import block_f32, block_f64
 from multisample.backends.kernels.stream.rounding import NARROWING, unchanged
@@ -37,9 +36,9 @@ from .intrinsics import (
     scale_vector,
     stack_array,
     store_apart,
-    use_widest_vectors,
 )
 from .threads import POOL, for_each, starting_kernel
+from .window import TYPES, array, call_window, parameters_of, window_parameters
 
 # Rows of this length and more have vector loops of their own.
 _LONG_ROW = 512
@@ -65,10 +64,9 @@ _NEAR = 256
 _AHEAD = 2048
 
 
-@njit(forceinline=True)
+@inline
 def _draw_long_rows(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, antithetic):
     """Draw each row without a buffer: whole blocks in a vector loop, then the incomplete blocks at both ends."""
-    use_widest_vectors()
     rows, columns = out.shape
     block_columns = 8 if antithetic else 4
     head = min(-first_column % block_columns, columns)
@@ -107,13 +105,13 @@ def _draw_long_rows(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, fi
                     row[c] = narrow(fma(s, -normal if antithetic and place % 2 == 1 else normal, m))
 
 
-@njit(forceinline=True)
+@inline
 def _runs_down(out):
     """Whether vectors can run down the columns: rows are adjacent in memory."""
     return out.strides[0] == out.itemsize and out.shape[0] > 1
 
 
-@njit(forceinline=True)
+@inline
 def _copy_columns(x, block_columns, first, out, top, left, right):
     """Copy columns `left` to `right` of the tile `x` to the rows of `out` from `top` on, for `_draw_few_rows`.
 
@@ -153,7 +151,7 @@ def _copy_columns(x, block_columns, first, out, top, left, right):
             c += 1
 
 
-@njit(forceinline=True)
+@inline
 def _draw_few_rows(
     block, narrow, m, s, row_of, block_of, out, o0, o1, k0, k1, i, g, antithetic, top, part, first, left
 ):
@@ -162,7 +160,6 @@ def _draw_few_rows(
     Column `left` of the window is column `first` of the first block. Place k of the tile is row
     ``i + row_of[k]`` of block ``g + block_of[k]`` of the stream.
     """
-    use_widest_vectors()
     rows = out.shape[0] - top
     block_columns = 8 if antithetic else 4
     right = min(out.shape[1], left - first + block_columns * part)
@@ -188,13 +185,12 @@ def _draw_few_rows(
     _copy_columns(x, block_columns, first, out, top, left, right)
 
 
-@njit(forceinline=True)
+@inline
 def _draw_column(block, narrow, m, s, column, chunk, o0, o1, k0, k1, i, g, in_second_pair, is_second, is_mirrored):
     """One column of block `g`, `chunk` rows from row `i` on: only the pair of normals that it needs.
 
     `in_second_pair` is a literal.
     """
-    use_widest_vectors()
     for start in range(0, chunk, _HEIGHT):
         first = np.uint64(min(start, chunk - _HEIGHT))
         for k in range(first, first + np.uint64(_HEIGHT)):
@@ -204,7 +200,7 @@ def _draw_column(block, narrow, m, s, column, chunk, o0, o1, k0, k1, i, g, in_se
             column[k] = narrow(fma(s[k], -z if is_mirrored else z, m[k]))
 
 
-@njit(forceinline=True)
+@inline
 def _tile_of_few_rows(mu, sigma, rows, height, row_blocks, few_m, few_s, row_of, block_of):
     """Fill vectors with the rows from `height` on, of several blocks; returns the number of blocks."""
     few, tile_blocks = rows - height, max(_HEIGHT, _PLACES // rows)
@@ -224,7 +220,7 @@ def _tile_of_few_rows(mu, sigma, rows, height, row_blocks, few_m, few_s, row_of,
     return tile_blocks
 
 
-@njit(forceinline=True)
+@inline
 def _draw_only_column(block, narrow, m, s, column, chunk, o0, o1, k0, k1, i, g, skip, step, antithetic):
     """Draw the column of a matrix (d, 1): one normal of each block."""
     is_second, is_mirrored = skip // step % 2 == 1, antithetic and skip % 2 == 1
@@ -234,10 +230,9 @@ def _draw_only_column(block, narrow, m, s, column, chunk, o0, o1, k0, k1, i, g, 
         _draw_column(block, narrow, m, s, column, chunk, o0, o1, k0, k1, i, g, False, is_second, is_mirrored)
 
 
-@njit(forceinline=True)
+@inline
 def _draw_down(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, antithetic):
     """Independent noise where rows are adjacent. A vector holds rows of one block, or the last rows of several."""
-    use_widest_vectors()
     rows, columns = out.shape
     block_columns = 8 if antithetic else 4
     step = block_columns // 4
@@ -315,10 +310,9 @@ def _draw_down(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_c
                             store_apart(y3, k, narrow(fma(s[k], -z3, m[k])), 7)
 
 
-@njit(forceinline=True)
+@inline
 def _scale_and_narrow_down(narrow, z, mu, sigma, out):
     """Store columns of shared noise `z` where rows are adjacent."""
-    use_widest_vectors()
     rows, columns = out.shape
     m, s = stack_array(_CHUNK, mu.dtype), stack_array(_CHUNK, mu.dtype)
     for top in range(0, rows, _CHUNK):
@@ -332,10 +326,9 @@ def _scale_and_narrow_down(narrow, z, mu, sigma, out):
                 column[k] = narrow(fma(s[k], of_column, m[k]))
 
 
-@njit(forceinline=True)
+@inline
 def _scale_down(narrow, z, mu, sigma, out):
     """`_scale_and_narrow_down` for types that need no narrowing."""
-    use_widest_vectors()
     rows, columns = out.shape
     m, s = stack_array(_LONG_CHUNK, mu.dtype), stack_array(_LONG_CHUNK, mu.dtype)
     step = out.strides[1] // out.itemsize
@@ -396,12 +389,11 @@ def _scale_down(narrow, z, mu, sigma, out):
                 scale_vector(x3, k, s, z3, m, k, 16, far)
 
 
-@njit(forceinline=True)
+@inline
 def _draw_tiles(
     block, narrow, scale_down, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, shared_noise, antithetic
 ):
     """Draw noise in tiles, then scale it into place. Short rows share a tile, and shared noise serves every row."""
-    use_widest_vectors()
     rows, columns = out.shape
     block_columns = 8 if antithetic else 4
     skip = first_column % block_columns
@@ -464,7 +456,7 @@ def _draw_tiles(
                     shift += pitch
 
 
-@njit(forceinline=True)
+@inline
 def _draw(
     block, narrow, scale_down, mu, sigma, out, seed, offset, first_row, first_column, shared_noise, antithetic, layouts
 ):
@@ -487,7 +479,7 @@ def _draw(
         )
 
 
-@njit(forceinline=True)
+@inline
 def _valid(mu, sigma):
     """Whether every mean is finite, and every standard deviation finite and not negative."""
     if mu.strides[0] == mu.itemsize and sigma.strides[0] == sigma.itemsize:
@@ -495,9 +487,8 @@ def _valid(mu, sigma):
     return _all_valid(mu, sigma)
 
 
-@njit(forceinline=True)
+@inline
 def _all_valid(mu, sigma):
-    use_widest_vectors()
     valid = True
     for k in range(np.uint64(mu.size)):
         valid &= -math.inf < mu[k] < math.inf
@@ -524,15 +515,6 @@ def _check(mu, sigma, weights):
     return _valid(mu, sigma) and (weights is None or _valid(weights, sigma[:0]))
 
 
-def _array(dtype: Any, ndim: int, *, readonly: bool = False) -> Any:
-    # "A": any strides. Unaligned: x86 and ARM access it as fast. Every other array converts to this type.
-    return types.Array(dtype, ndim, "A", readonly=readonly, aligned=False)
-
-
-# Computing type and element of `out`.
-_TYPES = {name: (getattr(types, row.computing), getattr(types, row.stored)) for name, row in MATRIX_TYPES.items()}
-
-
 def _compiled(signature: Any, function: Callable[..., Any], name: str, *, nogil: bool = True) -> Callable[..., Any]:
     kernel: Callable[..., Any] = compile_cached(signature, function, f"cpu-{name}", source_digest(), nogil=nogil)
     return kernel
@@ -549,13 +531,6 @@ def window_kernel(dtype: str, antithetic: bool = False) -> Callable[..., None]:
     return _compiled(signature, _window_function(dtype, antithetic), _window_name(dtype, antithetic))
 
 
-def window_parameters(dtype: str) -> tuple[Any, ...]:
-    """The Numba types of the parameters of a `window_kernel`."""
-    real, element = _TYPES[dtype]
-    vector = _array(real, 1, readonly=True)
-    return vector, vector, _array(element, 2), *[types.uint64] * 2, *[types.int64] * 2, types.boolean
-
-
 @functools.cache
 def window_address(dtype: str, antithetic: bool) -> int:
     """The address of a `window_kernel`, for `addresses.call_window`."""
@@ -567,36 +542,51 @@ def _window_name(dtype: str, antithetic: bool) -> str:
     return f"draw_{dtype}_antithetic" if antithetic else f"draw_{dtype}"
 
 
-@functools.cache
 def windows_kernel(dtype: str, antithetic: bool = False) -> Callable[..., None]:
     """``kernel(mu, sigma, out, seed, offset, first_row, first_column, shared_noise, height, width, threads, pool)``.
 
     As `window_kernel`, on up to `threads` threads: the calling one, and helpers of `pool` (`threads.helper_pool`).
     They draw windows of up to `height` rows, and up to `width` columns, a multiple of the columns of a block.
     """
-    draw = cached(_window_function(dtype, antithetic), f"cpu-{_window_name(dtype, antithetic)}", source_digest())
-    block = 8 if antithetic else 4
-    parameters = *window_parameters(dtype), *[types.int64] * 2
+    return functools.partial(_sharing_kernel(*TYPES[dtype]), window_address(dtype, antithetic), 8 if antithetic else 4)
+
+
+@functools.cache
+def _sharing_kernel(real: Any, element: Any) -> Callable[..., None]:
+    """`windows_kernel` for all window kernels of one size, with the address of one and the columns of its blocks."""
 
     def draw_window(arguments, window):
-        mu, sigma, out, seed, offset, first_row, first_column, shared_noise, height, width, across = arguments
+        kernel, block, mu, sigma, out, seed, offset, first_row, first_column, shared_noise, height, width, across = (
+            arguments
+        )
         rows, columns = out.shape
         top, bottom, left, right = window_of(window, rows, columns, first_column % block, height, width, across)
-        draw(
-            mu[top:bottom], sigma[top:bottom], out[top:bottom, left:right], seed, offset, first_row + top,
-            first_column + left, shared_noise,
+        row, column = out.strides
+        call_window(
+            kernel,
+            (
+                mu.ctypes.data + top * mu.strides[0], sigma.ctypes.data + top * sigma.strides[0], mu.strides[0],
+                sigma.strides[0], mu.itemsize,
+            ),
+            (out.ctypes.data + top * row + left * column, bottom - top, right - left, row, column, out.itemsize),
+            (np.int64(seed), np.int64(offset), first_row + top, first_column + left), shared_noise,
         )  # fmt: skip
 
-    name = f"{_window_name(dtype, antithetic)}_windows"
-    of_window = cached(draw_window, f"cpu-{name}_of_thread", source_digest())
+    name = f"cpu-draw_windows_{real}_{element}"
+    of_window = callee(draw_window, f"{name}_of_thread")
 
-    def draw_windows(mu, sigma, out, seed, offset, first_row, first_column, shared_noise, height, width, threads, pool):
+    def draw_windows(
+        kernel, block, mu, sigma, out, seed, offset, first_row, first_column, shared_noise, height, width, threads, pool
+    ):
         rows, columns = out.shape
         across, high = windows(rows, columns, first_column % block, height, width)
-        arguments = mu, sigma, out, seed, offset, first_row, first_column, shared_noise, height, width, across
+        arguments = (
+            kernel, block, mu, sigma, out, seed, offset, first_row, first_column, shared_noise, height, width, across,
+        )  # fmt: skip
         for_each(of_window, arguments, across * high, threads, pool)
 
-    return _compiled(types.void(*parameters, types.int64, POOL), draw_windows, name)
+    parameters = *[types.int64] * 2, *parameters_of(real, element), *[types.int64] * 3, POOL
+    return _compiled(types.void(*parameters), draw_windows, name.removeprefix("cpu-"))
 
 
 @functools.cache
@@ -605,18 +595,17 @@ def value_kernel(dtype: str, weighted: bool = False) -> Callable[..., bool]:
 
     `weights` is None if not `weighted`.
     """
-    vector = _array(_TYPES[dtype][0], 1, readonly=True)
+    vector = array(TYPES[dtype][0], 1, readonly=True)
     weights = vector if weighted else types.none
     return _compiled(types.boolean(vector, vector, weights), _check, f"check_{dtype}{'_weighted' * weighted}")
 
 
 def kernel_groups() -> list[list[Callable[[], Any]]]:
-    """All kernels, as functions that compile them. The first kernel of a group is part of the others."""
+    """All kernels, as functions that compile them."""
     groups: list[list[Callable[[], Any]]] = [
-        [functools.partial(kernel, dtype, antithetic) for kernel in (window_kernel, windows_kernel)]
-        for dtype in _TYPES
-        for antithetic in (False, True)
+        [functools.partial(window_kernel, dtype, antithetic)] for dtype in TYPES for antithetic in (False, True)
     ]
+    groups += [[functools.partial(_sharing_kernel, *each)] for each in sorted(set(TYPES.values()), key=str)]
     groups += [
         [functools.partial(value_kernel, real, weighted)]
         for real in ("float32", "float64")

@@ -11,16 +11,16 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import njit, types
+from numba import types
 
 from multisample.backends.element_types import MATRIX_TYPES
-from multisample.backends.kernels.compilation import cached, compile_cached, source_digest
+from multisample.backends.kernels.compilation import callee, compile_cached, inline, source_digest
 from multisample.backends.kernels.stream.arithmetic import fma
 from multisample.backends.kernels.stream.normals import block_f32, block_f64
 from multisample.backends.kernels.stream.rounding import NARROWING
 from multisample.backends.kernels.stream.words import stream_key, word
 
-from .intrinsics import default_floats, restore_floats, stack_array, use_widest_vectors
+from .intrinsics import default_floats, restore_floats, stack_array
 from .threads import POOL, for_each
 
 SEGMENT = 4096
@@ -73,7 +73,7 @@ def sum_function(real: str) -> Callable[..., Any]:
     number = getattr(np, real)
     zero = number(0)
 
-    @njit(forceinline=True)
+    @inline
     def add_products(z, first, second, begin, count, a, b):
         """Returns the sums of first * z and of second * z * z over `count` normals."""
         s, q = 0.0, 0.0
@@ -91,7 +91,6 @@ def sum_function(real: str) -> Callable[..., Any]:
         return s, q
 
     def sum_rows(groups, first, second, sums, seed, offset, first_row):
-        use_widest_vectors()
         before = default_floats()
         k0, k1 = stream_key(seed)
         o0, o1 = word(offset), offset >> np.uint64(32)
@@ -147,11 +146,6 @@ def _array(dtype: Any, ndim: int = 1, layout: str = "C", *, readonly: bool = Fal
     return types.Array(dtype, ndim, layout, readonly=readonly, aligned=False)
 
 
-def _cached(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    dispatcher: Callable[..., Any] = cached(function, f"cpu-{name}", source_digest())
-    return dispatcher
-
-
 def _compiled(signature: Any, function: Callable[..., Any], name: str) -> Callable[..., Any]:
     kernel: Callable[..., Any] = compile_cached(signature, function, f"cpu-{name}", source_digest())
     return kernel
@@ -185,7 +179,7 @@ def summing_kernel(real: str) -> Callable[..., None]:
     times z, and of `second` times z squared. A thread adds up a segment in up to `height` rows at a
     time; `kernel.windows_kernel` explains `threads` and `pool`. The list has a multiple of ROUND groups.
     """
-    sum_rows = _cached(sum_function(real), f"sum_rows_{real}")
+    sum_rows = callee(sum_function(real), f"cpu-sum_rows_{real}")
     groups, first, second, _, seed, offset, first_row = _sum_parameters(real)
     parameters = groups, first, second, types.Array(types.float64, 3, "C"), seed, offset, first_row, types.int64
 
@@ -199,7 +193,7 @@ def summing_kernel(real: str) -> Callable[..., None]:
             totals[index // bands, top : top + height], seed, offset, first_row + top,
         )  # fmt: skip
 
-    of_segment = _cached(sum_segment, f"sum_segment_{real}")
+    of_segment = callee(sum_segment, f"cpu-sum_segment_{real}")
 
     def sum_segments(groups, first, second, totals, seed, offset, first_row, height, threads, pool):
         bands = (totals.shape[1] + height - 1) // height
@@ -217,8 +211,8 @@ def moments_kernel(dtype: str) -> Callable[..., None]:
     pool)``. A thread takes up to `height` rows at a time, at most MOST_ROWS.
     """
     real = MATRIX_TYPES[dtype].computing
-    sum_rows = _cached(sum_function(real), f"sum_rows_{real}")
-    finish = _cached(_finish_function(dtype), f"finish_{dtype}")
+    sum_rows = callee(sum_function(real), f"cpu-sum_rows_{real}")
+    finish = callee(_finish_function(dtype), f"cpu-finish_{dtype}")
     groups, first, second, _, *words = _sum_parameters(real)
     mu, sigma, _, weight, *results = _finish_parameters(dtype)
     parameters = groups, first, second, *words, mu, sigma, weight, *results, types.int64
@@ -232,7 +226,7 @@ def moments_kernel(dtype: str) -> Callable[..., None]:
         sum_rows(groups, of_first, of_second, sums, seed, offset, first_row + top)
         finish(mu[top:bottom], sigma[top:bottom], sums, weight, first[top:bottom], second[top:bottom])
 
-    of_band = _cached(finish_band, f"finish_band_{dtype}")
+    of_band = callee(finish_band, f"cpu-finish_band_{dtype}")
 
     def finish_bands(
         groups, of_first, of_second, seed, offset, first_row, mu, sigma, weight, first, second, height, threads, pool

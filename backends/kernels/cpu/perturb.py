@@ -14,7 +14,7 @@ import numpy as np
 from numba import types
 
 from multisample.backends.element_types import MATRIX_TYPES
-from multisample.backends.kernels.compilation import cached, compile_cached, inline, source_digest
+from multisample.backends.kernels.compilation import callee, compile_cached, inline, source_digest
 from multisample.backends.kernels.stream.arithmetic import fma
 from multisample.backends.kernels.stream.normals import block_f32, block_f64
 from multisample.backends.kernels.stream.rounding import NARROWING, from_bfloat16, from_float16, unchanged
@@ -22,7 +22,7 @@ from multisample.backends.kernels.stream.words import stream_key, word
 from multisample.backends.launch import Span
 
 from .addresses import numbers_at
-from .intrinsics import default_floats, integers_at, restore_floats, stack_array, use_widest_vectors
+from .intrinsics import default_floats, integers_at, restore_floats, stack_array
 from .threads import POOL, for_each
 
 # Minimum elements of a part, and maximum parts of a call: each part searches its spans from the first one on.
@@ -72,7 +72,6 @@ def part_function(dtype: str) -> Callable[..., Any]:
                 numbers_at(at + c * stride, 1, element)[0] = narrow(x[c])
 
     def add_part(arguments, part):
-        use_widest_vectors()
         address, length, elements, weights, seed, offset, first_row = arguments
         table = integers_at(address, length)
         before = default_floats()
@@ -133,7 +132,7 @@ def perturb_kernel(dtype: str) -> Callable[..., None]:
     calling one, and helpers of `pool` (`threads.helper_pool`).
     """
     row = MATRIX_TYPES[dtype]
-    add_part = cached(part_function(dtype), f"cpu-perturb_{dtype}_part", source_digest())
+    add_part = callee(part_function(dtype), f"cpu-perturb_{dtype}_part")
 
     def perturb(spans, elements, weights, seed, offset, first_row, threads, pool):
         size = part_size(elements)

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from multisample.backends.kernels.compilation import cached, compile_cached, inline, source_digest
+from multisample.backends.kernels.compilation import callee, compile_cached, inline, source_digest
 from multisample.backends.system.threads import STACK_SIZE
 
 from .intrinsics import (
@@ -100,9 +100,14 @@ def for_each(function, arguments, count, threads, pool):
     `arguments` is a tuple. Returns when every call has returned. `function` must not raise. Needs neither the GIL nor a
     Python thread: compiled code that C calls may call this.
     """
+    _share(entry_address(function, arguments), stack_copy(arguments), count, threads, pool)
+
+
+@inline
+def _share(entry, arguments, count, threads, pool):
     threads = max(1, min(threads, count, _MOST_HELPERS + 1))
     call = stack_array(_CALL, np.int64)
-    call[_ENTRY], call[_ARGUMENTS] = entry_address(function, arguments), stack_copy(arguments)
+    call[_ENTRY], call[_ARGUMENTS] = entry, arguments
     call[_COUNT], call[_THREADS], call[_HELPERS] = count, threads, 0
     for part in range(threads):
         call[_BEGUN + part * _LINE] = part * _part_size(call)
@@ -209,7 +214,7 @@ def starting_kernel() -> Callable[[np.ndarray[Any, Any]], int]:
     It starts the thread of a helper whose record a call has taken. If the system cannot start a thread, the state of
     the record is _NO_THREAD again.
     """
-    serve = cached(_serve, "cpu-serve", source_digest())
+    serve = callee(_serve, "cpu-serve")
 
     def start(arguments, helper):
         (pool,) = arguments
@@ -234,7 +239,7 @@ def starting_kernel() -> Callable[[np.ndarray[Any, Any]], int]:
         if error != 0:
             fetch_add(pool, helper + _STATE, _NO_THREAD - load_acquire(pool, helper + _STATE))
 
-    compiled = cached(start, "cpu-start", source_digest())
+    compiled = callee(start, "cpu-start")
 
     def starting_entry(pool):
         return entry_address(compiled, (pool,))

@@ -8,7 +8,8 @@ Nothing may be contracted or reassociated: never compile this with ``fastmath``.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from multisample.backends.kernels.compilation import inline
 
 from .arithmetic import float_bits, from_float_bits, horner, product, sqrt, transform_fma
 from .words import philox4x32_10, word
@@ -68,7 +69,7 @@ _BELOW_ONE64 = np.int64(0x3FEFFFFFFFFFFFFF - _TWO_THIRDS64)
 _SHIFT = np.uint64(32)
 
 
-@njit(forceinline=True)
+@inline
 def radius_f32(a: np.uint32) -> np.float32:
     """Twice the radius, ``2 sqrt(-2 ln u)``, for ``u`` in [2^-33, 1 - 2^-24] made from the word `a`."""
     u = transform_fma(np.float32(a), _TO_UNIT32, _TO_UNIT_HALF32)
@@ -80,7 +81,7 @@ def radius_f32(a: np.uint32) -> np.float32:
     return sqrt(transform_fma(np.float32(e), LE32, horner(L32, f) * f))
 
 
-@njit(forceinline=True)
+@inline
 def half_turns_f32(b: np.int32) -> tuple[np.float32, np.float32]:
     """Half the cosine and half the sine of the angle ``pi b / 2^31``, in [-pi, pi)."""
     y = np.float32(b) * _TO_HALF_TURNS32
@@ -90,7 +91,7 @@ def half_turns_f32(b: np.int32) -> tuple[np.float32, np.float32]:
     return transform_fma(-s, s, _HALF32), s * c
 
 
-@njit(forceinline=True)
+@inline
 def radius_f64(a: np.uint64) -> np.float64:
     """Twice the radius, ``2 sqrt(-2 ln u)``, for ``u`` in [2^-65, 1 - 2^-53] made from the 64 bits `a`."""
     u = transform_fma(np.float64(a), _TO_UNIT64, _TO_UNIT_HALF64)
@@ -100,7 +101,7 @@ def radius_f64(a: np.uint64) -> np.float64:
     return sqrt(transform_fma(np.float64(e), LE64, horner(L64, f) * f))
 
 
-@njit(forceinline=True)
+@inline
 def half_turns_f64(b: np.int64) -> tuple[np.float64, np.float64]:
     """Half the cosine and half the sine of the angle ``pi b / 2^63``, in [-pi, pi)."""
     y = np.float64(b) * _TO_HALF_TURNS64
@@ -110,7 +111,7 @@ def half_turns_f64(b: np.int64) -> tuple[np.float64, np.float64]:
     return transform_fma(-s, s, _HALF64), s * c
 
 
-@njit(forceinline=True)
+@inline
 def normals_f32(w):
     """The float32 normals of columns ``4 g`` to ``4 g + 3`` from the four words of their block."""
     r, t = radius_f32(np.uint32(w[0])), radius_f32(np.uint32(w[2]))
@@ -119,7 +120,7 @@ def normals_f32(w):
     return product(r, c), product(r, s), product(t, d), product(t, v)
 
 
-@njit(forceinline=True)
+@inline
 def normals_f64(w, fine):
     """The normals of `normals_f32`, refined to float64 by the words `fine` of the second block."""
     r, t = radius_f64(_joined(w[0], fine[0])), radius_f64(_joined(w[2], fine[2]))
@@ -128,18 +129,18 @@ def normals_f64(w, fine):
     return product(r, c), product(r, s), product(t, d), product(t, v)
 
 
-@njit(forceinline=True)
+@inline
 def _joined(high, low):
     return np.uint64(high) << _SHIFT | word(low)
 
 
-@njit(forceinline=True)
+@inline
 def block_f32(g, i, o0, o1, k0, k1):
     """The float32 normals of row `i` in columns ``4 g`` to ``4 g + 3``."""
     return normals_f32(philox4x32_10(g, i, o0, o1, k0, k1))
 
 
-@njit(forceinline=True)
+@inline
 def block_f64(g, i, o0, o1, k0, k1):
     """The float64 normals of row `i` in columns ``4 g`` to ``4 g + 3``: `block_f32`, refined."""
     w = philox4x32_10(g, i, o0, o1, k0, k1)

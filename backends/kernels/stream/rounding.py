@@ -7,7 +7,8 @@ integer operations make the bits: one rounding, to nearest even, with subnormals
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from multisample.backends.kernels.compilation import inline
 
 from .arithmetic import float_bits, from_float_bits
 
@@ -16,13 +17,13 @@ _MAGNITUDE = np.int32(0x7FFFFFFF)
 _INFINITY = np.int32(0x7F800000)
 
 
-@njit(forceinline=True)
+@inline
 def unchanged(x):
     """`x` itself: float32 and float64 need no conversion."""
     return x
 
 
-@njit(forceinline=True)
+@inline
 def to_bfloat16(x: np.float32) -> np.uint16:
     """The bits of the bfloat16 nearest to `x`."""
     bits = float_bits(x)
@@ -33,13 +34,13 @@ def to_bfloat16(x: np.float32) -> np.uint16:
     return np.uint16(np.uint32(chosen) >> np.uint32(16))
 
 
-@njit(forceinline=True)
+@inline
 def from_bfloat16(bits: np.uint16) -> np.float32:
     """The value of a bfloat16."""
     return from_float_bits(np.int32(np.uint32(bits) << np.uint32(16)))
 
 
-@njit(forceinline=True)
+@inline
 def to_float16(x: np.float32) -> np.uint16:
     """The bits of the float16 nearest to `x`; from 65520 on that is infinity."""
     bits = float_bits(x)
@@ -57,7 +58,7 @@ def to_float16(x: np.float32) -> np.uint16:
     return np.uint16(np.uint32(sign) >> np.uint32(16) | np.uint32(half))
 
 
-@njit(forceinline=True)
+@inline
 def from_float16(bits: np.uint16) -> np.float32:
     """The value of a float16."""
     sign = np.int32(np.uint32(bits & np.uint16(0x8000)) << np.uint32(16))

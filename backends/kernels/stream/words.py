@@ -12,7 +12,8 @@ no widening, and LLVM can run one Philox block in each 64-bit lane of a vector. 
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from multisample.backends.kernels.compilation import inline
 
 from .arithmetic import like, wide_product
 
@@ -24,26 +25,26 @@ KEY_1 = np.uint64(0x73616D70)
 _SHIFT = np.uint64(32)
 
 
-@njit(forceinline=True)
+@inline
 def word(x: np.uint64) -> np.uint64:
     """The lower 32 bits of `x`."""
     return np.uint64(np.uint32(x))
 
 
-@njit(forceinline=True)
+@inline
 def stream_key(seed: np.uint64) -> tuple[np.uint64, np.uint64]:
     """Both key words of the stream of `seed`."""
     return word(seed) ^ KEY_0, (seed >> _SHIFT) ^ KEY_1
 
 
-@njit(forceinline=True)
+@inline
 def row_part(i, o0, k0):
     """The terms of rounds 1 and 2 that depend on the row alone: into c2 of round 2, and c3 of round 2."""
     high, _ = wide_product(o0, _MULTIPLIER_1)
     return wide_product(like(high ^ i ^ k0, k0), _MULTIPLIER_0)
 
 
-@njit(forceinline=True)
+@inline
 def column_part(g, o0, o1, k0, k1):
     """The terms of rounds 1 to 3 that depend on the columns alone.
 
@@ -58,7 +59,7 @@ def column_part(g, o0, o1, k0, k1):
     return like(low0 ^ k1, k0), like(low2 ^ k2, k0), like(high2 ^ k3, k0), low3
 
 
-@njit(forceinline=True)
+@inline
 def words(column, row, k0, k1):
     """The four words of a `column_part` and a `row_part` under key ``(k0, k1)``."""
     into_c2_of_round_2, into_c0_of_round_3, into_c2_of_round_3, c3 = column
@@ -73,7 +74,7 @@ def words(column, row, k0, k1):
     return c0, c1, c2, c3
 
 
-@njit(forceinline=True)
+@inline
 def philox4x32_10(c0, c1, c2, c3, k0, k1):
     """The four words of counter ``(c0, c1, c2, c3)`` under key ``(k0, k1)``."""
     return words(column_part(c0, c2, c3, k0, k1), row_part(c1, c2, k0), k0, k1)
