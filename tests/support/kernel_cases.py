@@ -480,6 +480,42 @@ def small_matrices(dtype: str, noise: str, words: Sequence[tuple[str, ...]] = ((
             )  # fmt: skip
 
 
+def many_dimensions_and_long_rows(dtype: str, noise: str) -> Iterator[Case]:
+    """Sizes for which the geometry for a GPU has several chunks per block, runs of columns, or tiles."""
+    pairs = noise == "shared"
+    cases = {
+        "chunks": [
+            Case(256 * 513 + 5, 2, dtype, noise, seed=3, sample_offset=1),
+            Case(28 * 513 + 9, 33, dtype, noise, pairs, sample_offset=1),
+        ],
+        "steps": [
+            Case(1, 526_333 * (2 if pairs else 1), dtype, noise, pairs, seed=5),
+            Case(1, 526_400 * (1 if pairs else 2), dtype, noise, not pairs, sample_offset=3, misalignment=2),
+            Case(1, 524_301, dtype, noise, strides=(0, 2), fast_math=True),
+        ],
+        # Groups that do not fill a warp.
+        "rests": [
+            Case(513, 517, dtype, noise, sample_offset=1), Case(513, 541, dtype, noise, sample_offset=3),
+            Case(257, 1101, dtype, noise, sample_offset=2),
+        ],
+        "tiles": [
+            Case(131_400, 3, dtype, noise, True, sample_offset=2, strides=(1, 131_401)),
+            Case(131_328, 2, dtype, noise, sample_offset=1, strides=(1, 131_328)),
+        ],
+        "columns": [
+            Case(d, 4 * 256 * 1025 - 3, dtype, noise, seed=4, sample_offset=d % 3, strides=(1, d)) for d in (2, 8)
+        ],
+        "few": [Case(2**16 + 77, 3, dtype, noise, pairs, strides=strides) for strides in ((3, 1), (1, 2**16 + 77))],
+    }  # fmt: skip
+    cuts = {name: [case.usual_cut() for case in some] for name, some in cases.items()}
+    assert max(cuts["chunks"][0].band_rows, cuts["chunks"][0].band_groups) > cuts["chunks"][0].chunk
+    assert all(cut.steps > 1 for cut in cuts["steps"]) and all(cut.rest for cut in cuts["rests"])
+    assert all(cut.blocks_per_band > 1 for cut in cuts["tiles"])
+    assert [case.store_kind for case in cases["steps"]] == ["aligned", "shifted", "strided"]
+    for some in cases.values():
+        yield from some
+
+
 SOME_WORDS = [words for count in range(1, 5) for words in itertools.combinations(WORDS, count) if words != ("offset",)]
 """Combinations of words in memory that need the kernel that reads the seed and the window from memory."""
 
@@ -496,5 +532,6 @@ TABLES: dict[str, tuple[Callable[[str, str], Iterator[Case]], dict[str, int]]] =
     "offsets in memory": (offsets_in_memory, dict.fromkeys(STORE_KINDS[:4], 1)),
     "vectors of every type": (vectors_of_every_type, {}),
     "calls cut differently": (calls_cut_differently, dict.fromkeys(STORE_KINDS[:6], 6)),
+    "many dimensions and long rows": (many_dimensions_and_long_rows, dict.fromkeys(STORE_KINDS[:3], 1)),
 }
 """Tables of cases, each with the least number of cases for each store variant."""
