@@ -21,7 +21,7 @@ import pytest
 from cuda_cpp import requires_gxx, run_cases  # fmt: skip
 from launches import WORDS, Window, a_launch, stored_words, word_fields
 from moments import exact_moments
-from tables import DTYPES, slow_but
+from tables import DTYPES
 
 from multisample.backends.cupy import BACKEND as CUPY
 from multisample.backends.driver import KernelKey, MomentsKey
@@ -219,7 +219,7 @@ LENGTHS = [1, 2, 3, 4, 5, 8, 9, 31, 33, 129, 1021, 1100, 2100]
 @requires_gxx
 @requires_emulator
 @pytest.mark.parametrize(
-    ("dtype", "antithetic"), slow_but([("float32", False)], [("float32", False), ("float64", True)])
+    ("dtype", "antithetic"), [("float32", False), pytest.param("float64", True, marks=pytest.mark.slow)]
 )
 def test_kernels_sum_every_shape(runner: Any, compiled: Any, dtype: str, antithetic: bool) -> None:
     def cases() -> Iterator[Case]:
