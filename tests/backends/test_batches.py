@@ -107,7 +107,7 @@ def steps_of(d: int, n: int, real: int, element: int, flags: Batched) -> dict[st
 LARGE = [*itertools.product([(200, 1024), (300, 1029)], ["float32"], FLAGS[-1:], ["dn"], [False])]
 CASES = [
     *itertools.product(SHAPES, ["float32"], FLAGS, ["dn", "nd"], [False]),
-    *itertools.product(SHAPES[1:3], ["float64", "float16"], FLAGS[-1:], ["dn"], [False, True]),
+    *itertools.product(SHAPES[1:3], ["float64", "float16", "bfloat16"], FLAGS[-1:], ["dn"], [False, True]),
 ]
 
 
