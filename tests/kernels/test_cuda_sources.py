@@ -33,7 +33,7 @@ from cuda_cpp import (
     run_cases,
     run_program,
 )  # fmt: skip
-from kernel_cases import GUARD, POISON, TABLES, Case, Values, words_in_memory
+from kernel_cases import GUARD, TABLES, Case, Values, words_in_memory
 from launches import Vector, a_launch, stored_words, word_fields
 from ptx_reader import opcodes_of
 from tables import COVERING, DTYPES, GRADIENT_VARIANTS, QUICK, STORE_KINDS, VARIANTS, Variant, slow_but
@@ -97,12 +97,7 @@ def check(case: Case, cut: geometry.Geometry, advanced: int, out: Array, writes:
     """Check that the kernel writes every element once and correctly, and no other memory."""
     assert advanced == (case.offset + 1) % 2**64, case
     assert cut == case.chosen_cut(), case
-    right = np.full_like(out, POISON)
-    got, wanted = case.output(out), case.output(right)
-    wanted[...] = case.expected()
-    wrong = np.argwhere(got != wanted)
-    assert len(wrong) == 0, (case, cut, f"{len(wrong)} wrong", wrong[:5].tolist(), wrong[-1].tolist())
-    assert np.array_equal(out, right), (case, cut, "outside the output")
+    case.check_memory(out, cut)
     first, strides = case.placed()[0] // case.size, tuple(stride // case.size for stride in case.byte_strides())
     counted = np.ndarray((case.d, case.n), np.uint8, writes, first, strides)
     often = np.argwhere(counted != 1)

@@ -224,8 +224,9 @@ LENGTHS = [1, 2, 3, 4, 5, 8, 9, 31, 33, 129, 1021, 1100, 2100]
 def test_kernels_sum_every_shape(runner: Any, compiled: Any, dtype: str, antithetic: bool) -> None:
     def cases() -> Iterator[Case]:
         for k, (n, d) in enumerate(itertools.product(LENGTHS, (1, 3, 40))):
+            order = 2 if dtype == "float32" else 1 + k % 2
             yield Case(
-                d, n, dtype, shared_noise=k % 5 == 0, antithetic=antithetic, order=2 if dtype == "float32" else 1 + k % 2, zeros=0.3 * (k % 3),
+                d, n, dtype, shared_noise=k % 5 == 0, antithetic=antithetic, order=order, zeros=0.3 * (k % 3),
                 seed=k << 33 | 5, offset=(k % 2) << 40, dim_offset=2**32 - d if k % 3 else 0,
                 sample_offset=(2**34 - n if k % 4 == 1 else k % 9), backwards=k % 2 == 1,
             )  # fmt: skip

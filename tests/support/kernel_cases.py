@@ -115,6 +115,19 @@ class Case(Window):
             _draw_antithetic(*vectors, z, self.sample_offset % 2, out)
             return out.astype(DTYPES[self.dtype]).view(f"u{self.size}")
 
+    def expected_memory(self) -> Array:
+        """The poisoned memory, with the output in it."""
+        memory = np.full(self.placed()[1], POISON, np.uint8)
+        self.output(memory)[...] = self.expected()
+        return memory
+
+    def check_memory(self, memory: Array, cut: Geometry) -> None:
+        """Check every element, and that the kernel wrote no other memory."""
+        right = self.expected_memory()
+        wrong = np.argwhere(self.output(memory) != self.output(right))
+        assert len(wrong) == 0, (self, cut, f"{len(wrong)} wrong", wrong[:5].tolist(), wrong[-1].tolist())
+        assert np.array_equal(memory, right), (self, cut, "outside the output")
+
     def _on_cpu(self, mu: Values, sigma: Values, n: int, dtype: str, sample_offset: int) -> Array:
         if isinstance(mu, float):
             mu = np.full(self.d, mu)
