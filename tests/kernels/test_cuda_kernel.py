@@ -181,7 +181,6 @@ def test_kernel_equals_the_cpu_backend(monkeypatch: pytest.MonkeyPatch, template
         # Several chunks of dimensions, several runs of columns, and interleaved bands.
         some_of(["calls cut differently"], 70)
         if template != SOME:
-            some_of(["many dimensions and long rows"], 20, 0)
             some_of(["vectors of every type"], 20, 0)
         some_of(["windows far out", "offsets in memory", *(["windows of pairs"] if template.antithetic else [])], 30)
     if template.dtype == "float32":
@@ -196,6 +195,15 @@ def test_kernel_reads_seed_and_window_from_memory(monkeypatch: pytest.MonkeyPatc
         check_batches(monkeypatch, template)
     elif template.dtype == "float32":
         check_launch(monkeypatch, template)
+
+
+@pytest.mark.slow
+def test_kernel_draws_many_dimensions_and_long_rows() -> None:
+    for case in TABLES["many dimensions and long rows"][0]("float32", "independent"):
+        check(case)
+    # Several chunks of columns.
+    for d in (2, 8):
+        check(Case(d, 4 * 256 * 1025 - 3, seed=4, sample_offset=d % 3, strides=(1, d)))
 
 
 FAST = [
