@@ -358,6 +358,27 @@ def tall(passes: int, per_chunk: int) -> Cut:
     return cut
 
 
+def wide_passes(passes: int, per_chunk: int) -> Cut:
+    """A cut with the largest number of groups per pass."""
+    return lambda g: {"rows_per_pass": 10**6, "band_rows": passes * 10**6, "chunk": per_chunk * 10**6}
+
+
+def transposed_passes(dtype: str, noise: str) -> Iterator[Case]:
+    """Blocks of several passes and chunks, partial first and last passes, several tiles, and padding."""
+    sizes = (3, 4, 7, 20, 63, 128, 280, 577, 1160, 2320)
+    cuts = itertools.product((tall, wide_passes), ((1, 1), (3, 9), (5, 2), (7, 1)))
+    for k, (d, (cut, passes)) in enumerate(itertools.product(sizes, cuts)):
+        n = (97, 30, 13)[(d > 60) + (d > 300)] + k % 8
+        aligned = ceil_div(d * SIZES[dtype], 16) * 16 // SIZES[dtype]
+        strides = ((d, 0), (aligned, 0), (aligned, 1), (d + k % 5, k % 4), (-aligned - 16, 0))
+        for place, (stride, misalignment) in enumerate(strides):
+            yield Case(
+                d, n, dtype, noise, (k + place) % 3 == 1, seed=k, sample_offset=3 * k % 8, dim_offset=k,
+                strides=(1, stride), misalignment=misalignment, cut=(tall if d > 300 else cut)(*passes),
+                backwards=k % 2 == 0,
+            )  # fmt: skip
+
+
 def other_cuts() -> Iterator[tuple[str, Cut]]:
     """Other geometries that the kernel supports, each with the store variants to which it applies."""
     everything = " ".join(STORE_KINDS)
@@ -542,6 +563,7 @@ TABLES: dict[str, tuple[Callable[[str, str], Iterator[Case]], dict[str, int]]] =
     "offsets in memory": (offsets_in_memory, dict.fromkeys(STORE_KINDS[:4], 1)),
     "vectors of every type": (vectors_of_every_type, {}),
     "calls cut differently": (calls_cut_differently, dict.fromkeys(STORE_KINDS[:6], 6)),
+    "transposed passes": (transposed_passes, {"transposed": 50}),
     "many dimensions and long rows": (many_dimensions_and_long_rows, dict.fromkeys(STORE_KINDS[:3], 1)),
 }
 """Tables of cases, each with the least number of cases for each store variant."""
