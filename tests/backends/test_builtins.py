@@ -246,19 +246,25 @@ def test_compiled_plans_keep_only_their_references_alive() -> None:
     assert [sys.getrefcount(x) for x in functions] == before
 
 
+def plan_of_a_fake_device(of_list: bool = False, batch: dict[str, int] | None = None, **functions: Any) -> Any:
+    """A compiled plan whose kernels run on the CPU: PyTorch's functions for streams and graphs are Python functions."""
+    launch = launches.a_launch(5, 3, mu=torch.zeros(5).numpy(), sigma=torch.ones(5).numpy(), **batch or {})
+    usual: dict[str, Any] = {
+        "allocate": lambda like: torch.empty(5, 3), "take": None, "check_generator": None,
+        "run_in_python": lambda *arguments: "python", "stream": lambda like: 77, "is_capturing": None, "scratch": None,
+    }  # fmt: skip
+    return BACKEND.compiled_plan(launch, (10, 10), 3, of_list, None, **usual | functions)
+
+
 def test_compiled_plans_of_a_device_read_the_stream_and_get_scratch_memory() -> None:
-    """A fake device, whose kernels run on the CPU: PyTorch's functions for streams and graphs are Python functions."""
     mu, sigma, calls, state = torch.zeros(5), torch.ones(5), list[Any](), {"capturing": False}
 
     def called(name: str, argument: Any, result: Any) -> Any:
         calls.append((name, argument))
         return result
 
-    launch = launches.a_launch(5, 3, mu=mu.numpy(), sigma=sigma.numpy())
-    run = BACKEND.compiled_plan(
-        launch, (10, 10), 3, False, None,
-        allocate=lambda like: torch.empty(5, 3), take=lambda generator: (7, 1), check_generator=None,
-        run_in_python=lambda *arguments: "python", stream=lambda like: called("stream", like, 77),
+    run = plan_of_a_fake_device(
+        take=lambda generator: (7, 1), stream=lambda like: called("stream", like, 77),
         is_capturing=lambda stream: called("is_capturing", stream, state["capturing"]),
         scratch=lambda offset: called("scratch", offset, torch.empty(4, dtype=torch.float64)),
     )  # fmt: skip
@@ -277,26 +283,14 @@ def test_a_list_of_one_seed_goes_to_python_while_a_graph_is_captured() -> None:
     """Plan.run raises there: a replay would repeat the seed of the capture."""
     mu, sigma = torch.zeros(5), torch.ones(5)
     for is_capturing in (False, True):
-        run = BACKEND.compiled_plan(
-            launches.a_launch(5, 3, mu=mu.numpy(), sigma=sigma.numpy()), (10, 10), 3, True, None,
-            allocate=lambda like: torch.empty(5, 3), take=None, check_generator=None,
-            run_in_python=lambda *arguments: "python", stream=lambda like: 77,
-            is_capturing=lambda stream, answer=is_capturing: answer, scratch=None,
-        )  # fmt: skip
+        run = plan_of_a_fake_device(True, is_capturing=lambda stream, answer=is_capturing: answer)
         assert (run(mu, sigma, None, None, [7], None, 0, 0) == "python") is is_capturing
 
 
 def test_compiled_plans_of_batches_pass_the_address_of_the_seeds() -> None:
-    """A fake device, whose kernels run on the CPU."""
     mu, sigma, seeds = torch.zeros(5), torch.ones(5), torch.tensor([7, 2**40])
-    launch = launches.a_launch(
-        5, 3, mu=mu.numpy(), sigma=sigma.numpy(), batch=2, seed_step=8, matrix_step=60, origin_in_memory=1
-    )
-    run = BACKEND.compiled_plan(
-        launch, (10, 10), 3, False, None,
-        allocate=lambda like: torch.empty(2, 5, 3), take=None, check_generator=None,
-        run_in_python=lambda *arguments: "python", stream=lambda like: 77, is_capturing=None, scratch=None,
-    )  # fmt: skip
+    batch_of_2 = {"batch": 2, "seed_step": 8, "matrix_step": 60, "origin_in_memory": 1}
+    run = plan_of_a_fake_device(batch=batch_of_2, allocate=lambda like: torch.empty(2, 5, 3))
     batch = run(mu, sigma, None, None, seeds, None, 1, 2)[0]
     for matrix, seed in zip(batch, seeds.tolist(), strict=True):
         assert torch.equal(matrix, multisample.sample(mu, sigma, 3, seed=seed, dim_offset=1, sample_offset=2))
@@ -312,11 +306,7 @@ class Refusing(TorchFunctionMode):
 
 def test_errors_from_attributes_of_tensors_reach_the_caller() -> None:
     mu, sigma = torch.zeros(5), torch.ones(5)
-    run = BACKEND.compiled_plan(
-        launches.a_launch(5, 3, mu=mu.numpy(), sigma=sigma.numpy()), (10, 10), 3, False, None,
-        allocate=lambda like: object(), take=None, check_generator=None, run_in_python=None, stream=None,
-        is_capturing=None, scratch=None,
-    )  # fmt: skip
+    run = plan_of_a_fake_device(allocate=lambda like: object(), run_in_python=None, stream=None)
     with pytest.raises(AttributeError, match="_cdata"):
         run(mu, sigma, None, None, 7, None, 0, 0)
     # As where PyTorch keeps the address of a tensor in an unknown place.

@@ -1,7 +1,8 @@
 """Run the PTX of one kernel on the CPU: all threads in step, one NumPy operation for each instruction.
 
-Only the instructions are known that the stream compiles to, and any other is an error. So is a product that the
-assembler may contract: one without ``.rn`` that an addition without ``.rn`` reads. Fused multiply-adds are the C
+Only the instructions are known that the stream compiles to, and any other is an error. So are approximations except
+`rsqrt.approx`, roundings except to nearest, subnormal operands of instructions that flush them, and a product that the
+assembler may contract: without ``.rn``, and read by an addition without ``.rn``. Fused multiply-adds are the C
 library's, exact. `rsqrt.approx` is the nearest float32: the stream corrects any approximation to the same root.
 """
 
@@ -227,6 +228,9 @@ class Machine:
             joined = high.astype("u8") << np.uint64(32) | low
             return (joined << (by % 32).astype("u8") >> np.uint64(32)).astype("u4")
         if dtype.kind == "f":
+            assert not {"rz", "rm", "rp"}.intersection(parts) and ("approx" in parts) == (name == "rsqrt"), parts
+            if "ftz" in parts:
+                assert not any(((x != 0) & (abs(x) < np.finfo(dtype).tiny)).any() for x in values), "flushes to zero"
             if name == "fma":
                 return _fma(*values)
             if name == "rsqrt":
