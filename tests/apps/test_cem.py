@@ -280,25 +280,23 @@ def test_a_state_is_a_copy() -> None:
 
 def test_tell_without_samples_draws_them_again(library: Any) -> None:
     start, center = library.array(START), library.array(START[::-1].copy())[:, None]
-    every: list[dict[str, Any]] = [{"antithetic": True, "noise_floor": 0.01, "smoothing": 0.7}]
-    # JAX compiles for each.
-    for options in every if library.name == "jax" else [{}, *every]:
-        with_samples, without = (CEM(start, 2.0, N, seed=SEED, **options) for _ in range(2))
-        for k in range(5):
-            x, _ = with_samples.ask(), without.ask()
-            scores = ((x - center) ** 2).sum(0)
-            if k == 3:
-                scores = library.array(np.where(np.arange(N) % 3 == 0, np.inf, library.to_numpy(scores)))
-            with_samples.tell(x, scores)
-            without.tell(None, scores)
-            # One step from equal states differs by rounding only.
-            for name in ("mu", "sigma"):
-                a, b = (library.to_numpy(getattr(run, name)) for run in (with_samples, without))
-                np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-5)
-            without.state = with_samples.state
-        best = [run.result() for run in (with_samples, without)]
-        assert best[0].fun == best[1].fun and best[0].nfev == best[1].nfev
-        np.testing.assert_allclose(library.to_numpy(best[0].x), library.to_numpy(best[1].x), rtol=1e-6)
+    options: dict[str, Any] = {"antithetic": True, "noise_floor": 0.01, "smoothing": 0.7}
+    with_samples, without = (CEM(start, 2.0, N, seed=SEED, **options) for _ in range(2))
+    for k in range(3):
+        x, _ = with_samples.ask(), without.ask()
+        scores = ((x - center) ** 2).sum(0)
+        if k == 1:
+            scores = library.array(np.where(np.arange(N) % 3 == 0, np.inf, library.to_numpy(scores)))
+        with_samples.tell(x, scores)
+        without.tell(None, scores)
+        # One step from equal states differs by rounding only.
+        for name in ("mu", "sigma"):
+            a, b = (library.to_numpy(getattr(run, name)) for run in (with_samples, without))
+            np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-5)
+        without.state = with_samples.state
+    best = [run.result() for run in (with_samples, without)]
+    assert best[0].fun == best[1].fun and best[0].nfev == best[1].nfev
+    np.testing.assert_allclose(library.to_numpy(best[0].x), library.to_numpy(best[1].x), rtol=1e-6)
 
 
 def test_tell_without_samples_or_a_draw_raises() -> None:

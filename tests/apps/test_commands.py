@@ -530,25 +530,6 @@ def test_progress_is_shown_for_windows_only(draw_files: Run) -> None:
     assert re.fullmatch(r"100%  46\.9 KiB of 46\.9 KiB  \S+ \S+/s  0 s left\n", windowed.err)
 
 
-@pytest.mark.slow
-def test_progress_in_a_terminal_is_one_line(folder: Path) -> None:
-    pty = pytest.importorskip("pty")
-    ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "multisample", "sample", "mu.npy", "1", "-n", str(N), "-o", "x.npy"]
-    with subprocess.Popen([*command, "--memory", "4K"], stdout=subprocess.PIPE, stderr=theirs) as process:
-        os.close(theirs)
-        shown = b""
-        with contextlib.suppress(OSError):  # Linux raises when the other end is closed.
-            while part := os.read(ours, 4096):
-                shown += part
-    os.close(ours)
-    assert process.returncode == 0
-    shown = shown.replace(COMPILING.replace("\n", "\r\n").encode(), b"")
-    assert shown.endswith(b"0 s left\r\n")
-    assert shown.count(b"\n") == 1
-    assert b"\r100%" in shown
-
-
 class _Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True

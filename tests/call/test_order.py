@@ -501,16 +501,16 @@ def test_foreign_arrays_are_drawn_on_their_own_device(to: str, library: str, bit
     expected = bits(on_cpu(*host, N, seed=2))
     for there, here in ((1, 0), (0, 1), (1, 1)):
         arrays = [memory.put(x, there) for x in host]
-        # PyTorch exports tensors of its current device only.
+        # PyTorch exports tensors of its current device only. JAX leaves the device of an operation current.
         with (
             memory.device(there) if library == "torch" else contextlib.nullcontext(),
-            contextlib.nullcontext() if library == "torch" and to == "torch_ext" else consumer.device(here),
+            contextlib.nullcontext() if library == "jax" or (library, to) == ("torch", "torch_ext") else consumer.device(here),
         ):
             current = consumer.current_device()
             x = multisample.sample(*map(wrap, arrays), N, seed=2, backend=to)
             where = memory_of("jax" if library == "jax" else BACKENDS[to])
             assert where.device_of(x) == there
-            assert consumer.current_device() == current
+            assert library == "jax" or consumer.current_device() == current
         with contextlib.nullcontext() if library == "jax" else consumer.device(there):
             assert np.array_equal(bits(x), expected)
 
