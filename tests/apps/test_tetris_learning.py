@@ -149,7 +149,6 @@ def changed(*path: str, to: Any) -> Any:
         (changed("settings", to=None), "settings: expected features, seed, n, .* got None"),
         (changed("settings", "height", to=99), "height: expected"),
         (changed("settings", "seed", to=8), "cem: expected seed 8, as in settings and history, got 7"),
-        (changed("settings", "sigma", to=[1.0] * 8), r"sigma: expected a finite number of at least 0, got \[1.0"),
         (changed("history", to={}), "history: expected a list, got {}"),
         (changed("history", to=[]), "cem: expected told 0, as in settings and history, got 1"),
         (changed("history", to=[{"mean": 1.0}]), "history: expected mean, best, sigma, pieces, seconds, got"),
@@ -160,9 +159,7 @@ def changed(*path: str, to: Any) -> Any:
             for value in ("1", None, float("nan"), -1.0)
         ),
         (changed("cem", to=7), "cem: expected mu, sigma, x, history, told, seed, offset, got 7"),
-        (changed("cem", "mu", to=[1.0]), r"state\['mu'\]: expected shape \(8,\), got \(1,\)"),
         (changed("cem", "seed", to="seven"), r"state\['seed'\]: expected numbers, got 'seven'"),
-        (changed("cem", "told", to=0), r"state\['told'\]: expected 1, .* got 0"),
         (changed("cem", "offset", to=3), "cem: expected offset 1, as in settings and history, got 3"),
     ],
 )  # fmt: skip

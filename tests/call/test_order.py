@@ -504,7 +504,9 @@ def test_foreign_arrays_are_drawn_on_their_own_device(to: str, library: str, bit
         # PyTorch exports tensors of its current device only. JAX leaves the device of an operation current.
         with (
             memory.device(there) if library == "torch" else contextlib.nullcontext(),
-            contextlib.nullcontext() if library == "jax" or (library, to) == ("torch", "torch_ext") else consumer.device(here),
+            contextlib.nullcontext()
+            if library == "jax" or (library, to) == ("torch", "torch_ext")
+            else consumer.device(here),
         ):
             current = consumer.current_device()
             x = multisample.sample(*map(wrap, arrays), N, seed=2, backend=to)

@@ -7,7 +7,6 @@ call, changes something that is not in the key, and compares with a call without
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import itertools
 import re

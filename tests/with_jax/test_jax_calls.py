@@ -192,7 +192,7 @@ def test_the_programs_of_eager_calls_are_bounded(monkeypatch: pytest.MonkeyPatch
     """XLA holds about 1.5 MB for each program, whether the call has a plan or not."""
     mu, sigma = vectors()
     programs.PROGRAMS.clear()
-    monkeypatch.setattr(programs.PROGRAMS, "_capacity", 2)
+    monkeypatch.setattr(programs.PROGRAMS, "_capacity", 1)
 
     def live() -> int:
         gc.collect()
@@ -210,10 +210,10 @@ def test_the_programs_of_eager_calls_are_bounded(monkeypatch: pytest.MonkeyPatch
     with jax.default_device(jax.devices("cpu")[0]):
         for call in calls:
             first = np.asarray(call(1))
-            for n in range(1, 4):
+            for n in (1, 2):
                 for _ in range(2):
                     call(n)
-            assert 1 <= live() <= programs.PROGRAMS.size() == 2
+            assert live() == programs.PROGRAMS.size() == 1
             check_same(call(1), first)
 
 
@@ -371,27 +371,20 @@ def test_calls_with_a_seed_and_numpy_arrays_are_constants_of_a_trace() -> None:
     ("arguments", "error", "message"),
     [
         ({"seed": 2**64}, ValueError, r"^seed: .*2\*\*64"),
-        ({"seed": -1}, ValueError, r"^seed: .*-1"),
         ({"seed": 1.5}, TypeError, r"^seed: .*float"),
         ({"seed": Key(1, -1)}, ValueError, r"^seed\.offset: .*-1"),
         ({"seed": 1, "dim_offset": 2**32}, ValueError, r"^dim_offset: .*2\*\*32"),
         ({"seed": 1, "sample_offset": 2**34}, ValueError, r"^n: .*2\*\*34"),
-        ({"seed": 1, "dim_offset": 1.0}, TypeError, r"^dim_offset: .*float"),
         ({"seed": 1, "n": -1}, ValueError, r"^n: .*-1"),
-        ({"seed": 1, "n": 2.0}, TypeError, r"^n: .*float"),
         ({"seed": 1, "noise": "common"}, ValueError, r"^noise: .*common"),
-        ({"seed": 1, "layout": "nn"}, ValueError, r"^layout: .*nn"),
-        ({"seed": 1, "antithetic": 1}, TypeError, r"^antithetic: .*int"),
         ({"seed": 1, "dtype": "int32"}, TypeError, r"^dtype: .*int32"),
         ({"seed": 1, "dtype": "float64"}, TypeError, r"^dtype: .*jax_enable_x64"),
         ({"seed": 1, "mu": np.zeros(D)}, TypeError, r"^dtype: .*jax_enable_x64.* mu is float64"),
         ({"seed": 1, "out": np.zeros((D, N), np.float32)}, TypeError, r"^out: .*immutable"),
         ({"seed": 1, "backend": "none"}, ValueError, r"none"),
-        ({"seed": 1, "backend": 7}, TypeError, r"^backend: .*7"),
         ({"seed": 1, "backend": "cupy"}, (ValueError, multisample.BackendUnavailableError), r"^backend: 'cupy'"),
         ({"seed": 1, "mu": np.zeros((D, 2), np.float32)}, ValueError, r"^mu: .*\(5, 2\)"),
         ({"seed": 1, "mu": np.zeros(D + 1, np.float32)}, ValueError, r"^sigma: .*6, got 5"),
-        ({"seed": 1, "mu": float("nan")}, ValueError, r"^mu: .*nan"),
         ({"seed": 1, "mu": np.full(D, np.inf, np.float32)}, ValueError, r"^mu: .*inf"),
         ({"seed": 1, "mu": np.zeros(D, bool)}, TypeError, r"^mu: .*bool"),
         ({"seed": 1, "generator": Generator(1)}, TypeError, r"^seed, generator: "),

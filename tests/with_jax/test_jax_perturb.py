@@ -56,7 +56,7 @@ TREES: dict[str, tuple[Any, Callable[[Any], Any]]] = {
         {"layers": [Layer(random(4, 3), random(3)), Layer(random(3, 2, 2), None)], "x": {"y": (random(6),)}}, named
     ),
     "list with None": ([random(3), None, random(2, 3)], named),
-    "types": ([random(33, dtype="float16"), random(4, 5), random(3, 3, dtype="bfloat16")], lambda tree: tree),
+    "types": ([random(33, dtype="float16"), random(4, 5), random(3, 3)], lambda tree: tree),
     "many": ({f"p{k}": random(k % 7, k % 5) for k in range(100)}, dict),
 }  # fmt: skip
 
@@ -83,7 +83,7 @@ def test_pytrees_have_the_numbers_of_numpy(jax_place: str, name: str, coefficien
 def random_tree(draw: Any, depth: int) -> Any:
     if depth == 0 or draw.random() < 0.3:
         shape = tuple(int(x) for x in draw.integers(0, 9, draw.integers(0, 4)))
-        return jnp.asarray(draw.normal(size=shape), draw.choice(["float16", "bfloat16", "float32"]))
+        return jnp.asarray(draw.normal(size=shape), draw.choice(["float16", "float32"]))
     children = [random_tree(draw, depth - 1) for _ in range(draw.integers(1, 4))]
     kind = draw.integers(4)
     if kind == 0:
@@ -150,7 +150,7 @@ def test_seeds_coefficients_and_members_may_be_traced(jax_place: str, name: str)
 
 
 def test_donated_parameters_are_written_in_place(jax_place: str) -> None:
-    tree = jax.tree.map(jnp.asarray, {**TREE, "half": random(400, 30, dtype="bfloat16")})
+    tree = jax.tree.map(jnp.asarray, {**TREE, "half": random(400, 30, dtype="float16")})
     expected = perturb(jax.tree.map(np.asarray, tree), [1.0, -0.5], seed=7)
     call = jax.jit(lambda tree: perturb(tree, [1.0, -0.5], seed=7, backend=jax_place), donate_argnums=0)
     text = call.lower(tree).compile().as_text()
@@ -203,7 +203,6 @@ ONE = jnp.ones(3)
 WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"parameters": {"a": {"b": jnp.arange(3)}}}, TypeError, r"parameters\['a.b'\]: expected elements of type float16"),
     ({"parameters": [ONE, 1.0]}, TypeError, r"parameters\[1\]: expected an array, got the number 1.0"),
-    ({"parameters": [ONE, "x"]}, TypeError, r"parameters\[1\]: expected "),
     ({"parameters": [ONE, np.ones(2)]}, TypeError, r"parameters\[1\]: JAX has float64 only after"),
     ({"parameters": {"a": {"b": ONE}, "a.b": ONE}}, ValueError, "a different name for each array, got 2 called 'a.b'"),
     ({"parameters": {"plumless": ONE, "buckeroo": ONE}}, ValueError, r"pass ids=\{'plumless': "),
@@ -214,14 +213,11 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"coefficients": float("nan")}, ValueError, "coefficients: expected finite numbers"),
     ({"coefficients": "x"}, TypeError, "coefficients: expected "),
     ({"member": -1}, ValueError, "member: expected "),
-    ({"member": 1.0}, TypeError, "member: expected "),
     ({"member": 2**32 - 1, "coefficients": [1.0, 2.0]}, ValueError, r"member: expected member \+ K <= 2\*\*32"),
     ({"seed": Key(1, 2**32)}, ValueError, "seed: expected a Key with an offset below"),
     ({"seed": np.array([0, 1, 1, 0], np.uint32)}, ValueError, "seed: expected a Key with an offset below"),
     ({"seed": [1, 2]}, ValueError, "seed: expected one seed, got a vector of 2"),
-    ({"seed": 1.5}, TypeError, "seed: expected "),
     ({"fast_math": 2}, TypeError, "fast_math: expected "),
-    ({"backend": 3}, TypeError, "backend: expected a name"),
     ({"backend": "none"}, multisample.UnknownBackendError, "none"),
 ]  # fmt: skip
 

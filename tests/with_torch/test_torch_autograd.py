@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.autograd import forward_ad
 
 import multisample.torch
 from multisample import Generator, sample
@@ -296,5 +295,3 @@ def test_the_in_place_operator_raises_for_gradients(operators: Any, torch_device
         with torch.no_grad():
             operators.sample_(out, mu, sigma, seed=1)
         x.requires_grad_(False)
-
-

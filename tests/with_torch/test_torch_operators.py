@@ -126,16 +126,6 @@ def test_the_operator_promotes_dtypes_as_sample_does(operators: Any, device: Any
         assert torch.equal(got, wanted), (a, b)
 
 
-def test_mu_and_sigma_may_have_any_strides(operators: Any, device: Any) -> None:
-    mu, sigma = (x.to(device) for x in vectors(6))
-    wanted = operators.sample(mu, sigma, 40, seed=5)
-    apart = torch.stack((mu, sigma), 1)
-    assert torch.equal(operators.sample(apart[:, 0], apart[:, 1], 40, seed=5), wanted)
-    one = torch.tensor([0.5], device=device)
-    got = operators.sample(one.expand(6), one.expand(6), 40, seed=5)
-    assert torch.equal(got, operators.sample(one.repeat(6), one.repeat(6), 40, seed=5))
-
-
 def test_an_offset_tensor_replaces_the_offset_argument(operators: Any, device: Any) -> None:
     mu, sigma = (x.float().to(device) for x in vectors(9))
     grad = made(9, 50, "float32", device)
