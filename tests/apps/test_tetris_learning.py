@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -60,23 +59,6 @@ def test_executors_and_tasks_do_not_matter(tasks: int) -> None:
     assert outcome(learner) == outcome(learnt(QUICK, 3))
     assert finished[-1] == QUICK.n * QUICK.games
     assert len(finished) == 3 * min(tasks, QUICK.n // 2)
-
-
-def test_a_failed_task_leaves_the_learner_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
-    learner, calls, original = learnt(QUICK, 1), itertools.count(), learning._play_task
-
-    def fails(*args: Any) -> Any:
-        if next(calls) == 3:
-            raise ArithmeticError
-        return original(*args)
-
-    with ThreadPoolExecutor(1) as executor:
-        monkeypatch.setattr(learning, "_play_task", fails)
-        with pytest.raises(ArithmeticError):
-            learner.step(executor=executor, tasks=5)
-        assert outcome(learner) == outcome(learnt(QUICK, 1))
-        learner.step(executor=executor, tasks=5)
-    assert outcome(learner) == outcome(learnt(QUICK, 2))
 
 
 def test_the_added_variance_may_decrease_and_games_are_new_and_stop_at_most_lines(

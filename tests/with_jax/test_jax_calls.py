@@ -272,23 +272,6 @@ def test_validate_checks_values_in_any_memory(jax_place: str) -> None:
 # --- Control flow ---------------------------------------------------------------------------------
 
 
-def test_scan_draws_with_each_key(jax_place: str) -> None:
-    keys = jax.random.split(jax.random.key(0), 4)
-
-    def step(total: Any, key: Any) -> tuple[Any, Any]:
-        x = sample(total, SIGMA, N, seed=key, backend=jax_place)
-        return x[:, 0], x
-
-    _, drawn = jax.jit(lambda keys: jax.lax.scan(step, jnp.asarray(MU), keys))(keys)
-    mean = jnp.asarray(MU)
-    for key, x in zip(keys, drawn, strict=True):
-        expected = sample(
-            np.asarray(mean), SIGMA, N, seed=int(np.asarray(jax.random.key_data(key)).astype(object) @ [2**32, 1])
-        )
-        check_same(x, expected)
-        mean = x[:, 0]
-
-
 def test_while_loop_cond_and_map(jax_place: str) -> None:
     def body(state: Any) -> Any:
         i, _ = state

@@ -80,32 +80,6 @@ def test_pytrees_have_the_numbers_of_numpy(jax_place: str, name: str, coefficien
     assert "multisample_perturb" in str(jax.make_jaxpr(call)(arrays))
 
 
-def random_tree(draw: Any, depth: int) -> Any:
-    if depth == 0 or draw.random() < 0.3:
-        shape = tuple(int(x) for x in draw.integers(0, 9, draw.integers(0, 4)))
-        return jnp.asarray(draw.normal(size=shape), draw.choice(["float16", "float32"]))
-    children = [random_tree(draw, depth - 1) for _ in range(draw.integers(1, 4))]
-    kind = draw.integers(4)
-    if kind == 0:
-        return {f"n{draw.integers(99)}": x for x in children}
-    return children if kind == 1 else tuple(children) if kind == 2 else Layer(children[0], None)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_random_pytrees(jax_place: str, seed: int) -> None:
-    draw = np.random.default_rng(seed)
-    tree = {"tree": random_tree(draw, 3), "x": random_tree(draw, 1)}
-    coefficients, member = draw.normal(size=draw.integers(1, 9)), int(draw.integers(2**32 - 9))
-    expected = perturb(jax.tree.map(np.asarray, named(tree)), coefficients, seed=SEED, member=member)
-
-    def call(tree: Any) -> Any:
-        return perturb(tree, coefficients, seed=SEED, member=member, backend=jax_place)
-
-    copy = jax.tree.map(jnp.copy, tree)
-    for found in (call(tree), call(tree), jax.jit(call, donate_argnums=0)(copy)):
-        same(named(found), expected)
-
-
 @pytest.mark.parametrize("dtype", MATRIX_TYPES)
 @pytest.mark.parametrize("fast_math", [False, True])
 def test_elements_are_those_of_the_sample(every_place: str, x64: None, dtype: str, fast_math: bool) -> None:
@@ -178,17 +152,6 @@ def test_parameters_that_are_not_donated_stay(jax_place: str) -> None:
     found, more = both(tree)
     same(found, perturb(TREE, 1.0, seed=7))
     same([tree["w"], more], [TREE["w"], TREE["w"] + 1])
-
-
-def test_a_scan_over_members_adds_as_a_vector_of_coefficients(jax_place: str) -> None:
-    def one(tree: Any, member: Any) -> tuple[Any, None]:
-        return perturb(tree, 0.5, seed=7, member=member, backend=jax_place), None
-
-    found, _ = jax.jit(lambda tree: jax.lax.scan(one, tree, jnp.arange(4)))(jax.tree.map(jnp.asarray, TREE))
-    expected = TREE
-    for member in range(4):
-        expected = perturb(expected, 0.5, seed=7, member=member)
-    same(found, expected)
 
 
 def test_ids_tell_names_apart() -> None:

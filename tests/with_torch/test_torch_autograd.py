@@ -190,17 +190,6 @@ def test_the_backward_pass_uses_the_graph_safe_offset_of_the_forward_pass(torch_
     assert on_device.offset == 2
 
 
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_tensors_that_require_grad_draw_under_no_grad_and_inference_mode(torch_device: str, mode: Any) -> None:
-    mu, sigma = vectors(torch_device, torch.float32)
-    out = torch.empty((D, N), device=torch_device)
-    with mode():
-        x = sample(mu, sigma, N, seed=3)
-        assert sample(mu, sigma, N, seed=3, out=out) is out
-    assert not x.requires_grad
-    assert torch.equal(x, out)
-
-
 @pytest.mark.parametrize("name", ["mu", "sigma", "out"])
 def test_out_with_gradients_raises(torch_device: str, name: str) -> None:
     call = {
