@@ -83,7 +83,7 @@ def test_the_game_ends_when_a_piece_fits_nowhere() -> None:
         assert not list(slow_tetris.placements(cells_of(made[-1].board), kind, 4))
 
 
-@pytest.mark.parametrize("features", slow_but(["bertsekas"], FEATURES))
+@pytest.mark.parametrize("features", FEATURES)
 def test_features_of_random_boards_equal_the_slow_implementation(features: str) -> None:
     rng = np.random.default_rng(7)
     for _ in range(80):
