@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import runpy
 import shutil
@@ -263,7 +264,11 @@ def test_the_command_lists_every_program(capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize(
     "program", [asian_option, basket_option, bayesian_regression, cart_pole, evolution_strategy, mppi]
 )
-def test_a_program_prints_its_result(program: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_program_prints_its_result(
+    program: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(basket_option, "REPETITIONS", 2)
+    monkeypatch.setattr(bayesian_regression, "fit", functools.partial(bayesian_regression.fit, steps=20))
     if program is bayesian_regression and registry.find("torch_ext").status().reasons:
         pytest.skip("torch_ext cannot run")
     assert program.main([]) == 0

@@ -111,13 +111,6 @@ def test_the_backward_pass_uses_the_noise_of_the_forward_pass(torch_device: str,
     assert torch.allclose(grad, z.sum(1), rtol=1e-5, atol=1e-3)
 
 
-@pytest.mark.parametrize("needed", [(True, False), (False, True)])
-def test_only_tensors_that_require_grad_get_gradients(torch_device: str, needed: tuple[bool, bool]) -> None:
-    inputs = [x.detach().requires_grad_(need) for x, need in zip(vectors(torch_device), needed, strict=True)]
-    sample(*inputs, N, seed=3).sum().backward()
-    assert [x.grad is not None for x in inputs] == list(needed)
-
-
 @pytest.mark.parametrize(("d", "n"), [(0, 3), (3, 0), (0, 0)])
 @pytest.mark.parametrize("layout", ["dn", "nd"])
 def test_gradients_of_empty_samples_are_zero(torch_device: str, d: int, n: int, layout: Any) -> None:
