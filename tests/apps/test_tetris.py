@@ -1,4 +1,4 @@
-"""Tetris: the game and the features agree with examples computed by hand and with a slow, simple implementation."""
+"""Tetris: the game and the features agree with a slow, simple implementation."""
 
 from __future__ import annotations
 
