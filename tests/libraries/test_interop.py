@@ -521,23 +521,6 @@ def test_a_read_only_out_raises() -> None:
     assert array.all()
 
 
-@pytest.mark.parametrize("case", [("`__dlpack__`, CUDA", backend) for backend in SERVES["cuda"]], indirect=True,
-                         ids=lambda pair: pair[1])  # fmt: skip
-def test_a_read_only_device_out_raises(case: Case) -> None:
-    class ReadOnly(ExportedByDlpack):
-        def __dlpack__(self, **options: Any) -> Any:
-            capsule = super().__dlpack__(**options)
-            dlpack._Versioned.from_address(dlpack._pointer(id(capsule), b"dltensor_versioned")).flags |= 1
-            return capsule
-
-    host = host_vectors("float32")
-    mu, sigma = (ReadOnly(case.library.put(x).array) for x in host)
-    assert case.sample(mu, sigma, N, seed=1).shape == (D, N)
-    out = ReadOnly(case.library.out("float32", (N, 1), 0, D * N).array)
-    with pytest.raises(ValueError, match=r"^out: expected a writable array, got a read-only one"):
-        case.sample(mu, sigma, N, seed=1, out=out)
-
-
 @pytest.mark.parametrize("case", [("`__cuda_array_interface__`", backend) for backend in SERVES["cuda"]], indirect=True,
                          ids=lambda pair: pair[1])  # fmt: skip
 def test_read_only_and_empty_inputs_are_accepted(case: Case, bits: ToArray) -> None:
