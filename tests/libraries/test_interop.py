@@ -301,18 +301,6 @@ def test_the_result_has_the_library_of_the_inputs_without_a_copy(case: Case, bit
         assert pointer_of(x) == case.reached[2]
 
 
-@pairs(serves=True)
-def test_a_transposed_result_has_the_library_of_the_inputs(case: Case, bits: ToArray) -> None:
-    host = host_vectors("float32")
-    mu, sigma = map(case.library.put, host)
-    x = case.sample(mu, sigma, N, seed=4, layout="nd", antithetic=True)
-    written = case.reached[2]
-    expected = multisample.sample(*host, N, seed=4, antithetic=True)
-    assert np.array_equal(bits(settled(x)), bits(expected).T)
-    assert (x.shape, library_name(x), device_of(x)) == ((N, D), case.result, case.device)
-    assert pointer_of(x) == written
-
-
 LAYOUTS: dict[str, tuple[tuple[int, int], int]] = {
     "contiguous": ((N, 1), 0),
     "rows apart": ((N + 3, 1), 5),

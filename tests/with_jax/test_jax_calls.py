@@ -57,15 +57,6 @@ def test_a_jitted_call_has_the_bits_of_the_cpu_backend(every_place: str, options
     check_same(sample(*vectors(), N, seed=7, backend=every_place, **options), expected)
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (1, 1000), (1000, 1), (300, 2000), (7, 129)])
-def test_shapes_small_and_large(jax_place: str, shape: tuple[int, int]) -> None:
-    d, n = shape
-    mu, sigma = np.linspace(-1, 1, d, dtype=np.float32), np.linspace(1, 2, d, dtype=np.float32)
-    for layout in ("dn", "nd"):
-        x = jax.jit(lambda k, layout=layout: sample(mu, sigma, n, seed=k, layout=layout, backend=jax_place))(3)
-        check_same(x, sample(mu, sigma, n, seed=3, layout=layout))
-
-
 def test_float64_refines(every_place: str, x64: None) -> None:
     mu, sigma = MU.astype(np.float64), SIGMA.astype(np.float64)
     draw = jax.jit(lambda mu, seed: sample(mu, sigma, N, seed=seed, backend=every_place))
