@@ -753,6 +753,13 @@ def test_an_unavailable_backend_draws_nothing(draw_files: Run, folder: Path, reg
     assert files(folder) == {"mu.npy", "sigma.npy"}
 
 
+def test_to_numpy_copies_arrays_of_other_libraries() -> None:
+    for array in (SimpleNamespace(get=lambda: MU), SimpleNamespace(copy_to_host=lambda: MU), MU):
+        assert arrays.to_numpy(array) is MU
+    torch = pytest.importorskip("torch")
+    assert arrays.to_numpy(torch.from_numpy(MU)).tobytes() == MU.tobytes()
+
+
 def test_size_text_uses_binary_units() -> None:
     sizes = [0, 1023, 1024, 1 << 20, 3 << 29, 5 << 40, 1 << 54]
     assert [arrays.size_text(size) for size in sizes] == [
