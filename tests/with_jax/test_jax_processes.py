@@ -157,22 +157,6 @@ print(status)
 """
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs forks and interval timers")
-def test_forks_signals_and_a_closed_gate() -> None:
-    """In one process, one after another, since processes take seconds to start."""
-    of_child, *of_signals, number, errors = run(FORK + SIGNALS + AT_EXIT).splitlines()
-    # A forked child has no thread at the gate.
-    assert of_child == "0"
-    # Exceptions of signal handlers do not end the process.
-    found = [tuple(map(int, line.split())) for line in of_signals]
-    assert [calls > 50 and alarms > 5 for calls, alarms, _ in found] == [True, True]
-    assert found[0][2] == 0  # The backend cpu runs no Python.
-    # A closed gate names the call, and lets the exiting thread in.
-    expected = multisample.sample(np.zeros(100, np.float32), 1.0, 30, seed=3).sum()
-    assert float(number) == pytest.approx(float(expected), rel=1e-4)
-    assert "shutting down" in errors and "python,float32,dn" in errors
-
-
 SAVE = """
 import pickle
 from jax.experimental import serialize_executable
@@ -220,11 +204,24 @@ g(jax.random.key(1))
 """
 
 
-def test_a_process_runs_saved_programs_and_ends_with_others_in_flight(tmp_path: Path) -> None:
-    """It has lowered nothing when it runs the saved programs."""
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs forks and interval timers")
+def test_forks_signals_saved_programs_and_a_closed_gate(tmp_path: Path) -> None:
+    """In one process, one after another, since processes take seconds to start."""
     pytest.importorskip("flatbuffers")
-    for script in (SAVE, LOAD + IN_FLIGHT):
-        run(script, str(tmp_path / "programs"))
+    path = str(tmp_path / "programs")
+    of_child, *of_signals, number, errors = run(FORK + SIGNALS + SAVE + AT_EXIT, path).splitlines()
+    # A forked child has no thread at the gate.
+    assert of_child == "0"
+    # Exceptions of signal handlers do not end the process.
+    found = [tuple(map(int, line.split())) for line in of_signals]
+    assert [calls > 50 and alarms > 5 for calls, alarms, _ in found] == [True, True]
+    assert found[0][2] == 0  # The backend cpu runs no Python.
+    # A closed gate names the call, and lets the exiting thread in.
+    expected = multisample.sample(np.zeros(100, np.float32), 1.0, 30, seed=3).sum()
+    assert float(number) == pytest.approx(float(expected), rel=1e-4)
+    assert "shutting down" in errors and "python,float32,dn" in errors
+    # Another process, which has lowered nothing, runs the saved programs, and ends with others in flight.
+    run(LOAD + IN_FLIGHT, path)
 
 
 CALLS = {
@@ -239,14 +236,14 @@ CALLS = {
 def test_a_program_that_runs_does_not_enter_python(monkeypatch: Any, operation: Operation) -> None:
     """The states are resolved when an executable is made: running one never reaches Python."""
     program, x = jax.jit(CALLS[operation]), np.linspace(0, 1, 30, dtype=np.float32)
-    expected = jax.tree.map(np.asarray, program(jax.random.key(8), x))
-    other = jax.tree.map(np.asarray, program(jax.random.key(9), x))
     entered: list[int] = []
-    target = native.number(operation, "cpu")
-    handle = gate._targets[target]
-    monkeypatch.setitem(gate._targets, target, lambda frame: (entered.append(frame), handle(frame))[1])
-    for key, results in ((8, expected), (9, other)):
-        jax.tree.map(np.testing.assert_array_equal, program(jax.random.key(key), x), results)
+    with jax.default_device(jax.devices("cpu")[0]):
+        expected, other = (jax.tree.map(np.asarray, program(jax.random.key(seed), x)) for seed in (8, 9))
+        target = native.number(operation, "cpu")
+        handle = gate._targets[target]
+        monkeypatch.setitem(gate._targets, target, lambda frame: (entered.append(frame), handle(frame))[1])
+        for seed, results in ((8, expected), (9, other)):
+            jax.tree.map(np.testing.assert_array_equal, program(jax.random.key(seed), x), results)
     assert entered == []
     for one, another in zip(jax.tree.leaves(expected), jax.tree.leaves(other), strict=True):
         assert (one != another).any()
