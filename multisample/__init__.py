@@ -10,7 +10,7 @@ import _thread
 import sys
 from typing import TYPE_CHECKING
 
-# Locks, caches and handlers belong to one interpreter with a GIL. Python 3.12 and later can tell subinterpreters apart.
+# Locks, caches and handlers need one interpreter with a GIL. Only Python 3.12 and later can detect a subinterpreter.
 if "t" in getattr(sys, "abiflags", "") or not getattr(_thread, "_is_main_interpreter", lambda: True)():
     raise ImportError("multisample: free-threaded builds of Python and subinterpreters are not supported")
 

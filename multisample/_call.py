@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 
 from multisample.backends.launch import INPUTS, OPERANDS, Operation
 
-from ._arguments import check_choice, check_flag, checked_integer
-
 ROWS = 2**32
 COLUMNS = 2**34
 
@@ -72,32 +70,3 @@ class Call(NamedTuple):
 def vectors_of(call: Call) -> dict[str, Any]:
     """The arrays and numbers that a call reads, by name, without its matrix."""
     return {name: getattr(call, name) for name in INPUTS if name in OPERANDS[call.operation].reads}
-
-
-def checked_window(n: Any, dim_offset: Any, sample_offset: Any) -> tuple[int, int, int]:
-    """`n`, `dim_offset` and `sample_offset` as ints in their ranges; TypeError or ValueError otherwise."""
-    n = checked_integer("n", n, 0, COLUMNS + 1)
-    dim_offset = checked_integer("dim_offset", dim_offset, 0, ROWS + 1)
-    sample_offset = checked_integer("sample_offset", sample_offset, 0, COLUMNS + 1)
-    if sample_offset + n > COLUMNS:
-        raise ValueError(f"n: expected sample_offset + n <= 2**34, got {sample_offset} + {n}")
-    return n, dim_offset, sample_offset
-
-
-def check_rows(dim_offset: Any, d: Any) -> None:
-    """ValueError if a window ends after the last row."""
-    if dim_offset + d > ROWS:
-        raise ValueError(f"dim_offset: expected dim_offset + d <= 2**32, got {dim_offset} + {d}")
-
-
-def check_choices(call: Call) -> None:
-    """TypeError or ValueError unless each option has an accepted value."""
-    check_choice("noise", call.noise, ("independent", "shared"))
-    check_choice("layout", call.layout, ("dn", "nd"))
-    for name in FLAGS:
-        check_flag(name, getattr(call, name))
-
-
-def checked_order(call: Call) -> int:
-    """`order` as an int; TypeError or ValueError if the operation does not accept it."""
-    return checked_integer("order", call.order, *TRAITS[call.operation].orders)

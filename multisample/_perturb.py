@@ -28,7 +28,7 @@ def perturb(
     ids: Mapping[str, SupportsIndex] | Sequence[SupportsIndex] | None = None,
     backend: str = "auto",
 ) -> Any:
-    """Add normal noise to model parameters, by address: the noise is drawn in the kernel and never stored.
+    """Add normal noise to model parameters. The kernel generates the noise and never stores it.
 
     Computes ``p + sum_k coefficients[k] * z[member + k]`` for every parameter p. Row i of the noise z of a parameter
     belongs to member i of a population, and column e to element e of the parameter. So any process can draw the noise
@@ -38,8 +38,8 @@ def perturb(
     ----------
     parameters : array, sequence or mapping of arrays, torch.nn.Module, or pytree of JAX
         Arrays of one library (NumPy, PyTorch, CuPy, Numba or JAX) of type float16, bfloat16, float32 or float64, with
-        any shapes and strides, at most 2**34 elements each, on any devices. Of a module, its trainable parameters, by
-        name. Arrays of JAX may be in any pytree, in which they have the names of their paths, such as "layer.weight".
+        any shapes and strides, at most 2**34 elements each, on any devices. For a module, its trainable parameters are
+        perturbed. Arrays of JAX may be in any pytree; their names are their paths, such as "layer.weight".
         DTensors may be sharded in any way. Parameters that share memory are one parameter if they have equal shapes and
         strides, and raise otherwise.
     coefficients : float, or vector of shape (K,)
@@ -94,9 +94,9 @@ def perturb(
     fused multiply-adds in the computing type, in the order of the members, with one rounding to the parameter's type at
     the end. So results have the same bits on every backend.
 
-    Adding and then subtracting the same noise does not restore a parameter: each result is rounded. With `out`, every
-    result can begin at an untouched base. This is the perturbation of evolution strategies [1]_ and of MeZO [2]_, whose
-    workers need to exchange scores alone.
+    Adding and then subtracting the same noise does not restore a parameter: each result is rounded. With `out`, the
+    original parameters can stay unchanged. This is the perturbation of evolution strategies [1]_ and of MeZO [2]_.
+    Their workers exchange only scores.
 
     References
     ----------

@@ -23,10 +23,11 @@ from multisample.backends.launch import HOST, INPUTS, OPERANDS, ElementType, Lau
 from multisample.backends.system.cuda_driver import is_capturing
 
 from ._arguments import describe
-from ._call import COLUMNS, FLAGS, ROWS, Call, check_rows, checked_window, vectors_of
+from ._call import COLUMNS, FLAGS, ROWS, Call, vectors_of
 from ._checks.operands import Inputs, check_alignment, inspect_inputs, item_size
 from ._checks.out import check_out, target_checker
 from ._checks.values import check_values
+from ._checks.window_and_options import check_rows, checked_window
 from ._libraries import Device, Library, Operand, is_number
 from ._randomness.counter import DeviceCounter
 from ._randomness.generator import WORD_64
@@ -246,7 +247,7 @@ class Plan:
     def _run_counted(self, counter: DeviceCounter, stream: int, before: tuple[Any, ...], after: tuple[Any, ...]) -> Any:
         """Launch with the offset of a graph-safe generator; returns a copy of the offset for gradients.
 
-        `before` and `after` are the arguments of the launcher around the offset's address.
+        The launcher takes `before`, then the address of the offset, then `after`.
         """
         advance = self.backend.advancer(self.device.ordinal)
         if is_capturing(stream):
@@ -300,7 +301,7 @@ def _scratch_allocator(library: Library, device: Device) -> Callable[[int, Any],
     allocators: dict[int, Callable[[Any], Any]] = {0: lambda like: None}
 
     def allocate(size: int, like: Any) -> Any:
-        if size not in allocators:  # The first column's place in its group selects one of two sizes.
+        if size not in allocators:  # One of two sizes, by `sample_offset` modulo the group.
             allocators[size] = library.allocator((size,), "float64", device)
         return allocators[size](like)
 

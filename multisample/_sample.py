@@ -103,8 +103,8 @@ def sample(
         "independent" draws separate noise for every element. "shared" uses one row of noise for all dimensions
         (common random numbers), so that all samples lie on one line.
     dtype : {"float16", "bfloat16", "float32", "float64"}, optional
-        Type of the result: a name, or a dtype of NumPy, ml_dtypes, PyTorch or JAX. The default is NumPy's promotion
-        of the types of `mu` and `sigma`, which ignores numbers and counts lists and integer arrays as float32.
+        Type of the result: a name, or a dtype of NumPy, ml_dtypes, PyTorch or JAX. By default, NumPy's
+        promotion combines the types of `mu` and `sigma`. Numbers are ignored; lists and integer arrays are float32.
         float64 refines the float32 draw of the same seed; float16 and bfloat16 round it.
     out : array of the result's shape, optional
         Destination: a mutable array with the library, device and type of the result. Its elements must not overlap

@@ -69,7 +69,7 @@ def normal(seed, offset, i, j):
     Parameters
     ----------
     seed, offset : int
-        Of 64 bits: the `Key` that `multisample.sample` gets as ``seed=``. There ``seed=7`` means offset 0.
+        64-bit parts of the `Key` passed to `sample` as ``seed=``. In `sample`, ``seed=7`` means offset 0.
     i : int
         Row, ``dim_offset`` + dimension, less than 2**32; 0 for ``noise="shared"``. Not checked.
     j : int
@@ -126,7 +126,7 @@ def normals4(seed, offset, i, g):
 
 @njit(forceinline=True)
 def normal_f64(seed, offset, i, j):
-    """The float64 normal ``z[i, j]``, which refines `normal`.
+    """The normal ``z[i, j]`` as drawn for type float64.
 
     Parameters
     ----------

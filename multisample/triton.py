@@ -27,7 +27,7 @@ __all__ = ["normal", "normals4"]
 _KEYS = tl.constexpr(int(KEY_1) << 32 | int(KEY_0))
 _L, _S, _C = (tl.constexpr(tuple(map(float, coefficients))) for coefficients in (L32, S32, C32))
 _LE = tl.constexpr(float(LE32))
-# The bits of 2/3, a mask of sign and exponent, and the bits of the largest u (below 1) less those of 2/3.
+# Bits of 2/3. Mask of the sign and exponent bits. Bits of the largest float32 below 1, minus the bits of 2/3.
 _TWO_THIRDS, _EXPONENT = tl.constexpr(0x3F2AAAAB), tl.constexpr(-0x00800000)
 _BELOW_ONE = tl.constexpr(0x3F7FFFFF - 0x3F2AAAAB)
 _TO_UNIT, _TO_UNIT_HALF, _TO_HALF_TURNS = tl.constexpr(2.0**-32), tl.constexpr(2.0**-33), tl.constexpr(2.0**-31)
@@ -54,7 +54,7 @@ def _horner(coefficients: tl.constexpr, x):
 
 @triton.jit
 def _sqrt(x):
-    # Correctly rounds the root of every squared radius that a word gives, without the slow path of sqrt.rn.f32.
+    # Correctly rounded for every squared radius that a word can produce. This avoids the slow path of sqrt.rn.f32.
     y = tl.inline_asm_elementwise("rsqrt.approx.ftz.f32 $0, $1;", "=r,r", [x], tl.float32, is_pure=True, pack=1)
     g = _product(x, y)
     return tl.fma(_product(y, 0.5), tl.fma(_negated(g), g, x), g)
@@ -109,7 +109,7 @@ def normal(seed, offset, i, j):
     Parameters
     ----------
     seed, offset : int
-        Of 64 bits: the `Key` that `multisample.sample` gets as ``seed=``. There ``seed=7`` means offset 0.
+        64-bit parts of the `Key` passed to `sample` as ``seed=``. In `sample`, ``seed=7`` means offset 0.
     i : block of integers, or int
         Rows, ``dim_offset`` + dimension, less than 2**32; 0 for ``noise="shared"``. Not checked.
     j : block of integers, or int

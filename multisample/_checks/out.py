@@ -32,12 +32,12 @@ def check_out(operand: Operand, inputs: Inputs, shape: tuple[int, ...]) -> None:
 def _overlaps_itself(operand: Operand) -> bool:
     *_, s, t = map(abs, operand.strides)
     *batch, _, _ = shape = operand.shape
-    if batch and batch[0] > 1:  # Matrices one after another; a matrix between the rows of another is refused.
+    if batch and batch[0] > 1:  # Refuses interleaved matrices.
         low, high = extent(operand._replace(shape=shape[1:], strides=operand.strides[1:]))
         if abs(operand.strides[0]) < high - low:
             return True
     shape = shape[-2:]
-    # Elements share an address if `a` rows move it as far as `b` columns: a * s == b * t. Test the smallest such pair.
+    # Two elements share an address if `a` rows are as far as `b` columns: a * s == b * t. Test the least pair.
     common = math.gcd(s, t)
     if common == 0:
         return shape != (1, 1)

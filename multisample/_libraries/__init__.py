@@ -29,11 +29,11 @@ _BY_PACKAGE = {
 }
 
 BY_TYPE: dict[type, Library] = {np.ndarray: HOST, ListArray: HOST}
-"""Libraries by array type, for types that have plans. `keep_type` adds the type in its first call."""
+"""Libraries by array type, for types that have plans. `keep_type` adds a type at its first use."""
 
 BY_SEED: dict[type, Library] = {}
 """Libraries by type of `seed`. The library of such a seed runs the call, whatever `mu` and `sigma` are.
-`keep_type` adds the type in its first call."""
+`keep_type` adds a type at its first use."""
 
 _OWN_TYPES = frozenset(BY_TYPE)
 _MOST_TYPES = 64
@@ -71,7 +71,7 @@ def library_of(name: str, array: Any) -> Library:
 
 
 def keep_type(libraries: dict[type, Library], kind: type, library: Library) -> None:
-    """Add a type to `BY_TYPE` or `BY_SEED`. At `_MOST_TYPES`, the oldest leaves: a program may make endless classes."""
+    """Add a type to `BY_TYPE` or `BY_SEED`. If it is full, remove the oldest: a program may create any number."""
     while len(libraries) >= _MOST_TYPES:
         libraries.pop(next(old for old in list(libraries) if old not in _OWN_TYPES), None)
     libraries[kind] = library

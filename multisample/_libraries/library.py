@@ -162,7 +162,7 @@ class Library:
         return is_capturing
 
     def written(self) -> Callable[[Any], None] | None:
-        """``written(out)`` notifies the library that `out`, an array or several, has changed; None without need."""
+        """``written(out)`` notifies the library that `out`, an array or several, has changed. None if unneeded."""
         return None
 
     # --- For few calls ---
@@ -180,7 +180,7 @@ class Library:
         raise NotImplementedError
 
     def to_device(self, array: HostArray, device: Device) -> Any:
-        """A copy of 64-bit integers on a CUDA device. They are in pageable memory, which is never written later."""
+        """Copy 64-bit integers to a CUDA device. `array` is in pageable memory, and is never written afterwards."""
         raise NotImplementedError
 
     def overwrite(self, target: Any, array: HostArray) -> None:

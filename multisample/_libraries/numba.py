@@ -22,7 +22,7 @@ def handle_of(stream: Any) -> int:
 
 
 class NumbaLibrary(Library):
-    """See `Library`. There is no current stream: arrays name theirs."""
+    """See `Library`. Numba has no current stream: each array carries its own."""
 
     name = "numba"
     names_streams = True

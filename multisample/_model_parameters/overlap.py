@@ -13,7 +13,7 @@ from .._libraries import Operand
 
 
 def overlaps_itself(operand: Operand) -> bool:
-    """Whether elements of an array may share memory: strides under which no axis skips the axes within it."""
+    """Whether two elements may share memory: a stride is smaller than the extent of the axes with smaller strides."""
     end = item_size(operand.dtype)
     if 0 in operand.shape:
         return False

@@ -377,7 +377,7 @@ def _keep_quick_plan(
     kept = _QUICK_PLANS.get(key, ())
     written = () if request.out is None else request.out.arrays
     arrays = () if request.out is request.parameters else request.parameters.arrays, written
-    # Guards of PyTorch depend on global state, such as inference mode.
+    # PyTorch's guards depend on global state such as inference mode, so one plan may have several entries.
     quick = next((quick for quick in kept if quick.plan is plan and quick.is_like(*arrays)), None)
     if quick is None:
         quick = _quick_plan(request, coefficients, plan, plan.library.guard(*arrays))

@@ -93,7 +93,7 @@ class Ties(NamedTuple):
     """Which parameters share memory."""
 
     owners: list[int]
-    """For each parameter the one that has its memory: itself, or the first of the tied ones."""
+    """For each parameter, the index of the owner of its memory: its own, or that of the first tied parameter."""
     written: list[int]
     """The parameters whose results are written."""
 

@@ -14,7 +14,7 @@ from .._libraries import Operand
 
 
 class Block(NamedTuple):
-    """A block of an array, and its place in the parameter, of which the array may hold a part."""
+    """A block of an array, and its place in the whole parameter. The array may be a shard of the parameter."""
 
     begin: tuple[int, ...]
     """The index of its first element in the array."""

@@ -54,8 +54,8 @@ class DeviceCounter:
         _check_offset(offset)
         if self._is_captured and seed != seed_before:
             raise ValueError(
-                f"state['seed']: expected {seed_before}, since a CUDA graph has captured a call with this generator and"
-                f" keeps its seed, got {seed}; make another generator and capture again"
+                f"state['seed']: expected {seed_before}, got {seed}: a CUDA graph has captured a call with this"
+                " generator and keeps its seed; make another generator and capture again"
             )
 
     def keep_for_graph(self) -> None:

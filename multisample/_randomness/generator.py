@@ -60,7 +60,7 @@ class _Counts:
     """Seed, offsets and children of a generator, for calls from threads, signal handlers, destructors and fork hooks.
 
     There is no lock. A signal handler would wait forever for the call that it interrupts, and a forked child for a
-    thread that it does not have. Instead, one atomic step of an iterator or a list takes a number.
+    thread that it does not have. Instead, a caller takes a number by one atomic operation on an iterator or a list.
     """
 
     __slots__ = ("children", "offsets", "returned", "seed")

@@ -136,7 +136,7 @@ def _element(seed: Any) -> str:
 
 
 def keys_in(seed: Any, library: Library, device: Device) -> Keys | None:
-    """The keys of calls with a seed like this one, and arrays of `library` on `device`.
+    """How a kernel reads the keys of seeds of this type and shape, for arrays of `library` on `device`.
 
     None for one key in host memory. `checked_key` reads a single key; `only_words` reads a vector of one. TypeError or
     ValueError if a kernel on the device cannot read the seeds.

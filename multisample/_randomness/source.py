@@ -134,8 +134,8 @@ def counter_on(generator: Generator, library: Library, device: Device, stream: i
         if generator._counter is None:
             if is_capturing(stream):
                 raise RuntimeError(
-                    "generator: expected a graph-safe generator that has been used before, since its first call puts"
-                    " the offset on the device, got a new one while a CUDA graph is captured: draw once before"
+                    "generator: expected a graph-safe generator that has been used before, got a new one while a"
+                    " CUDA graph is captured: its first call puts the offset on the device; draw once before"
                 )
             generator._counter = DeviceCounter(generator.offset, device, library)
         counter = generator._counter

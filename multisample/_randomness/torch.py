@@ -61,7 +61,7 @@ def _advance(generator: Any) -> int:
     global _takes
     with _lock:
         takes = -1
-        while takes != _takes:  # A signal handler has taken the offset.
+        while takes != _takes:  # Repeat if a signal handler took the offset.
             takes = _takes
             offset: int = generator.get_offset()
         _takes += 1

@@ -57,7 +57,7 @@ def run_adopted(call: Call, caller: ForeignLibrary, device: Device, backend: Bac
 def _stream_order(
     arguments: dict[str, Any], kernel_arrays: dict[str, Any], caller: ForeignLibrary, library: Library, device: Device
 ) -> Iterator[int]:
-    """Launches run on this stream, in order with the streams that arrays name; 0 for host memory."""
+    """Yield the stream of the launches, ordered with the streams of the arrays. Yield 0 for host memory."""
     if device.kind != "cuda":
         yield 0
         return

@@ -16,8 +16,9 @@ import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from .._arguments import check_choice, check_flag, describe
-from .._call import TRAITS, Call, check_rows, checked_window, vectors_of
+from .._call import TRAITS, Call, vectors_of
 from .._checks.operands import common_length
+from .._checks.window_and_options import check_rows, checked_window
 from .._libraries import is_number, library_of
 from .._libraries.torch import check_tensor
 from .._model_parameters.perturb_plan import run_perturb
@@ -171,10 +172,10 @@ def _itself(x: Any) -> Any:
     return x
 
 
-def _cutter(model: Any, rows: range) -> Callable[[Any], Any]:
-    """A function that cuts `rows` out of tensors like `model`; a 0-dimensional tensor applies to all rows."""
+def _cutter(example: Any, rows: range) -> Callable[[Any], Any]:
+    """A function that selects `rows` of a tensor shaped like `example`. It returns 0-dimensional tensors unchanged."""
     start, stop = rows.start, rows.stop
-    if not model.ndim or (start == 0 and stop == model.shape[0]):
+    if not example.ndim or (start == 0 and stop == example.shape[0]):
         return _itself
     return lambda x: x[start:stop]
 

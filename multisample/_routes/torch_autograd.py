@@ -178,7 +178,7 @@ _is_legacy_batch, _TENSOR = torch._C._functorch.is_legacy_batchedtensor, torch.T
 
 
 def _like(gradient: Any, operand: Any) -> Any:
-    """`gradient`, shape (d,), in the shape and type of its argument."""
+    """Convert `gradient` from shape (d,) to the shape and type of its operand."""
     if len(operand.shape) != 1:
         gradient = gradient.reshape(operand.shape) if operand.shape else gradient.sum()
     element = dtype_of(operand.dtype)

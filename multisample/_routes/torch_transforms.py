@@ -17,9 +17,10 @@ from torch._C import _functorch
 from multisample.backends.contract import Backend
 from multisample.backends.torch_ext.operators import Sample
 
-from .._call import TRAITS, Call, check_rows, vectors_of
+from .._call import TRAITS, Call, vectors_of
 from .._checks.operands import common_length, promoted
 from .._checks.values import accepted_values, least_and_most
+from .._checks.window_and_options import check_rows
 from .._libraries import is_number
 from .._libraries.library import counted_as
 from .._libraries.torch import check_tensor, dtype_of, is_opaque, is_transforming

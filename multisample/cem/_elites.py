@@ -27,7 +27,7 @@ class Settings(NamedTuple):
 
 
 class State(NamedTuple):
-    """The state of a run between two iterations, which `step` takes: arrays of one library, and a pytree of JAX.
+    """The state that `step` takes and returns: arrays of one library. JAX treats it as a pytree.
 
     Attributes
     ----------

@@ -528,8 +528,8 @@ class CEM(Generic[ArrayT]):
         """The state of the run, in NumPy arrays; can be assigned. Reading waits for the device.
 
         A `CEM` with the same arguments (except `seed`) continues from an assigned state with the same bits, on the same
-        library and kind of device. The state does not hold samples whose scores are missing; `tell` accepts them in the
-        original and in the restored `CEM`.
+        library and kind of device. The state excludes samples without scores. Their scores can still be passed
+        to `tell` of the original or of the restored `CEM`.
 
         Raises
         ------

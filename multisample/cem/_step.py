@@ -45,7 +45,7 @@ def start(mu: Any, sigma: Any, searches: SupportsIndex | None = None) -> State:
     Raises
     ------
     TypeError
-        If `mu` or `sigma` is not an array or a number, or of a library that does not compute with its arrays.
+        If `mu` or `sigma` is neither an array nor a number, or its library has no arithmetic on arrays.
     ValueError
         If a shape differs from the above, or a value is invalid as a mean or a standard deviation.
     """

@@ -94,7 +94,7 @@ class Task:
         return host_scores("f", f(self.draw()), self.count)
 
     def __dask_tokenize__(self) -> str:
-        """Dask runs a repeated submission again, since `f` may be noisy, or have failed for a passing reason."""
+        """A unique token: Dask reruns a repeated submission, as `f` may be noisy, or may have failed temporarily."""
         return uuid.uuid4().hex
 
     def _window(self, start: int, count: int) -> Any:
@@ -111,7 +111,7 @@ class Task:
 def split(k: int, **fields: Any) -> list[Task]:
     """At most `k` tasks of nearly equal size, with these fields.
 
-    Each has at least two samples: NumPy adds the rows of an array with one column in another order.
+    Each has at least two samples: NumPy sums a one-column array in a different order, which rounds differently.
     """
     n = fields["n"]
     k = min(k, n // 2)

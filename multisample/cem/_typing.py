@@ -1,4 +1,4 @@
-"""Types of the options of `CEM`, for type checkers. Those of `minimize` need `CEM`, and are beside it."""
+"""Option types of `CEM`, for type checkers. The option types of `minimize` refer to `CEM`: see `_method.py`."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def _compile_all(groups: Sequence[Sequence[_Kernel]], processes: int, show: Call
         # The workers inherit the signal mask of this thread, so Ctrl-C interrupts only this process, which ends them.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         futures = {pool.submit(_compile, first): more for first, *more in groups}
-        # The pool updates its list of watched workers before `submit` adds one. This call adds the last worker to it.
+        # `submit` updates the list of watched workers before it starts its worker. This call adds the newest worker.
         pool.submit(int)
         return futures
 

@@ -77,7 +77,7 @@ def _speeds_and_bits(names: Sequence[str]) -> int:
     size = 4 * _D * _N
     print(
         f"\nSpeed: each backend draws a matrix of {_D} dimensions and {_N} samples in the memory of its device."
-        f"\nA time is that of one call, the median of {_REPEATS} series of {_CALLS}. GB/s counts"
+        f"\nTime is per call: the median of {_REPEATS} series of {_CALLS} calls. GB/s counts"
         f" the {size / 1e6:.1f} MB of the matrix."
         "\nThe first run on a machine compiles for some seconds, and caches the result on disk.\n",
         flush=True,

@@ -210,7 +210,7 @@ def _processes(count: int) -> Iterator[Executor]:
         if not issubclass(failure.exc_type, InvalidStateError):
             report(failure)
 
-    # This process may have threads, which a fork would not survive. Ctrl-C reaches all processes of a terminal.
+    # This process may have threads, so a fork is unsafe. Ctrl-C reaches all processes of a terminal.
     executor = ProcessPoolExecutor(
         count, multiprocessing.get_context("spawn"), signal.signal, (signal.SIGINT, signal.SIG_IGN)
     )

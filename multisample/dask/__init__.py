@@ -23,7 +23,7 @@ except ModuleNotFoundError as error:
     raise ImportError("multisample.dask needs Dask: pip install 'dask[array]>=2025.3' distributed") from error
 
 from .._arguments import describe
-from .._call import checked_window
+from .._checks.window_and_options import checked_window
 from .._libraries import CPU, HOST, is_number, library_of
 from .._randomness.generator import Generator, Key
 from .._randomness.keys import checked_key

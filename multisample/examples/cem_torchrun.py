@@ -27,7 +27,7 @@ def rastrigin(x: torch.Tensor) -> torch.Tensor:
     import torch
 
     terms = x * x - 10 * torch.cos(2 * math.pi * x) + 10
-    # A sum row by row rounds alike for any number of columns, and so of ranks; `terms.sum(0)` may not.
+    # Adding row by row rounds equally for any number of columns, and so of ranks; `terms.sum(0)` may not.
     total = torch.zeros_like(terms[0])
     for row in terms:
         total += row

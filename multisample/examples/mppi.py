@@ -67,7 +67,7 @@ __device__ float4 noise(const multisample::Stream& stream, unsigned i, unsigned 
   return transposed({z0, z1, z2, z3});
 }
 
-// The cost of rollout j. `plan` has two rows for each of `steps` steps, an even number.
+// The cost of rollout j. `steps` must be even. `plan` has two rows per step.
 extern "C" __global__ void rollouts(const float* plan, const float* sigma, unsigned steps, const float* start,
                                     unsigned long long seed, unsigned long long offset, unsigned n, float* costs) {
   const multisample::Stream stream(seed, offset);
@@ -98,7 +98,7 @@ class Run(NamedTuple):
 def control(steps: int = 80, rollouts: int = 2048, seed: int = 7, device: str = "cpu", fast_math: bool = False) -> Run:
     """Fly to the goal, with `rollouts` sequences for each control step.
 
-    The device is "cpu" or "numba" for Numba on the CPU or a GPU, or "cuda" for CUDA C++, which may use `fast_math`.
+    Device "cpu" runs Numba on the CPU, "numba" Numba on a GPU, "cuda" CUDA C++. Only "cuda" supports `fast_math`.
     """
     library: Any = np
     if device != "cpu":

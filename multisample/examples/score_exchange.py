@@ -1,4 +1,4 @@
-"""An evolution strategy whose workers exchange scores alone.
+"""An evolution strategy whose workers exchange only scores.
 
 Each worker is a process with its own copy of the parameters. It scores some members of the population, sends (member,
 score) to all others, and applies the update by itself: `multisample.perturb` draws the noise of all members again. The

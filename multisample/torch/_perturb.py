@@ -31,8 +31,8 @@ def perturb_(
     Parameters
     ----------
     parameters : torch.nn.Module, torch.Tensor, or sequence or mapping of tensors
-        Of a module, its trainable parameters; ``dict(module.named_parameters())`` has all. A tensor that requires grad
-        must be a leaf.
+        For a module, its trainable parameters; to include frozen ones, pass ``dict(module.named_parameters())``. A
+        tensor that requires grad must be a leaf.
     coefficients, seed, member, fast_math, ids, backend : various
         As for `multisample.perturb`.
 

@@ -21,9 +21,10 @@ from multisample.backends.memory.host import rounded
 
 from ..._arguments import checked_integer, describe, dtype_name
 from ..._backends import choose
-from ..._call import COLUMNS, FLAGS, ROWS, TRAITS, Call, check_choices, check_rows, checked_order, vectors_of
+from ..._call import COLUMNS, FLAGS, ROWS, TRAITS, Call, vectors_of
 from ..._checks.operands import common_length, promoted
 from ..._checks.values import check_values
+from ..._checks.window_and_options import check_choices, check_rows, checked_order
 from ..._libraries import BY_SEED, BY_TYPE, HOST, is_number, keep_type, library_of
 from ..._libraries.jax import JAX, is_jax, is_on_host
 from ..._libraries.library import CPU, NOUNS, Library, counted_as
@@ -145,7 +146,7 @@ class _Plan:
             return program(words, *vectors)
 
     def _draw_counted(self, mu: Any, sigma: Any, generator: Any, dim_offset: int, sample_offset: int) -> Any:
-        """Draw with a generator whose offset is in device memory, by another library."""
+        """Draw with a generator whose offset is in device memory, through the backend's own array library."""
         from ..adopted import run_adopted
 
         call = self._call._replace(
@@ -169,7 +170,7 @@ class _Plan:
         return packed_words(number, offset, dim_offset, sample_offset)
 
     def _check_values(self, vectors: Sequence[Any]) -> None:
-        """ValueError for values that no normal distribution and no weights have."""
+        """Raise ValueError for an invalid mean, standard deviation or weight."""
         for k in self._checked:
             vector = self._vector(vectors[k])
             empty, name = _EMPTY[vector.dtype.itemsize], self._names[k]

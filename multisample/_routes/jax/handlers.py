@@ -32,7 +32,8 @@ from multisample.backends.launch import (
 from multisample.backends.memory.host import advise_huge_pages, array_at
 from multisample.backends.system import cuda_driver, xla_ffi
 
-from ..._call import COLUMNS, check_rows
+from ..._call import COLUMNS
+from ..._checks.window_and_options import check_rows
 from ..._libraries import Operand
 from ..._libraries.library import CPU
 from ..._model_parameters.request import check_members

@@ -65,7 +65,7 @@ def packed_words(seed: int, offset: int, row: int, column: int) -> Words:
 
 
 def batch_length(seed: Any) -> int | None:
-    """The number of seeds of a vector; None for one seed, right or wrong."""
+    """The number of seeds in a vector. None for a single seed, valid or not."""
     if isinstance(seed, (list, tuple)) and not isinstance(seed, Key):
         return len(seed)
     shape = None if isinstance(seed, Key) else _shape(seed)

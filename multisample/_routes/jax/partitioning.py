@@ -173,7 +173,7 @@ def _part(length: int, mesh: Any, axes: Any) -> int:
 
 
 def _without_padding(g: Any, columns: int, axes: Any, length: int) -> Any:
-    """A device's part of a matrix of `length` columns, with zeros for those past the last."""
+    """The device's part of a matrix with `length` columns. Padding columns are set to zero."""
     size = g.shape[columns]
     if axes is None or axes == () or length % size == 0:
         return g

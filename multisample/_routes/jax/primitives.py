@@ -121,10 +121,10 @@ def _transpose(cts: Any, *operands: Any, static: Static) -> Any:
         return [*(None if aval is None else ad.Zero(aval) for aval in avals), *[None] * len(words)]
     if static.call.transposed is None:
         raise ValueError(
-            "weights: expected no gradient, since it needs the whole sample, got weights that depend on an argument of"
-            " jax.grad: use jax.lax.stop_gradient, or draw the sample with multisample.sample"
+            "weights: expected no gradient, got weights that depend on an argument of jax.grad: their gradient needs"
+            " the whole sample; use jax.lax.stop_gradient, or draw the sample with multisample.sample"
         )
-    if avals[-1] is None:  # A sample of which sigma is constant: its cotangent needs no noise.
+    if avals[-1] is None:  # sigma is constant: the cotangent of mu is a sum without noise.
         totals = [cts[0].astype(static.computing_type).sum(1 + static.axes("matrix").index("j")), None]
     else:
         totals = bind(static._replace(operation=static.call.transposed), *map(ad.instantiate_zeros, cts), *words)
@@ -133,7 +133,7 @@ def _transpose(cts: Any, *operands: Any, static: Static) -> Any:
 
 
 def _as_long_as(aval: Any, x: Any) -> Any:
-    """The sum over a batch for an operand that its elements share."""
+    """Sum the gradient of an operand over the batch if all elements share the operand."""
     return x.sum(0, keepdims=True) if aval.shape[0] == 1 and x.shape[0] != 1 else x
 
 
