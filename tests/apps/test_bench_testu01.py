@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,7 @@ def test_numbers_equal_the_reference() -> None:
 
 def result_of(library: Path, battery: str, test: int, order: str, seed: int) -> dict[str, Any]:
     if test == 7:
+        time.sleep(0.2)  # The others end before.
         raise OSError(f"{battery}, test 7, {order}")
     p = {"A": test / 10, "B": 1e-20}
     return {"test": test, "seconds": 1.5, "statistics": [{"name": name, "p": value} for name, value in p.items()]}
@@ -56,6 +59,8 @@ def test_every_test_runs_once_and_a_failure_leaves_the_results_of_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(testu01, "run_test", result_of)
+    # Threads: JAX, which other tests import, must not be forked.
+    monkeypatch.setattr(testu01, "ProcessPoolExecutor", lambda mp_context: ThreadPoolExecutor(2))
     run: testu01.Run = {"battery": "SmallCrush", "order": "rows", "seed": 1, "tests": []}
     run["tests"] = [{"test": 2, "seconds": 1000.0, "statistics": [{"name": "A", "p": 0.5}]}]
     with pytest.raises(OSError, match="SmallCrush, test 7, rows"):
