@@ -139,7 +139,7 @@ class Case(Window):
     def usual_cut(self) -> Geometry:
         """The geometry that `sample` uses on a GPU, except with `few_columns` and `small`."""
         if self.few_columns:
-            return few_columns_geometry(self.d, self.n, self.size, self.byte_strides()[0] == self.size, False)
+            return few_columns_geometry(self.d, self.n, self.size, False)
         if self.small:
             width = 8 if self.antithetic else 4
             skip = width - 1 if "first_column" in self.in_memory else self.sample_offset % width

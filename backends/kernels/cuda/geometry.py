@@ -122,7 +122,7 @@ def geometry(
     if batch > 1 and is_small(rows, columns, antithetic):
         cut = small_matrices_geometry(rows, groups, batch)
     elif not strided and skip == 0 and _has_few_columns(rows, columns, size, strides, misalignment):
-        cut = few_columns_geometry(rows, columns, size, strides[0] == size, cheap)
+        cut = few_columns_geometry(rows, columns, size, cheap)
     elif store_kind == _TRANSPOSED:
         cut = _transposed(
             rows, groups, size, column_stride, misalignment, skip, fixed_skip, cheap, shared_noise, antithetic
@@ -267,11 +267,11 @@ def _has_few_columns(rows: int, columns: int, size: int, strides: tuple[int, int
     return strides[0] == size or strides == (columns * size, size)
 
 
-def few_columns_geometry(rows: int, columns: int, size: int, is_direct: bool, cheap: bool) -> Geometry:
-    """The geometry of kFewColumns, for elements of `size` bytes; `is_direct`: dimensions are contiguous."""
+def few_columns_geometry(rows: int, columns: int, size: int, cheap: bool) -> Geometry:
+    """The geometry of kFewColumns, for elements of `size` bytes."""
     rows_per_pass = FEW_THREADS * own_rows_of(size)
     passes_all = _ceil_div(rows, rows_per_pass)
-    most = 4 if columns == 1 else 1 if cheap else 4 if columns < (3 if is_direct else 4) else 2
+    most = (1 if cheap else 2) if columns > 4 else ((8, 3, 2, 1) if cheap else (8, 6, 6, 3))[columns - 1]
     passes = min(most, max(1, passes_all // 4096))
     return Geometry(
         blocks=_ceil_div(passes_all, passes),
