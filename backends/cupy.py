@@ -88,7 +88,7 @@ _pack_round_keys = struct.Struct("20I").pack
 
 @functools.cache
 def _stream_constants() -> tuple[int, ...]:
-    """Both key words, the word by which float64 changes the second one, and both increments of a round."""
+    """Both key words, the word that float64 XORs into the second, and both Weyl increments of a round."""
     from .kernels.stream.normals import FLOAT64_KEY  # Numba takes half a second to import.
     from .kernels.stream.words import KEY_0, KEY_1, WEYL_0, WEYL_1
 

@@ -84,6 +84,6 @@ _REST = "seed", "offset", "seed_at", "offset_at", "first_row", "first_column", "
 
 
 def _operands(values: Sequence[Any]) -> dict[str, Any]:
-    """The fields of a launch with these operands. The caller keeps spans of type bytes alive."""
+    """The fields of a launch with these operands. The caller keeps packed spans, a bytes object, alive."""
     fields = dict(zip(_OPERANDS, values, strict=True))
     return fields | {"matrix": address_of(fields["matrix"])}

@@ -173,7 +173,7 @@ class Launch(NamedTuple):
     word_formats: _U32 = 0
     """The `WordFormat` of the seed in memory, and in the next 8 bits that of the offset."""
     column_phase: _U32 = 0
-    """Where `first_column` is in memory: 1 + first_column % 8, or 0 if that is not known."""
+    """If `first_column` is in memory: 1 + first_column % 8, or 0 if unknown."""
 
 
 FORMATS: dict[str, str] = {

@@ -79,7 +79,7 @@ class NumbaBackend(DriverBackend):
         with on_device(device_of_array(array)):
             if not hasattr(array, "__dlpack__"):
                 return cuda.as_cuda_array(array, sync=False)
-            # Ready on the default stream, which Numba uses unless a stream is named.
+            # The array is ready on the default stream, which Numba uses unless the caller names another.
             shared = Imported(array, LEGACY_STREAM)
             return cuda.as_cuda_array(shared, sync=False).view(shared.dtype)
 

@@ -61,7 +61,7 @@ struct Launch {
   u32 batch;             // how many matrices; 0 counts as 1
   u32 origin_in_memory;  // whether the seed, the first row or the first column is in memory, as in every batch
   u32 word_formats;      // the `WordFormat` of the seed in memory, and in the next 8 bits that of the offset
-  u32 column_phase;      // where first_column is in memory: 1 + first_column % 8, or 0 if that is not known
+  u32 column_phase;      // if first_column is in memory: 1 + first_column % 8, or 0 if unknown
 };
 
 // Elements of one parameter, which kPerturb reads and writes: `rows` runs of `width` elements. Element w of run r is

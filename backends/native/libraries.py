@@ -103,8 +103,8 @@ def cuda_reasons(*, ahead_of_time: bool = False) -> tuple[str, ...]:
     Parameters
     ----------
     ahead_of_time : bool
-        Whether it is enough that the library can be built. Then no device is needed if TORCH_CUDA_ARCH_LIST names
-        architectures or a library came with the wheel.
+        Whether it is enough that the library can be built. If so, no device is needed where TORCH_CUDA_ARCH_LIST names
+        architectures or the wheel has a library.
     """
     if not toolchain.is_installed("torch"):
         return ("PyTorch is not installed: pip install torch",)

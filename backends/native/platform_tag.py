@@ -109,7 +109,7 @@ def _text(content: bytes, at: int) -> str:
 
 
 def _least_glibc(versions: Iterable[str]) -> tuple[int, ...] | None:
-    """The oldest glibc whose systems have all of `versions`; None if no listed system has them."""
+    """The oldest glibc whose systems have all symbol versions in `versions`; None if no listed system has them."""
     wanted: dict[str, tuple[int, ...]] = {"GLIBC": (2, 17)}
     for version in versions:
         name, _, number = version.partition("_")

@@ -165,7 +165,7 @@ class Event:
 
     def is_done(self) -> bool:
         """Whether the work is done; True if the driver returns an error."""
-        # Without relaxed mode, the query would invalidate captures of this thread; in global mode, of any thread.
+        # Outside relaxed mode, the query would invalidate this thread's capture, and any thread's in global mode.
         with relaxed_capture():
             return bool(self._driver.cuEventQuery(self._handle) != _NOT_READY)
 
@@ -203,7 +203,7 @@ def synchronize(device: int) -> None:
 
 
 def read(address: int, size: int, stream: int, device: int) -> bytes:
-    """Bytes of memory of a device, after the work on a stream, which the host waits for."""
+    """Copies bytes of device memory to the host in stream order, and waits for the stream."""
     memory, handle = ctypes.create_string_buffer(size), ctypes.c_void_p(stream)
     with on_device(device):
         _check(_driver().cuMemcpyDtoHAsync_v2(memory, ctypes.c_uint64(address), ctypes.c_size_t(size), handle))

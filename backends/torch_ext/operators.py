@@ -115,8 +115,8 @@ def _promoted(*dtypes: torch.dtype) -> torch.dtype:
 def _functions(name: str, vmap: Any, backward_vmap: Any) -> tuple[Any, Any]:
     """The autograd functions of the operators `name` and ``name_backward``, with rules for vmap.
 
-    Both take the words, a counter or keys. With `apart`, the counters of a batch only require independent noise. The
-    first counter then draws the batch as one sample with the dimensions of all elements.
+    `words` is a counter or a tensor of keys. With `apart`, elements of a vmap batch need independent noise,
+    not their own counters: the first counter draws the batch as one sample with the dimensions of all elements.
     """
 
     def draw(mu: Any, sigma: Any, n: Any, words: Any, apart: bool, options: Options) -> Any:
@@ -240,9 +240,9 @@ _SampleBatch, _SampleBatchBackward = _functions("sample_batch", _vmap_batch, _vm
 
 
 def _flat(x: Any, dim: int | None, size: int, batch: int, own: int) -> Any:
-    """A tensor of `size` batches as one batch of ``size * batch`` elements, each with `own` dimensions at the most.
+    """Reshapes a tensor of `size` batches to a batch of ``size * batch`` elements of at most `own` axes.
 
-    A vector that all elements share stays one.
+    A vector that all elements share is returned as it is.
     """
     if dim is None:
         if own == 1 and x.dim() == 1:

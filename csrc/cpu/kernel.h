@@ -31,7 +31,7 @@ inline char* address(const Launch& call, u64 row, u64 column) {
 // Columns of one block of four normals.
 inline u64 block_columns(const Launch& call) { return call.antithetic ? 8 : 4; }
 
-// Whether vectors run down `rows` rows: the rows are adjacent in memory.
+// Whether a SIMD vector holds elements of several rows: more than one row, adjacent in memory.
 inline bool runs_down(const Launch& call, u64 rows) { return call.row_stride == element_size(call.type) && rows > 1; }
 
 // The blocks that have columns in a window.

@@ -108,7 +108,7 @@ class MomentParts {
       first_.insert(first_.end(), w, w + 4);
       return;
     }
-    // Two columns have the same normal, with either sign.
+    // Columns k and k + 1 have the normals z and -z.
     for (u64 k = 0; k < 8; k += 2) {
       first_.push_back(w[k] - w[k + 1]);
       second_.push_back(w[k] + w[k + 1]);
@@ -213,7 +213,7 @@ class MomentParts {
   }
 
   const Launch& call_;
-  const u64 rows_;  // with noise of their own
+  const u64 rows_;  // with different noise
   const bool with_second_;
   std::vector<u32> groups_;
   std::vector<Real> first_, second_;  // four for each group; `second_` with antithetic noise only

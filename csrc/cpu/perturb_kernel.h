@@ -42,7 +42,7 @@ class PerturbParts {
 
   static u64 elements(const Span& span) { return static_cast<u64>(span.rows * span.width); }
 
-  // Elements [begin, end) of a span, counted along its runs.
+  // Adds noise to elements [begin, end) of a span, numbered run by run.
   void add(const Span& span, u64 begin, u64 end) const {
     Launch call = call_;
     call.offset += span.id << 32;

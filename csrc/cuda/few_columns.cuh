@@ -64,7 +64,7 @@ struct LaneRows {
   Out* stage;         // the warp's first row in shared memory
   Real mu[kOwnRows], sigma[kOwnRows];
 
-  // Loads elements `first`, `first` + 32, ... of mu and sigma. The last element is padding behind the end.
+  // Loads elements `first`, `first` + 32, ... of mu and sigma. Indices past the end read the last element.
   MULTISAMPLE_FUNCTION void load(const Launch& call, u64 first) {
     u64 rows[kOwnRows];
 #pragma unroll

@@ -227,7 +227,7 @@ inline Geometry few_columns_geometry(const Launch& call, Geometry g) {
   return g;
 }
 
-// Whether a block draws at least one matrix of these sizes with kSmallMatrices, for every first column.
+// Whether a matrix of this size fits into a block of kSmallMatrices, whatever its first column.
 inline bool is_small(const Launch& call) {
   const u64 width = call.antithetic ? kAntitheticWidth : kWidth;
   return call.rows * ceil_div(width - 1 + call.columns, width) <= kSmallThreads;

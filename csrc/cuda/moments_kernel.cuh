@@ -94,8 +94,8 @@ struct MomentList {
   u32* counts;  // of each warp
   u32 count;
 
-  // Appends those of the groups from `begin` to `end`, at most kFill, that have a weight other than zero. Returns the
-  // sum of this thread's weights. All threads of the block take part.
+  // Looks at groups [begin, min(end, begin + kFill)) and appends those with a nonzero weight. Returns the sum of this
+  // thread's weights. All threads of the block take part.
   MULTISAMPLE_FUNCTION double fill(u64 begin, u64 end, u64 offset, const Keys<Real>& keys, const Launch& call,
                                    const MomentGeometry& geometry) {
     const u64 group = begin + threadIdx.x;

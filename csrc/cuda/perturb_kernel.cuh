@@ -226,7 +226,7 @@ MULTISAMPLE_FUNCTION void perturb_turn(const TurnGroups<Out, kOwn, Entry>& group
   for (u32 g = 0; g < kOwn; ++g) noise[g] = Noise<Real, false, fast>::of(groups.at(g).index, offset, keys);
   Real x[kOwn][kWidth] = {};
   if (works) {
-    // Apart from the loop, the noise of the first member is made before the loads have to arrive.
+    // The first member is outside the loop: its noise is computed while the loads are in flight.
     const Member<Real> member = members[0];
 #pragma unroll
     for (u32 g = 0; g < kOwn; ++g) {
@@ -287,7 +287,7 @@ MULTISAMPLE_FUNCTION void perturb(const Launch& call, const SpanList<Entry>& lis
 #pragma unroll 1
     for (u32 first = 0; first < end; first += kTurn) {
       const bool whole = groups.are_whole(), works = first + threadIdx.x / 32 * 32 < end;
-      // Where `whole` is a constant, nothing separates the loads from each other.
+      // With a constant `whole`, no branch separates the loads, and the compiler issues them together.
       if constexpr (!decltype(groups)::kUniform) {
         perturb_turn<Out, fast, one_member>(groups, whole, works, span.width, members, rows, count, offset, keys,
                                             prepare);
@@ -302,7 +302,7 @@ MULTISAMPLE_FUNCTION void perturb(const Launch& call, const SpanList<Entry>& lis
     }
   };
   if constexpr (one_member) {
-    // It needs no shared memory, and the block no barrier.
+    // Registers keep a single member: the block needs neither shared memory nor a barrier.
     const Member<Real> member = member_of(0);
     turns(&member, 1, 1, [](u64) { return 1; });
   } else {
@@ -319,7 +319,7 @@ MULTISAMPLE_FUNCTION void perturb(const Launch& call, const SpanList<Entry>& lis
 }
 
 // Minimum blocks per SM, for __launch_bounds__: more blocks spill registers. Strided spans and non-uniform round keys
-// take further registers. With one member of at most four bytes, all threads of an SM have room.
+// take further registers. With one member and elements of at most four bytes, occupancy is full.
 template <class Out, bool one_member, class Entry, bool origin_in_memory>
 constexpr int kPerturbBlocksAtOnce = one_member ? blocks_with_room(sizeof(Out) == 8 ? 4 : 8, kPerturbThreads)
                                                 : (sizeof(Entry) > sizeof(Run) || origin_in_memory ? 2 : 3);

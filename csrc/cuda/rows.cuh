@@ -233,7 +233,7 @@ class Dimensions {
   }
 
  private:
-  // The pass of the chunk that has the thread's dimension.
+  // The number, within the chunk, of the pass that draws this thread's dimension.
   MULTISAMPLE_FUNCTION u32 pass() const { return threadIdx.x * geometry_.one_by_rows >> 20; }
 
   const Launch& call_;

@@ -127,8 +127,9 @@ MULTISAMPLE_HOST_FUNCTION float fma_rn(float a, float b, float c) {
 // extending the available precision", Numerische Mathematik 18, 1971, doi:10.1007/BF01397083). So only the rounding of
 // rest = q + t can make the result wrong. Its error is at most 2^-53 |rest|, which matters only if a b + c is almost
 // halfway between two doubles. Then `result` plus a slightly larger `distance` rounds to another double. (Where p and c
-// cancel, t is 0, and `rest` has no error.) The C library computes such sums. It also computes zeros, whose sign may be
-// wrong here; products so small that q may be inexact; and overflows, where q or `distance` is NaN.
+// cancel, t is 0, and `rest` has no error.) The C library computes these sums near a halfway case. It also computes
+// zeros, whose sign may be wrong here; products so small that q may be inexact; and overflows, where q or `distance` is
+// NaN.
 MULTISAMPLE_HOST_FUNCTION double fma_rn(double a, double b, double c) {
   const double p = a * b, s = p + c, c0 = s - p, t = (p - (s - c0)) + (c - c0);
   const double a0 = a * 0x1.0000002p+27, b0 = b * 0x1.0000002p+27;
@@ -140,8 +141,8 @@ MULTISAMPLE_HOST_FUNCTION double fma_rn(double a, double b, double c) {
   return __builtin_expect(is_right, 1) ? result : __builtin_fma(a, b, c);
 }
 
-// In the transforms of words, two roundings give the bits of one. tests/stream/test_software_fma.py tries every float
-// that a word converts to.
+// For the arguments that words become, rounding to double and then to float equals one rounding.
+// tests/stream/test_software_fma.py tries every float that a word converts to.
 MULTISAMPLE_HOST_FUNCTION float transform_fma(float a, float b, float c) {
   return static_cast<float>(static_cast<double>(a) * b + c);
 }
@@ -166,7 +167,7 @@ MULTISAMPLE_HOST_FUNCTION double sqrt_rn(double x) { return __builtin_sqrt(x); }
 
 #endif
 
-// fma_rn in a transform of words, where another function may give the same bits faster.
+// Computes fma_rn where words become normals. An overload replaces it where a faster function gives the same bits.
 template <class Real>
 MULTISAMPLE_HOST_FUNCTION Real transform_fma(Real a, Real b, Real c) {
   return fma_rn(a, b, c);

@@ -220,7 +220,7 @@ MULTISAMPLE_EXPORT PyObject* multisample_python_launch(const multisample::Launch
                                Object(Object::new_reference(fail)), Object(Object::new_reference(thread_limit))});
 }
 
-// `matrix` is an operand of the plan, if it is the plan of a gradient. `functions` are the PlanFunctions.
+// Only the plan of a gradient has the operand `matrix`. `functions` are the PlanFunctions.
 MULTISAMPLE_EXPORT PyObject* multisample_python_plan(const multisample::Launch* call, void* run,
                                                      multisample::u64 last_row, multisample::u64 last_column,
                                                      multisample::u64 mask, int has_list, PyObject* matrix,

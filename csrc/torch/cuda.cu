@@ -71,7 +71,7 @@ cudaError_t on_device(int device, const Function& function) {
 
 #define MULTISAMPLE_EXPORT extern "C" __attribute__((visibility("default")))
 
-// Float64 numbers of device memory that `scratch` must have room for.
+// The required size of `scratch` in device memory, in float64 numbers.
 MULTISAMPLE_EXPORT uint64_t multisample_scratch_size_cuda(const multisample::Launch* call) {
   return multisample::scratch_of(*call);
 }

@@ -33,7 +33,7 @@ inline ElementType element_type(ScalarType type) {
   }
 }
 
-// Strings without streams: the streams of a statically linked part of libstdc++ do not work beside PyTorch's.
+// Formats text without std::ostream: iostreams of a statically linked libstdc++ fail beside PyTorch's.
 inline std::string text_of(const std::string& text) { return text; }
 inline std::string text_of(int64_t number) { return std::to_string(number); }
 
@@ -130,7 +130,7 @@ inline Launch checked_launch(const char* op, const char* name, const Tensor& mat
   return call;
 }
 
-// Makes a launch over `matrix` a batch, whose keys are pairs of a seed and an offset.
+// Turns a launch over `matrix` into a batch. A key is a pair of a seed and an offset.
 inline void set_batch(const char* op, const Tensor& keys, const Tensor& matrix, Launch* call) {
   check(element_type(keys.scalar_type()) == kInt64 && keys.dim() == 2 && keys.size(0) == matrix.size(0) &&
             keys.size(1) == 2,

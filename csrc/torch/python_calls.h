@@ -170,7 +170,8 @@ struct AddressesState {
   long place;      // of the implementation's address in a Python object, or 0 if unknown
 };
 
-// addresses(tensors): addresses of the elements, as bytes; None if a tensor has a class of its own or is nested.
+// addresses(tensors): addresses of the elements, as bytes; None if a tensor is of another subclass than Parameter, or
+// nested.
 inline PyObject* addresses(PyObject* self, PyObject* const* args, long) {
   const AddressesState& state = state_of<AddressesState>(self);
   const long count = PySequence_Size(args[0]);
@@ -182,7 +183,7 @@ inline PyObject* addresses(PyObject* self, PyObject* const* args, long) {
     if (type.get() != state.tensor_type.get() && type.get() != state.parameter_type.get()) {
       return Object::new_reference(&_Py_NoneStruct);
     }
-    // The attribute takes ten times as long as all the rest.
+    // Reading the attribute takes ten times as long as the rest of the loop.
     TensorOf read =
         state.place != 0 ? TensorOf(tensor.get(), state.place) : TensorOf(tensor.get(), state.address.get());
     if (state.place == 0 && PyErr_Occurred() != nullptr) return nullptr;

@@ -8,7 +8,7 @@ from typing import Any
 from multisample.backends.kernels.compilation import inline
 
 SHARE = 1 << 16
-"""A call gets one more thread for each so many normals, 0.06 ms of work. Waking an idle thread takes about as long."""
+"""A call uses a thread for each SHARE normals, 0.06 ms of work. Waking an idle thread takes about as long."""
 # An element with shared noise is only scaled and stored. It costs 1 / _SHARED_PART of an element with its own noise.
 _SHARED_PART = 8
 # Normals of one window at the most.

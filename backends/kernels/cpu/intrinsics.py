@@ -310,7 +310,7 @@ def stack_copy(typingctx: Any, value: Any) -> Any:
 
 
 def _emit_entry(context: Any, builder: Any, function: Any, parameters: Any, count: int, values: Any) -> Any:
-    """The address of a C function of `count` words that calls a compiled function and returns 0.
+    """Returns the address of a C function of `count` 64-bit arguments that calls a compiled function and returns 0.
 
     ``values(body, *words)`` gives the arguments of the compiled function. Exceptions of that function are ignored.
     """

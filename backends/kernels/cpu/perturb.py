@@ -128,8 +128,8 @@ def part_function(dtype: str) -> Callable[..., Any]:
 def perturb_kernel(dtype: str) -> Callable[..., None]:
     """``kernel(spans, elements, weights, seed, offset, first_row, threads, pool)`` perturbs spans.
 
-    `spans` has the words of packed spans, with this number of elements. The kernel runs on up to `threads` threads: the
-    calling one, and helpers of `pool` (`threads.helper_pool`).
+    `spans` has the 64-bit words of packed spans, and `elements` is their number of elements. The kernel runs on up to
+    `threads` threads: the calling one, and helpers of `pool` (`threads.helper_pool`).
     """
     row = MATRIX_TYPES[dtype]
     add_part = callee(part_function(dtype), f"cpu-perturb_{dtype}_part")

@@ -264,7 +264,7 @@ def _forget() -> None:
     _pool = _new_pool()
 
 
-# The child gets a new pool: an earlier hook may have drawn in the child, whose helpers then use the old one.
+# The child gets a new pool. If an earlier hook has drawn in the child, those helpers keep the old pool.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget)
 

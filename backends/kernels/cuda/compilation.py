@@ -170,7 +170,7 @@ def launch_bounds(
         calls = not shared_noise and capability < (9, 0)
         return SHORT_ROW_THREADS, 3 if dtype == "float64" or calls else 4
     blocks = 3 if dtype == "float64" or (name == "kAligned" and antithetic) else 5
-    # A multiprocessor of 7.5 has room for 1024 threads. nvJitLink ignores bounds with more.
+    # An SM of capability 7.5 holds 1024 threads. nvJitLink ignores launch bounds above that.
     return MOST_THREADS, min(blocks, 3) if capability == (7, 5) else blocks
 
 
@@ -206,7 +206,7 @@ def perturb_bounds(
 ) -> tuple[int, int]:
     """`launch_bounds` of the kernels of perturb."""
     if one_member:
-        # A multiprocessor of 7.5 has room for 1024 threads. nvJitLink ignores bounds with more.
+        # An SM of capability 7.5 holds 1024 threads. nvJitLink ignores launch bounds above that.
         few = strided or origin_in_memory or dtype == "float64" or capability == (7, 5)
         return PERTURB_THREADS, 4 if few else 6
     return PERTURB_THREADS, 2 if strided or origin_in_memory else 3

@@ -187,7 +187,7 @@ def _storing(gpu: ModuleType, dtype: str, antithetic: bool, count: int) -> tuple
 def _drawing(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: bool, fast: bool) -> Function:
     """``draw(own, made, is_direct, at, stride, left, columns)`` draws a group of columns, `columns` of which exist.
 
-    `at` is an address in the matrix if `is_direct`, else in shared memory, and `stride` that of columns or of rows.
+    If `is_direct`, `at` is in the matrix and `stride` is that of columns; else in shared memory, and that of rows.
     """
     own_rows, per_normal = own_rows_of(SIZES[dtype]), group_width(antithetic) // 4
     elements, in_row = scaled(gpu, dtype, antithetic), noise(gpu, dtype, shared_noise, fast).in_row

@@ -284,7 +284,7 @@ def few_columns_geometry(rows: int, columns: int, size: int, cheap: bool) -> Geo
 
 
 def is_small(rows: int, columns: int, antithetic: bool) -> bool:
-    """Whether a block draws at least one matrix of these sizes with kSmallMatrices, for every first column."""
+    """Whether a matrix of this size fits into a block of kSmallMatrices, whatever its first column."""
     width = ANTITHETIC_WIDTH if antithetic else WIDTH
     return rows * _ceil_div(width - 1 + columns, width) <= SMALL_THREADS
 

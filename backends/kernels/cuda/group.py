@@ -233,7 +233,7 @@ def _wide_number_of(w):
 def packing(dtype: str) -> tuple[int, Function, Function]:
     """A number of the computing type of `dtype` as 32-bit words.
 
-    The number of words; ``words_of(x)``; and ``number_of(words)``.
+    Returns the number of words of a number, ``words_of(x)``, and its inverse ``number_of(words)``.
     """
     return (2, _words_of_wide, _wide_number_of) if dtype == "float64" else (1, _words_of, _number_of)
 

@@ -176,8 +176,8 @@ def _putting(gpu: ModuleType, real: str) -> Function:
 def _filling(gpu: ModuleType, real: str, antithetic: bool, fast: bool) -> Function:
     """``fill(memory, count, begin, end, call, geometry)`` appends groups to the list of `count` groups.
 
-    It appends the groups from `begin` to `end`, at most FILL, that have a weight other than zero. `memory`: addresses
-    of columns, weights and counts. Returns the new count and the sum of this thread's weights. All threads of the block
+    It looks at groups [begin, min(end, begin + FILL)) and appends those with a nonzero weight. `memory`: addresses of
+    columns, weights and counts. Returns the new count and the sum of this thread's weights. All threads of the block
     take part.
     """
     thread_index, from_lane, synchronize_block = gpu.thread_index, gpu.from_lane, gpu.synchronize_block

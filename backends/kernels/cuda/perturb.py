@@ -62,7 +62,7 @@ def _span_of_block(fields: int, most: int) -> Function:
 
         @inline
         def either(block, spans):
-            # As an unsigned number: places without a span begin behind all blocks.
+            # Unsigned: an unused entry has a first block above every block's index.
             if block < np.uint64(spans[border]) >> np.uint64(32):
                 return low(block, spans)
             return high(block, spans)

@@ -246,7 +246,7 @@ def _drawing(
             end = at if lane == 0 else at + (width - shift) * size
             ends = (lane == 0, lane == 31)
             if shift == 0:
-                # The lanes of the warp are adjacent.
+                # The quads of neighbouring lanes adjoin: no shuffle.
                 down_paired(dimension, count, at, stride, own, 0)
             elif shift == 1 or alone == 2:
                 down_shifted_1(dimension, count, end, stride, own, ends)

@@ -250,15 +250,15 @@ class Stage(NamedTuple):
     stages: Any  # the block's shared memory
     own: Any  # displacements of the lane's own elements
     piece: Any  # displacement of the lane's first piece
-    pieces: Any  # bit k: whether the run has all of the lane's piece k
+    pieces: Any  # bit k is set if the lane's piece k lies inside the run
     to_piece: Any  # bytes from the address of the first pass to where the lane stores its first piece
-    end: Any  # displacement of the lane's element of the ends
+    end: Any  # displacement of the single element, at an end of the run, that the lane stores
     end_pass: Any  # its pass; not less than `passes` if the lane has none
     to_end: Any  # bytes from the address of the first pass to where the lane stores it
 
 
 class Staged(NamedTuple):
-    """Stores of short rows, which follow each other without a gap, in `passes` passes at a time.
+    """Functions that store short contiguous rows, `passes` passes together.
 
     In each pass, a warp's elements are one run of memory. ``PutStaged`` in C++ explains the rest.
     """

@@ -39,7 +39,7 @@ def stream_key(seed: np.uint64) -> tuple[np.uint64, np.uint64]:
 
 @inline
 def row_part(i, o0, k0):
-    """The terms of rounds 1 and 2 that depend on the row alone: into c2 of round 2, and c3 of round 2."""
+    """What depends on the row only: the term XORed into c2 of round 2, and c3 of round 2."""
     high, _ = wide_product(o0, _MULTIPLIER_1)
     return wide_product(like(high ^ i ^ k0, k0), _MULTIPLIER_0)
 
@@ -48,7 +48,7 @@ def row_part(i, o0, k0):
 def column_part(g, o0, o1, k0, k1):
     """The terms of rounds 1 to 3 that depend on the columns alone.
 
-    Into c2 of round 2, into c0 and c2 of round 3, and c3 of round 3.
+    Returns the terms XORed into c2 of round 2, c0 of round 3 and c2 of round 3, and c3 of round 3.
     """
     high0, low0 = wide_product(g, _MULTIPLIER_0)
     _, low1 = wide_product(o0, _MULTIPLIER_1)
