@@ -246,6 +246,7 @@ def starts(limit: int, length: int) -> st.SearchStrategy[int]:
     return st.one_of(st.integers(0, 8), near, st.integers(0, last), st.just(last))
 
 
+@pytest.mark.filterwarnings("ignore:.*Grid size")  # Numba copies a slice by a kernel of its own.
 @settings(max_examples=150)
 @given(
     seed=seeds, dtype=dtypes, noise=noises, d=st.integers(1, 40), n=lengths, antithetic=st.booleans(),
