@@ -27,8 +27,9 @@ __all__ = ["normal", "normals4"]
 _KEYS = tl.constexpr(int(KEY_1) << 32 | int(KEY_0))
 _L, _S, _C = (tl.constexpr(tuple(map(float, coefficients))) for coefficients in (L32, S32, C32))
 _LE = tl.constexpr(float(LE32))
-# Bits of 2/3. Mask of the sign and exponent bits. Bits of the largest float32 below 1, minus the bits of 2/3.
+# The bits of 2/3, and the mask of a float's sign and exponent.
 _TWO_THIRDS, _EXPONENT = tl.constexpr(0x3F2AAAAB), tl.constexpr(-0x00800000)
+# The bits of the largest float32 below 1, minus those of 2/3.
 _BELOW_ONE = tl.constexpr(0x3F7FFFFF - 0x3F2AAAAB)
 _TO_UNIT, _TO_UNIT_HALF, _TO_HALF_TURNS = tl.constexpr(2.0**-32), tl.constexpr(2.0**-33), tl.constexpr(2.0**-31)
 

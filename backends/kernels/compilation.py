@@ -50,7 +50,7 @@ class _Code(JITCodeLibrary):
 
 
 class _CodeOfCallee(_Code):
-    """The code of a callee, for linking into kernels: LLVM optimizes it there, and there it becomes machine code."""
+    """The code of a callee. LLVM optimizes it, and makes machine code of it, in the kernels that link it."""
 
     def _optimize_final_module(self) -> None:
         pass
@@ -60,7 +60,7 @@ class _CodeOfCallee(_Code):
 
 
 class _KernelCompiler(Compiler):
-    """Numba's compiler, for `_Code`."""
+    """Numba's compiler. The machine code goes into a `_Code`."""
 
     def __init__(self, typing: Any, target: Any, library: Any, *rest: Any) -> None:
         library = _Code(target.codegen(), "kernel")
@@ -100,7 +100,7 @@ def inline(function: Function) -> Function:
 
 
 def callee(function: Callable[..., Any], name: str) -> Any:
-    """`function` for kernels on a CPU to call. Each kernel has a copy. See `cached` for the name."""
+    """`function`, for kernels on a CPU to call. Each kernel contains a copy. See `cached` for the name."""
     return _Callee(_named(function, name), targetoptions={"nopython": True, "_nrt": False})
 
 
@@ -150,7 +150,7 @@ def cached(function: Callable[..., Any], name: str, digest: str, *, nogil: bool 
 
 
 def _named(function: Any, name: str) -> Any:
-    # LLVM links by name. Numba's names are unique in one process, and a process may load kernels of several.
+    # LLVM links by name. Numba's names are unique in the process that compiles. Another process may load the kernels.
     named = FunctionType(function.__code__, function.__globals__, name, function.__defaults__, function.__closure__)
     named.__qualname__ = name
     return named

@@ -214,9 +214,9 @@ inline Geometry few_columns_geometry(const Launch& call, Geometry g) {
   g.rows_per_pass = kFewThreads * (element_size(call.type) == 8 ? kOwnRows<8> : kOwnRows<4>);
   // Starting a block takes less time than a pass, and several thousand blocks keep every processor busy to the end.
   // Where memory is the limit, few passes are better: blocks then write close to each other. Measured on an H200.
-  constexpr u64 kMost[] = {8, 6, 6, 3}, kMostCheap[] = {8, 3, 2, 1};
-  const u64 most =
-      call.columns > 4 ? (is_cheap(call) ? 1 : 2) : (is_cheap(call) ? kMostCheap : kMost)[call.columns - 1];
+  constexpr u64 kMost[kMostFewColumns] = {8, 6, 6, 3, 2, 2, 2, 2},
+                kMostIfCheap[kMostFewColumns] = {8, 3, 2, 1, 1, 1, 1, 1};
+  const u64 most = (is_cheap(call) ? kMostIfCheap : kMost)[call.columns - 1];
   const u64 all = ceil_div(call.rows, g.rows_per_pass);
   u64 passes = all / 4096;
   if (passes < 1) passes = 1;

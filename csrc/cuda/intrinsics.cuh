@@ -58,7 +58,7 @@ MULTISAMPLE_FUNCTION T* opaque_shared(T* at) {
   return static_cast<T*>(__cvta_shared_to_generic(opaque(static_cast<u32>(__cvta_generic_to_shared(at)))));
 }
 
-// Stores a piece of at most 16 bytes as the first line for the cache to evict.
+// Stores a piece of at most 16 bytes. The cache evicts its line before others.
 template <class Piece>
 MULTISAMPLE_FUNCTION void put_evict_first(Piece* to, const Piece& piece) {
   if constexpr (sizeof(Piece) == 16) {

@@ -141,8 +141,8 @@ MULTISAMPLE_HOST_FUNCTION double fma_rn(double a, double b, double c) {
   return __builtin_expect(is_right, 1) ? result : __builtin_fma(a, b, c);
 }
 
-// For the arguments that words become, rounding to double and then to float equals one rounding.
-// tests/stream/test_software_fma.py tries every float that a word converts to.
+// Rounds twice, to double and to float. For every float that a random word converts to, one rounding gives the same
+// bits: tests/stream/test_software_fma.py tries them all.
 MULTISAMPLE_HOST_FUNCTION float transform_fma(float a, float b, float c) {
   return static_cast<float>(static_cast<double>(a) * b + c);
 }

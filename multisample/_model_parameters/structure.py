@@ -95,8 +95,8 @@ def label(argument: str, structure: Structure, k: int) -> str:
 def ids_of(structure: Structure, given: Any, owners: Sequence[int]) -> list[int]:
     """The id of each array: its position, or the CRC-32 of its name, or what the argument `ids` says.
 
-    ``owners[k]`` is the index of the array that owns the memory of array k, usually k. TypeError or ValueError if
-    `ids` does not fit, or two arrays have one id.
+    ``owners[k]`` is the index of the array that owns the memory of array k, usually k. TypeError or
+    ValueError if `ids` has a wrong entry, or if two arrays have the same id.
     """
     count, names = len(structure.arrays), structure.names
     if names is None:

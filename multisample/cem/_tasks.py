@@ -111,7 +111,7 @@ class Task:
 def split(k: int, **fields: Any) -> list[Task]:
     """At most `k` tasks of nearly equal size, with these fields.
 
-    Each has at least two samples: NumPy sums a one-column array in a different order, which rounds differently.
+    Each has at least two samples: NumPy adds the rows of one column in another order, so that sums round differently.
     """
     n = fields["n"]
     k = min(k, n // 2)

@@ -1,4 +1,4 @@
-"""Option types of `CEM`, for type checkers. The option types of `minimize` refer to `CEM`: see `_method.py`."""
+"""Option types of `CEM`, for type checkers. Those of `minimize` name `CEM`, so `_method.py` defines them."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def _compile_all(groups: Sequence[Sequence[_Kernel]], processes: int, show: Call
         # The workers inherit the signal mask of this thread, so Ctrl-C interrupts only this process, which ends them.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         futures = {pool.submit(_compile, first): more for first, *more in groups}
-        # `submit` updates the list of watched workers before it starts its worker. This call adds the newest worker.
+        # The pool watches the workers that ran before the latest `submit`. This call makes it watch the last one too.
         pool.submit(int)
         return futures
 

@@ -280,23 +280,25 @@ def test_a_state_is_a_copy() -> None:
 
 def test_tell_without_samples_draws_them_again(library: Any) -> None:
     start, center = library.array(START), library.array(START[::-1].copy())[:, None]
-    options: dict[str, Any] = {"antithetic": True, "noise_floor": 0.01, "smoothing": 0.7}
-    with_samples, without = (CEM(start, 2.0, N, seed=SEED, **options) for _ in range(2))
-    for k in range(3):
-        x, _ = with_samples.ask(), without.ask()
-        scores = ((x - center) ** 2).sum(0)
-        if k == 1:
-            scores = library.array(np.where(np.arange(N) % 3 == 0, np.inf, library.to_numpy(scores)))
-        with_samples.tell(x, scores)
-        without.tell(None, scores)
-        # One step from equal states differs by rounding only.
-        for name in ("mu", "sigma"):
-            a, b = (library.to_numpy(getattr(run, name)) for run in (with_samples, without))
-            np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-5)
-        without.state = with_samples.state
-    best = [run.result() for run in (with_samples, without)]
-    assert best[0].fun == best[1].fun and best[0].nfev == best[1].nfev
-    np.testing.assert_allclose(library.to_numpy(best[0].x), library.to_numpy(best[1].x), rtol=1e-6)
+    every: list[dict[str, Any]] = [{"antithetic": True, "noise_floor": 0.01, "smoothing": 0.7}]
+    # JAX compiles for each.
+    for options in every if library.name == "jax" else [{}, *every]:
+        with_samples, without = (CEM(start, 2.0, N, seed=SEED, **options) for _ in range(2))
+        for k in range(5):
+            x, _ = with_samples.ask(), without.ask()
+            scores = ((x - center) ** 2).sum(0)
+            if k == 3:
+                scores = library.array(np.where(np.arange(N) % 3 == 0, np.inf, library.to_numpy(scores)))
+            with_samples.tell(x, scores)
+            without.tell(None, scores)
+            # One step from equal states differs by rounding only.
+            for name in ("mu", "sigma"):
+                a, b = (library.to_numpy(getattr(run, name)) for run in (with_samples, without))
+                np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-5)
+            without.state = with_samples.state
+        best = [run.result() for run in (with_samples, without)]
+        assert best[0].fun == best[1].fun and best[0].nfev == best[1].nfev
+        np.testing.assert_allclose(library.to_numpy(best[0].x), library.to_numpy(best[1].x), rtol=1e-6)
 
 
 def test_tell_without_samples_or_a_draw_raises() -> None:
@@ -490,6 +492,20 @@ def test_check_every_does_not_change_the_result(check_every: int, f: Any, option
     assert result.nfev == N * made
 
 
+def test_the_callback_is_called_in_each_iteration_and_can_end_the_run() -> None:
+    recorded = []
+
+    def callback(run: CEM) -> bool:
+        recorded.append((run.result().nit, run.result().fun, run.mu.copy(), run.sigma.copy()))
+        return len(recorded) == 4
+
+    result = cem.minimize(sphere, START, 2.0, N, seed=SEED, callback=callback)
+    assert [nit for nit, *_ in recorded] == [1, 2, 3, 4]
+    assert (result.status, result.nit) == (5, 4)
+    assert np.array_equal(result.mu, recorded[-1][2])
+    assert np.array_equal(result.sigma, recorded[-1][3])
+
+
 # --- Errors ---------------------------------------------------------------------------------------
 
 NUMBER, SHAPE = "expected a finite number", r"expected a number or shape \(6,\), got shape \(2,\)"
@@ -499,9 +515,12 @@ NUMBER, SHAPE = "expected a finite number", r"expected a number or shape \(6,\),
     ({"f": 3}, TypeError, "f: expected a function, got 3 of type int"),
     ({"f": lambda x: None}, TypeError, "scores: expected numbers, got None of type NoneType"),
     ({"f": lambda x: np.full(N, "good")}, TypeError, "scores: expected numbers, got "),
+    ({"f": lambda x: np.full(N, 1j)}, TypeError, "scores: expected numbers, got "),
     ({"f": lambda x: x.sum()}, ValueError, r"scores: expected shape \(200,\), got \(\)"),
+    ({"f": lambda x: x.sum(axis=1)}, ValueError, r"scores: expected shape \(200,\), got \(6,\)"),
     ({"callback": 3}, TypeError, "callback: expected a function, got 3"),
     ({"n": 10.0}, TypeError, r"n: expected an integer, got 10\.0"),
+    ({"n": 1}, ValueError, "n: expected 2 <= n"),
     ({"n": 10}, ValueError, r"elite_frac: expected at least 2 elites.*: 0\.15 or more for n = 10, got 0\.1, which"),
     ({"iterations": -1}, ValueError, "iterations: expected 0 <= iterations"),
     ({"check_every": 0.5}, TypeError, "check_every: expected an integer"),
@@ -510,19 +529,25 @@ NUMBER, SHAPE = "expected a finite number", r"expected a number or shape \(6,\),
     ({"smoothing": 0}, ValueError, "smoothing: expected 0 < smoothing <= 1, got 0"),
     ({"smoothing": 2}, ValueError, f"smoothing: {NUMBER}, 0 <= smoothing <= 1"),
     ({"tol": -1}, ValueError, f"tol: {NUMBER}, tol >= 0, got -1"),
+    ({"tol": math.nan}, ValueError, f"tol: {NUMBER}, tol >= 0, got nan"),
     ({"tol": True}, TypeError, "tol: expected a number, got True of type bool"),
     ({"noise_floor": -1}, ValueError, f"noise_floor: {NUMBER}, noise_floor >= 0, got -1"),
     ({"noise_floor": [1, 2]}, ValueError, f"noise_floor: {SHAPE}"),
     ({"noise_floor": -START}, ValueError, "noise_floor: expected finite variances of at least 0"),
     ({"noise_floor": "x"}, TypeError, "noise_floor: expected an array, a list or a number, got 'x'"),
+    ({"noise_floor": lambda t: -3}, ValueError, f"noise_floor: {NUMBER}, noise_floor >= 0, got -3"),
     ({"noise_floor": lambda t: [1, 2]}, ValueError, r"noise_floor: expected shape \(6,\), got \(2,\)"),
     ({"bounds": 3}, TypeError, r"bounds: expected a pair \(low, high\), got 3"),
     ({"bounds": ([1, 2], 3)}, ValueError, f"bounds: {SHAPE}"),
     ({"bounds": (3, -3)}, ValueError, r"bounds: expected low <= high, got 3\.0 and -3\.0 at 0"),
+    ({"bounds": (math.nan, 3)}, ValueError, "bounds: expected low <= high, got nan"),
     ({"bounds": (-1, 5)}, ValueError, r"mu: expected it within bounds, got mu\[0\] = -2\.0, not from -1\.0 to 5\.0"),
+    ({"mu": "here"}, TypeError, "mu: expected an array"),
     ({"mu": START * math.nan}, ValueError, r"mu: expected finite means, got mu\[0\] = nan"),
     ({"mu": START.astype(np.float16)}, TypeError, "mu: expected float32 or float64, got float16"),
     ({"mu": 0.0, "sigma": 1.0}, TypeError, "mu, sigma: expected at least one array"),
+    ({"sigma": -1.0}, ValueError, "sigma: expected finite standard deviations of at least 0"),
+    ({"sigma": [1.0, 2.0]}, ValueError, "sigma: expected as many elements as mu, 6, got 2"),
     ({"seed": -1}, ValueError, r"seed: expected 0 <= seed < 2\*\*64, got -1"),
     ({"noise": "none"}, ValueError, "noise: expected 'independent' or 'shared', got 'none'"),
     ({"backend": "nowhere"}, multisample.UnknownBackendError, "backend: .*nowhere"),
@@ -585,13 +610,18 @@ def row(**changed: float) -> list[float]:
         (ValueError, r"^state\['mu'\]: expected shape \(6,\), got \(2,\)", {"mu": [0, 0]}),
         (ValueError, r"^state\['mu'\]: expected shape \(6,\), got \(1, 6\)", {"mu": [[0] * 6]}),
         (TypeError, r"^state\['mu'\]: expected numbers, got \['1', ", {"mu": ["1"] * 6}),
+        (TypeError, r"^state\['mu'\]: expected numbers, got \[None, ", {"mu": [None] * 6}),
         (TypeError, r"^state\['mu'\]: expected numbers, got \[\[1\], ", {"mu": [[1], [2, 3]]}),
         (TypeError, r"^state\['x'\]: expected numbers, got \[True, ", {"x": [True] * 6}),
+        (TypeError, r"^state\['x'\]: expected numbers, got ", {"x": NUMBERS + 0j}),
         (ValueError, r"^state\['mu'\]: expected finite numbers, got nan at 2", {"mu": with_one(np.nan)}),
         (ValueError, r"^state\['mu'\]: expected finite numbers, got 1e\+39 at 2", {"mu": with_one(1e39)}),
+        (ValueError, r"^state\['x'\]: expected finite numbers, got inf at 2", {"x": with_one(np.inf)}),
         (ValueError, r"^state\['sigma'\]: .* of at least 0, got -1.0 at 2", {"sigma": with_one(-1)}),
+        (ValueError, r"^state\['sigma'\]: .* of at least 0, got nan at 2", {"sigma": with_one(np.nan)}),
         (ValueError, r"^state\['history'\]: expected shape \(1, 6\), got \(1, 2\)", {"history": [[0, 0]]}),
         (ValueError, r"^state\['history'\]: expected shape \(12, 6\), got \(12,\)", {"history": ROW * 2}),
+        (ValueError, r"^state\['history'\]: expected shape \(6,\), got \(\)", {"history": 1}),
         (TypeError, r"^state\['history'\]: expected numbers", {"history": [["a"] * 6]}),
         *(
             (ValueError, rf"^state\['history'\]: .* got {name} .* in row 1", {"history": [ROW, row(**{name: value})]})
@@ -603,12 +633,14 @@ def row(**changed: float) -> list[float]:
         ),
         (ValueError, r"^state\['history'\]: .* got status 1.0 in row 0", {"history": [row(status=1), ROW], "told": 2}),
         (ValueError, r"^state\['told'\]: expected 0 <=", {"told": -1}),
+        (TypeError, r"^state\['told'\]: expected an integer", {"told": 1.0}),
         (TypeError, r"^state\['told'\]: expected numbers, got '1'", {"told": "1"}),
         (ValueError, r"^state\['told'\]: expected shape \(\), got \(1,\)", {"told": [1]}),
         (ValueError, r"^state\['told'\]: expected 1, .* got 0", {"history": [ROW], "told": 0}),
         (ValueError, r"^state\['told'\]: expected 1, .* got 2", {"history": [ROW], "told": 2}),
         (ValueError, r"^state\['told'\]: expected 1, .* got 0", {"history": [row(status=2)], "told": 0}),
         (TypeError, r"^state\['seed'\]: expected an integer", {"seed": 0.5}),
+        (TypeError, r"^state\['seed'\]: expected numbers, got '7'", {"seed": "7"}),
         (ValueError, r"^state\['seed'\]: expected 0 <= .* < 2\*\*64, got 18446744073709551616", {"seed": 2**64}),
         (ValueError, r"^state\['offset'\]: expected 0 <=", {"offset": -1}),
         (TypeError, r"^state\['offset'\]: expected an integer, got the bool True", {"offset": True}),

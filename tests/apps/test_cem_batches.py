@@ -210,6 +210,20 @@ def test_ends_of_all_kinds_side_by_side() -> None:
     assert result.nit.tolist() == [1, 1, 1, 30]
 
 
+@ON_ARRAYS
+def test_a_function_may_overwrite_the_samples_of_all_searches(library: Any) -> None:
+    f = squares(library, TARGETS)
+
+    def overwriting(x: Any) -> Any:
+        scores = f(x)
+        x[:] = 0
+        return scores
+
+    first, second = (cem.minimize(g, library.array(MU), 1.0, N, seed=SEEDS, iterations=5) for g in (f, overwriting))
+    assert library.to_numpy(first.x).tobytes() == library.to_numpy(second.x).tobytes()
+    assert library.to_numpy(first.mu).tobytes() == library.to_numpy(second.mu).tobytes()
+
+
 def test_one_search_in_a_vector_has_results_with_an_axis() -> None:
     result = cem.minimize(lambda x: x.sum(-2), MU[:1], 1.0, N, seed=[7], iterations=2)
     assert tuple(result.mu.shape) == (1, D)

@@ -28,7 +28,7 @@ from multisample import cem
 from multisample.cem import CEM, Result, Task
 from multisample.cem._tasks import redraw
 
-N = 200
+D, N = 6, 200
 OPTIONS: list[dict[str, Any]] = [
     {},
     {"bounds": (-3.0, 3.5)},
@@ -47,7 +47,11 @@ def loky() -> Executor:
     return executor
 
 
-@pytest.fixture(scope="module", params=[lambda: ThreadPoolExecutor(3), processes], ids=["threads", "processes"])
+@pytest.fixture(
+    scope="module",
+    params=[lambda: ThreadPoolExecutor(3), processes, pytest.param(loky, marks=pytest.mark.slow)],
+    ids=["threads", "processes", "loky"],
+)
 def executor(request: pytest.FixtureRequest) -> Iterator[Executor]:
     with request.param() as executor:
         yield executor
@@ -108,7 +112,7 @@ def test_scores_of_any_type_and_scores_that_are_not_finite() -> None:
             assert_same(run(f, executor=executor, tasks=5), run(f))
 
 
-@settings(max_examples=20)
+@settings(max_examples=40)
 @given(
     d=st.sampled_from([1, 3, 700, 5000]),
     n=st.integers(2, 60),
@@ -125,7 +129,7 @@ def test_elites_are_drawn_again(d: int, n: int, antithetic: bool, bounds: Any, d
     assert redraw(tasks[0], which).tobytes() == samples[:, which].tobytes()
 
 
-@pytest.mark.parametrize("d", [3, 400])
+@pytest.mark.parametrize("d", [3, 4000])
 def test_a_task_and_its_scores_are_small(d: int) -> None:
     n, k = 5_000, 8
     task = CEM(np.zeros(d, np.float32), 1.0, n, seed=7).ask_tasks(k)[0]

@@ -5,6 +5,7 @@ Tests of exit codes, signals and terminals run the command in a process; other t
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
@@ -361,6 +362,8 @@ def test_the_error_names_a_loop_of_links(draw_files: Run, folder: Path) -> None:
         (MU[None, :], f"got (1, {D})"),
         (MU[:5], f"{D}"),
         (MU.astype("U8"), "mu: expected elements of type"),
+        (MU > 0, "mu: expected elements of type"),
+        (MU.astype("complex64"), "mu: expected elements of type"),
         (np.where(np.arange(D) == 3, np.nan, MU), "mu[3] = nan"),
     ],
 )
@@ -379,11 +382,13 @@ def test_errors_for_bad_vectors_name_the_file(draw_files: Run, array: np.ndarray
     [
         (["--noise", "shared"], {"noise": "shared"}),
         (["--dtype", "float16"], {"dtype": "float16"}),
+        (["--dtype", "float64"], {"dtype": "float64"}),
         (["--dim-offset", 5], {"dim_offset": 5}),
         (["--sample-offset", 3, "--dim-offset", 1], {"sample_offset": 3, "dim_offset": 1}),
         (["--fast-math"], {"fast_math": True}),
         (["--backend", "cpu"], {"backend": "cpu"}),
         (["--layout", "nd"], {"layout": "nd"}),
+        (["--antithetic"], {"antithetic": True}),
         (["--antithetic", "--noise", "shared", "--layout", "nd"],
          {"antithetic": True, "noise": "shared", "layout": "nd"}),
     ],
@@ -411,14 +416,19 @@ def test_a_random_seed_is_printed(folder: Path, run: Run) -> None:
     ("options", "message", "code"),
     [
         (["-n", "-1"], "n: expected 0 <= n", 1),
+        (["-n", 2**34 + 1], "n: expected 0 <= n", 1),
         (["-n", "1.5"], "-n/--samples: invalid int value: '1.5'", 2),
         (["--seed", "-1"], "seed: expected 0 <= seed < 2**64", 1),
+        (["--seed", "x"], "--seed: invalid int value", 2),
         (["--backend", "gpu"], "no backend is called 'gpu'; accepted are 'auto', '", 1),
         (["--noise", "pink"], "--noise: invalid choice: 'pink'", 2),
         (["--dtype", "bfloat16"], "a .npy file cannot store bfloat16", 2),
         (["--dtype", "int32"], "--dtype: expected float16, float32, float64, got 'int32'", 2),
         (["--dim-offset", 2**32 - 1], "dim_offset: expected dim_offset + d <= 2**32", 1),
+        (["--sample-offset", 2**34], "n: expected sample_offset + n <= 2**34", 1),
+        (["--memory", "0"], "--memory: expected bytes, at least 4K", 2),
         (["--memory", "4095"], "--memory: expected bytes, at least 4K", 2),
+        (["--memory", "-5G"], "--memory: expected", 2),
         (["--memory", "5X"], "--memory: expected bytes, at least 4K, such as 500M or 2G, got '5X'", 2),
         (["--forc"], "unrecognized arguments: --forc", 2),
         (["-o", "x.txt"], "x.txt: expected an output file that ends in .npy", 1),
@@ -518,6 +528,25 @@ def test_progress_is_shown_for_windows_only(draw_files: Run) -> None:
     windowed = draw_files("--memory", "4K", "--force")
     # Without a terminal, lines are rare, so only the last one is printed.
     assert re.fullmatch(r"100%  46\.9 KiB of 46\.9 KiB  \S+ \S+/s  0 s left\n", windowed.err)
+
+
+@pytest.mark.slow
+def test_progress_in_a_terminal_is_one_line(folder: Path) -> None:
+    pty = pytest.importorskip("pty")
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "multisample", "sample", "mu.npy", "1", "-n", str(N), "-o", "x.npy"]
+    with subprocess.Popen([*command, "--memory", "4K"], stdout=subprocess.PIPE, stderr=theirs) as process:
+        os.close(theirs)
+        shown = b""
+        with contextlib.suppress(OSError):  # Linux raises when the other end is closed.
+            while part := os.read(ours, 4096):
+                shown += part
+    os.close(ours)
+    assert process.returncode == 0
+    shown = shown.replace(COMPILING.replace("\n", "\r\n").encode(), b"")
+    assert shown.endswith(b"0 s left\r\n")
+    assert shown.count(b"\n") == 1
+    assert b"\r100%" in shown
 
 
 class _Terminal(io.StringIO):

@@ -1,4 +1,4 @@
-"""Tetris: the game and the features agree with a slow, simple implementation."""
+"""Tetris: the game and the features agree with examples computed by hand and with a slow, simple implementation."""
 
 from __future__ import annotations
 
@@ -59,6 +59,70 @@ def test_boards_convert_to_words_and_back() -> None:
         boards.parse(".......... " * 25)
 
 
+# The board, the piece and its column, the board after the placement, and the features in the order of FEATURES.
+# Comments derive features that are not obvious.
+BY_HAND = {
+    "on the right": (
+        """
+        #.........
+        ##.#......
+        .#.##....#
+        ##.###.#.#
+        """,
+        ("# # # #", 9),
+        """
+        .........#
+        .........#
+        #........#
+        ##.#.....#
+        .#.##....#
+        ##.###.#.#
+        """,
+        # The middle of rows 2 to 5 is 3.5.
+        # Row transitions from the top: 2 + 2 + 2 + 4 + 6 + 6, and 2 for each of 14 empty rows.
+        # Column transitions: 3 in the first column, 1 in each other.
+        # Two full cells lie on the only hole.
+        # Wells: 1 for the hole, 3 + 2 + 1 in column 2, 1 in column 6, 1 in column 8.
+        [3.5, 0, 50, 12, 1, 9, 2, 1],
+        [4, 3, 0, 3, 2, 1, 0, 1, 0, 6, 1, 3, 3, 1, 1, 1, 1, 1, 6, 6, 1, 1],
+    ),
+    "two rows completed": (
+        """
+        #.#.......
+        ###..#####
+        ####.#####
+        """,
+        (".# ## .#", 3),
+        "#.#.#.....",
+        # Three cells of the piece, times two rows.
+        [1, 6, 44, 10, 0, 2, 0, 0],
+        [1, 0, 1, 0, 1, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 0, 0, 0, 0, 1, 0, 1],
+    ),
+    "across words": (
+        "#......... " * 9 + "#########.",
+        ("# # # #", 9),
+        "#......... " * 6 + "#........# " * 3,
+        # The lowest row is completed. Nine rows have two transitions each, like empty rows.
+        [1.5, 1, 40, 10, 0, 0, 0, 0],
+        [9, 0, 0, 0, 0, 0, 0, 0, 0, 3, 9, 0, 0, 0, 0, 0, 0, 0, 3, 9, 0, 1],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BY_HAND)
+def test_features_equal_values_computed_by_hand(case: str) -> None:
+    before, (drawn, column), after, dellacherie, bertsekas = BY_HAND[case]
+    piece, turn = turn_of(drawn)
+    for features, expected in (("dellacherie", dellacherie), ("bertsekas", bertsekas)):
+        found = placement(boards.parse(before), piece, turn, column, features=features)
+        assert found is not None
+        values, left = found
+        assert values == dict(zip(FEATURES[features], expected, strict=True))
+        left_over = boards.parse(after)
+        assert (left[: len(left_over)] == left_over).all()
+        assert not left[len(left_over) :].any()
+
+
 def test_a_piece_must_fit_before_rows_are_removed() -> None:
     board = boards.parse("#########. " * 4)
     assert placement(board, *turn_of("# # # #"), 9, height=4) is not None
@@ -83,7 +147,7 @@ def test_the_game_ends_when_a_piece_fits_nowhere() -> None:
         assert not list(slow_tetris.placements(cells_of(made[-1].board), kind, 4))
 
 
-@pytest.mark.parametrize("features", FEATURES)
+@pytest.mark.parametrize("features", slow_but(["bertsekas"], FEATURES))
 def test_features_of_random_boards_equal_the_slow_implementation(features: str) -> None:
     rng = np.random.default_rng(7)
     for _ in range(80):
@@ -124,6 +188,29 @@ def test_games_of_random_players_equal_the_slow_implementation(features: str, he
         assert played.pieces == len(expected)
         assert played.lines == expected[-1][3]
         assert played.over == (len(expected) < most)
+
+
+def players(n: int, features: str = "dellacherie") -> np.ndarray[Any, Any]:
+    rng = np.random.default_rng(1)
+    good = np.array(PLAYERS[features], float)
+    return good[:, None] + rng.normal(size=(good.size, n)) * np.abs(good[:, None]) / 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("features", FEATURES)
+def test_games_do_not_depend_on_threads_or_other_games(features: str) -> None:
+    weights = players(8, features)
+    games = [3, 1 << 63, 4]
+    together = play(weights, games, seed=5, features=features, height=12, threads=1)
+    assert together.lines.shape == (8, 3)
+    assert len(np.unique(together.pieces)) > 12
+    for threads in (2, 7):
+        again = play(weights, games, seed=5, features=features, height=12, threads=threads)
+        assert all((one == other).all() for one, other in zip(together, again, strict=True))
+    for player in range(8):
+        alone = play(weights[:, player], games[::-1], seed=5, features=features, height=12)
+        assert (alone.lines[0, ::-1] == together.lines[player]).all()
+    assert (play(weights, games, seed=6, features=features, height=12).pieces != together.pieces).any()
 
 
 def test_a_game_continues_from_its_state() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -59,6 +60,23 @@ def test_executors_and_tasks_do_not_matter(tasks: int) -> None:
     assert outcome(learner) == outcome(learnt(QUICK, 3))
     assert finished[-1] == QUICK.n * QUICK.games
     assert len(finished) == 3 * min(tasks, QUICK.n // 2)
+
+
+def test_a_failed_task_leaves_the_learner_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner, calls, original = learnt(QUICK, 1), itertools.count(), learning._play_task
+
+    def fails(*args: Any) -> Any:
+        if next(calls) == 3:
+            raise ArithmeticError
+        return original(*args)
+
+    with ThreadPoolExecutor(1) as executor:
+        monkeypatch.setattr(learning, "_play_task", fails)
+        with pytest.raises(ArithmeticError):
+            learner.step(executor=executor, tasks=5)
+        assert outcome(learner) == outcome(learnt(QUICK, 1))
+        learner.step(executor=executor, tasks=5)
+    assert outcome(learner) == outcome(learnt(QUICK, 2))
 
 
 def test_the_added_variance_may_decrease_and_games_are_new_and_stop_at_most_lines(
@@ -131,6 +149,7 @@ def changed(*path: str, to: Any) -> Any:
         (changed("settings", to=None), "settings: expected features, seed, n, .* got None"),
         (changed("settings", "height", to=99), "height: expected"),
         (changed("settings", "seed", to=8), "cem: expected seed 8, as in settings and history, got 7"),
+        (changed("settings", "sigma", to=[1.0] * 8), r"sigma: expected a finite number of at least 0, got \[1.0"),
         (changed("history", to={}), "history: expected a list, got {}"),
         (changed("history", to=[]), "cem: expected told 0, as in settings and history, got 1"),
         (changed("history", to=[{"mean": 1.0}]), "history: expected mean, best, sigma, pieces, seconds, got"),
@@ -141,7 +160,9 @@ def changed(*path: str, to: Any) -> Any:
             for value in ("1", None, float("nan"), -1.0)
         ),
         (changed("cem", to=7), "cem: expected mu, sigma, x, history, told, seed, offset, got 7"),
+        (changed("cem", "mu", to=[1.0]), r"state\['mu'\]: expected shape \(8,\), got \(1,\)"),
         (changed("cem", "seed", to="seven"), r"state\['seed'\]: expected numbers, got 'seven'"),
+        (changed("cem", "told", to=0), r"state\['told'\]: expected 1, .* got 0"),
         (changed("cem", "offset", to=3), "cem: expected offset 1, as in settings and history, got 3"),
     ],
 )  # fmt: skip

@@ -247,7 +247,7 @@ def test_compiled_plans_keep_only_their_references_alive() -> None:
 
 
 def plan_of_a_fake_device(of_list: bool = False, batch: dict[str, int] | None = None, **functions: Any) -> Any:
-    """A compiled plan whose kernels run on the CPU: PyTorch's functions for streams and graphs are Python functions."""
+    """A compiled plan whose kernels run on the CPU. Python functions stand in for PyTorch's streams and graphs."""
     launch = launches.a_launch(5, 3, mu=torch.zeros(5).numpy(), sigma=torch.ones(5).numpy(), **batch or {})
     usual: dict[str, Any] = {
         "allocate": lambda like: torch.empty(5, 3), "take": None, "check_generator": None,

@@ -9,7 +9,11 @@ from __future__ import annotations
 import concurrent.futures
 import ctypes
 import itertools
+import os
 import re
+import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -39,7 +43,7 @@ from cuda_memory import (
 )
 from launches import a_launch, head_of, stored_words
 from perturb_cases import Call, Part, calls_of_every_kind
-from tables import DTYPES, NOISES
+from tables import COLUMNS, DTYPES, NOISES
 
 import multisample
 from multisample.backends import generic, registry
@@ -176,6 +180,19 @@ extern "C" __global__ void fast_angles(u64* out, u32 radius_word) {
   second.put(out);
 }
 
+#ifndef __CUDACC_RTC__
+#include <cstdio>
+
+int main() {
+  u64 *at, host[3];
+  cudaMalloc(&at, sizeof host);
+  cudaMemset(at, 0, sizeof host);
+  sums<<<2048, 256>>>(at);
+  const cudaError_t error = cudaMemcpy(host, at, sizeof host, cudaMemcpyDeviceToHost);
+  if (error != cudaSuccess) return std::puts(cudaGetErrorString(error)), 1;
+  return std::printf("%llx %llx %llx", host[0], host[1], host[2]), 0;
+}
+#endif
 """
 
 
@@ -213,6 +230,24 @@ def test_all_words_give_the_known_sums(over_all_words: Callable[..., list[int]],
     assert over_all_words("sums", options=options) == known_sums()
 
 
+@pytest.mark.parametrize("options", [(), ("--use_fast_math",)], ids=["as it is", "use_fast_math"])
+def test_all_words_give_the_known_sums_with_nvcc(torch: Any, tmp_path: Path, options: tuple[str, ...]) -> None:
+    homes = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")]
+    path = os.pathsep.join([*(f"{home}/bin" for home in homes if home), os.environ["PATH"], "/usr/local/cuda/bin"])
+    nvcc = shutil.which("nvcc", path=path)
+    if nvcc is None:
+        pytest.skip("nvcc is not installed")
+    (tmp_path / "sums.cu").write_text(program())
+    architecture = "-arch=sm_{}{}".format(*torch.cuda.get_device_capability(0))
+    folder = csrc_files.folder()
+    command = [nvcc, "-std=c++17", "-O3", architecture, *options, f"-I{folder}", "-o", "sums", "sums.cu"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    done = subprocess.run([str(tmp_path / "sums")], capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [int(text, 16) for text in done.stdout.split()] == known_sums()
+
+
 def test_the_square_root_is_correctly_rounded_for_every_word(over_all_words: Callable[..., list[int]]) -> None:
     assert over_all_words("wrong_roots")[0] == 0
 
@@ -242,7 +277,36 @@ def test_fast_normals_are_close_to_portable_normals_for_every_angle_word(
         assert above <= 2 * 1e-5 * 2**32, above / 2**33
 
 
+def test_fast_samples_are_close_to_portable_samples(gpu: Gpu, bits: ToArray) -> None:
+    d, n, calls = 1000, 10_000, 10
+    mu, sigma = gpu.memory.put(np.zeros(d, np.float32)), gpu.memory.put(np.ones(d, np.float32))
+    largest, above = 0.0, 0
+    for seed in range(calls):
+        fast, portable = (
+            bits(gpu.sample(mu, sigma, n, seed=seed, fast_math=fast_math)).view(np.float32)
+            for fast_math in (True, False)
+        )
+        assert np.isfinite(fast).all()
+        difference = np.abs(fast - portable)
+        largest = max(largest, float(difference.max()))
+        above += int((difference > 1e-5).sum())
+    # The transform differs, but its results are close. Of all words, 10 in a million may differ by more than 1e-5,
+    # which is about 1000 of these normals. 200 more would be six standard deviations.
+    assert 0 < largest <= 1e-3
+    assert above <= 1.2e-5 * d * n * calls, above / (d * n * calls)
+
+
 # --- Equal bits -----------------------------------------------------------------------------------
+
+
+def test_fast_math_has_no_effect_on_float64(any_gpu: Gpu, bits: ToArray) -> None:
+    for d, n in [(5, 37), (30, 1024), (7, 4099)]:
+        mu, sigma = vectors(d, "float64", n)
+        for noise, options in itertools.product(NOISES, ({}, {"dtype": "float64"})):
+            got = any_gpu.sample(
+                any_gpu.memory.put(mu), any_gpu.memory.put(sigma), n, seed=4, noise=noise, fast_math=True, **options
+            )
+            assert np.array_equal(bits(got), bits(on_cpu(mu, sigma, n, "float64", seed=4, noise=noise))), (d, n)
 
 
 KINDS = (*DTYPES, *(f"{sign}int{width}" for sign in ("", "u") for width in (8, 16, 32, 64)))
@@ -283,6 +347,22 @@ def test_inputs_of_every_type_and_stride_give_the_bits_of_the_cpu(
         same = memory.repeated(0.75, kind, d)
         expected = bits(on_cpu(np.full(d, 0.75), np.full(d, 0.75), n, **options))
         assert np.array_equal(bits(any_gpu.sample(same, same, n, **options)), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", DTYPES)
+def test_subnormal_numbers_are_kept(any_gpu: Gpu, bits: ToArray, kind: str, dtype: str) -> None:
+    # Subnormal numbers of float32, float16 and float64, as inputs, products and results.
+    mu = [0, 0, 1e-42, -3e-41, 1e-45, 0, 6e-8, 0, 5e-324, 0, 2e-38, 1e-39]
+    sigma = [1e-42, 1e-45, 0, 1e-40, 0, 1e-38, 0, 6e-8, 0, 1e-310, 1e-38, 0]
+    with np.errstate(under="ignore"):
+        host = [np.array(vector, np.float64).astype(numpy_dtype(kind)) for vector in (mu, sigma)]
+    for n in (5, 1024):
+        for options in ({"dtype": dtype}, {}):
+            if not options and (kind != dtype or kind not in ("float32", "float64")):
+                continue
+            got = any_gpu.sample(*map(any_gpu.memory.put, host), n, seed=5, **options)
+            assert np.array_equal(bits(got), bits(on_cpu(*host, n, dtype, seed=5))), (n, options)
 
 
 # --- Outputs, and the memory around them ----------------------------------------------------------
@@ -760,3 +840,196 @@ def test_concurrent_calls_have_the_right_bits(gpu: Gpu, bits: ToArray) -> None:
         for k, (x, (d, n, options)) in enumerate(zip(drawn, cases, strict=True)):
             expected = on_cpu(*(v[:d] for v in host), n, **{"dtype": "float32", **options}, seed=100 * thread + k)
             assert np.array_equal(bits(x), bits(expected)), (thread, d, n, options)
+
+
+# --- Explicit dtypes, and errors -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"dtype": "float32"}], ids=["default dtype", "explicit dtype"])
+def test_torch_tensors_use_the_generator_of_their_device(any_gpu: Gpu, bits: ToArray, options: dict[str, Any]) -> None:
+    if any_gpu.memory.name != "torch":
+        pytest.skip("for tensors only")
+    torch, (mu, sigma) = any_gpu.memory.torch, vectors(5)
+    device = [any_gpu.memory.put(x) for x in (mu, sigma)]
+
+    def expected(seed: int, offset: int) -> Array:
+        generator = multisample.Generator(seed)
+        generator.state = {**generator.state, "offset": offset}
+        return bits(on_cpu(mu, sigma, 33, generator=generator))
+
+    torch.manual_seed(123)
+    default = torch.cuda.default_generators[0]
+    start = default.get_offset()
+    for call in range(3):
+        got = any_gpu.sample(*device, 33, **options)
+        assert default.get_offset() == start + 4 * (call + 1)
+        assert np.array_equal(bits(got), expected(123, start + 4 * call))
+    own = torch.Generator(device="cuda")
+    own.manual_seed(77)
+    for call in range(2):
+        got = any_gpu.sample(*device, 33, generator=own, **options)
+        assert np.array_equal(bits(got), expected(77, 4 * call))
+    assert own.get_offset() == 8
+    assert default.get_offset() == start + 12
+    with pytest.raises(ValueError, match=r"^generator: expected one on the device of mu"):
+        any_gpu.sample(*device, 33, generator=torch.Generator(), **options)
+
+
+@pytest.mark.parametrize("extra", [{}, {"dtype": "float32"}], ids=["default dtype", "explicit dtype"])
+def test_refused_calls_change_nothing(any_gpu: Gpu, bits: ToArray, extra: dict[str, Any]) -> None:
+    memory, d, n = any_gpu.memory, 5, 700
+    mu, sigma = map(memory.put, vectors(d))
+    buffer = memory.poisoned(4 * 4096)
+    out = memory.view(buffer, "float32", (d, n), (n, 1), GUARD)
+    generator = multisample.Generator(1)
+
+    def inside(first: int) -> Any:
+        return memory.view(buffer, "float32", (d,), (1,), first)
+
+    cases: list[tuple[type[Exception], str, dict[str, Any]]] = [
+        (ValueError, "sigma: expected as many elements as mu, 4, got 5", {"mu": mu[:4]}),
+        (ValueError, "sigma: expected as many elements as mu, 5, got 4", {"sigma": sigma[:4]}),
+        (ValueError, "out: expected shape", {"n": n - 1}),
+        (ValueError, "out: expected shape", {"out": out[:4]}),
+        (ValueError, "out: expected dtype", {"out": memory.view(buffer, "float64", (d, 350), (350, 1), 0), "n": 350}),
+        (ValueError, "out: .* they overlap", {"out": memory.view(buffer, "float32", (d, n), (1, 1), GUARD)}),
+        (ValueError, "out: .* they overlap", {"out": memory.view(buffer, "float32", (d, n), (0, 1), GUARD)}),
+        (ValueError, "out: .* mu also uses", {"mu": inside(GUARD)}),
+        (ValueError, "out: .* mu also uses", {"mu": inside(GUARD - 4)}),
+        (ValueError, "out: .* sigma also uses", {"sigma": inside(GUARD + d * n - 1)}),
+        (ValueError, "n: ", {"n": -1}),
+        (ValueError, "n: ", {"n": COLUMNS + 1}),
+        (TypeError, "n: ", {"n": True}),
+        (TypeError, "n: ", {"n": 700.0}),
+        (ValueError, "seed: ", {"seed": 2**64, "generator": None}),
+        (TypeError, "seed, generator: ", {"seed": 1}),
+        (ValueError, "noise: ", {"noise": "common"}),
+        (TypeError, "fast_math: ", {"fast_math": 1}),
+        (ValueError, "layout: ", {"layout": "ND"}),
+        (TypeError, "mu, sigma, out: expected arrays of one library", {"sigma": np.ones(d, np.float32)}),
+    ]
+    if memory.name == "torch":
+        cases += [
+            (ValueError, "sigma: expected it on the device of mu", {"sigma": sigma.cpu()}),
+            (ValueError, "mu: requires grad", {"mu": mu.clone().requires_grad_()}),
+            (ValueError, "sigma: requires grad", {"sigma": sigma.clone().requires_grad_()}),
+            (ValueError, "out: requires grad", {"out": out.detach().requires_grad_()}),
+        ]
+    for error, message, wrong in cases:
+        arguments = {"mu": mu, "sigma": sigma, "n": n, "out": out, "generator": generator, **extra, **wrong}
+        with pytest.raises(error, match=f"^{message}"):
+            any_gpu.sample(**arguments)
+    assert generator.offset == 0
+    assert memory.same(buffer, memory.poisoned(4 * 4096))
+    # `out` may be adjacent to its inputs.
+    memory.fill(inside(GUARD - d), 2.0)
+    memory.fill(inside(GUARD + d * n), 0.0)
+    any_gpu.sample(inside(GUARD - d), inside(GUARD + d * n), n, out=out, seed=1, **extra)
+    assert (bits(out).view(np.float32) == 2.0).all()
+
+
+# --- Values in device memory ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [None, *DTYPES])
+def test_values_in_device_memory_are_checked_only_with_validate(any_gpu: Gpu, bits: ToArray, dtype: str | None) -> None:
+    d, n = 9, 700
+    for name, row, value in (("mu", 2, np.nan), ("mu", 0, -np.inf), ("sigma", 8, np.nan), ("sigma", 3, np.inf)):
+        clean = [np.linspace(-3, 3, d).astype(np.float32), np.linspace(0.5, 2, d).astype(np.float32)]
+        vector = {"mu": clean[0].copy(), "sigma": clean[1].copy()}
+        vector[name][row] = value
+        device = [any_gpu.memory.put(x) for x in vector.values()]
+        options = {} if dtype is None else {"dtype": dtype}
+        got = bits(any_gpu.sample(*device, n, seed=8, **options))
+        expected = bits(on_cpu(*clean, n, dtype or "float32", seed=8))
+        valid_rows = np.arange(d) != row
+        assert np.array_equal(got[valid_rows], expected[valid_rows]), (name, value)
+        drawn = got[row].view(numpy_dtype(dtype or "float32")).astype(np.float64)
+        assert (np.isnan(drawn) if np.isnan(value) else ~np.isfinite(drawn)).all(), (name, value)
+        with pytest.raises(ValueError, match=rf"^{name}: expected finite .*got {name}\[{row}\]"):
+            any_gpu.sample(*device, n, seed=8, validate=True, **options)
+    sigma = any_gpu.memory.put(np.array([1, -1, 1], np.float32))
+    mu = any_gpu.memory.put(np.zeros(3, np.float32))
+    with pytest.raises(ValueError, match=r"^sigma: expected .* of at least 0, got sigma\[1\]"):
+        any_gpu.sample(mu, sigma, n, seed=8, validate=True)
+
+
+# --- compute-sanitizer ----------------------------------------------------------------------------
+
+SANITIZED = """
+import itertools
+import sys
+
+import numpy as np
+
+import multisample
+
+backend = sys.argv[1]
+if backend == "torch_ext":
+    import torch
+
+    put = lambda x: torch.from_numpy(x).cuda()
+    turned = lambda d, n, dtype: torch.empty((n, d), dtype=getattr(torch, dtype), device="cuda").T
+    synchronize = torch.cuda.synchronize
+elif backend == "cupy":
+    import cupy
+
+    cupy.cuda.set_allocator(None)
+    turned = lambda d, n, dtype: cupy.empty((n, d), dtype).T
+    put, synchronize = cupy.asarray, cupy.cuda.runtime.deviceSynchronize
+else:
+    from numba import cuda
+
+    turned = lambda d, n, dtype: cuda.device_array((d, n), dtype, order="F")
+    put, synchronize = cuda.to_device, cuda.synchronize
+
+calls = 0
+for (d, n), sample_offset in itertools.product(
+    [(1, 1), (3, 5), (300, 7), (700, 1), (33, 129), (5, 1024), (3, 1027), (2, 513), (1, 5001), (600, 516)], (0, 3)
+):
+    mu, sigma = put(np.linspace(-3, 3, d).astype(np.float32)), put(np.linspace(0.5, 2, d).astype(np.float32))
+    for dtype, noise, fast_math in [
+        ("float32", "independent", False), ("float32", "shared", False), ("float32", "independent", True),
+        ("float16", "independent", False), ("float64", "independent", False),
+    ]:
+        # The number of kinds is odd, so that each occurs with and without antithetic pairs.
+        antithetic = calls // 2 % 2 == 1
+        options = {"seed": 1, "dtype": dtype, "noise": noise, "fast_math": fast_math, "sample_offset": sample_offset}
+        multisample.sample(mu, sigma, n, backend=backend, antithetic=antithetic, **options)
+        multisample.sample(mu, sigma, n, backend=backend, antithetic=not antithetic, out=turned(d, n, dtype), **options)
+        calls += 2
+    multisample.sample(mu, sigma, n, backend=backend, seed=1)
+synchronize()
+print(f"{calls} calls done")
+"""
+
+
+@pytest.mark.parametrize(
+    ("tool", "backend_name"),
+    [
+        ("memcheck", "torch_ext"),
+        ("memcheck", "cupy"),
+        ("racecheck", "cupy"),
+        ("memcheck", "numba"),
+        ("racecheck", "numba"),
+    ],
+)
+def test_compute_sanitizer_finds_no_errors(tool: str, backend_name: str) -> None:
+    require(backend_name)
+    sanitizer = shutil.which("compute-sanitizer")
+    if sanitizer is None:
+        pytest.skip("compute-sanitizer is not on the PATH")
+    # Build outside the sanitizer. Without memory pools every array is an allocation, whose bounds the sanitizer checks.
+    registry.find(backend_name).prepare("cuda")
+    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    # Libraries make driver calls that fail, and handle the errors.
+    options = ["--report-api-errors", "no"] if tool == "memcheck" else []
+    done = subprocess.run(
+        [sanitizer, "--tool", tool, "--error-exitcode", "9", *options, sys.executable, "-c", SANITIZED, backend_name],
+        env=environment, capture_output=True, text=True, timeout=SECONDS,
+    )  # fmt: skip
+    output = done.stdout + done.stderr
+    if "Device not supported" in output:
+        pytest.skip(f"compute-sanitizer cannot watch this device: {output.strip().splitlines()[0]}")
+    assert done.returncode == 0, output[-6000:]
+    assert "calls done" in done.stdout, output[-6000:]

@@ -11,16 +11,31 @@ import json
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from cuda_memory import CYCLES, SECONDS, Array, Exported, ToArray, device_count, memory_of, on_cpu, require, vectors
+from cuda_memory import (
+    CYCLES,
+    SECONDS,
+    Array,
+    Exported,
+    ToArray,
+    device_count,
+    known_sums,
+    memory_of,
+    on_cpu,
+    require,
+    vectors,
+)
 from places import SUPPORT
-from tables import NOISES
+from tables import DTYPES, NOISES
 
 import multisample
+from multisample.backends import registry
+from multisample.backends.kernels.cuda import geometry
 
 
 @pytest.fixture
@@ -38,6 +53,100 @@ def stream_of(array: Any) -> int | None:
     """The stream in the array's CUDA array interface."""
     stream: int | None = array.__cuda_array_interface__["stream"]
     return stream
+
+
+# --- The transform, for every word ----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def over_all_words() -> list[int]:
+    """Sums of the transform's bit patterns over all words, and the number of incorrectly rounded radii."""
+    require("numba")
+    from llvmlite import ir
+    from numba import cuda, njit
+    from numba.extending import intrinsic
+
+    from multisample.backends.kernels.stream.arithmetic import float_bits
+    from multisample.backends.kernels.stream.normals import half_turns_f32, radius_f32
+
+    @intrinsic
+    def rounded(typingctx, square):
+        def codegen(context, builder, signature, args):
+            kind = ir.FunctionType(args[0].type, [args[0].type])
+            return builder.asm(kind, "sqrt.rn.f32 $0, $1;", "=f,f", args, False)
+
+        return square(square), codegen
+
+    # `radius` with another square root.
+    function = radius_f32.py_func
+    assert "sqrt" in function.__code__.co_names
+    other = types.FunctionType(function.__code__, {**function.__globals__, "sqrt": rounded}, "rounded_radius")
+    rounded_radius = njit(forceinline=True)(other)
+
+    # The options with which the backend compiles its kernels.
+    @cuda.jit(lto=False, opt=True)
+    def kernel(out):
+        radii = cosines = sines = wrong = np.uint64(0)
+        w, step = np.uint64(cuda.grid(1)), np.uint64(cuda.gridsize(1))
+        while w < 2**32:
+            word = np.uint32(w)
+            radius = np.uint32(float_bits(radius_f32(word)))
+            cosine, sine = half_turns_f32(np.int32(word))
+            radii += np.uint64(radius)
+            cosines += np.uint64(np.uint32(float_bits(cosine)))
+            sines += np.uint64(np.uint32(float_bits(sine)))
+            wrong += np.uint64(radius != np.uint32(float_bits(rounded_radius(word))))
+            w += step
+        cuda.atomic.add(out, 0, radii)
+        cuda.atomic.add(out, 1, cosines)
+        cuda.atomic.add(out, 2, sines)
+        cuda.atomic.add(out, 3, wrong)
+
+    out = cuda.to_device(np.zeros(4, np.uint64))
+    kernel[2048, 256](out)
+    return [int(number) for number in out.copy_to_host()]
+
+
+def test_all_words_give_the_known_sums(over_all_words: list[int]) -> None:
+    assert over_all_words[:3] == known_sums()
+
+
+def test_the_square_root_is_correctly_rounded_for_every_word(over_all_words: list[int]) -> None:
+    assert over_all_words[3] == 0
+
+
+# --- Registers ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_kernels_spill_few_registers_and_fit_their_launch_bounds(numba: Any, dtype: str) -> None:
+    from multisample.backends.driver import KernelKey
+    from multisample.backends.kernels.cuda.compilation import launch_bounds
+
+    backend: Any = registry.find("numba")
+    device = numba.cuda.current_context().device
+    ways = range(len(geometry.STORE_KINDS))
+    flags = (False, True)
+    for shared, antithetic, fast_math, store_kind in itertools.product(flags, flags, flags, ways):
+        # fast_math and antithetic are tested separately, not in combination.
+        if fast_math and (dtype == "float64" or antithetic):
+            continue
+        key = KernelKey(dtype, shared, antithetic, fast_math, store_kind, False, False, device.id)
+        backend.kernel(key)
+        kernel = backend.compiled[key]
+        name = geometry.STORE_KINDS[store_kind]
+        # Some kernels spill a few registers outside their loops (test_numba_ptx.py), and more before 9.0.
+        most = 24 if device.compute_capability >= (9, 0) else 64
+        assert kernel.local_mem_per_thread <= most, (key, kernel.local_mem_per_thread)
+        threads, blocks = launch_bounds(dtype, shared, antithetic, store_kind, device.compute_capability)
+        most_threads = {
+            "kShifted": 256, "kStaged": 256, "kTransposed": 128, "kTransposedStaged": 256 if shared else 128,
+            "kFewColumns": 128, "kSmallMatrices": 256,
+        }  # fmt: skip
+        assert kernel.max_threads_per_block >= threads == most_threads.get(name, geometry.MOST_THREADS)
+        # Registers are allocated in units of eight per thread.
+        registers = -(-kernel.regs_per_thread // 8) * 8
+        assert registers * threads * blocks <= device.MAX_REGISTERS_PER_MULTIPROCESSOR, (name, shared, fast_math)
 
 
 # --- Numba's arrays -------------------------------------------------------------------------------

@@ -45,15 +45,12 @@ def bits(array: Array) -> Array:
 # --- Words in memory ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "kind",
-    slow_but(
-        [("float32", False, False)],
-        [("float32", False, False), ("float32", True, True), ("float64", False, True), ("bfloat16", True, False)],
-    ),
-)
-def test_words_in_memory_give_the_bits_of_words_by_value(host_backend: Backend, kind: tuple[str, bool, bool]) -> None:
-    dtype, shared_noise, antithetic = kind
+@pytest.mark.parametrize("antithetic", [False, True])
+@pytest.mark.parametrize("shared_noise", slow_but([False], [False, True]))
+@pytest.mark.parametrize("dtype", slow_but(["float32", "float64"], MATRIX_TYPES))
+def test_words_in_memory_give_the_bits_of_words_by_value(
+    host_backend: Backend, dtype: str, shared_noise: bool, antithetic: bool
+) -> None:
     real = np.float64 if dtype == "float64" else np.float32
     # Small, with long rows, with many dimensions, and with several threads.
     for k, (d, n) in enumerate([(1, 1), (5, 7), (3, 1029), (300, 9), (700, 1201)]):

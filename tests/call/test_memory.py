@@ -35,7 +35,13 @@ print(peak() - before, 0 if out is not None else result.nbytes)
 
 @pytest.mark.parametrize(
     ("dtype", "noise", "given"),
-    [("float32", "independent", "new"), pytest.param("float32", "shared", "out", marks=pytest.mark.slow)],
+    [
+        ("float32", "independent", "new"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("float64", "shared", "new"), ("float16", "independent", "out"), ("float32", "shared", "out"))
+        ),
+    ],
 )
 def test_peak_memory_is_the_output_and_a_few_megabytes(dtype: str, noise: str, given: str) -> None:
     command = [sys.executable, "-c", _PROGRAM, dtype, noise, given]

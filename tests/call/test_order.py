@@ -472,6 +472,20 @@ def test_memory_that_jax_still_reads_is_not_reused(to: str) -> None:
     assert [float(value) for value in sums] == [1000.0 * 1024] * 20
 
 
+@pytest.mark.parametrize("to", BACKENDS)
+def test_jax_results_outlive_their_inputs(to: str) -> None:
+    require(to)
+    memory = memory_of("jax")
+    mu, sigma = memory.put(np.full(D, 3.0, np.float32)), memory.put(np.zeros(D, np.float32))
+    results = [multisample.sample(mu, sigma, N + k, seed=1, backend=to) for k in range(50)]
+    del mu, sigma
+    gc.collect()
+    other_streams = [memory.put(np.full((D, N + k), -1.0, np.float32)) for k in range(50)]
+    multisample.sample(other_streams[0][:, 0], 0.0, 5, backend=to)
+    for x in results:
+        assert (np.asarray(x) == 3.0).all()
+
+
 # --- Several devices ----------------------------------------------------------------------------------
 
 
@@ -487,7 +501,7 @@ def test_foreign_arrays_are_drawn_on_their_own_device(to: str, library: str, bit
     expected = bits(on_cpu(*host, N, seed=2))
     for there, here in ((1, 0), (0, 1), (1, 1)):
         arrays = [memory.put(x, there) for x in host]
-        # PyTorch exports tensors of its current device only. JAX leaves the device of an operation current.
+        # PyTorch exports tensors of its current device only. After an operation of JAX, its device is current.
         with (
             memory.device(there) if library == "torch" else contextlib.nullcontext(),
             contextlib.nullcontext()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import os
 import weakref
 import zlib
 from collections.abc import Iterator
@@ -30,6 +31,7 @@ from multisample.torch import perturb_  # noqa: E402
 # torch.compile imports modules of PyTorch that PyTorch deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:::torch")
 
+ROUNDS = int(os.environ.get("MULTISAMPLE_TEST_ROUNDS", "1"))
 BACKENDS = ("cpu", "torch_ext")
 
 
@@ -143,6 +145,34 @@ def test_coefficients_of_any_kind(host: str) -> None:
     for coefficient in (2, 2.0, np.float32(2), np.int64(2), torch.tensor(2.0), torch.tensor([2]), [2]):
         assert same(perturb(p, coefficient, seed=7, backend=host), one)
     assert same(perturb(p, [], seed=7, backend=host), p)
+
+
+def test_members_add_up(host: str) -> None:
+    """An update by several members is the chain of updates by each, in the computing type."""
+    p = own = torch.linspace(0, 1, 99)
+    for member, c in enumerate([0.5, -1.0, 0.25]):
+        own = perturb(own, c, seed=7, member=member + 4, backend=host)
+    assert same(own, perturb(p, [0.5, -1.0, 0.25], seed=7, member=4, backend=host))
+
+
+@pytest.mark.slow
+def test_random_structures_on_both_backends() -> None:
+    draw = np.random.default_rng(5)
+    for _ in range(300 * ROUNDS):
+        dtype = str(draw.choice(list(MATRIX_TYPES)))
+        tensors, rights = {}, {}
+        offset, member = int(draw.integers(0, 2**32)), int(draw.integers(0, 2**32 - 5))
+        coefficients = draw.normal(size=draw.integers(1, 4))
+        for k in range(draw.integers(1, 5)):
+            shape = tuple(int(n) for n in draw.integers(1, 8, draw.integers(0, 4)))
+            x = torch.from_numpy(draw.normal(size=(*shape, 2))).to(getattr(torch, dtype))[..., int(draw.integers(2))]
+            x = x.permute(draw.permutation(x.dim()).tolist())
+            tensors[f"t{k}"] = x
+            number = zlib.crc32(f"t{k}".encode())
+            rights[f"t{k}"] = expected(x, coefficients, 7, offset, number, member)
+        for host in BACKENDS:
+            results = perturb(tensors, coefficients, seed=Key(7, offset), member=member, backend=host)
+            assert all(same(results[name], rights[name]) for name in rights)
 
 
 def test_structures_and_their_ids() -> None:
@@ -436,30 +466,39 @@ _BUFFER = np.zeros(10, np.float32)
         ((3.0, 0.5), {}, TypeError, r"^parameters: expected an array, got the number 3\.0$"),
         (([_P, "x"], 0.5), {}, TypeError, r"^parameters\[1\]: expected an array"),
         (({"a": _P, "b": np.zeros(3, int)}, 0.5), {}, TypeError, r"^parameters\['b'\]: expected .* got int64$"),
+        (({"c": np.zeros(3, complex)}, 0.5), {}, TypeError, r"^parameters\['c'\]: .*, float64, got complex128$"),
+        (([np.zeros(3, bool)], 0.5), {}, TypeError, r"^parameters\[0\]: .* got bool$"),
         ((_P, True), {}, TypeError, "^coefficients: expected .* got True of type bool$"),
+        ((_P, 1j), {}, TypeError, "^coefficients: expected .* got 1j of type complex$"),
         ((_P, np.zeros(2, complex)), {}, TypeError, "^coefficients: .* got complex128$"),
         ((_P, ["0.5"]), {}, TypeError, "^coefficients: .* got strings"),
         ((_P, 1e39), {}, ValueError, r"^coefficients: .* computing type, got 1e\+39 for float32$"),
         ((_P, [0.5, -1e200]), {}, ValueError, r"^coefficients: .* computing type, got .* for float32$"),
         ((_P, 0.5), {"seed": multisample.Generator(7)}, TypeError, r"^seed: .* next Key, generator\.take\(\)$"),
+        ((_P, 0.5), {"seed": None}, TypeError, "^seed: expected an integer, got None"),
         ((_P, 0.5), {"out": [_P]}, ValueError, "^out: expected one array, as parameters are, got 1 arrays in a seq"),
         (([_P], 0.5), {"out": _P}, ValueError, "^out: expected 1 arrays in a sequence, as .* are, got one array$"),
         (([_P], 0.5), {"out": [_P, _P]}, ValueError, "^out: expected 1 arrays in a sequence, as .* are, got 2 arrays"),
         (([_P], 0.5), {"out": [torch.zeros(4)]}, TypeError, r"^out\[0\]: expected a NumPy array, as .* got a PyTorch"),
         (({3: _P}, 0.5), {}, TypeError, "^parameters: expected names of type str, got 3$"),
         (([_P, torch.zeros(3)], 0.5), {}, TypeError, r"^parameters\[1\]: expected a NumPy array, as .* is, got"),
+        ((_P, "x"), {}, TypeError, "^coefficients: expected"),
         ((_P, [[0.5]]), {}, ValueError, r"^coefficients: expected a number or shape \(K,\), got \(1, 1\)$"),
         ((_P, float("nan")), {}, ValueError, "^coefficients: expected finite numbers, got nan$"),
+        ((_P, [1.0, float("inf")]), {}, ValueError, "^coefficients: expected finite numbers"),
         ((_P, 10**400), {}, ValueError, "^coefficients: expected finite numbers"),
         ((_P, 0.5), {"seed": -1}, ValueError, "^seed: expected 0 <= seed"),
+        ((_P, 0.5), {"seed": "x"}, TypeError, "^seed: expected an integer"),
         ((_P, 0.5), {"seed": Key(7, 2**32)}, ValueError, r"^seed: expected a Key .* as Generator\.take gives, got 429"),
         ((_P, 0.5), {"seed": [7, 8]}, ValueError, "^seed: expected one seed, got a vector of 2$"),
         ((_P, 0.5), {"member": -1}, ValueError, "^member: expected 0 <= member"),
         ((_P, [0.5, 0.5]), {"member": 2**32 - 1}, ValueError, r"^member: expected member \+ K <= 2\*\*32"),
+        ((_P, 0.5), {"member": 1.5}, TypeError, "^member: expected an integer"),
         ((_P, 0.5), {"fast_math": 1}, TypeError, "^fast_math: expected True or False"),
         ((_P, 0.5), {"backend": "none"}, ValueError, "none"),
         (([_P, _P.copy()], 0.5), {"ids": [5, 5]}, ValueError, r"^ids: .* got 5 for both parameters\[0\] and"),
         (([_P], 0.5), {"ids": [1, 2]}, TypeError, "^ids: expected a sequence of 1 integers"),
+        (([_P], 0.5), {"ids": {"a": 1}}, TypeError, "^ids: expected a sequence of 1 integers"),
         (({"a": _P}, 0.5), {"ids": {"b": 1}}, ValueError, "^ids: expected names of parameters, got 'b'$"),
         (({"a": _P}, 0.5), {"ids": {"a": 2**32}}, ValueError, r"^ids\['a'\]: expected 0 <= "),
         (({"a": _P}, 0.5), {"out": [_P]}, ValueError, "^out: expected 1 arrays with names, as parameters are, got"),

@@ -7,6 +7,7 @@ call, changes something that is not in the key, and compares with a call without
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import itertools
 import re
@@ -169,6 +170,36 @@ def test_repr_of_a_plan_describes_the_call() -> None:
     assert repr(plan_of(lambda: sample(mu, T_SIGMA, N))).endswith(
         "by torch_ext, independent noise>, gradients recorded"
     )
+
+
+def slots_of(plan: Any) -> dict[str, Any]:
+    names = [name for kind in type(plan).__mro__ for name in getattr(kind, "__slots__", ())]
+    return {name: getattr(plan, name) for name in names}
+
+
+def check_same_slots(before: dict[str, Any], after: dict[str, Any]) -> None:
+    assert all(after[name] is value or after[name] == value for name, value in before.items())
+
+
+def test_calls_do_not_change_a_plan(vectors: Any) -> None:
+    call: dict[str, Any] = {"noise": "shared", "layout": "nd", **vectors.options}
+    planned = plan_of(lambda: sample(vectors(0, 1, 2), vectors(1, 2, 3), N, **call))
+    plan = getattr(planned, "plan", planned)  # Compiled code may run it.
+    before = slots_of(plan)
+    readers = {name: slots_of(reader) for name, reader in before["_readers"].items()}
+    template = copy.copy(before["template"])
+    for count in range(50):
+        sample(vectors(count, 1, 2), vectors(1, count, 3), N, dim_offset=count, sample_offset=3 * count, **call)
+        for wrong in (vectors(-1, 2, 3), vectors(np.nan, 2, 3)):
+            with pytest.raises(ValueError, match=r"^sigma: expected finite standard deviations"):
+                sample(vectors(count, 1, 2), wrong, N, **call)
+    assert len(PLANS) == 1
+    after = slots_of(plan)
+    check_same_slots(before, after)
+    assert after["template"] == template
+    assert list(readers) == list(after["_readers"]) == ["mu", "sigma"]
+    for name, reader in after["_readers"].items():
+        check_same_slots(readers[name], slots_of(reader))
 
 
 def test_plans_keep_no_array_alive(vectors: Any) -> None:

@@ -110,12 +110,28 @@ def test_threads_get_different_children_of_a_generator() -> None:
     assert sorted(seed for seeds in spawned for seed in seeds) == sorted(expected)
 
 
+@pytest.mark.usefixtures("many_threads")
+@pytest.mark.parametrize("dtype", slow_but(["float32"], ["float32", "float64"]))
+@pytest.mark.parametrize("noise", ["independent", "shared"])
+def test_large_calls_from_many_threads_have_the_right_bits(dtype: str, noise: Any) -> None:
+    def work(thread: int) -> list[str]:
+        return [digest(draw(BIG_N, seed=seed, dtype=dtype, noise=noise)) for seed in (thread, 99)]
+
+    drawn = in_threads(work)
+    assert drawn == [work(thread) for thread in range(THREADS)]
+    assert len({seeds[0] for seeds in drawn}) == THREADS
+
+
 @pytest.mark.parametrize("setting", ["0", "-1", "many", "1.5", " ", "2 threads", "0x2", "\u00b2"])
 def test_a_bad_thread_setting_raises(monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
     monkeypatch.setenv("MULTISAMPLE_NUM_THREADS", setting)
     with pytest.raises(ValueError, match=r"^MULTISAMPLE_NUM_THREADS.* positive integer, got ") as caught:
         threads.thread_count()
     assert repr(setting) in str(caught.value)
+    generator, out = Generator(1), np.full((3, BIG_N), 7, np.float32)
+    with pytest.raises((ValueError, RuntimeError), match="MULTISAMPLE_NUM_THREADS"):
+        draw(BIG_N, generator=generator, out=out)
+    assert (out == 7).all()
     status = multisample.list_backends()["cpu"]  # Never raises.
     assert not status.available
     assert any("MULTISAMPLE_NUM_THREADS" in reason and repr(setting) in reason for reason in status.reasons)
@@ -364,7 +380,7 @@ run_all(draw, range(8), 4)
 @pytest.mark.parametrize("dtype", slow_but(["float32"], ["float32", "float64"]))
 def test_the_size_of_stacks_of_python_threads_does_not_matter(dtype: str) -> None:
     draw(BIG_N, dtype=dtype)  # Compiles the kernel.
-    run_python(SMALL_STACK, dtype)
+    run_python(SMALL_STACK, dtype, MULTISAMPLE_NUM_THREADS="4")
 
 
 # As gevent and eventlet do, starts no threads, but runs their functions on the calling thread.
@@ -395,7 +411,7 @@ run_all(lambda seed: sample([0.0] * 3, 1.0, 100_003, seed=seed), range(8), 4)
 @pytest.mark.parametrize("first", [True, False])
 def test_large_matrices_can_be_drawn_where_threads_are_greenlets(first: bool) -> None:
     draw(BIG_N)  # Compiles the kernel.
-    run_python(PATCHED_THREADS, json.dumps(first))
+    run_python(PATCHED_THREADS, json.dumps(first), MULTISAMPLE_NUM_THREADS="4")
 
 
 # --- Other ways to start processes ----------------------------------------------------------------

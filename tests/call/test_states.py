@@ -171,9 +171,9 @@ def test_gradients_and_searches_ignore_the_numpy_error_state() -> None:
 
     mu, sigma = np.full(300, 1e-10, np.float32), np.full(300, 1e-5, np.float32)
     calls: dict[str, Call] = {"gradient": lambda: jax.jit(jax.grad(loss, (0, 1)))(mu, sigma)}
-    limits: Any = {"bounds": (-1e-60, 1.0), "noise_floor": [1e-300] * 2, "smoothing": 0.5, "tol": 1e-60}
-    for library in ("numpy", "torch", "jax"):
-        calls[library] = lambda library=library: search(library, **limits)
+    limits = {"bounds": (-1e-60, 1.0), "noise_floor": [1e-300] * 2, "smoothing": 0.5, "tol": 1e-60}
+    for library, options in itertools.product(("numpy", "torch", "jax"), ({}, limits)):
+        calls[f"{library}, {options}"] = lambda library=library, options=options: search(library, **options)
     check_switch(calls, lambda: np.errstate(all="raise"), matters=False)
 
 

@@ -337,6 +337,49 @@ def test_indices_are_divided_exactly(calls: list[Call]) -> None:
         assert np.array_equal(products >> 20, index // divisor), divisor
 
 
+def test_blocks_cover_every_row_and_every_column_once() -> None:
+    """The test counts elements with the kernel's index arithmetic."""
+    draw, count = random.Random(2), 0
+    while count < 2000:
+        call = random_call(draw)
+        # Rows or groups.
+        if max(sides(call)) > 8000:
+            continue
+        count += 1
+        cut, (across, down) = in_python(call), sides(call)
+        if STORE_KINDS[cut.store_kind] == "kFewColumns":
+            continue
+        bands, rest = divmod(cut.blocks, cut.blocks_per_band)
+        assert rest == 0
+        is_row_store = cut.store_kind < 4
+        # Passes with row stores, groups with transposed stores.
+        side, band_length = (cut.rows_per_pass, cut.band_rows) if is_row_store else (1, cut.band_groups)
+        down, band_length = -(-down // side), band_length // side
+        drawn, shift = np.zeros(down, np.int64), cut.interleave_log2
+        for band in range(bands):
+            first = ((band >> shift) * band_length << shift) + (band & (1 << shift) - 1)
+            # Every block has work, except with interleaved bands.
+            assert first < down or shift, (call, cut)
+            drawn[first : first + (band_length << shift) : 1 << shift] += 1
+        assert (drawn == 1).all(), (call, cut)
+        if cut.store_kind == 4:
+            # Pieces of a pass; pieces of adjacent warps overlap.
+            new = (32 - cut.overlap) * (cut.threads // 32)
+            pieces = cut.pieces * cut.groups_per_pass
+            assert (cut.blocks_per_band - 1) * new < pieces <= cut.blocks_per_band * new, (call, cut)
+            continue
+        # Groups of a row, or dimensions of a group, that a block draws in one pass.
+        steps, side = (cut.steps, cut.groups_per_pass) if is_row_store else (1, cut.pieces)
+        drawn = np.zeros(cut.blocks_per_band * steps * side, np.int64)
+        for block in range(cut.blocks_per_band):
+            for step in range(steps):
+                first = (block * steps + step) * side
+                drawn[first : first + side] += 1
+        assert (drawn == 1).all(), (call, cut)
+        # Only the last block may have no work, except groups that do not fill a warp.
+        assert (cut.blocks_per_band - 1) * steps * side < across - cut.rest <= len(drawn), (call, cut)
+
+
 @pytest.mark.slow
 def test_the_geometry_of_the_strided_kernel_supports_every_draw(geometries: ctypes.CDLL, calls: list[Call]) -> None:
     """torch_ext uses this geometry for draws with seed or window in memory: single elements at any addresses."""

@@ -7,6 +7,8 @@ counts instructions, registers and stack.
 
 from __future__ import annotations
 
+import collections
+import functools
 import importlib.resources
 import itertools
 import re
@@ -19,7 +21,7 @@ import numba_ptx
 import pytest
 from cuda_cpp import CUPY_OPTIONS, nvrtc_compile
 from numba_ptx import HOPPER, Capability, Compiled
-from ptx_reader import Kernel
+from ptx_reader import Instruction, Kernel
 from tables import COVERING, QUICK, STORE_KINDS, Variant
 
 from multisample.backends import cupy as cupy_backend
@@ -61,7 +63,7 @@ def compiled(request: pytest.FixtureRequest, build_once: Build) -> list[Compiled
     """Kernels for compute capability 9.0, and some for other capabilities."""
     if request.param == "some":
         return compile_all(build_once, "numba_ptx", [(variant, HOPPER) for variant in SOME], False)
-    jobs = [(variant, HOPPER) for variant in dict.fromkeys([*SOME, *QUICK, COVERING[9]])]
+    jobs = [(variant, HOPPER) for variant in dict.fromkeys([*SOME, *QUICK, *COVERING[9:14]])]
     jobs += zip(QUICK[:3], OTHERS, strict=True)
     jobs.append((("bfloat16", False, False, False, 0), (7, 5)))
     # One process per dtype: kernels of a dtype share most functions, which a process compiles once.
@@ -70,6 +72,41 @@ def compiled(request: pytest.FixtureRequest, build_once: Build) -> list[Compiled
         for dtype in SIZES
         for result in compile_all(build_once, f"numba_ptx_{dtype}", [job for job in jobs if job[0][0] == dtype], False)
     ]
+
+
+@pytest.fixture(scope="session")
+def hopper(compiled: list[Compiled]) -> list[Compiled]:
+    """The kernels for compute capability 9.0."""
+    return [result for result in compiled if result.capability == HOPPER]
+
+
+def test_the_ptx_reader_parses_a_small_program() -> None:
+    kernel = Kernel(
+        """
+        .visible .entry f(.param .u64 f_param_0, .param .u32 f_param_1)
+        .maxntid 288, 1, 1
+        .minnctapersm 3
+        {
+            .reg .f32 %f<9>;
+            mov.f32 %f1, 0f3f800000; // one
+        $L__1:
+            ld.shared.v4.u32 {%r1, %r2, %r3, %r4}, [%rd3];
+            mul.f32 %f3, %f2, %f2;
+            neg.f32 %f4, %f3;
+            @%p2 bra $L__1;
+            add.f32 %f5, %f4, %f1;
+            st.global.v4.f32 [%rd1], {%f5, %f5, %f5, %f5};
+            ret;
+        }
+        """
+    )
+    assert kernel.parameters == ["u64", "u32"] and kernel.bounds == {"maxntid": 288, "minnctapersm": 3}
+    assert kernel.count["bra"] == 1 and sum(kernel.count.values()) == 8
+    (add,) = kernel.users["%f4"]
+    assert add.results == ["%f5"] and add.sources == ["%f4", "%f1"]
+    assert [i.opcode for source in add.sources for i in kernel.origins(source, set())] == ["mul.f32"]
+    assert kernel.constant("%f1") == "0f3F800000" and kernel.constant("%f3") is None
+    assert kernel.maker("%r3") is kernel.maker("%r1")
 
 
 # --- Linking --------------------------------------------------------------------------------------
@@ -82,9 +119,6 @@ def test_nvjitlink_links_every_kernel_without_a_warning(compiled: list[Compiled]
         log = result.file.with_suffix(".log").read_text()
         warnings = [line for line in log.splitlines() if re.search("warning|error", line, re.I)]
         assert not warnings, (str(result), warnings)
-        # Some kernels spill a few registers outside their loops.
-        (stack,) = map(int, re.findall(r"(\d+) bytes stack frame", log))
-        assert stack <= (24 if result.capability >= HOPPER else 64), (str(result), stack)
 
 
 @pytest.mark.slow
@@ -154,7 +188,7 @@ def fields_read(kernel: Kernel) -> set[str]:
 @pytest.mark.slow
 def test_kernels_with_words_in_memory_have_the_same_parameters(compiled: list[Compiled], build_once: Build) -> None:
     """nvJitLink links these kernels. Their speed does not matter."""
-    variants = [variant for variant in QUICK[::3] if any(result.variant == variant for result in compiled)]
+    variants = [variant for variant in QUICK[::2] if any(result.variant == variant for result in compiled)]
     results = compile_all(build_once, "numba_ptx_origin", [(variant, HOPPER) for variant in variants], True)
     for result in results:
         by_value = next(other for other in compiled if (other.variant, other.capability) == (result.variant, HOPPER))
@@ -223,30 +257,156 @@ def test_no_sum_uses_a_plain_product(compiled: list[Compiled]) -> None:
                 assert not any(opcode.startswith("mul.") for opcode in made), (str(result), instruction)
 
 
-def test_fast_kernels_have_the_constants_of_the_stream(compiled: list[Compiled]) -> None:
+@functools.cache
+def stream_numbers(section: str) -> dict[str, list[str]]:
+    """The numbers of a section of STREAM.md in PTX format: L, LE, S and C, or the numbers in its formulas."""
     text = (importlib.resources.files("multisample") / "STREAM.md").read_text()
-    section = re.split(r"^#+ ", re.split(r"^### fast_math.*$", text, flags=re.M)[1], flags=re.M)[0]
-    constants = [float.fromhex(number) for number in re.findall(r"-?0x[01]\.[0-9a-f]+p[+-]\d+", section)]
-    assert len(constants) == 2
-    expected = {f"0f{struct.pack('>f', constant).hex()}" for constant in constants}
-    for result in compiled:
-        if result.variant[3]:
-            assert expected <= set(re.findall(r"0f[0-9a-f]{8}", result.ptx.lower())), str(result)
+    text = re.split(r"^#+ ", re.split(rf"^### {section}.*$", text, flags=re.M)[1], flags=re.M)[0]
+    literal = r"-?0x[01]\.[0-9a-f]+p[+-]\d+"
+    lists = re.findall(rf"^    (\w+)\s+= ({literal}(?:,\s+{literal})*)", text, re.M)
+    named = {name: re.findall(literal, numbers) for name, numbers in lists} or {"": re.findall(literal, text)}
+    return {name: [number_bits(float.fromhex(n), section == "float64") for n in ns] for name, ns in named.items()}
+
+
+def number_bits(number: float, wide: bool = False) -> str:
+    return f"0d{struct.pack('>d', number).hex().upper()}" if wide else f"0f{struct.pack('>f', number).hex().upper()}"
+
+
+def polynomials(kernel: Kernel) -> collections.Counter[tuple[str, ...]]:
+    """Coefficients of all Horner evaluations by fused multiply-adds, highest power first."""
+    fused = [i for i in kernel.instructions if i.opcode.startswith("fma.") and kernel.constant(i.operands[3])]
+    before: dict[Instruction, Instruction] = {}
+    for instruction in fused:
+        for made in map(kernel.maker, instruction.operands[1:3]):
+            if made in fused:
+                assert made is not None and instruction not in before
+                before[instruction] = made
+                # Both fmas use the same x.
+                (x,) = {instruction.operands[1], instruction.operands[2]} - set(made.results)
+                assert x in made.operands[1:3]
+    found = collections.Counter[tuple[str, ...]]()
+    for last in set(fused) - set(before.values()):
+        constants, at = [kernel.constant(last.operands[3])], last
+        while at in before:
+            at = before[at]
+            constants.insert(0, kernel.constant(at.operands[3]))
+        first = [constant for constant in map(kernel.constant, at.operands[1:3]) if constant]
+        found[tuple(map(str, first + constants))] += 1
+    return found
+
+
+def test_coefficients_equal_those_of_the_stream(hopper: list[Compiled]) -> None:
+    def same(found: collections.Counter[Any], expected: dict[Any, int]) -> bool:
+        # The branches of few columns draw one to four normals, and the compiler may share parts of them.
+        return found.keys() == expected.keys() if result.store_kind == "few_columns" else found == expected
+
+    for result in hopper:
+        kernel, (dtype, _, _, fast, _) = result.kernel, result.variant
+        wide = dtype == "float64"
+        bits = functools.partial(number_bits, wide=wide)
+        width = "f64" if wide else "f32"
+        numbers = stream_numbers("fast_math" if fast else dtype if wide else "float32")
+        word = 64 if wide else 32
+        unit = (bits(2.0**-word), bits(2.0 ** -(word + 1)))
+        if fast:
+            radii = kernel.count["lg2.approx.ftz.f32"]
+            assert len(numbers[""]) == 2
+            expected = {unit: radii}
+            factors = collections.Counter(dict.fromkeys(numbers[""], radii))
+        else:
+            radii = kernel.count["sqrt.rn.f64" if wide else "rsqrt.approx.ftz.f32"]
+            assert [len(numbers[name]) for name in ("L", "LE", "S", "C")] == ([20, 1, 9, 9] if wide else [8, 1, 5, 5])
+            # Half of cos t = 1 - 2 s^2.
+            expected = {unit: radii, (bits(0.5),): radii}
+            expected |= {tuple(numbers[name]): radii for name in "LSC"}
+            factors = collections.Counter({bits(2.0 ** -(word - 1)): radii})
+            if not wide:
+                factors[bits(0.5)] += radii  # In the square root
+        assert radii >= 2 and same(polynomials(kernel), expected), str(result)
+        multiplied = collections.Counter(
+            constant
+            for instruction in kernel.instructions
+            if instruction.opcode == f"mul.{width}"
+            for constant in map(kernel.constant, instruction.operands[1:])
+            if constant
+        )
+        assert same(multiplied, factors), str(result)
+        added = collections.Counter(
+            (instruction.opcode, constant)
+            for instruction in kernel.instructions
+            if instruction.opcode in (f"add.{width}", f"sub.{width}")
+            for constant in map(kernel.constant, instruction.operands[1:])
+        )
+        expected_sums = {} if fast else {(f"add.{width}", bits(-1.0)): radii, (f"add.{width}", None): radii}
+        assert same(added, expected_sums), str(result)
+        # The only other factor of an fma is the exponent's logarithm.
+        logarithms = collections.Counter(
+            constant
+            for instruction in kernel.instructions
+            if instruction.opcode.startswith("fma.") and not kernel.constant(instruction.operands[3])
+            for constant in map(kernel.constant, instruction.operands[1:3])
+            if constant
+        )
+        assert same(logarithms, {} if fast else {numbers["LE"][0]: radii}), str(result)
+
+
+def test_square_roots_are_corrected(hopper: list[Compiled]) -> None:
+    """The square root is g + h (x - g g) with y near 1 / sqrt(x), g = x y and h = y / 2, which rounds correctly."""
+
+    def only(found: list[Instruction]) -> Instruction:
+        (instruction,) = found
+        return instruction
+
+    for result in hopper:
+        kernel = result.kernel
+        for root in (i for i in kernel.instructions if i.opcode.startswith("rsqrt")):
+            y, x = root.operands
+            products = kernel.users[y]
+            assert [i.opcode for i in products] == ["mul.f32"] * 2, str(result)
+            g = only([i for i in products if set(i.operands[1:]) == {x, y}]).operands[0]
+            half = only([i for i in products if kernel.constant(i.operands[2]) == number_bits(0.5)])
+            assert half.operands[1] == y, str(result)
+            minus_g = only([i for i in kernel.users[g] if i.opcode == "neg.f32"]).operands[0]
+            error = only(kernel.users[minus_g])
+            assert error.opcode == "fma.rn.f32" and error.operands[3] == x, str(result)
+            assert set(error.operands[1:3]) == {g, minus_g}, str(result)
+            root = only(kernel.users[error.operands[0]])
+            assert root.opcode == "fma.rn.f32" and root.operands[3] == g, str(result)
+            assert set(root.operands[1:3]) == {half.operands[0], error.operands[0]}, str(result)
+
+
+# --- Machine code ---------------------------------------------------------------------------------
+
+
+def test_advance_adds_one(compiled: list[Compiled]) -> None:
+    kernel = Kernel((compiled[0].file.parent / "advance.ptx").read_text())
+    assert kernel.parameters == ["u64"]
+    ((added,), (stored,)) = (
+        [i for i in kernel.instructions if i.opcode.startswith(name)] for name in ("add.", "st.global.u64")
+    )
+    assert added.opcode == "add.s64" and kernel.constant(added.operands[2]) == "1"
+    assert stored.sources[-1:] == added.results
+    assert [i.opcode for i in kernel.origins(added.sources[0], set())] == ["ld.global.u64"]
 
 
 # --- Other operations -----------------------------------------------------------------------------
 
 OTHER_KERNELS: dict[str, list[tuple[Any, ...]]] = {
     "moments": [
-        ("float32", True, True, 4, True, False, False),
-        ("float64", True, False, 1, True, True, False),
+        ("float32", False, False, 4, True, False, False),
+        ("float32", True, True, 4, False, False, False),
+        ("float64", True, False, 1, True, False, False),
+        ("float32", False, False, 1, True, True, False),
         ("float32", False, False, 1, False, False, True),
     ],
     "perturb": [
+        ("float32", False, False, False, False),
         ("float32", False, True, False, False),
-        ("bfloat16", True, False, True, True),
-        ("float64", False, False, False, True),
-        ("float16", False, True, True, False),
+        ("bfloat16", True, False, False, True),
+        ("bfloat16", True, True, True, True),
+        ("float64", False, False, False, False),
+        ("float64", False, True, False, True),
+        ("float16", False, False, True, True),
     ],
 }
 """Arguments of `moments_variant` and `perturb_variant`."""

@@ -342,6 +342,21 @@ def test_the_error_names_memory_that_no_backend_serves(kind: int) -> None:
         sample(Elsewhere(MU), 1.0, N, backend="cpu")
 
 
+# --- JAX ------------------------------------------------------------------------------------------
+
+
+def test_jax_arrays_use_our_default_generator_and_float64_only_with_x64() -> None:
+    jax = pytest.importorskip("jax")
+    with jax.default_device(jax.devices("cpu")[0]):
+        mu, sigma = jax.numpy.asarray(MU), jax.numpy.asarray(SIGMA)
+        multisample.manual_seed(1)
+        check_same(sample(mu, sigma, N), REFERENCE)
+        with pytest.raises(TypeError, match=r"^dtype: .*jax_enable_x64"):
+            sample(mu, sigma, N, dtype="float64")
+        with jax.enable_x64(True):
+            check_same(sample(mu, sigma, N, seed=1, dtype="float64"), sample(MU, SIGMA, N, seed=1, dtype="float64"))
+
+
 # --- Third-party backends -------------------------------------------------------------------------
 
 
@@ -609,11 +624,17 @@ def test_out_on_a_device_is_written_through_its_strides(cuda: RecordingCuda, cup
 
 
 def test_a_bad_device_out_raises(cuda: RecordingCuda, cupy: Any) -> None:
-    """tests/call/test_arguments.py has the shapes, types and strides of `out`."""
     memory = np.full((3, N + 1), 7, np.float32)
-    generator = multisample.Generator(1)
-    with pytest.raises(ValueError, match=r"^out: .*expected it on the device of mu and sigma, cuda:0, got cuda:1"):
-        draw(cupy.ndarray(MU), cupy.ndarray(SIGMA), N, out=cupy.ndarray(memory[:, :N], 1), generator=generator)
+    one_row = np.lib.stride_tricks.as_strided(memory, (3, N), (0, 4))
+    mu, sigma, generator = cupy.ndarray(MU), cupy.ndarray(SIGMA), multisample.Generator(1)
+    for out, message in (
+        (cupy.ndarray(memory), rf"expected shape \(3, {N}\), got \(3, {N + 1}\)"),
+        (cupy.ndarray(memory[:, :N].astype(np.float64)), "expected dtype float32, got float64"),
+        (cupy.ndarray(memory[:, :N], 1), "expected it on the device of mu and sigma, cuda:0, got cuda:1"),
+        (cupy.ndarray(one_row), r"strides \(0, 4\)"),
+    ):
+        with pytest.raises(ValueError, match=f"^out: .*{message}"):
+            draw(mu, sigma, N, out=out, generator=generator)
     for name, vectors in {"mu": (memory[:, 0], SIGMA), "sigma": (MU, memory[::-1, 3])}.items():
         with pytest.raises(ValueError, match=rf"^out: .*memory that {name} also uses"):
             draw(*map(cupy.ndarray, vectors), N, out=cupy.ndarray(memory[:, :N]), generator=generator)
@@ -666,6 +687,9 @@ def test_host_inputs_are_checked_before_adoption(cuda: RecordingCuda) -> None:
     generator = multisample.Generator(1)
     for mu, sigma, error, message in (
         (MU, np.array([1, -1, 1], np.float32), ValueError, r"^sigma: .*sigma\[1\] = -1.0"),
+        ([0.0, float("nan"), 0.0], [1.0, 1.0, 1.0], ValueError, r"^mu: .*mu\[1\] = nan"),
+        (MU, SIGMA[:2], ValueError, r"^sigma: .*as mu, 3, got 2"),
+        (MU.astype(complex), SIGMA, TypeError, r"^mu: .*got complex128"),
         ([[1.0], [2.0, 3.0]], [1.0, 1.0], TypeError, r"^mu: expected numbers"),
     ):
         with pytest.raises(error, match=message):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import ctypes
 import dataclasses
 import gc
 import importlib
@@ -301,6 +302,18 @@ def test_the_result_has_the_library_of_the_inputs_without_a_copy(case: Case, bit
         assert pointer_of(x) == case.reached[2]
 
 
+@pairs(serves=True)
+def test_a_transposed_result_has_the_library_of_the_inputs(case: Case, bits: ToArray) -> None:
+    host = host_vectors("float32")
+    mu, sigma = map(case.library.put, host)
+    x = case.sample(mu, sigma, N, seed=4, layout="nd", antithetic=True)
+    written = case.reached[2]
+    expected = multisample.sample(*host, N, seed=4, antithetic=True)
+    assert np.array_equal(bits(settled(x)), bits(expected).T)
+    assert (x.shape, library_name(x), device_of(x)) == ((N, D), case.result, case.device)
+    assert pointer_of(x) == written
+
+
 LAYOUTS: dict[str, tuple[tuple[int, int], int]] = {
     "contiguous": ((N, 1), 0),
     "rows apart": ((N + 3, 1), 5),
@@ -507,6 +520,23 @@ def test_a_read_only_out_raises() -> None:
     out = Capsule(array, lambda structure: None, versioned=False)
     assert multisample.sample(source, 1.0, 3, out=out) is out
     assert array.all()
+
+
+@pytest.mark.parametrize("case", [("`__dlpack__`, CUDA", backend) for backend in SERVES["cuda"]], indirect=True,
+                         ids=lambda pair: pair[1])  # fmt: skip
+def test_a_read_only_device_out_raises(case: Case) -> None:
+    class ReadOnly(ExportedByDlpack):
+        def __dlpack__(self, **options: Any) -> Any:
+            capsule = super().__dlpack__(**options)
+            dlpack._Versioned.from_address(dlpack._pointer(id(capsule), b"dltensor_versioned")).flags |= 1
+            return capsule
+
+    host = host_vectors("float32")
+    mu, sigma = (ReadOnly(case.library.put(x).array) for x in host)
+    assert case.sample(mu, sigma, N, seed=1).shape == (D, N)
+    out = ReadOnly(case.library.out("float32", (N, 1), 0, D * N).array)
+    with pytest.raises(ValueError, match=r"^out: expected a writable array, got a read-only one"):
+        case.sample(mu, sigma, N, seed=1, out=out)
 
 
 @pytest.mark.parametrize("case", [("`__cuda_array_interface__`", backend) for backend in SERVES["cuda"]], indirect=True,
@@ -848,6 +878,18 @@ def test_driver_errors_raise_with_their_code(driver: Callable[..., Driver]) -> N
         )
         pushed = recorded.names().count("cuCtxPushCurrent_v2") - (name == "cuCtxPushCurrent_v2")
         assert recorded.names().count("cuCtxPopCurrent_v2") == pushed
+
+
+def test_the_real_driver_has_every_function_that_we_call() -> None:
+    real = cuda_driver._driver()
+    if real is None:
+        pytest.skip("no CUDA device: there is no driver")
+    for name in ("cuPointerGetAttribute", "cuStreamIsCapturing", "cuCtxGetDevice", "cuDevicePrimaryCtxRetain",
+                 "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2", "cuDevicePrimaryCtxRelease_v2", "cuEventCreate",
+                 "cuEventRecord", "cuEventQuery", "cuEventDestroy_v2", "cuStreamWaitEvent",
+                 "cuThreadExchangeStreamCaptureMode", "cuGetErrorName", "cuCtxGetCurrent",
+                 "cuCtxSetCurrent"):  # fmt: skip
+        assert isinstance(getattr(real, name), ctypes._CFuncPtr)
 
 
 def test_device_of_works_in_any_thread(to_numpy: Callable[[Any], Array]) -> None:

@@ -478,16 +478,19 @@ def test_the_matrix_does_not_depend_on_the_number_of_threads(
 MACHINE_CASES = [(1, 1), (3, 5), (3, 300), (300, 7), (2, 2049), (1, 70001), (2, 513)]
 
 
-def machine_digests() -> list[str]:
+def machine_digests() -> dict[str, list[str]]:
     """Digests of samples of several shapes, computed here and in a process that compiles for a simpler processor."""
     import hashlib
 
-    digests: list[str] = []
-    for (d, n), noise in itertools.product(MACHINE_CASES, NOISES):
-        mu, sigma = np.linspace(-3, 3, d), np.linspace(0.5, 2, d)
-        x = multisample.sample(mu, sigma, n, backend="cpu", seed=16, sample_offset=1, noise=noise)
-        digests.append(hashlib.sha256(x.tobytes()).hexdigest())
-    return digests
+    result: dict[str, list[str]] = {}
+    for dtype in ("float32", "float64"):
+        result[dtype] = []
+        for d, n in MACHINE_CASES:
+            for noise in ("independent", "shared"):
+                mu, sigma = np.linspace(-3, 3, d), np.linspace(0.5, 2, d)
+                x = multisample.sample(mu, sigma, n, backend="cpu", seed=16, sample_offset=1, dtype=dtype, noise=noise)
+                result[dtype].append(hashlib.sha256(x.tobytes()).hexdigest())
+    return result
 
 
 PLAIN_MACHINE = """

@@ -271,3 +271,9 @@ def test_transforms_of_some_words(transforms: tuple[Transform, Transform], numba
 def test_transforms_of_every_word(transforms: tuple[Transform, Transform]) -> None:
     fused, software = transforms
     assert_same_transforms(software, fused, words_by_float())
+
+
+@pytest.mark.slow
+@requires_gxx
+def test_numba_transforms_of_every_word(transforms: tuple[Transform, Transform], numba_transform: Transform) -> None:
+    assert_same_transforms(numba_transform, transforms[0], words_by_float())

@@ -272,6 +272,46 @@ def test_draws_that_are_not_normal_are_rejected(broken: str) -> None:
         assert SURVEY_STATISTICS[statistic](found) < CAUGHT, statistic
 
 
+def kolmogorov_smirnov(z: Array) -> float:
+    """Kolmogorov-Smirnov test of sorted `z`, with the distribution for many draws."""
+    steps = np.arange(z.size + 1) / z.size
+    normal = special.ndtr(z.astype(np.float64))
+    distance = max((steps[1:] - normal).max(), (normal - steps[:-1]).max())
+    return float(special.kolmogorov(distance * math.sqrt(z.size)))
+
+
+@pytest.fixture(
+    scope="module",
+    params=slow_but(["float32", "float64"], ["float32", "float64", "float32 of one column", "float32 of one row"]),
+)
+def sorted_draws(request: pytest.FixtureRequest) -> Array:
+    """10^7 sorted draws."""
+    dtype = request.param.split()[0]
+    d, n = {"float32 of one column": (10**7, 1), "float32 of one row": (1, 10**7)}.get(request.param, (1000, 10**4))
+    z: Array = multisample.sample(np.zeros(d), np.ones(d), n, backend="cpu", seed=104, dtype=dtype)
+    return np.sort(z, axis=None)
+
+
+def test_10_to_the_7_draws_have_the_normal_distribution(sorted_draws: Array) -> None:
+    assert kolmogorov_smirnov(sorted_draws) > ALPHA
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "breaking",
+    [
+        lambda z: z + np.float32(0.01),
+        lambda z: z * np.float32(1.02),
+        lambda z: np.clip(z, -2, 2),
+        lambda z: np.where(z > 1, z + np.float32(0.05), z),
+    ],
+    ids=["mean of 0.01", "deviation of 1.02", "clipped at 2", "a gap"],
+)
+def test_distributions_that_are_not_normal_are_rejected(breaking: Callable[[Array], Array]) -> None:
+    z = breaking(next(windows(2**22, seed=105))[:, : 2**14])
+    assert kolmogorov_smirnov(np.sort(z, axis=None)) < CAUGHT
+
+
 def low_bits(z: Array) -> float:
     """Chi-square of 256 cells of the 26th to 33rd binary digit, over which the density is constant."""
     places = np.abs(z.astype(np.float64)) * 2.0**33
@@ -314,6 +354,16 @@ def pairs(a: Array, b: Array) -> float:
     return of_counts(counts.reshape(-1), np.outer(probability, probability).reshape(-1))
 
 
+def circles(a: Array, b: Array) -> float:
+    """Chi-square over 32 rings and 64 sectors of equal probability: the radius and the angle of the transform."""
+    x, y = a.astype(np.float64), b.astype(np.float64)
+    # No edge lies on a lattice here: radii are sums of squares, and the edges of angles are multiples of pi / 32.
+    ring = np.minimum(np.exp(-(x * x + y * y) / 2) * 32, 31).astype(np.int64)
+    sector = np.minimum((np.arctan2(y, x) / (2 * np.pi) + 0.5) * 64, 63).astype(np.int64)
+    counts = np.bincount((ring * 64 + sector).reshape(-1), minlength=32 * 64)
+    return of_counts(counts, np.full(32 * 64, 1 / (32 * 64)))
+
+
 @pytest.fixture(scope="module")
 def matrix() -> Array:
     z: Array = multisample.sample(np.zeros(256), np.ones(256), 2**17, backend="cpu", seed=109, dtype="float32")
@@ -337,7 +387,13 @@ def test_pairs_of_rows_are_bivariate_normal(matrix: Array, lag: int) -> None:
     assert pairs(a[:, 0].reshape(128, -1), a[:, 1].reshape(128, -1)) > ALPHA
 
 
+@pytest.mark.parametrize("first", [0, 2])
+def test_radius_and_angle_of_pairs_are_uniform_and_independent(matrix: Array, first: int) -> None:
+    assert circles(matrix[:, first::4], matrix[:, first + 1 :: 4]) > ALPHA
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("statistic", [pairs, circles])
 @pytest.mark.parametrize(
     "breaking",
     [
@@ -348,9 +404,11 @@ def test_pairs_of_rows_are_bivariate_normal(matrix: Array, lag: int) -> None:
     ],
     ids=["correlated", "of dependent sizes", "of dependent signs", "sometimes equal"],
 )
-def test_dependent_pairs_are_rejected(matrix: Array, breaking: Callable[[Array, Array], Array]) -> None:
+def test_dependent_pairs_are_rejected(
+    matrix: Array, statistic: Callable[[Array, Array], float], breaking: Callable[[Array, Array], Array]
+) -> None:
     a, b = matrix[:, 0::4], matrix[:, 1::4]
-    assert pairs(a, breaking(a, b)) < CAUGHT
+    assert statistic(a, breaking(a, b)) < CAUGHT
 
 
 # --- Sets of streams ------------------------------------------------------------------------------

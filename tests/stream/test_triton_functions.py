@@ -6,6 +6,7 @@ a GPU. (Triton's interpreter is of no use: it has no fused multiply-add.)
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from cuda_cpp import SECONDS
 from known_normals import known_f32, random_places, sampled, sampled_row
 from ptx_machine import filled
+from ptx_reader import opcodes_of
 
 import multisample
 
@@ -75,6 +77,23 @@ def test_numbers_and_blocks_of_two_dimensions_are_accepted(fused: bool) -> None:
     z = filled(compiled(literals, fused), np.empty(BLOCK, np.float32))
     x = multisample.sample([0.0] * BLOCK, 1.0, 7, seed=multisample.Key(2**63 + 1, 3), backend="cpu")
     assert z.tobytes() == np.ascontiguousarray(x[:, 6]).tobytes()
+
+
+@pytest.mark.parametrize("function", [points, shifted_groups], ids=["normal", "normals4"])
+def test_ptx_has_the_operations_of_the_stream_and_no_other(function: Any, fused: bool) -> None:
+    found = opcodes_of(compiled(function, fused))
+    pairs, added = (1, 0) if function is points else (2, 4)
+    arithmetic = {
+        opcode: count for opcode, count in found.items() if re.match(r"(fma|mul|add|sub|div|r?sqrt)\..*f32", opcode)
+    }
+    # An addition may be fused if it has no rounding. Every product has one, so that none is.
+    plain = "add.f32" if fused else "add.rn.f32"
+    # `normal` chooses sine or cosine before the last product.
+    assert arithmetic == {
+        "fma.rn.f32": 20 * pairs, "mul.rn.f32": 9 * pairs - (function is points), plain: pairs + added,
+        "rsqrt.approx.ftz.f32": pairs,
+    }  # fmt: skip
+    assert found["mul.wide.u32"] >= 20
 
 
 def test_without_triton_the_error_says_what_to_install() -> None:

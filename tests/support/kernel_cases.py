@@ -115,19 +115,6 @@ class Case(Window):
             _draw_antithetic(*vectors, z, self.sample_offset % 2, out)
             return out.astype(DTYPES[self.dtype]).view(f"u{self.size}")
 
-    def expected_memory(self) -> Array:
-        """The poisoned memory, with the output in it."""
-        memory = np.full(self.placed()[1], POISON, np.uint8)
-        self.output(memory)[...] = self.expected()
-        return memory
-
-    def check_memory(self, memory: Array, cut: Geometry) -> None:
-        """Check every element, and that the kernel wrote no other memory."""
-        right = self.expected_memory()
-        wrong = np.argwhere(self.output(memory) != self.output(right))
-        assert len(wrong) == 0, (self, cut, f"{len(wrong)} wrong", wrong[:5].tolist(), wrong[-1].tolist())
-        assert np.array_equal(memory, right), (self, cut, "outside the output")
-
     def _on_cpu(self, mu: Values, sigma: Values, n: int, dtype: str, sample_offset: int) -> Array:
         if isinstance(mu, float):
             mu = np.full(self.d, mu)
@@ -358,27 +345,6 @@ def tall(passes: int, per_chunk: int) -> Cut:
     return cut
 
 
-def wide_passes(passes: int, per_chunk: int) -> Cut:
-    """A cut with the largest number of groups per pass."""
-    return lambda g: {"rows_per_pass": 10**6, "band_rows": passes * 10**6, "chunk": per_chunk * 10**6}
-
-
-def transposed_passes(dtype: str, noise: str) -> Iterator[Case]:
-    """Blocks of several passes and chunks, partial first and last passes, several tiles, and padding."""
-    sizes = (3, 4, 7, 20, 63, 128, 280, 577, 1160, 2320)
-    cuts = itertools.product((tall, wide_passes), ((1, 1), (3, 9), (5, 2), (7, 1)))
-    for k, (d, (cut, passes)) in enumerate(itertools.product(sizes, cuts)):
-        n = (97, 30, 13)[(d > 60) + (d > 300)] + k % 8
-        aligned = ceil_div(d * SIZES[dtype], 16) * 16 // SIZES[dtype]
-        strides = ((d, 0), (aligned, 0), (aligned, 1), (d + k % 5, k % 4), (-aligned - 16, 0))
-        for place, (stride, misalignment) in enumerate(strides):
-            yield Case(
-                d, n, dtype, noise, (k + place) % 3 == 1, seed=k, sample_offset=3 * k % 8, dim_offset=k,
-                strides=(1, stride), misalignment=misalignment, cut=(tall if d > 300 else cut)(*passes),
-                backwards=k % 2 == 0,
-            )  # fmt: skip
-
-
 def other_cuts() -> Iterator[tuple[str, Cut]]:
     """Other geometries that the kernel supports, each with the store variants to which it applies."""
     everything = " ".join(STORE_KINDS)
@@ -514,39 +480,6 @@ def small_matrices(dtype: str, noise: str, words: Sequence[tuple[str, ...]] = ((
             )  # fmt: skip
 
 
-def many_dimensions_and_long_rows(dtype: str, noise: str) -> Iterator[Case]:
-    """Sizes for which the geometry for a GPU has several chunks per block, runs of columns, or tiles."""
-    pairs = noise == "shared"
-    cases = {
-        "chunks": [
-            Case(256 * 513 + 5, 2, dtype, noise, seed=3, sample_offset=1),
-            Case(28 * 513 + 9, 33, dtype, noise, pairs, sample_offset=1),
-        ],
-        "steps": [
-            Case(1, 526_333 * (2 if pairs else 1), dtype, noise, pairs, seed=5),
-            Case(1, 526_400 * (1 if pairs else 2), dtype, noise, not pairs, sample_offset=3, misalignment=2),
-            Case(1, 524_301, dtype, noise, strides=(0, 2)),
-        ],
-        # Groups that do not fill a warp.
-        "rests": [
-            Case(513, 517, dtype, noise, sample_offset=1), Case(513, 541, dtype, noise, sample_offset=3),
-            Case(257, 1101, dtype, noise, sample_offset=2),
-        ],
-        "tiles": [
-            Case(131_400, 3, dtype, noise, True, sample_offset=2, strides=(1, 131_401)),
-            Case(131_328, 2, dtype, noise, sample_offset=1, strides=(1, 131_328)),
-        ],
-        "few": [Case(2**16 + 77, 3, dtype, noise, pairs, strides=strides) for strides in ((3, 1), (1, 2**16 + 77))],
-    }  # fmt: skip
-    cuts = {name: [case.usual_cut() for case in some] for name, some in cases.items()}
-    assert max(cuts["chunks"][0].band_rows, cuts["chunks"][0].band_groups) > cuts["chunks"][0].chunk
-    assert all(cut.steps > 1 for cut in cuts["steps"]) and all(cut.rest for cut in cuts["rests"])
-    assert all(cut.blocks_per_band > 1 for cut in cuts["tiles"])
-    assert [case.store_kind for case in cases["steps"]] == ["aligned", "shifted", "strided"]
-    for some in cases.values():
-        yield from some
-
-
 SOME_WORDS = [words for count in range(1, 5) for words in itertools.combinations(WORDS, count) if words != ("offset",)]
 """Combinations of words in memory that need the kernel that reads the seed and the window from memory."""
 
@@ -563,7 +496,5 @@ TABLES: dict[str, tuple[Callable[[str, str], Iterator[Case]], dict[str, int]]] =
     "offsets in memory": (offsets_in_memory, dict.fromkeys(STORE_KINDS[:4], 1)),
     "vectors of every type": (vectors_of_every_type, {}),
     "calls cut differently": (calls_cut_differently, dict.fromkeys(STORE_KINDS[:6], 6)),
-    "transposed passes": (transposed_passes, {"transposed": 50}),
-    "many dimensions and long rows": (many_dimensions_and_long_rows, dict.fromkeys(STORE_KINDS[:3], 1)),
 }
 """Tables of cases, each with the least number of cases for each store variant."""

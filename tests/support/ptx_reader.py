@@ -64,9 +64,24 @@ class Kernel:
         self.instructions = list(_instructions(body))
         self.count = collections.Counter(instruction.opcode for instruction in self.instructions)
         self.makers: dict[str, list[Instruction]] = collections.defaultdict(list)
+        self.users: dict[str, list[Instruction]] = collections.defaultdict(list)
         for instruction in self.instructions:
             for register in instruction.results:
                 self.makers[register].append(instruction)
+            for register in set(instruction.sources):
+                self.users[register].append(instruction)
+
+    def maker(self, register: str) -> Instruction | None:
+        """The instruction that defines `register`, or None if there are several."""
+        made = self.makers.get(register, [])
+        return made[0] if len(made) == 1 else None
+
+    def constant(self, operand: str) -> str | None:
+        """The constant's digits in PTX (bits of a floating-point number, or a decimal integer); None for a variable."""
+        if re.fullmatch(r"0[fd][0-9A-Fa-f]+|-?\d+", operand):
+            return operand[:2] + operand[2:].upper()
+        made = self.maker(operand)
+        return self.constant(made.operands[1]) if made and made.opcode.startswith("mov.") else None
 
     def origins(self, register: str, visited: set[str]) -> Iterator[Instruction]:
         """The instructions that may have computed the value, followed through copies and changes of sign."""

@@ -40,7 +40,7 @@ PATIENCE = datetime.timedelta(seconds=300)
 SEED = 0x1234_5678_9ABC_DEF0
 # d for even shards, uneven shards, and an empty shard on four ranks and on two.
 LENGTHS = (8, 13, 5, 3, 1)
-DTYPES = torch.float32, torch.float16
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 Case = Callable[["Ranks"], None]
 CASES: dict[str, Case] = {}
@@ -161,13 +161,25 @@ def kinds_of_draw() -> Iterator[tuple[torch.dtype, dict[str, Any]]]:
 def every_placement_of_the_result(ranks: Ranks) -> None:
     for mesh in ranks.meshes:
         for placements in every_placement(mesh.ndim):
-            for d, n, layout in ((13, 37, "nd"), (3, 1030, "dn"), (64, 3, "nd"), (1, 1, "dn"), (13, 37, "dn")):
+            for d, n, layout in ((13, 37, "dn"), (13, 37, "nd"), (3, 1030, "dn"), (64, 3, "nd"), (1, 1, "dn")):
                 mu, sigma = ranks.vectors(d)
                 whole = ranks.single(mu, sigma, n, seed=SEED, layout=layout)
                 result = ranks.sharded(mu, sigma, n, mesh, placements, seed=SEED, layout=layout)
                 ranks.check(result, whole, mesh, placements)
-    result = ranks.sharded(mu, sigma, 37, ranks.grid, [Shard(-1), Shard(-2)], seed=SEED)
-    ranks.check(result, whole, ranks.grid, [Shard(1), Shard(0)])
+
+
+@case
+def shards_of_every_size(ranks: Ranks) -> None:
+    for d, n in itertools.product((*LENGTHS, 0), (*LENGTHS, 0)):
+        mu, sigma = ranks.vectors(d)
+        whole = ranks.single(mu, sigma, n, seed=SEED)
+        for mesh, placements in (
+            (ranks.line, [Shard(0)]), (ranks.line, [Shard(1)]), (ranks.grid, [Shard(1), Shard(0)]),
+            (ranks.grid, [Shard(1), Shard(1)]), (ranks.grid, [Shard(0), Shard(0)]),
+        ):  # fmt: skip
+            ranks.check(ranks.sharded(mu, sigma, n, mesh, placements, seed=SEED), whole, mesh, placements)
+        result = ranks.sharded(mu, sigma, n, ranks.grid, [Shard(-1), Shard(-2)], seed=SEED)
+        ranks.check(result, whole, ranks.grid, [Shard(1), Shard(0)])
 
 
 @case
@@ -606,10 +618,12 @@ def wrong_arguments_are_refused(ranks: Ranks) -> None:
     for call, error, message in (
         ({"mesh": [0, 1]}, TypeError, r"^mesh: expected a DeviceMesh, got \[0, 1\] of type list$"),
         ({"placements": Shard(1)}, ValueError, "^placements: expected 1, one for each dimension of the mesh, got"),
+        ({"placements": [Shard(1)] * 2}, ValueError, "^placements: expected 1, one for each dimension of the mesh"),
         ({"placements": [Shard(2)]}, ValueError, r"^placements: expected Shard\(0\), Shard\(1\) or Replicate\(\), got"),
         ({"placements": [Partial()]}, ValueError, r"^placements: expected Shard\(0\), .*, got (Partial|P)"),
         ({"placements": ["row"]}, ValueError, r"^placements: expected Shard\(0\), .*, got row"),
         ({"mu": mu.cpu().numpy()}, TypeError, "^mu: expected a tensor or a number, got .* of type ndarray$"),
+        ({"sigma": [1.0] * 16}, TypeError, "^sigma: expected a tensor or a number, got .* of type list$"),
         ({"mu": mu.to("meta")}, ValueError, f"^mu: expected a tensor on the device type of mesh, {kind}, got meta"),
         ({"mu": nested}, TypeError, "^mu: expected a strided tensor, got a nested tensor$"),
         ({"mu": 0.0, "sigma": 1.0}, ValueError, "^mu, sigma: expected at least one"),
@@ -618,12 +632,15 @@ def wrong_arguments_are_refused(ranks: Ranks) -> None:
         ({"mu": partial}, ValueError, r"^mu: expected placements Shard\(0\) or .*; redistribute it$"),
         ({"mu": rows}, ValueError, "^mu: expected it replicated, or sharded over dimensions as the result is, got"),
         ({"mu": ranks.on(grid, mu, Shard(0), Shard(0))}, ValueError, "^mu: expected a DTensor on the same mesh"),
+        ({"n": 2.0}, TypeError, "^n: expected an integer"),
         ({"n": 2**34, "sample_offset": 1}, ValueError, r"^n: expected sample_offset \+ n <= 2\*\*34"),
         ({"dim_offset": 2**32 - 15}, ValueError, r"^dim_offset: expected .* <= 2\*\*32, got 4294967281 \+ 16$"),
         ({"layout": "nn"}, ValueError, "^layout: expected 'dn' or 'nd', got 'nn'$"),
         ({"validate": 1}, TypeError, "^validate: expected True or False"),
+        ({"generator": 7}, TypeError, "^generator: expected a multisample.Generator"),
         ({"generator": 7, "validate": True}, TypeError, "^generator: expected a multisample.Generator"),
         ({"seed": -1, "validate": True}, ValueError, "^seed: expected 0 <= seed"),
+        ({"seed": [1, 2]}, TypeError, "^seed: expected one seed for a sharded result, got a vector of 2$"),
         ({"seed": torch.arange(3)}, TypeError, "^seed: expected one seed for a sharded result, got a vector of 3$"),
         ({"seed": 1, "generator": Generator(1)}, TypeError, "^seed, generator: expected one of the two, got both$"),
         ({"backend": "numpy"}, ValueError, "numpy"),

@@ -1,10 +1,12 @@
-"""On CUDA: command buffers, which need flags of their own, and so a process of its own."""
+"""On CUDA: command buffers, and meshes of GPUs. Each needs flags or devices of its own, and so a process of its own."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,7 @@ import multisample
 
 jax = pytest.importorskip("jax")
 
+SCRIPT = Path(__file__).parents[1] / "support" / "sharded_jax.py"
 BACKENDS = ("cupy", "numba", "torch_ext")
 
 IN_COMMAND_BUFFERS = """
@@ -50,10 +53,19 @@ print("recorded" if "command_buffer" in text else "not recorded")
 """
 
 
+def count() -> int:
+    try:
+        return len(jax.devices("cuda"))
+    except RuntimeError:
+        return 0
+
+
+needs_cuda = pytest.mark.skipif(count() == 0, reason="this JAX has no CUDA device")
+
+
+@needs_cuda
 @pytest.mark.parametrize("name", BACKENDS)
 def test_calls_can_be_recorded_into_command_buffers(name: str) -> None:
-    if jax.default_backend() == "cpu":
-        pytest.skip("this JAX has no CUDA device")
     status = multisample.list_backends()[name]
     if not status.available:
         pytest.skip("; ".join(status.reasons))
@@ -65,3 +77,16 @@ def test_calls_can_be_recorded_into_command_buffers(name: str) -> None:
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
     assert run.stdout.split()[-1] == "recorded"
+
+
+@needs_cuda
+@pytest.mark.skipif(count() < 2, reason="this JAX has one CUDA device")
+def test_a_mesh_of_gpus_draws_in_windows() -> None:
+    run = subprocess.run(
+        [sys.executable, str(SCRIPT)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout.splitlines()[-1])
+    assert {name: text for name, text in found.items() if text} == {}

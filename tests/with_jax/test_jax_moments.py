@@ -102,8 +102,10 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"weights": 1.0}, TypeError, "weights: expected an array of JAX or NumPy"),
     ({"weights": np.array([1.0, np.nan], np.float32)}, ValueError, "weights: expected finite weights"),
     ({"sigma": np.full(D, -1.0, np.float32)}, ValueError, "sigma: expected finite standard deviations"),
+    ({"mu": jnp.ones(D - 1)}, ValueError, "sigma: expected as many elements as mu"),
     ({"order": 3}, ValueError, "order: expected"),
     ({"seed": None}, TypeError, "seed: expected"),
+    ({"seed": jnp.ones(3)}, TypeError, "seed: expected"),
 ]
 
 

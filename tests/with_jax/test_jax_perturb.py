@@ -56,7 +56,7 @@ TREES: dict[str, tuple[Any, Callable[[Any], Any]]] = {
         {"layers": [Layer(random(4, 3), random(3)), Layer(random(3, 2, 2), None)], "x": {"y": (random(6),)}}, named
     ),
     "list with None": ([random(3), None, random(2, 3)], named),
-    "types": ([random(33, dtype="float16"), random(4, 5), random(3, 3)], lambda tree: tree),
+    "types": ([random(33, dtype="float16"), random(4, 5), random(3, 3, dtype="bfloat16")], lambda tree: tree),
     "many": ({f"p{k}": random(k % 7, k % 5) for k in range(100)}, dict),
 }  # fmt: skip
 
@@ -78,6 +78,32 @@ def test_pytrees_have_the_numbers_of_numpy(jax_place: str, name: str, coefficien
     abstract = jax.eval_shape(call, arrays)
     assert jax.tree.map(lambda x: (x.shape, x.dtype), abstract) == jax.tree.map(lambda x: (x.shape, x.dtype), arrays)
     assert "multisample_perturb" in str(jax.make_jaxpr(call)(arrays))
+
+
+def random_tree(draw: Any, depth: int) -> Any:
+    if depth == 0 or draw.random() < 0.3:
+        shape = tuple(int(x) for x in draw.integers(0, 9, draw.integers(0, 4)))
+        return jnp.asarray(draw.normal(size=shape), draw.choice(["float16", "bfloat16", "float32"]))
+    children = [random_tree(draw, depth - 1) for _ in range(draw.integers(1, 4))]
+    kind = draw.integers(4)
+    if kind == 0:
+        return {f"n{draw.integers(99)}": x for x in children}
+    return children if kind == 1 else tuple(children) if kind == 2 else Layer(children[0], None)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_pytrees(jax_place: str, seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    tree = {"tree": random_tree(draw, 3), "x": random_tree(draw, 1)}
+    coefficients, member = draw.normal(size=draw.integers(1, 9)), int(draw.integers(2**32 - 9))
+    expected = perturb(jax.tree.map(np.asarray, named(tree)), coefficients, seed=SEED, member=member)
+
+    def call(tree: Any) -> Any:
+        return perturb(tree, coefficients, seed=SEED, member=member, backend=jax_place)
+
+    copy = jax.tree.map(jnp.copy, tree)
+    for found in (call(tree), call(tree), jax.jit(call, donate_argnums=0)(copy)):
+        same(named(found), expected)
 
 
 @pytest.mark.parametrize("dtype", MATRIX_TYPES)
@@ -124,7 +150,7 @@ def test_seeds_coefficients_and_members_may_be_traced(jax_place: str, name: str)
 
 
 def test_donated_parameters_are_written_in_place(jax_place: str) -> None:
-    tree = jax.tree.map(jnp.asarray, {**TREE, "half": random(400, 30, dtype="float16")})
+    tree = jax.tree.map(jnp.asarray, {**TREE, "half": random(400, 30, dtype="bfloat16")})
     expected = perturb(jax.tree.map(np.asarray, tree), [1.0, -0.5], seed=7)
     call = jax.jit(lambda tree: perturb(tree, [1.0, -0.5], seed=7, backend=jax_place), donate_argnums=0)
     text = call.lower(tree).compile().as_text()
@@ -154,6 +180,17 @@ def test_parameters_that_are_not_donated_stay(jax_place: str) -> None:
     same([tree["w"], more], [TREE["w"], TREE["w"] + 1])
 
 
+def test_a_scan_over_members_adds_as_a_vector_of_coefficients(jax_place: str) -> None:
+    def one(tree: Any, member: Any) -> tuple[Any, None]:
+        return perturb(tree, 0.5, seed=7, member=member, backend=jax_place), None
+
+    found, _ = jax.jit(lambda tree: jax.lax.scan(one, tree, jnp.arange(4)))(jax.tree.map(jnp.asarray, TREE))
+    expected = TREE
+    for member in range(4):
+        expected = perturb(expected, 0.5, seed=7, member=member)
+    same(found, expected)
+
+
 def test_ids_tell_names_apart() -> None:
     arrays = jax.tree.map(jnp.asarray, TREE)
     expected = perturb(TREE, 1.0, seed=7, ids={"w": 5})
@@ -166,6 +203,7 @@ ONE = jnp.ones(3)
 WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"parameters": {"a": {"b": jnp.arange(3)}}}, TypeError, r"parameters\['a.b'\]: expected elements of type float16"),
     ({"parameters": [ONE, 1.0]}, TypeError, r"parameters\[1\]: expected an array, got the number 1.0"),
+    ({"parameters": [ONE, "x"]}, TypeError, r"parameters\[1\]: expected "),
     ({"parameters": [ONE, np.ones(2)]}, TypeError, r"parameters\[1\]: JAX has float64 only after"),
     ({"parameters": {"a": {"b": ONE}, "a.b": ONE}}, ValueError, "a different name for each array, got 2 called 'a.b'"),
     ({"parameters": {"plumless": ONE, "buckeroo": ONE}}, ValueError, r"pass ids=\{'plumless': "),
@@ -176,11 +214,14 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"coefficients": float("nan")}, ValueError, "coefficients: expected finite numbers"),
     ({"coefficients": "x"}, TypeError, "coefficients: expected "),
     ({"member": -1}, ValueError, "member: expected "),
+    ({"member": 1.0}, TypeError, "member: expected "),
     ({"member": 2**32 - 1, "coefficients": [1.0, 2.0]}, ValueError, r"member: expected member \+ K <= 2\*\*32"),
     ({"seed": Key(1, 2**32)}, ValueError, "seed: expected a Key with an offset below"),
     ({"seed": np.array([0, 1, 1, 0], np.uint32)}, ValueError, "seed: expected a Key with an offset below"),
     ({"seed": [1, 2]}, ValueError, "seed: expected one seed, got a vector of 2"),
+    ({"seed": 1.5}, TypeError, "seed: expected "),
     ({"fast_math": 2}, TypeError, "fast_math: expected "),
+    ({"backend": 3}, TypeError, "backend: expected a name"),
     ({"backend": "none"}, multisample.UnknownBackendError, "none"),
 ]  # fmt: skip
 

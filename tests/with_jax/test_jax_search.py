@@ -23,11 +23,11 @@ def sphere(x: Any) -> Any:
     return ((x - 1) * (x - 1)).sum(0)
 
 
-def scanned(steps: int, **options: Any) -> Callable[..., Any]:
+def scanned(steps: int, f: Callable[[Any], Any] = sphere, **options: Any) -> Callable[..., Any]:
     @jax.jit
     def run(state: Any, seed: Any) -> Any:
         def one(state: Any, t: Any) -> tuple[Any, Any]:
-            following = cem.step(state, Key(seed, t), sphere, N, **options)
+            following = cem.step(state, Key(seed, t), f, N, **options)
             return following, following.mu
 
         return jax.lax.scan(one, state, jnp.arange(steps))
@@ -59,6 +59,17 @@ def test_a_scan_makes_the_iterations_of_a_run(jax_place: str, options: dict[str,
     assert bool(state.running)
 
 
+def test_a_step_outside_of_jit_is_the_same_step() -> None:
+    state = cem.start(START, 2.0)
+    ours = cem.start(jnp.asarray(START), jnp.full((D, 1), 2.0))
+    for t in range(5):
+        state = cem.step(state, Key(3, t), sphere, N)
+        ours = cem.step(ours, Key(3, t), sphere, N)
+        assert isinstance(state.mu, np.ndarray)
+        np.testing.assert_allclose(ours.mu, state.mu, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(ours.x, state.x, rtol=1e-3, atol=1e-4)
+
+
 def test_a_step_after_the_end_changes_nothing() -> None:
     run = scanned(60, tol=0.05)
     state, means = run(cem.start(jnp.asarray(START), 2.0), 7)
@@ -68,6 +79,14 @@ def test_a_step_after_the_end_changes_nothing() -> None:
     for before, after in zip(state, again, strict=True):
         np.testing.assert_array_equal(before, after)
     np.testing.assert_array_equal(means[-1], means[-2])
+
+
+def test_scores_that_are_not_finite_count_as_worst() -> None:
+    state, _ = scanned(30, lambda x: jnp.where(x[0] > 1.5, jnp.nan, sphere(x)))(cem.start(jnp.asarray(START), 2.0), 7)
+    np.testing.assert_allclose(state.mu, 1, atol=1e-2)
+    ended, _ = scanned(3, lambda x: jnp.full(N, jnp.inf))(cem.start(jnp.asarray(START), 2.0), 7)
+    assert not bool(ended.running)
+    np.testing.assert_array_equal(ended.mu, START)
 
 
 def test_a_batch_of_runs_is_a_vmap() -> None:
@@ -126,6 +145,14 @@ def test_mppi_in_one_scan_swings_the_pole_up() -> None:
     # In the first steps, the forces are those of the same example without JAX.
     other = cart_pole.control(steps=5)
     np.testing.assert_allclose(run.angles[:5], other.angles, atol=1e-2)
+
+
+@pytest.mark.slow
+def test_mppi_takes_keys_and_batches() -> None:
+    keys = jax.random.split(jax.random.key(0), 2)
+    angles, positions = jax.jit(jax.vmap(lambda key: cart_pole.trajectory(key, 3)))(keys)
+    assert angles.shape == positions.shape == (2, 3)
+    assert not np.array_equal(angles[0], angles[1])
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 import multisample.torch
 from multisample import Generator, sample
@@ -111,6 +112,26 @@ def test_the_backward_pass_uses_the_noise_of_the_forward_pass(torch_device: str,
     assert torch.allclose(grad, z.sum(1), rtol=1e-5, atol=1e-3)
 
 
+@pytest.mark.parametrize("needed", [(True, False), (False, True)])
+def test_only_tensors_that_require_grad_get_gradients(torch_device: str, needed: tuple[bool, bool]) -> None:
+    inputs = [x.detach().requires_grad_(need) for x, need in zip(vectors(torch_device), needed, strict=True)]
+    sample(*inputs, N, seed=3).sum().backward()
+    assert [x.grad is not None for x in inputs] == list(needed)
+
+
+@pytest.mark.parametrize("layout", ["dn", "nd"])
+def test_output_gradients_may_have_any_strides(torch_device: str, layout: Any) -> None:
+    mu, sigma = vectors(torch_device)
+    x = sample(mu, sigma, N, seed=3, layout=layout)
+    z = noise(torch_device, layout=layout)
+    base = torch.randn((2 * x.shape[1], 3 * x.shape[0]), dtype=torch.float64, device=torch_device)
+    for grad in (torch.ones((), dtype=torch.float64, device=torch_device).expand(x.shape), base[::2, ::3].T):
+        got = torch.autograd.grad(x, (mu, sigma), grad, retain_graph=True)
+        over_samples = 0 if layout == "nd" else 1
+        assert torch.allclose(got[0], grad.sum(over_samples), atol=1e-12)
+        assert torch.allclose(got[1], (grad * z).sum(over_samples), atol=1e-12)
+
+
 @pytest.mark.parametrize(("d", "n"), [(0, 3), (3, 0), (0, 0)])
 @pytest.mark.parametrize("layout", ["dn", "nd"])
 def test_gradients_of_empty_samples_are_zero(torch_device: str, d: int, n: int, layout: Any) -> None:
@@ -181,6 +202,17 @@ def test_the_backward_pass_uses_the_graph_safe_offset_of_the_forward_pass(torch_
         got, want = (torch.autograd.grad(y.square().sum(), (mu, sigma)) for y in (x, expected))
         assert all(map(torch.equal, got, want))
     assert on_device.offset == 2
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_tensors_that_require_grad_draw_under_no_grad_and_inference_mode(torch_device: str, mode: Any) -> None:
+    mu, sigma = vectors(torch_device, torch.float32)
+    out = torch.empty((D, N), device=torch_device)
+    with mode():
+        x = sample(mu, sigma, N, seed=3)
+        assert sample(mu, sigma, N, seed=3, out=out) is out
+    assert not x.requires_grad
+    assert torch.equal(x, out)
 
 
 @pytest.mark.parametrize("name", ["mu", "sigma", "out"])
@@ -277,3 +309,16 @@ def test_the_in_place_operator_raises_for_gradients(operators: Any, torch_device
         with torch.no_grad():
             operators.sample_(out, mu, sigma, seed=1)
         x.requires_grad_(False)
+
+
+@forward_mode
+def test_forward_mode_tangents_pass_through_the_operator(operators: Any, torch_device: str) -> None:
+    mu, sigma = (x.detach() for x in vectors(torch_device))
+    tangent = torch.linspace(1, 2, D, dtype=torch.float64, device=torch_device)
+    with forward_ad.dual_level():
+        for draw in (lambda s: operators.sample(mu, s, N, seed=3), lambda s: sample(mu, s, N, seed=3)):
+            dual = forward_ad.unpack_dual(draw(forward_ad.make_dual(sigma, tangent)))
+            assert torch.allclose(dual.tangent, tangent[:, None] * noise(torch_device), atol=1e-12)
+        if torch_device == "cpu":
+            with pytest.raises(ValueError, match=r"^backend: expected torch_ext where PyTorch transforms the call"):
+                sample(mu, sigma, N, backend="cpu", seed=3)

@@ -126,6 +126,16 @@ def test_the_operator_promotes_dtypes_as_sample_does(operators: Any, device: Any
         assert torch.equal(got, wanted), (a, b)
 
 
+def test_mu_and_sigma_may_have_any_strides(operators: Any, device: Any) -> None:
+    mu, sigma = (x.to(device) for x in vectors(6))
+    wanted = operators.sample(mu, sigma, 40, seed=5)
+    apart = torch.stack((mu, sigma), 1)
+    assert torch.equal(operators.sample(apart[:, 0], apart[:, 1], 40, seed=5), wanted)
+    one = torch.tensor([0.5], device=device)
+    got = operators.sample(one.expand(6), one.expand(6), 40, seed=5)
+    assert torch.equal(got, operators.sample(one.repeat(6), one.repeat(6), 40, seed=5))
+
+
 def test_an_offset_tensor_replaces_the_offset_argument(operators: Any, device: Any) -> None:
     mu, sigma = (x.float().to(device) for x in vectors(9))
     grad = made(9, 50, "float32", device)
@@ -344,3 +354,32 @@ def test_operators_run_on_the_current_stream_of_the_device(operators: Any) -> No
         assert bool((out == 1).all())
         for sums, again in zip(wanted, got, strict=True):
             assert torch.equal(sums, again)
+
+
+@pytest.mark.usefixtures("cuda")
+def test_graph_replays_read_the_offset_again_without_synchronization(operators: Any) -> None:
+    mu, sigma = (x.float().cuda() for x in vectors(600))
+    grad = made(600, 9000, "float32", "cuda")
+    counter = torch.zeros(1, dtype=torch.int64, device="cuda")
+    operators.sample_backward(grad, seed=1)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        x = operators.sample(mu, sigma, 9000, seed=1, counter=counter)
+        sums = operators.sample_backward(grad, seed=1, counter=counter)
+    for offset in (0, 1, 2**40):
+        counter.fill_(offset)
+        graph.replay()
+        assert torch.equal(x, operators.sample(mu, sigma, 9000, seed=1, offset=offset))
+        for got, wanted in zip(sums, operators.sample_backward(grad, seed=1, offset=offset), strict=True):
+            assert torch.equal(got, wanted)
+
+
+@pytest.mark.usefixtures("cuda")
+def test_the_backward_operator_allocates_only_partial_sums(operators: Any) -> None:
+    grad = torch.ones((4096, 16_384), device="cuda")
+    for view in (grad, grad.view(16_384, 4096).T):
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        operators.sample_backward(view, seed=1)
+        assert torch.cuda.max_memory_allocated() - before <= grad.nbytes // 32

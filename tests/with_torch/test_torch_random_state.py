@@ -14,6 +14,7 @@ from multisample import sample
 from multisample.torch import take_key
 
 D, N = 5, 7
+Draw = Callable[[], torch.Tensor]
 
 
 @pytest.fixture(params=["plain", "recorded", "nd", "transformed"])
@@ -59,6 +60,14 @@ def test_a_source_that_is_set_back_draws_equal_numbers(
     assert all_differ(*first, draw(**options))
     torch.manual_seed(4)
     assert all_differ(*first, draw(**options))
+
+
+def test_draws_of_pytorch_and_of_multisample_can_alternate(draw: Draw, torch_device: str) -> None:
+    torch.manual_seed(3)
+    alone = torch.randn(4, device=torch_device)
+    torch.manual_seed(3)
+    draw()
+    assert all_differ(alone, torch.randn(4, device=torch_device))
 
 
 def loss_and_gradients(device: str, run: Callable[..., Any]) -> list[torch.Tensor]:

@@ -144,6 +144,13 @@ def test_a_batched_call_has_the_documented_seed_and_an_offset_from_pytorch(torch
         assert torch.equal(x, sample(alone, sigma[0], N, generator=generator))
 
 
+def test_elements_of_a_batch_with_different_randomness_are_uncorrelated(torch_device: str) -> None:
+    mu = torch.zeros(4, 50, device=torch_device)
+    x = vmap(lambda mu: sample(mu, 1.0, 2000), randomness="different")(mu).flatten(1).double().cpu()
+    # The correlation of 100,000 pairs has standard deviation 0.0032.
+    assert (torch.corrcoef(x) - torch.eye(4)).abs().max() < 0.02
+
+
 def test_a_batched_call_with_a_host_side_generator_raises(torch_device: str) -> None:
     mu, sigma = batches(torch_device)
     generator = Generator(3)
@@ -161,13 +168,17 @@ def test_a_batched_call_with_a_host_side_generator_raises(torch_device: str) -> 
     ({"noise": "common"}, ValueError, "^noise: expected 'independent' or 'shared', got 'common'"),
     ({"dtype": "int8"}, TypeError, "^dtype: expected float16, bfloat16, float32, float64, got 'int8'"),
     ({"sigma": torch.ones(D - 1)}, ValueError, r"^sigma: expected as many elements as mu, 5, got 4"),
+    ({"sigma": torch.ones(D, 2)}, ValueError, r"^sigma: expected shape \(d,\) or \(d, 1\)"),
     ({"sigma": torch.ones(D, device="meta")}, ValueError, r"^sigma: expected it on the device of mu"),
     ({"sigma": torch.ones(D, dtype=torch.complex64)}, TypeError, r"^sigma: expected elements of type"),
     ({"sigma": torch.ones(D).to_sparse()}, TypeError, r"^sigma: expected a strided tensor"),
+    ({"sigma": -0.5}, ValueError, r"^sigma: expected finite standard deviations of at least 0, got -0.5"),
+    ({"sigma": float("nan")}, ValueError, r"^sigma: expected finite standard deviations"),
     ({"sigma": 1e39}, ValueError, r"^sigma: expected finite standard deviations"),
     ({"dim_offset": 2**32 - 2}, ValueError, r"^dim_offset: expected dim_offset \+ d <= 2\*\*32"),
     ({"validate": True}, ValueError, r"^validate: expected False"),
     ({"out": torch.ones(D, N + 1)}, ValueError, r"^out: expected shape \(5, 4\), got \(5, 5\)"),
+    ({"out": torch.ones(D, N, dtype=torch.float64)}, ValueError, r"^out: expected dtype float32, got float64"),
     ({"out": torch.ones(D, N, requires_grad=True)}, ValueError, r"^out: requires grad"),
 ])  # fmt: skip
 def test_transformed_calls_raise_the_eager_errors(call: dict[str, Any], error: type[Exception], message: str) -> None:

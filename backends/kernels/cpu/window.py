@@ -1,6 +1,6 @@
 """The signature of the kernels that draw one window, and calls of these kernels by address.
 
-A caller that has the address contains no code of the kernel, and serves all element types of one size.
+A caller links no code of the kernel, so one caller serves all element types of one size.
 """
 
 from __future__ import annotations

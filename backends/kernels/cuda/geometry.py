@@ -31,6 +31,7 @@ _ALIGNED, _SHIFTED, _STAGED, _STRIDED, _TRANSPOSED, _TRANSPOSED_STAGED, _FEW_COL
 TRANSPOSED_THREADS = 128
 FEW_THREADS = 128
 MOST_FEW_COLUMNS = 8
+_MOST_FEW_PASSES, _MOST_FEW_PASSES_IF_CHEAP = (8, 6, 6, 3, 2, 2, 2, 2), (8, 3, 2, 1, 1, 1, 1, 1)
 LEAST_ROWS = 2**16
 SMALL_THREADS = 256
 _MOST_SMALL_ROWS = 8
@@ -271,7 +272,7 @@ def few_columns_geometry(rows: int, columns: int, size: int, cheap: bool) -> Geo
     """The geometry of kFewColumns, for elements of `size` bytes."""
     rows_per_pass = FEW_THREADS * own_rows_of(size)
     passes_all = _ceil_div(rows, rows_per_pass)
-    most = (1 if cheap else 2) if columns > 4 else ((8, 3, 2, 1) if cheap else (8, 6, 6, 3))[columns - 1]
+    most = (_MOST_FEW_PASSES_IF_CHEAP if cheap else _MOST_FEW_PASSES)[columns - 1]
     passes = min(most, max(1, passes_all // 4096))
     return Geometry(
         blocks=_ceil_div(passes_all, passes),
