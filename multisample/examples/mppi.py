@@ -98,8 +98,8 @@ class Run(NamedTuple):
 def control(steps: int = 80, rollouts: int = 2048, seed: int = 7, device: str = "cpu", fast_math: bool = False) -> Run:
     """Fly to the goal, with `rollouts` sequences for each control step.
 
-    With device "cpu", Numba compiles the kernels for the CPU, and with "numba" for a GPU. With "cuda", they are CUDA C++,
-    which supports `fast_math`.
+    With device "cpu", Numba compiles the kernels for the CPU, and with "numba" for a GPU. With "cuda", they are CUDA
+    C++, which supports `fast_math`.
     """
     library: Any = np
     if device != "cpu":
