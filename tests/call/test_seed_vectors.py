@@ -66,6 +66,15 @@ def random_view(shape: tuple[int, ...], draw: random.Random) -> tuple[tuple[int,
     return base, strided_view([order.index(axis) for axis in range(len(shape))], steps, shape)
 
 
+@pytest.mark.parametrize("kind", [list, tuple, np.array])
+def test_vectors_of_other_lengths_are_other_calls(backend: str, place: Place, bits: Any, kind: Any) -> None:
+    mu, sigma = place(np.zeros(3, np.float32)), place(np.ones(3, np.float32))
+    for seeds in ([1, 2], [3], [4, 5, 6], [7, 8]):
+        found = bits(multisample.sample(mu, sigma, 4, seed=kind(seeds), backend=backend))
+        for matrix, seed in zip(found, seeds, strict=True):
+            assert np.array_equal(matrix, bits(multisample.sample(mu, sigma, 4, seed=seed, backend=backend)))
+
+
 @pytest.mark.parametrize("batches", [300, pytest.param(BATCHES, marks=pytest.mark.slow)])
 def test_each_matrix_of_a_random_batch_has_the_bits_of_its_own_call(
     backend: str, place: Place, view_of: Any, bits: Any, batches: int

@@ -131,7 +131,7 @@ class Case(Window):
             width = 8 if self.antithetic else 4
             skip = width - 1 if "first_column" in self.in_memory else self.sample_offset % width
             # As in a batch of one, or in one so large that each thread draws several rows.
-            batch = (1, 2**17)[self.seed % 2]
+            batch = (1, 2**17)[self.seed // 4 % 2]
             return small_matrices_geometry(self.d, ceil_div(skip + self.n, width), batch)._replace(blocks=1)
         return geometry(
             self.d, self.n, self.dtype, self.byte_strides(), self.placed()[0] % 32,
