@@ -42,7 +42,7 @@ ORIGINAL = [
     for d in (10, 100, 500, 1000, 1500, 2000, 3000, 5000)
 ]
 OPERATIONS = [
-    *(Case(b * d, n, operation="batch", matrices=b) for b, d, n in ((64, 7, 512), (1024, 12, 32), (8, 4096, 1024))),
+    *(Case(b * d, n, operation="batch", matrices=b) for b, d, n in ((64, 7, 512), (4096, 12, 32), (8, 4096, 1024))),
     *(Case(members, 2**28, dtype, operation="perturb") for dtype in ("float32", "bfloat16") for members in (1, 8)),
     *(Case(d, n, operation="moments") for d, n in ((4096, 65_536), (1000, 1024))),
 ]

@@ -207,6 +207,12 @@ def _loop(arrays: Callable[[Case, str], list[Any]], device: str, case: Case, mod
     return lambda: [multisample.sample(*row, case.n, seed=next(seeds)) for row in zip(mu, sigma, strict=True)]
 
 
+def _flat(arrays: Callable[[Case, str], list[Any]], device: str, case: Case, mode: str) -> Call:
+    """One call for the rows of all matrices."""
+    mu, sigma = arrays(case, device)
+    return lambda: multisample.sample(mu, sigma, case.n).reshape(case.shape)
+
+
 def _vmap(device: str, case: Case, mode: str) -> Call:
     import torch
 
@@ -484,6 +490,7 @@ CUDA = _named(
     _peer("torch_func_random", _func_random_reason, _torch_func_random),
     _peer("normal_rsample", _torch_reason, _normal_rsample, "cuda", dtypes=EVERY_DTYPE, operations=MATRICES),
     _peer("loop", _torch_reason, _loop, _torch_vectors, "cuda", operations=("batch",)),
+    _peer("flat", _torch_reason, _flat, _torch_vectors, "cuda", operations=("batch",)),
     _peer("vmap", _torch_reason, _vmap, "cuda", operations=("batch",)),
     _peer("sample_and_product", _torch_reason, _sample_and_product, "cuda", operations=("moments",)),
     _peer("triton_randn", _triton_reason, _triton_randn),
@@ -511,6 +518,7 @@ CPU = _named(
     _peer("torch_eager", _always, _torch_eager, "cpu", **EVERYTHING),
     _peer("normal_rsample", _always, _normal_rsample, "cpu", operations=MATRICES),
     _peer("loop", _always, _loop, _numpy_vectors, "cpu", operations=("batch",)),
+    _peer("flat", _always, _flat, _numpy_vectors, "cpu", operations=("batch",)),
     _peer("vmap", _always, _vmap, "cpu", operations=("batch",)),
     _peer("sample_and_product", _always, _sample_and_product, "cpu", operations=("moments",)),
     _peer("torch_randn", _always, _torch_randn, "cpu", lacks=BARE, operations=FILLS),

@@ -20,7 +20,7 @@ from typing import Any
 from bench.report.entries import Quartiles
 from bench.suites.cases import clamp
 
-BUSY = 2**30  # Bytes of a fill that outlasts a call on the host (240 us on an H200); many times the cache.
+BUSY = 2**30  # Bytes of a fill that outlasts most calls on the host (240 us on an H200); many times the cache.
 ROTATED = 2**28  # Bytes of results that are kept alive: several times the cache.
 MOST_KEPT = 256
 DEVICE_SECONDS = 0.04  # Total time of the repeats of one measurement on the device, with fills.
@@ -103,7 +103,7 @@ class Times:
     """Seconds of one call."""
 
     device: Quartiles
-    """Time on the device alone."""
+    """Time on the device alone. A host that needs longer than a fill of `BUSY` bytes adds the rest."""
     memset: float
     """Time of a fill of as many bytes."""
     host: float
