@@ -309,7 +309,12 @@ def test_ranks_find_the_same_minimum(capsys: pytest.CaptureFixture[str]) -> None
     assert "is at most tol = 0.0001. Best score" in alone
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
     command.append(cem_torchrun.__name__)
-    ranks = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
+    for _ in range(4):
+        ranks = subprocess.run(command, capture_output=True, text=True, timeout=600)
+        # At exit, a thread of Gloo may wait for the GIL of an interpreter that has ended: pytorch/pytorch#179291.
+        if "terminate called without an active exception" not in ranks.stderr:
+            break
+    assert ranks.returncode == 0, ranks.stderr
     assert ranks.stdout == alone.replace("on 1 ranks", "on 2 ranks")
 
 

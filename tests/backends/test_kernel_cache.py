@@ -251,7 +251,7 @@ def test_an_interrupt_ends_the_build_and_its_processes(root: Path, seconds: int)
     time.sleep(seconds)
     os.killpg(process.pid, signal.SIGINT)  # As a terminal does.
     output, error = process.communicate(timeout=DEADLINE)
-    assert (process.returncode, output) == (130, "")
+    assert (process.returncode, output) == (130, ""), error
     assert re.fullmatch(r"(cpu: .*\n)*multisample: stopped by SIGINT\n", error)
     with pytest.raises(ProcessLookupError):
         for _ in range(100):  # Python's resource tracker ends a little later.

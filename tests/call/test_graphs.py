@@ -233,7 +233,7 @@ def test_assigning_another_seed_after_a_capture_raises(cupy: Any, stream: Any, c
     call(generator=generator)
     generator.state = {"seed": 8, "offset": 2, "spawned": 0}
     captured(stream, lambda: call(generator=generator))
-    with pytest.raises(ValueError, match=r"^state\['seed'\]: expected 8, since a CUDA graph has captured"):
+    with pytest.raises(ValueError, match=r"^state\['seed'\]: expected 8, got 9: a CUDA graph has captured"):
         generator.state = {"seed": 9, "offset": 5, "spawned": 0}
     assert generator.state == {"seed": 8, "offset": 2, "spawned": 0}
     assert call.bits(generator=generator) == call.bits(seed=multisample.Key(8, 2))

@@ -262,10 +262,10 @@ def test_a_window_of_a_window_equals_its_slice(
     options: dict[str, Any] = {"seed": seed, "dtype": dtype, "noise": noise, "antithetic": antithetic}
 
     def draw(a: int, b: int, p: int, q: int) -> Array:
-        x = multisample.sample(
+        x = bits(multisample.sample(
             mu[a:b], sigma[a:b], q - p, backend=backend, layout=layout, dim_offset=i + a, sample_offset=j + p, **options
-        )
-        return bits(x if layout == "dn" else x.T)
+        ))  # fmt: skip
+        return x if layout == "dn" else x.T
 
     outer = draw(0, d, 0, n)
     assert np.array_equal(draw(a, b, p, q), outer[a:b, p:q])
