@@ -8,10 +8,10 @@ Seconds of two runs cannot be compared, ratios within a run can: on a GPU the fr
 A ratio has moved when its median over the runs has changed by more than the spreads of old and new together. The spread
 of a side is the range of its repeated runs. A side of one run takes the other side's spread; where neither was
 repeated, the spread is the range that the run's quartiles allow. Few runs may agree by chance, so every spread is at
-least the median of its side's spreads. If nothing has changed and both sides have the same normal noise, the rule moves
-one ratio in 10,000 with three runs each, one in 250 with three against one, one in 40 with two each. One run against
-one gives hints, not verdicts. Changes and spreads are logarithms, so that twice and half the speed are equally far
-away.
+least the median of its side's spreads. If nothing has changed and both sides have the same normal noise, the rule calls
+one ratio in 10,000 changed with three runs each, one in 250 with three against one, one in 40 with two each. One run
+against one gives hints, not verdicts. Changes and spreads are logarithms, so that twice and half the speed are equally
+far away.
 
 Ends with status 1 if a contender of ours has become slower, by verdict or by hint, otherwise with 0.
 """

@@ -109,7 +109,7 @@ def _compared(groups: Iterable[Group]) -> list[Entry]:
 
 
 def _by_shape(groups: Iterable[Group]) -> dict[tuple[int, int], dict[str, Entry]]:
-    """The compared contenders by (d, n) and `_label`. Every mode's group has the peers: the first counts."""
+    """The compared contenders by (d, n) and `_label`. Peers are in both modes' groups: their first entry counts."""
     shapes: dict[tuple[int, int], dict[str, Entry]] = {}
     for entry in _compared(groups):
         shapes.setdefault((entry.d, entry.n), {}).setdefault(_label(entry), entry)

@@ -6,7 +6,7 @@ python -m bench.studies.dask_arrays results.json [throughput] [processes] [block
 thread. "direct" is the same windows by `multisample.sample` in a pool of two threads. "processes": worker processes of
 one thread, on draws that pass through 100 sines; "pool of 2" is a pool without Dask. "block": blocks of 100 elements,
 whose draw costs nothing beside Dask's work. "generation": eight tasks on eight processes, scored by the square of a
-row, and by sleeping; `us` is the time beyond the sleep. "task": the slope of a generation's time by its tasks, on each
+row, and by sleeping; `us` is the time beyond the sleep. "task": how much each task adds to a generation's time, on each
 executor. "refit": the caller's part of a generation. `speed` is relative to the first call of a part.
 """
 

@@ -4,7 +4,7 @@ python -m bench.studies.host_cost results.json [numpy] [first] [torch-cpu] [torc
 
 Each call alternates with its peer. A turn is 40 calls, with an idle device before each. `us` is ours, `other us` that
 of the peer, and `ratio` the median of the ratios of one turn. The peer is ``torch.randn(d, n)`` on a GPU, and
-``mu + sigma * randn`` of the library on a CPU; it also writes to out= or is recorded if the call is. "first" is the
+``mu + sigma * randn`` of the library on a CPU; like the call, it writes to out= or is recorded. "first" is the
 first call with a new shape; kernels are compiled already.
 """
 

@@ -30,7 +30,7 @@ from bench.studies.turns import Call, Row, main, on_device, peak, rows_of
 from bench.suites.header_peers import CURAND_KERNEL, nvcc
 from multisample.examples import asian_option, mppi
 
-QUEUED, FILLS = 10, 40  # Iterations in a row, and fills of the device that take longer than the host queues them.
+QUEUED, FILLS = 10, 40  # Iterations in a row, and fills, which keep the device busy until these are queued.
 
 
 ROLLOUTS, ROWS = 100_000, 2 * mppi.STEPS

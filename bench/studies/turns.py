@@ -17,7 +17,7 @@ from bench.suites.machine import describe
 from bench.suites.timing import BUSY, CudaDevice, without_collection
 
 LEAST_TURNS = 3
-LIMIT = 2.0  # Seconds of all turns of a call, unless there are fewer than LEAST_TURNS.
+LIMIT = 2.0  # Most seconds for the turns of a call, after LEAST_TURNS.
 
 Call: TypeAlias = Callable[[], Any]
 Row: TypeAlias = dict[str, Any]
@@ -68,7 +68,7 @@ def on_host(
 
 
 def on_device(calls: Mapping[str, Call], turns: int = 15, row: int = 1, fills: int = 1) -> Turns:
-    """Times between device events around `row` calls; `fills` of the device keep it busy until they have been made."""
+    """Times between device events around `row` calls; `fills` keep the device busy until the calls have been made."""
     device = cuda_device()
 
     def turn(call: Call) -> Turn:

@@ -41,7 +41,7 @@ def find(results: Content, contender: str, **info: Any) -> Content:
 
 
 def slow_down(one: Content, factor: float) -> None:
-    """All times of what was measured, but not of the memset beside it, times `factor`."""
+    """Multiply all times of `one` by `factor`, except the memset's."""
     info = one["extra_info"]
     for place, keys in ((one["stats"], ("q1", "median", "q3")), (info, ("device_s", "device_s_low", "device_s_high"))):
         place.update({key: place[key] * factor for key in keys if place[key] is not None})
@@ -54,13 +54,13 @@ def saved(path: Path, results: Content) -> Path:
 
 def test_pictures_have_the_numbers_of_the_file(tmp_path: Path) -> None:
     largest, memory, calls, host = pictures(read_run(DATA / "bench_gpu.json"))
-    # 262144 times 3 us beside 9 us. Calls in a row are max(3 d / 1000, 6) us.
+    # 262.144 times 3 us, and times 9 us. In a row, a call takes max(3 d / 1000, 6) us.
     assert "portable numbers 786 µs" in largest.alt and "torch.compile of mu + sigma * randn 2.36 ms" in largest.alt
     assert "times as long as 786 µs" in largest.subtitle and "1,074 MB" in largest.subtitle
     assert "portable numbers 70% to 70%" in memory.alt and "fast_math 93% to" in memory.alt
     assert "portable numbers 6 µs to 15 µs" in calls.alt
     assert "multisample for PyTorch, portable numbers 6 µs; multisample for CuPy, portable numbers 7 µs" in host.alt
-    # Calls of 1 us and 0.5 ns a normal beside 1 us and 7 ns a normal.
+    # Ours take 1 us plus 0.5 ns a normal, NumPy's 1 us plus 7 ns.
     found = pictures(read_run(DATA / "bench_cpu.json"))
     assert "portable numbers 1.6 to 14.0" in found[1].alt
     one_shape = content("gpu")
@@ -152,7 +152,7 @@ def test_a_row_has_the_numbers_of_the_file_and_names_the_fastest_peers(tmp_path:
     for name, each in (("gpu", results), ("cpu", content("cpu"))):
         cells = row.row(read_run(saved(tmp_path / f"{name}.json", each))).strip("| ").split(" | ")
         found[name] = dict(zip(row.COLUMNS, cells, strict=True))
-    # 2.1 us of memset beside 3 and 3.1 us of two backends, and 0.75 of that; cuRAND's 5 us lack mu and sigma.
+    # memset's 2.1 us over 3 and 3.1 us, and over 0.75 of these with fast_math. cuRAND's 5 us are for z only.
     speeds = "0.70, 0.68, - / 0.93, 0.90, -<br>torch_compile 3.0 / torch_{} "
     assert found["gpu"]["(4096, 65536)"] == speeds.format("compile") + "4.0"
     assert found["gpu"]["(1000, 1024)"] == speeds.format("eager") + "0.4"
@@ -199,7 +199,7 @@ def test_a_slowdown_beyond_the_spread_of_repeated_runs_is_found(
         ((1,), (1.25,), 1),
         ((1, 1.001, 0.999), (1.1, 1.101, 1.099), 1),
         (unsteady, (1.1, 1.101, 1.099), 0),
-        (unsteady, (1.1,), 0),  # The spread of one side stands for both.
+        (unsteady, (1.1,), 0),  # A single run takes the other side's spread.
         (unsteady, (2, 2.3, 1.8), 1),
     ):
         runs = [[content(kind) for _ in factors] for factors in (old, new)]

@@ -17,7 +17,7 @@ from reference import stream as reference
 
 
 def reference_numbers(test: int, order: str, seed: int, block: int) -> list[float]:
-    """Two numbers from a block on."""
+    """The two numbers that begin at `block`."""
     line, place = test + 256 * (block // 2**32), block % 2**32
     if order == "rows":
         return [word / 2**32 for word in reference.words(seed, 0, line, place)][:2]
@@ -49,7 +49,7 @@ def test_numbers_equal_the_reference() -> None:
 
 def result_of(library: Path, battery: str, test: int, order: str, seed: int) -> dict[str, Any]:
     if test == 7:
-        time.sleep(0.2)  # The others end before.
+        time.sleep(0.2)  # The other tests end first.
         raise OSError(f"{battery}, test 7, {order}")
     p = {"A": test / 10, "B": 1e-20}
     return {"test": test, "seconds": 1.5, "statistics": [{"name": name, "p": value} for name, value in p.items()]}

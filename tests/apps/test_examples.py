@@ -123,7 +123,7 @@ def test_a_kernel_prices_the_paths_that_sample_draws(device: str) -> None:
 
 
 def test_the_price_of_an_asian_option_is_between_bounds() -> None:
-    """The payoff of the geometric mean, whose price is known, is less; the payoff of the last price is dearer."""
+    """The option on the geometric mean has a known price, and is cheaper by less than 1."""
     found = asian_option.price()
     days, rate, volatility = asian_option.DAYS, asian_option.RATE, asian_option.VOLATILITY
     mean = (rate - volatility**2 / 2) * (days + 1) / (2 * days)

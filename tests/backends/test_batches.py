@@ -103,7 +103,7 @@ def steps_of(d: int, n: int, real: int, element: int, flags: Batched) -> dict[st
     }  # fmt: skip
 
 
-# Matrices that several threads share, and matrices that each are drawn by several.
+# Many matrices for each thread, and several threads for each matrix.
 LARGE = [*itertools.product([(200, 1024), (300, 1029)], ["float32"], FLAGS[-1:], ["dn"], [False])]
 CASES = [
     *itertools.product(SHAPES, ["float32"], FLAGS, ["dn", "nd"], [False]),

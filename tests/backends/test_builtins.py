@@ -144,7 +144,7 @@ def test_builtin_calls_draw_the_bits_of_python_calls(options: dict[str, Any], mu
 
 
 def gradients_of(grads: list[torch.Tensor], **options: Any) -> list[Any]:
-    """Gradients for each of `grads`, in an order in which the compiled plan of one gets the others."""
+    """Gradients for all of `grads`, in an order in which the plan of each also meets the others."""
     mu, sigma = torch.zeros(5, requires_grad=True), torch.ones(5, requires_grad=True)
     results = []
     for grad in grads * 2 + grads[::-1]:
@@ -309,7 +309,7 @@ def test_errors_from_attributes_of_tensors_reach_the_caller() -> None:
     run = plan_of_a_fake_device(allocate=lambda like: object(), run_in_python=None, stream=None)
     with pytest.raises(AttributeError, match="_cdata"):
         run(mu, sigma, None, None, 7, None, 0, 0)
-    # As where PyTorch keeps the address of a tensor in an unknown place.
+    # As if the place of a tensor's address were unknown.
     addresses = BACKEND._builtins._addresses(torch.Tensor, torch.nn.Parameter, 0)
     with pytest.raises(KeyError, match="refused"), Refusing():
         addresses([mu])

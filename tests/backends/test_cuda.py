@@ -291,7 +291,7 @@ def test_fast_samples_are_close_to_portable_samples(gpu: Gpu, bits: ToArray) -> 
         largest = max(largest, float(difference.max()))
         above += int((difference > 1e-5).sum())
     # The transform differs, but its results are close. Of all words, 10 in a million may differ by more than 1e-5,
-    # which is about 1000 of these normals. 200 more would be six standard deviations.
+    # which is about 1000 of these normals. The bound allows 200 more, six standard deviations.
     assert 0 < largest <= 1e-3
     assert above <= 1.2e-5 * d * n * calls, above / (d * n * calls)
 
@@ -393,7 +393,7 @@ class Grid(NamedTuple):
 LEAST = geometry.LEAST_ROWS
 GRIDS = (
     Grid(HEIGHTS, LENGTHS, range(8)),
-    # kFewColumns: whole threads, and rows after the last of them. It needs the first column of a group.
+    # kFewColumns: rows that fill whole threads, and five more. It needs the first column of a group.
     Grid((LEAST, LEAST + 5), range(1, geometry.MOST_FEW_COLUMNS + 2), (0, 8, 0, 3)),
 )
 # Several small matrices share a block: `test_batches.py` compares them with launches of one matrix.
@@ -649,7 +649,7 @@ def test_backends_perturb_equally_with_fast_math(all_gpus: list[Gpu], to_numpy: 
         assert all(np.array_equal(first, other) for other in others), call
         got, portable = (x.view(kind).astype(np.float64) for x in (first, call.expected()))
         weights = np.broadcast_to(call.weights, call.rows)
-        # One unit of the last place, of a rounding that the difference turns.
+        # One unit in the last place, where the difference tips a rounding.
         tolerance = 1e-3 * np.abs(weights).sum() + float(ml_dtypes.finfo(kind).eps) * np.abs(portable)
         assert (np.abs(got - portable) <= tolerance).all(), call
 

@@ -298,8 +298,8 @@ def test_ties_may_come_and_go() -> None:
     assert not same(*perturb([a, b], 0.5, seed=7))
 
 
-def test_many_calls_seen_before_know_their_arrays(host: str) -> None:
-    """Calls of one key and other addresses, types, names, ids, destinations and coefficients."""
+def test_repeated_calls_perturb_the_right_arrays(host: str) -> None:
+    """Calls that differ in addresses, types, names, ids, destinations or coefficients."""
     models = [[torch.randn(3), torch.randn(4, 5)[:, ::2]] for _ in range(7)]
     models += [[torch.randn(3).double(), torch.randn(4, 3)], [torch.randn(3).half(), torch.randn(4, 3).bfloat16()]]
     coefficients = [0.5, [0.5, 0.25], np.array([0.5, 0.25], np.float32), torch.tensor([0.5, 0.25])]

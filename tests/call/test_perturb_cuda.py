@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 from multisample.torch import perturb_  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
-LAUNCHES = 3  # a plan is made, checked, and taken as it is
+LAUNCHES = 3  # The calls make a plan, check it, and use it.
 DEVICE, CHUNK = "cuda", 2**26
 
 

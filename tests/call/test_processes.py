@@ -383,7 +383,7 @@ def test_the_size_of_stacks_of_python_threads_does_not_matter(dtype: str) -> Non
     run_python(SMALL_STACK, dtype, MULTISAMPLE_NUM_THREADS="4")
 
 
-# As gevent and eventlet do, starts no threads, but runs their functions on the calling thread.
+# Like gevent and eventlet, this runs the functions of threads on the calling thread.
 PATCHED_THREADS = """
 import json, sys
 

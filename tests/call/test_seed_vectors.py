@@ -25,7 +25,7 @@ BATCHES = int(os.environ.get("MULTISAMPLE_TEST_BATCHES", "2000"))
 
 
 def key_arrays(batch: int, draw: random.Random) -> list[tuple[Any, list[Key]]]:
-    """Arguments `seed` of `batch` keys in every form, with the keys."""
+    """Every form of `seed` for `batch` keys, each with its keys."""
     seeds = [draw.choice([draw.getrandbits(64), draw.getrandbits(9), 2**64 - 1]) for _ in range(batch)]
     offsets = [draw.choice([draw.getrandbits(64), draw.getrandbits(4)]) for _ in range(batch)]
     plain, keys = [Key(seed, 0) for seed in seeds], [Key(*x) for x in zip(seeds, offsets, strict=True)]
@@ -84,7 +84,7 @@ def test_each_matrix_of_a_random_batch_has_the_bits_of_its_own_call(
     for _ in range(batches):
         batch, d = draw.randrange(9), draw.choice([0, 1, 1, 2, 3, 5, 8, 17])
         n, dtype = draw.choice([0, 1, 1, 2, 3, 4, 7, 16, 33, 64, 130]), draw.choice(list(DTYPES))
-        # Quick tests compile no other kernels than those of float32 for pairs and for several threads.
+        # In quick tests, only float32 has kernels for pairs and for several threads.
         every_kernel = dtype == "float32" or batches == BATCHES
         if draw.random() < 0.01 and every_kernel:
             n = 9000  # Several threads share such a batch.

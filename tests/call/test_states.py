@@ -1,6 +1,6 @@
-"""Global states of other libraries: equal calls before and after a switch draw what calls without plans draw.
+"""Global states of other libraries: before and after a switch, plans draw what calls without plans draw.
 
-A plan holds the state of the library that draws in its key. Each test makes plans in one state, switches it, and
+The key of a plan contains the state of the library that draws. Each test makes plans in one state, switches it, and
 compares the outcome of the same call with that of a call for which every plan and program was dropped.
 """
 

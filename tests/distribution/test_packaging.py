@@ -175,7 +175,7 @@ def test_the_metadata_lists_requirements_and_platforms(distributions: Distributi
     assert sorted(line.rstrip("0123456789.").rstrip("<>=~ ") for line in required) == ["numba", "numpy"]
     extra_requirements = found.get_all("Requires-Dist", [])
     assert "ninja>=1.11; extra == 'torch'" in extra_requirements
-    # hatchling drops the marker of a requirement on an extra of the package itself.
+    # hatchling drops the marker of `multisample[jax]; ...`.
     assert "jax>=0.10; (python_version >= '3.11') and extra == 'test'" in extra_requirements
     platforms = [line for line in found.get_all("Classifier", []) if line.startswith("Operating System")]
     assert platforms == ["Operating System :: MacOS", "Operating System :: POSIX :: Linux"]

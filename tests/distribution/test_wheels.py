@@ -41,7 +41,7 @@ needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="other systems 
 
 
 def of_a_wheel(test: Any) -> Any:
-    """A test of the wheel with libraries, which is compiled for it."""
+    """Mark a test of the wheel with compiled libraries: compiling them takes long."""
     return pytest.mark.slow(needs_tools(needs_linux(test)))
 
 

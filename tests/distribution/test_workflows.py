@@ -1,4 +1,4 @@
-"""Workflows run commands of `.ci/run` only, so that it shows before a push what they will show after it."""
+"""Workflows run only commands of `.ci/run`, so a run of it before a push finds what they would find."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from multisample.backends.native import csrc_files
 
 @pytest.fixture(scope="module")
 def runner(request: pytest.FixtureRequest, build_once: Callable[..., Path]) -> Callable[..., Path]:
-    """``runner(element, *options)``: the module's PROGRAM of the folder shim, which runs the kernels of this type."""
+    """``runner(element, *options)``: the module's PROGRAM of the folder shim, with kernels of this type."""
     program = request.module.PROGRAM
 
     def runner(element: str, *options: str) -> Path:

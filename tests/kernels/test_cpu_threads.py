@@ -33,7 +33,7 @@ NUMBERS = types.Array(types.int64, 1, "C")
 
 
 def visit(arguments, index):  # type: ignore[no-untyped-def]
-    """Wait until `together` threads have come, then longer the higher `index` is, and count the visit.
+    """Wait until `together` threads have come, wait longer the higher `index`, then count the visit.
 
     Counts nothing if they do not come.
     """

@@ -40,7 +40,7 @@ def machine_code(kind: str) -> str:
 
 
 def counts(kind: str) -> tuple[int, int, int]:
-    """How many operands in the machine code are vectors of 512 and of 256 bits, and how often it counts references."""
+    """Operands of 512 and of 256 bits in the machine code, and its increments of reference counts."""
     code = machine_code(kind)
     return code.count("%zmm"), code.count("%ymm"), code.count("NRT_incref")
 

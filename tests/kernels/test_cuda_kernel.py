@@ -68,7 +68,7 @@ TEMPLATES = [
     for number, dtype in enumerate(("float64", "float32", ("float16", "bfloat16")[kind % 2]))
 ]
 SOME = Template("float32", "independent", "aligned")
-# Kernels that read the seed, the first row or the first column from memory. Without batches, only the matrix differs.
+# Kernels that read the seed, the first row or the first column from memory. In a batch, the matrix moves too.
 BATCHED = ("aligned", "shifted", "strided", "transposed", "few_columns", "small_matrices")
 ORIGIN = [
     SOME._replace(origin_in_memory=True),

@@ -282,7 +282,7 @@ OPERATIONS: dict[str, Callable[[], list[str]]] = {
     ids=" ".join,
 )
 def test_nvrtc_compiles_kernels_for_every_architecture_without_a_warning(kind: tuple[str, str]) -> None:
-    """In the header "kernel" alone, code depends on the architecture; of other kernels, each compiles an eighth.
+    """Only the header "kernel" depends on the architecture; each architecture compiles an eighth of the others.
 
     The code depends on it in the barriers of staged rows, uniform registers and rounding to bfloat16.
     """

@@ -177,7 +177,7 @@ def test_every_way_to_launch_perturbs_the_spans_at_the_address(compiled: Any, wa
             spans = ctypes.string_at(launch.matrix, launch.spans * SPAN.size)
             memory_launcher.run(0, 0, launch.weights, spans, 0, 0, at, at + 8, 7, 0)
         check(backend.memory.view(np.uint8), call)
-        # 40 runs are 3 kernels, and 20 strided spans 5.
+        # 40 runs take 3 launches, and 20 strided spans 5.
         assert [key.strided for key in backend.kernels] == [False] * 3 + [True] * 5
         assert {key.origin_in_memory for key in backend.kernels} == {bool(words)}
 

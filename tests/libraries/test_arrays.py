@@ -225,7 +225,7 @@ def test_the_largest_integers_are_rounded_once() -> None:
 # --- Result types ---------------------------------------------------------------------------------
 
 LIST, INTEGER, NUMBER = "list", "integer", "number"
-# With what is on its left, and with itself, each kind gives the types of its row.
+# The k-th type of a row: that of its kind with the k-th kind of the table.
 PROMOTED = {
     "float64": "float64",
     "float32": "float64 float32",
@@ -718,7 +718,7 @@ def test_an_array_with_only_the_cuda_array_interface_is_adopted(cuda: RecordingC
     assert cuda.adopted == [mu, sigma]
     assert input_of(cuda.launched[0], "mu") == (mu.host.ctypes.data, 24, FLOAT32)
     assert cuda.launched[0].stream == 1000
-    # The kernel's stream waits for the stream that the array names, which waits for the kernel.
+    # The kernel waits for the stream that the array names, which then waits for the kernel.
     assert cuda.ordered == [(5, 1000, 0), (1000, 5, 0)]
     out = OnDevice(np.zeros((3, N), np.float32), stream=6)
     assert draw(sigma, 1.0, N, seed=1, out=out) is out

@@ -43,7 +43,7 @@ D, N = 5, 4099
 
 
 class Memory(NamedTuple):
-    """A library: that of its results, copies of NumPy arrays, and matrices of (D, N) at strides in elements."""
+    """A library: the library of results, copies of NumPy arrays, and (D, N) matrices with strides in elements."""
 
     result: str
     put: Callable[[Array], Any]

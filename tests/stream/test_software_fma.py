@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="other pr
 
 TYPES = ("float32", "float64")
 
-# `software` counts the doubles that it leaves to the C library.
+# `software` counts its calls of the C library's fma.
 CODE = r"""
 #include <math.h>
 
@@ -241,7 +241,7 @@ def numba_transform(no_instruction: None) -> Transform:
 
 
 def words_by_float(step: int = 1) -> Iterator[Array]:
-    """A word for each float32 that a word is converted to, unsigned or signed; or each `step`-th of these."""
+    """A word for each float32 that words convert to, unsigned and signed; or for every `step`-th."""
     positive = [np.arange(0, 1 << 24, step)]
     positive += [np.arange(1 << 23 + k, 1 << 24 + k, step << k) for k in range(1, 9)]
     for words in positive:

@@ -26,7 +26,7 @@ WINDOW: dict[str, Any] = {
     "seed": multisample.Key(SEED, OFFSET), "dim_offset": FIRST_ROW, "sample_offset": FIRST_COLUMN,
 }  # fmt: skip
 THREADS = 256
-# z itself: the sum of a mean 0.0 and of -0.0 would be 0.0.
+# Keeps z = -0.0, which a mean of 0.0 would turn into 0.0.
 MEAN = -0.0
 
 Array = np.ndarray[Any, Any]

@@ -86,7 +86,7 @@ def test_ptx_has_the_operations_of_the_stream_and_no_other(function: Any, fused:
     arithmetic = {
         opcode: count for opcode, count in found.items() if re.match(r"(fma|mul|add|sub|div|r?sqrt)\..*f32", opcode)
     }
-    # An addition may be fused if it has no rounding. Every product has one, so that none is.
+    # `add` without `.rn` may be fused with a product without `.rn`. Every product has `.rn`, so none is fused.
     plain = "add.f32" if fused else "add.rn.f32"
     # `normal` chooses sine or cosine before the last product.
     assert arithmetic == {

@@ -31,7 +31,7 @@ ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100")
 
 requires_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 
-# Of wrong pointers, AddressSanitizer finds the accesses. Checks of all pointers too take a quarter of the compilation.
+# AddressSanitizer finds accesses by wrong pointers. Checks of every pointer would take a quarter of the compilation.
 SANITIZED = (
     "-g1", "-fsanitize=address,undefined", "-fno-sanitize=null,object-size,pointer-overflow,vptr",
     "-fno-sanitize-recover=all",

@@ -218,7 +218,7 @@ synchronize_block, synchronize_warp = _function("block_barrier"), _function("war
 
 
 def _loading(name: str, count: int, own_kind: Any = None) -> Any:
-    """``load(address, dtype)``: a number, or a tuple of `count` adjacent numbers; without dtype if there is a kind."""
+    """``load(address, dtype)``: a number, or a tuple of `count` adjacent numbers; no dtype if `own_kind` is given."""
 
     def of(kind: Any, *rest: Any) -> Any:
         size = kind.bitwidth // 8

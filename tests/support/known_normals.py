@@ -16,7 +16,7 @@ __all__ = ["EDGES", "Places", "check_points", "known_f32", "known_f64", "random_
 
 Array = np.ndarray[Any, Any]
 
-# Edges of each number of a place. The last is the largest number of the contract.
+# Edge values of each field of a place. The last is the largest number of the contract.
 EDGES = {
     "seed": (0, 1, 2**31, 2**32 - 1, 2**32, 2**63, 2**64 - 1),
     "offset": (0, 1, 2**32 - 1, 2**32, 2**64 - 1),

@@ -61,7 +61,7 @@ class Part:
         return below, below + sum(r for r in reach if r > 0) + 1, row, column
 
     def elements(self) -> Array:
-        """The element e of each run and place."""
+        """The index e of the element at each run and place."""
         jump = self.width if self.jump is None else self.jump
         return self.first + np.arange(self.rows)[:, None] * jump + np.arange(self.width)
 
@@ -119,7 +119,7 @@ class Call(Window):
         return values.astype(DTYPES[self.dtype]).view(np.uint8)
 
     def expected(self, before: Array | None = None) -> Array:
-        """The memory after the call, which had `before` or `memory()` before."""
+        """The memory after the call, from `before` or else `memory()`."""
         before = self.memory() if before is None else before
         after, real = before.copy(), np.dtype(self.real)
         weights = np.broadcast_to(np.asarray(self.weights).astype(real), self.rows).copy()
@@ -192,7 +192,7 @@ def _parts_of_every_kind() -> Iterator[list[Part]]:
 def calls_of_every_kind(dtype: str, *, some_kernels: bool = False) -> Iterator[Call]:
     """Every layout, each with other weights, words and orders of blocks.
 
-    `some_kernels`: only those for several members that take the seed and the window by value.
+    `some_kernels`: only calls for several members, with seed and window by value.
     """
     draw = np.random.default_rng(7)
     weights = [

@@ -174,7 +174,7 @@ def test_operations_on_blocks_are_fused() -> None:
 
 
 def name(**changes: Any) -> str:
-    """The name of an array, which tokens of its arguments make; workers import nothing of this file."""
+    """The name of an array, a token of its arguments; workers do not import this file."""
     import multisample.dask
 
     given = {"mu": np.linspace(-3, 4, 13), "sigma": np.ones(13), "n": 50, "seed": 7, "chunks": 5, **changes}

@@ -21,7 +21,7 @@ def _devices(platform: str) -> list[Any]:
 
 
 def _served(platform: str, names: tuple[str, ...]) -> list[tuple[str, str]]:
-    """Each backend that can run there; on a GPU also the one that "auto" takes."""
+    """Those of `names` that can run on the platform."""
     if not _devices(platform):
         return []
     found = []
@@ -34,7 +34,7 @@ def _served(platform: str, names: tuple[str, ...]) -> list[tuple[str, str]]:
     return found
 
 
-# On the CPU, torch_ext differs from the backend that "auto" takes only in the numbers of each operation.
+# On the CPU, torch_ext differs from "auto" in its handlers only, so tests with `jax_place` run "auto" alone.
 ON_CPU = {"jax_place": ("auto",), "every_place": ("auto", "torch_ext")}
 
 

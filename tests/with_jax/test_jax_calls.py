@@ -110,7 +110,7 @@ def test_a_jax_key_of_an_integer_is_that_seed(jax_place: str, seed: int) -> None
     for form in (key, jax.random.key_data(key), np.asarray(jax.random.key_data(key)), jax.random.PRNGKey(seed)):
         check_same(sample(*vectors(), N, seed=form, backend=jax_place), expected)
         check_same(draw(form), expected)
-    alone = sample(MU, SIGMA, N, seed=key)  # A key alone makes the call JAX's.
+    alone = sample(MU, SIGMA, N, seed=key)  # With NumPy vectors too, a JAX key gives a JAX array.
     assert isinstance(alone, jax.Array)
     check_same(alone, expected)
 

@@ -1,4 +1,4 @@
-"""Programs of JAX at the ends of a process and on its other roads: exits, signals, forks, saved programs."""
+"""Programs of JAX at exits, signals and forks of a process, and saved programs."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def test_forks_signals_saved_programs_and_a_closed_gate(tmp_path: Path) -> None:
     found = [tuple(map(int, line.split())) for line in of_signals]
     assert [calls > 50 and alarms > 5 for calls, alarms, _ in found] == [True, True]
     assert found[0][2] == 0  # The backend cpu runs no Python.
-    # A closed gate names the call, and lets the exiting thread in.
+    # A closed gate admits the exiting thread; its errors name the call.
     expected = multisample.sample(np.zeros(100, np.float32), 1.0, 30, seed=3).sum()
     assert float(number) == pytest.approx(float(expected), rel=1e-4)
     assert "shutting down" in errors and "python,float32,dn" in errors

@@ -82,7 +82,7 @@ const char* emulated_launch(void (*kernel)(), uint32_t blocks, uint32_t batch, u
   if (__builtin_setjmp(after_failure) == 0) {
     fibers::launch(blocks, batch, threads, backwards, kernel);
   } else {
-    fibers::threads.clear();  // They are in the middle of the kernel.
+    fibers::threads.clear();  // They stopped in the middle of the kernel.
   }
   return failure;
 }

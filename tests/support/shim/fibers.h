@@ -1,8 +1,8 @@
 // A grid of CUDA threads on the CPU.
 //
 // Every CUDA thread of a block is a fiber. The scheduler resumes one thread at a time, in ascending or descending order
-// of blocks, warps and lanes. A thread runs until a barrier, or an exchange within its warp. Without a barrier that a
-// kernel needs, one of both orders lets a thread read memory before another thread has written it.
+// of blocks, warps and lanes. A thread runs until a barrier, or an exchange within its warp. If a needed
+// barrier is missing, one of the two orders lets a thread read memory before it is written.
 //
 // The file that includes this one defines `fail`, `begin_block` and `after_barrier`.
 #pragma once
