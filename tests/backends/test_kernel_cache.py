@@ -168,7 +168,7 @@ def groups(root: Path, monkeypatch: pytest.MonkeyPatch) -> Groups:
     return groups
 
 
-LISTING = functools.partial(cpu_moments.listing_kernel, "float64", False)
+LISTING = functools.partial(cpu_kernels.value_kernel, "float64")
 
 
 def test_the_build_command_tells_compiled_from_cached_kernels(
@@ -234,7 +234,7 @@ def test_a_failure_ends_the_build_and_its_processes(
 
 def test_a_warning_of_several_processes_is_issued_once(root: Path, groups: Groups) -> None:
     root.write_text("no folder")
-    groups([LISTING], [functools.partial(cpu_moments.listing_kernel, "float32", False)])
+    groups([LISTING], [functools.partial(cpu_kernels.value_kernel, "float32")])
     with pytest.warns(RuntimeWarning, match=f"{root}.*set MULTISAMPLE_CACHE_DIR") as warned:
         assert main(["build", "cpu"]) == 0
     assert len(warned) == 1

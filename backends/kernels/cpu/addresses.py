@@ -51,6 +51,18 @@ def numbers_at(typingctx: Any, address: Any, length: Any, dtype: Any) -> Any:
 
 
 @intrinsic
+def vector_at(typingctx: Any, address: Any, length: Any, stride: Any, dtype: Any) -> Any:
+    """`numbers_at` for numbers that are `stride` bytes apart."""
+    result = types.Array(dtype.dtype, 1, "A")
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        data = builder.inttoptr(args[0], context.get_data_type(dtype.dtype).as_pointer())
+        return emit_array(context, builder, result, data, args[1], args[2])
+
+    return result(types.int64, types.int64, types.int64, dtype), codegen
+
+
+@intrinsic
 def call_c(typingctx: Any, function: Any, argument: Any) -> Any:
     """Call the C function at address `function`, which takes an int64 and returns one."""
 

@@ -260,11 +260,12 @@ def restore_floats(typingctx: Any, before: Any) -> Any:
     return types.none(types.uint64), codegen
 
 
-def emit_array(context: Any, builder: Any, result: Any, data: Any, length: Any) -> Any:
-    """An array of unit stride over memory that it does not own."""
+def emit_array(context: Any, builder: Any, result: Any, data: Any, length: Any, stride: Any = None) -> Any:
+    """An array over memory that it does not own, of unit stride unless `stride` is given."""
     itemsize = context.get_constant(types.intp, context.get_abi_sizeof(data.type.pointee))
     array = context.make_array(result)(context, builder)
-    context.populate_array(array, data=data, shape=[length], strides=[itemsize], itemsize=itemsize, meminfo=None)
+    strides = [itemsize if stride is None else stride]
+    context.populate_array(array, data=data, shape=[length], strides=strides, itemsize=itemsize, meminfo=None)
     return array._getvalue()
 
 
