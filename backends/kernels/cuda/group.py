@@ -6,7 +6,7 @@ A chunk of column parts, or of dimensions, is in shared memory, with an entry fo
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -27,6 +27,34 @@ _MINUS_2_LN_2, _TO_ANGLE = np.float32(float.fromhex("-0x1.62e430p+0")), np.float
 _WORD = np.uint64(32)
 # Shifts a product with 2^20 / x, from the geometry, to a quotient.
 _QUOTIENT = np.uint32(20)
+
+
+def each(indices: Iterable[int], part: Callable[[int], Function]) -> Function:
+    """``every(*arguments)``: the tuple of ``part(k)(*arguments)`` for each k of `indices`, computed in this order.
+
+    `part` returns functions to be compiled. They know k, so that the compiler sees no loop.
+    """
+    scope: dict[str, Any] = {f"part_{k}": inline(part(k)) for k in indices}
+    exec(f"def every(*arguments):\n    return ({''.join(f'{name}(*arguments), ' for name in scope)})", scope)
+    return inline(scope["every"])
+
+
+def united(count: int) -> Function:
+    """``bits_of(x)``: the bits that any of the `count` elements of the tuple `x` has."""
+    if count == 1:
+        return inline(lambda x: x[0])
+    before, last = united(count - 1), count - 1
+    return inline(lambda x: np.uint32(before(x) | x[last]))
+
+
+def chosen(indices: Iterable[int], part: Callable[[int], Function]) -> Function:
+    """``one(k, *arguments)`` is ``part(k)(*arguments)``. The last of `indices` stands for every other number."""
+    first, *others = indices
+    of_first = inline(part(first))
+    if not others:
+        return inline(lambda k, *arguments: of_first(*arguments))
+    of_others = chosen(others, part)
+    return inline(lambda k, *arguments: of_first(*arguments) if k == first else of_others(k, *arguments))
 
 
 def group_width(antithetic: bool) -> int:
@@ -155,45 +183,19 @@ def computing_type(dtype: str) -> tuple[Any, int]:
     return real, int(ElementType[real.__name__])
 
 
-def by_type(names: list[str], part: Callable[[str], Function]) -> Function:
-    """``by_kind(kind, *arguments)`` calls ``part(name)(*arguments)`` with the name of the element type `kind`."""
-    name, *others = names
-    number, of_name = int(ElementType[name]), part(name)
-
-    @inline
-    def last(kind, *arguments):
-        return of_name(*arguments)
-
-    if not others:
-        return last
-    of_others = by_type(others, part)
-
-    @inline
-    def by_kind(kind, *arguments):
-        if kind == number:
-            return of_name(*arguments)
-        return of_others(kind, *arguments)
-
-    return by_kind
-
-
 @functools.cache
 def element(gpu: ModuleType, dtype: str) -> Function:
     """``element_of(vector, k)``: element k of mu or sigma, rounded to the computing type of `dtype`."""
     load, opaque = gpu.load, gpu.opaque
     real, same_type = computing_type(dtype)
 
-    def reading(name: str) -> Function:
+    def reading(kind: int) -> Function:
+        name = ElementType(kind).name
         row, widen = MATRIX_TYPES.get(name), gpu.WIDENING.get(name, unchanged)
         stored = getattr(np, row.stored if row else name)
+        return lambda at: real(widen(load(at, stored)))
 
-        @inline
-        def read(at):
-            return real(widen(load(at, stored)))
-
-        return read
-
-    read_other = by_type([kind.name for kind in ElementType if kind not in (ElementType.number, same_type)], reading)
+    read_other = chosen([int(kind) for kind in ElementType if kind not in (ElementType.number, same_type)], reading)
 
     @inline
     def element_of(vector, k):
@@ -405,34 +407,3 @@ def inside(width, place, call, geometry):
     first = np.int32(geometry.skip) if column < 0 else np.int32(0)
     last = np.int32(min(call.columns - column, width)) if column < call.columns else first
     return first, last if row < geometry.rows_per_pass else first
-
-
-def joined(part: Function, first: int, last: int) -> Function:
-    """``joined(*arguments)``: the concatenated tuples ``part(k)(*arguments)`` for each k."""
-    if last - first == 1:
-        one: Function = part(first)
-        return one
-    middle = (first + last) // 2
-    low, high = joined(part, first, middle), joined(part, middle, last)
-
-    @inline
-    def concatenated(a, b, c):
-        return low(a, b, c) + high(a, b, c)
-
-    return concatenated
-
-
-def in_turn(part: Function, first: int, last: int) -> Function:
-    """``in_turn(*arguments)`` calls ``part(k)(*arguments)`` for each k."""
-    if last - first == 1:
-        one: Function = part(first)
-        return one
-    middle = (first + last) // 2
-    low, high = in_turn(part, first, middle), in_turn(part, middle, last)
-
-    @inline
-    def both(a, b, c):
-        low(a, b, c)
-        high(a, b, c)
-
-    return both

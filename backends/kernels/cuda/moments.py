@@ -10,18 +10,18 @@ from types import ModuleType
 
 import numpy as np
 
-from multisample.backends.element_types import MATRIX_TYPES, SIZES
+from multisample.backends.element_types import MATRIX_TYPES, SIZES, ElementType
 from multisample.backends.kernels.compilation import Function, inline
 from multisample.backends.kernels.stream.arithmetic import fma
 from multisample.backends.kernels.stream.words import row_part
 from multisample.backends.launch import Launch
 
 from .group import (
-    by_type,
+    chosen,
     computing_type,
+    each,
     element,
     group_width,
-    joined,
     keys_of,
     memory_of,
     mu_of,
@@ -59,14 +59,13 @@ def _weights(
     two, three = 2 * one, 3 * one
 
     def weight(k: int) -> Function:
-        @inline
         def of(group, call, geometry):
             column = group * width + k - np.int64(geometry.skip)
-            return (element_of(weights_of(call), column) if 0 <= column < call.columns else zero,)
+            return element_of(weights_of(call), column) if 0 <= column < call.columns else zero
 
         return of
 
-    load = joined(weight, 0, width)
+    load = each(range(width), weight)
 
     @inline
     def any_of_4(w):
@@ -151,16 +150,12 @@ def _putting(gpu: ModuleType, real: str) -> Function:
     store, element_of = gpu.store, element(gpu, real)
     number = getattr(np, real)
 
-    def putting(name: str) -> Function:
+    def putting(kind: int) -> Function:
+        name = ElementType(kind).name
         size, narrow = SIZES[name], gpu.NARROWING[name]
+        return lambda to, row, x: store(to + size * row, narrow(number(x)))
 
-        @inline
-        def put_element(to, row, x):
-            store(to + size * row, narrow(number(x)))
-
-        return put_element
-
-    put_one = by_type([name for name, row in MATRIX_TYPES.items() if row.computing == real], putting)
+    put_one = chosen([ElementType[name] for name, row in MATRIX_TYPES.items() if row.computing == real], putting)
 
     @inline
     def put(call, row, weight, first, second):
@@ -251,53 +246,41 @@ def _row_functions(
     """Functions of a thread's rows, whose tuples have an element for each row.
 
     ``part_rows(first_row, call, geometry)``: the row parts of the words. ``add_rows(sums, entry, row_parts)`` adds an
-    entry of the list. ``widen_rows(totals, sums, None)`` adds sums to float64 totals. ``store_rows(at, totals, None)``
-    stores the totals in shared memory.
+    entry of the list. ``widen_rows(totals, sums)`` adds sums to float64 totals. ``store_rows(at, totals)`` stores the
+    totals in shared memory.
     """
     offset_of_call, store_shared = offset_of(gpu), gpu.store_shared
     in_row = noise(gpu, real, False, fast).in_row
     (add, add_wide), order = _adding(antithetic, with_second), 2 if with_second else 1
 
     def parting(r: int) -> Function:
-        @inline
         def part(first_row, call, geometry):
             i = call.first_row + first_row + r * np.int64(geometry.team)
             i = np.int64(0) if call.shared_noise else i
-            return (row_part(np.uint32(i), np.uint32(offset_of_call(call)), keys_of(call)[0]),)
+            return row_part(np.uint32(i), np.uint32(offset_of_call(call)), keys_of(call)[0])
 
         return part
 
     def adding(r: int) -> Function:
-        @inline
         def added(sums, entry, row_parts):
             made, w = entry
             parts, keys = row_parts
-            return (add(sums[r], w, in_row(made, parts[r], keys)),)
+            return add(sums[r], w, in_row(made, parts[r], keys))
 
         return added
-
-    def widening(r: int) -> Function:
-        @inline
-        def widened(totals, sums, _):
-            return (add_wide(totals[r], sums[r]),)
-
-        return widened
 
     def storing(r: int) -> Function:
         at_row = order * r * _THREADS_BYTES
 
-        @inline
-        def stored(at, totals, _):
+        def stored(at, totals):
             store_shared(at + at_row, totals[r][0])
             if with_second:
                 store_shared(at + at_row + _THREADS_BYTES, totals[r][1])
-            return (True,)
 
         return stored
 
-    part_rows, add_rows, widen_rows, store_rows = (
-        joined(of_row, 0, rows) for of_row in (parting, adding, widening, storing)
-    )
+    part_rows, add_rows, store_rows = (each(range(rows), of_row) for of_row in (parting, adding, storing))
+    widen_rows = each(range(rows), lambda r: lambda totals, sums: add_wide(totals[r], sums[r]))
     return part_rows, add_rows, widen_rows, store_rows
 
 
@@ -324,7 +307,7 @@ def _summing(gpu: ModuleType, real: str, antithetic: bool, fast: bool, rows: int
                 w = read_weights(weights + np.int64(k) * entry_size)
                 sums = add_rows(sums, (made, w), (parts, keys))
                 k += slots
-            totals = widen_rows(totals, sums, None)
+            totals = widen_rows(totals, sums)
         return totals
 
     return sum_list
@@ -425,7 +408,7 @@ def moments_kernel(
                 if following >= last_group:
                     break
                 synchronize_block()
-            store_rows(own_sums, totals, None)
+            store_rows(own_sums, totals)
             if sweep == 0:
                 store_shared(own_weight, weight_sum)
             half = MOMENT_THREADS // 2
