@@ -85,9 +85,9 @@ def offset_of(gpu: ModuleType) -> Function:
 
 
 @functools.cache
-def word_of(gpu: ModuleType) -> Function:
-    """``word(value, at, form)``: the word at address `at`, in the format `form`, or `value` if that is 0."""
-    load = gpu.load
+def matrix_with_values(gpu: ModuleType) -> Function:
+    """``matrix_of(call, b)``: the launch of matrix `b` of a batch, with every word read from memory."""
+    load, nowhere = gpu.load, np.int64(0)
     whole, high_first, bits_32, bits_16, _ = map(np.uint32, WordFormat)
 
     @inline
@@ -104,34 +104,10 @@ def word_of(gpu: ModuleType) -> Function:
             return np.uint64(load(at, np.uint16))
         return np.uint64(load(at, np.uint8))
 
-    return word
-
-
-@functools.cache
-def value_of(gpu: ModuleType) -> Function:
-    """``number(value, at)``: the signed number at address `at`, or `value` if that is 0."""
-    load = gpu.load
-
     @inline
     def number(value, at):
         return np.int64(np.uint64(value) if at == 0 else load(at, np.uint64))
 
-    return number
-
-
-def replacing(kind: type[NamedTuple], *names: str) -> Function:
-    """``replaced(old, *values)``: the named tuple `old` with other values of the fields `names`."""
-    fields = ", ".join(name if name in names else f"old.{name}" for name in kind._fields)
-    scope: dict[str, Any] = {"kind": kind}
-    # Numba knows neither `_replace` nor keywords from a dictionary.
-    exec(f"def replaced(old, {', '.join(names)}):\n    return kind({fields})", scope)
-    return inline(scope["replaced"])
-
-
-@functools.cache
-def matrix_with_values(gpu: ModuleType) -> Function:
-    """``matrix_of(call, b)``: the launch of matrix `b` of a batch, with every word read from memory."""
-    word, number, nowhere = word_of(gpu), value_of(gpu), np.int64(0)
     replaced = replacing(
         Launch, "mu", "sigma", "matrix", "seed", "offset", "first_row", "first_column", "seed_at", "offset_at",
         "first_row_at", "first_column_at",
@@ -149,6 +125,29 @@ def matrix_with_values(gpu: ModuleType) -> Function:
         )  # fmt: skip
 
     return matrix_of
+
+
+def replacing(kind: type[NamedTuple], *names: str) -> Function:
+    """``replaced(old, *values)``: the named tuple `old` with other values of the fields `names`."""
+    fields = ", ".join(name if name in names else f"old.{name}" for name in kind._fields)
+    scope: dict[str, Any] = {"kind": kind}
+    # Numba knows neither `_replace` nor keywords from a dictionary.
+    exec(f"def replaced(old, {', '.join(names)}):\n    return kind({fields})", scope)
+    return inline(scope["replaced"])
+
+
+def reading_origin(
+    gpu: ModuleType, by_value: Function, kind: type[NamedTuple], antithetic: bool, batched: bool = False
+) -> Function:
+    """A kernel that reads the words that are in device memory, and then runs `by_value`; `kind` is of the geometry."""
+    run, width, batch_index = inline(by_value), group_width(antithetic), gpu.batch_index
+    matrix_of, resolved_geometry = matrix_with_values(gpu), replacing(kind, "skip")
+
+    def kernel(call, geometry):
+        matrix = matrix_of(call, np.int64(batch_index() if batched else 0))
+        run(matrix, resolved_geometry(geometry, np.uint32(matrix.first_column % width)))
+
+    return kernel
 
 
 class Vector(NamedTuple):

@@ -14,7 +14,6 @@ from multisample.backends.element_types import MATRIX_TYPES, SIZES, ElementType
 from multisample.backends.kernels.compilation import Function, inline
 from multisample.backends.kernels.stream.arithmetic import fma
 from multisample.backends.kernels.stream.words import row_part
-from multisample.backends.launch import Launch
 
 from .group import (
     chosen,
@@ -28,11 +27,9 @@ from .group import (
     noise,
     offset_of,
     packing,
-    replacing,
+    reading_origin,
     sigma_of,
-    value_of,
     weights_of,
-    word_of,
 )  # fmt: skip
 from .moments_geometry import FILL, MOMENT_CHAIN, MOMENT_THREADS, MomentGeometry
 
@@ -219,26 +216,6 @@ def _filling(gpu: ModuleType, real: str, antithetic: bool, fast: bool) -> Functi
     return fill
 
 
-def _reading_origin(gpu: ModuleType, by_value: Function, width: int) -> Function:
-    """A kernel that reads the words that are in device memory, and then runs `by_value`."""
-    sums, word, number = inline(by_value), word_of(gpu), value_of(gpu)
-    of_launch = replacing(
-        Launch, "seed", "offset", "first_row", "first_column", "seed_at", "offset_at", "first_row_at", "first_column_at"
-    )
-    of_geometry, nowhere = replacing(MomentGeometry, "skip"), np.int64(0)
-
-    def kernel(call, geometry):
-        first_column = number(call.first_column, call.first_column_at)
-        launch = of_launch(
-            call, word(call.seed, call.seed_at, call.word_formats & np.uint32(255)),
-            word(call.offset, call.offset_at, call.word_formats >> np.uint32(8)),
-            number(call.first_row, call.first_row_at), first_column, nowhere, nowhere, nowhere, nowhere,
-        )  # fmt: skip
-        sums(launch, of_geometry(geometry, np.uint32(first_column % width)))
-
-    return kernel
-
-
 @functools.cache
 def _row_functions(
     gpu: ModuleType, real: str, antithetic: bool, fast: bool, rows: int, with_second: bool
@@ -360,7 +337,7 @@ def moments_kernel(
     part_rows, _, _, store_rows = _row_functions(gpu, real, antithetic, fast, rows, with_second)
     sum_list = _summing(gpu, real, antithetic, fast, rows, with_second)
     put_row = _putting_rows(gpu, real, with_second)
-    width, most, order = group_width(antithetic), FILL[real], 2 if with_second else 1
+    most, order = FILL[real], 2 if with_second else 1
     entry_size, noise_size = _weights(gpu, real, antithetic)[0], noise(gpu, real, False, fast).size
     columns_bytes, weights_bytes = 2 * most * noise_size, 2 * most * entry_size
     counts_bytes, sums_bytes = 4 * _WARPS, order * rows * _THREADS_BYTES
@@ -431,7 +408,7 @@ def moments_kernel(
                     own = own_sums + order * r * _THREADS_BYTES
                     put_row(first_row + r * team, own, weight, segment, all_rows, call, geometry)
 
-    return _reading_origin(gpu, sum_moments, width) if origin_in_memory else sum_moments
+    return reading_origin(gpu, sum_moments, MomentGeometry, antithetic) if origin_in_memory else sum_moments
 
 
 def finishing_kernel(gpu: ModuleType, real: str) -> Function:

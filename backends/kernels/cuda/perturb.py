@@ -20,14 +20,13 @@ from .group import (
     each,
     element,
     keys_of,
+    matrix_with_values,
     memory_of,
     noise,
     offset_of,
     packing,
     replacing,
-    value_of,
     weights_of,
-    word_of,
 )
 from .perturb_geometry import (
     HEAD_WORDS,
@@ -366,8 +365,7 @@ def perturb_kernel(
     load_turn, prepare_turn, add, store_turn = _turn(gpu, dtype, fast, one_member, strided)
     with_offset, nowhere = replacing(Launch, "offset", "offset_at"), np.int64(0)
     of_turn, last, members_bytes = own_groups(dtype, one_member) * PERTURB_THREADS, fields - 1, 16 * PERTURB_THREADS
-    word, number = word_of(gpu), value_of(gpu)
-    with_origin = replacing(Launch, "seed", "offset", "first_row", "seed_at", "offset_at", "first_row_at")
+    matrix_of = matrix_with_values(gpu)
 
     @inline
     def block_of(call, spans):
@@ -428,11 +426,6 @@ def perturb_kernel(
         perturb(call, spans)
 
     def kernel(call, spans):
-        launch = with_origin(
-            call, word(call.seed, call.seed_at, call.word_formats & np.uint32(255)),
-            word(call.offset, call.offset_at, call.word_formats >> np.uint32(8)),
-            number(call.first_row, call.first_row_at), nowhere, nowhere, nowhere,
-        )  # fmt: skip
-        perturb(launch, spans)
+        perturb(matrix_of(call, np.int64(0)), spans)
 
     return kernel if origin_in_memory else by_value
