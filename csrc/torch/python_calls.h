@@ -6,6 +6,7 @@
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
 #include "launch.h"
@@ -25,6 +26,7 @@ class Object {
     Py_IncRef(object);
     return object;
   }
+  static Object shared(PyObject* object) { return Object(new_reference(object)); }
   PyObject* get() const { return object_; }
   PyObject* release() {
     PyObject* object = object_;
@@ -36,16 +38,20 @@ class Object {
   PyObject* object_;
 };
 
-// A builtin function. Its `self` is a capsule that owns `state`.
-template <class State>
-PyObject* bound(PyMethodDef* method, State* state) {
+// A builtin function whose `self` is a capsule that owns `make_state()`. Null if this process has no Python.
+template <PyFastFunction function, class MakeState>
+PyObject* builtin(const char* name, const MakeState& make_state) {
+  static PyMethodDef method{name, function, METH_FASTCALL, nullptr};
+  if (&PyCFunction_NewEx == nullptr) return nullptr;
+  auto* const state = make_state();
+  using State = std::remove_pointer_t<decltype(make_state())>;
   const Object capsule(PyCapsule_New(
       state, nullptr, [](PyObject* self) { delete static_cast<State*>(PyCapsule_GetPointer(self, nullptr)); }));
   if (capsule.get() == nullptr) {
     delete state;
     return nullptr;
   }
-  return PyCFunction_NewEx(method, capsule.get(), nullptr);
+  return PyCFunction_NewEx(&method, capsule.get(), nullptr);
 }
 
 template <class State>
@@ -198,11 +204,14 @@ inline PyObject* addresses(PyObject* self, PyObject* const* args, long) {
 
 // --- Launches ---------------------------------------------------------------------------------------------------
 
+// Runs or checks a launch.
+using Run = int (*)(const Launch*);
+
 struct LaunchState {
   Launch call;
-  int (*run)(const Launch*);  // runs or checks a launch
-  Object fail;                // raises the exception for an error of `run`
-  Object thread_limit;        // called if the launch is on the CPU
+  Run run;
+  Object fail;          // raises the exception for an error of `run`
+  Object thread_limit;  // called if the launch is on the CPU
 };
 
 inline void* pointer(PyObject* address) { return reinterpret_cast<void*>(PyLong_AsUnsignedLong(address)); }
@@ -227,7 +236,7 @@ inline void set_inputs(Launch* call, PyObject* mu, PyObject* sigma, PyObject* we
 }
 
 // Calls function(call) without the GIL.
-inline int without_lock(int (*function)(const Launch*), const Launch& call) {
+inline int without_lock(Run function, const Launch& call) {
   PyThreadState* const thread = PyEval_SaveThread();
   const int result = function(&call);
   PyEval_RestoreThread(thread);
@@ -310,14 +319,13 @@ enum PlanFunction : long {
 
 struct PlanState {
   Launch call;
-  int (*run)(const Launch*);
-  int (*is_valid)(const Launch*);  // null if values are not checked
-  u64 last_row, last_column;       // the greatest dim_offset and sample_offset
-  u64 mask;                        // the bits that are 0 in the address of a vector
-  bool has_list;                   // whether the seed is in a list
-  MatrixSignature matrix;          // of a gradient's operand
-  Object functions;                // a tuple
-  Object int_type, address;        // the type, and the name "_cdata"
+  Run run, is_valid;          // `is_valid` is null if values are not checked
+  u64 last_row, last_column;  // the greatest dim_offset and sample_offset
+  u64 mask;                   // the bits that are 0 in the address of a vector
+  bool has_list;              // whether the seed is in a list
+  MatrixSignature matrix;     // of a gradient's operand
+  Object functions;           // a tuple
+  Object int_type, address;   // the type, and the name "_cdata"
 
   // Null for None.
   PyObject* function(PlanFunction which) const {
