@@ -163,8 +163,6 @@ int without_exceptions(const Run& run) {
 }  // namespace
 }  // namespace multisample
 
-#define MULTISAMPLE_EXPORT extern "C" __attribute__((visibility("default")))
-
 // Runs a call on host memory. Returns 0, or 1 with the reason in multisample_last_error.
 MULTISAMPLE_EXPORT int multisample_run_cpu(const multisample::Launch* call) {
   return multisample::without_exceptions([&] { multisample::run(*call); });
@@ -272,11 +270,4 @@ STABLE_TORCH_LIBRARY(multisample, m) {
       "(Tensor grad_mu, Tensor grad_sigma)");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(multisample, CPU, m) {
-  using Operators = multisample::Operators<multisample::Cpu>;
-  m.impl("sample_", TORCH_BOX(&Operators::sample_));
-  m.impl("sample", TORCH_BOX(&Operators::sample));
-  m.impl("sample_backward", TORCH_BOX(&Operators::sample_backward));
-  m.impl("sample_batch", TORCH_BOX(&Operators::sample_batch));
-  m.impl("sample_batch_backward", TORCH_BOX(&Operators::sample_batch_backward));
-}
+STABLE_TORCH_LIBRARY_IMPL(multisample, CPU, m) { multisample::implement<multisample::Cpu>(m); }

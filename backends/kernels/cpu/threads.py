@@ -33,7 +33,6 @@ from .addresses import symbol
 from .intrinsics import (
     call_entry,
     compare_exchange,
-    default_floats,
     entry_address,
     fetch_add,
     integers_at,
@@ -201,7 +200,6 @@ def _serve(address):
     """Help the calls that take the record at `address`. Never returns."""
     helper = integers_at(address, _LINE)
     helper[_THREAD] = _this_thread()
-    default_floats()  # A thread inherits the settings of the thread that starts it.
     loads = 0
     while True:
         while loads > 0 and load_acquire(helper, _STATE) == _FREE:

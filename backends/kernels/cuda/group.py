@@ -242,18 +242,27 @@ def packing(dtype: str) -> tuple[int, Function, Function]:
 @functools.cache
 def memory_of(gpu: ModuleType, quads: int) -> tuple[Function, Function]:
     """``write(at, words)`` and ``read(at)``: one or two quads of words in shared memory, with one access for each."""
-    load_quad, store_quad = gpu.load_shared_quad, gpu.store_shared_quad
+    load_quad = gpu.load_shared_quad
+    read = inline(lambda at: load_quad(at) + load_quad(at + 16)) if quads == 2 else load_quad
+    return gpu.store_shared_vector, read
+
+
+@functools.cache
+def four_numbers(gpu: ModuleType, dtype: str) -> tuple[int, Function, Function]:
+    """Four numbers of the computing type of `dtype` in shared memory: bytes, ``write(at, x)`` and ``read(at)``."""
+    one, words_of, number_of = packing(dtype)
+    write_words, read_words = memory_of(gpu, one)
 
     @inline
-    def write(at, w):
-        store_quad(at, w[:4])
-        store_quad(at + 16, w[4:])
+    def write(at, x):
+        write_words(at, words_of(x[0]) + words_of(x[1]) + words_of(x[2]) + words_of(x[3]))
 
-    @inline
-    def read(at):
-        return load_quad(at) + load_quad(at + 16)
+    def number(k: int) -> Function:
+        begin, end = k * one, (k + 1) * one
+        return lambda w: number_of(w[begin:end])
 
-    return (write, read) if quads == 2 else (store_quad, load_quad)
+    numbers = each(range(4), number)
+    return 16 * one, write, inline(lambda at: numbers(read_words(at)))
 
 
 class Noise(NamedTuple):
@@ -274,8 +283,6 @@ class Noise(NamedTuple):
 @functools.cache
 def noise(gpu: ModuleType, dtype: str, shared_noise: bool, fast: bool) -> Noise:
     """The noise of results of type `dtype`."""
-    one, words_of, number_of = packing(dtype)
-    write_words, read_words = memory_of(gpu, one)
     log2, square_root, cosine, sine = gpu.log2, gpu.square_root, gpu.cosine, gpu.sine
     offset_of_call = offset_of(gpu)
 
@@ -321,8 +328,9 @@ def noise(gpu: ModuleType, dtype: str, shared_noise: bool, fast: bool) -> Noise:
 
     if dtype == "float64":
         prepared, in_row = prepared_wide, in_row_wide
+    size, write_normals, read_normals = four_numbers(gpu, dtype)
     if not shared_noise:
-        return Noise(prepared, in_row, 16 * one, write_words, read_words)
+        return Noise(prepared, in_row, size, *memory_of(gpu, packing(dtype)[0]))
 
     @inline
     def prepared_row_0(group, call):
@@ -334,18 +342,7 @@ def noise(gpu: ModuleType, dtype: str, shared_noise: bool, fast: bool) -> Noise:
     def in_any_row(columns_noise, row, keys):
         return columns_noise
 
-    two, three = 2 * one, 3 * one
-
-    @inline
-    def write(at, z):
-        write_words(at, words_of(z[0]) + words_of(z[1]) + words_of(z[2]) + words_of(z[3]))
-
-    @inline
-    def read(at):
-        w = read_words(at)
-        return number_of(w[:one]), number_of(w[one:two]), number_of(w[two:three]), number_of(w[three:])
-
-    return Noise(prepared_row_0, in_any_row, 16 * one, write, read)
+    return Noise(prepared_row_0, in_any_row, size, write_normals, read_normals)
 
 
 @functools.cache
@@ -353,19 +350,13 @@ def scaled(gpu: ModuleType, dtype: str, antithetic: bool) -> Function:
     """``elements(mu, sigma, z)``: the elements of a group, from its four normals."""
     narrow = gpu.NARROWING[dtype]
 
-    @inline
-    def elements(m, s, z):
-        return narrow(fma(s, z[0], m)), narrow(fma(s, z[1], m)), narrow(fma(s, z[2], m)), narrow(fma(s, z[3], m))
+    def element_of_pair(c: int) -> Function:
+        k, mirrored = c // 2, c % 2 == 1
+        return lambda m, s, z: narrow(fma(-s if mirrored else s, z[k], m))
 
-    @inline
-    def pair(m, s, z):
-        return narrow(fma(s, z, m)), narrow(fma(-s, z, m))
-
-    @inline
-    def pairs(m, s, z):
-        return pair(m, s, z[0]) + pair(m, s, z[1]) + pair(m, s, z[2]) + pair(m, s, z[3])
-
-    return pairs if antithetic else elements
+    if antithetic:
+        return each(range(8), element_of_pair)
+    return each(range(4), lambda k: lambda m, s, z: narrow(fma(s, z[k], m)))
 
 
 @functools.cache

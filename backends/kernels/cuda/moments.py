@@ -20,13 +20,12 @@ from .group import (
     computing_type,
     each,
     element,
+    four_numbers,
     group_width,
     keys_of,
-    memory_of,
     mu_of,
     noise,
     offset_of,
-    packing,
     reading_origin,
     sigma_of,
     weights_of,
@@ -51,9 +50,7 @@ def _weights(
     """
     width, number = group_width(antithetic), computing_type(real)[0]
     element_of, zero = element(gpu, real), number(0)
-    one, words_of, number_of = packing(real)
-    write_words, read_words = memory_of(gpu, one)
-    two, three = 2 * one, 3 * one
+    half, write, read = four_numbers(gpu, real)
 
     def weight(k: int) -> Function:
         def of(group, call, geometry):
@@ -84,18 +81,8 @@ def _weights(
     def total_of_8(w):
         return total_of_4(total_of_4(np.float64(0), w[:4]), w[4:])
 
-    @inline
-    def write(at, w):
-        write_words(at, words_of(w[0]) + words_of(w[1]) + words_of(w[2]) + words_of(w[3]))
-
-    @inline
-    def read(at):
-        w = read_words(at)
-        return number_of(w[:one]), number_of(w[one:two]), number_of(w[two:three]), number_of(w[three:])
-
     if not antithetic:
-        return 16 * one, load, any_of_4, total, (write, read)
-    half = 16 * one
+        return half, load, any_of_4, total, (write, read)
 
     @inline
     def write_pairs(at, w):

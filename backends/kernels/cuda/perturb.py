@@ -195,7 +195,7 @@ def _loading(gpu: ModuleType, dtype: str) -> Function:
 @functools.cache
 def _storing(gpu: ModuleType, dtype: str) -> Function:
     """``store_group(group, x, width, stride)`` stores the elements of a group. All lanes of the warp take part."""
-    store, store_quad, thread_index, all_of_warp = gpu.store, gpu.store_quad, gpu.thread_index, gpu.all_of_warp
+    store, store_vector, thread_index, all_of_warp = gpu.store, gpu.store_vector, gpu.thread_index, gpu.all_of_warp
     size, before = SIZES[dtype], of_lane_before(gpu, SIZES[dtype])
     quad = 8 if size == 2 else 16
 
@@ -237,7 +237,7 @@ def _storing(gpu: ModuleType, dtype: str) -> Function:
         has_own = adjacent and (shift == 0 or lane > 0) and has_quad(column - shift, width)
         has_next = adjacent and shift > 0 and lane < 31 and has_quad(column - shift + 4, width)
         if has_own:
-            store_quad(target - shift * size, y)
+            store_vector(target - shift * size, y)
         if not has_own or (shift > 0 and not has_next):
             store_each(group, x, shift, has_own, has_next, width, stride)
 
@@ -290,7 +290,7 @@ def _turn(
     """
     real, own = MATRIX_TYPES[dtype].computing, own_groups(dtype, one_member)
     _, at, _ = _groups(gpu, dtype, one_member, strided)
-    load_group, store_group, store_quad = _loading(gpu, dtype), _storing(gpu, dtype), gpu.store_quad
+    load_group, store_group, store_vector = _loading(gpu, dtype), _storing(gpu, dtype), gpu.store_vector
     load_quad, stored = gpu.load_quad, getattr(np, MATRIX_TYPES[dtype].stored)
     widen, narrow, number = gpu.WIDENING.get(dtype, unchanged), gpu.NARROWING[dtype], computing_type(dtype)[0]
     prepared, in_row, _, _, _ = noise(gpu, real, False, fast)
@@ -325,7 +325,7 @@ def _turn(
         def store_own(span, begin, whole, x):
             group, row = at(span, begin, g), row_of(span)
             if whole:
-                store_quad(group[1], narrowed(x[g]))
+                store_vector(group[1], narrowed(x[g]))
             else:
                 store_group(group, narrowed(x[g]), row[0], row[2])
 

@@ -127,12 +127,7 @@ def _group(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: bool, fa
     """``group(entry, own)`` for `_going_down`: the dimension at `entry` of a chunk, in the thread's columns."""
     _, _, read_dimension = _dimension(gpu, dtype)
     elements_of = _elements(gpu, dtype, shared_noise, antithetic, fast)
-
-    @inline
-    def group(entry, own):
-        return elements_of(read_dimension(entry), own)
-
-    return group
+    return inline(lambda entry, own: elements_of(read_dimension(entry), own))
 
 
 @inline

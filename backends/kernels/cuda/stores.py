@@ -28,22 +28,18 @@ MOST_STORED = 16
 @functools.cache
 def aligned(gpu: ModuleType, size: int, width: int, at_once: int) -> Function:
     """Vectorised stores of `at_once` elements, four or all. `at` is the aligned address of the first. No `state`."""
-    store_quad, store_vector = gpu.store_quad, gpu.store_vector
+    store_vector = gpu.store_vector
 
     @inline
     def put_row(at, x, state):
-        store_quad(at, x)
-
-    @inline
-    def put_wide_row(at, x, state):
-        store_quad(at, x[:4])
-        store_quad(at + 4 * size, x[4:])
-
-    @inline
-    def put_whole_row(at, x, state):
         store_vector(at, x)
 
-    return put_row if width == 4 else put_wide_row if at_once == 4 else put_whole_row
+    @inline
+    def put_quads(at, x, state):
+        store_vector(at, x[:4])
+        store_vector(at + 4 * size, x[4:])
+
+    return put_row if at_once == width else put_quads
 
 
 @functools.cache
@@ -113,7 +109,7 @@ def shifted(gpu: ModuleType, size: int, width: int, shift: int) -> Function:
     `at` is where the lane's quads end; in lane 0, where its first column begins. `state`: whether the lane is the
     first, and whether it is the last. ``PutShifted`` in C++ explains the rest.
     """
-    store, store_quad, before = gpu.store, gpu.store_quad, of_lane_before(gpu, size)
+    store, store_vector, before = gpu.store, gpu.store_vector, of_lane_before(gpu, size)
 
     def shifted_column(k: int) -> Function:
         own, of_lane = k - shift, width - shift + k
@@ -139,14 +135,14 @@ def shifted(gpu: ModuleType, size: int, width: int, shift: int) -> Function:
     @inline
     def put_quads(at, y, first_thread):
         if not first_thread:
-            store_quad(at - 4 * size, y)
+            store_vector(at - 4 * size, y)
 
     @inline
     def put_wide_quads(at, y, first_thread):
         quads_end = at + behind_first if first_thread else at
         if not first_thread:
-            store_quad(at - 8 * size, y[:4])
-        store_quad(quads_end - 4 * size, y[4:])
+            store_vector(at - 8 * size, y[:4])
+        store_vector(quads_end - 4 * size, y[4:])
 
     put_all_quads = put_quads if width == 4 else put_wide_quads
     if width * size > MOST_STORED:
@@ -317,14 +313,14 @@ def _stage_putting(gpu: ModuleType, width: int, begin: int) -> Function:
 
 def _stage_storing(gpu: ModuleType, size: int, width: int, passes: int, count: int) -> Function:
     """`Staged.store_one` or `Staged.store_all`: the stores of `count` of the passes."""
-    synchronize_warp, store, store_quad = gpu.synchronize_warp, gpu.store, gpu.store_quad
+    synchronize_warp, store, store_vector = gpu.synchronize_warp, gpu.store, gpu.store_vector
     load_shared, load_shared_quad = gpu.load_shared, gpu.load_shared_quad
     _, pieces, _, pass_size, pieces_apart, _ = _stage_sizes(size, width, passes)
     element = {2: np.uint16, 4: np.float32, 8: np.float64}[size]
 
     @inline
     def copy(to, begin):
-        store_quad(to, load_shared_quad(begin))
+        store_vector(to, load_shared_quad(begin))
 
     @inline
     def copy_narrow(to, begin):
@@ -407,7 +403,7 @@ def copying(gpu: ModuleType, piece_size: int, pieces_of_thread: int, pieces_apar
     The pass has `left` bytes from the thread's first piece on.
     """
     load_shared, store = gpu.load_shared, gpu.store
-    load_piece, store_piece = gpu.load_shared_quad, gpu.store_quad
+    load_piece, store_piece = gpu.load_shared_quad, gpu.store_vector
 
     @inline
     def load_half(at):
