@@ -247,7 +247,7 @@ def test_an_interrupt_ends_the_build_and_its_processes(root: Path, seconds: int)
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     assert process.stderr
-    assert process.stderr.readline() == "cpu: 0 of 43 kernels, 0 s\n"
+    assert process.stderr.readline() == "cpu: 0 of 24 kernels, 0 s\n"
     time.sleep(seconds)
     os.killpg(process.pid, signal.SIGINT)  # As a terminal does.
     output, error = process.communicate(timeout=DEADLINE)

@@ -29,14 +29,19 @@ _WORD = np.uint64(32)
 _QUOTIENT = np.uint32(20)
 
 
+# The variables of generated functions.
+_SCOPE: dict[str, Any] = {}
+
+
 def each(indices: Iterable[int], part: Callable[[int], Function]) -> Function:
     """``every(*arguments)``: the tuple of ``part(k)(*arguments)`` for each k of `indices`, computed in this order.
 
     `part` returns functions to be compiled. They know k, so that the compiler sees no loop.
     """
-    scope: dict[str, Any] = {f"part_{k}": inline(part(k)) for k in indices}
-    exec(f"def every(*arguments):\n    return ({''.join(f'{name}(*arguments), ' for name in scope)})", scope)
-    return inline(scope["every"])
+    parts = {f"part_{k}": inline(part(k)) for k in indices}
+    results = "".join(f"{name}(*arguments), " for name in parts)
+    exec(f"def made({', '.join(parts)}):\n    return lambda *arguments: ({results})", _SCOPE)
+    return inline(_SCOPE["made"](**parts))
 
 
 def united(count: int) -> Function:
