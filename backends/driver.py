@@ -312,7 +312,7 @@ class DriverBackend(abc.ABC):
             return self._perturbing(launch)
         (pack_head, _), steps_of = packer(launch), _STEPS[launch.operation]
         # More matrices than one launch draws are launched in parts.
-        template = launch._replace(**dict.fromkeys(STEPS, 0), batch=max(launch.batch, 1))
+        template = launch._replace(**dict.fromkeys(STEPS, 0))
         parts = [
             ([getattr(part, name) for name in STEPS], part.batch)
             for part in parts_of_batch(template, _most_batch(launch))

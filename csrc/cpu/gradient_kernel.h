@@ -58,9 +58,19 @@ struct Sums {
   }
 };
 
-// `count` adjacent elements, in the computing type, then zeros.
+// kSums adjacent elements, in the computing type.
 template <class T, class Real>
-MULTISAMPLE_FUNCTION typename Sums<Real>::Vector elements(const char* at, u64 count = kSums) {
+MULTISAMPLE_FUNCTION typename Sums<Real>::Vector elements(const char* at) {
+  alignas(64) Real x[kSums];
+  for (u64 k = 0; k < kSums; ++k) x[k] = converted<Real>(load<T>(at + k * sizeof(T)));
+  typename Sums<Real>::Vector vector;
+  std::memcpy(&vector, x, sizeof x);
+  return vector;
+}
+
+// `count` adjacent elements, then zeros.
+template <class T, class Real>
+MULTISAMPLE_FUNCTION typename Sums<Real>::Vector elements(const char* at, u64 count) {
   alignas(64) Real x[kSums] = {};
   for (u64 k = 0; k < count; ++k) x[k] = converted<Real>(load<T>(at + k * sizeof(T)));
   typename Sums<Real>::Vector vector;

@@ -258,6 +258,15 @@ void draw(const Launch& call, const Window& window) {
   }
 }
 
+template <class Out, class Real>
+void draw(const Launch& call, const Window& window) {
+  if (call.antithetic) {
+    draw<Out, Real, true>(call, window);
+  } else {
+    draw<Out, Real, false>(call, window);
+  }
+}
+
 // Sets IEEE 754's default rounding and subnormals, which the thread may have changed (torch.set_flush_denormal does),
 // and restores the thread's settings on exit.
 class DefaultFloatingPoint {
@@ -296,8 +305,7 @@ inline void draw_window(const Launch& call, u64 first_row, u64 last_row, u64 fir
   const cpu::Window window{first_row, last_row, first_column, last_column};
   with_matrix_type(call.type, [&](auto type) {
     using Out = typename decltype(type)::Type;
-    const auto draw = [&](auto mirrored) { cpu::draw<Out, typename Computing<Out>::Type, mirrored>(call, window); };
-    with_constants(draw, call.antithetic);
+    cpu::draw<Out, typename Computing<Out>::Type>(call, window);
   });
 }
 
