@@ -11,7 +11,7 @@ import operator
 import struct
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from .contract import PROTOCOL, Launcher, MemoryLauncher
 from .kernels.cuda.geometry import geometry, is_small
@@ -38,6 +38,7 @@ from .system import cuda_driver
 class KernelKey:
     """The kernel of a sample. Each is compiled alone."""
 
+    kind: ClassVar[str] = "sample"
     dtype: str
     shared_noise: bool
     antithetic: bool
@@ -52,6 +53,7 @@ class KernelKey:
 class MomentsKey:
     """The kernel of weighted moments. Each is compiled alone."""
 
+    kind: ClassVar[str] = "moments"
     real: str
     """The computing type."""
     antithetic: bool
@@ -69,6 +71,7 @@ class MomentsKey:
 class PerturbKey:
     """The kernel of perturb. Each is compiled alone."""
 
+    kind: ClassVar[str] = "perturb"
     dtype: str
     fast_math: bool
     one_member: bool
