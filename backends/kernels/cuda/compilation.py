@@ -101,7 +101,7 @@ def _kernel(name: str, *choices: Any) -> Callable[..., None]:
 
 def variant_kernel(
     dtype: str, shared_noise: bool, antithetic: bool, fast_math: bool, store_kind: int, origin_in_memory: bool = False,
-    batched: bool = False, device: str = "usual",
+    batched: bool = False, *, device: str = "usual",
 ) -> Callable[..., None]:  # fmt: skip
     """The Python function of a `sample_kernel`. `device` is a result of `device_kind`."""
     names = [dtype, "shared" if shared_noise else "independent", *["antithetic"] * antithetic]
@@ -114,7 +114,7 @@ def variant_kernel(
 
 def moments_variant(
     real: str, antithetic: bool, fast_math: bool, rows: int, with_second: bool, origin_in_memory: bool, finishing: bool,
-    device: str = "usual",
+    *, device: str = "usual",
 ) -> Callable[..., None]:  # fmt: skip
     """The Python function of a `moments_kernel`; if `finishing`, of the `finishing_kernel`."""
     flags = {"antithetic": antithetic, "fast": fast_math, "second": with_second, "origin_in_memory": origin_in_memory}
@@ -124,7 +124,7 @@ def moments_variant(
 
 
 def perturb_variant(
-    dtype: str, fast_math: bool, one_member: bool, strided: bool, origin_in_memory: bool, device: str = "usual"
+    dtype: str, fast_math: bool, one_member: bool, strided: bool, origin_in_memory: bool, *, device: str = "usual"
 ) -> Callable[..., None]:
     """The Python function of a `perturb_kernel`."""
     names = ["perturb_kernel", dtype, "fast" if fast_math else "portable", "strided" if strided else "runs"]
