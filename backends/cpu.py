@@ -13,8 +13,6 @@ import platform
 from collections.abc import Callable, Collection
 from typing import Any
 
-import numpy as np
-
 from .contract import PROTOCOL, Backend, BackendStatus, DeviceKind, HostArray, Launcher
 from .element_types import ElementType
 from .launch import INPUTS, Launch, Operation, computing_name, matrix_of_batch, packer, type_name
@@ -126,7 +124,6 @@ def _packed_launcher(launch: Launch) -> Launcher:
         matrix: HostArray | bytes | None, first: HostArray | None, second: HostArray | None, seed: int, offset: int,
         seed_at: int, offset_at: int, first_row: int, first_column: int, stream: int, scratch: int,
     ) -> None:  # fmt: skip
-        weights = None if weights is None else np.ascontiguousarray(weights)
         pack_head, tail = packer_of(*[None if x is None else x.strides for x in (mu, sigma, weights)])
         addresses = [address_of(x) for x in (mu, sigma, weights, matrix, first, second)]
         head = pack_head(

@@ -52,8 +52,8 @@ def numbers_at(typingctx: Any, address: Any, length: Any, dtype: Any) -> Any:
 
 @intrinsic
 def vector_at(typingctx: Any, address: Any, length: Any, stride: Any, dtype: Any) -> Any:
-    """`numbers_at` for numbers that are `stride` bytes apart."""
-    result = types.Array(dtype.dtype, 1, "A")
+    """`numbers_at` for numbers that are `stride` bytes apart, at any address."""
+    result = types.Array(dtype.dtype, 1, "A", aligned=False)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         data = builder.inttoptr(args[0], context.get_data_type(dtype.dtype).as_pointer())

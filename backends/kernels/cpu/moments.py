@@ -253,7 +253,8 @@ def _moments_function(dtype: str) -> Callable[..., Any]:
             of_first = numbers_at(lists, 4 * most, number)
             of_second = numbers_at(lists + 4 * most * size, 4 * most, number)
             groups = numbers_at(lists + 8 * most * size, most, np.uint32)
-            weights = numbers_at(launch[WORD.weights] + b * launch[WORD.weights_step], columns, number)
+            begin, stride = launch[WORD.weights] + b * launch[WORD.weights_step], launch[WORD.weights_stride]
+            weights = vector_at(begin, columns, stride, number)
             first_column = numbers_of(launch, b)[3]
             if is_antithetic:
                 count, weight = list_pairs(weights, first_column, groups, of_first, of_second)
@@ -270,8 +271,8 @@ def _moments_function(dtype: str) -> Callable[..., Any]:
 def moments_address(dtype: str) -> int:
     """The address of ``int64 run(const Launch*)`` for the operation `moments`, whose results have type `dtype`.
 
-    mu and sigma are vectors of the computing type, or numbers that have it; weights are contiguous and have it too. The
-    function never enters the interpreter. It returns 1 if there is no memory, and else 0.
+    mu and sigma are vectors of the computing type, or numbers that have it; weights are a vector of it. The function
+    never enters the interpreter. It returns 1 if there is no memory, and else 0.
     """
     return c_address(_moments_function(dtype), f"cpu-sum_moments_{dtype}", source_digest())
 

@@ -20,7 +20,7 @@ from multisample.backends.kernels.stream.rounding import NARROWING, from_bfloat1
 from multisample.backends.kernels.stream.words import stream_key, word
 from multisample.backends.launch import Span
 
-from .addresses import c_address, numbers_at
+from .addresses import c_address, numbers_at, vector_at
 from .division import SHARE
 from .fields import LAUNCH_WORDS, WORD, numbers_of
 from .intrinsics import integers_at, stack_array
@@ -124,7 +124,7 @@ def _perturb_function(dtype: str) -> Callable[..., Any]:
     def perturb_all(address):
         launch = integers_at(address, LAUNCH_WORDS)
         rows, elements = launch[WORD.rows], launch[WORD.columns]
-        weights = numbers_at(launch[WORD.weights], rows, number)
+        weights = vector_at(launch[WORD.weights], rows, launch[WORD.weights_stride], number)
         seed, offset, first_row, _ = numbers_of(launch, 0)
         # Each part searches its spans from the first one on.
         size = max(_PART, (elements + _MOST_PARTS - 1) // _MOST_PARTS)
@@ -143,7 +143,7 @@ def _perturb_function(dtype: str) -> Callable[..., Any]:
 def perturb_address(dtype: str) -> int:
     """The address of ``int64 run(const Launch*)`` for the operation `perturb`, for parameters of type `dtype`.
 
-    Weights are contiguous and have the computing type. The function never enters the interpreter, and returns 0.
+    Weights are a vector of the computing type. The function never enters the interpreter, and returns 0.
     """
     return c_address(_perturb_function(dtype), f"cpu-perturb_all_{dtype}", source_digest())
 
