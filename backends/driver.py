@@ -10,8 +10,8 @@ import functools
 import operator
 import struct
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from .contract import PROTOCOL, Launcher, MemoryLauncher
 from .kernels.cuda.geometry import geometry, is_small
@@ -19,7 +19,6 @@ from .kernels.cuda.moments_geometry import MOMENT_THREADS, MomentGeometry, momen
 from .kernels.cuda.perturb_geometry import PERTURB_THREADS, SpanList, most_spans, perturb_turns, span_lists, spans_at
 from .launch import (
     FIELD_AT,
-    HEAD,
     PACKED_LAUNCH,
     SPAN,
     STEPS,
@@ -39,6 +38,7 @@ from .system import cuda_driver
 class KernelKey:
     """The kernel of a sample. Each is compiled alone."""
 
+    kind: ClassVar[str] = "sample"
     dtype: str
     shared_noise: bool
     antithetic: bool
@@ -53,6 +53,7 @@ class KernelKey:
 class MomentsKey:
     """The kernel of weighted moments. Each is compiled alone."""
 
+    kind: ClassVar[str] = "moments"
     real: str
     """The computing type."""
     antithetic: bool
@@ -70,6 +71,7 @@ class MomentsKey:
 class PerturbKey:
     """The kernel of perturb. Each is compiled alone."""
 
+    kind: ClassVar[str] = "perturb"
     dtype: str
     fast_math: bool
     one_member: bool
@@ -158,6 +160,13 @@ class Step(NamedTuple):
 
 Steps: TypeAlias = tuple[Step, ...]
 
+_Kernels: TypeAlias = Callable[[Sequence[Any], tuple[int, int, int, int], int, int], Iterator[_Ready]]
+"""``kernels(addresses, words, stream, scratch)``, with the arguments of each kernel of a launch.
+
+`addresses` has the values of the fields `STEPS`. `words` are the seed, the offset, the first row and the first column,
+unless they are in memory.
+"""
+
 _NO_SPANS: tuple[bytes, list[Any]] = (b"", [])
 
 
@@ -238,73 +247,33 @@ class DriverBackend(abc.ABC):
         launch_kernel, (_, tail) = self._launch_of_size(size, launch.device), packer(launch)
         return Step(launch_kernel, self.kernel(key), blocks, batch, threads, tail + geometry, keys)
 
-    def _perturbing(self, launch: Launch) -> Callable[[bytes, bytes, int, int], Iterator[_Ready]]:
-        """``kernels(head, spans, seed, stream)``: the kernels that perturb packed spans.
-
-        `head` is packed. Spans that differ from the previous ones only in addresses keep their cut into kernels.
-        """
-        dtype, (_, tail), last = type_name(launch), packer(launch), _NO_SPANS
-        keys, rows = self.moment_keys(computing_name(launch)), launch.rows
-
-        def prepared(cut: SpanList) -> tuple[Callable[[int, bytes], None], int, SpanList]:
-            fast_math = bool(launch.fast_math) and dtype != "float64"
-            key = PerturbKey(dtype, fast_math, rows == 1, cut.strided, bool(launch.origin_in_memory), launch.device)
-            size = PACKED_LAUNCH + cut.words[0].nbytes + (len(keys(0)) if keys else 0)
-            return self._launch_of_size(size, launch.device), self.kernel(key), cut
-
-        def kernels(head: bytes, packed_spans: bytes, seed: int, stream: int) -> Iterator[_Ready]:
-            nonlocal last
-            spans = spans_at(packed_spans)
-            shapes = spans[:, 2:].tobytes()
-            known, cuts = last
-            if shapes != known:
-                turns = perturb_turns(spans, dtype, rows, bool(launch.fast_math))
-                found = span_lists(spans, dtype, rows, turns, self.most_spans)
-                with cuda_driver.relaxed_capture():  # A kernel can be loaded while the stream is being captured.
-                    cuts = [prepared(cut) for cut in found]
-                last = shapes, cuts
-            of_seed = keys(seed) if keys else b""
-            for launch_kernel, kernel, cut in cuts:
-                for blocks, packed in zip(cut.blocks, cut.packed(spans), strict=True):
-                    configuration = pack_configuration(blocks, PERTURB_THREADS, stream)
-                    yield launch_kernel, kernel, configuration + head + tail + packed + of_seed
-
-        return kernels
-
     def launch(self, launch: Launch) -> None:
+        phase = launch.column_phase - 1 if launch.first_column_at else None
+        addresses = [getattr(launch, name) for name in STEPS]
         if launch.operation == Operation.perturb:
-            (pack_head, _), kernels = packer(launch), self._perturbing(launch)
-            head = pack_head(*launch[: len(HEAD)])
-            spans = ctypes.string_at(launch.matrix, launch.spans * SPAN.size)
-            return _launch_all(kernels(head, spans, launch.seed, launch.stream))
-        phase = launch.column_phase - 1 if launch.first_column_at else launch.first_column & 7
-        for part in parts_of_batch(launch, _most_batch(launch)):
-            pack_head, _ = packer(part)
-            head = pack_head(*part[: len(HEAD)])
-            steps = _STEPS[launch.operation](self, part, part.matrix & 31, phase)
-            _launch_all(step.ready(head, part.seed, part.stream) for step in steps)
-
-    def _perturb_launcher(self, launch: Launch) -> Launcher:
-        (pack_head, _), kernels = packer(launch), self._perturbing(launch)
-
-        def run(
-            geometry: None, mu: Any, sigma: Any, weights: Any, matrix: bytes, first: int, second: int, seed: int,
-            offset: int, seed_at: int, offset_at: int, first_row: int, first_column: int, stream: int, scratch: int,
-        ) -> None:  # fmt: skip
-            head = pack_head(
-                0, 0, weights, 0, 0, 0, seed, offset, first_row, 0, seed_at, offset_at, 0, 0, 0, stream, 0
-            )  # fmt: skip
-            _launch_all(kernels(head, matrix, seed, stream))
-
-        return Launcher(run)
+            addresses[3] = ctypes.string_at(launch.matrix, launch.spans * SPAN.size)
+        words = launch.seed, launch.offset, launch.first_row, launch.first_column
+        _launch_all(self._kernels(launch, phase)(addresses, words, launch.stream, launch.scratch))
 
     def launcher(self, launch: Launch) -> Launcher:
-        if launch.operation == Operation.perturb:
-            return self._perturb_launcher(launch)
+        size = functools.cache(functools.partial(_scratch_size, launch))
+        scratch_size = None
+        if launch.operation == Operation.moments:
+            scratch_size = lambda first_column: size(first_column & 7)  # noqa: E731
+        if launch.batch or launch.operation == Operation.perturb:
+            kernels = self._kernels(launch, None)
+
+            def run_all(
+                geometry: None, mu: Any, sigma: Any, weights: Any, matrix: Any, first: int, second: int, seed: int,
+                offset: int, seed_at: int, offset_at: int, first_row: int, first_column: int, stream: int, scratch: int,
+            ) -> None:  # fmt: skip
+                addresses = mu, sigma, weights, matrix, first, second, seed_at, offset_at, 0, 0
+                _launch_all(kernels(addresses, (seed, offset, first_row, first_column), stream, scratch))
+
+            return Launcher(run_all, scratch_size=scratch_size)
         (pack_head, _), steps_of = packer(launch), _STEPS[launch.operation]
         # The kernels for an alignment of the matrix.
         steps = functools.cache(lambda misalignment, phase: steps_of(self, launch, misalignment, phase))
-        size = functools.cache(functools.partial(_scratch_size, launch))
 
         def run(
             geometry: Steps, mu: Any, sigma: Any, weights: Any, matrix: int, first: int, second: int, seed: int,
@@ -318,73 +287,95 @@ class DriverBackend(abc.ABC):
                 parameters = _pack_configuration(blocks, batch, 1, threads, 1, 1, 0, stream, 0, 0) + head + rest
                 launch_kernel(kernel, parameters if keys is None else parameters + keys(seed))
 
-        batches = self._batches(launch, launch.batch)
-
-        def run_batch(
-            geometry: Callable[..., Any], mu: Any, sigma: Any, weights: Any, matrix: int, first: int, second: int,
-            seed: int, offset: int, seed_at: int, offset_at: int, first_row: int, first_column: int, stream: int,
-            scratch: int,
-        ) -> None:  # fmt: skip
-            addresses = mu, sigma, weights, matrix, first, second, seed_at, offset_at, 0, 0
-            _launch_all(batches(addresses, (first_row, first_column), stream, scratch))
-
         return Launcher(
-            run_batch if launch.batch else run,
-            geometry=None if launch.batch else lambda matrix, first_column: steps(matrix & 31, first_column & 7),
-            scratch_size=None if launch.operation != Operation.moments else lambda first_column: size(first_column & 7),
-        )  # fmt: skip
+            run, geometry=lambda matrix, first_column: steps(matrix & 31, first_column & 7), scratch_size=scratch_size
+        )
 
     def memory_launcher(self, launch: Launch, has_offsets: bool) -> MemoryLauncher:
-        phase, size = launch.column_phase - 1 if has_offsets else 0, 0
-        if launch.operation == Operation.perturb:
-            (pack_head, _), kernels = packer(launch), self._perturbing(launch)
+        phase = launch.column_phase - 1 if has_offsets else 0
+        kernels = self._kernels(launch, phase)
+        size = _scratch_size(launch, phase) if launch.operation == Operation.moments else 0
 
-            def launches(*arguments: Any) -> Iterator[_Ready]:
-                _, _, weights, spans, _, _, seed, offsets, stream, _ = arguments
-                words = words_in_memory(seed, offsets).values()
-                return kernels(pack_head(0, 0, weights, *[0] * 7, *words, 0, stream, 0), spans, 0, stream)
-        else:
-            batches = self._batches(launch, max(launch.batch, 1), phase)
-            size = _scratch_size(launch, phase) if launch.operation == Operation.moments else 0
-
-            def launches(*arguments: Any) -> Iterator[_Ready]:
-                *operands, seed, offsets, stream, scratch = arguments
-                return batches((*operands, *words_in_memory(seed, offsets).values()), (0, 0), stream, scratch)
+        def launches(*arguments: Any) -> Iterator[_Ready]:
+            *operands, seed, offsets, stream, scratch = arguments
+            addresses = *operands, *words_in_memory(seed, offsets).values()
+            return kernels(addresses, (0, 0, 0, 0), stream, scratch)
 
         return MemoryLauncher(
             lambda *arguments: _launch_all(launches(*arguments)), size,
             lambda *arguments: [ready[1:] for ready in launches(*arguments)],
         )  # fmt: skip
 
-    def _batches(
-        self, launch: Launch, batch: int, phase: int | None = None
-    ) -> Callable[[tuple[Any, ...], tuple[int, int], int, int], Iterator[_Ready]]:
-        """``batches(addresses, origin, stream, scratch)``: the kernels of a batch.
+    def _kernels(self, launch: Launch, phase: int | None) -> _Kernels:
+        """The kernels of launches like `launch`, which may be a batch.
 
-        `addresses` has the values of the fields `STEPS`. `origin` has the first row and the first column, unless they
-        are in memory. `phase` is the first column modulo 8; if it is None, `origin` gives it.
+        `phase` is the first column modulo 8; if it is None, the words give it.
         """
+        if launch.operation == Operation.perturb:
+            return self._perturbing(launch)
         (pack_head, _), steps_of = packer(launch), _STEPS[launch.operation]
-        most, jumps = _most_batch(launch), [getattr(launch, step) for step in STEPS.values()]
         # More matrices than one launch draws are launched in parts.
-        parts = [([b * jump for jump in jumps], min(batch - b, most)) for b in range(0, batch, most)]
+        template = launch._replace(**dict.fromkeys(STEPS, 0))
+        parts = [
+            ([getattr(part, name) for name in STEPS], part.batch)
+            for part in parts_of_batch(template, _most_batch(launch))
+        ]
 
         @functools.cache
         def steps_of_part(length: int, misalignment: int, phase: int) -> Steps:
             with cuda_driver.relaxed_capture():  # A kernel can be loaded while the stream is being captured.
                 return steps_of(self, launch._replace(batch=length), misalignment, phase)
 
-        def batches(addresses: tuple[Any, ...], origin: tuple[int, int], stream: int, scratch: int) -> Iterator[_Ready]:
+        def kernels(
+            addresses: Sequence[Any], words: tuple[int, int, int, int], stream: int, scratch: int
+        ) -> Iterator[_Ready]:
             for moves, length in parts:
                 *operands, seed_at, offset_at, row_at, column_at = map(operator.add, addresses, moves)
-                steps = steps_of_part(length, operands[3] & 31, origin[1] & 7 if phase is None else phase)
+                steps = steps_of_part(length, operands[3] & 31, words[3] & 7 if phase is None else phase)
                 head = pack_head(
-                    *operands, 0, 0, *origin, seed_at, offset_at, row_at, column_at, scratch, stream, 0
+                    *operands, *words, seed_at, offset_at, row_at, column_at, scratch, stream, 0
                 )  # fmt: skip
                 for step in steps:
-                    yield step.ready(head, 0, stream)
+                    yield step.ready(head, words[0], stream)
 
-        return batches
+        return kernels
+
+    def _perturbing(self, launch: Launch) -> _Kernels:
+        """The kernels that perturb. The packed spans are in place of the address of the matrix.
+
+        Spans that differ from the previous ones only in addresses keep their cut into kernels.
+        """
+        dtype, (pack_head, tail), last = type_name(launch), packer(launch), _NO_SPANS
+        keys, rows = self.moment_keys(computing_name(launch)), launch.rows
+
+        def prepared(cut: SpanList) -> tuple[Callable[[int, bytes], None], int, SpanList]:
+            fast_math = bool(launch.fast_math) and dtype != "float64"
+            key = PerturbKey(dtype, fast_math, rows == 1, cut.strided, bool(launch.origin_in_memory), launch.device)
+            size = PACKED_LAUNCH + cut.words[0].nbytes + (len(keys(0)) if keys else 0)
+            return self._launch_of_size(size, launch.device), self.kernel(key), cut
+
+        def kernels(
+            addresses: Sequence[Any], words: tuple[int, int, int, int], stream: int, scratch: int
+        ) -> Iterator[_Ready]:
+            nonlocal last
+            _, _, weights, packed_spans, _, _, *places = addresses
+            spans = spans_at(packed_spans)
+            shapes = spans[:, 2:].tobytes()
+            known, cuts = last
+            if shapes != known:
+                turns = perturb_turns(spans, dtype, rows, bool(launch.fast_math))
+                found = span_lists(spans, dtype, rows, turns, self.most_spans)
+                with cuda_driver.relaxed_capture():  # A kernel can be loaded while the stream is being captured.
+                    cuts = [prepared(cut) for cut in found]
+                last = shapes, cuts
+            head = pack_head(0, 0, weights, 0, 0, 0, *words, *places, 0, stream, 0)
+            of_seed = keys(words[0]) if keys else b""
+            for launch_kernel, kernel, cut in cuts:
+                for blocks, packed in zip(cut.blocks, cut.packed(spans), strict=True):
+                    configuration = pack_configuration(blocks, PERTURB_THREADS, stream)
+                    yield launch_kernel, kernel, configuration + head + tail + packed + of_seed
+
+        return kernels
 
     def advancer(self, device: int) -> Callable[[int, int], None]:
         place = ("advance", device)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from .contract import Backend, BackendStatus, DeviceKind
-from .driver import DriverBackend, KernelKey, Key, MomentsKey, PerturbKey
+from .driver import DriverBackend, KernelKey, Key
 from .errors import BackendUnavailableError
 from .kernels.cuda.perturb_geometry import MOST_SPANS_OF_NUMBA
 from .kernels.cuda.toolchain import INSTALL, clashes
@@ -85,15 +85,10 @@ class NumbaBackend(DriverBackend):
 
     def compile(self, key: Key | None) -> tuple[int, Any]:
         try:
-            from .kernels.cuda.compilation import compile_advance, compile_kernel, compile_moments, compile_perturb
+            from .kernels.cuda.compilation import compile_advance, compile_variant
 
-            *variant, _ = dataclasses.astuple(key) if key else [None]
-            if isinstance(key, MomentsKey):
-                kernel = compile_moments(*variant)
-            elif isinstance(key, PerturbKey):
-                kernel = compile_perturb(*variant)
-            else:
-                kernel = compile_advance() if key is None else compile_kernel(*variant)
+            # The last field of a key is the device, which is current.
+            kernel = compile_variant(key.kind, *dataclasses.astuple(key)[:-1]) if key else compile_advance()
             return _function(kernel.library.get_cufunc().handle), kernel
         except Exception as error:
             lines = str(error).strip().splitlines() or [type(error).__name__]

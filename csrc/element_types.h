@@ -43,7 +43,26 @@ struct TypeOf {
   using Type = T;
 };
 
+// A value known to the compiler.
+template <auto value>
+struct Constant {
+  MULTISAMPLE_HOST_FUNCTION constexpr operator decltype(value)() const { return value; }
+};
+
 #if !defined(__CUDACC_RTC__)
+
+// run(Constant<flag>{}...) for flags that are known at run time.
+template <class Run>
+inline auto with_constants(const Run& run) {
+  return run();
+}
+template <class Run, class... Flags>
+inline auto with_constants(const Run& run, bool flag, Flags... flags) {
+  const auto with = [&](auto known) {
+    return with_constants([&](auto... rest) { return run(known, rest...); }, flags...);
+  };
+  return flag ? with(Constant<true>{}) : with(Constant<false>{});
+}
 
 // run(TypeOf<T>{}) for the matrix type T.
 template <class Run>

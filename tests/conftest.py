@@ -140,17 +140,25 @@ def registered(monkeypatch: pytest.MonkeyPatch, new_choices: None) -> Callable[[
 
 
 @pytest.fixture
-def thread_counts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of threads for each piece of work that threads share, in order: a list that grows."""
-    counts: list[int] = []
-    original = threads.helper_pool
+def thread_counts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[int]]]:
+    """``thread_counts()``: the threads of each call that threads could share since the last `thread_counts()`."""
+    pools: list[Any] = []
+    find_threads, before = threads.find_threads, threads._shared[threads._POOL]
 
-    def helper_pool(count: int) -> Any:
-        counts.append(1 + count)
-        return original(count)
+    def find_with_new_pool() -> None:
+        # The helpers of a new pool are those of one call. They sleep until the process ends.
+        monkeypatch.setattr(threads, "_pool", threads._new_pool())
+        pools.append(threads._pool[threads._FIRST + threads._STATE :: threads._LINE])
+        find_threads()
 
-    monkeypatch.setattr(threads, "helper_pool", helper_pool)
-    return counts
+    def counts() -> list[int]:
+        found = [1 + int((states != threads._NO_THREAD).sum()) for states in pools]
+        pools.clear()
+        return found
+
+    monkeypatch.setattr(threads, "find_threads", find_with_new_pool)
+    yield counts
+    threads._shared[threads._POOL] = before
 
 
 @pytest.fixture(params=["cpu", "cuda"])

@@ -105,7 +105,7 @@ def callee(function: Callable[..., Any], name: str) -> Any:
 
 
 def compile_cached(
-    signature: Any, function: Callable[..., Any], name: str, digest: str, *, nogil: bool = True, allocates: bool = False
+    signature: Any, function: Callable[..., Any], name: str, digest: str, *, allocates: bool = False
 ) -> Any:
     """Compile `function` for `signature`, or load it from the cache: see `cached`.
 
@@ -119,7 +119,7 @@ def compile_cached(
         If the working directory was deleted, since Numba cannot compile without one.
     """
     try:
-        return cached(function, name, digest, nogil=nogil, allocates=allocates).compile(signature)
+        return cached(function, name, digest, allocates=allocates).compile(signature)
     except FileNotFoundError as error:
         raise BackendUnavailableError(
             "backend: Numba cannot compile a kernel, since the working directory of this process was deleted: change to"
@@ -127,7 +127,7 @@ def compile_cached(
         ) from error
 
 
-def cached(function: Callable[..., Any], name: str, digest: str, *, nogil: bool = True, allocates: bool = False) -> Any:
+def cached(function: Callable[..., Any], name: str, digest: str, *, allocates: bool = False) -> Any:
     """`function` for other functions that Numba compiles to call; it is compiled once per machine for each signature.
 
     Parameters
@@ -138,13 +138,11 @@ def cached(function: Callable[..., Any], name: str, digest: str, *, nogil: bool 
         The name of the kernel. Another function, or another value in its closure, needs another name.
     digest : str
         The digest of all sources that the kernel is compiled from: `source_digest`.
-    nogil : bool, default True
-        Release the GIL while the kernel runs.
     allocates : bool, default False
         The function allocates or returns arrays. Numba then counts references to all arrays: each view changes a number
         that all threads of a kernel share. Without references, an array that the function returns would be wrong.
     """
-    dispatcher = njit(nogil=nogil, _nrt=allocates, pipeline_class=_KernelCompiler)(_named(function, name))
+    dispatcher = njit(nogil=True, _nrt=allocates, pipeline_class=_KernelCompiler)(_named(function, name))
     dispatcher._cache = KernelCache(name, digest, _reduce, _rebuild, "cpu")
     return dispatcher
 

@@ -43,9 +43,12 @@ def array_at(address: int, shape: tuple[int, ...], strides: tuple[int, ...], dty
     return array
 
 
-def address_of(memory: int | bytes) -> int:
-    """The address of `memory`, which the caller keeps alive; or `memory` itself if that is an address."""
-    return np.frombuffer(memory, np.uint8).ctypes.data if isinstance(memory, bytes) else memory
+def address_of(memory: HostArray | bytes | int | None) -> int:
+    """The address of `memory`, which the caller keeps alive; 0 for None, and `memory` itself if that is an address."""
+    if memory is None or isinstance(memory, int):
+        return memory or 0
+    array: HostArray = np.frombuffer(memory, np.uint8) if isinstance(memory, bytes) else memory
+    return array.ctypes.data
 
 
 def arrays_at(launch: Launch) -> dict[str, Any]:

@@ -103,37 +103,32 @@ class Frame:
 
     def stream(self) -> int:
         """The handle of the CUDA stream to launch on."""
-        request = _Request(24 + 8, 0, self._words[_CONTEXT], 0)
-        self._call(STREAM_GET, request)
-        return int(request.answer)
+        return self._call(STREAM_GET, _request(24 + 8, self._words[_CONTEXT], 0))
 
     def device(self) -> int:
         """The ordinal of the device that the call is for, as XLA counts the visible ones."""
-        request = _Request(24 + 4, 0, self._words[_CONTEXT], 0)
-        self._call(ORDINAL_GET, request)
-        return int(request.answer) & 0xFFFFFFFF
+        return self._call(ORDINAL_GET, _request(24 + 4, self._words[_CONTEXT], 0)) & 0xFFFFFFFF
 
-    def _call(self, offset: int, request: ctypes.Structure) -> None:
+    def _call(self, offset: int, request: ctypes.Array[ctypes.c_uint64]) -> int:
+        """Call the function at `offset` of the API. Returns the last field of its arguments, where answers are."""
         error = _function_at(self._words[_API], offset)(ctypes.addressof(request))
         if error:
             raise RuntimeError("XLA refused the stream, the device or the state of a call")
+        return request[-1]
 
     def set_state(self, type_id: int, state: int) -> None:
         """Give XLA the state of the call that is being instantiated."""
-        request = _StateRequest(48, 0, self._words[_CONTEXT], INSTANTIATE, type_id, state)
-        self._call(_STATE_SET, request)
+        self._call(_STATE_SET, _request(48, self._words[_CONTEXT], INSTANTIATE, type_id, state))
 
     def state(self, type_id: int) -> int:
         """The address of the call's state."""
-        request = _StateRequest(48, 0, self._words[_CONTEXT], INSTANTIATE, type_id, 0)
-        self._call(STATE_GET, request)
-        return int(request.state)
+        return self._call(STATE_GET, _request(48, self._words[_CONTEXT], INSTANTIATE, type_id, 0))
 
     def error(self, code: int, message: str) -> int:
         """A new error, for the handler to return: it is XLA's from then on."""
         # C text ends at a null character, and surrogates have no code in UTF-8.
         text = ctypes.create_string_buffer(message.replace("\0", "\\0").encode(errors="backslashreplace"))
-        request = _ErrorRequest(24 + 4, 0, ctypes.addressof(text), code)
+        request = _request(24 + 4, ctypes.addressof(text), code)
         error = _function_at(self._words[_API], ERROR_CREATE)(ctypes.addressof(request))
         return int(error or 0)
 
@@ -165,10 +160,8 @@ class Frame:
         if _pointer_at(target.type_id).value:
             return
         name = ctypes.create_string_buffer(target.type_name.encode())
-        information = _TypeInformation(24, 0, target.deleter)
-        request = _TypeRequest(
-            48, 0, ctypes.addressof(name), len(name.value), target.type_id, ctypes.addressof(information)
-        )
+        information = _request(24, target.deleter)
+        request = _request(48, ctypes.addressof(name), len(name.value), target.type_id, ctypes.addressof(information))
         self._call(_TYPE_REGISTER, request)
 
     @property
@@ -185,45 +178,12 @@ class Frame:
             )
 
 
-class _Request(ctypes.Structure):
-    """XLA_FFI_Stream_Get_Args and XLA_FFI_DeviceOrdinal_Get_Args."""
+def _request(size: int, *words: int) -> ctypes.Array[ctypes.c_uint64]:
+    """The struct of a function's arguments: its size in bytes, no extension, and fields of 8 bytes.
 
-    _fields_ = (
-        ("size", ctypes.c_size_t), ("extension", ctypes.c_void_p), ("context", ctypes.c_void_p),
-        ("answer", ctypes.c_uint64),
-    )  # fmt: skip
-
-
-class _ErrorRequest(ctypes.Structure):
-    """XLA_FFI_Error_Create_Args."""
-
-    _fields_ = (
-        ("size", ctypes.c_size_t), ("extension", ctypes.c_void_p), ("message", ctypes.c_void_p), ("code", ctypes.c_int),
-    )  # fmt: skip
-
-
-class _StateRequest(ctypes.Structure):
-    """XLA_FFI_State_Set_Args and XLA_FFI_State_Get_Args."""
-
-    _fields_ = (
-        ("size", ctypes.c_size_t), ("extension", ctypes.c_void_p), ("context", ctypes.c_void_p),
-        ("stage", ctypes.c_int), ("type_id", ctypes.c_void_p), ("state", ctypes.c_uint64),
-    )  # fmt: skip
-
-
-class _TypeInformation(ctypes.Structure):
-    """XLA_FFI_TypeInfo."""
-
-    _fields_ = (("size", ctypes.c_size_t), ("extension", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
-
-
-class _TypeRequest(ctypes.Structure):
-    """XLA_FFI_Type_Register_Args."""
-
-    _fields_ = (
-        ("size", ctypes.c_size_t), ("extension", ctypes.c_void_p), ("name", ctypes.c_void_p),
-        ("length", ctypes.c_size_t), ("type_id", ctypes.c_void_p), ("information", ctypes.c_void_p),
-    )  # fmt: skip
+    A field of 4 bytes is the low half of a word, as in `Frame`.
+    """
+    return (ctypes.c_uint64 * (2 + len(words)))(size, 0, *words)
 
 
 def address_of(buffer: int) -> int:

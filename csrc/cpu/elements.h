@@ -1,8 +1,6 @@
 // Reads elements of any type at any address, and converts them to the computing type.
 #pragma once
 
-#include <type_traits>
-
 #include "launch.h"
 
 namespace multisample {
@@ -20,15 +18,6 @@ struct __attribute__((packed, may_alias)) Unaligned {
 template <class T>
 MULTISAMPLE_FUNCTION T load(const char* at) {
   return reinterpret_cast<const Unaligned<T>*>(at)->x;
-}
-
-template <class Real, class T>
-MULTISAMPLE_FUNCTION Real converted(T x) {
-  if constexpr (std::is_class_v<T>) {  // a type that C++ lacks
-    return widen(x);
-  } else {
-    return static_cast<Real>(x);
-  }
 }
 
 template <class T, class Real>

@@ -158,12 +158,6 @@ struct LaneRows {
   }
 };
 
-// A number known to the compiler.
-template <u32 value>
-struct Number {
-  static constexpr u32 kValue = value;
-};
-
 // Draws `count` rows of n columns from `first_row` on, whole passes of a warp. A lane has `run` adjacent rows, and
 // those at each 32 * run-th further one. With `is_direct`, dimensions are contiguous. All vectors of a lane are
 // aligned.
@@ -321,7 +315,7 @@ MULTISAMPLE_FUNCTION void draw_few_columns(const Launch& call, const Geometry& g
     }
     if (whole == 0) return;
     const auto draw = [&](auto columns) {
-      constexpr u32 n = decltype(columns)::kValue;
+      constexpr u32 n = columns;
       // One column is contiguous in both directions.
       if (n > 1 && !is_direct) {
         draw_whole_rows<Out, fast, n, false, kOwn % n == 0 ? kOwn / n : kOwn>(call, geometry, first_row, whole, stage);
@@ -332,10 +326,10 @@ MULTISAMPLE_FUNCTION void draw_few_columns(const Launch& call, const Geometry& g
       }
     };
     switch (call.columns) {
-      case 1: draw(Number<1>{}); break;
-      case 2: draw(Number<2>{}); break;
-      case 3: draw(Number<3>{}); break;
-      default: draw(Number<4>{});
+      case 1: draw(Constant<1u>{}); break;
+      case 2: draw(Constant<2u>{}); break;
+      case 3: draw(Constant<3u>{}); break;
+      default: draw(Constant<4u>{});
     }
   }
 }

@@ -15,26 +15,11 @@ MULTISAMPLE_FUNCTION T load(const char* at) {
   return *reinterpret_cast<const T*>(at);
 }
 
-// Converts an element of mu or sigma to the computing type.
-template <class Real>
-struct Converted {
-  MULTISAMPLE_FUNCTION static Real of(float x) { return rounded<Real>(x); }
-  MULTISAMPLE_FUNCTION static Real of(double x) { return rounded<Real>(x); }
-  template <class T>
-  MULTISAMPLE_FUNCTION static Real of(T x) {
-    if constexpr (__is_class(T)) {  // a type that C++ lacks
-      return rounded<Real>(widen(x));
-    } else {
-      return static_cast<Real>(x);
-    }
-  }
-};
-
 // Loads the elements of type T at these addresses.
 template <class T, class Real, u32 count>
 MULTISAMPLE_FUNCTION void load_elements_at(const char* const (&at)[count], Real (&x)[count]) {
 #pragma unroll
-  for (u32 j = 0; j < count; ++j) x[j] = Converted<Real>::of(load<T>(at[j]));
+  for (u32 j = 0; j < count; ++j) x[j] = converted<Real>(load<T>(at[j]));
 }
 
 // Loads elements `k` of a vector. All loads are issued before the first is used.

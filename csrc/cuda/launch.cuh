@@ -22,6 +22,10 @@ cudaError_t launch_kernel(void (*kernel)(Parameters...), dim3 blocks, u32 thread
                                   static_cast<cudaStream_t>(stream)));
 }
 
+// Whether elements of this type have a fast transform.
+template <class Out>
+constexpr bool has_fast = sizeof(Out) < 8;
+
 // Length of a grid's y axis at the most.
 constexpr u32 kMostBatch = 65535;
 
@@ -69,30 +73,16 @@ cudaError_t launch_stores(const Launch& call) {
   }
 }
 
-template <class Out, bool antithetic, bool fast>
-cudaError_t launch_noise(const Launch& call) {
-  return call.shared_noise ? launch_stores<Out, true, antithetic, fast>(call)
-                           : launch_stores<Out, false, antithetic, fast>(call);
-}
-
-template <class Out, bool fast>
-cudaError_t launch_antithetic(const Launch& call) {
-  return call.antithetic ? launch_noise<Out, true, fast>(call) : launch_noise<Out, false, fast>(call);
-}
-
-template <class Out>
-cudaError_t launch_transform(const Launch& call) {
-  // float64 has no fast transform.
-  if constexpr (sizeof(Out) == 8) {
-    return launch_antithetic<Out, false>(call);
-  } else {
-    return call.fast_math ? launch_antithetic<Out, true>(call) : launch_antithetic<Out, false>(call);
-  }
-}
-
 // Launches on the current device, which must be the call's. The call has at least one row and one column.
 inline cudaError_t launch_sample(const Launch& call) {
-  return with_matrix_type(call.type, [&](auto type) { return launch_transform<typename decltype(type)::Type>(call); });
+  return with_matrix_type(call.type, [&](auto type) {
+    using Out = typename decltype(type)::Type;
+    const auto launch = [&](auto shared_noise, auto antithetic, auto fast_math) {
+      constexpr bool fast = fast_math && has_fast<Out>;
+      return launch_stores<Out, shared_noise, antithetic, fast>(call);
+    };
+    return with_constants(launch, call.shared_noise, call.antithetic, call.fast_math);
+  });
 }
 
 // Adds 1 to the offset at `offset`, in stream order.

@@ -18,29 +18,21 @@ cudaError_t launch_moment_rows(const Launch& call, const MomentGeometry& g) {
   return run(moments_kernel<Real, antithetic, fast, 1, with_second, false>);
 }
 
-template <class Real, bool antithetic, bool fast>
-cudaError_t launch_moment_order(const Launch& call, const MomentGeometry& g) {
-  return call.results == 1 ? launch_moment_rows<Real, antithetic, fast, false>(call, g)
-                           : launch_moment_rows<Real, antithetic, fast, true>(call, g);
-}
-
-template <class Real, bool fast>
-cudaError_t launch_moment_antithetic(const Launch& call, const MomentGeometry& g) {
-  return call.antithetic ? launch_moment_order<Real, true, fast>(call, g)
-                         : launch_moment_order<Real, false, fast>(call, g);
+template <class Real>
+cudaError_t launch_moments_in(const Launch& call) {
+  const MomentGeometry g = moment_geometry(call);
+  const auto launch = [&](auto antithetic, auto fast_math, auto with_second) {
+    constexpr bool fast = fast_math && has_fast<Real>;
+    return launch_moment_rows<Real, antithetic, fast, with_second>(call, g);
+  };
+  const cudaError_t error = with_constants(launch, call.antithetic, call.fast_math, call.results > 1);
+  if (error != cudaSuccess || g.finishing_blocks == 0) return error;
+  return launch_kernel(finish_moments_kernel<Real>, g.finishing_blocks, kMomentThreads, call.stream, call, g);
 }
 
 // Launches on the current device, which must be the call's. Its scratch has room for scratch_size() numbers.
 inline cudaError_t launch_moments(const Launch& call) {
-  const MomentGeometry g = moment_geometry(call);
-  const bool wide = call.type == kFloat64;
-  // float64 has no fast transform.
-  const cudaError_t error = wide             ? launch_moment_antithetic<double, false>(call, g)
-                            : call.fast_math ? launch_moment_antithetic<float, true>(call, g)
-                                             : launch_moment_antithetic<float, false>(call, g);
-  if (error != cudaSuccess || g.finishing_blocks == 0) return error;
-  return launch_kernel(wide ? finish_moments_kernel<double> : finish_moments_kernel<float>, g.finishing_blocks,
-                       kMomentThreads, call.stream, call, g);
+  return call.type == kFloat64 ? launch_moments_in<double>(call) : launch_moments_in<float>(call);
 }
 
 }  // namespace multisample

@@ -61,12 +61,6 @@ MULTISAMPLE_FUNCTION bool is_aligned(const void* at) {
   return reinterpret_cast<u64>(at) % alignof(Quad<Out>) == 0;
 }
 
-// A value known to the compiler.
-template <bool value>
-struct Constant {
-  MULTISAMPLE_FUNCTION constexpr operator bool() const { return value; }
-};
-
 // The groups of a thread in one turn of a block. `at(g)` is its group g. `are_whole()`: whether those of the warp are
 // whole quads at aligned addresses; if kUniform, those of the block.
 template <class Out, u32 own, class Entry>
@@ -232,7 +226,7 @@ MULTISAMPLE_FUNCTION void perturb_turn(const TurnGroups<Out, kOwn, Entry>& group
     for (u32 g = 0; g < kOwn; ++g) {
       const Normals<Real> z = noise[g].in(member.words, keys);
 #pragma unroll
-      for (u32 k = 0; k < kWidth; ++k) x[g][k] = Converted<Real>::of(quads[g].x[k]);
+      for (u32 k = 0; k < kWidth; ++k) x[g][k] = converted<Real>(quads[g].x[k]);
       add(member.weight, z, x[g]);
     }
   }

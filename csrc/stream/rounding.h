@@ -42,26 +42,27 @@ struct Computing<double> {
 };
 
 // Rounds to the computing type.
-template <class Real>
-MULTISAMPLE_FUNCTION Real rounded(float x);
-template <class Real>
-MULTISAMPLE_FUNCTION Real rounded(double x);
+template <class Real, class From>
+MULTISAMPLE_FUNCTION Real rounded(From x) {
+  if constexpr (sizeof(Real) == sizeof(From)) {
+    return x;
+  } else if constexpr (sizeof(Real) == sizeof(float)) {
+    return to_float(x);
+  } else {
+    return to_double(x);
+  }
+}
 
-template <>
-MULTISAMPLE_FUNCTION float rounded<float>(float x) {
-  return x;
-}
-template <>
-MULTISAMPLE_FUNCTION float rounded<float>(double x) {
-  return to_float(x);
-}
-template <>
-MULTISAMPLE_FUNCTION double rounded<double>(float x) {
-  return to_double(x);
-}
-template <>
-MULTISAMPLE_FUNCTION double rounded<double>(double x) {
-  return x;
+// Converts an element of mu, sigma or a weight to the computing type.
+template <class Real, class T>
+MULTISAMPLE_FUNCTION Real converted(T x) {
+  if constexpr (__is_class(T)) {  // a type that C++ lacks
+    return rounded<Real>(widen(x));
+  } else if constexpr (T(0.5f) != 0) {
+    return rounded<Real>(x);
+  } else {
+    return static_cast<Real>(x);
+  }
 }
 
 template <class Out>

@@ -108,18 +108,11 @@ void run_sample(const Launch& call) {
   on_threads(windows.count(), threads, [&](u64 k) { windows.draw(k); });
 }
 
-void run_gradient(const Launch& call) {
+// For GradientParts and MomentParts.
+template <class Parts>
+void run_sums(const Launch& call) {
   const u64 threads = threads_for(call);
-  const GradientParts parts(call, threads);
-  std::vector<cpu::Gradients> partial_sums(parts.partial_sums());
-  on_threads(parts.count(), threads, [&](u64 k) { parts.sum(k, partial_sums.data()); });
-  parts.finish(partial_sums.data());
-}
-
-template <class Real>
-void run_moments(const Launch& call) {
-  const u64 threads = threads_for(call);
-  const MomentParts<Real> parts(call, threads);
+  const Parts parts(call, threads);
   std::vector<cpu::Gradients> partial_sums(parts.partial_sums());
   on_threads(parts.count(), threads, [&](u64 k) { parts.sum(k, partial_sums.data()); });
   parts.finish(partial_sums.data());
@@ -140,9 +133,9 @@ void run(const Launch& batch) {
     const Launch call = with_values(matrix_of_batch(batch, b));
     switch (call.operation) {
       case kSample: run_sample(call); break;
-      case kGradient: run_gradient(with_regular_strides(call)); break;
+      case kGradient: run_sums<GradientParts>(with_regular_strides(call)); break;
       case kPerturb: run_perturb(call); break;
-      default: call.type == kFloat64 ? run_moments<double>(call) : run_moments<float>(call);
+      default: call.type == kFloat64 ? run_sums<MomentParts<double>>(call) : run_sums<MomentParts<float>>(call);
     }
   });
 }
@@ -170,8 +163,6 @@ int without_exceptions(const Run& run) {
 }  // namespace
 }  // namespace multisample
 
-#define MULTISAMPLE_EXPORT extern "C" __attribute__((visibility("default")))
-
 // Runs a call on host memory. Returns 0, or 1 with the reason in multisample_last_error.
 MULTISAMPLE_EXPORT int multisample_run_cpu(const multisample::Launch* call) {
   return multisample::without_exceptions([&] { multisample::run(*call); });
@@ -191,67 +182,66 @@ MULTISAMPLE_EXPORT PyObject* multisample_python_key(PyObject* tensor_type, PyObj
                                                     PyObject* float_type, PyObject* signature, PyObject* out_signature,
                                                     PyObject* is_negative) {
   using namespace multisample::python;
-  static PyMethodDef method{"key", key, METH_FASTCALL, nullptr};
-  if (&PyCFunction_NewEx == nullptr) return nullptr;
-  constexpr auto reference = Object::new_reference;
-  return bound(&method, new KeyState{Object(reference(tensor_type)), Object(reference(parameter_type)),
-                                     Object(reference(int_type)), Object(reference(float_type)),
-                                     Object(reference(signature)), Object(reference(out_signature)),
-                                     Object(reference(is_negative)), Object(PyUnicode_InternFromString("_cdata")),
-                                     Object(PyUnicode_InternFromString("requires_grad"))});
+  return builtin<key>("key", [&] {
+    return new KeyState{Object::shared(tensor_type),
+                        Object::shared(parameter_type),
+                        Object::shared(int_type),
+                        Object::shared(float_type),
+                        Object::shared(signature),
+                        Object::shared(out_signature),
+                        Object::shared(is_negative),
+                        Object(PyUnicode_InternFromString("_cdata")),
+                        Object(PyUnicode_InternFromString("requires_grad"))};
+  });
 }
 
 MULTISAMPLE_EXPORT PyObject* multisample_python_addresses(PyObject* tensor_type, PyObject* parameter_type, long place) {
   using namespace multisample::python;
-  static PyMethodDef method{"addresses", addresses, METH_FASTCALL, nullptr};
-  if (&PyCFunction_NewEx == nullptr) return nullptr;
-  constexpr auto reference = Object::new_reference;
-  return bound(&method, new AddressesState{Object(reference(tensor_type)), Object(reference(parameter_type)),
-                                           Object(PyUnicode_InternFromString("_cdata")), place});
+  return builtin<addresses>("addresses", [&] {
+    return new AddressesState{Object::shared(tensor_type), Object::shared(parameter_type),
+                              Object(PyUnicode_InternFromString("_cdata")), place};
+  });
 }
 
-MULTISAMPLE_EXPORT PyObject* multisample_python_launch(const multisample::Launch* call, void* run, PyObject* fail,
-                                                       PyObject* thread_limit) {
+MULTISAMPLE_EXPORT PyObject* multisample_python_launch(const multisample::Launch* call, multisample::python::Run run,
+                                                       PyObject* fail, PyObject* thread_limit) {
   using namespace multisample::python;
-  static PyMethodDef method{"launch", launch, METH_FASTCALL, nullptr};
-  if (&PyCFunction_NewEx == nullptr) return nullptr;
-  return bound(&method,
-               new LaunchState{*call, reinterpret_cast<int (*)(const multisample::Launch*)>(run),
-                               Object(Object::new_reference(fail)), Object(Object::new_reference(thread_limit))});
+  return builtin<launch>(
+      "launch", [&] { return new LaunchState{*call, run, Object::shared(fail), Object::shared(thread_limit)}; });
 }
 
 // Only the plan of a gradient has the operand `matrix`. `functions` are the PlanFunctions.
-MULTISAMPLE_EXPORT PyObject* multisample_python_plan(const multisample::Launch* call, void* run,
+MULTISAMPLE_EXPORT PyObject* multisample_python_plan(const multisample::Launch* call, multisample::python::Run run,
                                                      multisample::u64 last_row, multisample::u64 last_column,
                                                      multisample::u64 mask, int has_list, PyObject* matrix,
                                                      PyObject* functions, PyObject* int_type) {
   using namespace multisample::python;
-  static PyMethodDef method{"run", run_plan, METH_FASTCALL, nullptr};
-  if (&PyCFunction_NewEx == nullptr) return nullptr;
-  const bool is_gradient = call->operation == multisample::kGradient;
-  auto* const state = new PlanState{*call,
-                                    reinterpret_cast<int (*)(const multisample::Launch*)>(run),
-                                    is_gradient || call->device >= 0 ? nullptr : multisample_is_valid_cpu,
-                                    last_row,
-                                    last_column,
-                                    mask,
-                                    has_list != 0,
-                                    MatrixSignature{},
-                                    Object(Object::new_reference(functions)),
-                                    Object(Object::new_reference(int_type)),
-                                    Object(PyUnicode_InternFromString("_cdata"))};
-  if (is_gradient) {
-    TensorOf tensor(matrix, state->address.get());
-    read_matrix_signature(tensor.handle(), &state->matrix);
-  }
-  return bound(&method, state);
+  return builtin<run_plan>("run", [&] {
+    const bool is_gradient = call->operation == multisample::kGradient;
+    const Run is_valid = is_gradient || call->device >= 0 ? nullptr : multisample_is_valid_cpu;
+    auto* const state = new PlanState{*call,
+                                      run,
+                                      is_valid,
+                                      last_row,
+                                      last_column,
+                                      mask,
+                                      has_list != 0,
+                                      MatrixSignature{},
+                                      Object::shared(functions),
+                                      Object::shared(int_type),
+                                      Object(PyUnicode_InternFromString("_cdata"))};
+    if (is_gradient) {
+      TensorOf tensor(matrix, state->address.get());
+      read_matrix_signature(tensor.handle(), &state->matrix);
+    }
+    return state;
+  });
 }
 
 MULTISAMPLE_EXPORT PyObject* multisample_python_is_valid(const multisample::Launch* call) {
   using namespace multisample::python;
-  static PyMethodDef method{"is_valid", is_valid, METH_FASTCALL, nullptr};
-  if (&PyCFunction_NewEx == nullptr) return nullptr;
-  return bound(&method, new LaunchState{*call, multisample_is_valid_cpu, Object(), Object()});
+  return builtin<is_valid>("is_valid",
+                           [&] { return new LaunchState{*call, multisample_is_valid_cpu, Object(), Object()}; });
 }
 
 STABLE_TORCH_LIBRARY(multisample, m) {
@@ -280,11 +270,4 @@ STABLE_TORCH_LIBRARY(multisample, m) {
       "(Tensor grad_mu, Tensor grad_sigma)");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(multisample, CPU, m) {
-  using Operators = multisample::Operators<multisample::Cpu>;
-  m.impl("sample_", TORCH_BOX(&Operators::sample_));
-  m.impl("sample", TORCH_BOX(&Operators::sample));
-  m.impl("sample_backward", TORCH_BOX(&Operators::sample_backward));
-  m.impl("sample_batch", TORCH_BOX(&Operators::sample_batch));
-  m.impl("sample_batch_backward", TORCH_BOX(&Operators::sample_batch_backward));
-}
+STABLE_TORCH_LIBRARY_IMPL(multisample, CPU, m) { multisample::implement<multisample::Cpu>(m); }

@@ -69,8 +69,6 @@ cudaError_t on_device(int device, const Function& function) {
 }  // namespace
 }  // namespace multisample
 
-#define MULTISAMPLE_EXPORT extern "C" __attribute__((visibility("default")))
-
 // The required size of `scratch` in device memory, in float64 numbers.
 MULTISAMPLE_EXPORT uint64_t multisample_scratch_size_cuda(const multisample::Launch* call) {
   return multisample::scratch_of(*call);
@@ -91,11 +89,4 @@ MULTISAMPLE_EXPORT const char* multisample_cuda_error(int error) {
   return cudaGetErrorString(static_cast<cudaError_t>(error));
 }
 
-STABLE_TORCH_LIBRARY_IMPL(multisample, CUDA, m) {
-  using Operators = multisample::Operators<multisample::Cuda>;
-  m.impl("sample_", TORCH_BOX(&Operators::sample_));
-  m.impl("sample", TORCH_BOX(&Operators::sample));
-  m.impl("sample_backward", TORCH_BOX(&Operators::sample_backward));
-  m.impl("sample_batch", TORCH_BOX(&Operators::sample_batch));
-  m.impl("sample_batch_backward", TORCH_BOX(&Operators::sample_batch_backward));
-}
+STABLE_TORCH_LIBRARY_IMPL(multisample, CUDA, m) { multisample::implement<multisample::Cuda>(m); }

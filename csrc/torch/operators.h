@@ -17,6 +17,8 @@
 
 #include "launch.h"
 
+#define MULTISAMPLE_EXPORT extern "C" __attribute__((visibility("default")))
+
 namespace multisample {
 
 using torch::headeronly::ScalarType;
@@ -261,5 +263,16 @@ struct Operators {
     if (call.rows > 0 && call.columns > 0 && out.size(0) > 0) Device::run(op, out, call);
   }
 };
+
+// Registers the operators for one kind of device.
+template <class Device, class Library>
+void implement(Library& m) {
+  using Operators = Operators<Device>;
+  m.impl("sample_", TORCH_BOX(&Operators::sample_));
+  m.impl("sample", TORCH_BOX(&Operators::sample));
+  m.impl("sample_backward", TORCH_BOX(&Operators::sample_backward));
+  m.impl("sample_batch", TORCH_BOX(&Operators::sample_batch));
+  m.impl("sample_batch_backward", TORCH_BOX(&Operators::sample_batch_backward));
+}
 
 }  // namespace multisample

@@ -6,6 +6,7 @@
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
 #include "launch.h"
@@ -25,6 +26,7 @@ class Object {
     Py_IncRef(object);
     return object;
   }
+  static Object shared(PyObject* object) { return Object(new_reference(object)); }
   PyObject* get() const { return object_; }
   PyObject* release() {
     PyObject* object = object_;
@@ -36,16 +38,20 @@ class Object {
   PyObject* object_;
 };
 
-// A builtin function. Its `self` is a capsule that owns `state`.
-template <class State>
-PyObject* bound(PyMethodDef* method, State* state) {
+// A builtin function whose `self` is a capsule that owns `make_state()`. Null if this process has no Python.
+template <PyFastFunction function, class MakeState>
+PyObject* builtin(const char* name, const MakeState& make_state) {
+  static PyMethodDef method{name, function, METH_FASTCALL, nullptr};
+  if (&PyCFunction_NewEx == nullptr) return nullptr;
+  auto* const state = make_state();
+  using State = std::remove_pointer_t<decltype(make_state())>;
   const Object capsule(PyCapsule_New(
       state, nullptr, [](PyObject* self) { delete static_cast<State*>(PyCapsule_GetPointer(self, nullptr)); }));
   if (capsule.get() == nullptr) {
     delete state;
     return nullptr;
   }
-  return PyCFunction_NewEx(method, capsule.get(), nullptr);
+  return PyCFunction_NewEx(&method, capsule.get(), nullptr);
 }
 
 template <class State>
@@ -76,6 +82,19 @@ class TensorOf {
   unsigned long implementation_ = 0;
 };
 
+// The lengths and strides of a strided tensor with at most `most` axes.
+struct Axes {
+  int64_t dim = 0, *sizes = nullptr, *strides = nullptr;
+
+  // Returns false if the tensor is another one.
+  bool read(AtenTensorHandle handle, int64_t most) {
+    int32_t layout = -1;
+    return aoti_torch_get_layout(handle, &layout) == 0 && layout == aoti_torch_layout_strided() &&
+           aoti_torch_get_dim(handle, &dim) == 0 && dim <= most && aoti_torch_get_sizes(handle, &sizes) == 0 &&
+           aoti_torch_get_strides(handle, &strides) == 0;
+  }
+};
+
 // --- Keys -------------------------------------------------------------------------------------------------------
 
 // The properties of mu or sigma in a plan's key, besides the Python type: of shape (d,), or (B, d) in a batch.
@@ -99,20 +118,15 @@ inline bool read_signature(const KeyState& state, PyObject* tensor, Signature* s
   TensorOf read(tensor, state.address.get());
   if (PyErr_Occurred() != nullptr) return false;
   const AtenTensorHandle handle = read.handle();
-  int64_t dim = 0, *sizes = nullptr, *strides = nullptr;
-  int32_t layout = -1;
-  if (aoti_torch_get_layout(handle, &layout) != 0 || layout != aoti_torch_layout_strided() ||
-      aoti_torch_get_dim(handle, &dim) != 0 || dim > 2 || aoti_torch_get_sizes(handle, &sizes) != 0 ||
-      aoti_torch_get_strides(handle, &strides) != 0) {
-    return false;
-  }
+  Axes axes;
+  if (!axes.read(handle, 2)) return false;
   aoti_torch_get_dtype(handle, &signature->dtype);
   aoti_torch_get_device_type(handle, &signature->device_type);
   aoti_torch_get_device_index(handle, &signature->device_index);
-  signature->dim = dim;
-  for (int64_t axis = 0; axis < dim; ++axis) {
-    signature->sizes[axis] = sizes[axis];
-    signature->strides[axis] = strides[axis];
+  signature->dim = axes.dim;
+  for (int64_t axis = 0; axis < axes.dim; ++axis) {
+    signature->sizes[axis] = axes.sizes[axis];
+    signature->strides[axis] = axes.strides[axis];
   }
   const Object requires_grad(PyObject_GetAttr(tensor, state.requires_grad.get()));
   const Object is_negative(PyObject_CallFunctionObjArgs(state.is_negative.get(), tensor, nullptr));
@@ -198,11 +212,14 @@ inline PyObject* addresses(PyObject* self, PyObject* const* args, long) {
 
 // --- Launches ---------------------------------------------------------------------------------------------------
 
+// Runs or checks a launch.
+using Run = int (*)(const Launch*);
+
 struct LaunchState {
   Launch call;
-  int (*run)(const Launch*);  // runs or checks a launch
-  Object fail;                // raises the exception for an error of `run`
-  Object thread_limit;        // called if the launch is on the CPU
+  Run run;
+  Object fail;          // raises the exception for an error of `run`
+  Object thread_limit;  // called if the launch is on the CPU
 };
 
 inline void* pointer(PyObject* address) { return reinterpret_cast<void*>(PyLong_AsUnsignedLong(address)); }
@@ -227,11 +244,19 @@ inline void set_inputs(Launch* call, PyObject* mu, PyObject* sigma, PyObject* we
 }
 
 // Calls function(call) without the GIL.
-inline int without_lock(int (*function)(const Launch*), const Launch& call) {
+inline int without_lock(Run function, const Launch& call) {
   PyThreadState* const thread = PyEval_SaveThread();
   const int result = function(&call);
   PyEval_RestoreThread(thread);
   return result;
+}
+
+// Sets the most threads of a call on the CPU, by the Python function `limit`. Returns false with a Python error.
+inline bool set_threads(Launch* call, PyObject* limit) {
+  if (call->device >= 0) return true;
+  const Object most(PyObject_CallFunctionObjArgs(limit, nullptr));
+  if (most.get() != nullptr) call->threads = PyLong_AsUnsignedLong(most.get());
+  return most.get() != nullptr;
 }
 
 // launch(geometry, mu, sigma, weights, matrix, first, second, seed, offset, seed_at, offset_at, first_row,
@@ -259,11 +284,7 @@ inline PyObject* launch(PyObject* self, PyObject* const* args, long) {
   call.first_column = PyLong_AsUnsignedLong(args[12]);
   call.stream = pointer(args[13]);
   if (PyErr_Occurred() != nullptr) return nullptr;
-  if (call.device < 0) {
-    const Object limit(PyObject_CallFunctionObjArgs(state.thread_limit.get(), nullptr));
-    if (limit.get() == nullptr) return nullptr;
-    call.threads = PyLong_AsUnsignedLong(limit.get());
-  }
+  if (!set_threads(&call, state.thread_limit.get())) return nullptr;
   const int error = without_lock(state.run, call);
   if (error == 0) return Object::new_reference(&_Py_NoneStruct);
   const Object number(PyLong_FromLong(error));
@@ -282,14 +303,9 @@ struct MatrixSignature {
 
 // Returns false if the tensor is no strided matrix.
 inline bool read_matrix_signature(AtenTensorHandle handle, MatrixSignature* signature) {
-  int64_t dim = 0, *sizes = nullptr, *strides = nullptr;
-  int32_t layout = -1;
-  if (aoti_torch_get_layout(handle, &layout) != 0 || layout != aoti_torch_layout_strided() ||
-      aoti_torch_get_dim(handle, &dim) != 0 || dim != 2 || aoti_torch_get_sizes(handle, &sizes) != 0 ||
-      aoti_torch_get_strides(handle, &strides) != 0) {
-    return false;
-  }
-  *signature = {{sizes[0], sizes[1]}, {strides[0], strides[1]}, -1, -1, -1, 0};
+  Axes axes;
+  if (!axes.read(handle, 2) || axes.dim != 2) return false;
+  *signature = {{axes.sizes[0], axes.sizes[1]}, {axes.strides[0], axes.strides[1]}, -1, -1, -1, 0};
   return aoti_torch_get_dtype(handle, &signature->dtype) == 0 &&
          aoti_torch_get_device_type(handle, &signature->device_type) == 0 &&
          aoti_torch_get_device_index(handle, &signature->device_index) == 0;
@@ -310,14 +326,13 @@ enum PlanFunction : long {
 
 struct PlanState {
   Launch call;
-  int (*run)(const Launch*);
-  int (*is_valid)(const Launch*);  // null if values are not checked
-  u64 last_row, last_column;       // the greatest dim_offset and sample_offset
-  u64 mask;                        // the bits that are 0 in the address of a vector
-  bool has_list;                   // whether the seed is in a list
-  MatrixSignature matrix;          // of a gradient's operand
-  Object functions;                // a tuple
-  Object int_type, address;        // the type, and the name "_cdata"
+  Run run, is_valid;          // `is_valid` is null if values are not checked
+  u64 last_row, last_column;  // the greatest dim_offset and sample_offset
+  u64 mask;                   // the bits that are 0 in the address of a vector
+  bool has_list;              // whether the seed is in a list
+  MatrixSignature matrix;     // of a gradient's operand
+  Object functions;           // a tuple
+  Object int_type, address;   // the type, and the name "_cdata"
 
   // Null for None.
   PyObject* function(PlanFunction which) const {
@@ -435,11 +450,7 @@ inline PyObject* run_plan(PyObject* self, PyObject* const* args, long) {
     call.scratch = static_cast<double*>(TensorOf(scratch.get(), state.address.get()).data());
     if (PyErr_Occurred() != nullptr) return nullptr;
   }
-  if (call.device < 0) {
-    const Object limit(PyObject_CallFunctionObjArgs(state.function(kThreadLimit), nullptr));
-    if (limit.get() == nullptr) return nullptr;
-    call.threads = PyLong_AsUnsignedLong(limit.get());
-  }
+  if (!set_threads(&call, state.function(kThreadLimit))) return nullptr;
   const Object taken(takes ? take_words(state, args[5], &call) : nullptr);
   if (takes && taken.get() == nullptr) return nullptr;
   const int error = without_lock(state.run, call);

@@ -168,18 +168,18 @@ def groups(root: Path, monkeypatch: pytest.MonkeyPatch) -> Groups:
     return groups
 
 
-LISTING = functools.partial(cpu_moments.listing_kernel, "float64", False)
+CHECKING = functools.partial(cpu_kernels.value_kernel, "float64")
 
 
 def test_the_build_command_tells_compiled_from_cached_kernels(
     root: Path, groups: Groups, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    groups([LISTING])
+    groups([CHECKING])
     assert main(["build", "cpu"]) == 0
     printed = capfd.readouterr()
     assert re.fullmatch(r"cpu: compiled 1 kernels in [\d.]+ s\n", printed.out)
     assert re.fullmatch(r"(cpu: 0 of 1 kernels, \d+ s\n)+", printed.err)  # No line for each kernel without a terminal.
-    assert only_file(root).name.startswith("cpu-list_groups_float64-")
+    assert only_file(root).name.startswith("cpu-check_float64-")
     assert main(["build", "cpu"]) == 0
     assert re.fullmatch(r"cpu: compiled 0 kernels in [\d.]+ s; 1 were compiled before\n", capfd.readouterr().out)
 
@@ -200,7 +200,7 @@ def test_kernels_are_compiled_in_parallel(tmp_path: Path, groups: Groups) -> Non
 
 
 def test_a_terminal_shows_progress_in_one_line(groups: Groups, monkeypatch: pytest.MonkeyPatch) -> None:
-    groups([LISTING, functools.partial(time.sleep, 1.5)])
+    groups([CHECKING, functools.partial(time.sleep, 1.5)])
     terminal = io.StringIO()
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stderr", terminal)
@@ -234,7 +234,7 @@ def test_a_failure_ends_the_build_and_its_processes(
 
 def test_a_warning_of_several_processes_is_issued_once(root: Path, groups: Groups) -> None:
     root.write_text("no folder")
-    groups([LISTING], [functools.partial(cpu_moments.listing_kernel, "float32", False)])
+    groups([CHECKING], [functools.partial(cpu_kernels.value_kernel, "float32")])
     with pytest.warns(RuntimeWarning, match=f"{root}.*set MULTISAMPLE_CACHE_DIR") as warned:
         assert main(["build", "cpu"]) == 0
     assert len(warned) == 1
@@ -247,7 +247,7 @@ def test_an_interrupt_ends_the_build_and_its_processes(root: Path, seconds: int)
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     assert process.stderr
-    assert process.stderr.readline() == "cpu: 0 of 43 kernels, 0 s\n"
+    assert process.stderr.readline() == "cpu: 0 of 24 kernels, 0 s\n"
     time.sleep(seconds)
     os.killpg(process.pid, signal.SIGINT)  # As a terminal does.
     output, error = process.communicate(timeout=DEADLINE)

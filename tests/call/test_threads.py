@@ -23,13 +23,13 @@ MU, SIGMA = np.zeros(8, np.float32), np.ones(8, np.float32)
 
 
 @pytest.fixture
-def threads_of_cpu(monkeypatch: pytest.MonkeyPatch, thread_counts: list[int]) -> Callable[[], int]:
+def threads_of_cpu(monkeypatch: pytest.MonkeyPatch, thread_counts: Callable[[], list[int]]) -> Callable[[], int]:
     """``threads_of_cpu()``: the number of threads for a large matrix of the cpu backend."""
     monkeypatch.setenv("MULTISAMPLE_NUM_THREADS", "6")
 
     def count() -> int:
         sample(MU, SIGMA, LARGE, seed=1, backend="cpu")
-        return thread_counts.pop()
+        return thread_counts().pop()
 
     return count
 

@@ -52,13 +52,13 @@ def visit(arguments, index):  # type: ignore[no-untyped-def]
 visit_compiled = cached(visit, "test-visit", "")
 
 
-def visit_all(visits, arrived, together, count, number, pool):  # type: ignore[no-untyped-def]
-    threads.for_each(visit_compiled, (visits, arrived, together), count, number, pool)
+def visit_all(visits, arrived, together, count, number):  # type: ignore[no-untyped-def]
+    threads.for_each(visit_compiled, (visits, arrived, together), count, number)
 
 
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
-    signature = types.void(NUMBERS, NUMBERS, types.int64, types.int64, types.int64, threads.POOL)
+    signature = types.void(NUMBERS, NUMBERS, types.int64, types.int64, types.int64)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MULTISAMPLE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         compiled: Callable[..., None] = compile_cached(signature, visit_all, "test-visit_all", "")
@@ -66,11 +66,13 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
 
 
 @pytest.fixture(autouse=True)
-def pool(monkeypatch: pytest.MonkeyPatch) -> Pool:
+def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
     """A new pool for a test, with a line for each helper. Its helpers sleep until the process ends."""
+    before = threads._shared[threads._POOL]
     array = threads._new_pool()
     monkeypatch.setattr(threads, "_pool", array)
-    return array[threads._FIRST :].reshape(-1, threads._LINE)
+    yield array[threads._FIRST :].reshape(-1, threads._LINE)
+    threads._shared[threads._POOL] = before
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -91,7 +93,8 @@ def wait_for_helpers(pool: Pool) -> None:
 
 def visits(kernel: Callable[..., None], count: int, number: int, together: int = 0) -> list[int]:
     counts, arrived = np.zeros(max(count, 1), np.int64), np.zeros(1, np.int64)
-    kernel(counts, arrived, together, count, number, threads.helper_pool(number - 1))
+    threads._prepare_helpers(number)
+    kernel(counts, arrived, together, count, number)
     return counts[:count].tolist()
 
 

@@ -32,7 +32,10 @@ def machine_code(kind: str) -> str:
     if kind == "draw":
         function, parameters = kernel._window_function("float64", False), kernel.window_parameters("float64")
     else:
-        function, parameters = moments.sum_function("float64"), moments._sum_parameters("float64")
+        reals, words = types.Array(types.float64, 1, "C"), (types.uint64, types.uint64, types.int64)
+        sums = types.Array(types.float64, 2, "C")
+        function = moments._sum_function("float64")
+        parameters = (types.Array(types.uint32, 1, "C"), reals, reals, sums, *words)
     dispatcher: Any = cached(function, f"test-{kind}", "")
     dispatcher.compile(types.void(*parameters))
     (code,) = dispatcher.inspect_asm().values()

@@ -97,7 +97,7 @@ def compiled(template: Template) -> Any:
     unroll = {} if SIZES[dtype] > 2 else {store_kind: min(turns, 2) for store_kind, turns in cuda_rows._UNROLL.items()}
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.dict(cuda_rows._UNROLL, unroll))
-        for module in (cuda_few_columns, cuda_group, cuda_kernel, cuda_rows, cuda_stores, cuda_transposed):
+        for module in (cuda_few_columns, cuda_group, cuda_rows, cuda_stores, cuda_transposed):
             stack.enter_context(mock.patch.object(module, "inline", gpu.once))
         kernel = cuda_kernel.sample_kernel(
             gpu, dtype, noise == "shared", antithetic, fast_math, STORE_KINDS.index(store_kind), *memory

@@ -12,7 +12,7 @@ from numba.extending import intrinsic
 
 from multisample.backends.kernels.compilation import callee, compile_cached
 
-from .intrinsics import emit_array, emit_default_floats, emit_restore_floats
+from .intrinsics import emit_array, emit_entry
 
 _WORD = ir.IntType(64)
 _C_FUNCTION = ir.FunctionType(_WORD, [_WORD])
@@ -51,6 +51,18 @@ def numbers_at(typingctx: Any, address: Any, length: Any, dtype: Any) -> Any:
 
 
 @intrinsic
+def vector_at(typingctx: Any, address: Any, length: Any, stride: Any, dtype: Any) -> Any:
+    """`numbers_at` for numbers that are `stride` bytes apart, at any address."""
+    result = types.Array(dtype.dtype, 1, "A", aligned=False)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        data = builder.inttoptr(args[0], context.get_data_type(dtype.dtype).as_pointer())
+        return emit_array(context, builder, result, data, args[1], args[2])
+
+    return result(types.int64, types.int64, types.int64, dtype), codegen
+
+
+@intrinsic
 def call_c(typingctx: Any, function: Any, argument: Any) -> Any:
     """Call the C function at address `function`, which takes an int64 and returns one."""
 
@@ -71,17 +83,7 @@ def c_function(typingctx: Any, function: Any) -> Any:
     function.dispatcher.compile(parameters)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        compiled = function.dispatcher.overloads[parameters]
-        context.active_code_library.add_linking_library(compiled.library)
-        declared = context.declare_function(builder.module, compiled.fndesc)
-        made = ir.Function(builder.module, _C_FUNCTION, builder.module.get_unique_name("c_function"))
-        made.linkage = "internal"
-        body = ir.IRBuilder(made.append_basic_block())
-        before = emit_default_floats(body)
-        _, result = context.call_conv.call_function(body, declared, types.int64, parameters, made.args)
-        emit_restore_floats(body, before)
-        body.ret(result)
-        return builder.ptrtoint(made, _WORD)
+        return emit_entry(context, builder, function, parameters)
 
     return types.int64(function), codegen
 

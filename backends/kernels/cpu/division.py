@@ -1,9 +1,6 @@
-"""How a call is divided among threads: for kernels, and for Python."""
+"""How a call is divided among threads."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
 
 from multisample.backends.kernels.compilation import inline
 
@@ -66,9 +63,3 @@ def window_of(index, rows, columns, skip, height, width, across):
     """The first row of a window and the row after its last, and the same of its columns."""
     top, left = index // across * height, max(index % across * width - skip, 0)
     return top, min(top + height, rows), left, min((index % across + 1) * width - skip, columns)
-
-
-def in_python() -> tuple[Callable[..., int], Callable[..., tuple[int, int]]]:
-    """`most_threads` and `window_shape` for callers in Python, uncompiled."""
-    functions: Any = most_threads, window_shape
-    return functions[0].py_func, functions[1].py_func

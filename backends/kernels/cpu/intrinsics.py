@@ -260,11 +260,12 @@ def restore_floats(typingctx: Any, before: Any) -> Any:
     return types.none(types.uint64), codegen
 
 
-def emit_array(context: Any, builder: Any, result: Any, data: Any, length: Any) -> Any:
-    """An array of unit stride over memory that it does not own."""
+def emit_array(context: Any, builder: Any, result: Any, data: Any, length: Any, stride: Any = None) -> Any:
+    """An array over memory that it does not own, of unit stride unless `stride` is given."""
     itemsize = context.get_constant(types.intp, context.get_abi_sizeof(data.type.pointee))
     array = context.make_array(result)(context, builder)
-    context.populate_array(array, data=data, shape=[length], strides=[itemsize], itemsize=itemsize, meminfo=None)
+    strides = [itemsize if stride is None else stride]
+    context.populate_array(array, data=data, shape=[length], strides=strides, itemsize=itemsize, meminfo=None)
     return array._getvalue()
 
 
@@ -309,10 +310,12 @@ def stack_copy(typingctx: Any, value: Any) -> Any:
     return types.intp(value), codegen
 
 
-def _emit_entry(context: Any, builder: Any, function: Any, parameters: Any, count: int, values: Any) -> Any:
-    """Returns the address of a C function of `count` 64-bit arguments that calls a compiled function and returns 0.
+def emit_entry(context: Any, builder: Any, function: Any, parameters: Any, count: int = 1, values: Any = None) -> Any:
+    """Returns the address of a C function of `count` 64-bit arguments that calls a compiled function.
 
-    ``values(body, *words)`` gives the arguments of the compiled function. Exceptions of that function are ignored.
+    ``values(body, *words)`` gives the arguments of the compiled function, if they are not the words. Exceptions of that
+    function are ignored. The C function returns its result, or 0 if it is not a word, and computes with the settings of
+    `default_floats`.
     """
     compiled = function.dispatcher.overloads[parameters]
     context.active_code_library.add_linking_library(compiled.library)
@@ -321,9 +324,12 @@ def _emit_entry(context: Any, builder: Any, function: Any, parameters: Any, coun
     entry = ir.Function(builder.module, entry_type, builder.module.get_unique_name("entry"))
     entry.linkage = "internal"
     body = ir.IRBuilder(entry.append_basic_block())
-    arguments = values(body, *entry.args)
-    context.call_conv.call_function(body, callee, compiled.signature.return_type, parameters, arguments)
-    body.ret(_WORD(0))
+    before = emit_default_floats(body)
+    arguments = values(body, *entry.args) if values else entry.args
+    kind = compiled.signature.return_type
+    _, result = context.call_conv.call_function(body, callee, kind, parameters, arguments)
+    emit_restore_floats(body, before)
+    body.ret(result if kind == types.int64 else _WORD(0))
     return builder.ptrtoint(entry, _WORD)
 
 
@@ -341,7 +347,7 @@ def entry_address(typingctx: Any, function: Any, arguments: Any) -> Any:
             pointer = body.inttoptr(address, context.get_value_type(arguments).as_pointer())
             return body.load(pointer), index
 
-        return _emit_entry(context, builder, function, parameters, 2, values)
+        return emit_entry(context, builder, function, parameters, 2, values)
 
     return types.intp(function, arguments), codegen
 
@@ -365,6 +371,6 @@ def thread_entry(typingctx: Any, function: Any) -> Any:
     function.dispatcher.compile(parameters)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _emit_entry(context, builder, function, parameters, 1, lambda body, argument: (argument,))
+        return emit_entry(context, builder, function, parameters)
 
     return types.intp(function), codegen

@@ -1,8 +1,8 @@
 """The block-per-dimension kernel for the CPU.
 
-`window_kernel` draws one window of a sample matrix on one thread. `windows_kernel` shares windows among threads
-(`threads.py`), and `calls.py` the matrices of a batch. There are two window kernels per dtype, one of them for
-antithetic pairs. The kernels take arrays of any strides. They are cached on disk, so that a user waits for LLVM once.
+`window_kernel` draws one window of a sample matrix on one thread. `calls.py` shares windows, and the matrices of a
+batch, among threads. There are two window kernels per dtype, one of them for antithetic pairs. The kernels take arrays
+of any strides. They are cached on disk, so that a user waits for LLVM once.
 
 Numba's ``parallel=True`` would bring a threading layer that dies in a forked child (GNU OpenMP) or aborts under
 concurrent calls (workqueue).
@@ -19,13 +19,12 @@ import numpy as np
 from numba import types
 
 from multisample.backends.element_types import MATRIX_TYPES
-from multisample.backends.kernels.compilation import callee, compile_cached, function_address, inline, source_digest
+from multisample.backends.kernels.compilation import compile_cached, function_address, inline, source_digest
 from multisample.backends.kernels.stream.arithmetic import fma
 from multisample.backends.kernels.stream.normals import block_f32, block_f64
 from multisample.backends.kernels.stream.rounding import NARROWING, unchanged
 from multisample.backends.kernels.stream.words import stream_key, word
 
-from .division import window_of, windows
 from .intrinsics import (
     contiguous,
     copy_vector,
@@ -37,8 +36,8 @@ from .intrinsics import (
     stack_array,
     store_apart,
 )
-from .threads import POOL, for_each, starting_kernel
-from .window import TYPES, array, call_window, parameters_of, window_parameters
+from .threads import starting_kernel
+from .window import TYPES, array, window_parameters
 
 # Rows of this length and more have vector loops of their own.
 _LONG_ROW = 512
@@ -515,8 +514,8 @@ def _check(mu, sigma, weights):
     return _valid(mu, sigma) and (weights is None or _valid(weights, sigma[:0]))
 
 
-def _compiled(signature: Any, function: Callable[..., Any], name: str, *, nogil: bool = True) -> Callable[..., Any]:
-    kernel: Callable[..., Any] = compile_cached(signature, function, f"cpu-{name}", source_digest(), nogil=nogil)
+def _compiled(signature: Any, function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    kernel: Callable[..., Any] = compile_cached(signature, function, f"cpu-{name}", source_digest())
     return kernel
 
 
@@ -542,53 +541,6 @@ def _window_name(dtype: str, antithetic: bool) -> str:
     return f"draw_{dtype}_antithetic" if antithetic else f"draw_{dtype}"
 
 
-def windows_kernel(dtype: str, antithetic: bool = False) -> Callable[..., None]:
-    """``kernel(mu, sigma, out, seed, offset, first_row, first_column, shared_noise, height, width, threads, pool)``.
-
-    As `window_kernel`, on up to `threads` threads: the calling one, and helpers of `pool` (`threads.helper_pool`).
-    They draw windows of up to `height` rows, and up to `width` columns, a multiple of the columns of a block.
-    """
-    return functools.partial(_sharing_kernel(*TYPES[dtype]), window_address(dtype, antithetic), 8 if antithetic else 4)
-
-
-@functools.cache
-def _sharing_kernel(real: Any, element: Any) -> Callable[..., None]:
-    """`windows_kernel` for all window kernels of one size, with the address of one and the columns of its blocks."""
-
-    def draw_window(arguments, window):
-        kernel, block, mu, sigma, out, seed, offset, first_row, first_column, shared_noise, height, width, across = (
-            arguments
-        )
-        rows, columns = out.shape
-        top, bottom, left, right = window_of(window, rows, columns, first_column % block, height, width, across)
-        row, column = out.strides
-        call_window(
-            kernel,
-            (
-                mu.ctypes.data + top * mu.strides[0], sigma.ctypes.data + top * sigma.strides[0], mu.strides[0],
-                sigma.strides[0], mu.itemsize,
-            ),
-            (out.ctypes.data + top * row + left * column, bottom - top, right - left, row, column, out.itemsize),
-            (np.int64(seed), np.int64(offset), first_row + top, first_column + left), shared_noise,
-        )  # fmt: skip
-
-    name = f"cpu-draw_windows_{real}_{element}"
-    of_window = callee(draw_window, f"{name}_of_thread")
-
-    def draw_windows(
-        kernel, block, mu, sigma, out, seed, offset, first_row, first_column, shared_noise, height, width, threads, pool
-    ):
-        rows, columns = out.shape
-        across, high = windows(rows, columns, first_column % block, height, width)
-        arguments = (
-            kernel, block, mu, sigma, out, seed, offset, first_row, first_column, shared_noise, height, width, across,
-        )  # fmt: skip
-        for_each(of_window, arguments, across * high, threads, pool)
-
-    parameters = *[types.int64] * 2, *parameters_of(real, element), *[types.int64] * 3, POOL
-    return _compiled(types.void(*parameters), draw_windows, name.removeprefix("cpu-"))
-
-
 @functools.cache
 def value_kernel(dtype: str, weighted: bool = False) -> Callable[..., bool]:
     """``kernel(mu, sigma, weights)``: whether means and weights are finite, and deviations finite and not negative.
@@ -605,7 +557,6 @@ def kernel_groups() -> list[list[Callable[[], Any]]]:
     groups: list[list[Callable[[], Any]]] = [
         [functools.partial(window_kernel, dtype, antithetic)] for dtype in TYPES for antithetic in (False, True)
     ]
-    groups += [[functools.partial(_sharing_kernel, *each)] for each in sorted(set(TYPES.values()), key=str)]
     groups += [
         [functools.partial(value_kernel, real, weighted)]
         for real in ("float32", "float64")

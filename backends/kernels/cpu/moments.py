@@ -13,35 +13,44 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from multisample.backends.element_types import MATRIX_TYPES
-from multisample.backends.kernels.compilation import callee, compile_cached, inline, source_digest
+from multisample.backends.element_types import MATRIX_TYPES, ElementType
+from multisample.backends.kernels.compilation import callee, inline, source_digest
 from multisample.backends.kernels.stream.arithmetic import fma
 from multisample.backends.kernels.stream.normals import block_f32, block_f64
 from multisample.backends.kernels.stream.rounding import NARROWING
 from multisample.backends.kernels.stream.words import stream_key, word
 
-from .intrinsics import default_floats, restore_floats, stack_array
-from .threads import POOL, for_each
+from .addresses import c_address, numbers_at, vector_at
+from .division import SHARE
+from .fields import HALF, LAUNCH_WORDS, WORD, half, numbers_of
+from .intrinsics import integers_at, stack_array
+from .threads import for_each, threads_of
 
-SEGMENT = 4096
-"""Groups whose sums are added up by themselves."""
-ROUND = 8
-"""A list has a multiple of this many groups."""
-MOST_ROWS = 1024
-"""Rows whose sums `moments_kernel` has in memory at once, 16 KiB of a thread's stack."""
-FEW_ROWS = 1024
-"""With at least so many rows, threads share rows alone."""
-_MOST_SUMS = 2 * MOST_ROWS
+# Groups whose sums are added up by themselves. A list has a multiple of _ROUND groups.
+_SEGMENT, _ROUND = 4096, 8
+# Rows whose sums a thread has in memory at once, 16 KiB of its stack.
+_MOST_ROWS = 1024
+_MOST_SUMS = 2 * _MOST_ROWS
+# With at least so many rows, threads share rows alone.
+_FEW_ROWS = 1024
 # Groups whose noise is in the first-level cache; sums side by side, and the terms of each.
 _TILE, _SUMS, _CHAIN = 256, 16, 16
 _TILE_NORMALS = 4 * _TILE
+_NUMBER = int(ElementType.number)
+
+_allocate = types.ExternalFunction("PyMem_RawCalloc", types.int64(types.int64, types.int64))
+_free = types.ExternalFunction("PyMem_RawFree", types.void(types.int64))
 
 
-def list_function(width: int) -> Callable[..., Any]:
-    """The function of `listing_kernel` for groups of `width` columns."""
+def _list_function(width: int) -> Callable[..., Any]:
+    """``list_groups(weights, first_column, groups, first, second)`` lists the groups with a weight other than zero.
+
+    Groups have `width` columns. `first` and `second`, zeros before, get four weights for each group: those of its
+    normals, and of antithetic groups those of their squares. Others do not write to `second`. Returns the number of
+    groups and the sum of all weights.
+    """
 
     def list_groups(weights, first_column, groups, first, second):
-        before = default_floats()
         skip = first_column % width
         count, total = 0, 0.0
         for g in range((skip + weights.size + width - 1) // width):
@@ -61,13 +70,12 @@ def list_function(width: int) -> Callable[..., Any]:
                     else:
                         first[4 * count + place] = weights[c]
                 count += 1
-        restore_floats(before)
         return count, total
 
     return list_groups
 
 
-def sum_function(real: str) -> Callable[..., Any]:
+def _sum_function(real: str) -> Callable[..., Any]:
     """``sum_rows(groups, first, second, sums, seed, offset, first_row)`` adds the sums of listed groups to `sums`."""
     block = block_f64 if real == "float64" else block_f32
     number = getattr(np, real)
@@ -91,16 +99,15 @@ def sum_function(real: str) -> Callable[..., Any]:
         return s, q
 
     def sum_rows(groups, first, second, sums, seed, offset, first_row):
-        before = default_floats()
         k0, k1 = stream_key(seed)
         o0, o1 = word(offset), offset >> np.uint64(32)
         z, a, b = stack_array(_TILE_NORMALS, number), stack_array(_SUMS, number), stack_array(_SUMS, number)
         for r in range(sums.shape[0]):
             i = np.uint64(first_row + r)
             s_row, q_row = 0.0, 0.0
-            for segment in range(0, groups.size, SEGMENT):
+            for segment in range(0, groups.size, _SEGMENT):
                 s_segment, q_segment = 0.0, 0.0
-                for t in range(segment, min(segment + SEGMENT, groups.size), _TILE):
+                for t in range(segment, min(segment + _SEGMENT, groups.size), _TILE):
                     count = min(_TILE, groups.size - t)
                     for g in range(np.uint64(count)):
                         z0, z1, z2, z3 = block(np.uint64(groups[np.uint64(t) + g]), i, o0, o1, k0, k1)
@@ -116,147 +123,160 @@ def sum_function(real: str) -> Callable[..., Any]:
                 q_row += q_segment
             sums[r, 0] += s_row
             sums[r, 1] += q_row
-        restore_floats(before)
 
     return sum_rows
 
 
-def _finish_function(dtype: str) -> Callable[..., Any]:
-    narrow, number = NARROWING[dtype], getattr(np, MATRIX_TYPES[dtype].computing)
+def _reading(name: str, number: Any) -> Callable[..., Any]:
+    """``place(launch, b, top, one)``: address and stride of mu or sigma of matrix `b` of a batch, from row `top` on.
 
-    def finish(mu, sigma, sums, weight, first, second):
-        before = default_floats()
-        for r in range(first.size):
+    A number in their place is put into `one`.
+    """
+    at, stride, step = (getattr(WORD, field) for field in (name, f"{name}_stride", f"{name}_step"))
+    kind = getattr(HALF, f"{name}_type")
+
+    @inline
+    def place(launch, b, top, one):
+        if half(launch, kind) == _NUMBER:
+            one[0] = number(numbers_at(launch.ctypes.data + 8 * at, 1, np.float64)[0])
+            return one.ctypes.data, 0
+        return launch[at] + b * launch[step] + top * launch[stride], launch[stride]
+
+    return place
+
+
+def _storing(dtype: str) -> Callable[..., Any]:
+    """``store(launch, b, top, rows, sums, weight)`` scales and stores moments; `sums` of one row serve all rows."""
+    row = MATRIX_TYPES[dtype]
+    number, stored, narrow = getattr(np, row.computing), getattr(np, row.stored), NARROWING[dtype]
+    mu_at, sigma_at, size = _reading("mu", number), _reading("sigma", number), row.size
+
+    @inline
+    def store(launch, b, top, rows, sums, weight):
+        one_mu, one_sigma = stack_array(1, number), stack_array(1, number)
+        at_mu, mu_stride = mu_at(launch, b, top, one_mu)
+        at_sigma, sigma_stride = sigma_at(launch, b, top, one_sigma)
+        mu, sigma = vector_at(at_mu, rows, mu_stride, number), vector_at(at_sigma, rows, sigma_stride, number)
+        behind = b * launch[WORD.result_step] + top * size
+        first = numbers_at(launch[WORD.first] + behind, rows, stored)
+        second = numbers_at(launch[WORD.second] + behind, rows, stored)
+        has_second = launch[WORD.second] != 0
+        for r in range(rows):
             of_row = sums[0 if sums.shape[0] == 1 else r]
             m, s = np.float64(mu[r]), np.float64(sigma[r])
             first[r] = narrow(number(fma(s, of_row[0], weight * m)))
-            if second.size > 0:
+            if has_second:
                 second[r] = narrow(number(s * s * of_row[1]))
-        restore_floats(before)
 
-    return finish
-
-
-_REALS = ("float32", "float64")
-# float64 sums of rows, two for each.
-_SUMS_TYPE = types.Array(types.float64, 2, "C")
+    return store
 
 
-def _array(dtype: Any, ndim: int = 1, layout: str = "C", *, readonly: bool = False) -> Any:
-    return types.Array(dtype, ndim, layout, readonly=readonly, aligned=False)
+def _summing_part(dtype: str) -> Callable[..., Any]:
+    real = MATRIX_TYPES[dtype].computing
+    number, size, store = getattr(np, real), np.dtype(real).itemsize, _storing(dtype)
+    sum_rows = callee(_sum_function(real), f"cpu-sum_rows_{real}")
 
-
-def _compiled(signature: Any, function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    kernel: Callable[..., Any] = compile_cached(signature, function, f"cpu-{name}", source_digest())
-    return kernel
-
-
-@functools.cache
-def listing_kernel(real: str, antithetic: bool) -> Callable[..., tuple[int, float]]:
-    """``kernel(weights, first_column, groups, first, second)`` lists the groups with a weight other than zero.
-
-    `first` and `second`, zeros before, get four weights for each group: those of its normals, and with `antithetic`
-    those of their squares. Without, `second` is not written. Returns the number of groups and the sum of all weights.
-    """
-    vector = _array(getattr(types, real))
-    signature = types.Tuple((types.int64, types.float64))(
-        _array(getattr(types, real), layout="A", readonly=True), types.int64, _array(types.uint32), vector, vector
-    )
-    name = f"list_groups_{real}{'_antithetic' if antithetic else ''}"
-    return _compiled(signature, list_function(8 if antithetic else 4), name)
-
-
-def _sum_parameters(real: str) -> tuple[Any, ...]:
-    vector = _array(getattr(types, real))
-    return _array(types.uint32), vector, vector, _SUMS_TYPE, types.uint64, types.uint64, types.int64
-
-
-@functools.cache
-def summing_kernel(real: str) -> Callable[..., None]:
-    """``kernel(groups, first, second, totals, seed, offset, first_row, height, threads, pool)`` draws listed groups.
-
-    `totals` has a matrix for each SEGMENT groups, and a row for each row of noise. The kernel adds the sums of `first`
-    times z, and of `second` times z squared. A thread adds up a segment in up to `height` rows at a
-    time; `kernel.windows_kernel` explains `threads` and `pool`. The list has a multiple of ROUND groups.
-    """
-    sum_rows = callee(sum_function(real), f"cpu-sum_rows_{real}")
-    groups, first, second, _, seed, offset, first_row = _sum_parameters(real)
-    parameters = groups, first, second, types.Array(types.float64, 3, "C"), seed, offset, first_row, types.int64
-
-    def sum_segment(arguments, index):
-        groups, first, second, totals, seed, offset, first_row, height = arguments
-        bands = (totals.shape[1] + height - 1) // height
-        begin, top = index // bands * SEGMENT, index % bands * height
-        end = begin + SEGMENT
+    def sum_part(arguments, index):
+        """Sum all groups of a band of rows, and store the moments. With `totals`, sum one segment into those."""
+        address, b, lists, most, count, totals, height, weight = arguments
+        launch = integers_at(address, LAUNCH_WORDS)
+        of_first = numbers_at(lists, 4 * count, number)
+        of_second = numbers_at(lists + 4 * most * size * half(launch, HALF.antithetic), 4 * count, number)
+        groups = numbers_at(lists + 8 * most * size, count, np.uint32)
+        is_shared = half(launch, HALF.shared_noise) != 0
+        rows, (seed, offset, first_row, _) = 1 if is_shared else launch[WORD.rows], numbers_of(launch, b)
+        bands = (rows + height - 1) // height
+        top = index % bands * height
+        height = min(height, rows - top)
+        row = np.int64(0 if is_shared else first_row + top)
+        if totals == 0:
+            sums = stack_array(_MOST_SUMS, np.float64).reshape((_MOST_ROWS, 2))[:height]
+            sums[:] = 0
+            sum_rows(groups, of_first, of_second, sums, np.uint64(seed), np.uint64(offset), row)
+            store(launch, b, top, height, sums, weight)
+            return
+        begin = index // bands * _SEGMENT
+        end = begin + _SEGMENT
+        sums = numbers_at(totals + 16 * (index // bands * rows + top), 2 * height, np.float64).reshape((height, 2))
         sum_rows(
-            groups[begin:end], first[4 * begin : 4 * end], second[4 * begin : 4 * end],
-            totals[index // bands, top : top + height], seed, offset, first_row + top,
+            groups[begin:end], of_first[4 * begin : 4 * end], of_second[4 * begin : 4 * end], sums, np.uint64(seed),
+            np.uint64(offset), row,
         )  # fmt: skip
 
-    of_segment = callee(sum_segment, f"cpu-sum_segment_{real}")
-
-    def sum_segments(groups, first, second, totals, seed, offset, first_row, height, threads, pool):
-        bands = (totals.shape[1] + height - 1) // height
-        arguments = groups, first, second, totals, seed, offset, first_row, height
-        for_each(of_segment, arguments, bands * totals.shape[0], threads, pool)
-
-    return _compiled(types.void(*parameters, types.int64, POOL), sum_segments, f"sum_segments_{real}")
+    return sum_part
 
 
-@functools.cache
-def moments_kernel(dtype: str) -> Callable[..., None]:
-    """Draw, sum and store the moments of independent noise: `summing_kernel` and `finishing_kernel` in one.
-
-    ``kernel(groups, of_first, of_second, seed, offset, first_row, mu, sigma, weight, first, second, height, threads,
-    pool)``. A thread takes up to `height` rows at a time, at most MOST_ROWS.
-    """
+def _moments_function(dtype: str) -> Callable[..., Any]:
     real = MATRIX_TYPES[dtype].computing
-    sum_rows = callee(sum_function(real), f"cpu-sum_rows_{real}")
-    finish = callee(_finish_function(dtype), f"cpu-finish_{dtype}")
-    groups, first, second, _, *words = _sum_parameters(real)
-    mu, sigma, _, weight, *results = _finish_parameters(dtype)
-    parameters = groups, first, second, *words, mu, sigma, weight, *results, types.int64
+    number, size, store = getattr(np, real), np.dtype(real).itemsize, _storing(dtype)
+    list_singles, list_pairs = (
+        callee(_list_function(width), f"cpu-list_groups_{real}{suffix}")
+        for width, suffix in ((4, ""), (8, "_antithetic"))
+    )
+    of_part = callee(_summing_part(dtype), f"cpu-sum_part_{dtype}")
 
-    def finish_band(arguments, band):
-        groups, of_first, of_second, seed, offset, first_row, mu, sigma, weight, first, second, height = arguments
-        top = band * height
-        bottom = min(top + height, len(first))
-        sums = stack_array(_MOST_SUMS, np.float64).reshape((MOST_ROWS, 2))[: bottom - top]
-        sums[:] = 0
-        sum_rows(groups, of_first, of_second, sums, seed, offset, first_row + top)
-        finish(mu[top:bottom], sigma[top:bottom], sums, weight, first[top:bottom], second[top:bottom])
+    @inline
+    def sum_listed(address, b, lists, most, count, weight):
+        """Sum and store the moments of matrix `b`. Returns 1 if there is no memory."""
+        launch = integers_at(address, LAUNCH_WORDS)
+        is_shared = half(launch, HALF.shared_noise) != 0
+        rows = 1 if is_shared else launch[WORD.rows]
+        threads = threads_of(max(1, (4 * rows * count + SHARE - 1) // SHARE), launch[WORD.threads])
+        height = min(_MOST_ROWS, (rows + 4 * threads - 1) // (4 * threads) if threads > 1 else rows)
+        bands = (rows + height - 1) // height
+        if not is_shared and (threads == 1 or rows >= _FEW_ROWS or count <= _SEGMENT):
+            for_each(of_part, (address, b, lists, most, count, 0, height, weight), bands, threads)
+            return 0
+        # The segments' sums are added in the same order as by a thread that has all segments.
+        segments = max(1, (count + _SEGMENT - 1) // _SEGMENT)
+        totals = _allocate(segments * rows, 16)
+        if totals == 0:
+            return 1
+        for_each(of_part, (address, b, lists, most, count, totals, height, weight), bands * segments, threads)
+        sums = numbers_at(totals, 2 * rows, np.float64)
+        for segment in range(1, segments):
+            more = numbers_at(totals + 16 * rows * segment, 2 * rows, np.float64)
+            for k in range(2 * rows):
+                sums[k] += more[k]
+        store(launch, b, 0, launch[WORD.rows], sums.reshape((rows, 2)), weight)
+        _free(totals)
+        return 0
 
-    of_band = callee(finish_band, f"cpu-finish_band_{dtype}")
+    def sum_moments(address):
+        launch = integers_at(address, LAUNCH_WORDS)
+        columns, is_antithetic = launch[WORD.columns], half(launch, HALF.antithetic)
+        error, most = 0, columns // (8 if is_antithetic else 4) + 2 + _ROUND
+        for b in range(max(half(launch, HALF.batch), 1)):
+            lists = _allocate(most, 8 * size + 4)
+            if lists == 0 or error != 0:
+                return 1
+            of_first = numbers_at(lists, 4 * most, number)
+            of_second = numbers_at(lists + 4 * most * size, 4 * most, number)
+            groups = numbers_at(lists + 8 * most * size, most, np.uint32)
+            begin, stride = launch[WORD.weights] + b * launch[WORD.weights_step], launch[WORD.weights_stride]
+            weights = vector_at(begin, columns, stride, number)
+            first_column = numbers_of(launch, b)[3]
+            if is_antithetic:
+                count, weight = list_pairs(weights, first_column, groups, of_first, of_second)
+            else:
+                count, weight = list_singles(weights, first_column, groups, of_first, of_second)
+            error = sum_listed(address, b, lists, most, count + -count % _ROUND, weight)
+            _free(lists)
+        return error
 
-    def finish_bands(
-        groups, of_first, of_second, seed, offset, first_row, mu, sigma, weight, first, second, height, threads, pool
-    ):
-        arguments = groups, of_first, of_second, seed, offset, first_row, mu, sigma, weight, first, second, height
-        for_each(of_band, arguments, (len(first) + height - 1) // height, threads, pool)
-
-    return _compiled(types.void(*parameters, types.int64, POOL), finish_bands, f"finish_bands_{dtype}")
+    return sum_moments
 
 
 @functools.cache
-def finishing_kernel(dtype: str) -> Callable[..., None]:
-    """``kernel(mu, sigma, sums, weight, first, second)`` stores the moments; `sums` of one row serve all rows."""
-    return _compiled(types.void(*_finish_parameters(dtype)), _finish_function(dtype), f"finish_{dtype}")
+def moments_address(dtype: str) -> int:
+    """The address of ``int64 run(const Launch*)`` for the operation `moments`, whose results have type `dtype`.
 
-
-def _finish_parameters(dtype: str) -> tuple[Any, ...]:
-    row = MATRIX_TYPES[dtype]
-    vector = _array(getattr(types, row.computing), layout="A", readonly=True)
-    result = _array(getattr(types, row.stored))
-    return vector, vector, _SUMS_TYPE, types.float64, result, result
+    mu and sigma are vectors of the computing type, or numbers that have it; weights are a vector of it. The function
+    never enters the interpreter. It returns 1 if there is no memory, and else 0.
+    """
+    return c_address(_moments_function(dtype), f"cpu-sum_moments_{dtype}", source_digest())
 
 
 def kernel_groups() -> list[list[Callable[[], Any]]]:
-    """All kernels, as functions that compile them. The first kernel of a group shares functions with the others."""
-    groups: list[list[Callable[[], Any]]] = []
-    for real in _REALS:
-        dtypes = [dtype for dtype, row in MATRIX_TYPES.items() if row.computing == real]
-        groups += [[functools.partial(listing_kernel, real, antithetic)] for antithetic in (False, True)]
-        groups += [[functools.partial(finishing_kernel, dtype)] for dtype in dtypes]
-        groups.append([functools.partial(summing_kernel, real)])
-        groups[-1] += [functools.partial(moments_kernel, dtype) for dtype in dtypes]
-    return groups
+    """All C functions, as functions that compile them."""
+    return [[functools.partial(moments_address, dtype)] for dtype in MATRIX_TYPES]

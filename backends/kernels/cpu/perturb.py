@@ -11,21 +11,22 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import types
 
 from multisample.backends.element_types import MATRIX_TYPES
-from multisample.backends.kernels.compilation import callee, compile_cached, inline, source_digest
+from multisample.backends.kernels.compilation import callee, inline, source_digest
 from multisample.backends.kernels.stream.arithmetic import fma
 from multisample.backends.kernels.stream.normals import block_f32, block_f64
 from multisample.backends.kernels.stream.rounding import NARROWING, from_bfloat16, from_float16, unchanged
 from multisample.backends.kernels.stream.words import stream_key, word
 from multisample.backends.launch import Span
 
-from .addresses import numbers_at
-from .intrinsics import default_floats, integers_at, restore_floats, stack_array
-from .threads import POOL, for_each
+from .addresses import c_address, numbers_at, vector_at
+from .division import SHARE
+from .fields import LAUNCH_WORDS, WORD, numbers_of
+from .intrinsics import integers_at, stack_array
+from .threads import for_each, threads_of
 
-# Minimum elements of a part, and maximum parts of a call: each part searches its spans from the first one on.
+# Minimum elements of a part, and maximum parts of a call.
 _PART, _MOST_PARTS = 1 << 15, 1 << 12
 # Blocks of four normals in a tile, and the blocks that the widest vectors hold.
 _TILE, _LANES = 256, 16
@@ -34,17 +35,11 @@ _WORDS = len(Span._fields)
 _WIDENING = {"float16": from_float16, "bfloat16": from_bfloat16}
 
 
-@inline
-def part_size(elements):
-    """How many elements a part has."""
-    return max(_PART, (elements + _MOST_PARTS - 1) // _MOST_PARTS)
-
-
-def part_function(dtype: str) -> Callable[..., Any]:
+def _part_function(dtype: str) -> Callable[..., Any]:
     """``add_part(arguments, part)``, for `for_each`.
 
-    `arguments` are the address and the number of words of the packed spans, `part_size`, weights, seed, offset and
-    first row.
+    `arguments` are the address and the number of words of the packed spans, the elements of a part, weights, seed,
+    offset and first row.
     """
     row = MATRIX_TYPES[dtype]
     number, element, size = getattr(np, row.computing), getattr(np, row.stored), np.dtype(row.stored).itemsize
@@ -74,7 +69,6 @@ def part_function(dtype: str) -> Callable[..., Any]:
     def add_part(arguments, part):
         address, length, elements, weights, seed, offset, first_row = arguments
         table = integers_at(address, length)
-        before = default_floats()
         k0, k1 = stream_key(seed)
         o0 = word(offset)
         x, z = stack_array(_TILE_NORMALS, number), stack_array(_TILE_NORMALS, number)
@@ -119,35 +113,41 @@ def part_function(dtype: str) -> Callable[..., Any]:
                         x[c] = fma(weight, noise[c], x[c])
                 store(x, target + run * target_row + w * target_stride, target_stride, count)
                 place += count
-        restore_floats(before)
 
     return add_part
 
 
+def _perturb_function(dtype: str) -> Callable[..., Any]:
+    add_part = callee(_part_function(dtype), f"cpu-perturb_{dtype}_part")
+    number = getattr(np, MATRIX_TYPES[dtype].computing)
+
+    def perturb_all(address):
+        launch = integers_at(address, LAUNCH_WORDS)
+        rows, elements = launch[WORD.rows], launch[WORD.columns]
+        weights = vector_at(launch[WORD.weights], rows, launch[WORD.weights_stride], number)
+        seed, offset, first_row, _ = numbers_of(launch, 0)
+        # Each part searches its spans from the first one on.
+        size = max(_PART, (elements + _MOST_PARTS - 1) // _MOST_PARTS)
+        arguments = (
+            launch[WORD.matrix], _WORDS * launch[WORD.spans], size, weights, np.uint64(seed), np.uint64(offset),
+            first_row,
+        )  # fmt: skip
+        threads = threads_of(max(1, (elements * rows + SHARE - 1) // SHARE), launch[WORD.threads])
+        for_each(add_part, arguments, (elements + size - 1) // size, threads)
+        return 0
+
+    return perturb_all
+
+
 @functools.cache
-def perturb_kernel(dtype: str) -> Callable[..., None]:
-    """``kernel(spans, elements, weights, seed, offset, first_row, threads, pool)`` perturbs spans.
+def perturb_address(dtype: str) -> int:
+    """The address of ``int64 run(const Launch*)`` for the operation `perturb`, for parameters of type `dtype`.
 
-    `spans` has the 64-bit words of packed spans, and `elements` is their number of elements. The kernel runs on up to
-    `threads` threads: the calling one, and helpers of `pool` (`threads.helper_pool`).
+    Weights are a vector of the computing type. The function never enters the interpreter, and returns 0.
     """
-    row = MATRIX_TYPES[dtype]
-    add_part = callee(part_function(dtype), f"cpu-perturb_{dtype}_part")
-
-    def perturb(spans, elements, weights, seed, offset, first_row, threads, pool):
-        size = part_size(elements)
-        arguments = spans.ctypes.data, spans.size, size, weights, seed, offset, first_row
-        for_each(add_part, arguments, (elements + size - 1) // size, threads, pool)
-
-    signature = types.void(
-        types.Array(types.int64, 1, "C", readonly=True), types.int64,
-        types.Array(getattr(types, row.computing), 1, "A", readonly=True), types.uint64, types.uint64, types.int64,
-        types.int64, POOL,
-    )  # fmt: skip
-    kernel: Callable[..., None] = compile_cached(signature, perturb, f"cpu-perturb_{dtype}", source_digest())
-    return kernel
+    return c_address(_perturb_function(dtype), f"cpu-perturb_all_{dtype}", source_digest())
 
 
 def kernel_groups() -> list[list[Callable[[], Any]]]:
-    """All kernels, as functions that compile them."""
-    return [[functools.partial(perturb_kernel, dtype)] for dtype in MATRIX_TYPES]
+    """All C functions, as functions that compile them."""
+    return [[functools.partial(perturb_address, dtype)] for dtype in MATRIX_TYPES]

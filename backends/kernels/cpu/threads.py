@@ -22,16 +22,17 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import llvmlite.binding
 import numpy as np
 from numba import types
 
 from multisample.backends.kernels.compilation import callee, compile_cached, inline, source_digest
-from multisample.backends.system.threads import STACK_SIZE
+from multisample.backends.system.threads import STACK_SIZE, configured_threads
 
+from .addresses import symbol
 from .intrinsics import (
     call_entry,
     compare_exchange,
-    default_floats,
     entry_address,
     fetch_add,
     integers_at,
@@ -40,9 +41,6 @@ from .intrinsics import (
     stack_copy,
     thread_entry,
 )
-
-POOL = types.Array(types.int64, 1, "C")
-"""The Numba type of a pool of helpers."""
 
 # Numbers in a cache line.
 _LINE = 8
@@ -56,8 +54,11 @@ _MOST_HELPERS = 255
 # The line before the records: the `entry_address` of a function that starts a helper, and how many helpers all calls
 # that run now want together.
 _START, _WANTED, _FIRST = 0, 1, _LINE
-POOL_LENGTH = _FIRST + _MOST_HELPERS * _LINE
-"""The number of elements of a pool."""
+_POOL_LENGTH = _FIRST + _MOST_HELPERS * _LINE
+# Numbers that compiled code knows by name: the address of the pool, and how many threads a call may have.
+_POOL, _MOST = range(2)
+_shared = np.zeros(2, np.int64)
+llvmlite.binding.add_symbol("multisample_cpu_threads", _shared.ctypes.data)
 # Elements of a call. From _BEGUN on, each thread has a line, with the next unclaimed index of its part.
 _ENTRY, _ARGUMENTS, _COUNT, _THREADS, _HELPERS, _BEGUN = 0, 1, 2, 3, 4, _LINE
 _CALL = _BEGUN + (_MOST_HELPERS + 1) * _LINE
@@ -94,12 +95,19 @@ else:
 
 
 @inline
-def for_each(function, arguments, count, threads, pool):
+def threads_of(most, limit):
+    """The number of threads for a call with work for `most` threads, whose own limit is `limit`, or 0 for none."""
+    return min(most, integers_at(symbol("multisample_cpu_threads"), 2)[_MOST], limit if limit != 0 else most)
+
+
+@inline
+def for_each(function, arguments, count, threads):
     """Call ``function(arguments, index)`` for each index below `count`, on up to `threads` threads with this one.
 
     `arguments` is a tuple. Returns when every call has returned. `function` must not raise. Needs neither the GIL nor a
-    Python thread: compiled code that C calls may call this.
+    Python thread: compiled code that C calls may call this. More than one thread needs `find_threads` before.
     """
+    pool = integers_at(integers_at(symbol("multisample_cpu_threads"), 2)[_POOL], _POOL_LENGTH)
     _share(entry_address(function, arguments), stack_copy(arguments), count, threads, pool)
 
 
@@ -192,7 +200,6 @@ def _serve(address):
     """Help the calls that take the record at `address`. Never returns."""
     helper = integers_at(address, _LINE)
     helper[_THREAD] = _this_thread()
-    default_floats()  # A thread inherits the settings of the thread that starts it.
     loads = 0
     while True:
         while loads > 0 and load_acquire(helper, _STATE) == _FREE:
@@ -244,15 +251,17 @@ def starting_kernel() -> Callable[[np.ndarray[Any, Any]], int]:
     def starting_entry(pool):
         return entry_address(compiled, (pool,))
 
-    kernel: Callable[[Any], int] = compile_cached(types.int64(POOL), starting_entry, "cpu-starting", source_digest())
+    signature = types.int64(types.Array(types.int64, 1, "C"))
+    kernel: Callable[[Any], int] = compile_cached(signature, starting_entry, "cpu-starting", source_digest())
     return kernel
 
 
 def _new_pool() -> np.ndarray[Any, Any]:
-    pool = np.zeros(POOL_LENGTH, np.int64)
+    pool = np.zeros(_POOL_LENGTH, np.int64)
     pool[_FIRST + _STATE :: _LINE], pool[_FIRST + _AVOIDED :: _LINE] = _NO_THREAD, -1
     # Never freed, since helpers load from it until the process ends, also after the end of the interpreter.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(pool))
+    _shared[_POOL] = pool.ctypes.data
     return pool
 
 
@@ -262,6 +271,7 @@ _pool = _new_pool()
 def _forget() -> None:
     global _pool
     _pool = _new_pool()
+    _prepare_helpers(_shared[_MOST])
 
 
 # The child gets a new pool. If an earlier hook has drawn in the child, those helpers keep the old pool.
@@ -269,13 +279,16 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget)
 
 
-def helper_pool(count: int) -> np.ndarray[Any, Any]:
-    """The pool for a `for_each` that wants `count` helpers.
+def find_threads() -> None:
+    """Read anew how many threads a call may have.
 
     All calls share the helpers, which never end. A call starts those that it lacks, up to the number that all
     running calls want together. The process may have a lower limit, and 255 is the maximum.
     """
-    pool = _pool
-    if count > 0 and not pool[_START]:
-        pool[_START] = starting_kernel()(pool)
-    return pool
+    _shared[_MOST] = most = configured_threads()
+    _prepare_helpers(most)
+
+
+def _prepare_helpers(most: int) -> None:
+    if most > 1 and not _pool[_START]:
+        _pool[_START] = starting_kernel()(_pool)

@@ -26,11 +26,7 @@ TYPES = {name: (getattr(types, row.computing), getattr(types, row.stored)) for n
 
 def window_parameters(dtype: str) -> tuple[Any, ...]:
     """The Numba types of the parameters of a `kernel.window_kernel`."""
-    return parameters_of(*TYPES[dtype])
-
-
-def parameters_of(real: Any, element: Any) -> tuple[Any, ...]:
-    """The same for the two types in `TYPES`."""
+    real, element = TYPES[dtype]
     vector = array(real, 1, readonly=True)
     return vector, vector, array(element, 2), *[types.uint64] * 2, *[types.int64] * 2, types.boolean
 

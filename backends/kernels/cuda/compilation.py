@@ -101,7 +101,7 @@ def _kernel(name: str, *choices: Any) -> Callable[..., None]:
 
 def variant_kernel(
     dtype: str, shared_noise: bool, antithetic: bool, fast_math: bool, store_kind: int, origin_in_memory: bool = False,
-    batched: bool = False, device: str = "usual",
+    batched: bool = False, *, device: str = "usual",
 ) -> Callable[..., None]:  # fmt: skip
     """The Python function of a `sample_kernel`. `device` is a result of `device_kind`."""
     names = [dtype, "shared" if shared_noise else "independent", *["antithetic"] * antithetic]
@@ -114,7 +114,7 @@ def variant_kernel(
 
 def moments_variant(
     real: str, antithetic: bool, fast_math: bool, rows: int, with_second: bool, origin_in_memory: bool, finishing: bool,
-    device: str = "usual",
+    *, device: str = "usual",
 ) -> Callable[..., None]:  # fmt: skip
     """The Python function of a `moments_kernel`; if `finishing`, of the `finishing_kernel`."""
     flags = {"antithetic": antithetic, "fast": fast_math, "second": with_second, "origin_in_memory": origin_in_memory}
@@ -124,7 +124,7 @@ def moments_variant(
 
 
 def perturb_variant(
-    dtype: str, fast_math: bool, one_member: bool, strided: bool, origin_in_memory: bool, device: str = "usual"
+    dtype: str, fast_math: bool, one_member: bool, strided: bool, origin_in_memory: bool, *, device: str = "usual"
 ) -> Callable[..., None]:
     """The Python function of a `perturb_kernel`."""
     names = ["perturb_kernel", dtype, "fast" if fast_math else "portable", "strided" if strided else "runs"]
@@ -174,31 +174,9 @@ def launch_bounds(
     return MOST_THREADS, min(blocks, 3) if capability == (7, 5) else blocks
 
 
-def compile_kernel(
-    dtype: str, shared_noise: bool, antithetic: bool, fast_math: bool, store_kind: int, origin_in_memory: bool,
-    batched: bool,
-) -> Any:  # fmt: skip
-    """The kernel of `variant_kernel`, compiled for the current device or loaded from the cache."""
-    capability = cuda.get_current_device().compute_capability
-    bounds = launch_bounds(dtype, shared_noise, antithetic, store_kind, capability)
-    kernel = variant_kernel(
-        dtype, shared_noise, antithetic, fast_math, store_kind, origin_in_memory, batched, device_kind(capability)
-    )
-    return _compiled(kernel, SIGNATURE, launch_bounds=bounds)
-
-
 def moments_bounds(real: str, rows: int, with_second: bool) -> tuple[int, int]:
     """`launch_bounds` of the kernels of weighted moments."""
     return MOMENT_THREADS, 2 if real == "float64" else 3 if rows > 1 and with_second else 4
-
-
-def compile_moments(
-    real: str, antithetic: bool, fast_math: bool, rows: int, with_second: bool, origin_in_memory: bool, finishing: bool
-) -> Any:
-    """The kernel of `moments_variant`, compiled for the current device or loaded from the cache."""
-    device = device_kind(cuda.get_current_device().compute_capability)
-    kernel = moments_variant(real, antithetic, fast_math, rows, with_second, origin_in_memory, finishing, device)
-    return _compiled(kernel, MOMENTS_SIGNATURE, launch_bounds=moments_bounds(real, rows, with_second))
 
 
 def perturb_bounds(
@@ -212,12 +190,24 @@ def perturb_bounds(
     return PERTURB_THREADS, 2 if strided or origin_in_memory else 3
 
 
-def compile_perturb(dtype: str, fast_math: bool, one_member: bool, strided: bool, origin_in_memory: bool) -> Any:
-    """The kernel of `perturb_variant`, compiled for the current device or loaded from the cache."""
+def compile_variant(kind: str, *choices: Any) -> Any:
+    """The kernel of a kind in `_KERNELS`, compiled for the current device or loaded from the cache.
+
+    `choices` are those of `variant_kernel`, `moments_variant` or `perturb_variant`, without the device.
+    """
     capability = cuda.get_current_device().compute_capability
+    device = device_kind(capability)
+    if kind == "sample":
+        dtype, shared_noise, antithetic, _, store_kind, *_ = choices
+        bounds = launch_bounds(dtype, shared_noise, antithetic, store_kind, capability)
+        return _compiled(variant_kernel(*choices, device=device), SIGNATURE, launch_bounds=bounds)
+    if kind == "moments":
+        real, _, _, rows, with_second, *_ = choices
+        bounds = moments_bounds(real, rows, with_second)
+        return _compiled(moments_variant(*choices, device=device), MOMENTS_SIGNATURE, launch_bounds=bounds)
+    dtype, _, one_member, strided, origin_in_memory = choices
     bounds = perturb_bounds(dtype, one_member, strided, origin_in_memory, capability)
-    kernel = perturb_variant(dtype, fast_math, one_member, strided, origin_in_memory, device_kind(capability))
-    return _compiled(kernel, perturb_signature(strided), launch_bounds=bounds)
+    return _compiled(perturb_variant(*choices, device=device), perturb_signature(strided), launch_bounds=bounds)
 
 
 def compile_advance() -> Any:

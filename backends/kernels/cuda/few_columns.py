@@ -12,19 +12,7 @@ from multisample.backends.kernels.compilation import Function, inline
 from multisample.backends.kernels.stream.words import row_part
 
 from .geometry import FEW_THREADS, MOST_FEW_COLUMNS, own_rows_of
-from .group import (
-    computing_type,
-    element,
-    group_width,
-    in_turn,
-    joined,
-    keys_of,
-    mu_of,
-    noise,
-    offset_of,
-    scaled,
-    sigma_of,
-)
+from .group import computing_type, each, element, group_width, keys_of, mu_of, noise, offset_of, scaled, sigma_of
 from .stores import MOST_STORED, copying
 
 
@@ -40,49 +28,22 @@ def _own_rows(gpu: ModuleType, dtype: str) -> tuple[Function, Function]:
     real, usual_type = computing_type(dtype)
     real_size, number = np.dtype(real).itemsize, int(ElementType.number)
 
-    def adjacent(s: int) -> Function:
-        behind = 32 * s * real_size
-
-        @inline
-        def of(at, _, __):
-            return (load(at + behind, real),)
-
-        return of
-
-    def any_element(s: int) -> Function:
-        @inline
-        def of(vector, first, last):
-            return (element_of(vector, min(first + 32 * s, last)),)
-
-        return of
-
-    def same(_: int) -> Function:
-        @inline
-        def of(x, _, __):
-            return (x,)
-
-        return of
-
     def part(s: int) -> Function:
         behind = np.uint32(32 * s)
+        return lambda first, offset, keys: row_part(np.uint32(first + behind), offset, keys[0])
 
-        @inline
-        def of(first, offset, keys):
-            return (row_part(np.uint32(first + behind), offset, keys[0]),)
-
-        return of
-
-    adjacent_elements, any_elements, same_elements, parts_of = (
-        joined(of, 0, own_rows) for of in (adjacent, any_element, same, part)
-    )
+    rows = range(own_rows)
+    adjacent_elements = each(rows, lambda s: lambda at: load(at + 32 * s * real_size, real))
+    any_elements = each(rows, lambda s: lambda vector, first, last: element_of(vector, min(first + 32 * s, last)))
+    same_elements, parts_of = each(rows, lambda s: lambda x: x), each(rows, part)
 
     @inline
     def elements_of(vector, first, last, is_whole):
         # Contiguous vectors of the computing type are read without a multiplication.
         if is_whole and opaque(vector.type) == usual_type and vector.stride == real_size:
-            return adjacent_elements(vector.input + first * real_size, 0, 0)
+            return adjacent_elements(vector.input + first * real_size)
         if vector.type == number:
-            return same_elements(element_of(vector, first), 0, 0)
+            return same_elements(element_of(vector, first))
         return any_elements(vector, first, last)
 
     return elements_of, parts_of
@@ -101,70 +62,46 @@ def _storing(gpu: ModuleType, dtype: str, antithetic: bool, count: int) -> tuple
     all_rows = np.int32(32 * own_rows - 31)
 
     def put_column(c: int) -> Function:
-        def whole(s: int) -> Function:
-            @inline
-            def put(groups, at, left):
-                store(at + 32 * s * size, groups[s][c])
-
-            return put
-
         def partial(s: int) -> Function:
-            @inline
             def put(groups, at, left):
                 if left > 32 * s:
                     store(at + 32 * s * size, groups[s][c])
 
             return put
 
-        put_whole, put_partial = in_turn(whole, 0, own_rows), in_turn(partial, 0, own_rows)
+        put_whole = each(range(own_rows), lambda s: lambda groups, at: store(at + 32 * s * size, groups[s][c]))
+        put_partial = each(range(own_rows), partial)
 
-        @inline
-        def put(groups, at, bounds):
-            stride, left, columns = bounds
+        def put(groups, at, stride, left, columns):
             # Only the last mirrored column may be behind the end.
             if not antithetic or c + 1 < count or c < columns:
                 if left >= all_rows:
-                    put_whole(groups, at + c * stride, left)
+                    put_whole(groups, at + c * stride)
                 else:
                     put_partial(groups, at + c * stride, left)
 
         return put
 
-    put_all_columns = in_turn(put_column, 0, count)
-
-    @inline
-    def put_columns(groups, at, stride, left, columns):
-        put_all_columns(groups, at, (stride, left, columns))
+    put_columns = each(range(count), put_column)
 
     def put_row(at_once: int) -> Function:
         def element_of(c: int) -> Function:
-            @inline
             def put(group, at, columns):
                 if not antithetic or c + 1 < count or c < columns:
                     store_shared(at + c * size, group[c])
 
             return put
 
-        def vector_of(k: int) -> Function:
-            first, last = k * at_once, (k + 1) * at_once
+        def vector_of(first: int) -> Function:
+            last = first + at_once
+            return lambda group, at, columns: store_shared_vector(at + first * size, group[first:last])
 
-            @inline
-            def put(group, at, columns):
-                store_shared_vector(at + first * size, group[first:last])
-
-            return put
-
-        put_group = in_turn(element_of, 0, count) if at_once == 1 else in_turn(vector_of, 0, count // at_once)
+        put_group = each(range(0, count, at_once), element_of if at_once == 1 else vector_of)
 
         def own_row(s: int) -> Function:
-            @inline
-            def put(groups, at, bounds):
-                row_size, columns = bounds
-                put_group(groups[s], at + 32 * s * row_size, columns)
+            return lambda groups, at, row_size, columns: put_group(groups[s], at + 32 * s * row_size, columns)
 
-            return put
-
-        return in_turn(own_row, 0, own_rows)
+        return each(range(own_rows), own_row)
 
     # Where the number of columns is even, single stores have bank conflicts.
     put_single = put_row(1)
@@ -174,11 +111,11 @@ def _storing(gpu: ModuleType, dtype: str, antithetic: bool, count: int) -> tuple
     @inline
     def put_rows(groups, at, row_size, columns):
         if row_size % (4 * size) == 0:
-            put_quads(groups, at, (row_size, columns))
+            put_quads(groups, at, row_size, columns)
         elif row_size % (2 * size) == 0:
-            put_pairs(groups, at, (row_size, columns))
+            put_pairs(groups, at, row_size, columns)
         else:
-            put_single(groups, at, (row_size, columns))
+            put_single(groups, at, row_size, columns)
 
     return put_columns, put_rows
 
@@ -193,14 +130,13 @@ def _drawing(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: bool, 
     elements, in_row = scaled(gpu, dtype, antithetic), noise(gpu, dtype, shared_noise, fast).in_row
 
     def group_of(s: int) -> Function:
-        @inline
-        def of(own, made, _):
+        def of(own, made):
             parts, mu, sigma, keys = own
-            return (elements(mu[s], sigma[s], in_row(made, parts[s], keys)),)
+            return elements(mu[s], sigma[s], in_row(made, parts[s], keys))
 
         return of
 
-    groups_of = joined(group_of, 0, own_rows)
+    groups_of = each(range(own_rows), group_of)
 
     def choice(normals: int) -> Function:
         # Branches for each number of normals up to `normals`. The compiler omits the other normals.
@@ -210,7 +146,7 @@ def _drawing(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: bool, 
 
         @inline
         def draw(own, made, is_direct, at, stride, left, columns):
-            groups = groups_of(own, made, 0)
+            groups = groups_of(own, made)
             if is_direct:
                 put_columns(groups, at, stride, left, columns)
             else:

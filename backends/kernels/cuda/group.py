@@ -6,7 +6,7 @@ A chunk of column parts, or of dimensions, is in shared memory, with an entry fo
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -27,6 +27,39 @@ _MINUS_2_LN_2, _TO_ANGLE = np.float32(float.fromhex("-0x1.62e430p+0")), np.float
 _WORD = np.uint64(32)
 # Shifts a product with 2^20 / x, from the geometry, to a quotient.
 _QUOTIENT = np.uint32(20)
+
+
+# The variables of generated functions.
+_SCOPE: dict[str, Any] = {}
+
+
+def each(indices: Iterable[int], part: Callable[[int], Function]) -> Function:
+    """``every(*arguments)``: the tuple of ``part(k)(*arguments)`` for each k of `indices`, computed in this order.
+
+    `part` returns functions to be compiled. They know k, so that the compiler sees no loop.
+    """
+    parts = {f"part_{k}": inline(part(k)) for k in indices}
+    results = "".join(f"{name}(*arguments), " for name in parts)
+    exec(f"def made({', '.join(parts)}):\n    return lambda *arguments: ({results})", _SCOPE)
+    return inline(_SCOPE["made"](**parts))
+
+
+def united(count: int) -> Function:
+    """``bits_of(x)``: the bits that any of the `count` elements of the tuple `x` has."""
+    if count == 1:
+        return inline(lambda x: x[0])
+    before, last = united(count - 1), count - 1
+    return inline(lambda x: np.uint32(before(x) | x[last]))
+
+
+def chosen(indices: Iterable[int], part: Callable[[int], Function]) -> Function:
+    """``one(k, *arguments)`` is ``part(k)(*arguments)``. The last of `indices` stands for every other number."""
+    first, *others = indices
+    of_first = inline(part(first))
+    if not others:
+        return inline(lambda k, *arguments: of_first(*arguments))
+    of_others = chosen(others, part)
+    return inline(lambda k, *arguments: of_first(*arguments) if k == first else of_others(k, *arguments))
 
 
 def group_width(antithetic: bool) -> int:
@@ -57,9 +90,9 @@ def offset_of(gpu: ModuleType) -> Function:
 
 
 @functools.cache
-def word_of(gpu: ModuleType) -> Function:
-    """``word(value, at, form)``: the word at address `at`, in the format `form`, or `value` if that is 0."""
-    load = gpu.load
+def matrix_with_values(gpu: ModuleType) -> Function:
+    """``matrix_of(call, b)``: the launch of matrix `b` of a batch, with every word read from memory."""
+    load, nowhere = gpu.load, np.int64(0)
     whole, high_first, bits_32, bits_16, _ = map(np.uint32, WordFormat)
 
     @inline
@@ -76,34 +109,10 @@ def word_of(gpu: ModuleType) -> Function:
             return np.uint64(load(at, np.uint16))
         return np.uint64(load(at, np.uint8))
 
-    return word
-
-
-@functools.cache
-def value_of(gpu: ModuleType) -> Function:
-    """``number(value, at)``: the signed number at address `at`, or `value` if that is 0."""
-    load = gpu.load
-
     @inline
     def number(value, at):
         return np.int64(np.uint64(value) if at == 0 else load(at, np.uint64))
 
-    return number
-
-
-def replacing(kind: type[NamedTuple], *names: str) -> Function:
-    """``replaced(old, *values)``: the named tuple `old` with other values of the fields `names`."""
-    fields = ", ".join(name if name in names else f"old.{name}" for name in kind._fields)
-    scope: dict[str, Any] = {"kind": kind}
-    # Numba knows neither `_replace` nor keywords from a dictionary.
-    exec(f"def replaced(old, {', '.join(names)}):\n    return kind({fields})", scope)
-    return inline(scope["replaced"])
-
-
-@functools.cache
-def matrix_with_values(gpu: ModuleType) -> Function:
-    """``matrix_of(call, b)``: the launch of matrix `b` of a batch, with every word read from memory."""
-    word, number, nowhere = word_of(gpu), value_of(gpu), np.int64(0)
     replaced = replacing(
         Launch, "mu", "sigma", "matrix", "seed", "offset", "first_row", "first_column", "seed_at", "offset_at",
         "first_row_at", "first_column_at",
@@ -121,6 +130,29 @@ def matrix_with_values(gpu: ModuleType) -> Function:
         )  # fmt: skip
 
     return matrix_of
+
+
+def replacing(kind: type[NamedTuple], *names: str) -> Function:
+    """``replaced(old, *values)``: the named tuple `old` with other values of the fields `names`."""
+    fields = ", ".join(name if name in names else f"old.{name}" for name in kind._fields)
+    scope: dict[str, Any] = {"kind": kind}
+    # Numba knows neither `_replace` nor keywords from a dictionary.
+    exec(f"def replaced(old, {', '.join(names)}):\n    return kind({fields})", scope)
+    return inline(scope["replaced"])
+
+
+def reading_origin(
+    gpu: ModuleType, by_value: Function, kind: type[NamedTuple], antithetic: bool, batched: bool = False
+) -> Function:
+    """A kernel that reads the words that are in device memory, and then runs `by_value`; `kind` is of the geometry."""
+    run, width, batch_index = inline(by_value), group_width(antithetic), gpu.batch_index
+    matrix_of, resolved_geometry = matrix_with_values(gpu), replacing(kind, "skip")
+
+    def kernel(call, geometry):
+        matrix = matrix_of(call, np.int64(batch_index() if batched else 0))
+        run(matrix, resolved_geometry(geometry, np.uint32(matrix.first_column % width)))
+
+    return kernel
 
 
 class Vector(NamedTuple):
@@ -155,45 +187,19 @@ def computing_type(dtype: str) -> tuple[Any, int]:
     return real, int(ElementType[real.__name__])
 
 
-def by_type(names: list[str], part: Callable[[str], Function]) -> Function:
-    """``by_kind(kind, *arguments)`` calls ``part(name)(*arguments)`` with the name of the element type `kind`."""
-    name, *others = names
-    number, of_name = int(ElementType[name]), part(name)
-
-    @inline
-    def last(kind, *arguments):
-        return of_name(*arguments)
-
-    if not others:
-        return last
-    of_others = by_type(others, part)
-
-    @inline
-    def by_kind(kind, *arguments):
-        if kind == number:
-            return of_name(*arguments)
-        return of_others(kind, *arguments)
-
-    return by_kind
-
-
 @functools.cache
 def element(gpu: ModuleType, dtype: str) -> Function:
     """``element_of(vector, k)``: element k of mu or sigma, rounded to the computing type of `dtype`."""
     load, opaque = gpu.load, gpu.opaque
     real, same_type = computing_type(dtype)
 
-    def reading(name: str) -> Function:
+    def reading(kind: int) -> Function:
+        name = ElementType(kind).name
         row, widen = MATRIX_TYPES.get(name), gpu.WIDENING.get(name, unchanged)
         stored = getattr(np, row.stored if row else name)
+        return lambda at: real(widen(load(at, stored)))
 
-        @inline
-        def read(at):
-            return real(widen(load(at, stored)))
-
-        return read
-
-    read_other = by_type([kind.name for kind in ElementType if kind not in (ElementType.number, same_type)], reading)
+    read_other = chosen([int(kind) for kind in ElementType if kind not in (ElementType.number, same_type)], reading)
 
     @inline
     def element_of(vector, k):
@@ -241,18 +247,27 @@ def packing(dtype: str) -> tuple[int, Function, Function]:
 @functools.cache
 def memory_of(gpu: ModuleType, quads: int) -> tuple[Function, Function]:
     """``write(at, words)`` and ``read(at)``: one or two quads of words in shared memory, with one access for each."""
-    load_quad, store_quad = gpu.load_shared_quad, gpu.store_shared_quad
+    load_quad = gpu.load_shared_quad
+    read = inline(lambda at: load_quad(at) + load_quad(at + 16)) if quads == 2 else load_quad
+    return gpu.store_shared_vector, read
+
+
+@functools.cache
+def four_numbers(gpu: ModuleType, dtype: str) -> tuple[int, Function, Function]:
+    """Four numbers of the computing type of `dtype` in shared memory: bytes, ``write(at, x)`` and ``read(at)``."""
+    one, words_of, number_of = packing(dtype)
+    write_words, read_words = memory_of(gpu, one)
 
     @inline
-    def write(at, w):
-        store_quad(at, w[:4])
-        store_quad(at + 16, w[4:])
+    def write(at, x):
+        write_words(at, words_of(x[0]) + words_of(x[1]) + words_of(x[2]) + words_of(x[3]))
 
-    @inline
-    def read(at):
-        return load_quad(at) + load_quad(at + 16)
+    def number(k: int) -> Function:
+        begin, end = k * one, (k + 1) * one
+        return lambda w: number_of(w[begin:end])
 
-    return (write, read) if quads == 2 else (store_quad, load_quad)
+    numbers = each(range(4), number)
+    return 16 * one, write, inline(lambda at: numbers(read_words(at)))
 
 
 class Noise(NamedTuple):
@@ -273,8 +288,6 @@ class Noise(NamedTuple):
 @functools.cache
 def noise(gpu: ModuleType, dtype: str, shared_noise: bool, fast: bool) -> Noise:
     """The noise of results of type `dtype`."""
-    one, words_of, number_of = packing(dtype)
-    write_words, read_words = memory_of(gpu, one)
     log2, square_root, cosine, sine = gpu.log2, gpu.square_root, gpu.cosine, gpu.sine
     offset_of_call = offset_of(gpu)
 
@@ -320,8 +333,9 @@ def noise(gpu: ModuleType, dtype: str, shared_noise: bool, fast: bool) -> Noise:
 
     if dtype == "float64":
         prepared, in_row = prepared_wide, in_row_wide
+    size, write_normals, read_normals = four_numbers(gpu, dtype)
     if not shared_noise:
-        return Noise(prepared, in_row, 16 * one, write_words, read_words)
+        return Noise(prepared, in_row, size, *memory_of(gpu, packing(dtype)[0]))
 
     @inline
     def prepared_row_0(group, call):
@@ -333,18 +347,7 @@ def noise(gpu: ModuleType, dtype: str, shared_noise: bool, fast: bool) -> Noise:
     def in_any_row(columns_noise, row, keys):
         return columns_noise
 
-    two, three = 2 * one, 3 * one
-
-    @inline
-    def write(at, z):
-        write_words(at, words_of(z[0]) + words_of(z[1]) + words_of(z[2]) + words_of(z[3]))
-
-    @inline
-    def read(at):
-        w = read_words(at)
-        return number_of(w[:one]), number_of(w[one:two]), number_of(w[two:three]), number_of(w[three:])
-
-    return Noise(prepared_row_0, in_any_row, 16 * one, write, read)
+    return Noise(prepared_row_0, in_any_row, size, write_normals, read_normals)
 
 
 @functools.cache
@@ -352,19 +355,13 @@ def scaled(gpu: ModuleType, dtype: str, antithetic: bool) -> Function:
     """``elements(mu, sigma, z)``: the elements of a group, from its four normals."""
     narrow = gpu.NARROWING[dtype]
 
-    @inline
-    def elements(m, s, z):
-        return narrow(fma(s, z[0], m)), narrow(fma(s, z[1], m)), narrow(fma(s, z[2], m)), narrow(fma(s, z[3], m))
+    def element_of_pair(c: int) -> Function:
+        k, mirrored = c // 2, c % 2 == 1
+        return lambda m, s, z: narrow(fma(-s if mirrored else s, z[k], m))
 
-    @inline
-    def pair(m, s, z):
-        return narrow(fma(s, z, m)), narrow(fma(-s, z, m))
-
-    @inline
-    def pairs(m, s, z):
-        return pair(m, s, z[0]) + pair(m, s, z[1]) + pair(m, s, z[2]) + pair(m, s, z[3])
-
-    return pairs if antithetic else elements
+    if antithetic:
+        return each(range(8), element_of_pair)
+    return each(range(4), lambda k: lambda m, s, z: narrow(fma(s, z[k], m)))
 
 
 @functools.cache
@@ -405,34 +402,3 @@ def inside(width, place, call, geometry):
     first = np.int32(geometry.skip) if column < 0 else np.int32(0)
     last = np.int32(min(call.columns - column, width)) if column < call.columns else first
     return first, last if row < geometry.rows_per_pass else first
-
-
-def joined(part: Function, first: int, last: int) -> Function:
-    """``joined(*arguments)``: the concatenated tuples ``part(k)(*arguments)`` for each k."""
-    if last - first == 1:
-        one: Function = part(first)
-        return one
-    middle = (first + last) // 2
-    low, high = joined(part, first, middle), joined(part, middle, last)
-
-    @inline
-    def concatenated(a, b, c):
-        return low(a, b, c) + high(a, b, c)
-
-    return concatenated
-
-
-def in_turn(part: Function, first: int, last: int) -> Function:
-    """``in_turn(*arguments)`` calls ``part(k)(*arguments)`` for each k."""
-    if last - first == 1:
-        one: Function = part(first)
-        return one
-    middle = (first + last) // 2
-    low, high = in_turn(part, first, middle), in_turn(part, middle, last)
-
-    @inline
-    def both(a, b, c):
-        low(a, b, c)
-        high(a, b, c)
-
-    return both

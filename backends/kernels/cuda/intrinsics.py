@@ -19,8 +19,8 @@ from multisample.backends.kernels.stream import rounding
 __all__ = [
     "LARGE_SHARED_MEMORY", "NARROWING", "WIDENING", "all_of_warp", "batch_index", "block_index", "cosine", "from_lane",
     "load", "load_quad", "load_shared", "load_shared_quad", "log2", "opaque", "shared_memory", "shuffle_up", "sine",
-    "square_root", "store", "store_quad", "store_shared", "store_shared_quad", "store_shared_vector", "store_vector",
-    "synchronize_block", "synchronize_warp", "thread_index",
+    "square_root", "store", "store_shared", "store_shared_vector", "store_vector", "synchronize_block",
+    "synchronize_warp", "thread_index",
 ]  # fmt: skip
 
 LARGE_SHARED_MEMORY = True
@@ -126,23 +126,6 @@ def _store_vector(builder: Any, address: Any, elements: list[Any], space: int, a
 
 
 @intrinsic
-def store_quad(typingctx: Any, address: Any, quad: Any) -> Any:
-    """Store four adjacent elements at an address divisible by 16, or by 8 if they have 16 bits."""
-    size = quad.dtype.bitwidth // 8
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        elements = cgutils.unpack_tuple(builder, args[1])
-        if size < 8:
-            _store_vector(builder, args[0], elements, _GLOBAL, 4 * size)
-        else:  # The widest store has 16 bytes.
-            _store_vector(builder, args[0], elements[:2], _GLOBAL, 16)
-            _store_vector(builder, builder.add(args[0], args[0].type(16)), elements[2:], _GLOBAL, 16)
-        return context.get_dummy_value()
-
-    return types.void(address, quad), codegen
-
-
-@intrinsic
 def load_quad(typingctx: Any, address: Any, dtype: Any) -> Any:
     """Load four adjacent elements at an address divisible by 16, or by 8 if they have 16 bits."""
     result = dtype.dtype
@@ -161,11 +144,15 @@ def load_quad(typingctx: Any, address: Any, dtype: Any) -> Any:
 
 def _vector_storer(space: int) -> Any:
     def store_vector(typingctx: Any, address: Any, elements: Any) -> Any:
-        """Store adjacent elements, of at most 16 bytes, at an address that their size divides."""
-        size = elements.count * elements.dtype.bitwidth // 8
+        """Store adjacent elements at an address that their size divides; more than 16 bytes, at one that 16 divides."""
+        size = elements.dtype.bitwidth // 8
+        at_once = min(elements.count, 16 // size)  # The widest store has 16 bytes.
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            _store_vector(builder, args[0], cgutils.unpack_tuple(builder, args[1]), space, size)
+            values = cgutils.unpack_tuple(builder, args[1])
+            for k in range(0, len(values), at_once):
+                at = builder.add(args[0], args[0].type(k * size))
+                _store_vector(builder, at, values[k : k + at_once], space, at_once * size)
             return context.get_dummy_value()
 
         return types.void(address, elements), codegen
@@ -175,17 +162,6 @@ def _vector_storer(space: int) -> Any:
 
 store_vector = intrinsic(_vector_storer(_GLOBAL))
 store_shared_vector = intrinsic(_vector_storer(_SHARED))
-
-
-@intrinsic
-def store_shared_quad(typingctx: Any, address: Any, quad: Any) -> Any:
-    """Store four adjacent uint32 at an address of shared memory divisible by 16."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _store_vector(builder, args[0], cgutils.unpack_tuple(builder, args[1]), _SHARED, 16)
-        return context.get_dummy_value()
-
-    return types.void(address, quad), codegen
 
 
 @intrinsic

@@ -12,13 +12,11 @@ from __future__ import annotations
 
 from types import ModuleType
 
-import numpy as np
-
-from multisample.backends.kernels.compilation import Function, inline
+from multisample.backends.kernels.compilation import Function
 
 from .few_columns import few_columns_kernel
 from .geometry import STORE_KINDS, Geometry
-from .group import group_width, matrix_with_values, replacing
+from .group import reading_origin
 from .rows import rows_kernel
 from .small_matrices import small_matrices_kernel
 from .transposed import transposed_kernel, transposed_staged_kernel
@@ -58,7 +56,7 @@ def sample_kernel(
         return small_matrices_kernel(gpu, dtype, shared_noise, antithetic, fast)
     if origin_in_memory:
         by_value = sample_kernel(gpu, dtype, shared_noise, antithetic, fast_math, store_kind)
-        return _reading_origin(gpu, by_value, antithetic, batched)
+        return reading_origin(gpu, by_value, Geometry, antithetic, batched)
     if kind == "kTransposed":
         return transposed_kernel(gpu, dtype, shared_noise, antithetic, fast)
     if kind == "kTransposedStaged":
@@ -66,15 +64,3 @@ def sample_kernel(
     if kind == "kFewColumns":
         return few_columns_kernel(gpu, dtype, shared_noise, antithetic, fast)
     return rows_kernel(gpu, dtype, shared_noise, antithetic, fast, kind)
-
-
-def _reading_origin(gpu: ModuleType, by_value: Function, antithetic: bool, batched: bool) -> Function:
-    """A kernel that reads the words that are in device memory, and then runs `by_value`."""
-    draw, width, batch_index = inline(by_value), group_width(antithetic), gpu.batch_index
-    matrix_of, resolved_geometry = matrix_with_values(gpu), replacing(Geometry, "skip")
-
-    def kernel(call, geometry):
-        matrix = matrix_of(call, np.int64(batch_index() if batched else 0))
-        draw(matrix, resolved_geometry(geometry, np.uint32(matrix.first_column % width)))
-
-    return kernel

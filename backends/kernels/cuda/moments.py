@@ -10,29 +10,25 @@ from types import ModuleType
 
 import numpy as np
 
-from multisample.backends.element_types import MATRIX_TYPES, SIZES
+from multisample.backends.element_types import MATRIX_TYPES, SIZES, ElementType
 from multisample.backends.kernels.compilation import Function, inline
 from multisample.backends.kernels.stream.arithmetic import fma
 from multisample.backends.kernels.stream.words import row_part
-from multisample.backends.launch import Launch
 
 from .group import (
-    by_type,
+    chosen,
     computing_type,
+    each,
     element,
+    four_numbers,
     group_width,
-    joined,
     keys_of,
-    memory_of,
     mu_of,
     noise,
     offset_of,
-    packing,
-    replacing,
+    reading_origin,
     sigma_of,
-    value_of,
     weights_of,
-    word_of,
 )  # fmt: skip
 from .moments_geometry import FILL, MOMENT_CHAIN, MOMENT_THREADS, MomentGeometry
 
@@ -54,19 +50,16 @@ def _weights(
     """
     width, number = group_width(antithetic), computing_type(real)[0]
     element_of, zero = element(gpu, real), number(0)
-    one, words_of, number_of = packing(real)
-    write_words, read_words = memory_of(gpu, one)
-    two, three = 2 * one, 3 * one
+    half, write, read = four_numbers(gpu, real)
 
     def weight(k: int) -> Function:
-        @inline
         def of(group, call, geometry):
             column = group * width + k - np.int64(geometry.skip)
-            return (element_of(weights_of(call), column) if 0 <= column < call.columns else zero,)
+            return element_of(weights_of(call), column) if 0 <= column < call.columns else zero
 
         return of
 
-    load = joined(weight, 0, width)
+    load = each(range(width), weight)
 
     @inline
     def any_of_4(w):
@@ -88,18 +81,8 @@ def _weights(
     def total_of_8(w):
         return total_of_4(total_of_4(np.float64(0), w[:4]), w[4:])
 
-    @inline
-    def write(at, w):
-        write_words(at, words_of(w[0]) + words_of(w[1]) + words_of(w[2]) + words_of(w[3]))
-
-    @inline
-    def read(at):
-        w = read_words(at)
-        return number_of(w[:one]), number_of(w[one:two]), number_of(w[two:three]), number_of(w[three:])
-
     if not antithetic:
-        return 16 * one, load, any_of_4, total, (write, read)
-    half = 16 * one
+        return half, load, any_of_4, total, (write, read)
 
     @inline
     def write_pairs(at, w):
@@ -151,16 +134,12 @@ def _putting(gpu: ModuleType, real: str) -> Function:
     store, element_of = gpu.store, element(gpu, real)
     number = getattr(np, real)
 
-    def putting(name: str) -> Function:
+    def putting(kind: int) -> Function:
+        name = ElementType(kind).name
         size, narrow = SIZES[name], gpu.NARROWING[name]
+        return lambda to, row, x: store(to + size * row, narrow(number(x)))
 
-        @inline
-        def put_element(to, row, x):
-            store(to + size * row, narrow(number(x)))
-
-        return put_element
-
-    put_one = by_type([name for name, row in MATRIX_TYPES.items() if row.computing == real], putting)
+    put_one = chosen([ElementType[name] for name, row in MATRIX_TYPES.items() if row.computing == real], putting)
 
     @inline
     def put(call, row, weight, first, second):
@@ -224,26 +203,6 @@ def _filling(gpu: ModuleType, real: str, antithetic: bool, fast: bool) -> Functi
     return fill
 
 
-def _reading_origin(gpu: ModuleType, by_value: Function, width: int) -> Function:
-    """A kernel that reads the words that are in device memory, and then runs `by_value`."""
-    sums, word, number = inline(by_value), word_of(gpu), value_of(gpu)
-    of_launch = replacing(
-        Launch, "seed", "offset", "first_row", "first_column", "seed_at", "offset_at", "first_row_at", "first_column_at"
-    )
-    of_geometry, nowhere = replacing(MomentGeometry, "skip"), np.int64(0)
-
-    def kernel(call, geometry):
-        first_column = number(call.first_column, call.first_column_at)
-        launch = of_launch(
-            call, word(call.seed, call.seed_at, call.word_formats & np.uint32(255)),
-            word(call.offset, call.offset_at, call.word_formats >> np.uint32(8)),
-            number(call.first_row, call.first_row_at), first_column, nowhere, nowhere, nowhere, nowhere,
-        )  # fmt: skip
-        sums(launch, of_geometry(geometry, np.uint32(first_column % width)))
-
-    return kernel
-
-
 @functools.cache
 def _row_functions(
     gpu: ModuleType, real: str, antithetic: bool, fast: bool, rows: int, with_second: bool
@@ -251,53 +210,41 @@ def _row_functions(
     """Functions of a thread's rows, whose tuples have an element for each row.
 
     ``part_rows(first_row, call, geometry)``: the row parts of the words. ``add_rows(sums, entry, row_parts)`` adds an
-    entry of the list. ``widen_rows(totals, sums, None)`` adds sums to float64 totals. ``store_rows(at, totals, None)``
-    stores the totals in shared memory.
+    entry of the list. ``widen_rows(totals, sums)`` adds sums to float64 totals. ``store_rows(at, totals)`` stores the
+    totals in shared memory.
     """
     offset_of_call, store_shared = offset_of(gpu), gpu.store_shared
     in_row = noise(gpu, real, False, fast).in_row
     (add, add_wide), order = _adding(antithetic, with_second), 2 if with_second else 1
 
     def parting(r: int) -> Function:
-        @inline
         def part(first_row, call, geometry):
             i = call.first_row + first_row + r * np.int64(geometry.team)
             i = np.int64(0) if call.shared_noise else i
-            return (row_part(np.uint32(i), np.uint32(offset_of_call(call)), keys_of(call)[0]),)
+            return row_part(np.uint32(i), np.uint32(offset_of_call(call)), keys_of(call)[0])
 
         return part
 
     def adding(r: int) -> Function:
-        @inline
         def added(sums, entry, row_parts):
             made, w = entry
             parts, keys = row_parts
-            return (add(sums[r], w, in_row(made, parts[r], keys)),)
+            return add(sums[r], w, in_row(made, parts[r], keys))
 
         return added
-
-    def widening(r: int) -> Function:
-        @inline
-        def widened(totals, sums, _):
-            return (add_wide(totals[r], sums[r]),)
-
-        return widened
 
     def storing(r: int) -> Function:
         at_row = order * r * _THREADS_BYTES
 
-        @inline
-        def stored(at, totals, _):
+        def stored(at, totals):
             store_shared(at + at_row, totals[r][0])
             if with_second:
                 store_shared(at + at_row + _THREADS_BYTES, totals[r][1])
-            return (True,)
 
         return stored
 
-    part_rows, add_rows, widen_rows, store_rows = (
-        joined(of_row, 0, rows) for of_row in (parting, adding, widening, storing)
-    )
+    part_rows, add_rows, store_rows = (each(range(rows), of_row) for of_row in (parting, adding, storing))
+    widen_rows = each(range(rows), lambda r: lambda totals, sums: add_wide(totals[r], sums[r]))
     return part_rows, add_rows, widen_rows, store_rows
 
 
@@ -324,7 +271,7 @@ def _summing(gpu: ModuleType, real: str, antithetic: bool, fast: bool, rows: int
                 w = read_weights(weights + np.int64(k) * entry_size)
                 sums = add_rows(sums, (made, w), (parts, keys))
                 k += slots
-            totals = widen_rows(totals, sums, None)
+            totals = widen_rows(totals, sums)
         return totals
 
     return sum_list
@@ -377,7 +324,7 @@ def moments_kernel(
     part_rows, _, _, store_rows = _row_functions(gpu, real, antithetic, fast, rows, with_second)
     sum_list = _summing(gpu, real, antithetic, fast, rows, with_second)
     put_row = _putting_rows(gpu, real, with_second)
-    width, most, order = group_width(antithetic), FILL[real], 2 if with_second else 1
+    most, order = FILL[real], 2 if with_second else 1
     entry_size, noise_size = _weights(gpu, real, antithetic)[0], noise(gpu, real, False, fast).size
     columns_bytes, weights_bytes = 2 * most * noise_size, 2 * most * entry_size
     counts_bytes, sums_bytes = 4 * _WARPS, order * rows * _THREADS_BYTES
@@ -425,7 +372,7 @@ def moments_kernel(
                 if following >= last_group:
                     break
                 synchronize_block()
-            store_rows(own_sums, totals, None)
+            store_rows(own_sums, totals)
             if sweep == 0:
                 store_shared(own_weight, weight_sum)
             half = MOMENT_THREADS // 2
@@ -448,7 +395,7 @@ def moments_kernel(
                     own = own_sums + order * r * _THREADS_BYTES
                     put_row(first_row + r * team, own, weight, segment, all_rows, call, geometry)
 
-    return _reading_origin(gpu, sum_moments, width) if origin_in_memory else sum_moments
+    return reading_origin(gpu, sum_moments, MomentGeometry, antithetic) if origin_in_memory else sum_moments
 
 
 def finishing_kernel(gpu: ModuleType, real: str) -> Function:

@@ -17,17 +17,16 @@ from multisample.backends.launch import Launch
 from .geometry import WIDTH
 from .group import (
     computing_type,
+    each,
     element,
-    joined,
     keys_of,
+    matrix_with_values,
     memory_of,
     noise,
     offset_of,
     packing,
     replacing,
-    value_of,
     weights_of,
-    word_of,
 )
 from .perturb_geometry import (
     HEAD_WORDS,
@@ -38,6 +37,7 @@ from .perturb_geometry import (
     STRIDED_FIELDS,
     own_groups,
 )
+from .stores import of_lane_before
 
 __all__ = ["perturb_kernel"]
 
@@ -176,13 +176,12 @@ def _loading(gpu: ModuleType, dtype: str) -> Function:
     nothing = stored(0)
 
     def loading(k: int) -> Function:
-        @inline
         def load_one(group, width, stride):
-            return (load(group[0] + k * stride, stored) if is_inside(group[2] + k, width) else nothing,)
+            return load(group[0] + k * stride, stored) if is_inside(group[2] + k, width) else nothing
 
         return load_one
 
-    load_each = joined(loading, 0, 4)
+    load_each = each(range(4), loading)
 
     @inline
     def load_group(group, width, stride):
@@ -196,14 +195,9 @@ def _loading(gpu: ModuleType, dtype: str) -> Function:
 @functools.cache
 def _storing(gpu: ModuleType, dtype: str) -> Function:
     """``store_group(group, x, width, stride)`` stores the elements of a group. All lanes of the warp take part."""
-    store, store_quad, shuffle_up, all_of_warp = gpu.store, gpu.store_quad, gpu.shuffle_up, gpu.all_of_warp
-    thread_index = gpu.thread_index
-    size = SIZES[dtype]
+    store, store_vector, thread_index, all_of_warp = gpu.store, gpu.store_vector, gpu.thread_index, gpu.all_of_warp
+    size, before = SIZES[dtype], of_lane_before(gpu, SIZES[dtype])
     quad = 8 if size == 2 else 16
-
-    @inline
-    def before(x):
-        return np.uint16(shuffle_up(np.int32(x))) if size == 2 else shuffle_up(x)
 
     @inline
     def shifted(x, shift):
@@ -222,18 +216,14 @@ def _storing(gpu: ModuleType, dtype: str) -> Function:
         shifted = shifted_wide
 
     def storing(k: int) -> Function:
-        @inline
-        def store_one(group, own, row):
-            x, shift, has_own, has_next = own
-            width, stride = row
+        def store_one(group, x, shift, has_own, has_next, width, stride):
             done = has_own if k < WIDTH - shift else has_next
             if not done and is_inside(group[2] + k, width):
                 store(group[1] + k * stride, x[k])
-            return (True,)
 
         return store_one
 
-    store_each = joined(storing, 0, 4)
+    store_each = each(range(4), storing)
 
     @inline
     def store_group(group, x, width, stride):
@@ -247,9 +237,9 @@ def _storing(gpu: ModuleType, dtype: str) -> Function:
         has_own = adjacent and (shift == 0 or lane > 0) and has_quad(column - shift, width)
         has_next = adjacent and shift > 0 and lane < 31 and has_quad(column - shift + 4, width)
         if has_own:
-            store_quad(target - shift * size, y)
+            store_vector(target - shift * size, y)
         if not has_own or (shift > 0 and not has_next):
-            store_each(group, (x, shift, has_own, has_next), (width, stride))
+            store_each(group, x, shift, has_own, has_next, width, stride)
 
     return store_group
 
@@ -296,11 +286,11 @@ def _turn(
     """Functions of a thread's groups in one turn, whose tuples have an element for each group.
 
     ``load_turn(span, begin, whole)``, ``prepare_turn(span, begin, call)``, ``add(x, member, noise and keys)``, and
-    ``store_turn(span, (begin, whole), x)``.
+    ``store_turn(span, begin, whole, x)``.
     """
     real, own = MATRIX_TYPES[dtype].computing, own_groups(dtype, one_member)
     _, at, _ = _groups(gpu, dtype, one_member, strided)
-    load_group, store_group, store_quad = _loading(gpu, dtype), _storing(gpu, dtype), gpu.store_quad
+    load_group, store_group, store_vector = _loading(gpu, dtype), _storing(gpu, dtype), gpu.store_vector
     load_quad, stored = gpu.load_quad, getattr(np, MATRIX_TYPES[dtype].stored)
     widen, narrow, number = gpu.WIDENING.get(dtype, unchanged), gpu.NARROWING[dtype], computing_type(dtype)[0]
     prepared, in_row, _, _, _ = noise(gpu, real, False, fast)
@@ -312,49 +302,37 @@ def _turn(
             return span[4], span[7], span[9]
         return span[3], np.int64(size), np.int64(size)
 
+    converted = each(range(4), lambda k: lambda q: number(widen(q[k])))
+    narrowed = each(range(4), lambda k: lambda x: narrow(x[k]))
+    weighted = each(range(4), lambda k: lambda w, z, x: fma(w, z[k], x[k]))
+
     def loading(g: int) -> Function:
-        @inline
         def load_own(span, begin, whole):
             group, row = at(span, begin, g), row_of(span)
-            q = load_quad(group[0], stored) if whole else load_group(group, row[0], row[1])
-            return ((number(widen(q[0])), number(widen(q[1])), number(widen(q[2])), number(widen(q[3]))),)
+            return converted(load_quad(group[0], stored) if whole else load_group(group, row[0], row[1]))
 
         return load_own
 
-    def preparing(g: int) -> Function:
-        @inline
-        def prepare_own(span, begin, call):
-            return (prepared(at(span, begin, g)[3], call),)
-
-        return prepare_own
-
     def adding(g: int) -> Function:
-        @inline
         def added(x, member, columns):
             made, keys = columns
             part, w = member
-            z = in_row(made[g], part, keys)
-            return ((fma(w, z[0], x[g][0]), fma(w, z[1], x[g][1]), fma(w, z[2], x[g][2]), fma(w, z[3], x[g][3])),)
+            return weighted(w, in_row(made[g], part, keys), x[g])
 
         return added
 
     def storing(g: int) -> Function:
-        @inline
-        def store_own(span, turn, x):
-            begin, whole = turn
+        def store_own(span, begin, whole, x):
             group, row = at(span, begin, g), row_of(span)
-            q = narrow(x[g][0]), narrow(x[g][1]), narrow(x[g][2]), narrow(x[g][3])
             if whole:
-                store_quad(group[1], q)
+                store_vector(group[1], narrowed(x[g]))
             else:
-                store_group(group, q, row[0], row[2])
-            return (True,)
+                store_group(group, narrowed(x[g]), row[0], row[2])
 
         return store_own
 
-    load_turn, prepare_turn, add, store_turn = (
-        joined(of_group, 0, own) for of_group in (loading, preparing, adding, storing)
-    )
+    load_turn, add, store_turn = (each(range(own), of_group) for of_group in (loading, adding, storing))
+    prepare_turn = each(range(own), lambda g: lambda span, begin, call: prepared(at(span, begin, g)[3], call))
     return load_turn, prepare_turn, add, store_turn
 
 
@@ -387,8 +365,7 @@ def perturb_kernel(
     load_turn, prepare_turn, add, store_turn = _turn(gpu, dtype, fast, one_member, strided)
     with_offset, nowhere = replacing(Launch, "offset", "offset_at"), np.int64(0)
     of_turn, last, members_bytes = own_groups(dtype, one_member) * PERTURB_THREADS, fields - 1, 16 * PERTURB_THREADS
-    word, number = word_of(gpu), value_of(gpu)
-    with_origin = replacing(Launch, "seed", "offset", "first_row", "seed_at", "offset_at", "first_row_at")
+    matrix_of = matrix_with_values(gpu)
 
     @inline
     def block_of(call, spans):
@@ -407,7 +384,7 @@ def perturb_kernel(
         while begin < end:
             whole = are_whole(span, begin)
             x = load_turn(span, begin, whole)
-            store_turn(span, (begin, whole), add(x, member, (prepare_turn(span, begin, launch), keys_of(launch))))
+            store_turn(span, begin, whole, add(x, member, (prepare_turn(span, begin, launch), keys_of(launch))))
             begin += of_turn
 
     @inline
@@ -440,7 +417,7 @@ def perturb_kernel(
                 count = min(call.rows - row, np.int64(PERTURB_THREADS))
                 if row == 0:
                     break
-            store_turn(span, (begin, whole), x)
+            store_turn(span, begin, whole, x)
             begin += of_turn
 
     perturb = perturb_by_one if one_member else perturb_by_all
@@ -449,11 +426,6 @@ def perturb_kernel(
         perturb(call, spans)
 
     def kernel(call, spans):
-        launch = with_origin(
-            call, word(call.seed, call.seed_at, call.word_formats & np.uint32(255)),
-            word(call.offset, call.offset_at, call.word_formats >> np.uint32(8)),
-            number(call.first_row, call.first_row_at), nowhere, nowhere, nowhere,
-        )  # fmt: skip
-        perturb(launch, spans)
+        perturb(matrix_of(call, np.int64(0)), spans)
 
     return kernel if origin_in_memory else by_value

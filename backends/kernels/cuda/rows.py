@@ -14,10 +14,10 @@ from multisample.backends.kernels.stream.words import row_part
 from .geometry import CHUNK, SHORT_ROW_THREADS, STAGED_PASSES
 from .group import (
     dimension_place,
+    each,
     element,
     group_width,
     inside,
-    joined,
     keys_of,
     memory_of,
     mu_of,
@@ -127,12 +127,7 @@ def _group(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: bool, fa
     """``group(entry, own)`` for `_going_down`: the dimension at `entry` of a chunk, in the thread's columns."""
     _, _, read_dimension = _dimension(gpu, dtype)
     elements_of = _elements(gpu, dtype, shared_noise, antithetic, fast)
-
-    @inline
-    def group(entry, own):
-        return elements_of(read_dimension(entry), own)
-
-    return group
+    return inline(lambda entry, own: elements_of(read_dimension(entry), own))
 
 
 @inline
@@ -273,28 +268,13 @@ def _drawing_staged(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic:
     passes, store_one, store_all = staging.passes, staging.store_one, staging.store_all
     advance = passes * dimension_size
 
-    def reading(k: int) -> Function:
-        begin = k * dimension_size
-
-        @inline
-        def read(entry, unused, unused_too):
-            return (read_dimension(entry + begin),)
-
-        return read
-
     def drawing(k: int) -> Function:
         put = staging.put[k]
-
-        @inline
-        def draw(dimensions, own, stage):
-            put(elements_of(dimensions[k], own), stage)
-            return (0,)
-
-        return draw
+        return lambda dimensions, own, stage: put(elements_of(dimensions[k], own), stage)
 
     # All loads come first: the compiler moves no load across a store to shared memory.
-    read_all, draw_all = joined(reading, 0, passes), joined(drawing, 0, passes)
-    draw_one = drawing(0)
+    read_all = each(range(passes), lambda k: lambda entry: read_dimension(entry + k * dimension_size))
+    draw_all, draw_one = each(range(passes), drawing), each(range(1), drawing)
 
     @inline
     def draw(own, stage, tile, chunk, rows, out, call, geometry):
@@ -305,7 +285,7 @@ def _drawing_staged(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic:
         entry = chunk + (row if row < step else 0) * np.int32(geometry.pitch * dimension_size)
         stride = np.int64(geometry.row_step) * size
         while left >= passes:
-            draw_all(read_all(entry, 0, 0), own, stage)
+            draw_all(read_all(entry), own, stage)
             store_all(out, stride, stage)
             entry += advance
             out += passes * stride

@@ -16,7 +16,7 @@ import numpy as np
 
 from multisample.backends.kernels.compilation import Function, inline
 
-from .group import in_turn, joined
+from .group import each, united
 
 MOST_STORED = 16
 """Bytes of the largest store of a thread."""
@@ -28,22 +28,30 @@ MOST_STORED = 16
 @functools.cache
 def aligned(gpu: ModuleType, size: int, width: int, at_once: int) -> Function:
     """Vectorised stores of `at_once` elements, four or all. `at` is the aligned address of the first. No `state`."""
-    store_quad, store_vector = gpu.store_quad, gpu.store_vector
+    store_vector = gpu.store_vector
 
     @inline
     def put_row(at, x, state):
-        store_quad(at, x)
-
-    @inline
-    def put_wide_row(at, x, state):
-        store_quad(at, x[:4])
-        store_quad(at + 4 * size, x[4:])
-
-    @inline
-    def put_whole_row(at, x, state):
         store_vector(at, x)
 
-    return put_row if width == 4 else put_wide_row if at_once == 4 else put_whole_row
+    @inline
+    def put_quads(at, x, state):
+        store_vector(at, x[:4])
+        store_vector(at + 4 * size, x[4:])
+
+    return put_row if at_once == width else put_quads
+
+
+@functools.cache
+def of_lane_before(gpu: ModuleType, size: int) -> Function:
+    """``before(x)``: the element `x` of the previous lane."""
+    shuffle_up = gpu.shuffle_up
+
+    @inline
+    def before(x):
+        return np.uint16(shuffle_up(np.int32(x))) if size == 2 else shuffle_up(x)
+
+    return before
 
 
 @functools.cache
@@ -69,54 +77,29 @@ def _sectors(gpu: ModuleType, size: int, width: int) -> Function:
     """
     store_vector, from_lane, thread_index = gpu.store_vector, gpu.from_lane, gpu.thread_index
     per_store, parts = MOST_STORED // size, width * size // MOST_STORED
-
-    @inline
-    def two_of(from_first, a, b):
-        return a[0] if from_first else b[0], a[1] if from_first else b[1]
-
-    @inline
-    def four_of(from_first, a, b):
-        return two_of(from_first, a[:2], b[:2]) + two_of(from_first, a[2:], b[2:])
-
-    @inline
-    def two_exchanged(x, other):
-        return from_lane(x[0], other), from_lane(x[1], other)
-
-    @inline
-    def four_exchanged(x, other):
-        return two_exchanged(x[:2], other) + two_exchanged(x[2:], other)
-
-    either, exchanged = (two_of, two_exchanged) if per_store == 2 else (four_of, four_exchanged)
+    either = each(range(per_store), lambda e: lambda from_first, a, b: a[e] if from_first else b[e])
+    exchanged = each(range(per_store), lambda e: lambda x, other: from_lane(x[e], other))
 
     def both(k: int) -> Function:
         first, second, end = k * per_store, (k + 1) * per_store, (k + 2) * per_store
 
-        @inline
-        def put(at, x, odd, omit):
+        def put(at, x, odd, omit_first):
             low, high = x[first:second], x[second:end]
             received = exchanged(either(odd, low, high), np.int32(thread_index() % 32 ^ 1))
-            if not omit:
+            if k > 0 or not omit_first:
                 store_vector(at + k * MOST_STORED, either(odd, received, low))
             store_vector(at + (parts + k) * MOST_STORED, either(odd, high, received))
 
         return put
 
-    put_two = both(0)
-    put_other_two = both(2) if parts == 4 else put_two
+    put_pairs_of_parts = each(range(0, parts, 2), both)
 
     @inline
     def put_sectors(at, x, omit_first):
         odd = thread_index() % 2 != 0
-        put_two(at - (parts - 1) * MOST_STORED if odd else at, x, odd, omit_first)
+        put_pairs_of_parts(at - (parts - 1) * MOST_STORED if odd else at, x, odd, omit_first)
 
-    @inline
-    def put_more_sectors(at, x, omit_first):
-        odd = thread_index() % 2 != 0
-        even_at = at - (parts - 1) * MOST_STORED if odd else at
-        put_two(even_at, x, odd, omit_first)
-        put_other_two(even_at, x, odd, False)
-
-    return put_sectors if parts == 2 else put_more_sectors
+    return put_sectors
 
 
 @functools.cache
@@ -126,76 +109,40 @@ def shifted(gpu: ModuleType, size: int, width: int, shift: int) -> Function:
     `at` is where the lane's quads end; in lane 0, where its first column begins. `state`: whether the lane is the
     first, and whether it is the last. ``PutShifted`` in C++ explains the rest.
     """
-    store, store_quad, shuffle_up = gpu.store, gpu.store_quad, gpu.shuffle_up
+    store, store_vector, before = gpu.store, gpu.store_vector, of_lane_before(gpu, size)
 
-    @inline
-    def before(x):
-        return shuffle_up(x)
+    def shifted_column(k: int) -> Function:
+        own, of_lane = k - shift, width - shift + k
+        return (lambda x: before(x[of_lane])) if k < shift else (lambda x: x[own])
 
-    @inline
-    def narrow_before(x):
-        return np.uint16(shuffle_up(np.int32(x)))
-
-    if size == 2:
-        before = narrow_before
-
-    @inline
-    def by_one(x):
-        return (before(x[-1]),) + x[:-1]  # noqa: RUF005
-
-    @inline
-    def by_two(x):
-        return (before(x[-2]), before(x[-1])) + x[:-2]  # noqa: RUF005
-
-    @inline
-    def by_three(x):
-        return (before(x[-3]), before(x[-2]), before(x[-1])) + x[:-3]  # noqa: RUF005
-
-    shifted_columns = (by_one, by_two, by_three)[shift - 1]
-
+    shifted_columns = each(range(width), shifted_column)
     alone = min(4, MOST_STORED // size)  # Elements between aligned addresses.
 
     def end(k: int) -> Function:
-        # Lane 0 and lane 31 store some elements one by one: these functions store the k-th. In of_both, one instruction
-        # serves both lanes.
-        in_last = width - shift + k
+        # Lane 0 and lane 31 store some elements one by one: this function stores the k-th. One instruction serves both
+        # lanes, where both have an element.
+        in_last, is_of_first, is_of_last = width - shift + k, k < alone - shift, k < shift
 
-        @inline
-        def of_both(at, x, first_thread, last_thread):
-            element = x[k] if first_thread else x[in_last]
-            if first_thread | last_thread:
+        def put(at, x, first_thread, last_thread):
+            element = x[k] if not is_of_last or (is_of_first and first_thread) else x[in_last]
+            if (is_of_first and first_thread) | (is_of_last and last_thread):
                 store(at + k * size, element)
 
-        @inline
-        def of_first(at, x, first_thread, last_thread):
-            if first_thread:
-                store(at + k * size, x[k])
+        return put
 
-        @inline
-        def of_last(at, x, first_thread, last_thread):
-            if last_thread:
-                store(at + k * size, x[in_last])
-
-        return of_both if k < min(alone - shift, shift) else of_first if k < alone - shift else of_last
-
-    @inline
-    def nothing(at, x, first_thread, last_thread):
-        pass
-
-    end_0, end_1, end_2 = (end(k) if k < max(alone - shift, shift) else nothing for k in range(3))
-    behind_first = (width - shift) * size
+    put_ends, behind_first = each(range(max(alone - shift, shift)), end), (width - shift) * size
 
     @inline
     def put_quads(at, y, first_thread):
         if not first_thread:
-            store_quad(at - 4 * size, y)
+            store_vector(at - 4 * size, y)
 
     @inline
     def put_wide_quads(at, y, first_thread):
         quads_end = at + behind_first if first_thread else at
         if not first_thread:
-            store_quad(at - 8 * size, y[:4])
-        store_quad(quads_end - 4 * size, y[4:])
+            store_vector(at - 8 * size, y[:4])
+        store_vector(quads_end - 4 * size, y[4:])
 
     put_all_quads = put_quads if width == 4 else put_wide_quads
     if width * size > MOST_STORED:
@@ -212,9 +159,7 @@ def shifted(gpu: ModuleType, size: int, width: int, shift: int) -> Function:
     def put_row(at, x, state):
         first_thread, last_thread = state
         put_all_quads(at, shifted_columns(x), first_thread)
-        end_0(at, x, first_thread, last_thread)
-        end_1(at, x, first_thread, last_thread)
-        end_2(at, x, first_thread, last_thread)
+        put_ends(at, x, first_thread, last_thread)
 
     return put_row
 
@@ -234,14 +179,6 @@ def _each(count: int, part: Callable[[int], Function]) -> Function:
         return both_parts
 
     return functools.reduce(both, map(part, range(count)))
-
-
-def _both_bits(first: Function, second: Function) -> Function:
-    @inline
-    def bits(lane, shift, length):
-        return np.uint32(first(lane, shift, length) | second(lane, shift, length))
-
-    return bits
 
 
 class Stage(NamedTuple):
@@ -307,29 +244,25 @@ def _stage_preparing(gpu: ModuleType, size: int, width: int, passes: int) -> Fun
     ends, half = 2 * (piece - 1), piece - 1
 
     def own_of(k: int) -> Function:
-        @inline
         def own(stage, position, inside):
             first, last = inside
             if first <= k < last:
-                return (opaque(np.uint32(stage + (position + k - first) * size)),)
-            return (opaque(np.uint32(stage + np.int32(outside + thread_index() % 32) * size)),)
+                return opaque(np.uint32(stage + (position + k - first) * size))
+            return opaque(np.uint32(stage + np.int32(outside + thread_index() % 32) * size))
 
         return own
 
-    own_elements = joined(own_of, 0, width)
+    own_elements = each(range(width), own_of)
 
     @inline
     def is_whole(k, shift, length):
         return k * piece >= shift and (k + 1) * piece <= shift + length
 
     def bit_of(k: int) -> Function:
-        @inline
-        def bit(lane, shift, length):
-            return np.uint32(1 << k) if is_whole(lane + 32 * k, shift, length) else np.uint32(0)
+        bit, nothing = np.uint32(1 << k), np.uint32(0)
+        return lambda lane, shift, length: bit if is_whole(lane + 32 * k, shift, length) else nothing
 
-        return bit
-
-    pieces_of = functools.reduce(_both_bits, map(bit_of, range(pieces)))
+    bits_of_pieces, all_bits = each(range(pieces), bit_of), united(pieces)
 
     @inline
     def prepared(stages, out, run, length, position, inside, stride):
@@ -337,7 +270,7 @@ def _stage_preparing(gpu: ModuleType, size: int, width: int, passes: int) -> Fun
         lane, begin_of_warp = np.int32(thread % 32), np.int32(thread // 32) * np.int32(warp_size)
         shift = np.int32((out // size + run) & (piece - 1))
         own = own_elements(begin_of_warp, np.int32(shift + position), inside)
-        has_pieces = pieces_of(lane, shift, length)
+        has_pieces = all_bits(bits_of_pieces(lane, shift, length))
         # The first elements of the run, then the last ones.
         n = np.int32(lane % ends)
         end = shift + (n if n < half else length - 1 - (n - half))
@@ -380,14 +313,14 @@ def _stage_putting(gpu: ModuleType, width: int, begin: int) -> Function:
 
 def _stage_storing(gpu: ModuleType, size: int, width: int, passes: int, count: int) -> Function:
     """`Staged.store_one` or `Staged.store_all`: the stores of `count` of the passes."""
-    synchronize_warp, store, store_quad = gpu.synchronize_warp, gpu.store, gpu.store_quad
+    synchronize_warp, store, store_vector = gpu.synchronize_warp, gpu.store, gpu.store_vector
     load_shared, load_shared_quad = gpu.load_shared, gpu.load_shared_quad
     _, pieces, _, pass_size, pieces_apart, _ = _stage_sizes(size, width, passes)
     element = {2: np.uint16, 4: np.float32, 8: np.float64}[size]
 
     @inline
     def copy(to, begin):
-        store_quad(to, load_shared_quad(begin))
+        store_vector(to, load_shared_quad(begin))
 
     @inline
     def copy_narrow(to, begin):
@@ -470,7 +403,7 @@ def copying(gpu: ModuleType, piece_size: int, pieces_of_thread: int, pieces_apar
     The pass has `left` bytes from the thread's first piece on.
     """
     load_shared, store = gpu.load_shared, gpu.store
-    load_piece, store_piece = gpu.load_shared_quad, gpu.store_quad
+    load_piece, store_piece = gpu.load_shared_quad, gpu.store_vector
 
     @inline
     def load_half(at):
@@ -480,11 +413,10 @@ def copying(gpu: ModuleType, piece_size: int, pieces_of_thread: int, pieces_apar
         load_piece, store_piece = load_half, store
 
     def copied(j: int) -> Function:
-        @inline
         def copy(source, to, left):
             if left > j * pieces_apart:
                 store_piece(to + j * pieces_apart, load_piece(source + j * pieces_apart))
 
         return copy
 
-    return in_turn(copied, 0, pieces_of_thread)
+    return each(range(pieces_of_thread), copied)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from types import ModuleType
 
 import numpy as np
@@ -14,11 +15,11 @@ from multisample.backends.kernels.stream.words import row_part
 
 from .geometry import TRANSPOSED_THREADS, own_rows_of, staged_own_rows_of, staged_threads
 from .group import (
+    chosen,
     computing_type,
+    each,
     element,
     group_width,
-    in_turn,
-    joined,
     keys_of,
     mu_of,
     noise,
@@ -26,6 +27,7 @@ from .group import (
     packing,
     scaled,
     sigma_of,
+    united,
 )
 from .stores import MOST_STORED, copying
 
@@ -86,35 +88,21 @@ def _thread_dimensions(gpu: ModuleType, dtype: str, own_rows: int) -> Function:
     element_of, offset_of_call, load, opaque = element(gpu, dtype), offset_of(gpu), gpu.load, gpu.opaque
     real, usual_type = computing_type(dtype)
 
-    def usual_element(s: int) -> Function:
-        @inline
-        def of(vector, rows, _):
-            return (load(vector.input + rows[s] * vector.stride, real),)
-
-        return of
-
-    def any_element(s: int) -> Function:
-        @inline
-        def of(vector, rows, _):
-            return (element_of(vector, rows[s]),)
-
-        return of
-
     def part(s: int) -> Function:
-        @inline
-        def of(rows, offset, call):
-            return (row_part(np.uint32(call.first_row + rows[s]), offset, keys_of(call)[0]),)
+        return lambda rows, offset, call: row_part(np.uint32(call.first_row + rows[s]), offset, keys_of(call)[0])
 
-        return of
-
-    usual_elements, any_elements, parts = (joined(of, 0, own_rows) for of in (usual_element, any_element, part))
+    usual_elements = each(
+        range(own_rows), lambda s: lambda vector, rows: load(vector.input + rows[s] * vector.stride, real)
+    )
+    any_elements = each(range(own_rows), lambda s: lambda vector, rows: element_of(vector, rows[s]))
+    parts = each(range(own_rows), part)
 
     @inline
     def elements_of(vector, rows):
         # For the usual type, all loads are issued before the first is used.
         if opaque(vector.type) == usual_type:
-            return usual_elements(vector, rows, 0)
-        return any_elements(vector, rows, 0)
+            return usual_elements(vector, rows)
+        return any_elements(vector, rows)
 
     @inline
     def dimensions_of(rows, call):
@@ -122,6 +110,17 @@ def _thread_dimensions(gpu: ModuleType, dtype: str, own_rows: int) -> Function:
         return parts(rows, offset, call), elements_of(mu_of(call), rows), elements_of(sigma_of(call), rows)
 
     return dimensions_of
+
+
+def of_both(
+    before: Callable[[int], Function], own: Callable[[int], Function], own_rows: int, first: int = 0
+) -> Function:
+    """`each` of the places from `first` on: the last dimensions of the previous lane, then the lane's own.
+
+    ``before(s)`` and ``own(s)`` are the functions for dimension s of a lane.
+    """
+    last = own_rows - 1
+    return each(range(first, last + own_rows), lambda at: (before if at < last else own)((at + 1) % own_rows))
 
 
 @functools.cache
@@ -139,48 +138,35 @@ def _pieces(gpu: ModuleType, dtype: str, antithetic: bool, delta: int) -> Functi
     def of_normal(k: int) -> Function:
         backs = [(k * per_normal + c) * delta % own_rows for c in range(per_normal)]
 
-        def of_both(at: int) -> Function:
-            # Places before own_rows - 1 have dimensions of the previous lane.
-            s, before = (at + 1) % own_rows, at < own_rows - 1
-
-            @inline
-            def of_before(z, _, __):
-                return (shuffle_up(z[s][k]),)
-
-            @inline
-            def of_own(z, _, __):
-                return (z[s][k],)
-
-            return of_before if before else of_own
-
         first_at = own_rows - 1 - max(backs)
-        normals = joined(of_both, first_at, 2 * own_rows - 1)
+        normals = of_both(lambda s: lambda z: shuffle_up(z[s][k]), lambda s: lambda z: z[s][k], own_rows, first_at)
 
         def of_element(e: int) -> Function:
             c, at = e // own_rows, own_rows - 1 + e % own_rows - backs[e // own_rows]
             mirrored = c % 2 == 1
 
-            @inline
             def element_of(z, mu, sigma):
                 factor = -sigma[at] if mirrored else sigma[at]
-                return (narrow(fma(factor, z[at - first_at], mu[at])),)
+                return narrow(fma(factor, z[at - first_at], mu[at]))
 
             return element_of
 
-        elements = joined(of_element, 0, per_normal * own_rows)
+        elements = each(range(per_normal * own_rows), of_element)
+        return lambda z, mu, sigma: elements(normals(z), mu, sigma)
 
-        @inline
-        def part(z, mu, sigma):
-            return elements(normals(z, mu, sigma), mu, sigma)
+    of_normals = each(range(4), of_normal)
 
-        return part
+    @inline
+    def pieces(z, mu, sigma):
+        x = of_normals(z, mu, sigma)
+        return x[0] + x[1] + x[2] + x[3]
 
-    return joined(of_normal, 0, 4)
+    return pieces
 
 
 @functools.cache
 def _writing(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, Function]:
-    """``write_whole(at, to, x)`` and ``write_some(at, to, (x, written))``.
+    """``write_whole(at, to, x)`` and ``write_some(at, to, x, written)``.
 
     `x` are the elements of all pieces, and `to` is the displacement of each piece from address `at`, in elements. Bit e
     of `written` says whether element e is stored.
@@ -190,24 +176,18 @@ def _writing(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, F
 
     def piece(c: int) -> Function:
         first, last = c * own_rows, (c + 1) * own_rows
-
-        @inline
-        def put(at, to, x):
-            store_vector(at + np.int64(to[c]) * size, x[first:last])
-
-        return put
+        return lambda at, to, x: store_vector(at + np.int64(to[c]) * size, x[first:last])
 
     def one(e: int) -> Function:
         c, behind, bit = e // own_rows, e % own_rows * size, np.uint32(1 << e)
 
-        @inline
-        def put(at, to, some):
-            if some[1] & bit != 0:
-                store(at + np.int64(to[c]) * size + behind, some[0][e])
+        def put(at, to, x, written):
+            if written & bit != 0:
+                store(at + np.int64(to[c]) * size + behind, x[e])
 
         return put
 
-    return in_turn(piece, 0, width), in_turn(one, 0, width * own_rows)
+    return each(range(width), piece), each(range(width * own_rows), one)
 
 
 @functools.cache
@@ -224,55 +204,35 @@ def _places(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, Fu
     of_column = np.uint32((1 << own_rows) - 1)
 
     def to(c: int) -> Function:
-        @inline
-        def of(delta, stride, _):
-            return (np.int32(c * stride - np.int32(c * delta % own_rows)),)
+        def of(delta, stride):
+            return np.int32(c * stride - np.int32(c * delta % own_rows))
 
-        @inline
-        def of_few(delta, stride, _):
+        def of_few(delta, stride):
             # Without opaque(), each pass recomputes the displacement. Registers have no room for eight of them.
-            return (np.int32(opaque(np.uint32(c * stride - np.int32(c * delta % own_rows)))),)
+            return np.int32(opaque(np.uint32(c * stride - np.int32(c * delta % own_rows))))
 
         return of_few if width == 4 and size < 8 else of
 
     def bits(c: int) -> Function:
-        @inline
         def of(first, delta, rows):
             # The range of the piece's elements inside the matrix's rows.
             piece = first - np.int64(c * delta % own_rows)
             begin, end = min(max(-piece, 0), own_rows), min(max(rows - piece, 0), own_rows)
             inside = ((np.uint32(1) << np.uint32(end)) - 1) & ~((np.uint32(1) << np.uint32(begin)) - 1)
-            return (np.uint32((inside & of_column) << np.uint32(c * own_rows)),)
+            return np.uint32((inside & of_column) << np.uint32(c * own_rows))
 
         return of
 
     def column_bits(c: int) -> Function:
         all_of_column = np.uint32(of_column << np.uint32(c * own_rows))
 
-        @inline
-        def of(column, band, _):
-            return (all_of_column if column + c >= band[4] and column + c < band[3] else np.uint32(0),)
+        def of(column, band):
+            return all_of_column if column + c >= band[4] and column + c < band[3] else np.uint32(0)
 
         return of
 
-    def united(count: int) -> Function:
-        if count == 1:
-
-            @inline
-            def first(bits):
-                return bits[0]
-
-            return first
-        before = united(count - 1)
-
-        @inline
-        def all_bits(bits):
-            return np.uint32(before(bits) | bits[count - 1])
-
-        return all_bits
-
-    to_of, bits_of, bits_of_columns = (joined(part, 0, width) for part in (to, bits, column_bits))
-    of_columns, every_bit = united(width), np.uint32((1 << width * own_rows) - 1)
+    to_of, bits_of, bits_of_columns = (each(range(width), part) for part in (to, bits, column_bits))
+    all_bits, every_bit = united(width), np.uint32((1 << width * own_rows) - 1)
 
     @inline
     def place_of(tile, band, call, geometry):
@@ -293,19 +253,19 @@ def _places(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, Fu
         if exists and np.int32(thread % _WARP) >= overlap:
             inside = every_bit
             if first < (own_rows - 1 if delta > 0 else 0) or first + own_rows > call.rows:
-                inside = of_columns(bits_of(first, delta, call.rows))
-        return pass_group, first, to_of(delta, np.int32(geometry.column_step), 0), inside, delta
+                inside = all_bits(bits_of(first, delta, call.rows))
+        return pass_group, first, to_of(delta, np.int32(geometry.column_step)), inside, delta
 
     @inline
     def inside(band, k):
-        return of_columns(bits_of_columns(np.int64(k) * width, band, 0))
+        return all_bits(bits_of_columns(np.int64(k) * width, band))
 
     return place_of, inside
 
 
 @functools.cache
 def _passes(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: bool, fast: bool) -> Function:
-    """``go_along(chunk, begin, groups, at, band, own, place)`` draws the passes of a chunk.
+    """``go_along(delta, chunk, begin, groups, at, band, own, place)`` draws the passes of a chunk.
 
     The thread's dimensions are `own`, and `place` is its place in a pass. Returns the address of the next pass.
     """
@@ -316,22 +276,14 @@ def _passes(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: bool, f
     _, columns_inside = _places(gpu, dtype, antithetic)
     write_whole, write_some = _writing(gpu, dtype, antithetic)
 
-    def normals_of(s: int) -> Function:
-        @inline
-        def of(parts, made, keys):
-            return (in_row(made, parts[s], keys),)
-
-        return of
-
-    normals = joined(normals_of, 0, own_rows)
+    normals = each(range(own_rows), lambda s: lambda parts, made, keys: in_row(made, parts[s], keys))
 
     def along(delta: int) -> Function:
         pieces = _pieces(gpu, dtype, antithetic, delta)
 
-        @inline
         def go_along(chunk, begin, groups, at, band, own, place):
             parts, mu, sigma, keys = own
-            pass_group, to, inside, _, step = place
+            pass_group, to, inside, step = place
             noises = chunk + np.int64(pass_group * noise_size)
             k = np.int32(0)
             while k < groups:
@@ -341,7 +293,7 @@ def _passes(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: bool, f
                     write_whole(at, to, x)
                 elif inside != 0:
                     written = inside if whole else np.uint32(inside & columns_inside(band, begin + k + pass_group))
-                    write_some(at, to, (x, written))
+                    write_some(at, to, x, written)
                 at += step
                 noises += np.int64(band[2] * noise_size)
                 k = np.int32(k + band[2])
@@ -349,22 +301,7 @@ def _passes(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: bool, f
 
         return go_along
 
-    def choice(last: int) -> Function:
-        # Branches for each delta up to `last`.
-        along_last = along(last)
-        if last == 0:
-            return along_last
-        before = choice(last - 1)
-
-        @inline
-        def chosen(chunk, begin, groups, at, band, own, place):
-            if place[3] == last:
-                return along_last(chunk, begin, groups, at, band, own, place)
-            return before(chunk, begin, groups, at, band, own, place)
-
-        return chosen
-
-    return choice(own_rows - 1)
+    return chosen(reversed(range(own_rows)), along)
 
 
 def transposed_kernel(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: bool, fast: bool) -> Function:
@@ -377,27 +314,8 @@ def transposed_kernel(gpu: ModuleType, dtype: str, shared_noise: bool, antitheti
     go_along = _passes(gpu, dtype, shared_noise, antithetic, fast)
     chunk_size = TRANSPOSED_THREADS * noise(gpu, dtype, shared_noise, fast).size
 
-    def row_of(s: int) -> Function:
-        @inline
-        def of(first, rows, _):
-            return (max(min(first + s, rows - 1), np.int64(0)),)
-
-        return of
-
-    def parameter_of(at: int) -> Function:
-        s, before = (at + 1) % own_rows, at < own_rows - 1
-
-        @inline
-        def of_before(own, _, __):
-            return (shuffle_up(own[s]),)
-
-        @inline
-        def of_own(own, _, __):
-            return (own[s],)
-
-        return of_before if before else of_own
-
-    rows_of, of_both = joined(row_of, 0, own_rows), joined(parameter_of, 0, 2 * own_rows - 1)
+    rows_of = each(range(own_rows), lambda s: lambda first, rows: max(min(first + s, rows - 1), np.int64(0)))
+    parameters_of = of_both(lambda s: lambda own: shuffle_up(own[s]), lambda s: lambda own: own[s], own_rows)
 
     def kernel(call, geometry):
         chunk = shared_memory(chunk_size)
@@ -406,15 +324,15 @@ def transposed_kernel(gpu: ModuleType, dtype: str, shared_noise: bool, antitheti
         tile = np.uint32(block - index * geometry.blocks_per_band)
         band = band_of(index, call, geometry)
         pass_group, first, to, inside, delta = place_of(tile, band, call, geometry)
-        parts, mu, sigma = dimensions_of(rows_of(first, call.rows, 0), call)
-        own = parts, of_both(mu, 0, 0), of_both(sigma, 0, 0), keys_of(call)
+        parts, mu, sigma = dimensions_of(rows_of(first, call.rows), call)
+        own = parts, parameters_of(mu), parameters_of(sigma), keys_of(call)
         stride = np.int64(geometry.column_step) * size
         at = begins(band, call, geometry) + first * size + np.int64(pass_group * width) * stride
-        place = pass_group, to, inside, delta, np.int64(band[2] * width) * stride
+        place = pass_group, to, inside, np.int64(band[2] * width) * stride
         begin = np.int32(0)
         while begin < band[1]:
             groups = fill(band, chunk, begin, call, geometry)
-            at = go_along(chunk, begin, groups, at, band, own, place)
+            at = go_along(delta, chunk, begin, groups, at, band, own, place)
             begin = np.int32(begin + np.int32(geometry.chunk))
 
     return kernel
@@ -438,66 +356,48 @@ def _staged_places(
 ) -> tuple[Function, Function, Function, Function]:
     """The places of a thread's rows, of kTransposedStaged.
 
-    ``groups_and_rows_of(filled, rows, 0)``: the group of a pass, and the row, of each. ``rows_of(groups_and_rows, 0,
-    0)``: the rows alone. ``memory_of_rows(groups_and_rows, rows, 0)``: the displacements of the group's noise and of
-    the elements in shared memory. ``hidden_parts(parts, 0, 0)``: the row parts, opaque.
+    ``groups_and_rows_of(filled, rows)``: the group of a pass, and the row, of each. ``rows_of(groups_and_rows)``: the
+    rows alone. ``memory_of_rows(groups_and_rows, rows)``: the displacements of the group's noise and of the elements in
+    shared memory. ``hidden_parts(parts)``: the row parts, opaque.
     """
     size, width, own_rows = SIZES[dtype], group_width(antithetic), staged_own_rows_of(SIZES[dtype], antithetic)
     opaque, threads, noise_size = gpu.opaque, staged_threads(shared_noise), 16 * packing(dtype)[0]
     role = _staged_role(gpu, threads)
 
     def place(c: int) -> Function:
-        @inline
         def of(pass_group, row, rows):
             # Without opaque(), each pass recomputes the place.
-            return (opaque(np.uint32(((pass_group * np.uint32(width) + c) * rows + row) * np.uint32(size))),)
+            return opaque(np.uint32(((pass_group * np.uint32(width) + c) * rows + row) * np.uint32(size)))
 
         return of
 
-    places_of = joined(place, 0, width)
+    places_of = each(range(width), place)
 
     def group_and_row(s: int) -> Function:
         behind = np.uint32(s * threads)
 
-        @inline
-        def of(filled, rows, _):
+        def of(filled, rows):
             position = np.uint32(role() + behind)
             if position >= filled:
                 # A lane without a dimension repeats lane 0's, which takes less time than a branch.
                 position = np.uint32(position // _WARP * _WARP)
             pass_group = np.uint32(position // rows)
-            return ((pass_group, np.int64(np.uint32(position - pass_group * rows))),)
-
-        return of
-
-    def row_of(s: int) -> Function:
-        @inline
-        def of(groups_and_rows, _, __):
-            return (groups_and_rows[s][1],)
+            return pass_group, np.int64(np.uint32(position - pass_group * rows))
 
         return of
 
     def memory_of_row(s: int) -> Function:
-        @inline
-        def of(groups_and_rows, rows, _):
+        def of(groups_and_rows, rows):
             pass_group, row = groups_and_rows[s]
             places = places_of(pass_group, np.uint32(row), rows)
-            return ((np.int64(np.uint32(pass_group * np.uint32(noise_size))), places),)
+            return np.int64(np.uint32(pass_group * np.uint32(noise_size))), places
 
         return of
 
-    def hidden_part(s: int) -> Function:
-        @inline
-        def of(parts, _, __):
-            # Without opaque(), each pass recomputes the row part.
-            return ((opaque(parts[s][0]), opaque(parts[s][1])),)
-
-        return of
-
-    groups_and_rows_of, rows_of, memory_of_rows, hidden_parts = (
-        joined(of, 0, own_rows) for of in (group_and_row, row_of, memory_of_row, hidden_part)
-    )
-    return groups_and_rows_of, rows_of, memory_of_rows, hidden_parts
+    rows_of = each(range(own_rows), lambda s: lambda groups_and_rows: groups_and_rows[s][1])
+    # Without opaque(), each pass recomputes the row part.
+    hidden_parts = each(range(own_rows), lambda s: lambda parts: (opaque(parts[s][0]), opaque(parts[s][1])))
+    return each(range(own_rows), group_and_row), rows_of, each(range(own_rows), memory_of_row), hidden_parts
 
 
 @functools.cache
@@ -506,17 +406,12 @@ def _staged_drawing(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic:
     store_shared, elements = gpu.store_shared, scaled(gpu, dtype, antithetic)
     _, in_row, _, _, read_noise = noise(gpu, dtype, shared_noise, fast)
 
-    def column(c: int) -> Function:
-        @inline
-        def put(x, stage, places):
-            store_shared(stage + np.int64(places[c]), x[c])
-
-        return put
-
-    put_group = in_turn(column, 0, group_width(antithetic))
+    put_group = each(
+        range(group_width(antithetic)),
+        lambda c: lambda x, stage, places: store_shared(stage + np.int64(places[c]), x[c]),
+    )
 
     def drawn(s: int) -> Function:
-        @inline
         def draw(own, noises, stage):
             parts, mu, sigma, memory, used, keys = own
             if s < used:
@@ -526,7 +421,7 @@ def _staged_drawing(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic:
 
         return draw
 
-    return in_turn(drawn, 0, staged_own_rows_of(SIZES[dtype], antithetic))
+    return each(range(staged_own_rows_of(SIZES[dtype], antithetic)), drawn)
 
 
 def transposed_staged_kernel(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: bool, fast: bool) -> Function:
@@ -553,10 +448,10 @@ def transposed_staged_kernel(gpu: ModuleType, dtype: str, shared_noise: bool, an
         band = band_of(block_index(), call, geometry)
         filled = np.uint32(np.uint32(band[2]) * np.uint32(call.rows))
         used = from_lane(np.int32((filled + np.uint32(threads - 1) - role()) // np.uint32(threads)), 0)
-        groups_and_rows = groups_and_rows_of(filled, np.uint32(call.rows), 0)
-        parts, mu, sigma = dimensions_of(rows_of(groups_and_rows, 0, 0), call)
-        memory = memory_of_rows(groups_and_rows, np.uint32(call.rows), 0)
-        own = hidden_parts(parts, 0, 0), mu, sigma, memory, used, keys_of(call)
+        groups_and_rows = groups_and_rows_of(filled, np.uint32(call.rows))
+        parts, mu, sigma = dimensions_of(rows_of(groups_and_rows), call)
+        memory = memory_of_rows(groups_and_rows, np.uint32(call.rows))
+        own = hidden_parts(parts), mu, sigma, memory, used, keys_of(call)
         out, thread = begins(band, call, geometry), np.int32(thread_index())
         row_size = np.int32(np.int32(call.rows) * size)
         step = np.int32(band[2] * width * row_size)
