@@ -377,8 +377,7 @@ class PlanCache(Generic[P]):
         self._lock = threading.Lock()
         self.get = self._plans.get
         self.every.append(self)
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._after_fork)
+        os.register_at_fork(after_in_child=self._after_fork)
 
     def __len__(self) -> int:
         return len(self._plans)

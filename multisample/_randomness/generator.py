@@ -386,5 +386,4 @@ def manual_seed(seed: SupportsIndex) -> Generator:
     return DEFAULT_GENERATOR
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=lambda: manual_seed(_entropy()))
+os.register_at_fork(after_in_child=lambda: manual_seed(_entropy()))

@@ -63,8 +63,6 @@ def torch_plan(call: Call, backend: Backend) -> Planned:
 class _CompiledPlan:
     """A plan of `sample` whose calls run in compiled code; calls that raise or are uncommon run in `Plan.run`."""
 
-    __slots__ = ("plan", "run")
-
     def __init__(self, plan: Plan, run: Callable[..., Any]) -> None:
         self.plan, self.run = plan, run
 
@@ -100,8 +98,6 @@ def _compiled_run(plan: Plan, call: Call, run_in_python: Callable[..., Any] | No
 
 class _RecordedSample:
     """A plan of `sample` that records gradients."""
-
-    __slots__ = ("call", "gradient_plan", "gradients", "has_plain_gradients", "plan", "run_plan")
 
     def __init__(self, call: Call, backend: Backend) -> None:
         self.plan = make_plan(call, backend, TORCH, keeps_offset=True)
@@ -227,8 +223,6 @@ def _gradient_plan(recorded: _RecordedSample, grad: Any) -> Plan:
 class _RecordedBatch:
     """Batches whose gradients are recorded: the operator records them."""
 
-    __slots__ = ("call", "dtype")
-
     def __init__(self, call: Call, backend: Backend) -> None:
         make_plan(call, backend, TORCH)  # Checks the arguments.
         self.dtype = inspect_inputs(TORCH, call).dtype
@@ -250,8 +244,6 @@ class _RecordedBatch:
 
 class _RecordedMoments:
     """A plan of `weighted_moments` that records gradients to `mu` and `sigma`."""
-
-    __slots__ = ("dtype", "is_batch", "plan")
 
     def __init__(self, call: Call, backend: Backend) -> None:
         inputs = inspect_inputs(TORCH, call)

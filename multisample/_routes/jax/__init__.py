@@ -71,19 +71,6 @@ def _register(libraries: dict[type, Library], *arguments: Any) -> bool:
 class _Plan:
     """The plan of eager calls, which differ in values, seed, offset and window: see `multisample._plan.Planned`."""
 
-    __slots__ = (
-        "_call",
-        "_checked",
-        "_converts",
-        "_is_valid",
-        "_last_column",
-        "_last_row",
-        "_names",
-        "_programs",
-        "_real",
-        "_static",
-    )
-
     def __init__(self, call: Call, static: Static) -> None:
         from multisample.backends.kernels.cpu.kernel import value_kernel  # Numba takes half a second to import.
 
