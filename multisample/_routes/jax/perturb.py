@@ -23,7 +23,6 @@ from multisample.backends.launch import Operation
 from multisample.backends.memory.host import rounded
 
 from ..._arguments import DTYPES, check_flag, describe
-from ..._call import ROWS
 from ..._libraries import HOST, is_number, library_of
 from ..._libraries.jax import JAX, is_jax, is_on_host
 from ..._libraries.library import NOUNS
@@ -31,9 +30,9 @@ from ..._model_parameters.request import MOST_ELEMENTS, Coefficients, check_memb
 from ..._model_parameters.spans import steps_of
 from ..._model_parameters.structure import Structure, ids_of, label, one_array
 from ..._plan import PlanCache
-from ..._randomness.generator import WORD_64, Key
+from ..._randomness.generator import Key
 from ..._tracing import is_traced_by_jax
-from .keys import Words, batch_length, key_vector, operands_of, packed_words, words_of
+from .keys import Words, batch_length, key_vector, operands_of, words_of
 from .primitives import bind, varying
 from .programs import jitted
 from .static import Parameter, Static
@@ -136,12 +135,6 @@ def _coefficients(given: Any) -> Coefficients:
 
 def _words(seed: Any, member: Any, count: int) -> Words:
     """Seed, offset and member of the call."""
-    number, offset = seed if type(seed) is Key else (seed, 0)
-    if (
-        type(number) is type(offset) is type(member) is int and 0 <= number < WORD_64 and 0 <= offset < _MOST_OFFSETS
-        and 0 <= member <= ROWS - count
-    ):  # fmt: skip
-        return packed_words(number, offset, member, 0)
     batch = batch_length(seed)
     if batch is not None:
         if batch != 1:
