@@ -22,7 +22,7 @@ from .live_line import LiveLine
 
 _Kernel: TypeAlias = Callable[[], Any]
 
-# Seconds between lines of progress, in a terminal and elsewhere.
+# Seconds between two looks at the processes, and between lines of progress outside a terminal.
 _LIVE_INTERVAL, _INTERVAL = 1.0, 10.0
 
 
@@ -63,15 +63,11 @@ def _build_cpu() -> None:
     groups = kernel.kernel_groups() + moments.kernel_groups() + perturb.kernel_groups() + calls.kernel_groups()
     total = sum(map(len, groups))
     start = time.monotonic()
-    line = LiveLine(sys.stderr)
-    next_line = 0.0
+    line = LiveLine(sys.stderr, 0.0, _INTERVAL)
 
     def show(done: int) -> None:
-        nonlocal next_line
-        elapsed = time.monotonic() - start
-        if line.live or elapsed >= next_line:
-            line.show(f"cpu: {done} of {total} kernels, {elapsed:.0f} s")
-            next_line += _INTERVAL
+        if line.is_due():
+            line.show(f"cpu: {done} of {total} kernels, {time.monotonic() - start:.0f} s")
 
     try:
         results = _compile_all(groups, min(thread_count(), len(groups)), show)

@@ -204,10 +204,10 @@ class Progress:
     def __init__(self, total: int, stream: TextIO, *, shown: bool = True) -> None:
         self._total = total
         self._shown = shown
-        self._line = LiveLine(stream)
-        self._interval = 0.1 if self._line.live else 10.0
+        self._line = LiveLine(stream, 0.1, 10.0)
+        self._line.is_due()  # The first interval begins.
         self._done = 0
-        self._start = self._last = time.monotonic()
+        self._start = time.monotonic()
 
     def __enter__(self) -> Progress:
         return self
@@ -218,13 +218,9 @@ class Progress:
     def add(self, size: int) -> None:
         """Add `size` written bytes."""
         self._done += size
-        now = time.monotonic()
-        if self._shown and (now - self._last >= self._interval or self._done >= self._total):
-            self._last = now
-            self._show(now - self._start)
-
-    def _show(self, elapsed: float) -> None:
-        rate = self._done / max(elapsed, 1e-9)
+        if not (self._shown and (self._line.is_due() or self._done >= self._total)):
+            return
+        rate = self._done / max(time.monotonic() - self._start, 1e-9)
         left = (self._total - self._done) / rate
         self._line.show(
             f"{100 * self._done // self._total:3d}%  {size_text(self._done)} of {size_text(self._total)}"

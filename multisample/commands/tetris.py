@@ -144,16 +144,13 @@ def _learner(args: argparse.Namespace) -> Learner:
 def _learn(executor: Executor | None, count: Callable[[], int], learner: Learner, args: argparse.Namespace) -> None:
     start = time.monotonic()
     limit = args.iterations or sys.maxsize
-    line = LiveLine(sys.stderr)
-    last, shown = "", -math.inf
+    line, last = LiveLine(sys.stderr, _INTERVAL), ""
     games = learner.settings.n * learner.settings.games
     on_workers = ""
 
     def progress(finished: int) -> None:
-        nonlocal shown
-        if line.live and time.monotonic() - shown > _INTERVAL:
-            shown = time.monotonic()
-            clock = f"{shown - start:.0f} s of {60 * args.minutes:.0f}"
+        if line.is_due():
+            clock = f"{time.monotonic() - start:.0f} s of {60 * args.minutes:.0f}"
             line.show(
                 f"{last}  [{clock}; iteration {len(learner.history) + 1}: {100 * finished // games} %{on_workers}]"
             )
@@ -254,13 +251,10 @@ def _save(learner: Learner, folder: Path, played: Played | None = None) -> None:
 def _play_fresh(learner: Learner, args: argparse.Namespace) -> Played:
     from multisample.examples.tetris import play
 
-    line = LiveLine(sys.stderr)
-    shown = -math.inf
+    line = LiveLine(sys.stderr, _INTERVAL)
 
     def progress(finished: int) -> None:
-        nonlocal shown
-        if line.live and time.monotonic() - shown > _INTERVAL:
-            shown = time.monotonic()
+        if line.is_due():
             line.show(f"fresh games: {finished} of {args.fresh_games}")
 
     try:
