@@ -7,8 +7,7 @@ for the static arguments and cached.
 from __future__ import annotations
 
 import functools
-import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import jax
@@ -34,7 +33,7 @@ from ..._randomness.source import check_generator
 from ..._tracing import SEEDLESS, is_traced_by_jax
 from .keys import Words, batch_length, operands_of, words_of
 from .primitives import bind
-from .programs import jitted
+from .programs import Program
 from .static import Static
 
 
@@ -50,7 +49,6 @@ def run_jax(call: Call, key: Hashable) -> Any:
         raise TypeError("seed: expected an integer or a key, got None")
     check_generator(call.generator, JAX, CPU)
     _check_devices(call.mu, call.sigma)
-    _words(0 if call.seed is None else call.seed, call.dim_offset, call.sample_offset, static)  # Raises.
     plan = _Plan(call, static)
     result = run(plan, call)
     new = _register(BY_TYPE, *vectors.values()) | _register(BY_SEED, call.seed)
@@ -79,8 +77,8 @@ class _Plan:
         # A plan keeps no arrays and no generators alive.
         self._call = call._replace(mu=None, sigma=None, weights=None, seed=None, generator=None)
         self._static = static
-        # Weak references; the second program is for an aligned first column. `PROGRAMS` may drop the programs.
-        self._programs: list[Callable[[], Any]] = [_no_program, _no_program]
+        # The second program is for an aligned first column.
+        self._programs = [Program(_drawn, static._replace(aligned=aligned)) for aligned in (False, True)]
         self._real = static.computing_type
         self._is_valid = value_kernel(self._real.name)
         # All calls of a plan have the same types.
@@ -117,15 +115,7 @@ class _Plan:
         if self._converts:
             named = zip(self._names, vectors, strict=True)
             vectors = [x if is_jax(x) else _operand(name, x, self._static.dtype) for name, x in named]
-        aligned = _is_aligned(sample_offset)
-        program = self._programs[aligned]()
-        if program is None:
-            program = _program(self._static._replace(aligned=aligned))
-            self._programs[aligned] = weakref.ref(program)
-        if not jax.config.jax_disable_jit:
-            return program(words, *vectors)
-        with jax.disable_jit(False):
-            return program(words, *vectors)
+        return self._programs[_is_aligned(sample_offset)](words, *vectors)
 
     def _draw_counted(self, mu: Any, sigma: Any, generator: Any, dim_offset: int, sample_offset: int) -> Any:
         """Draw with a generator whose offset is in device memory, through the backend's own array library."""
@@ -151,10 +141,6 @@ class _Plan:
         vector = np.asarray(x)
         real = self._real
         return vector if vector.ndim == 1 and vector.dtype == real else rounded(vector.reshape(-1), real)
-
-
-def _no_program() -> None:
-    """A weak reference to nothing."""
 
 
 _EMPTY = {4: np.empty(0, np.float32), 8: np.empty(0, np.float64)}
@@ -311,8 +297,5 @@ def _vector(x: Any, length: int, real: Any) -> Any:
     return jnp.broadcast_to(x, (length,)) if x.ndim == 0 else x.reshape(length)
 
 
-def _program(static: Static) -> Any:
-    def draw(words: Words, *operands: Any) -> Any:
-        return _traced(operands, words, static)
-
-    return jitted((_traced, static), draw)
+def _drawn(static: Static, words: Words, *operands: Any) -> Any:
+    return _traced(operands, words, static)
