@@ -9,10 +9,11 @@ from multisample.backends.element_types import SIZES
 from .._arguments import describe
 from .._call import Call, vectors_of
 from .._libraries import HOST, Device, Library, Operand, described, is_number, library_of
+from .._libraries.library import INTEGER_SIZES
 from .._randomness.keys import batch_of
 from .window_and_options import check_rows, checked_window
 
-_ITEM_SIZES = SIZES | {f"{sign}int{bits}": bits // 8 for sign in ("", "u") for bits in (8, 16, 32, 64)}
+_ITEM_SIZES = SIZES | INTEGER_SIZES
 
 
 def item_size(dtype: str) -> int:
