@@ -26,7 +26,7 @@ _Kernel: TypeAlias = Callable[[], Any]
 _LIVE_INTERVAL, _INTERVAL = 1.0, 10.0
 
 
-def add_parser(subparsers: Any) -> None:
+def add_parser(subparsers: Any) -> Any:
     """Add ``build`` to the command line."""
     parser = subparsers.add_parser(
         "build",
@@ -35,10 +35,9 @@ def add_parser(subparsers: Any) -> None:
         " (MULTISAMPLE_CACHE_DIR) stores the results; a damaged library is compiled again. For cpu: all kernels, two to"
         " three minutes of work that the processors share. For torch_ext: the CPU library, and with CUDA the CUDA"
         " library. cupy and numba compile each kernel on first use.",
-        allow_abbrev=False,
     )
     parser.add_argument("backend", nargs="?", choices=sorted(registry.names()), help="default: all available backends")
-    parser.set_defaults(run=run)
+    return parser
 
 
 def run(args: argparse.Namespace) -> int:

@@ -38,7 +38,7 @@ _INTERVAL = 0.2
 _TASKS = 4
 
 
-def add_parser(subparsers: Any) -> None:
+def add_parser(subparsers: Any) -> Any:
     """Add ``tetris`` to the command line."""
     parser = subparsers.add_parser(
         "tetris",
@@ -46,7 +46,6 @@ def add_parser(subparsers: Any) -> None:
         description="Train a player of Tetris with the cross-entropy method, then play new games on the full board of"
         " 10 columns and 20 rows. Writes the weights, the learning curve and an animation of the best game. Ctrl-C"
         " stops the training, and --resume continues it with the same results as without the stop.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--minutes", type=_positive, default=3.0, help="training time of this run (default: 3), up to one iteration"
@@ -89,7 +88,8 @@ def add_parser(subparsers: Any) -> None:
         "--fresh-lines", type=_count, default=100_000, metavar="K",
         help="stop these games after K lines; good players clear millions (default: 100000)",
     )  # fmt: skip
-    parser.set_defaults(run=run, settings=[name.removeprefix("--").replace("-", "_") for name, _, _ in settings])
+    parser.set_defaults(settings=[name.removeprefix("--").replace("-", "_") for name, _, _ in settings])
+    return parser
 
 
 def run(args: argparse.Namespace) -> int:
