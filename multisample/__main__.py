@@ -24,6 +24,9 @@ __all__ = ["main"]
 
 
 class _Parser(argparse.ArgumentParser):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
+
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"multisample: error: {message} ({self.prog} --help says more)\n")
 
@@ -34,13 +37,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m multisample",
         description="Normal vectors with independent components: same seed, same bits, on every backend."
         " Without a command: the report.",
-        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"multisample {__version__}")
     parser.set_defaults(run=report.run)
     subparsers = parser.add_subparsers(title="commands", metavar="command")
     for command in (report, draw, build, examples, tetris):
-        command.add_parser(subparsers)
+        command.add_parser(subparsers).set_defaults(run=command.run)
 
     try:
         with _stopped_by_signals():

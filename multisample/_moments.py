@@ -65,16 +65,12 @@ def weighted_moments(
     Raises
     ------
     TypeError
-        If `order`, `seed` or an offset is not an integer, a flag is not a bool, or `dtype` is not a floating type. If
-        `weights`, `mu` or `sigma` is not an array, or the arrays belong to different libraries.
+        If `order` is not an integer, or `weights` is not an array; also as for `sample`.
     ValueError
-        If a shape, range, device or choice differs from the above. If a weight or a mean in host memory is not finite,
-        or a standard deviation there is negative or not finite; arrays on a device are not checked, and a weight that
-        is NaN makes every sum NaN. If `weights` require grad, or PyTorch transforms the call.
-    UnknownBackendError
-        If no backend is called `backend`.
-    BackendUnavailableError
-        If the named backend, or every backend that "auto" may take, cannot run here.
+        If a weight in host memory is not finite; a weight on a device is not checked, and makes every sum NaN if it is
+        NaN. If `weights` require grad, or PyTorch transforms the call. Also as for `sample`.
+    UnknownBackendError, BackendUnavailableError
+        As for `sample`.
 
     Notes
     -----

@@ -53,15 +53,13 @@ def perturb(
     out : like `parameters`, optional, not for JAX
         Destination: arrays with the same structure, names, shapes, types and devices, or a module; `parameters` itself
         to work in place. The noise is added to `parameters`, never to the former values of `out`.
-    fast_math : bool, default False
+    fast_math, backend : various
         As for `sample`.
     ids : mapping of names to int, or sequence of int, optional
         Ids of parameters, ``0 <= id < 2**32``. A mapping has the ids of some names, and a sequence those of all arrays
         of a sequence. By default, an array has the id 0, arrays of a sequence have their positions, and others the
         CRC-32 of their names, so that parameters that are added, frozen or reordered change nothing for the others. A
         parameter with several names has the id of the first of them in lexicographical order.
-    backend : str, default "auto"
-        As for `sample`.
 
     Returns
     -------
@@ -78,10 +76,8 @@ def perturb(
         If a shape, range or device differs from the above, a coefficient is not finite, two parameters have one id, or
         arrays overlap. If `out` has another structure, or has a tensor that autograd has recorded as the result of an
         operation. If torch.func, forward-mode AD, `jax.vmap` or a derivative of JAX transforms the call.
-    UnknownBackendError
-        If no backend is called `backend`.
-    BackendUnavailableError
-        If the named backend, or every backend that "auto" may take, cannot run here.
+    UnknownBackendError, BackendUnavailableError
+        As for `sample`.
     RuntimeError
         If a CUDA graph is captured, and a vector of coefficients is on the host.
 

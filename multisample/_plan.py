@@ -14,8 +14,6 @@ import threading
 from collections.abc import Callable, Hashable
 from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 
-import numpy as np
-
 from multisample.backends import generic
 from multisample.backends.contract import Backend
 from multisample.backends.element_types import MATRIX_TYPES
@@ -114,7 +112,7 @@ class Plan:
             self._read_matrix = lambda x: read(x).swapaxes(-1, -2)
         self._is_valid: Any = None
         if on_device and call.validate:  # Only on request, since the check waits for the device.
-            self._is_valid = _never
+            self._is_valid = lambda mu, sigma, weights: False
         elif not on_device and self._readers and d and inputs.batch != 0:
             self._is_valid = launcher.is_valid or generic.generic_launcher(backend, self.template).is_valid
 
@@ -182,7 +180,8 @@ class Plan:
         else:  # `_kept` keeps arrays alive until the launch.
             mu_at, sigma_at, weights_at, _kept = self._read(mu, sigma, weights)
         if self._is_valid is not None and not self._is_valid(mu_at, sigma_at, weights_at):
-            self._check_values(mu, sigma, weights)
+            vectors = zip(self._readers, (mu, sigma, weights), strict=False)
+            check_values(self.library, dict(vectors), self.dtype)
         if self._results:
             result: Any = (self._allocate(like),)
             first, second = self._read_vector(result[0]), self._nothing
@@ -207,7 +206,7 @@ class Plan:
             seed_at, _owner = keys.read(seed)
             seed, offset_at = 0, seed_at + keys.offset_at if keys.offset_at else 0
         elif seed is None:
-            if self._takes_own and generator.graph_safe:
+            if self._takes_own and generator is not None and generator.graph_safe:
                 counter = counter_on(generator, self.library, self.device, stream)
                 seed = generator.seed
             elif self._is_capturing is not None and self._is_capturing(stream):
@@ -269,31 +268,11 @@ class Plan:
         check_generator(generator, self.library, self.device)
         check_rows(dim_offset, self._d)
 
-    def _check_values(self, *vectors: Any) -> None:
-        check_values(self.library, dict(zip(self._readers, vectors, strict=False)), self.dtype)
-
     def _order_before(self, arrays: tuple[Any, ...], stream: int) -> set[int]:
         if self._keys is None or not self._keys.is_on_device:
             arrays = arrays[:-1]
         named = [self.library.named_stream(x) for x in arrays if not (x is None or is_number(x))]
         return order_before(named, self.device, stream)
-
-
-class _SubclassPlan(Plan):
-    """A plan for an `out` of a subclass of `numpy.ndarray`, which may override attributes such as `T` and `flags`."""
-
-    __slots__ = ()
-
-    def run(
-        self, mu: Any, sigma: Any, weights: Any, matrix: Any, seed: Any, generator: Any, dim_offset: int,
-        sample_offset: int,
-    ) -> Drawn:  # fmt: skip
-        drawn = super().run(mu, sigma, weights, np.asarray(matrix), seed, generator, dim_offset, sample_offset)
-        return matrix, *drawn[1:]
-
-
-def _never(mu: Any, sigma: Any, weights: Any) -> bool:
-    return False
 
 
 def _scratch_allocator(library: Library, device: Device) -> Callable[[int, Any], Any]:
@@ -346,10 +325,7 @@ def make_plan(call: Call, backend: Backend, library: Library, keeps_offset: bool
     kernel cannot be compiled.
     """
     inputs = inspect_inputs(library, call)
-    kind = Plan
     out = None
-    if library.name == "numpy" and not (call.out is None or type(call.out) is np.ndarray):
-        kind, call = _SubclassPlan, call._replace(out=np.asarray(call.out))
     if call.out is not None:
         if inputs.device.kind == "cpu":
             # Check numbers before arrays, in the order in which plans read them.
@@ -359,7 +335,7 @@ def make_plan(call: Call, backend: Backend, library: Library, keeps_offset: bool
         check_alignment("out", out, 0)
         shape = (inputs.d, inputs.n) if call.layout == "dn" else (inputs.n, inputs.d)
         check_out(out, inputs, shape if inputs.batch is None else (inputs.batch, *shape))
-    return kind(call, backend, library, inputs, out, keeps_offset)
+    return Plan(call, backend, library, inputs, out, keeps_offset)
 
 
 P = TypeVar("P")
@@ -377,8 +353,7 @@ class PlanCache(Generic[P]):
         self._lock = threading.Lock()
         self.get = self._plans.get
         self.every.append(self)
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._after_fork)
+        os.register_at_fork(after_in_child=self._after_fork)
 
     def __len__(self) -> int:
         return len(self._plans)
@@ -413,6 +388,7 @@ class PlanCache(Generic[P]):
 
 
 PLANS: PlanCache[Planned] = PlanCache(1024)
+
 
 # Keys of plans omit these arguments, or hold only their signatures.
 _PER_CALL = frozenset(("mu", "sigma", "weights", "out", "seed", "generator", "dim_offset", "sample_offset"))

@@ -51,8 +51,7 @@ class Keeper:
 
 
 KEEPER = Keeper()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=KEEPER.leave_to_parent)
+os.register_at_fork(after_in_child=KEEPER.leave_to_parent)
 
 
 def order_before(named: Iterable[int | None], device: Device, stream: int) -> set[int]:

@@ -9,10 +9,11 @@ from multisample.backends.element_types import SIZES
 from .._arguments import describe
 from .._call import Call, vectors_of
 from .._libraries import HOST, Device, Library, Operand, described, is_number, library_of
+from .._libraries.library import INTEGER_SIZES
 from .._randomness.keys import batch_of
 from .window_and_options import check_rows, checked_window
 
-_ITEM_SIZES = SIZES | {f"{sign}int{bits}": bits // 8 for sign in ("", "u") for bits in (8, 16, 32, 64)}
+_ITEM_SIZES = SIZES | INTEGER_SIZES
 
 
 def item_size(dtype: str) -> int:
@@ -92,7 +93,7 @@ def inspect_inputs(library: Library, call: Call) -> Inputs:
     d, n = common_length({name: operand.shape for name, operand in rows.items()}, batch), call.n
     dtype = promoted([operand.counts_as for operand in rows.values()]) if call.dtype is None else call.dtype
     if "weights" in operands:
-        n = _count_weights(operands["weights"].shape, batch)
+        n = count_weights(operands["weights"].shape, batch)
         checked_window(n, call.dim_offset, call.sample_offset)
     (first, model), *rest = operands.items()
     for name, operand in rest:
@@ -104,7 +105,7 @@ def inspect_inputs(library: Library, call: Call) -> Inputs:
     return Inputs(operands, d, n, dtype, model.device, batch)
 
 
-def _count_weights(shape: tuple[int, ...], batch: int | None) -> int:
+def count_weights(shape: tuple[int, ...], batch: int | None) -> int:
     if batch is not None and len(shape) == 2 and shape[0] == batch:
         shape = shape[1:]
     if len(shape) != 1 or shape[0] == 0:

@@ -17,8 +17,8 @@ from multisample.backends.system.cuda_driver import is_capturing
 
 from .._arguments import DTYPES
 
-_INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
-_ELEMENTS = frozenset((*DTYPES, *_INTEGERS))
+INTEGER_SIZES = {f"{sign}int{bits}": bits // 8 for sign in ("", "u") for bits in (8, 16, 32, 64)}
+_ELEMENTS = frozenset((*DTYPES, *INTEGER_SIZES))
 
 
 @functools.lru_cache(64)  # Callers can make dtypes without end.

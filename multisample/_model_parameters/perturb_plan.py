@@ -74,6 +74,7 @@ class _Plan:
     """A call resolved except for addresses, values of coefficients, seed and member; immutable.
 
     `seen` are the addresses of the last call that passed the checks of memory. Coefficients are smaller than `limit`.
+    `changed` are the indices of the arrays that are written, or None for all.
     `read_vector` is `Operand.read` of a vector of coefficients on a device.
     """
 
@@ -87,6 +88,7 @@ class _Plan:
         ids = ids_of(request.parameters, request.ids, owners)
         self.allocators = [library.allocator(x.shape, x.dtype, x.device) for x in sources]
         self.notify = library.written()
+        self.changed = written if len(written) < len(sources) else None
         self.keys = _keys_of(request.seed, library, sources)
         members: dict[tuple[Device, str], list[int]] = collections.defaultdict(list)
         for k in written:
@@ -163,34 +165,40 @@ class _Plan:
                 results[k] = self.allocators[k](arrays[k])
         return [results[k] for k in self.ties.owners]
 
+    def completed(self, tables: list[HostArray], targets: HostArray) -> list[bytes]:
+        """Tables of spans with the addresses of targets too."""
+        return [x.add_addresses(table, 1, targets).tobytes() for x, table in zip(self.groups, tables, strict=True)]
+
     def launch(
-        self, request: Request, coefficients: Coefficients, key: tuple[int, int], member: int,
-        addresses: HostArray, results: list[Any], targets: HostArray,
+        self, arrays: Sequence[Any], written: Sequence[Any] | None, results: Sequence[Any], tables: list[bytes],
+        values: Any, given: Any, word: int, offset: int, member: int, seed: Any = None,
     ) -> None:  # fmt: skip
-        """Run the launches. Every check precedes them, except those of a stream."""
-        library, prepared = self.library, []
-        for group in self.groups:
-            like = request.parameters.arrays[group.arrays[0]]
-            stream = 0 if group.stream is None else group.stream(like)
-            weights, owner = self.weights(group, coefficients.on_host, request.coefficients, stream)
-            seed_at, keys_owner = (0, None) if self.keys is None else self.keys.read(request.seed)
-            others: set[int] = set()
-            if group.stream is not None and library.names_streams:
-                named = [x[k] for k in group.arrays for x in (request.parameters.arrays, results)]
-                others = order_before(map(library.named_stream, named), group.device, stream)
-            prepared.append((group, stream, weights, seed_at, others, (owner, keys_owner)))
-        for group, stream, weights, seed_at, others, _kept in prepared:
-            table = group.add_addresses(group.add_addresses(group.table, 0, addresses), 1, targets)
+        """Run the launches, of one table of spans each. Every check precedes them, except those of a stream.
+
+        `written` is None for new results. `seed` is the argument, if the key is in memory of a device.
+        """
+        seed_at = offset_at = 0
+        if self.keys is not None:
+            seed_at, _owner_of_seed = self.keys.read(seed)
+            offset_at = seed_at + self.keys.offset_at if self.keys.offset_at else 0
+        launches = []
+        for group, table in zip(self.groups, tables, strict=True):
+            stream, others = 0, None
+            if group.stream is not None:
+                stream = group.stream(arrays[group.arrays[0]])
+                if self.library.names_streams:
+                    named = [x[k] for k in group.arrays for x in (arrays, results)]
+                    others = order_before(map(self.library.named_stream, named), group.device, stream)
+            launches.append((group, table, stream, self.weights(group, values, given, stream), others))
+        for group, table, stream, (weights, _owner), others in launches:
             none = None if group.takes_arrays else 0
-            offset_at = seed_at + self.keys.offset_at if self.keys is not None and self.keys.offset_at else 0
             group.launch(
-                None, none, none, weights, table.tobytes(), none, none, *key,
-                seed_at, offset_at, member, 0, stream, 0,
-            )  # fmt: skip
+                None, none, none, weights, table, none, none, word, offset, seed_at, offset_at, member, 0, stream, 0
+            )
             if others:
                 order_after(others, group.device, stream)
-        if request.out is not None and self.notify is not None:
-            self.notify([results[k] for k in self.ties.written])
+        if written is not None and self.notify is not None:
+            self.notify(written if self.changed is None else [written[k] for k in self.changed])
 
     def weights(self, group: _Group, values: Any, given: Any, stream: int) -> tuple[Any, Any]:
         """What the launcher takes for the coefficients `given`, and the owner of its memory.
@@ -278,9 +286,16 @@ def run_perturb(request: Request, quick_key: Hashable) -> Any:
         for x, operand in zip(parameters.arrays, memory.sources, strict=True)
     ]
     at, targets_at = np.array(list(map(library.address, converted)), np.int64), np.array(targets, np.int64)
-    plan.launch(request, coefficients, key, member, at, results, targets_at)
+    tables: list[Any] = [group.add_addresses(group.table, 0, at) for group in plan.groups]
+    complete = plan.completed(tables, targets_at)
+    written = None if out is None else results
+    given = request.coefficients
+    plan.launch(
+        parameters.arrays, written, results, complete, coefficients.on_host, given, *key, member, request.seed
+    )  # fmt: skip
     if quick_key is not None:
-        _keep_quick_plan(quick_key, request, coefficients, plan, at, targets_at)
+        known = at.tobytes() if out is None or out is parameters else at.tobytes() + targets_at.tobytes()
+        _keep_quick_plan(quick_key, request, coefficients, plan, known, tables if out is None else complete)
     return parameters.rebuild(results) if out is None else request.given_out
 
 
@@ -369,9 +384,9 @@ def _quick_coefficients(given: Any) -> tuple[Hashable, Any]:
 
 
 def _keep_quick_plan(
-    key: Hashable, request: Request, coefficients: Coefficients, plan: _Plan, sources: HostArray, targets: HostArray
+    key: Hashable, request: Request, coefficients: Coefficients, plan: _Plan, known: bytes, tables: list[Any]
 ) -> None:  # fmt: skip
-    """Keep a plan for the next call with this key, and the addresses of this call, which passed the checks."""
+    """Keep a plan for the next call with this key, and the tables for addresses that passed the checks, `known`."""
     if plan.library.names_streams or plan.keys is not None or any(x.read is not None for x in plan.memory.sources):
         return
     kept = _QUICK_PLANS.get(key, ())
@@ -384,12 +399,6 @@ def _keep_quick_plan(
         _QUICK_PLANS.put(key, (quick, *kept[: _MOST_PLANS - 1]))
     if len(quick.tables) >= _MOST_TABLES:
         quick.tables.clear()
-    tables: list[Any] = [group.add_addresses(group.table, 0, sources) for group in plan.groups]
-    known = sources.tobytes()
-    if request.out is not None:
-        tables = [group.add_addresses(x, 1, targets).tobytes() for group, x in zip(plan.groups, tables, strict=True)]
-        if request.out is not request.parameters:
-            known += targets.tobytes()
     quick.tables[known] = tables
 
 
@@ -398,8 +407,7 @@ def _quick_plan(
 ) -> _QuickPlan:  # fmt: skip
     library, notify, vector, groups = plan.library, plan.notify, coefficients.on_device, plan.groups
     is_fresh, in_place = request.out is None, request.out is request.parameters
-    state, address, addresses = library.state, library.address, library.addresses
-    bumped = plan.ties.written if len(plan.ties.written) < len(plan.memory.sources) else None
+    state, address, addresses, run_all = library.state, library.address, library.addresses, plan.launch
     is_number, limit, last_member = isinstance(coefficients.on_host, float), plan.limit, ROWS - coefficients.length
     tables: dict[bytes, list[Any]] = {}
 
@@ -427,30 +435,17 @@ def _quick_plan(
         results = written
         if is_fresh:
             results = plan.allocate(arrays)
-            targets = addresses(results)
-            spans = [group.add_addresses(x, 1, targets).tobytes() for group, x in zip(groups, spans, strict=True)]
-        launches = []
-        for group, table in zip(groups, spans, strict=True):
-            stream = 0 if group.stream is None else group.stream(arrays[group.arrays[0]])
-            launches.append((group, table, stream, plan.weights(group, values, given, stream)))
-        for group, table, stream, (weights, _owner) in launches:
-            zero = None if group.takes_arrays else 0
-            group.launch(None, zero, zero, weights, table, zero, zero, seed, offset, 0, 0, member, 0, stream, 0)
-        if notify is not None and not is_fresh:
-            notify(results if bumped is None else [results[k] for k in bumped])
+            spans = plan.completed(spans, addresses(results))
+        run_all(arrays, written, results, spans, values, given, seed, offset, member)
         return results
 
     # A single array shares no memory with others.
     is_one = (is_fresh or in_place) and len(plan.memory.sources) == 1 and [len(group.table) for group in groups] == [1]
     if is_one:
         (first,), (allocate,) = groups, plan.allocators
-        launch, stream_of, none, tail = (
-            first.launch,
-            first.stream,
-            None if first.takes_arrays else 0,
-            first.table[0, 2:],
-        )
-        pack = functools.lru_cache(8)(functools.partial(_packed, tuple(tail.tolist())))
+        launch, stream_of, none = first.launch, first.stream, None if first.takes_arrays else 0
+        tail = tuple(first.table[0, 2:].tolist())
+        pack = functools.lru_cache(8)(lambda source, target: SPAN.pack(source, target, *tail))
         mask = item_size(plan.memory.sources[0].dtype) - 1 if first.device.kind == "cuda" else 0
 
     def run_one(x: Any, values: Any, given: Any, seed: int, offset: int, member: int) -> Any:
@@ -470,10 +465,6 @@ def _quick_plan(
         return (result,)
 
     return _QuickPlan(plan, is_like, run, tables)
-
-
-def _packed(tail: tuple[int, ...], source: int, target: int) -> bytes:
-    return SPAN.pack(source, target, *tail)
 
 
 def _key_of(seed: Any) -> tuple[int, int]:
@@ -505,21 +496,18 @@ def _common_library(request: Request) -> Library:
     library = None
     for argument, structure in structures:
         for k, array in enumerate(structure.arrays):
+            name = label(argument, structure, k)
             if is_number(array):
-                raise TypeError(f"{label(argument, structure, k)}: expected an array, got the number {describe(array)}")
-            found = library_of(label(argument, structure, k), array)
-            found.check(label(argument, structure, k), array)
-            if found.foreign or found.name == "jax":
+                raise TypeError(f"{name}: expected an array, got the number {describe(array)}")
+            found = library_of(name, array)
+            found.check(name, array)
+            if found.foreign:
+                raise TypeError(f"{name}: expected an array of NumPy, PyTorch, CuPy or Numba, got {described(array)}")
+            library = found if library is None else library
+            if found is not library:
                 raise TypeError(
-                    f"{label(argument, structure, k)}: expected an array of NumPy, PyTorch, CuPy or Numba, got"
+                    f"{name}: expected {NOUNS[library.name]}, as {label('parameters', request.parameters, 0)} is, got"
                     f" {described(array)}"
-                )
-            if library is None:
-                library = found
-            elif found is not library:
-                raise TypeError(
-                    f"{label(argument, structure, k)}: expected {NOUNS[library.name]}, as"
-                    f" {label('parameters', request.parameters, 0)} is, got {described(array)}"
                 )
     assert library is not None
     return library

@@ -15,6 +15,7 @@ from multisample.backends.system.cuda_driver import synchronize
 from .._libraries.library import Device, Library
 
 WORD_64 = 2**64
+USED_UP = "generator: all offsets of this seed are used up; make one with another seed"
 
 # Counters whose address a graph has captured. The graph may outlive the generator, and its replays write to them.
 _captured: list[Any] = []
@@ -68,7 +69,7 @@ class DeviceCounter:
 
 def _check_offset(offset: int) -> None:
     if offset == WORD_64:
-        raise OverflowError("generator: all offsets of this seed are used up; make one with another seed")
+        raise OverflowError(USED_UP)
 
 
 def _as_int64(value: int) -> Any:

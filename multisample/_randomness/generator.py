@@ -16,11 +16,10 @@ import numpy as np
 from multisample.backends.contract import HostArray
 
 from .._arguments import check_flag, checked_integer
-from .counter import DeviceCounter
+from .counter import USED_UP, DeviceCounter
 
 WORD_64 = 2**64
 _WORD = 2**32 - 1
-_USED_UP = "generator: all offsets of this seed are used up; make one with another seed"
 
 
 class Key(NamedTuple):
@@ -83,7 +82,7 @@ class _Counts:
         """Take `k` consecutive offsets. If another call takes one in between, skip those taken so far."""
         while True:
             if k > self.offsets.__length_hint__() + len(self.returned):
-                raise OverflowError(_USED_UP)
+                raise OverflowError(USED_UP)
             returned: list[int] = []
             with contextlib.suppress(IndexError):
                 while len(returned) < k:
@@ -258,7 +257,7 @@ class Generator:
                 return counts.seed, counts.returned.pop()
         for offset in counts.offsets:
             return counts.seed, offset
-        raise OverflowError(_USED_UP)
+        raise OverflowError(USED_UP)
 
     def _put_back(self, seed: int, offset: int) -> None:
         """Undo a `_take` whose call failed, unless another call has taken the next offset since."""
@@ -386,5 +385,4 @@ def manual_seed(seed: SupportsIndex) -> Generator:
     return DEFAULT_GENERATOR
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=lambda: manual_seed(_entropy()))
+os.register_at_fork(after_in_child=lambda: manual_seed(_entropy()))

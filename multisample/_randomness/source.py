@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,33 +35,25 @@ class Source(NamedTuple):
     check: Callable[[Any], None] | None
     """Raises unless `generator` is on the device; None if generators of this type have no device."""
     is_own: bool
-    """Whether `generator` is a `Generator`, which may be graph-safe."""
+    """Whether `generator` is a `Generator`, which may be graph-safe, or None for the default one."""
 
 
-def _take_from_default(generator: Any) -> tuple[int, int]:
+def _take(generator: Generator | None) -> tuple[int, int]:
     refuse_jax()
-    return DEFAULT_GENERATOR._take()
+    return (DEFAULT_GENERATOR if generator is None else generator)._take()
 
 
-def _take_from_own(generator: Any) -> tuple[int, int]:
-    refuse_jax()
-    return cast("Generator", generator)._take()
+def _put_back(generator: Generator | None, seed: int, offset: int) -> None:
+    (DEFAULT_GENERATOR if generator is None else generator)._put_back(seed, offset)
 
 
-def _put_back_to_default(generator: Any, seed: int, offset: int) -> None:
-    DEFAULT_GENERATOR._put_back(seed, offset)
-
-
-_OWN = Source(_take_from_own, Generator._put_back, None, True)
-_DEFAULT = Source(_take_from_default, _put_back_to_default, None, False)
+_OWN = Source(_take, _put_back, None, True)
 
 
 def source_of(generator: Any, library: Library, device: Device) -> Source:
     """The source for calls with a generator like `generator`, which has been checked."""
-    if isinstance(generator, Generator):
+    if isinstance(generator, Generator) or library.name != "torch":
         return _OWN
-    if library.name != "torch":
-        return _DEFAULT
     return _source_of_torch(generator is None, library, device)
 
 

@@ -74,8 +74,7 @@ def _renew_lock() -> None:
     _lock = threading.RLock()
 
 
-if hasattr(os, "register_at_fork"):  # Another thread may hold the lock at a fork.
-    os.register_at_fork(after_in_child=_renew_lock)
+os.register_at_fork(after_in_child=_renew_lock)  # Another thread may hold the lock at a fork.
 
 
 def _take_from_cpu(generator: Any) -> tuple[int, int]:

@@ -49,7 +49,6 @@ def draw_dtensor(call: Call, draw: Callable[..., Any]) -> Any:
             f"{found}: expected an array of one device, got a DTensor: call {traits.name} with each rank's own part, at"
             " its dim_offset or sample_offset"
         )
-    check_choice("layout", call.layout, ("dn", "nd"))
     vectors = {name: x for name, x in (("mu", call.mu), ("sigma", call.sigma)) if not is_number(x)}
     for name, x in vectors.items():
         if not isinstance(x, DTensor):
@@ -107,6 +106,7 @@ def draw_shard(call: Call, mesh: Any, placements: Any, draw: Callable[..., Any])
     `placements` of None stands for the placements of `mu` and `sigma`; `draw` is `multisample.sample`.
     """
     n, dim_offset, sample_offset = checked_window(call.n, call.dim_offset, call.sample_offset)
+    check_choice("layout", call.layout, ("dn", "nd"))
     check_flag("validate", call.validate)
     batch = batch_of(call.seed)
     if batch is not None:
@@ -408,14 +408,9 @@ def _check_agreement(mesh: Any, array: Any, seed: Any, generator: Any, numbers: 
     else:
         key = dict(zip(("generator's seed", "generator's offset"), _next_key(generator, array), strict=True))
     numbers = key | numbers
-    gathered = torch.tensor([as_int64(number) for number in numbers.values()], device=array.device)
-    for mesh_dim in reversed(range(mesh.ndim)):
-        group = mesh.get_group(mesh_dim)
-        received = [torch.empty_like(gathered) for _ in range(mesh.size(mesh_dim))]
-        torch.distributed.all_gather(received, gathered, group=group)
-        gathered = torch.stack(received)
+    row = torch.tensor([[as_int64(number) for number in numbers.values()]], device=array.device)
+    table = DTensor.from_local(row, mesh, [Shard(0)] * mesh.ndim, run_check=False).full_tensor().tolist()
     ranks = mesh.mesh.flatten().tolist()
-    table = gathered.view(len(ranks), len(numbers)).tolist()
     for name, column in zip(numbers, zip(*table, strict=True), strict=True):
         found: dict[int, list[int]] = {}
         for rank, number in zip(ranks, column, strict=True):

@@ -25,7 +25,7 @@ from .._libraries.torch import TORCH, dtype_of, is_transforming
 from .._plan import PLANS, Plan, Planned, make_plan
 from .._randomness.keys import is_in_array
 from .._randomness.source import source_of
-from .torch_transforms import as_int64, draw_by_operator
+from .torch_transforms import as_int64, draw_by_operator, options_of
 
 
 def torch_plan(call: Call, backend: Backend) -> Planned:
@@ -63,8 +63,6 @@ def torch_plan(call: Call, backend: Backend) -> Planned:
 class _CompiledPlan:
     """A plan of `sample` whose calls run in compiled code; calls that raise or are uncommon run in `Plan.run`."""
 
-    __slots__ = ("plan", "run")
-
     def __init__(self, plan: Plan, run: Callable[..., Any]) -> None:
         self.plan, self.run = plan, run
 
@@ -101,8 +99,6 @@ def _compiled_run(plan: Plan, call: Call, run_in_python: Callable[..., Any] | No
 class _RecordedSample:
     """A plan of `sample` that records gradients."""
 
-    __slots__ = ("call", "gradient_plan", "gradients", "has_plain_gradients", "plan", "run_plan")
-
     def __init__(self, call: Call, backend: Backend) -> None:
         self.plan = make_plan(call, backend, TORCH, keeps_offset=True)
         self.run_plan = _CompiledPlan.around(self.plan, call).run
@@ -110,8 +106,9 @@ class _RecordedSample:
         self.gradient_plan: Plan | None = None
         self.gradients: Callable[..., Any] = _no_gradients
         # Whether the kernel's sums are the gradients of mu and sigma without a change of shape or type.
+        real = dtype_of(MATRIX_TYPES[self.plan.dtype].computing)
         self.has_plain_gradients = all(
-            isinstance(x, torch.Tensor) and x.requires_grad and x.dim() == 1 and x.dtype is _computing(self.plan)
+            isinstance(x, torch.Tensor) and x.requires_grad and x.dim() == 1 and x.dtype is real
             for x in (call.mu, call.sigma)
         )
         # A plan keeps no arrays and no generators alive.
@@ -129,10 +126,6 @@ class _RecordedSample:
 
 def _no_gradients(*arguments: Any) -> None:
     return None
-
-
-def _computing(plan: Plan) -> Any:
-    return dtype_of(MATRIX_TYPES[plan.dtype].computing)
 
 
 class _SampleFunction(torch.autograd.Function):
@@ -187,10 +180,10 @@ def _like(gradient: Any, operand: Any) -> Any:
 
 def _by_operator(call: Call, grad: Any, words: tuple[int, int, Any], dim_offset: int, sample_offset: int) -> Any:
     seed, offset, offset_array = words
+    call = call._replace(dim_offset=dim_offset, sample_offset=sample_offset)
     return torch.ops.multisample.sample_backward(
-        grad, offset_array, seed=as_int64(seed), offset=as_int64(offset), dim_offset=dim_offset,
-        sample_offset=sample_offset, shared=call.noise == "shared", fast_math=bool(call.fast_math),
-        antithetic=bool(call.antithetic), transposed=call.layout == "nd",
+        grad, offset_array, seed=as_int64(seed), offset=as_int64(offset), transposed=call.layout == "nd",
+        **options_of(call),
     )  # fmt: skip
 
 
@@ -227,8 +220,6 @@ def _gradient_plan(recorded: _RecordedSample, grad: Any) -> Plan:
 class _RecordedBatch:
     """Batches whose gradients are recorded: the operator records them."""
 
-    __slots__ = ("call", "dtype")
-
     def __init__(self, call: Call, backend: Backend) -> None:
         make_plan(call, backend, TORCH)  # Checks the arguments.
         self.dtype = inspect_inputs(TORCH, call).dtype
@@ -250,8 +241,6 @@ class _RecordedBatch:
 
 class _RecordedMoments:
     """A plan of `weighted_moments` that records gradients to `mu` and `sigma`."""
-
-    __slots__ = ("dtype", "is_batch", "plan")
 
     def __init__(self, call: Call, backend: Backend) -> None:
         inputs = inspect_inputs(TORCH, call)

@@ -88,8 +88,14 @@ def draw_by_operator(call: Call, is_known: Callable[[Any], bool] = bool) -> Any:
                 " can draw for each element of a batch and in each replay of a graph,"
                 f" got {call.generator}; or pass seed="
             )
-        return _call_or_put_back(call, *call.generator._take())
-    if is_batched() or _may_run_again(device, *tensors.values()):
+        seed, offset = call.generator._take()
+        try:
+            return _call_operator(call, seed, offset, None)
+        except BaseException:
+            call.generator._put_back(seed, offset)
+            raise
+    # Each run of a traced or captured call must draw new numbers.
+    if is_batched() or _is_traced(*tensors.values()) or _is_captured(device):
         return _call_operator(call, SEED, 0, draw_offset(device, call.generator))
     return _call_operator(call, *take_transformed(str(device), call.generator), None)
 
@@ -137,21 +143,10 @@ def _draw_batch(call: Call, keys: Any, batch: int | None) -> Any:
         for x in (mu, sigma)
     )
     x = torch.ops.multisample.sample_batch(
-        *vectors, call.n, keys, dim_offset=call.dim_offset, sample_offset=call.sample_offset,
-        dtype=dtype_of(call.dtype), shared=call.noise == "shared", fast_math=bool(call.fast_math),
-        antithetic=bool(call.antithetic), transposed=call.layout == "nd",
-    )  # fmt: skip
+        *vectors, call.n, keys, dtype=dtype_of(call.dtype), transposed=call.layout == "nd", **options_of(call)
+    )
     x = x[0] if batch is None else x
     return x if call.out is None else call.out.copy_(x)
-
-
-def _call_or_put_back(call: Call, seed: int, offset: int) -> Any:
-    """Call the operator; if it fails, return the offset to the generator."""
-    try:
-        return _call_operator(call, seed, offset, None)
-    except BaseException:
-        call.generator._put_back(seed, offset)
-        raise
 
 
 def _checked_dtype(tensors: dict[str, Any], dtype: str | None) -> str:
@@ -187,11 +182,6 @@ def _check_out(out: Any, shape: tuple[Any, Any], dtype: str, sources: dict[str, 
             )
 
 
-def _may_run_again(device: Any, *tensors: Any) -> bool:
-    """Whether the call is traced or captured, so that each of its runs must draw new numbers."""
-    return _is_traced(*tensors) or _is_captured(device)
-
-
 def _is_traced(*tensors: Any) -> bool:
     return (
         torch.compiler.is_compiling()
@@ -213,17 +203,21 @@ def _is_captured(device: Any) -> bool:
 # --- Operators ------------------------------------------------------------------------------------
 
 
+def options_of(call: Call) -> dict[str, Any]:
+    """The options that all operators have."""
+    return {
+        "dim_offset": call.dim_offset, "sample_offset": call.sample_offset, "shared": call.noise == "shared",
+        "fast_math": bool(call.fast_math), "antithetic": bool(call.antithetic),
+    }  # fmt: skip
+
+
 def _call_operator(call: Call, seed: Any, offset: Any, counter: Any) -> Any:
     """The sample, or `out`. At least one of `mu` and `sigma` is a tensor."""
     mu, sigma, dtype = call.mu, call.sigma, call.dtype
     assert dtype is not None
     model = sigma if is_number(mu) or mu.dim() == 0 else mu
     vectors = _vector(mu, model, dtype), _vector(sigma, model, dtype)
-    options = {
-        "seed": as_int64(seed), "offset": as_int64(offset), "dim_offset": call.dim_offset,
-        "sample_offset": call.sample_offset, "shared": call.noise == "shared", "fast_math": bool(call.fast_math),
-        "antithetic": bool(call.antithetic),
-    }  # fmt: skip
+    options = {"seed": as_int64(seed), "offset": as_int64(offset), **options_of(call)}
     if call.out is not None:
         target = call.out if call.layout == "dn" else call.out.T
         torch.ops.multisample.sample_(target, *vectors, counter, **options)

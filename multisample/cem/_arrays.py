@@ -19,6 +19,10 @@ from multisample.backends.memory.host import quiet, rounded
 from .._libraries import CPU, Device, described, library_of
 
 
+def _type_name(array: Any) -> str:
+    return str(array.dtype).removeprefix("torch.")
+
+
 class Scored(NamedTuple):
     """The result of `Arrays.score`."""
 
@@ -38,7 +42,7 @@ class Arrays:
     def __init__(self, like: Any, device: Device) -> None:
         self.xp: Any = np
         self.dtype = like.dtype
-        self.dtype_name: Any = str(like.dtype).removeprefix("torch.")
+        self.dtype_name = _type_name(like)
         self.device = device
         self.real: Any = np.dtype(np.float64)
         """The widest floating type of the library, for scores."""
@@ -64,11 +68,11 @@ class Arrays:
 
     def is_real(self, array: Any) -> bool:
         """Whether the elements are floating-point numbers."""
-        return bool(self.xp.issubdtype(array.dtype, self.xp.floating))
+        return _type_name(array).startswith(("float", "bfloat"))
 
     def is_whole(self, array: Any) -> bool:
         """Whether the elements are integers or bools."""
-        return bool(self.xp.issubdtype(array.dtype, self.xp.integer) or array.dtype == bool)
+        return _type_name(array).startswith(("int", "uint", "bool"))
 
     def cast(self, array: Any, dtype: Any = None) -> Any:
         return array.astype(dtype or self.dtype)
@@ -180,8 +184,8 @@ class _CupyArrays(Arrays):
             return cupy.empty(0, dtype_name)
 
 
-class TracedArrays(Arrays):
-    """JAX's operations, in which arrays may be traced, and so have no device."""
+class JaxArrays(Arrays):
+    """JAX's operations. Arrays that JAX traces, or that are on several devices, stay where they are."""
 
     mutable = False
     most_summed = 1  # XLA chooses the order of a sum by the shape of the whole array, on a CPU too.
@@ -191,12 +195,22 @@ class TracedArrays(Arrays):
         self.jax = sys.modules["jax"]
         self.xp = self.jax.numpy
         self.real = self.xp.result_type(float)
+        devices = () if isinstance(like, self.jax.core.Tracer) else tuple(like.devices())
+        self.where = devices[0] if len(devices) == 1 else None
+
+    def scope(self) -> contextlib.AbstractContextManager[Any]:
+        if self.where is None:
+            return super().scope()
+        current: contextlib.AbstractContextManager[Any] = self.jax.default_device(self.where)
+        return current
 
     def put(self, array: HostArray, dtype: Any = None) -> Any:
-        return self.xp.asarray(array, dtype or self.dtype)
+        return self.adopt(np.array(rounded(array, dtype or self.dtype)))
 
     def adopt(self, array: Any) -> Any:
-        return self.xp.asarray(array)
+        if self.where is None:
+            return self.xp.asarray(array)
+        return self.jax.device_put(self.xp.asarray(array), self.where)
 
     def contiguous(self, array: Any) -> Any:
         return array
@@ -211,24 +225,6 @@ class TracedArrays(Arrays):
     def clipped(self, samples: Any, low: Any, high: Any) -> Any:
         return self.xp.clip(samples, low, high)
 
-
-class _JaxArrays(TracedArrays):
-    """JAX's operations on arrays of one device."""
-
-    def __init__(self, like: Any, device: Device) -> None:
-        super().__init__(like, device)
-        (self.where,) = like.devices()
-
-    def scope(self) -> contextlib.AbstractContextManager[Any]:
-        current: contextlib.AbstractContextManager[Any] = self.jax.default_device(self.where)
-        return current
-
-    def put(self, array: HostArray, dtype: Any = None) -> Any:
-        return self.jax.device_put(np.array(rounded(array, dtype or self.dtype)), self.where)
-
-    def adopt(self, array: Any) -> Any:
-        return self.jax.device_put(self.xp.asarray(array), self.where)
-
     def seeds(self, seeds: HostArray) -> Any:
         return self.put(_halves(seeds), self.xp.uint32)
 
@@ -241,7 +237,7 @@ class _JaxArrays(TracedArrays):
 
     # `self` is a static argument of compiled functions, which equal objects share.
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _JaxArrays) and self._key == other._key
+        return isinstance(other, JaxArrays) and self._key == other._key
 
     def __hash__(self) -> int:
         return hash(self._key)
@@ -288,12 +284,6 @@ class _TorchArrays(Arrays):
         scores = f(samples)
         return Scored(scores, samples if samples._version == version else redraw(), None)
 
-    def is_real(self, array: Any) -> bool:
-        return bool(array.is_floating_point())
-
-    def is_whole(self, array: Any) -> bool:
-        return not (array.is_floating_point() or array.is_complex())
-
     def cast(self, array: Any, dtype: Any = None) -> Any:
         return array.to(dtype or self.dtype)
 
@@ -326,7 +316,7 @@ def _unpickled(kind: type[Arrays], dtype_name: str, device: Device) -> Arrays:
     return kind(kind.empty(dtype_name, device), device)
 
 
-_KNOWN = {"numpy": Arrays, "cupy": _CupyArrays, "jax": _JaxArrays, "torch": _TorchArrays}
+_KNOWN = {"numpy": Arrays, "cupy": _CupyArrays, "jax": JaxArrays, "torch": _TorchArrays}
 
 
 def arrays_like(array: Any) -> Arrays:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ._arrays import Arrays
 
 RUNNING, CONVERGED, COLLAPSED, UNSCORED, DIVERGED = range(5)
@@ -46,6 +48,12 @@ class State(NamedTuple):
     x: Any
     fun: Any
     running: Any
+
+
+def first_state(arrays: Arrays, mu: Any, sigma: Any) -> State:
+    """The state before the first iteration."""
+    infinity = arrays.put(np.full(mu.shape[:-1], INFINITY), arrays.real)
+    return State(mu, sigma, mu, infinity, infinity > 0)
 
 
 def refit(settings: Settings, state: State, samples: Any, scores: Any, noise: Any) -> tuple[State, Any]:

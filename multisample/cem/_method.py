@@ -35,6 +35,7 @@ from ._elites import (
     Settings,
     State,
     elite_weights,
+    first_state,
     refit,
     refit_by_moments,
 )
@@ -48,6 +49,15 @@ if TYPE_CHECKING:
     from ._typing import AdoptedCEMOptions, CEMOptions, HostCEMOptions, Seed
 
 STOPPED_BY_CALLBACK = 5
+_REASONS = {
+    RUNNING: "All {nit} iterations ran.",
+    CONVERGED: "The largest standard deviation, {sigma:.3g}, is at most tol = {tol:.3g}.",
+    COLLAPSED: "The standard deviation collapsed in iteration {nit}: adding it no longer changes the mean. If the"
+    " collapse was too early, set noise_floor or smoothing, or raise n or elite_frac.",
+    UNSCORED: "No score was finite in iteration {nit}, so mean and standard deviation cannot be refitted.",
+    DIVERGED: "The mean or the standard deviation overflowed in iteration {nit}; mu and sigma are from before it.",
+    STOPPED_BY_CALLBACK: "The callback ended the run.",
+}
 _NOTHING = np.array([math.nan] * (len(COLUMNS) - 1) + [0.0])
 # Iterations between two checks of the status on a device, since a check waits for the device.
 DEVICE_CHECK_EVERY = 16
@@ -217,10 +227,9 @@ class CEM(Generic[ArrayT]):
         }  # fmt: skip
         check_searches(seed, "a vector of B seeds", mu=mu, sigma=sigma)
         self._seeds = _seeds_of_searches(seed)
-        # For calls whose noise does not matter.
-        self._any_seed = 0 if self._seeds is None else np.zeros_like(self._seeds)
         # An empty draw, in which `sample` checks the options.
-        no_samples = sample(mu, sigma, 0, seed=self._any_seed, validate=True, **self._options)
+        any_seed = 0 if self._seeds is None else np.zeros_like(self._seeds)
+        no_samples = sample(mu, sigma, 0, seed=any_seed, validate=True, **self._options)
         self._arrays = arrays = arrays_like(no_samples)
         self._shape = tuple(map(int, no_samples.shape[:-1]))  # (d,), or (B, d) for B searches.
         *batch, self._d = self._shape
@@ -233,9 +242,7 @@ class CEM(Generic[ArrayT]):
         self._generator = _generator(seed if self._seeds is None else 0, caller, arrays.device)
         with arrays.scope():
             self._placed_seeds = None if self._seeds is None else arrays.seeds(self._seeds)
-            start = self._converted(mu)
-            score = self._put_score(np.full(self._batch, math.inf), np.full(self._batch, True))
-            self._state = State(start, self._converted(sigma), start, *score)
+            self._state = first_state(arrays, self._converted(mu, any_seed), self._converted(sigma, any_seed))
             self._noise_floor = noise_floor if callable(noise_floor) else self._variance(noise_floor)
             self._bounds = None if bounds is None else self._edges(bounds)
         settings = Settings(arrays, elites, smoothing, self._tol)
@@ -479,7 +486,13 @@ class CEM(Generic[ArrayT]):
         Result
             The status is 0 if the run has not ended.
         """
+        return self._result(is_stopped=False)
+
+    def _result(self, is_stopped: bool) -> Result[ArrayT]:
+        """The result; with `is_stopped`, the callback has ended the searches that still ran."""
         status = np.asarray(self.status)
+        if is_stopped:
+            status = np.where(status == RUNNING, STOPPED_BY_CALLBACK, status)
         columns = dict(zip(COLUMNS[:-1], np.moveaxis(self._history_array(), -1, 0), strict=False))
         # Rows after the end of a search are NaN.
         nit = np.isfinite(columns["nonfinite"]).sum(axis=0)
@@ -495,33 +508,15 @@ class CEM(Generic[ArrayT]):
             nonfinite=self._plain(nonfinite, np.int64),
             success=self._plain((status == CONVERGED) | ((status == RUNNING) & (self._tol is None)), np.bool_),
             status=self._plain(status, np.int64),
-            message=self._messages(self._message, status, nit, nonfinite, columns["sigma"]),
+            message=self._messages(status, nit, nonfinite, columns["sigma"]),
             history={name: column.T for name, column in columns.items()},
         )
 
-    def _messages(self, message: Callable[..., str], *values: Any) -> Any:
-        """``message`` of each search, from `values`, whose last axis counts searches."""
+    def _messages(self, *values: Any) -> Any:
+        """`_message` of each search, from `values`, whose last axis counts searches."""
         if not self._batch:
-            return message(*values)
-        return tuple(itertools.starmap(message, zip(*(value.T for value in values), strict=True)))
-
-    def _stopped(self) -> Result[ArrayT]:
-        """The result after the callback has ended the run, unless the run had ended before."""
-        result = self.result()
-        status = np.asarray(result.status)
-        stopped = status == RUNNING
-
-        def message(stopped: Any, nit: Any, nonfinite: Any, otherwise: Any) -> str:
-            text = f"The callback ended the run.{_nonfinite_message(nonfinite, self._n * nit)}"
-            return text if stopped else str(otherwise)
-
-        values = map(np.asarray, (stopped, result.nit, result.nonfinite, result.message))
-        return dataclasses.replace(
-            result,
-            success=self._plain(result.success & ~stopped, np.bool_),
-            status=self._plain(np.where(stopped, STOPPED_BY_CALLBACK, status), np.int64),
-            message=self._messages(message, *values),
-        )
+            return self._message(*values)
+        return tuple(itertools.starmap(self._message, zip(*(value.T for value in values), strict=True)))
 
     @property
     def state(self) -> CEMState:
@@ -583,8 +578,10 @@ class CEM(Generic[ArrayT]):
                 accepted = "finite numbers of at least 0" if name == "sigma" else "finite numbers"
                 raise ValueError(f"state[{name!r}]: expected {accepted}, got {values[name][bad]} at {_text(bad)}")
         with self._arrays.scope():
-            mu, sigma, x = map(self._arrays.put, vectors.values())
-            restored = State(mu, sigma, x, *self._put_score(_lowest(history[..., 0]), status == RUNNING))
+            put, real = self._arrays.put, self._arrays.real
+            fun, running = put(np.asarray(_lowest(history[..., 0])), real), put(np.asarray(status == RUNNING), real) > 0
+            mu, sigma, x = map(put, vectors.values())
+            restored = State(mu, sigma, x, fun, running)
             if self._seeds is not None:
                 self._seeds = np.array(seeds, np.uint64)
                 self._placed_seeds = self._arrays.seeds(self._seeds)
@@ -593,16 +590,12 @@ class CEM(Generic[ArrayT]):
         self._asked = None
         self._parts, self._complete = {}, set()
 
-    def _converted(self, x: Any) -> Any:
+    def _converted(self, x: Any, any_seed: Any) -> Any:
         """`mu` or `sigma` in the samples' library, device and dtype: one sample with sigma 0."""
         if is_number(x):
             return self._arrays.put(np.full(self._shape, x))
         options = {"dtype": self._arrays.dtype_name, "backend": self._options["backend"]}
-        return sample(x, 0.0, 1, seed=self._any_seed, **options)[..., 0]
-
-    def _put_score(self, fun: HostArray, running: HostArray) -> tuple[Any, Any]:
-        put, real = self._arrays.put, self._arrays.real
-        return put(np.asarray(fun), real), put(np.asarray(running), real) > 0
+        return sample(x, 0.0, 1, seed=any_seed, **options)[..., 0]
 
     def _fetch(self) -> None:
         """Copy new rows of the history from the device, up to the row that ended the last search."""
@@ -674,25 +667,13 @@ class CEM(Generic[ArrayT]):
         return self._arrays.put(low)[..., None], self._arrays.put(high)[..., None]
 
     def _message(self, status: Any, nit: Any, nonfinite: Any, sigma: HostArray) -> str:
-        return self._reason(status, nit, sigma[nit - 1] if nit else math.nan) + _nonfinite_message(
-            nonfinite, self._n * nit
-        )
-
-    def _reason(self, status: Any, nit: Any, sigma: float) -> str:
-        if status == CONVERGED:
-            return f"The largest standard deviation, {sigma:.3g}, is at most tol = {self._tol:.3g}."
-        if status == COLLAPSED:
-            return (
-                f"The standard deviation collapsed in iteration {nit}: adding it no longer changes the mean. If the"
-                " collapse was too early, set noise_floor or smoothing, or raise n or elite_frac."
-            )
-        if status == UNSCORED:
-            return f"No score was finite in iteration {nit}, so mean and standard deviation cannot be refitted."
-        if status == DIVERGED:
-            return f"The mean or the standard deviation overflowed in iteration {nit}; mu and sigma are from before it."
-        if self._tol is None or not nit:
-            return f"All {nit} iterations ran."
-        return f"All {nit} iterations ran; the largest standard deviation, {sigma:.3g}, is above tol."
+        reason = _REASONS[int(status)]
+        if status == RUNNING and self._tol is not None and nit:
+            reason = "All {nit} iterations ran; the largest standard deviation, {sigma:.3g}, is above tol."
+        reason = reason.format(nit=nit, sigma=sigma[nit - 1] if nit else math.nan, tol=self._tol)
+        if not nonfinite:
+            return reason
+        return f"{reason} {nonfinite} of {self._n * nit} scores were NaN or infinite, and counted as worst."
 
 
 # The overloads overlap in calls with two numbers, which raise.
@@ -824,11 +805,9 @@ def minimize(
         ``0 <= seed < 2**64``: seed of the `Generator` that draws all samples. By default the seed comes from the
         generator that `multisample.sample` would use: PyTorch's for tensors, else the one of `multisample.manual_seed`.
         A vector, as for `multisample.sample` but without offsets, starts B searches side by side.
-    noise : {"independent", "shared"}, default "independent"
-        As for `multisample.sample`. With "shared", all samples of all iterations lie on one line, on which few
+    noise, antithetic, fast_math : various
+        As for `multisample.sample`. With shared noise, all samples of all iterations lie on one line, on which few
         functions have their minimum.
-    antithetic, fast_math : bool, default False
-        As for `multisample.sample`.
 
     Returns
     -------
@@ -922,7 +901,7 @@ def minimize(
             scores, samples, copy = cem._arrays.score(f, samples, cem._redrawn, copy)
             cem.tell(samples, scores)
         if callback is not None and callback(cem):
-            return cem._stopped()
+            return cem._result(is_stopped=True)
         if check_every and iteration % check_every == 0 and np.all(np.not_equal(cem.status, RUNNING)):
             break
     return cem.result()
@@ -964,13 +943,19 @@ def checked_number(name: str, value: Any, low: float, high: float) -> float:
     return number
 
 
+def as_vector(name: str, array: Any, shape: tuple[int, ...]) -> Any:
+    """`array` without a last axis of length 1; ValueError unless it is a number or has shape (d,) or (B, d)."""
+    if tuple(array.shape) == (*shape, 1):
+        array = array[..., 0]
+    if tuple(array.shape) not in ((), shape[-1:], shape):
+        accepted = _either(shape[-1:], shape)
+        raise ValueError(f"{name}: expected a number or shape {accepted}, got shape {tuple(array.shape)}")
+    return array
+
+
 def _vector(name: str, value: Any, shape: tuple[int, ...]) -> HostArray:
     """`value`, a number or an array, as numbers in host memory, shape (d,) or (B, d)."""
-    array = np.asarray(value if isinstance(value, numbers.Real) else on_host(name, value))
-    if array.shape == (*shape, 1):
-        array = array[..., 0]
-    if array.shape not in ((), shape[-1:], shape):
-        raise ValueError(f"{name}: expected a number or shape {_either(shape[-1:], shape)}, got shape {array.shape}")
+    array = as_vector(name, np.asarray(value if isinstance(value, numbers.Real) else on_host(name, value)), shape)
     try:
         return np.broadcast_to(rounded(array, np.float64), shape)
     except (TypeError, ValueError) as error:
@@ -1060,7 +1045,3 @@ def _lowest(best: HostArray) -> HostArray:
     """The best score of each search, in a column of the history, whose rows after the end are NaN."""
     lowest: HostArray = np.fmin.reduce(best, axis=0, initial=math.inf)
     return lowest
-
-
-def _nonfinite_message(nonfinite: int, scores: int) -> str:
-    return f" {nonfinite} of {scores} scores were NaN or infinite, and counted as worst." if nonfinite else ""

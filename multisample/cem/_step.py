@@ -15,9 +15,9 @@ from .._libraries.jax import is_jax
 from .._randomness.keys import batch_of
 from .._sample import sample
 from .._typing import Noise, Number
-from ._arrays import Arrays, TracedArrays, arrays_like
-from ._elites import Settings, State, refit
-from ._method import check_searches, checked_elites, checked_number, checked_smoothing
+from ._arrays import Arrays, JaxArrays, arrays_like
+from ._elites import Settings, State, first_state, refit
+from ._method import as_vector, check_searches, checked_elites, checked_number, checked_smoothing
 
 
 def _arrays_for(like: Any) -> Arrays:
@@ -25,7 +25,7 @@ def _arrays_for(like: Any) -> Arrays:
         return arrays_like(like)
     if like.dtype not in ("float32", "float64"):
         raise TypeError(f"mu: expected float32 or float64, in which to refit it, got {like.dtype}")
-    return TracedArrays(like)
+    return JaxArrays(like)
 
 
 def start(mu: Any, sigma: Any, searches: SupportsIndex | None = None) -> State:
@@ -62,9 +62,7 @@ def start(mu: Any, sigma: Any, searches: SupportsIndex | None = None) -> State:
         return arrays.xp.broadcast_to(array if batch else array.reshape(-1), shape) + 0
 
     with arrays.scope():
-        vectors = [vector(x) for x in (mu, sigma)]
-        infinity, one = (arrays.put(np.full(batch, value), arrays.real) for value in (math.inf, 1.0))
-        return State(vectors[0], vectors[1], vectors[0], infinity, one > 0)
+        return first_state(arrays, vector(mu), vector(sigma))
 
 
 def step(
@@ -163,10 +161,4 @@ def step(
 def _column(arrays: Arrays, name: str, values: Any, shape: tuple[int, ...]) -> Any:
     """Argument `name`, a number or an array, in a shape that broadcasts over samples with means of `shape`."""
     array = arrays.put(np.array(values)) if is_number(values) else arrays.cast(arrays.adopt(values))
-    given = tuple(array.shape)
-    if given == (*shape, 1):
-        return array
-    if given not in ((), shape[-1:], shape):
-        accepted = " or ".join(map(str, dict.fromkeys((shape[-1:], shape))))
-        raise ValueError(f"{name}: expected a number or shape {accepted}, got shape {given}")
-    return array[..., None]
+    return as_vector(name, array, shape)[..., None]

@@ -22,11 +22,11 @@ from .live_line import LiveLine
 
 _Kernel: TypeAlias = Callable[[], Any]
 
-# Seconds between lines of progress, in a terminal and elsewhere.
+# Seconds between two looks at the processes, and between lines of progress outside a terminal.
 _LIVE_INTERVAL, _INTERVAL = 1.0, 10.0
 
 
-def add_parser(subparsers: Any) -> None:
+def add_parser(subparsers: Any) -> Any:
     """Add ``build`` to the command line."""
     parser = subparsers.add_parser(
         "build",
@@ -35,10 +35,9 @@ def add_parser(subparsers: Any) -> None:
         " (MULTISAMPLE_CACHE_DIR) stores the results; a damaged library is compiled again. For cpu: all kernels, two to"
         " three minutes of work that the processors share. For torch_ext: the CPU library, and with CUDA the CUDA"
         " library. cupy and numba compile each kernel on first use.",
-        allow_abbrev=False,
     )
     parser.add_argument("backend", nargs="?", choices=sorted(registry.names()), help="default: all available backends")
-    parser.set_defaults(run=run)
+    return parser
 
 
 def run(args: argparse.Namespace) -> int:
@@ -63,15 +62,11 @@ def _build_cpu() -> None:
     groups = kernel.kernel_groups() + moments.kernel_groups() + perturb.kernel_groups() + calls.kernel_groups()
     total = sum(map(len, groups))
     start = time.monotonic()
-    line = LiveLine(sys.stderr)
-    next_line = 0.0
+    line = LiveLine(sys.stderr, 0.0, _INTERVAL)
 
     def show(done: int) -> None:
-        nonlocal next_line
-        elapsed = time.monotonic() - start
-        if line.live or elapsed >= next_line:
-            line.show(f"cpu: {done} of {total} kernels, {elapsed:.0f} s")
-            next_line += _INTERVAL
+        if line.is_due():
+            line.show(f"cpu: {done} of {total} kernels, {time.monotonic() - start:.0f} s")
 
     try:
         results = _compile_all(groups, min(thread_count(), len(groups)), show)

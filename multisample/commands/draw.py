@@ -7,6 +7,7 @@ same bits as in one draw.
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import re
 import secrets
@@ -18,9 +19,9 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from multisample._arguments import DTYPES, checked_integer
+from multisample._arguments import DTYPES
 from multisample._backends import choose
-from multisample._call import COLUMNS
+from multisample._checks.window_and_options import checked_window
 from multisample._sample import sample
 
 from .arrays import Vector, check_output, read_vector, size_text, to_numpy, write_npy
@@ -32,7 +33,7 @@ _LEAST_MEMORY = 4 << 10
 _MOST_BY_DEFAULT = 256 << 20
 
 
-def add_parser(subparsers: Any) -> None:
+def add_parser(subparsers: Any) -> Any:
     """Add ``sample`` to the command line."""
     parser = subparsers.add_parser(
         "sample",
@@ -40,7 +41,6 @@ def add_parser(subparsers: Any) -> None:
         description="Draw n samples of d dimensions, x[i, j] = mu[i] + sigma[i] * z[i, j], to a .npy file of shape"
         " (d, n). A matrix larger than memory is drawn in windows. Equal seeds give equal bits for every backend and"
         " window size.",
-        allow_abbrev=False,
     )
     for name, meaning in (("mu", "means"), ("sigma", "standard deviations")):
         parser.add_argument(name, help=f"{meaning}: a .npy file, or, for one of the two vectors, a number")
@@ -75,19 +75,19 @@ def add_parser(subparsers: Any) -> None:
         help="largest window in memory; at least 4K, with suffix K, M or G for powers of 1024"
         " (default: half of the free memory, at most 256M)",
     )
-    parser.set_defaults(run=run)
+    return parser
 
 
 def run(args: argparse.Namespace) -> int:
     """Draw the matrix that `args` describes."""
     start = time.perf_counter()
     check_output(args.output, force=args.force)
-    n = checked_integer("n", args.samples, 0, COLUMNS + 1)
+    n, _, _ = checked_window(args.samples, args.dim_offset, args.sample_offset)
     seed = secrets.randbits(64) if args.seed is None else args.seed
     options = {"backend": args.backend, "seed": seed, "noise": args.noise}
     options |= {"antithetic": args.antithetic, "fast_math": args.fast_math}
     mu, sigma = (read_vector(name, text) for name, text in (("mu", args.mu), ("sigma", args.sigma)))
-    d, dtype = _check(mu, sigma, n, args, options)
+    d, dtype = _check(mu, sigma, args, options)
     # Each call below passes `dtype`, so the dtypes of the vectors do not matter.
     vectors = [np.asarray(mu), np.asarray(sigma)]
     in_place = choose(args.backend, "numpy", "cpu").host_library == "numpy"
@@ -127,11 +127,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(
-    mu: Vector, sigma: Vector, n: int, args: argparse.Namespace, options: dict[str, Any]
-) -> tuple[int, np.dtype[Any]]:
+    mu: Vector, sigma: Vector, args: argparse.Namespace, options: dict[str, Any]
+) -> tuple[int, np.dtype[Any]]:  # fmt: skip
     """The number of dimensions and the dtype of the result; `sample` checks everything except `n`."""
-    if args.sample_offset + n > COLUMNS:
-        raise ValueError(f"n: expected sample_offset + n <= 2**34, got {args.sample_offset} + {n}")
     try:
         # Draw no columns. `validate` also checks values that the backend has copied to a device.
         empty = sample(
@@ -157,15 +155,13 @@ def windows(d: int, n: int, itemsize: int, memory: int, transposed: bool = False
         height = max(1, min(d, capacity // 4))
         width = capacity // height
         width -= width % 4
-        for left in range(0, n, width):
-            for top in range(0, d, height):
-                yield slice(top, min(top + height, d)), slice(left, min(left + width, n))
-        return
-    width = max(n, 1) if n <= capacity else capacity - capacity % 4
-    height = max(1, capacity // width)
-    for top in range(0, d, height):
-        for left in range(0, n, width):
-            yield slice(top, min(top + height, d)), slice(left, min(left + width, n))
+    else:
+        width = max(n, 1) if n <= capacity else capacity - capacity % 4
+        height = max(1, capacity // width)
+    rows = [slice(top, min(top + height, d)) for top in range(0, d, height)]
+    columns = [slice(left, min(left + width, n)) for left in range(0, n, width)]
+    for outer, inner in itertools.product(*((columns, rows) if transposed else (rows, columns))):
+        yield (inner, outer) if transposed else (outer, inner)
 
 
 def available_memory() -> int:
@@ -204,10 +200,10 @@ class Progress:
     def __init__(self, total: int, stream: TextIO, *, shown: bool = True) -> None:
         self._total = total
         self._shown = shown
-        self._line = LiveLine(stream)
-        self._interval = 0.1 if self._line.live else 10.0
+        self._line = LiveLine(stream, 0.1, 10.0)
+        self._line.is_due()  # The first interval begins.
         self._done = 0
-        self._start = self._last = time.monotonic()
+        self._start = time.monotonic()
 
     def __enter__(self) -> Progress:
         return self
@@ -218,13 +214,9 @@ class Progress:
     def add(self, size: int) -> None:
         """Add `size` written bytes."""
         self._done += size
-        now = time.monotonic()
-        if self._shown and (now - self._last >= self._interval or self._done >= self._total):
-            self._last = now
-            self._show(now - self._start)
-
-    def _show(self, elapsed: float) -> None:
-        rate = self._done / max(elapsed, 1e-9)
+        if not (self._shown and (self._line.is_due() or self._done >= self._total)):
+            return
+        rate = self._done / max(time.monotonic() - self._start, 1e-9)
         left = (self._total - self._done) / rate
         self._line.show(
             f"{100 * self._done // self._total:3d}%  {size_text(self._done)} of {size_text(self._total)}"

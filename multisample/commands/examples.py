@@ -9,12 +9,9 @@ from typing import Any
 from multisample import examples
 
 
-def add_parser(subparsers: Any) -> None:
+def add_parser(subparsers: Any) -> Any:
     """Add ``examples`` to the command line."""
-    parser = subparsers.add_parser(
-        "examples", help="list the example programs", description="List the example programs.", allow_abbrev=False
-    )
-    parser.set_defaults(run=run)
+    return subparsers.add_parser("examples", help="list the example programs", description="List the example programs.")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -28,15 +28,13 @@ Next, draw 5 samples with the means 0 and 10, and see what the examples do:
   python -m multisample examples"""
 
 
-def add_parser(subparsers: Any) -> None:
+def add_parser(subparsers: Any) -> Any:
     """Add ``report`` to the command line."""
-    parser = subparsers.add_parser(
+    return subparsers.add_parser(
         "report",
         help="list the backends, their speed, and whether all give the same bits (the default)",
         description="List the status and the speed of each backend, and check that all draw the same numbers.",
-        allow_abbrev=False,
     )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

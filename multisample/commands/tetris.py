@@ -38,7 +38,7 @@ _INTERVAL = 0.2
 _TASKS = 4
 
 
-def add_parser(subparsers: Any) -> None:
+def add_parser(subparsers: Any) -> Any:
     """Add ``tetris`` to the command line."""
     parser = subparsers.add_parser(
         "tetris",
@@ -46,7 +46,6 @@ def add_parser(subparsers: Any) -> None:
         description="Train a player of Tetris with the cross-entropy method, then play new games on the full board of"
         " 10 columns and 20 rows. Writes the weights, the learning curve and an animation of the best game. Ctrl-C"
         " stops the training, and --resume continues it with the same results as without the stop.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--minutes", type=_positive, default=3.0, help="training time of this run (default: 3), up to one iteration"
@@ -89,7 +88,8 @@ def add_parser(subparsers: Any) -> None:
         "--fresh-lines", type=_count, default=100_000, metavar="K",
         help="stop these games after K lines; good players clear millions (default: 100000)",
     )  # fmt: skip
-    parser.set_defaults(run=run, settings=[name.removeprefix("--").replace("-", "_") for name, _, _ in settings])
+    parser.set_defaults(settings=[name.removeprefix("--").replace("-", "_") for name, _, _ in settings])
+    return parser
 
 
 def run(args: argparse.Namespace) -> int:
@@ -144,16 +144,13 @@ def _learner(args: argparse.Namespace) -> Learner:
 def _learn(executor: Executor | None, count: Callable[[], int], learner: Learner, args: argparse.Namespace) -> None:
     start = time.monotonic()
     limit = args.iterations or sys.maxsize
-    line = LiveLine(sys.stderr)
-    last, shown = "", -math.inf
+    line, last = LiveLine(sys.stderr, _INTERVAL), ""
     games = learner.settings.n * learner.settings.games
     on_workers = ""
 
     def progress(finished: int) -> None:
-        nonlocal shown
-        if line.live and time.monotonic() - shown > _INTERVAL:
-            shown = time.monotonic()
-            clock = f"{shown - start:.0f} s of {60 * args.minutes:.0f}"
+        if line.is_due():
+            clock = f"{time.monotonic() - start:.0f} s of {60 * args.minutes:.0f}"
             line.show(
                 f"{last}  [{clock}; iteration {len(learner.history) + 1}: {100 * finished // games} %{on_workers}]"
             )
@@ -254,13 +251,10 @@ def _save(learner: Learner, folder: Path, played: Played | None = None) -> None:
 def _play_fresh(learner: Learner, args: argparse.Namespace) -> Played:
     from multisample.examples.tetris import play
 
-    line = LiveLine(sys.stderr)
-    shown = -math.inf
+    line = LiveLine(sys.stderr, _INTERVAL)
 
     def progress(finished: int) -> None:
-        nonlocal shown
-        if line.live and time.monotonic() - shown > _INTERVAL:
-            shown = time.monotonic()
+        if line.is_due():
             line.show(f"fresh games: {finished} of {args.fresh_games}")
 
     try:

@@ -65,17 +65,11 @@ def sample(
         Number of samples, at least 0.
     chunks : int, tuple, dict, str or -1, default "auto"
         The blocks of the result, in any form that `dask.array` takes.
-    seed : int or Key, optional
-        ``0 <= seed < 2**64``, or a `multisample.Key`.
     generator : Generator, optional
         Source of a seed and an offset, which this call takes. Without `seed` and `generator`, the generator that
         `multisample.manual_seed` seeds.
-    noise, dtype, layout : various
-        As for `multisample.sample`.
-    antithetic : bool, default False
-        Draw mirrored pairs of samples; a block may cut a pair.
-    fast_math : bool, default False
-        Use a faster, less exact transform on CUDA devices. Its bits are the same on all GPUs of one model.
+    seed, noise, dtype, layout, antithetic, fast_math : various
+        As for `multisample.sample`, with one seed. A block may cut an antithetic pair.
     backend : str, default "auto"
         "cupy" gives blocks of CuPy, drawn on the GPU of the worker. "auto" and "cpu" give blocks of the library of `mu`
         and `sigma`, which is NumPy for lists.

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor, Placement
 
 from multisample.backends.launch import Operation
 
-from .._arguments import check_choice, describe
+from .._arguments import describe
 from .._call import Call
 from .._libraries import is_number
 from .._randomness.generator import Generator, Key
@@ -57,23 +57,18 @@ def sample_sharded(
     placements : sequence of torch.distributed.tensor.Placement
         For each dimension of `mesh`, ``Shard(axis)`` of the result or ``Replicate()``. The shards are those of
         `torch.chunk`: they may be uneven, and the last ones may be empty.
-    backend, noise, dtype, dim_offset, sample_offset, layout : various
-        As for `multisample.sample`. The window is that of the whole matrix; the shards are parts of it.
-    seed : int or Key, optional
-        ``0 <= seed < 2**64``, or a `multisample.Key`.
+    backend, seed, noise, dtype, fast_math, dim_offset, sample_offset, layout, antithetic : various
+        As for `multisample.sample`, with one seed. The window is that of the whole matrix. Shards are parts of it, and
+        may cut an antithetic pair.
     generator : Generator or torch.Generator, optional
         Source of a seed and an offset, in the same state on every rank. A call advances it by the same amount on
         every rank, so that the states stay equal. Without `seed` and `generator`, PyTorch's default generator of the
         rank's device is used: call ``torch.manual_seed`` with the same number on every rank.
     out : DTensor, shape (d, n), or (n, d) with layout "nd", optional
         Destination, on `mesh` and with `placements`.
-    fast_math : bool, default False
-        Use a faster, less exact transform on CUDA devices. Its bits are the same on all GPUs of one model.
     validate : bool, default False
         Check the values in device memory, and check that all ranks draw the same matrix. The second check runs one
         collective for each dimension of `mesh`, so set it on every rank of `mesh` or on none.
-    antithetic : bool, default False
-        Draw mirrored pairs of samples; a shard may cut a pair.
 
     Returns
     -------
@@ -133,7 +128,6 @@ def sample_sharded(
             raise ValueError(
                 f"{name}: expected a tensor on the device type of mesh, {mesh.device_type}, got {x.device}"
             )
-    check_choice("layout", layout, ("dn", "nd"))
     call = Call(
         Operation.sample, mu, sigma, n, backend, seed, noise, dtype, fast_math, dim_offset, sample_offset, antithetic,
         generator, out, validate, layout,

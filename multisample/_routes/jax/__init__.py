@@ -7,8 +7,7 @@ for the static arguments and cached.
 from __future__ import annotations
 
 import functools
-import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import jax
@@ -21,20 +20,20 @@ from multisample.backends.memory.host import rounded
 
 from ..._arguments import checked_integer, describe, dtype_name
 from ..._backends import choose
-from ..._call import COLUMNS, FLAGS, ROWS, TRAITS, Call, vectors_of
-from ..._checks.operands import common_length, promoted
+from ..._call import COLUMNS, FLAGS, TRAITS, Call, vectors_of
+from ..._checks.operands import common_length, count_weights, promoted
 from ..._checks.values import check_values
 from ..._checks.window_and_options import check_choices, check_rows, checked_order
 from ..._libraries import BY_SEED, BY_TYPE, HOST, is_number, keep_type, library_of
 from ..._libraries.jax import JAX, is_jax, is_on_host
 from ..._libraries.library import CPU, NOUNS, Library, counted_as
 from ..._plan import PLANS, run
-from ..._randomness.generator import DEFAULT_GENERATOR, WORD_64, Key
+from ..._randomness.generator import DEFAULT_GENERATOR, Key
 from ..._randomness.source import check_generator
 from ..._tracing import SEEDLESS, is_traced_by_jax
-from .keys import Words, batch_length, operands_of, packed_words, words_of
+from .keys import Words, batch_length, operands_of, words_of
 from .primitives import bind
-from .programs import jitted
+from .programs import Program
 from .static import Static
 
 
@@ -45,12 +44,11 @@ def run_jax(call: Call, key: Hashable) -> Any:
     if is_traced_by_jax() or any(isinstance(x, jax.core.Tracer) for x in vectors.values()):
         _check_traced(call)
         operands = [_operand(name, x, static.dtype) for name, x in vectors.items()]
-        return _traced(operands, _words(call, call.seed, static), static)
+        return _traced(operands, _words(call.seed, call.dim_offset, call.sample_offset, static), static)
     if call.seed is None and TRAITS[call.operation].needs_seed:
         raise TypeError("seed: expected an integer or a key, got None")
     check_generator(call.generator, JAX, CPU)
     _check_devices(call.mu, call.sigma)
-    _words(call, 0 if call.seed is None else call.seed, static)  # Raises.
     plan = _Plan(call, static)
     result = run(plan, call)
     new = _register(BY_TYPE, *vectors.values()) | _register(BY_SEED, call.seed)
@@ -71,19 +69,6 @@ def _register(libraries: dict[type, Library], *arguments: Any) -> bool:
 class _Plan:
     """The plan of eager calls, which differ in values, seed, offset and window: see `multisample._plan.Planned`."""
 
-    __slots__ = (
-        "_call",
-        "_checked",
-        "_converts",
-        "_is_valid",
-        "_last_column",
-        "_last_row",
-        "_names",
-        "_programs",
-        "_real",
-        "_static",
-    )
-
     def __init__(self, call: Call, static: Static) -> None:
         from multisample.backends.kernels.cpu.kernel import value_kernel  # Numba takes half a second to import.
 
@@ -92,9 +77,8 @@ class _Plan:
         # A plan keeps no arrays and no generators alive.
         self._call = call._replace(mu=None, sigma=None, weights=None, seed=None, generator=None)
         self._static = static
-        # Weak references; the second program is for an aligned first column. `PROGRAMS` may drop the programs.
-        self._programs: list[Callable[[], Any]] = [_no_program, _no_program]
-        self._last_row, self._last_column = ROWS - static.d, COLUMNS - static.n
+        # The second program is for an aligned first column.
+        self._programs = [Program(_drawn, static._replace(aligned=aligned)) for aligned in (False, True)]
         self._real = static.computing_type
         self._is_valid = value_kernel(self._real.name)
         # All calls of a plan have the same types.
@@ -111,21 +95,17 @@ class _Plan:
         """See `multisample._plan.Planned`."""
         vectors = (mu, sigma) if weights is None else (mu, sigma, weights)
         if seed is not None:
-            words = self._words(seed, dim_offset, sample_offset)
-            if words.seed.ndim == 2 and self._static.seeds is None:  # The plan is for one seed, and this is a vector.
-                window = {"dim_offset": dim_offset, "sample_offset": sample_offset}
-                call = self._call._replace(mu=mu, sigma=sigma, weights=weights, seed=seed, **window)
-                return (run_jax(call, None),)
+            words = _words(seed, dim_offset, sample_offset, self._static)
             self._check_values(vectors)
             return (self._draw(vectors, words, sample_offset),)
         generator = DEFAULT_GENERATOR if generator is None else generator
         if generator.graph_safe:
             return (self._draw_counted(mu, sigma, generator, dim_offset, sample_offset),)
-        self._words(0, dim_offset, sample_offset)  # Raises before the generator advances.
+        _words(0, dim_offset, sample_offset, self._static)  # Raises before the generator advances.
         self._check_values(vectors)
         seed, offset = generator._take()
         try:
-            words = self._words(Key(seed, offset), dim_offset, sample_offset)
+            words = _words(Key(seed, offset), dim_offset, sample_offset, self._static)
             return (self._draw(vectors, words, sample_offset),)
         except BaseException:
             generator._put_back(seed, offset)
@@ -135,15 +115,7 @@ class _Plan:
         if self._converts:
             named = zip(self._names, vectors, strict=True)
             vectors = [x if is_jax(x) else _operand(name, x, self._static.dtype) for name, x in named]
-        aligned = _is_aligned(sample_offset)
-        program = self._programs[aligned]()
-        if program is None:
-            program = _program(self._static._replace(aligned=aligned))
-            self._programs[aligned] = weakref.ref(program)
-        if not jax.config.jax_disable_jit:
-            return program(words, *vectors)
-        with jax.disable_jit(False):
-            return program(words, *vectors)
+        return self._programs[_is_aligned(sample_offset)](words, *vectors)
 
     def _draw_counted(self, mu: Any, sigma: Any, generator: Any, dim_offset: int, sample_offset: int) -> Any:
         """Draw with a generator whose offset is in device memory, through the backend's own array library."""
@@ -155,19 +127,6 @@ class _Plan:
         )  # fmt: skip
         device = JAX.device("mu, sigma", mu if is_jax(mu) else sigma)
         return run_adopted(call, JAX, device, choose(call.backend, "jax", device.kind))
-
-    def _words(self, seed: Any, dim_offset: Any, sample_offset: Any) -> Words:
-        number, offset = seed if type(seed) is Key else (seed, 0)
-        if not (
-            type(number) is type(offset) is type(dim_offset) is type(sample_offset) is int
-            and 0 <= number < WORD_64
-            and 0 <= offset < WORD_64
-            and 0 <= dim_offset <= self._last_row
-            and 0 <= sample_offset <= self._last_column
-        ):
-            call = self._call._replace(dim_offset=dim_offset, sample_offset=sample_offset)
-            return _words(call, seed, self._static)
-        return packed_words(number, offset, dim_offset, sample_offset)
 
     def _check_values(self, vectors: Sequence[Any]) -> None:
         """Raise ValueError for an invalid mean, standard deviation or weight."""
@@ -182,10 +141,6 @@ class _Plan:
         vector = np.asarray(x)
         real = self._real
         return vector if vector.ndim == 1 and vector.dtype == real else rounded(vector.reshape(-1), real)
-
-
-def _no_program() -> None:
-    """A weak reference to nothing."""
 
 
 _EMPTY = {4: np.empty(0, np.float32), 8: np.empty(0, np.float64)}
@@ -220,7 +175,7 @@ def _static(call: Call) -> Static:
             f"mu, sigma: expected at least one array of shape (d,), got the numbers {call.mu} and {call.sigma}"
         )
     types = {name: _element_type(name, x) for name, x in vectors.items()}
-    d = common_length({name: _shape_of_one(name, x, "d", batch) for name, x in vectors.items()})
+    d = common_length({name: np.shape(x) for name, x in vectors.items()}, batch)
     dtype = promoted(list(types.values())) if call.dtype is None else dtype_name(call.dtype)
     try:
         JAX.check_dtype(dtype)
@@ -236,27 +191,11 @@ def _static(call: Call) -> Static:
     )  # fmt: skip
 
 
-def _shape_of_one(name: str, x: Any, length: str, batch: int | None) -> tuple[int, ...]:
-    """The shape that one call of a batch has."""
-    shape: tuple[int, ...] = np.shape(x)
-    if batch is None or len(shape) < 2:
-        return shape
-    if len(shape) > 2 or shape[0] != batch:
-        raise ValueError(
-            f"{name}: expected shape ({length},) or (B, {length}), where B = {batch} is the number of seeds,"
-            f" got {shape}"
-        )
-    return shape[1:]
-
-
 def _length_of_weights(weights: Any, batch: int | None) -> int:
     if is_number(weights):
         raise TypeError("weights: expected an array of JAX or NumPy where others are JAX's, got a number")
     _element_type("weights", weights)
-    shape = _shape_of_one("weights", weights, "n", batch)
-    if len(shape) != 1 or shape[0] == 0:
-        raise ValueError(f"weights: expected shape (n,), n being at least 1, got {shape}")
-    return int(shape[0])
+    return count_weights(np.shape(weights), batch)
 
 
 def _is_aligned(sample_offset: Any) -> bool:
@@ -292,12 +231,12 @@ def _check_devices(mu: Any, sigma: Any) -> None:
         raise ValueError(f"sigma: expected it on the device of mu, {first}, got {second}")
 
 
-def _words(call: Call, seed: Any, static: Static) -> Words:
-    words = words_of(seed, call.dim_offset, call.sample_offset)
-    if not isinstance(call.dim_offset, jax.core.Tracer):
-        check_rows(int(call.dim_offset), static.d)
-    if not isinstance(call.sample_offset, jax.core.Tracer) and int(call.sample_offset) + static.n > COLUMNS:
-        raise ValueError(f"n: expected sample_offset + n <= 2**34, got {call.sample_offset} + {static.n}")
+def _words(seed: Any, dim_offset: Any, sample_offset: Any, static: Static) -> Words:
+    words = words_of(seed, dim_offset, sample_offset)
+    if not isinstance(dim_offset, jax.core.Tracer):
+        check_rows(int(dim_offset), static.d)
+    if not isinstance(sample_offset, jax.core.Tracer) and int(sample_offset) + static.n > COLUMNS:
+        raise ValueError(f"n: expected sample_offset + n <= 2**34, got {sample_offset} + {static.n}")
     return words
 
 
@@ -358,8 +297,5 @@ def _vector(x: Any, length: int, real: Any) -> Any:
     return jnp.broadcast_to(x, (length,)) if x.ndim == 0 else x.reshape(length)
 
 
-def _program(static: Static) -> Any:
-    def draw(words: Words, *operands: Any) -> Any:
-        return _traced(operands, words, static)
-
-    return jitted((_traced, static), draw)
+def _drawn(static: Static, words: Words, *operands: Any) -> Any:
+    return _traced(operands, words, static)

@@ -125,8 +125,7 @@ def _open() -> None:
     """Close the gate when the interpreter exits; open it in a forked child."""
     add = _adding()
     atexit.register(close, add)
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=reopen)
+    os.register_at_fork(after_in_child=reopen)
 
 
 def _adding() -> Callable[[Any, int], None]:

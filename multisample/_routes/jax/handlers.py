@@ -283,14 +283,10 @@ def register(operation: Operation, platform: str, of_blocks: bool = False) -> st
                 target = target._replace(records=False)
             else:
                 number, addresses = native.number(operation, platform), native.handlers(operation, platform)
-            _register(name, platform, number, target, addresses)
+            gate.handle(number, functools.partial(xla_ffi.handle, target=target))
+            # The registration and the metadata of the handler both say it, since a plugin may read only one of them.
+            traits = {"traits": CustomCallTargetTraits.COMMAND_BUFFER_COMPATIBLE} if target.records else {}
+            capsules = {stage: jax.ffi.pycapsule(address) for stage, address in addresses.items()}
+            jax.ffi.register_ffi_target(name, capsules, platform=platform, **traits)
             _registered.add((name, platform))
     return name
-
-
-def _register(name: str, platform: str, number: int, target: xla_ffi.Target, addresses: dict[str, int]) -> None:
-    gate.handle(number, functools.partial(xla_ffi.handle, target=target))
-    # The registration and the metadata of the handler both say it, since a plugin may read only one of them.
-    traits = {"traits": CustomCallTargetTraits.COMMAND_BUFFER_COMPATIBLE} if target.records else {}
-    capsules = {stage: jax.ffi.pycapsule(address) for stage, address in addresses.items()}
-    jax.ffi.register_ffi_target(name, capsules, platform=platform, **traits)

@@ -38,11 +38,23 @@ _ACCEPTED = (
 )
 
 
+_pack_seed, _pack_offsets = struct.Struct("=2I").pack, struct.Struct("<3Q").pack
+
+
 def words_of(seed: Any, dim_offset: Any, sample_offset: Any, row_name: str = "dim_offset") -> Words:
     """The words of a call; TypeError or ValueError if an argument cannot be such a word.
 
     `row_name` is the name of the argument `dim_offset` in error messages.
     """
+    word, offset = seed if type(seed) is Key else (seed, 0)
+    if (
+        type(word) is type(offset) is type(dim_offset) is type(sample_offset) is int and 0 <= word < WORD_64
+        and 0 <= offset < WORD_64 and 0 <= dim_offset <= ROWS and 0 <= sample_offset <= COLUMNS
+    ):  # fmt: skip
+        halves = np.frombuffer(_pack_seed(word >> 32, word & 0xFFFF_FFFF), np.uint32)
+        if offset == dim_offset == sample_offset == 0:
+            return Words(halves, None)
+        return Words(halves, np.frombuffer(_pack_offsets(offset, dim_offset, sample_offset), np.uint32))
     seed, offset = _of_seed(seed)
     offsets = [
         offset, _of_integer(row_name, dim_offset, ROWS + 1),
@@ -51,17 +63,6 @@ def words_of(seed: Any, dim_offset: Any, sample_offset: Any, row_name: str = "di
     if all(isinstance(x, int) for x in offsets):
         return Words(_halves(seed), np.array(offsets, "<u8").view(np.uint32) if any(offsets) else None)
     return Words(_halves(seed), tuple(map(_halves, offsets)))
-
-
-_pack_seed, _pack_offsets = struct.Struct("=2I").pack, struct.Struct("<3Q").pack
-
-
-def packed_words(seed: int, offset: int, row: int, column: int) -> Words:
-    """The words of four integers in their ranges."""
-    halves = np.frombuffer(_pack_seed(seed >> 32, seed & 0xFFFF_FFFF), np.uint32)
-    if offset == row == column == 0:
-        return Words(halves, None)
-    return Words(halves, np.frombuffer(_pack_offsets(offset, row, column), np.uint32))
 
 
 def batch_length(seed: Any) -> int | None:

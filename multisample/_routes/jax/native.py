@@ -238,86 +238,75 @@ def _are_windows_valid(launch):
     return valid
 
 
-def _on_host(operation: Operation, target: int) -> Callable[..., Any]:
+@inline
+def _find_place(frame, request):
+    """Write the device and the stream of a call to ``request[4]`` and ``request[5]``; returns XLA's error or 0."""
+    request[3] = 0
+    error = _ask(frame, ORDINAL_GET, request, 28)
+    request[4] = request[3] & LOW
+    request[3] = 0
+    if error == 0:
+        error = _ask(frame, STREAM_GET, request, 32)
+    request[5] = request[3]
+    return error
+
+
+@inline
+def _call_on_device(run, launch):
+    # The first launch may load the kernel, also while XLA records a command buffer.
+    exchange, mode = word_at(symbol("multisample_xla_process") + 8 * _EXCHANGE_MODE), stack_array(1, np.int64)
+    mode[0] = _RELAXED
+    if exchange != 0:
+        call_c(exchange, mode.ctypes.data)
+    failed = call_c(run, launch.ctypes.data) & LOW != 0
+    if exchange != 0:
+        call_c(exchange, mode.ctypes.data)
+    return failed
+
+
+def _executing(operation: Operation, target: int, on_device: bool) -> Callable[..., Any]:
+    """The handler of executions. Calls without a C function repeat a record, or enter Python."""
     fill, is_sample, is_perturb = _filling(operation), operation == Operation.sample, operation == Operation.perturb
+    has_scratch = on_device and CUSTOM_CALLS[operation].has_scratch
 
     def execute(frame):
         if not _is_execution(frame):
             return gate.enter_python(frame, target)
         request = stack_array(6, np.int64)
-        error = _find_state(frame, request, _TYPES)
+        error = _find_state(frame, request, _TYPES + on_device)
         if error != 0:
             return error
         state = request[5]
-        run = word_at(state + 8 * _RUN)
-        if run == 0:
-            return gate.enter_python(frame, target)
-        launch = stack_array(LAUNCH_WORDS, np.int64)
-        fill(frame, state, launch, False)
-        spans = launch[WORD.matrix] if is_perturb else 0
-        if not _are_windows_valid(launch) or (is_perturb and spans == 0):
-            if is_perturb:
-                _free(spans)
-            return gate.enter_python(frame, target)
-        if is_sample:
-            begin, elements = launch[WORD.matrix], launch[WORD.rows] * launch[WORD.columns]
-            _use_huge_pages(begin, max(half(launch, HALF.batch), 1) * elements * word_at(state + 8 * _SIZE))
-        if is_perturb:
-            for k in range(launch[WORD.spans]):
-                span = integers_at(spans + 8 * _SPAN_WORDS * k, _SPAN_WORDS)
-                if span[_TARGET] != span[_SOURCE]:
-                    _use_huge_pages(span[_TARGET], span[_ROWS] * span[_WIDTH] * word_at(state + 8 * _SIZE))
-        failed = call_c(run, launch.ctypes.data) & LOW != 0
-        if is_perturb:
-            _free(spans)
-        if failed:
-            return gate.enter_python(frame, target)
-        return 0
-
-    return execute
-
-
-def _on_device(operation: Operation, target: int) -> Callable[..., Any]:
-    fill, has_scratch = _filling(operation), CUSTOM_CALLS[operation].has_scratch
-    is_perturb = operation == Operation.perturb
-
-    def execute(frame):
-        if not _is_execution(frame):
-            return gate.enter_python(frame, target)
-        process, request = symbol("multisample_xla_process"), stack_array(6, np.int64)
-        error = _find_state(frame, request, _TYPES + 1)
-        if error != 0:
-            return error
-        state = request[5]
-        run = word_at(state + 8 * _RUN)
+        run, size = word_at(state + 8 * _RUN), word_at(state + 8 * _SIZE)
         if run == 0 and word_at(state + 8 * _RECORDS) == 0:
             return gate.enter_python(frame, target)
-        request[3] = 0
-        error = _ask(frame, ORDINAL_GET, request, 28)
-        if error != 0:
-            return error
-        device = request[3] & LOW
-        request[3] = 0
-        error = _ask(frame, STREAM_GET, request, 32)
-        if error != 0:
-            return error
-        stream = request[3]
-        if run == 0:
-            return _repeat(frame, target, state, device, stream)
-        launch, mode = stack_array(LAUNCH_WORDS, np.int64), stack_array(1, np.int64)
+        if on_device:
+            error = _find_place(frame, request)
+            if error != 0:
+                return error
+            if run == 0:
+                return _repeat(frame, target, state, request[4], request[5])
+        launch = stack_array(LAUNCH_WORDS, np.int64)
         fill(frame, state, launch, has_scratch)
         spans = launch[WORD.matrix] if is_perturb else 0
-        launch[WORD.stream] = stream
-        set_half(launch, HALF.device, device)
-        # The first launch may load the kernel, also while XLA records a command buffer.
-        exchange, mode[0] = word_at(process + 8 * _EXCHANGE_MODE), _RELAXED
-        if exchange != 0:
-            call_c(exchange, mode.ctypes.data)
-        failed = (is_perturb and spans == 0) or call_c(run, launch.ctypes.data) & LOW != 0
+        if is_perturb and spans == 0:
+            return gate.enter_python(frame, target)
+        if on_device:
+            launch[WORD.stream] = request[5]
+            set_half(launch, HALF.device, request[4])
+            failed = _call_on_device(run, launch)
+        else:
+            if is_sample:
+                elements = max(half(launch, HALF.batch), 1) * launch[WORD.rows] * launch[WORD.columns]
+                _use_huge_pages(launch[WORD.matrix], elements * size)
+            if is_perturb:
+                for k in range(launch[WORD.spans]):
+                    span = integers_at(spans + 8 * _SPAN_WORDS * k, _SPAN_WORDS)
+                    if span[_TARGET] != span[_SOURCE]:
+                        _use_huge_pages(span[_TARGET], span[_ROWS] * span[_WIDTH] * size)
+            failed = not _are_windows_valid(launch) or call_c(run, launch.ctypes.data) & LOW != 0
         if is_perturb:
             _free(spans)
-        if exchange != 0:
-            call_c(exchange, mode.ctypes.data)
         if failed:
             return gate.enter_python(frame, target)
         return 0
@@ -392,7 +381,7 @@ def handlers(operation: Operation, platform: str) -> dict[str, int]:
     target, on_device = number(operation, platform), platform == PLATFORMS[1]
     if on_device:
         _find_driver()
-    execute = (_on_device if on_device else _on_host)(operation, target)
+    execute = _executing(operation, target, on_device)
     return python_handlers(target) | {"execute": c_address(execute, f"xla-execute_{target}", gate.digest())}
 
 

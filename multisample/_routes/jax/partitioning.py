@@ -23,8 +23,8 @@ from ..._backends import choose
 from . import handlers
 from .static import Static
 
-PLATFORMS = {"cpu": "cpu", "cuda": "cuda"}
-"""JAX's platforms, and the kinds of devices that they are to a backend."""
+PLATFORMS = ("cpu", "cuda")
+"""Platforms of JAX, which are kinds of devices to a backend."""
 
 
 def batch_of(*operands: Any) -> int:
@@ -186,7 +186,7 @@ def lowering(platform: str) -> Callable[..., Any]:
     """The function that a primitive becomes on `platform`."""
 
     def lowered(*operands: Any, static: Static) -> Any:
-        static = static._replace(backend=choose(static.backend, "jax", PLATFORMS[platform]).name)
+        static = static._replace(backend=choose(static.backend, "jax", platform).name)
         call = functools.partial(_custom_call, platform, static)
         if not static.call.is_split:
             return _one_by_one(call, *operands)

@@ -7,10 +7,8 @@ arrays. In a traced call, results share the memory of the parameters, and XLA fi
 from __future__ import annotations
 
 import collections
-import contextlib
 import math
-import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -23,7 +21,6 @@ from multisample.backends.launch import Operation
 from multisample.backends.memory.host import rounded
 
 from ..._arguments import DTYPES, check_flag, describe
-from ..._call import ROWS
 from ..._libraries import HOST, is_number, library_of
 from ..._libraries.jax import JAX, is_jax, is_on_host
 from ..._libraries.library import NOUNS
@@ -31,11 +28,11 @@ from ..._model_parameters.request import MOST_ELEMENTS, Coefficients, check_memb
 from ..._model_parameters.spans import steps_of
 from ..._model_parameters.structure import Structure, ids_of, label, one_array
 from ..._plan import PlanCache
-from ..._randomness.generator import WORD_64, Key
+from ..._randomness.generator import Key
 from ..._tracing import is_traced_by_jax
-from .keys import Words, batch_length, key_vector, operands_of, packed_words, words_of
+from .keys import Words, batch_length, key_vector, operands_of, words_of
 from .primitives import bind, varying
-from .programs import jitted
+from .programs import Program
 from .static import Parameter, Static
 
 _MOST_OFFSETS = 2**32
@@ -57,22 +54,22 @@ def perturb_jax(
     words = _words(seed, member, values.length)
     given = coefficients if values.on_host is None else values.on_host
     leaves, tree = jax.tree_util.tree_flatten(parameters)
-    traced = is_traced_by_jax() or any(isinstance(x, jax.core.Tracer) for x in (given, *_flat(words)))
+    offsets = words.offsets if isinstance(words.offsets, tuple) else (words.offsets,)
+    traced = is_traced_by_jax() or any(isinstance(x, jax.core.Tracer) for x in (given, words.seed, *offsets))
     key = None if traced or ids is not None else _key(leaves, tree, bool(fast_math), backend)
-    plan = None if key is None else _PLANS.get(key)
-    programs = [None] if plan is None else [program() for program in plan.references]
-    if plan is not None and None not in programs:
-        return tree.unflatten(_run(plan, programs, words, given, leaves))
+    groups = None if key is None else _PLANS.get(key)
+    if groups is not None:
+        return tree.unflatten(_run(groups, words, given, leaves))
     structure = _structure(parameters)
     arrays = [_parameter(label("parameters", structure, k), x) for k, x in enumerate(structure.arrays)]
     numbers = ids_of(structure, ids, range(len(arrays)))
     static = Static(backend, "float32", fast_math=bool(fast_math), operation=Operation.perturb, n=1)
     if traced or any(isinstance(x, jax.core.Tracer) for x in arrays):
         return structure.rebuild(_traced(words, given, arrays, numbers, static._replace(in_place=True)))
-    plan, programs = _programs(arrays, numbers, static)
-    results = _run(plan, programs, words, given, arrays)
+    groups = _groups(arrays, numbers, static)
+    results = _run(groups, words, given, arrays)
     if key is not None:
-        _PLANS.put(key, plan)
+        _PLANS.put(key, groups)
     return structure.rebuild(results)
 
 
@@ -136,12 +133,6 @@ def _coefficients(given: Any) -> Coefficients:
 
 def _words(seed: Any, member: Any, count: int) -> Words:
     """Seed, offset and member of the call."""
-    number, offset = seed if type(seed) is Key else (seed, 0)
-    if (
-        type(number) is type(offset) is type(member) is int and 0 <= number < WORD_64 and 0 <= offset < _MOST_OFFSETS
-        and 0 <= member <= ROWS - count
-    ):  # fmt: skip
-        return packed_words(number, offset, member, 0)
     batch = batch_length(seed)
     if batch is not None:
         if batch != 1:
@@ -160,66 +151,58 @@ def _words(seed: Any, member: Any, count: int) -> Words:
     return words
 
 
-def _flat(words: Words) -> Sequence[Any]:
-    return words.seed, *(words.offsets if isinstance(words.offsets, tuple) else (words.offsets,))
-
-
 # --- Programs -------------------------------------------------------------------------------------
 
 
-class _Plan(NamedTuple):
-    """The programs of eager calls: one for each set of devices that has parameters.
+class _Group(NamedTuple):
+    """The parameters on a set of devices; values, seed and member are operands of their program."""
 
-    Values, seed and member are operands of the programs.
-
-    `PROGRAMS` owns the programs, and may drop them.
-    """
-
-    groups: list[tuple[list[int], set[str]]]
-    """The indices of parameters, and their computing types."""
-    references: list[Callable[[], Any]]
+    members: list[int]
+    reals: set[str]
+    """The computing types."""
+    program: Program
 
 
-def _programs(arrays: list[Any], ids: list[int], static: Static) -> tuple[_Plan, list[Any]]:
-    """A new plan, and its programs."""
+def _groups(arrays: list[Any], ids: list[int], static: Static) -> list[_Group]:
+    """The plan of eager calls."""
     of_devices: dict[Hashable, list[int]] = collections.defaultdict(list)
     for k, x in enumerate(arrays):
         of_devices[frozenset(x.devices()) if is_jax(x) and x.committed else None].append(k)
     free = of_devices.pop(None, [])
-    groups = list(of_devices.values()) or [[]]
-    groups[0] += free
-    programs = []
-    for group in groups:
-        numbers, types = tuple(ids[k] for k in group), tuple((arrays[k].shape, arrays[k].dtype) for k in group)
+    every = list(of_devices.values()) or [[]]
+    every[0] += free
+    groups = []
+    for members in every:
+        own = [arrays[k] for k in members]
+        program = Program(
+            _perturbed, static, tuple(ids[k] for k in members), types=tuple((x.shape, x.dtype) for x in own)
+        )
+        groups.append(_Group(members, _computing_types(own), program))
+    return groups
 
-        def perturbed(words: Words, coefficients: Any, *own: Any, numbers: Any = numbers) -> list[Any]:
-            return _traced(words, coefficients, own, numbers, static)
 
-        programs.append(jitted((_traced, static, types, numbers), perturbed))
-    with_types = [(group, _computing_types([arrays[k] for k in group])) for group in groups]
-    return _Plan(with_types, list(map(weakref.ref, programs))), programs
+def _perturbed(static: Static, ids: tuple[int, ...], words: Words, coefficients: Any, *arrays: Any) -> list[Any]:
+    return _traced(words, coefficients, arrays, ids, static)
 
 
 def _computing_types(arrays: Sequence[Any]) -> set[str]:
     return {MATRIX_TYPES[x.dtype.name].computing for x in arrays}
 
 
-def _run(plan: _Plan, programs: list[Any], words: Words, coefficients: Any, arrays: Sequence[Any]) -> list[Any]:
-    if len(programs) > 1:
+def _run(groups: list[_Group], words: Words, coefficients: Any, arrays: Sequence[Any]) -> list[Any]:
+    if len(groups) > 1:
         for name, value in (("coefficients", coefficients), ("seed", words.seed)):
             if is_jax(value) and value.committed:
                 raise ValueError(f"{name}: expected values on the host, as parameters are on several devices")
     results: list[Any] = list(arrays)
-    for (group, reals), program in zip(plan.groups, programs, strict=True):
-        own = [arrays[k] for k in group]
-        with jax.disable_jit(False) if jax.config.jax_disable_jit else contextlib.nullcontext():
-            made = program(words, _rounded(coefficients, reals), *own)
-        for k, x in zip(group, made, strict=True):
+    for members, reals, program in groups:
+        made = program(words, _rounded(coefficients, reals), *(arrays[k] for k in members))
+        for k, x in zip(members, made, strict=True):
             results[k] = x
     return results
 
 
-_PLANS: PlanCache[_Plan] = PlanCache(256)
+_PLANS: PlanCache[list[_Group]] = PlanCache(256)
 
 
 def _key(arrays: list[Any], *options: Hashable) -> Hashable:

@@ -54,9 +54,7 @@ def _alike(*operands: Any) -> list[Any]:
 
 def varying(x: Any) -> frozenset[Any]:
     """The axes of the mesh of `jax.shard_map` over which `x` varies."""
-    aval = jax.typeof(x)
-    kinds = getattr(aval, "manual_axis_type", None)  # JAX up to 0.9 has `vma`.
-    axes: frozenset[Any] = getattr(aval, "vma", frozenset()) if kinds is None else kinds.varying
+    axes: frozenset[Any] = jax.typeof(x).manual_axis_type.varying
     return axes
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import weakref
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -49,6 +50,28 @@ def jitted(key: Hashable, function: Callable[..., Any]) -> Any:
         found = jax.jit(function)
         PROGRAMS.put(key, found)
     return found
+
+
+class Program:
+    """``function(*bound, *arguments)``, jitted, for the calls of a plan. `PROGRAMS` owns it, and may drop it.
+
+    `types` are those of the arguments, if the function has one program only.
+    """
+
+    def __init__(self, function: Callable[..., Any], *bound: Hashable, types: Hashable = None) -> None:
+        self._function, self._bound, self._types = function, bound, types
+        self._jitted: Callable[[], Any] = lambda: None
+
+    def __call__(self, *arguments: Any) -> Any:
+        program = self._jitted()
+        if program is None:
+            key = self._function, *self._bound, self._types
+            program = jitted(key, functools.partial(self._function, *self._bound))
+            self._jitted = weakref.ref(program)
+        if not jax.config.jax_disable_jit:
+            return program(*arguments)
+        with jax.disable_jit(False):
+            return program(*arguments)
 
 
 def run_alone(primitive: Any, *operands: Any, **static: Any) -> Any:

@@ -217,15 +217,23 @@ class Learner:
         """
         settings, start = self.settings, time.perf_counter()
         before, made = self._cem.state, len(self.history)
-        first = made * settings.games
+        games = range(made * settings.games, (made + 1) * settings.games)
+        lines, pieces, finished = np.empty(settings.n), 0, 0
+
+        def tell(task: Task, played: tuple[np.ndarray[Any, Any], int]) -> None:
+            nonlocal pieces, finished
+            lines[task.start : task.start + task.count] = played[0]
+            pieces, finished = pieces + played[1], finished + task.count * len(games)
+            self._cem.tell_scores(task, -played[0])
+            if progress is not None and executor is not None:
+                progress(finished)
+
         try:
-            games = range(first, first + settings.games)
             if executor is None:
-                samples = self._cem.ask()
-                lines, pieces = _lines_and_pieces(samples, settings, games, threads, progress)
-                self._cem.tell(samples, -lines)
+                (task,) = self._cem.ask_tasks(1)
+                tell(task, _play_task(task, settings, games, threads, progress))
             else:
-                lines, pieces = self._play_on(executor, tasks, games, progress)
+                run_tasks(executor, self._cem.ask_tasks(tasks), lambda task: (_play_task, task, settings, games), tell)
             done = Iteration(
                 mean=float(lines.mean()),
                 best=float(lines.max()),
@@ -239,23 +247,6 @@ class Learner:
             del self.history[made:]
             raise
         return done
-
-    def _play_on(
-        self, executor: Executor, tasks: int, games: range, progress: Callable[[int], None] | None
-    ) -> tuple[np.ndarray[Any, Any], int]:
-        """Play and refit by tasks; returns the mean lines of each player, and the number of pieces."""
-        lines, pieces, finished = np.empty(self.settings.n), 0, 0
-
-        def tell(task: Task, played: tuple[np.ndarray[Any, Any], int]) -> None:
-            nonlocal pieces, finished
-            lines[task.start : task.start + task.count] = played[0]
-            pieces, finished = pieces + played[1], finished + task.count * len(games)
-            self._cem.tell_scores(task, -played[0])
-            if progress is not None:
-                progress(finished)
-
-        run_tasks(executor, self._cem.ask_tasks(tasks), lambda task: (_play_task, task, self.settings, games), tell)
-        return lines, pieces
 
     def save(self, path: Path) -> None:
         """Write the state as JSON. The write is atomic: after an error, `path` has its old content."""
@@ -300,19 +291,16 @@ class Learner:
         return learner
 
 
-def _lines_and_pieces(
-    weights: Any, settings: Settings, games: range, threads: int | None, progress: Callable[[int], None] | None = None
-) -> tuple[np.ndarray[Any, Any], int]:
+def _play_task(
+    task: Task, settings: Settings, games: range, threads: int | None = 1,
+    progress: Callable[[int], None] | None = None,
+) -> tuple[np.ndarray[Any, Any], int]:  # fmt: skip
     """The mean number of lines of each player, and the number of pieces of all."""
     played = play(
-        weights, games, seed=settings.seed, features=settings.features, height=settings.height,
+        task.draw(), games, seed=settings.seed, features=settings.features, height=settings.height,
         most_lines=settings.most_lines, threads=threads, progress=progress,
     )  # fmt: skip
     return played.lines.mean(axis=1), int(played.pieces.sum())
-
-
-def _play_task(task: Task, settings: Settings, games: range) -> tuple[np.ndarray[Any, Any], int]:
-    return _lines_and_pieces(task.draw(), settings, games, 1)
 
 
 def _check_names(name: str, value: object, names: Collection[str]) -> None:

@@ -236,10 +236,8 @@ def placement(
         Index of the orientation in `multisample.examples.tetris.pieces.ORIENTATIONS`.
     column : int
         Column of the piece's leftmost cells.
-    features : {"dellacherie", "bertsekas"}
-        The set of features.
-    height : int
-        Rows of the board, 4 to 24.
+    features, height : various
+        As for `play`.
 
     Returns
     -------

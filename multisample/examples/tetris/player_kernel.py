@@ -125,29 +125,14 @@ def _features(write_features, state, orientation, column, height, features):
     return lines
 
 
-def _kernels() -> dict[str, Callable[..., Any]]:
-    def play_dellacherie(weights, state, seed, game, height, most_pieces, most_lines):
-        return _play(dellacherie, 8, weights, state, seed, game, height, most_pieces, most_lines)
-
-    def play_bertsekas(weights, state, seed, game, height, most_pieces, most_lines):
-        return _play(bertsekas, 22, weights, state, seed, game, height, most_pieces, most_lines)
-
-    def features_dellacherie(state, orientation, column, height, features):
-        return _features(dellacherie, state, orientation, column, height, features)
-
-    def features_bertsekas(state, orientation, column, height, features):
-        return _features(bertsekas, state, orientation, column, height, features)
-
-    functions = play_dellacherie, play_bertsekas, features_dellacherie, features_bertsekas
-    return {function.__name__: function for function in functions}
-
-
-def _compiled(name: str, signature: Any) -> Any:
-    digest = source_digest() + source_digest(__package__)
-    return compile_cached(signature, _kernels()[name], f"tetris-{name}", digest, allocates=True)
-
-
+_SETS = {"dellacherie": (dellacherie, 8), "bertsekas": (bertsekas, 22)}
 _REAL, _WORDS = types.Array(types.float64, 1, "C"), types.Array(types.uint64, 1, "C")
+
+
+def _compiled(function: Callable[..., Any], name: str, signature: Any) -> Callable[..., int]:
+    digest = source_digest() + source_digest(__package__)
+    kernel: Callable[..., int] = compile_cached(signature, function, f"tetris-{name}", digest, allocates=True)
+    return kernel
 
 
 @functools.cache
@@ -156,9 +141,13 @@ def player_kernel(features: str) -> Callable[..., int]:
 
     The kernel returns 64 times the orientation of the last piece plus its column.
     """
+    write, d = _SETS[features]
+
+    def kernel(weights, state, seed, game, height, most_pieces, most_lines):
+        return _play(write, d, weights, state, seed, game, height, most_pieces, most_lines)
+
     integers = (types.uint64, types.uint64, types.int64, types.int64, types.int64)
-    kernel: Callable[..., int] = _compiled(f"play_{features}", types.int64(_REAL, _WORDS, *integers))
-    return kernel
+    return _compiled(kernel, f"play_{features}", types.int64(_REAL, _WORDS, *integers))
 
 
 @functools.cache
@@ -167,6 +156,10 @@ def feature_kernel(features: str) -> Callable[..., int]:
 
     The kernel returns the number of completed rows. If the piece does not fit, it returns -1 and writes nothing.
     """
+    write, _ = _SETS[features]
+
+    def kernel(state, orientation, column, height, features):
+        return _features(write, state, orientation, column, height, features)
+
     integers = (types.int64, types.int64, types.int64)
-    kernel: Callable[..., int] = _compiled(f"features_{features}", types.int64(_WORDS, *integers, _REAL))
-    return kernel
+    return _compiled(kernel, f"features_{features}", types.int64(_WORDS, *integers, _REAL))
