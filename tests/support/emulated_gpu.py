@@ -21,10 +21,11 @@ import llvmlite.binding
 import numpy as np
 from cuda_cpp import SHIM, compile_cpp
 from llvmlite import ir
-from numba import cfunc, njit, types
+from numba import cfunc, config, types
 from numba.core.cgutils import get_or_insert_function
 from numba.extending import intrinsic
 
+from multisample.backends.kernels.compilation import _Callee
 from multisample.backends.kernels.cuda.geometry import MOST_THREADS
 from multisample.backends.kernels.cuda.parameters import GEOMETRY, LAUNCH, MOMENT_GEOMETRY, spans_type
 from multisample.backends.kernels.stream import rounding
@@ -87,9 +88,12 @@ _PARAMETERS = {
 }  # fmt: skip
 
 
-# Without wrappers for calls from Python.
-_jit = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, error_model="numpy")
 _compiled_once: dict[Any, Any] = {}
+
+
+def _callee(function: Callable[..., Any]) -> Any:
+    """`function`, compiled up to LLVM's code. Machine code is made once, of the whole kernel."""
+    return _Callee(function, targetoptions={"nopython": True, "error_model": "numpy"})
 
 
 def once(function: Callable[..., Any]) -> Any:
@@ -100,7 +104,7 @@ def once(function: Callable[..., Any]) -> Any:
     closure = (cell.cell_contents for cell in function.__closure__ or ())
     key = function.__code__, id(function.__globals__), tuple((type(x), x) for x in closure)
     if key not in _compiled_once:
-        _compiled_once[key] = _jit(function)
+        _compiled_once[key] = _callee(function)
     return _compiled_once[key]
 
 
@@ -123,14 +127,15 @@ def compile_kernel(function: Callable[..., None], kind: str = "sample") -> Any:
     `kind`: a key of `_PARAMETERS`, the types of the parameters.
     """
     _library()
-    kernel, parameters = _jit(function), _PARAMETERS[kind]
+    kernel, parameters = _callee(function), _PARAMETERS[kind]
 
-    @cfunc(types.void())
     def thread():
         call, geometry = parameters()
         kernel(call, geometry)
 
-    return thread
+    # Most of LLVM's optimizations take longer than they save.
+    with mock.patch.object(config, "OPT", config._OptLevel(1)):
+        return cfunc(types.void())(thread)
 
 
 def launch(
@@ -315,22 +320,22 @@ def opaque(typingctx: Any, x: Any) -> Any:
     return (x(x), lambda context, builder, signature, args: args[0]) if x == types.uint32 else None
 
 
-@_jit
+@_callee
 def log2(x):
     return np.log2(x)
 
 
-@_jit
+@_callee
 def square_root(x):
     return np.sqrt(x)
 
 
-@_jit
+@_callee
 def cosine(x):
     return np.cos(x)
 
 
-@_jit
+@_callee
 def sine(x):
     return np.sin(x)
 
