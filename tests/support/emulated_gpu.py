@@ -25,6 +25,7 @@ from numba import cfunc, njit, types
 from numba.core.cgutils import get_or_insert_function
 from numba.extending import intrinsic
 
+from multisample.backends.kernels.compilation import _Callee
 from multisample.backends.kernels.cuda.geometry import MOST_THREADS
 from multisample.backends.kernels.cuda.parameters import GEOMETRY, LAUNCH, MOMENT_GEOMETRY, spans_type
 from multisample.backends.kernels.stream import rounding
@@ -87,8 +88,8 @@ _PARAMETERS = {
 }  # fmt: skip
 
 
-# Without wrappers for calls from Python.
-_jit = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, error_model="numpy")
+# Only kernels become machine code, with copies of their callees.
+_jit = functools.partial(_Callee, targetoptions={"nopython": True, "error_model": "numpy"})
 _compiled_once: dict[Any, Any] = {}
 
 
