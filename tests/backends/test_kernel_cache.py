@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numba import types
+from processes import run_python
 
 from multisample.__main__ import main
 from multisample.backends.driver import KernelKey
@@ -417,11 +418,7 @@ compile()
 
 
 def test_a_relative_folder_in_a_deleted_working_directory_is_named(tmp_path: Path) -> None:
-    environment = {**os.environ, "MULTISAMPLE_CACHE_DIR": "relative"}
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_WORKING_DIRECTORY], cwd=tmp_path, env=environment, capture_output=True,
-        text=True, timeout=DEADLINE,
-    )  # fmt: skip
+    done = run_python("-c", WITHOUT_WORKING_DIRECTORY, folder=tmp_path, MULTISAMPLE_CACHE_DIR="relative")
     assert re.fullmatch(
         "backend: Numba cannot compile a kernel, since the working directory .* os.chdir\n", done.stdout
     )
