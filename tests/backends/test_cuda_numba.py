@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import subprocess
-import sys
 import types
 from pathlib import Path
 from typing import Any
@@ -30,7 +27,7 @@ from cuda_memory import (
     require,
     vectors,
 )
-from places import SUPPORT
+from processes import run_python
 from tables import DTYPES, NOISES
 
 import multisample
@@ -273,13 +270,7 @@ def test_objects_with_a_mask_or_complex_elements_raise(numba: Any) -> None:
 
 def run(script: str, *arguments: str, **environment: str) -> Any:
     """The last line of a script's output, parsed as JSON. The script can import the modules of the tests."""
-    path = os.pathsep.join([str(SUPPORT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.run(
-        [sys.executable, "-c", script, *arguments],
-        env={**os.environ, "PYTHONPATH": path, **environment}, capture_output=True, text=True, timeout=SECONDS,
-    )  # fmt: skip
-    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(run_python("-c", script, *arguments, seconds=SECONDS, **environment).stdout.splitlines()[-1])
 
 
 def files_in(folder: Path) -> dict[str, tuple[int, int]]:

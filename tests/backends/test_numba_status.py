@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
-import sys
 from typing import Any
 
 import pytest
+from processes import run_python
 
 import multisample
 from multisample._plan import PLANS
@@ -50,7 +49,7 @@ def test_the_reason_names_a_numpy_that_is_too_new() -> None:
         "import multisample; status = multisample.list_backends()['numba'];"
         "print(status.available, *status.reasons)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    done = run_python("-c", code, seconds=120)
     assert done.stdout.startswith("False")
     assert "does not work with NumPy" in done.stdout
     assert "pip install 'numpy<2.5'" in done.stdout

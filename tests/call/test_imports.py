@@ -6,12 +6,11 @@ Each program runs in an interpreter of its own.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from typing import Any
 
 import pytest
+from processes import run_python
 
 import multisample
 from reference import stream
@@ -33,13 +32,10 @@ def compiled() -> None:
         multisample.sample([0.0], [1.0], 2, dtype=dtype)
 
 
-def run_python(code: str) -> list[Any]:
+def printed(code: str) -> list[Any]:
     """The lines that `code` prints, read as JSON."""
-    path = os.pathsep.join(filter(None, sys.path))
-    run = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=300
-    )
-    assert (run.returncode, run.stderr) == (0, "")
+    run = run_python("-c", code)
+    assert run.stderr == ""
     return [json.loads(line) for line in run.stdout.splitlines()]
 
 
@@ -66,7 +62,7 @@ except AttributeError as error:
 
 
 def test_numpy_calls_import_no_other_array_library() -> None:
-    first, submodules, bits, drawn, error = run_python(STAGES)
+    first, submodules, bits, drawn, error = printed(STAGES)
     packages = {name.partition(".")[0] for name in first}
     third_parties = packages - set(sys.stdlib_module_names)
     assert third_parties - {"numpy"} == {"multisample"}
@@ -101,7 +97,7 @@ print(json.dumps("torch.distributed.tensor" in sys.modules))
 
 def test_the_torch_submodule_imports_compilers_and_dtensors_on_first_use() -> None:
     pytest.importorskip("torch")
-    assert run_python(TORCH) == [[False], [False, True], True]
+    assert printed(TORCH) == [[False], [False, True], True]
 
 
 MISSING = """
@@ -136,7 +132,7 @@ COMMANDS = {
 
 
 def test_a_missing_library_raises_with_the_install_command() -> None:
-    *errors, narrow, rest, has_help = run_python(MISSING)
+    *errors, narrow, rest, has_help = printed(MISSING)
     for number, message in enumerate(COMMANDS.values()):
         assert all(error.startswith(message) for error in errors[3 * number : 3 * number + 3])
     assert narrow.startswith("dtype: ")
@@ -159,4 +155,4 @@ for sys.abiflags, is_main in interpreters:
 
 def test_unsupported_interpreters_are_refused() -> None:
     message = "multisample: free-threaded builds of Python and subinterpreters are not supported"
-    assert run_python(REFUSED) == [message] * 2
+    assert printed(REFUSED) == [message] * 2

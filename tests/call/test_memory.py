@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from processes import run_python
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from Linux's /proc")
 
@@ -44,9 +43,7 @@ print(peak() - before, 0 if out is not None else result.nbytes)
     ],
 )
 def test_peak_memory_is_the_output_and_a_few_megabytes(dtype: str, noise: str, given: str) -> None:
-    command = [sys.executable, "-c", _PROGRAM, dtype, noise, given]
-    printed = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
-    grown, needed = map(int, printed.split())
+    grown, needed = map(int, run_python("-c", _PROGRAM, dtype, noise, given, seconds=120).stdout.split())
     assert grown <= needed + _SLACK
     if needed:
         assert grown > needed // 2  # The measurement detects the result's memory.

@@ -10,7 +10,6 @@ import hashlib
 import json
 import multiprocessing
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 from forks import DEADLINE, forked, in_forks
+from processes import run_python
 from tables import slow_but
 
 import multisample
@@ -43,13 +43,9 @@ def digest(array: np.ndarray[Any, Any]) -> str:
     return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
 
 
-def run_python(code: str, *args: str, **environment: str) -> str:
+def printed(code: str, *args: str, **environment: str) -> str:
     """The output of `code` in a new interpreter."""
-    run = subprocess.run(
-        [sys.executable, "-c", code, *args],
-        env=os.environ | environment, capture_output=True, text=True, timeout=DEADLINE,
-    )  # fmt: skip
-    assert run.returncode == 0, run.stderr
+    run = run_python("-c", code, *args, seconds=DEADLINE, **environment)
     assert run.stderr == ""  # Errors of atexit handlers go there.
     return run.stdout
 
@@ -327,7 +323,7 @@ for count in ("1", "4"):
 @pytest.mark.usefixtures("many_threads")
 def test_a_program_may_draw_at_each_point_of_a_fork() -> None:
     draw(), draw(BIG_N)  # Compile the kernels.
-    run_python(FORK_HOOKS, PYTHONWARNINGS="ignore")
+    printed(FORK_HOOKS, PYTHONWARNINGS="ignore")
 
 
 def test_a_signal_handler_may_draw_at_each_point_of_a_call() -> None:
@@ -380,7 +376,7 @@ run_all(draw, range(8), 4)
 @pytest.mark.parametrize("dtype", slow_but(["float32"], ["float32", "float64"]))
 def test_the_size_of_stacks_of_python_threads_does_not_matter(dtype: str) -> None:
     draw(BIG_N, dtype=dtype)  # Compiles the kernel.
-    run_python(SMALL_STACK, dtype, MULTISAMPLE_NUM_THREADS="4")
+    printed(SMALL_STACK, dtype, MULTISAMPLE_NUM_THREADS="4")
 
 
 # Like gevent and eventlet, this runs the functions of threads on the calling thread.
@@ -411,7 +407,7 @@ run_all(lambda seed: sample([0.0] * 3, 1.0, 100_003, seed=seed), range(8), 4)
 @pytest.mark.parametrize("first", [True, False])
 def test_large_matrices_can_be_drawn_where_threads_are_greenlets(first: bool) -> None:
     draw(BIG_N)  # Compiles the kernel.
-    run_python(PATCHED_THREADS, json.dumps(first), MULTISAMPLE_NUM_THREADS="4")
+    printed(PATCHED_THREADS, json.dumps(first), MULTISAMPLE_NUM_THREADS="4")
 
 
 # --- Other ways to start processes ----------------------------------------------------------------
@@ -456,7 +452,7 @@ for n in before:
 @pytest.mark.parametrize("before", [[], [SMALL_N, BIG_N]], ids=["nothing", "some"])
 def test_matrices_can_be_drawn_while_the_interpreter_exits(before: list[int]) -> None:
     sizes = [BIG_N, SMALL_N, BIG_N]
-    drawn = run_python(AT_EXIT, json.dumps([before, sizes]), MULTISAMPLE_NUM_THREADS="4").split()
+    drawn = printed(AT_EXIT, json.dumps([before, sizes]), MULTISAMPLE_NUM_THREADS="4").split()
     assert drawn == [digest(draw(n, seed=3)) for n in before + sizes]
 
 

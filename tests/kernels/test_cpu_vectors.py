@@ -7,14 +7,13 @@ import os
 import platform
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cuda_cpp import SANITIZED, SHIM, compile_cpp, requires_gxx
 from numba import types
-from places import SUPPORT
+from processes import run_python
 
 from multisample.backends.kernels.compilation import cached
 from multisample.backends.kernels.cpu import kernel, moments
@@ -51,20 +50,28 @@ def counts(kind: str) -> tuple[int, int, int]:
 COUNT = """
 import json
 import sys
-kind, *sys.path[:0] = sys.argv[1:]
+sys.path.insert(0, sys.argv[1])
 import test_cpu_vectors
-print(json.dumps(test_cpu_vectors.counts(kind)))
+print(json.dumps({kind: test_cpu_vectors.counts(kind) for kind in ("draw", "sum")}))
 """
 
 
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, int, int]]:
+    """`counts` of each kind, in a process that compiles for `PROCESSOR`."""
+    environment = PROCESSOR if platform.machine() == "x86_64" else {}
+    cache = str(tmp_path_factory.mktemp("cache"))
+    done = run_python("-c", COUNT, str(Path(__file__).parent), MULTISAMPLE_CACHE_DIR=cache, **environment)
+    found: dict[str, tuple[int, int, int]] = json.loads(done.stdout)
+    return found
+
+
 @pytest.mark.parametrize("kind", ["draw", "sum"])
-def test_vectors_have_512_bits_and_threads_share_no_reference_count(kind: str, tmp_path: Path) -> None:
+def test_vectors_have_512_bits_and_threads_share_no_reference_count(
+    kind: str, counted: dict[str, tuple[int, int, int]]
+) -> None:
     is_x86 = platform.machine() == "x86_64"
-    command = [sys.executable, "-c", COUNT, kind, str(Path(__file__).parent), str(SUPPORT)]
-    environment = os.environ | (PROCESSOR if is_x86 else {}) | {"MULTISAMPLE_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS)
-    assert done.returncode == 0, done.stderr
-    wide, narrow, references = json.loads(done.stdout)
+    wide, narrow, references = counted[kind]
     assert wide > 20 * narrow or not is_x86
     # Two threads that counted references to the same arrays took 16 % longer for rows of 512 columns.
     assert references == 0

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from cuda_cpp import requires_gxx, run_cases, run_program  # fmt: skip
-from launches import WORDS, Window, a_launch, stored_words, word_fields
+from launches import WORDS, Window, a_launch, extent, stored_words, word_fields
 from tables import DTYPES, NOISES, slow_but
 
 import multisample
@@ -94,9 +94,9 @@ class Case(Window):
     def memory(self) -> tuple[Array, Array, int]:
         """Memory that is NaN outside the gradient, the gradient in it, and the index of its first element."""
         strides = [stride * self.size for stride in self.strides or (self.n, 1)]
-        reach = [stride * (length - 1) for stride, length in zip(strides, (self.d, self.n), strict=True)]
-        first = self.misalignment * self.size - sum(r for r in reach if r < 0)
-        memory = np.full(first + sum(r for r in reach if r > 0) + self.size, 0xFF, np.uint8)
+        below, above = extent((self.d, self.n), strides)
+        first = self.misalignment * self.size + below
+        memory = np.full(first + above + self.size, 0xFF, np.uint8)
         grad: Array = np.ndarray((self.d, self.n), DTYPES[self.dtype], memory, first, strides)
         draw = np.random.default_rng(self.d * 10007 + self.n)
         # If elements share memory, the last written value remains.

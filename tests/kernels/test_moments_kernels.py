@@ -19,7 +19,8 @@ import emulated_gpu
 import numpy as np
 import pytest
 from cuda_cpp import requires_gxx, run_cases  # fmt: skip
-from launches import WORDS, Window, a_launch, stored_words, word_fields
+from kernel_cases import ceil_div
+from launches import WORDS, Window, a_launch, address_of, stored_words, word_fields
 from moments import exact_moments
 from tables import DTYPES, slow_but
 
@@ -40,10 +41,6 @@ from multisample.backends.system import cuda_driver
 
 Array = np.ndarray[Any, Any]
 _CASE = struct.Struct(f"{PACKED_LAUNCH}s6Q{PACKED_MOMENT_GEOMETRY}sQ")
-
-
-def ceil_div(a: int, b: int) -> int:
-    return -(-a // b)
 
 
 @dataclasses.dataclass
@@ -171,8 +168,8 @@ def run_in_python(compiled: Callable[..., Any], case: Case) -> tuple[Array, Arra
     scratch = np.full(max(g.scratch_size(case.d, case.shared_noise, case.order), 1), np.nan)
     at = results.ctypes.data
     call = case.call(
-        words.ctypes.data, first=at, second=at + size, scratch=scratch.ctypes.data, mu=_address(mu),
-        sigma=_address(sigma), weights=_address(w),
+        words.ctypes.data, first=at, second=at + size, scratch=scratch.ctypes.data, mu=address_of(mu),
+        sigma=address_of(sigma), weights=address_of(w),
     )  # fmt: skip
     parameters = pack(call) + g.packed()
     variant = case.real, case.antithetic, False, g.rows, case.order == 2, case.has_origin_in_memory
@@ -188,10 +185,6 @@ def run_in_python(compiled: Callable[..., Any], case: Case) -> tuple[Array, Arra
         )  # fmt: skip
     moments = results.view(DTYPES[case.dtype])
     return moments[: case.d], moments[case.d :]
-
-
-def _address(array: Array) -> int:
-    return int(array.__array_interface__["data"][0])
 
 
 # --- Tests ----------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import subprocess
 import sys
 import textwrap
@@ -21,6 +20,7 @@ from known_normals import check_points, random_places, sampled, sampled_row
 from numba import njit, typeof
 from numba.core.errors import TypingError
 from numba_ptx import CANNOT
+from processes import run_python
 from ptx_machine import filled
 from ptx_reader import opcodes_of
 
@@ -136,14 +136,9 @@ def test_callers_can_be_cached(tmp_path: Path) -> None:
             """
         )
     )
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
     printed = [
-        subprocess.run(
-            [sys.executable, "own.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=SECONDS,
-            check=True,
-        ).stdout.split()
-        for _ in range(2)
-    ]  # fmt: skip
+        run_python("own.py", folder=tmp_path, NUMBA_CACHE_DIR=str(tmp_path / "cache")).stdout.split() for _ in range(2)
+    ]
     expected = float(multisample.numba.normal(7, 0, 1, 5)) + multisample.numba.normals4_f64(7, 0, 1, 5)[1]
     assert printed == [[expected.hex(), "0", "1"], [expected.hex(), "1", "0"]]
 
@@ -157,8 +152,7 @@ multisample.numba.normal
 import numba
 print(sorted(before), hasattr(numba, "njit"), sorted({"numba.cuda", "triton", "torch"} & set(sys.modules)))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=SECONDS, check=True)
-    assert done.stdout.split("\n")[0] == "[] True []"
+    assert run_python("-c", code).stdout.split("\n")[0] == "[] True []"
 
 
 # --- Code for a GPU -------------------------------------------------------------------------------

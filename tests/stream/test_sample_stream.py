@@ -10,20 +10,19 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import cuda_memory
 import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import njit
-from places import DATA, SUPPORT
+from places import DATA
+from processes import run_python
 from tables import COLUMNS, DTYPES, NOISES, ROWS, slow_but
 
 import multisample
@@ -89,13 +88,8 @@ def elementwise(
 
 
 def vectors(d: int, seed: int = 0) -> tuple[Array, Array]:
-    """Means and standard deviations of all magnitudes of float16, including zeros."""
-    draw = np.random.default_rng(seed)
-    mu = draw.normal(size=d) * 10.0 ** draw.integers(-6, 4, d)
-    sigma = np.abs(draw.normal(size=d)) * 10.0 ** draw.integers(-6, 4, d)
-    mu[draw.random(d) < 0.1] = 0
-    sigma[draw.random(d) < 0.05] = 0
-    return mu, sigma
+    """Means and standard deviations in float64."""
+    return cuda_memory.vectors(d, "float64", seed)
 
 
 # --- Known answers and the exact reference --------------------------------------------------------
@@ -496,7 +490,7 @@ def machine_digests() -> dict[str, list[str]]:
 PLAIN_MACHINE = """
 import json
 import sys
-sys.path[:0] = sys.argv[1:]
+sys.path.insert(0, sys.argv[1])
 import test_sample_stream
 print(json.dumps([test_sample_stream.machine_digests(), test_sample_stream.special_instructions_or_calls()]))
 """
@@ -511,19 +505,11 @@ def special_instructions_or_calls() -> list[str]:
 
 @pytest.mark.slow
 def test_code_without_avx_and_fma_gives_equal_bits(tmp_path: Path) -> None:
-    environment = {
-        **os.environ,
-        "NUMBA_CPU_NAME": "generic",
-        "NUMBA_CPU_FEATURES": "",
-        "MULTISAMPLE_CACHE_DIR": str(tmp_path),
-        # Several threads would need more kernels.
-        "MULTISAMPLE_NUM_THREADS": "1",
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", PLAIN_MACHINE, str(Path(__file__).parent), str(SUPPORT)],
-        env=environment, capture_output=True, text=True, timeout=300,
+    # Several threads would need more kernels.
+    done = run_python(
+        "-c", PLAIN_MACHINE, str(Path(__file__).parent), NUMBA_CPU_NAME="generic", NUMBA_CPU_FEATURES="",
+        MULTISAMPLE_CACHE_DIR=str(tmp_path), MULTISAMPLE_NUM_THREADS="1",
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
     digests, special = json.loads(done.stdout)
     assert special == []
     assert digests == machine_digests()

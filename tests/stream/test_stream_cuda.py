@@ -5,17 +5,15 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from cuda_memory import SECONDS, require
+from cuda_memory import require
 from known_normals import Places, check_points, known_f32
+from processes import run_python
 
 import multisample
 
@@ -232,14 +230,9 @@ def test_numba_kernels_can_be_cached(cuda: Any, tmp_path: Path) -> None:
             """
         )
     )
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
     printed = [
-        subprocess.run(
-            [sys.executable, "own.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=SECONDS,
-            check=True,
-        ).stdout.split()
-        for _ in range(2)
-    ]  # fmt: skip
+        run_python("own.py", folder=tmp_path, NUMBA_CACHE_DIR=str(tmp_path / "cache")).stdout.split() for _ in range(2)
+    ]
     assert printed == [["True", "0"], ["True", "1"]]
 
 

@@ -20,6 +20,7 @@ from unittest import mock
 import llvmlite.binding
 import numpy as np
 from cuda_cpp import SHIM, compile_cpp
+from launches import address_of, extent
 from llvmlite import ir
 from numba import cfunc, config, types
 from numba.core.cgutils import get_or_insert_function
@@ -190,9 +191,8 @@ def launch(
 
 
 def _bounds(array: Array) -> tuple[int, int]:
-    reach = [stride * (length - 1) for stride, length in zip(array.strides, array.shape, strict=True)]
-    first = int(array.__array_interface__["data"][0])
-    return first + sum(r for r in reach if r < 0), first + sum(r for r in reach if r > 0) + array.itemsize
+    (below, above), first = extent(array.shape, array.strides), address_of(array)
+    return first - below, first + above + array.itemsize
 
 
 # --- Intrinsics -----------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from launches import WORDS, Window
+from launches import WORDS, Window, extent
 from numba import njit
 from tables import COLUMNS, DTYPES, INPUTS, ROWS, STORE_KINDS
 from transposed_cuts import recut
@@ -84,8 +84,7 @@ class Case(Window):
 
     def placed(self) -> tuple[int, int]:
         """Byte offset of the output's first element in its memory, and the size of the memory."""
-        reach = [stride * (length - 1) for stride, length in zip(self.byte_strides(), (self.d, self.n), strict=True)]
-        below, above = -sum(r for r in reach if r < 0), sum(r for r in reach if r > 0)
+        below, above = extent((self.d, self.n), self.byte_strides())
         first = GUARD + self.misalignment * self.size + below
         return first, first + above + self.size + GUARD
 

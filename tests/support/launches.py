@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -15,8 +15,8 @@ from multisample.backends import registry
 from multisample.backends.launch import HOST, SIZES, SPAN, ElementType, Launch, Operation, WordFormat
 
 __all__ = [
-    "WORDS", "Vector", "Window", "a_launch", "a_vector", "head_of", "stored_word", "stored_words", "vector_fields",
-    "with_words_in_memory", "without_builtins", "word_fields",
+    "WORDS", "Vector", "Window", "a_launch", "a_vector", "address_of", "extent", "head_of", "stored_word",
+    "stored_words", "vector_fields", "with_words_in_memory", "without_builtins", "word_fields",
 ]  # fmt: skip
 
 WORDS = ("seed", "offset", "first_row", "first_column")
@@ -68,7 +68,7 @@ def a_vector(x: AnyVector) -> Vector:
         return x
     if isinstance(x, float):
         return Vector(x, 0, ElementType.number)
-    return Vector(_address(x), x.strides[0], ElementType[x.dtype.name])
+    return Vector(address_of(x), x.strides[0], ElementType[x.dtype.name])
 
 
 def vector_fields(name: str, x: AnyVector) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def a_launch(
     size = SIZES[dtype]
     if isinstance(matrix, np.ndarray):
         assert matrix.shape == (rows, columns) and matrix.itemsize == size
-        matrix, strides = _address(matrix), strides or matrix.strides
+        matrix, strides = address_of(matrix), strides or matrix.strides
     row_stride, column_stride = strides or (columns * size, size)
     vectors = vector_fields("mu", mu) | vector_fields("sigma", sigma) | vector_fields("weights", weights)
     launch = Launch(
@@ -154,7 +154,13 @@ def _memory_fields(names: Collection[str]) -> dict[str, int]:
     return {"origin_in_memory": bool({*names} - {"offset"}), "word_formats": WordFormat.high_first}
 
 
-def _address(array: np.ndarray[Any, Any]) -> int:
+def extent(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int]:
+    """How far the elements of an array lie below and above its first element, in the unit of the strides."""
+    reach = [stride * (length - 1) for stride, length in zip(strides, shape, strict=True)]
+    return -sum(r for r in reach if r < 0), sum(r for r in reach if r > 0)
+
+
+def address_of(array: np.ndarray[Any, Any]) -> int:
     return int(array.__array_interface__["data"][0])
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from launches import Window, a_launch, stored_words, word_fields
+from launches import Window, a_launch, extent, stored_words, word_fields
 from numba import njit
 from tables import DTYPES
 
@@ -56,9 +56,8 @@ class Part:
     def layout(self, of_target: bool) -> tuple[int, int, int, int]:
         """The index of the first element, the number of elements that the layout spans, and both strides."""
         row, column = self.strides(of_target)
-        reach = [row * (self.rows - 1), column * (self.width - 1)]
-        below = -sum(r for r in reach if r < 0)
-        return below, below + sum(r for r in reach if r > 0) + 1, row, column
+        below, above = extent((self.rows, self.width), (row, column))
+        return below, below + above + 1, row, column
 
     def elements(self) -> Array:
         """The index e of the element at each run and place."""

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-__all__ = ["Machine", "filled"]
+__all__ = ["Machine", "filled", "statements_of"]
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
@@ -108,7 +108,7 @@ class Machine:
         self._loose: set[str] = set()
         # Unwritten bytes are read by nobody: a load outside of the arrays fails.
         self._bytes = np.frombuffer(self._memory, np.uint8)
-        statements, labels = _statements(body)
+        statements, labels = statements_of(body)
         at = 0
         for _ in range(100_000):
             guard, opcode, operands = statements[at]
@@ -306,7 +306,7 @@ def _listed(text: str) -> list[str]:
 _STATEMENT = re.compile(r"(?:@(!?%\w+)\s+)?([a-z][\w.:]*)(?:\s+(.*))?", re.S)
 
 
-def _statements(body: str) -> tuple[list[tuple[str, str, list[str]]], dict[str, int]]:
+def statements_of(body: str) -> tuple[list[tuple[str, str, list[str]]], dict[str, int]]:
     """Guard, opcode and operands of each statement, and the statement after each label."""
     statements: list[tuple[str, str, list[str]]] = []
     labels: dict[str, int] = {}
@@ -315,8 +315,8 @@ def _statements(body: str) -> tuple[list[tuple[str, str, list[str]]], dict[str, 
         while found := re.match(r"(\$?\w+):(?!:)\s*", statement):
             labels[found[1]] = len(statements)
             statement = statement[found.end() :]
-        if statement.startswith("{ ") or statement in ("{", "}"):  # A scope of inline assembly.
-            statement = statement[1:].strip()
+        # A brace at the begin of a statement opens a scope. Braces of vectors are within statements.
+        statement = statement.removeprefix("{").lstrip()
         if statement in ("", "}", ")") or statement.startswith((".", "(")):
             continue
         match = _STATEMENT.fullmatch(statement)

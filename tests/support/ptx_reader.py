@@ -8,6 +8,8 @@ import functools
 import re
 from collections.abc import Iterator
 
+from ptx_machine import statements_of
+
 __all__ = ["Instruction", "Kernel", "opcodes_of"]
 
 
@@ -18,7 +20,6 @@ def opcodes_of(body: str) -> collections.Counter[str]:
 
 
 _NO_RESULT = re.compile(r"(st|bra|brx|ret|exit|bar|barrier|membar|fence|trap|call|red)\b")
-_STATEMENT = re.compile(r"(?:@!?%\w+\s+)?([a-z][\w.:]*)(?:\s+(.*))?", re.S)
 _COPIES = re.compile(r"(mov|neg|abs|selp|shfl)\.")
 
 
@@ -40,17 +41,6 @@ def _registers(text: str) -> list[str]:
     return re.findall(r"%[a-z]+\d+\b", text)
 
 
-def _instructions(body: str) -> Iterator[Instruction]:
-    for line in re.split(r"[;\n]", body):
-        # A brace at the begin of a statement opens a scope. Braces of vectors are within statements.
-        statement = line.strip().removeprefix("{").lstrip()
-        if statement in ("", "}") or statement.startswith(".") or re.fullmatch(r"\$?\w+:", statement):
-            continue
-        found = _STATEMENT.fullmatch(statement)
-        assert found, statement
-        yield Instruction(found[1], [text.strip() for text in re.split(r",(?![^{\[]*[}\]])", found[2] or "")])
-
-
 class Kernel:
     """The only kernel of a PTX program."""
 
@@ -61,7 +51,7 @@ class Kernel:
         self.parameters: list[str] = re.findall(r"\.param\s+\.(\w+)\s+\w+_param_\d+\b", head)
         assert len(self.parameters) == head.count(".param")
         self.bounds = {name: int(number) for name, number in re.findall(r"\.(maxntid|minnctapersm)\s+(\d+)", head)}
-        self.instructions = list(_instructions(body))
+        self.instructions = [Instruction(opcode, operands) for _, opcode, operands in statements_of(body)[0]]
         self.count = collections.Counter(instruction.opcode for instruction in self.instructions)
         self.makers: dict[str, list[Instruction]] = collections.defaultdict(list)
         self.users: dict[str, list[Instruction]] = collections.defaultdict(list)

@@ -11,14 +11,13 @@ from __future__ import annotations
 import datetime
 import itertools
 import json
-import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import distributed
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -129,16 +128,6 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def bits(x: torch.Tensor) -> torch.Tensor:
     return x.contiguous().view({2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()])
-
-
-@contextmanager
-def refused(error: Any, message: str) -> Iterator[None]:
-    try:
-        yield
-    except error as found:
-        assert re.search(message, str(found)), f"expected {message!r}, got {found}"
-    else:
-        raise AssertionError(f"expected {error}: {message}")
 
 
 def every_placement(ndim: int) -> Iterator[tuple[Any, ...]]:
@@ -282,7 +271,7 @@ def parts_of_fsdp_after_tensor_parallelism(ranks: Ranks) -> None:
         )
         ranks.check(result, whole, ranks.grid, (_StridedShard(axis, split_factor=pieces), Shard(axis)))
     mu, sigma = ranks.vectors(16)
-    with refused(ValueError, "placements: expected contiguous shards, got pieces that begin at"):
+    with pytest.raises(ValueError, match="placements: expected contiguous shards, got pieces that begin at"):
         ranks.sample(ranks.on(ranks.line, mu, _StridedShard(0, split_factor=2)), 1.0, 21, seed=SEED)
 
 
@@ -317,9 +306,9 @@ def out_is_written_and_returned(ranks: Ranks) -> None:
         (ranks.on(ranks.line, whole[:, 1:], Shard(0)), ValueError, r"^out: expected shape \(13, 21\), got \(13, 20\)"),
         (ranks.on(ranks.line, whole.double(), Shard(0)), ValueError, "^out: expected dtype float32"),
     ):
-        with refused(error, message):
+        with pytest.raises(error, match=message):
             ranks.sample(*given, 21, seed=SEED, out=wrong)
-    with refused(TypeError, "^mu: expected a DTensor or a number where other arguments are DTensors, got"):
+    with pytest.raises(TypeError, match=r"^mu: expected a DTensor or a number where other arguments are DTensors, got"):
         ranks.sample(mu, 1.0, 21, seed=SEED, out=out)
 
 
@@ -386,7 +375,7 @@ def wrong_parameters_are_refused(ranks: Ranks) -> None:
         ([part], {"out": [whole]}, TypeError, r"^out\[0\]: expected DTensor, as the parameter is, got Tensor$"),
         ([part], {"out": [ranks.on(ranks.line, whole, Replicate())]}, ValueError, r"^out\[0\]: expected it on"),
     ):
-        with refused(error, message):
+        with pytest.raises(error, match=message):
             multisample.perturb(parameters, 0.5, seed=SEED, **options)
     assert not part.to_local().any() and not partial.to_local().any()
 
@@ -480,7 +469,7 @@ def ranks_that_differ_are_named(ranks: Ranks) -> None:
 
     def differ(name: str, usual: Any, of_rank_1: Any) -> Any:
         message = f"^{name}: expected the same on every rank, got {usual} on {others}, {of_rank_1} on rank 1$"
-        return refused(ValueError, message)
+        return pytest.raises(ValueError, match=message)
 
     mine = Generator(11)
     if odd:
@@ -537,7 +526,7 @@ def close(gradient: torch.Tensor, expected: torch.Tensor, scale: float) -> bool:
 def gradients_are_those_of_a_single_device(ranks: Ranks) -> None:
     if ranks.backend != "torch_ext":
         rows = ranks.on(ranks.line, ranks.vectors(13)[0], Shard(0)).requires_grad_()
-        with refused(ValueError, "^mu: .*requires grad"):
+        with pytest.raises(ValueError, match=r"^mu: .*requires grad"):
             ranks.sample(rows, 1.0, 9)
         return
     n = 203
@@ -648,7 +637,7 @@ def wrong_arguments_are_refused(ranks: Ranks) -> None:
         given = {"mu": mu, "sigma": sigma, "n": 9, "mesh": line, "placements": [Shard(1)], **call}
         torch.manual_seed(11)
         before = default_state(ranks)
-        with refused(error, message):
+        with pytest.raises(error, match=message):
             sample_sharded(**given)
         assert torch.equal(default_state(ranks), before)
     for one, other, error, message in (
@@ -659,14 +648,16 @@ def wrong_arguments_are_refused(ranks: Ranks) -> None:
         (rows, ranks.on(grid, sigma, Replicate(), Replicate()), ValueError, "^sigma: expected .* on the same mesh"),
         (rows, ranks.on(line, sigma[1:], Shard(0)), ValueError, "^sigma: expected as many elements as mu, 16, got 15$"),
     ):  # fmt: skip
-        with refused(error, message):
+        with pytest.raises(error, match=message):
             ranks.sample(one, other, 9)
     if ranks.size > 2:
-        with refused(ValueError, "^sigma: expected it replicated, or sharded over dimensions as the result is, got"):
+        with pytest.raises(
+            ValueError, match=r"^sigma: expected it replicated, or sharded over dimensions as the result is, got"
+        ):
             ranks.sample(
                 ranks.on(grid, mu, Shard(0), Shard(0)), ranks.on(grid, sigma, Replicate(), Shard(0)), 9, seed=1
             )
-    with refused((ValueError, multisample.BackendUnavailableError), "^backend: "):
+    with pytest.raises((ValueError, multisample.BackendUnavailableError), match=r"^backend: "):
         multisample.sample(rows, 1.0, 9, backend="cpu" if kind == "cuda" else "cupy")
 
 
@@ -708,7 +699,7 @@ def main(device_type: str, rank: int, size: int, folder: Path, backends: list[st
         for name, function in CASES.items():
             try:
                 function(ranks)
-            except Exception:
+            except (Exception, pytest.fail.Exception):
                 failures[f"{name}[{ranks.backend}]"] = traceback.format_exc()
     (folder / f"{rank}.json").write_text(json.dumps(failures))
     distributed.barrier()  # A rank must not exit while others wait for its messages.

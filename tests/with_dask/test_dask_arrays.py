@@ -7,8 +7,6 @@ import itertools
 import os
 import pickle
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +15,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from processes import run_python
 
 import multisample
 
@@ -206,9 +205,7 @@ def test_arrays_of_dask_expressions() -> None:
         "y = multisample.sample(np.arange(5.0), 1.0, 40, seed=7)\n"
         "assert (x.compute(scheduler='threads') == y).all()\n"
     )
-    environment = os.environ | {"DASK_ARRAY__QUERY_PLANNING": "True"}
-    run = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, env=environment)
-    assert run.returncode == 0, run.stderr
+    run_python("-c", command, DASK_ARRAY__QUERY_PLANNING="True")
 
 
 def test_blocks_start_no_threads(monkeypatch: pytest.MonkeyPatch, thread_counts: Callable[[], list[int]]) -> None:

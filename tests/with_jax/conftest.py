@@ -44,20 +44,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize(fixture, places, indirect=True, ids=map("-".join, places))
 
 
-@pytest.fixture
-def every_place(request: pytest.FixtureRequest) -> Iterator[str]:
+def _place(request: pytest.FixtureRequest) -> Iterator[str]:
     """The name of a backend, for ``sample(..., backend=every_place)``, with one of its devices as JAX's default."""
     platform, name = request.param
     with jax.default_device(_devices(platform)[0]):
         yield name
 
 
-@pytest.fixture
-def jax_place(request: pytest.FixtureRequest) -> Iterator[str]:
-    """`every_place`, with one backend on the CPU."""
-    platform, name = request.param
-    with jax.default_device(_devices(platform)[0]):
-        yield name
+every_place, jax_place = pytest.fixture(_place), pytest.fixture(_place)
 
 
 @pytest.fixture

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from processes import run_python
 
 import multisample
 
@@ -70,23 +69,12 @@ def test_calls_can_be_recorded_into_command_buffers(name: str) -> None:
     if not status.available:
         pytest.skip("; ".join(status.reasons))
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_graph_min_graph_size=1"
-    run = subprocess.run(
-        [sys.executable, "-c", IN_COMMAND_BUFFERS, name],
-        env=os.environ | {"XLA_FLAGS": flags, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
-    assert run.returncode == 0, run.stderr
+    run = run_python("-c", IN_COMMAND_BUFFERS, name, seconds=600, XLA_FLAGS=flags)
     assert run.stdout.split()[-1] == "recorded"
 
 
 @needs_cuda
 @pytest.mark.skipif(count() < 2, reason="this JAX has one CUDA device")
 def test_a_mesh_of_gpus_draws_in_windows() -> None:
-    run = subprocess.run(
-        [sys.executable, str(SCRIPT)],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
-    assert run.returncode == 0, run.stderr
-    found = json.loads(run.stdout.splitlines()[-1])
+    found = json.loads(run_python(str(SCRIPT), seconds=600).stdout.splitlines()[-1])
     assert {name: text for name, text in found.items() if text} == {}

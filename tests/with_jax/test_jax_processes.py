@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from processes import run_python
 
 import multisample
 from multisample.backends.launch import Operation
@@ -47,13 +46,7 @@ mu = np.zeros(100, np.float32)
 
 def run(script: str, *arguments: str, seconds: int = 120) -> str:
     """What the program prints."""
-    done = subprocess.run(
-        [sys.executable, "-c", BEGIN + script, *arguments],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "JAX_PLATFORMS": "cpu"},
-        capture_output=True, text=True, timeout=seconds,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return run_python("-c", BEGIN + script, *arguments, seconds=seconds, JAX_PLATFORMS="cpu").stdout
 
 
 AT_EXIT = """

@@ -5,11 +5,10 @@ from __future__ import annotations
 import ast
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from processes import run_python
 
 pytest.importorskip("jax")
 
@@ -26,14 +25,8 @@ CHECKS = [
 @pytest.fixture(scope="module")
 def findings() -> dict[str, str]:
     """What each check found, in a process with eight virtual devices."""
-    path = os.pathsep.join(filter(None, sys.path))
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
-    run = subprocess.run(
-        [sys.executable, str(SCRIPT)],
-        env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path},
-        capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
-    assert run.returncode == 0, run.stderr
+    run = run_python(str(SCRIPT), seconds=600, XLA_FLAGS=flags, JAX_PLATFORMS="cpu")
     found: dict[str, str] = json.loads(run.stdout.splitlines()[-1])
     return found
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from processes import run_python
 from tables import slow_but
 from torch._dynamo.exc import Unsupported
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -267,7 +266,7 @@ mu = torch.zeros(5, device={torch_device!r})
 x = torch.compile(draw, backend="aot_eager", fullgraph=True)(mu)
 assert torch.equal(x, draw(mu))
 """
-    subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path)
+    run_python("-c", program, folder=tmp_path)
 
 
 def test_fake_tensors_give_fake_samples(torch_device: str) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from cuda_memory import require
+from processes import run_python
 
 # The script of the ranks; importing it needs PyTorch.
 pytest.importorskip("torch.distributed.tensor")
@@ -119,5 +120,4 @@ distributed.destroy_process_group()
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_shard_plans_keep_no_process_group_alive() -> None:
-    done = subprocess.run([sys.executable, "-c", KEPT], capture_output=True, text=True, timeout=DEADLINE)
-    assert done.returncode == 0, done.stderr
+    run_python("-c", KEPT, seconds=DEADLINE)
