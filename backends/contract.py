@@ -104,7 +104,7 @@ class Launcher:
 
 @dataclasses.dataclass(frozen=True)
 class MemoryLauncher:
-    """Functions for launches whose words are in device memory.
+    """Functions for launches whose seeds and offsets are in device memory.
 
     Attributes
     ----------

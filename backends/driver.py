@@ -161,7 +161,7 @@ class Step(NamedTuple):
 Steps: TypeAlias = tuple[Step, ...]
 
 _Kernels: TypeAlias = Callable[[Sequence[Any], tuple[int, int, int, int], int, int], Iterator[_Ready]]
-"""``kernels(addresses, words, stream, scratch)``, with the arguments of each kernel of a launch.
+"""``kernels(addresses, words, stream, scratch)``: the kernels of a launch, each with its arguments.
 
 `addresses` has the values of the fields `STEPS`. `words` are the seed, the offset, the first row and the first column,
 unless they are in memory.
@@ -394,8 +394,8 @@ _Buffer = tuple[memoryview, Any, Any, Any, ctypes.c_int, ctypes.c_size_t]
 def _buffer(size: int) -> _Buffer:
     """Memory for the configuration of a launch, followed by `size` bytes of arguments.
 
-    Returns a view to write to; the configuration and `extra`, for cuLaunchKernelEx; a pointer for cuCtxGetDevice, and
-    the number to which it points; and the size, which must live as long as `extra`.
+    Returns a view to write to; for cuLaunchKernelEx, the configuration and `extra`; for cuCtxGetDevice, a pointer and
+    its number; and the size, which must live as long as `extra`.
     """
     memory = ctypes.create_string_buffer(CONFIGURATION_SIZE + size)
     arguments, count = ctypes.addressof(memory) + CONFIGURATION_SIZE, ctypes.c_size_t(size)

@@ -58,7 +58,7 @@ class Call(NamedTuple):
     order: Any = 0
     """How many moments to return."""
     grad: Any = None
-    """The gradient of a sample, for its gradients of `mu` and `sigma`."""
+    """The gradient of a sample, to compute those of `mu` and `sigma`."""
 
     def repeated(self, function: Callable[..., Any]) -> Any:
         """Call the public `function` of the operation with these arguments."""

@@ -74,9 +74,9 @@ def weighted_moments(
 
     Notes
     -----
-    The sums are those of real numbers up to rounding: samples are not rounded in between. At most 16 terms are added up
-    in the computing type, and their sums in float64. The bits depend on the arguments alone on one kind of device, but
-    a CPU adds up in another order than a GPU.
+    The sums are those of real numbers up to rounding: samples are not rounded before they are added up. At most 16
+    terms are added up in the computing type, and their sums in float64. The bits depend on the arguments alone on one
+    kind of device, but a CPU adds up in another order than a GPU.
 
     With PyTorch, gradients flow to `mu` and `sigma`, not to `weights`; inside ``torch.compile`` the call breaks the
     graph. With JAX, the call may be inside `jit`, `vmap` and `grad`, with gradients to `mu` and `sigma`.

@@ -173,7 +173,7 @@ class Plan:
                 other_streams = self._order_before((mu, sigma, weights, matrix, seed), stream)
         if self._read is None:
             mu_at, sigma_at, weights_at = mu, sigma, weights
-        elif self._has_plain_pair:  # As `_read`, without its calls.
+        elif self._has_plain_pair:  # `_read`, inlined.
             mu_at, sigma_at, weights_at = self._address(mu), self._address(sigma), 0
             if not (mu_at and sigma_at) or (mu_at | sigma_at) & self.mask:
                 self._read(mu, sigma, weights)

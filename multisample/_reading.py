@@ -24,9 +24,9 @@ class Reader:
     """Reads one vector for the calls of a plan; immutable. `operand` is None for a number.
 
     If `is_plain`, the launcher takes the argument without conversion: its address, or the array itself. `mask` has the
-    bits that are 0 in an aligned address; it is 0 in host memory, where elements may lie anywhere. `convert` makes an
-    array whose address the launcher takes, and is None for the address of the argument. `read` makes what the launcher
-    takes in the place of the argument, or of its converted array.
+    bits that are 0 in an aligned address; it is 0 in host memory, where elements may lie anywhere. `convert` makes the
+    array whose address the launcher takes; it is None if that is the argument. `read` turns the argument, or its
+    converted array, into what the launcher takes.
     """
 
     __slots__ = ("convert", "is_plain", "mask", "name", "operand", "read")
@@ -123,7 +123,7 @@ def _one_by_one(readers: dict[str, Reader], absent: Any) -> ReadVectors:
 
 
 def _kept(readers: dict[str, Reader], read: ReadVectors) -> ReadVectors:
-    """`read` of converted arrays, which the last result keeps alive."""
+    """`read`, applied to converted arrays. Its last result keeps them alive."""
     converters = [None if name not in readers else readers[name].convert for name in ("mu", "sigma", "weights")]
     if not any(converters):
         return read

@@ -220,7 +220,7 @@ def sample(
                     type(antithetic), type(seed), type(generator), type(dim_offset), type(sample_offset),
                 )  # fmt: skip
             kind = type(seed)
-            if kind is list:  # As below, without its calls.
+            if kind is list:  # The next branch, inlined.
                 key = key, len(seed)  # type: ignore[arg-type]
             elif not (kind in _SINGLE_SEEDS or kind is library.keyed_seed) and is_in_array(seed):
                 key = key, signature_of(seed)

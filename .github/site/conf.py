@@ -82,7 +82,7 @@ autodoc_mock_imports = ["torch", "jax", "dask", "triton"]
 autodoc_typehints = "none"
 autodoc_default_options = {"members": True}
 numpydoc_show_class_members = False
-# Types that docstrings name without their modules. Other words of a type are prose.
+# Types that docstrings name without their modules. numpydoc links no other words.
 numpydoc_xref_param_type = True
 numpydoc_xref_ignore = "all"
 numpydoc_xref_aliases = {name: f"multisample.{name}" for name in ("BackendStatus", "Generator", "Key")}

@@ -165,7 +165,7 @@ class Event:
 
     def is_done(self) -> bool:
         """Whether the work is done; True if the driver returns an error."""
-        # Outside relaxed mode, the query would invalidate this thread's capture, and any thread's in global mode.
+        # Without relaxed mode, the query would invalidate this thread's capture, and in global mode any thread's.
         with relaxed_capture():
             return bool(self._driver.cuEventQuery(self._handle) != _NOT_READY)
 

@@ -116,7 +116,7 @@ def _functions(name: str, vmap: Any, backward_vmap: Any) -> tuple[Any, Any]:
     """The autograd functions of the operators `name` and ``name_backward``, with rules for vmap.
 
     `words` is a counter or a tensor of keys. With `apart`, elements of a vmap batch need independent noise,
-    not their own counters: the first counter draws the batch as one sample with the dimensions of all elements.
+    not their own counters: one sample with the first counter may draw them all, as further dimensions.
     """
 
     def draw(mu: Any, sigma: Any, n: Any, words: Any, apart: bool, options: Options) -> Any:

@@ -285,8 +285,8 @@ struct TileDown : Tile<Real, 256> {
     for (u64 k = 0; k < whole_vectors(places) / kLanes; ++k) vectors[k].rows = row_part<Lanes>(rows[k], o0, this->keys);
   }
 
-  // Lays out the places in the output: `count` runs of `places` places (at least kPlaces), `stride` bytes apart. With
-  // the `places` and `count` of the previous call it does nothing, so that `stride` and `size` must be the same too.
+  // Lays out the places in the output: `count` runs of `places` places (at least kPlaces), `stride` bytes apart. It
+  // does nothing if `places` and `count` are those of the previous call; `stride` and `size` must then be the same too.
   void set_runs(u64 places, u64 count, i64 stride, u64 size) {
     if (places == run_places && count == run_count) return;
     run_places = places;
@@ -302,7 +302,7 @@ struct TileDown : Tile<Real, 256> {
     }
   }
 
-  // Draws the words of the first pair of each place and, kBlocks further on, those of its second pair.
+  // Draws the words of each place: of its first pair at the place, of its second kBlocks further on.
   template <class WordsOfVector>
   MULTISAMPLE_FUNCTION void draw_words(u64 places, WordsOfVector words_of) {
     for (u64 place = 0; place < places; place += kPlaces) {

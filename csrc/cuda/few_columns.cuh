@@ -30,7 +30,7 @@ struct UsualVector {
     }
   }
 
-  // Loads `run` adjacent elements from element k on, and as many at each 32 * run-th further one.
+  // Loads runs of `run` adjacent elements from element k on. Runs begin 32 * run elements apart.
   template <u32 run, u32 count>
   MULTISAMPLE_FUNCTION void load(u32 k, Real (&x)[count]) const {
     struct alignas(run * sizeof(Real)) Piece {

@@ -95,8 +95,8 @@ inline void set_tiles_across(const Launch& call, GradientGeometry& g) {
   g.slots = static_cast<u32>(slots < g.groups ? slots : g.groups);
 }
 
-// Lanes per run: all slots if they are a power of two of at most 32, else at most one lane per sum. The block adds up
-// further partial sums in fewer instructions than shuffles take.
+// Lanes per run: all slots if they are a power of two of at most 32, else at most one lane per sum. More lanes
+// would shuffle in more instructions than the block needs to add up their sums.
 inline u32 lanes_of(const GradientGeometry& g) {
   if (g.across) return 1;
   const u32 power = g.slots & (~g.slots + 1), sums = 2 * g.rows;

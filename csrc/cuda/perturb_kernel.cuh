@@ -30,7 +30,7 @@ MULTISAMPLE_FUNCTION const Entry& span_of_block(const SpanList<Entry>& list) {
   return list.spans[found];
 }
 
-// A group in one row of a span: element k is element `column` + k of the row, if that is one.
+// A group in one row of a span: element k is element `column` + k of the row, if it exists.
 struct RowGroup {
   const char* source;  // of element 0, which may lie outside the row
   char* target;
@@ -61,8 +61,8 @@ MULTISAMPLE_FUNCTION bool is_aligned(const void* at) {
   return reinterpret_cast<u64>(at) % alignof(Quad<Out>) == 0;
 }
 
-// The groups of a thread in one turn of a block. `at(g)` is its group g. `are_whole()`: whether those of the warp are
-// whole quads at aligned addresses; if kUniform, those of the block.
+// The groups of a thread in one turn of a block. `at(g)` is its group g. `are_whole()`: whether the groups of
+// the warp (if kUniform, of the block) are whole, aligned quads.
 template <class Out, u32 own, class Entry>
 class TurnGroups;
 
@@ -89,7 +89,7 @@ class TurnGroups<Out, own, Run> {
 
  private:
   RowGroup first_;
-  u32 whole_;  // the block's next groups that are whole
+  u32 whole_;  // how many of the block's next groups are whole
 };
 
 template <class Out, u32 own>

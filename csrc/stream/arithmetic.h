@@ -126,8 +126,8 @@ MULTISAMPLE_HOST_FUNCTION float fma_rn(float a, float b, float c) {
 // The product is p + q, and the sum of p and c is s + t, both without error (Dekker, "A floating-point technique for
 // extending the available precision", Numerische Mathematik 18, 1971, doi:10.1007/BF01397083). So only the rounding of
 // rest = q + t can make the result wrong. Its error is at most 2^-53 |rest|, which matters only if a b + c is almost
-// halfway between two doubles. Then `result` plus a slightly larger `distance` rounds to another double. (Where p and c
-// cancel, t is 0, and `rest` has no error.) The C library computes these sums near a halfway case. It also computes
+// halfway between two doubles. The test: `result` plus a slightly larger `distance` rounds to another double. (Where p
+// and c cancel, t is 0, and `rest` has no error.) In that case the C library computes the result. It also computes
 // zeros, whose sign may be wrong here; products so small that q may be inexact; and overflows, where q or `distance` is
 // NaN.
 MULTISAMPLE_HOST_FUNCTION double fma_rn(double a, double b, double c) {

@@ -387,7 +387,7 @@ inline bool read_operands(const PlanState& state, PyObject* const* args, Launch*
 }
 
 // Sets the stream, if the plan has one. Returns false, possibly with a Python error, if a graph captures the stream and
-// the call takes its seed from a generator or a list, for which replays need memory of the device.
+// the seed is from a generator or a list: replays need it in device memory.
 inline bool read_stream(const PlanState& state, bool takes, Launch* call) {
   if (state.function(kStream) == nullptr) return true;
   const Object stream(state.call_function(kStream, &_Py_NoneStruct));
@@ -416,7 +416,7 @@ inline PyObject* allocate_result(const PlanState& state, void** at) {
 }
 
 // run(mu, sigma, weights, matrix, seed, generator, dim_offset, sample_offset): Plan.run of multisample/_plan.py, for
-// new samples, batches with seeds on the device, and gradients. Calls that raise, have a Key or differ otherwise go to
+// new samples, batches with seeds on the device, and gradients. All other calls, as with a Key or bad values, go to
 // Plan.run; if that is None, they return None.
 inline PyObject* run_plan(PyObject* self, PyObject* const* args, long) {
   const PlanState& state = state_of<PlanState>(self);

@@ -37,7 +37,7 @@ def _overlaps_itself(operand: Operand) -> bool:
         if abs(operand.strides[0]) < high - low:
             return True
     shape = shape[-2:]
-    # Two elements share an address if `a` rows are as far as `b` columns: a * s == b * t. Test the least pair.
+    # Two elements share an address if `a` row strides equal `b` column strides: a * s == b * t. Test the least pair.
     common = math.gcd(s, t)
     if common == 0:
         return shape != (1, 1)

@@ -1,4 +1,4 @@
-"""JAX: a call with its arrays is one of its programs, in `multisample._routes.jax`.
+"""JAX: `multisample._routes.jax` runs a call with arrays of JAX as a program.
 
 A program has no operand for the offset of a graph-safe generator. So another library draws such a call on the CUDA
 device, and DLPack hands over the result.

@@ -60,12 +60,12 @@ class Library:
 
     name: str
     names_streams = False
-    """Whether each array names a stream, in place of a current stream."""
+    """Whether each array names its stream. Such a library has no current stream."""
     foreign = False
     """Whether this is a `ForeignLibrary`."""
     key: Callable[..., Hashable] | None = None
     """``key(mu, sigma, out, seed, generator, dim_offset, sample_offset, *options)``: a compiled function that computes
-    the key of a call in place of `sample`. The key has signatures and types of the first three, types of the next four,
+    the key of a call in place of `sample`. The key has signatures and types of `mu`, `sigma` and `out`, types of `seed` to `sample_offset`,
     values and types of the options, and the signature of a seed of type `keyed_seed`."""
     keyed_seed: type | None = None
 
@@ -109,7 +109,7 @@ class Library:
     # --- For each plan ---
 
     def guard(self, read: Sequence[Any], written: Sequence[Any]) -> Callable[[Sequence[Any], Sequence[Any]], bool]:
-        """``is_like(read, written)``: whether a plan for the arrays here serves the same number of other arrays."""
+        """``is_like(read, written)``: whether a plan for the arrays of this call serves others, equal in number."""
         # Signatures are for arrays whose type has been compared.
         known: list[Any] = [(self.signature, type(x), self.signature(x)) for x in read]
         known += [(self.target_signature, type(x), self.target_signature(x)) for x in written]

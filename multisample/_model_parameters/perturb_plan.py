@@ -64,7 +64,7 @@ class _Group(NamedTuple):
     is_capturing: Callable[[int], bool] | None
 
     def add_addresses(self, table: HostArray, column: int, addresses: HostArray) -> HostArray:
-        """A copy of a table of spans, with the addresses of arrays added to its column of sources, 0, or targets, 1."""
+        """A copy of a table of spans, with the addresses of arrays added to `column`: 0 has sources, 1 targets."""
         table = table.copy()
         table[:, column] += addresses[self.array_of_span]
         return table
@@ -173,7 +173,7 @@ class _Plan:
         self, arrays: Sequence[Any], written: Sequence[Any] | None, results: Sequence[Any], tables: list[bytes],
         values: Any, given: Any, word: int, offset: int, member: int, seed: Any = None,
     ) -> None:  # fmt: skip
-        """Run the launches, of one table of spans each. Every check precedes them, except those of a stream.
+        """Run the launches, of one table of spans each. All checks but those of a stream precede this call.
 
         `written` is None for new results. `seed` is the argument, if the key is in memory of a device.
         """

@@ -24,7 +24,7 @@ class Structure(NamedTuple):
 def structure_of(argument: str, given: Any) -> Structure:
     """The structure of `parameters` or `out`; TypeError or ValueError if it has none.
 
-    A module has its trainable parameters. They have all their names, also where several names share one parameter.
+    A module gives its trainable parameters, a shared one under each of its names.
     """
     if type(given) in BY_TYPE:
         return Structure(None, (given,), one_array)

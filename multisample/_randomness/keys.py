@@ -136,7 +136,7 @@ def _element(seed: Any) -> str:
 
 
 def keys_in(seed: Any, library: Library, device: Device) -> Keys | None:
-    """How a kernel reads the keys of seeds of this type and shape, for arrays of `library` on `device`.
+    """How a kernel reads the keys in arguments like `seed`, for arrays of `library` on `device`.
 
     None for one key in host memory. `checked_key` reads a single key; `only_words` reads a vector of one. TypeError or
     ValueError if a kernel on the device cannot read the seeds.
@@ -226,7 +226,7 @@ def _integers(seeds: list[Any] | tuple[Any, ...]) -> array.array[int] | None:
         words = array.array("Q", seeds)
     except (OverflowError, TypeError):
         return None
-    # Bools count as integers here. Their words are 0 and 1: only such seeds cost time in Python.
+    # Bools count as integers here. Their words are 0 or 1, so Python looks at those seeds only.
     small = (np.frombuffer(words, np.uint64) < 2).nonzero()[0].tolist()
     return None if bool in [type(seeds[k]) for k in small] else words
 

@@ -1,4 +1,4 @@
-"""Plans of calls with tensors, and calls whose gradients PyTorch records, without PyTorch's dispatcher.
+"""Plans of calls with tensors, with and without recorded gradients. Most bypass PyTorch's dispatcher.
 
 Plans run in compiled code where torch_ext has it: `_CompiledPlan`. A sample is an autograd function over two plans. Its
 backward pass draws the noise again, so the forward pass stores nothing as large as the sample. Moments are tensor
@@ -37,8 +37,8 @@ def torch_plan(call: Call, backend: Backend) -> Planned:
     if call.operation == Operation.moments:
         if "weights" in names:
             raise ValueError(
-                "weights: require grad, and gradients flow to mu and sigma only, as those of the weights need the whole"
-                " sample; detach them, or draw it with multisample.sample"
+                "weights: require grad, but gradients flow to mu and sigma only, since those of the weights need the"
+                " whole sample; detach the weights, or draw the sample with multisample.sample"
             )
         return _RecordedMoments(call, backend)
     if call.out is None and backend.name == "torch_ext":

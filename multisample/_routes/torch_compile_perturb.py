@@ -22,7 +22,7 @@ from .torch_transforms import as_int64
 @torch.library.custom_op(
     "multisample::perturb_",
     mutates_args=("targets",),
-    # Without sources, targets are perturbed in place. Without names, ids are those of all tensors.
+    # Without sources, targets are perturbed in place. Without names, `ids` has an entry for each tensor.
     schema=(
         "(Tensor(a!)[] targets, Tensor[] sources, float number, Tensor? vector, Tensor? key, *, SymInt seed, "
         "SymInt offset, SymInt member, str[] names, str[] id_names, SymInt[] ids, bool fast_math, str backend) -> ()"

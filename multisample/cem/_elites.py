@@ -1,7 +1,7 @@
 """From scores to the elites, and to the next mean and standard deviation: `refit`. No operation waits for the device.
 
 The status of a run is an element of a device array. Iterations after the end change nothing, so the loop can read the
-status at any interval. All arrays may have an axis of searches in front; each search has the bits of its own run.
+status at any interval. All arrays may have an axis of searches in front; each search has the bits of a run alone.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def refit(settings: Settings, state: State, samples: Any, scores: Any, noise: An
 
 
 def elite_weights(settings: Settings, scores: Any) -> tuple[Any, Any]:
-    """The weights of all samples in the mean of the elites, and in the best sample."""
+    """The weight of each sample in the mean of the elites, and 1 for the best sample, else 0."""
     arrays = settings.arrays
     which, best_scores = _elites(settings, scores)
     weight, _, divisor = _weights(arrays, best_scores)
@@ -98,7 +98,7 @@ def refit_by_moments(
 
 
 def _elites(settings: Settings, scores: Any) -> tuple[Any, Any]:
-    """Indices and scores of the elites. Scores that are not finite are infinite, and have weight 0."""
+    """Indices and scores of the elites. Scores that are not finite become infinity, with weight 0."""
     arrays = settings.arrays
     ranked = arrays.xp.where(arrays.xp.isfinite(scores), scores, INFINITY)
     which = arrays.lowest(ranked, settings.elites)

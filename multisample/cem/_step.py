@@ -24,7 +24,7 @@ def _arrays_for(like: Any) -> Arrays:
     if not is_jax(like):
         return arrays_like(like)
     if like.dtype not in ("float32", "float64"):
-        raise TypeError(f"mu: expected float32 or float64, in which to refit it, got {like.dtype}")
+        raise TypeError(f"mu: expected float32 or float64, the types of a refit, got {like.dtype}")
     return JaxArrays(like)
 
 

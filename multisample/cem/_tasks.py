@@ -1,6 +1,6 @@
 """Tasks: windows of one generation of samples, which any process can draw and score.
 
-A task is a mean, a deviation, a key and a window. So a generation moves them out and the scores back, but no sample:
+A task is a mean, a deviation, a key and a window. So a generation sends only these and gets scores back, but no sample:
 `redraw` draws the elites again where they are refitted.
 """
 
@@ -94,7 +94,7 @@ class Task:
         return host_scores("f", f(self.draw()), self.count)
 
     def __dask_tokenize__(self) -> str:
-        """A unique token: Dask reruns a repeated submission, as `f` may be noisy, or may have failed temporarily."""
+        """A unique token, so that Dask reruns a repeated submission: `f` may be noisy, or have failed temporarily."""
         return uuid.uuid4().hex
 
     def _window(self, start: int, count: int) -> Any:

@@ -94,7 +94,7 @@ def sample(
     Notes
     -----
     A block gets its window from its position, so the graph has no entry for each block until Dask schedules it: a graph
-    of 10**6 blocks takes under a second and under 10 MB. Operations that follow block by block are fused with the draw.
+    of 10**6 blocks takes under a second and under 10 MB. Blockwise operations on the result are fused with the draw.
 
     Examples
     --------

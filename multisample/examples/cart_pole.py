@@ -52,7 +52,7 @@ class Run(NamedTuple):
 
 
 def control(steps: int = 120, seed: int = 7, device: str = "cpu", library: str = "numpy") -> Run:
-    """Swing up one pole. `library` is "numpy", which is PyTorch on the device "cuda", or "jax"."""
+    """Swing up one pole. `library` is "numpy" (PyTorch if `device` is "cuda") or "jax"."""
     if library == "jax":
         angles, positions = _program(steps, ROLLOUTS)(seed)
         return Run([math.remainder(float(angle), 2 * math.pi) for angle in angles], [float(x) for x in positions])

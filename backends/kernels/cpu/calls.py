@@ -1,8 +1,8 @@
 """Calls on host memory as C functions, for threads that cannot wait for the interpreter: XLA's.
 
 The functions are twins of ``multisample_run_cpu`` in ``csrc/torch/cpu.cpp``. The cpu backend calls them too, for
-everything but small samples. Samples have one for all types: it calls kernels by their addresses, from a table that
-compiled code knows by name.
+everything but small samples. One function draws samples of all types: it calls kernels by address, from a table
+that compiled code knows by name.
 """
 
 from __future__ import annotations

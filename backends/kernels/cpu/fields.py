@@ -39,7 +39,7 @@ def set_half(launch, place, value):
 
 @inline
 def _number(launch, place, address, form):
-    """A number of a launch: its field at `place`; unless `address` is 0, the number there, in the format `form`."""
+    """A number of a launch: the one at `address`, in the format `form`; if that is 0, the field at `place`."""
     if address == 0:
         return launch[place]
     if form == _WHOLE:

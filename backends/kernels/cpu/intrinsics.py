@@ -91,7 +91,7 @@ def run_down(typingctx: Any, matrix: Any, row: Any, column: Any, instead: Any) -
 
 @intrinsic(prefer_literal=True)
 def store_apart(typingctx: Any, array: Any, index: Any, value: Any, place: Any) -> Any:
-    """``array[index] = value``. The caller guarantees no overlap with the stores of any other literal `place`.
+    """``array[index] = value``. Stores with different literals `place` must not overlap.
 
     Without that guarantee LLVM compares the addresses of all places, or does not vectorise.
     """

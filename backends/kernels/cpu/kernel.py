@@ -54,7 +54,7 @@ _TILE_PAIRS = 2 * _TILE_NORMALS
 _CHUNK, _LONG_CHUNK = 2048, 8192
 # Rows that the widest vectors hold.
 _HEIGHT = 16
-# Elements of one column in a tile of `_draw_few_rows`, and of the tile: eight columns and a vector of padding.
+# In `_draw_few_rows`, elements of a column of a tile, and of a tile: eight columns and a vector of padding.
 _PLACES = 512
 _TILE_PLACES = 8 * _PLACES + _HEIGHT
 # Prefetch distance down a column, in places.

@@ -31,7 +31,7 @@ _SEGMENT, _ROUND = 4096, 8
 # Rows whose sums a thread has in memory at once, 16 KiB of its stack.
 _MOST_ROWS = 1024
 _MOST_SUMS = 2 * _MOST_ROWS
-# With at least so many rows, threads share rows alone.
+# From this many rows on, threads divide rows only, not segments.
 _FEW_ROWS = 1024
 # Groups whose noise is in the first-level cache; sums side by side, and the terms of each.
 _TILE, _SUMS, _CHAIN = 256, 16, 16
@@ -45,8 +45,8 @@ _free = types.ExternalFunction("PyMem_RawFree", types.void(types.int64))
 def _list_function(width: int) -> Callable[..., Any]:
     """``list_groups(weights, first_column, groups, first, second)`` lists the groups with a weight other than zero.
 
-    Groups have `width` columns. `first` and `second`, zeros before, get four weights for each group: those of its
-    normals, and of antithetic groups those of their squares. Others do not write to `second`. Returns the number of
+    Groups have `width` columns. `first` and `second`, zeros before, get four weights for each group: of its normals
+    and, if antithetic, of their squares. Only antithetic groups write to `second`. Returns the number of
     groups and the sum of all weights.
     """
 

@@ -5,8 +5,8 @@ A helper that waited in Python would need the GIL to continue. With 15 helpers, 
 
 Each helper has a record and sleeps on a lock of its own. The record is free, busy, or has the address of a call that
 wants the helper. A call takes free records and wakes their helpers. When no work is left, it takes back the records of
-helpers that have not begun: it never waits for a thread that the system does not run, or that a child forked by C code
-does not have.
+helpers that have not begun: it never waits for a helper that the system has not scheduled, or that a child forked by
+C code lacks.
 
 Calls also start the helpers that they lack, in compiled code. No exception or signal handler can interrupt that, a
 start needs no lock, the stack has the size that kernels need, and a monkey patch of `threading` changes nothing.
@@ -65,7 +65,7 @@ _CALL = _BEGUN + (_MOST_HELPERS + 1) * _LINE
 # How many times a waiting thread loads a number before it sleeps or lets others run: some 70 us. Waking a thread takes
 # about as long.
 _LOADS = 200_000
-# Numbers of 64 bits in a set of processors, in a set of signals, and in a `pthread_attr_t`: at least as many as in C.
+# Room, in numbers of 64 bits, for a set of processors, a set of signals or a `pthread_attr_t`: at least C's.
 _SET = 16
 # Helpers block all signals but these: if a thread faults with the signal blocked, Linux kills the process before
 # faulthandler can report it.

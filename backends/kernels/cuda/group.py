@@ -1,6 +1,6 @@
 """The elements of one dimension in one group of columns, the unit that a thread draws: ``csrc/cuda/group.cuh``.
 
-A chunk of column parts, or of dimensions, is in shared memory, with an entry for each thread that computes one.
+A chunk of column parts, or of dimensions, is in shared memory. One thread computes each entry.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ def load_quad(typingctx: Any, address: Any, dtype: Any) -> Any:
 
 def _vector_storer(space: int) -> Any:
     def store_vector(typingctx: Any, address: Any, elements: Any) -> Any:
-        """Store adjacent elements at an address that their size divides; more than 16 bytes, at one that 16 divides."""
+        """Store adjacent elements at an address divisible by their total size, or by 16 if that is less."""
         size = elements.dtype.bitwidth // 8
         at_once = min(elements.count, 16 // size)  # The widest store has 16 bytes.
 

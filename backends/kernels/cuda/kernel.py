@@ -48,7 +48,7 @@ def sample_kernel(
         Whether the seed, the first row or the first column may be in device memory. Numbers passed by value are uniform
         to the compiler, which keeps them and the round keys out of the threads' registers.
     batched : bool
-        Whether the launch is a batch, whose words are in memory. The grid's y axis counts its matrices, except with
+        Whether the launch is a batch, whose seeds are in memory. The grid's y axis counts its matrices, except with
         kSmallMatrices.
     """
     kind, fast = STORE_KINDS[store_kind], fast_math and dtype != "float64"

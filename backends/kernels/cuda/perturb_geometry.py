@@ -29,7 +29,7 @@ _MOST_PARAMETERS, KEYS_BYTES = 4096, 160
 _WORD = 8
 
 HEAD_WORDS = 2
-"""Words of a list, of 8 bytes each, before its spans: the number of spans and the turns; the number of blocks."""
+"""Words of 8 bytes before the spans of a list: one has the numbers of spans and of turns, the other of blocks."""
 RUN_FIELDS = ("source", "target", "first", "width", "id")
 STRIDED_FIELDS = Span._fields
 """Fields of a span in a list. The high half of `id` is the first block."""
@@ -42,8 +42,9 @@ MOST_SPANS_OF_NUMBA = (16, 4)
 """How many runs, and how many strided spans, a kernel in Python takes.
 
 Parameters are values to Numba's compiler: without addresses, a block cannot index them. It finds its span by selecting
-between all of them, at about 10 instructions for each run. In a large launch, where a thread has 32 groups, 16 runs are
-a fifteenth of its work with one member. With float32, it has 4 groups, and memory is the limit.
+between all of them, at about 10 instructions for each run. With one member and 16
+bits, a thread of a large launch has 32 groups, and 16 runs are a fifteenth of its work. With float32 it has 8, or 4
+with `fast_math`, and memory is the limit.
 """
 
 

@@ -214,7 +214,7 @@ class Staged(NamedTuple):
     """``put[k](x, stage)`` puts the elements `x` of the lane's group in pass k into shared memory."""
     store_one: Function
     store_all: Function
-    """``store(out, stride, stage)``: stores one pass at address `out`, or all; here, `stride` is in bytes."""
+    """Called with (out, stride, stage), they store one pass at `out`, or all, `stride` bytes apart."""
 
 
 class _StageSizes(NamedTuple):

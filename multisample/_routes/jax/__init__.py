@@ -52,7 +52,7 @@ def run_jax(call: Call, key: Hashable) -> Any:
     plan = _Plan(call, static)
     result = run(plan, call)
     new = _register(BY_TYPE, *vectors.values()) | _register(BY_SEED, call.seed)
-    # `key` holds the state of another library if a type was not registered yet, or if NumPy weights chose the library.
+    # `key` was made for another library if a type is new, or if NumPy weights chose the library.
     if key is not None and not new and static.seeds is None and (call.weights is None or is_jax(call.weights)):
         PLANS.put(key, plan)
     return result

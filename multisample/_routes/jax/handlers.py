@@ -56,7 +56,7 @@ On CUDA, the last result of a gradient and of moments is scratch memory. Seed an
 """
 
 BLOCKS = "multisample_perturb_blocks"
-"""The target of perturb on CUDA with `begins`. The host reads `begins`, so XLA must not record it."""
+"""The target of perturb on CUDA with `begins`. The host reads `begins`, so XLA must not record its calls."""
 
 
 # --- Launches -------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Seed, offset and window of a call as two operands of its custom call, so that new ones compile nothing."""
+"""Seed, offset and window of a call as two operands of its custom call, so that new values compile nothing."""
 
 from __future__ import annotations
 

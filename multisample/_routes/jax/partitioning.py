@@ -24,7 +24,7 @@ from . import handlers
 from .static import Static
 
 PLATFORMS = ("cpu", "cuda")
-"""Platforms of JAX, which are kinds of devices to a backend."""
+"""JAX's names of platforms, which are backends' names of kinds of devices."""
 
 
 def batch_of(*operands: Any) -> int:
@@ -45,7 +45,7 @@ def _check_type(x: Any, dtype: Any) -> None:
 
 
 def _custom_call(platform: str, static: Static, *operands: Any) -> list[Any]:
-    """The results on one device; `static` has its lengths."""
+    """The results on one device. `static` has the lengths of that device."""
     call = static.call
     for name, x in zip(static.reads, operands):  # noqa: B905
         _check_type(x, static.type_of(name))

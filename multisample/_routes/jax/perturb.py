@@ -1,6 +1,6 @@
 """`perturb` of pytrees of JAX.
 
-Each type of parameters is one custom call of XLA. JAX's arrays are immutable, so the results of an eager call are new
+Parameters of one element type take one custom call of XLA. JAX's arrays are immutable, so the results of an eager call are new
 arrays. In a traced call, results share the memory of the parameters, and XLA first copies those that it needs later.
 """
 

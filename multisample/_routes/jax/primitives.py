@@ -1,7 +1,7 @@
 """The primitives of JAX, one for each operation: `Static` and the table `CUSTOM_CALLS` say how they differ.
 
 Each is linear in what it reads: ``x = mu + sigma * z`` in mu and sigma, a gradient in the cotangent, moments in the
-weights. A tangent is thus a call with the same noise, and a cotangent of a sample needs two sums that draw the noise
+weights. A tangent is thus a call with the same noise, and a cotangent of a sample becomes two sums over noise drawn
 again: no derivative keeps the matrix. Operands and results have an axis for the batch in front: see `static.AXES`.
 """
 

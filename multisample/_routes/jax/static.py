@@ -41,7 +41,7 @@ class CustomCall(NamedTuple):
 
     @property
     def sized(self) -> tuple[str, ...]:
-        """The operands or results whose shapes have all lengths of a launch."""
+        """The operands or results whose shapes give d and n."""
         return ("weights", "first") if "weights" in self.reads else ("matrix",)
 
 
@@ -96,7 +96,7 @@ class Static(NamedTuple):
     seeds: int | None = None
     """The number of seeds of a vector; None for one seed."""
     in_place: bool = False
-    """Whether results of perturb have the memory of the parameters, of which XLA keeps copies where it must."""
+    """Whether results of perturb take the memory of the parameters. XLA copies those that it still needs."""
 
     @property
     def call(self) -> CustomCall:

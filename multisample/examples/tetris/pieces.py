@@ -21,7 +21,7 @@ _DRAWN = {
 NAMES = "".join(_DRAWN)
 """Piece number ``p`` is called ``NAMES[p]``."""
 
-# Deeper than any column is high.
+# Greater than the height of any column.
 _NO_BOTTOM = 64
 
 
