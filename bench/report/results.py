@@ -116,7 +116,7 @@ def time_text(us: float) -> str:
 
 def text_of(values: Iterable[float], field: str) -> str:
     """One number, or the range of several."""
-    show = time_text if field.endswith("us") and " over " not in field else number_text
+    show = time_text if field.endswith("us") and not {"over", "per"} & {*field.split()} else number_text
     low, *_, high = [show(value) for value in sorted(values)] * 2
     unit = f" {high.rpartition(' ')[2]}"
     return low if low == high else f"{low.removesuffix(unit)} to {high}"

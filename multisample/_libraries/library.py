@@ -65,8 +65,8 @@ class Library:
     """Whether this is a `ForeignLibrary`."""
     key: Callable[..., Hashable] | None = None
     """``key(mu, sigma, out, seed, generator, dim_offset, sample_offset, *options)``: a compiled function that computes
-    the key of a call in place of `sample`. The key has signatures and types of `mu`, `sigma` and `out`, types of `seed` to `sample_offset`,
-    values and types of the options, and the signature of a seed of type `keyed_seed`."""
+    the key of a call in place of `sample`. The key has signatures and types of `mu`, `sigma` and `out`, types
+    of `seed` to `sample_offset`, values and types of the options, and the signature of a seed of type `keyed_seed`."""
     keyed_seed: type | None = None
 
     # --- For each call ---

@@ -327,7 +327,8 @@ class CEM(Generic[ArrayT]):
             If the elements of `samples` or `scores` are not numbers.
         ValueError
             If `samples` or `scores` has another shape, or the schedule of `noise_floor` returns an invalid variance. If
-            `samples` is None and the run has `bounds`, or there was no `ask` since the last such call or assignment of `state`.
+            `samples` is None and the run has `bounds`, or there was no `ask` since the last such call or assignment of
+            `state`.
         """
         if samples is None and (self._bounds is not None or self._asked is None):
             reason = "there is no `ask` whose samples it stands for"

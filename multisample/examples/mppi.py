@@ -26,7 +26,7 @@ import multisample
 from ._running import parsed, run
 
 STEPS = 100
-"""Steps of a plan. Row 2 t of the matrix of accelerations is in direction x at step t, and row 2 t + 1 in direction y."""
+"""Steps of a plan. Row 2 t of the matrix of accelerations is in direction x at step t, row 2 t + 1 in direction y."""
 SECONDS = np.float32(0.05)
 ACCELERATION = 2.0
 """Standard deviation of a drawn acceleration, in m/s^2."""

@@ -26,8 +26,8 @@ def _f64(literals: str) -> tuple[np.float64, ...]:
     return tuple(np.float64(float.fromhex(literal)) for literal in literals.split())
 
 
-# R = 2 sqrt(-2 ln u) = sqrt(-8 ln u); L is -8 ln(1 + f) / f. LE, the factor of the exponent, is -8 ln 2 / 2^23 (2^52 for
-# float64), because the exponent is still shifted. S and C are sin and cos of (pi / 2) y, as polynomials in y^2.
+# R = 2 sqrt(-2 ln u) = sqrt(-8 ln u); L is -8 ln(1 + f) / f. LE, the factor of the exponent, is -8 ln 2 / 2^23 (2^52
+# for float64), because the exponent is still shifted. S and C are sin and cos of (pi / 2) y, as polynomials in y^2.
 # multisample/triton.py reads those of float32.
 L32 = _f32(
     "0x1.3ab066p+0 -0x1.5e6fdap+0 0x1.504890p+0 -0x1.956702p+0"

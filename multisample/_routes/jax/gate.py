@@ -2,8 +2,8 @@
 
 A thread that wants the GIL while the interpreter finalizes never gets it: it hangs, or its exit unwinds C++ code and
 aborts the process. An exception that hits a ctypes callback before its first line makes it return garbage. So compiled
-code counts the entries. When the interpreter exits, it closes the gate and waits for the threads inside. A callback overwrites the
-word "unfinished" with its report.
+code counts the entries. When the interpreter exits, it closes the gate and waits for the threads inside. A
+callback overwrites the word "unfinished" with its report.
 """
 
 from __future__ import annotations
