@@ -17,7 +17,7 @@ _INSTALL = {
 
 
 def parsed(name: str, doc: str | None, argv: Sequence[str] | None, **options: Any) -> argparse.Namespace:
-    """The arguments of example `name`. An option's value is its default, or a tuple of choices with the default first."""
+    """The arguments of example `name`. Options have their default, or a tuple of choices with the default first."""
     parser = argparse.ArgumentParser(
         prog=f"python -m multisample.examples.{name}", description=doc,
         formatter_class=argparse.RawDescriptionHelpFormatter,

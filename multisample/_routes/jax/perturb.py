@@ -1,7 +1,8 @@
 """`perturb` of pytrees of JAX.
 
 Parameters of one element type take one custom call of XLA. JAX's arrays are immutable, so the results of an eager
-call are new arrays. In a traced call, results share the memory of the parameters, and XLA first copies those that it needs later.
+call are new arrays. In a traced call, results share the memory of the parameters, and XLA first copies those that it
+needs later.
 """
 
 from __future__ import annotations
