@@ -14,6 +14,8 @@ import threading
 from collections.abc import Callable, Hashable
 from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 
+import numpy as np
+
 from multisample.backends import generic
 from multisample.backends.contract import Backend
 from multisample.backends.element_types import MATRIX_TYPES
@@ -275,6 +277,19 @@ class Plan:
         return order_before(named, self.device, stream)
 
 
+class _SubclassPlan(Plan):
+    """A plan for an `out` of a subclass of `numpy.ndarray`, which may override attributes such as `T` and `flags`."""
+
+    __slots__ = ()
+
+    def run(
+        self, mu: Any, sigma: Any, weights: Any, matrix: Any, seed: Any, generator: Any, dim_offset: int,
+        sample_offset: int,
+    ) -> Drawn:  # fmt: skip
+        drawn = super().run(mu, sigma, weights, np.asarray(matrix), seed, generator, dim_offset, sample_offset)
+        return matrix, *drawn[1:]
+
+
 def _scratch_allocator(library: Library, device: Device) -> Callable[[int, Any], Any]:
     """``allocate(size, like)``: memory for `size` float64 numbers; None if `size` is 0."""
     allocators: dict[int, Callable[[Any], Any]] = {0: lambda like: None}
@@ -325,7 +340,10 @@ def make_plan(call: Call, backend: Backend, library: Library, keeps_offset: bool
     kernel cannot be compiled.
     """
     inputs = inspect_inputs(library, call)
+    kind = Plan
     out = None
+    if library.name == "numpy" and not (call.out is None or type(call.out) is np.ndarray):
+        kind, call = _SubclassPlan, call._replace(out=np.asarray(call.out))
     if call.out is not None:
         if inputs.device.kind == "cpu":
             # Check numbers before arrays, in the order in which plans read them.
@@ -335,7 +353,7 @@ def make_plan(call: Call, backend: Backend, library: Library, keeps_offset: bool
         check_alignment("out", out, 0)
         shape = (inputs.d, inputs.n) if call.layout == "dn" else (inputs.n, inputs.d)
         check_out(out, inputs, shape if inputs.batch is None else (inputs.batch, *shape))
-    return Plan(call, backend, library, inputs, out, keeps_offset)
+    return kind(call, backend, library, inputs, out, keeps_offset)
 
 
 P = TypeVar("P")

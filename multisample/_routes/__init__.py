@@ -77,11 +77,8 @@ def run_first(call: Call, key: Hashable, function: Callable[..., Any]) -> Any:
             for name, x in vectors_of(call).items()
             if not (is_number(x) or type(x) in BY_TYPE)
         }
-        if not (call.out is None or type(call.out) is np.ndarray):
-            arrays["out"] = np.asarray(call.out)  # A subclass may override attributes such as `T` and `flags`.
         if arrays:  # Lists and other sequences became arrays, for which a plan may exist.
-            result = call._replace(**arrays).repeated(function)
-            return result if call.out is None else call.out
+            return call._replace(**arrays).repeated(function)
         if backend.host_library != "numpy":
             from .adopted import run_from_host
 

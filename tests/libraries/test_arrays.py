@@ -342,21 +342,6 @@ def test_the_error_names_memory_that_no_backend_serves(kind: int) -> None:
         sample(Elsewhere(MU), 1.0, N, backend="cpu")
 
 
-# --- JAX ------------------------------------------------------------------------------------------
-
-
-def test_jax_arrays_use_our_default_generator_and_float64_only_with_x64() -> None:
-    jax = pytest.importorskip("jax")
-    with jax.default_device(jax.devices("cpu")[0]):
-        mu, sigma = jax.numpy.asarray(MU), jax.numpy.asarray(SIGMA)
-        multisample.manual_seed(1)
-        check_same(sample(mu, sigma, N), REFERENCE)
-        with pytest.raises(TypeError, match=r"^dtype: .*jax_enable_x64"):
-            sample(mu, sigma, N, dtype="float64")
-        with jax.enable_x64(True):
-            check_same(sample(mu, sigma, N, seed=1, dtype="float64"), sample(MU, SIGMA, N, seed=1, dtype="float64"))
-
-
 # --- Third-party backends -------------------------------------------------------------------------
 
 

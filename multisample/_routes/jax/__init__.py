@@ -78,7 +78,7 @@ class _Plan:
         self._call = call._replace(mu=None, sigma=None, weights=None, seed=None, generator=None)
         self._static = static
         # The second program is for an aligned first column.
-        self._programs = [Program(_drawn, static._replace(aligned=aligned)) for aligned in (False, True)]
+        self._programs = [Program(draw, static._replace(aligned=aligned)) for aligned in (False, True)]
         self._real = static.computing_type
         self._is_valid = value_kernel(self._real.name)
         # All calls of a plan have the same types.
@@ -297,5 +297,6 @@ def _vector(x: Any, length: int, real: Any) -> Any:
     return jnp.broadcast_to(x, (length,)) if x.ndim == 0 else x.reshape(length)
 
 
-def _drawn(static: Static, words: Words, *operands: Any) -> Any:
+def draw(static: Static, words: Words, *operands: Any) -> Any:
+    """The program of an eager call; profiles show its name."""
     return _traced(operands, words, static)
