@@ -137,9 +137,10 @@ def _packed_launcher(launch: Launch) -> Launcher:
         return Launcher(run, geometry=None if is_small else limit, takes_arrays=True)
     is_valid_vector = value_kernel(computing_name(launch), launch.operation == Operation.moments)
 
-    def is_valid(*vectors: HostArray | None) -> Any:
+    def is_valid_batch(*vectors: HostArray | None) -> Any:
         return is_valid_vector(*[x if x is None or x.ndim == 1 else x.reshape(-1) for x in vectors])
 
+    is_valid = is_valid_batch if launch.batch else is_valid_vector
     return Launcher(run, is_valid, None if is_small else limit, takes_arrays=True)
 
 

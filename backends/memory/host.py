@@ -47,8 +47,15 @@ def address_of(memory: HostArray | bytes | int | None) -> int:
     """The address of `memory`, which the caller keeps alive; 0 for None, and `memory` itself if that is an address."""
     if memory is None or isinstance(memory, int):
         return memory or 0
-    array: HostArray = np.frombuffer(memory, np.uint8) if isinstance(memory, bytes) else memory
-    return array.ctypes.data
+    if isinstance(memory, bytes):
+        return np.frombuffer(memory, np.uint8).ctypes.data
+    try:
+        return _address(_first_byte(memory))  # In a quarter of the time of `ctypes.data`.
+    except (TypeError, ValueError):  # A read-only, strided or empty array.
+        return memory.ctypes.data
+
+
+_address, _first_byte = ctypes.addressof, ctypes.c_char.from_buffer
 
 
 def arrays_at(launch: Launch) -> dict[str, Any]:
