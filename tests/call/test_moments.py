@@ -283,7 +283,7 @@ def test_gradients_are_recorded_with_every_backend(backend: str, place: Place, d
 def test_gradients_of_weights_are_refused() -> None:
     torch = pytest.importorskip("torch")
     weights = torch.ones(3, requires_grad=True)
-    with pytest.raises(ValueError, match="weights: require grad, and gradients flow to mu and sigma only"):
+    with pytest.raises(ValueError, match="weights: require grad, but gradients flow to mu and sigma only"):
         multisample.weighted_moments(weights, torch.zeros(2), 1.0, seed=1)
     with torch.no_grad():
         multisample.weighted_moments(weights, torch.zeros(2), 1.0, seed=1)
