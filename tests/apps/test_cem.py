@@ -492,20 +492,6 @@ def test_check_every_does_not_change_the_result(check_every: int, f: Any, option
     assert result.nfev == N * made
 
 
-def test_the_callback_is_called_in_each_iteration_and_can_end_the_run() -> None:
-    recorded = []
-
-    def callback(run: CEM) -> bool:
-        recorded.append((run.result().nit, run.result().fun, run.mu.copy(), run.sigma.copy()))
-        return len(recorded) == 4
-
-    result = cem.minimize(sphere, START, 2.0, N, seed=SEED, callback=callback)
-    assert [nit for nit, *_ in recorded] == [1, 2, 3, 4]
-    assert (result.status, result.nit) == (5, 4)
-    assert np.array_equal(result.mu, recorded[-1][2])
-    assert np.array_equal(result.sigma, recorded[-1][3])
-
-
 # --- Errors ---------------------------------------------------------------------------------------
 
 NUMBER, SHAPE = "expected a finite number", r"expected a number or shape \(6,\), got shape \(2,\)"

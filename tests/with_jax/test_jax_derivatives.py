@@ -129,21 +129,6 @@ def test_a_number_array_gets_the_sum_over_dimensions() -> None:
     np.testing.assert_allclose(found, noise({}).sum(), rtol=1e-5)
 
 
-def test_the_residuals_of_a_backward_pass_are_the_words_alone() -> None:
-    n = 10_000
-
-    def matrix(mu: Any, sigma: Any) -> Any:
-        return sample(mu, sigma, n, seed=4)
-
-    _, backward = jax.vjp(matrix, jnp.asarray(MU), jnp.asarray(SIGMA))
-    kept = jax.tree.leaves(backward)
-    assert sum(x.size for x in kept) <= 8 + 2 * D
-    jaxpr = str(
-        jax.make_jaxpr(lambda mu, sigma, g: jax.vjp(matrix, mu, sigma)[1](g))(MU, SIGMA, np.ones((D, n), np.float32))
-    )
-    assert "multisample_gradient" in jaxpr
-
-
 def test_a_compiled_gradient_holds_no_noise() -> None:
     """A loss that is linear in the sample has no use for the sample in its backward pass, which then is never made."""
     with jax.default_device(jax.devices("cpu")[0]):
