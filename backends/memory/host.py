@@ -55,7 +55,8 @@ def address_of(memory: HostArray | bytes | int | None) -> int:
         return memory.ctypes.data
 
 
-_address, _first_byte = ctypes.addressof, ctypes.c_char.from_buffer
+_address = ctypes.addressof
+_first_byte: Callable[[Any], ctypes.c_char] = ctypes.c_char.from_buffer
 
 
 def arrays_at(launch: Launch) -> dict[str, Any]:
