@@ -117,7 +117,8 @@ def _packed_launcher(launch: Launch) -> Launcher:
 
     def limit(matrix: Any, first_column: int) -> int:
         threads.find_threads()
-        return min(filter(None, (thread_limit(), launch.threads)), default=0)
+        of_process, of_call = thread_limit(), launch.threads
+        return min(of_process or of_call, of_call or of_process)
 
     def run(
         limit: int | None, mu: HostArray | None, sigma: HostArray | None, weights: HostArray | None,

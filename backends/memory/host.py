@@ -48,9 +48,10 @@ def address_of(memory: HostArray | bytes | int | None) -> int:
     if memory is None or isinstance(memory, int):
         return memory or 0
     if isinstance(memory, bytes):
-        return np.frombuffer(memory, np.uint8).ctypes.data
+        return ctypes.c_void_p.from_buffer(ctypes.c_char_p(memory)).value or 0
     try:
-        return _address(_first_byte(memory))  # In a quarter of the time of `ctypes.data`.
+        # In a quarter of the time of `ctypes.data`.
+        return _address(_first_byte(memory if memory.flags.c_contiguous else memory.T))
     except (TypeError, ValueError):  # A read-only, strided or empty array.
         return memory.ctypes.data
 

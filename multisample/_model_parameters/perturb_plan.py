@@ -209,7 +209,8 @@ class _Plan:
             vector = given if self.read_vector is None else self.read_vector(given)
             return self.library.address(vector), vector
         if isinstance(values, float):
-            return (np.frombuffer(group.pack(values), group.real) if group.takes_arrays else values), None
+            # The address of a writable array is found faster.
+            return (np.frombuffer(bytearray(group.pack(values)), group.real) if group.takes_arrays else values), None
         if group.takes_arrays:
             return values.astype(group.real), None
         if group.stream is None:
