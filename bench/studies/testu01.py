@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import functools
 import itertools
 import json
 import math
@@ -111,19 +112,23 @@ def next_number(place_address: Any, numbers_address: Any) -> float:
     return numbers[place[4] - np.uint64(1)]
 
 
-@cfunc("float64(voidptr, voidptr)")
-def get_u01(place: Any, numbers: Any) -> float:
-    return next_number(place, numbers)
+@functools.cache
+def callbacks() -> tuple[Any, ...]:
+    """TestU01's functions of a generator, compiled at first use: the next number, its 32 bits, and no report."""
 
+    @cfunc("float64(voidptr, voidptr)")
+    def get_u01(place: Any, numbers: Any) -> float:
+        return next_number(place, numbers)
 
-@cfunc("uint64(voidptr, voidptr)")
-def get_bits(place: Any, numbers: Any) -> int:
-    return np.uint64(next_number(place, numbers) * 2.0**32)
+    @cfunc("uint64(voidptr, voidptr)")
+    def get_bits(place: Any, numbers: Any) -> int:
+        return np.uint64(next_number(place, numbers) * 2.0**32)
 
+    @cfunc("void(voidptr)")
+    def write_nothing(numbers: Any) -> None:
+        pass
 
-@cfunc("void(voidptr)")
-def write_nothing(numbers: Any) -> None:
-    pass
+    return get_u01, get_bits, write_nothing
 
 
 class Generator(ctypes.Structure):
@@ -165,7 +170,7 @@ def run_test(library: Path, battery: str, test: int, order: str, seed: int) -> d
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     testu01 = ctypes.CDLL(str(library))
     place, numbers = np.array([ORDERS.index(order), test, seed, 0, 0, 0], np.uint64), np.empty(4 * BLOCKS)
-    functions = (function.address for function in (get_u01, get_bits, write_nothing))
+    functions = (function.address for function in callbacks())
     generator = Generator(numbers.ctypes.data, place.ctypes.data, b"multisample", *functions)
     repetitions = (ctypes.c_int * 201)()
     repetitions[test] = 1

@@ -33,17 +33,18 @@ def reference_numbers(test: int, order: str, seed: int, block: int) -> list[floa
 
 
 def test_numbers_equal_the_reference() -> None:
+    get_u01, get_bits, _ = testu01.callbacks()
     for order, name in enumerate(testu01.ORDERS):
         for test, seed, block in ((1, 7, 0), (96, 2**64 - 1, 2**32 - 1024), (106, 2**33 + 5, 5 * 2**32 + 2**31)):
             place = np.array([order, test, seed, block, 0, 0], np.uint64)
             numbers, arguments = np.empty(4096), (place.ctypes.data,)
-            drawn = [testu01.get_u01.ctypes(*arguments, numbers.ctypes.data) for _ in range(2)]
+            drawn = [get_u01.ctypes(*arguments, numbers.ctypes.data) for _ in range(2)]
             np.testing.assert_allclose(drawn, reference_numbers(test, name, seed, block), rtol=1e-13)
-            bits = testu01.get_bits.ctypes(*arguments, numbers.ctypes.data)
+            bits = get_bits.ctypes(*arguments, numbers.ctypes.data)
             assert bits == int(numbers[2] * 2**32)
             # The next buffer begins with the next block.
             place[4] = place[5]
-            testu01.get_u01.ctypes(*arguments, numbers.ctypes.data)
+            get_u01.ctypes(*arguments, numbers.ctypes.data)
             np.testing.assert_allclose(numbers[:2], reference_numbers(test, name, seed, block + 1024), rtol=1e-13)
 
 
