@@ -38,7 +38,6 @@ def test_each_check_of_ci_is_in_a_workflow() -> None:
         "sphinx", "uvx",
     )  # fmt: skip
     expected = {line for line in COMMANDS if line.startswith(programs)}
-    expected.remove("python -m pip install --quiet --upgrade pip")
     assert len(expected) > 10
     assert expected - found == set()
 
