@@ -1,4 +1,7 @@
-"""Noise is never stored in memory: a call needs memory for its output, and a few megabytes."""
+"""Noise is never stored in memory: a call needs memory for its output, and a few megabytes.
+
+Leaks over many calls: test_builtins.py and test_plans.py.
+"""
 
 from __future__ import annotations
 
