@@ -394,8 +394,8 @@ _Buffer = tuple[memoryview, Any, Any, Any, ctypes.c_int, ctypes.c_size_t]
 def _buffer(size: int) -> _Buffer:
     """Memory for the configuration of a launch, followed by `size` bytes of arguments.
 
-    Returns a view to write to; for cuLaunchKernelEx, the configuration and `extra`; for cuCtxGetDevice, a pointer and
-    its number; and the size, which must live as long as `extra`.
+    Returns a view to write to; the configuration and `extra` of cuLaunchKernelEx; the pointer of cuCtxGetDevice, and
+    the device number at that pointer; the size, which must live as long as `extra`.
     """
     memory = ctypes.create_string_buffer(CONFIGURATION_SIZE + size)
     arguments, count = ctypes.addressof(memory) + CONFIGURATION_SIZE, ctypes.c_size_t(size)

@@ -1,4 +1,4 @@
-// Weighted moments: noise is drawn again, in registers, and only for groups with a weight other than 0.
+// Weighted moments. The kernel draws the noise again, in registers, only for groups with a weight other than 0.
 // cuda/moments_geometry.h sets the order of the sums.
 //
 // A block lists the groups of its segment with their weights and the column part of their words in shared memory, in

@@ -21,7 +21,7 @@ def _devices(platform: str) -> list[Any]:
 
 
 def _served(platform: str, names: tuple[str, ...]) -> list[tuple[str, str]]:
-    """Those of `names` that can run on the platform."""
+    """The platform with each backend of `names` that it can run."""
     if not _devices(platform):
         return []
     found = []
@@ -34,7 +34,7 @@ def _served(platform: str, names: tuple[str, ...]) -> list[tuple[str, str]]:
     return found
 
 
-# On the CPU, torch_ext differs from "auto" in its handlers only, so tests with `jax_place` run "auto" alone.
+# On the CPU, the backends differ only in the C function that draws. Tests with `jax_place` run "auto" alone.
 ON_CPU = {"jax_place": ("auto",), "every_place": ("auto", "torch_ext")}
 
 

@@ -52,7 +52,7 @@ def numbers_at(typingctx: Any, address: Any, length: Any, dtype: Any) -> Any:
 
 @intrinsic
 def vector_at(typingctx: Any, address: Any, length: Any, stride: Any, dtype: Any) -> Any:
-    """`numbers_at` for numbers that are `stride` bytes apart, at any address."""
+    """As `numbers_at`, with a stride in bytes. The address may be unaligned."""
     result = types.Array(dtype.dtype, 1, "A", aligned=False)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:

@@ -1,6 +1,6 @@
 """Calls on host memory as C functions, for threads that cannot wait for the interpreter: XLA's.
 
-The functions are twins of ``multisample_run_cpu`` in ``csrc/torch/cpu.cpp``. The cpu backend calls them too, for
+The functions do what ``multisample_run_cpu`` in ``csrc/torch/cpu.cpp`` does. The cpu backend calls them too, for
 everything but small samples. One function draws samples of all types: it calls kernels by address, from a table
 that compiled code knows by name.
 """

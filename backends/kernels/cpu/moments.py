@@ -28,7 +28,7 @@ from .threads import for_each, threads_of
 
 # Groups whose sums are added up by themselves. A list has a multiple of _ROUND groups.
 _SEGMENT, _ROUND = 4096, 8
-# Rows whose sums a thread has in memory at once, 16 KiB of its stack.
+# Most rows that a thread sums at once. Their sums take 16 KiB of its stack.
 _MOST_ROWS = 1024
 _MOST_SUMS = 2 * _MOST_ROWS
 # From this many rows on, threads divide rows only, not segments.
@@ -177,7 +177,7 @@ def _summing_part(dtype: str) -> Callable[..., Any]:
     sum_rows = callee(_sum_function(real), f"cpu-sum_rows_{real}")
 
     def sum_part(arguments, index):
-        """Sum all groups of a band of rows, and store the moments. With `totals`, sum one segment into those."""
+        """Sum all groups of a band of rows, and store the moments; unless `totals` is 0, add one segment to it."""
         address, b, lists, most, count, totals, height, weight = arguments
         launch = integers_at(address, LAUNCH_WORDS)
         of_first = numbers_at(lists, 4 * count, number)
@@ -245,10 +245,10 @@ def _moments_function(dtype: str) -> Callable[..., Any]:
     def sum_moments(address):
         launch = integers_at(address, LAUNCH_WORDS)
         columns, is_antithetic = launch[WORD.columns], half(launch, HALF.antithetic)
-        error, most = 0, columns // (8 if is_antithetic else 4) + 2 + _ROUND
+        most = columns // (8 if is_antithetic else 4) + 2 + _ROUND
         for b in range(max(half(launch, HALF.batch), 1)):
             lists = _allocate(most, 8 * size + 4)
-            if lists == 0 or error != 0:
+            if lists == 0:
                 return 1
             of_first = numbers_at(lists, 4 * most, number)
             of_second = numbers_at(lists + 4 * most * size, 4 * most, number)
@@ -262,7 +262,9 @@ def _moments_function(dtype: str) -> Callable[..., Any]:
                 count, weight = list_singles(weights, first_column, groups, of_first, of_second)
             error = sum_listed(address, b, lists, most, count + -count % _ROUND, weight)
             _free(lists)
-        return error
+            if error != 0:
+                return error
+        return 0
 
     return sum_moments
 

@@ -55,7 +55,7 @@ _MOST_HELPERS = 255
 # that run now want together.
 _START, _WANTED, _FIRST = 0, 1, _LINE
 _POOL_LENGTH = _FIRST + _MOST_HELPERS * _LINE
-# Numbers that compiled code knows by name: the address of the pool, and how many threads a call may have.
+# Compiled code finds `_shared` by its symbol. Its elements: the address of the pool; the most threads of a call.
 _POOL, _MOST = range(2)
 _shared = np.zeros(2, np.int64)
 llvmlite.binding.add_symbol("multisample_cpu_threads", _shared.ctypes.data)

@@ -144,7 +144,7 @@ def replacing(kind: type[NamedTuple], *names: str) -> Function:
 def reading_origin(
     gpu: ModuleType, by_value: Function, kind: type[NamedTuple], antithetic: bool, batched: bool = False
 ) -> Function:
-    """A kernel that reads the words that are in device memory, and then runs `by_value`; `kind` is of the geometry."""
+    """A kernel that loads seed, offset and origin, then runs `by_value`. `kind` is the type of the geometry."""
     run, width, batch_index = inline(by_value), group_width(antithetic), gpu.batch_index
     matrix_of, resolved_geometry = matrix_with_values(gpu), replacing(kind, "skip")
 
@@ -254,7 +254,7 @@ def memory_of(gpu: ModuleType, quads: int) -> tuple[Function, Function]:
 
 @functools.cache
 def four_numbers(gpu: ModuleType, dtype: str) -> tuple[int, Function, Function]:
-    """Four numbers of the computing type of `dtype` in shared memory: bytes, ``write(at, x)`` and ``read(at)``."""
+    """Four numbers in shared memory: their size in bytes, ``write(at, x)`` and ``read(at)``."""
     one, words_of, number_of = packing(dtype)
     write_words, read_words = memory_of(gpu, one)
 

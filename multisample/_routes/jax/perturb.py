@@ -1,8 +1,8 @@
 """`perturb` of pytrees of JAX.
 
 Parameters of one element type take one custom call of XLA. JAX's arrays are immutable, so the results of an eager
-call are new arrays. In a traced call, results share the memory of the parameters, and XLA first copies those that it
-needs later.
+call are new arrays. In a traced call, results alias the buffers of the parameters, and XLA first copies a buffer
+that it reads later.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def _words(seed: Any, member: Any, count: int) -> Words:
 
 
 class _Group(NamedTuple):
-    """The parameters on a set of devices; values, seed and member are operands of their program."""
+    """Parameters on one set of devices. Their program takes coefficients, seed and member as operands."""
 
     members: list[int]
     reals: set[str]

@@ -96,7 +96,7 @@ class Static(NamedTuple):
     seeds: int | None = None
     """The number of seeds of a vector; None for one seed."""
     in_place: bool = False
-    """Whether results of perturb take the memory of the parameters. XLA copies those that it still needs."""
+    """Whether results of perturb alias the buffers of the parameters. XLA first copies a buffer that it reads later."""
 
     @property
     def call(self) -> CustomCall:
