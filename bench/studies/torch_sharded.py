@@ -1,0 +1,103 @@
+"""One matrix on several GPUs: how many times as fast as on one, and the host's time of a call.
+
+python -m bench.studies.torch_sharded results.json
+
+Runs 1, 2, 4, ... processes, each with a GPU. Ranks do not communicate. A time is that of the slowest rank.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+import multisample
+from bench.studies.turns import Call, Row, Turns, main, on_device, on_host
+from multisample.torch import sample_sharded
+
+LARGE = 16_384, 65_536
+SMALL = 2500, 1024
+WAYS = {"samples": Shard(1), "dimensions": Shard(0)}
+MODES: dict[str, dict[str, Any]] = {"portable": {}, "fast_math": {"fast_math": True}}
+
+
+def vectors(d: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.linspace(-1, 1, d, device="cuda"), torch.linspace(0.5, 2, d, device="cuda")
+
+
+def slowest(turns: Turns) -> dict[str, float]:
+    """Each call's time in us: the median of the rank where it is largest."""
+    medians = [1e6 * statistics.median(turn.seconds for turn in found) for found in turns.values()]
+    us = torch.tensor(medians, dtype=torch.float64, device="cuda")
+    distributed.all_reduce(us, distributed.ReduceOp.MAX)
+    return dict(zip(turns, us.tolist(), strict=True))
+
+
+def measured(size: int) -> Iterator[Row]:
+    """The rows of `size` GPUs; the same on every rank."""
+    mesh = init_device_mesh("cuda", (size,))
+
+    def sharded(d: int, n: int, placement: Any, **options: Any) -> Call:
+        mu, sigma = vectors(d)
+        return lambda: sample_sharded(mu, sigma, n, mesh=mesh, placements=[placement], seed=7, **options)
+
+    calls = {
+        f"strong, {way}, {mode}": sharded(*LARGE, placement, **options)
+        for way, placement in WAYS.items()
+        for mode, options in MODES.items()
+    }
+    device = slowest(on_device(calls))
+    host = slowest(on_host(calls, wait=lambda result: torch.cuda.synchronize(), repeats=1))
+    for case in calls:
+        yield {"case": case, "call": f"{size} GPUs", "us": device[case], "us with the host": host[case]}
+
+    d, n = SMALL
+    rows = [distribute_tensor(vector, mesh, [Shard(0)], src_data_rank=None) for vector in vectors(d)]
+    part = [row.to_local() for row in rows]
+    small: dict[str, Call] = {
+        "sample, tensors of this rank's part": lambda: multisample.sample(*part, n, seed=7),
+        "sample, DTensors": lambda: multisample.sample(*rows, n, seed=7),
+        "sample_sharded, tensors": sharded(d, n, Shard(1)),
+    }
+    for name, us in slowest(on_host(small)).items():
+        yield {"case": "host", "call": f"{size} GPUs, {name}", "us": us}
+
+
+def work(rank: int, size: int, folder: str) -> None:
+    import cupy
+
+    torch.cuda.set_device(rank)
+    cupy.cuda.Device(rank).use()
+    store = distributed.FileStore(f"{folder}/store", size)
+    distributed.init_process_group("nccl", store=store, rank=rank, world_size=size)
+    found = list(measured(size))
+    if rank == 0:
+        Path(folder, "found.json").write_text(json.dumps(found))
+    distributed.destroy_process_group()
+
+
+def rows() -> Iterator[Row]:
+    alone: dict[str, Row] = {}
+    size = 1
+    while size <= torch.cuda.device_count():
+        with tempfile.TemporaryDirectory() as folder:
+            torch.multiprocessing.spawn(work, (size, folder), size)
+            found = json.loads(Path(folder, "found.json").read_text())
+        for row in found:
+            one = alone.setdefault(row["case"], row)
+            if (host := row.get("us with the host")) is not None:
+                row["speed-up"], row["speed-up with the host"] = one["us"] / row["us"], one["us with the host"] / host
+            yield row
+        size *= 2
+
+
+if __name__ == "__main__":
+    main(__doc__ or "", {"cuda": rows})
