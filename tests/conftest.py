@@ -94,9 +94,8 @@ def pytest_sessionfinish() -> None:
 
 
 @pytest.fixture(autouse=True)
-def first_device() -> Iterator[None]:
+def first_device() -> None:
     """Each test begins on the first CUDA device. When JAX starts, it leaves the last device current."""
-    yield
     from cuda_memory import device_count
 
     if device_count() > 1 and cuda_driver.current_device() > 0:
