@@ -15,11 +15,10 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.report.entries import Run, read_run, reduced, write
-from bench.report.figures import FIGURES, pictures_of_pages
-from bench.report.pages import ROOT, marked_pages, written
+from bench.report.page_figures import FIGURES, pictures_of_pages
+from bench.report.page_numbers import ROOT, marked_pages, written
 from bench.report.pictures import THEMES, Picture, pictures, svg
-from bench.report.results import Results
+from bench.report.results import Results, Run, read_run, reduced, write
 from bench.report.row import measured, row
 
 PAGE = """<!doctype html>

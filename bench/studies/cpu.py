@@ -19,7 +19,9 @@ import numpy as np
 import torch
 
 import multisample
-from bench.studies.turns import Call, Row, main, on_host, rows_of
+from bench.report.results import Row
+from bench.studies.rows import main, rows_of
+from bench.suites.timing import Call, on_host
 from multisample.backends.system.threads import thread_count
 
 TURNS = 41

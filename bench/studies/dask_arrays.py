@@ -25,7 +25,9 @@ import distributed
 import numpy as np
 
 import multisample.dask
-from bench.studies.turns import Call, Row, main, on_host, rows_of
+from bench.report.results import Row
+from bench.studies.rows import main, rows_of
+from bench.suites.timing import Call, on_host
 from multisample import cem
 
 THREADS = 2

@@ -20,7 +20,9 @@ import numpy as np
 
 import multisample
 import multisample.torch
-from bench.studies.turns import Call, Row, cuda_device, main, on_host
+from bench.report.results import Row
+from bench.studies.rows import main
+from bench.suites.timing import Call, cuda_device, on_host
 
 d = n = 10
 OPTIONS: dict[str, dict[str, Any]] = {

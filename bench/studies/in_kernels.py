@@ -26,8 +26,10 @@ import numpy as np
 import torch
 
 import multisample
-from bench.studies.turns import Call, Row, main, on_device, peak, rows_of
+from bench.report.results import Row
+from bench.studies.rows import main, peak, rows_of
 from bench.suites.header_peers import CURAND_KERNEL, nvcc
+from bench.suites.timing import Call, on_device
 from multisample.examples import asian_option, mppi
 
 QUEUED, FILLS = 10, 40  # Iterations in a row, and fills, which keep the device busy until these are queued.

@@ -21,7 +21,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import multisample
-from bench.studies.turns import Call, Row, main, on_host, rows_of
+from bench.report.results import Row
+from bench.studies.rows import main, rows_of
+from bench.suites.timing import Call, on_host
 
 SHAPES = {
     "cpu": ((10, 10), (100, 1024), (1000, 10_000)),

@@ -14,7 +14,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import multisample
-from bench.studies.turns import Call, Row, cuda_device, main, on_device, rows_of
+from bench.report.results import Row
+from bench.studies.rows import main, rows_of
+from bench.suites.timing import Call, cuda_device, on_device
 
 SHAPES = [
     (4096, 65_536), (262_144, 1024), (1_048_576, 128), (4_194_304, 32), (4096, 65_537), (262_144, 1025),

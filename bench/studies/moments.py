@@ -16,7 +16,9 @@ from typing import Any
 import torch
 
 import multisample
-from bench.studies.turns import Call, Row, main, on_device, peak, rows_of
+from bench.report.results import Row
+from bench.studies.rows import main, peak, rows_of
+from bench.suites.timing import Call, on_device
 
 SHAPES = (4096, 65_536), (100, 100_000), (100_000_000, 64)
 

@@ -14,7 +14,9 @@ from collections.abc import Iterator
 
 import torch
 
-from bench.studies.turns import Call, Row, main, on_device, rows_of
+from bench.report.results import Row
+from bench.studies.rows import main, rows_of
+from bench.suites.timing import Call, on_device
 from multisample import Key
 from multisample.torch import perturb_
 

@@ -39,7 +39,7 @@ from typing import Any
 import numpy as np
 from numba import carray, cfunc, njit
 
-from bench.report import entries
+from bench.report import results
 from bench.suites.machine import describe
 from multisample.backends.kernels.stream.normals import block_f32, block_f64
 from multisample.backends.kernels.stream.words import philox4x32_10, stream_key, word
@@ -217,7 +217,7 @@ def write(path: Path, runs: Sequence[Run]) -> None:
     for run in runs:
         run["summary"] = summary(run)
     new = path.with_name(path.name + ".new")
-    entries.write(new, {"runs": runs})
+    results.write(new, {"runs": runs})
     new.replace(path)
 
 

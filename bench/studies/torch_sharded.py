@@ -20,7 +20,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import multisample
-from bench.studies.turns import Call, Row, Turns, main, on_device, on_host
+from bench.report.results import Row
+from bench.studies.rows import main
+from bench.suites.timing import Call, Turns, on_device, on_host
 from multisample.torch import sample_sharded
 
 LARGE = 16_384, 65_536
