@@ -135,7 +135,7 @@ def test_unavailable_contenders_are_skipped_with_a_reason(tmp_path: Path, monkey
     monkeypatch.setattr(toolchain, "cuda_home", lambda: tmp_path)
     monkeypatch.setattr(sys, "path", [])
     for program in (header_peers.CURANDDX, header_peers.RAFT):
-        reason = header_peers.missing(program) or ""
+        reason = header_peers.missing(program.headers) or ""
         assert all(header.name in reason and header.package in reason for header in program.headers)
 
 
