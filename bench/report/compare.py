@@ -19,16 +19,19 @@ import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from bench.report.results import Run, read_run
 
+Ratios: TypeAlias = dict[tuple[str, bool], list[float]]
 
-def _ratios(runs: Sequence[Run]) -> dict[tuple[bool, str], list[float]]:
-    """The ratios of all runs of one version, by whether they are ours, and name."""
-    found: dict[tuple[bool, str], list[float]] = {}
+
+def _ratios(runs: Sequence[Run]) -> Ratios:
+    """The ratios of all runs of one version, by name, and whether they are ours."""
+    found: Ratios = {}
     for row in (row for run in runs for row in run.rows):
         if ratio := row.get("of memset") or row.get("of NumPy"):
-            found.setdefault((row["ours"], f"{row['case']}: {row['call']}"), []).append(ratio)
+            found.setdefault((f"{row['case']}: {row['call']}", row["ours"]), []).append(ratio)
     return found
 
 
@@ -48,20 +51,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     common = [key for key in new if key in old]
     if not common:
         parser.error("results: expected ratios that old and new have in common, got none")
-    factors = {key: statistics.median(new[key]) / statistics.median(old[key]) for key in common}
-    moved = {True: 0, False: 0}
-    slower = 0
-    for ours, name in sorted(common, key=lambda key: (not key[0], factors[key])):
-        factor, sides = factors[ours, name], (old[ours, name], new[ours, name])
-        noise = sum(math.log(max(side) / min(side)) for side in sides)
-        if abs(math.log(factor)) > max(noise, math.log(1 + options.least / 100)):
-            medians = " to ".join(f"{statistics.median(side):.4g}" for side in sides)
-            verdict = "faster" if factor > 1 else "slower"
-            print(f"{name}{'' if ours else ' (a peer)'}: {medians}, {100 * (factor - 1):+.1f} %, {verdict}")
-            moved[ours] += 1
-            slower += ours and factor < 1
-    print(f"{len(common)} ratios compared; of ours {slower} slower and {moved[True] - slower} faster, of peers "
-          f"{moved[False]} moved")  # fmt: skip
+    moved = []
+    for name, ours in common:
+        sides = old[name, ours], new[name, ours]
+        before, after = map(statistics.median, sides)
+        ranges = sum(math.log(max(side) / min(side)) for side in sides)
+        if abs(math.log(after / before)) > max(ranges, math.log(1 + options.least / 100)):
+            moved.append(
+                (not ours, after / before, f"{name}{'' if ours else ' (a peer)'}: {before:.4g} to {after:.4g}")
+            )
+    for _, factor, text in sorted(moved):
+        print(f"{text}, {100 * (factor - 1):+.1f} %, {'slower' if factor < 1 else 'faster'}")
+    of_ours = [factor for peer, factor, _ in moved if not peer]
+    slower = sum(factor < 1 for factor in of_ours)
+    print(f"{len(common)} ratios compared; of ours {slower} slower and {len(of_ours) - slower} faster, of peers "
+          f"{len(moved) - len(of_ours)} moved")  # fmt: skip
     return int(slower > 0)
 
 

@@ -98,10 +98,10 @@ def written(text: str, results: Results, figures: Mapping[str, Callable[[Results
     return PLACE.sub(place, text)
 
 
-def marked_pages(root: Path = ROOT) -> Iterator[Path]:
+def marked_pages() -> Iterator[Path]:
     """The pages of the repository with marked places."""
     folders = ("multisample", "backends", "csrc", "bench", ".github")
-    pages = [root / "README.md", *(page for folder in folders for page in sorted((root / folder).rglob("*.md")))]
+    pages = [ROOT / "README.md", *(page for folder in folders for page in sorted((ROOT / folder).rglob("*.md")))]
     # The package of a clone has links to backends and csrc.
     for page in dict.fromkeys(page.resolve() for page in pages):
         if PLACE.search(page.read_text(encoding="utf-8")):

@@ -17,8 +17,11 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
+
+from bench.suites.cases import Case
 
 FILES = {"gpu": "h200", "original": "original-h200", "cpu": "epyc-2-cores"}
 """The results of the suites that the pages show."""
@@ -81,16 +84,13 @@ def _row(benchmark: Mapping[str, Any]) -> Row:
     info = benchmark["extra_info"]
     if "case" in info:
         return {**info, "seconds": benchmark["stats"]["median"]}
-    matrices, operation = info.get("matrices", 1), info.get("operation", "sample")
-    shape = "x".join(map(str, [matrices] * (matrices > 1) + [info["d"] // matrices, info["n"]]))
-    usual = ("float32", "independent", "dn", "sample", "fill")
-    unusual = [word for word in (info["dtype"], info["noise"], info["layout"], operation) if word not in usual]
+    case = Case(**{field.name: info[field.name] for field in fields(Case) if field.name in info})
     seconds = benchmark["stats"]["median"] if info["device_s"] is None else info["device_s"]
     times = {"us": seconds, "host us": info["host_s"], "queued us": info.get("pipelined_s")}
     return {
         **info,
         **{name: time and time * 1e6 for name, time in times.items()},
-        "case": " ".join([info["suite"], shape, *unusual, info["mode"]]),
+        "case": f"{info['suite']} {case.name(info['mode'])}",
         "call": info["contender"],
         "seconds": seconds,
         "of memset": info["device_s"] and info["memset_s"] / seconds,

@@ -21,7 +21,7 @@ COLUMNS = (
     "Date", "GPU", "Driver, CUDA", *map(str, SHAPES), "CPU", "Threads", f"{CPU_SHAPE} on the CPU", "Versions",
 )  # fmt: skip
 
-_NAMES = [f"{d}x{n}-float32-independent-{mode}" for d, n in (*SHAPES, CPU_SHAPE) for mode in MODES]
+_NAMES = [f"{d}x{n}-{mode}" for d, n in (*SHAPES, CPU_SHAPE) for mode in MODES]
 SELECTION = f"(throughput or test_cpu) and ({' or '.join(_NAMES)})"
 """The benchmarks that a row needs, for `pytest -k`."""
 

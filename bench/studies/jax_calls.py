@@ -69,7 +69,6 @@ def rows(platform: str) -> Iterator[Row]:
             for row, other in zip(
                 *(rows_of(f"{platform} {d}x{n}", turns, "sample, jit") for turns in found), strict=True
             ):
-                del row["host us"]
                 yield {**row, "queued us": other["us"], "queued ratio": other["ratio"]}
 
 

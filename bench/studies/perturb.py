@@ -11,6 +11,7 @@ writing costs alone. `host us` is the time until the call returns.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TypeAlias
 
 import torch
 
@@ -20,26 +21,20 @@ from bench.suites.timing import Call, on_device
 from multisample import Key
 from multisample.torch import perturb_
 
+Shapes: TypeAlias = list[tuple[int, ...]]
 
-def opt_shapes() -> list[tuple[int, ...]]:
-    """The shapes of the tensors of OPT-1.3B (Zhang et al., arXiv:2205.01068): 388, with 24 layers."""
-    layer: list[tuple[int, ...]] = [(2048, 2048), (2048,)] * 4 + [(2048,)] * 4
-    layer += [(8192, 2048), (8192,), (2048, 8192), (2048,)]
-    return [(50272, 2048), (2050, 2048), *24 * layer, (2048,), (2048,)]
-
-
-def llama_shapes() -> list[tuple[int, ...]]:
-    """The shapes of the tensors of Llama 2 7B (Touvron et al., arXiv:2307.09288): 291, with 32 layers."""
-    layer: list[tuple[int, ...]] = [(4096, 4096)] * 4 + [(11008, 4096)] * 2 + [(4096, 11008)] + [(4096,)] * 2
-    return [(32000, 4096), *32 * layer, (4096,), (32000, 4096)]
-
-
-MODELS: dict[str, tuple[str, list[tuple[int, ...]], int]] = {
+# The tensors of OPT-1.3B (Zhang et al., arXiv:2205.01068): 388, with 24 layers.
+OPT_LAYER: Shapes = [*4 * [(2048, 2048), (2048,)], *4 * [(2048,)], (8192, 2048), (8192,), (2048, 8192), (2048,)]
+OPT: Shapes = [(50272, 2048), (2050, 2048), *24 * OPT_LAYER, (2048,), (2048,)]
+# The tensors of Llama 2 7B (Touvron et al., arXiv:2307.09288): 291, with 32 layers.
+LLAMA_LAYER: Shapes = [*4 * [(4096, 4096)], *2 * [(11008, 4096)], (4096, 11008), *2 * [(4096,)]]
+LLAMA: Shapes = [(32000, 4096), *32 * LLAMA_LAYER, (4096,), (32000, 4096)]
+MODELS: dict[str, tuple[str, Shapes, int]] = {
     # The type, the shapes, and the members of an update.
     "cuda 2^28 float32": ("float32", [(1 << 28,)], 30),
     "cuda 2^28 bfloat16": ("bfloat16", [(1 << 28,)], 30),
-    "cuda OPT-1.3B bfloat16": ("bfloat16", opt_shapes(), 30),
-    "cuda Llama 7B bfloat16": ("bfloat16", llama_shapes(), 30),
+    "cuda OPT-1.3B bfloat16": ("bfloat16", OPT, 30),
+    "cuda Llama 7B bfloat16": ("bfloat16", LLAMA, 30),
     "cuda 388 tensors of 100": ("float32", [(100,)] * 388, 8),
 }
 

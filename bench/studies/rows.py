@@ -10,7 +10,7 @@ from pathlib import Path
 from bench.report.results import Row, rounded, write
 from bench.suites.contenders import cuda_reason
 from bench.suites.machine import describe
-from bench.suites.timing import Call, Turns, cuda_device
+from bench.suites.timing import Call, Turn, Turns, cuda_device
 
 
 def peak(call: Call) -> float:
@@ -27,6 +27,11 @@ def peak(call: Call) -> float:
     cuda_device().wait()
     del result
     return float(torch.cuda.max_memory_allocated() - before + pool.total_bytes() - held)
+
+
+def host_ratio(turns: list[Turn], others: list[Turn]) -> float:
+    """The median of the ratios of the host's times within a turn."""
+    return statistics.median(turn.host / other.host for turn, other in zip(turns, others, strict=True))
 
 
 def rows_of(case: str, turns: Turns, base: str | None = None) -> Iterator[Row]:

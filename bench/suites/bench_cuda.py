@@ -26,7 +26,7 @@ from bench.suites.contenders import CUDA
 from bench.suites.running import CudaRunner
 
 # Warnings of other libraries are not ours to fix.
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.benchmark(disable_gc=True)]
 
 HEADLINES = [(4096, 65_536), (262_144, 1024), (4_194_304, 32), (1000, 1024)]
 SHAPES = [*HEADLINES, (1_048_576, 128), (4096, 65_537), (100, 100_000), (10, 10)]
@@ -55,16 +55,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     parametrize(metafunc, tests[metafunc.function], contenders, list(MODES))
 
 
-@pytest.mark.benchmark(disable_gc=True)
 def test_throughput(benchmark: Any, cuda: CudaRunner, case: Case, contender: str, mode: str) -> None:
     cuda.run(benchmark, "throughput", CUDA[contender], case, mode)
 
 
-@pytest.mark.benchmark(disable_gc=True)
 def test_original(benchmark: Any, cuda: CudaRunner, case: Case, contender: str, mode: str) -> None:
     cuda.run(benchmark, "original", CUDA[contender], case, mode)
 
 
-@pytest.mark.benchmark(disable_gc=True)
 def test_operations(benchmark: Any, cuda: CudaRunner, case: Case, contender: str, mode: str) -> None:
     cuda.run(benchmark, "operations", CUDA[contender], case, mode)

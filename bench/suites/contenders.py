@@ -9,7 +9,6 @@ contender says why it cannot run.
 from __future__ import annotations
 
 import functools
-import importlib.util
 import itertools
 import operator
 import os
@@ -25,7 +24,7 @@ import multisample
 from bench.suites import header_peers, mkl_peer
 from bench.suites.cases import MODES, Case, vectors, weights
 from bench.suites.sample_checks import OPERATIONS
-from multisample.backends.native import libraries
+from multisample.backends.native import libraries, toolchain
 from multisample.backends.system.threads import thread_count
 
 Call = Callable[[], Any]
@@ -97,18 +96,13 @@ def _torch_reason() -> str | None:
 
 
 def _module_reason(name: str) -> str | None:
-    """Why a peer on CuPy's device that needs the module `name` cannot run."""
-    try:
-        found = importlib.util.find_spec(name)
-    except ModuleNotFoundError:
-        found = None
-    return cuda_reason() or (None if found else f"no module {name} is installed")
+    return None if toolchain.is_installed(name) else f"no module {name} is installed"
 
 
 @functools.cache
 def _jax_reason(platform: str) -> str | None:
-    if importlib.util.find_spec("jax") is None:
-        return "JAX is not installed"
+    if reason := _module_reason("jax"):
+        return reason
     try:
         _jax().devices(platform)
     except RuntimeError as error:
@@ -122,13 +116,6 @@ def _jax() -> Any:
     import jax
 
     return jax
-
-
-def _backend_reason(name: str, *, cuda: bool) -> str | None:
-    reasons = multisample.list_backends()[name].reasons
-    if not reasons and cuda:
-        reasons = libraries.cuda_reasons()
-    return "; ".join(reasons) or None
 
 
 def _vectors(case: Case, place: str) -> list[Any]:
@@ -167,7 +154,10 @@ def _ours(backend: str, place: str) -> Contender:
     def start(case: Case, mode: str) -> Call:
         return _our_call(case, *_vectors(case, place), backend=backend, **MODES[mode])
 
-    reason = functools.partial(_backend_reason, backend, cuda=place == "cuda")
+    def reason() -> str | None:
+        reasons = multisample.list_backends()[backend].reasons
+        return "; ".join(reasons or (libraries.cuda_reasons() if place == "cuda" else ())) or None
+
     everything = EVERYTHING | {"operations": tuple(OPERATIONS)}
     return Contender(backend, reason, start, ours=True, layouts=LAYOUTS, **everything)
 
@@ -286,16 +276,12 @@ def _torch_randn(device: str, case: Case, mode: str) -> Call:
     return functools.partial(torch.randn, shape, dtype=dtype, device=device)
 
 
-@functools.cache
-def _original_extension() -> Any:
+def _original_kernel(case: Case, mode: str) -> Call:
     from torch.utils.cpp_extension import load
 
     source = Path(__file__).with_name("original_kernel.cu")
-    return load("original_kernel", [str(source)], extra_cuda_cflags=["-O3", "--use_fast_math"])
-
-
-def _original_kernel(case: Case, mode: str) -> Call:
-    return functools.partial(_original_extension().sample, *_vectors(case, "cuda"), case.n)
+    extension = load("original_kernel", [str(source)], extra_cuda_cflags=["-O3", "--use_fast_math"])
+    return functools.partial(extension.sample, *_vectors(case, "cuda"), case.n)
 
 
 def _cupy(generator: bool, case: Case, mode: str) -> Call:
@@ -324,10 +310,6 @@ def _curand_host(ordering: int, case: Case, mode: str) -> Call:
         return out
 
     return draw
-
-
-def _header_reason(program: header_peers.Program) -> str | None:
-    return cuda_reason() or header_peers.missing(program.headers)
 
 
 def _header_peer(
@@ -454,13 +436,25 @@ def _named(*contenders: Contender) -> dict[str, Contender]:
     return {contender.name: contender for contender in contenders}
 
 
+def _users_of_torch(reason: Callable[[], str | None], device: str, place: str) -> list[Contender]:
+    """Contenders on either device; a loop and a flattened call take arrays of the first contender of ours."""
+    return [
+        _peer("torch_eager", reason, _torch_eager, device, **EVERYTHING),
+        _peer("normal_rsample", reason, _normal_rsample, device, dtypes=EVERY_DTYPE, operations=MATRICES),
+        _peer("loop", reason, _loop, place, operations=("batch",)),
+        _peer("flat", reason, _flat, place, operations=("batch",)),
+        _peer("vmap", reason, _vmap, device, operations=("batch",)),
+        _peer("sample_and_product", reason, _sample_and_product, device, operations=("moments",)),
+    ]
+
+
 # Constants of curand.h: CURAND_ORDERING_PSEUDO_DEFAULT, and the faster CURAND_ORDERING_PSEUDO_DYNAMIC.
 _DEFAULT_ORDERING, _DYNAMIC_ORDERING = 101, 104
 
 _jax_cuda = functools.partial(_jax_reason, "cuda")
 _JAX_WAIT = operator.methodcaller("block_until_ready")
-_curanddx_reason = functools.partial(_header_reason, header_peers.CURANDDX)
-_raft_reason = functools.partial(_header_reason, header_peers.RAFT)
+_curanddx_reason = functools.partial(header_peers.missing, header_peers.CURANDDX.headers)
+_raft_reason = functools.partial(header_peers.missing, header_peers.RAFT.headers)
 _raft_table = functools.partial(_header_peer, header_peers.RAFT)
 _triton_reason = functools.partial(_module_reason, "triton")
 _xoroshiro_reason = functools.partial(_module_reason, "numba.cuda.random")
@@ -469,20 +463,15 @@ CUDA = _named(
     _ours("torch_ext", "cuda"),
     _ours("cupy", "cupy"),
     _ours("numba", "cupy"),
+    *_users_of_torch(_torch_reason, "cuda", "cuda"),
     _peer("original_kernel", _torch_reason, _original_kernel, noises=("shared",), most_samples=1024),
-    _peer("torch_eager", _torch_reason, _torch_eager, "cuda", **EVERYTHING),
     _peer("torch_compile", _torch_reason, _torch_compile, **EVERYTHING),
-    _peer("normal_rsample", _torch_reason, _normal_rsample, "cuda", dtypes=EVERY_DTYPE, operations=MATRICES),
-    _peer("loop", _torch_reason, _loop, "cuda", operations=("batch",)),
-    _peer("flat", _torch_reason, _flat, "cuda", operations=("batch",)),
-    _peer("vmap", _torch_reason, _vmap, "cuda", operations=("batch",)),
-    _peer("sample_and_product", _torch_reason, _sample_and_product, "cuda", operations=("moments",)),
     _peer("triton_randn", _triton_reason, _triton_randn),
     _peer("numba_xoroshiro", _xoroshiro_reason, _numba_xoroshiro),
-    _peer("cupy_random", cuda_reason, _cupy, False),
-    _peer("cupy_generator", cuda_reason, _cupy, True),
-    _peer("curand_host", cuda_reason, _curand_host, _DEFAULT_ORDERING, lacks=BARE),
-    _peer("curand_host_dynamic", cuda_reason, _curand_host, _DYNAMIC_ORDERING, lacks=BARE),
+    _peer("cupy_random", _always, _cupy, False),
+    _peer("cupy_generator", _always, _cupy, True),
+    _peer("curand_host", _always, _curand_host, _DEFAULT_ORDERING, lacks=BARE),
+    _peer("curand_host_dynamic", _always, _curand_host, _DYNAMIC_ORDERING, lacks=BARE),
     _peer("curanddx", _curanddx_reason, _curanddx, ()),
     _peer("curanddx_fast_math", _curanddx_reason, _curanddx, header_peers.FAST, modes=("fast_math",)),
     _peer("raft_table", _raft_reason, _raft_table, ("PCG",), (), layouts=("nd",)),
@@ -495,16 +484,11 @@ CUDA = _named(
 CPU = _named(
     _ours("cpu", "numpy"),
     _ours("torch_ext", "cpu"),
+    *_users_of_torch(_always, "cpu", "numpy"),
     _peer("numpy", _always, _numpy, **EVERYTHING),
     _peer("numpy_bare", _always, _numpy_bare, lacks=BARE, operations=FILLS),
     _peer("mkl", mkl_peer.missing, _mkl, False),
     _peer("mkl_bare", mkl_peer.missing, _mkl, True, lacks=BARE, operations=FILLS),
-    _peer("torch_eager", _always, _torch_eager, "cpu", **EVERYTHING),
-    _peer("normal_rsample", _always, _normal_rsample, "cpu", operations=MATRICES),
-    _peer("loop", _always, _loop, "numpy", operations=("batch",)),
-    _peer("flat", _always, _flat, "numpy", operations=("batch",)),
-    _peer("vmap", _always, _vmap, "cpu", operations=("batch",)),
-    _peer("sample_and_product", _always, _sample_and_product, "cpu", operations=("moments",)),
     _peer("torch_randn", _always, _torch_randn, "cpu", lacks=BARE, operations=FILLS),
     _peer("jax", functools.partial(_jax_reason, "cpu"), _jax_normal, "cpu", "threefry2x32", wait=_JAX_WAIT),
 )

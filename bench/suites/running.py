@@ -69,7 +69,7 @@ class CudaRunner:
         """Check `contender` and time it. The results are in the table and in the benchmark's `extra_info`."""
         call, times, variants = self._started(contender, case, mode)
         wait = contender.wait or (lambda result: self._device.wait())
-        benchmark.group = f"{suite} {case.group(mode)}"
+        benchmark.group = f"{suite} {case.name(mode)}"
         benchmark.extra_info.update(
             _info(suite, contender, case, mode), **variants, **{f"{name}_s": s for name, s in times._asdict().items()}
         )
@@ -94,7 +94,7 @@ def run_on_cpu(benchmark: Any, suite: str, contender: Contender, case: Case) -> 
     """Check `contender` and time it. Its calls return when all work is done."""
     calls, wait = _start(contender, case, "portable"), contender.wait
     call, variants = _fastest(calls, lambda: on_host(calls, turns=10, repeats=1))
-    benchmark.group = f"{suite} {case.group('portable')}"
+    benchmark.group = f"{suite} {case.name('portable')}"
     benchmark.extra_info.update(_info(suite, contender, case, "portable"), **variants)
     benchmark(call if wait is None else lambda: wait(call()))
     benchmark.extra_info.update(dict.fromkeys(f"{name}_s" for name in Times._fields))

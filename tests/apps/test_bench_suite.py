@@ -125,7 +125,7 @@ def test_peers_are_measured_once_and_ours_once_per_mode_and_the_fastest_variant_
     info = tables[0].extra_info
     assert (info["layout"], info["device_s"], info["variant"]) == (layout, pytest.approx(0.01), "fast")
     assert info["memset_s"] == pytest.approx(1e-9 * info["bytes"])
-    assert tables[1].group == f"throughput ({D}, {N}) float32 independent {'nd ' * (layout == 'nd')}fast_math"
+    assert tables[1].group == f"throughput {D}x{N} {'nd ' * (layout == 'nd')}fast_math"
 
 
 def test_unavailable_contenders_are_skipped_with_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
