@@ -41,10 +41,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def compared(case: str, name: str, ours: Call, other: Call) -> Row:
     """Microseconds on the host of both."""
 
-    def idle(result: Any) -> None:
-        if "torch cuda" in case or "cupy" in case:
-            cuda_device().wait()
-
+    idle = cuda_device().wait if "torch cuda" in case or "cupy" in case else lambda result: None
     found = on_host({"ours": ours, "other": other}, idle, turns=41, repeats=40)
     us, other_us = (row["host us"] for row in rows_of(case, found))
     return {"case": case, "call": name, "us": us, "other us": other_us, "ratio": host_ratio(*found.values())}

@@ -66,9 +66,8 @@ def rows(platform: str) -> Iterator[Row]:
             queued = contenders(platform, d, n)
             waited = {name: lambda call=call: wait(call()) for name, call in queued.items()}
             found = on_host(waited, least=SECONDS), on_host(queued, wait, least=SECONDS)
-            for row, other in zip(
-                *(rows_of(f"{platform} {d}x{n}", turns, "sample, jit") for turns in found), strict=True
-            ):
+            pairs = (rows_of(f"{platform} {d}x{n}", turns, "sample, jit") for turns in found)
+            for row, other in zip(*pairs, strict=True):
                 yield {**row, "queued us": other["us"], "queued ratio": other["ratio"]}
 
 

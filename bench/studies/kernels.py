@@ -17,6 +17,7 @@ from typing import Any
 import multisample
 from bench.report.results import Row
 from bench.studies.rows import main, rows_of
+from bench.suites.cases import MODES
 from bench.suites.timing import Call, Ring, cuda_device, on_device
 
 SHAPES = [
@@ -24,9 +25,6 @@ SHAPES = [
     (1_048_576, 127), (4_194_304, 33), (32, 8_388_608), (257, 1_000_000), (1001, 262_144), (2500, 1024),
     (10, 1_000_000), *((2**26 // n, n) for n in range(1, 9)),
 ]  # fmt: skip
-MODES: dict[str, dict[str, Any]] = {
-    "portable": {}, "fast_math": {"fast_math": True}, "shared": {"noise": "shared"},
-}  # fmt: skip
 WAYS: dict[str, dict[str, Any]] = {
     "dn": {},
     "nd": {"layout": "nd"},
@@ -50,9 +48,9 @@ def contenders(d: int, n: int) -> dict[str, Call]:
     calls: dict[str, Call] = {"memset": memset}
     if n <= 8:
         calls["torch.randn"] = lambda: torch.randn((d, n), device="cuda")
-    statuses = multisample.list_backends()
+    statuses, modes = multisample.list_backends(), {**MODES, "shared": {"noise": "shared"}}
     for backend in ("torch_ext", "cupy", "numba"):
-        for (mode, options), (way, layout) in itertools.product(MODES.items(), WAYS.items()):
+        for (mode, options), (way, layout) in itertools.product(modes.items(), WAYS.items()):
             if statuses[backend].available and (n > 8 or (mode != "shared" and way in ("dn", "nd"))):
                 calls[f"{backend}, {mode}, {way}"] = functools.partial(sample, backend=backend, **options, **layout)
     ring = Ring(4 * d * n)

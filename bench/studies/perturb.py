@@ -18,7 +18,6 @@ import torch
 from bench.report.results import Row
 from bench.studies.rows import main, rows_of
 from bench.suites.timing import Call, on_device
-from multisample import Key
 from multisample.torch import perturb_
 
 Shapes: TypeAlias = list[tuple[int, ...]]
@@ -39,7 +38,8 @@ MODELS: dict[str, tuple[str, Shapes, int]] = {
 }
 
 
-def one_member(tensors: list[torch.Tensor]) -> dict[str, Call]:
+def contenders(tensors: list[torch.Tensor], members: int) -> dict[str, Call]:
+    coefficients = 1e-3 if members == 1 else torch.full((members,), 1e-3, device="cuda")
     generator = torch.Generator("cuda")
 
     def loop() -> None:
@@ -51,29 +51,20 @@ def one_member(tensors: list[torch.Tensor]) -> dict[str, Call]:
             generator.manual_seed(7)
             x.add_(1e-3 * torch.randn(x.shape, generator=generator, dtype=x.dtype, device="cuda"))
 
-    return {
-        "perturb_": lambda: perturb_(tensors, 1e-3, seed=7),
-        "perturb_, fast_math": lambda: perturb_(tensors, 1e-3, seed=7, fast_math=True),
-        "loop": loop,
-        "loop with a generator": generator_loop,
-        "mul_": lambda: [x.mul_(0.5) for x in tensors],
+    calls: dict[str, Call] = {
+        "perturb_": lambda: perturb_(tensors, coefficients, seed=7),
+        "perturb_, fast_math": lambda: perturb_(tensors, coefficients, seed=7, fast_math=True),
     }
-
-
-def update(tensors: list[torch.Tensor], members: int) -> dict[str, Call]:
-    many = torch.full((members,), 1e-3, device="cuda")
-    return {
-        "perturb_": lambda: perturb_(tensors, many, seed=Key(7, 1)),
-        "perturb_, fast_math": lambda: perturb_(tensors, many, seed=Key(7, 1), fast_math=True),
-    }
+    loops = {"loop": loop, "loop with a generator": generator_loop, "mul_": lambda: [x.mul_(0.5) for x in tensors]}
+    return calls | (loops if members == 1 else {})
 
 
 def rows() -> Iterator[Row]:
-    for model, (dtype, shapes, members) in MODELS.items():
+    for model, (dtype, shapes, most) in MODELS.items():
         tensors = [torch.zeros(shape, dtype=getattr(torch, dtype), device="cuda") for shape in shapes]
-        for count, calls in ((1, one_member(tensors)), (members, update(tensors, members))):
-            for row in rows_of(f"{model}, {count} members", on_device(calls, row=5, fills=0)):
-                yield {**row, "us": row["us"] / count}
+        for members in (1, most):
+            for row in rows_of(f"{model}, {members} members", on_device(contenders(tensors, members), row=5, fills=0)):
+                yield {**row, "us": row["us"] / members}
 
 
 if __name__ == "__main__":

@@ -124,13 +124,6 @@ def callbacks() -> tuple[Any, ...]:
     return get_u01, get_bits, write_nothing
 
 
-class Generator(ctypes.Structure):
-    """TestU01's unif01_Gen."""
-
-    _fields_ = [("state", ctypes.c_void_p), ("param", ctypes.c_void_p), ("name", ctypes.c_char_p),
-                *((name, ctypes.c_void_p) for name in ("get_u01", "get_bits", "write"))]  # fmt: skip
-
-
 def build(sources: Path | None, folder: Path) -> Path:
     """Compile TestU01 as a library in an empty folder, without its configure, which is from 2009."""
     if sources is None:
@@ -163,8 +156,9 @@ def run_test(library: Path, battery: str, test: int, order: str, seed: int) -> d
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     testu01 = ctypes.CDLL(str(library))
     place, numbers = np.array([ORDERS.index(order), test, seed, 0, 0, 0], np.uint64), np.empty(4 * BLOCKS)
-    functions = (function.address for function in callbacks())
-    generator = Generator(numbers.ctypes.data, place.ctypes.data, b"multisample", *functions)
+    name, functions = ctypes.create_string_buffer(b"multisample"), (function.address for function in callbacks())
+    # TestU01's unif01_Gen: the functions' two arguments in reverse, the name, and the functions.
+    generator = (ctypes.c_void_p * 6)(numbers.ctypes.data, place.ctypes.data, ctypes.addressof(name), *functions)
     repetitions = (ctypes.c_int * 201)()
     repetitions[test] = 1
     start = os.times()

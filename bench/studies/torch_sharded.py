@@ -21,13 +21,13 @@ from torch.distributed.tensor import Shard, distribute_tensor
 import multisample
 from bench.report.results import Row
 from bench.studies.rows import main
+from bench.suites.cases import MODES
 from bench.suites.timing import Call, Turns, medians, on_device, on_host
 from multisample.torch import sample_sharded
 
 LARGE = 16_384, 65_536
 SMALL = 2500, 1024
 WAYS = {"samples": Shard(1), "dimensions": Shard(0)}
-MODES: dict[str, dict[str, Any]] = {"portable": {}, "fast_math": {"fast_math": True}}
 
 
 def vectors(d: int) -> tuple[torch.Tensor, torch.Tensor]:

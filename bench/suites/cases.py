@@ -17,11 +17,7 @@ from multisample.backends.element_types import SIZES
 
 MODES: dict[str, dict[str, Any]] = {"portable": {}, "fast_math": {"fast_math": True}}
 
-SMALL = (6, 40)
-"""The shape if nothing is timed."""
-
-BATCH = 3
-"""The matrices of a batch if nothing is timed."""
+SMALL, BATCH = (6, 40), 3  # The shape, and the matrices of a batch, if nothing is timed.
 
 
 @dataclass(frozen=True)

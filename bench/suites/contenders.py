@@ -413,7 +413,6 @@ def _numpy_bare(case: Case, mode: str) -> Call:
 
 def _mkl(bare: bool, case: Case, mode: str) -> Variants:
     columns = None if bare else [vector[:, None] for vector in _vectors(case, "numpy")]
-
     same = np.zeros((case.d, case.n), np.float32)
 
     def call(fill: Callable[..., None]) -> Any:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -94,10 +93,7 @@ def nvcc(source: Path, architecture: str, headers: tuple[Header, ...], *options:
     home, folders = toolchain.cuda_home(), [header_folder(header) for header in headers]
     # cuRAND's package may have other headers of a toolkit, so it is last.
     includes = [f"-I{folder}" for folder in dict.fromkeys([*folders[:-1], f"{home}/include", *folders[-1:]])]
-    command = [f"{home}/bin/nvcc", f"-arch=sm_{architecture}", *includes, *options, str(source)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{shlex.join(command)} failed:\n{done.stderr}")
+    subprocess.run([f"{home}/bin/nvcc", f"-arch=sm_{architecture}", *includes, *options, source], check=True)
 
 
 @functools.cache

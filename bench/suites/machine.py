@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import importlib.metadata
-import importlib.util
 import os
 import platform
 from typing import Any
@@ -41,7 +40,7 @@ def describe(*, gpu: bool) -> dict[str, Any]:
         runtime = cupy.cuda.runtime
         gpu_name = runtime.getDeviceProperties(runtime.getDevice())["name"].decode()
         versions["cuda_runtime"] = str(runtime.runtimeGetVersion())
-        if importlib.util.find_spec("pynvml"):
+        with contextlib.suppress(ImportError):
             import pynvml
 
             pynvml.nvmlInit()

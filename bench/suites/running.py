@@ -68,7 +68,7 @@ class CudaRunner:
     def run(self, benchmark: Any, suite: str, contender: Contender, case: Case, mode: str) -> None:
         """Check `contender` and time it. The results are in the table and in the benchmark's `extra_info`."""
         call, times, variants = self._started(contender, case, mode)
-        wait = contender.wait or (lambda result: self._device.wait())
+        wait = contender.wait or self._device.wait
         benchmark.group = f"{suite} {case.name(mode)}"
         benchmark.extra_info.update(
             _info(suite, contender, case, mode), **variants, **{f"{name}_s": s for name, s in times._asdict().items()}

@@ -87,7 +87,7 @@ class CudaDevice:
         stop.synchronize()
         return float(self._cupy.cuda.get_elapsed_time(start, stop)) / 1e3
 
-    def wait(self) -> None:
+    def wait(self, result: Any = None) -> None:
         """Wait until the device is idle."""
         self._cupy.cuda.runtime.deviceSynchronize()
 
