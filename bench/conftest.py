@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,13 +18,6 @@ def pytest_configure(config: pytest.Config) -> None:
     # Set here and not in the options of pyproject.toml, where it would contradict --benchmark-only.
     if not is_timed(config):
         config.option.benchmark_disable = True
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_sessionfinish() -> Iterator[None]:
-    # With `filterwarnings = error`, this warning would end a run of skipped benchmarks in a traceback.
-    warnings.filterwarnings("default", "Not saving anything")
-    yield
 
 
 def pytest_benchmark_update_json(output_json: dict[str, Any]) -> None:

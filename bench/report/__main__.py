@@ -15,11 +15,10 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.report.entries import Run, read_run, reduced, write
-from bench.report.figures import FIGURES, pictures_of_pages
-from bench.report.pages import ROOT, marked_pages, written
+from bench.report.page_figures import FIGURES, pictures_of_pages
+from bench.report.page_numbers import ROOT, marked_pages, written
 from bench.report.pictures import THEMES, Picture, pictures, svg
-from bench.report.results import Results
+from bench.report.results import Results, Run, read_run, reduced, write
 from bench.report.row import measured, row
 
 PAGE = """<!doctype html>
@@ -57,12 +56,9 @@ def write_report(runs: Sequence[Run], folder: Path) -> list[str]:
     return texts
 
 
-def write_pages(root: Path = ROOT) -> list[Path]:
-    """Reduce the committed results, draw the pictures that pages show, and write the marked places of all pages.
-
-    Returns the pages that changed.
-    """
-    results = Results(root / "bench" / "results")
+def write_pages() -> None:
+    """Reduce the committed results, draw the pictures that pages show, and write the marked places of all pages."""
+    results = Results(ROOT / "bench" / "results")
     for path in results.folder.glob("*.json"):
         content = json.loads(path.read_text(encoding="utf-8"))
         if "machine_info" in content:  # As pytest-benchmark wrote it.
@@ -71,14 +67,9 @@ def write_pages(root: Path = ROOT) -> list[Path]:
     drawn = {file for run, picture in pages for file in _write_picture(run, picture, results.folder)}
     for stale in set(results.folder.glob("*.svg")) - drawn:
         stale.unlink()
-    changed = []
-    for page in marked_pages(root):
-        before = page.read_text(encoding="utf-8")
-        after = written(before, results, FIGURES, os.path.relpath(results.folder, page.parent))
-        if after != before:
-            page.write_text(after, encoding="utf-8")
-            changed.append(page)
-    return changed
+    for page in marked_pages():
+        text, prefix = page.read_text(encoding="utf-8"), os.path.relpath(results.folder, page.parent)
+        page.write_text(written(text, results, FIGURES, prefix), encoding="utf-8")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -91,8 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("-o", "--output", type=Path, default=Path("report"), help="the folder to write to [report]")
     options = parser.parse_args(arguments)
     if options.pages:
-        print(*write_pages() or ["No page changed."], sep="\n")
-        return
+        return write_pages()
     if not options.results and not options.row:
         parser.error("results: expected files, got none")
     names = [path.stem for path in options.results]

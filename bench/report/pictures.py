@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, Formatter, FuncFormatter, LogLocator, NullLocator, PercentFormatter
 
-from bench.report.entries import CPU_REFERENCE, Entry, Group, Run
+from bench.report.results import Row, Run
 
 STYLE: dict[str, Any] = {
     "font.sans-serif": ["DejaVu Sans"],  # Comes with Matplotlib, and is wide: other fonts of the reader fit too.
@@ -70,7 +70,6 @@ LOOKS = {
     "jax_rbg": Look("JAX, rbg generator: jit of mu + sigma * normal"),
     "triton_randn": Look("Triton: a kernel with tl.randn", "#e0a100", "8", True),
     "numba_xoroshiro": Look("numba-cuda: a kernel with xoroshiro128p", "#9aa03c", "X"),
-    "torch_func_random": Look("PyTorch: torch.func._random"),
     "mkl": Look("oneMKL: vsRngGaussian", "#4d9221", "P", True),
     "numpy": Look("NumPy: mu + sigma * standard_normal", "#d55e00", "X", True),
     "numpy_bare": Look("NumPy: standard_normal"),
@@ -80,40 +79,26 @@ HOST_BYTES = 32_000_000  # Larger matrices may keep the host waiting for the GPU
 MODES = {"portable": "portable numbers", "fast_math": "fast_math"}
 
 
-def _look(entry: Entry) -> Look:
-    return LOOKS.get(entry.contender, Look(entry.contender, compared=entry.ours))
+def _look(row: Row) -> Look:
+    return LOOKS.get(row["call"], Look(row["call"], compared=row["ours"]))
 
 
-def _label(entry: Entry) -> str:
+def _label(row: Row) -> str:
     """What computes, and what it computes, in words."""
-    name = _look(entry).name
-    if entry.ours:
-        return f"{name}, {MODES.get(entry.mode, entry.mode)}"
-    return f"{name.partition(':')[0]}: only z (no mu, no sigma)" if entry.lacks else name
+    name = _look(row).name
+    if row["ours"]:
+        return f"{name}, {MODES.get(row['mode'], row['mode'])}"
+    return f"{name.partition(':')[0]}: only z (no mu, no sigma)" if row["lacks"] else name
 
 
 KINDS = {"independent": "each element has its own noise", "shared": "all dimensions share one row of noise"}
 
 
-def _of_kind(run: Run, noise: str) -> list[Group]:
-    """The groups of float32 in layout "dn" that the pictures compare. They may differ in shape and mode."""
+def _compared(run: Run, noise: str) -> list[Row]:
+    """The rows of float32 in layout "dn" that pictures compare. They may differ in shape and mode."""
     kind = "float32", noise, "dn"
-    return [
-        group for group in run.groups
-        if group.suite in SUITES and (group.entries[0].dtype, group.entries[0].noise, group.entries[0].layout) == kind
-    ]  # fmt: skip
-
-
-def _compared(groups: Iterable[Group]) -> list[Entry]:
-    return [entry for group in groups for entry in group.entries if _look(entry).compared]
-
-
-def _by_shape(groups: Iterable[Group]) -> dict[tuple[int, int], dict[str, Entry]]:
-    """The compared contenders by (d, n) and `_label`. Peers are in both modes' groups: their first entry counts."""
-    shapes: dict[tuple[int, int], dict[str, Entry]] = {}
-    for entry in _compared(groups):
-        shapes.setdefault((entry.d, entry.n), {}).setdefault(_label(entry), entry)
-    return shapes
+    rows = [row for row in run.rows if row.get("suite") in SUITES and _look(row).compared]
+    return [row for row in rows if (row["dtype"], row["noise"], row["layout"]) == kind]
 
 
 class Picture(NamedTuple):
@@ -131,8 +116,8 @@ def pictures(run: Run) -> list[Picture]:
     """Every picture that the results of `run` suffice for. The first three show the most."""
     found: list[Picture] = []
     for noise in KINDS:
-        for picture in (_largest, _memory, _calls, _over_numpy):
-            found += picture(run, noise, _of_kind(run, noise))
+        rows = _compared(run, noise)
+        found += [*_largest(run, noise, rows), *_by_size(run, noise, rows)]
     return [*found[:3], *_host(run), *found[3:]]
 
 
@@ -159,14 +144,14 @@ def _time_text(seconds: float) -> str:
     return SECONDS(float(f"{seconds:.3g}"))
 
 
-def _bars(rows: Sequence[tuple[Entry, float]], base: float, memset: float | None, figure: Figure, axes: Axes) -> None:
+def _bars(bars: Sequence[tuple[Row, float]], base: float, memset: float | None, figure: Figure, axes: Axes) -> None:
     """Seconds by contender, each beside its ratio to `base`; a vertical line at the time of cudaMemsetAsync."""
-    names = [textwrap.fill(_label(entry), 30) for entry, _ in rows]
-    bars = axes.barh(names, [seconds for _, seconds in rows], color=[_look(entry).colour for entry, _ in rows])
-    for bar, (entry, _) in zip(bars, rows, strict=True):
-        bar.set_alpha(1 if entry.ours else 0.7)
-    texts = [_time_text(seconds) + ("" if seconds == base else f" ({seconds / base:.1f}x)") for _, seconds in rows]
-    axes.bar_label(bars, texts, padding=5)
+    names = [textwrap.fill(_label(row), 30) for row, _ in bars]
+    drawn = axes.barh(names, [seconds for _, seconds in bars], color=[_look(row).colour for row, _ in bars])
+    for bar, (row, _) in zip(drawn, bars, strict=True):
+        bar.set_alpha(1 if row["ours"] else 0.7)
+    texts = [_time_text(seconds) + ("" if seconds == base else f" ({seconds / base:.1f}x)") for _, seconds in bars]
+    axes.bar_label(drawn, texts, padding=5)
     axes.grid(axis="x", linewidth=0.6)
     axes.invert_yaxis()
     axes.margins(x=0.4)
@@ -179,66 +164,68 @@ def _bars(rows: Sequence[tuple[Entry, float]], base: float, memset: float | None
         figure.supxlabel(text, x=0.01, ha="left", fontsize=10.5)
 
 
-def _row_texts(rows: Sequence[tuple[Entry, float]]) -> str:
-    return "; ".join(f"{_label(entry)} {_time_text(seconds)}" for entry, seconds in rows)
+def _bar_picture(
+    name: str, title: str, subtitle: str, alt: str, bars: Sequence[tuple[Row, float]], memset: float | None = None
+) -> Iterator[Picture]:
+    """A picture beside our first bar, if there is one."""
+    ours = [seconds for row, seconds in bars if row["ours"] and row["mode"] == "portable"]
+    if ours:
+        texts = "; ".join(f"{_label(row)} {_time_text(seconds)}" for row, seconds in bars)
+        subtitle = f"{subtitle}; x: times as long as {_time_text(ours[0])}"
+        height = 1.6 + 0.44 * len(bars)
+        yield Picture(name, title, subtitle, f"{alt}: {texts}", height, partial(_bars, bars, ours[0], memset))
 
 
-def _largest(run: Run, noise: str, groups: Sequence[Group]) -> Iterator[Picture]:
-    shapes = _by_shape(groups)
+def _largest(run: Run, noise: str, rows: Sequence[Row]) -> Iterator[Picture]:
+    shapes: dict[tuple[int, int], dict[str, Row]] = {}
+    for row in rows:  # Peers are in the cases of both modes: their first row counts.
+        shapes.setdefault((row["d"], row["n"]), {}).setdefault(_label(row), row)
     # Of the largest shapes the squarest, and of equally square ones that with more dimensions.
     shape = max(shapes, key=lambda s: (_octave(s[0] * s[1]), -max(s) / min(s), s[0]), default=(0, 0))
-    rows = sorted(((entry, entry.seconds) for entry in shapes.get(shape, {}).values()), key=lambda row: row[1])
-    base = next((entry for entry, _ in rows if entry.ours and entry.mode == "portable"), None)
-    if len(shapes) > 1 and base is not None and not all(entry.ours for entry, _ in rows):
-        matrix = f"a matrix of {shape[0]:,} x {shape[1]:,}"
-        what = "a call" if base.device is None else "the kernels"
-        yield Picture(
+    shown = sorted(shapes.get(shape, {}).values(), key=lambda row: float(row["seconds"]))
+    base = next((row for row in shown if row["ours"] and row["mode"] == "portable"), None)
+    if len(shapes) > 1 and base is not None and not all(row["ours"] for row in shown):
+        title = f"Time to draw a matrix of {shape[0]:,} x {shape[1]:,}"
+        what = "a call" if base["device_s"] is None else "the kernels"
+        yield from _bar_picture(
             f"largest-float32-{noise}",
-            f"Time to draw {matrix}",
-            f"{run.device}, time of {what}; float32, {KINDS[noise]}; {base.bytes / 1e6:,.0f} MB; x: times as long as "
-            f"{_time_text(base.seconds)}",
-            f"Time to draw {matrix} on {run.device}: {_row_texts(rows)}",
-            1.6 + 0.44 * len(rows),
-            partial(_bars, rows, base.seconds, base.memset_s),
+            title,
+            f"{run.device}, time of {what}; float32, {KINDS[noise]}; {base['bytes'] / 1e6:,.0f} MB",
+            f"{title} on {run.device}",
+            [(row, row["seconds"]) for row in shown],
+            base["memset_s"],
         )
 
 
 def _host(run: Run) -> Iterator[Picture]:
-    curves = _curves(
-        (entry, 0, entry.host_s) for group in run.groups if group.suite in SUITES for entry in group.entries
-        if entry.mode == "portable" and entry.bytes <= HOST_BYTES
-    )  # fmt: skip
-    rows = [(curve.entry, curve.y[0]) for curve in reversed(curves)]
-    ours = [seconds for entry, seconds in rows if entry.ours]
-    if ours:
-        limit = EngFormatter("B")(HOST_BYTES)
-        yield Picture(
-            "host",
-            "Time that a call keeps the host busy",
-            f"{run.machine.get('cpu')}; median of matrices up to {limit}; x: times as long as {_time_text(ours[0])}",
-            f"Time that a call keeps the host busy: {_row_texts(rows)}",
-            1.6 + 0.44 * len(rows),
-            partial(_bars, rows, ours[0], None),
-        )
+    rows = [row for row in run.rows if row.get("suite") in SUITES and row["mode"] == "portable"]
+    curves = _curves((row, 0, row["host_s"]) for row in rows if row["bytes"] <= HOST_BYTES)
+    yield from _bar_picture(
+        "host",
+        title := "Time that a call keeps the host busy",
+        f"{run.machine.get('cpu')}; median of matrices up to {EngFormatter('B')(HOST_BYTES)}",
+        title,
+        [(curve.row, curve.y[0]) for curve in reversed(curves)],
+    )
 
 
 class Curve(NamedTuple):
     """The values of one contender, by x."""
 
-    entry: Entry
+    row: Row
     x: list[float]
     y: list[float]
 
 
-def _curves(points: Iterable[tuple[Entry, float, float | None]]) -> list[Curve]:
+def _curves(points: Iterable[tuple[Row, float, float | None]]) -> list[Curve]:
     """A curve for each contender through the median at each x; the one with the highest right end first."""
-    found: dict[str, tuple[Entry, dict[float, list[float]]]] = {}
-    for entry, x, y in points:
+    found: dict[str, tuple[Row, dict[float, list[float]]]] = {}
+    for row, x, y in points:
         if y is not None:
-            found.setdefault(_label(entry), (entry, {}))[1].setdefault(x, []).append(y)
+            found.setdefault(_label(row), (row, {}))[1].setdefault(x, []).append(y)
     curves = [
-        Curve(entry, sorted(values), [statistics.median(values[x]) for x in sorted(values)])
-        for entry, values in found.values()
+        Curve(row, sorted(values), [statistics.median(values[x]) for x in sorted(values)])
+        for row, values in found.values()
     ]
     return sorted(curves, key=lambda curve: -curve.y[-1])
 
@@ -255,11 +242,11 @@ COUNT = FuncFormatter(lambda value, _: f"{value:,g}" if value < 1e6 else f"{valu
 def _lines(x: Scale, y: Scale, curves: Sequence[Curve], figure: Figure, axes: Axes) -> None:
     """`curves`, with a legend below that lists them in order. An axis without multiples for its ticks is linear."""
     for curve in curves:
-        look, ours = _look(curve.entry), curve.entry.ours
+        look, ours = _look(curve.row), curve.row["ours"]
         style: dict[str, Any] = {"color": look.colour, "marker": look.marker, "lw": 2.6 if ours else 1.3}
-        if ours and curve.entry.mode == "fast_math":
+        if ours and curve.row["mode"] == "fast_math":
             style |= {"linestyle": "--", "markerfacecolor": "none"}
-        axes.plot(curve.x, curve.y, label=_label(curve.entry), zorder=3 if ours else 2, **style)
+        axes.plot(curve.x, curve.y, label=_label(curve.row), zorder=3 if ours else 2, **style)
     axes.set(xlabel=x[0], ylabel=y[0], xscale="log", yscale="log" if y[2] else "linear")
     for axis, (_, formatter, subs) in ((axes.xaxis, x), (axes.yaxis, y)):
         if subs:
@@ -273,52 +260,42 @@ def _lines(x: Scale, y: Scale, curves: Sequence[Curve], figure: Figure, axes: Ax
     figure.legend(loc="outside lower left")
 
 
-def _line_picture(
-    name: str, title: str, subtitle: str, curves: Sequence[Curve], scales: tuple[Scale, Scale], text: Callable[..., str]
-) -> Iterator[Picture]:
-    if any(curve.entry.ours and curve.entry.mode == "portable" and len(curve.x) > 1 for curve in curves):
-        ends = "; ".join(f"{_label(curve.entry)} {text(curve.y[0])} to {text(curve.y[-1])}" for curve in curves)
-        alt = f"{title} ({scales[1][0]}), by {scales[0][0]}: {ends}"
-        yield Picture(name, title, subtitle, alt, 4.5 + 0.23 * len(curves), partial(_lines, *scales, curves))
-
-
-def _memory(run: Run, noise: str, groups: Sequence[Group]) -> Iterator[Picture]:
-    curves = _curves(
-        (entry, _octave(entry.bytes), entry.fraction and entry.fraction.median) for entry in _compared(groups)
-    )
-    yield from _line_picture(
-        f"memory-float32-{noise}",
-        "How close to the speed of the GPU's memory",
-        f"{run.device}; float32, {KINDS[noise]}; median of the shapes of about one size; higher is better",
-        curves,
-        (("size of the matrix", EngFormatter("B"), (1,)), ("speed, 100 % is cudaMemsetAsync", PercentFormatter(1), ())),
-        lambda y: f"{y:.0%}",
-    )
-
-
-def _calls(run: Run, noise: str, groups: Sequence[Group]) -> Iterator[Picture]:
-    entries = _compared(group for group in groups if group.suite == "original")
-    yield from _line_picture(
-        f"calls-float32-{noise}",
-        f"Time of a call that draws {entries[0].n:,} samples of d dimensions" if entries else "",
-        f"{run.device}; float32, {KINDS[noise]}; many calls in a row, the time of all / their number; lower is better",
-        _curves((entry, entry.d, entry.pipelined_s) for entry in entries),
-        (("dimensions d", COUNT, (1, 2, 5)), ("time of a call", SECONDS, (1, 2, 5))),
-        _time_text,
-    )
-
-
-def _over_numpy(run: Run, noise: str, groups: Sequence[Group]) -> Iterator[Picture]:
-    curves = _curves(
-        (entry, _octave(entry.d * entry.n), base.call.median / entry.call.median)
-        for group in groups if (base := group.find(*CPU_REFERENCE)) for entry in _compared([group])
-    )  # fmt: skip
-    yield from _line_picture(
-        f"cpu-float32-{noise}",
-        "How many times as fast as NumPy",
-        f"{run.machine.get('threads')} threads of {run.device}; float32, {KINDS[noise]}; median of the shapes of "
-        "about one size; higher is better",
-        curves,
-        (("numbers in the matrix", COUNT, (1,)), ("times as fast as NumPy", COUNT, (1, 2, 5))),
-        lambda y: f"{y:.1f}",
-    )
+def _by_size(run: Run, noise: str, rows: Sequence[Row]) -> Iterator[Picture]:
+    original = [row for row in rows if row["suite"] == "original"]
+    kind = f"{run.device}; float32, {KINDS[noise]}"
+    of_one_size = "median of the shapes of about one size; higher is better"
+    for name, title, subtitle, points, x, y, text in (
+        (
+            "memory",
+            "How close to the speed of the GPU's memory",
+            f"{kind}; {of_one_size}",
+            [(row, _octave(row["bytes"]), row["of memset"]) for row in rows],
+            ("size of the matrix", EngFormatter("B"), (1,)),
+            ("speed, 100 % is cudaMemsetAsync", PercentFormatter(1), ()),
+            "{:.0%}".format,
+        ),
+        (
+            "calls",
+            f"Time of a call that draws {original[0]['n'] if original else 0:,} samples of d dimensions",
+            f"{kind}; many calls in a row, the time of all / their number; lower is better",
+            [(row, row["d"], row["pipelined_s"]) for row in original],
+            ("dimensions d", COUNT, (1, 2, 5)),
+            ("time of a call", SECONDS, (1, 2, 5)),
+            _time_text,
+        ),
+        (
+            "cpu",
+            "How many times as fast as NumPy",
+            f"{run.machine.get('threads')} threads of {kind}; {of_one_size}",
+            [(row, _octave(row["d"] * row["n"]), row["of NumPy"]) for row in rows],
+            ("numbers in the matrix", COUNT, (1,)),
+            ("times as fast as NumPy", COUNT, (1, 2, 5)),
+            "{:.1f}".format,
+        ),
+    ):
+        curves = _curves(points)
+        if any(curve.row["ours"] and curve.row["mode"] == "portable" and len(curve.x) > 1 for curve in curves):
+            ends = "; ".join(f"{_label(curve.row)} {text(curve.y[0])} to {text(curve.y[-1])}" for curve in curves)
+            alt = f"{title} ({y[0]}), by {x[0]}: {ends}"
+            height = 4.5 + 0.23 * len(curves)
+            yield Picture(f"{name}-float32-{noise}", title, subtitle, alt, height, partial(_lines, x, y, curves))

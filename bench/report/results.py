@@ -1,26 +1,45 @@
-"""Numbers of the committed results, by queries, and their text.
+"""Files of results: rows of numbers, and the machine that measured them.
 
-A query has four parts: FILE, CASE, CALL and FIELD. FILE is a file of bench/results, or a name of FILES. CASE and CALL
-select its rows, with ``*`` for any text and ``;`` between several patterns. FIELD is a number of a row, or
-``FIELD over OTHER``: its ratio to that of another call in the same case. ``best FIELD`` is the lowest of the matching
-calls. Fields that end in "us" are times, and get their unit.
+A study writes its machine and rows. `pytest bench --benchmark-only --benchmark-json` writes a file of
+pytest-benchmark's, to which our suites add `extra_info` and `multisample_machine`. `reduced` is what bench/results has
+of it. Each of its benchmarks becomes a row with `extra_info` and these numbers:
+
+seconds      the time of the device where that was measured, else of a call and the synchronisation after it
+us           the same in microseconds
+host us      one call among many without synchronisation, until it returns
+queued us    many calls in a row until the last has ended, divided by their number
+of memset    the speed as a fraction of that of cudaMemsetAsync over as many bytes
+of NumPy     how many times as fast as NumPy in the same case
 """
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from fnmatch import fnmatchcase
-from functools import cached_property
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
-from bench.report.entries import Entry, Group, Run, read_run
+from bench.suites.cases import Case
 
 FILES = {"gpu": "h200", "original": "original-h200", "cpu": "epyc-2-cores"}
 """The results of the suites that the pages show."""
 
-Row = Mapping[str, Any]
+Row: TypeAlias = dict[str, Any]
+
+
+class Run(NamedTuple):
+    """One file of results. Rows of ours come first."""
+
+    name: str
+    machine: Mapping[str, Any]
+    rows: Sequence[Row]
+
+    @property
+    def device(self) -> str:
+        """The name of the processor that was measured."""
+        return str(self.machine.get("gpu") or self.machine.get("cpu") or "an unknown processor")
 
 
 class Results:
@@ -28,101 +47,81 @@ class Results:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._contents: dict[str, Any] = {}
+        self.run = functools.cache(self._read)
 
-    @cached_property
-    def runs(self) -> list[Run]:
-        """The files of our suites."""
-        names = [path.stem for path in sorted(self.folder.glob("*.json"))]
-        of_suites = [
-            name for name in names if "suite" in self.content(name).get("benchmarks", [{}])[0].get("extra_info", ())
-        ]
-        return [read_run(self.folder / f"{name}.json") for name in of_suites]
-
-    def run(self, name: str) -> Run:
-        for run in self.runs:
-            if run.name == FILES.get(name, name):
-                return run
-        raise ValueError(f"{name}: expected {FILES.get(name, name)}.json with benchmarks of the suites, got none")
-
-    def content(self, name: str) -> Any:
-        name = FILES.get(name, name)
-        if name not in self._contents:
-            self._contents[name] = json.loads((self.folder / f"{name}.json").read_text(encoding="utf-8"))
-        return self._contents[name]
-
-    def rows(self, name: str) -> Sequence[Row]:
-        """The rows of a study. Those of benchmarks are made from the entries, or are in `extra_info`."""
-        content = self.content(name)
-        if "rows" not in content and "suite" in content["benchmarks"][0]["extra_info"]:
-            content["rows"] = [_row(group, entry) for group in self.run(name).groups for entry in group.entries]
-        elif "rows" not in content:
-            content["rows"] = [benchmark["extra_info"] for benchmark in content["benchmarks"]]
-        rows: Sequence[Row] = content["rows"]
-        return rows
-
-    def numbers(self, file: str, case: str, call: str, field: str) -> list[float]:
-        """The numbers of a query.
-
-        Raises
-        ------
-        ValueError
-            If there is none.
-        """
-        field, _, other = field.partition(" over ")
-        best, field = field.startswith("best "), field.removeprefix("best ")
-        cases: dict[str, tuple[list[float], list[float]]] = {}
-        for row in self.rows(file):
-            if _matches(row["case"], case) and row.get(field) is not None:
-                above, below = cases.setdefault(row["case"], ([], []))
-                above += [row[field]] if _matches(row["call"], call) else []
-                below += [row[field]] if other and _matches(row["call"], other) else []
-        found = []
-        for above, below in cases.values():
-            if above and (below or not other):
-                chosen = [min(above)] if best else above
-                found += [value / min(below) if other else value for value in chosen]
-        if not found:
-            raise ValueError(f"figure: expected rows for {file} | {case} | {call} | {field}, got none")
-        return found
+    def _read(self, name: str) -> Run:
+        return read_run(self.folder / f"{FILES.get(name, name)}.json")
 
 
-def _row(group: Group, entry: Entry) -> Row:
-    usual = ("float32", "independent", "dn", "sample", "fill")
-    unusual = [word for word in (entry.dtype, entry.noise, entry.layout, entry.operation) if word not in usual]
-    shape = "x".join(map(str, entry.shape))
-    words = [entry.suite, shape, *unusual, *(["antithetic"] if entry.antithetic else []), entry.mode]
-    times = {"us": entry.seconds, "host us": entry.host_s, "queued us": entry.pipelined_s}
-    numbers = {name: seconds and seconds * 1e6 for name, seconds in times.items()}
-    fraction = entry.fraction
-    return {"case": " ".join(words), "call": entry.contender, **numbers, "of memset": fraction and fraction.median}
+def read_run(path: Path) -> Run:
+    """Read the results in the file `path`.
+
+    Raises
+    ------
+    ValueError
+        For a file that neither the benchmarks nor a study wrote, or with two rows for one contender of one case.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if "rows" in content:
+            return Run(path.stem, content["machine"], content["rows"])
+        rows = sorted(map(_row, content["benchmarks"]), key=lambda row: not row.get("ours"))
+        machine = content["multisample_machine"]
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        found = f"no {error} in it" if isinstance(error, KeyError) else str(error)
+        raise ValueError(f"{path}: expected JSON of `pytest bench --benchmark-only`, got {found}") from error
+    by_name = {(row["case"], row["call"]): row for row in rows}
+    for row in rows:
+        case, call = row["case"], row["call"]
+        if by_name[case, call] is not row:
+            raise ValueError(f"{path}: expected one row of {call!r} in case {case!r}, got two")
+        numpy = by_name.get((case, "numpy")) or by_name.get((case, "numpy_bare"))
+        row["of NumPy"] = numpy and numpy["seconds"] / row["seconds"]
+    return Run(path.stem, machine, rows)
 
 
-def _matches(text: str, patterns: str) -> bool:
-    return any(fnmatchcase(text, pattern.strip()) for pattern in patterns.split(";"))
+def _row(benchmark: Mapping[str, Any]) -> Row:
+    info = benchmark["extra_info"]
+    if "case" in info:
+        return {**info, "seconds": benchmark["stats"]["median"]}
+    case = Case(**{field.name: info[field.name] for field in fields(Case) if field.name in info})
+    seconds = benchmark["stats"]["median"] if info["device_s"] is None else info["device_s"]
+    times = {"us": seconds, "host us": info["host_s"], "queued us": info.get("pipelined_s")}
+    return {
+        **info,
+        **{name: time and time * 1e6 for name, time in times.items()},
+        "case": f"{info['suite']} {case.name(info['mode'])}",
+        "call": info["contender"],
+        "seconds": seconds,
+        "of memset": info["device_s"] and info["memset_s"] / seconds,
+    }
 
 
-def number_text(value: float) -> str:
-    """`value` with as many digits as a reader uses."""
-    digits = 2 if value < 1.995 else 1 if value < 9.95 else 0
-    return f"{value:,.{digits}f}" if value else "0"
+def rounded(value: Any) -> Any:
+    """`value` with four digits of every number that is not whole."""
+    if isinstance(value, dict):
+        return {key: rounded(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [rounded(item) for item in value]
+    return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
-def time_text(us: float) -> str:
-    """A time of three digits at most, and its unit."""
-    value, unit = (us, "us") if us < 1e4 else (us / 1e3, "ms") if us < 1e7 else (us / 1e6, "s")
-    return f"{value:,.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
+def write(path: Path, content: Mapping[str, Any]) -> None:
+    """Write results as JSON, a line for each row."""
+    parts = []
+    for key, value in content.items():
+        rows = ",\n".join(map(json.dumps, value)) if isinstance(value, list) else ""
+        parts.append(f"{json.dumps(key)}: " + (f"[\n{rows}\n]" if rows else json.dumps(value)))
+    path.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
 
 
-def text_of(values: Iterable[float], field: str) -> str:
-    """One number, or the range of several."""
-    show = time_text if field.endswith("us") and not {"over", "per"} & {*field.split()} else number_text
-    low, *_, high = [show(value) for value in sorted(values)] * 2
-    unit = f" {high.rpartition(' ')[2]}"
-    return low if low == high else f"{low.removesuffix(unit)} to {high}"
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+def reduced(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The results of pytest-benchmark without the statistics that nothing reads: a sixth of the file."""
+    benchmarks = [
+        {
+            "extra_info": rounded(benchmark["extra_info"]),
+            "stats": {key: rounded(benchmark["stats"][key]) for key in ("min", "q1", "median", "q3")},
+        }
+        for benchmark in content["benchmarks"]
+    ]
+    return {"benchmarks": benchmarks, **{key: content[key] for key in ("commit_info", "multisample_machine")}}

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from bench.report.entries import Entry, Group, Run, read_run
+from bench.report.results import Row, Run, read_run
 
 SHAPES = (4096, 65_536), (4_194_304, 32), (1000, 1024)
 """Shapes on a GPU: rows that are long, short, and few."""
@@ -21,7 +21,7 @@ COLUMNS = (
     "Date", "GPU", "Driver, CUDA", *map(str, SHAPES), "CPU", "Threads", f"{CPU_SHAPE} on the CPU", "Versions",
 )  # fmt: skip
 
-_NAMES = [f"{d}x{n}-float32-independent-{mode}" for d, n in (*SHAPES, CPU_SHAPE) for mode in MODES]
+_NAMES = [f"{d}x{n}-{mode}" for d, n in (*SHAPES, CPU_SHAPE) for mode in MODES]
 SELECTION = f"(throughput or test_cpu) and ({' or '.join(_NAMES)})"
 """The benchmarks that a row needs, for `pytest -k`."""
 
@@ -57,45 +57,34 @@ def row(run: Run) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _group(run: Run, suite: str, shape: tuple[int, int], mode: str) -> Group | None:
-    for group in run.groups:
-        one = group.entries[0]
-        found = one.suite, (one.d, one.n), one.mode, one.dtype, one.noise, one.layout, one.antithetic
-        if found == (suite, shape, mode, "float32", "independent", "dn", False):
-            return group
-    return None
+def _by_contender(run: Run, suite: str, shape: tuple[int, int], mode: str) -> dict[str, Row]:
+    case = f"{suite} {shape[0]}x{shape[1]} {mode}"
+    return {row["call"]: row for row in run.rows if row["case"] == case}
 
 
 def _gpu_cell(run: Run, shape: tuple[int, int]) -> str:
-    groups = [group for mode in MODES if (group := _group(run, "throughput", shape, mode))]
-    if len(groups) < len(MODES):
+    groups = [_by_contender(run, "throughput", shape, mode) for mode in MODES]
+    if not all(groups):
         return NOTHING
-    speeds = " / ".join(", ".join(_fraction(group.find(name)) for name in BACKENDS) for group in groups)
-    return f"{speeds}<br>{_peers(groups)}"
-
-
-def _fraction(entry: Entry | None) -> str:
-    return f"{entry.fraction.median:.2f}" if entry and entry.fraction else NOTHING
+    speeds = (", ".join(f"{g[name]['of memset']:.2f}" if name in g else NOTHING for name in BACKENDS) for g in groups)
+    return f"{' / '.join(speeds)}<br>{_peers(groups)}"
 
 
 def _cpu_cell(run: Run) -> str:
-    new, in_place = (_group(run, suite, CPU_SHAPE, "portable") for suite in ("cpu", "cpu_out"))
-    if new is None or in_place is None:
+    groups = [_by_contender(run, suite, CPU_SHAPE, "portable") for suite in ("cpu", "cpu_out")]
+    if not all(groups):
         return NOTHING
-    rates = [_rate(group.find("cpu")) for group in (new, in_place)]
-    return f"{rates[0]}, in place {rates[1]}<br>{_peers([new])}"
+    gigas = CPU_SHAPE[0] * CPU_SHAPE[1] / 1e9
+    rates = [f"{gigas / group['cpu']['seconds']:.1f} G/s" if "cpu" in group else NOTHING for group in groups]
+    return f"{rates[0]}, in place {rates[1]}<br>{_peers(groups[:1])}"
 
 
-def _rate(entry: Entry | None) -> str:
-    return f"{entry.d * entry.n / entry.seconds / 1e9:.1f} G/s" if entry else NOTHING
-
-
-def _peers(groups: Iterable[Group]) -> str:
+def _peers(groups: Iterable[dict[str, Row]]) -> str:
     """Of each group, the fastest contender that computes what ours do, and its time over that of our fastest."""
     found = []
     for group in groups:
-        ours = [entry.seconds for entry in group.entries if entry.ours]
-        peers = {entry.contender: entry.seconds for entry in group.entries if not entry.ours and not entry.lacks}
+        ours = [row["seconds"] for row in group.values() if row["ours"]]
+        peers = {name: row["seconds"] for name, row in group.items() if not row["ours"] and not row["lacks"]}
         name = min(peers, key=peers.__getitem__, default=NOTHING)
         found.append(f"{name} {peers[name] / min(ours):.1f}" if ours and peers else NOTHING)
     return " / ".join(found)

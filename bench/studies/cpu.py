@@ -10,7 +10,6 @@ expression.
 from __future__ import annotations
 
 import functools
-import statistics
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -19,7 +18,9 @@ import numpy as np
 import torch
 
 import multisample
-from bench.studies.turns import Call, Row, main, on_host, rows_of
+from bench.report.results import Row
+from bench.studies.rows import host_ratio, main, rows_of
+from bench.suites.timing import Call, on_host
 from multisample.backends.system.threads import thread_count
 
 TURNS = 41
@@ -41,16 +42,8 @@ def drawing(backend: str, d: int, n: int, threads: int) -> Call:
 
 def after_pauses(one: Call, two: Call, pause: float) -> float:
     """The speed-up of single calls, each after a pause of so many seconds."""
-    ratios = []
-    for _ in range(TURNS):
-        taken = []
-        for call in (one, two):
-            time.sleep(pause)
-            start = time.perf_counter()
-            call()
-            taken.append(time.perf_counter() - start)
-        ratios.append(taken[0] / taken[1])
-    return statistics.median(ratios)
+    found = on_host({"one": one, "two": two}, lambda result: time.sleep(pause), TURNS, repeats=1)
+    return host_ratio(*found.values())
 
 
 def threads() -> Iterator[Row]:

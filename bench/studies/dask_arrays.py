@@ -12,7 +12,6 @@ executor. "refit": the caller's part of a generation. `speed` is relative to the
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import time
 from collections.abc import Iterator
@@ -25,7 +24,9 @@ import distributed
 import numpy as np
 
 import multisample.dask
-from bench.studies.turns import Call, Row, main, on_host, rows_of
+from bench.report.results import Row
+from bench.studies.rows import main, rows_of
+from bench.suites.timing import Call, on_host
 from multisample import cem
 
 THREADS = 2
@@ -37,6 +38,11 @@ def speeds(case: str, calls: dict[str, Call], turns: int, each: float = 1.0) -> 
     """Rows with the time of a call for `each` of its parts, and its speed relative to the first call."""
     for row in rows_of(case, on_host(calls, turns=turns, repeats=1), next(iter(calls))):
         yield {"case": case, "call": row["call"], "us": row["us"] / each, "speed": 1 / row["ratio"]}
+
+
+def window(width: int, first: int) -> Any:
+    with multisample.limit_threads(1):
+        return multisample.sample(MU, SIGMA, width, seed=7, sample_offset=first)
 
 
 def corner(block: Any) -> Any:
@@ -51,8 +57,7 @@ def throughput() -> Iterator[Row]:
     n, chunks = COLUMNS * BLOCKS, (D, COLUMNS)
 
     def draw(first: int) -> Any:
-        with multisample.limit_threads(1):
-            return corner(multisample.sample(MU, SIGMA, COLUMNS, seed=7, sample_offset=first))
+        return corner(window(COLUMNS, first))
 
     def drawn(array: da.Array) -> Any:
         return corners(array).compute(scheduler="threads", num_workers=THREADS)
@@ -66,15 +71,11 @@ def throughput() -> Iterator[Row]:
         yield from speeds("throughput", calls, 7, BLOCKS / THREADS)
 
 
-@contextlib.contextmanager
-def cluster(workers: int, threads: int = 1) -> Iterator[distributed.Client]:
-    with (
-        distributed.LocalCluster(
-            n_workers=workers, threads_per_worker=threads, processes=True, dashboard_address=":0", memory_limit=0
-        ) as local,
-        distributed.Client(local, set_as_default=False) as client,
-    ):
-        yield client
+def cluster(workers: int, threads: int = 1) -> distributed.Client:
+    return distributed.Client(
+        n_workers=workers, threads_per_worker=threads, processes=True, dashboard_address=":0", memory_limit=0,
+        set_as_default=False,
+    )  # fmt: skip
 
 
 WIDTH, PASSES = 500, 100
@@ -90,8 +91,7 @@ def simulated(block: Any) -> Any:
 
 
 def simulated_window(first: int) -> float:
-    with multisample.limit_threads(1):
-        return float(simulated(multisample.sample(MU, SIGMA, WIDTH, seed=7, sample_offset=first)).sum())
+    return float(simulated(window(WIDTH, first)).sum())
 
 
 def pooled(workers: int) -> Call:
@@ -133,26 +133,13 @@ def block() -> Iterator[Row]:
 TASKS, SLEEP = 8, 0.05
 
 
-def sleeps(x: Any) -> Any:
-    time.sleep(SLEEP)
-    return x[0] * x[0]
-
-
 def scores_only(x: Any) -> Any:
     return x[0] * x[0]
 
 
-@contextlib.contextmanager
-def executors() -> Iterator[dict[str, Executor]]:
-    import loky
-
-    pools = {
-        "threads": ThreadPoolExecutor(TASKS),
-        "processes": ProcessPoolExecutor(TASKS, SPAWN),
-        "loky": loky.ProcessPoolExecutor(TASKS),
-    }
-    with cluster(2, TASKS // 2) as client:
-        yield {**pools, "distributed": client.get_executor()}
+def sleeps(x: Any) -> Any:
+    time.sleep(SLEEP)
+    return scores_only(x)
 
 
 def generation_seconds(f: Any, d: int, n: int, executor: Executor, tasks: int, iterations: int) -> float:
@@ -174,8 +161,16 @@ def generation() -> Iterator[Row]:
 
 
 def task() -> Iterator[Row]:
-    with executors() as found:
-        for name, executor in found.items():
+    import loky
+
+    with cluster(2, TASKS // 2) as client:
+        executors = {
+            "threads": ThreadPoolExecutor(TASKS),
+            "processes": ProcessPoolExecutor(TASKS, SPAWN),
+            "loky": loky.ProcessPoolExecutor(TASKS),
+            "distributed": client.get_executor(),
+        }
+        for name, executor in executors.items():
             few, many = (generation_seconds(scores_only, 100, 10_000, executor, count, 6) for count in (100, 500))
             yield {"case": "task", "call": name, "us": 1e6 * (many - few) / 400}
 

@@ -20,7 +20,9 @@ import numpy as np
 
 import multisample
 import multisample.torch
-from bench.studies.turns import Call, Row, cuda_device, main, on_host
+from bench.report.results import Row
+from bench.studies.rows import host_ratio, main, rows_of
+from bench.suites.timing import Call, cuda_device, on_host
 
 d = n = 10
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -39,40 +41,34 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def compared(case: str, name: str, ours: Call, other: Call) -> Row:
     """Microseconds on the host of both."""
 
-    def idle(result: Any) -> None:
-        if "torch cuda" in case or "cupy" in case:
-            cuda_device().wait()
-
+    idle = cuda_device().wait if "torch cuda" in case or "cupy" in case else lambda result: None
     found = on_host({"ours": ours, "other": other}, idle, turns=41, repeats=40)
-    us, other_us = ([1e6 * turn.host for turn in found[name]] for name in ("ours", "other"))
-    ratios = [a / b for a, b in zip(us, other_us, strict=True)]
-    medians = {"us": us, "other us": other_us, "ratio": ratios}
-    return {"case": case, "call": name, **{key: statistics.median(values) for key, values in medians.items()}}
+    us, other_us = (row["host us"] for row in rows_of(case, found))
+    return {"case": case, "call": name, "us": us, "other us": other_us, "ratio": host_ratio(*found.values())}
 
 
-def calls_of(arrays: tuple[Any, Any], generators: dict[str, Any], wide: tuple[Any, Any]) -> dict[str, Call]:
-    """Calls with each option and generator, a number for sigma, and other vectors."""
+def calls_of(mu: Any, sigma: Any, generators: dict[str, dict[str, Any]]) -> dict[str, Call]:
+    """Calls with each option and generator, a number for sigma, and a vector with gaps."""
 
     def calling(mu: Any, sigma: Any, **options: Any) -> Call:
         return lambda: multisample.sample(mu, sigma, n, **options)
 
-    mu, sigma = arrays
-    calls = {name: calling(mu, sigma, seed=7, **options) for name, options in OPTIONS.items()}
-    calls |= {name: calling(mu, sigma, **options) for name, options in generators.items()}
-    calls["a number for sigma"] = calling(mu, 1.0, seed=7)
-    calls["strided mu"] = calling(*wide, seed=7)
-    return calls
+    return {
+        **{name: calling(mu, sigma, seed=7, **options) for name, options in OPTIONS.items()},
+        **{name: calling(mu, sigma, **options) for name, options in generators.items()},
+        "a number for sigma": calling(mu, 1.0, seed=7),
+        "strided mu": calling(mu.repeat(2)[::2], sigma, seed=7),
+    }
 
 
 def with_torch(device: str) -> Iterator[Row]:
     import torch
 
     mu, sigma = torch.zeros(d, device=device), torch.ones(d, device=device)
-    column, scale = mu[:, None], sigma[:, None]
     out, wide = torch.empty(d, n, device=device), torch.empty(d, n + 8, device=device)[:, :n]
     inputs = [x.clone().requires_grad_() for x in (mu, sigma)]
-    grad, theirs = torch.ones_like(out), torch.distributions.Normal(mu, sigma)
-    ours = multisample.torch.Normal(mu, sigma)
+    grad, column, scale = torch.ones_like(out), mu[:, None], sigma[:, None]
+    ours, theirs = multisample.torch.Normal(mu, sigma), torch.distributions.Normal(mu, sigma)
 
     def randn() -> Any:
         made = torch.randn(d, n, device=device)
@@ -95,7 +91,7 @@ def with_torch(device: str) -> Iterator[Row]:
     }
     if device == "cuda":
         generators["graph-safe generator"] = {"generator": multisample.Generator(7, graph_safe=True)}
-    calls = calls_of((mu, sigma), generators, (torch.zeros(2 * d, device=device)[::2], sigma))
+    calls = calls_of(mu, sigma, generators)
     calls["float16 tensors"] = functools.partial(sample, mu.half(), sigma.half(), seed=7)
     pairs = {name: (call, randn) for name, call in calls.items()}
     pairs |= {
@@ -116,7 +112,7 @@ def with_numpy() -> Iterator[Row]:
     rng, out = np.random.default_rng(), np.empty((d, n), np.float32)
     mu, sigma = np.zeros(d, np.float32), np.ones(d, np.float32)
     generators = {"default generator": {}, "generator=": {"generator": multisample.Generator(7)}}
-    calls = calls_of((mu, sigma), generators, (np.zeros(2 * d, np.float32)[::2], sigma))
+    calls = calls_of(mu, sigma, generators)
     calls["out="] = lambda: multisample.sample(mu, sigma, n, seed=7, out=out)
     doubles = mu.astype(np.float64), sigma.astype(np.float64)
     calls["float64 arrays"] = lambda: multisample.sample(*doubles, n, seed=7)

@@ -26,13 +26,13 @@ import numpy as np
 import torch
 
 import multisample
-from bench.studies.turns import Call, Row, main, on_device, peak, rows_of
+from bench.report.results import Row
+from bench.studies.rows import main, peak, rows_of
 from bench.suites.header_peers import CURAND_KERNEL, nvcc
+from bench.suites.timing import Call, on_device
 from multisample.examples import asian_option, mppi
 
 QUEUED, FILLS = 10, 40  # Iterations in a row, and fills, which keep the device busy until these are queued.
-
-
 ROLLOUTS, ROWS = 100_000, 2 * mppi.STEPS
 KEY = multisample.Key(7, 3)
 
@@ -102,41 +102,36 @@ DAYS, THREADS = asian_option.DAYS, asian_option.THREADS
 DAILY = np.float32(asian_option.VOLATILITY * DAYS**-0.5 / math.log(2))
 DRIFT = np.float32((asian_option.RATE - asian_option.VOLATILITY**2 / 2) / DAYS / math.log(2))
 
-OURS = "const multisample::Stream stream(seed);", "stream.normals4(day, g)"
-CURAND = "curandStatePhilox4_32_10_t state;\n  curand_init(seed, g, 0, &state);", "curand_normal4(&state)"
+# Changes of the example's kernel.
+GENERATORS = {
+    "multisample": {},
+    "multisample, fast_math": {"stream.normals4(day, g)": "stream.fast_normals4(day, g)"},
+    "cuRAND": {
+        "#include <multisample/normal.h>": "#include <curand_kernel.h>",
+        "const multisample::Stream stream(seed);": "curandStatePhilox4_32_10_t state; curand_init(seed, g, 0, &state);",
+        "stream.normals4(day, g)": "curand_normal4(&state)",
+    },
+}
 
 
-def source(generator: str) -> str:
+def pricing(changes: dict[str, str], sums: Any) -> Call:
     text = asian_option.KERNEL
-    assert all(text.count(line) == 1 for line in OURS)
-    if generator == "fast_math":
-        return text.replace(OURS[1], "stream.fast_normals4(day, g)")
-    if generator == "cuRAND":
-        for ours, theirs in zip(OURS, CURAND, strict=True):
-            text = text.replace(ours, theirs)
-        return text.replace("#include <multisample/normal.h>", "#include <curand_kernel.h>")
-    return text
-
-
-def compiled(generator: str) -> Any:
+    for ours, theirs in changes.items():
+        assert text.count(ours) == 1
+        text = text.replace(ours, theirs)
     with tempfile.TemporaryDirectory() as folder:
-        program = Path(folder, "kernel.cu")
-        program.write_text(source(generator))
-        headers = (CURAND_KERNEL,) if generator == "cuRAND" else ()
+        program, cubin = Path(folder, "kernel.cu"), Path(folder, "kernel.cubin")
+        program.write_text(text)
         architecture = cupy.cuda.Device().compute_capability
-        nvcc(program, architecture, headers, *asian_option.OPTIONS, "-cubin", f"-o={program.with_suffix('.cubin')}")
-        return cupy.RawModule(path=str(program.with_suffix(".cubin"))).get_function("simulate")
-
-
-def pricing(kernel: Any, sums: Any) -> Call:
+        nvcc(program, architecture, (CURAND_KERNEL,), *asian_option.OPTIONS, "-cubin", f"-o={cubin}")
+        kernel = cupy.RawModule(path=str(cubin)).get_function("simulate")
     arguments = np.uint64(SEED), np.uint32(DAYS), DRIFT, DAILY, np.float32(100), np.float32(100), sums
     return lambda: kernel((PATHS // (4 * THREADS),), (THREADS,), arguments)
 
 
 def option_rows() -> Iterator[Row]:
-    generators = {"multisample": "portable", "multisample, fast_math": "fast_math", "cuRAND": "cuRAND"}
     sums = cupy.empty((PATHS // (4 * THREADS), 2))
-    calls = {name: pricing(compiled(generator), sums) for name, generator in generators.items()}
+    calls = {name: pricing(changes, sums) for name, changes in GENERATORS.items()}
     for row in rows_of("Asian option", on_device(calls)):
         yield {**row, "ns": 1e3 * row["us"] / (DAYS * PATHS)}
 

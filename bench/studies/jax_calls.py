@@ -21,7 +21,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import multisample
-from bench.studies.turns import Call, Row, main, on_host, rows_of
+from bench.report.results import Row
+from bench.studies.rows import main, rows_of
+from bench.suites.timing import Call, on_host
 
 SHAPES = {
     "cpu": ((10, 10), (100, 1024), (1000, 10_000)),
@@ -64,10 +66,8 @@ def rows(platform: str) -> Iterator[Row]:
             queued = contenders(platform, d, n)
             waited = {name: lambda call=call: wait(call()) for name, call in queued.items()}
             found = on_host(waited, least=SECONDS), on_host(queued, wait, least=SECONDS)
-            for row, other in zip(
-                *(rows_of(f"{platform} {d}x{n}", turns, "sample, jit") for turns in found), strict=True
-            ):
-                del row["host us"]
+            pairs = (rows_of(f"{platform} {d}x{n}", turns, "sample, jit") for turns in found)
+            for row, other in zip(*pairs, strict=True):
                 yield {**row, "queued us": other["us"], "queued ratio": other["ratio"]}
 
 

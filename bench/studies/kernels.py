@@ -9,64 +9,53 @@ at most eight samples have 2^26 normals.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator
 from typing import Any
 
 import multisample
-from bench.studies.turns import Call, Row, cuda_device, main, on_device, rows_of
+from bench.report.results import Row
+from bench.studies.rows import main, rows_of
+from bench.suites.cases import MODES
+from bench.suites.timing import Call, Ring, cuda_device, on_device
 
 SHAPES = [
     (4096, 65_536), (262_144, 1024), (1_048_576, 128), (4_194_304, 32), (4096, 65_537), (262_144, 1025),
     (1_048_576, 127), (4_194_304, 33), (32, 8_388_608), (257, 1_000_000), (1001, 262_144), (2500, 1024),
     (10, 1_000_000), *((2**26 // n, n) for n in range(1, 9)),
 ]  # fmt: skip
-MODES: dict[str, dict[str, Any]] = {
-    "portable": {}, "fast_math": {"fast_math": True}, "shared": {"noise": "shared"},
-}  # fmt: skip
 WAYS: dict[str, dict[str, Any]] = {
     "dn": {},
     "nd": {"layout": "nd"},
     "dn, antithetic": {"antithetic": True},
     "nd, antithetic": {"layout": "nd", "antithetic": True},
 }
-ROTATED = 2**31  # Bytes of the outputs in rotation: far more than a cache.
-
-
-def outputs(d: int, n: int) -> Iterator[Any]:
-    """Aligned outputs in rotation, whose bytes together exceed the cache."""
-    import cupy
-
-    size = 4 * d * n
-    pitch = -(-size // 256) * 256
-    count = max(2, min(256, ROTATED // pitch))
-    memory = cupy.empty(count * pitch, "u1")
-    return itertools.cycle([memory[k * pitch :][:size].view("f4").reshape(d, n) for k in range(count)])
 
 
 def contenders(d: int, n: int) -> dict[str, Call]:
     import cupy
     import torch
 
-    mu, sigma, out = cupy.linspace(-1, 1, d, dtype="f4"), cupy.linspace(0.5, 2, d, dtype="f4"), outputs(d, n)
+    mu, sigma = cupy.linspace(-1, 1, d, dtype="f4"), cupy.linspace(0.5, 2, d, dtype="f4")
+    sample = functools.partial(multisample.sample, mu, sigma, n, seed=7)
 
-    def memset() -> None:
-        matrix = next(out)
-        cupy.cuda.runtime.memsetAsync(matrix.data.ptr, 1, matrix.nbytes, 0)
-
-    def drawing(**options: Any) -> Call:
-        shape = (n, d) if options.get("layout") == "nd" else (d, n)
-        return lambda: multisample.sample(mu, sigma, n, seed=7, out=next(out).reshape(shape), **options)
+    def memset() -> Any:
+        out = cupy.empty((d, n), "f4")
+        cupy.cuda.runtime.memsetAsync(out.data.ptr, 1, out.nbytes, 0)
+        return out
 
     calls: dict[str, Call] = {"memset": memset}
     if n <= 8:
-        calls["torch.randn"] = lambda: torch.randn((d, n), out=torch.from_dlpack(next(out)))
-    statuses = multisample.list_backends()
+        calls["torch.randn"] = lambda: torch.randn((d, n), device="cuda")
+    statuses, modes = multisample.list_backends(), {**MODES, "shared": {"noise": "shared"}}
     for backend in ("torch_ext", "cupy", "numba"):
-        for (mode, options), (way, layout) in itertools.product(MODES.items(), WAYS.items()):
+        for (mode, options), (way, layout) in itertools.product(modes.items(), WAYS.items()):
             if statuses[backend].available and (n > 8 or (mode != "shared" and way in ("dn", "nd"))):
-                calls[f"{backend}, {mode}, {way}"] = drawing(backend=backend, **options, **layout)
-    return calls
+                calls[f"{backend}, {mode}, {way}"] = functools.partial(sample, backend=backend, **options, **layout)
+    ring = Ring(4 * d * n)
+    ring.warm_up(ring.keeping(memset))
+    return {name: ring.keeping(call) for name, call in calls.items()}
 
 
 def rows() -> Iterator[Row]:

@@ -16,7 +16,9 @@ from typing import Any
 import torch
 
 import multisample
-from bench.studies.turns import Call, Row, main, on_device, peak, rows_of
+from bench.report.results import Row
+from bench.studies.rows import main, peak, rows_of
+from bench.suites.timing import Call, on_device
 
 SHAPES = (4096, 65_536), (100, 100_000), (100_000_000, 64)
 
@@ -39,9 +41,8 @@ def contenders(d: int, n: int) -> dict[str, Call]:
         options: dict[str, Any] = {"seed": 7, "fast_math": fast, "backend": "torch_ext"}
         calls[f"sample{mode}"] = functools.partial(multisample.sample, mu, sigma, n, **options)
         for order in (2, 1):
-            calls[f"order {order}, torch_ext{mode}"] = functools.partial(
-                moments, weights, mu, sigma, order=order, **options
-            )
+            call = functools.partial(moments, weights, mu, sigma, order=order, **options)
+            calls[f"order {order}, torch_ext{mode}"] = call
         calls[f"elites, torch_ext{mode}"] = functools.partial(moments, elites, mu, sigma, **options)
     if n <= 100:
         calls["torch, accumulated, order 1"] = accumulated

@@ -39,7 +39,7 @@ from typing import Any
 import numpy as np
 from numba import carray, cfunc, njit
 
-from bench.report import entries
+from bench.report import results
 from bench.suites.machine import describe
 from multisample.backends.kernels.stream.normals import block_f32, block_f64
 from multisample.backends.kernels.stream.words import philox4x32_10, stream_key, word
@@ -66,37 +66,30 @@ def fill(order: int, test: int, seed: int, first: int, out: Any) -> int:
     k0, k1 = stream_key(seed)
     zero, four = np.uint64(0), np.uint64(4)
     line, place = test + np.uint64(256) * (first >> np.uint64(32)), word(first)
-    if order == 1 or order == 2:
-        j = line if order == 1 else test
-        for k in range(BLOCKS):
-            i, o = (place + np.uint64(k), zero) if order == 1 else (zero, first + np.uint64(k))
-            w = philox4x32_10(j // four, i, word(o), o >> np.uint64(32), k0, k1)
-            out[k] = np.uint32(w[j % four]) * 2.0**-32
-        return BLOCKS
-    for k in range(BLOCKS):
-        g = place + np.uint64(k)
-        if order == 0:
-            w = philox4x32_10(g, line, zero, zero, k0, k1)
-            for c in range(4):
-                out[4 * k + c] = np.uint32(w[c]) * 2.0**-32
-        elif order == 3:
-            z = block_f64(g, line, zero, zero, k0, k1)
-            for c in range(4):
-                out[4 * k + c] = phi(z[c])
-        else:
-            x = block_f32(g, line, zero, zero, k0, k1)
-            for c in range(4):
-                out[4 * k + c] = phi(np.float64(x[c]))
-    if order != 4:
-        return 4 * BLOCKS
     bits, count, size = zero, 0, 0
-    for k in range(4 * BLOCKS):
-        bits = bits << np.uint64(20) | np.uint64(out[k] * 2.0**20)
-        count += 20
-        if count >= 32:
-            count -= 32
-            out[size] = np.uint32(bits >> np.uint64(count)) * 2.0**-32
+    for k in range(BLOCKS):
+        at = place + np.uint64(k)
+        if order == 0:
+            for w in philox4x32_10(at, line, zero, zero, k0, k1):
+                out[size] = np.uint32(w) * 2.0**-32
+                size += 1
+        elif order == 1 or order == 2:
+            j, i, o = (line, at, zero) if order == 1 else (test, zero, first + np.uint64(k))
+            w = philox4x32_10(j // four, i, word(o), o >> np.uint64(32), k0, k1)
+            out[size] = np.uint32(w[j % four]) * 2.0**-32
             size += 1
+        elif order == 3:
+            for z in block_f64(at, line, zero, zero, k0, k1):
+                out[size] = phi(z)
+                size += 1
+        else:
+            for x in block_f32(at, line, zero, zero, k0, k1):
+                bits = bits << np.uint64(20) | np.uint64(phi(np.float64(x)) * 2.0**20)
+                count += 20
+                if count >= 32:
+                    count -= 32
+                    out[size] = np.uint32(bits >> np.uint64(count)) * 2.0**-32
+                    size += 1
     return size
 
 
@@ -131,13 +124,6 @@ def callbacks() -> tuple[Any, ...]:
     return get_u01, get_bits, write_nothing
 
 
-class Generator(ctypes.Structure):
-    """TestU01's unif01_Gen."""
-
-    _fields_ = [("state", ctypes.c_void_p), ("param", ctypes.c_void_p), ("name", ctypes.c_char_p),
-                *((name, ctypes.c_void_p) for name in ("get_u01", "get_bits", "write"))]  # fmt: skip
-
-
 def build(sources: Path | None, folder: Path) -> Path:
     """Compile TestU01 as a library in an empty folder, without its configure, which is from 2009."""
     if sources is None:
@@ -170,8 +156,9 @@ def run_test(library: Path, battery: str, test: int, order: str, seed: int) -> d
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     testu01 = ctypes.CDLL(str(library))
     place, numbers = np.array([ORDERS.index(order), test, seed, 0, 0, 0], np.uint64), np.empty(4 * BLOCKS)
-    functions = (function.address for function in callbacks())
-    generator = Generator(numbers.ctypes.data, place.ctypes.data, b"multisample", *functions)
+    name, functions = ctypes.create_string_buffer(b"multisample"), (function.address for function in callbacks())
+    # TestU01's unif01_Gen: the functions' two arguments in reverse, the name, and the functions.
+    generator = (ctypes.c_void_p * 6)(numbers.ctypes.data, place.ctypes.data, ctypes.addressof(name), *functions)
     repetitions = (ctypes.c_int * 201)()
     repetitions[test] = 1
     start = os.times()
@@ -217,7 +204,7 @@ def write(path: Path, runs: Sequence[Run]) -> None:
     for run in runs:
         run["summary"] = summary(run)
     new = path.with_name(path.name + ".new")
-    entries.write(new, {"runs": runs})
+    results.write(new, {"runs": runs})
     new.replace(path)
 
 

@@ -16,7 +16,9 @@ from typing import Any
 import torch
 
 import multisample
-from bench.studies.turns import Call, Row, cuda_device, main, on_device, peak, rows_of
+from bench.report.results import Row
+from bench.studies.rows import main, peak, rows_of
+from bench.suites.timing import Call, cuda_device, on_device
 from multisample.backends import registry
 
 SHAPES = [

@@ -8,7 +8,6 @@ Runs 1, 2, 4, ... processes, each with a GPU. Ranks do not communicate. A time i
 from __future__ import annotations
 
 import json
-import statistics
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,13 +19,15 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import multisample
-from bench.studies.turns import Call, Row, Turns, main, on_device, on_host
+from bench.report.results import Row
+from bench.studies.rows import main
+from bench.suites.cases import MODES
+from bench.suites.timing import Call, Turns, medians, on_device, on_host
 from multisample.torch import sample_sharded
 
 LARGE = 16_384, 65_536
 SMALL = 2500, 1024
 WAYS = {"samples": Shard(1), "dimensions": Shard(0)}
-MODES: dict[str, dict[str, Any]] = {"portable": {}, "fast_math": {"fast_math": True}}
 
 
 def vectors(d: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -35,8 +36,7 @@ def vectors(d: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def slowest(turns: Turns) -> dict[str, float]:
     """Each call's time in us: the median of the rank where it is largest."""
-    medians = [1e6 * statistics.median(turn.seconds for turn in found) for found in turns.values()]
-    us = torch.tensor(medians, dtype=torch.float64, device="cuda")
+    us = torch.tensor([1e6 * seconds for seconds in medians(turns).values()], dtype=torch.float64, device="cuda")
     distributed.all_reduce(us, distributed.ReduceOp.MAX)
     return dict(zip(turns, us.tolist(), strict=True))
 

@@ -16,19 +16,12 @@ from bench.suites.cases import Case, parametrize
 from bench.suites.contenders import CPU
 from bench.suites.running import run_on_cpu
 
+pytestmark = pytest.mark.benchmark(min_rounds=7, max_time=0.5)
+
 SHAPES = [
-    (10, 10),
-    (100, 100),
-    (1000, 100),
-    (1000, 1000),
-    (1000, 10_000),
-    (10_000, 1000),
-    (10, 1_000_000),
-    (1, 10_000_000),
-    (32, 300_000),
-    (33, 30_000),
-    (100_000, 100),
-]
+    (10, 10), (100, 100), (1000, 100), (1000, 1000), (1000, 10_000), (10_000, 1000), (10, 1_000_000), (1, 10_000_000),
+    (32, 300_000), (33, 30_000), (100_000, 100),
+]  # fmt: skip
 HEADLINES = [(10, 10), (100, 100), (1000, 1000), (1000, 10_000)]
 CASES = [
     *(Case(*shape, headline=shape in HEADLINES) for shape in SHAPES),
@@ -47,16 +40,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     parametrize(metafunc, cases[metafunc.function], CPU.values(), ["portable"])
 
 
-@pytest.mark.benchmark(min_rounds=7, max_time=0.5)
 def test_cpu(benchmark: Any, case: Case, contender: str, mode: str) -> None:
     run_on_cpu(benchmark, "cpu", CPU[contender], case)
 
 
-@pytest.mark.benchmark(min_rounds=7, max_time=0.5)
 def test_cpu_operations(benchmark: Any, case: Case, contender: str, mode: str) -> None:
     run_on_cpu(benchmark, "cpu_operations", CPU[contender], case)
 
 
-@pytest.mark.benchmark(min_rounds=7, max_time=0.5)
 def test_cpu_out(benchmark: Any, case: Case, contender: str, mode: str) -> None:
     run_on_cpu(benchmark, "cpu_out", CPU[contender], case)

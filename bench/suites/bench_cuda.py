@@ -2,12 +2,10 @@
 
 pytest bench --benchmark-only -k throughput --benchmark-json=results.json
 
-The table has the time from a call until the device has finished. `extra_info`, for the report and the comparison, has
-the time on the device alone (`device_s`), the host's time of one call among many (`host_s`), the time per call of many
-consecutive calls (`pipelined_s`), and the time of a cudaMemsetAsync over the same bytes. timing.py has the method, and
-sample_checks.py the checks before. All contenders draw as their users do: into a new array, with new numbers each time.
-All draw float32. Ours and PyTorch's also draw other types, at one shape. Layout nd is compared with RAFT's tables,
-which have a row for each sample. Of contenders with variants, such as layouts of a kernel, the fastest counts.
+The table has the time from a call until the device has finished; `extra_info` has those of `Times` in timing.py.
+sample_checks.py checks the samples before. All contenders draw as their users do: into a new array, with new numbers
+each time. All draw float32. Ours and PyTorch's also draw other types, at one shape. Layout nd is compared with RAFT's
+tables, which have a row for each sample. Of contenders with variants, such as layouts of a kernel, the fastest counts.
 
 `test_original` is the project's first experiment: 1024 samples, with one row of noise for all dimensions, then with
 independent noise, which the original kernel cannot draw. Its author timed a thousand consecutive calls with CUDA events
@@ -26,7 +24,7 @@ from bench.suites.contenders import CUDA
 from bench.suites.running import CudaRunner
 
 # Warnings of other libraries are not ours to fix.
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.benchmark(disable_gc=True)]
 
 HEADLINES = [(4096, 65_536), (262_144, 1024), (4_194_304, 32), (1000, 1024)]
 SHAPES = [*HEADLINES, (1_048_576, 128), (4096, 65_537), (100, 100_000), (10, 10)]
@@ -55,16 +53,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     parametrize(metafunc, tests[metafunc.function], contenders, list(MODES))
 
 
-@pytest.mark.benchmark(disable_gc=True)
 def test_throughput(benchmark: Any, cuda: CudaRunner, case: Case, contender: str, mode: str) -> None:
     cuda.run(benchmark, "throughput", CUDA[contender], case, mode)
 
 
-@pytest.mark.benchmark(disable_gc=True)
 def test_original(benchmark: Any, cuda: CudaRunner, case: Case, contender: str, mode: str) -> None:
     cuda.run(benchmark, "original", CUDA[contender], case, mode)
 
 
-@pytest.mark.benchmark(disable_gc=True)
 def test_operations(benchmark: Any, cuda: CudaRunner, case: Case, contender: str, mode: str) -> None:
     cuda.run(benchmark, "operations", CUDA[contender], case, mode)

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
-import numpy as np
 import pytest
 
 from bench.suites.cases import is_timed
@@ -34,7 +32,7 @@ def test_play(benchmark: Any, pytestconfig: pytest.Config, features: str, thread
     played = benchmark(lambda: play(WEIGHTS[features], games, **options))
     placements = int(played.pieces.sum() * PLACEMENTS_OF_A_PIECE)
     benchmark.group = features
-    benchmark.extra_info.update(case=features, call=f"{threads} threads", numba=numba.__version__, numpy=np.__version__)
+    benchmark.extra_info.update(case=features, call=f"{threads} threads")
     if timed:
         ns = 1e9 * benchmark.stats.stats.min / placements
         benchmark.extra_info.update({"ns": ns, "placements per us": 1e3 / ns})

@@ -17,11 +17,7 @@ from multisample.backends.element_types import SIZES
 
 MODES: dict[str, dict[str, Any]] = {"portable": {}, "fast_math": {"fast_math": True}}
 
-SMALL = (6, 40)
-"""The shape if nothing is timed."""
-
-BATCH = 3
-"""The matrices of a batch if nothing is timed."""
+SMALL, BATCH = (6, 40), 3  # The shape, and the matrices of a batch, if nothing is timed.
 
 
 @dataclass(frozen=True)
@@ -51,19 +47,16 @@ class Case:
         matrices = min(self.matrices, BATCH)
         return replace(self, d=SMALL[0] * matrices, n=SMALL[1], matrices=matrices)
 
-    def group(self, mode: str) -> str:
-        """The name of the group in pytest-benchmark's table."""
-        return f"{self.shape} {self.kind(' ')} {mode}"
-
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the normals."""
         return ((self.matrices,) if self.matrices > 1 else ()) + (self.d // self.matrices, self.n)
 
-    def kind(self, separator: str) -> str:
-        """The case without its shape, and without the usual layout and operation."""
-        unusual = [word for word in (self.layout, self.operation) if word not in ("dn", "sample", "fill")]
-        return separator.join([self.dtype, self.noise, *unusual])
+    def name(self, mode: str, separator: str = " ") -> str:
+        """The shape, what is unusual, and the mode."""
+        words = [self.dtype, self.noise, self.layout, self.operation]
+        usual = ("float32", "independent", "dn", "sample", "fill")
+        return separator.join(["x".join(map(str, self.shape)), *(word for word in words if word not in usual), mode])
 
 
 def is_timed(config: pytest.Config) -> bool:
@@ -82,7 +75,7 @@ def parametrize(metafunc: pytest.Metafunc, cases: Iterable[Case], contenders: It
     rows = [
         pytest.param(
             case, contender.name, mode,
-            id=f"{'x'.join(map(str, case.shape))}-{case.kind('-')}-{mode}-{contender.name}",
+            id=f"{case.name(mode, '-')}-{contender.name}",
             marks=[pytest.mark.headline] if case.headline else [],
         )
         for case in cases

@@ -9,7 +9,6 @@ contender says why it cannot run.
 from __future__ import annotations
 
 import functools
-import importlib.util
 import itertools
 import operator
 import os
@@ -25,7 +24,7 @@ import multisample
 from bench.suites import header_peers, mkl_peer
 from bench.suites.cases import MODES, Case, vectors, weights
 from bench.suites.sample_checks import OPERATIONS
-from multisample.backends.native import libraries
+from multisample.backends.native import libraries, toolchain
 from multisample.backends.system.threads import thread_count
 
 Call = Callable[[], Any]
@@ -97,18 +96,13 @@ def _torch_reason() -> str | None:
 
 
 def _module_reason(name: str) -> str | None:
-    """Why a peer on CuPy's device that needs the module `name` cannot run."""
-    try:
-        found = importlib.util.find_spec(name)
-    except ModuleNotFoundError:
-        found = None
-    return cuda_reason() or (None if found else f"no module {name} is installed")
+    return None if toolchain.is_installed(name) else f"no module {name} is installed"
 
 
 @functools.cache
 def _jax_reason(platform: str) -> str | None:
-    if importlib.util.find_spec("jax") is None:
-        return "JAX is not installed"
+    if reason := _module_reason("jax"):
+        return reason
     try:
         _jax().devices(platform)
     except RuntimeError as error:
@@ -124,16 +118,17 @@ def _jax() -> Any:
     return jax
 
 
-def _backend_reason(name: str, *, cuda: bool) -> str | None:
-    reasons = multisample.list_backends()[name].reasons
-    if not reasons and cuda and name == "torch_ext":
-        reasons = libraries.cuda_reasons()
-    return "; ".join(reasons) or None
+def _vectors(case: Case, place: str) -> list[Any]:
+    """mu and sigma in arrays of NumPy or CuPy, or in tensors on the CPU or on the GPU."""
+    if place == "numpy":
+        return [vector.astype(case.dtype) for vector in vectors(case.d)]
+    if place == "cupy" and case.dtype != "bfloat16":  # CuPy has bfloat16 only with another package.
+        import cupy
 
-
-def _torch_vectors(case: Case, device: str) -> list[Any]:
+        return [cupy.asarray(vector.astype(case.dtype)) for vector in vectors(case.d)]
     import torch
 
+    device = "cpu" if place == "cpu" else "cuda"
     return [torch.from_numpy(vector).to(device, getattr(torch, case.dtype)) for vector in vectors(case.d)]
 
 
@@ -150,29 +145,19 @@ def _like(vector: Any, array: np.ndarray[Any, Any]) -> Any:
     return library.asarray(array, vector.dtype if floating else None)
 
 
-def _cupy_vectors(case: Case, device: str = "cuda") -> list[Any]:
-    if case.dtype == "bfloat16":  # CuPy has bfloat16 only with another package.
-        return _torch_vectors(case, device)
-    import cupy
-
-    return [cupy.asarray(vector.astype(case.dtype)) for vector in vectors(case.d)]
-
-
-def _numpy_vectors(case: Case, device: str = "cpu") -> list[Any]:
-    return [vector.astype(case.dtype) for vector in vectors(case.d)]
-
-
-def _ours(backend: str, arrays: Callable[[Case, str], list[Any]], device: str) -> Contender:
+def _ours(backend: str, place: str) -> Contender:
     """Calls without a seed, which use the default generator of the arrays' library, as peers do.
 
     The numba backend gets CuPy's arrays: Numba allocates its own without a pool, which takes ten times as long.
     """
 
     def start(case: Case, mode: str) -> Call:
-        mu, sigma = arrays(case, device)
-        return _our_call(case, mu, sigma, backend=backend, **MODES[mode])
+        return _our_call(case, *_vectors(case, place), backend=backend, **MODES[mode])
 
-    reason = functools.partial(_backend_reason, backend, cuda=device == "cuda")
+    def reason() -> str | None:
+        reasons = multisample.list_backends()[backend].reasons
+        return "; ".join(reasons or (libraries.cuda_reasons() if place == "cuda" else ())) or None
+
     everything = EVERYTHING | {"operations": tuple(OPERATIONS)}
     return Contender(backend, reason, start, ours=True, layouts=LAYOUTS, **everything)
 
@@ -200,30 +185,30 @@ def _batch(case: Case, mu: Any, sigma: Any) -> tuple[Any, Any, Iterator[Any]]:
     return mu.reshape(case.matrices, -1), sigma.reshape(case.matrices, -1), itertools.cycle(seeds)
 
 
-def _loop(arrays: Callable[[Case, str], list[Any]], device: str, case: Case, mode: str) -> Call:
+def _loop(place: str, case: Case, mode: str) -> Call:
     """A call for each matrix of a batch."""
-    mu, sigma, _ = _batch(case, *arrays(case, device))
+    mu, sigma, _ = _batch(case, *_vectors(case, place))
     seeds = itertools.count()
     return lambda: [multisample.sample(*row, case.n, seed=next(seeds)) for row in zip(mu, sigma, strict=True)]
 
 
-def _flat(arrays: Callable[[Case, str], list[Any]], device: str, case: Case, mode: str) -> Call:
+def _flat(place: str, case: Case, mode: str) -> Call:
     """One call for the rows of all matrices."""
-    mu, sigma = arrays(case, device)
+    mu, sigma = _vectors(case, place)
     return lambda: multisample.sample(mu, sigma, case.n).reshape(case.shape)
 
 
 def _vmap(device: str, case: Case, mode: str) -> Call:
     import torch
 
-    mu, sigma, seeds = _batch(case, *_torch_vectors(case, device))
+    mu, sigma, seeds = _batch(case, *_vectors(case, device))
     draw = torch.func.vmap(lambda mu, sigma, seed: multisample.sample(mu, sigma, case.n, seed=seed))
     return lambda: draw(mu, sigma, next(seeds))
 
 
 def _sample_and_product(device: str, case: Case, mode: str) -> Call:
     """Weighted moments of a matrix in memory."""
-    mu, sigma = _torch_vectors(case, device)
+    mu, sigma = _vectors(case, device)
     w = _like(mu, weights(case.n))
     return lambda: _moments(multisample.sample(mu, sigma, case.n), mu[:, None], w)
 
@@ -236,7 +221,7 @@ def _expression(case: Case, device: str) -> tuple[Callable[..., Any], list[Any]]
     """What users of PyTorch write, and its arguments."""
     import torch
 
-    mu, sigma = _columns(_torch_vectors(case, device), case)
+    mu, sigma = _columns(_vectors(case, device), case)
     shape, dtype, place = case.shape if case.noise == "independent" else (1, case.n), mu.dtype, mu.device
 
     def draw(mu: Any, sigma: Any) -> Any:
@@ -273,18 +258,10 @@ def _torch_compile(case: Case, mode: str) -> Variants:
     }
 
 
-def _torch_func_random(case: Case, mode: str) -> Call:
-    from torch.func import _random
-
-    mu, sigma = _columns(_torch_vectors(case, "cuda"), case)
-    key, calls = _random.key(7, device=mu.device), itertools.count()
-    return lambda: mu + sigma * _random.normal(_random.fold_in(key, next(calls)), case.shape)
-
-
 def _normal_rsample(device: str, case: Case, mode: str) -> Call:
     import torch
 
-    mu, sigma = _columns(_torch_vectors(case, device), case)
+    mu, sigma = _columns(_vectors(case, device), case)
     rsample: Call = torch.distributions.Normal(mu, sigma).expand(case.shape).rsample
     return rsample
 
@@ -299,23 +276,18 @@ def _torch_randn(device: str, case: Case, mode: str) -> Call:
     return functools.partial(torch.randn, shape, dtype=dtype, device=device)
 
 
-@functools.cache
-def _original_extension() -> Any:
+def _original_kernel(case: Case, mode: str) -> Call:
     from torch.utils.cpp_extension import load
 
-    folder = Path(__file__).parent
-    sources = [str(folder / f"original_kernel.{ending}") for ending in ("cpp", "cu")]
-    return load("original_kernel", sources, extra_cuda_cflags=["-O3", "--use_fast_math"])
-
-
-def _original_kernel(case: Case, mode: str) -> Call:
-    return functools.partial(_original_extension().sample, *_torch_vectors(case, "cuda"), case.n)
+    source = Path(__file__).with_name("original_kernel.cu")
+    extension = load("original_kernel", [str(source)], extra_cuda_cflags=["-O3", "--use_fast_math"])
+    return functools.partial(extension.sample, *_vectors(case, "cuda"), case.n)
 
 
 def _cupy(generator: bool, case: Case, mode: str) -> Call:
     import cupy
 
-    mu, sigma = _columns(_cupy_vectors(case), case)
+    mu, sigma = _columns(_vectors(case, "cupy"), case)
     if not generator:
         return functools.partial(cupy.random.RandomState(7).normal, mu, sigma, (case.d, case.n), dtype=np.float32)
     rng = cupy.random.default_rng(7)
@@ -340,10 +312,6 @@ def _curand_host(ordering: int, case: Case, mode: str) -> Call:
     return draw
 
 
-def _header_reason(program: header_peers.Program) -> str | None:
-    return cuda_reason() or header_peers.missing(program)
-
-
 def _header_peer(
     program: header_peers.Program, variants: tuple[str, ...], options: tuple[str, ...], case: Case, mode: str
 ) -> Variants:
@@ -351,7 +319,7 @@ def _header_peer(
     import cupy
 
     draw = header_peers.compiled(program, cupy.cuda.Device().compute_capability, *options)
-    mu, sigma = _cupy_vectors(case)
+    mu, sigma = _vectors(case, "cupy")
     calls = itertools.count()
 
     def call(variant: int) -> Any:
@@ -374,7 +342,7 @@ def _triton_randn(case: Case, mode: str) -> Variants:
 
     from bench.suites import triton_peer
 
-    mu, sigma = _torch_vectors(case, "cuda")
+    mu, sigma = _vectors(case, "cuda")
     calls = itertools.count()
 
     def call(tile: int, warps: int) -> Any:
@@ -391,7 +359,7 @@ def _numba_xoroshiro(case: Case, mode: str) -> Call:
 
     from bench.suites import numba_peer
 
-    fill = numba_peer.start(*_cupy_vectors(case), case.n)
+    fill = numba_peer.start(*_vectors(case, "cupy"), case.n)
 
     def call() -> Any:
         out = cupy.empty((case.d, case.n), np.float32)
@@ -404,7 +372,7 @@ def _numba_xoroshiro(case: Case, mode: str) -> Call:
 def _jax_normal(platform: str, implementation: str, case: Case, mode: str) -> Call:
     jax = _jax()
     device = jax.devices(platform)[0]
-    mu, sigma = (jax.device_put(vector[:, None], device) for vector in _numpy_vectors(case))
+    mu, sigma = (jax.device_put(vector[:, None], device) for vector in _vectors(case, "numpy"))
     key = jax.device_put(jax.random.key(7, impl=implementation), device)
 
     @jax.jit
@@ -421,7 +389,7 @@ def _jax_normal(platform: str, implementation: str, case: Case, mode: str) -> Ca
 
 
 def _numpy(case: Case, mode: str) -> Call:
-    mu, sigma = _columns(_numpy_vectors(case), case)
+    mu, sigma = _columns(_vectors(case, "numpy"), case)
     rng = np.random.default_rng(7)
     shape = case.shape if case.noise == "independent" else (1, case.n)
     w, p = weights(case.n).astype(mu.dtype), np.zeros(case.n, mu.dtype)
@@ -444,8 +412,7 @@ def _numpy_bare(case: Case, mode: str) -> Call:
 
 
 def _mkl(bare: bool, case: Case, mode: str) -> Variants:
-    columns = None if bare else [vector[:, None] for vector in _numpy_vectors(case)]
-
+    columns = None if bare else [vector[:, None] for vector in _vectors(case, "numpy")]
     same = np.zeros((case.d, case.n), np.float32)
 
     def call(fill: Callable[..., None]) -> Any:
@@ -468,37 +435,42 @@ def _named(*contenders: Contender) -> dict[str, Contender]:
     return {contender.name: contender for contender in contenders}
 
 
+def _users_of_torch(reason: Callable[[], str | None], device: str, place: str) -> list[Contender]:
+    """Contenders on either device; a loop and a flattened call take arrays of the first contender of ours."""
+    return [
+        _peer("torch_eager", reason, _torch_eager, device, **EVERYTHING),
+        _peer("normal_rsample", reason, _normal_rsample, device, dtypes=EVERY_DTYPE, operations=MATRICES),
+        _peer("loop", reason, _loop, place, operations=("batch",)),
+        _peer("flat", reason, _flat, place, operations=("batch",)),
+        _peer("vmap", reason, _vmap, device, operations=("batch",)),
+        _peer("sample_and_product", reason, _sample_and_product, device, operations=("moments",)),
+    ]
+
+
 # Constants of curand.h: CURAND_ORDERING_PSEUDO_DEFAULT, and the faster CURAND_ORDERING_PSEUDO_DYNAMIC.
 _DEFAULT_ORDERING, _DYNAMIC_ORDERING = 101, 104
 
 _jax_cuda = functools.partial(_jax_reason, "cuda")
 _JAX_WAIT = operator.methodcaller("block_until_ready")
-_curanddx_reason = functools.partial(_header_reason, header_peers.CURANDDX)
-_raft_reason = functools.partial(_header_reason, header_peers.RAFT)
+_curanddx_reason = functools.partial(header_peers.missing, header_peers.CURANDDX.headers)
+_raft_reason = functools.partial(header_peers.missing, header_peers.RAFT.headers)
 _raft_table = functools.partial(_header_peer, header_peers.RAFT)
 _triton_reason = functools.partial(_module_reason, "triton")
 _xoroshiro_reason = functools.partial(_module_reason, "numba.cuda.random")
-_func_random_reason = functools.partial(_module_reason, "torch.func._random")
 
 CUDA = _named(
-    _ours("torch_ext", _torch_vectors, "cuda"),
-    _ours("cupy", _cupy_vectors, "cuda"),
-    _ours("numba", _cupy_vectors, "cuda"),
+    _ours("torch_ext", "cuda"),
+    _ours("cupy", "cupy"),
+    _ours("numba", "cupy"),
+    *_users_of_torch(_torch_reason, "cuda", "cuda"),
     _peer("original_kernel", _torch_reason, _original_kernel, noises=("shared",), most_samples=1024),
-    _peer("torch_eager", _torch_reason, _torch_eager, "cuda", **EVERYTHING),
     _peer("torch_compile", _torch_reason, _torch_compile, **EVERYTHING),
-    _peer("torch_func_random", _func_random_reason, _torch_func_random),
-    _peer("normal_rsample", _torch_reason, _normal_rsample, "cuda", dtypes=EVERY_DTYPE, operations=MATRICES),
-    _peer("loop", _torch_reason, _loop, _torch_vectors, "cuda", operations=("batch",)),
-    _peer("flat", _torch_reason, _flat, _torch_vectors, "cuda", operations=("batch",)),
-    _peer("vmap", _torch_reason, _vmap, "cuda", operations=("batch",)),
-    _peer("sample_and_product", _torch_reason, _sample_and_product, "cuda", operations=("moments",)),
     _peer("triton_randn", _triton_reason, _triton_randn),
     _peer("numba_xoroshiro", _xoroshiro_reason, _numba_xoroshiro),
-    _peer("cupy_random", cuda_reason, _cupy, False),
-    _peer("cupy_generator", cuda_reason, _cupy, True),
-    _peer("curand_host", cuda_reason, _curand_host, _DEFAULT_ORDERING, lacks=BARE),
-    _peer("curand_host_dynamic", cuda_reason, _curand_host, _DYNAMIC_ORDERING, lacks=BARE),
+    _peer("cupy_random", _always, _cupy, False),
+    _peer("cupy_generator", _always, _cupy, True),
+    _peer("curand_host", _always, _curand_host, _DEFAULT_ORDERING, lacks=BARE),
+    _peer("curand_host_dynamic", _always, _curand_host, _DYNAMIC_ORDERING, lacks=BARE),
     _peer("curanddx", _curanddx_reason, _curanddx, ()),
     _peer("curanddx_fast_math", _curanddx_reason, _curanddx, header_peers.FAST, modes=("fast_math",)),
     _peer("raft_table", _raft_reason, _raft_table, ("PCG",), (), layouts=("nd",)),
@@ -509,18 +481,13 @@ CUDA = _named(
 """Contenders on a GPU. JAX runs twice: with its default generator, and with rbg, its faster one."""
 
 CPU = _named(
-    _ours("cpu", _numpy_vectors, "cpu"),
-    _ours("torch_ext", _torch_vectors, "cpu"),
+    _ours("cpu", "numpy"),
+    _ours("torch_ext", "cpu"),
+    *_users_of_torch(_always, "cpu", "numpy"),
     _peer("numpy", _always, _numpy, **EVERYTHING),
     _peer("numpy_bare", _always, _numpy_bare, lacks=BARE, operations=FILLS),
     _peer("mkl", mkl_peer.missing, _mkl, False),
     _peer("mkl_bare", mkl_peer.missing, _mkl, True, lacks=BARE, operations=FILLS),
-    _peer("torch_eager", _always, _torch_eager, "cpu", **EVERYTHING),
-    _peer("normal_rsample", _always, _normal_rsample, "cpu", operations=MATRICES),
-    _peer("loop", _always, _loop, _numpy_vectors, "cpu", operations=("batch",)),
-    _peer("flat", _always, _flat, _numpy_vectors, "cpu", operations=("batch",)),
-    _peer("vmap", _always, _vmap, "cpu", operations=("batch",)),
-    _peer("sample_and_product", _always, _sample_and_product, "cpu", operations=("moments",)),
     _peer("torch_randn", _always, _torch_randn, "cpu", lacks=BARE, operations=FILLS),
     _peer("jax", functools.partial(_jax_reason, "cpu"), _jax_normal, "cpu", "threefry2x32", wait=_JAX_WAIT),
 )

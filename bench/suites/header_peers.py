@@ -5,18 +5,14 @@ The headers are those of packages on Python's path:
 pip install --no-deps nvidia-mathdx nvidia-curand                                 cuRANDDx
 pip install --no-deps libraft-cu13 librmm-cu13 rapids-logger nvidia-curand        RAFT
 
-`python -m bench.suites.header_peers FOLDER 90` copies the headers that the compiler reads, 10 MB, to FOLDER, and
-compiles for compute capability 9.0 into the cache folder. On a machine without the packages, add FOLDER to PYTHONPATH.
+For a machine without a network, add `--target FOLDER` on another one, copy FOLDER, and add it to PYTHONPATH.
 """
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import functools
 import hashlib
-import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -84,32 +80,20 @@ def header_folder(header: Header) -> Path | None:
     return next((folder for folder in folders if (folder / header.name).is_file()), None)
 
 
-def missing(program: Program) -> str | None:
-    """Why `program` cannot be compiled here, or None."""
-    reasons = [*toolchain.missing_nvcc()]
-    for header in program.headers:
-        if header_folder(header) is None:
-            reasons.append(f"no {header.name}: pip install --no-deps {header.package}")
-    return "; ".join(reasons) or None
+def missing(headers: tuple[Header, ...]) -> str | None:
+    """Why nothing with `headers` can be compiled here, or None."""
+    absent = [header for header in headers if header_folder(header) is None]
+    packages = [f"no {header.name}: pip install --no-deps {header.package}" for header in absent]
+    return "; ".join([*toolchain.missing_nvcc(), *packages]) or None
 
 
-def nvcc(source: Path, architecture: str, headers: tuple[Header, ...], *options: str) -> str:
-    """What nvcc prints."""
+def nvcc(source: Path, architecture: str, headers: tuple[Header, ...], *options: str) -> None:
+    if reason := missing(headers):
+        raise RuntimeError(f"{source.name}: {reason}")
     home, folders = toolchain.cuda_home(), [header_folder(header) for header in headers]
-    if home is None or None in folders:
-        raise RuntimeError(f"{source.name}: {missing(Program(source.name, options, headers, ()))}")
-    folders.insert(-1, home / "include")  # cuRAND's package may have other headers of a toolkit, so it is last.
-    includes = [f"-I{folder}" for folder in dict.fromkeys(folders)]
-    command = [str(home / "bin" / "nvcc"), f"-arch=sm_{architecture}", *includes, *options, str(source)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{shlex.join(command)} failed:\n{done.stderr}")
-    return done.stdout
-
-
-def _compile(program: Program, architecture: str, *options: str) -> str:
-    fixed = "-O3", "-w", f"-DARCHITECTURE={architecture}0", *program.options
-    return nvcc(Path(__file__).with_name(program.source), architecture, program.headers, *fixed, *options)
+    # cuRAND's package may have other headers of a toolkit, so it is last.
+    includes = [f"-I{folder}" for folder in dict.fromkeys([*folders[:-1], f"{home}/include", *folders[-1:]])]
+    subprocess.run([f"{home}/bin/nvcc", f"-arch=sm_{architecture}", *includes, *options, source], check=True)
 
 
 @functools.cache
@@ -125,7 +109,8 @@ def compiled(program: Program, architecture: str, *options: str) -> Callable[...
         library.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=library.parent) as folder:
             part = Path(folder, library.name)
-            _compile(program, architecture, *options, "-shared", "-Xcompiler=-fPIC", "-o", str(part))
+            fixed = "-O3", "-w", "-shared", "-Xcompiler=-fPIC", f"-DARCHITECTURE={architecture}0", f"-o={part}"
+            nvcc(source, architecture, program.headers, *fixed, *program.options, *options)
             part.rename(library)
     function = ctypes.CDLL(str(library)).draw
     function.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_uint] * 4
@@ -137,36 +122,3 @@ def compiled(program: Program, architecture: str, *options: str) -> Callable[...
             raise RuntimeError(f"{program.source}: {error.decode()}")
 
     return draw
-
-
-def copy_headers(program: Program, target: Path) -> int:
-    """Copy the packages' headers that the compiler reads, and versions, to `target`, below the same folders.
-
-    Returns the bytes of the files.
-    """
-    read = _compile(program, "90", "-M").replace("\\\n", " ").split()
-    copies = {}
-    for header, folder in zip(program.headers, map(header_folder, program.headers), strict=True):
-        assert folder is not None
-        root = folder.parents[header.folder.count("/")]
-        if root in map(Path, sys.path):  # Else the folder is the toolkit's.
-            paths = [Path(name) for name in read if name.startswith(f"{folder}/")]
-            if header is not CURAND_KERNEL:  # The version of cuRAND in results is that of the library.
-                paths += root.glob(f"{header.package.replace('-', '_')}-*.dist-info/METADATA")
-            copies |= {path: path.relative_to(root) for path in paths}
-    for path, relative in copies.items():
-        (target / relative).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, target / relative)
-    return sum(path.stat().st_size for path in copies)
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("architectures", nargs="*")
-    chosen = parser.parse_args()
-    for each in (CURANDDX, RAFT):
-        print(f"{each.source}: {copy_headers(each, chosen.folder) / 1e6:.1f} MB")
-    for architecture in chosen.architectures:
-        for each, extra in ((CURANDDX, ()), (CURANDDX, FAST), (RAFT, ())):
-            compiled(each, architecture, *extra)

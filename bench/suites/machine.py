@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import importlib.metadata
-import importlib.util
 import os
 import platform
-from pathlib import Path
 from typing import Any
+
+import cpuinfo
 
 import multisample
 from multisample.backends.native import csrc_files
@@ -29,43 +30,27 @@ def describe(*, gpu: bool) -> dict[str, Any]:
     """The machine, for the results; with its GPU if that was measured."""
     versions = {"multisample": multisample.__version__, "sources": csrc_files.digest()[:12]}
     versions["python"] = platform.python_version()
-    for name, distributions in PACKAGES.items():
-        found = [version for version in map(_version, distributions) if version]
-        if found:
-            versions[name] = found[0]
-    name = driver = None
+    for name, distribution in ((name, one) for name, found in PACKAGES.items() for one in found):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions.setdefault(name, importlib.metadata.version(distribution))
+    gpu_name = driver = None
     if gpu:
         import cupy
 
         runtime = cupy.cuda.runtime
-        name = runtime.getDeviceProperties(runtime.getDevice())["name"].decode()
+        gpu_name = runtime.getDeviceProperties(runtime.getDevice())["name"].decode()
         versions["cuda_runtime"] = str(runtime.runtimeGetVersion())
-        if importlib.util.find_spec("pynvml"):
+        with contextlib.suppress(ImportError):
             import pynvml
 
             pynvml.nvmlInit()
             driver = str(pynvml.nvmlSystemGetDriverVersion())
     return {
-        "gpu": name,
+        "gpu": gpu_name,
         "driver": driver,
-        "cpu": _cpu_name(),
+        "cpu": cpuinfo.get_cpu_info().get("brand_raw", platform.machine()),
         "cores": os.cpu_count(),
         "threads": thread_count(),
         "versions": versions,
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
     }
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

@@ -6,30 +6,25 @@ once; only the timed calls of pytest-benchmark's table are repeated.
 
 from __future__ import annotations
 
-import timeit
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict
+from typing import Any, NamedTuple
 
 import pytest
 
 from bench.suites.cases import Case, clamp, vectors
 from bench.suites.contenders import BARE, Contender
 from bench.suites.sample_checks import OPERATIONS
-from bench.suites.timing import BUSY, CudaDevice, Ring, Times, compared, measure
+from bench.suites.timing import BUSY, Call, CudaDevice, Ring, Times, Turns, measure, medians, on_device, on_host
 
 TABLE_SECONDS = 0.02
 TABLE_ROUNDS = 5, 40
 
-Call = Callable[[], Any]
 
-
-@dataclass(frozen=True)
-class _Started:
+class _Started(NamedTuple):
     """The fastest variant of a contender."""
 
     call: Call
-    ring: Ring
     times: Times
     variants: dict[str, Any]
 
@@ -49,11 +44,11 @@ def _start(contender: Contender, case: Case, mode: str) -> dict[str, Call]:
     return calls
 
 
-def _fastest(calls: dict[str, Call], compare: Callable[[], dict[str, float]]) -> tuple[Call, dict[str, Any]]:
+def _fastest(calls: dict[str, Call], timed: Callable[[], Turns]) -> tuple[Call, dict[str, Any]]:
     """The fastest variant; its name, and the times of all, if there are several."""
     if len(calls) == 1:
         return next(iter(calls.values())), {}
-    seconds = compare()
+    seconds = medians(timed())
     best = min(seconds, key=seconds.__getitem__)
     return calls[best], {"variant": best, "variants": seconds}
 
@@ -72,30 +67,14 @@ class CudaRunner:
 
     def run(self, benchmark: Any, suite: str, contender: Contender, case: Case, mode: str) -> None:
         """Check `contender` and time it. The results are in the table and in the benchmark's `extra_info`."""
-        started = self._started(contender, case, mode)
-        times, wait = started.times, contender.wait
-
-        def call_and_wait() -> None:
-            result = started.call()
-            started.ring.kept.append(result)
-            if wait is None:
-                self._device.wait()
-            else:
-                wait(result)
-
-        benchmark.group = f"{suite} {case.group(mode)}"
+        call, times, variants = self._started(contender, case, mode)
+        wait = contender.wait or self._device.wait
+        benchmark.group = f"{suite} {case.name(mode)}"
         benchmark.extra_info.update(
-            _info(suite, contender, case, mode),
-            **started.variants,
-            device_s=times.device.median,
-            device_s_low=times.device.low,
-            device_s_high=times.device.high,
-            host_s=times.host,
-            pipelined_s=times.pipelined,
-            memset_s=times.memset,
+            _info(suite, contender, case, mode), **variants, **{f"{name}_s": s for name, s in times._asdict().items()}
         )
-        rounds = clamp(TABLE_SECONDS / max(times.device.median, times.host), *TABLE_ROUNDS)
-        benchmark.pedantic(call_and_wait, rounds=rounds, warmup_rounds=1)
+        rounds = clamp(TABLE_SECONDS / max(times.device, times.host), *TABLE_ROUNDS)
+        benchmark.pedantic(lambda: wait(call()), rounds=rounds, warmup_rounds=1)
 
     def _started(self, contender: Contender, case: Case, mode: str) -> _Started:
         key = contender.name, case, mode if contender.ours else None
@@ -103,21 +82,19 @@ class CudaRunner:
             self._last = None
             self._device.release()
             self._device.reserve(max(BUSY, case.bytes))
-            calls, ring = _start(contender, case, mode), Ring(case.bytes)
-            call, variants = _fastest(calls, lambda: compared(self._device, calls, ring))
+            ring = Ring(case.bytes)
+            calls = {name: ring.keeping(call) for name, call in _start(contender, case, mode).items()}
+            call, variants = _fastest(calls, lambda: on_device(calls, device=self._device))
             ring.warm_up(call)
-            times = measure(self._device, call, ring, case.bytes, contender.wait)
-            self._last = key, _Started(call, ring, times, variants)
+            self._last = key, _Started(call, measure(self._device, call, case.bytes, contender.wait), variants)
         return self._last[1]
 
 
 def run_on_cpu(benchmark: Any, suite: str, contender: Contender, case: Case) -> None:
     """Check `contender` and time it. Its calls return when all work is done."""
     calls, wait = _start(contender, case, "portable"), contender.wait
-    call, variants = _fastest(
-        calls, lambda: {name: min(timeit.repeat(call, number=1, repeat=10)) for name, call in calls.items()}
-    )
-    benchmark.group = f"{suite} {case.group('portable')}"
+    call, variants = _fastest(calls, lambda: on_host(calls, turns=10, repeats=1))
+    benchmark.group = f"{suite} {case.name('portable')}"
     benchmark.extra_info.update(_info(suite, contender, case, "portable"), **variants)
     benchmark(call if wait is None else lambda: wait(call()))
-    benchmark.extra_info.update(dict.fromkeys(("device_s", "device_s_low", "device_s_high", "host_s", "memset_s")))
+    benchmark.extra_info.update(dict.fromkeys(f"{name}_s" for name in Times._fields))

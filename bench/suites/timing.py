@@ -1,36 +1,49 @@
-"""Times of asynchronous calls: on the device, on the host, and of both together.
+"""Times of calls that take turns: on the device, on the host, and of both together.
 
-Three rules hold for every contender. Some results are kept alive, so that memory rotates past the cache. The device is
-busy until a call has been made, so that the host's time does not add to the device's. Calls alternate with fills of as
-many bytes, so that a disturbance slows both.
+Four rules hold for every contender. Calls alternate, and on a GPU with fills of as many bytes, so that a disturbance
+slows all. Some results are kept alive, so that memory rotates past the cache. The device is busy until a call has been
+made, so that the host's time does not add to the device's. Garbage is not collected meanwhile.
 """
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import gc
 import statistics
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias
 
-from bench.report.entries import Quartiles
 from bench.suites.cases import clamp
 
 BUSY = 2**30  # Bytes of a fill that outlasts most calls on the host (240 us on an H200); many times the cache.
 ROTATED = 2**28  # Bytes of results that are kept alive: several times the cache.
 MOST_KEPT = 256
-DEVICE_SECONDS = 0.04  # Total time of the repeats of one measurement on the device, with fills.
-REPEATS = 11, 40  # Minimum and maximum.
+LEAST_TURNS = 3
+LIMIT = 2.0  # Most seconds for the turns of a call, after LEAST_TURNS.
+DEVICE_TURNS = 40
 PIPELINED_SECONDS = 0.008  # Total time of the calls of one pipeline.
 PIPELINED_CALLS = 4, 200
 PIPELINES = 5
-TURNS = 7  # Of variants that are compared.
 
-Call = Callable[[], Any]
+Call: TypeAlias = Callable[[], Any]
+
+
+class Turn(NamedTuple):
+    """Seconds of a call in one turn: until it was done, and until it returned."""
+
+    seconds: float
+    host: float
+
+
+Turns: TypeAlias = dict[str, list[Turn]]
+
+
+def medians(turns: Turns) -> dict[str, float]:
+    """The median seconds of each call."""
+    return {name: statistics.median(turn.seconds for turn in found) for name, found in turns.items()}
 
 
 class CudaDevice:
@@ -74,9 +87,17 @@ class CudaDevice:
         stop.synchronize()
         return float(self._cupy.cuda.get_elapsed_time(start, stop)) / 1e3
 
-    def wait(self) -> None:
+    def wait(self, result: Any = None) -> None:
         """Wait until the device is idle."""
         self._cupy.cuda.runtime.deviceSynchronize()
+
+
+@functools.cache
+def cuda_device() -> CudaDevice:
+    """The device that studies use."""
+    device = CudaDevice()
+    device.reserve(BUSY)
+    return device
 
 
 class Ring:
@@ -85,122 +106,115 @@ class Ring:
     def __init__(self, size: int) -> None:
         self.kept: deque[Any] = deque(maxlen=clamp(ROTATED / size if size else float("inf"), 1, MOST_KEPT))
 
-    def warm_up(self, call: Call) -> None:
-        """Allocate the memory of all results: the kept ones, and one more for the next."""
-        for _ in range(self.kept.maxlen + 2 if self.kept.maxlen else 0):
+    def keeping(self, call: Call) -> Call:
+        """`call`, whose results are kept."""
+
+        def kept() -> Any:
             self.kept.append(call())
+            return self.kept[-1]
+
+        return kept
+
+    def warm_up(self, call: Call) -> None:
+        """Allocate the memory of all results of a kept call, and of the next one."""
+        for _ in range((self.kept.maxlen or 0) + 2):
+            call()
 
 
-def quartiles(values: list[float]) -> Quartiles:
-    """The quartiles of one value or more."""
-    if len(values) == 1:
-        return Quartiles(values[0], values[0], values[0])
-    return Quartiles(*statistics.quantiles(values, n=4, method="inclusive"))
+def on_host(
+    calls: Mapping[str, Call],
+    wait: Callable[[Any], Any] = lambda result: None,
+    turns: int = 21,
+    least: float = 2e-3,
+    repeats: int | None = None,
+) -> Turns:
+    """Times by the host's clock. A turn has `repeats` calls; by default, as many as take `least` seconds.
+
+    `wait` gets the last result before the clock is read.
+    """
+
+    def turn(call: Call, count: int) -> Turn:
+        start = time.perf_counter()
+        for _ in range(count):
+            result = call()
+        host = time.perf_counter() - start
+        wait(result)
+        return Turn((time.perf_counter() - start) / count, host / count)
+
+    for call in calls.values():
+        turn(call, 1)  # Compiles.
+    counts = {name: repeats or clamp(least / turn(call, 1).seconds, 1, 5000) for name, call in calls.items()}
+    return _alternating({name: functools.partial(turn, call, counts[name]) for name, call in calls.items()}, turns)
 
 
-@dataclass(frozen=True)
-class Times:
-    """Seconds of one call."""
+def on_device(
+    calls: Mapping[str, Call], turns: int = 15, row: int = 1, fills: int = 1, device: CudaDevice | None = None
+) -> Turns:
+    """Times between device events around `row` calls; `fills` keep the device busy until the calls have been made.
 
-    device: Quartiles
-    """Time on the device alone. A host that needs longer than a fill of `BUSY` bytes adds the rest."""
+    A host that needs longer than the fills adds the rest.
+    """
+    device = device or cuda_device()
+
+    def turn(call: Call) -> Turn:
+        for _ in range(fills):
+            device.fill(BUSY)
+        first, start = device.mark(), time.perf_counter()
+        for _ in range(row):
+            call()
+        host, last = time.perf_counter() - start, device.mark()
+        return Turn(device.seconds(first, last) / row, host / row)
+
+    for call in calls.values():
+        turn(call)  # Compiles.
+    device.wait()
+    return _alternating({name: functools.partial(turn, call) for name, call in calls.items()}, turns)
+
+
+def _alternating(calls: Mapping[str, Callable[[], Turn]], turns: int) -> Turns:
+    found: Turns = {name: [] for name in calls}
+    end = time.perf_counter() + LIMIT * len(calls)
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        for k in range(turns):
+            if k >= LEAST_TURNS and time.perf_counter() > end:
+                break
+            for name, call in calls.items():
+                found[name].append(call())
+    finally:
+        if enabled:
+            gc.enable()
+    return found
+
+
+class Times(NamedTuple):
+    """Median seconds of one call."""
+
+    device: float
+    """Time on the device alone."""
     memset: float
     """Time of a fill of as many bytes."""
     host: float
     """Time on the host, while earlier calls are still running."""
     pipelined: float
-    """Time per call of many consecutive calls, by the device's clock: the larger of host time and device time."""
+    """Time per call of many consecutive calls: the larger of host time and device time."""
 
 
-def compared(device: CudaDevice, calls: dict[str, Call], ring: Ring) -> dict[str, float]:
-    """Seconds on the device of several calls, which take turns."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    with without_collection():
-        for _ in range(TURNS):
-            for name, call in calls.items():
-                times[name].append(_calling(device, call, ring))
-    return {name: statistics.median(part) for name, part in times.items()}
-
-
-def measure(device: CudaDevice, call: Call, ring: Ring, size: int, wait: Callable[[Any], None] | None = None) -> Times:
-    """Times of `call`, whose result has `size` bytes and is kept by the `ring`.
+def measure(device: CudaDevice, call: Call, size: int, wait: Callable[[Any], None] | None = None) -> Times:
+    """Times of `call`, whose result has `size` bytes.
 
     A call that is not ordered with the device's marks needs `wait`, which waits for a result. Its time on the device is
     the time per call of many consecutive calls, by the host's clock. It is too long where the host takes longer.
     """
-    with without_collection():
-        device.wait()
-        if wait is None:
-            turns = [_turn(device, call, ring, size) for _ in range(_repeats(device, call, ring, size))]
-            memset = statistics.median(filled for filled, _ in turns)
-            times = quartiles([seconds for _, seconds in turns])
-            calls = clamp(PIPELINED_SECONDS / times.median, *PIPELINED_CALLS)
-            rows = [_pipeline(device, call, ring, calls) for _ in range(PIPELINES)]
-        else:
-            memset = statistics.median(_filling(device, size) for _ in range(REPEATS[0]))
-            calls = clamp(PIPELINED_SECONDS / _pipeline(device, call, ring, 1, wait)[1], *PIPELINED_CALLS)
-            rows = [_pipeline(device, call, ring, calls, wait) for _ in range(2 * PIPELINES)]
-            times = quartiles([seconds for _, seconds in rows])
-    return Times(
-        device=times,
-        memset=memset,
-        host=statistics.median(host for host, _ in rows),
-        pipelined=statistics.median(seconds for _, seconds in rows),
-    )
-
-
-@contextlib.contextmanager
-def without_collection() -> Iterator[None]:
-    enabled = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-def _repeats(device: CudaDevice, call: Call, ring: Ring, size: int) -> int:
-    start = time.perf_counter()
-    for _ in range(2):
-        _turn(device, call, ring, size)
-    return clamp(2 * DEVICE_SECONDS / (time.perf_counter() - start), *REPEATS)
-
-
-def _turn(device: CudaDevice, call: Call, ring: Ring, size: int) -> tuple[float, float]:
-    """Seconds on the device of a fill and of a call."""
-    return _filling(device, size), _calling(device, call, ring)
-
-
-def _filling(device: CudaDevice, size: int) -> float:
-    device.fill(BUSY)
-    start = device.mark()
-    device.fill(size)
-    return device.seconds(start, device.mark())
-
-
-def _calling(device: CudaDevice, call: Call, ring: Ring) -> float:
-    device.fill(BUSY)
-    start = device.mark()
-    ring.kept.append(call())
-    return device.seconds(start, device.mark())
-
-
-def _pipeline(
-    device: CudaDevice, call: Call, ring: Ring, calls: int, wait: Callable[[Any], None] | None = None
-) -> tuple[float, float]:
-    """Seconds per call of many calls in a row, on the host, and until the last has ended."""
+    timed = {"memset": lambda: device.fill(size)} | ({"call": call} if wait is None else {})
+    seconds = medians(on_device(timed, DEVICE_TURNS, device=device))
     if wait is None:
-        device.wait()
-        begin = device.mark()
+        row = clamp(PIPELINED_SECONDS / seconds["call"], *PIPELINED_CALLS)
+        pipelines = on_device({"call": call}, PIPELINES, row, fills=0, device=device)
     else:
-        wait(ring.kept[-1])
-    start = time.perf_counter()
-    for _ in range(calls):
-        ring.kept.append(call())
-    host = time.perf_counter() - start
-    if wait is None:
-        return host / calls, device.seconds(begin, device.mark()) / calls
-    wait(ring.kept[-1])
-    return host / calls, (time.perf_counter() - start) / calls
+        pipelines = on_host({"call": call}, wait, 2 * PIPELINES, PIPELINED_SECONDS)
+    pipelined = medians(pipelines)["call"]
+    host = statistics.median(turn.host for turn in pipelines["call"])
+    return Times(seconds.get("call", pipelined), seconds["memset"], host, pipelined)

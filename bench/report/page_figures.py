@@ -1,8 +1,9 @@
-"""The figures of marked places by name: tables and queries of tables.json, pictures, machines, and computed tables.
+"""The figures of pages by name: tables and queries of page_tables.json, pictures, machines, and computed tables.
 
-In tables.json, "queries" are named queries of `bench.report.results`. A grid makes a query for each row and column. A
-column has a title, a case, a call, a field, and a file if it is not that of the grid. In its case or call, ``{}``
-stands for the text of the row; a row that is a list is a shape, d x n. "tables of queries" have a query for each cell.
+In page_tables.json, "queries" are named queries of `bench.report.page_numbers`. A grid makes a query for each row and
+column. A column has a title, a case, a call, a field, and a file if it is not that of the grid. In its case or call,
+``{}`` stands for the text of the row; a row that is a list is a shape, d x n. "tables of queries" have a query for each
+cell.
 """
 
 from __future__ import annotations
@@ -14,16 +15,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.report.pictures import pictures
-from bench.report.results import Results, number_text, table, text_of
+from bench.report.page_numbers import number_text, numbers, query_text, table
+from bench.report.pictures import Picture, pictures
+from bench.report.results import Results, Run
 
-Figure = Callable[[Results, str], str]
-
-TABLES = json.loads(Path(__file__).with_name("tables.json").read_text(encoding="utf-8"))
+TABLES = json.loads(Path(__file__).with_name("page_tables.json").read_text(encoding="utf-8"))
 
 
 def query(parts: tuple[str, str, str, str], results: Results, _: str) -> str:
-    return text_of(results.numbers(*parts), parts[3])
+    return query_text(results, *parts)
 
 
 def grid(spec: Mapping[str, Any], results: Results, _: str) -> str:
@@ -34,7 +34,7 @@ def grid(spec: Mapping[str, Any], results: Results, _: str) -> str:
 
     def cell(row: str, case: str, call: str, field: str, file: str = spec["file"]) -> str:
         try:
-            return text_of(results.numbers(file, case.format(row), call.format(row), field), field)
+            return query_text(results, file, case.format(row), call.format(row), field)
         except ValueError:
             return ""
 
@@ -52,7 +52,7 @@ def table_of_queries(spec: Mapping[str, Any], results: Results, prefix: str) -> 
 
 
 def _seconds(results: Results, case: str, call: str) -> float:
-    return min(results.numbers("dask-2-cores", case, call, "us")) * 1e-6
+    return min(numbers(results, "dask-2-cores", case, call, "us")) * 1e-6
 
 
 def dask_blocks(results: Results, _: str) -> str:
@@ -97,19 +97,18 @@ ORDERS = {
 
 def testu01(results: Results, _: str) -> str:
     """How many of all p-values are outside of TestU01's interval, for the seeds that ran all tests."""
-    batteries = ("SmallCrush", "Crush", "BigCrush")
-
-    def runs(battery: str) -> list[Any]:
-        content = results.content(f"testu01-{battery.lower()}")["runs"]
-        return [run for run in content if "incomplete" not in run["summary"]["verdict"]]
-
-    def cell(battery: str, order: str) -> str:
-        found = [run["summary"] for run in runs(battery) if run["order"] == order]
-        return f"{sum(len(one['outside']) for one in found)} of {sum(one['statistics'] for one in found)}"
-
-    body = [[title, *(cell(battery, order) for battery in batteries)] for title, order in ORDERS.items()]
-    expected = [sum(run["summary"]["expected_outside"] for run in runs(battery)) / len(ORDERS) for battery in batteries]
-    return table(["", *batteries], [*body, ["expected", *map(number_text, expected)]])
+    columns = []
+    for battery in ("SmallCrush", "Crush", "BigCrush"):
+        content = json.loads((results.folder / f"testu01-{battery.lower()}.json").read_text(encoding="utf-8"))
+        runs = [run for run in content["runs"] if "incomplete" not in run["summary"]["verdict"]]
+        column = [battery]
+        for order in ORDERS.values():
+            found = [run["summary"] for run in runs if run["order"] == order]
+            column.append(f"{sum(len(one['outside']) for one in found)} of {sum(one['statistics'] for one in found)}")
+        expected = sum(run["summary"]["expected_outside"] for run in runs) / len(ORDERS)
+        columns.append([*column, number_text(expected)])
+    head, *body = zip(["", *ORDERS, "expected"], *columns, strict=True)
+    return table(head, body)
 
 
 PICTURES = {
@@ -121,12 +120,12 @@ PICTURES = {
 }
 
 
-def pictures_of_pages(results: Results) -> list[Any]:
+def pictures_of_pages(results: Results) -> list[tuple[Run, Picture]]:
     """The runs and the pictures that pages show."""
     return [(results.run(file), _picture(results, file, name)) for file, name in PICTURES.values()]
 
 
-def _picture(results: Results, file: str, name: str) -> Any:
+def _picture(results: Results, file: str, name: str) -> Picture:
     return next(picture for picture in pictures(results.run(file)) if picture.name == name)
 
 
@@ -147,7 +146,7 @@ def machine(name: str, results: Results, _: str) -> str:
     return f"{results.run(name).device}; {found['date']}; " + ", ".join(f"{k} {v}" for k, v in sorted(versions.items()))
 
 
-FIGURES: dict[str, Figure] = {
+FIGURES: dict[str, Callable[[Results, str], str]] = {
     **{name: functools.partial(query, parts) for name, parts in TABLES["queries"].items()},
     **{name: functools.partial(grid, spec) for name, spec in TABLES["grids"].items()},
     **{name: functools.partial(table_of_queries, spec) for name, spec in TABLES["tables of queries"].items()},

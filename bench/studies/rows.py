@@ -1,0 +1,67 @@
+"""What the studies share: rows of calls that took turns, and the command line that writes them."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from bench.report.results import Row, rounded, write
+from bench.suites.contenders import cuda_reason
+from bench.suites.machine import describe
+from bench.suites.timing import Call, Turn, Turns, cuda_device
+
+
+def peak(call: Call) -> float:
+    """Bytes that PyTorch's and CuPy's pools hand out at the peak of a call, beside what there is before it."""
+    import cupy
+    import torch
+
+    pool = cupy.get_default_memory_pool()
+    cuda_device().wait()
+    cuda_device().release()
+    torch.cuda.reset_peak_memory_stats()
+    before, held = torch.cuda.memory_allocated(), pool.total_bytes()
+    result = call()
+    cuda_device().wait()
+    del result
+    return float(torch.cuda.max_memory_allocated() - before + pool.total_bytes() - held)
+
+
+def host_ratio(turns: list[Turn], others: list[Turn]) -> float:
+    """The median of the ratios of the host's times within a turn."""
+    return statistics.median(turn.host / other.host for turn, other in zip(turns, others, strict=True))
+
+
+def rows_of(case: str, turns: Turns, base: str | None = None) -> Iterator[Row]:
+    """A row for each call: medians in us, and the median of the ratios to `base` within a turn."""
+    for name, found in turns.items():
+        row: Row = {"case": case, "call": name}
+        row["us"] = 1e6 * statistics.median(turn.seconds for turn in found)
+        row["host us"] = 1e6 * statistics.median(turn.host for turn in found)
+        if base is not None:
+            pairs = zip(found, turns[base], strict=True)
+            row["ratio"] = statistics.median(turn.seconds / other.seconds for turn, other in pairs)
+        yield row
+
+
+def main(text: str, parts: Mapping[str, Callable[[], Iterable[Row]]], arguments: Sequence[str] | None = None) -> None:
+    """The command line of a study: run its parts, print their rows, and write them with the machine.
+
+    By default all parts run; those with "cuda" in their names where there is a GPU.
+    """
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path)
+    parser.add_argument("parts", nargs="*", help=f"of {', '.join(parts)}")
+    options = parser.parse_args(arguments)
+    if not set(options.parts) <= set(parts):
+        parser.error(f"parts: expected names of {', '.join(parts)}, got {', '.join(options.parts)}")
+    chosen = options.parts or [name for name in parts if "cuda" not in name or cuda_reason() is None]
+    rows = []
+    for name in chosen:
+        for row in parts[name]():
+            rows.append(rounded(row))
+            print(*(f"{key}: {value}" for key, value in rows[-1].items()), sep="; ", flush=True)
+    machine = describe(gpu=any("cuda" in name for name in chosen))
+    write(options.results, {"machine": machine, "rows": rows})
