@@ -172,6 +172,16 @@ def groups(root: Path, monkeypatch: pytest.MonkeyPatch) -> Groups:
     return groups
 
 
+@pytest.fixture
+def forking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processes of the build are forked. New ones would import Numba for a second.
+
+    Only for builds that succeed: a forked process keeps the pipe open that tells the end of another.
+    """
+    context = multiprocessing.get_context("fork")
+    monkeypatch.setattr(multiprocessing, "get_context", lambda method: context)
+
+
 CHECKING = functools.partial(cpu_kernels.value_kernel, "float64")
 
 
@@ -188,14 +198,18 @@ def test_the_build_command_tells_compiled_from_cached_kernels(
     assert re.fullmatch(r"cpu: compiled 0 kernels in [\d.]+ s; 1 were compiled before\n", capfd.readouterr().out)
 
 
-def test_kernels_are_compiled_in_parallel(tmp_path: Path, groups: Groups) -> None:
+@forked
+def test_kernels_are_compiled_in_parallel(tmp_path: Path, groups: Groups, forking: None) -> None:
     os.mkfifo(tmp_path / "pipe")  # Each end waits for the other one.
     ends = [["timeout", "30", "sh", "-c", f"{end} {tmp_path / 'pipe'}"] for end in ("cat", "echo >")]
     groups(*([functools.partial(subprocess.check_call, end)] for end in ends))
     assert main(["build", "cpu"]) == 0
 
 
-def test_a_terminal_shows_progress_in_one_line(groups: Groups, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@forked
+def test_a_terminal_shows_progress_in_one_line(
+    groups: Groups, forking: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also, the first kernel of a group is compiled before the others."""
     first, second = tmp_path / "first", tmp_path / "second"
     commands = f"sleep 0.2; mkdir {first}", f"mv {first} {second} && sleep 1.2"
@@ -233,7 +247,8 @@ def test_a_failure_ends_the_build_and_its_processes(
         time.sleep(0.01)
 
 
-def test_a_warning_of_several_processes_is_issued_once(root: Path, groups: Groups) -> None:
+@forked
+def test_a_warning_of_several_processes_is_issued_once(root: Path, groups: Groups, forking: None) -> None:
     root.write_text("no folder")
     kernels = [
         functools.partial(compilation.compile_cached, types.boolean(types.int64), calendar.isleap, name, "digest")

@@ -192,20 +192,29 @@ def run_in_python(compiled: Callable[..., Any], case: Case) -> tuple[Array, Arra
 requires_emulator = pytest.mark.skipif(not emulated_gpu.AVAILABLE, reason="the C library has no fibers")
 
 
+def in_few_kernels(case: Case) -> Case:
+    """The case with four rows per thread, if its kernel has such a variant: rows per thread change no bits."""
+    usual = (case.real, case.antithetic, case.order, case.has_origin_in_memory, case.recut)
+    return dataclasses.replace(case, recut={"rows": 4}) if usual == ("float32", False, 2, False, {}) else case
+
+
 def run(
     runner: Callable[..., Path],
     compiled: Callable[..., Any],
     cases: Iterable[Case],
     in_python: Callable[[Case], bool] = lambda case: True,
 ) -> list[tuple[Array, Array]]:
-    """Run all cases in C++, some also in Python, compare the bits, and check them against exact sums."""
+    """Run all cases in C++, some also in Python, compare the bits, and check them against exact sums.
+
+    In Python, `in_few_kernels` of them, since compiling a kernel takes seconds.
+    """
     cases, taken = list(cases), []
     for case, (first, second) in zip(cases, run_in_cpp(runner, cases), strict=True):
         case.check(first, second)
         taken.append((first, second))
         if not in_python(case):
             continue
-        again = run_in_python(compiled, case)
+        again = run_in_python(compiled, in_few_kernels(case))
         for got, expected in zip(again[: case.order], (first, second), strict=False):
             assert got.tobytes() == expected.tobytes(), case
     return taken
@@ -273,7 +282,8 @@ def test_bits_do_not_depend_on_rows_per_thread_or_order_of_blocks(runner: Any, c
         recut = {"rows": rows, "team": 16, "turns": 5}
         return Case(60, 1700, zeros=0.4, recut=recut, backwards=backwards)
 
-    results = run(runner, compiled, [of(1, False), of(4, False), of(1, True), of(4, True)])
+    cases = [of(1, False), of(4, False), of(1, True), of(4, True)]
+    results = run(runner, compiled, cases, lambda case: case.recut["rows"] == 4)
     assert len({(first.tobytes(), second.tobytes()) for first, second in results}) == 1
 
 
@@ -309,7 +319,7 @@ def test_nan_weights_reach_every_sum(runner: Any, compiled: Any) -> None:
     case = Case(3, 40, weights=w)
     ((first, second),) = run_in_cpp(runner, [case])
     assert np.isnan(first).all() and np.isnan(second).all()
-    assert all(np.isnan(x).all() for x in run_in_python(compiled, case))
+    assert all(np.isnan(x).all() for x in run_in_python(compiled, in_few_kernels(case)))
 
 
 @requires_gxx

@@ -259,7 +259,7 @@ def test_neighbouring_elements_are_read_and_written_by_vectors() -> None:
     compiled = nvrtc_compile(source(PERTURB_HEADER), [*map(perturb_kernel_name, keys)], "compute_90", CUPY_OPTIONS)
     ptx = compiled.code.decode()
     bodies = re.split(r"\.entry\s+", ptx)[1:]
-    assert len(bodies) == len(keys) and not re.search(r"\.local", ptx)
+    assert compiled.log == "" and len(bodies) == len(keys) and not re.search(r"\.local", ptx)
     for name, key in zip(compiled.names, keys, strict=True):
         (body,) = (body for body in bodies if body.startswith(name))
         width = dict(types)[key.dtype]
