@@ -236,8 +236,7 @@ def test_kernels_sum_every_shape(runner: Any, compiled: Any, dtype: str, antithe
                 sample_offset=(2**34 - n if k % 4 == 1 else k % 9), backwards=k % 2 == 1,
             )  # fmt: skip
 
-    # Compiling a kernel in Python takes seconds. test_every_cut_sums_all_groups has the kernel for one moment.
-    run(runner, compiled, cases(), lambda case: case.order == 2 or antithetic or dtype == "float64")
+    run(runner, compiled, cases())
 
 
 @requires_gxx

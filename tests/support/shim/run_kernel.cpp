@@ -17,8 +17,6 @@ using namespace cases;
 using Element = ELEMENT;
 constexpr bool kShared = SHARED;
 constexpr bool kOriginInMemory = ORIGIN_IN_MEMORY;
-// Whether the program has one kernel for each store kind: with antithetic pairs where the kind's number is odd.
-constexpr bool kSome = SOME;
 
 struct Case {
   Launch call;  // addresses are offsets into the memory below; a word's address is nonzero if it is in memory
@@ -94,13 +92,9 @@ namespace {
 
 template <bool antithetic, StoreKind store_kind>
 void run(const Launch& call, const Geometry& g, bool backwards) {
-  if constexpr (kSome && antithetic != (store_kind % 2 != 0)) {
-    cuda_shim::fail("a launch for another program");
-  } else {
-    cuda_shim::launch(g.blocks, g.threads, backwards, [&] {
-      sample_kernel<Counted<Element>, kShared, antithetic, false, store_kind, kOriginInMemory>(call, g);
-    });
-  }
+  cuda_shim::launch(g.blocks, g.threads, backwards, [&] {
+    sample_kernel<Counted<Element>, kShared, antithetic, false, store_kind, kOriginInMemory>(call, g);
+  });
 }
 
 template <bool antithetic>
