@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cuda_devices import VARIABLE, device_count, requested, require
 
 import multisample
 from multisample import _backends
@@ -28,20 +29,17 @@ from multisample.backends.system import cuda_driver
 # By default JAX reserves most of a GPU's memory when a test makes its first array, even on the CPU.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
-VARIABLE = "MULTISAMPLE_TEST_BACKENDS"
-
 Array = np.ndarray[Any, Any]
 
 
 @functools.cache
 def requested_backends() -> list[str]:
     """Backends for shared tests: those that the variable names, or all available backends without the variable."""
-    requested = os.environ.get(VARIABLE)
-    if requested is None:
+    names = requested()
+    if names is None:
         return [name for name, status in multisample.list_backends().items() if status.available]
-    names = [name.strip() for name in requested.split(",") if name.strip()]
     if not names:
-        raise pytest.UsageError(f"{VARIABLE} names no backend: {requested!r}")
+        raise pytest.UsageError(f"{VARIABLE} names no backend: {os.environ[VARIABLE]!r}")
     return names
 
 
@@ -75,8 +73,6 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     config = terminalreporter.config
     if is_benchmark(config) or not config.getoption("fold_skipped", True):
         return
-    from cuda_memory import device_count
-
     if device_count() > 0:
         return
     for report in terminalreporter.stats.get("skipped", []):
@@ -96,8 +92,6 @@ def pytest_sessionfinish() -> None:
 @pytest.fixture(autouse=True)
 def first_device() -> None:
     """Each test begins on the first CUDA device. When JAX starts, it leaves the last device current."""
-    from cuda_memory import device_count
-
     if device_count() > 1 and cuda_driver.current_device() > 0:
         import torch
 
@@ -164,12 +158,9 @@ def thread_counts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list
 def torch_device(request: pytest.FixtureRequest) -> str:
     """A PyTorch device on which torch_ext runs; the test runs once for each."""
     if request.param == "cuda":
-        from cuda_memory import require
-
         require("torch_ext")
         return "cuda"
-    requested = [name.strip() for name in os.environ.get(VARIABLE, "torch_ext").split(",")]
-    if "torch_ext" not in requested:
+    if "torch_ext" not in (requested() or ["torch_ext"]):
         pytest.skip(f"{VARIABLE} does not ask for torch_ext")
     reasons = multisample.list_backends()["torch_ext"].reasons
     if reasons and VARIABLE in os.environ:

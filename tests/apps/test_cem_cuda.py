@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_memory import CYCLES, OWN, Gpu, gpu_of, names, require
+from cuda_devices import require
+from cuda_memory import CYCLES, OWN, Gpu, gpu_of, names
 
 from multisample import cem
 from multisample.cem import CEM

@@ -1,7 +1,7 @@
 """Tests that need a CUDA device: its arithmetic, its memory and its streams.
 
 Results are compared bit for bit with the cpu backend, which other files compare with the exact reference.
-``cuda_memory.py`` skips these tests without a device. ``test_cuda_numba.py`` tests the numba backend.
+``cuda_devices.py`` skips these tests without a device. ``test_cuda_numba.py`` tests the numba backend.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 import pytest
+from cuda_devices import device_count, require
 from cuda_memory import (
     CROSSED,
     CYCLES,
@@ -31,14 +32,12 @@ from cuda_memory import (
     Gpu,
     ToArray,
     computing,
-    device_count,
     gpu_of,
     known_sums,
     names,
     numpy_dtype,
     on_cpu,
     release,
-    require,
     vectors,
 )
 from launches import a_launch, head_of, stored_words

@@ -14,19 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_memory import (
-    CYCLES,
-    SECONDS,
-    Array,
-    Exported,
-    ToArray,
-    device_count,
-    known_sums,
-    memory_of,
-    on_cpu,
-    require,
-    vectors,
-)
+from cuda_devices import device_count, require
+from cuda_memory import CYCLES, SECONDS, Array, Exported, ToArray, known_sums, memory_of, on_cpu, vectors
 from processes import run_python
 from tables import DTYPES, NOISES
 

@@ -5,6 +5,7 @@ Most tests compile functions of one line instead of kernels, which take seconds.
 
 from __future__ import annotations
 
+import calendar
 import contextlib
 import functools
 import hashlib
@@ -27,12 +28,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from forks import answers, fork, forked, in_forks
 from numba import types
-from processes import run_python
+from numba.core.compiler_lock import global_compiler_lock
 
 from multisample.__main__ import main
 from multisample.backends.driver import KernelKey
 from multisample.backends.element_types import MATRIX_TYPES
+from multisample.backends.errors import BackendUnavailableError
 from multisample.backends.kernels import compilation
 from multisample.backends.kernels.cpu import calls as cpu_calls
 from multisample.backends.kernels.cpu import kernel as cpu_kernels
@@ -169,6 +172,16 @@ def groups(root: Path, monkeypatch: pytest.MonkeyPatch) -> Groups:
     return groups
 
 
+@pytest.fixture
+def forking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processes of the build are forked. New ones would import Numba for a second.
+
+    Only for builds that succeed: a forked process keeps the pipe open that tells the end of another.
+    """
+    context = multiprocessing.get_context("fork")
+    monkeypatch.setattr(multiprocessing, "get_context", lambda method: context)
+
+
 CHECKING = functools.partial(cpu_kernels.value_kernel, "float64")
 
 
@@ -185,27 +198,27 @@ def test_the_build_command_tells_compiled_from_cached_kernels(
     assert re.fullmatch(r"cpu: compiled 0 kernels in [\d.]+ s; 1 were compiled before\n", capfd.readouterr().out)
 
 
-def test_the_first_kernel_of_a_group_is_compiled_before_the_others(tmp_path: Path, groups: Groups) -> None:
-    first, second = tmp_path / "first", tmp_path / "second"
-    slow = functools.partial(subprocess.check_call, ["sh", "-c", f"sleep 0.5; mkdir {first}"])
-    groups([slow, functools.partial(Path.rename, first, second)])
-    assert main(["build", "cpu"]) == 0
-    assert second.exists()
-
-
-def test_kernels_are_compiled_in_parallel(tmp_path: Path, groups: Groups) -> None:
+@forked
+def test_kernels_are_compiled_in_parallel(tmp_path: Path, groups: Groups, forking: None) -> None:
     os.mkfifo(tmp_path / "pipe")  # Each end waits for the other one.
     ends = [["timeout", "30", "sh", "-c", f"{end} {tmp_path / 'pipe'}"] for end in ("cat", "echo >")]
     groups(*([functools.partial(subprocess.check_call, end)] for end in ends))
     assert main(["build", "cpu"]) == 0
 
 
-def test_a_terminal_shows_progress_in_one_line(groups: Groups, monkeypatch: pytest.MonkeyPatch) -> None:
-    groups([CHECKING, functools.partial(time.sleep, 1.5)])
+@forked
+def test_a_terminal_shows_progress_in_one_line(
+    groups: Groups, forking: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also, the first kernel of a group is compiled before the others."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    commands = f"sleep 0.2; mkdir {first}", f"mv {first} {second} && sleep 1.2"
+    groups([functools.partial(subprocess.check_call, ["sh", "-c", command]) for command in commands])
     terminal = io.StringIO()
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stderr", terminal)
     assert main(["build", "cpu"]) == 0
+    assert second.exists()
     lines = terminal.getvalue().split("\r")
     assert lines[1] == "cpu: 0 of 2 kernels, 0 s"
     assert re.fullmatch(r"cpu: 2 of 2 kernels, [1-9]\d* s *\n", lines[-1])
@@ -234,9 +247,14 @@ def test_a_failure_ends_the_build_and_its_processes(
         time.sleep(0.01)
 
 
-def test_a_warning_of_several_processes_is_issued_once(root: Path, groups: Groups) -> None:
+@forked
+def test_a_warning_of_several_processes_is_issued_once(root: Path, groups: Groups, forking: None) -> None:
     root.write_text("no folder")
-    groups([CHECKING], [functools.partial(cpu_kernels.value_kernel, "float32")])
+    kernels = [
+        functools.partial(compilation.compile_cached, types.boolean(types.int64), calendar.isleap, name, "digest")
+        for name in ("test-one", "test-two")
+    ]
+    groups(*([kernel] for kernel in kernels))
     with pytest.warns(RuntimeWarning, match=f"{root}.*set MULTISAMPLE_CACHE_DIR") as warned:
         assert main(["build", "cpu"]) == 0
     assert len(warned) == 1
@@ -366,104 +384,75 @@ def test_a_full_disk_only_causes_a_warning(root: Path, compiled: Callable[[], in
 
 # --- Processes ------------------------------------------------------------------------------------
 
-# Numba would give two kernels one name if each is the first that its process compiles.
-ADD = """
-import sys
-from numba import types
-from multisample.backends.kernels import compilation
 
-for number in sys.argv[1:]:
-    step = int(number)
-    part = compilation.inline(lambda x: x + step)
-    add = compilation.compile_cached(types.int64(types.int64), lambda x: part(x), f"test-add{number}", "digest")
-    print(add(40))
-"""
+def add(number: int) -> int:
+    part = compilation.inline(lambda x: x + number)
+    compiled = compilation.compile_cached(types.int64(types.int64), lambda x: part(x), f"test-add{number}", "digest")
+    return int(compiled(40))
 
 
-def run_in_process(root: Path, code: str, *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *arguments], env=os.environ | {"MULTISAMPLE_CACHE_DIR": str(root)},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+@forked
+def test_processes_share_kernels_and_keep_them_apart(
+    root: Path, compiled: Callable[[], int], capfd: pytest.CaptureFixture[str]
+) -> None:
+    # Numba would give two kernels one name if each is the first that its process compiles.
+    assert in_forks(*(functools.partial(add, number) for number in (1, 2, 1))) == [41, 42, 41]
+    assert 1 <= capfd.readouterr().err.count("compiling kernels of cpu") <= 3
+    assert in_forks(lambda: [add(2), add(1), compiled()]) == [[42, 41, 0]]
+    assert "compiling" not in capfd.readouterr().err
+    names = sorted(path.name.rpartition("-")[0] for path in (root / "numba").iterdir())
+    assert names == ["test-add1", "test-add2"]
 
 
-def test_processes_share_kernels_and_keep_them_apart(root: Path) -> None:
-    for numbers, most_messages in ((["1"], ["2"], ["1"]), 1), ((["2", "1"],), 0):
-        processes = [run_in_process(root, ADD, *each) for each in numbers]
-        for process, each in zip(processes, numbers, strict=True):
-            output, error = process.communicate(timeout=DEADLINE)
-            assert output.split() == [str(40 + int(number)) for number in each], error
-            assert error.count("compiling kernels of cpu") <= most_messages
-        names = sorted(path.name.rpartition("-")[0] for path in (root / "numba").iterdir())
-        assert names == ["test-add1", "test-add2"]
+@forked
+def test_a_relative_folder_in_a_deleted_working_directory_is_named(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MULTISAMPLE_CACHE_DIR", "relative")
 
+    def compile_printer() -> None:
+        function = lambda x: print(x)  # noqa: E731  Numba names the file where it treats a print.
+        compilation.compile_cached(types.none(types.int64), function, "test-printer", "digest")
 
-WITHOUT_WORKING_DIRECTORY = """
-import os
-from numba import types
-from multisample.backends.errors import BackendUnavailableError
-from multisample.backends.kernels import compilation
-back = os.getcwd()
-def compile():
-    function = lambda x: print(x)  # Numba names the file where it treats a print.
-    compilation.compile_cached(types.none(types.int64), function, "test-printer", "digest")
-os.mkdir("gone")
-os.chdir("gone")
-os.rmdir("../gone")
-try:
-    compile()
-except BackendUnavailableError as error:
-    print(error)
-os.chdir(back)
-compile()
-"""
+    def messages() -> list[str]:
+        (tmp_path / "gone").mkdir()
+        os.chdir(tmp_path / "gone")
+        (tmp_path / "gone").rmdir()
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            with pytest.raises(BackendUnavailableError) as raised:
+                compile_printer()
+        os.chdir(tmp_path)
+        compile_printer()
+        return [str(raised.value), *(str(warning.message) for warning in warned)]
 
-
-def test_a_relative_folder_in_a_deleted_working_directory_is_named(tmp_path: Path) -> None:
-    done = run_python("-c", WITHOUT_WORKING_DIRECTORY, folder=tmp_path, MULTISAMPLE_CACHE_DIR="relative")
+    ((error, warning),) = in_forks(messages)
     assert re.fullmatch(
-        "backend: Numba cannot compile a kernel, since the working directory .* os.chdir\n", done.stdout
+        "backend: Numba cannot compile a kernel, since the working directory .* os.chdir", error, re.DOTALL
     )
-    warning = "without its cached copy: MULTISAMPLE_CACHE_DIR: expected a folder, got 'relative' relative to a working"
-    assert warning in done.stderr
+    expected = "without its cached copy: MULTISAMPLE_CACHE_DIR: expected a folder, got 'relative' relative to a working"
+    assert expected in warning
     assert list((tmp_path / "relative" / "numba").iterdir())
 
 
-FORK_WHILE_COMPILING = """
-import json, os, sys, threading
-from numba import types
-from multisample.backends.kernels import compilation
-import numba.core.compiler_lock
-
-compiles, forked = threading.Event(), threading.Event()
-
-def compile_slowly():
-    with numba.core.compiler_lock.global_compiler_lock:
-        compiles.set()
-        forked.wait(0.2)  # A fork that waits for the lock never sets the event, so the timeout ends the wait.
-
-thread = threading.Thread(target=compile_slowly)
-thread.start()
-compiles.wait()
-child = os.fork()
-forked.set()
-if child == 0:
-    print(compilation.compile_cached(types.int64(types.int64), lambda x: x + 1, "test-child", "digest")(41), flush=True)
-    os._exit(0)
-thread.join()
-os.waitpid(child, 0)
-print(compilation.compile_cached(types.int64(types.int64), lambda x: x + 1, "test-parent", "digest")(41), flush=True)
-"""
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@forked
 def test_a_child_forked_during_a_compilation_can_compile(root: Path) -> None:
-    process = run_in_process(root, FORK_WHILE_COMPILING)
-    try:
-        output, error = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert output.split() == ["42", "42"], error
+    compiles, has_forked = threading.Event(), threading.Event()
+
+    def compile_slowly() -> None:
+        with global_compiler_lock:
+            compiles.set()
+            has_forked.wait(0.2)  # A fork that waits for the lock never sets the event, so the timeout ends the wait.
+
+    thread = threading.Thread(target=compile_slowly)
+    thread.start()
+    compiles.wait()
+    child = fork(lambda: int(successor()(41)))
+    has_forked.set()
+    thread.join()
+    assert answers([child]) == [42]
+    only_file(root).unlink()
+    assert successor()(41) == 42
 
 
 @pytest.mark.parametrize("is_acquired", [True, False])

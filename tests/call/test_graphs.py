@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_memory import ToArray, device_count, require
+from cuda_devices import device_count, require
+from cuda_memory import ToArray
 
 import multisample
 from multisample import Generator, sample

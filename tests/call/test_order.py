@@ -20,7 +20,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_memory import CYCLES, Array, Exported, ExportedByDlpack, ToArray, device_count, memory_of, on_cpu, require
+from cuda_devices import device_count, require
+from cuda_memory import CYCLES, Array, Exported, ExportedByDlpack, ToArray, memory_of, on_cpu
 from cuda_memory import vectors as host_vectors
 from forks import forked, in_forks
 

@@ -266,24 +266,27 @@ def test_kernel_takes_seed_and_window_from_memory(runner: Callable[[str], Path],
                for geometry in taken)  # fmt: skip
 
 
+# Tiles, slots and turns.
+SEGMENTED = [
+    (1, 32, 4), (2, 8, 20), (1, 3, 12), (4, 33, 8), (3, 1, 28), (1, 256, 4), (5, 22, 8), (3, 36, 4), (2, 40, 4),
+    (6, 10, 8), (7, 28, 4),
+]  # fmt: skip
+
+
 @requires_gxx
 @pytest.mark.parametrize("dtype", slow_but(["float32"], TYPES))
 def test_sums_of_row_segments_are_added(runner: Callable[[str], Path], dtype: str) -> None:
     """A small version of large calls: threads have several chains of groups, and rows several segments."""
     cases: list[Case] = []
-    for (d, n), strides in itertools.product([(1, 9000), (6, 2500), (40, 900), (3, 20_000)], [None, (0, 0), "across"]):
-        for tiles, slots, turns in [
-            (1, 32, 4), (2, 8, 20), (1, 3, 12), (4, 33, 8), (3, 1, 28), (1, 256, 4), (5, 22, 8), (3, 36, 4), (2, 40, 4),
-            (6, 10, 8), (7, 28, 4),
-        ]:  # fmt: skip
-            k = len(cases)
-            cases.append(
-                Case(
-                    d, n, dtype, NOISES[k % 2], k // 2 % 3 == 1, seed=k, sample_offset=k // 2 % 9,
-                    strides=(1, d) if strides == "across" else strides, many_rows=d >= 4 and k % 3 > 0, tiles=tiles,
-                    slots=slots, turns=turns, backwards=k % 2 == 1,
-                )
-            )  # fmt: skip
+    layouts = itertools.product([(1, 3000), (6, 1300), (40, 450), (3, 7000)], [None, (0, 0), "across"])
+    for k, (((d, n), strides), (tiles, slots, turns)) in enumerate(itertools.product(layouts, SEGMENTED)):
+        cases.append(
+            Case(
+                d, n, dtype, NOISES[k % 2], k // 2 % 3 == 1, seed=k, sample_offset=k // 2 % 9,
+                strides=(1, d) if strides == "across" else strides, many_rows=d >= 4 and k % 3 > 0, tiles=tiles,
+                slots=slots, turns=turns, backwards=k % 2 == 1,
+            )
+        )  # fmt: skip
     taken = [geometry for geometry, _, _ in run(runner, cases)]
     assert max(geometry.segments for geometry in taken) > 30
     assert sum(geometry.segments > 1 for geometry in taken) > len(taken) // 2
@@ -299,8 +302,9 @@ def test_blocks_sum_short_rows_one_after_the_other(runner: Callable[[str], Path]
         for many_rows in (False, True):
             for tiles, sweeps in [(256 // slots, slots), (5, 2), (3, 1)]:
                 k, turns = len(cases), -(-(n + 7) // (4 * slots))
+                d = 90 if tiles <= 5 else 1100 if n < 100 else 300
                 case = Case(
-                    (90, 1100)[tiles > 5], n, dtype, NOISES[k // 2 % 2], k // 3 % 2 == 1, seed=k, sample_offset=k % 7,
+                    d, n, dtype, NOISES[k // 2 % 2], k // 3 % 2 == 1, seed=k, sample_offset=k % 7,
                     strides=(n + k % 2, 1), many_rows=many_rows, tiles=tiles, slots=slots, turns=turns,
                     backwards=k % 2 == 1,
                 )  # fmt: skip

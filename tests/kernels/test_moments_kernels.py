@@ -18,7 +18,7 @@ from typing import Any
 import emulated_gpu
 import numpy as np
 import pytest
-from cuda_cpp import requires_gxx, run_cases  # fmt: skip
+from cuda_cpp import CHECKED_IN_CALLS, requires_gxx, run_cases
 from kernel_cases import ceil_div
 from launches import WORDS, Window, a_launch, address_of, stored_words, word_fields
 from moments import exact_moments
@@ -124,7 +124,7 @@ class Case(Window):
 PROGRAM = "run_moments"
 
 
-def run_in_cpp(runner: Callable[[str], Path], cases: list[Case]) -> Iterator[tuple[Array, Array]]:
+def run_in_cpp(runner: Callable[..., Path], cases: list[Case]) -> Iterator[tuple[Array, Array]]:
     """Run the cases, of one computing type."""
     (real,) = {case.real for case in cases}
 
@@ -138,7 +138,7 @@ def run_in_cpp(runner: Callable[[str], Path], cases: list[Case]) -> Iterator[tup
     def size(case: Case) -> int:
         return PACKED_MOMENT_GEOMETRY + 2 * case.d * SIZES[case.dtype]
 
-    for case, result in run_cases(runner(real), cases, packed, size):
+    for case, result in run_cases(runner(real, CHECKED_IN_CALLS), cases, packed, size):
         usual = result[:PACKED_MOMENT_GEOMETRY]
         assert usual == case.usual_geometry().packed(), (case, struct.unpack("10I2Q", usual), case.usual_geometry())
         first, second = np.split(np.frombuffer(result, DTYPES[case.dtype], offset=PACKED_MOMENT_GEOMETRY), 2)
@@ -192,17 +192,31 @@ def run_in_python(compiled: Callable[..., Any], case: Case) -> tuple[Array, Arra
 requires_emulator = pytest.mark.skipif(not emulated_gpu.AVAILABLE, reason="the C library has no fibers")
 
 
+def in_few_kernels(case: Case) -> Case:
+    """The case with four rows per thread, if its kernel has such a variant: rows per thread change no bits."""
+    usual = (case.real, case.antithetic, case.order, case.has_origin_in_memory, case.recut)
+    return dataclasses.replace(case, recut={"rows": 4}) if usual == ("float32", False, 2, False, {}) else case
+
+
 def run(
-    runner: Callable[[str], Path], compiled: Callable[..., Any], cases: Iterable[Case]
+    runner: Callable[..., Path],
+    compiled: Callable[..., Any],
+    cases: Iterable[Case],
+    in_python: Callable[[Case], bool] = lambda case: True,
 ) -> list[tuple[Array, Array]]:
-    """Run all cases in both languages, compare the bits, and check them against exact sums."""
+    """Run all cases in C++, some also in Python, compare the bits, and check them against exact sums.
+
+    In Python, `in_few_kernels` of them, since compiling a kernel takes seconds.
+    """
     cases, taken = list(cases), []
     for case, (first, second) in zip(cases, run_in_cpp(runner, cases), strict=True):
         case.check(first, second)
-        again = run_in_python(compiled, case)
+        taken.append((first, second))
+        if not in_python(case):
+            continue
+        again = run_in_python(compiled, in_few_kernels(case))
         for got, expected in zip(again[: case.order], (first, second), strict=False):
             assert got.tobytes() == expected.tobytes(), case
-        taken.append((first, second))
     return taken
 
 
@@ -267,7 +281,8 @@ def test_bits_do_not_depend_on_rows_per_thread_or_order_of_blocks(runner: Any, c
         recut = {"rows": rows, "team": 16, "turns": 5}
         return Case(60, 1700, zeros=0.4, recut=recut, backwards=backwards)
 
-    results = run(runner, compiled, [of(1, False), of(4, False), of(1, True), of(4, True)])
+    cases = [of(1, False), of(4, False), of(1, True), of(4, True)]
+    results = run(runner, compiled, cases, lambda case: case.recut["rows"] == 4)
     assert len({(first.tobytes(), second.tobytes()) for first, second in results}) == 1
 
 
@@ -303,7 +318,7 @@ def test_nan_weights_reach_every_sum(runner: Any, compiled: Any) -> None:
     case = Case(3, 40, weights=w)
     ((first, second),) = run_in_cpp(runner, [case])
     assert np.isnan(first).all() and np.isnan(second).all()
-    assert all(np.isnan(x).all() for x in run_in_python(compiled, case))
+    assert all(np.isnan(x).all() for x in run_in_python(compiled, in_few_kernels(case)))
 
 
 @requires_gxx

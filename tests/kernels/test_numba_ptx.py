@@ -36,10 +36,8 @@ from multisample.backends.kernels.cuda.perturb_geometry import (
 )
 from multisample.backends.launch import PACKED_LAUNCH, SIZES, Launch, pack
 
-# Each transform once, since compiling a kernel takes at least five seconds.
-SOME: list[Variant] = [
-    ("float32", False, False, False, 0), ("float64", False, False, False, 3),
-]  # fmt: skip
+# Compiling a kernel takes seconds. test_numba_functions.py has the transform of float64.
+SOME: list[Variant] = [("float32", False, False, False, 0)]
 OTHERS: list[Capability] = [(7, 5), (8, 0), (10, 0)]
 Build = Callable[..., Path]
 
@@ -63,7 +61,7 @@ def compiled(request: pytest.FixtureRequest, build_once: Build) -> list[Compiled
     """Kernels for compute capability 9.0, and some for other capabilities."""
     if request.param == "some":
         return compile_all(build_once, "numba_ptx", [(variant, HOPPER) for variant in SOME], False)
-    jobs = [(variant, HOPPER) for variant in dict.fromkeys([*SOME, *QUICK, *COVERING[9:14]])]
+    jobs = [(variant, HOPPER) for variant in dict.fromkeys([*QUICK, *COVERING[9:14]])]
     jobs += zip(QUICK[:3], OTHERS, strict=True)
     jobs.append((("bfloat16", False, False, False, 0), (7, 5)))
     # One process per dtype: kernels of a dtype share most functions, which a process compiles once.

@@ -255,12 +255,13 @@ def test_parameters_fill_no_more_than_every_driver_supports() -> None:
 @requires_nvrtc
 def test_neighbouring_elements_are_read_and_written_by_vectors() -> None:
     types = ("float32", "v4"), ("float16", "v4"), ("float64", "v2")
-    for (dtype, width), one_member in itertools.product(types, (False, True)):
-        name = perturb_kernel_name(PerturbKey(dtype, False, one_member, False, False, 0))
-        ptx = nvrtc_compile(source(PERTURB_HEADER), [name], "compute_90", CUPY_OPTIONS).code.decode()
+    keys = [PerturbKey(dtype, False, one, False, False, 0) for dtype, _ in types for one in (False, True)]
+    compiled = nvrtc_compile(source(PERTURB_HEADER), [*map(perturb_kernel_name, keys)], "compute_90", CUPY_OPTIONS)
+    ptx = compiled.code.decode()
+    bodies = re.split(r"\.entry\s+", ptx)[1:]
+    assert compiled.log == "" and len(bodies) == len(keys) and not re.search(r"\.local", ptx)
+    for name, key in zip(compiled.names, keys, strict=True):
+        (body,) = (body for body in bodies if body.startswith(name))
+        width = dict(types)[key.dtype]
         for access in ("ld", "st"):
-            assert re.search(rf"{access}\.global\.{width}\.|{access}\.global\.{width[0]}2\.[bu]32", ptx), (
-                dtype,
-                access,
-            )
-        assert not re.search(r"\.local", ptx)
+            assert re.search(rf"{access}\.global\.{width}\.|{access}\.global\.{width[0]}2\.[bu]32", body), (key, access)

@@ -281,8 +281,7 @@ def kolmogorov_smirnov(z: Array) -> float:
 
 
 @pytest.fixture(
-    scope="module",
-    params=slow_but(["float32", "float64"], ["float32", "float64", "float32 of one column", "float32 of one row"]),
+    scope="module", params=slow_but(["float32"], ["float32", "float64", "float32 of one column", "float32 of one row"])
 )
 def sorted_draws(request: pytest.FixtureRequest) -> Array:
     """10^7 sorted draws."""
@@ -389,7 +388,8 @@ def test_pairs_of_rows_are_bivariate_normal(matrix: Array, lag: int) -> None:
 
 @pytest.mark.parametrize("first", [0, 2])
 def test_radius_and_angle_of_pairs_are_uniform_and_independent(matrix: Array, first: int) -> None:
-    assert circles(matrix[:, first::4], matrix[:, first + 1 :: 4]) > ALPHA
+    half = matrix[: len(matrix) // 2]
+    assert circles(half[:, first::4], half[:, first + 1 :: 4]) > ALPHA
 
 
 @pytest.mark.slow

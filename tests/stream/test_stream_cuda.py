@@ -1,6 +1,6 @@
 """The stream in other people's kernels on a CUDA device: 10^8 elements each, and the places of the vectors.
 
-``cuda_memory.py`` skips these tests without a device. C++ by NVRTC needs CuPy, C++ by nvcc and Triton need PyTorch.
+``cuda_devices.py`` skips these tests without a device. C++ by NVRTC needs CuPy, C++ by nvcc and Triton need PyTorch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_memory import require
+from cuda_devices import require
 from known_normals import Places, check_points, known_f32
 from processes import run_python
 

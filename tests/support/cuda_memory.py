@@ -1,78 +1,33 @@
 """CUDA arrays of each library, and operations on them for the tests of CUDA backends.
 
-Libraries that need a device are imported only after a test has found a device. Tests without their device are skipped,
-unless ``MULTISAMPLE_TEST_BACKENDS`` names a backend that cannot run.
+Libraries that need a device are imported only after a test has found a device: see cuda_devices.py.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import dataclasses
-import functools
 import gc
 import json
-import os
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from cuda_devices import reasons_against, require
 from places import DATA
 from tables import DTYPES
 
 import multisample
-from multisample.backends import registry
-from multisample.backends.native import libraries
 from multisample.backends.system.cuda_driver import device_of, on_device
 
 Array = np.ndarray[Any, Any]
 ToArray = Callable[[Any], Array]
 
-VARIABLE = "MULTISAMPLE_TEST_BACKENDS"
 SECONDS = 300
 # Clock cycles of a kernel that only waits: about 0.2 s.
 CYCLES = 4 * 10**8
-
-
-# --- Which backends -------------------------------------------------------------------------------
-
-
-@functools.cache
-def device_count() -> int:
-    """The number of CUDA devices, from the driver, without importing an array library."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return 0
-    count = ctypes.c_int()
-    return count.value if driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 else 0
-
-
-@functools.cache
-def reasons_against(backend: str) -> tuple[str, ...]:
-    """Reasons why `backend` cannot run on CUDA here."""
-    reasons = registry.find(backend).status().reasons
-    return reasons or (libraries.cuda_reasons() if backend == "torch_ext" else ())
-
-
-def require(backend: str) -> None:
-    """Skip the test if `backend` cannot run on CUDA; fail it if the variable names the backend."""
-    value = os.environ.get(VARIABLE)
-    requested = None if value is None else [name.strip() for name in value.split(",")]
-    if requested is not None and backend not in requested:
-        pytest.skip(f"{VARIABLE} does not ask for {backend}")
-    if device_count() == 0 and requested is None:
-        pytest.skip("no CUDA device")
-    reasons = reasons_against(backend)
-    if not reasons:
-        return
-    # Without a device, naming torch_ext in the variable requires it on the CPU only.
-    elsewhere = backend == "torch_ext" and device_count() == 0 and registry.find(backend).status().available
-    if requested is not None and not elsewhere:
-        pytest.fail(f"{VARIABLE} asks for {backend!r}: {'; '.join(reasons)}", pytrace=False)
-    pytest.skip(f"{backend} cannot run on CUDA: {'; '.join(reasons)}")
 
 
 # --- Array libraries ------------------------------------------------------------------------------

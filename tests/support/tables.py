@@ -19,6 +19,7 @@ __all__ = [
     "NARROW",
     "NOISES",
     "QUICK",
+    "QUICK_KERNELS",
     "ROWS",
     "STORE_KINDS",
     "VARIANTS",
@@ -33,6 +34,8 @@ ROWS, COLUMNS = 2**32, 2**34
 NARROW: dict[str, Any] = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 DTYPES: dict[str, Any] = {**NARROW, "float32": np.float32, "float64": np.float64}
 """Element types of results."""
+QUICK_KERNELS = [("float32", False), ("float32", True), ("float64", False), ("float16", False)]
+"""Element type and antithetic of those kernels of the cpu backend that quick tests use: each takes 3 s to compile."""
 INPUTS = [np.dtype(kind) for kind in DTYPES.values()]
 INPUTS += [np.dtype(f"{sign}int{width}") for sign in ("", "u") for width in (8, 16, 32, 64)]
 """Element types of mu and sigma."""
@@ -105,7 +108,13 @@ GRADIENT_VARIANTS: list[GradientVariant] = [
 """All that the gradient's CUDA kernel is compiled for."""
 
 
-def slow_but(quick: Iterable[Any], values: Iterable[Any]) -> list[Any]:
-    """`values` as test parameters; those that are not in `quick` are marked slow."""
+def slow_but(quick: Iterable[Any], values: Iterable[Any], *, several: bool = False) -> list[Any]:
+    """`values` as test parameters; those that are not in `quick` are marked slow.
+
+    `several`: each value is a tuple, of several parameters.
+    """
     quick = list(quick)
-    return [value if value in quick else pytest.param(value, marks=pytest.mark.slow) for value in values]
+    return [
+        value if value in quick else pytest.param(*(value if several else [value]), marks=pytest.mark.slow)
+        for value in values
+    ]

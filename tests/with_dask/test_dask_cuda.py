@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_memory import require
+from cuda_devices import require
 from dask_cluster import local_cluster
 
 import multisample

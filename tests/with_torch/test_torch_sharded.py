@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cuda_memory import require
+from cuda_devices import VARIABLE, require
 from processes import run_python
 
 # The script of the ranks; importing it needs PyTorch.
@@ -24,7 +24,6 @@ import torch
 
 import multisample
 
-VARIABLE = "MULTISAMPLE_TEST_BACKENDS"
 # Seconds after which ranks count as hanging. Four processes may compile at the same time.
 DEADLINE = 900
 

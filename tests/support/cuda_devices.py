@@ -1,0 +1,61 @@
+"""Which backends and devices the tests use: the rule by which tests of CUDA are skipped.
+
+A test of CUDA calls `require`. Without a device the test is skipped, unless ``MULTISAMPLE_TEST_BACKENDS`` names the
+backend: then the test fails.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+
+import pytest
+
+from multisample.backends import registry
+from multisample.backends.native import libraries
+
+__all__ = ["VARIABLE", "device_count", "reasons_against", "requested", "require"]
+
+VARIABLE = "MULTISAMPLE_TEST_BACKENDS"
+
+
+def requested() -> list[str] | None:
+    """The names of backends in the variable; None without the variable."""
+    value = os.environ.get(VARIABLE)
+    return None if value is None else [name.strip() for name in value.split(",") if name.strip()]
+
+
+@functools.cache
+def device_count() -> int:
+    """The number of CUDA devices, from the driver, without importing an array library."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int()
+    return count.value if driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 else 0
+
+
+@functools.cache
+def reasons_against(backend: str) -> tuple[str, ...]:
+    """Reasons why `backend` cannot run on CUDA here."""
+    reasons = registry.find(backend).status().reasons
+    return reasons or (libraries.cuda_reasons() if backend == "torch_ext" else ())
+
+
+def require(backend: str) -> None:
+    """Skip the test if `backend` cannot run on CUDA; fail it if the variable names the backend."""
+    names = requested()
+    if names is not None and backend not in names:
+        pytest.skip(f"{VARIABLE} does not ask for {backend}")
+    if device_count() == 0 and names is None:
+        pytest.skip("no CUDA device")
+    reasons = reasons_against(backend)
+    if not reasons:
+        return
+    # Without a device, naming torch_ext in the variable requires it on the CPU only.
+    elsewhere = backend == "torch_ext" and device_count() == 0 and registry.find(backend).status().available
+    if names is not None and not elsewhere:
+        pytest.fail(f"{VARIABLE} asks for {backend!r}: {'; '.join(reasons)}", pytrace=False)
+    pytest.skip(f"{backend} cannot run on CUDA: {'; '.join(reasons)}")
