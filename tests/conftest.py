@@ -27,6 +27,8 @@ from multisample.backends.system import cuda_driver
 
 # By default JAX reserves most of a GPU's memory when a test makes its first array, even on the CPU.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+# LLVM compiles XLA's programs without its expensive passes. XLA's own passes, over its graphs, all run.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
 VARIABLE = "MULTISAMPLE_TEST_BACKENDS"
 
@@ -51,7 +53,7 @@ def is_benchmark(config: pytest.Config) -> bool:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if is_benchmark(config):
+    if is_benchmark(config) or config.getoption("numprocesses", None):  # Benchmarks, and the parent of workers.
         return
     import hypothesis
 
