@@ -6,10 +6,12 @@ them cannot run. Without the variable, the tests run on every available backend.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import functools
 import gc
 import hashlib
+import importlib.metadata
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
@@ -27,8 +29,6 @@ from multisample.backends.system import cuda_driver
 
 # By default JAX reserves most of a GPU's memory when a test makes its first array, even on the CPU.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-# LLVM compiles XLA's programs without its expensive passes. XLA's own passes, over its graphs, all run.
-os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
 VARIABLE = "MULTISAMPLE_TEST_BACKENDS"
 
@@ -52,9 +52,23 @@ def is_benchmark(config: pytest.Config) -> bool:
     return bool(config.getoption("benchmark_only", False))
 
 
+def compile_fast() -> None:
+    """Let XLA compile programs in half the time: by its older code generator, and without LLVM's expensive passes.
+
+    XLA's own passes, over its graphs, all run.
+    """
+    os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        if importlib.metadata.version("jaxlib").startswith("0.10."):  # XLA ends the process for unknown flags.
+            flags = os.environ.get("XLA_FLAGS", "")
+            os.environ["XLA_FLAGS"] = f"--xla_cpu_use_fusion_emitters=false {flags}"
+
+
 def pytest_configure(config: pytest.Config) -> None:
     if is_benchmark(config) or config.getoption("numprocesses", None):  # Benchmarks, and the parent of workers.
         return
+    if "not slow" in config.getoption("markexpr"):
+        compile_fast()  # Slow tests compile as users do.
     import hypothesis
 
     # No deadline, since compiling takes seconds. Examples are fixed, like every seed of the tests.

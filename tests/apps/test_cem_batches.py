@@ -131,7 +131,7 @@ def check_random_searches(library: Any, random: Any) -> None:
 )  # fmt: skip
 def test_sums_do_not_depend_on_the_number_of_searches(library: Any, ways: list[str]) -> None:
     """XLA, NumPy and PyTorch would sum many elites in an order that depends on shape and strides."""
-    random, batch, d, n = np.random.default_rng(1), 3, 16, 400
+    random, batch, d, n = np.random.default_rng(1), 3, 16, 1000
     mu, target = random.normal(size=(2, batch, d)).astype(np.float32)
 
     def result(mu: Array, target: Array, seed: Any) -> Result[Any]:
