@@ -6,10 +6,12 @@ them cannot run. Without the variable, the tests run on every available backend.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import functools
 import gc
 import hashlib
+import importlib.metadata
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
@@ -48,9 +50,23 @@ def is_benchmark(config: pytest.Config) -> bool:
     return bool(config.getoption("benchmark_only", False))
 
 
+def compile_fast() -> None:
+    """Let XLA compile programs in half the time: by its older code generator, and without LLVM's expensive passes.
+
+    XLA's own passes, over its graphs, all run.
+    """
+    os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        if importlib.metadata.version("jaxlib").startswith("0.10."):  # XLA ends the process for unknown flags.
+            flags = os.environ.get("XLA_FLAGS", "")
+            os.environ["XLA_FLAGS"] = f"--xla_cpu_use_fusion_emitters=false {flags}"
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    if is_benchmark(config):
+    if is_benchmark(config) or config.getoption("numprocesses", None):  # Benchmarks, and the parent of workers.
         return
+    if "not slow" in config.getoption("markexpr"):
+        compile_fast()  # Slow tests compile as users do.
     import hypothesis
 
     # No deadline, since compiling takes seconds. Examples are fixed, like every seed of the tests.

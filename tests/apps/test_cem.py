@@ -92,7 +92,15 @@ def test_a_result_has_the_history_and_the_best_sample_of_the_run() -> None:
 # --- Array libraries ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", ["mu", "sigma", None])
+@pytest.mark.parametrize(
+    ("library", "number"),
+    [
+        pytest.param(library, number, marks=[pytest.mark.slow] * (library == "jax" and number is not None))
+        for library in ("numpy", "torch", "jax")
+        for number in ("mu", "sigma", None)
+    ],
+    indirect=["library"],
+)
 def test_results_have_the_library_of_the_initial_mean_and_differ_only_by_rounding(
     library: Any, number: str | None
 ) -> None:

@@ -219,8 +219,9 @@ def test_mezo_lowers_the_loss_of_a_transformer(device: str) -> None:
 
 def test_workers_that_exchange_scores_keep_equal_parameters() -> None:
     """Workers on the CPU and, if there is one, on a GPU."""
-    assert set(score_exchange.default_devices()) == ({"cpu", "cuda"} if torch.cuda.is_available() else {"cpu"})
-    scores, digests = score_exchange.train(steps=25)
+    devices = score_exchange.default_devices()
+    assert set(devices) == ({"cpu", "cuda"} if torch.cuda.is_available() else {"cpu"})
+    scores, digests = score_exchange.train(devices[:2], steps=25)
     assert all(len(of_step) == 1 for of_step in digests)
     assert len(set.union(*digests)) == 25
     assert scores[-1] > 0.1 * scores[0]
@@ -248,7 +249,7 @@ def test_workers_of_an_evolution_strategy_share_scores_and_seeds_alone() -> None
 
 
 def test_a_step_of_an_evolution_strategy_needs_memory_for_few_vectors() -> None:
-    parameters, key = np.zeros(10**6, np.float32), multisample.Key(3, 9)
+    parameters, key = np.zeros(250_000, np.float32), multisample.Key(3, 9)
 
     def step() -> None:
         scores = evolution_strategy.scores_of(parameters, lambda x: x[0], key, range(64))

@@ -173,7 +173,7 @@ def test_features_of_random_boards_equal_the_slow_implementation(features: str) 
 
 
 @pytest.mark.parametrize("height", slow_but([6], [6, 13, 20]))
-@pytest.mark.parametrize("features", FEATURES)
+@pytest.mark.parametrize("features", slow_but(["dellacherie"], FEATURES))
 def test_games_of_random_players_equal_the_slow_implementation(features: str, height: int) -> None:
     rng = np.random.default_rng(height)
     good = PLAYERS[features]

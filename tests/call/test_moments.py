@@ -39,7 +39,8 @@ def moments_of(backend: str, place: Place) -> Callable[..., Any]:
     return moments_of
 
 
-SHAPES = [(1, 1), (3, 5), (10, 100), (200, 1000), (1000, 333), (5, 70_000)]
+# More columns than a tile, more rows than a band, and more columns than a segment of the CPU's sums.
+SHAPES = [(1, 1), (3, 5), (10, 100), (20, 1100), (1030, 40), (3, 70_000)]
 
 
 @pytest.mark.parametrize("antithetic", [False, True])

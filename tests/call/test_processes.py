@@ -319,13 +319,6 @@ for count in ("1", "4"):
 """
 
 
-@forked
-@pytest.mark.usefixtures("many_threads")
-def test_a_program_may_draw_at_each_point_of_a_fork() -> None:
-    draw(), draw(BIG_N)  # Compile the kernels.
-    printed(FORK_HOOKS, PYTHONWARNINGS="ignore")
-
-
 def test_a_signal_handler_may_draw_at_each_point_of_a_call() -> None:
     """A trace function stands for the handler: both run between two steps of the interpreter."""
     generator = Generator(7)
@@ -359,55 +352,42 @@ def test_a_signal_handler_may_draw_at_each_point_of_a_call() -> None:
 # --- Small stacks and monkey patches --------------------------------------------------------------
 
 SMALL_STACK = """
-import sys, threading
-from multisample import sample
+import threading
 from multisample.backends.system.threads import run_all
 
-def draw(seed):
-    sample([0.0] * 30, 1.0, 10_007, seed=seed, dtype=sys.argv[1])
+size = threading.stack_size(65536)
+for dtype in ("float32", "float64"):
+    def draw(seed):
+        multisample.sample([0.0] * 30, 1.0, 10_007, seed=seed, dtype=dtype)
 
-threading.stack_size(65536)
-draw(1)
-run_all(draw, range(8), 4)
+    draw(1)
+    run_all(draw, range(8), 4)
+threading.stack_size(size)
 """
-
-
-@pytest.mark.usefixtures("many_threads")
-@pytest.mark.parametrize("dtype", slow_but(["float32"], ["float32", "float64"]))
-def test_the_size_of_stacks_of_python_threads_does_not_matter(dtype: str) -> None:
-    draw(BIG_N, dtype=dtype)  # Compiles the kernel.
-    printed(SMALL_STACK, dtype, MULTISAMPLE_NUM_THREADS="4")
-
 
 # Like gevent and eventlet, this runs the functions of threads on the calling thread.
 PATCHED_THREADS = """
-import json, sys
-
-def patch():
-    import _thread, threading
-    def start(function, args, kwargs={}):
-        function(*args, **kwargs)
-        return 1
-    _thread.start_new_thread = threading._start_new_thread = start
-    threading.Thread.start = lambda thread: thread.run()
-    threading.Thread.is_alive = lambda thread: False
-
-first = json.loads(sys.argv[1])
-if first:
-    patch()
-from multisample import sample
+import _thread, threading
+def start(function, args, kwargs={}):
+    function(*args, **kwargs)
+    return 1
+_thread.start_new_thread = threading._start_new_thread = start
+threading.Thread.start = lambda thread: thread.run()
+threading.Thread.is_alive = lambda thread: False
+import multisample
 from multisample.backends.system.threads import run_all
-if not first:
-    patch()
-run_all(lambda seed: sample([0.0] * 3, 1.0, 100_003, seed=seed), range(8), 4)
+run_all(lambda seed: multisample.sample([0.0] * 3, 1.0, 100_003, seed=seed), range(8), 4)
 """
 
 
+@forked
 @pytest.mark.usefixtures("many_threads")
-@pytest.mark.parametrize("first", [True, False])
-def test_large_matrices_can_be_drawn_where_threads_are_greenlets(first: bool) -> None:
-    draw(BIG_N)  # Compiles the kernel.
-    printed(PATCHED_THREADS, json.dumps(first), MULTISAMPLE_NUM_THREADS="4")
+@pytest.mark.parametrize("program", [FORK_HOOKS + SMALL_STACK + PATCHED_THREADS, PATCHED_THREADS])
+def test_large_matrices_can_be_drawn_in_forks_on_small_stacks_and_where_threads_are_greenlets(program: str) -> None:
+    """Threads are patched after, or before, the import of multisample."""
+    for dtype in ("float32", "float64"):  # Compile the kernels.
+        draw(dtype=dtype), draw(BIG_N, dtype=dtype)
+    printed(program, MULTISAMPLE_NUM_THREADS="4", PYTHONWARNINGS="ignore")
 
 
 # --- Other ways to start processes ----------------------------------------------------------------

@@ -437,11 +437,11 @@ def test_imported_memory_lives_as_long_as_its_views() -> None:
     owner = weakref.ref(array)
     x = np.asarray(dlpack.Imported(array))
     del array
-    gc.collect()
+    gc.collect(1)
     assert owner() is not None
     assert x.tolist() == [0, 1, 2, 3, 4]
     del x
-    gc.collect()
+    gc.collect(1)
     assert owner() is None
 
 
@@ -591,10 +591,10 @@ def test_exported_memory_is_shared_and_stays_alive(bits: ToArray, consumer: str)
     arrays.append(exported(np.zeros((2, 3)), owner := Owner(), "float64").__dlpack__())  # A capsule that nobody uses.
     owners.append(weakref.ref(owner))
     del owner
-    gc.collect()
+    gc.collect(1)
     assert all(owner() is not None for owner in owners)
     arrays.clear()
-    gc.collect()
+    gc.collect(1)
     assert all(owner() is None for owner in owners)
     assert not dlpack._exported
 

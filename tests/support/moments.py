@@ -14,7 +14,7 @@ Array = np.ndarray[Any, Any]
 
 
 class Exact(NamedTuple):
-    """Both moments in long double, and the largest errors that they may have."""
+    """Both moments, and the largest errors that they may have."""
 
     first: Array
     second: Array
@@ -34,22 +34,24 @@ def exact_moments(w: Any, mu: Any, sigma: Any, dtype: str = "float32", **options
     A sum in the computing type has at most 16 terms, each of which is rounded three times at the most, before it is
     added to a float64 sum. The result is rounded at most twice: to the computing type, and to `dtype`.
     """
-    real = "float64" if dtype == "float64" else "float32"
-    w, mu, sigma = (np.asarray(x).astype(real).astype(np.longdouble) for x in (w, mu, sigma))
+    real, exact = ("float64", np.longdouble) if dtype == "float64" else ("float32", np.float64)
+    w, mu, sigma = (np.asarray(x).astype(real).astype(exact) for x in (w, mu, sigma))
     d = max(mu.size, sigma.size)
-    z = _noise(d, len(w), dtype=real, **options).astype(np.longdouble)
-    first, second = (w * z).sum(1), (w * z * z).sum(1)
+    z = _noise(d, len(w), dtype=real, **options).astype(exact)
+    squares = z * z
+    first, second, size_of_second = z @ w, squares @ w, squares @ np.abs(w)
     mass = np.abs(w).sum()
-    # A float64 sum of n terms adds to this; float64's own sums have at most 32 terms before they are added up.
+    # Float64 sums of n terms add to this: the kernel's, and the reference's for float32.
+    # Float64's own sums have at most 32 terms before they are added up.
     unit = 2.0**-53 if real == "float64" else 2.0**-24
-    terms = 20 * unit + (len(w) + 64) * 2.0**-53
+    terms = 20 * unit + (len(w) + 64) * 2.0**-53 * (1 if real == "float64" else 2)
     last = {"float16": 2.0**-11, "bfloat16": 2.0**-8}.get(dtype, unit)
     m1, m2 = w.sum() * mu + sigma * first, sigma**2 * second
-    size = np.abs(mu) * mass + sigma * (np.abs(w) * np.abs(z)).sum(1)
+    size = np.abs(mu) * mass + sigma * (np.abs(z) @ np.abs(w))
     least = 2.0**-24 if dtype == "float16" else 0
     return Exact(
         m1, m2, terms * size + last * np.abs(m1) + least,
-        terms * sigma**2 * (np.abs(w) * z * z).sum(1) + last * np.abs(m2) + least,
+        terms * sigma**2 * size_of_second + last * np.abs(m2) + least,
     )  # fmt: skip
 
 

@@ -35,15 +35,12 @@ def expected(b: int | None, c: int | None, e: int | None, options: dict[str, Any
     return sample(MUS[b or 0], SIGMAS[c or 0], N, seed=int(SEEDS[e or 0]), **options)
 
 
-# All axes, and all options with axes of every operand.
 AXES = [(0, None, None), (None, 0, None), (None, None, 0), (0, 0, None), (0, None, 0), (None, 0, 0)]
-CASES = [*zip(AXES, itertools.cycle(OPTIONS), strict=False), *(((0, 0, 0), name) for name in OPTIONS)]
 
 
-@pytest.mark.parametrize(("axes", "name"), CASES)
-def test_an_element_has_the_numbers_of_its_call(every_place: str, axes: tuple[int | None, ...], name: str) -> None:
+def check_elements(place: str, axes: tuple[int | None, ...], name: str) -> None:
     def draw(mu: Any, sigma: Any, key: Any) -> Any:
-        return sample(mu, sigma, N, seed=key, backend=every_place, **OPTIONS[name])
+        return sample(mu, sigma, N, seed=key, backend=place, **OPTIONS[name])
 
     batch = vmap(draw, in_axes=axes)
     given = [x if axis == 0 else x[0] for x, axis in zip((MUS, SIGMAS, keys()), axes, strict=True)]
@@ -51,6 +48,16 @@ def test_an_element_has_the_numbers_of_its_call(every_place: str, axes: tuple[in
         for i in range(B):
             own = expected(*(i if axis == 0 else None for axis in axes), OPTIONS[name])
             np.testing.assert_array_equal(np.asarray(found)[i], own)
+
+
+@pytest.mark.parametrize(("axes", "name"), list(zip(AXES, itertools.cycle(OPTIONS), strict=False)))
+def test_an_element_has_the_numbers_of_its_call(jax_place: str, axes: tuple[int | None, ...], name: str) -> None:
+    check_elements(jax_place, axes, name)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_an_element_of_axes_of_every_operand_has_the_numbers_of_its_call(every_place: str, name: str) -> None:
+    check_elements(every_place, (0, 0, 0), name)
 
 
 def test_axes_may_be_anywhere(jax_place: str) -> None:
