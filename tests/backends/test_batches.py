@@ -109,7 +109,7 @@ FLOAT32_CASES = [*itertools.product(SHAPES, ["float32"], FLAGS, ["dn", "nd"], [F
 QUICK_CASES = [
     # Several threads for each matrix.
     ((200, 1024), "float32", ALL, "dn", False),
-    *FLOAT32_CASES[::3],
+    *FLOAT32_CASES[::5],
     *((shape, dtype, ALL, "dn", antithetic) for shape in SHAPES[1:3] for dtype, antithetic in QUICK_KERNELS),
 ]
 CASES = [

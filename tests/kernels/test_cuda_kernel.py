@@ -36,12 +36,12 @@ from multisample.backends.kernels.cuda import kernel as cuda_kernel
 from multisample.backends.kernels.cuda import rows as cuda_rows
 from multisample.backends.kernels.cuda import stores as cuda_stores
 from multisample.backends.kernels.cuda import transposed as cuda_transposed
-from multisample.backends.kernels.cuda.geometry import PACKED_GEOMETRY, Geometry, own_rows_of
+from multisample.backends.kernels.cuda.geometry import _STRUCT, own_rows_of
 from multisample.backends.launch import SIZES, Launch, WordFormat, pack
 from multisample.backends.numba import NumbaBackend
 from multisample.backends.system import cuda_driver
 
-pytestmark = pytest.mark.skipif(not gpu.AVAILABLE, reason="the C library has no makecontext")
+pytestmark = gpu.requires_emulator
 requires_numba_cuda = pytest.mark.skipif(
     importlib.util.find_spec("numba_cuda") is None, reason="numba-cuda is not installed"
 )
@@ -138,7 +138,7 @@ def drawn(case: Case, template: Template | None = None) -> tuple[Array, Array]:
     memory, out = memory_of(case)
     cut, (mu, sigma) = case.chosen_cut(), case.vectors()
     draw, words = call(case, mu, sigma, out)
-    packed, inputs = pack(draw) + packed_geometry(cut), (mu, sigma, *([words] if case.in_memory else []))
+    packed, inputs = pack(draw) + _STRUCT.pack(*cut), (mu, sigma, *([words] if case.in_memory else []))
     kernel = compiled(template or template_of(case))
     gpu.launch(kernel, cut.blocks, cut.threads, packed, out, inputs, backwards=case.backwards)
     return memory, out
@@ -155,13 +155,6 @@ def check(case: Case, template: Template | None = None) -> None:
     wrong = np.argwhere(out != case.output(right))
     assert len(wrong) == 0, (case, cut, f"{len(wrong)} wrong", wrong[:5].tolist(), wrong[-1].tolist())
     assert np.array_equal(memory, right), (case, cut, "outside of the output")
-
-
-def packed_geometry(cut: Geometry) -> bytes:
-    """The geometry as the bytes of the C++ struct."""
-    packed = struct.pack("15IiIiIIII", *cut)
-    assert len(packed) == PACKED_GEOMETRY
-    return packed
 
 
 def check_some(template: Template, cases: Iterable[Case], number: int) -> None:
@@ -411,7 +404,7 @@ def check_launch(monkeypatch: pytest.MonkeyPatch, template: Template) -> None:
         ((kernel, blocks, threads, stream, packed),) = driver.launched
         cut = case.chosen_cut()
         assert (kernel, blocks, threads, stream) == (template, cut.blocks, cut.threads, draw.stream)
-        assert packed == pack(draw) + packed_geometry(cut)
+        assert packed == pack(draw) + _STRUCT.pack(*cut)
         assert np.array_equal(memory, expected_memory(case))
 
 
@@ -464,7 +457,7 @@ def test_a_launcher_chooses_the_kernel_by_alignment_and_window(monkeypatch: pyte
             driver, backend = Driver(monkeypatch, out, (means, deviations)), numba_backend(template_of(case))
             launcher = backend.launcher(draw._replace(matrix=0, seed=0, first_column=0))
             launcher.run(launcher.geometry(draw.matrix, first), *head_of(draw))
-            assert [launched[-1] for launched in driver.launched] == [pack(draw) + packed_geometry(case.chosen_cut())]
+            assert [launched[-1] for launched in driver.launched] == [pack(draw) + _STRUCT.pack(*case.chosen_cut())]
             assert np.array_equal(memory, expected_memory(case))
 
 
@@ -512,7 +505,7 @@ def outcome(function: Callable[..., None], threads: int = 64, backwards: bool = 
     kernel, message = gpu.compile_kernel(function), ""
     try:
         gpu.launch(
-            kernel, 2, threads, call + packed_geometry(case.chosen_cut()), out[:, :72], (0.0, 1.0), backwards=backwards
+            kernel, 2, threads, call + _STRUCT.pack(*case.chosen_cut()), out[:, :72], (0.0, 1.0), backwards=backwards
         )
     except gpu.BrokenKernelError as error:
         message = str(error)

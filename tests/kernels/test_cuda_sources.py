@@ -36,7 +36,7 @@ from cuda_cpp import (
 )  # fmt: skip
 from kernel_cases import GUARD, POISON, TABLES, Case, Values, words_in_memory
 from launches import Vector, a_launch, stored_words, word_fields
-from ptx_reader import opcodes_of
+from ptx_reader import FAST, opcodes_of
 from tables import COVERING, DTYPES, GRADIENT_VARIANTS, NOISES, QUICK, STORE_KINDS, VARIANTS, Variant, slow_but
 
 from multisample.backends import cupy as cupy_backend
@@ -231,8 +231,6 @@ def test_the_runner_detects_outputs_and_vectors_that_are_too_short(runner: Calla
 
 
 # --- Compiled for the GPU -------------------------------------------------------------------------
-
-FAST = {f"{name}.approx.ftz.f32" for name in ("lg2", "sqrt", "cos", "sin")}
 
 
 def sample_kernel(variant: Variant) -> str:

@@ -19,6 +19,7 @@ import emulated_gpu
 import numpy as np
 import pytest
 from cuda_cpp import CHECKED_IN_CALLS, requires_gxx, run_cases
+from emulated_gpu import requires_emulator
 from kernel_cases import ceil_div
 from launches import WORDS, Window, a_launch, address_of, stored_words, word_fields
 from moments import exact_moments
@@ -188,8 +189,6 @@ def run_in_python(compiled: Callable[..., Any], case: Case) -> tuple[Array, Arra
 
 
 # --- Tests ----------------------------------------------------------------------------------------
-
-requires_emulator = pytest.mark.skipif(not emulated_gpu.AVAILABLE, reason="the C library has no fibers")
 
 
 def in_few_kernels(case: Case) -> Case:

@@ -21,7 +21,7 @@ import numba_ptx
 import pytest
 from cuda_cpp import CUPY_OPTIONS, nvrtc_compile
 from numba_ptx import HOPPER, Capability, Compiled
-from ptx_reader import Instruction, Kernel
+from ptx_reader import FAST, Instruction, Kernel
 from tables import COVERING, QUICK, STORE_KINDS, Variant
 
 from multisample.backends import cupy as cupy_backend
@@ -202,7 +202,6 @@ def test_kernels_with_words_in_memory_have_the_same_parameters(compiled: list[Co
 
 # --- Arithmetic -----------------------------------------------------------------------------------
 
-FAST = {f"{name}.approx.ftz.f32" for name in ("lg2", "sqrt", "cos", "sin")}
 FLOAT = re.compile(r".*\.(b?f16|f32|f64)\b.*")
 # Instructions that are not arithmetic: moves, loads, stores and changes of sign.
 MOVES = re.compile(r"(mov|selp|neg|ld\.\w+|st\.\w+)(\.v[24])?\.(f32|f64)")

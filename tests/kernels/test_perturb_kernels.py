@@ -19,6 +19,7 @@ import emulated_gpu
 import numpy as np
 import pytest
 from cuda_cpp import CUPY_OPTIONS, nvrtc_compile, requires_gxx, requires_nvrtc, run_cases  # fmt: skip
+from emulated_gpu import requires_emulator
 from launches import a_launch, head_of, stored_words
 from perturb_cases import Call, Part, calls_of_every_kind
 from tables import DTYPES, slow_but
@@ -90,8 +91,6 @@ def run_in_python(compiled: Callable[..., Any], call: Call) -> Array:
 
 
 # --- Tests ----------------------------------------------------------------------------------------
-
-requires_emulator = pytest.mark.skipif(not emulated_gpu.AVAILABLE, reason="the C library has no fibers")
 
 
 def check(got: Array, call: Call) -> None:

@@ -200,18 +200,8 @@ def test_transform_f64_equals_the_exact_reference(code: Code) -> None:
         assert got.view(np.uint64).tolist() == expected, pair
 
 
-@mpmath.workdps(40)
-def test_transform_f64_is_close_to_real_arithmetic() -> None:
-    pairs = list(words_f64())
-    a, b = np.array(pairs, np.uint64).T
-    for pair, got in zip(pairs, transform_f64(a, b).tolist(), strict=True):
-        bound = ERROR_F64_BY_RADIUS * stream.real_radius(pair[0], stream.F64)
-        for value, real in zip(got, stream.real_transform(*pair, stream.F64), strict=True):
-            assert abs(value - real) <= bound, pair
-
-
 def test_transform_f64_refines_transform_f32() -> None:
-    size = 1 << 21
+    size = 1 << 18
     a, b = random_words(size, 13, 64), random_words(size, 14, 64)
     # Include both ends of the range of u, where the float32 radius is coarse.
     a[: size // 8] >>= np.random.default_rng(15).integers(8, 60, size // 8, dtype=np.uint64)

@@ -141,7 +141,7 @@ def test_callers_can_be_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(numba.core.config, "CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.syspath_prepend(tmp_path)
     here = importlib.import_module("own").drawn
-    monkeypatch.delitem(sys.modules, "own")
+    del sys.modules["own"]
     expected = float(multisample.numba.normal(7, 0, 1, 5)) + multisample.numba.normals4_f64(7, 0, 1, 5)[1]
     assert here == (expected.hex(), 0, 1)
     elsewhere = run_python("-c", "import own", NUMBA_CACHE_DIR=str(tmp_path / "cache")).stdout

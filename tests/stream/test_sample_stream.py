@@ -242,7 +242,7 @@ def starts(limit: int, length: int) -> st.SearchStrategy[int]:
 @pytest.mark.filterwarnings("ignore:.*Grid size")  # Numba copies a slice by a kernel of its own.
 @pytest.mark.parametrize("antithetic", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(
     seed=seeds, noise=noises, d=st.integers(1, 40), n=lengths, layout=st.sampled_from(["dn", "nd"]), data=st.data(),
 )  # fmt: skip

@@ -19,6 +19,7 @@ from unittest import mock
 
 import llvmlite.binding
 import numpy as np
+import pytest
 from cuda_cpp import SHIM, compile_cpp
 from launches import address_of, extent
 from llvmlite import ir
@@ -33,8 +34,10 @@ from multisample.backends.kernels.stream import rounding
 
 Array = np.ndarray[Any, Any]
 
-AVAILABLE = sys.platform == "linux" and sys.maxsize > 2**32 and shutil.which("g++") is not None
-"""Whether the emulation can run: it needs fibers and g++."""
+requires_emulator = pytest.mark.skipif(
+    sys.platform != "linux" or sys.maxsize < 2**32 or shutil.which("g++") is None,
+    reason="the emulation needs the fibers of Linux, and g++",
+)
 
 _WARP, _MOST_INPUTS = 32, 4
 # The parameters of a launch, at an address that compiled kernels contain.

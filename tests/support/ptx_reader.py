@@ -10,7 +10,10 @@ from collections.abc import Iterator
 
 from ptx_machine import statements_of
 
-__all__ = ["Instruction", "Kernel", "opcodes_of"]
+__all__ = ["FAST", "Instruction", "Kernel", "opcodes_of"]
+
+FAST = {f"{name}.approx.ftz.f32" for name in ("lg2", "sqrt", "cos", "sin")}
+"""The approximate instructions of fast_math."""
 
 
 def opcodes_of(body: str) -> collections.Counter[str]:
