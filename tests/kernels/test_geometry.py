@@ -171,15 +171,12 @@ def edge_calls() -> Iterator[Call]:
                         for strides in (((n + pad) * size, size), (size, (d + pad) * size)):
                             pairs = (number + kind + d + (strides[0] == size)) % 2 == 1
                             yield Call(d, n, dtype, strides, address, sample_offset, shared, pairs, fast)
-    # Every number of groups of a pass.
-    for groups in range(1, 289):
-        yield Call(1, 4 * groups, "float32", (16 * groups, 4), 256, 0, False, False, False)
 
 
 @pytest.fixture(scope="module")
 def calls() -> list[Call]:
     draw = random.Random(1)
-    return [*edge_calls(), *(random_call(draw) for _ in range(20000))]
+    return [*edge_calls(), *(random_call(draw) for _ in range(60000))]
 
 
 def test_limits_are_equal_in_python_and_cpp(geometries: ctypes.CDLL) -> None:
@@ -192,11 +189,11 @@ def test_limits_are_equal_in_python_and_cpp(geometries: ctypes.CDLL) -> None:
 
 
 def test_python_and_cpp_compute_equal_geometries(geometries: ctypes.CDLL, calls: list[Call]) -> None:
-    assert len(calls) > 20000
+    assert len(calls) > 60000
     got = [in_python(call) for call in calls]
     for call, mine, other in zip(calls, got, in_cpp(geometries, calls), strict=True):
         assert mine == other, call
-    assert sum(call.in_memory for call in calls) > 3000
+    assert sum(call.in_memory for call in calls) > 10000
     # The calls have all kinds of geometries.
     for antithetic in (False, True):
         cuts = [cut for call, cut in zip(calls, got, strict=True) if call.antithetic == antithetic]
