@@ -18,7 +18,7 @@ from pathlib import Path
 from bench.report.page_figures import FIGURES, pictures_of_pages
 from bench.report.page_numbers import ROOT, marked_pages, written
 from bench.report.pictures import THEMES, Picture, pictures, svg
-from bench.report.results import Results, Run, read_run, reduced, write
+from bench.report.results import Results, Run, read_runs, reduced, write
 from bench.report.row import measured, row
 
 PAGE = """<!doctype html>
@@ -88,10 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     names = [path.stem for path in options.results]
     if len(set(names)) < len(names):
         parser.error(f"results: expected files of different names, got {', '.join(names)}")
-    try:
-        runs = [read_run(path) for path in options.results]
-    except (OSError, ValueError) as error:
-        parser.error(str(error))
+    runs = read_runs(options.results, parser)
     if options.row:
         print(*map(row, runs or [measured(options.output / "machine.json")]), sep="\n")
         return

@@ -19,16 +19,13 @@ import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeAlias
 
-from bench.report.results import Run, read_run
-
-Ratios: TypeAlias = dict[tuple[str, bool], list[float]]
+from bench.report.results import Run, read_runs
 
 
-def _ratios(runs: Sequence[Run]) -> Ratios:
+def _ratios(runs: Sequence[Run]) -> dict[tuple[str, bool], list[float]]:
     """The ratios of all runs of one version, by name, and whether they are ours."""
-    found: Ratios = {}
+    found: dict[tuple[str, bool], list[float]] = {}
     for row in (row for run in runs for row in run.rows):
         if ratio := row.get("of memset") or row.get("of NumPy"):
             found.setdefault((f"{row['case']}: {row['call']}", row["ours"]), []).append(ratio)
@@ -44,10 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--new", nargs="+", type=Path, required=True, help="runs of the new version")
     parser.add_argument("--least", type=float, default=5, help="the least change in percent [5]")
     options = parser.parse_args(arguments)
-    try:
-        old, new = (_ratios([read_run(path) for path in paths]) for paths in (options.old, options.new))
-    except (OSError, ValueError) as error:
-        parser.error(str(error))
+    old, new = (_ratios(read_runs(paths, parser)) for paths in (options.old, options.new))
     common = [key for key in new if key in old]
     if not common:
         parser.error("results: expected ratios that old and new have in common, got none")

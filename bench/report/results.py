@@ -14,6 +14,7 @@ of NumPy     how many times as fast as NumPy in the same case
 
 from __future__ import annotations
 
+import argparse
 import functools
 import json
 from collections.abc import Mapping, Sequence
@@ -78,6 +79,14 @@ def read_run(path: Path) -> Run:
         numpy = by_name.get((case, "numpy")) or by_name.get((case, "numpy_bare"))
         row["of NumPy"] = numpy and numpy["seconds"] / row["seconds"]
     return Run(path.stem, machine, rows)
+
+
+def read_runs(paths: Sequence[Path], parser: argparse.ArgumentParser) -> list[Run]:
+    """The runs of a command's files, or its error."""
+    try:
+        return [read_run(path) for path in paths]
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
 
 
 def _row(benchmark: Mapping[str, Any]) -> Row:

@@ -21,9 +21,7 @@ from bench.studies.rows import main, peak, rows_of
 from bench.suites.timing import Call, cuda_device, on_device
 from multisample.backends import registry
 
-SHAPES = [
-    (4096, 65_536), (262_144, 1024), (1_048_576, 128), (4_194_304, 32), (256, 1_000_000),
-]  # fmt: skip
+SHAPES = [(4096, 65_536), (262_144, 1024), (1_048_576, 128), (4_194_304, 32), (256, 1_000_000)]
 ROTATED = 2**31  # Bytes of the gradients in rotation: far more than a cache.
 
 

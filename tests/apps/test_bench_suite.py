@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -73,14 +72,17 @@ class Clockwork:
         self.fills.append(size)
         self.now += size * 1e-9
 
+    def taking(self, seconds: float, call: Callable[[], Any]) -> Callable[[], Any]:
+        def taking() -> Any:
+            self.now += seconds
+            return call()
+
+        return taking
+
 
 def test_the_time_of_a_call_is_between_its_marks() -> None:
     device, size, waited = Clockwork(), 10**6, list[str]()
-
-    def call() -> str:
-        device.now += 5e-3
-        return "result"
-
+    call = device.taking(5e-3, lambda: "result")
     times = measure(device, call, size)
     assert times.device == pytest.approx(5e-3) and times.memset == pytest.approx(1e-3)
     assert times.pipelined == pytest.approx(5e-3) and 0 < times.host < 1
@@ -108,12 +110,7 @@ def test_peers_are_measured_once_and_ours_once_per_mode_and_the_fastest_variant_
     def start(case: Case, mode: str) -> dict[str, Callable[[], Any]]:
         starts.append(mode)
         call = CPU["cpu"].start(case, mode)
-
-        def ticking(seconds: float) -> Any:
-            device.now += seconds
-            return call()
-
-        return {"slow": functools.partial(ticking, 0.02), "fast": functools.partial(ticking, 0.01)}
+        return {name: device.taking(seconds, call) for name, seconds in (("slow", 0.02), ("fast", 0.01))}
 
     runner, contender = CudaRunner(device), Contender("someone", lambda: None, start, ours=ours)
     # In place of pytest-benchmark's fixture.

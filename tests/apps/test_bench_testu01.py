@@ -19,12 +19,13 @@ from reference import stream as reference
 def reference_numbers(test: int, order: str, seed: int, block: int) -> list[float]:
     """The two numbers that begin at `block`."""
     line, place = test + 256 * (block // 2**32), block % 2**32
-    if order == "rows":
-        return [word / 2**32 for word in reference.words(seed, 0, line, place)][:2]
-    if order == "columns":
-        return [reference.words(seed, 0, place + k, line // 4)[line % 4] / 2**32 for k in range(2)]
-    if order == "offsets":
-        return [reference.words(seed, block + k, 0, test // 4)[test % 4] / 2**32 for k in range(2)]
+    offset_i_j = {
+        "rows": [(0, line, 4 * place + k) for k in range(2)],
+        "columns": [(0, place + k, line) for k in range(2)],
+        "offsets": [(block + k, 0, test) for k in range(2)],
+    }
+    if order in offset_i_j:
+        return [reference.words(seed, offset, i, j // 4)[j % 4] / 2**32 for offset, i, j in offset_i_j[order]]
     dtype, known = ("float64", reference.F64) if order == "normals" else ("float32", reference.F32)
     z = [reference.from_bits(reference.normal(seed, 0, line, 4 * place + k, known), dtype) for k in range(4)]
     phi = [math.erfc(-x / math.sqrt(2)) / 2 for x in z]
@@ -37,14 +38,14 @@ def test_numbers_equal_the_reference() -> None:
     for order, name in enumerate(testu01.ORDERS):
         for test, seed, block in ((1, 7, 0), (96, 2**64 - 1, 2**32 - 1024), (106, 2**33 + 5, 5 * 2**32 + 2**31)):
             place = np.array([order, test, seed, block, 0, 0], np.uint64)
-            numbers, arguments = np.empty(4096), (place.ctypes.data,)
-            drawn = [get_u01.ctypes(*arguments, numbers.ctypes.data) for _ in range(2)]
+            numbers = np.empty(4096)
+            arguments = place.ctypes.data, numbers.ctypes.data
+            drawn = [get_u01.ctypes(*arguments) for _ in range(2)]
             np.testing.assert_allclose(drawn, reference_numbers(test, name, seed, block), rtol=1e-13)
-            bits = get_bits.ctypes(*arguments, numbers.ctypes.data)
-            assert bits == int(numbers[2] * 2**32)
+            assert get_bits.ctypes(*arguments) == int(numbers[2] * 2**32)
             # The next buffer begins with the next block.
             place[4] = place[5]
-            get_u01.ctypes(*arguments, numbers.ctypes.data)
+            get_u01.ctypes(*arguments)
             np.testing.assert_allclose(numbers[:2], reference_numbers(test, name, seed, block + 1024), rtol=1e-13)
 
 
