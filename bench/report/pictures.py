@@ -55,6 +55,7 @@ LOOKS = {
     "cpu": Look(OURS + "NumPy", "#8c6be0", "s", True),
     "original_kernel": Look("hand-written cuRAND kernel", "#7d8590", "*", True),
     "torch_compile": Look("PyTorch: torch.compile of mu + sigma * randn", "#d55e00", "v", True),
+    "torch_func_random": Look("PyTorch: torch.func._random"),
     "torch_eager": Look("PyTorch: mu + sigma * randn", "#b07d00", "^", True),
     "normal_rsample": Look("PyTorch: Normal(mu, sigma).rsample"),
     "torch_randn": Look("PyTorch: randn", "#7d8590", "p", True),

@@ -1,7 +1,5 @@
 """`weighted_moments` beside `sample` alone, and PyTorch: time and memory.
 
-python -m bench.studies.moments results.json
-
 Arrays are PyTorch tensors on a GPU. `us` is the median time between device events; `host us` is the time of a call on
 the host. `MB` is the memory that a call needs beside its arguments, at its peak. "elites" has a random tenth of the
 weights.

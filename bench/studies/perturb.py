@@ -1,7 +1,5 @@
 """Noise for model parameters, beside the loops of PyTorch that it replaces.
 
-python -m bench.studies.perturb results.json
-
 `us` is the time of a call in place for each member, by a GPU's events around five calls in a row. The loop is what a
 call replaces, for each tensor and member: ``p.add_(torch.randn_like(p), alpha=c)``. "loop with a generator" is what
 published code does: it seeds a generator for each tensor, draws, multiplies and adds. ``mul_`` shows what reading and

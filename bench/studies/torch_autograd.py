@@ -1,7 +1,5 @@
 """Samples and their gradients in PyTorch on a GPU: ours beside the usual expressions, in time and in memory.
 
-python -m bench.studies.torch_autograd results.json
-
 "operator" is the operators alone: forward writes to an existing array, backward reads one. For the others,
 `backward us` is the time of forward and backward by autograd less `forward us`. The upstream gradient is as large as
 the sample. `memory` is the peak of both in units of the sample, with that gradient included.

@@ -1,7 +1,5 @@
 """One matrix on several GPUs: how many times as fast as on one, and the host's time of a call.
 
-python -m bench.studies.torch_sharded results.json
-
 Runs 1, 2, 4, ... processes, each with a GPU. Ranks do not communicate. A time is that of the slowest rank.
 """
 
@@ -61,9 +59,7 @@ def measured(size: int) -> Iterator[Row]:
 
     d, n = SMALL
     rows = [distribute_tensor(vector, mesh, [Shard(0)], src_data_rank=None) for vector in vectors(d)]
-    part = [row.to_local() for row in rows]
     small: dict[str, Call] = {
-        "sample, tensors of this rank's part": lambda: multisample.sample(*part, n, seed=7),
         "sample, DTensors": lambda: multisample.sample(*rows, n, seed=7),
         "sample_sharded, tensors": sharded(d, n, Shard(1)),
     }

@@ -258,6 +258,14 @@ def _torch_compile(case: Case, mode: str) -> Variants:
     }
 
 
+def _torch_func_random(case: Case, mode: str) -> Call:
+    from torch.func import _random
+
+    mu, sigma = _columns(_vectors(case, "cuda"), case)
+    key, calls = _random.key(7, device=mu.device), itertools.count()
+    return lambda: mu + sigma * _random.normal(_random.fold_in(key, next(calls)), case.shape)
+
+
 def _normal_rsample(device: str, case: Case, mode: str) -> Call:
     import torch
 
@@ -456,6 +464,7 @@ _curanddx_reason = functools.partial(header_peers.missing, header_peers.CURANDDX
 _raft_reason = functools.partial(header_peers.missing, header_peers.RAFT.headers)
 _raft_table = functools.partial(_header_peer, header_peers.RAFT)
 _triton_reason = functools.partial(_module_reason, "triton")
+_func_random_reason = functools.partial(_module_reason, "torch.func._random")
 _xoroshiro_reason = functools.partial(_module_reason, "numba.cuda.random")
 
 CUDA = _named(
@@ -465,6 +474,7 @@ CUDA = _named(
     *_users_of_torch(_torch_reason, "cuda", "cuda"),
     _peer("original_kernel", _torch_reason, _original_kernel, noises=("shared",), most_samples=1024),
     _peer("torch_compile", _torch_reason, _torch_compile, **EVERYTHING),
+    _peer("torch_func_random", _func_random_reason, _torch_func_random),
     _peer("triton_randn", _triton_reason, _triton_randn),
     _peer("numba_xoroshiro", _xoroshiro_reason, _numba_xoroshiro),
     _peer("cupy_random", _always, _cupy, False),
