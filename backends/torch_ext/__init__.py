@@ -21,9 +21,10 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ..contract import PROTOCOL, Backend, BackendStatus, DeviceKind, Launcher, MemoryLauncher
+from ..element_types import ElementType
 from ..errors import BackendUnavailableError
 from ..generic import generic_launcher
-from ..launch import HOST, PACKED_LAUNCH, Launch, Operation, pack, packer, words_in_memory
+from ..launch import HOST, INPUTS, PACKED_LAUNCH, Launch, Operation, computing_name, pack, packer, words_in_memory
 from ..memory.dlpack import CUDA, LEGACY_STREAM, capsule_and_strides
 from ..memory.host import address_of
 from ..native import libraries, prebuilt, toolchain
@@ -141,7 +142,11 @@ class TorchExtBackend:
         return tensor.cuda()
 
     def launch(self, launch: Launch) -> None:
-        run, fail = self._runner(launch.device)
+        if _is_by_numba(launch):
+            from ..kernels.cpu.launcher import run_launch  # Numba takes half a second to import.
+
+            return run_launch(launch, _thread_limit)
+        run, fail = self._runner(launch)
         if launch.device == HOST and not launch.threads:
             launch = launch._replace(threads=thread_limit())
         error = run(pack(launch))
@@ -149,18 +154,23 @@ class TorchExtBackend:
             fail(error)
 
     def launcher(self, launch: Launch) -> Launcher:
-        run, fail = self._runner(launch.device)
+        run, fail = self._runner(launch)
+        by_numba, kinds = _is_by_numba(launch), (ElementType.number, ElementType[computing_name(launch)])
+        if by_numba and (self._builtins is None or not {getattr(launch, f"{x}_type") for x in INPUTS}.issubset(kinds)):
+            from ..kernels.cpu.launcher import packed_launcher
+
+            return packed_launcher(launch, _thread_limit)
         launcher = generic_launcher(self, launch)
         if self._builtins is not None:
             packed = pack(launch)
             launcher = Launcher(
-                self._builtins.launch(packed, run, fail, thread_limit),
+                self._builtins.launch(packed, run, fail, _thread_limit if by_numba else thread_limit),
                 self._builtins.is_valid(packed) if launch.device == HOST else None,
             )
         return dataclasses.replace(launcher, scratch_size=self._scratch_sizes(launch))
 
     def memory_launcher(self, launch: Launch, has_offsets: bool) -> MemoryLauncher:
-        (run, fail), (pack_head, tail) = self._runner(launch.device), packer(launch)
+        (run, fail), (pack_head, tail) = self._runner(launch), packer(launch)
 
         def launch_packed(
             mu: Any, sigma: Any, weights: Any, matrix: Any, first: int, second: int, seed: int, offsets: int,
@@ -178,10 +188,14 @@ class TorchExtBackend:
         size = 0 if launch.device == HOST else self._cuda.multisample_scratch_size_cuda(pack(launch))
         return MemoryLauncher(launch_packed, size)
 
-    def _runner(self, device: int) -> tuple[Any, Callable[[int], NoReturn]]:
-        """The function that runs a packed launch, and the one that raises its error."""
-        self.prepare("cpu" if device == HOST else "cuda")
-        if device == HOST:
+    def _runner(self, launch: Launch) -> tuple[Any, Callable[[int], Any]]:
+        """The function that runs a packed launch like `launch`, and the one that raises its error."""
+        self.prepare("cpu" if launch.device == HOST else "cuda")
+        if _is_by_numba(launch):
+            from ..kernels.cpu.launcher import packed_function, raise_error
+
+            return packed_function(launch), raise_error
+        if launch.device == HOST:
             return self._cpu.multisample_run_cpu, self._raise_cpu_error
         return self._cuda.multisample_run_cuda, self._raise_cuda_error
 
@@ -212,7 +226,7 @@ class TorchExtBackend:
         """The compiled `Plan.run`, if there is one: see `Builtins.plan`, which gets the `functions`."""
         if self._builtins is None:
             return None
-        run, fail = self._runner(launch.device)
+        run, fail = self._runner(launch)
         return self._builtins.plan(
             pack(launch), run, window, mask, has_list, matrix,
             PlanFunctions(**functions, fail=fail, thread_limit=thread_limit),
@@ -220,7 +234,7 @@ class TorchExtBackend:
 
     def c_function(self, launch: Launch) -> int:
         """See `Backend`."""
-        return ctypes.cast(self._runner(launch.device)[0], ctypes.c_void_p).value or 0
+        return ctypes.cast(self._runner(launch)[0], ctypes.c_void_p).value or 0
 
     def advancer(self, device: int) -> Callable[[int, int], None]:
         self.prepare("cuda")
@@ -238,6 +252,19 @@ class TorchExtBackend:
     def _raise_cuda_error(self, error: int) -> NoReturn:
         message = f"backend: 'torch_ext' could not launch: {self._cuda.multisample_cuda_error(error).decode()}"
         raise MemoryError(message) if error == _OUT_OF_MEMORY else RuntimeError(message)
+
+
+def _is_by_numba(launch: Launch) -> bool:
+    """Whether a kernel of the cpu backend runs the launch."""
+    return launch.device == HOST and launch.operation in (Operation.moments, Operation.perturb)
+
+
+def _thread_limit() -> int:
+    """The most threads for such a launch: as many as PyTorch's, up to the limit of `limit_threads`."""
+    import torch
+
+    threads: int = torch.get_num_threads()
+    return min(thread_limit() or threads, threads)
 
 
 def _described(kind: DeviceKind) -> str:

@@ -1,4 +1,4 @@
-// The torch_ext backend on the CPU: the kernels on PyTorch's threads, as operators and as C functions.
+// The torch_ext backend on the CPU: samples and gradients on PyTorch's threads, as operators and as C functions.
 //
 // It uses only PyTorch's stable ABI, so that one binary serves every version from its build version on.
 #include <pthread.h>
@@ -8,67 +8,13 @@
 #include <string>
 #include <vector>
 
+#include "cpu/division.h"
 #include "cpu/gradient_kernel.h"
-#include "cpu/kernel.h"
-#include "cpu/moments_kernel.h"
-#include "cpu/perturb_kernel.h"
 #include "torch/operators.h"
 #include "torch/python_calls.h"
 
 namespace multisample {
 namespace {
-
-// Minimum normals per thread, 28 us of work: OpenMP hands work to a thread in less than half of that.
-constexpr u64 kShare = 1 << 16;
-// A shared normal is only scaled and stored, at 1 / 2^kSharedCost of the cost of an independent one.
-constexpr u64 kSharedCost = 3;
-// Normals of one window: enough to hide the cost of scheduling it, few enough to balance the threads. Shared normals
-// cost less.
-constexpr u64 kWindow = 1 << 18, kSharedWindow = 1 << 20, kLeastWindow = 1 << 14;
-// Minimum columns of a window. Its rows share the column part of their words, or the normals of shared noise, so that
-// many rows are better than long rows.
-constexpr u64 kWindowColumns = 1 << 13;
-// Maximum rows of a window of shared noise where rows are adjacent. Its columns share the reads of mu and sigma, so
-// that many columns are better than long columns.
-constexpr u64 kSharedRows = 1 << 14;
-
-using cpu::ceil_div;
-u64 smaller(u64 a, u64 b) { return a < b ? a : b; }
-u64 larger(u64 a, u64 b) { return a < b ? b : a; }
-
-// Cuts a call into windows, at the boundaries of blocks.
-class Windows {
- public:
-  Windows(const Launch& call, u64 threads)
-      : call_(call), block_(cpu::block_columns(call)), skip_(call.first_column % block_) {
-    const u64 most = call.shared_noise ? kSharedWindow : kWindow, pieces = threads == 1 ? 1 : 4 * threads;
-    const u64 size = smaller(most, larger(kLeastWindow, call.rows * call.columns / pieces));
-    if (cpu::runs_down(call, call.rows)) {
-      // Whole columns are contiguous in memory.
-      const u64 rows = call.shared_noise ? smaller(size / block_, kSharedRows) : size / block_;
-      rows_ = ceil_div(call.rows, ceil_div(call.rows, rows));
-      columns_ = ceil_div(size / rows_, block_) * block_;
-    } else {
-      const u64 cuts = call.columns / larger(kWindowColumns, size / call.rows);
-      columns_ = ceil_div(ceil_div(skip_ + call.columns, larger(1, cuts)), block_) * block_;
-      rows_ = larger(1, size / smaller(columns_, call.columns));
-    }
-    across_ = ceil_div(skip_ + call.columns, columns_);
-    count_ = across_ * ceil_div(call.rows, rows_);
-  }
-
-  u64 count() const { return count_; }
-
-  void draw(u64 k) const {
-    const u64 row = k / across_ * rows_, column = k % across_ * columns_;
-    draw_window(call_, row, smaller(row + rows_, call_.rows), column == 0 ? 0 : column - skip_,
-                smaller(column + columns_ - skip_, call_.columns));
-  }
-
- private:
-  const Launch& call_;
-  u64 block_, skip_, rows_, columns_, across_, count_;
-};
 
 // A forked child has none of its parent's threads. OpenMP, which runs PyTorch's threads, would wait for them forever.
 std::atomic<bool> forked{false};
@@ -76,12 +22,11 @@ std::atomic<bool> forked{false};
 
 u64 available_threads() { return forked ? 1 : torch::stable::get_num_threads(); }
 
-// Threads for a call: one for each kShare normals.
 u64 threads_for(const Launch& call) {
-  const u64 normals = call.rows * call.columns;
-  const u64 work = call.shared_noise ? call.columns + (normals >> kSharedCost) : normals;
-  const u64 most = call.threads == 0 ? available_threads() : smaller(call.threads, available_threads());
-  return work <= kShare ? 1 : smaller(most, ceil_div(work, kShare));
+  const u64 most = cpu::most_threads(call);
+  if (most == 1) return 1;
+  const u64 available = available_threads();
+  return cpu::min(most, call.threads == 0 ? available : cpu::min(call.threads, available));
 }
 
 // Calls run(k) for k < count on some threads.
@@ -92,7 +37,7 @@ void on_threads(u64 count, u64 threads, const Run& run) {
     return;
   }
   // Threads begin far apart. Neighbours would each page in and clear the same fresh memory.
-  const u64 stride = ceil_div(count, threads);
+  const u64 stride = cpu::ceil_div(count, threads);
   std::atomic<u64> next{0};
   torch::stable::parallel_for(0, static_cast<int64_t>(threads), 1, [&](int64_t, int64_t) {
     for (u64 turn; (turn = next.fetch_add(1, std::memory_order_relaxed)) < stride * threads;) {
@@ -104,25 +49,16 @@ void on_threads(u64 count, u64 threads, const Run& run) {
 
 void run_sample(const Launch& call) {
   const u64 threads = threads_for(call);
-  const Windows windows(call, threads);
+  const cpu::Windows windows(call, threads);
   on_threads(windows.count(), threads, [&](u64 k) { windows.draw(k); });
 }
 
-// For GradientParts and MomentParts.
-template <class Parts>
-void run_sums(const Launch& call) {
+void run_gradient(const Launch& call) {
   const u64 threads = threads_for(call);
-  const Parts parts(call, threads);
+  const GradientParts parts(call, threads);
   std::vector<cpu::Gradients> partial_sums(parts.partial_sums());
   on_threads(parts.count(), threads, [&](u64 k) { parts.sum(k, partial_sums.data()); });
   parts.finish(partial_sums.data());
-}
-
-void run_perturb(const Launch& call) {
-  with_matrix_type(call.type, [&](auto type) {
-    const PerturbParts<typename decltype(type)::Type> parts(call);
-    on_threads(parts.count(), threads_for(call), [&](u64 k) { parts.add(k); });
-  });
 }
 
 // Matrices of a batch that are too small for several threads are drawn on one each.
@@ -131,12 +67,7 @@ void run(const Launch& batch) {
   if (batch.batch > 1) whole.rows *= batch.batch;
   on_threads(batch.batch > 1 ? batch.batch : 1, threads_for(batch) == 1 ? threads_for(whole) : 1, [&](u64 b) {
     const Launch call = with_values(matrix_of_batch(batch, b));
-    switch (call.operation) {
-      case kSample: run_sample(call); break;
-      case kGradient: run_sums<GradientParts>(with_regular_strides(call)); break;
-      case kPerturb: run_perturb(call); break;
-      default: call.type == kFloat64 ? run_sums<MomentParts<double>>(call) : run_sums<MomentParts<float>>(call);
-    }
+    call.operation == kSample ? run_sample(call) : run_gradient(with_regular_strides(call));
   });
 }
 
@@ -163,7 +94,7 @@ int without_exceptions(const Run& run) {
 }  // namespace
 }  // namespace multisample
 
-// Runs a call on host memory. Returns 0, or 1 with the reason in multisample_last_error.
+// Draws a sample or sums a gradient in host memory. Returns 0, or 1 with the reason in multisample_last_error.
 MULTISAMPLE_EXPORT int multisample_run_cpu(const multisample::Launch* call) {
   return multisample::without_exceptions([&] { multisample::run(*call); });
 }

@@ -50,6 +50,16 @@ def test_a_block_limits_the_number_of_threads(threads_of_cpu: Callable[[], int])
     assert threads_of_cpu() == 6
 
 
+def test_several_threads_perturb_parameters(
+    monkeypatch: pytest.MonkeyPatch, thread_counts: Callable[[], list[int]]
+) -> None:
+    monkeypatch.setenv("MULTISAMPLE_NUM_THREADS", "6")
+    for limit, expected in ((2, 2), (100, 6)):
+        with limit_threads(limit):
+            multisample.perturb(np.zeros(LARGE, np.float32), 0.5, seed=1, backend="cpu")
+        assert thread_counts().pop() == expected
+
+
 def test_other_threads_have_their_own_limit(threads_of_cpu: Callable[[], int]) -> None:
     counts: list[int] = []
     with limit_threads(1):

@@ -16,14 +16,13 @@ import numpy as np
 
 from multisample.backends.element_types import ElementType
 from multisample.backends.kernels.compilation import callee, inline, source_digest
-from multisample.backends.kernels.stream.arithmetic import fma
 from multisample.backends.kernels.stream.rounding import from_bfloat16, from_float16, unchanged
 from multisample.backends.launch import Launch, Operation, computing_name, type_name
 
 from .addresses import c_address, numbers_at, symbol
-from .division import SHARE, most_threads, window_of, window_shape, windows
+from .division import THREAD_WORK, threads_for, window_of, window_shape, windows, work_of
 from .fields import HALF, LAUNCH_WORDS, WORD, half, numbers_of
-from .intrinsics import integers_at, stack_array
+from .intrinsics import add_products, integers_at, stack_array
 from .kernel import window_address
 from .moments import moments_address
 from .perturb import perturb_address
@@ -41,6 +40,7 @@ _FLOAT32 = int(ElementType.float32)
 _TILE_ROWS, _TILE = 64, 1 << 12
 # Sums side by side, and the terms of each before they are added to a sum of float64.
 _SUMS, _CHAIN = 16, 16
+_TILE_SUMS = 2 * _SUMS * _TILE_ROWS
 _REALS = ("float32", "float64")
 
 
@@ -99,30 +99,30 @@ def _band_function(real: str) -> Callable[..., Any]:
     zero, one = number(0), number(1)
 
     @inline
-    def load(widen, element, x, matrix, rows, columns, row_stride, column_stride):
-        """Copy a tile to `x`, its rows one after another. Its rows or its columns are contiguous in memory."""
+    def load(widen, element, x, pitch, matrix, rows, columns, row_stride, column_stride):
+        """Copy a tile to `x`, whose rows are `pitch` elements apart. Rows or columns are contiguous in memory."""
         if row_stride > column_stride:
             for r in range(rows):
                 row = numbers_at(matrix + r * row_stride, columns, element)
-                to = x[r * columns : (r + 1) * columns]
+                to = x[r * pitch : r * pitch + columns]
                 for c in range(columns):
                     to[c] = widen(row[c])
         else:
             for c in range(columns):
                 column = numbers_at(matrix + c * column_stride, rows, element)
                 for r in range(rows):
-                    x[r * columns + c] = widen(column[r])
+                    x[r * pitch + c] = widen(column[r])
 
     @inline
-    def load_any(kind, x, matrix, rows, columns, row_stride, column_stride):
+    def load_any(kind, x, pitch, matrix, rows, columns, row_stride, column_stride):
         if size == 8:
-            load(unchanged, np.float64, x, matrix, rows, columns, row_stride, column_stride)
+            load(unchanged, np.float64, x, pitch, matrix, rows, columns, row_stride, column_stride)
         elif kind == _FLOAT32:
-            load(unchanged, np.float32, x, matrix, rows, columns, row_stride, column_stride)
+            load(unchanged, np.float32, x, pitch, matrix, rows, columns, row_stride, column_stride)
         elif kind == _FLOAT16:
-            load(from_float16, np.uint16, x, matrix, rows, columns, row_stride, column_stride)
+            load(from_float16, np.uint16, x, pitch, matrix, rows, columns, row_stride, column_stride)
         else:
-            load(from_bfloat16, np.uint16, x, matrix, rows, columns, row_stride, column_stride)
+            load(from_bfloat16, np.uint16, x, pitch, matrix, rows, columns, row_stride, column_stride)
 
     def sum_band(arguments, index):
         address, kernel, band, width = arguments
@@ -135,39 +135,34 @@ def _band_function(real: str) -> Callable[..., Any]:
         seed, offset, first_row, first_column = numbers_of(launch, b)
         x, z = stack_array(_TILE, number), stack_array(_TILE, number)
         zeros, ones = stack_array(_TILE_ROWS, number), stack_array(_TILE_ROWS, number)
-        sums, products = stack_array(_TILE_ROWS, np.float64), stack_array(_TILE_ROWS, np.float64)
-        lanes, product_lanes = stack_array(_SUMS, number), stack_array(_SUMS, number)
+        sums = stack_array(_TILE_SUMS, np.float64)
+        # A row of a tile ends with padding: zeros in `x`, and any numbers in `z`.
+        pitch = width + -width % _SUMS
         for r in range(height):
-            zeros[r], ones[r], sums[r], products[r] = zero, one, 0.0, 0.0
+            zeros[r], ones[r] = zero, one
+        for k in range(height * pitch):
+            x[k] = z[k] = zero
+        for k in range(2 * _SUMS * height):
+            sums[k] = 0.0
         for left in range(0, columns, width):
             count = min(width, columns - left)
             call_window(
                 kernel, (zeros.ctypes.data, ones.ctypes.data, size, size, size),
-                (z.ctypes.data, height, count, count * size, size, size),
+                (z.ctypes.data, height, count, pitch * size, size, size),
                 (seed, offset, first_row + top, first_column + left), half(launch, HALF.shared_noise) != 0,
             )  # fmt: skip
-            load_any(kind, x, matrix + left * column_stride, height, count, row_stride, column_stride)
+            load_any(kind, x, pitch, matrix + left * column_stride, height, count, row_stride, column_stride)
             for r in range(height):
-                of_row, noise = x[r * count : (r + 1) * count], z[r * count : (r + 1) * count]
-                for chain in range(0, count, _SUMS * _CHAIN):
-                    end = min(chain + _SUMS * _CHAIN, count)
-                    whole = chain + (end - chain) // _SUMS * _SUMS
-                    for lane in range(_SUMS):
-                        lanes[lane] = product_lanes[lane] = zero
-                    for k in range(np.uint64(chain), np.uint64(whole), np.uint64(_SUMS)):
-                        for lane in range(np.uint64(_SUMS)):
-                            lanes[lane] += of_row[k + lane]
-                            product_lanes[lane] = fma(of_row[k + lane], noise[k + lane], product_lanes[lane])
-                    for k in range(whole, end):
-                        lanes[k - whole] += of_row[k]
-                        product_lanes[k - whole] = fma(of_row[k], noise[k], product_lanes[k - whole])
-                    for lane in range(_SUMS):
-                        sums[r] += np.float64(lanes[lane])
-                        products[r] += np.float64(product_lanes[lane])
+                for c in range(count, min(count + _SUMS, width)):
+                    x[r * pitch + c] = zero
+                for c in range(0, count, _SUMS * _CHAIN):
+                    at, terms = r * pitch + c, min(_CHAIN, (count - c + _SUMS - 1) // _SUMS)
+                    add_products(sums, 2 * _SUMS * r, x, x, at, None, z, at, terms, _SUMS)
         of_mu = numbers_at(launch[WORD.first] + b * launch[WORD.result_step] + top * size, height, number)
         of_sigma = numbers_at(launch[WORD.second] + b * launch[WORD.result_step] + top * size, height, number)
         for r in range(height):
-            of_mu[r], of_sigma[r] = number(sums[r]), number(products[r])
+            of_row = sums[2 * _SUMS * r : 2 * _SUMS * (r + 1)]
+            of_mu[r], of_sigma[r] = number(of_row[:_SUMS].sum()), number(of_row[_SUMS:].sum())
 
     return sum_band
 
@@ -182,9 +177,9 @@ def _draw_function() -> Callable[..., Any]:
         shared_noise = half(launch, HALF.shared_noise) != 0
         antithetic = half(launch, HALF.antithetic)
         kernel = _kernel_of(half(launch, HALF.type), antithetic)
-        most, limit = most_threads(rows, columns, shared_noise), launch[WORD.threads]
-        if most == 1 or (batch > 1 and rows * columns <= 2 * SHARE):
-            threads = threads_of(min(batch, (batch * rows * columns + SHARE - 1) // SHARE), limit)
+        most, limit = threads_for(work_of(rows, columns, shared_noise)), launch[WORD.threads]
+        if most == 1 or (batch > 1 and rows * columns <= 2 * THREAD_WORK):
+            threads = threads_of(min(batch, threads_for(batch * rows * columns)), limit)
             for_each(draw_matrix, (address, kernel), batch, threads)
             return 0
         threads, block = threads_of(most, limit), 8 if antithetic else 4
@@ -209,8 +204,8 @@ def _gradient_function(real: str) -> Callable[..., Any]:
         kernel = _kernel_of(kind, half(launch, HALF.antithetic))
         # Rows that are neighbours in memory share tiles.
         width = min(columns, _TILE if launch[WORD.column_stride] < launch[WORD.row_stride] else _TILE // _TILE_ROWS)
-        height = min(rows, _TILE_ROWS, _TILE // width)
-        threads = threads_of(most_threads(batch * rows, columns, False), launch[WORD.threads])
+        height = min(rows, _TILE_ROWS, _TILE // (width + -width % _SUMS))
+        threads = threads_of(threads_for(batch * rows * columns), launch[WORD.threads])
         for_each(sum_band, (address, kernel, height, width), batch * ((rows + height - 1) // height), threads)
         return 0
 

@@ -1,11 +1,11 @@
-"""How a call is divided among threads."""
+"""How a call is divided among threads: twin of ``csrc/cpu/division.h``."""
 
 from __future__ import annotations
 
 from multisample.backends.kernels.compilation import inline
 
-SHARE = 1 << 16
-"""A call uses a thread for each SHARE normals, 0.06 ms of work. Waking an idle thread takes about as long."""
+THREAD_WORK = 1 << 16
+"""The work of one thread in normals, 0.06 ms of work. Waking an idle thread takes about as long."""
 # An element with shared noise is only scaled and stored. It costs 1 / _SHARED_PART of an element with its own noise.
 _SHARED_PART = 8
 # Normals of one window at the most.
@@ -22,10 +22,15 @@ _SHARED_ROWS, _SHARED_WINDOW = 1 << 13, 1 << 20
 
 
 @inline
-def most_threads(d, n, shared_noise):
-    """How many threads a (d, n) matrix has work for."""
-    work = n + d * n // _SHARED_PART if shared_noise else d * n
-    return max(1, (work + SHARE - 1) // SHARE)
+def work_of(d, n, shared_noise):
+    """The work of a (d, n) matrix, in normals."""
+    return n + d * n // _SHARED_PART if shared_noise else d * n
+
+
+@inline
+def threads_for(normals):
+    """How many threads have work with this many normals."""
+    return max(1, (normals + THREAD_WORK - 1) // THREAD_WORK)
 
 
 @inline

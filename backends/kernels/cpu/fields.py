@@ -5,8 +5,12 @@ Such code reads a launch as an array of LAUNCH_WORDS words of 8 bytes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
+from multisample.backends.element_types import ElementType
 from multisample.backends.kernels.compilation import inline
 from multisample.backends.launch import FIELD_AT, PACKED_LAUNCH, Launch, WordFormat
 
@@ -21,6 +25,7 @@ HALF = Launch(*(at // 4 for at in FIELD_AT.values()))
 LOW = (1 << 32) - 1
 """The mask of the first half of a word."""
 
+_NUMBER = int(ElementType.number)
 _WHOLE, _HIGH_FIRST, _BITS_32, _BITS_16, _BITS_8 = map(int, WordFormat)
 
 
@@ -63,3 +68,21 @@ def numbers_of(launch, b):
         _number(launch, WORD.first_row, launch[WORD.first_row_at] + in_origin, _WHOLE),
         _number(launch, WORD.first_column, launch[WORD.first_column_at] + in_origin, _WHOLE),
     )
+
+
+def input_place(name: str, number: Any) -> Callable[..., Any]:
+    """``place(launch, b, first, one)``: address and stride of an input of matrix `b`, from element `first` on.
+
+    The input has the computing type, `number`. A number in its place is put into `one`.
+    """
+    at, stride, step = (getattr(WORD, field) for field in (name, f"{name}_stride", f"{name}_step"))
+    kind = getattr(HALF, f"{name}_type")
+
+    @inline
+    def place(launch, b, first, one):
+        if half(launch, kind) == _NUMBER:
+            one[0] = number(numbers_at(launch.ctypes.data + 8 * at, 1, np.float64)[0])
+            return one.ctypes.data, 0
+        return launch[at] + b * launch[step] + first * launch[stride], launch[stride]
+
+    return place

@@ -187,6 +187,48 @@ def scale_vector(typingctx: Any, array: Any, index: Any, s: Any, z: Any, m: Any,
     return types.none(array, types.intp, s, z, m, types.intp, length, types.intp), codegen
 
 
+@intrinsic(prefer_literal=True)
+def add_products(
+    typingctx: Any, sums: Any, at: Any, u: Any, v: Any, i: Any, x: Any, y: Any, k: Any, terms: Any, lanes: Any
+) -> Any:
+    """Add two vectors of `lanes` numbers, a literal, to the float64 `sums` from `at` on.
+
+    A lane gets the sum of ``u[i + n] * x[k + n]`` over n = lane, lane + lanes, and so on, of `terms` products, by fused
+    multiply-adds in the type of the factors. The second vector has the products of `v` and `y`. If `x` is None, its
+    elements are 1. All arrays have unit stride.
+    """
+    if not isinstance(lanes, types.IntegerLiteral) or not u.dtype == v.dtype == y.dtype:
+        return None
+    count, index = lanes.literal_value, types.intp
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        vector, wide = (ir.VectorType(kind, count) for kind in (context.get_data_type(u.dtype), ir.DoubleType()))
+        chains = [cgutils.alloca_once_value(builder, vector(None)) for _ in range(2)]
+
+        def load(array: Any, value: Any, begin: Any) -> Any:
+            return builder.load(_address(context, builder, array, value, begin, vector), align=1)
+
+        with cgutils.for_range(builder, args[8]) as loop:
+            behind = builder.mul(loop.index, loop.index.type(count))
+            of_i, of_k = builder.add(args[4], behind), builder.add(args[7], behind)
+            first, second = map(builder.load, chains)
+            of_u, of_v, of_y = load(u, args[2], of_i), load(v, args[3], of_i), load(y, args[6], of_k)
+            if x is types.none:
+                first = builder.fadd(first, of_u)
+            else:
+                first = emit_fma(context, builder, of_u, load(x, args[5], of_k), first)
+            builder.store(first, chains[0])
+            builder.store(emit_fma(context, builder, of_v, of_y, second), chains[1])
+        for number, chain in enumerate(chains):
+            begin = builder.add(args[1], args[1].type(number * count))
+            target, total = _address(context, builder, sums, args[0], begin, wide), builder.load(chain)
+            total = total if vector == wide else builder.fpext(total, wide)
+            builder.store(builder.fadd(builder.load(target, align=8), total), target, align=8)
+        return context.get_dummy_value()
+
+    return types.none(sums, index, u, v, index, x, y, index, index, lanes), codegen
+
+
 _WORD = ir.IntType(64)
 # Bits of the control register that flush subnormal numbers to zero, or round other than to nearest.
 _X86_FLAGS = 0x8000 | 0x6000 | 0x0040

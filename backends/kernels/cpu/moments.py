@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from multisample.backends.element_types import MATRIX_TYPES, ElementType
+from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.kernels.compilation import callee, inline, source_digest
 from multisample.backends.kernels.stream.arithmetic import fma
 from multisample.backends.kernels.stream.normals import block_f32, block_f64
@@ -21,9 +21,9 @@ from multisample.backends.kernels.stream.rounding import NARROWING
 from multisample.backends.kernels.stream.words import stream_key, word
 
 from .addresses import c_address, numbers_at, vector_at
-from .division import SHARE
-from .fields import HALF, LAUNCH_WORDS, WORD, half, numbers_of
-from .intrinsics import integers_at, stack_array
+from .division import threads_for
+from .fields import HALF, LAUNCH_WORDS, WORD, half, input_place, numbers_of
+from .intrinsics import add_products, integers_at, stack_array
 from .threads import for_each, threads_of
 
 # Groups whose sums are added up by themselves. A list has a multiple of _ROUND groups.
@@ -35,8 +35,7 @@ _MOST_SUMS = 2 * _MOST_ROWS
 _FEW_ROWS = 1024
 # Groups whose noise is in the first-level cache; sums side by side, and the terms of each.
 _TILE, _SUMS, _CHAIN = 256, 16, 16
-_TILE_NORMALS = 4 * _TILE
-_NUMBER = int(ElementType.number)
+_TILE_NORMALS, _BOTH_SUMS = 4 * _TILE, 2 * _SUMS
 
 _allocate = types.ExternalFunction("PyMem_RawCalloc", types.int64(types.int64, types.int64))
 _free = types.ExternalFunction("PyMem_RawFree", types.void(types.int64))
@@ -79,34 +78,17 @@ def _sum_function(real: str) -> Callable[..., Any]:
     """``sum_rows(groups, first, second, sums, seed, offset, first_row)`` adds the sums of listed groups to `sums`."""
     block = block_f64 if real == "float64" else block_f32
     number = getattr(np, real)
-    zero = number(0)
-
-    @inline
-    def add_products(z, first, second, begin, count, a, b):
-        """Returns the sums of first * z and of second * z * z over `count` normals."""
-        s, q = 0.0, 0.0
-        for chain in range(0, count, _SUMS * _CHAIN):
-            for lane in range(_SUMS):
-                a[lane] = b[lane] = zero
-            for k in range(np.uint64(chain), np.uint64(min(chain + _SUMS * _CHAIN, count)), np.uint64(_SUMS)):
-                for lane in range(np.uint64(_SUMS)):
-                    x = z[k + lane]
-                    a[lane] = fma(first[np.uint64(begin) + k + lane], x, a[lane])
-                    b[lane] = fma(second[np.uint64(begin) + k + lane], x * x, b[lane])
-            for lane in range(_SUMS):
-                s += np.float64(a[lane])
-                q += np.float64(b[lane])
-        return s, q
 
     def sum_rows(groups, first, second, sums, seed, offset, first_row):
         k0, k1 = stream_key(seed)
         o0, o1 = word(offset), offset >> np.uint64(32)
-        z, a, b = stack_array(_TILE_NORMALS, number), stack_array(_SUMS, number), stack_array(_SUMS, number)
+        z, squares = stack_array(_TILE_NORMALS, number), stack_array(_TILE_NORMALS, number)
+        lanes = stack_array(_BOTH_SUMS, np.float64)
         for r in range(sums.shape[0]):
             i = np.uint64(first_row + r)
-            s_row, q_row = 0.0, 0.0
             for segment in range(0, groups.size, _SEGMENT):
-                s_segment, q_segment = 0.0, 0.0
+                for lane in range(_BOTH_SUMS):
+                    lanes[lane] = 0.0
                 for t in range(segment, min(segment + _SEGMENT, groups.size), _TILE):
                     count = min(_TILE, groups.size - t)
                     for g in range(np.uint64(count)):
@@ -116,40 +98,26 @@ def _sum_function(real: str) -> Callable[..., Any]:
                         z[c + np.uint64(1)] = z1
                         z[c + np.uint64(2)] = z2
                         z[c + np.uint64(3)] = z3
-                    s, q = add_products(z, first, second, 4 * t, 4 * count, a, b)
-                    s_segment += s
-                    q_segment += q
-                s_row += s_segment
-                q_row += q_segment
-            sums[r, 0] += s_row
-            sums[r, 1] += q_row
+                    for c in range(np.uint64(4 * count)):
+                        squares[c] = z[c] * z[c]
+                    for chain in range(0, 4 * count, _SUMS * _CHAIN):
+                        terms = min(_CHAIN, (4 * count - chain) // _SUMS)
+                        add_products(lanes, 0, first, second, 4 * t + chain, z, squares, chain, terms, _SUMS)
+                s, q = 0.0, 0.0
+                for lane in range(_SUMS):
+                    s += lanes[lane]
+                    q += lanes[_SUMS + lane]
+                sums[r, 0] += s
+                sums[r, 1] += q
 
     return sum_rows
-
-
-def _reading(name: str, number: Any) -> Callable[..., Any]:
-    """``place(launch, b, top, one)``: address and stride of mu or sigma of matrix `b` of a batch, from row `top` on.
-
-    A number in their place is put into `one`.
-    """
-    at, stride, step = (getattr(WORD, field) for field in (name, f"{name}_stride", f"{name}_step"))
-    kind = getattr(HALF, f"{name}_type")
-
-    @inline
-    def place(launch, b, top, one):
-        if half(launch, kind) == _NUMBER:
-            one[0] = number(numbers_at(launch.ctypes.data + 8 * at, 1, np.float64)[0])
-            return one.ctypes.data, 0
-        return launch[at] + b * launch[step] + top * launch[stride], launch[stride]
-
-    return place
 
 
 def _storing(dtype: str) -> Callable[..., Any]:
     """``store(launch, b, top, rows, sums, weight)`` scales and stores moments; `sums` of one row serve all rows."""
     row = MATRIX_TYPES[dtype]
     number, stored, narrow = getattr(np, row.computing), getattr(np, row.stored), NARROWING[dtype]
-    mu_at, sigma_at, size = _reading("mu", number), _reading("sigma", number), row.size
+    mu_at, sigma_at, size = input_place("mu", number), input_place("sigma", number), row.size
 
     @inline
     def store(launch, b, top, rows, sums, weight):
@@ -221,7 +189,7 @@ def _moments_function(dtype: str) -> Callable[..., Any]:
         launch = integers_at(address, LAUNCH_WORDS)
         is_shared = half(launch, HALF.shared_noise) != 0
         rows = 1 if is_shared else launch[WORD.rows]
-        threads = threads_of(max(1, (4 * rows * count + SHARE - 1) // SHARE), launch[WORD.threads])
+        threads = threads_of(threads_for(4 * rows * count), launch[WORD.threads])
         height = min(_MOST_ROWS, (rows + 4 * threads - 1) // (4 * threads) if threads > 1 else rows)
         bands = (rows + height - 1) // height
         if not is_shared and (threads == 1 or rows >= _FEW_ROWS or count <= _SEGMENT):

@@ -21,8 +21,8 @@ from multisample.backends.kernels.stream.words import stream_key, word
 from multisample.backends.launch import Span
 
 from .addresses import c_address, numbers_at, vector_at
-from .division import SHARE
-from .fields import LAUNCH_WORDS, WORD, numbers_of
+from .division import threads_for
+from .fields import LAUNCH_WORDS, WORD, input_place, numbers_of
 from .intrinsics import integers_at, stack_array
 from .threads import for_each, threads_of
 
@@ -120,11 +120,13 @@ def _part_function(dtype: str) -> Callable[..., Any]:
 def _perturb_function(dtype: str) -> Callable[..., Any]:
     add_part = callee(_part_function(dtype), f"cpu-perturb_{dtype}_part")
     number = getattr(np, MATRIX_TYPES[dtype].computing)
+    weights_at = input_place("weights", number)
 
     def perturb_all(address):
         launch = integers_at(address, LAUNCH_WORDS)
-        rows, elements = launch[WORD.rows], launch[WORD.columns]
-        weights = vector_at(launch[WORD.weights], rows, launch[WORD.weights_stride], number)
+        rows, elements, one = launch[WORD.rows], launch[WORD.columns], stack_array(1, number)
+        at_weights, stride = weights_at(launch, 0, 0, one)
+        weights = vector_at(at_weights, rows, stride, number)
         seed, offset, first_row, _ = numbers_of(launch, 0)
         # Each part searches its spans from the first one on.
         size = max(_PART, (elements + _MOST_PARTS - 1) // _MOST_PARTS)
@@ -132,7 +134,7 @@ def _perturb_function(dtype: str) -> Callable[..., Any]:
             launch[WORD.matrix], _WORDS * launch[WORD.spans], size, weights, np.uint64(seed), np.uint64(offset),
             first_row,
         )  # fmt: skip
-        threads = threads_of(max(1, (elements * rows + SHARE - 1) // SHARE), launch[WORD.threads])
+        threads = threads_of(threads_for(elements * rows), launch[WORD.threads])
         for_each(add_part, arguments, (elements + size - 1) // size, threads)
         return 0
 
@@ -143,7 +145,7 @@ def _perturb_function(dtype: str) -> Callable[..., Any]:
 def perturb_address(dtype: str) -> int:
     """The address of ``int64 run(const Launch*)`` for the operation `perturb`, for parameters of type `dtype`.
 
-    Weights are a vector of the computing type. The function never enters the interpreter, and returns 0.
+    Weights are a vector or a number of the computing type. The function never enters the interpreter, and returns 0.
     """
     return c_address(_perturb_function(dtype), f"cpu-perturb_all_{dtype}", source_digest())
 

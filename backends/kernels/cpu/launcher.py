@@ -1,0 +1,87 @@
+"""Launches in host memory by the C functions of `calls`."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from multisample.backends.contract import HostArray, Launcher
+from multisample.backends.element_types import ElementType
+from multisample.backends.launch import INPUTS, Launch, Operation, computing_name, matrix_of_batch, packer
+from multisample.backends.memory.host import address_of, arrays_at, words_at
+from multisample.backends.system.threads import thread_limit
+
+from . import threads
+from .calls import function_address
+from .division import THREAD_WORK
+from .kernel import value_kernel
+
+
+def packed_function(launch: Launch) -> Callable[[bytes], int]:
+    """``run(packed_launch)``: the C function for launches like `launch`, whose inputs have the computing type."""
+    run: Callable[[bytes], int] = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_char_p)(function_address(launch))
+    return run
+
+
+def raise_error(error: int) -> None:
+    """Raise the error of a C function."""
+    raise MemoryError("backend: no memory for the sums of weighted moments")
+
+
+def packed_launcher(launch: Launch, thread_limit: Callable[[], int] = thread_limit) -> Launcher:
+    """The launcher that packs a launch for the C function of its operation."""
+    function, kind = packed_function(launch), ElementType[computing_name(launch)]
+    is_small = max(launch.batch, 1) * launch.rows * launch.columns <= THREAD_WORK
+
+    @functools.cache
+    def packer_of(*strides: tuple[int, ...] | None) -> tuple[Callable[..., bytes], bytes]:
+        fields: dict[str, Any] = {}
+        for name, of_input in zip(INPUTS, strides, strict=True):
+            if of_input is not None:
+                step, stride = (0, *of_input)[-2:]
+                fields |= {f"{name}_type": kind, f"{name}_step": step, f"{name}_stride": stride}
+        return packer(launch._replace(**fields))
+
+    def limit(matrix: Any, first_column: int) -> int:
+        threads.find_threads()
+        of_process, of_call = thread_limit(), launch.threads
+        return min(of_process or of_call, of_call or of_process)
+
+    def run(
+        limit: int | None, mu: HostArray | None, sigma: HostArray | None, weights: HostArray | None,
+        matrix: HostArray | bytes | None, first: HostArray | None, second: HostArray | None, seed: int, offset: int,
+        seed_at: int, offset_at: int, first_row: int, first_column: int, stream: int, scratch: int,
+    ) -> None:  # fmt: skip
+        pack_head, tail = packer_of(*[None if x is None else x.strides for x in (mu, sigma, weights)])
+        addresses = [address_of(x) for x in (mu, sigma, weights, matrix, first, second)]
+        head = pack_head(
+            *addresses, seed, offset, first_row, first_column, seed_at, offset_at, 0, 0, 0, 0,
+            1 if limit is None else limit,
+        )  # fmt: skip
+        if error := function(head + tail):
+            raise_error(error)
+
+    if launch.operation == Operation.perturb:  # Its callers know no `geometry`.
+        run_perturb = lambda _, *arguments: run(None if is_small else limit(None, 0), *arguments)  # noqa: E731
+        return Launcher(run_perturb, takes_arrays=True)
+    is_valid_vector = value_kernel(computing_name(launch), launch.operation == Operation.moments)
+
+    def is_valid_batch(*vectors: HostArray | None) -> Any:
+        return is_valid_vector(*[x if x is None or x.ndim == 1 else x.reshape(-1) for x in vectors])
+
+    is_valid = is_valid_batch if launch.batch else is_valid_vector
+    return Launcher(run, is_valid, None if is_small else limit, takes_arrays=True)
+
+
+def run_launch(launch: Launch, thread_limit: Callable[[], int] = thread_limit) -> None:
+    """`Backend.launch`."""
+    launcher = packed_launcher(launch._replace(batch=0), thread_limit)
+    for b in range(max(launch.batch, 1)):
+        one = matrix_of_batch(launch, b)
+        arrays = arrays_at(one)
+        operands = [arrays.get(name) for name in ("mu", "sigma", "weights", "matrix", "first", "second")]
+        seed, offset, first_row, first_column = words_at(one)
+        limit = launcher.geometry(None, first_column) if launcher.geometry else None
+        launcher.run(limit, *operands, seed, offset, 0, 0, first_row, first_column, 0, 0)
