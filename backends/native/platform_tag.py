@@ -6,12 +6,12 @@ if every symbol that its libraries import is that old.
 
 from __future__ import annotations
 
+import os
 import re
-import struct
+import subprocess
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
 
 # Symbol versions of GCC's libraries that every system with a certain glibc has.
 _SYSTEMS: tuple[tuple[tuple[int, int], dict[str, tuple[int, ...]]], ...] = (
@@ -25,9 +25,6 @@ _SYSTEMS: tuple[tuple[tuple[int, int], dict[str, tuple[int, ...]]], ...] = (
 _SYSTEM = re.compile(r"lib(c|m|dl|rt|pthread|gcc_s|stdc\+\+)\.so\.\d+|ld-linux-\S+")
 # PyTorch's libraries, which are loaded first and bring the CUDA runtime.
 _TORCH = re.compile(r"lib(c10|torch)(_\w+)?\.so|libcudart\.so\.\d+")
-
-_DYNAMIC, _VERSION_NEEDS = 6, 0x6FFFFFFE  # SHT_DYNAMIC, SHT_GNU_verneed
-_NEEDED = 1  # DT_NEEDED
 
 
 def platform_tag(libraries: Iterable[Path]) -> str:
@@ -55,57 +52,18 @@ def needs(library: Path) -> dict[str, set[str]]:
     Raises
     ------
     ValueError
-        If the file is no 64-bit ELF file.
+        If the objdump of the C++ compiler cannot read the file.
     """
-    content = library.read_bytes()
-    if content[:6] != b"\x7fELF\x02\x01":
-        raise ValueError(f"library: expected an ELF file of 64 bits, little-endian, got {library}")
-    sections = _sections(content)
-    found: dict[str, set[str]] = {}
-    for section in sections:
-        if section.type == _DYNAMIC:
-            names = sections[section.link].offset
-            for tag, value in struct.iter_unpack("<qQ", content[section.offset : section.offset + section.size]):
-                if tag == _NEEDED:
-                    found.setdefault(_text(content, names + value), set())
-        elif section.type == _VERSION_NEEDS:
-            names = sections[section.link].offset
-            for file, version in _versions(content, section.offset):
-                found.setdefault(_text(content, names + file), set()).add(_text(content, names + version))
+    compiler = [os.environ.get("CXX", "c++"), "-print-prog-name=objdump"]
+    try:
+        objdump = subprocess.run(compiler, check=True, capture_output=True, text=True).stdout.strip()
+        text = subprocess.run([objdump, "-p", str(library)], check=True, capture_output=True, text=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise ValueError(f"library: expected a shared library that objdump can read, got {library}: {error}") from error
+    found: dict[str, set[str]] = {name: set() for name in re.findall(r"^ +NEEDED +(\S+)$", text, re.M)}
+    for name, versions in re.findall(r"^ +required from (\S+):\n((?: +0x.*\n)*)", text, re.M):
+        found.setdefault(name, set()).update(re.findall(r"(\S+)$", versions, re.M))
     return found
-
-
-class _Section(NamedTuple):
-    type: int
-    offset: int
-    size: int
-    link: int
-    """The number of the section with the names."""
-
-
-def _sections(content: bytes) -> list[_Section]:
-    (offset,) = struct.unpack_from("<Q", content, 40)
-    size, count = struct.unpack_from("<HH", content, 58)
-    headers = (struct.unpack_from("<IIQQQQII", content, offset + k * size) for k in range(count))
-    return [_Section(header[1], header[4], header[5], header[6]) for header in headers]
-
-
-def _versions(content: bytes, at: int) -> Iterator[tuple[int, int]]:
-    """For each symbol version that is needed: the offsets of its library's name and of its own name."""
-    while True:
-        _, count, file, first, following = struct.unpack_from("<HHIII", content, at)
-        version = at + first
-        for _ in range(count):
-            _, _, _, name, next_version = struct.unpack_from("<IHHII", content, version)
-            yield file, name
-            version += next_version
-        if not following:
-            return
-        at += following
-
-
-def _text(content: bytes, at: int) -> str:
-    return content[at : content.index(b"\0", at)].decode()
 
 
 def _least_glibc(versions: Iterable[str]) -> tuple[int, ...] | None:

@@ -645,7 +645,7 @@ def test_elf_dependencies_equal_those_of_readelf() -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\x7fELF\x01\x01" + bytes(60), b"MZ" + bytes(60)])
-def test_files_that_are_not_64_bit_elf_raise(tmp_path: Path, content: bytes) -> None:
+def test_files_that_are_no_libraries_raise(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "library.so").write_bytes(content)
-    with pytest.raises(ValueError, match=r"^library: expected an ELF file of 64 bits, little-endian, got .*\.so$"):
+    with pytest.raises(ValueError, match=r"^library: expected a shared library that objdump can read, got "):
         platform_tag.needs(tmp_path / "library.so")
