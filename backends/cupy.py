@@ -18,69 +18,46 @@ from typing import Any
 import numpy as np
 
 from .contract import Backend, BackendStatus, DeviceKind
-from .driver import DriverBackend, KernelKey, Key, MomentsKey, PerturbKey
+from .driver import DriverBackend
 from .element_types import MATRIX_TYPES
 from .errors import BackendUnavailableError
 from .kernels.cuda.geometry import STORE_KINDS
+from .kernels.cuda.keys import KernelKey, Key, PerturbKey, choices_of
 from .memory.dlpack import LEGACY_STREAM, Imported, device_of_array
 from .native import csrc_files
 from .system import cache
 
-__all__ = [
-    "ADVANCE_KERNEL", "BACKEND", "MOMENTS_HEADER", "OPTIONS", "PERTURB_HEADER", "kernel_name", "moments_kernel_name",
-    "perturb_kernel_name", "source",
-]  # fmt: skip
+__all__ = ["BACKEND", "OPTIONS", "kernel_name", "source"]
 
 # Names of CuPy's package for each CUDA version.
 _PACKAGES = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
-
-ADVANCE_KERNEL = "multisample::advance_kernel"
-"""The C++ name of the kernel that adds 1 to an offset."""
-
-MOMENTS_HEADER = "moments_kernel"
-"""The header of the kernels of weighted moments, for `source`."""
-
-PERTURB_HEADER = "perturb_kernel"
-"""The header of the kernels that perturb, for `source`."""
 
 OPTIONS = ("--std=c++17", f"-I{csrc_files.folder()}")
 """The compiler options."""
 
 
 @functools.cache
-def source(header: str = "kernel") -> str:
-    """The program for NVRTC. It names a digest of the headers, because CuPy's cache compares programs only."""
+def source(kind: str = "sample") -> str:
+    """The program of a kind of kernels. It names a digest of the headers, since CuPy's cache compares programs only."""
+    header = "kernel" if kind == "sample" else f"{kind}_kernel"
     return f'// {csrc_files.digest()}\n#include "cuda/{header}.cuh"\n'
 
 
-def _name(kernel: str, *arguments: Any) -> str:
-    """The C++ name of a kernel."""
-    texts = (str(x).lower() if isinstance(x, bool) else str(x) for x in arguments)
-    return f"multisample::{kernel}<{', '.join(texts)}>"
-
-
-def kernel_name(key: KernelKey) -> str:
-    """The C++ name of a kernel of a sample."""
-    return _name(
-        "sample_kernel", MATRIX_TYPES[key.dtype].cpp, key.shared_noise, key.antithetic, key.fast_math,
-        f"multisample::{STORE_KINDS[key.store_kind]}", key.origin_in_memory, key.batched,
-    )  # fmt: skip
-
-
-def moments_kernel_name(key: MomentsKey) -> str:
-    """The C++ name of a kernel of weighted moments."""
-    real = MATRIX_TYPES[key.real].cpp
-    if key.finishing:
-        return _name("finish_moments_kernel", real)
-    return _name("moments_kernel", real, key.antithetic, key.fast_math, key.rows, key.with_second, key.origin_in_memory)
-
-
-def perturb_kernel_name(key: PerturbKey) -> str:
-    """The C++ name of a kernel that perturbs."""
-    spans = f"multisample::{'StridedSpan' if key.strided else 'Run'}"
-    return _name(
-        "perturb_kernel", MATRIX_TYPES[key.dtype].cpp, key.fast_math, key.one_member, spans, key.origin_in_memory
-    )
+def kernel_name(key: Key | None) -> str:
+    """The C++ name of a kernel, or of the one that adds 1 to an offset for None."""
+    if key is None:
+        return "multisample::advance_kernel"
+    choices = choices_of(key)
+    finishing = choices.pop("finishing", False)
+    if finishing:
+        choices = {"dtype": choices["dtype"]}
+    if isinstance(key, KernelKey):
+        choices["store_kind"] = f"multisample::{STORE_KINDS[key.store_kind]}"
+    if isinstance(key, PerturbKey):
+        choices["strided"] = f"multisample::{'StridedSpan' if key.strided else 'Run'}"
+    choices["dtype"] = MATRIX_TYPES[key.dtype].cpp
+    texts = (str(x).lower() if isinstance(x, bool) else str(x) for x in choices.values())
+    return f"multisample::{'finish_' * finishing}{key.kind}_kernel<{', '.join(texts)}>"
 
 
 _pack_round_keys = struct.Struct("20I").pack
@@ -164,13 +141,7 @@ class CupyBackend(DriverBackend):
     def compile(self, key: Key | None) -> tuple[int, Any]:
         import cupy
 
-        code, name = source(), ADVANCE_KERNEL
-        if isinstance(key, MomentsKey):
-            code, name = source(MOMENTS_HEADER), moments_kernel_name(key)
-        elif isinstance(key, PerturbKey):
-            code, name = source(PERTURB_HEADER), perturb_kernel_name(key)
-        elif key is not None:
-            name = kernel_name(key)
+        code, name = source(key.kind if key else "sample"), kernel_name(key)
         try:
             try:
                 module, kernel = _compiled(code, name)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import abc
 import collections
 import ctypes
-import dataclasses
 import functools
 import operator
 import struct
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from .contract import PROTOCOL, Launcher, MemoryLauncher
 from .kernels.cuda.geometry import geometry, is_small
+from .kernels.cuda.keys import KernelKey, Key, MomentsKey, PerturbKey
 from .kernels.cuda.moments_geometry import MOMENT_THREADS, MomentGeometry, moment_geometry
 from .kernels.cuda.perturb_geometry import PERTURB_THREADS, SpanList, most_spans, perturb_turns, span_lists, spans_at
 from .launch import (
@@ -31,57 +31,6 @@ from .launch import (
     words_in_memory,
 )
 from .system import cuda_driver
-
-
-# Not named tuples: a KernelKey and a MomentsKey of equal fields would be equal.
-@dataclasses.dataclass(frozen=True)
-class KernelKey:
-    """The kernel of a sample. Each is compiled alone."""
-
-    kind: ClassVar[str] = "sample"
-    dtype: str
-    shared_noise: bool
-    antithetic: bool
-    fast_math: bool
-    store_kind: int
-    origin_in_memory: bool
-    batched: bool
-    device: int
-
-
-@dataclasses.dataclass(frozen=True)
-class MomentsKey:
-    """The kernel of weighted moments. Each is compiled alone."""
-
-    kind: ClassVar[str] = "moments"
-    real: str
-    """The computing type."""
-    antithetic: bool
-    fast_math: bool
-    rows: int
-    """`MomentGeometry.rows`."""
-    with_second: bool
-    origin_in_memory: bool
-    finishing: bool
-    """Whether it is the kernel that adds up the segments; it depends on `real` alone."""
-    device: int
-
-
-@dataclasses.dataclass(frozen=True)
-class PerturbKey:
-    """The kernel of perturb. Each is compiled alone."""
-
-    kind: ClassVar[str] = "perturb"
-    dtype: str
-    fast_math: bool
-    one_member: bool
-    strided: bool
-    """Whether it is for spans that are no runs."""
-    origin_in_memory: bool
-    device: int
-
-
-Key: TypeAlias = "KernelKey | MomentsKey | PerturbKey"
 
 
 def kernel_key(launch: Launch, store_kind: int) -> KernelKey:

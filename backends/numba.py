@@ -7,7 +7,6 @@ Numba compiles alone and caches on disk.
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.metadata
 import importlib.util
 from typing import Any
@@ -15,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from .contract import Backend, BackendStatus, DeviceKind
-from .driver import DriverBackend, KernelKey, Key
+from .driver import DriverBackend
 from .errors import BackendUnavailableError
+from .kernels.cuda.keys import KernelKey, Key
 from .kernels.cuda.perturb_geometry import MOST_SPANS_OF_NUMBA
 from .kernels.cuda.toolchain import INSTALL, clashes
 from .memory.dlpack import LEGACY_STREAM, Imported, device_of_array
@@ -85,10 +85,9 @@ class NumbaBackend(DriverBackend):
 
     def compile(self, key: Key | None) -> tuple[int, Any]:
         try:
-            from .kernels.cuda.compilation import compile_advance, compile_variant
+            from .kernels.cuda.compilation import compile_advance, compile_kernel
 
-            # The last field of a key is the device, which is current.
-            kernel = compile_variant(key.kind, *dataclasses.astuple(key)[:-1]) if key else compile_advance()
+            kernel = compile_kernel(key) if key else compile_advance()
             return _function(kernel.library.get_cufunc().handle), kernel
         except Exception as error:
             lines = str(error).strip().splitlines() or [type(error).__name__]

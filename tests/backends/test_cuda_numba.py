@@ -106,8 +106,8 @@ def test_the_square_root_is_correctly_rounded_for_every_word(over_all_words: lis
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_kernels_spill_few_registers_and_fit_their_launch_bounds(numba: Any, dtype: str) -> None:
-    from multisample.backends.driver import KernelKey
     from multisample.backends.kernels.cuda.compilation import launch_bounds
+    from multisample.backends.kernels.cuda.keys import KernelKey
 
     backend: Any = registry.find("numba")
     device = numba.cuda.current_context().device
@@ -124,7 +124,7 @@ def test_kernels_spill_few_registers_and_fit_their_launch_bounds(numba: Any, dty
         # Some kernels spill a few registers outside their loops (test_numba_ptx.py), and more before 9.0.
         most = 24 if device.compute_capability >= (9, 0) else 64
         assert kernel.local_mem_per_thread <= most, (key, kernel.local_mem_per_thread)
-        threads, blocks = launch_bounds(dtype, shared, antithetic, store_kind, device.compute_capability)
+        threads, blocks = launch_bounds(key, device.compute_capability)
         most_threads = {
             "kShifted": 256, "kStaged": 256, "kTransposed": 128, "kTransposedStaged": 256 if shared else 128,
             "kFewColumns": 128, "kSmallMatrices": 256,

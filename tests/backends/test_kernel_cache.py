@@ -33,7 +33,6 @@ from numba import types
 from numba.core.compiler_lock import global_compiler_lock
 
 from multisample.__main__ import main
-from multisample.backends.driver import KernelKey
 from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.errors import BackendUnavailableError
 from multisample.backends.kernels import compilation
@@ -41,6 +40,7 @@ from multisample.backends.kernels.cpu import calls as cpu_calls
 from multisample.backends.kernels.cpu import kernel as cpu_kernels
 from multisample.backends.kernels.cpu import moments as cpu_moments
 from multisample.backends.kernels.cpu import perturb as cpu_perturb
+from multisample.backends.kernels.cuda.keys import KernelKey
 from multisample.backends.system import cache, numba_lock_at_fork
 
 # Seconds after which a process counts as hanging.

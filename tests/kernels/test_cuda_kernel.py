@@ -29,7 +29,7 @@ from launches import WORDS, a_launch, head_of, stored_word, with_words_in_memory
 from tables import DTYPES, INPUTS, NOISES, STORE_KINDS
 
 from multisample import Key, sample
-from multisample.backends.driver import CONFIGURATION_SIZE, KernelKey
+from multisample.backends.driver import CONFIGURATION_SIZE
 from multisample.backends.kernels.cuda import few_columns as cuda_few_columns
 from multisample.backends.kernels.cuda import group as cuda_group
 from multisample.backends.kernels.cuda import kernel as cuda_kernel
@@ -37,6 +37,7 @@ from multisample.backends.kernels.cuda import rows as cuda_rows
 from multisample.backends.kernels.cuda import stores as cuda_stores
 from multisample.backends.kernels.cuda import transposed as cuda_transposed
 from multisample.backends.kernels.cuda.geometry import _STRUCT, own_rows_of
+from multisample.backends.kernels.cuda.keys import KernelKey
 from multisample.backends.launch import SIZES, Launch, WordFormat, pack
 from multisample.backends.numba import NumbaBackend
 from multisample.backends.system import cuda_driver

@@ -40,8 +40,8 @@ from ptx_reader import FAST, opcodes_of
 from tables import COVERING, DTYPES, GRADIENT_VARIANTS, NOISES, QUICK, STORE_KINDS, VARIANTS, Variant, slow_but
 
 from multisample.backends import cupy as cupy_backend
-from multisample.backends.driver import KernelKey, MomentsKey, PerturbKey
 from multisample.backends.kernels.cuda import geometry
+from multisample.backends.kernels.cuda.keys import KernelKey, MomentsKey, PerturbKey
 from multisample.backends.launch import PACKED_LAUNCH, ElementType, pack
 from multisample.backends.native import build, csrc_files, toolchain
 
@@ -243,7 +243,7 @@ def perturb_kernels() -> list[str]:
         for dtype, fast, *flags in itertools.product(DTYPES, *((False, True),) * 4)
         if not (fast and dtype == "float64")
     ]
-    return [cupy_backend.perturb_kernel_name(key) for key in keys]
+    return [cupy_backend.kernel_name(key) for key in keys]
 
 
 def moments_kernels() -> list[str]:
@@ -255,7 +255,7 @@ def moments_kernels() -> list[str]:
         )
         if not (real == "float64" and (fast or rows == 4)) and not (finishing and (antithetic or fast or with_second))
     ]
-    return [cupy_backend.moments_kernel_name(key) for key in keys]
+    return [cupy_backend.kernel_name(key) for key in keys]
 
 
 def gradient_kernels() -> list[str]:
@@ -268,26 +268,26 @@ def gradient_kernels() -> list[str]:
 
 
 OPERATIONS: dict[str, Callable[[], list[str]]] = {
-    "kernel": lambda: [*map(sample_kernel, QUICK), cupy_backend.ADVANCE_KERNEL],
-    "gradient_kernel": gradient_kernels,
-    cupy_backend.MOMENTS_HEADER: moments_kernels,
-    cupy_backend.PERTURB_HEADER: perturb_kernels,
+    "sample": lambda: [*map(sample_kernel, QUICK), cupy_backend.kernel_name(None)],
+    "gradient": gradient_kernels,
+    "moments": moments_kernels,
+    "perturb": perturb_kernels,
 }
-"""The kernels of each header."""
+"""The kernels of each kind."""
 
 
 @requires_nvrtc
 @pytest.mark.parametrize(
     "kind",
     slow_but(
-        # test_contraction_does_not_change_the_ptx and test_perturb_kernels.py compile kernels of the other headers.
-        [("gradient_kernel", "sm_90"), (cupy_backend.MOMENTS_HEADER, "sm_90")],
+        # test_contraction_does_not_change_the_ptx and test_perturb_kernels.py compile kernels of the other kinds.
+        [("gradient", "sm_90"), ("moments", "sm_90")],
         itertools.product(OPERATIONS, ARCHITECTURES),
     ),
     ids=" ".join,
 )
 def test_nvrtc_compiles_kernels_for_every_architecture_without_a_warning(kind: tuple[str, str]) -> None:
-    """Only the header "kernel" depends on the architecture; of the others, each architecture compiles some kernels.
+    """Only the kind "sample" depends on the architecture; of the others, each architecture compiles some kernels.
 
     The code depends on it in the barriers of staged rows, uniform registers and rounding to bfloat16.
     """
@@ -295,7 +295,7 @@ def test_nvrtc_compiles_kernels_for_every_architecture_without_a_warning(kind: t
     assert depending == {"cuda/intrinsics.cuh", "cuda/rows.cuh", "stream/rounding.h"}
     header, architecture = kind
     kernels = OPERATIONS[header]()
-    if header != "kernel":
+    if header != "sample":
         kernels = kernels[ARCHITECTURES.index(architecture) :: 24 if architecture == "sm_90" else 8]
     compiled = nvrtc_compile(cupy_backend.source(header), kernels, architecture, CUPY_OPTIONS)
     # Not even of launch bounds that exceed the threads of a multiprocessor.
@@ -315,7 +315,7 @@ def ptx(request: pytest.FixtureRequest) -> tuple[Bodies, Bodies]:
     variants = QUICK[:4] if request.param == "some" else COVERING
 
     def bodies(variants: list[Variant], option: str) -> Bodies:
-        names = [*map(sample_kernel, variants), cupy_backend.ADVANCE_KERNEL]
+        names = [*map(sample_kernel, variants), cupy_backend.kernel_name(None)]
         compiled = nvrtc_compile(cupy_backend.source(), names, "compute_90", [*CUPY_OPTIONS, option])
         assert compiled.log == ""
         parts = re.split(r"\.entry\s+(\w+)", compiled.code.decode())

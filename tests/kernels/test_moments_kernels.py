@@ -26,10 +26,10 @@ from moments import exact_moments
 from tables import DTYPES, slow_but
 
 from multisample.backends.cupy import BACKEND as CUPY
-from multisample.backends.driver import KernelKey, MomentsKey
 from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.kernels.cuda import group
 from multisample.backends.kernels.cuda import moments as kernels
+from multisample.backends.kernels.cuda.keys import KernelKey, MomentsKey
 from multisample.backends.kernels.cuda.moments_geometry import (
     FILL,
     PACKED_MOMENT_GEOMETRY,

@@ -25,8 +25,8 @@ from ptx_reader import FAST, Instruction, Kernel
 from tables import COVERING, QUICK, STORE_KINDS, Variant
 
 from multisample.backends import cupy as cupy_backend
-from multisample.backends.driver import KernelKey
 from multisample.backends.kernels.cuda import geometry
+from multisample.backends.kernels.cuda.keys import KernelKey
 from multisample.backends.kernels.cuda.moments_geometry import PACKED_MOMENT_GEOMETRY
 from multisample.backends.kernels.cuda.perturb_geometry import (
     HEAD_WORDS,
@@ -406,7 +406,7 @@ OTHER_KERNELS: dict[str, list[tuple[Any, ...]]] = {
         ("float16", False, False, True, True),
     ],
 }
-"""Arguments of `moments_variant` and `perturb_variant`."""
+"""Fields of a `MomentsKey` and a `PerturbKey`, without the device."""
 
 
 @pytest.mark.slow

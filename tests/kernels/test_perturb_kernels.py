@@ -25,10 +25,11 @@ from perturb_cases import Call, Part, calls_of_every_kind
 from tables import DTYPES, slow_but
 
 from multisample.backends.cupy import BACKEND as CUPY
-from multisample.backends.cupy import PERTURB_HEADER, perturb_kernel_name, source
-from multisample.backends.driver import CONFIGURATION_SIZE, PerturbKey
+from multisample.backends.cupy import kernel_name, source
+from multisample.backends.driver import CONFIGURATION_SIZE
 from multisample.backends.element_types import SIZES
 from multisample.backends.kernels.cuda import group, perturb
+from multisample.backends.kernels.cuda.keys import PerturbKey
 from multisample.backends.kernels.cuda.perturb_geometry import (
     HEAD_WORDS,
     KEYS_BYTES,
@@ -255,7 +256,7 @@ def test_parameters_fill_no_more_than_every_driver_supports() -> None:
 def test_neighbouring_elements_are_read_and_written_by_vectors() -> None:
     types = ("float32", "v4"), ("float16", "v4"), ("float64", "v2")
     keys = [PerturbKey(dtype, False, one, False, False, 0) for dtype, _ in types for one in (False, True)]
-    compiled = nvrtc_compile(source(PERTURB_HEADER), [*map(perturb_kernel_name, keys)], "compute_90", CUPY_OPTIONS)
+    compiled = nvrtc_compile(source("perturb"), [*map(kernel_name, keys)], "compute_90", CUPY_OPTIONS)
     ptx = compiled.code.decode()
     bodies = re.split(r"\.entry\s+", ptx)[1:]
     assert compiled.log == "" and len(bodies) == len(keys) and not re.search(r"\.local", ptx)

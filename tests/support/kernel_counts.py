@@ -27,7 +27,7 @@ from ptx_reader import opcodes_of
 from tables import COVERING, QUICK, STORE_KINDS, Variant
 
 from multisample.backends import cupy as cupy_backend
-from multisample.backends.driver import KernelKey
+from multisample.backends.kernels.cuda.keys import KernelKey
 
 BASELINE = DATA / "kernel_counts.json"
 

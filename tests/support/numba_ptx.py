@@ -3,10 +3,10 @@
 The compilation runs in a separate process, because it patches numba-cuda's device. As a program, this module reads one
 line of JSON for each kernel: ``[name, variant, [major, minor]]``. The variant selects the kernel:
 
-- the arguments of `kernels.cuda.compilation.variant_kernel`;
+- the fields of a `KernelKey`, without the device;
 - null, for the kernel of `advance`;
-- ``{"moments": arguments}``, with the arguments of `moments_variant`;
-- ``{"perturb": arguments}``, with the arguments of `perturb_variant`.
+- ``{"moments": fields}``, with those of a `MomentsKey`;
+- ``{"perturb": fields}``, with those of a `PerturbKey`.
 
 The program writes three files into the folder that is its argument: ``name.ptx``, the machine code ``name.cubin`` of
 nvJitLink, and its messages ``name.log``. If a compiler cannot be loaded, the program prints the compiler's name and
@@ -30,7 +30,7 @@ from typing import Any
 from ptx_reader import Kernel
 from tables import STORE_KINDS, Variant
 
-from multisample.backends.kernels.cuda import parameters
+from multisample.backends.kernels.cuda import keys, parameters
 
 CANNOT = 3
 SECONDS = 900
@@ -146,23 +146,13 @@ def _compile(variant: list[Any] | dict[str, Any] | None, capability: tuple[int, 
     # The device properties that Numba reads to compile.
     dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=capability)
     function, signature, options = cuda_compilation.advance_kernel(), cuda_compilation.ADVANCE_SIGNATURE, {}
-    device = cuda_compilation.device_kind(capability)
-    if isinstance(variant, dict) and "perturb" in variant:
-        dtype, _, *kind = variant["perturb"]
-        function = cuda_compilation.perturb_variant(*variant["perturb"], device=device)
-        signature = parameters.perturb_signature(kind[1])
-        options = {"launch_bounds": cuda_compilation.perturb_bounds(dtype, *kind, capability)}
-    elif isinstance(variant, dict):
-        function = cuda_compilation.moments_variant(*variant["moments"], device=device)
-        signature = parameters.MOMENTS_SIGNATURE
-        real, _, _, rows, with_second, *_ = variant["moments"]
-        options = {"launch_bounds": cuda_compilation.moments_bounds(real, rows, with_second)}
-    elif variant is not None:
-        dtype, shared, antithetic, _, store_kind, *_ = variant
-        function = cuda_compilation.variant_kernel(*variant, device=device)
-        signature = parameters.SIGNATURE
-        bounds = cuda_compilation.launch_bounds(dtype, shared, antithetic, store_kind, capability)
-        options = {"launch_bounds": bounds}
+    if variant is not None:
+        fields = variant if isinstance(variant, dict) else {"sample": variant}
+        kinds: dict[str, Any] = {kind.kind: kind for kind in (keys.KernelKey, keys.MomentsKey, keys.PerturbKey)}
+        ((name, choices),) = fields.items()
+        key = kinds[name](*choices, 0)
+        function, signature = cuda_compilation.kernel_function(key, capability), parameters.signature_of(key)
+        options = {"launch_bounds": cuda_compilation.launch_bounds(key, capability)}
     ptx, _ = cuda.compile(
         function, signature.args, device=False, abi="numba", cc=capability, output="ptx", **options
     )  # fmt: skip

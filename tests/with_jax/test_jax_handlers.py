@@ -18,7 +18,8 @@ import pytest
 import multisample
 from multisample.backends import registry
 from multisample.backends.contract import BackendStatus
-from multisample.backends.driver import CONFIGURATION_SIZE, DriverBackend, KernelKey
+from multisample.backends.driver import CONFIGURATION_SIZE, DriverBackend
+from multisample.backends.kernels.cuda.keys import KernelKey
 from multisample.backends.launch import HEAD, PACKED_LAUNCH, Launch, Operation, pack, words_in_memory
 from multisample.backends.memory.host import advise_huge_pages
 from multisample.backends.system import cuda_driver, xla_ffi

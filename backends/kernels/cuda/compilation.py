@@ -5,7 +5,6 @@ Importing this module imports numba-cuda.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -17,7 +16,6 @@ from numba.cuda.dispatcher import _Kernel
 from numba.cuda.extending import overload
 from numba.cuda.utils import numba_target_override
 
-from multisample.backends.element_types import SIZES
 from multisample.backends.kernels.compilation import KernelCache, source_digest
 
 from . import intrinsics as cuda_intrinsics
@@ -32,9 +30,10 @@ from .geometry import (
     staged_threads,
 )
 from .kernel import sample_kernel
+from .keys import Key, MomentsKey, PerturbKey, choices_of, name_of
 from .moments import finishing_kernel, moments_kernel
-from .moments_geometry import MOMENT_ROWS, MOMENT_THREADS
-from .parameters import MOMENTS_SIGNATURE, SIGNATURE, perturb_signature
+from .moments_geometry import MOMENT_THREADS
+from .parameters import signature_of
 from .perturb import perturb_kernel
 from .perturb_geometry import PERTURB_THREADS
 
@@ -43,8 +42,7 @@ _DEVICES = {"usual": cuda_intrinsics, "small": ModuleType("of_small_devices"), "
 vars(_DEVICES["small"]).update(vars(cuda_intrinsics), LARGE_SHARED_MEMORY=False)
 vars(_DEVICES["before 8.0"]).update(vars(_DEVICES["small"]), NARROWING=cuda_intrinsics.NARROWING_BEFORE_8_0)
 
-_FLAGS = False, True
-# The kernels: for each kind, a function of the intrinsics and of a variant; and all variants, with the kind of devices.
+# Functions of the intrinsics and of the choices that make a kernel, by kind.
 _KERNELS: dict[str, Callable[..., Callable[..., None]]] = {
     "sample": sample_kernel,
     "moments": lambda gpu, *choices: (
@@ -52,11 +50,8 @@ _KERNELS: dict[str, Callable[..., Callable[..., None]]] = {
     ),
     "perturb": perturb_kernel,
 }
-_VARIANTS = (
-    *itertools.product(["sample"], SIZES, *(_FLAGS,) * 3, range(len(STORE_KINDS)), *(_FLAGS,) * 2, _DEVICES),
-    *itertools.product(["moments"], ("float32", "float64"), *(_FLAGS,) * 2, (1, MOMENT_ROWS), *(_FLAGS,) * 3, _DEVICES),
-    *itertools.product(["perturb"], SIZES, *(_FLAGS,) * 4, _DEVICES),
-)
+# The kernels of this process, with the kind of devices, by the literals in which the compiler gets them.
+_variants: list[tuple[Key, str]] = []
 
 ADVANCE_SIGNATURE = types.void(types.int64)
 
@@ -76,8 +71,8 @@ def _run(call: Any, geometry: Any, variant: int) -> None:
 def _run_variant(call: Any, geometry: Any, variant: Any) -> Callable[..., Any] | None:
     if not isinstance(variant, types.IntegerLiteral):
         return None
-    kind, *choices, device = _VARIANTS[variant.literal_value]
-    kernel = njit(forceinline=True)(_KERNELS[kind](_DEVICES[device], *choices))
+    key, device = _variants[variant.literal_value]
+    kernel = njit(forceinline=True)(_KERNELS[key.kind](_DEVICES[device], *choices_of(key).values()))
 
     def run(call: Any, geometry: Any, variant: Any) -> None:
         kernel(call, geometry)
@@ -85,51 +80,19 @@ def _run_variant(call: Any, geometry: Any, variant: Any) -> Callable[..., Any] |
     return run
 
 
-def _kernel(name: str, *choices: Any) -> Callable[..., None]:
-    """The Python function of the kernel with these choices, one of `_VARIANTS`. Profilers show its `name`.
+def kernel_function(key: Key, capability: tuple[int, int]) -> Callable[..., None]:
+    """The Python function of a kernel, for devices of a compute capability.
 
     The compiler gets all choices as one literal. Loading a cached kernel then builds none of its functions.
     """
-    variant = _VARIANTS.index(choices)
+    variant = len(_variants)
+    _variants.append((key, device_kind(capability)))
 
     def kernel(call: Any, geometry: Any) -> None:
         _run(call, geometry, variant)
 
-    kernel.__qualname__ = name
+    kernel.__qualname__ = name_of(key)
     return kernel
-
-
-def variant_kernel(
-    dtype: str, shared_noise: bool, antithetic: bool, fast_math: bool, store_kind: int, origin_in_memory: bool = False,
-    batched: bool = False, *, device: str = "usual",
-) -> Callable[..., None]:  # fmt: skip
-    """The Python function of a `sample_kernel`. `device` is a result of `device_kind`."""
-    names = [dtype, "shared" if shared_noise else "independent", *["antithetic"] * antithetic]
-    names += ["fast" if fast_math else "portable", STORE_KINDS[store_kind], *["origin_in_memory"] * origin_in_memory]
-    name = "_".join(["sample_kernel", *names, *["batched"] * (origin_in_memory and batched)])
-    return _kernel(
-        name, "sample", dtype, shared_noise, antithetic, fast_math, store_kind, origin_in_memory, batched, device
-    )
-
-
-def moments_variant(
-    real: str, antithetic: bool, fast_math: bool, rows: int, with_second: bool, origin_in_memory: bool, finishing: bool,
-    *, device: str = "usual",
-) -> Callable[..., None]:  # fmt: skip
-    """The Python function of a `moments_kernel`; if `finishing`, of the `finishing_kernel`."""
-    flags = {"antithetic": antithetic, "fast": fast_math, "second": with_second, "origin_in_memory": origin_in_memory}
-    names = ["moments_kernel", real, str(rows), *(name for name, flag in flags.items() if flag)]
-    name = f"finish_moments_kernel_{real}" if finishing else "_".join(names)
-    return _kernel(name, "moments", real, antithetic, fast_math, rows, with_second, origin_in_memory, finishing, device)
-
-
-def perturb_variant(
-    dtype: str, fast_math: bool, one_member: bool, strided: bool, origin_in_memory: bool, *, device: str = "usual"
-) -> Callable[..., None]:
-    """The Python function of a `perturb_kernel`."""
-    names = ["perturb_kernel", dtype, "fast" if fast_math else "portable", "strided" if strided else "runs"]
-    names += [*["one_member"] * one_member, *["origin_in_memory"] * origin_in_memory]
-    return _kernel("_".join(names), "perturb", dtype, fast_math, one_member, strided, origin_in_memory, device)
 
 
 def advance_kernel() -> Callable[..., None]:
@@ -142,15 +105,23 @@ def advance_kernel() -> Callable[..., None]:
     return kernel
 
 
-def launch_bounds(
-    dtype: str, shared_noise: bool, antithetic: bool, store_kind: int, capability: tuple[int, int]
-) -> tuple[int, int]:
+def launch_bounds(key: Key, capability: tuple[int, int]) -> tuple[int, int]:
     """Maximum threads of a block, and minimum blocks per multiprocessor.
 
     The bounds limit the registers of a thread, for a high occupancy, without spills in the loop over rows. Without
     bounds, nvJitLink takes three times as many registers, and up to twice the time.
     """
-    name = STORE_KINDS[store_kind]
+    dtype = key.dtype
+    if isinstance(key, MomentsKey):
+        return MOMENT_THREADS, 2 if dtype == "float64" else 3 if key.rows > 1 and key.with_second else 4
+    if isinstance(key, PerturbKey):
+        if not key.one_member:
+            return PERTURB_THREADS, 2 if key.strided or key.origin_in_memory else 3
+        # An SM of capability 7.5 holds 1024 threads. nvJitLink ignores launch bounds above that.
+        few = key.strided or key.origin_in_memory or dtype == "float64" or capability == (7, 5)
+        return PERTURB_THREADS, 4 if few else 6
+    shared_noise, antithetic = key.shared_noise, key.antithetic
+    name = STORE_KINDS[key.store_kind]
     if name.startswith("kTransposed"):
         # The thread's dimensions stay in registers through all loops. Before 9.0, nvJitLink compiles shuffles to calls,
         # around which these registers are saved.
@@ -174,40 +145,11 @@ def launch_bounds(
     return MOST_THREADS, min(blocks, 3) if capability == (7, 5) else blocks
 
 
-def moments_bounds(real: str, rows: int, with_second: bool) -> tuple[int, int]:
-    """`launch_bounds` of the kernels of weighted moments."""
-    return MOMENT_THREADS, 2 if real == "float64" else 3 if rows > 1 and with_second else 4
-
-
-def perturb_bounds(
-    dtype: str, one_member: bool, strided: bool, origin_in_memory: bool, capability: tuple[int, int]
-) -> tuple[int, int]:
-    """`launch_bounds` of the kernels of perturb."""
-    if one_member:
-        # An SM of capability 7.5 holds 1024 threads. nvJitLink ignores launch bounds above that.
-        few = strided or origin_in_memory or dtype == "float64" or capability == (7, 5)
-        return PERTURB_THREADS, 4 if few else 6
-    return PERTURB_THREADS, 2 if strided or origin_in_memory else 3
-
-
-def compile_variant(kind: str, *choices: Any) -> Any:
-    """The kernel of a kind in `_KERNELS`, compiled for the current device or loaded from the cache.
-
-    `choices` are those of `variant_kernel`, `moments_variant` or `perturb_variant`, without the device.
-    """
+def compile_kernel(key: Key) -> Any:
+    """The kernel, compiled for the current device, which is that of `key`, or loaded from the cache."""
     capability = cuda.get_current_device().compute_capability
-    device = device_kind(capability)
-    if kind == "sample":
-        dtype, shared_noise, antithetic, _, store_kind, *_ = choices
-        bounds = launch_bounds(dtype, shared_noise, antithetic, store_kind, capability)
-        return _compiled(variant_kernel(*choices, device=device), SIGNATURE, launch_bounds=bounds)
-    if kind == "moments":
-        real, _, _, rows, with_second, *_ = choices
-        bounds = moments_bounds(real, rows, with_second)
-        return _compiled(moments_variant(*choices, device=device), MOMENTS_SIGNATURE, launch_bounds=bounds)
-    dtype, _, one_member, strided, origin_in_memory = choices
-    bounds = perturb_bounds(dtype, one_member, strided, origin_in_memory, capability)
-    return _compiled(perturb_variant(*choices, device=device), perturb_signature(strided), launch_bounds=bounds)
+    bounds = launch_bounds(key, capability)
+    return _compiled(kernel_function(key, capability), signature_of(key), launch_bounds=bounds)
 
 
 def compile_advance() -> Any:

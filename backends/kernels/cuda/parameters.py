@@ -5,11 +5,14 @@ Numba passes each field of both tuples, which gives the bytes of both C++ struct
 
 from __future__ import annotations
 
+from typing import Any
+
 from numba import types
 
 from multisample.backends.launch import FORMATS, Launch
 
 from .geometry import Geometry
+from .keys import Key, MomentsKey, PerturbKey
 from .moments_geometry import MomentGeometry
 from .perturb_geometry import HEAD_WORDS, MOST_SPANS_OF_NUMBA, RUN_FIELDS, STRIDED_FIELDS
 
@@ -20,8 +23,6 @@ _TYPES = {"P": _i64, "q": _i64, "Q": _u64, "I": _u32, "i": _i32}
 LAUNCH = types.NamedTuple([_TYPES[form] for form in FORMATS.values()], Launch)
 GEOMETRY = types.NamedTuple((_u32,) * 15 + (_i32, _u32, _i32, *(_u32,) * 4), Geometry)
 MOMENT_GEOMETRY = types.NamedTuple((_u32,) * 10 + (_i64,) * 2, MomentGeometry)
-SIGNATURE = types.void(LAUNCH, GEOMETRY)
-MOMENTS_SIGNATURE = types.void(LAUNCH, MOMENT_GEOMETRY)
 
 
 def spans_type(strided: bool) -> types.Type:
@@ -30,6 +31,8 @@ def spans_type(strided: bool) -> types.Type:
     return types.UniTuple(_i64, HEAD_WORDS + fields * MOST_SPANS_OF_NUMBA[strided])
 
 
-def perturb_signature(strided: bool) -> types.Type:
-    """The signature of a kernel of perturb."""
-    return types.void(LAUNCH, spans_type(strided))
+def signature_of(key: Key) -> Any:
+    """The signature of a kernel."""
+    if isinstance(key, PerturbKey):
+        return types.void(LAUNCH, spans_type(key.strided))
+    return types.void(LAUNCH, MOMENT_GEOMETRY if isinstance(key, MomentsKey) else GEOMETRY)
