@@ -33,82 +33,51 @@ class PlanFunctions(NamedTuple):
 
 
 class Builtins:
-    """The builtin functions of the loaded library at `path`."""
+    """The builtin functions of the loaded library at `path`. `run` is a C function that takes a packed launch.
+
+    Attributes
+    ----------
+    launch : callable
+        ``launch(packed_launch, run, fail, thread_limit)`` makes `Launcher.run`, which calls ``fail(error)`` after an
+        error. ValueError if the library finds no Python in this process.
+    is_valid : callable
+        ``is_valid(packed_launch)`` makes `Launcher.is_valid`.
+    """
 
     def __init__(self, path: Path) -> None:
-        library = ctypes.PyDLL(str(path))
-        self._key, self._launch = library.multisample_python_key, library.multisample_python_launch
-        self._is_valid, self._plan = library.multisample_python_is_valid, library.multisample_python_plan
-        self._key.argtypes = (ctypes.py_object,) * 7
-        self._launch.argtypes = ctypes.c_char_p, ctypes.c_void_p, ctypes.py_object, ctypes.py_object
-        self._is_valid.argtypes = (ctypes.c_char_p,)
-        self._plan.argtypes = (
-            ctypes.c_char_p, ctypes.c_void_p, *[ctypes.c_uint64] * 3, ctypes.c_int, *[ctypes.py_object] * 3,
-        )  # fmt: skip
-        self._addresses = library.multisample_python_addresses
-        self._addresses.argtypes = ctypes.py_object, ctypes.py_object, ctypes.c_long
-        for function in (self._key, self._launch, self._is_valid, self._plan, self._addresses):
-            function.restype = ctypes.py_object
+        library, any_object, text, address = ctypes.PyDLL(str(path)), ctypes.py_object, ctypes.c_char_p, ctypes.c_void_p
 
-    def launch(
-        self, launch: bytes, run: Any, fail: Callable[[int], None], thread_limit: Callable[[], int]
-    ) -> Callable[..., None]:
-        """`Launcher.run` for launches like the packed `launch`.
+        def builtin(name: str, *types: Any) -> Callable[..., Any]:
+            function: Any = getattr(library, f"multisample_python_{name}")
+            function.argtypes, function.restype = types, any_object
+            made: Callable[..., Any] = function
+            return made
 
-        It calls ``run(launch)``, and ``fail(error)`` after an error.
-
-        Raises
-        ------
-        ValueError
-            If the library finds no Python in this process.
-        """
-        address = ctypes.cast(run, ctypes.c_void_p)
-        builtin: Callable[..., None] = self._launch(launch, address, fail, thread_limit)
-        return builtin
-
-    def is_valid(self, launch: bytes) -> Callable[[Any, Any, Any], bool]:
-        """`Launcher.is_valid` for launches like the packed `launch`."""
-        builtin: Callable[[Any, Any, Any], bool] = self._is_valid(launch)
-        return builtin
+        self.launch = builtin("launch", text, address, any_object, any_object)
+        self.is_valid = builtin("is_valid", text)
+        self._key = builtin("key", *(any_object,) * 7)
+        self._plan = builtin("plan", text, address, *(ctypes.c_uint64,) * 3, ctypes.c_int, *(any_object,) * 3)
+        self._addresses = builtin("addresses", any_object, any_object, ctypes.c_long)
 
     def plan(
         self, launch: bytes, run: Any, window: tuple[int, int], mask: int, has_list: bool, matrix: Any,
         functions: PlanFunctions,
     ) -> Callable[..., Any]:  # fmt: skip
-        """`Plan.run` for samples and gradients.
+        """`Plan.run` for samples and gradients. `launch` is the packed template of the plan.
 
-        Parameters
-        ----------
-        launch : bytes
-            The packed template of the plan.
-        run : callable
-            See `launch`.
-        window : tuple of int
-            The greatest row and column at which the window can begin.
-        mask : int
-            The bits that are 0 in the address of an aligned vector.
-        has_list : bool
-            Whether the seed is the only element of a list or tuple.
-        matrix : torch.Tensor or None
-            A matrix like the one that a gradient reads.
-        functions : PlanFunctions
+        `window` has the greatest row and column at which the window can begin, and `mask` the bits that are 0 in the
+        address of an aligned vector. `has_list` says that the seed is the only element of a list or tuple. `matrix` is
+        one like that which a gradient reads.
         """
-        address = ctypes.cast(run, ctypes.c_void_p)
-        builtin: Callable[..., Any] = self._plan(
-            launch, address, *window, mask, has_list, matrix, tuple(functions), int
-        )
-        return builtin
+        made: Callable[..., Any] = self._plan(launch, run, *window, mask, has_list, matrix, tuple(functions), int)
+        return made
 
     def key(
         self, signature: Callable[[Any], Hashable], out_signature: Callable[[Any], Hashable]
     ) -> Callable[..., Hashable] | None:
         """A function that makes the key of a call with tensors; None if it misreads the tensors of this PyTorch.
 
-        Parameters
-        ----------
-        signature, out_signature : callable
-            The signature (all properties that a plan depends on) of a tensor with any number of dimensions, and of
-            `out`.
+        `signature` and `out_signature` return all properties of a tensor, and of `out`, that a plan depends on.
         """
         import torch
 
