@@ -130,17 +130,9 @@ def compile_cached(
 def cached(function: Callable[..., Any], name: str, digest: str, *, allocates: bool = False) -> Any:
     """`function` for other functions that Numba compiles to call; it is compiled once per machine for each signature.
 
-    Parameters
-    ----------
-    function : callable
-        A Python function.
-    name : str
-        The name of the kernel. Another function, or another value in its closure, needs another name.
-    digest : str
-        The digest of all sources that the kernel is compiled from: `source_digest`.
-    allocates : bool, default False
-        The function allocates or returns arrays. Numba then counts references to all arrays: each view changes a number
-        that all threads of a kernel share. Without references, an array that the function returns would be wrong.
+    Another function, or another value in its closure, needs another `name`. `digest` is the `source_digest` of all
+    sources that the kernel is compiled from. With `allocates`, the function may allocate or return arrays. Numba then
+    counts references to all arrays: each view changes a number that all threads of a kernel share.
     """
     dispatcher = njit(nogil=True, _nrt=allocates, pipeline_class=_KernelCompiler)(_named(function, name))
     dispatcher._cache = KernelCache(name, digest, _reduce, _rebuild, "cpu")
@@ -184,17 +176,8 @@ class KernelCache:
     """The kernels of one function on disk, in place of a dispatcher's cache.
 
     A failure of the cache never reaches the caller: the kernel is compiled anew, and a warning names the file.
-
-    Parameters
-    ----------
-    name, digest : str
-        See `cached`.
-    reduce : callable
-        ``reduce(kernel)`` gives an object that can be pickled.
-    rebuild : callable
-        ``rebuild(target_context, payload)`` returns the kernel.
-    backend : str
-        The name of the compiling backend, for messages.
+    ``reduce(kernel)`` gives an object that can be pickled, from which ``rebuild(target_context, payload)`` makes the
+    kernel. See `cached` for `name` and `digest`. Messages name the compiling `backend`.
     """
 
     def __init__(

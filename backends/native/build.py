@@ -162,16 +162,9 @@ def failure_text(code: int, output: str) -> str:
 
 
 def build_portable(kind: LibraryKind, place: Path, *flags: str) -> None:
-    """Compile a library for other machines and for any version of PyTorch on them.
+    """Compile a library for other machines, and for any version of PyTorch on them, to the file `place`.
 
-    Parameters
-    ----------
-    kind : {"cpu", "cuda"}
-        A library for CUDA is compiled for the architectures of TORCH_CUDA_ARCH_LIST.
-    place : pathlib.Path
-        The file to write.
-    *flags : str
-        Further flags for the compiler, such as the processor.
+    A library for CUDA is compiled for the architectures of TORCH_CUDA_ARCH_LIST.
 
     Raises
     ------

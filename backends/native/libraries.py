@@ -34,10 +34,7 @@ _failures: dict[Path, str] = {}
 def cpu_library(*, retry: bool = False) -> Path:
     """The library with the operators and their CPU implementation. It is built if none fits.
 
-    Parameters
-    ----------
-    retry : bool
-        Build again even if a build has failed in this process.
+    With `retry`, it is built again even if a build has failed in this process.
 
     Raises
     ------
@@ -100,11 +97,8 @@ def refusal() -> tuple[str, ...]:
 def cuda_reasons(*, ahead_of_time: bool = False) -> tuple[str, ...]:
     """Why there is no CUDA library for this machine, apart from `missing_tools`. Cheap, and never raises.
 
-    Parameters
-    ----------
-    ahead_of_time : bool
-        Whether it is enough that the library can be built. If so, no device is needed where TORCH_CUDA_ARCH_LIST names
-        architectures or the wheel has a library.
+    With `ahead_of_time`, it is enough that the library can be built: no device is needed where TORCH_CUDA_ARCH_LIST
+    names architectures or the wheel has a library.
     """
     if not toolchain.is_installed("torch"):
         return ("PyTorch is not installed: pip install torch",)

@@ -73,14 +73,9 @@ def cpu_library(features: Collection[str]) -> Found:
 
 
 def cuda_library(version: str, capabilities: Iterable[tuple[int, int]]) -> Found:
-    """A CUDA library that runs on all given devices.
+    """A CUDA library for devices of all these compute capabilities, and for the CUDA `version` of PyTorch.
 
-    Parameters
-    ----------
-    version : str
-        PyTorch's version of CUDA. The library uses the same runtime.
-    capabilities : iterable of (int, int)
-        Compute capabilities of the devices. Without devices, only the version must match.
+    The library uses the same runtime. Without devices, only the version must match.
     """
     place = folder()
     files = sorted(place.glob(f"{_CUDA}*.so"))

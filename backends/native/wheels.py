@@ -28,11 +28,7 @@ ARCHITECTURES = "7.5;8.0;8.6;9.0+PTX"
 def build_all(kinds: Collection[LibraryKind], root: Path) -> list[Path]:
     """Compile libraries into a folder of `root`, named as `prebuilt` expects, and return their paths.
 
-    Parameters
-    ----------
-    kinds : collection of {"cpu", "cuda"}
-    root : pathlib.Path
-        The folder that becomes `prebuilt.root()` in the wheel.
+    `root` becomes `prebuilt.root()` in the wheel.
 
     Raises
     ------

@@ -55,12 +55,7 @@ def root() -> Path:
 def folder(*names: str, create: bool) -> Path:
     """The folder `names` below the root. Only this user or root can write to it.
 
-    Parameters
-    ----------
-    *names : str
-            Names of nested folders.
-    create : bool
-        Create folders that are missing, with mode 0700.
+    With `create`, folders that are missing are created, with mode 0700.
 
     Raises
     ------

@@ -157,13 +157,13 @@ MULTISAMPLE_EXPORT PyObject* multisample_python_plan(const multisample::Launch* 
                                       last_column,
                                       mask,
                                       has_list != 0,
-                                      MatrixSignature{},
+                                      Signature{},
                                       Object::shared(functions),
                                       Object::shared(int_type),
                                       Object(PyUnicode_InternFromString("_cdata"))};
     if (is_gradient) {
       TensorOf tensor(matrix, state->address.get());
-      read_matrix_signature(tensor.handle(), &state->matrix);
+      read_properties(tensor.handle(), &state->matrix);
     }
     return state;
   });

@@ -82,28 +82,37 @@ class TensorOf {
   unsigned long implementation_ = 0;
 };
 
-// The lengths and strides of a strided tensor with at most `most` axes.
-struct Axes {
-  int64_t dim = 0, *sizes = nullptr, *strides = nullptr;
-
-  // Returns false if the tensor is another one.
-  bool read(AtenTensorHandle handle, int64_t most) {
-    int32_t layout = -1;
-    return aoti_torch_get_layout(handle, &layout) == 0 && layout == aoti_torch_layout_strided() &&
-           aoti_torch_get_dim(handle, &dim) == 0 && dim <= most && aoti_torch_get_sizes(handle, &sizes) == 0 &&
-           aoti_torch_get_strides(handle, &strides) == 0;
-  }
-};
-
 // --- Keys -------------------------------------------------------------------------------------------------------
 
-// The properties of mu or sigma in a plan's key, besides the Python type: of shape (d,), or (B, d) in a batch.
+// The properties of mu or sigma in a plan's key, besides the Python type: of shape (d,), or (B, d) in a batch. The plan
+// of a gradient has those of its matrix, without the flags.
 struct Signature {
   i64 dim, sizes[2], strides[2];
   i32 dtype, device_type, device_index;
   u32 requires_grad, is_negative;
   u32 unused;
+
+  bool operator==(const Signature& other) const { return std::memcmp(this, &other, sizeof other) == 0; }
 };
+
+// Reads all but the flags. Returns false if the tensor is not strided or has more than two axes.
+inline bool read_properties(AtenTensorHandle handle, Signature* signature) {
+  int32_t layout = -1;
+  int64_t dim = 0, *sizes = nullptr, *strides = nullptr;
+  if (aoti_torch_get_layout(handle, &layout) != 0 || layout != aoti_torch_layout_strided() ||
+      aoti_torch_get_dim(handle, &dim) != 0 || dim > 2 || aoti_torch_get_sizes(handle, &sizes) != 0 ||
+      aoti_torch_get_strides(handle, &strides) != 0) {
+    return false;
+  }
+  signature->dim = dim;
+  for (int64_t axis = 0; axis < dim; ++axis) {
+    signature->sizes[axis] = sizes[axis];
+    signature->strides[axis] = strides[axis];
+  }
+  return aoti_torch_get_dtype(handle, &signature->dtype) == 0 &&
+         aoti_torch_get_device_type(handle, &signature->device_type) == 0 &&
+         aoti_torch_get_device_index(handle, &signature->device_index) == 0;
+}
 
 struct KeyState {
   Object tensor_type, parameter_type, int_type, float_type;
@@ -116,18 +125,7 @@ struct KeyState {
 // Returns false with a Python error set; without one, the Python function must read the signature.
 inline bool read_signature(const KeyState& state, PyObject* tensor, Signature* signature) {
   TensorOf read(tensor, state.address.get());
-  if (PyErr_Occurred() != nullptr) return false;
-  const AtenTensorHandle handle = read.handle();
-  Axes axes;
-  if (!axes.read(handle, 2)) return false;
-  aoti_torch_get_dtype(handle, &signature->dtype);
-  aoti_torch_get_device_type(handle, &signature->device_type);
-  aoti_torch_get_device_index(handle, &signature->device_index);
-  signature->dim = axes.dim;
-  for (int64_t axis = 0; axis < axes.dim; ++axis) {
-    signature->sizes[axis] = axes.sizes[axis];
-    signature->strides[axis] = axes.strides[axis];
-  }
+  if (PyErr_Occurred() != nullptr || !read_properties(read.handle(), signature)) return false;
   const Object requires_grad(PyObject_GetAttr(tensor, state.requires_grad.get()));
   const Object is_negative(PyObject_CallFunctionObjArgs(state.is_negative.get(), tensor, nullptr));
   if (requires_grad.get() == nullptr || is_negative.get() == nullptr) return false;
@@ -293,24 +291,6 @@ inline PyObject* launch(PyObject* self, PyObject* const* args, long) {
 
 // --- Plans ------------------------------------------------------------------------------------------------------
 
-// The properties of a matrix on which the plan of a gradient depends.
-struct MatrixSignature {
-  i64 sizes[2], strides[2];
-  i32 dtype, device_type, device_index, unused;
-
-  bool operator==(const MatrixSignature& other) const { return std::memcmp(this, &other, sizeof other) == 0; }
-};
-
-// Returns false if the tensor is no strided matrix.
-inline bool read_matrix_signature(AtenTensorHandle handle, MatrixSignature* signature) {
-  Axes axes;
-  if (!axes.read(handle, 2) || axes.dim != 2) return false;
-  *signature = {{axes.sizes[0], axes.sizes[1]}, {axes.strides[0], axes.strides[1]}, -1, -1, -1, 0};
-  return aoti_torch_get_dtype(handle, &signature->dtype) == 0 &&
-         aoti_torch_get_device_type(handle, &signature->device_type) == 0 &&
-         aoti_torch_get_device_index(handle, &signature->device_index) == 0;
-}
-
 // Python functions of a plan, each possibly None: see `Plan` in multisample/_plan.py.
 enum PlanFunction : long {
   kAllocate,        // allocate(like): a new result
@@ -330,7 +310,7 @@ struct PlanState {
   u64 last_row, last_column;  // the greatest dim_offset and sample_offset
   u64 mask;                   // the bits that are 0 in the address of a vector
   bool has_list;              // whether the seed is in a list
-  MatrixSignature matrix;     // of a gradient's operand
+  Signature matrix;           // of a gradient's operand
   Object functions;           // a tuple
   Object int_type, address;   // the type, and the name "_cdata"
 
@@ -363,8 +343,8 @@ inline bool read_operands(const PlanState& state, PyObject* const* args, Launch*
   if (!read_word(args[7], state.last_column, &call->first_column)) return false;
   if (call->operation == kGradient) {
     TensorOf tensor(matrix, state.address.get());
-    MatrixSignature signature;
-    if (PyErr_Occurred() != nullptr || !read_matrix_signature(tensor.handle(), &signature)) return false;
+    Signature signature{};
+    if (PyErr_Occurred() != nullptr || !read_properties(tensor.handle(), &signature)) return false;
     if (!(signature == state.matrix) || PyTuple_GetItem(seed, 2) != &_Py_NoneStruct) return false;
     call->matrix = tensor.data();
     return call->matrix != nullptr && read_word(PyTuple_GetItem(seed, 0), ~u64{0}, &call->seed) &&

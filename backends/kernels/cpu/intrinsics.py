@@ -404,15 +404,3 @@ def call_entry(typingctx: Any, entry: Any, arguments: Any, index: Any) -> Any:
         return context.get_dummy_value()
 
     return types.none(types.intp, types.intp, types.intp), codegen
-
-
-@intrinsic
-def thread_entry(typingctx: Any, function: Any) -> Any:
-    """The address of code for `pthread_create`, which calls ``function(argument)`` with an integer."""
-    parameters = (types.intp,)
-    function.dispatcher.compile(parameters)
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return emit_entry(context, builder, function, parameters)
-
-    return types.intp(function), codegen

@@ -29,7 +29,7 @@ from numba import types
 from multisample.backends.kernels.compilation import callee, compile_cached, inline, source_digest
 from multisample.backends.system.threads import STACK_SIZE, configured_threads
 
-from .addresses import symbol
+from .addresses import c_function, symbol
 from .intrinsics import (
     call_entry,
     compare_exchange,
@@ -39,7 +39,6 @@ from .intrinsics import (
     load_acquire,
     stack_array,
     stack_copy,
-    thread_entry,
 )
 
 # Numbers in a cache line.
@@ -239,7 +238,7 @@ def starting_kernel() -> Callable[[np.ndarray[Any, Any]], int]:
                 # The new thread has the signal mask of this one.
                 _block_signals(_SIG_SETMASK, blocked.ctypes.data, before.ctypes.data)
                 error = _create_thread(
-                    thread.ctypes.data, attributes.ctypes.data, thread_entry(serve), pool.ctypes.data + 8 * helper
+                    thread.ctypes.data, attributes.ctypes.data, c_function(serve), pool.ctypes.data + 8 * helper
                 )
                 _block_signals(_SIG_SETMASK, before.ctypes.data, 0)
             _destroy_attributes(attributes.ctypes.data)

@@ -18,15 +18,8 @@ SHORT_ROW_THREADS = 2 * _SHORT_ROW
 STAGED_PASSES = 4
 CHUNK = MOST_THREADS + _SHORT_ROW
 STORE_KINDS = (
-    "kAligned",
-    "kShifted",
-    "kStaged",
-    "kStrided",
-    "kTransposed",
-    "kTransposedStaged",
-    "kFewColumns",
-    "kSmallMatrices",
-)
+    "kAligned", "kShifted", "kStaged", "kStrided", "kTransposed", "kTransposedStaged", "kFewColumns", "kSmallMatrices",
+)  # fmt: skip
 _ALIGNED, _SHIFTED, _STAGED, _STRIDED, _TRANSPOSED, _TRANSPOSED_STAGED, _FEW_COLUMNS, _SMALL_MATRICES = range(8)
 TRANSPOSED_THREADS = 128
 FEW_THREADS = 128
@@ -76,38 +69,14 @@ class Geometry(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def geometry(
-    rows: int,
-    columns: int,
-    dtype: str,
-    strides: tuple[int, int],
-    misalignment: int,
-    first_column: int,
-    shared_noise: bool,
-    antithetic: bool,
-    fast_math: bool,
-    strided: bool = False,
-    batch: int = 1,
-) -> tuple[Geometry, bytes]:
-    """The geometry of a launch, as a tuple and as the bytes of the C++ struct.
+    rows: int, columns: int, dtype: str, strides: tuple[int, int], misalignment: int, first_column: int,
+    shared_noise: bool, antithetic: bool, fast_math: bool, strided: bool = False, batch: int = 1,
+) -> tuple[Geometry, bytes]:  # fmt: skip
+    """The geometry of a launch of `batch` matrices, as a tuple and as the bytes of the C++ struct.
 
-    Parameters
-    ----------
-    rows, columns : int
-        The shape of `out`.
-    dtype : str
-        The element type of `out`.
-    strides : tuple of int
-        The strides of `out` in bytes.
-    misalignment : int
-        The address of `out` modulo 32.
-    first_column : int
-        The call's first column modulo 8; -1 if it is in device memory.
-    shared_noise, antithetic, fast_math : bool
-        The call's noise.
-    strided : bool
-        Whether to force kStrided, which supports every stride and address.
-    batch : int
-        How many matrices the launch draws.
+    `misalignment` is the address of the matrix modulo 32, and `strides` are its strides in bytes. `first_column` is
+    that of the call modulo 8, or -1 if it is in device memory. `strided` forces kStrided, which supports every stride
+    and address.
     """
     size, fixed_skip = SIZES[dtype], first_column >= 0
     cheap = shared_noise or (fast_math and dtype == "float32")  # Noise takes less time than its stores.
@@ -333,15 +302,9 @@ def _groups_per_pass(pieces: int, of_warp: int, enough: int, apart: int) -> tupl
 
 
 def _store_kind(
-    rows: int,
-    columns: int,
-    size: int,
-    strides: tuple[int, int],
-    start: int,
-    groups: int,
-    antithetic: bool,
+    rows: int, columns: int, size: int, strides: tuple[int, int], start: int, groups: int, antithetic: bool,
     fixed_skip: bool,
-) -> int:
+) -> int:  # fmt: skip
     quad = 8 if size == 2 and not antithetic else 16
     row_stride, column_stride = strides
     if column_stride != size:

@@ -23,33 +23,14 @@ from .transposed import transposed_kernel, transposed_staged_kernel
 
 
 def sample_kernel(
-    gpu: ModuleType,
-    dtype: str,
-    shared_noise: bool,
-    antithetic: bool,
-    fast_math: bool,
-    store_kind: int,
-    origin_in_memory: bool = False,
-    batched: bool = False,
-) -> Function:
-    """``kernel(call, geometry)`` for one kind of calls, to be compiled.
+    gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: bool, fast_math: bool, store_kind: int,
+    origin_in_memory: bool = False, batched: bool = False,
+) -> Function:  # fmt: skip
+    """``kernel(call, geometry)`` for the calls of a `KernelKey`, to be compiled. `gpu` is `intrinsics` or alike.
 
-    Parameters
-    ----------
-    gpu : module
-        `multisample.backends.kernels.cuda.intrinsics`, or a module with the same names.
-    dtype : str
-        The element type of `out`.
-    shared_noise, antithetic, fast_math : bool
-        The call's options. fast_math has no effect on float64.
-    stores : int
-        `Geometry.store_kind`.
-    origin_in_memory : bool
-        Whether the seed, the first row or the first column may be in device memory. Numbers passed by value are uniform
-        to the compiler, which keeps them and the round keys out of the threads' registers.
-    batched : bool
-        Whether the launch is a batch, whose seeds are in memory. The grid's y axis counts its matrices, except with
-        kSmallMatrices.
+    Numbers passed by value are uniform to the compiler, which keeps them and the round keys out of the threads'
+    registers; with `origin_in_memory` they are not. The grid's y axis counts the matrices of a batch, except with
+    kSmallMatrices.
     """
     kind, fast = STORE_KINDS[store_kind], fast_math and dtype != "float64"
     if kind == "kSmallMatrices":

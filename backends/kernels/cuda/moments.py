@@ -301,23 +301,7 @@ def _putting_rows(gpu: ModuleType, real: str, with_second: bool) -> Function:
 def moments_kernel(
     gpu: ModuleType, real: str, antithetic: bool, fast: bool, rows: int, with_second: bool, origin_in_memory: bool
 ) -> Function:
-    """``kernel(call, geometry)`` for one kind of calls, to be compiled.
-
-    Parameters
-    ----------
-    gpu : module
-        `multisample.backends.kernels.cuda.intrinsics`, or a module with the same names.
-    real : str
-        The computing type.
-    antithetic, fast : bool
-        The noise; `fast` is False for float64.
-    rows : int
-        `MomentGeometry.rows`, 1 or MOMENT_ROWS.
-    with_second : bool
-        Whether the second moments are asked for too.
-    origin_in_memory : bool
-        Whether the seed, the first row or the first column may be in device memory.
-    """
+    """``kernel(call, geometry)`` for the calls of a `MomentsKey`, to be compiled."""
     thread_index, block_index, shared_memory = gpu.thread_index, gpu.block_index, gpu.shared_memory
     load_shared, store_shared, store = gpu.load_shared, gpu.store_shared, gpu.store
     synchronize_block, fill = gpu.synchronize_block, _filling(gpu, real, antithetic, fast)

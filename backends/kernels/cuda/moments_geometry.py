@@ -53,20 +53,9 @@ class MomentGeometry(NamedTuple):
 def moment_geometry(
     d: int, n: int, real: str, first_column: int, shared_noise: bool, antithetic: bool, origin_in_memory: bool = False
 ) -> MomentGeometry:
-    """The geometry of a launch.
+    """The geometry of a launch with `d` dimensions and `n` weights, in the computing type `real`.
 
-    Parameters
-    ----------
-    d, n : int
-        The numbers of dimensions and weights.
-    real : str
-        The computing type.
-    first_column : int
-        The call's first column modulo 8; -1 if it is in device memory.
-    shared_noise, antithetic : bool
-        The call's noise.
-    origin_in_memory : bool
-        Whether the seed, the first row or the first column is in device memory.
+    `first_column` is that of the call modulo 8, or -1 if it is in device memory.
     """
     width = ANTITHETIC_WIDTH if antithetic else WIDTH
     skip = first_column % width if first_column >= 0 else width - 1

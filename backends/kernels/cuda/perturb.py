@@ -339,23 +339,7 @@ def _turn(
 def perturb_kernel(
     gpu: ModuleType, dtype: str, fast: bool, one_member: bool, strided: bool, origin_in_memory: bool
 ) -> Function:
-    """``kernel(call, spans)`` for one kind of calls, to be compiled.
-
-    Parameters
-    ----------
-    gpu : module
-        `multisample.backends.kernels.cuda.intrinsics`, or a module with the same names.
-    dtype : str
-        The type of the parameters.
-    fast : bool
-        The transform; False for float64.
-    one_member : bool
-        Whether the call has one row.
-    strided : bool
-        Whether the spans are no runs.
-    origin_in_memory : bool
-        Whether the seed or the first row may be in device memory.
-    """
+    """``kernel(call, spans)`` for the calls of a `PerturbKey`, to be compiled."""
     block_index, thread_index, shared_memory = gpu.block_index, gpu.thread_index, gpu.shared_memory
     synchronize_block = gpu.synchronize_block
     fields = len(STRIDED_FIELDS if strided else RUN_FIELDS)

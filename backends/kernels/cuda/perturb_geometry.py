@@ -98,20 +98,9 @@ def perturb_turns(spans: Spans, dtype: str, rows: int, fast_math: bool) -> int:
 
 
 def span_lists(spans: Spans, dtype: str, rows: int, turns: int, most: tuple[int, int]) -> list[SpanList]:
-    """The kernels for `spans`, whatever their addresses are.
+    """The kernels for `spans`, whatever their addresses are, with `perturb_turns`.
 
-    Parameters
-    ----------
-    spans : array
-        The spans, packed.
-    dtype : str
-        The type of the parameters.
-    rows : int
-        How many members.
-    turns : int
-        `perturb_turns`.
-    most : tuple of int
-        How many runs, and how many strided spans, one kernel takes.
+    `most` says how many runs, and how many strided spans, one kernel takes.
     """
     size = SIZES[dtype]
     length, width, jump = spans[:, _ROWS], spans[:, _WIDTH], spans[:, _JUMP]
