@@ -111,12 +111,7 @@ def compile_cached(
 
     The result does not check that its arguments have the types of the signature: Numba's dispatcher, which checks them,
     costs a third of a small call. The kernel would misread an array of another type or dimension: pass only checked
-    arrays.
-
-    Raises
-    ------
-    BackendUnavailableError
-        If the working directory was deleted, since Numba cannot compile without one.
+    arrays. BackendUnavailableError if the working directory was deleted, since Numba cannot compile without one.
     """
     try:
         return cached(function, name, digest, allocates=allocates).compile(signature)

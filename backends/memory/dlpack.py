@@ -129,8 +129,16 @@ def device_of_array(array: Any) -> int:
 class Imported:
     """A DLPack array as an object with the array interface of NumPy or CUDA.
 
-    CUDA memory is ready on `stream`, by DLPack's numbering: 1 is the legacy default stream. The interface has no name
-    for types that NumPy lacks, and describes them as integers; `dtype` is the element type.
+    Parameters
+    ----------
+    array : object with ``__dlpack__``
+    stream : int, optional
+        The stream on which CUDA memory must be ready, by DLPack's numbering: 1 is the legacy default stream.
+
+    Attributes
+    ----------
+    dtype : numpy.dtype
+        The element type. The interface has no name for types that NumPy lacks, and describes them as integers.
     """
 
     def __init__(self, array: Any, stream: int | None = None) -> None:
@@ -180,10 +188,18 @@ for _callback in (_deleter, _capsule_destructor):
 
 
 class Exported:
-    """Memory for export by DLPack, on a `device` by DLPack's type and number.
+    """Memory of `owner`, for export by DLPack.
 
-    A consumer of CUDA memory waits for the earlier work of `stream`; 0 is the legacy default stream. `owner` keeps the
-    memory alive, and is released when the memory is no longer used.
+    Parameters
+    ----------
+    raw : DeviceArray
+        Address, shape, strides and dtype of the memory.
+    device : (int, int)
+        DLPack's device type and number.
+    stream : int
+        The stream whose earlier work a consumer of CUDA memory must wait for; 0 for the legacy default stream.
+    owner : object
+        The object that keeps the memory alive, released when the memory is no longer used.
     """
 
     def __init__(self, raw: DeviceArray, device: tuple[int, int], stream: int, owner: Any) -> None:

@@ -164,12 +164,8 @@ def failure_text(code: int, output: str) -> str:
 def build_portable(kind: LibraryKind, place: Path, *flags: str) -> None:
     """Compile a library for other machines, and for any version of PyTorch on them, to the file `place`.
 
-    A library for CUDA is compiled for the architectures of TORCH_CUDA_ARCH_LIST.
-
-    Raises
-    ------
-    BackendUnavailableError
-        If it cannot be compiled, with the end of the compiler's output.
+    A library for CUDA is compiled for the architectures of TORCH_CUDA_ARCH_LIST. BackendUnavailableError if it cannot
+    be compiled, with the end of the compiler's output.
     """
     library = _portable(LIBRARIES[kind], flags)
     with tempfile.TemporaryDirectory(prefix="multisample-") as temporary:

@@ -34,12 +34,8 @@ _failures: dict[Path, str] = {}
 def cpu_library(*, retry: bool = False) -> Path:
     """The library with the operators and their CPU implementation. It is built if none fits.
 
-    With `retry`, it is built again even if a build has failed in this process.
-
-    Raises
-    ------
-    BackendUnavailableError
-        If it cannot be built, with the end of the compiler's output, or if the cache is not safe to use.
+    With `retry`, it is built again even if a build has failed in this process. BackendUnavailableError if it cannot be
+    built, with the end of the compiler's output, or if the cache is not safe to use.
     """
     return _library("cpu", retry)
 
@@ -156,13 +152,7 @@ def _any_built(kind: LibraryKind) -> bool:
 
 
 def _is_whole(place: Path) -> bool:
-    """Whether the library exists and matches its record.
-
-    Raises
-    ------
-    CacheError
-        If another user could have written it.
-    """
+    """Whether the library exists and matches its record. CacheError if another user could have written it."""
     try:
         folder = cache.folder(_FOLDER, place.parent.name, create=False)
         content = cache.read(folder / _RECORD)

@@ -49,10 +49,7 @@ def platform_tag(libraries: Iterable[Path]) -> str:
 def needs(library: Path) -> dict[str, set[str]]:
     """The symbol versions that a shared library needs, by library, as in ``{"libc.so.6": {"GLIBC_2.17"}}``.
 
-    Raises
-    ------
-    ValueError
-        If the objdump of the C++ compiler cannot read the file.
+    ValueError if the objdump of the C++ compiler cannot read the file.
     """
     compiler = [os.environ.get("CXX", "c++"), "-print-prog-name=objdump"]
     try:

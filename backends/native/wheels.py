@@ -28,14 +28,8 @@ ARCHITECTURES = "7.5;8.0;8.6;9.0+PTX"
 def build_all(kinds: Collection[LibraryKind], root: Path) -> list[Path]:
     """Compile libraries into a folder of `root`, named as `prebuilt` expects, and return their paths.
 
-    `root` becomes `prebuilt.root()` in the wheel.
-
-    Raises
-    ------
-    BackendUnavailableError
-        If one of them cannot be compiled, or a tool is missing.
-    ValueError
-        If TORCH_CUDA_ARCH_LIST has anything other than numbers.
+    `root` becomes `prebuilt.root()` in the wheel. BackendUnavailableError if one of them cannot be compiled, or a tool
+    is missing; ValueError if TORCH_CUDA_ARCH_LIST has anything other than numbers.
     """
     os.environ["TORCH_CUDA_ARCH_LIST"] = os.environ.get("TORCH_CUDA_ARCH_LIST") or ARCHITECTURES
     reasons = list(toolchain.missing_tools())

@@ -31,11 +31,7 @@ class DamagedError(CacheError):
 def root() -> Path:
     """The folder of all caches: MULTISAMPLE_CACHE_DIR, or `multisample` in the user's cache folder.
 
-    Raises
-    ------
-    CacheError
-            If there is neither the variable nor a home folder, or the folder is relative to a working directory that
-            was deleted.
+    CacheError if there is neither the variable nor a home folder, or if it is relative to a deleted working directory.
     """
     try:
         for variable, below in (("MULTISAMPLE_CACHE_DIR", ""), ("XDG_CACHE_HOME", "multisample")):
@@ -55,14 +51,8 @@ def root() -> Path:
 def folder(*names: str, create: bool) -> Path:
     """The folder `names` below the root. Only this user or root can write to it.
 
-    With `create`, folders that are missing are created, with mode 0700.
-
-    Raises
-    ------
-    FileNotFoundError
-        If a folder is missing and `create` is False.
-    CacheError
-        If a folder cannot be created or read, belongs to another user, or is writable by others.
+    With `create`, folders that are missing are created, with mode 0700; otherwise they raise FileNotFoundError.
+    CacheError if a folder cannot be created or read, belongs to another user, or is writable by others.
     """
     path = root()
     try:
@@ -111,12 +101,7 @@ def _check_owner(path: Path, status: os.stat_result) -> None:
 def read(path: Path) -> bytes | None:
     """The payload of `write`, or None if there is no such file.
 
-    Raises
-    ------
-    DamagedError
-        If the file cannot be read, or its content is not what was written.
-    CacheError
-        If another user could have written it.
+    DamagedError if it cannot be read or is not what was written, CacheError if another user could have written it.
     """
     try:
         with open(_open(path, os.O_RDONLY), "rb") as file:
@@ -135,10 +120,7 @@ def read(path: Path) -> bytes | None:
 def write(path: Path, payload: bytes) -> None:
     """Replace the file `path` atomically, so that a crash or a full disk never leaves a partial file.
 
-    Raises
-    ------
-    CacheError
-        If it cannot be written. The old file then stays.
+    CacheError if it cannot be written. The old file then stays.
     """
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     try:
@@ -182,15 +164,7 @@ def _open(path: Path, flags: int) -> int:
 
 
 def digest_of(path: Path) -> str:
-    """The SHA-256 digest of a file that only this user or root can write to, in hexadecimal digits.
-
-    Raises
-    ------
-    OSError
-        If the file cannot be read.
-    CacheError
-        If another user could have written it.
-    """
+    """The SHA-256 digest of a file, in hexadecimal digits. CacheError if another user could have written it."""
     with open(_open(path, os.O_RDONLY), "rb") as file:
         return hashlib.sha256(file.read()).hexdigest()
 
@@ -215,12 +189,7 @@ if hasattr(os, "register_at_fork"):
 def locked(path: Path, waiting: str) -> Iterator[None]:
     """Hold the lock file `path` against other processes and threads. Print `waiting` if the lock is taken.
 
-    The system releases the lock when its process dies.
-
-    Raises
-    ------
-    OSError, CacheError
-        If the file cannot be opened, or another user could have written it.
+    The system releases the lock when its process dies. CacheError if another user could have written the file.
     """
     import fcntl  # Not on Windows.
 

@@ -70,13 +70,7 @@ def capture_mode_function() -> Any:
 
 
 def function_of_kernel(kernel: int) -> int:
-    """The CUfunction of a CUkernel in the current context.
-
-    Raises
-    ------
-    RuntimeError
-        If the driver refuses.
-    """
+    """The CUfunction of a CUkernel in the current context. RuntimeError if the driver refuses."""
     function = ctypes.c_void_p()
     _check(_driver().cuKernelGetFunction(ctypes.byref(function), ctypes.c_void_p(kernel)))
     return function.value or 0
@@ -143,13 +137,7 @@ def keeping_context() -> Iterator[None]:
 
 
 class Event:
-    """The work submitted to `stream` of `device` until now.
-
-    Raises
-    ------
-    RuntimeError
-        If the driver refuses.
-    """
+    """The work submitted to `stream` of `device` until now. RuntimeError if the driver refuses."""
 
     def __init__(self, stream: int, device: int) -> None:
         self._driver = _driver()
@@ -190,13 +178,7 @@ def relaxed_capture() -> Iterator[None]:
 
 
 def synchronize(device: int) -> None:
-    """Wait for all work submitted to `device`.
-
-    Raises
-    ------
-    RuntimeError
-        If the driver refuses, for example while a stream is being captured.
-    """
+    """Wait for all work submitted to `device`. RuntimeError if the driver refuses, as while a stream is captured."""
     # Without relaxed mode, the wait would invalidate another thread's capture if that is in global mode.
     with on_device(device), relaxed_capture():
         _check(_driver().cuCtxSynchronize())
@@ -214,10 +196,7 @@ def read(address: int, size: int, stream: int, device: int) -> bytes:
 def order(first: int, then: int, device: int) -> None:
     """Make later work on stream `then` wait for earlier work on stream `first`. Both are streams of `device`.
 
-    Raises
-    ------
-    RuntimeError
-        If the driver refuses, for example if only one of the two streams is being captured.
+    RuntimeError if the driver refuses, for example if only one of the two streams is being captured.
     """
     if first != then and not (first in _LEGACY and then in _LEGACY):
         Event(first, device).hold_back(then, device)

@@ -58,19 +58,9 @@ struct Sums {
   }
 };
 
-// kSums adjacent elements, in the computing type.
+// `count` adjacent elements in the computing type, then zeros.
 template <class T, class Real>
-MULTISAMPLE_FUNCTION typename Sums<Real>::Vector elements(const char* at) {
-  alignas(64) Real x[kSums];
-  for (u64 k = 0; k < kSums; ++k) x[k] = converted<Real>(load<T>(at + k * sizeof(T)));
-  typename Sums<Real>::Vector vector;
-  std::memcpy(&vector, x, sizeof x);
-  return vector;
-}
-
-// `count` adjacent elements, then zeros.
-template <class T, class Real>
-MULTISAMPLE_FUNCTION typename Sums<Real>::Vector elements(const char* at, u64 count) {
+MULTISAMPLE_FUNCTION typename Sums<Real>::Vector elements(const char* at, u64 count = kSums) {
   alignas(64) Real x[kSums] = {};
   for (u64 k = 0; k < count; ++k) x[k] = converted<Real>(load<T>(at + k * sizeof(T)));
   typename Sums<Real>::Vector vector;

@@ -35,14 +35,9 @@ def window_parameters(dtype: str) -> tuple[Any, ...]:
 def call_window(typingctx: Any, kernel: Any, vectors: Any, matrix: Any, words: Any, shared_noise: Any) -> Any:
     """Call a `kernel.window_kernel`, of any type, by its address.
 
-    Parameters
-    ----------
-    vectors : tuple of int
-        Addresses of mu and sigma, their strides in bytes, and bytes of one element.
-    matrix : tuple of int
-        Address, rows, columns, strides of rows and of columns in bytes, and bytes of an element.
-    words : tuple of int
-        Seed, offset, first row and first column.
+    `vectors` are the addresses of mu and sigma, their strides, and the size of an element. `matrix` is address, rows,
+    columns, both strides, and the size of an element. Strides and sizes are in bytes. `words` are seed, offset, first
+    row and first column.
     """
     # The element types do not matter: a kernel gets pointers, lengths, strides and sizes.
     parameters = window_parameters("float32")
