@@ -29,7 +29,7 @@ def register() -> Any:
     """Register the fake, autograd and vmap rules. Keep the returned Library alive."""
     library = torch.library.Library("multisample", "IMPL")
     for name, fake, function, count in (
-        ("sample", _fake_sample, Sample, 4),
+        ("sample", _fake_sample, _Sample, 4),
         ("sample_backward", _fake_sample_backward, _SampleBackward, 2),
         ("sample_batch", _fake_batch, _SampleBatch, 4),
         ("sample_batch_backward", _fake_batch_backward, _SampleBatchBackward, 2),
@@ -115,30 +115,20 @@ def _promoted(*dtypes: torch.dtype) -> torch.dtype:
 def _functions(name: str, vmap: Any, backward_vmap: Any) -> tuple[Any, Any]:
     """The autograd functions of the operators `name` and ``name_backward``, with rules for vmap.
 
-    `words` is a counter or a tensor of keys. With `apart`, elements of a vmap batch need independent noise,
-    not their own counters: one sample with the first counter may draw them all, as further dimensions.
+    `words` is a counter or a tensor of keys.
     """
-
-    def draw(mu: Any, sigma: Any, n: Any, words: Any, apart: bool, options: Options) -> Any:
-        if apart:
-            return Draw.apply(mu, sigma, n, words, apart, options)
-        return getattr(_OPERATORS, name).default(mu, sigma, n, words, **options)
-
-    def sum_up(grad: Any, words: Any, apart: bool, options: Options) -> Any:
-        if apart:
-            return SumUp.apply(grad, words, apart, options)
-        return getattr(_OPERATORS, f"{name}_backward").default(grad, words, **options)
+    draw, sum_up = (getattr(_OPERATORS, operator).default for operator in (name, f"{name}_backward"))
 
     class Draw(torch.autograd.Function):
         """Differentiable in `mu` and `sigma`."""
 
         @staticmethod
-        def forward(mu: Any, sigma: Any, n: Any, words: Any, apart: bool, options: Options) -> Any:
-            return draw(mu, sigma, n, words, False, options)
+        def forward(mu: Any, sigma: Any, n: Any, words: Any, options: Options) -> Any:
+            return draw(mu, sigma, n, words, **options)
 
         @staticmethod
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-            mu, sigma, ctx.n, words, ctx.apart, options = inputs
+            mu, sigma, ctx.n, words, options = inputs
             ctx.vectors = (mu.dim(), mu.dtype), (sigma.dim(), sigma.dtype)
             ctx.dtype = output.dtype
             ctx.noise = {name: option for name, option in options.items() if name != "dtype"}
@@ -151,26 +141,26 @@ def _functions(name: str, vmap: Any, backward_vmap: Any) -> tuple[Any, Any]:
             gradients = [
                 (gradient if gradient.dim() == dim else gradient.sum(0)).to(dtype) if needed else None
                 for gradient, (dim, dtype), needed in zip(
-                    sum_up(grad, words, ctx.apart, ctx.noise), ctx.vectors, ctx.needs_input_grad[:2], strict=True
+                    sum_up(grad, words, **ctx.noise), ctx.vectors, ctx.needs_input_grad[:2], strict=True
                 )
             ]
-            return *gradients, None, None, None, None
+            return *gradients, None, None, None
 
         @staticmethod
         def jvp(ctx: Any, mu: Any, sigma: Any, *_: Any) -> Any:
             (words,) = ctx.saved_tensors
-            return draw(mu, sigma, ctx.n, words, ctx.apart, {**ctx.noise, "dtype": ctx.dtype})
+            return draw(mu, sigma, ctx.n, words, **ctx.noise, dtype=ctx.dtype)
 
     class SumUp(torch.autograd.Function):
         """The backward operator. Its derivative is a sample."""
 
         @staticmethod
-        def forward(grad: Any, words: Any, apart: bool, options: Options) -> Any:
-            return sum_up(grad, words, False, options)
+        def forward(grad: Any, words: Any, options: Options) -> Any:
+            return sum_up(grad, words, **options)
 
         @staticmethod
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-            grad, words, ctx.apart, ctx.options = inputs
+            grad, words, ctx.options = inputs
             ctx.n = grad.shape[-2 if ctx.options.get("transposed", False) else -1]
             ctx.dtype = grad.dtype
             ctx.save_for_backward(words)
@@ -179,63 +169,46 @@ def _functions(name: str, vmap: Any, backward_vmap: Any) -> tuple[Any, Any]:
         @staticmethod
         def backward(ctx: Any, grad_mu: Any, grad_sigma: Any) -> Any:
             (words,) = ctx.saved_tensors
-            options = {**ctx.options, "dtype": ctx.dtype}
-            return draw(grad_mu, grad_sigma, ctx.n, words, ctx.apart, options), None, None, None
+            return draw(grad_mu, grad_sigma, ctx.n, words, **ctx.options, dtype=ctx.dtype), None, None
 
         @staticmethod
         def jvp(ctx: Any, grad: Any, *_: Any) -> Any:
             (words,) = ctx.saved_tensors
-            return sum_up(grad, words, ctx.apart, ctx.options)
+            return sum_up(grad, words, **ctx.options)
 
     Draw.vmap, SumUp.vmap = staticmethod(vmap), staticmethod(backward_vmap)
     return Draw, SumUp
 
 
-def _vmap_sample(
-    info: Any, in_dims: Any, mu: Any, sigma: Any, n: Any, counter: Any, apart: bool, options: Options
-) -> Any:
-    size = info.batch_size
-    dims = in_dims[0], in_dims[1], in_dims[3]
-    d = mu.shape[0] if dims[0] is None else mu.shape[1 - dims[0]]
-    if _is_one_sample(apart, dims[2], size, d, options):
-        rows = [_batch_first(x, dim, size).reshape(-1) for x, dim in ((mu, dims[0]), (sigma, dims[1]))]
-        together = Sample.apply(*rows, n, _first(counter, dims[2], size), apart, options)
-        axis = 1 if options.get("transposed", False) else 0
-        return together.unflatten(axis, (size, d)), axis
-    keys, options = _keys_of(size, counter, dims[2], mu, options)
-    vectors = (x if dim is None else x.movedim(dim, 0) for x, dim in ((mu, dims[0]), (sigma, dims[1])))
-    return _SampleBatch.apply(*vectors, n, keys, False, options), 0
+def _vmap_sample(info: Any, in_dims: Any, mu: Any, sigma: Any, n: Any, counter: Any, options: Options) -> Any:
+    keys, options = _keys_of(info.batch_size, counter, in_dims[3], mu, options)
+    vectors = (x if dim is None else x.movedim(dim, 0) for x, dim in ((mu, in_dims[0]), (sigma, in_dims[1])))
+    return _SampleBatch.apply(*vectors, n, keys, options), 0
 
 
-def _vmap_sample_backward(info: Any, in_dims: Any, grad: Any, counter: Any, apart: bool, options: Options) -> Any:
-    size = info.batch_size
-    axis = 1 if options.get("transposed", False) else 0
-    batch = _batch_first(grad, in_dims[0], size)
-    d = batch.shape[1 + axis]
-    if _is_one_sample(apart, in_dims[1], size, d, options):
-        together = batch.movedim(0, axis).flatten(axis, axis + 1)
-        gradients = _SampleBackward.apply(together, _first(counter, in_dims[1], size), apart, options)
-        return tuple(gradient.unflatten(0, (size, d)) for gradient in gradients), (0, 0)
+def _vmap_sample_backward(info: Any, in_dims: Any, grad: Any, counter: Any, options: Options) -> Any:
+    size, dim = info.batch_size, in_dims[0]
+    batch = grad.expand(size, *grad.shape) if dim is None else grad.movedim(dim, 0)
     keys, options = _keys_of(size, counter, in_dims[1], grad, options)
-    return _SampleBatchBackward.apply(batch, keys, False, options), (0, 0)
+    return _SampleBatchBackward.apply(batch, keys, options), (0, 0)
 
 
-def _vmap_batch(info: Any, in_dims: Any, mu: Any, sigma: Any, n: Any, keys: Any, apart: bool, options: Options) -> Any:
+def _vmap_batch(info: Any, in_dims: Any, mu: Any, sigma: Any, n: Any, keys: Any, options: Options) -> Any:
     size, batch = info.batch_size, keys.shape[0] if in_dims[3] is None else keys.movedim(in_dims[3], 0).shape[1]
     vectors = (_flat(x, dim, size, batch, 1) for x, dim in ((mu, in_dims[0]), (sigma, in_dims[1])))
-    drawn = _SampleBatch.apply(*vectors, n, _flat(keys, in_dims[3], size, batch, 2), apart, options)
+    drawn = _SampleBatch.apply(*vectors, n, _flat(keys, in_dims[3], size, batch, 2), options)
     return drawn.unflatten(0, (size, batch)), 0
 
 
-def _vmap_batch_backward(info: Any, in_dims: Any, grad: Any, keys: Any, apart: bool, options: Options) -> Any:
+def _vmap_batch_backward(info: Any, in_dims: Any, grad: Any, keys: Any, options: Options) -> Any:
     size, batch = info.batch_size, keys.shape[0] if in_dims[1] is None else keys.movedim(in_dims[1], 0).shape[1]
     gradients = _SampleBatchBackward.apply(
-        _flat(grad, in_dims[0], size, batch, 3), _flat(keys, in_dims[1], size, batch, 2), apart, options
+        _flat(grad, in_dims[0], size, batch, 3), _flat(keys, in_dims[1], size, batch, 2), options
     )
     return tuple(gradient.unflatten(0, (size, batch)) for gradient in gradients), (0, 0)
 
 
-Sample, _SampleBackward = _functions("sample", _vmap_sample, _vmap_sample_backward)
+_Sample, _SampleBackward = _functions("sample", _vmap_sample, _vmap_sample_backward)
 _SampleBatch, _SampleBatchBackward = _functions("sample_batch", _vmap_batch, _vmap_batch_backward)
 
 
@@ -290,22 +263,6 @@ def _recorded(function: Any) -> Any:
     return Recorded
 
 
-def _is_one_sample(apart: bool, counter_dim: int | None, size: int, d: Any, options: Options) -> bool:
-    """Whether one sample can draw a batch: all rows need different noise, and row numbers stay in range."""
-    if size == 0:
-        return True
-    are_apart = apart and counter_dim is not None and not options.get("shared", False)
-    return are_apart and bool(options.get("dim_offset", 0) + size * d <= 2**32)
-
-
-def _first(counter: Any, dim: int | None, size: int) -> Any:
-    return None if dim is None or size == 0 else counter.select(dim, 0)
-
-
-def _batch_first(x: Any, dim: int | None, size: int) -> Any:
-    return x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
-
-
 def _elements(size: int, dims: tuple[int | None, ...], *tensors: Any) -> list[tuple[Any, ...]]:
     """The tensors of each element of a batch. A tensor whose dimension is None is the same for all elements."""
     columns = [[x] * size if dim is None else x.unbind(dim) for x, dim in zip(tensors, dims, strict=True)]
@@ -330,11 +287,11 @@ def _rules(operator: Any, function: Any, count: int) -> tuple[Any, Any]:
     def differentiable(keys: Any, *arguments: Any, **options: Any) -> Any:
         arguments = (*arguments, None)[:count]  # The counter may be missing.
         if _has_derivative(*arguments[:tensors]):
-            return _recorded(function).apply(*arguments, False, options)
+            return _recorded(function).apply(*arguments, options)
         return _below_autograd(operator, keys, *arguments, **options)
 
     def transformed(*arguments: Any, **options: Any) -> Any:
-        return function.apply(*(*arguments, None)[:count], False, options)
+        return function.apply(*(*arguments, None)[:count], options)
 
     return differentiable, transformed
 

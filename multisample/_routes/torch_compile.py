@@ -15,7 +15,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from .._backends import choose
 from .._call import TRAITS, Call
 from .._libraries import is_number
-from .torch_transforms import draw_by_operator, draw_separately, is_batched, listed_words
+from .torch_transforms import draw_by_operator, is_batched, listed_words
 
 _COMPILED = (
     "sample can be part of a graph only with plain PyTorch tensors, backend torch_ext, and seed= or PyTorch's default"
@@ -59,4 +59,3 @@ def _has_operators(backend: str, device_kind: str) -> bool:
 # PyTorch applies vmap to the operators of a graph only when the graph is complete.
 torch.compiler.assume_constant_result(is_batched)
 torch.compiler.assume_constant_result(listed_words)
-torch.compiler.allow_in_graph(draw_separately)

@@ -15,7 +15,6 @@ import torch
 from torch._C import _functorch
 
 from multisample.backends.contract import Backend
-from multisample.backends.torch_ext.operators import Sample
 
 from .._call import TRAITS, Call, vectors_of
 from .._checks.operands import common_length, promoted
@@ -223,14 +222,7 @@ def _call_operator(call: Call, seed: Any, offset: Any, counter: Any) -> Any:
         torch.ops.multisample.sample_(target, *vectors, counter, **options)
         return call.out
     options |= {"dtype": dtype_of(dtype), "transposed": call.layout == "nd"}
-    if counter is not None and is_batched():
-        return draw_separately(*vectors, call.n, counter, **options)
     return torch.ops.multisample.sample(*vectors, call.n, counter, **options)
-
-
-def draw_separately(mu: Any, sigma: Any, n: Any, counter: Any, **options: Any) -> Any:
-    """Draw by the operator, with independent numbers for each element of a batch."""
-    return Sample.apply(mu, sigma, n, counter, True, options)
 
 
 def _vector(x: Any, model: Any, dtype: str | None, batch: int | None = None) -> Any:
