@@ -140,24 +140,13 @@ def _rows(
     blocks_per_band = _ceil_div(tiled, steps * per_pass)
     bands = _ceil_div(_ceil_div(rows_down, passes), 1 << interleave_log2) << interleave_log2
     return Geometry(
-        blocks=bands * blocks_per_band,
-        threads=threads,
-        groups_per_pass=per_pass,
-        one_by_groups=_ceil_div(1 << 20, per_pass),
-        rows_per_pass=rows_per_pass,
-        one_by_rows=_ceil_div(1 << 20, rows_per_pass),
-        chunk=passes_of_chunk * rows_per_pass,
-        pitch=threads // rows_per_pass | 1,
-        band_rows=passes * rows_per_pass,
-        interleave_log2=interleave_log2,
-        steps=steps,
-        blocks_per_band=blocks_per_band,
-        skip=skip,
-        store_kind=store_kind,
-        row_step=row_step,
-        warps=warps,
+        blocks=bands * blocks_per_band, threads=threads, groups_per_pass=per_pass,
+        one_by_groups=_ceil_div(1 << 20, per_pass), rows_per_pass=rows_per_pass,
+        one_by_rows=_ceil_div(1 << 20, rows_per_pass), chunk=passes_of_chunk * rows_per_pass,
+        pitch=threads // rows_per_pass | 1, band_rows=passes * rows_per_pass, interleave_log2=interleave_log2,
+        steps=steps, blocks_per_band=blocks_per_band, skip=skip, store_kind=store_kind, row_step=row_step, warps=warps,
         rest=rest,
-    )
+    )  # fmt: skip
 
 
 def _most_turns(store_kind: int, rows_per_pass: int, tiles: int, shared_noise: bool, cheap: bool) -> int:
@@ -215,18 +204,10 @@ def _transposed(
     passes = min(most, max(min(8, _ceil_div(passes_all * tiles, 1024)), passes_all * tiles // 2048))
     passes = max(passes, _ceil_div(passes_all * tiles, 2**30))
     return Geometry(
-        blocks=_ceil_div(passes_all, passes) * tiles,
-        threads=threads,
-        groups_per_pass=per_pass,
-        chunk=threads // per_pass * per_pass,
-        blocks_per_band=tiles,
-        skip=skip,
-        store_kind=store_kind,
-        pieces=pieces,
-        overlap=overlap,
-        column_step=column_step,
-        band_groups=passes * per_pass,
-    )
+        blocks=_ceil_div(passes_all, passes) * tiles, threads=threads, groups_per_pass=per_pass,
+        chunk=threads // per_pass * per_pass, blocks_per_band=tiles, skip=skip, store_kind=store_kind, pieces=pieces,
+        overlap=overlap, column_step=column_step, band_groups=passes * per_pass,
+    )  # fmt: skip
 
 
 def _has_few_columns(rows: int, columns: int, size: int, strides: tuple[int, int], misalignment: int) -> bool:
@@ -244,13 +225,9 @@ def few_columns_geometry(rows: int, columns: int, size: int, cheap: bool) -> Geo
     most = (_MOST_FEW_PASSES_IF_CHEAP if cheap else _MOST_FEW_PASSES)[columns - 1]
     passes = min(most, max(1, passes_all // 4096))
     return Geometry(
-        blocks=_ceil_div(passes_all, passes),
-        threads=FEW_THREADS,
-        rows_per_pass=rows_per_pass,
-        band_rows=passes * rows_per_pass,
-        blocks_per_band=1,
-        store_kind=_FEW_COLUMNS,
-    )
+        blocks=_ceil_div(passes_all, passes), threads=FEW_THREADS, rows_per_pass=rows_per_pass,
+        band_rows=passes * rows_per_pass, blocks_per_band=1, store_kind=_FEW_COLUMNS,
+    )  # fmt: skip
 
 
 def is_small(rows: int, columns: int, antithetic: bool) -> bool:
@@ -265,15 +242,10 @@ def small_matrices_geometry(rows: int, groups: int, batch: int) -> Geometry:
     rows_per_pass = _ceil_div(rows, turns)
     matrices = min(SMALL_THREADS // (rows_per_pass * groups), batch)
     return Geometry(
-        blocks=_ceil_div(batch, matrices),
-        threads=_ceil_div(matrices * rows_per_pass * groups, 32) * 32,
-        groups_per_pass=groups,
-        one_by_groups=_ceil_div(1 << 20, groups),
-        rows_per_pass=rows_per_pass,
-        one_by_rows=_ceil_div(1 << 20, rows_per_pass),
-        store_kind=_SMALL_MATRICES,
-        matrices=matrices,
-    )
+        blocks=_ceil_div(batch, matrices), threads=_ceil_div(matrices * rows_per_pass * groups, 32) * 32,
+        groups_per_pass=groups, one_by_groups=_ceil_div(1 << 20, groups), rows_per_pass=rows_per_pass,
+        one_by_rows=_ceil_div(1 << 20, rows_per_pass), store_kind=_SMALL_MATRICES, matrices=matrices,
+    )  # fmt: skip
 
 
 def _most_passes(store_kind: int, cheap: bool, shared_noise: bool, antithetic: bool, whole_sectors: bool) -> int:
