@@ -117,7 +117,12 @@ def _functions(name: str, vmap: Any, backward_vmap: Any) -> tuple[Any, Any]:
 
     `words` is a counter or a tensor of keys.
     """
-    draw, sum_up = (getattr(_OPERATORS, operator).default for operator in (name, f"{name}_backward"))
+
+    def draw(*arguments: Any, **options: Any) -> Any:
+        return getattr(_OPERATORS, name).default(*arguments, **options)
+
+    def sum_up(*arguments: Any, **options: Any) -> Any:
+        return getattr(_OPERATORS, f"{name}_backward").default(*arguments, **options)
 
     class Draw(torch.autograd.Function):
         """Differentiable in `mu` and `sigma`."""
