@@ -18,12 +18,9 @@ from multisample.backends.native import libraries, prebuilt
 from multisample.backends.native.build import LibraryKind
 from multisample.backends.system.threads import thread_count
 
-from .live_line import LiveLine
+from .live_line import RARE, LiveLine
 
 _Kernel: TypeAlias = Callable[[], Any]
-
-# Seconds between two looks at the processes, and between lines of progress outside a terminal.
-_LIVE_INTERVAL, _INTERVAL = 1.0, 10.0
 
 
 def add_parser(subparsers: Any) -> Any:
@@ -32,9 +29,9 @@ def add_parser(subparsers: Any) -> Any:
         "build",
         help="compile a backend ahead of time",
         description="Compile one backend or all available backends ahead of time. The cache on disk"
-        " (MULTISAMPLE_CACHE_DIR) stores the results; a damaged library is compiled again. For cpu: all kernels, two to"
-        " three minutes of work that the processors share. For torch_ext: the CPU library, and with CUDA the CUDA"
-        " library. cupy and numba compile each kernel on first use.",
+        " (MULTISAMPLE_CACHE_DIR) stores the results; a damaged library is compiled again. For cpu: 24 kernels, about"
+        " 50 seconds of work that the processors share. For torch_ext: the CPU library, and with CUDA the CUDA library."
+        " cupy and numba compile each kernel on first use.",
     )
     parser.add_argument("backend", nargs="?", choices=sorted(registry.names()), help="default: all available backends")
     return parser
@@ -62,16 +59,12 @@ def _build_cpu() -> None:
     groups = kernel.kernel_groups() + moments.kernel_groups() + perturb.kernel_groups() + calls.kernel_groups()
     total = sum(map(len, groups))
     start = time.monotonic()
-    line = LiveLine(sys.stderr, 0.0, _INTERVAL)
-
-    def show(done: int) -> None:
-        if line.is_due():
-            line.show(f"cpu: {done} of {total} kernels, {time.monotonic() - start:.0f} s")
-
-    try:
-        results = _compile_all(groups, min(thread_count(), len(groups)), show)
-    finally:
-        line.end()
+    with LiveLine(sys.stderr, RARE) as line:
+        results = _compile_all(
+            groups,
+            min(thread_count(), len(groups)),
+            lambda done: line.update(f"cpu: {done} of {total} kernels, {time.monotonic() - start:.0f} s"),
+        )
     # Every process warns once of the same cause.
     for category, message in {warning: text for result in results for warning, text in result.warnings}.items():
         warnings.warn(message, category, stacklevel=1)
@@ -112,7 +105,7 @@ def _compile_all(groups: Sequence[Sequence[_Kernel]], processes: int, show: Call
                 rest = thread.submit(start).result()
             waiting = set(rest)
             while waiting:
-                done, waiting = wait(waiting, _LIVE_INTERVAL, FIRST_COMPLETED)
+                done, waiting = wait(waiting, 1.0, FIRST_COMPLETED)
                 for future in done:
                     results.append(future.result())
                     waiting |= {pool.submit(_compile, kernel) for kernel in rest.pop(future, ())}

@@ -25,7 +25,7 @@ from multisample._checks.window_and_options import checked_window
 from multisample._sample import sample
 
 from .arrays import Vector, check_output, read_vector, size_text, to_numpy, write_npy
-from .live_line import LiveLine
+from .live_line import RARE, LiveLine
 
 _DTYPES = tuple(name for name in DTYPES if hasattr(np, name))
 _LEAST_MEMORY = 4 << 10
@@ -194,31 +194,26 @@ def _byte_count(text: str) -> int:
     return count
 
 
-class Progress:
+class Progress(LiveLine):
     """A progress line with the bytes written, the rate and the time left."""
 
     def __init__(self, total: int, stream: TextIO, *, shown: bool = True) -> None:
+        super().__init__(stream, RARE)
         self._total = total
         self._shown = shown
-        self._line = LiveLine(stream, 0.1, 10.0)
-        self._line.is_due()  # The first interval begins.
         self._done = 0
         self._start = time.monotonic()
-
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._line.end()
+        self._next = self._start + self._interval
 
     def add(self, size: int) -> None:
         """Add `size` written bytes."""
         self._done += size
-        if not (self._shown and (self._line.is_due() or self._done >= self._total)):
-            return
         rate = self._done / max(time.monotonic() - self._start, 1e-9)
-        left = (self._total - self._done) / rate
-        self._line.show(
+        text = (
             f"{100 * self._done // self._total:3d}%  {size_text(self._done)} of {size_text(self._total)}"
-            f"  {size_text(rate)}/s  {left:.0f} s left"
+            f"  {size_text(rate)}/s  {(self._total - self._done) / rate:.0f} s left"
         )
+        if self._shown and self._done >= self._total:
+            self.show(text)
+        elif self._shown:
+            self.update(text)

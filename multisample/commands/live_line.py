@@ -4,40 +4,48 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+# Seconds between updates in a terminal.
+_INTERVAL = 0.1
+RARE = 10.0
+"""Seconds between updates outside a terminal, for commands that report progress there."""
 
 
 class LiveLine:
     """A line on `stream` that `show` rewrites if the stream is a terminal; else each text is a line of its own.
 
-    Progress is due every `live_interval` seconds in a terminal, and every `interval` seconds elsewhere.
+    `update` shows a text if it is due, every `elsewhere` seconds outside a terminal. A ``with`` statement finishes the
+    line, so that the next output begins a new one.
     """
 
-    def __init__(self, stream: TextIO, live_interval: float, interval: float = math.inf) -> None:
+    def __init__(self, stream: TextIO, elsewhere: float = math.inf) -> None:
         self._stream = stream
         self._live = stream.isatty()
-        self._interval = live_interval if self._live else interval
+        self._interval = _INTERVAL if self._live else elsewhere
         self._next = -math.inf if self._interval < math.inf else math.inf
         self._width = 0
 
-    def is_due(self) -> bool:
-        """Whether it is time for progress; if so, the next interval begins."""
-        now = time.monotonic()
-        if now < self._next:
-            return False
-        self._next = now + self._interval
-        return True
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._live and self._width:
+            self._stream.write("\n")
+            self._stream.flush()
+
+    def update(self, text: str) -> None:
+        """Show `text` if the interval has passed."""
+        if time.monotonic() >= self._next:
+            self.show(text)
 
     def show(self, text: str) -> None:
-        """Replace the line by `text`."""
+        """Replace the line by `text`; the next interval begins."""
+        self._next = time.monotonic() + self._interval
         # Pad with spaces, to overwrite a longer line.
         self._stream.write("\r" + text.ljust(self._width) if self._live else text + "\n")
         self._stream.flush()
         self._width = len(text)
-
-    def end(self) -> None:
-        """Finish the line; the next output begins a new line."""
-        if self._live and self._width:
-            self._stream.write("\n")
-            self._stream.flush()
-            self._width = 0

@@ -33,7 +33,6 @@ _FIRST_FRESH = 1 << 32
 _HEIGHT = 20
 # The animation shows the last pieces of the best game. The pieces before them determine the colours of its first board.
 _SHOWN, _UNSEEN = 200, 600
-_INTERVAL = 0.2
 # Tasks for each worker. Good players play longer, so equal shares would let workers wait.
 _TASKS = 4
 
@@ -143,20 +142,15 @@ def _learner(args: argparse.Namespace) -> Learner:
 
 def _learn(executor: Executor | None, count: Callable[[], int], learner: Learner, args: argparse.Namespace) -> None:
     start = time.monotonic()
-    limit = args.iterations or sys.maxsize
-    line, last = LiveLine(sys.stderr, _INTERVAL), ""
     games = learner.settings.n * learner.settings.games
-    on_workers = ""
+    last = on_workers = ""
 
     def progress(finished: int) -> None:
-        if line.is_due():
-            clock = f"{time.monotonic() - start:.0f} s of {60 * args.minutes:.0f}"
-            line.show(
-                f"{last}  [{clock}; iteration {len(learner.history) + 1}: {100 * finished // games} %{on_workers}]"
-            )
+        clock = f"{time.monotonic() - start:.0f} s of {60 * args.minutes:.0f}"
+        line.update(f"{last}  [{clock}; iteration {len(learner.history) + 1}: {100 * finished // games} %{on_workers}]")
 
-    try:
-        while len(learner.history) < limit and not learner.ended:
+    with LiveLine(sys.stderr) as line:
+        while len(learner.history) < (args.iterations or sys.maxsize) and not learner.ended:
             workers = count()
             on_workers = f" on {workers} worker{'s' if workers > 1 else ''}" if executor else ""
             progress(0)
@@ -170,8 +164,6 @@ def _learn(executor: Executor | None, count: Callable[[], int], learner: Learner
             # Check the time after an iteration, because there is no player before the first.
             if time.monotonic() - start >= 60 * args.minutes:
                 break
-    finally:
-        line.end()
     if learner.ended:
         print(f"multisample: {learner.ended}", file=sys.stderr)
 
@@ -251,19 +243,12 @@ def _save(learner: Learner, folder: Path, played: Played | None = None) -> None:
 def _play_fresh(learner: Learner, args: argparse.Namespace) -> Played:
     from multisample.examples.tetris import play
 
-    line = LiveLine(sys.stderr, _INTERVAL)
-
-    def progress(finished: int) -> None:
-        if line.is_due():
-            line.show(f"fresh games: {finished} of {args.fresh_games}")
-
-    try:
+    with LiveLine(sys.stderr) as line:
         played = play(
             learner.weights, range(_FIRST_FRESH, _FIRST_FRESH + args.fresh_games), seed=learner.settings.seed,
-            features=learner.settings.features, height=_HEIGHT, most_lines=args.fresh_lines, progress=progress,
+            features=learner.settings.features, height=_HEIGHT, most_lines=args.fresh_lines,
+            progress=lambda finished: line.update(f"fresh games: {finished} of {args.fresh_games}"),
         )  # fmt: skip
-    finally:
-        line.end()
     _save(learner, args.output, played)
     return played
 

@@ -9,8 +9,8 @@ import pytest
 import slow_tetris
 from tables import slow_but
 
-from multisample.examples.tetris import board as boards
-from multisample.examples.tetris.pieces import FIRST, MASKS, NAMES, ORIENTATIONS
+from multisample.examples.tetris import game as boards
+from multisample.examples.tetris.game import FIRST, MASKS, NAMES, ORIENTATIONS
 from multisample.examples.tetris.player import FEATURES, moves, placement, play
 from multisample.examples.tetris.player_kernel import OVER, PIECES, STATE, player_kernel
 

@@ -60,12 +60,6 @@ def _on_holes(x, below):
 
 
 @njit(forceinline=True)
-def _holes(x, cover, above):
-    """Holes of word `x`; `cover` are its covered cells, and `above` the covered cells of the row above it."""
-    return (cover >> _TEN | above << _FIFTY) & ~x
-
-
-@njit(forceinline=True)
 def _rows_with(holes):
     # Adding nine ones carries into the tenth cell if any of the nine is a hole.
     return count(((holes & ~RIGHT) + (CELLS ^ RIGHT) | holes) & RIGHT)
@@ -78,65 +72,64 @@ def _wells(x):
 
 
 @njit(forceinline=True)
-def _well_sum(x0, x1, x2, x3):
+def _well_sum(board, words):
+    x0, x1, x2, x3 = board
     t0, t1, t2, t3 = _wells(x0), _wells(x1), _wells(x2), _wells(x3)
     total = 0
     # All wells descend one row per step, until each reaches a full cell.
-    while t2 | t3:
-        total += count(t0) + count(t1) + count(t2) + count(t3)
-        t0 = (t0 >> _TEN | t1 << _FIFTY) & CELLS & ~x0
-        t1 = (t1 >> _TEN | t2 << _FIFTY) & CELLS & ~x1
-        t2 = (t2 >> _TEN | t3 << _FIFTY) & CELLS & ~x2
-        t3 = t3 >> _TEN & ~x3
-    while t0 | t1:
+    while t0 | t1 | t2 | t3 if words == 4 else t0 | t1:
         total += count(t0) + count(t1)
         t0 = (t0 >> _TEN | t1 << _FIFTY) & CELLS & ~x0
         t1 = t1 >> _TEN & ~x1
+        if words == 4:
+            total += count(t2) + count(t3)
+            t1 |= t2 << _FIFTY & CELLS & ~x1
+            t2 = (t2 >> _TEN | t3 << _FIFTY) & CELLS & ~x2
+            t3 = t3 >> _TEN & ~x3
     return total
 
 
 @njit(forceinline=True)
-def dellacherie(x0, x1, x2, x3, height, landing, eroded, features, heights):
-    """Write the eight features of Dellacherie, Thiery and Scherrer."""
-    rows = _row_transitions(x0) + _row_transitions(x1)
-    columns = _column_transitions(x0, ROW) + _column_transitions(x1, x0 >> _FIFTY)
-    on0 = _on_holes(x0, _ZERO)
-    on1 = _on_holes(x1, (on0 | ~x0 & CELLS) >> _FIFTY)
-    depth = count(on0) + count(on1)
-    holes = with_holes = 0
-    above = _ZERO
-    if x2 | x3:
-        rows += _row_transitions(x2) + _row_transitions(x3)
-        columns += _column_transitions(x2, x1 >> _FIFTY) + _column_transitions(x3, x2 >> _FIFTY) + count(x3 >> _FIFTY)
-        on2 = _on_holes(x2, (on1 | ~x1 & CELLS) >> _FIFTY)
-        on3 = _on_holes(x3, (on2 | ~x2 & CELLS) >> _FIFTY)
-        depth += count(on2) + count(on3)
-        c3 = covered(x3, _ZERO)
-        c2 = covered(x2, c3 & ROW)
-        h3, h2 = _holes(x3, c3, _ZERO), _holes(x2, c2, c3 & ROW)
-        holes = count(h3) + count(h2)
-        with_holes = _rows_with(h3) + _rows_with(h2)
-        above = c2 & ROW
-    else:
-        rows += 24
-        columns += count(x1 >> _FIFTY)
-    c1 = covered(x1, above)
-    c0 = covered(x0, c1 & ROW)
-    h1, h0 = _holes(x1, c1, above), _holes(x0, c0, c1 & ROW)
-    features[0] = landing
-    features[1] = eroded
-    features[2] = rows - 2 * (24 - height)
-    features[3] = columns
-    features[4] = holes + count(h1) + count(h0)
-    features[5] = _well_sum(x0, x1, x2, x3)
-    features[6] = depth
-    features[7] = with_holes + _rows_with(h1) + _rows_with(h0)
+def _sums(board, words):
+    """Row transitions, column transitions, holes, wells, hole depth and rows with holes in the first `words` words.
+
+    The other words are empty. `words` is a compile-time constant.
+    """
+    rows = columns = depth = holes = with_holes = 0
+    below, on_below, above = ROW, _ZERO, _ZERO
+    for k in range(words):
+        x = board[k]
+        rows += _row_transitions(x)
+        columns += _column_transitions(x, below)
+        on = _on_holes(x, on_below)
+        depth += count(on)
+        below, on_below = x >> _FIFTY, (on | ~x & CELLS) >> _FIFTY
+    for k in range(words - 1, -1, -1):
+        cover = covered(board[k], above)
+        empty = (cover >> _TEN | above << _FIFTY) & ~board[k]
+        holes += count(empty)
+        with_holes += _rows_with(empty)
+        above = cover & ROW
+    return rows, columns + count(below), holes, _well_sum(board, words), depth, with_holes
 
 
 @njit(forceinline=True)
-def bertsekas(x0, x1, x2, x3, height, landing, eroded, features, heights):
+def dellacherie(board, height, landing, eroded, features, heights):
+    """Write the eight features of Dellacherie, Thiery and Scherrer."""
+    features[0], features[1] = landing, eroded
+    if board[2] | board[3]:
+        sums, rows = _sums(board, 4), 24
+    else:
+        sums, rows = _sums(board, 2), 12
+    for k in range(6):
+        features[2 + k] = sums[k]
+    features[2] += 2 * (height - rows)
+
+
+@njit(forceinline=True)
+def bertsekas(board, height, landing, eroded, features, heights):
     """Write the 22 features of Bertsekas and Tsitsiklis; `heights` is scratch memory."""
-    column_heights(x0, x1, x2, x3, heights)
+    column_heights(board, heights)
     total = highest = 0
     for column in range(10):
         total += heights[column]
@@ -146,5 +139,5 @@ def bertsekas(x0, x1, x2, x3, height, landing, eroded, features, heights):
         features[10 + column] = abs(heights[column] - heights[column + 1])
     features[19] = highest
     # Holes: covered cells that are not full.
-    features[20] = total - count(x0) - count(x1) - count(x2) - count(x3)
+    features[20] = total - count(board[0]) - count(board[1]) - count(board[2]) - count(board[3])
     features[21] = 1

@@ -22,7 +22,7 @@ import numbers
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
 _VERSION = 1
-
-Saved = TypeVar("Saved", "Settings", "Iteration")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -234,13 +232,8 @@ class Learner:
                 tell(task, _play_task(task, settings, games, threads, progress))
             else:
                 run_tasks(executor, self._cem.ask_tasks(tasks), lambda task: (_play_task, task, settings, games), tell)
-            done = Iteration(
-                mean=float(lines.mean()),
-                best=float(lines.max()),
-                sigma=float(self._cem.sigma.max()),
-                pieces=pieces,
-                seconds=time.perf_counter() - start,
-            )
+            seconds = time.perf_counter() - start
+            done = Iteration(float(lines.mean()), float(lines.max()), float(self._cem.sigma.max()), pieces, seconds)
             self.history.append(done)
         except BaseException:
             self._cem.state = before
@@ -270,14 +263,17 @@ class Learner:
         """
         try:
             state = json.loads(path.read_text(encoding="utf-8"))
-            _check_names("state", state, ("version", "settings", "history", "cem"))
+            _check_fields("state", state, ("version", "settings", "history", "cem"))
             if state["version"] != _VERSION:
                 raise ValueError(f"version: expected {_VERSION}, got {describe(state['version'])}")
-            learner = cls(_fields("settings", state["settings"], Settings))
+            _check_fields("settings", state["settings"], Settings.__annotations__)
+            learner = cls(Settings(**state["settings"]))
             if not isinstance(state["history"], list):
                 raise ValueError(f"history: expected a list, got {describe(state['history'])}")
-            learner.history = [_fields("history", iteration, Iteration) for iteration in state["history"]]
-            _check_names("cem", state["cem"], learner._cem.state)
+            for iteration in state["history"]:
+                _check_fields("history", iteration, Iteration.__annotations__)
+                learner.history.append(Iteration(**iteration))
+            _check_fields("cem", state["cem"], learner._cem.state)
             learner._cem.state = state["cem"]
             done = len(learner.history)
             for name, expected in (("seed", learner.settings.seed), ("told", done), ("offset", done)):
@@ -303,16 +299,9 @@ def _play_task(
     return played.lines.mean(axis=1), int(played.pieces.sum())
 
 
-def _check_names(name: str, value: object, names: Collection[str]) -> None:
+def _check_fields(name: str, value: object, names: Collection[str]) -> None:
     if not isinstance(value, dict) or value.keys() != set(names):
         raise ValueError(f"{name}: expected {', '.join(names)}, got {describe(value)}")
-
-
-def _fields(name: str, value: object, kind: type[Saved]) -> Saved:
-    """An object of dataclass `kind`, from its JSON form."""
-    _check_names(name, value, [field.name for field in dataclasses.fields(kind)])
-    fields: Any = value
-    return kind(**fields)
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from .board import COLUMNS, MOST_ROWS
+from .game import COLUMNS, MOST_ROWS, SHAPES
 from .learning import Iteration
-from .pieces import BOTTOMS, FIRST, ORIENTATIONS
 from .player import Move
 
 _CELL = 12
@@ -99,11 +98,11 @@ def _grids(moves: Sequence[Move], unseen: int) -> Iterator[tuple[np.ndarray[Any,
             grid[:MOST_ROWS][move.board] = _OLD
             lines = move.lines
             continue
-        shape = ORIENTATIONS[move.piece][move.orientation - FIRST[move.piece]]
+        shape = SHAPES[move.orientation]
         heights = np.where(grid.any(axis=0), len(grid) - np.argmax(grid[::-1] != _EMPTY, axis=0), 0)
         rows, columns = shape.shape
         across = slice(move.column, move.column + columns)
-        row = int((heights[across] - BOTTOMS[move.orientation][:columns]).max())
+        row = int((heights[across] - shape.argmax(axis=0)).max())
         grid[row : row + rows, across][shape] = 1 + move.piece
         full = (grid != _EMPTY).all(axis=1)
         is_shown = index >= unseen

@@ -14,8 +14,7 @@ import numpy as np
 from multisample._arguments import check_choice, checked_integer
 from multisample.backends.system.threads import run_all, thread_count
 
-from .board import COLUMNS, MOST_ROWS, Board, board_of, words_of
-from .pieces import FIRST, NAMES, ORIENTATIONS
+from .game import COLUMNS, FIRST, MOST_ROWS, NAMES, ORIENTATIONS, Board, board_of, words_of
 from .player_kernel import LINES, OVER, PIECES, STATE, feature_kernel, player_kernel
 
 FEATURES: dict[str, tuple[str, ...]] = {
@@ -54,9 +53,9 @@ class Move(NamedTuple):
     number: int
     """Number of earlier pieces in the game."""
     piece: int
-    """Index of the piece in `multisample.examples.tetris.pieces.NAMES`."""
+    """Index of the piece in `multisample.examples.tetris.game.NAMES`."""
     orientation: int
-    """Index of its orientation in the tables of `multisample.examples.tetris.pieces`."""
+    """Index of its orientation in `multisample.examples.tetris.game.SHAPES`."""
     column: int
     """Column of its leftmost cells."""
     lines: int
@@ -233,7 +232,7 @@ def placement(
     piece : {"I", "O", "T", "S", "Z", "J", "L"}
         The piece.
     turn : int
-        Index of the orientation in `multisample.examples.tetris.pieces.ORIENTATIONS`.
+        Index of the orientation in `multisample.examples.tetris.game.ORIENTATIONS`.
     column : int
         Column of the piece's leftmost cells.
     features, height : various
@@ -253,7 +252,7 @@ def placement(
 
     Examples
     --------
-    >>> from multisample.examples.tetris.board import parse
+    >>> from multisample.examples.tetris.game import parse
     >>> found, after = placement(parse("########.."), "O", 0, 8)
     >>> found["eroded piece cells"], found["row transitions"], int(after.sum())
     (2.0, 40.0, 2)
@@ -263,8 +262,9 @@ def placement(
     shapes = ORIENTATIONS[NAMES.index(piece)]
     turn = checked_integer("turn", turn, 0, len(shapes))
     column = checked_integer("column", column, 0, COLUMNS + 1 - shapes[turn].shape[1])
-    values = np.zeros(len(FEATURES[features]))
-    state = words_of(board)
+    if board.ndim != 2 or len(board) > MOST_ROWS or board.shape[1] != COLUMNS:
+        raise ValueError(f"board: expected shape (rows, {COLUMNS}) of at most {MOST_ROWS} rows, got {board.shape}")
+    values, state = np.zeros(len(FEATURES[features])), words_of(board)
     orientation = int(FIRST[NAMES.index(piece)]) + turn
     if feature_kernel(features)(state, orientation, column, checked_height(height), values) < 0:
         return None

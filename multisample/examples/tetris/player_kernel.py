@@ -17,9 +17,9 @@ from numba import njit, types
 from multisample.backends.kernels.compilation import compile_cached, source_digest
 from multisample.backends.kernels.stream.words import philox4x32_10, word
 
-from .bitboard import column_heights, count, drop, landing_row, without_full_rows
+from .bitboard import ROW, column_heights, count, drop, landing_row, without_full_rows
 from .features import bertsekas, dellacherie
-from .pieces import BOTTOMS, FIRST, MASKS, SIZES
+from .game import BOTTOMS, COLUMNS, FIRST, MASKS, SIZES
 
 PIECES, LINES, OVER = 4, 5, 6
 """Indices in the state of a game: number of placed pieces, number of completed rows, and whether the game is over."""
@@ -30,7 +30,6 @@ STATE = 7
 _KEY_0, _KEY_1 = np.uint64(0x54657472), np.uint64(0x69732773)
 _THIRTY_TWO = np.uint64(32)
 _KINDS = np.uint64(7)
-_FULL_ROW = np.uint64(0x3FF)
 # Ten columns, and three more for columns that narrow pieces do not have.
 _HEIGHTS = 13
 
@@ -47,16 +46,24 @@ def _draw_four(seed, game, block, kinds):
 
 
 @njit(forceinline=True)
-def _place(x0, x1, x2, x3, orientation, column, row):
-    """The board after a placement, the number of completed rows, and the number of the piece's cells in them."""
+def _place(write_features, board, heights, orientation, column, height, features, scratch):
+    """Write the features of a placement; returns the board after it, and the number of completed rows.
+
+    If the piece does not fit, the number is -1, and no features are written.
+    """
+    rows = SIZES[orientation, 0]
+    row = landing_row(heights, BOTTOMS[orientation], column)
+    if row + rows > height:
+        return board, -1
     cells = MASKS[orientation] << np.uint64(column)
-    x0, x1, x2, x3, full = drop(x0, x1, x2, x3, cells, row)
+    board, full = drop(board, cells, row)
     lines = eroded = 0
     if full:
         lines = count(full)
-        eroded = count(cells & (full >> np.uint64(9)) * _FULL_ROW)
-        x0, x1, x2, x3 = without_full_rows(x0, x1, x2, x3, full, row)
-    return x0, x1, x2, x3, lines, eroded
+        eroded = lines * count(cells & (full >> np.uint64(9)) * ROW)
+        board = without_full_rows(board, full, row)
+    write_features(board, height, row + 0.5 * (rows - 1), eroded, features, scratch)
+    return board, lines
 
 
 @njit(forceinline=True)
@@ -65,12 +72,10 @@ def _play(write_features, d, weights, state, seed, game, height, most_pieces, mo
 
     `d`, the number of features, is a compile-time constant.
     """
-    x0, x1, x2, x3 = state[0], state[1], state[2], state[3]
+    board = state[0], state[1], state[2], state[3]
     placed, lines = state[PIECES], np.int64(state[LINES])
-    heights = np.zeros(_HEIGHTS, np.int64)
-    after = np.zeros(_HEIGHTS, np.int64)
-    features = np.zeros(d, np.float64)
-    kinds = np.zeros(4, np.int64)
+    heights, scratch = np.zeros(_HEIGHTS, np.int64), np.zeros(_HEIGHTS, np.int64)
+    features, kinds = np.zeros(d, np.float64), np.zeros(4, np.int64)
     _draw_four(seed, game, placed // np.uint64(4), kinds)
     best_orientation = best_column = -1
     for _ in range(most_pieces):
@@ -79,49 +84,40 @@ def _play(write_features, d, weights, state, seed, game, height, most_pieces, mo
         if placed % np.uint64(4) == 0:
             _draw_four(seed, game, placed // np.uint64(4), kinds)
         kind = kinds[placed % np.uint64(4)]
-        column_heights(x0, x1, x2, x3, heights)
-        best, best_lines = -math.inf, 0
-        n0, n1, n2, n3 = x0, x1, x2, x3
+        column_heights(board, heights)
+        best, best_lines, best_board = -math.inf, -1, board
         for orientation in range(FIRST[kind], FIRST[kind + 1]):
-            rows, columns = SIZES[orientation, 0], SIZES[orientation, 1]
-            bottoms = BOTTOMS[orientation]
-            for column in range(11 - columns):
-                row = landing_row(heights, bottoms, column)
-                if row + rows > height:
+            for column in range(COLUMNS + 1 - SIZES[orientation, 1]):
+                after, completed = _place(
+                    write_features, board, heights, orientation, column, height, features, scratch
+                )
+                if completed < 0:
                     continue
-                y0, y1, y2, y3, completed, eroded = _place(x0, x1, x2, x3, orientation, column, row)
-                landing = row + 0.5 * (rows - 1)
-                write_features(y0, y1, y2, y3, height, landing, completed * eroded, features, after)
                 value = 0.0
                 for k in range(d):
                     value += weights[k] * features[k]
                 if value > best:
-                    best, best_lines = value, completed
+                    best, best_lines, best_board = value, completed, after
                     best_orientation, best_column = orientation, column
-                    n0, n1, n2, n3 = y0, y1, y2, y3
-        if best == -math.inf:
+        if best_lines < 0:
             state[OVER] = np.uint64(1)
             break
-        x0, x1, x2, x3 = n0, n1, n2, n3
+        board = best_board
         lines += best_lines
         placed += np.uint64(1)
-    state[0], state[1], state[2], state[3] = x0, x1, x2, x3
+    state[0], state[1], state[2], state[3] = board
     state[PIECES], state[LINES] = placed, np.uint64(lines)
     return 64 * best_orientation + best_column
 
 
 @njit(forceinline=True)
 def _features(write_features, state, orientation, column, height, features):
-    """Write the features of a placement; returns the number of completed rows, or -1 if the piece does not fit."""
-    heights = np.zeros(_HEIGHTS, np.int64)
-    column_heights(state[0], state[1], state[2], state[3], heights)
-    row = landing_row(heights, BOTTOMS[orientation], column)
-    rows = SIZES[orientation, 0]
-    if row + rows > height:
-        return -1
-    x0, x1, x2, x3, lines, eroded = _place(state[0], state[1], state[2], state[3], orientation, column, row)
-    write_features(x0, x1, x2, x3, height, row + 0.5 * (rows - 1), lines * eroded, features, heights)
-    state[0], state[1], state[2], state[3] = x0, x1, x2, x3
+    """Place one piece in `state`; see `_place`."""
+    board = state[0], state[1], state[2], state[3]
+    heights, scratch = np.zeros(_HEIGHTS, np.int64), np.zeros(_HEIGHTS, np.int64)
+    column_heights(board, heights)
+    board, lines = _place(write_features, board, heights, orientation, column, height, features, scratch)
+    state[0], state[1], state[2], state[3] = board
     return lines
 
 
