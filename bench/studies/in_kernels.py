@@ -7,7 +7,7 @@ averages them with weights. "in the kernel": the rollouts draw them, and `multis
 again. "sample, matrix": `multisample.sample` stores them, the same rollouts read them, and cuBLAS multiplies the matrix
 by the weights. "randn, matrix": the same with PyTorch's randn. `MB` is what an iteration allocates at its peak.
 
-The kernels of the option (`multisample.examples.asian_option`) differ in two lines, which make the generator and draw
+The kernels of the option (`multisample.examples.option_prices`) differ in two lines, which make the generator and draw
 four normals. One has cuRAND's Philox state and `curand_normal4`. nvcc compiles all variants. `ns` is the time of a
 normal.
 """
@@ -30,7 +30,7 @@ from bench.report.results import Row
 from bench.studies.rows import main, peak, rows_of
 from bench.suites.header_peers import CURAND_KERNEL, nvcc
 from bench.suites.timing import Call, on_device
-from multisample.examples import asian_option, mppi
+from multisample.examples import mppi, option_prices
 
 QUEUED, FILLS = 10, 40  # Iterations in a row, and fills, which keep the device busy until these are queued.
 ROLLOUTS, ROWS = 100_000, 2 * mppi.STEPS
@@ -98,9 +98,9 @@ def mppi_rows() -> Iterator[Row]:
 
 
 PATHS, SEED = 2**22, 7
-DAYS, THREADS = asian_option.DAYS, asian_option.THREADS
-DAILY = np.float32(asian_option.VOLATILITY * DAYS**-0.5 / math.log(2))
-DRIFT = np.float32((asian_option.RATE - asian_option.VOLATILITY**2 / 2) / DAYS / math.log(2))
+DAYS, THREADS = option_prices.DAYS, option_prices.THREADS
+DAILY = np.float32(option_prices.VOLATILITY * DAYS**-0.5 / math.log(2))
+DRIFT = np.float32((option_prices.RATE - option_prices.VOLATILITY**2 / 2) / DAYS / math.log(2))
 
 # Changes of the example's kernel.
 GENERATORS = {
@@ -115,7 +115,7 @@ GENERATORS = {
 
 
 def pricing(changes: dict[str, str], sums: Any) -> Call:
-    text = asian_option.KERNEL
+    text = option_prices.KERNEL
     for ours, theirs in changes.items():
         assert text.count(ours) == 1
         text = text.replace(ours, theirs)
@@ -123,7 +123,7 @@ def pricing(changes: dict[str, str], sums: Any) -> Call:
         program, cubin = Path(folder, "kernel.cu"), Path(folder, "kernel.cubin")
         program.write_text(text)
         architecture = cupy.cuda.Device().compute_capability
-        nvcc(program, architecture, (CURAND_KERNEL,), *asian_option.OPTIONS, "-cubin", f"-o={cubin}")
+        nvcc(program, architecture, (CURAND_KERNEL,), *option_prices.OPTIONS, "-cubin", f"-o={cubin}")
         kernel = cupy.RawModule(path=str(cubin)).get_function("simulate")
     arguments = np.uint64(SEED), np.uint32(DAYS), DRIFT, DAILY, np.float32(100), np.float32(100), sums
     return lambda: kernel((PATHS // (4 * THREADS),), (THREADS,), arguments)

@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 __all__ = [
-    "asian_option", "basket_option", "bayesian_regression", "cart_pole", "cem_cluster", "cem_torchrun",
-    "evolution_strategy", "mezo", "mppi", "score_exchange", "tetris",
+    "bayesian_regression", "cart_pole", "cem_cluster", "evolution_strategy", "mezo", "mppi", "option_prices", "tetris",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
     from . import (  # isort: skip
-        asian_option, basket_option, bayesian_regression, cart_pole, cem_cluster, cem_torchrun, evolution_strategy,
-        mezo, mppi, score_exchange, tetris,
+        bayesian_regression, cart_pole, cem_cluster, evolution_strategy, mezo, mppi, option_prices, tetris,
     )  # fmt: skip
 else:
 

@@ -17,15 +17,18 @@ _INSTALL = {
 
 
 def parsed(name: str, doc: str | None, argv: Sequence[str] | None, **options: Any) -> argparse.Namespace:
-    """The arguments of example `name`. Options have their default, or a tuple of choices with the default first."""
+    """The arguments of example `name`, by their defaults: a value, a tuple of choices, or a list of any length."""
     parser = argparse.ArgumentParser(
         prog=f"python -m multisample.examples.{name}", description=doc,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    for option, value in options.items():
-        choices = value if isinstance(value, tuple) else None
-        default = choices[0] if choices else value
-        parser.add_argument(f"--{option}", type=type(default), choices=choices, default=default, help="[%(default)s]")
+    for option, default in options.items():
+        kind: dict[str, Any] = {"type": type(default)}
+        if isinstance(default, tuple):
+            kind, default = {"choices": default}, default[0]
+        elif isinstance(default, list):
+            kind = {"nargs": "+"}
+        parser.add_argument(f"--{option}", **kind, default=default, help="[%(default)s]")
     return parser.parse_args(argv)
 
 

@@ -6,10 +6,9 @@ for model-based reinforcement learning", ICRA 2017). With JAX, plan, simulation 
 the offset counts the steps.
 
 Cart e of many has its own seed, ``seed + e``, and so the forces that it would draw alone, whatever the number of carts.
-A step draws the forces of all carts in one launch: with PyTorch the seeds are a vector of keys on the device, and with
-JAX, `jax.vmap` maps the program over the seeds. Carts that need no seeds of their own need no batch: ``--draws
-flattened`` draws all forces with one seed, as rows of one matrix. ``--draws loop`` makes a call for each cart, and
-``--draws randn`` takes PyTorch's noise, for comparison.
+A step draws the forces of all carts in one launch: with NumPy and PyTorch the seeds are a vector of keys, and with JAX,
+`jax.vmap` maps the program over the seeds. Carts that need no seeds of their own need no batch: ``--draws flattened``
+draws all forces with one seed, as rows of one matrix.
 
 python -m multisample.examples.cart_pole                                  # NumPy, on the CPU
 python -m multisample.examples.cart_pole --device cuda                    # PyTorch, on a GPU
@@ -21,7 +20,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,48 +37,75 @@ TEMPERATURE = 0.5
 CART_MASS, POLE_MASS, HALF_LENGTH, GRAVITY = 1.0, 0.1, 0.5, 9.81
 START = 0.0, 0.0, math.pi, 0.0
 """The cart's position and speed, the pole's angle and angular speed: the pole hangs down."""
-DRAWS = ("batch", "flattened", "loop", "randn")
 
 
 class Run(NamedTuple):
-    """A controlled cart after each step: the pole's angle in radians, 0 if upright, and the cart's position in metres.
+    """Controlled carts after each step: the poles' angles in radians, 0 if upright, and the carts' positions in metres.
 
-    Lists of float, or for many carts NumPy arrays of shape (steps, carts).
+    NumPy arrays of shape (steps, carts), or (steps,) for one cart.
     """
 
     angles: Any
     positions: Any
 
 
-def control(steps: int = 120, seed: int = 7, device: str = "cpu", library: str = "numpy") -> Run:
-    """Swing up one pole. `library` is "numpy" (PyTorch if `device` is "cuda") or "jax"."""
+def control(
+    steps: int = 120, seed: int = 7, device: str = "cpu", library: str = "numpy", carts: int = 1, rollouts: int = 0,
+    draws: str = "batch",
+) -> Run:  # fmt: skip
+    """Swing up poles. `library` is "numpy" (PyTorch if `device` is "cuda"), "torch" or "jax".
+
+    Each step simulates `rollouts` sequences for each cart, by default 1024, and 64 if there are many carts.
+    """
+    rollouts = rollouts or (ROLLOUTS if carts == 1 else ROLLOUTS_OF_MANY)
     if library == "jax":
-        angles, positions = _program(steps, ROLLOUTS)(seed)
-        return Run([math.remainder(float(angle), 2 * math.pi) for angle in angles], [float(x) for x in positions])
+        import jax
+        import jax.numpy as jnp
+
+        program = jax.jit(jax.vmap(functools.partial(trajectory, steps=steps, rollouts=rollouts)))
+        angles, positions = (np.asarray(x).T for x in program(jnp.arange(seed, seed + carts)))
+    else:
+        angles, positions = _controlled(steps, seed, device, library, carts, rollouts, draws)
+    angles = np.remainder(angles + math.pi, 2 * math.pi) - math.pi
+    return Run(angles[:, 0], positions[:, 0]) if carts == 1 else Run(angles, positions)
+
+
+def _controlled(
+    steps: int, seed: int, device: str, library: str, carts: int, rollouts: int, draws: str
+) -> tuple[Any, Any]:  # fmt: skip
     xp: Any = np
-    plan: Any = np.zeros(HORIZON, np.float32)
+    where = {}
     if library == "torch" or device == "cuda":
         import torch
 
-        xp, plan = torch, torch.zeros(HORIZON, device=device)
-    generator = multisample.Generator(seed)
-    state = list(START)
-    run = Run([], [])
-    for _ in range(steps):
-        forces = multisample.sample(plan, FORCE, ROLLOUTS, generator=generator)
-        costs = costs_of(xp, state, forces)
-        weights = xp.exp((costs.min() - costs) / TEMPERATURE)
-        plan = forces @ (weights / weights.sum())
-        state = [float(x) for x in next_state(xp, state, plan[0])]
-        plan = xp.roll(plan, -1)
-        plan[-1] = 0
-        run.angles.append(math.remainder(state[2], 2 * math.pi))
-        run.positions.append(state[0])
-    return run
+        xp, where = torch, {"device": device}
+    seeds = xp.arange(seed, seed + carts, **where)
+    plans = xp.zeros((carts, HORIZON), dtype=xp.float32, **where)
+    states = [xp.full((carts,), x, dtype=xp.float32, **where) for x in START]
+    angles, positions = np.empty((steps, carts), np.float32), np.empty((steps, carts), np.float32)
+    for t in range(steps):
+        forces = forces_of(xp, plans, seeds, t, rollouts, draws)
+        costs = costs_of(xp, [x[:, None] for x in states], xp.moveaxis(forces, 1, 0))
+        weights = xp.exp((xp.amin(costs, 1)[:, None] - costs) / TEMPERATURE)
+        plans = (forces @ (weights / weights.sum(1)[:, None])[..., None])[..., 0]
+        states = next_state(xp, states, plans[:, 0])
+        plans = xp.roll(plans, -1, 1)
+        plans[:, -1] = 0
+        angles[t], positions[t] = (np.asarray(x if xp is np else x.cpu()) for x in (states[2], states[0]))
+    return angles, positions
+
+
+def forces_of(xp: Any, plans: Any, seeds: Any, t: int, rollouts: int, draws: str = "batch") -> Any:
+    """The forces of step t around `plans`, shape (carts, horizon, rollouts)."""
+    if draws == "batch":
+        keys = xp.stack([seeds, xp.full_like(seeds, t)], 1)  # Seeds and offsets.
+        return multisample.sample(plans, FORCE, rollouts, seed=keys)
+    key = multisample.Key(int(seeds[0]), t)
+    return multisample.sample(plans.reshape(-1), FORCE, rollouts, seed=key).reshape(*plans.shape, rollouts)
 
 
 def costs_of(library: Any, state: Sequence[Any], forces: Any) -> Any:
-    """The cost of each sequence of forces, shape (n,)."""
+    """The cost of each sequence of forces, shape (n,), or (carts, n) with the steps of `forces` in front."""
     total = 0.0 * forces[0]
     state = [total + x for x in state]
     for force in forces:
@@ -94,7 +120,6 @@ def costs_of(library: Any, state: Sequence[Any], forces: Any) -> Any:
 def next_state(library: Any, state: Sequence[Any], force: Any) -> list[Any]:
     """The state after one step."""
     position, speed, angle, turn = state
-    angle = angle if hasattr(angle, "shape") else library.asarray(angle)
     sine, cosine = library.sin(angle), library.cos(angle)
     mass = CART_MASS + POLE_MASS
     push = (force + POLE_MASS * HALF_LENGTH * turn * turn * sine) / mass
@@ -102,9 +127,6 @@ def next_state(library: Any, state: Sequence[Any], force: Any) -> list[Any]:
     acceleration = push - POLE_MASS * HALF_LENGTH * twist * cosine / mass
     speed, turn = speed + SECONDS_PER_STEP * acceleration, turn + SECONDS_PER_STEP * twist
     return [position + SECONDS_PER_STEP * speed, speed, angle + SECONDS_PER_STEP * turn, turn]
-
-
-# --- JAX ----------------------------------------------------------------------------------------------------------
 
 
 def trajectory(seed: Any, steps: int, rollouts: int = ROLLOUTS) -> tuple[Any, Any]:
@@ -128,93 +150,19 @@ def trajectory(seed: Any, steps: int, rollouts: int = ROLLOUTS) -> tuple[Any, An
     return angles, positions
 
 
-@functools.cache
-def _program(steps: int, rollouts: int, many: bool = False) -> Any:
-    import jax
-
-    program = functools.partial(trajectory, steps=steps, rollouts=rollouts)
-    return jax.jit(jax.vmap(program) if many else program)
-
-
-# --- Many carts ---------------------------------------------------------------------------------------------------
-
-
-def control_many(
-    carts: int = 256, steps: int = 60, seed: int = 7, rollouts: int = ROLLOUTS_OF_MANY, library: str = "torch",
-    device: str = "cpu", draws: str = "batch",
-) -> Run:  # fmt: skip
-    """Swing up many poles, with "torch" or "jax". `seed` is that of the first cart."""
-    if library == "jax":
-        import jax.numpy as jnp
-
-        program = _program(steps, rollouts, many=True)
-        return Run(*(np.asarray(x).T for x in program(jnp.arange(seed, seed + carts))))
-    import torch
-
-    draw = drawn(torch.arange(seed, seed + carts, device=device), rollouts, draws)
-    plans = torch.zeros(carts, HORIZON, device=device)
-    states = [torch.full((carts,), x, device=device) for x in START]
-    run = Run(np.empty((steps, carts), np.float32), np.empty((steps, carts), np.float32))
-    for t in range(steps):
-        forces = draw(plans)
-        costs = costs_of(torch, [x[:, None] for x in states], forces.transpose(0, 1))
-        weights = torch.softmax(-costs / TEMPERATURE, 1)
-        plans = (forces @ weights[..., None])[..., 0]
-        states = next_state(torch, states, plans[:, 0])
-        plans = torch.nn.functional.pad(plans[:, 1:], (0, 1))
-        run.angles[t], run.positions[t] = states[2].cpu(), states[0].cpu()
-    return run
-
-
-def drawn(seeds: Any, rollouts: int, draws: str = "batch") -> Callable[[Any], Any]:
-    """A function from plans (carts, horizon) to forces (carts, horizon, rollouts); each call has new noise."""
-    import torch
-
-    if draws == "batch":
-        keys = torch.stack([seeds, torch.full_like(seeds, -1)], 1)  # Seeds and offsets.
-
-        def batch(plans: Any) -> Any:
-            keys[:, 1] += 1
-            return multisample.sample(plans, FORCE, rollouts, seed=keys)
-
-        return batch
-    if draws == "flattened":
-        generator = multisample.Generator(int(seeds[0]))
-
-        def flattened(plans: Any) -> Any:
-            forces = multisample.sample(plans.reshape(-1), FORCE, rollouts, generator=generator)
-            return forces.reshape(*plans.shape, rollouts)
-
-        return flattened
-    if draws == "loop":
-        generators = [multisample.Generator(seed) for seed in seeds.tolist()]
-
-        def loop(plans: Any) -> Any:
-            forces = plans.new_empty(*plans.shape, rollouts)
-            for plan, generator, out in zip(plans, generators, forces, strict=True):
-                multisample.sample(plan, FORCE, rollouts, generator=generator, out=out)
-            return forces
-
-        return loop
-    return lambda plans: plans[..., None] + FORCE * torch.randn(*plans.shape, rollouts, device=plans.device)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the angle of the pole, or how many poles are upright, every half second."""
     args = parsed(
-        "cart_pole", __doc__, argv, library=("numpy", "torch", "jax"), device=("cpu", "cuda"), carts=1, draws=DRAWS,
-        seed=7,
+        "cart_pole", __doc__, argv, library=("numpy", "torch", "jax"), device=("cpu", "cuda"), carts=1,
+        draws=("batch", "flattened"), seed=7,
     )  # fmt: skip
+    run = control(**vars(args))
     if args.carts == 1:
-        run = control(seed=args.seed, device=args.device, library=args.library)
         print("seconds  angle of the pole (0 is upright)  position of the cart")
         lines = [f"{angle:7.2f} rad  {position:29.2f} m" for angle, position in zip(*run, strict=True)]
     else:
-        library = "jax" if args.library == "jax" else "torch"
-        run = control_many(args.carts, seed=args.seed, library=library, device=args.device, draws=args.draws)
         print("seconds  poles within 0.4 rad of upright")
-        angles = np.remainder(run.angles + math.pi, 2 * math.pi) - math.pi
-        lines = [f"{count} of {args.carts}" for count in np.count_nonzero(abs(angles) < 0.4, axis=1)]
+        lines = [f"{count} of {args.carts}" for count in np.count_nonzero(abs(run.angles) < 0.4, axis=1)]
     for k in range(11, len(lines), 12):
         print(f"{(k + 1) * SECONDS_PER_STEP:7.2f}  {lines[k]}")
     return 0

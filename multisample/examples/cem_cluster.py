@@ -1,27 +1,40 @@
-"""The cross-entropy method on an executor: threads, processes, a Dask cluster or MPI tune the gains of a controller.
+"""The cross-entropy method on threads, processes, a Dask cluster, MPI, or the GPUs of PyTorch's `torchrun`.
+
+Executors tune the gains of a controller. Ranks of `torchrun` minimise Rastrigin's function: each draws and scores its
+part of the samples, and the ranks exchange scores only.
 
 python -m multisample.examples.cem_cluster --executor processes
 python -m multisample.examples.cem_cluster --executor dask --scheduler tcp://host:8786
 mpiexec -n 9 python -m mpi4py.futures -m multisample.examples.cem_cluster --executor mpi
+torchrun --nproc-per-node 4 -m multisample.examples.cem_cluster --executor torchrun                  # CPUs
+torchrun --nproc-per-node 4 -m multisample.examples.cem_cluster --executor torchrun --device cuda    # GPUs
 """
 
 from __future__ import annotations
 
-import argparse
+import contextlib
+import math
+import os
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing import get_context
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from multisample import cem
 
-from ._running import run
+from ._running import parsed, run
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed.device_mesh import DeviceMesh
 
 STARTS, STEPS, SECONDS = 32, 150, 0.02
 GRAVITY, LENGTH, POLE, CART = 9.8, 0.5, 0.1, 1.0
-EXECUTORS = "none", "threads", "processes", "dask", "mpi"
+DIMENSIONS, SAMPLES = 20, 4096
+EXECUTORS = "none", "threads", "processes", "dask", "mpi", "torchrun"
 
 
 def cost(gains: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -53,35 +66,111 @@ def tune(executor: Any = None, tasks: int | None = None, n: int = 400, iteration
     )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print the gains."""
-    parser = argparse.ArgumentParser(prog="python -m multisample.examples.cem_cluster", description=__doc__)
-    parser.add_argument("--executor", choices=EXECUTORS, default="none")
-    parser.add_argument("--tasks", type=int, help="tasks in each iteration (default: one for each processor)")
-    parser.add_argument("--scheduler", metavar="ADDRESS", help="with dask: the scheduler (default: a local cluster)")
-    args = parser.parse_args(argv)
-    with ExitStack() as stack:
+@contextlib.contextmanager
+def executor_of(kind: str, scheduler: str = "") -> Iterator[Any]:
+    """The executor of this kind, or None."""
+    with contextlib.ExitStack() as stack:
         executor: Any = None
-        if args.executor == "threads":
-            from concurrent.futures import ThreadPoolExecutor
-
+        if kind == "threads":
             executor = stack.enter_context(ThreadPoolExecutor())
-        elif args.executor == "processes":
-            from concurrent.futures import ProcessPoolExecutor
-            from multiprocessing import get_context
-
+        elif kind == "processes":
             # Forked processes would inherit locks of the libraries that are loaded here.
             executor = stack.enter_context(ProcessPoolExecutor(mp_context=get_context("spawn")))
-        elif args.executor == "dask":
+        elif kind == "dask":
             from distributed import Client
 
-            executor = stack.enter_context(Client(args.scheduler)).get_executor()
-        elif args.executor == "mpi":
+            executor = stack.enter_context(Client(scheduler or None)).get_executor()
+        elif kind == "mpi":
             from mpi4py.futures import MPIPoolExecutor
 
             executor = stack.enter_context(MPIPoolExecutor())
+        yield executor
+
+
+# --- Ranks --------------------------------------------------------------------------------------------------------
+
+
+def rastrigin(x: torch.Tensor) -> torch.Tensor:
+    """Rastrigin's function of each column, with its minimum 0 at 0."""
+    import torch
+
+    terms = x * x - 10 * torch.cos(2 * math.pi * x) + 10
+    # Adding row by row rounds equally for any number of columns, and so of ranks; `terms.sum(0)` may not.
+    total = torch.zeros_like(terms[0])
+    for row in terms:
+        total += row
+    return total
+
+
+def minimize(
+    f: Callable[[torch.Tensor], torch.Tensor],
+    mu: torch.Tensor,
+    sigma: torch.Tensor | float,
+    n: int,
+    *,
+    mesh: DeviceMesh,
+    iterations: int = 100,
+    **options: Any,
+) -> cem.Result[Any]:
+    """Minimise `f` on the ranks of a mesh of one dimension; each rank refits by itself.
+
+    `f` takes a rank's samples, of shape (d, n of the rank), and returns their scores. `mu` and `sigma` are equal on
+    every rank, and `n` counts the samples of all ranks. The options are those of `multisample.cem.CEM`, except
+    `bounds`. `seed` is required: the ranks must draw one matrix. The result is equal on every rank. It equals that of
+    one rank if GPUs are of one model and `f` scores each sample by itself.
+    """
+    import torch
+    from torch.distributed.tensor import DTensor, Shard
+
+    from multisample.torch import sample_sharded
+
+    search = cem.CEM(mu, sigma, n, **options)
+    drawing = {name: options[name] for name in ("noise", "antithetic", "fast_math", "backend") if name in options}
+    for _ in range(iterations):
+        (task,) = search.ask_tasks(1)
+        part = sample_sharded(
+            search.mu, search.sigma, n, mesh=mesh, placements=[Shard(1)], seed=task.key, **drawing
+        ).to_local()
+        scores = DTensor.from_local(f(part), mesh, [Shard(0)], shape=torch.Size((n,)), stride=(1,)).full_tensor()
+        search.tell_scores(task, scores)  # Draws the elites again.
+        if search.status:
+            break
+    return search.result()
+
+
+def minimize_on_ranks(device: str) -> None:
+    """Minimise Rastrigin's function in 20 dimensions on the ranks of `torchrun`; the first rank prints the result."""
+    import torch
+    from torch import distributed
+    from torch.distributed.device_mesh import init_device_mesh
+
+    rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    where = torch.device(device)
+    if device == "cuda":
+        where = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(where)
+    # Without torchrun, there is one rank.
+    store = None if "RANK" in os.environ else distributed.HashStore()
+    backend = "nccl" if device == "cuda" else "gloo"
+    distributed.init_process_group(backend, store=store, rank=rank, world_size=size)
+    try:
+        mu = torch.full((DIMENSIONS,), 3.0, device=where)
+        result = minimize(rastrigin, mu, 2.0, SAMPLES, mesh=init_device_mesh(device, (size,)), tol=1e-4, seed=7)
+    finally:
+        distributed.destroy_process_group()
+    if rank == 0:
+        print(f"{result.message} Best score {result.fun:.3g} after {result.nit} iterations on {size} ranks")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the gains, or with `torchrun` the minimum."""
+    args = parsed("cem_cluster", __doc__, argv, executor=EXECUTORS, tasks=0, scheduler="", device=("cpu", "cuda"))
+    if args.executor == "torchrun":
+        minimize_on_ranks(args.device)
+        return 0
+    with executor_of(args.executor, args.scheduler) as executor:
         start = time.perf_counter()
-        result = tune(executor, None if executor is None else args.tasks)
+        result = tune(executor, (args.tasks or None) if executor else None)
         seconds = time.perf_counter() - start
     print(f"gains {result.mu.round(3)}, cost {result.history['best'][-1]:.4f}; {seconds:.1f} s with {args.executor}")
     return 0

@@ -1,17 +1,22 @@
-"""An evolution strategy whose perturbations are never stored.
+"""An evolution strategy whose perturbations are never stored, and whose workers exchange only scores.
 
-Each step scores perturbations of all parameters, one at a time, and moves the parameters along their weighted sum,
-which `multisample.weighted_moments` draws again from the seed. So a step needs the memory of two vectors of parameters,
-however many perturbations there are, and workers that score different perturbations exchange only their scores
-(Salimans et al., "Evolution strategies as a scalable alternative to reinforcement learning", 2017).
+Each worker has its own copy of the parameters. It scores some members of the population, sends the scores to all
+others, and applies the update by itself: `multisample.perturb` draws the noise of all members again (Salimans et al.,
+"Evolution strategies as a scalable alternative to reinforcement learning", 2017). So a step needs memory for two copies
+of the parameters, however many members there are. The parameters of all workers stay equal, bit for bit, also where
+some compute on a CPU and some on a GPU.
 
-python -m multisample.examples.evolution_strategy                    # NumPy, on the CPU
-python -m multisample.examples.evolution_strategy --device cuda      # PyTorch, on a GPU
+python -m multisample.examples.evolution_strategy                        # NumPy, on the CPU
+python -m multisample.examples.evolution_strategy --devices cuda         # PyTorch, on a GPU
+python -m multisample.examples.evolution_strategy --devices cpu cuda     # two workers
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import hashlib
+import multiprocessing
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -20,66 +25,90 @@ import multisample
 
 from ._running import parsed, run
 
-PERTURBATIONS = 64
-SCALE = 0.05
-"""Standard deviation of a perturbation."""
-RATE = 0.01
-"""Length of a step."""
+MEMBERS = 64
+SCALE = 0.1
+"""Standard deviation of the noise."""
+RATE = 0.02
+SHAPES = {"weight": (16, 8), "bias": (8,)}
+SECONDS = 300
+"""How long a worker waits for the others."""
 
 
-def scores_of(
-    parameters: Any, score: Callable[[Any], Any], key: multisample.Key, perturbations: Iterable[int]
-) -> list[float]:
-    """Scores of perturbations of a step, by their numbers: the work of one worker.
+def score(parameters: Mapping[str, Any]) -> float:
+    """Minus the squared distance of all parameters from 1, computed on the host in float64; higher is better."""
+    return -sum(float(np.square(_on_host(x).astype(np.float64) - 1).sum()) for x in parameters.values())
 
-    `score` takes an array like `parameters`, shape (d,), and returns a number; higher is better. `key` is that of the
-    step, the same for all workers.
-    """
+
+def _on_host(x: Any) -> Any:
+    return x if isinstance(x, np.ndarray) else x.cpu().numpy()
+
+
+def scores_of(parameters: Mapping[str, Any], key: multisample.Key, members: Iterable[int]) -> list[float]:
+    """Scores of some members of the step with this key: the work of one worker."""
     one, scores = None, []
-    for j in perturbations:
-        one = multisample.sample(parameters, SCALE, 1, seed=key, sample_offset=j, out=one)
-        scores.append(float(score(one[:, 0])))
+    for member in members:
+        one = multisample.perturb(parameters, SCALE, seed=key, member=member, out=one)
+        scores.append(score(one))
     return scores
 
 
-def move(library: Any, parameters: Any, scores: Sequence[float], key: multisample.Key) -> None:
-    """Move the parameters, in place, towards the perturbations with high scores.
-
-    `library` is numpy or torch. The scores are those of the perturbations 0, 1, ... of the step with this key.
-    """
-    weights = np.asarray(scores, np.float32)
-    weights = (weights - weights.mean()) / (weights.std() + 1e-12)
-    if library is not np:
-        weights = library.from_numpy(weights).to(parameters.device)
-    # One number with the shape of the parameters takes no memory.
-    rate = library.broadcast_to(parameters[:1] * 0 + RATE, parameters.shape)
-    (step,) = multisample.weighted_moments(weights, 0.0, rate, order=1, seed=key)
-    parameters += step
+def update(parameters: Any, scores: Any, key: multisample.Key) -> None:
+    """Move the parameters, in place, towards the members with high scores. `scores` are those of all members."""
+    coefficients = RATE * (scores - np.mean(scores)) / (np.std(scores) + 1e-12)
+    multisample.perturb(parameters, coefficients, seed=key, out=parameters)
 
 
-def train(d: int = 1000, steps: int = 200, seed: int = 7, device: str = "cpu") -> list[float]:
-    """Fit `d` parameters to a target; returns the mean squared distance from it before each step."""
-    library: Any = np
-    target: Any = np.linspace(-1, 1, d, dtype=np.float32)
-    if device == "cuda":
+_shared: Any = None
+
+
+def share(*shared: Any) -> None:
+    """Keep what all workers share: an array of scores, and a barrier."""
+    global _shared
+    _shared = shared
+
+
+def work(worker: int, device: str, steps: int, seed: int) -> tuple[list[float], list[str]]:
+    """The scores of the parameters after each step, and digests of their bits, in one of the workers."""
+    buffer, barrier = _shared
+    scores, members = np.frombuffer(buffer), range(worker, MEMBERS, barrier.parties)
+    parameters: dict[str, Any] = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
+    if device != "cpu":
         import torch
 
-        library, target = torch, torch.from_numpy(target).cuda()
-    parameters, distances = target * 0, []
+        parameters = {name: torch.from_numpy(x).to(device) for name, x in parameters.items()}
+    reached, digests = [], []
     for t in range(steps):
-        distances.append(float(((parameters - target) ** 2).mean()))
         key = multisample.Key(seed, t)
-        scores = scores_of(parameters, lambda x: -((x - target) ** 2).mean(), key, range(PERTURBATIONS))
-        move(library, parameters, scores, key)
-    return distances
+        scores[members] = scores_of(parameters, key, members)
+        barrier.wait(SECONDS)
+        update(parameters, scores, key)
+        barrier.wait(SECONDS)  # All have read the scores.
+        reached.append(score(parameters))
+        digests.append(hashlib.sha256(b"".join(_on_host(x).tobytes() for x in parameters.values())).hexdigest())
+    return reached, digests
+
+
+def train(
+    devices: Sequence[str] = ("cpu",), steps: int = 100, seed: int = 7
+) -> tuple[list[float], list[set[str]]]:  # fmt: skip
+    """Train with one worker for each device: "cpu" for NumPy arrays, any other for PyTorch's tensors.
+
+    Returns the score after each step, and the digests of all workers: one digest, since their parameters are equal.
+    """
+    context = multiprocessing.get_context("spawn")
+    shared = context.Array("d", MEMBERS, lock=False), context.Barrier(len(devices))
+    with ProcessPoolExecutor(len(devices), context, share, shared) as executor:
+        futures = [executor.submit(work, *worker, steps, seed) for worker in enumerate(devices)]
+        scores, digests = zip(*(future.result() for future in futures), strict=True)
+    return scores[0], [set(of_step) for of_step in zip(*digests, strict=True)]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print how the parameters approach the target."""
-    distances = train(device=parsed("evolution_strategy", __doc__, argv, device=("cpu", "cuda")).device)
-    print(f"step{'mean squared distance':>24}")
-    for t in (*range(0, len(distances), 25), len(distances) - 1):
-        print(f"{t:4d}{distances[t]:24.4f}")
+    """Print the scores, and whether the workers agree."""
+    scores, digests = train(parsed("evolution_strategy", __doc__, argv, devices=["cpu"]).devices)
+    print(f"step{'score':>12}  digests")
+    for t in (*range(0, len(scores), 20), len(scores) - 1):
+        print(f"{t:4d}{scores[t]:12.3f}  {' '.join(sorted(text[:12] for text in digests[t]))}")
     return 0
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numba import njit
@@ -89,14 +89,10 @@ OPTIONS = ("-std=c++17", f"-I{multisample.get_include()}", *(f"-D{k}={float(v)!r
 """Options for the compiler of `KERNEL`. It also needs ``-DNORMALS4=normals4`` or ``-DNORMALS4=fast_normals4``."""
 
 
-class Run(NamedTuple):
-    """The trajectory of the vehicle: x and y after each control step, in metres."""
-
-    positions: list[tuple[float, float]]
-
-
-def control(steps: int = 80, rollouts: int = 2048, seed: int = 7, device: str = "cpu", fast_math: bool = False) -> Run:
-    """Fly to the goal, with `rollouts` sequences for each control step.
+def control(
+    steps: int = 80, rollouts: int = 2048, seed: int = 7, device: str = "cpu", fast_math: bool = False
+) -> list[tuple[float, float]]:
+    """Fly to the goal, with `rollouts` sequences for each control step; returns x and y after each, in metres.
 
     With device "cpu", Numba compiles the kernels for the CPU, and with "numba" for a GPU. With "cuda", they are CUDA
     C++, which supports `fast_math`.
@@ -111,7 +107,7 @@ def control(steps: int = 80, rollouts: int = 2048, seed: int = 7, device: str = 
     sigma = library.full(2 * STEPS, ACCELERATION, np.float32)
     generator = multisample.Generator(seed)
     state = np.array([*START, 0.0], np.float32)
-    run = Run([])
+    positions = []
     for _ in range(steps):
         key = generator.take()
         costs = costs_of(plan, sigma, state[:4], rollouts, key, device, fast_math)
@@ -122,8 +118,8 @@ def control(steps: int = 80, rollouts: int = 2048, seed: int = 7, device: str = 
         a, b = (float(x) for x in plan[:2])
         state = np.array(moved((*state[:4], np.float32(0)), np.float32(a), np.float32(b)), np.float32)
         plan = library.concatenate([plan[2:], library.zeros(2, np.float32)])
-        run.positions.append((float(state[0]), float(state[1])))
-    return run
+        positions.append((float(state[0]), float(state[1])))
+    return positions
 
 
 def costs_of(
@@ -220,10 +216,10 @@ def moved(vehicle, a, b):  # type: ignore[no-untyped-def]
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the vehicle's position every half second."""
     args = parsed("mppi", __doc__, argv, device=("cpu", "numba", "cuda"), rollouts=2048, seed=7)
-    run = control(rollouts=args.rollouts, seed=args.seed, device=args.device)
+    positions = control(rollouts=args.rollouts, seed=args.seed, device=args.device)
     print("seconds       x       y  distance to the goal")
-    for k in range(9, len(run.positions), 10):
-        x, y = run.positions[k]
+    for k in range(9, len(positions), 10):
+        x, y = positions[k]
         distance = math.hypot(x - float(GOAL[0]), y - float(GOAL[1]))
         print(f"{(k + 1) * float(SECONDS):7.2f}{x:8.2f}{y:8.2f}{distance:22.2f}")
     return 0

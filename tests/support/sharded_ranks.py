@@ -31,7 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import multisample
 import multisample.cem
 from multisample import Generator
-from multisample.examples.cem_torchrun import minimize
+from multisample.examples.cem_cluster import minimize
 from multisample.torch import perturb_, sample_sharded
 
 # Timeout of a collective that a failed rank does not join. It includes time for ranks that compile.
