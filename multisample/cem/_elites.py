@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ._arrays import Arrays
+from ._stopping import RUNNING, is_refitted, status_after
 
-RUNNING, CONVERGED, COLLAPSED, UNSCORED, DIVERGED = range(5)
 COLUMNS = ("best", "mean", "threshold", "sigma", "nonfinite", "status")
 """Columns of the history: one row for each iteration."""
 
@@ -125,17 +125,8 @@ def _followed(
     if smoothing != 1:
         mean = state.mu + smoothing * (mean - state.mu)
         sigma = state.sigma + smoothing * (sigma - state.sigma)
-
-    one_sigma_away = mean + sigma
-    unscored = count == 0
-    diverged = ~xp.isfinite(one_sigma_away).all(-1)
-    goes_on = (state.running & ~(unscored | diverged))[..., None]
-    status = xp.where((one_sigma_away == mean).all(-1), COLLAPSED, RUNNING)
-    if settings.tol is not None:
-        status = xp.where(xp.amax(sigma, -1) <= settings.tol, CONVERGED, status)
-    status = xp.where(diverged, DIVERGED, status)
-    status = xp.where(unscored, UNSCORED, status)
-
+    status = status_after(xp, mean, sigma, count == 0, settings.tol)
+    goes_on = (state.running & is_refitted(status))[..., None]
     fun = arrays.cast(xp.amin(best_scores, -1), arrays.real)
     improved = state.running & (fun < state.fun)
     following = State(

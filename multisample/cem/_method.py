@@ -1,10 +1,9 @@
-"""`minimize` and `CEM`: arguments, state and messages. `_elites` has the arithmetic."""
+"""`minimize` and `CEM`: arguments and state. `_elites` has the arithmetic, `_stopping` the end of a run."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import math
 import numbers
 from collections.abc import Callable, Mapping
@@ -25,20 +24,8 @@ from .._randomness.source import source_of
 from .._sample import sample
 from .._typing import AnyArray, ArrayT, HostVector, Noise, Number, OwnArray, T, Tensor
 from ._arrays import arrays_like, on_host
-from ._elites import (
-    COLLAPSED,
-    COLUMNS,
-    CONVERGED,
-    DIVERGED,
-    RUNNING,
-    UNSCORED,
-    Settings,
-    State,
-    elite_weights,
-    first_state,
-    refit,
-    refit_by_moments,
-)
+from ._elites import COLUMNS, Settings, State, elite_weights, first_state, refit, refit_by_moments
+from ._stopping import CONVERGED, DIVERGED, RUNNING, STOPPED_BY_CALLBACK, message_of
 from ._tasks import Task, checked_tasks, host_scores, redraw, refuse_jax, refuse_searches, run_tasks, split
 
 if TYPE_CHECKING:
@@ -48,16 +35,6 @@ if TYPE_CHECKING:
 
     from ._typing import AdoptedCEMOptions, CEMOptions, HostCEMOptions, Seed
 
-STOPPED_BY_CALLBACK = 5
-_REASONS = {
-    RUNNING: "All {nit} iterations ran.",
-    CONVERGED: "The largest standard deviation, {sigma:.3g}, is at most tol = {tol:.3g}.",
-    COLLAPSED: "The standard deviation collapsed in iteration {nit}: adding it no longer changes the mean. If the"
-    " collapse was too early, set noise_floor or smoothing, or raise n or elite_frac.",
-    UNSCORED: "No score was finite in iteration {nit}, so mean and standard deviation cannot be refitted.",
-    DIVERGED: "The mean or the standard deviation overflowed in iteration {nit}; mu and sigma are from before it.",
-    STOPPED_BY_CALLBACK: "The callback ended the run.",
-}
 _NOTHING = np.array([math.nan] * (len(COLUMNS) - 1) + [0.0])
 # Iterations between two checks of the status on a device, since a check waits for the device.
 DEVICE_CHECK_EVERY = 16
@@ -253,7 +230,7 @@ class CEM(Generic[ArrayT]):
         self._rows: list[Any] = []  # Rows of the history that are still on the device.
         self._history: list[HostArray] = []
         self._told = 0
-        self._asked: tuple[Any, Any, Any] | None = None
+        self._asked: Any = None  # Seed, mean and deviation of the latest `ask`.
         # Scores of incomplete generations, by the first sample of their tasks.
         self._parts: dict[Key, dict[int, HostArray]] = {}
         self._complete: set[Key] = set()
@@ -279,8 +256,11 @@ class CEM(Generic[ArrayT]):
             If the shape, type or device of `out` differs from the result's.
         """
         key = self._generator.take()
+        seed: Any = key
         try:
-            seed = self._seed_of(key)
+            if self._seeds is not None:
+                with self._arrays.scope():
+                    seed = self._arrays.keys(self._placed_seeds, key.offset)
             samples: ArrayT = self._drawn(seed, self._state.mu, self._state.sigma, out)
         except BaseException:
             self._generator._put_back(*key)
@@ -288,25 +268,12 @@ class CEM(Generic[ArrayT]):
         self._asked = seed, self._state.mu, self._state.sigma
         return samples
 
-    def _seed_of(self, key: Key) -> Any:
-        """The argument `seed` of the draw with this key of the generator."""
-        if self._seeds is None:
-            return key
-        with self._arrays.scope():
-            return self._arrays.keys(self._placed_seeds, key.offset)
-
     def _drawn(self, seed: Any, mu: Any, sigma: Any, out: Any = None) -> Any:
-        """A generation of samples."""
         samples = sample(mu, sigma, self._n, seed=seed, out=out, **self._options)
         if self._bounds is None:
             return samples
         with self._arrays.scope():
             return self._arrays.clipped(samples, *self._bounds)
-
-    def _redrawn(self) -> Any:
-        """The samples of the latest `ask`, in new memory."""
-        assert self._asked is not None
-        return self._drawn(*self._asked)
 
     def tell(self, samples: AnyArray | None, scores: AnyArray) -> None:
         """Refit mean and standard deviation to the samples with the lowest scores.
@@ -356,7 +323,6 @@ class CEM(Generic[ArrayT]):
 
     def _refit_to_drawn(self, scores: Any, noise: Any) -> Any:
         """Refit to the samples of the latest `ask`, without them; returns the row of the history."""
-        assert self._asked is not None
         seed, mu, sigma = self._asked
         weights, best = self._weights(scores)
         options = {**self._options, "seed": seed}
@@ -499,6 +465,8 @@ class CEM(Generic[ArrayT]):
         nit = np.isfinite(columns["nonfinite"]).sum(axis=0)
         columns["nonfinite"] = np.nan_to_num(columns["nonfinite"]).astype(np.int64)
         nonfinite = columns["nonfinite"].sum(axis=0)
+        searches = zip(*map(np.atleast_1d, (status, nit, nonfinite)), np.atleast_2d(columns["sigma"].T), strict=True)
+        messages: Any = tuple(message_of(self._n, self._tol, *search) for search in searches)
         return Result(
             x=self._state.x,
             fun=self._plain(_lowest(columns["best"]), np.float64),
@@ -509,15 +477,9 @@ class CEM(Generic[ArrayT]):
             nonfinite=self._plain(nonfinite, np.int64),
             success=self._plain((status == CONVERGED) | ((status == RUNNING) & (self._tol is None)), np.bool_),
             status=self._plain(status, np.int64),
-            message=self._messages(status, nit, nonfinite, columns["sigma"]),
+            message=messages if self._batch else messages[0],
             history={name: column.T for name, column in columns.items()},
         )
-
-    def _messages(self, *values: Any) -> Any:
-        """`_message` of each search, from `values`, whose last axis counts searches."""
-        if not self._batch:
-            return self._message(*values)
-        return tuple(itertools.starmap(self._message, zip(*(value.T for value in values), strict=True)))
 
     @property
     def state(self) -> CEMState:
@@ -666,15 +628,6 @@ class CEM(Generic[ArrayT]):
                 f"mu: expected it within bounds, got mu[{_text(at)}] = {mu[at]}, not from {low[at]} to {high[at]}"
             )
         return self._arrays.put(low)[..., None], self._arrays.put(high)[..., None]
-
-    def _message(self, status: Any, nit: Any, nonfinite: Any, sigma: HostArray) -> str:
-        reason = _REASONS[int(status)]
-        if status == RUNNING and self._tol is not None and nit:
-            reason = "All {nit} iterations ran; the largest standard deviation, {sigma:.3g}, is above tol."
-        reason = reason.format(nit=nit, sigma=sigma[nit - 1] if nit else math.nan, tol=self._tol)
-        if not nonfinite:
-            return reason
-        return f"{reason} {nonfinite} of {self._n * nit} scores were NaN or infinite, and counted as worst."
 
 
 # The overloads overlap in calls with two numbers, which raise.
@@ -899,7 +852,7 @@ def minimize(
             samples = cem.ask(buffer)
             if cem._arrays.mutable:
                 buffer = samples
-            scores, samples, copy = cem._arrays.score(f, samples, cem._redrawn, copy)
+            scores, samples, copy = cem._arrays.score(f, samples, lambda: cem._drawn(*cem._asked), copy)
             cem.tell(samples, scores)
         if callback is not None and callback(cem):
             return cem._result(is_stopped=True)
