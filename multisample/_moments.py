@@ -98,20 +98,6 @@ def weighted_moments(
     >>> variance = m2 - (m1 - mu) ** 2
     >>> bool(np.allclose(variance, x[:, elites].var(axis=1), atol=1e-6))
     True
-
-    Workers of an evolution strategy need to exchange scores and seeds only. Each worker draws the same perturbations
-    of the parameters again from their seed, and so takes the same step:
-
-    >>> theta, ones = np.zeros(100, np.float32), np.ones(100, np.float32)
-    >>> for t in range(300):
-    ...     key = multisample.Key(7, t)
-    ...     perturbed = multisample.sample(theta, 0.1, 64, seed=key, antithetic=True)
-    ...     scores = np.square(perturbed - 1).sum(axis=0)
-    ...     weights = (scores.mean() - scores) / (scores.std() * len(scores))
-    ...     (step,) = multisample.weighted_moments(weights, 0.0, ones, order=1, seed=key, antithetic=True)
-    ...     theta += 0.5 * step
-    >>> bool(np.square(theta - 1).mean() < 0.1)
-    True
     """
     library = None if is_traced() else BY_TYPE.get(type(weights))
     key: Hashable = None

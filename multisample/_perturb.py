@@ -91,15 +91,7 @@ def perturb(
     the end. So results have the same bits on every backend.
 
     Adding and then subtracting the same noise does not restore a parameter: each result is rounded. With `out`, the
-    original parameters can stay unchanged. This is the perturbation of evolution strategies [1]_ and of MeZO [2]_.
-    Their workers exchange only scores.
-
-    References
-    ----------
-    .. [1] T. Salimans, J. Ho, X. Chen, S. Sidor, I. Sutskever, "Evolution Strategies as a Scalable Alternative to
-       Reinforcement Learning", arXiv:1703.03864.
-    .. [2] S. Malladi, T. Gao, E. Nichani, A. Damian, J. D. Lee, D. Chen, S. Arora, "Fine-Tuning Language Models with
-       Just Forward Passes", arXiv:2305.17333.
+    original parameters can stay unchanged.
 
     Examples
     --------

@@ -79,10 +79,6 @@ def normal(seed, offset, i, j):
     -------
     float32
 
-    Notes
-    -----
-    Four normals of neighbouring columns cost less than two calls of this function: see `normals4`.
-
     Examples
     --------
     >>> import numpy as np
@@ -101,7 +97,7 @@ def normal(seed, offset, i, j):
 
 @njit(forceinline=True)
 def normals4(seed, offset, i, g):
-    """The float32 normals of row `i` in columns ``4 g`` to ``4 g + 3``, for little more than the price of one.
+    """The float32 normals of row `i` in columns ``4 g`` to ``4 g + 3``, for less than the price of two.
 
     Parameters
     ----------

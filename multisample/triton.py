@@ -120,10 +120,6 @@ def normal(seed, offset, i, j):
     -------
     block of float32
 
-    Notes
-    -----
-    `normals4` draws four columns for less than the price of two calls of this function.
-
     Examples
     --------
     >>> import triton
@@ -143,7 +139,7 @@ def normal(seed, offset, i, j):
 
 @triton.jit
 def normals4(seed, offset, i, g):
-    """The float32 normals of rows `i` in columns ``4 g`` to ``4 g + 3``.
+    """The float32 normals of rows `i` in columns ``4 g`` to ``4 g + 3``, for less than the price of two.
 
     Parameters
     ----------

@@ -7,6 +7,7 @@ is cheap to share between threads, to save, and to split for workers.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 from typing import Any, NamedTuple, SupportsIndex, TypedDict, overload
@@ -310,7 +311,7 @@ class Generator:
         ]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _remade, (self.seed, self._graph_safe), dict(self.state)
+        return functools.partial(Generator, self.seed, graph_safe=self._graph_safe), (), dict(self.state)
 
     def __setstate__(self, state: GeneratorState) -> None:
         self.state = state
@@ -319,10 +320,6 @@ class Generator:
         if self._graph_safe:  # Reading the offset would wait for the device.
             return f"Generator(seed={self.seed}, graph_safe=True)"
         return f"Generator(seed={self.seed}, offset={self.offset})"
-
-
-def _remade(seed: int, graph_safe: bool) -> Generator:
-    return Generator(seed, graph_safe=graph_safe)
 
 
 def _entropy() -> int:
@@ -379,9 +376,7 @@ def manual_seed(seed: SupportsIndex) -> Generator:
     >>> bool((a == multisample.sample([0.0], [1.0], 3, seed=7)).all())
     True
     """
-    DEFAULT_GENERATOR.state = {
-        "seed": checked_integer("seed", seed, 0, WORD_64), "offset": 0, "spawned": 0,
-    }  # fmt: skip
+    DEFAULT_GENERATOR.state = {"seed": checked_integer("seed", seed, 0, WORD_64), "offset": 0, "spawned": 0}
     return DEFAULT_GENERATOR
 
 

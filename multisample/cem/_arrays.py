@@ -9,7 +9,7 @@ import contextlib
 import functools
 import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -21,15 +21,6 @@ from .._libraries import CPU, Device, described, library_of
 
 def _type_name(array: Any) -> str:
     return str(array.dtype).removeprefix("torch.")
-
-
-class Scored(NamedTuple):
-    """The result of `Arrays.score`."""
-
-    scores: Any
-    samples: Any
-    copy: Any
-    """The memory that `f` got; None if it got `samples`."""
 
 
 class Arrays:
@@ -133,17 +124,17 @@ class Arrays:
         """`samples` clipped to bounds; in place if the arrays are mutable."""
         return self.xp.clip(samples, low, high, out=samples)
 
-    def score(self, f: Callable[[Any], Any], samples: Any, redraw: Callable[[], Any], copy: Any = None) -> Scored:
-        """``f(samples)``, and the samples as they were drawn, though `f` may overwrite its argument.
+    def score(self, f: Callable[[Any], Any], samples: Any, redraw: Callable[[], Any], copy: Any = None) -> Any:
+        """``f(samples)``, the samples as they were drawn, and the memory of the copy that `f` may overwrite.
 
-        `copy` is memory for a copy of the samples, from an earlier call; ``redraw()`` draws them again.
+        `copy` is that memory from an earlier call; ``redraw()`` draws the samples again.
         """
         if not self.mutable:
-            return Scored(f(samples), samples, None)
+            return f(samples), samples, None
         if copy is None:
             copy = self.xp.empty_like(samples)
         self.xp.copyto(copy, samples)
-        return Scored(f(copy), samples, copy)
+        return f(copy), samples, copy
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """`function`, compiled if the library is JAX; its first argument, the settings, is static."""
@@ -277,12 +268,12 @@ class _TorchArrays(Arrays):
     def adopt(self, array: Any) -> Any:
         return self.xp.as_tensor(array, device=self.where).detach()
 
-    def score(self, f: Callable[[Any], Any], samples: Any, redraw: Callable[[], Any], copy: Any = None) -> Scored:
+    def score(self, f: Callable[[Any], Any], samples: Any, redraw: Callable[[], Any], copy: Any = None) -> Any:
         if samples.is_inference():  # Inference tensors have no version.
-            return Scored(f(samples.clone()), samples, None)
+            return f(samples.clone()), samples, None
         version = samples._version
         scores = f(samples)
-        return Scored(scores, samples if samples._version == version else redraw(), None)
+        return scores, samples if samples._version == version else redraw(), None
 
     def cast(self, array: Any, dtype: Any = None) -> Any:
         return array.to(dtype or self.dtype)

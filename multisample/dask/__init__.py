@@ -61,15 +61,10 @@ def sample(
         Means, and standard deviations of at least 0: NumPy or CuPy arrays, lists, or Dask arrays of NumPy or CuPy
         blocks. One of the two may be a number. The graph holds an array once, and sends it once to a worker.
         Vectors that are too large for that should be Dask arrays; they are rechunked to the rows of `chunks`.
-    n : int
-        Number of samples, at least 0.
     chunks : int, tuple, dict, str or -1, default "auto"
         The blocks of the result, in any form that `dask.array` takes.
-    generator : Generator, optional
-        Source of a seed and an offset, which this call takes. Without `seed` and `generator`, the generator that
-        `multisample.manual_seed` seeds.
-    seed, noise, dtype, layout, antithetic, fast_math : various
-        As for `multisample.sample`, with one seed. A block may cut an antithetic pair.
+    n, seed, generator, noise, dtype, layout, antithetic, fast_math : various
+        As in `multisample.sample`, with one seed or a `Generator`. A block may cut an antithetic pair.
     backend : str, default "auto"
         "cupy" gives blocks of CuPy, drawn on the GPU of the worker. "auto" and "cpu" give blocks of the library of `mu`
         and `sigma`, which is NumPy for lists.

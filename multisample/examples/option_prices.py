@@ -20,7 +20,6 @@ python -m multisample.examples.option_prices --option average --device cuda     
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import statistics
 import time
@@ -181,21 +180,14 @@ def average_price(seed: int = 7, paths: int = 65_536, device: str = "cpu") -> Pr
         import cupy
 
         sums = cupy.empty((blocks, 2))
-        compiled_kernel()((blocks,), (THREADS,), (*arguments, sums))
+        kernel = cupy.RawKernel(KERNEL, "simulate", OPTIONS)  # NVRTC compiles it once.
+        kernel((blocks,), (THREADS,), (*arguments, sums))
         sums = sums.sum(axis=0).get()
     else:
         sums = simulate(*arguments, blocks * THREADS)
     paths, discount = 4 * THREADS * blocks, math.exp(-RATE * YEARS)
     mean, square = discount * float(sums[0]) / paths, discount**2 * float(sums[1]) / paths
     return Price(mean, math.sqrt((square - mean**2) / paths))
-
-
-@functools.cache
-def compiled_kernel() -> Any:
-    """`KERNEL`, compiled by NVRTC."""
-    import cupy
-
-    return cupy.RawKernel(KERNEL, "simulate", OPTIONS)
 
 
 @njit

@@ -33,11 +33,9 @@ class Normal(torch.distributions.Normal):
     generator : torch.Generator or multisample.Generator, optional
         Source of each call's seed and offset, for calls of `sample` and `rsample` without `seed` and `generator`.
         Default: PyTorch's default generator of the device, which ``torch.manual_seed`` seeds.
-    backend, fast_math : various
-        As for `multisample.sample`. Gradients need torch_ext, which "auto" takes where it can run.
-    antithetic : bool, default False
-        Draw antithetic pairs, ``loc + scale * z`` and ``loc - scale * z``, as neighbours in the order of
-        ``sample_shape``.
+    backend, fast_math, antithetic : various
+        As in `multisample.sample`. Gradients need torch_ext, which "auto" takes where it can run. Antithetic pairs are
+        neighbours in the order of ``sample_shape``.
 
     Raises
     ------

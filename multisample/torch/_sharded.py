@@ -50,16 +50,13 @@ def sample_sharded(
     mu, sigma : torch.Tensor, DTensor or number, shape (d,) or (d, 1)
         Means, and standard deviations of at least 0. Tensors must be whole and equal on every rank. DTensors must be on
         `mesh`, replicated or sharded over dimensions like the result. One of the two may be a number.
-    n : int
-        Number of samples in the whole matrix, at least 0; ``sample_offset + n <= 2**34``.
     mesh : torch.distributed.device_mesh.DeviceMesh
         The ranks and their type of device. Ranks outside `mesh` may call too.
     placements : sequence of torch.distributed.tensor.Placement
         For each dimension of `mesh`, ``Shard(axis)`` of the result or ``Replicate()``. The shards are those of
         `torch.chunk`: they may be uneven, and the last ones may be empty.
-    backend, seed, noise, dtype, fast_math, dim_offset, sample_offset, layout, antithetic : various
-        As for `multisample.sample`, with one seed. The window is that of the whole matrix. Shards are parts of it, and
-        may cut an antithetic pair.
+    n, backend, seed, noise, dtype, fast_math, dim_offset, sample_offset, layout, antithetic : various
+        As in `multisample.sample`, for the whole matrix and with one seed. Shards may cut an antithetic pair.
     generator : Generator or torch.Generator, optional
         Source of a seed and an offset, in the same state on every rank. A call advances it by the same amount on
         every rank, so that the states stay equal. Without `seed` and `generator`, PyTorch's default generator of the
