@@ -64,15 +64,7 @@ def control(
 
         program = jax.jit(jax.vmap(functools.partial(trajectory, steps=steps, rollouts=rollouts)))
         angles, positions = (np.asarray(x).T for x in program(jnp.arange(seed, seed + carts)))
-    else:
-        angles, positions = _controlled(steps, seed, device, library, carts, rollouts, draws)
-    angles = np.remainder(angles + math.pi, 2 * math.pi) - math.pi
-    return Run(angles[:, 0], positions[:, 0]) if carts == 1 else Run(angles, positions)
-
-
-def _controlled(
-    steps: int, seed: int, device: str, library: str, carts: int, rollouts: int, draws: str
-) -> tuple[Any, Any]:  # fmt: skip
+        return _run(angles, positions)
     xp: Any = np
     where = {}
     if library == "torch" or device == "cuda":
@@ -92,16 +84,20 @@ def _controlled(
         plans = xp.roll(plans, -1, 1)
         plans[:, -1] = 0
         angles[t], positions[t] = (np.asarray(x if xp is np else x.cpu()) for x in (states[2], states[0]))
-    return angles, positions
+    return _run(angles, positions)
+
+
+def _run(angles: Any, positions: Any) -> Run:
+    angles = np.remainder(angles + math.pi, 2 * math.pi) - math.pi
+    return Run(angles[:, 0], positions[:, 0]) if angles.shape[1] == 1 else Run(angles, positions)
 
 
 def forces_of(xp: Any, plans: Any, seeds: Any, t: int, rollouts: int, draws: str = "batch") -> Any:
     """The forces of step t around `plans`, shape (carts, horizon, rollouts)."""
-    if draws == "batch":
-        keys = xp.stack([seeds, xp.full_like(seeds, t)], 1)  # Seeds and offsets.
-        return multisample.sample(plans, FORCE, rollouts, seed=keys)
-    key = multisample.Key(int(seeds[0]), t)
-    return multisample.sample(plans.reshape(-1), FORCE, rollouts, seed=key).reshape(*plans.shape, rollouts)
+    keys = xp.stack([seeds, xp.full_like(seeds, t)], 1)  # Seeds and offsets.
+    if draws == "flattened":  # One seed, which is not read from a GPU.
+        plans, keys = plans.reshape(1, -1), keys[:1]
+    return multisample.sample(plans, FORCE, rollouts, seed=keys).reshape(len(seeds), -1, rollouts)
 
 
 def costs_of(library: Any, state: Sequence[Any], forces: Any) -> Any:

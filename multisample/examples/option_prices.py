@@ -104,11 +104,12 @@ def print_price(draws: float, scheduler: str) -> None:
     """Print the price from this number of draws, on the Dask cluster with this scheduler, if any."""
     import dask
 
-    with contextlib.ExitStack() as stack:
-        if scheduler:
-            from distributed import Client
+    cluster: Any = contextlib.nullcontext()
+    if scheduler:
+        from distributed import Client
 
-            stack.enter_context(Client(scheduler))
+        cluster = Client(scheduler)
+    with cluster:
         start = time.perf_counter()
         mean, error = dask.compute(*price_on_dask(max(round(draws / STOCKS), 1)))
         seconds = time.perf_counter() - start

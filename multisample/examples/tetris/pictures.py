@@ -74,13 +74,10 @@ def animate(path: Path, moves: Sequence[Move], *, unseen: int = 0, height: int =
         picture = Image.new("P", size, _EMPTY)
         picture.putpalette([channel for colour in _PALETTE for channel in colour])
         draw = ImageDraw.Draw(picture)
-        for row in range(height):
-            top = _MARGIN + (height - 1 - row) * _CELL
-            for column in range(COLUMNS):
-                left = _MARGIN + column * _CELL
-                draw.rectangle(
-                    (left, top, left + _CELL - 1, top + _CELL - 1), fill=int(grid[row, column]), outline=_GRID
-                )
+        for row, column in np.ndindex(height, COLUMNS):
+            left, top = _MARGIN + column * _CELL, _MARGIN + (height - 1 - row) * _CELL
+            cell = (left, top, left + _CELL - 1, top + _CELL - 1)
+            draw.rectangle(cell, fill=int(grid[row, column]), outline=_GRID)
         draw.text((_MARGIN, size[1] - _CAPTION), f"{lines:,} lines", fill=_INK)
         pictures.append(picture)
     first, *rest = pictures
