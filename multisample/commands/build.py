@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import multiprocessing
-import signal
 import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
-from multiprocessing import connection
+from concurrent.futures import FIRST_COMPLETED, wait
 from typing import Any, NamedTuple, TypeAlias
 
 from multisample.backends import registry
@@ -19,6 +16,7 @@ from multisample.backends.native.build import LibraryKind
 from multisample.backends.system.threads import thread_count
 
 from .live_line import RARE, LiveLine
+from .workers import Workers
 
 _Kernel: TypeAlias = Callable[[], Any]
 
@@ -85,38 +83,18 @@ def _compile_all(groups: Sequence[Sequence[_Kernel]], processes: int, show: Call
     Threads would wait for Numba's lock. Calls ``show(done)`` for each kernel that is done, and every second.
     """
     results: list[_Result] = []
-    others = set(multiprocessing.active_children())
-    # A forked process could inherit a lock of Numba or LLVM that another thread holds.
-    pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"))
-
-    def start() -> dict[Future[_Result], list[_Kernel]]:
-        # The workers inherit the signal mask of this thread, so Ctrl-C interrupts only this process, which ends them.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        futures = {pool.submit(_compile, first): more for first, *more in groups}
+    with Workers(processes) as pool:
+        show(0)
+        rest = {pool.submit(_compile, first): more for first, *more in groups}
+        waiting = set(rest)
         # The pool watches the workers that ran before the latest `submit`. This call makes it watch the last one too.
         pool.submit(int)
-        return futures
-
-    with pool:
-        show(0)
-        try:
-            # A signal interrupts the main thread only, so another thread starts the workers.
-            with ThreadPoolExecutor(1) as thread:
-                rest = thread.submit(start).result()
-            waiting = set(rest)
-            while waiting:
-                done, waiting = wait(waiting, 1.0, FIRST_COMPLETED)
-                for future in done:
-                    results.append(future.result())
-                    waiting |= {pool.submit(_compile, kernel) for kernel in rest.pop(future, ())}
-                show(len(results))
-        except BaseException:
-            # `start` may still run. After this call it starts no more processes.
-            pool.shutdown(wait=False, cancel_futures=True)
-            for process in set(multiprocessing.active_children()) - others:
-                process.terminate()
-                connection.wait([process.sentinel])  # Wait here; the pool's own thread calls `join`.
-            raise
+        while waiting:
+            done, waiting = wait(waiting, 1.0, FIRST_COMPLETED)
+            for future in done:
+                results.append(future.result())
+                waiting |= {pool.submit(_compile, kernel) for kernel in rest.pop(future, ())}
+            show(len(results))
     return results
 
 

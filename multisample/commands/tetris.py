@@ -9,9 +9,7 @@ import argparse
 import contextlib
 import dataclasses
 import math
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .live_line import LiveLine
+from .workers import Workers
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -172,7 +171,7 @@ def _learn(executor: Executor | None, count: Callable[[], int], learner: Learner
 def _workers(args: argparse.Namespace) -> Iterator[tuple[Executor | None, Callable[[], int]]]:
     """The executor that --workers or --scheduler asks for, and a function that counts its workers."""
     if args.workers is not None:
-        with _processes(args.workers) as executor:
+        with Workers(args.workers) as executor:
             yield executor, lambda: args.workers
     elif args.scheduler is not None:
         try:
@@ -185,35 +184,6 @@ def _workers(args: argparse.Namespace) -> Iterator[tuple[Executor | None, Callab
             yield client.get_executor(), lambda: sum(client.nthreads().values())
     else:
         yield None, lambda: 0
-
-
-@contextlib.contextmanager
-def _processes(count: int) -> Iterator[Executor]:
-    """An executor of `count` processes, which an error or a signal ends at once."""
-    import multiprocessing
-    from concurrent.futures import InvalidStateError, ProcessPoolExecutor
-
-    report = threading.excepthook
-
-    def report_others(failure: threading.ExceptHookArgs) -> None:
-        if not issubclass(failure.exc_type, InvalidStateError):
-            report(failure)
-
-    # This process may have threads, so a fork is unsafe. Ctrl-C reaches all processes of a terminal.
-    executor = ProcessPoolExecutor(
-        count, multiprocessing.get_context("spawn"), signal.signal, (signal.SIGINT, signal.SIG_IGN)
-    )
-    try:
-        yield executor
-    except BaseException:
-        # Before Python 3.13, the executor's thread fails if a worker dies while tasks are cancelled (gh-107219).
-        threading.excepthook = report_others
-        for process in multiprocessing.active_children():
-            process.terminate()
-        raise
-    finally:
-        executor.shutdown(cancel_futures=True)
-        threading.excepthook = report
 
 
 def _save(learner: Learner, folder: Path, played: Played | None = None) -> None:

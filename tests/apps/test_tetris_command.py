@@ -24,7 +24,7 @@ from scored_functions import dies
 from tables import slow_but
 
 from multisample.__main__ import main
-from multisample.commands import tetris
+from multisample.commands.workers import Workers
 from multisample.examples.tetris import Learner, learning, moves, pictures
 
 QUICK = ("--n", 20, "--games", 2, "--height", 6, "--seed", 7, "--fresh-games", 3, "--fresh-lines", 60)
@@ -222,7 +222,7 @@ def test_a_worker_that_dies_is_an_error_and_a_resumed_run_equals_an_uninterrupte
         patched.setattr(learning, "_play_task", dies)
         done = run(*QUICK, "--iterations", 2, "--resume", "--workers", 1)
     assert done.code == 1
-    assert "multisample: error: executor: expected one that runs all tasks, got ProcessPoolExecutor" in done.err
+    assert "multisample: error: executor: expected one that runs all tasks, got Workers, which lost" in done.err
     done = run("--resume", "--iterations", 3, "--fresh-games", 3, "--fresh-lines", 60, "--n", 20)
     assert done.code == 0
     assert [line.partition(":")[0] for line in done.err.splitlines()] == ["iteration 2", "iteration 3"]
@@ -250,7 +250,7 @@ def test_workers_that_die_while_tasks_are_cancelled_print_no_traceback(monkeypat
 
     monkeypatch.setattr(manager, "wait_result_broken_or_wakeup", wait_for_results_or_deaths)
     monkeypatch.setattr(threading, "excepthook", reported.append)
-    with pytest.raises(KeyboardInterrupt), tetris._processes(1) as executor:
+    with pytest.raises(KeyboardInterrupt), Workers(1) as executor:
         futures = [executor.submit(time.sleep, 0.01) for _ in range(20)]
         futures[0].result()
         for future in futures:
