@@ -231,9 +231,8 @@ class CEM(Generic[ArrayT]):
         self._history: list[HostArray] = []
         self._told = 0
         self._asked: Any = None  # Seed, mean and deviation of the latest `ask`.
-        # Scores of incomplete generations, by the first sample of their tasks.
-        self._parts: dict[Key, dict[int, HostArray]] = {}
-        self._complete: set[Key] = set()
+        # Scores of generations, by the first sample of their tasks; None for complete generations.
+        self._parts: dict[Key, dict[int, HostArray] | None] = {}
 
     def ask(self, out: ArrayT | None = None) -> ArrayT:
         """Draw new samples.
@@ -409,15 +408,14 @@ class CEM(Generic[ArrayT]):
         if (task.n, len(task.mu), task.key.seed) != (self._n, self._d, self._generator.seed):
             raise ValueError(f"task: expected a task of this run, with seed {self._generator.seed}, got {task}")
         parts = self._parts.get(task.key, {})
-        if task.key in self._complete or task.start in parts:
+        if parts is None or task.start in parts:
             raise ValueError(f"task: expected a task whose scores are not known, got {task}")
         parts = {**parts, task.start: host_scores("scores", scores, task.count)}
         if sum(map(len, parts.values())) < self._n:
             self._parts[task.key] = parts
             return
         self._tell(functools.partial(redraw, task), np.concatenate([parts[start] for start in sorted(parts)]))
-        self._parts.pop(task.key, None)
-        self._complete.add(task.key)
+        self._parts[task.key] = None
 
     @property
     def mu(self) -> ArrayT:
@@ -551,7 +549,7 @@ class CEM(Generic[ArrayT]):
         self._generator.state = {"seed": seeds[0] if self._seeds is None else 0, "offset": offset, "spawned": 0}
         self._state, self._rows, self._history, self._told = restored, [], list(history), told
         self._asked = None
-        self._parts, self._complete = {}, set()
+        self._parts = {}
 
     def _converted(self, x: Any, any_seed: Any) -> Any:
         """`mu` or `sigma` in the samples' library, device and dtype: one sample with sigma 0."""
