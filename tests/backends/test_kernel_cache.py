@@ -257,7 +257,8 @@ def test_a_warning_of_several_processes_is_issued_once(root: Path, groups: Group
     groups(*([kernel] for kernel in kernels))
     with pytest.warns(RuntimeWarning, match=f"{root}.*set MULTISAMPLE_CACHE_DIR") as warned:
         assert main(["build", "cpu"]) == 0
-    assert len(warned) == 1
+    # Other libraries, such as JAX, may warn of the fork.
+    assert sum("MULTISAMPLE_CACHE_DIR" in str(warning.message) for warning in warned) == 1
 
 
 @pytest.mark.parametrize("seconds", [0, pytest.param(1, marks=pytest.mark.slow)])
