@@ -21,7 +21,7 @@ from .._checks.operands import common_length
 from .._checks.window_and_options import check_rows, checked_window
 from .._libraries import is_number, library_of
 from .._libraries.torch import check_tensor
-from .._model_parameters.perturb_plan import run_perturb
+from .._model_parameters.perturb_plan import run_perturb, run_seen
 from .._model_parameters.request import Request
 from .._model_parameters.spans import Block, steps_of, whole
 from .._model_parameters.structure import label
@@ -342,8 +342,13 @@ def perturb_dtensors(request: Request) -> Any:
         for k, (x, target) in enumerate(zip(parameters.arrays, out.arrays, strict=True)):
             _check_target(label("out", out, k), target, x)
         targets = part if out is parameters else out._replace(arrays=[_held("out", x)[0] for x in out.arrays])
-    blocks = tuple(blocks for _, blocks in held)
-    results = run_perturb(request._replace(parameters=part, out=targets, blocks=blocks), None)
+    request = request._replace(parameters=part, out=targets, blocks=tuple(blocks for _, blocks in held))
+    key, results = run_seen(
+        part.names, part.arrays, None if targets is None else targets.arrays, request.coefficients, request.seed,
+        request.member, request.fast_math, request.ids, request.backend, request.blocks,
+    )  # fmt: skip
+    if results is None:
+        results = run_perturb(request, key)
     if out is not None:
         torch.autograd.graph.increment_version([x for x in out.arrays if isinstance(x, DTensor)])
         return request.given_out
