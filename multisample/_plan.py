@@ -31,8 +31,8 @@ from ._checks.window_and_options import check_rows, checked_window
 from ._libraries import Device, Library, Operand, is_number
 from ._randomness.counter import DeviceCounter
 from ._randomness.generator import WORD_64
-from ._randomness.keys import Keys, checked_key, is_in_array, keys_in, only_words, signature_of
-from ._randomness.source import captured_offset, check_generator, counter_on, source_of
+from ._randomness.generator_argument import captured_offset, check_generator, counter_on, source_of
+from ._randomness.seed_argument import Keys, checked_key, is_in_array, keys_in, only_words, signature_of
 from ._reading import Reader, vector_reader
 from ._streams import order_after, order_before
 

@@ -10,7 +10,7 @@ from .._arguments import describe
 from .._call import Call, vectors_of
 from .._libraries import HOST, Device, Library, Operand, described, is_number, library_of
 from .._libraries.library import INTEGER_SIZES
-from .._randomness.keys import batch_of
+from .._randomness.seed_argument import batch_of
 from .window_and_options import check_rows, checked_window
 
 _ITEM_SIZES = SIZES | INTEGER_SIZES

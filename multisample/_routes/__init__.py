@@ -23,8 +23,8 @@ from .._libraries.foreign import ForeignLibrary
 from .._libraries.jax import is_jax
 from .._plan import PLANS, Planned, make_plan, run
 from .._randomness.generator import Generator, Key
-from .._randomness.keys import checked_key, is_in_array
-from .._randomness.source import check_generator
+from .._randomness.generator_argument import check_generator
+from .._randomness.seed_argument import checked_key, is_in_array
 from .._tracing import is_traced_by_jax, traced_as
 
 

@@ -25,7 +25,7 @@ from .._libraries import HOST, Device, Library, is_number, library_called, libra
 from .._libraries.foreign import ForeignLibrary
 from .._plan import run_planned
 from .._randomness.generator import DEFAULT_GENERATOR
-from .._randomness.keys import is_in_array
+from .._randomness.seed_argument import is_in_array
 from .._streams import keep_until_done, order_after, order_before
 
 

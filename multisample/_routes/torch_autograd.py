@@ -23,8 +23,8 @@ from .._checks.values import check_values
 from .._libraries import is_number
 from .._libraries.torch import TORCH, dtype_of, is_transforming
 from .._plan import PLANS, Plan, Planned, make_plan
-from .._randomness.keys import is_in_array
-from .._randomness.source import source_of
+from .._randomness.generator_argument import source_of
+from .._randomness.seed_argument import is_in_array
 from .torch_transforms import as_int64, draw_by_operator, options_of
 
 

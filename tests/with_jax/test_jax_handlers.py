@@ -26,7 +26,7 @@ from multisample.backends.system import cuda_driver, xla_ffi
 
 jax = pytest.importorskip("jax")
 
-from multisample._routes.jax import gate, handlers, native  # noqa: E402
+from multisample._routes.jax import handlers, native, python_entry  # noqa: E402
 from multisample._routes.jax.static import Parameter, Static, decoded  # noqa: E402
 
 P = ctypes.c_void_p
@@ -423,11 +423,11 @@ class Native:
             monkeypatch.setattr(cuda_driver, name, lambda function=function: function)
         monkeypatch.setattr(cuda_driver, "is_present", lambda: True)
         before = native._process.copy()
-        monkeypatch.setattr(gate, "_targets", dict(gate._targets))
+        monkeypatch.setattr(python_entry, "_targets", dict(python_entry._targets))
         target = handlers._target(Operation.sample, "CUDA")
         self._execute_in_python = target.execute
         self._python = target._replace(execute=self._execute)
-        gate.handle(native.number(Operation.sample, "CUDA"), lambda frame: xla_ffi.handle(frame, self._python))
+        python_entry.handle(native.number(Operation.sample, "CUDA"), lambda frame: xla_ffi.handle(frame, self._python))
         self._handlers = {stage: CALL(address) for stage, address in native.handlers(Operation.sample, "CUDA").items()}
         self._restore = lambda: native._process.__setitem__(slice(None), before)
         native._process[native._TYPES + 1] = 77

@@ -29,7 +29,7 @@ from ..._libraries.jax import JAX, is_jax, is_on_host
 from ..._libraries.library import CPU, NOUNS, Library, counted_as
 from ..._plan import PLANS, run
 from ..._randomness.generator import DEFAULT_GENERATOR, Key
-from ..._randomness.source import check_generator
+from ..._randomness.generator_argument import check_generator
 from ..._tracing import SEEDLESS, is_traced_by_jax
 from .keys import Words, batch_length, operands_of, words_of
 from .primitives import bind

@@ -39,7 +39,7 @@ from ..._libraries.library import CPU
 from ..._model_parameters.request import check_members
 from ..._model_parameters.spans import Block, spans_of, steps_of
 from ..._plan import PlanCache
-from . import gate, native
+from . import native, python_entry
 from .static import CUSTOM_CALLS, Static, decoded
 
 TARGETS = {operation: f"multisample_{operation.name}" for operation in CUSTOM_CALLS}
@@ -283,7 +283,7 @@ def register(operation: Operation, platform: str, of_blocks: bool = False) -> st
                 target = target._replace(records=False)
             else:
                 number, addresses = native.number(operation, platform), native.handlers(operation, platform)
-            gate.handle(number, functools.partial(xla_ffi.handle, target=target))
+            python_entry.handle(number, functools.partial(xla_ffi.handle, target=target))
             # The registration and the metadata of the handler both say it, since a plugin may read only one of them.
             traits = {"traits": CustomCallTargetTraits.COMMAND_BUFFER_COMPATIBLE} if target.records else {}
             capsules = {stage: jax.ffi.pycapsule(address) for stage, address in addresses.items()}

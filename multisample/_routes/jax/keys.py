@@ -15,7 +15,7 @@ from ..._arguments import checked_integer
 from ..._call import COLUMNS, ROWS
 from ..._libraries.jax import is_jax
 from ..._randomness.generator import WORD_64, Key
-from ..._randomness.keys import checked_key, checked_seed
+from ..._randomness.seed_argument import checked_key, checked_seed
 
 
 class Words(NamedTuple):

@@ -45,7 +45,7 @@ from multisample.backends.system.xla_ffi import (
     STREAM_GET,
 )
 
-from . import gate
+from .python_entry import digest, enter_python
 from .static import CUSTOM_CALLS
 
 PLATFORMS = ("cpu", "CUDA")
@@ -271,7 +271,7 @@ def _executing(operation: Operation, target: int, on_device: bool) -> Callable[.
 
     def execute(frame):
         if not _is_execution(frame):
-            return gate.enter_python(frame, target)
+            return enter_python(frame, target)
         request = stack_array(6, np.int64)
         error = _find_state(frame, request, _TYPES + on_device)
         if error != 0:
@@ -279,7 +279,7 @@ def _executing(operation: Operation, target: int, on_device: bool) -> Callable[.
         state = request[5]
         run, size = word_at(state + 8 * _RUN), word_at(state + 8 * _SIZE)
         if run == 0 and word_at(state + 8 * _RECORDS) == 0:
-            return gate.enter_python(frame, target)
+            return enter_python(frame, target)
         if on_device:
             error = _find_place(frame, request)
             if error != 0:
@@ -290,7 +290,7 @@ def _executing(operation: Operation, target: int, on_device: bool) -> Callable[.
         fill(frame, state, launch, has_scratch)
         spans = launch[WORD.matrix] if is_perturb else 0
         if is_perturb and spans == 0:
-            return gate.enter_python(frame, target)
+            return enter_python(frame, target)
         if on_device:
             launch[WORD.stream] = request[5]
             set_half(launch, HALF.device, request[4])
@@ -308,7 +308,7 @@ def _executing(operation: Operation, target: int, on_device: bool) -> Callable[.
         if is_perturb:
             _free(spans)
         if failed:
-            return gate.enter_python(frame, target)
+            return enter_python(frame, target)
         return 0
 
     return execute
@@ -320,7 +320,7 @@ def _repeat(frame, target, state, device, stream):
     process = symbol("multisample_xla_process")
     current = stack_array(1, np.int32)
     if call_c(word_at(process + 8 * _GET_DEVICE), current.ctypes.data) & LOW != 0 or current[0] != device:
-        return gate.enter_python(frame, target)  # Python makes the device current.
+        return enter_python(frame, target)  # Python makes the device current.
     matrix = _data(frame + RESULTS_AT, 0)
     record = word_at(state + 8 * _RECORDS)
     while record != 0 and (
@@ -328,7 +328,7 @@ def _repeat(frame, target, state, device, stream):
     ):
         record = word_at(record + 8 * _NEXT)
     if record == 0:
-        return gate.enter_python(frame, target)
+        return enter_python(frame, target)
     patches, count = record + 8 * _HEAD, word_at(record + 8 * _PATCHES)
     launch, launch_size = stack_array(_RECORD_WORDS, np.int64), word_at(record + 8 * _LAUNCH_SIZE)
     for k in range((launch_size + 7) // 8):
@@ -349,7 +349,7 @@ def _repeat(frame, target, state, device, stream):
     extra[3], extra[4] = length.ctypes.data, 0
     kernel, launch_kernel = word_at(record + 8 * _KERNEL), word_at(process + 8 * _LAUNCH)
     if _launch_kernel(launch_kernel, launch.ctypes.data, kernel, extra.ctypes.data) != 0:
-        return gate.enter_python(frame, target)  # It reports the error.
+        return enter_python(frame, target)  # It reports the error.
     return 0
 
 
@@ -368,7 +368,7 @@ def _delete(state):
 
 
 def number(operation: Operation, platform: str) -> int:
-    """The number of a target at the gate."""
+    """The number of a target, for `python_entry.handle`."""
     return len(PLATFORMS) * operation + PLATFORMS.index(platform)
 
 
@@ -382,12 +382,12 @@ def handlers(operation: Operation, platform: str) -> dict[str, int]:
     if on_device:
         _find_driver()
     execute = _executing(operation, target, on_device)
-    return python_handlers(target) | {"execute": c_address(execute, f"xla-execute_{target}", gate.digest())}
+    return python_handlers(target) | {"execute": c_address(execute, f"xla-execute_{target}", digest())}
 
 
 def python_handlers(target: int) -> dict[str, int]:
     """The same for Python functions."""
-    address = c_address(lambda frame: gate.enter_python(frame, target), f"xla-instantiate_{target}", gate.digest())
+    address = c_address(lambda frame: enter_python(frame, target), f"xla-instantiate_{target}", digest())
     return {"instantiate": address, "execute": address}
 
 
@@ -400,7 +400,7 @@ def _find_driver() -> None:
 
 def deleter() -> int:
     """The address of the C function that frees states."""
-    return c_address(_delete, "xla-delete", gate.digest())
+    return c_address(_delete, "xla-delete", digest())
 
 
 def type_id(platform: str) -> int:

@@ -1,4 +1,4 @@
-"""The gate: the one way from XLA's threads into Python.
+"""The one way from XLA's threads into Python: a gate, which closes when the interpreter exits.
 
 A thread that wants the GIL while the interpreter finalizes never gets it: it hangs, or its exit unwinds C++ code and
 aborts the process. An exception that hits a ctypes callback before its first line makes it return garbage. So compiled
