@@ -88,11 +88,8 @@ class _Plan:
             k for k, x in enumerate(vectors.values()) if is_jax(x) and (bool(call.validate) or is_on_host(x))
         ]
 
-    def run(
-        self, mu: Any, sigma: Any, weights: Any, matrix: Any, seed: Any, generator: Any, dim_offset: Any,
-        sample_offset: Any,
-    ) -> tuple[Any]:  # fmt: skip
-        """See `multisample._plan.Planned`."""
+    def run(self, mu: Any, sigma: Any, weights: Any, matrix: Any, seed: Any, generator: Any, *window: Any) -> Any:
+        dim_offset, sample_offset = window
         vectors = (mu, sigma) if weights is None else (mu, sigma, weights)
         if seed is not None:
             words = _words(seed, dim_offset, sample_offset, self._static)
