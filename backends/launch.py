@@ -17,7 +17,7 @@ from .element_types import MATRIX_TYPES, SIZES, ElementType
 __all__ = [
     "FIELD_AT", "FORMATS", "HEAD", "HOST", "INPUTS", "OPERANDS", "PACKED_LAUNCH", "SIZES", "SPAN", "STEPS",
     "ElementType", "Launch", "Operands", "Operation", "Span", "WordFormat", "computing_name", "matrix_of_batch", "pack",
-    "packer", "parts_of_batch", "type_name", "word_formats", "words_in_memory",
+    "packer", "parts_of_batch", "type_name", "unpack", "word_formats", "words_in_memory",
 ]  # fmt: skip
 
 HOST = -1
@@ -263,6 +263,13 @@ def pack(launch: Launch) -> bytes:
     """The bytes of the C++ struct ``Launch``."""
     pack_head, tail = packer(launch)
     return pack_head(*launch[:_HEAD_FIELDS]) + tail
+
+
+def unpack(data: bytes) -> Launch:
+    """The launch with these bytes."""
+    launch = Launch._make(struct.unpack(_FORMAT, data))
+    numbers = [name for name in INPUTS if getattr(launch, f"{name}_type") == ElementType.number]
+    return launch._replace(**{name: struct.unpack_from("d", data, FIELD_AT[name])[0] for name in numbers})
 
 
 def type_name(launch: Launch) -> str:

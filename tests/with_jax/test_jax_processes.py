@@ -229,12 +229,12 @@ CALLS = {
 def test_a_program_that_runs_does_not_enter_python(monkeypatch: Any, operation: Operation) -> None:
     """The states are resolved when an executable is made: running one never reaches Python."""
     program, x = jax.jit(CALLS[operation]), np.linspace(0, 1, 30, dtype=np.float32)
-    entered: list[int] = []
+    entered: list[Any] = []
     with jax.default_device(jax.devices("cpu")[0]):
         expected, other = (jax.tree.map(np.asarray, program(jax.random.key(seed), x)) for seed in (8, 9))
         target = native.number(operation, "cpu")
         handle = python_entry._targets[target]
-        monkeypatch.setitem(python_entry._targets, target, lambda frame: (entered.append(frame), handle(frame))[1])
+        monkeypatch.setitem(python_entry._targets, target, lambda *call: (entered.append(call), handle(*call))[1])
         for seed, results in ((8, expected), (9, other)):
             jax.tree.map(np.testing.assert_array_equal, program(jax.random.key(seed), x), results)
     assert entered == []

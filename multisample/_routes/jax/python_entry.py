@@ -42,20 +42,23 @@ _FINISHED, _ERROR = 0, 1
 _TEXT, _OPTIONS = 512, 256
 _INTERNAL, _UNAVAILABLE = Code.internal, Code.unavailable
 
-_python = types.ExternalFunction("multisample_xla_python", types.void(types.int64, types.int64, types.int64))
+_python = types.ExternalFunction("multisample_xla_python", types.void(*[types.int64] * 4))
 _this_thread = types.ExternalFunction("PyThread_get_thread_ident", types.int64())
 
 
 @inline
-def enter_python(frame, target):
-    """Let Python handle a call frame of the target with this number; return XLA's error, or 0."""
+def enter_python(frame, target, launch):
+    """Let Python handle a call frame of the target with this number; return XLA's error, or 0.
+
+    `launch` is the address of the call's `Launch`, or 0 for calls that only ask for metadata or make an executable.
+    """
     gate = integers_at(symbol("multisample_xla_gate"), 2)
     if fetch_add(gate, _ENTERED, 1) >= _CLOSED and gate[_CLOSER] != _this_thread():
         _leave(gate)
         return _error(frame, _UNAVAILABLE, c_string("multisample: Python is shutting down, and this call needs it: "))
     report = stack_array(2, np.int64)
     report[_FINISHED] = report[_ERROR] = 0
-    _python(frame, target, report.ctypes.data)
+    _python(frame, target, launch, report.ctypes.data)
     _leave(gate)
     if load_acquire(report, _FINISHED) == 0:
         return _error(frame, _INTERNAL, c_string("multisample: an exception, which Python printed, ended this call: "))
@@ -92,22 +95,22 @@ def _error(frame, code, message):
 
 # --- Python's side --------------------------------------------------------------------------------
 
-Handle: TypeAlias = Callable[[int], int]
+Handle: TypeAlias = Callable[[int, int], int]
 _targets: dict[int, Handle] = {}
 
 
 def handle(target: int, function: Handle) -> None:
-    """Let `function` handle the frames of the target with this number: it returns XLA's error, or 0."""
+    """Let ``function(frame, launch)`` handle the frames of the target with this number: see `enter_python`."""
     _open()
     _targets[target] = function
 
 
-def _call(frame: int, target: int, report: int) -> None:
-    error = _targets[target](frame)
+def _call(frame: int, target: int, launch: int, report: int) -> None:
+    error = _targets[target](frame, launch)
     (ctypes.c_int64 * 2).from_address(report)[:] = [1, error]
 
 
-_callback = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(_call)
+_callback = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)(_call)
 # XLA may call when the module's variables are gone.
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(_callback))
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(_gate))
