@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy.typing as npt
 
 from .launch import Launch
 
 __all__ = [
-    "PROTOCOL", "Backend", "BackendStatus", "DeviceArray", "DeviceKind", "HostArray", "Launcher", "Layout",
+    "PROTOCOL", "Backend", "BackendStatus", "DeviceKind", "HostArray", "Launcher", "Layout",
     "MemoryLauncher",
 ]  # fmt: skip
 
@@ -24,18 +24,6 @@ DeviceKind: TypeAlias = Literal["cpu", "cuda"]
 
 HostArray: TypeAlias = npt.NDArray[Any]
 """Host memory, allocated by any library."""
-
-
-class DeviceArray(NamedTuple):
-    """CUDA device memory, allocated by any library."""
-
-    pointer: int
-    """Address of the first element; 0 for an empty array."""
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    """In bytes."""
-    dtype: str
-    """The element type, by its name in `ElementType`."""
 
 
 @dataclasses.dataclass(frozen=True)

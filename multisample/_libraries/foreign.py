@@ -32,13 +32,6 @@ class ForeignLibrary(Library):
         shared = dlpack.Imported(array)
         return np.asarray(shared).view(shared.dtype)
 
-    def check_dtype(self, dtype: str) -> None:
-        """TypeError if the library has no arrays of type `dtype`."""
-
-    def hand_over(self, result: Any, device: Device, library: Library, stream: int) -> Any:
-        """Convert `result`, an array of `library` that is ready on `stream`, to an array of this library."""
-        return result
-
     def device(self, name: str, array: Any) -> Device:
         try:
             if not hasattr(array, "__dlpack_device__"):
