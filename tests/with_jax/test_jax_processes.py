@@ -209,10 +209,10 @@ def test_forks_signals_saved_programs_and_a_closed_gate(tmp_path: Path) -> None:
     found = [tuple(map(int, line.split())) for line in of_signals]
     assert [calls > 50 and alarms > 5 for calls, alarms, _ in found] == [True, True]
     assert found[0][2] == 0  # The backend cpu runs no Python.
-    # A closed gate admits the exiting thread; its errors name the call.
+    # A closed gate admits the exiting thread.
     expected = multisample.sample(np.zeros(100, np.float32), 1.0, 30, seed=3).sum()
     assert float(number) == pytest.approx(float(expected), rel=1e-4)
-    assert "shutting down" in errors and "python,float32,dn" in errors
+    assert "shutting down" in errors
     # Another process, which has lowered nothing, runs the saved programs, and ends with others in flight.
     run(LOAD + IN_FLIGHT, path)
 
