@@ -30,7 +30,7 @@ import multisample
 from multisample._libraries import foreign, library_called
 from multisample._plan import PLANS
 from multisample.backends import registry
-from multisample.backends.contract import Launcher, MemoryLauncher
+from multisample.backends.contract import Launcher
 from multisample.backends.launch import Launch
 from multisample.backends.memory import dlpack
 from multisample.backends.system import cuda_driver
@@ -165,24 +165,11 @@ def watched(launcher: Launcher, case: Case) -> Launcher:
     return dataclasses.replace(launcher, run=run)
 
 
-def watched_in_memory(launcher: MemoryLauncher, case: Case) -> MemoryLauncher:
-    """The same for launches whose words are in memory."""
-
-    def run(mu: int, sigma: int, weights: int, matrix: int, *rest: int) -> None:
-        case.reached = (mu, sigma, matrix)
-        launcher.run(mu, sigma, weights, matrix, *rest)
-
-    return dataclasses.replace(launcher, run=run, parameters=None)  # Compiled code repeats launches with parameters.
-
-
 def forget() -> None:
     PLANS.clear()
-    handlers = sys.modules.get("multisample._routes.jax.handlers")
-    if handlers is not None:
-        from multisample._routes.jax.programs import PROGRAMS
-
-        handlers.LAUNCHERS.clear()
-        PROGRAMS.clear()  # Programs have the C functions of backends.
+    programs = sys.modules.get("multisample._routes.jax.programs")
+    if programs is not None:
+        programs.PROGRAMS.clear()  # Programs have the C functions of backends.
 
 
 @pytest.fixture
@@ -203,12 +190,8 @@ def case(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     monkeypatch.setattr(chosen, "c_function", lambda launch: 0, raising=False)
     # Compiled plans call no launcher.
     monkeypatch.setattr(chosen, "compiled_plan", lambda *arguments, **functions: None, raising=False)
-    # JAX's programs on a GPU have seeds in device memory.
-    if hasattr(chosen, "memory_launcher"):
-        memory_launcher = chosen.memory_launcher
-        monkeypatch.setattr(
-            chosen, "memory_launcher", lambda *arguments: watched_in_memory(memory_launcher(*arguments), case)
-        )
+    # Compiled code repeats launches with parameters.
+    monkeypatch.setattr(chosen, "parameters", lambda launch: [], raising=False)
 
     def launch_watched(launch_: Launch) -> None:
         case.reached = (address(launch_.mu), address(launch_.sigma), launch_.matrix)

@@ -21,7 +21,7 @@ from multisample.backends import registry
 from multisample.backends.contract import BackendStatus
 from multisample.backends.driver import CONFIGURATION_SIZE, DriverBackend
 from multisample.backends.kernels.cuda.keys import KernelKey
-from multisample.backends.launch import HEAD, HOST, PACKED_LAUNCH, Launch, Operation, pack, words_in_memory
+from multisample.backends.launch import HEAD, HOST, PACKED_LAUNCH, Launch, Operation, pack
 from multisample.backends.system import cuda_driver, xla_ffi
 
 jax = pytest.importorskip("jax")
@@ -257,6 +257,12 @@ def test_exceptions_become_errors(error: Exception, code: int) -> None:
 # --- Calls ----------------------------------------------------------------------------------------
 
 
+def words_in_memory(seed: int, offsets: int) -> dict[str, int]:
+    """The fields of a launch with these addresses; without offsets, the latter is 0."""
+    places = {name: 8 * k for k, name in enumerate(("offset_at", "first_row_at", "first_column_at"))}
+    return {"seed_at": seed, **{name: offsets and offsets + place for name, place in places.items()}}
+
+
 def words(seed: int, *offsets: int) -> tuple[Any, Any]:
     """The operands seed and offsets."""
     return np.array([[seed >> 32, seed & 0xFFFF_FFFF]], np.uint32), np.array([offsets], np.uint64).view(np.uint32)
@@ -328,9 +334,7 @@ def recording(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recording]:
     monkeypatch.setattr(registry, "_registered", dict(registry._registered))
     backend = Recording()
     registry.register(backend)
-    handlers.LAUNCHERS.clear()
     yield backend
-    handlers.LAUNCHERS.clear()
 
 
 @pytest.mark.parametrize("layout", ["dn", "nd"])
@@ -620,7 +624,6 @@ def frame_string(frame: CallFrame) -> bytes:
 def test_a_gradient_on_a_device_has_scratch_memory(monkeypatch: pytest.MonkeyPatch, recording: Recording) -> None:
     draws: list[Launch] = []
     monkeypatch.setattr(recording, "launch", draws.append)
-    monkeypatch.setattr(Recording, "memory_launcher", None)
     monkeypatch.setattr(Recording, "operations", tuple(Operation))
     options = Static("recording", "float32", "nd", False, False, False, False, *[True] * 5)
     g, seed, offsets = np.zeros((2, 7, 5), np.float32), np.zeros((2, 2), np.uint32), np.zeros((2, 6), np.uint32)
@@ -647,7 +650,6 @@ def test_moments_on_a_device_get_weights_results_and_scratch_memory(
 ) -> None:
     launches: list[Launch] = []
     monkeypatch.setattr(recording, "launch", launches.append)
-    monkeypatch.setattr(Recording, "memory_launcher", None)
     options = Static("recording", "float64", "dn", False, True, *[False] * 2, has_offsets, *[False] * 4)
     weights, operands = np.zeros(7), [np.zeros((1, size), np.uint32) for size in (2, 6)[: 1 + has_offsets]]
     sums, scratch = [np.empty(5) for _ in range(order)], np.empty(64, np.uint8)

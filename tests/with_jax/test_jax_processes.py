@@ -126,12 +126,12 @@ if child == 0:
     python_entry.close()  # Does not wait for the parent's thread.
     from multisample._routes.jax import handlers
     from multisample._routes.jax.static import Static
-    from multisample.backends.launch import HOST, Operation, pack, words_in_memory
+    from multisample.backends.launch import HOST, Operation, pack
     x, vectors = np.empty((1, 100, 3000), np.float32), np.stack([mu, mu + 1])
     words = np.array([0, 7], np.uint32)
     launch = handlers._launch(Static("cpu", "float32", d=100, n=3000), HOST, 1)
     mu_at, sigma_at = (vector.ctypes.data for vector in vectors)
-    addresses = dict(mu=mu_at, sigma=sigma_at, matrix=x.ctypes.data, **words_in_memory(words.ctypes.data, 0))
+    addresses = dict(mu=mu_at, sigma=sigma_at, matrix=x.ctypes.data, seed_at=words.ctypes.data)
     run = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p)(calls.function_address(launch))
     run(pack(launch._replace(**addresses)))
     os._exit(0 if (x[0] == sample(mu, 1.0, 3000, seed=7)).all() else 3)

@@ -5,6 +5,7 @@ One string attribute holds the static part of a call, `Static`, so that a saved 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import threading
@@ -15,10 +16,9 @@ import numpy as np
 from jaxlib.xla_client import CustomCallTargetTraits
 
 from multisample.backends import generic, registry
-from multisample.backends.contract import Backend, HostArray, MemoryLauncher
+from multisample.backends.contract import HostArray
 from multisample.backends.element_types import MATRIX_TYPES, ElementType
 from multisample.backends.launch import (
-    HEAD,
     HOST,
     INPUTS,
     PACKED_LAUNCH,
@@ -30,7 +30,7 @@ from multisample.backends.launch import (
     pack,
     unpack,
 )
-from multisample.backends.memory.host import array_at
+from multisample.backends.memory.host import address_of, array_at
 from multisample.backends.system import cuda_driver, xla_ffi
 
 from ..._call import COLUMNS
@@ -39,7 +39,6 @@ from ..._libraries import Operand
 from ..._libraries.library import CPU
 from ..._model_parameters.request import check_members
 from ..._model_parameters.spans import Block, spans_of, steps_of
-from ..._plan import PlanCache
 from . import native, python_entry
 from .static import CUSTOM_CALLS, Static, decoded
 
@@ -107,27 +106,31 @@ def _elements(spans: HostArray) -> int:
     return int((spans[:, Span._fields.index("rows")] * spans[:, Span._fields.index("width")]).sum())
 
 
-def _packed_spans(static: Static, launch: Launch, frame: xla_ffi.Frame) -> bytes:
-    """The packed spans of a call on a device."""
-    spans = ctypes.string_at(launch.matrix, launch.spans * SPAN.size)
-    if not launch.first:
-        return spans
+def _moved_spans(static: Static, launch: Launch, frame: xla_ffi.Frame) -> bytes:
+    """The packed spans of a call on a device with `begins`."""
     (_, owners), size = _spans(frame.string()), 8 * len(static.parameters)
     read = functools.partial(cuda_driver.read, launch.first, size, launch.stream, launch.device)
     begins = native.begins(frame.state(native.type_id("CUDA")), launch.device, size, read)
+    spans = ctypes.string_at(launch.matrix, launch.spans * SPAN.size)
     table: HostArray = np.frombuffer(spans, np.int64).reshape(launch.spans, -1).copy()
     table[:, Span._fields.index("first")] += np.frombuffer(begins, np.int64)[owners]
     return table.tobytes()
 
 
-# --- Host memory ----------------------------------------------------------------------------------
-
-
-def _run_on_host(backend: Backend, launch: Launch) -> None:
+def _run(static: Static, launch: Launch, frame: xla_ffi.Frame) -> None:
+    backend, on_device, is_perturb = registry.find(static.backend), launch.device != HOST, bool(launch.spans)
     generic.check_operation(backend, launch.operation)
-    if launch.offset_at:
+    if is_perturb and not launch.matrix:
+        raise MemoryError
+    if is_perturb and launch.first:
+        spans = _moved_spans(static, launch, frame)
+        launch = launch._replace(matrix=address_of(spans), first=0)
+    if not on_device and launch.offset_at:
         _check_windows(launch)
-    backend.launch(launch)
+    with cuda_driver.relaxed_capture() if on_device else contextlib.nullcontext():  # It may load the kernel.
+        backend.launch(launch)
+    if on_device and launch.operation == Operation.sample and hasattr(backend, "parameters"):
+        native.add_record(frame.state(native.type_id("CUDA")), launch, backend.parameters(launch))
 
 
 def _check_windows(launch: Launch) -> None:
@@ -141,34 +144,11 @@ def _check_windows(launch: Launch) -> None:
         raise ValueError(f"sample_offset: expected sample_offset + n <= 2**34, got {column} + {launch.columns}")
 
 
-# --- Memory of a CUDA device ----------------------------------------------------------------------
-
-LAUNCHERS: PlanCache[MemoryLauncher] = PlanCache(4096)
-"""The launchers of calls on devices. A key is a backend, whether there are offsets, and a `Launch` without its head."""
-
-
-def _run_on_device(static: Static, launch: Launch, frame: xla_ffi.Frame) -> None:
-    matrix: Any = launch.matrix
-    if launch.operation == Operation.perturb:
-        matrix, launch = _packed_spans(static, launch, frame), launch._replace(first=0)
-    key = static.backend, static.has_offsets, launch[len(HEAD) :]
-    launcher = LAUNCHERS.get(key)
-    if launcher is None:
-        launcher = generic.memory_launcher(registry.find(static.backend), launch, static.has_offsets)
-        LAUNCHERS.put(key, launcher)
-    arguments = (
-        launch.mu, launch.sigma, launch.weights, matrix, launch.first, launch.second, launch.seed_at, launch.offset_at,
-        launch.stream, launch.scratch,
-    )  # fmt: skip
-    launcher.run(*arguments)
-    if launch.operation == Operation.sample and launcher.parameters is not None:
-        native.add_record(frame.state(native.type_id("CUDA")), launch, launcher.parameters(*arguments))
-
-
 def scratch_size(static: Static, batch: int = 0) -> int:
     """How many float64 numbers of scratch memory a call on CUDA needs."""
-    launcher = generic.memory_launcher(registry.find(static.backend), _launch(static, 0, batch), static.has_offsets)
-    return max(1, launcher.scratch_size)
+    size = generic.launcher(registry.find(static.backend), _launch(static, 0, batch)).scratch_size
+    # Kernels that read the first column reserve the largest skip, that of column 7.
+    return 1 if size is None else max(1, size(0), size(7))
 
 
 # --- Targets --------------------------------------------------------------------------------------
@@ -209,13 +189,7 @@ def _target(operation: Operation, platform: str) -> xla_ffi.Target:
         frame.set_state(type_id, state.allocated())
 
     def execute(frame: xla_ffi.Frame, launch_at: int) -> None:
-        static, launch = decoded(frame.string(), operation), unpack(ctypes.string_at(launch_at, PACKED_LAUNCH))
-        if operation == Operation.perturb and not launch.matrix:
-            raise MemoryError
-        if on_device:
-            _run_on_device(static, launch, frame)
-        else:
-            _run_on_host(registry.find(static.backend), launch)
+        _run(decoded(frame.string(), operation), unpack(ctypes.string_at(launch_at, PACKED_LAUNCH)), frame)
 
     return xla_ffi.Target(instantiate, execute, type_id, f"multisample_{platform}", native.deleter(), on_device)
 

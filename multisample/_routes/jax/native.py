@@ -437,7 +437,7 @@ _LOCK = threading.Lock()
 def add_record(state: int, launch: Launch, kernels: list[tuple[int, bytes]]) -> None:
     """Record the launch of a sample, for `_repeat`, in the call's state at address `state`.
 
-    `kernels` are from `MemoryLauncher.parameters`.
+    `kernels` are from `parameters` of the backend.
     """
     if len(kernels) != 1 or len(kernels[0][1]) > 8 * _RECORD_WORDS:  # A long batch does not fit.
         return
