@@ -35,13 +35,18 @@ class Inputs(NamedTuple):
     """How many matrices; None without a vector of seeds."""
 
 
-def common_library(call: Call) -> Library:
-    """The library of all arrays of a call; TypeError if there are several libraries, or no array."""
-    vectors = vectors_of(call)
+def check_arrays(call: Call) -> None:
+    """TypeError if neither `mu` nor `sigma` is an array."""
     if is_number(call.mu) and is_number(call.sigma):
         raise TypeError(
             f"mu, sigma: expected at least one array of shape (d,), got the numbers {call.mu} and {call.sigma}"
         )
+
+
+def common_library(call: Call) -> Library:
+    """The library of all arrays of a call; TypeError if there are several libraries, or no array."""
+    vectors = vectors_of(call)
+    check_arrays(call)
     if is_number(vectors.get("weights")):
         raise TypeError(f"weights: expected an array of shape (n,), got the number {describe(call.weights)}")
     arrays = {name: x for name, x in vectors.items() if not is_number(x)}

@@ -13,7 +13,6 @@ from multisample.backends.system.cuda_driver import device_of
 
 from .._arguments import describe
 from .library import CPU, Device, Library
-from .numpy import HOST
 
 
 class ForeignLibrary(Library):
@@ -24,8 +23,6 @@ class ForeignLibrary(Library):
 
     name = "foreign"
     foreign = True
-    host: Library = HOST
-    """The library that draws if the arrays are in host memory."""
 
     def as_numpy(self, array: Any) -> HostArray:
         """A NumPy array that shares the memory of a host array."""

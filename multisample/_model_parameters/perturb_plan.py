@@ -380,6 +380,18 @@ def run_seen(
     return key, None
 
 
+def perturbed(request: Request) -> Any:
+    """Run a call whose arrays are of one library, by the plan of a call like it, or with all checks."""
+    parameters, out = request.parameters, request.out
+    key, results = run_seen(
+        parameters.names, parameters.arrays, None if out is None else out.arrays, request.coefficients, request.seed,
+        request.member, request.fast_math, request.ids, request.backend, request.blocks,
+    )  # fmt: skip
+    if results is None:
+        return run_perturb(request, key)
+    return parameters.rebuild(results) if out is None else request.given_out
+
+
 def _quick_coefficients(given: Any) -> tuple[Hashable, Any]:
     """What a plan depends on, and the coefficients on the host: a float, or an array of float64."""
     kind: Any = type(given)

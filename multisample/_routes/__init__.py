@@ -134,10 +134,8 @@ def _checked(call: Call) -> Call:
     check_choices(call)
     checked["order"] = checked_order(call)
     checked["dtype"] = None if call.dtype is None else dtype_name(call.dtype)
-    if call.seed is not None or TRAITS[call.operation].needs_seed:
-        if call.generator is not None:
-            raise TypeError("seed, generator: expected one of the two, got both")
-        if not (is_in_array(call.seed) or _is_tensor(call.seed)):  # Plans and operators check these.
-            checked_key(call.seed)
+    has_seed = call.seed is not None or TRAITS[call.operation].needs_seed
+    if has_seed and not (is_in_array(call.seed) or _is_tensor(call.seed)):  # Plans and operators check these.
+        checked_key(call.seed)
     # Not `_replace`: PyTorch 2.11 loses its result at a graph break.
     return Call(*[checked.get(name, x) for name, x in zip(Call._fields, call, strict=True)])

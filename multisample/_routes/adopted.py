@@ -40,7 +40,7 @@ def run_adopted(call: Call, caller: ForeignLibrary, device: Device, backend: Bac
         library: Library = library_called(backend.host_library)
         adopt: Callable[[Any], Any] = backend.adopt
     else:
-        library, adopt = caller.host, caller.as_numpy
+        library, adopt = HOST, caller.as_numpy
     kernel_arrays = {name: _adopted(name, x, caller, device, adopt) for name, x in arguments.items()}
     call = _with_generator(call._replace(**kernel_arrays))
     with _stream_order(arguments, kernel_arrays, caller, library, device):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Replicate
 
-from .._model_parameters.perturb_plan import run_perturb, run_seen
+from .._model_parameters.perturb_plan import perturbed
 from .._model_parameters.request import Request
 from .._model_parameters.spans import Block, steps_of, whole
 from .._model_parameters.structure import label
@@ -26,12 +26,7 @@ def perturb_dtensors(request: Request) -> Any:
             _check_target(label("out", out, k), target, x)
         targets = part if out is parameters else out._replace(arrays=[_held("out", x)[0] for x in out.arrays])
     request = request._replace(parameters=part, out=targets, blocks=tuple(blocks for _, blocks in held))
-    key, results = run_seen(
-        part.names, part.arrays, None if targets is None else targets.arrays, request.coefficients, request.seed,
-        request.member, request.fast_math, request.ids, request.backend, request.blocks,
-    )  # fmt: skip
-    if results is None:
-        results = run_perturb(request, key)
+    results = perturbed(request)
     if out is not None:
         torch.autograd.graph.increment_version([x for x in out.arrays if isinstance(x, DTensor)])
         return request.given_out

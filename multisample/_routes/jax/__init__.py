@@ -21,7 +21,7 @@ from multisample.backends.memory.host import rounded
 from ..._arguments import checked_integer, describe, dtype_name
 from ..._backends import choose
 from ..._call import COLUMNS, FLAGS, TRAITS, Call, vectors_of
-from ..._checks.operands import common_length, count_weights, promoted
+from ..._checks.operands import check_arrays, common_length, count_weights, promoted
 from ..._checks.values import check_values
 from ..._checks.window_and_options import check_choices, check_rows, checked_order
 from ..._libraries import BY_SEED, BY_TYPE, HOST, is_number, keep_type, library_called, library_of
@@ -159,13 +159,8 @@ def _static(call: Call) -> Static:
         if is_jax(call.out):
             JAX.check_target(call.out)
         raise TypeError(f"out: expected None with JAX, whose arrays are immutable, got {describe(call.out)}")
-    if call.seed is not None and call.generator is not None:
-        raise TypeError("seed, generator: expected one of the two, got both")
+    check_arrays(call)
     vectors = {name: x for name, x in (("mu", call.mu), ("sigma", call.sigma)) if not is_number(x)}
-    if not vectors:
-        raise TypeError(
-            f"mu, sigma: expected at least one array of shape (d,), got the numbers {call.mu} and {call.sigma}"
-        )
     types = {name: _element_type(name, x) for name, x in vectors.items()}
     d = common_length({name: np.shape(x) for name, x in vectors.items()}, batch)
     dtype = promoted(list(types.values())) if call.dtype is None else dtype_name(call.dtype)
