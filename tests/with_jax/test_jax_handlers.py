@@ -19,8 +19,7 @@ import pytest
 import multisample
 from multisample.backends import registry
 from multisample.backends.contract import BackendStatus
-from multisample.backends.driver import CONFIGURATION_SIZE, DriverBackend
-from multisample.backends.kernels.cuda.keys import KernelKey
+from multisample.backends.driver import CONFIGURATION_SIZE, DriverBackend, _sample_steps
 from multisample.backends.launch import HEAD, HOST, PACKED_LAUNCH, Launch, Operation, pack
 from multisample.backends.system import cuda_driver, xla_ffi
 
@@ -168,13 +167,13 @@ def in_python(
     return lambda address, held=held: xla_ffi.handle(address, 0, target)
 
 
-def execute(operation: Operation, platform: str, xla: Xla, frame: CallFrame) -> None:
-    """Run the handler of `operation` without a C function, so that Python runs the backend."""
+def execute(operation: Operation, platform: str, xla: Xla, frame: CallFrame, function: int = 0) -> None:
+    """Run the handler of `operation`. Python runs the backend, unless there is a C function, at address `function`."""
     number, target = native.number(operation, platform), handlers._target(operation, platform)
     python_entry.handle(number, functools.partial(xla_ffi.handle, target=target))
     if xla.state is None:
         device = HOST if platform == "cpu" else 0
-        xla.state = handlers._state(decoded(frame_string(frame), operation), device)._replace(run=0).allocated()
+        xla.state = handlers._state(decoded(frame_string(frame), operation), device)._replace(run=function).allocated()
     assert run(CALL(native.handlers(operation, platform, number)["execute"]), frame) == 0, xla.errors
 
 
@@ -370,6 +369,8 @@ def test_a_call_on_a_device_is_one_launch(
     recording.launch(draw)
     assert len(launched) == 1 and pack(draw) in launched[0][1]
     assert launched == recording.launched
+    (step,) = _sample_steps(recording, draw, x_at & 31, 0 if aligned else -1)
+    assert launched[0][1].endswith(step.rest)
     assert all(key.origin_in_memory and key.device == DEVICE for key in recording.kernels)
 
 
@@ -390,7 +391,9 @@ def test_parameters_on_a_device_are_one_launch(
     )
     xla = Xla()
     frame = xla.frame(options.encoded(), [*p, weights, seed[0], offsets[0], *[begins.view(np.uint32)] * of_blocks], x)
-    execute(Operation.perturb, "CUDA", xla, frame)
+    # Python reads the begins of blocks, also for a backend with a C function.
+    function = ctypes.CFUNCTYPE(ctypes.c_int, P)(lambda launch: 0)
+    execute(Operation.perturb, "CUDA", xla, frame, of_blocks * (ctypes.cast(function, P).value or 0))
     launched, recording.launched = recording.launched, []
     execute(Operation.perturb, "CUDA", xla, frame)
     assert (reads, recording.launched) == ([STREAM] * of_blocks, launched)
