@@ -112,7 +112,7 @@ class _RecordedSample:
         self.call = call._replace(mu=None, sigma=None, seed=None, generator=None)
 
     def run(self, mu: Any, sigma: Any, weights: Any, matrix: Any, seed: Any, generator: Any, *window: int) -> Any:
-        return (_apply(mu, sigma, (self, seed, generator, *window)),)
+        return (_apply(mu, sigma, (self, seed, generator, window)),)
 
 
 def _no_gradients(*arguments: Any) -> None:
@@ -123,8 +123,8 @@ class _SampleFunction(torch.autograd.Function):
     """A sample that is drawn by a plan and differentiable in `mu` and `sigma`."""
 
     @staticmethod
-    def forward(ctx: Any, mu: Any, sigma: Any, arguments: tuple[_RecordedSample, Any, Any, int, int]) -> Any:
-        recorded, seed, generator, *window = arguments
+    def forward(ctx: Any, mu: Any, sigma: Any, arguments: tuple[_RecordedSample, Any, Any, tuple[int, ...]]) -> Any:
+        recorded, seed, generator, window = arguments
         drawn = recorded.run_plan(mu, sigma, None, None, seed, generator, *window)
         ctx.drawn = recorded, drawn[1:], window
         return drawn[0]
