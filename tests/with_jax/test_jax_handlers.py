@@ -20,6 +20,7 @@ import multisample
 from multisample.backends import registry
 from multisample.backends.contract import BackendStatus
 from multisample.backends.driver import CONFIGURATION_SIZE, DriverBackend, _sample_steps
+from multisample.backends.kernels.cuda.keys import KernelKey
 from multisample.backends.launch import HEAD, HOST, PACKED_LAUNCH, Launch, Operation, pack
 from multisample.backends.system import cuda_driver, xla_ffi
 
