@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy.typing as npt
 
 from .launch import Launch
 
 __all__ = [
-    "PROTOCOL", "Backend", "BackendStatus", "DeviceArray", "DeviceKind", "HostArray", "Launcher", "Layout",
-    "MemoryLauncher",
+    "PROTOCOL", "Backend", "BackendStatus", "DeviceKind", "HostArray", "Launcher", "Layout",
 ]  # fmt: skip
 
 Layout: TypeAlias = Literal["dn", "nd"]
@@ -24,18 +23,6 @@ DeviceKind: TypeAlias = Literal["cpu", "cuda"]
 
 HostArray: TypeAlias = npt.NDArray[Any]
 """Host memory, allocated by any library."""
-
-
-class DeviceArray(NamedTuple):
-    """CUDA device memory, allocated by any library."""
-
-    pointer: int
-    """Address of the first element; 0 for an empty array."""
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    """In bytes."""
-    dtype: str
-    """The element type, by its name in `ElementType`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,29 +89,6 @@ class Launcher:
     takes_arrays: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
-class MemoryLauncher:
-    """Functions for launches whose seeds and offsets are in device memory.
-
-    Attributes
-    ----------
-    run : callable
-        ``run(mu, sigma, weights, matrix, first, second, seed, offsets, stream, scratch)``. All arguments but the stream
-        are addresses in device memory; what the operation lacks is 0. At `offsets` are the offset, the first row and
-        the first column. The launch may be a batch. The stream may be one that is being captured. For perturb, `matrix`
-        is the packed spans, of type bytes.
-    scratch_size : int
-        How many float64 numbers of device memory `scratch` needs.
-    parameters : callable or None
-        ``parameters(*arguments of run)``: the kernels that `run` would launch, each with its parameters, for a caller
-        that launches them again: see `multisample.backends.driver`.
-    """
-
-    run: Callable[..., None]
-    scratch_size: int = 0
-    parameters: Callable[..., list[tuple[int, bytes]]] | None = None
-
-
 PROTOCOL = 2
 """The version of `Backend`. Version 1 took a `Draw` in place of a `Launch`."""
 
@@ -132,11 +96,11 @@ PROTOCOL = 2
 class Backend(Protocol):
     """A way to run the kernel.
 
-    A backend may also have these. `multisample.backends.generic` makes them from `launch` for backends without.
+    A backend may also have ``launcher(launch) -> Launcher``, for repeated calls. `backends.generic` makes it
+    from `launch` for backends without.
 
-    - ``launcher(launch) -> Launcher``, for repeated calls.
-    - ``memory_launcher(launch, has_offsets) -> MemoryLauncher``, for programs of JAX on CUDA. Without `has_offsets`,
-      offset, first row and first column are 0.
+    A backend may have ``parameters(launch)``: the kernels that it would launch, each with its parameters, for a program
+    of JAX that launches them again: see `multisample.backends.driver`.
 
     A backend may also have ``c_function(launch)``, because threads of XLA should not wait for the interpreter. It
     returns the address of a C function ``int run(const Launch*)`` for launches like `launch`, or 0 if there is none. A

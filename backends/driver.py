@@ -12,13 +12,14 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from .contract import PROTOCOL, Launcher, MemoryLauncher
+from .contract import PROTOCOL, Launcher
 from .kernels.cuda.geometry import geometry, is_small
 from .kernels.cuda.keys import KernelKey, Key, MomentsKey, PerturbKey
 from .kernels.cuda.moments_geometry import MOMENT_THREADS, MomentGeometry, moment_geometry
 from .kernels.cuda.perturb_geometry import PERTURB_THREADS, SpanList, most_spans, perturb_turns, span_lists, spans_at
 from .launch import (
     FIELD_AT,
+    HEAD,
     PACKED_LAUNCH,
     SPAN,
     STEPS,
@@ -28,7 +29,6 @@ from .launch import (
     packer,
     parts_of_batch,
     type_name,
-    words_in_memory,
 )
 from .system import cuda_driver
 
@@ -66,10 +66,10 @@ PLACES: dict[str, tuple[tuple[int, int], ...]] = {
     "stream": ((struct.calcsize("7I4x"), 0), *_places("stream")),
     "scratch": _places("scratch"),
 }
-"""Where each argument of `MemoryLauncher.run` is in the bytes of `MemoryLauncher.parameters`.
+"""Where each address of a launch with words in memory is in the bytes of `DriverBackend.parameters`.
 
-An argument may be in several places. A place is a displacement in these bytes, and the number that is added to the
-argument there.
+An address may be in several places. A place is a displacement in these bytes, and the number that is added to the
+address there.
 """
 
 
@@ -132,6 +132,7 @@ class DriverBackend(abc.ABC):
         self.compiled: dict[Key | tuple[str, int], Any] = {}
         """The compiler's own objects, by kernel. A handle is valid as long as its object is alive."""
         self._launch_of_size = functools.cache(self._launch_function)
+        self._kernels_of_tail = functools.lru_cache(4096)(self._kernels_like)
 
     @property
     def operations(self) -> Collection[int]:
@@ -197,12 +198,22 @@ class DriverBackend(abc.ABC):
         return Step(launch_kernel, self.kernel(key), blocks, batch, threads, tail + geometry, keys)
 
     def launch(self, launch: Launch) -> None:
+        _launch_all(self._ready(launch))
+
+    def parameters(self, launch: Launch) -> list[tuple[int, bytes]]:
+        """See `Backend`."""
+        return [ready[1:] for ready in self._ready(launch)]
+
+    def _ready(self, launch: Launch) -> Iterator[_Ready]:
         phase = launch.column_phase - 1 if launch.first_column_at else None
         addresses = [getattr(launch, name) for name in STEPS]
         if launch.operation == Operation.perturb:
             addresses[3] = ctypes.string_at(launch.matrix, launch.spans * SPAN.size)
         words = launch.seed, launch.offset, launch.first_row, launch.first_column
-        _launch_all(self._kernels(launch, phase)(addresses, words, launch.stream, launch.scratch))
+        return self._kernels_of_tail(launch[len(HEAD) :], phase)(addresses, words, launch.stream, launch.scratch)
+
+    def _kernels_like(self, tail: tuple[Any, ...], phase: int | None) -> _Kernels:
+        return self._kernels(Launch(*[0] * len(HEAD), *tail), phase)
 
     def launcher(self, launch: Launch) -> Launcher:
         size = functools.cache(functools.partial(_scratch_size, launch))
@@ -239,21 +250,6 @@ class DriverBackend(abc.ABC):
         return Launcher(
             run, geometry=lambda matrix, first_column: steps(matrix & 31, first_column & 7), scratch_size=scratch_size
         )
-
-    def memory_launcher(self, launch: Launch, has_offsets: bool) -> MemoryLauncher:
-        phase = launch.column_phase - 1 if has_offsets else 0
-        kernels = self._kernels(launch, phase)
-        size = _scratch_size(launch, phase) if launch.operation == Operation.moments else 0
-
-        def launches(*arguments: Any) -> Iterator[_Ready]:
-            *operands, seed, offsets, stream, scratch = arguments
-            addresses = *operands, *words_in_memory(seed, offsets).values()
-            return kernels(addresses, (0, 0, 0, 0), stream, scratch)
-
-        return MemoryLauncher(
-            lambda *arguments: _launch_all(launches(*arguments)), size,
-            lambda *arguments: [ready[1:] for ready in launches(*arguments)],
-        )  # fmt: skip
 
     def _kernels(self, launch: Launch, phase: int | None) -> _Kernels:
         """The kernels of launches like `launch`, which may be a batch.

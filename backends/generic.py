@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from .contract import Backend, Launcher, MemoryLauncher
-from .launch import HEAD, Launch, Operation, matrix_of_batch, words_in_memory
+from .contract import Backend, Launcher
+from .launch import HEAD, Launch, Operation, matrix_of_batch
 from .memory.host import address_of, inputs_at
 
 _NAMES: dict[int, str] = {
@@ -37,27 +37,6 @@ def launcher(backend: Backend, launch: Launch) -> Launcher:
     check_operation(backend, launch.operation)
     own: Callable[[Launch], Launcher] | None = getattr(backend, "launcher", None)
     return generic_launcher(backend, launch) if own is None else own(launch)
-
-
-def memory_launcher(backend: Backend, launch: Launch, has_offsets: bool) -> MemoryLauncher:
-    """The `MemoryLauncher` of a backend for launches like `launch`.
-
-    Raises
-    ------
-    ValueError
-        If the backend does not run the operation.
-    """
-    check_operation(backend, launch.operation)
-    own: Callable[[Launch, bool], MemoryLauncher] | None = getattr(backend, "memory_launcher", None)
-    if own is not None:
-        return own(launch, has_offsets)
-
-    def run(*arguments: Any) -> None:
-        *operands, seed, offsets, stream, scratch = arguments
-        words = words_in_memory(seed, offsets)
-        backend.launch(launch._replace(**_operands(operands), **words, stream=stream, scratch=scratch))
-
-    return MemoryLauncher(run)
 
 
 def generic_launcher(backend: Backend, launch: Launch) -> Launcher:

@@ -17,7 +17,7 @@ from .element_types import MATRIX_TYPES, SIZES, ElementType
 __all__ = [
     "FIELD_AT", "FORMATS", "HEAD", "HOST", "INPUTS", "OPERANDS", "PACKED_LAUNCH", "SIZES", "SPAN", "STEPS",
     "ElementType", "Launch", "Operands", "Operation", "Span", "WordFormat", "computing_name", "matrix_of_batch", "pack",
-    "packer", "parts_of_batch", "type_name", "word_formats", "words_in_memory",
+    "packer", "parts_of_batch", "type_name", "unpack", "word_formats",
 ]  # fmt: skip
 
 HOST = -1
@@ -265,6 +265,13 @@ def pack(launch: Launch) -> bytes:
     return pack_head(*launch[:_HEAD_FIELDS]) + tail
 
 
+def unpack(data: bytes) -> Launch:
+    """The launch with these bytes."""
+    launch = Launch._make(struct.unpack(_FORMAT, data))
+    numbers = [name for name in INPUTS if getattr(launch, f"{name}_type") == ElementType.number]
+    return launch._replace(**{name: struct.unpack_from("d", data, FIELD_AT[name])[0] for name in numbers})
+
+
 def type_name(launch: Launch) -> str:
     """The name of the launch's `type`."""
     return ElementType(launch.type).name
@@ -273,19 +280,6 @@ def type_name(launch: Launch) -> str:
 def computing_name(launch: Launch) -> str:
     """The name of the computing type of the launch's `type`."""
     return MATRIX_TYPES[type_name(launch)].computing
-
-
-def words_in_memory(seed: int, offsets: int) -> dict[str, int]:
-    """The fields of a launch whose words are in memory: the seed at `seed`, and the three others at `offsets`.
-
-    These are the offset, the first row and the first column. If `offsets` is 0, all three are 0.
-    """
-    return {
-        "seed_at": seed,
-        "offset_at": offsets,
-        "first_row_at": offsets and offsets + 8,
-        "first_column_at": offsets and offsets + 16,
-    }
 
 
 def matrix_of_batch(launch: Launch, b: int) -> Launch:

@@ -18,11 +18,11 @@ from multisample.backends.contract import BackendStatus
 
 from ._backends import list_backends, register_backend
 from ._include import get_include
+from ._limit_threads import limit_threads
 from ._moments import weighted_moments
 from ._perturb import perturb
 from ._randomness.generator import Generator, Key, manual_seed
 from ._sample import sample
-from ._threads import limit_threads
 from ._version import __version__
 from .exceptions import BackendUnavailableError, UnknownBackendError
 

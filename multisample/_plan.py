@@ -31,8 +31,8 @@ from ._checks.window_and_options import check_rows, checked_window
 from ._libraries import Device, Library, Operand, is_number
 from ._randomness.counter import DeviceCounter
 from ._randomness.generator import WORD_64
-from ._randomness.keys import Keys, checked_key, is_in_array, keys_in, only_words, signature_of
-from ._randomness.source import captured_offset, check_generator, counter_on, source_of
+from ._randomness.generator_argument import captured_offset, check_generator, counter_on, source_of
+from ._randomness.seed_argument import Keys, checked_key, is_in_array, keys_in, only_words, signature_of
 from ._reading import Reader, vector_reader
 from ._streams import order_after, order_before
 
@@ -43,11 +43,8 @@ Drawn: TypeAlias = tuple[Any, int, int, Any]
 class Planned(Protocol):
     """What `PLANS` keeps for a key of `sample` or `weighted_moments`."""
 
-    def run(
-        self, mu: Any, sigma: Any, weights: Any, matrix: Any, seed: Any, generator: Any, dim_offset: Any,
-        sample_offset: Any,
-    ) -> tuple[Any, ...]:  # fmt: skip
-        """Run a call with this key; the result is the first element."""
+    def run(self, mu: Any, sigma: Any, weights: Any, matrix: Any, seed: Any, generator: Any, *window: Any) -> Any:
+        """Run a call with this key; `window` is `dim_offset` and `sample_offset`. Returns a tuple, the result first."""
         ...
 
 
@@ -66,7 +63,7 @@ class Plan:
     __slots__ = (
         "_address", "_allocate", "_check_generator", "_check_target", "_d", "_geometry", "_has_host_vector",
         "_has_plain_pair", "_is_capturing", "_is_ordered", "_is_valid", "_keeps_offset", "_keys", "_last_column",
-        "_last_row", "_launch", "_like", "_n", "_nothing", "_operation", "_put_back", "_read", "_read_matrix",
+        "_last_row", "_launch", "_like", "_n", "_nothing", "_put_back", "_read", "_read_matrix",
         "_read_vector", "_read_words", "_readers", "_results", "_scratch", "_scratch_size", "_stream",
         "_take", "_takes_own", "_written", "backend", "device", "dtype", "has_device_seeds", "is_empty",
         "is_transposed", "library", "mask", "operands", "shape", "template",
@@ -88,7 +85,7 @@ class Plan:
         self.has_device_seeds = self._keys is not None and reads_memory and not self._keys.offset_at
         self._has_host_vector = on_device and inputs.batch is not None and not reads_memory
         self.is_empty, self.is_transposed = 0 in (d, n, inputs.batch), call.layout == "nd"
-        self._operation, self._keeps_offset = call.operation, keeps_offset
+        self._keeps_offset = keeps_offset
 
         source = source_of(call.generator, library, device)
         self._take, self._put_back, self._check_generator, self._takes_own = source
@@ -137,13 +134,6 @@ class Plan:
         self._is_ordered = on_device and library.names_streams
         self._like = next(k for k, name in enumerate((*INPUTS, "matrix")) if name in inputs.operands)
         self._scratch_size, self._scratch = launcher.scratch_size, _scratch_allocator(library, device)
-
-    def __repr__(self) -> str:
-        noise = "shared" if self.template.shared_noise else "independent"
-        return (
-            f"<Plan of {self._operation.name}: {self.library.name} {self.dtype} {self.shape} on {self.device},"
-            f" by {self.backend.name}, {noise} noise>"
-        )
 
     def run(
         self, mu: Any, sigma: Any, weights: Any, matrix: Any, seed: Any, generator: Any, dim_offset: int,
@@ -277,19 +267,6 @@ class Plan:
         return order_before(named, self.device, stream)
 
 
-class _SubclassPlan(Plan):
-    """A plan for an `out` of a subclass of `numpy.ndarray`, which may override attributes such as `T` and `flags`."""
-
-    __slots__ = ()
-
-    def run(
-        self, mu: Any, sigma: Any, weights: Any, matrix: Any, seed: Any, generator: Any, dim_offset: int,
-        sample_offset: int,
-    ) -> Drawn:  # fmt: skip
-        drawn = super().run(mu, sigma, weights, np.asarray(matrix), seed, generator, dim_offset, sample_offset)
-        return matrix, *drawn[1:]
-
-
 def _scratch_allocator(library: Library, device: Device) -> Callable[[int, Any], Any]:
     """``allocate(size, like)``: memory for `size` float64 numbers; None if `size` is 0."""
     allocators: dict[int, Callable[[Any], Any]] = {0: lambda like: None}
@@ -339,21 +316,17 @@ def make_plan(call: Call, backend: Backend, library: Library, keeps_offset: bool
     With `keeps_offset`, calls return a copy of an offset that is in device memory. BackendUnavailableError if the
     kernel cannot be compiled.
     """
-    inputs = inspect_inputs(library, call)
-    kind = Plan
-    out = None
-    if library.name == "numpy" and not (call.out is None or type(call.out) is np.ndarray):
-        kind, call = _SubclassPlan, call._replace(out=np.asarray(call.out))
+    inputs, out = inspect_inputs(library, call), None
     if call.out is not None:
         if inputs.device.kind == "cpu":
             # Check numbers before arrays, in the order in which plans read them.
             vectors = sorted(vectors_of(call).items(), key=lambda item: not is_number(item[1]))
             check_values(library, dict(vectors), inputs.dtype)
-        out = library.describe("out", call.out)
+        out = library.describe("out", np.asarray(call.out) if library.name == "numpy" else call.out)
         check_alignment("out", out, 0)
         shape = (inputs.d, inputs.n) if call.layout == "dn" else (inputs.n, inputs.d)
         check_out(out, inputs, shape if inputs.batch is None else (inputs.batch, *shape))
-    return kind(call, backend, library, inputs, out, keeps_offset)
+    return Plan(call, backend, library, inputs, out, keeps_offset)
 
 
 P = TypeVar("P")

@@ -21,7 +21,7 @@ ReadVectors = Callable[[Any, Any, Any], tuple[Any, Any, Any, Any]]
 
 
 class Reader:
-    """Reads one vector for the calls of a plan; immutable. `operand` is None for a number.
+    """Reads one vector for the calls of a plan; immutable.
 
     If `is_plain`, the launcher takes the argument without conversion: its address, or the array itself. `mask` has the
     bits that are 0 in an aligned address; it is 0 in host memory, where elements may lie anywhere. `convert` makes the
@@ -29,11 +29,10 @@ class Reader:
     converted array, into what the launcher takes.
     """
 
-    __slots__ = ("convert", "is_plain", "mask", "name", "operand", "read")
+    __slots__ = ("convert", "is_plain", "mask", "read")
 
     def __init__(self, name: str, inputs: Inputs, library: Library, makes_arrays: bool) -> None:
-        self.name = name
-        self.operand = operand = inputs.operands.get(name)
+        operand = inputs.operands.get(name)
         self.mask, self.is_plain, self.convert = 0, False, None
         self.read: Callable[[Any], Any]
         real = cached_dtype(MATRIX_TYPES[inputs.dtype].computing)

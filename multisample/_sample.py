@@ -10,7 +10,7 @@ from ._call import Call
 from ._libraries import BY_SEED, BY_TYPE
 from ._plan import PLANS
 from ._randomness.generator import Key
-from ._randomness.keys import is_in_array, signature_of
+from ._randomness.seed_argument import is_in_array, signature_of
 from ._routes import run_first
 from ._tracing import is_traced
 

@@ -1,7 +1,7 @@
-"""DLPack import and export without an array library, because the libraries support only parts of it.
+"""DLPack import without an array library, because the libraries support only parts of it.
 
-NumPy lacks bfloat16, cuda.core ignores the byte offset, CuPy and PyTorch ignore the read-only flag, and Numba's arrays
-have no DLPack. The structures are those of dlpack.h, whose layout is part of the protocol.
+NumPy lacks bfloat16, cuda.core ignores the byte offset, and CuPy and PyTorch ignore the read-only flag. The
+structures are those of dlpack.h, whose layout is part of the protocol.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from multisample.backends.contract import DeviceArray
 from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.system import cuda_driver
 
@@ -58,14 +57,9 @@ class _Versioned(ctypes.Structure):
     )
 
 
-_destructor = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-# Capsules as addresses: a destructor gets a capsule that can no longer be referenced.
 _is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_IsValid", ctypes.pythonapi))
 _pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
-)
-_new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, _destructor)(
-    ("PyCapsule_New", ctypes.pythonapi)
 )
 
 
@@ -163,66 +157,3 @@ class Imported:
             self.__array_interface__ = interface | {"data": (address or size, read_only)}
         else:
             self.__cuda_array_interface__ = interface
-
-
-# Exported arrays by the address of their structure, until the consumer calls the deleter.
-_exported: dict[int, Any] = {}
-
-
-def _free(address: int, exported: dict[int, Any] = _exported) -> None:
-    exported.pop(address, None)
-
-
-_deleter = _destructor(_free)
-
-
-def _free_unused(capsule: int, is_valid: Any = _is_valid, pointer: Any = _pointer, free: Any = _free) -> None:
-    if is_valid(capsule, b"dltensor"):  # A consumer renames the capsule and then frees it by the deleter.
-        free(pointer(capsule, b"dltensor"))
-
-
-_capsule_destructor = _destructor(_free_unused)
-# The callbacks may run while the interpreter shuts down, after modules are gone.
-for _callback in (_deleter, _capsule_destructor):
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(_callback))
-
-
-class Exported:
-    """Memory of `owner`, for export by DLPack.
-
-    Parameters
-    ----------
-    raw : DeviceArray
-        Address, shape, strides and dtype of the memory.
-    device : (int, int)
-        DLPack's device type and number.
-    stream : int
-        The stream whose earlier work a consumer of CUDA memory must wait for; 0 for the legacy default stream.
-    owner : object
-        The object that keeps the memory alive, released when the memory is no longer used.
-    """
-
-    def __init__(self, raw: DeviceArray, device: tuple[int, int], stream: int, owner: Any) -> None:
-        self._raw, self._device, self._stream, self._owner = raw, device, stream, owner
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return self._device
-
-    def __dlpack__(self, *, stream: int | None = None, **options: Any) -> Any:
-        kind, number = self._device
-        if kind in CUDA and stream != -1:
-            cuda_driver.order(self._stream, LEGACY_STREAM if stream is None else stream, number)
-        raw = self._raw
-        code, bits = MATRIX_TYPES[raw.dtype].dlpack, 8 * MATRIX_TYPES[raw.dtype].size
-        axes = ctypes.c_int64 * len(raw.shape)
-        shape, strides = axes(*raw.shape), axes(*(stride * 8 // bits for stride in raw.strides))
-        managed = _Managed(
-            tensor=_Tensor(
-                data=raw.pointer or None, device_type=kind, device_id=number, ndim=len(raw.shape), code=code, bits=bits,
-                lanes=1, shape=shape, strides=strides,
-            ),
-            deleter=ctypes.cast(_deleter, ctypes.c_void_p),
-        )  # fmt: skip
-        address = ctypes.addressof(managed)
-        _exported[address] = managed, shape, strides, self._owner
-        return _new_capsule(address, b"dltensor", _capsule_destructor)

@@ -15,7 +15,7 @@ from multisample.backends.element_types import MATRIX_TYPES, SIZES, ElementType
 from multisample.backends.launch import INPUTS, OPERANDS, SPAN, Launch, Operation, WordFormat, computing_name, type_name
 
 __all__ = [
-    "address_of", "advise_huge_pages", "array_at", "arrays_at", "inputs_at", "quiet", "rounded", "word_at", "words_at",
+    "address_of", "array_at", "arrays_at", "inputs_at", "quiet", "rounded", "word_at", "words_at",
 ]  # fmt: skip
 
 
@@ -125,30 +125,3 @@ def word_at(address: int, form: int) -> int:
         return int(high) << 32 | int(low)
     word: int = _WORDS[form].from_address(address).value
     return word
-
-
-def advise_huge_pages(address: int, size: int) -> None:
-    """Ask Linux for huge pages where memory is about to be written, as NumPy does for its arrays.
-
-    Fresh memory of 40 MB is then written in half of the time.
-    """
-    advise = _advise()
-    if advise is not None:
-        advise(address, size)
-
-
-@functools.cache
-def _advise() -> Callable[[int, int], Any] | None:
-    import mmap  # Only JAX's large results need this.
-
-    function = getattr(ctypes.CDLL(None), "madvise", None) if hasattr(mmap, "MADV_HUGEPAGE") else None
-    if function is None:
-        return None
-    function.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-    page, huge = mmap.PAGESIZE, mmap.MADV_HUGEPAGE
-
-    def advise(address: int, size: int) -> None:
-        start = -(-address // page) * page
-        function(start, max(0, (address + size - start) // page * page), huge)
-
-    return advise

@@ -43,8 +43,6 @@ EXTENSION_AT, CALL_API_AT, CONTEXT_AT, STAGE_AT = 8 * _EXTENSION, 8 * _API, 8 * 
 ARGUMENT_COUNT_AT, ARGUMENTS_AT, RESULT_COUNT_AT, RESULTS_AT = (
     8 * _ARGUMENT_COUNT, 8 * _ARGUMENTS, 8 * _RESULT_COUNT, 8 * _RESULTS
 )  # fmt: skip
-ATTRIBUTE_COUNT_AT, ATTRIBUTES_AT = 8 * _ATTRIBUTE_COUNT, 8 * _ATTRIBUTES
-_pointers = functools.cache(lambda count: struct.Struct(f"{count}Q"))
 # XLA_FFI_Api: the version, and byte offsets of functions.
 _VERSION_AT, ERROR_CREATE, STREAM_GET, _TYPE_REGISTER, _STATE_SET, STATE_GET, ORDINAL_GET = (
     32, 48, 80, 88, 104, 112, 184
@@ -54,7 +52,7 @@ BUFFER_DATA, BUFFER_DIMS = 24, 40
 
 _function = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
 _pointer_at = ctypes.c_uint64.from_address
-_unpack_frame, _unpack_span = _FRAME.unpack, _pointers(2).unpack
+_unpack_frame, _unpack_span = _FRAME.unpack, struct.Struct("2Q").unpack
 
 
 class _Reader(dict[int, Callable[[int], Any]]):
@@ -79,19 +77,6 @@ class Frame:
     def __init__(self, address: int) -> None:
         self._words = _unpack_frame(_frame_at(address).raw)
 
-    def operands(self) -> tuple[int, ...]:
-        """The buffers of the operands, for `address_of` and `shape_of`."""
-        return self._pointers(_ARGUMENT_COUNT, _ARGUMENTS)
-
-    def results(self) -> tuple[int, ...]:
-        """The buffers of the results."""
-        return self._pointers(_RESULT_COUNT, _RESULTS)
-
-    def _pointers(self, count: int, place: int) -> tuple[int, ...]:
-        pointers = _pointers(self._words[count])
-        found: tuple[int, ...] = pointers.unpack(_read[pointers.size](self._words[place]).raw)
-        return found
-
     def string(self) -> bytes:
         """The one attribute of the call, a string."""
         words = self._words
@@ -101,19 +86,11 @@ class Frame:
         string: bytes = _read[length](address).raw
         return string
 
-    def stream(self) -> int:
-        """The handle of the CUDA stream to launch on."""
-        return self._call(STREAM_GET, _request(24 + 8, self._words[_CONTEXT], 0))
-
-    def device(self) -> int:
-        """The ordinal of the device that the call is for, as XLA counts the visible ones."""
-        return self._call(ORDINAL_GET, _request(24 + 4, self._words[_CONTEXT], 0)) & 0xFFFFFFFF
-
     def _call(self, offset: int, request: ctypes.Array[ctypes.c_uint64]) -> int:
         """Call the function at `offset` of the API. Returns the last field of its arguments, where answers are."""
         error = _function_at(self._words[_API], offset)(ctypes.addressof(request))
         if error:
-            raise RuntimeError("XLA refused the stream, the device or the state of a call")
+            raise RuntimeError("XLA refused the state of a call")
         return request[-1]
 
     def set_state(self, type_id: int, state: int) -> None:
@@ -186,18 +163,6 @@ def _request(size: int, *words: int) -> ctypes.Array[ctypes.c_uint64]:
     return (ctypes.c_uint64 * (2 + len(words)))(size, 0, *words)
 
 
-def address_of(buffer: int) -> int:
-    """The address of the elements, which are contiguous, the last axis fastest."""
-    return _pointer_at(buffer + BUFFER_DATA).value
-
-
-def shape_of(buffer: int, rank: int) -> tuple[int, ...]:
-    """The lengths of the axes of a buffer with `rank` axes."""
-    axes = _pointers(rank)
-    found: tuple[int, ...] = axes.unpack(_read[axes.size](_pointer_at(buffer + BUFFER_DIMS).value).raw)
-    return found
-
-
 _function_of = functools.lru_cache(64)(_function)
 
 
@@ -210,7 +175,8 @@ class Target(NamedTuple):
 
     instantiate: Callable[[Frame], None]
     """Called when an executable is made, by compiling or from a saved one; sets the state of a call."""
-    execute: Callable[[Frame], None]
+    execute: Callable[[Frame, int], None]
+    """Called with the address of the call's `Launch`."""
     type_id: int
     """The address of the number of the state's type, which is 0 until XLA has named it."""
     type_name: str
@@ -220,8 +186,11 @@ class Target(NamedTuple):
     """Whether XLA may record calls into command buffers."""
 
 
-def handle(address: int, target: Target) -> int:
-    """Handle a call frame. Exceptions become XLA errors with their text, whose address is returned; 0 is success."""
+def handle(address: int, launch: int, target: Target) -> int:
+    """Handle a call frame. Exceptions become XLA errors with their text, whose address is returned; 0 is success.
+
+    `launch` is the address of the `Launch` of a call that is executed.
+    """
     frame = Frame(address)
     try:
         words = frame._words
@@ -231,7 +200,7 @@ def handle(address: int, target: Target) -> int:
         if stage == INSTANTIATE:
             target.instantiate(frame)
         elif stage == EXECUTE:
-            target.execute(frame)
+            target.execute(frame, launch)
         return 0
     except (TypeError, ValueError) as error:
         return frame.error(Code.invalid_argument, str(error))

@@ -20,15 +20,14 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from ..contract import PROTOCOL, Backend, BackendStatus, DeviceKind, Launcher, MemoryLauncher
+from ..contract import PROTOCOL, Backend, BackendStatus, DeviceKind, Launcher
 from ..element_types import ElementType
 from ..errors import BackendUnavailableError
 from ..generic import generic_launcher
-from ..launch import HOST, INPUTS, PACKED_LAUNCH, Launch, Operation, computing_name, pack, packer, words_in_memory
+from ..launch import HOST, INPUTS, PACKED_LAUNCH, Launch, Operation, computing_name, pack
 from ..memory.dlpack import CUDA, LEGACY_STREAM, capsule_and_strides
-from ..memory.host import address_of
 from ..native import libraries, prebuilt, toolchain
-from ..system.cuda_driver import device_of, relaxed_capture
+from ..system.cuda_driver import device_of
 from ..system.threads import thread_limit
 from .builtins import Builtins, PlanFunctions
 
@@ -168,25 +167,6 @@ class TorchExtBackend:
                 self._builtins.is_valid(packed) if launch.device == HOST else None,
             )
         return dataclasses.replace(launcher, scratch_size=self._scratch_sizes(launch))
-
-    def memory_launcher(self, launch: Launch, has_offsets: bool) -> MemoryLauncher:
-        (run, fail), (pack_head, tail) = self._runner(launch), packer(launch)
-
-        def launch_packed(
-            mu: Any, sigma: Any, weights: Any, matrix: Any, first: int, second: int, seed: int, offsets: int,
-            stream: int, scratch: int,
-        ) -> None:  # fmt: skip
-            words = words_in_memory(seed, offsets).values()
-            head = pack_head(
-                mu, sigma, weights, address_of(matrix), first, second, 0, 0, 0, 0, *words, scratch, stream, 0
-            )  # fmt: skip
-            with relaxed_capture():  # The first launch may load the kernel, also while the stream is being captured.
-                error = run(head + tail)
-            if error:
-                fail(error)
-
-        size = 0 if launch.device == HOST else self._cuda.multisample_scratch_size_cuda(pack(launch))
-        return MemoryLauncher(launch_packed, size)
 
     def _runner(self, launch: Launch) -> tuple[Any, Callable[[int], Any]]:
         """The function that runs a packed launch like `launch`, and the one that raises its error."""

@@ -10,7 +10,7 @@ from .._arguments import describe
 from .._call import Call, vectors_of
 from .._libraries import HOST, Device, Library, Operand, described, is_number, library_of
 from .._libraries.library import INTEGER_SIZES
-from .._randomness.keys import batch_of
+from .._randomness.seed_argument import batch_of
 from .window_and_options import check_rows, checked_window
 
 _ITEM_SIZES = SIZES | INTEGER_SIZES
@@ -35,13 +35,18 @@ class Inputs(NamedTuple):
     """How many matrices; None without a vector of seeds."""
 
 
-def common_library(call: Call) -> Library:
-    """The library of all arrays of a call; TypeError if there are several libraries, or no array."""
-    vectors = vectors_of(call)
+def check_arrays(call: Call) -> None:
+    """TypeError if neither `mu` nor `sigma` is an array."""
     if is_number(call.mu) and is_number(call.sigma):
         raise TypeError(
             f"mu, sigma: expected at least one array of shape (d,), got the numbers {call.mu} and {call.sigma}"
         )
+
+
+def common_library(call: Call) -> Library:
+    """The library of all arrays of a call; TypeError if there are several libraries, or no array."""
+    vectors = vectors_of(call)
+    check_arrays(call)
     if is_number(vectors.get("weights")):
         raise TypeError(f"weights: expected an array of shape (n,), got the number {describe(call.weights)}")
     arrays = {name: x for name, x in vectors.items() if not is_number(x)}

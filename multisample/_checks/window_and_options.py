@@ -25,11 +25,13 @@ def check_rows(dim_offset: Any, d: Any) -> None:
 
 
 def check_choices(call: Call) -> None:
-    """TypeError or ValueError unless each option has an accepted value."""
+    """TypeError or ValueError unless each option has an accepted value, and unless seed or generator is None."""
     check_choice("noise", call.noise, ("independent", "shared"))
     check_choice("layout", call.layout, ("dn", "nd"))
     for name in FLAGS:
         check_flag(name, getattr(call, name))
+    if call.seed is not None and call.generator is not None:
+        raise TypeError("seed, generator: expected one of the two, got both")
 
 
 def checked_order(call: Call) -> int:

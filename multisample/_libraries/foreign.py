@@ -13,7 +13,6 @@ from multisample.backends.system.cuda_driver import device_of
 
 from .._arguments import describe
 from .library import CPU, Device, Library
-from .numpy import HOST
 
 
 class ForeignLibrary(Library):
@@ -24,20 +23,11 @@ class ForeignLibrary(Library):
 
     name = "foreign"
     foreign = True
-    host: Library = HOST
-    """The library that draws if the arrays are in host memory."""
 
     def as_numpy(self, array: Any) -> HostArray:
         """A NumPy array that shares the memory of a host array."""
         shared = dlpack.Imported(array)
         return np.asarray(shared).view(shared.dtype)
-
-    def check_dtype(self, dtype: str) -> None:
-        """TypeError if the library has no arrays of type `dtype`."""
-
-    def hand_over(self, result: Any, device: Device, library: Library, stream: int) -> Any:
-        """Convert `result`, an array of `library` that is ready on `stream`, to an array of this library."""
-        return result
 
     def device(self, name: str, array: Any) -> Device:
         try:

@@ -1,8 +1,4 @@
-"""JAX: `multisample._routes.jax` runs a call with arrays of JAX as a program.
-
-A program has no operand for the offset of a graph-safe generator. So another library draws such a call on the CUDA
-device, and DLPack hands over the result.
-"""
+"""JAX: `multisample._routes.jax` runs a call with arrays of JAX as a program."""
 
 from __future__ import annotations
 
@@ -12,13 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from multisample.backends.contract import DeviceArray
-from multisample.backends.memory.dlpack import Exported
-from multisample.backends.system.cuda_driver import keeping_context
-
 from .._tracing import is_traced_by_jax
 from .foreign import ForeignLibrary
-from .library import Device, Library
 from .numpy import HOST
 
 # The most frequent types of arguments that are not JAX's.
@@ -60,27 +51,15 @@ class JaxLibrary(ForeignLibrary):
     def state(self) -> Hashable:
         return None if is_traced_by_jax() else sys.modules["jax"].config.jax_enable_x64
 
-    def named_stream(self, array: Any) -> int | None:
-        """See `Library`. Reading JAX's CUDA array interface would wait or raise."""
-        return None
-
     def check_target(self, out: Any) -> None:
         raise TypeError("out: expected a mutable array, got a JAX array, which is immutable")
 
     def check_dtype(self, dtype: str) -> None:
+        """TypeError if JAX has no arrays of type `dtype`."""
         import jax
 
         if dtype == "float64" and not jax.config.jax_enable_x64:
             raise TypeError("dtype: JAX has float64 only after jax.config.update('jax_enable_x64', True)")
-
-    def hand_over(self, result: Any, device: Device, library: Library, stream: int) -> Any:
-        import jax
-
-        operand = library.describe("result", result)
-        raw = DeviceArray(library.address(result), operand.shape, operand.strides, operand.dtype)
-        # By DLPack: JAX may free memory that it takes by the CUDA array interface while a kernel uses it.
-        with keeping_context():
-            return jax.numpy.from_dlpack(Exported(raw, (2, device.ordinal), stream, result))
 
 
 JAX = JaxLibrary()

@@ -35,13 +35,12 @@ class NumpyLibrary(Library):
 
     def target_signature(self, out: Any) -> Hashable:
         kind = type(out)
-        if kind is not np.ndarray:  # Attributes of a subclass may differ from those of its memory.
+        if kind is not np.ndarray:
             out = np.asarray(out)
         return kind, out.dtype, out.shape, out.strides, out.flags.writeable
 
-    def host_array(self, array: Any) -> HostArray:
-        host: HostArray = array
-        return host
+    # Attributes of a subclass, such as `T` and `flags`, may differ from those of its memory.
+    host_array = staticmethod(np.asarray)  # type: ignore[assignment]
 
     def address(self, array: Any) -> int:
         try:
@@ -50,6 +49,8 @@ class NumpyLibrary(Library):
             return int(array.ctypes.data)
 
     def share_memory(self, a: Any, b: Any) -> bool:
+        if type(a) is not np.ndarray:
+            a = np.asarray(a)
         if a.flags.owndata and b.flags.owndata:  # Different arrays that own their memory share none.
             return a is b
         return np.may_share_memory(a, b) and np.shares_memory(a, b)

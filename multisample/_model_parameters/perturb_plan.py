@@ -1,4 +1,8 @@
-"""The plan of `perturb`: everything that does not depend on addresses, coefficients, seed or member."""
+"""The plan of `perturb`: everything that does not depend on addresses, values of coefficients, seed or member.
+
+A call first looks for a plan of a call like it, by `run_seen`. Without one, `run_perturb` runs every check and makes a
+plan.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import collections
 import functools
 import math
 import struct
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +20,7 @@ from multisample.backends.contract import HostArray
 from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.launch import HOST as ON_HOST
 from multisample.backends.launch import SPAN, ElementType, Launch, Operation, Span
+from multisample.backends.memory.host import quiet
 
 from .._arguments import check_flag, checked_integer, describe
 from .._backends import choose
@@ -26,11 +31,12 @@ from .._libraries.library import NOUNS
 from .._libraries.numpy import cached_dtype
 from .._plan import PlanCache
 from .._randomness.generator import WORD_64, Generator, Key
-from .._randomness.keys import Keys, batch_of, checked_key, host_words, is_in_array, keys_in, signature_of
+from .._randomness.seed_argument import Keys, batch_of, checked_key, host_words, is_in_array, keys_in, signature_of
 from .._streams import order_after, order_before
-from .request import Coefficients, Memory, Request, Ties, check_members, memory_of, read_coefficients, ties_of
+from .request import Coefficients, Request, check_members, read_coefficients
 from .spans import Block, spans_of, whole
 from .structure import Structure, ids_of, label
+from .ties import Memory, Ties, memory_of, ties_of
 
 TRANSFORMED = (
     "parameters: expected plain arrays outside PyTorch's transformations (torch.func, torch.autograd.forward_ad, a"
@@ -40,6 +46,8 @@ _MOST_OFFSETS = 2**32
 _WORDS = len(Span._fields)
 # The least number that a computing type rounds to infinity.
 _LIMITS = {"f": 2.0**128 - 2.0**103, "d": math.inf}
+# The most plans of a key, and the most tables of a plan.
+_MOST_PLANS, _MOST_TABLES = 4, 4
 
 
 # --- Plans --------------------------------------------------------------------------------------------------------
@@ -71,11 +79,11 @@ class _Group(NamedTuple):
 
 
 class _Plan:
-    """A call resolved except for addresses, values of coefficients, seed and member; immutable.
+    """A call resolved except for addresses, values of coefficients, seed and member.
 
-    `seen` are the addresses of the last call that passed the checks of memory. Coefficients are smaller than `limit`.
-    `changed` are the indices of the arrays that are written, or None for all.
-    `read_vector` is `Operand.read` of a vector of coefficients on a device.
+    `is_like` is `Library.guard`. Coefficients are smaller than `limit`. `changed` are the indices of the arrays that
+    are written, or None for all. `tables` has the spans of each group, by the addresses of arrays that passed the
+    checks of memory. For new results, spans have no targets yet; otherwise they are packed.
     """
 
     def __init__(
@@ -83,9 +91,17 @@ class _Plan:
     ) -> None:  # fmt: skip
         self.library, self.memory, self.ties = library, memory, ties
         sources, (owners, written) = memory.sources, ties
-        self.seen: Any = None
-        self.read_vector = None if coefficients.on_device is None else coefficients.on_device.read
-        ids = ids_of(request.parameters, request.ids, owners)
+        parameters, out, vector = request.parameters, request.out, coefficients.on_device
+        self.is_fresh, self.in_place = out is None, out is parameters
+        self.is_like = library.guard(() if self.in_place else parameters.arrays, () if out is None else out.arrays)
+        # A plan keeps no arrays alive.
+        self.parameters, self.out = parameters._replace(arrays=()), None if out is None else out._replace(arrays=())
+        self.last_member, self.vector = ROWS - coefficients.length, vector
+        self.is_number = isinstance(coefficients.on_host, float)
+        self.read_vector = None if vector is None else vector.read
+        self.converts = any(x.read is not None for x in sources)
+        self.tables: dict[bytes, list[Any]] = {}
+        ids = ids_of(parameters, request.ids, owners)
         self.allocators = [library.allocator(x.shape, x.dtype, x.device) for x in sources]
         self.notify = library.written()
         self.changed = written if len(written) < len(sources) else None
@@ -93,15 +109,14 @@ class _Plan:
         members: dict[tuple[Device, str], list[int]] = collections.defaultdict(list)
         for k in written:
             members[sources[k].device, sources[k].dtype].append(k)
-        if coefficients.on_device is not None or self.keys is not None:
-            devices = {device for device, _ in members}
-            for name, found in (
-                ("coefficients", None if coefficients.on_device is None else coefficients.on_device.device),
-                ("seed", None if self.keys is None else library.device("seed", request.seed)),
-            ):
-                if found is not None and devices - {found}:
-                    accepted = "the host" if len(devices) > 1 else f"the host or on {next(iter(devices))}"
-                    raise ValueError(f"{name}: expected values on {accepted}, got them on {found}")
+        devices = {device for device, _ in members}
+        for name, found in (
+            ("coefficients", None if vector is None else vector.device),
+            ("seed", None if self.keys is None else library.device("seed", request.seed)),
+        ):
+            if found is not None and devices - {found}:
+                accepted = "the host" if len(devices) > 1 else f"the host or on {next(iter(devices))}"
+                raise ValueError(f"{name}: expected values on {accepted}, got them on {found}")
         blocks = [(whole(x.shape),) for x in sources] if request.blocks is None else request.blocks
         groups = [
             self._group(request, coefficients, device, dtype, arrays, [ids[owners[k]] for k in arrays], blocks)
@@ -109,12 +124,13 @@ class _Plan:
         ]
         self.groups = [group for group in groups if len(group.table)]  # A rank may hold no element.
         self.limit = min((_LIMITS[group.real.char] for group in groups), default=math.inf)
+        self._run_one = self._for_one_array()
 
     def _group(
         self, request: Request, coefficients: Coefficients, device: Device, dtype: str, arrays: list[int],
         ids: list[int], blocks: Sequence[tuple[Block, ...]],
     ) -> _Group:  # fmt: skip
-        library, on_device = self.library, device.kind == "cuda"
+        library, vector, on_device = self.library, self.vector, device.kind == "cuda"
         backend = choose(request.backend, library.name, device.kind)
         library.compile_key(backend)
         if device.kind not in backend.device_kinds:
@@ -130,13 +146,9 @@ class _Plan:
             spans += of_array
             array_of_span += [k] * len(of_array)
         fields: dict[str, Any] = {}
-        if coefficients.on_device is not None:
-            strides = coefficients.on_device.strides
-            fields = {
-                "weights_type": ElementType[coefficients.on_device.dtype],
-                "weights_stride": strides[0] if strides else 0,
-            }  # fmt: skip
-        elif not isinstance(coefficients.on_host, float):
+        if vector is not None:
+            fields = {"weights_type": ElementType[vector.dtype], "weights_stride": (*vector.strides, 0)[0]}
+        elif not self.is_number:
             fields = {"weights_type": ElementType.float64, "weights_stride": 8}
         if self.keys is not None:
             fields |= self.keys.fields | {"origin_in_memory": True}
@@ -155,6 +167,92 @@ class _Plan:
             library.stream(device) if on_device else None, library.is_capturing(device) if on_device else None,
         )  # fmt: skip
 
+    def run(
+        self, arrays: Sequence[Any], written: Sequence[Any] | None, values: Any, given: Any, seed: Any, word: int,
+        offset: int, member: int,
+    ) -> Any:  # fmt: skip
+        """The results of a call like that of the plan; None if it needs all checks.
+
+        `written` has the arrays of `out`. `values` are the coefficients on the host, or None; `given` is the argument.
+        """
+        if not 0 <= member <= self.last_member:
+            return None
+        if self.is_number:
+            if not -self.limit < values < self.limit:
+                return None
+        elif self.vector is None:
+            with quiet():  # The sum of squares is found faster than the largest coefficient.
+                are_small = values.dot(values) < self.limit * self.limit
+            if not (are_small or (np.abs(values) < self.limit).all()):
+                return None
+        elif self.library.address(given) % item_size(self.vector.dtype):
+            return None
+        if self._run_one is not None:
+            return self._run_one(arrays[0], values, given, word, offset, member)
+        tables, _owners = self._tables(arrays, written)
+        if tables is None:
+            return None
+        results: Any = written
+        if self.is_fresh:
+            results = self.allocate(arrays)
+            tables = self._completed(tables, self.library.addresses(results))
+        self._launch(arrays, written, results, tables, values, given, word, offset, member, seed)
+        return results
+
+    def _tables(self, arrays: Sequence[Any], written: Sequence[Any] | None) -> tuple[list[Any] | None, Any]:
+        """The spans of each group, None if the arrays have other ties, and an object that keeps their memory alive."""
+        sources = targets = self.library.addresses(arrays)
+        if not (self.is_fresh or self.in_place):
+            targets = self.library.addresses(written or ())
+        known = sources.tobytes() if targets is sources else sources.tobytes() + targets.tobytes()
+        tables = self.tables.get(known)
+        if tables is not None:
+            return tables, arrays
+        to = [] if self.is_fresh else targets.tolist()
+        if ties_of(self.parameters, self.out, self.memory, sources.tolist(), to) != self.ties:
+            return None, None
+        read = arrays
+        if self.converts:
+            reads = zip(arrays, self.memory.sources, strict=True)
+            read = [x if operand.read is None else operand.read(x) for x, operand in reads]
+            sources = self.library.addresses(read)
+        tables = [group.add_addresses(group.table, 0, sources) for group in self.groups]
+        if not self.is_fresh:
+            tables = self._completed(tables, targets)
+        if not self.converts:
+            if len(self.tables) >= _MOST_TABLES:
+                self.tables.clear()
+            self.tables[known] = tables
+        return tables, read
+
+    def _for_one_array(self) -> Callable[..., Any] | None:
+        """A faster `run` for one array that shares no memory with others, for one span; None for other calls."""
+        has_one_span = len(self.memory.sources) == 1 and [len(group.table) for group in self.groups] == [1]
+        is_plain = not (self.converts or self.library.names_streams) and self.keys is None
+        if not (has_one_span and is_plain and (self.is_fresh or self.in_place)):
+            return None
+        (group,), (allocate,), is_fresh, notify = self.groups, self.allocators, self.is_fresh, self.notify
+        address, weights_of, launch, stream_of = self.library.address, self.weights, group.launch, group.stream
+        none, tail = None if group.takes_arrays else 0, tuple(group.table[0, 2:].tolist())
+        pack = functools.lru_cache(8)(lambda source, target: SPAN.pack(source, target, *tail))
+        passes_number = self.is_number and not group.takes_arrays
+        mask = item_size(self.memory.sources[0].dtype) - 1 if group.device.kind == "cuda" else 0
+
+        def run(x: Any, values: Any, given: Any, word: int, offset: int, member: int) -> Any:
+            at = address(x)
+            if not at or at & mask:
+                return None
+            result = allocate(x) if is_fresh else x
+            stream = 0 if stream_of is None else stream_of(x)
+            weights = (values,) if passes_number else weights_of(group, values, given, stream)
+            span = pack(at, address(result) if is_fresh else at)
+            launch(None, none, none, weights[0], span, none, none, word, offset, 0, 0, member, 0, stream, 0)
+            if notify is not None and not is_fresh:
+                notify(result)
+            return (result,)
+
+        return run
+
     def allocate(self, arrays: Sequence[Any]) -> list[Any]:
         """New arrays for the results. Tied parameters share one."""
         if len(arrays) == 1:
@@ -165,13 +263,13 @@ class _Plan:
                 results[k] = self.allocators[k](arrays[k])
         return [results[k] for k in self.ties.owners]
 
-    def completed(self, tables: list[HostArray], targets: HostArray) -> list[bytes]:
+    def _completed(self, tables: list[HostArray], targets: HostArray) -> list[bytes]:
         """Tables of spans with the addresses of targets too."""
         return [x.add_addresses(table, 1, targets).tobytes() for x, table in zip(self.groups, tables, strict=True)]
 
-    def launch(
+    def _launch(
         self, arrays: Sequence[Any], written: Sequence[Any] | None, results: Sequence[Any], tables: list[bytes],
-        values: Any, given: Any, word: int, offset: int, member: int, seed: Any = None,
+        values: Any, given: Any, word: int, offset: int, member: int, seed: Any,
     ) -> None:  # fmt: skip
         """Run the launches, of one table of spans each. All checks but those of a stream precede this call.
 
@@ -236,122 +334,62 @@ def _keys_of(seed: Any, library: Library, sources: list[Operand]) -> Keys | None
 
 # --- Calls --------------------------------------------------------------------------------------------------------
 
-_PLANS: PlanCache[_Plan] = PlanCache(256)
-
-
-def run_perturb(request: Request, quick_key: Hashable) -> Any:
-    """Run a call whose arrays are of one library, neither traced nor transformed.
-
-    `quick_key` is from `run_seen`, for the next call like this one; None if there is none.
-    """
-    check_flag("fast_math", request.fast_math)
-    library = _common_library(request) if request.parameters.arrays else HOST
-    if library.state() is None or any(map(library.is_opaque, request.parameters.arrays)):
-        raise ValueError(TRANSFORMED)
-    coefficients = read_coefficients(request.coefficients)
-    member = checked_integer("member", request.member, 0, ROWS + 1)
-    check_members(member, coefficients.length)
-    key = _key_of(request.seed)
-    parameters, out = request.parameters, request.out
-    if not parameters.arrays:
-        return parameters.rebuild(()) if out is None else request.given_out
-    if library is HOST and not all(type(x) in BY_TYPE for x in parameters.arrays):
-        parameters = parameters._replace(arrays=[HOST.normalized("parameters", x) for x in parameters.arrays])
-        request = request._replace(parameters=parameters)
-    plan_key = _plan_key(request, coefficients, library)
-    plan = _PLANS.get(plan_key)
-    memory = memory_of(request, library) if plan is None else plan.memory
-    sources = list(map(library.address, parameters.arrays))
-    targets = [] if out is None else list(map(library.address, out.arrays))
-    seen = sources if targets == sources or out is None else (sources, targets)
-    if plan is None or plan.seen != seen:
-        ties = ties_of(request, memory, sources, targets)
-        if plan is None or ties != plan.ties:
-            plan = _Plan(request, coefficients, library, memory, ties)
-            if plan_key is not None:
-                _PLANS.put(plan_key, plan)
-        plan.seen = seen
-    if coefficients.on_host is not None and not (np.abs(coefficients.on_host) < plan.limit).all():
-        raise ValueError(
-            f"coefficients: expected finite numbers of the computing type, got {describe(request.coefficients)} for"
-            " float32"
-        )
-    if out is not None and library.name == "torch":
-        check_leaves(out)
-    results: Any = None if out is None else out.arrays
-    if out is None:
-        results = plan.allocate(parameters.arrays)
-        targets = list(map(library.address, results))
-    converted = [
-        x if operand.read is None else operand.read(x)
-        for x, operand in zip(parameters.arrays, memory.sources, strict=True)
-    ]
-    at, targets_at = np.array(list(map(library.address, converted)), np.int64), np.array(targets, np.int64)
-    tables: list[Any] = [group.add_addresses(group.table, 0, at) for group in plan.groups]
-    complete = plan.completed(tables, targets_at)
-    written = None if out is None else results
-    given = request.coefficients
-    plan.launch(
-        parameters.arrays, written, results, complete, coefficients.on_host, given, *key, member, request.seed
-    )  # fmt: skip
-    if quick_key is not None:
-        known = at.tobytes() if out is None or out is parameters else at.tobytes() + targets_at.tobytes()
-        _keep_quick_plan(quick_key, request, coefficients, plan, known, tables if out is None else complete)
-    return parameters.rebuild(results) if out is None else request.given_out
-
-
-# --- Calls seen before --------------------------------------------------------------------------------------------
-#
-# A call with one key on the host, and arrays that need no conversion, needs few checks.
-
-
-class _QuickPlan(NamedTuple):
-    plan: _Plan
-    is_like: Callable[..., bool]
-    """``is_like(read, written)``: `Library.guard`."""
-    run: Callable[..., Any]
-    """``run(arrays, written, values, coefficients, seed, offset, member)``: the results, or None for calls that need
-    all checks. `values` are from `_quick_coefficients`."""
-    tables: dict[bytes, list[Any]]
-    """The spans of each group, by the addresses of arrays that passed the checks of memory. For new results, they are
-    tables without targets; for results in `out`, the bytes of complete tables."""
-
-
-_QUICK_PLANS: PlanCache[tuple[_QuickPlan, ...]] = PlanCache(256)
-
-# The most plans of a key, and the most tables of a plan.
-_MOST_PLANS, _MOST_TABLES = 4, 4
+_PLANS: PlanCache[tuple[_Plan, ...]] = PlanCache(256)
 
 
 def run_seen(
     names: tuple[str, ...] | None, arrays: Sequence[Any], written: Sequence[Any] | None, coefficients: Any, seed: Any,
-    member: Any, fast_math: Any, ids: Any, backend: Any,
+    member: Any, fast_math: Any, ids: Any, backend: Any, blocks: Any = None,
 ) -> tuple[Hashable, Sequence[Any] | None]:  # fmt: skip
     """Run a call like one before.
 
-    `written` has the arrays of `out`; a call in place passes `arrays` itself. Returns the argument `quick_key` of
-    `run_perturb`, and the results: None for calls that need all checks.
+    `written` has the arrays of `out`; a call in place passes `arrays` itself. Returns the key for `run_perturb`, None
+    for calls without a plan, and the results: None for calls that need all checks.
     """
-    if type(seed) is int:
-        word, offset = seed, 0
-    elif type(seed) is Key and type(seed.seed) is type(seed.offset) is int:
-        word, offset = seed
-    else:
-        return None, None
-    if not (type(member) is int and type(fast_math) is bool and type(backend) is str):
+    if not (type(fast_math) is bool and type(backend) is str):
         return None, None
     if ids is not None:
         numbers = tuple(ids.values()) if isinstance(ids, dict) else ids
         if not isinstance(numbers, (list, tuple)) or set(map(type, numbers)) != {int}:
             return None, None
         ids = tuple(ids), tuple(numbers)
-    kind, values = _quick_coefficients(coefficients)
-    key = names, len(arrays), written is None, written is arrays, kind, fast_math, ids, backend
-    for quick in _QUICK_PLANS.get(key, ()):
-        results = quick.run(arrays, written, values, coefficients, word, offset, member)
-        if results is not None:
-            return key, results
+    form = None
+    try:
+        if type(seed) is Key and type(seed.seed) is type(seed.offset) is int:
+            word, offset = seed
+        elif type(seed) is int:
+            word, offset = seed, 0
+        else:
+            form = signature_of(seed) if is_in_array(seed) else None
+            word, offset = _key_of(seed)
+        if type(member) is not int:
+            member = checked_integer("member", member, 0, ROWS + 1)
+        kind, values = _quick_coefficients(coefficients)
+        # One array often has a shape of its own. Arrays of a model seldom do.
+        shape = arrays[0].shape if len(arrays) == 1 else len(arrays)
+        key = names, shape, written is None, written is arrays, kind, form, fast_math, ids, backend, blocks
+        plans = _PLANS.get(key, ())
+    except Exception:  # A wrong argument may raise anything here; `run_perturb` reports the error.
+        return None, None
+    if 0 <= word < WORD_64 and 0 <= offset < _MOST_OFFSETS:
+        for plan in plans:
+            if plan.library.state() is not None and plan.is_like(() if plan.in_place else arrays, written or ()):
+                results = plan.run(arrays, written, values, coefficients, seed, word, offset, member)
+                if results is not None:
+                    return key, results
     return key, None
+
+
+def perturbed(request: Request) -> Any:
+    """Run a call whose arrays are of one library, by the plan of a call like it, or with all checks."""
+    parameters, out = request.parameters, request.out
+    key, results = run_seen(
+        parameters.names, parameters.arrays, None if out is None else out.arrays, request.coefficients, request.seed,
+        request.member, request.fast_math, request.ids, request.backend, request.blocks,
+    )  # fmt: skip
+    if results is None:
+        return run_perturb(request, key)
+    return parameters.rebuild(results) if out is None else request.given_out
 
 
 def _quick_coefficients(given: Any) -> tuple[Hashable, Any]:
@@ -384,88 +422,44 @@ def _quick_coefficients(given: Any) -> tuple[Hashable, Any]:
     return len(values), values
 
 
-def _keep_quick_plan(
-    key: Hashable, request: Request, coefficients: Coefficients, plan: _Plan, known: bytes, tables: list[Any]
-) -> None:  # fmt: skip
-    """Keep a plan for the next call with this key, and the tables for addresses that passed the checks, `known`."""
-    if plan.library.names_streams or plan.keys is not None or any(x.read is not None for x in plan.memory.sources):
-        return
-    kept = _QUICK_PLANS.get(key, ())
-    written = () if request.out is None else request.out.arrays
-    arrays = () if request.out is request.parameters else request.parameters.arrays, written
-    # PyTorch's guards depend on global state such as inference mode, so one plan may have several entries.
-    quick = next((quick for quick in kept if quick.plan is plan and quick.is_like(*arrays)), None)
-    if quick is None:
-        quick = _quick_plan(request, coefficients, plan, plan.library.guard(*arrays))
-        _QUICK_PLANS.put(key, (quick, *kept[: _MOST_PLANS - 1]))
-    if len(quick.tables) >= _MOST_TABLES:
-        quick.tables.clear()
-    quick.tables[known] = tables
+def run_perturb(request: Request, key: Hashable) -> Any:
+    """Run a call whose arrays are of one library, neither traced nor transformed, with all checks.
 
-
-def _quick_plan(
-    request: Request, coefficients: Coefficients, plan: _Plan, is_like: Callable[..., bool]
-) -> _QuickPlan:  # fmt: skip
-    library, notify, vector, groups = plan.library, plan.notify, coefficients.on_device, plan.groups
-    is_fresh, in_place = request.out is None, request.out is request.parameters
-    state, address, addresses, run_all = library.state, library.address, library.addresses, plan.launch
-    is_number, limit, last_member = isinstance(coefficients.on_host, float), plan.limit, ROWS - coefficients.length
-    tables: dict[bytes, list[Any]] = {}
-
-    def run(arrays: Any, written: Any, values: Any, given: Any, seed: int, offset: int, member: int) -> Any:
-        if not (0 <= seed < WORD_64 and 0 <= offset < _MOST_OFFSETS and 0 <= member <= last_member):
-            return None
-        if state() is None or not is_like(() if in_place else arrays, written or ()):
-            return None
-        if is_number:
-            if not -limit < values < limit:
-                return None
-        elif vector is not None:
-            if address(given) % item_size(vector.dtype):
-                return None
-        else:
-            with np.errstate(over="ignore"):
-                if not values.dot(values) < limit * limit:
-                    return None
-        if is_one:
-            return run_one(arrays[0], values, given, seed, offset, member)
-        known = addresses(arrays).tobytes()
-        spans = tables.get(known if is_fresh or in_place else known + addresses(written).tobytes())
-        if spans is None:
-            return None
-        results = written
-        if is_fresh:
-            results = plan.allocate(arrays)
-            spans = plan.completed(spans, addresses(results))
-        run_all(arrays, written, results, spans, values, given, seed, offset, member)
-        return results
-
-    # A single array shares no memory with others.
-    is_one = (is_fresh or in_place) and len(plan.memory.sources) == 1 and [len(group.table) for group in groups] == [1]
-    if is_one:
-        (first,), (allocate,) = groups, plan.allocators
-        launch, stream_of, none = first.launch, first.stream, None if first.takes_arrays else 0
-        tail = tuple(first.table[0, 2:].tolist())
-        pack = functools.lru_cache(8)(lambda source, target: SPAN.pack(source, target, *tail))
-        mask = item_size(plan.memory.sources[0].dtype) - 1 if first.device.kind == "cuda" else 0
-
-    def run_one(x: Any, values: Any, given: Any, seed: int, offset: int, member: int) -> Any:
-        at = address(x)
-        if not at or at & mask:
-            return None
-        result = allocate(x) if is_fresh else x
-        stream = 0 if stream_of is None else stream_of(x)
-        if is_number:
-            weights, _owner = np.frombuffer(first.pack(values), first.real) if none is None else values, None
-        else:
-            weights, _owner = plan.weights(first, values, given, stream)
-        span = pack(at, address(result) if is_fresh else at)
-        launch(None, none, none, weights, span, none, none, seed, offset, 0, 0, member, 0, stream, 0)
-        if notify is not None and not is_fresh:
-            notify(result)
-        return (result,)
-
-    return _QuickPlan(plan, is_like, run, tables)
+    `key` is from `run_seen`, for the next call like this one; None if there is none.
+    """
+    check_flag("fast_math", request.fast_math)
+    library = _common_library(request) if request.parameters.arrays else HOST
+    if library.state() is None or any(map(library.is_opaque, request.parameters.arrays)):
+        raise ValueError(TRANSFORMED)
+    coefficients = read_coefficients(request.coefficients)
+    member = checked_integer("member", request.member, 0, ROWS + 1)
+    check_members(member, coefficients.length)
+    words = _key_of(request.seed)
+    parameters, out = request.parameters, request.out
+    if not parameters.arrays:
+        return parameters.rebuild(()) if out is None else request.given_out
+    if library is HOST and not all(type(x) in BY_TYPE for x in parameters.arrays):
+        parameters = parameters._replace(arrays=[HOST.normalized("parameters", x) for x in parameters.arrays])
+        request, key = request._replace(parameters=parameters), None
+    memory = memory_of(parameters, out, library)
+    to = () if out is None else map(library.address, out.arrays)
+    ties = ties_of(parameters, out, memory, list(map(library.address, parameters.arrays)), list(to))
+    plan = _Plan(request, coefficients, library, memory, ties)
+    if coefficients.on_host is not None and not (np.abs(coefficients.on_host) < plan.limit).all():
+        raise ValueError(
+            f"coefficients: expected finite numbers of the computing type, got {describe(request.coefficients)} for"
+            " float32"
+        )
+    if out is not None and library.name == "torch":
+        check_leaves(out)
+    written = None if out is None else out.arrays
+    results = plan.run(
+        parameters.arrays, written, coefficients.on_host, request.coefficients, request.seed, *words, member
+    )
+    assert results is not None
+    if key is not None:
+        _PLANS.put(key, (plan, *_PLANS.get(key, ())[: _MOST_PLANS - 1]))
+    return parameters.rebuild(results) if out is None else request.given_out
 
 
 def _key_of(seed: Any) -> tuple[int, int]:
@@ -512,23 +506,6 @@ def _common_library(request: Request) -> Library:
                 )
     assert library is not None
     return library
-
-
-def _plan_key(request: Request, coefficients: Coefficients, library: Library) -> Hashable:
-    """What a plan depends on; None if it cannot be a key."""
-    parameters, out, ids, values = request.parameters, request.out, request.ids, coefficients.on_host
-    key = (
-        library.name, parameters.names, *map(type, parameters.arrays), *map(library.signature, parameters.arrays),
-        None if out is None else (out.names, *map(library.target_signature, out.arrays)),
-        coefficients.length, type(values), coefficients.on_device, request.blocks,
-        signature_of(request.seed) if is_in_array(request.seed) else None, bool(request.fast_math), request.backend,
-        tuple(ids.items()) if isinstance(ids, Mapping) else tuple(ids) if isinstance(ids, Sequence) else ids,
-    )  # fmt: skip
-    try:
-        hash(key)
-    except TypeError:  # A wrong argument is not hashable. The checks report it.
-        return None
-    return key
 
 
 def check_leaves(out: Structure) -> None:

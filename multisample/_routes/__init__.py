@@ -22,10 +22,10 @@ from .._libraries import BY_TYPE, HOST, is_number
 from .._libraries.foreign import ForeignLibrary
 from .._libraries.jax import is_jax
 from .._plan import PLANS, Planned, make_plan, run
-from .._randomness.generator import Generator, Key
-from .._randomness.keys import checked_key, is_in_array
-from .._randomness.source import check_generator
-from .._tracing import is_traced_by_jax, traced_as
+from .._randomness.generator import Key
+from .._randomness.generator_argument import check_generator
+from .._randomness.seed_argument import checked_key, is_in_array
+from .._tracing import traced_as
 
 
 @traced_as(lambda: True)
@@ -123,11 +123,7 @@ def _is_for_jax(call: Call) -> bool:
         return False
     seed = call.seed if isinstance(call.seed, Key) else (call.seed,)
     arguments = call.mu, call.sigma, call.weights, call.n, *seed, call.dim_offset, call.sample_offset
-    if not any(map(is_jax, arguments)):
-        return False
-    # A program of JAX has no operand for the offset of a graph-safe generator.
-    graph_safe = isinstance(call.generator, Generator) and call.generator.graph_safe
-    return not graph_safe or is_traced_by_jax()
+    return any(map(is_jax, arguments))
 
 
 def _checked(call: Call) -> Call:
@@ -138,10 +134,8 @@ def _checked(call: Call) -> Call:
     check_choices(call)
     checked["order"] = checked_order(call)
     checked["dtype"] = None if call.dtype is None else dtype_name(call.dtype)
-    if call.seed is not None or TRAITS[call.operation].needs_seed:
-        if call.generator is not None:
-            raise TypeError("seed, generator: expected one of the two, got both")
-        if not (is_in_array(call.seed) or _is_tensor(call.seed)):  # Plans and operators check these.
-            checked_key(call.seed)
+    has_seed = call.seed is not None or TRAITS[call.operation].needs_seed
+    if has_seed and not (is_in_array(call.seed) or _is_tensor(call.seed)):  # Plans and operators check these.
+        checked_key(call.seed)
     # Not `_replace`: PyTorch 2.11 loses its result at a graph break.
     return Call(*[checked.get(name, x) for name, x in zip(Call._fields, call, strict=True)])

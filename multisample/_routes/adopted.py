@@ -25,7 +25,7 @@ from .._libraries import HOST, Device, Library, is_number, library_called, libra
 from .._libraries.foreign import ForeignLibrary
 from .._plan import run_planned
 from .._randomness.generator import DEFAULT_GENERATOR
-from .._randomness.keys import is_in_array
+from .._randomness.seed_argument import is_in_array
 from .._streams import keep_until_done, order_after, order_before
 
 
@@ -40,32 +40,27 @@ def run_adopted(call: Call, caller: ForeignLibrary, device: Device, backend: Bac
         library: Library = library_called(backend.host_library)
         adopt: Callable[[Any], Any] = backend.adopt
     else:
-        library, adopt = caller.host, caller.as_numpy
+        library, adopt = HOST, caller.as_numpy
     kernel_arrays = {name: _adopted(name, x, caller, device, adopt) for name, x in arguments.items()}
     call = _with_generator(call._replace(**kernel_arrays))
-    caller.check_dtype(inspect_inputs(library, call).dtype)
-    with _stream_order(arguments, kernel_arrays, caller, library, device) as stream:
+    with _stream_order(arguments, kernel_arrays, caller, library, device):
         result = run_planned(call, backend, library)
-    if call.out is not None:
-        return arguments["out"]
-    if isinstance(result, tuple):
-        return tuple(caller.hand_over(x, device, library, stream) for x in result)
-    return caller.hand_over(result, device, library, stream)
+    return result if call.out is None else arguments["out"]
 
 
 @contextlib.contextmanager
 def _stream_order(
     arguments: dict[str, Any], kernel_arrays: dict[str, Any], caller: ForeignLibrary, library: Library, device: Device
-) -> Iterator[int]:
-    """Yield the stream of the launches, ordered with the streams of the arrays. Yield 0 for host memory."""
+) -> Iterator[None]:
+    """Order the stream of the launches with the streams of the arrays."""
     if device.kind != "cuda":
-        yield 0
+        yield
         return
     caller_arrays, stream_of = [arguments[name] for name in kernel_arrays], library.stream(device)
     stream = stream_of(next(iter(kernel_arrays.values())))
     named = [*map(caller.named_stream, caller_arrays), *map(stream_of, kernel_arrays.values())]
     other_streams = order_before(named, device, stream)
-    yield stream
+    yield
     order_after(other_streams, device, stream)
     keep_until_done((caller_arrays, kernel_arrays), device, stream)
 

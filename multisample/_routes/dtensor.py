@@ -6,7 +6,6 @@ rank computes where its window begins. Only the generator's state must be the sa
 
 from __future__ import annotations
 
-import itertools
 import weakref
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -21,14 +20,10 @@ from .._checks.operands import common_length
 from .._checks.window_and_options import check_rows, checked_window
 from .._libraries import is_number, library_of
 from .._libraries.torch import check_tensor
-from .._model_parameters.perturb_plan import run_perturb
-from .._model_parameters.request import Request
-from .._model_parameters.spans import Block, steps_of, whole
-from .._model_parameters.structure import label
 from .._plan import PlanCache
 from .._randomness.generator import WORD_64, Generator
-from .._randomness.keys import batch_of, checked_key
-from .._randomness.source import check_generator
+from .._randomness.generator_argument import check_generator
+from .._randomness.seed_argument import batch_of, checked_key
 from .._randomness.torch import taker, torch_generator
 from .torch_transforms import as_int64
 
@@ -68,7 +63,7 @@ def _model(vectors: dict[str, Any]) -> Any:
     first, last = next(iter(vectors.values())), vectors[max(vectors)]
     if first.placements == last.placements:
         return first
-    return max(vectors.values(), key=lambda x: len(_cuts(x.placements, 0)))
+    return max(vectors.values(), key=lambda x: len(cuts_of(x.placements, 0)))
 
 
 _ROWS = {"dn": 0, "nd": 1}
@@ -151,14 +146,14 @@ def _signature(x: Any, mesh: Any) -> Any:
 def _shard_plan(vectors: dict[str, Any], n: int, layout: str, mesh: Any, requested: Any) -> _ShardPlan:
     if requested is None:
         rows_axis, model = _ROWS[layout], _model(vectors)
-        placements = tuple([_on_axis(p, rows_axis) if _is_shard(p) else p for p in model.placements])
+        placements = tuple([_on_axis(p, rows_axis) if is_shard(p) else p for p in model.placements])
     else:
         placements = _checked_placements(requested, mesh)
     d = common_length({name: tuple(x.shape) for name, x in vectors.items()}, hint="")
     axis = _ROWS[layout]
     shape = torch.Size((n, d) if axis else (d, n))
-    cuts = _cuts(placements, axis)
-    rows, columns = _part(d, cuts, mesh), _part(n, _cuts(placements, 1 - axis), mesh)
+    cuts = cuts_of(placements, axis)
+    rows, columns = _part(d, cuts, mesh), _part(n, cuts_of(placements, 1 - axis), mesh)
     readers: dict[str, Callable[[Any], Any]] = {"mu": _itself, "sigma": _itself}
     for name, x in vectors.items():
         if isinstance(x, DTensor):
@@ -204,7 +199,7 @@ def _wrapper(placements: tuple[Any, ...], shape: torch.Size) -> Callable[[Any, A
 # --- Placements -----------------------------------------------------------------------------------
 
 
-def _is_shard(placement: Any) -> bool:
+def is_shard(placement: Any) -> bool:
     return isinstance(placement, Shard) or hasattr(placement, "split_factor")
 
 
@@ -215,12 +210,12 @@ def _on_axis(placement: Any, axis: int) -> Any:
     return type(placement)(axis)
 
 
-def _cuts(placements: Sequence[Any], axis: int) -> list[Cut]:
+def cuts_of(placements: Sequence[Any], axis: int) -> list[Cut]:
     """The cuts of an axis, in the order in which they apply."""
     return [
         (mesh_dim, getattr(placement, "split_factor", 1))
         for mesh_dim, placement in enumerate(placements)
-        if _is_shard(placement) and placement.dim == axis
+        if is_shard(placement) and placement.dim == axis
     ]
 
 
@@ -232,7 +227,7 @@ def _checked_placements(placements: Any, mesh: Any) -> tuple[Any, ...]:
         )
     checked = []
     for placement in placements:
-        if _is_shard(placement) and -2 <= placement.dim < 2:
+        if is_shard(placement) and -2 <= placement.dim < 2:
             checked.append(_on_axis(placement, placement.dim % 2))
         elif isinstance(placement, Replicate):
             checked.append(placement)
@@ -244,7 +239,7 @@ def _checked_placements(placements: Any, mesh: Any) -> tuple[Any, ...]:
 # --- Parts ----------------------------------------------------------------------------------------
 
 
-def _runs(length: int, cuts: list[Cut], mesh: Any) -> list[range]:
+def runs_of(length: int, cuts: list[Cut], mesh: Any) -> list[range]:
     """The parts of an axis that this rank holds, one after another; none if the rank is not in the mesh."""
     coordinate = mesh.get_coordinate()
     if coordinate is None:
@@ -261,7 +256,7 @@ def _runs(length: int, cuts: list[Cut], mesh: Any) -> list[range]:
 
 def _part(length: int, cuts: list[Cut], mesh: Any) -> range:
     """The part of an axis that this rank draws; empty if the rank is not in the mesh."""
-    runs = _runs(length, cuts, mesh)
+    runs = runs_of(length, cuts, mesh)
     if not runs:
         return range(0)
     if any(before.stop != after.start for before, after in pairwise(runs)):
@@ -289,9 +284,9 @@ def _reader(
     if x.device_mesh != mesh:
         raise ValueError(f"{name}: expected a DTensor on the same mesh as the result, {mesh}, got {x.device_mesh}")
     for placement in x.placements:
-        if not (isinstance(placement, Replicate) or (_is_shard(placement) and placement.dim == 0)):
+        if not (isinstance(placement, Replicate) or (is_shard(placement) and placement.dim == 0)):
             raise ValueError(f"{name}: expected placements Shard(0) or Replicate(), got {placement}; redistribute it")
-    vector_cuts = _cuts(x.placements, 0)
+    vector_cuts = cuts_of(x.placements, 0)
     # Every rank holds the rows that it draws if the cuts of the result begin with those of the vector.
     if vector_cuts != cuts[: len(vector_cuts)]:
         raise ValueError(
@@ -327,73 +322,6 @@ def _local_target(out: Any, shape: tuple[int, int], mesh: Any, placements: tuple
             f"out: expected it on {mesh} with placements {placements}, got {out.device_mesh} with {out.placements}"
         )
     return None if mesh.get_coordinate() is None else out.to_local()
-
-
-# --- Parameters -----------------------------------------------------------------------------------
-
-
-def perturb_dtensors(request: Request) -> Any:
-    """Run a call of `perturb` with DTensors: each rank perturbs the elements that it holds."""
-    parameters, out = request.parameters, request.out
-    held = [_held(label("parameters", parameters, k), x) for k, x in enumerate(parameters.arrays)]
-    part = parameters._replace(arrays=[local for local, _ in held], rebuild=list)
-    targets = None
-    if out is not None:
-        for k, (x, target) in enumerate(zip(parameters.arrays, out.arrays, strict=True)):
-            _check_target(label("out", out, k), target, x)
-        targets = part if out is parameters else out._replace(arrays=[_held("out", x)[0] for x in out.arrays])
-    blocks = tuple(blocks for _, blocks in held)
-    results = run_perturb(request._replace(parameters=part, out=targets, blocks=blocks), None)
-    if out is not None:
-        torch.autograd.graph.increment_version([x for x in out.arrays if isinstance(x, DTensor)])
-        return request.given_out
-    return parameters.rebuild(
-        [
-            DTensor.from_local(result, x.device_mesh, x.placements, run_check=False, shape=x.shape, stride=x.stride())
-            if isinstance(x, DTensor)
-            else result
-            for x, result in zip(parameters.arrays, results, strict=True)
-        ]
-    )
-
-
-def _held(name: str, x: Any) -> tuple[Any, tuple[Block, ...]]:
-    """The elements of a parameter that this rank holds, and their blocks."""
-    if not isinstance(x, DTensor):
-        return x, (whole(tuple(x.shape)),)
-    for placement in x.placements:
-        if not (isinstance(placement, Replicate) or _is_shard(placement)):
-            raise ValueError(f"{name}: expected placements Shard or Replicate(), got {placement}; redistribute it")
-    shape, local = tuple(x.shape), x._local_tensor
-    if hasattr(local, "trigger_wait"):
-        local = local.wait()
-    runs = [_runs(length, _cuts(x.placements, axis), x.device_mesh) for axis, length in enumerate(shape)]
-    if x.device_mesh.get_coordinate() is None or local.numel() == 0:
-        return local, ()
-    steps = steps_of(shape)
-    begins = [[sum(map(len, of_axis[:k])) for k in range(len(of_axis))] for of_axis in runs]
-    blocks = []
-    for index in itertools.product(*(range(len(of_axis)) for of_axis in runs)):
-        held = [of_axis[k] for of_axis, k in zip(runs, index, strict=True)]
-        blocks.append(
-            Block(
-                tuple(of_axis[k] for of_axis, k in zip(begins, index, strict=True)), tuple(map(len, held)),
-                sum(run.start * step for run, step in zip(held, steps, strict=True)), steps,
-            )
-        )  # fmt: skip
-    return local, tuple(blocks)
-
-
-def _check_target(name: str, target: Any, x: Any) -> None:
-    if isinstance(target, DTensor) != isinstance(x, DTensor):
-        raise TypeError(f"{name}: expected {type(x).__name__}, as the parameter is, got {type(target).__name__}")
-    if isinstance(x, DTensor) and (target.device_mesh != x.device_mesh or target.placements != x.placements):
-        raise ValueError(
-            f"{name}: expected it on {x.device_mesh} with placements {x.placements}, got {target.device_mesh} with"
-            f" {target.placements}"
-        )
-    if target.requires_grad and not target.is_leaf:
-        raise ValueError(f"{name}: expected a leaf, got the result of an operation that autograd recorded")
 
 
 # --- Agreement ------------------------------------------------------------------------------------

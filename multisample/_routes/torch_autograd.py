@@ -23,8 +23,8 @@ from .._checks.values import check_values
 from .._libraries import is_number
 from .._libraries.torch import TORCH, dtype_of, is_transforming
 from .._plan import PLANS, Plan, Planned, make_plan
-from .._randomness.keys import is_in_array
-from .._randomness.source import source_of
+from .._randomness.generator_argument import source_of
+from .._randomness.seed_argument import is_in_array
 from .torch_transforms import as_int64, draw_by_operator, options_of
 
 
@@ -65,9 +65,6 @@ class _CompiledPlan:
 
     def __init__(self, plan: Plan, run: Callable[..., Any]) -> None:
         self.plan, self.run = plan, run
-
-    def __repr__(self) -> str:
-        return repr(self.plan)
 
     @classmethod
     def around(cls, plan: Plan, call: Call) -> Planned:
@@ -114,14 +111,8 @@ class _RecordedSample:
         # A plan keeps no arrays and no generators alive.
         self.call = call._replace(mu=None, sigma=None, seed=None, generator=None)
 
-    def __repr__(self) -> str:
-        return f"{self.plan!r}, gradients recorded"
-
-    def run(
-        self, mu: Any, sigma: Any, weights: Any, matrix: Any, seed: Any, generator: Any, dim_offset: int,
-        sample_offset: int,
-    ) -> tuple[Any]:  # fmt: skip
-        return (_apply(mu, sigma, (self, seed, generator, dim_offset, sample_offset)),)
+    def run(self, mu: Any, sigma: Any, weights: Any, matrix: Any, seed: Any, generator: Any, *window: int) -> Any:
+        return (_apply(mu, sigma, (self, seed, generator, window)),)
 
 
 def _no_gradients(*arguments: Any) -> None:
@@ -132,25 +123,25 @@ class _SampleFunction(torch.autograd.Function):
     """A sample that is drawn by a plan and differentiable in `mu` and `sigma`."""
 
     @staticmethod
-    def forward(ctx: Any, mu: Any, sigma: Any, arguments: tuple[_RecordedSample, Any, Any, int, int]) -> Any:
-        recorded, seed, generator, dim_offset, sample_offset = arguments
-        drawn = recorded.run_plan(mu, sigma, None, None, seed, generator, dim_offset, sample_offset)
-        ctx.drawn = recorded, drawn[1:], dim_offset, sample_offset
+    def forward(ctx: Any, mu: Any, sigma: Any, arguments: tuple[_RecordedSample, Any, Any, tuple[int, ...]]) -> Any:
+        recorded, seed, generator, window = arguments
+        drawn = recorded.run_plan(mu, sigma, None, None, seed, generator, *window)
+        ctx.drawn = recorded, drawn[1:], window
         return drawn[0]
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
-        recorded, words, dim_offset, sample_offset = ctx.drawn
+        recorded, words, window = ctx.drawn
         # Call the operator if PyTorch transforms or compiles the backward pass, or records its gradients.
         # torch.autograd.grad(is_grads_batched=True) passes a batch of PyTorch's older vmap.
         if (
             _is_grad_enabled() or type(grad) is not _TENSOR or is_transforming() or _is_legacy_batch(grad)
             or grad.is_neg()
         ):  # fmt: skip
-            gradients = _by_operator(recorded.call, grad, words, dim_offset, sample_offset)
+            gradients = _by_operator(recorded.call, grad, words, *window)
         else:
-            drawn = recorded.gradients(None, None, None, grad, words, None, dim_offset, sample_offset)
-            gradients = _gradients(recorded, grad, words, dim_offset, sample_offset) if drawn is None else drawn[0]
+            drawn = recorded.gradients(None, None, None, grad, words, None, *window)
+            gradients = _gradients(recorded, grad, words, *window) if drawn is None else drawn[0]
         if recorded.has_plain_gradients:
             return *gradients, None
         needs_mu, needs_sigma, _ = ctx.needs_input_grad
@@ -225,13 +216,11 @@ class _RecordedBatch:
         self.dtype = inspect_inputs(TORCH, call).dtype
         self.call = call._replace(mu=None, sigma=None, seed=None)
 
-    def run(
-        self, mu: Any, sigma: Any, weights: Any, matrix: Any, seed: Any, generator: Any, dim_offset: int,
-        sample_offset: int,
-    ) -> tuple[Any]:  # fmt: skip
+    def run(self, mu: Any, sigma: Any, weights: Any, matrix: Any, seed: Any, generator: Any, *window: int) -> Any:
         vectors = {"mu": mu, "sigma": sigma}
         if not any(x.is_cuda for x in vectors.values() if not is_number(x)):
             check_values(TORCH, vectors, self.dtype)
+        dim_offset, sample_offset = window
         call = self.call._replace(**vectors, seed=seed, dim_offset=dim_offset, sample_offset=sample_offset)
         return (draw_by_operator(call._replace(validate=False)),)
 
@@ -250,16 +239,10 @@ class _RecordedMoments:
         inputs = inputs._replace(operands={"weights": inputs.operands["weights"]}, dtype=real)
         self.plan = Plan(call, backend, TORCH, inputs)
 
-    def __repr__(self) -> str:
-        return f"{self.plan!r}, gradients recorded"
-
-    def run(
-        self, mu: Any, sigma: Any, weights: Any, matrix: Any, seed: Any, generator: Any, dim_offset: int,
-        sample_offset: int,
-    ) -> tuple[Any]:  # fmt: skip
+    def run(self, mu: Any, sigma: Any, weights: Any, matrix: Any, seed: Any, generator: Any, *window: int) -> Any:
         if weights.is_cpu:
             check_values(TORCH, {"mu": mu, "sigma": sigma}, self.plan.dtype)
-        sums = self.plan.run(0.0, 1.0, weights, None, seed, None, dim_offset, sample_offset)[0]
+        sums = self.plan.run(0.0, 1.0, weights, None, seed, None, *window)[0]
         first, *second = sums
         real = first.dtype
         # float32 sums are added up in float64.

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from .._libraries import is_number
-from .._model_parameters.perturb_plan import TRANSFORMED, check_leaves, run_perturb, run_seen
+from .._model_parameters.perturb_plan import TRANSFORMED, check_leaves, perturbed
 from .._model_parameters.request import Request
 from .._model_parameters.structure import Structure, matching, structure_of
 from .._randomness.generator import WORD_64, Key
@@ -37,14 +37,8 @@ def _perturb(
     given_ids = dict(zip(id_names, ids, strict=True)) if names else ids
     out = Structure(tuple(names) or None, targets, list)
     parameters = out._replace(arrays=sources) if sources else out
-    quick_key, results = run_seen(
-        out.names, parameters.arrays, targets, coefficients, given_seed, member, fast_math, given_ids or None, backend
-    )
-    if results is None:
-        request = Request(
-            parameters, out, targets, coefficients, given_seed, member, fast_math, given_ids or None, backend
-        )
-        run_perturb(request, quick_key)
+    request = Request(parameters, out, targets, coefficients, given_seed, member, fast_math, given_ids or None, backend)
+    perturbed(request)
 
 
 @_perturb.register_fake

@@ -24,7 +24,7 @@ from .._libraries import is_number
 from .._libraries.library import counted_as
 from .._libraries.torch import check_tensor, dtype_of, is_opaque, is_transforming
 from .._randomness.generator import WORD_64, Generator
-from .._randomness.keys import batch_of, checked_key, host_words, is_in_array
+from .._randomness.seed_argument import batch_of, checked_key, host_words, is_in_array
 from .._randomness.torch import SEED, draw_offset, take_transformed
 
 

@@ -19,8 +19,8 @@ from .._call import COLUMNS as MOST_SAMPLES
 from .._libraries import is_number, library_of
 from .._moments import weighted_moments
 from .._randomness.generator import WORD_64, Generator, Key
-from .._randomness.keys import batch_of, host_words
-from .._randomness.source import source_of
+from .._randomness.generator_argument import source_of
+from .._randomness.seed_argument import batch_of, host_words
 from .._sample import sample
 from .._typing import AnyArray, ArrayT, HostVector, Noise, Number, OwnArray, T, Tensor
 from ._arrays import arrays_like, on_host

@@ -12,7 +12,7 @@ from .._arguments import checked_integer, describe
 from .._call import COLUMNS as MOST_SAMPLES
 from .._libraries import is_number
 from .._libraries.jax import is_jax
-from .._randomness.keys import batch_of
+from .._randomness.seed_argument import batch_of
 from .._sample import sample
 from .._typing import Noise, Number
 from ._arrays import Arrays, JaxArrays, arrays_like

@@ -21,10 +21,10 @@ from multisample.backends.system.threads import thread_count
 
 from .._arguments import checked_integer, describe
 from .._libraries.jax import is_jax
+from .._limit_threads import limit_threads
 from .._randomness.generator import Key
-from .._randomness.keys import batch_of
+from .._randomness.seed_argument import batch_of
 from .._sample import sample
-from .._threads import limit_threads
 from ._arrays import Arrays, on_host
 
 # A call costs about as much as this number of elements.

@@ -25,11 +25,11 @@ except ModuleNotFoundError as error:
 from .._arguments import describe
 from .._checks.window_and_options import checked_window
 from .._libraries import CPU, HOST, is_number, library_of
+from .._limit_threads import limit_threads
 from .._randomness.generator import Generator, Key
-from .._randomness.keys import checked_key
-from .._randomness.source import check_generator, source_of
+from .._randomness.generator_argument import check_generator, source_of
+from .._randomness.seed_argument import checked_key
 from .._sample import sample as draw
-from .._threads import limit_threads
 from .._typing import DType, Layout, Noise
 
 __all__ = ["sample"]

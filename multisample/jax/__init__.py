@@ -56,7 +56,7 @@ def key_data(seed: SupportsIndex | Key) -> Any:
     """
     import numpy as np
 
-    from .._randomness.keys import checked_key
+    from .._randomness.seed_argument import checked_key
 
     return np.array([half for word in checked_key(seed) for half in (word >> 32, word & 0xFFFFFFFF)], np.uint32)
 

@@ -33,6 +33,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import multisample
 from multisample import Generator, Key, UnknownBackendError, _backends, _libraries, _plan, sample, weighted_moments
 from multisample.backends import registry
+from multisample.backends.launch import Operation
 from multisample.backends.memory.host import arrays_at
 
 PLANS = _plan.PLANS
@@ -158,21 +159,6 @@ def plan_of(call: Call) -> Any:
 # --- Plans --------------------------------------------------------------------------------------------------------
 
 
-def test_repr_of_a_plan_describes_the_call() -> None:
-    assert repr(plan_of(lambda: sample(MU, SIGMA, N, dtype="float64"))) == (
-        "<Plan of sample: numpy float64 (3, 4) on cpu, by cpu, independent noise>"
-    )
-    shown = repr(plan_of(lambda: sample(T_MU, T_SIGMA, N, backend="cpu", layout="nd", noise="shared")))
-    assert shown == "<Plan of sample: torch float32 (4, 3) on cpu, by cpu, shared noise>"
-    shown = repr(plan_of(lambda: weighted_moments(MU, MU, SIGMA, seed=1)))
-    assert shown == "<Plan of moments: numpy float32 (3,) on cpu, by cpu, independent noise>"
-    need("torch_ext")
-    mu = torch.zeros(D, requires_grad=True)
-    assert repr(plan_of(lambda: sample(mu, T_SIGMA, N))).endswith(
-        "by torch_ext, independent noise>, gradients recorded"
-    )
-
-
 def slots_of(plan: Any) -> dict[str, Any]:
     names = [name for kind in type(plan).__mro__ for name in getattr(kind, "__slots__", ())]
     return {name: getattr(plan, name) for name in names}
@@ -272,9 +258,8 @@ def test_plans_of_all_operations_share_the_cache() -> None:
         sample(mu, T_SIGMA, n, seed=1).sum().backward()
         weighted_moments(torch.ones(n), T_MU, T_SIGMA, seed=1)
     assert len(PLANS) == 1024
-    assert {plan._operation.name for plan in PLANS._plans.values() if isinstance(plan, _plan.Plan)} == {
-        "gradient", "moments",
-    }  # fmt: skip
+    operations = {plan.template.operation for plan in PLANS._plans.values() if isinstance(plan, _plan.Plan)}
+    assert operations == {Operation.gradient, Operation.moments}
 
 
 def test_a_call_within_put_does_not_deadlock() -> None:

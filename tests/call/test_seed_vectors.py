@@ -17,7 +17,7 @@ from tables import DTYPES
 import multisample
 from multisample import Key
 from multisample._libraries import Device, Operand
-from multisample._randomness import keys
+from multisample._randomness import seed_argument
 
 Array = np.ndarray[Any, Any]
 Place = Callable[[Array], Any]
@@ -135,7 +135,7 @@ def test_each_matrix_of_a_random_batch_has_the_bits_of_its_own_call(
 @pytest.mark.parametrize("dtype", ["uint32", "int64", "uint8"])
 def test_keys_on_a_device_need_adjacent_halves_unless_there_are_none(dtype: str) -> None:
     def layout(count: int, strides: tuple[int, int]) -> Any:
-        return keys._layout(Operand((count, 2), strides, dtype, dtype, Device("cuda", 0)), is_one=False)
+        return seed_argument._layout(Operand((count, 2), strides, dtype, dtype, Device("cuda", 0)), is_one=False)
 
     layout(0, (0, 0))
     layout(3, (16, 4))

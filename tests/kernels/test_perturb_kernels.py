@@ -151,31 +151,27 @@ class Emulated(NumbaBackend):
 
 
 @requires_emulator
-@pytest.mark.parametrize("way", ["launch", "launcher", "memory_launcher"])
+@pytest.mark.parametrize("way", ["launch", "launcher", "words in memory"])
 def test_every_way_to_launch_perturbs_the_spans_at_the_address(compiled: Any, way: str) -> None:
     words: tuple[str, ...] = ()
     weights = np.array([1.5, -2.0], np.float32)
-    if way == "memory_launcher":
+    if way == "words in memory":
         words, weights = ("seed", "offset", "first_row"), weights[:1]
     parts = [Part(1 + k % 5, 1 + k % 3 % 2, first=k % 4, jump=9, id=k) for k in range(60)]
     call = Call(parts, weights=weights, seed=9, offset=3, dim_offset=4, in_memory=words)
     backends = [Emulated(compiled, call) for _ in range(3)]
     backend = backends[0]
     launch = backend.launch_of_call()
-    launcher, memory_launcher = backend.launcher(launch), backend.memory_launcher(launch, True)
-    assert launcher.geometry is launcher.scratch_size is None and memory_launcher.scratch_size == 0
+    launcher = backend.launcher(launch)
+    assert launcher.geometry is launcher.scratch_size is None
     for other in backends:
         # The addresses change from call to call.
         backend.memory, backend.words, launch = other.memory, other.words, other.launch_of_call()
         backend.kernels.clear()
-        if way == "launch":
-            backend.launch(launch)
-        elif way == "launcher":
+        if way == "launcher":
             launcher.run(None, *head_of(launch))
         else:
-            at = backend.words.ctypes.data
-            spans = ctypes.string_at(launch.matrix, launch.spans * SPAN.size)
-            memory_launcher.run(0, 0, launch.weights, spans, 0, 0, at, at + 8, 7, 0)
+            backend.launch(launch)
         check(backend.memory.view(np.uint8), call)
         # 40 runs take 3 launches, and 20 strided spans 5.
         assert [key.strided for key in backend.kernels] == [False] * 3 + [True] * 5

@@ -6,6 +6,7 @@ The layouts are those of the structs of ``xla/ffi/api/c_api.h``, written again a
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 import struct
 from collections.abc import Callable, Iterator
@@ -18,15 +19,14 @@ import pytest
 import multisample
 from multisample.backends import registry
 from multisample.backends.contract import BackendStatus
-from multisample.backends.driver import CONFIGURATION_SIZE, DriverBackend
+from multisample.backends.driver import CONFIGURATION_SIZE, DriverBackend, _sample_steps
 from multisample.backends.kernels.cuda.keys import KernelKey
-from multisample.backends.launch import HEAD, PACKED_LAUNCH, Launch, Operation, pack, words_in_memory
-from multisample.backends.memory.host import advise_huge_pages
+from multisample.backends.launch import HEAD, HOST, PACKED_LAUNCH, Launch, Operation, pack
 from multisample.backends.system import cuda_driver, xla_ffi
 
 jax = pytest.importorskip("jax")
 
-from multisample._routes.jax import gate, handlers, native  # noqa: E402
+from multisample._routes.jax import handlers, native, python_entry  # noqa: E402
 from multisample._routes.jax.static import Parameter, Static, decoded  # noqa: E402
 
 P = ctypes.c_void_p
@@ -162,13 +162,20 @@ def in_python(
 ) -> Callable[[int], int]:
     """A handler, as the gate calls it with the address of a frame."""
     held = INT64(type_id)
-    target = xla_ffi.Target(instantiate, execute, ctypes.addressof(held), "of_test", 1, records)
-    return lambda address, held=held: xla_ffi.handle(address, target)
+    target = xla_ffi.Target(
+        instantiate, lambda frame, launch: execute(frame), ctypes.addressof(held), "of_test", 1, records
+    )
+    return lambda address, held=held: xla_ffi.handle(address, 0, target)
 
 
-def execute(operation: Operation, device: str, xla: Xla, frame: Any) -> None:
-    """Run the handler of `operation` in Python."""
-    assert run(in_python(handlers._target(operation, device).execute), frame) == 0, xla.errors
+def execute(operation: Operation, platform: str, xla: Xla, frame: CallFrame, function: int = 0) -> None:
+    """Run the handler of `operation`. Python runs the backend, unless there is a C function, at address `function`."""
+    number, target = native.number(operation, platform), handlers._target(operation, platform)
+    python_entry.handle(number, functools.partial(xla_ffi.handle, target=target))
+    if xla.state is None:
+        device = HOST if platform == "cpu" else 0
+        xla.state = handlers._state(decoded(frame_string(frame), operation), device)._replace(run=function).allocated()
+    assert run(CALL(native.handlers(operation, platform, number)["execute"]), frame) == 0, xla.errors
 
 
 # --- The interface --------------------------------------------------------------------------------
@@ -250,6 +257,12 @@ def test_exceptions_become_errors(error: Exception, code: int) -> None:
 # --- Calls ----------------------------------------------------------------------------------------
 
 
+def words_in_memory(seed: int, offsets: int) -> dict[str, int]:
+    """The fields of a launch with these addresses; without offsets, the latter is 0."""
+    places = {name: 8 * k for k, name in enumerate(("offset_at", "first_row_at", "first_column_at"))}
+    return {"seed_at": seed, **{name: offsets and offsets + place for name, place in places.items()}}
+
+
 def words(seed: int, *offsets: int) -> tuple[Any, Any]:
     """The operands seed and offsets."""
     return np.array([[seed >> 32, seed & 0xFFFF_FFFF]], np.uint32), np.array([offsets], np.uint64).view(np.uint32)
@@ -281,7 +294,6 @@ def test_strings_of_saved_programs_are_read() -> None:
     moments = Static("cpu", "float64", "dn", True, False, False, False, True, operation=Operation.moments)
     assert decoded(sample.encoded().encode(), Operation.sample) == sample
     assert decoded(moments.encoded().encode(), Operation.moments) == moments
-    assert decoded(b"cpu,float64,1,0,0,1,2,5,7", Operation.moments) == moments
 
 
 class Recording(DriverBackend):
@@ -322,9 +334,7 @@ def recording(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recording]:
     monkeypatch.setattr(registry, "_registered", dict(registry._registered))
     backend = Recording()
     registry.register(backend)
-    handlers.LAUNCHERS.clear()
     yield backend
-    handlers.LAUNCHERS.clear()
 
 
 @pytest.mark.parametrize("layout", ["dn", "nd"])
@@ -348,7 +358,6 @@ def test_a_call_on_a_device_is_one_launch(
     x = np.empty((batch, d, n) if layout == "dn" else (batch, n, d), dtype)
     xla = Xla()
     frame = xla.frame(options.encoded(), [mu, sigma, seed, offsets], [x])
-    xla.state = native.State().allocated()
     execute(Operation.sample, "CUDA", xla, frame)
     launched, recording.launched = recording.launched, []
     draw: Launch = handlers._launch(options._replace(d=d, n=n), DEVICE, batch)
@@ -361,6 +370,8 @@ def test_a_call_on_a_device_is_one_launch(
     recording.launch(draw)
     assert len(launched) == 1 and pack(draw) in launched[0][1]
     assert launched == recording.launched
+    (step,) = _sample_steps(recording, draw, x_at & 31, 0 if aligned else -1)
+    assert launched[0][1].endswith(step.rest)
     assert all(key.origin_in_memory and key.device == DEVICE for key in recording.kernels)
 
 
@@ -380,12 +391,12 @@ def test_parameters_on_a_device_are_one_launch(
         lambda address, size, stream, device: (reads.append(stream), ctypes.string_at(address, size))[1],
     )
     xla = Xla()
-    xla.state = native.State().allocated()
     frame = xla.frame(options.encoded(), [*p, weights, seed[0], offsets[0], *[begins.view(np.uint32)] * of_blocks], x)
-    execute = in_python(handlers._target(Operation.perturb, "CUDA").execute)
-    assert run(execute, frame) == 0, xla.errors
+    # Python reads the begins of blocks, also for a backend with a C function.
+    function = ctypes.CFUNCTYPE(ctypes.c_int, P)(lambda launch: 0)
+    execute(Operation.perturb, "CUDA", xla, frame, of_blocks * (ctypes.cast(function, P).value or 0))
     launched, recording.launched = recording.launched, []
-    assert run(execute, frame) == 0
+    execute(Operation.perturb, "CUDA", xla, frame)
     assert (reads, recording.launched) == ([STREAM] * of_blocks, launched)
     CALL(native.deleter())(xla.state)
     recording.launched = []
@@ -394,8 +405,8 @@ def test_parameters_on_a_device_are_one_launch(
         (source.ctypes.data, target.ctypes.data, begin * of_blocks, *row)
         for source, target, begin, row in zip(p, x, begins, rows, strict=True)
     ])  # fmt: skip
-    launch: Launch = handlers._launch(options._replace(d=3), DEVICE)._replace(
-        weights=weights.ctypes.data, matrix=spans.ctypes.data, spans=2, columns=26, stream=STREAM,
+    launch: Launch = handlers._launch(options._replace(d=1, n=1), DEVICE)._replace(
+        weights=weights.ctypes.data, matrix=spans.ctypes.data, spans=2, rows=3, columns=26, stream=STREAM,
         **words_in_memory(seed.ctypes.data, offsets.ctypes.data),
     )  # fmt: skip
     recording.launch(launch)
@@ -423,18 +434,19 @@ class Native:
             monkeypatch.setattr(cuda_driver, name, lambda function=function: function)
         monkeypatch.setattr(cuda_driver, "is_present", lambda: True)
         before = native._process.copy()
-        monkeypatch.setattr(gate, "_targets", dict(gate._targets))
-        target = handlers._target(Operation.sample, "CUDA")
+        monkeypatch.setattr(python_entry, "_targets", dict(python_entry._targets))
+        target, number = handlers._target(Operation.sample, "CUDA"), native.number(Operation.sample, "CUDA")
         self._execute_in_python = target.execute
         self._python = target._replace(execute=self._execute)
-        gate.handle(native.number(Operation.sample, "CUDA"), lambda frame: xla_ffi.handle(frame, self._python))
-        self._handlers = {stage: CALL(address) for stage, address in native.handlers(Operation.sample, "CUDA").items()}
+        python_entry.handle(number, lambda frame, launch: xla_ffi.handle(frame, launch, self._python))
+        addresses = native.handlers(Operation.sample, "CUDA", number)
+        self._handlers = {stage: CALL(address) for stage, address in addresses.items()}
         self._restore = lambda: native._process.__setitem__(slice(None), before)
         native._process[native._TYPES + 1] = 77
 
-    def _execute(self, frame: xla_ffi.Frame) -> None:
+    def _execute(self, frame: xla_ffi.Frame, launch: int) -> None:
         self.in_python += 1
-        self._execute_in_python(frame)
+        self._execute_in_python(frame, launch)
 
     def _launch(self, configuration: int, kernel: int | None, parameters: None, extra: int) -> int:
         begin, arguments, size_of, size_at, end = (ctypes.c_uint64 * 5).from_address(extra)
@@ -459,8 +471,13 @@ class Native:
         frame.stage = stage
         assert xla.state
 
-    def python(self, frame: CallFrame) -> int:
-        return run(lambda address: xla_ffi.handle(address, self._python), frame)
+    def python(self, xla: Xla, frame: CallFrame) -> int:
+        """Run the call as the first of an instruction, which enters Python."""
+        state = xla.state
+        self.instantiate(xla, frame)
+        error = self(frame)
+        xla.state = state
+        return error
 
     def __call__(self, frame: CallFrame) -> int:
         return run(self._handlers["execute"], frame)
@@ -503,7 +520,7 @@ def test_a_call_seen_before_is_launched_without_python(
     second, arrays = a_call(xla, misalignment=misalignment, batch=batch, has_offsets=has_offsets)
     assert emulated(second) == 0
     assert (emulated.in_python, len(recording.launched)) == (1, 1)
-    assert emulated.python(second) == 0
+    assert emulated.python(xla, second) == 0
     assert emulated.launched == [recording.launched[1][:2]]
     assert recording.launched[0] != recording.launched[1]
     for array in arrays:
@@ -521,18 +538,18 @@ def test_calls_that_differ_have_launches_of_their_own(emulated: Native, recordin
         states.append(xla)
     calls = [*itertools.product(zip(states, instructions, strict=True), [DEVICE, DEVICE + 1], [0, 4])]
 
-    def frames() -> Iterator[CallFrame]:
+    def frames() -> Iterator[tuple[Xla, CallFrame]]:
         for (xla, (n, batch, has_offsets)), device, misalignment in calls:
             emulated.device = xla.device = device
-            yield a_call(xla, n, misalignment, batch, has_offsets)[0]
+            yield xla, a_call(xla, n, misalignment, batch, has_offsets)[0]
 
-    for frame in frames():
+    for _, frame in frames():
         assert emulated(frame) == 0
     assert (emulated.in_python, emulated.launched) == (len(calls), [])
     recording.launched = []
-    for frame in frames():
+    for xla, frame in frames():
         assert emulated(frame) == 0
-        assert emulated.python(frame) == 0
+        assert emulated.python(xla, frame) == 0
     assert emulated.launched == [launch[:2] for launch in recording.launched]
     assert emulated.in_python == 2 * len(calls)
     deleter = CALL(native.deleter())
@@ -611,7 +628,6 @@ def frame_string(frame: CallFrame) -> bytes:
 def test_a_gradient_on_a_device_has_scratch_memory(monkeypatch: pytest.MonkeyPatch, recording: Recording) -> None:
     draws: list[Launch] = []
     monkeypatch.setattr(recording, "launch", draws.append)
-    monkeypatch.setattr(Recording, "memory_launcher", None)
     monkeypatch.setattr(Recording, "operations", tuple(Operation))
     options = Static("recording", "float32", "nd", False, False, False, False, *[True] * 5)
     g, seed, offsets = np.zeros((2, 7, 5), np.float32), np.zeros((2, 2), np.uint32), np.zeros((2, 6), np.uint32)
@@ -638,7 +654,6 @@ def test_moments_on_a_device_get_weights_results_and_scratch_memory(
 ) -> None:
     launches: list[Launch] = []
     monkeypatch.setattr(recording, "launch", launches.append)
-    monkeypatch.setattr(Recording, "memory_launcher", None)
     options = Static("recording", "float64", "dn", False, True, *[False] * 2, has_offsets, *[False] * 4)
     weights, operands = np.zeros(7), [np.zeros((1, size), np.uint32) for size in (2, 6)[: 1 + has_offsets]]
     sums, scratch = [np.empty(5) for _ in range(order)], np.empty(64, np.uint8)
@@ -655,26 +670,9 @@ def test_moments_on_a_device_get_weights_results_and_scratch_memory(
     assert (launch.antithetic, launch.scratch, launch.device) == (True, scratch.ctypes.data, DEVICE)
 
 
-@pytest.mark.parametrize(("columns", "advised"), [((1 << 20) - 4, False), (1 << 20, True)])
-def test_large_results_may_have_huge_pages(monkeypatch: pytest.MonkeyPatch, columns: int, advised: bool) -> None:
-    asked: list[tuple[int, int]] = []
-
-    def advise(address: int, size: int) -> None:
-        asked.append((address, size))
-        advise_huge_pages(address, size)
-
-    monkeypatch.setattr(handlers, "advise_huge_pages", advise)
-    options = Static("cpu", "float32", "dn", *[False] * 4, True, *[False] * 4)
+def test_large_results_in_huge_pages_have_the_bits_of_others() -> None:
+    options, columns = Static("cpu", "float32", "dn", *[False] * 4, True, *[False] * 4), 1 << 20
     mu, sigma, x = np.zeros((1, 1), np.float32), np.ones((1, 1), np.float32), np.empty((1, 1, columns), np.float32)
     xla = Xla()
-    frame = xla.frame(options.encoded(), [mu, sigma, *words(7, 0, 0, 0)], [x])
-    execute(Operation.sample, "cpu", xla, frame)
-    assert asked == ([(x.ctypes.data, x.nbytes)] if advised else [])
+    execute(Operation.sample, "cpu", xla, xla.frame(options.encoded(), [mu, sigma, *words(7, 0, 0, 0)], [x]))
     np.testing.assert_array_equal(x[0], multisample.sample(mu[0], sigma[0], columns, seed=7))
-
-
-@pytest.mark.parametrize(("start", "size"), [(0, 0), (1, 5), (100, 4096), (4095, 1 << 16)])
-def test_huge_page_advice_preserves_the_contents(start: int, size: int) -> None:
-    memory = np.arange(1 << 17).astype(np.uint8)
-    advise_huge_pages(memory.ctypes.data + start, size)
-    np.testing.assert_array_equal(memory, np.arange(1 << 17).astype(np.uint8))

@@ -29,16 +29,6 @@ def word_at(typingctx: Any, address: Any) -> Any:
 
 
 @intrinsic
-def byte_at(typingctx: Any, address: Any) -> Any:
-    """The byte at an address."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.load(builder.inttoptr(args[0], ir.IntType(8).as_pointer()))
-
-    return types.uint8(types.int64), codegen
-
-
-@intrinsic
 def numbers_at(typingctx: Any, address: Any, length: Any, dtype: Any) -> Any:
     """The `length` numbers of type `dtype` at an address as an array."""
     result = types.Array(dtype.dtype, 1, "C")

@@ -21,15 +21,15 @@ from multisample.backends.memory.host import rounded
 from ..._arguments import checked_integer, describe, dtype_name
 from ..._backends import choose
 from ..._call import COLUMNS, FLAGS, TRAITS, Call, vectors_of
-from ..._checks.operands import common_length, count_weights, promoted
+from ..._checks.operands import check_arrays, common_length, count_weights, promoted
 from ..._checks.values import check_values
 from ..._checks.window_and_options import check_choices, check_rows, checked_order
-from ..._libraries import BY_SEED, BY_TYPE, HOST, is_number, keep_type, library_of
+from ..._libraries import BY_SEED, BY_TYPE, HOST, is_number, keep_type, library_called, library_of
 from ..._libraries.jax import JAX, is_jax, is_on_host
 from ..._libraries.library import CPU, NOUNS, Library, counted_as
 from ..._plan import PLANS, run
-from ..._randomness.generator import DEFAULT_GENERATOR, Key
-from ..._randomness.source import check_generator
+from ..._randomness.generator import DEFAULT_GENERATOR, WORD_64, Key
+from ..._randomness.generator_argument import check_generator, counter_on
 from ..._tracing import SEEDLESS, is_traced_by_jax
 from .keys import Words, batch_length, operands_of, words_of
 from .primitives import bind
@@ -44,7 +44,7 @@ def run_jax(call: Call, key: Hashable) -> Any:
     if is_traced_by_jax() or any(isinstance(x, jax.core.Tracer) for x in vectors.values()):
         _check_traced(call)
         operands = [_operand(name, x, static.dtype) for name, x in vectors.items()]
-        return _traced(operands, _words(call.seed, call.dim_offset, call.sample_offset, static), static)
+        return _traced(operands, _words(call.seed, (call.dim_offset, call.sample_offset), static), static)
     if call.seed is None and TRAITS[call.operation].needs_seed:
         raise TypeError("seed: expected an integer or a key, got None")
     check_generator(call.generator, JAX, CPU)
@@ -74,8 +74,6 @@ class _Plan:
 
         vectors = vectors_of(call)
         self._names = tuple(vectors)
-        # A plan keeps no arrays and no generators alive.
-        self._call = call._replace(mu=None, sigma=None, weights=None, seed=None, generator=None)
         self._static = static
         # The second program is for an aligned first column.
         self._programs = [Program(draw, static._replace(aligned=aligned)) for aligned in (False, True)]
@@ -88,45 +86,39 @@ class _Plan:
             k for k, x in enumerate(vectors.values()) if is_jax(x) and (bool(call.validate) or is_on_host(x))
         ]
 
-    def run(
-        self, mu: Any, sigma: Any, weights: Any, matrix: Any, seed: Any, generator: Any, dim_offset: Any,
-        sample_offset: Any,
-    ) -> tuple[Any]:  # fmt: skip
-        """See `multisample._plan.Planned`."""
+    def run(self, mu: Any, sigma: Any, weights: Any, matrix: Any, seed: Any, generator: Any, *window: Any) -> Any:
         vectors = (mu, sigma) if weights is None else (mu, sigma, weights)
+        words = _words(0 if seed is None else seed, window, self._static)
+        self._check_values(vectors)
         if seed is not None:
-            words = _words(seed, dim_offset, sample_offset, self._static)
-            self._check_values(vectors)
-            return (self._draw(vectors, words, sample_offset),)
+            return (self._draw(vectors, words, window),)
         generator = DEFAULT_GENERATOR if generator is None else generator
         if generator.graph_safe:
-            return (self._draw_counted(mu, sigma, generator, dim_offset, sample_offset),)
-        _words(0, dim_offset, sample_offset, self._static)  # Raises before the generator advances.
-        self._check_values(vectors)
+            return (self._draw_counted(vectors, generator, window),)
         seed, offset = generator._take()
         try:
-            words = _words(Key(seed, offset), dim_offset, sample_offset, self._static)
-            return (self._draw(vectors, words, sample_offset),)
+            return (self._draw(vectors, _words(Key(seed, offset), window, self._static), window),)
         except BaseException:
             generator._put_back(seed, offset)
             raise
 
-    def _draw(self, vectors: Sequence[Any], words: Words, sample_offset: Any) -> Any:
+    def _draw(self, vectors: Sequence[Any], words: Words, window: Sequence[Any]) -> Any:
         if self._converts:
             named = zip(self._names, vectors, strict=True)
             vectors = [x if is_jax(x) else _operand(name, x, self._static.dtype) for name, x in named]
-        return self._programs[_is_aligned(sample_offset)](words, *vectors)
+        return self._programs[_is_aligned(window[1])](words, *vectors)
 
-    def _draw_counted(self, mu: Any, sigma: Any, generator: Any, dim_offset: int, sample_offset: int) -> Any:
-        """Draw with a generator whose offset is in device memory, through the backend's own array library."""
-        from ..adopted import run_adopted
-
-        call = self._call._replace(
-            mu=mu, sigma=sigma, n=self._static.n, dtype=self._static.dtype, generator=generator, dim_offset=dim_offset,
-            sample_offset=sample_offset,
-        )  # fmt: skip
-        device = JAX.device("mu, sigma", mu if is_jax(mu) else sigma)
-        return run_adopted(call, JAX, device, choose(call.backend, "jax", device.kind))
+    def _draw_counted(self, vectors: Sequence[Any], generator: Any, window: Sequence[Any]) -> Any:
+        """Draw with a generator whose offset is in device memory: the host waits for the device to read it."""
+        device = JAX.device("mu, sigma", next(filter(is_jax, vectors)))
+        library = library_called(choose(self._static.backend, "jax", device.kind).host_library)
+        counter = counter_on(generator, library, device, 0)
+        with counter.lock:
+            offset = counter.value
+            words = _words(Key(generator.seed, offset), window, self._static)
+            result = self._draw(vectors, words, window)
+            counter.value = (offset + 1) % WORD_64
+        return result
 
     def _check_values(self, vectors: Sequence[Any]) -> None:
         """Raise ValueError for an invalid mean, standard deviation or weight."""
@@ -167,13 +159,8 @@ def _static(call: Call) -> Static:
         if is_jax(call.out):
             JAX.check_target(call.out)
         raise TypeError(f"out: expected None with JAX, whose arrays are immutable, got {describe(call.out)}")
-    if call.seed is not None and call.generator is not None:
-        raise TypeError("seed, generator: expected one of the two, got both")
+    check_arrays(call)
     vectors = {name: x for name, x in (("mu", call.mu), ("sigma", call.sigma)) if not is_number(x)}
-    if not vectors:
-        raise TypeError(
-            f"mu, sigma: expected at least one array of shape (d,), got the numbers {call.mu} and {call.sigma}"
-        )
     types = {name: _element_type(name, x) for name, x in vectors.items()}
     d = common_length({name: np.shape(x) for name, x in vectors.items()}, batch)
     dtype = promoted(list(types.values())) if call.dtype is None else dtype_name(call.dtype)
@@ -231,7 +218,8 @@ def _check_devices(mu: Any, sigma: Any) -> None:
         raise ValueError(f"sigma: expected it on the device of mu, {first}, got {second}")
 
 
-def _words(seed: Any, dim_offset: Any, sample_offset: Any, static: Static) -> Words:
+def _words(seed: Any, window: Sequence[Any], static: Static) -> Words:
+    dim_offset, sample_offset = window
     words = words_of(seed, dim_offset, sample_offset)
     if not isinstance(dim_offset, jax.core.Tracer):
         check_rows(int(dim_offset), static.d)

@@ -5,6 +5,8 @@ One string attribute holds the static part of a call, `Static`, so that a saved 
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import functools
 import threading
 from typing import Any
@@ -14,22 +16,21 @@ import numpy as np
 from jaxlib.xla_client import CustomCallTargetTraits
 
 from multisample.backends import generic, registry
-from multisample.backends.contract import Backend, HostArray, MemoryLauncher
+from multisample.backends.contract import HostArray
 from multisample.backends.element_types import MATRIX_TYPES, ElementType
 from multisample.backends.launch import (
-    HEAD,
     HOST,
     INPUTS,
-    OPERANDS,
+    PACKED_LAUNCH,
+    SPAN,
     Launch,
     Operation,
     Span,
     WordFormat,
     pack,
-    type_name,
-    words_in_memory,
+    unpack,
 )
-from multisample.backends.memory.host import advise_huge_pages, array_at
+from multisample.backends.memory.host import address_of, array_at
 from multisample.backends.system import cuda_driver, xla_ffi
 
 from ..._call import COLUMNS
@@ -38,8 +39,7 @@ from ..._libraries import Operand
 from ..._libraries.library import CPU
 from ..._model_parameters.request import check_members
 from ..._model_parameters.spans import Block, spans_of, steps_of
-from ..._plan import PlanCache
-from . import gate, native
+from . import native, python_entry
 from .static import CUSTOM_CALLS, Static, decoded
 
 TARGETS = {operation: f"multisample_{operation.name}" for operation in CUSTOM_CALLS}
@@ -88,24 +88,6 @@ def _launch(static: Static, device: int, batch: int = 0) -> Launch:
     )  # fmt: skip
 
 
-def _launch_of(frame: xla_ffi.Frame, static: Static, device: int) -> Launch:
-    """The launch of a call, without its stream. Compiled handlers have `native.State` and fill in the rest."""
-    call, operands, results, scratch = static.call, frame.operands(), frame.results(), 0
-    if device != HOST and call.has_scratch:
-        results, scratch = results[:-1], xla_ffi.address_of(results[-1])
-    writes = OPERANDS[static.operation].writes
-    buffers = dict(zip(static.names(len(operands)), operands)) | dict(zip(writes, results))  # noqa: B905
-    lengths: dict[str, int] = {}
-    for name in call.sized:
-        axes = ("b",) * call.is_split + static.axes(name)
-        lengths |= zip(axes, xla_ffi.shape_of(buffers[name], len(axes)), strict=True)
-    order = len(results) if static.operation == Operation.moments else 0
-    static = static._replace(d=lengths["i"], n=lengths["j"], order=order)
-    addresses = {name: xla_ffi.address_of(buffer) for name, buffer in buffers.items()}
-    words = words_in_memory(addresses.pop("seed"), addresses.pop("offsets", 0))
-    return _launch(static, device, lengths.get("b", 0))._replace(scratch=scratch, **addresses, **words)
-
-
 @functools.lru_cache(256)
 def _spans(string: bytes) -> tuple[HostArray, HostArray]:
     """The spans of a call, with addresses relative to those of its parameters, and the parameter of each span."""
@@ -124,49 +106,31 @@ def _elements(spans: HostArray) -> int:
     return int((spans[:, Span._fields.index("rows")] * spans[:, Span._fields.index("width")]).sum())
 
 
-def _perturbation_of(frame: xla_ffi.Frame, static: Static, device: int) -> tuple[Launch, HostArray]:
-    """The launch of a call, without its stream, and its spans."""
-    table, owners = _spans(frame.string())
-    operands, count = frame.operands(), len(static.parameters)
-    buffers = dict(zip(static.names(len(operands))[count:], operands[count:], strict=True))
-    addresses = {name: xla_ffi.address_of(buffer) for name, buffer in buffers.items()}
-    sources, targets = (
-        np.array(list(map(xla_ffi.address_of, found)), np.int64) for found in (operands[:count], frame.results())
-    )
-    spans = table.copy()
-    spans[:, 0] += sources[owners]
-    spans[:, 1] += targets[owners]
-    if "begins" in addresses:
-        spans[:, 2] += _begins_at(addresses["begins"], count, frame, device)[owners]
-    launch = _launch(static._replace(d=xla_ffi.shape_of(buffers["weights"], 1)[0]), device)._replace(
-        spans=len(spans), columns=_elements(spans), matrix=spans.ctypes.data,
-        weights=addresses["weights"], **words_in_memory(addresses["seed"], addresses.get("offsets", 0)),
-    )  # fmt: skip
-    return launch, spans
+def _moved_spans(static: Static, launch: Launch, frame: xla_ffi.Frame) -> bytes:
+    """The packed spans of a call on a device with `begins`."""
+    (_, owners), size = _spans(frame.string()), 8 * len(static.parameters)
+    read = functools.partial(cuda_driver.read, launch.first, size, launch.stream, launch.device)
+    begins = native.begins(frame.state(native.type_id("CUDA")), launch.device, size, read)
+    spans = ctypes.string_at(launch.matrix, launch.spans * SPAN.size)
+    table: HostArray = np.frombuffer(spans, np.int64).reshape(launch.spans, -1).copy()
+    table[:, Span._fields.index("first")] += np.frombuffer(begins, np.int64)[owners]
+    return table.tobytes()
 
 
-def _begins_at(address: int, count: int, frame: xla_ffi.Frame, device: int) -> HostArray:
-    if device == HOST:
-        return array_at(address, (count,), (8,), "int64")
-    read = functools.partial(cuda_driver.read, address, 8 * count, frame.stream(), device)
-    return np.frombuffer(native.begins(frame.state(native.type_id("CUDA")), device, 8 * count, read), np.int64)
-
-
-# --- Host memory ----------------------------------------------------------------------------------
-
-# From this many bytes on, XLA's memory comes fresh from the system. NumPy asks for huge pages from the same size on.
-_LARGE = 1 << 22
-
-
-def _run_on_host(backend: Backend, launch: Launch) -> None:
+def _run(static: Static, launch: Launch, frame: xla_ffi.Frame) -> None:
+    backend, on_device, is_perturb = registry.find(static.backend), launch.device != HOST, bool(launch.spans)
     generic.check_operation(backend, launch.operation)
-    if launch.offset_at:
+    if is_perturb and not launch.matrix:
+        raise MemoryError
+    if is_perturb and launch.first:
+        spans = _moved_spans(static, launch, frame)
+        launch = launch._replace(matrix=address_of(spans), first=0)
+    if not on_device and launch.offset_at:
         _check_windows(launch)
-    if launch.operation == Operation.sample:
-        size = launch.batch * launch.rows * launch.columns * MATRIX_TYPES[type_name(launch)].size
-        if size >= _LARGE:
-            advise_huge_pages(launch.matrix, size)
-    backend.launch(launch)
+    with cuda_driver.relaxed_capture() if on_device else contextlib.nullcontext():  # It may load the kernel.
+        backend.launch(launch)
+    if on_device and launch.operation == Operation.sample and hasattr(backend, "parameters"):
+        native.add_record(frame.state(native.type_id("CUDA")), launch, backend.parameters(launch))
 
 
 def _check_windows(launch: Launch) -> None:
@@ -180,31 +144,11 @@ def _check_windows(launch: Launch) -> None:
         raise ValueError(f"sample_offset: expected sample_offset + n <= 2**34, got {column} + {launch.columns}")
 
 
-# --- Memory of a CUDA device ----------------------------------------------------------------------
-
-LAUNCHERS: PlanCache[MemoryLauncher] = PlanCache(4096)
-"""The launchers of calls on devices. A key is a backend, whether there are offsets, and a `Launch` without its head."""
-
-
-def _run_on_device(static: Static, launch: Launch, spans: HostArray | None, frame: xla_ffi.Frame) -> None:
-    key = static.backend, static.has_offsets, launch[len(HEAD) :]
-    launcher = LAUNCHERS.get(key)
-    if launcher is None:
-        launcher = generic.memory_launcher(registry.find(static.backend), launch, static.has_offsets)
-        LAUNCHERS.put(key, launcher)
-    arguments = (
-        launch.mu, launch.sigma, launch.weights, launch.matrix if spans is None else spans.tobytes(), launch.first,
-        launch.second, launch.seed_at, launch.offset_at, frame.stream(), launch.scratch,
-    )  # fmt: skip
-    launcher.run(*arguments)
-    if launch.operation == Operation.sample and launcher.parameters is not None:
-        native.add_record(frame.state(native.type_id("CUDA")), launch, launcher.parameters(*arguments))
-
-
 def scratch_size(static: Static, batch: int = 0) -> int:
     """How many float64 numbers of scratch memory a call on CUDA needs."""
-    launcher = generic.memory_launcher(registry.find(static.backend), _launch(static, 0, batch), static.has_offsets)
-    return max(1, launcher.scratch_size)
+    size = generic.launcher(registry.find(static.backend), _launch(static, 0, batch)).scratch_size
+    # Kernels that read the first column reserve the largest skip, that of column 7.
+    return 1 if size is None else max(1, size(0), size(7))
 
 
 # --- Targets --------------------------------------------------------------------------------------
@@ -244,17 +188,8 @@ def _target(operation: Operation, platform: str) -> xla_ffi.Target:
         state = _state(decoded(frame.string(), operation), 0 if on_device else HOST)
         frame.set_state(type_id, state.allocated())
 
-    def execute(frame: xla_ffi.Frame) -> None:
-        static = decoded(frame.string(), operation)
-        device, spans = frame.device() if on_device else HOST, None
-        if operation == Operation.perturb:
-            launch, spans = _perturbation_of(frame, static, device)
-        else:
-            launch = _launch_of(frame, static, device)
-        if on_device:
-            _run_on_device(static, launch, spans, frame)
-        else:
-            _run_on_host(registry.find(static.backend), launch)
+    def execute(frame: xla_ffi.Frame, launch_at: int) -> None:
+        _run(decoded(frame.string(), operation), unpack(ctypes.string_at(launch_at, PACKED_LAUNCH)), frame)
 
     return xla_ffi.Target(instantiate, execute, type_id, f"multisample_{platform}", native.deleter(), on_device)
 
@@ -277,13 +212,11 @@ def register(operation: Operation, platform: str, of_blocks: bool = False) -> st
     name = BLOCKS if of_blocks else TARGETS[operation]
     with _LOCK:
         if (name, platform) not in _registered:
-            target = _target(operation, platform)
+            target, number = _target(operation, platform), native.number(operation, platform)
             if of_blocks:
-                number, addresses = native.BLOCKS, native.python_handlers(native.BLOCKS)
-                target = target._replace(records=False)
-            else:
-                number, addresses = native.number(operation, platform), native.handlers(operation, platform)
-            gate.handle(number, functools.partial(xla_ffi.handle, target=target))
+                target, number = target._replace(records=False), native.BLOCKS
+            addresses = native.handlers(operation, platform, number)
+            python_entry.handle(number, functools.partial(xla_ffi.handle, target=target))
             # The registration and the metadata of the handler both say it, since a plugin may read only one of them.
             traits = {"traits": CustomCallTargetTraits.COMMAND_BUFFER_COMPATIBLE} if target.records else {}
             capsules = {stage: jax.ffi.pycapsule(address) for stage, address in addresses.items()}

@@ -15,7 +15,7 @@ from ..._arguments import checked_integer
 from ..._call import COLUMNS, ROWS
 from ..._libraries.jax import is_jax
 from ..._randomness.generator import WORD_64, Key
-from ..._randomness.keys import checked_key, checked_seed
+from ..._randomness.seed_argument import batch_of, checked_seed, host_words
 
 
 class Words(NamedTuple):
@@ -67,20 +67,12 @@ def words_of(seed: Any, dim_offset: Any, sample_offset: Any, row_name: str = "di
 
 def batch_length(seed: Any) -> int | None:
     """The number of seeds in a vector. None for a single seed, valid or not."""
-    if isinstance(seed, (list, tuple)) and not isinstance(seed, Key):
-        return len(seed)
-    shape = None if isinstance(seed, Key) else _shape(seed)
-    if not shape or not hasattr(seed, "dtype"):
+    if not isinstance(seed, Key) and (shape := _shape(seed)) and _is_key_type(seed.dtype):
+        return shape[0] if len(shape) == 1 else None
+    try:
+        return batch_of(seed)
+    except (TypeError, ValueError):
         return None
-    is_key_data = seed.dtype == np.uint32
-    if _is_key_type(seed.dtype):
-        is_vector = len(shape) == 1
-    elif jnp.issubdtype(seed.dtype, jnp.integer):
-        is_vector = len(shape) == 2 and shape[1] in ((2, 4) if is_key_data else (2,))
-        is_vector |= len(shape) == 1 and not is_key_data
-    else:
-        is_vector = False
-    return shape[0] if is_vector else None
 
 
 def key_vector(seed: Any) -> Any:
@@ -89,7 +81,7 @@ def key_vector(seed: Any) -> Any:
     Entries of integer arrays count modulo 2**bits of their type. TypeError or ValueError for other seeds.
     """
     if isinstance(seed, (list, tuple)):
-        seed = np.array([checked_key(x) for x in seed], np.uint64).reshape(-1, 2)
+        seed = host_words(seed)
     elif _is_key_type(seed.dtype):
         _check_bits("seed", seed.dtype)
         return jax.random.key_data(seed)

@@ -45,7 +45,7 @@ from multisample.backends.system.xla_ffi import (
     STREAM_GET,
 )
 
-from . import gate
+from .python_entry import digest, enter_python
 from .static import CUSTOM_CALLS
 
 PLATFORMS = ("cpu", "CUDA")
@@ -149,7 +149,7 @@ def _fill_words(frame, launch, place):
 
 
 @inline
-def _fill_perturb(frame, state, launch, has_scratch):
+def _fill_perturb(frame, state, launch, on_device):
     for k in range(LAUNCH_WORDS):
         launch[k] = word_at(state + 8 * (_TEMPLATE + k))
     operands, results = frame + ARGUMENTS_AT, frame + RESULTS_AT
@@ -158,6 +158,8 @@ def _fill_perturb(frame, state, launch, has_scratch):
     launch[WORD.rows] = word_at(word_at(_buffer(operands, weights) + BUFFER_DIMS))
     _fill_words(frame, launch, weights + 1)
     begins = _data(operands, weights + 3) if word_at(frame + ARGUMENT_COUNT_AT) > weights + 3 else 0
+    if on_device:  # Python reads `begins` there.
+        launch[WORD.first], begins = begins, 0
     launch[WORD.matrix] = _calloc(spans, 8 * _SPAN_WORDS)
     if launch[WORD.matrix] == 0:
         return
@@ -174,21 +176,22 @@ def _fill_perturb(frame, state, launch, has_scratch):
 
 
 def _filling(operation: Operation) -> Callable[..., Any]:
-    """``fill(frame, state, launch, has_scratch)`` writes the launch.
+    """``fill(frame, state, launch, on_device)`` writes the launch.
 
-    With `has_scratch`, the last result is scratch memory. For perturb, `fill` allocates the spans, at the address in
-    `matrix`, and the caller frees them. The address is 0 if the allocation failed.
+    For perturb, `fill` allocates the spans, at the address in `matrix`, and the caller frees them. The address is 0 if
+    the allocation failed. On a device, the spans lack `begins`, whose address is in `first`.
     """
     if operation == Operation.perturb:
         return _fill_perturb
     call, writes = CUSTOM_CALLS[operation], OPERANDS[operation].writes
-    has_matrix, is_moments = call.sized == ("matrix",), operation == Operation.moments
+    is_moments = operation == Operation.moments
     reads_at = tuple(getattr(WORD, name) for name in call.reads)
     writes_at = tuple(getattr(WORD, name) for name in writes)
-    count, matrix_list = len(reads_at), ARGUMENTS_AT if "matrix" in call.reads else RESULTS_AT
+    count, has_scratch = len(reads_at), call.has_scratch
+    matrix_list = ARGUMENTS_AT if "matrix" in call.reads else RESULTS_AT
 
     @inline
-    def fill(frame, state, launch, has_scratch):
+    def fill(frame, state, launch, on_device):
         for k in range(LAUNCH_WORDS):
             launch[k] = word_at(state + 8 * (_TEMPLATE + k))
         operands, results = frame + ARGUMENTS_AT, frame + RESULTS_AT
@@ -196,14 +199,13 @@ def _filling(operation: Operation) -> Callable[..., Any]:
             launch[reads_at[k]] = _data(operands, k)
         _fill_words(frame, launch, count)
         written = word_at(frame + RESULT_COUNT_AT)
-        if has_scratch:
+        if has_scratch and on_device:  # The last result is scratch memory.
             written -= 1
             launch[WORD.scratch] = _data(results, written)
         for k in range(written):
             launch[writes_at[k]] = _data(results, k)
         if is_moments:
             set_half(launch, HALF.results, written)
-        if not has_matrix:
             launch[WORD.columns] = word_at(word_at(_buffer(operands, 0) + BUFFER_DIMS))
             launch[WORD.rows] = word_at(word_at(_buffer(results, 0) + BUFFER_DIMS))
             return
@@ -265,62 +267,59 @@ def _call_on_device(run, launch):
 
 
 def _executing(operation: Operation, target: int, on_device: bool) -> Callable[..., Any]:
-    """The handler of executions. Calls without a C function repeat a record, or enter Python."""
+    """The handler of executions. It repeats a record, calls the C function, or enters Python with the launch."""
     fill, is_sample, is_perturb = _filling(operation), operation == Operation.sample, operation == Operation.perturb
-    has_scratch = on_device and CUSTOM_CALLS[operation].has_scratch
 
     def execute(frame):
         if not _is_execution(frame):
-            return gate.enter_python(frame, target)
+            return enter_python(frame, target, 0)
         request = stack_array(6, np.int64)
         error = _find_state(frame, request, _TYPES + on_device)
         if error != 0:
             return error
         state = request[5]
         run, size = word_at(state + 8 * _RUN), word_at(state + 8 * _SIZE)
-        if run == 0 and word_at(state + 8 * _RECORDS) == 0:
-            return gate.enter_python(frame, target)
         if on_device:
             error = _find_place(frame, request)
             if error != 0:
                 return error
-            if run == 0:
-                return _repeat(frame, target, state, request[4], request[5])
+            has_record = is_sample and run == 0 and word_at(state + 8 * _RECORDS) != 0
+            if has_record and _repeat(frame, state, request[4], request[5]):
+                return 0
         launch = stack_array(LAUNCH_WORDS, np.int64)
-        fill(frame, state, launch, has_scratch)
+        fill(frame, state, launch, on_device)
         spans = launch[WORD.matrix] if is_perturb else 0
-        if is_perturb and spans == 0:
-            return gate.enter_python(frame, target)
+        if is_perturb and (spans == 0 or launch[WORD.first] != 0):
+            run = 0
         if on_device:
             launch[WORD.stream] = request[5]
             set_half(launch, HALF.device, request[4])
-            failed = _call_on_device(run, launch)
+            is_done = run != 0 and not _call_on_device(run, launch)
         else:
             if is_sample:
                 elements = max(half(launch, HALF.batch), 1) * launch[WORD.rows] * launch[WORD.columns]
                 _use_huge_pages(launch[WORD.matrix], elements * size)
-            if is_perturb:
+            if is_perturb and spans != 0:
                 for k in range(launch[WORD.spans]):
                     span = integers_at(spans + 8 * _SPAN_WORDS * k, _SPAN_WORDS)
                     if span[_TARGET] != span[_SOURCE]:
                         _use_huge_pages(span[_TARGET], span[_ROWS] * span[_WIDTH] * size)
-            failed = not _are_windows_valid(launch) or call_c(run, launch.ctypes.data) & LOW != 0
+            is_done = run != 0 and _are_windows_valid(launch) and call_c(run, launch.ctypes.data) & LOW == 0
+        error = 0 if is_done else enter_python(frame, target, launch.ctypes.data)
         if is_perturb:
             _free(spans)
-        if failed:
-            return gate.enter_python(frame, target)
-        return 0
+        return error
 
     return execute
 
 
 @inline
-def _repeat(frame, target, state, device, stream):
-    """Repeat the recorded launch of a sample with the addresses of this call; without a record, enter Python."""
+def _repeat(frame, state, device, stream):
+    """Repeat the recorded launch of a sample with the addresses of this call; whether that succeeded."""
     process = symbol("multisample_xla_process")
     current = stack_array(1, np.int32)
     if call_c(word_at(process + 8 * _GET_DEVICE), current.ctypes.data) & LOW != 0 or current[0] != device:
-        return gate.enter_python(frame, target)  # Python makes the device current.
+        return False  # Python makes the device current.
     matrix = _data(frame + RESULTS_AT, 0)
     record = word_at(state + 8 * _RECORDS)
     while record != 0 and (
@@ -328,7 +327,7 @@ def _repeat(frame, target, state, device, stream):
     ):
         record = word_at(record + 8 * _NEXT)
     if record == 0:
-        return gate.enter_python(frame, target)
+        return False
     patches, count = record + 8 * _HEAD, word_at(record + 8 * _PATCHES)
     launch, launch_size = stack_array(_RECORD_WORDS, np.int64), word_at(record + 8 * _LAUNCH_SIZE)
     for k in range((launch_size + 7) // 8):
@@ -348,9 +347,7 @@ def _repeat(frame, target, state, device, stream):
     extra[0], extra[1], extra[2] = 1, launch.ctypes.data + CONFIGURATION_SIZE, 2
     extra[3], extra[4] = length.ctypes.data, 0
     kernel, launch_kernel = word_at(record + 8 * _KERNEL), word_at(process + 8 * _LAUNCH)
-    if _launch_kernel(launch_kernel, launch.ctypes.data, kernel, extra.ctypes.data) != 0:
-        return gate.enter_python(frame, target)  # It reports the error.
-    return 0
+    return _launch_kernel(launch_kernel, launch.ctypes.data, kernel, extra.ctypes.data) == 0
 
 
 def _delete(state):
@@ -368,27 +365,22 @@ def _delete(state):
 
 
 def number(operation: Operation, platform: str) -> int:
-    """The number of a target at the gate."""
+    """The number of a target, for `python_entry.handle`."""
     return len(PLATFORMS) * operation + PLATFORMS.index(platform)
 
 
 BLOCKS = len(PLATFORMS) * len(Operation)
-"""The number of the target of blocks, which has no compiled handlers."""
+"""The number of the target of blocks."""
 
 
-def handlers(operation: Operation, platform: str) -> dict[str, int]:
-    """The addresses of the compiled handlers of a target, by stage."""
-    target, on_device = number(operation, platform), platform == PLATFORMS[1]
+def handlers(operation: Operation, platform: str, target: int) -> dict[str, int]:
+    """The addresses of the compiled handlers of the target with this number, by stage."""
+    on_device = platform == PLATFORMS[1]
     if on_device:
         _find_driver()
-    execute = _executing(operation, target, on_device)
-    return python_handlers(target) | {"execute": c_address(execute, f"xla-execute_{target}", gate.digest())}
-
-
-def python_handlers(target: int) -> dict[str, int]:
-    """The same for Python functions."""
-    address = c_address(lambda frame: gate.enter_python(frame, target), f"xla-instantiate_{target}", gate.digest())
-    return {"instantiate": address, "execute": address}
+    stages = {"instantiate": lambda frame: enter_python(frame, target, 0)}
+    stages["execute"] = _executing(operation, target, on_device)
+    return {stage: c_address(handler, f"xla-{stage}_{target}", digest()) for stage, handler in stages.items()}
 
 
 def _find_driver() -> None:
@@ -400,7 +392,7 @@ def _find_driver() -> None:
 
 def deleter() -> int:
     """The address of the C function that frees states."""
-    return c_address(_delete, "xla-delete", gate.digest())
+    return c_address(_delete, "xla-delete", digest())
 
 
 def type_id(platform: str) -> int:
@@ -445,7 +437,7 @@ _LOCK = threading.Lock()
 def add_record(state: int, launch: Launch, kernels: list[tuple[int, bytes]]) -> None:
     """Record the launch of a sample, for `_repeat`, in the call's state at address `state`.
 
-    `kernels` are from `MemoryLauncher.parameters`.
+    `kernels` are from `parameters` of the backend.
     """
     if len(kernels) != 1 or len(kernels[0][1]) > 8 * _RECORD_WORDS:  # A long batch does not fit.
         return

@@ -39,11 +39,6 @@ class CustomCall(NamedTuple):
     has_scratch: bool
     """Whether the last result on CUDA is scratch memory."""
 
-    @property
-    def sized(self) -> tuple[str, ...]:
-        """The operands or results whose shapes give d and n."""
-        return ("weights", "first") if "weights" in self.reads else ("matrix",)
-
 
 CUSTOM_CALLS = {
     Operation.sample: CustomCall(("mu", "sigma"), Operation.gradient, True, False),
@@ -180,10 +175,6 @@ def _parameter(text: str) -> Parameter:
     return Parameter(int(number), shape, steps)
 
 
-# Older versions wrote these fields of weighted moments, and then order, d and n.
-_OLD_MOMENTS = ("backend", "dtype", "shared_noise", "antithetic", "fast_math", "has_offsets")
-
-
 @functools.lru_cache(1024)
 def decoded(string: bytes, operation: Operation) -> Static:
     """The static part of a custom call with this string, without lengths."""
@@ -191,8 +182,7 @@ def decoded(string: bytes, operation: Operation) -> Static:
     # The name of a backend may have commas. No word behind the type is the name of a type.
     first = max(k for k, word in enumerate(words) if word in MATRIX_TYPES)
     values = [",".join(words[:first]), *words[first:]]
-    names = _ENCODED if values[2] in ("dn", "nd") else _OLD_MOMENTS
-    fields: dict[str, Any] = dict(zip(names, values, strict=False))
+    fields: dict[str, Any] = dict(zip(_ENCODED, values, strict=False))
     parameters = tuple(map(_parameter, filter(None, fields.pop("parameters", "").split(";"))))
     flags = {name: fields[name] == "1" for name in fields.keys() - {"backend", "dtype", "layout"}}
     return Static(**fields | flags, parameters=parameters, operation=operation)

@@ -1,4 +1,4 @@
-"""The gate: the one way from XLA's threads into Python.
+"""The one way from XLA's threads into Python: a gate, which closes when the interpreter exits.
 
 A thread that wants the GIL while the interpreter finalizes never gets it: it hangs, or its exit unwinds C++ code and
 aborts the process. An exception that hits a ctypes callback before its first line makes it return garbage. So compiled
@@ -22,7 +22,7 @@ import numpy as np
 from numba import types
 
 from multisample.backends.kernels.compilation import compile_cached, inline, source_digest
-from multisample.backends.kernels.cpu.addresses import byte_at, c_string, call_c, symbol, word_at
+from multisample.backends.kernels.cpu.addresses import c_string, call_c, symbol, word_at
 from multisample.backends.kernels.cpu.intrinsics import (
     compare_exchange,
     fetch_add,
@@ -30,7 +30,7 @@ from multisample.backends.kernels.cpu.intrinsics import (
     load_acquire,
     stack_array,
 )
-from multisample.backends.system.xla_ffi import ATTRIBUTE_COUNT_AT, ATTRIBUTES_AT, CALL_API_AT, ERROR_CREATE, Code
+from multisample.backends.system.xla_ffi import CALL_API_AT, ERROR_CREATE, Code
 
 # The gate: how many threads have entered, plus _CLOSED once it is closed, and the thread that closed it.
 _ENTERED, _CLOSER = 0, 1
@@ -38,27 +38,28 @@ _CLOSED = 1 << 32
 _gate = np.zeros(2, np.int64)
 # What a callback reports: whether it has finished, and XLA's error or 0.
 _FINISHED, _ERROR = 0, 1
-# Bytes of an error's text, and of the options in it, at the most.
-_TEXT, _OPTIONS = 512, 256
 _INTERNAL, _UNAVAILABLE = Code.internal, Code.unavailable
 
-_python = types.ExternalFunction("multisample_xla_python", types.void(types.int64, types.int64, types.int64))
+_python = types.ExternalFunction("multisample_xla_python", types.void(*[types.int64] * 4))
 _this_thread = types.ExternalFunction("PyThread_get_thread_ident", types.int64())
 
 
 @inline
-def enter_python(frame, target):
-    """Let Python handle a call frame of the target with this number; return XLA's error, or 0."""
+def enter_python(frame, target, launch):
+    """Let Python handle a call frame of the target with this number; return XLA's error, or 0.
+
+    `launch` is the address of the call's `Launch`, or 0 for calls that only ask for metadata or make an executable.
+    """
     gate = integers_at(symbol("multisample_xla_gate"), 2)
     if fetch_add(gate, _ENTERED, 1) >= _CLOSED and gate[_CLOSER] != _this_thread():
         _leave(gate)
-        return _error(frame, _UNAVAILABLE, c_string("multisample: Python is shutting down, and this call needs it: "))
+        return _error(frame, _UNAVAILABLE, c_string("multisample: Python is shutting down, and a call needs it"))
     report = stack_array(2, np.int64)
     report[_FINISHED] = report[_ERROR] = 0
-    _python(frame, target, report.ctypes.data)
+    _python(frame, target, launch, report.ctypes.data)
     _leave(gate)
     if load_acquire(report, _FINISHED) == 0:
-        return _error(frame, _INTERNAL, c_string("multisample: an exception, which Python printed, ended this call: "))
+        return _error(frame, _INTERNAL, c_string("multisample: an exception, which Python printed, ended a call"))
     return report[_ERROR]
 
 
@@ -72,42 +73,30 @@ def _leave(gate):
 
 @inline
 def _error(frame, code, message):
-    """A new error of XLA's, with the call's options after the message."""
-    text = stack_array(_TEXT, np.uint8)
-    size = 0
-    while size < _TEXT - _OPTIONS - 1 and byte_at(message + size) != 0:
-        text[size] = byte_at(message + size)
-        size += 1
-    if word_at(frame + ATTRIBUTE_COUNT_AT) == 1:
-        span = word_at(word_at(frame + ATTRIBUTES_AT))
-        for k in range(min(word_at(span + 8), _OPTIONS)):
-            byte = byte_at(word_at(span) + k)
-            text[size] = byte if 32 <= byte < 127 else 63  # A question mark.
-            size += 1
-    text[size] = 0
+    """A new error of XLA's."""
     request = stack_array(4, np.int64)  # XLA_FFI_Error_Create_Args
-    request[0], request[1], request[2], request[3] = 28, 0, text.ctypes.data, code
+    request[0], request[1], request[2], request[3] = 28, 0, message, code
     return call_c(word_at(word_at(frame + CALL_API_AT) + ERROR_CREATE), request.ctypes.data)
 
 
 # --- Python's side --------------------------------------------------------------------------------
 
-Handle: TypeAlias = Callable[[int], int]
+Handle: TypeAlias = Callable[[int, int], int]
 _targets: dict[int, Handle] = {}
 
 
 def handle(target: int, function: Handle) -> None:
-    """Let `function` handle the frames of the target with this number: it returns XLA's error, or 0."""
+    """Let ``function(frame, launch)`` handle the frames of the target with this number: see `enter_python`."""
     _open()
     _targets[target] = function
 
 
-def _call(frame: int, target: int, report: int) -> None:
-    error = _targets[target](frame)
+def _call(frame: int, target: int, launch: int, report: int) -> None:
+    error = _targets[target](frame, launch)
     (ctypes.c_int64 * 2).from_address(report)[:] = [1, error]
 
 
-_callback = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(_call)
+_callback = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)(_call)
 # XLA may call when the module's variables are gone.
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(_callback))
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(_gate))

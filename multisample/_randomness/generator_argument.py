@@ -17,7 +17,7 @@ from .._libraries.library import NOUNS, Device, Library
 from .._tracing import refuse_jax
 from .counter import DeviceCounter
 from .generator import DEFAULT_GENERATOR, Generator, Key
-from .keys import advice_for_numpy, is_of_torch
+from .seed_argument import advice_for_numpy, is_of_torch
 
 NOT_CAPTURED = (
     "generator: expected multisample.Generator(seed, graph_safe=True) while a CUDA graph is captured, for new numbers"
