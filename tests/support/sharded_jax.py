@@ -1,4 +1,4 @@
-"""Checks of sharded calls, for a process of its own: ``python sharded_jax.py`` prints what each of them found, as JSON.
+"""Checks of sharded calls, for a process of its own: ``python sharded_jax.py quick`` prints what each found, as JSON.
 
 They run on JAX's default devices, of which there are at least two: on the CPU with the flag
 ``--xla_force_host_platform_device_count=8`` in XLA_FLAGS.
@@ -34,18 +34,11 @@ CALLS = re.compile(r"\w+(\[[\d,]+\])\S* custom-call\(.*multisample")
 _count = len(jax.devices())
 _shape = (_count // 2, 2)
 MESH = jax.make_mesh(_shape, ("x", "y"), axis_types=(AxisType.Auto, AxisType.Auto))
-CHECKS: dict[str, Callable[[], None]] = {}
-SLOW_CHECKS: dict[str, Callable[[], None]] = {}
-"""Checks that run only if an argument names them."""
+CHECKS: dict[str, dict[str, Callable[[], None]]] = {"quick": {}, "slow": {}}
 
 
 def check(function: Callable[[], None]) -> Callable[[], None]:
-    CHECKS[function.__name__] = function
-    return function
-
-
-def slow_check(function: Callable[[], None]) -> Callable[[], None]:
-    SLOW_CHECKS[function.__name__] = function
+    CHECKS["quick"][function.__name__] = function
     return function
 
 
@@ -103,9 +96,11 @@ def every_kind_of_sharding_is_drawn_in_windows() -> None:
     draw_in_windows([("x", None), (None, "y"), (None, ("x", "y")), ("y", "x"), (("y", "x"), None)])
 
 
-@slow_check
 def every_sharding_is_drawn_in_windows() -> None:
     draw_in_windows(pair for pair in itertools.product(ROWS, ROWS) if None in pair or not set(pair[0]) & set(pair[1]))
+
+
+CHECKS["slow"]["every_sharding_is_drawn_in_windows"] = every_sharding_is_drawn_in_windows
 
 
 def draw_in_windows(specs: Iterable[tuple[Any, Any]]) -> None:
@@ -430,9 +425,9 @@ def parameters_on_several_devices() -> None:
 
 if __name__ == "__main__":
     found = {}
-    for name in sys.argv[1:] or CHECKS:
+    for name, function in CHECKS[sys.argv[1]].items():
         try:
-            (CHECKS | SLOW_CHECKS)[name]()
+            function()
             found[name] = ""
         except (Exception, pytest.fail.Exception):
             found[name] = traceback.format_exc()

@@ -1,4 +1,4 @@
-"""A cluster of worker processes, which all tests of a session share."""
+"""A cluster of one worker process, which all tests of a session share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 def client() -> Iterator[Any]:
     from dask_cluster import local_cluster
 
-    with local_cluster() as client:
+    with local_cluster(n_workers=1) as client:
         yield client
 
 

@@ -36,7 +36,7 @@ def test_a_worker_that_dies_in_a_task_changes_nothing(client: Any, tmp_path: Pat
     before = set(client.run(os.getpid).values())
     assert_same(run(DiesOnce(tmp_path), executor=client.get_executor(), tasks=4), run())
     assert set(client.run(os.getpid).values()) != before
-    client.wait_for_workers(2)
+    client.wait_for_workers(1)
 
 
 def test_an_executor_with_retries_repeats_a_failed_task(client: Any, tmp_path: Path) -> None:

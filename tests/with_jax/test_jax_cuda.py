@@ -75,6 +75,7 @@ def test_calls_can_be_recorded_into_command_buffers(name: str) -> None:
 
 @needs_cuda
 @pytest.mark.skipif(count() < 2, reason="this JAX has one CUDA device")
-def test_a_mesh_of_gpus_draws_in_windows() -> None:
-    found = json.loads(run_python(str(SCRIPT), seconds=600).stdout.splitlines()[-1])
+@pytest.mark.parametrize("selected", ["quick", "slow"])
+def test_a_mesh_of_gpus_draws_in_windows(selected: str) -> None:
+    found = json.loads(run_python(str(SCRIPT), selected, seconds=600).stdout.splitlines()[-1])
     assert {name: text for name, text in found.items() if text} == {}
