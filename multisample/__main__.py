@@ -1,6 +1,6 @@
 """``python -m multisample``: the command line.
 
-`multisample.commands` has the commands. This module combines them, and prints errors that are not bugs as one line.
+`multisample.commands` has the commands. This module parses the line, and prints errors that are not bugs as one line.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from ._version import __version__
-from .commands import build, draw, examples, report, tetris
+from .commands import COMMANDS, report
 from .exceptions import BackendUnavailableError
 
 __all__ = ["main"]
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"multisample {__version__}")
     parser.set_defaults(run=report.run)
     subparsers = parser.add_subparsers(title="commands", metavar="command")
-    for command in (report, draw, build, examples, tetris):
+    for command in COMMANDS:
         command.add_parser(subparsers).set_defaults(run=command.run)
 
     try:
