@@ -160,7 +160,7 @@ def in_python(
     records: bool = False,
     type_id: int = 0,
 ) -> Callable[[int], int]:
-    """A handler, as the gate calls it with the address of a frame."""
+    """A handler, as `enter_python` calls it with the address of a frame."""
     held = INT64(type_id)
     target = xla_ffi.Target(
         instantiate, lambda frame, launch: execute(frame), ctypes.addressof(held), "of_test", 1, records

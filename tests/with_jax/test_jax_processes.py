@@ -55,7 +55,7 @@ f = jax.jit(lambda key: sample(mu, 1.0, 30, seed=key, backend="python"))
 f(jax.random.key(0))
 from multisample._routes.jax import python_entry
 def late():
-    assert python_entry._gate[0] == python_entry._CLOSED
+    assert python_entry._entry[0] == python_entry._CLOSED
     print(float(f(jax.random.key(3)).sum()))
     wrong = []
     def draw():
@@ -115,7 +115,7 @@ g = jax.jit(lambda key: sample(mu, 1.0, 3000, seed=key))
 jax.block_until_ready(g(jax.random.key(0)))
 thread = threading.Thread(target=lambda: jax.block_until_ready(f(jax.random.key(0))))
 thread.start()
-while python_entry._gate[0] == 0:
+while python_entry._entry[0] == 0:
     time.sleep(0.01)
 import warnings
 with warnings.catch_warnings():
@@ -144,7 +144,7 @@ else:
     os.kill(child, signal.SIGKILL)
     status = -1
 thread.join()
-assert python_entry._gate[0] == 0, python_entry._gate
+assert python_entry._entry[0] == 0, python_entry._entry
 Python.seconds = 0
 print(status)
 """
@@ -198,18 +198,18 @@ g(jax.random.key(1))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs forks and interval timers")
-def test_forks_signals_saved_programs_and_a_closed_gate(tmp_path: Path) -> None:
+def test_forks_signals_saved_programs_and_a_closed_entry(tmp_path: Path) -> None:
     """In one process, one after another, since processes take seconds to start."""
     pytest.importorskip("flatbuffers")
     path = str(tmp_path / "programs")
     of_child, *of_signals, number, errors = run(FORK + SIGNALS + SAVE + AT_EXIT, path).splitlines()
-    # A forked child has no thread at the gate.
+    # A forked child has no thread inside the entry.
     assert of_child == "0"
     # Exceptions of signal handlers do not end the process.
     found = [tuple(map(int, line.split())) for line in of_signals]
     assert [calls > 50 and alarms > 5 for calls, alarms, _ in found] == [True, True]
     assert found[0][2] == 0  # The backend cpu runs no Python.
-    # A closed gate admits the exiting thread.
+    # A closed entry admits the exiting thread.
     expected = multisample.sample(np.zeros(100, np.float32), 1.0, 30, seed=3).sum()
     assert float(number) == pytest.approx(float(expected), rel=1e-4)
     assert "shutting down" in errors

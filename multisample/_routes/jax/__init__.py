@@ -1,7 +1,7 @@
 """Calls with arrays, keys or tracers of JAX.
 
-Each is one custom call of XLA: of the program that JAX is tracing, or else of a program of its own, which is compiled
-for the static arguments and cached.
+Each call becomes one XLA custom call. It joins the program that JAX is tracing, or runs in a program of its own, which
+is compiled for the static arguments and cached.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def run_jax(call: Call, key: Hashable) -> Any:
     plan = _Plan(call, static)
     result = run(plan, call)
     new = _register(BY_TYPE, *vectors.values()) | _register(BY_SEED, call.seed)
-    # `key` was made for another library if a type is new, or if NumPy weights chose the library.
+    # Keep no plan if a type is new, or if NumPy weights chose the library: `key` was made for another library.
     if key is not None and not new and static.seeds is None and (call.weights is None or is_jax(call.weights)):
         PLANS.put(key, plan)
     return result

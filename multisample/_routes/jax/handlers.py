@@ -48,8 +48,8 @@ TARGETS = {operation: f"multisample_{operation.name}" for operation in CUSTOM_CA
 sample : (mu, sigma, seed, offsets) -> x, shapes (b, d), (b, d), (b, 2), (b, 6) and (b, d, n).
 gradient : (g, seed, offsets) -> (sum of g, sum of g times noise), shapes (b, d).
 moments : (weights, seed, offsets) -> the sums of w z, or of w z and of w z^2, shapes (n,) and (d,).
-perturb : (p0, ..., weights, seed, offsets, begins) -> p0 and on. Shapes are those of parameters, (m,), (2,), (6,), and
-    (t, 2) for `begins`, the first element of each block, low halves first. Calls with whole parameters have none.
+perturb : (p0, ..., weights, seed, offsets, begins) -> p0 and on, with the parameters' shapes; weights (m,), seed (2,),
+    offsets (6,). Calls with blocks also have begins (t, 2): the index of each block's first element, low half first.
 
 On CUDA, the last result of a gradient and of moments is scratch memory. Seed and offsets are those of
 `keys.operands_of`; calls without offsets have one operand less. The `b` of an operand may be 1.
@@ -61,10 +61,9 @@ BLOCKS = "multisample_perturb_blocks"
 
 # --- Launches -------------------------------------------------------------------------------------
 
-# The operation and the flags of a call.
 _SHARED = tuple(name for name in Static._fields if name in Launch._fields)
 
-_SEED_BYTES, _OFFSETS_BYTES = 8, 24  # Of each matrix: its seed; its offset, first row and first column.
+_SEED_BYTES, _OFFSETS_BYTES = 8, 24  # Each matrix has a seed, and an offset, a first row and a first column.
 
 
 def _launch(static: Static, device: int, batch: int = 0) -> Launch:
@@ -76,7 +75,7 @@ def _launch(static: Static, device: int, batch: int = 0) -> Launch:
         if name in static.reads:
             inputs |= {f"{name}_type": kind, f"{name}_stride": static.computing_type.itemsize}
     if static.operation == Operation.moments:
-        inputs["sigma"] = 1.0  # Mean 0 and standard deviation 1 are numbers.
+        inputs["sigma"] = 1.0  # Moments are of plain noise: mean 0, the default, and deviation 1.
     of_offsets, real = _OFFSETS_BYTES * static.offsets_batched, static.computing_type.itemsize
     return Launch(
         **inputs, **{name: getattr(static, name) for name in _SHARED}, rows=d, columns=n, row_stride=row_stride,
@@ -127,7 +126,8 @@ def _run(static: Static, launch: Launch, frame: xla_ffi.Frame) -> None:
         launch = launch._replace(matrix=address_of(spans), first=0)
     if not on_device and launch.offset_at:
         _check_windows(launch)
-    with cuda_driver.relaxed_capture() if on_device else contextlib.nullcontext():  # It may load the kernel.
+    # `launch` may load the kernel, which only a relaxed capture allows.
+    with cuda_driver.relaxed_capture() if on_device else contextlib.nullcontext():
         backend.launch(launch)
     if on_device and launch.operation == Operation.sample and hasattr(backend, "parameters"):
         native.add_record(frame.state(native.type_id("CUDA")), launch, backend.parameters(launch))
@@ -147,7 +147,7 @@ def _check_windows(launch: Launch) -> None:
 def scratch_size(static: Static, batch: int = 0) -> int:
     """How many float64 numbers of scratch memory a call on CUDA needs."""
     size = generic.launcher(registry.find(static.backend), _launch(static, 0, batch)).scratch_size
-    # Kernels that read the first column reserve the largest skip, that of column 7.
+    # The kernel reads the first column in device memory, so reserve scratch for the largest skip, that of column 7.
     return 1 if size is None else max(1, size(0), size(7))
 
 
@@ -217,7 +217,7 @@ def register(operation: Operation, platform: str, of_blocks: bool = False) -> st
                 target, number = target._replace(records=False), native.BLOCKS
             addresses = native.handlers(operation, platform, number)
             python_entry.handle(number, functools.partial(xla_ffi.handle, target=target))
-            # The registration and the metadata of the handler both say it, since a plugin may read only one of them.
+            # Registration and metadata both declare that XLA may record calls, since a plugin may read only one.
             traits = {"traits": CustomCallTargetTraits.COMMAND_BUFFER_COMPATIBLE} if target.records else {}
             capsules = {stage: jax.ffi.pycapsule(address) for stage, address in addresses.items()}
             jax.ffi.register_ffi_target(name, capsules, platform=platform, **traits)

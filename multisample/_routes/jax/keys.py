@@ -26,8 +26,8 @@ class Words(NamedTuple):
     offsets: Any
     """Offset, first row and first column.
 
-    None if all are 0. Otherwise uint32[6] with the low halves first, or three numbers, each in a form of `seed`. For a
-    vector of seeds with offsets, the offset is uint32[B, 2].
+    None if all are 0; uint32[6], low halves first, if all are known; else three values, each in one of the forms of
+    `seed`. For a vector of seeds with offsets, the offset is uint32[B, 2].
     """
 
 
@@ -176,10 +176,10 @@ def _joined(data: Any) -> int:
 
 
 def operands_of(words: Words) -> tuple[Any, ...]:
-    """Arrays of uint32, while a program is traced: the seed, shape (2,), and the offsets, shape (6,), unless all are 0.
+    """The operands of a traced program, uint32: the seed, shape (2,), and the offsets, shape (6,), unless all are 0.
 
     The seed has its high half first, as JAX's keys have, so that a key is the operand itself. The offsets have their
-    low halves first. XLA would fill an operand of zeros in every call, by a kernel.
+    low halves first. Offsets of 0 are left out, since XLA would run a kernel in each call to make them.
     """
     seed, offsets = _high_first(words.seed), words.offsets
     if offsets is None:

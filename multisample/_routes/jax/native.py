@@ -1,10 +1,10 @@
-"""The compiled handlers, which XLA calls. They need no interpreter, but for calls that Python has to resolve.
+"""The compiled handlers, which XLA calls. They run without the interpreter, except calls that Python has to resolve.
 
 When XLA makes an executable, each of its calls gets a `State`, which Python resolves from the call's options. To run,
 the handler copies the state's `Launch`, fills in addresses and lengths, and passes it to a C function of the backend. A
-backend that launches through the CUDA driver has no such function. There Python makes the first launch, and adds its
-bytes to the state as a record. Later calls repeat the record with their own addresses. Other calls enter Python. So do
-calls that fail: Python repeats them and reports the error.
+backend that launches through the CUDA driver has no C function. Python makes its first launch, and stores the launch's
+bytes in the state as a record. Later calls repeat the record with their own addresses. Calls without a C function or
+record enter Python. So do calls that fail: Python repeats them and reports the error.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ from .static import CUSTOM_CALLS
 
 PLATFORMS = ("cpu", "CUDA")
 
-# Process-wide words that compiled code knows by name: the type of states by platform, and functions of the CUDA driver.
+# Process-wide words that compiled code finds by symbol: XLA's type number of states for each platform; CUDA functions.
 _TYPES, _LAUNCH, _GET_DEVICE, _EXCHANGE_MODE, _PROCESS = 0, 2, 3, 4, 5
 _process = np.zeros(_PROCESS, np.int64)
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(_process))  # XLA may call when the module's variables are gone.
 llvmlite.binding.add_symbol("multisample_xla_process", _process.ctypes.data)
 
-# Words of a state: the backend's C function or 0, whether dimensions are contiguous, bytes of an element, the address
-# of the newest record or 0; then the `Launch`, and for perturb each `Span` with the index of its parameter.
+# Words of a state: the first three fields of `State`, the address of the newest record or 0, then `State.launch`: the
+# `Launch`, and for perturb each `Span` with the index of its parameter.
 _RUN, _DOWN, _SIZE, _RECORDS, _TEMPLATE = range(5)
-# Words of the record of a sample: the address of the next record, the device, the misalignment, the kernel, the number
-# of patches, and the bytes of the launch; patches and launch follow. A patch is the place of an address in the launch,
-# its source, and what to add. For records of perturb, see `begins`.
+# Words of a sample's record. _NEXT is an address, _PATCHES a count, _LAUNCH_SIZE in bytes. Patches and launch follow at
+# _HEAD. A patch is three words: the index of an address in the launch, its source, and the bytes to add to it. For
+# records of perturb, see `begins`.
 _NEXT, _DEVICE, _MISALIGNMENT, _KERNEL, _PATCHES, _LAUNCH_SIZE, _HEAD = range(7)
 # The sources of patches: the operands, the matrix and the stream.
 _SOURCES = ("mu", "sigma", "seed", "offsets", "matrix", "stream")
@@ -139,7 +139,7 @@ def _data(list_at, k):
 
 @inline
 def _fill_words(frame, launch, place):
-    """The addresses of the seed, operand `place`, and of the offsets."""
+    """Write the addresses of the seed, which is operand `place`, and of the offsets, if there are any."""
     operands = frame + ARGUMENTS_AT
     launch[WORD.seed_at] = _data(operands, place)
     if word_at(frame + ARGUMENT_COUNT_AT) > place + 1:
@@ -158,7 +158,7 @@ def _fill_perturb(frame, state, launch, on_device):
     launch[WORD.rows] = word_at(word_at(_buffer(operands, weights) + BUFFER_DIMS))
     _fill_words(frame, launch, weights + 1)
     begins = _data(operands, weights + 3) if word_at(frame + ARGUMENT_COUNT_AT) > weights + 3 else 0
-    if on_device:  # Python reads `begins` there.
+    if on_device:  # Python reads `begins` in device memory.
         launch[WORD.first], begins = begins, 0
     launch[WORD.matrix] = _calloc(spans, 8 * _SPAN_WORDS)
     if launch[WORD.matrix] == 0:
@@ -179,7 +179,7 @@ def _filling(operation: Operation) -> Callable[..., Any]:
     """``fill(frame, state, launch, on_device)`` writes the launch.
 
     For perturb, `fill` allocates the spans, at the address in `matrix`, and the caller frees them. The address is 0 if
-    the allocation failed. On a device, the spans lack `begins`, whose address is in `first`.
+    the allocation failed. On a device, `first` is the address of `begins`, which Python adds to the spans.
     """
     if operation == Operation.perturb:
         return _fill_perturb
@@ -234,7 +234,7 @@ def _are_windows_valid(launch):
         for b in range(count):
             row = word_at(launch[WORD.first_row_at] + b * launch[WORD.origin_step])
             column = word_at(launch[WORD.first_column_at] + b * launch[WORD.origin_step])
-            # From 2**63 on they are negative here.
+            # Words are signed, so rows and columns from 2**63 on are negative.
             valid = valid and 0 <= row <= _MOST_ROW - launch[WORD.rows]
             valid = valid and 0 <= column <= _MOST_COLUMN - launch[WORD.columns]
     return valid
@@ -255,7 +255,7 @@ def _find_place(frame, request):
 
 @inline
 def _call_on_device(run, launch):
-    # The first launch may load the kernel, also while XLA records a command buffer.
+    # Relax the thread's capture mode: the first launch may load the kernel while XLA records a command buffer.
     exchange, mode = word_at(symbol("multisample_xla_process") + 8 * _EXCHANGE_MODE), stack_array(1, np.int64)
     mode[0] = _RELAXED
     if exchange != 0:
@@ -370,7 +370,7 @@ def number(operation: Operation, platform: str) -> int:
 
 
 BLOCKS = len(PLATFORMS) * len(Operation)
-"""The number of the target of blocks."""
+"""The number of the target `handlers.BLOCKS`."""
 
 
 def handlers(operation: Operation, platform: str, target: int) -> dict[str, int]:
@@ -396,18 +396,18 @@ def deleter() -> int:
 
 
 def type_id(platform: str) -> int:
-    """The address of the number of the type of states."""
+    """The address where XLA stores its type number of states."""
     address: int = _process.ctypes.data + 8 * (_TYPES + PLATFORMS.index(platform))
     return address
 
 
 class State(NamedTuple):
-    """What the calls of an instruction have in common."""
+    """The static data that all runs of one custom-call instruction share."""
 
     run: int = 0
     """The address of a C function ``int run(const Launch*)``; 0 for Python."""
     down: bool = False
-    """Whether the dimensions of a matrix are contiguous."""
+    """Whether the layout is "nd": neighbours along the dimensions are adjacent in memory."""
     size: int = 0
     """Bytes of an element."""
     launch: bytes = b""
@@ -458,9 +458,9 @@ def add_record(state: int, launch: Launch, kernels: list[tuple[int, bytes]]) -> 
 
 
 def begins(state: int, device: int, size: int, read: Callable[[], bytes]) -> bytes:
-    """The first elements of the blocks that a device has in a call of perturb, `size` bytes.
+    """The `size` bytes of `begins` on a device: the index of each block's first element, for perturb.
 
-    They are in device memory, and the same in every call of an instruction. So only the first call reads them.
+    `begins` is in device memory, and the same in every call of an instruction. So only the first call reads it.
     """
     newest = ctypes.c_int64.from_address(state + 8 * _RECORDS)
     record = newest.value
@@ -476,7 +476,7 @@ def begins(state: int, device: int, size: int, read: Callable[[], bytes]) -> byt
 
 
 def _kinds(record: int) -> Any:
-    """Device and misalignment of each record from this one on. A call that failed may find its own kind here."""
+    """Device and misalignment of each record from this one on. If `_repeat` failed, the call's own is among them."""
     while record:
         words = (ctypes.c_int64 * _HEAD).from_address(record)
         yield words[_DEVICE], words[_MISALIGNMENT]

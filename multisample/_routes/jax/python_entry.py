@@ -1,9 +1,9 @@
-"""The one way from XLA's threads into Python: a gate, which closes when the interpreter exits.
+"""The only entry from XLA's threads into Python, which closes when the interpreter exits.
 
 A thread that wants the GIL while the interpreter finalizes never gets it: it hangs, or its exit unwinds C++ code and
-aborts the process. An exception that hits a ctypes callback before its first line makes it return garbage. So compiled
-code counts the entries. When the interpreter exits, it closes the gate and waits for the threads inside. A
-callback overwrites the word "unfinished" with its report.
+aborts the process. So compiled code counts the threads that are inside. At exit, the interpreter closes the entry and
+waits for them. If an exception hits a ctypes callback before its first line, the callback returns garbage. So the
+callback reports through memory: it sets `_FINISHED` to 1 and writes XLA's error.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from multisample.backends.kernels.cpu.intrinsics import (
 )
 from multisample.backends.system.xla_ffi import CALL_API_AT, ERROR_CREATE, Code
 
-# The gate: how many threads have entered, plus _CLOSED once it is closed, and the thread that closed it.
+# The entry: the number of threads inside, plus _CLOSED once it is closed, and the thread that closed it.
 _ENTERED, _CLOSER = 0, 1
 _CLOSED = 1 << 32
-_gate = np.zeros(2, np.int64)
-# What a callback reports: whether it has finished, and XLA's error or 0.
+_entry = np.zeros(2, np.int64)
+# The report of a callback: whether it has finished, and XLA's error or 0.
 _FINISHED, _ERROR = 0, 1
 _INTERNAL, _UNAVAILABLE = Code.internal, Code.unavailable
 
@@ -50,25 +50,25 @@ def enter_python(frame, target, launch):
 
     `launch` is the address of the call's `Launch`, or 0 for calls that only ask for metadata or make an executable.
     """
-    gate = integers_at(symbol("multisample_xla_gate"), 2)
-    if fetch_add(gate, _ENTERED, 1) >= _CLOSED and gate[_CLOSER] != _this_thread():
-        _leave(gate)
+    entry = integers_at(symbol("multisample_xla_entry"), 2)
+    if fetch_add(entry, _ENTERED, 1) >= _CLOSED and entry[_CLOSER] != _this_thread():
+        _leave(entry)
         return _error(frame, _UNAVAILABLE, c_string("multisample: Python is shutting down, and a call needs it"))
     report = stack_array(2, np.int64)
     report[_FINISHED] = report[_ERROR] = 0
     _python(frame, target, launch, report.ctypes.data)
-    _leave(gate)
+    _leave(entry)
     if load_acquire(report, _FINISHED) == 0:
         return _error(frame, _INTERNAL, c_string("multisample: an exception, which Python printed, ended a call"))
     return report[_ERROR]
 
 
 @inline
-def _leave(gate):
-    """Count one thread less. In a child forked by a callback, the count is 0 already."""
-    entered = load_acquire(gate, _ENTERED)
-    while entered % _CLOSED > 0 and not compare_exchange(gate, _ENTERED, entered, entered - 1):
-        entered = load_acquire(gate, _ENTERED)
+def _leave(entry):
+    """Count one thread less. In a child forked inside a callback, `reopen` has set the count to 0."""
+    entered = load_acquire(entry, _ENTERED)
+    while entered % _CLOSED > 0 and not compare_exchange(entry, _ENTERED, entered, entered - 1):
+        entered = load_acquire(entry, _ENTERED)
 
 
 @inline
@@ -99,8 +99,8 @@ def _call(frame: int, target: int, launch: int, report: int) -> None:
 _callback = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)(_call)
 # XLA may call when the module's variables are gone.
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(_callback))
-ctypes.pythonapi.Py_IncRef(ctypes.py_object(_gate))
-llvmlite.binding.add_symbol("multisample_xla_gate", _gate.ctypes.data)
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(_entry))
+llvmlite.binding.add_symbol("multisample_xla_entry", _entry.ctypes.data)
 llvmlite.binding.add_symbol("multisample_xla_python", ctypes.cast(_callback, ctypes.c_void_p).value or 0)
 
 
@@ -111,29 +111,29 @@ def digest() -> str:
 
 @functools.cache
 def _open() -> None:
-    """Close the gate when the interpreter exits; open it in a forked child."""
+    """Close the entry when the interpreter exits; open it in a forked child."""
     add = _adding()
     atexit.register(close, add)
     os.register_at_fork(after_in_child=reopen)
 
 
 def _adding() -> Callable[[Any, int], None]:
-    def add(gate, number):
-        fetch_add(gate, _ENTERED, number)
+    def add(entry, number):
+        fetch_add(entry, _ENTERED, number)
 
     signature = types.void(types.Array(types.int64, 1, "C"), types.int64)
-    function: Callable[[Any, int], None] = compile_cached(signature, add, "xla-gate-add", digest())
+    function: Callable[[Any, int], None] = compile_cached(signature, add, "xla-entry-add", digest())
     return function
 
 
 def close(add: Callable[[Any, int], None] | None = None) -> None:
-    """Let no further thread in but this one, and wait until all others have left."""
-    _gate[_CLOSER] = threading.get_ident()
-    (add or _adding())(_gate, _CLOSED)
-    while _gate[_ENTERED] % _CLOSED:
+    """Close the entry to all threads but this one, and wait until all threads have left."""
+    _entry[_CLOSER] = threading.get_ident()
+    (add or _adding())(_entry, _CLOSED)
+    while _entry[_ENTERED] % _CLOSED:
         time.sleep(1e-3)
 
 
 def reopen() -> None:
-    """Forget all entries: the threads that entered, or closed the gate, are not in this process."""
-    _gate[:] = 0
+    """Reset the entry in a forked child, which lacks the threads that entered or closed it."""
+    _entry[:] = 0
