@@ -37,7 +37,7 @@ from ._reading import Reader, vector_reader
 from ._streams import order_after, order_before
 
 Drawn: TypeAlias = tuple[Any, int, int, Any]
-"""The result or results, seed, offset, and None or an offset in device memory that replaces the offset."""
+"""The result or results; seed; offset; and None, or a device array with the offset that counts instead."""
 
 
 class Planned(Protocol):
@@ -139,9 +139,9 @@ class Plan:
         self, mu: Any, sigma: Any, weights: Any, matrix: Any, seed: Any, generator: Any, dim_offset: int,
         sample_offset: int,
     ) -> Drawn:  # fmt: skip
-        """Launch. `matrix` is None, the matrix to be written, or the matrix to be read.
+        """Launch. `matrix` is `out`, the matrix that a gradient reads, or None.
 
-        `seed` may also be seed, offset and offset in device memory of an earlier call, as `Drawn` has them.
+        For gradients, `seed` may be the last three elements of the sample's `Drawn`.
         Every step that can fail, except the launch, precedes the taking of seed and offset.
         """
         if not (0 <= dim_offset <= self._last_row and 0 <= sample_offset <= self._last_column):
@@ -272,7 +272,7 @@ def _scratch_allocator(library: Library, device: Device) -> Callable[[int, Any],
     allocators: dict[int, Callable[[Any], Any]] = {0: lambda like: None}
 
     def allocate(size: int, like: Any) -> Any:
-        if size not in allocators:  # One of two sizes, by `sample_offset` modulo the group.
+        if size not in allocators:  # At most two sizes: `sample_offset` can add one group of columns.
             allocators[size] = library.allocator((size,), "float64", device)
         return allocators[size](like)
 

@@ -150,7 +150,7 @@ def sample(
     BackendUnavailableError
         If the named backend, or every backend that "auto" may take, cannot run here.
     RuntimeError
-        If a CUDA graph is captured, and the generator is not `graph_safe`, or was never used before the capture.
+        If a CUDA graph captures a call with a `Generator`, unless it is `graph_safe` and was used before the capture.
 
         After an error, `out` is unchanged and no generator has advanced.
 

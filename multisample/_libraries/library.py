@@ -64,9 +64,9 @@ class Library:
     foreign = False
     """Whether this is a `ForeignLibrary`."""
     key: Callable[..., Hashable] | None = None
-    """``key(mu, sigma, out, seed, generator, dim_offset, sample_offset, *options)``: a compiled function that computes
-    the key of a call in place of `sample`. The key has signatures and types of `mu`, `sigma` and `out`, types
-    of `seed` to `sample_offset`, values and types of the options, and the signature of a seed of type `keyed_seed`."""
+    """``key(mu, sigma, out, seed, generator, dim_offset, sample_offset, *options)``: computes the key of a call in
+    compiled code, for `sample`. The key has signatures and types of `mu`, `sigma` and `out`, types of
+    `seed` to `sample_offset`, values and types of the options, and the signature of a seed of type `keyed_seed`."""
     keyed_seed: type | None = None
 
     # --- For each call ---
@@ -109,8 +109,8 @@ class Library:
     # --- For each plan ---
 
     def guard(self, read: Sequence[Any], written: Sequence[Any]) -> Callable[[Sequence[Any], Sequence[Any]], bool]:
-        """``is_like(read, written)``: whether a plan for the arrays of this call serves others, equal in number."""
-        # Signatures are for arrays whose type has been compared.
+        """``is_like(read, written)``: whether the plan made for this call serves a call with equally many arrays."""
+        # Compare types before signatures: `signature` takes this library's arrays only.
         known: list[Any] = [(self.signature, type(x), self.signature(x)) for x in read]
         known += [(self.target_signature, type(x), self.target_signature(x)) for x in written]
         if len(known) == 1:

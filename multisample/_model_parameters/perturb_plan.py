@@ -82,8 +82,8 @@ class _Plan:
     """A call resolved except for addresses, values of coefficients, seed and member.
 
     `is_like` is `Library.guard`. Coefficients are smaller than `limit`. `changed` are the indices of the arrays that
-    are written, or None for all. `tables` has the spans of each group, by the addresses of arrays that passed the
-    checks of memory. For new results, spans have no targets yet; otherwise they are packed.
+    are written, or None for all. `tables` caches the groups' spans by the addresses of arrays whose memory was checked.
+    For new results, they are arrays without target addresses; otherwise packed bytes.
     """
 
     def __init__(
@@ -181,7 +181,7 @@ class _Plan:
             if not -self.limit < values < self.limit:
                 return None
         elif self.vector is None:
-            with quiet():  # The sum of squares is found faster than the largest coefficient.
+            with quiet():  # A small sum of squares proves all coefficients small, and is faster than a maximum.
                 are_small = values.dot(values) < self.limit * self.limit
             if not (are_small or (np.abs(values) < self.limit).all()):
                 return None
@@ -200,7 +200,7 @@ class _Plan:
         return results
 
     def _tables(self, arrays: Sequence[Any], written: Sequence[Any] | None) -> tuple[list[Any] | None, Any]:
-        """The spans of each group, None if the arrays have other ties, and an object that keeps their memory alive."""
+        """A pair: the spans of each group, or None if the arrays have other ties; and the owners of their memory."""
         sources = targets = self.library.addresses(arrays)
         if not (self.is_fresh or self.in_place):
             targets = self.library.addresses(written or ())
@@ -226,7 +226,7 @@ class _Plan:
         return tables, read
 
     def _for_one_array(self) -> Callable[..., Any] | None:
-        """A faster `run` for one array that shares no memory with others, for one span; None for other calls."""
+        """A faster `run` for a single array that is one span; None for other calls."""
         has_one_span = len(self.memory.sources) == 1 and [len(group.table) for group in self.groups] == [1]
         is_plain = not (self.converts or self.library.names_streams) and self.keys is None
         if not (has_one_span and is_plain and (self.is_fresh or self.in_place)):
@@ -343,8 +343,8 @@ def run_seen(
 ) -> tuple[Hashable, Sequence[Any] | None]:  # fmt: skip
     """Run a call like one before.
 
-    `written` has the arrays of `out`; a call in place passes `arrays` itself. Returns the key for `run_perturb`, None
-    for calls without a plan, and the results: None for calls that need all checks.
+    `written` has the arrays of `out`; a call in place passes `arrays` itself. Returns the key for `run_perturb`, or
+    None if there can be no plan; and the results, or None if the call needs all checks.
     """
     if not (type(fast_math) is bool and type(backend) is str):
         return None, None
@@ -365,7 +365,7 @@ def run_seen(
         if type(member) is not int:
             member = checked_integer("member", member, 0, ROWS + 1)
         kind, values = _quick_coefficients(coefficients)
-        # One array often has a shape of its own. Arrays of a model seldom do.
+        # Calls with one array come in many shapes, so the key has its shape; for more arrays, their number.
         shape = arrays[0].shape if len(arrays) == 1 else len(arrays)
         key = names, shape, written is None, written is arrays, kind, form, fast_math, ids, backend, blocks
         plans = _PLANS.get(key, ())

@@ -80,7 +80,7 @@ def ties_of(
 ) -> Ties:  # fmt: skip
     """The parameters that share memory, from addresses; ValueError if arrays overlap or are misaligned.
 
-    The arrays of `parameters` and `out` may be missing.
+    `parameters` and `out` only give names: plans pass them without arrays.
     """
     count = len(sources)
     names = [label("parameters", parameters, k) for k in range(count)]

@@ -76,7 +76,7 @@ class _Counts:
     def offset(self) -> int:
         """The offset that the next call takes."""
         after, returned = WORD_64 - self.offsets.__length_hint__(), self.returned[:]
-        # A call may take a later offset before an earlier one is put back. A saved state must not repeat the later one.
+        # Report a returned offset only if no later one is in use, so that a saved state repeats none.
         return returned[-1] if returned and returned[-1] + len(returned) == after else after
 
     def consecutive(self, k: int) -> HostArray:

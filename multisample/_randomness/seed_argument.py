@@ -69,10 +69,10 @@ def is_of_torch(generator: Any) -> bool:
 
 
 class Keys(NamedTuple):
-    """The keys of a plan's calls: in memory that the kernel reads, on the device of the plan."""
+    """How the kernel reads the keys of a plan's calls from memory of the plan's device."""
 
     batch: int
-    """How many; 1 without a vector."""
+    """The number of keys; 1 without a vector."""
     fields: dict[str, int]
     """The fields of the launch that say how the words are stored."""
     offset_at: int
@@ -206,7 +206,7 @@ def _from_host(seed: Any, owner: Library, library: Library, device: Device, coun
 
 
 def only_words(seed: Any) -> tuple[int, int, None]:
-    """Seed and offset of the only key in a vector in host memory, and None for no offset in device memory."""
+    """Seed, offset and None, for the offset in device memory, of the only key in a host vector."""
     if isinstance(seed, (list, tuple)):
         (first,) = seed
         return (first, 0, None) if type(first) is int and 0 <= first < WORD_64 else (*_key_at(0, first), None)
@@ -226,7 +226,7 @@ def _integers(seeds: list[Any] | tuple[Any, ...]) -> array.array[int] | None:
         words = array.array("Q", seeds)
     except (OverflowError, TypeError):
         return None
-    # Bools count as integers here. Their words are 0 or 1, so Python looks at those seeds only.
+    # `array.array` takes bools as 0 and 1, so check the types of the seeds with these values.
     small = (np.frombuffer(words, np.uint64) < 2).nonzero()[0].tolist()
     return None if bool in [type(seeds[k]) for k in small] else words
 

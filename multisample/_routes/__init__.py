@@ -50,7 +50,7 @@ def run_first(call: Call, key: Hashable, function: Callable[..., Any]) -> Any:
     if any(type(word) is not int for word in words):
         key = None  # Plans take Python's integers only.
     if _is_tensor(call.seed) and not is_in_array(call.seed):
-        key = None  # The key would be that of a vector of seeds, which has the same type.
+        key = None  # A single seed in a tensor gets no plan. Vectors of seeds do.
     if not (isinstance(call.n, (int, np.integer)) and (call.dtype is None or is_constant(call.dtype))):
         key = None  # A plan cannot depend on an object that can change.
     if not compiling and _is_for_jax(call):
@@ -105,7 +105,7 @@ def run_first(call: Call, key: Hashable, function: Callable[..., Any]) -> Any:
 
 
 def _is_traced_tensor(x: Any) -> bool:
-    """`_is_tensor` where torch.compile traces the call: tracing `sys.modules` fails while modules are imported."""
+    """Replaces `_is_tensor` under torch.compile, which cannot trace `sys.modules` while modules are imported."""
     import torch
 
     return isinstance(x, torch.Tensor)

@@ -31,7 +31,7 @@ Cut: TypeAlias = tuple[int, int]
 """A mesh dimension that shards an axis, and the placement's split factor.
 
 The split factor is the number of pieces to cut the axis into; the mesh dimension then shards each piece. It is 1,
-unless several mesh dimensions shard one axis out of their order, as with FSDP after tensor parallelism.
+except where a later mesh dimension cuts the axis first, as with FSDP after tensor parallelism.
 """
 
 
@@ -188,7 +188,7 @@ def _wrapper(placements: tuple[Any, ...], shape: torch.Size) -> Callable[[Any, A
             vars(spec).update(fields, mesh=mesh)
             return DTensor(part, spec, requires_grad=False)
         made = DTensor.from_local(part, mesh, placements, shape=shape, stride=(max(shape[1], 1), 1))
-        if mesh.get_coordinate() is not None:  # Outside of the mesh, `from_local` replaces the part.
+        if mesh.get_coordinate() is not None:  # Outside the mesh, every call needs `from_local`: it replaces the part.
             fields = {name: value for name, value in vars(made._spec).items() if name != "mesh"}
             specs[part.dtype] = type(made._spec), fields
         return made
@@ -268,7 +268,7 @@ def _part(length: int, cuts: list[Cut], mesh: Any) -> range:
 
 
 def _chunk(runs: list[range], chunks: int, index: int) -> list[range]:
-    """Chunk `index` of the elements of all `runs`, as a list of runs."""
+    """The runs of chunk `index`, if the elements of all `runs` are split into `chunks`."""
     size, start = Shard.local_shard_size_and_offset(sum(map(len, runs)), chunks, index)
     chunk = []
     for run in runs:
@@ -287,7 +287,7 @@ def _reader(
         if not (isinstance(placement, Replicate) or (is_shard(placement) and placement.dim == 0)):
             raise ValueError(f"{name}: expected placements Shard(0) or Replicate(), got {placement}; redistribute it")
     vector_cuts = cuts_of(x.placements, 0)
-    # Every rank holds the rows that it draws if the cuts of the result begin with those of the vector.
+    # If the result's cuts begin with the vector's cuts, each rank holds the rows that it draws.
     if vector_cuts != cuts[: len(vector_cuts)]:
         raise ValueError(
             f"{name}: expected it replicated, or sharded over dimensions as the result is, got placements"

@@ -99,7 +99,7 @@ class _RecordedSample:
     def __init__(self, call: Call, backend: Backend) -> None:
         self.plan = make_plan(call, backend, TORCH, keeps_offset=True)
         self.run_plan = _CompiledPlan.around(self.plan, call).run
-        # The plan of the latest gradient, and its compiled run, which returns None for any other gradient.
+        # The plan for the latest gradient's signature, and its compiled function, which returns None for another one.
         self.gradient_plan: Plan | None = None
         self.gradients: Callable[..., Any] = _no_gradients
         # Whether the kernel's sums are the gradients of mu and sigma without a change of shape or type.
@@ -153,7 +153,7 @@ class _SampleFunction(torch.autograd.Function):
         )
 
 
-# PyTorch's `apply` chooses between `backward` and `vjp` in each call.
+# Skip PyTorch's `apply`, which chooses between `backward` and `vjp` in each call.
 _SampleFunction._backward_cls.apply = _SampleFunction.backward
 # Function.apply without its support for torch.func: `run_transformed` runs those calls.
 _apply = super(torch.autograd.Function, _SampleFunction).apply

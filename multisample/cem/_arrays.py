@@ -75,8 +75,8 @@ class Arrays:
     def sum(self, array: Any) -> Any:
         """Sums over the last axis, in an order that depends on its length only, not on the number of searches.
 
-        A device's order of a sum depends on the shape of the whole array. So there, pairs of halves are added until one
-        column is left. NumPy and PyTorch add rows in another order if they are not contiguous.
+        On a device, the order of `sum` depends on the shape of the whole array. So the halves of the axis are added to
+        each other until one column is left. NumPy and PyTorch add rows in another order if they are not contiguous.
         """
         array = self.contiguous(array)
         while (n := array.shape[-1]) > self.most_summed:
@@ -125,9 +125,9 @@ class Arrays:
         return self.xp.clip(samples, low, high, out=samples)
 
     def score(self, f: Callable[[Any], Any], samples: Any, redraw: Callable[[], Any], copy: Any = None) -> Any:
-        """``f(samples)``, the samples as they were drawn, and the memory of the copy that `f` may overwrite.
+        """Returns ``f(samples)``, the samples as drawn, and the copy that `f` may overwrite, or None.
 
-        `copy` is that memory from an earlier call; ``redraw()`` draws the samples again.
+        `copy` is the copy of an earlier call, whose memory is used again; ``redraw()`` draws the samples again.
         """
         if not self.mutable:
             return f(samples), samples, None

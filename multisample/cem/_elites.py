@@ -106,7 +106,7 @@ def _elites(settings: Settings, scores: Any) -> tuple[Any, Any]:
 
 
 def _weights(arrays: Arrays, best_scores: Any) -> tuple[Any, Any, Any]:
-    """1 for each elite with a finite score, else 0; their sum; and the sum or 1, to divide columns by."""
+    """Weights, 1 for a finite score, else 0; their sum; and a divisor for columns: the sum, or 1 if it is 0."""
     weight = best_scores < INFINITY
     count = arrays.cast(weight.sum(-1))
     return arrays.cast(weight), count, arrays.xp.where(count > 0, count, 1)[..., None]

@@ -552,7 +552,7 @@ class CEM(Generic[ArrayT]):
         self._parts = {}
 
     def _converted(self, x: Any, any_seed: Any) -> Any:
-        """`mu` or `sigma` in the samples' library, device and dtype: one sample with sigma 0."""
+        """`mu` or `sigma` in the samples' library, device and dtype: a sample with mean `x` and sigma 0."""
         if is_number(x):
             return self._arrays.put(np.full(self._shape, x))
         options = {"dtype": self._arrays.dtype_name, "backend": self._options["backend"]}
@@ -952,7 +952,7 @@ def _check_history(history: HostArray, n: int) -> None:
 
 
 def _generator(seed: Any, library: Any, device: Any) -> Generator:
-    """A generator with `seed`; without `seed`, a child of the seed and offset that a call of `sample` would take."""
+    """A generator with `seed`. For None, take a seed and offset as `sample` does, and derive a generator from them."""
     if seed is not None:
         return Generator(checked_integer("seed", seed, 0, WORD_64))
     parent_seed, offset = source_of(None, library, device).take(None)

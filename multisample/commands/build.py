@@ -63,7 +63,7 @@ def _build_cpu() -> None:
             min(thread_count(), len(groups)),
             lambda done: line.update(f"cpu: {done} of {total} kernels, {time.monotonic() - start:.0f} s"),
         )
-    # Every process warns once of the same cause.
+    # Show a warning once, even if several processes gave it.
     for category, message in {warning: text for result in results for warning, text in result.warnings}.items():
         warnings.warn(message, category, stacklevel=1)
     compiled = sum(result.compiled for result in results)
@@ -87,7 +87,7 @@ def _compile_all(groups: Sequence[Sequence[_Kernel]], processes: int, show: Call
         show(0)
         rest = {pool.submit(_compile, first): more for first, *more in groups}
         waiting = set(rest)
-        # The pool watches the workers that ran before the latest `submit`. This call makes it watch the last one too.
+        # The pool notices the death only of workers that ran before the latest `submit`, so submit once more.
         pool.submit(int)
         while waiting:
             done, waiting = wait(waiting, 1.0, FIRST_COMPLETED)

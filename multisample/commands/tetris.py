@@ -30,7 +30,7 @@ _STATE, _WEIGHTS, _CURVE, _ANIMATION = "state.json", "weights.json", "learning.p
 # Number of the first game after training. Training games have lower numbers.
 _FIRST_FRESH = 1 << 32
 _HEIGHT = 20
-# The animation shows the last pieces of the best game. The pieces before them determine the colours of its first board.
+# The animation shows the last pieces of the best game. The unseen pieces only colour its first frame.
 _SHOWN, _UNSEEN = 200, 600
 # Tasks for each worker. Good players play longer, so equal shares would let workers wait.
 _TASKS = 4
@@ -105,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
         played = _play_fresh(learner, args)
     except KeyboardInterrupt:
         if learner.history:
-            _save(learner, args.output)  # An iteration may have ended just before.
+            _save(learner, args.output)  # Ctrl-C may come after an iteration, before its save.
             done = len(learner.history)
             print(f"{args.output}: saved {done} iterations; --resume continues after them", file=sys.stderr)
         raise

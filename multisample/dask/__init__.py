@@ -201,5 +201,5 @@ def _draw_block(window: tuple[slice, slice], mu: Any, sigma: Any, **options: Any
             return draw(
                 mu, sigma, columns.stop - columns.start, dim_offset=rows.start, sample_offset=columns.start, **options
             )  # fmt: skip
-    except ValueError as error:  # Its indices count within the block.
+    except ValueError as error:  # Indices in the message count within the block.
         raise ValueError(f"{error} (in the rows from {rows.start} on)") from error

@@ -5,8 +5,8 @@ The program shows two ways to reduce the variance of estimates. Antithetic pairs
 more exact. Common random numbers, the same seed for both prices of a finite difference, make the sensitivity (delta)
 more exact. With Dask, the price comes from any number of draws, on the threads of this machine or on a cluster.
 
-A path of the average price has a normal for each day, and the kernel draws its own normals: each thread simulates four
-paths, and draws their normals of a day in one call. The same functions run in CUDA C++ on a GPU and in Numba on the
+For the average price, a path needs a normal for each day, which the kernel draws itself. A thread simulates four paths,
+and draws their four normals of a day in one call. The same functions run in CUDA C++ on a GPU and in Numba on the
 CPU, and draw the paths of `multisample.sample`, whose matrix would have a row for each day and a column for each path.
 
 python -m multisample.examples.option_prices                                    # the basket, with NumPy
@@ -41,7 +41,7 @@ BUMP = 0.01
 BLOCK = 1_000_000
 """Paths in a block of Dask: 32 MB of draws, which a thread draws and reduces in a tenth of a second."""
 VOLATILITY, DAYS = 0.3, 252
-"""Of the stock whose average price counts."""
+"""The volatility of the stock in the average-price option, and the days of a path."""
 THREADS = 128
 """Threads of a block of the kernel, which has 512 paths."""
 

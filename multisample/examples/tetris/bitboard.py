@@ -38,7 +38,7 @@ def count(x):
 
 @njit(forceinline=True)
 def covered(x, lowest):
-    """The cells of word `x` at or below full cells; `lowest` are the covered cells of the row above the word."""
+    """The cells of word `x` at or below full cells; `lowest` has the covered cells in the next word's lowest row."""
     x |= x >> _TEN
     x |= x >> _TWENTY
     return x | x >> _FORTY | lowest * LEFT

@@ -50,7 +50,7 @@ def _column_transitions(x, below):
 
 @njit(forceinline=True)
 def _on_holes(x, below):
-    """Full cells in stacks on holes; `below` are the holes and the stacks' cells in the row under the word."""
+    """Full cells in unbroken stacks directly above holes; `below` has holes and such cells in the row below `x`."""
     on = x & (~x << _TEN & CELLS & ~ROW | below)
     on |= x & on << _TEN
     x &= x << _TEN
@@ -61,7 +61,7 @@ def _on_holes(x, below):
 
 @njit(forceinline=True)
 def _rows_with(holes):
-    # Adding nine ones carries into the tenth cell if any of the nine is a hole.
+    # In each row, adding 0x1FF to the first nine cells carries into the tenth if any of the nine is a hole.
     return count(((holes & ~RIGHT) + (CELLS ^ RIGHT) | holes) & RIGHT)
 
 
