@@ -7,7 +7,7 @@
 // memory. Neighbouring threads read neighbouring groups or, with `across`, neighbouring dimensions.
 //
 // At the end, runs of neighbouring lanes in the same tile add up their sums by shuffles. Each run then has partial
-// sums of the tile. If a tile has several, the block adds them up in shared memory. If rows have several
+// sums of the tile. If a tile has several partial sums, the block adds them up in shared memory. If rows have several
 // segments, a second kernel adds up the segments.
 //
 // Short rows would pay much for the start of a block. If a tile is one run of lanes, a block sums several rows of

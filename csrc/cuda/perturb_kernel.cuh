@@ -201,8 +201,8 @@ MULTISAMPLE_FUNCTION void add(Real weight, const Normals<Real>& z, Real (&x)[kWi
 }
 
 // One turn of a block, with `rows` members. `prepare(row)` puts the members from `row` on into shared memory, and
-// returns how many there are; the last call was prepare(0) and returned `count`. A warp that does not work, for lack of
-// groups, only prepares members.
+// returns how many there are; the last call was prepare(0) and returned `count`. A warp without groups only
+// prepares members.
 template <class Out, bool fast, bool one_member, u32 kOwn, class Entry, class Whole, class Prepare>
 MULTISAMPLE_FUNCTION void perturb_turn(const TurnGroups<Out, kOwn, Entry>& groups, Whole whole, bool works, i64 width,
                                        const Member<typename Computing<Out>::Type>* members, u64 rows, u32& count,

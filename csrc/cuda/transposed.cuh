@@ -158,7 +158,6 @@ struct Pieces {
     }
   }
 
-  // Stores all pieces.
   MULTISAMPLE_FUNCTION void write(Out* at) const {
 #pragma unroll
     for (u32 c = 0; c < kColumns; ++c) *reinterpret_cast<Piece*>(at + to[c]) = piece[c];

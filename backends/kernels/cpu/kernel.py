@@ -208,7 +208,6 @@ def _tile_of_few_rows(mu, sigma, rows, height, row_blocks, few_m, few_s, row_of,
     tile_blocks -= tile_blocks % (_HEIGHT // divisor)
     tile_blocks = min(tile_blocks, row_blocks)
     r, b = 0, 0
-    # With padding to the end of the last vector.
     for k in range((tile_blocks * few + _HEIGHT - 1) // _HEIGHT * _HEIGHT):
         few_m[k], few_s[k] = mu[height + r], sigma[height + r]
         row_of[k], block_of[k] = r, b
