@@ -107,7 +107,7 @@ class Strip {
  public:
   using Down = TileDown<Real>;
   static constexpr u64 kBlocks = Down::kBlocks, kColumns = 2 * Down::template kColumns<kMirrored>;
-  // Long runs of memory are written faster. The second-level cache limits them: it holds what the tiles share.
+  // Long runs of memory are written faster, but what the tiles share must fit in the second-level cache.
   static constexpr u64 kMostRows = 16 * kBlocks;
 
   Strip(const Launch& call, const Window& window) : call_(call), window_(window), blocks_(call, window), tile_(call) {}

@@ -142,7 +142,7 @@ inline u64 blocks_of_rows(const Launch& call, const GradientGeometry& g) {
 }
 
 // Sets sweeps and turns. Segments are short as long as there are few blocks; longer ones leave fewer sums to add up.
-// Sweeps make up 16 turns if 2048 blocks are left.
+// Sweeps raise a thread's turns to 16 where at least 2048 blocks remain.
 inline void set_turns(const Launch& call, GradientGeometry& g) {
   g.sweeps = 1;
   const u64 all = ceil_div(g.groups, g.slots), blocks = blocks_of_rows(call, g) * all;

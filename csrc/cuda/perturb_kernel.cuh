@@ -61,7 +61,7 @@ MULTISAMPLE_FUNCTION bool is_aligned(const void* at) {
   return reinterpret_cast<u64>(at) % alignof(Quad<Out>) == 0;
 }
 
-// The groups of a thread in one turn of a block. `at(g)` is its group g. `are_whole()`: whether the groups of
+// The groups of a thread in one turn of a block. `at(g)` is group g of the thread. `are_whole()`: whether the groups of
 // the warp (if kUniform, of the block) are whole, aligned quads.
 template <class Out, u32 own, class Entry>
 class TurnGroups;
@@ -171,8 +171,8 @@ MULTISAMPLE_FUNCTION Quad<Out> shifted(const Quad<Out>& own, u32 shift) {
 }
 
 // Stores the aligned quads of a warp at any alignment of the row, and other elements one by one. The lane stores the
-// quad that begins in the previous lane's group. Both groups of a quad inside the row belong to that row. All lanes of
-// the warp take part.
+// quad that begins in the previous lane's group. If a quad is inside the row, so are both of its groups. All
+// lanes of the warp take part.
 template <class Out>
 MULTISAMPLE_FUNCTION void store_group(const RowGroup& group, const Quad<Out>& own, i64 width, i64 stride) {
   const bool adjacent = stride == sizeof(Out);
