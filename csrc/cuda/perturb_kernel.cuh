@@ -171,7 +171,7 @@ MULTISAMPLE_FUNCTION Quad<Out> shifted(const Quad<Out>& own, u32 shift) {
 }
 
 // Stores the aligned quads of a warp at any alignment of the row, and other elements one by one. The lane stores the
-// quad that begins in the previous lane's group. If a quad is inside the row, so are both of its groups. All
+// quad that begins in the previous lane's group. A quad inside the row has elements of that row's groups only. All
 // lanes of the warp take part.
 template <class Out>
 MULTISAMPLE_FUNCTION void store_group(const RowGroup& group, const Quad<Out>& own, i64 width, i64 stride) {
