@@ -63,9 +63,9 @@ class Launcher:
     run : callable
         ``run(geometry, mu, sigma, weights, matrix, first, second, seed, offset, seed_at, offset_at, first_row,
         first_column, stream, scratch)`` launches. `mu` to `second` are addresses; an input is a float if the launch has
-        a number in its place. What the operation lacks is 0 or None. If `seed_at` or `offset_at` is not 0, `run` reads
-        the word there and ignores `seed` or `offset`. Only a batch has its seeds in memory. At `scratch` is room for
-        `scratch_size` numbers. For perturb, `matrix` is the packed spans, of type bytes.
+        a number in its place. An argument that the operation lacks is 0 or None. If `seed_at` or `offset_at` is not 0,
+        `run` reads the word there and ignores `seed` or `offset`. Only a batch has its seeds in memory. `scratch` has
+        room for `scratch_size` numbers. For perturb, `matrix` is the packed spans, of type bytes.
     is_valid : callable or None
         ``is_valid(mu, sigma, weights)``, for host memory: whether all of `mu` and `weights` is finite, and all of
         `sigma` finite and not negative. `weights` is None if the operation lacks them. `sample` checks those inputs
@@ -79,7 +79,7 @@ class Launcher:
     takes_arrays : bool
         Whether operands and results are NumPy arrays in place of addresses. `mu`, `sigma` and `weights` then have the
         computing type. `matrix` is the (d, n) view, and `first` and `second` have shape (d,), all of the type
-        `MatrixType.stored`. In a batch, the results have one axis more in front, and so may the others.
+        `MatrixType.stored`. In a batch, each result has one more axis in front, and so may each operand.
     """
 
     run: Callable[..., None]
@@ -103,8 +103,8 @@ class Backend(Protocol):
     of JAX that launches them again: see `multisample.backends.driver`.
 
     A backend may also have ``c_function(launch)``, because threads of XLA should not wait for the interpreter. It
-    returns the address of a C function ``int run(const Launch*)`` for launches like `launch`, or 0 if there is none. A
-    backend may have one for gradients although they are not in its `operations`. The C function needs no interpreter.
+    returns the address of a C function ``int run(const Launch*)`` for launches like `launch`, or 0 if there is none.
+    It may support gradients although `operations` lacks them. The C function needs no interpreter.
     It returns 0, or another number after an error. Seed and offsets are in memory of the launch's device. mu, sigma
     and weights are vectors of the computing type; for moments mu and sigma are numbers. Without a C function, each call
     of a program of JAX enters Python.

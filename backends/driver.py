@@ -66,7 +66,7 @@ PLACES: dict[str, tuple[tuple[int, int], ...]] = {
     "stream": ((struct.calcsize("7I4x"), 0), *_places("stream")),
     "scratch": _places("scratch"),
 }
-"""Where each address of a launch with words in memory is in the bytes of `DriverBackend.parameters`.
+"""For launches whose seed and offsets are in memory: the places of each address in `DriverBackend.parameters`.
 
 An address may be in several places. A place is a displacement in these bytes, and the number that is added to the
 address there.

@@ -199,7 +199,7 @@ _PACK_HEAD = {
 }
 
 FIELD_AT: dict[str, int] = {
-    # A field begins at its end less its size: calcsize counts padding before a field, and none behind it.
+    # The end of the field minus its size: calcsize counts padding before the last field, and none behind it.
     name: struct.calcsize(_FORMAT[: k + 1]) - struct.calcsize(_FORMAT[k])
     for k, name in enumerate(Launch._fields)
 }

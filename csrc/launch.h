@@ -32,7 +32,7 @@ struct Launch {
   Input mu, sigma;       // of `rows` elements
   Input weights;         // of `columns` elements; for kPerturb of `rows` elements
   void* matrix;          // for kPerturb the first `Span`, in host memory
-  void *first, *second;  // `rows` contiguous results: moments of type `type`, sums of a gradient of its computing type
+  void *first, *second;  // `rows` contiguous results: of type `type` for kMoments, of its computing type for kGradient
   u64 seed, offset;
   u64 first_row, first_column;  // first_row + rows <= 2^32, first_column + columns <= 2^34
   // Addresses of these numbers in memory that the kernel can read; null for numbers in the fields above.

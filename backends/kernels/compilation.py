@@ -123,7 +123,7 @@ def compile_cached(
 
 
 def cached(function: Callable[..., Any], name: str, digest: str, *, allocates: bool = False) -> Any:
-    """`function` for other functions that Numba compiles to call; it is compiled once per machine for each signature.
+    """A dispatcher for `function`, which compiled functions may call. Compiles once per machine for each signature.
 
     Another function, or another value in its closure, needs another `name`. `digest` is the `source_digest` of all
     sources that the kernel is compiled from. With `allocates`, the function may allocate or return arrays. Numba then
@@ -135,7 +135,7 @@ def cached(function: Callable[..., Any], name: str, digest: str, *, allocates: b
 
 
 def _named(function: Any, name: str) -> Any:
-    # LLVM links by name. Numba's names are unique in the process that compiles. Another process may load the kernels.
+    # LLVM links by name. Numba's names are unique in one process only, so a kernel for the cache gets a fixed name.
     named = FunctionType(function.__code__, function.__globals__, name, function.__defaults__, function.__closure__)
     named.__qualname__ = name
     return named

@@ -23,7 +23,7 @@ from . import csrc_files, toolchain
 
 LibraryKind: TypeAlias = Literal["cpu", "cuda"]
 
-# Lines at the end of the compiler's output that an error shows, as many as a terminal.
+# An error shows this many last lines of the compiler's output, about a screen of a terminal.
 _LINES = 30
 
 

@@ -75,7 +75,7 @@ def cpu_library(features: Collection[str]) -> Found:
 def cuda_library(version: str, capabilities: Iterable[tuple[int, int]]) -> Found:
     """A CUDA library for devices of all these compute capabilities, and for the CUDA `version` of PyTorch.
 
-    The library uses the same runtime. Without devices, only the version must match.
+    The library uses PyTorch's CUDA runtime. Without devices, only the version must match.
     """
     place = folder()
     files = sorted(place.glob(f"{_CUDA}*.so"))

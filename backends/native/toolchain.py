@@ -33,7 +33,7 @@ def missing_tools() -> tuple[str, ...]:
 
 
 def missing_nvcc() -> tuple[str, ...]:
-    """The reason why nothing can be compiled for CUDA, if nvcc is not found."""
+    """Why nothing can be compiled for CUDA; empty if nvcc is found."""
     return ("nvcc not found: install the CUDA toolkit or set CUDA_HOME",) if cuda_home() is None else ()
 
 

@@ -22,7 +22,7 @@ from .build import LibraryKind
 from .platform_tag import platform_tag
 
 ARCHITECTURES = "7.5;8.0;8.6;9.0+PTX"
-"""Architectures without TORCH_CUDA_ARCH_LIST. Code for 8.6 runs on 8.9; drivers compile the PTX for newer GPUs."""
+"""Default of TORCH_CUDA_ARCH_LIST. Code for 8.6 runs on 8.9; drivers compile the PTX for newer GPUs."""
 
 
 def build_all(kinds: Collection[LibraryKind], root: Path) -> list[Path]:

@@ -174,7 +174,7 @@ class Target(NamedTuple):
     """What a target of custom calls does in Python."""
 
     instantiate: Callable[[Frame], None]
-    """Called when an executable is made, by compiling or from a saved one; sets the state of a call."""
+    """Called when XLA compiles or deserializes an executable; sets the state of a call."""
     execute: Callable[[Frame, int], None]
     """Called with the address of the call's `Launch`."""
     type_id: int

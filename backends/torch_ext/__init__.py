@@ -240,7 +240,7 @@ def _is_by_numba(launch: Launch) -> bool:
 
 
 def _thread_limit() -> int:
-    """The most threads for such a launch: as many as PyTorch's, up to the limit of `limit_threads`."""
+    """The most threads of a launch by the cpu backend: as many as PyTorch's, up to the limit of `limit_threads`."""
     import torch
 
     threads: int = torch.get_num_threads()

@@ -66,8 +66,8 @@ class Builtins:
         """`Plan.run` for samples and gradients. `launch` is the packed template of the plan.
 
         `window` has the greatest row and column at which the window can begin, and `mask` the bits that are 0 in the
-        address of an aligned vector. `has_list` says that the seed is the only element of a list or tuple. `matrix` is
-        one like that which a gradient reads.
+        address of an aligned vector. `has_list` says that the seed is the only element of a list or tuple. For a
+        gradient, `matrix` is an example of the matrices that the plan reads.
         """
         made: Callable[..., Any] = self._plan(launch, run, *window, mask, has_list, matrix, tuple(functions), int)
         return made
@@ -93,7 +93,7 @@ class Builtins:
     def addresses(self) -> Callable[[Sequence[Any]], bytes | None] | None:
         """``addresses(tensors)``: the addresses of tensors as packed words; None if one has its own class or is nested.
 
-        There is none if it misreads the tensors of this PyTorch.
+        Returns None if the function misreads the tensors of this PyTorch.
         """
         import torch
 

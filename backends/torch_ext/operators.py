@@ -234,7 +234,7 @@ def _flat(x: Any, dim: int | None, size: int, batch: int, own: int) -> Any:
 
 
 def _keys_of(size: int, counter: Any, dim: int | None, like: Any, options: Options) -> tuple[Any, Options]:
-    """The keys of `size` elements that have a counter each, or one, or a seed and an offset by value."""
+    """The keys of `size` elements. The offset is each element's counter, a counter of all, or a value in `options`."""
     words = {name: options[name] for name in ("seed", "offset") if name in options}
     rest = {name: option for name, option in options.items() if name not in words}
     seed = torch.full((), words["seed"], dtype=torch.int64, device=like.device)

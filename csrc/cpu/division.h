@@ -1,4 +1,4 @@
-// How a call is divided among threads. The twin in Python is backends/kernels/cpu/division.py.
+// How a call is divided among PyTorch's threads. backends/kernels/cpu/division.py says why its windows are smaller.
 #pragma once
 
 #include "cpu/kernel.h"
@@ -6,7 +6,7 @@
 namespace multisample {
 namespace cpu {
 
-// The work of one thread in normals, 28 us of work: OpenMP hands work to a thread in less than half of that.
+// The work of one thread in normals: 28 us. OpenMP hands work to a thread in less than half of that.
 constexpr u64 kThreadWork = 1 << 16;
 // A shared normal is only scaled and stored, at 1 / 2^kSharedCost of the cost of an independent one.
 constexpr u64 kSharedCost = 3;

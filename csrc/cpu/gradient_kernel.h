@@ -68,8 +68,8 @@ MULTISAMPLE_FUNCTION typename Sums<Real>::Vector elements(const char* at, u64 co
   return vector;
 }
 
-// The columns of the first block that come before the first column. Positions count them too, so that windows end
-// where blocks end.
+// The columns of the first block that come before the first column. A position is a column counted from the start of
+// the first block, so that windows end where blocks end.
 inline u64 skipped(const Launch& call) { return call.first_column % (call.antithetic ? 8 : 4); }
 
 inline u64 segments(const Launch& call) { return ceil_div(skipped(call) + call.columns, kSegment); }
@@ -255,7 +255,7 @@ class GradientParts {
   }
 
  private:
-  // A part has enough elements to hide the cost of scheduling it, and enough rows to share the work of their columns.
+  // A part has enough elements to hide the cost of its scheduling, and enough rows to share the column parts of words.
   static constexpr u64 kLeastPart = 1 << 16, kLeastRows = 64, kMostRows = 4096;
 
   template <class G, class Real>

@@ -107,15 +107,15 @@ class Strip {
  public:
   using Down = TileDown<Real>;
   static constexpr u64 kBlocks = Down::kBlocks, kColumns = 2 * Down::template kColumns<kMirrored>;
-  // Long runs of memory are written faster. The second-level cache limits them: it holds what the tiles share.
+  // Long runs of memory are written faster, but what the tiles share must fit in the second-level cache.
   static constexpr u64 kMostRows = 16 * kBlocks;
 
   Strip(const Launch& call, const Window& window) : call_(call), window_(window), blocks_(call, window), tile_(call) {}
 
   u64 blocks() const { return blocks_.count; }
 
-  // Sets at most kMostRows rows. `early` says that the following columns are not drawn yet: short columns may
-  // then overwrite them.
+  // Sets at most kMostRows rows. `early` says that the elements behind a short column are drawn later: its copy
+  // may then overwrite them.
   void set_rows(u64 first, u64 count, bool early) {
     first_ = first;
     rows_ = count;
@@ -123,7 +123,7 @@ class Strip {
     tile_blocks_ = count < kBlocks ? min(kBlocks / count, blocks_.count) : 1;
     read(mu_of(call_), first, count, mu_);
     read(sigma_of(call_), first, count, sigma_);
-    // mu and sigma repeat for every block of a tile, and then to fill the last vector.
+    // mu and sigma repeat for every block of a tile. Further repeats pad the last vector.
     for (u64 k = count; k < tile_blocks_ * count + Down::kPlaces; ++k) {
       mu_[k] = mu_[k - count];
       sigma_[k] = sigma_[k - count];
@@ -162,7 +162,7 @@ class Strip {
       tile_.template draw_runs<Out, kMirrored>(at, stride, {next, 1, stride}, mu_ + r, sigma_ + r);
       return;
     }
-    // A vector has rows of several blocks, or a block has columns outside the window: columns go through a buffer.
+    // Here a vector has rows of several blocks, or a block has columns outside the window: columns go through a buffer.
     constexpr u64 kPitch = kBlocks * sizeof(Out);
     tile_.set_runs(Down::whole_vectors(part * rows), 1, 0, sizeof(Out));
     if (stride != static_cast<i64>(bytes)) next = columns_;

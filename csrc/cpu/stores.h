@@ -8,7 +8,6 @@
 namespace multisample {
 namespace cpu {
 
-// Copies kBytes of each column of a block.
 template <u64 kColumns, u64 kPitch, u64 kBytes>
 MULTISAMPLE_FUNCTION void copy_block(const char* from, char* to, i64 stride) {
   for (u64 c = 0; c < kColumns; ++c, from += kPitch, to += stride) std::memcpy(to, from, kBytes);

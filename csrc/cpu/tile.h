@@ -302,7 +302,7 @@ struct TileDown : Tile<Real, 256> {
     }
   }
 
-  // Draws the words of each place: of its first pair at the place, of its second kBlocks further on.
+  // Draws the words of each place. Those of its second pair are kBlocks elements behind those of its first.
   template <class WordsOfVector>
   MULTISAMPLE_FUNCTION void draw_words(u64 places, WordsOfVector words_of) {
     for (u64 place = 0; place < places; place += kPlaces) {

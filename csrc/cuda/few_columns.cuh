@@ -48,7 +48,7 @@ struct UsualVector {
   }
 };
 
-// The rows of one lane in one pass: each 32nd of the rows of its warp.
+// The rows of one lane in one pass: rows lane, lane + 32, ... of its warp's rows.
 template <class Out, bool antithetic>
 struct LaneRows {
   using Real = typename Computing<Out>::Type;
@@ -134,7 +134,7 @@ struct LaneRows {
     return !antithetic || c + 1 < count || begin + c < columns;
   }
 
-  // Puts the first `count` columns of a group into shared memory, with one store for each `at_once` of them.
+  // Puts the first `count` columns of a group into shared memory, `at_once` columns per store.
   template <u32 count, u32 at_once>
   MULTISAMPLE_FUNCTION void put_rows(u32 begin, const Group (&group)[kOwnRows]) const {
     if constexpr (at_once * sizeof(Out) > kStore) {
@@ -158,9 +158,8 @@ struct LaneRows {
   }
 };
 
-// Draws `count` rows of n columns from `first_row` on, whole passes of a warp. A lane has `run` adjacent rows, and
-// those at each 32 * run-th further one. With `is_direct`, dimensions are contiguous. All vectors of a lane are
-// aligned.
+// Draws `count` rows of n columns from `first_row` on, whole passes of a warp. A lane has `run` adjacent rows of every
+// 32 * run. With `is_direct`, dimensions are contiguous. All vectors of a lane are aligned.
 template <class Out, bool fast, u32 n, bool is_direct, u32 run>
 MULTISAMPLE_FUNCTION void draw_whole_rows(const Launch& call, const Geometry& geometry, u64 first_row, u32 count,
                                           Out* stage) {
@@ -235,7 +234,7 @@ MULTISAMPLE_FUNCTION void draw_whole_rows(const Launch& call, const Geometry& ge
   }
 }
 
-// Draws the rows of the block from row `from` of its band on, whatever the call is.
+// Draws the rows of the block from row `from` of its band on, for any call.
 template <class Out, bool shared_noise, bool antithetic, bool fast>
 MULTISAMPLE_FUNCTION void draw_any_rows(const Launch& call, const Geometry& geometry, u64 first_row, u32 from,
                                         u32 band_rows, Out* stage) {

@@ -12,7 +12,7 @@
 //
 // With few columns, a block draws all columns of a band of dimensions, and a thread all columns of a few of them.
 //
-// Of a batch of small matrices, a block draws several matrices, and a thread one group of some rows.
+// In a batch of small matrices, a block draws several matrices, and a thread one group of some rows.
 #pragma once
 
 #include "launch.h"
@@ -40,7 +40,7 @@ enum StoreKind : u32 {
 constexpr u32 kThreads = 288;
 // Maximum threads of a block with kShifted: groups that do not fill a warp need no warp of their own.
 constexpr u32 kShiftedThreads = 256;
-// Passes of kStaged that share barriers, at the most.
+// Maximum passes of kStaged that share barriers.
 constexpr u32 kStagedPasses = 4;
 // Threads of a block: the maximum with kTransposed, the exact number with kTransposedStaged. With shared noise a thread
 // does little, so that a block has more.
@@ -68,10 +68,10 @@ constexpr u32 kShortRowThreads = 2 * kShortRow;
 // Dimensions that a chunk in shared memory has room for: one per thread, and one of padding per row of a pass.
 constexpr u32 kChunk = kThreads + kShortRow;
 
-// Dimensions per thread: kOwnRows with kTransposed, and with kFewColumns in each pass; kStagedOwnRows with
-// kTransposedStaged.
+// Dimensions per thread: of a piece with kTransposed, of a pass with kFewColumns.
 template <u32 size>
 constexpr u32 kOwnRows = size == 8 ? 2 : 4;
+// Dimensions per thread with kTransposedStaged.
 template <u32 size, bool antithetic>
 constexpr u32 kStagedOwnRows = kOwnRows<size> / (antithetic ? 2 : 1);
 
@@ -174,7 +174,7 @@ inline Geometry transposed_geometry(const Launch& call, Geometry g, u64 groups) 
     if (per_pass > staged) per_pass = staged;
   } else {
     // Pieces of a column: the first may begin before the column, and the last may end behind it. Where columns differ
-    // in alignment, the pieces of a group's further columns begin up to own_rows - 1 dimensions earlier.
+    // in alignment, a piece begins up to own_rows - 1 dimensions before that of the group's first column.
     const u64 start = reinterpret_cast<u64>(call.matrix) - g.skip * static_cast<u64>(call.column_stride);
     const bool same_alignment = static_cast<u64>(call.column_stride) / size % own_rows == 0;
     const u64 shift = same_alignment || call.first_column_at == nullptr ? start / size % own_rows : own_rows - 1;
@@ -305,7 +305,7 @@ inline Geometry geometry_of(const Launch& call, bool strided = false) {
   if (passes > 1 && (g.store_kind == kShifted || g.store_kind == kStaged)) {
     // All passes of a band have the same alignment.
     while (call.row_stride * g.rows_per_pass * (i64{1} << g.interleave_log2) % 16 != 0) ++g.interleave_log2;
-    // Where each of these bands would have one pass at the most, none needs that.
+    // Bands of at most one pass need no interleaving.
     if (rows <= u64{1} << g.interleave_log2) passes = 1, g.interleave_log2 = 0;
   } else if (cheap && g.store_kind == kAligned && g.groups_per_pass > kShortRow && tiles == 1 && turns == most &&
              rows >= 8 * passes) {

@@ -7,7 +7,7 @@
 // memory. Neighbouring threads read neighbouring groups or, with `across`, neighbouring dimensions.
 //
 // At the end, runs of neighbouring lanes in the same tile add up their sums by shuffles. Each run then has partial
-// sums of the tile. If a tile has several, the block adds them up in shared memory. If rows have several
+// sums of the tile. If a tile has several partial sums, the block adds them up in shared memory. If rows have several
 // segments, a second kernel adds up the segments.
 //
 // Short rows would pay much for the start of a block. If a tile is one run of lanes, a block sums several rows of
@@ -142,7 +142,7 @@ inline u64 blocks_of_rows(const Launch& call, const GradientGeometry& g) {
 }
 
 // Sets sweeps and turns. Segments are short as long as there are few blocks; longer ones leave fewer sums to add up.
-// Sweeps make up 16 turns if 2048 blocks are left.
+// Sweeps raise a thread's turns to 16 where at least 2048 blocks remain.
 inline void set_turns(const Launch& call, GradientGeometry& g) {
   g.sweeps = 1;
   const u64 all = ceil_div(g.groups, g.slots), blocks = blocks_of_rows(call, g) * all;

@@ -40,8 +40,8 @@ MULTISAMPLE_FUNCTION T shuffle_up(T x) {
 #ifdef __CUDACC__
 
 // Hides an address in global memory, or a number, from the optimizer. The result stays in a register: it is not
-// recomputed for each conditional store, or in each iteration of a loop. What follows from the result is computed anew:
-// the optimizer cannot merge it with the same computation elsewhere.
+// recomputed for each conditional store, or in each iteration of a loop. Values that depend on the result are computed
+// anew: the optimizer cannot merge it with the same computation elsewhere.
 template <class T>
 MULTISAMPLE_FUNCTION T* opaque(T* at) {
   asm volatile("" : "+l"(at));

@@ -26,7 +26,7 @@ cudaError_t launch_kernel(void (*kernel)(Parameters...), dim3 blocks, u32 thread
 template <class Out>
 constexpr bool has_fast = sizeof(Out) < 8;
 
-// Length of a grid's y axis at the most.
+// Maximum length of a grid's y axis.
 constexpr u32 kMostBatch = 65535;
 
 // Calls function(part) for parts of a batch, of at most `most` matrices, until it returns an error.

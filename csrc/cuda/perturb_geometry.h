@@ -20,7 +20,7 @@ MULTISAMPLE_HOST_FUNCTION constexpr u32 own_groups(u32 size, bool one_member) {
 constexpr u64 kMostTurns = 8, kMostTurnRows = 32;
 // Maximum groups of a block.
 constexpr u32 kMostGroups = kMostTurns * 4 * kPerturbThreads;
-// Blocks that share a large launch at the least.
+// Minimum blocks of a large launch.
 constexpr u64 kPerturbBlocks = 4096;
 
 // A span of adjacent elements.
@@ -56,7 +56,7 @@ struct SpanList {
   Entry spans[kMost];  // in the order of their blocks
 };
 
-// Groups of a row: the most that any row has.
+// Maximum groups of a row. Rows may begin at different places of a group.
 MULTISAMPLE_HOST_FUNCTION u64 groups_of_row(const Run& span) {
   return static_cast<u64>(span.first % kWidth + span.width + kWidth - 1) / kWidth;
 }

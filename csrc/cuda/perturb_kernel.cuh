@@ -61,7 +61,7 @@ MULTISAMPLE_FUNCTION bool is_aligned(const void* at) {
   return reinterpret_cast<u64>(at) % alignof(Quad<Out>) == 0;
 }
 
-// The groups of a thread in one turn of a block. `at(g)` is its group g. `are_whole()`: whether the groups of
+// The groups of a thread in one turn of a block. `at(g)` is group g of the thread. `are_whole()`: whether the groups of
 // the warp (if kUniform, of the block) are whole, aligned quads.
 template <class Out, u32 own, class Entry>
 class TurnGroups;
@@ -171,8 +171,8 @@ MULTISAMPLE_FUNCTION Quad<Out> shifted(const Quad<Out>& own, u32 shift) {
 }
 
 // Stores the aligned quads of a warp at any alignment of the row, and other elements one by one. The lane stores the
-// quad that begins in the previous lane's group. Both groups of a quad inside the row belong to that row. All lanes of
-// the warp take part.
+// quad that begins in the previous lane's group. A quad inside the row has elements of that row's groups only. All
+// lanes of the warp take part.
 template <class Out>
 MULTISAMPLE_FUNCTION void store_group(const RowGroup& group, const Quad<Out>& own, i64 width, i64 stride) {
   const bool adjacent = stride == sizeof(Out);
@@ -201,8 +201,8 @@ MULTISAMPLE_FUNCTION void add(Real weight, const Normals<Real>& z, Real (&x)[kWi
 }
 
 // One turn of a block, with `rows` members. `prepare(row)` puts the members from `row` on into shared memory, and
-// returns how many there are; the last call was prepare(0) and returned `count`. A warp that does not work, for lack of
-// groups, only prepares members.
+// returns how many there are; the last call was prepare(0) and returned `count`. A warp without groups only
+// prepares members.
 template <class Out, bool fast, bool one_member, u32 kOwn, class Entry, class Whole, class Prepare>
 MULTISAMPLE_FUNCTION void perturb_turn(const TurnGroups<Out, kOwn, Entry>& groups, Whole whole, bool works, i64 width,
                                        const Member<typename Computing<Out>::Type>* members, u64 rows, u32& count,

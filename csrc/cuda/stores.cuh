@@ -88,8 +88,8 @@ struct PutPaired {
     }
   }
 };
-// For a whole warp in one row, whose first column lies `shift` elements behind an aligned address. Each lane takes the
-// last `shift` columns of the previous lane by shuffle, and then has quads at aligned addresses. Lane 0 stores the
+// For a whole warp in one row. The warp's first column lies `shift` elements behind an aligned address. Each lane takes
+// the last `shift` columns of the previous lane by shuffle, and then has quads at aligned addresses. Lane 0 stores the
 // first columns of the warp one by one, and lane 31 the last ones.
 template <class Out, bool antithetic, u32 shift>
 struct PutShifted {
@@ -143,7 +143,7 @@ class PutStaged {
   };
   // Elements of a pass in shared memory: leading padding, the run, and a place for each lane's unused elements.
   static constexpr u32 kOutside = (32 * kPieces + 1) * kPiece, kPass = kOutside + 32;
-  // Elements at both ends of a run at the most.
+  // Maximum elements at both ends of a run.
   static constexpr u32 kEnds = 2 * (kPiece - 1);
   static_assert(passes * kEnds <= 32, "a lane stores one element of the ends");
 
@@ -208,7 +208,7 @@ class PutStaged {
   Out* end_;
   u32 pieces_;             // bit k: whether the run has all of the lane's piece k
   u32 end_pass_;           // pass of the lane's element of the ends; not less than `passes` if it has none
-  i64 to_piece_, to_end_;  // bytes from the address of the first pass to where the lane stores them
+  i64 to_piece_, to_end_;  // bytes from the first pass's address to the lane's piece 0 and to its end
 };
 
 // Scalar stores at any stride.

@@ -158,7 +158,6 @@ struct Pieces {
     }
   }
 
-  // Stores all pieces.
   MULTISAMPLE_FUNCTION void write(Out* at) const {
 #pragma unroll
     for (u32 c = 0; c < kColumns; ++c) *reinterpret_cast<Piece*>(at + to[c]) = piece[c];
@@ -227,7 +226,7 @@ MULTISAMPLE_FUNCTION void draw_transposed(const Launch& call, const Geometry& ge
   const u32 shift = begin_of_0 / sizeof(Out) % own_rows, delta = static_cast<u32>(stride) % own_rows;
 
   // Pieces are numbered through all groups of a pass. With `overlap`, lane 0 repeats the last piece of the previous
-  // warp. In the first warp of a pass it has position -1, which is no piece.
+  // warp. Lane 0 of the first warp of a pass has position -1, which is no piece.
   const u32 overlap = geometry.overlap, thread = threadIdx.x;
   const u32 pieces_of_tile = (32 - overlap) * (blockDim.x / 32);
   const i32 position = static_cast<i32>(tile * pieces_of_tile + thread - overlap * (thread / 32 + 1));

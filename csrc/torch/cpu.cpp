@@ -177,7 +177,7 @@ MULTISAMPLE_EXPORT PyObject* multisample_python_is_valid(const multisample::Laun
 
 STABLE_TORCH_LIBRARY(multisample, m) {
   // seed and offset are the bits of unsigned integers. The kernel reads counter, one element, in place of offset.
-  // counter is not keyword-only, because PyTorch would then register neither derivatives nor batching rules.
+  // counter is positional: with a keyword-only tensor, PyTorch registers neither derivatives nor batching rules.
   m.def(
       "sample_(Tensor(a!) out, Tensor mu, Tensor sigma, Tensor? counter=None, *, SymInt seed, SymInt offset=0, "
       "SymInt dim_offset=0, SymInt sample_offset=0, bool shared=False, bool fast_math=False, bool antithetic=False) -> "

@@ -84,8 +84,8 @@ class TensorOf {
 
 // --- Keys -------------------------------------------------------------------------------------------------------
 
-// The properties of mu or sigma in a plan's key, besides the Python type: of shape (d,), or (B, d) in a batch. The plan
-// of a gradient has those of its matrix, without the flags.
+// The properties of mu or sigma in a plan's key, besides the Python type. The shape is (d,), or (B, d) in a batch. The
+// plan of a gradient has the properties of its matrix, without the flags.
 struct Signature {
   i64 dim, sizes[2], strides[2];
   i32 dtype, device_type, device_index;
@@ -122,7 +122,7 @@ struct KeyState {
   Object address, requires_grad;  // names of attributes
 };
 
-// Returns false with a Python error set; without one, the Python function must read the signature.
+// Returns false with a Python error set, or without one if the Python function must read the signature.
 inline bool read_signature(const KeyState& state, PyObject* tensor, Signature* signature) {
   TensorOf read(tensor, state.address.get());
   if (PyErr_Occurred() != nullptr || !read_properties(read.handle(), signature)) return false;

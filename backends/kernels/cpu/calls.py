@@ -38,7 +38,7 @@ _FLOAT32 = int(ElementType.float32)
 
 # Maximum rows and maximum elements of a tile: a gradient draws the noise of one tile at a time.
 _TILE_ROWS, _TILE = 64, 1 << 12
-# Sums side by side, and the terms of each before they are added to a sum of float64.
+# Parallel sums, and the terms of each before they are added to a float64 sum.
 _SUMS, _CHAIN = 16, 16
 _TILE_SUMS = 2 * _SUMS * _TILE_ROWS
 _REALS = ("float32", "float64")
@@ -67,7 +67,6 @@ def _shape(launch):
 
 @inline
 def _draw_window(launch, kernel, b, top, bottom, left, right):
-    """Draw a window of matrix `b`."""
     real, size = _sizes(launch)
     row_stride, column_stride = launch[WORD.row_stride], launch[WORD.column_stride]
     mu = launch[WORD.mu] + b * launch[WORD.mu_step] + top * launch[WORD.mu_stride]

@@ -73,7 +73,7 @@ def numbers_of(launch, b):
 def input_place(name: str, number: Any) -> Callable[..., Any]:
     """``place(launch, b, first, one)``: address and stride of an input of matrix `b`, from element `first` on.
 
-    The input has the computing type, `number`. A number in its place is put into `one`.
+    The input has the computing type, `number`. If it is one number, that is stored in `one`.
     """
     at, stride, step = (getattr(WORD, field) for field in (name, f"{name}_stride", f"{name}_step"))
     kind = getattr(HALF, f"{name}_type")

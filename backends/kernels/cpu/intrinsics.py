@@ -30,7 +30,7 @@ def contiguous(typingctx: Any, row: Any) -> Any:
 
 @intrinsic
 def fetch_add(typingctx: Any, array: Any, index: Any, value: Any) -> Any:
-    """Add `value` to an element of `array` in one atomic step, and return what the element was before.
+    """Add `value` to an element of `array` in one atomic step, and return the previous value.
 
     `array` has unit stride. A thread that sees the sum also sees what this thread wrote before.
     """
@@ -44,7 +44,7 @@ def fetch_add(typingctx: Any, array: Any, index: Any, value: Any) -> Any:
 
 @intrinsic
 def compare_exchange(typingctx: Any, array: Any, index: Any, expected: Any, value: Any) -> Any:
-    """Replace an element of `array` by `value` if it is `expected`, in one atomic step; return whether it was.
+    """Replace an element of `array` by `value` if it is `expected`, in one atomic step; return whether it did.
 
     `array` has unit stride. Orders memory as `fetch_add` does.
     """
@@ -193,7 +193,7 @@ def add_products(
 ) -> Any:
     """Add two vectors of `lanes` numbers, a literal, to the float64 `sums` from `at` on.
 
-    A lane gets the sum of ``u[i + n] * x[k + n]`` over n = lane, lane + lanes, and so on, of `terms` products, by fused
+    A lane sums `terms` products ``u[i + n] * x[k + n]``, for n = lane, lane + lanes, lane + 2 * lanes, ..., by fused
     multiply-adds in the type of the factors. The second vector has the products of `v` and `y`. If `x` is None, its
     elements are 1. All arrays have unit stride.
     """

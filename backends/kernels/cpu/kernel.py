@@ -39,9 +39,9 @@ from .intrinsics import (
 from .threads import starting_kernel
 from .window import TYPES, array, window_parameters
 
-# Rows of this length and more have vector loops of their own.
+# `_draw_long_rows` draws rows of this length and more.
 _LONG_ROW = 512
-# Runs of columns of this length and more have a loop of their own.
+# `_draw_tiles` has a vector loop for runs of at least this many columns.
 _LONG_RUN = 8
 # Blocks that the widest vectors hold, a divisor of _TILE.
 _LANES = np.uint64(16)
@@ -201,14 +201,13 @@ def _draw_column(block, narrow, m, s, column, chunk, o0, o1, k0, k1, i, g, in_se
 
 @inline
 def _tile_of_few_rows(mu, sigma, rows, height, row_blocks, few_m, few_s, row_of, block_of):
-    """Fill vectors with the rows from `height` on, of several blocks; returns the number of blocks."""
+    """Lay out the rows from `height` on in vectors, for several blocks. Return the number of blocks."""
     few, tile_blocks = rows - height, max(_HEIGHT, _PLACES // rows)
     # The rows of `tile_blocks` blocks fill whole vectors.
     divisor = 8 if few % 8 == 0 else 4 if few % 4 == 0 else 2 if few % 2 == 0 else 1
     tile_blocks -= tile_blocks % (_HEIGHT // divisor)
     tile_blocks = min(tile_blocks, row_blocks)
     r, b = 0, 0
-    # With padding to the end of the last vector.
     for k in range((tile_blocks * few + _HEIGHT - 1) // _HEIGHT * _HEIGHT):
         few_m[k], few_s[k] = mu[height + r], sigma[height + r]
         row_of[k], block_of[k] = r, b
@@ -417,7 +416,7 @@ def _draw_tiles(
                     tile_row[k] = i
                     tile_block[k] = np.uint32(b)
                     k += np.uint64(1)
-            # Whole vectors: noise beyond the last place is unused, which is faster than a loop for the remainder.
+            # Draws whole vectors, with unused noise behind the last place: faster than a loop for the remainder.
             drawn = (k + _LANES - np.uint64(1)) & ~(_LANES - np.uint64(1))
             for b in range(drawn):
                 z0, z1, z2, z3 = block(np.uint64(tile_block[b]), np.uint64(tile_row[b]), o0, o1, k0, k1)

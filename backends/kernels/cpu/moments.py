@@ -26,14 +26,14 @@ from .fields import HALF, LAUNCH_WORDS, WORD, half, input_place, numbers_of
 from .intrinsics import add_products, integers_at, stack_array
 from .threads import for_each, threads_of
 
-# Groups whose sums are added up by themselves. A list has a multiple of _ROUND groups.
+# Groups of a segment. A list is padded to a multiple of _ROUND groups.
 _SEGMENT, _ROUND = 4096, 8
-# Most rows that a thread sums at once. Their sums take 16 KiB of its stack.
+# Maximum rows that a thread sums at once. Their sums take 16 KiB of its stack.
 _MOST_ROWS = 1024
 _MOST_SUMS = 2 * _MOST_ROWS
 # From this many rows on, threads divide rows only, not segments.
 _FEW_ROWS = 1024
-# Groups whose noise is in the first-level cache; sums side by side, and the terms of each.
+# Groups of a tile, whose noise fits in the first-level cache; parallel sums, and the terms of each.
 _TILE, _SUMS, _CHAIN = 256, 16, 16
 _TILE_NORMALS, _BOTH_SUMS = 4 * _TILE, 2 * _SUMS
 
@@ -44,9 +44,8 @@ _free = types.ExternalFunction("PyMem_RawFree", types.void(types.int64))
 def _list_function(width: int) -> Callable[..., Any]:
     """``list_groups(weights, first_column, groups, first, second)`` lists the groups with a weight other than zero.
 
-    Groups have `width` columns. `first` and `second`, zeros before, get four weights for each group: of its normals
-    and, if antithetic, of their squares. Only antithetic groups write to `second`. Returns the number of
-    groups and the sum of all weights.
+    Groups have `width` columns. `first` and `second` are zeros. `first` gets the weights of each group's four normals,
+    and `second`, with antithetic noise, those of their squares. Returns the number of groups and the sum of weights.
     """
 
     def list_groups(weights, first_column, groups, first, second):
@@ -145,7 +144,7 @@ def _summing_part(dtype: str) -> Callable[..., Any]:
     sum_rows = callee(_sum_function(real), f"cpu-sum_rows_{real}")
 
     def sum_part(arguments, index):
-        """Sum all groups of a band of rows, and store the moments; unless `totals` is 0, add one segment to it."""
+        """Store the moments of a band of rows if `totals` is 0; otherwise add the sums of one segment to `totals`."""
         address, b, lists, most, count, totals, height, weight = arguments
         launch = integers_at(address, LAUNCH_WORDS)
         of_first = numbers_at(lists, 4 * count, number)

@@ -96,7 +96,7 @@ def _part_function(dtype: str) -> Callable[..., Any]:
                 count = min(width - w, stop - place, _TILE_NORMALS - shift)
                 load(x, source + run * source_row + w * source_stride, source_stride, count)
                 g = np.uint64(e // 4)
-                # Whole vectors: noise beyond the last element is unused.
+                # Draws whole vectors: noise beyond the last element is unused.
                 blocks = (shift + count + 3) // 4
                 blocks += -blocks % _LANES
                 for r in range(weights.size):

@@ -5,8 +5,8 @@ A helper that waited in Python would need the GIL to continue. With 15 helpers, 
 
 Each helper has a record and sleeps on a lock of its own. The record is free, busy, or has the address of a call that
 wants the helper. A call takes free records and wakes their helpers. When no work is left, it takes back the records of
-helpers that have not begun: it never waits for a helper that the system has not scheduled, or that a child forked by
-C code lacks.
+helpers that have not begun. So it never waits for a helper that the system has not scheduled, or, in a child that C
+code forked, for a helper of the parent.
 
 Calls also start the helpers that they lack, in compiled code. No exception or signal handler can interrupt that, a
 start needs no lock, the stack has the size that kernels need, and a monkey patch of `threading` changes nothing.
@@ -41,24 +41,24 @@ from .intrinsics import (
     stack_copy,
 )
 
-# Numbers in a cache line.
+# 64-bit numbers in a cache line.
 _LINE = 8
 # Elements of a helper's record, which takes a cache line: its state, its helper's lock, the helper's number among the
 # threads of the call, the helper's `pthread_t`, the system's number of the process that started it, and the processor
 # that it avoids.
 _STATE, _LOCK, _NUMBER, _THREAD, _PROCESS, _AVOIDED = range(6)
-# States. Another number is the address of a call that has taken the record, and whose helper has not begun.
+# States. Any other number is the address of the call that has taken the record: the helper has not begun.
 _FREE, _BUSY, _NO_THREAD = range(3)
 _MOST_HELPERS = 255
-# The line before the records: the `entry_address` of a function that starts a helper, and how many helpers all calls
-# that run now want together.
+# The cache line before the records: the `entry_address` of a function that starts a helper, and how many helpers all
+# running calls want together.
 _START, _WANTED, _FIRST = 0, 1, _LINE
 _POOL_LENGTH = _FIRST + _MOST_HELPERS * _LINE
 # Compiled code finds `_shared` by its symbol. Its elements: the address of the pool; the most threads of a call.
 _POOL, _MOST = range(2)
 _shared = np.zeros(2, np.int64)
 llvmlite.binding.add_symbol("multisample_cpu_threads", _shared.ctypes.data)
-# Elements of a call. From _BEGUN on, each thread has a line, with the next unclaimed index of its part.
+# Elements of a call. From _BEGUN on, each thread has a cache line: the next unclaimed index of its part.
 _ENTRY, _ARGUMENTS, _COUNT, _THREADS, _HELPERS, _BEGUN = 0, 1, 2, 3, 4, _LINE
 _CALL = _BEGUN + (_MOST_HELPERS + 1) * _LINE
 # How many times a waiting thread loads a number before it sleeps or lets others run: some 70 us. Waking a thread takes
@@ -103,8 +103,8 @@ def threads_of(most, limit):
 def for_each(function, arguments, count, threads):
     """Call ``function(arguments, index)`` for each index below `count`, on up to `threads` threads with this one.
 
-    `arguments` is a tuple. Returns when every call has returned. `function` must not raise. Needs neither the GIL nor a
-    Python thread: compiled code that C calls may call this. More than one thread needs `find_threads` before.
+    `arguments` is a tuple. Returns when every call has returned. `function` must not raise. C functions
+    may use this: it needs neither the GIL nor a Python thread. For more than one thread, call `find_threads` first.
     """
     pool = integers_at(integers_at(symbol("multisample_cpu_threads"), 2)[_POOL], _POOL_LENGTH)
     _share(entry_address(function, arguments), stack_copy(arguments), count, threads, pool)
@@ -181,7 +181,7 @@ def _run(call, pool):
             _keep_away(pool, helper, processor)
             _release_lock(pool[helper + _LOCK])
         helper += _LINE
-    # Each helper subtracts 1 at its end: helpers that are already done have made the counter negative.
+    # Each helper subtracts 1 when it ends. The counter is negative here if some have ended already.
     fetch_add(call, _HELPERS, helpers)
     _work(call, 0)
     for taken in range(_FIRST, helper, _LINE):
@@ -273,7 +273,7 @@ def _forget() -> None:
     _prepare_helpers(_shared[_MOST])
 
 
-# The child gets a new pool. If an earlier hook has drawn in the child, those helpers keep the old pool.
+# The child gets a new pool. Helpers that an earlier hook started in the child keep the old pool.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget)
 

@@ -37,12 +37,12 @@ from .parameters import signature_of
 from .perturb import perturb_kernel
 from .perturb_geometry import PERTURB_THREADS
 
-# The intrinsics, for each kind of devices.
+# The module of intrinsics for each kind of devices.
 _DEVICES = {"usual": cuda_intrinsics, "small": ModuleType("of_small_devices"), "before 8.0": ModuleType("before_8_0")}
 vars(_DEVICES["small"]).update(vars(cuda_intrinsics), LARGE_SHARED_MEMORY=False)
 vars(_DEVICES["before 8.0"]).update(vars(_DEVICES["small"]), NARROWING=cuda_intrinsics.NARROWING_BEFORE_8_0)
 
-# Functions of the intrinsics and of the choices that make a kernel, by kind.
+# Makes a kernel from the module of intrinsics and the choices of a key, by the key's kind.
 _KERNELS: dict[str, Callable[..., Callable[..., None]]] = {
     "sample": sample_kernel,
     "moments": lambda gpu, *choices: (
@@ -50,7 +50,7 @@ _KERNELS: dict[str, Callable[..., Callable[..., None]]] = {
     ),
     "perturb": perturb_kernel,
 }
-# The kernels of this process, with the kind of devices, by the literals in which the compiler gets them.
+# The kernels of this process, each with its kind of devices. The compiler gets a kernel's index as a literal.
 _variants: list[tuple[Key, str]] = []
 
 ADVANCE_SIGNATURE = types.void(types.int64)

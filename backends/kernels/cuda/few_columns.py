@@ -18,7 +18,7 @@ from .stores import MOST_STORED, copying
 
 @functools.cache
 def _own_rows(gpu: ModuleType, dtype: str) -> tuple[Function, Function]:
-    """The rows of a thread in one pass: each 32nd row of its warp.
+    """The rows of a thread in one pass: rows lane, lane + 32, ... of its warp's rows.
 
     ``elements_of(vector, first, last, is_whole)``: elements `first`, `first` + 32, ... of mu or sigma. Unless
     `is_whole`, element `last` replaces those behind it. ``parts_of(first, offset, keys)``: the row parts of the words,

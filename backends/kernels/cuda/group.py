@@ -45,7 +45,7 @@ def each(indices: Iterable[int], part: Callable[[int], Function]) -> Function:
 
 
 def united(count: int) -> Function:
-    """``bits_of(x)``: the bits that any of the `count` elements of the tuple `x` has."""
+    """``bits_of(x)``: the bitwise or of the `count` elements of the tuple `x`."""
     if count == 1:
         return inline(lambda x: x[0])
     before, last = united(count - 1), count - 1
@@ -53,7 +53,7 @@ def united(count: int) -> Function:
 
 
 def chosen(indices: Iterable[int], part: Callable[[int], Function]) -> Function:
-    """``one(k, *arguments)`` is ``part(k)(*arguments)``. The last of `indices` stands for every other number."""
+    """``one(k, *arguments)`` is ``part(k)(*arguments)``. Any other k runs the last of `indices`."""
     first, *others = indices
     of_first = inline(part(first))
     if not others:
@@ -371,7 +371,7 @@ def place(gpu: ModuleType) -> Function:
 
     @inline
     def place_of(tile, geometry):
-        # With opaque(), the optimizer recomputes the place from the thread's index and keeps no registers.
+        # With opaque(), the optimizer recomputes the place from the thread's index and keeps it in no register.
         thread, lanes = opaque(thread_index()), geometry.groups_per_pass
         row = np.uint32(np.uint32(thread * geometry.one_by_groups) >> _QUOTIENT)
         return np.int32(row), np.int64(tile) * lanes + np.uint32(thread - row * lanes)

@@ -104,7 +104,7 @@ def _sectors(gpu: ModuleType, size: int, width: int) -> Function:
 
 @functools.cache
 def shifted(gpu: ModuleType, size: int, width: int, shift: int) -> Function:
-    """Stores of a whole warp in one row, whose first column lies `shift` elements behind an aligned address.
+    """Stores of a whole warp in one row. The warp's first column lies `shift` elements behind an aligned address.
 
     `at` is where the lane's quads end; in lane 0, where its first column begins. `state`: whether the lane is the
     first, and whether it is the last. ``PutShifted`` in C++ explains the rest.
@@ -188,10 +188,10 @@ class Stage(NamedTuple):
     own: Any  # displacements of the lane's own elements
     piece: Any  # displacement of the lane's first piece
     pieces: Any  # bit k is set if the lane's piece k lies inside the run
-    to_piece: Any  # bytes from the address of the first pass to where the lane stores its first piece
+    to_piece: Any  # bytes from the first pass's address to the lane's first piece in the output
     end: Any  # displacement of the single element, at an end of the run, that the lane stores
-    end_pass: Any  # its pass; not less than `passes` if the lane has none
-    to_end: Any  # bytes from the address of the first pass to where the lane stores it
+    end_pass: Any  # pass of `end`; not less than `passes` if the lane has none
+    to_end: Any  # bytes from the first pass's address to `end` in the output
 
 
 class Staged(NamedTuple):
@@ -214,7 +214,7 @@ class Staged(NamedTuple):
     """``put[k](x, stage)`` puts the elements `x` of the lane's group in pass k into shared memory."""
     store_one: Function
     store_all: Function
-    """Called with (out, stride, stage), they store one pass at `out`, or all, `stride` bytes apart."""
+    """``store_one(out, stride, stage)`` stores one pass at `out`; `store_all` stores all, `stride` bytes apart."""
 
 
 class _StageSizes(NamedTuple):
@@ -240,7 +240,7 @@ def _stage_preparing(gpu: ModuleType, size: int, width: int, passes: int) -> Fun
     """`Staged.prepared`."""
     thread_index, opaque = gpu.thread_index, gpu.opaque
     piece, pieces, outside, pass_size, _, warp_size = _stage_sizes(size, width, passes)
-    # Elements at both ends of a run at the most, half of them at each.
+    # Maximum elements at both ends of a run, half of them at each.
     ends, half = 2 * (piece - 1), piece - 1
 
     def own_of(k: int) -> Function:
