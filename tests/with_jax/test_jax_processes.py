@@ -199,17 +199,17 @@ g(jax.random.key(1))
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs forks and interval timers")
 def test_forks_signals_saved_programs_and_a_closed_gate(tmp_path: Path) -> None:
-    """In one process, one after another, since processes take seconds to start."""
+    """One process runs all of them in turn, since processes take seconds to start."""
     pytest.importorskip("flatbuffers")
     path = str(tmp_path / "programs")
     of_child, *of_signals, number, errors = run(FORK + SIGNALS + SAVE + AT_EXIT, path).splitlines()
-    # A forked child has no thread at the gate.
+    # A forked child counts no thread inside the gate.
     assert of_child == "0"
     # Exceptions of signal handlers do not end the process.
     found = [tuple(map(int, line.split())) for line in of_signals]
     assert [calls > 50 and alarms > 5 for calls, alarms, _ in found] == [True, True]
     assert found[0][2] == 0  # The backend cpu runs no Python.
-    # A closed gate admits the exiting thread.
+    # The gate of multisample/_routes/jax/python_entry.py admits the exiting thread after it has closed.
     expected = multisample.sample(np.zeros(100, np.float32), 1.0, 30, seed=3).sum()
     assert float(number) == pytest.approx(float(expected), rel=1e-4)
     assert "shutting down" in errors
