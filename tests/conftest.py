@@ -150,12 +150,12 @@ def registered(monkeypatch: pytest.MonkeyPatch, new_choices: None) -> Callable[[
 
 @pytest.fixture
 def thread_counts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[int]]]:
-    """``thread_counts()``: the threads of each call that threads could share since the last `thread_counts()`."""
+    """``thread_counts()``: the number of threads of each call since the last `thread_counts()` that may use several."""
     pools: list[Any] = []
     find_threads, before = threads.find_threads, threads._shared[threads._POOL]
 
     def find_with_new_pool() -> None:
-        # The helpers of a new pool are those of one call. They sleep until the process ends.
+        # Each call gets a new pool, whose helpers are its own. They sleep until the process ends.
         monkeypatch.setattr(threads, "_pool", threads._new_pool())
         pools.append(threads._pool[threads._FIRST + threads._STATE :: threads._LINE])
         find_threads()

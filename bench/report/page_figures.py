@@ -2,8 +2,8 @@
 
 In page_tables.json, "queries" are named queries of `bench.report.page_numbers`. A grid makes a query for each row and
 column. A column has a title, a case, a call, a field, and a file if it is not that of the grid. In its case or call,
-``{}`` stands for the text of the row; a row that is a list is a shape, d x n. "tables of queries" have a query for each
-cell.
+``{}`` stands for the text of the row. If "rows" is a list, each row is a shape, d x n. "tables of queries" have a query
+for each cell.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def _matches(text: str, patterns: str) -> bool:
 
 
 def number_text(value: float) -> str:
-    """`value` with as many digits as a reader uses."""
+    """`value` with two decimals below 2, one below 10, and none above."""
     digits = 2 if value < 1.995 else 1 if value < 9.95 else 0
     return f"{value:,.{digits}f}" if value else "0"
 

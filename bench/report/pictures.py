@@ -22,7 +22,7 @@ from matplotlib.ticker import EngFormatter, Formatter, FuncFormatter, LogLocator
 from bench.report.results import Row, Run
 
 STYLE: dict[str, Any] = {
-    "font.sans-serif": ["DejaVu Sans"],  # Comes with Matplotlib, and is wide: other fonts of the reader fit too.
+    "font.sans-serif": ["DejaVu Sans"],  # Matplotlib ships it. A reader's fallback font is narrower, so texts fit.
     "font.size": 11, "legend.fontsize": 10.5, "legend.handlelength": 3,
     "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True, "legend.frameon": False,
     "svg.fonttype": "none", "svg.hashsalt": "multisample", "text.parse_math": False,
@@ -44,7 +44,7 @@ class Look(NamedTuple):
     colour: str = "#7d8590"
     marker: str = "o"
     compared: bool = False
-    """Whether pictures show it: few enough contenders to tell apart."""
+    """Whether pictures that compare by size have a line for it. Too many lines cannot be told apart."""
 
 
 OURS = "multisample for "
@@ -168,7 +168,7 @@ def _bars(bars: Sequence[tuple[Row, float]], base: float, memset: float | None, 
 def _bar_picture(
     name: str, title: str, subtitle: str, alt: str, bars: Sequence[tuple[Row, float]], memset: float | None = None
 ) -> Iterator[Picture]:
-    """A picture beside our first bar, if there is one."""
+    """A bar chart with ratios to our first portable bar; nothing without such a bar."""
     ours = [seconds for row, seconds in bars if row["ours"] and row["mode"] == "portable"]
     if ours:
         texts = "; ".join(f"{_label(row)} {_time_text(seconds)}" for row, seconds in bars)

@@ -1,8 +1,8 @@
 """Files of results: rows of numbers, and the machine that measured them.
 
 A study writes its machine and rows. `pytest bench --benchmark-only --benchmark-json` writes a file of
-pytest-benchmark's, to which our suites add `extra_info` and `multisample_machine`. `reduced` is what bench/results has
-of it. Each of its benchmarks becomes a row with `extra_info` and these numbers:
+pytest-benchmark's, to which our suites add `extra_info` and `multisample_machine`. bench/results keeps the output of
+`reduced`. Each benchmark becomes a row with `extra_info` and these numbers:
 
 seconds      the time of the device where that was measured, else of a call and the synchronisation after it
 us           the same in microseconds

@@ -35,7 +35,7 @@ MU, SIGMA = np.linspace(-1, 1, D, dtype=np.float32), np.linspace(1, 2, D, dtype=
 
 
 def speeds(case: str, calls: dict[str, Call], turns: int, each: float = 1.0) -> Iterator[Row]:
-    """Rows with the time of a call for `each` of its parts, and its speed relative to the first call."""
+    """Rows with the time of a call divided by `each`, and its speed relative to the first call."""
     for row in rows_of(case, on_host(calls, turns=turns, repeats=1), next(iter(calls))):
         yield {"case": case, "call": row["call"], "us": row["us"] / each, "speed": 1 / row["ratio"]}
 

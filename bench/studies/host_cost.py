@@ -2,10 +2,10 @@
 
 python -m bench.studies.host_cost results.json [numpy] [first] [torch-cpu] [torch-cuda] [cuda-cupy] [cuda-numba]
 
-Each call alternates with its peer. A turn is 40 calls, with an idle device before each. `us` is ours, `other us` that
-of the peer, and `ratio` the median of the ratios of one turn. The peer is ``torch.randn(d, n)`` on a GPU, and
-``mu + sigma * randn`` of the library on a CPU; like the call, it writes to out= or is recorded. "first" is the
-first call with a new shape; kernels are compiled already.
+Each call alternates with its peer. A turn is 40 calls, and starts on an idle device. `us` is our time, `other us` the
+peer's, and `ratio` the median of the ratios within a turn. The peer is ``torch.randn(d, n)`` on a GPU, and
+``mu + sigma * randn`` of the library on a CPU. Where the call has out= or autograd records it, the peer does the same.
+"first" is the first call with a new shape; kernels are compiled already.
 """
 
 from __future__ import annotations

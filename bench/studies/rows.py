@@ -14,7 +14,7 @@ from bench.suites.timing import Call, Turn, Turns, cuda_device
 
 
 def peak(call: Call) -> float:
-    """Bytes that PyTorch's and CuPy's pools hand out at the peak of a call, beside what there is before it."""
+    """Bytes that a call adds to PyTorch's allocated peak and to CuPy's pool."""
     import cupy
     import torch
 

@@ -8,10 +8,10 @@ rows         the words of row TEST
 columns      the words of column TEST
 offsets      the word of element (0, TEST) of every offset: one word of each call of a generator
 normals      Phi of the float64 normals of row TEST
-normals_f32  the same of float32; the first 20 bits of eight normals make five words. With 30 bits, test 11 of Crush
-             detects the lattice of binary32 numbers.
+normals_f32  Phi of the float32 normals of row TEST; the first 20 bits of eight of them make five words. With 32 bits,
+             test 11 of Crush detects the lattice of binary32 numbers.
 
-A row has 2^32 blocks of four, and a column 2^32 rows. Row or column TEST + 256 follows.
+A row ends after 2^32 blocks of four, and a column after 2^32 rows. The test goes on in row or column TEST + 256.
 
 TestU01 (L'Ecuyer and Simard, ACM Transactions on Mathematical Software 33(4), 2007, doi:10.1145/1268776.1268777) is
 compiled from --sources, or from a clone of CLONED. Results are written after every test. The same command with the same
@@ -95,7 +95,7 @@ def fill(order: int, test: int, seed: int, first: int, out: Any) -> int:
 
 @njit
 def next_number(place_address: Any, numbers_address: Any) -> float:
-    """The place: the order, the test, the seed, the next block, and the numbers that are used and that there are."""
+    """The next buffered number. The place: order, test, seed, next block, numbers used, numbers in the buffer."""
     place, numbers = carray(place_address, 6, np.uint64), carray(numbers_address, 4 * BLOCKS, np.float64)
     if place[4] == place[5]:
         place[5] = fill(place[0], place[1], place[2], place[3], numbers)
@@ -143,7 +143,7 @@ def build(sources: Path | None, folder: Path) -> Path:
     found = ("LONG_LONG", "ERF", "LGAMMA", "LOG1P", "STDINT_H", "UINT32_T", "UINT8_T")
     (version,) = re.findall(r"AC_INIT\(TestU01, ([\d.]+)", (sources / "configure.ac").read_text())
     options = [*(f"-DHAVE_{name}" for name in found), f'-DPACKAGE_STRING="TestU01 {version}"']
-    # A file without a page is included by another one.
+    # The .c files without a page are fragments that other files include.
     files = [page.with_suffix(".c") for page in pages if page.with_suffix(".c").exists() and page.stem != "tcode"]
     includes = [f"-I{path}" for path in (folder, *parts)]
     library = folder / "testu01.so"
@@ -152,7 +152,7 @@ def build(sources: Path | None, folder: Path) -> Path:
 
 
 def run_test(library: Path, battery: str, test: int, order: str, seed: int) -> dict[str, Any]:
-    """The p-values and the CPU time of a test. Its report goes to no file."""
+    """The p-values and the CPU time of a test. TestU01's own report goes to /dev/null."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     testu01 = ctypes.CDLL(str(library))
     place, numbers = np.array([ORDERS.index(order), test, seed, 0, 0, 0], np.uint64), np.empty(4 * BLOCKS)
@@ -171,8 +171,8 @@ def run_test(library: Path, battery: str, test: int, order: str, seed: int) -> d
 
 
 def run_tests(library: Path, runs: Sequence[Run]) -> Iterator[Run]:
-    """Run the tests that `runs` lack, and yield a run after each of its tests."""
-    # A fork has the compiled functions.
+    """Run the tests whose results `runs` lack, and yield the run after each test."""
+    # A forked process inherits the compiled functions.
     with ProcessPoolExecutor(mp_context=multiprocessing.get_context("fork")) as pool:
         waiting = {
             pool.submit(run_test, library, run["battery"], test, run["order"], run["seed"]): run

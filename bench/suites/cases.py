@@ -30,7 +30,7 @@ class Case:
     noise: str = "independent"
     layout: str = "dn"
     operation: str = "sample"
-    """A row of `OPERATIONS` in sample_checks.py; all draw d x n normals. For "perturb", d is the number of members."""
+    """A key of `OPERATIONS` in sample_checks.py; all draw d x n normals. For "perturb", d is the number of members."""
     matrices: int = 1
     """The number of matrices of a batch. They have d rows together."""
     headline: bool = False
@@ -65,7 +65,7 @@ def is_timed(config: pytest.Config) -> bool:
 
 
 def parametrize(metafunc: pytest.Metafunc, cases: Iterable[Case], contenders: Iterable[Any], modes: list[str]) -> None:
-    """Give a test its `case`, `contender` and `mode`: every case, its contenders, and the modes of both.
+    """Parametrize a test with every case, each contender that fits it, and each mode that the contender has.
 
     If nothing is timed, cases that differ only in their shape become one small case. The modes of a contender are
     consecutive, so that a peer is started and measured once.
@@ -82,7 +82,7 @@ def parametrize(metafunc: pytest.Metafunc, cases: Iterable[Case], contenders: It
         for contender in contenders
         if contender.fits(case)
         for mode in modes
-        if mode in contender.modes and (mode == "portable" or case.dtype != "float64")  # Which has one transform.
+        if mode in contender.modes and (mode == "portable" or case.dtype != "float64")  # float64 has no fast transform.
     ]  # fmt: skip
     metafunc.parametrize(("case", "contender", "mode"), rows)
 

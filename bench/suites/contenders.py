@@ -1,6 +1,6 @@
 """The contenders: our backends, and the libraries that people use today.
 
-`start` of a contender does the untimed work, and returns the call to time, or named variants of it: the fastest counts.
+`start` of a contender does the untimed work. It returns the call to time, or named variants: the fastest counts.
 A call uses vectors of the contender's own library and returns a new matrix of shape (d, n), or (n, d) in layout "nd".
 The checks in `OPERATIONS` show the results of other operations. Libraries are imported on first use. `reason` of a
 contender says why it cannot run.
@@ -444,7 +444,7 @@ def _named(*contenders: Contender) -> dict[str, Contender]:
 
 
 def _users_of_torch(reason: Callable[[], str | None], device: str, place: str) -> list[Contender]:
-    """Contenders on either device; a loop and a flattened call take arrays of the first contender of ours."""
+    """Peers in PyTorch on `device`. The loop and the flattened call run `multisample.sample` on arrays of `place`."""
     return [
         _peer("torch_eager", reason, _torch_eager, device, **EVERYTHING),
         _peer("normal_rsample", reason, _normal_rsample, device, dtypes=EVERY_DTYPE, operations=MATRICES),

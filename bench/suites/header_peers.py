@@ -91,7 +91,7 @@ def nvcc(source: Path, architecture: str, headers: tuple[Header, ...], *options:
     if reason := missing(headers):
         raise RuntimeError(f"{source.name}: {reason}")
     home, folders = toolchain.cuda_home(), [header_folder(header) for header in headers]
-    # cuRAND's package may have other headers of a toolkit, so it is last.
+    # cuRAND's package may contain toolkit headers of another version, so the toolkit's own precede it.
     includes = [f"-I{folder}" for folder in dict.fromkeys([*folders[:-1], f"{home}/include", *folders[-1:]])]
     subprocess.run([f"{home}/bin/nvcc", f"-arch=sm_{architecture}", *includes, *options, source], check=True)
 

@@ -15,7 +15,7 @@ from bench.suites.cases import Case, weights
 
 BOUND = 7.0
 SHARED_NOISE_ERROR = 1e-4  # Bound of residuals in units of sigma: some hundred times the rounding of float32.
-MOST_ELEMENTS = 2**20  # The most elements that are checked, in rows from all of the matrix.
+MOST_ELEMENTS = 2**20  # The most elements to check, from rows spread over the matrix.
 
 Array = np.ndarray[Any, Any]
 
@@ -103,5 +103,4 @@ OPERATIONS = {
     "perturb": _check_perturb,
     "moments": _check_weighted,
 }
-"""Checks of two results of a call: a new matrix; a matrix that calls fill; the matrices of a batch; parameters plus
-noise of d members; moments."""
+"""The check of each operation, by results of repeated calls. Calls of "fill" return one matrix: results are copied."""

@@ -1,8 +1,8 @@
 """Times of calls that take turns: on the device, on the host, and of both together.
 
-Four rules hold for every contender. Calls alternate, and on a GPU with fills of as many bytes, so that a disturbance
-slows all. Some results are kept alive, so that memory rotates past the cache. The device is busy until a call has been
-made, so that the host's time does not add to the device's. Garbage is not collected meanwhile.
+Four rules hold for every contender. Calls alternate, on a GPU also with fills of as many bytes, so that a disturbance
+slows all. Some results are kept alive, so that new results miss the cache. Fills keep the device busy until the host
+has made a call, so that the host's time does not add to the device's. The garbage collector is off meanwhile.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Ring:
         return kept
 
     def warm_up(self, call: Call) -> None:
-        """Allocate the memory of all results of a kept call, and of the next one."""
+        """Allocate the memory of all results that are kept, and of one more."""
         for _ in range((self.kept.maxlen or 0) + 2):
             call()
 
@@ -152,7 +152,7 @@ def on_device(
 ) -> Turns:
     """Times between device events around `row` calls; `fills` keep the device busy until the calls have been made.
 
-    A host that needs longer than the fills adds the rest.
+    If the host takes longer than the fills, the times include the difference.
     """
     device = device or cuda_device()
 
@@ -206,7 +206,7 @@ def measure(device: CudaDevice, call: Call, size: int, wait: Callable[[Any], Non
     """Times of `call`, whose result has `size` bytes.
 
     A call that is not ordered with the device's marks needs `wait`, which waits for a result. Its time on the device is
-    the time per call of many consecutive calls, by the host's clock. It is too long where the host takes longer.
+    the time per call of many consecutive calls, by the host's clock. If the host is slower, that is the host's time.
     """
     timed = {"memset": lambda: device.fill(size)} | ({"call": call} if wait is None else {})
     seconds = medians(on_device(timed, DEVICE_TURNS, device=device))

@@ -83,7 +83,7 @@ def test_a_failed_task_leaves_the_learner_unchanged(monkeypatch: pytest.MonkeyPa
     assert outcome(learner) == outcome(learnt(QUICK, 2))
 
 
-def test_the_added_variance_may_decrease_and_games_are_new_and_stop_at_most_lines(
+def test_added_variance_decreases_by_noise_step_and_games_are_fresh_and_end_at_most_lines(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sigmas, played = {}, list[int]()

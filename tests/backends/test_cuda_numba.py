@@ -1,7 +1,7 @@
 """Tests of the numba backend that need a CUDA device; ``test_cuda.py`` has the tests for all backends.
 
-The functions that the GPU shares with the CPU compute the same numbers. Kernels wait for the streams that Numba arrays
-and objects with a protocol name. Kernels are compiled once per machine.
+Functions shared by the GPU and the CPU compute the same numbers. Kernels wait for the stream of a Numba array, or of an
+object with `__cuda_array_interface__`. Kernels are compiled once per machine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Launches in host memory without `sample`: words in memory, checks of values, and written memory.
+"""Launches on the CPU without `sample`: seed and window in memory, checks of values, and the bytes that are written.
 
 `sample` passes the seed and the window by value; replayed graphs and compiled programs may pass them in memory.
 """

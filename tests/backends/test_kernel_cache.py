@@ -174,9 +174,9 @@ def groups(root: Path, monkeypatch: pytest.MonkeyPatch) -> Groups:
 
 @pytest.fixture
 def forking(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The processes of the build are forked. New ones would import Numba for a second.
+    """Let the build fork its processes, since a spawned one takes a second to import Numba.
 
-    Only for builds that succeed: a forked process keeps the pipe open that tells the end of another.
+    Only for builds that succeed: forked siblings hold each other's pipes open, so the exit of one goes unnoticed.
     """
     context = multiprocessing.get_context("fork")
     monkeypatch.setattr(multiprocessing, "get_context", lambda method: context)
@@ -200,7 +200,7 @@ def test_the_build_command_tells_compiled_from_cached_kernels(
 
 @forked
 def test_kernels_are_compiled_in_parallel(tmp_path: Path, groups: Groups, forking: None) -> None:
-    os.mkfifo(tmp_path / "pipe")  # Each end waits for the other one.
+    os.mkfifo(tmp_path / "pipe")  # Opening one end of a FIFO blocks until the other is open.
     ends = [["timeout", "30", "sh", "-c", f"{end} {tmp_path / 'pipe'}"] for end in ("cat", "echo >")]
     groups(*([functools.partial(subprocess.check_call, end)] for end in ends))
     assert main(["build", "cpu"]) == 0
@@ -393,10 +393,10 @@ def add(number: int) -> int:
 
 
 @forked
-def test_processes_share_kernels_and_keep_them_apart(
+def test_processes_share_equal_kernels_and_give_different_ones_different_files(
     root: Path, compiled: Callable[[], int], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    # Numba would give two kernels one name if each is the first that its process compiles.
+    # Numba's own names count the functions of a process: kernels compiled first in two processes would share one.
     assert in_forks(*(functools.partial(add, number) for number in (1, 2, 1))) == [41, 42, 41]
     assert 1 <= capfd.readouterr().err.count("compiling kernels of cpu") <= 3
     assert in_forks(lambda: [add(2), add(1), compiled()]) == [[42, 41, 0]]
@@ -412,7 +412,7 @@ def test_a_relative_folder_in_a_deleted_working_directory_is_named(
     monkeypatch.setenv("MULTISAMPLE_CACHE_DIR", "relative")
 
     def compile_printer() -> None:
-        function = lambda x: print(x)  # noqa: E731  Numba names the file where it treats a print.
+        function = lambda x: print(x)  # noqa: E731  For a print, Numba looks up the source's path.
         compilation.compile_cached(types.none(types.int64), function, "test-printer", "digest")
 
     def messages() -> list[str]:

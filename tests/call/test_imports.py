@@ -90,7 +90,7 @@ COMMANDS = {
 }
 
 
-def test_numpy_calls_import_no_other_array_library_and_a_missing_one_raises_with_its_command() -> None:
+def test_numpy_calls_import_no_other_array_library_and_a_missing_one_raises_with_its_pip_command() -> None:
     first, submodules, bits, drawn, error, *errors, narrow, rest, has_help = printed(STAGES + MISSING)
     packages = {name.partition(".")[0] for name in first}
     third_parties = packages - set(sys.stdlib_module_names)

@@ -35,7 +35,7 @@ BACKENDS = ("cpu", "torch_ext")
 
 
 def noise(size: int, count: int, seed: int, offset: int, number: int, member: int, real: str, first: int = 0) -> Any:
-    """Rows `member` and on of the noise of the parameter with id `number`: shape (count, size)."""
+    """Noise of the parameter with id `number` for `count` members from `member` on: shape (count, size)."""
     return multisample.sample(
         np.zeros(count, real), 1.0, size, seed=Key(seed, offset + (number << 32)), dim_offset=member,
         sample_offset=first,
@@ -617,7 +617,7 @@ def test_tensors_that_perturb_refuses(name: str) -> None:
 
 
 class Subclass(torch.Tensor):
-    """Its guard reads signatures in Python."""
+    """A plan for a subclass compares signatures in Python, without PyTorch's guards."""
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
@@ -632,7 +632,7 @@ def test_a_nested_tensor_after_calls_with_a_subclass() -> None:
                 perturb([own, other], 0.5, seed=7)
 
 
-def test_coefficients_that_a_device_copies_later_are_not_the_callers() -> None:
+def test_coefficients_that_a_device_copies_later_are_in_memory_of_their_own() -> None:
     """A fake device: a copy from pinned memory runs after the call has returned, when the caller may write to it."""
     given, copied = np.ones(3), list[Any]()
     plan: Any = object.__new__(_Plan)

@@ -275,8 +275,8 @@ def test_a_generator_in_use_during_a_fork_works_in_the_child() -> None:
             thread.join(DEADLINE)
 
 
-# Draws at each point of a fork where Python runs: in hooks before and after those of multisample, in a signal handler
-# there, and in a thread that a hook waits for.
+# Draws wherever Python code runs during a fork: in hooks registered before and after multisample's, and, within these
+# hooks, in a signal handler and in a thread.
 FORK_HOOKS = """
 import os, signal, sys, threading
 import numpy as np
@@ -384,7 +384,7 @@ run_all(lambda seed: multisample.sample([0.0] * 3, 1.0, 100_003, seed=seed), ran
 @pytest.mark.usefixtures("many_threads")
 @pytest.mark.parametrize("program", [FORK_HOOKS + SMALL_STACK + PATCHED_THREADS, PATCHED_THREADS])
 def test_large_matrices_can_be_drawn_in_forks_on_small_stacks_and_where_threads_are_greenlets(program: str) -> None:
-    """Threads are patched after, or before, the import of multisample."""
+    """The first program patches threads after it imports multisample, the second before."""
     for dtype in ("float32", "float64"):  # Compile the kernels.
         draw(dtype=dtype), draw(BIG_N, dtype=dtype)
     printed(program, MULTISAMPLE_NUM_THREADS="4", PYTHONWARNINGS="ignore")

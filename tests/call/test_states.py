@@ -54,9 +54,9 @@ def _fresh(call: Call) -> Any:
 
 
 def check_switches(calls: dict[str, Call], states: dict[str, State], matter: bool = True) -> None:
-    """Check every call outside of all `states` and in each of them, with plans of all, against calls without plans.
+    """Compare every call, outside of all `states` and in each, with and without the plans of the other calls.
 
-    States that do not matter change no outcome, and no outcome is an error.
+    If not `matter`, the states must change no outcome, and no outcome is an error.
     """
     states = {"outside": contextlib.nullcontext, **states}
 

@@ -25,7 +25,7 @@ from multisample.backends.kernels.cpu import threads
 from multisample.backends.kernels.cpu.intrinsics import fetch_add, load_acquire
 
 DEADLINE = 60
-# Half a minute.
+# So many loads take about half a minute.
 LOADS = 100_000_000_000
 PROCESSORS: set[int] = os.sched_getaffinity(0) if sys.platform == "linux" else set()
 Pool = np.ndarray[Any, Any]
@@ -33,9 +33,9 @@ NUMBERS = types.Array(types.int64, 1, "C")
 
 
 def visit(arguments, index):  # type: ignore[no-untyped-def]
-    """Wait until `together` threads have come, wait longer the higher `index`, then count the visit.
+    """Wait until `together` threads are inside, then for a time proportional to `index`, and count the visit.
 
-    Counts nothing if they do not come.
+    Counts nothing if too few threads arrive.
     """
     visits, arrived, together = arguments
     if fetch_add(arrived, 0, 1) < together:
@@ -161,7 +161,7 @@ def test_threads_help_several_calls_at_the_same_time(kernel: Callable[..., None]
     assert in_time(lambda: visits(kernel, number, number, together=number)) == [1] * number
 
 
-def test_a_call_starts_the_helpers_that_calls_at_the_same_time_lack(kernel: Callable[..., None], pool: Pool) -> None:
+def test_a_call_starts_helpers_if_concurrent_calls_leave_too_few(kernel: Callable[..., None], pool: Pool) -> None:
     for number, threads_before in ((3, 0), (2, 2), (3, 2), (6, 2), (4, 5)):
         assert len(with_thread(pool)) == threads_before
         assert in_time(lambda number=number: visits(kernel, number, number, together=number)) == [1] * number
@@ -261,13 +261,11 @@ def test_helpers_block_all_signals_except_faults(kernel: Callable[..., None]) ->
         assert {number for number in signal.valid_signals() if int(mask, 16) >> (number - 1) & 1} == expected
 
 
-needs_processors = needs_processors = pytest.mark.skipif(
-    len(PROCESSORS) < 2, reason="needs two processors that threads can be kept from"
-)
+needs_processors = pytest.mark.skipif(len(PROCESSORS) < 2, reason="needs two processors that threads can be kept from")
 
 
 def helper_of(kernel: Callable[..., None], pool: Pool, allowed: set[int]) -> tuple[set[int], int]:
-    """The processors of the helper of a call from a thread that may run on `allowed`, and the processor it avoids."""
+    """Make a call from a thread with affinity `allowed`; returns its helper's affinity and the processor it avoids."""
 
     def call() -> tuple[list[int], set[int]]:
         os.sched_setaffinity(0, allowed)

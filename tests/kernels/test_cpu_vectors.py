@@ -1,4 +1,4 @@
-"""Vectors of the CPU kernels: the widest in Python, also where LLVM prefers narrower ones; equal bits of all in C++."""
+"""SIMD vectors of CPU kernels: the widest in Python, against LLVM's preference; in C++, all widths give equal bits."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def double_all(x):  # type: ignore[no-untyped-def]
 
 
 def machine_code(kind: str) -> str:
-    """Of a float64 kernel, or of a loop that is compiled as the kernels are."""
+    """Assembly of a float64 kernel, or of a loop that is compiled as the kernels are."""
     if kind == "draw":
         function, parameters = kernel._window_function("float64", False), kernel.window_parameters("float64")
     elif kind == "sum":
@@ -56,7 +56,7 @@ def machine_code(kind: str) -> str:
 
 
 def counts(kind: str) -> tuple[int, int, int]:
-    """Operands of 512 and of 256 bits in the machine code, and its changes of reference counts."""
+    """Counts of 512-bit operands, of 256-bit operands, and of changes of reference counts in the machine code."""
     code = machine_code(kind)
     return code.count("%zmm"), code.count("%ymm"), code.count("NRT_")
 
@@ -81,7 +81,7 @@ def counts_in_process(folder: Path, *kinds: str) -> list[tuple[int, int, int]]:
 @pytest.mark.parametrize("kinds", slow_but([("loop",)], [("loop",), ("draw", "sum")]), ids=" ".join)
 def test_vectors_have_512_bits_and_threads_share_no_reference_count(kinds: tuple[str, ...], tmp_path: Path) -> None:
     is_x86 = platform.machine() == "x86_64"
-    # The loop has few instructions beside those of the rest of its vector.
+    # The loop is short: its remainder uses narrower vectors in almost as many instructions.
     factor = 1 if kinds == ("loop",) else 20
     for wide, narrow, references in counts_in_process(tmp_path, *kinds):
         assert wide > factor * narrow or not is_x86
@@ -103,7 +103,7 @@ def test_cached_kernels_count_no_references(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setattr(cache, "read", reading)
     kernel.window_address.__wrapped__("float32", False)
     assert b"draw_float32" in loaded[0] and b"NRT_" not in loaded[0]
-    # The name would be there.
+    # Positive control: a kernel that does count references names NRT functions.
     monkeypatch.setenv("MULTISAMPLE_CACHE_DIR", str(tmp_path))
     for _ in range(2):
         cached(double_all, "test-counting", "", allocates=True).compile(types.void(VECTOR))
@@ -115,7 +115,7 @@ def test_cached_kernels_count_no_references(monkeypatch: pytest.MonkeyPatch, tmp
 @requires_gxx
 @pytest.mark.parametrize("name", ["cpu_kernel", "cpu_gradient"])
 def test_cpp_for_other_simd_widths_gives_equal_bits_within_bounds(name: str, tmp_path: Path) -> None:
-    """The programs divide their work into parts, as threads do."""
+    """The programs split their work as threads would."""
     program, digests = tmp_path / name, set()
     for machine in ("x86-64", "x86-64-v3", "native"):
         # UBSan finds the same at every width, so one program has it.

@@ -287,9 +287,9 @@ OPERATIONS: dict[str, Callable[[], list[str]]] = {
     ids=" ".join,
 )
 def test_nvrtc_compiles_kernels_for_every_architecture_without_a_warning(kind: tuple[str, str]) -> None:
-    """Only the kind "sample" depends on the architecture; of the others, each architecture compiles some kernels.
+    """Kernels of "sample" are compiled for every architecture; those of each other operation are spread over them.
 
-    The code depends on it in the barriers of staged rows, uniform registers and rounding to bfloat16.
+    Code depends on the architecture in the barriers of staged rows, uniform registers and rounding to bfloat16.
     """
     depending = {name for name, text in sources().items() if re.search(r"__CUDA_ARCH__\)? *[<>=!]", text)}
     assert depending == {"cuda/intrinsics.cuh", "cuda/rows.cuh", "stream/rounding.h"}
@@ -387,8 +387,7 @@ def test_nvcc_compiles_every_kernel_of_the_extension_without_a_warning(tmp_path:
     assert len(kernels) == len(set(kernels))
     gradients = sum("gradient_kernel" in name for name in kernels)
     assert gradients == len(GRADIENT_VARIANTS) == 80
-    # Kernels that read the seed or the window from memory have strided or aligned stores. The kernel of small matrices
-    # has no other variant.
+    # Only kernels with strided or aligned stores have a second variant, which reads the seed or the window from memory.
     from_memory = [variant for variant in VARIANTS if STORE_KINDS[variant[-1]] in ("strided", "aligned")]
     assert sum("sample_kernel" in name for name in kernels) == len(VARIANTS) + len(from_memory)
 

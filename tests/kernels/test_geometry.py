@@ -306,7 +306,7 @@ def test_every_geometry_is_within_the_limits_of_the_kernel(calls: list[Call]) ->
         # Positions of a chunk's dimensions in shared memory, row by row of a pass.
         assert cut.chunk // cut.rows_per_pass <= cut.pitch and cut.pitch % 2 == 1, call
         assert cut.rows_per_pass * cut.pitch <= 288 + 128, call
-        # A distance of more than 31 bits is stored as 0: a thread draws one row.
+        # A row step beyond 31 bits is stored as 0; each thread then draws one row.
         step = row_stride // size * cut.rows_per_pass
         if cut.row_step != step << cut.interleave_log2:
             assert cut.row_step == 0 and cut.band_rows == cut.rows_per_pass and abs(8 * step) >= 2**31, call

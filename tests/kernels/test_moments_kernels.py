@@ -203,9 +203,9 @@ def run(
     cases: Iterable[Case],
     in_python: Callable[[Case], bool] = lambda case: True,
 ) -> list[tuple[Array, Array]]:
-    """Run all cases in C++, some also in Python, compare the bits, and check them against exact sums.
+    """Run all cases in C++ and those of `in_python` in Python; compare the bits, and check them against exact sums.
 
-    In Python, `in_few_kernels` of them, since compiling a kernel takes seconds.
+    Python runs the `in_few_kernels` variant of a case, since compiling a kernel takes seconds.
     """
     cases, taken = list(cases), []
     for case, (first, second) in zip(cases, run_in_cpp(runner, cases), strict=True):
@@ -288,7 +288,7 @@ def test_bits_do_not_depend_on_rows_per_thread_or_order_of_blocks(runner: Any, c
 @requires_gxx
 @requires_emulator
 def test_groups_without_weight_change_no_bits(runner: Any, compiled: Any) -> None:
-    # In a short list, all groups belong to one chain.
+    # A kernel lists only groups with weight: one group in either call.
     one = np.zeros(900, np.float32)
     one[517] = 2.5
     window = Case(7, 4, weights=one[516:520], sample_offset=516)

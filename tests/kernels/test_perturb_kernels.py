@@ -113,7 +113,7 @@ def test_kernels_in_cpp_perturb_every_layout(runner: Any, dtype: str) -> None:
 @requires_emulator
 @pytest.mark.parametrize("dtype", slow_but(["float32"], ["float32", "bfloat16", "float64"]))
 def test_kernels_in_python_perturb_every_layout(compiled: Any, dtype: str) -> None:
-    # Compiling a kernel takes seconds. The ways to launch, below, have the other kernels of float32.
+    # Compiling a kernel takes seconds. The launch tests below run the other kernels of float32.
     for call in calls_of_every_kind(dtype, some_kernels=dtype == "float32"):
         check(run_in_python(compiled, call), call)
 

@@ -182,8 +182,8 @@ SHAPES = {
         (4000, 33), (1, 70001), (65537, 2), (3, 50001),
     ],
     # SIMD vectors extend over rows. With fewer than 16 rows, or a mostly empty last vector, several blocks share a
-    # vector. More than 256 rows (2048 in Numba, 8192 with shared noise) are split. Also several threads, and partial
-    # blocks of four or eight columns at either end, or at both ends.
+    # vector. More than 256 rows (2048 in Numba, 8192 with shared noise) are split. Some shapes need several threads.
+    # Others have partial blocks of four or eight columns at one end or both.
     "nd": [
         *((d, n) for d in (1, 2, 15, 16, 17, 31, 32, 33, 47, 129, 257) for n in range(1, 10)),
         (2, 1501), (3, 700), (5, 333), (8, 301), (9, 260), (12, 200), (18, 301), (21, 150), (24, 90), (34, 131),
@@ -272,7 +272,7 @@ def test_a_window_of_a_window_equals_its_slice(
 def test_few_samples_of_many_dimensions_are_columns_of_the_matrix(
     backend: str, bits: ToArray, dtype: str, antithetic: bool
 ) -> None:
-    """Kernels draw only the normals of a block that few columns need."""
+    """With few columns, kernels skip the normals of a block that no column needs."""
     for d in (16, 37, 2500):
         options: dict[str, Any] = {"seed": 5, "backend": backend, "dtype": dtype, "antithetic": antithetic}
         matrix = bits(multisample.sample(*vectors(d), 12, **options))
@@ -498,7 +498,7 @@ print(json.dumps([test_sample_stream.machine_digests(), test_sample_stream.speci
 
 
 def special_instructions_or_calls() -> list[str]:
-    """Of fused multiply-adds, vectors of 256 bits and the C library's fmaf: what Numba's code here uses."""
+    """Which of FMA instructions, 256-bit vectors and calls of fmaf appear in the code that Numba compiles here."""
     elementwise([0.0], [1.0], 4)
     code = "".join(_fill[np.float32].inspect_asm().values())  # type: ignore[attr-defined]
     return [name for name in ("vfmadd", "%ymm", "fmaf") if name in code]

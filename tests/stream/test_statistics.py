@@ -60,7 +60,7 @@ def of_counts(counts: Array, probabilities: Array) -> float:
     assert probabilities.sum() == pytest.approx(1, abs=1e-9)
     expected = counts.sum() * probabilities
     # The chi-square distribution holds for infinite counts. For finite counts, the variance 2 (cells - 1) grows by at
-    # most the sum of 1 / expected (Haldane 1937): by 1 % at 50 per cell, which makes 1.12e-6 of a p-value of 1e-6.
+    # most the sum of 1 / expected (Haldane 1937): by 1 % at 50 per cell. A nominal p-value of 1e-6 is then 1.12e-6.
     assert expected.min() >= 50
     return of_chi_square(float(((counts - expected) ** 2 / expected).sum()), counts.size - 1)
 

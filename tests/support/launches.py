@@ -114,7 +114,7 @@ def a_launch(
 
 
 def head_of(launch: Launch) -> tuple[Any, ...]:
-    """The arguments of `Launcher.run` after the geometry, for a launch without words in memory but the offset."""
+    """The arguments of `Launcher.run` after the geometry; of the words, only seed and offset may be in memory."""
     mu, sigma, weights, matrix, first, second = launch[:6]
     if launch.operation == Operation.perturb:
         matrix = ctypes.string_at(matrix, launch.spans * SPAN.size)

@@ -41,8 +41,8 @@ def exact_moments(w: Any, mu: Any, sigma: Any, dtype: str = "float32", **options
     squares = z * z
     first, second, size_of_second = z @ w, squares @ w, squares @ np.abs(w)
     mass = np.abs(w).sum()
-    # Float64 sums of n terms add to this: the kernel's, and the reference's for float32.
-    # Float64's own sums have at most 32 terms before they are added up.
+    # The error of a float64 sum over n adds to that of a chain: once for the kernel, for float32 also once for the
+    # reference. In float64, chains have at most 32 terms.
     unit = 2.0**-53 if real == "float64" else 2.0**-24
     terms = 20 * unit + (len(w) + 64) * 2.0**-53 * (1 if real == "float64" else 2)
     last = {"float16": 2.0**-11, "bfloat16": 2.0**-8}.get(dtype, unit)

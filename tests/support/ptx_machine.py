@@ -1,8 +1,8 @@
 """Run the PTX of one kernel on the CPU: all threads in step, one NumPy operation for each instruction.
 
-Only the instructions are known that the stream compiles to, and any other is an error. So are approximations except
-`rsqrt.approx`, roundings except to nearest, subnormal operands of instructions that flush them, and a product that the
-assembler may contract: without ``.rn``, and read by an addition without ``.rn``. Fused multiply-adds are the C
+The machine implements only the instructions of the stream's code; any other is an error. These are errors too:
+approximations except `rsqrt.approx`, roundings except to nearest, subnormal operands of instructions that flush them,
+and contractible products, those without ``.rn`` that an addition without ``.rn`` reads. Fused multiply-adds are the C
 library's, exact. `rsqrt.approx` is the nearest float32: the stream corrects any approximation to the same root.
 """
 
@@ -106,7 +106,7 @@ class Machine:
         }
         self._registers: dict[str, Array] = {}
         self._loose: set[str] = set()
-        # Unwritten bytes are read by nobody: a load outside of the arrays fails.
+        # A load outside of the arrays fails, so no uninitialised byte is ever read.
         self._bytes = np.frombuffer(self._memory, np.uint8)
         statements, labels = statements_of(body)
         at = 0

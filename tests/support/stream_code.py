@@ -1,7 +1,7 @@
 """The stream's functions of both languages, applied to arrays: Python for Numba, and C++ compiled for the CPU.
 
-Compiled Python passes words as uint64 whose upper half is undefined, so all words and places are uint64 here. For C++,
-they are rounded to the type of the argument.
+Compiled Python passes words as uint64 with an undefined upper half, so words, rows and columns are uint64 here. C++
+gets them converted to the type of its argument.
 """
 
 from __future__ import annotations

@@ -90,8 +90,8 @@ COVERING = _covering()
 """A subset with all pairs of choices, for compilers that are slow; `QUICK` comes first."""
 
 GradientVariant = tuple[str, bool, bool, bool, int, bool, bool]
-"""Element type, whether noise is shared, antithetic, fast_math, rows of a thread, whether the kernel only reads at
-once, and whether it reads the seed and the window from memory."""
+"""Element type, whether noise is shared, antithetic, fast_math, rows of a thread, whether vectorised loads
+(`kAtOnce`) read every whole group, and whether the kernel reads the seed and the window from memory."""
 GRADIENT_VARIANTS: list[GradientVariant] = [
     (dtype, shared, antithetic, fast, rows, only_at_once, origin_in_memory)
     for dtype, shared, antithetic, fast in itertools.product(DTYPES, (False, True), (False, True), (False, True))

@@ -10,7 +10,7 @@ from multisample.backends.kernels.cuda.geometry import STORE_KINDS, TRANSPOSED_T
 def recut(cut: Callable[[Geometry], dict[str, int]], usual: Geometry, groups: int, own_rows: int) -> Geometry:
     """`usual` with the groups per pass, chunk or band changed by `cut`, and the dependent fields computed again.
 
-    `cut` changes fields for rows, which stand for groups here. A thread of kTransposedStaged has `own_rows` dimensions.
+    For `cut`, the fields named for rows hold groups. A thread of kTransposedStaged has `own_rows` dimensions.
     """
     as_rows = usual._replace(rows_per_pass=usual.groups_per_pass, band_rows=usual.band_groups)
     changed = as_rows._replace(**cut(as_rows))

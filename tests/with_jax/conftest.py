@@ -1,4 +1,4 @@
-"""The tests of JAX run on its CPU, and on a GPU where JAX has one; with each backend that serves it there."""
+"""Tests of JAX run on the CPU and on a GPU that JAX has, with each backend that serves JAX on that device."""
 
 from __future__ import annotations
 

@@ -223,7 +223,7 @@ def test_another_version_of_the_interface_is_refused(version: tuple[int, int]) -
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3, 4])
-def test_only_the_execution_executes(stage: int) -> None:
+def test_only_the_execute_stage_draws(stage: int) -> None:
     calls: list[Any] = []
     instantiated: list[Any] = []
     xla = Xla()
@@ -258,7 +258,7 @@ def test_exceptions_become_errors(error: Exception, code: int) -> None:
 
 
 def words_in_memory(seed: int, offsets: int) -> dict[str, int]:
-    """The fields of a launch with these addresses; without offsets, the latter is 0."""
+    """Address fields of a launch. `offsets` is 0 if the call has none; the fields after the seed are then 0."""
     places = {name: 8 * k for k, name in enumerate(("offset_at", "first_row_at", "first_column_at"))}
     return {"seed_at": seed, **{name: offsets and offsets + place for name, place in places.items()}}
 
@@ -297,7 +297,7 @@ def test_strings_of_saved_programs_are_read() -> None:
 
 
 class Recording(DriverBackend):
-    """A driver's backend without a driver: it writes down the bytes of what it would launch."""
+    """A GPU backend without a driver: it records the bytes of each launch."""
 
     device_kinds = ("cuda",)
     host_library = "cupy"
@@ -418,7 +418,7 @@ def test_parameters_on_a_device_are_one_launch(
 
 
 class Native:
-    """The compiled handlers of samples on CUDA, on a driver that writes down its launches."""
+    """The compiled handlers of samples on CUDA, with a fake driver that records launches."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.in_python = 0
@@ -472,7 +472,7 @@ class Native:
         assert xla.state
 
     def python(self, xla: Xla, frame: CallFrame) -> int:
-        """Run the call as the first of an instruction, which enters Python."""
+        """Run the call as an instruction's first, which enters Python."""
         state = xla.state
         self.instantiate(xla, frame)
         error = self(frame)

@@ -51,16 +51,16 @@ def check_elements(place: str, axes: tuple[int | None, ...], name: str) -> None:
 
 
 @pytest.mark.parametrize(("axes", "name"), list(zip(AXES, itertools.cycle(OPTIONS), strict=False)))
-def test_an_element_has_the_numbers_of_its_call(jax_place: str, axes: tuple[int | None, ...], name: str) -> None:
+def test_batches_of_some_operands_equal_single_calls(jax_place: str, axes: tuple[int | None, ...], name: str) -> None:
     check_elements(jax_place, axes, name)
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_an_element_of_axes_of_every_operand_has_the_numbers_of_its_call(every_place: str, name: str) -> None:
+def test_batches_of_every_operand_equal_single_calls(every_place: str, name: str) -> None:
     check_elements(every_place, (0, 0, 0), name)
 
 
-def test_axes_may_be_anywhere(jax_place: str) -> None:
+def test_the_batch_axis_may_be_any_axis(jax_place: str) -> None:
     found = vmap(lambda mu: sample(mu, 1.0, N, seed=1, backend=jax_place), in_axes=1, out_axes=2)(MUS.T)
     for i in range(B):
         np.testing.assert_array_equal(found[:, :, i], sample(MUS[i], 1.0, N, seed=1))

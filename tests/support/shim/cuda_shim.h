@@ -82,7 +82,7 @@ T __shfl_up_sync(unsigned mask, T x, unsigned delta) {
 
 namespace multisample {
 
-// Deliberately different from a GPU, whose result cannot be computed here, so that an unintended use is detected.
+// The CPU cannot compute a GPU's fast normals. These values are absurd, so that a test that uses them fails.
 inline Normals<float> fast_normals(const Words&) { return {1e30f, 1e30f, 1e30f, 1e30f}; }
 
 }  // namespace multisample
