@@ -96,15 +96,15 @@ PROTOCOL = 2
 class Backend(Protocol):
     """A way to run the kernel.
 
-    A backend may also have ``launcher(launch) -> Launcher``, for repeated calls. `backends.generic` makes it
-    from `launch` for backends without.
+    A backend may also have ``launcher(launch) -> Launcher``, for repeated calls. `backends.generic` makes one
+    from `launch` for a backend without a `launcher`.
 
     A backend may have ``parameters(launch)``: the kernels that it would launch, each with its parameters, for a program
     of JAX that launches them again: see `multisample.backends.driver`.
 
     A backend may also have ``c_function(launch)``, because threads of XLA should not wait for the interpreter. It
     returns the address of a C function ``int run(const Launch*)`` for launches like `launch`, or 0 if there is none.
-    It may support gradients although `operations` lacks them. The C function needs no interpreter.
+    There may be one for gradients although `operations` lacks them. The C function needs no interpreter.
     It returns 0, or another number after an error. Seed and offsets are in memory of the launch's device. mu, sigma
     and weights are vectors of the computing type; for moments mu and sigma are numbers. Without a C function, each call
     of a program of JAX enters Python.

@@ -68,8 +68,8 @@ PLACES: dict[str, tuple[tuple[int, int], ...]] = {
 }
 """For launches whose seed and offsets are in memory: the places of each address in `DriverBackend.parameters`.
 
-An address may be in several places. A place is a displacement in these bytes, and the number that is added to the
-address there.
+An address may be in several places. A place is a pair: a displacement in these bytes, and a number to add to the
+address.
 """
 
 
@@ -286,7 +286,7 @@ class DriverBackend(abc.ABC):
         return kernels
 
     def _perturbing(self, launch: Launch) -> _Kernels:
-        """The kernels that perturb. The packed spans are in place of the address of the matrix.
+        """The kernels that perturb. The address of the packed spans takes the place of that of the matrix.
 
         Spans that differ from the previous ones only in addresses keep their cut into kernels.
         """

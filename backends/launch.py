@@ -117,7 +117,7 @@ class Launch(NamedTuple):
     first_column: _I64 = 0
     """``first_row + rows <= 2**32`` and ``first_column + columns <= 2**34``."""
     seed_at: _Address = 0
-    """Address of the seed in memory of `device`; 0 if the field `seed` counts. See `word_formats`."""
+    """Address of the seed in memory of `device`; 0 if the field `seed` has it. See `word_formats`."""
     offset_at: _Address = 0
     """The same for `offset`."""
     first_row_at: _Address = 0

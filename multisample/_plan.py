@@ -55,8 +55,8 @@ class Plan:
     """A call of an operation resolved except for values, addresses, seed, offset and window; immutable.
 
     `shape` and `dtype` are those of each result. `operands` are the arrays that the call reads, by name. `template` is
-    the launch without addresses, seed, offset and window. `mask` has the bits that are 0 in the address of an aligned
-    vector. `is_transposed` says that the matrix is (n, d), `is_empty` that there is nothing to launch, and
+    the launch without addresses, seed, offset and window. A vector is aligned if ``address &
+    mask`` is 0. `is_transposed` says that the matrix is (n, d), `is_empty` that there is nothing to launch, and
     `has_device_seeds` that the seeds are in device memory, without offsets.
     """
 
@@ -141,7 +141,7 @@ class Plan:
     ) -> Drawn:  # fmt: skip
         """Launch. `matrix` is `out`, the matrix that a gradient reads, or None.
 
-        For gradients, `seed` may be the last three elements of the sample's `Drawn`.
+        For gradients, `seed` may be the seed, offset and offset array that the sample returned.
         Every step that can fail, except the launch, precedes the taking of seed and offset.
         """
         if not (0 <= dim_offset <= self._last_row and 0 <= sample_offset <= self._last_column):

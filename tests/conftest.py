@@ -150,7 +150,7 @@ def registered(monkeypatch: pytest.MonkeyPatch, new_choices: None) -> Callable[[
 
 @pytest.fixture
 def thread_counts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[int]]]:
-    """``thread_counts()``: the number of threads of each call since the last `thread_counts()` that may use several."""
+    """``thread_counts()``: the threads of each call since the last `thread_counts()`, of calls that may use several."""
     pools: list[Any] = []
     find_threads, before = threads.find_threads, threads._shared[threads._POOL]
 

@@ -5,9 +5,9 @@ python -m bench.report.compare --old old1.json old2.json old3.json --new new1.js
 Seconds of two runs cannot be compared, ratios within a run can: on a GPU the fraction of the speed of
 `cudaMemsetAsync`, on a CPU how many times as fast as NumPy a contender is in its case.
 
-A ratio has moved when its median over the runs has changed by more than the ranges of old and new together, and by more
-than --least percent. Changes and ranges are logarithms, so that twice and half the speed are equally far away. One run
-has no range: repeat the runs of a machine whose noise exceeds --least.
+A ratio has moved if its median over the runs has changed by more than the sum of the ranges of old and new, and by
+more than --least percent. Changes and ranges are logarithms, so that twice and half the speed are equally far away. One
+run has no range: repeat the runs of a machine whose noise exceeds --least.
 
 Ends with status 1 if a contender of ours has become slower, otherwise with 0.
 """

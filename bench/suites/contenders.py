@@ -49,15 +49,15 @@ class Contender:
     reason: Callable[[], str | None]
     """Returns why it cannot run here, or None."""
     start: Callable[[Case, str], Call | Variants]
-    """Returns what is timed for a case and a mode. Peers draw the same in both modes."""
+    """Returns what is timed for a case and a mode. Peers ignore the mode."""
     ours: bool = False
     lacks: str | None = None
-    """The work of its group that this contender omits."""
+    """What the others of its group do and this contender does not."""
     noises: tuple[str, ...] = ("independent",)
     dtypes: tuple[str, ...] = ("float32",)
     layouts: tuple[str, ...] = ("dn",)
     modes: tuple[str, ...] = tuple(MODES)
-    """The modes of the groups that it is compared in."""
+    """The modes in which it is compared."""
     operations: tuple[str, ...] = ("sample",)
     most_samples: int | None = None
     wait: Callable[[Any], None] | None = None

@@ -1,8 +1,8 @@
 """Times of calls that take turns: on the device, on the host, and of both together.
 
-Four rules hold for every contender. Calls alternate, on a GPU also with fills of as many bytes, so that a disturbance
-slows all. Some results are kept alive, so that new results miss the cache. Fills keep the device busy until the host
-has made a call, so that the host's time does not add to the device's. The garbage collector is off meanwhile.
+Calls alternate, so that a disturbance slows all. On a GPU, a fill of the result's size takes a turn too. Some
+results are kept alive, so that new results miss the cache. Fills keep the device busy until the host has made a call,
+so that the host's time does not add to the device's. The garbage collector is off meanwhile.
 """
 
 from __future__ import annotations

@@ -302,7 +302,7 @@ struct TileDown : Tile<Real, 256> {
     }
   }
 
-  // Draws the words of each place. Those of its second pair are kBlocks elements behind those of its first.
+  // Draws the words of each place. The words of a place's second pair follow those of its first pair by kBlocks.
   template <class WordsOfVector>
   MULTISAMPLE_FUNCTION void draw_words(u64 places, WordsOfVector words_of) {
     for (u64 place = 0; place < places; place += kPlaces) {
@@ -344,7 +344,7 @@ struct TileDown : Tile<Real, 256> {
     });
   }
 
-  // The output of the next tile, for prefetching. Its vectors are `spread` times as far apart as those of this tile.
+  // The output of the next tile, for prefetching. Its vectors have `spread` times the distance of this tile's.
   struct Next {
     const char* at;
     i64 spread, column_stride;

@@ -88,7 +88,7 @@ struct Geometry {
   u32 interleave_log2;  // row stores: a band has every 2^interleave_log2-th pass
   u32 steps;            // row stores: tiles of groups_per_pass groups that a block draws, one after another
   u32 blocks_per_band;  // blocks that share a band
-  u32 skip;             // columns of the first group before the first column; the largest possible number if the first
+  u32 skip;             // columns of the first group before the window; the largest possible number if the first
                         // column is in device memory
   u32 store_kind;       // one of StoreKind
   u32 pieces;           // kTransposed: pieces per column, one per thread; kTransposedStaged: dimensions

@@ -99,7 +99,7 @@ class _RecordedSample:
     def __init__(self, call: Call, backend: Backend) -> None:
         self.plan = make_plan(call, backend, TORCH, keeps_offset=True)
         self.run_plan = _CompiledPlan.around(self.plan, call).run
-        # The plan for the latest gradient's signature, and its compiled function, which returns None for another one.
+        # The plan for the latest gradient's signature. Its compiled function returns None for another signature.
         self.gradient_plan: Plan | None = None
         self.gradients: Callable[..., Any] = _no_gradients
         # Whether the kernel's sums are the gradients of mu and sigma without a change of shape or type.

@@ -229,7 +229,7 @@ def _vector(x: Any, model: Any, dtype: str | None, batch: int | None = None) -> 
     """`mu` or `sigma` as a tensor of shape (d,); `model` has d elements."""
     if is_number(x):
         real = torch.float64 if dtype == "float64" else torch.float32
-        # A product keeps a symbolic x symbolic.
+        # Multiply: a symbolic x stays symbolic.
         x = torch.ones((), dtype=real, device=model.device) * torch.sym_float(x)
     if x.dim() == 1:
         return x

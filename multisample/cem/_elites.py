@@ -75,7 +75,7 @@ def refit(settings: Settings, state: State, samples: Any, scores: Any, noise: An
 
 
 def elite_weights(settings: Settings, scores: Any) -> tuple[Any, Any]:
-    """The weight of each sample in the mean of the elites, and 1 for the best sample, else 0."""
+    """Two arrays: the weight of each sample in the mean of the elites, and a 1 at the best sample."""
     arrays = settings.arrays
     which, best_scores = _elites(settings, scores)
     weight, _, divisor = _weights(arrays, best_scores)

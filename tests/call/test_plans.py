@@ -49,7 +49,7 @@ Call = Callable[[], Any]
 def no_plans() -> Iterator[None]:
     """Register every array type of the tests, and clear the plans before and after the test."""
     sample(MU, SIGMA, 1, seed=1)
-    for backend in ("cpu", "auto"):  # The first call of torch_ext loads its library; plans made before have other keys.
+    for backend in ("cpu", "auto"):  # Loads the library of torch_ext first, since that changes keys.
         sample(T_MU, T_SIGMA, 1, seed=1, backend=backend)
     _forget()
     yield

@@ -292,7 +292,7 @@ def test_a_helper_may_run_where_the_caller_may_but_not_on_its_processor(
         processors, avoided = helper_of(kernel, pool, PROCESSORS)
         assert avoided in PROCESSORS
         assert processors == PROCESSORS - {avoided}
-    # A caller that may run on one processor leaves its helper no other.
+    # Where the caller may use one processor only, its helper keeps its own processors.
     for processor in PROCESSORS:
         assert helper_of(kernel, pool, {processor})[0] == PROCESSORS - {avoided}
 

@@ -1,4 +1,4 @@
-"""The reference agrees with real arithmetic, and its real arithmetic with independent answers (tests/support/data).
+"""The reference agrees with real arithmetic. Its real arithmetic agrees with independent answers (tests/support/data).
 
 test_normals.py and test_sample_stream.py compare it, bit for bit, with code that gives the known answers.
 """

@@ -28,7 +28,7 @@ import multisample
 
 Array = np.ndarray[Any, Any]
 
-# The probability of a false alarm of each test, over the choice of its seed. Fewer than 100 tests: 1e-4 together.
+# The probability that a test rejects a correct stream, over all seeds. The tests are fewer than 100: 1e-4 in all.
 ALPHA = 1e-6
 # Broken streams must give a smaller p-value.
 CAUGHT = 1e-12

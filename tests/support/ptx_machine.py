@@ -2,8 +2,8 @@
 
 The machine implements only the instructions of the stream's code; any other is an error. These are errors too:
 approximations except `rsqrt.approx`, roundings except to nearest, subnormal operands of instructions that flush them,
-and contractible products, those without ``.rn`` that an addition without ``.rn`` reads. Fused multiply-adds are the C
-library's, exact. `rsqrt.approx` is the nearest float32: the stream corrects any approximation to the same root.
+and products that a compiler may fuse: those without ``.rn`` that an addition without ``.rn`` reads. Fused multiply-adds
+are the C library's, exact. `rsqrt.approx` is the nearest float32: the stream computes the same root from any other.
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ def _check_windows(launch: Launch) -> None:
 def scratch_size(static: Static, batch: int = 0) -> int:
     """How many float64 numbers of scratch memory a call on CUDA needs."""
     size = generic.launcher(registry.find(static.backend), _launch(static, 0, batch)).scratch_size
-    # The kernel reads the first column in device memory, so reserve scratch for the largest skip, that of column 7.
+    # The kernel reads the first column in device memory. A window that begins at column 7 of 8 needs most.
     return 1 if size is None else max(1, size(0), size(7))
 
 

@@ -50,7 +50,7 @@ from .static import CUSTOM_CALLS
 
 PLATFORMS = ("cpu", "CUDA")
 
-# Process-wide words that compiled code finds by symbol: XLA's type number of states for each platform; CUDA functions.
+# Process-wide words that compiled code finds by symbol: XLA's type id of `State` for each platform; CUDA functions.
 _TYPES, _LAUNCH, _GET_DEVICE, _EXCHANGE_MODE, _PROCESS = 0, 2, 3, 4, 5
 _process = np.zeros(_PROCESS, np.int64)
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(_process))  # XLA may call when the module's variables are gone.

@@ -1,7 +1,7 @@
 """Lowering of the primitives: one custom call for each device, which draws the window of that device.
 
-XLA would gather the operands of a custom call that it cannot partition. Here each device moves the first row and column
-of its window by its place in the mesh, and draws that window from its own part of mu and sigma, without communication.
+XLA would gather the operands of a custom call that it cannot partition. From its place in the mesh, each device finds
+where its window begins. It draws the window from its own part of mu and sigma, without communication.
 For model parameters, each device moves the index of each block's first element.
 """
 
@@ -110,7 +110,7 @@ def _with_offsets(words: tuple[Any, ...]) -> tuple[Any, Any]:
 def _added(low: Any, high: Any, axes: Any, size: int) -> tuple[Any, Any]:
     """A number, as two words, plus `size` for each device before this one along mesh `axes`."""
     index = jax.lax.axis_index(axes).astype(jnp.uint32)
-    # The product may exceed 32 bits. The products with 16 bits of `size` do not, with fewer than 2**16 devices.
+    # The product may exceed 32 bits. With fewer than 2**16 devices, the index times 16 bits of `size` does not.
     for shift in range(0, 48, 16):
         piece = index * np.uint32(size >> shift & 0xFFFF)
         below = piece << np.uint32(shift) if shift < 32 else jnp.zeros_like(piece)
@@ -195,7 +195,7 @@ def lowering(platform: str) -> Callable[..., Any]:
         is_lone = [bool(static.front) and x.shape[0] == 1 for x in operands]
 
         def shardings(mesh: Any, places: dict[str, Any]) -> tuple[list[Any], tuple[Any, ...]]:
-            """Of the results and of the operands."""
+            """The shardings of the results, and those of the operands."""
             own = [places | {"b": None} if lone else places for lone in is_lone]
             return [_sharding(mesh, places, names) for names in writes_axes], tuple(
                 _sharding(mesh, where, names) for where, names in zip(own, axes, strict=True)

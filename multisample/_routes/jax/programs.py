@@ -43,7 +43,7 @@ PROGRAMS = ProgramCache(256 << 20)
 def jitted(key: Hashable, function: Callable[..., Any]) -> Any:
     """The jitted function in `PROGRAMS` under `key`; if there is none, that of `function`.
 
-    Without `keep_unused`: with it, JAX 0.11 caches each program under a key that the program itself keeps alive.
+    `keep_unused` is not passed: with it, JAX 0.11 never frees a program, since the program keeps its own key alive.
     """
     found = PROGRAMS.get(key)
     if found is None:

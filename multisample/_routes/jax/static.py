@@ -28,7 +28,7 @@ class CustomCall(NamedTuple):
     """The custom call of an operation. Its operands are `Static.reads`, the seed, and the offsets unless all are 0."""
 
     reads: tuple[str, ...]
-    """Fields of `Launch`, in which the operation is linear. Perturb reads and writes the parameters besides."""
+    """The fields of `Launch` that the call reads, and is linear in. Perturb reads and writes the parameters besides."""
     transposed: Operation | None
     """The operation that sums a cotangent; None if there is none."""
     is_split: bool
@@ -80,7 +80,7 @@ class Static(NamedTuple):
     sigma_batched: bool = False
     seed_batched: bool = False
     offsets_batched: bool = False
-    """Whether each element of the batch has an operand of its own. Set for custom calls only."""
+    """These four: whether each element of the batch has its own operand. Set for custom calls only."""
     parameters: tuple[Parameter, ...] = ()
     """Those that perturb adds noise to, which have the type `dtype`."""
     operation: Operation = Operation.sample
