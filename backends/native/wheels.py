@@ -22,14 +22,14 @@ from .build import LibraryKind
 from .platform_tag import platform_tag
 
 ARCHITECTURES = "7.5;8.0;8.6;9.0+PTX"
-"""Default of TORCH_CUDA_ARCH_LIST. Code for 8.6 runs on 8.9; drivers compile the PTX for newer GPUs."""
+"""The default of TORCH_CUDA_ARCH_LIST. GPUs of 8.9 run the code for 8.6. For newer ones, drivers compile the PTX."""
 
 
 def build_all(kinds: Collection[LibraryKind], root: Path) -> list[Path]:
     """Compile libraries into a folder of `root`, named as `prebuilt` expects, and return their paths.
 
-    `root` becomes `prebuilt.root()` in the wheel. BackendUnavailableError if one of them cannot be compiled, or a tool
-    is missing; ValueError if TORCH_CUDA_ARCH_LIST has anything other than numbers.
+    The wheel has the folder `root` as its `prebuilt.root()`. Raises BackendUnavailableError if a tool is missing or a
+    library cannot be compiled, and ValueError if TORCH_CUDA_ARCH_LIST has anything other than numbers.
     """
     os.environ["TORCH_CUDA_ARCH_LIST"] = os.environ.get("TORCH_CUDA_ARCH_LIST") or ARCHITECTURES
     reasons = list(toolchain.missing_tools())

@@ -44,7 +44,7 @@ class Look(NamedTuple):
     colour: str = "#7d8590"
     marker: str = "o"
     compared: bool = False
-    """Whether pictures that compare by size have a line for it. Too many lines cannot be told apart."""
+    """Whether it has a line in pictures over the size of the matrix, which show few contenders."""
 
 
 OURS = "multisample for "

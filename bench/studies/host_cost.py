@@ -2,8 +2,8 @@
 
 python -m bench.studies.host_cost results.json [numpy] [first] [torch-cpu] [torch-cuda] [cuda-cupy] [cuda-numba]
 
-Each call alternates with its peer. A turn is 40 calls, and starts on an idle device. `us` is our time, `other us` the
-peer's, and `ratio` the median of the ratios within a turn. The peer is ``torch.randn(d, n)`` on a GPU, and
+Each call alternates with its peer. A turn is 40 calls, and starts on an idle device. `us` is our time and `other us`
+the peer's. `ratio` is the median of the ratios of all turns. The peer is ``torch.randn(d, n)`` on a GPU, and
 ``mu + sigma * randn`` of the library on a CPU. Where the call has out= or autograd records it, the peer does the same.
 "first" is the first call with a new shape; kernels are compiled already.
 """

@@ -122,7 +122,7 @@ struct KeyState {
   Object address, requires_grad;  // names of attributes
 };
 
-// Returns false with a Python error set, or without one if the Python function must read the signature.
+// Returns false if it cannot read the signature. Then a Python error is set, or the caller asks the Python function.
 inline bool read_signature(const KeyState& state, PyObject* tensor, Signature* signature) {
   TensorOf read(tensor, state.address.get());
   if (PyErr_Occurred() != nullptr || !read_properties(read.handle(), signature)) return false;

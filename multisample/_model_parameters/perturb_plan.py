@@ -57,6 +57,8 @@ class _Group(NamedTuple):
     """The arrays of one device and one type: one launch."""
 
     launch: Callable[..., None]
+    geometry: Callable[[Any, int], Any] | None
+    """`Launcher.geometry`; no backend uses its arguments for perturb."""
     device: Device
     arrays: tuple[int, ...]
     table: HostArray
@@ -162,7 +164,7 @@ class _Plan:
         )  # fmt: skip
         real = cached_dtype(MATRIX_TYPES[dtype].computing)
         return _Group(
-            launcher.run, device, tuple(arrays), np.array(spans, np.int64).reshape(-1, _WORDS),
+            launcher.run, launcher.geometry, device, tuple(arrays), np.array(spans, np.int64).reshape(-1, _WORDS),
             np.array(array_of_span, np.intp), launcher.takes_arrays, real, struct.Struct(real.char).pack,
             library.stream(device) if on_device else None, library.is_capturing(device) if on_device else None,
         )  # fmt: skip
@@ -232,7 +234,8 @@ class _Plan:
         if not (has_one_span and is_plain and (self.is_fresh or self.in_place)):
             return None
         (group,), (allocate,), is_fresh, notify = self.groups, self.allocators, self.is_fresh, self.notify
-        address, weights_of, launch, stream_of = self.library.address, self.weights, group.launch, group.stream
+        address, weights_of, stream_of = self.library.address, self.weights, group.stream
+        launch, geometry_of = group.launch, group.geometry
         none, tail = None if group.takes_arrays else 0, tuple(group.table[0, 2:].tolist())
         pack = functools.lru_cache(8)(lambda source, target: SPAN.pack(source, target, *tail))
         passes_number = self.is_number and not group.takes_arrays
@@ -246,7 +249,8 @@ class _Plan:
             stream = 0 if stream_of is None else stream_of(x)
             weights = (values,) if passes_number else weights_of(group, values, given, stream)
             span = pack(at, address(result) if is_fresh else at)
-            launch(None, none, none, weights[0], span, none, none, word, offset, 0, 0, member, 0, stream, 0)
+            geometry = None if geometry_of is None else geometry_of(None, 0)
+            launch(geometry, none, none, weights[0], span, none, none, word, offset, 0, 0, member, 0, stream, 0)
             if notify is not None and not is_fresh:
                 notify(result)
             return (result,)
@@ -287,11 +291,12 @@ class _Plan:
                 if self.library.names_streams:
                     named = [x[k] for k in group.arrays for x in (arrays, results)]
                     others = order_before(map(self.library.named_stream, named), group.device, stream)
-            launches.append((group, table, stream, self.weights(group, values, given, stream), others))
-        for group, table, stream, (weights, _owner), others in launches:
+            geometry = None if group.geometry is None else group.geometry(None, 0)
+            launches.append((group, geometry, table, stream, self.weights(group, values, given, stream), others))
+        for group, geometry, table, stream, (weights, _owner), others in launches:
             none = None if group.takes_arrays else 0
             group.launch(
-                None, none, none, weights, table, none, none, word, offset, seed_at, offset_at, member, 0, stream, 0
+                geometry, none, none, weights, table, none, none, word, offset, seed_at, offset_at, member, 0, stream, 0
             )
             if others:
                 order_after(others, group.device, stream)

@@ -37,9 +37,9 @@ YEARS, RATE, SPOT, STRIKE = 1.0, 0.03, 100.0, 100.0
 STOCKS = 8
 REPETITIONS = 20
 BUMP = 0.01
-"""Relative change of the stocks' prices for the finite difference."""
+"""The relative change of the stocks' prices in the finite difference for delta."""
 BLOCK = 1_000_000
-"""Paths in a block of Dask: 32 MB of draws, which a thread draws and reduces in a tenth of a second."""
+"""The number of paths in a block of a Dask array. A thread draws and sums its 32 MB in a tenth of a second."""
 VOLATILITY, DAYS = 0.3, 252
 """The volatility of the stock in the average-price option, and the days of a path."""
 THREADS = 128
@@ -193,7 +193,7 @@ def average_price(seed: int = 7, paths: int = 65_536, device: str = "cpu") -> Pr
 
 @njit
 def simulate(seed, days, drift, volatility, spot, strike, groups):  # type: ignore[no-untyped-def]
-    """Sums of the payoffs of ``4 * groups`` paths, and of their squares: `KERNEL` for the CPU."""
+    """`KERNEL` for the CPU: returns the sum of the payoffs of ``4 * groups`` paths, and the sum of their squares."""
     lanes = 64
     x, total = np.empty((lanes, 4), np.float32), np.empty((lanes, 4), np.float32)
     payoffs, squares = 0.0, 0.0

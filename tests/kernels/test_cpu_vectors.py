@@ -1,4 +1,4 @@
-"""SIMD vectors of CPU kernels: the widest in Python, against LLVM's preference; in C++, all widths give equal bits."""
+"""SIMD on the CPU: Python's kernels use the widest vectors, and kernels in C++ give equal bits at every width."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def double_all(x):  # type: ignore[no-untyped-def]
 
 
 def machine_code(kind: str) -> str:
-    """Assembly of a float64 kernel, or of a loop that is compiled as the kernels are."""
+    """The assembly of a float64 kernel, or of a small loop with the kernels' compiler options."""
     if kind == "draw":
         function, parameters = kernel._window_function("float64", False), kernel.window_parameters("float64")
     elif kind == "sum":
@@ -56,7 +56,7 @@ def machine_code(kind: str) -> str:
 
 
 def counts(kind: str) -> tuple[int, int, int]:
-    """Counts of 512-bit operands, of 256-bit operands, and of changes of reference counts in the machine code."""
+    """How often the assembly names 512-bit registers, 256-bit registers, and functions that count references."""
     code = machine_code(kind)
     return code.count("%zmm"), code.count("%ymm"), code.count("NRT_")
 

@@ -108,10 +108,20 @@ GRADIENT_VARIANTS: list[GradientVariant] = [
 """All that the gradient's CUDA kernel is compiled for."""
 
 
-def slow_but(quick: Iterable[Any], values: Iterable[Any], *, several: bool = False) -> list[Any]:
-    """`values` as test parameters; those that are not in `quick` are marked slow.
+ONE_OPTION: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "shared": {"noise": "shared"},
+    "antithetic": {"antithetic": True},
+    "nd": {"layout": "nd"},
+    "window": {"dim_offset": 3, "sample_offset": 5},
+}
+"""Options of `sample`, one or none at a time, by name."""
 
-    `several`: each value is a tuple, of several parameters.
+
+def slow_but(quick: Iterable[Any], values: Iterable[Any], *, several: bool = False) -> list[Any]:
+    """Test parameters from `values`. A value that is not in `quick` gets the mark ``slow``.
+
+    With `several`, a value is a tuple with one element for each parameter.
     """
     quick = list(quick)
     return [

@@ -7,19 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from tables import ONE_OPTION
 from torch.autograd import forward_ad
 
 import multisample.torch
 from multisample import Generator, sample
 
 D, N = 5, 7
-OPTIONS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "shared": {"noise": "shared"},
-    "antithetic": {"antithetic": True},
-    "nd": {"layout": "nd"},
-    "window": {"dim_offset": 3, "sample_offset": 5},
-    "all": {"noise": "shared", "antithetic": True, "layout": "nd", "dim_offset": 1, "sample_offset": 3},
+OPTIONS = ONE_OPTION | {
+    "all": {"noise": "shared", "antithetic": True, "layout": "nd", "dim_offset": 1, "sample_offset": 3}
 }
 # Forms of `mu` and `sigma`, made from a vector.
 FORMS: dict[str, Callable[[torch.Tensor], Any]] = {

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from processes import run_python
-from tables import slow_but
+from tables import ONE_OPTION, slow_but
 from torch._dynamo.exc import Unsupported
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -26,12 +26,7 @@ from multisample.torch import Normal
 pytestmark = pytest.mark.filterwarnings("ignore:::torch")
 
 D, N = 5, 7
-OPTIONS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "shared": {"noise": "shared"},
-    "antithetic": {"antithetic": True},
-    "nd": {"layout": "nd"},
-    "window": {"dim_offset": 3, "sample_offset": 5},
+OPTIONS = ONE_OPTION | {
     "half": {"dtype": "float16", "fast_math": True},
     "double": {"dtype": torch.float64, "backend": "torch_ext"},
 }

@@ -63,16 +63,16 @@ def packed_launcher(launch: Launch, thread_limit: Callable[[], int] = thread_lim
         if error := function(head + tail):
             raise_error(error)
 
-    if launch.operation == Operation.perturb:  # Its callers know no `geometry`.
-        run_perturb = lambda _, *arguments: run(None if is_small else limit(None, 0), *arguments)  # noqa: E731
-        return Launcher(run_perturb, takes_arrays=True)
+    geometry = None if is_small else limit
+    if launch.operation == Operation.perturb:
+        return Launcher(run, geometry=geometry, takes_arrays=True)
     is_valid_vector = value_kernel(computing_name(launch), launch.operation == Operation.moments)
 
     def is_valid_batch(*vectors: HostArray | None) -> Any:
         return is_valid_vector(*[x if x is None or x.ndim == 1 else x.reshape(-1) for x in vectors])
 
     is_valid = is_valid_batch if launch.batch else is_valid_vector
-    return Launcher(run, is_valid, None if is_small else limit, takes_arrays=True)
+    return Launcher(run, is_valid, geometry, takes_arrays=True)
 
 
 def run_launch(launch: Launch, thread_limit: Callable[[], int] = thread_limit) -> None:

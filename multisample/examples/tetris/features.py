@@ -91,9 +91,9 @@ def _well_sum(board, words):
 
 @njit(forceinline=True)
 def _sums(board, words):
-    """Row transitions, column transitions, holes, wells, hole depth and rows with holes in the first `words` words.
+    """Return six features of a board: row and column transitions, holes, wells, hole depth, and rows with holes.
 
-    The other words are empty. `words` is a compile-time constant.
+    All cells from word `words` on are empty. `words` is a compile-time constant.
     """
     rows = columns = depth = holes = with_holes = 0
     below, on_below, above = ROW, _ZERO, _ZERO

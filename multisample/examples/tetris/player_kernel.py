@@ -49,7 +49,7 @@ def _draw_four(seed, game, block, kinds):
 def _place(write_features, board, heights, orientation, column, height, features, scratch):
     """Write the features of a placement; returns the board after it, and the number of completed rows.
 
-    If the piece does not fit, the number is -1, and no features are written.
+    If the piece does not fit, the function returns -1 as this number, and writes no features.
     """
     rows = SIZES[orientation, 0]
     row = landing_row(heights, BOTTOMS[orientation], column)
@@ -112,7 +112,7 @@ def _play(write_features, d, weights, state, seed, game, height, most_pieces, mo
 
 @njit(forceinline=True)
 def _features(write_features, state, orientation, column, height, features):
-    """Place one piece in `state`; see `_place`."""
+    """Place one piece in `state`; returns the number of completed rows, or -1 if the piece does not fit."""
     board = state[0], state[1], state[2], state[3]
     heights, scratch = np.zeros(_HEIGHTS, np.int64), np.zeros(_HEIGHTS, np.int64)
     column_heights(board, heights)
