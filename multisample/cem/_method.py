@@ -314,22 +314,22 @@ class CEM(Generic[ArrayT]):
             if callable(noise):
                 noise = self._scheduled(noise(self._told + 1))
             if samples is None:
-                row = self._refit_to_drawn(scores, noise)
+                (state, row), asked = self._refit_to_drawn(scores, noise), None
             else:
-                self._state, row = self._refit(self._state, samples, scores, noise)
-        self._rows.append(row)
-        self._told += 1
+                (state, row), asked = self._refit(self._state, samples, scores, noise), self._asked
+        # Python handles signals in calls and loops, so these changes are one for a signal handler.
+        self._state, self._told, self._asked = state, self._told + 1, asked
+        self._rows += [row]
 
-    def _refit_to_drawn(self, scores: Any, noise: Any) -> Any:
-        """Refit to the samples of the latest `ask`, without them; returns the row of the history."""
+    def _refit_to_drawn(self, scores: Any, noise: Any) -> tuple[State, Any]:
+        """Refit to the samples of the latest `ask`, without them; returns the state and the row of the history."""
         seed, mu, sigma = self._asked
         weights, best = self._weights(scores)
         options = {**self._options, "seed": seed}
         mean, square = weighted_moments(weights, mu, sigma, **options)
         (first,) = weighted_moments(best, mu, sigma, order=1, **options)
-        self._state, row = self._refit_by_moments(self._state, mu, mean, square, first, scores, noise)
-        self._asked = None
-        return row
+        refitted: tuple[State, Any] = self._refit_by_moments(self._state, mu, mean, square, first, scores, noise)
+        return refitted
 
     def ask_tasks(self, k: SupportsIndex) -> list[Task]:
         """Split new samples into tasks, which any process can draw and score.
@@ -564,14 +564,15 @@ class CEM(Generic[ArrayT]):
             return
         with self._arrays.scope():
             rows = on_host("history", self._arrays.xp.stack(self._rows))
-        self._rows = []
+        history = self._history[-1:]
         for row in np.asarray(rows, np.float64):
-            if self._history:
-                status = self._history[-1][..., -1:]
+            if history:
+                status = history[-1][..., -1:]
                 if (status != RUNNING).all():
                     break
                 row = np.where(status == RUNNING, row, status + _NOTHING)
-            self._history.append(row)
+            history.append(row)
+        self._history[-1:], self._rows = history, []  # Without a call, as in `_tell`.
 
     def _history_array(self) -> HostArray:
         return np.array(self._history, np.float64).reshape(-1, *self._batch, len(COLUMNS))

@@ -9,6 +9,7 @@ import io
 import json
 import math
 import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -271,6 +272,44 @@ def test_a_resumed_run_continues_with_equal_bits(library: Any, saved: Callable[[
         resumed.tell(y, sphere(y))
     assert_same(original.result(), resumed.result())
     assert original.result().nfev == resumed.result().nfev
+
+
+@pytest.mark.parametrize("scored", ["samples", "drawn samples"])
+def test_an_interrupted_tell_changes_nothing_or_is_complete(scored: str) -> None:
+    """A signal handler runs at calls, as the profile function does."""
+    calls = 0
+
+    def interrupt(frame: Any, event: str, argument: Any) -> None:
+        nonlocal calls
+        if frame.f_code.co_filename == _method.__file__:
+            calls += 1
+            if calls == last:
+                raise KeyboardInterrupt
+
+    def tell(run: CEM[Any], samples: Any, scores: Any) -> None:
+        run.tell(samples if scored == "samples" else None, scores)
+        run.status  # noqa: B018
+
+    expected = CEM(START, 2.0, 20, seed=7)
+    for _ in range(3):
+        tell(expected, samples := expected.ask(), sphere(samples))
+    before, last = sys.getprofile(), 0
+    while calls == last:
+        calls, last, run = 0, last + 1, CEM(START, 2.0, 20, seed=7)
+        for profile in (before, interrupt, before):
+            samples, told = run.ask(), run.state["told"]
+            try:
+                sys.setprofile(profile)
+                tell(run, samples, sphere(samples))
+            except KeyboardInterrupt:
+                pass
+            finally:
+                sys.setprofile(before)
+            CEM(START, 2.0, 20, seed=7).state = run.state
+            if run.state["told"] == told:
+                tell(run, samples, sphere(samples))
+        assert_same(run.result(), expected.result())
+    assert last > 20
 
 
 def test_a_state_is_a_copy() -> None:
