@@ -34,7 +34,7 @@ from ._randomness.generator import WORD_64
 from ._randomness.generator_argument import captured_offset, check_generator, counter_on, source_of
 from ._randomness.seed_argument import Keys, checked_key, is_in_array, keys_in, only_words, signature_of
 from ._reading import Reader, vector_reader
-from ._streams import order_after, order_before
+from ._stream_order import order_after, order_before
 
 Drawn: TypeAlias = tuple[Any, int, int, Any]
 """The result or results; seed; offset; and None, or a device array with the offset that counts instead."""

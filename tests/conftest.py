@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_devices import VARIABLE, device_count, requested, require
+from skip_rules import VARIABLE, device_count, requested, require
 
 import multisample
 from multisample import _backends

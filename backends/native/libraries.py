@@ -18,7 +18,7 @@ from multisample.backends.errors import BackendUnavailableError
 from multisample.backends.system import cache
 
 from . import build, csrc_files, prebuilt, toolchain
-from .build import LIBRARIES, Library, LibraryKind
+from .compiler_flags import LIBRARIES, Library, LibraryKind
 
 COMMAND = "python -m multisample build torch_ext"
 """The command that builds ahead of time, or again after a failure."""

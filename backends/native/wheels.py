@@ -18,7 +18,7 @@ from pathlib import Path
 from multisample.backends.errors import BackendUnavailableError
 
 from . import build, libraries, prebuilt, toolchain
-from .build import LibraryKind
+from .compiler_flags import LibraryKind
 from .platform_tag import platform_tag
 
 ARCHITECTURES = "7.5;8.0;8.6;9.0+PTX"

@@ -91,7 +91,7 @@ class TorchExtBackend:
     def _load_cpu(self) -> Any:
         path = libraries.cpu_library()
         library = _load(path)
-        from .operators import register  # Imports PyTorch.
+        from .operator_rules import register  # Imports PyTorch.
 
         register()
         self._builtins = _builtins_of(path)

@@ -32,7 +32,7 @@ from .._libraries.numpy import cached_dtype
 from .._plan import PlanCache
 from .._randomness.generator import WORD_64, Generator, Key
 from .._randomness.seed_argument import Keys, batch_of, checked_key, host_words, is_in_array, keys_in, signature_of
-from .._streams import order_after, order_before
+from .._stream_order import order_after, order_before
 from .request import Coefficients, Request, check_members, read_coefficients
 from .spans import Block, spans_of, whole
 from .structure import Structure, ids_of, label

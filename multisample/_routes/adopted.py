@@ -26,7 +26,7 @@ from .._libraries.foreign import ForeignLibrary
 from .._plan import run_planned
 from .._randomness.generator import DEFAULT_GENERATOR
 from .._randomness.seed_argument import is_in_array
-from .._streams import keep_until_done, order_after, order_before
+from .._stream_order import keep_until_done, order_after, order_before
 
 
 def run_adopted(call: Call, caller: ForeignLibrary, device: Device, backend: Backend) -> Any:

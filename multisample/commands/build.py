@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from multisample.backends import registry
 from multisample.backends.native import libraries, prebuilt
-from multisample.backends.native.build import LibraryKind
+from multisample.backends.native.compiler_flags import LibraryKind
 from multisample.backends.system.threads import thread_count
 
 from .live_line import RARE, LiveLine

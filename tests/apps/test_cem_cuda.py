@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_devices import require
 from cuda_memory import CYCLES, OWN, Gpu, gpu_of, names
+from skip_rules import require
 
 from multisample import cem
 from multisample.cem import CEM

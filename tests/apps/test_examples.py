@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 from cuda_cpp import nvrtc_compile, requires_nvrtc
-from cuda_devices import require
 from dask_cluster import local_cluster
 from ptx_machine import Machine
+from skip_rules import require
 from tables import slow_but
 
 import multisample

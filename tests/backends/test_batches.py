@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from cuda_devices import require
 from cuda_memory import memory_of
 from launches import a_launch, a_vector, stored_word
+from skip_rules import require
 from tables import QUICK_KERNELS, slow_but
 
 import multisample

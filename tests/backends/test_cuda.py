@@ -1,7 +1,7 @@
 """Tests that need a CUDA device: its arithmetic, its memory and its streams.
 
 Results are compared bit for bit with the cpu backend, which other files compare with the exact reference.
-``cuda_devices.py`` skips these tests without a device. ``test_cuda_numba.py`` tests the numba backend.
+``skip_rules.py`` skips these tests without a device. ``test_cuda_numba.py`` tests the numba backend.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 import pytest
-from cuda_devices import device_count, require
 from cuda_memory import (
     CROSSED,
     CYCLES,
@@ -42,6 +41,7 @@ from cuda_memory import (
 )
 from launches import a_launch, head_of, stored_words
 from perturb_cases import Call, Part, calls_of_every_kind
+from skip_rules import device_count, require
 from tables import COLUMNS, DTYPES, NOISES
 
 import multisample

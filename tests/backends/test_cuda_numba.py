@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_devices import device_count, require
 from cuda_memory import CYCLES, SECONDS, Array, Exported, ToArray, known_sums, memory_of, on_cpu, vectors
 from processes import run_python
+from skip_rules import device_count, require
 from tables import DTYPES, NOISES
 
 import multisample

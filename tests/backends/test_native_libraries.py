@@ -29,7 +29,7 @@ import pytest
 from multisample import BackendUnavailableError
 from multisample.__main__ import main
 from multisample.backends import registry
-from multisample.backends.native import build, csrc_files, libraries, toolchain
+from multisample.backends.native import build, compiler_flags, csrc_files, libraries, toolchain
 from multisample.backends.system import cache
 
 torch = pytest.importorskip("torch")
@@ -199,7 +199,7 @@ CHANGES: dict[str, Change] = {
     "another PyTorch": lambda sources, patch: patch.setattr(torch, "__version__", torch.__version__ + ".1"),
     "another processor": lambda sources, patch: patch.setattr(toolchain, "processor", lambda: "flags: none"),
     "other flags": lambda sources, patch: patch.setitem(
-        build.LIBRARIES, "cpu", dataclasses.replace(build.LIBRARIES["cpu"], flags=("-O0",))
+        compiler_flags.LIBRARIES, "cpu", dataclasses.replace(compiler_flags.LIBRARIES["cpu"], flags=("-O0",))
     ),
 }
 
@@ -631,7 +631,7 @@ def test_dependencies_are_loaded_before_the_library(sources: Path, tmp_path: Pat
     other.write_text("no library")
     folder = tmp_path / "building"
     folder.mkdir()
-    code, output = build.compile_library(build.LIBRARIES["cpu"], [other], folder)
+    code, output = build.compile_library(compiler_flags.LIBRARIES["cpu"], [other], folder)
     assert code != 0
     assert "other.so: file too short" in output
     assert not (folder / "multisample_torch_cpu.so").exists()

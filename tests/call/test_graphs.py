@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_devices import device_count, require
 from cuda_memory import ToArray
+from skip_rules import device_count, require
 
 import multisample
 from multisample import Generator, sample

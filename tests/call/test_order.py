@@ -20,15 +20,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_devices import device_count, require
 from cuda_memory import CYCLES, Array, Exported, ExportedByDlpack, ToArray, memory_of, on_cpu
 from cuda_memory import vectors as host_vectors
 from forks import forked, in_forks
+from skip_rules import device_count, require
 
 import multisample
-from multisample import _streams
+from multisample import _stream_order
 from multisample._libraries import Device
-from multisample._streams import Keeper
+from multisample._stream_order import Keeper
 from multisample.backends.system import cuda_driver
 
 ROUNDS = int(os.environ.get("MULTISAMPLE_TEST_ROUNDS", "2000"))
@@ -77,15 +77,15 @@ def test_each_call_checks_few_entries_and_all_are_released() -> None:
     for number in range(1000):
         before = driver_calls
         keeper.keep(is_done, number)
-        assert driver_calls - before <= _streams._CHECKS
+        assert driver_calls - before <= _stream_order._CHECKS
     assert len(keeper) == 1000
     open_until = 0
-    for _ in range(1000 // (_streams._CHECKS - 1) + 2):
+    for _ in range(1000 // (_stream_order._CHECKS - 1) + 2):
         before = driver_calls
         keeper.keep(is_done, None)
-        assert driver_calls - before <= _streams._CHECKS
+        assert driver_calls - before <= _stream_order._CHECKS
     # The last entries have not been checked yet.
-    assert len(keeper) <= _streams._CHECKS
+    assert len(keeper) <= _stream_order._CHECKS
 
 
 def test_a_destructor_may_keep_another_object() -> None:
@@ -135,32 +135,32 @@ def test_a_forked_child_neither_checks_nor_frees_objects_of_its_parent(monkeypat
             freed.append(1)
 
     def child() -> list[Any]:
-        before = len(_streams.KEEPER)
-        _streams.KEEPER.keep(lambda: True, None)
-        return [before, len(_streams.KEEPER), freed, asked]
+        before = len(_stream_order.KEEPER)
+        _stream_order.KEEPER.keep(lambda: True, None)
+        return [before, len(_stream_order.KEEPER), freed, asked]
 
     for thing in range(3):
-        _streams.KEEPER.keep(lambda: False, thing)
-    _streams.KEEPER.keep(lambda: asked.append(1) or True, Inherited())
+        _stream_order.KEEPER.keep(lambda: False, thing)
+    _stream_order.KEEPER.keep(lambda: asked.append(1) or True, Inherited())
     asked.clear()
     assert in_forks(child) == [[0, 1, [], []]]
     # The parent's objects are unchanged.
-    assert len(_streams.KEEPER) >= 4
-    monkeypatch.setattr(_streams.KEEPER, "_kept", type(_streams.KEEPER._kept)())
+    assert len(_stream_order.KEEPER) >= 4
+    monkeypatch.setattr(_stream_order.KEEPER, "_kept", type(_stream_order.KEEPER._kept)())
 
 
 @pytest.fixture
 def ordered(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The calls of the driver that order streams."""
     driver_calls: list[Any] = []
-    monkeypatch.setattr(_streams, "order", lambda *streams: driver_calls.append(streams))
-    monkeypatch.setattr(_streams, "is_capturing", lambda stream: stream == 99)
+    monkeypatch.setattr(_stream_order, "order", lambda *streams: driver_calls.append(streams))
+    monkeypatch.setattr(_stream_order, "is_capturing", lambda stream: stream == 99)
     monkeypatch.setattr(
-        _streams,
+        _stream_order,
         "Event",
         lambda *place: driver_calls.append(("event", *place)) or SimpleNamespace(is_done=lambda: False),
     )
-    monkeypatch.setattr(_streams, "KEEPER", Keeper())
+    monkeypatch.setattr(_stream_order, "KEEPER", Keeper())
     return driver_calls
 
 
@@ -169,25 +169,25 @@ CUDA = Device("cuda", 1)
 
 def test_streams_wait_for_each_other_before_and_after(ordered: list[Any]) -> None:
     # As with Numba's arrays: mu names the kernel's stream; sigma and out name other streams.
-    other_streams = _streams.order_before([7, 8, 9], CUDA, 7)
+    other_streams = _stream_order.order_before([7, 8, 9], CUDA, 7)
     assert other_streams == {8, 9}
     assert sorted(ordered) == [(8, 7, 1), (9, 7, 1)]
     ordered.clear()
-    _streams.order_after(other_streams, CUDA, 7)
+    _stream_order.order_after(other_streams, CUDA, 7)
     assert sorted(ordered) == [(7, 8, 1), (7, 9, 1)]
-    assert len(_streams.KEEPER) == 0
+    assert len(_stream_order.KEEPER) == 0
     ordered.clear()
     # Arrays that name no stream are not ordered.
-    assert _streams.order_before([7, None, None], CUDA, 7) == set()
+    assert _stream_order.order_before([7, None, None], CUDA, 7) == set()
     assert ordered == []
 
 
 def test_arrays_are_kept_except_during_a_capture(ordered: list[Any]) -> None:
     arrays = Kept()
-    _streams.keep_until_done(arrays, CUDA, 99)
-    assert (len(_streams.KEEPER), ordered) == (0, [])
-    _streams.keep_until_done(arrays, CUDA, 7)
-    assert (len(_streams.KEEPER), ordered) == (1, [("event", 7, 1)])
+    _stream_order.keep_until_done(arrays, CUDA, 99)
+    assert (len(_stream_order.KEEPER), ordered) == (0, [])
+    _stream_order.keep_until_done(arrays, CUDA, 7)
+    assert (len(_stream_order.KEEPER), ordered) == (1, [("event", 7, 1)])
 
 
 # --- Producers and consumers on streams of their own --------------------------------------------------
@@ -391,13 +391,13 @@ def test_memory_is_kept_until_the_kernel_has_run(to: str, protocol: str) -> None
         hold_up(consumer, protocol == "dlpack", CYCLES)
         # Numba has no current stream: the kernel runs on the stream that mu names.
         alive = draw(int(stream) if protocol == "interface" and to == "numba" else None)
-        is_done, _ = _streams.KEEPER._kept[-1]
+        is_done, _ = _stream_order.KEEPER._kept[-1]
         assert not is_done(), "the call waited for the device"
         gc.collect()
         assert all(reference() for reference in alive)
         consumer.synchronize()
         assert is_done()
-        for _ in range(2 + len(_streams.KEEPER)):
+        for _ in range(2 + len(_stream_order.KEEPER)):
             draw()
         gc.collect()
         assert not any(reference() for reference in alive)
@@ -405,7 +405,7 @@ def test_memory_is_kept_until_the_kernel_has_run(to: str, protocol: str) -> None
         for _ in range(300):
             draw()
             consumer.synchronize()
-        assert len(_streams.KEEPER) <= 2 * _streams._CHECKS
+        assert len(_stream_order.KEEPER) <= 2 * _stream_order._CHECKS
 
 
 # --- JAX ----------------------------------------------------------------------------------------------
@@ -538,10 +538,10 @@ def test_foreign_tensors_can_be_captured_with_out(bits: ToArray) -> None:
         draw()
     torch.cuda.current_stream().wait_stream(stream)
     torch.cuda.synchronize()
-    kept, graph = len(_streams.KEEPER), torch.cuda.CUDAGraph()
+    kept, graph = len(_stream_order.KEEPER), torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         draw()
-    assert len(_streams.KEEPER) == kept
+    assert len(_stream_order.KEEPER) == kept
     for value in (1.0, 5.0):
         mu.fill_(value)
         out.zero_()

@@ -43,7 +43,7 @@ from multisample.backends import cupy as cupy_backend
 from multisample.backends.kernels.cuda import geometry
 from multisample.backends.kernels.cuda.keys import KernelKey, MomentsKey, PerturbKey
 from multisample.backends.launch import PACKED_LAUNCH, ElementType, pack
-from multisample.backends.native import build, csrc_files, toolchain
+from multisample.backends.native import compiler_flags, csrc_files, toolchain
 
 Array = np.ndarray[Any, Any]
 
@@ -374,7 +374,7 @@ def test_nvcc_compiles_every_kernel_of_the_extension_without_a_warning(tmp_path:
     from torch.utils import cpp_extension
 
     command = [
-        str(home / "bin" / "nvcc"), *build.LIBRARIES["cuda"].flags, "-arch=sm_90", "-Xptxas", "-v",
+        str(home / "bin" / "nvcc"), *compiler_flags.LIBRARIES["cuda"].flags, "-arch=sm_90", "-Xptxas", "-v",
         "-Xcompiler", "-fPIC,-Wall", f"-I{csrc_files.folder()}",
         *(f"-isystem={path}" for path in cpp_extension.include_paths()),
         "-c", str(csrc_files.folder() / "torch/cuda.cu"), "-o", str(tmp_path / "torch_cuda.o"),

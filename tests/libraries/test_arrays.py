@@ -24,7 +24,7 @@ from fake_backend import FakeBackend
 from tables import DTYPES
 
 import multisample
-from multisample import _libraries, _plan, _streams, sample
+from multisample import _libraries, _plan, _stream_order, sample
 from multisample.backends import registry
 from multisample.backends.launch import HOST, ElementType, Launch, Operation
 
@@ -539,11 +539,11 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def cuda(cupy: Any, registered: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch) -> RecordingCuda:
     backend: RecordingCuda = registered(RecordingCuda(cupy))
     # A real driver would not recognize these streams.
-    monkeypatch.setattr(_streams, "order", lambda *streams: backend.ordered.append(streams))
-    for module in (_streams, _plan, _libraries.library):
+    monkeypatch.setattr(_stream_order, "order", lambda *streams: backend.ordered.append(streams))
+    for module in (_stream_order, _plan, _libraries.library):
         monkeypatch.setattr(module, "is_capturing", lambda stream: False)
-    monkeypatch.setattr(_streams, "Event", lambda stream, device: SimpleNamespace(is_done=lambda: True))
-    monkeypatch.setattr(_streams, "KEEPER", _streams.Keeper())
+    monkeypatch.setattr(_stream_order, "Event", lambda stream, device: SimpleNamespace(is_done=lambda: True))
+    monkeypatch.setattr(_stream_order, "KEEPER", _stream_order.Keeper())
     return backend
 
 

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 import pytest
-from cuda_devices import require
 from cuda_memory import Array, Exported, ExportedByDlpack, ToArray, memory_of, numpy_dtype, on_cpu
+from skip_rules import require
 from tables import DTYPES
 
 import multisample

@@ -1,6 +1,6 @@
 """The stream in other people's kernels on a CUDA device: 10^8 elements each, and the places of the vectors.
 
-``cuda_devices.py`` skips these tests without a device. C++ by NVRTC needs CuPy, C++ by nvcc and Triton need PyTorch.
+``skip_rules.py`` skips these tests without a device. C++ by NVRTC needs CuPy, C++ by nvcc and Triton need PyTorch.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_devices import require
 from known_normals import Places, check_points, known_f32
 from processes import run_python
+from skip_rules import require
 
 import multisample
 

@@ -1,6 +1,6 @@
 """CUDA arrays of each library, and operations on them for the tests of CUDA backends.
 
-Libraries that need a device are imported only after a test has found a device: see cuda_devices.py.
+Libraries that need a device are imported only after a test has found a device: see skip_rules.py.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_devices import reasons_against, require
 from places import DATA
+from skip_rules import reasons_against, require
 from tables import DTYPES
 
 import multisample

@@ -1,4 +1,4 @@
-"""Typed calls by a user: test_packaging.py runs mypy --strict on this file.
+"""Typed calls by a user: test_sdist_and_wheel.py runs mypy --strict on this file.
 
 Each call that a type checker should refuse has a comment with the error. mypy reports comments without an error.
 """

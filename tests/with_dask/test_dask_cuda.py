@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_devices import require
 from dask_cluster import local_cluster
+from skip_rules import require
 
 import multisample
 import multisample.dask

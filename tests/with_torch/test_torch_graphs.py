@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from cuda_devices import require
+from skip_rules import require
 from torch._dynamo.utils import counters
 
 from multisample import Generator, sample

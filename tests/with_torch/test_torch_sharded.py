@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from cuda_devices import VARIABLE, require
 from processes import run_python
+from skip_rules import VARIABLE, require
 
 # The script of the ranks; importing it needs PyTorch.
 pytest.importorskip("torch.distributed.tensor")
