@@ -263,6 +263,7 @@ def test_a_generator_in_use_during_a_fork_works_in_the_child() -> None:
             generator._take()
             draw()
 
+    draw()  # The first call imports modules, whose locks a child would inherit.
     threads = [threading.Thread(target=use, daemon=True) for _ in range(3)]
     for thread in threads:
         thread.start()
