@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from cuda_memory import memory_of
 from launches import a_launch, a_vector, stored_word
-from skip_rules import require
+from skip_rules import device_count, require
 from tables import QUICK_KERNELS, slow_but
 
 import multisample
 from multisample.backends import registry
 from multisample.backends.contract import Backend
 from multisample.backends.element_types import MATRIX_TYPES
-from multisample.backends.launch import HOST, Launch, Operation, WordFormat, matrix_of_batch, parts_of_batch
+from multisample.backends.launch import HOST, Launch, WordFormat, matrix_of_batch, parts_of_batch
 
 Array = np.ndarray[Any, Any]
 
@@ -149,49 +149,18 @@ def test_a_batch_has_the_bits_of_its_matrices(
 
 
 @pytest.mark.parametrize("layout", ["dn", "nd"])
-def test_a_long_batch_of_small_matrices_has_their_bits(backend_and_memory: tuple[Backend, Memory], layout: str) -> None:
+def test_a_long_batch_of_small_matrices_has_their_bits(
+    backend: str, place: Callable[[Array], Any], bits: Callable[[Any], Array], layout: Any
+) -> None:
     """On a GPU, more matrices than the y axis of a grid counts."""
-    backend, memory = backend_and_memory
-    count, d, n = 5_001 if memory.device == HOST else 70_001, 3, 5
+    count, d, n = 70_001 if device_count() > 0 else 5_001, 3, 5
     seeds = np.arange(count, dtype=np.uint64) + np.uint64(2**63 - 5)
-    mu, sigma = (np.linspace(low, 2, count * d).astype(np.float32) for low in (-3, 0.5))
-    stored = np.array([stored_word("seed", int(seed)) for seed in seeds], np.uint64).view(np.int64)
-    arrays = [memory.put(x) for x in (mu, sigma, np.zeros(count * d * n, np.float32), stored)]
-    vectors = [a_vector(x)._replace(value=memory.pointer(y)) for x, y in zip((mu, sigma), arrays, strict=False)]
-    draw = a_launch(
-        d, n, mu=vectors[0], sigma=vectors[1], matrix=memory.pointer(arrays[2]), seed_at=memory.pointer(arrays[3]),
-        strides=(4 * n, 4) if layout == "dn" else (4, 4 * d), device=memory.device, batch=count, origin_in_memory=1,
-        word_formats=WordFormat.high_first, mu_step=4 * d, sigma_step=4 * d, matrix_step=4 * d * n, seed_step=8,
-    )  # fmt: skip
-    backend.launch(draw)
-    drawn = memory.get(arrays[2]).reshape(count, *((d, n) if layout == "dn" else (n, d)))
+    mu, sigma = (np.linspace(low, 2, count * d).astype(np.float32).reshape(count, d) for low in (-3, 0.5))
+    drawn = bits(multisample.sample(place(mu), place(sigma), n, seed=seeds, backend=backend, layout=layout))
     for b in {0, 1, 24, *range(65_534, min(65_537, count)), count - 1}:
-        one = multisample.sample(mu[b * d :][:d], sigma[b * d :][:d], n, seed=int(seeds[b]), layout=layout)
-        assert np.array_equal(drawn[b], one), b
+        one = multisample.sample(mu[b], sigma[b], n, seed=int(seeds[b]), layout=layout)
+        assert np.array_equal(drawn[b], bits(one)), b
     assert len(np.unique(drawn)) > 0.99 * drawn.size
-
-
-def test_gradients_of_a_batch_are_those_of_its_matrices() -> None:
-    backend, memory = registry.find("torch_ext"), Memory(HOST, np.array, pointer, lambda array: array)
-    if not backend.status().available:
-        pytest.skip("torch_ext cannot run here")
-    d, n = 5, 1029
-    draw, words, arrays = a_batch(memory, d, n, "float32", ALL, "dn", operation=Operation.gradient)
-    arrays[2].view(np.float32)[:] = np.linspace(-1, 1, B * d * n)
-    sums = np.zeros((2, B, d), np.float32)
-    draw = draw._replace(first=pointer(sums[0]), second=pointer(sums[1]))
-    backend.launch(draw)
-    for b in range(B):
-        mu, sigma = np.zeros(d, np.float32), np.zeros(d, np.float32)
-        seed, offset, row, column = (int(word) for word in words[b])
-        backend.launch(
-            matrix_of_batch(draw, b)._replace(
-                first=pointer(mu), second=pointer(sigma), seed=seed, offset=offset, first_row=row, first_column=column,
-                seed_at=0, offset_at=0, first_row_at=0, first_column_at=0, origin_in_memory=0,
-            )
-        )  # fmt: skip
-        assert np.array_equal(sums[0, b], mu) and np.array_equal(sums[1, b], sigma)
-        assert np.count_nonzero(sigma) == d
 
 
 def test_long_batches_are_launched_in_parts() -> None:

@@ -139,19 +139,14 @@ def word_fields(values: dict[str, int], names: Collection[str], address: int = 8
     """Fields of a launch that reads the words `names` from `stored_words` at `address`; its own values differ."""
     fields = {name: value ^ 0x100000005 if name in names else value for name, value in values.items()}
     fields |= {f"{name}_at": address + 8 * k for k, name in enumerate(values) if name in names}
-    return fields | _memory_fields(names)
+    return fields | {"origin_in_memory": bool({*names} - {"offset"}), "word_formats": WordFormat.high_first}
 
 
 def with_words_in_memory(launch: Launch, *names: str) -> tuple[Launch, np.ndarray[Any, Any]]:
     """A launch that reads these words from memory, and the memory; its own values of the words differ."""
-    memory = np.array([stored_word(name, getattr(launch, name)) for name in names], np.uint64)
-    values = {name: getattr(launch, name) ^ 0x5A5A5A5A5 for name in names}
-    addresses = {f"{name}_at": memory[k:].ctypes.data for k, name in enumerate(names)}
-    return launch._replace(**values, **addresses, **_memory_fields(names)), memory
-
-
-def _memory_fields(names: Collection[str]) -> dict[str, int]:
-    return {"origin_in_memory": bool({*names} - {"offset"}), "word_formats": WordFormat.high_first}
+    values = {name: getattr(launch, name) for name in WORDS}
+    memory = np.array(stored_words(values), np.uint64)
+    return launch._replace(**word_fields(values, names, memory.ctypes.data)), memory
 
 
 def extent(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int]:
