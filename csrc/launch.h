@@ -25,6 +25,9 @@ union Input {
   double number;
 };
 
+// Rows and columns of the noise.
+constexpr u64 kMaxRows = u64{1} << 32, kMaxColumns = u64{1} << 34;
+
 // z[r, c] is the noise of row first_row + r (of row 0 with shared noise) and column first_column + c. With antithetic
 // noise, columns of z come in pairs z, -z. An operation ignores the fields that it does not need.
 struct Launch {
@@ -34,7 +37,7 @@ struct Launch {
   void* matrix;          // for kPerturb the first `Span`, in host memory
   void *first, *second;  // `rows` contiguous results: of type `type` for kMoments, of its computing type for kGradient
   u64 seed, offset;
-  u64 first_row, first_column;  // first_row + rows <= 2^32, first_column + columns <= 2^34
+  u64 first_row, first_column;  // first_row + rows <= kMaxRows, first_column + columns <= kMaxColumns
   // Addresses of these numbers in memory that the kernel can read; null for numbers in the fields above.
   const u64* seed_at;
   const u64* offset_at;

@@ -14,7 +14,7 @@ import importlib.util
 import os
 import threading
 import types
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -29,7 +29,7 @@ from ..memory.dlpack import CUDA, LEGACY_STREAM, capsule_and_strides
 from ..native import libraries, prebuilt, toolchain
 from ..system.cuda_driver import device_of
 from ..system.threads import thread_limit
-from .builtins import Builtins, PlanFunctions
+from .builtins import Builtins
 
 __all__ = ["BACKEND"]
 
@@ -52,7 +52,8 @@ class TorchExtBackend:
             os.register_at_fork(after_in_child=self._renew_lock)
         self._cpu: Any = None
         self._cuda: Any = None
-        self._builtins: Builtins | None = None
+        self.builtins: Builtins | None = None
+        """Compiled functions, once the library is loaded. None if it cannot find Python's C functions."""
 
     def status(self) -> BackendStatus:
         if importlib.util.find_spec("torch") is None:
@@ -94,7 +95,7 @@ class TorchExtBackend:
         from .operator_rules import register  # Imports PyTorch.
 
         register()
-        self._builtins = _builtins_of(path)
+        self.builtins = _builtins_of(path)
         library.multisample_run_cpu.argtypes = (ctypes.c_char_p,)
         library.multisample_last_error.restype = ctypes.c_char_p
         return library
@@ -155,16 +156,16 @@ class TorchExtBackend:
     def launcher(self, launch: Launch) -> Launcher:
         run, fail = self._runner(launch)
         by_numba, kinds = _is_by_numba(launch), (ElementType.number, ElementType[computing_name(launch)])
-        if by_numba and (self._builtins is None or not {getattr(launch, f"{x}_type") for x in INPUTS}.issubset(kinds)):
+        if by_numba and (self.builtins is None or not {getattr(launch, f"{x}_type") for x in INPUTS}.issubset(kinds)):
             from ..kernels.cpu.launcher import packed_launcher
 
             return packed_launcher(launch, _thread_limit)
         launcher = generic_launcher(self, launch)
-        if self._builtins is not None:
+        if self.builtins is not None:
             packed = pack(launch)
             launcher = Launcher(
-                self._builtins.launch(packed, run, fail, _thread_limit if by_numba else thread_limit),
-                self._builtins.is_valid(packed) if launch.device == HOST else None,
+                self.builtins.launch(packed, run, fail, _thread_limit if by_numba else thread_limit),
+                self.builtins.is_valid(packed) if launch.device == HOST else None,
             )
         return dataclasses.replace(launcher, scratch_size=self._scratch_sizes(launch))
 
@@ -190,27 +191,24 @@ class TorchExtBackend:
 
         return lambda first_column: size(first_column & 7)
 
-    def key(
-        self, signature: Callable[[Any], Hashable], out_signature: Callable[[Any], Hashable]
-    ) -> Callable[..., Hashable] | None:
-        """The compiled function that makes keys of calls with tensors, if there is one: see `Builtins.key`."""
-        return None if self._builtins is None else self._builtins.key(signature, out_signature)
-
-    def addresses(self) -> Callable[[Any], Any] | None:
-        """The compiled function that reads addresses of tensors, if there is one: see `Builtins.addresses`."""
-        return None if self._builtins is None else self._builtins.addresses()
-
     def compiled_plan(
-        self, launch: Launch, window: tuple[int, int], mask: int, has_list: bool, matrix: Any, **functions: Any
-    ) -> Callable[..., Any] | None:
-        """The compiled `Plan.run`, if there is one: see `Builtins.plan`, which gets the `functions`."""
-        if self._builtins is None:
+        self, launch: Launch, mask: int, has_list: bool, matrix: Any, *, allocate: Callable[[Any], Any],
+        take: Callable[[Any], tuple[int, int]], check_generator: Callable[[Any], None] | None,
+        run_in_python: Callable[..., Any] | None, stream: Callable[[Any], int] | None,
+        is_capturing: Callable[[int], bool] | None, scratch: Callable[[int], Any] | None,
+    ) -> Callable[..., Any] | None:  # fmt: skip
+        """The compiled `Plan.run` of a sample or a gradient, if there is one. `launch` is the template of the plan.
+
+        `mask` has the bits that are 0 in the address of an aligned vector. `has_list` says that the seed is the only
+        element of a list or tuple. For a gradient, `matrix` is an example of the matrices that the plan reads.
+        `run_in_python` runs calls that raise or are uncommon; without it, such calls return None. ``scratch(offset)``
+        returns scratch memory on the device, or None.
+        """
+        if self.builtins is None:
             return None
         run, fail = self._runner(launch)
-        return self._builtins.plan(
-            pack(launch), run, window, mask, has_list, matrix,
-            PlanFunctions(**functions, fail=fail, thread_limit=thread_limit),
-        )  # fmt: skip
+        functions = allocate, take, check_generator, run_in_python, stream, is_capturing, scratch, fail, thread_limit
+        return self.builtins.plan(pack(launch), run, mask, has_list, matrix, functions, int)
 
     def c_function(self, launch: Launch) -> int:
         """See `Backend`."""

@@ -10,26 +10,10 @@ import struct
 import sys
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 # The struct Signature: dimensions, sizes, strides, dtype, device type and index, two flags.
 _SIGNATURE = struct.Struct("5q3i2I4x")
-
-
-class PlanFunctions(NamedTuple):
-    """The Python functions that a compiled plan calls, in the order of ``PlanFunction`` in C++: see `Plan`."""
-
-    allocate: Callable[[Any], Any]
-    take: Callable[[Any], tuple[int, int]]
-    check_generator: Callable[[Any], None] | None
-    run_in_python: Callable[..., Any] | None
-    """Runs calls that raise or that are uncommon. If None, such calls return None."""
-    stream: Callable[[Any], int] | None
-    is_capturing: Callable[[int], bool] | None
-    scratch: Callable[[int], Any] | None
-    """``scratch(sample_offset)``: scratch memory on the device, or None."""
-    fail: Callable[[int], None]
-    thread_limit: Callable[[], int]
 
 
 class Builtins:
@@ -42,6 +26,9 @@ class Builtins:
         error. ValueError if the library finds no Python in this process.
     is_valid : callable
         ``is_valid(packed_launch)`` makes `Launcher.is_valid`.
+    plan : callable
+        ``plan(packed_launch, run, mask, has_list, matrix, functions, int)`` makes the run of a plan. `functions` are
+        those of ``PlanFunction`` in C++: see `TorchExtBackend.compiled_plan`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -56,21 +43,8 @@ class Builtins:
         self.launch = builtin("launch", text, address, any_object, any_object)
         self.is_valid = builtin("is_valid", text)
         self._key = builtin("key", *(any_object,) * 7)
-        self._plan = builtin("plan", text, address, *(ctypes.c_uint64,) * 3, ctypes.c_int, *(any_object,) * 3)
+        self.plan = builtin("plan", text, address, ctypes.c_uint64, ctypes.c_int, *(any_object,) * 3)
         self._addresses = builtin("addresses", any_object, any_object, ctypes.c_long)
-
-    def plan(
-        self, launch: bytes, run: Any, window: tuple[int, int], mask: int, has_list: bool, matrix: Any,
-        functions: PlanFunctions,
-    ) -> Callable[..., Any]:  # fmt: skip
-        """`Plan.run` for samples and gradients. `launch` is the packed template of the plan.
-
-        `window` has the greatest row and column at which the window can begin, and `mask` the bits that are 0 in the
-        address of an aligned vector. `has_list` says that the seed is the only element of a list or tuple. For a
-        gradient, `matrix` is an example of the matrices that the plan reads.
-        """
-        made: Callable[..., Any] = self._plan(launch, run, *window, mask, has_list, matrix, tuple(functions), int)
-        return made
 
     def key(
         self, signature: Callable[[Any], Hashable], out_signature: Callable[[Any], Hashable]

@@ -143,7 +143,6 @@ MULTISAMPLE_EXPORT PyObject* multisample_python_launch(const multisample::Launch
 
 // Only the plan of a gradient has the operand `matrix`. `functions` are the PlanFunctions.
 MULTISAMPLE_EXPORT PyObject* multisample_python_plan(const multisample::Launch* call, multisample::python::Run run,
-                                                     multisample::u64 last_row, multisample::u64 last_column,
                                                      multisample::u64 mask, int has_list, PyObject* matrix,
                                                      PyObject* functions, PyObject* int_type) {
   using namespace multisample::python;
@@ -153,8 +152,6 @@ MULTISAMPLE_EXPORT PyObject* multisample_python_plan(const multisample::Launch* 
     auto* const state = new PlanState{*call,
                                       run,
                                       is_valid,
-                                      last_row,
-                                      last_column,
                                       mask,
                                       has_list != 0,
                                       Signature{},

@@ -98,10 +98,9 @@ inline Launch checked_launch(const char* op, const char* name, const Tensor& mat
   check(matrix.is_cpu() || matrix.is_cuda(), op, name, " must be on a CPU or a CUDA device, got ", matrix);
   const int64_t row_axis = is_batch + transposed, column_axis = is_batch + !transposed;
   const int64_t rows = matrix.size(row_axis), columns = matrix.size(column_axis);
-  constexpr int64_t kMaxRows = int64_t{1} << 32, kMaxColumns = int64_t{1} << 34;
-  check(options.dim_offset >= 0 && options.dim_offset <= kMaxRows - rows, op,
+  check(options.dim_offset >= 0 && options.dim_offset <= int64_t{kMaxRows} - rows, op,
         "dim_offset must be at least 0, and dim_offset + d at most 2**32, got ", options.dim_offset, "; d is ", rows);
-  check(options.sample_offset >= 0 && options.sample_offset <= kMaxColumns - columns, op,
+  check(options.sample_offset >= 0 && options.sample_offset <= int64_t{kMaxColumns} - columns, op,
         "sample_offset must be at least 0, and sample_offset + n at most 2**34, got ", options.sample_offset, "; n is ",
         columns);
   const u64* counter = nullptr;

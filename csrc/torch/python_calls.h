@@ -306,13 +306,12 @@ enum PlanFunction : long {
 
 struct PlanState {
   Launch call;
-  Run run, is_valid;          // `is_valid` is null if values are not checked
-  u64 last_row, last_column;  // the greatest dim_offset and sample_offset
-  u64 mask;                   // the bits that are 0 in the address of a vector
-  bool has_list;              // whether the seed is in a list
-  Signature matrix;           // of a gradient's operand
-  Object functions;           // a tuple
-  Object int_type, address;   // the type, and the name "_cdata"
+  Run run, is_valid;         // `is_valid` is null if values are not checked
+  u64 mask;                  // the bits that are 0 in the address of a vector
+  bool has_list;             // whether the seed is in a list
+  Signature matrix;          // of a gradient's operand
+  Object functions;          // a tuple
+  Object int_type, address;  // the type, and the name "_cdata"
 
   // Null for None.
   PyObject* function(PlanFunction which) const {
@@ -339,8 +338,8 @@ inline bool read_word(PyObject* integer, u64 most, u64* word) {
 // the call is not of the common kind.
 inline bool read_operands(const PlanState& state, PyObject* const* args, Launch* call) {
   PyObject *const matrix = args[3], *const seed = args[4];
-  if (!read_word(args[6], state.last_row, &call->first_row)) return false;
-  if (!read_word(args[7], state.last_column, &call->first_column)) return false;
+  if (!read_word(args[6], kMaxRows - call->rows, &call->first_row)) return false;
+  if (!read_word(args[7], kMaxColumns - call->columns, &call->first_column)) return false;
   if (call->operation == kGradient) {
     TensorOf tensor(matrix, state.address.get());
     Signature signature{};

@@ -131,12 +131,13 @@ class TorchLibrary(Library):
         return bool(_is_grad_enabled())
 
     def compile_key(self, backend: Any) -> None:
-        if self.key is None and hasattr(backend, "key"):
-            self.key = backend.key(self.signature, self.target_signature)
+        builtins = getattr(backend, "builtins", None)
+        if builtins is not None and self.key is None:
+            self.key = builtins.key(self.signature, self.target_signature)
             if self.key is not None:
                 self.keyed_seed = torch.Tensor
-        if self._addresses is None and hasattr(backend, "addresses"):
-            self._addresses = backend.addresses()
+        if builtins is not None and self._addresses is None:
+            self._addresses = builtins.addresses()
 
     def addresses(self, arrays: Sequence[Any]) -> HostArray:
         found = None if self._addresses is None else self._addresses(arrays)

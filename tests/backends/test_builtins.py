@@ -29,7 +29,7 @@ def loaded() -> Iterator[None]:
     if reasons:
         pytest.skip("; ".join(reasons))
     BACKEND.prepare("cpu")
-    assert BACKEND._builtins is not None
+    assert BACKEND.builtins is not None
     yield
 
 
@@ -86,7 +86,7 @@ def python_key(mu: Any, sigma: Any, out: Any, *rest: Any) -> Any:
 
 @pytest.mark.filterwarnings("ignore:.*Sparse.*")
 def test_keys_differ_if_python_keys_differ() -> None:
-    builtin = BACKEND.key(TORCH.signature, TORCH.target_signature)
+    builtin = BACKEND.builtins.key(TORCH.signature, TORCH.target_signature)
     cases = vectors()
     calls = [(cases[name], 1.0) for name in cases] + [(0.0, cases[name]) for name in cases]
     calls += [
@@ -102,7 +102,7 @@ def test_keys_differ_if_python_keys_differ() -> None:
 
 
 def test_keys_have_values_of_options_and_types_of_all_arguments() -> None:
-    builtin = BACKEND.key(TORCH.signature, TORCH.target_signature)
+    builtin = BACKEND.builtins.key(TORCH.signature, TORCH.target_signature)
     vector = torch.ones(4)
 
     def key(**changes: Any) -> Any:
@@ -209,7 +209,7 @@ def test_the_builtin_check_of_values_agrees_with_python() -> None:
 
 def test_a_wrong_number_raises_before_the_launch() -> None:
     launched: list[Any] = []
-    launch = BACKEND._builtins.launch(pack(launches.a_launch()), BACKEND._cpu.multisample_run_cpu, launched.append, int)
+    launch = BACKEND.builtins.launch(pack(launches.a_launch()), BACKEND._cpu.multisample_run_cpu, launched.append, int)
     for wrong in (-1, 2**64, 1.5, "1", None):
         with pytest.raises((OverflowError, TypeError)):
             launch(None, 0.0, 1.0, 0, 0, 0, 0, wrong, 0, 0, 0, 0, 0, 0)
@@ -217,33 +217,20 @@ def test_a_wrong_number_raises_before_the_launch() -> None:
 
 
 def test_builtin_functions_keep_only_their_references_alive() -> None:
-    class Limit:
-        def __call__(self) -> int:
-            return 1
-
-    limit = Limit()
-    before = sys.getrefcount(limit)
-    launch = BACKEND._builtins.launch(pack(launches.a_launch()), BACKEND._cpu.multisample_run_cpu, print, limit)
-    assert sys.getrefcount(limit) == before + 1
-    del launch
-    assert sys.getrefcount(limit) == before
-
-
-def test_compiled_plans_keep_only_their_references_alive() -> None:
     class Function:
         def __call__(self, *arguments: Any) -> Any:
             return None
 
-    functions = [Function() for _ in range(5)]
-    before = [sys.getrefcount(x) for x in functions]
-    launch = pack(launches.a_launch()), BACKEND._cpu.multisample_run_cpu
-    of_plan = builtins.PlanFunctions(*functions[:4], None, None, None, print, functions[4])
-    run = BACKEND._builtins.plan(*launch, (10, 10), 0, False, None, of_plan)
-    del of_plan
-    assert [sys.getrefcount(x) for x in functions] == [count + 1 for count in before]
-    assert run(1, 2, None, None, "no seed", None, 0, 0) is None  # The fourth function returns None.
-    del run
-    assert [sys.getrefcount(x) for x in functions] == before
+    functions = {name: Function() for name in ("allocate", "take", "check_generator", "run_in_python", "limit")}
+    before = {name: sys.getrefcount(x) for name, x in functions.items()}
+    run = plan_of_a_fake_device(**{name: x for name, x in functions.items() if name != "limit"}, stream=None)
+    launch = BACKEND.builtins.launch(
+        pack(launches.a_launch()), BACKEND._cpu.multisample_run_cpu, print, functions["limit"]
+    )
+    assert {name: sys.getrefcount(x) for name, x in functions.items()} == {name: n + 1 for name, n in before.items()}
+    assert run(1, 2, None, None, "no seed", None, 0, 0) is None  # `run_in_python` returns None.
+    del launch, run
+    assert {name: sys.getrefcount(x) for name, x in functions.items()} == before
 
 
 def plan_of_a_fake_device(of_list: bool = False, batch: dict[str, int] | None = None, **functions: Any) -> Any:
@@ -253,7 +240,7 @@ def plan_of_a_fake_device(of_list: bool = False, batch: dict[str, int] | None = 
         "allocate": lambda like: torch.empty(5, 3), "take": None, "check_generator": None,
         "run_in_python": lambda *arguments: "python", "stream": lambda like: 77, "is_capturing": None, "scratch": None,
     }  # fmt: skip
-    return BACKEND.compiled_plan(launch, (10, 10), 3, of_list, None, **usual | functions)
+    return BACKEND.compiled_plan(launch, 3, of_list, None, **usual | functions)
 
 
 def test_compiled_plans_of_a_device_read_the_stream_and_get_scratch_memory() -> None:
@@ -277,11 +264,7 @@ def test_compiled_plans_of_a_device_read_the_stream_and_get_scratch_memory() -> 
     assert isinstance(run(mu, sigma, None, None, 7, None, 0, 0), tuple)
     unaligned = torch.zeros(24, dtype=torch.uint8)[1:21].view(torch.uint8)
     assert run(unaligned, sigma, None, None, 7, None, 0, 0) == "python"
-
-
-def test_a_list_of_one_seed_goes_to_python_while_a_graph_is_captured() -> None:
-    """Plan.run raises there: a replay would repeat the seed of the capture."""
-    mu, sigma = torch.zeros(5), torch.ones(5)
+    # Plan.run raises for a list of one seed during a capture: a replay would repeat its seed.
     for is_capturing in (False, True):
         run = plan_of_a_fake_device(True, is_capturing=lambda stream, answer=is_capturing: answer)
         assert (run(mu, sigma, None, None, [7], None, 0, 0) == "python") is is_capturing
@@ -310,13 +293,13 @@ def test_errors_from_attributes_of_tensors_reach_the_caller() -> None:
     with pytest.raises(AttributeError, match="_cdata"):
         run(mu, sigma, None, None, 7, None, 0, 0)
     # As if the place of a tensor's address were unknown.
-    addresses = BACKEND._builtins._addresses(torch.Tensor, torch.nn.Parameter, 0)
+    addresses = BACKEND.builtins._addresses(torch.Tensor, torch.nn.Parameter, 0)
     with pytest.raises(KeyError, match="refused"), Refusing():
         addresses([mu])
 
 
 def test_reference_counts_do_not_change() -> None:
-    builtin = BACKEND.key(TORCH.signature, TORCH.target_signature)
+    builtin = BACKEND.builtins.key(TORCH.signature, TORCH.target_signature)
     vector, n, out, recorded = torch.ones(4), 10**9, torch.ones(4, 3), torch.ones(4, requires_grad=True)
 
     def call(count: int) -> None:
@@ -345,5 +328,5 @@ def test_a_process_without_python_can_load_the_library(tmp_path: Any) -> None:
 
 def test_unreadable_tensors_have_no_builtin_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builtins, "_INT16", -1)
-    assert BACKEND.key(TORCH.signature, TORCH.target_signature) is None
-    assert isinstance(BACKEND._builtins, builtins.Builtins)
+    assert BACKEND.builtins.key(TORCH.signature, TORCH.target_signature) is None
+    assert isinstance(BACKEND.builtins, builtins.Builtins)

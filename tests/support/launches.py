@@ -167,12 +167,12 @@ def without_builtins() -> Iterator[None]:
 
     backend: Any = registry.find("torch_ext")
     backend.prepare("cpu")
-    before = backend._builtins, TORCH.key, TORCH.keyed_seed
+    before = backend.builtins, TORCH.key, TORCH.keyed_seed
     assert before[0] is not None
-    backend._builtins = TORCH.key = TORCH.keyed_seed = None
+    backend.builtins = TORCH.key = TORCH.keyed_seed = None
     PLANS.clear()
     try:
         yield
     finally:
-        backend._builtins, TORCH.key, TORCH.keyed_seed = before
+        backend.builtins, TORCH.key, TORCH.keyed_seed = before
         PLANS.clear()
