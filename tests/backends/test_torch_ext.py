@@ -8,16 +8,16 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.resources
 import importlib.util
-import os
 import sys
 import types
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from cuda_memory import ExportedByDlpack
+from forks import forked, in_forks
 
 import multisample
 from multisample.backends import registry
@@ -30,27 +30,16 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def host_vectors(d: int) -> tuple[Array, Array]:
-    return np.linspace(-3, 3, d), np.linspace(0, 2, d)
-
-
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning", "ignore:.*fork.*:RuntimeWarning")
+@forked
 def test_large_results_use_all_threads_also_in_forked_children(bits: Callable[[Any], Array]) -> None:
-    mu, sigma = (torch.from_numpy(x.astype(np.float32)) for x in host_vectors(700))
+    mu, sigma = (torch.from_numpy(x.astype(np.float32)) for x in (np.linspace(-3, 3, 700), np.linspace(0, 2, 700)))
     expected = bits(multisample.sample(mu.numpy(), sigma.numpy(), 3001, backend="cpu", seed=4))
-    got = bits(multisample.sample(mu, sigma, 3001, backend="torch_ext", seed=4))
-    assert np.array_equal(got, expected)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of forks with threads.
-        pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            got = bits(multisample.sample(mu, sigma, 3001, backend="torch_ext", seed=4))
-            code = 0 if np.array_equal(got, expected) else 2
-        finally:
-            os._exit(code)
-    assert os.waitpid(pid, 0)[1] == 0
+
+    def is_right() -> bool:
+        return np.array_equal(bits(multisample.sample(mu, sigma, 3001, backend="torch_ext", seed=4)), expected)
+
+    assert is_right()
+    assert in_forks(is_right) == [True]
 
 
 def test_the_reason_names_a_missing_or_old_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,25 +75,15 @@ def test_auto_takes_cpu_if_the_build_fails(
     assert generator.offset == 0
 
 
-class ByDlpack:
-    """A NumPy array behind DLPack only."""
-
-    def __init__(self, array: np.ndarray[Any, Any]) -> None:
-        self.array, self.__dlpack_device__ = array, array.__dlpack_device__
-
-    def __dlpack__(self, **options: Any) -> Any:
-        return self.array.__dlpack__()
-
-
 def test_dlpack_arrays_with_negative_strides_raise() -> None:
     """PyTorch would abort the process."""
     backwards = np.arange(5, dtype=np.float32)[::-1]
     interface = types.SimpleNamespace(__cuda_array_interface__={**backwards.__array_interface__, "version": 3})
     adopt = registry.find("torch_ext").adopt
-    for array in (ByDlpack(backwards), interface):
+    for array in (ExportedByDlpack(backwards), interface):
         with pytest.raises(BufferError, match="negative strides"):
             adopt(array)
-    assert adopt(ByDlpack(backwards[::-1])).tolist() == [0, 1, 2, 3, 4]
+    assert adopt(ExportedByDlpack(backwards[::-1])).tolist() == [0, 1, 2, 3, 4]
 
 
 def test_bfloat16_arrays_are_shared_without_ml_dtypes(monkeypatch: pytest.MonkeyPatch) -> None:

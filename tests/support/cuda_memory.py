@@ -33,7 +33,30 @@ CYCLES = 4 * 10**8
 # --- Array libraries ------------------------------------------------------------------------------
 
 
-class TorchMemory:
+class ArrayMemory:
+    """The operations that are expressions with arrays of PyTorch and of CuPy alike."""
+
+    def copy(self, source: Any, target: Any) -> None:
+        """Copy one matrix of integers to another."""
+        target[...] = source
+
+    def same(self, a: Any, b: Any) -> bool:
+        return bool((a == b).all())
+
+    def count(self, vector: Any, value: int) -> int:
+        """The number of elements equal to `value`."""
+        return int((vector == value).sum())
+
+    def add_count(self, found: Any, matrix: Any, value: float) -> None:
+        """Add the number of elements equal to `value` to the integer `found`, on the current stream."""
+        found += (matrix == value).sum()
+
+    def on_stream(self, array: Any) -> Any:
+        """The same array, for calls that are ordered on the current stream."""
+        return array
+
+
+class TorchMemory(ArrayMemory):
     """Operations of the tests on the arrays of a library: here PyTorch's."""
 
     name = "torch"
@@ -66,17 +89,6 @@ class TorchMemory:
         """A contiguous copy of a matrix, so that only its elements are copied to the host."""
         return array.contiguous()
 
-    def copy(self, source: Any, target: Any) -> None:
-        """Copy one matrix of integers to another."""
-        target.copy_(source)
-
-    def same(self, a: Any, b: Any) -> bool:
-        return bool(self.torch.equal(a, b))
-
-    def count(self, vector: Any, value: int) -> int:
-        """The number of elements equal to `value`."""
-        return int((vector == value).sum())
-
     def fill(self, vector: Any, value: float) -> None:
         vector.fill_(value)
 
@@ -84,20 +96,12 @@ class TorchMemory:
         """A new vector, made on the current stream."""
         return self.torch.full((length,), value, device="cuda")
 
-    def add_count(self, found: Any, matrix: Any, value: float) -> None:
-        """Add the number of elements equal to `value` to the integer `found`, on the current stream."""
-        found += (matrix == value).sum()
-
     def pointer(self, array: Any) -> int:
         return int(array.data_ptr())
 
     def stream(self) -> Any:
         """A context in which a new stream is current."""
         return self.torch.cuda.stream(self.torch.cuda.Stream())
-
-    def on_stream(self, array: Any) -> Any:
-        """The same array, for calls that are ordered on the current stream."""
-        return array
 
     def keep_busy(self, cycles: int) -> None:
         self.torch.cuda._sleep(cycles)
@@ -133,7 +137,7 @@ class TorchMemory:
         self.torch.cuda.empty_cache()
 
 
-class CupyMemory:
+class CupyMemory(ArrayMemory):
     """The operations of `TorchMemory` for CuPy."""
 
     name = "cupy"
@@ -174,32 +178,17 @@ extern "C" __global__ void spin(long long cycles) {
     def packed(self, array: Any) -> Any:
         return self.cupy.ascontiguousarray(array)
 
-    def copy(self, source: Any, target: Any) -> None:
-        target[...] = source
-
-    def same(self, a: Any, b: Any) -> bool:
-        return bool(self.cupy.array_equal(a, b))
-
-    def count(self, vector: Any, value: int) -> int:
-        return int((vector == value).sum())
-
     def fill(self, vector: Any, value: float) -> None:
         vector.fill(value)
 
     def full(self, length: int, value: float) -> Any:
         return self.cupy.full(length, value, np.float32)
 
-    def add_count(self, found: Any, matrix: Any, value: float) -> None:
-        found += (matrix == value).sum()
-
     def pointer(self, array: Any) -> int:
         return int(array.data.ptr)
 
     def stream(self) -> Any:
         return self.cupy.cuda.Stream(non_blocking=True)
-
-    def on_stream(self, array: Any) -> Any:
-        return array
 
     def keep_busy(self, cycles: int) -> None:
         self.spin((1,), (1,), (np.int64(cycles),))
