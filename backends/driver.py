@@ -32,16 +32,6 @@ from .launch import (
 )
 from .system import cuda_driver
 
-
-def kernel_key(launch: Launch, store_kind: int) -> KernelKey:
-    """The kernel of a sample, with the store kind of its geometry."""
-    dtype = type_name(launch)
-    return KernelKey(
-        dtype, bool(launch.shared_noise), bool(launch.antithetic), bool(launch.fast_math) and dtype != "float64",
-        store_kind, bool(launch.origin_in_memory), launch.batch > 1, launch.device,
-    )  # fmt: skip
-
-
 # The struct CUlaunchConfig of cuda.h: the grid, the block, shared memory, stream, no attributes.
 _CONFIGURATION = struct.Struct("7I4xPP I4x")
 _pack_configuration = _CONFIGURATION.pack
@@ -363,8 +353,11 @@ def _sample_steps(backend: DriverBackend, launch: Launch, misalignment: int, pha
         launch.rows, launch.columns, dtype, (launch.row_stride, launch.column_stride), misalignment, phase,
         bool(launch.shared_noise), bool(launch.antithetic), bool(launch.fast_math), strided, batch,
     )  # fmt: skip
-    key, in_grid = kernel_key(launch, g.store_kind), 1 if g.matrices else batch
-    return (backend.step(launch, key, g.blocks, g.threads, packed, batch=in_grid),)
+    key = KernelKey(
+        dtype, bool(launch.shared_noise), bool(launch.antithetic), bool(launch.fast_math) and dtype != "float64",
+        g.store_kind, bool(launch.origin_in_memory), launch.batch > 1, launch.device,
+    )  # fmt: skip
+    return (backend.step(launch, key, g.blocks, g.threads, packed, batch=1 if g.matrices else batch),)
 
 
 def _moments_steps(backend: DriverBackend, launch: Launch, misalignment: int, phase: int) -> Steps:

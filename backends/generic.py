@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -51,18 +51,14 @@ def generic_launcher(backend: Backend, launch: Launch) -> Launcher:
         return True
 
     def run(geometry: None, *arguments: Any) -> None:
-        operands, rest = arguments[: len(_OPERANDS)], arguments[len(_OPERANDS) :]
-        backend.launch(launch._replace(**_operands(operands), **dict(zip(_REST, rest, strict=True))))
+        fields = dict(zip(_ARGUMENTS, arguments, strict=True))
+        # The caller keeps packed spans, a bytes object, alive.
+        backend.launch(launch._replace(**fields | {"matrix": address_of(fields["matrix"])}))
 
     return Launcher(run, is_valid)
 
 
 # The arguments of `Launcher.run` after the geometry.
-_OPERANDS = HEAD[:6]
-_REST = "seed", "offset", "seed_at", "offset_at", "first_row", "first_column", "stream", "scratch"
-
-
-def _operands(values: Sequence[Any]) -> dict[str, Any]:
-    """The fields of a launch with these operands. The caller keeps packed spans, a bytes object, alive."""
-    fields = dict(zip(_OPERANDS, values, strict=True))
-    return fields | {"matrix": address_of(fields["matrix"])}
+_ARGUMENTS = (
+    *HEAD[:6], "seed", "offset", "seed_at", "offset_at", "first_row", "first_column", "stream", "scratch",
+)  # fmt: skip

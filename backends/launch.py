@@ -25,21 +25,7 @@ HOST = -1
 
 
 class Operation(enum.IntEnum):
-    """The operation of a launch: see `OPERANDS`.
-
-    z is the noise, and w are the weights; sums are over all columns c.
-
-    sample
-        ``matrix[r, c] = mu[r] + sigma[r] * z[r, c]``.
-    gradient
-        ``first[r] = sum(matrix[r, c])`` and ``second[r] = sum(matrix[r, c] * z[r, c])``.
-    moments
-        ``first[r] = sum(w[c] * (mu[r] + sigma[r] * z[r, c]))``, and with two results
-        ``second[r] = sum(w[c] * (sigma[r] * z[r, c])**2)``.
-    perturb
-        ``target[e] = source[e] + sum(w[r] * z[r, e])`` for the elements e of each `Span`: fused multiply-adds in the
-        computing type, in the order of the rows, and one rounding.
-    """
+    """The operation of a launch: ``csrc/launch.h`` has the formulas, and `OPERANDS` has the fields."""
 
     sample = 0
     gradient = 1
@@ -64,12 +50,10 @@ OPERANDS: dict[int, Operands] = {
 
 
 class WordFormat(enum.IntEnum):
-    """How a seed or an offset is stored in memory. The higher bits of a narrow word are 0."""
+    """How a seed or an offset is stored in memory: see ``csrc/launch.h``."""
 
     whole = 0
-    """64 bits."""
     high_first = 1
-    """Two words of 32 bits, the high half first, as in the data of JAX's keys."""
     bits_32 = 2
     bits_16 = 3
     bits_8 = 4
@@ -90,55 +74,38 @@ _I32: TypeAlias = Annotated[int, "i"]
 
 
 class Launch(NamedTuple):
-    """One launch. An operation ignores the fields that it does not need.
+    """One launch. ``csrc/launch.h`` describes the fields. An address of 0 is null.
 
-    ``z[r, c]`` is the noise of row ``first_row + r`` (of row 0 with `shared_noise`) and column ``first_column + c``.
-    With `antithetic`, columns come in pairs: ``z[r, 2 * k]`` is column k of the noise, and ``z[r, 2 * k + 1]`` is its
-    negative.
+    An input is an address, or one number if its type is `ElementType.number`. `matrix` is in host memory or in memory
+    of `device`. `scratch` has room for `Launcher.scratch_size` float64 numbers. `STEPS` has the step of each address.
     """
 
     # The head: values of a call. See `packer`.
     mu: _Input = 0
-    """Address of the first of `rows` elements; one number for all of them if `mu_type` is `ElementType.number`."""
     sigma: _Input = 0
-    """The same."""
     weights: _Input = 0
-    """The same, of `columns` elements; for perturb of `rows` elements."""
     matrix: _Address = 0
-    """Address of the first element, in host memory or in memory of `device`; for perturb of the first `Span`, in host
-    memory."""
     first: _Address = 0
-    """Address of `rows` contiguous results: of type `type` for moments, of its computing type for a gradient."""
     second: _Address = 0
-    """The same; 0 if moments have one result."""
     seed: _U64 = 0
     offset: _U64 = 0
     first_row: _I64 = 0
     first_column: _I64 = 0
-    """``first_row + rows <= 2**32`` and ``first_column + columns <= 2**34``."""
     seed_at: _Address = 0
-    """Address of the seed in memory of `device`; 0 if the field `seed` has it. See `word_formats`."""
     offset_at: _Address = 0
-    """The same for `offset`."""
     first_row_at: _Address = 0
     first_column_at: _Address = 0
     scratch: _Address = 0
-    """Address of scratch memory on `device`, of `Launcher.scratch_size` float64 numbers."""
     stream: _Address = 0
-    """Handle of a stream on `device`."""
     threads: _U64 = 0
-    """On the CPU, the most threads for the call; 0 for no limit."""
 
     # The tail: the same for all calls of a plan.
     mu_stride: _I64 = 0
     sigma_stride: _I64 = 0
     weights_stride: _I64 = 0
     row_stride: _I64 = 0
-    """Strides are in bytes."""
     column_stride: _I64 = 0
-    """The elements of a sample must not overlap."""
     mu_step: _I64 = 0
-    """Steps are bytes from one matrix of a batch to the next, 0 for what all matrices share or lack. See `STEPS`."""
     sigma_step: _I64 = 0
     weights_step: _I64 = 0
     matrix_step: _I64 = 0
@@ -148,32 +115,21 @@ class Launch(NamedTuple):
     origin_step: _I64 = 0
     rows: _I64 = 1
     columns: _I64 = 1
-    """At least 1. Perturb has as many columns as its spans have elements."""
     spans: _I64 = 0
-    """How many spans perturb has."""
     mu_type: _U32 = ElementType.number
-    """Types are of `ElementType`."""
     sigma_type: _U32 = ElementType.number
     weights_type: _U32 = ElementType.number
     type: _U32 = ElementType.float32
-    """Of the matrix's elements, or of the moments; one of `MATRIX_TYPES`."""
     operation: _U32 = Operation.sample
     results: _U32 = 0
-    """How many moments, 1 or 2."""
     shared_noise: _U32 = 0
     antithetic: _U32 = 0
     fast_math: _U32 = 0
-    """No effect on the CPU and on float64."""
     device: _I32 = HOST
-    """The ordinal of a CUDA device, or `HOST`."""
     batch: _U32 = 0
-    """How many matrices; 0 counts as 1."""
     origin_in_memory: _U32 = 0
-    """Whether the seed, the first row or the first column is in memory, as in every batch."""
     word_formats: _U32 = 0
-    """The `WordFormat` of the seed in memory, and in the next 8 bits that of the offset."""
     column_phase: _U32 = 0
-    """If `first_column` is in memory: 1 + first_column % 8, or 0 if unknown."""
 
 
 FORMATS: dict[str, str] = {
@@ -217,31 +173,19 @@ STEPS = {
 
 
 class Span(NamedTuple):
-    """Elements of one parameter, which perturb reads and writes: `rows` runs of `width` elements.
-
-    Element w of run r is element ``e = first + r * jump + w`` of the parameter, and column e of the noise. The offset
-    of its noise is that of the launch plus ``id * 2**32``. The launch has its type.
-    """
+    """Elements of one parameter, which perturb reads and writes: ``csrc/launch.h`` describes the fields."""
 
     source: _Address
-    """Address of the first element."""
     target: _Address
-    """The same, of the result; it may be `source`."""
     first: _I64
-    """``0 <= e < 2**34``"""
     rows: _I64
     width: _I64
-    """At least 1."""
     jump: _I64
     source_row: _I64
-    """Bytes from one run to the next; all these are multiples of the element size."""
     source_stride: _I64
-    """Bytes from one element of a run to the next."""
     target_row: _I64
     target_stride: _I64
-    """The elements of a target must not overlap."""
     id: _U64
-    """Less than 2**32."""
 
 
 SPAN = struct.Struct("".join(hint.__metadata__[0] for hint in get_type_hints(Span, include_extras=True).values()))

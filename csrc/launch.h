@@ -47,7 +47,7 @@ struct Launch {
   u64 threads;      // on the CPU: at most this many, or 0 for no limit
   // The tail: the same for all calls of a plan. Strides are in bytes.
   i64 mu_stride, sigma_stride, weights_stride;
-  i64 row_stride, column_stride;  // for kSample multiples of the element size
+  i64 row_stride, column_stride;  // for kSample multiples of the element size; its elements do not overlap
   // Bytes from one matrix of a batch to the next; 0 for shared operands.
   i64 mu_step, sigma_step, weights_step, matrix_step, result_step, seed_step, offset_step;
   i64 origin_step;    // of first_row_at and first_column_at

@@ -268,12 +268,6 @@ def _recorded(function: Any) -> Any:
     return Recorded
 
 
-def _elements(size: int, dims: tuple[int | None, ...], *tensors: Any) -> list[tuple[Any, ...]]:
-    """The tensors of each element of a batch. A tensor whose dimension is None is the same for all elements."""
-    columns = [[x] * size if dim is None else x.unbind(dim) for x, dim in zip(tensors, dims, strict=True)]
-    return list(zip(*columns, strict=True))
-
-
 def _has_derivative(*tensors: Any) -> bool:
     if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
         return True
@@ -320,6 +314,7 @@ def _batched_sample_to(
         raise RuntimeError(
             "multisample::sample_: expected an out for each element of the batch that vmap maps over, got one for all"
         )
-    for arguments in _elements(info.batch_size, (*in_dims, None)[:4], out, mu, sigma, counter):
-        _OPERATORS.sample_.default(*arguments, **options)
+    axes = list(zip((out, mu, sigma, counter), (*in_dims, None), strict=False))
+    for b in range(info.batch_size):
+        _OPERATORS.sample_.default(*(x if dim is None else x.select(dim, b) for x, dim in axes), **options)
     return None, None

@@ -823,34 +823,25 @@ def test_concurrent_calls_have_the_right_bits(gpu: Gpu, bits: ToArray) -> None:
 # --- Explicit dtypes, and errors -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{}, {"dtype": "float32"}], ids=["default dtype", "explicit dtype"])
-def test_torch_tensors_use_the_generator_of_their_device(any_gpu: Gpu, bits: ToArray, options: dict[str, Any]) -> None:
+def test_torch_tensors_use_the_generator_of_their_device(any_gpu: Gpu, bits: ToArray) -> None:
     if any_gpu.memory.name != "torch":
         pytest.skip("for tensors only")
     torch, (mu, sigma) = any_gpu.memory.torch, vectors(5)
     device = [any_gpu.memory.put(x) for x in (mu, sigma)]
-
-    def expected(seed: int, offset: int) -> Array:
-        generator = multisample.Generator(seed)
-        generator.state = {**generator.state, "offset": offset}
-        return bits(on_cpu(mu, sigma, 33, generator=generator))
-
     torch.manual_seed(123)
-    default = torch.cuda.default_generators[0]
-    start = default.get_offset()
-    for call in range(3):
-        got = any_gpu.sample(*device, 33, **options)
-        assert default.get_offset() == start + 4 * (call + 1)
-        assert np.array_equal(bits(got), expected(123, start + 4 * call))
-    own = torch.Generator(device="cuda")
+    default, own = torch.cuda.default_generators[0], torch.Generator(device="cuda")
     own.manual_seed(77)
-    for call in range(2):
-        got = any_gpu.sample(*device, 33, generator=own, **options)
-        assert np.array_equal(bits(got), expected(77, 4 * call))
-    assert own.get_offset() == 8
+    start = default.get_offset()
+    for generator, seed, first in ((default, 123, start), (own, 77, 0)):
+        source = {} if generator is default else {"generator": generator}
+        for call in range(3):
+            got = any_gpu.sample(*device, 33, **source)
+            assert generator.get_offset() == first + 4 * (call + 1)
+            key = multisample.Key(seed, first + 4 * call)
+            assert np.array_equal(bits(got), bits(on_cpu(mu, sigma, 33, seed=key)))
     assert default.get_offset() == start + 12
     with pytest.raises(ValueError, match=r"^generator: expected one on the device of mu"):
-        any_gpu.sample(*device, 33, generator=torch.Generator(), **options)
+        any_gpu.sample(*device, 33, generator=torch.Generator())
 
 
 @pytest.mark.parametrize("extra", [{}, {"dtype": "float32"}], ids=["default dtype", "explicit dtype"])
