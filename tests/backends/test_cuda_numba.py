@@ -307,7 +307,9 @@ def test_a_kernel_is_compiled_once_for_all_processes_unless_damaged(numba: Any, 
 
 
 FIRST_AT_ONCE = """
+import concurrent.futures
 import json
+import sys
 import threading
 
 import numpy as np
@@ -315,45 +317,34 @@ from numba import cuda
 
 import multisample
 
-threads = 6
 mu, sigma = (cuda.to_device(np.array(x, np.float32)) for x in ([1, 2, -3], [1, 0.5, 2]))
-outs = [cuda.device_array((3, 8), "float32") for _ in range(threads)]
-together = threading.Barrier(threads)
-drawn, errors = [None] * threads, []
+every = json.loads(sys.argv[1])
+outs = [cuda.device_array((3, 8), options.get("dtype", "float32")) for options in every]
+together = threading.Barrier(len(every))
 
 
 def draw(thread):
-    # Four threads use one kernel and two use others. Every second thread passes `out`, and so makes no context.
-    options = [{}, {}, {}, {}, {"noise": "shared"}, {"dtype": "float64"}][thread]
-    if thread % 2 == 0:
-        options = {**options, "out": outs[thread]}
-    try:
-        together.wait()
-        drawn[thread] = multisample.sample(mu, sigma, 8, seed=thread, backend="numba", **options)
-        cuda.synchronize()
-    except BaseException as error:
-        errors.append(repr(error))
+    # Every second thread passes `out`, and so makes no context.
+    out = {"out": outs[thread]} if thread % 2 == 0 else {}
+    together.wait()
+    x = multisample.sample(mu, sigma, 8, seed=thread, backend="numba", **every[thread], **out)
+    cuda.synchronize()
+    return x
 
 
-workers = [threading.Thread(target=draw, args=(thread,)) for thread in range(threads)]
-for worker in workers:
-    worker.start()
-for worker in workers:
-    worker.join()
-if not errors:
-    drawn = [x.copy_to_host() for x in drawn]
-    drawn = [x.view(f"u{x.itemsize}").tolist() for x in drawn]
-print(json.dumps({"errors": errors, "drawn": drawn if not errors else []}))
+with concurrent.futures.ThreadPoolExecutor(len(every)) as pool:
+    drawn = [x.copy_to_host() for x in pool.map(draw, range(len(every)))]
+print(json.dumps([x.view(f"u{x.itemsize}").tolist() for x in drawn]))
 """
 
 
 def test_first_calls_from_several_threads_are_correct(numba: Any, bits: ToArray, tmp_path: Path) -> None:
-    done = run(FIRST_AT_ONCE, MULTISAMPLE_CACHE_DIR=str(tmp_path))
-    assert done["errors"] == []
-    mu, sigma = [1.0, 2.0, -3.0], [1.0, 0.5, 2.0]
+    # Four threads use one kernel and two use others.
     every: list[dict[str, Any]] = [{}, {}, {}, {}, {"noise": "shared"}, {"dtype": "float64"}]
+    drawn = run(FIRST_AT_ONCE, json.dumps(every), MULTISAMPLE_CACHE_DIR=str(tmp_path))
+    mu, sigma = [1.0, 2.0, -3.0], [1.0, 0.5, 2.0]
     expected = [on_cpu(mu, sigma, 8, **{"dtype": "float32", **o}, seed=thread) for thread, o in enumerate(every)]
-    assert done["drawn"] == listed(expected, bits)
+    assert drawn == listed(expected, bits)
 
 
 # --- Several devices ------------------------------------------------------------------------------
