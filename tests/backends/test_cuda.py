@@ -40,14 +40,13 @@ from cuda_memory import (
     vectors,
 )
 from launches import a_launch, head_of, stored_words
-from perturb_cases import Call, Part, calls_of_every_kind
+from perturb_cases import Call, calls_of_every_kind
 from skip_rules import device_count, require
 from tables import DTYPES, NOISES
 
 import multisample
 from multisample.backends import generic, registry
 from multisample.backends.kernels.cuda import geometry
-from multisample.backends.launch import SPAN, Operation, Span
 from multisample.backends.native import csrc_files
 
 SIZES = {name: np.dtype(dtype).itemsize for name, dtype in DTYPES.items()}
@@ -630,31 +629,6 @@ def test_backends_perturb_equally_with_fast_math(all_gpus: list[Gpu], to_numpy: 
         # One unit in the last place, where the difference tips a rounding.
         tolerance = 1e-3 * np.abs(weights).sum() + float(ml_dtypes.finfo(kind).eps) * np.abs(portable)
         assert (np.abs(got - portable) <= tolerance).all(), call
-
-
-@pytest.mark.parametrize(("dtype", "length"), [("bfloat16", 2**31 + 5), ("float32", 10**8 + 1)])
-def test_large_parameters_are_perturbed(
-    gpu: Gpu, bits: ToArray, room: Callable[[Gpu, int], None], dtype: str, length: int
-) -> None:
-    size, memory = SIZES[dtype], gpu.memory
-    room(gpu, length * size + 2**20)
-    buffer = memory.poisoned(length * size)
-    memory.fill(memory.view(buffer, dtype, (length,), (1,), 0), 1.0)
-    at = memory.pointer(buffer)
-    span = Span(at, at, 3, 1, length, length, 0, size, 0, size, 7)
-    spans = ctypes.create_string_buffer(SPAN.pack(*span))
-    launch = a_launch(
-        2, 1, dtype, weights=0.5, operation=Operation.perturb, spans=1, matrix=ctypes.addressof(spans), device=0
-    )
-    memory.synchronize()
-    registry.find(gpu.backend).launch(launch)
-    memory.synchronize()
-    for first in (0, length // 2 - 501, 10**6 + 1, length - 1000):
-        part = memory.view(buffer, dtype, (1, 1000), (1000, 1), first)
-        window = Call([Part(1000, first=3 + first, id=7, in_place=True)], dtype, 0.5, 2)
-        ones = np.ones(window.size // size).astype(numpy_dtype(dtype)).view(np.uint8)
-        expected = window.view(window.expected(ones), window.spans[0], True)
-        assert np.array_equal(bits(memory.packed(part)), expected.view(f"u{size}")), first
 
 
 # --- Streams and devices --------------------------------------------------------------------------
