@@ -12,11 +12,9 @@ import numpy as np
 
 from multisample.backends.contract import HostArray
 from multisample.backends.element_types import MATRIX_TYPES, SIZES, ElementType
-from multisample.backends.launch import INPUTS, OPERANDS, SPAN, Launch, Operation, WordFormat, computing_name, type_name
+from multisample.backends.launch import INPUTS, OPERANDS, SPAN, Launch, Operation, computing_name, type_name
 
-__all__ = [
-    "address_of", "array_at", "arrays_at", "inputs_at", "quiet", "rounded", "word_at", "words_at",
-]  # fmt: skip
+__all__ = ["address_of", "array_at", "arrays_at", "inputs_at", "quiet", "rounded"]
 
 
 quiet: Callable[[], contextlib.AbstractContextManager[Any]] = functools.partial(np.errstate, all="ignore")
@@ -99,29 +97,3 @@ def _vector(launch: Launch, name: str, length: int) -> HostArray:
     if matrix_type and matrix_type.widen:
         array = matrix_type.widen(array)
     return rounded(array, real)
-
-
-def words_at(launch: Launch) -> tuple[int, int, int, int]:
-    """Seed, offset, first row and first column of a launch, by value or from host memory."""
-    words = (
-        (launch.seed, launch.seed_at, launch.word_formats & 255),
-        (launch.offset, launch.offset_at, launch.word_formats >> 8),
-        (launch.first_row, launch.first_row_at, 0), (launch.first_column, launch.first_column_at, 0),
-    )  # fmt: skip
-    seed, offset, first_row, first_column = (word_at(at, form) if at else value for value, at, form in words)
-    return seed, offset, first_row, first_column
-
-
-_WORDS: dict[int, type[Any]] = {
-    WordFormat.whole: ctypes.c_uint64, WordFormat.bits_32: ctypes.c_uint32, WordFormat.bits_16: ctypes.c_uint16,
-    WordFormat.bits_8: ctypes.c_uint8,
-}  # fmt: skip
-
-
-def word_at(address: int, form: int) -> int:
-    """A seed or an offset in host memory."""
-    if form == WordFormat.high_first:
-        high, low = (ctypes.c_uint32 * 2).from_address(address)
-        return int(high) << 32 | int(low)
-    word: int = _WORDS[form].from_address(address).value
-    return word

@@ -117,9 +117,9 @@ class Call(Window):
         values[draw.random(len(values)) < 0.05] = -0.0
         return values.astype(DTYPES[self.dtype]).view(np.uint8)
 
-    def expected(self, before: Array | None = None) -> Array:
-        """The memory after the call, from `before` or else `memory()`."""
-        before = self.memory() if before is None else before
+    def expected(self) -> Array:
+        """The memory after the call."""
+        before = self.memory()
         after, real = before.copy(), np.dtype(self.real)
         weights = np.broadcast_to(np.asarray(self.weights).astype(real), self.rows).copy()
         for part, span in zip(self.parts, self.spans, strict=True):

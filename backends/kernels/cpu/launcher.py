@@ -9,8 +9,8 @@ from typing import Any
 
 from multisample.backends.contract import HostArray, Launcher
 from multisample.backends.element_types import ElementType
-from multisample.backends.launch import INPUTS, Launch, Operation, computing_name, matrix_of_batch, packer
-from multisample.backends.memory.host import address_of, arrays_at, words_at
+from multisample.backends.launch import INPUTS, Launch, Operation, computing_name, matrix_of_batch, pack, packer
+from multisample.backends.memory.host import address_of, inputs_at
 from multisample.backends.system.threads import thread_limit
 
 from . import threads
@@ -78,10 +78,13 @@ def packed_launcher(launch: Launch, thread_limit: Callable[[], int] = thread_lim
 def run_launch(launch: Launch, thread_limit: Callable[[], int] = thread_limit) -> None:
     """`Backend.launch`."""
     launcher = packed_launcher(launch._replace(batch=0), thread_limit)
+    function, kind = packed_function(launch), ElementType[computing_name(launch)]
+    limit = launcher.geometry(None, 0) if launcher.geometry else 1
     for b in range(max(launch.batch, 1)):
-        one = matrix_of_batch(launch, b)
-        arrays = arrays_at(one)
-        operands = [arrays.get(name) for name in ("mu", "sigma", "weights", "matrix", "first", "second")]
-        seed, offset, first_row, first_column = words_at(one)
-        limit = launcher.geometry(None, first_column) if launcher.geometry else None
-        launcher.run(limit, *operands, seed, offset, 0, 0, first_row, first_column, 0, 0)
+        one = matrix_of_batch(launch, b)._replace(threads=limit)
+        inputs = inputs_at(one)
+        for name, vector in inputs.items():
+            fields = {name: address_of(vector), f"{name}_type": kind, f"{name}_stride": vector.strides[0]}
+            one = one._replace(**fields)
+        if error := function(pack(one)):
+            raise_error(error)
