@@ -413,6 +413,7 @@ def compiled(sources: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "truncated": lambda library: library.write_text("a lib"),
+    "zeros": lambda library: library.write_bytes(b"a li" + bytes(5)),
     "replaced": lambda library: library.write_text("b library"),
     "lost": lambda library: library.unlink(),
     "a damaged record": lambda library: library.with_name("record.json").write_text("{"),
