@@ -26,7 +26,7 @@ union Input {
 };
 
 // Rows and columns of the noise.
-constexpr u64 kMaxRows = u64{1} << 32, kMaxColumns = u64{1} << 34;
+enum Limit : u64 { kMaxRows = u64{1} << 32, kMaxColumns = u64{1} << 34 };
 
 // z[r, c] is the noise of row first_row + r (of row 0 with shared noise) and column first_column + c. With antithetic
 // noise, columns of z come in pairs z, -z. An operation ignores the fields that it does not need.
