@@ -96,15 +96,10 @@ def _exchange(array: Any, stream: int | None) -> tuple[Any, _Tensor, bool]:
     return capsule, versioned.tensor, bool(versioned.flags & _READ_ONLY)
 
 
-def _description(array: Any) -> tuple[Any, _Tensor, bool]:
-    """`_exchange` for the description only: the memory need not be ready."""
-    on_device = int(array.__dlpack_device__()[0]) in CUDA
-    return _exchange(array, -1 if on_device else None)
-
-
 def is_read_only(array: Any) -> bool:
-    """Whether `array` reports its memory as read-only. DLPack before 1.0 cannot report it."""
-    return _description(array)[2]
+    """Whether `array`, which need not be ready, reports its memory as read-only. DLPack before 1.0 cannot report it."""
+    on_device = int(array.__dlpack_device__()[0]) in CUDA
+    return _exchange(array, -1 if on_device else None)[2]
 
 
 def capsule_and_strides(array: Any, stream: int | None) -> tuple[Any, tuple[int, ...]]:

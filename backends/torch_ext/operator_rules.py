@@ -101,12 +101,9 @@ def _check_vectors(operator: str, mu: Any, sigma: Any, d: Any) -> None:
         )
 
 
-def _promoted(*dtypes: torch.dtype) -> torch.dtype:
+def _promoted(mu: torch.dtype, sigma: torch.dtype) -> torch.dtype:
     """The default dtype of the operators: integers count as float32."""
-    distinct = {dtype if dtype in _REAL else torch.float32 for dtype in dtypes}
-    if len(distinct) == 1:
-        return distinct.pop()
-    return torch.float64 if torch.float64 in distinct else torch.float32
+    return torch.promote_types(*(dtype if dtype in _REAL else torch.float32 for dtype in (mu, sigma)))
 
 
 # --- Derivatives ----------------------------------------------------------------------------------
