@@ -227,7 +227,7 @@ class Plan:
         return result, seed, offset, offset_array
 
     def functions(self) -> dict[str, Any]:
-        """The functions of the plan that its compiled twin calls, by name: see `Backend.compiled_plan`."""
+        """The functions of the plan that its compiled twin calls, by name: see `TorchExtBackend.compiled_plan`."""
         size, allocate = self._scratch_size, self._scratch
         return {
             "allocate": self._allocate, "take": self._take, "check_generator": self._check_generator,

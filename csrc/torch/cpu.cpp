@@ -141,7 +141,7 @@ MULTISAMPLE_EXPORT PyObject* multisample_python_launch(const multisample::Launch
       "launch", [&] { return new LaunchState{*call, run, Object::shared(fail), Object::shared(thread_limit)}; });
 }
 
-// Only the plan of a gradient has the operand `matrix`. `functions` are the PlanFunctions.
+// Only the plan of a gradient has the operand `matrix`. `functions` are those of `PlanFunction`.
 MULTISAMPLE_EXPORT PyObject* multisample_python_plan(const multisample::Launch* call, multisample::python::Run run,
                                                      multisample::u64 mask, int has_list, PyObject* matrix,
                                                      PyObject* functions, PyObject* int_type) {

@@ -291,7 +291,7 @@ inline PyObject* launch(PyObject* self, PyObject* const* args, long) {
 
 // --- Plans ------------------------------------------------------------------------------------------------------
 
-// Python functions of a plan, each possibly None: see `Plan` in multisample/_plan.py.
+// Python functions of a plan, each possibly None: see `compiled_plan` in backends/torch_ext.
 enum PlanFunction : long {
   kAllocate,        // allocate(like): a new result
   kTake,            // take(generator): seed and offset

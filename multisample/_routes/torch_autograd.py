@@ -77,7 +77,7 @@ class _CompiledPlan:
 
 
 def _compiled_run(plan: Plan, call: Call, run_in_python: Callable[..., Any] | None) -> Callable[..., Any] | None:
-    """`Backend.compiled_plan` of a sample or a gradient; None if there is none."""
+    """`TorchExtBackend.compiled_plan` of a sample or a gradient; None if there is none."""
     make, source = getattr(plan.backend, "compiled_plan", None), source_of(call.generator, TORCH, plan.device)
     if make is None or plan.is_empty or call.operation == Operation.moments or source.is_own:
         return None
