@@ -106,24 +106,6 @@ def test_gradients_of_every_type_have_the_type_of_mu(jax_place: str, x64: None, 
         np.testing.assert_allclose(np.asarray(found, np.float64), expected, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize(
-    ("shape", "layout"), [((1, 100_000), "dn"), ((3, 40_000), "nd"), ((40_000, 3), "dn"), ((700, 900), "nd")]
-)
-def test_gradients_of_large_matrices(jax_place: str, shape: tuple[int, int], layout: str) -> None:
-    d, n = shape
-    g = np.random.default_rng(0).standard_normal((d, n), np.float32)
-    z = sample(np.zeros(d, np.float32), 1.0, n, seed=4).astype(np.float64)
-
-    def loss(mu: Any, sigma: Any, g: Any) -> Any:
-        return (g * sample(mu, sigma, n, seed=4, backend=jax_place, layout=layout)).sum()
-
-    mu = np.zeros(d, np.float32)
-    found = jax.jit(jax.grad(loss, (0, 1)))(mu, mu + 1, g.T if layout == "nd" else g)
-    wide = g.astype(np.float64)
-    np.testing.assert_allclose(found[0], wide.sum(1), rtol=1e-4, atol=1e-3 * np.sqrt(n))
-    np.testing.assert_allclose(found[1], (wide * z).sum(1), rtol=1e-4, atol=1e-3 * np.sqrt(n))
-
-
 def test_a_number_array_gets_the_sum_over_dimensions() -> None:
     found = jax.grad(lambda s: sample(MU, s, N, seed=4).sum())(jnp.float32(2.0))
     np.testing.assert_allclose(found, noise({}).sum(), rtol=1e-5)

@@ -59,17 +59,6 @@ def test_a_scan_makes_the_iterations_of_a_run(jax_place: str, options: dict[str,
     assert bool(state.running)
 
 
-def test_a_step_outside_of_jit_is_the_same_step() -> None:
-    state = cem.start(START, 2.0)
-    ours = cem.start(jnp.asarray(START), jnp.full((D, 1), 2.0))
-    for t in range(2):
-        state = cem.step(state, Key(3, t), sphere, N)
-        ours = cem.step(ours, Key(3, t), sphere, N)
-        assert isinstance(state.mu, np.ndarray)
-        np.testing.assert_allclose(ours.mu, state.mu, rtol=1e-3, atol=1e-4)
-    np.testing.assert_allclose(ours.x, state.x, rtol=1e-3, atol=1e-4)
-
-
 def test_a_step_after_the_end_changes_nothing() -> None:
     run = scanned(60, tol=0.05)
     state, means = run(cem.start(jnp.asarray(START), 2.0), 7)
