@@ -191,7 +191,7 @@ def test_the_layouts_are_those_of_the_header() -> None:
     assert (Api.error_create.offset, Api.ordinal.offset, CallFrame.attributes.offset) == (48, 184, 120)
 
 
-@pytest.mark.parametrize("version", [(0, 3), (0, 9), (1, 0), (0, 2)])
+@pytest.mark.parametrize("version", [(0, 3), (0, 9), (1, 3), (0, 2)])
 def test_a_query_for_metadata_is_answered_or_the_version_refused(version: tuple[int, int]) -> None:
     xla = Xla(version)
     frame, metadata = metadata_request(xla)

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import multisample
 from multisample import Key, cem
 from multisample.examples import cart_pole
 
@@ -148,12 +147,3 @@ def test_mppi_takes_keys_and_batches() -> None:
 def test_the_program_prints_its_result(capsys: pytest.CaptureFixture[str]) -> None:
     assert cart_pole.main(["--library", "jax"]) == 0
     assert len(capsys.readouterr().out.splitlines()) >= 5
-
-
-def test_key_data_is_a_key_that_can_be_traced() -> None:
-    key = Key(2**63 + 1, 2**40)
-    draw = jax.jit(lambda seed: multisample.sample(START, 1.0, N, seed=seed))
-    np.testing.assert_array_equal(draw(multisample.jax.key_data(key)), multisample.sample(START, 1.0, N, seed=key))
-    np.testing.assert_array_equal(draw(multisample.jax.key_data(5)), multisample.sample(START, 1.0, N, seed=5))
-    with pytest.raises(ValueError, match=r"^seed: "):
-        multisample.jax.key_data(2**64)
