@@ -9,6 +9,7 @@ import ctypes
 import functools
 import itertools
 import struct
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -482,6 +483,19 @@ def test_python_reports_errors_of_a_launch(emulated: Native, recording: Recordin
     assert xla.state
     record = INT64.from_address(xla.state + 8 * native._RECORDS).value
     assert len(list(native._kinds(record))) == 1
+
+
+def test_an_exception_that_ends_a_callback_is_an_error(emulated: Native, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a signal handler, before the callback's first line."""
+
+    def fail(frame: int, launch: int) -> int:
+        raise KeyboardInterrupt
+
+    python_entry.handle(native.number(Operation.sample, "CUDA"), fail)
+    monkeypatch.setattr(sys, "unraisablehook", lambda ignored: None)
+    xla = Xla()
+    assert emulated(metadata_request(xla)[0]) == 1
+    assert xla.errors == [(13, "multisample: an exception, which Python printed, ended a call")]
 
 
 class WithFunction(Recording):

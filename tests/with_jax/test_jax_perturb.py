@@ -51,7 +51,7 @@ TREES: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "list": ([random(3), random(2, 3), random(0, 4)], lambda tree: tree),
     "tuple": ((random(70000), random(3)), lambda tree: tree),
     "named tuple": (Layer(random(3, 5), random(5)), lambda tree: tree),
-    "mapping": ({"w": random(9, 2), "b": random(2), "empty": random(0)}, dict),
+    "mapping": ({"w": random(9, 2), "b": random(2), "empty": random(0, dtype="float16")}, dict),
     "nested": (
         {"layers": [Layer(random(4, 3), random(3)), Layer(random(3, 2, 2), None)], "x": {"y": (random(6),)}}, named
     ),
