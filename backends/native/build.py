@@ -6,6 +6,7 @@ folder has no such file. The compiler's process ends with its parent, however th
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import subprocess
@@ -18,7 +19,7 @@ from typing import BinaryIO, cast
 from multisample.backends.errors import BackendUnavailableError
 
 from . import csrc_files, toolchain
-from .compiler_flags import LIBRARIES, Library, LibraryKind, portable
+from .compiler_flags import LIBRARIES, Library, LibraryKind
 
 # An error shows this many last lines of the compiler's output, about a screen of a terminal.
 _LINES = 30
@@ -107,7 +108,7 @@ def build_portable(kind: LibraryKind, place: Path, *flags: str) -> None:
     A library for CUDA is compiled for the architectures of TORCH_CUDA_ARCH_LIST. BackendUnavailableError if it cannot
     be compiled, with the end of the compiler's output.
     """
-    library = portable(LIBRARIES[kind], flags)
+    library = _portable(LIBRARIES[kind], flags)
     with tempfile.TemporaryDirectory(prefix="multisample-") as temporary:
         code, output = compile_library(library, (), Path(temporary))
         built = Path(temporary, f"{library.module}.so")
@@ -115,3 +116,22 @@ def build_portable(kind: LibraryKind, place: Path, *flags: str) -> None:
             raise BackendUnavailableError(f"{place.name} could not be built:\n{failure_text(code, output)}")
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.move(built, place)
+
+
+def _portable(library: Library, flags: Iterable[str]) -> Library:
+    """`library` with the flags for other machines, and with `flags`."""
+    import torch
+
+    # Binaries for other machines must not contain paths of this machine.
+    folders = (csrc_files.folder().parent, Path(torch.__file__).parents[1])
+    more = [f"-ffile-prefix-map={folder}/=" for folder in folders]
+    if library.source.endswith(".cu"):
+        # Compressed machine code takes a quarter of the space.
+        threads = os.environ.get("MAX_JOBS") or os.cpu_count() or 1
+        more = [*(f"-Xcompiler={flag}" for flag in more), "-Xfatbin=-compress-all", f"--threads={threads}"]
+    # Link only PyTorch's libraries with the stable ABI. Some of them also export unversioned symbols of the C++
+    # library, so the C++ library comes first.
+    link = ("-Wl,--as-needed", "-Wl,--no-undefined", "-lstdc++") if sys.platform == "linux" else ()
+    return dataclasses.replace(
+        library, flags=(*library.flags, *more, *flags), native_flags=(), link_flags=link, is_portable=True
+    )

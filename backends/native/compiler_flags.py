@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import platform
-import sys
-from collections.abc import Iterable
-from pathlib import Path
 from typing import Literal, TypeAlias
-
-from . import csrc_files
 
 LibraryKind: TypeAlias = Literal["cpu", "cuda"]
 
@@ -71,22 +65,3 @@ LIBRARIES: dict[LibraryKind, Library] = {
         needs=("cpu",),
     ),
 }
-
-
-def portable(library: Library, flags: Iterable[str]) -> Library:
-    """`library` with the flags for other machines, and with `flags`."""
-    import torch
-
-    # Binaries for other machines must not contain paths of this machine.
-    folders = (csrc_files.folder().parent, Path(torch.__file__).parents[1])
-    more = [f"-ffile-prefix-map={folder}/=" for folder in folders]
-    if library.source.endswith(".cu"):
-        # Compressed machine code takes a quarter of the space.
-        threads = os.environ.get("MAX_JOBS") or os.cpu_count() or 1
-        more = [*(f"-Xcompiler={flag}" for flag in more), "-Xfatbin=-compress-all", f"--threads={threads}"]
-    # Link only PyTorch's libraries with the stable ABI. Some of them also export unversioned symbols of the C++
-    # library, so the C++ library comes first.
-    link = ("-Wl,--as-needed", "-Wl,--no-undefined", "-lstdc++") if sys.platform == "linux" else ()
-    return dataclasses.replace(
-        library, flags=(*library.flags, *more, *flags), native_flags=(), link_flags=link, is_portable=True
-    )

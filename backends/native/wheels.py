@@ -1,4 +1,4 @@
-"""Compiles the libraries of a wheel, for every processor and every GPU that the wheel supports.
+"""Compiles the libraries of a wheel for every processor and GPU that it supports, and finds their platform tag.
 
 The build hook runs this module in a separate process, from the sources of the wheel: `prebuilt` refuses a library of
 other sources.
@@ -7,22 +7,35 @@ other sources.
 from __future__ import annotations
 
 import concurrent.futures
-import functools
 import os
 import platform
 import re
+import subprocess
 import sys
-from collections.abc import Callable, Collection, Sequence
+import sysconfig
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from multisample.backends.errors import BackendUnavailableError
 
 from . import build, libraries, prebuilt, toolchain
 from .compiler_flags import LibraryKind
-from .platform_tag import platform_tag
 
 ARCHITECTURES = "7.5;8.0;8.6;9.0+PTX"
 """The default of TORCH_CUDA_ARCH_LIST. GPUs of 8.9 run the code for 8.6. For newer ones, drivers compile the PTX."""
+
+# For each version of glibc, the symbol versions of GCC's libraries that every system with it has.
+_SYSTEMS: tuple[tuple[tuple[int, int], dict[str, tuple[int, ...]]], ...] = (
+    ((2, 17), {"GLIBCXX": (3, 4, 19), "CXXABI": (1, 3, 7), "GCC": (4, 7, 0)}),
+    ((2, 24), {"GLIBCXX": (3, 4, 22), "CXXABI": (1, 3, 10), "GCC": (4, 7, 0)}),
+    ((2, 31), {"GLIBCXX": (3, 4, 28), "CXXABI": (1, 3, 12), "GCC": (7, 0, 0)}),
+    ((2, 34), {"GLIBCXX": (3, 4, 29), "CXXABI": (1, 3, 13), "GCC": (7, 0, 0)}),
+    ((2, 35), {"GLIBCXX": (3, 4, 30), "CXXABI": (1, 3, 13), "GCC": (12, 0, 0)}),
+    ((2, 39), {"GLIBCXX": (3, 4, 33), "CXXABI": (1, 3, 15), "GCC": (14, 0, 0)}),
+)
+_SYSTEM = re.compile(r"lib(c|m|dl|rt|pthread|gcc_s|stdc\+\+)\.so\.\d+|ld-linux-\S+")
+# PyTorch's libraries, which are loaded first and bring the CUDA runtime.
+_TORCH = re.compile(r"lib(c10|torch)(_\w+)?\.so|libcudart\.so\.\d+")
 
 
 def build_all(kinds: Collection[LibraryKind], root: Path) -> list[Path]:
@@ -39,31 +52,26 @@ def build_all(kinds: Collection[LibraryKind], root: Path) -> list[Path]:
         reasons.extend(libraries.cuda_reasons(ahead_of_time=True) or toolchain.missing_nvcc())
     if reasons:
         raise BackendUnavailableError("; ".join(reasons))
-    folder = root / prebuilt.folder().name
-    # The CUDA library takes longest, so it is first.
-    tasks: list[Callable[[], Path]] = [functools.partial(_build_cuda, folder)] if "cuda" in kinds else []
-    if "cpu" in kinds:
-        tasks.extend(functools.partial(_build_cpu, folder, target) for target in prebuilt.cpu_targets())
+    places = [(kind, root / prebuilt.folder().name / name, flags) for kind, name, flags in _targets(kinds)]
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        return [built.result() for built in [pool.submit(task) for task in tasks]]
+        for built in [pool.submit(build.build_portable, kind, place, *flags) for kind, place, flags in places]:
+            built.result()
+    return [place for _, place, _ in places]
 
 
-def _build_cpu(folder: Path, target: str) -> Path:
-    place = folder / prebuilt.cpu_file(target)
-    build.build_portable("cpu", place, f"-march={target}")
-    return place
+def _targets(kinds: Collection[LibraryKind]) -> Iterator[tuple[LibraryKind, str, tuple[str, ...]]]:
+    """The kind, the file's name and further flags of each library. The CUDA library takes longest, so it is first."""
+    if "cuda" in kinds:
+        import torch
 
-
-def _build_cuda(folder: Path) -> Path:
-    names = os.environ["TORCH_CUDA_ARCH_LIST"]
-    architectures = names.replace(" ", ";").split(";")
-    if not all(re.fullmatch(r"\d+\.\d(\+PTX)?", name) for name in architectures):
-        raise ValueError(f"TORCH_CUDA_ARCH_LIST: expected numbers, as in {ARCHITECTURES!r}, got {names!r}")
-    import torch
-
-    place = folder / prebuilt.cuda_file(str(torch.version.cuda), architectures)
-    build.build_portable("cuda", place)
-    return place
+        names = os.environ["TORCH_CUDA_ARCH_LIST"]
+        architectures = names.replace(" ", ";").split(";")
+        if not all(re.fullmatch(r"\d+\.\d(\+PTX)?", name) for name in architectures):
+            raise ValueError(f"TORCH_CUDA_ARCH_LIST: expected numbers, as in {ARCHITECTURES!r}, got {names!r}")
+        yield "cuda", prebuilt.cuda_file(str(torch.version.cuda), architectures), ()
+    if "cpu" in kinds:
+        for target in prebuilt.cpu_targets():
+            yield "cpu", prebuilt.cpu_file(target), (f"-march={target}",)
 
 
 def main(root: str, kinds: Sequence[str]) -> int:
@@ -75,3 +83,58 @@ def main(root: str, kinds: Sequence[str]) -> int:
         return 1
     print(platform_tag(built))
     return 0
+
+
+# --- The platform tag -----------------------------------------------------------------------------
+
+
+def platform_tag(libraries: Iterable[Path]) -> str:
+    """The platform tag of a wheel with these shared libraries, which were built on this system.
+
+    The tag ``manylinux_2_31_x86_64`` (PEP 600) promises that the wheel runs on glibc 2.31 or newer: every symbol that
+    its libraries import is that old. Libraries that may run on this machine only get ``linux_x86_64``.
+    """
+    here = re.sub(r"[-.]", "_", sysconfig.get_platform())
+    if not here.startswith("linux_"):
+        return here
+    versions: set[str] = set()
+    for library in libraries:
+        for name, wanted in needs(library).items():
+            if _SYSTEM.fullmatch(name):
+                versions |= wanted
+            elif not _TORCH.fullmatch(name):
+                return here
+    glibc = _least_glibc(versions)
+    return f"manylinux_{glibc[0]}_{glibc[1]}_{here.removeprefix('linux_')}" if glibc else here
+
+
+def needs(library: Path) -> dict[str, set[str]]:
+    """The symbol versions that a shared library needs, by library, as in ``{"libc.so.6": {"GLIBC_2.17"}}``.
+
+    ValueError if the objdump of the C++ compiler cannot read the file.
+    """
+    compiler = [os.environ.get("CXX", "c++"), "-print-prog-name=objdump"]
+    try:
+        objdump = subprocess.run(compiler, check=True, capture_output=True, text=True).stdout.strip()
+        text = subprocess.run([objdump, "-p", str(library)], check=True, capture_output=True, text=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise ValueError(f"library: expected a shared library that objdump can read, got {library}: {error}") from error
+    found: dict[str, set[str]] = {name: set() for name in re.findall(r"^ +NEEDED +(\S+)$", text, re.M)}
+    for name, versions in re.findall(r"^ +required from (\S+):\n((?: +0x.*\n)*)", text, re.M):
+        found.setdefault(name, set()).update(re.findall(r"(\S+)$", versions, re.M))
+    return found
+
+
+def _least_glibc(versions: Iterable[str]) -> tuple[int, ...] | None:
+    """The oldest glibc whose systems have all symbol versions in `versions`; None if no listed system has them."""
+    wanted: dict[str, tuple[int, ...]] = {"GLIBC": (2, 17)}
+    for version in versions:
+        name, _, number = version.partition("_")
+        if not re.fullmatch(r"\d+(\.\d+)*", number):
+            return None
+        wanted[name] = max(wanted.get(name, ()), tuple(map(int, number.split("."))))
+    glibc = wanted.pop("GLIBC")[:2]
+    for system, has in _SYSTEMS:
+        if all(number <= has.get(name, ()) for name, number in wanted.items()):
+            return max(system, glibc)
+    return None

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import struct
-import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -21,7 +20,7 @@ INSTANTIATE, EXECUTE = 0, 3
 
 _METADATA = 1  # XLA_FFI_Extension_Metadata
 _COMMAND_BUFFERS = 1  # XLA_FFI_HANDLER_TRAITS_COMMAND_BUFFER_COMPATIBLE
-_STRING = (4).to_bytes(4, sys.byteorder)  # XLA_FFI_AttrType_STRING
+_STRING = 4  # XLA_FFI_AttrType_STRING
 
 
 class Code:
@@ -35,6 +34,7 @@ class Code:
 
 # XLA_FFI_CallFrame as 8-byte words, up to its attributes.
 _FRAME = struct.Struct("21Q")
+_unpack_frame = _FRAME.unpack
 _EXTENSION, _API, _CONTEXT, _STAGE = 1, 2, 3, 4
 _ARGUMENT_COUNT, _ARGUMENTS, _RESULT_COUNT, _RESULTS = 7, 9, 12, 14
 _ATTRIBUTE_COUNT, _ATTRIBUTE_TYPES, _ATTRIBUTES = 17, 18, 20
@@ -51,22 +51,8 @@ _VERSION_AT, ERROR_CREATE, STREAM_GET, _TYPE_REGISTER, _STATE_SET, STATE_GET, OR
 BUFFER_DATA, BUFFER_DIMS = 24, 40
 
 _function = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
-_pointer_at = ctypes.c_uint64.from_address
-_unpack_frame, _unpack_span = _FRAME.unpack, struct.Struct("2Q").unpack
-
-
-class _Reader(dict[int, Callable[[int], Any]]):
-    """``_Reader()[size](address).raw``: bytes of memory, in a third of the time of `ctypes.string_at`."""
-
-    def __missing__(self, size: int) -> Callable[[int], Any]:
-        read: Callable[[int], Any] = (ctypes.c_char * size).from_address
-        if len(self) < 256:
-            self[size] = read
-        return read
-
-
-_read = _Reader()
-_frame_at, _span_at = _read[168], _read[16]
+_pointer_at, _int_at = ctypes.c_uint64.from_address, ctypes.c_int.from_address
+_frame_at, _span_at = (ctypes.c_char * _FRAME.size).from_address, (ctypes.c_uint64 * 2).from_address
 
 
 class Frame:
@@ -75,15 +61,15 @@ class Frame:
     __slots__ = ("_words",)
 
     def __init__(self, address: int) -> None:
-        self._words = _unpack_frame(_frame_at(address).raw)
+        self._words = _unpack_frame(_frame_at(address))
 
     def string(self) -> bytes:
         """The one attribute of the call, a string."""
         words = self._words
-        if words[_ATTRIBUTE_COUNT] != 1 or _read[4](words[_ATTRIBUTE_TYPES]).raw != _STRING:
+        if words[_ATTRIBUTE_COUNT] != 1 or _int_at(words[_ATTRIBUTE_TYPES]).value != _STRING:
             raise ValueError(f"expected one attribute, a string, got {words[_ATTRIBUTE_COUNT]} attributes")
-        address, length = _unpack_span(_span_at(_pointer_at(words[_ATTRIBUTES]).value).raw)
-        string: bytes = _read[length](address).raw
+        address, length = _span_at(_pointer_at(words[_ATTRIBUTES]).value)
+        string: bytes = (ctypes.c_char * length).from_address(address).raw
         return string
 
     def _call(self, offset: int, request: ctypes.Array[ctypes.c_uint64]) -> int:

@@ -17,8 +17,6 @@ import shutil
 import sys
 import sysconfig
 import tarfile
-import venv
-import zipfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,6 +70,15 @@ BUILD_EDITABLE = """
 import sys
 import build
 build.ProjectBuilder(sys.argv[1]).build("editable", sys.argv[2])
+"""
+
+
+# A test that the tests of an sdist import the package beside them.
+PLACE = """
+from pathlib import Path
+import multisample
+def test_place() -> None:
+    assert Path(multisample.__file__).parents[1] == Path(__file__).parents[1]
 """
 
 
@@ -255,6 +262,10 @@ class Installation(NamedTuple):
     folders: dict[str, Path]
     """Folders that contain packages."""
 
+    @property
+    def is_copy(self) -> bool:
+        return self.folders["multisample"].is_relative_to(self.packages)
+
 
 @pytest.fixture(scope="session", params=["wheel", "editable"])
 def installation(
@@ -276,17 +287,9 @@ def installation(
     return Installation(python, packages, elsewhere, folders)
 
 
-@pytest.fixture(scope="session")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Environment variables with a cache folder that all installations share."""
-    return {"MULTISAMPLE_CACHE_DIR": str(tmp_path_factory.mktemp("compiled"))}
-
-
 @pytest.mark.slow
-def test_an_installation_draws_equal_bits_from_another_folder(
-    installation: Installation, compiled: dict[str, str]
-) -> None:
-    found = json.loads(run(installation.python, "-c", USE, folder=installation.elsewhere, **compiled))
+def test_an_installation_draws_equal_bits_from_another_folder(installation: Installation) -> None:
+    found = json.loads(run(installation.python, "-c", USE, folder=installation.elsewhere))
     mu, sigma = np.array([0, 10], np.float32), np.array([1, 0.5], np.float32)
     assert found["bits"] == multisample.sample(mu, sigma, 5, seed=3).view(np.uint32).tolist()
     assert found["available"]
@@ -296,9 +299,8 @@ def test_an_installation_draws_equal_bits_from_another_folder(
     assert not found["backends"]
     # Except __pycache__, and the file by which an editable installation refers to the checkout.
     installed = {path.name for path in installation.packages.iterdir() if not path.name.startswith("__")}
-    is_copy = installation.folders["multisample"].is_relative_to(installation.packages)
     expected = {"lent.pth", f"multisample-{multisample.__version__}.dist-info"}
-    assert installed == expected | {"multisample" if is_copy else "_multisample.pth"}
+    assert installed == expected | {"multisample" if installation.is_copy else "_multisample.pth"}
     text = run(installation.python, "-m", "multisample", "--version", folder=installation.elsewhere)
     assert text.split() == ["multisample", multisample.__version__]
 
@@ -330,13 +332,10 @@ def test_the_tests_of_an_sdist_run(distributions: Distributions, tmp_path: Path)
     (unpacked,) = tmp_path.iterdir()
     # README.md links to results, which copy_checkout does not copy.
     (unpacked / "bench" / "results").symlink_to(ROOT / "bench" / "results")
-    run(sys.executable, "-c", BUILD_EDITABLE, unpacked, tmp_path / "editable", folder=tmp_path)
-    (editable,) = (tmp_path / "editable").glob("*.whl")
-    python, _ = install(editable, tmp_path)
-    imported = run(python, "-c", "import multisample; print(multisample.__file__)", folder=tmp_path).strip()
-    assert Path(imported).is_relative_to(unpacked)
-    chosen = ("tests/call/test_dispatch.py", "tests/distribution/test_docs.py", "-k", "dispatch or links or names")
-    text = run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen, folder=unpacked)
+    (unpacked / "tests" / "test_place.py").write_text(PLACE)
+    chosen = ("test_place.py", "call/test_dispatch.py", "distribution/test_docs.py")
+    options = "-q", "-p", "no:cacheprovider", "-k", "place or dispatch or links or names"
+    text = run(sys.executable, "-m", "pytest", *options, *(f"tests/{name}" for name in chosen), folder=unpacked)
     passed = re.search(r"^(\d+) passed", text, re.MULTILINE)
     assert passed is not None and int(passed[1]) > 50, text
 
@@ -347,27 +346,20 @@ TYPED_USER, TYPED_TORCH_USER = (SUPPORT / name for name in ("typed_user.py", "ty
 
 
 @pytest.mark.slow
-def test_installations_have_types_for_users_with_and_without_array_libraries(
-    distributions: Distributions, tmp_path: Path
-) -> None:
-    """One after the other: most of mypy's time is for PyTorch, whose types its cache keeps."""
+def test_an_installation_has_types_for_users_with_and_without_array_libraries(installation: Installation) -> None:
+    def check_types(*scripts: Path) -> None:
+        copies = [shutil.copy(script, installation.elsewhere) for script in scripts]
+        options = "--strict", "--config-file=", "--python-executable", installation.python
+        run(sys.executable, "-m", "mypy", *options, *copies, folder=installation.elsewhere)
 
-    def check_types(folder: Path, python: Path, *scripts: Path) -> None:
-        copies = [shutil.copy(script, folder) for script in scripts]
-        options = "--strict", "--config-file=", "--python-executable", python, "--cache-dir", tmp_path / "cache"
-        run(sys.executable, "-m", "mypy", *options, *copies, folder=folder)
-
-    for kind in ("wheel", "editable"):
-        if kind == "wheel" or not OWN_MULTISAMPLE:
-            (tmp_path / kind).mkdir()
-            python, _ = install(getattr(distributions, kind), tmp_path / kind)
-            check_types(tmp_path / kind, python, TYPED_USER, TYPED_TORCH_USER)
-    packages = tmp_path / "packages"
-    with zipfile.ZipFile(distributions.wheel) as archive:
-        archive.extractall(packages)
-    (packages / "numpy").symlink_to(Path(np.__file__).parent)
-    venv.create(tmp_path / "environment", with_pip=False)
-    python = tmp_path / "environment" / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-    site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", folder=tmp_path).strip())
-    (site / "packages.pth").write_text(str(packages))
-    check_types(tmp_path, python, TYPED_USER)
+    if installation.is_copy:  # Most of mypy's time is for PyTorch.
+        check_types(TYPED_USER, TYPED_TORCH_USER)
+    lent = installation.packages / "lent.pth"
+    packages = lent.read_text()
+    lent.unlink()
+    (installation.packages / "numpy").symlink_to(Path(np.__file__).parent)
+    try:
+        check_types(TYPED_USER)
+    finally:
+        (installation.packages / "numpy").unlink()
+        lent.write_text(packages)

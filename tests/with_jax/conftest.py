@@ -60,3 +60,9 @@ def x64() -> Iterator[None]:
     jax.config.update("jax_enable_x64", True)
     yield
     jax.config.update("jax_enable_x64", False)
+
+
+@pytest.fixture
+def gpus() -> list[Any]:
+    """JAX's CUDA devices. A test is skipped if there are none."""
+    return _devices("cuda") or pytest.skip("this JAX has no CUDA device")

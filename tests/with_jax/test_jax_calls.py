@@ -57,15 +57,6 @@ def test_a_jitted_call_has_the_bits_of_the_cpu_backend(every_place: str, options
     check_same(sample(*vectors(), N, seed=7, backend=every_place, **options), expected)
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (1, 1000), (1000, 1), (300, 2000), (7, 129)])
-def test_shapes_small_and_large(jax_place: str, shape: tuple[int, int]) -> None:
-    d, n = shape
-    mu, sigma = np.linspace(-1, 1, d, dtype=np.float32), np.linspace(1, 2, d, dtype=np.float32)
-    for layout in ("dn", "nd"):
-        x = jax.jit(lambda k, layout=layout: sample(mu, sigma, n, seed=k, layout=layout, backend=jax_place))(3)
-        check_same(x, sample(mu, sigma, n, seed=3, layout=layout))
-
-
 def test_float64_refines(every_place: str, x64: None) -> None:
     mu, sigma = MU.astype(np.float64), SIGMA.astype(np.float64)
     draw = jax.jit(lambda mu, seed: sample(mu, sigma, N, seed=seed, backend=every_place))
@@ -186,12 +177,15 @@ def test_eager_calls_of_one_signature_have_one_plan() -> None:
         with pytest.raises(ValueError, match=r"^sigma: .*-0\.5"):
             sample(jnp.asarray(MU), negative, N, seed=1, sample_offset=2)
     jax.jit(lambda mu: sample(mu, sigma, N, seed=5).sum())(mu).block_until_ready()
+    with jax.disable_jit():
+        check_same(sample(mu, sigma, N, seed=5), sample(MU, SIGMA, N, seed=5))
 
 
 def test_the_programs_of_eager_calls_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """XLA holds about 1.5 MB for each program, whether the call has a plan or not."""
+    """XLA holds about 1.6 MB for each program, whether the call has a plan or not."""
     mu, sigma = vectors()
     programs.PROGRAMS.clear()
+    assert 100e6 < programs.PROGRAMS._capacity * 1.6e6 < 300e6
     monkeypatch.setattr(programs.PROGRAMS, "_capacity", 1)
 
     gc.collect()
@@ -239,12 +233,8 @@ def test_a_graph_safe_generator_is_for_a_gpu() -> None:
             jax.jit(lambda: sample(*vectors(), N, generator=safe))()
 
 
-def test_on_a_gpu_a_graph_safe_generator_counts_on_the_device() -> None:
-    try:
-        device = jax.devices("cuda")[0]
-    except RuntimeError:
-        pytest.skip("this JAX has no CUDA device")
-    with jax.default_device(device):
+def test_on_a_gpu_a_graph_safe_generator_counts_on_the_device(gpus: list[Any]) -> None:
+    with jax.default_device(gpus[0]):
         generator = Generator(5, graph_safe=True)
         for i in range(3):
             check_same(sample(*vectors(), N, generator=generator), sample(MU, SIGMA, N, seed=Key(5, i)))
@@ -289,25 +279,6 @@ def test_scan_draws_with_each_key(jax_place: str) -> None:
         )
         check_same(x, expected)
         mean = x[:, 0]
-
-
-def test_while_loop_cond_and_map(jax_place: str) -> None:
-    def body(state: Any) -> Any:
-        i, _ = state
-        return i + 1, sample(MU, SIGMA, N, seed=Key(9, i), backend=jax_place)
-
-    start = 0, jnp.zeros((D, N))
-    _, last = jax.jit(lambda: jax.lax.while_loop(lambda state: state[0] < 3, body, start))()
-    check_same(last, sample(MU, SIGMA, N, seed=Key(9, 2)))
-    either = jax.jit(
-        lambda which: jax.lax.cond(
-            which,
-            lambda: sample(jnp.asarray(MU), SIGMA, N, seed=1, backend=jax_place),
-            lambda: jnp.asarray(sample(MU, SIGMA, N, seed=2)),
-        )
-    )
-    check_same(either(True), sample(MU, SIGMA, N, seed=1))
-    check_same(either(False), sample(MU, SIGMA, N, seed=2))
 
 
 def test_programs_run_on_several_threads_at_once() -> None:
@@ -373,17 +344,13 @@ def test_calls_with_a_seed_and_numpy_arrays_are_constants_of_a_trace() -> None:
     ("arguments", "error", "message"),
     [
         ({"seed": 2**64}, ValueError, r"^seed: .*2\*\*64"),
-        ({"seed": -1}, ValueError, r"^seed: .*-1"),
         ({"seed": 1.5}, TypeError, r"^seed: .*float"),
         ({"seed": Key(1, -1)}, ValueError, r"^seed\.offset: .*-1"),
         ({"seed": 1, "dim_offset": 2**32}, ValueError, r"^dim_offset: .*2\*\*32"),
         ({"seed": 1, "sample_offset": 2**34}, ValueError, r"^n: .*2\*\*34"),
         ({"seed": 1, "dim_offset": 1.0}, TypeError, r"^dim_offset: .*float"),
         ({"seed": 1, "n": -1}, ValueError, r"^n: .*-1"),
-        ({"seed": 1, "n": 2.0}, TypeError, r"^n: .*float"),
         ({"seed": 1, "noise": "common"}, ValueError, r"^noise: .*common"),
-        ({"seed": 1, "layout": "nn"}, ValueError, r"^layout: .*nn"),
-        ({"seed": 1, "antithetic": 1}, TypeError, r"^antithetic: .*int"),
         ({"seed": 1, "dtype": "int32"}, TypeError, r"^dtype: .*int32"),
         ({"seed": 1, "dtype": "float64"}, TypeError, r"^dtype: .*jax_enable_x64"),
         ({"seed": 1, "mu": np.zeros(D)}, TypeError, r"^dtype: .*jax_enable_x64.* mu is float64"),
@@ -394,7 +361,6 @@ def test_calls_with_a_seed_and_numpy_arrays_are_constants_of_a_trace() -> None:
         ({"seed": 1, "mu": np.zeros((D, 2), np.float32)}, ValueError, r"^mu: .*\(5, 2\)"),
         ({"seed": 1, "mu": np.zeros(D + 1, np.float32)}, ValueError, r"^sigma: .*6, got 5"),
         ({"seed": 1, "mu": float("nan")}, ValueError, r"^mu: .*nan"),
-        ({"seed": 1, "mu": np.full(D, np.inf, np.float32)}, ValueError, r"^mu: .*inf"),
         ({"seed": 1, "mu": np.zeros(D, bool)}, TypeError, r"^mu: .*bool"),
         ({"seed": 1, "generator": Generator(1)}, TypeError, r"^seed, generator: "),
     ],
@@ -433,8 +399,6 @@ def test_arguments_that_cannot_be_traced_raise() -> None:
         jax.jit(lambda n: sample(mu, sigma, n, seed=1))(N)
     with pytest.raises(ValueError, match=r"^validate: "):
         jax.jit(lambda mu: sample(mu, sigma, N, seed=1, validate=True))(mu)
-    with pytest.raises(ValueError, match=r"^generator: .*JAX key"):
-        jax.jit(lambda mu: sample(mu, sigma, N, generator=Generator(1)))(mu)
     with pytest.raises(TypeError, match=r"^out: .*JAX"):
         jax.jit(lambda out: sample(mu, sigma, N, seed=1, out=out))(jnp.zeros((D, N)))
     with pytest.raises(TypeError, match=r"^dim_offset: .*float32"):
@@ -450,12 +414,20 @@ def test_other_platforms_are_refused_when_the_program_is_made() -> None:
             draw.trace(jnp.asarray(MU)).lower(lowering_platforms=(platform,))
 
 
-def test_a_window_out_of_range_is_an_error_of_the_program() -> None:
-    with jax.default_device(jax.devices("cpu")[0]):
-        draw = jax.jit(lambda row: sample(MU, SIGMA, N, seed=1, dim_offset=row))
-        with pytest.raises(jax.errors.JaxRuntimeError, match=r"dim_offset: expected dim_offset \+ d <= 2\*\*32"):
-            draw(np.uint32(2**32 - 1)).block_until_ready()
-        check_same(draw(0), sample(MU, SIGMA, N, seed=1))
+def test_a_window_out_of_range_is_an_error_of_the_program(x64: None) -> None:
+    @jax.jit
+    def draw(row: Any, column: Any) -> Any:
+        return sample(MU, SIGMA, N, seed=1, dim_offset=row, sample_offset=column)
+
+    wrong = (2**32 - D + 1, 0), (np.array([0, 2**32 - 1]), 0), (0, 2**34 - N + 1)
+    for (row, column), name in zip(wrong, ("dim_offset", "dim_offset", "sample_offset"), strict=True):
+        function = jax.vmap(draw, (0, None)) if np.ndim(row) else draw
+        with (
+            jax.default_device(jax.devices("cpu")[0]),
+            pytest.raises(jax.errors.JaxRuntimeError, match=rf"{name}: expected {name} \+ . <= 2\*\*3[24]"),
+        ):
+            function(row, column).block_until_ready()
+    check_same(draw(0, 0), sample(MU, SIGMA, N, seed=1))
 
 
 def test_torch_tensors_do_not_mix_with_jax() -> None:

@@ -9,14 +9,14 @@ import ctypes
 import functools
 import itertools
 import struct
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-import multisample
 from multisample.backends import registry
 from multisample.backends.contract import BackendStatus
 from multisample.backends.driver import CONFIGURATION_SIZE, DriverBackend, _sample_steps
@@ -61,8 +61,7 @@ CallFrame = structure(
 Metadata = structure("Metadata", ("version", Version), ("traits", ctypes.c_uint32), ("state", INT64), heads=1)
 Extension = structure("Extension", ("kind", INT), ("next", P), ("metadata", POINTER(Metadata)), heads=1)
 State = structure("State", ("context", P), ("stage", INT), ("type_id", POINTER(INT64)), ("state", P))
-TypeInformation = structure("TypeInformation", ("deleter", P))
-Type = structure("Type", ("name", Span), ("type_id", POINTER(INT64)), ("information", POINTER(TypeInformation)))
+Type = structure("Type", ("name", Span), ("type_id", POINTER(INT64)), ("information", POINTER(ctypes.c_size_t)))
 
 CONTEXT, STREAM, DEVICE = 0x1234, 0x5678, 3
 
@@ -114,7 +113,7 @@ class Xla:
 
     def register(self, address: int) -> None:
         request = Type.from_address(address)
-        assert (request.type_id[0], request.information[0].size) == (0, 24)
+        assert (request.type_id[0], request.information[0]) == (0, 24)
         self.types.append(request.name.pointer[: request.name.length])
         request.type_id[0] = 77
 
@@ -154,18 +153,13 @@ def run(handler: Callable[[int], int | None], frame: CallFrame) -> int:
     return handler(ctypes.addressof(frame)) or 0
 
 
-def in_python(
-    execute: Callable[[xla_ffi.Frame], None],
-    instantiate: Callable[[xla_ffi.Frame], None] = lambda frame: None,
-    records: bool = False,
-    type_id: int = 0,
-) -> Callable[[int], int]:
+def in_python(execute: Callable[[xla_ffi.Frame], None]) -> Callable[[int], int]:
     """A handler, as `enter_python` calls it with the address of a frame."""
-    held = INT64(type_id)
+    type_id = INT64()
     target = xla_ffi.Target(
-        instantiate, lambda frame, launch: execute(frame), ctypes.addressof(held), "of_test", 1, records
+        lambda frame: None, lambda frame, launch: execute(frame), ctypes.addressof(type_id), "of_test", 1, False
     )
-    return lambda address, held=held: xla_ffi.handle(address, 0, target)
+    return lambda address, held=type_id: xla_ffi.handle(address, 0, target)
 
 
 def execute(operation: Operation, platform: str, xla: Xla, frame: CallFrame, function: int = 0) -> None:
@@ -198,37 +192,20 @@ def test_the_layouts_are_those_of_the_header() -> None:
     assert (Api.error_create.offset, Api.ordinal.offset, CallFrame.attributes.offset) == (48, 184, 120)
 
 
-@pytest.mark.parametrize("records", [True, False])
-def test_a_query_for_metadata_is_answered(records: bool) -> None:
-    for version in ((0, 3), (0, 9)):
-        xla = Xla(version)
-        frame, metadata = metadata_request(xla)
-        calls: list[Any] = []
-        assert run(in_python(calls.append, calls.append, records), frame) == 0
-        assert (metadata.state, xla.types) == (77, [b"of_test"])
-        assert (metadata.version.major, metadata.version.minor) == version
-        assert metadata.traits == records
-        assert calls == []
-        assert xla.errors == []
-
-
-@pytest.mark.parametrize("version", [(1, 0), (0, 2)])
-def test_another_version_of_the_interface_is_refused(version: tuple[int, int]) -> None:
+@pytest.mark.parametrize("version", [(0, 3), (0, 9), (1, 3), (0, 2)])
+def test_a_query_for_metadata_is_answered_or_the_version_refused(version: tuple[int, int]) -> None:
     xla = Xla(version)
     frame, metadata = metadata_request(xla)
-    assert run(in_python(lambda frame: None), frame) == 1
+    calls: list[Any] = []
+    error = run(in_python(calls.append), frame)
+    assert (metadata.traits, calls) == (0, [])
+    if version in ((0, 3), (0, 9)):
+        assert (error, metadata.state, xla.types) == (0, 77, [b"of_test"])
+        assert (metadata.version.major, metadata.version.minor) == version
+        return
     ((_, message),) = xla.errors
     assert f"got {version[0]}.{version[1]}" in message
-    assert metadata.version.minor == 0
-
-
-@pytest.mark.parametrize("stage", [0, 1, 2, 3, 4])
-def test_only_the_execute_stage_draws(stage: int) -> None:
-    calls: list[Any] = []
-    instantiated: list[Any] = []
-    xla = Xla()
-    assert run(in_python(calls.append, instantiated.append), xla.frame("x", [], [], stage)) == 0
-    assert (len(calls), len(instantiated)) == (stage == 3, stage == 0)
+    assert (error, metadata.version.minor) == (1, 0)
 
 
 @pytest.mark.parametrize(
@@ -268,32 +245,12 @@ def words(seed: int, *offsets: int) -> tuple[Any, Any]:
     return np.array([[seed >> 32, seed & 0xFFFF_FFFF]], np.uint32), np.array([offsets], np.uint64).view(np.uint32)
 
 
-def test_a_call_in_host_memory_draws() -> None:
-    options = Static("cpu", "float32", "dn", *[False] * 4, True, *[False] * 4)
-    mu, sigma = np.zeros((1, 5), np.float32), np.ones((1, 5), np.float32)
-    x = np.empty((1, 5, 7), np.float32)
-    xla = Xla()
-    frame = xla.frame(options.encoded(), [mu, sigma, *words(2**40 + 1, 2**50, 3, 2**33)], [x])
-    execute(Operation.sample, "cpu", xla, frame)
-    expected = multisample.sample(
-        mu[0], sigma[0], 7, seed=multisample.Key(2**40 + 1, 2**50), dim_offset=3, sample_offset=2**33
-    )
-    np.testing.assert_array_equal(x[0], expected)
-
-
-def test_options_survive_their_string() -> None:
-    for i in range(512):
-        flags = [bool(i >> bit & 1) for bit in range(9)]
-        options = Static("a,b", "bfloat16", "nd", *flags)
-        assert decoded(options.encoded().encode(), Operation.sample) == options
-
-
 def test_strings_of_saved_programs_are_read() -> None:
-    sample = Static("cpu", "float32", "nd", False, True, False, True, True, False, True, False, False)
-    assert sample.encoded() == "cpu,float32,nd,0,1,0,1,1,0,1,0,0"
-    moments = Static("cpu", "float64", "dn", True, False, False, False, True, operation=Operation.moments)
-    assert decoded(sample.encoded().encode(), Operation.sample) == sample
-    assert decoded(moments.encoded().encode(), Operation.moments) == moments
+    sample = Static("a,b", "float32", "nd", False, True, False, True, True, False, True, False, False)
+    assert sample.encoded() == "a,b,float32,nd,0,1,0,1,1,0,1,0,0"
+    moments = Static("cpu", "float64", "dn", True, False, True, False, False, True, False, True, True)
+    for static, operation in ((sample, Operation.sample), (moments, Operation.moments)):
+        assert decoded(static.encoded().encode(), operation) == static._replace(operation=operation)
 
 
 class Recording(DriverBackend):
@@ -335,44 +292,6 @@ def recording(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recording]:
     backend = Recording()
     registry.register(backend)
     yield backend
-
-
-@pytest.mark.parametrize("layout", ["dn", "nd"])
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-@pytest.mark.parametrize("aligned", [False, True])
-@pytest.mark.parametrize(
-    "batched",
-    [(False, False, False, False), (True, False, True, False), (False, True, False, False), (True, True, True, True)],
-)
-def test_a_call_on_a_device_is_one_launch(
-    recording: Recording, layout: str, dtype: str, aligned: bool, batched: tuple[bool, bool, bool, bool]
-) -> None:
-    """A batch is one launch too."""
-    batch, d, n = 3 if any(batched) else 1, 5, 7
-    real = np.float64 if dtype == "float64" else np.float32
-    options = Static("recording", dtype, layout, False, True, True, aligned, True, *batched)
-    mu, sigma = (np.zeros((batch if own else 1, d), real) for own in batched[:2])
-    seed, offsets = (
-        np.zeros((batch if own else 1, size), np.uint32) for own, size in zip(batched[2:], (2, 6), strict=True)
-    )
-    x = np.empty((batch, d, n) if layout == "dn" else (batch, n, d), dtype)
-    xla = Xla()
-    frame = xla.frame(options.encoded(), [mu, sigma, seed, offsets], [x])
-    execute(Operation.sample, "CUDA", xla, frame)
-    launched, recording.launched = recording.launched, []
-    draw: Launch = handlers._launch(options._replace(d=d, n=n), DEVICE, batch)
-    assert (draw.batch, draw.column_phase) == (batch, int(aligned))
-    steps = draw.mu_step, draw.sigma_step, draw.seed_step, draw.offset_step
-    assert steps == tuple(own * size for own, size in zip(batched, (d * real().itemsize,) * 2 + (8, 24), strict=True))
-    mu_at, sigma_at, seed_at, offsets_at, x_at = (array.ctypes.data for array in (mu, sigma, seed, offsets, x))
-    words_at = words_in_memory(seed_at, offsets_at)
-    draw = draw._replace(mu=mu_at, sigma=sigma_at, matrix=x_at, stream=STREAM, **words_at)
-    recording.launch(draw)
-    assert len(launched) == 1 and pack(draw) in launched[0][1]
-    assert launched == recording.launched
-    (step,) = _sample_steps(recording, draw, x_at & 31, 0 if aligned else -1)
-    assert launched[0][1].endswith(step.rest)
-    assert all(key.origin_in_memory and key.device == DEVICE for key in recording.kernels)
 
 
 @pytest.mark.parametrize("of_blocks", [False, True])
@@ -491,57 +410,42 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[Native]:
 
 
 def a_call(
-    xla: Xla, n: int = 8, misalignment: int = 0, batch: int = 1, has_offsets: bool = True, backend: str = "recording"
-) -> tuple[CallFrame, list[Any]]:
+    xla: Xla, n: int = 8, misalignment: int = 0, batched: Sequence[bool] = (False,) * 4, has_offsets: bool = True,
+    **options: Any,
+) -> tuple[CallFrame, list[Any]]:  # fmt: skip
     """A frame, and its operands and result, in memory of its own."""
-    options = Static(
-        backend, "float32", "dn", False, False, False, True, has_offsets, *[batch > 1] * 3, has_offsets and batch > 1
-    )
-    memory = np.zeros(batch * 5 * n * 4 + 64, np.uint8)
+    flags = dict(zip(("mu_batched", "sigma_batched", "seed_batched"), batched, strict=False))
+    flags |= {"has_offsets": has_offsets, "offsets_batched": has_offsets and batched[3]}
+    static = Static(**{"backend": "recording", "dtype": "float32", **options}, **flags)
+    batch, size = 3 if any(batched) else 1, np.dtype(static.dtype).itemsize
+    memory = np.zeros(batch * 5 * n * size + 64, np.uint8)
     first = -memory.ctypes.data % 32 + misalignment
-    x = memory[first : first + batch * 5 * n * 4].view(np.float32).reshape(batch, 5, n)
-    operands = [np.zeros((batch, 5), np.float32) for _ in range(2)]
-    operands += [np.zeros((batch, size), np.uint32) for size in (2, 6)[: 1 + has_offsets]]
+    shape = (batch, n, 5) if static.layout == "nd" else (batch, 5, n)
+    x = memory[first : first + batch * 5 * n * size].view(static.dtype).reshape(shape)
+    kinds = (5, static.computing_type), (5, static.computing_type), (2, np.uint32), (6, np.uint32)
+    operands = [
+        np.zeros((batch if own else 1, length), kind) for own, (length, kind) in zip(batched, kinds, strict=True)
+    ]
+    operands = operands[: 3 + has_offsets]
     xla.kept.append(memory)
-    return xla.frame(options.encoded(), operands, [x]), [*operands, x]
+    return xla.frame(static.encoded(), operands, [x]), [*operands, x]
 
 
-@pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("misalignment", [0, 4, 16])
-@pytest.mark.parametrize("has_offsets", [True, False])
-def test_a_call_seen_before_is_launched_without_python(
-    emulated: Native, recording: Recording, has_offsets: bool, misalignment: int, batch: int
-) -> None:
-    xla = Xla()
-    first, _ = a_call(xla, misalignment=misalignment, batch=batch, has_offsets=has_offsets)
-    emulated.instantiate(xla, first)
-    assert emulated(first) == 0, xla.errors
-    assert (emulated.in_python, len(recording.launched), emulated.launched) == (1, 1, [])
-    second, arrays = a_call(xla, misalignment=misalignment, batch=batch, has_offsets=has_offsets)
-    assert emulated(second) == 0
-    assert (emulated.in_python, len(recording.launched)) == (1, 1)
-    assert emulated.python(xla, second) == 0
-    assert emulated.launched == [recording.launched[1][:2]]
-    assert recording.launched[0] != recording.launched[1]
-    for array in arrays:
-        assert struct.pack("P", array.ctypes.data) in emulated.launched[0][1]
-
-
-def test_calls_that_differ_have_launches_of_their_own(emulated: Native, recording: Recording) -> None:
+def test_calls_seen_before_are_launched_without_python(emulated: Native, recording: Recording) -> None:
     """Calls of an instruction differ by device and alignment; its options and shapes are fixed."""
-    instructions = [*itertools.product([8, 12], [1, 2], [True, False])]
+    instructions = [*itertools.product([8, 12], [(False,) * 4, (True,) * 4], [True, False])]
     states = []
-    for n, batch, has_offsets in instructions:
+    for n, batched, has_offsets in instructions:
         xla = Xla()
-        frame, _ = a_call(xla, n, 0, batch, has_offsets)
+        frame, _ = a_call(xla, n, 0, batched, has_offsets)
         emulated.instantiate(xla, frame)
         states.append(xla)
-    calls = [*itertools.product(zip(states, instructions, strict=True), [DEVICE, DEVICE + 1], [0, 4])]
+    calls = [*itertools.product(zip(states, instructions, strict=True), [DEVICE, DEVICE + 1], [0, 4, 16])]
 
     def frames() -> Iterator[tuple[Xla, CallFrame]]:
-        for (xla, (n, batch, has_offsets)), device, misalignment in calls:
+        for (xla, (n, batched, has_offsets)), device, misalignment in calls:
             emulated.device = xla.device = device
-            yield xla, a_call(xla, n, misalignment, batch, has_offsets)[0]
+            yield xla, a_call(xla, n, misalignment, batched, has_offsets)[0]
 
     for _, frame in frames():
         assert emulated(frame) == 0
@@ -581,6 +485,19 @@ def test_python_reports_errors_of_a_launch(emulated: Native, recording: Recordin
     assert len(list(native._kinds(record))) == 1
 
 
+def test_an_exception_that_ends_a_callback_is_an_error(emulated: Native, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a signal handler, before the callback's first line."""
+
+    def fail(frame: int, launch: int) -> int:
+        raise KeyboardInterrupt
+
+    python_entry.handle(native.number(Operation.sample, "CUDA"), fail)
+    monkeypatch.setattr(sys, "unraisablehook", lambda ignored: None)
+    xla = Xla()
+    assert emulated(metadata_request(xla)[0]) == 1
+    assert xla.errors == [(13, "multisample: an exception, which Python printed, ended a call")]
+
+
 class WithFunction(Recording):
     """A backend with a C function."""
 
@@ -598,25 +515,47 @@ class WithFunction(Recording):
         return ctypes.cast(self._function, P).value or 0
 
 
-@pytest.mark.parametrize("batch", [1, 3])
+FORMS = [("dn", "float32", True), ("nd", "float16", False), ("nd", "float64", True)]
+BATCHED = [
+    (False, False, False, False), (True, False, True, False), (False, True, False, False), (True, True, True, True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("layout", "dtype", "aligned"), FORMS)
+@pytest.mark.parametrize("batched", BATCHED)
 @pytest.mark.parametrize("has_offsets", [True, False])
-def test_a_c_function_gets_the_launch_of_the_call(
-    emulated: Native, recording: Recording, has_offsets: bool, batch: int
-) -> None:
+def test_a_c_function_and_python_get_the_launch_of_a_call(
+    emulated: Native, recording: Recording, has_offsets: bool, batched: Sequence[bool], layout: str, dtype: str,
+    aligned: bool,
+) -> None:  # fmt: skip
+    """A batch is one launch too."""
     backend, xla = WithFunction(), Xla()
     registry.register(backend)
-    frame, arrays = a_call(xla, 12, 0, batch, has_offsets, backend.name)
+    flags = {"antithetic": True, "fast_math": True, "aligned": aligned}
+    frame, arrays = a_call(xla, 12, 0, batched, has_offsets, backend=backend.name, dtype=dtype, layout=layout, **flags)
     emulated.instantiate(xla, frame)
     assert emulated(frame) == 0
     options = decoded(frame_string(frame), Operation.sample)
-    launch = handlers._launch(options._replace(d=5, n=12), DEVICE, batch)
+    launch: Launch = handlers._launch(options._replace(d=5, n=12), DEVICE, len(arrays[-1]))
+    sizes = (5 * options.computing_type.itemsize,) * 2 + (8, 24 * has_offsets)
+    steps = launch.mu_step, launch.sigma_step, launch.seed_step, launch.offset_step
+    assert steps == tuple(own * size for own, size in zip(batched, sizes, strict=True))
+    assert (launch.batch, launch.column_phase) == (len(arrays[-1]), int(aligned))
     mu, sigma, seed, *offsets, matrix = (array.ctypes.data for array in arrays)
-    expected = launch._replace(mu=mu, sigma=sigma, matrix=matrix, stream=STREAM)
-    assert backend.packed == [pack(expected._replace(**words_in_memory(seed, offsets[0] if offsets else 0)))]
+    launch = launch._replace(
+        mu=mu, sigma=sigma, matrix=matrix, stream=STREAM, **words_in_memory(seed, offsets[0] if offsets else 0)
+    )
+    assert backend.packed == [pack(launch)]
     assert (emulated.in_python, emulated.modes) == (0, [2, 1])
     backend.error = 700
     assert emulated(frame) == 0
-    assert (emulated.in_python, len(backend.launched)) == (1, 1)
+    in_python, backend.launched = backend.launched, []
+    backend.launch(launch)
+    assert (emulated.in_python, in_python) == (1, backend.launched)
+    assert len(in_python) == 1 and pack(launch) in in_python[0][1]
+    (step,) = _sample_steps(backend, launch, matrix & 31, 0 if aligned or not has_offsets else -1)
+    assert in_python[0][1].endswith(step.rest)
+    assert all(key.origin_in_memory and key.device == DEVICE for key in backend.kernels)
 
 
 def frame_string(frame: CallFrame) -> bytes:
@@ -625,54 +564,48 @@ def frame_string(frame: CallFrame) -> bytes:
     return found
 
 
-def test_a_gradient_on_a_device_has_scratch_memory(monkeypatch: pytest.MonkeyPatch, recording: Recording) -> None:
-    draws: list[Launch] = []
-    monkeypatch.setattr(recording, "launch", draws.append)
-    monkeypatch.setattr(Recording, "operations", tuple(Operation))
+@pytest.fixture
+def launch_of(monkeypatch: pytest.MonkeyPatch, recording: Recording) -> Callable[..., Launch]:
+    """``launch_of(operation, options, operands, results)``: the one launch of a call with scratch memory on CUDA."""
+
+    def launch_of(operation: Operation, options: Static, operands: list[Any], results: list[Any]) -> Launch:
+        launches: list[Launch] = []
+        monkeypatch.setattr(recording, "launch", launches.append)
+        monkeypatch.setattr(Recording, "operations", tuple(Operation))
+        xla, scratch = Xla(), np.empty(64, np.uint8)
+        execute(operation, "CUDA", xla, xla.frame(options.encoded(), operands, [*results, scratch]))
+        (launch,) = launches
+        assert (launch.scratch, launch.stream, launch.device) == (scratch.ctypes.data, STREAM, DEVICE)
+        assert launch.operation == operation
+        return launch
+
+    return launch_of
+
+
+def test_a_gradient_on_a_device_has_scratch_memory(launch_of: Callable[..., Launch]) -> None:
     options = Static("recording", "float32", "nd", False, False, False, False, *[True] * 5)
     g, seed, offsets = np.zeros((2, 7, 5), np.float32), np.zeros((2, 2), np.uint32), np.zeros((2, 6), np.uint32)
-    sums, scratch = [np.empty((2, 5), np.float32) for _ in range(2)], np.empty(64, np.uint8)
-    xla = Xla()
-    frame = xla.frame(options.encoded(), [g, seed, offsets], [*sums, scratch])
-    execute(Operation.gradient, "CUDA", xla, frame)
-    (draw,) = draws
-    assert (draw.operation, draw.batch) == (Operation.gradient, 2)
-    assert (draw.seed_step, draw.offset_step, draw.matrix_step, draw.result_step) == (8, 24, 140, 20)
-    assert (draw.rows, draw.columns, draw.row_stride, draw.column_stride) == (5, 7, 4, 20)
-    assert [draw.first, draw.second] == [x.ctypes.data for x in sums]
-    assert draw.matrix == g.ctypes.data
-    assert draw.seed_at == seed.ctypes.data
-    words_at = draw.offset_at, draw.first_row_at, draw.first_column_at
-    assert words_at == tuple(offsets.ctypes.data + 8 * i for i in range(3))
-    assert (draw.scratch, draw.stream, draw.device) == (scratch.ctypes.data, STREAM, DEVICE)
+    sums = [np.empty((2, 5), np.float32) for _ in range(2)]
+    launch = launch_of(Operation.gradient, options, [g, seed, offsets], sums)
+    assert (launch.batch, launch.rows, launch.columns, launch.row_stride, launch.column_stride) == (2, 5, 7, 4, 20)
+    assert (launch.seed_step, launch.offset_step, launch.matrix_step, launch.result_step) == (8, 24, 140, 20)
+    assert [launch.first, launch.second, launch.matrix] == [x.ctypes.data for x in (*sums, g)]
+    words_at = words_in_memory(seed.ctypes.data, offsets.ctypes.data)
+    assert {name: getattr(launch, name) for name in words_at} == words_at
 
 
 @pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize("has_offsets", [True, False])
 def test_moments_on_a_device_get_weights_results_and_scratch_memory(
-    monkeypatch: pytest.MonkeyPatch, recording: Recording, has_offsets: bool, order: int
+    launch_of: Callable[..., Launch], has_offsets: bool, order: int
 ) -> None:
-    launches: list[Launch] = []
-    monkeypatch.setattr(recording, "launch", launches.append)
     options = Static("recording", "float64", "dn", False, True, *[False] * 2, has_offsets, *[False] * 4)
     weights, operands = np.zeros(7), [np.zeros((1, size), np.uint32) for size in (2, 6)[: 1 + has_offsets]]
-    sums, scratch = [np.empty(5) for _ in range(order)], np.empty(64, np.uint8)
-    xla = Xla()
-    execute(Operation.moments, "CUDA", xla, xla.frame(options.encoded(), [weights, *operands], [*sums, scratch]))
-    (launch,) = launches
-    assert (launch.operation, launch.rows, launch.columns, launch.results) == (Operation.moments, 5, 7, order)
+    sums = [np.empty(5) for _ in range(order)]
+    launch = launch_of(Operation.moments, options, [weights, *operands], sums)
+    assert (launch.rows, launch.columns, launch.results, launch.antithetic) == (5, 7, order, True)
     assert (launch.mu, launch.sigma, launch.mu_type, launch.sigma_type) == (0, 1, 0, 0)
     assert (launch.weights, launch.weights_stride) == (weights.ctypes.data, 8)
-    assert [launch.first, launch.second][:order] == [x.ctypes.data for x in sums]
-    assert order == 2 or launch.second == 0
+    assert [launch.first, launch.second] == [*(x.ctypes.data for x in sums), 0][:2]
     seed, *offsets = (x.ctypes.data for x in operands)
     assert (launch.seed_at, launch.offset_at) == (seed, *(offsets or [0]))
-    assert (launch.antithetic, launch.scratch, launch.device) == (True, scratch.ctypes.data, DEVICE)
-
-
-def test_large_results_in_huge_pages_have_the_bits_of_others() -> None:
-    options, columns = Static("cpu", "float32", "dn", *[False] * 4, True, *[False] * 4), 1 << 20
-    mu, sigma, x = np.zeros((1, 1), np.float32), np.ones((1, 1), np.float32), np.empty((1, 1, columns), np.float32)
-    xla = Xla()
-    execute(Operation.sample, "cpu", xla, xla.frame(options.encoded(), [mu, sigma, *words(7, 0, 0, 0)], [x]))
-    np.testing.assert_array_equal(x[0], multisample.sample(mu[0], sigma[0], columns, seed=7))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 import zlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -52,7 +51,7 @@ TREES: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "list": ([random(3), random(2, 3), random(0, 4)], lambda tree: tree),
     "tuple": ((random(70000), random(3)), lambda tree: tree),
     "named tuple": (Layer(random(3, 5), random(5)), lambda tree: tree),
-    "mapping": ({"w": random(9, 2), "b": random(2), "empty": random(0)}, dict),
+    "mapping": ({"w": random(9, 2), "b": random(2), "empty": random(0, dtype="float16")}, dict),
     "nested": (
         {"layers": [Layer(random(4, 3), random(3)), Layer(random(3, 2, 2), None)], "x": {"y": (random(6),)}}, named
     ),
@@ -79,32 +78,6 @@ def test_pytrees_have_the_numbers_of_numpy(jax_place: str, name: str, coefficien
     abstract = jax.eval_shape(call, arrays)
     assert jax.tree.map(lambda x: (x.shape, x.dtype), abstract) == jax.tree.map(lambda x: (x.shape, x.dtype), arrays)
     assert "multisample_perturb" in str(jax.make_jaxpr(call)(arrays))
-
-
-def random_tree(draw: Any, depth: int) -> Any:
-    if depth == 0 or draw.random() < 0.3:
-        shape = tuple(int(x) for x in draw.integers(0, 9, draw.integers(0, 4)))
-        return jnp.asarray(draw.normal(size=shape), draw.choice(["float16", "bfloat16", "float32"]))
-    children = [random_tree(draw, depth - 1) for _ in range(draw.integers(1, 4))]
-    kind = draw.integers(4)
-    if kind == 0:
-        return {f"n{draw.integers(99)}": x for x in children}
-    return children if kind == 1 else tuple(children) if kind == 2 else Layer(children[0], None)
-
-
-@pytest.mark.parametrize("seed", slow_but(range(1), range(6)))
-def test_random_pytrees(jax_place: str, seed: int) -> None:
-    draw = np.random.default_rng(seed)
-    tree = {"tree": random_tree(draw, 3), "x": random_tree(draw, 1)}
-    coefficients, member = draw.normal(size=draw.integers(1, 9)), int(draw.integers(2**32 - 9))
-    expected = perturb(jax.tree.map(np.asarray, named(tree)), coefficients, seed=SEED, member=member)
-
-    def call(tree: Any) -> Any:
-        return perturb(tree, coefficients, seed=SEED, member=member, backend=jax_place)
-
-    copy = jax.tree.map(jnp.copy, tree)
-    for found in (call(tree), call(tree), jax.jit(call, donate_argnums=0)(copy)):
-        same(named(found), expected)
 
 
 FAST = [(dtype, fast_math) for fast_math in (False, True) for dtype in MATRIX_TYPES]
@@ -153,7 +126,7 @@ def test_seeds_coefficients_and_members_may_be_traced(jax_place: str, name: str)
     assert len(traces) == 2  # One for each shape of the coefficients.
 
 
-def test_donated_parameters_are_written_in_place(jax_place: str) -> None:
+def test_only_donated_parameters_are_written_in_place(jax_place: str) -> None:
     tree = jax.tree.map(jnp.asarray, {**TREE, "half": random(400, 30, dtype="bfloat16")})
     expected = perturb(jax.tree.map(np.asarray, tree), [1.0, -0.5], seed=7)
     call = jax.jit(lambda tree: perturb(tree, [1.0, -0.5], seed=7, backend=jax_place), donate_argnums=0)
@@ -165,34 +138,9 @@ def test_donated_parameters_are_written_in_place(jax_place: str) -> None:
     same(found, expected)
     assert [x.unsafe_buffer_pointer() for x in jax.tree.leaves(found)] == before
     assert all(x.is_deleted() for x in jax.tree.leaves(tree))
-
-
-def test_loops_work_in_place() -> None:
-    def one(member: Any, tree: Any) -> Any:
-        return perturb(tree, 0.5, seed=7, member=member)
-
-    call = jax.jit(lambda tree: jax.lax.fori_loop(0, 5, one, tree), donate_argnums=0)
-    tree = {"w": jnp.zeros((40, 50))}
-    assert not re.search(r"f32\[40,50\]\S* copy\(", call.lower(tree).compile().as_text())
-
-
-def test_parameters_that_are_not_donated_stay(jax_place: str) -> None:
-    tree = jax.tree.map(jnp.asarray, TREE)
-    both = jax.jit(lambda tree: (perturb(tree, 1.0, seed=7, backend=jax_place), tree["w"] + 1))
-    found, more = both(tree)
-    same(found, perturb(TREE, 1.0, seed=7))
-    same([tree["w"], more], [TREE["w"], TREE["w"] + 1])
-
-
-def test_a_scan_over_members_adds_as_a_vector_of_coefficients(jax_place: str) -> None:
-    def one(tree: Any, member: Any) -> tuple[Any, None]:
-        return perturb(tree, 0.5, seed=7, member=member, backend=jax_place), None
-
-    found, _ = jax.jit(lambda tree: jax.lax.scan(one, tree, jnp.arange(4)))(jax.tree.map(jnp.asarray, TREE))
-    expected = TREE
-    for member in range(4):
-        expected = perturb(expected, 0.5, seed=7, member=member)
-    same(found, expected)
+    arrays = jax.tree.map(jnp.asarray, TREE)
+    kept = jax.jit(lambda tree: (perturb(tree, 1.0, seed=7, backend=jax_place), tree["w"] + 1))(arrays)
+    same([arrays, *kept], [TREE, perturb(TREE, 1.0, seed=7), TREE["w"] + 1])
 
 
 def test_ids_tell_names_apart() -> None:
@@ -216,14 +164,11 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"coefficients": jnp.ones((2, 2))}, ValueError, r"coefficients: expected a number or shape \(K,\)"),
     ({"coefficients": jnp.ones(2, complex)}, TypeError, "coefficients: expected real numbers"),
     ({"coefficients": float("nan")}, ValueError, "coefficients: expected finite numbers"),
-    ({"coefficients": "x"}, TypeError, "coefficients: expected "),
     ({"member": -1}, ValueError, "member: expected "),
-    ({"member": 1.0}, TypeError, "member: expected "),
     ({"member": 2**32 - 1, "coefficients": [1.0, 2.0]}, ValueError, r"member: expected member \+ K <= 2\*\*32"),
     ({"seed": Key(1, 2**32)}, ValueError, "seed: expected a Key with an offset below"),
     ({"seed": np.array([0, 1, 1, 0], np.uint32)}, ValueError, "seed: expected a Key with an offset below"),
     ({"seed": [1, 2]}, ValueError, "seed: expected one seed, got a vector of 2"),
-    ({"seed": 1.5}, TypeError, "seed: expected "),
     ({"fast_math": 2}, TypeError, "fast_math: expected "),
     ({"backend": 3}, TypeError, "backend: expected a name"),
     ({"backend": "none"}, multisample.UnknownBackendError, "none"),

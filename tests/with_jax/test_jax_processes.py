@@ -3,72 +3,62 @@
 from __future__ import annotations
 
 import os
+import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from fake_backend import FakeBackend
 from processes import run_python
 
-import multisample
+from multisample import perturb, sample, weighted_moments
 from multisample.backends.launch import Operation
 
 jax = pytest.importorskip("jax")
+jnp = jax.numpy
+
+from jax.experimental import serialize_executable  # noqa: E402
 
 from multisample._routes.jax import native, python_entry  # noqa: E402
 
 BEGIN = """
-import os, signal, sys, threading, time
+import os, pickle, signal, sys, threading, time
 import jax, jax.numpy as jnp, numpy as np
+from fake_backend import FakeBackend
+from jax.experimental import serialize_executable
 import multisample
 from multisample import sample
 from multisample.backends import registry
-from multisample.backends.contract import PROTOCOL, BackendStatus
 
-class Python:
-    '''A backend without C functions.'''
-    name, device_kinds, host_library, seconds = "python", ("cpu",), "numpy", 0.0
-    protocol, operations = PROTOCOL, (0,)
-    def status(self):
-        return BackendStatus(True)
-    def prepare(self, kind):
-        pass
-    def adopt(self, array):
-        return array
+class Slow(FakeBackend):
+    seconds = 0.0
     def launch(self, launch):
         time.sleep(self.seconds)
         registry.find("cpu").launch(launch)
 
-registry.register(Python())
+registry.register(Slow("python"))
 mu = np.zeros(100, np.float32)
 """
 
 
-def run(script: str, *arguments: str, seconds: int = 120) -> str:
-    """What the program prints."""
-    return run_python("-c", BEGIN + script, *arguments, seconds=seconds, JAX_PLATFORMS="cpu").stdout
-
-
-AT_EXIT = """
-import atexit
+CLOSED = """
 f = jax.jit(lambda key: sample(mu, 1.0, 30, seed=key, backend="python"))
 f(jax.random.key(0))
-from multisample._routes.jax import python_entry
-def late():
-    assert python_entry._entry[0] == python_entry._CLOSED
-    print(float(f(jax.random.key(3)).sum()))
-    wrong = []
-    def draw():
-        try:
-            f(jax.random.key(3)).sum()
-        except Exception as error:
-            wrong.append(str(error))
-    thread = threading.Thread(target=draw)
-    thread.start()
-    thread.join()
-    print(wrong)
 python_entry.close()
-late()
+print(float(f(jax.random.key(3)).sum()))
+wrong = []
+def draw():
+    try:
+        f(jax.random.key(3)).sum()
+    except Exception as error:
+        wrong.append(str(error))
+thread = threading.Thread(target=draw)
+thread.start()
+thread.join()
+print(wrong)
+python_entry.reopen()
 """
 
 
@@ -109,7 +99,7 @@ for name in ("cpu", "python"):
 FORK = """
 from multisample._routes.jax import python_entry
 from multisample.backends.kernels.cpu import calls
-Python.seconds = 0.5
+Slow.seconds = 0.5
 f = jax.jit(lambda key: sample(mu, 1.0, 30, seed=key, backend="python"))
 g = jax.jit(lambda key: sample(mu, 1.0, 3000, seed=key))
 jax.block_until_ready(g(jax.random.key(0)))
@@ -145,28 +135,12 @@ else:
     status = -1
 thread.join()
 assert python_entry._entry[0] == 0, python_entry._entry
-Python.seconds = 0
+Slow.seconds = 0
 print(status)
 """
 
 
-SAVE = """
-import pickle
-from jax.experimental import serialize_executable
-def f(mu, key):
-    x, y = sample(mu, 2.0, 7, seed=key), sample(mu, 1.0, 5, seed=key, backend="python")
-    return x, y, multisample.perturb({"a": mu}, 1.0, seed=key, member=3)
-f = jax.jit(f)
-operands = jnp.asarray(mu), jax.random.key_data(jax.random.key(0))
-allowed = [jax.export.DisabledSafetyCheck.custom_call(f"multisample_{name}") for name in ("sample", "perturb")]
-exported = bytes(jax.export.export(f, disabled_checks=allowed)(*operands).serialize())
-compiled = serialize_executable.serialize(f.lower(*operands).compile())
-pickle.dump((exported, compiled), open(sys.argv[1], "wb"))
-"""
-
 LOAD = """
-import pickle
-from jax.experimental import serialize_executable
 multisample.jax.load_handlers()
 exported, compiled = pickle.load(open(sys.argv[1], "rb"))
 for f in (jax.export.deserialize(bytearray(exported)).call, serialize_executable.deserialize_and_load(*compiled)):
@@ -187,7 +161,7 @@ def work():
 begun = threading.Event()
 threading.Thread(target=work, daemon=True).start()
 begun.wait()
-Python.seconds = 0.05
+Slow.seconds = 0.05
 def draws(key, _):
     return key, sample(mu, 1.0, 2000, seed=key, backend="python").sum()
 f = jax.jit(lambda key: jax.lax.scan(draws, key, length=1000)[1])
@@ -197,31 +171,49 @@ g(jax.random.key(1))
 """
 
 
+def save(path: Path) -> None:
+    """Save a program in both of JAX's ways."""
+
+    @jax.jit
+    def draw(mu: Any, key: Any) -> Any:
+        x, y = sample(mu, 2.0, 7, seed=key), sample(mu, 1.0, 5, seed=key, backend="python")
+        return x, y, perturb({"a": mu}, 1.0, seed=key, member=3)
+
+    with jax.default_device(jax.devices("cpu")[0]):
+        operands = jnp.zeros(100), jax.random.key_data(jax.random.key(0))
+        allowed = [jax.export.DisabledSafetyCheck.custom_call(f"multisample_{name}") for name in ("sample", "perturb")]
+        exported = jax.export.export(draw, platforms=["cpu"], disabled_checks=allowed)(*operands)
+        compiled = serialize_executable.serialize(draw.lower(*operands).compile())
+    path.write_bytes(pickle.dumps((bytes(exported.serialize()), compiled)))
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs forks and interval timers")
-def test_forks_signals_saved_programs_and_a_closed_entry(tmp_path: Path) -> None:
-    """In one process, one after another, since processes take seconds to start."""
+def test_saved_programs_forks_signals_and_a_closed_entry(registered: Callable[[Any], Any], tmp_path: Path) -> None:
+    """In one process, one after another, since a process takes seconds to start."""
     pytest.importorskip("flatbuffers")
-    path = str(tmp_path / "programs")
-    of_child, *of_signals, number, errors = run(FORK + SIGNALS + SAVE + AT_EXIT, path).splitlines()
+    registered(FakeBackend("python"))
+    save(tmp_path / "programs")
+    # The process has lowered nothing when it runs the saved programs, and ends with others in flight.
+    script = BEGIN + LOAD + FORK + SIGNALS + CLOSED + IN_FLIGHT
+    ran = run_python("-c", script, str(tmp_path / "programs"), seconds=120, JAX_PLATFORMS="cpu")
+    of_child, *of_signals, number, errors = ran.stdout.splitlines()
     # A forked child has no thread inside the entry.
     assert of_child == "0"
     # Exceptions of signal handlers do not end the process.
     found = [tuple(map(int, line.split())) for line in of_signals]
     assert [calls > 50 and alarms > 5 for calls, alarms, _ in found] == [True, True]
     assert found[0][2] == 0  # The backend cpu runs no Python.
-    # A closed entry admits the exiting thread.
-    expected = multisample.sample(np.zeros(100, np.float32), 1.0, 30, seed=3).sum()
+    # A closed entry admits the thread that closed it.
+    expected = sample(np.zeros(100, np.float32), 1.0, 30, seed=3).sum()
     assert float(number) == pytest.approx(float(expected), rel=1e-4)
     assert "shutting down" in errors
-    # Another process, which has lowered nothing, runs the saved programs, and ends with others in flight.
-    run(LOAD + IN_FLIGHT, path)
 
 
 CALLS = {
-    Operation.sample: lambda key, x: multisample.sample(x, 1.0, 40, seed=key),
-    Operation.gradient: lambda key, x: jax.grad(lambda y: (multisample.sample(x, y, 40, seed=key) ** 2).sum())(x),
-    Operation.moments: lambda key, x: multisample.weighted_moments(x, 2.0, np.ones(3, np.float32), seed=key, order=2),
-    Operation.perturb: lambda key, x: multisample.perturb({"x": x, "y": [x[:3]]}, [0.1, 2.0], seed=key, member=1),
+    Operation.sample: lambda key, x: sample(x, 1.0, 40, seed=key),
+    Operation.gradient: lambda key, x: jax.grad(lambda y: (sample(x, y, 40, seed=key) ** 2).sum())(x),
+    Operation.moments: lambda key, x: weighted_moments(x, 2.0, np.ones(3, np.float32), seed=key, order=2),
+    Operation.perturb: lambda key, x: perturb({"x": x, "y": [x[:3]]}, [0.1, 2.0], seed=key, member=1),
 }
 
 

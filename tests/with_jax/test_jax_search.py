@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import multisample
 from multisample import Key, cem
 from multisample.examples import cart_pole
 
@@ -57,17 +56,6 @@ def test_a_scan_makes_the_iterations_of_a_run(jax_place: str, options: dict[str,
     np.testing.assert_allclose(state.sigma, run.sigma, rtol=1e-2, atol=1e-4)
     np.testing.assert_allclose(state.fun, run.result().fun, rtol=1e-3, atol=1e-5)
     assert bool(state.running)
-
-
-def test_a_step_outside_of_jit_is_the_same_step() -> None:
-    state = cem.start(START, 2.0)
-    ours = cem.start(jnp.asarray(START), jnp.full((D, 1), 2.0))
-    for t in range(2):
-        state = cem.step(state, Key(3, t), sphere, N)
-        ours = cem.step(ours, Key(3, t), sphere, N)
-        assert isinstance(state.mu, np.ndarray)
-        np.testing.assert_allclose(ours.mu, state.mu, rtol=1e-3, atol=1e-4)
-    np.testing.assert_allclose(ours.x, state.x, rtol=1e-3, atol=1e-4)
 
 
 def test_a_step_after_the_end_changes_nothing() -> None:
@@ -159,12 +147,3 @@ def test_mppi_takes_keys_and_batches() -> None:
 def test_the_program_prints_its_result(capsys: pytest.CaptureFixture[str]) -> None:
     assert cart_pole.main(["--library", "jax"]) == 0
     assert len(capsys.readouterr().out.splitlines()) >= 5
-
-
-def test_key_data_is_a_key_that_can_be_traced() -> None:
-    key = Key(2**63 + 1, 2**40)
-    draw = jax.jit(lambda seed: multisample.sample(START, 1.0, N, seed=seed))
-    np.testing.assert_array_equal(draw(multisample.jax.key_data(key)), multisample.sample(START, 1.0, N, seed=key))
-    np.testing.assert_array_equal(draw(multisample.jax.key_data(5)), multisample.sample(START, 1.0, N, seed=5))
-    with pytest.raises(ValueError, match=r"^seed: "):
-        multisample.jax.key_data(2**64)

@@ -115,13 +115,11 @@ def test_no_seeds_give_an_empty_result() -> None:
         ({"sigma": np.ones((B, D, 1))}, ValueError, r"^sigma: expected shape \(B, d\) or \(d,\).*\(3, 5, 1\)"),
         ({"sigma": jnp.ones((B, D + 1))}, ValueError, r"^sigma: expected as many elements as mu"),
         ({"sigma": -SIGMAS}, ValueError, r"^sigma: "),
-        ({"seed": jnp.zeros(3, jnp.uint32)}, TypeError, r"^seed: expected .*uint32\[3\]"),
         ({"seed": jnp.zeros((3, 3), jnp.uint32)}, TypeError, r"^seed: expected .*uint32\[3, 3\]"),
         ({"seed": jnp.zeros((3, 3), jnp.int32)}, TypeError, r"^seed: expected .*int32\[3, 3\]"),
         ({"seed": [1, -1, 2]}, ValueError, r"^seed.*-1"),
         ({"seed": [1, 2.0, 3]}, TypeError, r"^seed.*float"),
         ({"seed": jax.random.split(jax.random.key(0, impl="rbg"), 3)}, ValueError, r"^seed: .*128 bits"),
-        ({"seed": jax.random.split(jax.random.key(0), (3, 2))}, ValueError, r"^seed: .*\(3, 2\)"),
     ],
 )
 def test_wrong_arguments_are_named(changes: dict[str, Any], error: type[Exception], message: str) -> None:

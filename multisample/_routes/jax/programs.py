@@ -1,7 +1,6 @@
-"""Compiled programs of eager calls: one cache, bounded by the memory that XLA holds for them.
+"""Compiled programs of eager calls: one bounded cache.
 
-XLA's CPU compiler holds about 1.5 MB for each program, however small. JAX frees a program only together with the jitted
-function that it was compiled for.
+JAX frees a program only together with the jitted function that it was compiled for.
 """
 
 from __future__ import annotations
@@ -16,18 +15,12 @@ import jax
 
 from ..._plan import PlanCache
 
-PROGRAM_BYTES = 1_600_000
-"""Resident memory of a program, measured with JAX 0.10 on x86-64. JAX reports no size for programs on the CPU."""
-
 
 class ProgramCache(PlanCache[Any]):
-    """Jitted functions by key, bounded by the memory of their programs.
+    """Jitted functions by key, bounded by the number of their programs.
 
     A plan keeps weak references to functions, so that dropping a function frees its programs.
     """
-
-    def __init__(self, most_bytes: int) -> None:
-        super().__init__(most_bytes // PROGRAM_BYTES)
 
     def size(self) -> int:
         """The number of programs. A function has one for each type and sharding of its arguments."""
@@ -37,7 +30,8 @@ class ProgramCache(PlanCache[Any]):
         self._lock = threading.Lock()  # Freeing a program may wait for threads that the child does not have.
 
 
-PROGRAMS = ProgramCache(256 << 20)
+PROGRAMS = ProgramCache(160)
+"""XLA's CPU compiler holds about 1.6 MB for each program, however small: 256 MB for all. JAX reports no size."""
 
 
 def jitted(key: Hashable, function: Callable[..., Any]) -> Any:
@@ -68,10 +62,7 @@ class Program:
             key = self._function, *self._bound, self._types
             program = jitted(key, functools.partial(self._function, *self._bound))
             self._jitted = weakref.ref(program)
-        if not jax.config.jax_disable_jit:
-            return program(*arguments)
-        with jax.disable_jit(False):
-            return program(*arguments)
+        return program(*arguments)
 
 
 def run_alone(primitive: Any, *operands: Any, **static: Any) -> Any:
@@ -79,5 +70,5 @@ def run_alone(primitive: Any, *operands: Any, **static: Any) -> Any:
     # With the shapes in the key, each function has one program.
     types = tuple((x.shape, x.dtype) for x in operands)
     bind = functools.partial(primitive.bind, **static)
-    with jax.disable_jit(False):
+    with jax.disable_jit(False):  # Without a program, JAX would call this function again.
         return jitted((primitive, types, *static.items()), bind)(*operands)

@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import functools
 import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import llvmlite.binding
 import numpy as np
 from numba import types
 
-from multisample.backends.kernels.compilation import compile_cached, inline, source_digest
+from multisample.backends.kernels.compilation import inline, source_digest
 from multisample.backends.kernels.cpu.addresses import c_string, call_c, symbol, word_at
 from multisample.backends.kernels.cpu.intrinsics import (
     compare_exchange,
@@ -32,9 +31,8 @@ from multisample.backends.kernels.cpu.intrinsics import (
 )
 from multisample.backends.system.xla_ffi import CALL_API_AT, ERROR_CREATE, Code
 
-# The entry: the number of threads inside, plus _CLOSED once it is closed, and the thread that closed it.
+# The entry: the number of threads inside, and the thread that closed it or 0.
 _ENTERED, _CLOSER = 0, 1
-_CLOSED = 1 << 32
 _entry = np.zeros(2, np.int64)
 # The report of a callback: whether it has finished, and XLA's error or 0.
 _FINISHED, _ERROR = 0, 1
@@ -51,7 +49,9 @@ def enter_python(frame, target, launch):
     `launch` is the address of the call's `Launch`, or 0 for calls that only ask for metadata or make an executable.
     """
     entry = integers_at(symbol("multisample_xla_entry"), 2)
-    if fetch_add(entry, _ENTERED, 1) >= _CLOSED and entry[_CLOSER] != _this_thread():
+    fetch_add(entry, _ENTERED, 1)
+    closer = load_acquire(entry, _CLOSER)
+    if closer != 0 and closer != _this_thread():
         _leave(entry)
         return _error(frame, _UNAVAILABLE, c_string("multisample: Python is shutting down, and a call needs it"))
     report = stack_array(2, np.int64)
@@ -67,7 +67,7 @@ def enter_python(frame, target, launch):
 def _leave(entry):
     """Count one thread less. In a child forked inside a callback, `reopen` has set the count to 0."""
     entered = load_acquire(entry, _ENTERED)
-    while entered % _CLOSED > 0 and not compare_exchange(entry, _ENTERED, entered, entered - 1):
+    while entered > 0 and not compare_exchange(entry, _ENTERED, entered, entered - 1):
         entered = load_acquire(entry, _ENTERED)
 
 
@@ -87,7 +87,6 @@ _targets: dict[int, Handle] = {}
 
 def handle(target: int, function: Handle) -> None:
     """Let ``function(frame, launch)`` handle the frames of the target with this number: see `enter_python`."""
-    _open()
     _targets[target] = function
 
 
@@ -109,31 +108,18 @@ def digest() -> str:
     return source_digest() + source_digest("multisample._routes.jax")
 
 
-@functools.cache
-def _open() -> None:
-    """Close the entry when the interpreter exits; open it in a forked child."""
-    add = _adding()
-    atexit.register(close, add)
-    os.register_at_fork(after_in_child=reopen)
-
-
-def _adding() -> Callable[[Any, int], None]:
-    def add(entry, number):
-        fetch_add(entry, _ENTERED, number)
-
-    signature = types.void(types.Array(types.int64, 1, "C"), types.int64)
-    function: Callable[[Any, int], None] = compile_cached(signature, add, "xla-entry-add", digest())
-    return function
-
-
-def close(add: Callable[[Any, int], None] | None = None) -> None:
+def close() -> None:
     """Close the entry to all threads but this one, and wait until all threads have left."""
     _entry[_CLOSER] = threading.get_ident()
-    (add or _adding())(_entry, _CLOSED)
-    while _entry[_ENTERED] % _CLOSED:
+    time.sleep(1e-3)  # Threads that read `_CLOSER` before it was written have added 1 by now.
+    while _entry[_ENTERED]:
         time.sleep(1e-3)
 
 
 def reopen() -> None:
     """Reset the entry in a forked child, which lacks the threads that entered or closed it."""
     _entry[:] = 0
+
+
+atexit.register(close)
+os.register_at_fork(after_in_child=reopen)
