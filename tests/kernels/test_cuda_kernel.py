@@ -24,7 +24,7 @@ from unittest import mock
 import emulated_gpu as gpu
 import numpy as np
 import pytest
-from kernel_cases import POISON, TABLES, Case, Cut, Values, ceil_div, input_vectors, tall, words_in_memory
+from kernel_cases import POISON, TABLES, Case, Cut, Values, ceil_div, input_vectors, large_calls, tall, words_in_memory
 from launches import WORDS, a_launch, head_of, stored_word, with_words_in_memory
 from tables import DTYPES, INPUTS, NOISES, STORE_KINDS
 
@@ -249,44 +249,16 @@ def wide_passes(passes: int, per_chunk: int) -> Cut:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("noise", ["independent", "shared"])
+@pytest.mark.parametrize("noise", NOISES)
 def test_kernel_draws_many_dimensions_or_long_rows(noise: str) -> None:
-    """Sizes for which the geometry for a GPU has several chunks per block, or several runs of columns."""
-    chunks = [
-        Case(256 * 513 + 5, 2, noise=noise, seed=3, sample_offset=1),
-        Case(28 * 513 + 9, 33, noise=noise, sample_offset=1),
-    ]
-    steps = [
-        Case(1, 526_333, noise=noise, seed=5),
-        Case(1, 526_400, noise=noise, sample_offset=3, misalignment=2),
-        Case(1, 524_301, noise=noise, strides=(0, 2)),
-    ]
-    # In transposed layouts, many columns of few dimensions, and many tiles of dimensions.
+    # Transposed, many columns of few dimensions.
     columns = 4 * 256 * 1025 - 3
-    chunks.append(Case(2, columns, noise=noise, seed=4, sample_offset=2, strides=(1, 2)))
-    chunks.append(Case(8, columns, noise=noise, seed=4, sample_offset=1, strides=(1, 8)))
-    tiles = [
-        Case(524_301, 1, noise=noise, strides=(1, 2), sample_offset=1),
-        Case(100_004, 9, noise=noise, strides=(1, 100_004)),
-    ]
-    # Groups that do not fill a warp: 2, 8 and 20 of them.
-    rests = [
-        Case(513, 516, noise=noise, sample_offset=1), Case(513, 541, noise=noise, sample_offset=3),
-        Case(257, 1101, noise=noise, sample_offset=2),
-    ]  # fmt: skip
-    assert [case.chosen_cut().rest for case in rests] == [2, 8, 20]
+    wide = [Case(d, columns, noise=noise, seed=4, sample_offset=1, strides=(1, d)) for d in (2, 8)]
+    assert [case.store_kind for case in wide] == ["transposed_staged", "transposed"]
     # With shared noise, a block with many tiles has few groups only.
-    of_many = [chunks[0], *(chunks[2:] if noise == "independent" else ())]
-    assert all(
-        max(case.chosen_cut().band_rows, case.chosen_cut().band_groups) > case.chosen_cut().chunk for case in of_many
-    )
-    assert [template_of(case).store_kind for case in chunks[2:]] == ["transposed_staged", "transposed"]
-    assert all(case.chosen_cut().steps > 1 for case in steps)
-    assert all(case.chosen_cut().blocks_per_band > 10 for case in tiles)
-    assert {template_of(case).store_kind for case in steps} == {"aligned", "shifted", "strided"}
-    assert {template_of(case).store_kind for case in tiles} == {"transposed"}
-    for case in chunks + steps + tiles + rests:
-        check(case)
+    assert noise == "shared" or all(case.chosen_cut().band_groups > case.chosen_cut().chunk for case in wide)
+    for case in [*large_calls("float32", noise, (False, False)), *wide]:
+        check(case, template_of(case)._replace(fast_math=False))
 
 
 @pytest.mark.slow

@@ -34,9 +34,9 @@ from cuda_cpp import (
     run_cases,
     run_program,
 )  # fmt: skip
-from kernel_cases import GUARD, POISON, TABLES, Case, Values, words_in_memory
+from kernel_cases import GUARD, POISON, TABLES, Case, Values, large_calls, words_in_memory
 from launches import Vector, a_launch, stored_words, word_fields
-from ptx_reader import FAST, opcodes_of
+from ptx_reader import opcodes_of, unexpected_operations
 from tables import COVERING, DTYPES, GRADIENT_VARIANTS, NOISES, QUICK, STORE_KINDS, VARIANTS, Variant, slow_but
 
 from multisample.backends import cupy as cupy_backend
@@ -184,33 +184,8 @@ def test_kernel_takes_seed_and_window_from_memory(runner: Callable[..., Path], d
 def test_kernel_equals_the_cpu_backend_for_many_dimensions_and_long_rows(
     runner: Callable[..., Path], dtype: str, noise: str
 ) -> None:
-    """Sizes for which the geometry for a GPU has several chunks per block, runs of columns or tiles."""
-    pairs = noise == "shared"
-    chunks = [Case(256 * 513 + 5, 2, dtype, noise, not pairs, seed=3, sample_offset=1)]
-    steps = [
-        Case(1, 526_333 * (2 if pairs else 1), dtype, noise, pairs, seed=5),
-        Case(1, 526_400 * (1 if pairs else 2), dtype, noise, not pairs, sample_offset=3, misalignment=2),
-        Case(1, 524_301, dtype, noise, strides=(0, 2), fast_math=True),
-    ]
-    rests = [Case(513, 517, dtype, noise, sample_offset=1), Case(257, 1101, dtype, noise, sample_offset=2)]
-    tiles = [
-        Case(131_400, 3, dtype, noise, True, sample_offset=2, strides=(1, 131_401)),
-        Case(131_328, 2, dtype, noise, sample_offset=1, strides=(1, 131_328)),
-    ]
-    for case in chunks:
-        assert max(case.usual_cut().band_rows, case.usual_cut().band_groups) > case.usual_cut().chunk, case
-    for case in steps:
-        assert case.usual_cut().steps > 1, case
-    for case in rests:
-        assert case.usual_cut().rest > 0, case
-    for case in tiles:
-        assert case.usual_cut().blocks_per_band > 1, case
-    assert {case.store_kind for case in steps} == {"aligned", "shifted", "strided"}
-    assert {case.store_kind for case in tiles} == {"transposed"}
-    few = [Case(2**16 + 77, 3, dtype, noise, pairs, strides=strides) for strides in ((3, 1), (1, 2**16 + 77))]
-    assert {case.store_kind for case in few} == {"few_columns"}
-    cases = [*chunks, Case(28 * 513 + 9, 33, dtype, noise, pairs, sample_offset=1), *steps, *rests, *tiles, *few]
-    run(runner(dtype, *template(noise)), cases)
+    is_shared = noise == "shared"
+    run(runner(dtype, *template(noise)), large_calls(dtype, noise, (is_shared, not is_shared)))
 
 
 @requires_gxx
@@ -350,19 +325,7 @@ def test_kernels_have_only_the_operations_of_the_stream(ptx: tuple[Bodies, Bodie
         found = opcodes_of(body)
         # Every expected instruction occurs.
         assert found["ret"] > 0 and sum(found.values()) > 300, variant
-        approximate = {name for name in found if ".approx" in name}
-        flushed = {name for name in found if ".ftz" in name}
-        assert flushed <= approximate, (variant, flushed)
-        if dtype == "float64":
-            assert not approximate and found["sqrt.rn.f64"] > 0, variant
-        else:
-            assert approximate == (FAST if fast else {"rsqrt.approx.ftz.f32"}), (variant, approximate)
-            # float64 occurs only in elements of mu and sigma, which are rounded first.
-            wide = {name for name in found if ".f64" in name} - {"cvt.rn.f32.f64"}
-            assert all(name.startswith(("ld.", "mov.")) for name in wide), (variant, wide)
-        # No function calls, no 64-bit divisions, and no rounding except to nearest even.
-        odd = {name for name in found if re.match(r"call|div\..*64|rem\..*64|div\..*f32|.*\.r[zmp]i?\.", name)}
-        assert not odd, (variant, odd)
+        assert not unexpected_operations(found, dtype, fast), variant
 
 
 @pytest.mark.slow

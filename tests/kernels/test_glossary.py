@@ -44,24 +44,3 @@ def test_the_whole_package_says_shared_noise() -> None:
     pages = [path for folder in (PACKAGE, CSRC, BACKENDS) for kind in ("*.py", "*.md") for path in folder.rglob(kind)]
     assert len(pages) > 100
     assert not [path for path in pages if re.search("(?i)common[ _]noise", path.read_text(encoding="utf-8"))]
-
-
-def test_the_glossary_has_a_line_for_each_word() -> None:
-    assert FORBIDDEN
-    rows = re.findall(r"^\| ([a-z ,]+) \| .+ \|$", WORDS, re.M)[1:]
-    words = [word for row in rows for word in row.split(", ")]
-    assert len(words) == len(set(words))
-    wanted = {
-        "row",
-        "column",
-        "launch geometry",
-        "store kind",
-        "pass",
-        "band",
-        "chunk",
-        "group",
-        "slot",
-        "tile",
-        "piece",
-    }
-    assert wanted | {"window", "segment", "offset", "displacement", "batch", "lane"} <= set(words)

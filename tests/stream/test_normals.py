@@ -26,7 +26,7 @@ from reference import float64_coefficients, stream
 
 float_bits = intrinsics.float_bits
 radius_f32, half_turns_f32 = normals.radius_f32, normals.half_turns_f32
-transform_f32, transform_f64 = PYTHON.transform["float32"], PYTHON.transform["float64"]
+transform_f32 = PYTHON.transform["float32"]
 
 THREADS = 2
 
@@ -40,14 +40,6 @@ LARGEST_F32 = np.float32(6.7638)
 # 13.5e-16 together. In the second normal, 2 s c, the errors of s and c enter at most 2 / sqrt(2) times each, which is
 # less.
 ERROR_F64_BY_RADIUS = 1.4e-15
-
-
-@njit
-def radii_f32(a: Array) -> Array:
-    result = np.empty(len(a), np.float32)
-    for m in range(len(a)):
-        result[m] = radius_f32(np.uint32(a[m]))
-    return result
 
 
 def load(name: str, key: str) -> Any:
@@ -168,14 +160,6 @@ def test_transform_f32_meets_the_error_bounds_of_the_contract() -> None:
         assert (error / radius).max() < ERROR_F32_BY_RADIUS
 
 
-def test_radius_f32_decreases_with_its_word_up_to_rounding() -> None:
-    a = np.sort(np.concatenate((edge_words(), random_words(1 << 20, 11, 32).astype(np.uint32))))
-    # Each of two adjacent radii may have the contract's relative error.
-    radii = radii_f32(a).astype(np.float64)
-    assert (radii[1:] <= radii[:-1] * (1 + 2 * ERROR_F32_BY_RADIUS)).all()
-    assert radii.min() / 2 == pytest.approx(np.sqrt(-2 * np.log(1 - 2.0**-24)), rel=ERROR_F32_BY_RADIUS)
-
-
 # --- The float64 transform ------------------------------------------------------------------------
 
 
@@ -198,31 +182,6 @@ def test_transform_f64_equals_the_exact_reference(code: Code) -> None:
     for pair, got in zip(pairs, code.transform["float64"](a, b), strict=True):
         expected = [stream.bits(value, "float64") for value in stream.transform(*pair, stream.F64)]
         assert got.view(np.uint64).tolist() == expected, pair
-
-
-def test_transform_f64_refines_transform_f32() -> None:
-    size = 1 << 18
-    a, b = random_words(size, 13, 64), random_words(size, 14, 64)
-    # Include both ends of the range of u, where the float32 radius is coarse.
-    a[: size // 8] >>= np.random.default_rng(15).integers(8, 60, size // 8, dtype=np.uint64)
-    a[size // 8 : size // 4] |= np.uint64(2**64 - 2**40)
-    high_a, high_b = ((x >> np.uint64(32)).astype(np.uint32) for x in (a, b))
-    radius, _ = real_transform_f32(high_a, high_b)
-    u = np.minimum(a.astype(np.float64) * 2.0**-64 + 2.0**-65, 1 - 2.0**-53)
-    fine_radius = np.sqrt(-2 * np.log(u))
-    # Against real arithmetic from the same words, float32 has an error of at most ERROR_F32_BY_RADIUS of its radius.
-    # The error of float64 is below 1e-14, including the errors of this test's u and radius. The low words change u,
-    # and change the angle by less than pi 2^-31.
-    bound = (
-        ERROR_F32_BY_RADIUS * radius
-        + np.abs(fine_radius - radius)
-        + np.pi * 2.0**-31 * np.maximum(fine_radius, radius)
-        + 1e-14
-    )
-    error = np.abs(transform_f64(a, b) - transform_f32(high_a, high_b)).max(1)
-    assert (error <= bound).all()
-    # The low words change u by at most half a step of the words, two roundings of 2^-24 of u, and the clamp.
-    assert (np.abs(u - uniform(high_a)) <= 2.0**-33 + 2.0**-23 * u).all()
 
 
 # --- Blocks ---------------------------------------------------------------------------------------

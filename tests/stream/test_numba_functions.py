@@ -236,17 +236,6 @@ def test_code_for_a_gpu_has_the_bits_of_sample(ptx: dict[str, str], fastmath: bo
     assert z.tobytes() == (sampled_row(seed, offset, i, 1024) + SHIFT).tobytes()
 
 
-@pytest.mark.parametrize("fastmath", [False, True])
-def test_libnvvm_contracts_no_operation_of_the_stream(ptx: dict[str, str], fastmath: bool) -> None:
-    flush = ".ftz" if fastmath else ""
-    for name, pairs in (("points", 1), ("row", 2)):
-        found = opcodes_of(ptx[f"{name} {fastmath}"])
-        assert found[f"fma.rn{flush}.f32"] == 20 * pairs
-        assert found["mul.rn.f32"] == 2 * pairs
-        assert not any(opcode.startswith("call") for opcode in found)
-    assert opcodes_of(ptx[f"points_f64 {fastmath}"])["fma.rn.f64"] == 38
-
-
 def test_one_normal_costs_one_block_of_words_and_one_pair(ptx: dict[str, str]) -> None:
     one, four = opcodes_of(ptx["points False"]), opcodes_of(ptx["row False"])
     assert one["rsqrt.approx.ftz.f32"] == 1 and four["rsqrt.approx.ftz.f32"] == 2

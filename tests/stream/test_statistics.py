@@ -272,45 +272,6 @@ def test_draws_that_are_not_normal_are_rejected(broken: str) -> None:
         assert SURVEY_STATISTICS[statistic](found) < CAUGHT, statistic
 
 
-def kolmogorov_smirnov(z: Array) -> float:
-    """Kolmogorov-Smirnov test of sorted `z`, with the distribution for many draws."""
-    steps = np.arange(z.size + 1) / z.size
-    normal = special.ndtr(z.astype(np.float64))
-    distance = max((steps[1:] - normal).max(), (normal - steps[:-1]).max())
-    return float(special.kolmogorov(distance * math.sqrt(z.size)))
-
-
-@pytest.fixture(
-    scope="module", params=slow_but(["float32"], ["float32", "float64", "float32 of one column", "float32 of one row"])
-)
-def sorted_draws(request: pytest.FixtureRequest) -> Array:
-    """10^7 sorted draws."""
-    dtype = request.param.split()[0]
-    d, n = {"float32 of one column": (10**7, 1), "float32 of one row": (1, 10**7)}.get(request.param, (1000, 10**4))
-    z: Array = multisample.sample(np.zeros(d), np.ones(d), n, backend="cpu", seed=104, dtype=dtype)
-    return np.sort(z, axis=None)
-
-
-def test_10_to_the_7_draws_have_the_normal_distribution(sorted_draws: Array) -> None:
-    assert kolmogorov_smirnov(sorted_draws) > ALPHA
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "breaking",
-    [
-        lambda z: z + np.float32(0.01),
-        lambda z: z * np.float32(1.02),
-        lambda z: np.clip(z, -2, 2),
-        lambda z: np.where(z > 1, z + np.float32(0.05), z),
-    ],
-    ids=["mean of 0.01", "deviation of 1.02", "clipped at 2", "a gap"],
-)
-def test_distributions_that_are_not_normal_are_rejected(breaking: Callable[[Array], Array]) -> None:
-    z = breaking(next(windows(2**22, seed=105))[:, : 2**14])
-    assert kolmogorov_smirnov(np.sort(z, axis=None)) < CAUGHT
-
-
 def low_bits(z: Array) -> float:
     """Chi-square of 256 cells of the 26th to 33rd binary digit, over which the density is constant."""
     places = np.abs(z.astype(np.float64)) * 2.0**33

@@ -25,7 +25,8 @@ from multisample.backends.kernels.stream.arithmetic import fma
 from multisample.backends.launch import SIZES
 
 __all__ = [
-    "GUARD", "POISON", "SOME_WORDS", "TABLES", "Case", "Cut", "Values", "ceil_div", "input_vectors", "tall",
+    "GUARD", "POISON", "SOME_WORDS", "TABLES", "Case", "Cut", "Values", "ceil_div", "input_vectors",
+    "large_calls", "tall",
     "words_in_memory",
 ]  # fmt: skip
 
@@ -477,6 +478,38 @@ def small_matrices(dtype: str, noise: str, words: Sequence[tuple[str, ...]] = ((
                 sample_offset=first, strides=strides, misalignment=k // 2 % 5, fast_math=k % 2 == 1,
                 backwards=k // 4 % 2 == 1, small=True,
             )  # fmt: skip
+
+
+def large_calls(dtype: str, noise: str, antithetic: tuple[bool, bool]) -> list[Case]:
+    """Sizes for which the geometry for a GPU has several chunks per block, runs of columns or tiles.
+
+    `antithetic` is for every second call.
+    """
+    first, second = antithetic
+    chunks = [Case(256 * 513 + 5, 2, dtype, noise, second, seed=3, sample_offset=1)]
+    steps = [
+        Case(1, 526_333 * (1 + first), dtype, noise, first, seed=5),
+        Case(1, 526_400 * (1 + second), dtype, noise, second, sample_offset=3, misalignment=2),
+        Case(1, 524_301, dtype, noise, strides=(0, 2), fast_math=True),
+    ]
+    # Groups that do not fill a warp.
+    rests = [
+        Case(513, 516, dtype, noise, sample_offset=1), Case(513, 541, dtype, noise, sample_offset=3),
+        Case(257, 1101, dtype, noise, sample_offset=2),
+    ]  # fmt: skip
+    tiles = [
+        Case(131_400, 3, dtype, noise, second, sample_offset=2, strides=(1, 131_401)),
+        Case(131_328, 2, dtype, noise, sample_offset=1, strides=(1, 131_328)),
+    ]
+    few = [Case(2**16 + 77, 3, dtype, noise, first, strides=strides) for strides in ((3, 1), (1, 2**16 + 77))]
+    assert all(case.usual_cut().band_rows > case.usual_cut().chunk for case in chunks)
+    assert all(case.usual_cut().steps > 1 for case in steps)
+    assert [case.usual_cut().rest for case in rests] == [2, 8, 20]
+    assert all(case.usual_cut().blocks_per_band > 1 for case in tiles)
+    assert {case.store_kind for case in steps} == {"aligned", "shifted", "strided"}
+    assert {case.store_kind for case in tiles} == {"transposed"}
+    assert {case.store_kind for case in few} == {"few_columns"}
+    return [*chunks, Case(28 * 513 + 9, 33, dtype, noise, first, sample_offset=1), *steps, *rests, *tiles, *few]
 
 
 SOME_WORDS = [words for count in range(1, 5) for words in itertools.combinations(WORDS, count) if words != ("offset",)]

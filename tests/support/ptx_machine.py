@@ -3,7 +3,7 @@
 The machine implements only the instructions of the stream's code; any other is an error. These are errors too:
 approximations except `rsqrt.approx`, roundings except to nearest, subnormal operands of instructions that flush them,
 and products that a compiler may fuse: those without ``.rn`` that an addition without ``.rn`` reads. Fused multiply-adds
-are the C library's, exact. `rsqrt.approx` is the nearest float32: the stream computes the same root from any other.
+are the C library's, exact. `rsqrt.approx` is the nearest float32 or a neighbour of it: the stream corrects the root.
 """
 
 from __future__ import annotations
@@ -234,7 +234,8 @@ class Machine:
             if name == "fma":
                 return _fma(*values)
             if name == "rsqrt":
-                return (1 / np.sqrt(values[0].astype("f8"))).astype("f4")
+                nearest = (1 / np.sqrt(values[0].astype("f8"))).astype("f4").view("u4")
+                return (nearest + values[0].view("u4") % 3 - np.uint32(1)).view("f4")
             return np.sqrt(values[0]) if name == "sqrt" else _BINARY[name](*values)
         if name in ("mul", "mad"):
             a, b = values[:2]

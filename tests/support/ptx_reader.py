@@ -1,47 +1,69 @@
-"""Parse the PTX of one kernel: its instructions, and the definitions and uses of its registers."""
+"""Parse the PTX of one kernel: its instructions, and the operations that it may have."""
 
 from __future__ import annotations
 
 import collections
-import dataclasses
-import functools
 import re
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from ptx_machine import statements_of
 
-__all__ = ["FAST", "Instruction", "Kernel", "opcodes_of"]
-
-FAST = {f"{name}.approx.ftz.f32" for name in ("lg2", "sqrt", "cos", "sin")}
-"""The approximate instructions of fast_math."""
+__all__ = ["Instruction", "Kernel", "opcodes_of", "unexpected_operations"]
 
 
-def opcodes_of(body: str) -> collections.Counter[str]:
-    """Counts of a kernel's instructions, including inline assembly."""
-    code = re.sub(r"//.*", "", body)
-    return collections.Counter(re.findall(r"(?:^|[;{}])\s*(?:@!?%\w+\s+)?([a-z][\w.:]*)(?=[\s;])", code, re.M))
+def opcodes_of(ptx: str) -> collections.Counter[str]:
+    """Counts of a kernel's instructions, including inline assembly; `ptx` has its parameters and its body."""
+    return collections.Counter(opcode for _, opcode, _ in statements_of(ptx.partition("{")[2])[0])
+
+
+_FLOAT = re.compile(r".*\.(b?f16|f32|f64)\b.*")
+# Moves, loads, stores and changes of sign.
+_MOVES = r"(mov|selp|neg|ld\.\w+|st\.\w+)(\.v[24])?\."
+# Elements of mu and sigma in the computing type, and words. float64 occurs in float32 kernels as these elements only.
+_ALLOWED = {
+    "float32": re.compile(
+        rf"(fma\.rn|(mul|add|sub)(\.rn)?)\.f32|{_MOVES}f32|cvt\.rn\.f32\.([us](16|32|64)|f64)|cvt\.f32\.f16"
+        r"|(ld\.(param|global)|mov)\.f64"
+    ),
+    "float64": re.compile(
+        rf"(fma\.rn|sqrt\.rn|(mul|add|sub)(\.rn)?)\.f64|{_MOVES}f(32|64)|cvt\.rn\.f64\.[us](16|32|64)"
+        r"|cvt\.f64\.f32|cvt\.f32\.f16"
+    ),
+}
+_FAST = {f"{name}.approx.ftz.f32" for name in ("lg2", "sqrt", "cos", "sin")}
+
+
+def unexpected_operations(found: collections.Counter[str], dtype: str, fast_math: bool) -> set[str]:
+    """Operations that a kernel for results of type `dtype` must not have, or lacks.
+
+    A function call, a division of 64 bits or of floats, local memory, a rounding other than to nearest, an
+    approximation: each costs time or changes bits.
+    """
+    odd = {name for name in found if re.match(r"call|div\.(?![us]32$)|rem\.|.*\.(local|r[zmp]i?)\b", name)}
+    is_wide = dtype == "float64"
+    narrowing = {"float16": "cvt.rn.f16.f32", "bfloat16": "cvt.rn.bf16.f32"}.get(dtype)
+    approximate = set() if is_wide else _FAST if fast_math else {"rsqrt.approx.ftz.f32"}
+    allowed = _ALLOWED["float64" if is_wide else "float32"]
+    others = {name for name in found if _FLOAT.fullmatch(name) and not allowed.fullmatch(name)} - {narrowing}
+    return odd | (others ^ approximate)
+
+
+class Instruction(NamedTuple):
+    opcode: str
+    results: list[str]
+    sources: list[str]
+    operands: list[str]
 
 
 _NO_RESULT = re.compile(r"(st|bra|brx|ret|exit|bar|barrier|membar|fence|trap|call|red)\b")
 _COPIES = re.compile(r"(mov|neg|abs|selp|shfl)\.")
 
 
-@dataclasses.dataclass(eq=False)
-class Instruction:
-    opcode: str
-    operands: list[str]
-
-    @functools.cached_property
-    def results(self) -> list[str]:
-        return [] if _NO_RESULT.match(self.opcode) else _registers(self.operands[0])
-
-    @functools.cached_property
-    def sources(self) -> list[str]:
-        return _registers(" ".join(self.operands[bool(self.results) :]))
-
-
-def _registers(text: str) -> list[str]:
-    return re.findall(r"%[a-z]+\d+\b", text)
+def _instruction(opcode: str, operands: list[str]) -> Instruction:
+    first = 0 if _NO_RESULT.match(opcode) else 1
+    results, sources = (re.findall(r"%[a-z]+\d+\b", " ".join(some)) for some in (operands[:first], operands[first:]))
+    return Instruction(opcode, results, sources, operands)
 
 
 class Kernel:
@@ -54,36 +76,34 @@ class Kernel:
         self.parameters: list[str] = re.findall(r"\.param\s+\.(\w+)\s+\w+_param_\d+\b", head)
         assert len(self.parameters) == head.count(".param")
         self.bounds = {name: int(number) for name, number in re.findall(r"\.(maxntid|minnctapersm)\s+(\d+)", head)}
-        self.instructions = [Instruction(opcode, operands) for _, opcode, operands in statements_of(body)[0]]
+        self.instructions = [_instruction(opcode, operands) for _, opcode, operands in statements_of(body)[0]]
         self.count = collections.Counter(instruction.opcode for instruction in self.instructions)
-        self.makers: dict[str, list[Instruction]] = collections.defaultdict(list)
-        self.users: dict[str, list[Instruction]] = collections.defaultdict(list)
+        self._makers: dict[str, list[Instruction]] = collections.defaultdict(list)
         for instruction in self.instructions:
             for register in instruction.results:
-                self.makers[register].append(instruction)
-            for register in set(instruction.sources):
-                self.users[register].append(instruction)
+                self._makers[register].append(instruction)
 
-    def maker(self, register: str) -> Instruction | None:
-        """The instruction that defines `register`, or None if there are several."""
-        made = self.makers.get(register, [])
-        return made[0] if len(made) == 1 else None
+    def sums_of_products(self) -> list[Instruction]:
+        """Sums that use a plain product, which an assembler may fuse into one operation with one rounding."""
+        return [
+            instruction
+            for instruction in self.instructions
+            if re.match(r"(add|sub)\.(f32|f64)", instruction.opcode)
+            and any(
+                re.fullmatch(r"mul\.(f32|f64)", made.opcode)
+                for source in instruction.sources
+                for made in self._origins(source, set())
+            )
+        ]
 
-    def constant(self, operand: str) -> str | None:
-        """The constant's digits in PTX (bits of a floating-point number, or a decimal integer); None for a variable."""
-        if re.fullmatch(r"0[fd][0-9A-Fa-f]+|-?\d+", operand):
-            return operand[:2] + operand[2:].upper()
-        made = self.maker(operand)
-        return self.constant(made.operands[1]) if made and made.opcode.startswith("mov.") else None
-
-    def origins(self, register: str, visited: set[str]) -> Iterator[Instruction]:
+    def _origins(self, register: str, visited: set[str]) -> Iterator[Instruction]:
         """The instructions that may have computed the value, followed through copies and changes of sign."""
         if register in visited:
             return
         visited.add(register)
-        for made in self.makers.get(register, []):
+        for made in self._makers.get(register, []):
             if _COPIES.match(made.opcode):
                 for source in made.sources:
-                    yield from self.origins(source, visited)
+                    yield from self._origins(source, visited)
             else:
                 yield made

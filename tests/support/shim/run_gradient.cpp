@@ -23,41 +23,36 @@ struct Case {
 };
 static_assert(sizeof(Case) == sizeof(Launch) + 64, "test_gradient_sources.py packs it");
 
-template <class G, bool shared, bool antithetic, u32 rows, bool only_at_once, bool origin_in_memory = false>
+template <bool shared, bool antithetic, u32 rows, bool only_at_once, bool origin_in_memory = false>
 void run(const Launch& call, const GradientGeometry& g, bool backwards) {
-  const Keys<typename Computing<G>::Type> keys(call.seed);
+  const Keys<typename Computing<Element>::Type> keys(call.seed);
   cuda_shim::launch(g.blocks, g.threads, backwards, [&] {
-    gradient_kernel<G, shared, antithetic, false, rows, only_at_once, origin_in_memory>(call, g, keys);
+    gradient_kernel<Element, shared, antithetic, false, rows, only_at_once, origin_in_memory>(call, g, keys);
   });
 }
 
-template <class G, bool shared, bool antithetic>
+template <bool shared, bool antithetic>
 void run_rows(const Launch& call, const GradientGeometry& g, bool backwards) {
-  constexpr u32 rows = rows_at_once(sizeof(G) == 8 ? kFloat64 : kFloat32, shared, antithetic);
+  constexpr u32 rows = rows_at_once(sizeof(Element) == 8 ? kFloat64 : kFloat32, shared, antithetic);
   if (call.origin_in_memory) {
-    run<G, false, antithetic, 1, false, true>(call, g, backwards);
+    run<false, antithetic, 1, false, true>(call, g, backwards);
   } else if (rows == 1 || g.rows == 1) {
-    run<G, false, antithetic, 1, false>(call, g, backwards);
+    run<false, antithetic, 1, false>(call, g, backwards);
   } else if (g.loads == kAtOnce) {
-    run<G, shared, antithetic, rows, true>(call, g, backwards);
+    run<shared, antithetic, rows, true>(call, g, backwards);
   } else {
-    run<G, shared, antithetic, rows, false>(call, g, backwards);
+    run<shared, antithetic, rows, false>(call, g, backwards);
   }
 }
 
-template <class G>
-void run_noise(const Launch& call, const GradientGeometry& g, bool backwards) {
-  if (call.antithetic) {
-    call.shared_noise ? run_rows<G, true, true>(call, g, backwards) : run_rows<G, false, true>(call, g, backwards);
-  } else {
-    call.shared_noise ? run_rows<G, true, false>(call, g, backwards) : run_rows<G, false, false>(call, g, backwards);
-  }
+void run_all(const Launch& call, const GradientGeometry& g, bool backwards) {
+  with_constants([&](auto shared, auto antithetic) { run_rows<shared, antithetic>(call, g, backwards); },
+                 call.shared_noise, call.antithetic);
   if (g.segments == 1) return;
-  using Real = typename Computing<G>::Type;
   u32 width = 32;
   while (width > 2 * call.rows) width /= 2;
   cuda_shim::launch(static_cast<u32>(ceil_div(2 * call.rows, width)), kGradientThreads, backwards,
-                    [&] { add_segments_kernel<Real>(call, g.segments, width); });
+                    [&] { add_segments_kernel<typename Computing<Element>::Type>(call, g.segments, width); });
 }
 
 }  // namespace
@@ -87,7 +82,7 @@ int main() {
     complete(call, geometry);
     const Memory scratch(scratch_size(call, geometry) * sizeof(double));
     call.scratch = reinterpret_cast<double*>(scratch.data);
-    run_noise<Element>(call, geometry, one.backwards);
+    run_all(call, geometry, one.backwards);
     write(&geometry, sizeof geometry);
     write(mu.data, size);
     write(sigma.data, size);

@@ -33,20 +33,18 @@ void run(const Launch& call, const MomentGeometry& g, bool backwards) {
   cuda_shim::launch(g.finishing_blocks, kMomentThreads, backwards, [&] { finish_moments_kernel<Real>(call, g); });
 }
 
-template <bool antithetic, bool with_second>
-void run_rows(const Launch& call, const MomentGeometry& g, bool backwards) {
-  if (call.origin_in_memory) {
-    run<antithetic, 1, with_second, true>(call, g, backwards);
-  } else if (sizeof(Real) == 4 && g.rows > 1) {
-    run<antithetic, sizeof(Real) == 4 ? kMomentRows : 1, with_second, false>(call, g, backwards);
-  } else {
-    run<antithetic, 1, with_second, false>(call, g, backwards);
-  }
-}
-
-template <bool antithetic>
-void run_order(const Launch& call, const MomentGeometry& g, bool backwards) {
-  call.results == 1 ? run_rows<antithetic, false>(call, g, backwards) : run_rows<antithetic, true>(call, g, backwards);
+void run_all(const Launch& call, const MomentGeometry& g, bool backwards) {
+  const auto run_rows = [&](auto antithetic, auto with_second) {
+    constexpr u32 rows = sizeof(Real) == 4 ? kMomentRows : 1;
+    if (call.origin_in_memory) {
+      run<antithetic, 1, with_second, true>(call, g, backwards);
+    } else if (g.rows > 1) {
+      run<antithetic, rows, with_second, false>(call, g, backwards);
+    } else {
+      run<antithetic, 1, with_second, false>(call, g, backwards);
+    }
+  };
+  with_constants(run_rows, call.antithetic, call.results > 1);
 }
 
 }  // namespace
@@ -71,7 +69,7 @@ int main() {
     if (one.geometry.blocks > 0) geometry = one.geometry;
     const Memory scratch(scratch_size(call, geometry) * sizeof(double));
     call.scratch = reinterpret_cast<double*>(scratch.data);
-    call.antithetic ? run_order<true>(call, geometry, one.backwards) : run_order<false>(call, geometry, one.backwards);
+    run_all(call, geometry, one.backwards);
     write(first.data, size);
     write(second.data, size);
   }

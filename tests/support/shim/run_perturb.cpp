@@ -24,22 +24,17 @@ struct Case {
 };
 static_assert(sizeof(Case) == sizeof(Launch) + 64, "perturb_cases.py packs it");
 
-template <bool one_member, class Entry>
+template <class Entry>
 void run(const Launch& call, u32 turns, bool backwards) {
   const Keys<typename Computing<Out>::Type> keys(call.seed);
   for_span_lists<Entry>(call, turns, 0, [&](const SpanList<Entry>& list) {
-    cuda_shim::launch(list.blocks, kPerturbThreads, backwards, [&] {
-      call.origin_in_memory ? perturb_kernel<Out, false, one_member, Entry, true>(call, list, keys)
-                            : perturb_kernel<Out, false, one_member, Entry, false>(call, list, keys);
-    });
+    const auto kernel = [&](auto one_member, auto in_memory) {
+      cuda_shim::launch(list.blocks, kPerturbThreads, backwards,
+                        [&] { perturb_kernel<Out, false, one_member, Entry, in_memory>(call, list, keys); });
+    };
+    with_constants(kernel, call.rows == 1, call.origin_in_memory);
     return 0;
   });
-}
-
-template <bool one_member>
-void run_both(const Launch& call, u32 turns, bool backwards) {
-  run<one_member, Run>(call, turns, backwards);
-  run<one_member, StridedSpan>(call, turns, backwards);
 }
 
 }  // namespace
@@ -59,8 +54,8 @@ int main() {
     call.matrix = spans.data();
     if (call.weights_type != kNumber) call.weights.data = weights.data;
     place(call, one.origin);
-    const auto kernels = call.rows == 1 ? run_both<true> : run_both<false>;
-    kernels(call, static_cast<u32>(one.turns), one.backwards);
+    run<Run>(call, static_cast<u32>(one.turns), one.backwards);
+    run<StridedSpan>(call, static_cast<u32>(one.turns), one.backwards);
     write(memory.data, one.memory_bytes);
   }
 }
