@@ -52,15 +52,15 @@ def run(args: argparse.Namespace) -> int:
 
 def _build_cpu() -> None:
     # Numba takes half a second to import.
-    from multisample.backends.kernels.cpu import calls, kernel, moments, perturb
+    from multisample.backends.kernels.cpu import calls
 
-    groups = kernel.kernel_groups() + moments.kernel_groups() + perturb.kernel_groups() + calls.kernel_groups()
-    total = sum(map(len, groups))
+    kernels = calls.kernels()
+    total = len(kernels)
     start = time.monotonic()
     with LiveLine(sys.stderr, RARE) as line:
         results = _compile_all(
-            groups,
-            min(thread_count(), len(groups)),
+            kernels,
+            min(thread_count(), total),
             lambda done: line.update(f"cpu: {done} of {total} kernels, {time.monotonic() - start:.0f} s"),
         )
     # Show a warning once, even if several processes gave it.
@@ -77,23 +77,20 @@ class _Result(NamedTuple):
     warnings: list[tuple[type[Warning], str]]
 
 
-def _compile_all(groups: Sequence[Sequence[_Kernel]], processes: int, show: Callable[[int], None]) -> list[_Result]:
-    """Compile the first kernel of each group, then the others, which load the first one from the cache.
+def _compile_all(kernels: Sequence[_Kernel], processes: int, show: Callable[[int], None]) -> list[_Result]:
+    """Compile kernels. Threads would wait for Numba's lock.
 
-    Threads would wait for Numba's lock. Calls ``show(done)`` for each kernel that is done, and every second.
+    Calls ``show(done)`` for each kernel that is done, and every second.
     """
     results: list[_Result] = []
     with Workers(processes) as pool:
         show(0)
-        rest = {pool.submit(_compile, first): more for first, *more in groups}
-        waiting = set(rest)
+        waiting = {pool.submit(_compile, kernel) for kernel in kernels}
         # The pool notices the death only of workers that ran before the latest `submit`, so submit once more.
         pool.submit(int)
         while waiting:
             done, waiting = wait(waiting, 1.0, FIRST_COMPLETED)
-            for future in done:
-                results.append(future.result())
-                waiting |= {pool.submit(_compile, kernel) for kernel in rest.pop(future, ())}
+            results += [future.result() for future in done]
             show(len(results))
     return results
 

@@ -37,8 +37,6 @@ from multisample.backends.errors import BackendUnavailableError
 from multisample.backends.kernels import compilation
 from multisample.backends.kernels.cpu import calls as cpu_calls
 from multisample.backends.kernels.cpu import kernel as cpu_kernels
-from multisample.backends.kernels.cpu import moments as cpu_moments
-from multisample.backends.kernels.cpu import perturb as cpu_perturb
 from multisample.backends.kernels.cuda.keys import KernelKey
 from multisample.backends.system import cache, numba_lock_at_fork
 
@@ -135,20 +133,14 @@ def test_a_compiled_caller_loads_the_kernel_that_python_compiled(root: Path, com
 
 # --- The build command ----------------------------------------------------------------------------
 
-Groups = Callable[..., None]
+Kernels = Callable[..., None]
 
 
 @pytest.fixture
-def groups(root: Path, monkeypatch: pytest.MonkeyPatch) -> Groups:
-    """``groups(*groups)``: the kernels for ``build cpu`` to compile, in two processes."""
-
-    def groups(*groups: list[Callable[[], Any]]) -> None:
-        monkeypatch.setattr(cpu_kernels, "kernel_groups", lambda: list(groups))
-        for module in (cpu_moments, cpu_perturb, cpu_calls):
-            monkeypatch.setattr(module, "kernel_groups", list)
-
+def kernels(root: Path, monkeypatch: pytest.MonkeyPatch) -> Kernels:
+    """``kernels(*kernels)``: what ``build cpu`` compiles, in two processes."""
     monkeypatch.setenv("MULTISAMPLE_NUM_THREADS", "2")
-    return groups
+    return lambda *kernels: monkeypatch.setattr(cpu_calls, "kernels", lambda: kernels)
 
 
 @pytest.fixture
@@ -163,9 +155,9 @@ def forking(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @forked
 def test_the_build_command_tells_compiled_from_cached_kernels(
-    root: Path, groups: Groups, forking: None, capfd: pytest.CaptureFixture[str]
+    root: Path, kernels: Kernels, forking: None, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    groups([successor])
+    kernels(successor)
     assert main(["build", "cpu"]) == 0
     printed = capfd.readouterr()
     assert re.fullmatch(r"cpu: compiled 1 kernels in [\d.]+ s\n", printed.out)
@@ -176,26 +168,22 @@ def test_the_build_command_tells_compiled_from_cached_kernels(
 
 
 @forked
-def test_kernels_are_compiled_in_parallel(tmp_path: Path, groups: Groups, forking: None) -> None:
+def test_kernels_are_compiled_in_parallel(tmp_path: Path, kernels: Kernels, forking: None) -> None:
     os.mkfifo(tmp_path / "pipe")  # Opening one end of a FIFO blocks until the other is open.
     ends = [["timeout", "30", "sh", "-c", f"{end} {tmp_path / 'pipe'}"] for end in ("cat", "echo >")]
-    groups(*([functools.partial(subprocess.check_call, end)] for end in ends))
+    kernels(*(functools.partial(subprocess.check_call, end) for end in ends))
     assert main(["build", "cpu"]) == 0
 
 
 @forked
 def test_a_terminal_shows_progress_in_one_line(
-    groups: Groups, forking: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kernels: Kernels, forking: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also, the first kernel of a group is compiled before the others."""
-    first, second = tmp_path / "first", tmp_path / "second"
-    commands = f"sleep 0.2; mkdir {first}", f"mv {first} {second} && sleep 1.2"
-    groups([functools.partial(subprocess.check_call, ["sh", "-c", command]) for command in commands])
+    kernels(*(functools.partial(time.sleep, seconds) for seconds in (0, 1.2)))
     terminal = io.StringIO()
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stderr", terminal)
     assert main(["build", "cpu"]) == 0
-    assert second.exists()
     lines = terminal.getvalue().split("\r")
     assert lines[1] == "cpu: 0 of 2 kernels, 0 s"
     assert re.fullmatch(r"cpu: 2 of 2 kernels, [1-9]\d* s *\n", lines[-1])
@@ -210,9 +198,9 @@ def test_a_terminal_shows_progress_in_one_line(
     ],
 )
 def test_a_failure_ends_the_build_and_its_processes(
-    groups: Groups, capfd: pytest.CaptureFixture[str], kernel: Callable[[], Any], error: str
+    kernels: Kernels, capfd: pytest.CaptureFixture[str], kernel: Callable[[], Any], error: str
 ) -> None:
-    groups([kernel], [functools.partial(time.sleep, DEADLINE)])
+    kernels(kernel, functools.partial(time.sleep, DEADLINE))
     of_others = set(multiprocessing.active_children())  # Other tests may have left some, such as those of Dask.
     assert main(["build", "cpu"]) == 1
     printed = capfd.readouterr()
@@ -225,13 +213,14 @@ def test_a_failure_ends_the_build_and_its_processes(
 
 
 @forked
-def test_a_warning_of_several_processes_is_issued_once(root: Path, groups: Groups, forking: None) -> None:
+def test_a_warning_of_several_processes_is_issued_once(root: Path, kernels: Kernels, forking: None) -> None:
     root.write_text("no folder")
-    kernels = [
-        functools.partial(compilation.compile_cached, types.boolean(types.int64), calendar.isleap, name, "digest")
-        for name in ("test-one", "test-two")
-    ]
-    groups(*([kernel] for kernel in kernels))
+    kernels(
+        *(
+            functools.partial(compilation.compile_cached, types.boolean(types.int64), calendar.isleap, name, "digest")
+            for name in ("test-one", "test-two")
+        )
+    )
     with pytest.warns(RuntimeWarning, match=f"{root}.*set MULTISAMPLE_CACHE_DIR") as warned:
         assert main(["build", "cpu"]) == 0
     # Other libraries, such as JAX, may warn of the fork.

@@ -14,7 +14,7 @@ from typing import Any
 import llvmlite.binding
 import numpy as np
 
-from multisample.backends.element_types import ElementType
+from multisample.backends.element_types import MATRIX_TYPES, ElementType
 from multisample.backends.kernels.compilation import callee, inline, source_digest
 from multisample.backends.kernels.stream.rounding import from_bfloat16, from_float16, unchanged
 from multisample.backends.launch import Launch, Operation, computing_name, type_name
@@ -23,10 +23,10 @@ from .addresses import c_address, numbers_at, symbol
 from .division import THREAD_WORK, threads_for, window_of, window_shape, windows, work_of
 from .fields import HALF, LAUNCH_WORDS, WORD, half, numbers_of
 from .intrinsics import add_products, integers_at, stack_array
-from .kernel import window_address
+from .kernel import value_kernel, window_address, window_kernel
 from .moments import moments_address
 from .perturb import perturb_address
-from .threads import find_threads, for_each, threads_of
+from .threads import find_threads, for_each, starting_kernel, threads_of
 from .window import call_window
 
 # Addresses of window kernels, by type and antithetic.
@@ -246,7 +246,18 @@ def _find_kernel(dtype: str, antithetic: bool) -> None:
         _kernels[place] = window_address(dtype, antithetic)
 
 
-def kernel_groups() -> list[list[Callable[[], Any]]]:
-    """All C functions of this module, as functions that compile them."""
-    groups: list[list[Callable[[], Any]]] = [[_draw_address]]
-    return groups + [[functools.partial(_gradient_address, real)] for real in _REALS]
+def kernels() -> list[Callable[[], Any]]:
+    """All kernels and C functions of the cpu backend, as functions that compile them."""
+    flags = False, True
+    return [
+        *(functools.partial(window_kernel, dtype, antithetic) for dtype in MATRIX_TYPES for antithetic in flags),
+        *(functools.partial(value_kernel, real, weighted) for real in _REALS for weighted in flags),
+        starting_kernel,
+        *(
+            functools.partial(address, dtype)
+            for address in (moments_address, perturb_address)
+            for dtype in MATRIX_TYPES
+        ),
+        _draw_address,
+        *(functools.partial(_gradient_address, real) for real in _REALS),
+    ]

@@ -36,7 +36,6 @@ from .intrinsics import (
     stack_array,
     store_apart,
 )
-from .threads import starting_kernel
 from .window import TYPES, array, window_parameters
 
 # `_draw_long_rows` draws rows of this length and more.
@@ -455,14 +454,12 @@ def _draw_tiles(
 
 
 @inline
-def _draw(
-    block, narrow, scale_down, mu, sigma, out, seed, offset, first_row, first_column, shared_noise, antithetic, layouts
-):
-    """Draw the window `out`. `layouts`, a constant, says whether rows may be adjacent."""
+def _draw(block, narrow, scale_down, mu, sigma, out, seed, offset, first_row, first_column, shared_noise, antithetic):
+    """Draw the window `out`."""
     columns = out.shape[1]
     k0, k1 = stream_key(seed)
     o0, o1 = word(offset), offset >> np.uint64(32)
-    if layouts and not shared_noise and columns > 0 and _runs_down(out):
+    if not shared_noise and columns > 0 and _runs_down(out):
         _draw_down(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, antithetic)
     elif (
         columns >= _LONG_ROW
@@ -503,7 +500,7 @@ def _window_function(dtype: str, antithetic: bool) -> Callable[..., Any]:
 
     def draw(mu, sigma, out, seed, offset, i, j, shared_noise):
         before = default_floats()
-        _draw(block, narrow, scale_down, mu, sigma, out, seed, offset, i, j, shared_noise, antithetic, True)
+        _draw(block, narrow, scale_down, mu, sigma, out, seed, offset, i, j, shared_noise, antithetic)
         restore_floats(before)
 
     return draw
@@ -549,16 +546,3 @@ def value_kernel(dtype: str, weighted: bool = False) -> Callable[..., bool]:
     vector = array(TYPES[dtype][0], 1, readonly=True)
     weights = vector if weighted else types.none
     return _compiled(types.boolean(vector, vector, weights), _check, f"check_{dtype}{'_weighted' * weighted}")
-
-
-def kernel_groups() -> list[list[Callable[[], Any]]]:
-    """All kernels, as functions that compile them."""
-    groups: list[list[Callable[[], Any]]] = [
-        [functools.partial(window_kernel, dtype, antithetic)] for dtype in TYPES for antithetic in (False, True)
-    ]
-    groups += [
-        [functools.partial(value_kernel, real, weighted)]
-        for real in ("float32", "float64")
-        for weighted in (False, True)
-    ]
-    return [*groups, [starting_kernel]]

@@ -244,8 +244,3 @@ def moments_address(dtype: str) -> int:
     never enters the interpreter. It returns 1 if there is no memory, and else 0.
     """
     return c_address(_moments_function(dtype), f"cpu-sum_moments_{dtype}", source_digest())
-
-
-def kernel_groups() -> list[list[Callable[[], Any]]]:
-    """All C functions, as functions that compile them."""
-    return [[functools.partial(moments_address, dtype)] for dtype in MATRIX_TYPES]

@@ -148,8 +148,3 @@ def perturb_address(dtype: str) -> int:
     Weights are a vector or a number of the computing type. The function never enters the interpreter, and returns 0.
     """
     return c_address(_perturb_function(dtype), f"cpu-perturb_all_{dtype}", source_digest())
-
-
-def kernel_groups() -> list[list[Callable[[], Any]]]:
-    """All C functions, as functions that compile them."""
-    return [[functools.partial(perturb_address, dtype)] for dtype in MATRIX_TYPES]
