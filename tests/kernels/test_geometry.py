@@ -171,12 +171,15 @@ def edge_calls() -> Iterator[Call]:
                         for strides in (((n + pad) * size, size), (size, (d + pad) * size)):
                             pairs = (number + kind + d + (strides[0] == size)) % 2 == 1
                             yield Call(d, n, dtype, strides, address, sample_offset, shared, pairs, fast)
+    # Every number of groups in a pass.
+    for groups in range(1, 289):
+        yield Call(5, 4 * groups, "float32", (16 * groups, 4), 256, 0, False, False, False)
 
 
 @pytest.fixture(scope="module")
 def calls() -> list[Call]:
     draw = random.Random(1)
-    return [*edge_calls(), *(random_call(draw) for _ in range(60000))]
+    return [*edge_calls(), *(random_call(draw) for _ in range(15000))]
 
 
 def test_limits_are_equal_in_python_and_cpp(geometries: ctypes.CDLL) -> None:
@@ -189,11 +192,10 @@ def test_limits_are_equal_in_python_and_cpp(geometries: ctypes.CDLL) -> None:
 
 
 def test_python_and_cpp_compute_equal_geometries(geometries: ctypes.CDLL, calls: list[Call]) -> None:
-    assert len(calls) > 60000
     got = [in_python(call) for call in calls]
     for call, mine, other in zip(calls, got, in_cpp(geometries, calls), strict=True):
         assert mine == other, call
-    assert sum(call.in_memory for call in calls) > 10000
+    assert sum(call.in_memory for call in calls) > 2500
     # The calls have all kinds of geometries.
     for antithetic in (False, True):
         cuts = [cut for call, cut in zip(calls, got, strict=True) if call.antithetic == antithetic]
@@ -418,12 +420,7 @@ def test_cpp_has_the_fields_of_launches_and_spans_at_the_places_that_python_pack
     assert size == PACKED_LAUNCH == sum(size for _, size in places)
 
 
-def test_element_types_and_operations_have_equal_numbers_in_cpp(geometries: ctypes.CDLL) -> None:
-    types = list((ctypes.c_uint32 * 13).in_dll(geometries, "types"))
-    names = ["float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64"]
-    names += ["uint8", "uint16", "uint32", "uint64"]
-    assert types == list(range(13)) == [ElementType.number, *(ElementType[name] for name in names)]
-    assert [*ElementType] == types
+def test_operations_have_equal_numbers_in_cpp(geometries: ctypes.CDLL) -> None:
     assert list((ctypes.c_uint32 * 4).in_dll(geometries, "operations")) == [*Operation]
 
 

@@ -22,7 +22,7 @@ from cuda_cpp import CUPY_OPTIONS, nvrtc_compile
 from numba_ptx import HOPPER, Capability, Compiled
 from ptx_machine import Machine
 from ptx_reader import Kernel, unexpected_operations
-from tables import COVERING, QUICK, STORE_KINDS, Variant
+from tables import QUICK, STORE_KINDS, Variant
 
 from multisample.backends import cupy as cupy_backend
 from multisample.backends.kernels.cuda import geometry, group
@@ -61,7 +61,7 @@ def compiled(request: pytest.FixtureRequest, build_once: Build) -> list[Compiled
     """Kernels for compute capability 9.0, and some for other capabilities."""
     if request.param == "some":
         return compile_all(build_once, "numba_ptx", [(variant, HOPPER) for variant in SOME], False)
-    jobs = [(variant, HOPPER) for variant in dict.fromkeys([*QUICK, *COVERING[9:14]])]
+    jobs = [(variant, HOPPER) for variant in QUICK]
     jobs += zip(QUICK[:3], OTHERS, strict=True)
     jobs.append((("bfloat16", False, False, False, 0), (7, 5)))
     # One process per dtype: kernels of a dtype share most functions, which a process compiles once.
@@ -221,8 +221,6 @@ OTHER_KERNELS: dict[str, list[tuple[Any, ...]]] = {
         ("bfloat16", True, False, False, True),
         ("bfloat16", True, True, True, True),
         ("float64", False, False, False, False),
-        ("float64", False, True, False, True),
-        ("float16", False, False, True, True),
     ],
 }
 """Fields of a `MomentsKey` and a `PerturbKey`, without the device."""

@@ -66,11 +66,6 @@ class Compiled:
     def store_kind(self) -> str:
         return STORE_KINDS[self.variant[4]]
 
-    @property
-    def is_transposed(self) -> bool:
-        """Whether threads iterate over columns, with or without staging."""
-        return self.store_kind in ("transposed", "transposed_staged")
-
     def __str__(self) -> str:
         dtype, shared, antithetic, fast, store_kind = self.variant
         noise, transform = "shared" if shared else "independent", "fast_math" if fast else "portable"

@@ -53,9 +53,7 @@ void cut(u64 size, const Launch* launches, int strided, Geometry* out) {
   for (u64 k = 0; k < size; ++k) out[k] = geometry_of(launches[k], strided != 0);
 }
 
-// Element types and operations in the order of their enumerations.
-u32 types[] = {kNumber, kFloat16, kBFloat16, kFloat32, kFloat64, kInt8,  kInt16,
-               kInt32,  kInt64,   kUInt8,    kUInt16,  kUInt32,  kUInt64};
+// Operations and store kinds in the order of their enumerations.
 u32 operations[] = {kSample, kGradient, kMoments, kPerturb};
 u32 store_kinds[] = {kAligned,    kShifted,          kStaged,     kStrided,
                      kTransposed, kTransposedStaged, kFewColumns, kSmallMatrices};
