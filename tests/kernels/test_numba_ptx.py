@@ -1,8 +1,7 @@
 """The PTX of the Python kernel, from Numba and NVIDIA's compilers, without a GPU.
 
 No compiler may change a kernel's numbers. The tests read PTX, which the driver or nvJitLink compiles to machine code.
-PTX's rules let that step fuse a product with the sum that uses it, so no sum may use a plain product. kernel_counts.py
-counts instructions, registers and stack.
+PTX's rules let that step fuse a product with the sum that uses it, so no sum may use a plain product.
 """
 
 from __future__ import annotations

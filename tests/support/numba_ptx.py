@@ -1,4 +1,4 @@
-"""Compile the Python kernel without a GPU, for test_numba_ptx.py and kernel_counts.py.
+"""Compile the Python kernel without a GPU, for test_numba_ptx.py.
 
 The compilation runs in a separate process, because it patches numba-cuda's device. As a program, this module reads one
 line of JSON for each kernel: ``[name, variant, [major, minor]]``. The variant selects the kernel:
