@@ -96,6 +96,10 @@ MULTISAMPLE_HOST_FUNCTION Vector weights_of(const Launch& call) {
   return {call.weights, call.weights_stride, call.weights_type};
 }
 
+MULTISAMPLE_HOST_FUNCTION u64 min(u64 a, u64 b) { return a < b ? a : b; }
+MULTISAMPLE_HOST_FUNCTION u64 max(u64 a, u64 b) { return a < b ? b : a; }
+MULTISAMPLE_HOST_FUNCTION u64 ceil_div(u64 a, u64 b) { return (a + b - 1) / b; }
+
 // The number at `at`; `value` if that is null.
 MULTISAMPLE_HOST_FUNCTION u64 value_of(u64 value, const u64* at) { return at == nullptr ? value : *at; }
 

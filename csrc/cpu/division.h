@@ -20,8 +20,6 @@ constexpr u64 kWindowColumns = 1 << 13;
 // that many columns are better than long columns.
 constexpr u64 kSharedRows = 1 << 14;
 
-inline u64 max(u64 a, u64 b) { return a < b ? b : a; }
-
 // How many threads a call has work for.
 inline u64 most_threads(const Launch& call) {
   const u64 normals = call.rows * call.columns;

@@ -6,9 +6,6 @@
 namespace multisample {
 namespace cpu {
 
-MULTISAMPLE_FUNCTION u64 min(u64 a, u64 b) { return a < b ? a : b; }
-MULTISAMPLE_FUNCTION u64 ceil_div(u64 a, u64 b) { return (a + b - 1) / b; }
-
 // An element at any address.
 template <class T>
 struct __attribute__((packed, may_alias)) Unaligned {

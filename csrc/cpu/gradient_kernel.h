@@ -224,13 +224,13 @@ class Summation {
 class GradientParts {
  public:
   GradientParts(const Launch& call, u64 threads) : call_(call), segments_(cpu::segments(call)) {
-    const u64 least = kLeastPart / cpu::min(call.columns, cpu::kSegment);
-    const u64 even = cpu::ceil_div(call.rows * segments_, 4 * threads);
-    rows_ = cpu::min(even < least ? least : even, kMostRows);
+    const u64 least = kLeastPart / min(call.columns, cpu::kSegment);
+    const u64 even = ceil_div(call.rows * segments_, 4 * threads);
+    rows_ = min(even < least ? least : even, kMostRows);
     if (rows_ < kLeastRows) rows_ = kLeastRows;
   }
 
-  u64 count() const { return segments_ * cpu::ceil_div(call_.rows, rows_); }
+  u64 count() const { return segments_ * ceil_div(call_.rows, rows_); }
   // Elements of the array that `sum` and `finish` share.
   u64 partial_sums() const { return segments_ == 1 ? 0 : segments_ * call_.rows; }
 
@@ -263,9 +263,9 @@ class GradientParts {
     const cpu::DefaultFloatingPoint guard;
     const u64 segment = k % segments_, row = k / segments_ * rows_, skip = cpu::skipped(call_);
     const u64 first = segment == 0 ? skip : segment * cpu::kSegment;
-    const u64 last = cpu::min((segment + 1) * cpu::kSegment, skip + call_.columns);
+    const u64 last = min((segment + 1) * cpu::kSegment, skip + call_.columns);
     cpu::Summation<G, Real> summation(call_);
-    summation.sum(row, cpu::min(row + rows_, call_.rows), first, last, [&](u64 r, const cpu::Gradients& gradients) {
+    summation.sum(row, min(row + rows_, call_.rows), first, last, [&](u64 r, const cpu::Gradients& gradients) {
       if (segments_ == 1) {
         put(r, gradients);
       } else {

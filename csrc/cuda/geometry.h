@@ -134,8 +134,6 @@ inline StoreKind store_kind_of(const Launch& call, i64 skip, u64 groups, bool st
   return side_by_side && fixed_skip ? kStaged : kStrided;
 }
 
-inline u64 ceil_div(u64 a, u64 b) { return (a + b - 1) / b; }
-
 // Whether noise takes less time than its stores.
 inline bool is_cheap(const Launch& call) { return call.shared_noise || (call.fast_math && call.type == kFloat32); }
 
@@ -170,8 +168,7 @@ inline Geometry transposed_geometry(const Launch& call, Geometry g, u64 groups) 
     g.store_kind = kTransposedStaged;
     g.pieces = static_cast<u32>(call.rows);
     g.threads = staged;
-    per_pass = enough < most_groups ? enough : most_groups;
-    if (per_pass > staged) per_pass = staged;
+    per_pass = min(min(enough, most_groups), staged);
   } else {
     // Pieces of a column: the first may begin before the column, and the last may end behind it. Where columns differ
     // in alignment, a piece begins up to own_rows - 1 dimensions before that of the group's first column.
@@ -195,14 +192,11 @@ inline Geometry transposed_geometry(const Launch& call, Geometry g, u64 groups) 
   g.groups_per_pass = static_cast<u32>(per_pass);
   g.chunk = g.threads / g.groups_per_pass * g.groups_per_pass;
   const u64 all = ceil_div(groups, g.groups_per_pass);
-  u64 passes = ceil_div(all * tiles, 1024);
-  if (passes > 8) passes = 8;
-  if (passes < all * tiles / 2048) passes = all * tiles / 2048;
   const u64 most = all <= kMostPasses ? kMostPasses : most_passes(call, g.store_kind, bits % 32 == 0);
   // The grid has at most 2^30 blocks.
   const u64 least = ceil_div(all * tiles, u64{1} << 30);
-  if (passes > most) passes = most;
-  if (passes < least) passes = least;
+  const u64 wanted = max(min(ceil_div(all * tiles, 1024), 8), all * tiles / 2048);
+  const u64 passes = max(min(wanted, most), least);
   g.band_groups = static_cast<u32>(passes * g.groups_per_pass);
   g.blocks_per_band = static_cast<u32>(tiles);
   g.blocks = static_cast<u32>(ceil_div(all, passes) * tiles);
@@ -218,9 +212,7 @@ inline Geometry few_columns_geometry(const Launch& call, Geometry g) {
                 kMostIfCheap[kMostFewColumns] = {8, 3, 2, 1, 1, 1, 1, 1};
   const u64 most = (is_cheap(call) ? kMostIfCheap : kMost)[call.columns - 1];
   const u64 all = ceil_div(call.rows, g.rows_per_pass);
-  u64 passes = all / 4096;
-  if (passes < 1) passes = 1;
-  if (passes > most) passes = most;
+  const u64 passes = min(max(all / 4096, 1), most);
   g.band_rows = static_cast<u32>(passes * g.rows_per_pass);
   g.blocks_per_band = 1;
   g.blocks = static_cast<u32>(ceil_div(all, passes));
@@ -236,11 +228,9 @@ inline bool is_small(const Launch& call) {
 inline Geometry small_matrices_geometry(const Launch& call, u64 groups) {
   Geometry g{};
   g.store_kind = kSmallMatrices;
-  u64 turns = call.batch * call.rows * groups / kBusyThreads;
-  turns = turns < 1 ? 1 : turns > kMostSmallRows ? kMostSmallRows : turns;
+  const u64 turns = min(max(call.batch * call.rows * groups / kBusyThreads, 1), kMostSmallRows);
   const u64 rows = ceil_div(call.rows, turns);
-  g.matrices = static_cast<u32>(kSmallThreads / (rows * groups));
-  if (g.matrices > call.batch) g.matrices = call.batch;
+  g.matrices = static_cast<u32>(min(kSmallThreads / (rows * groups), call.batch));
   g.threads = static_cast<u32>(ceil_div(g.matrices * rows * groups, 32) * 32);
   g.groups_per_pass = static_cast<u32>(groups);
   g.one_by_groups = static_cast<u32>(ceil_div(1 << 20, groups));
@@ -277,8 +267,7 @@ inline Geometry geometry_of(const Launch& call, bool strided = false) {
   g.groups_per_pass = static_cast<u32>(tiles == 1 ? tiled : ceil_div(ceil_div(tiled, tiles), 32) * 32);
   g.one_by_groups = static_cast<u32>(ceil_div(1 << 20, g.groups_per_pass));
   const bool one_row = g.store_kind == kShifted || g.groups_per_pass > kShortRow;
-  g.rows_per_pass = one_row ? 1 : kShortRowThreads / g.groups_per_pass;
-  if (g.rows_per_pass > call.rows) g.rows_per_pass = static_cast<u32>(call.rows);
+  g.rows_per_pass = static_cast<u32>(one_row ? 1 : min(kShortRowThreads / g.groups_per_pass, call.rows));
   g.threads = static_cast<u32>(ceil_div(g.groups_per_pass * g.rows_per_pass, 32) * 32);
   g.one_by_rows = static_cast<u32>(ceil_div(1 << 20, g.rows_per_pass));
   u32 in_chunk = g.threads / g.rows_per_pass;
@@ -297,11 +286,8 @@ inline Geometry geometry_of(const Launch& call, bool strided = false) {
   } else if (cheap) {
     most = g.store_kind == kAligned && tiles > 1 ? 32 : 16;
   }
-  u64 turns = ceil_div(all, 512);
-  if (turns > 32) turns = 32;
-  if (turns < all / 2048) turns = all / 2048;
-  if (turns > most) turns = most;
-  u64 passes = turns < rows ? turns : rows;
+  const u64 turns = min(max(min(ceil_div(all, 512), 32), all / 2048), most);
+  u64 passes = min(turns, rows);
   if (passes > 1 && (g.store_kind == kShifted || g.store_kind == kStaged)) {
     // All passes of a band have the same alignment.
     while (call.row_stride * g.rows_per_pass * (i64{1} << g.interleave_log2) % 16 != 0) ++g.interleave_log2;
@@ -321,8 +307,7 @@ inline Geometry geometry_of(const Launch& call, bool strided = false) {
   }
   g.row_step = static_cast<i32>(stride);
   // With fewer passes than turns, the thread goes on to further groups.
-  u64 steps = turns / passes;
-  if (steps > tiles) steps = tiles;
+  const u64 steps = min(turns / passes, tiles);
   g.band_rows = static_cast<u32>(passes * g.rows_per_pass);
   g.steps = static_cast<u32>(steps);
   g.blocks_per_band = static_cast<u32>(ceil_div(tiled, steps * g.groups_per_pass));

@@ -89,10 +89,9 @@ inline u64 unit_of(const GradientGeometry& g) { return g.rows > 1 ? 1 : 4; }
 // Sets tiles and slots for threads along dimensions: enough tiles to read whole cache lines, in equal blocks.
 inline void set_tiles_across(const Launch& call, GradientGeometry& g) {
   const u64 line = 128 / element_size(call.type), of_few = kGradientThreads / g.groups;
-  const u64 tiles = call.rows / g.rows, most = line < of_few ? of_few : line;
+  const u64 tiles = call.rows / g.rows, most = max(line, of_few);
   g.tiles = static_cast<u32>(ceil_div(tiles, ceil_div(tiles, most)));
-  const u64 slots = kGradientThreads / g.tiles;
-  g.slots = static_cast<u32>(slots < g.groups ? slots : g.groups);
+  g.slots = static_cast<u32>(min(kGradientThreads / g.tiles, g.groups));
 }
 
 // Lanes per run: all slots if they are a power of two of at most 32, else at most one lane per sum. More lanes
@@ -112,7 +111,7 @@ inline void set_tiles_along(const Launch& call, GradientGeometry& g) {
   if (g.groups > 16 * kGradientThreads) return;
   // Few turns as long as there are few blocks.
   const u64 many = call.rows * g.groups / (g.rows * kGradientThreads * 2048);
-  u64 most = many < 4 ? 4 : many < 16 ? many : 16;
+  u64 most = min(max(many, 4), 16);
   while (most * kGradientThreads < g.groups) most += 4;
   for (u64 turns = 1, least = ~u64{0}; turns <= most; ++turns) {
     const u64 fewest = ceil_div(g.groups, turns);
@@ -122,8 +121,7 @@ inline void set_tiles_along(const Launch& call, GradientGeometry& g) {
     const u64 choices[] = {power, fewest};
     for (const u64 slots : choices) {
       if (slots > kGradientThreads || (slots < 4 && turns > 1)) continue;
-      u64 tiles = kGradientThreads / slots;
-      if (tiles > call.rows / g.rows) tiles = call.rows / g.rows;
+      const u64 tiles = min(kGradientThreads / slots, call.rows / g.rows);
       const u64 unit = unit_of(g), iterations = ceil_div(turns, unit);
       const bool has_partials = slots != power || slots > 32, is_one_sweep = has_partials || 2 * turns > many;
       u64 cost = 8 * unit * iterations + 2 * ceil_div(iterations, kChain) + 3 * is_one_sweep + has_partials;
@@ -148,15 +146,13 @@ inline void set_turns(const Launch& call, GradientGeometry& g) {
   const u64 all = ceil_div(g.groups, g.slots), blocks = blocks_of_rows(call, g) * all;
   u64 turns = all;
   if (g.across || g.tiles == 1) {
-    const u64 few = blocks / 2048, many = blocks / 4096;
-    turns = few < 4 ? 4 : few < 8 ? few : many < 8 ? 8 : many < 64 ? many : 64;
+    turns = max(min(max(blocks / 2048, 4), 8), min(blocks / 4096, 64));
     const u64 segments = (all + turns / 2) / turns, unit = unit_of(g);
     // With one segment, a thread has all turns.
     turns = segments < 2 ? all : (ceil_div(all, segments) + unit / 2) / unit * unit;
   } else if (g.slots == lanes_of(g)) {
-    const u64 many = blocks / (2048 * all), enough = ceil_div(16, all), most = enough < g.slots ? enough : g.slots;
-    const u64 sweeps = many < most ? many : most;
-    g.sweeps = sweeps < 1 ? 1 : static_cast<u32>(sweeps);
+    const u64 most = min(ceil_div(16, all), g.slots);
+    g.sweeps = static_cast<u32>(max(min(blocks / (2048 * all), most), 1));
   }
   g.turns = static_cast<u32>(turns);
 }
@@ -182,8 +178,7 @@ inline void complete(const Launch& call, GradientGeometry& g) {
   const u64 unit = g.rows > 1 ? 1 : call.antithetic ? kGroupsAtOnce<1, true> : kGroupsAtOnce<1, false>;
   g.sweep_step = g.rows * g.row_step - static_cast<i64>(ceil_div(g.last_turns, unit) * unit) * g.turn_step;
   g.parts_log2 = 0;
-  u32 parts = kGradientThreads / (g.tiles * g.rows * 2);
-  if (4 * parts > g.partials) parts = g.partials / 4;
+  const u64 parts = min(kGradientThreads / (g.tiles * g.rows * 2), g.partials / 4);
   while (2u << g.parts_log2 <= parts) ++g.parts_log2;
 }
 

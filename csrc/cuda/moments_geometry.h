@@ -70,7 +70,7 @@ inline MomentGeometry moment_geometry(const Launch& call) {
   }
   team = ceil_div(rows, g.rows * tiles);
   g.team = static_cast<u32>(team);
-  g.slots = static_cast<u32>(kMomentThreads / team < g.groups ? kMomentThreads / team : g.groups);
+  g.slots = static_cast<u32>(min(kMomentThreads / team, g.groups));
   tiles = ceil_div(rows, g.rows * team);
   // Minimises the time of the busiest SM, over segments of at least 8 turns. A cut into fewer, longer blocks must save
   // 5 %, because these share an SM less evenly.
@@ -78,8 +78,7 @@ inline MomentGeometry moment_geometry(const Launch& call) {
   g.turns = all;
   u64 least_time = ~u64{0} / 20;
   for (u64 share = kMostShare; share >= kLeastShare; --share) {
-    u64 segments = share * kProcessors / tiles;
-    if (segments > all / 8) segments = all / 8;
+    const u64 segments = min(share * kProcessors / tiles, all / 8);
     if (segments < 2 || (tiles >= 256 && all < 64)) continue;
     const u64 turns = ceil_div(all, segments), blocks = ceil_div(all, turns) * tiles;
     const u64 time = ceil_div(blocks, kProcessors) * (turns + kStartTurns);
@@ -91,14 +90,14 @@ inline MomentGeometry moment_geometry(const Launch& call) {
   // The list of a short segment serves several tiles.
   const u64 fill = wide ? kMomentFill<double> : kMomentFill<float>;
   const u64 sweeps = g.segments == 1 && g.groups <= fill ? tiles / 8192 : 1;
-  g.sweeps = static_cast<u32>(sweeps < 1 ? 1 : sweeps > 16 ? 16 : sweeps);
+  g.sweeps = static_cast<u32>(min(max(sweeps, 1), 16));
   g.blocks = static_cast<u32>(ceil_div(tiles, g.sweeps) * g.segments);
   if (g.segments == 1 && !call.shared_noise) return g;
   // With shared noise, every block of the second kernel adds up the same sums.
   g.width = call.shared_noise ? 1 : 32;
   while (g.width > rows) g.width /= 2;
   const u64 finishing = ceil_div(call.rows, call.shared_noise ? kMomentThreads : g.width);
-  g.finishing_blocks = static_cast<u32>(call.shared_noise && finishing > 1024 ? 1024 : finishing);
+  g.finishing_blocks = static_cast<u32>(call.shared_noise ? min(finishing, 1024) : finishing);
   return g;
 }
 

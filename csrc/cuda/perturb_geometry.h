@@ -109,8 +109,7 @@ inline u64 most_turns(const Launch& call) {
   // limits elements of four bytes: fewer turns let concurrent blocks access neighbouring addresses.
   if (call.rows == 1 && size == 4) return call.fast_math ? kMostTurns / 2 : kMostTurns;
   if (call.rows == 1 && size == 2) return 2 * kMostTurns;
-  const u64 of_rows = kMostTurnRows / call.rows, most = of_rows < kMostTurns ? of_rows : kMostTurns;
-  return most < 1 ? 1 : most;
+  return max(min(kMostTurnRows / call.rows, kMostTurns), 1);
 }
 
 // Turns of the blocks of a launch.
@@ -119,8 +118,7 @@ inline u32 perturb_turns(const Launch& call) {
   u64 elements = 0;
   for (u64 k = 0; k < call.spans; ++k) elements += static_cast<u64>(spans[k].rows * spans[k].width);
   const u64 turns = elements / (kWidth * own_groups(call) * kPerturbThreads * kPerturbBlocks);
-  const u64 most = most_turns(call);
-  return turns < 1 ? 1 : static_cast<u32>(turns < most ? turns : most);
+  return static_cast<u32>(max(min(turns, most_turns(call)), 1));
 }
 
 // Calls function(list) for the kernels that perturb the spans of this kind, until it returns an error.

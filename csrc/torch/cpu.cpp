@@ -26,7 +26,7 @@ u64 threads_for(const Launch& call) {
   const u64 most = cpu::most_threads(call);
   if (most == 1) return 1;
   const u64 available = available_threads();
-  return cpu::min(most, call.threads == 0 ? available : cpu::min(call.threads, available));
+  return min(most, call.threads == 0 ? available : min(call.threads, available));
 }
 
 // Calls run(k) for k < count on some threads.
@@ -37,7 +37,7 @@ void on_threads(u64 count, u64 threads, const Run& run) {
     return;
   }
   // Threads begin far apart. Neighbours would each page in and clear the same fresh memory.
-  const u64 stride = cpu::ceil_div(count, threads);
+  const u64 stride = ceil_div(count, threads);
   std::atomic<u64> next{0};
   torch::stable::parallel_for(0, static_cast<int64_t>(threads), 1, [&](int64_t, int64_t) {
     for (u64 turn; (turn = next.fetch_add(1, std::memory_order_relaxed)) < stride * threads;) {

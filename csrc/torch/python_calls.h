@@ -258,8 +258,7 @@ inline bool set_threads(Launch* call, PyObject* limit) {
 }
 
 // launch(geometry, mu, sigma, weights, matrix, first, second, seed, offset, seed_at, offset_at, first_row,
-// first_column,
-//        stream, scratch): Launcher.run of backends/contract.py
+// first_column, stream, scratch): Launcher.run of backends/contract.py
 inline PyObject* launch(PyObject* self, PyObject* const* args, long) {
   const LaunchState& state = state_of<LaunchState>(self);
   Launch call = state.call;
