@@ -18,7 +18,7 @@ import numba
 import numpy as np
 import pytest
 from cuda_cpp import SECONDS
-from known_normals import check_points, random_places, sampled, sampled_row
+from known_normals import check_points, random_places, sampled_row
 from numba import njit, typeof
 from numba.core.errors import TypingError
 from numba_ptx import CANNOT
@@ -66,13 +66,6 @@ def row_f64(seed, offset, i, z):
 def test_njit_has_the_bits_of_the_vectors() -> None:
     functions = {"points": points, "points_f64": points_f64}
     check_points(lambda name, places, z: (functions[name](*places, z), z)[1])
-
-
-def test_njit_has_the_bits_of_sample_at_random_places() -> None:
-    places = random_places(200, seed=2)
-    z = np.empty(places.i.size, np.float32)
-    points(*places, z)
-    assert z.tobytes() == sampled(places).tobytes()
 
 
 # With fastmath, LLVM would contract the addition and a product of the caller.
