@@ -16,6 +16,7 @@ from transposed_cuts import recut
 import multisample
 from multisample.backends.kernels.cuda.geometry import (
     Geometry,
+    ceil_div,
     few_columns_geometry,
     geometry,
     small_matrices_geometry,
@@ -168,10 +169,6 @@ class Case(Window):
             blocks=bands * columns,
             row_step=self.byte_strides()[0] // self.size * rows << shift,
         )
-
-
-def ceil_div(a: int, b: int) -> int:
-    return -(-a // b)
 
 
 # --- Tables of cases, for an element type and a noise -----------------------------------------------

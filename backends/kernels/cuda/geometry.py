@@ -83,7 +83,7 @@ def geometry(
     row_stride, column_stride = strides
     width = ANTITHETIC_WIDTH if antithetic else WIDTH
     skip = first_column % width if fixed_skip else width - 1
-    groups = _ceil_div(skip + columns, width)
+    groups = ceil_div(skip + columns, width)
     store_kind = _STRIDED
     if not strided:
         store_kind = _store_kind(
@@ -109,20 +109,20 @@ def _rows(
     """The geometry of row stores."""
     warps, rest = divmod(groups, 32) if store_kind == _SHIFTED else (0, 0)
     many = rest > 8 and groups - rest != SHIFTED_THREADS
-    if rest > 0 and (many or antithetic or rows * _ceil_div(groups, SHIFTED_THREADS) <= 512):
+    if rest > 0 and (many or antithetic or rows * ceil_div(groups, SHIFTED_THREADS) <= 512):
         warps, rest = warps + 1, 0
     tiled, most_per_pass = groups - rest, SHIFTED_THREADS if store_kind == _SHIFTED else MOST_THREADS
-    tiles = 1 if tiled <= most_per_pass else _ceil_div(tiled, 2 * _SHORT_ROW)
-    per_pass = tiled if tiles == 1 else _ceil_div(_ceil_div(tiled, tiles), 32) * 32
+    tiles = 1 if tiled <= most_per_pass else ceil_div(tiled, 2 * _SHORT_ROW)
+    per_pass = tiled if tiles == 1 else ceil_div(ceil_div(tiled, tiles), 32) * 32
     rows_per_pass = 1 if store_kind == _SHIFTED or per_pass > _SHORT_ROW else min(SHORT_ROW_THREADS // per_pass, rows)
-    threads = _ceil_div(per_pass * rows_per_pass, 32) * 32
+    threads = ceil_div(per_pass * rows_per_pass, 32) * 32
     passes_of_chunk = threads // rows_per_pass
     if store_kind == _STAGED and passes_of_chunk > STAGED_PASSES:
         passes_of_chunk -= passes_of_chunk % STAGED_PASSES
-    rows_down = _ceil_div(rows, rows_per_pass)
+    rows_down = ceil_div(rows, rows_per_pass)
     most = _most_turns(store_kind, rows_per_pass, tiles, shared_noise, cheap)
     turns_of_launch = rows_down * tiles * batch
-    turns = min(most, max(min(32, _ceil_div(turns_of_launch, 512)), turns_of_launch // 2048))
+    turns = min(most, max(min(32, ceil_div(turns_of_launch, 512)), turns_of_launch // 2048))
     interleave_log2 = 0
     passes = min(turns, rows_down)
     if passes > 1 and store_kind in (_SHIFTED, _STAGED):
@@ -137,12 +137,12 @@ def _rows(
     if not -(2**31) <= row_step < 2**31:
         row_step, passes, interleave_log2 = 0, 1, 0
     steps = min(turns // passes, tiles)
-    blocks_per_band = _ceil_div(tiled, steps * per_pass)
-    bands = _ceil_div(_ceil_div(rows_down, passes), 1 << interleave_log2) << interleave_log2
+    blocks_per_band = ceil_div(tiled, steps * per_pass)
+    bands = ceil_div(ceil_div(rows_down, passes), 1 << interleave_log2) << interleave_log2
     return Geometry(
         blocks=bands * blocks_per_band, threads=threads, groups_per_pass=per_pass,
-        one_by_groups=_ceil_div(1 << 20, per_pass), rows_per_pass=rows_per_pass,
-        one_by_rows=_ceil_div(1 << 20, rows_per_pass), chunk=passes_of_chunk * rows_per_pass,
+        one_by_groups=ceil_div(1 << 20, per_pass), rows_per_pass=rows_per_pass,
+        one_by_rows=ceil_div(1 << 20, rows_per_pass), chunk=passes_of_chunk * rows_per_pass,
         pitch=threads // rows_per_pass | 1, band_rows=passes * rows_per_pass, interleave_log2=interleave_log2,
         steps=steps, blocks_per_band=blocks_per_band, skip=skip, store_kind=store_kind, row_step=row_step, warps=warps,
         rest=rest,
@@ -179,7 +179,7 @@ def _transposed(
 ) -> Geometry:  # fmt: skip
     own_rows = own_rows_of(size)
     aligned = (misalignment | column_stride) % (own_rows * size) == 0 and rows % own_rows == 0
-    enough = _ceil_div(groups, 264)
+    enough = ceil_div(groups, 264)
     room = staged_threads(shared_noise) * staged_own_rows_of(size, antithetic)
     most_groups = room // rows
     overlap, tiles, column_step = 0, 1, 0
@@ -195,16 +195,16 @@ def _transposed(
         overlap = 0 if same_alignment else 1
         start = (misalignment - skip * column_stride) // size % own_rows
         shift = start if same_alignment or fixed_skip else own_rows - 1
-        pieces = _ceil_div(shift + rows + (0 if same_alignment else own_rows - 1), own_rows)
+        pieces = ceil_div(shift + rows + (0 if same_alignment else own_rows - 1), own_rows)
         per_pass, tiles, threads = _groups_per_pass(pieces, 32 - overlap, enough, abs(column_step))
-    passes_all = _ceil_div(groups, per_pass)
+    passes_all = ceil_div(groups, per_pass)
     most = _MOST_PASSES
     if passes_all > _MOST_PASSES:
         most = _most_passes(store_kind, cheap, shared_noise, antithetic, whole_sectors)
-    passes = min(most, max(min(8, _ceil_div(passes_all * tiles, 1024)), passes_all * tiles // 2048))
-    passes = max(passes, _ceil_div(passes_all * tiles, 2**30))
+    passes = min(most, max(min(8, ceil_div(passes_all * tiles, 1024)), passes_all * tiles // 2048))
+    passes = max(passes, ceil_div(passes_all * tiles, 2**30))
     return Geometry(
-        blocks=_ceil_div(passes_all, passes) * tiles, threads=threads, groups_per_pass=per_pass,
+        blocks=ceil_div(passes_all, passes) * tiles, threads=threads, groups_per_pass=per_pass,
         chunk=threads // per_pass * per_pass, blocks_per_band=tiles, skip=skip, store_kind=store_kind, pieces=pieces,
         overlap=overlap, column_step=column_step, band_groups=passes * per_pass,
     )  # fmt: skip
@@ -221,11 +221,11 @@ def _has_few_columns(rows: int, columns: int, size: int, strides: tuple[int, int
 def few_columns_geometry(rows: int, columns: int, size: int, cheap: bool) -> Geometry:
     """The geometry of kFewColumns, for elements of `size` bytes."""
     rows_per_pass = FEW_THREADS * own_rows_of(size)
-    passes_all = _ceil_div(rows, rows_per_pass)
+    passes_all = ceil_div(rows, rows_per_pass)
     most = (_MOST_FEW_PASSES_IF_CHEAP if cheap else _MOST_FEW_PASSES)[columns - 1]
     passes = min(most, max(1, passes_all // 4096))
     return Geometry(
-        blocks=_ceil_div(passes_all, passes), threads=FEW_THREADS, rows_per_pass=rows_per_pass,
+        blocks=ceil_div(passes_all, passes), threads=FEW_THREADS, rows_per_pass=rows_per_pass,
         band_rows=passes * rows_per_pass, blocks_per_band=1, store_kind=_FEW_COLUMNS,
     )  # fmt: skip
 
@@ -233,18 +233,18 @@ def few_columns_geometry(rows: int, columns: int, size: int, cheap: bool) -> Geo
 def is_small(rows: int, columns: int, antithetic: bool) -> bool:
     """Whether a matrix of this size fits into a block of kSmallMatrices, whatever its first column."""
     width = ANTITHETIC_WIDTH if antithetic else WIDTH
-    return rows * _ceil_div(width - 1 + columns, width) <= SMALL_THREADS
+    return rows * ceil_div(width - 1 + columns, width) <= SMALL_THREADS
 
 
 def small_matrices_geometry(rows: int, groups: int, batch: int) -> Geometry:
     """The geometry of kSmallMatrices, for `batch` matrices of `rows` rows and `groups` groups of columns."""
     turns = min(max(batch * rows * groups // _BUSY_THREADS, 1), _MOST_SMALL_ROWS)
-    rows_per_pass = _ceil_div(rows, turns)
+    rows_per_pass = ceil_div(rows, turns)
     matrices = min(SMALL_THREADS // (rows_per_pass * groups), batch)
     return Geometry(
-        blocks=_ceil_div(batch, matrices), threads=_ceil_div(matrices * rows_per_pass * groups, 32) * 32,
-        groups_per_pass=groups, one_by_groups=_ceil_div(1 << 20, groups), rows_per_pass=rows_per_pass,
-        one_by_rows=_ceil_div(1 << 20, rows_per_pass), store_kind=_SMALL_MATRICES, matrices=matrices,
+        blocks=ceil_div(batch, matrices), threads=ceil_div(matrices * rows_per_pass * groups, 32) * 32,
+        groups_per_pass=groups, one_by_groups=ceil_div(1 << 20, groups), rows_per_pass=rows_per_pass,
+        one_by_rows=ceil_div(1 << 20, rows_per_pass), store_kind=_SMALL_MATRICES, matrices=matrices,
     )  # fmt: skip
 
 
@@ -264,9 +264,9 @@ def _groups_per_pass(pieces: int, of_warp: int, enough: int, apart: int) -> tupl
     while t <= _MOST_GROUPS_PER_PASS or t * pieces <= most * of_warp:
         if t > 1 and apart * t >= _FAR_APART:
             break
-        warps_all = _ceil_div(t * pieces, of_warp)
-        blocks = _ceil_div(warps_all, most)
-        of_block = _ceil_div(warps_all, blocks)
+        warps_all = ceil_div(t * pieces, of_warp)
+        blocks = ceil_div(warps_all, most)
+        of_block = ceil_div(warps_all, blocks)
         if t == 1 or (t <= enough * blocks and 50 * blocks * of_block * per_pass < 49 * warps * t):
             per_pass, tiles, warps = t, blocks, blocks * of_block
         t += 1
@@ -291,5 +291,6 @@ def _store_kind(
     return _STAGED if fixed_skip and (rows == 1 or row_stride == columns * size) else _STRIDED
 
 
-def _ceil_div(a: int, b: int) -> int:
+def ceil_div(a: int, b: int) -> int:
+    """The quotient, rounded up."""
     return -(-a // b)

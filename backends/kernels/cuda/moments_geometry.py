@@ -10,7 +10,7 @@ import math
 import struct
 from typing import NamedTuple
 
-from .geometry import ANTITHETIC_WIDTH, WIDTH
+from .geometry import ANTITHETIC_WIDTH, WIDTH, ceil_div
 
 MOMENT_THREADS = 256
 MOMENT_ROWS = 4
@@ -59,39 +59,35 @@ def moment_geometry(
     """
     width = ANTITHETIC_WIDTH if antithetic else WIDTH
     skip = first_column % width if first_column >= 0 else width - 1
-    groups = _ceil_div(skip + n, width)
+    groups = ceil_div(skip + n, width)
     rows = 1 if shared_noise else d
-    many = rows >= 16 and groups >= _ceil_div(1 << 22, rows)
+    many = rows >= 16 and groups >= ceil_div(1 << 22, rows)
     own_rows = MOMENT_ROWS if many and real != "float64" and not origin_in_memory else 1
     team, least = MOMENT_THREADS, 32 if own_rows > 1 else 8
-    tiles = _ceil_div(rows, own_rows * team)
+    tiles = ceil_div(rows, own_rows * team)
     while team > least and tiles < 4096 and (team >= rows or groups >= (2048 if tiles < 256 else 8192) // team):
         team //= 2
-        tiles = _ceil_div(rows, own_rows * team)
-    team = _ceil_div(rows, own_rows * tiles)
+        tiles = ceil_div(rows, own_rows * team)
+    team = ceil_div(rows, own_rows * tiles)
     slots = min(MOMENT_THREADS // team, groups)
-    tiles = _ceil_div(rows, own_rows * team)
-    turns_of_all = _ceil_div(groups, slots)
+    tiles = ceil_div(rows, own_rows * team)
+    turns_of_all = ceil_div(groups, slots)
     turns, least_time = turns_of_all, math.inf
     for share in range(_MOST_SHARE, _LEAST_SHARE - 1, -1):
         segments = min(share * _PROCESSORS // tiles, turns_of_all // 8)
         if segments < 2 or (tiles >= 256 and turns_of_all < 64):
             continue
-        of_segment = _ceil_div(turns_of_all, segments)
-        blocks = _ceil_div(turns_of_all, of_segment) * tiles
-        time = _ceil_div(blocks, _PROCESSORS) * (of_segment + _START_TURNS)
+        of_segment = ceil_div(turns_of_all, segments)
+        blocks = ceil_div(turns_of_all, of_segment) * tiles
+        time = ceil_div(blocks, _PROCESSORS) * (of_segment + _START_TURNS)
         if 21 * time < 20 * least_time:
             turns, least_time = of_segment, time
-    segments = _ceil_div(turns_of_all, turns)
+    segments = ceil_div(turns_of_all, turns)
     sweeps = min(max(tiles // 8192, 1), 16) if segments == 1 and groups <= FILL[real] else 1
-    blocks, finishing_blocks, finished = _ceil_div(tiles, sweeps) * segments, 0, 0
+    blocks, finishing_blocks, finished = ceil_div(tiles, sweeps) * segments, 0, 0
     if segments > 1 or shared_noise:
         finished = 1 if shared_noise else min(32, 1 << rows.bit_length() - 1)
-        finishing_blocks = min(_ceil_div(d, MOMENT_THREADS), 1024) if shared_noise else _ceil_div(d, finished)
+        finishing_blocks = min(ceil_div(d, MOMENT_THREADS), 1024) if shared_noise else ceil_div(d, finished)
     return MomentGeometry(
         blocks, own_rows, team, slots, sweeps, skip, segments, finishing_blocks, finished, 0, groups, turns
     )
-
-
-def _ceil_div(a: int, b: int) -> int:
-    return -(-a // b)

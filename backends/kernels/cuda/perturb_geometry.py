@@ -11,7 +11,7 @@ import numpy as np
 
 from multisample.backends.launch import PACKED_LAUNCH, SIZES, SPAN, Span
 
-from .geometry import WIDTH
+from .geometry import WIDTH, ceil_div
 
 __all__ = [
     "HEAD_WORDS", "KEYS_BYTES", "MOST_GROUPS", "MOST_SPANS_OF_NUMBA", "PERTURB_THREADS", "RUN_FIELDS",
@@ -125,13 +125,13 @@ def span_lists(spans: Spans, dtype: str, rows: int, turns: int, most: tuple[int,
             entries = part[:, [0, 1, _FIRST, _WIDTH, _ID]]
             entries[:, 3] *= part[:, _ROWS]
             groups = (entries[:, 2] % WIDTH + entries[:, 3] + WIDTH - 1) // WIDTH
-        lists.append(_list_of(bool(strided), chosen, entries, -(-groups // of_block), turns, most[strided]))
+        lists.append(_list_of(bool(strided), chosen, entries, ceil_div(groups, of_block), turns, most[strided]))
     return lists
 
 
 def _list_of(strided: bool, chosen: Any, entries: Spans, blocks: Spans, turns: int, most: int) -> SpanList:
     count, fields = entries.shape
-    kernels = -(-count // most)
+    kernels = ceil_div(count, most)
     at_span = np.arange(count)
     ends = np.cumsum(blocks)
     begins = ends - blocks
