@@ -23,11 +23,10 @@ from .addresses import c_address, numbers_at, symbol
 from .division import THREAD_WORK, threads_for, window_of, window_shape, windows, work_of
 from .fields import HALF, LAUNCH_WORDS, WORD, half, numbers_of
 from .intrinsics import add_products, integers_at, stack_array
-from .kernel import value_kernel, window_address, window_kernel
+from .kernel import call_window, value_kernel, window_address, window_kernel
 from .moments import moments_address
 from .perturb import perturb_address
 from .threads import find_threads, for_each, starting_kernel, threads_of
-from .window import call_window
 
 # Addresses of window kernels, by type and antithetic.
 _kernels = np.zeros(2 * (max(ElementType) + 1), np.int64)

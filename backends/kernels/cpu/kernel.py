@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
 
 from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.kernels.compilation import compile_cached, function_address, inline, source_digest
@@ -36,7 +38,6 @@ from .intrinsics import (
     stack_array,
     store_apart,
 )
-from .window import TYPES, array, window_parameters
 
 # `_draw_long_rows` draws rows of this length and more.
 _LONG_ROW = 512
@@ -506,6 +507,60 @@ def _window_function(dtype: str, antithetic: bool) -> Callable[..., Any]:
     return draw
 
 
+def _array(dtype: Any, ndim: int, *, readonly: bool = False) -> Any:
+    """The Numba type of an array."""
+    # "A": any strides. Unaligned: x86 and ARM access it as fast. Every other array converts to this type.
+    return types.Array(dtype, ndim, "A", readonly=readonly, aligned=False)
+
+
+TYPES = {name: (getattr(types, row.computing), getattr(types, row.stored)) for name, row in MATRIX_TYPES.items()}
+"""The Numba types of mu and sigma, and of an element of the matrix."""
+
+
+def window_parameters(dtype: str) -> tuple[Any, ...]:
+    """The Numba types of the parameters of a `window_kernel`."""
+    real, element = TYPES[dtype]
+    vector = _array(real, 1, readonly=True)
+    return vector, vector, _array(element, 2), *[types.uint64] * 2, *[types.int64] * 2, types.boolean
+
+
+@intrinsic
+def call_window(typingctx: Any, kernel: Any, vectors: Any, matrix: Any, words: Any, shared_noise: Any) -> Any:
+    """Call a `window_kernel`, of any type, by its address.
+
+    A caller links no code of the kernel, so one caller serves all element types of one size. `vectors` are the
+    addresses of mu and sigma, their strides, and the size of an element. `matrix` is address, rows, columns, both
+    strides, and the size of an element. Strides and sizes are in bytes. `words` are seed, offset, first row and first
+    column.
+    """
+    # The element types do not matter: a kernel gets pointers, lengths, strides and sizes.
+    parameters = window_parameters("float32")
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        def filled(kind: Any, data: Any, shape: list[Any], strides: list[Any], size: Any) -> Any:
+            made = context.make_array(kind)(context, builder)
+            pointer = builder.inttoptr(data, made.data.type)
+            context.populate_array(made, data=pointer, shape=shape, strides=strides, itemsize=size, meminfo=None)
+            return made._getvalue()
+
+        mu, sigma, mu_stride, sigma_stride, real = cgutils.unpack_tuple(builder, args[1])
+        out, rows, columns, row_stride, column_stride, size = cgutils.unpack_tuple(builder, args[2])
+        values = [
+            filled(parameters[0], mu, [rows], [mu_stride], real),
+            filled(parameters[1], sigma, [rows], [sigma_stride], real),
+            filled(parameters[2], out, [rows, columns], [row_stride, column_stride], size),
+            *cgutils.unpack_tuple(builder, args[3]),
+            args[4],
+        ]
+        function = context.call_conv.get_function_type(types.none, parameters)
+        callee = builder.inttoptr(args[0], function.as_pointer())
+        context.call_conv.call_function(builder, callee, types.none, parameters, values)
+        return context.get_dummy_value()
+
+    integers = [types.UniTuple(types.int64, count) for count in (5, 6, 4)]
+    return types.none(types.int64, *integers, types.boolean), codegen
+
+
 def _check(mu, sigma, weights):
     return _valid(mu, sigma) and (weights is None or _valid(weights, sigma[:0]))
 
@@ -528,7 +583,7 @@ def window_kernel(dtype: str, antithetic: bool = False) -> Callable[..., None]:
 
 @functools.cache
 def window_address(dtype: str, antithetic: bool) -> int:
-    """The address of a `window_kernel`, for `addresses.call_window`."""
+    """The address of a `window_kernel`, for `call_window`."""
     function, name = _window_function(dtype, antithetic), f"cpu-{_window_name(dtype, antithetic)}"
     return function_address(types.void(*window_parameters(dtype)), function, name, source_digest())
 
@@ -543,6 +598,6 @@ def value_kernel(dtype: str, weighted: bool = False) -> Callable[..., bool]:
 
     `weights` is None if not `weighted`.
     """
-    vector = array(TYPES[dtype][0], 1, readonly=True)
+    vector = _array(TYPES[dtype][0], 1, readonly=True)
     weights = vector if weighted else types.none
     return _compiled(types.boolean(vector, vector, weights), _check, f"check_{dtype}{'_weighted' * weighted}")
