@@ -153,29 +153,11 @@ def launch(
     batch: int = 1,
     backwards: bool = False,
 ) -> None:
-    """Run the grid.
+    """Run the grid: `blocks` blocks of `threads` threads, on a y axis of length `batch`, in either order.
 
-    Parameters
-    ----------
-    kernel
-        From `compile_kernel`.
-    blocks, threads : int
-        Number of blocks, and of threads in each block.
-    parameters : bytes
-        The call and the geometry, packed.
-    out : array
-        The memory that the kernel may write, each element once. Gaps between elements are included.
-    inputs : up to four arrays or numbers
-        The memory that the kernel may read, such as mu, sigma and the words in memory.
-    batch : int
-        The length of the grid's y axis.
-    backwards : bool
-        Whether blocks, warps and threads run in descending order.
-
-    Raises
-    ------
-    BrokenKernelError
-        If a thread makes a wrong access or diverges.
+    `kernel` is from `compile_kernel`, and `parameters` are the call and the geometry, packed. The kernel may write each
+    element of `out` once, gaps between elements included, and read up to four `inputs`, such as mu, sigma and the
+    words in memory. A wrong access and divergence raise BrokenKernelError.
     """
     if blocks < 1 or threads % _WARP != 0 or not 0 < threads <= MOST_THREADS:
         raise BrokenKernelError(f"invalid grid: {blocks} blocks of {threads} threads")

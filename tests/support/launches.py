@@ -91,14 +91,8 @@ def a_launch(
 ) -> Launch:
     """A launch in host memory with seed 1, and `changes` to its other fields.
 
-    Parameters
-    ----------
-    matrix : array or int
-        The (rows, columns) matrix, or its address.
-    strides : tuple of int
-        Strides of the matrix in bytes; by default those of the array, or of contiguous rows.
-    changes
-        Fields of `Launch` by name.
+    `matrix` is the (rows, columns) matrix or its address. Its strides in bytes are by default those of the array, or of
+    contiguous rows.
     """
     size = SIZES[dtype]
     if isinstance(matrix, np.ndarray):

@@ -50,16 +50,9 @@ def _dtype(kind: str) -> Any:
 
 
 def filled(ptx: str, z: Array, *arguments: Any, threads: int = 0, block: int | None = None) -> Array:
-    """`z` after a kernel with these arguments and `z`; arrays are passed by address.
+    """`z` after a kernel with these arguments and `z`; arrays are passed by address, structs as bytes.
 
-    Parameters
-    ----------
-    ptx : str
-        The parameters and the body of the kernel.
-    arguments
-        NumPy arrays, NumPy scalars, or bytes of a struct.
-    threads, block : int, optional
-        Threads of the grid, by default one for each element of `z`, and of a block, by default all.
+    `ptx` has the parameters and the body. The grid has a thread for each element of `z`, in one block, by default.
     """
     machine = Machine(threads or z.size, block)
     at = machine.array(z)

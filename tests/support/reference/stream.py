@@ -84,19 +84,9 @@ FORMATS = {"float16": BINARY16, "bfloat16": BFLOAT16, "float32": BINARY32, "floa
 
 
 def round_to(value: Fraction, fmt: Format) -> float:
-    """Round a real number once, to nearest, ties to even.
+    """Round a real number once, to nearest, ties to even: to a subnormal, or to infinity where the format overflows.
 
-    Parameters
-    ----------
-    value : Fraction
-        The exact number.
-    fmt : Format
-        The format to round to, with its subnormal numbers, and infinity where it overflows.
-
-    Returns
-    -------
-    float
-        The rounded number; 0.0 for an exact zero, a zero of the number's sign for an underflow.
+    An exact zero is 0.0. An underflow is a zero of the number's sign.
     """
     if value == 0:
         return 0.0
@@ -315,29 +305,10 @@ def sample(
     sample_offset: int = 0,
     antithetic: bool = False,
 ) -> list[list[int]]:
-    """Draw a sample: x[i, j] = fma(sigma[i], z[i, j], mu[i]).
+    """The bit patterns of a sample: x[i, j] = fma(sigma[i], z[i, j], mu[i]).
 
-    Parameters
-    ----------
-    mu, sigma : sequence of float, shape (d,)
-        Rounded to the computing type first: float64 for float64, else float32.
-    n : int
-        Number of columns.
-    dtype : {"float16", "bfloat16", "float32", "float64"}
-        The type of the result; float16 and bfloat16 round the float32 result once more.
-    seed, offset : int
-        Unsigned 64-bit numbers.
-    shared : bool
-        Shared noise: every row has the noise of row 0, for every ``dim_offset``.
-    dim_offset, sample_offset : int
-        First row and column of the window.
-    antithetic : bool
-        z'[i, j] = (-1)^j z[i, j // 2] in place of z[i, j].
-
-    Returns
-    -------
-    list of list of int, shape (d, n)
-        Bit patterns.
+    mu and sigma are rounded to the computing type first: float64 for float64, else float32. With `shared`, every row
+    has the noise of row 0; with `antithetic`, z'[i, j] = (-1)^j z[i, j // 2] is in place of z[i, j].
     """
     k = F64 if dtype == "float64" else F32
     rows = []
