@@ -179,7 +179,7 @@ def test_kernels_are_compiled_in_parallel(tmp_path: Path, kernels: Kernels, fork
 def test_a_terminal_shows_progress_in_one_line(
     kernels: Kernels, forking: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kernels(*(functools.partial(time.sleep, seconds) for seconds in (0, 1.2)))
+    kernels(*(functools.partial(time.sleep, seconds) for seconds in (0, 2.2)))
     terminal = io.StringIO()
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stderr", terminal)
