@@ -125,7 +125,7 @@ def span_lists(spans: Spans, dtype: str, rows: int, turns: int, most: tuple[int,
             entries = part[:, [0, 1, _FIRST, _WIDTH, _ID]]
             entries[:, 3] *= part[:, _ROWS]
             groups = (entries[:, 2] % WIDTH + entries[:, 3] + WIDTH - 1) // WIDTH
-        lists.append(_list_of(bool(strided), chosen, entries, ceil_div(groups, of_block), turns, most[strided]))
+        lists.append(_list_of(bool(strided), chosen, entries, -(-groups // of_block), turns, most[strided]))
     return lists
 
 
