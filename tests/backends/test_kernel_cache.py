@@ -36,7 +36,6 @@ from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.errors import BackendUnavailableError
 from multisample.backends.kernels import compilation
 from multisample.backends.kernels.cpu import calls as cpu_calls
-from multisample.backends.kernels.cpu import kernel as cpu_kernels
 from multisample.backends.kernels.cuda.keys import KernelKey
 from multisample.backends.system import cache, numba_lock_at_fork
 
