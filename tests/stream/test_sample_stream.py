@@ -267,6 +267,22 @@ def test_a_window_of_a_window_equals_its_slice(
     assert np.array_equal(outer, expected)
 
 
+@pytest.mark.parametrize("antithetic", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_few_samples_of_many_dimensions_are_columns_of_the_matrix(
+    backend: str, bits: ToArray, dtype: str, antithetic: bool
+) -> None:
+    """With few columns, kernels skip the normals of a block that no column needs."""
+    for d in (16, 37, 2500):
+        options: dict[str, Any] = {"seed": 5, "backend": backend, "dtype": dtype, "antithetic": antithetic}
+        matrix = bits(multisample.sample(*vectors(d), 12, **options))
+        for start in (0, 1, 2, 3, 5, 7):
+            for n in (1, 2):
+                for layout in ("dn", "nd"):
+                    few = bits(multisample.sample(*vectors(d), n, sample_offset=start, layout=layout, **options))
+                    np.testing.assert_array_equal(few if layout == "dn" else few.T, matrix[:, start : start + n])
+
+
 # --- Strides --------------------------------------------------------------------------------------
 
 
