@@ -7,7 +7,6 @@ call, changes something that is not in the key, and compares with a call without
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import itertools
 import re
@@ -30,16 +29,15 @@ from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import multisample
-from multisample import Generator, Key, UnknownBackendError, _backends, _libraries, _plan, sample, weighted_moments
+from multisample import Generator, Key, _libraries, _plan, sample, weighted_moments
 from multisample.backends import registry
 from multisample.backends.launch import Operation
-from multisample.backends.memory.host import arrays_at
 
 PLANS = _plan.PLANS
 D, N = 3, 4
 MU, SIGMA = np.zeros(D, np.float32), np.ones(D, np.float32)
 T_MU, T_SIGMA = torch.zeros(D), torch.ones(D)
+OF_TORCH = {"mu": T_MU, "sigma": 1.0, "backend": "cpu"}
 BACKENDS_OF_TORCH = "cpu", "torch_ext"
 
 Call = Callable[[], Any]
@@ -149,44 +147,22 @@ def check_alike(good: Call, other: Call, is_error: bool | None = None) -> Any:
     return fresh
 
 
-def plan_of(call: Call) -> Any:
-    PLANS.clear()
-    call()
-    (plan,) = PLANS._plans.values()
-    return plan
-
-
 # --- Plans --------------------------------------------------------------------------------------------------------
-
-
-def slots_of(plan: Any) -> dict[str, Any]:
-    names = [name for kind in type(plan).__mro__ for name in getattr(kind, "__slots__", ())]
-    return {name: getattr(plan, name) for name in names}
-
-
-def check_same_slots(before: dict[str, Any], after: dict[str, Any]) -> None:
-    assert all(after[name] is value or after[name] == value for name, value in before.items())
 
 
 def test_calls_do_not_change_a_plan(vectors: Any) -> None:
     call: dict[str, Any] = {"noise": "shared", "layout": "nd", **vectors.options}
-    planned = plan_of(lambda: sample(vectors(0, 1, 2), vectors(1, 2, 3), N, **call))
+    sample(vectors(0, 1, 2), vectors(1, 2, 3), N, **call)
+    (planned,) = PLANS._plans.values()
     plan = getattr(planned, "plan", planned)  # Compiled code may run it.
-    before = slots_of(plan)
-    readers = {name: slots_of(reader) for name, reader in before["_readers"].items()}
-    template = copy.copy(before["template"])
+    before = [getattr(plan, name) for name in type(plan).__slots__]
     for count in range(50):
         sample(vectors(count, 1, 2), vectors(1, count, 3), N, dim_offset=count, sample_offset=3 * count, **call)
         for wrong in (vectors(-1, 2, 3), vectors(np.nan, 2, 3)):
             with pytest.raises(ValueError, match=r"^sigma: expected finite standard deviations"):
                 sample(vectors(count, 1, 2), wrong, N, **call)
     assert len(PLANS) == 1
-    after = slots_of(plan)
-    check_same_slots(before, after)
-    assert after["template"] == template
-    assert list(readers) == list(after["_readers"]) == ["mu", "sigma"]
-    for name, reader in after["_readers"].items():
-        check_same_slots(readers[name], slots_of(reader))
+    assert [getattr(plan, name) for name in type(plan).__slots__] == before
 
 
 def test_plans_keep_no_array_alive(vectors: Any) -> None:
@@ -237,29 +213,31 @@ def sizes() -> dict[str, int]:
     return {name: size for name, size in found.items() if "__" not in name}
 
 
-def test_the_plan_cache_is_bounded_and_no_other_cache_grows(vectors: Any) -> None:
+def test_the_plan_cache_is_bounded_and_no_other_cache_grows(vectors: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PLANS, "_capacity", 64)
     for n in range(3):
         sample(vectors(1, 2, 3), vectors(1, 2, 3), n, seed=1, **vectors.options)
     before = sizes()
-    for n in range(1100):
+    for n in range(100):
         sample(vectors(1, 2, 3), vectors(1, 2, 3), n, seed=1, **vectors.options)
-    assert len(PLANS) == PLANS._capacity == 1024
+    assert len(PLANS) == 64
     grown = {name: (before.get(name), size) for name, size in sizes().items() if size > before.get(name, 0)}
     assert not grown
     # The cache holds the newest plans.
-    sample(vectors(1, 2, 3), vectors(1, 2, 3), 1099, seed=1, **vectors.options)
-    assert [getattr(plan, "plan", plan).shape[1] for plan in PLANS._plans.values()] == list(range(1100 - 1024, 1100))
+    sample(vectors(1, 2, 3), vectors(1, 2, 3), 99, seed=1, **vectors.options)
+    assert [getattr(plan, "plan", plan).shape[1] for plan in PLANS._plans.values()] == list(range(36, 100))
 
 
 def test_plans_of_all_operations_share_the_cache() -> None:
     need("torch_ext")
-    mu = torch.zeros(D, requires_grad=True)
-    for n in range(1, 600):
-        sample(mu, T_SIGMA, n, seed=1).sum().backward()
-        weighted_moments(torch.ones(n), T_MU, T_SIGMA, seed=1)
-    assert len(PLANS) == 1024
-    operations = {plan.template.operation for plan in PLANS._plans.values() if isinstance(plan, _plan.Plan)}
-    assert operations == {Operation.gradient, Operation.moments}
+    for _ in range(2):
+        sample(torch.zeros(D, requires_grad=True), T_SIGMA, N, seed=1).sum().backward()
+        weighted_moments(torch.ones(N), T_MU, T_SIGMA, seed=1)
+    plans = PLANS._plans.values()
+    assert len(plans) == 3
+    assert {plan.template.operation for plan in plans if isinstance(plan, _plan.Plan)} == {
+        Operation.gradient, Operation.moments,
+    }  # fmt: skip
 
 
 def test_a_call_within_put_does_not_deadlock() -> None:
@@ -362,11 +340,6 @@ def test_values_windows_seeds_and_generators_share_a_plan(vectors: Any) -> None:
             assert len(PLANS) == 1
 
 
-def without_addresses(options: object) -> str:
-    """A test id without addresses. The workers of pytest-xdist must collect equal ids."""
-    return re.sub(" at 0x[0-9a-f]+", "", str(options))
-
-
 @pytest.mark.parametrize(
     ("good", "other"),
     [
@@ -389,8 +362,11 @@ def without_addresses(options: object) -> str:
         ({}, {"dim_offset": -1}), ({}, {"sample_offset": 2**34 - N + 1}), ({}, {"sample_offset": 2**34 + 1}),
         ({"dtype": "float32"}, {"dtype": ["float32"]}), ({"backend": "cpu"}, {"backend": ["cpu"]}),
         ({"layout": "dn"}, {"layout": None}), ({"generator": None}, {"generator": torch.Generator()}),
+        ({"generator": Generator(1)}, {"generator": torch.Generator()}),
+        ({**OF_TORCH, "generator": Generator(1)}, {"generator": np.random.default_rng(1)}),
+        ({**OF_TORCH, "generator": torch.Generator()}, {"generator": Generator(1, graph_safe=True)}),
     ],
-    ids=without_addresses,
+    ids=lambda options: re.sub(" at 0x[0-9a-f]+", "", str(options)),  # Workers of pytest-xdist collect equal ids.
 )  # fmt: skip
 def test_equal_values_of_different_types_have_different_plans(good: dict[str, Any], other: dict[str, Any]) -> None:
     plain = {"mu": MU, "sigma": SIGMA, "n": N}
@@ -435,19 +411,12 @@ def test_an_overlapping_out_raises_with_a_plan(vectors: Any, name: str, layout: 
             lambda: draw(memory[: D * N].reshape(shape), wrong), is_error=True,  # noqa: B023
         )  # fmt: skip
         memory[...] = before
-    # Adjacent memory does not overlap, and neither do gaps between the rows of a matrix.
+    # Adjacent memory does not overlap.
     after = memory[D * N : D * N + D]
     check_alike(
         lambda: draw(memory[: D * N].reshape(shape), vectors(1, 2, 3)),
         lambda: draw(memory[: D * N].reshape(shape), after), is_error=False,
     )  # fmt: skip
-    memory[...] = before
-    if vectors.convert is np.asarray:
-        columns = memory.reshape(-1, 2)
-        out = np.lib.stride_tricks.as_strided(columns[: D * N, 0], shape, (shape[1] * 8, 8))
-        check_alike(
-            lambda: draw(out, np.ones(2 * D, np.float32)[::2]), lambda: draw(out, columns[:D, 1]), is_error=False
-        )
 
 
 def test_the_flags_and_types_of_numpy_arrays_are_checked_in_every_call() -> None:
@@ -682,18 +651,6 @@ def test_plans_are_bypassed_for_tensor_subclasses() -> None:
         check_alike(lambda: draw(T_MU), lambda: draw(other), is_error=True)  # noqa: B023
 
 
-def test_generators_of_another_type_raise_with_a_plan() -> None:
-    def draw(generator: Any, mu: Any = T_MU) -> Any:
-        return sample(mu, 1.0, N, generator=generator, backend="cpu")
-
-    check_alike(lambda: draw(Generator(1)), lambda: draw(np.random.default_rng(1)), is_error=True)
-    check_alike(lambda: draw(torch.Generator()), lambda: draw(Generator(1, graph_safe=True)), is_error=True)
-    check_alike(lambda: draw(Generator(1), MU), lambda: draw(torch.Generator(), MU), is_error=True)
-    last = Generator(1)
-    last.state = {"seed": 1, "offset": 2**64, "spawned": 0}
-    check_alike(lambda: draw(Generator(1)), lambda: draw(last), is_error=True)
-
-
 # --- Processes, backends and threads ------------------------------------------------------------------------------
 
 
@@ -708,41 +665,6 @@ def test_a_forked_child_has_no_plans_and_draws_the_same(vectors: Any) -> None:
     assert found == [[0, expected, 1, expected]]
     assert len(PLANS) == 1
     assert draw() == expected
-
-
-class Filling(FakeBackend):
-    """A backend that writes one number."""
-
-    def __init__(self, name: str, value: float) -> None:
-        super().__init__(name)
-        self.value = value
-
-    def launch(self, draw: Any) -> None:
-        arrays_at(draw)["matrix"][...] = self.value
-
-
-@pytest.mark.usefixtures("registered")
-def test_registering_a_backend_clears_the_plans() -> None:
-    sample(MU, SIGMA, N)
-    for _ in range(2):
-        with pytest.raises(UnknownBackendError) as caught:
-            sample(MU, SIGMA, N, backend="filling")
-        assert chain(caught.value) == [(UnknownBackendError, str(caught.value))]
-    assert len(PLANS) == 1
-    multisample.register_backend(Filling("filling", 5))
-    assert len(PLANS) == 0
-    assert (sample(MU, SIGMA, N, backend="filling") == 5).all()
-    assert len(PLANS) == 1
-    multisample.register_backend(Filling("other", 6))
-    assert len(PLANS) == 0
-    assert (sample(MU, SIGMA, N, backend="filling") == 5).all()
-    # Replacing a backend in the registry, as tests do.
-    assert all(len(cache) == 0 for cache in _plan.PlanCache.every if cache is not PLANS)
-    registry._registered["filling"] = Filling("filling", 7)
-    _backends.forget()
-    assert (sample(MU, SIGMA, N, backend="filling") == 7).all()
-    with pytest.raises(ValueError, match="sigma"):
-        sample(MU, -SIGMA, N, backend="filling")
 
 
 def test_strides_are_part_of_a_key(registered: Callable[[Any], Any]) -> None:

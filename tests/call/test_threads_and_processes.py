@@ -99,9 +99,18 @@ def test_threads_take_each_offset_of_a_shared_generator_once(n: int, calls: int,
 
 
 @pytest.mark.usefixtures("switching")
-def test_threads_get_different_children_of_a_generator() -> None:
+def test_threads_take_every_child_and_consecutive_offsets_of_a_shared_generator_once() -> None:
     generator = Generator(11)
-    spawned = in_threads(lambda thread: [child.seed for _ in range(50) for child in generator.spawn(3)])
+    sizes = [1, 1, 7, 7, 64, 64, 500, 500]
+
+    def work(thread: int) -> tuple[list[Any], list[int]]:
+        rounds = [(generator.take(sizes[thread])[:, 1], generator.spawn(3)) for _ in range(50)]
+        return [offsets for offsets, _ in rounds], [child.seed for _, children in rounds for child in children]
+
+    taken, spawned = zip(*in_threads(work), strict=True)
+    every = [offsets for of_thread in taken for offsets in of_thread]
+    assert all((np.diff(offsets) == 1).all() for offsets in every)
+    assert np.array_equal(np.sort(np.concatenate(every)), np.arange(50 * sum(sizes)))
     expected = [child.seed for child in Generator(11).spawn(THREADS * 150)]
     assert sorted(seed for seeds in spawned for seed in seeds) == sorted(expected)
 
