@@ -435,29 +435,25 @@ def test_a_bad_out_raises_and_is_unchanged(library: str, make: Any, error: Any, 
         assert torch.get_rng_state().equal(state)
 
 
-@pytest.mark.parametrize("n", [4, BIG_N])
 @pytest.mark.parametrize("name", ["mu", "sigma"])
-def test_out_may_not_overlap_an_input(name: str, n: int) -> None:
-    memory = np.ones((3, n + 2), np.float32)
+def test_out_may_not_overlap_an_input(name: str) -> None:
+    memory = np.ones((3, 6), np.float32)
     vectors = {"mu": np.zeros(3, np.float32), "sigma": np.ones(3, np.float32)}
     generator = Generator(1)
-    views = memory[:, 1], memory[:, n], memory[::-1, 2], memory[2, :3], memory[:, 1:2], memory[1:2, 1].reshape(())
+    views = memory[:, 1], memory[:, 4], memory[::-1, 2], memory[2, :3], memory[:, 1:2], memory[1:2, 1].reshape(())
     for shared in views:
         before = memory.copy()
         with pytest.raises(ValueError, match=rf"^out: expected memory of its own, got memory that {name} also uses"):
-            sample(**vectors | {name: shared}, n=n, out=memory[:, 1 : n + 1], generator=generator)
+            sample(**vectors | {name: shared}, n=4, out=memory[:, 1:5], generator=generator)
         np.testing.assert_array_equal(memory, before)
     assert generator.offset == 0
-
-
-def test_out_may_not_overlap_an_input_of_another_type_or_library() -> None:
     memory, tensor = np.zeros((3, 6)), torch.zeros(3, 6)
     words = memory.view(np.float32)
-    for name, mu, sigma, out, dtype in (
+    for argument, mu, sigma, out, dtype in (
         ("mu", memory[:, 0], 1.0, memory[:, :4], "float64"), ("sigma", 0.0, memory[:, 1], words[:, 2:6], "float32"),
         ("mu", tensor[:, 1], torch.ones(3), tensor[:, :4], None),
     ):  # fmt: skip
-        with pytest.raises(ValueError, match=rf"^out: .*{name} also uses"):
+        with pytest.raises(ValueError, match=rf"^out: .*{argument} also uses"):
             sample(mu, sigma, 4, out=out, dtype=dtype)
     assert not memory.any() and not tensor.any()
 

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from cuda_memory import ExportedByDlpack
+from tables import slow_but
 
 import multisample
 from multisample import Key, _backends, cem, sample, weighted_moments
@@ -90,6 +91,8 @@ TORCH_CALLS: dict[str, Call] = {
     "torch, recorded": lambda: sample(T_RECORDED, T_SIGMA, N, seed=7),
     "torch, moments": lambda: weighted_moments(T_SIGMA, T_RECORDED[:1], 1.5, seed=7),
     "torch, empty": lambda: sample(T_MU[:0], T_SIGMA[:0], N, seed=7),
+    "torch, default generator": lambda: torch.manual_seed(3) and sample(T_MU, 1.5, N),
+    "torch, generator": lambda: sample(T_MU, 1.5, N, generator=torch.Generator().manual_seed(3), backend="cpu"),
 }
 
 
@@ -309,25 +312,22 @@ def test_settings_of_jax(states: Any) -> None:
     check_switches(_jax_calls(), {name: functools.partial(state, jax) for name, state in states.items()})
 
 
-def test_jax_traces_calls_that_have_plans() -> None:
-    jax = pytest.importorskip("jax")
-    seed = jax.random.key(7)
-    for _ in range(3):
-        sample(MU_32, SIGMA_32, N, seed=seed, validate=True)
-    with pytest.raises(ValueError, match=r"^validate: expected False where JAX traces"):
-        jax.jit(lambda: sample(MU_32, SIGMA_32, N, seed=seed, validate=True))()
+KINDS = "multisample", "multisample_gradient", "multisample_moments"
 
 
-def test_calls_with_a_jax_key_have_one_plan() -> None:
+def test_calls_with_a_jax_key_have_one_plan_which_no_trace_uses() -> None:
     jax = pytest.importorskip("jax")
-    sample(MU_32, SIGMA_32, N, seed=jax.random.key(1))
+    sample(MU_32, SIGMA_32, N, seed=jax.random.key(1), validate=True)
     PLANS.clear()
     for seed in range(4):
-        sample(MU_32, SIGMA_32, N, seed=jax.random.key(seed))
+        sample(MU_32, SIGMA_32, N, seed=jax.random.key(seed), validate=True)
     assert len(PLANS) == 1
+    key = jax.random.key(7)
+    with pytest.raises(ValueError, match=r"^validate: expected False where JAX traces"):
+        jax.jit(lambda: sample(MU_32, SIGMA_32, N, seed=key, validate=True))()
 
 
-@pytest.mark.parametrize("kind", ["multisample", "multisample_gradient", "multisample_moments"])
+@pytest.mark.parametrize("kind", slow_but(["multisample"], KINDS))
 def test_a_program_traced_with_other_types_raises(kind: str) -> None:
     """Handlers would read float32 operands as float64."""
     jax = pytest.importorskip("jax")

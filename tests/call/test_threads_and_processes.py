@@ -127,24 +127,19 @@ def test_large_calls_from_many_threads_have_the_right_bits(dtype: str, noise: An
     assert len({seeds[0] for seeds in drawn}) == THREADS
 
 
-@pytest.mark.parametrize("setting", ["0", "-1", "many", "1.5", " ", "2 threads", "0x2", "\u00b2"])
+@pytest.mark.parametrize("setting", ["0", "-1", "1.5", " ", "2 threads", "\u00b2"])
 def test_a_bad_thread_setting_raises(monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
     monkeypatch.setenv("MULTISAMPLE_NUM_THREADS", setting)
     with pytest.raises(ValueError, match=r"^MULTISAMPLE_NUM_THREADS.* positive integer, got ") as caught:
         threads.thread_count()
     assert repr(setting) in str(caught.value)
-    generator, out = Generator(1), np.full((3, BIG_N), 7, np.float32)
+    out = np.full((3, BIG_N), 7, np.float32)
     with pytest.raises((ValueError, RuntimeError), match="MULTISAMPLE_NUM_THREADS"):
-        draw(BIG_N, generator=generator, out=out)
+        draw(BIG_N, out=out)
     assert (out == 7).all()
     status = multisample.list_backends()["cpu"]  # Never raises.
     assert not status.available
     assert any("MULTISAMPLE_NUM_THREADS" in reason and repr(setting) in reason for reason in status.reasons)
-
-
-def test_the_thread_setting_is_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MULTISAMPLE_NUM_THREADS", "3")
-    assert threads.thread_count() == 3
     monkeypatch.delenv("MULTISAMPLE_NUM_THREADS")
     assert 1 <= threads.thread_count() <= (os.cpu_count() or 1)
 
@@ -231,35 +226,25 @@ def test_forked_children_and_grandchildren_draw_large_matrices_after_their_paren
 
 
 @forked
-@pytest.mark.parametrize("seeded", [True, False])
-def test_default_generators_of_forked_children_differ(seeded: bool) -> None:
-    default = multisample.manual_seed(11)
-    if not seeded:
-        default.state = Generator().state
-    draw()
-    before = default.state
-    children = in_forks(*[lambda: {"state": default.state, "drawn": digest(draw()), "after": default.state}] * 3)
-    assert default.state == before
-    seeds = {before["seed"], *(child["state"]["seed"] for child in children)}
-    assert len(seeds) == 4
-    assert len({digest(draw()), *(child["drawn"] for child in children)}) == 4
-    for child in children:
-        assert (child["state"]["offset"], child["state"]["spawned"], child["after"]["offset"]) == (0, 0, 1)
-
-
-@forked
-def test_a_forked_child_can_be_seeded_and_an_explicit_generator_continues() -> None:
-    generator = Generator(11)
-    generator._take()
+def test_forked_children_have_other_default_generators_and_equal_explicit_ones() -> None:
+    default, generator = multisample.manual_seed(11), Generator(11)
+    draw(), draw(generator=generator)
 
     def child() -> Any:
+        before, drawn, after = default.state, digest(draw()), default.state
         multisample.manual_seed(5)
-        return [digest(draw()), digest(draw(generator=generator)), generator.state]
+        return before, drawn, after, [digest(draw()), digest(draw(generator=generator)), generator.state]
 
-    multisample.manual_seed(11)
-    found = in_forks(child, child)
+    before = default.state
+    children = in_forks(child, child, child)
+    assert default.state == before
     assert generator.offset == 1
-    assert found == [[digest(draw(seed=5)), digest(draw(generator=generator)), generator.state]] * 2
+    equal = [digest(draw(seed=5)), digest(draw(generator=generator)), generator.state]
+    assert [found for *_, found in children] == [equal] * 3
+    assert len({11, *(state["seed"] for state, *_ in children)}) == 4
+    assert len({digest(draw()), *(drawn for _, drawn, *_ in children)}) == 4
+    for state, _, after, _ in children:
+        assert (state["offset"], state["spawned"], after["offset"]) == (0, 0, 1)
 
 
 @forked
