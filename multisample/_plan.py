@@ -7,10 +7,8 @@ and a plan is made.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import os
-import threading
 from collections.abc import Callable, Hashable
 from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 
@@ -24,13 +22,11 @@ from multisample.backends.system.cuda_driver import is_capturing
 
 from ._arguments import describe
 from ._call import COLUMNS, FLAGS, ROWS, Call, vectors_of
-from ._checks.operands import Inputs, check_alignment, inspect_inputs, item_size
-from ._checks.out import check_out, target_checker
+from ._checks.operands import Inputs, check_alignment, check_out, inspect_inputs, item_size, target_checker
 from ._checks.values import check_values
 from ._checks.window_and_options import check_rows, checked_window
 from ._libraries import Device, Library, Operand, is_number
-from ._randomness.counter import DeviceCounter
-from ._randomness.generator import WORD_64
+from ._randomness.generator import WORD_64, DeviceCounter
 from ._randomness.generator_argument import captured_offset, check_generator, counter_on, source_of
 from ._randomness.seed_argument import Keys, checked_key, is_in_array, keys_in, only_words, signature_of
 from ._reading import Reader, vector_reader
@@ -333,15 +329,18 @@ P = TypeVar("P")
 
 
 class PlanCache(Generic[P]):
-    """Plans by key. A full cache drops its oldest plan."""
+    """Plans by key. A full cache drops its oldest plan.
+
+    There is no lock: a signal handler or a destructor would wait for the call that it interrupts, and a forked child
+    for a thread that it does not have. The methods of a dict are atomic.
+    """
 
     every: ClassVar[list[PlanCache[Any]]] = []
     """All caches, which registering a backend clears."""
 
     def __init__(self, capacity: int) -> None:
-        self._plans: collections.OrderedDict[Hashable, P] = collections.OrderedDict()
+        self._plans: dict[Hashable, P] = {}
         self._capacity = capacity
-        self._lock = threading.Lock()
         self.get = self._plans.get
         self.every.append(self)
         os.register_at_fork(after_in_child=self._after_fork)
@@ -354,27 +353,18 @@ class PlanCache(Generic[P]):
         return len(self._plans)
 
     def put(self, key: Hashable, plan: P) -> None:
-        """Store `plan` under `key`, unless another `put` is running.
-
-        Waiting could deadlock: a signal handler or destructor may call `put` while it interrupts another `put`.
-        """
-        lock = self._lock
-        if lock.acquire(blocking=False):
-            try:
-                while self._plans and self.size() >= self._capacity:
-                    with contextlib.suppress(KeyError):  # `clear` has just emptied the cache.
-                        self._plans.popitem(last=False)
-                self._plans[key] = plan
-            finally:
-                lock.release()
+        """Store `plan` under `key`."""
+        while self.size() >= self._capacity:
+            with contextlib.suppress(RuntimeError, StopIteration):  # Another call has changed or emptied the cache.
+                self._plans.pop(next(iter(self._plans)), None)
+        self._plans[key] = plan
 
     def clear(self) -> None:
         """Drop all plans."""
         self._plans.clear()
 
     def _after_fork(self) -> None:
-        """In the child: device handles are invalid, and another thread of the parent may hold the lock."""
-        self._lock = threading.Lock()
+        """In the child, device handles are invalid."""
         self.clear()
 
 

@@ -15,8 +15,7 @@ from .._arguments import describe
 from .._libraries.jax import is_jax
 from .._libraries.library import NOUNS, Device, Library
 from .._tracing import refuse_jax
-from .counter import DeviceCounter
-from .generator import DEFAULT_GENERATOR, Generator, Key
+from .generator import DEFAULT_GENERATOR, DeviceCounter, Generator, Key
 from .seed_argument import advice_for_numpy, is_of_torch
 
 NOT_CAPTURED = (

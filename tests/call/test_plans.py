@@ -240,19 +240,17 @@ def test_plans_of_all_operations_share_the_cache() -> None:
     }  # fmt: skip
 
 
-def test_a_call_within_put_does_not_deadlock() -> None:
-    """A signal handler or a destructor can make such a call."""
+def test_the_destructor_of_a_dropped_plan_may_store_another() -> None:
     cache: _plan.PlanCache[Any] = _plan.PlanCache(2)
-    for key in range(5):
+
+    class Dropped:
+        def __del__(self) -> None:
+            cache.put("a destructor's", 1)
+
+    cache.put("first", Dropped())
+    for key in (1, 2):
         cache.put(key, key)
-    with cache._lock:
-        thread = threading.Thread(target=cache.put, args=(9, 9), daemon=True)
-        thread.start()
-        thread.join(30)
-        assert not thread.is_alive()
-    assert (cache.get(3), cache.get(4), cache.get(9), len(cache)) == (3, 4, None, 2)
-    cache.put(9, 9)
-    assert (cache.get(3), cache.get(4), cache.get(9)) == (None, 4, 9)
+    assert list(cache._plans) == ["a destructor's", 2]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -455,14 +453,6 @@ def test_the_flags_and_types_of_numpy_arrays_are_checked_in_every_call() -> None
         check_alike(functools.partial(draw, **good), functools.partial(draw, **other), is_error)
 
 
-def test_an_array_is_read_again_when_its_address_is_reused(vectors: Any) -> None:
-    for count in range(50):
-        mu = vectors(count, count, count)
-        result = sample(mu, 0.0, N, seed=1, **vectors.options)
-        assert (result == count).all()
-        del mu, result
-
-
 @pytest.mark.parametrize("by", BACKENDS_OF_TORCH)
 def test_the_flags_of_tensors_are_checked_in_every_call(by: str) -> None:
     need(by)
@@ -660,9 +650,7 @@ def test_a_forked_child_has_no_plans_and_draws_the_same(vectors: Any) -> None:
         return repr(contents(sample(vectors(1, 2, 3), vectors(1, 2, 3), N, seed=1, **vectors.options)))
 
     expected = draw()
-    with PLANS._lock:  # Another thread may hold the lock during a fork.
-        found = in_forks(lambda: [len(PLANS), draw(), len(PLANS), draw()])
-    assert found == [[0, expected, 1, expected]]
+    assert in_forks(lambda: [len(PLANS), draw(), len(PLANS), draw()]) == [[0, expected, 1, expected]]
     assert len(PLANS) == 1
     assert draw() == expected
 
