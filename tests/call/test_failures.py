@@ -97,17 +97,6 @@ def test_an_allocation_failure_changes_nothing(road: str) -> None:
 
 
 @pytest.mark.parametrize("road", ["by_numpy", "by_torch_on_numba", "by_lists"])
-@pytest.mark.parametrize("planned", [False, True])
-def test_an_invalid_thread_setting_changes_nothing(road: str, planned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    n = 2**20  # Smaller calls use one thread and ignore the setting.
-    if planned:
-        ROADS[road](D, n)
-    monkeypatch.setenv("MULTISAMPLE_NUM_THREADS", "two")
-    expected = ValueError if planned else BackendUnavailableError
-    check_refused(road, D, n, expected, "MULTISAMPLE_NUM_THREADS must be a positive integer, got 'two'")
-
-
-@pytest.mark.parametrize("road", ["by_numpy", "by_torch_on_numba", "by_lists"])
 def test_a_numba_compile_failure_changes_nothing(road: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: Any, **options: Any) -> Any:
         raise OSError("no space left on the device")

@@ -24,6 +24,7 @@ import pytest
 import torch
 from fake_backend import FakeBackend
 from forks import forked, in_forks
+from outcomes import contents, outcome
 from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
@@ -97,39 +98,6 @@ class ArraySubclass(np.ndarray):
 
 class GeneratorSubclass(Generator):
     """A generator subclass that overrides nothing."""
-
-
-def contents(array: Any) -> Any:
-    """Bits, shape and type of an array, or the value of another object."""
-    if isinstance(array, torch.Tensor):
-        plain = array.detach().resolve_neg().contiguous().cpu()
-        whole = plain.as_subclass(torch.Tensor).reshape(-1).view(torch.uint8).numpy().tobytes()
-        return (
-            type(array), array.dtype, tuple(array.shape), array.stride(), str(array.device), array.requires_grad,
-            array.is_inference(), whole,
-        )  # fmt: skip
-    if isinstance(array, np.ndarray):
-        return type(array), array.dtype, array.shape, array.strides, array.flags.writeable, array.tobytes()
-    return repr(array)
-
-
-def chain(error: BaseException) -> list[Any]:
-    """An error and its causes as Python shows them, without addresses."""
-    shown = []
-    one: BaseException | None = error
-    while one is not None:
-        shown.append((type(one), re.sub("0x[0-9a-fA-F]+", "0x", str(one))))
-        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
-    return shown
-
-
-def outcome(call: Call) -> Any:
-    """The bits of a result, or the types and texts of an error and of its causes and contexts."""
-    try:
-        result = call()
-    except Exception as error:
-        return chain(error)
-    return contents(result)
 
 
 def check_alike(good: Call, other: Call, is_error: bool | None = None) -> Any:
