@@ -115,6 +115,11 @@ def check_alike(good: Call, other: Call, is_error: bool | None = None) -> Any:
     return fresh
 
 
+def check_changed(good: dict[str, Any], changes: dict[str, Any], is_error: bool | None = None) -> Any:
+    """`check_alike` of a call and one with other arguments."""
+    return check_alike(lambda: sample(**good), lambda: sample(**{**good, **changes}), is_error)
+
+
 # --- Plans --------------------------------------------------------------------------------------------------------
 
 
@@ -335,8 +340,7 @@ def test_values_windows_seeds_and_generators_share_a_plan(vectors: Any) -> None:
     ids=lambda options: re.sub(" at 0x[0-9a-f]+", "", str(options)),  # Workers of pytest-xdist collect equal ids.
 )  # fmt: skip
 def test_equal_values_of_different_types_have_different_plans(good: dict[str, Any], other: dict[str, Any]) -> None:
-    plain = {"mu": MU, "sigma": SIGMA, "n": N}
-    check_alike(lambda: sample(**{**plain, **good}), lambda: sample(**{**plain, **good, **other}), is_error=True)
+    check_changed({"mu": MU, "sigma": SIGMA, "n": N, **good}, other, is_error=True)
 
 
 # --- Checks in each call of a plan -----------------------------------------------------------------------------------
@@ -355,70 +359,51 @@ def test_several_mistakes_raise_one_error(vectors: Any) -> None:
         ({"sigma": 1.0}, {"mu": bad, "sigma": -1.0}), ({"mu": 1.0}, {"mu": np.inf, "sigma": bad}),
     ]  # fmt: skip
     for options, (right, mistakes) in itertools.product(({}, {"out": vectors.matrix()}), cases):
-        call = {**plain, **options, **right}
-        check_alike(lambda: sample(**call), lambda: sample(**{**call, **mistakes}), is_error=True)  # noqa: B023
+        check_changed({**plain, **options, **right}, mistakes, is_error=True)
 
 
 @pytest.mark.parametrize("name", ["mu", "sigma"])
 @pytest.mark.parametrize("layout", ["dn", "nd"])
 def test_an_overlapping_out_raises_with_a_plan(vectors: Any, name: str, layout: str) -> None:
-    def draw(out: Any, vector: Any) -> Any:
-        both = {"mu": vectors(1, 2, 3), "sigma": vectors(1, 2, 3), name: vector}
-        return sample(**both, n=N, seed=1, out=out, layout=layout, **vectors.options)
-
     memory = vectors.convert(np.arange(2 * D * N, dtype=np.float32))
-    shape = (D, N) if layout == "dn" else (N, D)
-    before = memory + 0
+    before, out = memory + 0, memory[: D * N].reshape((D, N) if layout == "dn" else (N, D))
+    plain = {"mu": vectors(1, 2, 3), "sigma": vectors(1, 2, 3), "n": N, "seed": 1, "layout": layout, "out": out}
+    apart = vectors.convert(np.zeros(40, np.float32))
     for first, step in ((0, 1), (2, 3), (D * N - 1, 1), (D * N - 1, 4)):
-        wrong = memory[first : first + step * D : step]
-        right = vectors.convert(np.zeros(40, np.float32))[first : first + step * D : step]
-        check_alike(
-            lambda: draw(memory[: D * N].reshape(shape), right),  # noqa: B023
-            lambda: draw(memory[: D * N].reshape(shape), wrong), is_error=True,  # noqa: B023
-        )  # fmt: skip
+        part = slice(first, first + step * D, step)
+        check_changed({**plain, **vectors.options, name: apart[part]}, {name: memory[part]}, is_error=True)
         memory[...] = before
     # Adjacent memory does not overlap.
-    after = memory[D * N : D * N + D]
-    check_alike(
-        lambda: draw(memory[: D * N].reshape(shape), vectors(1, 2, 3)),
-        lambda: draw(memory[: D * N].reshape(shape), after), is_error=False,
-    )  # fmt: skip
+    check_changed({**plain, **vectors.options}, {name: memory[D * N : D * N + D]}, is_error=False)
 
 
 def test_the_flags_and_types_of_numpy_arrays_are_checked_in_every_call() -> None:
-    def draw(out: Any = None, mu: Any = MU, sigma: Any = SIGMA) -> Any:
-        return sample(mu, sigma, N, seed=1, out=out)
-
     def new() -> Any:
         return np.full((D, N), 77, np.float32)
 
-    locked = new()
+    plain = {"mu": MU, "sigma": SIGMA, "n": N, "seed": 1}
+    again, locked = new(), new()
     locked.flags.writeable = False
-    check_alike(lambda: draw(new()), lambda: draw(locked), is_error=True)
-    again = new()
-    draw(again)
+    sample(**plain, out=again)
     again.flags.writeable = False  # The array is the same object as before.
     with pytest.raises(ValueError, match=r"^out: expected a writable array"):
-        draw(again)
+        sample(**plain, out=again)
     raw = np.zeros(4 * D * N + 1, np.uint8)[1:].view(np.float32)
     assert not raw.flags.aligned
     read_only, column = MU.copy(), np.ones((D, 1), np.float32)
     read_only.flags.writeable = False
-    cases: list[tuple[dict[str, Any], dict[str, Any], bool]] = [
-        *(
-            ({"out": new()}, {"out": out}, is_error)
-            for out, is_error in (
-                (np.ma.masked_array(new()), True), (new().view(ArraySubclass), False), (new().view(np.matrix), False),
-                (new().astype(">f4"), True), (new().tolist(), True), (np.zeros((1, N), np.float32).repeat(1), True),
-                (np.broadcast_to(new()[:1], (D, N)), True), (raw.reshape(D, N), False),
-            )
-        ),
-        ({}, {"mu": np.ma.masked_array(MU)}, True), ({}, {"sigma": np.ma.masked_array(SIGMA)}, True),
-        ({}, {"mu": raw[:D]}, False), ({}, {"mu": read_only}, False),
-        *(({"mu": column}, {"mu": column.view(kind)}, False) for kind in (np.matrix, ArraySubclass)),
-    ]  # fmt: skip
-    for good, other, is_error in cases:
-        check_alike(functools.partial(draw, **good), functools.partial(draw, **other), is_error)
+    for out, is_error in (
+        (np.ma.masked_array(new()), True), (new().view(ArraySubclass), False), (new().view(np.matrix), False),
+        (new().astype(">f4"), True), (new().tolist(), True), (np.zeros((1, N), np.float32).repeat(1), True),
+        (np.broadcast_to(new()[:1], (D, N)), True), (raw.reshape(D, N), False), (locked, True),
+    ):  # fmt: skip
+        check_changed({**plain, "out": new()}, {"out": out}, is_error)
+    check_changed(plain, {"mu": np.ma.masked_array(MU)}, is_error=True)
+    check_changed(plain, {"sigma": np.ma.masked_array(SIGMA)}, is_error=True)
+    for mu in (raw[:D], read_only):
+        check_changed(plain, {"mu": mu}, is_error=False)
+    for kind in (np.matrix, ArraySubclass):
+        check_changed({**plain, "mu": column}, {"mu": column.view(kind)}, is_error=False)
 
 
 @pytest.mark.parametrize("by", BACKENDS_OF_TORCH)
@@ -428,15 +413,15 @@ def test_the_flags_of_tensors_are_checked_in_every_call(by: str) -> None:
     def draw(mu: Any = T_MU, sigma: Any = T_SIGMA, out: Any = None) -> Any:
         return sample(mu, sigma, N, seed=1, out=out, backend=by)
 
-    negative = torch._neg_view(-torch.arange(3.0))
-    x = check_alike(draw, lambda: draw(negative), is_error=False)
-    assert x == check_alike(draw, lambda: draw(torch.arange(3.0)), is_error=False)
-    new = torch.zeros(D, N)
-    check_alike(lambda: draw(out=torch.zeros(D, N)), lambda: draw(negative, out=new), is_error=False)
-    check_alike(lambda: draw(out=new), lambda: draw(out=torch._neg_view(torch.zeros(D, N))), is_error=True)
-    # A tensor with the negative bit shares memory with `out`.
+    plain = {"mu": T_MU, "sigma": T_SIGMA, "n": N, "seed": 1, "backend": by}
+    negative = {"mu": torch._neg_view(-torch.arange(3.0))}
+    x = check_changed(plain, negative, is_error=False)
+    assert x == check_changed(plain, {"mu": torch.arange(3.0)}, is_error=False)
     memory = torch.zeros(D, N)
-    check_alike(lambda: draw(out=memory), lambda: draw(torch._neg_view(memory[:, 0]), out=memory), is_error=True)
+    check_changed({**plain, "out": torch.zeros(D, N)}, {**negative, "out": memory}, is_error=False)
+    check_changed({**plain, "out": memory}, {"out": torch._neg_view(torch.zeros(D, N))}, is_error=True)
+    # A tensor with the negative bit shares memory with `out`.
+    check_changed({**plain, "out": memory}, {"mu": torch._neg_view(memory[:, 0])}, is_error=True)
 
     parameter = torch.nn.Parameter(torch.zeros(D))
     needs = torch.zeros(D)
@@ -453,10 +438,10 @@ def test_the_flags_of_tensors_are_checked_in_every_call(by: str) -> None:
             assert not draw(needs).requires_grad
     assert not draw(needs.detach()).requires_grad
     for x in (needs, parameter):
-        check_alike(draw, lambda: draw(x))  # noqa: B023
+        check_changed(plain, {"mu": x})
         check_alike(torch.no_grad()(lambda: draw(x)), lambda: draw(x), is_error=by == "cpu")  # noqa: B023
         with torch.no_grad():
-            check_alike(draw, lambda: draw(x), is_error=False)  # noqa: B023
+            check_changed(plain, {"mu": x}, is_error=False)
     out = torch.zeros(D, N)
     draw(out=out)
     out.requires_grad_()
@@ -479,16 +464,10 @@ def test_inference_tensors_have_equal_outcomes_with_a_plan(by: str) -> None:
         draw(kept)
         assert draw().is_inference()
     before, offset = kept.clone(), generator.offset
-    for good in (False, True):
-        _forget()
-        if good:
-            draw(torch.zeros(D, N))
-            offset += 1
-        with pytest.raises(ValueError, match=r"^out: expected a writable tensor"):
-            draw(kept)
-        assert generator.offset == offset
-        assert torch.equal(kept, before)
-    generator = Generator(3)
+    shown = check_alike(lambda: draw(torch.zeros(D, N)), lambda: draw(kept), is_error=True)
+    assert shown[0][1].startswith("out: expected a writable tensor")
+    assert generator.offset == offset + 1
+    assert torch.equal(kept, before)
     assert not draw(mu=frozen).is_inference()
 
 
@@ -518,7 +497,7 @@ def test_tensors_without_memory_raise(by: str, place: str, kind: str) -> None:
             x = kept[0]
         # NumPy can read a tensor of torch.func.grad.
         is_error = None if (kind, by) == ("dead grad", "cpu") else True
-        check_alike(lambda: sample(**plain), lambda: sample(**{**plain, place: x}), is_error)
+        check_changed(plain, {place: x}, is_error)
 
 
 def test_a_gradient_without_memory_is_zero() -> None:
@@ -596,17 +575,15 @@ def test_plans_are_bypassed_for_tensor_subclasses() -> None:
             seen.append(str(function))
             return function(*[T_MU if isinstance(x, cls) else x for x in args], **(kwargs or {}))
 
-    def draw(mu: Any) -> Any:
-        return sample(mu, T_SIGMA, N, seed=1)
-
-    check_alike(lambda: draw(T_MU), lambda: draw(T_MU.as_subclass(PlainSubclass)), is_error=False)
-    check_alike(lambda: draw(T_MU), lambda: draw(torch.nn.Parameter(T_MU, requires_grad=False)), is_error=False)
-    draw(T_MU)
+    plain = {"mu": T_MU, "sigma": T_SIGMA, "n": N, "seed": 1}
+    for mu in (T_MU.as_subclass(PlainSubclass), torch.nn.Parameter(T_MU, requires_grad=False)):
+        check_changed(plain, {"mu": mu}, is_error=False)
+    for mu in (T_MU.to_sparse(), T_MU.to("meta")):
+        check_changed(plain, {"mu": mu}, is_error=True)
+    sample(**plain)
     for _ in range(2):
-        draw(torch.Tensor._make_wrapper_subclass(Wrapped, T_MU.shape))
+        sample(torch.Tensor._make_wrapper_subclass(Wrapped, T_MU.shape), T_SIGMA, N, seed=1)
     assert seen.count("multisample.sample.default") == 2
-    for other in (T_MU.to_sparse(), T_MU.to("meta")):
-        check_alike(lambda: draw(T_MU), lambda: draw(other), is_error=True)  # noqa: B023
 
 
 # --- Processes, backends and threads ------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["chain", "contents", "outcome"]
+__all__ = ["contents", "outcome"]
 
 
 def contents(array: Any) -> Any:
@@ -30,20 +30,13 @@ def contents(array: Any) -> Any:
     return repr(array)
 
 
-def chain(error: BaseException) -> list[Any]:
-    """An error and its causes as Python shows them, without addresses."""
-    shown = []
-    one: BaseException | None = error
+def outcome(call: Callable[[], Any]) -> Any:
+    """The bits of a result, or a list of the types and texts of an error and of its causes and contexts."""
+    try:
+        return contents(call())
+    except Exception as error:
+        shown, one = [], error
     while one is not None:
         shown.append((type(one), re.sub("0x[0-9a-fA-F]+", "0x", str(one))))
         one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
     return shown
-
-
-def outcome(call: Callable[[], Any]) -> Any:
-    """The bits of a result, or the types and texts of an error and of its causes and contexts."""
-    try:
-        result = call()
-    except Exception as error:
-        return chain(error)
-    return contents(result)
