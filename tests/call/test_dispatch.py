@@ -19,6 +19,7 @@ from fake_backend import FakeBackend
 
 import multisample
 from multisample import BackendStatus, BackendUnavailableError, UnknownBackendError, _backends, sample
+from multisample._libraries.library import NOUNS
 from multisample._plan import PLANS, PlanCache
 from multisample.backends import registry
 from multisample.backends.contract import Backend
@@ -139,10 +140,6 @@ ORDER = {
     ("numpy", "cpu"): ("cpu",),
 }
 BUILT_IN = ("torch_ext", "cupy", "numba", "cpu")
-NOUNS = {
-    "numpy": "a NumPy array", "torch": "a PyTorch tensor", "cupy": "a CuPy array", "numba": "a Numba device array",
-    "jax": "a JAX array", "foreign": "an array of another library",
-}  # fmt: skip
 
 
 @pytest.mark.parametrize(("library", "device_kind"), ORDER)

@@ -34,11 +34,6 @@ ROUNDS = int(os.environ.get("MULTISAMPLE_TEST_ROUNDS", "1"))
 BACKENDS = ("cpu", "torch_ext")
 
 
-def noise(size: int, count: int, key: Key, member: int, real: str) -> Any:
-    """Noise of `count` members from `member` on: shape (count, size)."""
-    return multisample.sample(np.zeros(count, real), 1.0, size, seed=key, dim_offset=member)
-
-
 def exact_fma(a: Any, b: Any, c: Any) -> Any:
     """a * b + c with one rounding."""
     if c.dtype == np.float32:  # Products of float32 numbers are exact in float64, and so is their error in the sum.
@@ -62,7 +57,8 @@ def expected(p: Any, coefficients: Any, seed: int = 7, offset: int = 0, number: 
     values = np.atleast_1d(np.asarray(coefficients, np.float64)).astype(real)
     key = Key(seed, offset + (number << 32))
     x = p.to(getattr(torch, real)).numpy().reshape(-1).astype(real)
-    for c, z in zip(values, noise(x.size, len(values), key, member, real), strict=True):
+    noise = multisample.sample(np.zeros_like(values), 1.0, x.size, seed=key, dim_offset=member)
+    for c, z in zip(values, noise, strict=True):
         x = exact_fma(np.full(x.size, c), z, x)
     return torch.from_numpy(x).to(p.dtype).reshape(p.shape)
 

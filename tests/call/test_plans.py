@@ -523,17 +523,13 @@ def test_plans_are_bypassed_in_pytorch_modes(out: bool) -> None:
             seen.append(str(function))
             return function(*args, **(kwargs or {}))
 
-    def draw() -> Any:
-        target = {"out": torch.zeros(D, N, dtype=torch.float32, device="cpu")} if out else {}
-        return sample(T_MU, T_SIGMA, N, seed=1, **target)
-
-    def under(mode: Callable[[], Any]) -> Any:
+    def draw(mode: Callable[[], Any] = contextlib.nullcontext) -> Any:
         with mode():
-            return draw()
+            return sample(T_MU, T_SIGMA, N, seed=1, out=torch.zeros(D, N) if out else None)
 
     x = check_alike(draw, draw, is_error=False)
     for mode in (Functions, Dispatch):
-        assert check_alike(draw, functools.partial(under, mode), is_error=False) == x
+        assert check_alike(draw, functools.partial(draw, mode), is_error=False) == x
     name = "multisample.sample" + ("_" if out else "") + ".default"
     assert [function for function in seen if "multisample" in function] == [name] * 2
 
