@@ -44,9 +44,6 @@ class Planned(Protocol):
         ...
 
 
-_HOST_VECTOR = "seed: expected seeds in device memory while a CUDA graph is captured, for replays to read"
-
-
 class Plan:
     """A call of an operation resolved except for values, addresses, seed, offset and window; immutable.
 
@@ -156,7 +153,10 @@ class Plan:
             like = (mu, sigma, weights, matrix)[self._like]
             stream = self._stream(like)
             if self._has_host_vector and self._is_capturing(stream):
-                raise RuntimeError(f"{_HOST_VECTOR}, got {describe(seed)} on the host")
+                raise RuntimeError(
+                    "seed: expected seeds in device memory while a CUDA graph is captured, for replays to read, got"
+                    f" {describe(seed)} on the host"
+                )
             if self._is_ordered:
                 other_streams = self._order_before((mu, sigma, weights, matrix, seed), stream)
         if self._read is None:

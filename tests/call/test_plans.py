@@ -187,6 +187,7 @@ def sizes() -> dict[str, int]:
 
 
 def test_the_plan_cache_is_bounded_and_no_other_cache_grows(vectors: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert PLANS._capacity == 1024
     monkeypatch.setattr(PLANS, "_capacity", 64)
     for n in range(3):
         sample(vectors(1, 2, 3), vectors(1, 2, 3), n, seed=1, **vectors.options)
