@@ -29,7 +29,7 @@ from ._libraries import Device, Library, Operand, is_number
 from ._randomness.generator import WORD_64, DeviceCounter
 from ._randomness.generator_argument import captured_offset, check_generator, counter_on, source_of
 from ._randomness.seed_argument import Keys, checked_key, is_in_array, keys_in, only_words, signature_of
-from ._reading import Reader, vector_reader
+from ._reading import reader_of, vector_reader
 from ._stream_order import order_after, order_before
 
 Drawn: TypeAlias = tuple[Any, int, int, Any]
@@ -89,7 +89,7 @@ class Plan:
         takes_arrays = launcher.takes_arrays
         self._launch, self._geometry = launcher.run, launcher.geometry
 
-        self._readers = {name: Reader(name, inputs, library, takes_arrays) for name in vectors_of(call)}
+        self._readers = {name: reader_of(name, inputs, library, takes_arrays) for name in vectors_of(call)}
         self._read = vector_reader(self._readers, takes_arrays)
         plain = [reader for reader in self._readers.values() if reader.is_plain]
         self._has_plain_pair = not takes_arrays and len(plain) == len(self._readers) == 2
