@@ -91,28 +91,18 @@ def vector_reader(readers: dict[str, Reader], makes_arrays: bool) -> ReadVectors
     """A function that reads all vectors of a call; None if the launcher takes them as they are."""
     if makes_arrays and all(reader.is_plain for reader in readers.values()):
         return None
-    return _kept(readers, _one_by_one(readers, None if makes_arrays else 0))
-
-
-def _one_by_one(readers: dict[str, Reader], absent: Any) -> ReadVectors:
-    mu_reader, sigma_reader, weights_reader = (readers.get(name) for name in ("mu", "sigma", "weights"))
-    if mu_reader is None or sigma_reader is None:
-        return lambda mu, sigma, weights: (absent, absent, absent, None)
-    read_mu, read_sigma = mu_reader.read, sigma_reader.read
-    if weights_reader is None:
-        return lambda mu, sigma, weights: (read_mu(mu), read_sigma(sigma), absent, None)
-    read_weights = weights_reader.read
-    return lambda mu, sigma, weights: (read_mu(mu), read_sigma(sigma), read_weights(weights), None)
-
-
-def _kept(readers: dict[str, Reader], read: ReadVectors) -> ReadVectors:
-    """`read`, applied to converted arrays. Its last result keeps them alive."""
-    converters = [None if name not in readers else readers[name].convert for name in ("mu", "sigma", "weights")]
-    if not any(converters):
-        return read
+    nothing = None if makes_arrays else 0
+    absent = Reader(lambda x: nothing)
+    of_all = [readers.get(name, absent) for name in ("mu", "sigma", "weights")]
+    (read_mu, read_sigma, read_weights), converters = [x.read for x in of_all], [x.convert for x in of_all]
 
     def read_converted(*vectors: Any) -> tuple[Any, Any, Any, Any]:
+        """The last result keeps converted arrays alive."""
         arrays = [x if convert is None else convert(x) for convert, x in zip(converters, vectors, strict=True)]
-        return *read(*arrays)[:3], arrays
+        return read_mu(arrays[0]), read_sigma(arrays[1]), read_weights(arrays[2]), arrays
 
-    return read_converted
+    if any(converters):
+        return read_converted
+    if "weights" in readers:
+        return lambda mu, sigma, weights: (read_mu(mu), read_sigma(sigma), read_weights(weights), None)
+    return lambda mu, sigma, weights: (read_mu(mu), read_sigma(sigma), nothing, None)
