@@ -58,7 +58,7 @@ class Plan:
         "_has_plain_pair", "_is_capturing", "_is_ordered", "_is_valid", "_keeps_offset", "_keys", "_last_column",
         "_last_row", "_launch", "_like", "_n", "_nothing", "_put_back", "_read", "_read_matrix",
         "_read_vector", "_read_words", "_readers", "_results", "_scratch", "_scratch_size", "_stream",
-        "_take", "_takes_own", "_written", "backend", "device", "dtype", "has_device_seeds", "is_empty",
+        "_take", "_written", "backend", "device", "dtype", "has_device_seeds", "is_empty",
         "is_transposed", "library", "mask", "operands", "shape", "template",
     )  # fmt: skip
 
@@ -80,8 +80,7 @@ class Plan:
         self.is_empty, self.is_transposed = 0 in (d, n, inputs.batch), call.layout == "nd"
         self._keeps_offset = keeps_offset
 
-        source = source_of(call.generator, library, device)
-        self._take, self._put_back, self._check_generator, self._takes_own = source
+        self._take, self._put_back, self._check_generator = source_of(call.generator, library, device)
 
         matrix = inputs.operands.get("matrix", out)
         self.template = _template(call, inputs, matrix, self._keys)
@@ -194,7 +193,7 @@ class Plan:
             seed_at, _owner = keys.read(seed)
             seed, offset_at = 0, seed_at + keys.offset_at if keys.offset_at else 0
         elif seed is None:
-            if self._takes_own and generator is not None and generator.graph_safe:
+            if self._put_back is not None and generator is not None and generator.graph_safe:
                 counter = counter_on(generator, self.library, self.device, stream)
                 seed = generator.seed
             elif self._is_capturing is not None and self._is_capturing(stream):
