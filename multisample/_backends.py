@@ -69,7 +69,7 @@ def _automatic(library: str, device_kind: str) -> Backend:
     order = _ORDER.get((library, device_kind)) or _ORDER_OF_OTHER_LIBRARIES.get(device_kind)
     if order is None:
         raise ValueError(f"mu, sigma: no backend serves {NOUNS[library]} in {device_kind} memory")
-    reasons = []
+    reasons: list[str] = []
     for name in order:
         backend = registry.find(name)
         status = backend.status()
