@@ -76,11 +76,11 @@ def check_flag(name: str, value: object) -> None:
         raise TypeError(f"{name}: expected True or False, got {describe(value)} of type {type(value).__name__}")
 
 
-def check_choice(name: str, value: object, accepted: tuple[object, ...], note: str = "") -> None:
+def check_choice(name: str, value: object, accepted: tuple[object, ...]) -> None:
     """ValueError unless `value` is one of `accepted`, which have one type."""
     if not isinstance(value, type(accepted[0])) or value not in accepted:
         choices = " or ".join(repr(choice) for choice in accepted)
-        raise ValueError(f"{name}: expected {choices}{note}, got {describe(value)}")
+        raise ValueError(f"{name}: expected {choices}, got {describe(value)}")
 
 
 def is_constant(dtype: Any) -> bool:

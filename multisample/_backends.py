@@ -11,12 +11,10 @@ from ._libraries.library import NOUNS
 from ._plan import PlanCache
 from .exceptions import BackendUnavailableError, UnknownBackendError
 
-# Keys are library and device kind. Names that are not registered are skipped.
+# Keys are library and device kind.
 _ORDER: dict[tuple[str, str], tuple[str, ...]] = {
-    ("numpy", "cpu"): ("cpu",),
     ("torch", "cpu"): ("torch_ext", "cpu"),
     ("torch", "cuda"): ("torch_ext", "cupy", "numba"),
-    ("cupy", "cuda"): ("cupy", "numba", "torch_ext"),
     ("numba", "cuda"): ("numba", "cupy", "torch_ext"),
 }
 _ORDER_OF_OTHER_LIBRARIES = {"cpu": ("cpu",), "cuda": ("cupy", "numba", "torch_ext")}
@@ -71,23 +69,21 @@ def _automatic(library: str, device_kind: str) -> Backend:
     order = _ORDER.get((library, device_kind)) or _ORDER_OF_OTHER_LIBRARIES.get(device_kind)
     if order is None:
         raise ValueError(f"mu, sigma: no backend serves {NOUNS[library]} in {device_kind} memory")
-    reasons = []
+    reasons: list[str] = []
     for name in order:
-        if name not in registry.names():
-            reasons.append(f"{name}: not part of this version of multisample")
-            continue
         backend = registry.find(name)
         status = backend.status()
-        if status.available and device_kind in backend.device_kinds:
+        if not status.available:
+            reasons.extend(f"{name}: {reason}" for reason in status.reasons)
+        elif device_kind not in backend.device_kinds:
+            reasons.append(f"{name}: serves {' and '.join(backend.device_kinds)} memory")
+        else:
             try:
                 backend.prepare(device_kind)
             except BackendUnavailableError as error:
                 reasons.append(f"{name}: {error}")
             else:
                 return backend
-        elif status.available:
-            reasons.append(f"{name}: serves {' and '.join(backend.device_kinds)} memory")
-        reasons.extend(f"{name}: {reason}" for reason in status.reasons)
     raise BackendUnavailableError(
         f"backend: none can serve {NOUNS[library]} in {device_kind} memory: " + "; ".join(reasons)
     )

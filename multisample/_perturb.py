@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 from ._libraries import BY_TYPE
 from ._libraries.jax import any_of_jax
 from ._model_parameters.perturb_plan import run_perturb, run_seen
-from ._model_parameters.request import Request
-from ._model_parameters.structure import Structure, matching, structure_of
+from ._model_parameters.request import Request, Structure, matching, structure_of
 from ._tracing import is_traced
 
 if TYPE_CHECKING:

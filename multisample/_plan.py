@@ -7,10 +7,8 @@ and a plan is made.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import os
-import threading
 from collections.abc import Callable, Hashable
 from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 
@@ -24,16 +22,14 @@ from multisample.backends.system.cuda_driver import is_capturing
 
 from ._arguments import describe
 from ._call import COLUMNS, FLAGS, ROWS, Call, vectors_of
-from ._checks.operands import Inputs, check_alignment, inspect_inputs, item_size
-from ._checks.out import check_out, target_checker
+from ._checks.operands import Inputs, check_alignment, check_out, inspect_inputs, item_size, target_checker
 from ._checks.values import check_values
 from ._checks.window_and_options import check_rows, checked_window
 from ._libraries import Device, Library, Operand, is_number
-from ._randomness.counter import DeviceCounter
-from ._randomness.generator import WORD_64
+from ._randomness.generator import WORD_64, DeviceCounter
 from ._randomness.generator_argument import captured_offset, check_generator, counter_on, source_of
 from ._randomness.seed_argument import Keys, checked_key, is_in_array, keys_in, only_words, signature_of
-from ._reading import Reader, vector_reader
+from ._reading import reader_of, vector_reader
 from ._stream_order import order_after, order_before
 
 Drawn: TypeAlias = tuple[Any, int, int, Any]
@@ -46,9 +42,6 @@ class Planned(Protocol):
     def run(self, mu: Any, sigma: Any, weights: Any, matrix: Any, seed: Any, generator: Any, *window: Any) -> Any:
         """Run a call with this key; `window` is `dim_offset` and `sample_offset`. Returns a tuple, the result first."""
         ...
-
-
-_HOST_VECTOR = "seed: expected seeds in device memory while a CUDA graph is captured, for replays to read"
 
 
 class Plan:
@@ -65,7 +58,7 @@ class Plan:
         "_has_plain_pair", "_is_capturing", "_is_ordered", "_is_valid", "_keeps_offset", "_keys", "_last_column",
         "_last_row", "_launch", "_like", "_n", "_nothing", "_put_back", "_read", "_read_matrix",
         "_read_vector", "_read_words", "_readers", "_results", "_scratch", "_scratch_size", "_stream",
-        "_take", "_takes_own", "_written", "backend", "device", "dtype", "has_device_seeds", "is_empty",
+        "_take", "_written", "backend", "device", "dtype", "has_device_seeds", "is_empty",
         "is_transposed", "library", "mask", "operands", "shape", "template",
     )  # fmt: skip
 
@@ -87,8 +80,7 @@ class Plan:
         self.is_empty, self.is_transposed = 0 in (d, n, inputs.batch), call.layout == "nd"
         self._keeps_offset = keeps_offset
 
-        source = source_of(call.generator, library, device)
-        self._take, self._put_back, self._check_generator, self._takes_own = source
+        self._take, self._put_back, self._check_generator = source_of(call.generator, library, device)
 
         matrix = inputs.operands.get("matrix", out)
         self.template = _template(call, inputs, matrix, self._keys)
@@ -96,7 +88,7 @@ class Plan:
         takes_arrays = launcher.takes_arrays
         self._launch, self._geometry = launcher.run, launcher.geometry
 
-        self._readers = {name: Reader(name, inputs, library, takes_arrays) for name in vectors_of(call)}
+        self._readers = {name: reader_of(name, inputs, library, takes_arrays) for name in vectors_of(call)}
         self._read = vector_reader(self._readers, takes_arrays)
         plain = [reader for reader in self._readers.values() if reader.is_plain]
         self._has_plain_pair = not takes_arrays and len(plain) == len(self._readers) == 2
@@ -160,7 +152,10 @@ class Plan:
             like = (mu, sigma, weights, matrix)[self._like]
             stream = self._stream(like)
             if self._has_host_vector and self._is_capturing(stream):
-                raise RuntimeError(f"{_HOST_VECTOR}, got {describe(seed)} on the host")
+                raise RuntimeError(
+                    "seed: expected seeds in device memory while a CUDA graph is captured, for replays to read, got"
+                    f" {describe(seed)} on the host"
+                )
             if self._is_ordered:
                 other_streams = self._order_before((mu, sigma, weights, matrix, seed), stream)
         if self._read is None:
@@ -198,7 +193,7 @@ class Plan:
             seed_at, _owner = keys.read(seed)
             seed, offset_at = 0, seed_at + keys.offset_at if keys.offset_at else 0
         elif seed is None:
-            if self._takes_own and generator is not None and generator.graph_safe:
+            if self._put_back is not None and generator is not None and generator.graph_safe:
                 counter = counter_on(generator, self.library, self.device, stream)
                 seed = generator.seed
             elif self._is_capturing is not None and self._is_capturing(stream):
@@ -333,15 +328,18 @@ P = TypeVar("P")
 
 
 class PlanCache(Generic[P]):
-    """Plans by key. A full cache drops its oldest plan."""
+    """Plans by key. A full cache drops its oldest plan.
+
+    There is no lock: a signal handler or a destructor would wait for the call that it interrupts, and a forked child
+    for a thread that it does not have. The methods of a dict are atomic.
+    """
 
     every: ClassVar[list[PlanCache[Any]]] = []
     """All caches, which registering a backend clears."""
 
     def __init__(self, capacity: int) -> None:
-        self._plans: collections.OrderedDict[Hashable, P] = collections.OrderedDict()
+        self._plans: dict[Hashable, P] = {}
         self._capacity = capacity
-        self._lock = threading.Lock()
         self.get = self._plans.get
         self.every.append(self)
         os.register_at_fork(after_in_child=self._after_fork)
@@ -354,27 +352,18 @@ class PlanCache(Generic[P]):
         return len(self._plans)
 
     def put(self, key: Hashable, plan: P) -> None:
-        """Store `plan` under `key`, unless another `put` is running.
-
-        Waiting could deadlock: a signal handler or destructor may call `put` while it interrupts another `put`.
-        """
-        lock = self._lock
-        if lock.acquire(blocking=False):
-            try:
-                while self._plans and self.size() >= self._capacity:
-                    with contextlib.suppress(KeyError):  # `clear` has just emptied the cache.
-                        self._plans.popitem(last=False)
-                self._plans[key] = plan
-            finally:
-                lock.release()
+        """Store `plan` under `key`."""
+        while self.size() >= self._capacity:
+            with contextlib.suppress(RuntimeError, StopIteration):  # Another call has changed or emptied the cache.
+                self._plans.pop(next(iter(self._plans)), None)
+        self._plans[key] = plan
 
     def clear(self) -> None:
         """Drop all plans."""
         self._plans.clear()
 
     def _after_fork(self) -> None:
-        """In the child: device handles are invalid, and another thread of the parent may hold the lock."""
-        self._lock = threading.Lock()
+        """In the child, device handles are invalid."""
         self.clear()
 
 

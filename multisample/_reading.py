@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from multisample.backends.element_types import MATRIX_TYPES
 
 from ._arguments import describe
 from ._checks.operands import Inputs, check_alignment, item_size
-from ._checks.values import check_values, least_and_most, vector_converter
+from ._checks.values import check_values, in_turn, least_and_most, vector_converter
 from ._libraries import Library, Operand, check_memory
 from ._libraries.numpy import cached_dtype
 
@@ -20,54 +20,38 @@ ReadVectors = Callable[[Any, Any, Any], tuple[Any, Any, Any, Any]]
 """``read(mu, sigma, weights)``: the launcher's form of each vector, and an object that keeps their memory alive."""
 
 
-class Reader:
-    """Reads one vector for the calls of a plan; immutable.
+class Reader(NamedTuple):
+    """Reads one vector for the calls of a plan."""
 
-    If `is_plain`, the launcher takes the argument without conversion: its address, or the array itself. `mask` has the
-    bits that are 0 in an aligned address; it is 0 in host memory, where elements may lie anywhere. `convert` makes the
-    array whose address the launcher takes; it is None if that is the argument. `read` turns the argument, or its
-    converted array, into what the launcher takes.
-    """
-
-    __slots__ = ("convert", "is_plain", "mask", "read")
-
-    def __init__(self, name: str, inputs: Inputs, library: Library, makes_arrays: bool) -> None:
-        operand = inputs.operands.get(name)
-        self.mask, self.is_plain, self.convert = 0, False, None
-        self.read: Callable[[Any], Any]
-        real = cached_dtype(MATRIX_TYPES[inputs.dtype].computing)
-        length = inputs.n if name == "weights" else inputs.d
-        if operand is None:
-            read_number = _number_reader(name, inputs.dtype, library)
-            self.read = read_number
-            if makes_arrays:
-                # Faster than an array of one element.
-                pack, vector, shape = struct.Struct("d" if real.itemsize == 8 else "f").pack, np.ndarray, (length,)
-                self.read = lambda x: vector(shape, real, pack(read_number(x)), 0, _NO_STRIDE)
-            return
-        self.mask = item_size(operand.dtype) - 1 if operand.device.kind == "cuda" else 0
-        if makes_arrays:
-            host_array = None if library.name == "numpy" else library.host_array
-            change = vector_converter(operand, length, real, inputs.batch)
-            steps = [step for step in (operand.read, host_array, change) if step is not None]
-            self.is_plain = not steps
-            self.read = _itself
-            for step in steps:
-                self.read = step if self.read is _itself else _after(self.read, step)
-        else:
-            self.convert, self.is_plain = operand.read, operand.read is None
-            self.read = _checked_address(name, operand, self.mask, library)
+    read: Callable[[Any], Any]
+    """Turns the argument, or its converted array, into what the launcher takes."""
+    convert: Callable[[Any], Any] | None = None
+    """Makes the array whose address the launcher takes; None if that is the argument."""
+    is_plain: bool = False
+    """Whether the launcher takes the argument without conversion: its address, or the array itself."""
+    mask: int = 0
+    """The bits that are 0 in an aligned address; 0 in host memory, where elements may lie anywhere."""
 
 
-_NO_STRIDE = (0,)
-
-
-def _itself(x: Any) -> Any:
-    return x
-
-
-def _after(first: Callable[[Any], Any], second: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda x: second(first(x))
+def reader_of(name: str, inputs: Inputs, library: Library, makes_arrays: bool) -> Reader:
+    operand = inputs.operands.get(name)
+    real = cached_dtype(MATRIX_TYPES[inputs.dtype].computing)
+    length = inputs.n if name == "weights" else inputs.d
+    if operand is None:
+        read_number = _number_reader(name, inputs.dtype, library)
+        if not makes_arrays:
+            return Reader(read_number)
+        # Faster than an array of one element.
+        pack, vector = struct.Struct("d" if real.itemsize == 8 else "f").pack, np.ndarray
+        shape, strides = (length,), (0,)
+        return Reader(lambda x: vector(shape, real, pack(read_number(x)), 0, strides))
+    if makes_arrays:
+        host_array = None if library.name == "numpy" else library.host_array
+        change = vector_converter(operand, length, real, inputs.batch)
+        steps = [step for step in (operand.read, host_array, change) if step is not None]
+        return Reader(in_turn(steps)) if steps else Reader(lambda x: x, is_plain=True)
+    mask = item_size(operand.dtype) - 1 if operand.device.kind == "cuda" else 0
+    return Reader(_checked_address(name, operand, mask, library), operand.read, operand.read is None, mask)
 
 
 def _checked_address(name: str, operand: Operand, mask: int, library: Library) -> Callable[[Any], int]:
@@ -107,28 +91,18 @@ def vector_reader(readers: dict[str, Reader], makes_arrays: bool) -> ReadVectors
     """A function that reads all vectors of a call; None if the launcher takes them as they are."""
     if makes_arrays and all(reader.is_plain for reader in readers.values()):
         return None
-    return _kept(readers, _one_by_one(readers, None if makes_arrays else 0))
-
-
-def _one_by_one(readers: dict[str, Reader], absent: Any) -> ReadVectors:
-    mu_reader, sigma_reader, weights_reader = (readers.get(name) for name in ("mu", "sigma", "weights"))
-    if mu_reader is None or sigma_reader is None:
-        return lambda mu, sigma, weights: (absent, absent, absent, None)
-    read_mu, read_sigma = mu_reader.read, sigma_reader.read
-    if weights_reader is None:
-        return lambda mu, sigma, weights: (read_mu(mu), read_sigma(sigma), absent, None)
-    read_weights = weights_reader.read
-    return lambda mu, sigma, weights: (read_mu(mu), read_sigma(sigma), read_weights(weights), None)
-
-
-def _kept(readers: dict[str, Reader], read: ReadVectors) -> ReadVectors:
-    """`read`, applied to converted arrays. Its last result keeps them alive."""
-    converters = [None if name not in readers else readers[name].convert for name in ("mu", "sigma", "weights")]
-    if not any(converters):
-        return read
+    nothing = None if makes_arrays else 0
+    absent = Reader(lambda x: nothing)
+    of_all = [readers.get(name, absent) for name in ("mu", "sigma", "weights")]
+    (read_mu, read_sigma, read_weights), converters = [x.read for x in of_all], [x.convert for x in of_all]
 
     def read_converted(*vectors: Any) -> tuple[Any, Any, Any, Any]:
+        """The last result keeps converted arrays alive."""
         arrays = [x if convert is None else convert(x) for convert, x in zip(converters, vectors, strict=True)]
-        return *read(*arrays)[:3], arrays
+        return read_mu(arrays[0]), read_sigma(arrays[1]), read_weights(arrays[2]), arrays
 
-    return read_converted
+    if any(converters):
+        return read_converted
+    if "weights" in readers:
+        return lambda mu, sigma, weights: (read_mu(mu), read_sigma(sigma), read_weights(weights), None)
+    return lambda mu, sigma, weights: (read_mu(mu), read_sigma(sigma), nothing, None)

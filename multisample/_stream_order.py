@@ -19,39 +19,35 @@ from ._libraries import Device
 _CHECKS = 8
 
 
-class Keeper:
-    """Keeps objects alive until GPU work is done.
+# Objects that the GPU still uses, each with a function that tells whether it is done.
+_kept: collections.deque[tuple[Callable[[], bool], Any]] = collections.deque()
+_inherited: list[Any] = []
+
+
+def keep(is_done: Callable[[], bool], objects: Any) -> None:
+    """Hold `objects` until a later call finds that `is_done()` is true. Releases entries that are done.
 
     A lock could deadlock, since a destructor may call `keep` at any point. Instead `popleft`, which is atomic, gives
     each entry to one thread.
     """
-
-    def __init__(self) -> None:
-        self._kept: collections.deque[tuple[Callable[[], bool], Any]] = collections.deque()
-        self._inherited: list[Any] = []
-
-    def __len__(self) -> int:
-        return len(self._kept)
-
-    def keep(self, is_done: Callable[[], bool], objects: Any) -> None:
-        """Hold `objects` until a later call finds that `is_done()` is true. Releases entries that are done."""
-        for _ in range(min(len(self._kept), _CHECKS)):
-            try:
-                entry = self._kept.popleft()
-            except IndexError:  # Another thread has taken the last entry.
-                break
-            if not entry[0]():
-                self._kept.append(entry)
-        self._kept.append((is_done, objects))
-
-    def leave_to_parent(self) -> None:
-        """In a forked child, neither check nor free the objects of the parent."""
-        self._inherited.append(self._kept)
-        self._kept = collections.deque()
+    for _ in range(min(len(_kept), _CHECKS)):
+        try:
+            entry = _kept.popleft()
+        except IndexError:  # Another thread has taken the last entry.
+            break
+        if not entry[0]():
+            _kept.append(entry)
+    _kept.append((is_done, objects))
 
 
-KEEPER = Keeper()
-os.register_at_fork(after_in_child=KEEPER.leave_to_parent)
+def _leave_to_parent() -> None:
+    """In a forked child, neither check nor free the objects of the parent."""
+    global _kept
+    _inherited.append(_kept)
+    _kept = collections.deque()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def order_before(named: Iterable[int | None], device: Device, stream: int) -> set[int]:
@@ -77,4 +73,4 @@ def keep_until_done(arrays: Any, device: Device, stream: int) -> None:
     Does nothing during a capture, when an event cannot be queried: the owner of a graph keeps its memory alive.
     """
     if not is_capturing(stream):
-        KEEPER.keep(Event(stream, device.ordinal).is_done, arrays)
+        keep(Event(stream, device.ordinal).is_done, arrays)

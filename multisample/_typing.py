@@ -23,11 +23,6 @@ if TYPE_CHECKING:
 
     from ._randomness.generator import Generator, Key
 
-__all__ = [
-    "AnyArray", "ArrayT", "DType", "DTypeName", "HostArray", "HostBackend", "HostVector", "Layout", "Noise", "Number",
-    "OwnArray", "Seed", "T", "Tensor", "TorchGenerator",
-]  # fmt: skip
-
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 if TYPE_CHECKING:

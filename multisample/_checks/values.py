@@ -61,9 +61,12 @@ def vector_converter(
         steps.append(lambda raw: raw if raw.dtype == real else raw.astype(real))
     if operand.shape == ():
         steps.append(lambda raw: number_vector(raw, d, real))
-    if len(steps) < 2:
-        return steps[0] if steps else None
-    return lambda raw: functools.reduce(lambda array, step: step(array), steps, raw)
+    return in_turn(steps) if steps else None
+
+
+def in_turn(steps: list[Callable[[Any], Any]]) -> Callable[[Any], Any]:
+    """The function that applies `steps`, at least one, one after the other."""
+    return functools.reduce(lambda first, second: lambda x: second(first(x)), steps)
 
 
 def number_vector(x: Any, d: int, real: Any) -> HostArray:

@@ -33,9 +33,8 @@ from .._plan import PlanCache
 from .._randomness.generator import WORD_64, Generator, Key
 from .._randomness.seed_argument import Keys, batch_of, checked_key, host_words, is_in_array, keys_in, signature_of
 from .._stream_order import order_after, order_before
-from .request import Coefficients, Request, check_members, read_coefficients
+from .request import Coefficients, Request, Structure, check_members, ids_of, label, read_coefficients
 from .spans import Block, spans_of, whole
-from .structure import Structure, ids_of, label
 from .ties import Memory, Ties, memory_of, ties_of
 
 TRANSFORMED = (

@@ -12,8 +12,8 @@ import numpy as np
 from .._arguments import DTYPES
 from .._checks.operands import check_alignment, extent, item_size
 from .._libraries import Library, Operand
+from .request import Structure, label
 from .spans import steps_of
-from .structure import Structure, label
 
 MOST_ELEMENTS = 2**34
 

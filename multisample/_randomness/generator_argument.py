@@ -15,8 +15,7 @@ from .._arguments import describe
 from .._libraries.jax import is_jax
 from .._libraries.library import NOUNS, Device, Library
 from .._tracing import refuse_jax
-from .counter import DeviceCounter
-from .generator import DEFAULT_GENERATOR, Generator, Key
+from .generator import DEFAULT_GENERATOR, DeviceCounter, Generator, Key
 from .seed_argument import advice_for_numpy, is_of_torch
 
 NOT_CAPTURED = (
@@ -31,11 +30,9 @@ class Source(NamedTuple):
     take: Callable[[Any], tuple[int, int]]
     """Takes seed and offset of one call from its `generator`."""
     put_back: Callable[[Any, int, int], None] | None
-    """Undoes `take` after a failure, unless another call has taken an offset; None if `take` cannot be undone."""
+    """Undoes `take` after a failure, unless another call has taken an offset; None for PyTorch's generators."""
     check: Callable[[Any], None] | None
     """Raises unless `generator` is on the device; None if generators of this type have no device."""
-    is_own: bool
-    """Whether `generator` is a `Generator`, which may be graph-safe, or None for the default one."""
 
 
 def _take(generator: Generator | None) -> tuple[int, int]:
@@ -47,7 +44,7 @@ def _put_back(generator: Generator | None, seed: int, offset: int) -> None:
     (DEFAULT_GENERATOR if generator is None else generator)._put_back(seed, offset)
 
 
-_OWN = Source(_take, _put_back, None, True)
+_OWN = Source(_take, _put_back, None)
 
 
 def source_of(generator: Any, library: Library, device: Device) -> Source:
@@ -73,7 +70,7 @@ def _source_of_torch(by_default: bool, library: Library, device: Device) -> Sour
         if generator.device != where:
             check_generator(generator, library, device)
 
-    return Source(take, None, None if by_default else check, False)
+    return Source(take, None, None if by_default else check)
 
 
 def _advice_for_generator(generator: Any) -> str:

@@ -234,7 +234,7 @@ def _integers(seeds: list[Any] | tuple[Any, ...]) -> array.array[int] | None:
 def host_words(seed: Any) -> HostArray:
     """The words of keys in host memory: contiguous uint64, shape (B, 1) or, with offsets, (B, 2)."""
     if isinstance(seed, (list, tuple)):
-        return _listed(seed)
+        return np.array([_key_at(k, x) for k, x in enumerate(seed)], np.uint64).reshape(len(seed), 2)
     if seed.dtype == np.uint32:
         halves = seed.astype(np.uint64)
         return np.ascontiguousarray(halves[..., 0::2] << 32 | halves[..., 1::2]).reshape(-1, seed.shape[-1] // 2)
@@ -242,16 +242,6 @@ def host_words(seed: Any) -> HostArray:
         seed = seed.astype(f"=u{seed.dtype.itemsize}", copy=False)  # Keeps the bits: values count modulo 2^bits.
     words: HostArray = np.ascontiguousarray(seed, np.uint64)
     return words.reshape(len(words), -1 if len(words) else words.ndim)
-
-
-def _listed(seeds: list[Any] | tuple[Any, ...]) -> HostArray:
-    words, found = np.zeros((len(seeds), 2), np.uint64), _integers(seeds)
-    if found is not None:
-        words[:, 0] = found
-    else:
-        for k, x in enumerate(seeds):
-            words[k] = _key_at(k, x)
-    return words
 
 
 def _key_at(k: int, seed: Any) -> tuple[int, int]:

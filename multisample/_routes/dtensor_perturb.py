@@ -9,9 +9,8 @@ import torch
 from torch.distributed.tensor import DTensor, Replicate
 
 from .._model_parameters.perturb_plan import perturbed
-from .._model_parameters.request import Request
+from .._model_parameters.request import Request, label
 from .._model_parameters.spans import Block, steps_of, whole
-from .._model_parameters.structure import label
 from .dtensor import cuts_of, is_shard, runs_of
 
 

@@ -79,7 +79,7 @@ class _CompiledPlan:
 def _compiled_run(plan: Plan, call: Call, run_in_python: Callable[..., Any] | None) -> Callable[..., Any] | None:
     """`TorchExtBackend.compiled_plan` of a sample or a gradient; None if there is none."""
     make, source = getattr(plan.backend, "compiled_plan", None), source_of(call.generator, TORCH, plan.device)
-    if make is None or plan.is_empty or call.operation == Operation.moments or source.is_own:
+    if make is None or plan.is_empty or call.operation == Operation.moments or source.put_back is not None:
         return None
     has_list = isinstance(call.seed, (list, tuple)) and is_in_array(call.seed)
     if not plan.has_device_seeds and (plan.template.batch or (is_in_array(call.seed) and not has_list)):

@@ -13,8 +13,7 @@ import torch
 
 from .._libraries import is_number
 from .._model_parameters.perturb_plan import TRANSFORMED, check_leaves, perturbed
-from .._model_parameters.request import Request
-from .._model_parameters.structure import Structure, matching, structure_of
+from .._model_parameters.request import Request, Structure, matching, structure_of
 from .._randomness.generator import WORD_64, Key
 from .torch_transforms import as_int64
 

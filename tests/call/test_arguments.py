@@ -81,8 +81,13 @@ def vector(values: list[Any]) -> Of:
 
 
 class NotAnArray:
+    """An object that cannot be printed."""
+
     def __repr__(self) -> str:
-        return "<a NotAnArray>"
+        raise RuntimeError("no")
+
+
+UNPRINTABLE = {"got <NotAnArray>": NotAnArray()}
 
 
 def integers(name: str, limit: str) -> Iterator[Bad]:
@@ -96,6 +101,7 @@ def integers(name: str, limit: str) -> Iterator[Bad]:
         yield Bad({name: value}, ValueError, name, re.escape(str(value)[:20]), limit)
     # Python cannot print integers of this size.
     yield Bad({name: 10**5000}, ValueError, name, "a very large int", limit)
+    yield from each(name, UNPRINTABLE, TypeError, "integer")
 
 
 SEED_RANGE, N_RANGE = r"0 <= seed < 2\*\*64", r"0 <= n <= 2\*\*34,"
@@ -115,8 +121,9 @@ PLAIN = [
     ),
     *(
         Bad({"generator": x}, TypeError, "generator", re.escape(type(x).__name__), rf"{GENERATOR}.*torch\.Generator")
-        for x in (OF_NUMPY, np.random.RandomState(1), 7, "7", object(), Generator, np.zeros(2))
+        for x in (OF_NUMPY, np.random.RandomState(1), 7, "7", Generator, np.zeros(2), torch.tensor(3), torch.float32)
     ),
+    *each("generator", {"arrays on cpu": Generator(1, graph_safe=True)}, ValueError, "a CUDA device with graph_safe=T"),
     *each("generator", (KEY, 7, np.int64(7)), TypeError, rf"{GENERATOR}, .*; pass it as seed=$"),
     *each("generator", {"Generator": OF_NUMPY}, TypeError, rf"{GENERATOR}, .*: seed=rng\.integers\(2\*\*63\)$"),
     *each("generator", {r"torch\.Generator": torch.Generator()}, TypeError, rf"{GENERATOR} with a NumPy array", HOST),
@@ -146,7 +153,11 @@ PLAIN = [
         for bad in each("backend", [name], UnknownBackendError, f"'auto', .*'cpu'.*did you mean {nearest}\\?$")
     ),
     *each("backend", ("tpu", ""), UnknownBackendError, "'cpu'$"),  # No name is near.
-    *each("backend", (None, 3, ["cpu"], np.zeros(2), NotAnArray()), TypeError, "name"),
+    *each("backend", (None, 3, ["cpu"], np.zeros(2)), TypeError, "name"),
+    *(
+        bad for name in ("backend", "generator", "noise", "dtype", "validate")
+        for bad in each(name, UNPRINTABLE, ValueError if name == "noise" else TypeError, "expected")
+    ),
 ]  # fmt: skip
 
 
@@ -176,8 +187,8 @@ VECTORS = [
     bad
     for name in ("mu", "sigma")
     for bad in (
-        *each(name, (None, "abc", "1", b"ab", {}, {1: 2}, {1.0}, NotAnArray(), range(3), 1j, True), TypeError, "array"),
-        *each(name, {"False": False, "ndarray": np.ndarray}, TypeError, "array"),
+        *each(name, (None, "abc", "1", b"ab", {}, {1: 2}, {1.0}, range(3), 1j, True), TypeError, "array"),
+        *each(name, UNPRINTABLE | {"False": False, "ndarray": np.ndarray}, TypeError, "array"),
         *each(name, ([[1, 2], [3]], [[0.0], 1.0, 2.0]), TypeError, "number|array", HOST),
         *each(name, {
             "bool": [True, False, True], "complex": [1j, 2, 3], "strings": ["1", "2", "3"],
@@ -204,7 +215,7 @@ VECTORS = [
         # Of two bad values, the error names the first.
         *each(name, {
             rf"{name}\[1\] = {value}": vector([1.0, value, value]) for value in (math.nan, math.inf, -math.inf)
-        }, ValueError, "finite"),
+        }, ValueError, r"finite .*\(2 of 3 values\)$"),
         *each(name, {
             "nan": math.nan, "inf": math.inf, "10{9}|inf": 10**400, "-10{9}|-inf": -(10**400),
             "a very large int": 10**5000,
@@ -235,6 +246,8 @@ VECTORS = [
         "-0.5": -0.5, "-2": -2,
     }, ValueError, "at least 0"),
     *each("sigma", {r"sigma\[1\] = -2": np.array([1, -2, 3])}, ValueError, "at least 0", HOST),
+    Bad({"n": 0, "sigma": vector([1.0, -1.0, 1.0])}, ValueError, "sigma", r"sigma\[1\] = -1.0", "at least 0"),
+    Bad({"mu": vector([1.0, 2.0, math.nan]), "sigma": vector([-1.0] * D)}, ValueError, "mu", "nan", "finite means"),
     Bad({"mu": 0.0, "sigma": 1.5}, TypeError, "mu, sigma", "0.0 and 1.5", "at least one array"),
     *(
         Bad({"mu": mu, "sigma": sigma}, ValueError, "mu, sigma", "only scalars", r"\(d,\)", bases)
@@ -245,6 +258,84 @@ VECTORS = [
     Bad({"mu": torch.zeros(D, device="meta"), "seed": 1}, ValueError, "mu", "meta", "serve", ("torch",)),
     *each("sigma", {"meta": torch.ones(D, device="meta")}, ValueError, "device of .*, cpu", ("torch",)),
 ]  # fmt: skip
+
+
+def read_only() -> np.ndarray[Any, Any]:
+    out = np.ones((D, SMALL_N), np.float32)
+    out.flags.writeable = False
+    return out
+
+
+class Copying:
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return np.zeros((D, SMALL_N))
+
+
+def outs(makes: dict[str, Callable[[], Any]], error: type[Exception], accepted: str, *bases: str) -> list[Bad]:
+    """A mistake for each `out`, made anew for each call, by the pattern in its message."""
+    name = "mu, sigma, out" if accepted == "one library" else "out"
+    return [
+        Bad({"out": Of(lambda base, make=make: make())}, error, name, came, accepted, bases)  # type: ignore[misc]
+        for came, make in makes.items()
+    ]
+
+
+WHOLE = (D, SMALL_N)
+ARRAYS = "small float32", "lists"
+OUTS = [
+    *outs({
+        f"got {re.escape(str(shape))}": lambda shape=shape: np.ones(shape, np.float32)
+        for shape in ((4, 3), (3, 3), (12,), (3, 4, 1), (1, 3, 4), (), (0, 4), (3, 0))
+    }, ValueError, r"expected shape \(3, 4\)", *ARRAYS),
+    *outs({
+        f"got {np.dtype(dtype).name}": lambda dtype=dtype: np.ones(WHOLE, dtype)
+        for dtype in (np.float64, np.float16, ml_dtypes.bfloat16, np.int32, np.uint32)
+    }, ValueError, "expected dtype float32", *ARRAYS),
+    *outs({
+        came: lambda dtype=dtype: np.ones(WHOLE, dtype)
+        for dtype, came in ((bool, "bool"), (complex, "complex128"), (object, r"Python objects \(object\)"))
+    }, TypeError, "float32", *ARRAYS),
+    *outs({"got a read-only one": read_only}, ValueError, "expected a writable array", *ARRAYS),
+    *outs({"swapped": lambda: np.ones(WHOLE, ">f4")}, ValueError, "expected native byte order", *ARRAYS),
+    # All rows or all columns in one place, sliding rows, rows that meet, half an element between columns.
+    *outs({
+        re.escape(str(strides)): lambda strides=strides: as_strided(np.ones(99, np.float32)[40:], WHOLE, strides)
+        for strides in ((0, 4), (4, 0), (4, 4), (12, 4), (-12, 4), (64, 2))
+    }, ValueError, "strides", *ARRAYS),
+    *outs({"a PyTorch tensor as out": lambda: torch.ones(WHOLE)}, TypeError, "one library", *ARRAYS),
+    *outs({
+        re.escape(repr(value)[:9]): lambda value=value: value
+        for value in ("x", 3, 3.0, True, {}, np.ndarray, [[0.0] * 4] * 3, ((0.0,) * 4,) * 3)
+    }, TypeError, "array", *ARRAYS),
+    *outs({"Copying": Copying}, TypeError, "array", *ARRAYS),
+    *outs({
+        f"got {dtype}": lambda dtype=dtype: torch.ones(WHOLE, dtype=getattr(torch, dtype))
+        for dtype in ("float64", "bfloat16", "int32")
+    }, ValueError, "expected dtype float32", "torch"),
+    *outs({"bool": lambda: torch.ones(WHOLE, dtype=torch.bool)}, TypeError, "float32", "torch"),
+    *outs({
+        r"expected shape .* got \(4, 3\)": lambda: torch.ones(4, 3),
+        r"strides \(4, 0\)": lambda: torch.ones(3, 1).expand(WHOLE),
+        "requires grad.*detach": lambda: torch.ones(WHOLE, requires_grad=True),
+        "negative bit": lambda: torch.ones(WHOLE, dtype=torch.complex64).conj().imag,
+        "device of .*, cpu, got meta": lambda: torch.ones(WHOLE, device="meta"),
+    }, ValueError, "", "torch"),
+    *outs({
+        "sparse_coo": lambda: torch.ones(WHOLE).to_sparse(),
+        "a nested tensor$": lambda: TENSORS["a nested tensor"].make(None),
+    }, TypeError, "expected a strided tensor", "torch"),
+    *outs({"a NumPy array as out": lambda: np.ones(WHOLE, np.float32)}, TypeError, "one library", "torch"),
+]  # fmt: skip
+
+
+def bytes_of(out: Any) -> bytes:
+    """The memory of an array, between its elements too."""
+    if isinstance(out, torch.Tensor):
+        plain = out.layout == torch.strided and not out.is_meta and not out.is_nested
+        return bytes(out.detach().untyped_storage()) if plain else b""
+    while isinstance(getattr(out, "base", None), np.ndarray):
+        out = out.base
+    return out.tobytes() if isinstance(out, np.ndarray) else b""
 
 
 def good_call(base: Base) -> Call:
@@ -273,65 +364,43 @@ def check_bad(bad: Bad, base: Base) -> None:
     at_rest = default.state, torch.get_rng_state()
     ours, theirs = Generator(3), torch.Generator().manual_seed(3)
     state = theirs.get_state()
-    extras: list[Call] = [{}, {"out": base.matrix(base.n)}, {"generator": ours}]
-    extras.append({"generator": ours, "out": base.matrix(base.n)})
+    extras: list[Call] = [{}, {"generator": ours, "out": base.matrix(base.n)}]
     if base is BASES["torch"]:
         extras.append({"generator": theirs})
-    for number, extra in enumerate(extras):
+    for extra in extras:
         PLANS.clear()
-        if number % 2:
-            sample(**good_call(base), seed=1)  # Makes a plan.
-        call = good_call(base) | {name: x.make(base) if isinstance(x, Of) else x for name, x in bad.change.items()}
-        if extra.keys() & call.keys() or ("generator" in extra and "seed" in call):
-            continue
-        check_refused(bad, call | extra)
-        if "out" in extra:
-            assert (extra["out"] == SENTINEL).all()
+        for source in ({"seed": 1}, {"generator": Generator(1)}) if "out" in extra else ():  # They make plans.
+            out = base.matrix(base.n)
+            assert sample(**good_call(base), **source, out=out) is out
+            assert not (out == SENTINEL).any()
+        changes = {name: x.make(base) if isinstance(x, Of) else x for name, x in bad.change.items()}
+        call = extra | good_call(base) | changes
+        if "seed" in changes and "generator" not in changes:
+            call.pop("generator", None)
+        before = bytes_of(call.get("out"))
+        check_refused(bad, call)
+        assert bytes_of(call.get("out")) == before
     assert ours.state == {"seed": 3, "offset": 0, "spawned": 0}
     assert theirs.get_state().equal(state)
     assert default.state == at_rest[0]
     assert torch.get_rng_state().equal(at_rest[1])
 
 
-@pytest.mark.parametrize("base", ALL)
-def test_the_call_without_mistakes_succeeds(base: str) -> None:
-    call = good_call(BASES[base])
-    out = BASES[base].matrix(call["n"])
-    assert sample(**call, seed=1, out=out) is out
-    assert not (out == SENTINEL).any()
-
-
-GROUPS = sorted({(bad.argument, base) for bad in (*PLAIN, *VECTORS) for base in bad.bases})
+GROUPS = sorted({(bad.argument, base) for bad in (*PLAIN, *VECTORS, *OUTS) for base in bad.bases})
 
 
 @pytest.mark.parametrize(("argument", "base"), GROUPS)
 def test_a_bad_argument_raises_and_changes_nothing(argument: str, base: str) -> None:
-    for bad in (*PLAIN, *VECTORS):
+    for bad in (*PLAIN, *VECTORS, *OUTS):
         if bad.argument == argument and base in bad.bases:
             check_bad(bad, BASES[base])
 
 
-@pytest.mark.parametrize("name", ["mu", "sigma"])
-def test_a_dask_array_raises_and_changes_nothing(name: str) -> None:
+def test_a_dask_array_raises_and_changes_nothing() -> None:
     array = pytest.importorskip("dask.array").ones(D, chunks=2)
     for base in BASES.values():
-        for bad in each(name, {r"dask\.array<": array}, TypeError, r"in memory, .*multisample\.dask\.sample$"):
+        for bad in each("mu", {r"dask\.array<": array}, TypeError, r"in memory, .*multisample\.dask\.sample$"):
             check_bad(bad, base)
-
-
-def test_the_error_names_the_first_of_many_bad_values() -> None:
-    mu, sigma = np.zeros(100_000, np.float32), np.ones(100_000, np.float32)
-    sigma[77_777:80_000] = -1
-    with pytest.raises(ValueError, match=r"^sigma: expected .* of at least 0, got sigma\[77777\] = -1.0.* \(2223 of"):
-        sample(mu, sigma, 3)
-    mu[99_999] = np.nan
-    with pytest.raises(ValueError, match=r"^mu: expected finite means, got mu\[99999\] = nan.* \(1 of 100000"):
-        sample(mu, sigma, 3)
-
-
-def test_values_are_checked_for_empty_results() -> None:
-    with pytest.raises(ValueError, match=r"^sigma: .*got sigma\[1\] = -1.0"):
-        sample(np.zeros(2), np.array([1.0, -1.0]), 0)
 
 
 def test_a_torch_generator_of_another_device_raises() -> None:
@@ -348,146 +417,25 @@ def test_a_torch_generator_of_another_device_raises() -> None:
 # --- out ------------------------------------------------------------------------------------------
 
 
-def read_only() -> np.ndarray[Any, Any]:
-    out = np.ones((3, 4), np.float32)
-    out.flags.writeable = False
-    return out
-
-
-class Copying:
-    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
-        return np.zeros((3, 4))
-
-
-BadOut = tuple[Callable[[], Any], type[Exception], str]
-OUTS: dict[str, list[BadOut]] = {
-    "numpy": [
-        *(
-            (lambda shape=shape: np.ones(shape, np.float32), ValueError,
-             rf"expected shape \(3, 4\), got {re.escape(str(shape))}")
-            for shape in ((4, 3), (3, 3), (12,), (3, 4, 1), (1, 3, 4), (), (0, 4), (3, 0))
-        ),
-        *(
-            (lambda dtype=dtype: np.ones((3, 4), dtype), ValueError,
-             f"expected dtype float32, got {np.dtype(dtype).name}")
-            for dtype in (np.float64, np.float16, ml_dtypes.bfloat16, np.int32, np.uint32)
-        ),
-        *(
-            (lambda dtype=dtype: np.ones((3, 4), dtype), TypeError, f"float32.*got {came}")
-            for dtype, came in ((bool, "bool"), (complex, "complex128"), (object, r"Python objects \(object\)"))
-        ),
-        (read_only, ValueError, "expected a writable array, got a read-only one"),
-        (lambda: np.ones((3, 4), np.dtype(np.float32).newbyteorder()), ValueError,
-         "expected native byte order, got swapped"),
-        # All rows or all columns in one place, sliding rows, rows that meet, half an element between columns.
-        *(
-            (lambda strides=strides: as_strided(np.ones(99, np.float32)[40:], (3, 4), strides), ValueError,
-             rf"strides .*{re.escape(str(strides))}")
-            for strides in ((0, 4), (4, 0), (4, 4), (12, 4), (-12, 4), (64, 2))
-        ),
-        (lambda: torch.ones(3, 4), TypeError, "one library, .*a PyTorch tensor as out"),
-        *(
-            (lambda value=value: value, TypeError, "array")
-            for value in ("x", 3, 3.0, True, {}, NotAnArray(), np.ndarray)
-        ),
-        *(
-            (lambda value=value: value, (TypeError, ValueError), "")
-            for value in ([[0.0] * 4] * 3, ((0.0,) * 4,) * 3, Copying())
-        ),
-    ],
-    "torch": [
-        (lambda: torch.ones(4, 3), ValueError, r"expected shape \(3, 4\), got \(4, 3\)"),
-        *(
-            (lambda dtype=dtype: torch.ones(3, 4, dtype=getattr(torch, dtype)), ValueError,
-             f"expected dtype float32, got {dtype}")
-            for dtype in ("float64", "bfloat16", "int32")
-        ),
-        (lambda: torch.ones(3, 4, dtype=torch.bool), TypeError, "float32.*got bool"),
-        (lambda: torch.ones(3, 1).expand(3, 4), ValueError, r"strides \(4, 0\)"),
-        (lambda: torch.ones(3, 4, requires_grad=True), ValueError, "requires grad.*detach"),
-        (lambda: torch.ones(3, 4, dtype=torch.complex64).conj().imag, ValueError, "negative bit"),
-        (lambda: torch.ones(3, 4, device="meta"), ValueError, "device of .*, cpu, got meta"),
-        (lambda: torch.ones(3, 4).to_sparse(), TypeError, "expected a strided tensor, got .*sparse_coo"),
-        (lambda: TENSORS["a nested tensor"].make(None), TypeError, "expected a strided tensor, got a nested tensor$"),
-        (lambda: np.ones((3, 4), np.float32), TypeError, "one library, .*a NumPy array as out"),
-    ],
-}  # fmt: skip
-
-
-def bytes_of(out: Any) -> bytes:
-    """The memory of an array, between its elements too."""
-    if isinstance(out, torch.Tensor):
-        plain = out.layout == torch.strided and not out.is_meta and not out.is_nested
-        return bytes(out.detach().untyped_storage()) if plain else b""
-    while isinstance(getattr(out, "base", None), np.ndarray):
-        out = out.base
-    return out.tobytes() if isinstance(out, np.ndarray) else b""
-
-
-@pytest.mark.parametrize(
-    ("library", "make", "error", "message"), [(library, *case) for library, cases in OUTS.items() for case in cases]
-)
-def test_a_bad_out_raises_and_is_unchanged(library: str, make: Any, error: Any, message: str) -> None:
-    mu, sigma = np.zeros(3, np.float32), np.ones(3, np.float32)
-    pairs: list[Any] = [(mu, sigma), (mu.tolist(), sigma.tolist()), (mu, 1.0)]
-    if library == "torch":
-        pairs = [(torch.from_numpy(mu), torch.from_numpy(sigma)), (torch.from_numpy(mu), 1.0)]
-    for pair in pairs:
-        out, generator = make(), Generator(1)
-        before, state = bytes_of(out), torch.get_rng_state()
-        for options in ({"generator": generator}, {}) if library == "torch" else ({"generator": generator},):
-            with pytest.raises(error, match=rf"^(mu, )?(sigma, )?out: .*{message}") as caught:
-                sample(*pair, 4, out=out, **options)
-            assert isinstance(error, tuple) or caught.type is error
-        assert bytes_of(out) == before
-        assert generator.offset == 0
-        assert torch.get_rng_state().equal(state)
-
-
-def test_an_out_of_the_other_layout_raises_and_is_unchanged() -> None:
-    for out in (np.full((3, 4), 7, np.float32), torch.full((3, 4), 7.0)):
-        generator = Generator(1)
-        mu, sigma = (x if isinstance(out, np.ndarray) else torch.from_numpy(x) for x in (MU, SIGMA))
-        with pytest.raises(ValueError, match=r"^out: expected shape \(4, 3\), got \(3, 4\)"):
-            sample(mu, sigma, 4, layout="nd", out=out, generator=generator)
-        assert (out == 7).all()
-        assert generator.offset == 0
-
-
-def test_the_error_names_the_class_of_an_unprintable_object() -> None:
-    class Unprintable:
-        def __repr__(self) -> str:
-            raise RuntimeError("no")
-
-    for name in ("mu", "n", "seed", "generator", "noise", "dtype", "validate"):
-        call: Call = {"mu": [0.0], "sigma": 1.0, "n": 3, name: Unprintable()}
-        with pytest.raises((TypeError, ValueError), match=f"^{name}: expected .*, got <Unprintable>"):
-            sample(**call)
-
-
-@pytest.mark.parametrize("n", [4, BIG_N])
 @pytest.mark.parametrize("name", ["mu", "sigma"])
-def test_out_may_not_overlap_an_input(name: str, n: int) -> None:
-    memory = np.ones((3, n + 2), np.float32)
+def test_out_may_not_overlap_an_input(name: str) -> None:
+    memory = np.ones((3, 6), np.float32)
     vectors = {"mu": np.zeros(3, np.float32), "sigma": np.ones(3, np.float32)}
     generator = Generator(1)
-    views = memory[:, 1], memory[:, n], memory[::-1, 2], memory[2, :3], memory[:, 1:2], memory[1:2, 1].reshape(())
+    views = memory[:, 1], memory[:, 4], memory[::-1, 2], memory[2, :3], memory[:, 1:2], memory[1:2, 1].reshape(())
     for shared in views:
         before = memory.copy()
         with pytest.raises(ValueError, match=rf"^out: expected memory of its own, got memory that {name} also uses"):
-            sample(**vectors | {name: shared}, n=n, out=memory[:, 1 : n + 1], generator=generator)
+            sample(**vectors | {name: shared}, n=4, out=memory[:, 1:5], generator=generator)
         np.testing.assert_array_equal(memory, before)
     assert generator.offset == 0
-
-
-def test_out_may_not_overlap_an_input_of_another_type_or_library() -> None:
     memory, tensor = np.zeros((3, 6)), torch.zeros(3, 6)
     words = memory.view(np.float32)
-    for name, mu, sigma, out, dtype in (
+    for argument, mu, sigma, out, dtype in (
         ("mu", memory[:, 0], 1.0, memory[:, :4], "float64"), ("sigma", 0.0, memory[:, 1], words[:, 2:6], "float32"),
         ("mu", tensor[:, 1], torch.ones(3), tensor[:, :4], None),
     ):  # fmt: skip
-        with pytest.raises(ValueError, match=rf"^out: .*{name} also uses"):
+        with pytest.raises(ValueError, match=rf"^out: .*{argument} also uses"):
             sample(mu, sigma, 4, out=out, dtype=dtype)
     assert not memory.any() and not tensor.any()
 

@@ -11,7 +11,6 @@ import functools
 import operator
 import pickle
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -44,15 +43,7 @@ def expected(seed: int, offset: int) -> list[list[float]]:
     return values
 
 
-def test_the_offset_starts_at_zero_and_advances_by_one_per_call() -> None:
-    generator = Generator(11)
-    for offset in range(4):
-        assert generator.offset == offset
-        assert draw(generator=generator).tolist() == expected(11, offset)
-    assert generator.seed == 11
-
-
-def test_every_kind_of_call_takes_one_offset() -> None:
+def test_every_kind_of_call_takes_the_next_offset() -> None:
     generator = Generator(11)
     calls: list[Any] = [
         lambda: sample(MU, SIGMA, 5, generator=generator),
@@ -64,9 +55,11 @@ def test_every_kind_of_call_takes_one_offset() -> None:
         lambda: sample(MU, SIGMA, 5, generator=generator, out=np.empty((2, 5), np.float32)),
         lambda: sample(TORCH_MU, TORCH_SIGMA, 5, generator=generator),
     ]
-    for offset, call in enumerate(calls, 1):
-        call()
+    for offset, call in enumerate(calls):
         assert generator.offset == offset
+        call()
+    assert draw(generator=generator).tolist() == expected(11, len(calls))
+    assert (generator.seed, generator.offset) == (11, len(calls) + 1)
 
 
 @pytest.mark.parametrize("n", [5, 50_000])
@@ -116,8 +109,12 @@ def used() -> Generator:
     return generator
 
 
-def test_state_is_a_copy_with_plain_integers() -> None:
+def test_properties_are_read_only_and_the_state_is_a_copy_with_plain_integers() -> None:
     generator = used()
+    assert repr(generator) == f"Generator(seed={2**63 + 11}, offset=2)"
+    for name in ("seed", "offset"):
+        with pytest.raises(AttributeError):
+            setattr(generator, name, 3)
     state = generator.state
     assert state == {"seed": 2**63 + 11, "offset": 2, "spawned": 3}
     assert {type(value) for value in state.values()} == {int}
@@ -127,12 +124,9 @@ def test_state_is_a_copy_with_plain_integers() -> None:
 
 @pytest.mark.parametrize(("state", "error", "message"), [
     (None, TypeError, "state: .*seed, offset, spawned, got None"),
-    ([1, 2, 3], TypeError, r"state: .*seed, offset, spawned, got \[1, 2, 3\]"),
-    ({}, TypeError, "state: .*seed, offset, spawned, got {}"),
     ({"seed": 1, "offset": 2}, TypeError, "state: .*seed, offset, spawned"),
     ({"seed": 1, "offset": 2, "spawned": 3, "more": 4}, TypeError, "state: .*seed, offset, spawned"),
     ({"seed": 1.0, "offset": 2, "spawned": 3}, TypeError, r"state\['seed'\]: .*integer, got 1.0"),
-    ({"seed": 1, "offset": "2", "spawned": 3}, TypeError, r"state\['offset'\]: .*integer, got '2'"),
     ({"seed": 1, "offset": 2, "spawned": None}, TypeError, r"state\['spawned'\]: .*integer, got None"),
     ({"seed": 2**64, "offset": 2, "spawned": 3}, ValueError, r"state\['seed'\]: .*2\*\*64, got 18446744073709551616"),
     ({"seed": 1, "offset": -1, "spawned": 3}, ValueError, r"state\['offset'\]: .*2\*\*64, got -1"),
@@ -168,13 +162,6 @@ def test_a_copy_continues_independently_from_the_original_state(duplicate: Any) 
     assert [child.seed for child in twin.spawn(2)] == [child.seed for child in generator.spawn(2)]
     draw(generator=twin)
     assert (twin.offset, generator.offset) == (4, 3)
-
-
-def test_seed_and_offset_are_shown_and_read_only() -> None:
-    assert repr(used()) == f"Generator(seed={2**63 + 11}, offset=2)"
-    for name in ("seed", "offset"):
-        with pytest.raises(AttributeError):
-            setattr(used(), name, 3)
 
 
 def child_seed(seed: int, child: int) -> int:
@@ -231,20 +218,6 @@ def test_take_k_begins_with_the_offsets_that_failed_calls_put_back_and_ends_with
     assert generator.take(0).shape == (0, 2)
 
 
-def test_take_k_in_threads_gives_every_offset_once() -> None:
-    generator, taken = Generator(3), []
-    barrier = threading.Barrier(4)
-
-    def work(k: int) -> None:
-        barrier.wait()
-        taken.extend(generator.take(k)[:, 1] for _ in range(300))
-
-    with ThreadPoolExecutor(4) as executor:
-        list(executor.map(work, (1, 7, 64, 500)))
-    assert all((np.diff(offsets) == 1).all() for offsets in taken)
-    assert np.array_equal(np.sort(np.concatenate(taken)), np.arange(300 * 572))
-
-
 def test_take_k_skips_offsets_when_another_call_takes_one_between() -> None:
     """Another call, as of a signal handler, takes an offset after the returned one and before the new ones."""
     generator = Generator(3)
@@ -278,6 +251,8 @@ def test_bad_seeds_and_counts_raise_and_change_nothing(value: Any, error: type[E
         generator.take(2**59)
     with pytest.raises(ValueError, match=r"^generator: a graph-safe generator"):
         Generator(3, graph_safe=True).take(value)
+    with pytest.raises(TypeError, match=r"^graph_safe: expected True or False"):
+        Generator(3, graph_safe=1)  # type: ignore[arg-type]
     assert (default.state, generator.state) == before
 
 
@@ -299,30 +274,9 @@ def test_a_call_draws_its_seed_from_one_torch_generator_once(default: bool) -> N
     assert torch.get_rng_state().equal(after)
     assert twins[0].get_state().equal(twins[1].get_state())
     assert ours.offset == 0
-
-
-def test_tensors_and_arrays_have_different_default_generators() -> None:
-    default = multisample.manual_seed(3)
-    torch.manual_seed(3)
-    state = torch.get_rng_state()
     draw()
-    assert torch.get_rng_state().equal(state)
-    assert default.offset == 1
-    torch_draw()
-    assert not torch.get_rng_state().equal(state)
-    assert default.offset == 1
-
-
-@pytest.mark.parametrize("generator", [None, torch.Generator().manual_seed(5)])
-def test_torchs_default_device_does_not_matter(generator: torch.Generator | None) -> None:
-    torch.manual_seed(3)
-    states = torch.get_rng_state(), generator and generator.get_state()
-    first = torch_draw(generator=generator)
-    torch.set_rng_state(states[0])
-    if generator is not None:
-        generator.set_state(states[1])
-    with torch.device("meta"):
-        np.testing.assert_array_equal(torch_draw(generator=generator), first)
+    assert torch.get_rng_state().equal(after)
+    assert ours.offset == 1
 
 
 class CudaGenerator:
@@ -385,9 +339,3 @@ def test_cuda_tensors_use_the_default_generator_of_their_device(monkeypatch: pyt
     assert [take(None) for _ in range(2)] == [(6, 40), (6, 44)]
     assert [generator.offset for generator in generators] == [0, 48]
     assert initialised == [True]
-
-
-@pytest.mark.parametrize("thing", [torch.tensor(3), torch.float32, torch.device("cpu")])
-def test_other_torch_objects_are_not_generators(thing: object) -> None:
-    with pytest.raises(TypeError, match=r"^generator: expected .* torch\.Generator"):
-        torch_draw(generator=thing)

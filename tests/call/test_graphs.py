@@ -222,11 +222,11 @@ def test_the_state_can_be_assigned_between_replays(cupy: Any, stream: Any, cuda_
     call, generator = Call(cupy, cuda_backend), Generator(21, graph_safe=True)
     call(generator=generator)
     graph = captured(stream, lambda: call(generator=generator))
-    for offset in (0, 2**32 - 1, 2**32, 2**64 - 2):
+    for offset in (0, 2**32 - 1, 2**32, 2**64 - 2, 2**64 - 1):
         generator.state = {**generator.state, "offset": offset}
         graph.launch(stream)
         assert call.bits() == call.bits(seed=multisample.Key(21, offset))
-        assert generator.offset == offset + 1
+        assert generator.offset == (offset + 1) % 2**64  # On the device it wraps to 0.
 
 
 def test_assigning_another_seed_after_a_capture_raises(cupy: Any, stream: Any, cuda_backend: str) -> None:
@@ -254,17 +254,6 @@ def test_a_graph_may_outlive_its_generator(cupy: Any, stream: Any, cuda_backend:
     assert not any(other.get()[0] for other in new_arrays)
 
 
-def test_the_device_offset_wraps_to_zero(cupy: Any, stream: Any, cuda_backend: str) -> None:
-    call, generator = Call(cupy, cuda_backend), Generator(7, graph_safe=True)
-    generator.state = {"seed": 7, "offset": 2**64 - 2, "spawned": 0}
-    call(generator=generator)
-    graph = captured(stream, lambda: call(generator=generator))
-    for offset in (2**64 - 1, 0):
-        graph.launch(stream)
-        assert call.bits() == call.bits(seed=multisample.Key(7, offset))
-    assert generator.offset == 1
-
-
 def test_copies_continue_from_the_device_offset(cupy: Any, cuda_backend: str) -> None:
     call, generator = Call(cupy, cuda_backend), Generator(4, graph_safe=True)
     call(generator=generator)
@@ -277,19 +266,13 @@ def test_copies_continue_from_the_device_offset(cupy: Any, cuda_backend: str) ->
     assert generator.offset == 2
 
 
-def test_empty_results_take_one_offset(cupy: Any, cuda_backend: str) -> None:
+def test_empty_results_take_one_offset_and_refused_calls_none(cupy: Any, cuda_backend: str) -> None:
     call, generator = Call(cupy, cuda_backend), Generator(4, graph_safe=True)
     sample(call.mu, call.sigma, 0, backend=cuda_backend, generator=generator)
     sample(call.mu[:0], call.sigma[:0], 5, backend=cuda_backend, generator=generator)
-    assert generator.offset == 2
-
-
-def test_a_refused_call_takes_no_offset(cupy: Any, cuda_backend: str) -> None:
-    call, generator = Call(cupy, cuda_backend), Generator(4, graph_safe=True)
-    call(generator=generator)
     with pytest.raises(ValueError, match=r"^out: "):
         sample(call.mu, call.sigma, N + 1, backend=cuda_backend, generator=generator, out=call.out)
-    assert generator.offset == 1
+    assert generator.offset == 2
 
 
 def test_calls_from_several_threads_take_different_offsets(cupy: Any, stream: Any, cuda_backend: str) -> None:
@@ -375,16 +358,6 @@ def test_a_graph_safe_generator_is_bound_to_the_device_of_its_first_call(cupy: A
     assert generator.offset == 1
 
 
-def test_host_arrays_with_a_graph_safe_generator_raise() -> None:
-    generator, out = Generator(1, graph_safe=True), np.zeros((2, 3), np.float32)
-    mu, sigma = np.zeros(2, np.float32), np.ones(2, np.float32)
-    for options in ({}, {"out": out}, {"noise": "shared"}):
-        with pytest.raises(ValueError, match=r"^generator: expected arrays on a CUDA device with graph_safe=True"):
-            sample(mu, sigma, 3, generator=generator, **options)
-    assert not out.any()
-    assert generator.offset == 0
-
-
 def test_an_unused_graph_safe_generator_has_a_host_offset() -> None:
     generator = Generator(7, graph_safe=True)
     generator.state = {"seed": 8, "offset": 3, "spawned": 0}
@@ -395,9 +368,3 @@ def test_an_unused_graph_safe_generator_has_a_host_offset() -> None:
     (child,) = generator.spawn(1)
     (plain,) = Generator(8).spawn(1)
     assert child.graph_safe and not plain.graph_safe and child.seed == plain.seed
-
-
-@pytest.mark.parametrize("value", [0, 1, None, "yes"])
-def test_graph_safe_is_a_bool(value: Any) -> None:
-    with pytest.raises(TypeError, match=r"^graph_safe: expected True or False"):
-        Generator(1, graph_safe=value)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cuda_memory import ExportedByDlpack
+from fake_backend import FakeBackend
 from moments import exact_moments
 from tables import DTYPES, NOISES, slow_but
 
@@ -40,7 +41,7 @@ def moments_of(backend: str, place: Place) -> Callable[..., Any]:
 
 
 # More columns than a tile, more rows than a band, and more columns than a segment of the CPU's sums.
-SHAPES = [(1, 1), (3, 5), (10, 100), (20, 1100), (1030, 40), (3, 70_000)]
+SHAPES = [(0, 3), (1, 1), (3, 5), (10, 100), (20, 1100), (1030, 40), (3, 70_000)]
 
 
 @pytest.mark.parametrize("antithetic", [False, True])
@@ -102,19 +103,12 @@ def test_moments_of_windows_add_up(moments_of: Any, to_numpy: Any, antithetic: b
         assert np.allclose(to_numpy(a)[11:], to_numpy(b), rtol=1e-4, atol=1e-3)
 
 
-def test_equal_calls_have_equal_bits(moments_of: Any, bits: Any) -> None:
-    for d, n in ((10, 3), (100, 20_000), (3000, 100)):
-        first, *others = [moments_of(*vectors(d, n), seed=11) for _ in range(3)]
-        assert all(equal_bits(bits, first, other) for other in others)
-
-
-def test_bits_do_not_depend_on_threads(backend: str, moments_of: Any, bits: Any) -> None:
-    if "cpu" not in registry.find(backend).device_kinds:
-        pytest.skip("threads of a CPU")
-    for d, n, noise in itertools.product((3, 2000), (70_000,), NOISES):
-        several = moments_of(*vectors(d, n), seed=11, noise=noise)
+def test_equal_calls_have_equal_bits_with_any_number_of_threads(moments_of: Any, bits: Any) -> None:
+    for (d, n), noise in itertools.product(((10, 3), (3, 70_000), (2000, 20_000), (3000, 100)), NOISES):
+        first, second = (moments_of(*vectors(d, n), seed=11, noise=noise) for _ in range(2))
         with multisample.limit_threads(1):
-            assert equal_bits(bits, several, moments_of(*vectors(d, n), seed=11, noise=noise))
+            third = moments_of(*vectors(d, n), seed=11, noise=noise)
+        assert equal_bits(bits, first, second) and equal_bits(bits, first, third)
 
 
 def test_numbers_and_columns_and_strides(moments_of: Any, place: Place, view_of: Any, to_numpy: Any) -> None:
@@ -148,41 +142,23 @@ def test_lists_and_arrays_of_unknown_libraries(bits: Any) -> None:
     assert equal_bits(bits, foreign, multisample.weighted_moments(*arrays, seed=1))
 
 
-def test_no_dimension_gives_empty_results(moments_of: Any, to_numpy: Any) -> None:
-    got = moments_of(np.ones(3, np.float32), np.zeros(0, np.float32), 1.0, seed=1)
-    assert [to_numpy(x).shape for x in got] == [(0,), (0,)]
-
-
 W, MU, SIGMA = vectors(4, 9)
 WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"weights": np.ones((3, 3), np.float32)}, ValueError, r"weights: expected shape \(n,\)"),
     ({"weights": np.ones(0, np.float32)}, ValueError, r"weights: expected shape \(n,\), n being at least 1"),
     ({"weights": 1.0}, TypeError, "weights: expected an array"),
-    ({"weights": "abc"}, TypeError, "weights: expected an array"),
     ({"weights": np.array([1, math.nan, 2])}, ValueError, r"weights: expected finite weights, got weights\[1\]"),
     ({"weights": [1.0, math.inf]}, ValueError, r"weights: expected finite weights, got weights\[1\]"),
     ({"weights": np.ones(3, complex)}, TypeError, "weights: expected elements of type"),
     ({"mu": MU[:3]}, ValueError, "sigma: expected as many elements as mu"),
     ({"mu": 0.0, "sigma": 1.0}, TypeError, "mu, sigma: expected at least one array"),
-    ({"sigma": -SIGMA - 1}, ValueError, "sigma: expected finite standard deviations"),
-    ({"mu": np.full(4, math.nan)}, ValueError, "mu: expected finite means"),
     ({"order": 3}, ValueError, "order: expected 1 or 2, got 3"),
     ({"order": 0}, ValueError, "order: expected"),
     ({"order": 1.0}, TypeError, "order: expected an integer"),
-    ({"order": True}, TypeError, "order: expected an integer"),
     ({"seed": None}, TypeError, "seed: expected an integer"),
-    ({"seed": -1}, ValueError, "seed: expected"),
-    ({"seed": 1.5}, TypeError, "seed: expected an integer"),
-    ({"seed": multisample.Key(1, 2**64)}, ValueError, "seed.offset: expected"),
-    ({"noise": "none"}, ValueError, "noise: expected"),
-    ({"dtype": "int32"}, TypeError, "dtype: expected"),
     ({"antithetic": 1}, TypeError, "antithetic: expected True or False"),
-    ({"fast_math": None}, TypeError, "fast_math: expected True or False"),
     ({"dim_offset": 2**32 - 3}, ValueError, "dim_offset: expected"),
     ({"sample_offset": 2**34 - 8}, ValueError, "n: expected sample_offset"),
-    ({"sample_offset": -1}, ValueError, "sample_offset: expected"),
-    ({"backend": "gpu"}, multisample.UnknownBackendError, "gpu"),
-    ({"backend": 3}, TypeError, "backend: expected a name"),
 ]
 
 
@@ -196,23 +172,8 @@ def test_wrong_arguments_are_named(changes: dict[str, Any], error: type[Exceptio
         multisample.weighted_moments(**arguments)
 
 
-def test_seed_is_required() -> None:
-    with pytest.raises(TypeError, match="seed"):
-        multisample.weighted_moments(W, MU, SIGMA)  # type: ignore[call-arg]
-
-
-def test_a_backend_without_moments_is_refused(new_choices: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    class OnlySamples:
-        def __init__(self) -> None:
-            self.cpu: Any = registry.find("cpu")
-
-        def __getattr__(self, name: str) -> Any:
-            if name == "operations":
-                return (Operation.sample,)
-            return "samples" if name == "name" else getattr(self.cpu, name)
-
-    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
-    multisample.register_backend(OnlySamples())
+def test_a_backend_without_moments_is_refused(registered: Callable[[Any], Any]) -> None:
+    registered(FakeBackend("samples")).operations = (Operation.sample,)
     with pytest.raises(ValueError, match="backend: 'samples' has no weighted moments"):
         multisample.weighted_moments(W, MU, SIGMA, seed=1, backend="samples")
 
@@ -222,8 +183,6 @@ def test_libraries_are_not_mixed() -> None:
     for arrays in ((W, torch.tensor(MU), torch.tensor(SIGMA)), (torch.tensor(W), MU, SIGMA)):
         with pytest.raises(TypeError, match="mu, sigma, weights: expected arrays of one library, got a"):
             multisample.weighted_moments(*arrays, seed=1)
-    with pytest.raises(TypeError, match="expected arrays of one library"):
-        multisample.weighted_moments(W, torch.tensor(MU), SIGMA, seed=1)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -251,16 +210,12 @@ def test_gradients_flow_to_mu_and_sigma(torch_device: str, dtype: str) -> None:
         torch.autograd.grad(expected[1].sum(), again[1])[0],
         **tolerance,
     )
-
-
-def test_gradients_have_the_shapes_and_types_of_their_arguments(torch_device: str) -> None:
-    torch = pytest.importorskip("torch")
-    weights = torch.ones(12, device=torch_device)
-    mu = torch.zeros(5, 1, dtype=torch.float64, device=torch_device, requires_grad=True)
-    (first,) = multisample.weighted_moments(weights, mu, 1.0, order=1, seed=1, dtype="float32")
-    assert first.shape == (5,) and first.dtype is torch.float32
+    # A gradient has the shape and the type of its argument.
+    mean = torch.zeros(6, 1, dtype=torch.float64, device=torch_device, requires_grad=True)
+    (first,) = multisample.weighted_moments(torch.ones_like(weights), mean, 1.0, order=1, seed=1, dtype=dtype)
+    assert first.shape == (6,) and first.dtype is weights.dtype
     first.sum().backward()
-    assert mu.grad.shape == (5, 1) and (mu.grad == 12).all()
+    assert mean.grad.shape == (6, 1) and (mean.grad == 40).all()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -281,17 +236,13 @@ def test_gradients_are_recorded_with_every_backend(backend: str, place: Place, d
             multisample.weighted_moments(weights * math.nan, mean, deviation, seed=3, backend=backend)
 
 
-def test_gradients_of_weights_are_refused() -> None:
+def test_gradients_of_weights_and_transforms_of_pytorch_are_refused() -> None:
     torch = pytest.importorskip("torch")
     weights = torch.ones(3, requires_grad=True)
     with pytest.raises(ValueError, match="weights: require grad, but gradients flow to mu and sigma only"):
         multisample.weighted_moments(weights, torch.zeros(2), 1.0, seed=1)
     with torch.no_grad():
         multisample.weighted_moments(weights, torch.zeros(2), 1.0, seed=1)
-
-
-def test_calls_that_pytorch_transforms_are_refused() -> None:
-    torch = pytest.importorskip("torch")
     with pytest.raises(ValueError, match="expected plain tensors outside PyTorch's transformations"):
         torch.func.vmap(lambda mu: multisample.weighted_moments(torch.ones(3), mu, 1.0, seed=1))(torch.zeros(2, 4))
 

@@ -8,6 +8,7 @@ sets the number of rounds.
 
 from __future__ import annotations
 
+import collections
 import concurrent.futures
 import contextlib
 import gc
@@ -28,7 +29,7 @@ from skip_rules import device_count, require
 import multisample
 from multisample import _stream_order
 from multisample._libraries import Device
-from multisample._stream_order import Keeper
+from multisample._stream_order import keep
 from multisample.backends.system import cuda_driver
 
 ROUNDS = int(os.environ.get("MULTISAMPLE_TEST_ROUNDS", "2000"))
@@ -46,64 +47,47 @@ class Kept:
     """An object that can be weakly referenced."""
 
 
-def test_objects_are_kept_until_they_are_done() -> None:
-    keeper, done = Keeper(), set()
-    kept = [Kept() for _ in range(3)]
-    alive = [weakref.ref(thing) for thing in kept]
-    for number, thing in enumerate(kept):
-        keeper.keep(lambda number=number: number in done, (thing,))
-    del kept, thing
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The entries of `keep`: none at first."""
+    monkeypatch.setattr(_stream_order, "_kept", collections.deque())
+    return _stream_order._kept
+
+
+def test_objects_are_kept_until_they_are_done(kept: Any) -> None:
+    done, things = set(), [Kept() for _ in range(3)]
+    alive = [weakref.ref(thing) for thing in things]
+    for number, thing in enumerate(things):
+        keep(lambda number=number: number in done, (thing,))
+    del things, thing
     gc.collect(1)
     assert all(reference() for reference in alive)
     # Objects may be done in any order.
     done.update((0, 2))
     assert all(reference() for reference in alive)
-    keeper.keep(lambda: True, None)
+    keep(lambda: True, None)
     assert [reference() is None for reference in alive] == [True, False, True]
     done.add(1)
-    keeper.keep(lambda: True, None)
+    keep(lambda: True, None)
     assert alive[1]() is None
-    assert len(keeper) == 1
+    assert len(kept) == 1
 
 
-def test_each_call_checks_few_entries_and_all_are_released() -> None:
-    keeper, driver_calls, open_until = Keeper(), 0, 1000
-
-    def is_done() -> bool:
-        nonlocal driver_calls
-        driver_calls += 1
-        return open_until == 0
-
-    for number in range(1000):
-        before = driver_calls
-        keeper.keep(is_done, number)
-        assert driver_calls - before <= _stream_order._CHECKS
-    assert len(keeper) == 1000
-    open_until = 0
-    for _ in range(1000 // (_stream_order._CHECKS - 1) + 2):
-        before = driver_calls
-        keeper.keep(is_done, None)
-        assert driver_calls - before <= _stream_order._CHECKS
+def test_each_call_checks_few_entries_and_all_are_released(kept: Any) -> None:
+    checks, over = list[int](), list[bool]()
+    for number in range(1000 + 1000 // (_stream_order._CHECKS - 1) + 2):
+        if number == 1000:
+            assert len(kept) == 1000
+            over.append(True)
+        checks.clear()
+        keep(lambda: checks.append(1) or bool(over), None)
+        assert len(checks) <= _stream_order._CHECKS
     # The last entries have not been checked yet.
-    assert len(keeper) <= _stream_order._CHECKS
+    assert len(kept) <= _stream_order._CHECKS
 
 
-def test_a_destructor_may_keep_another_object() -> None:
-    keeper, freed = Keeper(), []
-
-    class Returning:
-        def __del__(self) -> None:
-            freed.append(len(keeper))
-            keeper.keep(lambda: True, None)
-
-    keeper.keep(lambda: True, Returning())
-    keeper.keep(lambda: False, None)
-    assert len(freed) == 1
-    assert len(keeper) == 2
-
-
-def test_threads_can_keep_objects_concurrently() -> None:
-    keeper, threads, each = Keeper(), 8, 500
+def test_threads_and_destructors_can_keep_objects(kept: Any) -> None:
+    threads, each = 8, 500
     lock, freed = threading.Lock(), 0
 
     class Counted:
@@ -111,23 +95,24 @@ def test_threads_can_keep_objects_concurrently() -> None:
             nonlocal freed
             with lock:
                 freed += 1
+            keep(lambda: True, None)
 
     def work(thread: int) -> None:
         for number in range(each):
-            keeper.keep(lambda number=number: number % 3 > 0, Counted())
+            keep(lambda number=number: number % 3 > 0, Counted())
 
     with concurrent.futures.ThreadPoolExecutor(threads) as pool:
         list(pool.map(work, range(threads)))
-    assert freed + len(keeper) == threads * each
     never_done = sum(number % 3 == 0 for number in range(each)) * threads
-    assert never_done <= len(keeper)
+    assert never_done <= len(kept)
     for _ in range(threads * each):
-        keeper.keep(lambda: True, None)
+        keep(lambda: True, None)
     assert freed == threads * each - never_done
 
 
 @forked
 def test_a_forked_child_neither_checks_nor_frees_objects_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_stream_order, "_kept", collections.deque())
     freed, asked = [], []
 
     class Inherited:
@@ -135,22 +120,21 @@ def test_a_forked_child_neither_checks_nor_frees_objects_of_its_parent(monkeypat
             freed.append(1)
 
     def child() -> list[Any]:
-        before = len(_stream_order.KEEPER)
-        _stream_order.KEEPER.keep(lambda: True, None)
-        return [before, len(_stream_order.KEEPER), freed, asked]
+        before = len(_stream_order._kept)
+        keep(lambda: True, None)
+        return [before, len(_stream_order._kept), freed, asked]
 
     for thing in range(3):
-        _stream_order.KEEPER.keep(lambda: False, thing)
-    _stream_order.KEEPER.keep(lambda: asked.append(1) or True, Inherited())
+        keep(lambda: False, thing)
+    keep(lambda: asked.append(1) or True, Inherited())
     asked.clear()
     assert in_forks(child) == [[0, 1, [], []]]
     # The parent's objects are unchanged.
-    assert len(_stream_order.KEEPER) >= 4
-    monkeypatch.setattr(_stream_order.KEEPER, "_kept", type(_stream_order.KEEPER._kept)())
+    assert len(_stream_order._kept) == 4
 
 
 @pytest.fixture
-def ordered(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def ordered(monkeypatch: pytest.MonkeyPatch, kept: Any) -> list[Any]:
     """The calls of the driver that order streams."""
     driver_calls: list[Any] = []
     monkeypatch.setattr(_stream_order, "order", lambda *streams: driver_calls.append(streams))
@@ -160,7 +144,6 @@ def ordered(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         "Event",
         lambda *place: driver_calls.append(("event", *place)) or SimpleNamespace(is_done=lambda: False),
     )
-    monkeypatch.setattr(_stream_order, "KEEPER", Keeper())
     return driver_calls
 
 
@@ -175,7 +158,7 @@ def test_streams_wait_for_each_other_before_and_after(ordered: list[Any]) -> Non
     ordered.clear()
     _stream_order.order_after(other_streams, CUDA, 7)
     assert sorted(ordered) == [(7, 8, 1), (7, 9, 1)]
-    assert len(_stream_order.KEEPER) == 0
+    assert len(_stream_order._kept) == 0
     ordered.clear()
     # Arrays that name no stream are not ordered.
     assert _stream_order.order_before([7, None, None], CUDA, 7) == set()
@@ -185,9 +168,9 @@ def test_streams_wait_for_each_other_before_and_after(ordered: list[Any]) -> Non
 def test_arrays_are_kept_except_during_a_capture(ordered: list[Any]) -> None:
     arrays = Kept()
     _stream_order.keep_until_done(arrays, CUDA, 99)
-    assert (len(_stream_order.KEEPER), ordered) == (0, [])
+    assert (len(_stream_order._kept), ordered) == (0, [])
     _stream_order.keep_until_done(arrays, CUDA, 7)
-    assert (len(_stream_order.KEEPER), ordered) == (1, [("event", 7, 1)])
+    assert (len(_stream_order._kept), ordered) == (1, [("event", 7, 1)])
 
 
 # --- Producers and consumers on streams of their own --------------------------------------------------
@@ -391,13 +374,13 @@ def test_memory_is_kept_until_the_kernel_has_run(to: str, protocol: str) -> None
         hold_up(consumer, protocol == "dlpack", CYCLES)
         # Numba has no current stream: the kernel runs on the stream that mu names.
         alive = draw(int(stream) if protocol == "interface" and to == "numba" else None)
-        is_done, _ = _stream_order.KEEPER._kept[-1]
+        is_done, _ = _stream_order._kept[-1]
         assert not is_done(), "the call waited for the device"
         gc.collect()
         assert all(reference() for reference in alive)
         consumer.synchronize()
         assert is_done()
-        for _ in range(2 + len(_stream_order.KEEPER)):
+        for _ in range(2 + len(_stream_order._kept)):
             draw()
         gc.collect()
         assert not any(reference() for reference in alive)
@@ -405,7 +388,7 @@ def test_memory_is_kept_until_the_kernel_has_run(to: str, protocol: str) -> None
         for _ in range(300):
             draw()
             consumer.synchronize()
-        assert len(_stream_order.KEEPER) <= 2 * _stream_order._CHECKS
+        assert len(_stream_order._kept) <= 2 * _stream_order._CHECKS
 
 
 # --- JAX ----------------------------------------------------------------------------------------------
@@ -538,10 +521,10 @@ def test_foreign_tensors_can_be_captured_with_out(bits: ToArray) -> None:
         draw()
     torch.cuda.current_stream().wait_stream(stream)
     torch.cuda.synchronize()
-    kept, graph = len(_stream_order.KEEPER), torch.cuda.CUDAGraph()
+    kept, graph = len(_stream_order._kept), torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         draw()
-    assert len(_stream_order.KEEPER) == kept
+    assert len(_stream_order._kept) == kept
     for value in (1.0, 5.0):
         mu.fill_(value)
         out.zero_()

@@ -34,14 +34,6 @@ ROUNDS = int(os.environ.get("MULTISAMPLE_TEST_ROUNDS", "1"))
 BACKENDS = ("cpu", "torch_ext")
 
 
-def noise(size: int, count: int, seed: int, offset: int, number: int, member: int, real: str, first: int = 0) -> Any:
-    """Noise of the parameter with id `number` for `count` members from `member` on: shape (count, size)."""
-    return multisample.sample(
-        np.zeros(count, real), 1.0, size, seed=Key(seed, offset + (number << 32)), dim_offset=member,
-        sample_offset=first,
-    )  # fmt: skip
-
-
 def exact_fma(a: Any, b: Any, c: Any) -> Any:
     """a * b + c with one rounding."""
     if c.dtype == np.float32:  # Products of float32 numbers are exact in float64, and so is their error in the sum.
@@ -63,8 +55,10 @@ def expected(p: Any, coefficients: Any, seed: int = 7, offset: int = 0, number: 
     dtype = str(p.dtype).removeprefix("torch.")
     real = MATRIX_TYPES[dtype].computing
     values = np.atleast_1d(np.asarray(coefficients, np.float64)).astype(real)
+    key = Key(seed, offset + (number << 32))
     x = p.to(getattr(torch, real)).numpy().reshape(-1).astype(real)
-    for c, z in zip(values, noise(x.size, len(values), seed, offset, number, member, real), strict=True):
+    noise = multisample.sample(np.zeros_like(values), 1.0, x.size, seed=key, dim_offset=member)
+    for c, z in zip(values, noise, strict=True):
         x = exact_fma(np.full(x.size, c), z, x)
     return torch.from_numpy(x).to(p.dtype).reshape(p.shape)
 
@@ -105,6 +99,10 @@ def test_numpy_arrays_of_any_strides(host: str) -> None:
     right = expected(torch.from_numpy(turned.copy()), 0.5)
     assert perturb(turned, 0.5, seed=7, out=turned, backend=host) is turned
     assert same(turned.copy(), right)
+    turned.flags.writeable = False
+    with pytest.raises(ValueError, match=r"^out: expected a writable array"):
+        perturb(turned, 0.5, seed=7, out=turned, backend=host)
+    assert same(turned.copy(), right)
 
 
 @pytest.mark.parametrize("size", [1, 3, 4, 1023, 1024, 1025, (1 << 15) + 5, (1 << 17) + 3])
@@ -126,14 +124,10 @@ def test_many_small_tensors(host: str) -> None:
         assert same(result, expected(p, 0.5, number=number))
 
 
-@pytest.mark.parametrize("seed", [7, np.uint64(7), Key(7, 0), np.array([0, 7], np.uint32), [7], np.array([7])])
-def test_seeds(host: str, seed: Any) -> None:
-    p = torch.zeros(5)
-    assert same(perturb(p, 0.5, seed=seed, backend=host), expected(p, 0.5))
-
-
-def test_coefficients_of_any_kind(host: str) -> None:
+def test_seeds_and_coefficients_of_any_kind(host: str) -> None:
     p = torch.linspace(0, 1, 9)
+    for seed in (7, np.uint64(7), Key(7, 0), np.array([0, 7], np.uint32), [7], np.array([7])):
+        assert same(perturb(p, 0.5, seed=seed, backend=host), expected(p, 0.5))
     right = expected(p, [0.5, 1e-3])
     for coefficients in (
         [0.5, 1e-3], (0.5, 1e-3), np.array([0.5, 1e-3]), np.array([0.5, 9, 1e-3])[::2],
@@ -144,14 +138,6 @@ def test_coefficients_of_any_kind(host: str) -> None:
     for coefficient in (2, 2.0, np.float32(2), np.int64(2), torch.tensor(2.0), torch.tensor([2]), [2]):
         assert same(perturb(p, coefficient, seed=7, backend=host), one)
     assert same(perturb(p, [], seed=7, backend=host), p)
-
-
-def test_members_add_up(host: str) -> None:
-    """An update by several members is the chain of updates by each, in the computing type."""
-    p = own = torch.linspace(0, 1, 99)
-    for member, c in enumerate([0.5, -1.0, 0.25]):
-        own = perturb(own, c, seed=7, member=member + 4, backend=host)
-    assert same(own, perturb(p, [0.5, -1.0, 0.25], seed=7, member=4, backend=host))
 
 
 @pytest.mark.slow
@@ -227,16 +213,6 @@ def test_modules(host: str) -> None:
     assert same(module.output.weight.detach(), right)
 
 
-def test_a_frozen_or_reordered_parameter_changes_nothing_for_others() -> None:
-    module = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
-    whole = perturb(module, 0.5, seed=7)
-    module[0].weight.requires_grad_(False)
-    some = perturb(module, 0.5, seed=7)
-    assert set(some) == set(whole) - {"0.weight"} and all(same(some[name], whole[name]) for name in some)
-    backwards = perturb(dict(reversed(list(module.named_parameters()))), 0.5, seed=7)
-    assert all(same(backwards[name], whole[name]) for name in whole)
-
-
 def test_a_call_sees_what_changed_since_the_last(host: str) -> None:
     p = torch.arange(6.0).reshape(2, 3)
     others = [torch.arange(4.0), torch.arange(5.0)]
@@ -272,17 +248,6 @@ def test_a_call_sees_what_changed_since_the_last(host: str) -> None:
     with pytest.raises(ValueError, match=r"^out: expected a writable tensor, got an inference tensor"):
         perturb_(inference, 0.5, seed=7, backend=host)
     assert same(inference, kept)
-
-
-def test_read_only_arrays_are_not_written() -> None:
-    p = np.zeros(3, np.float32)
-    for _ in range(3):
-        perturb(p, 0.5, seed=7, out=p)
-    p.flags.writeable = False
-    kept = p.copy()
-    with pytest.raises(ValueError, match=r"^out: expected a writable array"):
-        perturb(p, 0.5, seed=7, out=p)
-    assert (p == kept).all()
 
 
 def test_ties_may_come_and_go() -> None:
@@ -349,11 +314,13 @@ def _compiled(f: Any) -> Any:
 @pytest.mark.parametrize(
     ("coefficients", "seed"),
     [
-        ([0.5, 0.25], Key(7, 3)), (torch.tensor([0.5, 0.25]), 2**64 - 1), (0.5, torch.tensor([[7, 3]])),
-        pytest.param(0.5, 2**64 - 1, marks=pytest.mark.slow),
-        pytest.param(torch.tensor([0.5, 0.25]), torch.tensor([[7, 3]]), marks=pytest.mark.slow),
+        ([0.5, 0.25], Key(7, 3)), (0.5, torch.tensor([[7, 3]])),
+        *(
+            pytest.param(*x, marks=pytest.mark.slow)
+            for x in ((torch.tensor([0.5, 0.25]), 2**64 - 1), (torch.tensor([0.5, 0.25]), torch.tensor([[7, 3]])))
+        ),
     ],
-    ids=["list, Key", "vector, int", "number, tensor", "number, int", "vector, tensor"],
+    ids=["list, Key", "number, tensor", "vector, int", "vector, tensor"],
 )  # fmt: skip
 def test_compiled_calls_have_the_bits_of_eager_calls(coefficients: Any, seed: Any) -> None:
     def f(x: Any, y: Any) -> Any:
@@ -414,11 +381,16 @@ def test_the_operator_fulfills_the_contract_of_pytorch() -> None:
             Exception,
             "parameters: expected plain arrays",
         ),
-        (torch.func.grad(lambda x: perturb(x, 0.5, seed=7).sum()), Exception, "parameters: expected plain arrays"),
         (lambda x: perturb(x.detach(), 0.5, seed=Key(7, 2**32)), ValueError, "^seed: expected a Key with an offset"),
-        (lambda x: perturb(x.detach().int(), 0.5, seed=7), TypeError, "got int32$"),
+        pytest.param(lambda x: perturb(x.int(), 0.5, seed=7), TypeError, "got int32$", marks=pytest.mark.slow),
+        pytest.param(
+            torch.func.grad(lambda x: perturb(x, 0.5, seed=7).sum()),
+            Exception,
+            "parameters: expected plain arrays",
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["leaf", "vmap", "grad", "offset", "int32"],
+    ids=["leaf", "vmap", "offset", "int32", "grad"],
 )
 def test_compiled_calls_raise_the_errors_of_eager_calls(call: Any, error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
@@ -428,11 +400,11 @@ def test_compiled_calls_raise_the_errors_of_eager_calls(call: Any, error: Any, m
 @pytest.mark.parametrize(
     "options",
     [
-        {"seed": -1}, {"member": True}, {"fast_math": 1}, {"ids": [True]},
+        {"seed": -1}, {"fast_math": 1}, {"ids": [True]},
         *(
             pytest.param(x, marks=pytest.mark.slow)
             for x in (
-                {"seed": 2**64}, {"seed": Key(-1, 0)}, {"member": 1.5}, {"fast_math": None}, {"ids": {"a": 1}},
+                {"seed": 2**64}, {"seed": Key(-1, 0)}, {"member": 1.5}, {"member": True}, {"ids": {"a": 1}},
             )
         ),
     ],
@@ -462,6 +434,7 @@ def test_a_call_with_other_arrays_breaks_the_graph() -> None:
 
 _P = np.zeros(4, np.float32)
 _BUFFER = np.zeros(10, np.float32)
+_HALF = torch.zeros(4, dtype=torch.float16)
 
 
 @pytest.mark.parametrize(
@@ -471,11 +444,8 @@ _BUFFER = np.zeros(10, np.float32)
         (([_P, "x"], 0.5), {}, TypeError, r"^parameters\[1\]: expected an array"),
         (({"a": _P, "b": np.zeros(3, int)}, 0.5), {}, TypeError, r"^parameters\['b'\]: expected .* got int64$"),
         (({"c": np.zeros(3, complex)}, 0.5), {}, TypeError, r"^parameters\['c'\]: .*, float64, got complex128$"),
-        (([np.zeros(3, bool)], 0.5), {}, TypeError, r"^parameters\[0\]: .* got bool$"),
         ((_P, True), {}, TypeError, "^coefficients: expected .* got True of type bool$"),
-        ((_P, 1j), {}, TypeError, "^coefficients: expected .* got 1j of type complex$"),
         ((_P, np.zeros(2, complex)), {}, TypeError, "^coefficients: .* got complex128$"),
-        ((_P, ["0.5"]), {}, TypeError, "^coefficients: .* got strings"),
         ((_P, 1e39), {}, ValueError, r"^coefficients: .* computing type, got 1e\+39 for float32$"),
         ((_P, [0.5, -1e200]), {}, ValueError, r"^coefficients: .* computing type, got .* for float32$"),
         ((_P, 0.5), {"seed": multisample.Generator(7)}, TypeError, r"^seed: .* next Key, generator\.take\(\)$"),
@@ -486,23 +456,18 @@ _BUFFER = np.zeros(10, np.float32)
         (([_P], 0.5), {"out": [torch.zeros(4)]}, TypeError, r"^out\[0\]: expected a NumPy array, as .* got a PyTorch"),
         (({3: _P}, 0.5), {}, TypeError, "^parameters: expected names of type str, got 3$"),
         (([_P, torch.zeros(3)], 0.5), {}, TypeError, r"^parameters\[1\]: expected a NumPy array, as .* is, got"),
-        ((_P, "x"), {}, TypeError, "^coefficients: expected"),
         ((_P, [[0.5]]), {}, ValueError, r"^coefficients: expected a number or shape \(K,\), got \(1, 1\)$"),
         ((_P, float("nan")), {}, ValueError, "^coefficients: expected finite numbers, got nan$"),
         ((_P, [1.0, float("inf")]), {}, ValueError, "^coefficients: expected finite numbers"),
         ((_P, 10**400), {}, ValueError, "^coefficients: expected finite numbers"),
-        ((_P, 0.5), {"seed": -1}, ValueError, "^seed: expected 0 <= seed"),
         ((_P, 0.5), {"seed": "x"}, TypeError, "^seed: expected an integer"),
         ((_P, 0.5), {"seed": Key(7, 2**32)}, ValueError, r"^seed: expected a Key .* as Generator\.take gives, got 429"),
         ((_P, 0.5), {"seed": [7, 8]}, ValueError, "^seed: expected one seed, got a vector of 2$"),
         ((_P, 0.5), {"member": -1}, ValueError, "^member: expected 0 <= member"),
         ((_P, [0.5, 0.5]), {"member": 2**32 - 1}, ValueError, r"^member: expected member \+ K <= 2\*\*32"),
-        ((_P, 0.5), {"member": 1.5}, TypeError, "^member: expected an integer"),
         ((_P, 0.5), {"fast_math": 1}, TypeError, "^fast_math: expected True or False"),
-        ((_P, 0.5), {"backend": "none"}, ValueError, "none"),
         (([_P, _P.copy()], 0.5), {"ids": [5, 5]}, ValueError, r"^ids: .* got 5 for both parameters\[0\] and"),
         (([_P], 0.5), {"ids": [1, 2]}, TypeError, "^ids: expected a sequence of 1 integers"),
-        (([_P], 0.5), {"ids": {"a": 1}}, TypeError, "^ids: expected a sequence of 1 integers"),
         (({"a": _P}, 0.5), {"ids": {"b": 1}}, ValueError, "^ids: expected names of parameters, got 'b'$"),
         (({"a": _P}, 0.5), {"ids": {"a": 2**32}}, ValueError, r"^ids\['a'\]: expected 0 <= "),
         (({"a": _P}, 0.5), {"out": [_P]}, ValueError, "^out: expected 1 arrays with names, as parameters are, got"),
@@ -511,6 +476,8 @@ _BUFFER = np.zeros(10, np.float32)
         (([_P], 0.5), {"out": [np.zeros(4)]}, ValueError, r"^out\[0\]: expected dtype float32, .* got float64$"),
         ((_P, 0.5), {"out": np.broadcast_to(_P[:1], 4)}, ValueError, "^out: expected"),
         (([_BUFFER[:6], _BUFFER[4:]], 0.5), {}, ValueError, "^parameters: expected memory of its own"),
+        (([_HALF, _HALF.view(torch.bfloat16)], 0.5), {}, ValueError, "^parameters: expected memory of its own"),
+        ((torch.nn.ReLU(), 0.5), {}, ValueError, r"^parameters: .* dict\(module\.named_parameters\(\)\) has all of"),
         ((_BUFFER[:6], 0.5), {"out": _BUFFER[1:7]}, ValueError, "^out: expected memory of its own for each parameter"),
         (([_BUFFER[:3], _BUFFER[3:6]], 0.5), {"out": [_BUFFER[3:6], _BUFFER[:3]]}, ValueError, "^out: expected memory"),
     ],
@@ -524,12 +491,6 @@ def test_wrong_arguments(arguments: Any, options: dict[str, Any], error: Any, me
             perturb(plain, 0.5, seed=7)
             perturb(plain, [0.5, 0.5], seed=7)
     assert (before[0] == _P).all() and (before[1] == _BUFFER).all()
-
-
-def test_equal_memory_of_another_type_is_an_overlap() -> None:
-    p = torch.zeros(4, dtype=torch.float16)
-    with pytest.raises(ValueError, match=r"^parameters: expected memory of its own for each parameter"):
-        perturb([p, p.view(torch.bfloat16)], 0.5, seed=7)
 
 
 def test_interleaved_arrays_do_not_overlap() -> None:
@@ -560,12 +521,9 @@ def _colliding_names() -> tuple[str, str]:
     raise AssertionError
 
 
-def test_a_module_without_trainable_parameters() -> None:
-    with pytest.raises(ValueError, match=r"^parameters: .* dict\(module\.named_parameters\(\)\) has all of them$"):
-        perturb(torch.nn.ReLU(), 0.5, seed=7)
-
-
 _PLAIN = torch.zeros(3)
+_FLATTENED = torch.nn.Parameter(torch.zeros(3))
+_FLATTENED._fsdp_flattened = True  # FSDP1 marks its parameters so.
 _OUTSIDE = r"^parameters: expected plain arrays outside PyTorch's transformations"
 _KINDS: dict[str, tuple[Any, str]] = {
     "nested": (lambda: torch.nested.nested_tensor([_PLAIN, _PLAIN]), "expected a strided tensor, got a nested tensor"),
@@ -573,12 +531,6 @@ _KINDS: dict[str, tuple[Any, str]] = {
     "quantized": (lambda: torch.quantize_per_tensor(_PLAIN, 1.0, 0, torch.qint8), "expected a strided tensor, got a q"),
     "meta": (lambda: torch.zeros(3, device="meta"), "expected elements in memory, got an array without memory"),
 }
-
-
-def _flattened() -> Any:
-    parameter = torch.nn.Parameter(torch.zeros(3))
-    parameter._fsdp_flattened = True  # FSDP1 marks its parameters so.
-    return parameter
 
 
 _CALLS: dict[str, tuple[Any, str]] = {
@@ -590,7 +542,7 @@ _CALLS: dict[str, tuple[Any, str]] = {
     "meta vector": (
         lambda: perturb_(_PLAIN, torch.zeros(3, device="meta"), seed=7), "^coefficients: .*, got them on meta$",
     ),
-    "FSDP1": (lambda: perturb([_PLAIN, _flattened()], 0.5, seed=7), r"^parameters\[1\]: .* \(FSDP1\) has flat"),
+    "FSDP1": (lambda: perturb([_PLAIN, _FLATTENED], 0.5, seed=7), r"^parameters\[1\]: .* \(FSDP1\) has flat"),
     "no leaf": (
         lambda: perturb_({"a": _PLAIN, "b": torch.zeros(3, requires_grad=True) * 2}, 0.5, seed=7),
         r"^out\['b'\]: expected a leaf, or a tensor that does not require grad, got the result of an operation",

@@ -543,7 +543,7 @@ def cuda(cupy: Any, registered: Callable[[Any], Any], monkeypatch: pytest.Monkey
     for module in (_stream_order, _plan, _libraries.library):
         monkeypatch.setattr(module, "is_capturing", lambda stream: False)
     monkeypatch.setattr(_stream_order, "Event", lambda stream, device: SimpleNamespace(is_done=lambda: True))
-    monkeypatch.setattr(_stream_order, "KEEPER", _stream_order.Keeper())
+    monkeypatch.setattr(_stream_order, "_kept", type(_stream_order._kept)())
     return backend
 
 

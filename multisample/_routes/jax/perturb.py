@@ -25,9 +25,16 @@ from ..._arguments import DTYPES, check_flag, describe
 from ..._libraries import HOST, is_number, library_of
 from ..._libraries.jax import JAX, is_jax, is_on_host
 from ..._libraries.library import NOUNS
-from ..._model_parameters.request import Coefficients, check_members, read_coefficients
+from ..._model_parameters.request import (
+    Coefficients,
+    Structure,
+    check_members,
+    ids_of,
+    label,
+    one_array,
+    read_coefficients,
+)
 from ..._model_parameters.spans import steps_of
-from ..._model_parameters.structure import Structure, ids_of, label, one_array
 from ..._model_parameters.ties import MOST_ELEMENTS
 from ..._plan import PlanCache
 from ..._randomness.generator import Key

@@ -6,7 +6,6 @@ JAX frees a program only together with the jitted function that it was compiled 
 from __future__ import annotations
 
 import functools
-import threading
 import weakref
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -24,10 +23,10 @@ class ProgramCache(PlanCache[Any]):
 
     def size(self) -> int:
         """The number of programs. A function has one for each type and sharding of its arguments."""
-        return sum(max(1, function._cache_size()) for function in self._plans.values())
+        return sum(max(1, function._cache_size()) for function in list(self._plans.values()))
 
     def _after_fork(self) -> None:
-        self._lock = threading.Lock()  # Freeing a program may wait for threads that the child does not have.
+        """Free no program, which may wait for threads that the child does not have."""
 
 
 PROGRAMS = ProgramCache(160)
