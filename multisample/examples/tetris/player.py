@@ -190,13 +190,6 @@ def moves(
     list of Move
         One move for each piece.
 
-    Raises
-    ------
-    TypeError
-        As for `play`.
-    ValueError
-        As for `play`.
-
     Examples
     --------
     >>> [move.lines for move in moves([-1, 1, -1, -1, -4, -1, 0, 0], 0, 10, 15, seed=7)]
