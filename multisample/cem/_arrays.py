@@ -298,9 +298,9 @@ def arrays_like(array: Any) -> Arrays:
         raise TypeError(f"mu: expected an array of NumPy, PyTorch, CuPy or JAX, got {described(array)}")
     if (dtype_name := _type_name(array)) not in ("float32", "float64"):
         raise TypeError(f"mu: expected float32 or float64, got {dtype_name}")
-    if library.name == "jax":
-        return JaxArrays(array)
-    return _KNOWN[library.name](dtype_name, library.device("mu", array))
+    kind = _KNOWN[library.name]
+    arrays: Arrays = kind(array) if kind is JaxArrays else kind(dtype_name, library.device("mu", array))
+    return arrays
 
 
 def on_host(name: str, array: Any) -> HostArray:

@@ -233,21 +233,6 @@ def test_a_task_that_raises_ends_the_run_and_its_state_continues(executor: Execu
     assert_same(continued(states[-1], 8, bounds=(-4, 200)), run(bounds=(-4, 200)))
 
 
-def test_an_error_cancels_the_pending_tasks() -> None:
-    calls = itertools.count()
-
-    def fails_first(x: Any) -> Any:
-        if next(calls) == 0:
-            raise ZeroDivisionError
-        time.sleep(0.1)
-        return sphere(x)
-
-    with Noted() as executor:
-        with pytest.raises(ZeroDivisionError):
-            run(fails_first, executor=executor, tasks=20)
-        assert sum(future.cancelled() for future in executor.futures) > 10
-
-
 @pytest.mark.parametrize("make", slow_but([processes], [processes, loky]))
 def test_a_process_that_dies_is_a_clear_error(make: Callable[[], Executor]) -> None:
     states: list[Any] = []
