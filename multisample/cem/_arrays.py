@@ -56,7 +56,7 @@ class Arrays:
         """Convert an array of any library to this library and device."""
         try:
             return np.asarray(array)
-        except TypeError:  # The array is on another device.
+        except (TypeError, RuntimeError):  # The array is on another device, or requires grad.
             return on_host("array", array)
 
     def is_real(self, array: Any) -> bool:

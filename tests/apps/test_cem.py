@@ -180,6 +180,8 @@ def test_no_gradient_is_recorded() -> None:
     mu = torch.zeros(D, requires_grad=True)
     result = cem.minimize(lambda x: weight * sphere(x), mu, 1.0, N, iterations=3, seed=SEED)
     assert not (result.x.requires_grad or result.mu.requires_grad or result.sigma.requires_grad)
+    task = CEM(mu, 1.0, N, seed=SEED).ask_tasks(1)[0]
+    assert task.score(lambda x: weight * sphere(x)).shape == (N,)
 
 
 def test_the_loop_reads_nothing_from_the_device() -> None:

@@ -111,33 +111,6 @@ def test_the_loop_does_not_wait_for_the_device(gpu: Gpu) -> None:
         assert is_done()
 
 
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
-def test_pytorch_detects_no_synchronisation() -> None:
-    require("torch_ext")
-    torch = pytest.importorskip("torch")
-    calls = 0
-
-    def f(x: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == 1:
-            torch.cuda.set_sync_debug_mode("error")
-        return sphere(x)
-
-    def callback(run: CEM) -> None:
-        if calls == 10:
-            torch.cuda.set_sync_debug_mode("default")
-
-    try:
-        result = cem.minimize(
-            f, torch.from_numpy(START).cuda(), 2.0, N, iterations=10, callback=callback, check_every=0, **OPTIONS
-        )
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert result.nit == 10
-    assert result.x.is_cuda
-
-
 def test_jax_arrays_stay_on_the_device() -> None:
     require("cupy")
     from cuda_memory import memory_of

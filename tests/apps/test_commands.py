@@ -132,14 +132,6 @@ def files(folder: Path) -> set[str]:
 # --- Commands in processes ----------------------------------------------------------------------------------------
 
 
-def test_sample_reads_vectors_and_writes_a_matrix(folder: Path) -> None:
-    done = finish(module("sample", "mu.npy", "sigma.npy", "-n", N, "--seed", SEED, "-o", "x.npy"))
-    assert (done.code, done.err) == (0, "")
-    assert re.fullmatch(rf"x\.npy: shape \({D}, {N}\), float32, seed {SEED}, [\d.e-]+ s\n", done.out)
-    same("x.npy", expected())
-    assert files(folder) == {"mu.npy", "sigma.npy", "x.npy"}
-
-
 def test_an_error_prints_one_line_and_sets_the_exit_code(folder: Path) -> None:
     finish(module("sample", "nowhere.npy", "sigma.npy", "-n", N, "-o", "x.npy")).failed("nowhere.npy: No such file")
     assert files(folder) == {"mu.npy", "sigma.npy"}
@@ -447,13 +439,6 @@ def test_windows_of_a_backend_with_its_own_memory(draw_files: Run, elsewhere: An
     assert elsewhere.launched[-1].fast_math
 
 
-def test_each_window_is_flushed_before_the_next(draw_files: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    flushed = []
-    monkeypatch.setattr(np.memmap, "flush", lambda self: flushed.append(np.count_nonzero(self)))
-    assert draw_files("--memory", "16K").code == 0
-    assert flushed == [13 * N, 26 * N, 39 * N, 40 * N, 40 * N]
-
-
 @pytest.mark.parametrize(("d", "n"), [(0, 5), (5, 0), (0, 0)])
 def test_empty_matrices_are_written(draw_files: Run, d: int, n: int) -> None:
     np.save("mu.npy", MU[:d])
@@ -462,11 +447,19 @@ def test_empty_matrices_are_written(draw_files: Run, d: int, n: int) -> None:
     same("x.npy", np.zeros((d, n), np.float32))
 
 
-def test_progress_is_shown_for_windows_only(draw_files: Run) -> None:
-    assert draw_files().err == ""
-    windowed = draw_files("--memory", "4K", "--force")
+def test_each_window_is_flushed_before_the_next_and_progress_is_shown(
+    draw_files: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed = []
+    monkeypatch.setattr(np.memmap, "flush", lambda self: flushed.append(np.count_nonzero(self)))
+    done = draw_files()
+    assert (done.code, done.err) == (0, "")
+    assert re.fullmatch(rf"x\.npy: shape \({D}, {N}\), float32, seed {SEED}, [\d.e-]+ s\n", done.out)
+    assert files(folder) == {"mu.npy", "sigma.npy", "x.npy"}
     # Without a terminal, lines are rare, so only the last one is printed.
-    assert re.fullmatch(r"100%  46\.9 KiB of 46\.9 KiB  \S+ \S+/s  0 s left\n", windowed.err)
+    done = draw_files("--memory", "16K", "--force")
+    assert re.fullmatch(r"100%  46\.9 KiB of 46\.9 KiB  \S+ \S+/s  0 s left\n", done.err)
+    assert flushed == [40 * N, 13 * N, 26 * N, 39 * N, 40 * N, 40 * N]
 
 
 class _Terminal(io.StringIO):

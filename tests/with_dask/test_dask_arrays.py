@@ -175,6 +175,7 @@ def test_equal_arguments_give_equal_names(client: Any) -> None:
     assert set(client.run(lambda: cloudpickle.loads(own)()).values()) == {names[0]}
 
 
+@pytest.mark.slow
 def test_arrays_of_dask_expressions() -> None:
     """With ``array.query-planning``, which Dask only reads when it is imported."""
     command = (
