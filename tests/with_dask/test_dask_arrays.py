@@ -230,22 +230,6 @@ def test_a_killed_worker_changes_nothing() -> None:
         assert set(client.run(os.getpid).values()) != set(before.values())
 
 
-@pytest.mark.slow
-def test_spilled_blocks_keep_their_bits() -> None:
-    limits = {"target": 0.02, "spill": False, "pause": False, "terminate": False}
-    with (
-        dask.config.set({f"distributed.worker.memory.{name}": limit for name, limit in limits.items()}),
-        local_cluster(n_workers=1, memory_limit="1GB") as client,
-    ):
-        x = multisample.dask.sample(LARGE, 1.0, 200_000, chunks=(-1, 10_000), seed=7)
-        kept = client.persist(x)
-        with client.as_current():
-            distributed.wait(kept)
-        spilled = client.run(lambda dask_worker: len(dask_worker.data.slow))
-        assert sum(spilled.values()) > 5
-        assert same(client.compute(kept, sync=True), multisample.sample(LARGE, 1.0, 200_000, seed=7))
-
-
 UNKNOWN = da.from_array(MU, chunks=4)[da.from_array(MU, chunks=4) > 0]
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from dask_cluster import local_cluster
 from scored_functions import DiesOnce, assert_same, fails, run, sphere
 
 
@@ -42,12 +40,3 @@ def test_an_executor_with_retries_repeats_a_failed_task(client: Any, tmp_path: P
         run(twice, executor=client.get_executor(), tasks=3)
     (tmp_path / "failed").unlink()
     assert_same(run(twice, executor=client.get_executor(retries=1), tasks=3), run())
-
-
-@pytest.mark.slow
-def test_a_function_that_kills_every_worker_is_an_error() -> None:
-    with local_cluster(threads_per_worker=1) as client:
-        start = time.monotonic()
-        with pytest.raises(Exception, match=r"workers? .*died"):
-            run(lambda x: os._exit(1), executor=client.get_executor(), tasks=2)
-        assert time.monotonic() - start < 120
