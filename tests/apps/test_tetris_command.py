@@ -93,7 +93,7 @@ def test_the_command_trains_plays_and_writes_files(run: Any, folder: Path, monke
         assert len(set(curve.convert("L").resize((40, 40)).tobytes())) > 5
 
 
-def test_an_older_run_is_not_overwritten(run: Any, folder: Path) -> None:
+def test_an_older_run_is_continued_and_not_overwritten(run: Any, folder: Path) -> None:
     assert run("--resume").err == "multisample: error: tetris/state.json: No such file or directory\n"
     done = run(*QUICK, "--minutes", 1e-9)
     assert (done.code, len(done.err.splitlines())) == (0, 1)  # One iteration.
@@ -105,6 +105,11 @@ def test_an_older_run_is_not_overwritten(run: Any, folder: Path) -> None:
     assert done.code == 1
     assert "error: --seed: expected 7, as in tetris/state.json, got 8" in done.err
     assert Path("tetris/state.json").read_bytes() == before
+    done = run("--resume", "--iterations", 3, "--fresh-games", 3, "--fresh-lines", 60, "--n", 20)
+    assert done.code == 0
+    assert [line.partition(":")[0] for line in done.err.splitlines()] == ["iteration 2", "iteration 3"]
+    assert run(*QUICK, "--iterations", 3, "-o", "whole").code == 0
+    assert learnt("tetris") == learnt("whole")
     Path("tetris/state.json").write_text("[" * 100_000)
     done = run("--resume")
     assert done.code == 1
@@ -173,7 +178,7 @@ def test_the_animation_shows_the_boards_of_the_game(tmp_path: Path, first: int) 
 
 
 @pytest.mark.slow
-def test_workers_learn_the_same_player(run: Any, folder: Path) -> None:
+def test_workers_learn_the_same_player(run: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = run(*QUICK, "--iterations", 2, "-o", "alone")
     together = run(*QUICK, "--iterations", 2, "-o", "together", "--workers", 2)
     assert together.code == alone.code == 0, together
@@ -185,22 +190,10 @@ def test_workers_learn_the_same_player(run: Any, folder: Path) -> None:
     assert cluster.code == 0, cluster
     assert learnt("cluster") == learnt("alone")
     assert " on 4 workers\n" in cluster.err
-
-
-def test_a_worker_that_dies_is_an_error_and_a_resumed_run_equals_an_uninterrupted_run(
-    run: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert run(*QUICK, "--iterations", 1).code == 0
-    with monkeypatch.context() as patched:
-        patched.setattr(learning, "_play_task", dies)
-        done = run(*QUICK, "--iterations", 2, "--resume", "--workers", 1)
+    monkeypatch.setattr(learning, "_play_task", dies)
+    done = run("--resume", "--iterations", 3, "-o", "alone", "--workers", 1)
     assert done.code == 1
     assert "multisample: error: executor: expected one that runs all tasks, got Workers, which lost" in done.err
-    done = run("--resume", "--iterations", 3, "--fresh-games", 3, "--fresh-lines", 60, "--n", 20)
-    assert done.code == 0
-    assert [line.partition(":")[0] for line in done.err.splitlines()] == ["iteration 2", "iteration 3"]
-    assert run(*QUICK, "--iterations", 3, "-o", "whole").code == 0
-    assert learnt("tetris") == learnt("whole")
 
 
 def test_a_scheduler_that_does_not_answer_is_an_error(run: Any, folder: Path) -> None:
