@@ -59,14 +59,6 @@ class Arrays:
         except (TypeError, RuntimeError):  # The array is on another device, or requires grad.
             return on_host("array", array)
 
-    def is_real(self, array: Any) -> bool:
-        """Whether the elements are floating-point numbers."""
-        return _type_name(array).startswith(("float", "bfloat"))
-
-    def is_whole(self, array: Any) -> bool:
-        """Whether the elements are integers or bools."""
-        return _type_name(array).startswith(("int", "uint", "bool"))
-
     def cast(self, array: Any, dtype: Any = None) -> Any:
         return array.astype(dtype or self.dtype)
 
@@ -317,9 +309,10 @@ def adopted(arrays: Arrays, name: str, array: Any, *shapes: tuple[int, ...]) -> 
         raise
     except Exception as error:  # ``__array__`` of a foreign class may raise anything.
         raise TypeError(f"{name}: expected numbers, got {describe(array)} ({error})") from error
-    if arrays.is_whole(adopted):
+    kind = _type_name(adopted)
+    if kind.startswith(("int", "uint", "bool")):
         adopted = arrays.cast(adopted, arrays.real)
-    if not arrays.is_real(adopted):
+    elif not kind.startswith(("float", "bfloat")):
         raise TypeError(f"{name}: expected numbers, got {describe(array)} of type {type(array).__name__}")
     if tuple(adopted.shape) not in shapes:
         raise ValueError(f"{name}: expected shape {either(*shapes)}, got {tuple(adopted.shape)}")
