@@ -47,20 +47,13 @@ def add_parser(subparsers: Any) -> Any:
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the .npy file to write")
     parser.add_argument("--seed", type=int, help="0 <= SEED < 2**64 (default: a random seed, which is printed)")
     parser.add_argument("--backend", default="auto", help="backend that draws (default: auto)")
-    parser.add_argument(
-        "--noise",
-        choices=("independent", "shared"),
-        default="independent",
-        help="separate noise for every dimension, or one row of noise for all (default: independent)",
-    )
+    for name, choices, meaning in (
+        ("--noise", ("independent", "shared"), "separate noise for every dimension, or one row of noise for all"),
+        ("--layout", ("dn", "nd"), "dn: shape (d, n); nd: transposed, shape (n, d), with the same bits"),
+    ):
+        parser.add_argument(name, choices=choices, default=choices[0], help=f"{meaning} (default: {choices[0]})")
     parser.add_argument(
         "--dtype", type=_dtype, help=f"{', '.join(_DTYPES)} (default: the dtype of the files; float32 for integers)"
-    )
-    parser.add_argument(
-        "--layout",
-        choices=("dn", "nd"),
-        default="dn",
-        help="dn: shape (d, n); nd: transposed, shape (n, d), with the same bits (default: dn)",
     )
     parser.add_argument("--antithetic", action="store_true", help="samples 2 k and 2 k + 1 have opposite noise")
     parser.add_argument("--fast-math", action="store_true", help="a faster, less exact transform on a GPU")
