@@ -313,7 +313,7 @@ def adopted(arrays: Arrays, name: str, array: Any, *shapes: tuple[int, ...]) -> 
     if kind.startswith(("int", "uint", "bool")):
         adopted = arrays.cast(adopted, arrays.real)
     elif not kind.startswith(("float", "bfloat")):
-        raise TypeError(f"{name}: expected numbers, got {describe(array)} of type {type(array).__name__}")
+        raise TypeError(f"{name}: expected numbers, got {describe(array)} of type {type(array).__name__}, of {kind}")
     if tuple(adopted.shape) not in shapes:
         raise ValueError(f"{name}: expected shape {either(*shapes)}, got {tuple(adopted.shape)}")
     return adopted
