@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 from multisample.backends.contract import HostArray
 from multisample.backends.memory.host import quiet, rounded
 
+from .._arguments import describe
 from .._libraries import CPU, Device, described, library_of
 
 
@@ -30,17 +32,17 @@ class Arrays:
     most_summed = 2**34
     """Length of the sums that the library computes; `sum` folds longer axes."""
 
-    def __init__(self, like: Any, device: Device) -> None:
+    def __init__(self, dtype_name: str, device: Device) -> None:
         self.xp: Any = np
-        self.dtype = like.dtype
-        self.dtype_name = _type_name(like)
+        self.dtype: Any = np.dtype(dtype_name)
+        self.dtype_name = dtype_name
         self.device = device
         self.real: Any = np.dtype(np.float64)
         """The widest floating type of the library, for scores."""
 
     def __reduce__(self) -> Any:
         """Pickles refer to the library by its name, and to the same device of the other process."""
-        return _unpickled, (type(self), self.dtype_name, self.device)
+        return type(self), (self.dtype_name, self.device)
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         """The context in which the operations run. Infinities are checked later."""
@@ -54,16 +56,8 @@ class Arrays:
         """Convert an array of any library to this library and device."""
         try:
             return np.asarray(array)
-        except TypeError:  # The array is on another device.
+        except (TypeError, RuntimeError):  # The array is on another device, or requires grad.
             return on_host("array", array)
-
-    def is_real(self, array: Any) -> bool:
-        """Whether the elements are floating-point numbers."""
-        return _type_name(array).startswith(("float", "bfloat"))
-
-    def is_whole(self, array: Any) -> bool:
-        """Whether the elements are integers or bools."""
-        return _type_name(array).startswith(("int", "uint", "bool"))
 
     def cast(self, array: Any, dtype: Any = None) -> Any:
         return array.astype(dtype or self.dtype)
@@ -140,18 +134,13 @@ class Arrays:
         """`function`, compiled if the library is JAX; its first argument, the settings, is static."""
         return function
 
-    @staticmethod
-    def empty(dtype_name: str, device: Device) -> Any:
-        """An array without elements."""
-        return np.empty(0, dtype_name)
-
 
 class _CupyArrays(Arrays):
     most_summed = 1
 
-    def __init__(self, like: Any, device: Device) -> None:
-        super().__init__(like, device)
-        self.xp = sys.modules["cupy"]
+    def __init__(self, dtype_name: str, device: Device) -> None:
+        super().__init__(dtype_name, device)
+        self.xp = importlib.import_module("cupy")
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         current: contextlib.AbstractContextManager[Any] = self.xp.cuda.Device(self.device.ordinal)
@@ -167,13 +156,6 @@ class _CupyArrays(Arrays):
         # CuPy's argpartition sorts too, and waits for the device. argsort does not wait from CuPy 14 on.
         return self.xp.argsort(scores)[..., :count]
 
-    @staticmethod
-    def empty(dtype_name: str, device: Device) -> Any:
-        import cupy
-
-        with cupy.cuda.Device(device.ordinal):
-            return cupy.empty(0, dtype_name)
-
 
 class JaxArrays(Arrays):
     """JAX's operations. Arrays that JAX traces, or that are on several devices, stay where they are."""
@@ -181,13 +163,13 @@ class JaxArrays(Arrays):
     mutable = False
     most_summed = 1  # XLA chooses the order of a sum by the shape of the whole array, on a CPU too.
 
-    def __init__(self, like: Any, device: Device = CPU) -> None:
-        super().__init__(like, device)
+    def __init__(self, like: Any) -> None:
         self.jax = sys.modules["jax"]
-        self.xp = self.jax.numpy
-        self.real = self.xp.result_type(float)
         devices = () if isinstance(like, self.jax.core.Tracer) else tuple(like.devices())
         self.where = devices[0] if len(devices) == 1 else None
+        super().__init__(_type_name(like), CPU if self.where is None else library_of("mu", like).device("mu", like))
+        self.xp = self.jax.numpy
+        self.real = self.xp.result_type(float)
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         if self.where is None:
@@ -250,10 +232,11 @@ def _jitted(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _TorchArrays(Arrays):
-    def __init__(self, like: Any, device: Device) -> None:
-        super().__init__(like, device)
-        self.xp = sys.modules["torch"]
-        self.where = like.device
+    def __init__(self, dtype_name: str, device: Device) -> None:
+        super().__init__(dtype_name, device)
+        self.xp = importlib.import_module("torch")
+        self.dtype = getattr(self.xp, dtype_name)
+        self.where = str(device)
         self.real = self.xp.float64
         # On a CPU, PyTorch splits a longer sum among threads if it is the only sum.
         self.most_summed = 2**14 if device.kind == "cpu" else 1
@@ -296,18 +279,8 @@ class _TorchArrays(Arrays):
     def scattered(self, zeros: Any, which: Any, values: Any) -> Any:
         return zeros.scatter(-1, which, values)
 
-    @staticmethod
-    def empty(dtype_name: str, device: Device) -> Any:
-        import torch
 
-        return torch.empty(0, dtype=getattr(torch, dtype_name), device=str(device))
-
-
-def _unpickled(kind: type[Arrays], dtype_name: str, device: Device) -> Arrays:
-    return kind(kind.empty(dtype_name, device), device)
-
-
-_KNOWN = {"numpy": Arrays, "cupy": _CupyArrays, "jax": JaxArrays, "torch": _TorchArrays}
+_KNOWN: dict[str, Any] = {"numpy": Arrays, "cupy": _CupyArrays, "jax": JaxArrays, "torch": _TorchArrays}
 
 
 def arrays_like(array: Any) -> Arrays:
@@ -315,9 +288,10 @@ def arrays_like(array: Any) -> Arrays:
     library = library_of("mu", array)
     if library.name not in _KNOWN:
         raise TypeError(f"mu: expected an array of NumPy, PyTorch, CuPy or JAX, got {described(array)}")
-    arrays = _KNOWN[library.name](array, library.device("mu", array))
-    if arrays.dtype_name not in ("float32", "float64"):
-        raise TypeError(f"mu: expected float32 or float64, got {array.dtype}")
+    if (dtype_name := _type_name(array)) not in ("float32", "float64"):
+        raise TypeError(f"mu: expected float32 or float64, got {dtype_name}")
+    kind = _KNOWN[library.name]
+    arrays: Arrays = kind(array) if kind is JaxArrays else kind(dtype_name, library.device("mu", array))
     return arrays
 
 
@@ -325,3 +299,26 @@ def on_host(name: str, array: Any) -> HostArray:
     """Convert any library's array to a NumPy array; waits for the device."""
     library = library_of(name, array)
     return np.asarray(array) if library.foreign else library.to_host(array)
+
+
+def adopted(arrays: Arrays, name: str, array: Any, *shapes: tuple[int, ...]) -> Any:
+    """Argument `name`, of one of `shapes`, as a floating-point array on the device; TypeError or ValueError if not."""
+    try:
+        adopted = arrays.adopt(array)
+    except MemoryError:
+        raise
+    except Exception as error:  # ``__array__`` of a foreign class may raise anything.
+        raise TypeError(f"{name}: expected numbers, got {describe(array)} ({error})") from error
+    kind = _type_name(adopted)
+    if kind.startswith(("int", "uint", "bool")):
+        adopted = arrays.cast(adopted, arrays.real)
+    elif not kind.startswith(("float", "bfloat")):
+        raise TypeError(f"{name}: expected numbers, got {describe(array)} of type {type(array).__name__}, of {kind}")
+    if tuple(adopted.shape) not in shapes:
+        raise ValueError(f"{name}: expected shape {either(*shapes)}, got {tuple(adopted.shape)}")
+    return adopted
+
+
+def either(*shapes: tuple[int, ...]) -> str:
+    """The different `shapes` for an error message."""
+    return " or ".join(map(str, dict.fromkeys(shapes)))

@@ -6,8 +6,8 @@ import dataclasses
 import functools
 import math
 import numbers
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, TypedDict, overload
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, TypeAlias, TypedDict, overload
 
 import numpy as np
 
@@ -22,8 +22,8 @@ from .._randomness.generator import WORD_64, Generator, Key
 from .._randomness.generator_argument import source_of
 from .._randomness.seed_argument import batch_of, host_words
 from .._sample import sample
-from .._typing import AnyArray, ArrayT, HostVector, Noise, Number, OwnArray, T, Tensor
-from ._arrays import arrays_like, on_host
+from .._typing import AnyArray, ArrayT, HostBackend, HostVector, Noise, Number, OwnArray, T, Tensor
+from ._arrays import adopted, arrays_like, either, on_host
 from ._elites import COLUMNS, Settings, State, elite_weights, first_state, refit, refit_by_moments
 from ._stopping import CONVERGED, DIVERGED, RUNNING, STOPPED_BY_CALLBACK, message_of
 from ._tasks import Task, checked_tasks, host_scores, redraw, refuse_jax, refuse_searches, run_tasks, split
@@ -31,9 +31,31 @@ from ._tasks import Task, checked_tasks, host_scores, redraw, refuse_jax, refuse
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
+    # Type checkers know typing_extensions, installed or not.
     from typing_extensions import Unpack
 
-    from ._typing import AdoptedCEMOptions, CEMOptions, HostCEMOptions, Seed
+    Seed: TypeAlias = SupportsIndex | Sequence[SupportsIndex] | AnyArray
+
+    class CEMOptions(TypedDict, total=False):
+        """All options except the backend, which decides on the library of the result."""
+
+        elite_frac: Number
+        smoothing: Number
+        noise_floor: Number | AnyArray | Callable[[int], Any]
+        bounds: tuple[AnyArray | Number, AnyArray | Number] | None
+        tol: Number | None
+        seed: Seed | None
+        noise: Noise
+        antithetic: bool
+        fast_math: bool
+
+    class MinimizeOptions(CEMOptions, total=False):
+        iterations: SupportsIndex
+        callback: Callable[[CEM[Any]], Any] | None
+        check_every: SupportsIndex | None
+        executor: Executor | None
+        tasks: SupportsIndex | None
+
 
 _NOTHING = np.array([math.nan] * (len(COLUMNS) - 1) + [0.0])
 # Iterations between two checks of the status on a device, since a check waits for the device.
@@ -156,11 +178,19 @@ class CEM(Generic[ArrayT]):
         mu: OwnArray | float,
         sigma: OwnArray | float,
         n: SupportsIndex,
+        *,
+        backend: str = ...,
         **options: Unpack[CEMOptions],
     ) -> None: ...
     @overload
     def __init__(
-        self: CEM[T], mu: Tensor[T] | float, sigma: Tensor[T] | float, n: SupportsIndex, **options: Unpack[CEMOptions]
+        self: CEM[T],
+        mu: Tensor[T] | float,
+        sigma: Tensor[T] | float,
+        n: SupportsIndex,
+        *,
+        backend: str = ...,
+        **options: Unpack[CEMOptions],
     ) -> None: ...
     @overload
     def __init__(
@@ -168,7 +198,9 @@ class CEM(Generic[ArrayT]):
         mu: HostVector | Number,
         sigma: HostVector | Number,
         n: SupportsIndex,
-        **options: Unpack[HostCEMOptions],
+        *,
+        backend: HostBackend = ...,
+        **options: Unpack[CEMOptions],
     ) -> None: ...
     @overload
     def __init__(
@@ -176,7 +208,9 @@ class CEM(Generic[ArrayT]):
         mu: HostVector | Number,
         sigma: HostVector | Number,
         n: SupportsIndex,
-        **options: Unpack[AdoptedCEMOptions],
+        *,
+        backend: str,
+        **options: Unpack[CEMOptions],
     ) -> None: ...
     def __init__(
         self,
@@ -303,13 +337,13 @@ class CEM(Generic[ArrayT]):
             raise ValueError(f"samples: expected an array, got None, but {reason}")
         with self._arrays.scope():
             if samples is not None:
-                samples = self._adopted("samples", samples, (*self._shape, self._n))
+                samples = adopted(self._arrays, "samples", samples, (*self._shape, self._n))
         self._tell(samples, scores)
 
     def _tell(self, samples: Any, scores: Any) -> None:
         """Refit; `samples` is an array, None for those of the latest `ask`, or a function that draws elites."""
         with self._arrays.scope():
-            scores = self._adopted("scores", scores, (*self._batch, self._n))
+            scores = adopted(self._arrays, "scores", scores, (*self._batch, self._n))
             noise = self._noise_floor
             if callable(noise):
                 noise = self._scheduled(noise(self._told + 1))
@@ -580,23 +614,6 @@ class CEM(Generic[ArrayT]):
     def _on_host(self, array: Any) -> HostArray:
         return np.array(rounded(on_host("state", array), self._arrays.dtype_name))
 
-    def _adopted(self, name: str, array: Any, *shapes: tuple[int, ...]) -> Any:
-        """Argument `name` as a floating-point array on the device."""
-        arrays = self._arrays
-        try:
-            adopted = arrays.adopt(array)
-        except MemoryError:
-            raise
-        except Exception as error:  # ``__array__`` of a foreign class may raise anything.
-            raise TypeError(f"{name}: expected numbers, got {describe(array)} ({error})") from error
-        if arrays.is_whole(adopted):
-            adopted = arrays.cast(adopted, arrays.real)
-        if not arrays.is_real(adopted):
-            raise TypeError(f"{name}: expected numbers, got {describe(array)} of type {type(array).__name__}")
-        if tuple(adopted.shape) not in shapes:
-            raise ValueError(f"{name}: expected shape {_either(*shapes)}, got {tuple(adopted.shape)}")
-        return adopted
-
     def _variance(self, value: Any) -> Any:
         """`noise_floor` as a number, or as an array on the device."""
         if isinstance(value, numbers.Real):
@@ -610,7 +627,7 @@ class CEM(Generic[ArrayT]):
         """A variance from the schedule of `noise_floor`. Values of arrays are not checked, since a check would wait."""
         if isinstance(value, numbers.Real):
             return checked_number("noise_floor", value, 0, math.inf)
-        return self._arrays.cast(self._adopted("noise_floor", value, (self._d,), self._shape))
+        return self._arrays.cast(adopted(self._arrays, "noise_floor", value, (self._d,), self._shape))
 
     def _edges(self, bounds: Any) -> tuple[Any, Any]:
         """`bounds` as columns on the device; ValueError if the mean is outside."""
@@ -630,31 +647,14 @@ class CEM(Generic[ArrayT]):
 
 
 # The overloads overlap in calls with two numbers, which raise.
-if TYPE_CHECKING:
-
-    class _MinimizeOptions(TypedDict, total=False):
-        iterations: SupportsIndex
-        callback: Callable[[CEM[Any]], Any] | None
-        check_every: SupportsIndex | None
-        executor: Executor | None
-        tasks: SupportsIndex | None
-
-    class HostMinimizeOptions(HostCEMOptions, _MinimizeOptions, total=False):
-        """`HostCEMOptions` for `minimize`."""
-
-    class MinimizeOptions(CEMOptions, _MinimizeOptions, total=False):
-        """`CEMOptions` for `minimize`."""
-
-    class AdoptedMinimizeOptions(AdoptedCEMOptions, _MinimizeOptions, total=False):
-        """`AdoptedCEMOptions` for `minimize`."""
-
-
 @overload
 def minimize(
     f: Callable[[OwnArray], Any],
     mu: OwnArray | float,
     sigma: OwnArray | float,
     n: SupportsIndex,
+    *,
+    backend: str = ...,
     **options: Unpack[MinimizeOptions],
 ) -> Result[OwnArray]: ...
 @overload
@@ -663,6 +663,8 @@ def minimize(  # type: ignore[overload-overlap]
     mu: Tensor[T] | float,
     sigma: Tensor[T] | float,
     n: SupportsIndex,
+    *,
+    backend: str = ...,
     **options: Unpack[MinimizeOptions],
 ) -> Result[T]: ...
 @overload
@@ -671,7 +673,9 @@ def minimize(
     mu: HostVector | Number,
     sigma: HostVector | Number,
     n: SupportsIndex,
-    **options: Unpack[HostMinimizeOptions],
+    *,
+    backend: HostBackend = ...,
+    **options: Unpack[MinimizeOptions],
 ) -> Result[HostArray]: ...
 @overload
 def minimize(
@@ -679,7 +683,9 @@ def minimize(
     mu: HostVector | Number,
     sigma: HostVector | Number,
     n: SupportsIndex,
-    **options: Unpack[AdoptedMinimizeOptions],
+    *,
+    backend: str,
+    **options: Unpack[MinimizeOptions],
 ) -> Result[Any]: ...
 def minimize(
     f: Callable[[Any], Any],
@@ -865,16 +871,10 @@ def checked_elites(elite_frac: Any, n: int) -> int:
     elites = round(checked_number("elite_frac", elite_frac, 0, 1) * n)
     if elites < 2:
         raise ValueError(
-            f"elite_frac: expected at least 2 elites, which have a standard deviation: {_least_fraction(n)} or more for"
-            f" n = {n}, got {elite_frac}, which are {elites}"
+            f"elite_frac: expected at least 2 elites, which have a standard deviation, such as {2 / n:.3g} for n = {n},"
+            f" got {elite_frac}, which are {elites}"
         )
     return elites
-
-
-def _least_fraction(n: int) -> float:
-    """The smallest `elite_frac` that gives two elites."""
-    near = 1.5 / n  # Halves are rounded to even numbers.
-    return next(x for x in (math.nextafter(near, 0), near, math.nextafter(near, 1)) if round(x * n) == 2)
 
 
 def checked_smoothing(smoothing: Any) -> float:
@@ -901,7 +901,7 @@ def as_vector(name: str, array: Any, shape: tuple[int, ...]) -> Any:
     if tuple(array.shape) == (*shape, 1):
         array = array[..., 0]
     if tuple(array.shape) not in ((), shape[-1:], shape):
-        accepted = _either(shape[-1:], shape)
+        accepted = either(shape[-1:], shape)
         raise ValueError(f"{name}: expected a number or shape {accepted}, got shape {tuple(array.shape)}")
     return array
 
@@ -988,10 +988,6 @@ def _first(mask: HostArray) -> tuple[int, ...]:
 
 def _text(index: tuple[int, ...]) -> str:
     return ", ".join(map(str, index))
-
-
-def _either(*shapes: tuple[int, ...]) -> str:
-    return " or ".join(map(str, dict.fromkeys(shapes)))
 
 
 def _lowest(best: HostArray) -> HostArray:

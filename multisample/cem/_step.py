@@ -11,21 +11,12 @@ import numpy as np
 from .._arguments import checked_integer, describe
 from .._call import COLUMNS as MOST_SAMPLES
 from .._libraries import is_number
-from .._libraries.jax import is_jax
 from .._randomness.seed_argument import batch_of
 from .._sample import sample
 from .._typing import Noise, Number
-from ._arrays import Arrays, JaxArrays, arrays_like
+from ._arrays import Arrays, adopted, arrays_like
 from ._elites import Settings, State, first_state, refit
 from ._method import as_vector, check_searches, checked_elites, checked_number, checked_smoothing
-
-
-def _arrays_for(like: Any) -> Arrays:
-    if not is_jax(like):
-        return arrays_like(like)
-    if like.dtype not in ("float32", "float64"):
-        raise TypeError(f"mu: expected float32 or float64, the types of a refit, got {like.dtype}")
-    return JaxArrays(like)
 
 
 def start(mu: Any, sigma: Any, searches: SupportsIndex | None = None) -> State:
@@ -53,7 +44,7 @@ def start(mu: Any, sigma: Any, searches: SupportsIndex | None = None) -> State:
     seed = np.zeros(batch, np.uint64) if batch else 0
     check_searches(seed, "searches=B", mu=mu, sigma=sigma)
     none_of_them = sample(mu, sigma, 0, seed=seed)
-    arrays, shape = _arrays_for(none_of_them), tuple(map(int, none_of_them.shape[:-1]))
+    arrays, shape = arrays_like(none_of_them), tuple(map(int, none_of_them.shape[:-1]))
 
     def vector(x: Any) -> Any:
         if is_number(x):
@@ -130,7 +121,7 @@ def step(
         raise TypeError("seed: expected an integer, a Key or a JAX key for each step, got None")
     if isinstance(noise_floor, (int, float)):
         noise_floor = checked_number("noise_floor", noise_floor, 0, math.inf)
-    arrays, (*batch, d) = _arrays_for(state.mu), state.mu.shape
+    arrays, (*batch, d) = arrays_like(state.mu), state.mu.shape
     if batch_of(seed) != (batch[0] if batch else None):
         accepted = f"a vector of {batch[0]} seeds" if batch else "one seed"
         raise ValueError(f"seed: expected {accepted}, for state.mu of shape {(*batch, d)}, got {describe(seed)}")
@@ -143,15 +134,7 @@ def step(
             return samples if edges is None else arrays.clipped(samples, *edges)
 
         scores, samples, _ = arrays.score(f, draw(), draw)
-        scores = arrays.adopt(scores)
-        if tuple(scores.shape) != (*batch, n):
-            raise ValueError(
-                f"f: expected a score for each sample, shape {(*batch, n)}, got shape {tuple(scores.shape)}"
-            )
-        if arrays.is_whole(scores):
-            scores = arrays.cast(scores)
-        elif not arrays.is_real(scores):
-            raise TypeError(f"f: expected scores that are real numbers, got {describe(scores.dtype)}")
+        scores = adopted(arrays, "f", scores, (*batch, n))
         if not isinstance(noise_floor, float):
             noise_floor = _column(arrays, "noise_floor", noise_floor, (*batch, d))[..., 0]
         following, _ = refit(Settings(arrays, elites, smoothing, tol), state, samples, scores, noise_floor)

@@ -20,13 +20,15 @@ from multisample.backends.contract import HostArray
 from multisample.backends.system.threads import thread_count
 
 from .._arguments import checked_integer, describe
+from .._libraries import CPU
 from .._libraries.jax import is_jax
 from .._limit_threads import limit_threads
 from .._randomness.generator import Key
 from .._randomness.seed_argument import batch_of
 from .._sample import sample
-from ._arrays import Arrays, on_host
+from ._arrays import Arrays, adopted, on_host
 
+_ON_HOST = Arrays("float64", CPU)
 # A call costs about as much as this number of elements.
 _ELEMENTS_OF_A_CALL = 1 << 13
 # Elements that `redraw` holds at a time besides the elites.
@@ -121,17 +123,7 @@ def split(k: int, **fields: Any) -> list[Task]:
 
 def host_scores(name: str, scores: Any, count: int) -> HostArray:
     """Argument or result `name` as a NumPy array of `count` numbers; TypeError or ValueError otherwise."""
-    try:
-        host = on_host(name, scores)
-    except MemoryError:
-        raise
-    except Exception as error:  # ``__array__`` of a foreign class may raise anything.
-        raise TypeError(f"{name}: expected scores that are numbers, got {describe(scores)} ({error})") from error
-    if host.dtype.kind not in "biuf":
-        raise TypeError(f"{name}: expected scores that are numbers, got {describe(scores)} of dtype {host.dtype}")
-    if host.shape != (count,):
-        raise ValueError(f"{name}: expected a score for each of {count} samples, got shape {host.shape}")
-    return np.ascontiguousarray(host)
+    return np.ascontiguousarray(adopted(_ON_HOST, name, scores, (count,)))
 
 
 # --- Elites -------------------------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import os
 import re
 import secrets
 import sys
@@ -48,20 +47,13 @@ def add_parser(subparsers: Any) -> Any:
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the .npy file to write")
     parser.add_argument("--seed", type=int, help="0 <= SEED < 2**64 (default: a random seed, which is printed)")
     parser.add_argument("--backend", default="auto", help="backend that draws (default: auto)")
-    parser.add_argument(
-        "--noise",
-        choices=("independent", "shared"),
-        default="independent",
-        help="separate noise for every dimension, or one row of noise for all (default: independent)",
-    )
+    for name, choices, meaning in (
+        ("--noise", ("independent", "shared"), "separate noise for every dimension, or one row of noise for all"),
+        ("--layout", ("dn", "nd"), "dn: shape (d, n); nd: transposed, shape (n, d), with the same bits"),
+    ):
+        parser.add_argument(name, choices=choices, default=choices[0], help=f"{meaning} (default: {choices[0]})")
     parser.add_argument(
         "--dtype", type=_dtype, help=f"{', '.join(_DTYPES)} (default: the dtype of the files; float32 for integers)"
-    )
-    parser.add_argument(
-        "--layout",
-        choices=("dn", "nd"),
-        default="dn",
-        help="dn: shape (d, n); nd: transposed, shape (n, d), with the same bits (default: dn)",
     )
     parser.add_argument("--antithetic", action="store_true", help="samples 2 k and 2 k + 1 have opposite noise")
     parser.add_argument("--fast-math", action="store_true", help="a faster, less exact transform on a GPU")
@@ -98,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     def fill(matrix: np.memmap[Any, Any]) -> None:
         plain = np.asarray(matrix)
         transposed = args.layout == "nd"
-        with Progress(total, sys.stderr, shown=total > memory) as progress:
+        with Progress(total, sys.stderr) as progress:
             for rows, columns in windows(d, n, dtype.itemsize, memory, transposed):
                 window = plain[columns, rows] if transposed else plain[rows, columns]
                 window_mu, window_sigma = (x[rows] if x.ndim else float(x) for x in vectors)
@@ -117,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
                     window[...] = to_numpy(drawn)
                 if total > memory:
                     matrix.flush()  # Pages that wait for the disk use memory too.
-                progress.add(window.nbytes)
+                    progress.add(window.nbytes)
 
     shape = (n, d) if args.layout == "nd" else (d, n)
     write_npy(args.output, shape, dtype, fill)
@@ -165,16 +157,12 @@ def windows(d: int, n: int, itemsize: int, memory: int, transposed: bool = False
 
 
 def available_memory() -> int:
-    """Bytes of available memory, or 1 GiB if the system does not report it."""
+    """Bytes of available memory, or 1 GiB where the system is not Linux."""
     try:
         with Path("/proc/meminfo").open() as file:
             # MemAvailable includes memory that the page cache can release; sysconf does not.
             return next(int(line.split()[1]) << 10 for line in file if line.startswith("MemAvailable:"))
     except (OSError, StopIteration):
-        pass
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):
         return 1 << 30
 
 
@@ -197,10 +185,9 @@ def _byte_count(text: str) -> int:
 class Progress(LiveLine):
     """A progress line with the bytes written, the rate and the time left."""
 
-    def __init__(self, total: int, stream: TextIO, *, shown: bool = True) -> None:
+    def __init__(self, total: int, stream: TextIO) -> None:
         super().__init__(stream, RARE)
         self._total = total
-        self._shown = shown
         self._done = 0
         self._start = time.monotonic()
         self._next = self._start + self._interval
@@ -213,7 +200,7 @@ class Progress(LiveLine):
             f"{100 * self._done // self._total:3d}%  {size_text(self._done)} of {size_text(self._total)}"
             f"  {size_text(rate)}/s  {(self._total - self._done) / rate:.0f} s left"
         )
-        if self._shown and self._done >= self._total:
+        if self._done >= self._total:
             self.show(text)
-        elif self._shown:
+        else:
             self.update(text)

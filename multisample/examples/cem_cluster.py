@@ -26,13 +26,13 @@ import numpy as np
 from multisample import cem
 
 from ._running import parsed, run
+from .cart_pole import next_state
 
 if TYPE_CHECKING:
     import torch
     from torch.distributed.device_mesh import DeviceMesh
 
-STARTS, STEPS, SECONDS = 32, 150, 0.02
-GRAVITY, LENGTH, POLE, CART = 9.8, 0.5, 0.1, 1.0
+STARTS, STEPS = 32, 75
 DIMENSIONS, SAMPLES = 20, 4096
 EXECUTORS = "none", "threads", "processes", "dask", "mpi", "torchrun"
 
@@ -45,16 +45,13 @@ def cost(gains: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """
     rng = np.random.default_rng(7)
     first = rng.uniform(-0.3, 0.3, (4, STARTS, 1))
-    x, v, angle, turn = (np.repeat(value, gains.shape[1], axis=1) for value in first)
-    total = np.zeros_like(x)
+    state = [np.repeat(value, gains.shape[1], axis=1) for value in first]
+    total = np.zeros_like(state[0])
     for _ in range(STEPS):
-        force = np.clip(gains[0] * x + gains[1] * v + gains[2] * angle + gains[3] * turn, -20, 20)
-        sine, cosine = np.sin(angle), np.cos(angle)
-        push = (force + POLE * LENGTH * turn * turn * sine) / (CART + POLE)
-        twist = (GRAVITY * sine - cosine * push) / (LENGTH * (4 / 3 - POLE * cosine * cosine / (CART + POLE)))
-        x, angle = x + SECONDS * v, angle + SECONDS * turn
-        v, turn = v + SECONDS * (push - POLE * LENGTH * twist * cosine / (CART + POLE)), turn + SECONDS * twist
-        total += np.minimum(angle * angle + 0.1 * x * x, 10.0) + 0.001 * force * force
+        force = np.clip(sum(gain * x for gain, x in zip(gains, state, strict=True)), -20, 20)
+        state = next_state(np, state, force)
+        position, _, angle, _ = state
+        total += np.minimum(angle * angle + 0.1 * position * position, 10.0) + 0.001 * force * force
     mean: np.ndarray[Any, Any] = total.mean(axis=0)
     return mean
 

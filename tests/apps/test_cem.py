@@ -94,47 +94,29 @@ def test_a_result_has_the_history_and_the_best_sample_of_the_run() -> None:
 # --- Array libraries ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("library", "number"),
-    [
-        pytest.param(library, number, marks=[pytest.mark.slow] * (library == "jax" and number is not None))
-        for library in ("numpy", "torch", "jax")
-        for number in ("mu", "sigma", None)
-    ],
-    indirect=["library"],
-)
-def test_results_have_the_library_of_the_initial_mean_and_differ_only_by_rounding(
-    library: Any, number: str | None
-) -> None:
+def test_results_have_the_library_of_the_initial_mean_and_differ_only_by_rounding(library: Any) -> None:
     kinds = set()
 
     def f(x: Any) -> Any:
         kinds.add((type(x), tuple(x.shape), str(x.dtype).removeprefix("torch.")))
         return sphere(x)
 
-    def run(array: Any) -> Any:
-        mu = 1.0 if number == "mu" else array(START)
-        sigma = 2.0 if number == "sigma" else array(np.full((D, 1), 2, np.float32))
-        return cem.minimize(f, mu, sigma, N, iterations=12, seed=SEED)
-
-    there = run(np.array)
-    kinds.clear()
-    here, kind = run(library.array), type(library.array(START))
-    assert kinds == {(kind, (D, N), "float32")}
-    for name in ("x", "mu", "sigma"):
-        array = getattr(here, name)
-        assert type(array) is kind
-        assert array.shape == (D,)
-        assert str(array.dtype).removeprefix("torch.") == "float32"
-    assert type(here.fun) is float
-    assert all(type(column) is np.ndarray for column in here.history.values())
-    np.testing.assert_allclose(library.to_numpy(here.mu), there.mu, atol=1e-4)
-    np.testing.assert_allclose(library.to_numpy(here.sigma), there.sigma, rtol=1e-3)
-    for name in ("best", "mean", "threshold", "sigma"):
-        np.testing.assert_allclose(here.history[name], there.history[name], rtol=1e-2)
-
-
-def test_samples_have_the_same_bits_in_every_library(library: Any) -> None:
+    deviation = np.full((D, 1), 2, np.float32)
+    for mu, sigma in ((START, deviation), (1.0, deviation), (START, 2.0)):
+        there = cem.minimize(sphere, mu, sigma, N, iterations=12, seed=SEED)
+        own = [x if isinstance(x, float) else library.array(x) for x in (mu, sigma)]
+        kinds.clear()
+        here, kind = cem.minimize(f, *own, N, iterations=12, seed=SEED), type(library.array(START))
+        assert kinds == {(kind, (D, N), "float32")}
+        for name in ("x", "mu", "sigma"):
+            array = getattr(here, name)
+            assert (type(array), array.shape, str(array.dtype).removeprefix("torch.")) == (kind, (D,), "float32")
+        assert type(here.fun) is float
+        assert all(type(column) is np.ndarray for column in here.history.values())
+        np.testing.assert_allclose(library.to_numpy(here.mu), there.mu, atol=1e-4)
+        np.testing.assert_allclose(library.to_numpy(here.sigma), there.sigma, rtol=1e-3)
+        for name in ("best", "mean", "threshold", "sigma"):
+            np.testing.assert_allclose(here.history[name], there.history[name], rtol=1e-2)
     drawn = CEM(library.array(START), 2.0, N, seed=SEED, bounds=(-2.5, 4)).ask()
     plain = multisample.sample(START, 2.0, N, seed=SEED)
     assert plain.min() < -2.5
@@ -166,20 +148,17 @@ def test_large_integer_scores_stay_distinct() -> None:
     assert result.x[0] == multisample.sample(START, 2.0, N, seed=SEED)[0].min()
 
 
-def test_lists_and_objects_with_only_a_protocol_become_numpy_float32_arrays() -> None:
+def test_lists_and_objects_with_only_a_protocol_become_arrays_of_the_backends_library(torch_device: str) -> None:
+    import torch
+
     expected = CEM(START, 2.0, N, seed=SEED).ask()
     for mu, sigma in ((START.tolist(), 2), (ExportedByDlpack(START), ExportedByDlpack(np.full(D, 2, np.float32)))):
         drawn = CEM(mu, sigma, N, seed=SEED).ask()
         assert type(drawn) is np.ndarray and drawn.dtype == np.float32
         assert np.array_equal(drawn, expected)
-
-
-def test_a_named_backend_makes_arrays_of_its_own_library(torch_device: str) -> None:
-    import torch
-
-    result = cem.minimize(sphere, START, 2.0, N, iterations=5, seed=SEED, backend="torch_ext")
-    assert isinstance(result.x, torch.Tensor)
-    assert result.mu.device.type == ("cuda" if torch.cuda.is_available() else "cpu")
+    drawn = CEM(START, 2.0, N, seed=SEED, backend="torch_ext").ask()
+    assert isinstance(drawn, torch.Tensor)
+    assert drawn.device.type == ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def test_options_are_passed_to_sample(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,6 +180,8 @@ def test_no_gradient_is_recorded() -> None:
     mu = torch.zeros(D, requires_grad=True)
     result = cem.minimize(lambda x: weight * sphere(x), mu, 1.0, N, iterations=3, seed=SEED)
     assert not (result.x.requires_grad or result.mu.requires_grad or result.sigma.requires_grad)
+    task = CEM(mu, 1.0, N, seed=SEED).ask_tasks(1)[0]
+    assert task.score(lambda x: weight * sphere(x)).shape == (N,)
 
 
 def test_the_loop_reads_nothing_from_the_device() -> None:
@@ -253,7 +234,7 @@ def by_json(state: Any) -> Any:
     return json.loads(json.dumps({name: value.tolist() for name, value in state.items()}))
 
 
-@pytest.mark.parametrize(("saved", "after"), [(by_npz, 4), (by_json, 4), (by_json, 0), (dict, 1)])
+@pytest.mark.parametrize(("saved", "after"), [(by_npz, 4), (by_json, 1), (by_json, 0)])
 def test_a_resumed_run_continues_with_equal_bits(library: Any, saved: Callable[[Any], Any], after: int) -> None:
     def sometimes(x: Any) -> Any:  # Infinities enter the history too.
         return sphere(x) + (math.inf if told < 2 else 0)
@@ -398,11 +379,6 @@ def test_without_a_seed_runs_follow_the_default_generator_of_the_library(package
 # --- Bounds ---------------------------------------------------------------------------------------
 
 
-def test_a_mean_equal_to_a_bound_is_accepted_in_float32() -> None:
-    start = np.full(6, 0.7, np.float32)  # float32 rounds 0.7 down.
-    assert CEM(start, 1.0, N, seed=SEED, bounds=(0.7, 1)).ask().min() == start[0]
-
-
 def test_samples_are_clipped_to_the_bounds() -> None:
     low, high = np.array([-5.0, -5, 2, -np.inf, -5, -5]), np.array([5.0, 0.5, 5, np.inf, 5, 5])
 
@@ -416,6 +392,8 @@ def test_samples_are_clipped_to_the_bounds() -> None:
     np.testing.assert_allclose(result.mu, [1, 0.5, 2, 1, 1, 1], atol=1e-6)
     # The optimum is exact; samples of a truncated normal distribution would only approach it.
     assert result.mu[1:3].tolist() == [0.5, 2]
+    start = np.full(6, 0.7, np.float32)  # float32 rounds 0.7 down.
+    assert CEM(start, 1.0, N, seed=SEED, bounds=(0.7, 1)).ask().min() == start[0]
 
 
 # --- Scores that are not finite -------------------------------------------------------------------
@@ -455,70 +433,43 @@ def test_only_finite_scores_are_elites(finite: int) -> None:
     assert run.result().history["threshold"].tolist() == [math.inf]
 
 
-def test_no_finite_score_ends_the_run_with_a_message(library: Any) -> None:
-    calls = 0
-
-    def f(x: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        return sphere(x) * (1 if calls < 3 else math.nan)
-
-    start = library.array(START)
-    result = cem.minimize(f, start, 2.0, N, iterations=10, seed=SEED)
-    assert calls == result.nit == 3
-    assert (result.status, result.success) == (3, False)
-    assert result.message == (
-        "No score was finite in iteration 3, so mean and standard deviation cannot be refitted."
-        f" {N} of {3 * N} scores were NaN or infinite, and counted as worst."
-    )
-    before = cem.minimize(sphere, start, 2.0, N, iterations=2, seed=SEED)
-    assert library.to_numpy(result.mu).tobytes() == library.to_numpy(before.mu).tobytes()
-    assert result.fun == before.fun
-    never = cem.minimize(f, start, 2.0, N, seed=SEED)
-    assert (never.status, never.nit, never.fun) == (3, 1, math.inf)
-    assert np.array_equal(library.to_numpy(never.x), START)
-    assert np.array_equal(library.to_numpy(never.sigma), np.full(D, 2))
-
-
 # --- How runs end ---------------------------------------------------------------------------------
-
-
-def test_a_collapse_and_an_overflow_end_the_run(library: Any) -> None:
-    # Far from 0, the spacing of float32 numbers is as large as the range of the samples.
-    result = cem.minimize(lambda x: sphere(x - 100), library.array(START), 100.0, N, iterations=1000, seed=SEED)
-    assert (result.status, result.success) == (2, False)
-    assert result.nit < 100
-    assert result.message.startswith(f"The standard deviation collapsed in iteration {result.nit}")
-    assert np.abs(library.to_numpy(result.mu) - 101).max() < 1e-3
-
-    mu = library.array(np.full(D, 2e38, np.float32))
-    result = cem.minimize(lambda x: x[0] > 0, mu, 1e38, N, seed=SEED)
-    assert (result.status, result.success, result.nit) == (4, False, 1)
-    assert (
-        result.message
-        == "The mean or the standard deviation overflowed in iteration 1; mu and sigma are from before it."
-    )
-    assert np.array_equal(library.to_numpy(result.mu), np.full(D, 2e38, np.float32))
 
 
 @pytest.mark.parametrize(("options", "ends", "message"), [
     ({"iterations": 3}, (0, True, 3), r"All 3 iterations ran\.$"),
     ({"iterations": 3, "tol": 0.01}, (0, False, 3), "All 3 iterations ran; the largest standard deviation, "),
+    ({"iterations": 0, "tol": 0.01}, (0, False, 0), r"All 0 iterations ran\.$"),
     # Dimensions without a deviation are not a collapse.
     ({"iterations": 3, "sigma": np.array([2.0, 0, 2, 0, 2, 2])}, (0, True, 3), "All 3 iterations ran"),
     ({"sigma": 0.0}, (2, False, 1), "The standard deviation collapsed in iteration 1"),
+    # Far from 0, the spacing of float32 numbers is as large as the range of the samples.
+    ({"f": lambda x: sphere(x - 100), "sigma": 100.0, "iterations": 1000}, (2, False, None),
+     r"The standard deviation collapsed in iteration \d\d: "),
+    ({"f": lambda x: x[0] > 0, "mu": np.full(D, 2e38, np.float32), "sigma": 1e38}, (4, False, 1),
+     r"The mean or the standard deviation overflowed in iteration 1; mu and sigma are from before it\.$"),
+    ({"f": lambda x: sphere(x) * math.nan}, (3, False, 1),
+     rf"No score was finite in iteration 1, so .* {N} of {N} scores were NaN or infinite, and counted as worst\.$"),
     ({"tol": 9.0, "callback": lambda run: run.status != 0}, (1, True, 1), "The largest standard deviation"),
     ({"callback": lambda run: True}, (5, False, 1), r"The callback ended the run\.$"),
 ])  # fmt: skip
-def test_runs_end(options: dict[str, Any], ends: tuple[int, bool, int], message: str) -> None:
-    result = cem.minimize(**{"f": sphere, "mu": START, "sigma": 2.0, "n": N, "seed": SEED, **options})
-    assert (result.status, result.success, result.nit) == ends
+def test_runs_end(library: Any, options: dict[str, Any], ends: tuple[int, bool, int | None], message: str) -> None:
+    given = {"f": sphere, "mu": START, "sigma": 2.0, "n": N, "seed": SEED, **options}
+    arrays = {name: library.array(x) for name, x in given.items() if isinstance(x, np.ndarray)}
+    result = cem.minimize(**given | arrays)
+    assert (result.status, result.success, result.nit) == (*ends[:2], result.nit if ends[2] is None else ends[2])
     assert re.match(message, result.message)
-    if isinstance(sigma := options.get("sigma"), np.ndarray):
-        assert np.array_equal(result.mu[sigma == 0], START[sigma == 0])
+    mu, sigma = library.to_numpy(result.mu), given["sigma"]
+    if isinstance(sigma, np.ndarray):
+        assert np.array_equal(mu[sigma == 0], START[sigma == 0])
+    if result.status > 2 and "f" in options:
+        assert np.array_equal(mu, given["mu"])
+        assert np.array_equal(library.to_numpy(result.sigma), np.full(D, np.float32(sigma)))
+    if result.status == 3:
+        assert result.fun == math.inf
+        assert np.array_equal(library.to_numpy(result.x), START)
 
 
-@pytest.mark.parametrize("check_every", [0, 1, 7])
 @pytest.mark.parametrize(
     ("f", "options", "status"),
     [
@@ -529,15 +480,15 @@ def test_runs_end(options: dict[str, Any], ends: tuple[int, bool, int], message:
     ids=["tol", "collapse", "unscored"],
 )
 @pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning")
-def test_check_every_does_not_change_the_result(check_every: int, f: Any, options: Any, status: int) -> None:
+def test_check_every_does_not_change_the_result(f: Any, options: Any, status: int) -> None:
     fixed: Any = {"mu": START, "sigma": 2.0, "n": N, "iterations": 60, "seed": SEED, **options}
     expected = cem.minimize(f, **fixed)
-    assert expected.status == status
+    assert (expected.status, expected.nfev) == (status, N * expected.nit)
     assert expected.nit < 50
-    result = cem.minimize(f, check_every=check_every, **fixed)
-    assert_same(result, expected)
-    made = {0: 60, 1: expected.nit, 7: -(-expected.nit // 7) * 7}[check_every]
-    assert result.nfev == N * made
+    for check_every, made in ((0, 60), (7, -(-expected.nit // 7) * 7)):
+        result = cem.minimize(f, check_every=check_every, **fixed)
+        assert_same(result, expected)
+        assert result.nfev == N * made
 
 
 # --- Errors ---------------------------------------------------------------------------------------
@@ -548,42 +499,31 @@ NUMBER, SHAPE = "expected a finite number", r"expected a number or shape \(6,\),
 @pytest.mark.parametrize(("changed", "error", "message"), [
     ({"f": 3}, TypeError, "f: expected a function, got 3 of type int"),
     ({"f": lambda x: None}, TypeError, "scores: expected numbers, got None of type NoneType"),
-    ({"f": lambda x: np.full(N, "good")}, TypeError, "scores: expected numbers, got "),
-    ({"f": lambda x: np.full(N, 1j)}, TypeError, "scores: expected numbers, got "),
     ({"f": lambda x: x.sum()}, ValueError, r"scores: expected shape \(200,\), got \(\)"),
-    ({"f": lambda x: x.sum(axis=1)}, ValueError, r"scores: expected shape \(200,\), got \(6,\)"),
     ({"callback": 3}, TypeError, "callback: expected a function, got 3"),
-    ({"n": 10.0}, TypeError, r"n: expected an integer, got 10\.0"),
     ({"n": 1}, ValueError, "n: expected 2 <= n"),
-    ({"n": 10}, ValueError, r"elite_frac: expected at least 2 elites.*: 0\.15 or more for n = 10, got 0\.1, which"),
+    ({"n": 10}, ValueError, r"elite_frac: expected at least 2 elites.*, such as 0\.2 for n = 10, got 0\.1, which"),
     ({"iterations": -1}, ValueError, "iterations: expected 0 <= iterations"),
     ({"check_every": 0.5}, TypeError, "check_every: expected an integer"),
     ({"elite_frac": "half"}, TypeError, "elite_frac: expected a number, got 'half' of type str"),
     ({"elite_frac": 1.5}, ValueError, rf"elite_frac: {NUMBER}, 0 <= elite_frac <= 1, got 1\.5"),
     ({"smoothing": 0}, ValueError, "smoothing: expected 0 < smoothing <= 1, got 0"),
     ({"smoothing": 2}, ValueError, f"smoothing: {NUMBER}, 0 <= smoothing <= 1"),
-    ({"tol": -1}, ValueError, f"tol: {NUMBER}, tol >= 0, got -1"),
-    ({"tol": math.nan}, ValueError, f"tol: {NUMBER}, tol >= 0, got nan"),
+    ({"tol": math.inf}, ValueError, f"tol: {NUMBER}, tol >= 0, got inf"),
     ({"tol": True}, TypeError, "tol: expected a number, got True of type bool"),
     ({"noise_floor": -1}, ValueError, f"noise_floor: {NUMBER}, noise_floor >= 0, got -1"),
     ({"noise_floor": [1, 2]}, ValueError, f"noise_floor: {SHAPE}"),
     ({"noise_floor": -START}, ValueError, "noise_floor: expected finite variances of at least 0"),
-    ({"noise_floor": "x"}, TypeError, "noise_floor: expected an array, a list or a number, got 'x'"),
     ({"noise_floor": lambda t: -3}, ValueError, f"noise_floor: {NUMBER}, noise_floor >= 0, got -3"),
     ({"noise_floor": lambda t: [1, 2]}, ValueError, r"noise_floor: expected shape \(6,\), got \(2,\)"),
     ({"bounds": 3}, TypeError, r"bounds: expected a pair \(low, high\), got 3"),
-    ({"bounds": ([1, 2], 3)}, ValueError, f"bounds: {SHAPE}"),
     ({"bounds": (3, -3)}, ValueError, r"bounds: expected low <= high, got 3\.0 and -3\.0 at 0"),
     ({"bounds": (math.nan, 3)}, ValueError, "bounds: expected low <= high, got nan"),
     ({"bounds": (-1, 5)}, ValueError, r"mu: expected it within bounds, got mu\[0\] = -2\.0, not from -1\.0 to 5\.0"),
-    ({"mu": "here"}, TypeError, "mu: expected an array"),
     ({"mu": START * math.nan}, ValueError, r"mu: expected finite means, got mu\[0\] = nan"),
     ({"mu": START.astype(np.float16)}, TypeError, "mu: expected float32 or float64, got float16"),
-    ({"mu": 0.0, "sigma": 1.0}, TypeError, "mu, sigma: expected at least one array"),
     ({"sigma": -1.0}, ValueError, "sigma: expected finite standard deviations of at least 0"),
-    ({"sigma": [1.0, 2.0]}, ValueError, "sigma: expected as many elements as mu, 6, got 2"),
     ({"seed": -1}, ValueError, r"seed: expected 0 <= seed < 2\*\*64, got -1"),
-    ({"noise": "none"}, ValueError, "noise: expected 'independent' or 'shared', got 'none'"),
     ({"backend": "nowhere"}, multisample.UnknownBackendError, "backend: .*nowhere"),
 ])  # fmt: skip
 def test_errors_name_the_argument(changed: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -592,18 +532,14 @@ def test_errors_name_the_argument(changed: dict[str, Any], error: type[Exception
         cem.minimize(**{**arguments, **changed})
 
 
-def test_tell_and_ask_raise_for_wrong_shapes() -> None:
+def test_tell_and_ask_raise_for_wrong_arrays() -> None:
     run = CEM(START, 1.0, N, seed=SEED)
     x = run.ask()
     with pytest.raises(ValueError, match=r"^samples: expected shape \(6, 200\), got \(200, 6\)"):
         run.tell(x.T, sphere(x))
     with pytest.raises(ValueError, match=r"^out: expected shape \(6, 200\)"):
         run.ask(np.empty((D, 3), np.float32))
-    assert run.result().nit == 0
-    assert np.array_equal(run.ask(), CEM(START, 1.0, N, seed=SEED).ask()) is False
-
-
-def test_ask_with_an_immutable_out_raises() -> None:
+    assert (run.result().nit, int(run.state["offset"])) == (0, 1)
     jax = pytest.importorskip("jax")
     with jax.default_device(jax.devices("cpu")[0]):
         run = CEM(jax.numpy.asarray(START), 1.0, N, seed=SEED)
@@ -641,28 +577,20 @@ def row(**changed: float) -> list[float]:
     [
         (TypeError, r"^state: expected a mapping with keys mu, sigma,", None),
         (TypeError, r"^state: expected a mapping with keys mu, sigma,", {"more": 1}),
-        (ValueError, r"^state\['mu'\]: expected shape \(6,\), got \(2,\)", {"mu": [0, 0]}),
         (ValueError, r"^state\['mu'\]: expected shape \(6,\), got \(1, 6\)", {"mu": [[0] * 6]}),
-        (TypeError, r"^state\['mu'\]: expected numbers, got \['1', ", {"mu": ["1"] * 6}),
         (TypeError, r"^state\['mu'\]: expected numbers, got \[None, ", {"mu": [None] * 6}),
         (TypeError, r"^state\['mu'\]: expected numbers, got \[\[1\], ", {"mu": [[1], [2, 3]]}),
         (TypeError, r"^state\['x'\]: expected numbers, got \[True, ", {"x": [True] * 6}),
-        (TypeError, r"^state\['x'\]: expected numbers, got ", {"x": NUMBERS + 0j}),
-        (ValueError, r"^state\['mu'\]: expected finite numbers, got nan at 2", {"mu": with_one(np.nan)}),
         (ValueError, r"^state\['mu'\]: expected finite numbers, got 1e\+39 at 2", {"mu": with_one(1e39)}),
         (ValueError, r"^state\['x'\]: expected finite numbers, got inf at 2", {"x": with_one(np.inf)}),
         (ValueError, r"^state\['sigma'\]: .* of at least 0, got -1.0 at 2", {"sigma": with_one(-1)}),
-        (ValueError, r"^state\['sigma'\]: .* of at least 0, got nan at 2", {"sigma": with_one(np.nan)}),
         (ValueError, r"^state\['history'\]: expected shape \(1, 6\), got \(1, 2\)", {"history": [[0, 0]]}),
-        (ValueError, r"^state\['history'\]: expected shape \(12, 6\), got \(12,\)", {"history": ROW * 2}),
         (ValueError, r"^state\['history'\]: expected shape \(6,\), got \(\)", {"history": 1}),
-        (TypeError, r"^state\['history'\]: expected numbers", {"history": [["a"] * 6]}),
         *(
             (ValueError, rf"^state\['history'\]: .* got {name} .* in row 1", {"history": [ROW, row(**{name: value})]})
             for name, value in (
-                ("best", np.nan), ("best", -np.inf), ("threshold", np.nan), ("sigma", -1), ("sigma", np.inf),
-                ("nonfinite", 0.5), ("nonfinite", -1), ("nonfinite", N + 1), ("status", 5), ("status", 0.5),
-                ("status", np.nan),
+                ("best", np.nan), ("best", -np.inf), ("threshold", -np.inf), ("sigma", -1), ("sigma", np.inf),
+                ("nonfinite", 0.5), ("nonfinite", -1), ("nonfinite", N + 1), ("status", 5),
             )
         ),
         (ValueError, r"^state\['history'\]: .* got status 1.0 in row 0", {"history": [row(status=1), ROW], "told": 2}),
@@ -670,11 +598,8 @@ def row(**changed: float) -> list[float]:
         (TypeError, r"^state\['told'\]: expected an integer", {"told": 1.0}),
         (TypeError, r"^state\['told'\]: expected numbers, got '1'", {"told": "1"}),
         (ValueError, r"^state\['told'\]: expected shape \(\), got \(1,\)", {"told": [1]}),
-        (ValueError, r"^state\['told'\]: expected 1, .* got 0", {"history": [ROW], "told": 0}),
         (ValueError, r"^state\['told'\]: expected 1, .* got 2", {"history": [ROW], "told": 2}),
         (ValueError, r"^state\['told'\]: expected 1, .* got 0", {"history": [row(status=2)], "told": 0}),
-        (TypeError, r"^state\['seed'\]: expected an integer", {"seed": 0.5}),
-        (TypeError, r"^state\['seed'\]: expected numbers, got '7'", {"seed": "7"}),
         (ValueError, r"^state\['seed'\]: expected 0 <= .* < 2\*\*64, got 18446744073709551616", {"seed": 2**64}),
         (ValueError, r"^state\['offset'\]: expected 0 <=", {"offset": -1}),
         (TypeError, r"^state\['offset'\]: expected an integer, got the bool True", {"offset": True}),
@@ -687,9 +612,7 @@ def test_wrong_states_raise_and_change_nothing(
     state: Any = run.state
     with pytest.raises(error, match=message):
         run.state = [state] if changed is None else {**state, **changed}
-    assert run.state.keys() == state.keys()
     assert all(np.array_equal(run.state[name], state[name]) for name in state)
-    assert np.array_equal(run.ask(), CEM(START, 1.0, N, seed=SEED).ask())
 
 
 @pytest.mark.parametrize("status", [RUNNING, CONVERGED, COLLAPSED, UNSCORED, DIVERGED])

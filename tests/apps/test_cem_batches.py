@@ -122,23 +122,18 @@ def check_random_searches(library: Any, random: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("library", "ways"),
-    [
-        ("numpy", ["samples", "no samples"]), ("torch", ["samples", "no samples"]), ("jax", ["samples"]),
-        pytest.param("jax", ["no samples"], marks=pytest.mark.slow),
-    ],
-    indirect=["library"],
-)  # fmt: skip
-def test_sums_do_not_depend_on_the_number_of_searches(library: Any, ways: list[str]) -> None:
+    "way", [pytest.param("samples", id="samples"), pytest.param(None, marks=pytest.mark.slow, id="no samples")]
+)
+def test_sums_do_not_depend_on_the_number_of_searches(library: Any, way: str | None) -> None:
     """XLA, NumPy and PyTorch would sum many elites in an order that depends on shape and strides."""
     random, batch, d, n = np.random.default_rng(1), 3, 16, 1000
     mu, target = random.normal(size=(2, batch, d)).astype(np.float32)
 
     def result(mu: Array, target: Array, seed: Any) -> Result[Any]:
         run = CEM(library.array(mu), 1.5, n, seed=seed, smoothing=0.9, noise_floor=0.1)
-        for way in ways * 2:
+        for _ in range(2):
             x = run.ask()
-            run.tell(x if way == "samples" else None, squares(library, target, "by columns")(x))
+            run.tell(x if way else None, squares(library, target, "by columns")(x))
         return run.result()
 
     alone = [result(mu[b], target[b], b) for b in range(batch)]
@@ -162,8 +157,14 @@ def alone(library: Any, sigma: Any = 1.5, mu: Array = MU, **options: Any) -> lis
 
 @ON_ARRAYS
 def test_a_common_mean_and_numbers_serve_all_searches(library: Any) -> None:
-    options = {"iterations": 4, "bounds": (-3, 3), "noise_floor": MU[0] ** 2}
-    together = cem.minimize(squares(library, TARGETS), library.array(MU[0]), 1.5, N, seed=SEEDS, **options)
+    options, f = {"iterations": 4, "bounds": (-3, 3), "noise_floor": MU[0] ** 2}, squares(library, TARGETS)
+
+    def overwriting(x: Any) -> Any:
+        scores = f(x)
+        x[:] = 0
+        return scores
+
+    together = cem.minimize(overwriting, library.array(MU[0]), 1.5, N, seed=SEEDS, **options)
     assert_equal_runs(together, alone(library, mu=np.stack([MU[0]] * B), **options), library.to_numpy)
 
 
@@ -190,38 +191,20 @@ def test_every_search_stops_by_itself(library: Any) -> None:
     assert np.isnan(together.history["best"][2, together.nit[2] :]).all()
 
 
-def test_the_callback_ends_the_searches_that_still_run() -> None:
-    sigma = np.repeat(np.array([[1e-3], [1.0], [1.0], [1.0]], np.float32), D, 1)
-    result = cem.minimize(lambda x: x.sum(-2), MU, sigma, N, seed=SEEDS, tol=0.01, callback=lambda run: True)
-    assert result.status.tolist() == [1, 5, 5, 5]
-    assert result.success.tolist() == [True, False, False, False]
-    assert [message.split(",")[0][:12] for message in result.message] == ["The largest "] + ["The callback"] * 3
-
-
 def test_ends_of_all_kinds_side_by_side() -> None:
-    """Search 0 collapses, 1 has no finite score, 2 overflows and 3 runs on."""
+    """Search 0 collapses, 1 has no finite score, 2 overflows and 3 runs on until the callback ends it."""
     mu = np.array([[0.0], [0.0], [2e38], [0.0]], np.float32)
     sigma = np.array([[0.0], [1.0], [1e38], [1.0]], np.float32)
     factors = np.array([[1], [np.nan], [-1], [1]], np.float32)
-    noise = np.array([0, 0, 1e38, 1.0])[:, None]
-    result = cem.minimize(lambda x: x[:, 0] * factors, mu, sigma, N, seed=SEEDS, iterations=30, noise_floor=noise)
-    assert result.status.tolist() == [2, 3, 4, 0]
-    assert result.fun[1] == math.inf
-    assert result.nit.tolist() == [1, 1, 1, 30]
-
-
-@ON_ARRAYS
-def test_a_function_may_overwrite_the_samples_of_all_searches(library: Any) -> None:
-    f = squares(library, TARGETS)
-
-    def overwriting(x: Any) -> Any:
-        scores = f(x)
-        x[:] = 0
-        return scores
-
-    first, second = (cem.minimize(g, library.array(MU), 1.0, N, seed=SEEDS, iterations=5) for g in (f, overwriting))
-    assert library.to_numpy(first.x).tobytes() == library.to_numpy(second.x).tobytes()
-    assert library.to_numpy(first.mu).tobytes() == library.to_numpy(second.mu).tobytes()
+    options: dict[str, Any] = {"iterations": 30, "noise_floor": np.array([0, 0, 1e38, 1.0])[:, None], "seed": SEEDS}
+    for callback, end in ((None, 0), (lambda run: run.result().nit[3] == 30, 5)):
+        result = cem.minimize(lambda x: x[:, 0] * factors, mu, sigma, N, callback=callback, **options)
+        assert result.status.tolist() == [2, 3, 4, end]
+        assert result.success.tolist() == [False] * 3 + [end == 0]
+        assert result.fun[1] == math.inf
+        assert result.nit.tolist() == [1, 1, 1, 30]
+        starts = "The standard", "No score", "The mean", "The callback" if callback else "All 30"
+        assert all(map(str.startswith, result.message, starts))
 
 
 def test_one_search_in_a_vector_has_results_with_an_axis() -> None:
@@ -236,7 +219,6 @@ def test_one_search_in_a_vector_has_results_with_an_axis() -> None:
     ("message", "changed"),
     [
         (r"^state\['seed'\]: expected shape \(4,\), got \(\)", {"seed": 7}),
-        (r"^state\['mu'\]: expected shape \(4, 3\), got \(3,\)", {"mu": [0.0] * D}),
         (r"^state\['history'\]: expected shape \(1, 4, 6\), got \(1, 6\)", {"history": [[1, 2, 3, 0.5, 0, 0]]}),
         (r"^state\['seed'\]: expected 0 <= .* got 18446744073709551616", {"seed": [2**64, 1, 2, 3]}),
         (r"^state\['sigma'\]: .* got -1.0 at 1, 2", {"sigma": np.where(np.arange(12).reshape(4, 3) == 5, -1.0, 1.0)}),
@@ -252,19 +234,18 @@ def test_a_state_of_another_shape_raises_and_changes_nothing(message: str, chang
 @SLOW_ON_JAX
 def test_steps_equal_those_of_single_searches(library: Any) -> None:
     options: dict[str, Any] = {"smoothing": 0.8, "tol": 0.2, "noise": "independent", "antithetic": True}
-    bounds, floor = (MU - 1, MU + 1), MU**2
+
+    def stepped(state: Any, key: Any, b: Any) -> Any:
+        low, high, floor = (library.array(x[b]) for x in (MU - 1, MU + 1, MU**2))
+        return cem.step(
+            state, key, squares(library, TARGETS[b]), N, noise_floor=floor, bounds=(low, high), **options
+        )  # fmt: skip
+
     together = cem.start(library.array(MU), 1.5, searches=B)
     alone = [cem.start(library.array(MU[b]), 1.5) for b in range(B)]
     for t in range(3):
-        together = cem.step(
-            together, [Key(seed, t) for seed in SEEDS], squares(library, TARGETS), N, noise_floor=library.array(floor),
-            bounds=tuple(map(library.array, bounds)), **options,
-        )  # fmt: skip
-        for b, seed in enumerate(SEEDS):
-            alone[b] = cem.step(
-                alone[b], Key(seed, t), squares(library, TARGETS[b]), N, noise_floor=library.array(floor[b]),
-                bounds=tuple(library.array(edge[b]) for edge in bounds), **options,
-            )  # fmt: skip
+        together = stepped(together, [Key(seed, t) for seed in SEEDS], slice(None))
+        alone = [stepped(alone[b], Key(seed, t), b) for b, seed in enumerate(SEEDS)]
     for name, column in together._asdict().items():
         for b in range(B):
             assert library.to_numpy(column[b]).tobytes() == library.to_numpy(getattr(alone[b], name)).tobytes(), name
@@ -280,24 +261,20 @@ def test_a_common_mean_starts_all_searches(library: Any) -> None:
 
 def test_steps_of_several_searches_are_one_jitted_scan() -> None:
     jax = pytest.importorskip("jax")
-    targets = jax.numpy.asarray(TARGETS)
+    targets = jax.numpy.asarray(TARGETS)[..., None]
+
+    def f(x: Any) -> Any:
+        return ((x - targets) ** 2).sum(-2)
 
     def run(mu: Any, keys: Any) -> Any:
-        def one(state: Any, keys: Any) -> Any:
-            def f(x: Any) -> Any:
-                return ((x - targets[..., None]) ** 2).sum(-2)
-
-            return cem.step(state, keys, f, N), None
-
-        return jax.lax.scan(one, cem.start(mu, 1.0, searches=B), keys)[0]
+        start = cem.start(mu, 1.0, searches=B)
+        return jax.lax.scan(lambda state, keys: (cem.step(state, keys, f, N), None), start, keys)[0]
 
     with jax.default_device(jax.devices("cpu")[0]):
         data = np.stack([np.concatenate([key_data(SEEDS), key_data([t] * B)], 1) for t in range(20)])
         state = jax.jit(run)(MU, data)
         assert np.abs(np.asarray(state.mu) - TARGETS).max() < 0.05
-        eager = cem.minimize(
-            lambda x: ((x - targets[..., None]) ** 2).sum(-2), jax.numpy.asarray(MU), 1.0, N, seed=SEEDS, iterations=20
-        )
+        eager = cem.minimize(f, jax.numpy.asarray(MU), 1.0, N, seed=SEEDS, iterations=20)
     np.testing.assert_allclose(np.asarray(state.mu), np.asarray(eager.mu), atol=1e-5)
 
 
@@ -328,15 +305,11 @@ def test_steps_refuse_arrays_of_other_shapes(library: Any) -> None:
     ("error", "message", "mu", "options"),
     [
         (ValueError, r"^mu: expected shape .* or \(B, d\) with a vector of B seeds, got \(4, 3\)", MU, {}),
-        (ValueError, r"^mu: expected shape .* or \(B, d\) with a vector of B seeds, got \(4, 3\)", MU, {"seed": 7}),
         (ValueError, r"^(mu|seed): .*3", MU, {"seed": [1, 2, 3]}),
         (ValueError, r"^seed: expected at least one element, got none", MU[0], {"seed": []}),
-        (ValueError, r"^seed: expected at least one element, got none", MU[:0], {"seed": np.empty(0, np.uint64)}),
         (ValueError, r"^seed: expected seeds without offsets", MU, {"seed": [Key(1, 2), 3, 4, 5]}),
-        (ValueError, r"^seed\[1\]: expected 0 <= ", MU, {"seed": [1, -1, 2, 3]}),
         (TypeError, r"^seed\[2\]: expected an integer", MU, {"seed": [1, 1, 2.5, 3]}),
         (ValueError, r"^noise_floor: .* shape \(3,\) or \(4, 3\)", MU, {"seed": SEEDS, "noise_floor": np.ones(4)}),
-        (ValueError, r"^bounds: .* shape \(3,\) or \(4, 3\)", MU, {"seed": SEEDS, "bounds": (-3, np.ones(4))}),
         (ValueError, r"^mu: expected it within bounds, got mu\[2, 2\] = ", MU, {"seed": SEEDS, "bounds": (-1, 1)}),
     ],
 )

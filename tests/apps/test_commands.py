@@ -5,7 +5,6 @@ Tests of exit codes, signals and terminals run the command in a process; other t
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import io
 import os
@@ -131,14 +130,6 @@ def files(folder: Path) -> set[str]:
 
 
 # --- Commands in processes ----------------------------------------------------------------------------------------
-
-
-def test_sample_reads_vectors_and_writes_a_matrix(folder: Path) -> None:
-    done = finish(module("sample", "mu.npy", "sigma.npy", "-n", N, "--seed", SEED, "-o", "x.npy"))
-    assert (done.code, done.err) == (0, "")
-    assert re.fullmatch(rf"x\.npy: shape \({D}, {N}\), float32, seed {SEED}, [\d.e-]+ s\n", done.out)
-    same("x.npy", expected())
-    assert files(folder) == {"mu.npy", "sigma.npy", "x.npy"}
 
 
 def test_an_error_prints_one_line_and_sets_the_exit_code(folder: Path) -> None:
@@ -267,40 +258,25 @@ def test_a_bug_keeps_its_traceback_and_a_memory_error_does_not(run: Run, monkeyp
     run().failed("out of memory")
 
 
-def test_version(run: Run) -> None:
-    assert run("--version").out == f"multisample {multisample.__version__}\n"
-
-
 # --- Input files --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", ">f4", "int32", "uint8"])
-def test_npy_of_every_dtype(draw_files: Run, dtype: str) -> None:
-    mu = (MU * 50).clip(0, 100).astype(dtype)
-    np.save("mu.npy", mu)
-    assert draw_files().code == 0
-    same("x.npy", expected(mu))
-    assert draw_files("--force", sigma=2).code == 0
-    same("x.npy", expected(mu, 2))
-
-
-def test_npy_columns_scalars_and_numbers(draw_files: Run) -> None:
-    np.save("column.npy", MU[:, None])
-    np.save("fortran.npy", np.asfortranarray(np.stack([MU, MU]))[:1].T)
-    np.save("scalar.npy", np.float32(2))
-    cases: list[tuple[dict[str, Any], Any, Any]] = [
-        ({"mu": "column.npy"}, MU, SIGMA), ({"mu": "fortran.npy"}, MU, SIGMA), ({"sigma": "scalar.npy"}, MU, 2),
-        ({"mu": "-1.5"}, -1.5, SIGMA), ({"sigma": "1e-3"}, MU, 1e-3),
-    ]  # fmt: skip
-    for given, mu, sigma in cases:
-        assert draw_files("--force", "--memory", "4K", **given).code == 0
-        same("x.npy", expected(mu, sigma))
-
-
-def _saved(array: Any) -> bytes:
-    made = io.BytesIO()
-    np.save(made, array)
-    return made.getvalue()
+@pytest.mark.parametrize(
+    ("mu", "sigma"),
+    [
+        *((MU.astype(kind), SIGMA) for kind in ("float16", "float64", ">f4")),
+        ((MU * 50).astype(np.int32), 2.0), (MU[:, None], SIGMA), (np.asfortranarray([MU, MU])[:1].T, SIGMA),
+        (MU, np.float32(2)), (-1.5, SIGMA), (MU, 1e-3),
+    ],
+)  # fmt: skip
+def test_vectors_are_npy_files_or_numbers(draw_files: Run, mu: Any, sigma: Any) -> None:
+    arguments = {}
+    for name, x in (("mu", mu), ("sigma", sigma)):
+        arguments[name] = x if isinstance(x, float) else f"{name}.npy"
+        if not isinstance(x, float):
+            np.save(f"{name}.npy", x)
+    assert draw_files("--memory", "4K", **arguments).code == 0
+    same("x.npy", expected(mu, sigma))
 
 
 def _npy(header: str) -> bytes:
@@ -308,32 +284,25 @@ def _npy(header: str) -> bytes:
     return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + bytes(12)
 
 
-INCOMPLETE = "a.npy: not a complete .npy file"
-
-
 @pytest.mark.parametrize(
-    ("name", "data", "message", "reason"),
+    ("name", "data", "message"),
     [
-        ("a.npy", b"", INCOMPLETE, ""),
-        ("a.npy", b"hello", INCOMPLETE, ""),
-        ("a.npy", b"\x93NUMPY\x01\x00\x06\x00{'a'}\n", INCOMPLETE, ""),
-        ("a.npy", _saved(MU)[:-4], INCOMPLETE, ""),
-        ("a.npy", _saved(np.array([print], dtype=object)), f"{INCOMPLETE} of numbers", ""),
+        ("a.npy", b"hello", "a.npy: not a complete .npy file of numbers ("),
+        ("a.npy", _npy("{'descr': '|O', 'fortran_order': False, 'shape': (1,)}\n"), "a.npy: not a complete .npy file"),
         # More than there is memory.
-        ("a.npy", _npy("{'descr': '<f4', 'fortran_order': False, 'shape': (1099511627776,)}\n"),
-         f"{INCOMPLETE} of numbers (", "mmap length is greater|Unable to allocate"),
-        ("a.npy", _npy("1" + "+1" * 4000 + "\n"),
-         f"{INCOMPLETE} of numbers (", "recursion|MemoryError|Cannot parse|malformed"),
-        ("a.npy", _npy("  \n   {'descr'\n"),
-         f"{INCOMPLETE} of numbers (", "EOF in multi-line|Cannot parse|unexpected EOF"),
-        ("a.npy", _npy("{[]: 1}\n"), f"{INCOMPLETE} of numbers (", "unhashable|malformed"),
-        ("a.npz", b"hello", "mu: expected a number or a .npy file, got 'a.npz'", ""),
-        ("a", b"1\n", "mu: expected a number or a .npy file, got 'a'", ""),
-        ("a.npy", None, "a.npy: Is a directory", ""),
+        (
+            "a.npy",
+            _npy("{'descr': '<f4', 'fortran_order': False, 'shape': (1099511627776,)}\n"),
+            "a.npy: not a complete",
+        ),
+        ("a.npy", _npy("1" + "+1" * 4000 + "\n"), "a.npy: not a complete .npy file"),
+        ("a.npy", _npy("{[]: 1}\n"), "a.npy: not a complete .npy file"),
+        ("a.npz", b"hello", "mu: expected a number or a .npy file, got 'a.npz'"),
+        ("a.npy", None, "a.npy: Is a directory"),
     ],
-)  # fmt: skip
+)
 def test_unreadable_and_hostile_files_print_an_error(
-    draw_files: Run, folder: Path, name: str, data: bytes | None, message: str, reason: str
+    draw_files: Run, folder: Path, name: str, data: bytes | None, message: str
 ) -> None:
     if data is None:
         Path(name).mkdir()
@@ -341,7 +310,6 @@ def test_unreadable_and_hostile_files_print_an_error(
         Path(name).write_bytes(data)
     failure = draw_files(mu=name, sigma=1)
     failure.failed(message)
-    assert re.search(reason, failure.err), failure
     assert len(failure.err) < 500
     assert files(folder) == {"mu.npy", "sigma.npy", name}
 
@@ -356,52 +324,30 @@ def test_the_error_names_a_loop_of_links(draw_files: Run, folder: Path) -> None:
     assert Path("loop.npy").is_symlink()
 
 
-@pytest.mark.parametrize(
-    ("array", "message"),
-    [
-        (MU[None, :], f"got (1, {D})"),
-        (MU[:5], f"{D}"),
-        (MU.astype("U8"), "mu: expected elements of type"),
-        (MU > 0, "mu: expected elements of type"),
-        (MU.astype("complex64"), "mu: expected elements of type"),
-        (np.where(np.arange(D) == 3, np.nan, MU), "mu[3] = nan"),
-    ],
-)
-def test_errors_for_bad_vectors_name_the_file(draw_files: Run, array: np.ndarray[Any, Any], message: str) -> None:
-    np.save("bad.npy", array)
-    failure = draw_files(mu="bad.npy")
-    failure.failed(message)
-    failure.failed("mu is bad.npy, sigma is sigma.npy")
+def test_errors_for_bad_vectors_name_the_file(draw_files: Run) -> None:
+    for array, message in ((MU[None, :], f"got (1, {D})"), (np.where(np.arange(D) == 3, np.nan, MU), "mu[3] = nan")):
+        np.save("bad.npy", array)
+        failure = draw_files(mu="bad.npy")
+        failure.failed(message)
+        failure.failed("; mu is bad.npy, sigma is sigma.npy")
 
 
 # --- Options ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "same_as"),
-    [
-        (["--noise", "shared"], {"noise": "shared"}),
-        (["--dtype", "float16"], {"dtype": "float16"}),
-        (["--dtype", "float64"], {"dtype": "float64"}),
-        (["--dim-offset", 5], {"dim_offset": 5}),
-        (["--sample-offset", 3, "--dim-offset", 1], {"sample_offset": 3, "dim_offset": 1}),
-        (["--fast-math"], {"fast_math": True}),
-        (["--backend", "cpu"], {"backend": "cpu"}),
-        (["--layout", "nd"], {"layout": "nd"}),
-        (["--antithetic"], {"antithetic": True}),
-        (["--antithetic", "--noise", "shared", "--layout", "nd"],
-         {"antithetic": True, "noise": "shared", "layout": "nd"}),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("options", [
+    {"noise": "shared", "dtype": "float16", "dim_offset": 5, "antithetic": True, "layout": "nd"},
+    {"dtype": "float64", "sample_offset": 3, "dim_offset": 1, "backend": "cpu", "fast_math": True},
+    {"layout": "nd"},
+])  # fmt: skip
 # In one window, in windows of several rows, and in windows of parts of a row.
 @pytest.mark.parametrize(("d", "n", "memory"), [(D, N, "1G"), (D, N, "4K"), (5, 3001, "4K")])
-def test_options_are_passed_to_sample(
-    draw_files: Run, options: list[Any], same_as: dict[str, Any], d: int, n: int, memory: str
-) -> None:
+def test_options_are_passed_to_sample(draw_files: Run, options: dict[str, Any], d: int, n: int, memory: str) -> None:
     np.save("mu.npy", MU[:d])
     np.save("sigma.npy", SIGMA[:d])
-    assert draw_files(*options, "--memory", memory, n=n).code == 0
-    same("x.npy", expected(MU[:d], SIGMA[:d], n, **same_as))
+    argv = [x for name, value in options.items() for x in (f"--{name.replace('_', '-')}", value) if x is not True]
+    assert draw_files(*argv, "--memory", memory, n=n).code == 0
+    same("x.npy", expected(MU[:d], SIGMA[:d], n, **options))
 
 
 def test_a_random_seed_is_printed(folder: Path, run: Run) -> None:
@@ -416,24 +362,18 @@ def test_a_random_seed_is_printed(folder: Path, run: Run) -> None:
     ("options", "message", "code"),
     [
         (["-n", "-1"], "n: expected 0 <= n", 1),
-        (["-n", 2**34 + 1], "n: expected 0 <= n", 1),
         (["-n", "1.5"], "-n/--samples: invalid int value: '1.5'", 2),
         (["--seed", "-1"], "seed: expected 0 <= seed < 2**64", 1),
-        (["--seed", "x"], "--seed: invalid int value", 2),
         (["--backend", "gpu"], "no backend is called 'gpu'; accepted are 'auto', '", 1),
-        (["--noise", "pink"], "--noise: invalid choice: 'pink'", 2),
         (["--dtype", "bfloat16"], "a .npy file cannot store bfloat16", 2),
         (["--dtype", "int32"], "--dtype: expected float16, float32, float64, got 'int32'", 2),
         (["--dim-offset", 2**32 - 1], "dim_offset: expected dim_offset + d <= 2**32", 1),
         (["--sample-offset", 2**34], "n: expected sample_offset + n <= 2**34", 1),
-        (["--memory", "0"], "--memory: expected bytes, at least 4K", 2),
         (["--memory", "4095"], "--memory: expected bytes, at least 4K", 2),
-        (["--memory", "-5G"], "--memory: expected", 2),
         (["--memory", "5X"], "--memory: expected bytes, at least 4K, such as 500M or 2G, got '5X'", 2),
         (["--forc"], "unrecognized arguments: --forc", 2),
         (["-o", "x.txt"], "x.txt: expected an output file that ends in .npy", 1),
         (["-o", "nowhere/x.npy"], "nowhere: no such folder", 1),
-        (["-o", "folder.npy"], "folder.npy: exists and is not a file", 1),
         (["-o", "folder.npy", "--force"], "folder.npy: exists and is not a file", 1),
         (["-o", "mu.npy"], "mu.npy: exists; --force overwrites it", 1),
     ],
@@ -447,16 +387,14 @@ def test_bad_options_print_an_error(
     assert files(folder) == {"mu.npy", "sigma.npy", "folder.npy"}
 
 
-@pytest.mark.parametrize("argv", [["draw"], ["sample"], ["sample", "mu.npy"], ["report", "x"], ["--verbose"]])
-def test_bad_commands_print_an_error(run: Run, argv: list[str]) -> None:
-    run(*argv).failed("--help says more", code=2)
+def test_the_version_and_bad_commands(run: Run) -> None:
+    assert run("--version").out == f"multisample {multisample.__version__}\n"
+    for argv in (["draw"], ["sample"], ["report", "x"]):
+        run(*argv).failed("--help says more", code=2)
 
 
 def test_byte_counts_with_suffixes() -> None:
-    assert draw._byte_count("4096") == 4096
-    assert draw._byte_count("5k") == 5 << 10
-    assert draw._byte_count("6M") == 6 << 20
-    assert draw._byte_count("7G") == 7 << 30
+    assert [draw._byte_count(text) for text in ("4096", "5k", "6M", "7G")] == [4096, 5 << 10, 6 << 20, 7 << 30]
 
 
 def test_available_memory_reads_the_memory_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -466,9 +404,6 @@ def test_available_memory_reads_the_memory_of_this_machine(monkeypatch: pytest.M
         raise FileNotFoundError
 
     monkeypatch.setattr(Path, "open", missing)
-    monkeypatch.setattr(os, "sysconf", {"SC_AVPHYS_PAGES": 3, "SC_PAGE_SIZE": 4096}.__getitem__)
-    assert draw.available_memory() == 3 * 4096
-    monkeypatch.delattr(os, "sysconf")
     assert draw.available_memory() == 1 << 30
 
 
@@ -508,13 +443,6 @@ def test_windows_of_a_backend_with_its_own_memory(draw_files: Run, elsewhere: An
     assert elsewhere.launched[-1].fast_math
 
 
-def test_each_window_is_flushed_before_the_next(draw_files: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    flushed = []
-    monkeypatch.setattr(np.memmap, "flush", lambda self: flushed.append(np.count_nonzero(self)))
-    assert draw_files("--memory", "16K").code == 0
-    assert flushed == [13 * N, 26 * N, 39 * N, 40 * N, 40 * N]
-
-
 @pytest.mark.parametrize(("d", "n"), [(0, 5), (5, 0), (0, 0)])
 def test_empty_matrices_are_written(draw_files: Run, d: int, n: int) -> None:
     np.save("mu.npy", MU[:d])
@@ -523,30 +451,19 @@ def test_empty_matrices_are_written(draw_files: Run, d: int, n: int) -> None:
     same("x.npy", np.zeros((d, n), np.float32))
 
 
-def test_progress_is_shown_for_windows_only(draw_files: Run) -> None:
-    assert draw_files().err == ""
-    windowed = draw_files("--memory", "4K", "--force")
+def test_each_window_is_flushed_before_the_next_and_progress_is_shown(
+    draw_files: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed = []
+    monkeypatch.setattr(np.memmap, "flush", lambda self: flushed.append(np.count_nonzero(self)))
+    done = draw_files()
+    assert (done.code, done.err) == (0, "")
+    assert re.fullmatch(rf"x\.npy: shape \({D}, {N}\), float32, seed {SEED}, [\d.e-]+ s\n", done.out)
+    assert files(folder) == {"mu.npy", "sigma.npy", "x.npy"}
     # Without a terminal, lines are rare, so only the last one is printed.
-    assert re.fullmatch(r"100%  46\.9 KiB of 46\.9 KiB  \S+ \S+/s  0 s left\n", windowed.err)
-
-
-@pytest.mark.slow
-def test_progress_in_a_terminal_is_one_line(folder: Path) -> None:
-    pty = pytest.importorskip("pty")
-    ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "multisample", "sample", "mu.npy", "1", "-n", str(N), "-o", "x.npy"]
-    with subprocess.Popen([*command, "--memory", "4K"], stdout=subprocess.PIPE, stderr=theirs) as process:
-        os.close(theirs)
-        shown = b""
-        with contextlib.suppress(OSError):  # Linux raises when the other end is closed.
-            while part := os.read(ours, 4096):
-                shown += part
-    os.close(ours)
-    assert process.returncode == 0
-    shown = shown.replace(COMPILING.replace("\n", "\r\n").encode(), b"")
-    assert shown.endswith(b"0 s left\r\n")
-    assert shown.count(b"\n") == 1
-    assert b"\r100%" in shown
+    done = draw_files("--memory", "16K", "--force")
+    assert re.fullmatch(r"100%  46\.9 KiB of 46\.9 KiB  \S+ \S+/s  0 s left\n", done.err)
+    assert flushed == [40 * N, 13 * N, 26 * N, 39 * N, 40 * N, 40 * N]
 
 
 class _Terminal(io.StringIO):
@@ -562,30 +479,19 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return clock
 
 
-def test_progress_shows_percentage_rate_and_time_left(clock: list[float]) -> None:
+def test_progress_shows_percentage_rate_and_time_left_in_one_line(clock: list[float]) -> None:
     stream = _Terminal()
-    with draw.Progress(8 << 20, stream) as progress:
-        for clock[0] in (2.0, 2.01, 4.0, 5.0):
-            progress.add(2 << 20)
-    lines = stream.getvalue().split("\r")
-    # The second update came too soon after the first, and is not shown.
-    assert [line.rstrip(" ") for line in lines] == [
-        "",
-        " 25%  2.0 MiB of 8.0 MiB  1.0 MiB/s  6 s left",
-        " 75%  6.0 MiB of 8.0 MiB  1.5 MiB/s  1 s left",
-        "100%  8.0 MiB of 8.0 MiB  1.6 MiB/s  0 s left\n",
-    ]
-
-
-def test_progress_overwrites_a_longer_line_and_ends_its_line_before_an_error(clock: list[float]) -> None:
-    stream = _Terminal()
-    with pytest.raises(ZeroDivisionError), draw.Progress(1 << 20, stream) as progress:
-        for clock[0], size in ((1000.0, 1 << 10), (1000.2, 1023 << 10)):
+    with pytest.raises(ZeroDivisionError), draw.Progress(8 << 20, stream) as progress:
+        for clock[0], size in ((20.0, 20 << 10), (20.01, 2028 << 10), (40.0, 4 << 20), (41.0, 2 << 20)):
             progress.add(size)
         raise ZeroDivisionError
-    longer, shorter = stream.getvalue().removesuffix("\n").split("\r")[1:]
-    assert len(shorter.rstrip()) < len(longer) <= len(shorter)
-    assert stream.getvalue().endswith("\n")
+    # The second update came too soon after the first, and is not shown. Spaces overwrite the rest of a longer line.
+    assert stream.getvalue().split("\r") == [
+        "",
+        "  0%  20.0 KiB of 8.0 MiB  1.0 KiB/s  8172 s left",
+        " 75%  6.0 MiB of 8.0 MiB  153.6 KiB/s  13 s left ",
+        "100%  8.0 MiB of 8.0 MiB  199.8 KiB/s  0 s left \n",
+    ]
 
 
 # --- Output files -------------------------------------------------------------------------------------------------
@@ -612,78 +518,64 @@ def test_writing_to_a_link_keeps_the_link_and_a_new_file_has_default_permissions
     assert Path("elsewhere/y.npy").stat().st_mode == Path("new").stat().st_mode
 
 
-@pytest.mark.parametrize("mode", [0o400, 0o664])
-def test_an_overwritten_file_keeps_its_permissions(
-    draw_files: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, mode: int
+@pytest.mark.parametrize(
+    ("mode", "error", "code"),
+    [(0o400, None, 0), (0o664, None, 0), (0o664, KeyboardInterrupt(signal.SIGINT), 130), (0o664, MemoryError(), 1),
+     (0o664, OSError(errno.EIO, "I/O error"), 1)],
+)  # fmt: skip
+def test_an_old_file_is_replaced_by_a_complete_one_with_its_permissions(
+    draw_files: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, mode: int, error: BaseException | None, code: int
 ) -> None:
     windows, recorded = draw.windows, []
 
-    def record_modes(*args: Any) -> Iterator[tuple[slice, slice]]:
+    def interrupted(*args: Any) -> Iterator[tuple[slice, slice]]:
+        first, *others = windows(*args)
+        yield first
         recorded.extend(path.stat().st_mode & 0o777 for path in folder.iterdir() if path.suffix == ".part")
-        return windows(*args)
+        if error is not None:
+            raise error
+        yield from others
 
-    monkeypatch.setattr(draw, "windows", record_modes)
+    monkeypatch.setattr(draw, "windows", interrupted)
     Path("x.npy").write_text("mine")
     Path("x.npy").chmod(mode)
-    assert draw_files("--force").code == 0
-    assert Path("x.npy").stat().st_mode & 0o777 == mode
-    assert recorded == [0o600], "others can read it while it is written"
-    same("x.npy", expected())
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt(signal.SIGINT), OSError(errno.EIO, "I/O error"), MemoryError()])
-def test_a_failure_keeps_the_old_file(
-    draw_files: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
-) -> None:
-    Path("x.npy").write_text("mine")
-    windows, recorded = draw.windows, []
-
-    def broken(*args: Any) -> Iterator[tuple[slice, slice]]:
-        yield from [window for window, _ in zip(windows(*args), range(3), strict=False)]
-        recorded.append(files(folder))
-        raise error
-
-    monkeypatch.setattr(draw, "windows", broken)
     done = draw_files("--force", "--memory", "4K")
-    assert done.code == (130 if isinstance(error, KeyboardInterrupt) else 1)
-    assert done.err.count("\n") == 1
+    assert (done.code, done.err.count("\n")) == (code, 1)
     assert "Traceback" not in done.err
-    assert any(name.endswith(".part") for name in recorded[0]), "it failed before it had begun"
+    assert recorded == [0o600], "others can read it while it is written"
     assert files(folder) == {"mu.npy", "sigma.npy", "x.npy"}
-    assert Path("x.npy").read_text() == "mine"
+    assert Path("x.npy").stat().st_mode & 0o777 == mode
+    if error is None:
+        same("x.npy", expected())
+    else:
+        assert Path("x.npy").read_text() == "mine"
 
 
-def test_a_full_disk_is_detected_before_drawing(draw_files: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*args: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+def test_space_is_reserved_before_drawing_where_the_file_system_can(
+    draw_files: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reserved, errors = [], [errno.EOPNOTSUPP, errno.ENOSPC]
 
-    monkeypatch.setattr(draw, "windows", lambda *args: pytest.fail("it began to draw"))
-    monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
-    draw_files().failed("x.npy: No space left on device (46.9 KiB to write)")
+    def reserve(file: int, *place: int) -> None:
+        reserved.append(place)
+        raise OSError(error := errors.pop(), os.strerror(error))
+
+    monkeypatch.setattr(os, "posix_fallocate", reserve, raising=False)
+    with monkeypatch.context() as patched:
+        patched.setattr(draw, "windows", lambda *args: pytest.fail("it began to draw"))
+        draw_files().failed("x.npy: No space left on device (46.9 KiB to write)")
     assert files(folder) == {"mu.npy", "sigma.npy"}
+    assert draw_files().code == 0
+    assert reserved == [(0, Path("x.npy").stat().st_size)] * 2
+    monkeypatch.delattr(os, "posix_fallocate")
+    assert draw_files("--force").code == 0
+    same("x.npy", expected())
 
 
 def test_a_matrix_larger_than_the_disk_prints_an_error(draw_files: Run, folder: Path) -> None:
     np.save("mu.npy", np.zeros(2**20, np.float32))
     draw_files(sigma=1, n=2**34).failed("x.npy: No space left on device: ")
     assert files(folder) == {"mu.npy", "sigma.npy"}
-
-
-def test_space_is_reserved_for_the_whole_file_where_the_file_system_can(
-    draw_files: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reserved = []
-
-    def unsupported(file: int, *place: int) -> None:
-        reserved.append(place)
-        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
-
-    monkeypatch.setattr(os, "posix_fallocate", unsupported, raising=False)
-    assert draw_files().code == 0
-    assert reserved == [(0, Path("x.npy").stat().st_size)]
-    monkeypatch.delattr(os, "posix_fallocate")
-    assert draw_files("--force").code == 0
-    same("x.npy", expected())
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write anywhere")
@@ -721,36 +613,38 @@ def elsewhere(registered: Callable[[Any], Any]) -> Any:
     return registered(_Elsewhere("elsewhere"))
 
 
-def test_the_report_compares_backends(run: Run, elsewhere: Any) -> None:
+def test_the_report_compares_backends(run: Run, elsewhere: Any, registered: Callable[[Any], Any]) -> None:
+    registered(FakeBackend("missing", *REASONS))
     done = run()
     assert done.code == 0
     # The first run of torch_ext on a machine prints that it builds.
     assert all(line.startswith("multisample: building") for line in done.err.splitlines())
     assert re.search(r"^elsewhere  yes +1\.2 +a stand-in$", done.out, re.M)
     assert re.search(r"^elsewhere +\d+ us +[\d.]+$", done.out, re.M)
+    reasons = r"package nothing is not installed: pip install nothing\n    - build failed:\n      line 1\n      line 2"
+    assert re.search(rf"^missing +no\b.*\n    - {reasons}$", done.out, re.M)
+    assert not re.search(r"^missing +\d+ us", done.out, re.M)
     names = ", ".join(name for name, status in multisample.list_backends().items() if status.available)
     assert f" from the same seed? yes, to the last bit ({names})\n\nNext, draw 5 samples" in done.out
     assert len(elsewhere.launched) == 1 + report._REPEATS * report._CALLS
 
 
-def test_the_report_names_backends_with_different_bits(run: Run, registered: Callable[[Any], Any]) -> None:
+def test_the_report_names_backends_that_fail_or_have_different_bits(
+    run: Run, registered: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object) -> None:
+        raise multisample.BackendUnavailableError("no compiler")
+
     pytest.importorskip("torch")
-    registered(_Elsewhere("flipped")).flip = True
-    done = run("report")
-    assert done.code == 1
-    first = next(iter(multisample.list_backends()))
-    assert f"same seed? NO. flipped differs from {first} in 2 of 2560000 numbers. This is a bug" in done.out
-
-
-def test_the_report_gives_every_reason(run: Run, registered: Callable[[Any], Any]) -> None:
-    registered(FakeBackend("missing", *REASONS))
-    done = run()
-    assert done.code == 0
-    assert (
-        "\nmissing  no\n    - package nothing is not installed: pip install nothing\n"
-        "    - build failed:\n      line 1\n      line 2\n"
-    ) in re.sub(" +\n", "\n", re.sub(r"(?m)^missing +no", "missing  no", done.out))
-    assert not re.search(r"^missing +\d+ us", done.out, re.M)
+    flipped, broken = registered(_Elsewhere("flipped")), registered(_Elsewhere("broken"))
+    monkeypatch.setattr(broken, "adopt", fail)
+    for flipped.flip in (True, False):
+        done = run("report")
+        assert done.code == 1
+        assert "\nbroken failed: BackendUnavailableError: no compiler\n" in done.out
+        first = next(iter(multisample.list_backends()))
+        different = f"same seed? NO. flipped differs from {first} in 2 of 2560000 numbers. This is a bug"
+        assert (different if flipped.flip else "same seed? yes, to the last bit") in done.out
 
 
 def test_the_report_without_backends_fails(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -759,21 +653,6 @@ def test_the_report_without_backends_fails(run: Run, monkeypatch: pytest.MonkeyP
     done = run()
     assert done.code == 1
     assert done.out.endswith("\nNo backend is available.\n")
-
-
-def test_a_backend_that_fails_is_reported_after_the_others(
-    run: Run, registered: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*args: object) -> None:
-        raise multisample.BackendUnavailableError("no compiler")
-
-    backend = registered(_Elsewhere("broken"))
-    monkeypatch.setattr(backend, "adopt", fail)
-    done = run()
-    assert done.code == 1
-    assert re.search(r"^cpu +\d+ us", done.out, re.M)
-    assert "\nbroken failed: BackendUnavailableError: no compiler\n" in done.out
-    assert "same seed? yes" in done.out
 
 
 def test_an_unavailable_backend_draws_nothing(draw_files: Run, folder: Path, registered: Callable[[Any], Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import runpy
 import shutil
@@ -9,6 +10,7 @@ import statistics
 import subprocess
 import sys
 import tracemalloc
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -40,28 +42,43 @@ DEVICES = [
 ]
 
 
+Printed = Callable[..., list[list[str]]]
+
+
+@pytest.fixture
+def printed(capfd: pytest.CaptureFixture[str]) -> Printed:
+    """``printed(program, *argv)``: the words in the lines that a program prints after its heading."""
+
+    def printed(program: Any, *argv: str) -> list[list[str]]:
+        assert program.main(argv) == 0
+        return [line.split() for line in capfd.readouterr().out.splitlines()[1:]]
+
+    return printed
+
+
 @pytest.mark.parametrize("device", DEVICES)
-def test_mppi_swings_the_pole_up_and_keeps_it_there(device: str) -> None:
-    run = cart_pole.control(steps=80, device=device)
-    assert abs(run.angles[0]) > 3.0
-    assert max(map(abs, run.angles[-30:])) < 0.4
-    assert max(map(abs, run.positions)) < 3.0
+def test_mppi_swings_the_pole_up_and_keeps_it_there(device: str, printed: Printed) -> None:
+    lines = printed(cart_pole, "--device", device)
+    angles, positions = np.array([[angle, position] for _, angle, _, position, _ in lines], float).T
+    assert abs(angles[0]) > 1
+    assert abs(angles[-4:]).max() < 0.4
+    assert abs(positions).max() < 3.0
 
 
 @pytest.mark.parametrize("library", slow_but(["torch"], ["numpy", "torch", "jax"]))
 def test_many_poles_swing_up_at_once(library: str) -> None:
     pytest.importorskip(library)
-    run = cart_pole.control(carts=4, steps=70, rollouts=512, library=library)
-    assert run.angles.shape == run.positions.shape == (70, 4)
+    run = cart_pole.control(carts=2, steps=70, rollouts=512, library=library)
+    assert run.angles.shape == run.positions.shape == (70, 2)
     assert abs(run.angles[0]).min() > 3.0
     assert abs(np.sin(run.angles[-10:])).max() < 0.4
     assert np.cos(run.angles[-10:]).min() > 0.9
     # Each cart draws the forces that it would draw alone. Sums of another order move it a little apart.
-    alone = cart_pole.control(steps=5, seed=9)
-    many = cart_pole.control(carts=4, steps=5, seed=7, rollouts=cart_pole.ROLLOUTS, library=library)
-    angles = np.remainder(many.angles[:, 2] - np.array(alone.angles) + 1, 2 * math.pi) - 1
+    alone = cart_pole.control(steps=5, seed=8)
+    many = cart_pole.control(carts=2, steps=5, seed=7, rollouts=cart_pole.ROLLOUTS, library=library)
+    angles = np.remainder(many.angles[:, 1] - np.array(alone.angles) + 1, 2 * math.pi) - 1
     assert abs(angles).max() < 1e-3
-    assert abs(many.positions[:, 2] - alone.positions).max() < 1e-3
+    assert abs(many.positions[:, 1] - alone.positions).max() < 1e-3
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -83,13 +100,14 @@ def test_a_batch_of_carts_draws_the_forces_of_a_loop(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_the_fitted_posterior_is_near_the_optimum(device: str) -> None:
+def test_the_fitted_posterior_is_near_the_optimum(device: str, printed: Printed) -> None:
     reasons = registry.find("torch_ext").status().reasons
     if reasons:
         pytest.skip("; ".join(reasons))
-    fit = bayesian_regression.fit(steps=400, device=device)
-    torch.testing.assert_close(fit.loc, fit.best_loc, atol=0.01, rtol=0)
-    torch.testing.assert_close(fit.scale, fit.best_scale, atol=0, rtol=0.1)
+    fitted = np.array(printed(bayesian_regression, "--device", device), float)
+    assert fitted.shape == (6, 5)
+    np.testing.assert_allclose(fitted[:, 1], fitted[:, 2], atol=0.012)
+    np.testing.assert_allclose(fitted[:, 3], fitted[:, 4], rtol=0.1)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -215,13 +233,12 @@ def test_mezo_lowers_the_loss_of_a_transformer(device: str) -> None:
     assert backward_loss < 0.9 * losses[0]
 
 
-def test_workers_that_exchange_scores_keep_equal_parameters() -> None:
+def test_workers_that_exchange_scores_keep_equal_parameters(printed: Printed) -> None:
     """Workers on the CPU and, if there is one, on a GPU."""
-    devices = ["cpu", "cuda" if torch.cuda.is_available() else "cpu"]
-    scores, digests = evolution_strategy.train(devices, steps=25)
-    assert all(len(of_step) == 1 for of_step in digests)
-    assert len(set.union(*digests)) == 25
-    assert scores[-1] > 0.1 * scores[0]
+    lines = printed(evolution_strategy, "--devices", "cpu", "cuda" if torch.cuda.is_available() else "cpu")
+    assert [len(line) for line in lines] == [3] * 6, "the digests of a step differ"
+    assert len({digest for *_, digest in lines}) == 6
+    assert float(lines[-1][1]) > 0.1 * float(lines[0][1])
 
 
 def test_workers_of_an_evolution_strategy_share_scores_and_seeds_alone() -> None:
@@ -265,18 +282,13 @@ def test_the_command_lists_every_program(capsys: pytest.CaptureFixture[str]) -> 
         assert f"\n    python -m multisample{' ' if name == 'tetris' else '.examples.'}{name}\n" in printed
 
 
-@pytest.mark.parametrize("program", [bayesian_regression, cart_pole, evolution_strategy, mppi, option_prices])
-def test_a_program_prints_its_result(program: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    if program is bayesian_regression and registry.find("torch_ext").status().reasons:
-        pytest.skip("torch_ext cannot run")
-    assert program.main([]) == 0
-    assert len(capsys.readouterr().out.splitlines()) >= 5
-    if program is option_prices:
-        assert program.main(["--option", "average", "--paths", "512"]) == 0
-        assert len(capsys.readouterr().out.splitlines()) == 5
-    if program is cart_pole:
-        assert program.main(["--carts", "2", "--draws", "flattened"]) == 0
-        assert capsys.readouterr().out.endswith(" of 2\n")
+def test_programs_print_their_results(printed: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(option_prices, "REPETITIONS", 2)
+    assert len(printed(option_prices)) == 4
+    assert len(printed(option_prices, "--option", "average", "--paths", "512")) == 4
+    assert len(printed(mppi)) == 8
+    monkeypatch.setattr(cart_pole, "control", functools.partial(cart_pole.control, steps=12))
+    assert printed(cart_pole, "--carts", "2", "--draws", "flattened") == [["0.48", "0", "of", "2"]]
 
 
 @pytest.mark.parametrize("executor", slow_but(["threads"], ["none", "threads", "processes", "dask", "mpi"]))
@@ -292,9 +304,9 @@ def test_a_controller_is_tuned_on_executors(executor: str, capfd: pytest.Capture
         subprocess.run(command, check=True, timeout=300)
     else:
         assert cem_cluster.main(["--executor", executor]) == 0
-    assert capfd.readouterr().out.startswith("gains [ 4.84   6.434 48.975 10.68 ], cost 1.5102;")
+    assert capfd.readouterr().out.startswith("gains [ 5.17   6.516 49.566 10.23 ], cost 0.6365;")
     # The controller keeps the pole upright.
-    assert cem_cluster.cost(np.zeros((4, 1))) > 50 * 1.5102
+    assert cem_cluster.cost(np.zeros((4, 1))) > 50 * 0.6365
 
 
 @pytest.mark.slow
@@ -335,8 +347,7 @@ def test_a_monte_carlo_estimate_on_dask(draws: int, on_cluster: bool, capsys: py
 @pytest.mark.parametrize(
     ("program", "library"),
     [
-        ("bayesian_regression", "torch"), ("cart_pole --library torch", "torch"), ("cart_pole --library jax", "jax"),
-        ("cem_cluster --executor torchrun", "torch"), ("option_prices --draws 1e6", "dask"),
+        ("bayesian_regression", "torch"), ("cart_pole --library jax", "jax"), ("option_prices --draws 1e6", "dask"),
     ],
 )  # fmt: skip
 def test_a_program_without_its_library_says_what_to_install(

@@ -82,42 +82,31 @@ def test_values_do_not_depend_on_chunks(rows: Any, columns: Any, layout: Any, op
 
 
 def test_values_do_not_depend_on_the_scheduler(client: Any) -> None:
-    for chunks in ((5, 7), (4, -1), (-1, 1), "auto"):
-        for scheduler in ("synchronous", "threads", client):
-            assert same(drawn(chunks).compute(scheduler=scheduler), expected())
+    for chunks in ((5, 7), "auto"):
+        assert same(drawn(chunks).compute(scheduler=client), expected())
     pickled = pickle.loads(pickle.dumps(drawn()))
     assert same(pickled.compute(scheduler="threads"), expected())
 
 
-@pytest.mark.slow
-def test_the_scheduler_of_processes_draws_the_same() -> None:
-    assert same(drawn((5, 7)).compute(scheduler="processes", num_workers=2), expected())
-
-
 @pytest.mark.parametrize("layout", ["dn", "nd"])
 def test_mu_and_sigma_may_be_what_sample_takes(layout: Any) -> None:
-    for mu, sigma in (
-        (MU.tolist(), SIGMA), (MU[:, None], SIGMA.astype(np.float64)), (0.0, SIGMA), (MU, 2), (MU, np.float32(2)),
-        (MU, np.array(1.5)), (np.arange(2 * D, dtype=np.int64)[::2], 1.0), (MU.astype(">f4"), SIGMA),
+    for mu, sigma, n in (
+        (MU.tolist(), SIGMA, N), (MU[:, None], SIGMA.astype(np.float64), N), (0.0, SIGMA, N), (MU, np.float32(2), N),
+        (MU, np.array(1.5), N), (np.arange(2 * D, dtype=np.int64)[::2], 1.0, N), (MU.astype(">f4"), SIGMA, N),
+        (MU[:0], 1.0, N), (MU, SIGMA, 0), (MU[:0], SIGMA[:0], 0),
     ):  # fmt: skip
-        x = multisample.dask.sample(mu, sigma, N, chunks=6, seed=7, layout=layout)
-        assert same(x.compute(scheduler="threads"), multisample.sample(mu, sigma, N, seed=7, layout=layout))
+        x = multisample.dask.sample(mu, sigma, n, chunks=6, seed=7, layout=layout)
+        assert same(x.compute(scheduler="threads"), multisample.sample(mu, sigma, n, seed=7, layout=layout))
 
 
 @pytest.mark.parametrize("layout", ["dn", "nd"])
-@pytest.mark.parametrize("pieces", [D, 1, (4, 9)])
-def test_mu_and_sigma_may_be_dask_arrays(pieces: Any, layout: Any) -> None:
+def test_mu_and_sigma_may_be_dask_arrays(layout: Any) -> None:
     right = expected() if layout == "dn" else expected().T.copy()
-    mu, sigma = (da.from_array(x, chunks=(pieces,)) for x in (MU, SIGMA))
-    for pair in ((mu, sigma), (mu, SIGMA), (MU, sigma[:, None]), (mu * 1, sigma + 0)):
-        x = multisample.dask.sample(*pair, N, chunks=5, seed=7, layout=layout)
-        assert same(x.compute(scheduler="threads"), right)
-
-
-@pytest.mark.parametrize(("d", "n"), [(0, 5), (3, 0), (0, 0)])
-def test_empty_matrices(d: int, n: int) -> None:
-    x = multisample.dask.sample(np.zeros(d), 1.0, n, seed=7)
-    assert same(x.compute(scheduler="synchronous"), np.empty((d, n)))
+    for pieces in (D, 1, (4, 9)):
+        mu, sigma = (da.from_array(x, chunks=(pieces,)) for x in (MU, SIGMA))
+        for pair in ((mu, SIGMA), (MU, sigma[:, None]), (mu * 1, sigma + 0)):
+            x = multisample.dask.sample(*pair, N, chunks=5, seed=7, layout=layout)
+            assert same(x.compute(scheduler="threads"), right)
 
 
 def test_generators_advance_by_one_call() -> None:
@@ -144,33 +133,23 @@ def test_nothing_is_drawn_before_compute(monkeypatch: pytest.MonkeyPatch) -> Non
     assert widths == [0, 10_000]
 
 
-@pytest.mark.parametrize(("d", "n", "chunks"), [(10**6, 10**6, 1000), (100, 10**10, (100, 10**4))])
-def test_a_graph_of_a_million_blocks_is_small(d: int, n: int, chunks: Any) -> None:
-    mu = np.zeros(d, np.float32)
-    x = multisample.dask.sample(mu, 1.0, n, chunks=chunks, seed=7)
+def test_a_graph_of_a_million_blocks_is_small() -> None:
+    mu = np.zeros(10**6, np.float32)
+    x = multisample.dask.sample(mu, 1.0, 10**6, chunks=1000, seed=7)
     assert x.npartitions == 10**6
     assert len(cloudpickle.dumps(x.dask)) - mu.nbytes < 10e6
     # The drawn layer depends on one block of mu, and is not a dictionary of blocks.
     assert not x.dask.layers[x.name].is_materialized()
 
 
-def test_the_graph_has_mu_and_sigma_once() -> None:
+def test_the_graph_has_mu_and_sigma_once_and_fuses_operations_on_blocks() -> None:
     mu = np.zeros(10**5, np.float32)
     x = multisample.dask.sample(mu, mu + 1, 1000, chunks=(1000, 500), seed=7)
-    for graph in (x.dask, dask.optimize(x + 1)[0].dask):
-        assert len(graph) >= 200
+    for graph in (x.dask, dask.optimize(x * 2 + 1)[0].dask):
         # Tasks that a scheduler sends one by one do not contain the vectors.
         stored = [len(pickle.dumps(task)) for key, task in dict(graph).items() if len(key) == 3]
-        assert len(stored) >= 200
+        assert len(stored) == x.npartitions == 200
         assert max(stored) < 4000
-
-
-def test_operations_on_blocks_are_fused() -> None:
-    x = drawn()
-    (y,) = dask.optimize(x * 2 + 1)
-    tasks = [key for key in dict(y.dask) if len(key) == 3]
-    assert len(tasks) == x.npartitions
-    assert same(y.compute(scheduler="threads"), expected() * 2 + 1)
 
 
 def name(**changes: Any) -> str:
@@ -196,6 +175,7 @@ def test_equal_arguments_give_equal_names(client: Any) -> None:
     assert set(client.run(lambda: cloudpickle.loads(own)()).values()) == {names[0]}
 
 
+@pytest.mark.slow
 def test_arrays_of_dask_expressions() -> None:
     """With ``array.query-planning``, which Dask only reads when it is imported."""
     command = (
@@ -219,23 +199,18 @@ def test_blocks_start_no_threads(monkeypatch: pytest.MonkeyPatch, thread_counts:
 def test_slices_rechunks_and_reductions(client: Any) -> None:
     x, y = drawn((5, 300), 1000), expected(1000)
     for scheduler in ("threads", client):
-        assert same(x[2:9:3, 100:-7].compute(scheduler=scheduler), y[2:9:3, 100:-7])
-        assert same(x.rechunk((13, 77)).compute(scheduler=scheduler), y)
-        assert same(x.T.compute(scheduler=scheduler), y.T.copy())
-        assert x.max().compute(scheduler=scheduler) == y.max()
-        np.testing.assert_allclose(x.mean(axis=1).compute(scheduler=scheduler), y.mean(axis=1), atol=1e-5)
-        doubled = x.map_blocks(lambda block: 2 * block, dtype=x.dtype)
-        assert same(doubled.compute(scheduler=scheduler), 2 * y)
+        parts = x[2:9:3, 100:-7], x.rechunk((13, 77)), x.T, 2 * x, x.max(), x.mean(axis=1, dtype=np.float64)
+        part, *whole, largest, mean = dask.compute(*parts, scheduler=scheduler)
+        assert same(part, y[2:9:3, 100:-7].copy())
+        assert all(map(same, whole, (y, y.T.copy(), 2 * y)))
+        assert largest == y.max()
+        np.testing.assert_allclose(mean, y.mean(axis=1, dtype=np.float64), rtol=1e-12)
         kept = x.persist(scheduler=scheduler)
         assert same(kept[:, ::10].compute(scheduler=scheduler), y[:, ::10].copy())
-
-
-def test_xarray_datasets() -> None:
     xarray = pytest.importorskip("xarray")
-    data = xarray.Dataset({"x": (("dim", "draw"), drawn((5, 20)))}, coords={"dim": np.arange(D)})
+    data = xarray.Dataset({"x": (("dim", "draw"), x)}, coords={"dim": np.arange(D)})
     with dask.config.set(scheduler="threads"):
-        assert same(data.x.sel(dim=3).isel(draw=slice(5, 40)).values, expected()[3, 5:40])
-        assert data.std("draw").x.shape == (D,)
+        assert same(data.x.sel(dim=3).isel(draw=slice(5, 40)).values, y[3, 5:40])
 
 
 @pytest.mark.slow
@@ -255,22 +230,6 @@ def test_a_killed_worker_changes_nothing() -> None:
         assert set(client.run(os.getpid).values()) != set(before.values())
 
 
-@pytest.mark.slow
-def test_spilled_blocks_keep_their_bits() -> None:
-    limits = {"target": 0.02, "spill": False, "pause": False, "terminate": False}
-    with (
-        dask.config.set({f"distributed.worker.memory.{name}": limit for name, limit in limits.items()}),
-        local_cluster(n_workers=1, memory_limit="1GB") as client,
-    ):
-        x = multisample.dask.sample(LARGE, 1.0, 200_000, chunks=(-1, 10_000), seed=7)
-        kept = client.persist(x)
-        with client.as_current():
-            distributed.wait(kept)
-        spilled = client.run(lambda dask_worker: len(dask_worker.data.slow))
-        assert sum(spilled.values()) > 5
-        assert same(client.compute(kept, sync=True), multisample.sample(LARGE, 1.0, 200_000, seed=7))
-
-
 UNKNOWN = da.from_array(MU, chunks=4)[da.from_array(MU, chunks=4) > 0]
 
 
@@ -281,31 +240,23 @@ UNKNOWN = da.from_array(MU, chunks=4)[da.from_array(MU, chunks=4) > 0]
         ({"chunks": ((13,), (-1, N + 1))}, ValueError, "chunks: expected sizes that add up"),
         ({"chunks": (float("nan"), 5)}, ValueError, "chunks: .*unknown"),
         ({"chunks": ((13,), (float("nan"),) * 2)}, ValueError, "chunks: expected sizes"),
-        ({"chunks": (5,)}, ValueError, "chunks: "),
         ({"chunks": "many"}, ValueError, "chunks: "),
         ({"chunks": None}, ValueError, "chunks: "),
         ({"chunks": 0}, ValueError, "chunks: "),
         ({"mu": UNKNOWN}, ValueError, "mu: expected a Dask array with known chunks"),
-        ({"sigma": UNKNOWN}, ValueError, "sigma: expected a Dask array with known chunks"),
-        ({"mu": MU[1:]}, ValueError, "sigma: expected as many elements as mu, 12, got 13"),
         ({"mu": da.from_array(MU[1:], chunks=4)}, ValueError, "sigma: expected as many elements as mu, 12, got 13"),
-        ({"mu": da.zeros((D, 2))}, ValueError, r"mu: expected shape \(d,\)"),
         ({"mu": da.zeros(D, dtype=complex)}, TypeError, "mu: "),
         ({"mu": 1.0, "sigma": 2.0}, TypeError, "at least one array"),
         ({"sigma": -SIGMA}, ValueError, "sigma: "),
         ({"mu": "abc"}, TypeError, "mu: "),
-        ({"n": 2.5}, TypeError, "n: "),
         ({"n": -1}, ValueError, "n: "),
-        ({"n": 2**34 + 1}, ValueError, "n: "),
         ({"seed": -1}, ValueError, "seed: "),
         ({"seed": 7, "generator": multisample.Generator(1)}, TypeError, "seed, generator: "),
         ({"generator": "abc"}, TypeError, "generator: "),
         ({"noise": "red"}, ValueError, "noise: "),
-        ({"layout": "dd"}, ValueError, "layout: "),
-        ({"dtype": "int32"}, TypeError, "dtype: "),
         ({"backend": "gpu"}, multisample.UnknownBackendError, "backend: no backend is called 'gpu'"),
     ],
-)  # fmt: skip
+)
 def test_wrong_arguments_are_refused_before_anything_is_computed(arguments: Any, error: Any, words: str) -> None:
     generator = multisample.Generator(7)
     if "generator" not in arguments and "seed" not in arguments:

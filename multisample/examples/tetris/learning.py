@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import numbers
+import math
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -28,6 +28,7 @@ import numpy as np
 
 from multisample._arguments import check_choice, checked_integer, describe
 from multisample.cem import CEM, Task
+from multisample.cem._method import checked_number
 from multisample.cem._tasks import run_tasks
 
 from .player import FEATURES, checked_height, play
@@ -82,7 +83,7 @@ class Settings:
         checked_height(self.height)
         checked_integer("most_lines", self.most_lines, 1, 1 << 62)
         for name in ("sigma", "noise", "noise_step"):
-            _check_number(name, getattr(self, name))
+            checked_number(name, getattr(self, name), 0, math.inf)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,13 +103,8 @@ class Iteration:
 
     def __post_init__(self) -> None:
         for name in ("mean", "best", "sigma", "seconds"):
-            _check_number(name, getattr(self, name))
+            checked_number(name, getattr(self, name), 0, math.inf)
         checked_integer("pieces", self.pieces, 0, 1 << 63)
-
-
-def _check_number(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 <= float(value) < float("inf"):
-        raise ValueError(f"{name}: expected a finite number of at least 0, got {describe(value)}")
 
 
 class Learner:

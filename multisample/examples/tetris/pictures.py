@@ -1,4 +1,4 @@
-"""Pictures of training and games. Matplotlib and Pillow are optional, and imported when a picture is made."""
+"""Pictures of training and games. Matplotlib and Pillow are optional: `missing` tells what to install."""
 
 from __future__ import annotations
 
@@ -37,10 +37,7 @@ def missing() -> str:
 
 def plot_learning(path: Path, history: Sequence[Iteration]) -> None:
     """Write the learning curve as PNG: lines, and the largest standard deviation, by iteration."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("the learning curve needs matplotlib: pip install 'multisample[tetris]'") from error
+    from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     lines, spread = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
@@ -63,10 +60,7 @@ def plot_learning(path: Path, history: Sequence[Iteration]) -> None:
 
 def animate(path: Path, moves: Sequence[Move], *, unseen: int = 0, height: int = 20) -> None:
     """Write the moves of a game on `height` rows as GIF. The first `unseen` moves only determine colours of cells."""
-    try:
-        from PIL import Image, ImageDraw
-    except ImportError as error:
-        raise ImportError("the animation needs pillow: pip install 'multisample[tetris]'") from error
+    from PIL import Image, ImageDraw
 
     size = (COLUMNS * _CELL + 2 * _MARGIN, height * _CELL + 2 * _MARGIN + _CAPTION)
     pictures = []
