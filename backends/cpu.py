@@ -1,7 +1,7 @@
 """The cpu backend: Numba on every core, for arrays in host memory.
 
 Windows of the sample matrix are independent. Kernels of large calls share them with helper threads
-(kernels/cpu/threads.py); the calling thread draws a small call alone.
+(kernels/cpu/helper_threads.py); the calling thread draws a small call alone.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class CpuBackend:
         run_launch(launch)
 
     def launcher(self, launch: Launch) -> Launcher:
-        from .kernels.cpu.division import THREAD_WORK, work_of
         from .kernels.cpu.launcher import packed_launcher
+        from .kernels.cpu.thread_windows import THREAD_WORK, work_of
 
         in_python: Any = work_of
         work = in_python.py_func(launch.rows, launch.columns, bool(launch.shared_noise))

@@ -25,7 +25,7 @@ from skip_rules import VARIABLE, device_count, requested, require
 import multisample
 from multisample import _backends
 from multisample.backends import registry
-from multisample.backends.kernels.cpu import threads
+from multisample.backends.kernels.cpu import helper_threads
 from multisample.backends.system import cuda_driver
 
 # By default JAX reserves most of a GPU's memory when a test makes its first array, even on the CPU.
@@ -152,22 +152,22 @@ def registered(monkeypatch: pytest.MonkeyPatch, new_choices: None) -> Callable[[
 def thread_counts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[int]]]:
     """``thread_counts()``: the threads of each call since the last `thread_counts()`, of calls that may use several."""
     pools: list[Any] = []
-    find_threads, before = threads.find_threads, threads._shared[threads._POOL]
+    find_threads, before = helper_threads.find_threads, helper_threads._shared[helper_threads._POOL]
 
     def find_with_new_pool() -> None:
         # Each call gets a new pool, whose helpers are its own. They sleep until the process ends.
-        monkeypatch.setattr(threads, "_pool", threads._new_pool())
-        pools.append(threads._pool[threads._FIRST + threads._STATE :: threads._LINE])
+        monkeypatch.setattr(helper_threads, "_pool", helper_threads._new_pool())
+        pools.append(helper_threads._pool[helper_threads._FIRST + helper_threads._STATE :: helper_threads._LINE])
         find_threads()
 
     def counts() -> list[int]:
-        found = [1 + int((states != threads._NO_THREAD).sum()) for states in pools]
+        found = [1 + int((states != helper_threads._NO_THREAD).sum()) for states in pools]
         pools.clear()
         return found
 
-    monkeypatch.setattr(threads, "find_threads", find_with_new_pool)
+    monkeypatch.setattr(helper_threads, "find_threads", find_with_new_pool)
     yield counts
-    threads._shared[threads._POOL] = before
+    helper_threads._shared[helper_threads._POOL] = before
 
 
 @pytest.fixture(params=["cpu", "cuda"])

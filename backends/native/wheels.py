@@ -18,7 +18,7 @@ from pathlib import Path
 
 from multisample.backends.errors import BackendUnavailableError
 
-from . import build, libraries, prebuilt, toolchain
+from . import build, library_cache, prebuilt, toolchain
 from .compiler_flags import LibraryKind
 
 ARCHITECTURES = "7.5;8.0;8.6;9.0+PTX"
@@ -49,7 +49,7 @@ def build_all(kinds: Collection[LibraryKind], root: Path) -> list[Path]:
     if not prebuilt.cpu_targets():
         reasons.append(f"no processors are defined to compile for on {platform.machine()!r}")
     if "cuda" in kinds:
-        reasons.extend(libraries.cuda_reasons(ahead_of_time=True) or toolchain.missing_nvcc())
+        reasons.extend(library_cache.cuda_reasons(ahead_of_time=True) or toolchain.missing_nvcc())
     if reasons:
         raise BackendUnavailableError("; ".join(reasons))
     places = [(kind, root / prebuilt.folder().name / name, flags) for kind, name, flags in _targets(kinds)]

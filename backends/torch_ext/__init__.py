@@ -26,7 +26,7 @@ from ..errors import BackendUnavailableError
 from ..generic import generic_launcher
 from ..launch import HOST, INPUTS, PACKED_LAUNCH, Launch, Operation, computing_name, pack
 from ..memory.dlpack import CUDA, LEGACY_STREAM, capsule_and_strides
-from ..native import libraries, prebuilt, toolchain
+from ..native import library_cache, prebuilt, toolchain
 from ..system.cuda_driver import device_of
 from ..system.threads import thread_limit
 from .builtins import Builtins
@@ -66,12 +66,12 @@ class TorchExtBackend:
         if _parsed(version) < _LEAST_TORCH:
             least = ".".join(map(str, _LEAST_TORCH))
             reasons.append(f"torch {version} is older than {least}: pip install --upgrade 'torch>={least}'")
-        elif not libraries.is_built("cpu"):
+        elif not library_cache.is_built("cpu"):
             missing = toolchain.missing_tools()
-            reasons = [*(libraries.unusable("cpu") if missing else ()), *missing, *libraries.refusal()]
+            reasons = [*(library_cache.unusable("cpu") if missing else ()), *missing, *library_cache.refusal()]
         device = "cpu"
         if not reasons:
-            without_cuda = libraries.cuda_reasons()
+            without_cuda = library_cache.cuda_reasons()
             kinds: list[DeviceKind] = ["cpu"] if without_cuda else ["cpu", "cuda"]
             device = " and ".join(map(_described, kinds))
             device += f" (not CUDA: {'; '.join(without_cuda)})" if without_cuda else ""
@@ -90,7 +90,7 @@ class TorchExtBackend:
                 self._cuda = self._load_cuda()
 
     def _load_cpu(self) -> Any:
-        path = libraries.cpu_library()
+        path = library_cache.cpu_library()
         library = _load(path)
         from .operator_rules import register  # Imports PyTorch.
 
@@ -101,10 +101,10 @@ class TorchExtBackend:
         return library
 
     def _load_cuda(self) -> Any:
-        reasons = libraries.cuda_reasons()
+        reasons = library_cache.cuda_reasons()
         if reasons:
             raise BackendUnavailableError(f"backend: {self.name!r} cannot run on CUDA here: " + "; ".join(reasons))
-        library = _load(libraries.cuda_library())
+        library = _load(library_cache.cuda_library())
         library.multisample_run_cuda.argtypes = (ctypes.c_char_p,)
         library.multisample_scratch_size_cuda.argtypes = (ctypes.c_char_p,)
         library.multisample_scratch_size_cuda.restype = ctypes.c_uint64
@@ -136,7 +136,7 @@ class TorchExtBackend:
             return tensor
         # A copy, because PyTorch warns of tensors over read-only memory.
         tensor = torch.from_numpy(array.copy())
-        if self._cuda is None and libraries.cuda_reasons():
+        if self._cuda is None and library_cache.cuda_reasons():
             return tensor
         self.prepare("cuda")
         return tensor.cuda()
@@ -248,7 +248,7 @@ def _thread_limit() -> int:
 
 def _described(kind: DeviceKind) -> str:
     name = "CUDA" if kind == "cuda" else kind
-    return f"{name} (prebuilt)" if libraries.is_prebuilt(kind) else name
+    return f"{name} (prebuilt)" if library_cache.is_prebuilt(kind) else name
 
 
 def _load(path: Path) -> Any:

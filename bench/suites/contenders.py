@@ -24,7 +24,7 @@ import multisample
 from bench.suites import header_peers, mkl_peer
 from bench.suites.cases import MODES, Case, vectors, weights
 from bench.suites.sample_checks import OPERATIONS
-from multisample.backends.native import libraries, toolchain
+from multisample.backends.native import library_cache, toolchain
 from multisample.backends.system.threads import thread_count
 
 Call = Callable[[], Any]
@@ -156,7 +156,7 @@ def _ours(backend: str, place: str) -> Contender:
 
     def reason() -> str | None:
         reasons = multisample.list_backends()[backend].reasons
-        return "; ".join(reasons or (libraries.cuda_reasons() if place == "cuda" else ())) or None
+        return "; ".join(reasons or (library_cache.cuda_reasons() if place == "cuda" else ())) or None
 
     everything = EVERYTHING | {"operations": tuple(OPERATIONS)}
     return Contender(backend, reason, start, ours=True, layouts=LAYOUTS, **everything)

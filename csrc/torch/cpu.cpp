@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "cpu/division.h"
 #include "cpu/gradient_kernel.h"
+#include "cpu/thread_windows.h"
 #include "torch/operators.h"
 #include "torch/python_calls.h"
 

@@ -58,7 +58,7 @@ def source_of(generator: Any, library: Library, device: Device) -> Source:
 def _source_of_torch(by_default: bool, library: Library, device: Device) -> Source:
     import torch
 
-    from .torch import taker
+    from .torch_offsets import taker
 
     take_from_torch, where = taker(str(device)), torch.device(str(device))
 
@@ -103,7 +103,7 @@ def captured_offset(generator: Any, library: Library, device: Device) -> tuple[i
     """Seed and offset of a call that a CUDA graph captures. The offset is a tensor; each replay draws it anew."""
     if library.name != "torch" or isinstance(generator, Generator):
         raise RuntimeError(NOT_CAPTURED)
-    from .torch import SEED, draw_offset
+    from .torch_offsets import SEED, draw_offset
 
     try:
         return SEED, draw_offset(str(device), generator)

@@ -8,8 +8,8 @@ package imports no array library.
 
 from __future__ import annotations
 
-from ._elites import State
 from ._method import CEM, CEMState, Result, minimize
+from ._refit import State
 from ._step import start, step
 from ._tasks import Task
 

@@ -1,4 +1,4 @@
-"""`minimize` and `CEM`: arguments and state. `_elites` has the arithmetic, `_stopping` the end of a run."""
+"""`minimize` and `CEM`: arguments and state. `_refit` has the arithmetic, `_stopping` the end of a run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .._randomness.seed_argument import batch_of, host_words
 from .._sample import sample
 from .._typing import AnyArray, ArrayT, HostBackend, HostVector, Noise, Number, OwnArray, T, Tensor
 from ._arrays import adopted, arrays_like, either, on_host
-from ._elites import COLUMNS, Settings, State, elite_weights, first_state, refit, refit_by_moments
+from ._refit import COLUMNS, Settings, State, elite_weights, first_state, refit, refit_by_moments
 from ._stopping import CONVERGED, DIVERGED, RUNNING, STOPPED_BY_CALLBACK, message_of
 from ._tasks import Task, checked_tasks, host_scores, redraw, refuse_jax, refuse_searches, run_tasks, split
 

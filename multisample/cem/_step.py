@@ -15,8 +15,8 @@ from .._randomness.seed_argument import batch_of
 from .._sample import sample
 from .._typing import Noise, Number
 from ._arrays import Arrays, adopted, arrays_like
-from ._elites import Settings, State, first_state, refit
 from ._method import as_vector, check_searches, checked_elites, checked_number, checked_smoothing
+from ._refit import Settings, State, first_state, refit
 
 
 def start(mu: Any, sigma: Any, searches: SupportsIndex | None = None) -> State:

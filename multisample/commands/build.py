@@ -11,7 +11,7 @@ from concurrent.futures import FIRST_COMPLETED, wait
 from typing import Any, NamedTuple, TypeAlias
 
 from multisample.backends import registry
-from multisample.backends.native import libraries, prebuilt
+from multisample.backends.native import library_cache, prebuilt
 from multisample.backends.native.compiler_flags import LibraryKind
 from multisample.backends.system.threads import thread_count
 
@@ -106,7 +106,7 @@ def _compile(kernel: _Kernel) -> _Result:
 
 def _build_torch_ext() -> None:
     _build_library("cpu")
-    reasons = libraries.cuda_reasons(ahead_of_time=True)
+    reasons = library_cache.cuda_reasons(ahead_of_time=True)
     if reasons:
         print("torch_ext, CUDA: not built: " + "; ".join(reasons))
     else:
@@ -114,8 +114,8 @@ def _build_torch_ext() -> None:
 
 
 def _build_library(kind: LibraryKind) -> None:
-    library = libraries.cpu_library if kind == "cpu" else libraries.cuda_library
-    was_built = libraries.is_built(kind)
+    library = library_cache.cpu_library if kind == "cpu" else library_cache.cuda_library
+    was_built = library_cache.is_built(kind)
     start = time.perf_counter()
     path = library(retry=True)
     if path.is_relative_to(prebuilt.root()):

@@ -8,7 +8,7 @@ import torch
 
 from .._arguments import describe
 from .._randomness.generator import Key
-from .._randomness.torch import taker
+from .._randomness.torch_offsets import taker
 
 
 def take_key(generator: torch.Generator | None = None, device: torch.device | str | int | None = None) -> Key:

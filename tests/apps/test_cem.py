@@ -22,7 +22,7 @@ import multisample
 from multisample import cem
 from multisample.cem import CEM, _method
 from multisample.cem._arrays import arrays_like
-from multisample.cem._elites import COLUMNS, Settings, State, refit
+from multisample.cem._refit import COLUMNS, Settings, State, refit
 from multisample.cem._stopping import COLLAPSED, CONVERGED, DIVERGED, RUNNING, UNSCORED
 
 Array = np.ndarray[Any, Any]

@@ -31,7 +31,7 @@ from forks import answers, fork, forked
 from multisample import BackendUnavailableError
 from multisample.__main__ import main
 from multisample.backends import registry
-from multisample.backends.native import build, compiler_flags, csrc_files, libraries, toolchain
+from multisample.backends.native import build, compiler_flags, csrc_files, library_cache, toolchain
 from multisample.backends.system import cache
 
 torch = pytest.importorskip("torch")
@@ -70,7 +70,7 @@ BUILD = """
 import os, signal, sys
 from pathlib import Path
 import torch
-from multisample.backends.native import csrc_files, libraries
+from multisample.backends.native import csrc_files, library_cache
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # A background job begins with SIGINT ignored.
 sources, processes = sys.argv[1], int(sys.argv[2])
@@ -85,7 +85,7 @@ for _ in range(processes - 1):
     forks.append(fork)
 os.close(opener)
 os.read(gate, 1)  # Returns when every process has closed the other end.
-os.write(1, f"{libraries.cpu_library()}\\n".encode())
+os.write(1, f"{library_cache.cpu_library()}\\n".encode())
 if forks is None:
     os._exit(0)
 for fork in forks:
@@ -101,7 +101,7 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "torch/cpu.cpp").write_text(PLAIN)
     (folder / "answer.h").write_text("#define ANSWER 42\n")
     monkeypatch.setattr(csrc_files, "folder", lambda: folder)
-    monkeypatch.setattr(libraries, "_failures", {})
+    monkeypatch.setattr(library_cache, "_failures", {})
     monkeypatch.setenv("MULTISAMPLE_CACHE_DIR", str(tmp_path / "a cache"))
     return folder
 
@@ -164,15 +164,15 @@ def test_the_build_command_builds_a_library_once(
 ) -> None:
     (sources / "torch/cpu.cpp").write_text(STABLE)
     monkeypatch.setattr(torch.version, "cuda", None)
-    assert not libraries.is_built("cpu")
-    library = libraries._place("cpu")
+    assert not library_cache.is_built("cpu")
+    library = library_cache._place("cpu")
     assert main(["build", "torch_ext"]) == 0
     printed = capfd.readouterr()
     cpu, cuda = printed.out.splitlines()
     assert re.fullmatch(rf"torch_ext, CPU: built in [\d.]+ s: {re.escape(str(library))}", cpu)
     assert cuda.startswith("torch_ext, CUDA: not built: PyTorch is built without CUDA")
     assert re.fullmatch("multisample: building torch_ext for the CPU, .*about 10 s.*\n", printed.err)
-    assert libraries.is_built("cpu")
+    assert library_cache.is_built("cpu")
     torch.ops.load_library(str(library))
     assert torch.ops.multisample_test_build.nothing
     assert answer(library) == 42
@@ -183,7 +183,7 @@ def test_the_build_command_builds_a_library_once(
         *(path.relative_to(cache_root) for path in (library.parent, library, library.with_name("record.json"))),
     }  # fmt: skip
     modified = library.stat().st_mtime_ns
-    assert libraries.cpu_library() == library
+    assert library_cache.cpu_library() == library
     assert capfd.readouterr() == ("", "")
     assert main(["build", "torch_ext"]) == 0
     printed = capfd.readouterr()
@@ -208,19 +208,19 @@ CHANGES: dict[str, Change] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_each_dependency_changes_the_library(sources: Path, monkeypatch: pytest.MonkeyPatch, change: str) -> None:
-    before = libraries._place("cpu")
-    assert libraries._place("cpu") == before
+    before = library_cache._place("cpu")
+    assert library_cache._place("cpu") == before
     CHANGES[change](sources, monkeypatch)
-    after = libraries._place("cpu")
+    after = library_cache._place("cpu")
     assert after != before
     assert after.parent.parent == before.parent.parent
 
 
 def test_unrelated_files_do_not_change_the_library(sources: Path) -> None:
-    before = libraries._place("cpu")
+    before = library_cache._place("cpu")
     (sources / "__init__.py").write_text("")
     (sources / "__pycache__").mkdir()
-    assert libraries._place("cpu") == before
+    assert library_cache._place("cpu") == before
 
 
 def test_the_processor_flags_are_detected() -> None:
@@ -238,7 +238,7 @@ def test_architectures_from_the_environment(sources: Path, monkeypatch: pytest.M
     for names in ("9.0", "8.0;9.0"):
         monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", names)
         assert toolchain.cuda_architectures() == names
-        places.append(libraries._place("cuda"))
+        places.append(library_cache._place("cuda"))
     assert places[0] != places[1]
 
 
@@ -297,11 +297,11 @@ def test_an_interrupted_build_is_repeated(
         assert process.stdout.read() == ""
     left = list(cache_root.glob(BUILDS))
     assert not left or number == signal.SIGKILL
-    assert not libraries.is_built("cpu")
+    assert not library_cache.is_built("cpu")
 
     assert count() == 1
     compiler("")
-    assert answer(libraries.cpu_library()) == 42
+    assert answer(library_cache.cpu_library()) == 42
     assert count() == 2
     assert not list(cache_root.glob(BUILDS))
 
@@ -324,7 +324,7 @@ def test_only_folders_of_killed_builds_are_removed(
 
     monkeypatch.setattr(toolchain, "missing_tools", lambda: ())
     monkeypatch.setattr(build, "compile_library", compile_beside_others)
-    assert libraries.cpu_library().read_text() == "a library"
+    assert library_cache.cpu_library().read_text() == "a library"
 
 
 @pytest.mark.slow
@@ -348,7 +348,7 @@ def test_concurrent_processes_build_once(
             built = process.stdout.read().splitlines()
         assert process.wait(DEADLINE) == 0
         assert process.stderr.read() == ""
-    assert built == [str(libraries._place("cpu"))] * PROCESSES
+    assert built == [str(library_cache._place("cpu"))] * PROCESSES
     assert count() == 1
     assert answer(Path(built[0])) == 42
 
@@ -394,10 +394,10 @@ def test_a_build_on_a_full_disk_names_the_reason(sources: Path, cache_root: Path
         filler.write_bytes(bytes(32 << 10))
     os.truncate(filler, 4 << 10)  # Room for folders, and for nothing that the compiler writes.
     with pytest.raises(BackendUnavailableError, match=r"No space left on device[\s\S]*to try again: "):
-        libraries.cpu_library()
+        library_cache.cpu_library()
     assert not list(cache_root.glob(BUILDS))
     subprocess.run(["mount", "-o", "remount,size=1m", str(cache_root)], check=True)
-    assert answer(libraries.cpu_library(retry=True)) == 42
+    assert answer(library_cache.cpu_library(retry=True)) == 42
 
 
 # --- Damage ---------------------------------------------------------------------------------------
@@ -408,7 +408,7 @@ def compiled(sources: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A fake library in the cache, with the record of a build."""
     monkeypatch.setattr(toolchain, "missing_tools", lambda: ())
     monkeypatch.setattr(build, "compile_library", _compile_nothing)
-    return libraries.cpu_library()
+    return library_cache.cpu_library()
 
 
 DAMAGES: dict[str, Callable[[Path], object]] = {
@@ -425,14 +425,14 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 def test_a_damaged_library_is_built_again(compiled: Path, capfd: pytest.CaptureFixture[str], damage: str) -> None:
     capfd.readouterr()
     DAMAGES[damage](compiled)
-    assert not libraries.is_built("cpu")
-    assert libraries.cpu_library() == compiled
+    assert not library_cache.is_built("cpu")
+    assert library_cache.cpu_library() == compiled
     messages = capfd.readouterr().err
     assert messages.count("building torch_ext for the CPU") == 1
     assert (f"{compiled} is damaged, and is built again" in messages) == (damage != "lost")
     assert compiled.read_text() == "a library"
-    assert libraries.is_built("cpu")
-    assert libraries.cpu_library() == compiled
+    assert library_cache.is_built("cpu")
+    assert library_cache.cpu_library() == compiled
     assert capfd.readouterr().err == ""
 
 
@@ -454,7 +454,7 @@ def test_a_damaged_library_without_a_compiler_raises(compiled: Path, monkeypatch
     with pytest.raises(
         BackendUnavailableError, match=rf"could not be built: {re.escape(str(compiled))} is damaged; no"
     ):
-        libraries.cpu_library()
+        library_cache.cpu_library()
 
 
 # --- Permissions ----------------------------------------------------------------------------------
@@ -489,9 +489,9 @@ PLACES = {
 @pytest.mark.parametrize("place", PLACES)
 def test_a_library_that_others_could_have_written_is_not_loaded(compiled: Path, place: str, writable: str) -> None:
     message = FOREIGN[writable](PLACES[place](compiled))
-    assert not libraries.is_built("cpu")
+    assert not library_cache.is_built("cpu")
     with pytest.raises(BackendUnavailableError, match=re.escape(message)) as raised:
-        libraries.cpu_library()
+        library_cache.cpu_library()
     assert "set MULTISAMPLE_CACHE_DIR to a folder of your own" in str(raised.value)
     if place in ("the root", "the folder of torch_ext"):
         assert message in str(registry.find("torch_ext").status().reasons)
@@ -502,13 +502,13 @@ def test_a_symbolic_link_in_the_cache_is_not_followed(compiled: Path, tmp_path: 
     path = PLACES[place](compiled)
     elsewhere = path.rename(tmp_path / "elsewhere")
     path.symlink_to(elsewhere)
-    assert not libraries.is_built("cpu")
+    assert not library_cache.is_built("cpu")
 
 
 def test_the_root_may_be_a_symbolic_link(compiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "link").symlink_to(compiled.parents[2])
     monkeypatch.setenv("MULTISAMPLE_CACHE_DIR", str(tmp_path / "link"))
-    assert libraries.is_built("cpu")
+    assert library_cache.is_built("cpu")
 
 
 @pytest.mark.parametrize("place", ["the library", "the record", "the lock"])
@@ -522,7 +522,7 @@ def test_a_fifo_in_the_cache_is_not_opened(compiled: Path, place: str) -> None:
 
     def use() -> None:
         if path != lock:
-            found.append(libraries.is_built("cpu"))
+            found.append(library_cache.is_built("cpu"))
             return
         try:
             with cache.locked(lock, ""):
@@ -552,7 +552,7 @@ def test_cache_folders_and_files_are_private(sources: Path, cache_root: Path, co
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(toolchain, "missing_tools", lambda: ())
             patch.setattr(build, "compile_library", _compile_nothing)
-            libraries.cpu_library()
+            library_cache.cpu_library()
         cache.write(cache.folder("numba", create=True) / "kernel", b"a kernel")
     finally:
         os.umask(before)
@@ -573,7 +573,7 @@ def test_a_failed_build_raises_with_the_compiler_output(
         "#error this is not the answer\n" + "\n".join(f"int a = b{i};" for i in range(50))
     )
     with pytest.raises(BackendUnavailableError) as first:
-        libraries.cpu_library()
+        library_cache.cpu_library()
     lines = str(first.value).splitlines()
     assert lines[0] == "backend: 'torch_ext' could not be built:"
     assert "b49" in str(first.value)
@@ -584,7 +584,7 @@ def test_a_failed_build_raises_with_the_compiler_output(
 
     # The failure is cached, since the build would fail again; the command builds again.
     with pytest.raises(BackendUnavailableError) as second:
-        libraries.cpu_library()
+        library_cache.cpu_library()
     assert str(second.value) == str(first.value)
     assert count() == 1
     capfd.readouterr()
@@ -597,7 +597,7 @@ def test_a_failed_build_raises_with_the_compiler_output(
     assert printed.err.endswith("\nto try again: python -m multisample build torch_ext\n")
     (sources / "answer.h").write_text("#error not this\n")
     with pytest.raises(BackendUnavailableError, match="#error not this"):
-        libraries.cpu_library()
+        library_cache.cpu_library()
 
 
 @pytest.mark.slow
@@ -605,8 +605,8 @@ def test_a_failed_build_raises_with_the_compiler_output(
 def test_a_library_that_does_not_load_is_not_cached(sources: Path) -> None:
     (sources / "torch/cpu.cpp").write_text("int missing();\nint there = missing();\n")
     with pytest.raises(BackendUnavailableError, match="undefined symbol"):
-        libraries.cpu_library()
-    assert not libraries.is_built("cpu")
+        library_cache.cpu_library()
+    assert not library_cache.is_built("cpu")
 
 
 @pytest.mark.slow
@@ -627,9 +627,9 @@ def test_an_unwritable_cache_raises(sources: Path, tmp_path: Path, monkeypatch: 
     root = tmp_path / "file" / "below"
     monkeypatch.setenv("MULTISAMPLE_CACHE_DIR", str(root))
     monkeypatch.setattr(toolchain, "missing_tools", lambda: ())
-    assert not libraries.is_built("cpu")
+    assert not library_cache.is_built("cpu")
     with pytest.raises(BackendUnavailableError, match="set MULTISAMPLE_CACHE_DIR to a folder") as raised:
-        libraries.cpu_library()
+        library_cache.cpu_library()
     assert str(root) in str(raised.value)
 
 
@@ -650,8 +650,8 @@ def test_the_cache_folder_follows_the_environment(tmp_path: Path, monkeypatch: p
     with pytest.raises(cache.CacheError, match="Set MULTISAMPLE_CACHE_DIR"):
         cache.root()
     with pytest.raises(BackendUnavailableError, match="Set MULTISAMPLE_CACHE_DIR"):
-        libraries.cpu_library()
-    assert not libraries.is_built("cpu")
+        library_cache.cpu_library()
+    assert not library_cache.is_built("cpu")
 
 
 # --- Missing tools --------------------------------------------------------------------------------
@@ -680,7 +680,7 @@ def _keep(library: Path) -> None:
     """Write a library into the cache, as a build does."""
     cache.folder("torch_ext", library.parent.name, create=True)
     library.write_text("a library")
-    libraries._put(library)
+    library_cache._put(library)
 
 
 def test_the_error_lists_every_missing_tool(
@@ -690,9 +690,9 @@ def test_the_error_lists_every_missing_tool(
     gcc = "no C++ compiler ('c++' not found): install g++, or set CXX to a compiler"
     assert toolchain.missing_tools() == (ninja, gcc)
     with pytest.raises(BackendUnavailableError) as raised:
-        libraries.cpu_library()
+        library_cache.cpu_library()
     assert str(raised.value) == (
-        f"backend: 'torch_ext' could not be built: {ninja}; {gcc}\nto try again: {libraries.COMMAND}"
+        f"backend: 'torch_ext' could not be built: {ninja}; {gcc}\nto try again: {library_cache.COMMAND}"
     )
     # In a virtual environment that is not activated, tools are next to Python.
     _program(nothing_installed / "ninja")
@@ -707,9 +707,9 @@ def test_the_error_lists_every_missing_tool(
         "setuptools is not installed: pip install setuptools",
         "this system has no fcntl, without which builds cannot be locked: use Linux or macOS",
     )
-    assert libraries.cuda_reasons() == ("PyTorch is not installed: pip install torch",)
+    assert library_cache.cuda_reasons() == ("PyTorch is not installed: pip install torch",)
     with pytest.raises(BackendUnavailableError, match="PyTorch is not installed: pip install torch"):
-        libraries.cpu_library()
+        library_cache.cpu_library()
 
 
 def test_a_missing_module_is_detected() -> None:
@@ -724,35 +724,35 @@ def test_cuda_reasons_list_missing_parts(
     device = "no CUDA device: see nvidia-smi and CUDA_VISIBLE_DEVICES"
     nvcc = "nvcc not found: install the CUDA toolkit or set CUDA_HOME"
     monkeypatch.setattr(torch.version, "cuda", None)
-    assert libraries.cuda_reasons() == ("PyTorch is built without CUDA: install a PyTorch that is built with CUDA",)
-    _keep(libraries._place("cpu"))
+    assert library_cache.cuda_reasons() == ("PyTorch is built without CUDA: install a PyTorch that is built with CUDA",)
+    _keep(library_cache._place("cpu"))
     with pytest.raises(BackendUnavailableError, match="PyTorch is built without CUDA"):
-        libraries.cuda_library()
+        library_cache.cuda_library()
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setenv("CUDA_HOME", str(nothing_installed / "toolkit"))
-    assert libraries.cuda_reasons() == (device, nvcc)
+    assert library_cache.cuda_reasons() == (device, nvcc)
     _program(nothing_installed / "toolkit" / "bin" / "nvcc")
-    assert libraries.cuda_reasons() == (device,)
-    assert libraries.cuda_reasons(ahead_of_time=True) == (device,)
-    assert not libraries.is_built("cuda")
+    assert library_cache.cuda_reasons() == (device,)
+    assert library_cache.cuda_reasons(ahead_of_time=True) == (device,)
+    assert not library_cache.is_built("cuda")
 
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "9.0")
-    assert libraries.cuda_reasons(ahead_of_time=True) == ()
-    assert libraries.cuda_reasons() == (device,)
+    assert library_cache.cuda_reasons(ahead_of_time=True) == ()
+    assert library_cache.cuda_reasons() == (device,)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    assert libraries.cuda_reasons() == ()
+    assert library_cache.cuda_reasons() == ()
     # A library that is already built needs no nvcc.
     monkeypatch.setenv("CUDA_HOME", str(nothing_installed / "elsewhere"))
-    assert libraries.cuda_reasons() == (nvcc,)
-    _keep(libraries._place("cuda"))
-    assert libraries.cuda_reasons() == ()
+    assert library_cache.cuda_reasons() == (nvcc,)
+    _keep(library_cache._place("cuda"))
+    assert library_cache.cuda_reasons() == ()
 
     def broken() -> int:
         raise RuntimeError("the driver is broken")
 
     monkeypatch.setattr(torch.cuda, "device_count", broken)
-    assert libraries.cuda_reasons() == (device,)
+    assert library_cache.cuda_reasons() == (device,)
 
 
 def test_the_toolkit_is_found_on_path_and_in_the_environment(
@@ -782,8 +782,8 @@ def test_the_build_command_builds_the_cuda_library(
         return Path(kind)
 
     for kind in ("cpu", "cuda"):
-        monkeypatch.setattr(libraries, f"{kind}_library", functools.partial(record, kind))
-    monkeypatch.setattr(libraries, "cuda_reasons", lambda ahead_of_time: ())
+        monkeypatch.setattr(library_cache, f"{kind}_library", functools.partial(record, kind))
+    monkeypatch.setattr(library_cache, "cuda_reasons", lambda ahead_of_time: ())
     assert main(["build", "torch_ext"]) == 0
     assert built == [("cpu", True), ("cuda", True)]
     assert [line.partition(":")[0] for line in capfd.readouterr().out.splitlines()] == [

@@ -21,7 +21,7 @@ from forks import forked, in_forks
 
 import multisample
 from multisample.backends import registry
-from multisample.backends.native import libraries
+from multisample.backends.native import library_cache
 
 Array = np.ndarray[Any, Any]
 
@@ -65,7 +65,7 @@ def test_auto_takes_cpu_if_the_build_fails(
 
     backend = registry.find("torch_ext")
     monkeypatch.setattr(backend, "_cpu", None)
-    monkeypatch.setattr(libraries, "cpu_library", fail)
+    monkeypatch.setattr(library_cache, "cpu_library", fail)
     mu, sigma = torch.zeros(3), torch.ones(3)
     got = multisample.sample(mu, sigma, 5, seed=1)
     assert np.array_equal(bits(got), bits(multisample.sample(mu, sigma, 5, seed=1, backend="cpu")))

@@ -17,7 +17,7 @@ import multisample
 from multisample import BackendUnavailableError, Generator, sample
 from multisample.backends import registry
 from multisample.backends.kernels.cpu import kernel as cpu_kernels
-from multisample.backends.native import libraries
+from multisample.backends.native import library_cache
 
 pytestmark = pytest.mark.usefixtures("new_choices")
 
@@ -105,7 +105,7 @@ def test_a_failure_to_compile_changes_nothing(road: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(cpu_kernels, "compile_cached", fail)
     for name in ("_cpu", "_cuda"):
         monkeypatch.setattr(registry.find("torch_ext"), name, None)
-    monkeypatch.setattr(libraries, "cpu_library", fail)
+    monkeypatch.setattr(library_cache, "cpu_library", fail)
     # Calls with "auto" take another backend, which records no gradient.
     expected = ValueError if road in ("recorded", "by_normal", "differentiated") else BackendUnavailableError
     check_refused(road, D, 29, expected, "the compiler is on fire|torch_ext")

@@ -20,7 +20,7 @@ import torch
 
 import multisample
 from multisample import Generator, sample
-from multisample._randomness.torch import taker
+from multisample._randomness.torch_offsets import taker
 from reference import stream
 
 MU, SIGMA = np.array([0.0, 10.0], np.float32), np.array([1.0, 0.5], np.float32)

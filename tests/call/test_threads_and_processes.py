@@ -25,7 +25,7 @@ from tables import slow_but
 import multisample
 from multisample import BackendUnavailableError, Generator, _backends, sample
 from multisample._randomness import generator as _generator
-from multisample.backends.kernels.cpu import threads as cpu_threads
+from multisample.backends.kernels.cpu import helper_threads
 from multisample.backends.system import threads
 
 THREADS = 8
@@ -211,8 +211,8 @@ def test_no_task_begins_after_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.usefixtures("many_threads")
 def test_forked_children_and_grandchildren_draw_large_matrices_after_their_parent_did() -> None:
     expected = digest(draw(BIG_N, seed=3))
-    pool = cpu_threads._pool[cpu_threads._FIRST :: cpu_threads._LINE]
-    assert pool[0] != cpu_threads._NO_THREAD
+    pool = helper_threads._pool[helper_threads._FIRST :: helper_threads._LINE]
+    assert pool[0] != helper_threads._NO_THREAD
 
     def child() -> Any:
         drawn = [digest(draw(BIG_N, seed=3)) for _ in range(3)]

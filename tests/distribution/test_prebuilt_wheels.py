@@ -31,7 +31,7 @@ import multisample
 from multisample import BackendUnavailableError
 from multisample.__main__ import main
 from multisample.backends import registry, torch_ext
-from multisample.backends.native import build, csrc_files, libraries, prebuilt, toolchain, wheels
+from multisample.backends.native import build, csrc_files, library_cache, prebuilt, toolchain, wheels
 
 torch = pytest.importorskip("torch")
 needs_tools = pytest.mark.skipif(bool(toolchain.missing_tools()), reason="; ".join(toolchain.missing_tools()))
@@ -251,7 +251,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
     monkeypatch.setattr(prebuilt, "root", lambda: tmp_path / "prebuilt")
     monkeypatch.setattr(build, "compile_library", compile_nothing)
     monkeypatch.setattr(toolchain, "missing_tools", lambda: ())
-    monkeypatch.setattr(libraries, "cuda_reasons", lambda ahead_of_time: ())
+    monkeypatch.setattr(library_cache, "cuda_reasons", lambda ahead_of_time: ())
     monkeypatch.setattr(toolchain, "missing_nvcc", lambda: ())
     monkeypatch.setattr(wheels, "platform_tag", lambda libraries: f"for {len(libraries)}")
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
@@ -362,7 +362,7 @@ def came(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Path]
 def no_tools(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(toolchain, "missing_tools", lambda: ("no tools",))
     monkeypatch.setattr(toolchain, "cuda_home", lambda: None)
-    monkeypatch.setattr(libraries, "_failures", {})
+    monkeypatch.setattr(library_cache, "_failures", {})
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
@@ -414,7 +414,7 @@ def test_libraries_of_other_sources_machines_or_systems_are_refused(
         assert f"({place.name} instead of {prebuilt.folder().name}): reinstall multisample" in found.reason
     assert registry.find("torch_ext").status().reasons == (prebuilt.cpu_library(V4).reason, "no tools")
     with pytest.raises(BackendUnavailableError, match=r"are of other sources or for another system .*; no tools"):
-        libraries.cpu_library()
+        library_cache.cpu_library()
 
 
 def _ask_no_device(device: int) -> tuple[int, int]:
@@ -486,19 +486,19 @@ def test_device_capabilities_are_queried_when_a_library_is_loaded(
     capability = [(7, 5)]
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability[0])
     monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_90"])
-    assert libraries.cuda_library() == place / file
-    assert libraries.is_built("cuda")
+    assert library_cache.cuda_library() == place / file
+    assert library_cache.is_built("cuda")
     capability[0] = (9, 0)
-    assert libraries.is_prebuilt("cuda")
-    assert not libraries.is_built("cuda")
+    assert library_cache.is_prebuilt("cuda")
+    assert not library_cache.is_built("cuda")
     with pytest.raises(BackendUnavailableError) as raised:
-        libraries.cuda_library()
+        library_cache.cuda_library()
     reason = f"{file} does not run on devices of compute capability 9.0"
     assert f"could not be built: {reason}; no tools" in str(raised.value)
     # The status now has the reason without another query.
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    assert not libraries.is_prebuilt("cuda")
-    assert reason in libraries.cuda_reasons()
+    assert not library_cache.is_prebuilt("cuda")
+    assert reason in library_cache.cuda_reasons()
 
 
 def test_the_build_command_reports_prebuilt_libraries(

@@ -21,7 +21,7 @@ import pytest
 from numba import njit, types
 
 from multisample.backends.kernels.compilation import cached, compile_cached
-from multisample.backends.kernels.cpu import threads
+from multisample.backends.kernels.cpu import helper_threads
 from multisample.backends.kernels.cpu.intrinsics import fetch_add, load_acquire
 
 DEADLINE = 60
@@ -53,7 +53,7 @@ visit_compiled = cached(visit, "test-visit", "")
 
 
 def visit_all(visits, arrived, together, count, number):  # type: ignore[no-untyped-def]
-    threads.for_each(visit_compiled, (visits, arrived, together), count, number)
+    helper_threads.for_each(visit_compiled, (visits, arrived, together), count, number)
 
 
 @pytest.fixture(scope="module")
@@ -68,11 +68,11 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
 @pytest.fixture(autouse=True)
 def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
     """A new pool for a test, with a line for each helper. Its helpers sleep until the process ends."""
-    before = threads._shared[threads._POOL]
-    array = threads._new_pool()
-    monkeypatch.setattr(threads, "_pool", array)
-    yield array[threads._FIRST :].reshape(-1, threads._LINE)
-    threads._shared[threads._POOL] = before
+    before = helper_threads._shared[helper_threads._POOL]
+    array = helper_threads._new_pool()
+    monkeypatch.setattr(helper_threads, "_pool", array)
+    yield array[helper_threads._FIRST :].reshape(-1, helper_threads._LINE)
+    helper_threads._shared[helper_threads._POOL] = before
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -83,17 +83,17 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def with_thread(pool: Pool) -> Pool:
-    return pool[pool[:, threads._STATE] != threads._NO_THREAD]
+    return pool[pool[:, helper_threads._STATE] != helper_threads._NO_THREAD]
 
 
 def wait_for_helpers(pool: Pool) -> None:
     """Until all are free."""
-    wait_until(lambda: not with_thread(pool)[:, threads._STATE].any())
+    wait_until(lambda: not with_thread(pool)[:, helper_threads._STATE].any())
 
 
 def visits(kernel: Callable[..., None], count: int, number: int, together: int = 0) -> list[int]:
     counts, arrived = np.zeros(max(count, 1), np.int64), np.zeros(1, np.int64)
-    threads._prepare_helpers(number)
+    helper_threads._prepare_helpers(number)
     kernel(counts, arrived, together, count, number)
     return counts[:count].tolist()
 
@@ -128,14 +128,14 @@ def new_lock() -> int:
 
 def test_more_threads_than_helpers(kernel: Callable[..., None], pool: Pool) -> None:
     # Helpers that never wake up, as in a child that C code forked.
-    pool[:, threads._LOCK], pool[:, threads._STATE] = [new_lock() for _ in pool], threads._FREE
+    pool[:, helper_threads._LOCK], pool[:, helper_threads._STATE] = [new_lock() for _ in pool], helper_threads._FREE
     assert in_time(lambda: visits(kernel, 1000, 1 << 20)) == [1] * 1000
-    assert (pool[:, threads._STATE] == threads._BUSY).all()
+    assert (pool[:, helper_threads._STATE] == helper_threads._BUSY).all()
 
 
 def test_a_call_wakes_no_more_helpers_than_it_has_indices(kernel: Callable[..., None], pool: Pool) -> None:
     assert in_time(lambda: visits(kernel, 3, 8)) == [1] * 3
-    assert sorted(pool[:, threads._NUMBER])[-3:] == [0, 1, 2]
+    assert sorted(pool[:, helper_threads._NUMBER])[-3:] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("number", [2, 5])
@@ -154,7 +154,7 @@ def test_threads_help_several_calls_at_the_same_time(kernel: Callable[..., None]
     with ThreadPoolExecutor(4) as executor:
         for counts in executor.map(call, range(4), timeout=DEADLINE):
             assert counts == [[1] * 100] * 200
-    assert threads._pool[threads._WANTED] == 0
+    assert helper_threads._pool[helper_threads._WANTED] == 0
     assert 2 <= len(with_thread(pool)) <= 8
     wait_for_helpers(pool)
     number = len(with_thread(pool)) + 1
@@ -167,15 +167,15 @@ def test_a_call_starts_helpers_if_concurrent_calls_leave_too_few(kernel: Callabl
         assert in_time(lambda number=number: visits(kernel, number, number, together=number)) == [1] * number
         wait_for_helpers(pool)
     # Another call has all five helpers, and wants a sixth.
-    pool[:5, threads._STATE], threads._pool[threads._WANTED] = threads._BUSY, 6
+    pool[:5, helper_threads._STATE], helper_threads._pool[helper_threads._WANTED] = helper_threads._BUSY, 6
     assert in_time(lambda: visits(kernel, 4, 4, together=4)) == [1] * 4
     assert len(with_thread(pool)) == 8
 
 
 def test_a_call_does_not_wait_for_a_thread_that_has_not_begun(kernel: Callable[..., None], pool: Pool) -> None:
-    lock = pool[0, threads._LOCK] = new_lock()
+    lock = pool[0, helper_threads._LOCK] = new_lock()
     assert in_time(lambda: visits(kernel, 10, 2)) == [1] * 10
-    assert pool[0, threads._STATE] == threads._BUSY
+    assert pool[0, helper_threads._STATE] == helper_threads._BUSY
     ctypes.pythonapi.PyThread_release_lock(ctypes.c_void_p(int(lock)))
     wait_for_helpers(pool)
     assert in_time(lambda: visits(kernel, 2, 2, together=2)) == [1, 1]
@@ -200,11 +200,11 @@ def test_a_call_succeeds_if_threads_cannot_be_started(kernel: Callable[..., None
     assert len(with_thread(pool)) == 0
     assert in_time(lambda: visits(kernel, 3, 3, together=3)) == [1] * 3
     wait_for_helpers(pool)
-    pool[0, threads._LOCK], pool[0, threads._STATE] = 0, threads._NO_THREAD
+    pool[0, helper_threads._LOCK], pool[0, helper_threads._STATE] = 0, helper_threads._NO_THREAD
     with no_new_threads():
         counts = visits(kernel, 2, 4, together=2)  # By the helper of the second slot.
     assert counts == [1] * 2
-    assert pool[:3, threads._STATE].tolist()[::2] == [threads._NO_THREAD] * 2
+    assert pool[:3, helper_threads._STATE].tolist()[::2] == [helper_threads._NO_THREAD] * 2
     assert in_time(lambda: visits(kernel, 4, 4, together=4)) == [1] * 4
 
 
@@ -238,7 +238,7 @@ def test_interrupts_by_other_threads_lose_nothing(kernel: Callable[..., None], p
     for caller in callers:
         caller.join(DEADLINE)
     assert not any(caller.is_alive() for caller in callers)
-    assert threads._pool[threads._WANTED] == 0
+    assert helper_threads._pool[helper_threads._WANTED] == 0
     assert len(with_thread(pool)) <= 6
     wait_for_helpers(pool)
     number = len(with_thread(pool)) + 1
@@ -272,13 +272,13 @@ def helper_of(kernel: Callable[..., None], pool: Pool, allowed: set[int]) -> tup
         return visits(kernel, 2, 2, together=2), os.sched_getaffinity(0)
 
     assert in_time(call) == ([1, 1], allowed)
-    return affinity(pool[0]), int(pool[0, threads._AVOIDED])
+    return affinity(pool[0]), int(pool[0, helper_threads._AVOIDED])
 
 
 def affinity(helper: Pool) -> set[int]:
     """The processors of a helper."""
-    bits = np.zeros(threads._SET, np.uint64)
-    thread = ctypes.c_void_p(int(helper[threads._THREAD]))
+    bits = np.zeros(helper_threads._SET, np.uint64)
+    thread = ctypes.c_void_p(int(helper[helper_threads._THREAD]))
     assert ctypes.CDLL(None).pthread_getaffinity_np(thread, bits.nbytes, ctypes.c_void_p(bits.ctypes.data)) == 0
     return {64 * k + bit for k, word in enumerate(bits.tolist()) for bit in range(64) if word >> bit & 1}
 
@@ -309,16 +309,16 @@ def test_a_helper_that_a_pinned_caller_started_may_run_elsewhere_later(kernel: C
 def test_a_process_leaves_helpers_of_another_alone(kernel: Callable[..., None], pool: Pool) -> None:
     helper_of(kernel, pool, PROCESSORS)
     processors, _ = helper_of(kernel, pool, PROCESSORS)
-    pool[0, threads._AVOIDED], pool[0, threads._PROCESS] = -1, os.getppid()
+    pool[0, helper_threads._AVOIDED], pool[0, helper_threads._PROCESS] = -1, os.getppid()
     assert helper_of(kernel, pool, PROCESSORS) == (processors, -1)
 
 
 @needs_processors
 def test_each_processor_can_be_avoided(kernel: Callable[..., None], pool: Pool) -> None:
-    keep_away: Any = njit(lambda pool, processor: threads._keep_away(pool, threads._FIRST, processor))
+    keep_away: Any = njit(lambda pool, processor: helper_threads._keep_away(pool, helper_threads._FIRST, processor))
     helper_of(kernel, pool, PROCESSORS)
     for processor in PROCESSORS:
-        keep_away(threads._pool, processor)
+        keep_away(helper_threads._pool, processor)
         assert affinity(pool[0]) == PROCESSORS - {processor}
 
 

@@ -13,7 +13,7 @@ import os
 import pytest
 
 from multisample.backends import registry
-from multisample.backends.native import libraries
+from multisample.backends.native import library_cache
 
 __all__ = ["VARIABLE", "device_count", "reasons_against", "requested", "require"]
 
@@ -41,7 +41,7 @@ def device_count() -> int:
 def reasons_against(backend: str) -> tuple[str, ...]:
     """Reasons why `backend` cannot run on CUDA here."""
     reasons = registry.find(backend).status().reasons
-    return reasons or (libraries.cuda_reasons() if backend == "torch_ext" else ())
+    return reasons or (library_cache.cuda_reasons() if backend == "torch_ext" else ())
 
 
 def require(backend: str) -> None:

@@ -20,13 +20,13 @@ from multisample.backends.kernels.stream.rounding import from_bfloat16, from_flo
 from multisample.backends.launch import Launch, Operation, computing_name, type_name
 
 from .addresses import c_address, numbers_at, symbol
-from .division import THREAD_WORK, threads_for, window_of, window_shape, windows, work_of
 from .fields import HALF, LAUNCH_WORDS, WORD, half, numbers_of
+from .helper_threads import find_threads, for_each, starting_kernel, threads_of
 from .intrinsics import add_products, integers_at, stack_array
 from .kernel import call_window, value_kernel, window_address, window_kernel
 from .moments import moments_address
 from .perturb import perturb_address
-from .threads import find_threads, for_each, starting_kernel, threads_of
+from .thread_windows import THREAD_WORK, threads_for, window_of, window_shape, windows, work_of
 
 # Addresses of window kernels, by type and antithetic.
 _kernels = np.zeros(2 * (max(ElementType) + 1), np.int64)

@@ -13,10 +13,10 @@ from multisample.backends.launch import INPUTS, Launch, Operation, computing_nam
 from multisample.backends.memory.host import address_of, inputs_at
 from multisample.backends.system.threads import thread_limit
 
-from . import threads
+from . import helper_threads
 from .calls import function_address
-from .division import THREAD_WORK
 from .kernel import value_kernel
+from .thread_windows import THREAD_WORK
 
 
 def packed_function(launch: Launch) -> Callable[[bytes], int]:
@@ -45,7 +45,7 @@ def packed_launcher(launch: Launch, thread_limit: Callable[[], int] = thread_lim
         return packer(launch._replace(**fields))
 
     def limit(matrix: Any, first_column: int) -> int:
-        threads.find_threads()
+        helper_threads.find_threads()
         of_process, of_call = thread_limit(), launch.threads
         return min(of_process or of_call, of_call or of_process)
 

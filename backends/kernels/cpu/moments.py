@@ -21,10 +21,10 @@ from multisample.backends.kernels.stream.rounding import NARROWING
 from multisample.backends.kernels.stream.words import stream_key, word
 
 from .addresses import c_address, numbers_at, vector_at
-from .division import threads_for
 from .fields import HALF, LAUNCH_WORDS, WORD, half, input_place, numbers_of
+from .helper_threads import for_each, threads_of
 from .intrinsics import add_products, integers_at, stack_array
-from .threads import for_each, threads_of
+from .thread_windows import threads_for
 
 # Groups of a segment. A list is padded to a multiple of _ROUND groups.
 _SEGMENT, _ROUND = 4096, 8

@@ -21,10 +21,10 @@ from multisample.backends.kernels.stream.words import stream_key, word
 from multisample.backends.launch import Span
 
 from .addresses import c_address, numbers_at, vector_at
-from .division import threads_for
 from .fields import LAUNCH_WORDS, WORD, input_place, numbers_of
+from .helper_threads import for_each, threads_of
 from .intrinsics import integers_at, stack_array
-from .threads import for_each, threads_of
+from .thread_windows import threads_for
 
 # Minimum elements of a part, and maximum parts of a call.
 _PART, _MOST_PARTS = 1 << 15, 1 << 12

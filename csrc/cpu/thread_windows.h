@@ -1,4 +1,4 @@
-// How a call is divided among PyTorch's threads. backends/kernels/cpu/division.py says why its windows are smaller.
+// How a call is divided among PyTorch's threads: kernels/cpu/thread_windows.py says why its windows are smaller.
 #pragma once
 
 #include "cpu/kernel.h"
