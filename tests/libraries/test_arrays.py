@@ -6,7 +6,6 @@ the tests check that addresses, strides, devices and streams follow the backend 
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 import sys
@@ -81,7 +80,7 @@ class Lying(np.ndarray[Any, Any]):
 
 
 def strided(array: Array) -> Array:
-    wide = np.full((2 * array.size, 3), np.nan, array.dtype)
+    wide = np.full((2 * array.size, 3), 77, array.dtype)
     wide[::2, 1] = array
     return wide[::2, 1]
 
@@ -277,15 +276,14 @@ SPELLINGS: dict[str, list[Any]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "spelling"), [pytest.param(name, s, id=f"{s!r}") for name in SPELLINGS for s in SPELLINGS[name]]
-)
-def test_dtype_accepts_the_names_and_types_of_every_library(name: str, spelling: Any) -> None:
-    x = sample(MU, SIGMA, N, seed=1, dtype=spelling)
-    assert x.dtype == DTYPES[name]
-    y = sample(torch.from_numpy(MU), torch.from_numpy(SIGMA), N, seed=1, dtype=spelling)
-    assert y.dtype is getattr(torch, name)
-    check_same(y, x)
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_dtype_accepts_the_names_and_types_of_every_library(name: str) -> None:
+    for spelling in SPELLINGS[name]:
+        x = sample(MU, SIGMA, N, seed=1, dtype=spelling)
+        assert x.dtype == DTYPES[name]
+        y = sample(torch.from_numpy(MU), torch.from_numpy(SIGMA), N, seed=1, dtype=spelling)
+        assert y.dtype is getattr(torch, name)
+        check_same(y, x)
 
 
 # --- PyTorch on the CPU ---------------------------------------------------------------------------
@@ -345,18 +343,6 @@ def test_the_error_names_memory_that_no_backend_serves(kind: int) -> None:
 # --- Third-party backends -------------------------------------------------------------------------
 
 
-class Recording(FakeBackend):
-    """A fake that also records what it adopts."""
-
-    def __init__(self, name: str = "recording") -> None:
-        super().__init__(name)
-        self.adopted: list[Any] = []
-
-    def adopt(self, array: Any) -> Any:
-        self.adopted.append(array)
-        return array if isinstance(array, np.ndarray) else np.from_dlpack(array)
-
-
 FLOAT32, FLOAT64 = ElementType.float32, ElementType.float64
 
 
@@ -367,7 +353,7 @@ def input_of(launch: Launch, name: str) -> tuple[float, int, int]:
 
 def test_every_argument_reaches_the_backend(registered: Callable[[Any], Any]) -> None:
     launched: list[Launch] = []
-    registered(Recording()).launch = launched.append  # Draws nothing, so that no kernel is compiled.
+    registered(FakeBackend("recording")).launch = launched.append  # Draws nothing, so that no kernel is compiled.
     generator = multisample.Generator(2**64 - 1)
     generator._take()
     memory = np.zeros((6, 2 * N), np.float64)
@@ -393,13 +379,13 @@ def test_every_argument_reaches_the_backend(registered: Callable[[Any], Any]) ->
 def test_a_third_party_launcher_is_made_once_per_plan(registered: Callable[[Any], Any]) -> None:
     made = []
 
-    class WithLauncher(Recording):
+    class WithLauncher(FakeBackend):
         def launcher(self, draw: Launch) -> Any:
             made.append(draw)
             cpu: Any = registry.find("cpu")
             return cpu.launcher(draw)
 
-    backend = registered(WithLauncher())
+    backend = registered(WithLauncher("recording"))
     generator = multisample.Generator(1)
     for _ in range(2):
         check_same(sample(MU, SIGMA, N, seed=1, backend="recording"), REFERENCE)
@@ -416,22 +402,18 @@ def test_a_third_party_launcher_is_made_once_per_plan(registered: Callable[[Any]
 
 
 def test_a_torch_backend_without_cuda_gives_tensors_for_host_inputs(registered: Callable[[Any], Any]) -> None:
-    class OfTorch(Recording):
+    class OfTorch(FakeBackend):
         host_library = "torch"
 
         def adopt(self, array: Any) -> Any:
-            self.adopted.append(array)
             return torch.tensor(np.ascontiguousarray(array))
 
-    backend = registered(OfTorch())
-    for mu, sigma in ((MU, SIGMA), (MU.tolist(), SIGMA.tolist()), (MU, 1.0), (0, SIGMA.tolist()), (MU, np.float32(2))):
-        x = sample(mu, sigma, N, seed=1, backend="recording")
-        assert type(x) is torch.Tensor
-        check_same(x, sample(mu, sigma, N, seed=1))
-    assert all(isinstance(array, np.ndarray) for array in backend.adopted)
+    registered(OfTorch("recording"))
     torch.manual_seed(1)
     state, default = torch.get_rng_state(), multisample.manual_seed(1)
-    check_same(sample(MU, SIGMA, N, backend="recording"), REFERENCE)
+    x = sample(MU, SIGMA.tolist(), N, backend="recording")
+    assert type(x) is torch.Tensor
+    check_same(x, REFERENCE)
     assert torch.get_rng_state().equal(state)
     assert default.offset == 1
 
@@ -504,7 +486,7 @@ class OnDeviceByDlpack(ExportedByDlpack):
         return self.kind, self.device
 
 
-class RecordingCuda(Recording):
+class RecordingCuda(FakeBackend):
     """A backend for device memory whose library is the stand-in for CuPy."""
 
     device_kinds = ("cuda",)
@@ -513,6 +495,7 @@ class RecordingCuda(Recording):
     def __init__(self, cupy: Any) -> None:
         super().__init__("recording_cuda")
         self.cupy = cupy
+        self.adopted: list[Any] = []
         self.ordered: list[tuple[int, int, int]] = []
 
     def adopt(self, array: Any) -> Any:
@@ -551,29 +534,23 @@ def draw(*args: Any, **call: Any) -> Any:
     return sample(*args, backend="recording_cuda", **call)
 
 
-def test_device_arrays_reach_the_backend_as_addresses(cuda: RecordingCuda, cupy: Any) -> None:
-    mu, sigma = cupy.ndarray(strided(MU), 1), cupy.ndarray(reversed_view(SIGMA), 1)
-    x = draw(mu, sigma, N, seed=1, dim_offset=0, sample_offset=0)
+@pytest.mark.parametrize("dtype", [*DTYPES, "int8", "uint16", "int32", "uint64"])
+def test_device_arrays_reach_the_backend_as_addresses(cuda: RecordingCuda, cupy: Any, dtype: str) -> None:
+    host = [np.array(x, DTYPES.get(dtype, dtype)) for x in ([0, 10, 5], [1, 3, 2])]
+    mu, sigma = cupy.ndarray(strided(host[0]), 1), cupy.ndarray(reversed_view(host[1]), 1)
+    x = draw(mu, sigma, N, seed=1)
     assert type(x) is cupy.ndarray
     assert x.device.id == 1
-    check_same(x.host, REFERENCE)
+    check_same(x.host, sample(*host, N, seed=1))
     (launched,) = cuda.launched
-    assert input_of(launched, "mu") == (mu.host.ctypes.data, 24, FLOAT32)
-    assert input_of(launched, "sigma") == (sigma.host.ctypes.data, -4, FLOAT32)
-    assert (launched.matrix, launched.row_stride, launched.column_stride) == (x.host.ctypes.data, 4 * N, 4)
+    assert input_of(launched, "mu") == (mu.data.ptr, 6 * mu.dtype.itemsize, ElementType[dtype])
+    assert input_of(launched, "sigma") == (sigma.data.ptr, -sigma.dtype.itemsize, ElementType[dtype])
+    size = x.dtype.itemsize
+    assert (launched.matrix, launched.row_stride, launched.column_stride) == (x.data.ptr, size * N, size)
     assert (launched.rows, launched.columns) == (3, N)
-    assert (launched.type, launched.device, launched.stream) == (FLOAT32, 1, 1001)
+    kind = ElementType[dtype if dtype in DTYPES else "float32"]
+    assert (launched.type, launched.device, launched.stream) == (kind, 1, 1001)
     assert cuda.adopted == []
-
-
-@pytest.mark.parametrize("dtype", [*DTYPES, "int8", "uint16", "int32", "uint64"])
-def test_device_arrays_keep_their_element_type(cuda: RecordingCuda, cupy: Any, dtype: str) -> None:
-    mu, sigma = (np.array(x, DTYPES.get(dtype, dtype)) for x in ([0, 10, 5], [1, 3, 2]))
-    x = draw(cupy.ndarray(mu), cupy.ndarray(sigma), N, seed=1)
-    check_same(x.host, sample(mu, sigma, N, seed=1))
-    (launched,) = cuda.launched
-    assert launched.mu_type == launched.sigma_type == ElementType[dtype]
-    assert launched.type == ElementType[dtype if dtype in DTYPES else "float32"]
 
 
 def test_device_columns_and_numbers_reach_the_backend(cuda: RecordingCuda, cupy: Any) -> None:
@@ -624,7 +601,7 @@ def test_a_bad_device_out_raises(cuda: RecordingCuda, cupy: Any) -> None:
         with pytest.raises(ValueError, match=rf"^out: .*memory that {name} also uses"):
             draw(*map(cupy.ndarray, vectors), N, out=cupy.ndarray(memory[:, :N]), generator=generator)
     assert (memory == 7).all()
-    assert (cuda.launched, generator.offset) == ([], 0)
+    assert (cuda.launched, generator.offset, cupy.devices) == ([], 0, [0])
 
 
 def test_device_values_are_checked_only_with_validate(cuda: RecordingCuda, cupy: Any) -> None:
@@ -734,12 +711,6 @@ def test_arrays_of_two_libraries_or_devices_raise(cuda: RecordingCuda, cupy: Any
     with pytest.raises(TypeError, match=r"^mu, sigma, out: .*one library, .*a NumPy array as out"):
         draw(cupy.ndarray(MU), cupy.ndarray(SIGMA), N, out=np.empty((3, N), np.float32))
     assert cuda.launched == []
-
-
-def test_the_current_device_is_restored_after_an_error(cuda: RecordingCuda, cupy: Any) -> None:
-    with contextlib.suppress(ValueError):
-        draw(cupy.ndarray(MU, 1), cupy.ndarray(SIGMA, 1), N, out=cupy.ndarray(np.zeros((3, N)), 1))
-    assert cupy.devices == [0]
 
 
 @pytest.mark.parametrize("name", ["mu", "sigma", "out"])

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-import ml_dtypes
 import numpy as np
 import pytest
 from cuda_memory import Array, Exported, ExportedByDlpack, ToArray, memory_of, numpy_dtype, on_cpu
@@ -272,11 +271,15 @@ def test_the_result_has_the_library_of_the_inputs_without_a_copy(case: Case, bit
     source = [vector.tolist() for vector in host] if case.name == "list" else host
     expected = bits(on_cpu(*source, N, dtype, seed=4))
     computing = dtype in ("float32", "float64")
-    for options in [{"dtype": dtype}] + [{}] * (case.name != "list" and not nameless):
+    calls: list[dict[str, Any]] = [{"dtype": dtype}]
+    calls += [{}] * (case.name != "list" and not nameless) + [{"dtype": dtype, "layout": "nd"}] * (dtype == "float32")
+    for options in calls:
         mu, sigma = map(case.library.put, host)
         x = case.sample(mu, sigma, N, seed=4, **options)
-        assert np.array_equal(bits(settled(x)), expected)
-        assert (x.shape, library_name(x), device_of(x)) == ((D, N), case.result, case.device)
+        is_transposed = "layout" in options
+        assert np.array_equal(bits(settled(x)), expected.T if is_transposed else expected)
+        assert x.shape == ((N, D) if is_transposed else (D, N))
+        assert (library_name(x), device_of(x)) == (case.result, case.device)
         # Device arrays of all types are read in place, except that JAX widens narrow types. Host backends read host
         # arrays of the computing type in place.
         if (case.where == "cuda" and (computing or case.result != "jax")) or (
@@ -284,18 +287,6 @@ def test_the_result_has_the_library_of_the_inputs_without_a_copy(case: Case, bit
         ):
             assert case.reached[:2] == tuple(map(pointer_of, (mu, sigma)))
         assert pointer_of(x) == case.reached[2]
-
-
-@pairs(serves=True)
-def test_a_transposed_result_has_the_library_of_the_inputs(case: Case, bits: ToArray) -> None:
-    host = host_vectors("float32")
-    mu, sigma = map(case.library.put, host)
-    x = case.sample(mu, sigma, N, seed=4, layout="nd", antithetic=True)
-    written = case.reached[2]
-    expected = multisample.sample(*host, N, seed=4, antithetic=True)
-    assert np.array_equal(bits(settled(x)), bits(expected).T)
-    assert (x.shape, library_name(x), device_of(x)) == ((N, D), case.result, case.device)
-    assert pointer_of(x) == written
 
 
 LAYOUTS: dict[str, tuple[tuple[int, int], int]] = {
@@ -407,14 +398,6 @@ def test_every_field_of_a_capsule_is_read(versioned: bool) -> None:
         assert read(np.zeros(3, dtype)).dtype == dtype
 
 
-def test_bfloat16_is_imported_through_another_type() -> None:
-    torch = pytest.importorskip("torch")
-    shared = dlpack.Imported(torch.arange(4).to(torch.bfloat16))
-    assert np.asarray(shared).dtype == np.uint16
-    assert shared.dtype == ml_dtypes.bfloat16
-    assert np.asarray(shared).view(shared.dtype).tolist() == [0, 1, 2, 3]
-
-
 def test_imported_memory_lives_as_long_as_its_views() -> None:
     array = np.arange(5.0)
     owner = weakref.ref(array)
@@ -443,14 +426,6 @@ def test_invalid_capsules_raise() -> None:
         source = SimpleNamespace(__dlpack__=lambda wrong=wrong, **options: wrong, __dlpack_device__=lambda: (1, 0))
         with pytest.raises(TypeError, match=r"^mu: expected an array whose memory can be shared"):
             multisample.sample(source, 1.0, 3)
-
-
-def test_the_error_names_an_array_without_a_device() -> None:
-    def fail() -> Any:
-        raise BufferError("it is spread over several")
-
-    with pytest.raises(TypeError, match=r"^sigma: expected an array on one device, .*spread over several"):
-        multisample.sample(1.0, SimpleNamespace(__dlpack_device__=fail, __dlpack__=fail), 3)
 
 
 @pytest.mark.parametrize("error", [KeyError, AttributeError, StopIteration])
@@ -668,7 +643,7 @@ def test_objects_with_a_protocol_have_the_device_of_their_memory(monkeypatch: py
         assert library.device("mu", array) == ("cuda", ordinal)
     # DLPack's device takes precedence.
     assert library.device("mu", Both(np.zeros(3))) == ("cuda", 1)
-    with pytest.raises(TypeError, match=r"^sigma: expected an array on one device"):
+    with pytest.raises(TypeError, match=r"^sigma: expected an array on one device, .*\('data'\)"):
         library.device("sigma", SimpleNamespace(__cuda_array_interface__={}))
 
 

@@ -116,28 +116,20 @@ def test_vmap_is_one_launch(torch_device: str, own: str) -> None:
         assert torch.equal(x[b], sample(**alone, n=N))
 
 
-def test_nested_vmaps_are_one_launch(torch_device: str) -> None:
+def test_batches_inside_vmap_are_one_launch(torch_device: str) -> None:
     mu, _ = vectors(torch_device)
     seeds = torch.arange(12, device=torch_device).reshape(3, 4)
+    data = torch.tensor([[0, 3], [1, 5]], dtype=torch.uint32, device=torch_device)
     with Launches() as launches:
         x = torch.func.vmap(lambda row: torch.func.vmap(lambda m, k: sample(m, 1.0, N, seed=k))(mu, row))(seeds)
-    assert launches.names == ["sample_batch"]
+        y = torch.func.vmap(lambda m: sample(m, 1.0, N, seed=[1, 2]))(mu)
+        z = torch.func.vmap(lambda key: sample(mu[0], 1.0, N, seed=key))(data)
+    assert launches.names == ["sample_batch"] * 3
     for a, b in itertools.product(range(3), range(4)):
         assert torch.equal(x[a, b], sample(mu[b], 1.0, N, seed=4 * a + b))
-
-
-def test_a_vector_of_seeds_inside_vmap(torch_device: str) -> None:
-    mu, _ = vectors(torch_device)
-    x = torch.func.vmap(lambda m: sample(m, 1.0, N, seed=[1, 2]))(mu)
     for a, b in itertools.product(range(4), range(2)):
-        assert torch.equal(x[a, b], sample(mu[a], 1.0, N, seed=b + 1))
-
-
-def test_key_data_inside_vmap(torch_device: str) -> None:
-    mu, _ = vectors(torch_device)
-    data = torch.tensor([[0, 3], [1, 5]], dtype=torch.uint32, device=torch_device)
-    x = torch.func.vmap(lambda key: sample(mu[0], 1.0, N, seed=key))(data)
-    assert torch.equal(x[1], sample(mu[0], 1.0, N, seed=2**32 + 5))
+        assert torch.equal(y[a, b], sample(mu[a], 1.0, N, seed=b + 1))
+    assert torch.equal(z[1], sample(mu[0], 1.0, N, seed=2**32 + 5))
 
 
 def test_gradients_through_vmap(torch_device: str) -> None:
@@ -154,15 +146,12 @@ def test_gradients_through_vmap(torch_device: str) -> None:
         assert all(torch.allclose(x[b], y) for x, y in zip(got, expected, strict=True))
 
 
-@pytest.mark.parametrize("out", [False, True])
-def test_a_compiled_batch(torch_device: str, out: bool) -> None:
+def test_a_compiled_batch_is_written_to_out(torch_device: str) -> None:
     mu, sigma = vectors(torch_device)
-    seeds = seed_tensor(torch_device)
-    target = torch.zeros(4, 6, N, device=torch_device) if out else None
-    function = torch.compile(lambda m, s, k: sample(m, s, N, seed=k, out=target), backend="aot_eager", fullgraph=True)
-    x = function(mu, sigma, seeds)
-    assert torch.equal(x, one_by_one(mu, sigma))
-    assert target is None or torch.equal(target, x)
+    out = torch.zeros(4, 6, N, device=torch_device)
+    function = torch.compile(lambda m, s, k: sample(m, s, N, seed=k, out=out), backend="aot_eager", fullgraph=True)
+    assert torch.equal(function(mu, sigma, seed_tensor(torch_device)), one_by_one(mu, sigma))
+    assert torch.equal(out, one_by_one(mu, sigma))
 
 
 def test_the_operators_pass_the_tests_of_torch_library(torch_device: str) -> None:
@@ -173,18 +162,14 @@ def test_the_operators_pass_the_tests_of_torch_library(torch_device: str) -> Non
     torch.library.opcheck(torch.ops.multisample.sample_batch_backward.default, (grad, keys))
 
 
-@pytest.mark.parametrize(
-    ("mu", "keys", "message"),
-    [
+def test_operators_refuse_wrong_shapes(torch_device: str) -> None:
+    multisample.torch.load_operators()
+    sigma = torch.ones(6, device=torch_device)
+    for mu, keys, message in (
         ((4, 6), (3, 2), "mu must have shape|keys must have shape"),
         ((4, 6), (4, 3), "keys must have shape"),
         ((4, 6, 1), (4, 2), "mu must have shape"),
-    ],
-)
-def test_operators_refuse_wrong_shapes(torch_device: str, mu: Any, keys: Any, message: str) -> None:
-    sample(torch.zeros(1, device=torch_device), 1.0, 1, seed=1)  # Loads the operators.
-    key_tensor = torch.zeros(keys, dtype=torch.int64, device=torch_device)
-    with pytest.raises(RuntimeError, match=message):
-        torch.ops.multisample.sample_batch(
-            torch.zeros(mu, device=torch_device), torch.ones(6, device=torch_device), N, key_tensor
-        )
+    ):
+        key_tensor = torch.zeros(keys, dtype=torch.int64, device=torch_device)
+        with pytest.raises(RuntimeError, match=message):
+            torch.ops.multisample.sample_batch(torch.zeros(mu, device=torch_device), sigma, N, key_tensor)

@@ -51,25 +51,18 @@ def around(x: Any) -> Any:
 
 
 def test_with_a_seed_compiled_code_draws_the_eager_bits(torch_device: str) -> None:
-    def draw(mu: Any, sigma: Any) -> Any:
-        return [around(sample(around(mu), sigma, N, seed=2**64 - 3, **options)) for options in OPTIONS.values()]
-
     vectors_ = vectors(torch_device)
-    for name, x, expected in zip(OPTIONS, compiled(draw)(*vectors_), draw(*vectors_), strict=True):
-        assert torch.equal(x, expected), name
-
-
-def test_compiled_code_accepts_every_form_of_vectors(torch_device: str) -> None:
-    mu, sigma = vectors(torch_device)
-    part = functools.partial(sample, sigma=sigma, seed=3)
+    part = functools.partial(sample, sigma=vectors_[1], seed=3)
 
     def draw(mu: Any, sigma: Any, scalar: Any) -> Any:
+        draws = [around(sample(around(mu), sigma, N, seed=2**64 - 3, **options)) for options in OPTIONS.values()]
         others = (0.5, 2, scalar, sigma[:, None])
         pairs = [pair for other in others for pair in ((mu, other), (other, sigma))]
-        return [*(sample(*pair, N, seed=3) for pair in pairs), part(mu, n=N)]
+        return [*draws, *(sample(*pair, N, seed=3) for pair in pairs), part(mu, n=N)]
 
-    arguments = mu, sigma, torch.tensor(0.5, device=torch_device)
-    assert all(map(torch.equal, compiled(draw)(*arguments), draw(*arguments)))
+    arguments = *vectors_, torch.tensor(0.5, device=torch_device)
+    for k, (x, expected) in enumerate(zip(compiled(draw)(*arguments), draw(*arguments), strict=True)):
+        assert torch.equal(x, expected), k
 
 
 @pytest.mark.slow
@@ -235,9 +228,7 @@ OUTSIDE: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "options", slow_but([OUTSIDE[name] for name in ("Generator", "backend", "array")], OUTSIDE.values())
-)
+@pytest.mark.parametrize("options", slow_but([OUTSIDE["Generator"]], OUTSIDE.values()))
 def test_calls_without_an_operator_break_the_graph(options: Callable[[], dict[str, Any]]) -> None:
     def draw(mu: Any, options: dict[str, Any]) -> Any:
         x = sample(**{"mu": around(mu), "sigma": 1.0, "n": N, **options})
@@ -300,7 +291,7 @@ class Noisy(torch.nn.Module):
         return x + sample(0.0, self.scale, n, layout="nd"), sample(0.0, self.scale, n, seed=3)
 
 
-@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("strict", slow_but([False], [False, True]))
 def test_an_exported_program_draws_new_numbers(torch_device: str, strict: bool) -> None:
     module = Noisy().to(torch_device)
     program = torch.export.export(

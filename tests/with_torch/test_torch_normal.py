@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 from torch import distributions
-from torch.distributions import kl_divergence
 
 from multisample import Generator, Key, sample
 from multisample.torch import Normal
@@ -45,33 +44,6 @@ def test_samples_have_the_shape_dtype_and_device_of_pytorch_samples(torch_device
             assert (x.shape, x.dtype, x.device) == (expected.shape, expected.dtype, expected.device)
             assert x.is_contiguous()
             assert not x.requires_grad
-
-
-def test_members_other_than_sampling_equal_those_of_pytorch(torch_device: str) -> None:
-    loc, scale = torch.linspace(-1, 1, 3, device=torch_device), torch.linspace(0.5, 2, 3, device=torch_device)
-    own, theirs = Normal(loc, scale), distributions.Normal(loc, scale)
-    assert isinstance(own, distributions.Normal)
-    x = theirs.sample((4,))
-    for name in ("log_prob", "cdf"):
-        assert torch.equal(getattr(own, name)(x), getattr(theirs, name)(x))
-    assert torch.equal(own.icdf(torch.full_like(x, 0.3)), theirs.icdf(torch.full_like(x, 0.3)))
-    assert torch.equal(own.entropy(), theirs.entropy())
-    for name in ("mean", "mode", "stddev", "variance", "loc", "scale"):
-        assert torch.equal(getattr(own, name), getattr(theirs, name))
-    for name in ("batch_shape", "event_shape", "support", "arg_constraints", "has_rsample"):
-        assert getattr(own, name) == getattr(theirs, name)
-    assert repr(own) == repr(theirs)
-
-
-def test_kl_divergences_with_pytorch_normals_work_both_ways(torch_device: str) -> None:
-    pairs = [(0.0, 1.0), (torch.linspace(-1, 1, 3, device=torch_device), 0.5)]
-    kinds = (Normal, distributions.Normal)
-    expected = kl_divergence(distributions.Normal(*pairs[0]), distributions.Normal(*pairs[1]))
-    for p in kinds:
-        for q in kinds:
-            assert torch.equal(kl_divergence(p(*pairs[0]), q(*pairs[1])), expected)
-    other = distributions.Laplace(*pairs[1])
-    assert torch.equal(kl_divergence(Normal(*pairs[1]), other), kl_divergence(distributions.Normal(*pairs[1]), other))
 
 
 @pytest.mark.parametrize("validate_args", [None, True, False])
@@ -104,19 +76,6 @@ def test_samples_are_rows_of_one_matrix(torch_device: str, options: dict[str, An
                 loc.reshape(-1), scale.repeat(2), math.prod(shape), layout="nd", generator=generator, **options
             )
         generator.state = {**generator.state, "offset": generator.offset - 1}
-
-
-def test_normal_uses_the_generators_of_pytorch(torch_device: str) -> None:
-    q = Normal(torch.zeros(3, device=torch_device), 1.0)
-    torch.manual_seed(3)
-    first = q.rsample((4,))
-    second = q.sample((4,))
-    torch.manual_seed(3)
-    assert torch.equal(q.sample((4,)), first)
-    assert not torch.equal(first, second)
-    generator = torch.Generator(torch_device).manual_seed(3)
-    torch.manual_seed(3)
-    assert torch.equal(Normal(q.loc, 1.0, generator=generator).sample((4,)), first)
 
 
 @pytest.mark.parametrize("method", ["sample", "rsample"])
