@@ -142,7 +142,7 @@ def perturb(
     request = Request(structure, targets, out, coefficients, seed, member, fast_math, ids, backend)
     dtensor = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
     if dtensor is not None and any(isinstance(x, dtensor) for x in structure.arrays):
-        from ._routes.dtensor_perturb import perturb_dtensors
+        from ._routes.dtensor import perturb_dtensors
 
         return perturb_dtensors(request)
     return run_perturb(request, key)

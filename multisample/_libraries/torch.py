@@ -88,11 +88,6 @@ def check_tensor(name: str, tensor: Any) -> None:
     raise TypeError(f"{name}: expected a strided tensor, got {found}")
 
 
-def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """PyTorch's strides of a contiguous tensor, in elements."""
-    return tuple(math.prod(max(length, 1) for length in shape[axis + 1 :]) for axis in range(len(shape)))
-
-
 def _resolve_negative(tensor: Any) -> Any:
     return tensor.detach().resolve_neg()
 
@@ -218,7 +213,9 @@ class TorchLibrary(Library):
         return CPU if array.is_cpu else Device(array.device.type, array.device.index or 0)
 
     def allocator(self, shape: tuple[int, ...], dtype: str, device: Device) -> Callable[[Any], Any]:
-        element, where, strides = dtype_of(dtype), torch.device(str(device)), contiguous_strides(shape)
+        element, where = dtype_of(dtype), torch.device(str(device))
+        # PyTorch's strides of a contiguous tensor, in elements.
+        strides = tuple(math.prod(max(length, 1) for length in shape[axis + 1 :]) for axis in range(len(shape)))
         empty, ordinal = torch.empty_strided, device.ordinal
         if device.kind == "cpu" and _empty_cpu is not None:
             return lambda like: _empty_cpu(shape, strides, element)

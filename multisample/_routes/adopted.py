@@ -7,7 +7,7 @@ the result is converted to the caller's library.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -43,26 +43,16 @@ def run_adopted(call: Call, caller: ForeignLibrary, device: Device, backend: Bac
         library, adopt = HOST, caller.as_numpy
     kernel_arrays = {name: _adopted(name, x, caller, device, adopt) for name, x in arguments.items()}
     call = _with_generator(call._replace(**kernel_arrays))
-    with _stream_order(arguments, kernel_arrays, caller, library, device):
-        result = run_planned(call, backend, library)
-    return result if call.out is None else arguments["out"]
-
-
-@contextlib.contextmanager
-def _stream_order(
-    arguments: dict[str, Any], kernel_arrays: dict[str, Any], caller: ForeignLibrary, library: Library, device: Device
-) -> Iterator[None]:
-    """Order the stream of the launches with the streams of the arrays."""
     if device.kind != "cuda":
-        yield
-        return
-    caller_arrays, stream_of = [arguments[name] for name in kernel_arrays], library.stream(device)
-    stream = stream_of(next(iter(kernel_arrays.values())))
-    named = [*map(caller.named_stream, caller_arrays), *map(stream_of, kernel_arrays.values())]
-    other_streams = order_before(named, device, stream)
-    yield
-    order_after(other_streams, device, stream)
-    keep_until_done((caller_arrays, kernel_arrays), device, stream)
+        result = run_planned(call, backend, library)
+    else:  # The launch is ordered with the streams of the arrays.
+        stream_of, caller_arrays = library.stream(device), list(arguments.values())
+        stream, *others = map(stream_of, kernel_arrays.values())
+        other_streams = order_before([*map(caller.named_stream, caller_arrays), *others], device, stream)
+        result = run_planned(call, backend, library)
+        order_after(other_streams, device, stream)
+        keep_until_done((caller_arrays, kernel_arrays), device, stream)
+    return result if call.out is None else arguments["out"]
 
 
 def _adopted(name: str, array: Any, caller: ForeignLibrary, device: Device, adopt: Callable[[Any], Any]) -> Any:

@@ -1,4 +1,4 @@
-"""DTensors: each rank draws its part of the matrix without communication, so no device needs to hold all of it.
+"""DTensors: each rank draws or perturbs its part without communication, so no device needs to hold all of it.
 
 An element is a function of the seed, the call's offset and its position in the matrix. So a part is a window, and each
 rank computes where its window begins. Only the generator's state must be the same on every rank.
@@ -6,9 +6,9 @@ rank computes where its window begins. Only the generator's state must be the sa
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -22,6 +22,9 @@ from .._checks.operands import common_length
 from .._checks.window_and_options import check_rows, checked_window
 from .._libraries import is_number, library_of
 from .._libraries.torch import check_tensor
+from .._model_parameters.perturb_plan import perturbed
+from .._model_parameters.request import Request, label
+from .._model_parameters.spans import Block, steps_of, whole
 from .._plan import PlanCache
 from .._randomness.generator import WORD_64, Generator
 from .._randomness.generator_argument import check_generator
@@ -64,7 +67,7 @@ def _model(vectors: dict[str, Any]) -> Any:
     first, last = next(iter(vectors.values())), vectors[max(vectors)]
     if first.placements == last.placements:
         return first
-    return max(vectors.values(), key=lambda x: len(cuts_of(x.placements, 0)))
+    return max(vectors.values(), key=lambda x: len(_cuts_of(x.placements, 0)))
 
 
 _ROWS = {"dn": 0, "nd": 1}
@@ -82,7 +85,6 @@ class _ShardPlan(NamedTuple):
     placements: tuple[Any, ...]
     """Placements of the result."""
     d: int
-    n: int
     rows: range
     columns: range
     """Rows and columns of this rank's part of the result."""
@@ -147,21 +149,21 @@ def _signature(x: Any, mesh: Any) -> Any:
 def _shard_plan(vectors: dict[str, Any], n: int, layout: str, mesh: Any, requested: Any) -> _ShardPlan:
     if requested is None:
         rows_axis, model = _ROWS[layout], _model(vectors)
-        placements = tuple([_on_axis(p, rows_axis) if is_shard(p) else p for p in model.placements])
+        placements = tuple([_on_axis(p, rows_axis) if _is_shard(p) else p for p in model.placements])
     else:
         placements = _checked_placements(requested, mesh)
     d = common_length({name: tuple(x.shape) for name, x in vectors.items()}, hint="")
     axis = _ROWS[layout]
     shape = torch.Size((n, d) if axis else (d, n))
-    cuts = cuts_of(placements, axis)
-    rows, columns = _part(d, cuts, mesh), _part(n, cuts_of(placements, 1 - axis), mesh)
+    cuts = _cuts_of(placements, axis)
+    rows, columns = _part(d, cuts, mesh), _part(n, _cuts_of(placements, 1 - axis), mesh)
     readers: dict[str, Callable[[Any], Any]] = {"mu": _itself, "sigma": _itself}
     for name, x in vectors.items():
         if isinstance(x, DTensor):
             readers[name] = _reader(name, x, d, rows, mesh, placements, cuts)
         else:
             readers[name] = _cutter(x, rows)
-    return _ShardPlan(weakref.ref(mesh), placements, d, n, rows, columns, shape, readers, _wrapper(placements, shape))
+    return _ShardPlan(weakref.ref(mesh), placements, d, rows, columns, shape, readers, _wrapper(placements, shape))
 
 
 def _itself(x: Any) -> Any:
@@ -200,7 +202,7 @@ def _wrapper(placements: tuple[Any, ...], shape: torch.Size) -> Callable[[Any, A
 # --- Placements -----------------------------------------------------------------------------------
 
 
-def is_shard(placement: Any) -> bool:
+def _is_shard(placement: Any) -> bool:
     return isinstance(placement, Shard) or hasattr(placement, "split_factor")
 
 
@@ -211,12 +213,12 @@ def _on_axis(placement: Any, axis: int) -> Any:
     return type(placement)(axis)
 
 
-def cuts_of(placements: Sequence[Any], axis: int) -> list[Cut]:
+def _cuts_of(placements: Sequence[Any], axis: int) -> list[Cut]:
     """The cuts of an axis, in the order in which they apply."""
     return [
         (mesh_dim, getattr(placement, "split_factor", 1))
         for mesh_dim, placement in enumerate(placements)
-        if is_shard(placement) and placement.dim == axis
+        if _is_shard(placement) and placement.dim == axis
     ]
 
 
@@ -228,7 +230,7 @@ def _checked_placements(placements: Any, mesh: Any) -> tuple[Any, ...]:
         )
     checked = []
     for placement in placements:
-        if is_shard(placement) and -2 <= placement.dim < 2:
+        if _is_shard(placement) and -2 <= placement.dim < 2:
             checked.append(_on_axis(placement, placement.dim % 2))
         elif isinstance(placement, Replicate):
             checked.append(placement)
@@ -240,7 +242,7 @@ def _checked_placements(placements: Any, mesh: Any) -> tuple[Any, ...]:
 # --- Parts ----------------------------------------------------------------------------------------
 
 
-def runs_of(length: int, cuts: list[Cut], mesh: Any) -> list[range]:
+def _runs_of(length: int, cuts: list[Cut], mesh: Any) -> list[range]:
     """The parts of an axis that this rank holds, one after another; none if the rank is not in the mesh."""
     coordinate = mesh.get_coordinate()
     if coordinate is None:
@@ -257,10 +259,10 @@ def runs_of(length: int, cuts: list[Cut], mesh: Any) -> list[range]:
 
 def _part(length: int, cuts: list[Cut], mesh: Any) -> range:
     """The part of an axis that this rank draws; empty if the rank is not in the mesh."""
-    runs = runs_of(length, cuts, mesh)
+    runs = _runs_of(length, cuts, mesh)
     if not runs:
         return range(0)
-    if any(before.stop != after.start for before, after in pairwise(runs)):
+    if any(before.stop != after.start for before, after in itertools.pairwise(runs)):
         raise ValueError(
             "placements: expected contiguous shards, got pieces that begin at"
             f" {describe([run.start for run in runs])} on this rank; redistribute to Shard()"
@@ -285,9 +287,9 @@ def _reader(
     if x.device_mesh != mesh:
         raise ValueError(f"{name}: expected a DTensor on the same mesh as the result, {mesh}, got {x.device_mesh}")
     for placement in x.placements:
-        if not (isinstance(placement, Replicate) or (is_shard(placement) and placement.dim == 0)):
+        if not (isinstance(placement, Replicate) or (_is_shard(placement) and placement.dim == 0)):
             raise ValueError(f"{name}: expected placements Shard(0) or Replicate(), got {placement}; redistribute it")
-    vector_cuts = cuts_of(x.placements, 0)
+    vector_cuts = _cuts_of(x.placements, 0)
     # If the result's cuts begin with the vector's cuts, each rank holds the rows that it draws.
     if vector_cuts != cuts[: len(vector_cuts)]:
         raise ValueError(
@@ -364,3 +366,70 @@ def _next_key(generator: Any, array: Any) -> tuple[int, int]:
 
 def _named(ranks: list[int]) -> str:
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+
+
+# --- Parameters -----------------------------------------------------------------------------------
+
+
+def perturb_dtensors(request: Request) -> Any:
+    """Run a call of `perturb` with DTensors: each rank perturbs the elements that it holds."""
+    parameters, out = request.parameters, request.out
+    held = [_held(label("parameters", parameters, k), x) for k, x in enumerate(parameters.arrays)]
+    part = parameters._replace(arrays=[local for local, _ in held], rebuild=list)
+    targets = None
+    if out is not None:
+        for k, (x, target) in enumerate(zip(parameters.arrays, out.arrays, strict=True)):
+            _check_parameter_target(label("out", out, k), target, x)
+        targets = part if out is parameters else out._replace(arrays=[_held("out", x)[0] for x in out.arrays])
+    request = request._replace(parameters=part, out=targets, blocks=tuple(blocks for _, blocks in held))
+    results = perturbed(request)
+    if out is not None:
+        torch.autograd.graph.increment_version([x for x in out.arrays if isinstance(x, DTensor)])
+        return request.given_out
+    return parameters.rebuild(
+        [
+            DTensor.from_local(result, x.device_mesh, x.placements, run_check=False, shape=x.shape, stride=x.stride())
+            if isinstance(x, DTensor)
+            else result
+            for x, result in zip(parameters.arrays, results, strict=True)
+        ]
+    )
+
+
+def _held(name: str, x: Any) -> tuple[Any, tuple[Block, ...]]:
+    """The elements of a parameter that this rank holds, and their blocks."""
+    if not isinstance(x, DTensor):
+        return x, (whole(tuple(x.shape)),)
+    for placement in x.placements:
+        if not (isinstance(placement, Replicate) or _is_shard(placement)):
+            raise ValueError(f"{name}: expected placements Shard or Replicate(), got {placement}; redistribute it")
+    shape, local = tuple(x.shape), x._local_tensor
+    if hasattr(local, "trigger_wait"):
+        local = local.wait()
+    runs = [_runs_of(length, _cuts_of(x.placements, axis), x.device_mesh) for axis, length in enumerate(shape)]
+    if x.device_mesh.get_coordinate() is None or local.numel() == 0:
+        return local, ()
+    steps = steps_of(shape)
+    begins = [[sum(map(len, of_axis[:k])) for k in range(len(of_axis))] for of_axis in runs]
+    blocks = []
+    for index in itertools.product(*(range(len(of_axis)) for of_axis in runs)):
+        held = [of_axis[k] for of_axis, k in zip(runs, index, strict=True)]
+        blocks.append(
+            Block(
+                tuple(of_axis[k] for of_axis, k in zip(begins, index, strict=True)), tuple(map(len, held)),
+                sum(run.start * step for run, step in zip(held, steps, strict=True)), steps,
+            )
+        )  # fmt: skip
+    return local, tuple(blocks)
+
+
+def _check_parameter_target(name: str, target: Any, x: Any) -> None:
+    if isinstance(target, DTensor) != isinstance(x, DTensor):
+        raise TypeError(f"{name}: expected {type(x).__name__}, as the parameter is, got {type(target).__name__}")
+    if isinstance(x, DTensor) and (target.device_mesh != x.device_mesh or target.placements != x.placements):
+        raise ValueError(
+            f"{name}: expected it on {x.device_mesh} with placements {x.placements}, got {target.device_mesh} with"
+            f" {target.placements}"
+        )
+    if target.requires_grad and not target.is_leaf:
+        raise ValueError(f"{name}: expected a leaf, got the result of an operation that autograd recorded")

@@ -43,11 +43,7 @@ def perturb_(
 
     Raises
     ------
-    TypeError
-        As for `multisample.perturb`.
-    ValueError
-        As for `multisample.perturb`.
-    RuntimeError
+    TypeError, ValueError, RuntimeError
         As for `multisample.perturb`.
 
     Examples
