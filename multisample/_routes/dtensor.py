@@ -70,10 +70,6 @@ def _model(vectors: dict[str, Any]) -> Any:
     return max(vectors.values(), key=lambda x: len(_cuts_of(x.placements, 0)))
 
 
-_ROWS = {"dn": 0, "nd": 1}
-"""The axis of the result that counts dimensions, by layout."""
-
-
 class _ShardPlan(NamedTuple):
     """The part of a sharded call that does not depend on values or window offsets.
 
@@ -147,13 +143,12 @@ def _signature(x: Any, mesh: Any) -> Any:
 
 
 def _shard_plan(vectors: dict[str, Any], n: int, layout: str, mesh: Any, requested: Any) -> _ShardPlan:
+    axis = int(layout == "nd")  # The axis of the result that counts dimensions.
     if requested is None:
-        rows_axis, model = _ROWS[layout], _model(vectors)
-        placements = tuple([_on_axis(p, rows_axis) if _is_shard(p) else p for p in model.placements])
+        placements = tuple([_on_axis(p, axis) if _is_shard(p) else p for p in _model(vectors).placements])
     else:
         placements = _checked_placements(requested, mesh)
     d = common_length({name: tuple(x.shape) for name, x in vectors.items()}, hint="")
-    axis = _ROWS[layout]
     shape = torch.Size((n, d) if axis else (d, n))
     cuts = _cuts_of(placements, axis)
     rows, columns = _part(d, cuts, mesh), _part(n, _cuts_of(placements, 1 - axis), mesh)

@@ -134,15 +134,10 @@ def _keys(seed: Any, device: Any) -> tuple[Any, int | None]:
 
 def _draw_batch(call: Call, keys: Any, batch: int | None) -> Any:
     """Draw by the operator for batches."""
-    mu, sigma = call.mu, call.sigma
-    model = sigma if is_number(mu) or mu.dim() == 0 else mu
-    vectors = (
-        x if not is_number(x) and x.dim() == 2 and batch is not None else _vector(x, model, call.dtype, batch)
-        for x in (mu, sigma)
-    )
     x = torch.ops.multisample.sample_batch(
-        *vectors, call.n, keys, dtype=dtype_of(call.dtype), transposed=call.layout == "nd", **options_of(call)
-    )
+        *_vectors(call, batch), call.n, keys, dtype=dtype_of(call.dtype), transposed=call.layout == "nd",
+        **options_of(call),
+    )  # fmt: skip
     x = x[0] if batch is None else x
     return x if call.out is None else call.out.copy_(x)
 
@@ -211,28 +206,28 @@ def options_of(call: Call) -> dict[str, Any]:
 
 def _call_operator(call: Call, seed: Any, offset: Any, counter: Any) -> Any:
     """The sample, or `out`. At least one of `mu` and `sigma` is a tensor."""
-    mu, sigma, dtype = call.mu, call.sigma, call.dtype
-    assert dtype is not None
-    model = sigma if is_number(mu) or mu.dim() == 0 else mu
-    vectors = _vector(mu, model, dtype), _vector(sigma, model, dtype)
     options = {"seed": as_int64(seed), "offset": as_int64(offset), **options_of(call)}
     if call.out is not None:
         target = call.out if call.layout == "dn" else call.out.T
-        torch.ops.multisample.sample_(target, *vectors, counter, **options)
+        torch.ops.multisample.sample_(target, *_vectors(call), counter, **options)
         return call.out
-    options |= {"dtype": dtype_of(dtype), "transposed": call.layout == "nd"}
-    return torch.ops.multisample.sample(*vectors, call.n, counter, **options)
+    options |= {"dtype": dtype_of(call.dtype), "transposed": call.layout == "nd"}
+    return torch.ops.multisample.sample(*_vectors(call), call.n, counter, **options)
 
 
-def _vector(x: Any, model: Any, dtype: str | None, batch: int | None = None) -> Any:
-    """`mu` or `sigma` as a tensor of shape (d,); `model` has d elements."""
-    if is_number(x):
-        real = torch.float64 if dtype == "float64" else torch.float32
-        # Multiply: a symbolic x stays symbolic.
-        x = torch.ones((), dtype=real, device=model.device) * torch.sym_float(x)
-    if x.dim() == 1:
-        return x
-    return x[:, 0] if x.dim() == 2 else x.expand(model.shape[0 if batch is None else -1])
+def _vectors(call: Call, batch: int | None = None) -> list[Any]:
+    """`mu` and `sigma` as tensors of shape (d,), or in a batch also (B, d)."""
+    model = call.sigma if is_number(call.mu) or call.mu.dim() == 0 else call.mu
+    vectors = []
+    for x in (call.mu, call.sigma):
+        if is_number(x):
+            real = torch.float64 if call.dtype == "float64" else torch.float32
+            # Multiply: a symbolic x stays symbolic.
+            x = torch.ones((), dtype=real, device=model.device) * torch.sym_float(x)
+        if x.dim() == 0:
+            x = x.expand(model.shape[0 if batch is None else -1])
+        vectors.append(x[:, 0] if x.dim() == 2 and batch is None else x)
+    return vectors
 
 
 def as_int64(word: Any) -> Any:

@@ -194,6 +194,9 @@ def test_mu_or_sigma_may_be_a_number() -> None:
         check_same(sample(MU, number, N, seed=1, dtype="float32"), by_sigma)
         check_same(sample(number, SIGMA, N, seed=1, dtype="float32"), by_mu)
         check_same(sample(MU[:, None], number, N, seed=1, dtype="float32"), by_sigma)
+    for number in (np.float64(2), np.array(2.0)):  # NumPy's numbers take part in the promotion.
+        assert sample(MU, number, N).dtype == np.float64
+        assert sample(MU.astype(np.float16), number.astype(np.float16), N).dtype == np.float16
     for number in (2, 2.0, torch.tensor(2.0), torch.tensor(2)):
         check_same(sample(torch.tensor(MU), number, N, seed=1), by_sigma)
         check_same(sample(number, torch.tensor(SIGMA), N, seed=1), by_mu)
@@ -259,13 +262,6 @@ def test_result_types_follow_the_promotion_table(one: str, other: str) -> None:
         for convert in (as_kind, as_tensor) if LIST not in kinds else (as_kind,):
             x = sample(*(convert([1.0, 2.0], kind) for kind in kinds), 3, seed=1)
             assert str(x.dtype).removeprefix("torch.") == PROMOTION[one, other]
-
-
-@pytest.mark.parametrize("number", [np.float64(1), np.array(1.0)])
-def test_numpy_scalars_take_part_in_promotion(number: Any) -> None:
-    assert sample(MU, number, 3).dtype == np.float64
-    assert sample(MU, number.astype(np.float16), 3).dtype == np.float32
-    assert sample(MU.astype(np.float16), number.astype(np.float16), 3).dtype == np.float16
 
 
 SPELLINGS: dict[str, list[Any]] = {
