@@ -338,7 +338,7 @@ def test_values_windows_seeds_and_generators_share_a_plan(vectors: Any) -> None:
         ({**OF_TORCH, "generator": Generator(1)}, {"generator": np.random.default_rng(1)}),
         ({**OF_TORCH, "generator": torch.Generator()}, {"generator": Generator(1, graph_safe=True)}),
     ],
-    ids=lambda options: re.sub(" at 0x[0-9a-f]+", "", str(options)),  # Workers of pytest-xdist collect equal ids.
+    ids=lambda options: re.sub(" at 0x[0-9a-fA-F]+", "", str(options)),  # Workers of pytest-xdist collect equal ids.
 )  # fmt: skip
 def test_equal_values_of_different_types_have_different_plans(good: dict[str, Any], other: dict[str, Any]) -> None:
     check_changed({"mu": MU, "sigma": SIGMA, "n": N, **good}, other, is_error=True)
