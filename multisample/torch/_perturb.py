@@ -43,7 +43,11 @@ def perturb_(
 
     Raises
     ------
-    TypeError, ValueError, RuntimeError
+    TypeError
+        As for `multisample.perturb`.
+    ValueError
+        As for `multisample.perturb`.
+    RuntimeError
         As for `multisample.perturb`.
 
     Examples

@@ -9,8 +9,8 @@ import pytest
 import slow_tetris
 from tables import slow_but
 
-from multisample.examples.tetris.game import FIRST, MASKS, NAMES, ORIENTATIONS
-from multisample.examples.tetris.player import FEATURES, moves, play
+from multisample.examples.tetris.game import FIRST, MASKS, NAMES, ORIENTATIONS, words_of
+from multisample.examples.tetris.player import FEATURES, moves, placement, play
 from multisample.examples.tetris.player_kernel import LINES, OVER, PIECES, STATE, player_kernel
 
 DELLACHERIE = [-1, 1, -1, -1, -4, -1, 0, 0]
@@ -53,7 +53,7 @@ def test_choices_on_random_boards_equal_those_of_the_slow_implementation(feature
         values = np.array([place.features(features) for _, _, place in places]).reshape(-1, d)
         for weights in np.vstack([np.eye(d), -np.eye(d), rng.integers(-9, 10, (4, d))]):
             state = np.zeros(STATE, np.uint64)
-            state[:4], state[PIECES] = board.reshape(4, -1) @ (1 << np.arange(60, dtype=np.uint64)), number
+            state[:4], state[PIECES] = words_of(board), number
             orientation, column = divmod(kernel(weights, state, 7, 3, height, 1, 1 << 40), 64)
             assert state[OVER] == (not places)
             if places:
@@ -62,6 +62,25 @@ def test_choices_on_random_boards_equal_those_of_the_slow_implementation(feature
                 assert (orientation - first, column, state[LINES]) == (turn, left, len(expected.full))
                 after = state[:4, None] >> np.arange(60, dtype=np.uint64) & np.uint64(1)
                 assert cells_of(after.reshape(24, 10)) == expected.after
+
+
+@pytest.mark.parametrize("features", FEATURES)
+def test_placements_have_the_features_and_boards_of_the_slow_implementation(features: str) -> None:
+    board = np.random.default_rng(7).random((9, 10)) < 0.4
+    for height in (10, 24):
+        for kind, name in enumerate(NAMES):
+            expected = {
+                (turn, left): place for turn, left, place in slow_tetris.placements(cells_of(board), kind, height)
+            }
+            for turn, shape in enumerate(ORIENTATIONS[kind]):
+                for left in range(11 - shape.shape[1]):
+                    found = placement(board, name, turn, left, features=features, height=height)
+                    place = expected.get((turn, left))
+                    assert (found is None) == (place is None)
+                    if found is not None and place is not None:
+                        assert (list(found[0].values()), cells_of(found[1])) == (place.features(features), place.after)
+    with pytest.raises(ValueError, match="column: expected 0 <= column < 9, got 9"):
+        placement(board, "O", 0, 9)
 
 
 @pytest.mark.parametrize("height", slow_but([6], [6, 13, 20]))

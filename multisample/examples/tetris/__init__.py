@@ -7,6 +7,6 @@
 from __future__ import annotations
 
 from .learning import Learner, Settings
-from .player import FEATURES, Move, Played, moves, play
+from .player import FEATURES, Move, Played, moves, placement, play
 
-__all__ = ["FEATURES", "Learner", "Move", "Played", "Settings", "moves", "play"]
+__all__ = ["FEATURES", "Learner", "Move", "Played", "Settings", "moves", "placement", "play"]

@@ -1,4 +1,4 @@
-"""The board and the seven pieces."""
+"""The board and the seven pieces, as text that can be checked by eye, as NumPy arrays and as words."""
 
 from __future__ import annotations
 
@@ -15,6 +15,39 @@ Board: TypeAlias = np.ndarray[Any, np.dtype[np.bool_]]
 """Full cells, shape (rows, 10), the lowest row first."""
 
 Words: TypeAlias = np.ndarray[Any, np.dtype[np.uint64]]
+
+
+def parse(text: str) -> Board:
+    """The board that is drawn in `text`, highest row first. ``.`` is an empty cell; other characters are full cells.
+
+    Examples
+    --------
+    >>> parse('''
+    ...     #.........
+    ...     ##.#######
+    ... ''').astype(int)
+    array([[1, 1, 0, 1, 1, 1, 1, 1, 1, 1],
+           [1, 0, 0, 0, 0, 0, 0, 0, 0, 0]])
+    """
+    lines = text.split()
+    for line in lines:
+        if len(line) != COLUMNS:
+            raise ValueError(f"text: expected lines of {COLUMNS} cells, got {line!r}")
+    if len(lines) > MOST_ROWS:
+        raise ValueError(f"text: expected at most {MOST_ROWS} rows, got {len(lines)}")
+    return _cells(lines).reshape(-1, COLUMNS)
+
+
+def _cells(lines: list[str]) -> Board:
+    return np.array([[cell != "." for cell in line] for line in reversed(lines)], bool)
+
+
+def words_of(board: Board) -> Words:
+    """The four words of `multisample.examples.tetris.bitboard` of a board, shape (4,)."""
+    cells = np.zeros((MOST_ROWS, COLUMNS), bool)
+    cells[: len(board), : board.shape[1]] = board
+    words: Words = cells.reshape(4, -1) @ (np.uint64(1) << _PLACES)
+    return words
 
 
 def board_of(words: Words) -> Board:
@@ -37,16 +70,15 @@ NAMES = "".join(_DRAWN)
 """Piece number ``p`` is called ``NAMES[p]``."""
 
 
-def _orientations(lines: list[str]) -> list[Board]:
+def _orientations(shape: Board) -> list[Board]:
     """The different shapes of a piece under quarter turns."""
-    shape = np.array([[cell == "#" for cell in line] for line in reversed(lines)])
     turned: dict[str, Board] = {}
     for turns in range(4):
         turned.setdefault(str(np.rot90(shape, turns)), np.rot90(shape, turns))
     return list(turned.values())
 
 
-ORIENTATIONS: list[list[Board]] = [_orientations(lines) for lines in _DRAWN.values()]
+ORIENTATIONS: list[list[Board]] = [_orientations(_cells(lines)) for lines in _DRAWN.values()]
 """The different shapes of each piece: bool, (rows, columns), lowest row first."""
 
 SHAPES = [shape for shapes in ORIENTATIONS for shape in shapes]
@@ -54,9 +86,7 @@ SHAPES = [shape for shapes in ORIENTATIONS for shape in shapes]
 FIRST = np.cumsum([0, *map(len, ORIENTATIONS)])
 """Orientations of piece ``p`` are ``SHAPES[FIRST[p]]`` to ``SHAPES[FIRST[p + 1] - 1]``: (8,), int64."""
 
-MASKS = np.array(
-    [sum(1 << COLUMNS * row + column for row, column in np.argwhere(shape).tolist()) for shape in SHAPES], np.uint64
-)
+MASKS = np.array([words_of(shape)[0] for shape in SHAPES])
 """The cells of each orientation at the left wall and on the floor, ten bits for each row: (19,), uint64."""
 
 SIZES = np.array([shape.shape for shape in SHAPES], np.int64)

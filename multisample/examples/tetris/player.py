@@ -14,8 +14,8 @@ import numpy as np
 from multisample._arguments import check_choice, checked_integer
 from multisample.backends.system.threads import run_all, thread_count
 
-from .game import FIRST, MOST_ROWS, Board, board_of
-from .player_kernel import LINES, OVER, PIECES, STATE, player_kernel
+from .game import COLUMNS, FIRST, MOST_ROWS, NAMES, ORIENTATIONS, Board, board_of, words_of
+from .player_kernel import LINES, OVER, PIECES, STATE, feature_kernel, player_kernel
 
 FEATURES: dict[str, tuple[str, ...]] = {
     "dellacherie": (
@@ -190,6 +190,13 @@ def moves(
     list of Move
         One move for each piece.
 
+    Raises
+    ------
+    TypeError
+        As for `play`.
+    ValueError
+        As for `play`.
+
     Examples
     --------
     >>> [move.lines for move in moves([-1, 1, -1, -1, -4, -1, 0, 0], 0, 10, 15, seed=7)]
@@ -211,3 +218,54 @@ def moves(
             piece = int(np.searchsorted(FIRST, orientation, side="right")) - 1
             made.append(Move(number, piece, orientation, left, int(state[LINES]), board_of(state)))
     return made
+
+
+def placement(
+    board: Board, piece: str, turn: int, column: int, *, features: str = "dellacherie", height: int = 20
+) -> tuple[dict[str, float], Board] | None:
+    """The features of one placement, and the board after it.
+
+    Parameters
+    ----------
+    board : array of bool, shape (rows, 10)
+        Full cells, lowest row first.
+    piece : {"I", "O", "T", "S", "Z", "J", "L"}
+        The piece.
+    turn : int
+        Index of the orientation in `multisample.examples.tetris.game.ORIENTATIONS`.
+    column : int
+        Column of the piece's leftmost cells.
+    features, height : various
+        As for `play`.
+
+    Returns
+    -------
+    tuple of dict and array, or None
+        The features by name, and the board after the placement, shape (24, 10). None if the piece does not fit.
+
+    Raises
+    ------
+    TypeError
+        If a number is not an integer.
+    ValueError
+        If the piece, the orientation or the column does not exist, or the board has another shape.
+
+    Examples
+    --------
+    >>> from multisample.examples.tetris.game import parse
+    >>> found, after = placement(parse("########.."), "O", 0, 8)
+    >>> found["eroded piece cells"], found["row transitions"], int(after.sum())
+    (2.0, 40.0, 2)
+    """
+    check_choice("features", features, tuple(FEATURES))
+    check_choice("piece", piece, tuple(NAMES))
+    shapes = ORIENTATIONS[NAMES.index(piece)]
+    turn = checked_integer("turn", turn, 0, len(shapes))
+    column = checked_integer("column", column, 0, COLUMNS + 1 - shapes[turn].shape[1])
+    if board.ndim != 2 or len(board) > MOST_ROWS or board.shape[1] != COLUMNS:
+        raise ValueError(f"board: expected shape (rows, {COLUMNS}) of at most {MOST_ROWS} rows, got {board.shape}")
+    values, state = np.zeros(len(FEATURES[features])), words_of(board)
+    orientation = int(FIRST[NAMES.index(piece)]) + turn
+    if feature_kernel(features)(state, orientation, column, checked_height(height), values) < 0:
+        return None
+    return dict(zip(FEATURES[features], values.tolist(), strict=True)), board_of(state)

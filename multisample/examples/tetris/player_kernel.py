@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numba import njit, types
@@ -109,7 +110,25 @@ def _play(write_features, d, weights, state, seed, game, height, most_pieces, mo
     return 64 * best_orientation + best_column
 
 
+@njit(forceinline=True)
+def _features(write_features, state, orientation, column, height, features):
+    """Place one piece in `state`; returns the number of completed rows, or -1 if the piece does not fit."""
+    board = state[0], state[1], state[2], state[3]
+    heights, scratch = np.zeros(_HEIGHTS, np.int64), np.zeros(_HEIGHTS, np.int64)
+    column_heights(board, heights)
+    board, lines = _place(write_features, board, heights, orientation, column, height, features, scratch)
+    state[0], state[1], state[2], state[3] = board
+    return lines
+
+
 _SETS = {"dellacherie": (dellacherie, 8), "bertsekas": (bertsekas, 22)}
+_REAL, _WORDS = types.Array(types.float64, 1, "C"), types.Array(types.uint64, 1, "C")
+
+
+def _compiled(function: Callable[..., Any], name: str, signature: Any) -> Callable[..., int]:
+    digest = source_digest() + source_digest(__package__)
+    kernel: Callable[..., int] = compile_cached(signature, function, f"tetris-{name}", digest, allocates=True)
+    return kernel
 
 
 @functools.cache
@@ -123,8 +142,20 @@ def player_kernel(features: str) -> Callable[..., int]:
     def kernel(weights, state, seed, game, height, most_pieces, most_lines):
         return _play(write, d, weights, state, seed, game, height, most_pieces, most_lines)
 
-    vectors = types.Array(types.float64, 1, "C"), types.Array(types.uint64, 1, "C")
-    signature = types.int64(*vectors, types.uint64, types.uint64, types.int64, types.int64, types.int64)
-    digest = source_digest() + source_digest(__package__)
-    compiled: Callable[..., int] = compile_cached(signature, kernel, f"tetris-play_{features}", digest, allocates=True)
-    return compiled
+    integers = (types.uint64, types.uint64, types.int64, types.int64, types.int64)
+    return _compiled(kernel, f"play_{features}", types.int64(_REAL, _WORDS, *integers))
+
+
+@functools.cache
+def feature_kernel(features: str) -> Callable[..., int]:
+    """``kernel(state, orientation, column, height, features)``: places one piece and writes its features.
+
+    The kernel returns the number of completed rows. If the piece does not fit, it returns -1 and writes nothing.
+    """
+    write, _ = _SETS[features]
+
+    def kernel(state, orientation, column, height, features):
+        return _features(write, state, orientation, column, height, features)
+
+    integers = (types.int64, types.int64, types.int64)
+    return _compiled(kernel, f"features_{features}", types.int64(_WORDS, *integers, _REAL))
