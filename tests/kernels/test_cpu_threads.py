@@ -198,9 +198,10 @@ def test_a_call_succeeds_if_threads_cannot_be_started(kernel: Callable[..., None
         counts = visits(kernel, 10, 4)
     assert counts == [1] * 10
     assert len(with_thread(pool)) == 0
-    assert in_time(lambda: visits(kernel, 3, 3, together=3)) == [1] * 3
+    pool[0, helper_threads._STATE] = helper_threads._BUSY
+    assert in_time(lambda: visits(kernel, 3, 3, together=2)) == [1] * 3
+    pool[0, helper_threads._STATE] = helper_threads._NO_THREAD
     wait_for_helpers(pool)
-    pool[0, helper_threads._LOCK], pool[0, helper_threads._STATE] = 0, helper_threads._NO_THREAD
     with no_new_threads():
         counts = visits(kernel, 2, 4, together=2)  # By the helper of the second slot.
     assert counts == [1] * 2
