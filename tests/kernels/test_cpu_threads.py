@@ -194,6 +194,7 @@ def no_new_threads() -> Iterator[None]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a limit of memory that the system obeys")
 def test_a_call_succeeds_if_threads_cannot_be_started(kernel: Callable[..., None], pool: Pool) -> None:
+    helper_threads._prepare_helpers(4)  # Compiles a kernel, which takes memory.
     with no_new_threads():
         counts = visits(kernel, 10, 4)
     assert counts == [1] * 10
