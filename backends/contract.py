@@ -64,7 +64,7 @@ class Launcher:
         ``run(geometry, mu, sigma, weights, matrix, first, second, seed, offset, seed_at, offset_at, first_row,
         first_column, stream, scratch)`` launches. `mu` to `second` are addresses; an input is a float if the launch has
         a number in its place. An argument that the operation lacks is 0 or None. If `seed_at` or `offset_at` is not 0,
-        `run` reads the word there and ignores `seed` or `offset`. Only a batch has its seeds in memory. `scratch` has
+        `run` reads the word there and ignores `seed` or `offset`. A batch always has its seeds in memory. `scratch` has
         room for `scratch_size` numbers. For perturb, `matrix` is the packed spans, of type bytes.
     is_valid : callable or None
         ``is_valid(mu, sigma, weights)``, for host memory: whether all of `mu` and `weights` is finite, and all of
@@ -104,7 +104,7 @@ class Backend(Protocol):
 
     A backend may also have ``c_function(launch)``, because threads of XLA should not wait for the interpreter. It
     returns the address of a C function ``int run(const Launch*)`` for launches like `launch`, or 0 if there is none.
-    There may be one for gradients although `operations` lacks them. The C function needs no interpreter.
+    It may also serve gradients that `operations` does not list. The C function needs no interpreter.
     It returns 0, or another number after an error. Seed and offsets are in memory of the launch's device. mu, sigma
     and weights are vectors of the computing type; for moments mu and sigma are numbers. Without a C function, each call
     of a program of JAX enters Python.

@@ -19,7 +19,7 @@ enum Operation : u32 {
 // JAX's keys; or 32, 16 or 8 bits, where the higher bits are 0.
 enum WordFormat : u32 { kWhole, kHighFirst, kBits32, kBits16, kBits8 };
 
-// The address of the first element of a vector, or one number in place of all elements if its type is kNumber.
+// The address of the first element of a vector; or, if the type of the vector is kNumber, the value of all elements.
 union Input {
   const void* data;
   double number;
@@ -62,7 +62,8 @@ struct Launch {
   u32 fast_math;         // on CUDA devices, for types of at most 32 bits
   i32 device;            // CUDA's ordinal; -1 for host memory
   u32 batch;             // how many matrices; 0 counts as 1
-  u32 origin_in_memory;  // whether the seed, the first row or the first column is in memory, as in every batch
+  u32 origin_in_memory;  // whether a kernel reads the seed, the first row or the first column from memory; 1 for a
+                         // batch
   u32 word_formats;      // the `WordFormat` of the seed in memory, and in the next 8 bits that of the offset
   u32 column_phase;      // if first_column is in memory: 1 + first_column % 8, or 0 if unknown
 };
@@ -149,7 +150,7 @@ MULTISAMPLE_HOST_FUNCTION Launch with_values(Launch call) {
 
 #if !defined(__CUDACC_RTC__)
 
-// The same call, with the stride of a contiguous matrix where one row or one column makes the stride irrelevant.
+// Replaces a stride that no element needs (of one row or one column) by that of a contiguous matrix.
 inline Launch with_regular_strides(Launch call) {
   const i64 size = element_size(call.type);
   if (call.columns == 1) call.column_stride = size;

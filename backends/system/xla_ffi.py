@@ -164,7 +164,7 @@ class Target(NamedTuple):
     execute: Callable[[Frame, int], None]
     """Called with the address of the call's `Launch`."""
     type_id: int
-    """The address of the number of the state's type, which is 0 until XLA has named it."""
+    """The address of the type id of the state; the id is 0 until XLA assigns it."""
     type_name: str
     deleter: int
     """The address of the C function that frees a state."""

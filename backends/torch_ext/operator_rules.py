@@ -112,7 +112,7 @@ def _promoted(mu: torch.dtype, sigma: torch.dtype) -> torch.dtype:
 def _functions(name: str, vmap: Any, backward_vmap: Any) -> tuple[Any, Any]:
     """The autograd functions of the operators `name` and ``name_backward``, with rules for vmap.
 
-    `words` is a counter or a tensor of keys.
+    `words` is the operand that has the offset or the keys: a counter or a tensor of keys.
     """
 
     def draw(*arguments: Any, **options: Any) -> Any:

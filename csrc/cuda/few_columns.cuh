@@ -13,8 +13,8 @@
 
 namespace multisample {
 
-// Elements of mu or sigma that are read without a multiplication or a jump: contiguous ones of the computing type, or a
-// number in place of all.
+// Elements of mu or sigma that are read without a multiplication or a branch: contiguous ones of the computing type, or
+// a number in place of all.
 template <class Real>
 struct UsualVector {
   bool is_usual;
@@ -58,7 +58,7 @@ struct LaneRows {
 
   u32 lane, columns;
   u32 left;           // rows from the warp's first one to the end of the band
-  u32 i;              // the lane's first row, in the endless matrix
+  u32 i;              // the lane's first row, in the whole noise matrix
   Out* at;            // the same in the matrix; null if the stores go through shared memory
   i64 column_stride;  // in elements
   Out* stage;         // the warp's first row in shared memory

@@ -10,31 +10,16 @@
 // Transposed stores, where dimensions are contiguous: a block draws a tile of dimensions in a band of groups. A thread
 // keeps a few dimensions and goes along the band.
 //
-// With few columns, a block draws all columns of a band of dimensions, and a thread all columns of a few of them.
+// With few columns, a block draws all columns of a band of dimensions, and a thread all columns of a few of these
+// dimensions.
 //
 // In a batch of small matrices, a block draws several matrices, and a thread one group of some rows.
 #pragma once
 
+#include "cuda/store_kind.h"
 #include "launch.h"
 
 namespace multisample {
-
-// How a thread stores its elements.
-enum StoreKind : u32 {
-  kAligned,  // vectorised stores: all rows are aligned
-  kShifted,  // vectorised stores at aligned addresses, after columns are shuffled from the previous lane; scalar stores
-             // of the groups that do not fill a warp
-  kStaged,   // vectorised stores at aligned addresses, through shared memory, for short rows without a gap between
-             // them; not if the first column is in device memory: a group could then lie outside the matrix
-  kStrided,  // scalar stores at any stride
-  // Transposed stores, where dimensions are contiguous:
-  kTransposed,        // vectorised stores, if need be after dimensions are shuffled from the previous lane
-  kTransposedStaged,  // coalesced stores through shared memory, for few dimensions in a contiguous matrix
-  kFewColumns,        // coalesced stores of whole rows by one thread each, for few columns in a contiguous matrix:
-                      // directly where dimensions are contiguous, else through shared memory
-  kSmallMatrices,     // scalar stores at any stride, or vectorised stores where a group is aligned, for a batch of
-                      // matrices that each have fewer groups than a block has threads
-};
 
 // Maximum threads of a block with row stores: the 256 groups of 1024 columns and one more warp fit into one pass.
 constexpr u32 kThreads = 288;
@@ -47,22 +32,15 @@ constexpr u32 kStagedPasses = 4;
 constexpr u32 kTransposedThreads = 128;
 template <bool shared_noise>
 constexpr u32 kStagedThreads = shared_noise ? 256 : 128;
-// kFewColumns: threads of a block, and the maximum columns. A thread draws several rows, so fewer rows than kLeastRows
-// leave processors idle; other kernels then end earlier.
-constexpr u32 kFewThreads = 128, kMostFewColumns = 8, kLeastRows = 1 << 16;
-// kSmallMatrices: maximum threads of a block, maximum rows of a thread, and threads that keep every processor busy. The
-// first row of a thread is expensive, so a call with more groups has several rows a thread.
-constexpr u32 kSmallThreads = 256, kMostSmallRows = 8, kBusyThreads = 1 << 17;
+// kFewColumns: threads of a block.
+constexpr u32 kFewThreads = 128;
+// kSmallMatrices: maximum rows of a thread, and threads that keep every SM busy. The first row of a thread is
+// expensive, so a call with more groups than kBusyThreads has several rows a thread.
+constexpr u32 kMostSmallRows = 8, kBusyThreads = 1 << 17;
 // Maximum groups per pass of kTransposed, if a pass takes more than one block.
 constexpr u32 kMostGroupsPerPass = 16;
 // Maximum passes of a block with transposed stores, unless the grid would exceed 2^30 blocks.
 constexpr u32 kMostPasses = 32;
-// kTransposed needs a column stride of fewer elements than this: the eight columns of a group then span at most 2^31.
-constexpr u64 kFarApart = u64{1} << 28;
-// Columns of a group.
-constexpr u32 kWidth = 4, kAntitheticWidth = 8;
-// Rows of at most this many groups share the passes of a block.
-constexpr u32 kShortRow = 128;
 // Maximum threads of such a block.
 constexpr u32 kShortRowThreads = 2 * kShortRow;
 // Dimensions that a chunk in shared memory has room for: one per thread, and one of padding per row of a pass.
@@ -88,8 +66,8 @@ struct Geometry {
   u32 interleave_log2;  // row stores: a band has every 2^interleave_log2-th pass
   u32 steps;            // row stores: tiles of groups_per_pass groups that a block draws, one after another
   u32 blocks_per_band;  // blocks that share a band
-  u32 skip;             // columns of the first group before the window; the largest possible number if the first
-                        // column is in device memory
+  u32 skip;             // columns of the first group before the window; the largest possible number if the index
+                        // of the first column is in device memory
   u32 store_kind;       // one of StoreKind
   u32 pieces;           // kTransposed: pieces per column, one per thread; kTransposedStaged: dimensions
   i32 row_step;         // row stores: elements between consecutive rows of a thread; 0 if a thread has one row
@@ -104,35 +82,6 @@ struct Geometry {
 static_assert(sizeof(Geometry) == 88, "backends/kernels/cuda/geometry.py packs these bytes");
 
 #if !defined(__CUDACC_RTC__)
-
-inline u64 elements_apart(const Launch& call, i64 size) {
-  return static_cast<u64>(call.column_stride < 0 ? -call.column_stride : call.column_stride) / size;
-}
-
-inline bool has_few_columns(const Launch& call, i64 skip, i64 size) {
-  if (call.columns > kMostFewColumns || call.rows < kLeastRows) return false;
-  if (skip != 0 || call.column_stride % size != 0 || reinterpret_cast<u64>(call.matrix) % size != 0) return false;
-  return call.row_stride == size ||
-         (call.column_stride == size && call.row_stride == static_cast<i64>(call.columns) * size);
-}
-
-inline StoreKind store_kind_of(const Launch& call, i64 skip, u64 groups, bool strided) {
-  if (strided) return kStrided;
-  const i64 size = element_size(call.type), quad = size == 2 && !call.antithetic ? 8 : 16;
-  if (has_few_columns(call, skip, size)) return kFewColumns;
-  const bool fixed_skip = call.first_column_at == nullptr;
-  if (call.column_stride != size) {
-    const bool reaches = elements_apart(call, size) < kFarApart && call.rows < kFarApart;
-    return call.row_stride == size && call.column_stride % size == 0 && call.rows > 1 && reaches ? kTransposed
-                                                                                                 : kStrided;
-  }
-  const i64 start = static_cast<i64>(reinterpret_cast<u64>(call.matrix)) - skip * size;
-  if (fixed_skip && start % quad == 0 && (call.row_stride % quad == 0 || call.rows == 1)) return kAligned;
-  if (start % size != 0 || call.row_stride % size != 0) return kStrided;
-  if (groups > kShortRow) return kShifted;
-  const bool side_by_side = call.rows == 1 || call.row_stride == static_cast<i64>(call.columns) * size;
-  return side_by_side && fixed_skip ? kStaged : kStrided;
-}
 
 // Whether noise takes less time than its stores.
 inline bool is_cheap(const Launch& call) { return call.shared_noise || (call.fast_math && call.type == kFloat32); }
@@ -217,12 +166,6 @@ inline Geometry few_columns_geometry(const Launch& call, Geometry g) {
   g.blocks_per_band = 1;
   g.blocks = static_cast<u32>(ceil_div(all, passes));
   return g;
-}
-
-// Whether a matrix of this size fits into a block of kSmallMatrices, whatever its first column.
-inline bool is_small(const Launch& call) {
-  const u64 width = call.antithetic ? kAntitheticWidth : kWidth;
-  return call.rows * ceil_div(width - 1 + call.columns, width) <= kSmallThreads;
 }
 
 inline Geometry small_matrices_geometry(const Launch& call, u64 groups) {

@@ -10,8 +10,8 @@
 // sums of the tile. If a tile has several partial sums, the block adds them up in shared memory. If rows have several
 // segments, a second kernel adds up the segments.
 //
-// Short rows would pay much for the start of a block. If a tile is one run of lanes, a block sums several rows of
-// tiles, one after the other: its sweeps.
+// Short rows would pay much for the start of a block. If a tile is one run of lanes, a block works in several sweeps,
+// each over other rows.
 #pragma once
 
 #include "cuda/geometry.h"
@@ -44,7 +44,7 @@ struct GradientGeometry {
   u32 lanes_log2;     // log2 of `lanes`
   u32 partials;       // partial sums per tile: slots / lanes
   u32 pitch;          // partial sums per block
-  u32 has_partials;   // whether totals come from partial sums in shared memory; otherwise lanes have them
+  u32 has_partials;   // whether totals come from partial sums in shared memory; otherwise each is in a lane
   u32 parts_log2;     // log2 of the threads that add up one total
   u32 across;         // whether neighbouring threads have neighbouring dimensions, in place of groups
   u32 one_by_run;     // 2^20 / (across ? tiles : slots), rounded up: divides a thread index by multiplication and shift
@@ -94,8 +94,8 @@ inline void set_tiles_across(const Launch& call, GradientGeometry& g) {
   g.slots = static_cast<u32>(min(kGradientThreads / g.tiles, g.groups));
 }
 
-// Lanes per run: all slots if they are a power of two of at most 32, else at most one lane per sum. More lanes
-// would shuffle in more instructions than the block needs to add up their sums.
+// Lanes per run: all slots if they are a power of two of at most 32, else at most one lane per sum. With more lanes,
+// shuffles take more instructions than additions in shared memory.
 inline u32 lanes_of(const GradientGeometry& g) {
   if (g.across) return 1;
   const u32 power = g.slots & (~g.slots + 1), sums = 2 * g.rows;

@@ -14,7 +14,7 @@ constexpr u32 kMultiplier0 = 0xD2511F53u, kMultiplier1 = 0xCD9E8D57u;
 constexpr u32 kWeyl0 = 0x9E3779B9u, kWeyl1 = 0xBB67AE85u;
 // "multsamp": separates this stream from those of other libraries with the same seed.
 constexpr u32 kKey0 = 0x6D756C74u, kKey1 = 0x73616D70u;
-// The second block of words, which refines float32 to float64.
+// Key of the second block of words, which refines float32 to float64.
 constexpr u32 kFloat64Key = 0x66363474u;
 
 // `Word` is u32 or a SIMD vector of u32: a type with ^ and lane-wise functions wide_mul, high and low.

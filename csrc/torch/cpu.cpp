@@ -36,7 +36,7 @@ void on_threads(u64 count, u64 threads, const Run& run) {
     for (u64 k = 0; k < count; ++k) run(k);
     return;
   }
-  // Threads begin far apart. Neighbours would each page in and clear the same fresh memory.
+  // Threads begin far apart, because neighbours would both page in and clear the same fresh memory.
   const u64 stride = ceil_div(count, threads);
   std::atomic<u64> next{0};
   torch::stable::parallel_for(0, static_cast<int64_t>(threads), 1, [&](int64_t, int64_t) {

@@ -182,8 +182,8 @@ struct AddressesState {
   long place;      // of the implementation's address in a Python object, or 0 if unknown
 };
 
-// addresses(tensors): addresses of the elements, as bytes; None if a tensor is of another subclass than Parameter, or
-// nested.
+// addresses(tensors): the data pointers of the tensors, packed as bytes; None if a tensor is of another subclass than
+// Parameter, or nested.
 inline PyObject* addresses(PyObject* self, PyObject* const* args, long) {
   const AddressesState& state = state_of<AddressesState>(self);
   const long count = PySequence_Size(args[0]);

@@ -64,7 +64,7 @@ _CALL = _BEGUN + (_MOST_HELPERS + 1) * _LINE
 # How many times a waiting thread loads a number before it sleeps or lets others run: some 70 us. Waking a thread takes
 # about as long.
 _LOADS = 200_000
-# Room, in numbers of 64 bits, for a set of processors, a set of signals or a `pthread_attr_t`: at least C's.
+# Numbers of 64 bits that hold a `cpu_set_t`, a `sigset_t` or a `pthread_attr_t`.
 _SET = 16
 # Helpers block all signals but these: if a thread faults with the signal blocked, Linux kills the process before
 # faulthandler can report it.
@@ -181,7 +181,7 @@ def _run(call, pool):
             _keep_away(pool, helper, processor)
             _release_lock(pool[helper + _LOCK])
         helper += _LINE
-    # Each helper subtracts 1 when it ends. The counter is negative here if some have ended already.
+    # Each helper subtracts 1 when it has finished this call. The counter is negative if some have finished already.
     fetch_add(call, _HELPERS, helpers)
     _work(call, 0)
     for taken in range(_FIRST, helper, _LINE):

@@ -1,0 +1,76 @@
+// The store kind of a call, which selects its kernel. backends/kernels/cuda/geometry.py selects the same one.
+#pragma once
+
+#include "launch.h"
+
+namespace multisample {
+
+// How a thread stores its elements.
+enum StoreKind : u32 {
+  kAligned,  // vectorised stores: all rows are aligned
+  kShifted,  // vectorised stores at aligned addresses, after columns are shuffled from the previous lane; scalar stores
+             // of the groups that do not fill a warp
+  kStaged,   // vectorised stores at aligned addresses, through shared memory, for short rows without a gap between
+             // them; not if the index of the first column is in device memory: a group could lie outside the matrix
+  kStrided,  // scalar stores at any stride
+  // Transposed stores, where dimensions are contiguous:
+  kTransposed,        // vectorised stores, if need be after dimensions are shuffled from the previous lane
+  kTransposedStaged,  // coalesced stores through shared memory, for few dimensions in a contiguous matrix
+  kFewColumns,        // coalesced stores of whole rows by one thread each, for few columns in a contiguous matrix:
+                      // directly where dimensions are contiguous, else through shared memory
+  kSmallMatrices,     // scalar stores at any stride, or vectorised stores where a group is aligned, for a batch of
+                      // matrices that each have fewer groups than a block has threads
+};
+
+// Columns of a group.
+constexpr u32 kWidth = 4, kAntitheticWidth = 8;
+// Rows of at most this many groups share the passes of a block.
+constexpr u32 kShortRow = 128;
+// kTransposed needs a column stride of fewer elements than this: the eight columns of a group then span at most 2^31.
+constexpr u64 kFarApart = u64{1} << 28;
+// kFewColumns: the maximum columns. A thread draws several rows, so fewer rows than kLeastRows leave SMs idle; other
+// kernels are then faster.
+constexpr u32 kMostFewColumns = 8, kLeastRows = 1 << 16;
+// kSmallMatrices: maximum threads of a block.
+constexpr u32 kSmallThreads = 256;
+
+#if !defined(__CUDACC_RTC__)
+
+inline u64 elements_apart(const Launch& call, i64 size) {
+  return static_cast<u64>(call.column_stride < 0 ? -call.column_stride : call.column_stride) / size;
+}
+
+inline bool has_few_columns(const Launch& call, i64 skip, i64 size) {
+  if (call.columns > kMostFewColumns || call.rows < kLeastRows) return false;
+  if (skip != 0 || call.column_stride % size != 0 || reinterpret_cast<u64>(call.matrix) % size != 0) return false;
+  return call.row_stride == size ||
+         (call.column_stride == size && call.row_stride == static_cast<i64>(call.columns) * size);
+}
+
+inline StoreKind store_kind_of(const Launch& call, i64 skip, u64 groups, bool strided) {
+  if (strided) return kStrided;
+  const i64 size = element_size(call.type), quad = size == 2 && !call.antithetic ? 8 : 16;
+  if (has_few_columns(call, skip, size)) return kFewColumns;
+  const bool fixed_skip = call.first_column_at == nullptr;
+  if (call.column_stride != size) {
+    const bool reaches = elements_apart(call, size) < kFarApart && call.rows < kFarApart;
+    return call.row_stride == size && call.column_stride % size == 0 && call.rows > 1 && reaches ? kTransposed
+                                                                                                 : kStrided;
+  }
+  const i64 start = static_cast<i64>(reinterpret_cast<u64>(call.matrix)) - skip * size;
+  if (fixed_skip && start % quad == 0 && (call.row_stride % quad == 0 || call.rows == 1)) return kAligned;
+  if (start % size != 0 || call.row_stride % size != 0) return kStrided;
+  if (groups > kShortRow) return kShifted;
+  const bool side_by_side = call.rows == 1 || call.row_stride == static_cast<i64>(call.columns) * size;
+  return side_by_side && fixed_skip ? kStaged : kStrided;
+}
+
+// Whether a matrix of this size fits into a block of kSmallMatrices, whatever its first column.
+inline bool is_small(const Launch& call) {
+  const u64 width = call.antithetic ? kAntitheticWidth : kWidth;
+  return call.rows * ceil_div(width - 1 + call.columns, width) <= kSmallThreads;
+}
+
+#endif
+
+}  // namespace multisample
