@@ -33,11 +33,11 @@ from ._reading import reader_of, vector_reader
 from ._stream_order import order_after, order_before
 
 Drawn: TypeAlias = tuple[Any, int, int, Any]
-"""The result or results; seed; offset; and None, or a device array with the offset that counts instead."""
+"""The result or results; seed; offset; and None, or a device array with the offset, if the host does not know it."""
 
 
 class Planned(Protocol):
-    """What `PLANS` keeps for a key of `sample` or `weighted_moments`."""
+    """A value in `PLANS`, for a key of `sample` or `weighted_moments`."""
 
     def run(self, mu: Any, sigma: Any, weights: Any, matrix: Any, seed: Any, generator: Any, *window: Any) -> Any:
         """Run a call with this key; `window` is `dim_offset` and `sample_offset`. Returns a tuple, the result first."""

@@ -213,7 +213,8 @@ def _overlaps_itself(operand: Operand) -> bool:
         if abs(operand.strides[0]) < high - low:
             return True
     shape = shape[-2:]
-    # Two elements share an address if `a` row strides equal `b` column strides: a * s == b * t. Test the least pair.
+    # Two elements share an address if `a` row strides equal `b` column strides: a * s == b * t.
+    # Test the smallest such pair, a = t / gcd and b = s / gcd.
     common = math.gcd(s, t)
     if common == 0:
         return shape != (1, 1)

@@ -1,7 +1,7 @@
 """The plan of `perturb`: everything that does not depend on addresses, values of coefficients, seed or member.
 
-A call first looks for a plan of a call like it, by `run_seen`. Without one, `run_perturb` runs every check and makes a
-plan.
+`run_seen` runs a call by the plan of a similar earlier call. Without such a plan, `run_perturb` runs every check and
+makes one.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class _Group(NamedTuple):
     table: HostArray
     """The spans; addresses are relative to those of the arrays."""
     array_of_span: HostArray
-    """For each span its array."""
+    """For each span, the index of its array."""
     takes_arrays: bool
     real: np.dtype[Any]
     """The computing type."""
@@ -82,9 +82,10 @@ class _Group(NamedTuple):
 class _Plan:
     """A call resolved except for addresses, values of coefficients, seed and member.
 
-    `is_like` is `Library.guard`. Coefficients are smaller than `limit`. `changed` are the indices of the arrays that
-    are written, or None for all. `tables` caches the groups' spans by the addresses of arrays whose memory was checked.
-    For new results, they are arrays without target addresses; otherwise packed bytes.
+    `is_like` comes from `Library.guard`. Coefficients must be smaller than `limit`. `changed` are the indices of
+    the arrays that are written, or None for all. `tables` caches the groups' spans by the addresses of arrays whose
+    memory was checked. Without `out`, a table is an array whose target addresses are still missing. With `out`, also in
+    place, it is packed bytes.
     """
 
     def __init__(
@@ -174,7 +175,8 @@ class _Plan:
     ) -> Any:  # fmt: skip
         """The results of a call like that of the plan; None if it needs all checks.
 
-        `written` has the arrays of `out`. `values` are the coefficients on the host, or None; `given` is the argument.
+        `written` has the arrays of `out`. `given` is the `coefficients` argument as passed. `values` are the
+        coefficients on the host, or None.
         """
         if not 0 <= member <= self.last_member:
             return None
@@ -201,7 +203,7 @@ class _Plan:
         return results
 
     def _tables(self, arrays: Sequence[Any], written: Sequence[Any] | None) -> tuple[list[Any] | None, Any]:
-        """A pair: the spans of each group, or None if the arrays have other ties; and the owners of their memory."""
+        """The tables of the groups, or None if the arrays have other ties; and the arrays that keep memory alive."""
         sources = targets = self.library.addresses(arrays)
         if not (self.is_fresh or self.in_place):
             targets = self.library.addresses(written or ())
@@ -274,9 +276,9 @@ class _Plan:
         self, arrays: Sequence[Any], written: Sequence[Any] | None, results: Sequence[Any], tables: list[bytes],
         values: Any, given: Any, word: int, offset: int, member: int, seed: Any,
     ) -> None:  # fmt: skip
-        """Run the launches, of one table of spans each. All checks but those of a stream precede this call.
+        """Run one launch for each table of spans. All checks but those of a stream precede this call.
 
-        `written` is None for new results. `seed` is the argument, if the key is in memory of a device.
+        `written` is None for new results. `seed` is the `seed` argument, read only if the key is in device memory.
         """
         seed_at = offset_at = 0
         if self.keys is not None:
@@ -303,9 +305,10 @@ class _Plan:
             self.notify(written if self.changed is None else [written[k] for k in self.changed])
 
     def weights(self, group: _Group, values: Any, given: Any, stream: int) -> tuple[Any, Any]:
-        """What the launcher takes for the coefficients `given`, and the owner of its memory.
+        """The launcher's argument for the coefficients, and the array that keeps its memory alive, or None.
 
-        `values` are those on the host: a float, or an array of float64.
+        `given` is the `coefficients` argument as passed. `values` are the coefficients on the host: a float, or an
+        array of float64; None if they are on a device.
         """
         if values is None:
             vector = given if self.read_vector is None else self.read_vector(given)
@@ -328,7 +331,7 @@ class _Plan:
 
 
 def _keys_of(seed: Any, library: Library, sources: list[Operand]) -> Keys | None:
-    """The key, if it is in memory of a device, where the kernel reads it."""
+    """The key, if the kernel reads it in device memory; otherwise None."""
     if not is_in_array(seed):
         return None
     device = next((x.device for x in sources), HOST.device("seed", None))
@@ -345,7 +348,7 @@ def run_seen(
     names: tuple[str, ...] | None, arrays: Sequence[Any], written: Sequence[Any] | None, coefficients: Any, seed: Any,
     member: Any, fast_math: Any, ids: Any, backend: Any, blocks: Any = None,
 ) -> tuple[Hashable, Sequence[Any] | None]:  # fmt: skip
-    """Run a call like one before.
+    """Run a call by the plan of a similar earlier call.
 
     `written` has the arrays of `out`; a call in place passes `arrays` itself. Returns the key for `run_perturb`, or
     None if there can be no plan; and the results, or None if the call needs all checks.
@@ -397,7 +400,7 @@ def perturbed(request: Request) -> Any:
 
 
 def _quick_coefficients(given: Any) -> tuple[Hashable, Any]:
-    """What a plan depends on, and the coefficients on the host: a float, or an array of float64."""
+    """The coefficients' part of a plan's key, and their values on the host: a float, an array of float64, or None."""
     kind: Any = type(given)
     if kind is float:
         return None, given
@@ -429,7 +432,7 @@ def _quick_coefficients(given: Any) -> tuple[Hashable, Any]:
 def run_perturb(request: Request, key: Hashable) -> Any:
     """Run a call whose arrays are of one library, neither traced nor transformed, with all checks.
 
-    `key` is from `run_seen`, for the next call like this one; None if there is none.
+    `key` is from `run_seen`. The plan is stored under `key`, unless `key` is None.
     """
     check_flag("fast_math", request.fast_math)
     library = _common_library(request) if request.parameters.arrays else HOST
@@ -467,7 +470,7 @@ def run_perturb(request: Request, key: Hashable) -> Any:
 
 
 def _key_of(seed: Any) -> tuple[int, int]:
-    """Seed and offset of one key in host memory; zeros if it is in memory of a device."""
+    """Seed and offset of one key in host memory; zeros for a key in device memory."""
     if is_in_array(seed):
         batch = batch_of(seed)
         if batch not in (None, 1):

@@ -170,12 +170,12 @@ class Coefficients(NamedTuple):
 
     length: int
     on_host: Any
-    """A float, or an array of float64; None if they are on a device."""
+    """A float, or an array of float64; None if the coefficients are on a device."""
     on_device: Operand | None
 
 
 def read_coefficients(given: Any) -> Coefficients:
-    """The argument `coefficients`; TypeError or ValueError if it is no number and no vector, or is not finite."""
+    """The argument `coefficients`; TypeError or ValueError if it is neither number nor vector, or not finite."""
     if type(given) is float or is_number(given):
         try:
             number = float(given)

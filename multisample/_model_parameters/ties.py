@@ -29,7 +29,7 @@ class Ties(NamedTuple):
     """Which parameters share memory."""
 
     owners: list[int]
-    """For each parameter, the index of the owner of its memory: its own, or that of the first tied parameter."""
+    """For each parameter, the index of the parameter that owns its memory: itself, or the first tied parameter."""
     written: list[int]
     """The parameters whose results are written."""
 
@@ -91,7 +91,7 @@ def ties_of(
         if not address and 0 not in operand.shape:
             raise ValueError(f"{name}: expected elements in memory, got an array without memory")
         check_alignment(name, operand, address)
-    # Tied parameters have the same elements. The first in the order of names owns them.
+    # Tied parameters have the same elements. The first parameter in the order of names owns them.
     order = range(count) if parameters.names is None else sorted(range(count), key=parameters.names.__getitem__)
     elements = [(address, x.shape, x.strides, x.dtype) for address, x in zip(places, operands, strict=True)]
     first: dict[Any, int] = {}

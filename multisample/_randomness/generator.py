@@ -79,11 +79,12 @@ class _Counts:
     def offset(self) -> int:
         """The offset that the next call takes."""
         after, returned = WORD_64 - self.offsets.__length_hint__(), self.returned[:]
-        # Report a returned offset only if no later one is in use, so that a saved state repeats none.
+        # Report a put-back offset only if no later offset is in use. Otherwise, a restored generator would take that
+        # later offset again.
         return returned[-1] if returned and returned[-1] + len(returned) == after else after
 
     def consecutive(self, k: int) -> HostArray:
-        """Take `k` consecutive offsets. If another call takes one in between, skip those taken so far."""
+        """Take `k` consecutive offsets. If another call takes an offset in between, drop those taken so far."""
         while True:
             if k > self.offsets.__length_hint__() + len(self.returned):
                 raise OverflowError(USED_UP)
@@ -101,7 +102,7 @@ class _Counts:
         return WORD_64 - int(self.children.__length_hint__())
 
 
-# Counters whose address a graph has captured. The graph may outlive the generator, and its replays write to them.
+# Counters whose address a graph has captured. A counter must outlive its generator, since replays write to it.
 _captured: list[Any] = []
 
 
@@ -317,7 +318,7 @@ class Generator:
     def _take(self) -> tuple[int, int]:
         counts = self._counts
         if counts.returned:
-            with contextlib.suppress(IndexError):  # Another call has taken it.
+            with contextlib.suppress(IndexError):  # Another call has taken the last.
                 return counts.seed, counts.returned.pop()
         for offset in counts.offsets:
             return counts.seed, offset

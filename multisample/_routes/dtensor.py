@@ -35,8 +35,9 @@ from .torch_transforms import as_int64
 Cut: TypeAlias = tuple[int, int]
 """A mesh dimension that shards an axis, and the placement's split factor.
 
-The split factor is the number of pieces to cut the axis into; the mesh dimension then shards each piece. It is 1,
-except where a later mesh dimension cuts the axis first, as with FSDP after tensor parallelism.
+The split factor is the number of pieces to cut the axis into; the mesh dimension then shards each piece. The factor
+exceeds 1 if a mesh dimension further right shards the axis first (PyTorch's `_StridedShard`), as in FSDP after tensor
+parallelism.
 """
 
 
@@ -186,7 +187,8 @@ def _wrapper(placements: tuple[Any, ...], shape: torch.Size) -> Callable[[Any, A
             vars(spec).update(fields, mesh=mesh)
             return DTensor(part, spec, requires_grad=False)
         made = DTensor.from_local(part, mesh, placements, shape=shape, stride=(max(shape[1], 1), 1))
-        if mesh.get_coordinate() is not None:  # Outside the mesh, every call needs `from_local`: it replaces the part.
+        # On a rank outside the mesh, `from_local` replaces `part` by an empty tensor, so every call needs it.
+        if mesh.get_coordinate() is not None:
             fields = {name: value for name, value in vars(made._spec).items() if name != "mesh"}
             specs[part.dtype] = type(made._spec), fields
         return made
@@ -202,7 +204,7 @@ def _is_shard(placement: Any) -> bool:
 
 
 def _on_axis(placement: Any, axis: int) -> Any:
-    """The same kind of shard, of another axis."""
+    """A shard of the same kind as `placement`, along `axis`."""
     if hasattr(placement, "split_factor"):
         return type(placement)(axis, split_factor=placement.split_factor)
     return type(placement)(axis)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     Seed: TypeAlias = SupportsIndex | Sequence[SupportsIndex] | AnyArray
 
     class CEMOptions(TypedDict, total=False):
-        """All options except the backend, which decides on the library of the result."""
+        """The options that all overloads share. `backend` is not among them, since it decides the result's library."""
 
         elite_frac: Number
         smoothing: Number
@@ -78,14 +78,14 @@ class CEMState(TypedDict):
 class Result(Generic[ArrayT]):
     """The result of a run, with the names of `scipy.optimize.OptimizeResult`.
 
-    Of B searches, each attribute except `nfev` has all results: arrays have an axis of length B in front, numbers and
-    bools are NumPy arrays of shape (B,), and `message` is a tuple. Rows of the history after the end of a search are
-    NaN, and 0 in "nonfinite".
+    After B searches, each attribute except `nfev` holds the results of all B. Arrays have an axis of length B in front,
+    numbers and bools are NumPy arrays of shape (B,), and `message` is a tuple. Rows of the history after the end of a
+    search are NaN, and 0 in "nonfinite".
 
     Attributes
     ----------
     x : array, shape (d,)
-        The best sample of the run, of the library and on the device of the samples; the first mean if no score was
+        The best sample of the run, in the library and on the device of the samples; the initial `mu` if no score was
         finite. If f is noisy, `x` is the luckiest sample, and `mu` is the better answer.
     fun : float
         The score of `x`; infinity if no score was finite.
@@ -99,7 +99,7 @@ class Result(Generic[ArrayT]):
     nonfinite : int
         Number of the ``n * nit`` scores that were NaN or infinite.
     success : bool
-        With `tol`: whether it was reached. Without: whether all iterations ran.
+        With `tol`: whether `tol` was reached. Without `tol`: whether all iterations ran.
     status : int
         0: all iterations ran; 1: `tol` was reached; 2: sigma collapsed; 3: an iteration had no finite score;
         4: mean or standard deviation overflowed; 5: `callback` ended the run.

@@ -2,7 +2,7 @@
 
 XLA would gather the operands of a custom call that it cannot partition. From its place in the mesh, each device finds
 where its window begins. It draws the window from its own part of mu and sigma, without communication.
-For model parameters, each device moves the index of each block's first element.
+For each model parameter, a device computes the index of its block's first element.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from . import handlers
 from .static import Static
 
 PLATFORMS = ("cpu", "cuda")
-"""JAX's names of platforms, which are backends' names of kinds of devices."""
+"""JAX's platform names. Backends use the same names for device kinds."""
 
 
 def batch_of(*operands: Any) -> int:
-    """The length of the batch; the first axis of each operand has this length, or 1 if all elements share it."""
+    """The length of the batch. An operand's first axis has this length, or 1 if the whole batch shares the operand."""
     return next((x.shape[0] for x in operands if x.shape[0] != 1), 1)
 
 
@@ -137,7 +137,7 @@ def _placed(sharding: Any, rank: int) -> tuple[Any, tuple[Any, ...]]:
     if isinstance(sharding, NamedSharding):
         spec = tuple(sharding.spec)
         return sharding.mesh, spec + (None,) * (rank - len(spec))
-    # Without a mesh in the arguments or in the context, XLA's sharding is all there is: each axis is cut into tiles.
+    # Without a mesh in the arguments or in the context, only XLA's sharding is known. It cuts each axis into tiles.
     devices = np.array(sharding._device_assignment)
     tiles = sharding._to_xla_hlo_sharding(rank)
     lengths, order = tiles.tile_assignment_dimensions(), tiles.tile_assignment_devices()
@@ -211,7 +211,7 @@ def lowering(platform: str) -> Callable[..., Any]:
         def infer(mesh: Any, operands: Any, results: Any) -> Any:
             places: dict[str, Any] = {}
             for x, names in zip(operands, axes, strict=True):
-                if x.sharding is None:  # GSPMD does not know it.
+                if x.sharding is None:  # GSPMD does not know the sharding of `x`.
                     continue
                 own, spec = _placed(x.sharding, len(names))
                 mesh = mesh if places else own

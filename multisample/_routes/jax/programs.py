@@ -34,7 +34,7 @@ PROGRAMS = ProgramCache(160)
 
 
 def jitted(key: Hashable, function: Callable[..., Any]) -> Any:
-    """The jitted function in `PROGRAMS` under `key`; if there is none, that of `function`.
+    """The jitted function in `PROGRAMS` under `key`. If `key` is new, jit `function` and add it.
 
     `keep_unused` is not passed: with it, JAX 0.11 never frees a program, since the program keeps its own key alive.
     """
@@ -46,9 +46,9 @@ def jitted(key: Hashable, function: Callable[..., Any]) -> Any:
 
 
 class Program:
-    """``function(*bound, *arguments)``, jitted, for the calls of a plan. `PROGRAMS` owns it, and may drop it.
+    """``function(*bound, *arguments)``, jitted, for the calls of a plan. `PROGRAMS` owns that program, and may drop it.
 
-    `types` are those of the arguments, if the function has one program only.
+    `types` are the types of the arguments, if the function has one program only.
     """
 
     def __init__(self, function: Callable[..., Any], *bound: Hashable, types: Hashable = None) -> None:

@@ -66,7 +66,7 @@ class Static(NamedTuple):
     """
 
     backend: str
-    """The name as the caller gives it, which may be "auto"; in a custom call, that of the backend."""
+    """The caller's argument `backend`, which may be "auto"; in a custom call, the name of the chosen backend."""
     dtype: str
     layout: str = "dn"
     shared_noise: bool = False
@@ -75,14 +75,14 @@ class Static(NamedTuple):
     aligned: bool = False
     """Whether the first column is known to be a multiple of 8, which allows aligned stores on CUDA."""
     has_offsets: bool = False
-    """Whether offset, first row and first column are an operand; if not, they are 0. Set for custom calls only."""
+    """Whether an operand has offset, first row and first column; otherwise all are 0. Set for custom calls only."""
     mu_batched: bool = False
     sigma_batched: bool = False
     seed_batched: bool = False
     offsets_batched: bool = False
     """These four: whether each element of the batch has its own operand. Set for custom calls only."""
     parameters: tuple[Parameter, ...] = ()
-    """Those that perturb adds noise to, which have the type `dtype`."""
+    """The parameters that perturb adds noise to. Their type is `dtype`."""
     operation: Operation = Operation.sample
     d: int = 0
     n: int = 0
