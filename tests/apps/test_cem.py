@@ -236,7 +236,7 @@ def by_json(state: Any) -> Any:
 
 @pytest.mark.parametrize(("saved", "after"), [(by_npz, 4), (by_json, 1), (by_json, 0)])
 def test_a_resumed_run_continues_with_equal_bits(library: Any, saved: Callable[[Any], Any], after: int) -> None:
-    def sometimes(x: Any) -> Any:  # Infinities enter the history too.
+    def sometimes(x: Any) -> Any:  # The history has infinities too.
         return sphere(x) + (math.inf if told < 2 else 0)
 
     original = CEM(library.array(START), 2.0, N, seed=2**64 - 5, **OPTIONS)
@@ -257,7 +257,7 @@ def test_a_resumed_run_continues_with_equal_bits(library: Any, saved: Callable[[
 
 @pytest.mark.parametrize("scored", ["samples", "drawn samples"])
 def test_an_interrupted_tell_changes_nothing_or_is_complete(scored: str) -> None:
-    """A signal handler runs at calls, as the profile function does."""
+    """The profile function, which runs at each call and return, stands in for a signal handler."""
     calls = 0
 
     def interrupt(frame: Any, event: str, argument: Any) -> None:
@@ -310,7 +310,7 @@ def test_a_state_is_a_copy() -> None:
 def test_tell_without_samples_draws_them_again(library: Any) -> None:
     start, center = library.array(START), library.array(START[::-1].copy())[:, None]
     every: list[dict[str, Any]] = [{"antithetic": True, "noise_floor": 0.01, "smoothing": 0.7}]
-    # JAX compiles for each.
+    # JAX compiles for each set of options, so it has only one.
     for options in every if library.name == "jax" else [{}, *every]:
         with_samples, without = (CEM(start, 2.0, N, seed=SEED, **options) for _ in range(2))
         for k in range(5):
@@ -440,7 +440,7 @@ def test_only_finite_scores_are_elites(finite: int) -> None:
     ({"iterations": 3}, (0, True, 3), r"All 3 iterations ran\.$"),
     ({"iterations": 3, "tol": 0.01}, (0, False, 3), "All 3 iterations ran; the largest standard deviation, "),
     ({"iterations": 0, "tol": 0.01}, (0, False, 0), r"All 0 iterations ran\.$"),
-    # Dimensions without a deviation are not a collapse.
+    # A sigma of 0 in some dimensions is not a collapse.
     ({"iterations": 3, "sigma": np.array([2.0, 0, 2, 0, 2, 2])}, (0, True, 3), "All 3 iterations ran"),
     ({"sigma": 0.0}, (2, False, 1), "The standard deviation collapsed in iteration 1"),
     # Far from 0, the spacing of float32 numbers is as large as the range of the samples.

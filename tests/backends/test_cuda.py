@@ -242,7 +242,8 @@ def largest_of(bits: int) -> float:
     return float(np.array([bits], np.uint32).view(np.float32)[0])
 
 
-# Every radius word; then the largest radius, a middle one, and one of the smallest, each with every angle word.
+# None stands for every radius word. The numbers stand for the largest radius, a middle one and a small one, each with
+# every angle word.
 @pytest.mark.parametrize("radius_word", [None, 0, 2**31, 2**32 - 2**20])
 def test_fast_normals_are_close_to_portable_normals(
     over_all_words: Callable[..., list[int]], radius_word: int | None
@@ -355,7 +356,7 @@ GUARD = 64
 
 
 class Grid(NamedTuple):
-    """Heights and lengths of matrices, and the first columns that they begin at, in turn."""
+    """Heights and lengths of matrices; their windows begin at the columns `skips` in turn."""
 
     heights: Sequence[int]
     lengths: Sequence[int]
@@ -370,7 +371,8 @@ class Grid(NamedTuple):
 LEAST = geometry.LEAST_ROWS
 GRIDS = (
     Grid(HEIGHTS, LENGTHS, range(8)),
-    # kFewColumns: rows that fill whole threads, and five more. It needs the first column of a group.
+    # For kFewColumns: rows that fill whole threads, and five more. That store kind needs a
+    # window that begins at a group's first column.
     Grid((LEAST, LEAST + 5), range(1, geometry.MOST_FEW_COLUMNS + 2), (0, 8, 0, 3)),
 )
 # Several small matrices share a block: `test_batches.py` compares them with launches of one matrix.
@@ -405,7 +407,7 @@ class Case(NamedTuple):
 
 
 def cases(grid: Grid) -> Iterator[Case]:
-    """Every shape in each memory layout; with antithetic pairs in one of the layouts in turn, short rows in all."""
+    """Every shape in each memory layout. Antithetic pairs take one layout in turn; with short rows, every layout."""
     for number, (d, n) in enumerate(itertools.product(grid.heights, grid.lengths)):
         top, skip = (number % 3, grid.skips[number % len(grid.skips)]) if number % 5 else (0, 0)
         places = layouts(d, n, skip)
@@ -626,7 +628,7 @@ def test_backends_perturb_equally_with_fast_math(all_gpus: list[Gpu], to_numpy: 
         assert all(np.array_equal(first, other) for other in others), call
         got, portable = (x.view(kind).astype(np.float64) for x in (first, call.expected()))
         weights = np.broadcast_to(call.weights, call.rows)
-        # One unit in the last place, where the difference tips a rounding.
+        # A small difference may tip a rounding, which changes the result by one unit in the last place.
         tolerance = 1e-3 * np.abs(weights).sum() + float(ml_dtypes.finfo(kind).eps) * np.abs(portable)
         assert (np.abs(got - portable) <= tolerance).all(), call
 

@@ -101,7 +101,7 @@ def expected_bits() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def wheel(build_once: Callable[..., Path]) -> Path:
-    """A wheel with libraries for the CPU, and for CUDA where nvcc is."""
+    """A wheel with libraries for the CPU, and for CUDA if nvcc is available."""
     sources = [ROOT / name for name in ("pyproject.toml", "README.md", "LICENSE", "multisample")]
     sources += [csrc_files.folder().resolve(), Path(build.__file__).resolve().parents[1]]
     setting = ("cpu", {}) if NO_NVCC else ("1", {"TORCH_CUDA_ARCH_LIST": capabilities()})
@@ -177,7 +177,7 @@ def test_libraries_depend_only_on_system_libraries_and_pytorch(wheel: Path, tmp_
 
 @of_a_wheel
 def test_an_installation_draws_without_a_compiler(installation: Installation) -> None:
-    """With the best library that this processor supports, and without it with the next one."""
+    """The installation loads the best library for this processor and, once that is deleted, the next best."""
     expected = expected_bits()
     for target in reversed(prebuilt.cpu_targets()):
         (library,) = installation.package.glob(f"backends/native/prebuilt/*/{prebuilt.cpu_file(target)}")
@@ -446,7 +446,7 @@ def test_a_cuda_library_must_support_all_devices(
     place = came(file)
     found = prebuilt.cuda_library(version, capabilities)
     assert found == ((None, reason.format(file=file)) if reason else (place / file, ""))
-    # The matching one of several.
+    # With several libraries, the matching one is chosen.
     other = prebuilt.cuda_file("12.8", ["9.0"])
     came(other)
     assert prebuilt.cuda_library("13.1", []).path == place / file
@@ -535,7 +535,7 @@ def test_a_library_that_fails_to_load_raises_with_advice(came: Callable[..., Pat
         ("linux-x86_64", {"GLIBCXX_3.4.99"}, "linux_x86_64"),
         ("linux-x86_64", {"GLIBC_PRIVATE"}, "linux_x86_64"),
         ("linux-x86_64", {"OPENSSL_3.0"}, "linux_x86_64"),
-        # Dependencies outside of manylinux.
+        # manylinux excludes these dependencies.
         ("linux-x86_64", "libgomp.so.1", "linux_x86_64"),
         ("linux-x86_64", "libc10d.so", "linux_x86_64"),
         ("linux-x86_64", "libtorch_cpu.so.1", "linux_x86_64"),

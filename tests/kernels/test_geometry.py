@@ -1,4 +1,4 @@
-"""The geometry of a call is equal in Python and in C++, and covers every element; C++ reads draws that Python packs."""
+"""Launch geometries are equal in Python and C++, and cover every element. C++ reads launches that Python packs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ from multisample.backends.native import csrc_files
 pytestmark = requires_gxx
 
 MOST_BYTES = 2**44
-"""The largest output in bytes for which the number of blocks must fit: more than any GPU can address."""
+"""The largest output in bytes for which the number of blocks must stay within CUDA's limit. No GPU can address more."""
 
 # The format of the C++ struct; the last field is signed.
 FORMAT = struct.Struct("15IiIiIIII")
@@ -167,11 +167,11 @@ def edge_calls() -> Iterator[Call]:
                     address = 256 + shift * size
                     sample_offset = skip if n + skip <= COLUMNS else COLUMNS - n
                     for kind, (shared, fast) in enumerate([(False, False), (True, False), (False, True)]):
-                        # Rows and transposed layouts, one of them antithetic.
+                        # Of the row layout and the transposed layout, one is antithetic.
                         for strides in (((n + pad) * size, size), (size, (d + pad) * size)):
                             pairs = (number + kind + d + (strides[0] == size)) % 2 == 1
                             yield Call(d, n, dtype, strides, address, sample_offset, shared, pairs, fast)
-    # Every number of groups in a pass.
+    # These calls have every number of groups in a pass.
     for groups in range(1, 289):
         yield Call(5, 4 * groups, "float32", (16 * groups, 4), 256, 0, False, False, False)
 
@@ -196,7 +196,7 @@ def test_python_and_cpp_compute_equal_geometries(geometries: ctypes.CDLL, calls:
     for call, mine, other in zip(calls, got, in_cpp(geometries, calls), strict=True):
         assert mine == other, call
     assert sum(call.in_memory for call in calls) > 2500
-    # The calls have all kinds of geometries.
+    # The calls cover all store kinds.
     for antithetic in (False, True):
         cuts = [cut for call, cut in zip(calls, got, strict=True) if call.antithetic == antithetic]
         assert {cut.store_kind for cut in cuts} == set(range(7))
@@ -265,7 +265,7 @@ def test_no_block_of_a_batch_lacks_rows(geometries: ctypes.CDLL) -> None:
             drawn = (first[:, None] + (np.arange(passes) << shift)).ravel()
             down = -(-rows // cut.rows_per_pass)
             assert np.array_equal(np.sort(drawn[drawn < down]), np.arange(down)), (call, batch)
-            # Of many bands, the last interleaved ones may lack rows.
+            # If bands are interleaved and many, the last may have no rows.
             assert (first[: max(1 << shift, bands - (1 << shift) + 1)] < down).all(), (call, batch)
     assert taken == {
         ("kAligned", 0), ("kAligned", 3), ("kStrided", 0), *itertools.product(["kShifted", "kStaged"], range(4)),
@@ -274,7 +274,7 @@ def test_no_block_of_a_batch_lacks_rows(geometries: ctypes.CDLL) -> None:
 
 @pytest.mark.slow
 def test_every_geometry_is_within_the_limits_of_the_kernel(calls: list[Call]) -> None:
-    """Emulated kernels have the geometries of small calls; here are those of all sizes."""
+    """The emulator tests run small calls only; this test checks calls of every size."""
     for call in calls:
         cut, size, own_rows = in_python(call), SIZES[call.dtype], own_rows_of(SIZES[call.dtype])
         (row_stride, column_stride), (across, down) = call.strides, sides(call)
@@ -293,7 +293,7 @@ def test_every_geometry_is_within_the_limits_of_the_kernel(calls: list[Call]) ->
             # Each thread draws at most one group of a chunk.
             assert cut.chunk % cut.groups_per_pass == 0 and cut.groups_per_pass <= cut.chunk <= cut.threads, call
             assert cut.groups_per_pass >= 1 and cut.band_groups % cut.groups_per_pass == 0 < cut.band_groups, call
-            # Positions of the columns of a pass in memory fit in 32 bits.
+            # Offsets between columns of a pass fit in 32 bits.
             assert abs(cut.column_step) * call.width * cut.groups_per_pass < 2**31, call
             if kind == "kTransposedStaged":
                 # The threads have registers for all dimensions of a pass.
@@ -305,7 +305,7 @@ def test_every_geometry_is_within_the_limits_of_the_kernel(calls: list[Call]) ->
         assert 1 <= cut.groups_per_pass <= 288 and cut.groups_per_pass * cut.rows_per_pass <= cut.threads, call
         assert 1 <= cut.rows_per_pass <= down, call
         assert cut.chunk % cut.rows_per_pass == 0 and cut.rows_per_pass <= cut.chunk <= cut.threads, call
-        # Positions of a chunk's dimensions in shared memory, row by row of a pass.
+        # In shared memory, each row of a pass has `pitch` entries, at least one for each pass of a chunk.
         assert cut.chunk // cut.rows_per_pass <= cut.pitch and cut.pitch % 2 == 1, call
         assert cut.rows_per_pass * cut.pitch <= 288 + 128, call
         # A row step beyond 31 bits is stored as 0; each thread then draws one row.
@@ -315,7 +315,7 @@ def test_every_geometry_is_within_the_limits_of_the_kernel(calls: list[Call]) ->
         assert cut.band_rows % cut.rows_per_pass == 0 and cut.band_rows >= cut.rows_per_pass, call
         # A thread continues with other columns and the same dimensions, so the dimensions must be one chunk.
         assert cut.steps >= 1 and (cut.steps == 1 or cut.band_rows <= cut.chunk), call
-        # Several rows per pass must be whole rows.
+        # A pass that draws several rows draws each one whole.
         assert cut.rows_per_pass == 1 or cut.groups_per_pass >= across, call
         if kind == "kShifted":
             assert cut.rows_per_pass == 1 and cut.threads <= SHIFTED_THREADS and across > 128, call
@@ -344,7 +344,7 @@ def test_blocks_cover_every_row_and_every_column_once() -> None:
     draw, count = random.Random(2), 0
     while count < 2000:
         call = random_call(draw)
-        # Rows or groups.
+        # `sides` counts groups and rows.
         if max(sides(call)) > 8000:
             continue
         count += 1
@@ -354,7 +354,7 @@ def test_blocks_cover_every_row_and_every_column_once() -> None:
         bands, rest = divmod(cut.blocks, cut.blocks_per_band)
         assert rest == 0
         is_row_store = cut.store_kind < 4
-        # Passes with row stores, groups with transposed stores.
+        # A band consists of passes with row stores, and of groups with transposed stores.
         side, band_length = (cut.rows_per_pass, cut.band_rows) if is_row_store else (1, cut.band_groups)
         down, band_length = -(-down // side), band_length // side
         drawn, shift = np.zeros(down, np.int64), cut.interleave_log2
@@ -365,12 +365,12 @@ def test_blocks_cover_every_row_and_every_column_once() -> None:
             drawn[first : first + (band_length << shift) : 1 << shift] += 1
         assert (drawn == 1).all(), (call, cut)
         if cut.store_kind == 4:
-            # Pieces of a pass; pieces of adjacent warps overlap.
+            # Blocks divide the pieces of a pass; pieces of adjacent warps overlap.
             new = (32 - cut.overlap) * (cut.threads // 32)
             pieces = cut.pieces * cut.groups_per_pass
             assert (cut.blocks_per_band - 1) * new < pieces <= cut.blocks_per_band * new, (call, cut)
             continue
-        # Groups of a row, or dimensions of a group, that a block draws in one pass.
+        # In one pass, a block draws `side` groups of a row, or `side` dimensions of a group.
         steps, side = (cut.steps, cut.groups_per_pass) if is_row_store else (1, cut.pieces)
         drawn = np.zeros(cut.blocks_per_band * steps * side, np.int64)
         for block in range(cut.blocks_per_band):
@@ -416,7 +416,7 @@ def test_cpp_has_the_fields_of_launches_and_spans_at_the_places_that_python_pack
     assert places[len(Launch._fields) :] == [(8 * k, 8) for k in range(len(Span._fields))] and span_size == SPAN.size
     del places[len(Launch._fields) :]
     assert places == [(FIELD_AT[name], struct.calcsize(FORMATS[name])) for name in Launch._fields]
-    # Without gaps: C++ has no further fields, and Numba's kernels get the fields one after another.
+    # The fields have no gaps: C++ has no further fields, and Numba's kernels read the fields one after another.
     assert size == PACKED_LAUNCH == sum(size for _, size in places)
 
 

@@ -35,7 +35,6 @@ from multisample.backends.memory import dlpack
 from multisample.backends.system import cuda_driver
 
 BACKENDS = ("torch_ext", "cupy", "numba", "cpu")
-# Larger than the matrices of the shortcut for small NumPy arrays, which calls no launcher.
 D, N = 5, 4099
 
 
@@ -43,7 +42,11 @@ D, N = 5, 4099
 
 
 class Memory(NamedTuple):
-    """A library: the library of results, copies of NumPy arrays, and (D, N) matrices with strides in elements."""
+    """How a library's arrays are made.
+
+    `result` names the library of results. `put` copies a NumPy array. `out` makes a (D, N) matrix with strides in
+    elements.
+    """
 
     result: str
     put: Callable[[Array], Any]
@@ -105,12 +108,12 @@ LIBRARIES: dict[str, tuple[str, Callable[[], Memory]]] = {
     "Numba": ("cuda", lambda: on_device("numba")),
     "JAX, CPU": ("cpu", jax_on_host),
     "JAX, CUDA": ("cuda", lambda: on_device("jax")),
-    # Of tensors, because NumPy cannot export bfloat16.
+    # These wrap tensors, because NumPy cannot export bfloat16.
     "`__dlpack__`, CPU": ("cpu", lambda: wrapped(torch_on_host(), ExportedByDlpack, "numpy")),
     "`__dlpack__`, CUDA": ("cuda", dlpack_on_device),
     "`__cuda_array_interface__`": ("cuda", lambda: wrapped(on_device("numba"), lambda x: Exported(x, stream=1))),
 }
-"""Libraries by their names in the table, with "host" for arrays that every backend accepts, or else their device."""
+"""Libraries by name, each with the memory of its arrays: "host" (every backend accepts it), "cpu" or "cuda"."""
 SERVES = {"host": BACKENDS, "cpu": ("torch_ext", "cpu"), "cuda": ("torch_ext", "cupy", "numba")}
 PAIRS = [(library, backend) for library in LIBRARIES for backend in BACKENDS]
 
@@ -168,7 +171,7 @@ def forget() -> None:
     PLANS.clear()
     programs = sys.modules.get("multisample._routes.jax.programs")
     if programs is not None:
-        programs.PROGRAMS.clear()  # Programs have the C functions of backends.
+        programs.PROGRAMS.clear()  # Cached programs hold C functions, which bypass the recording.
 
 
 @pytest.fixture
@@ -187,7 +190,7 @@ def case(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     launcher, launch = chosen.launcher, chosen.launch
     monkeypatch.setattr(chosen, "launcher", lambda draw: watched(launcher(draw), case))
     monkeypatch.setattr(chosen, "c_function", lambda launch: 0, raising=False)
-    # Compiled plans call no launcher.
+    # Compiled plans bypass the launcher.
     monkeypatch.setattr(chosen, "compiled_plan", lambda *arguments, **functions: None, raising=False)
     # Compiled code repeats launches with parameters.
     monkeypatch.setattr(chosen, "parameters", lambda launch: [], raising=False)
@@ -732,7 +735,7 @@ def test_streams_are_ordered_by_an_event_on_their_device(driver: Callable[..., D
     for first, then in ((0, 0), (0, 1), (1, 0), (77, 77)):
         cuda_driver.order(first, then, 0)
     assert recorded.recorded == []
-    # On a device that is not current.
+    # An event of a device that is not current pushes and pops that device's context.
     recorded = driver(1)
     event = cuda_driver.Event(77, 0)
     assert recorded.names() == [
@@ -758,12 +761,12 @@ def test_the_current_context_is_restored(driver: Callable[..., Driver], monkeypa
         assert recorded.recorded == [("cuCtxGetCurrent", None)]
         raise KeyError
     assert recorded.recorded[1:] == [("cuCtxSetCurrent", 3000)]
-    # Without a current context before, none is current afterwards,
+    # If no context was current before, none is current afterwards.
     recorded = driver()
     with cuda_driver.keeping_context():
         pass
     assert recorded.recorded[1:] == [("cuCtxSetCurrent", None)]
-    # unless the driver was not initialized.
+    # If the driver is not initialized, no context is restored.
     recorded = driver(cuCtxGetCurrent=3)
     with cuda_driver.keeping_context():
         pass
@@ -805,7 +808,7 @@ def test_device_of_works_in_any_thread(to_numpy: Callable[[Any], Array]) -> None
         array = memory.put(np.ones(3, np.float32), device)
         place = memory.pointer(array)
         assert cuda_driver.device_of(place) == device
-        # A thread without a context.
+        # A new thread has no current context.
         with concurrent.futures.ThreadPoolExecutor(1) as other:
             assert other.submit(cuda_driver.device_of, place).result() == device
     assert cuda_driver.device_of(np.ones(3).ctypes.data) == 0

@@ -35,10 +35,10 @@ ABSOLUTE_ERROR_F32 = 5.6e-6
 ERROR_F32_BY_RADIUS = 1e-6
 LARGEST_F32 = np.float32(6.7638)
 
-# A bound relative to the radius, R / 2. The errors are 2.2e-16 in R (relative) and 2.4e-16 in s (STREAM.md). The error
-# of s enters 2 fma(-s, s, 0.5) times 4 |s|; its rounding adds 0.6e-16, and the rounding of the last product 1.1e-16:
-# 13.5e-16 together. In the second normal, 2 s c, the errors of s and c enter at most 2 / sqrt(2) times each, which is
-# less.
+# A bound relative to the radius, R / 2. The errors are 2.2e-16 in R (relative) and 2.4e-16 in s (STREAM.md). An error
+# of s changes 2 fma(-s, s, 0.5) by 4 |s| times as much, at most 9.6e-16. The rounding of the fma adds 0.6e-16, and the
+# rounding of the last product adds 1.1e-16. The sum is 13.5e-16. In the second normal, 2 s c, the errors of s and c
+# together count at most 2 sqrt(2) times, which is less.
 ERROR_F64_BY_RADIUS = 1.4e-15
 
 
@@ -149,7 +149,7 @@ def test_transform_f32_meets_the_error_bounds_of_the_contract() -> None:
         (random_words(size, 5, 32), random_words(size, 6, 32)),
         (draw(edges, size), random_words(size, 7, 32)),
         (random_words(size, 8, 32), draw(edges, size)),
-        # The 2^16 words with the largest radii, and those with the smallest.
+        # These words have the 2^16 largest and the 2^16 smallest radii.
         (np.arange(2**16), random_words(2**16, 9, 32)),
         (2**32 - 1 - np.arange(2**16), random_words(2**16, 10, 32)),
     ):

@@ -28,7 +28,7 @@ import multisample
 
 Array = np.ndarray[Any, Any]
 
-# The probability that a test rejects a correct stream, over all seeds. The tests are fewer than 100: 1e-4 in all.
+# The probability, over all seeds, that a test rejects a correct stream. Fewer than 100 tests add up to 1e-4 at most.
 ALPHA = 1e-6
 # Broken streams must give a smaller p-value.
 CAUGHT = 1e-12
@@ -40,7 +40,7 @@ THREADS = 2
 
 
 def worst(p_values: Any) -> float:
-    """One p-value for several, which may be dependent: the smallest times their number (Bonferroni)."""
+    """Combine p-values, which may be dependent, into one: the smallest times their number (Bonferroni)."""
     values = np.ravel(p_values)
     return float(min(1.0, values.size * values.min()))
 
@@ -95,7 +95,7 @@ def merged(edges: Array, cells: int) -> tuple[Array, Array]:
     beyond = special.ndtr(-edges)
     probability = beyond - np.append(beyond[1:], 0)
     index = np.minimum(2 * cells * beyond, cells - 1).astype(np.int64)
-    # If a cell of `edges` is wider than a new cell, numbers of new cells are skipped.
+    # If a cell of `edges` is wider than a new cell, some indices of new cells stay unused.
     _, index = np.unique(index, return_inverse=True)
     return index, np.bincount(index, probability)
 
@@ -273,7 +273,7 @@ def test_draws_that_are_not_normal_are_rejected(broken: str) -> None:
 
 
 def low_bits(z: Array) -> float:
-    """Chi-square of 256 cells of the 26th to 33rd binary digit, over which the density is constant."""
+    """Chi-square of the 256 values of binary digits 26 to 33; the density hardly changes over their range."""
     places = np.abs(z.astype(np.float64)) * 2.0**33
     counts = np.bincount(places.astype(np.int64).reshape(-1) & 255, minlength=256)
     return of_counts(counts, np.full(256, 1 / 256))
@@ -320,7 +320,8 @@ def matrix() -> Array:
     return z
 
 
-# Columns j and j + lag. One pair of words gives columns 0 and 1, the other gives 2 and 3; column 4 begins a block.
+# Pairs (j, k) of nearby columns. One pair of words gives columns 0 and 1, the other gives 2 and 3. Column 4 begins a
+# block.
 NEIGHBOURS = [(0, 1), (1, 2), (2, 3), (3, 4), (0, 2), (1, 3), (0, 3), (0, 4), (1, 5), (1, 6)]
 
 

@@ -1,9 +1,9 @@
 """Run the PTX of one kernel on the CPU: all threads in step, one NumPy operation for each instruction.
 
 The machine implements only the instructions of the stream's code; any other is an error. These are errors too:
-approximations except `rsqrt.approx`, roundings except to nearest, subnormal operands of instructions that flush them,
-and products that a compiler may fuse: those without ``.rn`` that an addition without ``.rn`` reads. Fused multiply-adds
-are the C library's, exact. `rsqrt.approx` is the nearest float32 or a neighbour of it: the stream corrects the root.
+approximations except `rsqrt.approx`, roundings except to nearest, and subnormal operands of instructions that flush
+them. So are fusible products: products without ``.rn`` whose results feed an addition without ``.rn``. The C library
+computes fused multiply-adds exactly. `rsqrt.approx` gives the nearest float32 or a neighbour; the stream corrects it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _dtype(kind: str) -> Any:
 
 
 def filled(ptx: str, z: Array, *arguments: Any, threads: int = 0, block: int | None = None) -> Array:
-    """`z` after a kernel with these arguments and `z`; arrays are passed by address, structs as bytes.
+    """Run a kernel on these arguments and `z`; return the new `z`. Arrays are passed by address, structs as bytes.
 
     `ptx` has the parameters and the body. The grid has a thread for each element of `z`, in one block, by default.
     """
@@ -64,7 +64,7 @@ class Machine:
     """Global memory, and the threads of one launch."""
 
     def __init__(self, threads: int, block: int | None = None, *, contraction: bool = False) -> None:
-        """`contraction` permits products that the assembler may contract; the machine does not contract them."""
+        """With `contraction`, fusible products are no error; they are still computed unfused."""
         self.threads, self.block, self._contraction = threads, block or threads, contraction
         self._memory = bytearray()
         self._sizes: dict[int, tuple[Any, tuple[int, ...]]] = {}

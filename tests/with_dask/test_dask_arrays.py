@@ -153,7 +153,7 @@ def test_the_graph_has_mu_and_sigma_once_and_fuses_operations_on_blocks() -> Non
 
 
 def name(**changes: Any) -> str:
-    """The name of an array, a token of its arguments; workers do not import this file."""
+    """An array's name, a hash of its arguments."""
     import multisample.dask
 
     given = {"mu": np.linspace(-3, 4, 13), "sigma": np.ones(13), "n": 50, "seed": 7, "chunks": 5, **changes}
@@ -170,14 +170,14 @@ def test_equal_arguments_give_equal_names(client: Any) -> None:
     names = [name(**changes) for changes in different]
     assert len(set(names)) == len(names)
     assert names == [name(**changes) for changes in different]
-    # In other processes too, whose hashes have other seeds.
+    # Names are equal in other processes too, whose hashes have other seeds.
     own = cloudpickle.dumps(name)
     assert set(client.run(lambda: cloudpickle.loads(own)()).values()) == {names[0]}
 
 
 @pytest.mark.slow
 def test_arrays_of_dask_expressions() -> None:
-    """With ``array.query-planning``, which Dask only reads when it is imported."""
+    """A new process sets ``array.query-planning``, which Dask reads only when it is imported."""
     command = (
         "import numpy as np, multisample.dask\n"
         "x = multisample.dask.sample(np.arange(5.0), 1.0, 40, seed=7, chunks=3)\n"
@@ -284,7 +284,7 @@ def test_a_backend_that_the_worker_lacks_is_named(client: Any, monkeypatch: pyte
         pytest.skip("cupy is available")
     with pytest.raises(multisample.BackendUnavailableError, match="'cupy' cannot run here"):
         drawn(backend="cupy")
-    # A client that has CuPy sends such blocks to workers without.
+    # A client that has CuPy sends such blocks to workers that lack CuPy.
     with monkeypatch.context() as patched:
         patched.setattr(
             multisample.dask, "draw", lambda *args, backend, **options: multisample.sample(*args, **options)

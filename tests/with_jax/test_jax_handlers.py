@@ -1,6 +1,6 @@
-"""Handlers, called as XLA calls them: with call frames made here, and a device that writes down what is launched.
+"""The tests call handlers as XLA does, with their own call frames and a device that records launches.
 
-The layouts are those of the structs of ``xla/ffi/api/c_api.h``, written again as ctypes structures.
+The ctypes structures repeat the layouts of the structs of ``xla/ffi/api/c_api.h``.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def metadata_request(xla: Xla) -> tuple[Any, Any]:
 
 
 class Xla:
-    """A runtime of XLA's interface: it answers requests, and keeps the errors that it makes.
+    """A fake XLA runtime: it answers requests, and keeps the errors that handlers create.
 
     It has one executable with one call, whose state it keeps.
     """
@@ -154,7 +154,7 @@ def run(handler: Callable[[int], int | None], frame: CallFrame) -> int:
 
 
 def in_python(execute: Callable[[xla_ffi.Frame], None]) -> Callable[[int], int]:
-    """A handler, as `enter_python` calls it with the address of a frame."""
+    """A handler that takes the address of a frame, as `enter_python` calls it."""
     type_id = INT64()
     target = xla_ffi.Target(
         lambda frame: None, lambda frame, launch: execute(frame), ctypes.addressof(type_id), "of_test", 1, False
@@ -235,7 +235,7 @@ def test_exceptions_become_errors(error: Exception, code: int) -> None:
 
 
 def words_in_memory(seed: int, offsets: int) -> dict[str, int]:
-    """Address fields of a launch. `offsets` is 0 if the call has none; the fields after the seed are then 0."""
+    """Address fields of a launch. If `offsets`, the address of the offsets, is 0, so are all fields but `seed_at`."""
     places = {name: 8 * k for k, name in enumerate(("offset_at", "first_row_at", "first_column_at"))}
     return {"seed_at": seed, **{name: offsets and offsets + place for name, place in places.items()}}
 
@@ -311,7 +311,7 @@ def test_parameters_on_a_device_are_one_launch(
     )
     xla = Xla()
     frame = xla.frame(options.encoded(), [*p, weights, seed[0], offsets[0], *[begins.view(np.uint32)] * of_blocks], x)
-    # Python reads the begins of blocks, also for a backend with a C function.
+    # Python reads where blocks begin, also for a backend with a C function.
     function = ctypes.CFUNCTYPE(ctypes.c_int, P)(lambda launch: 0)
     execute(Operation.perturb, "CUDA", xla, frame, of_blocks * (ctypes.cast(function, P).value or 0))
     launched, recording.launched = recording.launched, []
@@ -329,7 +329,7 @@ def test_parameters_on_a_device_are_one_launch(
         **words_in_memory(seed.ctypes.data, offsets.ctypes.data),
     )  # fmt: skip
     recording.launch(launch)
-    assert len(launched) == 2  # A run and a strided span have kernels of their own.
+    assert len(launched) == 2  # A contiguous span and a strided one have kernels of their own.
     for (kernel, found, device), (own, expected, _) in zip(launched, recording.launched, strict=True):
         assert (kernel, device) == (own, DEVICE)
         assert struct.pack("P", launch.weights) in found
@@ -391,7 +391,7 @@ class Native:
         assert xla.state
 
     def python(self, xla: Xla, frame: CallFrame) -> int:
-        """Run the call as an instruction's first, which enters Python."""
+        """Run the call as the first of its instruction; first calls enter Python."""
         state = xla.state
         self.instantiate(xla, frame)
         error = self(frame)
@@ -486,7 +486,7 @@ def test_python_reports_errors_of_a_launch(emulated: Native, recording: Recordin
 
 
 def test_an_exception_that_ends_a_callback_is_an_error(emulated: Native, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of a signal handler, before the callback's first line."""
+    """For example, a signal handler may raise before the callback's first line."""
 
     def fail(frame: int, launch: int) -> int:
         raise KeyboardInterrupt
@@ -528,7 +528,7 @@ def test_a_c_function_and_python_get_the_launch_of_a_call(
     emulated: Native, recording: Recording, has_offsets: bool, batched: Sequence[bool], layout: str, dtype: str,
     aligned: bool,
 ) -> None:  # fmt: skip
-    """A batch is one launch too."""
+    """A batch takes one launch too."""
     backend, xla = WithFunction(), Xla()
     registry.register(backend)
     flags = {"antithetic": True, "fast_math": True, "aligned": aligned}

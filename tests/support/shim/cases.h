@@ -22,7 +22,8 @@ struct Memory {
   char* at(const void* offset) const { return data + reinterpret_cast<u64>(offset); }
 };
 
-// Values of a launch's words. A case marks a word in memory by any address that is not null.
+// Values of a launch's words. A non-null address in a case means: the kernel reads this word from memory. `place` sets
+// the real address.
 struct Origin {
   u64 seed, offset, first_row, first_column;
 };

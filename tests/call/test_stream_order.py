@@ -151,7 +151,7 @@ CUDA = Device("cuda", 1)
 
 
 def test_streams_wait_for_each_other_before_and_after(ordered: list[Any]) -> None:
-    # As with Numba's arrays: mu names the kernel's stream; sigma and out name other streams.
+    # The streams are those of three Numba arrays: mu names the kernel's stream; sigma and out name other streams.
     other_streams = _stream_order.order_before([7, 8, 9], CUDA, 7)
     assert other_streams == {8, 9}
     assert sorted(ordered) == [(8, 7, 1), (9, 7, 1)]
@@ -214,7 +214,7 @@ def hold_up(consumer: Any, by_dlpack: bool, cycles: int = SHORT) -> None:
 
 
 def on_current_stream(memory: Any, result: Any) -> Any:
-    """`result` for use on the library's current stream. With Numba, this stream first waits for that of the result."""
+    """`result` for use on the library's current stream. With Numba, this stream first waits for the result's stream."""
     if memory.name != "numba":
         return result
     named = result.__cuda_array_interface__["stream"] or 0
@@ -237,7 +237,7 @@ def rounds(pairing: SimpleNamespace, count: int) -> tuple[int, Any]:
             if number % 2:
                 hold_up(consumer, pairing.wrap is ExportedByDlpack)
             x = multisample.sample(*wrapped, N, seed=number, backend=pairing.backend)
-            # Freed before the kernel runs, and reused at once.
+            # `del` frees the inputs before the kernel runs; the next array may reuse their memory at once.
             del mu, wrapped
             producer.full(D, -1.0)
             x = on_current_stream(consumer, x)
@@ -313,7 +313,7 @@ def test_validation_waits_for_the_values(pairing: SimpleNamespace) -> None:
 def test_numba_arrays_on_several_streams_are_ordered(bits: ToArray, late: str, default_dtype: bool) -> None:
     require("numba")
     memory = memory_of("numba")
-    memory.cuda.current_context()  # The context of the new stream.
+    memory.cuda.current_context()  # `cuStreamCreate` needs a current context.
     flag = memory.driver.binding.CUstream_flags.CU_STREAM_NON_BLOCKING.value
     streams = {name: memory.cuda.external_stream(int(memory.driver.driver.cuStreamCreate(flag))) for name in
                ("mu", "sigma", "out")}  # fmt: skip
@@ -427,7 +427,7 @@ def test_jax_streams_are_ordered_with_the_kernel(to: str) -> None:
                 if busy:
                     hold_up(consumer, by_dlpack=True)
                 x = multisample.sample(mu, sigma, N, seed=number, backend=to)
-                # Freed before the kernel runs; the result is freed before it is read.
+                # `del` frees mu before the kernel runs, and x before `wrong` reads it.
                 del mu
                 found = wrong(x, np.float32(number), found)
                 del x
@@ -485,7 +485,7 @@ def test_foreign_arrays_are_drawn_on_their_own_device(to: str, library: str, bit
     expected = bits(on_cpu(*host, N, seed=2))
     for there, here in ((1, 0), (0, 1), (1, 1)):
         arrays = [memory.put(x, there) for x in host]
-        # PyTorch exports tensors of its current device only. After an operation of JAX, its device is current.
+        # PyTorch exports tensors of its current device only. An operation of JAX makes JAX's device current.
         with (
             memory.device(there) if library == "torch" else contextlib.nullcontext(),
             contextlib.nullcontext()
