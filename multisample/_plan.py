@@ -33,7 +33,7 @@ from ._reading import reader_of, vector_reader
 from ._stream_order import order_after, order_before
 
 Drawn: TypeAlias = tuple[Any, int, int, Any]
-"""The result or results; seed; offset; and None, or a device array with the offset, if the host does not know it."""
+"""The result or results; seed; offset; and the device array that has the offset, or None if the host knows it."""
 
 
 class Planned(Protocol):

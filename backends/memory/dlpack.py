@@ -64,7 +64,7 @@ _pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(
 
 
 def numpy_dtype(dtype: str) -> np.dtype[Any]:
-    """NumPy's dtype for a name. TypeError if only the package ml_dtypes has it, and is not installed."""
+    """NumPy's dtype for a name. TypeError if the dtype needs the package ml_dtypes, which is not installed."""
     if hasattr(np, dtype):
         return np.dtype(dtype)
     try:
@@ -97,7 +97,7 @@ def _exchange(array: Any, stream: int | None) -> tuple[Any, _Tensor, bool]:
 
 
 def is_read_only(array: Any) -> bool:
-    """Whether `array`, which need not be ready, reports its memory as read-only. DLPack before 1.0 cannot report it."""
+    """Whether `array` reports its memory as read-only, without waiting for it. DLPack before 1.0 cannot report it."""
     on_device = int(array.__dlpack_device__()[0]) in CUDA
     return _exchange(array, -1 if on_device else None)[2]
 

@@ -215,7 +215,9 @@ _SampleBatch, _SampleBatchBackward = _functions("sample_batch", _vmap_batch, _vm
 
 
 def _flat(x: Any, dim: int | None, size: int, batch: int, own: int) -> Any:
-    """Reshapes a tensor of `size` batches to a batch of ``size * batch`` elements of at most `own` axes.
+    """Merges the axis of vmap, of length `size`, with the axis of the batch, of length `batch`.
+
+    Each element keeps at most `own` axes.
 
     A vector that all elements share is returned as it is.
     """
@@ -231,7 +233,7 @@ def _flat(x: Any, dim: int | None, size: int, batch: int, own: int) -> Any:
 
 
 def _keys_of(size: int, counter: Any, dim: int | None, like: Any, options: Options) -> tuple[Any, Options]:
-    """The keys of `size` elements. The offset is each element's counter, a counter of all, or a value in `options`."""
+    """The keys of `size` elements. The offset is `counter`, one of each element or one of all, or is in `options`."""
     words = {name: options[name] for name in ("seed", "offset") if name in options}
     rest = {name: option for name, option in options.items() if name not in words}
     seed = torch.full((), words["seed"], dtype=torch.int64, device=like.device)
@@ -277,7 +279,7 @@ def _below_autograd(operator: Any, keys: Any, *arguments: Any, **options: Any) -
 
 
 def _rules(operator: Any, function: Any, count: int) -> tuple[Any, Any]:
-    """The rules for autograd and for torch.func, of an operator with `count` arguments, the words last."""
+    """The rules for autograd and for torch.func, of an operator with `count` arguments: the last has the offset."""
     tensors = min(count - 1, 2)
 
     def differentiable(keys: Any, *arguments: Any, **options: Any) -> Any:

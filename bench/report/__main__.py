@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.report.page_figures import FIGURES, pictures_of_pages
-from bench.report.page_numbers import ROOT, marked_pages, written
+from bench.report.page_markers import ROOT, marked_pages, written
 from bench.report.pictures import THEMES, Picture, pictures, svg
 from bench.report.results import Results, Run, read_runs, reduced, write
 from bench.report.row import measured, row

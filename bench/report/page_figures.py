@@ -1,6 +1,6 @@
 """The figures of pages by name: tables and queries of page_figures.json, pictures, machines, and computed tables.
 
-In page_figures.json, "queries" are named queries of `bench.report.page_numbers`. A grid makes a query for each row and
+In page_figures.json, "queries" are named queries of `bench.report.page_markers`. A grid makes a query for each row and
 column. A column has a title, a case, a call, a field, and a file if it is not that of the grid. In its case or call,
 ``{}`` stands for the text of the row. If "rows" is a list, each row is a shape, d x n. "tables of queries" have a query
 for each cell.
@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.report.page_numbers import number_text, numbers, query_text, table
+from bench.report.page_markers import number_text, numbers, query_text, table
 from bench.report.pictures import Picture, pictures
 from bench.report.results import Results, Run
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from bench.suites.cases import clamp
 
-BUSY = 2**30  # Bytes of a fill that outlasts most calls on the host (240 us on an H200); many times the cache.
+BUSY = 2**30  # Bytes of a fill that takes longer than most calls take the host: 240 us on an H200.
 ROTATED = 2**28  # Bytes of results that are kept alive: several times the cache.
 MOST_KEPT = 256
 LEAST_TURNS = 3

@@ -55,7 +55,7 @@ def vector_converter(
     if len(operand.shape) == 2 and batch in (None, 1):
         steps.append(operator.itemgetter((slice(None), 0) if batch is None else 0))
     name = "float64" if real.itemsize == 8 else "float32"
-    if operand.dtype == "float64" and name == "float32":  # Only rounding to a narrower type overflows or underflows.
+    if operand.dtype == "float64" and name == "float32":  # `rounded` hides warnings of overflow.
         steps.append(lambda raw: rounded(raw, real))
     elif operand.dtype != name:  # Faster than `astype` with copy=False.
         steps.append(lambda raw: raw if raw.dtype == real else raw.astype(real))

@@ -1,7 +1,7 @@
 """`Library`: the interface to an array library. Each library has a module beside this one.
 
-A known library allocates its results on its own stream. The memory of other arrays is shared, by DLPack or the CUDA
-array interface, with the backend's library or NumPy.
+A known library allocates its results on its own stream. Arrays of unknown libraries are handed to the
+backend's library or NumPy without a copy, by DLPack or the CUDA array interface.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Operand(NamedTuple):
 
 
 class Library:
-    """An array library. Its methods take its own arrays; `signature` takes the array types in `BY_TYPE` only."""
+    """An array library. Its methods take its own arrays; `signature` takes only arrays whose type is in `BY_TYPE`."""
 
     name: str
     names_streams = False
@@ -65,8 +65,9 @@ class Library:
     """Whether this is a `ForeignLibrary`."""
     key: Callable[..., Hashable] | None = None
     """``key(mu, sigma, out, seed, generator, dim_offset, sample_offset, *options)``: computes the key of a call in
-    compiled code, for `sample`. The key has signatures and types of `mu`, `sigma` and `out`, types of
-    `seed` to `sample_offset`, values and types of the options, and the signature of a seed of type `keyed_seed`."""
+    compiled code, for `sample`. The key has the signature and type of `mu`, `sigma` and `out`; the type of `seed`,
+    `generator`, `dim_offset` and `sample_offset`; the value and type of each option; and the signature of a seed of
+    type `keyed_seed`."""
     keyed_seed: type | None = None
 
     # --- For each call ---

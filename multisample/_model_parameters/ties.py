@@ -116,7 +116,10 @@ def ties_of(
 
 
 def overlaps_itself(operand: Operand) -> bool:
-    """Whether two elements may share memory: a stride is smaller than the extent of the axes with smaller strides."""
+    """Whether two elements may share memory.
+
+    They may if some stride is smaller than the bytes that all axes with smaller strides span.
+    """
     end = item_size(operand.dtype)
     if 0 in operand.shape:
         return False

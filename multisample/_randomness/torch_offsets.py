@@ -89,7 +89,10 @@ def _take_from_cpu(generator: Any) -> tuple[int, int]:
 
 
 def take_transformed(device: str, generator: Any) -> tuple[int, int]:
-    """`taker` for calls that PyTorch transforms: torch.func forbids writes to tensors from outside the transform."""
+    """As `taker`, for calls that PyTorch transforms.
+
+    On a CPU it makes a new tensor: inside a transform, torch.func forbids writes to a tensor from outside.
+    """
     if torch.device(device).type == "cuda":
         return taker(device)(generator)
     return int(torch.empty((), dtype=torch.int64, device="cpu").random_(_LEAST, None, generator=generator)) % WORD_64, 0

@@ -1,8 +1,8 @@
 """Calls that PyTorch transforms: by torch.func, forward-mode AD, a dispatch mode or a tensor subclass.
 
 Such a call becomes an operator call, through PyTorch's dispatcher. An offset passed by value would repeat in every run
-of a graph and for every element of a batch. Where these need new numbers, a PyTorch operator draws the offset, which
-stays on the device.
+of a graph and for every element of a batch. Where each run or element needs new numbers, a PyTorch operator draws
+the offset, which stays on the device.
 """
 
 from __future__ import annotations

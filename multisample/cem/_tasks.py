@@ -1,7 +1,7 @@
 """Tasks: windows of one generation of samples, which any process can draw and score.
 
-A task is a mean, a deviation, a key and a window. So a generation sends only these and gets scores back, but no sample:
-`redraw` draws the elites again where they are refitted.
+A task is a mean, a deviation, a key and a window. A generation sends only these, and gets back scores, but no sample.
+The process that refits draws the elites again, by `redraw`.
 """
 
 from __future__ import annotations
@@ -113,7 +113,8 @@ class Task:
 def split(k: int, **fields: Any) -> list[Task]:
     """At most `k` tasks of nearly equal size, with these fields.
 
-    Each has at least two samples: NumPy adds the rows of one column in another order, so that sums round differently.
+    Each has at least two samples. With one column, NumPy adds the rows in another order than with several, and a score
+    could round differently.
     """
     n = fields["n"]
     k = min(k, n // 2)

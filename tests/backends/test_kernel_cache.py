@@ -399,7 +399,7 @@ def test_a_child_forked_during_a_compilation_can_compile(root: Path) -> None:
     def compile_slowly() -> None:
         with global_compiler_lock:
             compiles.set()
-            has_forked.wait(0.2)  # A fork that waits for the lock never sets the event, so the timeout ends the wait.
+            has_forked.wait(0.2)  # Until the timeout, if the fork waits for the lock.
 
     thread = threading.Thread(target=compile_slowly)
     thread.start()

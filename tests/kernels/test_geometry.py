@@ -81,7 +81,7 @@ class Call(NamedTuple):
 
     @property
     def skip(self) -> int:
-        """Number of columns of the first group before the window; the maximum if the offset is in memory."""
+        """Columns of the first group before the window. If the offset is in memory: the most possible."""
         return self.width - 1 if self.in_memory else self.sample_offset % self.width
 
 
@@ -167,7 +167,7 @@ def edge_calls() -> Iterator[Call]:
                     address = 256 + shift * size
                     sample_offset = skip if n + skip <= COLUMNS else COLUMNS - n
                     for kind, (shared, fast) in enumerate([(False, False), (True, False), (False, True)]):
-                        # Of the row layout and the transposed layout, one is antithetic.
+                        # Exactly one of the two layouts is antithetic.
                         for strides in (((n + pad) * size, size), (size, (d + pad) * size)):
                             pairs = (number + kind + d + (strides[0] == size)) % 2 == 1
                             yield Call(d, n, dtype, strides, address, sample_offset, shared, pairs, fast)

@@ -19,12 +19,12 @@ def opcodes_of(ptx: str) -> collections.Counter[str]:
 
 _FLOAT = re.compile(r".*\.(b?f16|f32|f64)\b.*")
 # Moves, loads, stores and changes of sign.
-_MOVES = r"(mov|selp|neg|ld\.\w+|st\.\w+)(\.v[24])?\."
+_MOVES = r"(mov|selp|neg|(ld|st)(\.\w+)?)(\.v[24])?\."
 # Elements of mu and sigma in the computing type, and words. float64 occurs in float32 kernels as these elements only.
 _ALLOWED = {
     "float32": re.compile(
         rf"(fma\.rn|(mul|add|sub)(\.rn)?)\.f32|{_MOVES}f32|cvt\.rn\.f32\.([us](16|32|64)|f64)|cvt\.f32\.f16"
-        r"|(ld\.(param|global)|mov)\.f64"
+        r"|(ld(\.(param|global))?|mov)\.f64"
     ),
     "float64": re.compile(
         rf"(fma\.rn|sqrt\.rn|(mul|add|sub)(\.rn)?)\.f64|{_MOVES}f(32|64)|cvt\.rn\.f64\.[us](16|32|64)"

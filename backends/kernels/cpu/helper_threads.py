@@ -61,8 +61,7 @@ llvmlite.binding.add_symbol("multisample_cpu_threads", _shared.ctypes.data)
 # Elements of a call. From _BEGUN on, each thread has a cache line: the next unclaimed index of its part.
 _ENTRY, _ARGUMENTS, _COUNT, _THREADS, _HELPERS, _BEGUN = 0, 1, 2, 3, 4, _LINE
 _CALL = _BEGUN + (_MOST_HELPERS + 1) * _LINE
-# How many times a waiting thread loads a number before it sleeps or lets others run: some 70 us. Waking a thread takes
-# about as long.
+# Loads by a waiting thread before it sleeps or lets others run. They take some 70 us, about as long as waking a thread.
 _LOADS = 200_000
 # Numbers of 64 bits that hold a `cpu_set_t`, a `sigset_t` or a `pthread_attr_t`.
 _SET = 16
@@ -273,7 +272,7 @@ def _forget() -> None:
     _prepare_helpers(_shared[_MOST])
 
 
-# The child gets a new pool. Helpers that an earlier hook started in the child keep the old pool.
+# The child gets a new pool. If an earlier fork hook drew in the child, its helpers keep the old pool.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget)
 

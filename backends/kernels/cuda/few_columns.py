@@ -18,7 +18,7 @@ from .stores import MOST_STORED, copying
 
 @functools.cache
 def _own_rows(gpu: ModuleType, dtype: str) -> tuple[Function, Function]:
-    """The rows of a thread in one pass: rows lane, lane + 32, ... of its warp's rows.
+    """The rows of a thread in one pass: of the warp's rows, number `lane`, `lane` + 32, ...
 
     ``elements_of(vector, first, last, is_whole)``: elements `first`, `first` + 32, ... of mu or sigma. Unless
     `is_whole`, element `last` replaces those behind it. ``parts_of(first, offset, keys)``: the row parts of the words,
@@ -124,7 +124,8 @@ def _storing(gpu: ModuleType, dtype: str, antithetic: bool, count: int) -> tuple
 def _drawing(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: bool, fast: bool) -> Function:
     """``draw(own, made, is_direct, at, stride, left, columns)`` draws a group of columns, `columns` of which exist.
 
-    If `is_direct`, `at` is in the matrix and `stride` is that of columns; else in shared memory, and that of rows.
+    If `is_direct`, `at` is in the matrix, and `stride` is the distance of columns. Otherwise `at` is in shared memory,
+    and `stride` is the distance of rows.
     """
     own_rows, per_normal = own_rows_of(SIZES[dtype]), group_width(antithetic) // 4
     elements, in_row = scaled(gpu, dtype, antithetic), noise(gpu, dtype, shared_noise, fast).in_row

@@ -4,8 +4,9 @@ A place is ``<!-- figure: FILE | CASE | CALL | FIELD -->...<!-- end -->`` in a l
 several, or ``<!-- figure: NAME -->...<!-- end -->``, with a table or a picture of `bench.report.page_figures` in it.
 
 FILE is a file of bench/results, or a name of FILES. CASE and CALL select its rows, with ``*`` for any text and ``;``
-between several patterns. FIELD is a number of a row, or ``FIELD over OTHER``: its ratio to the lowest of the calls
-OTHER in the same case. ``best FIELD`` is the lowest of the matching calls. Fields that end in "us" get a unit of time.
+between several patterns. FIELD is a number of a row, or ``FIELD over OTHER``: FIELD divided by the lowest FIELD
+of the calls that match OTHER in the same case. ``best FIELD`` is the lowest of the matching calls. Fields that end in
+"us" get a unit of time.
 """
 
 from __future__ import annotations
