@@ -7,6 +7,7 @@ inputs to test all of them.
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -182,6 +183,12 @@ def test_transform_f64_equals_the_exact_reference(code: Code) -> None:
     for pair, got in zip(pairs, code.transform["float64"](a, b), strict=True):
         expected = [stream.bits(value, "float64") for value in stream.transform(*pair, stream.F64)]
         assert got.view(np.uint64).tolist() == expected, pair
+
+
+def test_the_float64_normal_of_the_smallest_uniform_is_the_bound_of_readme(code: Code) -> None:
+    zero = np.zeros(1, np.uint64)
+    largest = np.abs(code.transform["float64"](zero, zero)).max()
+    assert largest == pytest.approx(math.sqrt(-2 * math.log(2.0**-65)), rel=ERROR_F64_BY_RADIUS) and largest < 9.495
 
 
 # --- Blocks ---------------------------------------------------------------------------------------
