@@ -16,7 +16,7 @@
 // In a batch of small matrices, a block draws several matrices, and a thread one group of some rows.
 #pragma once
 
-#include "cuda/store_kind.h"
+#include "cuda/kernel_choice.h"
 #include "launch.h"
 
 namespace multisample {

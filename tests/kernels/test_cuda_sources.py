@@ -384,7 +384,7 @@ def test_launches_report_only_their_own_errors() -> None:
         "stream/rounding.h",
         "include/multisample/normal.h",
         "launch.h",
-        "cuda/store_kind.h",
+        "cuda/kernel_choice.h",
         "cuda/geometry.h",
         "cuda/gradient_geometry.h",
         "cpu/floating_point.h",

@@ -1,6 +1,6 @@
 """The geometry of a call: its cut into CUDA blocks and threads, for backends that launch from Python.
 
-A twin of ``csrc/cuda/geometry.h`` and ``store_kind.h``, which have the reasons. The numbers drawn do not depend on it.
+A twin of ``csrc/cuda/geometry.h`` and ``kernel_choice.h``, which have the reasons. No number drawn depends on it.
 """
 
 from __future__ import annotations
