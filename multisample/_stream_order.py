@@ -19,7 +19,7 @@ from ._libraries import Device
 _CHECKS = 8
 
 
-# Objects that the GPU still uses, each with a function that tells whether it is done.
+# Objects in use by the GPU, each with a function that returns whether the GPU is done with it.
 _kept: collections.deque[tuple[Callable[[], bool], Any]] = collections.deque()
 _inherited: list[Any] = []
 

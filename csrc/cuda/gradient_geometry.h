@@ -94,7 +94,7 @@ inline void set_tiles_across(const Launch& call, GradientGeometry& g) {
   g.slots = static_cast<u32>(min(kGradientThreads / g.tiles, g.groups));
 }
 
-// Lanes per run: all slots if they are a power of two of at most 32, else at most one lane per sum. With more lanes,
+// Lanes per run: all slots if their number is a power of two up to 32, else at most one lane per sum. With more lanes,
 // shuffles take more instructions than additions in shared memory.
 inline u32 lanes_of(const GradientGeometry& g) {
   if (g.across) return 1;
@@ -140,7 +140,7 @@ inline u64 blocks_of_rows(const Launch& call, const GradientGeometry& g) {
 }
 
 // Sets sweeps and turns. Segments are short as long as there are few blocks; longer ones leave fewer sums to add up.
-// Sweeps raise a thread's turns to 16 where at least 2048 blocks remain.
+// While at least 2048 blocks remain, a block takes more sweeps, until a thread has 16 turns.
 inline void set_turns(const Launch& call, GradientGeometry& g) {
   g.sweeps = 1;
   const u64 all = ceil_div(g.groups, g.slots), blocks = blocks_of_rows(call, g) * all;

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from multisample.backends.launch import Operation
-
 from .._arguments import check_choice, check_flag, checked_integer
-from .._call import COLUMNS, FLAGS, ROWS, Call
+from .._call import COLUMNS, FLAGS, ROWS, TRAITS, Call
 
 
 def checked_window(n: Any, dim_offset: Any, sample_offset: Any) -> tuple[int, int, int]:
@@ -37,5 +35,5 @@ def check_choices(call: Call) -> None:
 
 
 def checked_order(call: Call) -> int:
-    """`order` as an int, 0 for samples; TypeError or ValueError if `weighted_moments` does not accept it."""
-    return 0 if call.operation == Operation.sample else checked_integer("order", call.order, 1, 3)
+    """`order` as an int; TypeError or ValueError if the operation does not accept it."""
+    return checked_integer("order", call.order, *TRAITS[call.operation].orders)

@@ -350,8 +350,8 @@ def run_seen(
 ) -> tuple[Hashable, Sequence[Any] | None]:  # fmt: skip
     """Run a call by the plan of a similar earlier call.
 
-    `written` has the arrays of `out`; a call in place passes `arrays` itself. Returns the key for `run_perturb`, or
-    None if there can be no plan; and the results, or None if the call needs all checks.
+    `written` has the arrays of `out`; a call in place passes `arrays` itself. Returns a pair: the key for
+    `run_perturb`, None if the call can have no plan; and the results, None if the call needs all checks.
     """
     if not (type(fast_math) is bool and type(backend) is str):
         return None, None

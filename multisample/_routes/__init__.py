@@ -13,11 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from multisample.backends.launch import Operation
-
 from .._arguments import dtype_name, is_constant
 from .._backends import choose
-from .._call import Call, vectors_of
+from .._call import TRAITS, Call, vectors_of
 from .._checks.operands import common_library
 from .._checks.window_and_options import check_choices, checked_order, checked_window
 from .._libraries import BY_TYPE, HOST, is_number
@@ -136,7 +134,7 @@ def _checked(call: Call) -> Call:
     check_choices(call)
     checked["order"] = checked_order(call)
     checked["dtype"] = None if call.dtype is None else dtype_name(call.dtype)
-    has_seed = call.seed is not None or call.operation == Operation.moments
+    has_seed = call.seed is not None or TRAITS[call.operation].needs_seed
     if has_seed and not (is_in_array(call.seed) or _is_tensor(call.seed)):  # Plans and operators check these.
         checked_key(call.seed)
     # Not `_replace`: PyTorch 2.11 loses its result at a graph break.

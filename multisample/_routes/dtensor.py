@@ -14,10 +14,8 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from multisample.backends.launch import Operation
-
 from .._arguments import check_choice, check_flag, describe
-from .._call import Call, vectors_of
+from .._call import TRAITS, Call, vectors_of
 from .._checks.operands import common_length
 from .._checks.window_and_options import check_rows, checked_window
 from .._libraries import is_number, library_of
@@ -43,11 +41,12 @@ parallelism.
 
 def draw_dtensor(call: Call, draw: Callable[..., Any]) -> Any:
     """Draw a call in which `mu`, `sigma` or `out` is a DTensor. The result has the placements of `mu` and `sigma`."""
-    if call.operation != Operation.sample:
+    traits = TRAITS[call.operation]
+    if not traits.is_sharded:
         found = next(name for name, x in vectors_of(call).items() if isinstance(x, DTensor))
         raise TypeError(
-            f"{found}: expected an array of one device, got a DTensor: call weighted_moments with each rank's own part,"
-            " at its dim_offset or sample_offset"
+            f"{found}: expected an array of one device, got a DTensor: call {traits.name} with each rank's own part, at"
+            " its dim_offset or sample_offset"
         )
     vectors = {name: x for name, x in (("mu", call.mu), ("sigma", call.sigma)) if not is_number(x)}
     for name, x in vectors.items():

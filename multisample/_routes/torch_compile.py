@@ -12,10 +12,8 @@ from typing import Any
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from multisample.backends.launch import Operation
-
 from .._backends import choose
-from .._call import Call
+from .._call import TRAITS, Call
 from .._libraries import is_number
 from .torch_transforms import draw_by_operator, is_batched, listed_words
 
@@ -29,7 +27,7 @@ def run_compiled(call: Call, function: Callable[..., Any]) -> Any:
     """Run a call whose scalars and choices have been checked; `function` is the public function of the operation."""
     tensors = [x for x in (call.mu, call.sigma, call.out) if not (x is None or is_number(x))]
     if (
-        call.operation == Operation.sample
+        TRAITS[call.operation].has_operator
         and tensors
         and all(map(_is_tensor, tensors))
         and call.generator is None

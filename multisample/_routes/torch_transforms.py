@@ -15,9 +15,8 @@ import torch
 from torch._C import _functorch
 
 from multisample.backends.contract import Backend
-from multisample.backends.launch import Operation
 
-from .._call import Call, vectors_of
+from .._call import TRAITS, Call, vectors_of
 from .._checks.operands import common_length, promoted
 from .._checks.values import accepted_values, least_and_most
 from .._checks.window_and_options import check_rows
@@ -36,10 +35,12 @@ def is_transformed(call: Call) -> bool:
 
 def run_transformed(call: Call, backend: Backend) -> Any:
     """Run a call that PyTorch transforms; everything except its tensors has been checked."""
-    if call.operation != Operation.sample:
+    traits = TRAITS[call.operation]
+    if not traits.has_operator:
         raise ValueError(
             f"{', '.join(vectors_of(call))}: expected plain tensors outside PyTorch's transformations (torch.func,"
-            " torch.autograd.forward_ad, a dispatch mode or a tensor subclass), in which weighted_moments cannot be"
+            " torch.autograd.forward_ad, a dispatch mode or a tensor subclass), in which"
+            f" {traits.name} cannot be"
         )
     if backend.name != "torch_ext":
         raise ValueError(

@@ -170,7 +170,7 @@ def test_equal_arguments_give_equal_names(client: Any) -> None:
     names = [name(**changes) for changes in different]
     assert len(set(names)) == len(names)
     assert names == [name(**changes) for changes in different]
-    # Names are equal in other processes too, whose hashes have other seeds.
+    # A name must be the same in each process. Python seeds its hashes anew in each.
     own = cloudpickle.dumps(name)
     assert set(client.run(lambda: cloudpickle.loads(own)()).values()) == {names[0]}
 

@@ -340,7 +340,7 @@ def transposed_kernel(gpu: ModuleType, dtype: str, shared_noise: bool, antitheti
 
 @functools.cache
 def _staged_role(gpu: ModuleType, threads: int) -> Function:
-    """``role()``: the thread's number in its block, rotated by as many warps as the block's number."""
+    """``role()``: the index of the thread in its block, rotated by one warp from each block to the next."""
     thread_index, block_index = gpu.thread_index, gpu.block_index
 
     @inline

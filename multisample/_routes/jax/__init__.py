@@ -20,7 +20,7 @@ from multisample.backends.memory.host import rounded
 
 from ..._arguments import checked_integer, describe, dtype_name
 from ..._backends import choose
-from ..._call import COLUMNS, FLAGS, Call, vectors_of
+from ..._call import COLUMNS, FLAGS, TRAITS, Call, vectors_of
 from ..._checks.operands import check_arrays, common_length, count_weights, promoted
 from ..._checks.values import check_values
 from ..._checks.window_and_options import check_choices, check_rows, checked_order
@@ -45,7 +45,7 @@ def run_jax(call: Call, key: Hashable) -> Any:
         _check_traced(call)
         operands = [_operand(name, x, static.dtype) for name, x in vectors.items()]
         return _traced(operands, _words(call.seed, (call.dim_offset, call.sample_offset), static), static)
-    if call.seed is None and call.operation == Operation.moments:
+    if call.seed is None and TRAITS[call.operation].needs_seed:
         raise TypeError("seed: expected an integer or a key, got None")
     check_generator(call.generator, JAX, CPU)
     _check_devices(call.mu, call.sigma)

@@ -111,7 +111,8 @@ def digest() -> str:
 def close() -> None:
     """Close the entry to all threads but this one, and wait until all threads have left."""
     _entry[_CLOSER] = threading.get_ident()
-    time.sleep(1e-3)  # Threads that read `_CLOSER` before it was written have added 1 by now.
+    # A thread adds 1 before it reads `_CLOSER`, so each thread that read 0 is counted. After this wait, none reads 0.
+    time.sleep(1e-3)
     while _entry[_ENTERED]:
         time.sleep(1e-3)
 
