@@ -21,7 +21,7 @@ from .contract import Backend, BackendStatus, DeviceKind
 from .driver import DriverBackend
 from .element_types import MATRIX_TYPES
 from .errors import BackendUnavailableError
-from .kernels.cuda.geometry import STORE_KINDS
+from .kernels.cuda.kernel_choice import STORE_KINDS
 from .kernels.cuda.keys import KernelKey, Key, PerturbKey, choices_of
 from .memory.dlpack import LEGACY_STREAM, Imported, device_of_array
 from .native import csrc_files

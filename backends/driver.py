@@ -13,7 +13,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from .contract import PROTOCOL, Launcher
-from .kernels.cuda.geometry import geometry, is_small
+from .kernels.cuda.geometry import geometry
+from .kernels.cuda.kernel_choice import is_small
 from .kernels.cuda.keys import KernelKey, Key, MomentsKey, PerturbKey
 from .kernels.cuda.moments_geometry import MOMENT_THREADS, MomentGeometry, moment_geometry
 from .kernels.cuda.perturb_geometry import PERTURB_THREADS, SpanList, most_spans, perturb_turns, span_lists, spans_at

@@ -121,8 +121,7 @@ def backend(request: pytest.FixtureRequest) -> str:
     known = multisample.list_backends()
     if name not in known:
         pytest.fail(f"{VARIABLE} asks for {name!r}, there are only {', '.join(known)}", pytrace=False)
-    if not known[name].available:
-        pytest.fail(f"{VARIABLE} asks for {name!r}: {'; '.join(known[name].reasons)}", pytrace=False)
+    require(name, on_cuda=False)
     return name
 
 
@@ -173,17 +172,9 @@ def thread_counts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list
 @pytest.fixture(params=["cpu", "cuda"])
 def torch_device(request: pytest.FixtureRequest) -> str:
     """A PyTorch device on which torch_ext runs; the test runs once for each."""
-    if request.param == "cuda":
-        require("torch_ext")
-        return "cuda"
-    if "torch_ext" not in (requested() or ["torch_ext"]):
-        pytest.skip(f"{VARIABLE} does not ask for torch_ext")
-    reasons = multisample.list_backends()["torch_ext"].reasons
-    if reasons and VARIABLE in os.environ:
-        pytest.fail(f"{VARIABLE} asks for 'torch_ext': {'; '.join(reasons)}", pytrace=False)
-    if reasons:
-        pytest.skip("; ".join(reasons))
-    return "cpu"
+    device: str = request.param
+    require("torch_ext", on_cuda=device == "cuda")
+    return device
 
 
 @pytest.fixture(scope="session")

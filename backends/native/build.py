@@ -18,7 +18,7 @@ from typing import BinaryIO, cast
 
 from multisample.backends.errors import BackendUnavailableError
 
-from . import csrc_files, toolchain
+from . import csrc_files, targets, toolchain
 from .compiler_flags import LIBRARIES, Library, LibraryKind
 
 # An error shows this many last lines of the compiler's output, about a screen of a terminal.
@@ -70,7 +70,7 @@ def compile_library(library: Library, needed: Iterable[Path], folder: Path) -> t
     environment = os.environ | {"PATH": toolchain.search_path()}
     if is_cuda:
         environment |= {
-            "TORCH_CUDA_ARCH_LIST": toolchain.cuda_architectures(), "CUDA_HOME": str(toolchain.cuda_home()),
+            "TORCH_CUDA_ARCH_LIST": targets.cuda_architectures(), "CUDA_HOME": str(toolchain.cuda_home()),
         }  # fmt: skip
     # The output goes to a file: a compiler cache in the background would keep a pipe open.
     with (

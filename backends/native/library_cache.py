@@ -17,7 +17,7 @@ from pathlib import Path
 from multisample.backends.errors import BackendUnavailableError
 from multisample.backends.system import cache
 
-from . import build, csrc_files, prebuilt, toolchain
+from . import build, csrc_files, prebuilt, targets, toolchain
 from .compiler_flags import LIBRARIES, Library, LibraryKind
 
 COMMAND = "python -m multisample build torch_ext"
@@ -105,8 +105,8 @@ def cuda_reasons(*, ahead_of_time: bool = False) -> tuple[str, ...]:
     if torch.version.cuda is None:
         return ("PyTorch is built without CUDA: install a PyTorch that is built with CUDA",)
     reasons = []
-    needs_device = not (ahead_of_time and (toolchain.named_architectures() or is_prebuilt("cuda")))
-    if needs_device and toolchain.device_count() == 0:
+    needs_device = not (ahead_of_time and (targets.named_architectures() or is_prebuilt("cuda")))
+    if needs_device and targets.device_count() == 0:
         reasons.append("no CUDA device: see nvidia-smi and CUDA_VISIBLE_DEVICES")
     # Without nvcc, an earlier build is enough. `is_built` initializes CUDA, so it is called last.
     missing = toolchain.missing_nvcc()
@@ -124,8 +124,8 @@ def _place(kind: LibraryKind) -> Path:
 
     library = LIBRARIES[kind]
     # Different machines may share a home folder.
-    machine = [platform.system(), platform.machine(), toolchain.libc()]
-    processor = toolchain.cuda_architectures() if kind == "cuda" else toolchain.processor()
+    machine = [platform.system(), platform.machine(), targets.libc()]
+    processor = targets.cuda_architectures() if kind == "cuda" else targets.processor()
     parts = [csrc_files.digest(), *library.flags, *library.native_flags, torch.__version__, *machine, processor]
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
     return cache.root() / _FOLDER / f"{library.name}-{key}" / f"{library.module}.so"
@@ -134,12 +134,12 @@ def _place(kind: LibraryKind) -> Path:
 def _prebuilt(kind: LibraryKind, *, ask_devices: bool = False) -> prebuilt.Found:
     """The library that came with the wheel. `ask_devices` checks it against all devices, and initializes CUDA."""
     if kind == "cpu":
-        return prebuilt.cpu_library(toolchain.processor_features())
+        return prebuilt.cpu_library(targets.processor_features())
     import torch
 
     if torch.version.cuda is None:
         return prebuilt.Found(None)
-    devices = range(toolchain.device_count()) if ask_devices or torch.cuda.is_initialized() else range(0)
+    devices = range(targets.device_count()) if ask_devices or torch.cuda.is_initialized() else range(0)
     return prebuilt.cuda_library(torch.version.cuda, map(torch.cuda.get_device_capability, devices))
 
 

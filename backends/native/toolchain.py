@@ -1,4 +1,4 @@
-"""The compilers and toolkits of this machine, and the processor and GPUs that they compile for.
+"""The compilers and toolkits of this machine.
 
 Every function is cheap and never raises: `status` of a backend calls them to list what is missing.
 """
@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import platform
 import shutil
 import sys
 import sysconfig
-import warnings
 from pathlib import Path
 
 
@@ -63,60 +61,3 @@ def cuda_home() -> Path | None:
     homes = [home for home in homes if (home / "bin" / "nvcc").is_file()]
     whole = [home for home in homes if (home / "include" / "cuda_runtime.h").is_file()]
     return next(iter(whole + homes), None)
-
-
-def named_architectures() -> str:
-    """The architectures of TORCH_CUDA_ARCH_LIST; empty if it names none."""
-    names = os.environ.get("TORCH_CUDA_ARCH_LIST", "")
-    return "" if names == "native" else names
-
-
-def cuda_architectures() -> str:
-    """Architectures to compile for, in the form of TORCH_CUDA_ARCH_LIST; empty without a device."""
-    import torch
-
-    if names := named_architectures():
-        return names
-    found = {torch.cuda.get_device_capability(device) for device in range(device_count())}
-    # A device may be newer than PyTorch and its CUDA: the driver compiles their newest PTX for it.
-    known = [int("".join(filter(str.isdigit, name))) for name in torch.cuda.get_arch_list() if name.startswith("sm_")]
-    newest = divmod(max(known), 10) if known else (99, 0)
-    names = ";".join(f"{major}.{minor}" for major, minor in sorted({min(capability, newest) for capability in found}))
-    return f"{names}+PTX" if names else ""
-
-
-def device_count() -> int:
-    """How many CUDA devices PyTorch sees."""
-    import torch
-
-    if torch.version.cuda is None:
-        return 0
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # PyTorch warns of a driver that is too old, and reports no device.
-            return int(torch.cuda.device_count())
-    except Exception:  # A broken driver may raise anything.
-        return 0
-
-
-def processor() -> str:
-    """The instruction sets of -march=native."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
-    except OSError:
-        lines = []
-    # "flags" on x86, "Features" on Arm; the cores of one machine may differ.
-    return "\n".join(sorted({line for line in lines if line.startswith(("flags", "Features"))})) or platform.processor()
-
-
-def processor_features() -> set[str]:
-    """The instruction sets that all cores have."""
-    cores = [set(line.split()) for line in processor().splitlines()]
-    return set.intersection(*cores) if cores else set()
-
-
-def libc() -> str:
-    """Name and version of the C library; empty on systems that do not report them."""
-    # platform.libc_ver would read the whole interpreter.
-    name = "CS_GNU_LIBC_VERSION"
-    return os.confstr(name) or "" if name in getattr(os, "confstr_names", ()) else ""

@@ -223,20 +223,20 @@ inline Geometry geometry_of(const Launch& call, bool strided = false) {
   // long for the last one. Where memory is the limit, few turns are better: blocks then write close to each other.
   const u64 rows = ceil_div(call.rows, g.rows_per_pass), all = rows * tiles * (call.batch > 1 ? call.batch : 1);
   const bool cheap = is_cheap(call);
-  u64 most = g.store_kind == kAligned ? 128 : 32;
+  u64 most_turns = g.store_kind == kAligned ? 128 : 32;
   if (call.shared_noise || (cheap && g.store_kind == kAligned && g.rows_per_pass > 1)) {
-    most = 8;
+    most_turns = 8;
   } else if (cheap) {
-    most = g.store_kind == kAligned && tiles > 1 ? 32 : 16;
+    most_turns = g.store_kind == kAligned && tiles > 1 ? 32 : 16;
   }
-  const u64 turns = min(max(min(ceil_div(all, 512), 32), all / 2048), most);
+  const u64 turns = min(max(min(ceil_div(all, 512), 32), all / 2048), most_turns);
   u64 passes = min(turns, rows);
   if (passes > 1 && (g.store_kind == kShifted || g.store_kind == kStaged)) {
     // All passes of a band have the same alignment.
     while (call.row_stride * g.rows_per_pass * (i64{1} << g.interleave_log2) % 16 != 0) ++g.interleave_log2;
     // Bands of at most one pass need no interleaving.
     if (rows <= u64{1} << g.interleave_log2) passes = 1, g.interleave_log2 = 0;
-  } else if (cheap && g.store_kind == kAligned && g.groups_per_pass > kShortRow && tiles == 1 && turns == most &&
+  } else if (cheap && g.store_kind == kAligned && g.groups_per_pass > kShortRow && tiles == 1 && turns == most_turns &&
              rows >= 8 * passes) {
     // Concurrent blocks then write neighbouring rows. Matrices of a batch may have too few rows for eight bands.
     g.interleave_log2 = 3;

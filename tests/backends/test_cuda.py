@@ -46,7 +46,7 @@ from tables import DTYPES, NOISES
 
 import multisample
 from multisample.backends import generic, registry
-from multisample.backends.kernels.cuda import geometry
+from multisample.backends.kernels.cuda import geometry, kernel_choice
 from multisample.backends.native import csrc_files
 
 SIZES = {name: np.dtype(dtype).itemsize for name, dtype in DTYPES.items()}
@@ -368,12 +368,12 @@ class Grid(NamedTuple):
         return max(self.heights) + 2, max(self.lengths) + max(self.skips)
 
 
-LEAST = geometry.LEAST_ROWS
+LEAST = kernel_choice.LEAST_ROWS
 GRIDS = (
     Grid(HEIGHTS, LENGTHS, range(8)),
     # For kFewColumns: rows that fill whole threads, and five more. That store kind needs a
     # window that begins at a group's first column.
-    Grid((LEAST, LEAST + 5), range(1, geometry.MOST_FEW_COLUMNS + 2), (0, 8, 0, 3)),
+    Grid((LEAST, LEAST + 5), range(1, kernel_choice.MOST_FEW_COLUMNS + 2), (0, 8, 0, 3)),
 )
 # Several small matrices share a block: `test_batches.py` compares them with launches of one matrix.
 ONLY_IN_BATCHES = {"kSmallMatrices"}
@@ -412,19 +412,19 @@ def cases(grid: Grid) -> Iterator[Case]:
         top, skip = (number % 3, grid.skips[number % len(grid.skips)]) if number % 5 else (0, 0)
         places = layouts(d, n, skip)
         turn = sum(divmod(number, len(grid.lengths))) % len(places)
-        paired = places if n <= geometry.MOST_FEW_COLUMNS else [places[turn]]
+        paired = places if n <= kernel_choice.MOST_FEW_COLUMNS else [places[turn]]
         for place, antithetic in [*((place, False) for place in places), *((place, True) for place in paired)]:
             yield Case(d, n, top, skip, *place, antithetic, turned=place[1] != 1 and number % 2 == 1)
 
 
 def test_the_cases_have_every_store_kind() -> None:
-    of_one_matrix = [k for k, name in enumerate(geometry.STORE_KINDS) if name not in ONLY_IN_BATCHES]
+    of_one_matrix = [k for k, name in enumerate(kernel_choice.STORE_KINDS) if name not in ONLY_IN_BATCHES]
     for dtype, noise, fast_math in itertools.product(DTYPES, NOISES, (False, True)):
         found = [(case.store_kind(dtype, noise, fast_math), case) for grid in GRIDS for case in cases(grid)]
         assert {(kind, case.antithetic) for kind, case in found} == set(itertools.product(of_one_matrix, (False, True)))
-        few = geometry.STORE_KINDS.index("kFewColumns")
+        few = kernel_choice.STORE_KINDS.index("kFewColumns")
         assert {(case.n, case.column_stride == 1, case.antithetic) for kind, case in found if kind == few} == set(
-            itertools.product(range(1, geometry.MOST_FEW_COLUMNS + 1), (False, True), (False, True))
+            itertools.product(range(1, kernel_choice.MOST_FEW_COLUMNS + 1), (False, True), (False, True))
         )
 
 

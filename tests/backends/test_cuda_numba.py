@@ -22,7 +22,7 @@ from tables import DTYPES, NOISES
 
 import multisample
 from multisample.backends import registry
-from multisample.backends.kernels.cuda import geometry
+from multisample.backends.kernels.cuda import kernel_choice
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_kernels_spill_few_registers_and_fit_their_launch_bounds(numba: Any, dty
 
     backend: Any = registry.find("numba")
     device = numba.cuda.current_context().device
-    ways = range(len(geometry.STORE_KINDS))
+    ways = range(len(kernel_choice.STORE_KINDS))
     flags = (False, True)
     for shared, antithetic, fast_math, store_kind in itertools.product(flags, flags, flags, ways):
         # fast_math and antithetic are tested separately, not in combination.
@@ -112,7 +112,7 @@ def test_kernels_spill_few_registers_and_fit_their_launch_bounds(numba: Any, dty
         key = KernelKey(dtype, shared, antithetic, fast_math, store_kind, False, False, device.id)
         backend.kernel(key)
         kernel = backend.compiled[key]
-        name = geometry.STORE_KINDS[store_kind]
+        name = kernel_choice.STORE_KINDS[store_kind]
         # Some kernels spill a few registers outside their loops (test_numba_ptx.py), and more before 9.0.
         most = 24 if device.compute_capability >= (9, 0) else 64
         assert kernel.local_mem_per_thread <= most, (key, kernel.local_mem_per_thread)

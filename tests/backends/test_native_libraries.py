@@ -31,7 +31,7 @@ from forks import answers, fork, forked
 from multisample import BackendUnavailableError
 from multisample.__main__ import main
 from multisample.backends import registry
-from multisample.backends.native import build, compiler_flags, csrc_files, library_cache, toolchain
+from multisample.backends.native import build, compiler_flags, csrc_files, library_cache, targets, toolchain
 from multisample.backends.system import cache
 
 torch = pytest.importorskip("torch")
@@ -199,7 +199,7 @@ CHANGES: dict[str, Change] = {
     "a header in a new subfolder": lambda sources, patch: (sources / "torch" / "deep.h").write_text("// A header\n"),
     "a moved header": lambda sources, patch: (sources / "answer.h").rename(sources / "torch" / "answer.h"),
     "another PyTorch": lambda sources, patch: patch.setattr(torch, "__version__", torch.__version__ + ".1"),
-    "another processor": lambda sources, patch: patch.setattr(toolchain, "processor", lambda: "flags: none"),
+    "another processor": lambda sources, patch: patch.setattr(targets, "processor", lambda: "flags: none"),
     "other flags": lambda sources, patch: patch.setitem(
         compiler_flags.LIBRARIES, "cpu", dataclasses.replace(compiler_flags.LIBRARIES["cpu"], flags=("-O0",))
     ),
@@ -224,7 +224,7 @@ def test_unrelated_files_do_not_change_the_library(sources: Path) -> None:
 
 
 def test_the_processor_flags_are_detected() -> None:
-    flags = toolchain.processor()
+    flags = targets.processor()
     assert flags
     if sys.platform == "linux" and os.uname().machine == "x86_64":
         assert "sse2" in flags.split()
@@ -237,7 +237,7 @@ def test_architectures_from_the_environment(sources: Path, monkeypatch: pytest.M
     places = []
     for names in ("9.0", "8.0;9.0"):
         monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", names)
-        assert toolchain.cuda_architectures() == names
+        assert targets.cuda_architectures() == names
         places.append(library_cache._place("cuda"))
     assert places[0] != places[1]
 
@@ -263,7 +263,7 @@ def test_architectures_of_the_devices(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(devices))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: devices[device])
     monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_80", "sm_90a", "sm_100", "compute_120"])
-    assert toolchain.cuda_architectures() == names
+    assert targets.cuda_architectures() == names
 
 
 # --- Other processes ------------------------------------------------------------------------------

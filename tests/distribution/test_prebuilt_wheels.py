@@ -31,7 +31,7 @@ import multisample
 from multisample import BackendUnavailableError
 from multisample.__main__ import main
 from multisample.backends import registry, torch_ext
-from multisample.backends.native import build, csrc_files, library_cache, prebuilt, toolchain, wheels
+from multisample.backends.native import build, csrc_files, library_cache, prebuilt, targets, toolchain, wheels
 
 torch = pytest.importorskip("torch")
 needs_tools = pytest.mark.skipif(bool(toolchain.missing_tools()), reason="; ".join(toolchain.missing_tools()))
@@ -127,7 +127,7 @@ def libraries_of(wheel: Path) -> dict[str, bytes]:
 
 def capabilities() -> str:
     """The architectures of the devices here, or 9.0."""
-    found = {torch.cuda.get_device_capability(device) for device in range(toolchain.device_count())}
+    found = {torch.cuda.get_device_capability(device) for device in range(targets.device_count())}
     return ";".join("{}.{}".format(*capability) for capability in sorted(found)) or "9.0"
 
 
@@ -181,7 +181,7 @@ def test_an_installation_draws_without_a_compiler(installation: Installation) ->
     expected = expected_bits()
     for target in reversed(prebuilt.cpu_targets()):
         (library,) = installation.package.glob(f"backends/native/prebuilt/*/{prebuilt.cpu_file(target)}")
-        if prebuilt._FEATURES.get(target, set()) <= toolchain.processor_features():
+        if prebuilt._FEATURES.get(target, set()) <= targets.processor_features():
             found = json.loads(installation.run(USE, "cpu"))
             assert found["bits"] == expected
             assert found["status"].startswith("cpu (prebuilt")
@@ -192,7 +192,7 @@ def test_an_installation_draws_without_a_compiler(installation: Installation) ->
 
 
 @of_a_wheel
-@pytest.mark.skipif(NO_NVCC or toolchain.device_count() == 0, reason="no CUDA device")
+@pytest.mark.skipif(NO_NVCC or targets.device_count() == 0, reason="no CUDA device")
 def test_a_wheel_with_a_cuda_library_runs_on_the_devices_here(installation: Installation) -> None:
     found = json.loads(installation.run(USE, "cuda"))
     assert found["bits"] == expected_bits()
@@ -387,11 +387,11 @@ def test_the_best_library_that_the_processor_supports_is_chosen(
 
 
 def test_only_features_of_all_cores_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(toolchain, "processor", lambda: "flags : sse2 avx avx2\nflags : sse2 avx")
-    assert toolchain.processor_features() >= {"sse2", "avx"}
-    assert "avx2" not in toolchain.processor_features()
-    monkeypatch.setattr(toolchain, "processor", lambda: "")
-    assert toolchain.processor_features() == set()
+    monkeypatch.setattr(targets, "processor", lambda: "flags : sse2 avx avx2\nflags : sse2 avx")
+    assert targets.processor_features() >= {"sse2", "avx"}
+    assert "avx2" not in targets.processor_features()
+    monkeypatch.setattr(targets, "processor", lambda: "")
+    assert targets.processor_features() == set()
 
 
 OTHERS: dict[str, tuple[Any, str, Callable[[], str]]] = {

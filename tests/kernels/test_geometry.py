@@ -1,4 +1,4 @@
-"""Launch geometries are equal in Python and C++, and cover every element. C++ reads launches that Python packs."""
+"""Launch geometries are equal in Python and C++, and cover every element."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import ctypes
 import itertools
 import random
 import struct
-import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -18,39 +16,26 @@ from launches import a_launch
 from tables import COLUMNS, ROWS
 
 from multisample.backends.kernels.cuda.geometry import (
-    ANTITHETIC_WIDTH,
     FEW_THREADS,
-    LEAST_ROWS,
-    MOST_FEW_COLUMNS,
     PACKED_GEOMETRY,
     SHIFTED_THREADS,
     SHORT_ROW_THREADS,
-    SMALL_THREADS,
     STAGED_PASSES,
-    STORE_KINDS,
-    WIDTH,
     Geometry,
     geometry,
-    is_small,
     own_rows_of,
     staged_own_rows_of,
 )
-from multisample.backends.launch import (
-    FIELD_AT,
-    FORMATS,
-    HEAD,
-    INPUTS,
-    PACKED_LAUNCH,
-    SIZES,
-    SPAN,
-    ElementType,
-    Launch,
-    Operation,
-    Span,
-    pack,
-    packer,
+from multisample.backends.kernels.cuda.kernel_choice import (
+    ANTITHETIC_WIDTH,
+    LEAST_ROWS,
+    MOST_FEW_COLUMNS,
+    SMALL_THREADS,
+    STORE_KINDS,
+    WIDTH,
+    is_small,
 )
-from multisample.backends.native import csrc_files
+from multisample.backends.launch import PACKED_LAUNCH, SIZES, Launch, pack
 
 pytestmark = requires_gxx
 
@@ -394,67 +379,3 @@ def test_the_geometry_of_the_strided_kernel_supports_every_draw(geometries: ctyp
         ), call
         assert cut.blocks // cut.blocks_per_band * cut.band_rows >= call.rows, call
         assert cut.chunk % cut.rows_per_pass == 0 and cut.groups_per_pass * cut.rows_per_pass <= cut.threads, call
-
-
-# --- Packed launches ------------------------------------------------------------------------------
-
-
-@requires_gxx
-def test_cpp_has_the_fields_of_launches_and_spans_at_the_places_that_python_packs(tmp_path: Path) -> None:
-    lines = "".join(f"print(offsetof(Launch, {name}), sizeof(Launch::{name}));\n" for name in Launch._fields)
-    lines += "".join(f"print(offsetof(Span, {name}), sizeof(Span::{name}));\n" for name in Span._fields)
-    source = tmp_path / "fields.cpp"
-    source.write_text(
-        '#include <cstddef>\n#include <cstdio>\n#include "launch.h"\nusing namespace multisample;\n'
-        'void print(std::size_t offset, std::size_t size) { std::printf("%zu %zu\\n", offset, size); }\n'
-        f"int main() {{\n{lines}print(sizeof(Launch), sizeof(Span));\n}}\n"
-    )
-    program = tmp_path / "fields"
-    subprocess.run(["g++", "-std=c++17", f"-I{csrc_files.folder()}", "-o", str(program), str(source)], check=True)
-    printed = subprocess.run([str(program)], capture_output=True, text=True, check=True).stdout
-    *places, (size, span_size) = [tuple(map(int, line.split())) for line in printed.splitlines()]
-    assert places[len(Launch._fields) :] == [(8 * k, 8) for k in range(len(Span._fields))] and span_size == SPAN.size
-    del places[len(Launch._fields) :]
-    assert places == [(FIELD_AT[name], struct.calcsize(FORMATS[name])) for name in Launch._fields]
-    # The fields have no gaps: C++ has no further fields, and Numba's kernels read the fields one after another.
-    assert size == PACKED_LAUNCH == sum(size for _, size in places)
-
-
-def test_operations_have_equal_numbers_in_cpp(geometries: ctypes.CDLL) -> None:
-    assert list((ctypes.c_uint32 * 4).in_dll(geometries, "operations")) == [*Operation]
-
-
-def random_launch(draw: random.Random) -> Launch:
-    """A launch with random values in all fields."""
-
-    def number(name: str) -> int:
-        bits = 8 * struct.calcsize(FORMATS[name])
-        signed = FORMATS[name] in "qi"
-        value = draw.choice([0, 1, draw.getrandbits(bits), (1 << bits) - 1])
-        return value - (1 << bits) if signed and value >> bits - 1 else value
-
-    launch = Launch(*map(number, Launch._fields))._replace(operation=draw.choice([*Operation]))
-    kinds = {f"{name}_type": draw.choice([*ElementType, *[ElementType.number] * 9]) for name in INPUTS}
-    floats = [0.0, -0.0, 1.5, -1e300, 5e-324, float("inf"), draw.gauss(0, 1)]
-    numbers = {name: draw.choice(floats) for name in INPUTS if kinds[f"{name}_type"] == ElementType.number}
-    return launch._replace(**kinds, **numbers)
-
-
-def test_every_field_is_packed_at_its_place() -> None:
-    random_source = random.Random(3)
-    for _ in range(2000):
-        launch = random_launch(random_source)
-        packed = pack(launch)
-        assert len(packed) == PACKED_LAUNCH
-        for name, value in launch._asdict().items():
-            is_number = isinstance(value, float)
-            (found,) = struct.unpack_from("d" if is_number else FORMATS[name], packed, FIELD_AT[name])
-            assert repr(found) == repr(value if is_number else int(value)), (name, launch)
-
-
-def test_a_packer_gives_the_bytes_of_pack() -> None:
-    random_source = random.Random(5)
-    for _ in range(1000):
-        launch = random_launch(random_source)
-        pack_head, tail = packer(launch._replace(**dict.fromkeys(HEAD, 0)))
-        assert pack_head(*launch[: len(HEAD)]) + tail == pack(launch)

@@ -24,7 +24,7 @@ from ptx_reader import Kernel, unexpected_operations
 from tables import QUICK, STORE_KINDS, Variant
 
 from multisample.backends import cupy as cupy_backend
-from multisample.backends.kernels.cuda import geometry, group
+from multisample.backends.kernels.cuda import geometry, group, kernel_choice
 from multisample.backends.kernels.cuda.keys import KernelKey
 from multisample.backends.kernels.cuda.moments_geometry import PACKED_MOMENT_GEOMETRY
 from multisample.backends.kernels.cuda.perturb_geometry import (
@@ -102,7 +102,7 @@ def test_kernels_have_the_launch_bounds_of_the_geometry(compiled: list[Compiled]
             "shifted": geometry.SHIFTED_THREADS, "staged": geometry.SHORT_ROW_THREADS,
             "transposed": geometry.TRANSPOSED_THREADS,
             "transposed_staged": geometry.staged_threads(result.variant[1]), "few_columns": geometry.FEW_THREADS,
-            "small_matrices": geometry.SMALL_THREADS,
+            "small_matrices": kernel_choice.SMALL_THREADS,
         }  # fmt: skip
         assert threads == most.get(result.store_kind, geometry.MOST_THREADS), str(result)
         # ptxas ignores a bound that exceeds the threads of a multiprocessor.

@@ -16,12 +16,12 @@ from transposed_cuts import recut
 import multisample
 from multisample.backends.kernels.cuda.geometry import (
     Geometry,
-    ceil_div,
     few_columns_geometry,
     geometry,
     small_matrices_geometry,
     staged_own_rows_of,
 )
+from multisample.backends.kernels.cuda.kernel_choice import ceil_div
 from multisample.backends.kernels.stream.arithmetic import fma
 from multisample.backends.launch import SIZES
 

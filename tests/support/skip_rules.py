@@ -1,7 +1,7 @@
-"""Which backends and devices the tests use: the rule by which tests of CUDA are skipped.
+"""Which backends and devices the tests use: the rule by which tests are skipped.
 
-A test of CUDA calls `require`. Without a device the test is skipped, unless ``MULTISAMPLE_TEST_BACKENDS`` names the
-backend: then the test fails.
+Fixtures and tests of CUDA call `require`. A test whose backend cannot run is skipped, unless
+``MULTISAMPLE_TEST_BACKENDS`` names the backend: then the test fails.
 """
 
 from __future__ import annotations
@@ -44,18 +44,21 @@ def reasons_against(backend: str) -> tuple[str, ...]:
     return reasons or (library_cache.cuda_reasons() if backend == "torch_ext" else ())
 
 
-def require(backend: str) -> None:
-    """Skip the test if `backend` cannot run on CUDA; fail it if the variable names the backend."""
+def require(backend: str, *, on_cuda: bool = True) -> None:
+    """Skip the test if `backend` cannot run; fail it if the variable names the backend.
+
+    Without a device, torch_ext and its tests for CUDA are an exception: the variable requires it on the CPU only.
+    """
     names = requested()
     if names is not None and backend not in names:
         pytest.skip(f"{VARIABLE} does not ask for {backend}")
-    if device_count() == 0 and names is None:
+    if on_cuda and device_count() == 0 and names is None:
         pytest.skip("no CUDA device")
-    reasons = reasons_against(backend)
+    on_cpu = registry.find(backend).status().reasons
+    reasons = reasons_against(backend) if on_cuda else on_cpu
     if not reasons:
         return
-    # Without a device, naming torch_ext in the variable requires it on the CPU only.
-    elsewhere = backend == "torch_ext" and device_count() == 0 and registry.find(backend).status().available
-    if names is not None and not elsewhere:
+    is_exception = backend == "torch_ext" and on_cuda and device_count() == 0 and not on_cpu
+    if names is not None and not is_exception:
         pytest.fail(f"{VARIABLE} asks for {backend!r}: {'; '.join(reasons)}", pytrace=False)
-    pytest.skip(f"{backend} cannot run on CUDA: {'; '.join(reasons)}")
+    pytest.skip(f"{backend} cannot run{' on CUDA' * on_cuda}: {'; '.join(reasons)}")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from multisample.backends.kernels.cuda.geometry import STORE_KINDS, TRANSPOSED_THREADS, Geometry
+from multisample.backends.kernels.cuda.geometry import TRANSPOSED_THREADS, Geometry
+from multisample.backends.kernels.cuda.kernel_choice import STORE_KINDS
 
 
 def recut(cut: Callable[[Geometry], dict[str, int]], usual: Geometry, groups: int, own_rows: int) -> Geometry:

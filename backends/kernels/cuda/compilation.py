@@ -19,17 +19,9 @@ from numba.cuda.utils import numba_target_override
 from multisample.backends.kernels.compilation import KernelCache, source_digest
 
 from . import intrinsics as cuda_intrinsics
-from .geometry import (
-    FEW_THREADS,
-    MOST_THREADS,
-    SHIFTED_THREADS,
-    SHORT_ROW_THREADS,
-    SMALL_THREADS,
-    STORE_KINDS,
-    TRANSPOSED_THREADS,
-    staged_threads,
-)
+from .geometry import FEW_THREADS, MOST_THREADS, SHIFTED_THREADS, SHORT_ROW_THREADS, TRANSPOSED_THREADS, staged_threads
 from .kernel import sample_kernel
+from .kernel_choice import SMALL_THREADS, STORE_KINDS
 from .keys import Key, MomentsKey, PerturbKey, choices_of, name_of
 from .moments import finishing_kernel, moments_kernel
 from .moments_geometry import MOMENT_THREADS

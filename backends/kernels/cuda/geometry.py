@@ -1,6 +1,6 @@
 """The geometry of a call: its cut into CUDA blocks and threads, for backends that launch from Python.
 
-A twin of ``csrc/cuda/geometry.h`` and ``kernel_choice.h``, which have the reasons. No number drawn depends on it.
+A twin of ``csrc/cuda/geometry.h``, which has the reasons. No number drawn depends on it.
 """
 
 from __future__ import annotations
@@ -11,28 +11,37 @@ from typing import NamedTuple
 
 from multisample.backends.element_types import SIZES
 
+from .kernel_choice import (
+    ALIGNED,
+    ANTITHETIC_WIDTH,
+    FAR_APART,
+    FEW_COLUMNS,
+    SHIFTED,
+    SHORT_ROW,
+    SMALL_MATRICES,
+    SMALL_THREADS,
+    STAGED,
+    STRIDED,
+    TRANSPOSED,
+    TRANSPOSED_STAGED,
+    WIDTH,
+    ceil_div,
+    is_small,
+    store_kind_of,
+)  # fmt: skip
+
 MOST_THREADS = 288
 SHIFTED_THREADS = 256
-_SHORT_ROW = 128
-SHORT_ROW_THREADS = 2 * _SHORT_ROW
+SHORT_ROW_THREADS = 2 * SHORT_ROW
 STAGED_PASSES = 4
-CHUNK = MOST_THREADS + _SHORT_ROW
-STORE_KINDS = (
-    "kAligned", "kShifted", "kStaged", "kStrided", "kTransposed", "kTransposedStaged", "kFewColumns", "kSmallMatrices",
-)  # fmt: skip
-_ALIGNED, _SHIFTED, _STAGED, _STRIDED, _TRANSPOSED, _TRANSPOSED_STAGED, _FEW_COLUMNS, _SMALL_MATRICES = range(8)
+CHUNK = MOST_THREADS + SHORT_ROW
 TRANSPOSED_THREADS = 128
 FEW_THREADS = 128
-MOST_FEW_COLUMNS = 8
 _MOST_FEW_PASSES, _MOST_FEW_PASSES_IF_CHEAP = (8, 6, 6, 3, 2, 2, 2, 2), (8, 3, 2, 1, 1, 1, 1, 1)
-LEAST_ROWS = 2**16
-SMALL_THREADS = 256
 _MOST_SMALL_ROWS = 8
 _BUSY_THREADS = 2**17
 _MOST_GROUPS_PER_PASS = 16
 _MOST_PASSES = 32
-_FAR_APART = 2**28
-WIDTH, ANTITHETIC_WIDTH = 4, 8
 
 _STRUCT = struct.Struct("15IiIiIIII")
 
@@ -84,16 +93,14 @@ def geometry(
     width = ANTITHETIC_WIDTH if antithetic else WIDTH
     skip = first_column % width if fixed_skip else width - 1
     groups = ceil_div(skip + columns, width)
-    store_kind = _STRIDED
+    store_kind = STRIDED
     if not strided:
-        store_kind = _store_kind(
-            rows, columns, size, strides, misalignment - skip * size, groups, antithetic, fixed_skip
-        )
+        store_kind = store_kind_of(rows, columns, size, strides, misalignment, skip, groups, antithetic, fixed_skip)
     if batch > 1 and is_small(rows, columns, antithetic):
         cut = small_matrices_geometry(rows, groups, batch)
-    elif not strided and skip == 0 and _has_few_columns(rows, columns, size, strides, misalignment):
+    elif store_kind == FEW_COLUMNS:
         cut = few_columns_geometry(rows, columns, size, cheap)
-    elif store_kind == _TRANSPOSED:
+    elif store_kind == TRANSPOSED:
         cut = _transposed(
             rows, groups, size, column_stride, misalignment, skip, fixed_skip, cheap, shared_noise, antithetic
         )
@@ -107,17 +114,17 @@ def _rows(
     antithetic: bool, batch: int,
 ) -> Geometry:  # fmt: skip
     """The geometry of row stores."""
-    warps, rest = divmod(groups, 32) if store_kind == _SHIFTED else (0, 0)
+    warps, rest = divmod(groups, 32) if store_kind == SHIFTED else (0, 0)
     many = rest > 8 and groups - rest != SHIFTED_THREADS
     if rest > 0 and (many or antithetic or rows * ceil_div(groups, SHIFTED_THREADS) <= 512):
         warps, rest = warps + 1, 0
-    tiled, most_per_pass = groups - rest, SHIFTED_THREADS if store_kind == _SHIFTED else MOST_THREADS
-    tiles = 1 if tiled <= most_per_pass else ceil_div(tiled, 2 * _SHORT_ROW)
+    tiled, most_per_pass = groups - rest, SHIFTED_THREADS if store_kind == SHIFTED else MOST_THREADS
+    tiles = 1 if tiled <= most_per_pass else ceil_div(tiled, 2 * SHORT_ROW)
     per_pass = tiled if tiles == 1 else ceil_div(ceil_div(tiled, tiles), 32) * 32
-    rows_per_pass = 1 if store_kind == _SHIFTED or per_pass > _SHORT_ROW else min(SHORT_ROW_THREADS // per_pass, rows)
+    rows_per_pass = 1 if store_kind == SHIFTED or per_pass > SHORT_ROW else min(SHORT_ROW_THREADS // per_pass, rows)
     threads = ceil_div(per_pass * rows_per_pass, 32) * 32
     passes_of_chunk = threads // rows_per_pass
-    if store_kind == _STAGED and passes_of_chunk > STAGED_PASSES:
+    if store_kind == STAGED and passes_of_chunk > STAGED_PASSES:
         passes_of_chunk -= passes_of_chunk % STAGED_PASSES
     rows_down = ceil_div(rows, rows_per_pass)
     most = _most_turns(store_kind, rows_per_pass, tiles, shared_noise, cheap)
@@ -125,13 +132,13 @@ def _rows(
     turns = min(most, max(min(32, ceil_div(turns_of_launch, 512)), turns_of_launch // 2048))
     interleave_log2 = 0
     passes = min(turns, rows_down)
-    if passes > 1 and store_kind in (_SHIFTED, _STAGED):
+    if passes > 1 and store_kind in (SHIFTED, STAGED):
         while (row_stride * rows_per_pass << interleave_log2) % 16:
             interleave_log2 += 1
         if rows_down <= 1 << interleave_log2:
             passes = 1
             interleave_log2 = 0
-    elif cheap and store_kind == _ALIGNED and per_pass > _SHORT_ROW and tiles == 1 and turns == most:
+    elif cheap and store_kind == ALIGNED and per_pass > SHORT_ROW and tiles == 1 and turns == most:
         interleave_log2 = 3 if rows_down >= 8 * passes else 0
     row_step = row_stride // size * rows_per_pass << interleave_log2
     if not -(2**31) <= row_step < 2**31:
@@ -151,11 +158,11 @@ def _rows(
 
 def _most_turns(store_kind: int, rows_per_pass: int, tiles: int, shared_noise: bool, cheap: bool) -> int:
     """Maximum groups per thread of row stores, one below the other."""
-    if shared_noise or (cheap and store_kind == _ALIGNED and rows_per_pass > 1):
+    if shared_noise or (cheap and store_kind == ALIGNED and rows_per_pass > 1):
         return 8
     if cheap:
-        return 32 if store_kind == _ALIGNED and tiles > 1 else 16
-    return 128 if store_kind == _ALIGNED else 32
+        return 32 if store_kind == ALIGNED and tiles > 1 else 16
+    return 128 if store_kind == ALIGNED else 32
 
 
 def own_rows_of(size: int) -> int:
@@ -187,10 +194,10 @@ def _transposed(
     prefers_pieces = aligned and (whole_sectors or not (shared_noise or (cheap and antithetic)))
     fits = most_groups > (0 if shared_noise or antithetic else 1 if cheap else 3)
     if not prefers_pieces and column_stride == rows * size and fits:
-        store_kind, pieces, threads = _TRANSPOSED_STAGED, rows, staged_threads(shared_noise)
+        store_kind, pieces, threads = TRANSPOSED_STAGED, rows, staged_threads(shared_noise)
         per_pass = min(enough, most_groups, threads)
     else:
-        store_kind, column_step = _TRANSPOSED, column_stride // size
+        store_kind, column_step = TRANSPOSED, column_stride // size
         same_alignment = column_step % own_rows == 0
         overlap = 0 if same_alignment else 1
         start = (misalignment - skip * column_stride) // size % own_rows
@@ -210,14 +217,6 @@ def _transposed(
     )  # fmt: skip
 
 
-def _has_few_columns(rows: int, columns: int, size: int, strides: tuple[int, int], misalignment: int) -> bool:
-    if columns > MOST_FEW_COLUMNS or rows < LEAST_ROWS:
-        return False
-    if strides[1] % size or misalignment % size:
-        return False
-    return strides[0] == size or strides == (columns * size, size)
-
-
 def few_columns_geometry(rows: int, columns: int, size: int, cheap: bool) -> Geometry:
     """The geometry of kFewColumns, for elements of `size` bytes."""
     rows_per_pass = FEW_THREADS * own_rows_of(size)
@@ -226,14 +225,8 @@ def few_columns_geometry(rows: int, columns: int, size: int, cheap: bool) -> Geo
     passes = min(most, max(1, passes_all // 4096))
     return Geometry(
         blocks=ceil_div(passes_all, passes), threads=FEW_THREADS, rows_per_pass=rows_per_pass,
-        band_rows=passes * rows_per_pass, blocks_per_band=1, store_kind=_FEW_COLUMNS,
+        band_rows=passes * rows_per_pass, blocks_per_band=1, store_kind=FEW_COLUMNS,
     )  # fmt: skip
-
-
-def is_small(rows: int, columns: int, antithetic: bool) -> bool:
-    """Whether a matrix of this size fits into a block of kSmallMatrices, whatever its first column."""
-    width = ANTITHETIC_WIDTH if antithetic else WIDTH
-    return rows * ceil_div(width - 1 + columns, width) <= SMALL_THREADS
 
 
 def small_matrices_geometry(rows: int, groups: int, batch: int) -> Geometry:
@@ -244,13 +237,13 @@ def small_matrices_geometry(rows: int, groups: int, batch: int) -> Geometry:
     return Geometry(
         blocks=ceil_div(batch, matrices), threads=ceil_div(matrices * rows_per_pass * groups, 32) * 32,
         groups_per_pass=groups, one_by_groups=ceil_div(1 << 20, groups), rows_per_pass=rows_per_pass,
-        one_by_rows=ceil_div(1 << 20, rows_per_pass), store_kind=_SMALL_MATRICES, matrices=matrices,
+        one_by_rows=ceil_div(1 << 20, rows_per_pass), store_kind=SMALL_MATRICES, matrices=matrices,
     )  # fmt: skip
 
 
 def _most_passes(store_kind: int, cheap: bool, shared_noise: bool, antithetic: bool, whole_sectors: bool) -> int:
     """Maximum passes of a block of kTransposed or kTransposedStaged, in a large launch."""
-    if store_kind == _TRANSPOSED_STAGED:
+    if store_kind == TRANSPOSED_STAGED:
         return _MOST_PASSES if not cheap else 4 if antithetic else 2 if shared_noise else 16
     if antithetic:
         return 1 if shared_noise else 2
@@ -262,7 +255,7 @@ def _groups_per_pass(pieces: int, of_warp: int, enough: int, apart: int) -> tupl
     per_pass, tiles, warps, most = 1, 0, 0, TRANSPOSED_THREADS // 32
     t = 1
     while t <= _MOST_GROUPS_PER_PASS or t * pieces <= most * of_warp:
-        if t > 1 and apart * t >= _FAR_APART:
+        if t > 1 and apart * t >= FAR_APART:
             break
         warps_all = ceil_div(t * pieces, of_warp)
         blocks = ceil_div(warps_all, most)
@@ -271,26 +264,3 @@ def _groups_per_pass(pieces: int, of_warp: int, enough: int, apart: int) -> tupl
             per_pass, tiles, warps = t, blocks, blocks * of_block
         t += 1
     return per_pass, tiles, 32 * (warps // tiles)
-
-
-def _store_kind(
-    rows: int, columns: int, size: int, strides: tuple[int, int], start: int, groups: int, antithetic: bool,
-    fixed_skip: bool,
-) -> int:  # fmt: skip
-    quad = 8 if size == 2 and not antithetic else 16
-    row_stride, column_stride = strides
-    if column_stride != size:
-        reaches = abs(column_stride) // size < _FAR_APART and rows < _FAR_APART
-        return _TRANSPOSED if row_stride == size and column_stride % size == 0 and rows > 1 and reaches else _STRIDED
-    if fixed_skip and start % quad == 0 and (row_stride % quad == 0 or rows == 1):
-        return _ALIGNED
-    if start % size or row_stride % size:
-        return _STRIDED
-    if groups > _SHORT_ROW:
-        return _SHIFTED
-    return _STAGED if fixed_skip and (rows == 1 or row_stride == columns * size) else _STRIDED
-
-
-def ceil_div(a: int, b: int) -> int:
-    """The quotient, rounded up."""
-    return -(-a // b)

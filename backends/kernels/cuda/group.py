@@ -20,7 +20,7 @@ from multisample.backends.kernels.stream.rounding import unchanged
 from multisample.backends.kernels.stream.words import column_part, row_part, stream_key, words
 from multisample.backends.launch import Launch, WordFormat
 
-from .geometry import ANTITHETIC_WIDTH, WIDTH
+from .kernel_choice import ANTITHETIC_WIDTH, WIDTH
 
 _TO_UNIT, _TO_UNIT_HALF = np.float32(2.0**-32), np.float32(2.0**-33)
 _MINUS_2_LN_2, _TO_ANGLE = np.float32(float.fromhex("-0x1.62e430p+0")), np.float32(float.fromhex("0x1.921fb6p-30"))

@@ -15,8 +15,9 @@ from types import ModuleType
 from multisample.backends.kernels.compilation import Function
 
 from .few_columns import few_columns_kernel
-from .geometry import STORE_KINDS, Geometry
+from .geometry import Geometry
 from .group import reading_origin
+from .kernel_choice import STORE_KINDS
 from .rows import rows_kernel
 from .small_matrices import small_matrices_kernel
 from .transposed import transposed_kernel, transposed_staged_kernel

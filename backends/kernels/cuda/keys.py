@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar, TypeAlias
 
-from .geometry import STORE_KINDS
+from .kernel_choice import STORE_KINDS
 
 
 # Not named tuples: a KernelKey and a MomentsKey of equal fields would be equal.

@@ -10,7 +10,7 @@ import math
 import struct
 from typing import NamedTuple
 
-from .geometry import ANTITHETIC_WIDTH, WIDTH, ceil_div
+from .kernel_choice import ANTITHETIC_WIDTH, WIDTH, ceil_div
 
 MOMENT_THREADS = 256
 MOMENT_ROWS = 4

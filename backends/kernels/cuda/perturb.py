@@ -14,7 +14,6 @@ from multisample.backends.kernels.stream.rounding import unchanged
 from multisample.backends.kernels.stream.words import row_part
 from multisample.backends.launch import Launch
 
-from .geometry import WIDTH
 from .group import (
     computing_type,
     each,
@@ -28,6 +27,7 @@ from .group import (
     replacing,
     weights_of,
 )
+from .kernel_choice import WIDTH
 from .perturb_geometry import (
     HEAD_WORDS,
     MOST_GROUPS,

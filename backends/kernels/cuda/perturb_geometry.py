@@ -11,7 +11,7 @@ import numpy as np
 
 from multisample.backends.launch import PACKED_LAUNCH, SIZES, SPAN, Span
 
-from .geometry import WIDTH, ceil_div
+from .kernel_choice import WIDTH, ceil_div
 
 __all__ = [
     "HEAD_WORDS", "KEYS_BYTES", "MOST_GROUPS", "MOST_SPANS_OF_NUMBA", "PERTURB_THREADS", "RUN_FIELDS",

@@ -1,0 +1,59 @@
+"""The store kind of a call, which selects its kernel.
+
+A twin of ``csrc/cuda/kernel_choice.h``, which has the reasons.
+"""
+
+from __future__ import annotations
+
+STORE_KINDS = (
+    "kAligned", "kShifted", "kStaged", "kStrided", "kTransposed", "kTransposedStaged", "kFewColumns", "kSmallMatrices",
+)  # fmt: skip
+ALIGNED, SHIFTED, STAGED, STRIDED, TRANSPOSED, TRANSPOSED_STAGED, FEW_COLUMNS, SMALL_MATRICES = range(8)
+WIDTH, ANTITHETIC_WIDTH = 4, 8
+SHORT_ROW = 128
+FAR_APART = 2**28
+MOST_FEW_COLUMNS = 8
+LEAST_ROWS = 2**16
+SMALL_THREADS = 256
+
+
+def has_few_columns(rows: int, columns: int, size: int, strides: tuple[int, int], misalignment: int) -> bool:
+    """Whether kFewColumns draws a matrix of this shape at this address."""
+    if columns > MOST_FEW_COLUMNS or rows < LEAST_ROWS:
+        return False
+    if strides[1] % size or misalignment % size:
+        return False
+    return strides[0] == size or strides == (columns * size, size)
+
+
+def store_kind_of(
+    rows: int, columns: int, size: int, strides: tuple[int, int], misalignment: int, skip: int, groups: int,
+    antithetic: bool, fixed_skip: bool,
+) -> int:  # fmt: skip
+    """The store kind of a matrix, as an index of `STORE_KINDS`."""
+    if skip == 0 and has_few_columns(rows, columns, size, strides, misalignment):
+        return FEW_COLUMNS
+    quad = 8 if size == 2 and not antithetic else 16
+    row_stride, column_stride = strides
+    if column_stride != size:
+        reaches = abs(column_stride) // size < FAR_APART and rows < FAR_APART
+        return TRANSPOSED if row_stride == size and column_stride % size == 0 and rows > 1 and reaches else STRIDED
+    start = misalignment - skip * size
+    if fixed_skip and start % quad == 0 and (row_stride % quad == 0 or rows == 1):
+        return ALIGNED
+    if start % size or row_stride % size:
+        return STRIDED
+    if groups > SHORT_ROW:
+        return SHIFTED
+    return STAGED if fixed_skip and (rows == 1 or row_stride == columns * size) else STRIDED
+
+
+def is_small(rows: int, columns: int, antithetic: bool) -> bool:
+    """Whether a matrix of this size fits into a block of kSmallMatrices, whatever its first column."""
+    width = ANTITHETIC_WIDTH if antithetic else WIDTH
+    return rows * ceil_div(width - 1 + columns, width) <= SMALL_THREADS
+
+
+def ceil_div(a: int, b: int) -> int:
+    """The quotient, rounded up."""
+    return -(-a // b)
