@@ -99,15 +99,15 @@ class Backend(Protocol):
     A backend may also have ``launcher(launch) -> Launcher``, for repeated calls. `backends.generic` makes one
     from `launch` for a backend without a `launcher`.
 
-    A backend may have ``parameters(launch)``: the kernels that it would launch, each with its parameters, for a program
-    of JAX that launches them again: see `multisample.backends.driver`.
+    A backend may also have ``parameters(launch)``. It returns the kernels of the launch with their parameter bytes. A
+    program of JAX launches these kernels again; see `multisample.backends.driver`.
 
     A backend may also have ``c_function(launch)``, because threads of XLA should not wait for the interpreter. It
     returns the address of a C function ``int run(const Launch*)`` for launches like `launch`, or 0 if there is none.
-    It may also serve gradients that `operations` does not list. The C function needs no interpreter.
-    It returns 0, or another number after an error. Seed and offsets are in memory of the launch's device. mu, sigma
-    and weights are vectors of the computing type; for moments mu and sigma are numbers. Without a C function, each call
-    of a program of JAX enters Python.
+    The C function may also compute gradients that `operations` does not list. It needs no interpreter. It returns 0, or
+    another number after an error. Seed and offsets are in memory of the launch's device. mu, sigma and weights are
+    vectors of the computing type; for moments mu and sigma are numbers. Without a C function, each call of a program of
+    JAX enters Python.
     """
 
     @property

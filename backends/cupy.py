@@ -44,7 +44,7 @@ def source(kind: str = "sample") -> str:
 
 
 def kernel_name(key: Key | None) -> str:
-    """The C++ name of a kernel, or of the one that adds 1 to an offset for None."""
+    """The C++ name of a kernel. None is the kernel that adds 1 to an offset."""
     if key is None:
         return "multisample::advance_kernel"
     choices = choices_of(key)

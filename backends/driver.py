@@ -57,10 +57,10 @@ PLACES: dict[str, tuple[tuple[int, int], ...]] = {
     "stream": ((struct.calcsize("7I4x"), 0), *_places("stream")),
     "scratch": _places("scratch"),
 }
-"""For launches whose seed and offsets are in memory: the places of each address in `DriverBackend.parameters`.
+"""Where the parameter bytes of `DriverBackend.parameters` have each address. Seed and offsets are in memory.
 
-An address may be in several places. A place is a pair: a displacement in these bytes, and a number to add to the
-address.
+An address may be in several places. A place is a pair: its displacement from the first parameter byte, and an addend
+for the address.
 """
 
 

@@ -69,8 +69,8 @@ struct Launch {
 };
 
 // Elements of one parameter, which kPerturb reads and writes: `rows` runs of `width` elements. Element w of run r is
-// element e = first + r jump + w of the parameter, and column e of the noise. Its offset is that of the launch plus
-// id * 2^32. Strides are in bytes, multiples of the element size.
+// element e = first + r jump + w of the parameter, and column e of the noise. The noise of a span has the offset of the
+// launch plus id * 2^32. Strides are in bytes, multiples of the element size.
 struct Span {
   const void* source;
   void* target;     // may be `source`; the elements of a target do not overlap

@@ -56,9 +56,9 @@ def perturb(
         As for `sample`.
     ids : mapping of names to int, or sequence of int, optional
         Ids of parameters, ``0 <= id < 2**32``. A mapping has the ids of some names, and a sequence those of all arrays
-        of a sequence. By default, an array has the id 0, arrays of a sequence have their positions, and others the
-        CRC-32 of their names, so that parameters that are added, frozen or reordered change nothing for the others. A
-        parameter with several names has the id of the first of them in lexicographical order.
+        of a sequence. The default is 0 for a single array, positions in a sequence, and the CRC-32 of names otherwise.
+        With names, added, frozen or reordered parameters change nothing for the others. A parameter with several names
+        has the id of the first of them in lexicographical order.
 
     Returns
     -------

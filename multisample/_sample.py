@@ -89,10 +89,11 @@ def sample(
         runs or raises. The numbers do not depend on the backend.
     seed : int or Key, or a vector of B of them, optional
         ``0 <= seed < 2**64``, or a `Key` from `Generator.take`. The same seed and arguments give the same samples,
-        whatever was drawn before. A vector is a sequence, or an integer array of NumPy or of the library and device of
-        `mu`: shape (B,), or (B, 2) for seeds and offsets, read modulo ``2**bits`` of its type. uint32 arrays are key
-        data, high words first: (2,) and (4,) are one key, (B, 2) and (B, 4) a vector. With JAX also keys of 64 bits;
-        all forms may be traced. Seeds in device memory stay there, so a captured graph reads them in each replay.
+        whatever was drawn before. A vector is a sequence or an integer array, shape (B,), or (B, 2) for seeds and
+        offsets. The array is NumPy's, or has the library and device of `mu`. Its integers are read modulo ``2**bits``
+        of their type. uint32 arrays are key data, high words first: (2,) and (4,) are one key, (B, 2) and (B, 4) a
+        vector. With JAX also keys of 64 bits; all forms may be traced. Seeds in device memory stay there, so a captured
+        graph reads them in each replay.
     generator : Generator or torch.Generator, optional
         Source of a seed and an offset. Each call takes the next offset, and so draws new samples. A torch.Generator
         requires torch tensors on its device. Without `seed` and `generator`, torch tensors use the generator that
@@ -131,8 +132,8 @@ def sample(
         With B seeds (B, d, n) or (B, n, d): element b equals ``sample(mu[b], sigma[b], n, seed=seed[b], ...)``, bit for
         bit, in one launch. The array has the library and device of `mu` and `sigma`, and is ready on that library's
         current stream. It is C-contiguous unless it is `out`. Lists and NumPy arrays give an array of the backend's
-        library, which is NumPy for "auto" and "cpu". Arrays of other libraries than those above give a NumPy array in
-        host memory, and an array of the backend's library in device memory. DTensors give a DTensor with their
+        library, which is NumPy for "auto" and "cpu". For other libraries than those above, arrays in host memory give a
+        NumPy array, and arrays in device memory an array of the backend's library. DTensors give a DTensor with their
         sharding.
 
     Raises

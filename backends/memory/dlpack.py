@@ -109,7 +109,7 @@ def capsule_and_strides(array: Any, stream: int | None) -> tuple[Any, tuple[int,
 
 
 def device_of_array(array: Any) -> int:
-    """The ordinal of the CUDA device of `array`. DLPack comes first: only it orders our stream after JAX's."""
+    """The ordinal of the CUDA device of `array`. As at an import, DLPack comes first: only it orders streams."""
     if hasattr(array, "__dlpack__"):
         return int(array.__dlpack_device__()[1])
     return cuda_driver.device_of(array.__cuda_array_interface__["data"][0])

@@ -59,7 +59,7 @@ _first_byte: Callable[[Any], ctypes.c_char] = ctypes.c_char.from_buffer
 
 
 def arrays_at(launch: Launch) -> dict[str, Any]:
-    """All that the operation reads and writes, by field: `inputs_at`, the matrix, shape (d, n), and the results.
+    """All arrays that the operation reads and writes, by field. The matrix has the shape (d, n).
 
     The matrix of perturb is its packed spans.
     """

@@ -31,7 +31,7 @@ class DamagedError(CacheError):
 def root() -> Path:
     """The folder of all caches: MULTISAMPLE_CACHE_DIR, or `multisample` in the user's cache folder.
 
-    CacheError if there is neither the variable nor a home folder, or if it is relative to a deleted working directory.
+    CacheError without the variable and a home folder, or if the folder is relative to a deleted working directory.
     """
     try:
         for variable, below in (("MULTISAMPLE_CACHE_DIR", ""), ("XDG_CACHE_HOME", "multisample")):

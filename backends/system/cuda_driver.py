@@ -104,7 +104,7 @@ def is_capturing(stream: int) -> bool:
 
 @contextlib.contextmanager
 def on_device(device: int) -> Iterator[None]:
-    """Make the primary context of `device` current: null streams, new events and Numba's arrays belong to it.
+    """Make the primary context of `device` current. Null streams, new events and Numba's arrays belong to that context.
 
     Numba's own ``cuda.gpus[device]`` may lose the current context when it first activates another device (numba-cuda
     0.30.4).
@@ -153,7 +153,8 @@ class Event:
 
     def is_done(self) -> bool:
         """Whether the work is done; True if the driver returns an error."""
-        # Without relaxed mode, the query would invalidate this thread's capture, and in global mode any thread's.
+        # Outside relaxed mode, the query would invalidate a capture of this thread. A capture in global mode, of any
+        # thread, would also become invalid.
         with relaxed_capture():
             return bool(self._driver.cuEventQuery(self._handle) != _NOT_READY)
 

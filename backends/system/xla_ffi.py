@@ -173,7 +173,7 @@ class Target(NamedTuple):
 
 
 def handle(address: int, launch: int, target: Target) -> int:
-    """Handle a call frame. Exceptions become XLA errors with their text, whose address is returned; 0 is success.
+    """Handle a call frame. Returns 0, or after an exception the address of an XLA error with its text.
 
     `launch` is the address of the `Launch` of a call that is executed.
     """

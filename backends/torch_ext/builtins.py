@@ -1,4 +1,4 @@
-"""The hot parts of a call as builtin functions of the compiled library. They need a Python in the library's process.
+"""The hot parts of a call as builtin functions of the compiled library. The library must find Python's C functions.
 
 Each has a twin in Python with the same results. `csrc/torch/python_calls.h` has the code.
 """
@@ -65,7 +65,9 @@ class Builtins:
         return builtin
 
     def addresses(self) -> Callable[[Sequence[Any]], bytes | None] | None:
-        """``addresses(tensors)``: the addresses of tensors as packed words; None if one has its own class or is nested.
+        """``addresses(tensors)``: the addresses of tensors as packed words.
+
+        It returns None if a tensor is nested, or of a subclass other than Parameter.
 
         Returns None if the function misreads the tensors of this PyTorch.
         """

@@ -1,7 +1,7 @@
 """Fake, autograd and vmap rules of ``torch.ops.multisample``.
 
-The operators themselves are C++ and CUDA C++; ``csrc/torch/cpu.cpp`` has their schemas. `register` is called after that
-library is loaded.
+The operators themselves are C++ and CUDA C++; ``csrc/torch/cpu.cpp`` has their schemas. torch_ext calls `register`
+after loading its CPU library.
 
 A sample is linear in mu and sigma, and its noise can be drawn again. So a derivative of any order is another draw with
 the same seed and offset, and autograd saves nothing as large as the sample.
@@ -217,9 +217,8 @@ _SampleBatch, _SampleBatchBackward = _functions("sample_batch", _vmap_batch, _vm
 def _flat(x: Any, dim: int | None, size: int, batch: int, own: int) -> Any:
     """Merges the axis of vmap, of length `size`, with the axis of the batch, of length `batch`.
 
-    Each element keeps at most `own` axes.
-
-    A vector that all elements share is returned as it is.
+    `own` is 1 for mu and sigma, which may lack the axis of the batch. A vector that all elements share is returned as
+    it is.
     """
     if dim is None:
         if own == 1 and x.dim() == 1:
@@ -233,7 +232,7 @@ def _flat(x: Any, dim: int | None, size: int, batch: int, own: int) -> Any:
 
 
 def _keys_of(size: int, counter: Any, dim: int | None, like: Any, options: Options) -> tuple[Any, Options]:
-    """The keys of `size` elements. The offset is `counter`, one of each element or one of all, or is in `options`."""
+    """The keys of `size` elements. The offset is `counter`, per element or for all; without a counter, in `options`."""
     words = {name: options[name] for name in ("seed", "offset") if name in options}
     rest = {name: option for name, option in options.items() if name not in words}
     seed = torch.full((), words["seed"], dtype=torch.int64, device=like.device)

@@ -68,8 +68,8 @@ MULTISAMPLE_FUNCTION typename Sums<Real>::Vector elements(const char* at, u64 co
   return vector;
 }
 
-// The columns of the first block that come before the first column. A position is a column counted from the start of
-// the first block, so that windows end where blocks end.
+// The number of columns of the first Philox block that precede the call's first column. A position is a column counted
+// from the start of the first block, so that windows end where blocks end.
 inline u64 skipped(const Launch& call) { return call.first_column % (call.antithetic ? 8 : 4); }
 
 inline u64 segments(const Launch& call) { return ceil_div(skipped(call) + call.columns, kSegment); }

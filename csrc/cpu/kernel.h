@@ -114,8 +114,8 @@ class Strip {
 
   u64 blocks() const { return blocks_.count; }
 
-  // Sets at most kMostRows rows. `early` says that the elements behind a short column are drawn later: its copy
-  // may then overwrite them.
+  // Sets at most kMostRows rows. `early` says that the copy of a short column may overwrite the elements after it,
+  // which are drawn later.
   void set_rows(u64 first, u64 count, bool early) {
     first_ = first;
     rows_ = count;

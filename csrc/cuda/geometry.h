@@ -41,7 +41,7 @@ constexpr u32 kMostSmallRows = 8, kBusyThreads = 1 << 17;
 constexpr u32 kMostGroupsPerPass = 16;
 // Maximum passes of a block with transposed stores, unless the grid would exceed 2^30 blocks.
 constexpr u32 kMostPasses = 32;
-// Maximum threads of such a block.
+// Maximum threads of a block whose passes have several short rows.
 constexpr u32 kShortRowThreads = 2 * kShortRow;
 // Dimensions that a chunk in shared memory has room for: one per thread, and one of padding per row of a pass.
 constexpr u32 kChunk = kThreads + kShortRow;

@@ -19,7 +19,7 @@ enum StoreKind : u32 {
   kFewColumns,        // coalesced stores of whole rows by one thread each, for few columns in a contiguous matrix:
                       // directly where dimensions are contiguous, else through shared memory
   kSmallMatrices,     // scalar stores at any stride, or vectorised stores where a group is aligned, for a batch of
-                      // matrices that each have fewer groups than a block has threads
+                      // matrices whose groups fit into a block, one per thread
 };
 
 // Columns of a group.

@@ -2,7 +2,7 @@
 // in registers, and each element is read once and written once, however many rows there are.
 //
 // A thread has groups of columns, as in the sampling kernel. It goes down the rows, whose parts of the words are in
-// shared memory with their weights. One member is in registers.
+// shared memory with their weights. If there is only one member, it is in registers.
 #pragma once
 
 #include "cuda/perturb_geometry.h"
@@ -37,7 +37,7 @@ struct RowGroup {
   i64 column;
   u32 index;  // in the row of z
 
-  // The group `groups` groups further in the row.
+  // This group, moved by `groups` groups along the row.
   template <class Out>
   MULTISAMPLE_FUNCTION RowGroup moved(i64 groups) const {
     const i64 bytes = groups * static_cast<i64>(kWidth * sizeof(Out));

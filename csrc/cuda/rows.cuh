@@ -62,7 +62,8 @@ class ThreadGroup {
   using Real = typename Computing<Out>::Type;
   static constexpr i64 kSize = sizeof(Out);
   static constexpr u32 kCount = Elements<Out, antithetic>::kCount;
-  // Whether a group is larger than one vectorised store. PutPaired then needs fewer stores or fills whole sectors.
+  // Whether a group is larger than a quad, or of float64, whose quad is two stores. PutPaired then needs fewer stores
+  // or fills whole sectors.
   static constexpr bool kPairs = kCount * kSize > static_cast<i64>(sizeof(Quad<Out>)) || kSize == 8;
   // Whether several passes share barriers, which saves instructions and takes registers and shared memory. It pays only
   // where a pass has one store and memory is not the limit.

@@ -1,9 +1,9 @@
 // Arithmetic for nvcc, NVRTC (which has no standard library) and C++ compilers for the CPU. Every operation below is
 // one IEEE 754 operation, rounded to nearest even, and never contracted: on the GPU it is inline PTX or an intrinsic.
-// On the CPU, -ffp-contract=off forbids contraction in our libraries. In other code, a compiler could contract
-// only the product that makes a normal, with an addition of the caller. include/multisample/normal.h prevents that.
-// The exception is `transform_fma` of floats on processors without FMA: it rounds twice. Its product is exact, so that
-// contraction changes nothing.
+// On the CPU, -ffp-contract=off forbids contraction in our libraries. In other code, a compiler could contract only the
+// product that makes a normal, with an addition of the caller. include/multisample/normal.h prevents that. Only
+// `transform_fma` of floats, on processors without FMA, rounds twice. Its product is exact, so that contraction changes
+// nothing.
 #pragma once
 
 #ifdef __CUDACC__
@@ -126,10 +126,10 @@ MULTISAMPLE_HOST_FUNCTION float fma_rn(float a, float b, float c) {
 // The product is p + q, and the sum of p and c is s + t, both without error (Dekker, "A floating-point technique for
 // extending the available precision", Numerische Mathematik 18, 1971, doi:10.1007/BF01397083). So only the rounding of
 // rest = q + t can make the result wrong. Its error is at most 2^-53 |rest|, which matters only if a b + c is almost
-// halfway between two doubles. The test: `result` plus a slightly larger `distance` rounds to another double. (Where p
-// and c cancel, t is 0, and `rest` has no error.) In that case the C library computes the result. It also computes
-// zeros, whose sign may be wrong here; products so small that q may be inexact; and overflows, where q or `distance` is
-// NaN.
+// halfway between two doubles. `is_right` tests whether `result` plus a slightly enlarged `distance` rounds to
+// `result`. (Where p and c cancel, t is 0, and `rest` has no error.) If not, the C library computes the result. It also
+// computes zeros, whose sign may be wrong here; products so small that q may be inexact; and overflows, where q or
+// `distance` is NaN.
 MULTISAMPLE_HOST_FUNCTION double fma_rn(double a, double b, double c) {
   const double p = a * b, s = p + c, c0 = s - p, t = (p - (s - c0)) + (c - c0);
   const double a0 = a * 0x1.0000002p+27, b0 = b * 0x1.0000002p+27;

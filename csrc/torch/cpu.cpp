@@ -61,7 +61,7 @@ void run_gradient(const Launch& call) {
   parts.finish(partial_sums.data());
 }
 
-// Matrices of a batch that are too small for several threads are drawn on one each.
+// One thread draws each matrix of a batch that is too small for several.
 void run(const Launch& batch) {
   Launch whole = batch;
   if (batch.batch > 1) whole.rows *= batch.batch;

@@ -84,8 +84,8 @@ class TensorOf {
 
 // --- Keys -------------------------------------------------------------------------------------------------------
 
-// The properties of mu or sigma in a plan's key, besides the Python type. The shape is (d,), or (B, d) in a batch. The
-// plan of a gradient has the properties of its matrix, without the flags.
+// The properties of mu or sigma in a plan's key, besides the Python type. The shape is (d,), or (B, d) in a batch. In
+// the key of a gradient, the signature is that of its matrix, and the flags are 0.
 struct Signature {
   i64 dim, sizes[2], strides[2];
   i32 dtype, device_type, device_index;

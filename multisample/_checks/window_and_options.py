@@ -25,7 +25,7 @@ def check_rows(dim_offset: Any, d: Any) -> None:
 
 
 def check_choices(call: Call) -> None:
-    """TypeError or ValueError unless each option has an accepted value, and unless seed or generator is None."""
+    """TypeError or ValueError if an option is not accepted, or if both seed and generator are given."""
     check_choice("noise", call.noise, ("independent", "shared"))
     check_choice("layout", call.layout, ("dn", "nd"))
     for name in FLAGS:

@@ -64,7 +64,7 @@ def library_of(name: str, array: Any) -> Library:
     library = BY_TYPE.get(type(array))
     if library is None:
         library = _recognise(name, array)
-        # Arrays of all other libraries are converted to arrays of these libraries first.
+        # Arrays of unknown libraries are first converted to arrays of a known one.
         if library is not HOST and not library.foreign:
             keep_type(BY_TYPE, type(array), library)
     return library

@@ -45,7 +45,7 @@ class JaxLibrary(ForeignLibrary):
     name = "jax"
 
     def signature(self, array: Any) -> Hashable:
-        # A NumPy vector comes here beside a vector or a key of JAX.
+        # `array` is a NumPy vector if only the other vector or the key is JAX's.
         return HOST.signature(array) if type(array) is np.ndarray else (array.aval, array.sharding)
 
     def state(self) -> Hashable:

@@ -110,7 +110,7 @@ class Library:
     # --- For each plan ---
 
     def guard(self, read: Sequence[Any], written: Sequence[Any]) -> Callable[[Sequence[Any], Sequence[Any]], bool]:
-        """``is_like(read, written)``: whether the plan made for this call serves a call with equally many arrays."""
+        """``is_like(read, written)``: whether this call's plan serves another call, with the same number of arrays."""
         # Compare types before signatures: `signature` takes this library's arrays only.
         known: list[Any] = [(self.signature, type(x), self.signature(x)) for x in read]
         known += [(self.target_signature, type(x), self.target_signature(x)) for x in written]

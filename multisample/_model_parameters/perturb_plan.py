@@ -82,10 +82,10 @@ class _Group(NamedTuple):
 class _Plan:
     """A call resolved except for addresses, values of coefficients, seed and member.
 
-    `is_like` comes from `Library.guard`. Coefficients must be smaller than `limit`. `changed` are the indices of
-    the arrays that are written, or None for all. `tables` caches the groups' spans by the addresses of arrays whose
-    memory was checked. Without `out`, a table is an array whose target addresses are still missing. With `out`, also in
-    place, it is packed bytes.
+    `is_like` comes from `Library.guard`. Coefficients must be smaller than `limit`. `changed` are the indices of the
+    arrays that are written, or None for all. `tables` caches the groups' spans by the addresses of arrays whose memory
+    was checked. Without `out`, a table is an array whose target addresses are still missing. With `out`, and in place,
+    it is packed bytes.
     """
 
     def __init__(

@@ -206,7 +206,7 @@ def _from_host(seed: Any, owner: Library, library: Library, device: Device, coun
 
 
 def only_words(seed: Any) -> tuple[int, int, None]:
-    """Seed, offset and None, for the offset in device memory, of the only key in a host vector."""
+    """Seed and offset of the only key in a host vector; None in place of an offset in device memory."""
     if isinstance(seed, (list, tuple)):
         (first,) = seed
         return (first, 0, None) if type(first) is int and 0 <= first < WORD_64 else (*_key_at(0, first), None)

@@ -186,7 +186,7 @@ def _wrapper(placements: tuple[Any, ...], shape: torch.Size) -> Callable[[Any, A
             vars(spec).update(fields, mesh=mesh)
             return DTensor(part, spec, requires_grad=False)
         made = DTensor.from_local(part, mesh, placements, shape=shape, stride=(max(shape[1], 1), 1))
-        # On a rank outside the mesh, `from_local` replaces `part` by an empty tensor, so every call needs it.
+        # On a rank outside the mesh, every call needs `from_local`, which replaces `part` by an empty tensor.
         if mesh.get_coordinate() is not None:
             fields = {name: value for name, value in vars(made._spec).items() if name != "mesh"}
             specs[part.dtype] = type(made._spec), fields

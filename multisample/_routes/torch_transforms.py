@@ -109,7 +109,7 @@ _NARROW = {torch.int8: 0xFF, torch.int16: 0xFFFF, torch.int32: 0xFFFFFFFF}
 
 
 def _keys(seed: Any, device: Any) -> tuple[Any, int | None]:
-    """The keys of the argument `seed`, a tensor (B, 2) of int64, and B; None for one key."""
+    """The keys in the argument `seed` as an int64 tensor (B, 2), and B. For one key, None in place of B."""
     if isinstance(seed, torch.Tensor) and seed.dim() == 0:
         batch_of(seed[None])
         batch, seed = None, seed.reshape(1)

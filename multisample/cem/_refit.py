@@ -1,7 +1,8 @@
 """From scores to the elites, and to the next mean and standard deviation: `refit`. No operation waits for the device.
 
 The status of a run is an element of a device array. Iterations after the end change nothing, so the loop can read the
-status at any interval. All arrays may have an axis of searches in front; each search has the bits of a run alone.
+status at any interval. All arrays may have an axis of searches in front. Each search gives the bits that it would give
+alone.
 """
 
 from __future__ import annotations

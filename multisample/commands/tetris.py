@@ -30,7 +30,8 @@ _STATE, _WEIGHTS, _CURVE, _ANIMATION = "state.json", "weights.json", "learning.p
 # Number of the first game after training. Training games have lower numbers.
 _FIRST_FRESH = 1 << 32
 _HEIGHT = 20
-# The animation shows the last pieces of the best game. The unseen pieces only colour its first frame.
+# The animation shows the last pieces of the best game. Earlier pieces are not shown; they only decide the colours of
+# the first frame.
 _SHOWN, _UNSEEN = 200, 600
 # Tasks for each worker. Good players play longer, so equal shares would let workers wait.
 _TASKS = 4

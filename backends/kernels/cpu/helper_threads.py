@@ -5,8 +5,8 @@ A helper that waited in Python would need the GIL to continue. With 15 helpers, 
 
 Each helper has a record and sleeps on a lock of its own. The record is free, busy, or has the address of a call that
 wants the helper. A call takes free records and wakes their helpers. When no work is left, it takes back the records of
-helpers that have not begun. So it never waits for a helper that the system has not scheduled, or, in a child that C
-code forked, for a helper of the parent.
+helpers that have not begun. So a call never waits for an unscheduled helper, nor, after a fork by C code, for a helper
+of the parent.
 
 Calls also start the helpers that they lack, in compiled code. No exception or signal handler can interrupt that, a
 start needs no lock, the stack has the size that kernels need, and a monkey patch of `threading` changes nothing.
@@ -43,9 +43,8 @@ from .intrinsics import (
 
 # 64-bit numbers in a cache line.
 _LINE = 8
-# Elements of a helper's record, which takes a cache line: its state, its helper's lock, the helper's number among the
-# threads of the call, the helper's `pthread_t`, the system's number of the process that started it, and the processor
-# that it avoids.
+# Elements of a helper's record, which takes a cache line: state, lock, index among the threads of the call,
+# `pthread_t`, PID of the process that started it, and the processor that it avoids.
 _STATE, _LOCK, _NUMBER, _THREAD, _PROCESS, _AVOIDED = range(6)
 # States. Any other number is the address of the call that has taken the record: the helper has not begun.
 _FREE, _BUSY, _NO_THREAD = range(3)
@@ -61,7 +60,7 @@ llvmlite.binding.add_symbol("multisample_cpu_threads", _shared.ctypes.data)
 # Elements of a call. From _BEGUN on, each thread has a cache line: the next unclaimed index of its part.
 _ENTRY, _ARGUMENTS, _COUNT, _THREADS, _HELPERS, _BEGUN = 0, 1, 2, 3, 4, _LINE
 _CALL = _BEGUN + (_MOST_HELPERS + 1) * _LINE
-# Loads by a waiting thread before it sleeps or lets others run. They take some 70 us, about as long as waking a thread.
+# Iterations of a spinning thread before it sleeps or yields. They take some 70 us, about as long as waking a thread.
 _LOADS = 200_000
 # Numbers of 64 bits that hold a `cpu_set_t`, a `sigset_t` or a `pthread_attr_t`.
 _SET = 16

@@ -191,7 +191,7 @@ def scale_vector(typingctx: Any, array: Any, index: Any, s: Any, z: Any, m: Any,
 def add_products(
     typingctx: Any, sums: Any, at: Any, u: Any, v: Any, i: Any, x: Any, y: Any, k: Any, terms: Any, lanes: Any
 ) -> Any:
-    """Add two vectors of `lanes` numbers, a literal, to the float64 `sums` from `at` on.
+    """Add two vectors of sums to the float64 `sums` from `at` on. Their length is the literal `lanes`.
 
     A lane sums `terms` products ``u[i + n] * x[k + n]``, for n = lane, lane + lanes, lane + 2 * lanes, ..., by fused
     multiply-adds in the type of the factors. The second vector has the products of `v` and `y`. If `x` is None, its

@@ -1,4 +1,4 @@
-"""The block-per-dimension kernel for the CPU.
+"""The sampling kernel for the CPU.
 
 `window_kernel` draws one window of a sample matrix on one thread. `calls.py` shares windows, and the matrices of a
 batch, among threads. There are two window kernels per dtype, one of them for antithetic pairs. The kernels take arrays
@@ -49,12 +49,12 @@ _LANES = np.uint64(16)
 _TILE = 256
 _TILE_NORMALS = 4 * _TILE
 _TILE_PAIRS = 2 * _TILE_NORMALS
-# A chunk of rows, whose mu and sigma are copied to the stack, makes long runs of memory. Shared noise is drawn faster
-# and needs longer runs.
+# Rows of a chunk, whose mu and sigma are copied to the stack. The more rows, the longer the runs of memory. Shared
+# noise is drawn faster and needs longer runs.
 _CHUNK, _LONG_CHUNK = 2048, 8192
 # Rows that the widest vectors hold.
 _HEIGHT = 16
-# In `_draw_few_rows`, elements of a column of a tile, and of a tile: eight columns and a vector of padding.
+# In `_draw_few_rows`, elements of a tile's column, and of a tile. A tile has eight columns and a vector of padding.
 _PLACES = 512
 _TILE_PLACES = 8 * _PLACES + _HEIGHT
 # Prefetch distance down a column, in places.

@@ -1,4 +1,4 @@
-"""Weighted moments on the CPU: groups with a weight are listed once, and their noise is drawn and summed tile by tile.
+"""Weighted moments on the CPU: groups with a weight other than 0 are listed once, then drawn and summed by tiles.
 
 The order of the sums depends on the weights alone, so that any number of threads gives the same bits. A sum in the
 computing type has at most 16 terms before it is added to a float64 sum.

@@ -25,7 +25,7 @@ from .kernel_choice import ANTITHETIC_WIDTH, WIDTH
 _TO_UNIT, _TO_UNIT_HALF = np.float32(2.0**-32), np.float32(2.0**-33)
 _MINUS_2_LN_2, _TO_ANGLE = np.float32(float.fromhex("-0x1.62e430p+0")), np.float32(float.fromhex("0x1.921fb6p-30"))
 _WORD = np.uint64(32)
-# Shifts a product with 2^20 / x, from the geometry, to a quotient.
+# The right shift of a quotient: index / x is index * ceil(2^20 / x) >> 20. The geometry has the factor.
 _QUOTIENT = np.uint32(20)
 
 

@@ -33,7 +33,7 @@ from .group import (
 from .moments_geometry import FILL, MOMENT_CHAIN, MOMENT_THREADS, MomentGeometry
 
 _WARPS = MOMENT_THREADS // 32
-# Bytes of a float64 number of each thread.
+# Bytes of one float64 for every thread of a block.
 _THREADS_BYTES = 8 * MOMENT_THREADS
 _LANES = np.uint32(32)
 

@@ -86,7 +86,7 @@ def has_quad(column, width):
 
 @functools.cache
 def _groups(gpu: ModuleType, dtype: str, one_member: bool, strided: bool) -> tuple[Function, Function, Function]:
-    """The groups of a thread in one turn of a block, which begins with group `begin` of the span.
+    """The groups of a thread in one turn of a block. The turn begins with group `begin` of the span.
 
     ``groups_of(span)``: the groups of a row, and of the span. ``at(span, begin, g)``: group g of the thread: the
     addresses of its first element in source and target, its first column in the row, and its index in the row of z.

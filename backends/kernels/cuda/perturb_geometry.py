@@ -29,7 +29,7 @@ _MOST_PARAMETERS, KEYS_BYTES = 4096, 160
 _WORD = 8
 
 HEAD_WORDS = 2
-"""Words of 8 bytes before the spans of a list: one has the numbers of spans and of turns, the other of blocks."""
+"""Words of 8 bytes before the spans of a list: one with the counts of spans and turns, one with that of blocks."""
 RUN_FIELDS = ("source", "target", "first", "width", "id")
 STRIDED_FIELDS = Span._fields
 """Fields of a span in a list. The high half of `id` is the first block."""
@@ -42,9 +42,9 @@ MOST_SPANS_OF_NUMBA = (16, 4)
 """How many runs, and how many strided spans, a kernel in Python takes.
 
 Parameters are values to Numba's compiler: without addresses, a block cannot index them. It finds its span by selecting
-between all of them, at about 10 instructions for each run. With one member and 16
-bits, a thread of a large launch has 32 groups, and 16 runs are a fifteenth of its work. With float32 it has 8, or 4
-with `fast_math`, and memory is the limit.
+between all of them, at about 10 instructions for each run. With one member and 16-bit elements, a thread of a large
+launch has 32 groups; selecting among 16 runs is a fifteenth of its work. With float32 a thread has 8 groups, or 4 with
+`fast_math`, and memory is the limit.
 """
 
 

@@ -146,8 +146,8 @@ def _columns(gpu: ModuleType, size: int, width: int, store_kind: str) -> Functio
     """``columns_of(place, out, stages, call, geometry)``: the columns and rows of a thread.
 
     The result has three elements. The first is the displacement in bytes from the first row of a chunk to the address
-    for the stores. The second says whether all columns of the group, with kShifted of the warp, are inside the matrix.
-    The third says whether the lane pairs have adjacent groups, as `paired` needs.
+    for the stores. The second says whether all columns of the group (kShifted: of the warp) are inside the matrix. The
+    third says whether the lane pairs have adjacent groups, as `paired` needs.
     """
     thread_index, from_lane, all_of_warp = gpu.thread_index, gpu.from_lane, gpu.all_of_warp
     is_shifted, group_size = store_kind == "kShifted", width * size

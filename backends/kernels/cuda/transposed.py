@@ -115,7 +115,7 @@ def _thread_dimensions(gpu: ModuleType, dtype: str, own_rows: int) -> Function:
 def of_both(
     before: Callable[[int], Function], own: Callable[[int], Function], own_rows: int, first: int = 0
 ) -> Function:
-    """`each` over places from `first` on: the last dimensions of the previous lane, then the lane's own.
+    """Call functions for the last dimensions of the previous lane, then for the lane's own, from index `first` on.
 
     ``before(s)`` and ``own(s)`` are the functions for dimension s of a lane.
     """

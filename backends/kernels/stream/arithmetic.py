@@ -119,7 +119,7 @@ def fma(typingctx: Any, x: Any, y: Any, z: Any) -> Any:
 
 @intrinsic
 def transform_fma(typingctx: Any, x: Any, y: Any, z: Any) -> Any:
-    """`fma` in a transform of words."""
+    """`fma` for the transform of words. On processors without FMA, it rounds floats twice, to the same bits."""
     return _of_equal_types(_emit_transform_fma, x, y, z)
 
 
@@ -139,7 +139,7 @@ def _emit_transform_fma(context: Any, builder: Any, x: Any, y: Any, z: Any) -> A
 
 @intrinsic
 def product(typingctx: Any, x: Any, y: Any) -> Any:
-    """``x * y``, which no addition that follows is contracted with. libNVVM contracts other products."""
+    """``x * y``, never contracted with an addition. libNVVM contracts other products."""
     if x not in _INTEGER_OF or y != x:
         return None
 

@@ -61,7 +61,7 @@ _ONE32, _HALF32 = _f32("0x1p+0 0x1p-1")
 _ONE64, _HALF64 = _f64("0x1p+0 0x1p-1")
 _TO_UNIT32, _TO_UNIT_HALF32, _TO_HALF_TURNS32 = _f32("0x1p-32 0x1p-33 0x1p-31")
 _TO_UNIT64, _TO_UNIT_HALF64, _TO_HALF_TURNS64 = _f64("0x1p-64 0x1p-65 0x1p-63")
-# As integers: 2/3; the mask of the exponent; the largest u, less than 1, minus 2/3.
+# Bit patterns as integers: 2/3, the mask of the exponent, and the distance from 2/3 to the largest u.
 _TWO_THIRDS32, _EXPONENT32 = np.int32(0x3F2AAAAB), np.int32(-0x00800000)
 _BELOW_ONE32 = np.int32(0x3F7FFFFF - _TWO_THIRDS32)
 _TWO_THIRDS64, _EXPONENT64 = np.int64(0x3FE5555555555555), np.int64(-0x0010000000000000)

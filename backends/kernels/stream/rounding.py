@@ -1,7 +1,7 @@
 """Conversions between float32 and 16-bit formats, without conversion instructions.
 
 Some targets lack these: compute capability 7.5 has none for bfloat16, and LLVM calls a library that may be missing. So
-integer operations make the bits: one rounding, to nearest even, with subnormals.
+integer and float32 operations convert: one rounding, to nearest even, with subnormals.
 """
 
 from __future__ import annotations

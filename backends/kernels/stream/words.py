@@ -48,7 +48,7 @@ def row_part(i, o0, k0):
 def column_part(g, o0, o1, k0, k1):
     """The terms of rounds 1 to 3 that depend on the columns alone.
 
-    Returns the terms XORed into c2 of round 2, c0 of round 3 and c2 of round 3, and c3 of round 3.
+    Returns three terms, to be XORed into c2 of round 2, c0 of round 3 and c2 of round 3, and the word c3 of round 3.
     """
     high0, low0 = wide_product(g, _MULTIPLIER_0)
     _, low1 = wide_product(o0, _MULTIPLIER_1)

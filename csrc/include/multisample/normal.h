@@ -80,9 +80,9 @@ class Stream {
     return {uncontracted(z.z0), uncontracted(z.z1), uncontracted(z.z2), uncontracted(z.z3)};
   }
 
-  // z + -0, which is z. A host compiler may contract this addition with the product that made z: no bit changes. The
-  // product is then not there for the caller's next addition. The compiler cannot drop the addition: it does not know
-  // that sign_ makes -0.
+  // z + -0, which is z. A host compiler may contract this addition with the product that made z: no bit changes. After
+  // it, no compiler can contract the product with an addition of the caller. The compiler cannot drop the addition: it
+  // does not know that sign_ makes -0.
 #ifdef __CUDA_ARCH__
   MULTISAMPLE_HOST_FUNCTION static u32 hidden_sign() { return 0x80000000u; }
   template <class Real>

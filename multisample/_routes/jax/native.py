@@ -56,12 +56,12 @@ _process = np.zeros(_PROCESS, np.int64)
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(_process))  # XLA may call when the module's variables are gone.
 llvmlite.binding.add_symbol("multisample_xla_process", _process.ctypes.data)
 
-# Words of a state: the first three fields of `State`, the address of the newest record or 0, then `State.launch`: the
-# `Launch`, and for perturb each `Span` with the index of its parameter.
+# Words of a state: the first three fields of `State`, the address of the newest record or 0, then `State.launch`. The
+# last is the `Launch`; for perturb, each `Span` follows with the index of its parameter.
 _RUN, _DOWN, _SIZE, _RECORDS, _TEMPLATE = range(5)
 # Words of a sample's record. _NEXT is an address, _PATCHES a count, _LAUNCH_SIZE in bytes. Patches and launch follow at
-# _HEAD. A patch is three words: the index of an address in the launch, its source, and the bytes to add to it. For
-# records of perturb, see `begins`.
+# _HEAD. A patch is three words: the index of an address in the launch, the source of the address, and an addend in
+# bytes. For records of perturb, see `begins`.
 _NEXT, _DEVICE, _MISALIGNMENT, _KERNEL, _PATCHES, _LAUNCH_SIZE, _HEAD = range(7)
 # The sources of patches: the operands, the matrix and the stream.
 _SOURCES = ("mu", "sigma", "seed", "offsets", "matrix", "stream")

@@ -66,7 +66,7 @@ def _custom_call(platform: str, static: Static, *operands: Any) -> list[Any]:
 
 
 def _sums_of_stored_noise(platform: str, static: Static, g: Any, *words: Any) -> list[Any]:
-    """The gradient with a backend that sums no gradients: XLA stores the noise and sums."""
+    """The gradient with a backend that sums no gradients: XLA stores the noise, then adds it up."""
     real, columns = static.computing_type, 1 + static.axes("matrix").index("j")
     zeros = jnp.zeros((1, static.d), real)
     noise = static._replace(operation=Operation.sample, dtype=real.name)
