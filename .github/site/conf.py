@@ -1,7 +1,7 @@
 """The documentation site: pages of the repository where they are, and a reference made from docstrings.
 
-Sphinx, because numpydoc reads NumPy's sections and links their types, MyST reads the pages as they are, and its search
-works from a folder of files. `sphinx-build --fail-on-warning --conf-dir .github/site . build/site` builds it.
+Why Sphinx: numpydoc reads NumPy's sections and links their types, MyST reads the pages as they are, and Sphinx's search
+works without a server. `sphinx-build --fail-on-warning --conf-dir .github/site . build/site` builds it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path.insert(0, str(HERE))
 
-# Sections of the navigation. Each page has its name in the site, its title if not its heading, and its file.
+# Sections of the navigation. A page has its name in the site, a title (or "" for its heading), and its file.
 navigation = {
     "Guides": [
         ("numpy", "NumPy: arguments, generators", "multisample/README.md"),

@@ -2,8 +2,8 @@
 
 python -m bench.report.compare --old old1.json old2.json old3.json --new new1.json new2.json new3.json
 
-Seconds of two runs cannot be compared, ratios within a run can: on a GPU the fraction of the speed of
-`cudaMemsetAsync`, on a CPU how many times as fast as NumPy a contender is in its case.
+Seconds of two runs cannot be compared, but ratios within a run can. On a GPU, the ratio is the speed relative to
+`cudaMemsetAsync`; on a CPU, relative to NumPy in the same case.
 
 A ratio has moved if its median over the runs has changed by more than the sum of the ranges of old and new, and by
 more than --least percent. Changes and ranges are logarithms, so that twice and half the speed are equally far away. One

@@ -27,7 +27,7 @@ def query(parts: tuple[str, str, str, str], results: Results, _: str) -> str:
 
 
 def grid(spec: Mapping[str, Any], results: Results, _: str) -> str:
-    """A cell without rows in the file is empty; a row or a column of such cells is left out."""
+    """A cell without results is empty; a row or a column of empty cells is left out."""
     rows, columns = spec["rows"], spec["columns"]
     if isinstance(rows, list):
         rows = {f"({shape.replace('x', ', ')})": shape for shape in rows}

@@ -1,11 +1,13 @@
 """The numbers of pages, such as "3.9 times as long": queries of the committed results, in marked places.
 
-A place is ``<!-- figure: FILE | CASE | CALL | FIELD -->...<!-- end -->`` in a line, with one number, or the range of
-several, or ``<!-- figure: NAME -->...<!-- end -->``, with a table or a picture of `bench.report.page_figures` in it.
+A place is ``<!-- figure: FILE | CASE | CALL | FIELD -->...<!-- end -->`` in a line. It has one number, or the range of
+several. The place ``<!-- figure: NAME -->...<!-- end -->`` has a text, a table or a picture of
+`bench.report.page_figures`.
 
 FILE is a file of bench/results, or a name of FILES. CASE and CALL select its rows, with ``*`` for any text and ``;``
-between several patterns. FIELD is a number of a row, or ``FIELD over OTHER``: FIELD divided by the lowest FIELD
-of the calls that match OTHER in the same case. ``best FIELD`` is the lowest of the matching calls. Fields that end in
+between several patterns. FIELD is a number of a row. ``FIELD over OTHER`` divides it by its
+lowest value among the calls that match OTHER in the same case. ``best FIELD`` is its lowest value among the matching
+calls. Fields that end in
 "us" get a unit of time.
 """
 
@@ -59,7 +61,7 @@ def number_text(value: float) -> str:
 
 
 def time_text(us: float) -> str:
-    """A time of three digits at most, and its unit."""
+    """A time and its unit: whole from 100 on, below that with three digits."""
     value, unit = (us, "us") if us < 1e4 else (us / 1e3, "ms") if us < 1e7 else (us / 1e6, "s")
     return f"{value:,.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
 

@@ -44,7 +44,7 @@ class Look(NamedTuple):
     colour: str = "#7d8590"
     marker: str = "o"
     compared: bool = False
-    """Whether it has a line in pictures over the size of the matrix, which show few contenders."""
+    """Whether pictures over the size of the matrix, which have few lines, show it."""
 
 
 OURS = "multisample for "

@@ -3,8 +3,8 @@
 python -m bench.studies.cpu results.json [threads] [cores] [shared]
 
 "threads": `sample(..., out=)` on one thread and on two; "after 2 ms" and "after 10 ms" are speed-ups of single calls
-after such pauses. "cores": the same at (1000, 10000) on 1, 2, 4, ... threads. "shared": shared noise over NumPy's
-expression.
+after such pauses. "cores": the same at (1000, 10000) on 1, 2, 4, ... threads. "shared": the time of shared noise,
+divided by that of NumPy's expression.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ averages them with weights. "in the kernel": the rollouts draw them, and `multis
 again. "sample, matrix": `multisample.sample` stores them, the same rollouts read them, and cuBLAS multiplies the matrix
 by the weights. "randn, matrix": the same with PyTorch's randn. `MB` is what an iteration allocates at its peak.
 
-The kernels of the option (`multisample.examples.option_prices`) differ in two lines, which make the generator and draw
-four normals. One has cuRAND's Philox state and `curand_normal4`. nvcc compiles all variants. `ns` is the time of a
+The kernels of the option (`multisample.examples.option_prices`) differ only in the header, the generator and the draw
+of four normals. One has cuRAND's Philox state and `curand_normal4`. nvcc compiles all variants. `ns` is the time of a
 normal.
 """
 

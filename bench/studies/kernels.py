@@ -1,8 +1,8 @@
 """Our CUDA kernels beside memset: each layout, noise and transform of each backend, and few samples beside torch.randn.
 
 "of memset" is the time of `cudaMemsetAsync` over the output's bytes, divided by the kernel's. A memset is the practical
-write limit. Times are medians of alternating calls, by device events, with outputs rotated past the cache. Shapes with
-at most eight samples have 2^26 normals.
+write limit. Times are medians of alternating calls, from device events. Outputs rotate through more memory than the
+cache has. Shapes with at most eight samples have 2^26 normals.
 """
 
 from __future__ import annotations

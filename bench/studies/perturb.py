@@ -1,9 +1,9 @@
 """Noise for model parameters, beside the loops of PyTorch that it replaces.
 
-`us` is the time of a call in place, divided by its members, by GPU events around five calls in a row. "loop" is what
-a call replaces, for each tensor and member: ``p.add_(torch.randn_like(p), alpha=c)``. "loop with a generator"
-seeds a generator for each tensor, draws, multiplies and adds, as published code does. ``mul_`` only reads and writes
-each tensor. `host us` is the time until the call returns.
+`us` is the time per member of a call in place, from GPU events around five calls in a row. "loop" is what a call
+replaces, for each tensor and member: ``p.add_(torch.randn_like(p), alpha=c)``. "loop with a generator" seeds a
+generator for each tensor, draws, multiplies and adds, as published code does. ``mul_`` only reads and writes each
+tensor. `host us` is the time until the call returns.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Samples and their gradients in PyTorch on a GPU: ours beside the usual expressions, in time and in memory.
 
-"operator" is the operators alone: forward writes to an existing array, backward reads one. For the others,
-`backward us` is the time of forward and backward by autograd less `forward us`. The upstream gradient is as large as
-the sample. `memory` is the peak of both in units of the sample, with that gradient included.
+"operator" is the operators alone: forward writes to an existing array, backward reads one. For the others, `backward
+us` is the time of forward and backward by autograd, minus `forward us`. The upstream gradient is as large as the
+sample. `memory` is the peak of both in units of the sample, with that gradient included.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Samples on a GPU, of every shape and type, and the operations beside `sample`: ours beside other libraries.
+"""Benchmarks on a GPU: `sample` and the other operations, ours and those of other libraries.
 
 pytest bench --benchmark-only -k throughput --benchmark-json=results.json
 

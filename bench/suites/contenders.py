@@ -2,8 +2,8 @@
 
 `start` of a contender does the untimed work. It returns the call to time, or named variants: the fastest counts.
 A call uses vectors of the contender's own library and returns a new matrix of shape (d, n), or (n, d) in layout "nd".
-The checks in `OPERATIONS` show the results of other operations. Libraries are imported on first use. `reason` of a
-contender says why it cannot run.
+For the results of other operations, see their checks in `OPERATIONS`. Libraries are imported on first use. `reason` of
+a contender says why it cannot run.
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ using Philox = decltype(curanddx::Generator<curanddx::philox4_32>() + curanddx::
 using Normal = curanddx::normal<float, curanddx::box_muller>;
 using Number = unsigned long long;
 
-// A thread draws GROUPS groups of a row, and a block a segment of ROWS rows. The subsequence is the group: the row and
-// the call are the same for all threads of a row, and so are their parts of the first rounds. ALIGNED if n is a multiple
-// of GROUP.
+// A thread draws GROUPS groups of a row, and a block a segment of ROWS rows. The subsequence is the group, so
+// that the threads of a row share the parts of the first rounds that depend on the row and the call. ALIGNED if n is a
+// multiple of GROUP.
 template <unsigned ROWS, unsigned GROUPS, unsigned UNROLLED, bool ALIGNED>
 __global__ void __launch_bounds__(THREADS)
     draw_rows(const float* __restrict__ mu, const float* __restrict__ sigma, float* __restrict__ out, unsigned d,
@@ -50,8 +50,8 @@ void by_rows(float* out, const float* mu, const float* sigma, unsigned d, unsign
   kernel<<<blocks, THREADS>>>(mu, sigma, out, d, n, seed, call, segments);
 }
 
-// The flat matrix: groups have aligned stores of 16 bytes also where rows have an odd length. An iteration of the grid
-// covers `rows` rows and `columns` columns: no division in the loop.
+// The flat matrix: groups have aligned stores of 16 bytes also where rows have an odd length. An iteration
+// advances (i, j) by (`rows`, `columns`), which avoids a division.
 __global__ void __launch_bounds__(THREADS)
     draw_flat(const float* __restrict__ mu, const float* __restrict__ sigma, float* __restrict__ out, Number size,
               unsigned n, Number seed, Number call, unsigned rows, unsigned columns) {

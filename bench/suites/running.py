@@ -1,4 +1,4 @@
-"""Runs one benchmark: starts and checks a contender, measures it if it runs on a GPU, and times it by pytest-benchmark.
+"""Runs one benchmark: checks a contender, takes the times of `Times` on a GPU, and calls pytest-benchmark.
 
 A peer has no modes, but appears in the groups of both modes, so that each group is complete. It is started and measured
 once; only the timed calls of pytest-benchmark's table are repeated.
@@ -91,7 +91,7 @@ class CudaRunner:
 
 
 def run_on_cpu(benchmark: Any, suite: str, contender: Contender, case: Case) -> None:
-    """Check `contender` and time it. Its calls return when all work is done."""
+    """Check `contender` and time it. A call ends after its `wait`."""
     calls, wait = _start(contender, case, "portable"), contender.wait
     call, variants = _fastest(calls, lambda: on_host(calls, turns=10, repeats=1))
     benchmark.group = f"{suite} {case.name('portable')}"

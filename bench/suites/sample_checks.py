@@ -1,7 +1,7 @@
 """Checks that a contender draws correct samples. Only contenders that pass are timed.
 
-The statistics of a correct sampler are nearly z values of normal distributions, and stay within BOUND: the chance that
-one of the some 30,000 statistics of a matrix exceeds it is below 1e-7.
+The statistics of a correct sampler have nearly the standard normal distribution. The chance that any of the some
+30,000 statistics of a matrix exceeds BOUND is below 1e-7.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Times of calls that take turns: on the device, on the host, and of both together.
 
-Calls alternate, so that a disturbance slows all. On a GPU, a fill of the result's size takes a turn too. Some
-results are kept alive, so that new results miss the cache. Fills keep the device busy until the host has made a call,
-so that the host's time does not add to the device's. The garbage collector is off meanwhile.
+Calls alternate, so that a disturbance slows all. On a GPU, a memset of the result's size takes a turn too. Some
+results are kept alive, so that new results miss the cache. Before each call, an untimed memset keeps the device busy
+while the host launches the call, so that the host's time does not add to the device's. The garbage collector is off
+meanwhile.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from typing import Any, NamedTuple, TypeAlias
 
 from bench.suites.cases import clamp
 
-BUSY = 2**30  # Bytes of a fill that takes longer than most calls take the host: 240 us on an H200.
+BUSY = 2**30  # Bytes of the untimed memset. It takes 240 us on an H200, longer than the host needs for most calls.
 ROTATED = 2**28  # Bytes of results that are kept alive: several times the cache.
 MOST_KEPT = 256
 LEAST_TURNS = 3
-LIMIT = 2.0  # Most seconds for the turns of a call, after LEAST_TURNS.
+LIMIT = 2.0  # A call has no further turn after so many seconds, once it had LEAST_TURNS.
 DEVICE_TURNS = 40
 PIPELINED_SECONDS = 0.008  # Total time of the calls of one pipeline.
 PIPELINED_CALLS = 4, 200

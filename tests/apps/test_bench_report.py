@@ -42,7 +42,8 @@ def saved(path: Path, results: Any) -> Path:
 
 def test_pictures_have_the_numbers_of_the_file(tmp_path: Path) -> None:
     largest, memory, calls, host = pictures(read_run(DATA / "bench_gpu.json"))
-    # The largest shape has 262,144 rows, at 3 us and 9 us per 1000 rows. Queued calls take max(3 d / 1000, 6) us.
+    # The largest shape has 262,144 rows. 1000 rows take 3 us, with torch.compile 9 us. Queued calls take
+    # max(3 d / 1000, 6) us.
     assert "portable numbers 786 µs" in largest.alt and "torch.compile of mu + sigma * randn 2.36 ms" in largest.alt
     assert "times as long as 786 µs" in largest.subtitle and "1,074 MB" in largest.subtitle
     assert "portable numbers 70% to 70%" in memory.alt and "fast_math 93% to" in memory.alt
@@ -78,7 +79,7 @@ def test_pages_have_the_numbers_of_the_results(page: Path) -> None:
     assert all((page.parent / path).exists() for path in re.findall(r'(?:src|srcset)="([^"]+)"', text))
 
 
-def test_places_are_written_from_the_rows(tmp_path: Path) -> None:
+def test_markers_are_filled_from_the_rows(tmp_path: Path) -> None:
     write(tmp_path / "run.json", reduced(content("gpu")))
     assert "rounds" not in (tmp_path / "run.json").read_text(encoding="utf-8")
     rows = [{"case": "a", "call": "x", "us": 10.04}, {"case": "a", "call": "y", "us": 25_000.0},

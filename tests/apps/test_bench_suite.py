@@ -91,10 +91,10 @@ def test_the_time_of_a_call_is_between_its_marks() -> None:
     times = measure(device, call, size)
     assert times.device == pytest.approx(5e-3) and times.memset == pytest.approx(1e-3)
     assert times.pipelined == pytest.approx(5e-3) and 0 < times.host < 1
-    # Before each fill and each single call, another fill evicts the cache; its time does not count.
+    # An untimed memset evicts the cache before each timed memset and each timed call.
     assert device.fills[::3] == device.fills[2::3] == [BUSY] * (len(device.fills) // 3)
     assert set(device.fills[1::3]) == {size}
-    # The host times libraries with private streams.
+    # Libraries with private streams are timed by the host's clock.
     times = measure(device, call, size, wait=waited.append)
     assert set(waited) == {"result"}
     assert times.host <= times.pipelined == times.device
@@ -103,7 +103,7 @@ def test_the_time_of_a_call_is_between_its_marks() -> None:
 def test_results_stay_alive_until_memory_has_rotated() -> None:
     made: list[int] = []
     Ring(2**27).warm_up(lambda: made.append(0))
-    assert len(made) == 4, "two that are kept, the next one, and one that has their memory"
+    assert len(made) == 4, "two that are kept, the next one, and one in memory that was freed"
     for size, kept in ((2**40, 1), (2**28, 1), (2**20, 256), (4, MOST_KEPT), (0, MOST_KEPT)):
         assert Ring(size).kept.maxlen == kept
 

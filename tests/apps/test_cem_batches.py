@@ -1,4 +1,4 @@
-"""Several searches of the cross-entropy method side by side: each equals its own run, bit for bit."""
+"""Several searches of the cross-entropy method in one run. Each equals a separate run, bit for bit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from multisample import Key, cem
 from multisample.cem import CEM, Result
 
 ON_ARRAYS = pytest.mark.parametrize("library", ["numpy", "torch"], indirect=True)
-# XLA compiles for most of a test.
+# With JAX, compilation takes most of the time of a test.
 SLOW_ON_JAX = pytest.mark.parametrize("library", slow_but(["numpy", "torch"], ["numpy", "torch", "jax"]), indirect=True)
 Array = np.ndarray[Any, Any]
 B, D, N = 4, 3, 60
@@ -156,7 +156,7 @@ def alone(library: Any, sigma: Any = 1.5, mu: Array = MU, **options: Any) -> lis
 
 
 @ON_ARRAYS
-def test_a_common_mean_and_numbers_serve_all_searches(library: Any) -> None:
+def test_a_shared_mean_and_scalar_options_apply_to_all_searches(library: Any) -> None:
     options, f = {"iterations": 4, "bounds": (-3, 3), "noise_floor": MU[0] ** 2}, squares(library, TARGETS)
 
     def overwriting(x: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Runs on executors equal runs without, bit for bit; only scores come back from tasks; errors and interruptions.
+"""A run on an executor has the bits of a run without one, and its tasks return only scores. Errors; interruptions.
 
 `tests/with_dask` has the same for Dask.
 """

@@ -73,7 +73,7 @@ def test_many_poles_swing_up_at_once(library: str) -> None:
     assert abs(run.angles[0]).min() > 3.0
     assert abs(np.sin(run.angles[-10:])).max() < 0.4
     assert np.cos(run.angles[-10:]).min() > 0.9
-    # Each cart draws the forces that it would draw alone. Sums of another order move it a little apart.
+    # Each cart draws the forces that it would draw alone. Another order of sums moves it by rounding errors.
     alone = cart_pole.control(steps=5, seed=8)
     many = cart_pole.control(carts=2, steps=5, seed=7, rollouts=cart_pole.ROLLOUTS, library=library)
     angles = np.remainder(many.angles[:, 1] - np.array(alone.angles) + 1, 2 * math.pi) - 1
@@ -94,7 +94,7 @@ def test_a_batch_of_carts_draws_the_forces_of_a_loop(device: str) -> None:
         assert torch.equal(forces, torch.stack(loop))
         flattened = cart_pole.forces_of(torch, plans, seeds, t, 33, "flattened")
         assert flattened.shape == forces.shape
-        # The first row has the same noise, and each further row its own.
+        # Only the first row has the noise of the batch that is not flattened.
         assert torch.equal(flattened[0], forces[0])
         assert not torch.equal(flattened[1] - plans[1, :, None], forces[1] - plans[1, :, None])
 

@@ -45,7 +45,7 @@ def test_choices_on_random_boards_equal_those_of_the_slow_implementation(feature
         height = int(rng.integers(4, 25))
         board = rng.random((24, 10)) < rng.uniform(0.1, 0.95)
         board[rng.integers(0, height + 1) :] = False
-        # A board has no full rows; pieces complete almost full rows.
+        # Fill some rows except for one cell, so that pieces can complete them.
         for row in rng.permutation(height)[:3]:
             board[row] = board[row].any()
         board[board.all(axis=1), rng.integers(0, 10)] = False

@@ -86,7 +86,7 @@ def test_a_failed_or_interrupted_iteration_changes_nothing(tmp_path: Path, monke
     assert outcome(learner) == outcome(learnt(QUICK, 3))
 
 
-def test_added_variance_decreases_by_noise_step_and_games_are_fresh_and_end_at_most_lines(
+def test_added_variance_decreases_by_noise_step_and_games_are_fresh_and_stop_at_the_maximum_of_lines(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sigmas, played = {}, list[int]()
@@ -143,7 +143,7 @@ def test_a_saved_learner_continues_with_equal_bits(tmp_path: Path, iterations: i
         (("cem", "offset"), 3, "cem: expected offset 1, as in settings and history, got 3"),
     ],
 )
-def test_other_files_raise(tmp_path: Path, path: tuple[Any, ...], value: Any, message: str) -> None:
+def test_invalid_state_files_raise(tmp_path: Path, path: tuple[Any, ...], value: Any, message: str) -> None:
     file = tmp_path / "state.json"
     learnt(QUICK, 1).save(file)
     outer = {"state": json.loads(file.read_text())}

@@ -24,7 +24,7 @@ Array = np.ndarray[Any, Any]
 
 
 class Batched(enum.IntFlag):
-    """What each matrix of a batch has for itself."""
+    """The operands that differ from matrix to matrix. The matrices share the others."""
 
     mu = 1
     sigma = 2
@@ -152,7 +152,7 @@ def test_a_batch_has_the_bits_of_its_matrices(
 def test_a_long_batch_of_small_matrices_has_their_bits(
     backend: str, place: Callable[[Array], Any], bits: Callable[[Any], Array], layout: Any
 ) -> None:
-    """On a GPU, more matrices than the y axis of a grid counts."""
+    """On a GPU, there are more matrices than `gridDim.y` can be."""
     count, d, n = 70_001 if device_count() > 0 else 5_001, 3, 5
     seeds = np.arange(count, dtype=np.uint64) + np.uint64(2**63 - 5)
     mu, sigma = (np.linspace(low, 2, count * d).astype(np.float32).reshape(count, d) for low in (-3, 0.5))

@@ -1,7 +1,7 @@
 """Tests that need a CUDA device: its arithmetic, its memory and its streams.
 
 Results are compared bit for bit with the cpu backend, which other files compare with the exact reference.
-``skip_rules.py`` skips these tests without a device. ``test_cuda_numba.py`` tests the numba backend.
+``skip_rules.py`` skips these tests without a device. ``test_cuda_numba.py`` has the tests of numba alone.
 """
 
 from __future__ import annotations

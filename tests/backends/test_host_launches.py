@@ -78,7 +78,7 @@ def test_words_in_memory_give_the_bits_of_words_by_value(
 
 @pytest.fixture(params=["cpu", "torch_ext", "generic"])
 def launcher_of(request: pytest.FixtureRequest) -> Callable[[Launch], Launcher]:
-    """``launcher_of(launch)``: a backend's launcher for launches with this tail, or the generic one."""
+    """``launcher_of(launch)``: a launcher for launches that differ from `launch` in the fields `HEAD` only."""
     backend: Any = available("cpu" if request.param == "generic" else request.param)
     make = functools.partial(generic_launcher, backend) if request.param == "generic" else backend.launcher
     return lambda launch: make(launch._replace(**dict.fromkeys(HEAD, 0)))

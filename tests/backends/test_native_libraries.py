@@ -1,7 +1,7 @@
 """Builds of native libraries: interrupted builds, damaged files and parallel builds do no harm.
 
-The compilers of the tests compile a few lines, or write to a named pipe when they begin and then wait until the test
-continues or kills them. No test sleeps or measures time.
+The tests' compilers compile a few lines, or report to a named pipe and wait until the test releases or kills them. No
+test sleeps or measures time.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ done
 exec {compiler} "$@"
 """
 
-# Builds in `processes` forks that begin together, and prints the library of each.
+# This program builds in `processes` forks at once, and prints the library of each.
 BUILD = """
 import os, signal, sys
 from pathlib import Path

@@ -37,7 +37,7 @@ def torch_draw(**call: Any) -> np.ndarray[Any, Any]:
 
 
 def expected(seed: int, offset: int) -> list[list[float]]:
-    """The result of this call from the stream's independent implementation."""
+    """The numbers of `draw` for this key, from the reference implementation."""
     patterns = stream.sample(MU.tolist(), SIGMA.tolist(), 5, seed=seed, offset=offset)
     values: list[list[float]] = np.array(patterns, np.uint32).view(np.float32).tolist()
     return values

@@ -128,9 +128,7 @@ def test_two_calls_in_a_graph_take_two_offsets(cupy: Any, stream: Any, cuda_back
         assert got == (first.bits(generator=eager), second.bits(generator=eager))
 
 
-def test_many_unsynchronized_replays_end_at_the_offset_of_as_many_calls(
-    cupy: Any, stream: Any, cuda_backend: str
-) -> None:
+def test_n_unsynchronized_replays_advance_the_offset_by_n(cupy: Any, stream: Any, cuda_backend: str) -> None:
     call, generator, replays = Call(cupy, cuda_backend), Generator(5, graph_safe=True), 3000
     call(generator=generator)
     graph = captured(stream, lambda: call(generator=generator))

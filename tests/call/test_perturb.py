@@ -36,7 +36,7 @@ BACKENDS = ("cpu", "torch_ext")
 
 def exact_fma(a: Any, b: Any, c: Any) -> Any:
     """a * b + c with one rounding."""
-    if c.dtype == np.float32:  # Products of float32 numbers are exact in float64, and so is their error in the sum.
+    if c.dtype == np.float32:  # In float64, the product is exact, and so is the rounding error of the sum.
         product, high = a.astype(np.float64) * b, c.astype(np.float64)
         total = product + high
         rest = (product - (total - (total - product))) + (high - (total - product))

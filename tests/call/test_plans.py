@@ -48,7 +48,7 @@ Call = Callable[[], Any]
 def no_plans() -> Iterator[None]:
     """Register every array type of the tests, and clear the plans before and after the test."""
     sample(MU, SIGMA, 1, seed=1)
-    for backend in ("cpu", "auto"):  # Loads the library of torch_ext first, since that changes keys.
+    for backend in ("cpu", "auto"):  # "auto" loads the library of torch_ext, which changes the keys of plans.
         sample(T_MU, T_SIGMA, 1, seed=1, backend=backend)
     _forget()
     yield

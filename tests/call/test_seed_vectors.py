@@ -1,4 +1,4 @@
-"""Vectors of seeds: each matrix of a batch has the bits of its own call, and key data is one key or many.
+"""Vectors of seeds, and of key data: each matrix of a batch equals a separate call with its seed.
 
 ``MULTISAMPLE_TEST_BATCHES=100000 pytest -m slow tests/call/test_seed_vectors.py`` draws as many random batches.
 """
@@ -67,7 +67,7 @@ def random_view(shape: tuple[int, ...], draw: random.Random) -> tuple[tuple[int,
 
 
 @pytest.mark.parametrize("kind", [list, tuple, np.array])
-def test_vectors_of_other_lengths_are_other_calls(backend: str, place: Place, bits: Any, kind: Any) -> None:
+def test_vectors_of_seeds_of_different_lengths_share_no_plan(backend: str, place: Place, bits: Any, kind: Any) -> None:
     mu, sigma = place(np.zeros(3, np.float32)), place(np.ones(3, np.float32))
     for seeds in ([1, 2], [3], [4, 5, 6], [7, 8]):
         found = bits(multisample.sample(mu, sigma, 4, seed=kind(seeds), backend=backend))
@@ -84,7 +84,7 @@ def test_each_matrix_of_a_random_batch_has_the_bits_of_its_own_call(
     for _ in range(batches):
         batch, d = draw.randrange(9), draw.choice([0, 1, 1, 2, 3, 5, 8, 17])
         n, dtype = draw.choice([0, 1, 1, 2, 3, 4, 7, 16, 33, 64, 130]), draw.choice(list(DTYPES))
-        # In quick tests, only float32 has kernels for pairs and for several threads.
+        # Quick tests compile the kernels for pairs and for several threads for float32 only.
         every_kernel = dtype == "float32" or batches == BATCHES
         if draw.random() < 0.01 and every_kernel:
             n = 9000  # Several threads share such a batch.

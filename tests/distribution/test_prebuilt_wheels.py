@@ -79,7 +79,7 @@ class Installation(NamedTuple):
     folder: Path
 
     def run(self, code: str, *arguments: str) -> str:
-        """The output of Python, with no other program on PATH and no cache folder."""
+        """The output of Python, with an empty PATH and a cache folder of its own."""
         return run(
             self.python, "-c", code, *arguments, folder=self.folder, PATH=str(self.folder / "nothing"),
             HOME=str(self.folder / "home"), CXX="c++", CUDA_HOME=str(self.folder / "nothing"),

@@ -45,7 +45,7 @@ print(json.dumps({
 }))
 """
 
-# Blocked rather than absent, because the test environment shares all packages of this one.
+# Libraries are blocked, not absent: the new environment has all packages of this one.
 WITHOUT_LIBRARIES = """
 import sys
 libraries = ("torch", "cupy", "jax", "numba_cuda")
@@ -73,7 +73,7 @@ build.ProjectBuilder(sys.argv[1]).build("editable", sys.argv[2])
 """
 
 
-# A test that the tests of an sdist import the package beside them.
+# This test checks that the tests of an sdist import the sdist's own package.
 PLACE = """
 from pathlib import Path
 import multisample

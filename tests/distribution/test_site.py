@@ -1,4 +1,4 @@
-"""The documentation site, built as its page says and opened in a headless browser at the width of a phone."""
+"""The documentation site, built as CONTRIBUTING.md says and opened in a headless browser at a phone's width."""
 
 from __future__ import annotations
 

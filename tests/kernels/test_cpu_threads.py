@@ -118,7 +118,7 @@ def test_each_index_is_visited_once(kernel: Callable[..., None], number: int, co
 
 
 def new_lock() -> int:
-    """A locked lock for a slot, whose helper sleeps until the lock is released."""
+    """A locked lock for a helper's record. The helper sleeps until the lock is released."""
     allocate, acquire = ctypes.pythonapi.PyThread_allocate_lock, ctypes.pythonapi.PyThread_acquire_lock
     allocate.restype, acquire.argtypes = ctypes.c_void_p, (ctypes.c_void_p, ctypes.c_int)
     lock: int = allocate()

@@ -62,14 +62,15 @@ class Template(NamedTuple):
     batched: bool = False
 
 
-# Compiling a kernel takes seconds, so these have each pair of choices once, and not all combinations.
+# Compiling a kernel takes seconds, so each store kind is tested with float32, float64 and one 16-bit type.
 TEMPLATES = [
     Template(dtype, NOISES[(kind + number) % 2], STORE_KINDS[kind], antithetic=(kind // 2 + number) % 2 == 0)
     for kind in range(len(STORE_KINDS))
     for number, dtype in enumerate(("float64", "float32", ("float16", "bfloat16")[kind % 2]))
 ]
 SOME = Template("float32", "independent", "aligned")
-# Kernels that read the seed, the first row or the first column from memory. In a batch, the matrix moves too.
+# Kernels that read the seed, the first row or the first column from memory. In a batch, each matrix also has its own
+# address.
 BATCHED = ("aligned", "shifted", "strided", "transposed", "few_columns", "small_matrices")
 ORIGIN = [
     SOME._replace(origin_in_memory=True),
@@ -126,7 +127,7 @@ def expected_memory(case: Case) -> Array:
 
 
 def call(case: Case, mu: Values, sigma: Values, out: Array) -> tuple[Launch, Array]:
-    """The draw, and the memory of its words."""
+    """The launch, and the array with the words that the kernel reads from memory."""
     draw = a_launch(
         case.d, case.n, case.dtype, mu=mu, sigma=sigma, matrix=out, shared_noise=case.noise == "shared",
         antithetic=case.antithetic, fast_math=case.fast_math, device=0, batch=int(case.small), **case.words(),

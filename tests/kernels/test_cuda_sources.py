@@ -51,7 +51,7 @@ Array = np.ndarray[Any, Any]
 
 _CASE = struct.Struct(f"{PACKED_LAUNCH}sQQQ4QII{geometry.PACKED_GEOMETRY}s0Q")
 _GEOMETRY = geometry._STRUCT
-# The header of an output: its geometry, and the offset in memory after `advance`.
+# The head of a result: the geometry, and the offset in memory after `advance`.
 _RESULT = struct.Struct(f"{geometry.PACKED_GEOMETRY}sQ")
 
 
@@ -115,7 +115,7 @@ PROGRAM = "run_kernel"
 
 
 def template(noise: str, origin_in_memory: bool = False) -> tuple[str, str]:
-    """Options of the program with these kernels."""
+    """Compiler options that select the kernels of the test program."""
     return f"-DSHARED={int(noise == 'shared')}", f"-DORIGIN_IN_MEMORY={int(origin_in_memory)}"
 
 

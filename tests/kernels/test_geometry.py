@@ -42,7 +42,7 @@ pytestmark = requires_gxx
 MOST_BYTES = 2**44
 """The largest output in bytes for which the number of blocks must stay within CUDA's limit. No GPU can address more."""
 
-# The format of the C++ struct; the last field is signed.
+# The format of the C++ struct. Only `row_step` and `column_step` are signed.
 FORMAT = struct.Struct("15IiIiIIII")
 
 

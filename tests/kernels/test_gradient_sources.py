@@ -92,7 +92,7 @@ class Case(Window):
         return 1 if self.dtype == "float64" and self.noise != "shared" else 2 if self.antithetic else 4
 
     def memory(self) -> tuple[Array, Array, int]:
-        """Memory that is NaN outside the gradient, the gradient in it, and the index of its first element."""
+        """Memory that is NaN outside the gradient, a view of the gradient, and the byte offset of its first element."""
         strides = [stride * self.size for stride in self.strides or (self.n, 1)]
         below, above = extent((self.d, self.n), strides)
         first = self.misalignment * self.size + below

@@ -1,4 +1,4 @@
-"""A header includes only headers of lower layers, in the order of csrc/README.md.
+"""A file includes only headers of its own layer and of lower ones. csrc/README.md has the layers.
 
 Users compile with the folder `include` alone, so the headers of `include` and `stream` name others by relative paths.
 """

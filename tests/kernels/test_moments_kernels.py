@@ -1,6 +1,6 @@
 """The CUDA kernels of weighted moments without a GPU: whole grids, in C++ and in Python, run on the CPU.
 
-Both must have the same geometry and give the same bits, whatever the launch shape and the order of blocks and threads.
+Both must compute equal geometries. They must give equal bits for any geometry, and any order of blocks and threads.
 """
 
 from __future__ import annotations
@@ -151,11 +151,11 @@ def run_in_cpp(runner: Callable[..., Path], cases: list[Case]) -> Iterator[tuple
 
 @pytest.fixture(scope="module")
 def compiled() -> Iterator[Callable[..., Any]]:
-    """``compiled(function, *arguments)``: the kernel of a function of `kernels`, for the emulated GPU."""
+    """``compiled(make, *arguments)``: the kernel ``make(emulated_gpu, *arguments)``, compiled."""
 
     @functools.cache
-    def compiled(function: Callable[..., Any], *arguments: Any) -> Any:
-        return emulated_gpu.compile_kernel(function(emulated_gpu, *arguments), "moments")
+    def compiled(make: Callable[..., Any], *arguments: Any) -> Any:
+        return emulated_gpu.compile_kernel(make(emulated_gpu, *arguments), "moments")
 
     with emulated_gpu.sharing_functions(group, kernels):
         yield compiled

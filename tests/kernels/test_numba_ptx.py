@@ -35,7 +35,7 @@ from multisample.backends.kernels.cuda.perturb_geometry import (
 )
 from multisample.backends.launch import PACKED_LAUNCH, SIZES, Launch, pack
 
-# Compiling a kernel takes seconds. test_numba_functions.py has the transform of float64.
+# Compiling a kernel takes seconds. float64 is missing, since test_numba_functions.py compiles its transform.
 SOME: list[Variant] = [("float32", False, False, False, 0)]
 OTHERS: list[Capability] = [(7, 5), (8, 0), (10, 0)]
 Build = Callable[..., Path]

@@ -227,7 +227,7 @@ def test_the_largest_integers_are_rounded_once() -> None:
 # --- Result types ---------------------------------------------------------------------------------
 
 LIST, INTEGER, NUMBER = "list", "integer", "number"
-# The k-th type of a row: that of its kind with the k-th kind of the table.
+# Entry k of a row is the result type of the row's kind with the k-th kind of the table.
 PROMOTED = {
     "float64": "float64",
     "float32": "float64 float32",
@@ -506,7 +506,7 @@ class RecordingCuda(FakeBackend):
 def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     module, ours = make_cupy(), "multisample._libraries.cupy"
     monkeypatch.setitem(sys.modules, "cupy", module)
-    # Import our module for CuPy again, with the stand-in, and once more after the test.
+    # Import our module for CuPy again, with the stand-in. The first one returns after the test.
     before = sys.modules.pop(ours, None)
     yield module
     sys.modules.pop(ours, None)

@@ -113,7 +113,7 @@ LIBRARIES: dict[str, tuple[str, Callable[[], Memory]]] = {
     "`__dlpack__`, CUDA": ("cuda", dlpack_on_device),
     "`__cuda_array_interface__`": ("cuda", lambda: wrapped(on_device("numba"), lambda x: Exported(x, stream=1))),
 }
-"""Libraries by name, each with the memory of its arrays: "host" (every backend accepts it), "cpu" or "cuda"."""
+"""Libraries by name, each with a kind of memory, whose backends `SERVES` has, and a function that makes arrays."""
 SERVES = {"host": BACKENDS, "cpu": ("torch_ext", "cpu"), "cuda": ("torch_ext", "cupy", "numba")}
 PAIRS = [(library, backend) for library in LIBRARIES for backend in BACKENDS]
 
@@ -192,7 +192,7 @@ def case(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     monkeypatch.setattr(chosen, "c_function", lambda launch: 0, raising=False)
     # Compiled plans bypass the launcher.
     monkeypatch.setattr(chosen, "compiled_plan", lambda *arguments, **functions: None, raising=False)
-    # Compiled code repeats launches with parameters.
+    # Compiled code would replay packed launches, which the recorder does not see.
     monkeypatch.setattr(chosen, "parameters", lambda launch: [], raising=False)
 
     def launch_watched(launch_: Launch) -> None:
@@ -614,7 +614,7 @@ def test_the_cuda_array_interface_is_adopted_on_its_device_without_waiting(adopt
     assert taken.options == ({} if adopting.name == "cupy" else {"sync": False})
 
 
-def test_pytorch_adopts_memory_with_its_device_as_writable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pytorch_adopts_memory_as_writable_on_its_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     backend: Any = importlib.import_module("multisample.backends.torch_ext")
     recorded: list[tuple[Any, Any]] = []

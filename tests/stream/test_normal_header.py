@@ -1,6 +1,6 @@
-"""The stream in C++ of other people, ``#include <multisample/normal.h>``: same bits as `multisample.sample`.
+"""The stream in C++ code of users, ``#include <multisample/normal.h>``: same bits as `multisample.sample`.
 
-The device code is compiled for GPUs and its PTX runs on `ptx_machine`, a CPU; test_stream_cuda.py runs it on a GPU.
+The device code is compiled to PTX, which `ptx_machine` interprets; test_stream_cuda.py runs it on a GPU.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def test_the_digest_of_compiled_libraries_covers_the_header(monkeypatch: pytest.
     assert csrc_files.digest() != before
 
 
-def test_the_header_needs_no_other_header() -> None:
+def test_the_header_needs_no_system_header() -> None:
     """NVRTC may come without any header."""
     pending, done = [Path(multisample.get_include(), "multisample", "normal.h").resolve()], set()
     while pending:
@@ -179,7 +179,7 @@ extern "C" __global__ void points_f64(const u64* seed, const u64* offset, const 
   const unsigned k = blockIdx.x * blockDim.x + threadIdx.x;
   z[k] = multisample::Stream(seed[k], offset[k]).normal_f64(i[k], j[k]);
 }
-// `z` follows a Stream that the host made.
+// The host passes `stream` by value.
 extern "C" __global__ void row(multisample::Stream stream, unsigned i, float* z) {
   const unsigned g = blockIdx.x * blockDim.x + threadIdx.x;
   const auto [z0, z1, z2, z3] = stream.NORMALS4(i, g);

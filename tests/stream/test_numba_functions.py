@@ -1,6 +1,6 @@
-"""The stream in other people's Numba kernels, `multisample.numba`: same bits as `multisample.sample`.
+"""The stream in Numba kernels of users, `multisample.numba`: same bits as `multisample.sample`.
 
-Code for a GPU is compiled and its PTX runs on `ptx_machine`, a CPU; test_stream_cuda.py runs it on a GPU.
+Code for a GPU is compiled to PTX, which `ptx_machine` interprets; test_stream_cuda.py runs it on a GPU.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ def row_f64(seed, offset, i, z):
         z[4 * g + 3] = z3
 
 
-def test_njit_has_the_bits_of_the_vectors() -> None:
+def test_njit_gives_the_test_vectors() -> None:
     functions = {"points": points, "points_f64": points_f64}
     check_points(lambda name, places, z: (functions[name](*places, z), z)[1])
 
 
-# With fastmath, LLVM would contract the addition and a product of the caller.
+# With fastmath, LLVM would contract an addition of the caller with the product that makes a normal.
 @pytest.mark.parametrize("options", [{}, {"fastmath": True}], ids=str)
 def test_rows_have_the_bits_of_sample_whatever_the_options_of_the_caller(options: dict[str, bool]) -> None:
     z = np.empty(4096, np.float32)

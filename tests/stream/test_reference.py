@@ -1,6 +1,6 @@
-"""The reference agrees with real arithmetic. Its real arithmetic agrees with independent answers (tests/support/data).
+"""The reference agrees with real numbers of 40 digits, and these with independent answers (tests/support/data).
 
-test_normals.py and test_sample_stream.py compare it, bit for bit, with code that gives the known answers.
+test_normals.py and test_sample_stream.py compare the compiled code with the reference, bit for bit.
 """
 
 from __future__ import annotations
@@ -15,15 +15,14 @@ from places import DATA
 from reference import float64_coefficients, stream
 
 # Worst case of the float64 transform, relative to the radius r = R / 2, from the measured errors of R
-# (2.2e-16, relative) and s (2.4e-16). The first normal has the larger error: 4 |s| 2.4e-16 and one
-# rounding (0.6e-16) in 2 (1/2 - s^2), 2.2e-16 in R, and the rounding of the last product (1.1e-16):
-# 13.5e-16 together; 1.04e-15 was measured. The 300 known answers have fixed words, which do not
-# include the worst case.
+# (2.2e-16, relative) and s (2.4e-16). The first normal has the larger error. In 2 (1/2 - s^2), s
+# contributes 4 |s| 2.4e-16 and a rounding 0.6e-16; R contributes 2.2e-16 and the last product 1.1e-16.
+# Together 13.5e-16; 1.04e-15 was measured. The 300 known answers do not include the worst case.
 KNOWN_ANSWER_TOLERANCE_F64 = 1e-15
 WORST_CASE_F64 = 1.4e-15
 
-# The real values of the float32 normals were computed in binary64. The angle has an error of half an
-# ulp of pi and of the product, 4.4e-16. Cosine, logarithm, root and last product add roundings of
+# The real values of the float32 normals were computed in binary64. The error of the angle is 4.4e-16:
+# half an ulp of pi and half an ulp of the product. Cosine, logarithm, root and last product add roundings of
 # 0.6e-16 + 0.6e-16 + 1.1e-16 + 1.1e-16. Together 7.8e-16 of the radius.
 KNOWN_REAL_TOLERANCE_F32 = 8e-16
 

@@ -1,7 +1,7 @@
 """`sample` gives the bits of the stream for all shapes, windows, strides, numbers of threads and machines.
 
 The tests use two references. The exact reference draws a few thousand numbers per second. `elementwise` is a loop over
-the compiled block functions, which test_normals.py compares with the exact reference. It has no tiles, windows or
+the compiled block functions, which test_normals.py compares with the exact reference. It has no tiles and no
 strides, and is fast enough for whole matrices.
 """
 

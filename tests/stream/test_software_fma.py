@@ -90,7 +90,7 @@ def unusual(dtype: str, count: int = 20_000) -> tuple[Array, ...]:
             return np.ldexp(np.asarray(random.normal(size=count), dtype), random.integers(low, high, count))
 
     x, y = scaled(-3, 3), scaled(-3, 3)
-    # The product has one digit more than `digits`, and the last is 1: it is in the middle of two numbers.
+    # Products of `digits` + 1 bits that end in 1: each is halfway between two numbers.
     odd = 2 * random.integers(2 ** (digits // 2 - 1), 2 ** (digits // 2), (2, count)) + 1
     middle = odd.astype(dtype)
     tiny = np.ldexp(np.asarray(sign, dtype), random.integers(info.minexp, -digits, count))
@@ -175,7 +175,7 @@ def test_numba_vectors(compiled: ctypes.CDLL, no_instruction: None, dtype: str) 
     assert_same_bits(result, function(compiled, "library", dtype)(x, np.full_like(x, x[1]), z))
 
 
-# The transforms of words, whose fused multiply-adds of floats are rounded twice in software.
+# The transforms of words. In software, their fused multiply-adds of floats round twice, to the same bits.
 
 TRANSFORMS = r"""
 #include "stream/normals.h"

@@ -1,4 +1,4 @@
-"""The stream in other people's kernels on a CUDA device: 10^8 elements each, and the places of the vectors.
+"""The stream in kernels of users on a CUDA device: 10^8 elements each, and the test vectors.
 
 ``skip_rules.py`` skips these tests without a device. C++ by NVRTC needs CuPy, C++ by nvcc and Triton need PyTorch.
 """
@@ -18,7 +18,7 @@ from skip_rules import require
 import multisample
 
 ROWS, COLUMNS = 1000, 102_400
-"""Of a matrix of 10^8 elements, a multiple of 4 THREADS. It ends at the last row, and crosses column 2^32."""
+"""A window of 10^8 elements, a multiple of 4 THREADS. It ends at the last row, and crosses column 2^32."""
 SEED, OFFSET, FIRST_ROW, FIRST_COLUMN = 2**64 - 3, 2**63 + 5, 2**32 - ROWS, 2**32 - COLUMNS // 2
 WINDOW: dict[str, Any] = {
     "seed": multisample.Key(SEED, OFFSET), "dim_offset": FIRST_ROW, "sample_offset": FIRST_COLUMN,

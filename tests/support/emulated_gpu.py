@@ -1,4 +1,4 @@
-"""A GPU emulated on the CPU for the Python kernel: the names of `multisample.backends.kernels.cuda.intrinsics`.
+"""A GPU emulated on the CPU. Its functions replace those of `multisample.backends.kernels.cuda.intrinsics`.
 
 Numba's simulator runs Python, not compiled functions. Here the kernel is compiled unchanged, and shim/fibers.h runs it
 as it runs kernels in C++. Every memory access is checked, and the first wrong access ends the launch.
@@ -40,7 +40,7 @@ requires_emulator = pytest.mark.skipif(
 )
 
 _WARP, _MOST_INPUTS = 32, 4
-# The parameters of a launch, at an address that compiled kernels contain.
+# The parameters of a launch. Compiled kernels contain the address of this array.
 _packed = np.zeros(4096 // 8, np.uint64)
 _WORD, _NOTHING = ir.IntType(64), ir.VoidType()
 
@@ -96,7 +96,7 @@ _compiled_once: dict[Any, Any] = {}
 
 
 def _callee(function: Callable[..., Any]) -> Any:
-    """`function`, compiled up to LLVM's code. Machine code is made once, of the whole kernel."""
+    """`function`, compiled to LLVM IR. Machine code is generated once, for the whole kernel."""
     return _Callee(function, targetoptions={"nopython": True, "error_model": "numpy"})
 
 

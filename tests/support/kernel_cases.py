@@ -58,7 +58,7 @@ class Case(Window):
     noise: str = "independent"
     antithetic: bool = False
     fast_math: bool = False
-    """The C++ runner has portable kernels only, and runs them with the geometry for fast_math."""
+    """Whether to take the geometry for fast_math. The C++ runner has kernels for the portable numbers only."""
     strides: tuple[int, int] | None = None
     """Strides of the output in elements; contiguous rows by default."""
     misalignment: int = 0
@@ -68,7 +68,7 @@ class Case(Window):
     cut: Cut | None = None
     """Changes to fields of the geometry; dependent fields are computed again."""
     few_columns: bool = False
-    """Whether to take the geometry of kFewColumns, which `sample` uses for many more rows only."""
+    """Whether to take the geometry of kFewColumns. `sample` takes it only with more rows than these cases have."""
     small: bool = False
     """Whether to take the geometry of kSmallMatrices, which `sample` uses for batches only."""
 

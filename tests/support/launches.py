@@ -20,19 +20,19 @@ __all__ = [
 ]  # fmt: skip
 
 WORDS = ("seed", "offset", "first_row", "first_column")
-"""The fields of a launch that may be in memory."""
+"""The fields of a launch that a kernel may read from device memory."""
 
 
 @dataclasses.dataclass(kw_only=True)
 class Window:
-    """The words of a case for a kernel, and the order of its blocks and threads."""
+    """Seed, offset and window of a case for a kernel, and the order of the blocks and threads."""
 
     seed: int = 1
     offset: int = 0
     dim_offset: int = 0
     sample_offset: int = 0
     in_memory: tuple[str, ...] = ()
-    """The `WORDS` that the kernel reads from memory; the launch has other values."""
+    """The `WORDS` that the kernel reads from memory. The fields of the launch itself have wrong values."""
     backwards: bool = False
 
     @property

@@ -166,12 +166,12 @@ def _parts_of_every_kind() -> Iterator[list[Part]]:
                 Part(width, first=phase, id=k, source_shift=s, target_shift=t, in_place=s == t)
                 for k, (s, t) in enumerate(((0, 0), (phase, 0), (0, 1), (2, 3), (3, 3), (4 - phase, 2)))
             ]
-    # Long runs, whose blocks have several turns.
+    # Runs so long that each thread loops.
     yield [Part(9001, first=2, id=5, in_place=True), Part(6144, id=2**32 - 1, source_shift=1, target_shift=3)]
     yield [Part(4099, first=1, source_shift=1, target_shift=1), Part(8192, id=1)]
     # Elements far from the first.
     yield [Part(700, first=2**34 - 700, id=9), Part(33, first=2**32 - 5, id=8, in_place=True)]
-    # Rows that are one run; rows with gaps in the elements, in memory, or in both.
+    # Rows without gaps; rows with gaps between their element indices, their addresses, or both.
     yield [Part(7, 40, first=3), Part(7, 40, first=3, jump=8), Part(8, 40, jump=8, source=(9, 1), target=(11, 1))]
     yield [
         Part(width, rows, first=first, jump=width + gap, id=width, source=(width + skip, 1), in_place=skip % 2 == 0)

@@ -29,7 +29,7 @@ __all__ = [
 ]  # fmt: skip
 
 ROWS, COLUMNS = 2**32, 2**34
-"""Rows and columns of the endless sample matrix."""
+"""The numbers of rows and columns of the sample matrix that windows are cut from."""
 
 NARROW: dict[str, Any] = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 DTYPES: dict[str, Any] = {**NARROW, "float32": np.float32, "float64": np.float64}

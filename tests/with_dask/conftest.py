@@ -19,7 +19,7 @@ def client() -> Iterator[Any]:
 
 @pytest.fixture(autouse=True)
 def quiet_libraries() -> Iterator[None]:
-    """Dask and distributed warn about this machine's load; their warnings are not the tests'."""
+    """Warnings of Dask and distributed about the load of this machine fail no test."""
     with warnings.catch_warnings():
         warnings.filterwarnings("default", module=r"(distributed|tornado|dask)\.")
         yield

@@ -138,7 +138,7 @@ def test_a_graph_of_a_million_blocks_is_small() -> None:
     x = multisample.dask.sample(mu, 1.0, 10**6, chunks=1000, seed=7)
     assert x.npartitions == 10**6
     assert len(cloudpickle.dumps(x.dask)) - mu.nbytes < 10e6
-    # The drawn layer depends on one block of mu, and is not a dictionary of blocks.
+    # The layer is symbolic: it has no dictionary of tasks.
     assert not x.dask.layers[x.name].is_materialized()
 
 
@@ -284,7 +284,7 @@ def test_a_backend_that_the_worker_lacks_is_named(client: Any, monkeypatch: pyte
         pytest.skip("cupy is available")
     with pytest.raises(multisample.BackendUnavailableError, match="'cupy' cannot run here"):
         drawn(backend="cupy")
-    # A client that has CuPy sends such blocks to workers that lack CuPy.
+    # As if the client had CuPy, and the workers did not.
     with monkeypatch.context() as patched:
         patched.setattr(
             multisample.dask, "draw", lambda *args, backend, **options: multisample.sample(*args, **options)

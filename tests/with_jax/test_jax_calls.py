@@ -1,4 +1,4 @@
-"""Calls that JAX traces draw the bits of every other call, whatever is traced: mu, sigma, the seed, the window."""
+"""Traced calls draw the bits of untraced ones, whichever arguments are traced: mu, sigma, the seed, the window."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_jitted_call_has_the_bits_of_the_cpu_backend(every_place: str, options
     check_same(sample(*vectors(), N, seed=7, backend=every_place, **options), expected)
 
 
-def test_float64_refines(every_place: str, x64: None) -> None:
+def test_float64_calls_have_the_bits_of_cpu(every_place: str, x64: None) -> None:
     mu, sigma = MU.astype(np.float64), SIGMA.astype(np.float64)
     draw = jax.jit(lambda mu, seed: sample(mu, sigma, N, seed=seed, backend=every_place))
     check_same(draw(jnp.asarray(mu), 2**40 + 3), sample(mu, sigma, N, seed=2**40 + 3))

@@ -97,7 +97,7 @@ def test_gradients_of_every_type_have_the_type_of_mu(jax_place: str, x64: None, 
         np.testing.assert_allclose(np.asarray(found, np.float64), expected, rtol=tolerance, atol=tolerance)
 
 
-def test_a_number_array_gets_the_sum_over_dimensions() -> None:
+def test_the_gradient_of_a_scalar_sigma_sums_over_dimensions() -> None:
     found = jax.grad(lambda s: sample(MU, s, N, seed=4).sum())(jnp.float32(2.0))
     np.testing.assert_allclose(found, noise({}).sum(), rtol=1e-5)
 
@@ -110,7 +110,7 @@ def test_a_backend_without_gradients_draws_the_noise_for_them(registered: Callab
 
 
 def test_a_compiled_gradient_holds_no_noise() -> None:
-    """A loss that is linear in the sample has no use for the sample in its backward pass, which then is never made."""
+    """If the loss is linear in the sample, its gradient does not depend on the sample, and never draws it."""
     with jax.default_device(jax.devices("cpu")[0]):
         n, size = 10_000, 4 * D * 10_000
         g = np.ones((D, n), np.float32)

@@ -67,7 +67,7 @@ CONTEXT, STREAM, DEVICE = 0x1234, 0x5678, 3
 
 
 def metadata_request(xla: Xla) -> tuple[Any, Any]:
-    """A query for metadata, behind an extension of another kind, and the struct that its answer fills."""
+    """A call frame whose second extension asks for metadata, and the struct to be filled."""
     metadata = Metadata(48, Version(24))
     inner = Extension(32, 1, None, ctypes.pointer(metadata))
     outer = Extension(24, 77, ctypes.addressof(inner), None)

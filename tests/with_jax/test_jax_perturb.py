@@ -44,7 +44,7 @@ def same(found: Any, expected: Any) -> None:
         assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
 
 
-# Pytrees, each with a function that makes from them what `perturb` takes with NumPy arrays.
+# Pytrees, each with its conversion to the argument that `perturb` takes with NumPy arrays.
 TREES: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "array": (random(5, 7), lambda tree: tree),
     "scalar": (random(), lambda tree: tree),
@@ -143,7 +143,7 @@ def test_only_donated_parameters_are_written_in_place(jax_place: str) -> None:
     same([arrays, *kept], [TREE, perturb(TREE, 1.0, seed=7), TREE["w"] + 1])
 
 
-def test_ids_tell_names_apart() -> None:
+def test_ids_replace_the_hashes_of_names() -> None:
     arrays = jax.tree.map(jnp.asarray, TREE)
     expected = perturb(TREE, 1.0, seed=7, ids={"w": 5})
     same(perturb(arrays, 1.0, seed=7, ids={"w": 5}), expected)

@@ -193,11 +193,11 @@ def test_saved_programs_forks_signals_and_a_closed_entry(registered: Callable[[A
     pytest.importorskip("flatbuffers")
     registered(FakeBackend("python"))
     save(tmp_path / "programs")
-    # The process has lowered nothing when it runs the saved programs, and ends with others in flight.
+    # The process runs the saved programs before it lowers any of its own, and exits while others still run.
     script = BEGIN + LOAD + FORK + SIGNALS + CLOSED + IN_FLIGHT
     ran = run_python("-c", script, str(tmp_path / "programs"), seconds=120, JAX_PLATFORMS="cpu")
     of_child, *of_signals, number, errors = ran.stdout.splitlines()
-    # A forked child has no thread inside the entry.
+    # In a forked child, no thread is inside a handler in Python.
     assert of_child == "0"
     # Exceptions of signal handlers do not end the process.
     found = [tuple(map(int, line.split())) for line in of_signals]

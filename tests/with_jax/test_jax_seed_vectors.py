@@ -49,7 +49,7 @@ def element(x: Any, b: int) -> Any:
 
 
 def run(draw: Callable[..., Any], seeds: Any, jitted: bool) -> Any:
-    """`draw` of the seeds; where it is jitted and the seeds are an array, they are traced."""
+    """``draw(seeds)``. If jitted, JAX arrays are traced, and lists and NumPy arrays are constants."""
     if not jitted:
         return draw(seeds)
     return jax.jit(lambda: draw(seeds))() if isinstance(seeds, (list, np.ndarray)) else jax.jit(draw)(seeds)

@@ -91,7 +91,7 @@ def test_out_is_written_in_compiled_code(torch_device: str) -> None:
 
 
 @pytest.mark.slow
-def test_changing_sizes_seeds_offsets_and_numbers_compile_once(torch_device: str) -> None:
+def test_changing_sizes_seeds_offsets_and_numbers_recompile_once(torch_device: str) -> None:
     calls: dict[str, list[Callable[[int], tuple[Any, ...]]]] = {
         "n": [lambda k: (torch.zeros(D), 1.0, k, 3, 0)],
         "d": [lambda k: (torch.zeros(k), torch.ones(k), N, 3, 0)],

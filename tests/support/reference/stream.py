@@ -252,7 +252,7 @@ def _radius(a: int, k: Transform) -> float:
 
 
 def pair(seed: int, offset: int, i: int, j: int, k: Transform) -> tuple[int, int]:
-    """Radius word and angle word, unsigned, of the pair that contains column j; float64 has 64 bits each, w:l."""
+    """Radius word and angle word, unsigned, of the pair of column j. For float64 they have 64 bits, with `w` on top."""
     w = words(seed, offset, i, j // 4)
     if k is F64:
         low = words64(seed, offset, i, j // 4)
@@ -289,7 +289,7 @@ def _normal(seed: int, offset: int, i: int, j: int, k: Transform) -> float:
 
 
 def _compute(value: float, fmt: Format) -> float:
-    """Round mu or sigma to the computing type, keeping the sign of a zero."""
+    """Round `value` to `fmt`, keeping the sign of a zero."""
     return value if value == 0 or not math.isfinite(value) else round_to(Fraction(value), fmt)
 
 

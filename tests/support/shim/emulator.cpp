@@ -1,4 +1,5 @@
-// A GPU for kernels that Numba compiles for the CPU, as fibers.h explains: the functions that emulated_gpu.py calls.
+// The runtime of kernels that Numba compiles for the emulated GPU: the functions that emulated_gpu.py calls. fibers.h
+// runs their threads.
 // Every access to memory is checked, and the first wrong one ends the launch.
 #include "fibers.h"
 
