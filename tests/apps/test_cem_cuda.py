@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 from cuda_memory import CYCLES, OWN, Gpu, gpu_of, names
-from skip_rules import require
+from skip_rules import require, require_device
 
 from multisample import cem
 from multisample.cem import CEM
+
+require_device()
 
 D, N = 50, 4000
 SEED = 7

@@ -41,13 +41,15 @@ from cuda_memory import (
 )
 from launches import a_launch, head_of, stored_words
 from perturb_cases import Call, calls_of_every_kind
-from skip_rules import device_count, require
+from skip_rules import device_count, require, require_device
 from tables import DTYPES, NOISES
 
 import multisample
 from multisample.backends import generic, registry
 from multisample.backends.kernels.cuda import geometry, kernel_choice
 from multisample.backends.native import csrc_files
+
+require_device()
 
 SIZES = {name: np.dtype(dtype).itemsize for name, dtype in DTYPES.items()}
 

@@ -17,12 +17,14 @@ import numpy as np
 import pytest
 from cuda_memory import CYCLES, SECONDS, Array, Exported, ToArray, known_sums, memory_of, on_cpu, vectors
 from processes import run_python
-from skip_rules import device_count, require
+from skip_rules import device_count, require, require_device
 from tables import DTYPES, NOISES
 
 import multisample
 from multisample.backends import registry
 from multisample.backends.kernels.cuda import kernel_choice
+
+require_device()
 
 
 @pytest.fixture

@@ -226,7 +226,8 @@ def test_a_warning_of_several_processes_is_issued_once(root: Path, kernels: Kern
     assert sum("MULTISAMPLE_CACHE_DIR" in str(warning.message) for warning in warned) == 1
 
 
-@pytest.mark.parametrize("seconds", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [0, 1])
 def test_an_interrupt_ends_the_build_and_its_processes(root: Path, seconds: int) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "multisample", "build", "cpu"],

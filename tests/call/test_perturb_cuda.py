@@ -8,10 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 from cuda_memory import release
+from skip_rules import require_device
 
 import multisample
 from multisample import Key, perturb
 from multisample.backends.element_types import MATRIX_TYPES
+
+require_device()
 
 torch = pytest.importorskip("torch")
 

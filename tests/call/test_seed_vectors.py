@@ -75,7 +75,7 @@ def test_vectors_of_seeds_of_different_lengths_share_no_plan(backend: str, place
             assert np.array_equal(matrix, bits(multisample.sample(mu, sigma, 4, seed=seed, backend=backend)))
 
 
-@pytest.mark.parametrize("batches", [300, pytest.param(BATCHES, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("batches", [100, pytest.param(BATCHES, marks=pytest.mark.slow)])
 def test_each_matrix_of_a_random_batch_has_the_bits_of_its_own_call(
     backend: str, place: Place, view_of: Any, bits: Any, batches: int
 ) -> None:

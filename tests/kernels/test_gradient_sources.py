@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from cuda_cpp import requires_gxx, run_cases
 from launches import WORDS, Window, a_launch, extent, stored_words, word_fields
-from tables import DTYPES, NOISES, slow_but
+from tables import DTYPES, NOISES
 
 import multisample
 from multisample.backends.launch import PACKED_LAUNCH, Operation, pack
@@ -54,6 +54,8 @@ class Geometry(NamedTuple):
 
 
 # float16 and bfloat16 differ only in their conversions, which test_normals.py tests.
+pytestmark = [pytest.mark.slow, requires_gxx]
+
 TYPES = ("float32", "float64", "bfloat16")
 _CASE = struct.Struct(f"{PACKED_LAUNCH}sQ4Q6I")
 _GEOMETRY = struct.Struct("20IQqqq")
@@ -154,9 +156,8 @@ def run(runner: Callable[[str], Path], cases: Iterable[Case]) -> list[tuple[Geom
 LENGTHS = [*range(1, 20), 31, 32, 33, 35, 127, 129, 130, 257, 1021, 1024, 1100]
 
 
-@requires_gxx
 @pytest.mark.parametrize("noise", NOISES)
-@pytest.mark.parametrize("dtype", slow_but(["float32"], TYPES))
+@pytest.mark.parametrize("dtype", TYPES)
 def test_kernel_sums_every_shape(runner: Callable[[str], Path], dtype: str, noise: str) -> None:
     cases: list[Case] = []
     for n in LENGTHS:
@@ -198,9 +199,8 @@ def layouts(d: int, n: int) -> dict[str, tuple[int, int]]:
     }
 
 
-@requires_gxx
 @pytest.mark.parametrize("noise", NOISES)
-@pytest.mark.parametrize("dtype", slow_but(["float32"], TYPES))
+@pytest.mark.parametrize("dtype", TYPES)
 def test_kernel_reads_any_strides_and_addresses(runner: Callable[[str], Path], dtype: str, noise: str) -> None:
     cases: list[Case] = []
     for d, n in [(5, 23), (13, 70), (41, 9), (150, 130), (300, 3), (9, 1300)]:
@@ -218,8 +218,7 @@ def test_kernel_reads_any_strides_and_addresses(runner: Callable[[str], Path], d
     assert {geometry.across for geometry in taken} == {0, 1}
 
 
-@requires_gxx
-@pytest.mark.parametrize("dtype", slow_but(["float32"], TYPES))
+@pytest.mark.parametrize("dtype", TYPES)
 def test_kernel_sums_distant_windows(runner: Callable[[str], Path], dtype: str) -> None:
     rows, columns = 2**32, 2**34
     cases = [
@@ -238,9 +237,8 @@ def test_kernel_sums_distant_windows(runner: Callable[[str], Path], dtype: str) 
 SOME_WORDS = [words for count in range(1, 5) for words in itertools.combinations(WORDS, count)]
 
 
-@requires_gxx
 @pytest.mark.parametrize("noise", NOISES)
-@pytest.mark.parametrize("dtype", slow_but(["float32"], TYPES))
+@pytest.mark.parametrize("dtype", TYPES)
 def test_kernel_takes_seed_and_window_from_memory(runner: Callable[[str], Path], dtype: str, noise: str) -> None:
     """Each combination of words in memory, and windows that begin at each position in a group."""
     cases: list[Case] = []
@@ -273,8 +271,7 @@ SEGMENTED = [
 ]  # fmt: skip
 
 
-@requires_gxx
-@pytest.mark.parametrize("dtype", slow_but(["float32"], TYPES))
+@pytest.mark.parametrize("dtype", TYPES)
 def test_sums_of_row_segments_are_added(runner: Callable[[str], Path], dtype: str) -> None:
     """A small version of large calls: threads have several chains of groups, and rows several segments."""
     cases: list[Case] = []
@@ -293,8 +290,7 @@ def test_sums_of_row_segments_are_added(runner: Callable[[str], Path], dtype: st
     assert {geometry.lanes for geometry in taken if geometry.partials > 1 and geometry.rows == 4} >= {1, 2, 4, 8}
 
 
-@requires_gxx
-@pytest.mark.parametrize("dtype", slow_but(["float32"], TYPES))
+@pytest.mark.parametrize("dtype", TYPES)
 def test_blocks_sum_short_rows_one_after_the_other(runner: Callable[[str], Path], dtype: str) -> None:
     """A small version of large calls with short rows: each number of lanes, with idle threads and without."""
     cases: list[Case] = []
@@ -317,7 +313,6 @@ def test_blocks_sum_short_rows_one_after_the_other(runner: Callable[[str], Path]
     assert sum(geometry.sweeps > 1 for geometry in taken) > len(taken) // 3
 
 
-@requires_gxx
 def test_the_geometry_follows_from_the_shape_and_fills_blocks(runner: Callable[[str], Path]) -> None:
     """Shapes with several threads or blocks per row, in which most threads have work."""
     small = [Case(d, n) for d, n in [(1, 1), (3, 5), (47, 100), (10, 4000), (1, 16_384), (1, 16_385), (64, 8000)]]
@@ -331,8 +326,7 @@ def test_the_geometry_follows_from_the_shape_and_fills_blocks(runner: Callable[[
             assert busy > 0.75, (case, geometry)
 
 
-@requires_gxx
-@pytest.mark.parametrize("dtype", slow_but(["float32"], TYPES))
+@pytest.mark.parametrize("dtype", TYPES)
 def test_sums_do_not_depend_on_the_order_of_blocks_and_threads(runner: Callable[[str], Path], dtype: str) -> None:
     cases = [
         Case(d, n, dtype, antithetic=n % 2 == 1, many_rows=many_rows, turns=turns, tiles=1 if turns else 0)

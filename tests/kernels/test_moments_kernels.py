@@ -23,7 +23,7 @@ from emulated_gpu import requires_emulator
 from kernel_cases import ceil_div
 from launches import WORDS, Window, a_launch, address_of, stored_words, word_fields
 from moments import exact_moments
-from tables import DTYPES, slow_but
+from tables import DTYPES
 
 from multisample.backends.cupy import BACKEND as CUPY
 from multisample.backends.element_types import MATRIX_TYPES
@@ -222,10 +222,11 @@ def run(
 LENGTHS = [1, 2, 3, 4, 5, 8, 9, 31, 33, 129, 1021, 1100, 2100]
 
 
+@pytest.mark.slow
 @requires_gxx
 @requires_emulator
-@pytest.mark.parametrize("antithetic", slow_but([False], [False, True]))
-@pytest.mark.parametrize("dtype", slow_but(["float32"], ["float32", "float64"]))
+@pytest.mark.parametrize("antithetic", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_kernels_sum_every_shape(runner: Any, compiled: Any, dtype: str, antithetic: bool) -> None:
     def cases() -> Iterator[Case]:
         for k, (n, d) in enumerate(itertools.product(LENGTHS, (1, 3, 40))):
@@ -235,11 +236,10 @@ def test_kernels_sum_every_shape(runner: Any, compiled: Any, dtype: str, antithe
                 sample_offset=(2**34 - n if k % 4 == 1 else k % 9), backwards=k % 2 == 1,
             )  # fmt: skip
 
-    # Compiling a kernel takes seconds. test_every_cut_sums_all_groups has the one for the first moment alone.
-    is_quick = dtype == "float32" and not antithetic
-    run(runner, compiled, cases(), lambda case: case.order == 2 or not is_quick)
+    run(runner, compiled, cases())
 
 
+@pytest.mark.slow
 @requires_gxx
 @requires_emulator
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -247,6 +247,7 @@ def test_results_are_rounded_to_narrow_types(runner: Any, compiled: Any, dtype: 
     run(runner, compiled, [Case(20, 30, dtype), Case(5, 300, dtype, shared_noise=True), Case(3, 3000, dtype)])
 
 
+@pytest.mark.slow
 @requires_gxx
 @requires_emulator
 def test_weights_of_any_type_are_read_with_any_stride(runner: Any, compiled: Any) -> None:
@@ -275,6 +276,7 @@ def test_every_cut_sums_all_groups(runner: Any, compiled: Any, antithetic: bool)
     run(runner, compiled, cases)
 
 
+@pytest.mark.slow
 @requires_gxx
 @requires_emulator
 def test_bits_do_not_depend_on_rows_per_thread_or_order_of_blocks(runner: Any, compiled: Any) -> None:
@@ -287,6 +289,7 @@ def test_bits_do_not_depend_on_rows_per_thread_or_order_of_blocks(runner: Any, c
     assert len({(first.tobytes(), second.tobytes()) for first, second in results}) == 1
 
 
+@pytest.mark.slow
 @requires_gxx
 @requires_emulator
 def test_groups_without_weight_change_no_bits(runner: Any, compiled: Any) -> None:
@@ -298,6 +301,7 @@ def test_groups_without_weight_change_no_bits(runner: Any, compiled: Any) -> Non
     assert whole[0].tobytes() == alone[0].tobytes() and whole[1].tobytes() == alone[1].tobytes()
 
 
+@pytest.mark.slow
 @requires_gxx
 @requires_emulator
 @pytest.mark.parametrize("names", [("offset",), ("seed",), WORDS])
@@ -311,6 +315,7 @@ def test_words_are_read_from_memory(runner: Any, compiled: Any, names: tuple[str
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @requires_gxx
 @requires_emulator
 def test_nan_weights_reach_every_sum(runner: Any, compiled: Any) -> None:

@@ -22,7 +22,7 @@ from cuda_cpp import CUPY_OPTIONS, nvrtc_compile, requires_gxx, requires_nvrtc, 
 from emulated_gpu import requires_emulator
 from launches import a_launch, head_of, stored_words
 from perturb_cases import Call, Part, calls_of_every_kind
-from tables import DTYPES, slow_but
+from tables import DTYPES
 
 from multisample.backends.cupy import BACKEND as CUPY
 from multisample.backends.cupy import kernel_name, source
@@ -102,16 +102,18 @@ def check(got: Array, call: Call) -> None:
 
 
 # float16 and bfloat16 differ only in their roundings, which test_normals.py tests.
+@pytest.mark.slow
 @requires_gxx
-@pytest.mark.parametrize("dtype", slow_but(["bfloat16"], ["bfloat16", "float32", "float64"]))
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
 def test_kernels_in_cpp_perturb_every_layout(runner: Any, dtype: str) -> None:
     cases = list(calls_of_every_kind(dtype))
     for call, got in zip(cases, run_in_cpp(runner, cases), strict=True):
         check(got, call)
 
 
+@pytest.mark.slow
 @requires_emulator
-@pytest.mark.parametrize("dtype", slow_but(["float32"], ["float32", "bfloat16", "float64"]))
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 def test_kernels_in_python_perturb_every_layout(compiled: Any, dtype: str) -> None:
     # Compiling a kernel takes seconds. The launch tests below run the other kernels of float32.
     for call in calls_of_every_kind(dtype, some_kernels=dtype == "float32"):
@@ -150,6 +152,7 @@ class Emulated(NumbaBackend):
         return self.call.launch(self.words.ctypes.data, matrix=ctypes.addressof(self.spans), stream=7)
 
 
+@pytest.mark.slow
 @requires_emulator
 @pytest.mark.parametrize("way", ["launch", "launcher", "words in memory"])
 def test_every_way_to_launch_perturbs_the_spans_at_the_address(compiled: Any, way: str) -> None:
@@ -178,6 +181,7 @@ def test_every_way_to_launch_perturbs_the_spans_at_the_address(compiled: Any, wa
         assert {key.origin_in_memory for key in backend.kernels} == {bool(words)}
 
 
+@pytest.mark.slow
 @requires_emulator
 def test_a_launcher_follows_spans_of_another_shape(compiled: Any) -> None:
     first = Call([Part(5, id=1), Part(8, 2, jump=9, id=2)], members=2)

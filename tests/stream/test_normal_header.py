@@ -258,9 +258,10 @@ extern "C" void make(unsigned long long seed, unsigned long long offset, void* a
         return buffer.raw
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
-    slow_but([()], [(), ("--use_fast_math",), ("-Xcompiler=-O3,-march=native,-ffp-contract=fast",)]),
+    [(), ("--use_fast_math",), ("-Xcompiler=-O3,-march=native,-ffp-contract=fast",)],
     ids=lambda options: " ".join(options),
 )
 def test_nvcc_compiles_device_and_host_code_without_a_warning(tmp_path: Path, options: tuple[str, ...]) -> None:

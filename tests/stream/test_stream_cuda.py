@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 from known_normals import Places, check_points, known_f32
 from processes import run_python
-from skip_rules import require
+from skip_rules import require, require_device
 
 import multisample
+
+require_device()
 
 ROWS, COLUMNS = 1000, 102_400
 """A window of 10^8 elements, a multiple of 4 THREADS. It ends at the last row, and crosses column 2^32."""

@@ -15,7 +15,7 @@ import pytest
 from multisample.backends import registry
 from multisample.backends.native import library_cache
 
-__all__ = ["VARIABLE", "device_count", "reasons_against", "requested", "require"]
+__all__ = ["VARIABLE", "device_count", "reasons_against", "requested", "require", "require_device"]
 
 VARIABLE = "MULTISAMPLE_TEST_BACKENDS"
 
@@ -42,6 +42,12 @@ def reasons_against(backend: str) -> tuple[str, ...]:
     """Reasons why `backend` cannot run on CUDA here."""
     reasons = registry.find(backend).status().reasons
     return reasons or (library_cache.cuda_reasons() if backend == "torch_ext" else ())
+
+
+def require_device() -> None:
+    """Skip a module of tests of CUDA without a device, unless the variable names backends: then each test decides."""
+    if device_count() == 0 and requested() is None:
+        pytest.skip("no CUDA device", allow_module_level=True)
 
 
 def require(backend: str, *, on_cuda: bool = True) -> None:

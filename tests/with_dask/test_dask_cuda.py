@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 from dask_cluster import local_cluster
-from skip_rules import require
+from skip_rules import require, require_device
 
 import multisample
 import multisample.dask
+
+require_device()
 
 D, N = 13, 500
 MU = np.linspace(-3, 4, D).astype(np.float32)

@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 from processes import run_python
+from skip_rules import require_device
 
 import multisample
+
+require_device()
 
 pytest.importorskip("jax")
 

@@ -14,6 +14,7 @@ pytest.importorskip("jax")
 SCRIPT = Path(__file__).parents[1] / "support" / "sharded_jax.py"
 
 
+@pytest.mark.slow
 def test_sharded_over_eight_virtual_devices() -> None:
     """One process runs all checks."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"

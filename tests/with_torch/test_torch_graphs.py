@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from skip_rules import require
+from skip_rules import require, require_device
 from torch._dynamo.utils import counters
 
 from multisample import Generator, sample
 from multisample.torch import Normal
+
+require_device()
 
 # PyTorch's compiler uses PyTorch's own deprecated functions.
 pytestmark = pytest.mark.filterwarnings("ignore:::torch")
