@@ -154,9 +154,9 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"mu": 0.0, "sigma": 1.0}, TypeError, "mu, sigma: expected at least one array"),
     ({"order": 3}, ValueError, "order: expected 1 or 2, got 3"),
     ({"order": 0}, ValueError, "order: expected"),
-    ({"order": 1.0}, TypeError, "order: expected an integer"),
+    ({"order": 2.0}, TypeError, "order: expected an integer"),
     ({"seed": None}, TypeError, "seed: expected an integer"),
-    ({"antithetic": 1}, TypeError, "antithetic: expected True or False"),
+    ({"antithetic": 0}, TypeError, "antithetic: expected True or False"),
     ({"dim_offset": 2**32 - 3}, ValueError, "dim_offset: expected"),
     ({"sample_offset": 2**34 - 8}, ValueError, "n: expected sample_offset"),
 ]
