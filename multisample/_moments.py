@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
 
 from multisample.backends.launch import Operation
 
-from ._call import Call
 from ._libraries import BY_TYPE
+from ._operations import Call
 from ._plan import PLANS
 from ._randomness.generator import Key
 from ._randomness.seed_argument import is_in_array, signature_of

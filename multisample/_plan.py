@@ -21,11 +21,11 @@ from multisample.backends.launch import HOST, INPUTS, OPERANDS, ElementType, Lau
 from multisample.backends.system.cuda_driver import is_capturing
 
 from ._arguments import describe
-from ._call import COLUMNS, FLAGS, ROWS, Call, vectors_of
 from ._checks.operands import Inputs, check_alignment, check_out, inspect_inputs, item_size, target_checker
 from ._checks.values import check_values
 from ._checks.window_and_options import check_rows, checked_window
 from ._libraries import Device, Library, Operand, is_number
+from ._operations import COLUMNS, FLAGS, ROWS, Call, vectors_of
 from ._randomness.generator import WORD_64, DeviceCounter
 from ._randomness.generator_argument import captured_offset, check_generator, counter_on, source_of
 from ._randomness.seed_argument import Keys, checked_key, is_in_array, keys_in, only_words, signature_of

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from multisample.backends.element_types import SIZES
 
 from .._arguments import describe
-from .._call import Call, vectors_of
 from .._libraries import HOST, Device, Library, Operand, check_memory, described, is_number, library_of
 from .._libraries.library import INTEGER_SIZES
+from .._operations import Call, vectors_of
 from .._randomness.seed_argument import batch_of
 from .window_and_options import check_rows, checked_window
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .._arguments import check_choice, check_flag, checked_integer
-from .._call import COLUMNS, FLAGS, ROWS, TRAITS, Call
+from .._operations import COLUMNS, FLAGS, ROWS, TRAITS, Call
 
 
 def checked_window(n: Any, dim_offset: Any, sample_offset: Any) -> tuple[int, int, int]:

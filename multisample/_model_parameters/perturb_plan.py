@@ -24,11 +24,11 @@ from multisample.backends.memory.host import quiet
 
 from .._arguments import check_flag, checked_integer, describe
 from .._backends import choose
-from .._call import ROWS
 from .._checks.operands import item_size
 from .._libraries import BY_TYPE, CPU, HOST, Device, Library, Operand, described, is_number, library_of
 from .._libraries.library import NOUNS
 from .._libraries.numpy import cached_dtype
+from .._operations import ROWS
 from .._plan import PlanCache
 from .._randomness.generator import WORD_64, Generator, Key
 from .._randomness.seed_argument import Keys, batch_of, checked_key, host_words, is_in_array, keys_in, signature_of

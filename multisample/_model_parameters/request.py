@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._arguments import checked_integer, describe
-from .._call import ROWS
 from .._checks.operands import check_alignment
 from .._libraries import BY_TYPE, HOST, Operand, described, is_number, library_of
+from .._operations import ROWS
 from .spans import Block
 
 # --- Structures ---------------------------------------------------------------------------------------------------

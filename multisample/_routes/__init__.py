@@ -15,12 +15,12 @@ import numpy as np
 
 from .._arguments import dtype_name, is_constant
 from .._backends import choose
-from .._call import TRAITS, Call, vectors_of
 from .._checks.operands import common_library
 from .._checks.window_and_options import check_choices, checked_order, checked_window
 from .._libraries import BY_TYPE, HOST, is_number
 from .._libraries.foreign import ForeignLibrary
 from .._libraries.jax import is_jax
+from .._operations import TRAITS, Call, vectors_of
 from .._plan import PLANS, Planned, make_plan, run
 from .._randomness.generator import Key
 from .._randomness.generator_argument import check_generator

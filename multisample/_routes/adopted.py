@@ -18,11 +18,11 @@ from multisample.backends.memory.host import rounded
 from multisample.backends.system.cuda_driver import keeping_context
 
 from .._arguments import describe
-from .._call import Call, vectors_of
 from .._checks.operands import inspect_inputs
 from .._checks.values import check_values
 from .._libraries import HOST, Device, Library, is_number, library_called, library_of
 from .._libraries.foreign import ForeignLibrary
+from .._operations import Call, vectors_of
 from .._plan import run_planned
 from .._randomness.generator import DEFAULT_GENERATOR
 from .._randomness.seed_argument import is_in_array

@@ -15,7 +15,6 @@ import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from .._arguments import check_choice, check_flag, describe
-from .._call import TRAITS, Call, vectors_of
 from .._checks.operands import common_length
 from .._checks.window_and_options import check_rows, checked_window
 from .._libraries import is_number, library_of
@@ -23,6 +22,7 @@ from .._libraries.torch import check_tensor
 from .._model_parameters.perturb_plan import perturbed
 from .._model_parameters.request import Request, label
 from .._model_parameters.spans import Block, steps_of, whole
+from .._operations import TRAITS, Call, vectors_of
 from .._plan import PlanCache
 from .._randomness.generator import WORD_64, Generator
 from .._randomness.generator_argument import check_generator

@@ -17,11 +17,11 @@ from multisample.backends.contract import Backend
 from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.launch import Operation
 
-from .._call import Call
 from .._checks.operands import inspect_inputs
 from .._checks.values import check_values
 from .._libraries import is_number
 from .._libraries.torch import TORCH, dtype_of, is_transforming
+from .._operations import Call
 from .._plan import PLANS, Plan, Planned, make_plan
 from .._randomness.generator_argument import source_of
 from .._randomness.seed_argument import is_in_array

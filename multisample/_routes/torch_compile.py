@@ -13,8 +13,8 @@ import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from .._backends import choose
-from .._call import TRAITS, Call
 from .._libraries import is_number
+from .._operations import TRAITS, Call
 from .torch_transforms import draw_by_operator, is_batched, listed_words
 
 _COMPILED = (

@@ -16,13 +16,13 @@ from torch._C import _functorch
 
 from multisample.backends.contract import Backend
 
-from .._call import TRAITS, Call, vectors_of
 from .._checks.operands import common_length, promoted
 from .._checks.values import accepted_values, least_and_most
 from .._checks.window_and_options import check_rows
 from .._libraries import is_number
 from .._libraries.library import counted_as
 from .._libraries.torch import check_tensor, dtype_of, is_opaque, is_transforming
+from .._operations import TRAITS, Call, vectors_of
 from .._randomness.generator import WORD_64, Generator
 from .._randomness.seed_argument import batch_of, checked_key, host_words, is_in_array
 from .._randomness.torch_offsets import SEED, draw_offset, take_transformed

@@ -15,9 +15,9 @@ from multisample.backends.contract import HostArray
 from multisample.backends.memory.host import rounded
 
 from .._arguments import checked_integer, describe
-from .._call import COLUMNS as MOST_SAMPLES
 from .._libraries import is_number, library_of
 from .._moments import weighted_moments
+from .._operations import COLUMNS as MOST_SAMPLES
 from .._randomness.generator import WORD_64, Generator, Key
 from .._randomness.generator_argument import source_of
 from .._randomness.seed_argument import batch_of, host_words

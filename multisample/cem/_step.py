@@ -9,8 +9,8 @@ from typing import Any, SupportsIndex
 import numpy as np
 
 from .._arguments import checked_integer, describe
-from .._call import COLUMNS as MOST_SAMPLES
 from .._libraries import is_number
+from .._operations import COLUMNS as MOST_SAMPLES
 from .._randomness.seed_argument import batch_of
 from .._sample import sample
 from .._typing import Noise, Number

@@ -12,8 +12,8 @@ from torch.distributed.tensor import DTensor, Placement
 from multisample.backends.launch import Operation
 
 from .._arguments import describe
-from .._call import Call
 from .._libraries import is_number
+from .._operations import Call
 from .._randomness.generator import Generator, Key
 from .._routes.dtensor import draw_shard
 from .._sample import sample

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from places import DATA, ROOT
 from bench.report import __main__ as report
 from bench.report import compare, row
 from bench.report.page_figures import FIGURES, pictures_of_pages
-from bench.report.page_markers import marked_pages, written
+from bench.report.page_markers import written
 from bench.report.pictures import pictures
 from bench.report.results import Results, read_run, reduced, write
 
@@ -70,13 +69,6 @@ def test_the_report_has_an_index_of_all_pictures_for_light_and_dark(tmp_path: Pa
     assert all(text in index.replace("&lt;", "<").replace("&gt;", ">") for text in capsys.readouterr().out.splitlines())
     assert not any("<script" in text or "url(http" in text for text in [index, *drawn.values()])
     assert any("&lt;script&gt;$x^" in image for image in drawn.values())
-
-
-@pytest.mark.parametrize("page", list(marked_pages()), ids=lambda page: "-".join(page.relative_to(ROOT).parts))
-def test_pages_have_the_numbers_of_the_results(page: Path) -> None:
-    text, prefix = page.read_text(encoding="utf-8"), os.path.relpath(COMMITTED.folder, page.parent)
-    assert written(text, COMMITTED, FIGURES, prefix) == text, "python -m bench.report --pages writes the page"
-    assert all((page.parent / path).exists() for path in re.findall(r'(?:src|srcset)="([^"]+)"', text))
 
 
 def test_markers_are_filled_from_the_rows(tmp_path: Path) -> None:

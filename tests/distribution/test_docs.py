@@ -21,6 +21,9 @@ import multisample.cem
 import multisample.examples.tetris
 import multisample.numba
 import multisample.torch
+from bench.report.page_figures import FIGURES
+from bench.report.page_markers import marked_pages, written
+from bench.report.results import Results
 from multisample.backends import registry
 
 MISSING = {name for name in ("dask", "jax", "triton") if importlib.util.find_spec(name) is None}
@@ -31,6 +34,7 @@ if "dask" not in MISSING:
 FOLDERS = {
     name: ROOT / name if (ROOT / name).exists() else ROOT / "multisample" / name for name in ("backends", "csrc")
 }
+COMMITTED = Results(ROOT / "bench" / "results")
 WITH_DOCUMENTS = (ROOT / ".github", ROOT / "bench", ROOT / "multisample", *FOLDERS.values())
 DOCUMENTS = sorted({ROOT / "README.md", *(path for folder in WITH_DOCUMENTS for path in folder.rglob("*.md"))})
 
@@ -200,3 +204,10 @@ def test_links_within_the_repository_lead_somewhere(path: Path) -> None:
         if "://" not in target:
             top, *below = Path(os.path.normpath(place_of(path).parent / target)).parts
             assert FOLDERS.get(top, ROOT / top).joinpath(*below).exists(), target
+
+
+@pytest.mark.parametrize("page", list(marked_pages()), ids=lambda page: "-".join(page.relative_to(ROOT).parts))
+def test_pages_have_the_numbers_of_the_results(page: Path) -> None:
+    text, prefix = page.read_text(encoding="utf-8"), os.path.relpath(COMMITTED.folder, page.parent)
+    assert written(text, COMMITTED, FIGURES, prefix) == text, "python -m bench.report --pages writes the page"
+    assert all((page.parent / path).exists() for path in re.findall(r'(?:src|srcset)="([^"]+)"', text))

@@ -16,7 +16,6 @@ import importlib.util
 import itertools
 import random
 import struct
-import types
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 from unittest import mock
@@ -37,6 +36,7 @@ from multisample.backends.kernels.cuda import rows as cuda_rows
 from multisample.backends.kernels.cuda import stores as cuda_stores
 from multisample.backends.kernels.cuda import transposed as cuda_transposed
 from multisample.backends.kernels.cuda.geometry import _STRUCT, own_rows_of
+from multisample.backends.kernels.cuda.kernel import advance_kernel
 from multisample.backends.kernels.cuda.keys import KernelKey
 from multisample.backends.launch import SIZES, Launch, WordFormat, pack
 from multisample.backends.numba import NumbaBackend
@@ -440,10 +440,7 @@ def test_a_launcher_chooses_the_kernel_by_alignment_and_window(monkeypatch: pyte
 @requires_numba_cuda
 @pytest.mark.parametrize("count", [0, 2**32 - 1, 2**64 - 1])
 def test_advance_adds_one_to_the_offset(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    from multisample.backends.kernels.cuda.compilation import advance_kernel
-
-    code = advance_kernel().__code__
-    count_up = gpu.once(types.FunctionType(code, {"cuda_intrinsics": gpu, "np": np}))
+    count_up = gpu.once(advance_kernel(gpu))
 
     def kernel(call, geometry):
         # The kernel of `advance` has one thread and one parameter, at the position of a draw's first field.

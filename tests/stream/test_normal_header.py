@@ -1,6 +1,6 @@
 """The stream in C++ code of users, ``#include <multisample/normal.h>``: same bits as `multisample.sample`.
 
-The device code is compiled to PTX, which `ptx_machine` interprets; test_stream_cuda.py runs it on a GPU.
+The device code is compiled to PTX, which `ptx_machine` interprets; test_user_kernels_cuda.py runs it on a GPU.
 """
 
 from __future__ import annotations

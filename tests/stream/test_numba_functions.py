@@ -1,6 +1,6 @@
 """The stream in Numba kernels of users, `multisample.numba`: same bits as `multisample.sample`.
 
-Code for a GPU is compiled to PTX, which `ptx_machine` interprets; test_stream_cuda.py runs it on a GPU.
+Code for a GPU is compiled to PTX, which `ptx_machine` interprets; test_user_kernels_cuda.py runs it on a GPU.
 """
 
 from __future__ import annotations

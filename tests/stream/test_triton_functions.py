@@ -1,7 +1,7 @@
-"""The stream in other people's Triton kernels, `multisample.triton`: same bits as `multisample.sample`.
+"""The stream in Triton kernels of users, `multisample.triton`: same bits as `multisample.sample`.
 
-Kernels are compiled for a GPU without one, and their PTX runs on `ptx_machine`, a CPU; test_stream_cuda.py runs them on
-a GPU. (Triton's interpreter is of no use: it has no fused multiply-add.)
+Kernels are compiled to PTX, which `ptx_machine` interprets; test_user_kernels_cuda.py runs them on a GPU. (Triton's
+interpreter is of no use: it has no fused multiply-add.)
 """
 
 from __future__ import annotations

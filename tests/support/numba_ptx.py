@@ -30,7 +30,7 @@ from typing import Any
 from ptx_reader import Kernel
 from tables import STORE_KINDS, Variant
 
-from multisample.backends.kernels.cuda import keys, parameters
+from multisample.backends.kernels.cuda import intrinsics, kernel, keys, parameters
 
 CANNOT = 3
 SECONDS = 900
@@ -140,7 +140,7 @@ def _compile(variant: list[Any] | dict[str, Any] | None, capability: tuple[int, 
 
     # The device properties that Numba reads to compile.
     dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=capability)
-    function, signature, options = cuda_compilation.advance_kernel(), cuda_compilation.ADVANCE_SIGNATURE, {}
+    function, signature, options = kernel.advance_kernel(intrinsics), cuda_compilation.ADVANCE_SIGNATURE, {}
     if variant is not None:
         fields = variant if isinstance(variant, dict) else {"sample": variant}
         kinds: dict[str, Any] = {kind.kind: kind for kind in (keys.KernelKey, keys.MomentsKey, keys.PerturbKey)}

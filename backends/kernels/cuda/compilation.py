@@ -10,7 +10,6 @@ from types import ModuleType
 from typing import Any
 
 import numba_cuda
-import numpy as np
 from numba import cuda, njit, types
 from numba.cuda.dispatcher import _Kernel
 from numba.cuda.extending import overload
@@ -20,7 +19,7 @@ from multisample.backends.kernels.compilation import KernelCache, source_digest
 
 from . import intrinsics as cuda_intrinsics
 from .geometry import FEW_THREADS, MOST_THREADS, SHIFTED_THREADS, SHORT_ROW_THREADS, TRANSPOSED_THREADS, staged_threads
-from .kernel import sample_kernel
+from .kernel import advance_kernel, sample_kernel
 from .kernel_choice import SMALL_THREADS, STORE_KINDS
 from .keys import Key, MomentsKey, PerturbKey, choices_of, name_of
 from .moments import finishing_kernel, moments_kernel
@@ -87,16 +86,6 @@ def kernel_function(key: Key, capability: tuple[int, int]) -> Callable[..., None
     return kernel
 
 
-def advance_kernel() -> Callable[..., None]:
-    """The kernel that adds 1 to an offset in memory, to be compiled. It is launched after the kernels that read it."""
-
-    def kernel(counter: Any) -> None:
-        cuda_intrinsics.store(counter, np.uint64(cuda_intrinsics.load(counter, np.uint64) + np.uint64(1)))
-
-    kernel.__qualname__ = "advance_kernel"
-    return kernel
-
-
 def launch_bounds(key: Key, capability: tuple[int, int]) -> tuple[int, int]:
     """Maximum threads of a block, and minimum blocks per multiprocessor.
 
@@ -146,7 +135,7 @@ def compile_kernel(key: Key) -> Any:
 
 def compile_advance() -> Any:
     """The kernel of `advance_kernel`, compiled for the current device or loaded from the cache."""
-    return _compiled(advance_kernel(), ADVANCE_SIGNATURE)
+    return _compiled(advance_kernel(cuda_intrinsics), ADVANCE_SIGNATURE)
 
 
 def _compiled(function: Callable[..., None], signature: Any, **options: Any) -> Any:

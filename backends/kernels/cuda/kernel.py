@@ -11,6 +11,9 @@ that Numba inlines.
 from __future__ import annotations
 
 from types import ModuleType
+from typing import Any
+
+import numpy as np
 
 from multisample.backends.kernels.compilation import Function
 
@@ -46,3 +49,14 @@ def sample_kernel(
     if kind == "kFewColumns":
         return few_columns_kernel(gpu, dtype, shared_noise, antithetic, fast)
     return rows_kernel(gpu, dtype, shared_noise, antithetic, fast, kind)
+
+
+def advance_kernel(gpu: ModuleType) -> Function:
+    """The kernel that adds 1 to an offset in memory, to be compiled. It is launched after the kernels that read it."""
+    load, store = gpu.load, gpu.store
+
+    def kernel(counter: Any) -> None:
+        store(counter, np.uint64(load(counter, np.uint64) + np.uint64(1)))
+
+    kernel.__qualname__ = "advance_kernel"
+    return kernel

@@ -20,13 +20,13 @@ from multisample.backends.memory.host import rounded
 
 from ..._arguments import checked_integer, describe, dtype_name
 from ..._backends import choose
-from ..._call import COLUMNS, FLAGS, TRAITS, Call, vectors_of
 from ..._checks.operands import check_arrays, common_length, count_weights, promoted
 from ..._checks.values import check_values
 from ..._checks.window_and_options import check_choices, check_rows, checked_order
 from ..._libraries import BY_SEED, BY_TYPE, HOST, is_number, keep_type, library_called, library_of
 from ..._libraries.jax import JAX, is_jax, is_on_host
 from ..._libraries.library import CPU, NOUNS, Library, counted_as
+from ..._operations import COLUMNS, FLAGS, TRAITS, Call, vectors_of
 from ..._plan import PLANS, run
 from ..._randomness.generator import DEFAULT_GENERATOR, WORD_64, Key
 from ..._randomness.generator_argument import check_generator, counter_on

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..._arguments import checked_integer
-from ..._call import COLUMNS, ROWS
 from ..._libraries.jax import is_jax
+from ..._operations import COLUMNS, ROWS
 from ..._randomness.generator import WORD_64, Key
 from ..._randomness.seed_argument import batch_of, checked_seed, host_words
 
