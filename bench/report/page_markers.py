@@ -5,10 +5,9 @@ several. The place ``<!-- figure: NAME -->...<!-- end -->`` has a text, a table 
 `bench.report.page_figures`.
 
 FILE is a file of bench/results, or a name of FILES. CASE and CALL select its rows, with ``*`` for any text and ``;``
-between several patterns. FIELD is a number of a row. ``FIELD over OTHER`` divides it by its
-lowest value among the calls that match OTHER in the same case. ``best FIELD`` is its lowest value among the matching
-calls. Fields that end in
-"us" get a unit of time.
+between several patterns. FIELD is a number of a row. ``FIELD over OTHER`` divides FIELD by the lowest FIELD
+of the calls that match OTHER in the same case. ``best FIELD`` is the lowest FIELD of the matching calls. Fields that
+end in "us" get a unit of time.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class Look(NamedTuple):
     colour: str = "#7d8590"
     marker: str = "o"
     compared: bool = False
-    """Whether pictures over the size of the matrix, which have few lines, show it."""
+    """Whether the pictures of matrix sizes show it. The picture of host times shows all."""
 
 
 OURS = "multisample for "

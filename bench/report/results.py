@@ -107,7 +107,7 @@ def _row(benchmark: Mapping[str, Any]) -> Row:
 
 
 def rounded(value: Any) -> Any:
-    """`value` with four digits of every number that is not whole."""
+    """`value` with four digits of every float."""
     if isinstance(value, dict):
         return {key: rounded(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -39,7 +39,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def compared(case: str, name: str, ours: Call, other: Call) -> Row:
-    """Microseconds on the host of both."""
+    """Host times of both calls in microseconds."""
 
     idle = cuda_device().wait if "torch cuda" in case or "cupy" in case else lambda result: None
     found = on_host({"ours": ours, "other": other}, idle, turns=41, repeats=40)

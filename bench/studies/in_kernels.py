@@ -32,7 +32,7 @@ from bench.suites.header_peers import CURAND_KERNEL, nvcc
 from bench.suites.timing import Call, on_device
 from multisample.examples import mppi, option_prices
 
-QUEUED, FILLS = 10, 40  # Iterations in a row, and fills, which keep the device busy until these are queued.
+QUEUED, FILLS = 10, 40  # Iterations in a row, and fills that keep the device busy until the iterations are queued.
 ROLLOUTS, ROWS = 100_000, 2 * mppi.STEPS
 KEY = multisample.Key(7, 3)
 

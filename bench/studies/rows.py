@@ -30,12 +30,12 @@ def peak(call: Call) -> float:
 
 
 def host_ratio(turns: list[Turn], others: list[Turn]) -> float:
-    """The median of the ratios of the host's times within a turn."""
+    """The median over all turns of the ratio of the two host times."""
     return statistics.median(turn.host / other.host for turn, other in zip(turns, others, strict=True))
 
 
 def rows_of(case: str, turns: Turns, base: str | None = None) -> Iterator[Row]:
-    """A row for each call: medians in us, and the median of the ratios to `base` within a turn."""
+    """A row for each call: medians in us, and the median over all turns of the ratio to `base`."""
     for name, found in turns.items():
         row: Row = {"case": case, "call": name}
         row["us"] = 1e6 * statistics.median(turn.seconds for turn in found)

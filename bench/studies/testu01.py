@@ -8,7 +8,7 @@ rows         the words of row TEST
 columns      the words of column TEST
 offsets      the word of element (0, TEST) of every offset: one word of each call of a generator
 normals      Phi of the float64 normals of row TEST
-normals_f32  Phi of the float32 normals of row TEST; 20 bits of each, of eight normals, make five words. With 32 bits,
+normals_f32  Phi of the float32 normals of row TEST: 20 bits from each of eight normals make five words. With 32 bits,
              test 11 of Crush detects the lattice of binary32 numbers.
 
 A row ends after 2^32 blocks of four, and a column after 2^32 rows. The test goes on in row or column TEST + 256.

@@ -1,4 +1,4 @@
-"""Samples on the CPU, of many shapes, and the operations beside `sample`: ours beside other libraries, in the same run.
+"""Benchmarks on the CPU: `sample` and the other operations, ours and those of other libraries, in the same run.
 
 pytest bench --benchmark-only -k cpu --benchmark-json=results.json
 

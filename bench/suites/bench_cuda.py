@@ -9,8 +9,8 @@ tables, which have a row for each sample. Of contenders with variants, such as l
 
 `test_original` is the project's first experiment: 1024 samples, with one row of noise for all dimensions, then with
 independent noise, which the original kernel cannot draw. Its author timed a thousand consecutive calls with CUDA events
-(`pipelined_s`) and emptied PyTorch's memory pool between calls. That takes time, and leaves the device's cache
-warm. Here calls write to new memory in turn, more than the device's cache holds.
+(`pipelined_s`) and emptied PyTorch's memory pool between calls. Emptying takes time, and reused memory
+stays in the device's cache. Here calls write to new memory in turn, more than the device's cache holds.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ def _like(vector: Any, array: np.ndarray[Any, Any]) -> Any:
 
 
 def _ours(backend: str, place: str) -> Contender:
-    """Calls without a seed, which use the default generator of the arrays' library, as peers do.
+    """Our calls. `sample` gets no seed: it uses the default generator of the arrays' library, as peers do.
 
     The numba backend gets CuPy's arrays: Numba allocates its own without a pool, which takes ten times as long.
     """

@@ -42,7 +42,7 @@ class Program:
     headers: tuple[Header, ...]
     """In the order of the search, cuRAND's last."""
     variants: tuple[str, ...]
-    """Names of the last argument's values."""
+    """Names of the variants. The last argument of `draw` is the index of one."""
 
 
 CURAND_KERNEL = Header("curand_kernel.h", "nvidia/*/include", "nvidia-curand")

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-# Constants of mkl_vsl_defines.h: its fastest generators, the transform by the inverse distribution function, which is
-# faster than Box-Muller, and the library without threads, since the numbers of a stream are drawn by one thread.
+# Constants of mkl_vsl_defines.h: the fastest generators; ICDF, a transform faster than Box-Muller; SEQUENTIAL, since
+# one thread draws the numbers of a stream.
 GENERATORS = {"SFMT19937": 13 << 20, "ARS5": 15 << 20, "Philox4x32x10": 16 << 20}
 ICDF, SEQUENTIAL = 2, 1
 # One call draws many short rows in less time than a call for each. mu and sigma are applied after it, in the cache.

@@ -31,8 +31,8 @@ def host_part(result: Any, rows: slice, columns: slice = slice(None)) -> Array:
 def moment_errors(samples: Array, mu: Array, sigma: Array, noise: str) -> dict[str, float]:
     """The largest z value of each statistic of the `samples`, in float64, of shape (d, n).
 
-    The statistics are the mean and, of several samples, the variance of each dimension. With independent noise they are
-    also the mean and the variance of all elements, and the correlation of neighbouring rows.
+    The statistics are each dimension's mean and, if n > 1, its variance. With independent noise they are also the mean
+    and the variance of all elements, and the correlation of neighbouring rows.
     """
     residuals = (samples - mu[:, None]) / sigma[:, None]
     d, n = residuals.shape

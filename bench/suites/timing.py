@@ -117,7 +117,7 @@ class Ring:
         return kept
 
     def warm_up(self, call: Call) -> None:
-        """Allocate the memory of all results that are kept, and of one more."""
+        """Call until all kept results and one more have memory, and the next call reuses freed memory."""
         for _ in range((self.kept.maxlen or 0) + 2):
             call()
 

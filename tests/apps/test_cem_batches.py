@@ -30,7 +30,7 @@ def key_data(seeds: list[int]) -> Array:
 
 
 def squares(library: Any, targets: Array, kind: str = "") -> Callable[[Any], Any]:
-    """A function whose scores are alike for one search and for several: squared distances, summed row by row."""
+    """A function with equal bits for one search and for several: squared distances, summed row by row."""
 
     def f(x: Any) -> Any:
         samples, scores = library.to_numpy(x), 0.0

@@ -144,7 +144,7 @@ def test_builtin_calls_draw_the_bits_of_python_calls(options: dict[str, Any], mu
 
 
 def gradients_of(grads: list[torch.Tensor], **options: Any) -> list[Any]:
-    """Gradients for all of `grads`, in an order in which the plan of each also meets the others."""
+    """Gradients for all of `grads`, in an order that tries the plan of each with the others."""
     mu, sigma = torch.zeros(5, requires_grad=True), torch.ones(5, requires_grad=True)
     results = []
     for grad in grads * 2 + grads[::-1]:

@@ -152,7 +152,7 @@ def test_a_result_names_the_stream_on_which_it_is_ready(numba: Any, bits: ToArra
         assert np.array_equal(bits(taken.bind(0)), expected)
         # If one input is a number, the other input names the stream.
         assert stream_of(sample(0.5, mu, n, seed=3, **options)) == int(stream)
-    # `out` is returned unchanged.
+    # The result is `out` itself, which names no stream.
     out = numba.cuda.device_array((d, n), options.get("dtype", "float32"))
     assert sample(mu, sigma, n, seed=3, out=out, **options) is out
     assert stream_of(out) is None

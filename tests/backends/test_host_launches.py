@@ -206,7 +206,7 @@ def test_values_of_every_type_are_checked(validity: Callable[..., bool], kind: n
 
 
 @pytest.mark.parametrize("dtype", slow_but(["float32", "float64"], MATRIX_TYPES))
-def test_with_a_number_only_the_vector_is_checked(validity: Callable[..., bool], dtype: str) -> None:
+def test_the_vector_beside_a_number_is_checked(validity: Callable[..., bool], dtype: str) -> None:
     for d in (1, 40):
         values, bad = np.full(d, 1.5, np.float32), np.full(d, 1.5, np.float32)
         bad[-1] = math.nan

@@ -177,7 +177,7 @@ def test_the_build_command_builds_a_library_once(
     assert torch.ops.multisample_test_build.nothing
     assert answer(library) == 42
 
-    # The build leaves only the library, its record and the lock.
+    # The build leaves only the library, its record, the lock, and an empty folder.
     assert {path.relative_to(cache_root) for path in cache_root.rglob("*")} == {
         Path("torch_ext"), Path("torch_ext/lock"), Path("torch_ext/building"),
         *(path.relative_to(cache_root) for path in (library.parent, library, library.with_name("record.json"))),

@@ -1,7 +1,7 @@
 """Global states of other libraries: before and after a switch, plans draw what calls without plans draw.
 
-The key of a plan contains the state of the library that draws. Each test switches between states that have plans, and
-compares the outcome of each call with that of a call without any plan.
+The key of a plan contains the state of the library that draws. Each test makes plans in several states, switches
+between the states, and compares the outcome of each call with that of a call without any plan.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def test_settings_of_pytorch() -> None:
     check_switches(TORCH_CALLS | HOST_CALLS, TORCH_STATES)
 
 
-def test_subnormal_numbers_are_kept_by_threads_that_flush_them() -> None:
+def test_subnormal_numbers_are_kept_on_threads_in_flush_mode() -> None:
     size = 400, 20_000  # For several threads.
     sigmas = {"float32": 3e-38, "bfloat16": 3e-38, "float16": 1e-5, "float64": 3e-308}
     weights = {name: torch.full((7,), 1e-39, dtype=getattr(torch, name)) for name in ("float32", "float64")}

@@ -172,7 +172,7 @@ def blocks(path: Path) -> list[tuple[int, str]]:
 
 
 def lacks(code: str) -> bool:
-    """Whether an example needs CuPy, Dask or JAX, and the library cannot run here."""
+    """Whether an example needs an optional library, and the library cannot run here."""
     if "import cupy" in code:
         return not multisample.list_backends()["cupy"].available
     return any(re.search(rf"\b{name}\b", code) for name in MISSING)

@@ -111,7 +111,7 @@ def distributions(tmp_path_factory: pytest.TempPathFactory) -> Distributions:
     # Remove the results of the other builds, which a fresh checkout does not have.
     shutil.rmtree(source)
     copy_checkout(source)
-    # An editable wheel has no compiled libraries.
+    # An editable wheel ignores MULTISAMPLE_PREBUILT, and has no compiled libraries.
     run(sys.executable, "-c", BUILD_EDITABLE, source, folder / "editable", folder=folder, MULTISAMPLE_PREBUILT="cpu")
     (editable,) = (folder / "editable").glob("*.whl")
     return Distributions(wheel, sdist, wheel_of_sdist, editable, source)
@@ -182,7 +182,7 @@ def test_the_metadata_lists_requirements_and_platforms(distributions: Distributi
     assert sorted(line.rstrip("0123456789.").rstrip("<>=~ ") for line in required) == ["numba", "numpy"]
     extra_requirements = found.get_all("Requires-Dist", [])
     assert "ninja>=1.11; extra == 'torch'" in extra_requirements
-    # hatchling drops the marker of `multisample[jax]; ...`.
+    # hatchling drops the marker of `multisample[jax]; ...`, so pyproject.toml repeats the requirement with its marker.
     assert "jax>=0.10; (python_version >= '3.11') and extra == 'test'" in extra_requirements
     platforms = [line for line in found.get_all("Classifier", []) if line.startswith("Operating System")]
     assert platforms == ["Operating System :: MacOS", "Operating System :: POSIX :: Linux"]

@@ -204,7 +204,7 @@ def test_a_call_succeeds_if_threads_cannot_be_started(kernel: Callable[..., None
     pool[0, helper_threads._STATE] = helper_threads._NO_THREAD
     wait_for_helpers(pool)
     with no_new_threads():
-        counts = visits(kernel, 2, 4, together=2)  # By the helper of the second slot.
+        counts = visits(kernel, 2, 4, together=2)  # The helper with the second record does the work.
     assert counts == [1] * 2
     assert pool[:3, helper_threads._STATE].tolist()[::2] == [helper_threads._NO_THREAD] * 2
     assert in_time(lambda: visits(kernel, 4, 4, together=4)) == [1] * 4

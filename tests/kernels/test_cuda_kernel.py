@@ -129,7 +129,7 @@ def expected_memory(case: Case) -> Array:
 
 
 def call(case: Case, mu: Values, sigma: Values, out: Array) -> tuple[Launch, Array]:
-    """The launch, and the array with the words that the kernel reads from memory."""
+    """The launch, and the array from which the kernel reads seed, offset and window."""
     draw = a_launch(
         case.d, case.n, case.dtype, mu=mu, sigma=sigma, matrix=out, shared_noise=case.noise == "shared",
         antithetic=case.antithetic, fast_math=case.fast_math, device=0, batch=int(case.small), **case.words(),

@@ -227,7 +227,7 @@ def test_blocks_cover_every_group_of_a_batch_of_small_matrices_once(geometries: 
     assert len(taken) > 30 and turns == set(range(1, 9))
 
 
-def test_no_block_of_a_batch_lacks_rows(geometries: ctypes.CDLL) -> None:
+def test_only_the_last_interleaved_bands_of_a_batch_lack_rows(geometries: ctypes.CDLL) -> None:
     """Interleaved bands need many rows, which one matrix of a large batch may not have."""
     draw, taken = random.Random(4), set()
     for _ in range(3000):
@@ -250,7 +250,7 @@ def test_no_block_of_a_batch_lacks_rows(geometries: ctypes.CDLL) -> None:
             drawn = (first[:, None] + (np.arange(passes) << shift)).ravel()
             down = -(-rows // cut.rows_per_pass)
             assert np.array_equal(np.sort(drawn[drawn < down]), np.arange(down)), (call, batch)
-            # If bands are interleaved and many, the last may have no rows.
+            # Only the last of many interleaved bands may lack rows.
             assert (first[: max(1 << shift, bands - (1 << shift) + 1)] < down).all(), (call, batch)
     assert taken == {
         ("kAligned", 0), ("kAligned", 3), ("kStrided", 0), *itertools.product(["kShifted", "kStaged"], range(4)),

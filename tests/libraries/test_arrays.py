@@ -141,7 +141,7 @@ def test_every_form_of_a_host_vector_gives_the_same_bits_and_is_not_modified(for
 
 
 @pytest.mark.parametrize("layout", ["dn", "nd"])
-def test_the_memory_of_a_subclass_counts_whatever_its_attributes_say(layout: Any) -> None:
+def test_calls_read_the_memory_of_a_subclass_and_ignore_its_attributes(layout: Any) -> None:
     expected = sample(MU, SIGMA, N, seed=1, layout=layout)
     for _ in range(2):
         memory = np.full((expected.size + 100,), 5, np.float32)
@@ -158,7 +158,7 @@ def test_the_memory_of_a_subclass_counts_whatever_its_attributes_say(layout: Any
 
 
 @pytest.mark.parametrize("by", ["cpu", "torch_ext"])
-def test_the_memory_of_a_tensor_subclass_counts_whatever_its_attributes_say(by: str) -> None:
+def test_calls_read_the_memory_of_a_tensor_subclass_and_ignore_its_attributes(by: str) -> None:
     class LyingTensor(torch.Tensor):
         shape = property(lambda self: torch.Size((3, N)))  # type: ignore[assignment]
 
@@ -232,7 +232,7 @@ def test_the_largest_integers_are_rounded_once() -> None:
 # --- Result types ---------------------------------------------------------------------------------
 
 LIST, INTEGER, NUMBER = "list", "integer", "number"
-# Entry k of a row is the result type of the row's kind with the k-th kind of the table.
+# In row r, entry k is the result type of kind r with the k-th key of this table.
 PROMOTED = {
     "float64": "float64",
     "float32": "float64 float32",

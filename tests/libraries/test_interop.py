@@ -113,7 +113,7 @@ LIBRARIES: dict[str, tuple[str, Callable[[], Memory]]] = {
     "`__dlpack__`, CUDA": ("cuda", dlpack_on_device),
     "`__cuda_array_interface__`": ("cuda", lambda: wrapped(on_device("numba"), lambda x: Exported(x, stream=1))),
 }
-"""Libraries by name, each with a kind of memory, whose backends `SERVES` has, and a function that makes arrays."""
+"""For each library: its kind of memory, a key of `SERVES`, and a function that returns its `Memory`."""
 SERVES = {"host": BACKENDS, "cpu": ("torch_ext", "cpu"), "cuda": ("torch_ext", "cupy", "numba")}
 PAIRS = [(library, backend) for library in LIBRARIES for backend in BACKENDS]
 
@@ -234,7 +234,7 @@ def library_name(array: Any) -> str:
 
 
 def settled(array: Any) -> Any:
-    """`array` without a named stream: a copy of a Numba array on its named stream would not wait."""
+    """`array`, synchronized and without a named stream: Numba's copies on a named stream do not wait."""
     if library_name(array) != "numba":
         return array
     memory_of("numba").synchronize()

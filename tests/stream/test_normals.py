@@ -36,10 +36,10 @@ ABSOLUTE_ERROR_F32 = 5.6e-6
 ERROR_F32_BY_RADIUS = 1e-6
 LARGEST_F32 = np.float32(6.7638)
 
-# A bound relative to the radius, R / 2. The errors are 2.2e-16 in R (relative) and 2.4e-16 in s (STREAM.md). An error
-# of s changes 2 fma(-s, s, 0.5) by 4 |s| times as much, at most 9.6e-16. The rounding of the fma adds 0.6e-16, and the
-# rounding of the last product adds 1.1e-16. The sum is 13.5e-16. In the second normal, 2 s c, the errors of s and c
-# together count at most 2 sqrt(2) times, which is less.
+# An error bound in units of the radius, which is R / 2. The errors are 2.2e-16 in R (relative) and 2.4e-16 in s
+# (STREAM.md). An error of s changes 2 fma(-s, s, 0.5) by 4 |s| times as much, at most 9.6e-16. The rounding of the fma
+# adds 0.6e-16, and the rounding of the last product adds 1.1e-16. The sum is 13.5e-16. In the second normal, 2 s c, the
+# errors of s and c together count at most 2 sqrt(2) times, which is less.
 ERROR_F64_BY_RADIUS = 1.4e-15
 
 

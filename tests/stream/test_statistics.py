@@ -165,7 +165,7 @@ def double_factorial(k: int) -> int:
 
 
 def moments(survey: Survey) -> float:
-    """Means of z^k, k from 1 to 6, whose means and variances follow from E z^2k = (2k - 1)!!."""
+    """Sample means of z^k, k from 1 to 6, standardised by the exact moments E z^2k = (2k - 1)!!."""
     # The skewness of z^6 is 33, and the skewness of the mean of 2^24 of them is 0.008. So the normal approximation of a
     # p-value of 1e-6 is accurate to 15 % (Edgeworth: 0.008 / 6 (t^3 - 3 t) at t = 4.9).
     assert survey.size >= 2**24

@@ -79,7 +79,7 @@ def test_numbers_and_blocks_of_two_dimensions_are_accepted(fused: bool) -> None:
 
 
 @pytest.mark.parametrize(("function", "pairs"), [(points, 1), (shifted_groups, 2)], ids=["normal", "normals4"])
-def test_normals_cost_one_block_of_words_and_no_pair_that_is_not_used(function: Any, pairs: int, fused: bool) -> None:
+def test_normals_cost_one_block_of_words_and_only_the_pairs_used(function: Any, pairs: int, fused: bool) -> None:
     found = opcodes_of(compiled(function, fused))
     assert found["rsqrt.approx.ftz.f32"] == pairs and found["fma.rn.f32"] == 20 * pairs
     assert found["mul.wide.u32"] == 20

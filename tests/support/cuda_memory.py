@@ -34,7 +34,7 @@ CYCLES = 4 * 10**8
 
 
 class ArrayMemory:
-    """The operations that are expressions with arrays of PyTorch and of CuPy alike."""
+    """Operations whose code is the same for arrays of PyTorch and of CuPy."""
 
     def copy(self, source: Any, target: Any) -> None:
         """Copy one matrix of integers to another."""

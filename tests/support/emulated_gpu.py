@@ -153,11 +153,11 @@ def launch(
     batch: int = 1,
     backwards: bool = False,
 ) -> None:
-    """Run the grid: `blocks` blocks of `threads` threads, on a y axis of length `batch`, in either order.
+    """Run a grid of `blocks` x `batch` blocks of `threads` threads, in ascending or, if `backwards`, descending order.
 
     `kernel` is from `compile_kernel`, and `parameters` are the call and the geometry, packed. The kernel may write each
-    element of `out` once, gaps between elements included, and read up to four `inputs`, such as mu, sigma and the
-    words in memory. A wrong access and divergence raise BrokenKernelError.
+    element once, also in the gaps of a strided `out`. It may read up to four `inputs`, such as mu, sigma and the words
+    in memory. A wrong access and divergence raise BrokenKernelError.
     """
     if blocks < 1 or threads % _WARP != 0 or not 0 < threads <= MOST_THREADS:
         raise BrokenKernelError(f"invalid grid: {blocks} blocks of {threads} threads")

@@ -78,7 +78,7 @@ class Machine:
         return np.uint64(address)
 
     def read(self, address: np.uint64) -> Array:
-        """The array at an address of `array`."""
+        """The array at an address that `array` has returned."""
         dtype, shape = self._sizes[int(address)]
         start = int(address) - _BASE
         count = int(np.prod(shape))

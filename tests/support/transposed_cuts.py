@@ -11,7 +11,8 @@ from multisample.backends.kernels.cuda.kernel_choice import STORE_KINDS
 def recut(cut: Callable[[Geometry], dict[str, int]], usual: Geometry, groups: int, own_rows: int) -> Geometry:
     """`usual` with the groups per pass, chunk or band changed by `cut`, and the dependent fields computed again.
 
-    For `cut`, the fields named for rows hold groups. A thread of kTransposedStaged has `own_rows` dimensions.
+    `cut` gets a geometry whose `rows_per_pass` and `band_rows` hold groups per pass and band. A thread of
+    kTransposedStaged has `own_rows` dimensions.
     """
     as_rows = usual._replace(rows_per_pass=usual.groups_per_pass, band_rows=usual.band_groups)
     changed = as_rows._replace(**cut(as_rows))

@@ -182,7 +182,7 @@ def test_eager_calls_of_one_signature_have_one_plan() -> None:
 
 
 def test_the_programs_of_eager_calls_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """XLA holds about 1.6 MB for each program, whether the call has a plan or not."""
+    """XLA holds about 1.5 MB for each program, whether the call has a plan or not."""
     mu, sigma = vectors()
     programs.PROGRAMS.clear()
     assert 100e6 < programs.PROGRAMS._capacity * 1.6e6 < 300e6

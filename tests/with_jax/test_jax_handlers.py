@@ -235,7 +235,7 @@ def test_exceptions_become_errors(error: Exception, code: int) -> None:
 
 
 def words_in_memory(seed: int, offsets: int) -> dict[str, int]:
-    """Address fields of a launch. `offsets` is the address of the offsets; if it is 0, only `seed_at` is not 0."""
+    """Address fields of a launch. If `offsets`, the address of offset and window, is 0, only the seed is in memory."""
     places = {name: 8 * k for k, name in enumerate(("offset_at", "first_row_at", "first_column_at"))}
     return {"seed_at": seed, **{name: offsets and offsets + place for name, place in places.items()}}
 

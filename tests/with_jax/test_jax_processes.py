@@ -193,7 +193,8 @@ def test_saved_programs_forks_signals_and_a_closed_entry(registered: Callable[[A
     pytest.importorskip("flatbuffers")
     registered(FakeBackend("python"))
     save(tmp_path / "programs")
-    # The process runs the saved programs before it lowers any of its own, and exits while others still run.
+    # The process runs the saved programs before it lowers any of its own, and exits while
+    # some of its programs run.
     script = BEGIN + LOAD + FORK + SIGNALS + CLOSED + IN_FLIGHT
     ran = run_python("-c", script, str(tmp_path / "programs"), seconds=120, JAX_PLATFORMS="cpu")
     of_child, *of_signals, number, errors = ran.stdout.splitlines()

@@ -130,7 +130,7 @@ def test_mppi_in_one_scan_swings_the_pole_up() -> None:
     assert abs(run.angles[0]) > 3.0
     assert max(map(abs, run.angles[-30:])) < 0.4
     assert max(map(abs, run.positions)) < 3.0
-    # In the first steps, the forces are those of the same example without JAX.
+    # The first steps are those of the same example without JAX.
     other = cart_pole.control(steps=5)
     np.testing.assert_allclose(run.angles[:5], other.angles, atol=1e-2)
 

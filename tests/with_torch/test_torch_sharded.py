@@ -30,7 +30,7 @@ DEADLINE = 900
 
 def check_ranks(folder: Path, device_type: str, size: int, backends: list[str]) -> None:
     """Check that no rank fails a case. One start of the ranks serves all cases and backends."""
-    # Some containers lack NVLink multicast, without which NCCL would fail.
+    # NCCL's NVLS is off, since it fails in containers without NVLink multicast.
     environment = os.environ | {"NCCL_NVLS_ENABLE": "0"}
     logs, ranks = [folder / f"{rank}.log" for rank in range(size)], []
     for rank, path in enumerate(logs):

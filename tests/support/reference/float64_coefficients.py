@@ -46,7 +46,7 @@ class Coefficients(NamedTuple):
 class Problem(NamedTuple):
     """A weighted approximation on a grid: minimise max(weight * abs(target - polynomial))."""
 
-    points: list[Real]  # increasing, never 0: the fits of later coefficients divide by powers of it
+    points: list[Real]  # increasing, never 0, where the powers of the later fits would be 0
     target: list[Real]
     weight: list[Real]
 
@@ -55,7 +55,7 @@ class Problem(NamedTuple):
 
 
 def _log_target(f: Real) -> tuple[Real, Real]:
-    """L: horner(L, f) * f is -8 ln(1 + f); the error counts relative to it, since R needs that."""
+    """L: horner(L, f) * f is -8 ln(1 + f), fitted for a small relative error, as the root R in STREAM.md needs it."""
     value = -8 * mpmath.log1p(f) / f
     return value, 1 / abs(value)
 

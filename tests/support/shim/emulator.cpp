@@ -1,6 +1,5 @@
-// The runtime of kernels that Numba compiles for the emulated GPU: the functions that emulated_gpu.py calls. fibers.h
-// runs their threads.
-// Every access to memory is checked, and the first wrong one ends the launch.
+// The runtime of kernels that Numba compiles for the emulated GPU: functions that the compiled kernels call. fibers.h
+// runs the kernels' threads. Every access to memory is checked, and the first wrong one ends the launch.
 #include "fibers.h"
 
 using std::uint32_t, std::uint64_t, std::uint8_t;
