@@ -104,10 +104,10 @@ class Backend(Protocol):
 
     A backend may also have ``c_function(launch)``, because threads of XLA should not wait for the interpreter. It
     returns the address of a C function ``int run(const Launch*)`` for launches like `launch`, or 0 if there is none.
-    The C function may also compute gradients that `operations` does not list. It needs no interpreter. It returns 0, or
-    another number after an error. Seed and offsets are in memory of the launch's device. mu, sigma and weights are
-    vectors of the computing type; for moments mu and sigma are numbers. Without a C function, each call of a program of
-    JAX enters Python.
+    The C function may also run gradients, even if `operations` does not list them. It needs no interpreter. It returns
+    0, or another number after an error. Seed and offsets are in memory of the launch's device. mu, sigma and weights
+    are vectors of the computing type; for moments mu and sigma are numbers. Without a C function, each call of a
+    program of JAX enters Python.
     """
 
     @property

@@ -57,7 +57,7 @@ PLACES: dict[str, tuple[tuple[int, int], ...]] = {
     "stream": ((struct.calcsize("7I4x"), 0), *_places("stream")),
     "scratch": _places("scratch"),
 }
-"""Where the parameter bytes of `DriverBackend.parameters` have each address. Seed and offsets are in memory.
+"""Where the parameter bytes of `DriverBackend.parameters` have each address, those of seed and offsets included.
 
 An address may be in several places. A place is a pair: its displacement from the first parameter byte, and an addend
 for the address.
@@ -277,7 +277,7 @@ class DriverBackend(abc.ABC):
         return kernels
 
     def _perturbing(self, launch: Launch) -> _Kernels:
-        """The kernels that perturb. The address of the packed spans takes the place of that of the matrix.
+        """The kernels that perturb. In place of the address of a matrix, they get the packed spans.
 
         Spans that differ from the previous ones only in addresses keep their cut into kernels.
         """

@@ -131,7 +131,7 @@ class Plan:
         self, mu: Any, sigma: Any, weights: Any, matrix: Any, seed: Any, generator: Any, dim_offset: int,
         sample_offset: int,
     ) -> Drawn:  # fmt: skip
-        """Launch. `matrix` is `out`, the matrix that a gradient reads, or None.
+        """Launch. For samples, `matrix` is `out` or None; for gradients, the matrix that is read.
 
         For gradients, `seed` may be the seed, offset and offset array that the sample returned.
         Every step that can fail, except the launch, precedes the taking of seed and offset.

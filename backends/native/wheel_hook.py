@@ -1,4 +1,4 @@
-"""The build hook of wheels: compiled libraries on request, and a path for editors in editable wheels.
+"""The build hook of wheels: adds compiled libraries on request, and the folder that editable wheels put on sys.path.
 
 MULTISAMPLE_PREBUILT=1 compiles torch_ext for the CPU and for CUDA into the wheel, MULTISAMPLE_PREBUILT=cpu for the CPU
 only. The hook compiles with the PyTorch, the compilers and the toolkit of the environment, so the build must not be

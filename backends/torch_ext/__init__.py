@@ -201,8 +201,8 @@ class TorchExtBackend:
 
         `mask` has the bits that are 0 in the address of an aligned vector. `has_list` says that the seed is the only
         element of a list or tuple. For a gradient, `matrix` is an example of the matrices that the plan reads.
-        `run_in_python` runs calls that raise or are uncommon; without it, such calls return None. ``scratch(offset)``
-        returns scratch memory on the device, or None.
+        `run_in_python` runs calls that raise or are uncommon; without it, such calls return None.
+        ``scratch(sample_offset)`` returns scratch memory on the device, or None.
         """
         if self.builtins is None:
             return None

@@ -67,9 +67,9 @@ class Builtins:
     def addresses(self) -> Callable[[Sequence[Any]], bytes | None] | None:
         """``addresses(tensors)``: the addresses of tensors as packed words.
 
-        It returns None if a tensor is nested, or of a subclass other than Parameter.
+        For a nested tensor, or a subclass other than Parameter, the function returns None.
 
-        Returns None if the function misreads the tensors of this PyTorch.
+        Returns None, without a function, if it would misread the tensors of this PyTorch.
         """
         import torch
 

@@ -217,8 +217,8 @@ _SampleBatch, _SampleBatchBackward = _functions("sample_batch", _vmap_batch, _vm
 def _flat(x: Any, dim: int | None, size: int, batch: int, own: int) -> Any:
     """Merges the axis of vmap, of length `size`, with the axis of the batch, of length `batch`.
 
-    `own` is 1 for mu and sigma, which may lack the axis of the batch. A vector that all elements share is returned as
-    it is.
+    `own` is the number of axes of an element. Only mu and sigma, with 1, may lack the axis of the batch. A vector that
+    all elements share is returned as it is.
     """
     if dim is None:
         if own == 1 and x.dim() == 1:
@@ -232,7 +232,7 @@ def _flat(x: Any, dim: int | None, size: int, batch: int, own: int) -> Any:
 
 
 def _keys_of(size: int, counter: Any, dim: int | None, like: Any, options: Options) -> tuple[Any, Options]:
-    """The keys of `size` elements. The offset is `counter`, per element or for all; without a counter, in `options`."""
+    """The keys of `size` elements. `counter` has one offset for each or for all; if it is None, `options` has it."""
     words = {name: options[name] for name in ("seed", "offset") if name in options}
     rest = {name: option for name, option in options.items() if name not in words}
     seed = torch.full((), words["seed"], dtype=torch.int64, device=like.device)

@@ -1,8 +1,8 @@
 // The gradient on the CPU: grad_mu[i] = sum_j grad[i, j] and grad_sigma[i] = sum_j grad[i, j] z[i, j].
 //
 // The noise is drawn again, a window at a time, into a buffer that fits in a cache and has the layout of grad. A row is
-// cut into segments of a fixed length. The order of the sums depends on the shape and the layout of grad alone, so that
-// any number of threads gives the same bits. Float32 sums have at most 16 terms before they are added to a float64 sum.
+// cut into segments of a fixed length. The order of the sums depends on the launch alone, so that any number of threads
+// gives the same bits. Float32 sums have at most 16 terms before they are added to a float64 sum.
 #pragma once
 
 #include <cstring>
@@ -200,7 +200,7 @@ class Summation {
            static_cast<i64>(position - skip_) * call_.column_stride;
   }
 
-  // Contiguous elements of a row, copied if they are not adjacent.
+  // The elements of a row as a contiguous array: `first` itself, or a copy if they are not adjacent.
   const char* run(const char* first, u64 columns) {
     if (call_.column_stride == sizeof(G)) return first;
     for (u64 c = 0; c < columns; ++c) copy_[c] = load<G>(first + static_cast<i64>(c) * call_.column_stride);

@@ -344,7 +344,7 @@ struct TileDown : Tile<Real, 256> {
     });
   }
 
-  // The output of the next tile, for prefetching. Its vectors have `spread` times the distance of this tile's.
+  // The output of the next tile, for prefetching. Displacements in it are `spread` times those in this tile's output.
   struct Next {
     const char* at;
     i64 spread, column_stride;

@@ -120,7 +120,7 @@ inline Geometry transposed_geometry(const Launch& call, Geometry g, u64 groups) 
     per_pass = min(min(enough, most_groups), staged);
   } else {
     // Pieces of a column: the first may begin before the column, and the last may end behind it. Where columns differ
-    // in alignment, a piece begins up to own_rows - 1 dimensions before that of the group's first column.
+    // in alignment, a thread's piece begins up to own_rows - 1 dimensions earlier than in the group's first column.
     const u64 start = reinterpret_cast<u64>(call.matrix) - g.skip * static_cast<u64>(call.column_stride);
     const bool same_alignment = static_cast<u64>(call.column_stride) / size % own_rows == 0;
     const u64 shift = same_alignment || call.first_column_at == nullptr ? start / size % own_rows : own_rows - 1;

@@ -1,10 +1,10 @@
 // The geometry of a gradient: its cut into blocks and threads. The order of the sums follows from it. Both depend on
 // the launch alone, never on the device.
 //
-// A row of the gradient is cut into segments. A block sums one segment of some rows. Its threads form tiles: all
-// threads of a tile sum the same few rows, and thread s of a tile (slot s) sums the groups s, s + slots, s + 2 slots,
-// ... of columns. A thread computes the column part of the words once for all its rows; the row parts are in shared
-// memory. Neighbouring threads read neighbouring groups or, with `across`, neighbouring dimensions.
+// A row of the gradient is cut into segments. A block sums one segment of some rows. Its threads are divided among
+// tiles: all threads of a tile sum the same few rows, and thread s of a tile (slot s) sums the groups s, s + slots, s +
+// 2 slots, ... of columns. A thread computes the column part of the words once for all its rows; the row parts are in
+// shared memory. Neighbouring threads read neighbouring groups or, with `across`, neighbouring dimensions.
 //
 // At the end, runs of neighbouring lanes in the same tile add up their sums by shuffles. Each run then has partial
 // sums of the tile. If a tile has several partial sums, the block adds them up in shared memory. If rows have several

@@ -3,9 +3,9 @@
 // backends/kernels/cuda/moments_geometry.py computes the same geometry.
 //
 // Columns are cut into segments, and rows into tiles. A block sums one segment in one tile, or in several tiles if the
-// segment is short. A slot is a team of threads, each with rows of its own. The segment lists its groups with a
-// weight other than zero; slot s sums entries s, s + slots, ... At the end, the block adds up its slots. If there are
-// several segments, a second kernel adds them up.
+// segment is short. The threads of one slot form a team, and each has rows of its own. The segment lists its groups
+// with a weight other than zero; slot s sums entries s, s + slots, ... At the end, the block adds up its slots. If
+// there are several segments, a second kernel adds them up.
 #pragma once
 
 #include "cuda/geometry.h"

@@ -71,7 +71,7 @@ MULTISAMPLE_HOST_FUNCTION u64 groups_of(const StridedSpan& span) {
 
 #if !defined(__CUDACC_RTC__)
 
-// Converts a span. Returns whether it is one of this kind: each span is a run or strided.
+// Converts a `Span` to a `Run` or a `StridedSpan`. Returns whether it is one.
 inline bool convert(const Span& span, i64 size, Run& run) {
   const i64 row = span.width * size;
   const bool adjacent = span.width == 1 || (span.source_stride == size && span.target_stride == size);

@@ -127,9 +127,9 @@ MULTISAMPLE_HOST_FUNCTION float fma_rn(float a, float b, float c) {
 // extending the available precision", Numerische Mathematik 18, 1971, doi:10.1007/BF01397083). So only the rounding of
 // rest = q + t can make the result wrong. Its error is at most 2^-53 |rest|, which matters only if a b + c is almost
 // halfway between two doubles. `is_right` tests whether `result` plus a slightly enlarged `distance` rounds to
-// `result`. (Where p and c cancel, t is 0, and `rest` has no error.) If not, the C library computes the result. It also
-// computes zeros, whose sign may be wrong here; products so small that q may be inexact; and overflows, where q or
-// `distance` is NaN.
+// `result`. (Where p and c cancel, t is 0, and `rest` has no error.) If `is_right` is false, the C library computes the
+// result. It also computes zeros, whose sign may be wrong here; products so small that q may be inexact; and overflows,
+// where q or `distance` is NaN.
 MULTISAMPLE_HOST_FUNCTION double fma_rn(double a, double b, double c) {
   const double p = a * b, s = p + c, c0 = s - p, t = (p - (s - c0)) + (c - c0);
   const double a0 = a * 0x1.0000002p+27, b0 = b * 0x1.0000002p+27;

@@ -62,7 +62,7 @@ void run_gradient(const Launch& call) {
   parts.finish(partial_sums.data());
 }
 
-// One thread draws each matrix of a batch that is too small for several.
+// If a matrix is too little work for several threads, one thread draws each matrix of the batch.
 void run(const Launch& batch) {
   Launch whole = batch;
   if (batch.batch > 1) whole.rows *= batch.batch;

@@ -333,8 +333,8 @@ inline bool read_word(PyObject* integer, u64 most, u64* word) {
   return *word <= most;
 }
 
-// Sets the operands, the window and, for a gradient, seed and offset. Returns false, possibly with a Python error, if
-// the call is not of the common kind.
+// Sets the operands, the window, a given seed and, for a gradient, the offset. Returns false, possibly with a Python
+// error, if the call is not of the common kind.
 inline bool read_operands(const PlanState& state, PyObject* const* args, Launch* call) {
   PyObject *const matrix = args[3], *const seed = args[4];
   // Reading `rows` from the copy in `call` would wait for its stores, 0.1 us.

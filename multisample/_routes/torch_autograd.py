@@ -244,7 +244,7 @@ class _RecordedMoments:
         sums = self.plan.run(0.0, 1.0, weights, None, seed, None, *window)[0]
         first, *second = sums
         real = first.dtype
-        # float32 sums are added up in float64.
+        # The weights are summed in float64, also if they are float32.
         total = weights.to(real).sum(-1, dtype=torch.float64, keepdim=self.is_batch).to(real)
         mu, sigma = (x if is_number(x) else (x if self.is_batch else _vector(x)).to(real) for x in (mu, sigma))
         results = [mu * total + sigma * first, *(sigma * sigma * x for x in second)]

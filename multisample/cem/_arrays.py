@@ -69,9 +69,9 @@ class Arrays:
     def sum(self, array: Any) -> Any:
         """Sums over the last axis, in an order that depends on its length only, not on the number of searches.
 
-        On a device, the order of `sum` depends on the shape of the whole array. So the halves of the axis are added to
-        each other, until at most `most_summed` columns are left. NumPy and PyTorch add rows in another order if they
-        are not contiguous.
+        On a device, the order of the library's own `sum` depends on the shape of the whole array. So the halves of the
+        axis are added to each other, until at most `most_summed` columns are left. NumPy and PyTorch add rows in
+        another order if they are not contiguous.
         """
         array = self.contiguous(array)
         while (n := array.shape[-1]) > self.most_summed:

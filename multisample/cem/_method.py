@@ -351,7 +351,7 @@ class CEM(Generic[ArrayT]):
                 (state, row), asked = self._refit_to_drawn(scores, noise), None
             else:
                 (state, row), asked = self._refit(self._state, samples, scores, noise), self._asked
-        # Python handles signals in calls and loops, so these changes are one for a signal handler.
+        # Python handles signals in calls and loops, so no handler runs between these assignments.
         self._state, self._told, self._asked = state, self._told + 1, asked
         self._rows += [row]
 
@@ -606,7 +606,7 @@ class CEM(Generic[ArrayT]):
                     break
                 row = np.where(status == RUNNING, row, status + _NOTHING)
             history.append(row)
-        self._history[-1:], self._rows = history, []  # Without a call, as in `_tell`.
+        self._history[-1:], self._rows = history, []  # As in `_tell`, no call: no signal handler runs between.
 
     def _history_array(self) -> HostArray:
         return np.array(self._history, np.float64).reshape(-1, *self._batch, len(COLUMNS))

@@ -101,7 +101,7 @@ def forces_of(xp: Any, plans: Any, seeds: Any, t: int, rollouts: int, draws: str
 
 
 def costs_of(library: Any, state: Sequence[Any], forces: Any) -> Any:
-    """The cost of each sequence of forces, shape (n,), or (carts, n) with the steps of `forces` in front."""
+    """The cost of each sequence of forces, shape (n,) or (carts, n). Axis 0 of `forces` counts the steps."""
     total = 0.0 * forces[0]
     state = [total + x for x in state]
     for force in forces:

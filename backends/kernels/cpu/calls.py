@@ -200,7 +200,7 @@ def _gradient_function(real: str) -> Callable[..., Any]:
         launch = integers_at(address, LAUNCH_WORDS)
         rows, columns, batch = launch[WORD.rows], launch[WORD.columns], max(half(launch, HALF.batch), 1)
         kernel = _kernel_of(kind, half(launch, HALF.antithetic))
-        # Rows that are neighbours in memory share tiles.
+        # Where rows are adjacent in memory, a tile has up to `_TILE_ROWS` of them.
         width = min(columns, _TILE if launch[WORD.column_stride] < launch[WORD.row_stride] else _TILE // _TILE_ROWS)
         height = min(rows, _TILE_ROWS, _TILE // (width + -width % _SUMS))
         threads = threads_of(threads_for(batch * rows * columns), launch[WORD.threads])

@@ -356,8 +356,8 @@ def emit_entry(context: Any, builder: Any, function: Any, parameters: Any, count
     """Returns the address of a C function of `count` 64-bit arguments that calls a compiled function.
 
     ``values(body, *words)`` gives the arguments of the compiled function, if they are not the words. Exceptions of that
-    function are ignored. The C function returns its result, or 0 if it is not a word, and computes with the settings of
-    `default_floats`.
+    function are ignored. The C function returns that function's result, or 0 for a result other than an int64. It
+    computes with the settings of `default_floats`.
     """
     compiled = function.dispatcher.overloads[parameters]
     context.active_code_library.add_linking_library(compiled.library)

@@ -57,7 +57,7 @@ _HEIGHT = 16
 # In `_draw_few_rows`, elements of a tile's column, and of a tile. A tile has eight columns and a vector of padding.
 _PLACES = 512
 _TILE_PLACES = 8 * _PLACES + _HEIGHT
-# Prefetch distance down a column, in places.
+# Prefetch distance down a column, in elements.
 _NEAR = 256
 # Prefetch distance in bytes, for writes that the hardware prefetcher does not detect.
 _AHEAD = 2048
@@ -251,7 +251,7 @@ def _draw_down(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_c
     # some elements twice is faster than a loop for the remainder.
     chunks = max(1, (height + _CHUNK - 1) // _CHUNK)
     chunk = max(1, (height + chunks - 1) // chunks)
-    # Prefetch places further down the column, then the next block or the next tile.
+    # Prefetch elements further down the column, then those of the next block or tile.
     pitch = out.strides[1] // out.itemsize
     near, far = _NEAR, _NEAR - chunk + block_columns * pitch
     if height < rows:

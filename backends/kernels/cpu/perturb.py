@@ -128,7 +128,7 @@ def _perturb_function(dtype: str) -> Callable[..., Any]:
         at_weights, stride = weights_at(launch, 0, 0, one)
         weights = vector_at(at_weights, rows, stride, number)
         seed, offset, first_row, _ = numbers_of(launch, 0)
-        # Each part searches its spans from the first one on.
+        # The parts are few, since each searches the spans from the first one on.
         size = max(_PART, (elements + _MOST_PARTS - 1) // _MOST_PARTS)
         arguments = (
             launch[WORD.matrix], _WORDS * launch[WORD.spans], size, weights, np.uint64(seed), np.uint64(offset),

@@ -19,7 +19,7 @@ from .stores import MOST_STORED, copying
 
 @functools.cache
 def _own_rows(gpu: ModuleType, dtype: str) -> tuple[Function, Function]:
-    """The rows of a thread in one pass: of the warp's rows, number `lane`, `lane` + 32, ...
+    """The rows of a thread in one pass: rows `lane`, `lane` + 32, ... of the warp.
 
     ``elements_of(vector, first, last, is_whole)``: elements `first`, `first` + 32, ... of mu or sigma. Unless
     `is_whole`, element `last` replaces those behind it. ``parts_of(first, offset, keys)``: the row parts of the words,

@@ -144,7 +144,7 @@ def replacing(kind: type[NamedTuple], *names: str) -> Function:
 def reading_origin(
     gpu: ModuleType, by_value: Function, kind: type[NamedTuple], antithetic: bool, batched: bool = False
 ) -> Function:
-    """A kernel that loads seed, offset and origin, then runs `by_value`. `kind` is the type of the geometry."""
+    """A kernel that loads seed, offset and window, then runs `by_value`. `kind` is the type of the geometry."""
     run, width, batch_index = inline(by_value), group_width(antithetic), gpu.batch_index
     matrix_of, resolved_geometry = matrix_with_values(gpu), replacing(kind, "skip")
 

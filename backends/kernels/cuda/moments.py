@@ -207,7 +207,7 @@ def _filling(gpu: ModuleType, real: str, antithetic: bool, fast: bool) -> Functi
 def _row_functions(
     gpu: ModuleType, real: str, antithetic: bool, fast: bool, rows: int, with_second: bool
 ) -> tuple[Function, Function, Function, Function]:
-    """Functions of a thread's rows, whose tuples have an element for each row.
+    """Functions on tuples with one element for each row of a thread.
 
     ``part_rows(first_row, call, geometry)``: the row parts of the words. ``add_rows(sums, entry, row_parts)`` adds an
     entry of the list. ``widen_rows(totals, sums)`` adds sums to float64 totals. ``store_rows(at, totals)`` stores the

@@ -139,7 +139,7 @@ def _groups(gpu: ModuleType, dtype: str, one_member: bool, strided: bool) -> tup
         block_row = begin // of_row
         k = begin - block_row * of_row + g * PERTURB_THREADS + np.int64(thread_index())
         down = np.int64(k >= of_row)
-        # Only short rows have several ends in one block.
+        # Only with short rows do the groups of one turn cross several row ends.
         if of_row <= MOST_GROUPS:
             down = np.int64(np.uint32(k) // np.uint32(of_row))
         k -= down * of_row

@@ -44,9 +44,9 @@ def _going_down(
 ) -> Function:  # fmt: skip
     """``go_down(entry, count, at, stride, own, state)`` draws and stores `count` groups, `stride` bytes apart.
 
-    ``group(entry, own)`` computes one group, from the entry of a chunk at address `entry` and from the thread's own
-    state. The entries of the rows are adjacent. The loop is unrolled, so that the loads of one row overlap with the
-    arithmetic of another.
+    ``group(entry, own)`` computes one group from the entry of a chunk at address `entry` and from `own`, which all
+    groups of the thread share. The entries of the rows are adjacent. The loop is unrolled, so that the loads of one row
+    overlap with the arithmetic of another.
     """
     most = _UNROLL_FLOAT64 if dtype == "float64" else _UNROLL_SHARED if shared_noise else max(_UNROLL.values())
     unroll = max(min(most, _UNROLL[store_kind]) // (2 if antithetic else 1), 1)

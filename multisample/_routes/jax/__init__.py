@@ -52,7 +52,7 @@ def run_jax(call: Call, key: Hashable) -> Any:
     plan = _Plan(call, static)
     result = run(plan, call)
     new = _register(BY_TYPE, *vectors.values()) | _register(BY_SEED, call.seed)
-    # Keep no plan if a type is new, or if NumPy weights chose the library: `key` was made for another library.
+    # Keep no plan if a type is new, or if `key` was made for the library of NumPy weights.
     if key is not None and not new and static.seeds is None and (call.weights is None or is_jax(call.weights)):
         PLANS.put(key, plan)
     return result
@@ -109,7 +109,7 @@ class _Plan:
         return self._programs[_is_aligned(window[1])](words, *vectors)
 
     def _draw_counted(self, vectors: Sequence[Any], generator: Any, window: Sequence[Any]) -> Any:
-        """Draw with a generator whose offset is in device memory: the host waits for the device to read it."""
+        """Draw with a generator whose offset is in device memory. The host waits for the device, then reads it."""
         device = JAX.device("mu, sigma", next(filter(is_jax, vectors)))
         library = library_called(choose(self._static.backend, "jax", device.kind).host_library)
         counter = counter_on(generator, library, device, 0)

@@ -120,7 +120,7 @@ def _find_state(frame, request, place):
 
 @inline
 def _use_huge_pages(begin, size):
-    """Let Linux use huge pages for large memory, if it is fresh: it is written in half of the time."""
+    """Let Linux use huge pages for large memory: fresh memory is then written in half of the time."""
     if size >= _LARGE:
         start = (begin + _PAGE - 1) // _PAGE * _PAGE
         _advise(start, (begin + size - start) // _PAGE * _PAGE, _HUGE or 0)
@@ -476,7 +476,7 @@ def begins(state: int, device: int, size: int, read: Callable[[], bytes]) -> byt
 
 
 def _kinds(record: int) -> Any:
-    """Device and misalignment of each record from this one on. If `_repeat` failed, the call's own is among them."""
+    """Device and misalignment of each record from this one on, also of one that could not be repeated."""
     while record:
         words = (ctypes.c_int64 * _HEAD).from_address(record)
         yield words[_DEVICE], words[_MISALIGNMENT]

@@ -62,7 +62,7 @@ def varying(x: Any) -> frozenset[Any]:
 
 
 def _types(*avals: Any, static: Static) -> list[Any]:
-    """The types of the results, in explicit sharding with the mesh axes of the operands."""
+    """The types of the results. With explicit sharding, they have the mesh axes of the operands."""
     if static.operation == Operation.perturb:
         return [x.update(weak_type=False) for x in avals[: len(static.writes)]]
     batch, places = batch_of(*avals), {"j": None}
@@ -153,7 +153,7 @@ def _batch(operands: Sequence[Any], axes: Sequence[int | None], *, static: Stati
     inner = next((x.shape[1] for x in fronted if x.shape[1] != 1), 1)
     joined = []
     for name, x in zip((*static.reads, "seed", "offsets"), fronted):  # noqa: B905
-        if x.shape[:2] != (1, 1) or name == "matrix":  # Each matrix has a gradient.
+        if x.shape[:2] != (1, 1) or name == "matrix":  # The custom call cannot share a cotangent.
             x = jnp.broadcast_to(x, (size, inner, *x.shape[2:]))
         joined.append(x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]))
     results = [x.reshape(size, inner, *x.shape[1:]) for x in bind(static, *joined)]

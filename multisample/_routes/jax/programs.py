@@ -26,7 +26,7 @@ class ProgramCache(PlanCache[Any]):
         return sum(max(1, function._cache_size()) for function in list(self._plans.values()))
 
     def _after_fork(self) -> None:
-        """Free no program, which may wait for threads that the child does not have."""
+        """Keep all programs: freeing one may wait for threads that the child does not have."""
 
 
 PROGRAMS = ProgramCache(160)

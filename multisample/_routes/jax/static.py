@@ -30,7 +30,7 @@ class CustomCall(NamedTuple):
     reads: tuple[str, ...]
     """The fields of `Launch` that the call reads, and is linear in. Perturb reads and writes the parameters besides."""
     transposed: Operation | None
-    """The operation that sums a cotangent; None if there is none."""
+    """The operation that computes the transpose; None if there is none."""
     is_split: bool
     """Whether one call runs a batch, and each device of a mesh draws a window.
 
