@@ -1,4 +1,5 @@
-// GPU intrinsics: shuffles between the lanes of a warp, and values hidden from the optimizer. The occupancy of SMs.
+// GPU intrinsics: shuffles between the lanes of a warp, and values hidden from the optimizer. Threads and shared memory
+// of an SM.
 #pragma once
 
 #include "stream/rounding.h"
@@ -12,6 +13,14 @@ constexpr int kThreadsAtOnce = 2048;
 constexpr int kThreadsAtOnce = 1024;
 #else
 constexpr int kThreadsAtOnce = 1536;
+#endif
+
+// Whether a multiprocessor has 164 KB of shared memory or more. With 64 or 100 KB, too few blocks would fit.
+#if defined(__CUDA_ARCH__) && \
+    (__CUDA_ARCH__ < 800 || __CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ / 100 == 12)
+constexpr bool kLargeSharedMemory = false;
+#else
+constexpr bool kLargeSharedMemory = true;
 #endif
 
 // Minimum resident blocks per SM for __launch_bounds__: `blocks`, or as many as an SM holds. The compiler ignores a

@@ -8,14 +8,6 @@
 
 namespace multisample {
 
-// Whether a multiprocessor has 164 KB of shared memory or more. With 64 or 100 KB, too few blocks would fit.
-#if defined(__CUDA_ARCH__) && \
-    (__CUDA_ARCH__ < 800 || __CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ / 100 == 12)
-constexpr bool kLargeSharedMemory = false;
-#else
-constexpr bool kLargeSharedMemory = true;
-#endif
-
 // One dimension in shared memory, aligned for 16-byte loads.
 template <class Real>
 struct alignas(16) Dimension {

@@ -6,6 +6,10 @@
 // nothing.
 #pragma once
 
+#if !defined(__CUDA_ARCH__) && (defined(__FAST_MATH__) || defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__))
+#error "multisample: -ffast-math, -fassociative-math and -freciprocal-math change the bits of host code"
+#endif
+
 #ifdef __CUDACC__
 #define MULTISAMPLE_FUNCTION __device__ __forceinline__
 #define MULTISAMPLE_HOST_FUNCTION __host__ MULTISAMPLE_FUNCTION

@@ -37,7 +37,7 @@ def test_pieces_have_the_orientations_and_placements_of_the_literature() -> None
     assert MASKS[1] == 1 << 30 | 1 << 20 | 1 << 10 | 1
 
 
-@pytest.mark.parametrize("features", FEATURES)
+@pytest.mark.parametrize("features", slow_but(["dellacherie"], FEATURES))
 def test_choices_on_random_boards_equal_those_of_the_slow_implementation(features: str) -> None:
     """A player of one feature chooses by this feature alone."""
     rng, kernel, d = np.random.default_rng(7), player_kernel(features), len(FEATURES[features])

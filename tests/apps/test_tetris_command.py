@@ -21,7 +21,6 @@ import pytest
 from dask_cluster import local_cluster
 from PIL import Image, ImageSequence
 from scored_functions import dies
-from tables import slow_but
 
 from multisample.__main__ import main
 from multisample.commands.workers import Workers
@@ -227,7 +226,8 @@ def test_workers_that_die_while_tasks_are_cancelled_print_no_traceback(monkeypat
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has other signals")
-@pytest.mark.parametrize("workers", slow_but([()], [(), ("--workers", 2)]))
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [(), ("--workers", 2)])
 def test_a_signal_stops_the_command_after_saving(run: Any, folder: Path, workers: tuple[Any, ...]) -> None:
     # The test process may ignore signals, which its children inherit.
     code = (

@@ -74,6 +74,7 @@ def in_threads(work: Callable[[int], Any]) -> list[Any]:
 @pytest.fixture
 def switching() -> Iterator[None]:
     """Make Python switch threads as often as possible."""
+    draw(BIG_N)  # Compile before: with these switches, compiling would take seconds longer.
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield

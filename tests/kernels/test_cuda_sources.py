@@ -254,13 +254,7 @@ OPERATIONS: dict[str, Callable[[], list[str]]] = {
 
 @requires_nvrtc
 @pytest.mark.parametrize(
-    "kind",
-    slow_but(
-        # test_contraction_does_not_change_the_ptx and test_perturb_kernels.py compile kernels of the other kinds.
-        [("gradient", "sm_90"), ("moments", "sm_90")],
-        itertools.product(OPERATIONS, ARCHITECTURES),
-    ),
-    ids=" ".join,
+    "kind", slow_but([("moments", "sm_90")], itertools.product(OPERATIONS, ARCHITECTURES)), ids=" ".join
 )
 def test_nvrtc_compiles_kernels_for_every_architecture_without_a_warning(kind: tuple[str, str]) -> None:
     """Kernels of "sample" are compiled for every architecture; those of each other operation are spread over them.
@@ -268,7 +262,7 @@ def test_nvrtc_compiles_kernels_for_every_architecture_without_a_warning(kind: t
     Code depends on the architecture in the barriers of staged rows, uniform registers and rounding to bfloat16.
     """
     depending = {name for name, text in sources().items() if re.search(r"__CUDA_ARCH__\)? *[<>=!]", text)}
-    assert depending == {"cuda/intrinsics.cuh", "cuda/rows.cuh", "stream/rounding.h"}
+    assert depending == {"cuda/intrinsics.cuh", "stream/rounding.h"}
     header, architecture = kind
     kernels = OPERATIONS[header]()
     if header != "sample":
@@ -285,10 +279,9 @@ def test_nvrtc_compiles_kernels_for_every_architecture_without_a_warning(kind: t
 Bodies = dict[Variant, str]
 
 
-@pytest.fixture(scope="module", params=["some", pytest.param("covering", marks=pytest.mark.slow)])
-def ptx(request: pytest.FixtureRequest) -> tuple[Bodies, Bodies]:
+@pytest.fixture(scope="module")
+def ptx() -> tuple[Bodies, Bodies]:
     """The PTX of kernels with contraction (NVRTC's default), and of a third of the kernels without contraction."""
-    variants = QUICK[:4] if request.param == "some" else COVERING
 
     def bodies(variants: list[Variant], option: str) -> Bodies:
         names = [*map(sample_kernel, variants), cupy_backend.kernel_name(None)]
@@ -300,11 +293,12 @@ def ptx(request: pytest.FixtureRequest) -> tuple[Bodies, Bodies]:
         return {variant: found[name] for variant, name in zip(variants, compiled.names, strict=False)}
 
     with ThreadPoolExecutor(2) as pool:
-        contracted = pool.submit(bodies, variants, "--fmad=true")
-        as_written = pool.submit(bodies, variants[::3], "--fmad=false")
+        contracted = pool.submit(bodies, COVERING, "--fmad=true")
+        as_written = pool.submit(bodies, COVERING[::3], "--fmad=false")
         return contracted.result(), as_written.result()
 
 
+@pytest.mark.slow
 @requires_nvrtc
 def test_contraction_does_not_change_the_ptx(ptx: tuple[Bodies, Bodies]) -> None:
     """Every floating-point product and sum is an intrinsic, so a compiler has nothing to fuse."""
@@ -319,6 +313,7 @@ def test_contraction_does_not_change_the_ptx(ptx: tuple[Bodies, Bodies]) -> None
         assert lines(body) == lines(contracted[variant]), variant
 
 
+@pytest.mark.slow
 @requires_nvrtc
 def test_kernels_have_only_the_operations_of_the_stream(ptx: tuple[Bodies, Bodies]) -> None:
     for (dtype, shared, antithetic, fast, store_kind), body in ptx[0].items():

@@ -252,6 +252,7 @@ def test_parameters_fill_no_more_than_every_driver_supports() -> None:
         assert 4096 - 8 * len(fields) < PACKED_LAUNCH + KEYS_BYTES + 8 * words <= 4096
 
 
+@pytest.mark.slow
 @requires_nvrtc
 def test_neighbouring_elements_are_read_and_written_by_vectors() -> None:
     types = ("float32", "v4"), ("float16", "v4"), ("float64", "v2")

@@ -220,6 +220,7 @@ def ptx() -> dict[str, str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fastmath", [False, True])
 def test_code_for_a_gpu_has_the_bits_of_sample(ptx: dict[str, str], fastmath: bool) -> None:
     check_points(lambda name, places, z: filled(ptx[f"{name} {fastmath}"], z, *places))
@@ -229,6 +230,7 @@ def test_code_for_a_gpu_has_the_bits_of_sample(ptx: dict[str, str], fastmath: bo
     assert z.tobytes() == (sampled_row(seed, offset, i, 1024) + SHIFT).tobytes()
 
 
+@pytest.mark.slow
 def test_one_normal_costs_one_block_of_words_and_one_pair(ptx: dict[str, str]) -> None:
     one, four = opcodes_of(ptx["points False"]), opcodes_of(ptx["row False"])
     assert one["rsqrt.approx.ftz.f32"] == 1 and four["rsqrt.approx.ftz.f32"] == 2

@@ -21,12 +21,12 @@ from multisample.backends.launch import Launch, Operation, computing_name, type_
 
 from .addresses import c_address, numbers_at, symbol
 from .fields import HALF, LAUNCH_WORDS, WORD, half, numbers_of
-from .helper_threads import find_threads, for_each, starting_kernel, threads_of
+from .helper_threads import find_threads, for_each, starting_kernel, threads_for
 from .intrinsics import add_products, integers_at, stack_array
 from .kernel import call_window, value_kernel, window_address, window_kernel
 from .moments import moments_address
 from .perturb import perturb_address
-from .thread_windows import THREAD_WORK, threads_for, window_of, window_shape, windows, work_of
+from .thread_windows import THREAD_WORK, most_threads, window_of, window_shape, windows, work_of
 
 # Addresses of window kernels, by type and antithetic.
 _kernels = np.zeros(2 * (max(ElementType) + 1), np.int64)
@@ -175,12 +175,12 @@ def _draw_function() -> Callable[..., Any]:
         shared_noise = half(launch, HALF.shared_noise) != 0
         antithetic = half(launch, HALF.antithetic)
         kernel = _kernel_of(half(launch, HALF.type), antithetic)
-        most, limit = threads_for(work_of(rows, columns, shared_noise)), launch[WORD.threads]
+        most, limit = most_threads(work_of(rows, columns, shared_noise)), launch[WORD.threads]
         if most == 1 or (batch > 1 and rows * columns <= 2 * THREAD_WORK):
-            threads = threads_of(min(batch, threads_for(batch * rows * columns)), limit)
+            threads = threads_for(min(batch, most_threads(batch * rows * columns)), limit)
             for_each(draw_matrix, (address, kernel), batch, threads)
             return 0
-        threads, block = threads_of(most, limit), 8 if antithetic else 4
+        threads, block = threads_for(most, limit), 8 if antithetic else 4
         down = launch[WORD.row_stride] == _sizes(launch)[1] and rows > 1
         height, width = window_shape(rows, columns, threads, shared_noise, block, down)
         for b in range(batch):
@@ -203,7 +203,7 @@ def _gradient_function(real: str) -> Callable[..., Any]:
         # Where rows are adjacent in memory, a tile has up to `_TILE_ROWS` of them.
         width = min(columns, _TILE if launch[WORD.column_stride] < launch[WORD.row_stride] else _TILE // _TILE_ROWS)
         height = min(rows, _TILE_ROWS, _TILE // (width + -width % _SUMS))
-        threads = threads_of(threads_for(batch * rows * columns), launch[WORD.threads])
+        threads = threads_for(most_threads(batch * rows * columns), launch[WORD.threads])
         for_each(sum_band, (address, kernel, height, width), batch * ((rows + height - 1) // height), threads)
         return 0
 

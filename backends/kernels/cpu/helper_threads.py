@@ -92,7 +92,7 @@ else:
 
 
 @inline
-def threads_of(most, limit):
+def threads_for(most, limit):
     """The number of threads for a call with work for `most` threads. `limit` is the limit of the call, or 0."""
     return min(most, integers_at(symbol("multisample_cpu_threads"), 2)[_MOST], limit if limit != 0 else most)
 

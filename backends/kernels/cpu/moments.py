@@ -22,9 +22,9 @@ from multisample.backends.kernels.stream.words import stream_key, word
 
 from .addresses import c_address, numbers_at, vector_at
 from .fields import HALF, LAUNCH_WORDS, WORD, half, input_place, numbers_of
-from .helper_threads import for_each, threads_of
+from .helper_threads import for_each, threads_for
 from .intrinsics import add_products, integers_at, stack_array
-from .thread_windows import threads_for
+from .thread_windows import most_threads
 
 # Groups of a segment. A list is padded to a multiple of _ROUND groups.
 _SEGMENT, _ROUND = 4096, 8
@@ -188,7 +188,7 @@ def _moments_function(dtype: str) -> Callable[..., Any]:
         launch = integers_at(address, LAUNCH_WORDS)
         is_shared = half(launch, HALF.shared_noise) != 0
         rows = 1 if is_shared else launch[WORD.rows]
-        threads = threads_of(threads_for(4 * rows * count), launch[WORD.threads])
+        threads = threads_for(most_threads(4 * rows * count), launch[WORD.threads])
         height = min(_MOST_ROWS, (rows + 4 * threads - 1) // (4 * threads) if threads > 1 else rows)
         bands = (rows + height - 1) // height
         if not is_shared and (threads == 1 or rows >= _FEW_ROWS or count <= _SEGMENT):

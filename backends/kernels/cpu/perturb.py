@@ -22,9 +22,9 @@ from multisample.backends.launch import Span
 
 from .addresses import c_address, numbers_at, vector_at
 from .fields import LAUNCH_WORDS, WORD, input_place, numbers_of
-from .helper_threads import for_each, threads_of
+from .helper_threads import for_each, threads_for
 from .intrinsics import integers_at, stack_array
-from .thread_windows import threads_for
+from .thread_windows import most_threads
 
 # Minimum elements of a part, and maximum parts of a call.
 _PART, _MOST_PARTS = 1 << 15, 1 << 12
@@ -134,7 +134,7 @@ def _perturb_function(dtype: str) -> Callable[..., Any]:
             launch[WORD.matrix], _WORDS * launch[WORD.spans], size, weights, np.uint64(seed), np.uint64(offset),
             first_row,
         )  # fmt: skip
-        threads = threads_of(threads_for(elements * rows), launch[WORD.threads])
+        threads = threads_for(most_threads(elements * rows), launch[WORD.threads])
         for_each(add_part, arguments, (elements + size - 1) // size, threads)
         return 0
 

@@ -34,7 +34,7 @@ def work_of(d, n, shared_noise):
 
 
 @inline
-def threads_for(normals):
+def most_threads(normals):
     """How many threads have work with this many normals."""
     return max(1, (normals + THREAD_WORK - 1) // THREAD_WORK)
 

@@ -13,10 +13,6 @@
 #error "multisample/normal.h: needs C++17: compile with -std=c++17 or newer"
 #endif
 
-#if !defined(__CUDA_ARCH__) && (defined(__FAST_MATH__) || defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__))
-#error "multisample/normal.h: -ffast-math, -fassociative-math and -freciprocal-math change the bits of host code"
-#endif
-
 #include "../../stream/normals.h"
 
 namespace multisample {
