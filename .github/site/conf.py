@@ -1,4 +1,4 @@
-"""The documentation site: pages of the repository where they are, and a reference made from docstrings.
+"""The documentation site: the repository's pages in place, and a reference made from docstrings.
 
 Why Sphinx: numpydoc reads NumPy's sections and links their types, MyST reads the pages as they are, and Sphinx's search
 works without a server. `sphinx-build --fail-on-warning --conf-dir .github/site . build/site` builds it.
@@ -69,7 +69,7 @@ include_patterns = ["**.md", ".github/site/*.rst"]
 exclude_patterns = [".git", ".venv", ".editable", "**.*_cache", "build", "dist", "report", "tests", "**/__pycache__"]
 exclude_patterns += ["multisample/backends", "multisample/csrc"] if (ROOT / "backends").exists() else []
 
-# Anchors as in the repository's own view of the pages.
+# Headings have the anchors that GitHub gives them.
 myst_heading_anchors = 4
 
 # A name in backticks is a link if the reference has it.

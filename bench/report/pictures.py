@@ -85,7 +85,7 @@ def _look(row: Row) -> Look:
 
 
 def _label(row: Row) -> str:
-    """What computes, and what it computes, in words."""
+    """The label of a row: the contender's name, and its mode or what it draws."""
     name = _look(row).name
     if row["ours"]:
         return f"{name}, {MODES.get(row['mode'], row['mode'])}"
@@ -181,7 +181,7 @@ def _largest(run: Run, noise: str, rows: Sequence[Row]) -> Iterator[Picture]:
     shapes: dict[tuple[int, int], dict[str, Row]] = {}
     for row in rows:  # Peers are in the cases of both modes: their first row counts.
         shapes.setdefault((row["d"], row["n"]), {}).setdefault(_label(row), row)
-    # Of the largest shapes the squarest, and of equally square ones that with more dimensions.
+    # Take the squarest of the largest shapes, and among equals the one with the most dimensions.
     shape = max(shapes, key=lambda s: (_octave(s[0] * s[1]), -max(s) / min(s), s[0]), default=(0, 0))
     shown = sorted(shapes.get(shape, {}).values(), key=lambda row: float(row["seconds"]))
     base = next((row for row in shown if row["ours"] and row["mode"] == "portable"), None)
@@ -236,7 +236,7 @@ def _octave(value: float) -> float:
     return float(2 ** round(math.log2(value)))
 
 
-Scale = tuple[str, Formatter, tuple[int, ...]]  # The axis's name, its numbers, and the ticks' multiples of 10, 100, ...
+Scale = tuple[str, Formatter, tuple[int, ...]]  # An axis's label, its number format, and its ticks within a decade.
 COUNT = FuncFormatter(lambda value, _: f"{value:,g}" if value < 1e6 else f"{value / 1e6:,g} million")
 
 

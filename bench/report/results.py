@@ -82,7 +82,7 @@ def read_run(path: Path) -> Run:
 
 
 def read_runs(paths: Sequence[Path], parser: argparse.ArgumentParser) -> list[Run]:
-    """The runs of a command's files, or its error."""
+    """The runs of a command's files. An unreadable file ends the command with an error."""
     try:
         return [read_run(path) for path in paths]
     except (OSError, ValueError) as error:

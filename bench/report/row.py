@@ -10,7 +10,7 @@ from pathlib import Path
 from bench.report.results import Row, Run, read_run
 
 SHAPES = (4096, 65_536), (4_194_304, 32), (1000, 1024)
-"""Shapes on a GPU: rows that are long, short, and few."""
+"""Three shapes on a GPU: with long rows, short rows, and few rows."""
 CPU_SHAPE = 10, 1_000_000
 BACKENDS = "torch_ext", "cupy", "numba"
 MODES = "portable", "fast_math"

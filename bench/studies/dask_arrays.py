@@ -4,10 +4,10 @@ python -m bench.studies.dask_arrays results.json [throughput] [processes] [block
 
 "throughput": blocks of 10**7 elements on Dask's threaded scheduler with two threads; `us` is the time of a block on one
 thread. "direct" is the same windows by `multisample.sample` in a pool of two threads. "processes": worker processes of
-one thread, on draws that pass through 100 sines; "pool of 2" is a pool without Dask. "block": blocks of 100 elements,
-whose draw costs nothing beside Dask's work. "generation": eight tasks on eight processes, with and without a sleep in
-the score; `us` excludes the sleep. "task": how much each task adds to a generation's time, on each executor. "refit":
-the caller's part of a generation. `speed` is relative to the first call of a part.
+one thread, which apply a sine 100 times to each draw; "pool of 2" is a pool without Dask. "block": blocks of 100
+elements, whose draw costs nothing beside Dask's work. "generation": eight tasks on eight processes, with and without a
+sleep in the score; `us` excludes the sleep. "task": how much each task adds to a generation's time, on each executor.
+"refit": the caller's part of a generation. `speed` is relative to the first call of a part.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ def next_number(place_address: Any, numbers_address: Any) -> float:
 
 @functools.cache
 def callbacks() -> tuple[Any, ...]:
-    """TestU01's functions of a generator, compiled at first use: the next number, its 32 bits, and no report."""
+    """Callbacks of a generator of TestU01, compiled at first use: next number, 32-bit word, and an empty report."""
 
     @cfunc("float64(voidptr, voidptr)")
     def get_u01(place: Any, numbers: Any) -> float:

@@ -2,7 +2,7 @@
 
 "operator" is the operators alone: forward writes to an existing array, backward reads one. For the others, `backward
 us` is the time of forward and backward by autograd, minus `forward us`. The upstream gradient is as large as the
-sample. `memory` is the peak of both in units of the sample, with that gradient included.
+sample. `memory` is the peak of forward and backward in units of the sample, with the upstream gradient included.
 """
 
 from __future__ import annotations

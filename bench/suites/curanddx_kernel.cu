@@ -12,8 +12,8 @@ using Philox = decltype(curanddx::Generator<curanddx::philox4_32>() + curanddx::
 using Normal = curanddx::normal<float, curanddx::box_muller>;
 using Number = unsigned long long;
 
-// A thread draws GROUPS groups of a row, and a block a segment of ROWS rows. The subsequence is the group, so
-// that the threads of a row share the parts of the first rounds that depend on the row and the call. ALIGNED if n is a
+// A thread draws GROUPS groups of a row, and a block a segment of ROWS rows. The group selects Philox's
+// subsequence, so that the threads of a row share the parts of the first rounds for row and call. ALIGNED if n is a
 // multiple of GROUP.
 template <unsigned ROWS, unsigned GROUPS, unsigned UNROLLED, bool ALIGNED>
 __global__ void __launch_bounds__(THREADS)

@@ -100,7 +100,7 @@ def test_the_time_of_a_call_is_between_its_marks() -> None:
     assert times.host <= times.pipelined == times.device
 
 
-def test_results_stay_alive_until_memory_has_rotated() -> None:
+def test_a_ring_keeps_the_latest_results_alive() -> None:
     made: list[int] = []
     Ring(2**27).warm_up(lambda: made.append(0))
     assert len(made) == 4, "two that are kept, the next one, and one in memory that was freed"

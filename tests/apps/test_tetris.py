@@ -119,7 +119,7 @@ def test_a_game_continues_from_its_state() -> None:
     assert (at_once == in_pieces).all()
 
 
-def test_games_stop_at_most_lines_or_most_pieces_and_after_an_exception_in_progress() -> None:
+def test_games_stop_at_their_limits_and_after_an_exception_of_the_progress_callback() -> None:
     played = play(DELLACHERIE, range(4), most_lines=100)
     assert ((played.lines >= 100) & (played.lines < 104)).all()
     assert not played.over.any()

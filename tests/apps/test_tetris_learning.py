@@ -86,7 +86,7 @@ def test_a_failed_or_interrupted_iteration_changes_nothing(tmp_path: Path, monke
     assert outcome(learner) == outcome(learnt(QUICK, 3))
 
 
-def test_iterations_add_less_variance_and_play_new_games_up_to_most_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_added_variance_decreases_and_new_games_stop_at_the_limit_of_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     sigmas, played = {}, list[int]()
     for noise, step in ((0.0, 0.0), (9.0, 0.0), (9.0, 5.0), (9.0, 10.0)):
         learner = Learner(dataclasses.replace(QUICK, noise=noise, noise_step=step))

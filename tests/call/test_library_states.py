@@ -43,7 +43,7 @@ def _fresh(call: Call) -> Any:
 def check_switches(calls: dict[str, Call], states: dict[str, State], matter: bool = True) -> None:
     """Check that the plans of other calls change no outcome, in each of `states` and outside of them.
 
-    If not `matter`, the states must change no outcome, and no outcome is an error.
+    With ``matter=False``, the states must change no outcome, and no call may fail.
     """
     states = {"outside": contextlib.nullcontext, **states}
 

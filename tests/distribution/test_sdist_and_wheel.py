@@ -271,7 +271,7 @@ class Installation(NamedTuple):
 def installation(
     request: pytest.FixtureRequest, distributions: Distributions, tmp_path_factory: pytest.TempPathFactory
 ) -> Installation:
-    """A new environment with one of the wheels, and with NumPy and Numba from this environment."""
+    """A new environment with one of the wheels and all other packages of this environment."""
     is_editable = request.param == "editable"
     if is_editable and OWN_MULTISAMPLE:
         pytest.skip("this environment's own multisample would come before the editable one")
@@ -297,7 +297,7 @@ def test_an_installation_draws_equal_bits_from_another_folder(installation: Inst
     assert Path(found["file"]) == installation.folders["multisample"] / "__init__.py"
     assert Path(found["contract"]) == installation.folders["backends"] / "contract.py"
     assert not found["backends"]
-    # Except __pycache__, and the file by which an editable installation refers to the checkout.
+    # Names with two underscores, such as __pycache__, do not count.
     installed = {path.name for path in installation.packages.iterdir() if not path.name.startswith("__")}
     expected = {"lent.pth", f"multisample-{multisample.__version__}.dist-info"}
     assert installed == expected | {"multisample" if installation.is_copy else "_multisample.pth"}

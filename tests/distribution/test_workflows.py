@@ -1,4 +1,4 @@
-"""Workflows run only commands of `.ci/run`, so a run of it before a push finds what they would find."""
+"""Workflows run only commands of `.ci/run`, so running it before a push finds every failure of theirs."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def test_cached_kernels_count_no_references(monkeypatch: pytest.MonkeyPatch, tmp
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the machines below are of x86-64")
 @requires_gxx
 @pytest.mark.parametrize("name", ["cpu_kernel", "cpu_gradient"])
-def test_cpp_for_other_simd_widths_gives_equal_bits_within_bounds(name: str, tmp_path: Path) -> None:
+def test_cpp_for_other_simd_widths_gives_equal_bits_and_stays_within_memory(name: str, tmp_path: Path) -> None:
     """The programs split their work as threads would."""
     program, digests = tmp_path / name, set()
     for machine in ("x86-64", "x86-64-v3", "native"):

@@ -124,7 +124,7 @@ SOME = (*template("independent"), CHECKED_IN_CALLS)
 
 
 def run(program: Path, cases: Iterable[Case]) -> collections.Counter[str]:
-    """Run and check all cases; returns the number of cases of each store variant."""
+    """Run and check all cases; returns the number of cases of each store kind."""
 
     def size(case: Case) -> int:
         _, size = case.placed()
@@ -141,7 +141,7 @@ def run(program: Path, cases: Iterable[Case]) -> collections.Counter[str]:
 
 
 def thinned(cases: Iterable[Case], dtype: str, noise: str) -> list[Case]:
-    """All cases for the first of `TEMPLATES`; every third of many cases for the others, which share its sources."""
+    """All cases for the first of `TEMPLATES`. The others, from the same source, run every third of 300 or more."""
     cases = list(cases)
     return cases if (dtype, noise) == TEMPLATES[0] or len(cases) < 300 else cases[sorted(DTYPES).index(dtype) % 3 :: 3]
 

@@ -105,7 +105,7 @@ def in_cpp(geometries: ctypes.CDLL, calls: list[Call], *, strided: bool = False,
 
 
 def length(draw: random.Random, limit: int) -> int:
-    """A random length near a limit, or any length; small lengths are more frequent."""
+    """A random length up to `limit`, often small, or near a threshold of the geometry."""
     kind = draw.randrange(4)
     if kind == 0:
         return min(draw.randint(1, 1400), limit)
@@ -181,7 +181,7 @@ def test_python_and_cpp_compute_equal_geometries(geometries: ctypes.CDLL, calls:
     for call, mine, other in zip(calls, got, in_cpp(geometries, calls), strict=True):
         assert mine == other, call
     assert sum(call.in_memory for call in calls) > 2500
-    # The calls cover all store kinds.
+    # The calls cover all store kinds except kSmallMatrices, which is for batches.
     for antithetic in (False, True):
         cuts = [cut for call, cut in zip(calls, got, strict=True) if call.antithetic == antithetic]
         assert {cut.store_kind for cut in cuts} == set(range(7))

@@ -192,7 +192,7 @@ def run_in_python(compiled: Callable[..., Any], case: Case) -> tuple[Array, Arra
 
 
 def in_few_kernels(case: Case) -> Case:
-    """The case with four rows per thread, if its kernel has such a variant: rows per thread change no bits."""
+    """The usual cases of float32 with four rows per thread, which change no bits, so that they share a kernel."""
     usual = (case.real, case.antithetic, case.order, case.has_origin_in_memory, case.recut)
     return dataclasses.replace(case, recut={"rows": 4}) if usual == ("float32", False, 2, False, {}) else case
 

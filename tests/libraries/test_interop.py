@@ -113,7 +113,7 @@ LIBRARIES: dict[str, tuple[str, Callable[[], Memory]]] = {
     "`__dlpack__`, CUDA": ("cuda", dlpack_on_device),
     "`__cuda_array_interface__`": ("cuda", lambda: wrapped(on_device("numba"), lambda x: Exported(x, stream=1))),
 }
-"""For each library: its kind of memory, a key of `SERVES`, and a function that returns its `Memory`."""
+"""For each library: its kind of memory (a key of `SERVES`), and a function that returns its `Memory`."""
 SERVES = {"host": BACKENDS, "cpu": ("torch_ext", "cpu"), "cuda": ("torch_ext", "cupy", "numba")}
 PAIRS = [(library, backend) for library in LIBRARIES for backend in BACKENDS]
 
@@ -323,7 +323,7 @@ def test_out_is_written_in_place(case: Case, bits: ToArray, dtype: str) -> None:
         assert case.reached[2] == pointer_of(out)
         written = out.array if hasattr(out, "array") else out
         if library_name(written) in ("torch", "cupy", "numba") and case.where == "cuda":
-            # A conversion may drop the memory between the elements.
+            # A copy to the host may not keep strides, so pack the elements first.
             memory = memory_of(library_name(written))
             memory.synchronize()
             written = memory.packed(written)

@@ -224,7 +224,7 @@ def test_device_code_has_the_bits_of_sample(options: tuple[str, ...]) -> None:
         stream = (stream_bytes(seed, offset),) if name == "row" else (np.uint64(seed), np.uint64(offset))
         z = filled(found[name], np.empty(1024, dtype), *stream, np.uint32(i), threads=256)
         assert z.tobytes() == sampled_row(seed, offset, i, 1024, dtype.__name__).tobytes()
-    # A compiler may contract other products, also with a sum of the caller.
+    # A compiler could contract a plain product or sum with one of the caller.
     plain = re.compile(r"(mul|add|sub)(\.ftz)?\.f(32|64)")
     assert not [opcode for name in KERNELS for opcode in opcodes_of(found[name]) if plain.fullmatch(opcode)]
     for name, pairs in (("points", 1), ("row", 2)):

@@ -15,9 +15,9 @@ from places import DATA
 from reference import float64_coefficients, stream
 
 # Worst case of the float64 transform, relative to the radius r = R / 2, from the measured errors of R
-# (2.2e-16, relative) and s (2.4e-16). The first normal has the larger error. In 2 (1/2 - s^2), s
-# contributes 4 |s| 2.4e-16 and a rounding 0.6e-16; R contributes 2.2e-16 and the last product 1.1e-16.
-# Together 13.5e-16; 1.04e-15 was measured. The 300 known answers do not include the worst case.
+# (2.2e-16, relative) and s (2.4e-16). The first normal has the larger error: s adds at
+# most 9.6e-16 (4 |s| 2.4e-16), a rounding 0.6e-16, R 2.2e-16, and the last product 1.1e-16. Together
+# 13.5e-16; 1.04e-15 was measured. The 300 known answers do not include the worst case.
 KNOWN_ANSWER_TOLERANCE_F64 = 1e-15
 WORST_CASE_F64 = 1.4e-15
 

@@ -174,16 +174,16 @@ def test_zero_dimensions_or_samples_give_an_empty_result(
 # --- Shapes ---------------------------------------------------------------------------------------
 
 SHAPES = {
-    # Short rows that share a tile of 256 blocks, or are slightly too long for it; rows of at least 512 columns, which
+    # Short rows that share a tile of 256 groups, or are slightly too long for it; rows of at least 512 columns, which
     # are drawn in place; more than one tile; several threads; odd lengths.
     "dn": [
         (1, 1), (1, 2), (2, 3), (3, 4), (1, 15), (2, 16), (3, 17), (700, 1), (257, 3), (300, 4), (86, 11), (129, 30),
         (2, 511), (3, 512), (2, 513), (5, 1019), (2, 1024), (1, 1025), (3, 2047), (1, 4099), (100, 1001), (70, 1030),
         (4000, 33), (1, 70001), (65537, 2), (3, 50001),
     ],
-    # SIMD vectors extend over rows. With fewer than 16 rows, or a mostly empty last vector, several blocks share a
+    # SIMD vectors extend over rows. Several groups share a vector if there are fewer than 16 rows, or few in the last
     # vector. More than 256 rows (2048 in Numba, 8192 with shared noise) are split. Some shapes need several threads.
-    # Others have partial blocks of four or eight columns at one end or both.
+    # Others have partial groups of four or eight columns at one end or both.
     "nd": [
         *((d, n) for d in (1, 2, 15, 16, 17, 31, 32, 33, 47, 129, 257) for n in range(1, 10)),
         (2, 1501), (3, 700), (5, 333), (8, 301), (9, 260), (12, 200), (18, 301), (21, 150), (24, 90), (34, 131),

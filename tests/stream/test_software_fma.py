@@ -175,7 +175,8 @@ def test_numba_vectors(compiled: ctypes.CDLL, no_instruction: None, dtype: str) 
     assert_same_bits(result, function(compiled, "library", dtype)(x, np.full_like(x, x[1]), z))
 
 
-# The transforms of words. In software, float32 transforms fuse in double: the second rounding changes no bit.
+# The transforms of words. Without the instruction, those of float32 compute multiply-adds in float64: the second
+# rounding changes no bit.
 
 TRANSFORMS = r"""
 #include "stream/normals.h"

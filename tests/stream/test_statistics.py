@@ -76,7 +76,7 @@ SIDE = int(np.float32(16).view(np.uint32)) >> SHIFT
 
 
 def edges_between(numbers: Array) -> Array:
-    """Lower edges on the real line of the cells that begin at each of `numbers`; the first number is 0."""
+    """The midpoints between each of `numbers` and the number below. The first number is 0."""
     below = np.nextafter(numbers, numbers.dtype.type(0))
     edges: Array = (numbers.astype(np.float64) + below.astype(np.float64)) / 2
     assert edges[0] == 0

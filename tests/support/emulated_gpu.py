@@ -155,9 +155,9 @@ def launch(
 ) -> None:
     """Run a grid of `blocks` x `batch` blocks of `threads` threads, in ascending or, if `backwards`, descending order.
 
-    `kernel` is from `compile_kernel`, and `parameters` are the call and the geometry, packed. The kernel may write each
-    element once, also in the gaps of a strided `out`. It may read up to four `inputs`, such as mu, sigma and the words
-    in memory. A wrong access and divergence raise BrokenKernelError.
+    `kernel` is from `compile_kernel`, and `parameters` are the call and the geometry, packed. A second write to an
+    element is an error, but not a write into a gap of a strided `out`. The kernel may read up to four `inputs`, such as
+    mu, sigma and the words in memory. A wrong access and divergence raise BrokenKernelError.
     """
     if blocks < 1 or threads % _WARP != 0 or not 0 < threads <= MOST_THREADS:
         raise BrokenKernelError(f"invalid grid: {blocks} blocks of {threads} threads")

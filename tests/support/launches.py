@@ -32,7 +32,7 @@ class Window:
     dim_offset: int = 0
     sample_offset: int = 0
     in_memory: tuple[str, ...] = ()
-    """The `WORDS` that the kernel reads from memory. The fields of the launch itself have wrong values."""
+    """The `WORDS` that the kernel reads from memory. Their values in the launch itself are wrong on purpose."""
     backwards: bool = False
 
     @property

@@ -31,8 +31,8 @@ class Exact(NamedTuple):
 def exact_moments(w: Any, mu: Any, sigma: Any, dtype: str = "float32", **options: Any) -> Exact:
     """The moments of the rounded `w`, `mu` and `sigma`, and of the normals that ``sample(..., **options)`` uses.
 
-    A sum in the computing type has at most 16 terms, each of which is rounded three times at the most, before it is
-    added to a float64 sum. The result is rounded at most twice: to the computing type, and to `dtype`.
+    A sum in float32 has at most 16 terms, and one in float64 at most 32, before it is added to a float64 total. Each
+    term is rounded at most three times. The result is rounded at most twice: to the computing type, and to `dtype`.
     """
     real, exact = ("float64", np.longdouble) if dtype == "float64" else ("float32", np.float64)
     w, mu, sigma = (np.asarray(x).astype(real).astype(exact) for x in (w, mu, sigma))
@@ -41,8 +41,7 @@ def exact_moments(w: Any, mu: Any, sigma: Any, dtype: str = "float32", **options
     squares = z * z
     first, second, size_of_second = z @ w, squares @ w, squares @ np.abs(w)
     mass = np.abs(w).sum()
-    # The error of a float64 sum over n adds to that of a chain: once for the kernel, for float32 also once for the
-    # reference. In float64, chains have at most 32 terms.
+    # The float64 totals over n add the kernel's error and, for float32, that of the reference.
     unit = 2.0**-53 if real == "float64" else 2.0**-24
     terms = 20 * unit + (len(w) + 64) * 2.0**-53 * (1 if real == "float64" else 2)
     last = {"float16": 2.0**-11, "bfloat16": 2.0**-8}.get(dtype, unit)

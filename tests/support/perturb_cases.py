@@ -40,7 +40,7 @@ class Part:
     rows: int = 1
     first: int = 0
     jump: int | None = None
-    """Elements of the parameter from one run to the next; by default the width."""
+    """Elements of the parameter from one row to the next; by default the width."""
     id: int = 0
     source: tuple[int, int] | None = None
     """Strides of a row and of an element, in elements; contiguous by default."""
@@ -60,7 +60,7 @@ class Part:
         return below, below + above + 1, row, column
 
     def elements(self) -> Array:
-        """The index e of the element at each run and place."""
+        """The index of each element in its parameter, shape (rows, width)."""
         jump = self.width if self.jump is None else self.jump
         return self.first + np.arange(self.rows)[:, None] * jump + np.arange(self.width)
 

@@ -20,7 +20,8 @@ def opcodes_of(ptx: str) -> collections.Counter[str]:
 _FLOAT = re.compile(r".*\.(b?f16|f32|f64)\b.*")
 # Moves, loads, stores and changes of sign.
 _MOVES = r"(mov|selp|neg|(ld|st)(\.\w+)?)(\.v[24])?\."
-# Elements of mu and sigma in the computing type, and words. float64 occurs in float32 kernels as these elements only.
+# Permitted operations by computing type, with conversions of words and of elements of mu and sigma. In float32
+# kernels, float64 is only loaded and converted.
 _ALLOWED = {
     "float32": re.compile(
         rf"(fma\.rn|(mul|add|sub)(\.rn)?)\.f32|{_MOVES}f32|cvt\.rn\.f32\.([us](16|32|64)|f64)|cvt\.f32\.f16"
@@ -35,7 +36,7 @@ _FAST = {f"{name}.approx.ftz.f32" for name in ("lg2", "sqrt", "cos", "sin")}
 
 
 def unexpected_operations(found: collections.Counter[str], dtype: str, fast_math: bool) -> set[str]:
-    """Operations that a kernel for results of type `dtype` must not have, or lacks.
+    """Forbidden operations that a kernel for results of type `dtype` has, and required ones that it lacks.
 
     A function call, a division of 64 bits or of floats, local memory, a rounding other than to nearest, an
     approximation: each costs time or changes bits.

@@ -172,7 +172,7 @@ def test_eager_calls_of_one_signature_have_one_plan() -> None:
     check_same(jax.jit(lambda: sample(mu, sigma, N, seed=5))(), sample(MU, SIGMA, N, seed=5))
     with pytest.raises(ValueError, match=r"^seed: .*2\*\*64"):
         sample(mu, sigma, N, seed=2**64, sample_offset=2)
-    with jax.default_device(jax.devices("cpu")[0]):  # Values in device memory are not checked.
+    with jax.default_device(jax.devices("cpu")[0]):  # Values in a GPU's memory are not checked.
         negative = jnp.asarray(-SIGMA)
         with pytest.raises(ValueError, match=r"^sigma: .*-0\.5"):
             sample(jnp.asarray(MU), negative, N, seed=1, sample_offset=2)
@@ -189,7 +189,7 @@ def test_the_programs_of_eager_calls_are_bounded(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(programs.PROGRAMS, "_capacity", 1)
 
     gc.collect()
-    gc.freeze()  # The searches below cover this test's objects alone.
+    gc.freeze()  # The collections below then visit this test's objects alone.
 
     def live() -> int:
         gc.collect()
@@ -247,7 +247,7 @@ def test_an_eager_call_with_wrong_values_in_host_memory_fails_and_takes_no_offse
         [({"sigma": [-1.0] * D}, r"^sigma: .*-1"), ({"dim_offset": 2**32}, "^dim_offset: ")],
     )
     wrong += [({"mu": [0.0, bad, 0.0, 0.0, 0.0]}, r"^mu: .*mu\[1\]") for bad in (np.nan, np.inf, -np.inf)]
-    with jax.default_device(jax.devices("cpu")[0]):  # Values in device memory are not checked.
+    with jax.default_device(jax.devices("cpu")[0]):  # Values in a GPU's memory are not checked.
         for changes, message in wrong:
             arguments = {"mu": MU, "sigma": SIGMA, **changes}
             arrays = {name: jnp.asarray(x) for name, x in arguments.items() if name != "dim_offset"}

@@ -1,4 +1,4 @@
-"""`weighted_moments` with JAX: eager, in jit, vmap, grad and scan."""
+"""`weighted_moments` with JAX: eager, in jit, vmap and grad."""
 
 from __future__ import annotations
 

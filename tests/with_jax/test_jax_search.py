@@ -85,7 +85,7 @@ def test_a_batch_of_runs_is_a_vmap() -> None:
         np.testing.assert_allclose(batch[1][seed], run(state, seed)[1], rtol=1e-4, atol=1e-5)
 
 
-def test_whole_scores_and_float64(x64: None) -> None:
+def test_integer_scores_and_float64(x64: None) -> None:
     state = cem.start(START.astype(np.float64), 2.0)
     ours = cem.start(jnp.asarray(START, jnp.float64), 2.0)
     step = jax.jit(lambda ours, key: cem.step(ours, key, lambda x: jnp.rint(sphere(x)).astype(int), N, elite_frac=1.0))

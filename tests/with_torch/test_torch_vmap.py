@@ -1,4 +1,4 @@
-"""torch.func: derivatives, and `vmap`, whose `randomness` has the meaning of PyTorch's own draws."""
+"""torch.func: derivatives, and `vmap`, whose `randomness` means the same as for PyTorch's own draws."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Coefficients(NamedTuple):
 class Problem(NamedTuple):
     """A weighted approximation on a grid: minimise max(weight * abs(target - polynomial))."""
 
-    points: list[Real]  # increasing, never 0, where the powers of the later fits would be 0
+    points: list[Real]  # increasing, never 0, since the terms of the later fits vanish at 0
     target: list[Real]
     weight: list[Real]
 
