@@ -1,4 +1,5 @@
-// The store kind of a call, which selects its kernel. backends/kernels/cuda/geometry.py selects the same one.
+// The store kind of a call, which selects its kernel. backends/kernels/cuda/kernel_choice.py selects the same
+// one.
 #pragma once
 
 #include "launch.h"

@@ -1,4 +1,4 @@
-"""Tests that need a CUDA device: its arithmetic, its memory and its streams.
+"""Tests that need a CUDA device: equal bits, its memory and its streams.
 
 Results are compared bit for bit with the cpu backend, which other files compare with the exact reference.
 ``skip_rules.py`` skips these tests without a device. ``test_cuda_numba.py`` has the tests of numba alone.
@@ -32,7 +32,6 @@ from cuda_memory import (
     ToArray,
     computing,
     gpu_of,
-    known_sums,
     names,
     numpy_dtype,
     on_cpu,
@@ -47,7 +46,6 @@ from tables import DTYPES, NOISES
 import multisample
 from multisample.backends import generic, registry
 from multisample.backends.kernels.cuda import geometry, kernel_choice
-from multisample.backends.native import csrc_files
 
 require_device()
 
@@ -81,199 +79,11 @@ def all_gpus() -> list[Gpu]:
 
 
 @pytest.fixture
-def cupy() -> Any:
-    require("cupy")
-    return pytest.importorskip("cupy")
-
-
-@pytest.fixture
 def torch() -> Any:
     """PyTorch, with the operator loaded."""
     require("torch_ext")
     registry.find("torch_ext").prepare("cuda")
     return pytest.importorskip("torch")
-
-
-# --- The transform, for every word ----------------------------------------------------------------
-
-KERNELS = """
-#include "stream/normals.h"
-
-namespace multisample {
-
-// The argument of the square root in `radius`.
-SQUARED_RADIUS
-
-}  // namespace multisample
-
-using namespace multisample;
-
-#define FOR_EVERY_WORD(w)                                                                            \\
-  for (u64 w = blockIdx.x * static_cast<u64>(blockDim.x) + threadIdx.x; w >> 32 == 0;                \\
-       w += static_cast<u64>(gridDim.x) * blockDim.x)
-
-extern "C" __global__ void sums(u64* out) {
-  u64 radii = 0, cosines = 0, sines = 0;
-  FOR_EVERY_WORD(w) {
-    const HalfTurns<float> turn = half_turns(static_cast<i32>(static_cast<u32>(w)));
-    radii += float_bits(radius(static_cast<u32>(w)));
-    cosines += float_bits(turn.cosine);
-    sines += float_bits(turn.sine);
-  }
-  atomicAdd(out, radii);
-  atomicAdd(out + 1, cosines);
-  atomicAdd(out + 2, sines);
-}
-
-// Number of words whose radius differs from sqrt.rn of the same argument.
-extern "C" __global__ void wrong_roots(u64* out) {
-  u64 wrong = 0;
-  FOR_EVERY_WORD(w) {
-    float root;
-    asm("sqrt.rn.f32 %0, %1;" : "=f"(root) : "f"(squared_radius(static_cast<u32>(w))));
-    wrong += float_bits(root) != float_bits(radius(static_cast<u32>(w)));
-  }
-  atomicAdd(out, wrong);
-}
-
-struct Difference {
-  u64 nans = 0, above = 0;
-  u32 largest = 0;  // bits of a nonnegative float, which have the order of the numbers
-
-  __device__ void add(float fast, float portable) {
-    const float difference = fabsf(fast - portable);
-    nans += fast != fast;
-    above += !(difference <= 1e-5f);
-    largest = float_bits(difference) > largest ? float_bits(difference) : largest;
-  }
-  __device__ void put(u64* out) const {
-    atomicAdd(out, nans);
-    atomicAdd(out + 1, above);
-    atomicMax(out + 2, static_cast<u64>(largest));
-  }
-};
-
-// With every_radius, each radius word has another angle word, so that every angle word occurs once.
-extern "C" __global__ void differences(u64* out, u32 radius_word, u32 every_radius) {
-  Difference first, second;
-  FOR_EVERY_WORD(w) {
-    const u32 word = static_cast<u32>(w);
-    const u32 a = every_radius ? word : radius_word, b = every_radius ? word * 0x9E3779B1u : word;
-    const Words words{a, b, a, b};
-    const Normals<float> fast = fast_normals(words), portable = normals(words);
-    first.add(fast.z0, portable.z0);
-    second.add(fast.z3, portable.z3);
-  }
-  first.put(out);
-  second.put(out);
-}
-
-#ifndef __CUDACC_RTC__
-#include <cstdio>
-
-int main() {
-  u64 *at, host[3];
-  cudaMalloc(&at, sizeof host);
-  cudaMemset(at, 0, sizeof host);
-  sums<<<2048, 256>>>(at);
-  const cudaError_t error = cudaMemcpy(host, at, sizeof host, cudaMemcpyDeviceToHost);
-  if (error != cudaSuccess) return std::puts(cudaGetErrorString(error)), 1;
-  return std::printf("%llx %llx %llx", host[0], host[1], host[2]), 0;
-}
-#endif
-"""
-
-
-def program() -> str:
-    """`KERNELS` with the current source of `radius`."""
-    sources = (csrc_files.folder() / "stream/normals.h").read_text()
-    found = re.findall(
-        r"^MULTISAMPLE_HOST_FUNCTION float radius\(u32 a\) \{$.*?^\}$", sources, re.DOTALL | re.MULTILINE
-    )
-    assert len(found) == 1
-    (text,) = found
-    assert text.count("float radius(") == text.count("return sqrt_rn(") == text.count("sqrt_rn") == 1
-    text = text.replace("float radius(", "float squared_radius(").replace("return sqrt_rn(", "return (")
-    return f"// {csrc_files.digest()}\n" + KERNELS.replace("SQUARED_RADIUS", text)
-
-
-@pytest.fixture
-def over_all_words(cupy: Any) -> Callable[..., list[int]]:
-    """``over_all_words(kernel, *arguments)``: the three results of a kernel of `KERNELS`."""
-
-    def run(kernel: str, *arguments: Any, options: tuple[str, ...] = ()) -> list[int]:
-        from multisample.backends.cupy import OPTIONS
-
-        out = cupy.zeros(3, np.uint64)
-        module = cupy.RawModule(code=program(), options=(*OPTIONS, *options))
-        module.get_function(kernel)((2048,), (256,), (out, *arguments))
-        return [int(number) for number in out.get()]
-
-    return run
-
-
-# Compiler options that a user's environment may add. They must not change any bit.
-@pytest.mark.parametrize("options", [(), ("--use_fast_math",)], ids=["as it is", "use_fast_math"])
-def test_all_words_give_the_known_sums(over_all_words: Callable[..., list[int]], options: tuple[str, ...]) -> None:
-    assert over_all_words("sums", options=options) == known_sums()
-
-
-@pytest.mark.parametrize("options", [(), ("--use_fast_math",)], ids=["as it is", "use_fast_math"])
-def test_all_words_give_the_known_sums_with_nvcc(torch: Any, tmp_path: Path, options: tuple[str, ...]) -> None:
-    homes = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")]
-    path = os.pathsep.join([*(f"{home}/bin" for home in homes if home), os.environ["PATH"], "/usr/local/cuda/bin"])
-    nvcc = shutil.which("nvcc", path=path)
-    if nvcc is None:
-        pytest.skip("nvcc is not installed")
-    (tmp_path / "sums.cu").write_text(program())
-    architecture = "-arch=sm_{}{}".format(*torch.cuda.get_device_capability(0))
-    folder = csrc_files.folder()
-    command = [nvcc, "-std=c++17", "-O3", architecture, *options, f"-I{folder}", "-o", "sums", "sums.cu"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS)
-    assert done.returncode == 0, done.stdout + done.stderr
-    done = subprocess.run([str(tmp_path / "sums")], capture_output=True, text=True, timeout=SECONDS)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert [int(text, 16) for text in done.stdout.split()] == known_sums()
-
-
-def test_the_square_root_is_correctly_rounded_for_every_word(over_all_words: Callable[..., list[int]]) -> None:
-    assert over_all_words("wrong_roots")[0] == 0
-
-
-def largest_of(bits: int) -> float:
-    return float(np.array([bits], np.uint32).view(np.float32)[0])
-
-
-# None stands for every radius word. The numbers stand for the largest radius, a middle one and a small one, each with
-# every angle word.
-@pytest.mark.parametrize("radius_word", [None, 0, 2**31, 2**32 - 2**20])
-def test_fast_normals_are_close_to_portable_normals(
-    over_all_words: Callable[..., list[int]], radius_word: int | None
-) -> None:
-    nans, above, largest = over_all_words("differences", np.uint32(radius_word or 0), np.uint32(radius_word is None))
-    assert nans == 0
-    assert largest_of(largest) <= 1e-3
-    if radius_word in (None, 2**31):
-        assert above <= 2 * 1e-5 * 2**32, above / 2**33
-
-
-def test_fast_samples_are_close_to_portable_samples(gpu: Gpu, bits: ToArray) -> None:
-    d, n, calls = 1000, 10_000, 10
-    mu, sigma = gpu.memory.put(np.zeros(d, np.float32)), gpu.memory.put(np.ones(d, np.float32))
-    largest, above = 0.0, 0
-    for seed in range(calls):
-        fast, portable = (
-            bits(gpu.sample(mu, sigma, n, seed=seed, fast_math=fast_math)).view(np.float32)
-            for fast_math in (True, False)
-        )
-        assert np.isfinite(fast).all()
-        difference = np.abs(fast - portable)
-        largest = max(largest, float(difference.max()))
-        above += int((difference > 1e-5).sum())
-    # The transform differs, but its results are close. Of all words, 10 in a million may differ by more than 1e-5,
-    # which is about 1000 of these normals. The bound allows 200 more, six standard deviations.
-    assert 0 < largest <= 1e-3
-    assert above <= 1.2e-5 * d * n * calls, above / (d * n * calls)
 
 
 # --- Equal bits -----------------------------------------------------------------------------------

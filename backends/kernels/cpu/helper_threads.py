@@ -61,7 +61,7 @@ llvmlite.binding.add_symbol("multisample_cpu_threads", _shared.ctypes.data)
 _ENTRY, _ARGUMENTS, _COUNT, _THREADS, _HELPERS, _BEGUN = 0, 1, 2, 3, 4, _LINE
 _CALL = _BEGUN + (_MOST_HELPERS + 1) * _LINE
 # Iterations of a spinning thread before it sleeps or yields. They take some 70 us, about as long as waking a thread.
-_LOADS = 200_000
+_SPINS = 200_000
 # Numbers of 64 bits that hold a `cpu_set_t`, a `sigset_t` or a `pthread_attr_t`.
 _SET = 16
 # Helpers block all signals but these: if a thread faults with the signal blocked, Linux kills the process before
@@ -185,10 +185,10 @@ def _run(call, pool):
     for taken in range(_FIRST, helper, _LINE):
         if compare_exchange(pool, taken + _STATE, address, _BUSY):  # The helper has not begun.
             fetch_add(call, _HELPERS, -1)
-    loads = 0
+    spins = 0
     while load_acquire(call, _HELPERS) > 0:
-        loads += 1
-        if loads > _LOADS:
+        spins += 1
+        if spins > _SPINS:
             _let_others_run()
     fetch_add(pool, _WANTED, -wanted)
 
@@ -197,16 +197,16 @@ def _serve(address):
     """Help the calls that take the record at `address`. Never returns."""
     helper = integers_at(address, _LINE)
     helper[_THREAD] = _this_thread()
-    loads = 0
+    spins = 0
     while True:
-        while loads > 0 and load_acquire(helper, _STATE) == _FREE:
-            loads -= 1
+        while spins > 0 and load_acquire(helper, _STATE) == _FREE:
+            spins -= 1
         _acquire_lock(helper[_LOCK], 1)
         address = load_acquire(helper, _STATE)
         if address != _BUSY and compare_exchange(helper, _STATE, address, _BUSY):
             call = integers_at(address, _CALL)
             _work(call, helper[_NUMBER])
-            loads = _LOADS
+            spins = _SPINS
             fetch_add(call, _HELPERS, -1)
         fetch_add(helper, _STATE, _FREE - _BUSY)
 
