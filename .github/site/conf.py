@@ -43,6 +43,7 @@ navigation = {
     ],
     "Figures": [("figures", "", "bench/README.md"), ("machines", "", "bench/results/machines.md")],
     "Inside": [
+        ("calls", "", "multisample/_routes/README.md"),
         ("kernel", "", "csrc/README.md"),
         ("backends", "", "backends/README.md"),
         ("reference/backends", "", ".github/site/backends.rst"),
