@@ -116,7 +116,7 @@ def ties_of(
 
 
 def overlaps_itself(operand: Operand) -> bool:
-    """Whether two elements may share memory.
+    """Whether two elements may share memory. `_checks.operands` has another rule, for matrices.
 
     They may if some stride is smaller than the bytes that all axes with smaller strides span.
     """

@@ -1,4 +1,4 @@
-"""After an error `out` is unchanged and no generator has advanced, on every route of a call."""
+"""After an error no generator has advanced, on every route of a call. test_arguments.py has the tests of `out`."""
 
 from __future__ import annotations
 
