@@ -10,6 +10,9 @@ import platform
 import warnings
 from pathlib import Path
 
+WHEEL_ARCHITECTURES = "7.5;8.0;8.6;9.0+PTX"
+"""Those of a wheel by default. GPUs of 8.9 run the code for 8.6. For newer ones, drivers compile the PTX."""
+
 
 def named_architectures() -> str:
     """The architectures of TORCH_CUDA_ARCH_LIST; empty if it names none."""

@@ -20,9 +20,7 @@ from multisample.backends.errors import BackendUnavailableError
 
 from . import build, library_cache, prebuilt, toolchain
 from .compiler_flags import LibraryKind
-
-ARCHITECTURES = "7.5;8.0;8.6;9.0+PTX"
-"""The default of TORCH_CUDA_ARCH_LIST. GPUs of 8.9 run the code for 8.6. For newer ones, drivers compile the PTX."""
+from .targets import WHEEL_ARCHITECTURES
 
 # For each version of glibc, the symbol versions of GCC's libraries that every system with it has.
 _SYSTEMS: tuple[tuple[tuple[int, int], dict[str, tuple[int, ...]]], ...] = (
@@ -44,7 +42,7 @@ def build_all(kinds: Collection[LibraryKind], root: Path) -> list[Path]:
     The wheel has the folder `root` as its `prebuilt.root()`. Raises BackendUnavailableError if a tool is missing or a
     library cannot be compiled, and ValueError if TORCH_CUDA_ARCH_LIST has anything other than numbers.
     """
-    os.environ["TORCH_CUDA_ARCH_LIST"] = os.environ.get("TORCH_CUDA_ARCH_LIST") or ARCHITECTURES
+    os.environ["TORCH_CUDA_ARCH_LIST"] = os.environ.get("TORCH_CUDA_ARCH_LIST") or WHEEL_ARCHITECTURES
     reasons = list(toolchain.missing_tools())
     if not prebuilt.cpu_targets():
         reasons.append(f"no processors are defined to compile for on {platform.machine()!r}")
@@ -67,7 +65,7 @@ def _targets(kinds: Collection[LibraryKind]) -> Iterator[tuple[LibraryKind, str,
         names = os.environ["TORCH_CUDA_ARCH_LIST"]
         architectures = names.replace(" ", ";").split(";")
         if not all(re.fullmatch(r"\d+\.\d(\+PTX)?", name) for name in architectures):
-            raise ValueError(f"TORCH_CUDA_ARCH_LIST: expected numbers, as in {ARCHITECTURES!r}, got {names!r}")
+            raise ValueError(f"TORCH_CUDA_ARCH_LIST: expected numbers, as in {WHEEL_ARCHITECTURES!r}, got {names!r}")
         yield "cuda", prebuilt.cuda_file(str(torch.version.cuda), architectures), ()
     if "cpu" in kinds:
         for target in prebuilt.cpu_targets():
