@@ -173,7 +173,8 @@ def test_the_report_ends_with_commands_that_run(run: Run) -> None:
 CODES = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 129}
 
 
-@pytest.mark.parametrize("name", slow_but(["SIGINT"], CODES))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CODES)
 def test_a_signal_leaves_no_file(folder: Path, name: str) -> None:
     # The test process may ignore signals, which its children inherit.
     handler = "default_int_handler" if name == "SIGINT" else "SIG_DFL"

@@ -99,6 +99,7 @@ def test_a_batch_of_carts_draws_the_forces_of_a_loop(device: str) -> None:
         assert not torch.equal(flattened[1] - plans[1, :, None], forces[1] - plans[1, :, None])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_fitted_posterior_is_near_the_optimum(device: str, printed: Printed) -> None:
     reasons = registry.find("torch_ext").status().reasons
@@ -221,6 +222,7 @@ def test_kernels_of_the_programs_compile_without_a_warning(draw: str) -> None:
         assert nvrtc_compile(program.KERNEL, [kernel], "sm_90", options).log == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 def test_mezo_lowers_the_loss_of_a_transformer(device: str) -> None:
     threads = torch.get_num_threads()
@@ -233,6 +235,7 @@ def test_mezo_lowers_the_loss_of_a_transformer(device: str) -> None:
     assert backward_loss < 0.9 * losses[0]
 
 
+@pytest.mark.slow
 def test_workers_that_exchange_scores_keep_equal_parameters(printed: Printed) -> None:
     """Workers on the CPU and, if there is one, on a GPU."""
     lines = printed(evolution_strategy, "--devices", "cpu", "cuda" if torch.cuda.is_available() else "cpu")

@@ -174,6 +174,7 @@ def test_kernels_are_compiled_in_parallel(tmp_path: Path, kernels: Kernels, fork
     assert main(["build", "cpu"]) == 0
 
 
+@pytest.mark.slow
 @forked
 def test_a_terminal_shows_progress_in_one_line(
     kernels: Kernels, forking: None, monkeypatch: pytest.MonkeyPatch

@@ -133,6 +133,7 @@ except ImportError as error:
 """
 
 
+@pytest.mark.slow
 def test_the_torch_submodule_imports_compilers_and_dtensors_on_first_use() -> None:
     pytest.importorskip("torch")
     assert printed(TORCH) == [[False], [False, True], "torch.distributed.tensor"]

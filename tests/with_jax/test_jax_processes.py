@@ -187,6 +187,7 @@ def save(path: Path) -> None:
     path.write_bytes(pickle.dumps((bytes(exported.serialize()), compiled)))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs forks and interval timers")
 def test_saved_programs_forks_signals_and_a_closed_entry(registered: Callable[[Any], Any], tmp_path: Path) -> None:
     """In one process, one after another, since a process takes seconds to start."""
