@@ -121,7 +121,8 @@ def backend(request: pytest.FixtureRequest) -> str:
     known = multisample.list_backends()
     if name not in known:
         pytest.fail(f"{VARIABLE} asks for {name!r}, there are only {', '.join(known)}", pytrace=False)
-    require(name, on_cuda=False)
+    if not known[name].available:
+        pytest.fail(f"{VARIABLE} asks for {name!r}: {'; '.join(known[name].reasons)}", pytrace=False)
     return name
 
 

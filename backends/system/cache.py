@@ -31,7 +31,8 @@ class DamagedError(CacheError):
 def root() -> Path:
     """The folder of all caches: MULTISAMPLE_CACHE_DIR, or `multisample` in the user's cache folder.
 
-    CacheError without the variable and a home folder, or if the folder is relative to a deleted working directory.
+    Raises CacheError if neither the variable nor a home folder exists, or if the path is relative and the working
+    directory was deleted.
     """
     try:
         for variable, below in (("MULTISAMPLE_CACHE_DIR", ""), ("XDG_CACHE_HOME", "multisample")):

@@ -84,8 +84,8 @@ MULTISAMPLE_FUNCTION void put_vector(char* at, Real noise, const Real* mu, const
 }
 
 // Stores adjacent columns of at most kWidth rows, and returns their number. Each column is stored as a whole vector;
-// the next store overwrites what lies past the end of the column. Stops where fewer bytes of `room` are left than a
-// vector has. mu and sigma have kWidth elements.
+// the next store overwrites what lies past the end of the column. Stops when less of `room` is left than a vector
+// needs. mu and sigma have kWidth elements.
 template <u64 kWidth, class Real>
 u64 scale_short_columns(const Real* noise, u64 count, char* at, u64 room, u64 rows, const Real* mu, const Real* sigma) {
   if constexpr (kWidth > 4) {

@@ -1,4 +1,5 @@
-// The schemas of the operators, for both devices. Only cpu.cpp includes this file: a library defines a schema once.
+// The schemas of the operators in C++, for both devices. That of perturb is in
+// multisample/_routes/torch_compile_perturb.py. Only cpu.cpp includes this file: a library defines a schema once.
 #pragma once
 
 #include <torch/csrc/stable/library.h>

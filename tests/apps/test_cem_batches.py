@@ -75,8 +75,7 @@ def check_random_searches(library: Any, random: Any) -> None:
     seeds = [int(x) for x in random.integers(2**64, size=batch, dtype=np.uint64)]
     mu, sigma, floor, target, below, above = random.uniform(0.1, 2, (6, batch, d)).astype(dtype)
     common: dict[str, Any] = {
-        "noise": random.choice(["independent", "shared"]),
-        "antithetic": bool(random.integers(2)) and dtype == "float32",  # Compiling pairs of float64 takes seconds.
+        "noise": random.choice(["independent", "shared"]), "antithetic": bool(random.integers(2)),
         "smoothing": float(random.choice([1.0, 0.7])), "elite_frac": max(float(random.choice([0.1, 0.3, 1.0])), 2 / n),
         "tol": random.choice([None, 0.5, 1.0]),
     }  # fmt: skip

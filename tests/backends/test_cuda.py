@@ -40,14 +40,12 @@ from cuda_memory import (
 )
 from launches import a_launch, head_of, stored_words
 from perturb_cases import Call, calls_of_every_kind
-from skip_rules import device_count, require, require_device
+from skip_rules import device_count, require
 from tables import DTYPES, NOISES
 
 import multisample
 from multisample.backends import generic, registry
 from multisample.backends.kernels.cuda import geometry, kernel_choice
-
-require_device()
 
 SIZES = {name: np.dtype(dtype).itemsize for name, dtype in DTYPES.items()}
 

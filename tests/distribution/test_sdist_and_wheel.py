@@ -297,7 +297,7 @@ def test_an_installation_draws_equal_bits_from_another_folder(installation: Inst
     assert Path(found["file"]) == installation.folders["multisample"] / "__init__.py"
     assert Path(found["contract"]) == installation.folders["backends"] / "contract.py"
     assert not found["backends"]
-    # Names with two underscores, such as __pycache__, do not count.
+    # Names that begin with two underscores, such as __pycache__, do not count.
     installed = {path.name for path in installation.packages.iterdir() if not path.name.startswith("__")}
     expected = {"lent.pth", f"multisample-{multisample.__version__}.dist-info"}
     assert installed == expected | {"multisample" if installation.is_copy else "_multisample.pth"}

@@ -290,7 +290,7 @@ def test_every_geometry_is_within_the_limits_of_the_kernel(calls: list[Call]) ->
         assert 1 <= cut.groups_per_pass <= 288 and cut.groups_per_pass * cut.rows_per_pass <= cut.threads, call
         assert 1 <= cut.rows_per_pass <= down, call
         assert cut.chunk % cut.rows_per_pass == 0 and cut.rows_per_pass <= cut.chunk <= cut.threads, call
-        # In shared memory, each row of a pass has `pitch` entries, at least one for each pass of a chunk.
+        # Rows do not overlap in shared memory: `pitch` is at least the number of passes in a chunk.
         assert cut.chunk // cut.rows_per_pass <= cut.pitch and cut.pitch % 2 == 1, call
         assert cut.rows_per_pass * cut.pitch <= 288 + 128, call
         # A row step beyond 31 bits is stored as 0; each thread then draws one row.

@@ -27,7 +27,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "nd": {"layout": "nd"},
     "antithetic": {"antithetic": True, "dim_offset": 3, "sample_offset": 5},
     "float16": {"dtype": "float16", "layout": "nd"},
-    "bfloat16": {"dtype": "bfloat16", "noise": "shared"},
+    "bfloat16": {"dtype": "bfloat16", "noise": "shared", "antithetic": True},
 }
 
 

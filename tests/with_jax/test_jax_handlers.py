@@ -235,7 +235,7 @@ def test_exceptions_become_errors(error: Exception, code: int) -> None:
 
 
 def words_in_memory(seed: int, offsets: int) -> dict[str, int]:
-    """Address fields of a launch. If `offsets`, the address of offset and window, is 0, only the seed is in memory."""
+    """Address fields of a launch. `offsets` is the address of offset and window, or 0 if only the seed is in memory."""
     places = {name: 8 * k for k, name in enumerate(("offset_at", "first_row_at", "first_column_at"))}
     return {"seed_at": seed, **{name: offsets and offsets + place for name, place in places.items()}}
 
@@ -311,7 +311,7 @@ def test_parameters_on_a_device_are_one_launch(
     )
     xla = Xla()
     frame = xla.frame(options.encoded(), [*p, weights, seed[0], offsets[0], *[begins.view(np.uint32)] * of_blocks], x)
-    # Python reads where blocks begin, also for a backend with a C function.
+    # Python reads `begins` in device memory, even if the backend has a C function.
     function = ctypes.CFUNCTYPE(ctypes.c_int, P)(lambda launch: 0)
     execute(Operation.perturb, "CUDA", xla, frame, of_blocks * (ctypes.cast(function, P).value or 0))
     launched, recording.launched = recording.launched, []

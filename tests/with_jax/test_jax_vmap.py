@@ -20,10 +20,10 @@ SIGMAS = np.linspace(0.5, 2, B * D, dtype=np.float32).reshape(B, D)
 SEEDS = np.array([3, 2**31, 7], np.uint32)
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "shared": {"noise": "shared", "dtype": "bfloat16"},
+    "shared": {"noise": "shared"},
     "nd": {"layout": "nd"},
     "shared_nd": {"noise": "shared", "layout": "nd"},
-    "all": {"antithetic": True, "dim_offset": 3, "sample_offset": 5},
+    "all": {"antithetic": True, "dim_offset": 3, "sample_offset": 5, "dtype": "bfloat16"},
 }
 
 

@@ -28,7 +28,7 @@ from .kernel_choice import (
     ceil_div,
     is_small,
     store_kind_of,
-)  # fmt: skip
+)
 
 MOST_THREADS = 288
 SHIFTED_THREADS = 256
