@@ -14,9 +14,8 @@ from .library import CPU, NOUNS, Device, Library, Operand, check_memory
 from .numpy import HOST, ListArray
 
 __all__ = [
-    "BY_SEED", "BY_TYPE", "CPU", "HOST", "Device", "Library", "Operand", "check_memory", "described", "is_number",
-    "keep_type",
-    "library_called", "library_of",
+    "BY_SEED", "BY_TYPE", "CPU", "HOST", "Device", "Library", "Operand", "as_base_class", "check_memory", "described",
+    "is_number", "library_called", "library_of",
 ]  # fmt: skip
 
 # Keys: the package that defines an array's class. Values: a module of this folder, and the object in it.
@@ -29,14 +28,10 @@ _BY_PACKAGE = {
 }
 
 BY_TYPE: dict[type, Library] = {np.ndarray: HOST, ListArray: HOST}
-"""Libraries by array type, for types that have plans. `keep_type` adds a type at its first use."""
+"""Libraries by array type, for types that have plans: `Library.types`, and JAX's. The first use adds a type."""
 
 BY_SEED: dict[type, Library] = {}
-"""Libraries by type of `seed`. The library of such a seed runs the call, whatever `mu` and `sigma` are.
-`keep_type` adds a type at its first use."""
-
-_OWN_TYPES = frozenset(BY_TYPE)
-_MOST_TYPES = 64
+"""Libraries by type of `seed`. The library of such a seed runs the call, whatever `mu` and `sigma` are."""
 
 
 def is_number(x: Any) -> bool:
@@ -64,17 +59,17 @@ def library_of(name: str, array: Any) -> Library:
     library = BY_TYPE.get(type(array))
     if library is None:
         library = _recognise(name, array)
-        # Arrays of unknown libraries are first converted to arrays of a known one.
-        if library is not HOST and not library.foreign:
-            keep_type(BY_TYPE, type(array), library)
+        if type(array) in library.types:
+            BY_TYPE[type(array)] = library
     return library
 
 
-def keep_type(libraries: dict[type, Library], kind: type, library: Library) -> None:
-    """Add a type to `BY_TYPE` or `BY_SEED`. If it is full, remove the oldest: a program may create any number."""
-    while len(libraries) >= _MOST_TYPES:
-        libraries.pop(next(old for old in list(libraries) if old not in _OWN_TYPES), None)
-    libraries[kind] = library
+def as_base_class(name: str, array: Any) -> Any:
+    """`array` with a type in `BY_TYPE`, in the same memory: a list becomes an array, a subclass its base class.
+
+    Numbers and arrays of unknown libraries stay as they are.
+    """
+    return array if is_number(array) or type(array) in BY_TYPE else library_of(name, array).normalized(name, array)
 
 
 def _recognise(name: str, array: Any) -> Library:
@@ -83,8 +78,9 @@ def _recognise(name: str, array: Any) -> Library:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
         return _library_of_package("torch")
-    package = type(array).__module__.partition(".")[0]
-    if package in _BY_PACKAGE and package != "torch" and hasattr(array, "dtype"):
+    packages = [kind.__module__.partition(".")[0] for kind in type(array).__mro__]
+    package = next((package for package in packages if package in _BY_PACKAGE), "torch")
+    if package != "torch" and hasattr(array, "dtype"):
         return _library_of_package(package)
     if not isinstance(array, type):  # A class has the methods of its instances.
         if _is_of_dask(array):  # NumPy's conversion would compute it.

@@ -18,6 +18,7 @@ _current_device, _current_stream = cupy.cuda.runtime.getDevice, cupy.cuda.get_cu
 
 class CupyLibrary(Library):
     name = "cupy"
+    types = (cupy.ndarray,)
 
     def signature(self, array: Any) -> Hashable:
         return array.dtype, array.shape, array.strides, array.data.device_id
@@ -25,6 +26,9 @@ class CupyLibrary(Library):
     def address(self, array: Any) -> int:
         pointer: int = array.data.ptr
         return pointer
+
+    def normalized(self, name: str, array: Any) -> Any:
+        return cupy.ndarray.view(array, type=cupy.ndarray)
 
     def device(self, name: str, array: Any) -> Device:
         return Device("cuda", array.data.device_id)

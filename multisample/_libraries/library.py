@@ -56,9 +56,11 @@ class Operand(NamedTuple):
 
 
 class Library:
-    """An array library. Its methods take its own arrays; `signature` takes only arrays whose type is in `BY_TYPE`."""
+    """An array library. Its methods take arrays of `types`, and `normalized` converts other arrays to these."""
 
     name: str
+    types: tuple[type, ...] = ()
+    """The classes whose attributes describe their memory. A subclass may define these attributes anew."""
     names_streams = False
     """Whether each array names its stream. Such a library has no current stream."""
     foreign = False
@@ -133,6 +135,10 @@ class Library:
 
     def compile_key(self, backend: Any) -> None:
         """Set `key`, if `backend` provides the compiled function."""
+
+    def normalized(self, name: str, array: Any) -> Any:
+        """Argument `name` as an instance of one of `types`, in the same memory; itself if it may have none."""
+        return array
 
     def check(self, name: str, array: Any) -> None:
         """TypeError if `perturb` cannot read the properties of `array`."""

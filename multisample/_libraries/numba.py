@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from numba import cuda
+from numba.cuda.cudadrv.devicearray import DeviceNDArray
 
 from multisample.backends.contract import HostArray
 from multisample.backends.system.cuda_driver import current_device, on_device
@@ -26,6 +27,7 @@ class NumbaLibrary(Library):
 
     name = "numba"
     names_streams = True
+    types = (DeviceNDArray,)
 
     def signature(self, array: Any) -> Hashable:
         return array.dtype, array.shape, array.strides, array.gpu_data.context.device.id
@@ -38,19 +40,24 @@ class NumbaLibrary(Library):
         stream = array.stream
         return None if isinstance(stream, int) and stream == 0 else handle_of(stream)
 
+    def normalized(self, name: str, array: Any) -> Any:
+        if not isinstance(array, DeviceNDArray):
+            return array
+        own = array._dummy  # Numba's shape and strides are attributes of the instance, so a subclass can hide them.
+        return DeviceNDArray(own.shape, own.strides, array.dtype, array.stream, array.gpu_data)
+
     def device(self, name: str, array: Any) -> Device:
         return Device("cuda", array.gpu_data.context.device.id)
 
     def allocator(self, shape: tuple[int, ...], dtype: str, device: Device) -> Callable[[Any], Any]:
         element, ordinal = cached_dtype(dtype), device.ordinal
-        make = cuda.cudadrv.devicearray.DeviceNDArray
         strides = tuple(math.prod(shape[axis + 1 :]) * element.itemsize for axis in range(len(shape)))
 
         def allocate(like: Any) -> Any:
             if current_device() == ordinal:
-                return make(shape, strides, element, like.stream)
+                return DeviceNDArray(shape, strides, element, like.stream)
             with on_device(ordinal):
-                return make(shape, strides, element, like.stream)
+                return DeviceNDArray(shape, strides, element, like.stream)
 
         return allocate
 

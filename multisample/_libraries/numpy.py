@@ -29,6 +29,7 @@ def _check_mask(name: str, array: Any) -> None:
 
 class NumpyLibrary(Library):
     name = "numpy"
+    types = (np.ndarray, ListArray)
 
     def signature(self, array: Any) -> Hashable:
         return array.dtype, array.shape, array.strides
@@ -46,7 +47,7 @@ class NumpyLibrary(Library):
         try:
             return _address_of(_element_in(array))  # In half the time of `ctypes.data`.
         except (BufferError, TypeError, ValueError):  # Read-only, not contiguous, or empty.
-            return int(array.ctypes.data)
+            return int(np.asarray(array).ctypes.data)
 
     def share_memory(self, a: Any, b: Any) -> bool:
         if type(a) is not np.ndarray:
@@ -57,7 +58,7 @@ class NumpyLibrary(Library):
 
     def normalized(self, name: str, array: Any) -> HostArray:
         """Argument `name` as a NumPy array, or as a `ListArray`."""
-        if type(array) in (np.ndarray, ListArray):
+        if type(array) in self.types:
             host: HostArray = array
             return host
         _check_mask(name, array)

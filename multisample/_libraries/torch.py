@@ -61,14 +61,6 @@ def is_opaque(kind: type) -> bool:
     return dispatch is not None and dispatch is not torch.Tensor.__torch_dispatch__
 
 
-def plain(tensor: Any) -> Any:
-    """`tensor` as a torch.Tensor, since the methods of a subclass may contradict its memory."""
-    if tensor is None or type(tensor) in (torch.Tensor, torch.nn.Parameter):
-        return tensor
-    with torch._C.DisableTorchFunctionSubclass():
-        return torch.Tensor.as_subclass(tensor, torch.Tensor)
-
-
 def check_tensor(name: str, tensor: Any) -> None:
     """TypeError unless `tensor` is strided, unquantized and without a mask."""
     if tensor.is_nested:
@@ -102,7 +94,6 @@ def _is_frozen(tensor: Any) -> bool:
 
 
 _is_leaf = torch.Tensor.is_leaf.__get__
-_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 # The guards of PyTorch's compiled graphs compare type, shape, strides, dtype, device, `requires_grad` and dispatch keys
 # (negative bit, inference tensors, inference mode), in a fiftieth of the time of Python.
 _TensorGuards: Any = getattr(_guards, "TensorGuards", None)
@@ -110,6 +101,7 @@ _TensorGuards: Any = getattr(_guards, "TensorGuards", None)
 
 class TorchLibrary(Library):
     name = "torch"
+    types = (torch.Tensor, torch.nn.Parameter)
     _addresses: Callable[[Any], Any] | None = None
 
     def signature(self, array: Any) -> Hashable:
@@ -140,7 +132,7 @@ class TorchLibrary(Library):
 
     def guard(self, read: Sequence[Any], written: Sequence[Any]) -> Callable[[Sequence[Any], Sequence[Any]], bool]:
         every = *read, *written
-        if _TensorGuards is None or not _PLAIN.issuperset(map(type, every)):
+        if _TensorGuards is None:
             is_same = super().guard(read, written)
 
             def is_like(read: Sequence[Any], written: Sequence[Any]) -> bool:
@@ -148,7 +140,7 @@ class TorchLibrary(Library):
                 tensors = (x for x in (*read, *written) if isinstance(x, torch.Tensor))
                 return not any(x.is_nested for x in tensors) and is_same(read, written)
         else:
-            is_one = len(every) == 1
+            is_one, types = len(every) == 1, self.types
             check: Callable[..., bool] = _TensorGuards(
                 *every, dynamic_dims_sizes=[list(x.shape) for x in every],
                 dynamic_dims_strides=[list(x.stride()) for x in every],
@@ -158,11 +150,11 @@ class TorchLibrary(Library):
                 # A nested tensor would crash the process in `check`.
                 if is_one:
                     (x,) = read or written
-                    return type(x) in _PLAIN and not x.is_nested and check(x)
+                    return type(x) in types and not x.is_nested and check(x)
                 every = *read, *written
                 if self._addresses is not None:
                     return self._addresses(every) is not None and check(*every)
-                return all(type(x) in _PLAIN and not x.is_nested for x in every) and check(*every)
+                return all(type(x) in types and not x.is_nested for x in every) and check(*every)
 
         if not any(x.requires_grad for x in written):
             return is_like
@@ -187,6 +179,13 @@ class TorchLibrary(Library):
 
     def copied(self, array: Any) -> Any:
         return torch.as_tensor(array).clone()
+
+    def normalized(self, name: str, array: Any) -> Any:
+        check_tensor(name, array)
+        if type(array) in self.types or self.is_opaque(array):
+            return array
+        with torch._C.DisableTorchFunctionSubclass():
+            return torch.Tensor.as_subclass(array, torch.Tensor)
 
     def check(self, name: str, array: Any) -> None:
         check_tensor(name, array)

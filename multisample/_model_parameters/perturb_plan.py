@@ -7,9 +7,11 @@ makes one.
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import math
 import struct
+import sys
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
@@ -25,7 +27,7 @@ from multisample.backends.memory.host import quiet
 from .._arguments import check_flag, checked_integer, describe
 from .._backends import choose
 from .._checks.operands import item_size
-from .._libraries import BY_TYPE, CPU, HOST, Device, Library, Operand, described, is_number, library_of
+from .._libraries import BY_TYPE, CPU, HOST, Device, Library, Operand, as_base_class, described, is_number, library_of
 from .._libraries.library import NOUNS
 from .._libraries.numpy import cached_dtype
 from .._operations import ROWS
@@ -425,7 +427,7 @@ def _quick_coefficients(given: Any) -> tuple[Hashable, Any]:
         coefficients = read_coefficients(given)
         if isinstance(coefficients.on_host, float):
             return None, coefficients.on_host
-        return coefficients.length, coefficients.on_host
+        return kind if coefficients.on_host is None else coefficients.length, coefficients.on_host
     return len(values), values
 
 
@@ -436,8 +438,12 @@ def run_perturb(request: Request, key: Hashable) -> Any:
     """
     check_flag("fast_math", request.fast_math)
     library = _common_library(request) if request.parameters.arrays else HOST
-    if library.state() is None or any(map(library.is_opaque, request.parameters.arrays)):
+    arrays = *request.parameters.arrays, *(() if request.out is None else request.out.arrays)
+    if library.state() is None or any(map(library.is_opaque, arrays)):
         raise ValueError(TRANSFORMED)
+    plain = _in_base_classes(request, library)
+    if plain is not None:  # A plan may exist.
+        return perturbed(plain)
     coefficients = read_coefficients(request.coefficients)
     member = checked_integer("member", request.member, 0, ROWS + 1)
     check_members(member, coefficients.length)
@@ -445,9 +451,6 @@ def run_perturb(request: Request, key: Hashable) -> Any:
     parameters, out = request.parameters, request.out
     if not parameters.arrays:
         return parameters.rebuild(()) if out is None else request.given_out
-    if library is HOST and not all(type(x) in BY_TYPE for x in parameters.arrays):
-        parameters = parameters._replace(arrays=[HOST.normalized("parameters", x) for x in parameters.arrays])
-        request, key = request._replace(parameters=parameters), None
     memory = memory_of(parameters, out, library)
     to = () if out is None else map(library.address, out.arrays)
     ties = ties_of(parameters, out, memory, list(map(library.address, parameters.arrays)), list(to))
@@ -457,8 +460,6 @@ def run_perturb(request: Request, key: Hashable) -> Any:
             f"coefficients: expected finite numbers of the computing type, got {describe(request.coefficients)} for"
             " float32"
         )
-    if out is not None and library.name == "torch":
-        check_leaves(out)
     written = None if out is None else out.arrays
     results = plan.run(
         parameters.arrays, written, coefficients.on_host, request.coefficients, request.seed, *words, member
@@ -467,6 +468,31 @@ def run_perturb(request: Request, key: Hashable) -> Any:
     if key is not None:
         _PLANS.put(key, (plan, *_PLANS.get(key, ())[: _MOST_PLANS - 1]))
     return parameters.rebuild(results) if out is None else request.given_out
+
+
+def _in_base_classes(request: Request, library: Library) -> Request | None:
+    """`request` with arrays of `Library.types` only, in place of lists and subclasses; None if it has no others."""
+    parameters, out, coefficients = request.parameters, request.out, request.coefficients
+    if out is not None:
+        for array in out.arrays:
+            library.check_target(array)
+        if library.name == "torch":
+            check_leaves(out)
+    plain: dict[str, Any] = {}
+    for name, x in (("seed", request.seed), ("coefficients", coefficients)):
+        if not isinstance(x, (list, tuple)) and (name != "seed" or is_in_array(x)):
+            plain[name] = as_base_class(name, x)
+    # Autograd records no view of an array that is written.
+    no_grad = sys.modules["torch"].no_grad if library.name == "torch" else contextlib.nullcontext
+    with contextlib.nullcontext() if out is None else no_grad():
+        for name, structure in (("parameters", parameters), ("out", out)):
+            if structure is not None and not all(type(x) in BY_TYPE for x in structure.arrays):
+                arrays = [as_base_class(label(name, structure, k), x) for k, x in enumerate(structure.arrays)]
+                plain[name] = structure._replace(arrays=arrays)
+    if out is parameters and "out" in plain:
+        plain["parameters"] = plain["out"]
+    changed = any(x is not getattr(request, name) for name, x in plain.items())
+    return request._replace(**plain) if changed else None
 
 
 def _key_of(seed: Any) -> tuple[int, int]:

@@ -17,7 +17,7 @@ from .._arguments import dtype_name, is_constant
 from .._backends import choose
 from .._checks.operands import common_library
 from .._checks.window_and_options import check_choices, checked_order, checked_window
-from .._libraries import BY_TYPE, HOST, is_number
+from .._libraries import HOST, Library, as_base_class, is_number
 from .._libraries.foreign import ForeignLibrary
 from .._libraries.jax import is_jax
 from .._operations import TRAITS, Call, vectors_of
@@ -53,6 +53,10 @@ def run_first(call: Call, key: Hashable, function: Callable[..., Any]) -> Any:
         key = None  # A single seed in a tensor gets no plan. Vectors of seeds do.
     if not (isinstance(call.n, (int, np.integer)) and (call.dtype is None or is_constant(call.dtype))):
         key = None  # A plan cannot depend on an object that can change.
+    if not compiling and is_in_array(call.seed) and not isinstance(call.seed, (list, tuple)):
+        seed = as_base_class("seed", call.seed)
+        if seed is not call.seed:
+            call, key = call._replace(seed=seed), None
     if not compiling and _is_for_jax(call):
         from .jax import run_jax
 
@@ -63,6 +67,16 @@ def run_first(call: Call, key: Hashable, function: Callable[..., Any]) -> Any:
 
         return run_compiled(call, function)
     caller = common_library(call)
+    transformed = False
+    if caller.name == "torch":
+        from .torch_autograd import torch_plan
+        from .torch_transforms import is_transformed, run_transformed
+
+        transformed = is_transformed(call)
+    plain = None if transformed else _in_base_classes(call, caller)
+    if plain is not None:  # A plan may exist.
+        result = plain.repeated(function)
+        return result if call.out is None else call.out
     name, array = next((name, x) for name, x in vectors_of(call).items() if not is_number(x))
     device = caller.device(name, array)
     check_generator(call.generator, caller, device)
@@ -71,29 +85,13 @@ def run_first(call: Call, key: Hashable, function: Callable[..., Any]) -> Any:
         from .adopted import run_adopted
 
         return run_adopted(call, caller, device, backend)
-    if caller is HOST:
-        arrays: dict[str, Any] = {
-            name: HOST.normalized(name, x)
-            for name, x in vectors_of(call).items()
-            if not (is_number(x) or type(x) in BY_TYPE)
-        }
-        if arrays:  # Lists and other sequences became arrays, for which a plan may exist.
-            return call._replace(**arrays).repeated(function)
-        if backend.host_library != "numpy":
-            from .adopted import run_from_host
+    if caller is HOST and backend.host_library != "numpy":
+        from .adopted import run_from_host
 
-            return run_from_host(call, backend)
+        return run_from_host(call, backend)
+    if transformed:
+        return run_transformed(call, backend)
     if caller.name == "torch":
-        from .._libraries.torch import plain
-        from .torch_autograd import torch_plan
-        from .torch_transforms import is_transformed, run_transformed
-
-        if is_transformed(call):
-            return run_transformed(call, backend)
-        out = plain(call.out)
-        if out is not call.out:  # A plan may exist for the base class.
-            call._replace(out=out).repeated(function)
-            return call.out
         plan: Planned = torch_plan(call, backend)
         caller.compile_key(backend)
     else:
@@ -102,6 +100,15 @@ def run_first(call: Call, key: Hashable, function: Callable[..., Any]) -> Any:
     if key is not None:
         PLANS.put(key, plan)
     return result
+
+
+def _in_base_classes(call: Call, library: Library) -> Call | None:
+    """`call` with arrays of `library` only, in place of lists and subclasses; None if it has no others."""
+    arrays = {name: x for name, x in vectors_of(call).items() if x is not None}
+    if call.out is not None and library is not HOST:  # NumPy's `target_signature` and `describe` do this for `out`.
+        arrays["out"] = call.out
+    plain = {name: own for name, x in arrays.items() if (own := as_base_class(name, x)) is not x}
+    return call._replace(**plain) if plain else None
 
 
 def _is_traced_tensor(x: Any) -> bool:

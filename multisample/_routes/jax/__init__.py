@@ -23,7 +23,7 @@ from ..._backends import choose
 from ..._checks.operands import check_arrays, common_length, count_weights, promoted
 from ..._checks.values import check_values
 from ..._checks.window_and_options import check_choices, check_rows, checked_order
-from ..._libraries import BY_SEED, BY_TYPE, HOST, is_number, keep_type, library_called, library_of
+from ..._libraries import BY_SEED, BY_TYPE, HOST, is_number, library_called, library_of
 from ..._libraries.jax import JAX, is_jax, is_on_host
 from ..._libraries.library import CPU, NOUNS, Library, counted_as
 from ..._operations import COLUMNS, FLAGS, TRAITS, Call, vectors_of
@@ -39,6 +39,8 @@ from .static import Static
 
 def run_jax(call: Call, key: Hashable) -> Any:
     """The result of a call with an array or a key of JAX, or with a traced value; `key` is that of a plan."""
+    subclasses = {name: x for name, x in vectors_of(call).items() if isinstance(x, np.ndarray)}
+    call = call._replace(**{name: HOST.normalized(name, x) for name, x in subclasses.items()})
     static = _static(call)
     vectors = vectors_of(call)
     if is_traced_by_jax() or any(isinstance(x, jax.core.Tracer) for x in vectors.values()):
@@ -61,8 +63,7 @@ def run_jax(call: Call, key: Hashable) -> Any:
 def _register(libraries: dict[type, Library], *arguments: Any) -> bool:
     """Register the types of these arguments as JAX's, for later calls; returns whether a type is new."""
     new = {type(x) for x in arguments if is_jax(x)} - libraries.keys()
-    for kind in new:
-        keep_type(libraries, kind, JAX)
+    libraries.update(dict.fromkeys(new, JAX))
     return bool(new)
 
 
