@@ -90,10 +90,11 @@ def sample(
     seed : int or Key, or a vector of B of them, optional
         ``0 <= seed < 2**64``, or a `Key` from `Generator.take`. The same seed and arguments give the same samples,
         whatever was drawn before. A vector is a sequence or an integer array, shape (B,), or (B, 2) for seeds and
-        offsets. The array is NumPy's, or has the library and device of `mu`. Its integers are read modulo ``2**bits``
-        of their type. uint32 arrays are key data, high words first: (2,) and (4,) are one key, (B, 2) and (B, 4) a
-        vector. With JAX also keys of 64 bits; all forms may be traced. Seeds in device memory stay there, so a captured
-        graph reads them in each replay.
+        offsets. The array is NumPy's, or has the library and device of `mu`. uint32 arrays are key data, high words
+        first: (2,) and (4,) are one key, (B, 2) and (B, 4) a vector. With JAX also keys of 64 bits; all forms may be
+        traced. Seeds in device memory stay there, so a captured graph reads them in each replay. Integers of arrays on
+        a device, and of arrays that PyTorch or JAX traces or transforms, are read modulo ``2**bits`` of their type. A
+        negative integer on the host raises.
     generator : Generator or torch.Generator, optional
         Source of a seed and an offset. Each call takes the next offset, and so draws new samples. A torch.Generator
         requires torch tensors on its device. Without `seed` and `generator`, torch tensors use the generator that

@@ -27,6 +27,13 @@ def _check_mask(name: str, array: Any) -> None:
         raise TypeError(f"{name}: expected an array without a mask, got a masked array; fill it first")
 
 
+def check_plain(name: str, array: Any) -> None:
+    """TypeError for a masked array of NumPy, ValueError for swapped bytes."""
+    _check_mask(name, array)
+    if not getattr(getattr(array, "dtype", None), "isnative", True):
+        raise ValueError(f"{name}: expected native byte order, got swapped bytes")
+
+
 class NumpyLibrary(Library):
     name = "numpy"
     types = (np.ndarray, ListArray)
@@ -76,8 +83,7 @@ class NumpyLibrary(Library):
         counts_as = counted_as(name, dtype, array.dtype)
         swapped = not array.dtype.isnative
         if name == "out":
-            if swapped:
-                raise ValueError("out: expected native byte order, got swapped bytes")
+            check_plain(name, array)
             if not array.flags.writeable:
                 raise ValueError("out: expected a writable array, got a read-only one")
         if type(array) is ListArray:

@@ -19,6 +19,7 @@ from multisample.backends.launch import WordFormat
 from .._arguments import checked_integer
 from .._libraries import HOST, Device, Library, Operand, described, library_of
 from .._libraries.library import NOUNS
+from .._libraries.numpy import check_plain
 from .generator import WORD_64, Generator, Key
 
 # --- One key ----------------------------------------------------------------------------------------------------------
@@ -128,7 +129,8 @@ def batch_of(seed: Any) -> int | None:
 
 
 def _element(seed: Any) -> str:
-    """The element type of an array of seeds; TypeError if it is no integer type."""
+    """The element type of an array of seeds; TypeError or ValueError if it is no array of integers."""
+    check_plain("seed", seed)
     name = str(getattr(seed, "dtype", None)).removeprefix("torch.")
     if not name.removeprefix("u").startswith("int"):
         raise TypeError(f"seed: expected integers, got {described(seed)} of type {name}")
@@ -211,13 +213,12 @@ def only_words(seed: Any) -> tuple[int, int, None]:
         (first,) = seed
         return (first, 0, None) if type(first) is int and 0 <= first < WORD_64 else (*_key_at(0, first), None)
     (words,) = seed.tolist()
-    modulus = 1 << 8 * seed.itemsize
-    if type(words) is int:
-        return words % modulus, 0, None
-    if _element(seed) == "uint32":
-        words, modulus = [high << 32 | low for high, low in zip(words[0::2], words[1::2], strict=True)], WORD_64
-    number, offset = (*words, 0)[:2]
-    return number % modulus, offset % modulus, None
+    if type(words) is not int and _element(seed) == "uint32":
+        words = [high << 32 | low for high, low in zip(words[0::2], words[1::2], strict=True)]
+    number, offset = (words, 0) if type(words) is int else (*words, 0)[:2]
+    if number < 0 or offset < 0:
+        _refuse_negative(np.array([words]))
+    return number, offset, None
 
 
 def _integers(seeds: list[Any] | tuple[Any, ...]) -> array.array[int] | None:
@@ -232,16 +233,25 @@ def _integers(seeds: list[Any] | tuple[Any, ...]) -> array.array[int] | None:
 
 
 def host_words(seed: Any) -> HostArray:
-    """The words of keys in host memory: contiguous uint64, shape (B, 1) or, with offsets, (B, 2)."""
+    """The words of keys in host memory: contiguous uint64, shape (B, 1) or, with offsets, (B, 2).
+
+    ValueError for a negative integer.
+    """
     if isinstance(seed, (list, tuple)):
         return np.array([_key_at(k, x) for k, x in enumerate(seed)], np.uint64).reshape(len(seed), 2)
     if seed.dtype == np.uint32:
         halves = seed.astype(np.uint64)
         return np.ascontiguousarray(halves[..., 0::2] << 32 | halves[..., 1::2]).reshape(-1, seed.shape[-1] // 2)
-    if seed.dtype.kind == "i":
-        seed = seed.astype(f"=u{seed.dtype.itemsize}", copy=False)  # Keeps the bits: values count modulo 2^bits.
+    if seed.dtype.kind == "i" and seed.size and np.minimum.reduce(seed, axis=None) < 0:
+        _refuse_negative(seed)
     words: HostArray = np.ascontiguousarray(seed, np.uint64)
     return words.reshape(len(words), -1 if len(words) else words.ndim)
+
+
+def _refuse_negative(seeds: HostArray) -> None:
+    """Raise the error for the first negative integer."""
+    place = tuple(np.argwhere(seeds < 0)[0].tolist())
+    checked_seed(f"seed[{', '.join(map(str, place))}]", seeds[place])
 
 
 def _key_at(k: int, seed: Any) -> tuple[int, int]:

@@ -220,6 +220,8 @@ class _RecordedBatch:
         if not any(x.is_cuda for x in vectors.values() if not is_number(x)):
             check_values(TORCH, vectors, self.dtype)
         dim_offset, sample_offset = window
+        if isinstance(seed, torch.Tensor) and seed.is_cpu:  # Negative seeds raise on the host.
+            seed = TORCH.host_array(seed)
         call = self.call._replace(**vectors, seed=seed, dim_offset=dim_offset, sample_offset=sample_offset)
         return (draw_by_operator(call._replace(validate=False)),)
 

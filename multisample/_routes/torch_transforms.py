@@ -118,6 +118,8 @@ def _keys(seed: Any, device: Any) -> tuple[Any, int | None]:
     if isinstance(seed, (list, tuple)):
         return torch.tensor(listed_words(*seed), dtype=torch.int64, device=device).reshape(-1, 2), batch
     if not isinstance(seed, torch.Tensor):
+        if not torch.compiler.is_compiling():
+            seed = host_words(seed).view(np.int64)
         seed = torch.as_tensor(seed).to(device)
     if seed.device != device:
         raise ValueError(f"seed: expected it on the device of mu and sigma, {device}, got {seed.device}")

@@ -19,6 +19,7 @@ from multisample.backends.memory.host import quiet, rounded
 
 from .._arguments import describe
 from .._libraries import CPU, Device, described, library_of
+from .._libraries.numpy import check_plain
 
 
 def _type_name(array: Any) -> str:
@@ -107,11 +108,13 @@ class Arrays:
         return (which,) if which.ndim == 1 else (self.xp.arange(len(which))[:, None], which)
 
     def seeds(self, seeds: HostArray) -> Any:
-        """uint64 seeds, on the device."""
-        return self.put(seeds.view(np.int64), self.xp.int64)
+        """uint64 seeds: on the host as they are, on a device as int64, which all libraries have."""
+        return seeds if self.device == CPU else self.put(seeds.view(np.int64), self.xp.int64)
 
     def keys(self, seeds: Any, offset: int) -> Any:
         """Keys for `sample`: each of `seeds`, with `offset`. The seeds stay on the device."""
+        if self.device == CPU:
+            return np.stack([seeds, np.full_like(seeds, offset)], -1)
         signed = offset - 2**64 if offset >= 2**63 else offset
         return self.xp.stack([seeds, self.xp.full_like(seeds, signed)], -1)
 
@@ -304,6 +307,7 @@ def on_host(name: str, array: Any) -> HostArray:
 
 def adopted(arrays: Arrays, name: str, array: Any, *shapes: tuple[int, ...]) -> Any:
     """Argument `name`, of one of `shapes`, as a floating-point array on the device; TypeError or ValueError if not."""
+    check_plain(name, array)
     try:
         adopted = arrays.adopt(array)
     except MemoryError:

@@ -15,7 +15,7 @@ from multisample.backends.contract import HostArray
 from multisample.backends.memory.host import rounded
 
 from .._arguments import checked_integer, describe
-from .._libraries import is_number, library_of
+from .._libraries import CPU, is_number, library_of
 from .._moments import weighted_moments
 from .._operations import COLUMNS as MOST_SAMPLES
 from .._randomness.generator import WORD_64, Generator, Key
@@ -966,7 +966,12 @@ def _seeds_of_searches(seed: Any) -> HostArray | None:
     """The seeds of a vector in host memory, as uint64; None for a single seed."""
     if batch_of(seed) is None:
         return None
-    words = host_words(seed if isinstance(seed, (list, tuple)) else on_host("seed", seed))
+    if not isinstance(seed, (list, tuple)):
+        integers = on_host("seed", seed)
+        if library_of("seed", seed).device("seed", seed) != CPU:  # Kernels read them modulo 2**bits of their type.
+            integers = integers.astype(f"u{integers.itemsize}")
+        seed = integers
+    words = host_words(seed)
     if words[:, 1:].any():
         raise ValueError(f"seed: expected seeds without offsets, which the iterations count, got {describe(seed)}")
     return np.ascontiguousarray(words[:, 0])

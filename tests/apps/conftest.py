@@ -27,7 +27,7 @@ def library(request: pytest.FixtureRequest) -> Iterator[Library]:
     elif name == "torch":
         tensor = pytest.importorskip("torch").from_numpy
         library = Library(
-            name, lambda x: tensor(np.array(x)), np.asarray, lambda seeds: tensor(np.array(seeds, np.uint64).view("i8"))
+            name, lambda x: tensor(np.array(x)), np.asarray, lambda seeds: tensor(np.array(seeds, np.uint64))
         )
     else:
         jax = pytest.importorskip("jax")

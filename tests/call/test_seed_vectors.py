@@ -34,13 +34,12 @@ def key_arrays(batch: int, draw: random.Random) -> list[tuple[Any, list[Key]]]:
     halves = np.stack([words >> np.uint64(32), words & np.uint64(2**32 - 1)], -1).astype(np.uint32)
     forms: list[tuple[Any, list[Key]]] = [
         (seeds, plain), (tuple(mixed), [key if k % 2 else plain[k] for k, key in enumerate(keys)]),
-        (words[:, 0].copy(), plain), (words, keys), (words[:, 0].copy().view(np.int64), plain),
+        (words[:, 0].copy(), plain), (words, keys),
         (halves[:, 0].copy(), plain), (halves.reshape(batch, 4), keys),
     ]  # fmt: skip
-    for kind in ("int32", "int16", "uint16", "int8", "uint8"):
-        narrow = words.astype(kind)
-        bits = 8 * narrow.itemsize
-        forms.append((narrow, [Key(int(a) % 2**bits, int(b) % 2**bits) for a, b in narrow]))
+    for kind in ("int64", "int32", "int16", "uint16", "int8", "uint8"):
+        narrow = (words & np.uint64(np.iinfo(kind).max)).astype(kind)
+        forms.append((narrow, [Key(int(a), int(b)) for a, b in narrow]))
     return forms
 
 
@@ -159,10 +158,10 @@ ONE = {
     "list": ([7], 7),
     "tuple": ((2**64 - 1,), 2**64 - 1),
     "Key": ([Key(7, 9)], Key(7, 9)),
-    "int8": (np.array([-7], np.int8), 2**8 - 7),
+    "int8": (np.array([7], np.int8), 7),
     "uint64": (np.array([2**63 + 1], np.uint64), 2**63 + 1),
-    "pair": (np.array([[-1, 9]]), Key(2**64 - 1, 9)),
-    "narrow pair": (np.array([[-1, 9]], np.int16), Key(2**16 - 1, 9)),
+    "pair": (np.array([[3, 9]]), Key(3, 9)),
+    "narrow pair": (np.array([[2**15 - 1, 9]], np.int16), Key(2**15 - 1, 9)),
     "halves": (np.array([[1, 2, 3, 4]], np.uint32), Key(2**32 + 2, 3 * 2**32 + 4)),
 }
 
@@ -203,8 +202,37 @@ def test_moments_of_a_batch(backend: str, place: Place, bits: Any, order: Any) -
             assert all(np.array_equal(bits(x)[b], bits(y)) for x, y in zip(got, alone, strict=True))
 
 
+NEGATIVE = {
+    "int64": (np.array([1, -2]), [1, 2**64 - 2], r"seed\[1\]"),
+    "one": (np.array([-7], np.int8), [2**8 - 7], r"seed\[0\]"),
+    "pairs": (np.array([[3, 4], [-1, 9]], np.int16), [Key(3, 4), Key(2**16 - 1, 9)], r"seed\[1, 0\]"),
+    "one pair": (np.array([[3, -4]], np.int32), [Key(3, 2**32 - 4)], r"seed\[0, 1\]"),
+}
+
+
+@pytest.mark.parametrize("name", NEGATIVE)
+def test_negative_seeds_raise_on_the_host_and_count_modulo_their_type_on_a_device(
+    backend: str, place: Place, bits: Any, name: str
+) -> None:
+    vector, keys, named = NEGATIVE[name]
+    mu = place(np.arange(4, dtype=np.float32))
+    for seed in (vector, place(vector)):
+        for changed in (abs(seed), seed, seed):  # The second call has a plan.
+            options = {"seed": changed, "backend": backend}
+            if changed is not seed:
+                multisample.sample(mu, 1.0, 5, **options)
+            elif isinstance(seed, np.ndarray) or str(getattr(seed, "device", "")) == "cpu":
+                with pytest.raises(ValueError, match=rf"^{named}: expected 0 <= {named} < 2\*\*64, got -"):
+                    multisample.sample(mu, 1.0, 5, **options)
+            else:
+                expected = bits(multisample.sample(mu, 1.0, 5, seed=keys, backend=backend))
+                assert np.array_equal(bits(multisample.sample(mu, 1.0, 5, **options)), expected)
+
+
 BAD = {
     "a negative number": ([1, -2], ValueError, r"seed\[1\]: expected 0 <= "),
+    "swapped bytes": (np.arange(2, dtype=np.dtype("i8").newbyteorder()), ValueError, "seed: .* got swapped bytes"),
+    "masked": (np.ma.array([1, 2], mask=[0, 1]), TypeError, "seed: .* got a masked array; fill it first"),
     "a bool": ([3, True], TypeError, r"seed\[1\]: expected an integer, got the bool True"),
     "a float": ([1, 2.5], TypeError, r"seed\[1\]: "),
     "a list in a list": ([[1], [2]], TypeError, r"seed\[0\]: "),

@@ -43,6 +43,7 @@ def reference() -> Array:
 def bits(array: Any) -> Array:
     """Bit patterns, for exact comparisons."""
     if isinstance(array, torch.Tensor):
+        array = torch.Tensor.as_subclass(array, torch.Tensor)
         array = array.view(getattr(torch, f"int{8 * array.element_size()}")).numpy()
     array = np.asarray(array)
     return np.asarray(array.view(f"u{array.dtype.itemsize}"))
@@ -82,6 +83,18 @@ class Lying(np.ndarray[Any, Any]):
 
     def __array__(self, *args: Any, **options: Any) -> Any:
         raise KeyError("__array__")
+
+
+class LyingTensor(torch.Tensor):
+    """The same for PyTorch."""
+
+    shape = property(lambda self: torch.Size((30, 70)))  # type: ignore[assignment]
+    device = property(lambda self: torch.device("meta"))  # type: ignore[assignment]
+    size = stride = numel = data_ptr = dim = as_subclass = numpy = None  # type: ignore[assignment]
+
+
+def lying_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.Tensor.as_subclass(tensor, LyingTensor)
 
 
 def strided(array: Array) -> Array:
@@ -159,28 +172,68 @@ def test_calls_read_the_memory_of_a_subclass_and_ignore_its_attributes(layout: A
 
 @pytest.mark.parametrize("by", ["cpu", "torch_ext"])
 def test_calls_read_the_memory_of_a_tensor_subclass_and_ignore_its_attributes(by: str) -> None:
-    class LyingTensor(torch.Tensor):
-        shape = property(lambda self: torch.Size((3, N)))  # type: ignore[assignment]
-
-        def stride(self, *args: Any) -> Any:
-            return N, 1
-
-        def as_subclass(self, *args: Any) -> Any:
-            raise KeyError("as_subclass")
-
     mu, sigma = torch.from_numpy(MU), torch.from_numpy(SIGMA)
     for _ in range(2):
         memory = torch.full((100,), 5.0)
-        out = torch.Tensor.as_subclass(memory[20 : 20 + 3 * N].reshape(3, N), LyingTensor)
+        out = lying_tensor(memory[20 : 20 + 3 * N].reshape(3, N))
         version = out._version
-        assert sample(mu, sigma, N, seed=1, out=out, backend=by) is out
+        assert sample(lying_tensor(mu), lying_tensor(sigma), N, seed=1, out=out, backend=by) is out
         check_same(memory[20 : 20 + 3 * N].reshape(3, N), reference())
         assert out._version > version
-        wrong = torch.Tensor.as_subclass(memory[:4].reshape(2, 2), LyingTensor)
+        wrong = lying_tensor(memory[:4].reshape(2, 2))
         with pytest.raises(ValueError, match=r"^out: expected shape \(3, 7\), got \(2, 2\)"):
             sample(mu, sigma, N, seed=1, out=wrong, backend=by)
         assert (memory[:20] == 5).all()
         assert (memory[20 + 3 * N :] == 5).all()
+    leaf = lying_tensor(mu).requires_grad_()
+    if by == "torch_ext":
+        sample(leaf, 1.0, N, seed=1, backend=by).sum().backward()
+        assert leaf.grad is not None
+        assert torch.Tensor.tolist(leaf.grad) == [N] * 3
+
+
+@pytest.mark.parametrize(("lie", "place"), [(lambda x: x.view(Lying), np.array), (lying_tensor, torch.tensor)])
+def test_seeds_weights_and_parameters_are_read_from_the_memory_of_a_subclass(lie: Any, place: Any) -> None:
+    def moments(lie: Any = lambda x: x) -> Any:
+        return multisample.weighted_moments(*(lie(place(x)) for x in (MU, MU, SIGMA)), seed=lie(place([1, 2])))
+
+    def perturbed(lie: Any, out: Any = None) -> Any:
+        parameters = {"a": lie(place(MU)), "b": place(SIGMA)}
+        out = parameters if out == "in place" else out
+        coefficients, seed = lie(place([0.5, 2.0])), lie(place([[7, 9]]))
+        return multisample.perturb(parameters, coefficients, seed=seed, out=out)
+
+    for found, expected in zip(moments(lie), moments(), strict=True):
+        check_same(found, expected)
+    expected = perturbed(lambda x: x)
+    for _ in range(2):
+        memory = place(np.full((30,), 5, np.float32))
+        out = {"a": lie(memory[10:13]), "b": place(SIGMA)}
+        for result in (perturbed(lie), perturbed(lie, "in place"), perturbed(lie, out)):
+            assert [bits(result[name]).tolist() for name in "ab"] == [bits(expected[name]).tolist() for name in "ab"]
+        assert result is out
+        assert (memory[:10] == 5).all() and (memory[13:] == 5).all()
+    a = lie(place(MU))
+    multisample.perturb(a, 0.5, seed=7, out=a)
+    check_same(bits(a), bits(multisample.perturb(place(MU), 0.5, seed=7)))
+
+
+def test_arrays_of_subclasses_on_a_device_become_their_base_class() -> None:
+    cupy, devicearray = pytest.importorskip("cupy"), pytest.importorskip("numba.cuda.cudadrv.devicearray")
+    wrong = property(lambda self: (30,), lambda self, value: None)
+    memory = cupy.cuda.UnownedMemory(MU.ctypes.data, MU.nbytes, MU, device_id=0)
+    context = SimpleNamespace(device=SimpleNamespace(id=0))
+    numba_memory = SimpleNamespace(device_pointer=MU.ctypes.data, context=context)
+    for base, arguments in (
+        (cupy.ndarray, ((3,), MU.dtype, cupy.cuda.MemoryPointer(memory, 0))),
+        (devicearray.DeviceNDArray, ((3,), (4,), MU.dtype, 0, numba_memory)),
+    ):
+        array = type("Lying", (base,), {"shape": wrong, "strides": wrong})(*arguments)
+        plain = _libraries.as_base_class("mu", array)
+        library = _libraries.library_of("mu", array)
+        assert type(plain) is base
+        assert library.signature(plain) == (MU.dtype, (3,), (4,), 0)
+        assert library.address(plain) == MU.ctypes.data
 
 
 def test_an_out_that_only_claims_to_be_a_subclass_raises() -> None:

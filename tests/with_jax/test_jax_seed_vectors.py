@@ -32,8 +32,8 @@ FORMS: dict[str, tuple[Callable[[], Any], list[Key]]] = {
     "keys": (lambda: jax.random.wrap_key_data(jnp.array([data(x) for x in SEEDS], jnp.uint32)), PLAIN),
     "uint32[B, 2]": (lambda: jnp.array([data(x) for x in SEEDS], jnp.uint32), PLAIN),
     "uint32[B, 4]": (lambda: jnp.array([data(*pair) for pair in PAIRS], jnp.uint32), WITH_OFFSETS),
-    "int32[B]": (lambda: jnp.array([-1, 0, 9], jnp.int32), [Key(2**32 - 1, 0), Key(0, 0), Key(9, 0)]),
-    "int8[B, 2]": (lambda: jnp.array([[-1, 2], [3, -4], [0, 0]], jnp.int8), [Key(255, 2), Key(3, 252), Key(0, 0)]),
+    "int32[B]": (lambda: jnp.array([1, 0, 9], jnp.int32), [Key(1, 0), Key(0, 0), Key(9, 0)]),
+    "int8[B, 2]": (lambda: jnp.array([[127, 2], [3, 4], [0, 0]], jnp.int8), [Key(127, 2), Key(3, 4), Key(0, 0)]),
     "uint64[B] of NumPy": (lambda: np.array(SEEDS, np.uint64), PLAIN),
     "uint64[B, 2] of NumPy": (lambda: np.array(PAIRS, np.uint64), WITH_OFFSETS),
     "list": (lambda: [SEEDS[0], Key(*PAIRS[1]), np.int64(7)], [PLAIN[0], WITH_OFFSETS[1], Key(7, 0)]),
@@ -68,6 +68,19 @@ def test_each_element_of_a_sample_is_its_own_call(form: str, shape_and_options: 
         assert x.shape == ((B, N, D) if "layout" in options else (B, D, N))
         for b, key in enumerate(keys):
             np.testing.assert_array_equal(x[b], sample(element(mu, b), element(sigma, b), N, seed=key, **options))
+
+
+@pytest.mark.parametrize(
+    ("seeds", "keys"), [(np.array([-1, 9], np.int32), [2**32 - 1, 9]), (np.array([[3, -4]], np.int8), [Key(3, 252)])]
+)
+def test_negative_seeds_raise_on_the_host_and_count_modulo_their_type_if_traced(seeds: Any, keys: list[Any]) -> None:
+    def draw(seeds: Any) -> Any:
+        return sample(jnp.asarray(MUS[0]), 1.0, N, seed=seeds)
+
+    for seed, jitted in ((seeds, False), (seeds, True), (jnp.asarray(seeds), False)):
+        with pytest.raises(ValueError, match=r"^seed\[0.*\]: expected 0 <= .*, got -"):
+            run(draw, seed, jitted)
+    np.testing.assert_array_equal(run(draw, jnp.asarray(seeds), True), draw(keys))
 
 
 def test_a_vector_of_seeds_is_vmap_over_them() -> None:

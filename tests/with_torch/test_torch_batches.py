@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -24,8 +25,8 @@ def vectors(device: str, dtype: torch.dtype = torch.float32) -> tuple[torch.Tens
     return mu.to(device, dtype), sigma.to(device, dtype)
 
 
-def seed_tensor(device: str) -> torch.Tensor:
-    return torch.tensor([seed - 2**64 if seed >= 2**63 else seed for seed in SEEDS], device=device)
+def seed_tensor(device: str, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    return torch.from_numpy(np.array(SEEDS, np.uint64)).view(dtype).to(device)
 
 
 def one_by_one(mu: torch.Tensor, sigma: torch.Tensor, **options: Any) -> torch.Tensor:
@@ -35,8 +36,8 @@ def one_by_one(mu: torch.Tensor, sigma: torch.Tensor, **options: Any) -> torch.T
 
 FORMS = {
     "list": lambda device: SEEDS,
-    "tensor": seed_tensor,
-    "seeds and offsets": lambda device: torch.stack([seed_tensor(device), torch.zeros_like(seed_tensor(device))], 1),
+    "tensor": lambda device: seed_tensor(device, torch.uint64),
+    "seeds and offsets": lambda device: torch.from_numpy(np.array([[x, 0] for x in SEEDS], np.uint64)).to(device),
 }
 
 
@@ -65,7 +66,7 @@ def test_gradients_are_sums_over_the_batch(torch_device: str, form: str, compile
 def test_derivatives_of_any_order(torch_device: str) -> None:
     mu, sigma = vectors(torch_device, torch.float64)
     leaves = mu.requires_grad_(), sigma[0].clone().requires_grad_()
-    seeds = seed_tensor(torch_device)
+    seeds = seed_tensor(torch_device, torch.uint64)
 
     def draw(mu: Any, sigma: Any) -> Any:
         return sample(mu, sigma, 3, seed=seeds)

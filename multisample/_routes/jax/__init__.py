@@ -39,8 +39,9 @@ from .static import Static
 
 def run_jax(call: Call, key: Hashable) -> Any:
     """The result of a call with an array or a key of JAX, or with a traced value; `key` is that of a plan."""
-    subclasses = {name: x for name, x in vectors_of(call).items() if isinstance(x, np.ndarray)}
-    call = call._replace(**{name: HOST.normalized(name, x) for name, x in subclasses.items()})
+    of_numpy = {name: x for name, x in vectors_of(call).items() if isinstance(x, np.ndarray)}
+    plain: dict[str, Any] = {name: HOST.normalized(name, x) for name, x in of_numpy.items()}
+    call = call._replace(**plain)
     static = _static(call)
     vectors = vectors_of(call)
     if is_traced_by_jax() or any(isinstance(x, jax.core.Tracer) for x in vectors.values()):

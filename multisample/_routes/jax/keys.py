@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..._arguments import checked_integer
-from ..._libraries.jax import is_jax
+from ..._libraries.jax import is_jax, is_on_host
 from ..._operations import COLUMNS, ROWS
 from ..._randomness.generator import WORD_64, Key
 from ..._randomness.seed_argument import batch_of, checked_seed, host_words
@@ -69,6 +69,8 @@ def batch_length(seed: Any) -> int | None:
     """The number of seeds in a vector. None for a single seed, valid or not."""
     if not isinstance(seed, Key) and (shape := _shape(seed)) and _is_key_type(seed.dtype):
         return shape[0] if len(shape) == 1 else None
+    if isinstance(seed, np.ndarray):
+        return batch_of(seed)
     try:
         return batch_of(seed)
     except (TypeError, ValueError):
@@ -78,7 +80,8 @@ def batch_length(seed: Any) -> int | None:
 def key_vector(seed: Any) -> Any:
     """A vector of B seeds as uint32[B, 2], or with offsets as uint32[B, 4]: high halves first.
 
-    Entries of integer arrays count modulo 2**bits of their type. TypeError or ValueError for other seeds.
+    Entries of traced arrays, and of arrays on a device, count modulo 2**bits of their type. TypeError or ValueError for
+    other seeds.
     """
     if isinstance(seed, (list, tuple)):
         seed = host_words(seed)
@@ -87,7 +90,10 @@ def key_vector(seed: Any) -> Any:
         return jax.random.key_data(seed)
     elif seed.dtype == np.uint32:
         return seed
-    return _halves_of(seed.astype(f"uint{8 * seed.dtype.itemsize}")).reshape(seed.shape[0], 2 * seed.ndim)
+    elif isinstance(seed, np.ndarray) or (not isinstance(seed, jax.core.Tracer) and is_on_host(seed)):
+        seed = host_words(np.asarray(seed))
+    halves = _halves_of(seed.astype(f"uint{8 * seed.dtype.itemsize}"))
+    return halves.reshape(seed.shape[0], math.prod(halves.shape[1:]))
 
 
 def _halves_of(x: Any) -> Any:
