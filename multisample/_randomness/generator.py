@@ -6,7 +6,6 @@ is cheap to share between threads, to save, and to split for workers.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import os
@@ -83,23 +82,34 @@ class _Counts:
         # later offset again.
         return returned[-1] if returned and returned[-1] + len(returned) == after else after
 
-    def consecutive(self, k: int) -> HostArray:
-        """Take `k` consecutive offsets. If another call takes an offset in between, drop those taken so far."""
+    def consecutive(self, k: int) -> int:
+        """Take `k` consecutive offsets, at least one, and return the first; after an error, none is taken.
+
+        If another call takes an offset between those that failed calls have put back, drop these.
+        """
         while True:
             if k > self.offsets.__length_hint__() + len(self.returned):
                 raise OverflowError(USED_UP)
             returned: list[int] = []
-            with contextlib.suppress(IndexError):
+            try:
                 while len(returned) < k:
                     returned.append(self.returned.pop())
-            taken = np.array([*returned, *itertools.islice(self.offsets, k - len(returned))], np.uint64)
-            if np.array_equal(taken, taken[:1] + np.arange(k, dtype=np.uint64)):
-                return taken
+            except IndexError:
+                pass
+            last = _skipped(self.offsets, k - len(returned)) if len(returned) < k else returned[-1]
+            if last is not None and returned == list(range(last - k + 1, last - k + 1 + len(returned))):
+                return last - k + 1
 
     @property
     def spawned(self) -> int:
         """The number of children."""
         return WORD_64 - int(self.children.__length_hint__())
+
+
+def _skipped(numbers: Any, k: int) -> int | None:
+    """The last of the next `k` numbers, at least one; None if there are fewer. No other thread runs in between."""
+    last: int | None = next(itertools.islice(numbers, k - 1, k), None)
+    return last
 
 
 # Counters whose address a graph has captured. A counter must outlive its generator, since replays write to it.
@@ -308,18 +318,24 @@ class Generator:
                 "generator: a graph-safe generator keeps its offset on the device, where only sample can take it"
             )
         if k is None:
-            return Key(*self._take())
+            # Not `Key(...)`, which needs more stack than `_take`, and would fail after it.
+            return tuple.__new__(Key, self._take())
         # An array of 2**59 keys is larger than any address space.
         counts, count = self._counts, checked_integer("k", k, 0, 2**59)
         keys = np.full((count, 2), counts.seed, np.uint64)
-        keys[:, 1] = counts.consecutive(count)
+        offsets = keys[:, 1]
+        offsets[:] = np.arange(count, dtype=np.uint64)
+        if count:  # Nothing after this can fail.
+            offsets += np.uint64(counts.consecutive(count))
         return keys
 
     def _take(self) -> tuple[int, int]:
         counts = self._counts
         if counts.returned:
-            with contextlib.suppress(IndexError):  # Another call has taken the last.
+            try:
                 return counts.seed, counts.returned.pop()
+            except IndexError:  # Another call has taken the last.
+                pass
         for offset in counts.offsets:
             return counts.seed, offset
         raise OverflowError(USED_UP)
@@ -366,13 +382,21 @@ class Generator:
         """
         count = checked_integer("n_children", n_children, 0, WORD_64)
         counts = self._counts
-        if count > counts.children.__length_hint__():
+        first = counts.spawned
+        if first + count > WORD_64:
             raise OverflowError("n_children: the children of this generator are used up")
         key = ((counts.seed & _WORD) ^ 0x73706177, (counts.seed >> 32) ^ 0x6E6B6579)
-        return [
-            Generator(_philox_word_pair(child, key), graph_safe=self._graph_safe)
-            for child in list(itertools.islice(counts.children, count))
-        ]
+
+        def children(first: int) -> list[Generator]:
+            seeds = (_philox_word_pair(child, key) for child in range(first, first + count))
+            return [Generator(seed, graph_safe=self._graph_safe) for seed in seeds]
+
+        made = children(first)
+        # Count the children last, since an error must leave the count as it was.
+        last = _skipped(counts.children, count) if count else first - 1
+        if last == first + count - 1:
+            return made
+        return self.spawn(count) if last is None else children(last - count + 1)  # Another thread has spawned.
 
     def __reduce__(self) -> tuple[Any, ...]:
         return functools.partial(Generator, self.seed, graph_safe=self._graph_safe), (), dict(self.state)

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import operator
 import pickle
+import sys
 import threading
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from processes import run_python
 
 import multisample
 from multisample import Generator, sample
@@ -216,6 +220,49 @@ def test_take_k_begins_with_the_offsets_that_failed_calls_put_back_and_ends_with
     assert generator.take(3)[:, 1].tolist() == [2**64 - 3, 2**64 - 2, 2**64 - 1]
     assert generator.offset == 2**64
     assert generator.take(0).shape == (0, 2)
+
+
+# There is memory for the array of `take`, and for some children.
+LITTLE_MEMORY = """
+import resource, sys
+import multisample
+generator, method, k = multisample.Generator(7), sys.argv[1], int(sys.argv[2])
+pages = int(open("/proc/self/statm").read().split()[0])
+resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 20 * 10**6, resource.RLIM_INFINITY))
+try:
+    getattr(generator, method)(k)
+except MemoryError:
+    print(generator.state)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.parametrize(("method", "k"), [("take", 10**6), ("spawn", 10**5)])
+def test_a_call_that_runs_out_of_memory_changes_no_generator(method: str, k: int) -> None:
+    # A process of its own has little free memory in its heap.
+    assert run_python("-c", LITTLE_MEMORY, method, str(k)).stdout == f"{Generator(7).state}\n"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [Generator.take, lambda x: x.take(3), lambda x: x.spawn(2), lambda x: draw(generator=x)],
+    ids=["take", "take k", "spawn", "sample"],
+)
+def test_a_call_without_room_on_the_stack_changes_no_generator(call: Callable[[Generator], Any]) -> None:
+    call(Generator(7))
+    limit, depth, finished = sys.getrecursionlimit(), len(inspect.stack(0)), []
+    for room in range(2, 60):
+        generator = Generator(7)
+        try:
+            sys.setrecursionlimit(depth + room)  # Raises if there is no room for itself.
+            call(generator)
+            finished.append(True)
+        except RecursionError:
+            finished.append(False)
+        finally:
+            sys.setrecursionlimit(limit)
+        assert (generator.state != Generator(7).state) == finished[-1]
+    assert {*finished} == {False, True}
 
 
 def test_take_k_skips_offsets_when_another_call_takes_one_between() -> None:
