@@ -4,8 +4,12 @@
 #include <pthread.h>
 
 #include <atomic>
+#include <cstdio>
+#include <cstring>
 #include <exception>
+#include <future>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "cpu/gradient_kernel.h"
@@ -17,16 +21,31 @@
 namespace multisample {
 namespace {
 
-// A forked child has none of its parent's threads. OpenMP, which runs PyTorch's threads, would wait for them forever.
-std::atomic<bool> forked{false};
-[[maybe_unused]] const int fork_handler = pthread_atfork(nullptr, nullptr, [] { forked = true; });
+// Whether Linux started this process by a fork, and it has executed no program since. The library may be loaded only
+// after the fork.
+bool began_by_fork() {
+  char text[512]{};
+  std::FILE* const file = std::fopen("/proc/self/stat", "r");
+  if (file == nullptr) return false;
+  std::fread(text, 1, sizeof(text) - 1, file);
+  std::fclose(file);
+  // The program's name, in parentheses, may have any characters. Six fields lie between it and the flags.
+  const char* const fields = std::strrchr(text, ')');
+  unsigned flags = 0;
+  constexpr unsigned kForkedWithoutExec = 0x40;  // PF_FORKNOEXEC
+  return fields != nullptr && std::sscanf(fields, ") %*s %*s %*s %*s %*s %*s %u", &flags) == 1 &&
+         (flags & kForkedWithoutExec) != 0;
+}
 
-u64 available_threads() { return forked ? 1 : torch::stable::get_num_threads(); }
+// GNU OpenMP, which runs PyTorch's threads, has a pool of threads for each thread that begins parallel work. A forked
+// child inherits the pool of the thread that forked, but none of its threads, and would wait for them forever.
+std::atomic<bool> forked{began_by_fork()};
+[[maybe_unused]] const int fork_handler = pthread_atfork(nullptr, nullptr, [] { forked = true; });
 
 u64 threads_for(const Launch& call) {
   const u64 most = cpu::most_threads(call);
   if (most == 1) return 1;
-  const u64 available = available_threads();
+  const u64 available = torch::stable::get_num_threads();
   return min(most, call.threads == 0 ? available : min(call.threads, available));
 }
 
@@ -40,12 +59,19 @@ void on_threads(u64 count, u64 threads, const Run& run) {
   // Threads begin far apart, because neighbours would both page in and clear the same fresh memory.
   const u64 stride = ceil_div(count, threads);
   std::atomic<u64> next{0};
-  torch::stable::parallel_for(0, static_cast<int64_t>(threads), 1, [&](int64_t, int64_t) {
+  const auto work = [&](int64_t, int64_t) {
     for (u64 turn; (turn = next.fetch_add(1, std::memory_order_relaxed)) < stride * threads;) {
       const u64 k = turn % threads * stride + turn / threads;
       if (k < count) run(k);
     }
-  });
+  };
+  const auto work_in_parallel = [&] { torch::stable::parallel_for(0, static_cast<int64_t>(threads), 1, work); };
+  if (!forked) return work_in_parallel();
+  try {
+    std::async(std::launch::async, work_in_parallel).get();  // A new thread has a new pool.
+  } catch (const std::system_error&) {                       // No thread can start.
+    work(0, 0);
+  }
 }
 
 void run_sample(const Launch& call) {

@@ -18,8 +18,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from forks import DEADLINE, forked, in_forks
 from processes import run_python
+from skip_rules import require
 from tables import slow_but
 
 import multisample
@@ -381,6 +383,36 @@ def test_large_matrices_can_be_drawn_in_forks_on_small_stacks_and_where_threads_
     for dtype in ("float32", "float64"):  # Compile the kernels.
         draw(dtype=dtype), draw(BIG_N, dtype=dtype)
     printed(program, MULTISAMPLE_NUM_THREADS="4", PYTHONWARNINGS="ignore")
+
+
+# The child draws by torch_ext, which is not yet loaded, on PyTorch's threads, which its parent has used.
+LATE_LOAD = """
+import os, signal, sys, torch
+if sys.argv[1] == "parent":
+    import multisample
+torch.set_num_threads(2)
+torch.exp(torch.zeros(10**6))
+grad = torch.ones(1000, 2000)
+child = os.fork()
+if child == 0:
+    signal.alarm(int(sys.argv[2]))  # A hang ends.
+    import multisample
+    mu = torch.zeros(1000, requires_grad=True)
+    x = multisample.sample(mu, 1.0, 2000, seed=7, backend="torch_ext")
+    x.backward(grad)
+    expected = multisample.sample(mu.detach().numpy(), 1.0, 2000, seed=7)
+    assert (x.detach().numpy() == expected).all() and mu.grad.tolist() == [2000] * 1000
+    os._exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+"""
+
+
+@forked
+@pytest.mark.parametrize("imported_in", ["parent", "child"])
+def test_a_forked_child_loads_torch_ext_after_its_parent_used_threads_of_pytorch(imported_in: str) -> None:
+    require("torch_ext", on_cuda=False)
+    sample(torch.zeros(3), 1.0, 3, seed=7)  # Builds torch_ext.
+    printed(LATE_LOAD, imported_in, str(DEADLINE // 2), PYTHONWARNINGS="ignore")
 
 
 # --- Other ways to start processes ----------------------------------------------------------------
