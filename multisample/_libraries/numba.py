@@ -11,7 +11,7 @@ from numba import cuda
 from numba.cuda.cudadrv.devicearray import DeviceNDArray
 
 from multisample.backends.contract import HostArray
-from multisample.backends.system.cuda_driver import current_device, on_device
+from multisample.backends.system.cuda_driver import current_device, on_device, synchronize
 
 from .library import Device, Library
 from .numpy import cached_dtype
@@ -69,7 +69,10 @@ class NumbaLibrary(Library):
 
     def to_device(self, array: HostArray, device: Device) -> Any:
         with on_device(device.ordinal):
-            return cuda.to_device(array)
+            target = cuda.to_device(array)
+        # The copy is on the default stream, and may not have arrived. Not every stream waits for the default stream.
+        synchronize(device.ordinal)
+        return target
 
     def overwrite(self, target: Any, array: HostArray) -> None:
         target.copy_to_device(array)

@@ -512,7 +512,7 @@ def make_cupy() -> Any:
 
     ndarray.__module__ = "cupy"
     cupy.waited, cupy.devices = 0, [0]
-    cupy.ndarray = ndarray
+    cupy.ndarray, cupy.array = ndarray, lambda host: ndarray(host.copy(), cupy.devices[-1])
     cupy.cuda = types.SimpleNamespace(
         Device=Device,
         get_current_stream=lambda: types.SimpleNamespace(ptr=1000 + cupy.devices[-1]),
@@ -605,6 +605,13 @@ def test_device_arrays_reach_the_backend_as_addresses(cuda: RecordingCuda, cupy:
     kind = ElementType[dtype if dtype in DTYPES else "float32"]
     assert (launched.type, launched.device, launched.stream) == (kind, 1, 1001)
     assert cuda.adopted == []
+
+
+def test_host_seeds_are_copied_to_the_device_without_waiting(cuda: RecordingCuda, cupy: Any) -> None:
+    for seeds in ([3, 5], np.array([[3, 4], [5, 6]])):
+        x = draw(cupy.ndarray(MU, 1), cupy.ndarray(SIGMA, 1), N, seed=seeds)  # The stand-in cannot wait.
+        assert (x.device.id, cupy.devices, cupy.waited) == (1, [0], 0)
+        check_same(x.host, sample(MU, SIGMA, N, seed=seeds))
 
 
 def test_device_columns_and_numbers_reach_the_backend(cuda: RecordingCuda, cupy: Any) -> None:
