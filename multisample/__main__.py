@@ -13,8 +13,11 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import BrokenExecutor
+from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
+
+from multisample.backends.system.cache import say
 
 from ._version import __version__
 from .commands import COMMANDS, report
@@ -33,6 +36,9 @@ class _Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that `argv` names; returns the exit code."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # The caller has closed it. Otherwise the next file would get its descriptor.
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115
     parser = _Parser(
         prog="python -m multisample",
         description="Normal vectors with independent components: same seed, same bits, on every backend."
@@ -48,16 +54,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         with _stopped_by_signals():
             args = parser.parse_args(argv)
             code: int = args.run(args)
-            sys.stdout.flush()  # If the pipe is closed, fail here, inside the `try`.
+            _flush("stdout")  # If the pipe is closed, fail here, inside the `try`.
             return code
-    except BrokenPipeError:
-        # The reader has closed the pipe. Redirect stdout to /dev/null, since Python flushes it at exit.
-        with contextlib.suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # The reader has closed the pipe.
         return 128 + 13
     except KeyboardInterrupt as interrupt:
         stopped_by = interrupt.args[0] if interrupt.args else signal.SIGINT
-        print(f"multisample: stopped by {stopped_by.name}", file=sys.stderr)
+        say(f"stopped by {stopped_by.name}")
         return 128 + stopped_by
     except OSError as error:
         return _fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else error)
@@ -65,11 +68,33 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(f"out of memory: {error}" if str(error) else "out of memory")
     except (ValueError, TypeError, BackendUnavailableError, BrokenExecutor) as error:
         return _fail(error)
+    finally:
+        for name in ("stdout", "stderr"):
+            with contextlib.suppress(OSError):
+                _flush(name)
 
 
 def _fail(message: object) -> int:
-    print(f"multisample: error: {message}", file=sys.stderr)
+    say(f"error: {message}")
     return 1
+
+
+def _flush(name: str) -> None:
+    """Flush a stream. After an error, redirect it to /dev/null, since Python flushes it again at exit."""
+    stream = getattr(sys, name)
+    try:
+        stream.flush()
+    except OSError as error:
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        raise OSError(error.errno, error.strerror, name) from error
+
+
+# Signals that end a process, except those of errors in the process.
+_SIGNALS = (
+    "SIGALRM", "SIGHUP", "SIGIO", "SIGPROF", "SIGPWR", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGVTALRM",
+    "SIGXCPU",
+)  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -91,7 +116,7 @@ def _stopped_by_signals() -> Iterator[None]:
     hook, sys.unraisablehook = sys.unraisablehook, send_again
     previous = {}
     try:
-        for name in ("SIGTERM", "SIGHUP"):
+        for name in _SIGNALS:
             number = getattr(signal, name, None)
             # A signal that is ignored, as after nohup, stays ignored. Only the main thread may set handlers.
             if number is not None and signal.getsignal(number) is signal.SIG_DFL:

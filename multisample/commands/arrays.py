@@ -45,10 +45,7 @@ def size_text(size: float) -> str:
 
 
 def read_vector(name: str, text: str) -> Vector:
-    """Read the argument `name`: a number, or the path of a .npy file, which is mapped into memory.
-
-    `sample` checks the shape and the values.
-    """
+    """Read the argument `name`: a number, or the path of a .npy file. `sample` checks the shape and the values."""
     with contextlib.suppress(ValueError):
         return float(text)
     path = Path(text)
@@ -58,11 +55,16 @@ def read_vector(name: str, text: str) -> Vector:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # NumPy warns before it raises.
-            return np.asarray(np.lib.format.open_memmap(path, mode="r"))
+            mapped = np.lib.format.open_memmap(path, mode="r")
+        # A signal ends a process that reads mapped memory of a file that another program has truncated.
+        vector = np.fromfile(path, mapped.dtype, mapped.size, offset=mapped.offset)
+        return vector.reshape(mapped.shape, order="C" if mapped.flags.c_contiguous else "F")
     except OSError as error:
         if error.filename:
             raise
         raise ValueError(f"{path}: {_one_line(error)}") from error
+    except MemoryError:
+        raise
     except Exception as error:  # A damaged file raises any error from OverflowError to tokenize.TokenError.
         raise ValueError(f"{path}: not a complete .npy file of numbers ({_one_line(error)})") from error
 
@@ -89,15 +91,21 @@ def check_output(output: Path, *, force: bool) -> None:
     if output.exists() and not output.is_file():
         raise FileExistsError(errno.EEXIST, "exists and is not a file", str(output))
     if output.exists() and not force:
-        raise FileExistsError(errno.EEXIST, "exists; --force overwrites it", str(output))
+        raise _exists(output)
+
+
+def _exists(output: Path) -> FileExistsError:
+    return FileExistsError(errno.EEXIST, "exists; --force overwrites it", str(output))
 
 
 def write_npy(
-    output: Path, shape: tuple[int, int], dtype: np.dtype[Any], fill: Callable[[np.memmap[Any, Any]], None]
-) -> None:
+    output: Path, shape: tuple[int, int], dtype: np.dtype[Any], fill: Callable[[np.memmap[Any, Any]], None], *,
+    force: bool,
+) -> None:  # fmt: skip
     """Write the .npy file `output` with an array that `fill` fills. If an error occurs, the folder is unchanged.
 
-    A new file gets the permissions of the file that it replaces.
+    With `force`, the file replaces another one, and gets its permissions. Otherwise another one is an error, also if it
+    appears while `fill` runs.
     """
     target = output.resolve()  # Write to the target of a link, so that the link remains.
     # In the same folder, so that the rename is atomic.
@@ -115,13 +123,31 @@ def write_npy(
         del mapped  # Some systems cannot rename an open file.
         if mode is not None:
             temporary.chmod(mode)
-        temporary.replace(target)
+        if force or not _link(temporary, target):
+            temporary.replace(target)
+    except FileExistsError:
+        raise _exists(output) from None
     except OSError as error:
         # Name `output`, since the user has not seen the temporary file's name.
         message = f"{error.strerror or error} ({size_text(size)} to write)"
         raise OSError(error.errno, message, str(output)) from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _link(temporary: Path, target: Path) -> bool:
+    """Give the file `temporary` the name `target` too; FileExistsError if the name is taken.
+
+    Where the file system has no hard links, return False with an empty file in place of `target`.
+    """
+    try:
+        os.link(temporary, target)
+    except FileExistsError:
+        raise
+    except OSError:
+        os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+        return False
+    return True
 
 
 def _check_space(folder: Path, size: int) -> None:

@@ -112,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
                     progress.add(window.nbytes)
 
     shape = (n, d) if args.layout == "nd" else (d, n)
-    write_npy(args.output, shape, dtype, fill)
+    write_npy(args.output, shape, dtype, fill, force=args.force)
     elapsed = time.perf_counter() - start
     print(f"{args.output}: shape {shape}, {dtype.name}, seed {seed}, {elapsed:.3g} s")
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from typing import TYPE_CHECKING, TextIO
@@ -19,7 +20,7 @@ class LiveLine:
     """A line on `stream` that `show` rewrites if the stream is a terminal; else each text is a line of its own.
 
     `update` shows a text if it is due, every `elsewhere` seconds outside a terminal. A ``with`` statement finishes the
-    line, so that the next output begins a new one.
+    line, so that the next output begins a new one. A stream that cannot be written to shows nothing.
     """
 
     def __init__(self, stream: TextIO, elsewhere: float = math.inf) -> None:
@@ -34,8 +35,7 @@ class LiveLine:
 
     def __exit__(self, *exception: object) -> None:
         if self._live and self._width:
-            self._stream.write("\n")
-            self._stream.flush()
+            self._write("\n")
 
     def update(self, text: str) -> None:
         """Show `text` if the interval has passed."""
@@ -46,6 +46,10 @@ class LiveLine:
         """Replace the line by `text`; the next interval begins."""
         self._next = time.monotonic() + self._interval
         # Pad with spaces, to overwrite a longer line.
-        self._stream.write("\r" + text.ljust(self._width) if self._live else text + "\n")
-        self._stream.flush()
+        self._write("\r" + text.ljust(self._width) if self._live else text + "\n")
         self._width = len(text)
+
+    def _write(self, text: str) -> None:
+        with contextlib.suppress(OSError):  # A closed pipe, or a full disk.
+            self._stream.write(text)
+            self._stream.flush()

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from multisample.backends.system.cache import say
+
 from .live_line import LiveLine
 from .workers import Workers
 
@@ -99,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
     args.output.mkdir(parents=True, exist_ok=True)
     no_pictures = pictures.missing()
     if no_pictures:
-        print(f"multisample: no pictures: {no_pictures}", file=sys.stderr)
+        say(f"no pictures: {no_pictures}")
     try:
         with _workers(args) as (executor, count):
             _learn(executor, count, learner, args)
@@ -108,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
         if learner.history:
             _save(learner, args.output)  # Ctrl-C may come after an iteration, before its save.
             done = len(learner.history)
-            print(f"{args.output}: saved {done} iterations; --resume continues after them", file=sys.stderr)
+            say(f"{args.output}: saved {done} iterations; --resume continues after them")
         raise
     print(_summary(learner, played))
     written = [_STATE, _WEIGHTS]
@@ -165,7 +167,7 @@ def _learn(executor: Executor | None, count: Callable[[], int], learner: Learner
             if time.monotonic() - start >= 60 * args.minutes:
                 break
     if learner.ended:
-        print(f"multisample: {learner.ended}", file=sys.stderr)
+        say(str(learner.ended))
 
 
 @contextlib.contextmanager

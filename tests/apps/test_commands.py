@@ -170,7 +170,7 @@ def test_the_report_ends_with_commands_that_run(run: Run) -> None:
         assert all(line.startswith("multisample: compiling") for line in done.err.splitlines())
 
 
-CODES = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 129}
+CODES = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 129, "SIGUSR1": 138, "SIGALRM": 142, "SIGXCPU": 152}
 
 
 @pytest.mark.slow
@@ -232,6 +232,15 @@ def test_a_closed_pipe_is_silent(folder: Path, argv: list[str]) -> None:
     assert process.stderr.read() == ""
     assert process.wait(timeout=120) == 141
     process.stderr.close()
+
+
+@pytest.mark.parametrize("streams", ["2>&-", ">&-", ">&- 2>&-", "2>/dev/full"])
+def test_a_stream_that_cannot_be_written_to_does_not_stop_a_command(folder: Path, streams: str) -> None:
+    command = [sys.executable, "-m", "multisample", "sample", "mu.npy", "sigma.npy", "-n", str(N), "-o", "x.npy"]
+    # Four windows, each of which shows the progress.
+    shell = f'exec "$0" "$@" --seed {SEED} --memory 16K {streams}'
+    assert subprocess.run(["sh", "-c", shell, *command], stdin=subprocess.DEVNULL).returncode == 0
+    same("x.npy", expected())
 
 
 @pytest.mark.parametrize("disposition", [signal.SIG_IGN, signal.SIG_DFL])
@@ -507,6 +516,27 @@ def test_force_overwrites(draw_files: Run) -> None:
     # An input too, which is read until the end.
     assert draw_files("--force", "-o", "mu.npy", "--memory", "4K", sigma=1).code == 0
     same("mu.npy", expected(MU, 1))
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_file_that_appears_while_a_matrix_is_drawn_is_not_replaced(
+    draw_files: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
+    if not links:
+        monkeypatch.setattr(os, "link", lambda *paths: (_ for _ in ()).throw(OSError(errno.EPERM, "no hard links")))
+    assert draw_files("-o", "y.npy").code == 0
+    same("y.npy", expected())
+    windows = draw.windows
+
+    def disturbed(*args: Any) -> Iterator[tuple[slice, slice]]:
+        Path("x.npy").write_text("mine")
+        os.truncate("mu.npy", 0)  # The command must have read it.
+        yield from windows(*args)
+
+    monkeypatch.setattr(draw, "windows", disturbed)
+    draw_files().failed("x.npy: exists; --force overwrites it")
+    assert Path("x.npy").read_text() == "mine"
+    assert files(folder) == {"mu.npy", "sigma.npy", "x.npy", "y.npy"}
 
 
 def test_writing_to_a_link_keeps_the_link_and_a_new_file_has_default_permissions(draw_files: Run) -> None:
