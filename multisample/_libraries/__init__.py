@@ -69,7 +69,10 @@ def as_base_class(name: str, array: Any) -> Any:
 
     Numbers and arrays of unknown libraries stay as they are.
     """
-    return array if is_number(array) or type(array) in BY_TYPE else library_of(name, array).normalized(name, array)
+    if is_number(array) or type(array) in BY_TYPE:
+        return array
+    library = library_of(name, array)
+    return array if type(array) in library.types else library.normalized(name, array)
 
 
 def _recognise(name: str, array: Any) -> Library:
@@ -78,10 +81,10 @@ def _recognise(name: str, array: Any) -> Library:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
         return _library_of_package("torch")
-    packages = [kind.__module__.partition(".")[0] for kind in type(array).__mro__]
-    package = next((package for package in packages if package in _BY_PACKAGE), "torch")
-    if package != "torch" and hasattr(array, "dtype"):
-        return _library_of_package(package)
+    for kind in type(array).__mro__:  # A subclass may be defined anywhere.
+        package = kind.__module__.partition(".")[0]
+        if package in _BY_PACKAGE and package != "torch" and hasattr(array, "dtype"):
+            return _library_of_package(package)
     if not isinstance(array, type):  # A class has the methods of its instances.
         if _is_of_dask(array):  # NumPy's conversion would compute it.
             raise TypeError(

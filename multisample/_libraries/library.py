@@ -137,7 +137,7 @@ class Library:
         """Set `key`, if `backend` provides the compiled function."""
 
     def normalized(self, name: str, array: Any) -> Any:
-        """Argument `name` as an instance of one of `types`, in the same memory; itself if it may have none."""
+        """Argument `name`, of another type than `types`, as one of these in the same memory; itself if impossible."""
         return array
 
     def check(self, name: str, array: Any) -> None:

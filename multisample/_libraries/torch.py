@@ -181,9 +181,10 @@ class TorchLibrary(Library):
         return torch.as_tensor(array).clone()
 
     def normalized(self, name: str, array: Any) -> Any:
-        check_tensor(name, array)
-        if type(array) in self.types or self.is_opaque(array):
+        if self.is_opaque(array):
             return array
+        if isinstance(array, torch.nn.parameter.UninitializedTensorMixin):
+            check_tensor(name, array)
         with torch._C.DisableTorchFunctionSubclass():
             return torch.Tensor.as_subclass(array, torch.Tensor)
 

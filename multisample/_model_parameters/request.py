@@ -14,7 +14,7 @@ import numpy as np
 
 from .._arguments import checked_integer, describe
 from .._checks.operands import check_alignment
-from .._libraries import BY_TYPE, Operand, described, is_number, library_of
+from .._libraries import BY_TYPE, Operand, as_base_class, described, is_number, library_of
 from .._operations import ROWS
 from .spans import Block
 
@@ -190,7 +190,7 @@ def read_coefficients(given: Any) -> Coefficients:
             "coefficients: expected a number, a list, a NumPy array, or an array of the parameters' library, got"
             f" {described(given)}"
         )
-    array = library.normalized("coefficients", given)
+    array = as_base_class("coefficients", given)
     operand = library.describe("coefficients", array)
     if len(operand.shape) > 1:
         raise ValueError(f"coefficients: expected a number or shape (K,), got {operand.shape}")

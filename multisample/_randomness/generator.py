@@ -195,8 +195,9 @@ class Generator:
 
     Notes
     -----
-    Generators can be pickled, copied, and saved through `state`. A copy continues from the original's state.
-    After `os.fork`, parent and child hold equal generators: give each worker its own generator, from `spawn`.
+    Generators can be pickled, copied, and saved through `state`. A copy continues from the original's state, so a
+    worker process with a pickled or inherited generator repeats the numbers of the others: give each worker its own
+    generator, from `spawn`.
 
     The last offset is ``2**64 - 1``. After it `offset` is ``2**64``, and the next call raises OverflowError.
 

@@ -6,8 +6,10 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from forks import forked
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from multisample import sample
@@ -140,3 +142,25 @@ def test_take_key_uses_the_default_device() -> None:
 def test_take_key_raises_for_invalid_arguments(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         take_key(**arguments)
+
+
+class Noise(torch.utils.data.Dataset[Any]):
+    """The dataset of multisample/torch/README.md."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Any:
+        return sample(np.zeros(3, np.float32), 1.0, 5, seed=take_key())
+
+
+@forked
+def test_workers_of_a_data_loader_draw_new_numbers_in_each_epoch_and_repeat_after_manual_seed() -> None:
+    def epochs() -> torch.Tensor:
+        torch.manual_seed(3)
+        loader = torch.utils.data.DataLoader(Noise(), 4, num_workers=2, multiprocessing_context="fork")
+        return torch.cat([batch for _ in range(2) for batch in loader])
+
+    first = epochs()
+    assert all_differ(*first)
+    assert torch.equal(epochs(), first)

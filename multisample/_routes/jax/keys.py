@@ -69,11 +69,11 @@ def batch_length(seed: Any) -> int | None:
     """The number of seeds in a vector. None for a single seed, valid or not."""
     if not isinstance(seed, Key) and (shape := _shape(seed)) and _is_key_type(seed.dtype):
         return shape[0] if len(shape) == 1 else None
-    if isinstance(seed, np.ndarray):
-        return batch_of(seed)
     try:
         return batch_of(seed)
     except (TypeError, ValueError):
+        if isinstance(seed, np.ndarray):
+            raise
         return None
 
 
