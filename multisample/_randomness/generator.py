@@ -6,9 +6,9 @@ is cheap to share between threads, to save, and to split for workers.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
+import sys
 import threading
 from typing import Any, NamedTuple, SupportsIndex, TypedDict, overload
 
@@ -28,7 +28,8 @@ _WORD = 2**32 - 1
 class Key(NamedTuple):
     """The seed and the offset of one call. `Generator.take` returns a Key, and `sample` takes it as ``seed=``.
 
-    An integer `s` as seed is ``Key(s, 0)``: the first call of a fresh ``Generator(s)``.
+    An integer `s` as seed is ``Key(s, 0)``: the first call of a fresh ``Generator(s)``. JSON turns a Key into a list of
+    two integers, which `sample` would take as two seeds: ``Key(*pair)`` makes it a Key again.
 
     Attributes
     ----------
@@ -43,6 +44,9 @@ class Key(NamedTuple):
     Key(seed=7, offset=0)
     >>> a = multisample.sample([0.0], [1.0], 3, seed=key)
     >>> bool((a == multisample.sample([0.0], [1.0], 3, seed=7)).all())
+    True
+    >>> import json
+    >>> multisample.Key(*json.loads(json.dumps(key))) == key
     True
     """
 
@@ -197,7 +201,7 @@ class Generator:
     -----
     Generators can be pickled, copied, and saved through `state`. A copy continues from the original's state, so a
     worker process with a pickled or inherited generator repeats the numbers of the others: give each worker its own
-    generator, from `spawn`.
+    generator, from `spawn`. `torch.load` accepts generators and keys after ``import multisample.torch``.
 
     The last offset is ``2**64 - 1``. After it `offset` is ``2**64``, and the next call raises OverflowError.
 
@@ -255,9 +259,11 @@ class Generator:
         >>> checkpoint = g.state
         >>> checkpoint
         {'seed': 7, 'offset': 0, 'spawned': 0}
-        >>> g.state = {**checkpoint, "offset": 12}
-        >>> g.offset
-        12
+        >>> import json
+        >>> restored = multisample.Generator()
+        >>> restored.state = json.loads(json.dumps(checkpoint))
+        >>> restored
+        Generator(seed=7, offset=0)
         """
         counts = self._counts
         offset = self.offset if self._graph_safe else counts.offset
@@ -400,9 +406,11 @@ class Generator:
         return self.spawn(count) if last is None else children(last - count + 1)  # Another thread has spawned.
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return functools.partial(Generator, self.seed, graph_safe=self._graph_safe), (), dict(self.state)
+        # `torch.load` calls classes only.
+        return Generator, (self.seed,), {**self.state, "graph_safe": self._graph_safe}
 
-    def __setstate__(self, state: GeneratorState) -> None:
+    def __setstate__(self, state: Any) -> None:
+        self._graph_safe = bool(state.pop("graph_safe", self._graph_safe))
         self.state = state
 
     def __repr__(self) -> str:
@@ -470,3 +478,13 @@ def manual_seed(seed: SupportsIndex) -> Generator:
 
 
 os.register_at_fork(after_in_child=lambda: manual_seed(_entropy()))
+
+
+def register_in_torch() -> None:
+    """Make ``torch.load`` accept keys and generators, if PyTorch is imported."""
+    register = getattr(sys.modules.get("torch.serialization"), "add_safe_globals", None)
+    if register is not None:
+        register([Key, Generator])
+
+
+register_in_torch()

@@ -15,7 +15,9 @@ from typing import Any
 
 import torch
 
-from .generator import WORD_64
+from .generator import WORD_64, register_in_torch
+
+register_in_torch()
 
 SEED = 0x636F6D70696C6564
 """The seed of calls whose offset a PyTorch operator draws on the device: the bytes of "compiled"."""

@@ -55,10 +55,11 @@ class Arrays:
 
     def adopt(self, array: Any) -> Any:
         """Convert an array of any library to this library and device."""
-        try:
-            return np.asarray(array)
-        except (TypeError, RuntimeError):  # The array is on another device, or requires grad.
-            return on_host("array", array)
+        return as_numpy("array", array)
+
+    def saved(self, array: HostArray) -> Any:
+        """A host array of this library, for checkpoints, if the library has any; else `array`."""
+        return array
 
     def cast(self, array: Any, dtype: Any = None) -> Any:
         return array.astype(dtype or self.dtype)
@@ -255,6 +256,9 @@ class _TorchArrays(Arrays):
     def adopt(self, array: Any) -> Any:
         return self.xp.as_tensor(array, device=self.where).detach()
 
+    def saved(self, array: HostArray) -> Any:
+        return self.xp.from_numpy(array)
+
     def score(self, f: Callable[[Any], Any], samples: Any, redraw: Callable[[], Any], copy: Any = None) -> Any:
         if samples.is_inference():  # Inference tensors have no version.
             return f(samples.clone()), samples, None
@@ -303,6 +307,14 @@ def on_host(name: str, array: Any) -> HostArray:
     """Convert any library's array to a NumPy array; waits for the device."""
     library = library_of(name, array)
     return np.asarray(array) if library.foreign else library.to_host(array)
+
+
+def as_numpy(name: str, array: Any) -> HostArray:
+    """Convert any library's array, or a sequence, to a NumPy array."""
+    try:
+        return np.asarray(array)
+    except (TypeError, RuntimeError):  # The array is on another device, or requires grad.
+        return on_host(name, array)
 
 
 def adopted(arrays: Arrays, name: str, array: Any, *shapes: tuple[int, ...]) -> Any:

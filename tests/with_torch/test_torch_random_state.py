@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from forks import forked
+from processes import run_python
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from multisample import sample
+from multisample import Generator, Key, cem, sample
 from multisample.torch import take_key
 
 D, N = 5, 7
@@ -108,6 +110,33 @@ def test_selective_checkpoints_store_or_recompute_samples(torch_device: str) -> 
 
         results.append(loss_and_gradients(torch_device, run))
     assert all(map(torch.equal, *results))
+
+
+LOAD = """
+saved = torch.load("checkpoint.pt")
+assert saved["key"] == multisample.Key(7, 2**64 - 1) and type(saved["key"]) is multisample.Key
+assert saved["generator"].state == saved["state"] == {"seed": 2**64 - 1, "offset": 1, "spawned": 2}
+assert saved["graph safe"].graph_safe and not saved["generator"].graph_safe
+search = multisample.cem.CEM(torch.zeros(3), 1.0, 50, seed=[0, 0])
+search.state = saved["search"]
+assert torch.equal(search.ask(), saved["samples"])
+"""
+
+
+@pytest.mark.parametrize("imports", ["import multisample.torch, torch", "import torch, multisample"])
+def test_torch_load_accepts_keys_generators_and_searches(tmp_path: Path, imports: str) -> None:
+    generator, search = Generator(2**64 - 1), cem.CEM(torch.zeros(3), 2.0, 50, seed=[7, 2**64 - 1])
+    generator.take()
+    generator.spawn(2)
+    samples = search.ask()
+    search.tell(samples, samples.square().sum(1))
+    saved = {
+        "key": Key(7, 2**64 - 1), "generator": generator, "graph safe": Generator(7, graph_safe=True),
+        "state": generator.state, "search": search.state, "samples": search.ask(),
+    }  # fmt: skip
+    assert {type(x) for x in saved["search"].values()} == {torch.Tensor}
+    torch.save(saved, tmp_path / "checkpoint.pt")
+    run_python("-c", f"{imports}\n{LOAD}", folder=tmp_path)
 
 
 def test_take_key_returns_the_key_that_a_call_would_take(torch_device: str) -> None:
