@@ -64,6 +64,13 @@ class TorchGenerator(Protocol):
     def manual_seed(self, seed: int, /) -> Any: ...
 
 
+class Bounds(Protocol):
+    """scipy.optimize.Bounds."""
+
+    lb: Any
+    ub: Any
+
+
 # --- Arrays ---------------------------------------------------------------------------------------
 
 HostArray: TypeAlias = npt.NDArray[Any]

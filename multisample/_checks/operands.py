@@ -142,9 +142,13 @@ def common_length(shapes: dict[str, tuple[int, ...]], batch: int | None = None, 
         elif shape and batch is not None:
             raise ValueError(f"{name}: expected shape (B, d) or (d,), B being {batch} seeds, got {shape}")
         elif shape:
-            raise ValueError(
-                f"{name}: expected shape (d,) or (d, 1), got {shape}; for several distributions flatten them{hint}"
-            )
+            advice = f"for several distributions flatten them{hint}"
+            if name == "sigma" and len(shape) == 2 and shape[0] == shape[1]:
+                advice = (
+                    "for a covariance matrix, multiply standard normals by its Cholesky factor, as WHEN_NOT.md (Other"
+                    f" distributions) does; {advice}"
+                )
+            raise ValueError(f"{name}: expected shape (d,) or (d, 1), got {shape}; {advice}")
     if not lengths:
         raise ValueError("mu, sigma: expected at least one of shape (d,), got only scalars")
     d = next(iter(lengths.values()))

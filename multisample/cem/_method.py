@@ -22,7 +22,7 @@ from .._randomness.generator import WORD_64, Generator, Key
 from .._randomness.generator_argument import source_of
 from .._randomness.seed_argument import batch_of, host_words
 from .._sample import sample
-from .._typing import AnyArray, ArrayT, HostBackend, HostVector, Noise, Number, OwnArray, T, Tensor
+from .._typing import AnyArray, ArrayT, Bounds, HostBackend, HostVector, Noise, Number, OwnArray, T, Tensor
 from ._arrays import adopted, arrays_like, as_numpy, either, on_host
 from ._refit import COLUMNS, Settings, State, elite_weights, first_state, refit, refit_by_moments
 from ._stopping import CONVERGED, DIVERGED, RUNNING, STOPPED_BY_CALLBACK, message_of
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
         elite_frac: Number
         smoothing: Number
         noise_floor: Number | AnyArray | Callable[[int], Any]
-        bounds: tuple[AnyArray | Number, AnyArray | Number] | None
+        bounds: tuple[AnyArray | Number, AnyArray | Number] | Bounds | None
         tol: Number | None
         seed: Seed | None
         noise: Noise
@@ -222,7 +222,7 @@ class CEM(Generic[ArrayT]):
         elite_frac: Number = 0.1,
         smoothing: Number = 1.0,
         noise_floor: Any = 0.0,
-        bounds: tuple[Any, Any] | None = None,
+        bounds: tuple[Any, Any] | Bounds | None = None,
         tol: Number | None = None,
         backend: str = "auto",
         seed: Seed | None = None,
@@ -634,11 +634,11 @@ class CEM(Generic[ArrayT]):
 
     def _edges(self, bounds: Any) -> tuple[Any, Any]:
         """`bounds` as columns on the device; ValueError if the mean is outside."""
-        if not isinstance(bounds, (tuple, list)) or len(bounds) != 2:
-            raise TypeError(f"bounds: expected a pair (low, high), got {describe(bounds)}")
         # Round the bounds to the type of the samples, in which they are clipped.
         dtype = self._arrays.dtype_name
-        low, high = (rounded(rounded(_vector("bounds", edge, self._shape), dtype), np.float64) for edge in bounds)
+        low, high = (
+            rounded(rounded(_vector("bounds", edge, self._shape), dtype), np.float64) for edge in pair_of(bounds)
+        )
         if bad := _first(~(low <= high)):
             raise ValueError(f"bounds: expected low <= high, got {low[bad]} and {high[bad]} at {_text(bad)}")
         mu = self._on_host(self._state.mu)
@@ -700,7 +700,7 @@ def minimize(
     elite_frac: Number = 0.1,
     smoothing: Number = 1.0,
     noise_floor: Any = 0.0,
-    bounds: tuple[Any, Any] | None = None,
+    bounds: tuple[Any, Any] | Bounds | None = None,
     tol: Number | None = None,
     callback: Callable[[CEM[Any]], Any] | None = None,
     check_every: SupportsIndex | None = None,
@@ -741,7 +741,7 @@ def minimize(
         A variance (the square of a standard deviation) that is added to the refitted variances, so that they cannot
         collapse. A callable is a schedule: it takes the number of the iteration, from 1, and returns the variance. The
         Tetris players of [2]_ were trained with a decreasing schedule, ``lambda t: max(5 - t / 10, 0)``.
-    bounds : tuple of two floats or arrays, shape (d,) or with B seeds (B, d), optional
+    bounds : tuple of two floats or arrays, shape (d,) or with B seeds (B, d), or scipy.optimize.Bounds, optional
         Lowest and highest values, which may be infinite; `mu` must lie within. Components of samples are clipped to the
         bounds. So `f` sees no sample outside, and the method finds optima on the boundary, which samples of a truncated
         normal distribution only approach [3]_.
@@ -897,6 +897,19 @@ def checked_number(name: str, value: Any, low: float, high: float) -> float:
         accepted = f"{name} >= {low}" if high == math.inf else f"{low} <= {name} <= {high}"
         raise ValueError(f"{name}: expected a finite number, {accepted}, got {value}")
     return number
+
+
+def pair_of(bounds: Any) -> tuple[Any, Any]:
+    """The lowest and the highest values; TypeError unless `bounds` is a pair or a `scipy.optimize.Bounds`."""
+    if hasattr(bounds, "lb") and hasattr(bounds, "ub"):
+        return np.squeeze(bounds.lb), np.squeeze(bounds.ub)  # SciPy makes vectors of length 1 of numbers.
+    if not isinstance(bounds, (tuple, list)) or len(bounds) != 2:
+        raise TypeError(
+            f"bounds: expected a pair (low, high) or a scipy.optimize.Bounds, got {describe(bounds)} of type"
+            f" {type(bounds).__name__}"
+        )
+    low, high = bounds
+    return low, high
 
 
 def as_vector(name: str, array: Any, shape: tuple[int, ...]) -> Any:

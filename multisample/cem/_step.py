@@ -13,9 +13,9 @@ from .._libraries import is_number
 from .._operations import COLUMNS as MOST_SAMPLES
 from .._randomness.seed_argument import batch_of
 from .._sample import sample
-from .._typing import Noise, Number
+from .._typing import Bounds, Noise, Number
 from ._arrays import Arrays, adopted, arrays_like
-from ._method import as_vector, check_searches, checked_elites, checked_number, checked_smoothing
+from ._method import as_vector, check_searches, checked_elites, checked_number, checked_smoothing, pair_of
 from ._refit import Settings, State, first_state, refit
 
 
@@ -65,7 +65,7 @@ def step(
     elite_frac: Number = 0.1,
     smoothing: Number = 1.0,
     noise_floor: Any = 0.0,
-    bounds: tuple[Any, Any] | None = None,
+    bounds: tuple[Any, Any] | Bounds | None = None,
     tol: Number | None = None,
     backend: str = "auto",
     noise: Noise = "independent",
@@ -127,7 +127,7 @@ def step(
         raise ValueError(f"seed: expected {accepted}, for state.mu of shape {(*batch, d)}, got {describe(seed)}")
     options: dict[str, Any] = {"noise": noise, "antithetic": antithetic, "fast_math": fast_math, "backend": backend}
     with arrays.scope():
-        edges = None if bounds is None else [_column(arrays, "bounds", edge, (*batch, d)) for edge in bounds]
+        edges = None if bounds is None else [_column(arrays, "bounds", edge, (*batch, d)) for edge in pair_of(bounds)]
 
         def draw() -> Any:
             samples = sample(state.mu, state.sigma, n, seed=seed, **options)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.optimize
 from cuda_memory import ExportedByDlpack
 from scored_functions import START, assert_same
 
@@ -379,7 +380,8 @@ def test_without_a_seed_runs_follow_the_default_generator_of_the_library(package
 # --- Bounds ---------------------------------------------------------------------------------------
 
 
-def test_samples_are_clipped_to_the_bounds() -> None:
+@pytest.mark.parametrize("bounds", [lambda *pair: pair, scipy.optimize.Bounds], ids=["pair", "Bounds"])
+def test_samples_are_clipped_to_the_bounds(bounds: Callable[[Any, Any], Any]) -> None:
     low, high = np.array([-5.0, -5, 2, -np.inf, -5, -5]), np.array([5.0, 0.5, 5, np.inf, 5, 5])
 
     def f(x: Array) -> Array:
@@ -388,12 +390,13 @@ def test_samples_are_clipped_to_the_bounds() -> None:
         return np.asarray(sphere(x))
 
     start = np.clip(START.astype(np.float64), low, high)
-    result = cem.minimize(f, start, 2.0, N, iterations=60, seed=SEED, bounds=(low, high))
+    result = cem.minimize(f, start, 2.0, N, iterations=60, seed=SEED, bounds=bounds(low, high))
     np.testing.assert_allclose(result.mu, [1, 0.5, 2, 1, 1, 1], atol=1e-6)
     # The optimum is exact; samples of a truncated normal distribution would only approach it.
     assert result.mu[1:3].tolist() == [0.5, 2]
     start = np.full(6, 0.7, np.float32)  # float32 rounds 0.7 down.
-    assert CEM(start, 1.0, N, seed=SEED, bounds=(0.7, 1)).ask().min() == start[0]
+    assert CEM(start, 1.0, N, seed=SEED, bounds=bounds(0.7, 1)).ask().min() == start[0]
+    assert cem.step(cem.start(start, 1.0), SEED, sphere, N, bounds=bounds(0.7, 1)).mu.min() >= start[0]
 
 
 # --- Scores that are not finite -------------------------------------------------------------------
@@ -518,7 +521,7 @@ NUMBER, SHAPE = "expected a finite number", r"expected a number or shape \(6,\),
     ({"noise_floor": -START}, ValueError, "noise_floor: expected finite variances of at least 0"),
     ({"noise_floor": lambda t: -3}, ValueError, f"noise_floor: {NUMBER}, noise_floor >= 0, got -3"),
     ({"noise_floor": lambda t: [1, 2]}, ValueError, r"noise_floor: expected shape \(6,\), got \(2,\)"),
-    ({"bounds": 3}, TypeError, r"bounds: expected a pair \(low, high\), got 3"),
+    ({"bounds": 3}, TypeError, r"bounds: expected a pair \(low, high\) or a scipy\.optimize\.Bounds, got 3 of"),
     ({"bounds": (3, -3)}, ValueError, r"bounds: expected low <= high, got 3\.0 and -3\.0 at 0"),
     ({"bounds": (math.nan, 3)}, ValueError, "bounds: expected low <= high, got nan"),
     ({"bounds": (-1, 5)}, ValueError, r"mu: expected it within bounds, got mu\[0\] = -2\.0, not from -1\.0 to 5\.0"),

@@ -139,7 +139,7 @@ def test_training_works_without_matplotlib_and_pillow(run: Any, folder: Path, mo
         monkeypatch.setitem(sys.modules, module, None)
     done = run(*QUICK, "--iterations", 1)
     assert done.code == 0
-    named = "no matplotlib and no pillow: pip install 'multisample[tetris]'"
+    named = "no matplotlib and no pillow: pip install -e '.[tetris]'"
     assert f"multisample: no pictures: {named}\niteration 1: " in done.err
     assert {path.name for path in Path("tetris").iterdir()} == {"state.json", "weights.json"}
 

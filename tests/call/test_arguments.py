@@ -241,6 +241,7 @@ VECTORS = [
             ("torch",)),
     )
 ] + [
+    Bad({"sigma": vector(np.eye(D).tolist())}, ValueError, "sigma", rf"{D}, {D}", r"Cholesky .* WHEN_NOT\.md"),
     *each("sigma", {
         r"sigma\[1\] = -1.0": vector([1.0, -1.0, -1.0]), r"sigma\[1\] = -1": vector([1.0, -1e-45, -1e-45]),
         "-0.5": -0.5, "-2": -2,

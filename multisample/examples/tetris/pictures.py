@@ -32,7 +32,7 @@ def missing() -> str:
     """The missing packages and the command that installs them; empty if none is missing."""
     packages = {"matplotlib": "matplotlib", "PIL": "pillow"}
     absent = [package for module, package in packages.items() if importlib.util.find_spec(module) is None]
-    return f"no {' and no '.join(absent)}: pip install 'multisample[tetris]'" if absent else ""
+    return f"no {' and no '.join(absent)}: pip install -e '.[tetris]'" if absent else ""
 
 
 def plot_learning(path: Path, history: Sequence[Iteration]) -> None:
