@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import operator
 import sys
 from collections.abc import Callable
@@ -70,9 +71,17 @@ def _range(name: str, low: int, high: int) -> str:
     return f"{low} <= {name} < {high}"
 
 
+class _Unchecked(enum.IntEnum):
+    UNCHECKED = 0
+
+
+UNCHECKED: Any = _Unchecked.UNCHECKED
+"""A false flag that users do not have. With it as `validate`, a call does not check values in host memory either."""
+
+
 def check_flag(name: str, value: object) -> None:
     """TypeError unless `value` is a bool."""
-    if value is not True and value is not False and not isinstance(value, np.bool_):
+    if value is not True and value is not False and not isinstance(value, (np.bool_, _Unchecked)):
         raise TypeError(f"{name}: expected True or False, got {describe(value)} of type {type(value).__name__}")
 
 

@@ -20,7 +20,7 @@ from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.launch import HOST, INPUTS, OPERANDS, ElementType, Launch, Operation
 from multisample.backends.system.cuda_driver import is_capturing
 
-from ._arguments import describe
+from ._arguments import UNCHECKED, describe
 from ._checks.operands import Inputs, check_alignment, check_out, inspect_inputs, item_size, target_checker
 from ._checks.values import check_values
 from ._checks.window_and_options import check_rows, checked_window
@@ -104,7 +104,7 @@ class Plan:
         self._is_valid: Any = None
         if on_device and call.validate:  # Only on request, since the check waits for the device.
             self._is_valid = lambda mu, sigma, weights: False
-        elif not on_device and self._readers and d and inputs.batch != 0:
+        elif not on_device and call.validate is not UNCHECKED and self._readers and d and inputs.batch != 0:
             self._is_valid = launcher.is_valid or generic.generic_launcher(backend, self.template).is_valid
 
         # Results: a matrix, or `_results` vectors.

@@ -80,8 +80,9 @@ def sample(
     mu, sigma : array, shape (d,) or (d, 1); with B seeds (B, d) or (d,)
         Means, and standard deviations of at least 0, with any strides. Lists, or arrays of NumPy, PyTorch, CuPy,
         Numba, JAX or any library with ``__dlpack__`` or ``__cuda_array_interface__``. Both arrays must belong to one
-        library and one device. One of the two may be a number, which applies to every dimension. DTensors must be
-        replicated or sharded over dimensions; each rank draws its part (see `multisample.torch.sample_sharded`).
+        library and one device. One of the two may be a number, a NumPy scalar or a 0-d array, which applies to every
+        dimension. DTensors must be replicated or sharded over dimensions; each rank draws its part (see
+        `multisample.torch.sample_sharded`).
     n : int
         Number of samples, at least 0; ``sample_offset + n <= 2**34``.
     backend : str, default "auto"
@@ -106,7 +107,9 @@ def sample(
         (common random numbers), so that all samples lie on one line.
     dtype : {"float16", "bfloat16", "float32", "float64"}, optional
         Type of the result: a name, or a dtype of NumPy, ml_dtypes, PyTorch or JAX. By default, NumPy's
-        promotion combines the types of `mu` and `sigma`. Numbers are ignored; lists and integer arrays are float32.
+        promotion combines the types of `mu` and `sigma`. Numbers are ignored; lists and integer arrays are float32. A
+        NumPy scalar or a 0-d array counts as the other argument's library counts it: PyTorch ignores its type beside
+        floating-point tensors, NumPy does not, and JAX narrows a NumPy float64 without `jax_enable_x64`.
         float64 refines the float32 draw of the same seed; float16 and bfloat16 round it.
     out : array of the result's shape, optional
         Destination: a mutable array with the library, device and type of the result. Its elements must not overlap
@@ -133,8 +136,9 @@ def sample(
         With B seeds (B, d, n) or (B, n, d): element b equals ``sample(mu[b], sigma[b], n, seed=seed[b], ...)``, bit for
         bit, in one launch. The array has the library and device of `mu` and `sigma`, and is ready on that library's
         current stream. It is C-contiguous unless it is `out`. Lists and NumPy arrays give an array of the backend's
-        library, which is NumPy for "auto" and "cpu". For other libraries than those above, arrays in host memory give a
-        NumPy array, and arrays in device memory an array of the backend's library. DTensors give a DTensor with their
+        library, which is NumPy for "auto" and "cpu". Arrays of other libraries with ``__array_namespace__`` give an
+        array of that namespace where DLPack can make one. Other arrays in host memory give a NumPy array without their
+        labels, and others in device memory an array of the backend's library. DTensors give a DTensor with their
         sharding.
 
     Raises

@@ -168,14 +168,15 @@ MULTISAMPLE_EXPORT PyObject* multisample_python_launch(const multisample::Launch
       "launch", [&] { return new LaunchState{*call, run, Object::shared(fail), Object::shared(thread_limit)}; });
 }
 
-// Only the plan of a gradient has the operand `matrix`. `functions` are those of `PlanFunction`.
+// The plan of a sample on a CPU checks values unless `checks` is 0. Only the plan of a gradient has the operand
+// `matrix`. `functions` are those of `PlanFunction`.
 MULTISAMPLE_EXPORT PyObject* multisample_python_plan(const multisample::Launch* call, multisample::python::Run run,
-                                                     multisample::u64 mask, int has_list, PyObject* matrix,
+                                                     multisample::u64 mask, int has_list, int checks, PyObject* matrix,
                                                      PyObject* functions, PyObject* int_type) {
   using namespace multisample::python;
   return builtin<run_plan>("run", [&] {
     const bool is_gradient = call->operation == multisample::kGradient;
-    const Run is_valid = is_gradient || call->device >= 0 ? nullptr : multisample_is_valid_cpu;
+    const Run is_valid = is_gradient || call->device >= 0 || checks == 0 ? nullptr : multisample_is_valid_cpu;
     auto* const state = new PlanState{*call,
                                       run,
                                       is_valid,

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from multisample.backends.element_types import SIZES
 
 from .._arguments import describe
@@ -35,6 +37,33 @@ class Inputs(NamedTuple):
     device: Device
     batch: int | None = None
     """How many matrices; None without a vector of seeds."""
+
+
+def with_scalars(call: Call) -> Call:
+    """`call` with a Python number or a 0-d array in place of each NumPy scalar; `call` itself if nothing changes.
+
+    NumPy and JAX promote 0-d arrays of NumPy. Beside arrays of other libraries, which cannot read these arrays, they
+    become Python numbers too. CuPy and Numba promote as NumPy does; PyTorch and unknown libraries ignore the type.
+    """
+    scalars = {
+        name: np.asarray(x)
+        for name, x in (("mu", call.mu), ("sigma", call.sigma))
+        if isinstance(x, np.generic) or (type(x) is np.ndarray and x.ndim == 0)
+    }
+    others = {name: x for name, x in vectors_of(call).items() if not (name in scalars or is_number(x))}
+    if not (scalars and others):
+        return call
+    changed: dict[str, Any] = scalars
+    library = library_of(*next(iter(others.items())))
+    if library is not HOST and library.name != "jax":
+        counts_as = [HOST.describe(name, x).counts_as for name, x in scalars.items()]
+        changed = {name: (int if x.dtype.kind in "iu" else float)(x) for name, x in scalars.items()}
+        if call.dtype is None and library.name in ("cupy", "numba"):
+            counts_as += [library.describe(name, x).counts_as for name, x in others.items() if name != "weights"]
+            changed["dtype"] = promoted(counts_as)
+    elif not any(isinstance(getattr(call, name), np.generic) for name in scalars):
+        return call
+    return call._replace(**changed)
 
 
 def check_arrays(call: Call) -> None:
@@ -98,7 +127,7 @@ def inspect_inputs(library: Library, call: Call) -> Inputs:
     rows = {name: operand for name, operand in operands.items() if name != "weights"}
     batch = batch_of(call.seed)
     d, n = common_length({name: operand.shape for name, operand in rows.items()}, batch), call.n
-    dtype = promoted([operand.counts_as for operand in rows.values()]) if call.dtype is None else call.dtype
+    dtype = promoted([rows[name].counts_as for name in library.counted(rows)]) if call.dtype is None else call.dtype
     if "weights" in operands:
         n = count_weights(operands["weights"].shape, batch)
         checked_window(n, call.dim_offset, call.sample_offset)

@@ -29,6 +29,12 @@ class ForeignLibrary(Library):
         shared = dlpack.Imported(array)
         return np.asarray(shared).view(shared.dtype)
 
+    def returned(self, result: Any, like: Any) -> Any:
+        """`result`, as an array of the namespace of `like` (the array API standard) if that namespace can share it."""
+        with contextlib.suppress(Exception):  # An array without namespace, or a namespace without the type.
+            return like.__array_namespace__().from_dlpack(result)
+        return result
+
     def device(self, name: str, array: Any) -> Device:
         try:
             if not hasattr(array, "__dlpack_device__"):

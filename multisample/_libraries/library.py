@@ -7,7 +7,7 @@ backend's library or NumPy without a copy, by DLPack or the CUDA array interface
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -148,6 +148,10 @@ class Library:
         dtype = name_of(array.dtype)
         counts_as = counted_as(name, dtype, array.dtype)
         return Operand(array.shape, array.strides, dtype, counts_as, self.device(name, array))
+
+    def counted(self, vectors: Mapping[str, Any]) -> Iterable[str]:
+        """The names of the operands whose types enter the promotion."""
+        return vectors
 
     def device(self, name: str, array: Any) -> Device:
         """The device of argument `name`."""

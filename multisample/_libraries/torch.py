@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -78,6 +78,15 @@ def check_tensor(name: str, tensor: Any) -> None:
     else:
         return
     raise TypeError(f"{name}: expected a strided tensor, got {found}")
+
+
+def counted(vectors: Mapping[str, Any]) -> Iterable[str]:
+    """The names of the tensors or operands whose types enter the promotion.
+
+    PyTorch ignores the type of a 0-d tensor beside a vector of floating-point numbers.
+    """
+    types = {name: str(x.dtype).removeprefix("torch.") for name, x in vectors.items() if len(x.shape)}
+    return types if any(dtype in MATRIX_TYPES for dtype in types.values()) else vectors
 
 
 def _resolve_negative(tensor: Any) -> Any:
@@ -165,6 +174,7 @@ class TorchLibrary(Library):
         return is_opaque(kind)
 
     address = staticmethod(torch.Tensor.data_ptr)
+    counted = staticmethod(counted)
 
     def host_array(self, array: Any) -> HostArray:
         array = array.detach() if array.requires_grad else array

@@ -15,7 +15,7 @@ import numpy as np
 
 from .._arguments import dtype_name, is_constant
 from .._backends import choose
-from .._checks.operands import common_library
+from .._checks.operands import common_library, with_scalars
 from .._checks.window_and_options import check_choices, checked_order, checked_window
 from .._libraries import HOST, Library, as_base_class, is_number
 from .._libraries.foreign import ForeignLibrary
@@ -41,6 +41,8 @@ def run_first(call: Call, key: Hashable, function: Callable[..., Any]) -> Any:
     `key` is the key for a new plan, or None; `function` is the public function of the operation.
     """
     compiling = _is_compiling()
+    if not compiling and (converted := with_scalars(call)) is not call:  # A plan may exist.
+        return converted.repeated(function)
     dtensor = None if compiling else getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
     if dtensor is not None and any(isinstance(x, dtensor) for x in (call.mu, call.sigma, call.weights, call.out)):
         from .dtensor import draw_dtensor

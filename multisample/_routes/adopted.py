@@ -18,7 +18,7 @@ from multisample.backends.memory.host import rounded
 from multisample.backends.system.cuda_driver import keeping_context
 
 from .._arguments import describe
-from .._checks.operands import inspect_inputs
+from .._checks.operands import inspect_inputs, promoted
 from .._checks.values import check_values
 from .._libraries import HOST, Device, Library, is_number, library_called, library_of
 from .._libraries.foreign import ForeignLibrary
@@ -45,14 +45,21 @@ def run_adopted(call: Call, caller: ForeignLibrary, device: Device, backend: Bac
     call = _with_generator(call._replace(**kernel_arrays))
     if device.kind != "cuda":
         result = run_planned(call, backend, library)
-    else:  # The launch is ordered with the streams of the arrays.
+    else:
+        if call.dtype is None:  # As NumPy promotes, whichever library adopts the arrays.
+            vectors = {name: x for name, x in kernel_arrays.items() if name in ("mu", "sigma")}
+            call = call._replace(dtype=promoted([library.describe(name, x).counts_as for name, x in vectors.items()]))
+        # The launch is ordered with the streams of the arrays.
         stream_of, caller_arrays = library.stream(device), list(arguments.values())
         stream, *others = map(stream_of, kernel_arrays.values())
         other_streams = order_before([*map(caller.named_stream, caller_arrays), *others], device, stream)
         result = run_planned(call, backend, library)
         order_after(other_streams, device, stream)
         keep_until_done((caller_arrays, kernel_arrays), device, stream)
-    return result if call.out is None else arguments["out"]
+    if call.out is not None:
+        return arguments["out"]
+    like = next(iter(arguments.values()))
+    return tuple(caller.returned(x, like) for x in result) if call.order else caller.returned(result, like)
 
 
 def _adopted(name: str, array: Any, caller: ForeignLibrary, device: Device, adopt: Callable[[Any], Any]) -> Any:

@@ -17,6 +17,7 @@ from multisample.backends.contract import Backend
 from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.launch import Operation
 
+from .._arguments import UNCHECKED
 from .._checks.operands import inspect_inputs
 from .._checks.values import check_values
 from .._libraries import is_number
@@ -87,7 +88,8 @@ def _compiled_run(plan: Plan, call: Call, run_in_python: Callable[..., Any] | No
     if plan.device.kind == "cuda" and call.validate:
         return None
     compiled: Callable[..., Any] | None = make(
-        plan.template, plan.mask, has_list, call.grad, run_in_python=run_in_python, **plan.functions()
+        plan.template, plan.mask, has_list, call.validate is not UNCHECKED, call.grad, run_in_python=run_in_python,
+        **plan.functions(),
     )  # fmt: skip
     return compiled
 

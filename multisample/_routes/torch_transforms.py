@@ -21,7 +21,7 @@ from .._checks.values import accepted_values, least_and_most
 from .._checks.window_and_options import check_rows
 from .._libraries import is_number
 from .._libraries.library import counted_as
-from .._libraries.torch import check_tensor, dtype_of, is_opaque, is_transforming
+from .._libraries.torch import check_tensor, counted, dtype_of, is_opaque, is_transforming
 from .._operations import TRAITS, Call, vectors_of
 from .._randomness.generator import WORD_64, Generator
 from .._randomness.seed_argument import batch_of, checked_key, host_words, is_in_array
@@ -146,11 +146,11 @@ def _draw_batch(call: Call, keys: Any, batch: int | None) -> Any:
 
 
 def _checked_dtype(tensors: dict[str, Any], dtype: str | None) -> str:
-    counts_as = []
+    counts_as = {}
     for name, x in tensors.items():
         check_tensor(name, x)
-        counts_as.append(counted_as(name, str(x.dtype).removeprefix("torch.")))
-    return promoted(counts_as) if dtype is None else dtype
+        counts_as[name] = counted_as(name, str(x.dtype).removeprefix("torch."))
+    return promoted([counts_as[name] for name in counted(tensors)]) if dtype is None else dtype
 
 
 def _check_devices(tensors: dict[str, Any]) -> None:

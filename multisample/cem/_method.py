@@ -249,7 +249,7 @@ class CEM(Generic[ArrayT]):
         if 0 in self._shape:
             name = "seed" if self._d else "sigma" if is_number(mu) else "mu"
             raise ValueError(f"{name}: expected at least one element, got none")
-        caller = library_of("mu", sigma if is_number(mu) else mu)
+        caller = library_of("mu", sigma if _is_scalar(mu) else mu)
         # Several searches share one generator, which counts offsets.
         self._generator = _generator(seed if self._seeds is None else 0, caller, arrays.device)
         with arrays.scope():
@@ -590,8 +590,8 @@ class CEM(Generic[ArrayT]):
 
     def _converted(self, x: Any, any_seed: Any) -> Any:
         """`mu` or `sigma` in the samples' library, device and dtype: a sample with mean `x` and sigma 0."""
-        if is_number(x):
-            return self._arrays.put(np.full(self._shape, x))
+        if _is_scalar(x):
+            return self._arrays.put(np.full(self._shape, x if is_number(x) else as_numpy("mu", x)))
         options = {"dtype": self._arrays.dtype_name, "backend": self._options["backend"]}
         return sample(x, 0.0, 1, seed=any_seed, **options)[..., 0]
 
@@ -920,6 +920,10 @@ def as_vector(name: str, array: Any, shape: tuple[int, ...]) -> Any:
         accepted = either(shape[-1:], shape)
         raise ValueError(f"{name}: expected a number or shape {accepted}, got shape {tuple(array.shape)}")
     return array
+
+
+def _is_scalar(x: Any) -> bool:
+    return is_number(x) or getattr(x, "shape", None) == ()
 
 
 def _vector(name: str, value: Any, shape: tuple[int, ...]) -> HostArray:

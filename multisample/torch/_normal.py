@@ -11,6 +11,7 @@ from typing import Any, SupportsIndex
 
 import torch
 
+from .._arguments import UNCHECKED
 from .._randomness.generator import Generator, Key
 from .._sample import sample
 from .._typing import Layout
@@ -29,7 +30,7 @@ class Normal(torch.distributions.Normal):
         Means and standard deviations, of shapes that broadcast.
     validate_args : bool, optional
         Whether PyTorch checks the values of the arguments; by default its setting for all distributions. On the CPU,
-        drawing checks the means and standard deviations in any case.
+        drawing also checks the means and standard deviations, unless False was passed.
     generator : torch.Generator or multisample.Generator, optional
         Source of each call's seed and offset, for calls of `sample` and `rsample` without `seed` and `generator`.
         Default: PyTorch's default generator of the device, which ``torch.manual_seed`` seeds.
@@ -79,6 +80,7 @@ class Normal(torch.distributions.Normal):
     ) -> None:
         self._options: dict[str, Any] = {
             "generator": generator, "backend": backend, "fast_math": fast_math, "antithetic": antithetic,
+            "validate": UNCHECKED if validate_args is False else False,
         }  # fmt: skip
         super().__init__(loc, scale, validate_args=validate_args)
 

@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor, Placement
 from multisample.backends.launch import Operation
 
 from .._arguments import describe
+from .._checks.operands import with_scalars
 from .._libraries import is_number
 from .._operations import Call
 from .._randomness.generator import Generator, Key
@@ -118,15 +119,16 @@ def sample_sharded(
     """
     if not isinstance(mesh, DeviceMesh):
         raise TypeError(f"mesh: expected a DeviceMesh, got {describe(mesh)} of type {type(mesh).__name__}")
-    for name, x in (("mu", mu), ("sigma", sigma)):
+    call = Call(
+        Operation.sample, mu, sigma, n, backend, seed, noise, dtype, fast_math, dim_offset, sample_offset, antithetic,
+        generator, out, validate, layout,
+    )  # fmt: skip
+    call = with_scalars(call)
+    for name, x in (("mu", call.mu), ("sigma", call.sigma)):
         if not (is_number(x) or isinstance(x, torch.Tensor)):
             raise TypeError(f"{name}: expected a tensor or a number, got {describe(x)} of type {type(x).__name__}")
         if isinstance(x, torch.Tensor) and not isinstance(x, DTensor) and x.device.type != mesh.device_type:
             raise ValueError(
                 f"{name}: expected a tensor on the device type of mesh, {mesh.device_type}, got {x.device}"
             )
-    call = Call(
-        Operation.sample, mu, sigma, n, backend, seed, noise, dtype, fast_math, dim_offset, sample_offset, antithetic,
-        generator, out, validate, layout,
-    )  # fmt: skip
     return draw_shard(call, mesh, placements, sample)

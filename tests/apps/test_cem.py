@@ -103,9 +103,9 @@ def test_results_have_the_library_of_the_initial_mean_and_differ_only_by_roundin
         return sphere(x)
 
     deviation = np.full((D, 1), 2, np.float32)
-    for mu, sigma in ((START, deviation), (1.0, deviation), (START, 2.0)):
+    for mu, sigma in ((START, deviation), (1.0, deviation), (START, 2.0), (START, np.float32(2))):
         there = cem.minimize(sphere, mu, sigma, N, iterations=12, seed=SEED)
-        own = [x if isinstance(x, float) else library.array(x) for x in (mu, sigma)]
+        own = [library.array(x) if np.ndim(x) else x for x in (mu, sigma)]
         kinds.clear()
         here, kind = cem.minimize(f, *own, N, iterations=12, seed=SEED), type(library.array(START))
         assert kinds == {(kind, (D, N), "float32")}

@@ -233,7 +233,7 @@ VECTORS = [
             for came, value, advice, bases in (
                 ("a PyTorch tensor", torch.ones(D), "", HOST), ("a NumPy array", np.ones(D), "", ("torch",)),
                 ("a list", [1.0] * D, rf", .*; convert {name}: torch\.as_tensor\({name}, device=", ("torch",)),
-                ("a tuple", (1.0,) * D, "", ("torch",)), ("a NumPy float32", np.float32(1), "", ("torch",)),
+                ("a tuple", (1.0,) * D, "", ("torch",)),
             )
         ),
         *each(name, TENSORS, TypeError, "strided", ("torch",)),

@@ -24,7 +24,7 @@ from fake_backend import FakeBackend
 from tables import DTYPES
 
 import multisample
-from multisample import _libraries, _plan, _stream_order, sample
+from multisample import _libraries, _plan, _stream_order, sample, weighted_moments
 from multisample.backends import registry
 from multisample.backends.launch import HOST, ElementType, Launch, Operation
 
@@ -255,9 +255,22 @@ def test_mu_or_sigma_may_be_a_number() -> None:
     for number in (np.float64(2), np.array(2.0)):  # NumPy's numbers take part in the promotion.
         assert sample(MU, number, N).dtype == np.float64
         assert sample(MU.astype(np.float16), number.astype(np.float16), N).dtype == np.float16
-    for number in (2, 2.0, torch.tensor(2.0), torch.tensor(2)):
+    for number in (*NUMBERS, torch.tensor(2), torch.tensor(2.0), torch.tensor(2.0, dtype=torch.float64)):
         check_same(sample(torch.tensor(MU), number, N, seed=1), by_sigma)
         check_same(sample(number, torch.tensor(SIGMA), N, seed=1), by_mu)
+
+
+@pytest.mark.parametrize("vector", ["float16", "bfloat16", "float32", "float64", "int64"])
+def test_scalars_promote_as_in_pytorch(vector: str) -> None:
+    mu, one = torch.ones(3, dtype=getattr(torch, vector)), np.ones(1, np.float32)
+    kinds = ("float32", "float64") if vector == "int64" else ("float16", "float32", "float64", "int64")
+    for kind in kinds:
+        scalar: Any
+        for scalar in (np.dtype(kind).type(2), torch.tensor(2, dtype=getattr(torch, kind))):
+            expected = (mu * scalar).dtype
+            assert sample(mu, scalar, N).dtype is sample(scalar, mu, N).dtype is expected
+            assert torch.func.vmap(lambda mu: sample(mu, scalar, N, seed=1))(mu[None]).dtype is expected  # noqa: B023
+            assert weighted_moments(torch.from_numpy(one), mu, scalar, seed=1)[0].dtype is expected
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -380,6 +393,24 @@ def test_values_behind_dlpack_are_checked() -> None:
     assert (out == 7).all()
     with pytest.raises((TypeError, ValueError), match=r"^sigma: "):  # NumPy cannot export it.
         sample(ExportedByDlpack(MU), ExportedByDlpack(SIGMA.astype(SIGMA.dtype.newbyteorder())), N)
+
+
+def test_arrays_with_a_namespace_give_arrays_of_that_namespace() -> None:
+    class Strict(ExportedByDlpack):
+        def __array_namespace__(self, api_version: str | None = None) -> Any:
+            return types.SimpleNamespace(from_dlpack=from_dlpack)
+
+    def from_dlpack(array: Array) -> Strict:
+        if array.dtype not in (np.float32, np.float64):
+            raise TypeError("no such type")
+        return Strict(np.from_dlpack(array))
+
+    x, wide, narrow = (sample(Strict(MU), np.float64(2), N, seed=1, dtype=t) for t in (None, "float64", "float16"))
+    assert type(x) is type(wide) is Strict
+    check_same(np.from_dlpack(x), sample(MU, 2, N, seed=1))
+    check_same(narrow, sample(MU, 2, N, seed=1, dtype="float16"))
+    moments = weighted_moments(Strict(np.ones(N, np.float32)), Strict(MU), 1.0, seed=1)
+    assert [type(x) for x in moments] == [Strict, Strict]
 
 
 @pytest.mark.parametrize("kind", [4, 7, 8, 10, 14])
@@ -624,6 +655,10 @@ def test_device_columns_and_numbers_reach_the_backend(cuda: RecordingCuda, cupy:
     assert sigmas == [(scalar.data.ptr, 0, FLOAT32), number, number]
     assert [type(sigma[0]) for sigma in sigmas[1:]] == [float, float]
     check_same(draw(3, cupy.ndarray(SIGMA), N, seed=1).host, sample(np.full(3, 3, np.float32), SIGMA, N, seed=1))
+    for number in NUMBERS:  # NumPy's promotion.
+        check_same(draw(cupy.ndarray(MU), number, N, seed=1).host, sample(MU, number, N, seed=1))
+        narrow = SIGMA.astype(np.float16)
+        check_same(draw(number, cupy.ndarray(narrow), N, seed=1).host, sample(number, narrow, N, seed=1))
 
 
 LAYOUTS: dict[str, Callable[[Any], Any]] = {

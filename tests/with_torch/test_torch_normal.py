@@ -56,8 +56,18 @@ def test_arguments_are_validated_as_by_pytorch(validate_args: bool | None) -> No
             except ValueError as error:
                 outcomes.append(str(error))
         assert outcomes[0] == outcomes[1]
-    with pytest.raises(ValueError, match=r"^sigma: expected finite standard deviations of at least 0"):
-        Normal(torch.zeros(2), torch.tensor([1.0, -1.0]), validate_args=False).rsample()
+    loc, scale = torch.zeros(2, requires_grad=True), torch.ones(2)
+    q, of_cpu = (Normal(loc, scale, validate_args=validate_args, backend=backend) for backend in ("auto", "cpu"))
+    scale[1], z = -1.0, sample(torch.zeros(2), 1.0, 3, seed=7, layout="nd")
+    for draw in (q.sample, q.rsample, q.expand((2,)).sample, of_cpu.sample):
+        if validate_args is False:
+            assert torch.equal(draw((3,), seed=7), z * torch.tensor([1.0, -1.0]))
+        else:
+            with pytest.raises(ValueError, match=r"^sigma: expected finite standard deviations of at least 0"):
+                draw((3,), seed=7)
+    if validate_args is False:
+        draw = torch.compile(q.rsample, backend="eager", fullgraph=True)
+        assert torch.equal(draw((3,), seed=7), q.rsample((3,), seed=7))
     with pytest.raises(TypeError, match=r"^fast_math: expected True or False"):
         Normal(torch.zeros(2), 1.0, fast_math=1).rsample()  # type: ignore[arg-type]
 

@@ -83,6 +83,7 @@ def test_unknown_attributes_of_the_torch_module_raise() -> None:
 
 KEPT = """
 import gc, os, sys
+import numpy as np
 import torch
 from torch import distributed
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -96,7 +97,7 @@ mesh = init_device_mesh("cpu", (1,))
 vectors = [distribute_tensor(x, mesh, [Shard(0)]) for x in (torch.zeros(3), torch.ones(3))]
 for _ in range(3):
     x = multisample.sample(*vectors, 5, seed=7)
-    y = multisample.torch.sample_sharded(torch.zeros(3), 1.0, 5, mesh=mesh, placements=[Shard(1)], seed=7)
+    y = multisample.torch.sample_sharded(torch.zeros(3), np.ones(()), 5, mesh=mesh, placements=[Shard(1)], seed=7)
     assert torch.equal(x.full_tensor(), y.full_tensor())
 assert len(_SHARD_PLANS) == 2
 seen, waiting = set(), [*_SHARD_PLANS._plans, *_SHARD_PLANS._plans.values()]

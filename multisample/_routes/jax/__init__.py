@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.dtypes import canonicalize_dtype
 
 from multisample.backends.contract import HostArray
 from multisample.backends.launch import Operation
@@ -165,7 +166,8 @@ def _static(call: Call) -> Static:
     vectors = {name: x for name, x in (("mu", call.mu), ("sigma", call.sigma)) if not is_number(x)}
     types = {name: _element_type(name, x) for name, x in vectors.items()}
     d = common_length({name: np.shape(x) for name, x in vectors.items()}, batch)
-    dtype = promoted(list(types.values())) if call.dtype is None else dtype_name(call.dtype)
+    strong = [types[name] for name, x in vectors.items() if not _is_weak(x)]
+    dtype = promoted(strong or list(types.values())) if call.dtype is None else dtype_name(call.dtype)
     try:
         JAX.check_dtype(dtype)
     except TypeError as error:
@@ -198,7 +200,15 @@ def _element_type(name: str, x: Any) -> str:
     library = library_of(name, x)
     if library is not HOST:
         raise TypeError(f"{name}: expected an array of JAX or NumPy where others are JAX's, got {NOUNS[library.name]}")
-    return library.describe(name, HOST.normalized(name, x)).counts_as
+    counts_as = library.describe(name, HOST.normalized(name, x)).counts_as
+    return canonicalize_dtype(counts_as).name if np.shape(x) == () else counts_as  # As JAX narrows NumPy's scalars.
+
+
+def _is_weak(x: Any) -> bool:
+    """Whether JAX ignores the type of `x` beside a vector of floats: a result of Python's numbers, or one integer."""
+    if is_jax(x) and x.aval.weak_type:
+        return True
+    return np.shape(x) == () and jnp.issubdtype(x.dtype, jnp.integer)
 
 
 def _check_traced(call: Call) -> None:
