@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
 
 from multisample.backends.launch import Operation
 
@@ -16,18 +16,47 @@ from ._routes import run_first
 from ._tracing import is_traced
 
 if TYPE_CHECKING:
-    from ._typing import AnyArray, DType, Noise, Number, Seed
+    from typing_extensions import Unpack
+
+    from ._typing import (
+        AnyArray,
+        HostArray,
+        HostMomentsOptions,
+        HostVector,
+        MomentsOptions,
+        Noise,
+        Number,
+        OwnArray,
+        T,
+        Tensor,
+    )  # fmt: skip
 
 
+@overload
 def weighted_moments(
-    weights: AnyArray | Any,
-    mu: AnyArray | Number | Any,
-    sigma: AnyArray | Number | Any,
+    weights: OwnArray, mu: OwnArray | Number, sigma: OwnArray | Number, **options: Unpack[MomentsOptions]
+) -> tuple[OwnArray, ...]: ...
+@overload
+def weighted_moments(
+    weights: Tensor[T], mu: Tensor[T] | Number, sigma: Tensor[T] | Number, **options: Unpack[MomentsOptions]
+) -> tuple[T, ...]: ...
+@overload
+def weighted_moments(
+    weights: HostVector, mu: HostVector | Number, sigma: HostVector | Number, **options: Unpack[HostMomentsOptions]
+) -> tuple[HostArray, ...]: ...
+@overload
+def weighted_moments(
+    weights: AnyArray, mu: AnyArray | Number, sigma: AnyArray | Number, **options: Unpack[MomentsOptions]
+) -> tuple[Any, ...]: ...
+def weighted_moments(
+    weights: Any,
+    mu: Any,
+    sigma: Any,
     *,
     order: Literal[1, 2] = 2,
-    seed: Seed | Any,
+    seed: Any,
     noise: Noise = "independent",
-    dtype: DType | None = None,
+    dtype: Any = None,
     dim_offset: SupportsIndex = 0,
     sample_offset: SupportsIndex = 0,
     antithetic: bool = False,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar, overload
 
 from ._libraries import BY_TYPE
 from ._libraries.jax import any_of_jax
@@ -13,14 +13,42 @@ from ._model_parameters.request import Request, Structure, matching, structure_o
 from ._tracing import is_traced
 
 if TYPE_CHECKING:
-    from ._typing import AnyArray, Number, Seed
+    from typing_extensions import Unpack
+
+    from ._typing import AnyArray, Module, Number, PerturbOptions, PerturbOutOptions, T, Tensor
+
+Given = TypeVar("Given")
 
 
+@overload
+def perturb(
+    parameters: Module[T], coefficients: AnyArray | Number, **options: Unpack[PerturbOptions]
+) -> dict[str, T]: ...
+@overload
+def perturb(parameters: Tensor[T], coefficients: AnyArray | Number, **options: Unpack[PerturbOptions]) -> T: ...
+@overload
+def perturb(
+    parameters: Mapping[str, Tensor[T]], coefficients: AnyArray | Number, **options: Unpack[PerturbOptions]
+) -> dict[str, T]: ...
+@overload
+def perturb(  # type: ignore[overload-overlap]
+    parameters: tuple[Tensor[T], ...], coefficients: AnyArray | Number, **options: Unpack[PerturbOptions]
+) -> tuple[T, ...]: ...
+@overload
+def perturb(
+    parameters: Sequence[Tensor[T]], coefficients: AnyArray | Number, **options: Unpack[PerturbOptions]
+) -> list[T]: ...
+@overload
+def perturb(parameters: Given, coefficients: AnyArray | Number, **options: Unpack[PerturbOptions]) -> Given: ...
+@overload
+def perturb(
+    parameters: Any, coefficients: AnyArray | Number, *, out: Given, **options: Unpack[PerturbOutOptions]
+) -> Given: ...
 def perturb(
     parameters: Any,
-    coefficients: AnyArray | Number | Any,
+    coefficients: Any,
     *,
-    seed: Seed | Any,
+    seed: Any,
     member: SupportsIndex = 0,
     out: Any = None,
     fast_math: bool = False,

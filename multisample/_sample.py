@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 # The overloads overlap in calls with two numbers, which raise.
 @overload
 def sample(  # type: ignore[overload-overlap]
-    mu: OwnArray | float, sigma: OwnArray | float, n: SupportsIndex, **options: Unpack[Options[OwnArray]]
+    mu: OwnArray | Number, sigma: OwnArray | Number, n: SupportsIndex, **options: Unpack[Options[OwnArray]]
 ) -> OwnArray: ...
 @overload
 def sample(  # type: ignore[overload-overlap]
-    mu: Tensor[T] | float, sigma: Tensor[T] | float, n: SupportsIndex, **options: Unpack[Options[T]]
+    mu: Tensor[T] | Number, sigma: Tensor[T] | Number, n: SupportsIndex, **options: Unpack[Options[T]]
 ) -> T: ...
 @overload
 def sample(

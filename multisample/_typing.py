@@ -6,7 +6,7 @@ imports no array library: protocols describe the arrays of PyTorch, JAX, CuPy an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, SupportsIndex, TypeAlias, TypeVar
 
 import numpy as np
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing import Generic
 
     # Type checkers include typing_extensions. Python has no generic TypedDict before 3.11.
-    from typing_extensions import TypedDict
+    from typing_extensions import Required, TypedDict
     from typing_extensions import TypeVar as _TypeVar
 
     from ._randomness.generator import Generator, Key
@@ -86,6 +86,12 @@ class Tensor(Protocol[T_co]):
     def cpu(self) -> T_co: ...
 
 
+class Module(Protocol[T_co]):
+    """torch.nn.Module, for which T is torch.Tensor."""
+
+    def named_parameters(self) -> Iterator[tuple[str, Tensor[T_co]]]: ...
+
+
 class _DTensor(Protocol):
     @property
     def device_mesh(self) -> Any: ...
@@ -135,20 +141,22 @@ AnyArray: TypeAlias = HostVector | _SupportsDLPack | _SupportsCuda | _SupportsNu
 Seed: TypeAlias = "SupportsIndex | Key | Sequence[SupportsIndex | Key] | _SupportsDLPack | _SupportsCuda"
 """One seed or Key, or a vector of them."""
 
-# --- Keyword arguments of `sample`, `cem.CEM` and `cem.minimize` -----------------------------------
+# --- Keyword arguments of `sample`, `weighted_moments` and `perturb` -------------------------------
 
 if TYPE_CHECKING:
 
-    class _Options(TypedDict, total=False):
-        seed: Seed | None
+    class _Drawing(TypedDict, total=False):
         noise: Noise
         dtype: DType | None
         fast_math: bool
         dim_offset: SupportsIndex
         sample_offset: SupportsIndex
+        antithetic: bool
+
+    class _Options(_Drawing, total=False):
+        seed: Seed | None
         validate: bool
         layout: Layout
-        antithetic: bool
 
     class HostOptions(_Options, total=False):
         """Options of a call that returns a NumPy array."""
@@ -163,3 +171,25 @@ if TYPE_CHECKING:
         backend: str
         out: T | None
         generator: Generator | TorchGenerator | None
+
+    class _MomentsOptions(_Drawing, total=False):
+        order: Literal[1, 2]
+        seed: Required[Seed]
+
+    class HostMomentsOptions(_MomentsOptions, total=False):
+        backend: HostBackend
+
+    class MomentsOptions(_MomentsOptions, total=False):
+        backend: str
+
+    class PerturbOutOptions(TypedDict, total=False):
+        """Options of `perturb` with `out`."""
+
+        seed: Required[Seed]
+        member: SupportsIndex
+        fast_math: bool
+        ids: Mapping[str, SupportsIndex] | Sequence[SupportsIndex] | None
+        backend: str
+
+    class PerturbOptions(PerturbOutOptions, total=False):
+        out: None

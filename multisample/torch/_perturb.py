@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, SupportsIndex, TypeVar
 
 from .._perturb import perturb
 
@@ -15,9 +15,9 @@ Given = TypeVar("Given")
 
 def perturb_(
     parameters: Given,
-    coefficients: AnyArray | Number | Any,
+    coefficients: AnyArray | Number,
     *,
-    seed: Seed | Any,
+    seed: Seed,
     member: SupportsIndex = 0,
     fast_math: bool = False,
     ids: Mapping[str, SupportsIndex] | Sequence[SupportsIndex] | None = None,

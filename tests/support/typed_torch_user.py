@@ -16,7 +16,22 @@ assert_type(multisample.sample(t, t, 5), torch.Tensor)
 assert_type(multisample.sample(0.0, t, 5, dtype=torch.float64, generator=torch.Generator()), torch.Tensor)
 assert_type(multisample.sample(parameter, 1.0, 5, backend="torch_ext", out=t), torch.Tensor)
 assert_type(multisample.sample(parameter, parameter, 5, generator=multisample.Generator(7)), torch.Tensor)
+assert_type(multisample.sample(parameter, np.float32(1), 5), torch.Tensor)
+assert_type(multisample.weighted_moments(t, parameter, 1.0, seed=7), tuple[torch.Tensor, ...])
+module = torch.nn.Linear(2, 3)
+assert_type(multisample.perturb(module, 0.1, seed=7), dict[str, torch.Tensor])
+assert_type(multisample.perturb(parameter, np.float32(0.1), seed=7), torch.Tensor)
+assert_type(multisample.perturb(dict(module.named_parameters()), t, seed=t), dict[str, torch.Tensor])
+assert_type(multisample.perturb(list(module.parameters()), [0.1], seed=7), list[torch.Tensor])
+assert_type(multisample.perturb((t, parameter), 0.1, seed=7, backend="cpu"), tuple[torch.Tensor, ...])
+assert_type(multisample.perturb(t, 0.1, seed=7, out=parameter), torch.nn.Parameter)
+assert_type(multisample.perturb(module, 0.1, seed=7, out=module), torch.nn.Linear)
+assert_type(multisample.torch.perturb_(module, 0.1, seed=7), torch.nn.Linear)
 
+multisample.perturb(module, "x", seed=7)  # type: ignore[arg-type]
+multisample.perturb(module, 0.1, seed="x")  # type: ignore[arg-type]
+multisample.torch.perturb_(module, 0.1, seed=1.5)  # type: ignore[arg-type]
+multisample.weighted_moments(t, t, t, seed=7, order=3)  # type: ignore[call-overload]
 multisample.sample(t, t, 5.0)  # type: ignore[call-overload]
 multisample.sample(t, t, 5, seed="7")  # type: ignore[arg-type]
 multisample.sample(t, t, 5, generator=np.random.default_rng())  # type: ignore[call-overload]

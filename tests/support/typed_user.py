@@ -16,6 +16,7 @@ from multisample import cem
 
 Host = npt.NDArray[Any]
 mu, sigma = np.zeros(3, np.float32), np.ones(3, np.float32)
+host: Host = mu
 
 # --- NumPy arrays and lists -----------------------------------------------------------------------
 
@@ -33,6 +34,14 @@ multisample.sample(
     layout="nd", antithetic=True,
 )  # fmt: skip
 assert_type(multisample.list_backends()["cpu"].available, bool)
+m1, m2 = multisample.weighted_moments([1.0, 2.0], mu, 1.0, seed=7, dtype="float64")
+assert_type(m1, Host)
+assert_type(multisample.weighted_moments(mu, mu, np.float32(1), order=1, seed=[7, 8], backend="cpu"), tuple[Host, ...])
+assert_type(multisample.weighted_moments(mu, mu, sigma, seed=7, backend="cupy"), tuple[Any, ...])
+assert_type(multisample.perturb(host, 0.1, seed=7), Host)
+named = {"weight": host, "bias": host}
+assert_type(multisample.perturb(named, [0.1, 0.2], seed=multisample.Key(7, 0)), dict[str, Host])
+assert_type(multisample.perturb([mu], mu, seed=7, member=np.int64(3), ids=[5], out=(host,)), tuple[Host])
 
 multisample.sample("x", sigma, 5)  # type: ignore[arg-type]
 multisample.sample(mu, None, 5)  # type: ignore[call-overload]
@@ -50,6 +59,12 @@ multisample.sample(mu, sigma, 5, dim_offset=0.5)  # type: ignore[call-overload]
 multisample.sample(mu, sigma, 5, generator=np.random.default_rng())  # type: ignore[call-overload]
 multisample.sample(mu, sigma, 5, sed=7)  # type: ignore[call-overload]
 multisample.smaple(mu, sigma, 5)  # type: ignore[attr-defined]
+multisample.weighted_moments(mu, mu, sigma)  # type: ignore[call-overload]
+multisample.weighted_moments(mu, "x", sigma, seed=7)  # type: ignore[arg-type]
+multisample.weighted_moments(mu, mu, sigma, seed=7, order=3)  # type: ignore[call-overload]
+multisample.perturb(mu, 0.1)  # type: ignore[call-overload]
+multisample.perturb(mu, "x", seed=7)  # type: ignore[arg-type]
+multisample.perturb(mu, 0.1, seed=7, member=0.5)  # type: ignore[call-overload]
 
 # --- Arrays of libraries that need not be installed -----------------------------------------------
 
@@ -91,6 +106,11 @@ def draw(jax: JaxArray, cupy: CupyArray, numba: NumbaArray, cuda: CudaArray, dlp
     assert_type(multisample.sample(cuda, 1.0, 5), Any)
     assert_type(multisample.sample(dlpack, dlpack, 5), Any)
     assert_type(multisample.sample(unknown, unknown, 5), Any)
+    assert_type(multisample.sample(jax, np.float32(1), 5), JaxArray)
+    assert_type(multisample.weighted_moments(cupy, 0.0, cupy, seed=7), tuple[CupyArray, ...])
+    assert_type(multisample.weighted_moments(unknown, unknown, unknown, seed=7), tuple[Any, ...])
+    assert_type(multisample.perturb({"layer": [jax, jax]}, dlpack, seed=dlpack), dict[str, list[JaxArray]])
+    assert_type(multisample.perturb(unknown, unknown, seed=unknown), Any)
     multisample.sample(jax, jax, 5, seed="7")  # type: ignore[arg-type]
     multisample.sample(cupy, 1.0, 5.0)  # type: ignore[call-overload]
     multisample.sample(unknown, unknown, 5, seed="7")  # type: ignore[arg-type]
