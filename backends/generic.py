@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from .contract import Backend, Launcher
+from .kernels.cpu.floating_point import has_default_floats
 from .launch import HEAD, Launch, Operation, matrix_of_batch
 from .memory.host import address_of, inputs_at
 
@@ -43,6 +44,8 @@ def generic_launcher(backend: Backend, launch: Launch) -> Launcher:
     """A `Launcher` that calls `Backend.launch`."""
 
     def is_valid(mu: Any, sigma: Any, weights: Any) -> bool:
+        if not has_default_floats():
+            return False
         batch = launch._replace(mu=mu, sigma=sigma, weights=weights or 0)
         for b in range(max(launch.batch, 1)):
             inputs = inputs_at(matrix_of_batch(batch, b))

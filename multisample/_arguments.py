@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 import operator
 import sys
 from collections.abc import Callable
@@ -77,6 +78,21 @@ class _Unchecked(enum.IntEnum):
 
 UNCHECKED: Any = _Unchecked.UNCHECKED
 """A false flag that users do not have. With it as `validate`, a call does not check values in host memory either."""
+
+
+def rounded_once(x: Any, dtype: str) -> float:
+    """`x`, a Python number, as a double that rounds to the same number of the computing type of `dtype`.
+
+    The nearest double of an integer from 2**53 on may lie between two numbers of float32. Then the two roundings would
+    not be those of an integer array, which rounds once. OverflowError if `x` is too large.
+    """
+    number = float(x)
+    if isinstance(x, int) and dtype != "float64" and not -(2**53) <= x <= 2**53:
+        # Round to odd: the last bit of 53 is set if a lower bit is.
+        low = abs(x).bit_length() - 53
+        high = abs(x) >> low
+        number = math.copysign(math.ldexp(high | (high << low != abs(x)), low), number)
+    return number
 
 
 def check_flag(name: str, value: object) -> None:

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar, overload
 
+from multisample.backends.kernels.cpu.floating_point import default_floats, has_default_floats
+
 from ._libraries import BY_TYPE
 from ._libraries.jax import any_of_jax
 from ._model_parameters.perturb_plan import run_perturb, run_seen
@@ -147,6 +149,12 @@ def perturb(
             perturb, parameters, coefficients, seed=seed, member=member, out=out, fast_math=fast_math, ids=ids,
             backend=backend,
         )  # fmt: skip
+    if not has_default_floats():
+        with default_floats():
+            return perturb(
+                parameters, coefficients, seed=seed, member=member, out=out, fast_math=fast_math, ids=ids,
+                backend=backend,
+            )  # fmt: skip
     if any_of_jax((parameters, coefficients, seed, member)):
         from ._routes.jax.perturb import perturb_jax
 

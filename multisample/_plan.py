@@ -17,6 +17,7 @@ import numpy as np
 from multisample.backends import generic
 from multisample.backends.contract import Backend
 from multisample.backends.element_types import MATRIX_TYPES
+from multisample.backends.kernels.cpu.floating_point import default_floats, has_default_floats
 from multisample.backends.launch import HOST, INPUTS, OPERANDS, ElementType, Launch, Operation
 from multisample.backends.system.cuda_driver import is_capturing
 
@@ -104,7 +105,10 @@ class Plan:
         self._is_valid: Any = None
         if on_device and call.validate:  # Only on request, since the check waits for the device.
             self._is_valid = lambda mu, sigma, weights: False
-        elif not on_device and call.validate is not UNCHECKED and self._readers and d and inputs.batch != 0:
+        elif call.validate is UNCHECKED:
+            if takes_arrays:  # `_read` has converted them.
+                self._is_valid = lambda mu, sigma, weights: has_default_floats()
+        elif not on_device and self._readers and d and inputs.batch != 0:
             self._is_valid = launcher.is_valid or generic.generic_launcher(backend, self.template).is_valid
 
         # Results: a matrix, or `_results` vectors.
@@ -167,6 +171,9 @@ class Plan:
         else:  # `_kept` keeps arrays alive until the launch.
             mu_at, sigma_at, weights_at, _kept = self._read(mu, sigma, weights)
         if self._is_valid is not None and not self._is_valid(mu_at, sigma_at, weights_at):
+            if not has_default_floats():  # Read the inputs again.
+                with default_floats():
+                    return self.run(mu, sigma, weights, matrix, seed, generator, dim_offset, sample_offset)
             vectors = zip(self._readers, (mu, sigma, weights), strict=False)
             check_values(self.library, dict(vectors), self.dtype)
         if self._results:

@@ -10,7 +10,7 @@ import numpy as np
 
 from multisample.backends.element_types import MATRIX_TYPES
 
-from ._arguments import describe
+from ._arguments import describe, rounded_once
 from ._checks.operands import Inputs, check_alignment, item_size
 from ._checks.values import check_values, in_turn, least_and_most, vector_converter
 from ._libraries import Library, Operand, check_memory
@@ -71,10 +71,15 @@ def _checked_address(name: str, operand: Operand, mask: int, library: Library) -
 
 def _number_reader(name: str, dtype: str, library: Library) -> Callable[[Any], float]:
     least, most = least_and_most(name, dtype)
+    # Floats, and integers that are doubles, between these need no more checks.
+    low, high = max(least, -(2.0**53)), min(most, 2.0**53)
 
     def read(x: Any) -> float:
         try:
             number = float(x)
+            if low <= number <= high:
+                return number
+            number = rounded_once(x, dtype)
         except OverflowError:
             raise ValueError(f"{name}: expected a finite number, got {describe(x)}") from None
         if not least <= number <= most:

@@ -13,9 +13,10 @@ import numpy as np
 
 from multisample.backends.contract import HostArray
 from multisample.backends.element_types import MATRIX_TYPES
+from multisample.backends.kernels.cpu.floating_point import with_default_floats
 from multisample.backends.memory.host import rounded
 
-from .._arguments import describe
+from .._arguments import describe, rounded_once
 from .._libraries import Library, Operand, is_number
 
 # The largest double that rounds to a finite float32.
@@ -77,6 +78,7 @@ def number_vector(x: Any, d: int, real: Any) -> HostArray:
     return vector
 
 
+@with_default_floats
 def check_values(library: Library, arguments: dict[str, Any], dtype: str) -> None:
     """ValueError that names the first invalid element: not finite, or a negative `sigma`.
 
@@ -102,6 +104,6 @@ def _shape_of_index(x: Any) -> tuple[int, ...]:
 
 def _computed(name: str, x: Any, real: Any) -> HostArray:
     try:
-        return rounded(np.asarray(float(x) if is_number(x) else x), real).reshape(-1)
+        return rounded(np.asarray(rounded_once(x, np.dtype(real).name) if is_number(x) else x), real).reshape(-1)
     except OverflowError:
         raise ValueError(f"{name}: expected a finite number, got {describe(x)}") from None

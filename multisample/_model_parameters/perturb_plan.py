@@ -20,6 +20,7 @@ import numpy as np
 from multisample.backends import generic
 from multisample.backends.contract import HostArray
 from multisample.backends.element_types import MATRIX_TYPES
+from multisample.backends.kernels.cpu.floating_point import with_default_floats
 from multisample.backends.launch import HOST as ON_HOST
 from multisample.backends.launch import SPAN, ElementType, Launch, Operation, Span
 from multisample.backends.memory.host import quiet
@@ -128,7 +129,7 @@ class _Plan:
         ]
         self.groups = [group for group in groups if len(group.table)]  # A rank may hold no element.
         self.limit = min((_LIMITS[group.real.char] for group in groups), default=math.inf)
-        self._run_one = self._for_one_array()
+        self._run: Callable[..., Any] = self._for_one_array() or self._run_any
 
     def _group(
         self, request: Request, coefficients: Coefficients, device: Device, dtype: str, arrays: list[int],
@@ -186,14 +187,21 @@ class _Plan:
             if not -self.limit < values < self.limit:
                 return None
         elif self.vector is None:
-            with quiet():  # A small sum of squares proves all coefficients small, and is faster than a maximum.
+            with quiet():
+                # A small sum of squares proves all coefficients small, and is faster than a maximum.
                 are_small = values.dot(values) < self.limit * self.limit
-            if not (are_small or (np.abs(values) < self.limit).all()):
-                return None
+                if not (are_small or (np.abs(values) < self.limit).all()):
+                    return None
+                return self._run(arrays, written, values, given, seed, word, offset, member)
         elif self.library.address(given) % item_size(self.vector.dtype):
             return None
-        if self._run_one is not None:
-            return self._run_one(arrays[0], values, given, word, offset, member)
+        return self._run(arrays, written, values, given, seed, word, offset, member)
+
+    def _run_any(
+        self, arrays: Sequence[Any], written: Sequence[Any] | None, values: Any, given: Any, seed: Any, word: int,
+        offset: int, member: int,
+    ) -> Any:  # fmt: skip
+        """`run` after its checks. A vector of `values` is rounded, inside `quiet`."""
         tables, _owners = self._tables(arrays, written)
         if tables is None:
             return None
@@ -231,7 +239,7 @@ class _Plan:
         return tables, read
 
     def _for_one_array(self) -> Callable[..., Any] | None:
-        """A faster `run` for a single array that is one span; None for other calls."""
+        """A faster `_run_any` for a single array that is one span; None for other calls."""
         has_one_span = len(self.memory.sources) == 1 and [len(group.table) for group in self.groups] == [1]
         is_plain = not (self.converts or self.library.names_streams) and self.keys is None
         if not (has_one_span and is_plain and (self.is_fresh or self.in_place)):
@@ -244,7 +252,10 @@ class _Plan:
         passes_number = self.is_number and not group.takes_arrays
         mask = item_size(self.memory.sources[0].dtype) - 1 if group.device.kind == "cuda" else 0
 
-        def run(x: Any, values: Any, given: Any, word: int, offset: int, member: int) -> Any:
+        def run(
+            arrays: Sequence[Any], written: Any, values: Any, given: Any, seed: Any, word: int, offset: int, member: int
+        ) -> Any:
+            (x,) = arrays
             at = address(x)
             if not at or at & mask:
                 return None
@@ -389,6 +400,7 @@ def run_seen(
     return key, None
 
 
+@with_default_floats
 def perturbed(request: Request) -> Any:
     """Run a call whose arrays are of one library, by the plan of a call like it, or with all checks."""
     parameters, out = request.parameters, request.out

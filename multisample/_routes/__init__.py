@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from multisample.backends.kernels.cpu.floating_point import default_floats, has_default_floats
+
 from .._arguments import dtype_name, is_constant
 from .._backends import choose
 from .._checks.operands import common_library, with_scalars
@@ -41,6 +43,9 @@ def run_first(call: Call, key: Hashable, function: Callable[..., Any]) -> Any:
     `key` is the key for a new plan, or None; `function` is the public function of the operation.
     """
     compiling = _is_compiling()
+    if not compiling and not has_default_floats():
+        with default_floats():
+            return run_first(call, key, function)
     if not compiling and (converted := with_scalars(call)) is not call:  # A plan may exist.
         return converted.repeated(function)
     dtensor = None if compiling else getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)

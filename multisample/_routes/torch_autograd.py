@@ -15,6 +15,7 @@ import torch
 from multisample.backends import registry
 from multisample.backends.contract import Backend
 from multisample.backends.element_types import MATRIX_TYPES
+from multisample.backends.kernels.cpu.floating_point import with_default_floats
 from multisample.backends.launch import Operation
 
 from .._arguments import UNCHECKED
@@ -217,6 +218,7 @@ class _RecordedBatch:
         self.dtype = inspect_inputs(TORCH, call).dtype
         self.call = call._replace(mu=None, sigma=None, seed=None)
 
+    @with_default_floats
     def run(self, mu: Any, sigma: Any, weights: Any, matrix: Any, seed: Any, generator: Any, *window: int) -> Any:
         vectors = {"mu": mu, "sigma": sigma}
         if not any(x.is_cuda for x in vectors.values() if not is_number(x)):
@@ -242,6 +244,7 @@ class _RecordedMoments:
         inputs = inputs._replace(operands={"weights": inputs.operands["weights"]}, dtype=real)
         self.plan = Plan(call, backend, TORCH, inputs)
 
+    @with_default_floats
     def run(self, mu: Any, sigma: Any, weights: Any, matrix: Any, seed: Any, generator: Any, *window: int) -> Any:
         if weights.is_cpu:
             check_values(TORCH, {"mu": mu, "sigma": sigma}, self.plan.dtype)

@@ -16,6 +16,7 @@ from torch._C import _functorch
 
 from multisample.backends.contract import Backend
 
+from .._arguments import rounded_once
 from .._checks.operands import common_length, promoted
 from .._checks.values import accepted_values, least_and_most
 from .._checks.window_and_options import check_rows
@@ -225,8 +226,9 @@ def _vectors(call: Call, batch: int | None = None) -> list[Any]:
     for x in (call.mu, call.sigma):
         if is_number(x):
             real = torch.float64 if call.dtype == "float64" else torch.float32
-            # Multiply: a symbolic x stays symbolic.
-            x = torch.ones((), dtype=real, device=model.device) * torch.sym_float(x)
+            number = torch.sym_float(x) if torch.compiler.is_compiling() else rounded_once(x, call.dtype)
+            # Multiply: a symbolic number stays symbolic.
+            x = torch.ones((), dtype=real, device=model.device) * number
         if x.dim() == 0:
             x = x.expand(model.shape[0 if batch is None else -1])
         vectors.append(x[:, 0] if x.dim() == 2 and batch is None else x)

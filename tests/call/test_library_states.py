@@ -7,9 +7,11 @@ between the states, and compares the outcome of each call with that of a call wi
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import itertools
 import os
+import platform
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -22,7 +24,8 @@ from outcomes import outcome
 from tables import slow_but
 
 import multisample
-from multisample import Key, _backends, cem, sample, weighted_moments
+from multisample import Key, _backends, cem, perturb, sample, weighted_moments
+from multisample._arguments import UNCHECKED
 from multisample._plan import PLANS
 
 D, N = 5, 7
@@ -59,8 +62,9 @@ def check_switches(calls: dict[str, Call], states: dict[str, State], matter: boo
     for _ in range(2):
         assert outcomes(outcome) == fresh
     drawn = [not isinstance(one, list) for one in fresh["outside"].values()]
-    assert any(drawn) if matter else all(drawn)
-    assert matter or all(one == fresh["outside"] for one in fresh.values())
+    assert any(drawn) if matter else all(drawn), [one for one in fresh["outside"].values() if isinstance(one, list)]
+    changed = {(state, name) for state in states for name in calls if fresh[state][name] != fresh["outside"][name]}
+    assert matter or changed == set()
 
 
 HOST_CALLS: dict[str, Call] = {
@@ -92,9 +96,30 @@ def test_settings_of_the_process() -> None:
     check_switches(HOST_CALLS | TORCH_CALLS, OWN_STATES, matter=False)
 
 
+@contextlib.contextmanager
+def _set(setter: Callable[[Any], Any], value: Any, before: Any) -> Iterator[None]:
+    setter(value)
+    try:
+        yield
+    finally:
+        setter(before)
+
+
 RAISING: dict[str, State] = {"raise": lambda: np.errstate(all="raise")}
+# The arguments of C's fesetround: up, down, towards zero.
+_MODES = (0x800, 0x400, 0xC00) if platform.machine() == "x86_64" else (0x400000, 0x800000, 0xC00000)
+_FLOATS: dict[str, State] = {
+    # PyTorch sets the modes of inputs and of results.
+    "flush": lambda: _set(torch.set_flush_denormal, True, False),
+    **{
+        f"round {mode:#x}": lambda mode=mode: _set(ctypes.CDLL(None).fesetround, mode, 0)  # type: ignore[misc]
+        for mode in _MODES
+    },
+}
 # float64 numbers that underflow and overflow in narrower types and in sums.
 EXTREME = np.array([0.0, 1e-300, 1e-40, 1e38])
+TINY = np.array([1e-310, 1e-40, 0.1])
+INTEGERS = np.array([2**24 + 1, 2**24 + 3, -(2**62) - 2**38 - 1, 5])  # float32 rounds them.
 EXTREME_WEIGHTS = np.linspace(-1e-300, 1e30, 40)
 LIBRARIES: dict[str, Callable[[Any], Any]] = {
     "numpy": np.asarray, "list": np.ndarray.tolist, "torch": torch.from_numpy, "dlpack": ExportedByDlpack,
@@ -120,6 +145,25 @@ def _extreme_calls(library: str) -> dict[str, Call]:
     if library in ("numpy", "torch"):
         other = "torch_ext" if library == "numpy" else "cpu"
         calls[other] = lambda: sample(mu, abs(mu), 5, seed=1, dtype="float32", backend=other)
+        integers, *typed = (LIBRARIES[library](x) for x in (INTEGERS, TINY, TINY.astype(np.float32)))
+        calls["integers"] = lambda: sample(integers, 0.0, 3, seed=1, dtype="float32", backend=other)
+        for x, dtype in itertools.product(typed, ("float32", "float64")):
+            options = {"seed": 1, "dtype": dtype, "backend": "cpu"}
+            calls[f"{x.dtype} to {dtype}"] = lambda x=x, options=options: sample(x, x, 3, **options)
+        calls["moments, integers"] = lambda: weighted_moments(integers[:4], mu, 0.1, seed=1, dtype="float32")
+    if library in ("numpy", "torch", "jax"):
+        wide = LIBRARIES[library](np.zeros(3, "float32" if library == "jax" else "float64"))
+        narrow = LIBRARIES[library](np.zeros(3, np.float32))
+        vectors = EXTREME, EXTREME.tolist(), TINY.astype(np.float32), LIBRARIES[library](TINY.astype(np.float32))
+        for p, (k, c) in itertools.product((wide, narrow), enumerate((1e-310, 1e-40, 0.1, *vectors))):
+            calls[f"perturb {p.dtype}, {k}"] = lambda p=p, c=c: perturb(p, c, seed=1)
+    if library == "torch":
+        leaf, scalar = torch.from_numpy(TINY).requires_grad_(), np.float32(1e-40)
+        calls["recorded batch"] = lambda: sample(leaf, 1e-40, 3, seed=[1, 2], dtype="float32")
+        calls["recorded moments"] = lambda: weighted_moments(weights, leaf, 1e-40, seed=1, dtype="float32")
+        unchecked: Any = {"seed": 1, "dtype": "float32", "validate": UNCHECKED, "backend": "cpu"}
+        calls["unchecked"] = lambda: sample(mu, scalar, 3, **unchecked)
+        calls["vmap"] = lambda: torch.func.vmap(lambda x: sample(x, 1e-40, 3, seed=1, dtype="float32"))(mu[None])
     if library == "jax":
         key = pytest.importorskip("jax").random.key(1)
         calls["a key"] = lambda: sample(EXTREME, EXTREME, 5, seed=key, dtype="float32")
@@ -127,8 +171,25 @@ def _extreme_calls(library: str) -> dict[str, Call]:
 
 
 @pytest.mark.parametrize("library", slow_but(["numpy", "list", "torch", "dlpack"], LIBRARIES))
-def test_underflow_and_overflow_never_raise_whatever_the_numpy_error_state(library: str) -> None:
-    check_switches(_extreme_calls(library), RAISING, matter=False)
+def test_extreme_numbers_do_not_depend_on_numpys_error_state_or_on_floating_point_settings(library: str) -> None:
+    check_switches(_extreme_calls(library), RAISING | _FLOATS, matter=False)
+
+
+def test_checks_of_values_do_not_depend_on_floating_point_settings() -> None:
+    tiny = np.array([0.0, -1e-310])
+    calls = {
+        f"{x}, {dtype}": lambda x=x, dtype=dtype: sample(np.zeros(2), x, 3, seed=1, dtype=dtype)
+        for x in (-1e-310, -1e-45, tiny, tiny.tolist(), tiny.astype("f4") - np.float32(1e-45), 2.0**128 - 2.0**103)
+        for dtype in ("float32", "float64")
+    }
+    calls["torch"] = lambda: sample(torch.zeros(2).double(), -1e-310, 3, seed=1)
+    calls["torch, validate"] = lambda: sample(torch.zeros(2).double(), torch.tensor(tiny), 3, seed=1, validate=True)
+    check_switches(calls, _FLOATS)
+    expected = {name: outcome(call) for name, call in calls.items()}
+    for enter in _FLOATS.values():
+        with enter():
+            found = {name: outcome(call) for name, call in calls.items()}
+        assert {name for name in calls if found[name] != expected[name]} == set()
 
 
 @pytest.mark.parametrize("library", slow_but(["numpy", "torch"], ["numpy", "torch", "jax"]))
@@ -161,15 +222,6 @@ def test_wrong_values_raise_their_own_error_under_any_numpy_error_state() -> Non
                     sample(mu, 1.0, 3, dtype="float32")
             with pytest.raises(ValueError, match=r"^sigma: expected finite"):
                 sample([0.0], value, 3, dtype="float32")
-
-
-@contextlib.contextmanager
-def _set(setter: Callable[[Any], Any], value: Any, before: Any) -> Iterator[None]:
-    setter(value)
-    try:
-        yield
-    finally:
-        setter(before)
 
 
 TORCH_STATES: dict[str, State] = {

@@ -293,6 +293,18 @@ def test_the_largest_integers_are_rounded_once() -> None:
     large = np.array([2**63 - 1, 2**53 + 1, 2**24 + 1])
     check_same(sample(large, 0, 1, seed=1)[:, 0], large.astype(np.float32))
     check_same(sample(large, 0, 1, seed=1, dtype="float64")[:, 0], large.astype(np.float64))
+    # The doubles nearest to the first two lie half-way between numbers of float32.
+    for number in (2**54 + 2**30 + 1, 1 - 2**62 - 2**38, 2**53 + 1, 2**63 - 1):
+        for dtype in DTYPES:
+            draw = functools.partial(sample, number, n=1, seed=1, dtype=dtype)
+            expected = sample(np.array([number]), 0.0, 1, seed=1, dtype=dtype)
+            check_same(draw(np.zeros(1, np.float32)), expected)
+            check_same(draw(torch.zeros(1)), expected)
+            check_same(torch.func.vmap(draw)(torch.zeros(1, 1))[0], expected)
+    largest = 2**128 - 2**103 - 1  # The nearest double rounds to infinity.
+    check_same(sample(largest, [0.0], 1, seed=1)[:, 0], np.full(1, np.finfo(np.float32).max))
+    with pytest.raises(ValueError, match=r"^mu: expected finite means, got inf as float32"):
+        sample(largest + 1, [0.0], 1, seed=1)
 
 
 # --- Result types ---------------------------------------------------------------------------------

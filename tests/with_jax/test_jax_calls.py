@@ -454,3 +454,10 @@ def test_torch_tensors_do_not_mix_with_jax() -> None:
         sample(jnp.asarray(MU), torch.ones(D), N, seed=1)
     with pytest.raises(TypeError, match=r"^generator: .*torch\.Generator"):
         sample(*vectors(), N, generator=torch.Generator())
+
+
+def test_integers_are_rounded_once() -> None:
+    for dtype in ("float32", "bfloat16"):
+        number = 2**54 + 2**30 + 1  # The nearest double lies half-way between two numbers of float32.
+        x = np.asarray(sample(number, jnp.zeros(1), 1, seed=7, dtype=dtype))
+        assert x.tobytes() == sample(np.array([number]), 0.0, 1, seed=7, dtype=dtype).tobytes()

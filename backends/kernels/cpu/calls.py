@@ -23,7 +23,7 @@ from .addresses import c_address, numbers_at, symbol
 from .fields import HALF, LAUNCH_WORDS, WORD, half, numbers_of
 from .helper_threads import find_threads, for_each, starting_kernel, threads_for
 from .intrinsics import add_products, integers_at, stack_array
-from .kernel import call_window, value_kernel, window_address, window_kernel
+from .kernel import call_window, settings_kernel, value_kernel, window_address, window_kernel
 from .moments import moments_address
 from .perturb import perturb_address
 from .thread_windows import THREAD_WORK, most_threads, window_of, window_shape, windows, work_of
@@ -251,6 +251,7 @@ def kernels() -> list[Callable[[], Any]]:
     return [
         *(functools.partial(window_kernel, dtype, antithetic) for dtype in MATRIX_TYPES for antithetic in flags),
         *(functools.partial(value_kernel, real, weighted) for real in _REALS for weighted in flags),
+        *(functools.partial(settings_kernel, restores) for restores in flags),
         starting_kernel,
         *(
             functools.partial(address, dtype)

@@ -292,6 +292,20 @@ def default_floats(typingctx: Any) -> Any:
 
 
 @intrinsic
+def has_default_floats(typingctx: Any) -> Any:
+    """Whether this thread has the settings of `default_floats`."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        found = _floats(builder)
+        if found is None:
+            return cgutils.true_bit
+        settings, flags, _ = found
+        return builder.icmp_unsigned("==", builder.and_(settings, settings.type(flags)), settings.type(0))
+
+    return types.boolean(), codegen
+
+
+@intrinsic
 def restore_floats(typingctx: Any, before: Any) -> Any:
     """Set what `default_floats` has returned."""
 

@@ -31,6 +31,7 @@ from .intrinsics import (
     contiguous,
     copy_vector,
     default_floats,
+    has_default_floats,
     prefetch,
     restore_floats,
     run_down,
@@ -562,7 +563,7 @@ def call_window(typingctx: Any, kernel: Any, vectors: Any, matrix: Any, words: A
 
 
 def _check(mu, sigma, weights):
-    return _valid(mu, sigma) and (weights is None or _valid(weights, sigma[:0]))
+    return has_default_floats() and _valid(mu, sigma) and (weights is None or _valid(weights, sigma[:0]))
 
 
 def _compiled(signature: Any, function: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -594,10 +595,15 @@ def _window_name(dtype: str, antithetic: bool) -> str:
 
 @functools.cache
 def value_kernel(dtype: str, weighted: bool = False) -> Callable[..., bool]:
-    """``kernel(mu, sigma, weights)``: whether means and weights are finite, and deviations finite and not negative.
-
-    `weights` is None if not `weighted`.
-    """
+    """``kernel(mu, sigma, weights)``: `Launcher.is_valid`. `weights` is None if not `weighted`."""
     vector = _array(TYPES[dtype][0], 1, readonly=True)
     weights = vector if weighted else types.none
     return _compiled(types.boolean(vector, vector, weights), _check, f"check_{dtype}{'_weighted' * weighted}")
+
+
+@functools.cache
+def settings_kernel(restores: bool = False) -> Callable[..., int]:
+    """``kernel()`` is `default_floats`; the kernel that `restores` is ``kernel(settings)``, `restore_floats`."""
+    if restores:
+        return _compiled(types.void(types.uint64), lambda settings: restore_floats(settings), "restore_floats")
+    return _compiled(types.uint64(), lambda: default_floats(), "default_floats")

@@ -15,6 +15,7 @@ from multisample.backends.system.threads import thread_limit
 
 from . import helper_threads
 from .calls import function_address
+from .floating_point import with_default_floats
 from .kernel import value_kernel
 from .thread_windows import THREAD_WORK
 
@@ -75,6 +76,7 @@ def packed_launcher(launch: Launch, thread_limit: Callable[[], int] = thread_lim
     return Launcher(run, is_valid, geometry, takes_arrays=True)
 
 
+@with_default_floats
 def run_launch(launch: Launch, thread_limit: Callable[[], int] = thread_limit) -> None:
     """`Backend.launch`."""
     launcher = packed_launcher(launch._replace(batch=0), thread_limit)

@@ -16,10 +16,11 @@ import numpy as np
 from jax.dtypes import canonicalize_dtype
 
 from multisample.backends.contract import HostArray
+from multisample.backends.kernels.cpu.floating_point import with_default_floats
 from multisample.backends.launch import Operation
 from multisample.backends.memory.host import rounded
 
-from ..._arguments import checked_integer, describe, dtype_name
+from ..._arguments import checked_integer, describe, dtype_name, rounded_once
 from ..._backends import choose
 from ..._checks.operands import check_arrays, common_length, count_weights, promoted
 from ..._checks.values import check_values
@@ -89,6 +90,7 @@ class _Plan:
             k for k, x in enumerate(vectors.values()) if is_jax(x) and (bool(call.validate) or is_on_host(x))
         ]
 
+    @with_default_floats
     def run(self, mu: Any, sigma: Any, weights: Any, matrix: Any, seed: Any, generator: Any, *window: Any) -> Any:
         vectors = (mu, sigma) if weights is None else (mu, sigma, weights)
         words = _words(0 if seed is None else seed, window, self._static)
@@ -246,7 +248,7 @@ def _operand(name: str, x: Any, dtype: str) -> Any:
         return x
     check_values(HOST, {name: x if is_number(x) else HOST.normalized(name, x)}, dtype)
     real = np.float64 if dtype == "float64" else np.float32
-    return np.array(rounded(np.asarray(float(x) if is_number(x) else x), real))
+    return np.array(rounded(np.asarray(rounded_once(x, dtype) if is_number(x) else x), real))
 
 
 # --- Programs -------------------------------------------------------------------------------------
