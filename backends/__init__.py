@@ -1,3 +1,4 @@
 """One small module per backend. `contract` has their typed protocol, `registry` finds them by name."""
 
 from .system import numba_lock_at_fork as numba_lock_at_fork  # Registers the locks that a fork acquires.
+from .system import sources as sources  # Remembers the files of kernels as they are now.

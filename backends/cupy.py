@@ -36,7 +36,6 @@ OPTIONS = ("--std=c++17", f"-I{csrc_files.folder()}")
 """The compiler options."""
 
 
-@functools.cache
 def source(kind: str = "sample") -> str:
     """The program of a kind of kernels. It names a digest of the headers, since CuPy's cache compares programs only."""
     header = "kernel" if kind == "sample" else f"{kind}_kernel"
@@ -97,7 +96,7 @@ class CupyBackend(DriverBackend):
             import cupy
         except Exception as error:  # A broken installation may raise anything.
             return BackendStatus(False, (f"package cupy cannot be imported ({error}): reinstall it",), version)
-        reasons, device = [], ""
+        reasons, device = list(csrc_files.missing()), ""
         try:
             count = cupy.cuda.runtime.getDeviceCount()
             if count == 0:
@@ -149,6 +148,7 @@ class CupyBackend(DriverBackend):
                 cache.warn_once("cupy", f"a kernel of 'cupy' was compiled without CuPy's disk cache: {error}")
                 with _without_disk_cache():
                     module, kernel = _compiled(code, name)
+            csrc_files.digest()  # Raises if the headers have changed during the compilation.
         except cupy.cuda.compiler.CompileException as error:
             lines = str(error).strip().splitlines()
             raise BackendUnavailableError(

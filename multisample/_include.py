@@ -14,6 +14,11 @@ def get_include() -> str:
     str
         The path of a folder, for the compiler's option ``-I``.
 
+    Raises
+    ------
+    RuntimeError
+        If multisample is imported from an archive, where compilers cannot read the header.
+
     Examples
     --------
     >>> from pathlib import Path
@@ -33,6 +38,8 @@ def get_include() -> str:
     >>> import cupy  # doctest: +SKIP
     >>> diffuse = cupy.RawKernel(source, "diffuse", options)  # doctest: +SKIP
     """
-    from multisample.backends.native import csrc_files  # It imports hashlib, which sampling does not need.
+    from multisample.backends.native import csrc_files  # Sampling does not need it.
 
+    if missing := csrc_files.missing():
+        raise RuntimeError(f"get_include: {missing[0]}")
     return str(csrc_files.folder() / "include")

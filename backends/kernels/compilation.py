@@ -10,29 +10,33 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import importlib.resources
 import pickle
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import FunctionType
 from typing import Any, TypeAlias
 
 import llvmlite
 import numba
-from numba import njit
+from numba.core import config
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
+from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import CPUDispatcher
 from numba.core.serialize import dumps
 
 from multisample.backends.errors import BackendUnavailableError
-from multisample.backends.system import cache
+from multisample.backends.system import cache, sources
 
 Function: TypeAlias = Callable[..., Any]
 """A function that Numba compiles. Numba infers the types."""
 
 _FOLDER = "numba"
+# Settings of Numba that change machine code. Those of the processor are in `Codegen.magic_tuple`.
+_SETTINGS = (
+    "OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "BOUNDSCHECK", "DEBUGINFO_DEFAULT", "EXTEND_VARIABLE_LIFETIMES",
+    "ENABLE_PROFILING", "LLVM_REFPRUNE_PASS", "LLVM_REFPRUNE_FLAGS", "USING_SVML",
+)  # fmt: skip
 
 
 class _Code(JITCodeLibrary):
@@ -77,6 +81,20 @@ class _CalleeCompiler(Compiler):
         flags.no_compile = flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
 
 
+class _Dispatcher(CPUDispatcher):
+    """Compiles also where NUMBA_DISABLE_JIT is set, since kernels cannot run in the interpreter."""
+
+    def compile(self, signature: Any) -> Any:
+        if not config.DISABLE_JIT:
+            return super().compile(signature)
+        with global_compiler_lock:  # Numba's own functions are compiled now, and obey the variable.
+            before, config.DISABLE_JIT = config.DISABLE_JIT, 0
+            try:
+                return super().compile(signature)
+            finally:
+                config.DISABLE_JIT = before
+
+
 class _Callee(CPUDispatcher):
     """A function that only compiled functions call."""
 
@@ -97,6 +115,11 @@ def inline(function: Function) -> Function:
     """Decorator: Numba compiles the function into its callers, on a CPU or a GPU."""
     compiled: Function = _Callee(function, targetoptions={"nopython": True, "forceinline": True})
     return compiled
+
+
+def jit(*, forceinline: bool = True) -> Callable[[Function], Any]:
+    """Decorator: `numba.njit`, but compiles also where NUMBA_DISABLE_JIT is set."""
+    return lambda function: _Dispatcher(function, {}, {"nopython": True, "forceinline": forceinline})
 
 
 def callee(function: Callable[..., Any], name: str) -> Any:
@@ -125,11 +148,13 @@ def compile_cached(
 def cached(function: Callable[..., Any], name: str, digest: str, *, allocates: bool = False) -> Any:
     """A dispatcher for `function`, which compiled functions may call. Compiles once per machine for each signature.
 
-    Another function, or another value in its closure, needs another `name`. `digest` is the `source_digest` of all
-    sources that the kernel is compiled from. With `allocates`, the function may allocate or return arrays. Numba then
-    counts references to all arrays: each view changes a number that all threads of a kernel share.
+    Another function, or another value in its closure, needs another `name`. `digest` is that of all sources that the
+    kernel is compiled from; if it is empty, the kernel is not cached. With `allocates`, the function may allocate or
+    return arrays. Numba then counts references to all arrays: each view changes a number that all threads of a kernel
+    share.
     """
-    dispatcher = njit(nogil=True, _nrt=allocates, pipeline_class=_KernelCompiler)(_named(function, name))
+    options = {"nopython": True, "nogil": True, "_nrt": allocates}
+    dispatcher = _Dispatcher(_named(function, name), {}, options, _KernelCompiler)
     dispatcher._cache = KernelCache(name, digest, _reduce, _rebuild, "cpu")
     return dispatcher
 
@@ -186,6 +211,7 @@ class KernelCache:
         target_context.refresh()
         file = self._file(signature, target_context.codegen())
         try:
+            self._check_digest()
             payload = cache.read(cache.folder(_FOLDER, create=False) / file)
             if payload is not None:
                 return self._rebuild(target_context, pickle.loads(payload))
@@ -202,6 +228,7 @@ class KernelCache:
         """Write `kernel` to the cache. Numba calls this method."""
         file = self._file(signature, kernel.codegen)
         try:
+            self._check_digest()
             cache.write(cache.folder(_FOLDER, create=True) / file, dumps(self._reduce(kernel)))
         except Exception as error:
             self._warn(file, error)
@@ -209,11 +236,17 @@ class KernelCache:
     def _file(self, signature: Any, codegen: Any) -> str:
         # Python callers pass a signature, compiled callers a tuple of types: both find the same file.
         types = getattr(signature, "args", signature)
+        settings = [repr(getattr(config, name, None)) for name in _SETTINGS]
         parts = (
-            self._digest, str(types), *map(str, codegen.magic_tuple()), numba.__version__, llvmlite.__version__,
-            sys.version,
+            self._digest, str(types), *map(str, codegen.magic_tuple()), *settings, numba.__version__,
+            llvmlite.__version__, sys.version,
         )  # fmt: skip
         return f"{self._name}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:20]}"
+
+    def _check_digest(self) -> None:
+        """CacheError without a digest, since kernels of other versions could have the same name."""
+        if not self._digest:
+            raise cache.CacheError("the importer of multisample has no files, whose digest would name the kernel")
 
     def _warn(self, file: str, error: Exception) -> None:
         reason = str(error)
@@ -243,15 +276,6 @@ def recorded_misses() -> Iterator[list[str]]:
         _misses = previous
 
 
-@functools.cache
-def source_digest(package: str = "multisample.backends") -> str:
-    """A digest of the names and contents of the Python sources of `package` and of its subfolders.
-
-    The default covers all backends, because kernels are compiled from several folders.
-    """
-    root = Path(str(importlib.resources.files(package)))
-    digest = hashlib.sha256()
-    for source in sorted(root.rglob("*.py")):
-        content = source.read_bytes()
-        digest.update(f"{source.relative_to(root).as_posix()}\0{len(content)}\0".encode() + content)
-    return digest.hexdigest()
+def source_digest() -> str:
+    """The digest of the sources of all backends: see `Sources.digest`."""
+    return sources.BACKENDS.digest()

@@ -76,7 +76,7 @@ def compile_library(library: Library, needed: Iterable[Path], folder: Path) -> t
     with (
         _log() as file,
         subprocess.Popen(
-            [sys.executable, "-c", script],
+            [toolchain.interpreter() or sys.executable, "-c", script],
             stdin=subprocess.PIPE, stdout=file, stderr=subprocess.STDOUT, env=environment, start_new_session=True,
         ) as process,
     ):  # fmt: skip

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib.resources
 from pathlib import Path
 
-_SUFFIXES = (".cpp", ".cu", ".cuh", ".h")
+from multisample.backends.system.sources import BACKENDS, CSRC
 
 
 def folder() -> Path:
     """The folder of the sources."""
-    return Path(str(importlib.resources.files("multisample.csrc")))
+    return Path(str(CSRC.folder))
 
 
 def digest() -> str:
-    """A digest of the names and contents of all sources, in subfolders too."""
-    root = folder()
-    result = hashlib.sha256()
-    for source in sorted(path for path in root.rglob("*") if path.suffix in _SUFFIXES):
-        content = source.read_bytes()
-        result.update(f"{source.relative_to(root).as_posix()}\0{len(content)}\0".encode() + content)
-    return result.hexdigest()
+    """The digest of the sources: see `Sources.digest`. The modules that pack launches must not have changed either."""
+    BACKENDS.digest()
+    return CSRC.digest()
+
+
+def missing() -> tuple[str, ...]:
+    """Why compilers cannot read the sources; empty if they can."""
+    if folder().is_dir():
+        return ()
+    return (f"{folder()} is no folder, since multisample is in an archive: install multisample with pip",)

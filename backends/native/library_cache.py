@@ -221,6 +221,7 @@ def _build(library: Library, needed: Iterable[Path], place: Path) -> None:
             work.mkdir()
             code, output = build.compile_library(library, needed, work)
             built = work / place.name
+            csrc_files.digest()  # Raises if the compiler may have read other sources than those that name the library.
             if code != 0 or not built.is_file():
                 _failures[place] = build.failure_text(code, output)
                 _raise_failure(place)

@@ -12,22 +12,44 @@ import sys
 import sysconfig
 from pathlib import Path
 
+from . import csrc_files
+
 
 def missing_tools() -> tuple[str, ...]:
     """Everything that a build lacks, each with the command that installs it."""
-    reasons = []
+    reasons = list(csrc_files.missing())
     if not is_installed("torch"):
         reasons.append("PyTorch is not installed: pip install torch")
     if not is_installed("setuptools"):  # torch.utils.cpp_extension imports it, and not every PyTorch requires it.
         reasons.append("setuptools is not installed: pip install setuptools")
     if shutil.which("ninja", path=search_path()) is None:
         reasons.append("ninja is not installed: pip install ninja")
+    if interpreter() is None:
+        reasons.append(
+            f"no Python interpreter, which runs PyTorch's compilation: sys.executable is {sys.executable!r}, and"
+            f" {_installed_interpreters()[0]} does not exist; set sys.executable"
+        )
     compiler = os.environ.get("CXX", "c++")
     if shutil.which(compiler, path=search_path()) is None:
         reasons.append(f"no C++ compiler ({compiler!r} not found): install g++, or set CXX to a compiler")
     if not is_installed("fcntl"):
         reasons.append("this system has no fcntl, without which builds cannot be locked: use Linux or macOS")
     return tuple(reasons)
+
+
+def interpreter() -> str | None:
+    """The path of a Python interpreter of this version; None if there is none.
+
+    In an application that embeds Python, `sys.executable` may be None, empty, or the application.
+    """
+    is_named_python = "python" in Path(sys.executable or "").name.lower()
+    candidates = [*([sys.executable] if is_named_python else ()), *map(str, _installed_interpreters())]
+    return next((path for path in candidates if shutil.which(path)), None)
+
+
+def _installed_interpreters() -> list[Path]:
+    name = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    return [Path(prefix, "bin", name) for prefix in (sys.prefix, sys.base_prefix)]
 
 
 def missing_nvcc() -> tuple[str, ...]:
@@ -46,7 +68,8 @@ def is_installed(module: str) -> bool:
 def search_path() -> str:
     """PATH, then the folders where pip puts ninja, which are not on PATH while a virtual environment is inactive."""
     scripts = [sysconfig.get_path("scripts", sysconfig.get_preferred_scheme(key)) for key in ("prefix", "user")]
-    return os.pathsep.join([os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent), *scripts])
+    beside = [str(Path(found).parent)] if (found := interpreter()) else []
+    return os.pathsep.join([os.environ.get("PATH", os.defpath), *beside, *scripts])
 
 
 def cuda_home() -> Path | None:

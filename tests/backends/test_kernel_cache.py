@@ -6,6 +6,7 @@ Most tests compile functions of one line instead of kernels, which take seconds.
 from __future__ import annotations
 
 import calendar
+import compileall
 import contextlib
 import functools
 import hashlib
@@ -15,29 +16,35 @@ import multiprocessing
 import os
 import pickle
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
 import warnings
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from forks import answers, fork, forked, in_forks
 from numba import types
+from numba.core import config
 from numba.core.compiler_lock import global_compiler_lock
+from processes import run_python
 
+import multisample
 from multisample.__main__ import main
 from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.errors import BackendUnavailableError
 from multisample.backends.kernels import compilation
 from multisample.backends.kernels.cpu import calls as cpu_calls
 from multisample.backends.kernels.cuda.keys import KernelKey
-from multisample.backends.system import cache, numba_lock_at_fork
+from multisample.backends.system import cache, numba_lock_at_fork, sources
 
 # Seconds after which a process counts as hanging.
 DEADLINE = 300
@@ -92,34 +99,135 @@ def test_different_kernels_and_compilers_have_different_files(
     root: Path, compiled: Callable[[], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     successor()
-    others: list[Any] = [{"kind": types.float64}, {"name": "test-other"}, {"digest": "other"}, "numba", "llvmlite"]
+    others: list[Any] = [
+        {"kind": types.float64}, {"name": "test-other"}, {"digest": "other"}, "numba", "llvmlite", "OPT", "BOUNDSCHECK",
+    ]  # fmt: skip
     for count, other in enumerate(others, 2):
         with monkeypatch.context() as patch:
-            if isinstance(other, str):
+            if other in ("OPT", "BOUNDSCHECK"):
+                patch.setattr(config, other, 1)
+                other = {}
+            elif isinstance(other, str):
                 patch.setattr(getattr(compilation, other), "__version__", "0.0")
                 other = {}
             assert successor(**other)(41) == 42
         assert compiled() == len(list((root / "numba").iterdir())) == count
     assert successor()(41) == 42
-    assert compiled() == 6
+    assert compiled() == 8
 
 
-def test_the_digest_is_of_all_sources_of_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = tmp_path / "package_of_a_test"
+@pytest.mark.parametrize("digest", ["digest", ""])
+def test_kernels_without_a_digest_are_not_cached(root: Path, compiled: Callable[[], int], digest: str) -> None:
+    expected = contextlib.nullcontext() if digest else pytest.warns(RuntimeWarning, match="importer .* has no files")
+    with expected:
+        successor(digest=digest)
+    assert successor(digest=digest)(41) == 42
+    assert compiled() == 2 - bool(digest)
+    assert (root / "numba").exists() == bool(digest)
+
+
+@pytest.mark.parametrize("disabled", [False, True])
+def test_kernels_are_compiled_where_numba_is_disabled(
+    root: Path, monkeypatch: pytest.MonkeyPatch, disabled: bool
+) -> None:
+    monkeypatch.setattr(config, "DISABLE_JIT", disabled)
+    total = compilation.compile_cached(types.float64(types.float64[:]), lambda x: x.sum(), "test-sum", "digest")
+    assert total(np.ones(3)) == 3.0
+    assert multisample.numba.normal(7, 0, 0, 1) == multisample.sample([0.0], 1.0, 2, seed=7)[0, 1]
+    assert disabled == config.DISABLE_JIT
+
+
+def test_a_digest_is_of_all_sources_in_a_folder_or_in_an_archive(tmp_path: Path) -> None:
+    package = tmp_path / "package"
     (package / "below").mkdir(parents=True)
     for name in ("__init__.py", "below/__init__.py", "below/kernel.py"):
         (package / name).write_text("")
-    monkeypatch.syspath_prepend(tmp_path)
-    digests = {compilation.source_digest.__wrapped__(package.name)}
+
+    def digest(folder: Any = package) -> str:
+        return sources.Sources(folder, ".py", ".pyc").digest()
+
+    digests = [digest()]
     (package / "below" / "kernel.py").write_text("# Changed.")
-    digests.add(compilation.source_digest.__wrapped__(package.name))
+    digests.append(digest())
     (package / "below" / "kernel.py").rename(package / "kernel.py")
-    digests.add(compilation.source_digest.__wrapped__(package.name))
+    digests.append(digest())
+    archive = shutil.make_archive(str(tmp_path / "archive"), "zip", tmp_path, "package")
+    assert digest(zipfile.Path(archive, "package/")) == digests[-1]
+    (package / "kernel.py").rename(package / "kernel.pyc")
+    digests.append(digest())
+    assert len(set(digests)) == 4
     (package / "data.txt").write_text("No source.")
-    digests.add(compilation.source_digest.__wrapped__(package.name))
-    assert len(digests) == 3
-    assert compilation.source_digest() == compilation.source_digest("multisample.backends")
-    assert compilation.source_digest() != compilation.source_digest("multisample.backends.native")
+    (package / "__pycache__").mkdir()
+    (package / "__pycache__" / "kernel.py").write_text("")
+    assert digest() == digests[-1]
+    assert digest(package / "__pycache__" / "nothing") == ""
+    assert compilation.source_digest() == digest(sources.PACKAGE / "backends")
+
+
+@pytest.mark.parametrize("change", ["content", "new file", "archive"])
+def test_changed_sources_compile_nothing(tmp_path: Path, change: str) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "kernel.py").write_text("")
+    archive = shutil.make_archive(str(tmp_path / "archive"), "zip", tmp_path, "package")
+    imported = sources.Sources(zipfile.Path(archive, "package/") if change == "archive" else package, ".py")
+    if change == "new file":
+        imported.digest()
+    changed = Path(archive) if change == "archive" else package / ("other.py" if change == "new file" else "kernel.py")
+    changed.write_text("# Changed.")
+    with pytest.raises(BackendUnavailableError, match=f"{changed} has changed since this process imported multisample"):
+        imported.digest()
+
+
+def _copied_package(folder: Path) -> Path:
+    ignored = shutil.ignore_patterns("__pycache__", "prebuilt")
+    return Path(shutil.copytree(sources.PACKAGE, folder / "multisample", ignore=ignored))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["archive", "without sources"])
+def test_versions_whose_importer_has_no_sources_keep_their_numbers(tmp_path: Path, form: str) -> None:
+    places = []
+    for version in ("one", "two"):
+        package = _copied_package(tmp_path / version)
+        words = package / "backends/kernels/stream/words.py"
+        if version == "two":
+            words.write_text(re.sub("0x6D756C74", "0x11111111", words.read_text(), flags=re.IGNORECASE))
+        if form == "archive":
+            places.append(shutil.make_archive(str(package.parent), "zip", package.parent))
+        else:
+            assert compileall.compile_dir(package, quiet=2, legacy=True)
+            for source in package.rglob("*.py"):
+                source.unlink()
+            places.append(str(package.parent))
+    program = "import multisample as m; print(m.__file__, m.sample([0.0], 1.0, 1, seed=7)[0, 0])"
+    cache_dir = str(tmp_path / "cache")
+    numbers = []
+    for place in (*places, *places):
+        run = run_python("-c", program, folder=tmp_path, PYTHONPATH=place, MULTISAMPLE_CACHE_DIR=cache_dir)
+        file, number = run.stdout.split()
+        assert Path(file).is_relative_to(place)
+        numbers.append(number)
+    assert numbers[0] == str(multisample.sample([0.0], 1.0, 1, seed=7)[0, 0]) != numbers[1]
+    assert numbers[2:] == numbers[:2]
+
+
+@pytest.mark.slow
+def test_an_upgrade_after_the_import_leaves_nothing_in_the_cache(tmp_path: Path) -> None:
+    file = _copied_package(tmp_path) / "backends/launch.py"
+    program = f"""
+import pathlib, numpy, multisample
+assert multisample.__file__ == {str(tmp_path / "multisample/__init__.py")!r}
+pathlib.Path({str(file)!r}).write_text("# Another version.")
+try:
+    multisample.sample(numpy.zeros(1), 1.0, 3, seed=7)
+except multisample.BackendUnavailableError as error:
+    print(error)
+"""
+    cache_dir = str(tmp_path / "cache")
+    run = run_python("-c", program, folder=tmp_path, PYTHONPATH=str(tmp_path), MULTISAMPLE_CACHE_DIR=cache_dir)
+    assert f"{file} has changed since this process imported multisample" in run.stdout
+    assert not (tmp_path / "cache").exists()
 
 
 def test_a_compiled_caller_loads_the_kernel_that_python_compiled(root: Path, compiled: Callable[[], int]) -> None:
@@ -235,7 +343,7 @@ def test_an_interrupt_ends_the_build_and_its_processes(root: Path, seconds: int)
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     assert process.stderr
-    assert process.stderr.readline() == "cpu: 0 of 24 kernels, 0 s\n"
+    assert process.stderr.readline() == "cpu: 0 of 26 kernels, 0 s\n"
     time.sleep(seconds)
     os.killpg(process.pid, signal.SIGINT)  # As a terminal does.
     output, error = process.communicate(timeout=DEADLINE)
@@ -252,7 +360,7 @@ def test_the_build_command_compiles_all_cpu_kernels(capfd: pytest.CaptureFixture
     """Other tests have left most of the kernels in the cache."""
     assert main(["build", "cpu"]) == 0
     printed = re.fullmatch(r"cpu: compiled (\d+) kernels in .* s(?:; (\d+) were .*)?\n", capfd.readouterr().out)
-    assert printed and int(printed[1]) + int(printed[2] or 0) == 24
+    assert printed and int(printed[1]) + int(printed[2] or 0) == 26
     kept = {path.name.rpartition("-")[0] for path in (cache.root() / "numba").glob("cpu-*")}
     assert kept >= {
         *(f"cpu-draw_{dtype}{pairs}" for dtype in MATRIX_TYPES for pairs in ("", "_antithetic")),

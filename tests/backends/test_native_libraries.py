@@ -33,6 +33,7 @@ from multisample.__main__ import main
 from multisample.backends import registry
 from multisample.backends.native import build, compiler_flags, csrc_files, library_cache, targets, toolchain
 from multisample.backends.system import cache
+from multisample.backends.system.sources import Sources
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("fcntl")
@@ -101,6 +102,8 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "torch/cpu.cpp").write_text(PLAIN)
     (folder / "answer.h").write_text("#define ANSWER 42\n")
     monkeypatch.setattr(csrc_files, "folder", lambda: folder)
+    # The sources may change, as if each call were that of another process.
+    monkeypatch.setattr(csrc_files, "digest", lambda: Sources(folder, *csrc_files.CSRC.suffixes).digest())
     monkeypatch.setattr(library_cache, "_failures", {})
     monkeypatch.setenv("MULTISAMPLE_CACHE_DIR", str(tmp_path / "a cache"))
     return folder
@@ -657,23 +660,23 @@ def test_the_cache_folder_follows_the_environment(tmp_path: Path, monkeypatch: p
 # --- Missing tools --------------------------------------------------------------------------------
 
 
+def _program(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch(0o755)
+
+
 @pytest.fixture
 def nothing_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Restrict PATH to the returned folder, which is also the folder of Python."""
     folder = tmp_path / "bin"
-    folder.mkdir()
     (tmp_path / "empty").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    _program(folder / "python")
     monkeypatch.setattr(sys, "executable", str(folder / "python"))
     monkeypatch.setattr(sysconfig, "get_path", lambda name, scheme: str(tmp_path / "empty"))
     for variable in ("CXX", "CUDA_HOME", "CUDA_PATH", "TORCH_CUDA_ARCH_LIST"):
         monkeypatch.delenv(variable, raising=False)
     return folder
-
-
-def _program(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch(0o755)
 
 
 def _keep(library: Path) -> None:
@@ -694,6 +697,15 @@ def test_the_error_lists_every_missing_tool(
     assert str(raised.value) == (
         f"backend: 'torch_ext' could not be built: {ninja}; {gcc}\nto try again: {library_cache.COMMAND}"
     )
+    for name in (None, "", str(nothing_installed / "absent"), shutil.which("cat", path=os.defpath)):  # An application.
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "executable", name)
+            assert toolchain.interpreter() == str(Path(sys.prefix, "bin", f"python3.{sys.version_info[1]}"))
+            patch.setattr(sys, "prefix", str(nothing_installed))
+            patch.setattr(sys, "base_prefix", str(nothing_installed))
+            assert toolchain.interpreter() is None
+            assert f"sys.executable is {name!r}" in "; ".join(toolchain.missing_tools())
+            assert name is None or toolchain.search_path()
     # In a virtual environment that is not activated, tools are next to Python.
     _program(nothing_installed / "ninja")
     assert toolchain.missing_tools() == (gcc,)

@@ -49,7 +49,7 @@ def machine_code(kind: str) -> str:
         parameters = (types.Array(types.uint32, 1, "C"), VECTOR, VECTOR, sums, *words)
     else:
         function, parameters = double_all, (VECTOR,)
-    dispatcher: Any = cached(function, f"test-{kind}", "")
+    dispatcher: Any = cached(function, f"test-{kind}", "digest")
     dispatcher.compile(types.void(*parameters))
     (code,) = dispatcher.inspect_asm().values()
     return str(code)
@@ -106,7 +106,7 @@ def test_cached_kernels_count_no_references(monkeypatch: pytest.MonkeyPatch, tmp
     # Positive control: a kernel that does count references names NRT functions.
     monkeypatch.setenv("MULTISAMPLE_CACHE_DIR", str(tmp_path))
     for _ in range(2):
-        cached(double_all, "test-counting", "", allocates=True).compile(types.void(VECTOR))
+        cached(double_all, "test-counting", "digest", allocates=True).compile(types.void(VECTOR))
     assert b"NRT_" in loaded[-1]
 
 

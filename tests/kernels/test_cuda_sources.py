@@ -44,6 +44,7 @@ from multisample.backends.kernels.cuda import geometry
 from multisample.backends.kernels.cuda.keys import KernelKey, MomentsKey, PerturbKey
 from multisample.backends.launch import PACKED_LAUNCH, ElementType, pack
 from multisample.backends.native import compiler_flags, csrc_files, toolchain
+from multisample.backends.system.sources import Sources
 
 Array = np.ndarray[Any, Any]
 
@@ -392,11 +393,10 @@ def test_headers_compile_alone_for_the_cpu(header: str) -> None:
 
 def test_the_cupy_program_changes_with_a_header(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     # CuPy's cache depends on the program's text only, so the text contains a digest of the headers.
-    before = cupy_backend.source.__wrapped__()
+    before = cupy_backend.source()
     sources = tmp_path / "csrc"
     shutil.copytree(csrc_files.folder(), sources)
-    monkeypatch.setattr(csrc_files, "folder", lambda: sources)
-    assert cupy_backend.source.__wrapped__() == before
     header = sources / "stream/normals.h"
     header.write_text(header.read_text() + "// Changed.\n")
-    assert cupy_backend.source.__wrapped__() != before
+    monkeypatch.setattr(csrc_files, "CSRC", Sources(sources, *csrc_files.CSRC.suffixes))
+    assert cupy_backend.source() != before

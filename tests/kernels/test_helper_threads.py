@@ -49,7 +49,7 @@ def visit(arguments, index):  # type: ignore[no-untyped-def]
     fetch_add(visits, index, 1)
 
 
-visit_compiled = cached(visit, "test-visit", "")
+visit_compiled = cached(visit, "test-visit", "digest")
 
 
 def visit_all(visits, arrived, together, count, number):  # type: ignore[no-untyped-def]
@@ -61,7 +61,7 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
     signature = types.void(NUMBERS, NUMBERS, types.int64, types.int64, types.int64)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MULTISAMPLE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-        compiled: Callable[..., None] = compile_cached(signature, visit_all, "test-visit_all", "")
+        compiled: Callable[..., None] = compile_cached(signature, visit_all, "test-visit_all", "digest")
     return compiled
 
 

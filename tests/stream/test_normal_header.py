@@ -6,6 +6,7 @@ The device code is compiled to PTX, which `ptx_machine` interprets; test_user_ke
 from __future__ import annotations
 
 import ctypes
+import functools
 import re
 import shutil
 import subprocess
@@ -24,6 +25,7 @@ from tables import slow_but
 
 import multisample
 from multisample.backends.native import csrc_files, toolchain
+from multisample.backends.system.sources import Sources
 
 INCLUDE = f"-I{multisample.get_include()}"
 WARNINGS = ("-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wsign-conversion", "-Wshadow", "-Werror")
@@ -143,11 +145,15 @@ def test_fast_math_of_the_host_is_refused(tmp_path: Path, flag: str) -> None:
 def test_the_digest_of_compiled_libraries_covers_the_header(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     before = csrc_files.digest()
     shutil.copytree(csrc_files.folder(), tmp_path / "csrc")
-    monkeypatch.setattr(csrc_files, "folder", lambda: tmp_path / "csrc")
+    copy = functools.partial(Sources, tmp_path / "csrc", *csrc_files.CSRC.suffixes)
+    monkeypatch.setattr(csrc_files, "CSRC", copy())
     assert csrc_files.digest() == before
     header = Path(multisample.get_include()) / "multisample" / "normal.h"
     assert header.is_relative_to(tmp_path)
     header.write_text(header.read_text() + "// Changed.\n")
+    with pytest.raises(multisample.BackendUnavailableError, match=r"normal\.h has changed since .*: restart the"):
+        csrc_files.digest()
+    monkeypatch.setattr(csrc_files, "CSRC", copy())
     assert csrc_files.digest() != before
 
 

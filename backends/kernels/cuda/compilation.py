@@ -10,12 +10,12 @@ from types import ModuleType
 from typing import Any
 
 import numba_cuda
-from numba import cuda, njit, types
+from numba import cuda, types
 from numba.cuda.dispatcher import _Kernel
 from numba.cuda.extending import overload
 from numba.cuda.utils import numba_target_override
 
-from multisample.backends.kernels.compilation import KernelCache, source_digest
+from multisample.backends.kernels.compilation import KernelCache, jit, source_digest
 
 from . import intrinsics as cuda_intrinsics
 from .geometry import FEW_THREADS, MOST_THREADS, SHIFTED_THREADS, SHORT_ROW_THREADS, TRANSPOSED_THREADS, staged_threads
@@ -63,7 +63,7 @@ def _run_variant(call: Any, geometry: Any, variant: Any) -> Callable[..., Any] |
     if not isinstance(variant, types.IntegerLiteral):
         return None
     key, device = _variants[variant.literal_value]
-    kernel = njit(forceinline=True)(_KERNELS[key.kind](_DEVICES[device], *choices_of(key).values()))
+    kernel = jit()(_KERNELS[key.kind](_DEVICES[device], *choices_of(key).values()))
 
     def run(call: Any, geometry: Any, variant: Any) -> None:
         kernel(call, geometry)
@@ -141,7 +141,9 @@ def compile_advance() -> Any:
 def _compiled(function: Callable[..., None], signature: Any, **options: Any) -> Any:
     dispatcher = cuda.jit(lto=False, opt=True, debug=False, **options)(function)
     name = f"cuda-{function.__qualname__}"
-    dispatcher._cache = KernelCache(name, source_digest() + numba_cuda.__version__, _reduce, _rebuild, "numba")
+    digest = source_digest()
+    digest += numba_cuda.__version__ if digest else ""
+    dispatcher._cache = KernelCache(name, digest, _reduce, _rebuild, "numba")
     return dispatcher.compile(signature.args)
 
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import cuda, njit, types
+from numba import cuda, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from multisample.backends.kernels.compilation import jit
 from multisample.backends.kernels.stream import rounding
 
 __all__ = [
@@ -30,49 +31,49 @@ _WARP = 0xFFFFFFFF
 _GLOBAL, _SHARED = 1, 3
 
 
-@njit(forceinline=True)
+@jit()
 def thread_index():
     """The thread's index in its block."""
     return np.uint32(cuda.threadIdx.x)
 
 
-@njit(forceinline=True)
+@jit()
 def block_index():
     """The block's index in the grid."""
     return np.uint32(cuda.blockIdx.x)
 
 
-@njit(forceinline=True)
+@jit()
 def batch_index():
     """The index of the block's matrix in a batch."""
     return np.uint32(cuda.blockIdx.y)
 
 
-@njit(forceinline=True)
+@jit()
 def synchronize_block():
     """Wait for all threads of the block."""
     cuda.syncthreads()
 
 
-@njit(forceinline=True)
+@jit()
 def synchronize_warp():
     """Wait for all threads of the warp."""
     cuda.syncwarp()
 
 
-@njit(forceinline=True)
+@jit()
 def shuffle_up(x):
     """`x` of the previous lane; lane 0 gets its own."""
     return cuda.shfl_up_sync(_WARP, x, 1)
 
 
-@njit(forceinline=True)
+@jit()
 def from_lane(x, lane):
     """`x` of lane `lane`. All lanes of the warp take part."""
     return cuda.shfl_sync(_WARP, x, lane)
 
 
-@njit(forceinline=True)
+@jit()
 def all_of_warp(flag):
     """Whether `flag` is true in all lanes of the warp."""
     return cuda.all_sync(_WARP, flag)

@@ -29,8 +29,10 @@ from multisample.backends.kernels.cpu.intrinsics import (
     load_acquire,
     stack_array,
 )
+from multisample.backends.system.sources import python_sources
 from multisample.backends.system.xla_ffi import CALL_API_AT, ERROR_CREATE, Code
 
+_SOURCES = python_sources("_routes", "jax")
 # The entry: the number of threads inside, and the thread that closed it or 0.
 _ENTERED, _CLOSER = 0, 1
 _entry = np.zeros(2, np.int64)
@@ -105,7 +107,7 @@ llvmlite.binding.add_symbol("multisample_xla_python", ctypes.cast(_callback, cty
 
 def digest() -> str:
     """The digest of the sources that compiled handlers are made from."""
-    return source_digest() + source_digest("multisample._routes.jax")
+    return source_digest() + _SOURCES.digest()
 
 
 def close() -> None:

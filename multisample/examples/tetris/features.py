@@ -29,7 +29,8 @@ D. P. Bertsekas, J. N. Tsitsiklis, "Neuro-dynamic programming", Athena Scientifi
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from multisample.backends.kernels.compilation import jit
 
 from .bitboard import CELLS, LEFT, RIGHT, ROW, column_heights, count, covered
 
@@ -37,18 +38,18 @@ _ZERO, _ONE = np.uint64(0), np.uint64(1)
 _TEN, _TWENTY, _FORTY, _FIFTY = (np.uint64(bits) for bits in (10, 20, 40, 50))
 
 
-@njit(forceinline=True)
+@jit()
 def _row_transitions(x):
     # Each cell and its left neighbour, plus the right wall.
     return count((x ^ (x << _ONE | LEFT)) & CELLS) + count(~x & RIGHT)
 
 
-@njit(forceinline=True)
+@jit()
 def _column_transitions(x, below):
     return count(x ^ (x << _TEN & CELLS | below))
 
 
-@njit(forceinline=True)
+@jit()
 def _on_holes(x, below):
     """Full cells in unbroken stacks directly above holes; `below` has holes and such cells in the row below `x`."""
     on = x & (~x << _TEN & CELLS & ~ROW | below)
@@ -59,19 +60,19 @@ def _on_holes(x, below):
     return on | x & on << _FORTY
 
 
-@njit(forceinline=True)
+@jit()
 def _rows_with(holes):
     # In each row, adding 0x1FF to the first nine cells carries into the tenth if any of the nine is a hole.
     return count(((holes & ~RIGHT) + (CELLS ^ RIGHT) | holes) & RIGHT)
 
 
-@njit(forceinline=True)
+@jit()
 def _wells(x):
     """Empty cells between full ones."""
     return ~x & (x << _ONE | LEFT) & (x >> _ONE | RIGHT) & CELLS
 
 
-@njit(forceinline=True)
+@jit()
 def _well_sum(board, words):
     x0, x1, x2, x3 = board
     t0, t1, t2, t3 = _wells(x0), _wells(x1), _wells(x2), _wells(x3)
@@ -89,7 +90,7 @@ def _well_sum(board, words):
     return total
 
 
-@njit(forceinline=True)
+@jit()
 def _sums(board, words):
     """Return six features of a board: row and column transitions, holes, wells, hole depth, and rows with holes.
 
@@ -113,7 +114,7 @@ def _sums(board, words):
     return rows, columns + count(below), holes, _well_sum(board, words), depth, with_holes
 
 
-@njit(forceinline=True)
+@jit()
 def dellacherie(board, height, landing, eroded, features, heights):
     """Write the eight features of Dellacherie, Thiery and Scherrer."""
     features[0], features[1] = landing, eroded
@@ -126,7 +127,7 @@ def dellacherie(board, height, landing, eroded, features, heights):
     features[2] += 2 * (height - rows)
 
 
-@njit(forceinline=True)
+@jit()
 def bertsekas(board, height, landing, eroded, features, heights):
     """Write the 22 features of Bertsekas and Tsitsiklis; `heights` is scratch memory."""
     column_heights(board, heights)

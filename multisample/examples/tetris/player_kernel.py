@@ -12,10 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import njit, types
+from numba import types
 
-from multisample.backends.kernels.compilation import compile_cached, source_digest
+from multisample.backends.kernels.compilation import compile_cached, jit, source_digest
 from multisample.backends.kernels.stream.words import philox4x32_10, word
+from multisample.backends.system.sources import python_sources
 
 from .bitboard import ROW, column_heights, count, drop, landing_row, without_full_rows
 from .features import bertsekas, dellacherie
@@ -32,9 +33,10 @@ _THIRTY_TWO = np.uint64(32)
 _KINDS = np.uint64(7)
 # Ten columns, and three more for columns that narrow pieces do not have.
 _HEIGHTS = 13
+_SOURCES = python_sources("examples", "tetris")
 
 
-@njit(forceinline=True)
+@jit()
 def _draw_four(seed, game, block, kinds):
     """Write pieces ``4 * block`` to ``4 * block + 3`` of a game; the seven pieces are equally likely."""
     words = philox4x32_10(
@@ -45,7 +47,7 @@ def _draw_four(seed, game, block, kinds):
         kinds[k] = word(words[k]) * _KINDS >> _THIRTY_TWO
 
 
-@njit(forceinline=True)
+@jit()
 def _place(write_features, board, heights, orientation, column, height, features, scratch):
     """Write the features of a placement; returns the board after it, and the number of completed rows.
 
@@ -66,7 +68,7 @@ def _place(write_features, board, heights, orientation, column, height, features
     return board, lines
 
 
-@njit(forceinline=True)
+@jit()
 def _play(write_features, d, weights, state, seed, game, height, most_pieces, most_lines):
     """Place up to `most_pieces` pieces, each where the value is highest; returns the last orientation and column.
 
@@ -110,7 +112,7 @@ def _play(write_features, d, weights, state, seed, game, height, most_pieces, mo
     return 64 * best_orientation + best_column
 
 
-@njit(forceinline=True)
+@jit()
 def _features(write_features, state, orientation, column, height, features):
     """Place one piece in `state`; returns the number of completed rows, or -1 if the piece does not fit."""
     board = state[0], state[1], state[2], state[3]
@@ -126,7 +128,7 @@ _REAL, _WORDS = types.Array(types.float64, 1, "C"), types.Array(types.uint64, 1,
 
 
 def _compiled(function: Callable[..., Any], name: str, signature: Any) -> Callable[..., int]:
-    digest = source_digest() + source_digest(__package__)
+    digest = source_digest() + _SOURCES.digest()
     kernel: Callable[..., int] = compile_cached(signature, function, f"tetris-{name}", digest, allocates=True)
     return kernel
 
