@@ -81,7 +81,8 @@ def perturb(
         The row of the first coefficient, with ``member + K <= 2**32``.
     out : like `parameters`, optional, not for JAX
         Destination: arrays with the same structure, names, shapes, types and devices, or a module; `parameters` itself
-        to work in place. The noise is added to `parameters`, never to the former values of `out`.
+        to work in place. The noise is added to `parameters`, never to the former values of `out`. Coefficients and a
+        seed in device memory must not overlap `out`.
     fast_math, backend : various
         As for `sample`.
     ids : mapping of names to int, or sequence of int, optional

@@ -123,7 +123,10 @@ class Plan:
         self._written = library.written() if writes_matrix else None
         self._check_target: Any = None
         if out is not None:
-            self._check_target = target_checker(out, inputs, vectors_of(call), library, takes_arrays, self.is_empty)
+            words = library.describe("seed", call.seed) if reads_memory else None
+            self._check_target = target_checker(
+                out, inputs, vectors_of(call), words, library, takes_arrays, self.is_empty
+            )
 
         self._stream = library.stream(device) if on_device else None
         self._is_capturing: Any = library.is_capturing(device) if on_device else None
@@ -188,7 +191,9 @@ class Plan:
             result = self._allocate(like) if matrix is None else matrix
             matrix_at = self._read_matrix(result)
             if matrix is not None:
-                self._check_target(matrix, matrix_at, (mu, sigma, weights), (mu_at, sigma_at, weights_at))
+                seed_at = self._address(seed) if keys is not None and keys.is_on_device else 0
+                addresses = mu_at, sigma_at, weights_at, seed_at
+                self._check_target(matrix, matrix_at, (mu, sigma, weights, seed), addresses)
         geometry = None if self._geometry is None else self._geometry(matrix_at, sample_offset)
         scratch = 0
         if self._scratch_size is not None:

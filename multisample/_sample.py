@@ -113,7 +113,7 @@ def sample(
         float64 refines the float32 draw of the same seed; float16 and bfloat16 round it.
     out : array of the result's shape, optional
         Destination: a mutable array with the library, device and type of the result. Its elements must not overlap
-        each other, `mu` or `sigma`; any other strides are accepted.
+        each other, `mu`, `sigma`, or seeds in device memory; any other strides are accepted.
     fast_math : bool, default False
         Use a faster, less exact transform on CUDA devices for float32 and narrower types. It differs from the portable
         transform by at most 1e-3. Its bits are the same on one GPU model only. No effect on a CPU or on float64.
@@ -148,7 +148,7 @@ def sample(
         `mu`, `sigma` or `out` is not an array, or the arrays belong to different libraries. If both `seed` and
         `generator` are passed.
     ValueError
-        If a shape, range, device or choice differs from the above. If `out` overlaps itself, `mu` or `sigma`. If a
+        If a shape, range, device or choice differs from the above. If `out` overlaps itself or an input. If a
         mean is not finite, or a standard deviation is negative or not finite. If a tensor requires grad while
         gradients are recorded, and `out` is passed or the backend is not torch_ext.
     UnknownBackendError

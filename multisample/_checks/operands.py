@@ -255,11 +255,13 @@ def _overlaps_itself(operand: Operand) -> bool:
 
 
 def target_checker(
-    out: Operand, inputs: Inputs, names: Iterable[str], library: Library, takes_arrays: bool, is_empty: bool
-) -> Callable[[Any, Any, tuple[Any, ...], tuple[Any, ...]], None]:
-    """``check(out, at, vectors, addresses)``: ValueError if `out` has no memory, is misaligned, or shares memory.
+    out: Operand, inputs: Inputs, names: Iterable[str], seed: Operand | None, library: Library, takes_arrays: bool,
+    is_empty: bool,
+) -> Callable[[Any, Any, tuple[Any, ...], tuple[Any, ...]], None]:  # fmt: skip
+    """``check(out, at, read, addresses)``: ValueError if `out` has no memory, is misaligned, or shares memory.
 
-    `names` are those of the vectors.
+    `read` is mu, sigma, weights and the seed; `names` are those of the vectors among them. `seed` describes a seed in
+    device memory.
     """
     on_device, (low, high), share_memory = out.device.kind == "cuda", extent(out), library.share_memory
     mask = item_size(out.dtype) - 1 if on_device else 0
@@ -268,8 +270,10 @@ def target_checker(
         for k, name in enumerate(names)
         if (operand := inputs.operands.get(name)) is not None and not is_empty
     ]
+    if seed is not None and not is_empty:
+        arrays.append((3, "seed", *extent(seed), True))
 
-    def check(out: Any, at: Any, vectors: tuple[Any, ...], addresses: tuple[Any, ...]) -> None:
+    def check(out: Any, at: Any, read: tuple[Any, ...], addresses: tuple[Any, ...]) -> None:
         if not takes_arrays:
             if not (at or is_empty):
                 check_memory(at)
@@ -279,7 +283,7 @@ def target_checker(
             if has_address and not (at + low < addresses[k] + end and addresses[k] + begin < at + high):
                 continue
             # On a device, overlapping address ranges count as shared memory.
-            if on_device or share_memory(out, vectors[k]):
+            if on_device or share_memory(out, read[k]):
                 raise ValueError(f"out: expected memory of its own, got memory that {name} also uses")
 
     return check

@@ -38,7 +38,7 @@ from .._randomness.seed_argument import Keys, batch_of, checked_key, host_words,
 from .._stream_order import order_after, order_before
 from .request import Coefficients, Request, Structure, check_members, ids_of, label, read_coefficients
 from .spans import Block, spans_of, whole
-from .ties import Memory, Ties, memory_of, ties_of
+from .ties import Memory, Ties, check_unwritten, memory_of, ranges_of, ties_of
 
 TRANSFORMED = (
     "parameters: expected plain arrays outside PyTorch's transformations (torch.func, torch.autograd.forward_ad, a"
@@ -122,6 +122,11 @@ class _Plan:
             if found is not None and devices - {found}:
                 accepted = "the host" if len(devices) > 1 else f"the host or on {next(iter(devices))}"
                 raise ValueError(f"{name}: expected values on {accepted}, got them on {found}")
+        # Arrays that kernels read while they write. Those on the host are copied first.
+        self.read_on_device = [] if vector is None else [("coefficients", 0, vector)]
+        if self.keys is not None:
+            self.read_on_device.append(("seed", 1, library.describe("seed", request.seed)))
+        self.ranges = ranges_of(memory.targets)
         blocks = [(whole(x.shape),) for x in sources] if request.blocks is None else request.blocks
         groups = [
             self._group(request, coefficients, device, dtype, arrays, [ids[owners[k]] for k in arrays], blocks)
@@ -183,6 +188,10 @@ class _Plan:
         """
         if not 0 <= member <= self.last_member:
             return None
+        if written is not None:
+            for name, place, operand in self.read_on_device:
+                address = self.library.address((given, seed)[place])
+                check_unwritten(name, operand, address, self.library.addresses(written), self.ranges)
         if self.is_number:
             if not -self.limit < values < self.limit:
                 return None
@@ -329,10 +338,12 @@ class _Plan:
         if isinstance(values, float):
             # The address of a writable array is found faster.
             return (np.frombuffer(bytearray(group.pack(values)), group.real) if group.takes_arrays else values), None
+        # `values` may be the caller's memory, to which the call may write.
         if group.takes_arrays:
             return values.astype(group.real), None
         if group.stream is None:
-            return HOST.address(values), values
+            copy = values.copy()
+            return HOST.address(copy), copy
         if group.is_capturing is not None and group.is_capturing(stream):
             raise RuntimeError(
                 "coefficients: expected a number, or a vector in device memory while a CUDA graph is captured, for"

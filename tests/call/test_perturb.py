@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import itertools
 import os
 import weakref
 import zlib
@@ -16,8 +18,10 @@ import pytest
 
 import multisample
 from multisample import Key, perturb
+from multisample._libraries import Device, Operand
 from multisample._model_parameters.perturb_plan import _Plan, _quick_coefficients
 from multisample._model_parameters.request import read_coefficients
+from multisample._model_parameters.ties import check_unwritten, ranges_of
 from multisample.backends.element_types import MATRIX_TYPES
 
 torch = pytest.importorskip("torch")
@@ -583,6 +587,31 @@ def test_a_nested_tensor_after_calls_with_a_subclass() -> None:
         else:
             with pytest.raises(TypeError, match=r"^parameters\[1\]: "):
                 perturb([own, other], 0.5, seed=7)
+
+
+@pytest.mark.parametrize("host", ["numpy", "torch"])
+def test_coefficients_on_the_host_are_read_before_they_are_written(host: str) -> None:
+    parts = slice(50), slice(0, 100, 2), slice(2, 3)
+    for dtype, part, backend in itertools.product(("float32", "float64"), parts, BACKENDS):
+        p = np.linspace(-1, 1, 3000).astype(dtype)
+        exact = perturb(p, p[part].tolist(), seed=7)
+        for _ in range(3):
+            q = p.copy() if host == "numpy" else torch.from_numpy(p.copy())
+            assert perturb(q, q[part], seed=7, out=q, backend=backend) is q
+            np.testing.assert_array_equal(np.asarray(q), exact)
+
+
+def test_memory_that_a_kernel_on_a_device_reads_is_not_written() -> None:
+    """Addresses alone decide, so a device is not needed."""
+    device = Device("cuda", 0)
+    read = Operand((3,), (-8,), "float64", "float64", device)  # The bytes from -16 to 8.
+    written = [Operand(shape, (4,), "float32", "float32", device) for shape in ((10,), (0,))]
+    targets, ranges = np.array([1000, 5000]), ranges_of(written)
+    for address, is_written in ((992, False), (996, True), (1055, True), (1056, False), (5000, False)):
+        expected = pytest.raises(ValueError, match=r"^coefficients: expected memory that is not written, got memory")
+        with expected if is_written else contextlib.nullcontext():
+            check_unwritten("coefficients", read, address, targets, ranges)
+        check_unwritten("coefficients", read._replace(shape=(0,)), address, targets, ranges)
 
 
 def test_coefficients_that_a_device_copies_later_are_in_memory_of_their_own() -> None:

@@ -163,6 +163,25 @@ def test_values_on_a_device_of_their_own_are_refused() -> None:
     assert not p.any()
 
 
+def test_coefficients_and_seeds_in_memory_that_is_written_are_refused(gpu: str) -> None:
+    base = torch.linspace(-1, 1, 300, dtype=torch.float64, device="cuda")
+    kept, seeds = base.clone(), torch.tensor([[7, 3]], device="cuda")
+    for out, parameters in ((base, base), (base, kept), ([kept.clone(), base], [kept, kept.float()[::2].double()])):
+        if isinstance(out, list):
+            out[1] = base[:150]
+        for _ in range(LAUNCHES):
+            with pytest.raises(ValueError, match=r"^coefficients: expected memory that is not written"):
+                perturb(parameters, base[149:151], seed=7, out=out, backend=gpu)
+            for given in (0.5, [0.5, 1.0], kept[:2]):
+                with pytest.raises(ValueError, match=r"^seed: expected memory that is not written"):
+                    perturb(parameters, given, seed=base[:2].view(torch.int64)[None], out=out, backend=gpu)
+            assert torch.equal(base, kept)
+    for _ in range(LAUNCHES):
+        exact = perturb(kept.cpu(), kept[:50].cpu(), seed=Key(7, 3))
+        assert torch.equal(perturb(kept, kept[:50], seed=seeds, backend=gpu).cpu(), exact)
+        assert torch.equal(perturb(kept, kept[:50], seed=seeds, out=base, backend=gpu).cpu(), exact)
+
+
 def test_cupy_and_numba_arrays(gpu: str) -> None:
     cupy, numba_cuda = pytest.importorskip("cupy"), pytest.importorskip("numba.cuda")
     p = np.random.default_rng(1).normal(size=(40, 9)).astype(np.float32)

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import random
 from collections.abc import Callable
@@ -16,7 +18,8 @@ from tables import DTYPES
 
 import multisample
 from multisample import Key
-from multisample._libraries import Device, Operand
+from multisample._checks.operands import Inputs, target_checker
+from multisample._libraries import HOST, Device, Operand
 from multisample._randomness import seed_argument
 
 Array = np.ndarray[Any, Any]
@@ -281,3 +284,25 @@ def test_out_that_overlaps_itself_or_an_input_and_the_index_of_a_bad_value() -> 
         multisample.sample(np.zeros(3), 1.0, 4, seed=[1, 2], out=overlapping)
     with pytest.raises(ValueError, match="out: expected memory of its own, got memory that mu also uses"):
         multisample.sample(memory[20:23], 1.0, 4, seed=[1, 2], out=memory[:24].reshape(2, 3, 4))
+
+
+def test_seeds_on_the_host_are_read_before_out_is_written() -> None:
+    expected, out = multisample.sample(np.zeros(3), 1.0, 4, seed=[5, 6]), np.empty((2, 3, 4))
+    for _ in range(2):
+        seeds = out.reshape(-1).view(np.int64)[10:12]
+        seeds[:] = 5, 6
+        np.testing.assert_array_equal(multisample.sample(np.zeros(3), 1.0, 4, seed=seeds, out=out), expected)
+
+
+def test_seeds_on_a_device_are_not_written() -> None:
+    """Addresses alone decide, so a device is not needed."""
+    device = Device("cuda", 0)
+    out = Operand((2, 3, 4), (96, 32, 8), "float64", "float64", device)
+    seed = Operand((2,), (8,), "int64", "float32", device)
+    inputs = Inputs({}, 3, 4, "float64", device, 2)
+    for is_empty, address in itertools.product((False, True), (984, 985, 1191, 1192)):
+        check = target_checker(out, inputs, ("mu", "sigma"), seed, HOST, False, is_empty)
+        is_written = not is_empty and 984 < address < 1192
+        expected = pytest.raises(ValueError, match=r"^out: expected memory of its own, got memory that seed also uses")
+        with expected if is_written else contextlib.nullcontext():
+            check(None, 1000, (0.0, 1.0, None, None), (0.0, 1.0, 0, address))
