@@ -13,6 +13,9 @@ from typing import TypeVar
 STACK_SIZE = 1 << 20
 """Bytes of stack for a thread that draws. Kernels of float64 need a quarter of it."""
 
+# More threads than any system has.
+_MOST = 2**31 - 1
+
 _Task = TypeVar("_Task")
 
 _limit: contextvars.ContextVar[int] = contextvars.ContextVar("multisample_thread_limit", default=0)
@@ -45,9 +48,10 @@ def configured_threads() -> int:
     """The same without the limit of `limit_threads`."""
     setting = os.environ.get("MULTISAMPLE_NUM_THREADS", "")
     if setting:
-        if not setting.isdecimal() or int(setting) < 1:
-            raise ValueError(f"MULTISAMPLE_NUM_THREADS must be a positive integer, got {setting!r}")
-        return int(setting)
+        digits = setting.lstrip("0")
+        if not (setting.isdecimal() and digits):
+            raise ValueError(f"MULTISAMPLE_NUM_THREADS must be a positive integer, got {setting[:60]!r}")
+        return min(int(digits[:10]), _MOST)  # Ten digits are more than `_MOST`.
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

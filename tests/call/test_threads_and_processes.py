@@ -118,7 +118,15 @@ def test_threads_take_every_child_and_consecutive_offsets_of_a_shared_generator_
     assert sorted(seed for seeds in spawned for seed in seeds) == sorted(expected)
 
 
-@pytest.mark.parametrize("setting", ["0", "-1", "1.5", " ", "2 threads", "\u00b2"])
+@pytest.mark.parametrize("setting", ["1", "0007", str(2**63), "9" * 5000])
+def test_any_positive_thread_setting_draws(monkeypatch: pytest.MonkeyPatch, new_choices: None, setting: str) -> None:
+    expected = draw(BIG_N, seed=7)
+    monkeypatch.setenv("MULTISAMPLE_NUM_THREADS", setting)
+    assert threads.thread_count() == min(int(setting[:20]), 2**31 - 1)
+    np.testing.assert_array_equal(draw(BIG_N, seed=7), expected)
+
+
+@pytest.mark.parametrize("setting", ["0", "000", "-1", "1.5", " ", "2 threads", "\u00b2"])
 def test_a_bad_thread_setting_raises(monkeypatch: pytest.MonkeyPatch, new_choices: None, setting: str) -> None:
     generator, out = Generator(1), np.empty((3, BIG_N), np.float32)
     draw(BIG_N, generator=generator, out=out)  # Makes a plan.

@@ -380,7 +380,26 @@ def handlers(operation: Operation, platform: str, target: int) -> dict[str, int]
         _find_driver()
     stages = {"instantiate": lambda frame: enter_python(frame, target, 0)}
     stages["execute"] = _executing(operation, target, on_device)
-    return {stage: c_address(handler, f"xla-{stage}_{target}", digest()) for stage, handler in stages.items()}
+    return {stage: _handler_address(handler, f"xla-{stage}_{target}") for stage, handler in stages.items()}
+
+
+def _handler_address(handler: Callable[..., Any], name: str) -> int:
+    """The address of a compiled handler. It is the same after the package has been purged and imported again.
+
+    XLA keeps the first handlers of a target until the process ends. RuntimeError if another version registered them.
+    """
+    symbol = f"multisample-{name}"
+    address: int | None = llvmlite.binding.address_of_symbol(f"{symbol}-{digest()}")
+    if address is None:
+        if llvmlite.binding.address_of_symbol(symbol):
+            raise RuntimeError(
+                "jax: XLA keeps the handlers of another version of multisample, which this process imported before:"
+                " restart the process"
+            )
+        address = c_address(handler, name, digest())
+        for known_as in (symbol, f"{symbol}-{digest()}"):
+            llvmlite.binding.add_symbol(known_as, address)
+    return address
 
 
 def _find_driver() -> None:
