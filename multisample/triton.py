@@ -1,11 +1,11 @@
-"""The stream in Triton kernels, on NVIDIA GPUs: float32 normals for blocks of indices.
+"""The stream in Triton kernels, on NVIDIA GPUs and in Triton's interpreter: float32 normals for blocks of indices.
 
 Element ``z[i, j]`` of the matrix of standard normals is a function of ``(seed, offset, i, j)``. These functions return
 it with the bits that `multisample.sample` has by default (not those of ``fast_math=True``), so that a kernel need not
 read noise from memory.
 
 Triton may fuse a multiplication with an addition, here or in the caller (``enable_fp_fusion``). So every product is an
-instruction of its own that compilers do not fuse.
+instruction of its own that compilers do not fuse. With ``TRITON_INTERPRET=1``, kernels run on the CPU, with equal bits.
 """
 
 from __future__ import annotations
@@ -46,38 +46,11 @@ def _negated(x):
 
 
 @triton.jit
-def _horner(coefficients: tl.constexpr, x):
-    p = tl.fma(x, coefficients[0], coefficients[1])
-    for k in tl.static_range(2, len(coefficients)):
-        p = tl.fma(p, x, coefficients[k])
-    return p
-
-
-@triton.jit
 def _sqrt(x):
     # Correctly rounded for every squared radius that a word can produce. This avoids the slow path of sqrt.rn.f32.
     y = tl.inline_asm_elementwise("rsqrt.approx.ftz.f32 $0, $1;", "=r,r", [x], tl.float32, is_pure=True, pack=1)
     g = _product(x, y)
     return tl.fma(_product(y, 0.5), tl.fma(_negated(g), g, x), g)
-
-
-@triton.jit
-def _radius(a):
-    """Twice the radius, 2 sqrt(-2 ln u), of the words `a`."""
-    u = tl.fma(a.to(tl.float32), _TO_UNIT, _TO_UNIT_HALF)
-    x = tl.minimum(u.to(tl.int32, bitcast=True) - _TWO_THIRDS, _BELOW_ONE)
-    e = x & _EXPONENT
-    f = (x - e + _TWO_THIRDS).to(tl.float32, bitcast=True) - 1.0
-    return _sqrt(tl.fma(e.to(tl.float32), _LE, _product(_horner(_L, f), f)))
-
-
-@triton.jit
-def _half_turns(b):
-    """Half the cosine and half the sine of the angles pi b / 2^31 of the words `b`."""
-    y = _product(b.to(tl.int32, bitcast=True).to(tl.float32), _TO_HALF_TURNS)
-    q = _product(y, y)
-    s = _product(_horner(_S, q), y)
-    return tl.fma(_negated(s), s, 0.5), _product(s, _horner(_C, q))
 
 
 @triton.jit
@@ -87,6 +60,68 @@ def _wide_product(x, multiplier):
     return tl.inline_asm_elementwise(
         "mul.wide.u32 $0, $1, $2;", "=l,r,r", [x, multiplier], tl.uint64, is_pure=True, pack=1
     )
+
+
+_fma = tl.fma
+
+if not isinstance(_product, triton.JITFunction):
+    # Triton's interpreter has no assembly, and its fma rounds twice. It does not fuse other operations.
+    _L, _S, _C = (coefficients.value for coefficients in (_L, _S, _C))
+
+    @triton.jit
+    def _product(x, y):
+        return x * y
+
+    @triton.jit
+    def _negated(x):
+        return x * -1.0
+
+    @triton.jit
+    def _sqrt(x):
+        return tl.sqrt_rn(x)
+
+    @triton.jit
+    def _wide_product(x, multiplier):
+        return x.to(tl.uint64) * multiplier
+
+    @triton.jit
+    def _fma(x, y, z):
+        # The product is exact in float64. Round the sum to odd, so that rounding to float32 is the only rounding.
+        product = x.to(tl.float64) * y
+        total = product + z
+        added = total - product
+        error = (product - (total - added)) + (z - added)
+        bits = total.to(tl.int64, bitcast=True)
+        odd = tl.where((error > 0) == (total > 0), bits + 1, bits - 1)
+        bits = tl.where((error != 0) & ((bits & 1) == 0), odd, bits)
+        return bits.to(tl.float64, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def _horner(coefficients: tl.constexpr, x):
+    p = _fma(x, coefficients[0], coefficients[1])
+    for k in tl.static_range(2, len(coefficients)):
+        p = _fma(p, x, coefficients[k])
+    return p
+
+
+@triton.jit
+def _radius(a):
+    """Twice the radius, 2 sqrt(-2 ln u), of the words `a`."""
+    u = _fma(a.to(tl.float32), _TO_UNIT, _TO_UNIT_HALF)
+    x = tl.minimum(u.to(tl.int32, bitcast=True) - _TWO_THIRDS, _BELOW_ONE)
+    e = x & _EXPONENT
+    f = (x - e + _TWO_THIRDS).to(tl.float32, bitcast=True) - 1.0
+    return _sqrt(_fma(e.to(tl.float32), _LE, _product(_horner(_L, f), f)))
+
+
+@triton.jit
+def _half_turns(b):
+    """Half the cosine and half the sine of the angles pi b / 2^31 of the words `b`."""
+    y = _product(b.to(tl.int32, bitcast=True).to(tl.float32), _TO_HALF_TURNS)
+    q = _product(y, y)
+    s = _product(_horner(_S, q), y)
+    return _fma(_negated(s), s, 0.5), _product(s, _horner(_C, q))
 
 
 @triton.jit

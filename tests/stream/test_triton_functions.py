@@ -1,19 +1,21 @@
 """The stream in Triton kernels of users, `multisample.triton`: same bits as `multisample.sample`.
 
-Kernels are compiled to PTX, which `ptx_machine` interprets; test_user_kernels_cuda.py runs them on a GPU. (Triton's
-interpreter is of no use: it has no fused multiply-add.)
+Kernels are compiled to PTX, which `ptx_machine` interprets; test_user_kernels_cuda.py runs them on a GPU. In Triton's
+interpreter, the functions compute without PTX.
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from cuda_cpp import SECONDS
 from known_normals import known_f32, random_places, sampled, sampled_row
+from processes import run_python
 from ptx_machine import filled
 from ptx_reader import opcodes_of
 
@@ -83,6 +85,36 @@ def test_normals_cost_one_block_of_words_and_only_the_pairs_used(function: Any, 
     found = opcodes_of(compiled(function, fused))
     assert found["rsqrt.approx.ftz.f32"] == pairs and found["fma.rn.f32"] == 20 * pairs
     assert found["mul.wide.u32"] == 20
+
+
+def test_the_interpreter_of_triton_gives_the_same_bits(tmp_path: Path) -> None:
+    """Triton chooses the interpreter when it is imported."""
+    places, known = known_f32()
+    more = random_places(4096 - known.size, seed=3)
+    arguments = [np.concatenate(x) for x in zip(places, more, strict=True)]
+    seed, offset, i = 2**64 - 9, 2**33 + 5, 2**32 - 1
+    np.savez(
+        tmp_path / "expected.npz", *arguments, points=np.concatenate([known, sampled(more)]),
+        row=sampled_row(seed, offset, i, 1024) + SHIFT,
+        column=multisample.sample([0.0] * BLOCK, 1.0, 7, seed=multisample.Key(2**63 + 1, 3), backend="cpu")[:, 6],
+    )  # fmt: skip
+    program = f"""
+import numpy as np, torch
+from triton_kernels import literals, points, shifted_groups, shifted_row
+
+def check(kernel, blocks, *arguments, like):
+    z = torch.zeros(like.size)
+    kernel[(blocks,)](*arguments, z, {BLOCK})
+    assert z.numpy().tobytes() == like.tobytes(), kernel
+
+saved = np.load("expected.npz")
+check(points, 32, *[torch.from_numpy(saved[f"arr_{{k}}"]) for k in range(4)], like=saved["points"])
+number = {seed}, {offset}, {i}, {float(SHIFT)!r}
+check(shifted_row, 8, *number, like=saved["row"])
+check(shifted_groups, 2, *number, like=saved["row"])
+check(literals, 1, like=saved["column"])
+"""
+    run_python("-W", "error", "-c", program, folder=tmp_path, TRITON_INTERPRET="1")
 
 
 def test_without_triton_the_error_says_what_to_install() -> None:
