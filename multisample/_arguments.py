@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import math
 import operator
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 
 from multisample.backends.element_types import MATRIX_TYPES
 
-from ._tracing import traced_as
+from ._tracing import is_symbol
 
 DTYPES = tuple(MATRIX_TYPES)
 
@@ -28,17 +27,15 @@ def describe(value: object, limit: int = 60) -> str:
 
 
 def checked_integer(name: str, value: Any, low: int, high: int, advice: Callable[[Any], str] | None = None) -> int:
-    """`value` as an int with ``low <= value < high``; TypeError or ValueError otherwise.
+    """`value` as an int with ``low <= value < high``, or a symbol; TypeError or ValueError otherwise.
 
     ``advice(value)`` is the end of the message for a value of a wrong type.
     """
-    if type(value) is int and low <= value < high:
-        return value
-    if _is_symbol(value):  # The value stays symbolic. The comparison becomes a guard of the graph.
-        if not low <= value < high:
-            raise ValueError(f"{name}: expected {_range(name, low, high)}, got {value}")
+    if is_symbol(value):
         symbol: int = value
         return symbol
+    if type(value) is int and low <= value < high:
+        return value
     if isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name}: expected an integer, got the bool {value}")
     try:
@@ -53,13 +50,6 @@ def checked_integer(name: str, value: Any, low: int, high: int, advice: Callable
     if not low <= integer < high:
         raise ValueError(f"{name}: expected {_range(name, low, high)}, got {describe(integer)}")
     return integer
-
-
-@traced_as(lambda _: False)  # In torch.compile a symbolic integer is an int.
-def _is_symbol(value: Any) -> bool:
-    """Whether `value` is a symbolic integer of PyTorch (SymInt)."""
-    symbol = getattr(sys.modules.get("torch"), "SymInt", None)
-    return symbol is not None and isinstance(value, symbol)
 
 
 def _range(name: str, low: int, high: int) -> str:

@@ -25,6 +25,25 @@ def is_traced() -> bool:
     return False
 
 
+def _is_symbol_in_graph(x: Any) -> bool:
+    """Replaces `is_symbol` under torch.compile, where the type of a symbolic integer is int."""
+    from torch.fx.experimental.symbolic_shapes import has_static_value
+
+    return isinstance(x, int) and not has_static_value(x)
+
+
+@traced_as(_is_symbol_in_graph)
+def is_symbol(x: Any) -> bool:
+    """Whether `x` is an integer that PyTorch or JAX knows only when the traced program runs, such as a dynamic size.
+
+    Comparisons of a symbol become guards, or raise. So checks leave symbols to the launch, which checks every size.
+    """
+    if type(x) is int:
+        return False
+    torch, shapes = sys.modules.get("torch"), sys.modules.get("jax.export")
+    return (torch is not None and isinstance(x, torch.SymInt)) or (shapes is not None and shapes.is_symbolic_dim(x))
+
+
 SEEDLESS = (
     "seed: expected one where JAX traces the call (jit, vmap, grad and the like), got none: the numbers would be the"
     " same in every run of the program; pass seed=, such as a JAX key that is an argument of the function"

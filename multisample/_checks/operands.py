@@ -15,6 +15,7 @@ from .._libraries import HOST, Device, Library, Operand, check_memory, described
 from .._libraries.library import INTEGER_SIZES
 from .._operations import Call, vectors_of
 from .._randomness.seed_argument import batch_of
+from .._tracing import is_symbol
 from .window_and_options import check_rows, checked_window
 
 _ITEM_SIZES = SIZES | INTEGER_SIZES
@@ -163,10 +164,10 @@ def common_length(shapes: dict[str, tuple[int, ...]], batch: int | None = None, 
         if len(shape) == 1:
             lengths[name] = shape[0]
         elif len(shape) == 2 and batch is not None:
-            if shape[0] != batch:
+            if _differ(shape[0], batch):
                 raise ValueError(f"{name}: expected shape (B, d) or (d,), B being {batch} seeds, got {shape}")
             lengths[name] = shape[1]
-        elif len(shape) == 2 and shape[1] == 1:
+        elif len(shape) == 2 and not is_symbol(shape[1]) and shape[1] == 1:
             lengths[name] = shape[0]
         elif shape and batch is not None:
             raise ValueError(f"{name}: expected shape (B, d) or (d,), B being {batch} seeds, got {shape}")
@@ -181,9 +182,14 @@ def common_length(shapes: dict[str, tuple[int, ...]], batch: int | None = None, 
     if not lengths:
         raise ValueError("mu, sigma: expected at least one of shape (d,), got only scalars")
     d = next(iter(lengths.values()))
-    if any(length != d for length in lengths.values()):
+    if any(_differ(length, d) for length in lengths.values()):
         raise ValueError(f"sigma: expected as many elements as mu, {lengths['mu']}, got {lengths['sigma']}")
     return d
+
+
+def _differ(a: Any, b: Any) -> bool:
+    """Whether two lengths are known to differ."""
+    return not (is_symbol(a) or is_symbol(b)) and bool(a != b)
 
 
 def promoted(dtypes: list[str]) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 from .._arguments import check_choice, check_flag, checked_integer
 from .._operations import COLUMNS, FLAGS, ROWS, TRAITS, Call
+from .._tracing import is_symbol
 
 
 def checked_window(n: Any, dim_offset: Any, sample_offset: Any) -> tuple[int, int, int]:
@@ -13,14 +14,19 @@ def checked_window(n: Any, dim_offset: Any, sample_offset: Any) -> tuple[int, in
     n = checked_integer("n", n, 0, COLUMNS + 1)
     dim_offset = checked_integer("dim_offset", dim_offset, 0, ROWS + 1)
     sample_offset = checked_integer("sample_offset", sample_offset, 0, COLUMNS + 1)
-    if sample_offset + n > COLUMNS:
+    if exceeds(sample_offset + n, COLUMNS):
         raise ValueError(f"n: expected sample_offset + n <= 2**34, got {sample_offset} + {n}")
     return n, dim_offset, sample_offset
 
 
+def exceeds(x: Any, most: int) -> bool:
+    """Whether the integer `x` is known to be greater than `most`."""
+    return not is_symbol(x) and bool(x > most)
+
+
 def check_rows(dim_offset: Any, d: Any) -> None:
     """ValueError if a window ends after the last row."""
-    if dim_offset + d > ROWS:
+    if exceeds(dim_offset + d, ROWS):
         raise ValueError(f"dim_offset: expected dim_offset + d <= 2**32, got {dim_offset} + {d}")
 
 

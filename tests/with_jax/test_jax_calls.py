@@ -425,6 +425,40 @@ def test_arguments_that_cannot_be_traced_raise() -> None:
         jax.jit(lambda row: sample(mu, sigma, N, seed=1, sample_offset=row))(jnp.zeros(2, int))
 
 
+def exported(draw: Callable[..., Any], x: Any, *arguments: Any) -> Any:
+    """The result of an exported program that knows the length of `x` only when it runs."""
+    length = jax.export.symbolic_shape("b")
+    allowed = [jax.export.DisabledSafetyCheck.custom_call(f"multisample_{name}") for name in ("sample", "gradient")]
+    program = jax.export.export(jax.jit(draw), disabled_checks=allowed)
+    return program(jax.ShapeDtypeStruct((*length, *x.shape[1:]), x.dtype), *arguments).call(x, *arguments)
+
+
+LENGTHS: dict[str, Callable[..., Any]] = {
+    "d": lambda x, key: sample(x, 1.0, N, seed=key),
+    "d of both, nd": lambda x, key: sample(x, jnp.exp(x)[:, None], N, seed=key, layout="nd", dim_offset=3),
+    "n": lambda x, key: sample(MU, SIGMA, x.shape[0] + 2, seed=key, sample_offset=5),
+    "d and n": lambda x, key: sample(x, 1.0, x.shape[0], seed=key),
+    "seeds": lambda x, key: sample(x, 1.0, N, seed=[1, 2]),
+    "gradient": lambda x, key: jax.grad(lambda x: (sample(x, 1.0, N, seed=key) ** 2).sum())(x),
+    "vmap": lambda x, key: jax.vmap(lambda mu: sample(mu[None], 1.0, N, seed=key))(x),
+}
+
+
+@pytest.mark.parametrize("draw", LENGTHS.values(), ids=LENGTHS)
+def test_lengths_of_an_exported_program_may_be_unknown(draw: Callable[..., Any]) -> None:
+    with jax.default_device(jax.devices("cpu")[0]):
+        x, key = jnp.linspace(-1, 1, 6), jnp.array([1, 2], jnp.uint32)
+        check_same(exported(draw, x, key), np.asarray(draw(x, key)))
+
+
+def test_unknown_lengths_that_cannot_be_traced_are_named() -> None:
+    x = jnp.zeros(6)
+    with pytest.raises(TypeError, match=r"^weights: expected a length that is known while JAX traces, got b"):
+        exported(lambda weights: multisample.weighted_moments(weights, MU, 1.0, seed=1), x)
+    with pytest.raises(TypeError, match=r"^parameters\['w'\]: expected a shape that is known .*, got \(b, 2\)"):
+        exported(lambda w: multisample.perturb({"w": w}, 0.1, seed=1), jnp.zeros((6, 2)))
+
+
 def test_other_platforms_are_refused_when_the_program_is_made() -> None:
     draw = jax.jit(lambda mu: sample(mu, 1.0, N, seed=1))
     for platform in ("tpu", "rocm"):

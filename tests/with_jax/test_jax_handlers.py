@@ -558,6 +558,22 @@ def test_a_c_function_and_python_get_the_launch_of_a_call(
     assert all(key.origin_in_memory and key.device == DEVICE for key in backend.kernels)
 
 
+@pytest.mark.parametrize(("rows", "columns", "name"), [(2**32 + 1, 1, "dim"), (1, 2**34 + 1, "sample")])
+def test_a_length_that_exceeds_the_stream_is_an_error(
+    emulated: Native, recording: Recording, rows: int, columns: int, name: str
+) -> None:  # fmt: skip
+    """The lengths of an exported program may be unknown until it runs."""
+    backend, xla = WithFunction(), Xla()
+    registry.register(backend)
+    frame, (*operands, x) = a_call(xla, has_offsets=False, backend=backend.name)
+    frame = xla.frame(frame_string(frame).decode(), operands, [np.broadcast_to(x[0, 0, 0], (1, rows, columns))])
+    emulated.instantiate(xla, frame)
+    assert emulated(frame) == 1
+    ((_, message),) = xla.errors
+    assert f"{name}_offset: expected {name}_offset + {'d' if name == 'dim' else 'n'} <= 2**" in message
+    assert backend.packed == backend.launched == []
+
+
 def frame_string(frame: CallFrame) -> bytes:
     span = Span.from_address(frame.attributes.items[0])
     found: bytes = span.pointer[: span.length]

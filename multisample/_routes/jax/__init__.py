@@ -24,7 +24,7 @@ from ..._arguments import checked_integer, describe, dtype_name, rounded_once
 from ..._backends import choose
 from ..._checks.operands import check_arrays, common_length, count_weights, promoted
 from ..._checks.values import check_values
-from ..._checks.window_and_options import check_choices, check_rows, checked_order
+from ..._checks.window_and_options import check_choices, check_rows, checked_order, exceeds
 from ..._libraries import BY_SEED, BY_TYPE, HOST, is_number, library_called, library_of
 from ..._libraries.jax import JAX, is_jax, is_on_host
 from ..._libraries.library import CPU, NOUNS, Library, counted_as
@@ -32,7 +32,7 @@ from ..._operations import COLUMNS, FLAGS, TRAITS, Call, vectors_of
 from ..._plan import PLANS, run
 from ..._randomness.generator import DEFAULT_GENERATOR, WORD_64, Key
 from ..._randomness.generator_argument import check_generator, counter_on
-from ..._tracing import SEEDLESS, is_traced_by_jax
+from ..._tracing import SEEDLESS, is_symbol, is_traced_by_jax
 from .keys import Words, batch_length, operands_of, words_of
 from .primitives import bind
 from .programs import Program
@@ -188,7 +188,10 @@ def _length_of_weights(weights: Any, batch: int | None) -> int:
     if is_number(weights):
         raise TypeError("weights: expected an array of JAX or NumPy where others are JAX's, got a number")
     _element_type("weights", weights)
-    return count_weights(np.shape(weights), batch)
+    n = count_weights(np.shape(weights), batch)
+    if is_symbol(n):
+        raise TypeError(f"weights: expected a length that is known while JAX traces, got {n}")
+    return n
 
 
 def _is_aligned(sample_offset: Any) -> bool:
@@ -237,7 +240,7 @@ def _words(seed: Any, window: Sequence[Any], static: Static) -> Words:
     words = words_of(seed, dim_offset, sample_offset)
     if not isinstance(dim_offset, jax.core.Tracer):
         check_rows(int(dim_offset), static.d)
-    if not isinstance(sample_offset, jax.core.Tracer) and int(sample_offset) + static.n > COLUMNS:
+    if not isinstance(sample_offset, jax.core.Tracer) and exceeds(int(sample_offset) + static.n, COLUMNS):
         raise ValueError(f"n: expected sample_offset + n <= 2**34, got {sample_offset} + {static.n}")
     return words
 

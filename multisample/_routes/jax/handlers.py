@@ -124,8 +124,7 @@ def _run(static: Static, launch: Launch, frame: xla_ffi.Frame) -> None:
     if is_perturb and launch.first:
         spans = _moved_spans(static, launch, frame)
         launch = launch._replace(matrix=address_of(spans), first=0)
-    if not on_device and launch.offset_at:
-        _check_windows(launch)
+    _check_windows(launch)
     # `launch` may load the kernel, which only a relaxed capture allows.
     with cuda_driver.relaxed_capture() if on_device else contextlib.nullcontext():
         backend.launch(launch)
@@ -134,8 +133,11 @@ def _run(static: Static, launch: Launch, frame: xla_ffi.Frame) -> None:
 
 
 def _check_windows(launch: Launch) -> None:
-    count = launch.batch if launch.origin_step else 1
-    _, row, column = array_at(launch.offset_at, (count, 3), (_OFFSETS_BYTES, 8), "uint64").max(0).tolist()
+    """ValueError if a window exceeds the stream. The offsets of a window in device memory are not read."""
+    row = column = 0
+    if launch.device == HOST and launch.offset_at:
+        count = launch.batch if launch.origin_step else 1
+        _, row, column = array_at(launch.offset_at, (count, 3), (_OFFSETS_BYTES, 8), "uint64").max(0).tolist()
     if launch.operation == Operation.perturb:
         check_members(row, launch.rows)
         return

@@ -226,9 +226,15 @@ def _filling(operation: Operation) -> Callable[..., Any]:
 
 
 @inline
+def _are_lengths_valid(launch):
+    """Whether the stream has as many rows and columns. JAX may trace a call before the lengths are known."""
+    return launch[WORD.rows] <= _MOST_ROW and launch[WORD.columns] <= _MOST_COLUMN
+
+
+@inline
 def _are_windows_valid(launch):
     """Whether all windows lie within the rows and columns of the stream; the words are in host memory."""
-    valid = True
+    valid = _are_lengths_valid(launch)
     if launch[WORD.first_row_at] != 0:
         count = max(half(launch, HALF.batch), 1) if launch[WORD.origin_step] != 0 else 1
         for b in range(count):
@@ -294,7 +300,7 @@ def _executing(operation: Operation, target: int, on_device: bool) -> Callable[.
         if on_device:
             launch[WORD.stream] = request[5]
             set_half(launch, HALF.device, request[4])
-            is_done = run != 0 and not _call_on_device(run, launch)
+            is_done = run != 0 and _are_lengths_valid(launch) and not _call_on_device(run, launch)
         else:
             if is_sample:
                 elements = max(half(launch, HALF.batch), 1) * launch[WORD.rows] * launch[WORD.columns]

@@ -20,6 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from multisample.backends.launch import Operation
 
 from ..._backends import choose
+from ..._tracing import is_symbol
 from . import handlers
 from .static import Static
 
@@ -49,8 +50,12 @@ def _custom_call(platform: str, static: Static, *operands: Any) -> list[Any]:
     call = static.call
     for name, x in zip(static.reads, operands):  # noqa: B905
         _check_type(x, static.type_of(name))
-    if static.operation == Operation.gradient and not handlers.can_take_gradients(static, platform):
+    # Scratch memory of a size that is unknown cannot be a result.
+    needs_size = platform == "cuda" and call.has_scratch and any(map(is_symbol, (static.d, static.n)))
+    if static.operation == Operation.gradient and (needs_size or not handlers.can_take_gradients(static, platform)):
         return _sums_of_stored_noise(platform, static, *operands)
+    if needs_size:
+        raise TypeError(f"mu, sigma: expected lengths that are known while JAX traces on CUDA, got {static.d}")
     batch = (batch_of(*operands),) if call.is_split and static.front else ()
     results = [jax.ShapeDtypeStruct((*batch, *static.shape(name)), static.type_of(name)) for name in static.writes]
     static = static.of_operands(*operands)

@@ -38,7 +38,7 @@ from ..._model_parameters.spans import steps_of
 from ..._model_parameters.ties import MOST_ELEMENTS
 from ..._plan import PlanCache
 from ..._randomness.generator import Key
-from ..._tracing import is_traced_by_jax
+from ..._tracing import is_symbol, is_traced_by_jax
 from .keys import Words, batch_length, key_vector, operands_of, words_of
 from .primitives import bind, varying
 from .programs import Program
@@ -121,6 +121,8 @@ def _parameter(name: str, x: Any) -> Any:
         JAX.check_dtype(x.dtype.name)
     except TypeError as error:
         raise TypeError(str(error).replace("dtype:", f"{name}:", 1)) from None
+    if any(map(is_symbol, x.shape)):
+        raise TypeError(f"{name}: expected a shape that is known while JAX traces, got {x.shape}")
     if math.prod(x.shape) > MOST_ELEMENTS:
         raise ValueError(f"{name}: expected at most 2**34 elements, got shape {x.shape}")
     return x
