@@ -57,7 +57,7 @@ def perturb_in_graph(
     arrays, written = sources.arrays, sources.arrays if targets is None else targets.arrays
     number, vector = (float(coefficients), None) if is_number(coefficients) else (0.0, coefficients)
     if isinstance(coefficients, (list, tuple)) and all(is_number(x) for x in coefficients):
-        vector = torch.tensor([float(x) for x in coefficients], dtype=torch.float64)
+        vector = torch.tensor([float(x) for x in coefficients], dtype=torch.float64, device="cpu")
     key, word, offset = None, seed, 0
     if isinstance(seed, Key):
         word, offset = seed.seed, seed.offset

@@ -45,6 +45,7 @@ def load_operators() -> None:
     import torch
 
     from .._backends import choose
+    from .._routes import torch_compile_perturb  # noqa: F401  It registers the operator of perturb.
 
     choose("torch_ext", "torch", "cuda" if torch.cuda.is_available() else "cpu")
 

@@ -14,6 +14,7 @@ import torch
 from .._arguments import UNCHECKED
 from .._randomness.generator import Generator, Key
 from .._sample import sample
+from .._tracing import is_symbol
 from .._typing import Layout
 
 
@@ -125,6 +126,7 @@ class Normal(torch.distributions.Normal):
         if loc.dim() != 1:
             loc, scale = loc.reshape(-1), scale.reshape(-1)
         # With one dimension both layouts have the same memory, and "dn" is faster.
-        layout: Layout = "dn" if loc.shape[0] == 1 else "nd"
+        d = loc.shape[0]  # A tensor while torch.jit.trace runs.
+        layout: Layout = "dn" if isinstance(d, int) and not is_symbol(d) and d == 1 else "nd"
         drawn: torch.Tensor = sample(loc, scale, math.prod(sample_shape), layout=layout, **options)
         return drawn if is_matrix and layout == "nd" else drawn.view((*sample_shape, *self._batch_shape))
