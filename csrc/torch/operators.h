@@ -10,10 +10,12 @@
 #include <torch/headeronly/core/ScalarType.h>
 
 #include <cstdint>
+#include <numeric>
 #include <optional>
 #include <stdexcept>
 #include <string>
 #include <tuple>
+#include <utility>
 
 #include "launch.h"
 
@@ -162,6 +164,43 @@ inline Vector checked_vector(const char* op, const char* name, const Tensor& vec
   return {{vector.const_data_ptr()}, vector.stride(dim - 1) * size, type};
 }
 
+// Whether two elements of the matrix, which is not empty, share memory. PyTorch has no negative strides.
+inline bool overlaps_itself(const Launch& call) {
+  const u64 row = static_cast<u64>(call.row_stride), column = static_cast<u64>(call.column_stride);
+  const u64 common = std::gcd(row, column);
+  if (common == 0) return call.rows > 1 || call.columns > 1;
+  return column / common < call.rows && row / common < call.columns;
+}
+
+// Whether an element of a vector, one for each row, shares memory with an element of the matrix, which is not empty.
+inline bool shares_memory(const Launch& call, size_t element_size, const Vector& vector, size_t vector_element_size) {
+  const i64 size = static_cast<i64>(element_size), vector_size = static_cast<i64>(vector_element_size);
+  struct Axis {
+    i64 stride, last;
+  };
+  Axis outer{call.row_stride, static_cast<i64>(call.rows) - 1};
+  Axis inner{call.column_stride, static_cast<i64>(call.columns) - 1};
+  const i64 last = vector.stride == 0 ? 0 : outer.last;
+  if (outer.stride < inner.stride) std::swap(outer, inner);
+  const i64 width = inner.last * inner.stride + size, end = outer.last * outer.stride + width;
+  const i64 begin = static_cast<const char*>(vector.input.data) - static_cast<const char*>(call.matrix);
+  if (begin >= end || begin + last * vector.stride + vector_size <= 0) return false;
+  // The first element of a sequence of elements, `stride` apart, that ends after byte `at`.
+  const auto first_after = [](i64 at, i64 bytes, i64 stride) {
+    return at < bytes || stride == 0 ? 0 : (at - bytes) / stride + 1;
+  };
+  for (i64 k = 0; k <= last; ++k) {
+    const i64 at = begin + k * vector.stride;
+    for (i64 p = first_after(at, width, outer.stride); p <= outer.last; ++p) {
+      const i64 inside = at - p * outer.stride;
+      if (inside + vector_size <= 0) break;
+      const i64 q = first_after(inside, size, inner.stride);
+      if (q <= inner.last && q * inner.stride < inside + vector_size) return true;
+    }
+  }
+  return false;
+}
+
 // The default dtype of a sample: integers count as float32. Two different types give float64 if one of them is float64,
 // and else float32.
 inline ScalarType promoted(const Tensor& mu, const Tensor& sigma) {
@@ -253,13 +292,19 @@ struct Operators {
                    const Tensor* keys, const NoiseOptions& options) {
     Launch call = checked_launch(op, "out", out, transposed, options, keys != nullptr);
     if (keys != nullptr) set_batch(op, *keys, out, &call);
-    check((call.row_stride != 0 || call.rows < 2) && (call.column_stride != 0 || call.columns < 2), op,
-          "elements of out must not share memory, got ", out);
     const Vector of_mu = checked_vector(op, "mu", mu, out, call.rows, &call.mu_step);
     const Vector of_sigma = checked_vector(op, "sigma", sigma, out, call.rows, &call.sigma_step);
     call.mu = of_mu.input, call.mu_stride = of_mu.stride, call.mu_type = of_mu.type;
     call.sigma = of_sigma.input, call.sigma_stride = of_sigma.stride, call.sigma_type = of_sigma.type;
-    if (call.rows > 0 && call.columns > 0 && out.size(0) > 0) Device::run(op, out, call);
+    if (call.rows == 0 || call.columns == 0 || out.size(0) == 0) return;
+    check(!overlaps_itself(call), op, "elements of out must not share memory, got ", out);
+    const auto check_memory = [&](const char* name, const Vector& vector, const Tensor& tensor) {
+      check(!shares_memory(call, out.element_size(), vector, tensor.element_size()), op,
+            "out must have memory of its own, got memory that ", name, " also uses");
+    };
+    check_memory("mu", of_mu, mu);
+    check_memory("sigma", of_sigma, sigma);
+    Device::run(op, out, call);
   }
 };
 
