@@ -323,6 +323,11 @@ def make_plan(call: Call, backend: Backend, library: Library, keeps_offset: bool
     With `keeps_offset`, calls return a copy of an offset that is in device memory. BackendUnavailableError if the
     kernel cannot be compiled.
     """
+    return Plan(call, backend, library, *_inspected(call, library), keeps_offset)
+
+
+def _inspected(call: Call, library: Library) -> tuple[Inputs, Operand | None]:
+    """The operands of a call and `out`, after all checks except those of values and addresses."""
     inputs, out = inspect_inputs(library, call), None
     if call.out is not None:
         if inputs.device.kind == "cpu":
@@ -333,7 +338,23 @@ def make_plan(call: Call, backend: Backend, library: Library, keeps_offset: bool
         check_alignment("out", out, 0)
         shape = (inputs.d, inputs.n) if call.layout == "dn" else (inputs.n, inputs.d)
         check_out(out, inputs, shape if inputs.batch is None else (inputs.batch, *shape))
-    return Plan(call, backend, library, inputs, out, keeps_offset)
+    return inputs, out
+
+
+def check_call(call: Call, library: Library) -> Inputs:
+    """Check the arrays of a call that has no plan as the call of a plan does, with values and addresses."""
+    inputs, out = _inspected(call, library)
+    vectors = vectors_of(call)
+    if call.validate or (inputs.device.kind == "cpu" and call.validate is not UNCHECKED):
+        check_values(library, vectors, inputs.dtype)
+    if inputs.batch is not None and (keys := keys_in(call.seed, library, inputs.device)) and not keys.is_on_device:
+        keys.read(call.seed)
+    if out is not None:
+        at, *addresses = (0 if is_number(x) else library.address(x) for x in (call.out, *vectors.values()))
+        is_empty = 0 in (inputs.d, inputs.n, inputs.batch)
+        check = target_checker(out, inputs, vectors, library, takes_arrays=False, is_empty=is_empty)
+        check(call.out, at, tuple(vectors.values()), tuple(addresses))
+    return inputs
 
 
 P = TypeVar("P")

@@ -166,10 +166,12 @@ def sample(
     transform, computed with IEEE 754 operations only. STREAM.md, beside this module, specifies both to the last bit.
 
     With torch tensors and torch_ext, gradients flow to `mu` and `sigma`, ``torch.func`` transforms a call, and
-    ``torch.compile`` traces it without a graph break. Transformed and compiled calls do not check the values of
-    tensors. Without `seed`, a compiled or batched call uses the seed 0x636F6D70696C6564 and an offset that PyTorch's
-    generator draws on the device. In ``torch.func.vmap``, ``randomness`` decides whether the elements of a batch share
-    the offset. With one `seed`, all elements of a batch have the same noise; a tensor of seeds may be mapped over.
+    ``torch.compile`` traces it without a graph break. Such calls do not check the values of tensors. Without `seed`, a
+    compiled or batched call uses the seed 0x636F6D70696C6564 and an offset that PyTorch's generator draws on the
+    device. In ``torch.func.vmap``, ``randomness`` decides whether the elements of a batch share the offset. With one
+    `seed`, all elements of a batch have the same noise; a tensor of seeds may be mapped over. Dispatch modes, function
+    modes, ``torch.jit.trace`` and profilers see a call, and do not change its numbers. Tensors on the meta device, and
+    fake ones, give a result without values.
 
     With a JAX array, a JAX key or a traced value among `mu`, `sigma`, `seed` and the offsets, the call is one custom
     call of XLA, which JAX's transformations differentiate, batch and partition. While JAX traces, `seed` is required.
@@ -208,16 +210,15 @@ def sample(
         library = BY_SEED.get(type(seed)) or BY_TYPE.get(type(sigma) if type(mu) in _NUMBERS else type(mu))
     if library is not None:
         try:
-            signature, state = library.signature, library.state()
-            # The key has exact types, since True == 1 == 1.0, but no values of numbers, seeds and windows.
-            if state is None:  # PyTorch or JAX transforms the call, which has no plan.
-                pass
-            elif library.key is not None:
+            # The key has exact types, since True == 1 == 1.0, but no values of numbers, seeds and windows. It is None
+            # if PyTorch or JAX transforms the call, which has no plan.
+            if library.key is not None:
                 key = library.key(
                     mu, sigma, out, seed, generator, dim_offset, sample_offset, n, backend, noise, dtype, layout,
-                    fast_math, validate, antithetic, state,
+                    fast_math, validate, antithetic,
                 )  # fmt: skip
-            else:
+            elif (state := library.state()) is not None:
+                signature = library.signature
                 key = (
                     None if type(mu) in _NUMBERS else signature(mu),
                     None if type(sigma) in _NUMBERS else signature(sigma),
@@ -225,12 +226,13 @@ def sample(
                     backend, noise, dtype, layout, fast_math, type(fast_math), validate, type(validate), antithetic,
                     type(antithetic), type(seed), type(generator), type(dim_offset), type(sample_offset),
                 )  # fmt: skip
-            kind = type(seed)
-            if kind is list:  # The next branch, inlined.
-                key = key, len(seed)  # type: ignore[arg-type]
-            elif not (kind in _SINGLE_SEEDS or kind is library.keyed_seed) and is_in_array(seed):
-                key = key, signature_of(seed)
-            plan = PLANS.get(key)
+            if key is not None:
+                kind = type(seed)
+                if kind is list:  # The next branch, inlined.
+                    key = key, len(seed)  # type: ignore[arg-type]
+                elif not (kind in _SINGLE_SEEDS or kind is library.keyed_seed) and is_in_array(seed):
+                    key = key, signature_of(seed)
+                plan = PLANS.get(key)
         except Exception:  # A wrong argument may raise anything here; `run_first` reports the error.
             key = None
     # A Key whose parts are JAX arrays makes the call JAX's.

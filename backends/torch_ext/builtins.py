@@ -42,22 +42,18 @@ class Builtins:
 
         self.launch = builtin("launch", text, address, any_object, any_object)
         self.is_valid = builtin("is_valid", text)
-        self._key = builtin("key", *(any_object,) * 7)
+        self._key = builtin("key", *(any_object,) * 10)
         self.plan = builtin("plan", text, address, ctypes.c_uint64, *(ctypes.c_int,) * 2, *(any_object,) * 3)
         self._addresses = builtin("addresses", any_object, any_object, ctypes.c_long)
 
-    def key(
-        self, signature: Callable[[Any], Hashable], out_signature: Callable[[Any], Hashable]
-    ) -> Callable[..., Hashable] | None:
-        """A function that makes the key of a call with tensors; None if it misreads the tensors of this PyTorch.
-
-        `signature` and `out_signature` return all properties of a tensor, and of `out`, that a plan depends on.
-        """
+    def key(self, library: Any) -> Callable[..., Hashable] | None:
+        """`Library.key` of `library`, which is PyTorch's; None if it misreads the tensors of this PyTorch."""
         import torch
 
         builtin: Callable[..., Hashable] = self._key(
-            torch.Tensor, torch.nn.Parameter, int, float, signature, out_signature, torch.Tensor.is_neg
-        )
+            torch.Tensor, torch.nn.Parameter, int, float, library.signature, library.target_signature,
+            torch.Tensor.is_neg, library.state, library.questions, library.flags,
+        )  # fmt: skip
         example = torch.empty_strided((3, 2), (5, 7), dtype=torch.int16, device="cpu", requires_grad=False)
         key: Any = builtin(example, 0.0, None, 0, None, 0, 0)
         if not isinstance(key[0], bytes) or _SIGNATURE.unpack(key[0])[:6] != (2, 3, 2, 5, 7, _INT16):
@@ -73,7 +69,7 @@ class Builtins:
         """
         import torch
 
-        examples = [torch.zeros(2), torch.nn.Parameter(torch.zeros(3))]
+        examples = [torch.zeros(2, device="cpu"), torch.nn.Parameter(torch.zeros(3, device="cpu"))]
         builtin: Callable[..., Any] = self._addresses(torch.Tensor, torch.nn.Parameter, _place_of_address(examples))
         right = struct.pack("2P", *(x.data_ptr() for x in examples))
         return builtin if builtin(examples) == right else None

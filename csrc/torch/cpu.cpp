@@ -138,7 +138,8 @@ MULTISAMPLE_EXPORT const char* multisample_last_error() { return multisample::la
 
 MULTISAMPLE_EXPORT PyObject* multisample_python_key(PyObject* tensor_type, PyObject* parameter_type, PyObject* int_type,
                                                     PyObject* float_type, PyObject* signature, PyObject* out_signature,
-                                                    PyObject* is_negative) {
+                                                    PyObject* is_negative, PyObject* state, PyObject* questions,
+                                                    PyObject* flags) {
   using namespace multisample::python;
   return builtin<key>("key", [&] {
     return new KeyState{Object::shared(tensor_type),
@@ -148,6 +149,9 @@ MULTISAMPLE_EXPORT PyObject* multisample_python_key(PyObject* tensor_type, PyObj
                         Object::shared(signature),
                         Object::shared(out_signature),
                         Object::shared(is_negative),
+                        Object::shared(state),
+                        Object::shared(questions),
+                        Object::shared(flags),
                         Object(PyUnicode_InternFromString("_cdata")),
                         Object(PyUnicode_InternFromString("requires_grad"))};
   });

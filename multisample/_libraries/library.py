@@ -67,9 +67,9 @@ class Library:
     """Whether this is a `ForeignLibrary`."""
     key: Callable[..., Hashable] | None = None
     """``key(mu, sigma, out, seed, generator, dim_offset, sample_offset, *options)``: computes the key of a call in
-    compiled code, for `sample`. The key has the signature and type of `mu`, `sigma` and `out`; the type of `seed`,
-    `generator`, `dim_offset` and `sample_offset`; the value and type of each option; and the signature of a seed of
-    type `keyed_seed`."""
+    compiled code, for `sample`; None if `state()` is None. The key has the signature and type of `mu`, `sigma` and
+    `out`; the type of `seed`, `generator`, `dim_offset` and `sample_offset`; the value and type of each option; the
+    signature of a seed of type `keyed_seed`; and `state()`."""
     keyed_seed: type | None = None
 
     # --- For each call ---
@@ -88,6 +88,10 @@ class Library:
 
     def is_opaque(self, array: Any) -> bool:
         """Whether `array` may have no memory of its own."""
+        return False
+
+    def lacks_values(self, array: Any) -> bool:
+        """Whether `array` has a shape and a type only, so that a result has these only too."""
         return False
 
     def state(self) -> Hashable:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from torch.autograd import forward_ad
+from torch._subclasses import fake_tensor
+from torch.autograd import forward_ad, profiler
+from torch.utils._device import DeviceContext
 
 from multisample.backends.contract import HostArray
 from multisample.backends.element_types import MATRIX_TYPES
@@ -19,6 +23,7 @@ from .library import CPU, Device, Library, Operand, check_memory, counted_as
 from .numpy import HOST
 
 _layer, _modes = torch._C._functorch.peek_interpreter_stack, torch._C._len_torch_dispatch_stack
+_is_jit_tracing, _function_modes = torch._C._is_tracing, torch._C._len_torch_function_stack
 _raw_stream: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 _is_grad_enabled = torch.is_grad_enabled
 _current_stream_is_capturing: Callable[[], bool] | None = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)
@@ -50,8 +55,39 @@ def _stored_as(dtype: Any) -> Any:
 
 
 def is_transforming() -> bool:
-    """Whether PyTorch transforms every call: torch.func, a dispatch mode or forward-mode AD is active."""
-    return _layer() is not None or _modes() > 0 or forward_ad._current_level >= 0
+    """Whether a call must not skip PyTorch's dispatcher.
+
+    True inside torch.func, dispatch modes, forward-mode AD and torch.jit.trace. torch.compile and torch.export, which
+    trace, also set a dispatch mode, or replace `is_traced`.
+    """
+    return _layer() is not None or _modes() > 0 or _is_jit_tracing() or forward_ad._current_level >= 0
+
+
+def has_function_mode() -> bool:
+    """Whether a TorchFunctionMode is active, other than that of a default device."""
+    modes = map(torch._C._get_function_stack_at, range(_function_modes()))
+    return any(type(mode) is not DeviceContext for mode in modes)
+
+
+_KEYS = "Python", "PythonTLSSnapshot", "FuncTorchDynamicLayerFrontMode", "FuncTorchDynamicLayerBackMode"
+_SEEING = functools.reduce(operator.or_, (torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)) for key in _KEYS))
+
+
+@contextlib.contextmanager
+def unseen() -> Iterator[None]:
+    """Hide the operations inside from dispatch modes, function modes, torch.func and torch.jit.trace."""
+    trace = torch._C._get_tracing_state()
+    torch._C._set_tracing_state(None)
+    try:
+        with torch._C._ExcludeDispatchKeyGuard(_SEEING), torch._C.DisableTorchFunction():
+            yield
+    finally:
+        torch._C._set_tracing_state(trace)
+
+
+def is_profiled() -> bool:
+    """Whether a profiler of PyTorch runs."""
+    return bool(profiler._is_profiler_enabled)
 
 
 @functools.lru_cache(64)  # Callers can make classes without end.
@@ -111,6 +147,10 @@ _TensorGuards: Any = getattr(_guards, "TensorGuards", None)
 class TorchLibrary(Library):
     name = "torch"
     types = (torch.Tensor, torch.nn.Parameter)
+    questions = _layer, _modes, _is_jit_tracing, _function_modes
+    flags = (forward_ad, "_current_level", -1), (profiler, "_is_profiler_enabled", False)
+    """If each of the `questions` returns a false value, and each attribute among the `flags` has this value, `state`
+    returns whether gradients are enabled."""
     _addresses: Callable[[Any], Any] | None = None
 
     def signature(self, array: Any) -> Hashable:
@@ -122,14 +162,18 @@ class TorchLibrary(Library):
         return type(out), self.signature(out), _is_frozen(out)
 
     def state(self) -> Hashable:
-        if _layer() is not None or _modes() > 0 or forward_ad._current_level >= 0:
+        # `is_transforming`, inlined.
+        if _layer() is not None or _modes() > 0 or _is_jit_tracing() or forward_ad._current_level >= 0:
             return None
-        return bool(_is_grad_enabled())
+        grad = bool(_is_grad_enabled())
+        if profiler._is_profiler_enabled or _function_modes():
+            return grad, is_profiled(), has_function_mode()  # Calls that a profiler or a mode sees have other plans.
+        return grad
 
     def compile_key(self, backend: Any) -> None:
         builtins = getattr(backend, "builtins", None)
         if builtins is not None and self.key is None:
-            self.key = builtins.key(self.signature, self.target_signature)
+            self.key = builtins.key(self)
             if self.key is not None:
                 self.keyed_seed = torch.Tensor
         if builtins is not None and self._addresses is None:
@@ -173,6 +217,9 @@ class TorchLibrary(Library):
         kind: type = type(array)
         return is_opaque(kind)
 
+    def lacks_values(self, array: Any) -> bool:
+        return bool(array.is_meta) or isinstance(array, fake_tensor.FakeTensor)
+
     address = staticmethod(torch.Tensor.data_ptr)
     counted = staticmethod(counted)
 
@@ -188,7 +235,7 @@ class TorchLibrary(Library):
         return HOST.share_memory(self.host_array(a), self.host_array(b))
 
     def copied(self, array: Any) -> Any:
-        return torch.as_tensor(array).clone()
+        return array.clone()
 
     def normalized(self, name: str, array: Any) -> Any:
         if self.is_opaque(array):

@@ -80,7 +80,10 @@ def _advice_for_generator(generator: Any) -> str:
 
 
 def check_generator(generator: Any, library: Library, device: Device) -> None:
-    """TypeError or ValueError unless `generator` serves arrays of `library` on `device`."""
+    """TypeError or ValueError unless `generator` serves arrays of `library` on `device`.
+
+    Calls with arrays on the meta device do not draw, so any generator serves them.
+    """
     if generator is None or isinstance(generator, Generator):
         return
     if not is_of_torch(generator):
@@ -92,8 +95,9 @@ def check_generator(generator: Any, library: Library, device: Device) -> None:
         raise TypeError(
             f"generator: expected a multisample.Generator with {NOUNS[library.name]}, got a torch.Generator"
         )
-    if generator.device.type != device.kind or (generator.device.index or 0) != device.ordinal:
-        raise ValueError(f"generator: expected one on the device of mu, {device}, got one on {generator.device}")
+    where = generator.device
+    if device.kind != "meta" and (where.type != device.kind or (where.index or 0) != device.ordinal):
+        raise ValueError(f"generator: expected one on the device of mu, {device}, got one on {where}")
 
 
 # --- Offsets in device memory -------------------------------------------------------------------------------------

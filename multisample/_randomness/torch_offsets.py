@@ -90,16 +90,6 @@ def _take_from_cpu(generator: Any) -> tuple[int, int]:
     return seed, 0
 
 
-def take_transformed(device: str, generator: Any) -> tuple[int, int]:
-    """As `taker`, for calls that PyTorch transforms.
-
-    On a CPU it makes a new tensor: inside a transform, torch.func forbids writes to a tensor from outside.
-    """
-    if torch.device(device).type == "cuda":
-        return taker(device)(generator)
-    return int(torch.empty((), dtype=torch.int64, device="cpu").random_(_LEAST, None, generator=generator)) % WORD_64, 0
-
-
 _LEAST = -(2**63)
 
 
@@ -109,13 +99,20 @@ def _new_scalar() -> tuple[Any, ctypes.c_uint64]:
     return scalar, ctypes.c_uint64.from_address(scalar.data_ptr())
 
 
+def draw_key(generator: Any) -> Any:
+    """The key that `taker` takes on a CPU, as a tensor (1, 2), drawn by operators that a graph can record."""
+    # Graphs of torch.fx cannot call `random_` with these bounds. `randint` lacks the greatest of 2**64 values.
+    seed = torch.randint(_LEAST, -_LEAST - 1, (1, 1), dtype=torch.int64, device="cpu", generator=generator) ^ _LEAST
+    return torch.nn.functional.pad(seed, (0, 1))
+
+
 def draw_offset(device: Any, generator: Any = None) -> Any:
     """A new offset in the memory of `device`, from `generator` or PyTorch's default generator of `device`."""
     options: dict[str, Any] = {"dtype": torch.int64, "device": device}
     if generator is not None:
         options["generator"] = generator
     if not torch.compiler.is_compiling():
-        return torch.randint(-(2**63), 2**63 - 1, (1,), **options)
+        return torch.randint(_LEAST, -_LEAST - 1, (1,), **options)
     # A compiled randint gives at most 2**32 values on the CPU, and 31 bits on CUDA. So combine two draws.
     low, high = [torch.randint(0, 2**31 - 1, (1,), **options) for _ in range(2)]
     return low | high << 31

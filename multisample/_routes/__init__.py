@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from multisample.backends.kernels.cpu.floating_point import default_floats, has_default_floats
+from multisample.backends.launch import Operation
 
 from .._arguments import dtype_name, is_constant
 from .._backends import choose
@@ -76,8 +77,9 @@ def run_first(call: Call, key: Hashable, function: Callable[..., Any]) -> Any:
     caller = common_library(call)
     transformed = False
     if caller.name == "torch":
-        from .torch_autograd import torch_plan
-        from .torch_transforms import is_transformed, run_transformed
+        from .._libraries.torch import has_function_mode, is_profiled
+        from .torch_autograd import ProfiledPlan, moments_without_values, torch_plan
+        from .torch_transforms import has_operator, is_transformed, run_transformed
 
         transformed = is_transformed(call)
     plain = None if transformed else _in_base_classes(call, caller)
@@ -87,7 +89,8 @@ def run_first(call: Call, key: Hashable, function: Callable[..., Any]) -> Any:
     name, array = next((name, x) for name, x in vectors_of(call).items() if not is_number(x))
     device = caller.device(name, array)
     check_generator(call.generator, caller, device)
-    backend = choose(call.backend, caller.name, device.kind)
+    # An operator of any device gives the shape and type of a result without values.
+    backend = choose(call.backend, caller.name, "cpu" if caller.lacks_values(array) else device.kind)
     if isinstance(caller, ForeignLibrary):
         from .adopted import run_adopted
 
@@ -96,10 +99,13 @@ def run_first(call: Call, key: Hashable, function: Callable[..., Any]) -> Any:
         from .adopted import run_from_host
 
         return run_from_host(call, backend)
-    if transformed:
+    if transformed and call.operation == Operation.moments and caller.lacks_values(array):
+        return moments_without_values(call)
+    if transformed or (caller.name == "torch" and has_function_mode() and has_operator(call, backend)):
         return run_transformed(call, backend)
     if caller.name == "torch":
         plan: Planned = torch_plan(call, backend)
+        plan = ProfiledPlan(plan, TRAITS[call.operation].name) if is_profiled() else plan
         caller.compile_key(backend)
     else:
         plan = make_plan(call, backend, caller)

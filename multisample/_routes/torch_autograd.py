@@ -37,11 +37,7 @@ def torch_plan(call: Call, backend: Backend) -> Planned:
     if not names or not torch.is_grad_enabled():
         return _CompiledPlan.around(make_plan(call, backend, TORCH), call)
     if call.operation == Operation.moments:
-        if "weights" in names:
-            raise ValueError(
-                "weights: require grad, but gradients flow to mu and sigma only, since those of the weights need the"
-                " whole sample; detach the weights, or draw the sample with multisample.sample"
-            )
+        _check_weights(call.weights)
         return _RecordedMoments(call, backend)
     if call.out is None and backend.name == "torch_ext":
         return _RecordedBatch(call, backend) if is_in_array(call.seed) else _RecordedSample(call, backend)
@@ -57,6 +53,17 @@ def torch_plan(call: Call, backend: Backend) -> Planned:
             " torch.no_grad()"
         )
     raise ValueError(f"{names[0]}: requires grad, and {reason}")
+
+
+class ProfiledPlan:
+    """A plan whose calls appear as operations in a profile."""
+
+    def __init__(self, plan: Planned, name: str) -> None:
+        self.plan, self.name = plan, f"multisample::{name}"
+
+    def run(self, *arguments: Any) -> Any:
+        with torch._C._profiler._RecordFunctionFast(self.name, arguments[:3]):
+            return self.plan.run(*arguments)
 
 
 # --- Samples ------------------------------------------------------------------------------------------------------
@@ -249,13 +256,36 @@ class _RecordedMoments:
         if weights.is_cpu:
             check_values(TORCH, {"mu": mu, "sigma": sigma}, self.plan.dtype)
         sums = self.plan.run(0.0, 1.0, weights, None, seed, None, *window)[0]
-        first, *second = sums
-        real = first.dtype
-        # The weights are summed in float64, also if they are float32.
-        total = weights.to(real).sum(-1, dtype=torch.float64, keepdim=self.is_batch).to(real)
-        mu, sigma = (x if is_number(x) else (x if self.is_batch else _vector(x)).to(real) for x in (mu, sigma))
-        results = [mu * total + sigma * first, *(sigma * sigma * x for x in second)]
-        return (tuple(x if x.dtype is self.dtype else x.to(self.dtype) for x in results),)
+        return (_moments(mu, sigma, weights, sums, self.is_batch, self.dtype),)
+
+
+def _check_weights(weights: Any) -> None:
+    if weights.requires_grad and torch.is_grad_enabled():
+        raise ValueError(
+            "weights: require grad, but gradients flow to mu and sigma only, since those of the weights need the"
+            " whole sample; detach the weights, or draw the sample with multisample.sample"
+        )
+
+
+def _moments(mu: Any, sigma: Any, weights: Any, sums: Any, is_batch: bool, dtype: Any) -> tuple[Any, ...]:
+    """The moments for the `sums` of the noise."""
+    first, *second = sums
+    real = first.dtype
+    # The weights are summed in float64, also if they are float32.
+    total = weights.to(real).sum(-1, dtype=torch.float64, keepdim=is_batch).to(real)
+    mu, sigma = (x if is_number(x) else (x if is_batch else _vector(x)).to(real) for x in (mu, sigma))
+    results = [mu * total + sigma * first, *(sigma * sigma * x for x in second)]
+    return tuple(x if x.dtype is dtype else x.to(dtype) for x in results)
+
+
+def moments_without_values(call: Call) -> tuple[Any, ...]:
+    """The moments of tensors on the meta device, or of fake ones."""
+    _check_weights(call.weights)
+    inputs = inspect_inputs(TORCH, call)
+    shape = (inputs.d,) if inputs.batch is None else (inputs.batch, inputs.d)
+    real = dtype_of(MATRIX_TYPES[inputs.dtype].computing)
+    sums = [torch.empty(shape, dtype=real, device=call.weights.device) for _ in range(call.order)]
+    return _moments(call.mu, call.sigma, call.weights, sums, inputs.batch is not None, dtype_of(inputs.dtype))
 
 
 def _vector(x: Any) -> Any:

@@ -1,7 +1,8 @@
-"""Calls that PyTorch transforms: by torch.func, forward-mode AD, a dispatch mode or a tensor subclass.
+"""Calls that must not skip PyTorch's dispatcher, as `is_transformed` says.
 
-Such a call becomes an operator call, through PyTorch's dispatcher. An offset passed by value would repeat in every run
-of a graph and for every element of a batch. Where each run or element needs new numbers, a PyTorch operator draws
+Such a call becomes an operator call. If its tensors have values, all checks of other calls come first, and the call
+takes the same seed and offset as others, so the numbers are the same. An offset passed by value would repeat in every
+run of a graph and for every element of a batch. Where each run or element needs new numbers, a PyTorch operator draws
 the offset, which stays on the device.
 """
 
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch._C import _functorch
+from torch._subclasses import fake_tensor
 
 from multisample.backends.contract import Backend
 
@@ -20,72 +22,77 @@ from .._arguments import rounded_once
 from .._checks.operands import common_length, promoted
 from .._checks.values import accepted_values, least_and_most
 from .._checks.window_and_options import check_rows
-from .._libraries import is_number
+from .._libraries import as_base_class, is_number
 from .._libraries.library import counted_as
-from .._libraries.torch import check_tensor, counted, dtype_of, is_opaque, is_transforming
+from .._libraries.torch import TORCH, check_tensor, counted, dtype_of, is_transforming, unseen
 from .._operations import TRAITS, Call, vectors_of
+from .._plan import check_call
 from .._randomness.generator import WORD_64, Generator
 from .._randomness.seed_argument import batch_of, checked_key, host_words, is_in_array
-from .._randomness.torch_offsets import SEED, draw_offset, take_transformed
+from .._randomness.torch_offsets import SEED, draw_key, draw_offset, taker
 
 
 def is_transformed(call: Call) -> bool:
-    """Whether PyTorch transforms the call. If so, its tensors may be batches or have no values."""
-    return is_transforming() or any(map(is_opaque, map(type, (call.mu, call.sigma, call.weights, call.out))))
+    """Whether the call must not skip PyTorch's dispatcher. If so, its tensors may be batches or have no values."""
+    tensors = [x for x in (call.mu, call.sigma, call.weights, call.out) if isinstance(x, torch.Tensor)]
+    return is_transforming() or any(TORCH.lacks_values(x) or TORCH.is_opaque(x) for x in tensors)
+
+
+def has_operator(call: Call, backend: Backend) -> bool:
+    """Whether an operator can run the call, for a TorchFunctionMode to intercept."""
+    is_graph_safe = isinstance(call.generator, Generator) and call.generator.graph_safe
+    return TRAITS[call.operation].has_operator and backend.name == "torch_ext" and not is_graph_safe
 
 
 def run_transformed(call: Call, backend: Backend) -> Any:
-    """Run a call that PyTorch transforms; everything except its tensors has been checked."""
+    """Run a call that must not skip the dispatcher; everything except its tensors has been checked."""
     traits = TRAITS[call.operation]
     if not traits.has_operator:
         raise ValueError(
             f"{', '.join(vectors_of(call))}: expected plain tensors outside PyTorch's transformations (torch.func,"
-            " torch.autograd.forward_ad, a dispatch mode or a tensor subclass), in which"
+            " torch.autograd.forward_ad, torch.jit.trace, a dispatch mode or a tensor subclass), in which"
             f" {traits.name} cannot be"
         )
     if backend.name != "torch_ext":
         raise ValueError(
             "backend: expected torch_ext where PyTorch transforms the call (torch.func, torch.autograd.forward_ad,"
-            f" a dispatch mode or a tensor subclass), got {backend.name!r}"
+            f" torch.jit.trace, a dispatch mode or a tensor subclass), got {backend.name!r}"
         )
     return draw_by_operator(call)
 
 
 def draw_by_operator(call: Call, is_known: Callable[[Any], bool] = bool) -> Any:
     """Draw by the operator. ``is_known(condition)`` tells whether a condition holds in every run of the graph."""
-    mu, sigma, n, out = call.mu, call.sigma, call.n, call.out
-    tensors = {name: x for name, x in (("mu", mu), ("sigma", sigma)) if not is_number(x)}
-    dtype = _checked_dtype(tensors, call.dtype)
-    keys, batch = None, None
+    tensors = {name: x for name, x in (("mu", call.mu), ("sigma", call.sigma)) if not is_number(x)}
     device = next(iter(tensors.values())).device
+    if _have_values(tensors):
+        with unseen():
+            plain = {name: as_base_class(name, x) for name, x in tensors.items()}
+            inputs = check_call(call._replace(**plain), TORCH)
+        dtype, shape = inputs.dtype, (inputs.d, inputs.n)
+    else:
+        dtype, shape = _check_without_values(call, tensors, is_known)
+    if call.out is not None:
+        _check_no_gradient({**tensors, "out": call.out})
+    call = call._replace(dtype=dtype)
     if is_in_array(call.seed) or isinstance(call.seed, torch.Tensor):
         keys, batch = _keys(call.seed, device)
-    d = common_length({name: x.shape for name, x in tensors.items()}, batch)
-    _check_devices(tensors if out is None else {**tensors, "out": out})
-    for name, x in (("mu", mu), ("sigma", sigma)):
-        if is_number(x):
-            _check_number(name, x, dtype, is_known)
-    check_rows(call.dim_offset, d)
-    if call.validate:
-        raise ValueError(
-            "validate: expected False where PyTorch compiles or transforms the call, since it has no values to check"
-        )
-    if out is not None:
-        shape = (n, d) if call.layout == "nd" else (d, n)
-        _check_out(out, shape if batch is None else (batch, *shape), dtype, tensors)
-    call = call._replace(dtype=dtype)
-    if keys is not None:
         return _draw_batch(call, keys, batch)
-    if out is None and not _is_traced(*tensors.values()):
-        # Raises if there is no memory for the result, before a generator advances.
-        torch.empty((d, n), dtype=dtype_of(dtype), device=device)
+    recorded = is_recorded()
+    is_repeated = is_batched() or (not recorded and _is_captured(device))
+    lacks_values = not recorded and any(map(TORCH.lacks_values, tensors.values()))
+    if call.out is None and not (recorded or lacks_values):
+        with unseen():  # Raises if there is no memory for the result, before a generator advances.
+            torch.empty(shape, dtype=dtype_of(dtype), device=device)
     if call.seed is not None:
         return _call_operator(call, *checked_key(call.seed), None)
+    if lacks_values:
+        return _call_operator(call, 0, 0, None)
     if isinstance(call.generator, Generator):
-        if call.generator.graph_safe or is_batched() or _is_captured(device):
+        if call.generator.graph_safe or recorded or is_repeated:
             raise ValueError(
                 "generator: expected a torch.Generator where PyTorch transforms the call, since only a torch.Generator"
-                " can draw for each element of a batch and in each replay of a graph,"
+                " can draw for each element of a batch and in each run of a graph,"
                 f" got {call.generator}; or pass seed="
             )
         seed, offset = call.generator._take()
@@ -94,10 +101,35 @@ def draw_by_operator(call: Call, is_known: Callable[[Any], bool] = bool) -> Any:
         except BaseException:
             call.generator._put_back(seed, offset)
             raise
-    # Each run of a traced or captured call must draw new numbers.
-    if is_batched() or _is_traced(*tensors.values()) or _is_captured(device):
+    # Each run of a recorded or captured call, and each element of a batch, must draw new numbers.
+    if recorded and not is_repeated and device.type == "cpu" and not torch.compiler.is_compiling():
+        return _draw_batch(call, draw_key(call.generator), None)
+    if recorded or is_repeated:
         return _call_operator(call, SEED, 0, draw_offset(device, call.generator))
-    return _call_operator(call, *take_transformed(str(device), call.generator), None)
+    with unseen():
+        words = taker(str(device))(call.generator)
+    return _call_operator(call, *words, None)
+
+
+def _check_without_values(
+    call: Call, tensors: dict[str, Any], is_known: Callable[[Any], bool]
+) -> tuple[str, tuple[Any, Any]]:
+    """Check tensors whose values, memory or sizes may be unknown. Returns the dtype of the sample, d and n."""
+    dtype, batch = _checked_dtype(tensors, call.dtype), batch_of(call.seed)
+    d = common_length({name: x.shape for name, x in tensors.items()}, batch)
+    _check_devices(tensors if call.out is None else {**tensors, "out": call.out})
+    for name, x in (("mu", call.mu), ("sigma", call.sigma)):
+        if is_number(x):
+            _check_number(name, x, dtype, is_known)
+    check_rows(call.dim_offset, d)
+    if call.validate:
+        raise ValueError(
+            "validate: expected False where PyTorch compiles or transforms the call, since it has no values to check"
+        )
+    if call.out is not None:
+        shape = (call.n, d) if call.layout == "nd" else (d, call.n)
+        _check_out(call.out, shape if batch is None else (batch, *shape), dtype)
+    return dtype, (d, call.n)
 
 
 def listed_words(*seeds: Any) -> list[list[int]]:
@@ -121,7 +153,7 @@ def _keys(seed: Any, device: Any) -> tuple[Any, int | None]:
     if not isinstance(seed, torch.Tensor):
         if not torch.compiler.is_compiling():
             seed = host_words(seed).view(np.int64)
-        seed = torch.as_tensor(seed).to(device)
+        seed = torch.as_tensor(seed, device=device)
     if seed.device != device:
         raise ValueError(f"seed: expected it on the device of mu and sigma, {device}, got {seed.device}")
     if seed.dtype is torch.uint32:
@@ -167,24 +199,36 @@ def _check_number(name: str, x: Any, dtype: str, is_known: Callable[[Any], bool]
         raise ValueError(f"{name}: expected {accepted_values(name)}, got {x} for {dtype}")
 
 
-def _check_out(out: Any, shape: tuple[Any, Any], dtype: str, sources: dict[str, Any]) -> None:
+def _check_out(out: Any, shape: tuple[Any, ...], dtype: str) -> None:
     if tuple(out.shape) != shape:
         raise ValueError(f"out: expected shape {shape}, got {tuple(out.shape)}")
     if out.dtype is not dtype_of(dtype):
         raise ValueError(f"out: expected dtype {dtype}, got {str(out.dtype).removeprefix('torch.')}")
-    for name, x in {**sources, "out": out}.items():
+
+
+def _check_no_gradient(tensors: dict[str, Any]) -> None:
+    for name, x in tensors.items():
         if x.requires_grad and torch.is_grad_enabled():
             raise ValueError(
                 f"{name}: requires grad, and out= takes no gradient; detach it, or call sample under torch.no_grad()"
             )
 
 
-def _is_traced(*tensors: Any) -> bool:
-    return (
+def _have_values(tensors: dict[str, Any]) -> bool:
+    """Whether the values of the tensors can be read."""
+    return not (
         torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack() > 0
-        or any(map(is_opaque, map(type, tensors)))
+        or _functorch.peek_interpreter_stack() is not None
+        or any(TORCH.lacks_values(x) or TORCH.is_opaque(x) for x in tensors.values())
     )
+
+
+def is_recorded() -> bool:
+    """Whether the call becomes part of a graph, which may run again."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return True
+    modes = map(torch._C._get_dispatch_stack_at, range(torch._C._len_torch_dispatch_stack()))
+    return any(mode.is_infra_mode() and not isinstance(mode, fake_tensor.FakeTensorMode) for mode in modes)
 
 
 def is_batched() -> bool:

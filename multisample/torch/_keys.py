@@ -9,6 +9,7 @@ import torch
 from .._arguments import describe
 from .._randomness.generator import Key
 from .._randomness.torch_offsets import taker
+from .._routes.torch_transforms import is_recorded
 
 
 def take_key(generator: torch.Generator | None = None, device: torch.device | str | int | None = None) -> Key:
@@ -30,7 +31,8 @@ def take_key(generator: torch.Generator | None = None, device: torch.device | st
     TypeError
         If `generator` is not a torch.Generator.
     ValueError
-        If `generator` is not on `device`, or `device` is neither a CPU nor a CUDA device.
+        If `generator` is not on `device`, or `device` is neither a CPU nor a CUDA device. If torch.jit.trace,
+        torch.export or the like records the call.
 
     Notes
     -----
@@ -48,6 +50,11 @@ def take_key(generator: torch.Generator | None = None, device: torch.device | st
     >>> torch.equal(x, multisample.sample(torch.zeros(2), torch.ones(2), 5, seed=key))
     True
     """
+    if not torch.compiler.is_dynamo_compiling() and is_recorded():
+        raise ValueError(
+            "take_key: expected a call outside of traces (torch.jit.trace, torch.export and the like), in which the key"
+            " would be a constant; call sample without a seed"
+        )
     if generator is not None and not isinstance(generator, torch.Generator):
         raise TypeError(
             f"generator: expected a torch.Generator, got {describe(generator)} of type {type(generator).__name__}"

@@ -13,6 +13,7 @@ import launches
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils.flop_counter import FlopCounterMode
 
 import multisample
 from multisample._libraries.torch import TORCH
@@ -86,7 +87,7 @@ def python_key(mu: Any, sigma: Any, out: Any, *rest: Any) -> Any:
 
 @pytest.mark.filterwarnings("ignore:.*Sparse.*")
 def test_keys_differ_if_python_keys_differ() -> None:
-    builtin = BACKEND.builtins.key(TORCH.signature, TORCH.target_signature)
+    builtin = BACKEND.builtins.key(TORCH)
     cases = vectors()
     calls = [(cases[name], 1.0) for name in cases] + [(0.0, cases[name]) for name in cases]
     calls += [
@@ -102,7 +103,7 @@ def test_keys_differ_if_python_keys_differ() -> None:
 
 
 def test_keys_have_values_of_options_and_types_of_all_arguments() -> None:
-    builtin = BACKEND.builtins.key(TORCH.signature, TORCH.target_signature)
+    builtin = BACKEND.builtins.key(TORCH)
     vector = torch.ones(4)
 
     def key(**changes: Any) -> Any:
@@ -118,6 +119,12 @@ def test_keys_have_values_of_options_and_types_of_all_arguments() -> None:
         assert key(**changes) != key()
     with pytest.raises(TypeError, match="unhashable"):
         hash(key(n=[]))
+    modes: tuple[Any, ...] = (torch.no_grad, torch.autograd.profiler.profile, Refusing, lambda: torch.device("cpu"))
+    for mode in modes:
+        with mode():
+            assert builtin(1.0, 1.0, None, 1, None, 0, 0)[-1] == TORCH.state()
+    with FlopCounterMode(display=False):
+        assert key() is TORCH.state() is None
 
 
 @pytest.mark.parametrize(
@@ -299,7 +306,7 @@ def test_errors_from_attributes_of_tensors_reach_the_caller() -> None:
 
 
 def test_reference_counts_do_not_change() -> None:
-    builtin = BACKEND.builtins.key(TORCH.signature, TORCH.target_signature)
+    builtin = BACKEND.builtins.key(TORCH)
     vector, n, out, recorded = torch.ones(4), 10**9, torch.ones(4, 3), torch.ones(4, requires_grad=True)
 
     def call(count: int) -> None:
@@ -328,5 +335,5 @@ def test_a_process_without_python_can_load_the_library(tmp_path: Any) -> None:
 
 def test_unreadable_tensors_have_no_builtin_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builtins, "_INT16", -1)
-    assert BACKEND.builtins.key(TORCH.signature, TORCH.target_signature) is None
+    assert BACKEND.builtins.key(TORCH) is None
     assert isinstance(BACKEND.builtins, builtins.Builtins)

@@ -256,7 +256,7 @@ VECTORS = [
             (np.float32(0), np.ones(()), HOST), (torch.tensor(0.0), torch.tensor(1.0), ("torch",)),
         )
     ),
-    Bad({"mu": torch.zeros(D, device="meta"), "seed": 1}, ValueError, "mu", "meta", "serve", ("torch",)),
+    Bad({"mu": torch.zeros(D, device="meta"), "seed": 1}, ValueError, "sigma", "cpu", "device of mu, meta", ("torch",)),
     *each("sigma", {"meta": torch.ones(D, device="meta")}, ValueError, "device of .*, cpu", ("torch",)),
 ]  # fmt: skip
 

@@ -7,7 +7,6 @@ call, changes something that is not in the key, and compares with a call without
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import re
 import sys
@@ -27,8 +26,6 @@ from forks import forked, in_forks
 from outcomes import contents, outcome
 from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from multisample import Generator, Key, _libraries, _plan, sample, weighted_moments
 from multisample.backends import registry
@@ -507,32 +504,6 @@ def test_a_gradient_without_memory_is_zero() -> None:
     for _ in range(2):
         sample(mu, T_SIGMA, N, seed=1).backward(torch._efficientzerotensor((D, N)))
         assert torch.equal(mu.grad, torch.zeros(D))
-
-
-@pytest.mark.parametrize("out", [False, True])
-def test_plans_are_bypassed_in_pytorch_modes(out: bool) -> None:
-    """tests/call/test_states.py has the settings of PyTorch."""
-    need("torch_ext")
-    seen: list[str] = []
-
-    class Functions(TorchFunctionMode):
-        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            return function(*args, **(kwargs or {}))
-
-    class Dispatch(TorchDispatchMode):
-        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            seen.append(str(function))
-            return function(*args, **(kwargs or {}))
-
-    def draw(mode: Callable[[], Any] = contextlib.nullcontext) -> Any:
-        with mode():
-            return sample(T_MU, T_SIGMA, N, seed=1, out=torch.zeros(D, N) if out else None)
-
-    x = check_alike(draw, draw, is_error=False)
-    for mode in (Functions, Dispatch):
-        assert check_alike(draw, functools.partial(draw, mode), is_error=False) == x
-    name = "multisample.sample" + ("_" if out else "") + ".default"
-    assert [function for function in seen if "multisample" in function] == [name] * 2
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")

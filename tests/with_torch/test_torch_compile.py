@@ -14,7 +14,6 @@ from processes import run_python
 from tables import ONE_OPTION, slow_but
 from torch._dynamo.exc import Unsupported
 from torch._dynamo.testing import CompileCounterWithBackend
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.func import grad, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -259,16 +258,6 @@ assert torch.equal(x, draw(mu))
     run_python("-c", program, folder=tmp_path)
 
 
-def test_fake_tensors_give_fake_samples(torch_device: str) -> None:
-    multisample.torch.load_operators()
-    with FakeTensorMode() as mode:
-        mu = mode.from_tensor(torch.zeros(D, device=torch_device))
-        for options in ({}, {"seed": 3}, {"generator": Generator(1)}):
-            x = sample(mu, 1.0, N, dtype="float16", **options)
-            assert isinstance(x, FakeTensor)
-            assert (x.shape, x.dtype, x.device.type) == ((D, N), torch.float16, torch_device)
-
-
 def test_a_traced_function_draws_new_numbers(torch_device: str) -> None:
     mu, sigma = vectors(torch_device)
     traced = make_fx(lambda mu: sample(mu, sigma, N))(mu)
@@ -304,6 +293,84 @@ def test_an_exported_program_draws_new_numbers(torch_device: str, strict: bool) 
     assert not torch.equal(first, second)
     assert torch.equal(same, sample(0.0, module.scale, 9, seed=3))
     assert torch.equal(same, again)
+
+
+class OfLength(torch.nn.Module):
+    """Calls whose d or n is the length of the input."""
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        n = x.shape[0]
+        return [
+            sample(x, 1.0, N, seed=3), sample(0.5, x.exp()[:, None], N, seed=3, layout="nd"),
+            sample(x.new_zeros(D), 1.0, n, seed=3, sample_offset=2**34 - 9), sample(x, x.exp(), n, seed=3),
+            Normal(x, x.exp(), validate_args=False).rsample((), seed=3),
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize("strict", slow_but([False], [False, True]))
+@pytest.mark.parametrize("least", slow_but([None], [None, 1]))
+def test_sizes_of_an_exported_program_may_be_unbounded(torch_device: str, strict: bool, least: int | None) -> None:
+    dim, x = torch.export.Dim("b", min=least), torch.linspace(0, 1, 9, device=torch_device)
+    program = torch.export.export(OfLength(), (x[:5],), dynamic_shapes=({0: dim},), strict=strict).module()
+    assert all(map(torch.equal, program(x), OfLength()(x)))
+    with pytest.raises(RuntimeError, match=r"sample_offset must be .* at most 2\*\*34, got \d+; n is 10"):
+        program(torch.zeros(10, device=torch_device))
+
+
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+def test_a_size_may_depend_on_data(torch_device: str) -> None:
+    class Positive(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+            y = x[x > 0]
+            normal = Normal(y, y.exp(), validate_args=False)
+            return [normal.rsample(seed=3), normal.rsample((N,), seed=3), sample(y, y.exp(), N, seed=3)]
+
+    x = torch.tensor([1.0, -1.0, 2.0, -3.0], device=torch_device)
+    expected = Positive()(x)
+    assert [y.shape for y in expected] == [(2,), (N, 2), (2, N)]
+    for function in (compiled(Positive()), torch.export.export(Positive(), (x,)).module()):
+        assert all(map(torch.equal, function(x), expected))
+        assert [len(y) for y in function(x.abs())] == [4, N, 4]
+
+
+def test_compiled_code_refuses_an_out_that_overlaps(torch_device: str) -> None:
+    memory = torch.zeros(D * N, device=torch_device)
+    draw = compiled(lambda mu, out: sample(mu, 1.0, N, seed=3, out=out), backend="eager")
+    with pytest.raises(RuntimeError, match="out must have memory of its own, got memory that mu also uses"):
+        draw(memory[:D], memory.view(D, N))
+    assert not memory.any()
+
+
+def test_the_default_device_does_not_matter() -> None:
+    mu = torch.zeros(D)
+    calls: list[Callable[[], Any]] = [
+        lambda: compiled(lambda mu: multisample.perturb(mu, [0.1, 0.2], seed=7))(mu),
+        lambda: vmap(lambda mu: sample(mu, 1.0, N, seed=np.array([7, 8])))(mu[None]),
+        lambda: sample(mu, 1.0, N, seed=np.array([7, 8])),
+    ]
+    expected = [call() for call in calls]
+    torch.compiler.reset()
+    with torch.device("meta"):
+        assert all(torch.equal(call(), x) for call, x in zip(calls, expected, strict=True))
+
+
+@pytest.mark.slow
+def test_a_saved_program_runs_in_a_process_that_loads_the_operators(tmp_path: Path) -> None:
+    class Both(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+            return [sample(x, 1.0, N, seed=3), multisample.perturb([x], 0.5, seed=3)[0]]
+
+    x = torch.zeros(D)
+    with torch.no_grad():
+        torch.export.save(torch.export.export(Both(), (x,), strict=True), tmp_path / "program.pt2")
+        torch.save(Both()(x), tmp_path / "expected.pt")
+    program = """
+import torch, multisample.torch
+multisample.torch.load_operators()
+found = torch.export.load("program.pt2").module()(torch.zeros(5))
+assert all(map(torch.equal, found, torch.load("expected.pt")))
+"""
+    run_python("-W", "ignore", "-c", program, folder=tmp_path)
 
 
 def test_exporting_a_call_with_a_generator_raises() -> None:
