@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -62,23 +62,15 @@ def same(x: Any) -> Any:
     return x
 
 
-@contextlib.contextmanager
-def checkpoint_contexts() -> Iterator[None]:
-    """The forward and the recomputing mode of selective checkpointing."""
-    with create_selective_checkpoint_contexts([])[0]:
-        yield
-
-
 MODES: dict[str, Callable[[], Any]] = {
     "none": contextlib.nullcontext,
     "TorchFunctionMode": Functions,
     "TorchDispatchMode": Operators,
-    "both": lambda: nested(Functions(), Operators()),
     "FlopCounterMode": lambda: FlopCounterMode(display=False),
     "SchemaCheckMode": SchemaCheckMode,
     "FunctionalTensorMode": FunctionalTensorMode,
     "Python dispatcher": enable_python_dispatcher,
-    "selective checkpoint": checkpoint_contexts,
+    "selective checkpoint": lambda: create_selective_checkpoint_contexts([])[0],
     "default device": lambda: torch.device("meta"),
     "profiler": torch.profiler.profile,
     "autograd profiler": torch.autograd.profiler.profile,
@@ -91,17 +83,8 @@ MODES: dict[str, Callable[[], Any]] = {
 }
 
 
-@contextlib.contextmanager
-def nested(*modes: Any) -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        for mode in modes:
-            stack.enter_context(mode)
-        yield
-
-
-def vectors(device: str, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    mu, sigma = torch.linspace(-2, 3, D, device=device), torch.linspace(0.5, 2, D, device=device)
-    return mu.requires_grad_(**options) if options else mu, sigma
+def vectors(device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.linspace(-2, 3, D, device=device), torch.linspace(0.5, 2, D, device=device)
 
 
 def plain(x: Any) -> torch.Tensor:
@@ -115,8 +98,10 @@ def plain(x: Any) -> torch.Tensor:
 def test_the_numbers_are_those_of_a_call_without_the_mode(
     mode: Callable[[], Any], torch_device: str, in_python: bool
 ) -> None:
+    if mode is FunctionalTensorMode and torch_device == "cuda":
+        pytest.skip("a graph draws the offset on the device")
     mu, sigma = vectors(torch_device)
-    theirs, own = torch.Generator(torch_device), Generator(1)
+    theirs = torch.Generator(torch_device)
     requiring = mu.clone().requires_grad_()
     normal = Normal(mu, sigma, validate_args=False)
 
@@ -127,9 +112,12 @@ def test_the_numbers_are_those_of_a_call_without_the_mode(
             {}, {"layout": "nd"}, {"generator": theirs}, {"seed": Key(2**64 - 1, 2**63)}, {"seed": [1, 2]}, {},
         ]  # fmt: skip
         if mode is not FunctionalTensorMode:  # A graph cannot record these.
-            options += [{"out": torch.empty(D, N, device=torch_device)}, {"generator": own}, {"validate": True}]
+            options += [
+                {"out": torch.empty(D, N, device=torch_device)},
+                {"generator": Generator(1)},
+                {"validate": True},
+            ]
         found = [sample(mu, sigma, N, **x) for x in options]
-        own.state = {**own.state, "offset": 0}
         return [*found, sample(requiring, sigma, N).detach(), normal.rsample((N,)), normal.sample()]
 
     with without_builtins() if in_python else contextlib.nullcontext():
@@ -180,7 +168,6 @@ def test_profiles_show_each_call(profile: Any, torch_device: str) -> None:
         with profile(record_shapes=True) as seeing:
             for _ in range(3):
                 sample(mu, sigma, N, seed=1)
-            sample(mu, 1.0, N, seed=1, backend="cpu") if torch_device == "cpu" else None
             weighted_moments(torch.ones(N, device=torch_device), mu, sigma, seed=1)
         found = {(x.key, tuple(map(tuple, x.input_shapes))): x.count for x in seeing.key_averages(True)}
         assert found["multisample::sample", ((D,), (D,), ())] == 3
