@@ -347,8 +347,6 @@ def check_call(call: Call, library: Library) -> Inputs:
     vectors = vectors_of(call)
     if call.validate or (inputs.device.kind == "cpu" and call.validate is not UNCHECKED):
         check_values(library, vectors, inputs.dtype)
-    if inputs.batch is not None and (keys := keys_in(call.seed, library, inputs.device)) and not keys.is_on_device:
-        keys.read(call.seed)
     if out is not None:
         at, *addresses = (0 if is_number(x) else library.address(x) for x in (call.out, *vectors.values()))
         is_empty = 0 in (inputs.d, inputs.n, inputs.batch)

@@ -8,7 +8,7 @@ the offset, which stays on the device.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -65,10 +65,13 @@ def draw_by_operator(call: Call, is_known: Callable[[Any], bool] = bool) -> Any:
     """Draw by the operator. ``is_known(condition)`` tells whether a condition holds in every run of the graph."""
     tensors = {name: x for name, x in (("mu", call.mu), ("sigma", call.sigma)) if not is_number(x)}
     device = next(iter(tensors.values())).device
-    if _have_values(tensors):
+    given = call.mu, call.sigma, call.out, call.seed
+    if _have_values(x for x in given if isinstance(x, torch.Tensor)):
         with unseen():
             plain = {name: as_base_class(name, x) for name, x in tensors.items()}
             inputs = check_call(call._replace(**plain), TORCH)
+            if isinstance(call.seed, torch.Tensor) and call.seed.is_cpu and call.seed.dim():
+                host_words(TORCH.host_array(call.seed))  # Raises for a negative seed.
         dtype, shape = inputs.dtype, (inputs.d, inputs.n)
     else:
         dtype, shape = _check_without_values(call, tensors, is_known)
@@ -214,12 +217,12 @@ def _check_no_gradient(tensors: dict[str, Any]) -> None:
             )
 
 
-def _have_values(tensors: dict[str, Any]) -> bool:
+def _have_values(tensors: Iterable[Any]) -> bool:
     """Whether the values of the tensors can be read."""
     return not (
         torch.compiler.is_compiling()
         or _functorch.peek_interpreter_stack() is not None
-        or any(TORCH.lacks_values(x) or TORCH.is_opaque(x) for x in tensors.values())
+        or any(TORCH.lacks_values(x) or TORCH.is_opaque(x) for x in tensors)
     )
 
 

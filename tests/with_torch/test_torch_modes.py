@@ -184,6 +184,7 @@ BAD = {
     "out of a wrong shape": lambda mu, sigma: sample(mu, 1.0, N, out=torch.zeros(N, D)),
     "out of a wrong dtype": lambda mu, sigma: sample(mu, 1.0, N, out=torch.zeros(D, N, dtype=torch.float64)),
     "a gradient with out": lambda mu, sigma: sample(mu.requires_grad_(), 1.0, N, out=torch.zeros(D, N)),
+    "a negative seed": lambda mu, sigma: sample(mu, sigma, N, seed=torch.tensor([1, -2])),
     "too many samples": lambda mu, sigma: sample(mu, sigma, 2**34, sample_offset=1),
 }
 
