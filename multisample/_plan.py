@@ -125,7 +125,7 @@ class Plan:
         if out is not None:
             words = library.describe("seed", call.seed) if reads_memory else None
             self._check_target = target_checker(
-                out, inputs, vectors_of(call), words, library, takes_arrays, self.is_empty
+                out, inputs, vectors_of(call), library, takes_arrays, self.is_empty, words
             )
 
         self._stream = library.stream(device) if on_device else None

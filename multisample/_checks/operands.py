@@ -261,8 +261,8 @@ def _overlaps_itself(operand: Operand) -> bool:
 
 
 def target_checker(
-    out: Operand, inputs: Inputs, names: Iterable[str], seed: Operand | None, library: Library, takes_arrays: bool,
-    is_empty: bool,
+    out: Operand, inputs: Inputs, names: Iterable[str], library: Library, takes_arrays: bool, is_empty: bool,
+    seed: Operand | None = None,
 ) -> Callable[[Any, Any, tuple[Any, ...], tuple[Any, ...]], None]:  # fmt: skip
     """``check(out, at, read, addresses)``: ValueError if `out` has no memory, is misaligned, or shares memory.
 

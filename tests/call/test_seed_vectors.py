@@ -301,7 +301,7 @@ def test_seeds_on_a_device_are_not_written() -> None:
     seed = Operand((2,), (8,), "int64", "float32", device)
     inputs = Inputs({}, 3, 4, "float64", device, 2)
     for is_empty, address in itertools.product((False, True), (984, 985, 1191, 1192)):
-        check = target_checker(out, inputs, ("mu", "sigma"), seed, HOST, False, is_empty)
+        check = target_checker(out, inputs, ("mu", "sigma"), HOST, False, is_empty, seed)
         is_written = not is_empty and 984 < address < 1192
         expected = pytest.raises(ValueError, match=r"^out: expected memory of its own, got memory that seed also uses")
         with expected if is_written else contextlib.nullcontext():
