@@ -23,6 +23,7 @@ from ._moments import weighted_moments
 from ._perturb import perturb
 from ._randomness.generator import Generator, Key, manual_seed
 from ._sample import sample
+from ._standard_normal import standard_normal
 from ._version import __version__
 from .exceptions import BackendUnavailableError, UnknownBackendError
 
@@ -40,6 +41,7 @@ __all__ = [
     "perturb",
     "register_backend",
     "sample",
+    "standard_normal",
     "weighted_moments",
 ]
 
@@ -54,10 +56,18 @@ if TYPE_CHECKING:
 else:  # A type checker that sees __getattr__ accepts every name.
     _SUBMODULES = ("cem", "dask", "examples", "jax", "numba", "torch", "triton")
 
+    # Names of functions elsewhere, and the functions here.
+    _ELSEWHERE = {
+        "randn": "multisample.torch.randn, or multisample.standard_normal for NumPy",
+        "randn_like": "multisample.torch.randn_like",
+        "normal": "multisample.sample(mu, sigma, n), multisample.standard_normal(size) or multisample.jax.normal",
+    }
+
     def __getattr__(name: str) -> object:
         # Imported on first use: dask imports Dask, jax JAX, torch PyTorch, triton Triton.
         if name not in _SUBMODULES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            advice = f"; use {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}{advice}")
         import importlib
 
         return importlib.import_module(f".{name}", __name__)

@@ -57,6 +57,8 @@ class Call(NamedTuple):
     weights: Any = None
     order: Any = 0
     """How many moments to return."""
+    shape: Any = None
+    """The shape of the sample, if `mu`, `sigma` and `n` do not give it."""
     grad: Any = None
     """The gradient of a sample, to compute those of `mu` and `sigma`."""
 

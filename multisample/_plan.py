@@ -22,7 +22,15 @@ from multisample.backends.launch import HOST, INPUTS, OPERANDS, ElementType, Lau
 from multisample.backends.system.cuda_driver import is_capturing
 
 from ._arguments import UNCHECKED, describe
-from ._checks.operands import Inputs, check_alignment, check_out, inspect_inputs, item_size, target_checker
+from ._checks.operands import (
+    Inputs,
+    check_alignment,
+    checked_out,
+    inspect_inputs,
+    item_size,
+    matrix_shape,
+    target_checker,
+)  # fmt: skip
 from ._checks.values import check_values
 from ._checks.window_and_options import check_rows, checked_window
 from ._libraries import Device, Library, Operand, is_number
@@ -99,9 +107,13 @@ class Plan:
         if takes_arrays and inputs.batch == 1:
             host_array = library.host_array
             read = lambda x: host_array(x)[0]  # noqa: E731
-        self._read_vector, self._read_matrix, self._nothing = read, read, None if takes_arrays else 0
+        read_matrix, lengths = read, matrix_shape(inputs, call.layout)
+        if takes_arrays and writes_matrix and inputs.shape != lengths:
+            flat = lengths[-2:] if inputs.batch == 1 else lengths
+            read_matrix = lambda x: read(x).reshape(flat)  # noqa: E731
+        self._read_vector, self._read_matrix, self._nothing = read, read_matrix, None if takes_arrays else 0
         if takes_arrays and self.is_transposed:
-            self._read_matrix = lambda x: read(x).swapaxes(-1, -2)
+            self._read_matrix = lambda x: read_matrix(x).swapaxes(-1, -2)
         self._is_valid: Any = None
         if on_device and call.validate:  # Only on request, since the check waits for the device.
             self._is_valid = lambda mu, sigma, weights: False
@@ -114,11 +126,9 @@ class Plan:
         # Results: a matrix, or `_results` vectors.
         self._results = 0 if writes_matrix else self.template.results
         self.dtype = MATRIX_TYPES[inputs.dtype].computing if call.grad is not None else inputs.dtype
-        self.shape: tuple[int, ...] = (d,)
-        if writes_matrix:
-            self.shape = (n, d) if self.is_transposed else (d, n)
-        if inputs.batch is not None:
-            self.shape = (inputs.batch, *self.shape)
+        self.shape: tuple[int, ...] = inputs.shape if writes_matrix else (d,)
+        if inputs.batch is not None and not writes_matrix:
+            self.shape = (inputs.batch, d)
         self._allocate = library.allocator(self.shape, self.dtype, device)
         self._written = library.written() if writes_matrix else None
         self._check_target: Any = None
@@ -336,8 +346,7 @@ def _inspected(call: Call, library: Library) -> tuple[Inputs, Operand | None]:
             check_values(library, dict(vectors), inputs.dtype)
         out = library.describe("out", np.asarray(call.out) if library.name == "numpy" else call.out)
         check_alignment("out", out, 0)
-        shape = (inputs.d, inputs.n) if call.layout == "dn" else (inputs.n, inputs.d)
-        check_out(out, inputs, shape if inputs.batch is None else (inputs.batch, *shape))
+        out = checked_out(out, inputs, call.layout)
     return inputs, out
 
 

@@ -47,8 +47,9 @@ def reader_of(name: str, inputs: Inputs, library: Library, makes_arrays: bool) -
         return Reader(lambda x: vector(shape, real, pack(read_number(x)), 0, strides))
     if makes_arrays:
         host_array = None if library.name == "numpy" else library.host_array
-        change = vector_converter(operand, length, real, inputs.batch)
-        steps = [step for step in (operand.read, host_array, change) if step is not None]
+        flat, change = operand.shape, vector_converter(operand, length, real, inputs.batch)
+        flatten = (lambda raw: raw.reshape(flat)) if name in inputs.reshaped and operand.read is None else None
+        steps = [step for step in (operand.read, host_array, flatten, change) if step is not None]
         return Reader(in_turn(steps)) if steps else Reader(lambda x: x, is_plain=True)
     mask = item_size(operand.dtype) - 1 if operand.device.kind == "cuda" else 0
     return Reader(_checked_address(name, operand, mask, library), operand.read, operand.read is None, mask)

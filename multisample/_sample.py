@@ -17,9 +17,10 @@ from ._tracing import is_traced
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ._randomness.generator import Generator
     from ._typing import (
         AnyArray,
+        Count,
+        Generators,
         HostArray,
         HostOptions,
         HostVector,
@@ -31,35 +32,32 @@ if TYPE_CHECKING:
         Seed,
         T,
         Tensor,
-        TorchGenerator,
     )  # fmt: skip
 
 
 # The overloads overlap in calls with two numbers, which raise.
 @overload
 def sample(  # type: ignore[overload-overlap]
-    mu: OwnArray | Number, sigma: OwnArray | Number, n: SupportsIndex, **options: Unpack[Options[OwnArray]]
+    mu: OwnArray | Number, sigma: OwnArray | Number, n: Count, **options: Unpack[Options[OwnArray]]
 ) -> OwnArray: ...
 @overload
 def sample(  # type: ignore[overload-overlap]
-    mu: Tensor[T] | Number, sigma: Tensor[T] | Number, n: SupportsIndex, **options: Unpack[Options[T]]
+    mu: Tensor[T] | Number, sigma: Tensor[T] | Number, n: Count, **options: Unpack[Options[T]]
 ) -> T: ...
 @overload
 def sample(
-    mu: HostVector | Number, sigma: HostVector | Number, n: SupportsIndex, **options: Unpack[HostOptions]
+    mu: HostVector | Number, sigma: HostVector | Number, n: Count, **options: Unpack[HostOptions]
 ) -> HostArray: ...
 @overload
-def sample(
-    mu: AnyArray | Number, sigma: AnyArray | Number, n: SupportsIndex, **options: Unpack[Options[Any]]
-) -> Any: ...
+def sample(mu: AnyArray | Number, sigma: AnyArray | Number, n: Count, **options: Unpack[Options[Any]]) -> Any: ...
 def sample(
     mu: Any,
     sigma: Any,
-    n: SupportsIndex,
+    n: Count,
     *,
     backend: str = "auto",
     seed: Seed | None = None,
-    generator: Generator | TorchGenerator | None = None,
+    generator: Generators | None = None,
     noise: Noise = "independent",
     dtype: Any = None,
     out: Any = None,
@@ -77,14 +75,15 @@ def sample(
 
     Parameters
     ----------
-    mu, sigma : array, shape (d,) or (d, 1); with B seeds (B, d) or (d,)
+    mu, sigma : array, shape (d,) or (d, 1), or shapes that broadcast to any S; with B seeds (B, d), (B, *S) or (d,)
         Means, and standard deviations of at least 0, with any strides. Lists, or arrays of NumPy, PyTorch, CuPy,
         Numba, JAX or any library with ``__dlpack__`` or ``__cuda_array_interface__``. Both arrays must belong to one
         library and one device. One of the two may be a number, a NumPy scalar or a 0-d array, which applies to every
         dimension. DTensors must be replicated or sharded over dimensions; each rank draws its part (see
         `multisample.torch.sample_sharded`).
-    n : int
-        Number of samples, at least 0; ``sample_offset + n <= 2**34``.
+    n : int or tuple of int
+        Number of samples, at least 0; ``sample_offset + n <= 2**34``. A tuple is their shape: ``(*S, *n)``, or with
+        layout "nd" ``(*n, *S)``. Offsets and antithetic pairs count in row-major order.
     backend : str, default "auto"
         A name from `list_backends`, or "auto" for the first available backend that supports the arrays. A named backend
         runs or raises. The numbers do not depend on the backend.
@@ -96,12 +95,12 @@ def sample(
         traced. Seeds in device memory stay there, so a captured graph reads them in each replay. Integers of arrays on
         a device, and of arrays that PyTorch or JAX traces or transforms, are read modulo ``2**bits`` of their type. A
         negative integer on the host raises.
-    generator : Generator or torch.Generator, optional
+    generator : Generator or torch.Generator, or a list of B of them, optional
         Source of a seed and an offset. Each call takes the next offset, and so draws new samples. A torch.Generator
-        requires torch tensors on its device. Without `seed` and `generator`, torch tensors use the generator that
-        ``torch.manual_seed`` seeds, and other arrays the generator that `manual_seed` seeds. The capture of a CUDA
-        graph requires a `seed`, a `graph_safe` Generator or, for torch tensors, a generator that PyTorch has registered
-        with the graph, such as the default generator.
+        requires torch tensors, and is on their device or on the CPU. A list gives one key each, as B seeds. Without
+        `seed` and `generator`, torch tensors use the generator that ``torch.manual_seed`` seeds, and other arrays the
+        generator that `manual_seed` seeds. The capture of a CUDA graph requires a `seed`, a `graph_safe` Generator or,
+        for torch tensors, a generator that PyTorch has registered with the graph, such as the default generator.
     noise : {"independent", "shared"}, default "independent"
         "independent" draws separate noise for every element. "shared" uses one row of noise for all dimensions
         (common random numbers), so that all samples lie on one line.
@@ -133,13 +132,14 @@ def sample(
     Returns
     -------
     array, shape (d, n), or (n, d) with layout "nd"
-        With B seeds (B, d, n) or (B, n, d): element b equals ``sample(mu[b], sigma[b], n, seed=seed[b], ...)``, bit for
-        bit, in one launch. The array has the library and device of `mu` and `sigma`, and is ready on that library's
-        current stream. It is C-contiguous unless it is `out`. Lists and NumPy arrays give an array of the backend's
-        library, which is NumPy for "auto" and "cpu". Arrays of other libraries with ``__array_namespace__`` give an
-        array of that namespace where DLPack can make one. Other arrays in host memory give a NumPy array without their
-        labels, and others in device memory an array of the backend's library. DTensors give a DTensor with their
-        sharding.
+        With `mu` or `sigma` of rank 2 and more, not (d, 1), the dimensions keep their shape S: (*S, n) or (n, *S), the
+        numbers of the flattened ones. With B seeds (B, d, n) or (B, n, d): element b equals ``sample(mu[b], sigma[b],
+        n, seed=seed[b], ...)``, bit for bit, in one launch. The array has the library and device of `mu` and `sigma`,
+        and is ready on that library's current stream. It is C-contiguous unless it is `out`. Lists and NumPy arrays
+        give an array of the backend's library, which is NumPy for "auto" and "cpu". Arrays of other libraries with
+        ``__array_namespace__`` give an array of that namespace where DLPack can make one. Other arrays in host memory
+        give a NumPy array without their labels, and others in device memory an array of the backend's library. DTensors
+        give a DTensor with their sharding.
 
     Raises
     ------
@@ -228,6 +228,8 @@ def sample(
                 )  # fmt: skip
             if key is not None:
                 kind = type(seed)
+                if type(n) is tuple:
+                    key = key, *map(type, n)
                 if kind is list:  # The next branch, inlined.
                     key = key, len(seed)  # type: ignore[arg-type]
                 elif not (kind in _SINGLE_SEEDS or kind is library.keyed_seed) and is_in_array(seed):

@@ -64,6 +64,12 @@ class TorchGenerator(Protocol):
     def manual_seed(self, seed: int, /) -> Any: ...
 
 
+Count: TypeAlias = SupportsIndex | tuple[SupportsIndex, ...]
+"""A number of samples, or their shape."""
+Generators: TypeAlias = "Generator | TorchGenerator | Sequence[Generator | TorchGenerator]"
+"""One generator, or a list of one for each element of a batch."""
+
+
 class Bounds(Protocol):
     """scipy.optimize.Bounds."""
 
@@ -163,14 +169,14 @@ if TYPE_CHECKING:
 
         backend: HostBackend
         out: HostArray | None
-        generator: Generator | None
+        generator: Generator | Sequence[Generator] | None
 
     class Options(_Options, Generic[T], total=False):
         """Options of other calls; `T` is the type of the result."""
 
         backend: str
         out: T | None
-        generator: Generator | TorchGenerator | None
+        generator: Generators | None
 
     class _MomentsOptions(_Drawing, total=False):
         order: Literal[1, 2]

@@ -27,6 +27,7 @@ navigation = {
         ("kernels", "Your own kernels", "csrc/include/README.md"),
         ("cem", "", "multisample/cem/README.md"),
         ("examples", "", "multisample/examples/README.md"),
+        ("common-tasks", "", "multisample/COMMON_TASKS.md"),
         ("coming-from", "", "multisample/COMING_FROM.md"),
         ("when-not", "", "multisample/WHEN_NOT.md"),
     ],

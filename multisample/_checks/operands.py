@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from multisample.backends.element_types import SIZES
+from multisample.backends.launch import Operation
 
 from .._arguments import describe
 from .._libraries import HOST, Device, Library, Operand, check_memory, described, is_number, library_of
@@ -16,7 +18,8 @@ from .._libraries.library import INTEGER_SIZES
 from .._operations import Call, vectors_of
 from .._randomness.seed_argument import batch_of
 from .._tracing import is_symbol
-from .window_and_options import check_rows, checked_window
+from .values import in_turn
+from .window_and_options import check_rows, checked_window, count_of
 
 _ITEM_SIZES = SIZES | INTEGER_SIZES
 
@@ -38,6 +41,12 @@ class Inputs(NamedTuple):
     device: Device
     batch: int | None = None
     """How many matrices; None without a vector of seeds."""
+    shape: tuple[int, ...] = ()
+    """Shape of the sample."""
+    dims: tuple[int, ...] = ()
+    """Shape of the dimensions."""
+    reshaped: frozenset[str] = frozenset()
+    """The operands whose arrays have other shapes than the operands."""
 
 
 def with_scalars(call: Call) -> Call:
@@ -71,7 +80,7 @@ def check_arrays(call: Call) -> None:
     """TypeError if neither `mu` nor `sigma` is an array."""
     if is_number(call.mu) and is_number(call.sigma):
         raise TypeError(
-            f"mu, sigma: expected at least one array of shape (d,), got the numbers {call.mu} and {call.sigma}"
+            f"mu, sigma: expected at least one array, of shape (d,) or S, got the numbers {call.mu} and {call.sigma}"
         )
 
 
@@ -121,13 +130,22 @@ def inspect_inputs(library: Library, call: Call) -> Inputs:
         matrix = library.describe("grad", call.grad)
         *batches, d, n = matrix.shape
         d, n = (n, d) if call.layout == "nd" else (d, n)
-        return Inputs({"matrix": matrix}, d, n, matrix.dtype, matrix.device, *batches)
+        return Inputs({"matrix": matrix}, d, n, matrix.dtype, matrix.device, batches[0] if batches else None)
     operands = {name: library.describe(name, x) for name, x in vectors_of(call).items() if not is_number(x)}
     for name, operand in operands.items():
         check_alignment(name, operand, 0)
     rows = {name: operand for name, operand in operands.items() if name != "weights"}
     batch = batch_of(call.seed)
-    d, n = common_length({name: operand.shape for name, operand in rows.items()}, batch), call.n
+    shapes = {name: operand.shape for name, operand in rows.items()}
+    n, reshaped = 0, frozenset[str]()
+    dims: tuple[int, ...] = ()
+    if call.operation == Operation.sample:
+        n, dims = count_of(call.n), common_shape(shapes, batch)
+        d = math.prod(dims)
+        operands = {name: _flattened(x, dims, batch, library) for name, x in operands.items()}
+        reshaped = frozenset(name for name, x in operands.items() if x.shape != shapes[name])
+    else:
+        d = common_length(shapes, batch)
     dtype = promoted([rows[name].counts_as for name in library.counted(rows)]) if call.dtype is None else call.dtype
     if "weights" in operands:
         n = count_weights(operands["weights"].shape, batch)
@@ -139,7 +157,7 @@ def inspect_inputs(library: Library, call: Call) -> Inputs:
     check_rows(call.dim_offset, d)
     if (batch or 0) * d * n >= 2**63:
         raise ValueError(f"seed: expected B d n < 2**63 elements, got B = {batch}, d = {d}, n = {n}")
-    return Inputs(operands, d, n, dtype, model.device, batch)
+    return Inputs(operands, d, n, dtype, model.device, batch, result_shape(dims, call, batch), dims, reshaped)
 
 
 def count_weights(shape: tuple[int, ...], batch: int | None) -> int:
@@ -151,10 +169,106 @@ def count_weights(shape: tuple[int, ...], batch: int | None) -> int:
     return shape[0]
 
 
-_OTHERWISE = ", pass a vector of seeds, or use multisample.torch.Normal"
+# --- Shapes -------------------------------------------------------------------------------------------------------
 
 
-def common_length(shapes: dict[str, tuple[int, ...]], batch: int | None = None, hint: str = _OTHERWISE) -> int:
+def is_vector(shape: tuple[int, ...]) -> bool:
+    """Whether `shape` is (d,) or (d, 1)."""
+    return len(shape) == 1 or (len(shape) == 2 and not is_symbol(shape[1]) and shape[1] == 1)
+
+
+def common_shape(shapes: dict[str, tuple[int, ...]], batch: int | None = None) -> tuple[int, ...]:
+    """The shape S of the dimensions of a sample whose `mu` and `sigma` have these shapes; ValueError if there is none.
+
+    With `batch` seeds, S is the shape of one element. Shapes (d,) and (d, 1) give (d,). Other shapes broadcast.
+    """
+    own = {name: shape[lead_axes(name, shape, batch) :] for name, shape in shapes.items()}
+    arrays = [shape for shape in own.values() if shape]
+    if arrays and all(map(is_vector, arrays)):
+        lengths = {name: shape[0] for name, shape in own.items() if shape}
+        d = arrays[0][0]
+        if _differ(arrays[-1][0], d):
+            raise ValueError(f"sigma: expected as many elements as mu, {lengths['mu']}, got {lengths['sigma']}")
+        return (d,)
+    mu, sigma = own.get("mu", ()), own.get("sigma", ())
+    is_square = len(sigma) == 2 and not any(map(is_symbol, (*mu, *sigma))) and sigma[0] == sigma[1]
+    if is_square and mu == sigma[:1]:
+        raise ValueError(
+            f"sigma: expected shape (d,) or (d, 1) as mu is (d,), got {shapes['sigma']}; for a covariance matrix,"
+            " multiply standard normals by its Cholesky factor, as COMMON_TASKS.md (A full covariance) does"
+        )
+    common: tuple[int, ...] = ()
+    for axis in range(1, max([0, *[len(shape) for shape in arrays]]) + 1):
+        length = 1
+        for shape in arrays:
+            if len(shape) < axis or _is_one(shape[-axis]):
+                continue
+            if not _is_one(length) and _differ(length, shape[-axis]):
+                raise ValueError(f"mu, sigma: expected shapes that broadcast, got {shapes['mu']} and {shapes['sigma']}")
+            length = shape[-axis] if _is_one(length) else length
+        common = length, *common
+    return common
+
+
+def _is_one(length: Any) -> bool:
+    """Whether a length is known to be 1."""
+    return not is_symbol(length) and bool(length == 1)
+
+
+def lead_axes(name: str, shape: tuple[int, ...], batch: int | None) -> int:
+    """1 if the first axis of `shape` counts the `batch` seeds, else 0."""
+    if batch is None or len(shape) < 2:
+        return 0
+    if _differ(shape[0], batch):
+        raise ValueError(f"{name}: expected shape (B, *S) or (d,), B being {batch} seeds, got {shape}")
+    return 1
+
+
+def result_shape(dims: tuple[int, ...], call: Call, batch: int | None) -> tuple[int, ...]:
+    """The shape of the sample of a call whose dimensions have the shape `dims`, with `batch` seeds."""
+    if call.shape is not None:
+        shape: tuple[int, ...] = call.shape
+        return shape
+    columns = tuple(call.n) if isinstance(call.n, tuple) else (call.n,)
+    batches = () if batch is None else (batch,)
+    return (*batches, *columns, *dims) if call.layout == "nd" else (*batches, *dims, *columns)
+
+
+def matrix_shape(inputs: Inputs, layout: str) -> tuple[int, ...]:
+    """The shape of the matrix that the kernel writes, or with a vector of seeds of the matrices."""
+    batches = () if inputs.batch is None else (inputs.batch,)
+    return (*batches, inputs.n, inputs.d) if layout == "nd" else (*batches, inputs.d, inputs.n)
+
+
+def single_stride(shape: tuple[int, ...], strides: tuple[int, ...], default: int) -> int | None:
+    """The stride of an array's elements in row-major order; `default` for less than two, None if there is no stride."""
+    if 0 in shape:
+        return default
+    axes = [axis for axis in zip(shape, strides, strict=True) if axis[0] != 1]
+    if any(outer != length * stride for (_, outer), (length, stride) in itertools.pairwise(axes)):
+        return None
+    return axes[-1][1] if axes else default
+
+
+def _flattened(operand: Operand, dims: tuple[int, ...], batch: int | None, library: Library) -> Operand:
+    """`operand` as a vector, or in a batch as (B, d). An array without a single stride is copied by each call."""
+    lead = lead_axes("mu", operand.shape, batch)
+    batches, own = operand.shape[:lead], operand.shape[lead:]
+    if not own or (dims == own[:1] and len(operand.shape) < 3):
+        return operand
+    if not lead and math.prod(own) == 1:
+        return operand._replace(shape=(), strides=())
+    d, size = math.prod(dims), item_size(operand.dtype)
+    stride = single_stride(own, operand.strides[lead:], size)
+    if stride is not None and math.prod(own) == d:
+        return operand._replace(shape=(*batches, d), strides=(*operand.strides[:lead], stride))
+    aligned = (*batches, *(1,) * (len(dims) - len(own)), *own)
+    flatten = library.flattener(aligned, (*batches, *dims), (*batches, d))
+    read = flatten if operand.read is None else in_turn([operand.read, flatten])
+    return operand._replace(shape=(*batches, d), strides=(d * size, size)[1 - lead :], read=read)
+
+
+def common_length(shapes: dict[str, tuple[int, ...]], batch: int | None = None) -> int:
     """The number of dimensions d of vectors with these shapes, for `batch` seeds; ValueError if they have no common d.
 
     Without a batch, a vector may have shape (d, 1).
@@ -172,13 +286,7 @@ def common_length(shapes: dict[str, tuple[int, ...]], batch: int | None = None, 
         elif shape and batch is not None:
             raise ValueError(f"{name}: expected shape (B, d) or (d,), B being {batch} seeds, got {shape}")
         elif shape:
-            advice = f"for several distributions flatten them{hint}"
-            if name == "sigma" and len(shape) == 2 and shape[0] == shape[1]:
-                advice = (
-                    "for a covariance matrix, multiply standard normals by its Cholesky factor, as WHEN_NOT.md (Other"
-                    f" distributions) does; {advice}"
-                )
-            raise ValueError(f"{name}: expected shape (d,) or (d, 1), got {shape}; {advice}")
+            raise ValueError(f"{name}: expected shape (d,) or (d, 1), got {shape}; flatten it")
     if not lengths:
         raise ValueError("mu, sigma: expected at least one of shape (d,), got only scalars")
     d = next(iter(lengths.values()))
@@ -225,16 +333,18 @@ def extent(operand: Operand) -> tuple[int, int]:
 # --- out ----------------------------------------------------------------------------------------------------------
 
 
-def check_out(operand: Operand, inputs: Inputs, shape: tuple[int, ...]) -> None:
-    """ValueError if `out` cannot hold the result."""
+def checked_out(operand: Operand, inputs: Inputs, layout: str) -> Operand:
+    """`out` as a matrix, or in a batch as matrices; ValueError if `out` cannot hold the result."""
+    shape = inputs.shape
     if operand.shape != shape:
         raise ValueError(f"out: expected shape {shape}, got {operand.shape}")
     if operand.dtype != inputs.dtype:
         raise ValueError(f"out: expected dtype {inputs.dtype}, got {operand.dtype}")
     if operand.device != inputs.device:
         raise ValueError(f"out: expected it on the device of mu and sigma, {inputs.device}, got {operand.device}")
+    operand = _as_matrix(operand, inputs, layout)
     if 0 in shape:
-        return
+        return operand
     itemsize = item_size(operand.dtype)
     if any(stride % itemsize for stride in operand.strides):
         raise ValueError(f"out: expected strides of whole elements, {itemsize} bytes, got {operand.strides}")
@@ -242,6 +352,31 @@ def check_out(operand: Operand, inputs: Inputs, shape: tuple[int, ...]) -> None:
         raise ValueError(
             f"out: expected elements that do not overlap, got strides {operand.strides} under which they overlap"
         )
+    return operand
+
+
+def no_matrix(shape: tuple[int, ...], strides: tuple[int, ...]) -> str:
+    """The error for an `out` that is no matrix."""
+    return (
+        "out: expected strides under which the axes of mu and sigma, and those of n, flatten without a copy, got shape"
+        f" {shape} and strides {strides}"
+    )
+
+
+def _as_matrix(out: Operand, inputs: Inputs, layout: str) -> Operand:
+    lengths, size = matrix_shape(inputs, layout), item_size(out.dtype)
+    if out.shape == lengths:
+        return out
+    lead = len(lengths) - 2
+    # The axes of the rows are those with `lengths[-2]` elements; any axes of length 1 at the border may be of both.
+    split = lead
+    while math.prod(out.shape[lead:split]) != lengths[-2] or math.prod(out.shape[split:]) != lengths[-1]:
+        split += 1
+    columns = single_stride(out.shape[split:], out.strides[split:], size)
+    rows = single_stride(out.shape[lead:split], out.strides[lead:split], lengths[-1] * size)
+    if rows is None or columns is None:
+        raise ValueError(no_matrix(out.shape, out.strides))
+    return out._replace(shape=lengths, strides=(*out.strides[:lead], rows, columns))
 
 
 def _overlaps_itself(operand: Operand) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from .._arguments import check_choice, check_flag, checked_integer
@@ -22,6 +23,23 @@ def checked_window(n: Any, dim_offset: Any, sample_offset: Any) -> tuple[int, in
 def exceeds(x: Any, most: int) -> bool:
     """Whether the integer `x` is known to be greater than `most`."""
     return not is_symbol(x) and bool(x > most)
+
+
+def checked_count(n: Any) -> Any:
+    """`n` as an int, or as a tuple of ints; TypeError or ValueError otherwise."""
+    return checked_lengths("n", n) if isinstance(n, tuple) else checked_integer("n", n, 0, COLUMNS + 1)
+
+
+def checked_lengths(name: str, shape: Any) -> tuple[int, ...]:
+    """`shape`, a tuple, a list or an integer, as a tuple of ints; TypeError or ValueError otherwise."""
+    if not isinstance(shape, (tuple, list)):
+        return (checked_integer(name, shape, 0, COLUMNS + 1),)
+    return tuple([checked_integer(f"{name}[{k}]", length, 0, COLUMNS + 1) for k, length in enumerate(shape)])
+
+
+def count_of(n: Any) -> Any:
+    """The number of samples in a checked `n`, an integer or a tuple."""
+    return math.prod(n) if isinstance(n, tuple) else n
 
 
 def check_rows(dim_offset: Any, d: Any) -> None:

@@ -30,6 +30,11 @@ class CupyLibrary(Library):
     def normalized(self, name: str, array: Any) -> Any:
         return cupy.ndarray.view(array, type=cupy.ndarray)
 
+    def flattener(
+        self, aligned: tuple[int, ...], shape: tuple[int, ...], flat: tuple[int, ...]
+    ) -> Callable[[Any], Any]:  # fmt: skip
+        return lambda x: cupy.ascontiguousarray(cupy.broadcast_to(x.reshape(aligned), shape)).reshape(flat)
+
     def device(self, name: str, array: Any) -> Device:
         return Device("cuda", array.data.device_id)
 

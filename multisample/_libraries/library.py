@@ -157,6 +157,15 @@ class Library:
         """The names of the operands whose types enter the promotion."""
         return vectors
 
+    def flattener(
+        self, aligned: tuple[int, ...], shape: tuple[int, ...], flat: tuple[int, ...]
+    ) -> Callable[[Any], Any]:  # fmt: skip
+        """``flatten(array)``: a contiguous array of shape `flat`: `array` in shape `aligned`, broadcast to `shape`.
+
+        ValueError if the library cannot copy arrays.
+        """
+        raise NotImplementedError
+
     def device(self, name: str, array: Any) -> Device:
         """The device of argument `name`."""
         raise NotImplementedError

@@ -46,6 +46,14 @@ class NumbaLibrary(Library):
         own = array._dummy  # Numba's shape and strides are attributes of the instance, so a subclass can hide them.
         return DeviceNDArray(own.shape, own.strides, array.dtype, array.stream, array.gpu_data)
 
+    def flattener(
+        self, aligned: tuple[int, ...], shape: tuple[int, ...], flat: tuple[int, ...]
+    ) -> Callable[[Any], Any]:  # fmt: skip
+        raise ValueError(
+            f"mu, sigma: expected device arrays of Numba whose elements have a single stride in shape {shape}, since"
+            " Numba broadcasts and copies none; make them contiguous and of that shape"
+        )
+
     def device(self, name: str, array: Any) -> Device:
         return Device("cuda", array.gpu_data.context.device.id)
 

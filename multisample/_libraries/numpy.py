@@ -93,6 +93,11 @@ class NumpyLibrary(Library):
         native = array.dtype.newbyteorder("=")
         return Operand(array.shape, array.astype(native).strides, dtype, counts_as, CPU, lambda x: x.astype(native))
 
+    def flattener(
+        self, aligned: tuple[int, ...], shape: tuple[int, ...], flat: tuple[int, ...]
+    ) -> Callable[[Any], Any]:  # fmt: skip
+        return lambda x: np.ascontiguousarray(np.broadcast_to(x.reshape(aligned), shape)).reshape(flat)
+
     def device(self, name: str, array: Any) -> Device:
         return CPU
 

@@ -266,6 +266,11 @@ class TorchLibrary(Library):
         strides = tuple(stride * size for stride in memory.stride())
         return Operand(tuple(array.shape), strides, dtype, counts_as, self.device(name, array), read)
 
+    def flattener(
+        self, aligned: tuple[int, ...], shape: tuple[int, ...], flat: tuple[int, ...]
+    ) -> Callable[[Any], Any]:  # fmt: skip
+        return lambda x: x.detach().reshape(aligned).expand(shape).contiguous().view(flat)
+
     def device(self, name: str, array: Any) -> Device:
         return CPU if array.is_cpu else Device(array.device.type, array.device.index or 0)
 

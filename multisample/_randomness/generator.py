@@ -413,10 +413,19 @@ class Generator:
         self._graph_safe = bool(state.pop("graph_safe", self._graph_safe))
         self.state = state
 
+    def __getattr__(self, name: str) -> Any:
+        advice = _ELSEWHERE.get(name)
+        end = f"; use {advice} with generator=" if advice else ""
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{end}", name=name, obj=self)
+
     def __repr__(self) -> str:
         if self._graph_safe:  # Reading the offset would wait for the device.
             return f"Generator(seed={self.seed}, graph_safe=True)"
         return f"Generator(seed={self.seed}, offset={self.offset})"
+
+
+# Methods of NumPy's generator, and the functions here.
+_ELSEWHERE = {"normal": "multisample.sample(mu, sigma, n)", "standard_normal": "multisample.standard_normal(size)"}
 
 
 def _entropy() -> int:

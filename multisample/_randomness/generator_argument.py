@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -96,8 +97,51 @@ def check_generator(generator: Any, library: Library, device: Device) -> None:
             f"generator: expected a multisample.Generator with {NOUNS[library.name]}, got a torch.Generator"
         )
     where = generator.device
-    if device.kind != "meta" and (where.type != device.kind or (where.index or 0) != device.ordinal):
-        raise ValueError(f"generator: expected one on the device of mu, {device}, got one on {where}")
+    may_differ = where.type == "cpu" or device.kind == "meta"
+    if not may_differ and (where.type != device.kind or (where.index or 0) != device.ordinal):
+        raise ValueError(f"generator: expected one on the CPU or the device of mu, {device}, got one on {where}")
+
+
+def is_listed(generator: Any) -> bool:
+    """Whether the argument `generator` is a sequence of generators. A Key is a tuple, passed by mistake."""
+    return isinstance(generator, (list, tuple)) and not isinstance(generator, Key)
+
+
+def check_generators(generators: Any, library: Library, device: Device) -> None:
+    """TypeError or ValueError unless each of several generators can give one key for arrays of `library`."""
+    for k, generator in enumerate(generators):
+        try:
+            if generator is None:
+                raise TypeError("generator: expected a generator, got None")
+            check_generator(generator, library, device)
+            if isinstance(generator, Generator) and generator.graph_safe:
+                raise ValueError("generator: expected one whose offset is on the host, got a graph-safe generator")
+        except (TypeError, ValueError) as error:
+            raise type(error)(str(error).replace("generator", f"generator[{k}]", 1)) from None
+
+
+@contextlib.contextmanager
+def keys_from(generators: Any) -> Iterator[list[Key]]:
+    """One key from each of several checked generators. After an exception the generators are as before."""
+    refuse_jax()
+    undo: list[Callable[[], Any]] = []
+    try:
+        keys = []
+        for generator in generators:
+            if isinstance(generator, Generator):
+                key = generator.take()
+                undo.append(functools.partial(generator._put_back, *key))
+            else:
+                from .torch_offsets import taker
+
+                undo.append(functools.partial(generator.set_state, generator.get_state()))
+                key = Key(*taker(str(generator.device))(generator))
+            keys.append(key)
+        yield keys
+    except BaseException:
+        for step in reversed(undo):
+            step()
+        raise
 
 
 # --- Offsets in device memory -------------------------------------------------------------------------------------

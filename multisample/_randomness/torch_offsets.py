@@ -48,6 +48,8 @@ def taker(device: str) -> Callable[[Any], tuple[int, int]]:
         if generator is None:
             defaults = torch.cuda.default_generators  # Empty before PyTorch has initialized CUDA.
             generator = defaults[ordinal] if ordinal < len(defaults) else torch_generator(None, device)
+        elif generator.device.type == "cpu":
+            return _take_from_cpu(generator)
         return generator.initial_seed() % WORD_64, _advance(generator)
 
     return take

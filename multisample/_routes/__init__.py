@@ -19,14 +19,14 @@ from multisample.backends.launch import Operation
 from .._arguments import dtype_name, is_constant
 from .._backends import choose
 from .._checks.operands import common_library, with_scalars
-from .._checks.window_and_options import check_choices, checked_order, checked_window
+from .._checks.window_and_options import check_choices, checked_count, checked_order, checked_window, count_of
 from .._libraries import HOST, Library, as_base_class, is_number
 from .._libraries.foreign import ForeignLibrary
 from .._libraries.jax import is_jax
 from .._operations import TRAITS, Call, vectors_of
 from .._plan import PLANS, Planned, make_plan, run
 from .._randomness.generator import Key
-from .._randomness.generator_argument import check_generator
+from .._randomness.generator_argument import check_generator, check_generators, is_listed, keys_from
 from .._randomness.seed_argument import checked_key, is_in_array
 from .._tracing import traced_as
 
@@ -49,6 +49,8 @@ def run_first(call: Call, key: Hashable, function: Callable[..., Any]) -> Any:
             return run_first(call, key, function)
     if not compiling and (converted := with_scalars(call)) is not call:  # A plan may exist.
         return converted.repeated(function)
+    if not compiling and is_listed(call.generator):
+        return _drawn_from_each(call, function)
     dtensor = None if compiling else getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
     if dtensor is not None and any(isinstance(x, dtensor) for x in (call.mu, call.sigma, call.weights, call.out)):
         from .dtensor import draw_dtensor
@@ -59,7 +61,8 @@ def run_first(call: Call, key: Hashable, function: Callable[..., Any]) -> Any:
         key = None  # Plans take Python's integers only.
     if _is_tensor(call.seed) and not is_in_array(call.seed):
         key = None  # A single seed in a tensor gets no plan. Vectors of seeds do.
-    if not (isinstance(call.n, (int, np.integer)) and (call.dtype is None or is_constant(call.dtype))):
+    lengths = call.n if isinstance(call.n, tuple) else (call.n,)
+    if not (all(isinstance(n, (int, np.integer)) for n in lengths) and (call.dtype is None or is_constant(call.dtype))):
         key = None  # A plan cannot depend on an object that can change.
     if not compiling and is_in_array(call.seed) and not isinstance(call.seed, (list, tuple)):
         seed = as_base_class("seed", call.seed)
@@ -124,6 +127,17 @@ def _in_base_classes(call: Call, library: Library) -> Call | None:
     return call._replace(**plain) if plain else None
 
 
+def _drawn_from_each(call: Call, function: Callable[..., Any]) -> Any:
+    """Run a call with a list of generators: a batch, with one key from each."""
+    if call.seed is not None:
+        raise TypeError("seed, generator: expected one of the two, got both")
+    library = common_library(call)
+    name, array = next((name, x) for name, x in vectors_of(call).items() if not is_number(x))
+    check_generators(call.generator, library, library.device(name, array))
+    with keys_from(call.generator) as keys:
+        return call._replace(seed=keys, generator=None).repeated(function)
+
+
 def _is_traced_tensor(x: Any) -> bool:
     """Replaces `_is_tensor` under torch.compile, which cannot trace `sys.modules` while modules are imported."""
     import torch
@@ -149,8 +163,9 @@ def _is_for_jax(call: Call) -> bool:
 def _checked(call: Call) -> Call:
     """`call` with checked scalars and choices; TypeError or ValueError if one is wrong."""
     checked: dict[str, Any] = {}
-    window = checked_window(call.n, call.dim_offset, call.sample_offset)
-    checked["n"], checked["dim_offset"], checked["sample_offset"] = window
+    checked["n"] = checked_count(call.n)
+    window = checked_window(count_of(checked["n"]), call.dim_offset, call.sample_offset)
+    _, checked["dim_offset"], checked["sample_offset"] = window
     check_choices(call)
     checked["order"] = checked_order(call)
     checked["dtype"] = None if call.dtype is None else dtype_name(call.dtype)

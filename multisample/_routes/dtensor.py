@@ -148,7 +148,7 @@ def _shard_plan(vectors: dict[str, Any], n: int, layout: str, mesh: Any, request
         placements = tuple([_on_axis(p, axis) if _is_shard(p) else p for p in _model(vectors).placements])
     else:
         placements = _checked_placements(requested, mesh)
-    d = common_length({name: tuple(x.shape) for name, x in vectors.items()}, hint="")
+    d = common_length({name: tuple(x.shape) for name, x in vectors.items()})
     shape = torch.Size((n, d) if axis else (d, n))
     cuts = _cuts_of(placements, axis)
     rows, columns = _part(d, cuts, mesh), _part(n, _cuts_of(placements, 1 - axis), mesh)

@@ -19,7 +19,7 @@ from multisample.backends.kernels.cpu.floating_point import with_default_floats
 from multisample.backends.launch import Operation
 
 from .._arguments import UNCHECKED
-from .._checks.operands import inspect_inputs
+from .._checks.operands import inspect_inputs, matrix_shape
 from .._checks.values import check_values
 from .._libraries import is_number
 from .._libraries.torch import TORCH, dtype_of, is_transforming
@@ -111,17 +111,30 @@ class _RecordedSample:
         # The plan for the latest gradient's signature. Its compiled function returns None for another signature.
         self.gradient_plan: Plan | None = None
         self.gradients: Callable[..., Any] = _no_gradients
+        inputs = inspect_inputs(TORCH, call)
+        self.dims, lengths = inputs.dims, matrix_shape(inputs, call.layout)
+        self.lengths = None if inputs.shape == lengths else lengths
         # Whether the kernel's sums are the gradients of mu and sigma without a change of shape or type.
         real = dtype_of(MATRIX_TYPES[self.plan.dtype].computing)
         self.has_plain_gradients = all(
             isinstance(x, torch.Tensor) and x.requires_grad and x.dim() == 1 and x.dtype is real
             for x in (call.mu, call.sigma)
         )
+        self.kinds = {x: (v.shape, v.dtype) for x, v in (("mu", call.mu), ("sigma", call.sigma)) if not is_number(v)}
         # A plan keeps no arrays and no generators alive.
         self.call = call._replace(mu=None, sigma=None, seed=None, generator=None)
 
     def run(self, mu: Any, sigma: Any, weights: Any, matrix: Any, seed: Any, generator: Any, *window: int) -> Any:
         return (_apply(mu, sigma, (self, seed, generator, window)),)
+
+    def like(self, name: str, gradient: Any) -> Any:
+        """Convert `gradient` from shape (d,) to the shape and type of the argument `name`."""
+        shape, element = self.kinds[name]
+        if shape != gradient.shape:
+            # Shape (d, 1) stands for (d,).
+            same = shape.numel() == gradient.numel()
+            gradient = gradient.reshape(shape) if same else gradient.reshape(self.dims).sum_to_size(shape)
+        return gradient if gradient.dtype is element else gradient.to(element)
 
 
 def _no_gradients(*arguments: Any) -> None:
@@ -141,6 +154,8 @@ class _SampleFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
         recorded, words, window = ctx.drawn
+        if recorded.lengths is not None:
+            grad = grad.reshape(grad.shape[: grad.dim() - len(recorded.plan.shape)] + recorded.lengths)
         # Call the operator if PyTorch transforms or compiles the backward pass, or records its gradients.
         # torch.autograd.grad(is_grads_batched=True) passes a batch of PyTorch's older vmap.
         if (
@@ -154,10 +169,9 @@ class _SampleFunction(torch.autograd.Function):
         if recorded.has_plain_gradients:
             return *gradients, None
         needs_mu, needs_sigma, _ = ctx.needs_input_grad
-        operands = recorded.plan.operands
         return (
-            _like(gradients[0], operands["mu"]) if needs_mu else None,
-            _like(gradients[1], operands["sigma"]) if needs_sigma else None,
+            recorded.like("mu", gradients[0]) if needs_mu else None,
+            recorded.like("sigma", gradients[1]) if needs_sigma else None,
             None,
         )
 
@@ -168,14 +182,6 @@ _SampleFunction._backward_cls.apply = _SampleFunction.backward
 _apply = super(torch.autograd.Function, _SampleFunction).apply
 _is_grad_enabled = torch.is_grad_enabled
 _is_legacy_batch, _TENSOR = torch._C._functorch.is_legacy_batchedtensor, torch.Tensor
-
-
-def _like(gradient: Any, operand: Any) -> Any:
-    """Convert `gradient` from shape (d,) to the shape and type of its operand."""
-    if len(operand.shape) != 1:
-        gradient = gradient.reshape(operand.shape) if operand.shape else gradient.sum()
-    element = dtype_of(operand.dtype)
-    return gradient if gradient.dtype is element else gradient.to(element)
 
 
 def _by_operator(call: Call, grad: Any, words: tuple[int, int, Any], dim_offset: int, sample_offset: int) -> Any:

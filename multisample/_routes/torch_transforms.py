@@ -8,6 +8,7 @@ the offset, which stays on the device.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -19,9 +20,9 @@ from torch._subclasses import fake_tensor
 from multisample.backends.contract import Backend
 
 from .._arguments import rounded_once
-from .._checks.operands import common_length, promoted
+from .._checks.operands import common_shape, no_matrix, promoted, result_shape
 from .._checks.values import accepted_values, least_and_most
-from .._checks.window_and_options import check_rows
+from .._checks.window_and_options import check_rows, count_of
 from .._libraries import as_base_class, is_number
 from .._libraries.library import counted_as
 from .._libraries.torch import TORCH, check_tensor, counted, dtype_of, is_transforming, unseen
@@ -72,14 +73,25 @@ def draw_by_operator(call: Call, is_known: Callable[[Any], bool] = bool) -> Any:
             inputs = check_call(call._replace(**plain), TORCH)
             if isinstance(call.seed, torch.Tensor) and call.seed.is_cpu and call.seed.dim():
                 host_words(TORCH.host_array(call.seed))  # Raises for a negative seed.
-        dtype, shape = inputs.dtype, (inputs.d, inputs.n)
+        dtype, dims = inputs.dtype, inputs.dims
     else:
-        dtype, shape = _check_without_values(call, tensors, is_known)
+        dtype, dims = _check_without_values(call, tensors, is_known)
     if call.out is not None:
         _check_no_gradient({**tensors, "out": call.out})
     call = call._replace(dtype=dtype)
+    keys, batch = None, None
     if is_in_array(call.seed) or isinstance(call.seed, torch.Tensor):
         keys, batch = _keys(call.seed, device)
+    n, ranks = count_of(call.n), [x.dim() for x in tensors.values()]
+    shape = result_shape(dims, call, batch)
+    if call.shape is not None or isinstance(call.n, tuple) or len(dims) != 1 or max(ranks) > 2:
+        d, batches = math.prod(dims), () if batch is None else (batch,)
+        lengths = (*batches, n, d) if call.layout == "nd" else (*batches, d, n)
+        flat = {name: _flattened(x, dims, batch) for name, x in tensors.items()}
+        target = None if call.out is None else _matrix_in(call.out, lengths)
+        x = draw_by_operator(call._replace(**flat, n=n, out=target, shape=None), is_known)
+        return x.reshape(shape) if call.out is None else call.out
+    if keys is not None:
         return _draw_batch(call, keys, batch)
     recorded = is_recorded()
     is_repeated = is_batched() or (not recorded and _is_captured(device))
@@ -116,23 +128,38 @@ def draw_by_operator(call: Call, is_known: Callable[[Any], bool] = bool) -> Any:
 
 def _check_without_values(
     call: Call, tensors: dict[str, Any], is_known: Callable[[Any], bool]
-) -> tuple[str, tuple[Any, Any]]:
-    """Check tensors whose values, memory or sizes may be unknown. Returns the dtype of the sample, d and n."""
+) -> tuple[str, tuple[Any, ...]]:
+    """Check tensors whose values, memory or sizes may be unknown. Returns dtype and shape of the dimensions."""
     dtype, batch = _checked_dtype(tensors, call.dtype), batch_of(call.seed)
-    d = common_length({name: x.shape for name, x in tensors.items()}, batch)
+    dims = common_shape({name: tuple(x.shape) for name, x in tensors.items()}, batch)
     _check_devices(tensors if call.out is None else {**tensors, "out": call.out})
     for name, x in (("mu", call.mu), ("sigma", call.sigma)):
         if is_number(x):
             _check_number(name, x, dtype, is_known)
-    check_rows(call.dim_offset, d)
+    check_rows(call.dim_offset, math.prod(dims))
     if call.validate:
         raise ValueError(
             "validate: expected False where PyTorch compiles or transforms the call, since it has no values to check"
         )
     if call.out is not None:
-        shape = (call.n, d) if call.layout == "nd" else (d, call.n)
-        _check_out(call.out, shape if batch is None else (batch, *shape), dtype)
-    return dtype, (d, call.n)
+        _check_out(call.out, result_shape(dims, call, batch), dtype)
+    return dtype, dims
+
+
+def _flattened(x: Any, dims: tuple[Any, ...], batch: int | None) -> Any:
+    """`mu` or `sigma` as a vector, or in a batch as (B, d)."""
+    batches = () if batch is None or x.dim() < 2 else (batch,)
+    own = tuple(x.shape[len(batches) :])
+    if len(dims) != 1 or not own:  # Otherwise (d,), or (d, 1) for it.
+        x = x.reshape(*batches, *(1,) * (len(dims) - len(own)), *own).expand(*batches, *dims)
+    return x.reshape(*batches, -1)
+
+
+def _matrix_in(out: Any, lengths: tuple[Any, ...]) -> Any:
+    try:
+        return out.view(lengths)
+    except RuntimeError:
+        raise ValueError(no_matrix(tuple(out.shape), out.stride())) from None
 
 
 def listed_words(*seeds: Any) -> list[list[int]]:

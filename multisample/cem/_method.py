@@ -237,15 +237,17 @@ class CEM(Generic[ArrayT]):
         self._options: dict[str, Any] = {
             "backend": backend, "noise": noise, "antithetic": antithetic, "fast_math": fast_math,
         }  # fmt: skip
-        check_searches(seed, "a vector of B seeds", mu=mu, sigma=sigma)
         self._seeds = _seeds_of_searches(seed)
         # An empty draw, in which `sample` checks the options.
         any_seed = 0 if self._seeds is None else np.zeros_like(self._seeds)
         no_samples = sample(mu, sigma, 0, seed=any_seed, validate=True, **self._options)
         self._arrays = arrays = arrays_like(no_samples)
-        self._shape = tuple(map(int, no_samples.shape[:-1]))  # (d,), or (B, d) for B searches.
-        *batch, self._d = self._shape
-        self._batch = tuple(batch)
+        # The caller's shape: that of the dimensions, after B for B searches. Inside, the dimensions are flat.
+        self._outer = tuple(map(int, no_samples.shape[:-1]))
+        self._batch = self._outer[: int(self._seeds is not None)]
+        self._dims = self._outer[len(self._batch) :]
+        self._d = math.prod(self._dims)
+        self._shape = (*self._batch, self._d)
         if 0 in self._shape:
             name = "seed" if self._d else "sigma" if is_number(mu) else "mu"
             raise ValueError(f"{name}: expected at least one element, got none")
@@ -274,12 +276,12 @@ class CEM(Generic[ArrayT]):
 
         Parameters
         ----------
-        out : array, shape (d, n) or (B, d, n), optional
+        out : array of the result's shape, optional
             Destination, as for `multisample.sample`, such as earlier samples that are no longer needed.
 
         Returns
         -------
-        array, shape (d, n) or (B, d, n)
+        array, shape (d, n), or (*S, n) with a mean of shape S; of B searches (B, d, n) or (B, *S, n)
             The samples, of the library and on the device of `mu`, ready on that library's current stream.
 
         Raises
@@ -303,18 +305,22 @@ class CEM(Generic[ArrayT]):
         return samples
 
     def _drawn(self, seed: Any, mu: Any, sigma: Any, out: Any = None) -> Any:
-        samples = sample(mu, sigma, self._n, seed=seed, out=out, **self._options)
+        samples = sample(self._shaped(mu), self._shaped(sigma), self._n, seed=seed, out=out, **self._options)
         if self._bounds is None:
             return samples
         with self._arrays.scope():
             return self._arrays.clipped(samples, *self._bounds)
+
+    def _shaped(self, array: Any) -> Any:
+        """A mean or a deviation in the caller's shape."""
+        return array if self._outer == self._shape else array.reshape(self._outer)
 
     def tell(self, samples: AnyArray | None, scores: AnyArray) -> None:
         """Refit mean and standard deviation to the samples with the lowest scores.
 
         Parameters
         ----------
-        samples : array, shape (d, n) or (B, d, n), or None
+        samples : array, of the shape that `ask` returns, or None
             Samples from `ask`, which the caller may have repaired. None stands for the samples of the latest `ask` as
             they were drawn: their noise is drawn again by `multisample.weighted_moments`, so that samples need memory
             only while they are scored. The result is the same up to rounding. Not with `bounds`.
@@ -336,10 +342,12 @@ class CEM(Generic[ArrayT]):
             if self._bounds is not None:
                 reason = "samples are clipped to bounds, and cannot be drawn again as they are"
             raise ValueError(f"samples: expected an array, got None, but {reason}")
+        given: Any = None
         with self._arrays.scope():
             if samples is not None:
-                samples = adopted(self._arrays, "samples", samples, (*self._shape, self._n))
-        self._tell(samples, scores)
+                given = adopted(self._arrays, "samples", samples, (*self._outer, self._n))
+                given = given.reshape((*self._shape, self._n))
+        self._tell(given, scores)
 
     def _tell(self, samples: Any, scores: Any) -> None:
         """Refit; `samples` is an array, None for those of the latest `ask`, or a function that draws elites."""
@@ -413,8 +421,8 @@ class CEM(Generic[ArrayT]):
         with arrays.scope():
             bounds = None if self._bounds is None else tuple(map(self._on_host, self._bounds))
         return split(
-            k, mu=self._on_host(self._state.mu), sigma=self._on_host(self._state.sigma), key=self._generator.take(),
-            n=self._n, _bounds=bounds, _options=self._options, _arrays=arrays,
+            k, mu=self._on_host(self.mu), sigma=self._on_host(self.sigma), key=self._generator.take(), n=self._n,
+            _bounds=bounds, _options=self._options, _arrays=arrays,
         )  # fmt: skip
 
     def tell_scores(self, task: Task, scores: AnyArray) -> None:
@@ -440,7 +448,7 @@ class CEM(Generic[ArrayT]):
         refuse_searches("tell_scores", self._seeds)
         if not isinstance(task, Task):
             raise TypeError(f"task: expected a Task from ask_tasks, got {describe(task)} of type {type(task).__name__}")
-        if (task.n, len(task.mu), task.key.seed) != (self._n, self._d, self._generator.seed):
+        if (task.n, task.mu.shape, task.key.seed) != (self._n, self._outer, self._generator.seed):
             raise ValueError(f"task: expected a task of this run, with seed {self._generator.seed}, got {task}")
         parts = self._parts.get(task.key, {})
         if parts is None or task.start in parts:
@@ -455,13 +463,13 @@ class CEM(Generic[ArrayT]):
     @property
     def mu(self) -> ArrayT:
         """The mean that `ask` draws around, on its device."""
-        mu: ArrayT = self._state.mu
+        mu: ArrayT = self._shaped(self._state.mu)
         return mu
 
     @property
     def sigma(self) -> ArrayT:
         """The standard deviation that `ask` draws with, on its device."""
-        sigma: ArrayT = self._state.sigma
+        sigma: ArrayT = self._shaped(self._state.sigma)
         return sigma
 
     @property
@@ -501,10 +509,10 @@ class CEM(Generic[ArrayT]):
         searches = zip(*map(np.atleast_1d, (status, nit, nonfinite)), np.atleast_2d(columns["sigma"].T), strict=True)
         messages: Any = tuple(message_of(self._n, self._tol, *search) for search in searches)
         return Result(
-            x=self._state.x,
+            x=self._shaped(self._state.x),
             fun=self._plain(_lowest(columns["best"]), np.float64),
-            mu=self._state.mu,
-            sigma=self._state.sigma,
+            mu=self.mu,
+            sigma=self.sigma,
             nit=self._plain(nit, np.int64),
             nfev=self._n * self._told,
             nonfinite=self._plain(nonfinite, np.int64),
@@ -534,9 +542,9 @@ class CEM(Generic[ArrayT]):
         self._fetch()
         generator, saved = self._generator.state, self._arrays.saved
         return {
-            "mu": saved(self._on_host(self._state.mu)),
-            "sigma": saved(self._on_host(self._state.sigma)),
-            "x": saved(self._on_host(self._state.x)),
+            "mu": saved(self._on_host(self.mu)),
+            "sigma": saved(self._on_host(self.sigma)),
+            "x": saved(self._on_host(self._shaped(self._state.x))),
             "history": saved(self._history_array()),
             "told": saved(np.array(self._told)),
             "seed": saved(np.array(generator["seed"] if self._seeds is None else self._seeds, np.uint64)),
@@ -553,7 +561,7 @@ class CEM(Generic[ArrayT]):
         history = values["history"] if values["history"].size else np.empty((0, *batch, len(COLUMNS)))
         shapes = {"history": (*history.shape[:1], *batch, len(COLUMNS)), "told": (), "seed": batch, "offset": ()}
         for name, value in {**values, "history": history}.items():
-            shape = shapes.get(name, self._shape)
+            shape = shapes.get(name, self._outer)
             if value.shape != shape:
                 raise ValueError(f"state[{name!r}]: expected shape {shape}, got {value.shape}")
         _check_history(history, self._n)
@@ -570,7 +578,8 @@ class CEM(Generic[ArrayT]):
         vectors = {name: rounded(values[name], self._arrays.dtype_name) for name in ("mu", "sigma", "x")}
         for name, vector in vectors.items():
             # Samples of a diverged run may be infinite.
-            may_be_infinite = (status[..., None] == DIVERGED) & (name == "x")
+            ended = status.reshape(*batch, *(1,) * len(self._dims))
+            may_be_infinite = (ended == DIVERGED) & (name == "x")
             valid = np.isfinite(vector) & (vector >= (0 if name == "sigma" else -math.inf))
             if bad := _first(~(valid | may_be_infinite)):
                 accepted = "finite numbers of at least 0" if name == "sigma" else "finite numbers"
@@ -578,7 +587,7 @@ class CEM(Generic[ArrayT]):
         with self._arrays.scope():
             put, real = self._arrays.put, self._arrays.real
             fun, running = put(np.asarray(_lowest(history[..., 0])), real), put(np.asarray(status == RUNNING), real) > 0
-            mu, sigma, x = map(put, vectors.values())
+            mu, sigma, x = (put(vector.reshape(self._shape)) for vector in vectors.values())
             restored = State(mu, sigma, x, fun, running)
             if self._seeds is not None:
                 self._seeds = np.array(seeds, np.uint64)
@@ -593,7 +602,8 @@ class CEM(Generic[ArrayT]):
         if _is_scalar(x):
             return self._arrays.put(np.full(self._shape, x if is_number(x) else as_numpy("mu", x)))
         options = {"dtype": self._arrays.dtype_name, "backend": self._options["backend"]}
-        return sample(x, 0.0, 1, seed=any_seed, **options)[..., 0]
+        drawn = sample(x, 0.0, 1, seed=any_seed, **options)[..., 0]
+        return flattened(self._arrays.xp, "mu, sigma", drawn, self._batch, self._dims)
 
     def _fetch(self) -> None:
         """Copy new rows of the history from the device, up to the row that ended the last search."""
@@ -621,7 +631,7 @@ class CEM(Generic[ArrayT]):
         """`noise_floor` as a number, or as an array on the device."""
         if isinstance(value, numbers.Real):
             return checked_number("noise_floor", value, 0, math.inf)
-        vector = _vector("noise_floor", value, self._shape)
+        vector = _vector("noise_floor", value, self._batch, self._dims)
         if not (np.isfinite(vector) & (vector >= 0)).all():
             raise ValueError(f"noise_floor: expected finite variances of at least 0, got {describe(value)}")
         return self._arrays.put(vector)
@@ -630,18 +640,20 @@ class CEM(Generic[ArrayT]):
         """A variance from the schedule of `noise_floor`. Values of arrays are not checked, since a check would wait."""
         if isinstance(value, numbers.Real):
             return checked_number("noise_floor", value, 0, math.inf)
-        return self._arrays.cast(adopted(self._arrays, "noise_floor", value, (self._d,), self._shape))
+        found = adopted(self._arrays, "noise_floor", value, self._dims, self._outer)
+        return self._arrays.cast(flattened(self._arrays.xp, "noise_floor", found, self._batch, self._dims))
 
     def _edges(self, bounds: Any) -> tuple[Any, Any]:
         """`bounds` as columns on the device; ValueError if the mean is outside."""
         # Round the bounds to the type of the samples, in which they are clipped.
         dtype = self._arrays.dtype_name
         low, high = (
-            rounded(rounded(_vector("bounds", edge, self._shape), dtype), np.float64) for edge in pair_of(bounds)
+            rounded(rounded(_vector("bounds", edge, self._batch, self._dims), dtype), np.float64).reshape(self._outer)
+            for edge in pair_of(bounds)
         )
         if bad := _first(~(low <= high)):
             raise ValueError(f"bounds: expected low <= high, got {low[bad]} and {high[bad]} at {_text(bad)}")
-        mu = self._on_host(self._state.mu)
+        mu = self._on_host(self.mu)
         if at := _first((mu < low) | (mu > high)):
             raise ValueError(
                 f"mu: expected it within bounds, got mu[{_text(at)}] = {mu[at]}, not from {low[at]} to {high[at]}"
@@ -725,9 +737,10 @@ def minimize(
         the same library on the same device are copied there. NaN and infinite scores count as worst, and are counted.
         It may overwrite the samples, which changes no result. The next iteration overwrites them too, if the arrays are
         mutable. With B seeds, samples are (B, d, n) and scores (B, n).
-    mu, sigma : array, shape (d,) or (d, 1); with B seeds (B, d) or (d,)
+    mu, sigma : array, shape (d,) or (d, 1), or shapes that broadcast to any S; with B seeds (B, d), (B, *S) or (d,)
         Initial means, and standard deviations of at least 0, as for `multisample.sample`, in float32 or float64. Arrays
-        of NumPy, PyTorch, CuPy or JAX, or lists; one of the two may be a number.
+        of NumPy, PyTorch, CuPy or JAX, or lists; one of the two may be a number. With means of shape S, such as (T, m)
+        for T controls, samples are (*S, n), and each shape (d,) below is S.
     n : int
         Number of samples in each iteration, at least 2.
     iterations : int, default 100
@@ -912,25 +925,35 @@ def pair_of(bounds: Any) -> tuple[Any, Any]:
     return low, high
 
 
-def as_vector(name: str, array: Any, shape: tuple[int, ...]) -> Any:
-    """`array` without a last axis of length 1; ValueError unless it is a number or has shape (d,) or (B, d)."""
-    if tuple(array.shape) == (*shape, 1):
-        array = array[..., 0]
-    if tuple(array.shape) not in ((), shape[-1:], shape):
-        accepted = either(shape[-1:], shape)
-        raise ValueError(f"{name}: expected a number or shape {accepted}, got shape {tuple(array.shape)}")
-    return array
+def flattened(xp: Any, name: str, array: Any, batch: tuple[int, ...], dims: tuple[int, ...]) -> Any:
+    """`array` with flat dimensions. ValueError unless it is a number, or has shape `dims` or ``(*batch, *dims)``.
+
+    Several `dims` broadcast. A last axis of length 1 may be additional.
+    """
+    outer, shape = (*batch, *dims), tuple(array.shape)
+    if shape == (*outer, 1):
+        array, shape = array[..., 0], outer
+    if shape == () or (len(dims) == 1 and shape in (dims, outer)):
+        return array
+    lead = batch if len(shape) > len(dims) else ()
+    whole = *lead, *dims
+    aligned = *shape[: len(lead)], *(1,) * (len(whole) - len(shape)), *shape[len(lead) :]
+    fits = len(shape) <= len(whole) and all(x in (1, y) for x, y in zip(aligned, whole, strict=True))
+    if len(dims) == 1 or not fits:
+        raise ValueError(f"{name}: expected a number or shape {either(dims, outer)}, got shape {shape}")
+    return xp.broadcast_to(array.reshape(aligned), whole).reshape((*lead, math.prod(dims)))
 
 
 def _is_scalar(x: Any) -> bool:
     return is_number(x) or getattr(x, "shape", None) == ()
 
 
-def _vector(name: str, value: Any, shape: tuple[int, ...]) -> HostArray:
+def _vector(name: str, value: Any, batch: tuple[int, ...], dims: tuple[int, ...]) -> HostArray:
     """`value`, a number or an array, as numbers in host memory, shape (d,) or (B, d)."""
-    array = as_vector(name, np.asarray(value if isinstance(value, numbers.Real) else on_host(name, value)), shape)
+    array = np.asarray(value if isinstance(value, numbers.Real) else on_host(name, value))
+    array = flattened(np, name, array, batch, dims)
     try:
-        return np.broadcast_to(rounded(array, np.float64), shape)
+        return np.broadcast_to(rounded(array, np.float64), (*batch, math.prod(dims)))
     except (TypeError, ValueError) as error:
         raise TypeError(f"{name}: expected numbers, got {describe(value)} ({error})") from error
 
@@ -995,14 +1018,6 @@ def _seeds_of_searches(seed: Any) -> HostArray | None:
     if words[:, 1:].any():
         raise ValueError(f"seed: expected seeds without offsets, which the iterations count, got {describe(seed)}")
     return np.ascontiguousarray(words[:, 0])
-
-
-def check_searches(seed: Any, needed: str, **vectors: Any) -> None:
-    """ValueError, with the argument `needed`, if one of `vectors` is (B, d) and `seed` is no vector of seeds."""
-    for name, x in vectors.items():
-        shape: Any = getattr(x, "shape", ())
-        if batch_of(seed) is None and len(shape) == 2 and shape[1] != 1:
-            raise ValueError(f"{name}: expected shape (d,) or (d, 1), or (B, d) with {needed}, got {tuple(shape)}")
 
 
 def _first(mask: HostArray) -> tuple[int, ...]:

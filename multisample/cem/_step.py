@@ -15,7 +15,7 @@ from .._randomness.seed_argument import batch_of
 from .._sample import sample
 from .._typing import Bounds, Noise, Number
 from ._arrays import Arrays, adopted, arrays_like
-from ._method import as_vector, check_searches, checked_elites, checked_number, checked_smoothing, pair_of
+from ._method import checked_elites, checked_number, checked_smoothing, flattened, pair_of
 from ._refit import Settings, State, first_state, refit
 
 
@@ -24,8 +24,8 @@ def start(mu: Any, sigma: Any, searches: SupportsIndex | None = None) -> State:
 
     Parameters
     ----------
-    mu, sigma : array, shape (d,) or (d, 1)
-        As for `minimize`. Under JAX's transformations they may be traced. With `searches` also (B, d).
+    mu, sigma : array, shape (d,) or (d, 1), or shapes that broadcast to any S
+        As for `minimize`. Under JAX's transformations they may be traced. With `searches` also (B, d) or (B, *S).
     searches : int, optional
         The number B of searches, at least 1: `step` then takes a vector of B seeds.
 
@@ -42,18 +42,28 @@ def start(mu: Any, sigma: Any, searches: SupportsIndex | None = None) -> State:
     """
     batch = () if searches is None else (checked_integer("searches", searches, 1, 2**31),)
     seed = np.zeros(batch, np.uint64) if batch else 0
-    check_searches(seed, "searches=B", mu=mu, sigma=sigma)
     none_of_them = sample(mu, sigma, 0, seed=seed)
     arrays, shape = arrays_like(none_of_them), tuple(map(int, none_of_them.shape[:-1]))
 
+    dims = shape[len(batch) :]
+
     def vector(x: Any) -> Any:
         if is_number(x):
-            return arrays.put(np.full(shape, x))
+            return arrays.put(np.full((*batch, math.prod(dims)), x))
         array = arrays.cast(arrays.adopt(x))
+        if len(dims) > 1:
+            return flattened(arrays.xp, "mu, sigma", array, batch, dims)
         return arrays.xp.broadcast_to(array if batch else array.reshape(-1), shape) + 0
 
     with arrays.scope():
-        return first_state(arrays, vector(mu), vector(sigma))
+        return _reshaped(first_state(arrays, vector(mu), vector(sigma)), shape)
+
+
+def _reshaped(state: State, shape: tuple[int, ...]) -> State:
+    """`state` with arrays of this shape."""
+    if tuple(state.mu.shape) == shape:
+        return state
+    return state._replace(mu=state.mu.reshape(shape), sigma=state.sigma.reshape(shape), x=state.x.reshape(shape))
 
 
 def step(
@@ -84,8 +94,8 @@ def step(
     seed : int, Key or JAX key, or a vector of B of them
         As for `multisample.sample`: another one for each step.
     f : callable
-        Takes the samples, of shape (d, n) or (B, d, n), and returns their scores, an array of the same library of shape
-        (n,) or (B, n).
+        Takes the samples, of shape (d, n), (*S, n) or with B in front, and returns their scores, an array of the same
+        library of shape (n,) or (B, n).
     n : int
         Number of samples, at least 2.
     elite_frac, smoothing, bounds, tol, backend, noise, antithetic, fast_math : various
@@ -121,27 +131,32 @@ def step(
         raise TypeError("seed: expected an integer, a Key or a JAX key for each step, got None")
     if isinstance(noise_floor, (int, float)):
         noise_floor = checked_number("noise_floor", noise_floor, 0, math.inf)
-    arrays, (*batch, d) = arrays_like(state.mu), state.mu.shape
+    arrays, batch, shape = arrays_like(state.mu), tuple(state.fun.shape), tuple(state.mu.shape)
+    dims = shape[len(batch) :]
+    flat = *batch, math.prod(dims)
     if batch_of(seed) != (batch[0] if batch else None):
         accepted = f"a vector of {batch[0]} seeds" if batch else "one seed"
-        raise ValueError(f"seed: expected {accepted}, for state.mu of shape {(*batch, d)}, got {describe(seed)}")
+        raise ValueError(f"seed: expected {accepted}, for state.mu of shape {shape}, got {describe(seed)}")
     options: dict[str, Any] = {"noise": noise, "antithetic": antithetic, "fast_math": fast_math, "backend": backend}
     with arrays.scope():
-        edges = None if bounds is None else [_column(arrays, "bounds", edge, (*batch, d)) for edge in pair_of(bounds)]
+        edges = None if bounds is None else [_flat(arrays, "bounds", edge, batch, dims) for edge in pair_of(bounds)]
+        if edges is not None and len(dims) > 1:
+            edges = [x.reshape((*x.shape[:-1], *dims)) if x.ndim else x for x in edges]
 
         def draw() -> Any:
             samples = sample(state.mu, state.sigma, n, seed=seed, **options)
-            return samples if edges is None else arrays.clipped(samples, *edges)
+            return samples if edges is None else arrays.clipped(samples, *(edge[..., None] for edge in edges))
 
         scores, samples, _ = arrays.score(f, draw(), draw)
         scores = adopted(arrays, "f", scores, (*batch, n))
         if not isinstance(noise_floor, float):
-            noise_floor = _column(arrays, "noise_floor", noise_floor, (*batch, d))[..., 0]
-        following, _ = refit(Settings(arrays, elites, smoothing, tol), state, samples, scores, noise_floor)
-    return following
+            noise_floor = _flat(arrays, "noise_floor", noise_floor, batch, dims)
+        settings, samples = Settings(arrays, elites, smoothing, tol), samples.reshape((*flat, n))
+        following, _ = refit(settings, _reshaped(state, flat), samples, scores, noise_floor)
+    return _reshaped(following, shape)
 
 
-def _column(arrays: Arrays, name: str, values: Any, shape: tuple[int, ...]) -> Any:
-    """Argument `name`, a number or an array, in a shape that broadcasts over samples with means of `shape`."""
+def _flat(arrays: Arrays, name: str, values: Any, batch: tuple[int, ...], dims: tuple[int, ...]) -> Any:
+    """Argument `name`, a number or an array, with flat dimensions."""
     array = arrays.put(np.array(values)) if is_number(values) else arrays.cast(arrays.adopt(values))
-    return as_vector(name, array, shape)[..., None]
+    return flattened(arrays.xp, name, array, batch, dims)

@@ -43,7 +43,7 @@ class Task:
 
     Attributes
     ----------
-    mu, sigma : numpy.ndarray, shape (d,)
+    mu, sigma : numpy.ndarray, of the shape of the run's mean
         Mean and standard deviation of the generation.
     key : Key
         Seed and offset of the generation.
@@ -68,7 +68,7 @@ class Task:
 
         Returns
         -------
-        array, shape (d, count)
+        array, shape (d, count), or (*S, count) with a mean of shape S
             An array of the library of the run.
         """
         with limit_threads(1):  # Other tasks run beside this one.
@@ -136,9 +136,10 @@ def redraw(task: Task, which: Any) -> Any:
     columns = on_host("which", which).astype(np.int64)
     order = np.argsort(columns)
     in_order, parts = columns[order], []
-    for begin, end in _windows(in_order, len(task.mu)):
+    for begin, end in _windows(in_order, task.mu.size):
         first = int(in_order[begin])
         window = task._window(first, int(in_order[end - 1]) - first + 1)
+        window = window.reshape((task.mu.size, window.shape[-1]))
         with arrays.scope():
             if end - begin == len(columns):
                 return arrays.columns(window, arrays.put(columns - first, arrays.xp.int64))

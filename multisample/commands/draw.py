@@ -20,6 +20,7 @@ import numpy as np
 
 from multisample._arguments import DTYPES
 from multisample._backends import choose
+from multisample._checks.operands import common_length
 from multisample._checks.window_and_options import checked_window
 from multisample._sample import sample
 
@@ -128,6 +129,7 @@ def _check(
             mu, sigma, 0, dtype=args.dtype, dim_offset=args.dim_offset, sample_offset=args.sample_offset,
             validate=True, **options,
         )  # fmt: skip
+        common_length({name: np.shape(x) for name, x in (("mu", mu), ("sigma", sigma))})
     except (TypeError, ValueError) as error:
         if str(error).startswith(("mu", "sigma")):
             raise ValueError(f"{error}; mu is {args.mu}, sigma is {args.sigma}") from error

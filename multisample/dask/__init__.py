@@ -23,6 +23,7 @@ except ModuleNotFoundError as error:
     raise ImportError("multisample.dask needs Dask: pip install 'dask[array]>=2025.3' distributed") from error
 
 from .._arguments import describe
+from .._checks.operands import common_length
 from .._checks.window_and_options import checked_window
 from .._libraries import CPU, HOST, is_number, library_of
 from .._limit_threads import limit_threads
@@ -119,7 +120,7 @@ def sample(
             f"backend: expected one that gives blocks of NumPy or CuPy, got {backend!r} with blocks of type"
             f" {type(no_samples).__name__}"
         )
-    d = no_samples.shape[layout == "nd"]
+    d = common_length({name: np.shape(x) for name, x in zip(("mu", "sigma"), vectors, strict=True)})
     sizes = _checked_chunks(chunks, (d, n) if layout == "dn" else (n, d), no_samples.dtype)
     if seed is None:
         check_generator(generator, HOST, CPU)

@@ -9,6 +9,7 @@ C++ on a GPU, with the same accelerations.
 python -m multisample.examples.mppi                    # Numba, on the CPU
 python -m multisample.examples.mppi --device numba     # Numba, on a GPU, with CuPy's arrays
 python -m multisample.examples.mppi --device cuda      # CUDA C++ by CuPy, on a GPU
+python -m multisample.examples.mppi --device arrays    # NumPy, with the accelerations in memory: (rollouts, steps, 2)
 """
 
 from __future__ import annotations
@@ -95,8 +96,10 @@ def control(
     """Fly to the goal, with `rollouts` sequences for each control step; returns x and y after each, in metres.
 
     With device "cpu", Numba compiles the kernels for the CPU, and with "numba" for a GPU. With "cuda", they are CUDA
-    C++, which supports `fast_math`.
+    C++, which supports `fast_math`. With "arrays", the accelerations are an array.
     """
+    if device == "arrays":
+        return control_by_arrays(steps, rollouts, seed)
     library: Any = np
     if device != "cpu":
         import cupy
@@ -118,6 +121,21 @@ def control(
         a, b = (float(x) for x in plan[:2])
         state = np.array(moved((*state[:4], np.float32(0)), np.float32(a), np.float32(b)), np.float32)
         plan = library.concatenate([plan[2:], library.zeros(2, np.float32)])
+        positions.append((float(state[0]), float(state[1])))
+    return positions
+
+
+def control_by_arrays(steps: int, rollouts: int, seed: int) -> list[tuple[float, float]]:
+    """`control` with an array of accelerations, for rollouts that cannot draw in a kernel, such as a learned model."""
+    plan, sigma = np.zeros((STEPS, 2), np.float32), np.full(2, ACCELERATION, np.float32)
+    generator, state, positions = multisample.Generator(seed), np.array(START, np.float32), []
+    for _ in range(steps):
+        controls = multisample.sample(plan, sigma, rollouts, generator=generator, layout="nd")
+        costs = costs_of_controls(controls, state)
+        weights = np.exp((costs.min() - costs) / np.float32(TEMPERATURE))
+        plan = np.tensordot(weights / weights.sum(), controls, 1)
+        state = np.array(moved((*state, np.float32(0)), *plan[0])[:4], np.float32)
+        plan = np.concatenate([plan[1:], np.zeros((1, 2), np.float32)])
         positions.append((float(state[0]), float(state[1])))
     return positions
 
@@ -182,6 +200,18 @@ def for_every_group(plan, sigma, start, seed, offset, costs):  # type: ignore[no
 
 
 @njit
+def costs_of_controls(controls, start):  # type: ignore[no-untyped-def]
+    """The costs of rollouts with given accelerations, shape (rollouts, steps, 2)."""
+    costs = np.empty(len(controls), np.float32)
+    for k in range(len(controls)):
+        vehicle = (start[0], start[1], start[2], start[3], np.float32(0))
+        for t in range(controls.shape[1]):
+            vehicle = moved(vehicle, controls[k, t, 0], controls[k, t, 1])
+        costs[k] = vehicle[4]
+    return costs
+
+
+@njit
 def group_of_rollouts(plan, sigma, start, seed, offset, g, costs):  # type: ignore[no-untyped-def]
     """The costs of rollouts ``4 g`` to ``4 g + 3``."""
     first = (start[0], start[1], start[2], start[3], np.float32(0))
@@ -215,7 +245,7 @@ def moved(vehicle, a, b):  # type: ignore[no-untyped-def]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the vehicle's position every half second."""
-    args = parsed("mppi", __doc__, argv, device=("cpu", "numba", "cuda"), rollouts=2048, seed=7)
+    args = parsed("mppi", __doc__, argv, device=("cpu", "numba", "cuda", "arrays"), rollouts=2048, seed=7)
     positions = control(rollouts=args.rollouts, seed=args.seed, device=args.device)
     print("seconds       x       y  distance to the goal")
     for k in range(9, len(positions), 10):

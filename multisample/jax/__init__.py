@@ -15,10 +15,15 @@ except ModuleNotFoundError as error:
         raise
     raise ImportError("multisample.jax needs JAX: pip install 'jax>=0.10'") from error
 
-if TYPE_CHECKING:
-    from .._randomness.generator import Key
+import numpy as np
 
-__all__ = ["key_data", "load_handlers"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .._randomness.generator import Key
+    from .._typing import DType
+
+__all__ = ["key_data", "load_handlers", "normal"]
 
 
 def key_data(seed: SupportsIndex | Key) -> Any:
@@ -54,8 +59,6 @@ def key_data(seed: SupportsIndex | Key) -> Any:
     >>> bool((x == multisample.sample([0.0], [1.0], 5, seed=7)).all()), bool((x == y).any())
     (True, False)
     """
-    import numpy as np
-
     from .._randomness.seed_argument import checked_key
 
     return np.array([half for word in checked_key(seed) for half in (word >> 32, word & 0xFFFFFFFF)], np.uint32)
@@ -75,3 +78,55 @@ def load_handlers() -> None:
     from .._routes.jax import handlers
 
     handlers.register_all()
+
+
+def normal(key: Any, shape: SupportsIndex | Sequence[SupportsIndex] = (), dtype: DType | None = None) -> Any:
+    """Draw standard normals of any shape, as `jax.random.normal` does.
+
+    Element e, counted in row-major order, is the normal ``z[0, e]`` of `multisample.sample`. So the numbers do not
+    depend on the shape, and are those of `multisample.standard_normal` for the same seed.
+
+    Parameters
+    ----------
+    key : JAX key, int or Key
+        One key: a `seed` for `multisample.sample`. `jax.vmap` over keys is one launch.
+    shape : int or tuple of int, default ()
+        Shape of the result; at most 2**34 elements.
+    dtype : dtype, optional
+        By default float32, or float64 with `jax_enable_x64`.
+
+    Returns
+    -------
+    jax.Array of shape `shape`
+
+    Raises
+    ------
+    TypeError
+        If `key` or `shape` is no integer, or `dtype` is not accepted.
+    ValueError
+        If a value is out of range, or `key` is a vector.
+
+    Examples
+    --------
+    >>> import jax
+    >>> import multisample
+    >>> keys = jax.random.split(jax.random.key(7), 2)
+    >>> x = jax.vmap(lambda key: multisample.jax.normal(key, (3, 4)))(keys)
+    >>> x.shape, bool((x[1] == multisample.jax.normal(keys[1], (3, 4))).all())
+    ((2, 3, 4), True)
+    """
+    import jax.numpy as jnp
+    from jax.dtypes import canonicalize_dtype
+
+    from .._arguments import dtype_name
+    from .._checks.window_and_options import checked_lengths
+    from .._routes.jax.keys import batch_length
+    from .._sample import sample
+
+    if key is None:
+        raise TypeError("key: expected a JAX key, an integer or a multisample.Key, got None")
+    if (batch := batch_length(key)) is not None:
+        raise ValueError(f"key: expected one key, got a vector of {batch}; use jax.vmap")
+    name: Any = canonicalize_dtype(np.float64).name if dtype is None else dtype_name(dtype)
+    lengths = checked_lengths("shape", shape)
+    return sample(jnp.zeros((), name), 1.0, lengths, seed=key, dtype=name)

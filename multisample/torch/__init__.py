@@ -1,4 +1,4 @@
-"""Additions for PyTorch: `Normal`, `perturb_`, `sample_sharded`, `take_key` and `load_operators`.
+"""Additions for PyTorch: `Normal`, `perturb_`, `randn`, `randn_like`, `sample_sharded`, `take_key`, `load_operators`.
 
 `multisample.sample` itself takes tensors, and supports gradients, torch.func and torch.compile.
 """
@@ -11,6 +11,7 @@ try:
     from ._keys import take_key
     from ._normal import Normal
     from ._perturb import perturb_
+    from ._randn import randn, randn_like
 except ModuleNotFoundError as error:
     if error.name != "torch":
         raise
@@ -19,7 +20,7 @@ except ModuleNotFoundError as error:
 if TYPE_CHECKING:
     from ._sharded import sample_sharded
 
-__all__ = ["Normal", "load_operators", "perturb_", "sample_sharded", "take_key"]
+__all__ = ["Normal", "load_operators", "perturb_", "randn", "randn_like", "sample_sharded", "take_key"]
 
 
 def load_operators() -> None:

@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, SupportsIndex
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .._arguments import UNCHECKED
-from .._randomness.generator import Generator, Key
+from .._randomness.generator_argument import is_listed
+from .._randomness.seed_argument import batch_of
 from .._sample import sample
 from .._tracing import is_symbol
 from .._typing import Layout
+
+if TYPE_CHECKING:
+    from .._typing import Generators, Seed
 
 
 class Normal(torch.distributions.Normal):
@@ -74,7 +78,7 @@ class Normal(torch.distributions.Normal):
         scale: torch.Tensor | float,
         validate_args: bool | None = None,
         *,
-        generator: Generator | torch.Generator | None = None,
+        generator: Generators | None = None,
         backend: str = "auto",
         fast_math: bool = False,
         antithetic: bool = False,
@@ -92,22 +96,14 @@ class Normal(torch.distributions.Normal):
         return expanded
 
     def sample(
-        self,
-        sample_shape: Sequence[int] = (),
-        *,
-        seed: SupportsIndex | Key | None = None,
-        generator: Generator | torch.Generator | None = None,
+        self, sample_shape: Sequence[int] = (), *, seed: Seed | None = None, generator: Generators | None = None
     ) -> torch.Tensor:
         """Samples of shape ``sample_shape + batch_shape``, without gradients; parameters as for `rsample`."""
         with torch.no_grad():
             return self.rsample(sample_shape, seed=seed, generator=generator)
 
     def rsample(
-        self,
-        sample_shape: Sequence[int] = (),
-        *,
-        seed: SupportsIndex | Key | None = None,
-        generator: Generator | torch.Generator | None = None,
+        self, sample_shape: Sequence[int] = (), *, seed: Seed | None = None, generator: Generators | None = None
     ) -> torch.Tensor:
         """Samples of shape ``sample_shape + batch_shape``, differentiable in `loc` and `scale`.
 
@@ -116,12 +112,25 @@ class Normal(torch.distributions.Normal):
         sample_shape : sequence of int
             Shape of the samples.
         seed, generator : optional
-            Source of the noise, as for `multisample.sample`, in place of the distribution's generator.
+            Source of the noise, as for `multisample.sample`, in place of the distribution's generator. A vector of B
+            seeds, or a list of B generators, needs an empty `sample_shape` and a batch shape whose first length is B:
+            element b is drawn as from ``Normal(loc[b], scale[b])`` with its own seed.
         """
         options = self._options
         if seed is not None or generator is not None:
             options = {**options, "seed": seed, "generator": generator}
         loc, scale = self.loc, self.scale
+        batch = _batch_of(options)
+        if batch is not None:
+            if len(sample_shape) or self._batch_shape[:1] != (batch,):
+                raise ValueError(
+                    f"seed: expected one seed, or with sample_shape () one for each of the first axis of"
+                    f" {tuple(self._batch_shape)}, got {batch} seeds with sample_shape {tuple(sample_shape)}"
+                )
+            flat = batch, math.prod(self._batch_shape[1:])
+            loc, scale = loc.reshape(flat), scale.reshape(flat)
+            each: torch.Tensor = sample(loc, scale, 1, layout="nd", **options)
+            return each.view(self._batch_shape)
         is_matrix = loc.dim() == 1 == len(sample_shape)
         if loc.dim() != 1:
             loc, scale = loc.reshape(-1), scale.reshape(-1)
@@ -130,3 +139,9 @@ class Normal(torch.distributions.Normal):
         layout: Layout = "dn" if isinstance(d, int) and not is_symbol(d) and d == 1 else "nd"
         drawn: torch.Tensor = sample(loc, scale, math.prod(sample_shape), layout=layout, **options)
         return drawn if is_matrix and layout == "nd" else drawn.view((*sample_shape, *self._batch_shape))
+
+
+def _batch_of(options: dict[str, Any]) -> int | None:
+    """The number of seeds or generators in a vector; None for one of them or none."""
+    generator = options["generator"]
+    return len(generator) if is_listed(generator) else batch_of(options.get("seed"))

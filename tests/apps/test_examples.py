@@ -210,6 +210,8 @@ def test_rollouts_in_cuda_cpp_exchange_their_controls() -> None:
 def test_mppi_flies_around_the_obstacle_to_the_goal(device: str, fast_math: bool) -> None:
     needs(device)
     positions = np.array(mppi.control(device=device, fast_math=fast_math))
+    if device == "cpu":  # The same accelerations, in memory.
+        assert np.allclose(positions[:20], mppi.control(steps=20, device="arrays"), atol=1e-4)
     assert np.hypot(*(positions[-10:] - mppi.GOAL).T).max() < 0.15
     assert np.hypot(*(positions - mppi.OBSTACLE).T).min() > 0.9 * float(mppi.RADIUS)
 

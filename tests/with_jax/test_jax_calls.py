@@ -376,7 +376,7 @@ def test_calls_with_a_seed_and_numpy_arrays_are_constants_of_a_trace() -> None:
         ({"seed": 1, "backend": "none"}, ValueError, r"none"),
         ({"seed": 1, "backend": 7}, TypeError, r"^backend: .*7"),
         ({"seed": 1, "backend": "cupy"}, (ValueError, multisample.BackendUnavailableError), r"^backend: 'cupy'"),
-        ({"seed": 1, "mu": np.zeros((D, 2), np.float32)}, ValueError, r"^mu: .*\(5, 2\)"),
+        ({"seed": 1, "mu": np.zeros((D, 2), np.float32)}, ValueError, r"^mu, sigma: .*\(5, 2\)"),
         ({"seed": 1, "mu": np.zeros(D + 1, np.float32)}, ValueError, r"^sigma: .*6, got 5"),
         ({"seed": 1, "mu": float("nan")}, ValueError, r"^mu: .*nan"),
         ({"seed": 1, "mu": np.zeros(D, bool)}, TypeError, r"^mu: .*bool"),

@@ -124,8 +124,8 @@ def test_no_seeds_give_an_empty_result() -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"mu": jnp.zeros((2, D))}, ValueError, r"^mu: expected shape \(B, d\) or \(d,\), B being 3 .*\(2, 5\)"),
-        ({"sigma": np.ones((B, D, 1))}, ValueError, r"^sigma: expected shape \(B, d\) or \(d,\).*\(3, 5, 1\)"),
+        ({"mu": jnp.zeros((2, D))}, ValueError, r"^mu: expected shape \(B, \*S\) or \(d,\), B being 3 .*\(2, 5\)"),
+        ({"sigma": np.ones((2, D, 1))}, ValueError, r"^sigma: expected shape \(B, \*S\) or \(d,\).*\(2, 5, 1\)"),
         ({"sigma": jnp.ones((B, D + 1))}, ValueError, r"^sigma: expected as many elements as mu"),
         ({"sigma": -SIGMAS}, ValueError, r"^sigma: "),
         ({"seed": jnp.zeros((3, 3), jnp.uint32)}, TypeError, r"^seed: expected .*uint32\[3, 3\]"),

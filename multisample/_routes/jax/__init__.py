@@ -7,6 +7,7 @@ is compiled for the static arguments and cached.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -22,9 +23,16 @@ from multisample.backends.memory.host import rounded
 
 from ..._arguments import checked_integer, describe, dtype_name, rounded_once
 from ..._backends import choose
-from ..._checks.operands import check_arrays, common_length, count_weights, promoted
+from ..._checks.operands import check_arrays, common_length, common_shape, count_weights, promoted, result_shape
 from ..._checks.values import check_values
-from ..._checks.window_and_options import check_choices, check_rows, checked_order, exceeds
+from ..._checks.window_and_options import (
+    check_choices,
+    check_rows,
+    checked_count,
+    checked_order,
+    count_of,
+    exceeds,
+)  # fmt: skip
 from ..._libraries import BY_SEED, BY_TYPE, HOST, is_number, library_called, library_of
 from ..._libraries.jax import JAX, is_jax, is_on_host
 from ..._libraries.library import CPU, NOUNS, Library, counted_as
@@ -44,6 +52,8 @@ def run_jax(call: Call, key: Hashable) -> Any:
     of_numpy = {name: x for name, x in vectors_of(call).items() if isinstance(x, np.ndarray)}
     plain: dict[str, Any] = {name: HOST.normalized(name, x) for name, x in of_numpy.items()}
     call = call._replace(**plain)
+    if call.operation == Operation.sample and (shape := _shape_of(call)) is not None:
+        return _drawn(call, *shape)
     static = _static(call)
     vectors = vectors_of(call)
     if is_traced_by_jax() or any(isinstance(x, jax.core.Tracer) for x in vectors.values()):
@@ -61,6 +71,35 @@ def run_jax(call: Call, key: Hashable) -> Any:
     if key is not None and not new and static.seeds is None and (call.weights is None or is_jax(call.weights)):
         PLANS.put(key, plan)
     return result
+
+
+def _shape_of(call: Call) -> tuple[tuple[int, ...], int | None] | None:
+    """The shape of the dimensions and B, if the call needs other shapes than (d,) and an integer `n`."""
+    batch = batch_length(call.seed)
+    shapes = {name: np.shape(x) for name, x in (("mu", call.mu), ("sigma", call.sigma)) if not is_number(x)}
+    if not shapes:
+        return None
+    dims = common_shape(shapes, batch)
+    is_plain = len(dims) == 1 and all(len(shape) < 3 for shape in shapes.values())
+    is_plain = is_plain and call.shape is None and not isinstance(call.n, tuple)
+    return None if is_plain else (dims, batch)
+
+
+def _drawn(call: Call, dims: tuple[int, ...], batch: int | None) -> Any:
+    """The sample of a call whose dimensions have the shape `dims`, or whose `n` is a tuple."""
+
+    def flattened(x: Any) -> Any:
+        library, x = (jnp, x) if is_jax(x) else (np, HOST.normalized("mu", x))
+        lead = x.shape[: int(batch is not None and x.ndim > 1)]
+        own = x.shape[len(lead) :]
+        if own[:1] != dims:
+            x = x.reshape(*lead, *(1,) * (len(dims) - len(own)), *own)
+            x = library.broadcast_to(x, (*lead, *dims), **({} if is_jax(x) else {"subok": True}))
+        return x.reshape(*lead, math.prod(dims))
+
+    n = checked_count(call.n)
+    flat = {name: x if is_number(x) else flattened(x) for name, x in (("mu", call.mu), ("sigma", call.sigma))}
+    return run_jax(call._replace(**flat, n=count_of(n), shape=None), None).reshape(result_shape(dims, call, batch))
 
 
 def _register(libraries: dict[type, Library], *arguments: Any) -> bool:
