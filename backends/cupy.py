@@ -140,7 +140,7 @@ class CupyBackend(DriverBackend):
     def compile(self, key: Key | None) -> tuple[int, Any]:
         import cupy
 
-        code, name = source(key.kind if key else "sample"), kernel_name(key)
+        code, name = source(key.kind if key else "advance"), kernel_name(key)
         try:
             try:
                 module, kernel = _compiled(code, name)

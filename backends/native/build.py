@@ -1,4 +1,4 @@
-"""Compiles a library of torch_ext with PyTorch's `load`, in a separate process and folder.
+"""Compiles libraries of torch_ext with PyTorch's `load`, each in a separate process and folder.
 
 `load` compiles and loads in one step, and waits forever for a lock file that a killed process left behind. A private
 folder has no such file. The compiler's process ends with its parent, however the parent dies.
@@ -6,20 +6,23 @@ folder has no such file. The compiler's process ends with its parent, however th
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO, cast
 
 from multisample.backends.errors import BackendUnavailableError
 
 from . import csrc_files, targets, toolchain
-from .compiler_flags import LIBRARIES, Library, LibraryKind
+from .compiler_flags import LIBRARIES, Library
+from .units import LibraryKind
 
 # An error shows this many last lines of the compiler's output, about a screen of a terminal.
 _LINES = 30
@@ -40,8 +43,6 @@ threading.Thread(target=end_with_parent, daemon=True).start()
 import torch
 from torch.utils.cpp_extension import load
 try:
-    for library in {needed!r}:
-        torch.ops.load_library(library)
     if {is_portable!r}:
         torch.ops.load_library = lambda library: None  # `load` calls this with the new library.
     load(**{arguments!r})
@@ -50,25 +51,45 @@ except OSError as error:
 except (RuntimeError, ValueError) as error:
     sys.exit(str(error))
 """
+# Seconds between looks at running builds.
+_INTERVAL = 0.05
 
 
-def compile_library(library: Library, needed: Iterable[Path], folder: Path) -> tuple[int, str]:
-    """Compile `library` into `folder`, in a process that ends with this one. Return its exit code and output."""
-    is_cuda = library.source.endswith(".cu")
+def compile_libraries(
+    libraries: Mapping[Path, Library], show: Callable[[int], object] = lambda done: None
+) -> list[tuple[int, str]]:
+    """Compile each library into its folder, all at once. Return their exit codes and outputs.
+
+    The compilers end with this process. Calls ``show(done)`` with the number of compiled sources, from time to time.
+    """
+    with contextlib.ExitStack() as stack:
+        running = [stack.enter_context(_compiling(library, folder)) for folder, library in libraries.items()]
+        while any(process.poll() is None for process, _ in running):
+            show(sum(len(list(folder.glob("*.o"))) for folder in libraries))
+            time.sleep(_INTERVAL)
+        return [(process.returncode, _content(log)) for process, log in running]
+
+
+@contextlib.contextmanager
+def _compiling(library: Library, folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], BinaryIO]]:
+    """A process that compiles `library` into `folder`, and its output."""
+    sources = [csrc_files.folder() / name for name in library.sources]
+    for unit in library.units:
+        sources.append(folder / f"{unit.name}.{'cu' if library.kind == 'cuda' else 'cpp'}")
+        sources[-1].write_text(unit.text)
     arguments = {
         "name": library.module,
-        "sources": [str(csrc_files.folder() / library.source)],
-        "extra_cuda_cflags" if is_cuda else "extra_cflags": [*library.flags, *library.native_flags],
+        "sources": [str(path) for path in sources],
+        "extra_cflags": [*library.flags, *library.native_flags],
+        "extra_cuda_cflags": library.nvcc_flags,
         "extra_ldflags": list(library.link_flags),
         "extra_include_paths": [str(csrc_files.folder())],
         "build_directory": str(folder),
         "is_python_module": False,
     }
-    script = _CHILD.format(
-        path=sys.path, needed=[str(path) for path in needed], is_portable=library.is_portable, arguments=arguments
-    )
+    script = _CHILD.format(path=sys.path, is_portable=library.is_portable, arguments=arguments)
     environment = os.environ | {"PATH": toolchain.search_path()}
-    if is_cuda:
+    if library.kind == "cuda":
         environment |= {
             "TORCH_CUDA_ARCH_LIST": targets.cuda_architectures(), "CUDA_HOME": str(toolchain.cuda_home()),
         }  # fmt: skip
@@ -81,13 +102,16 @@ def compile_library(library: Library, needed: Iterable[Path], folder: Path) -> t
         ) as process,
     ):  # fmt: skip
         try:
-            code = process.wait()
+            yield process, file
         finally:
             assert process.stdin is not None
             process.stdin.close()  # Ends the process if it still runs, as after Ctrl-C.
             process.wait()
-        file.seek(0)
-        return code, file.read().decode(errors="replace")
+
+
+def _content(log: BinaryIO) -> str:
+    log.seek(0)
+    return log.read().decode(errors="replace")
 
 
 def _log() -> BinaryIO:
@@ -102,36 +126,37 @@ def failure_text(code: int, output: str) -> str:
     return "\n".join(output.rstrip().splitlines()[-_LINES:] or [f"the build ended with exit code {code}"])
 
 
-def build_portable(kind: LibraryKind, place: Path, *flags: str) -> None:
-    """Compile a library for other machines, and for any version of PyTorch on them, to the file `place`.
+def build_portable(libraries: Mapping[Path, tuple[LibraryKind, tuple[str, ...]]]) -> None:
+    """Compile libraries with all units for other machines, and for any version of PyTorch on them.
 
-    A library for CUDA is compiled for the architectures of TORCH_CUDA_ARCH_LIST. BackendUnavailableError if it cannot
-    be compiled, with the end of the compiler's output.
+    `libraries` has the kind and further flags for the path of each. A library for CUDA is compiled for the
+    architectures of TORCH_CUDA_ARCH_LIST. BackendUnavailableError if one cannot be compiled, with the end of the
+    compiler's output.
     """
-    library = _portable(LIBRARIES[kind], flags)
     with tempfile.TemporaryDirectory(prefix="multisample-") as temporary:
-        code, output = compile_library(library, (), Path(temporary))
-        built = Path(temporary, f"{library.module}.so")
-        if code != 0 or not built.is_file():
-            raise BackendUnavailableError(f"{place.name} could not be built:\n{failure_text(code, output)}")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.move(built, place)
+        works = {Path(temporary, place.name): _portable(LIBRARIES[k], flags) for place, (k, flags) in libraries.items()}
+        for folder in works:
+            folder.mkdir()
+        results = compile_libraries(works)
+        for place, (folder, library), (code, output) in zip(libraries, works.items(), results, strict=True):
+            built = folder / f"{library.module}.so"
+            if code != 0 or not built.is_file():
+                raise BackendUnavailableError(f"{place.name} could not be built:\n{failure_text(code, output)}")
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(built, place)
 
 
 def _portable(library: Library, flags: Iterable[str]) -> Library:
-    """`library` with the flags for other machines, and with `flags`."""
+    """`library` with all units, with the flags for other machines, and with `flags`."""
     import torch
 
     # Binaries for other machines must not contain paths of this machine.
     folders = (csrc_files.folder().parent, Path(torch.__file__).parents[1])
     more = [f"-ffile-prefix-map={folder}/=" for folder in folders]
-    if library.source.endswith(".cu"):
-        # Compressed machine code takes a quarter of the space.
-        threads = os.environ.get("MAX_JOBS") or os.cpu_count() or 1
-        more = [*(f"-Xcompiler={flag}" for flag in more), "-Xfatbin=-compress-all", f"--threads={threads}"]
     # Link only PyTorch's libraries with the stable ABI. Some of them also export unversioned symbols of the C++
     # library, so the C++ library comes first.
     link = ("-Wl,--as-needed", "-Wl,--no-undefined", "-lstdc++") if sys.platform == "linux" else ()
     return dataclasses.replace(
-        library, flags=(*library.flags, *more, *flags), native_flags=(), link_flags=link, is_portable=True
-    )
+        library.with_all_units(), flags=(*library.flags, *more, *flags), native_flags=(), link_flags=link,
+        is_portable=True,
+    )  # fmt: skip

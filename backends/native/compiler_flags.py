@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import platform
-from typing import Literal, TypeAlias
+from collections.abc import Collection
 
-LibraryKind: TypeAlias = Literal["cpu", "cuda"]
+from .units import LibraryKind, Unit, all_units
+
+_START = 3.0
+"""Seconds of one processor to import PyTorch, to link and to load, for each library."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,17 +17,15 @@ class Library:
     """A shared object, and the options to compile it."""
 
     name: str
-    source: str
-    device: str
-    """The device that it runs on, in words."""
-    seconds: int
-    """Usual time of a build."""
+    kind: LibraryKind
+    sources: tuple[str, ...]
+    """Files of csrc, with the operators; empty for a library that has only a unit."""
+    units: tuple[Unit, ...]
     flags: tuple[str, ...]
+    """Flags of the C++ compiler, also where nvcc runs it."""
     native_flags: tuple[str, ...] = ()
     """Further flags for a library that only this machine will use."""
     link_flags: tuple[str, ...] = ()
-    needs: tuple[LibraryKind, ...] = ()
-    """Libraries to load before it."""
     is_portable: bool = False
     """Whether it is built for other machines. This machine may be unable to load it."""
 
@@ -33,35 +34,59 @@ class Library:
         """The name of the file, without its suffix."""
         return f"multisample_{self.name}"
 
+    @property
+    def nvcc_flags(self) -> list[str]:
+        """Flags of nvcc."""
+        own = [flag if flag.startswith(("-std=", "-O", "-D")) else f"-Xcompiler={flag}" for flag in self.flags]
+        # Compressed machine code takes a quarter of the space.
+        return [*own, "-Xfatbin=-compress-all"] if self.is_portable else own
 
+    def with_all_units(self) -> Library:
+        """The library with the kernels of all calls."""
+        return dataclasses.replace(self, units=all_units(self.kind))
+
+    def only(self, unit: Unit) -> Library:
+        """A library with one unit, which the loaded library takes over."""
+        return dataclasses.replace(self, name=f"{self.name}_{unit.name}", sources=(), units=(unit,))
+
+
+def estimate(libraries: Collection[Library], processors: int) -> float:
+    """Seconds to build libraries at the same time. The figures are from a processor of 2.9 GHz."""
+    works = [[_SECONDS.get(source, 0.0) for source in x.sources] + [unit.seconds for unit in x.units] for x in libraries]
+    longest = max((max(work, default=0) for work in works), default=0)
+    return _START * bool(works) + max(longest, (sum(map(sum, works)) + _START * (len(works) - 1)) / processors)
+
+
+# Seconds of one processor.
+_SECONDS = {"torch/cpu.cpp": 4.0, "torch/cuda.cpp": 3.0, "torch/advance.cu": 0.7}
 # The stable ABI of PyTorch 2.10, which later versions keep.
-_COMMON_FLAGS = ("-std=c++17", "-O3", "-DTORCH_TARGET_VERSION=0x020a000000000000")
+_COMMON_FLAGS = ("-std=c++17", "-O3", "-DTORCH_TARGET_VERSION=0x020a000000000000", "-fvisibility=hidden")
+
+
+def _first_unit(kind: LibraryKind) -> tuple[Unit, ...]:
+    """The unit that most programs need first."""
+    return tuple(unit for unit in all_units(kind) if unit.name == "sample_float32")
+
+
+# The operators, and one unit.
 LIBRARIES: dict[LibraryKind, Library] = {
     "cpu": Library(
         "torch_cpu",
-        "torch/cpu.cpp",
-        "the CPU",
-        10,
+        "cpu",
+        ("torch/cpu.cpp",),
+        _first_unit("cpu"),
         # Contraction would round once where the stream rounds twice. -fno-math-errno and -fno-trapping-math change no
         # result: nothing here reads errno or the floating-point exceptions. Software computes fused multiply-adds only
         # for processors without the instruction.
-        (
-            *_COMMON_FLAGS,
-            "-ffp-contract=off",
-            "-fno-math-errno",
-            "-fno-trapping-math",
-            "-fvisibility=hidden",
-            "-DMULTISAMPLE_SOFTWARE_FMA",
-        ),
+        (*_COMMON_FLAGS, "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-DMULTISAMPLE_SOFTWARE_FMA"),
         # On Intel's processors compilers prefer vectors of 256 bits: a few wide ones may lower the clock of other code.
         native_flags=("-march=native", *(("-mprefer-vector-width=512",) if platform.machine() == "x86_64" else ())),
     ),
     "cuda": Library(
         "torch_cuda",
-        "torch/cuda.cu",
-        "CUDA",
-        60,
-        (*_COMMON_FLAGS, "-DUSE_CUDA", "-Xcompiler=-fvisibility=hidden"),
-        needs=("cpu",),
+        "cuda",
+        ("torch/cuda.cpp", "torch/advance.cu"),
+        _first_unit("cuda"),
+        (*_COMMON_FLAGS, "-DUSE_CUDA"),
     ),
 }

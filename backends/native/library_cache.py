@@ -1,24 +1,32 @@
 """The libraries of torch_ext for this machine: prebuilt in the wheel, or built once and cached.
 
-A build holds a lock, so that concurrent processes build once, and renames its result into the cache. Before a library
-is loaded, its digest is compared with the recorded one.
+A library has the operators and some units of kernels. Other units are libraries of their own, built when a call needs
+them. A build holds a lock, so that concurrent processes build once, and renames its result into the cache. Before a
+library is loaded, its digest is compared with the recorded one.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
+import math
+import os
 import platform
 import shutil
+import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from multisample.backends.errors import BackendUnavailableError
 from multisample.backends.system import cache
+from multisample.backends.system.live_line import LiveLine
 
 from . import build, csrc_files, prebuilt, targets, toolchain
-from .compiler_flags import LIBRARIES, Library, LibraryKind
+from .compiler_flags import LIBRARIES, Library, estimate
+from .units import LibraryKind, Unit, all_units
 
 COMMAND = "python -m multisample build torch_ext"
 """The command that builds ahead of time, or again after a failure."""
@@ -31,33 +39,62 @@ _RECORD = "record.json"
 _failures: dict[Path, str] = {}
 
 
-def cpu_library(*, retry: bool = False) -> Path:
+def cpu_library(*, retry: bool = False, whole: bool = False) -> Path:
     """The library with the operators and their CPU implementation. It is built if none fits.
 
-    With `retry`, it is built again even if a build has failed in this process. BackendUnavailableError if it cannot be
-    built, with the end of the compiler's output, or if the cache is not safe to use.
+    With `whole`, the library has the units of all calls; otherwise it may lack some: see `unit_library`. With `retry`,
+    it is built again even if a build has failed in this process. BackendUnavailableError if it cannot be built, with
+    the end of the compiler's output, or if the cache is not safe to use.
     """
-    return _library("cpu", retry)
+    return _libraries({"cpu": _wanted("cpu", whole)}, retry)["cpu"]
 
 
-def cuda_library(*, retry: bool = False) -> Path:
-    """The library with the CUDA implementation, to load after `cpu_library`. It is built if none fits.
+def cuda_library(*, retry: bool = False, whole: bool = False) -> Path:
+    """The library with the CUDA implementation, to load beside `cpu_library`. Both are built if none fits.
 
-    It is built for the architectures of ``TORCH_CUDA_ARCH_LIST``, or else for the devices that PyTorch sees. `retry`
-    and the errors are as for `cpu_library`.
+    It is built for the architectures of ``TORCH_CUDA_ARCH_LIST``, or else for the devices that PyTorch sees. `retry`,
+    `whole` and the errors are as for `cpu_library`.
     """
-    return _library("cuda", retry)
+    return _libraries({kind: _wanted(kind, whole) for kind in LIBRARIES}, retry)["cuda"]
 
 
-def is_built(kind: LibraryKind) -> bool:
+def unit_library(kind: LibraryKind, unit: Unit) -> Path:
+    """A library with one unit, for a loaded library that lacks it. It is built if none fits.
+
+    The errors are as for `cpu_library`.
+    """
+    return _libraries({kind: (LIBRARIES[kind].only(unit),)}, False)[kind]
+
+
+def is_built(kind: LibraryKind, *, whole: bool = False) -> bool:
     """Whether a fitting, undamaged library exists, so that `missing_tools` do not matter. Never raises.
 
-    For "cuda", this may initialize CUDA. A child forked after that cannot use CUDA.
+    With `whole`, the library must have the units of all calls. For "cuda", this may initialize CUDA. A child forked
+    after that cannot use CUDA.
     """
     try:
-        return _prebuilt(kind, ask_devices=True).path is not None or _is_whole(_place(kind))
+        return _existing(kind, _wanted(kind, whole)) is not None
     except (ImportError, OSError, RuntimeError, cache.CacheError):
         return False
+
+
+class Compiled(NamedTuple):
+    """How much of a library is compiled."""
+
+    units: int
+    of: int
+    seconds: float
+    """The usual time to compile all of it on this machine, or 0 if all is compiled."""
+
+
+def compiled(kind: LibraryKind) -> Compiled:
+    """How many units for a kind of device are compiled."""
+    library, every = LIBRARIES[kind], all_units(kind)
+    if is_built(kind, whole=True):
+        return Compiled(len(every), len(every), 0)
+    own = library.units if is_built(kind) else ()
+    units = [unit for unit in every if unit in own or _is_whole(_place(library.only(unit)))]
+    return Compiled(len(units), len(every), estimate([library.with_all_units()], _processors()))
 
 
 def is_prebuilt(kind: LibraryKind) -> bool:
@@ -73,7 +110,7 @@ def unusable(kind: LibraryKind, *, ask_devices: bool = False) -> tuple[str, ...]
     try:
         reasons = [_prebuilt(kind, ask_devices=ask_devices).reason]
         if _any_built(kind):
-            reasons += _damage(_place(kind))
+            reasons += _damage(_place(LIBRARIES[kind]))
     except (ImportError, OSError, RuntimeError, cache.CacheError):
         return ()
     return tuple(filter(None, reasons))
@@ -118,15 +155,21 @@ def cuda_reasons(*, ahead_of_time: bool = False) -> tuple[str, ...]:
 # --- Which library ----------------------------------------------------------------------------------------------------
 
 
-def _place(kind: LibraryKind) -> Path:
+def _wanted(kind: LibraryKind, whole: bool) -> tuple[Library, ...]:
+    """The libraries that serve a request, the one to build last."""
+    library = LIBRARIES[kind]
+    return (library.with_all_units(),) if whole else (library.with_all_units(), library)
+
+
+def _place(library: Library) -> Path:
     """The path of the library once it is built. Its folder's name is a digest of all that the library depends on."""
     import torch
 
-    library = LIBRARIES[kind]
     # Different machines may share a home folder.
     machine = [platform.system(), platform.machine(), targets.libc()]
-    processor = targets.cuda_architectures() if kind == "cuda" else targets.processor()
-    parts = [csrc_files.digest(), *library.flags, *library.native_flags, torch.__version__, *machine, processor]
+    processor = targets.cuda_architectures() if library.kind == "cuda" else targets.processor()
+    parts = [csrc_files.digest(), *(unit.text for unit in library.units), *library.flags, *library.native_flags]
+    parts += [torch.__version__, *machine, processor]
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
     return cache.root() / _FOLDER / f"{library.name}-{key}" / f"{library.module}.so"
 
@@ -165,26 +208,32 @@ def _is_whole(place: Path) -> bool:
 # --- Building ---------------------------------------------------------------------------------------------------------
 
 
-def _library(kind: LibraryKind, retry: bool) -> Path:
-    library = LIBRARIES[kind]
+def _existing(kind: LibraryKind, wanted: Iterable[Library]) -> Path | None:
+    """The library from the wheel, which has all units, or one of `wanted` from the cache."""
+    prebuilt_path = _prebuilt(kind, ask_devices=True).path
+    return prebuilt_path or next(filter(_is_whole, map(_place, wanted)), None)
+
+
+def _libraries(wanted: Mapping[LibraryKind, tuple[Library, ...]], retry: bool) -> dict[LibraryKind, Path]:
+    """For each kind a library that exists, or the last of `wanted`. All that are missing are built at once."""
     if not toolchain.is_installed("torch"):
         raise _unavailable("PyTorch is not installed: pip install torch")
     try:
-        found = _prebuilt(kind, ask_devices=True)
-        if found.path is not None:
-            return found.path
-        # This comes before the lock, which is not recursive.
-        needed = [_library(other, retry) for other in library.needs]
-        place = _place(kind)
-        if _is_whole(place):
-            return place
-        lacking = (*toolchain.missing_tools(), *(cuda_reasons(ahead_of_time=True) if kind == "cuda" else ()))
+        found = {kind: _existing(kind, libraries) for kind, libraries in wanted.items()}
+        missing = {kind: wanted[kind][-1] for kind, path in found.items() if path is None}
+        lacking: list[str] = []
+        for kind in missing:
+            tools = (*toolchain.missing_tools(), *(cuda_reasons(ahead_of_time=True) if kind == "cuda" else ()))
+            lacking += (*unusable(kind, ask_devices=True), *tools) if tools else ()
         if lacking:
-            raise _unavailable("; ".join(dict.fromkeys((*unusable(kind, ask_devices=True), *lacking))))
-        if retry:
+            raise _unavailable("; ".join(dict.fromkeys(lacking)))
+        places = {_place(library): library for library in missing.values()}
+        for place in places if retry else ():
             _failures.pop(place, None)
-        _raise_failure(place)
-        _build(library, needed, place)
+        _raise_failure(places)
+        if places:
+            _build(places)
+        return {kind: path or _place(missing[kind]) for kind, path in found.items()}
     except cache.CacheError as error:
         raise _unavailable(str(error)) from error
     except OSError as error:
@@ -193,46 +242,72 @@ def _library(kind: LibraryKind, retry: bool) -> Path:
             f"{at}{error.strerror or error}; set MULTISAMPLE_CACHE_DIR to a folder that can be written to, in place of"
             f" {cache.root()}"
         ) from error
-    return place
 
 
 def _damage(place: Path) -> tuple[str, ...]:
     return (f"{place} is damaged",) if place.exists() else ()
 
 
-def _build(library: Library, needed: Iterable[Path], place: Path) -> None:
+def _build(libraries: Mapping[Path, Library]) -> None:
     root = cache.folder(_FOLDER, create=True)
     with cache.locked(root / "lock", f"waiting for another process that builds torch_ext in {root}"):
-        if _is_whole(place):  # Another process came first.
+        # Another process may have come first.
+        libraries = {place: library for place, library in libraries.items() if not _is_whole(place)}
+        _raise_failure(libraries)
+        if not libraries:
             return
-        _raise_failure(place)
         building = cache.folder(_FOLDER, _BUILDING, create=True)
         _remove_killed_builds(building)
-        for reason in _damage(place):
+        for reason in itertools.chain.from_iterable(map(_damage, libraries)):
             cache.say(f"{reason}, and is built again")
-        cache.say(
-            f"building torch_ext for {library.device}, once for this machine and this version of PyTorch;"
-            f" it usually takes about {library.seconds} s"
-        )
+        cache.say(_announcement(libraries.values()))
         private = Path(tempfile.mkdtemp(dir=building))
         try:
             (private / _MARKER).touch()
-            work, finished = private / "work", private / "finished"
-            work.mkdir()
-            code, output = build.compile_library(library, needed, work)
-            built = work / place.name
+            works = {private / library.name: library for library in libraries.values()}
+            for folder in works:
+                folder.mkdir()
+            with LiveLine(sys.stderr) as line:
+                total = sum(len(library.sources) + len(library.units) for library in libraries.values())
+                results = build.compile_libraries(
+                    works, lambda done: line.update(f"multisample: {done} of {total} sources compiled")
+                )
             csrc_files.digest()  # Raises if the compiler may have read other sources than those that name the library.
-            if code != 0 or not built.is_file():
-                _failures[place] = build.failure_text(code, output)
-                _raise_failure(place)
-            finished.mkdir(mode=0o700)
-            _put(built.rename(finished / place.name))
-            if place.parent.exists():
-                place.parent.rename(private / "damaged")
-            finished.rename(place.parent)
+            for place, folder, (code, output) in zip(libraries, works, results, strict=True):
+                built = folder / place.name
+                if code != 0 or not built.is_file():
+                    _failures[place] = build.failure_text(code, output)
+                    continue
+                finished = private / f"{folder.name}-finished"
+                finished.mkdir(mode=0o700)
+                _put(built.rename(finished / place.name))
+                if place.parent.exists():
+                    place.parent.rename(private / f"{folder.name}-damaged")
+                finished.rename(place.parent)
             cache.sync(root)
         finally:
             shutil.rmtree(private, ignore_errors=True)
+        _raise_failure(libraries)
+
+
+def _announcement(libraries: Collection[Library]) -> str:
+    devices = " and ".join({"cpu": "the CPU", "cuda": "CUDA"}[library.kind] for library in libraries)
+    parts = ["the operators"] if any(library.sources for library in libraries) else []
+    units = dict.fromkeys(unit.name for library in libraries for unit in library.units)
+    parts += [f"{len(units)} kinds of kernels"] if len(units) > 2 else units
+    processors = _processors()
+    seconds = math.ceil(estimate(libraries, processors))
+    return (
+        f"building torch_ext for {devices} ({', '.join(parts)}), once for this machine and this version of PyTorch; it"
+        f" usually takes about {seconds} s on {processors} {'processor' if processors == 1 else 'processors'}"
+    )
+
+
+def _processors() -> int:
+    """How many compilers run at once."""
+    most = os.environ.get("MAX_JOBS", "")
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(available, int(most)) if most.isdecimal() and int(most) > 0 else available
 
 
 def _put(path: Path) -> None:
@@ -250,9 +325,10 @@ def _remove_killed_builds(building: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _raise_failure(place: Path) -> None:
-    if place in _failures:
-        raise _unavailable(_failures[place])
+def _raise_failure(places: Iterable[Path]) -> None:
+    for place in places:
+        if place in _failures:
+            raise _unavailable(_failures[place])
 
 
 def _unavailable(reason: str) -> BackendUnavailableError:

@@ -6,7 +6,6 @@ other sources.
 
 from __future__ import annotations
 
-import concurrent.futures
 import os
 import platform
 import re
@@ -19,8 +18,8 @@ from pathlib import Path
 from multisample.backends.errors import BackendUnavailableError
 
 from . import build, library_cache, prebuilt, toolchain
-from .compiler_flags import LibraryKind
 from .targets import WHEEL_ARCHITECTURES
+from .units import LibraryKind
 
 # For each version of glibc, the symbol versions of GCC's libraries that every system with it has.
 _SYSTEMS: tuple[tuple[tuple[int, int], dict[str, tuple[int, ...]]], ...] = (
@@ -50,15 +49,13 @@ def build_all(kinds: Collection[LibraryKind], root: Path) -> list[Path]:
         reasons.extend(library_cache.cuda_reasons(ahead_of_time=True) or toolchain.missing_nvcc())
     if reasons:
         raise BackendUnavailableError("; ".join(reasons))
-    places = [(kind, root / prebuilt.folder().name / name, flags) for kind, name, flags in _targets(kinds)]
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        for built in [pool.submit(build.build_portable, kind, place, *flags) for kind, place, flags in places]:
-            built.result()
-    return [place for _, place, _ in places]
+    places = {root / prebuilt.folder().name / name: (kind, flags) for kind, name, flags in _targets(kinds)}
+    build.build_portable(places)
+    return list(places)
 
 
 def _targets(kinds: Collection[LibraryKind]) -> Iterator[tuple[LibraryKind, str, tuple[str, ...]]]:
-    """The kind, the file's name and further flags of each library. The CUDA library takes longest, so it is first."""
+    """The kind, the file's name and further flags of each library."""
     if "cuda" in kinds:
         import torch
 

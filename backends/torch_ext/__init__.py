@@ -26,7 +26,8 @@ from ..errors import BackendUnavailableError
 from ..generic import generic_launcher
 from ..launch import HOST, INPUTS, PACKED_LAUNCH, Launch, Operation, computing_name, pack
 from ..memory.dlpack import CUDA, LEGACY_STREAM, capsule_and_strides
-from ..native import library_cache, prebuilt, toolchain
+from ..native import library_cache, prebuilt, toolchain, units
+from ..native.units import LibraryKind
 from ..system.cuda_driver import device_of
 from ..system.threads import thread_limit
 from .builtins import Builtins
@@ -37,6 +38,8 @@ __all__ = ["BACKEND"]
 _LEAST_TORCH = (2, 11)
 # The value of cudaErrorMemoryAllocation.
 _OUT_OF_MEMORY = 2
+# UnitLoader of csrc/torch/units.h.
+_UNIT_LOADER = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_uint64)
 
 
 class TorchExtBackend:
@@ -84,10 +87,11 @@ class TorchExtBackend:
         if self._cpu is not None and (device_kind == "cpu" or self._cuda is not None):
             return
         with self._lock:
+            cuda_path = self._cuda_path() if device_kind == "cuda" and self._cuda is None else None
             if self._cpu is None:
                 self._cpu = self._load_cpu()
-            if device_kind == "cuda" and self._cuda is None:
-                self._cuda = self._load_cuda()
+            if cuda_path is not None:
+                self._cuda = self._load_cuda(cuda_path)
 
     def _load_cpu(self) -> Any:
         path = library_cache.cpu_library()
@@ -98,20 +102,48 @@ class TorchExtBackend:
         self.builtins = _builtins_of(path)
         library.multisample_run_cpu.argtypes = (ctypes.c_char_p,)
         library.multisample_last_error.restype = ctypes.c_char_p
-        return library
+        return self._with_unit_loader(library, "cpu")
 
-    def _load_cuda(self) -> Any:
+    def _cuda_path(self) -> Path:
+        """The CUDA library. If neither exists, the CPU library is built at the same time."""
         reasons = library_cache.cuda_reasons()
         if reasons:
             raise BackendUnavailableError(f"backend: {self.name!r} cannot run on CUDA here: " + "; ".join(reasons))
-        library = _load(library_cache.cuda_library())
+        return library_cache.cuda_library()
+
+    def _load_cuda(self, path: Path) -> Any:
+        library = _load(path)
         library.multisample_run_cuda.argtypes = (ctypes.c_char_p,)
         library.multisample_scratch_size_cuda.argtypes = (ctypes.c_char_p,)
         library.multisample_scratch_size_cuda.restype = ctypes.c_uint64
         library.multisample_advance_cuda.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
         library.multisample_cuda_error.argtypes = (ctypes.c_int,)
         library.multisample_cuda_error.restype = ctypes.c_char_p
+        return self._with_unit_loader(library, "cuda")
+
+    def _with_unit_loader(self, library: Any, kind: LibraryKind) -> Any:
+        """`library`, which loads the units that its operators lack through Python."""
+
+        def load(number: int, reason: int, size: int) -> int:
+            try:
+                self._load_unit(library, kind, number)
+            except BaseException as error:  # An exception cannot pass through C++.
+                text = (str(error) or type(error).__name__).encode()[: size - 1]
+                ctypes.memmove(reason, text + b"\0", len(text) + 1)
+                return 1
+            return 0
+
+        library.unit_loader = _UNIT_LOADER(load)  # Kept as long as the library.
+        library.multisample_set_unit_loader(library.unit_loader)
         return library
+
+    def _load_unit(self, library: Any, kind: LibraryKind, number: int) -> None:
+        """Load the unit for calls of the kind `number`, and build it first if necessary."""
+        with self._lock:
+            if not library.multisample_has_unit(number):
+                unit = _load(library_cache.unit_library(kind, units.unit_of(kind, number)))
+                unit.multisample_units.restype = ctypes.c_void_p
+                library.multisample_add_units(ctypes.c_void_p(unit.multisample_units()))
 
     def adopt(self, array: Any) -> Any:
         import torch
@@ -171,12 +203,16 @@ class TorchExtBackend:
 
     def _runner(self, launch: Launch) -> tuple[Any, Callable[[int], Any]]:
         """The function that runs a packed launch like `launch`, and the one that raises its error."""
-        self.prepare("cpu" if launch.device == HOST else "cuda")
+        kind: LibraryKind = "cpu" if launch.device == HOST else "cuda"
+        self.prepare(kind)
         if _is_by_numba(launch):
             from ..kernels.cpu.launcher import packed_function, raise_error
 
             return packed_function(launch), raise_error
-        if launch.device == HOST:
+        library, number = self._cpu if kind == "cpu" else self._cuda, units.kind_of(launch)
+        if not library.multisample_has_unit(number):
+            self._load_unit(library, kind, number)
+        if kind == "cpu":
             return self._cpu.multisample_run_cpu, self._raise_cpu_error
         return self._cuda.multisample_run_cuda, self._raise_cuda_error
 

@@ -133,7 +133,7 @@ class Summation {
     sample.type = sizeof(Real) == 8 ? kFloat64 : kFloat32;
     sample.shared_noise = call_.shared_noise;
     sample.antithetic = call_.antithetic;
-    draw_window(sample, 0, rows, 0, columns);
+    draw_window<Real>(sample, 0, rows, 0, columns);
   }
 
   // Adds the sums of a window to the totals from `first_total` on.
@@ -234,10 +234,20 @@ class GradientParts {
   // Elements of the array that `sum` and `finish` share.
   u64 partial_sums() const { return segments_ == 1 ? 0 : segments_ * call_.rows; }
 
+  // Sums part k of a gradient whose elements have the type G.
+  template <class G>
   void sum(u64 k, cpu::Gradients* partial_sums) const {
-    with_matrix_type(call_.type, [&](auto type) {
-      using G = typename decltype(type)::Type;
-      sum_as<G, typename Computing<G>::Type>(k, partial_sums);
+    const cpu::DefaultFloatingPoint guard;
+    const u64 segment = k % segments_, row = k / segments_ * rows_, skip = cpu::skipped(call_);
+    const u64 first = segment == 0 ? skip : segment * cpu::kSegment;
+    const u64 last = min((segment + 1) * cpu::kSegment, skip + call_.columns);
+    cpu::Summation<G, typename Computing<G>::Type> summation(call_);
+    summation.sum(row, min(row + rows_, call_.rows), first, last, [&](u64 r, const cpu::Gradients& gradients) {
+      if (segments_ == 1) {
+        put(r, gradients);
+      } else {
+        partial_sums[r * segments_ + segment] = gradients;
+      }
     });
   }
 
@@ -258,22 +268,6 @@ class GradientParts {
   // A part has enough elements to hide the cost of its scheduling, and enough rows to share the column parts of words.
   static constexpr u64 kLeastPart = 1 << 16, kLeastRows = 64, kMostRows = 4096;
 
-  template <class G, class Real>
-  __attribute__((noinline)) void sum_as(u64 k, cpu::Gradients* partial_sums) const {
-    const cpu::DefaultFloatingPoint guard;
-    const u64 segment = k % segments_, row = k / segments_ * rows_, skip = cpu::skipped(call_);
-    const u64 first = segment == 0 ? skip : segment * cpu::kSegment;
-    const u64 last = min((segment + 1) * cpu::kSegment, skip + call_.columns);
-    cpu::Summation<G, Real> summation(call_);
-    summation.sum(row, min(row + rows_, call_.rows), first, last, [&](u64 r, const cpu::Gradients& gradients) {
-      if (segments_ == 1) {
-        put(r, gradients);
-      } else {
-        partial_sums[r * segments_ + segment] = gradients;
-      }
-    });
-  }
-
   void put(u64 row, const cpu::Gradients& gradients) const {
     if (call_.type == kFloat64) {
       static_cast<double*>(call_.first)[row] = gradients.mu;
@@ -287,5 +281,11 @@ class GradientParts {
   const Launch& call_;
   u64 segments_, rows_;
 };
+
+// GradientParts::sum as a function.
+template <class G>
+void sum_part(const GradientParts& parts, u64 k, cpu::Gradients* partial_sums) {
+  parts.sum<G>(k, partial_sums);
+}
 
 }  // namespace multisample

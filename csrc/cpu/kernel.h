@@ -271,13 +271,11 @@ void draw(const Launch& call, const Window& window) {
 
 // Draws rows [first_row, last_row) and columns [first_column, last_column) of a call, at least one of each. All its
 // memory is host memory, at any address and stride. Seed, offset, first row and first column are values, not addresses.
-inline void draw_window(const Launch& call, u64 first_row, u64 last_row, u64 first_column, u64 last_column) {
+template <class Out>
+void draw_window(const Launch& call, u64 first_row, u64 last_row, u64 first_column, u64 last_column) {
   const cpu::DefaultFloatingPoint guard;
   const cpu::Window window{first_row, last_row, first_column, last_column};
-  with_matrix_type(call.type, [&](auto type) {
-    using Out = typename decltype(type)::Type;
-    cpu::draw<Out, typename Computing<Out>::Type>(call, window);
-  });
+  cpu::draw<Out, typename Computing<Out>::Type>(call, window);
 }
 
 namespace cpu {

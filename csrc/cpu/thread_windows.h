@@ -49,10 +49,12 @@ class Windows {
 
   u64 count() const { return count_; }
 
-  void draw(u64 k) const {
+  // Calls draw(call, first_row, last_row, first_column, last_column) for window k.
+  template <class Draw>
+  void draw(u64 k, const Draw& draw) const {
     const u64 row = k / across_ * rows_, column = k % across_ * columns_;
-    draw_window(call_, row, min(row + rows_, call_.rows), column == 0 ? 0 : column - skip_,
-                min(column + columns_ - skip_, call_.columns));
+    draw(call_, row, min(row + rows_, call_.rows), column == 0 ? 0 : column - skip_,
+         min(column + columns_ - skip_, call_.columns));
   }
 
  private:

@@ -38,18 +38,15 @@ cudaError_t add_segments(const Launch& call, const GradientGeometry& g) {
 }
 
 // Launches on the current device, which must be the call's. `scratch` has room for scratch_size() numbers.
-inline cudaError_t launch_gradient(const Launch& call) {
-  const GradientGeometry g = gradient_geometry(call);
-  const cudaError_t error = with_matrix_type(call.type, [&](auto type) {
-    using G = typename decltype(type)::Type;
-    const auto launch = [&](auto shared_noise, auto antithetic, auto fast_math) {
-      constexpr bool fast = fast_math && has_fast<G>;
-      return launch_gradient_rows<G, shared_noise, antithetic, fast>(call, g);
-    };
-    return with_constants(launch, call.shared_noise, call.antithetic, call.fast_math);
+template <class G, bool antithetic, bool fast>
+cudaError_t launch_gradient(const Launch& batch) {
+  return for_batch(with_regular_strides(batch), 1, [](const Launch& call) {
+    const GradientGeometry g = gradient_geometry(call);
+    const cudaError_t error = call.shared_noise ? launch_gradient_rows<G, true, antithetic, fast>(call, g)
+                                                : launch_gradient_rows<G, false, antithetic, fast>(call, g);
+    if (error != cudaSuccess || g.segments == 1) return error;
+    return add_segments<typename Computing<G>::Type>(call, g);
   });
-  if (error != cudaSuccess || g.segments == 1) return error;
-  return call.type == kFloat64 ? add_segments<double>(call, g) : add_segments<float>(call, g);
 }
 
 }  // namespace multisample

@@ -72,7 +72,4 @@ sample_kernel(const __grid_constant__ Launch call, const __grid_constant__ Geome
   }
 }
 
-// Adds 1 to an offset in memory. It is launched after the kernels that read the offset.
-__global__ void advance_kernel(u64* counter) { ++*counter; }
-
 }  // namespace multisample

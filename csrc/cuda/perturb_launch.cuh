@@ -16,17 +16,14 @@ cudaError_t launch_span_lists(const Launch& call, u32 turns, cudaError_t error) 
 }
 
 // Launches on the current device, which must be the call's. The call has at least one row.
-inline cudaError_t launch_perturb(const Launch& call) {
-  return with_matrix_type(call.type, [&](auto type) {
-    using Out = typename decltype(type)::Type;
-    const u32 turns = perturb_turns(call);
-    const auto launch = [&](auto fast_math, auto one_member, auto in_memory) {
-      constexpr bool fast = fast_math && has_fast<Out>;
-      const cudaError_t error = launch_span_lists<Out, fast, one_member, Run, in_memory>(call, turns, cudaSuccess);
-      return launch_span_lists<Out, fast, one_member, StridedSpan, in_memory>(call, turns, error);
-    };
-    return with_constants(launch, call.fast_math, call.rows == 1, call.origin_in_memory);
-  });
+template <class Out, bool fast>
+cudaError_t launch_perturb(const Launch& call) {
+  const u32 turns = perturb_turns(call);
+  const auto launch = [&](auto one_member, auto in_memory) {
+    const cudaError_t error = launch_span_lists<Out, fast, one_member, Run, in_memory>(call, turns, cudaSuccess);
+    return launch_span_lists<Out, fast, one_member, StridedSpan, in_memory>(call, turns, error);
+  };
+  return with_constants(launch, call.rows == 1, call.origin_in_memory);
 }
 
 }  // namespace multisample

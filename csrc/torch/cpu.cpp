@@ -1,4 +1,5 @@
-// The torch_ext backend on the CPU: samples and gradients on PyTorch's threads, as operators and as C functions.
+// The torch_ext backend on the CPU: samples and gradients on PyTorch's threads, as operators and as C functions. The
+// kernels themselves are units: see torch/unit.h.
 //
 // It uses only PyTorch's stable ABI, so that one binary serves every version from its build version on.
 #include <pthread.h>
@@ -74,27 +75,33 @@ void on_threads(u64 count, u64 threads, const Run& run) {
   }
 }
 
-void run_sample(const Launch& call) {
+using DrawWindow = decltype(draw_window<float>);
+using SumPart = decltype(sum_part<float>);
+
+void run_sample(const Launch& call, DrawWindow* draw) {
   const u64 threads = threads_for(call);
   const cpu::Windows windows(call, threads);
-  on_threads(windows.count(), threads, [&](u64 k) { windows.draw(k); });
+  on_threads(windows.count(), threads, [&](u64 k) { windows.draw(k, draw); });
 }
 
-void run_gradient(const Launch& call) {
+void run_gradient(const Launch& call, SumPart* sum) {
   const u64 threads = threads_for(call);
   const GradientParts parts(call, threads);
   std::vector<cpu::Gradients> partial_sums(parts.partial_sums());
-  on_threads(parts.count(), threads, [&](u64 k) { parts.sum(k, partial_sums.data()); });
+  on_threads(parts.count(), threads, [&](u64 k) { sum(parts, k, partial_sums.data()); });
   parts.finish(partial_sums.data());
 }
 
 // If a matrix is too little work for several threads, one thread draws each matrix of the batch.
 void run(const Launch& batch) {
+  const auto function = unit_function<void()>(batch);  // Here, because it may need Python's lock.
   Launch whole = batch;
   if (batch.batch > 1) whole.rows *= batch.batch;
   on_threads(batch.batch > 1 ? batch.batch : 1, threads_for(batch) == 1 ? threads_for(whole) : 1, [&](u64 b) {
     const Launch call = with_values(matrix_of_batch(batch, b));
-    call.operation == kSample ? run_sample(call) : run_gradient(with_regular_strides(call));
+    call.operation == kSample
+        ? run_sample(call, reinterpret_cast<DrawWindow*>(function))
+        : run_gradient(with_regular_strides(call), reinterpret_cast<SumPart*>(function));
   });
 }
 

@@ -18,8 +18,7 @@
 #include <utility>
 
 #include "launch.h"
-
-#define MULTISAMPLE_EXPORT extern "C" __attribute__((visibility("default")))
+#include "torch/units.h"
 
 namespace multisample {
 

@@ -25,7 +25,7 @@ from multisample._checks.window_and_options import checked_window
 from multisample._sample import sample
 
 from .arrays import Vector, check_output, read_vector, size_text, to_numpy, write_npy
-from .live_line import RARE, LiveLine
+from multisample.backends.system.live_line import RARE, LiveLine
 
 _DTYPES = tuple(name for name in DTYPES if hasattr(np, name))
 _LEAST_MEMORY = 4 << 10

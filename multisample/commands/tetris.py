@@ -19,7 +19,7 @@ import numpy as np
 
 from multisample.backends.system.cache import say
 
-from .live_line import LiveLine
+from multisample.backends.system.live_line import LiveLine
 from .workers import Workers
 
 if TYPE_CHECKING:

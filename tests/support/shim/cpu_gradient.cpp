@@ -12,7 +12,9 @@ namespace {
 u64 digest_of(const Launch& call, u64 threads) {
   const GradientParts parts(call, threads);
   std::vector<cpu::Gradients> partial_sums(parts.partial_sums());
-  for (u64 k = parts.count(); k-- > 0;) parts.sum(k, partial_sums.data());
+  with_matrix_type(call.type, [&](auto type) {
+    for (u64 k = parts.count(); k-- > 0;) sum_part<typename decltype(type)::Type>(parts, k, partial_sums.data());
+  });
   parts.finish(partial_sums.data());
   u64 digest = 14695981039346656037u;  // FNV-1a
   for (const void* gradient : {call.first, call.second}) {

@@ -42,8 +42,11 @@ int main() {
       call.first_column = choice / 32 % 2 * 5;
       call.seed = 77;
       call.offset = 3;
-      draw_window(call, 0, d, n / 2, n);
-      if (n > 1) draw_window(call, 0, d, 0, n / 2);
+      with_matrix_type(call.type, [&](auto type) {
+        using Out = typename decltype(type)::Type;
+        draw_window<Out>(call, 0, d, n / 2, n);
+        if (n > 1) draw_window<Out>(call, 0, d, 0, n / 2);
+      });
       for (u64 k = 1; k < out.size(); ++k) digest = (digest ^ static_cast<u8>(out[k])) * 1099511628211u;
     }
   }

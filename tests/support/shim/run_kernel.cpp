@@ -5,6 +5,7 @@
 // of writes to each element.
 #include "cases.h"
 // clang-format off: the kernel needs the macros of the shim.
+#include "cuda/advance_kernel.cuh"
 #include "cuda/kernel.cuh"
 // clang-format on
 

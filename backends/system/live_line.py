@@ -23,9 +23,12 @@ class LiveLine:
     line, so that the next output begins a new one. A stream that cannot be written to shows nothing.
     """
 
-    def __init__(self, stream: TextIO, elsewhere: float = math.inf) -> None:
+    def __init__(self, stream: TextIO | None, elsewhere: float = math.inf) -> None:
         self._stream = stream
-        self._live = stream.isatty()
+        try:
+            self._live = stream.isatty()
+        except (AttributeError, ValueError):  # A process without stderr, or a closed file.
+            self._live = False
         self._interval = _INTERVAL if self._live else elsewhere
         self._next = -math.inf if self._interval < math.inf else math.inf
         self._width = 0
@@ -50,6 +53,7 @@ class LiveLine:
         self._width = len(text)
 
     def _write(self, text: str) -> None:
+        assert self._stream is not None
         with contextlib.suppress(OSError):  # A closed pipe, or a full disk.
             self._stream.write(text)
             self._stream.flush()

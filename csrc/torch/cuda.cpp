@@ -1,27 +1,23 @@
-// The torch_ext backend on CUDA devices: the kernels on PyTorch's current stream, as operators and as C functions.
+// The torch_ext backend on CUDA devices: launches on PyTorch's current stream, as operators and as C functions. The
+// kernels themselves are units: see torch/unit.h. nvcc would take twice as long for this file as a C++ compiler.
 //
 // It uses only PyTorch's stable ABI, so that one binary serves every version from its build version on. It is a library
 // of its own, because it does not load where PyTorch has no CUDA. torch/cpu.cpp has the operators' schemas.
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/accelerator.h>
 
-#include "cuda/gradient_launch.cuh"
-#include "cuda/moments_launch.cuh"
-#include "cuda/perturb_launch.cuh"
+#include "cuda/gradient_geometry.h"
+#include "cuda/launch.cuh"
+#include "cuda/moments_geometry.h"
 #include "torch/operators.h"
 
 namespace multisample {
+
+cudaError_t advance(u64* offset, void* stream);  // in advance.cu
+
 namespace {
 
-cudaError_t launch(const Launch& call) {
-  switch (call.operation) {
-    case kSample: return launch_sample(call);
-    case kPerturb: return launch_perturb(call);
-    case kGradient:
-      return for_batch(with_regular_strides(call), 1, [](const Launch& part) { return launch_gradient(part); });
-    default: return for_batch(call, 1, [](const Launch& part) { return launch_moments(part); });
-  }
-}
+cudaError_t launch(const Launch& call) { return unit_function<cudaError_t(const Launch&)>(call)(call); }
 
 // How many float64 numbers of scratch memory a call needs.
 u64 scratch_of(const Launch& call) {
@@ -74,8 +70,9 @@ MULTISAMPLE_EXPORT uint64_t multisample_scratch_size_cuda(const multisample::Lau
   return multisample::scratch_of(*call);
 }
 
-// Launches a call on its device and its stream. Returns a cudaError_t.
+// Launches a call on its device and its stream. Returns a cudaError_t. The unit of the call must be loaded.
 MULTISAMPLE_EXPORT int multisample_run_cuda(const multisample::Launch* call) {
+  if (!multisample_has_unit(multisample::kind_of(*call))) return cudaErrorInvalidDeviceFunction;
   return multisample::on_device(call->device, [&] { return multisample::launch(*call); });
 }
 

@@ -1,0 +1,106 @@
+"""The units of torch_ext: the kernels of one operation, element type and set of options, as a source of two lines.
+
+A program compiles only the units that its calls need. ``csrc/torch/unit.h`` has the table of the loaded units.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Literal, NamedTuple, TypeAlias
+
+from ..element_types import MATRIX_TYPES, ElementType
+from ..launch import Launch, Operation
+
+LibraryKind: TypeAlias = Literal["cpu", "cuda"]
+
+
+_OPTIONS = ("shared_noise", "antithetic", "fast_math")
+
+
+class Unit(NamedTuple):
+    """The source of one unit."""
+
+    name: str
+    header: str
+    function: str
+    """The function of the unit in C++."""
+    kinds: tuple[int, ...]
+    """The kinds of calls that the function serves: see `kind_of`."""
+    seconds: float
+    """Usual time of one processor to compile it."""
+
+    @property
+    def text(self) -> str:
+        """The source."""
+        kinds = ", ".join(map(str, self.kinds))
+        return (
+            f'#include "{self.header}"\n#include "torch/unit.h"\n'
+            f"static const multisample::Unit unit(multisample::{self.function}, {{{kinds}}});\n"
+        )
+
+
+class _Family(NamedTuple):
+    """The units of one operation on one kind of device."""
+
+    header: str
+    function: str
+    """A function template in C++. Its parameters are the element type and `options`."""
+    options: tuple[str, ...]
+    seconds: float
+    in_computing_type: bool = False
+    """Whether the element type is the computing type of the launch."""
+
+
+_FAMILIES: dict[LibraryKind, dict[Operation, _Family]] = {
+    "cpu": {
+        Operation.sample: _Family("cpu/kernel.h", "draw_window", (), 2.5),
+        Operation.gradient: _Family("cpu/gradient_kernel.h", "sum_part", (), 2.5),
+    },
+    "cuda": {
+        Operation.sample: _Family("cuda/sample_launch.cuh", "launch_sample", _OPTIONS, 5.3),
+        Operation.gradient: _Family("cuda/gradient_launch.cuh", "launch_gradient", _OPTIONS[1:], 2.2),
+        Operation.moments: _Family("cuda/moments_launch.cuh", "launch_moments", _OPTIONS[1:], 2.2, True),
+        Operation.perturb: _Family("cuda/perturb_launch.cuh", "launch_perturb", _OPTIONS[2:], 3.2),
+    },
+}
+
+
+def kind_of(launch: Launch) -> int:
+    """The number of a launch's kind, which ``kind_of`` in ``csrc/torch/unit.h`` computes too."""
+    return _kind(launch.operation, launch.type, (launch.shared_noise, launch.antithetic, launch.fast_math))
+
+
+def _kind(operation: int, element_type: int, options: Iterable[int]) -> int:
+    number = operation * len(MATRIX_TYPES) + element_type - ElementType.float16
+    for option in options:
+        number = 2 * number + bool(option)
+    return number
+
+
+@functools.cache
+def all_units(device: LibraryKind) -> tuple[Unit, ...]:
+    """All units for a kind of device."""
+    return tuple(itertools.chain.from_iterable(itertools.starmap(_units, _FAMILIES[device].items())))
+
+
+def unit_of(device: LibraryKind, kind: int) -> Unit:
+    """The unit that serves calls of a kind."""
+    return next(unit for unit in all_units(device) if kind in unit.kinds)
+
+
+def _units(operation: Operation, family: _Family) -> Iterator[Unit]:
+    kinds: dict[tuple[str, tuple[str, ...]], list[int]] = {}
+    for name, values in itertools.product(MATRIX_TYPES, itertools.product((False, True), repeat=len(_OPTIONS))):
+        used = [option for option, value in zip(_OPTIONS, values, strict=True) if value and option in family.options]
+        if name == "float64" and "fast_math" in used:  # It has no effect.
+            used.remove("fast_math")
+        element = MATRIX_TYPES[name].computing if family.in_computing_type else name
+        kinds.setdefault((element, tuple(used)), []).append(_kind(operation, ElementType[name], values))
+    for (element, used), numbers in kinds.items():
+        parameters = [MATRIX_TYPES[element].cpp, *(str(option in used).lower() for option in family.options)]
+        yield Unit(
+            "_".join((operation.name, element, *used)), family.header, f"{family.function}<{', '.join(parameters)}>",
+            tuple(numbers), family.seconds,
+        )  # fmt: skip

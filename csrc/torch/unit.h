@@ -1,0 +1,37 @@
+// A unit is the kernels of one operation, element type and set of options. Units are libraries of their own, so that a
+// program compiles only those that its calls need. backends/native/units.py lists them and writes their sources.
+#pragma once
+
+#include <atomic>
+#include <initializer_list>
+
+#include "launch.h"
+
+#define MULTISAMPLE_EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace multisample {
+
+using UnitFunction = void (*)();  // the caller casts it to the type of the operation
+
+// The number of a call's kind, which backends/native/units.py computes too.
+inline u32 kind_of(const Launch& call) {
+  return (call.operation * 4 + call.type - kFloat16) * 8 + (call.shared_noise ? 4 : 0) + (call.antithetic ? 2 : 0) +
+         (call.fast_math ? 1 : 0);
+}
+constexpr u32 kKinds = 4 * 4 * 8;
+
+// The function for calls of each kind; null if its unit is not loaded. Each shared library has a table of its own.
+__attribute__((visibility("hidden"))) inline std::atomic<UnitFunction> units[kKinds];
+
+// Enters a function into the table, for calls of some kinds.
+struct Unit {
+  template <class Function>
+  Unit(Function* function, std::initializer_list<u32> kinds) {
+    for (const u32 kind : kinds) units[kind] = reinterpret_cast<UnitFunction>(function);
+  }
+};
+
+}  // namespace multisample
+
+// The table of this library.
+MULTISAMPLE_EXPORT inline __attribute__((used)) const void* multisample_units() { return multisample::units; }
