@@ -21,7 +21,7 @@ import subprocess
 import sys
 import sysconfig
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,9 @@ from forks import answers, fork, forked
 from multisample import BackendUnavailableError
 from multisample.__main__ import main
 from multisample.backends import registry
-from multisample.backends.native import build, compiler_flags, csrc_files, library_cache, targets, toolchain
+from multisample.backends.native import build, compiler_flags, csrc_files, library_cache, targets, toolchain, units
+from multisample.backends.native.compiler_flags import Library
+from multisample.backends.native.units import LibraryKind
 from multisample.backends.system import cache
 from multisample.backends.system.sources import Sources
 
@@ -68,14 +70,17 @@ exec {compiler} "$@"
 
 # This program builds in `processes` forks at once, and prints the library of each.
 BUILD = """
-import os, signal, sys
+import dataclasses, os, signal, sys
 from pathlib import Path
 import torch
-from multisample.backends.native import csrc_files, library_cache
+from multisample.backends.native import compiler_flags, csrc_files, library_cache
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # A background job begins with SIGINT ignored.
 sources, processes = sys.argv[1], int(sys.argv[2])
 csrc_files.folder = lambda: Path(sources)
+library = compiler_flags.LIBRARIES["cpu"]
+compiler_flags.LIBRARIES["cpu"] = dataclasses.replace(library, units=())
+compiler_flags.all_units = lambda kind: ()
 gate, opener = os.pipe()
 forks = []
 for _ in range(processes - 1):
@@ -104,6 +109,9 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(csrc_files, "folder", lambda: folder)
     # The sources may change, as if each call were that of another process.
     monkeypatch.setattr(csrc_files, "digest", lambda: Sources(folder, *csrc_files.CSRC.suffixes).digest())
+    for kind, library in compiler_flags.LIBRARIES.items():
+        monkeypatch.setitem(compiler_flags.LIBRARIES, kind, dataclasses.replace(library, units=()))
+    monkeypatch.setattr(compiler_flags, "all_units", lambda kind: ())
     monkeypatch.setattr(library_cache, "_failures", {})
     monkeypatch.setenv("MULTISAMPLE_CACHE_DIR", str(tmp_path / "a cache"))
     return folder
@@ -152,9 +160,15 @@ def answer(library: Path) -> int:
     return int(ctypes.CDLL(str(library)).answer())
 
 
-def _compile_nothing(library: Any, needed: Any, folder: Path) -> tuple[int, str]:
-    (folder / f"{library.module}.so").write_text("a library")
-    return 0, ""
+def place(kind: LibraryKind = "cpu") -> Path:
+    return library_cache._place(compiler_flags.LIBRARIES[kind])
+
+
+def _compile_nothing(libraries: Mapping[Path, Library], show: Callable[[int], object]) -> list[tuple[int, str]]:
+    for folder, library in libraries.items():
+        (folder / f"{library.module}.so").write_text("a library")
+        show(1)
+    return [(0, "")] * len(libraries)
 
 
 # --- Builds and their keys ------------------------------------------------------------------------
@@ -168,13 +182,13 @@ def test_the_build_command_builds_a_library_once(
     (sources / "torch/cpu.cpp").write_text(STABLE)
     monkeypatch.setattr(torch.version, "cuda", None)
     assert not library_cache.is_built("cpu")
-    library = library_cache._place("cpu")
+    library = place()
     assert main(["build", "torch_ext"]) == 0
     printed = capfd.readouterr()
     cpu, cuda = printed.out.splitlines()
     assert re.fullmatch(rf"torch_ext, CPU: built in [\d.]+ s: {re.escape(str(library))}", cpu)
     assert cuda.startswith("torch_ext, CUDA: not built: PyTorch is built without CUDA")
-    assert re.fullmatch("multisample: building torch_ext for the CPU, .*about 10 s.*\n", printed.err)
+    assert re.fullmatch("multisample: building torch_ext for the CPU, .*about 7 s on .*\n", printed.err)
     assert library_cache.is_built("cpu")
     torch.ops.load_library(str(library))
     assert torch.ops.multisample_test_build.nothing
@@ -211,19 +225,19 @@ CHANGES: dict[str, Change] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_each_dependency_changes_the_library(sources: Path, monkeypatch: pytest.MonkeyPatch, change: str) -> None:
-    before = library_cache._place("cpu")
-    assert library_cache._place("cpu") == before
+    before = place()
+    assert place() == before
     CHANGES[change](sources, monkeypatch)
-    after = library_cache._place("cpu")
+    after = place()
     assert after != before
     assert after.parent.parent == before.parent.parent
 
 
 def test_unrelated_files_do_not_change_the_library(sources: Path) -> None:
-    before = library_cache._place("cpu")
+    before = place()
     (sources / "__init__.py").write_text("")
     (sources / "__pycache__").mkdir()
-    assert library_cache._place("cpu") == before
+    assert place() == before
 
 
 def test_the_processor_flags_are_detected() -> None:
@@ -241,7 +255,7 @@ def test_architectures_from_the_environment(sources: Path, monkeypatch: pytest.M
     for names in ("9.0", "8.0;9.0"):
         monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", names)
         assert targets.cuda_architectures() == names
-        places.append(library_cache._place("cuda"))
+        places.append(place("cuda"))
     assert places[0] != places[1]
 
 
@@ -319,14 +333,14 @@ def test_only_folders_of_killed_builds_are_removed(
         (folder / "lock").touch()  # PyTorch would wait for it.
     (left / "multisample-build").touch()
 
-    def compile_beside_others(library: Any, needed: Any, building: Path) -> tuple[int, str]:
+    def compile_beside_others(libraries: Any, show: Any) -> list[tuple[int, str]]:
         assert not left.exists()
         assert (other / "lock").exists()
         assert (plans / "lock").exists()
-        return _compile_nothing(library, needed, building)
+        return _compile_nothing(libraries, show)
 
     monkeypatch.setattr(toolchain, "missing_tools", lambda: ())
-    monkeypatch.setattr(build, "compile_library", compile_beside_others)
+    monkeypatch.setattr(build, "compile_libraries", compile_beside_others)
     assert library_cache.cpu_library().read_text() == "a library"
 
 
@@ -351,7 +365,7 @@ def test_concurrent_processes_build_once(
             built = process.stdout.read().splitlines()
         assert process.wait(DEADLINE) == 0
         assert process.stderr.read() == ""
-    assert built == [str(library_cache._place("cpu"))] * PROCESSES
+    assert built == [str(place())] * PROCESSES
     assert count() == 1
     assert answer(Path(built[0])) == 42
 
@@ -410,7 +424,7 @@ def test_a_build_on_a_full_disk_names_the_reason(sources: Path, cache_root: Path
 def compiled(sources: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A fake library in the cache, with the record of a build."""
     monkeypatch.setattr(toolchain, "missing_tools", lambda: ())
-    monkeypatch.setattr(build, "compile_library", _compile_nothing)
+    monkeypatch.setattr(build, "compile_libraries", _compile_nothing)
     return library_cache.cpu_library()
 
 
@@ -554,7 +568,7 @@ def test_cache_folders_and_files_are_private(sources: Path, cache_root: Path, co
         cache_root.rmdir() if cache_root.exists() else None
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(toolchain, "missing_tools", lambda: ())
-            patch.setattr(build, "compile_library", _compile_nothing)
+            patch.setattr(build, "compile_libraries", _compile_nothing)
             library_cache.cpu_library()
         cache.write(cache.folder("numba", create=True) / "kernel", b"a kernel")
     finally:
@@ -610,19 +624,6 @@ def test_a_library_that_does_not_load_is_not_cached(sources: Path) -> None:
     with pytest.raises(BackendUnavailableError, match="undefined symbol"):
         library_cache.cpu_library()
     assert not library_cache.is_built("cpu")
-
-
-@pytest.mark.slow
-@needs_tools
-def test_dependencies_are_loaded_before_the_library(sources: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other.so"
-    other.write_text("no library")
-    folder = tmp_path / "building"
-    folder.mkdir()
-    code, output = build.compile_library(compiler_flags.LIBRARIES["cpu"], [other], folder)
-    assert code != 0
-    assert "other.so: file too short" in output
-    assert not (folder / "multisample_torch_cpu.so").exists()
 
 
 def test_an_unwritable_cache_raises(sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -737,7 +738,7 @@ def test_cuda_reasons_list_missing_parts(
     nvcc = "nvcc not found: install the CUDA toolkit or set CUDA_HOME"
     monkeypatch.setattr(torch.version, "cuda", None)
     assert library_cache.cuda_reasons() == ("PyTorch is built without CUDA: install a PyTorch that is built with CUDA",)
-    _keep(library_cache._place("cpu"))
+    _keep(place())
     with pytest.raises(BackendUnavailableError, match="PyTorch is built without CUDA"):
         library_cache.cuda_library()
     monkeypatch.setattr(torch.version, "cuda", "13.0")
@@ -757,7 +758,7 @@ def test_cuda_reasons_list_missing_parts(
     # A library that is already built needs no nvcc.
     monkeypatch.setenv("CUDA_HOME", str(nothing_installed / "elsewhere"))
     assert library_cache.cuda_reasons() == (nvcc,)
-    _keep(library_cache._place("cuda"))
+    _keep(place("cuda"))
     assert library_cache.cuda_reasons() == ()
 
     def broken() -> int:
@@ -789,15 +790,15 @@ def test_the_build_command_builds_the_cuda_library(
 ) -> None:
     built = []
 
-    def record(kind: str, retry: bool) -> Path:
-        built.append((kind, retry))
+    def record(kind: str, retry: bool, whole: bool) -> Path:
+        built.append((kind, retry, whole))
         return Path(kind)
 
     for kind in ("cpu", "cuda"):
         monkeypatch.setattr(library_cache, f"{kind}_library", functools.partial(record, kind))
     monkeypatch.setattr(library_cache, "cuda_reasons", lambda ahead_of_time: ())
     assert main(["build", "torch_ext"]) == 0
-    assert built == [("cpu", True), ("cuda", True)]
+    assert built == [("cpu", True, True), ("cuda", True, True)]
     assert [line.partition(":")[0] for line in capfd.readouterr().out.splitlines()] == [
         "torch_ext, CPU", "torch_ext, CUDA",
     ]  # fmt: skip

@@ -31,7 +31,7 @@ import multisample
 from multisample import BackendUnavailableError
 from multisample.__main__ import main
 from multisample.backends import registry, torch_ext
-from multisample.backends.native import build, csrc_files, library_cache, prebuilt, targets, toolchain, wheels
+from multisample.backends.native import build, csrc_files, library_cache, prebuilt, targets, toolchain, units, wheels
 
 torch = pytest.importorskip("torch")
 needs_tools = pytest.mark.skipif(bool(toolchain.missing_tools()), reason="; ".join(toolchain.missing_tools()))
@@ -243,13 +243,14 @@ def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
     """The list of compiled libraries, with a fake compiler and an empty library folder."""
     made = []
 
-    def compile_nothing(library: Any, needed: Any, folder: Path) -> tuple[int, str]:
-        made.append((library, os.environ.get("TORCH_CUDA_ARCH_LIST")))
-        (folder / f"multisample_{library.name}.so").touch()
-        return 0, ""
+    def compile_nothing(libraries: Any) -> list[tuple[int, str]]:
+        for folder, library in libraries.items():
+            made.append((library, os.environ.get("TORCH_CUDA_ARCH_LIST")))
+            (folder / f"multisample_{library.name}.so").touch()
+        return [(0, "")] * len(libraries)
 
     monkeypatch.setattr(prebuilt, "root", lambda: tmp_path / "prebuilt")
-    monkeypatch.setattr(build, "compile_library", compile_nothing)
+    monkeypatch.setattr(build, "compile_libraries", compile_nothing)
     monkeypatch.setattr(toolchain, "missing_tools", lambda: ())
     monkeypatch.setattr(library_cache, "cuda_reasons", lambda ahead_of_time: ())
     monkeypatch.setattr(toolchain, "missing_nvcc", lambda: ())
@@ -278,7 +279,7 @@ FAILURES: dict[str, tuple[tuple[str, ...], Callable[[pytest.MonkeyPatch], object
     ),
     "a compile error": (
         ("cpu",),
-        lambda patch: patch.setattr(build, "compile_library", lambda *arguments: (1, "no such luck\n")),
+        lambda patch: patch.setattr(build, "compile_libraries", lambda libraries: [(1, "no such luck\n")] * 3),
         "multisample_torch_cpu-x86-64.so could not be built:\nno such luck",
     ),
     **{
@@ -328,6 +329,7 @@ def test_a_wheel_build_compiles_every_target(
         assert "-march=native" not in flags
         assert "-DTORCH_TARGET_VERSION=0x020a000000000000" in flags
         assert library.is_portable
+        assert library.units == units.all_units(library.kind)
     processors = [flag for library, _ in compiled for flag in library.flags if flag.startswith("-march=")]
     assert sorted(processors) == [f"-march={name}" for name in CPU_TARGETS if "cpu" in kinds]
 

@@ -1,0 +1,127 @@
+"""Units of kernels: every call has one, C++ finds the one that Python builds, and a program builds no others."""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cuda_cpp import compile_cpp, requires_gxx
+from launches import a_launch
+
+from multisample import BackendUnavailableError
+from multisample.backends import registry
+from multisample.backends.launch import ElementType, Operation, pack
+from multisample.backends.native import library_cache, toolchain, units
+from multisample.backends.native.compiler_flags import LIBRARIES, estimate
+from multisample.backends.native.units import LibraryKind
+
+pytest.importorskip("torch")
+
+LAUNCHES = [
+    a_launch(operation=operation, type=element, shared_noise=shared, antithetic=antithetic, fast_math=fast)
+    for operation, element, shared, antithetic, fast in itertools.product(
+        Operation, list(ElementType)[1:5], (0, 1), (0, 1), (0, 1)
+    )
+]
+
+
+@pytest.mark.parametrize(("device", "operations"), [("cpu", 2), ("cuda", 4)])
+def test_every_call_has_one_unit(device: LibraryKind, operations: int) -> None:
+    every = units.all_units(device)
+    served = collections.Counter(kind for unit in every for kind in unit.kinds)
+    assert served == dict.fromkeys(map(units.kind_of, LAUNCHES[: 32 * operations]), 1)
+    assert len({unit.name for unit in every}) == len({unit.function for unit in every}) == len(every)
+    for launch in LAUNCHES[: 32 * operations]:
+        unit = units.unit_of(device, units.kind_of(launch))
+        assert unit.name.startswith(Operation(launch.operation).name)
+        # The name has each option that is a template parameter and true.
+        assert unit.function.count("true") == sum(option in unit.name for option in units._OPTIONS)
+
+
+@requires_gxx
+def test_cpp_numbers_calls_as_python_does(tmp_path: Path) -> None:
+    source = tmp_path / "kinds.cpp"
+    source.write_text("""#include <cstdio>
+#include "torch/unit.h"
+int main() {
+  multisample::Launch call;
+  while (std::fread(&call, sizeof call, 1, stdin) == 1) std::printf("%u ", multisample::kind_of(call));
+}
+""")
+    compile_cpp(source, "-o", tmp_path / "kinds")
+    packed = b"".join(bytes(pack(launch)) for launch in LAUNCHES)
+    printed = subprocess.run([tmp_path / "kinds"], input=packed, capture_output=True, check=True).stdout
+    assert list(map(int, printed.split())) == [units.kind_of(launch) for launch in LAUNCHES]
+
+
+PROGRAM = """
+import os, sys, torch
+import multisample
+from multisample.backends.system import cache
+
+def built():
+    return sorted(path.name.rpartition("-")[0] for path in (cache.root() / "torch_ext").glob("torch_*"))
+
+mu = torch.zeros(3)
+multisample.sample(mu, 1.0, 5, seed=7)
+assert built() == ["torch_cpu"], built()
+multisample.sample(mu, 1.0, 5, seed=7, antithetic=True, noise="shared", layout="nd")
+assert built() == ["torch_cpu"], built()
+wide = mu.double()
+x = torch.ops.multisample.sample(wide, wide + 1, 5, seed=7)  # C++ asks Python for the unit.
+assert built() == ["torch_cpu", "torch_cpu_sample_float64"], built()
+assert torch.equal(x, multisample.sample(wide, 1.0, 5, seed=7, backend="cpu"))
+os.environ["CXX"] = "no-compiler"
+for draw in (torch.ops.multisample.sample, lambda *a, **k: multisample.sample(*a, **k, backend="torch_ext")):
+    try:
+        draw(mu.half(), mu.half(), 5, seed=7)
+    except (RuntimeError, multisample.BackendUnavailableError) as error:
+        assert "no C++ compiler ('no-compiler' not found)" in str(error), error
+    else:
+        raise AssertionError("drawn without a unit")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(toolchain.missing_tools()), reason="; ".join(toolchain.missing_tools()))
+def test_a_program_builds_the_units_that_its_calls_need(tmp_path: Path) -> None:
+    environment = os.environ | {"MULTISAMPLE_CACHE_DIR": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stderr.splitlines() if "building" in line]
+    assert [line.partition(", once for this machine")[0] for line in lines] == [
+        "multisample: building torch_ext for the CPU (the operators, sample_float32)",
+        "multisample: building torch_ext for the CPU (sample_float64)",
+    ]
+
+
+def test_a_unit_that_cannot_be_built_reports_the_reason_to_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend: Any = registry.find("torch_ext")
+    backend.prepare("cpu")
+
+    def fail(kind: LibraryKind, unit: units.Unit) -> Path:
+        raise BackendUnavailableError("the compiler is on fire " * 99)
+
+    monkeypatch.setattr(library_cache, "unit_library", fail)
+    monkeypatch.setattr(units, "unit_of", lambda kind, number: None)
+    reason = ctypes.create_string_buffer(b"!" * 50, 50)
+    never = units.kind_of(a_launch(operation=Operation.perturb, type=ElementType.float32))  # Numba runs it on the CPU.
+    assert backend._cpu.unit_loader(never, ctypes.addressof(reason), 40) == 1
+    assert reason.raw == b"the compiler is on fire the compiler is" + b"\0" + b"!" * 10
+
+
+def test_the_estimate_follows_the_processors_and_the_work() -> None:
+    cpu, cuda = LIBRARIES["cpu"], LIBRARIES["cuda"]
+    assert estimate([], 2) == 0
+    for processors in (1, 2, 16):
+        assert estimate([cpu], processors) < estimate([cpu, cuda], processors) <= estimate([cuda], 1) + estimate([cpu], 1)
+    assert estimate([cuda.with_all_units()], 2) > 5 * estimate([cuda.with_all_units()], 16)
+    assert estimate([cpu, cuda], 2) < 45
+    assert estimate([cpu, cuda], 16) < 20
