@@ -51,10 +51,13 @@ class Library:
 
 
 def estimate(libraries: Collection[Library], processors: int) -> float:
-    """Seconds to build libraries at the same time. The figures are from a processor of 2.9 GHz."""
-    works = [[_SECONDS.get(source, 0.0) for source in x.sources] + [unit.seconds for unit in x.units] for x in libraries]
-    longest = max((max(work, default=0) for work in works), default=0)
-    return _START * bool(works) + max(longest, (sum(map(sum, works)) + _START * (len(works) - 1)) / processors)
+    """Usual seconds to build libraries at the same time."""
+    work = [
+        seconds
+        for library in libraries
+        for seconds in (*(_SECONDS[name] for name in library.sources), *(unit.seconds for unit in library.units))
+    ]
+    return _START + max(max(work), (sum(work) + _START * (len(libraries) - 1)) / processors) if work else 0
 
 
 # Seconds of one processor.

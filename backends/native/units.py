@@ -98,9 +98,9 @@ def _units(operation: Operation, family: _Family) -> Iterator[Unit]:
             used.remove("fast_math")
         element = MATRIX_TYPES[name].computing if family.in_computing_type else name
         kinds.setdefault((element, tuple(used)), []).append(_kind(operation, ElementType[name], values))
-    for (element, used), numbers in kinds.items():
-        parameters = [MATRIX_TYPES[element].cpp, *(str(option in used).lower() for option in family.options)]
+    for (element, named), numbers in kinds.items():
+        parameters = [MATRIX_TYPES[element].cpp, *(str(option in named).lower() for option in family.options)]
         yield Unit(
-            "_".join((operation.name, element, *used)), family.header, f"{family.function}<{', '.join(parameters)}>",
+            "_".join((operation.name, element, *named)), family.header, f"{family.function}<{', '.join(parameters)}>",
             tuple(numbers), family.seconds,
         )  # fmt: skip

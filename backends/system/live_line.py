@@ -26,8 +26,8 @@ class LiveLine:
     def __init__(self, stream: TextIO | None, elsewhere: float = math.inf) -> None:
         self._stream = stream
         try:
-            self._live = stream.isatty()
-        except (AttributeError, ValueError):  # A process without stderr, or a closed file.
+            self._live = stream is not None and stream.isatty()  # A process may have no stderr.
+        except ValueError:  # A closed file.
             self._live = False
         self._interval = _INTERVAL if self._live else elsewhere
         self._next = -math.inf if self._interval < math.inf else math.inf

@@ -99,9 +99,8 @@ void run(const Launch& batch) {
   if (batch.batch > 1) whole.rows *= batch.batch;
   on_threads(batch.batch > 1 ? batch.batch : 1, threads_for(batch) == 1 ? threads_for(whole) : 1, [&](u64 b) {
     const Launch call = with_values(matrix_of_batch(batch, b));
-    call.operation == kSample
-        ? run_sample(call, reinterpret_cast<DrawWindow*>(function))
-        : run_gradient(with_regular_strides(call), reinterpret_cast<SumPart*>(function));
+    call.operation == kSample ? run_sample(call, reinterpret_cast<DrawWindow*>(function))
+                              : run_gradient(with_regular_strides(call), reinterpret_cast<SumPart*>(function));
   });
 }
 

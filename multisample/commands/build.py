@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, TypeAlias
 from multisample.backends import registry
 from multisample.backends.native import library_cache, prebuilt
 from multisample.backends.native.units import LibraryKind
+from multisample.backends.system.live_line import RARE, LiveLine
 from multisample.backends.system.threads import thread_count
 
-from multisample.backends.system.live_line import RARE, LiveLine
 from .workers import Workers
 
 _Kernel: TypeAlias = Callable[[], Any]
@@ -28,8 +28,8 @@ def add_parser(subparsers: Any) -> Any:
         help="compile a backend ahead of time",
         description="Compile one backend or all available backends ahead of time. The cache on disk"
         " (MULTISAMPLE_CACHE_DIR) stores the results; a damaged library is compiled again. For cpu: 26 kernels, about"
-        " 50 seconds of work that the processors share. For torch_ext: the CPU library and, with CUDA, the CUDA library,"
-        " each with the kernels of all calls; without this command, a call compiles the kernels that it needs."
+        " 50 seconds of work that the processors share. For torch_ext: the CPU library and, with CUDA, the CUDA library"
+        " with the kernels of all calls; without this command, a call compiles the kernels that it needs."
         " cupy and numba compile each kernel on first use.",
     )
     parser.add_argument("backend", nargs="?", choices=sorted(registry.names()), help="default: all available backends")

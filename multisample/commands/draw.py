@@ -23,9 +23,9 @@ from multisample._backends import choose
 from multisample._checks.operands import common_length
 from multisample._checks.window_and_options import checked_window
 from multisample._sample import sample
+from multisample.backends.system.live_line import RARE, LiveLine
 
 from .arrays import Vector, check_output, read_vector, size_text, to_numpy, write_npy
-from multisample.backends.system.live_line import RARE, LiveLine
 
 _DTYPES = tuple(name for name in DTYPES if hasattr(np, name))
 _LEAST_MEMORY = 4 << 10

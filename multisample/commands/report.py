@@ -16,6 +16,8 @@ import numpy as np
 import multisample
 from multisample.backends import registry
 from multisample.backends.contract import BackendStatus, HostArray
+from multisample.backends.native import library_cache
+from multisample.backends.native.units import LibraryKind
 
 from .arrays import to_numpy
 
@@ -42,6 +44,8 @@ def run(args: argparse.Namespace) -> int:
     statuses = multisample.list_backends()
     print(f"multisample {multisample.__version__}\n")
     print(_status_table(statuses))
+    if statuses["torch_ext"].available:
+        print(_compiled())
     names = [name for name, status in statuses.items() if status.available]
     if not names:
         print("\nNo backend is available.")
@@ -61,6 +65,20 @@ def _status_table(statuses: Mapping[str, BackendStatus]) -> str:
             # A reason may end in a build log, which has several lines.
             heading += "\n    - " + reason.rstrip().replace("\n", "\n      ")
     return heading
+
+
+def _compiled() -> str:
+    """How much of torch_ext is compiled, and the time to compile all of it."""
+    kinds: tuple[LibraryKind, ...] = ("cpu",) if library_cache.cuda_reasons() else ("cpu", "cuda")
+    found = {kind.upper(): library_cache.compiled(kind) for kind in kinds}
+    counts = " and ".join(f"{x.units} of {x.of} kinds of kernels for {kind}" for kind, x in found.items())
+    text = f"\ntorch_ext: {counts} are compiled."
+    if seconds := sum(x.seconds for x in found.values()):
+        text += (
+            " A call compiles the kind that it needs."
+            f"\n  python -m multisample build torch_ext    # compiles all, about {seconds:.0f} s"
+        )
+    return text
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from multisample.backends.system.cache import say
-
 from multisample.backends.system.live_line import LiveLine
+
 from .workers import Workers
 
 if TYPE_CHECKING:

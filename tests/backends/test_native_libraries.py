@@ -11,6 +11,7 @@ import ctypes
 import dataclasses
 import fcntl
 import functools
+import io
 import os
 import re
 import select
@@ -31,7 +32,7 @@ from forks import answers, fork, forked
 from multisample import BackendUnavailableError
 from multisample.__main__ import main
 from multisample.backends import registry
-from multisample.backends.native import build, compiler_flags, csrc_files, library_cache, targets, toolchain, units
+from multisample.backends.native import build, compiler_flags, csrc_files, library_cache, targets, toolchain
 from multisample.backends.native.compiler_flags import Library
 from multisample.backends.native.units import LibraryKind
 from multisample.backends.system import cache
@@ -188,7 +189,9 @@ def test_the_build_command_builds_a_library_once(
     cpu, cuda = printed.out.splitlines()
     assert re.fullmatch(rf"torch_ext, CPU: built in [\d.]+ s: {re.escape(str(library))}", cpu)
     assert cuda.startswith("torch_ext, CUDA: not built: PyTorch is built without CUDA")
-    assert re.fullmatch("multisample: building torch_ext for the CPU, .*about 7 s on .*\n", printed.err)
+    assert re.fullmatch(
+        r"multisample: building torch_ext for the CPU \(the operators\), .*about 7 s on .*\n", printed.err
+    )
     assert library_cache.is_built("cpu")
     torch.ops.load_library(str(library))
     assert torch.ops.multisample_test_build.nothing
@@ -356,7 +359,7 @@ def test_concurrent_processes_build_once(
         assert process.stdout is not None
         assert process.stderr is not None
         printed = sorted(process.stderr.readline() for _ in range(PROCESSES))
-        assert printed[0].startswith("multisample: building torch_ext for the CPU, ")
+        assert printed[0].startswith("multisample: building torch_ext for the CPU (the operators), ")
         assert printed[1:] == [
             f"multisample: waiting for another process that builds torch_ext in {cache_root}/torch_ext\n"
         ] * (PROCESSES - 1)
@@ -426,6 +429,28 @@ def compiled(sources: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(toolchain, "missing_tools", lambda: ())
     monkeypatch.setattr(build, "compile_libraries", _compile_nothing)
     return library_cache.cpu_library()
+
+
+def test_a_build_says_what_it_compiles_and_shows_progress_on_a_terminal(
+    compiled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("MAX_JOBS", "1")
+    library_cache.unit_library("cpu", units.all_units("cpu")[1])
+    assert terminal.getvalue() == (
+        "multisample: building torch_ext for the CPU (sample_bfloat16), once for this machine and this version of PyTorch;"
+        " it usually takes about 6 s on 1 processor\n\rmultisample: 1 of 1 sources compiled\n"
+    )
+
+
+def test_the_units_that_are_compiled_are_counted(compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library_cache, "all_units", units.all_units)
+    monkeypatch.setenv("MAX_JOBS", "1")
+    assert library_cache.compiled("cpu")[:2] == (0, 8)
+    library_cache.unit_library("cpu", units.all_units("cpu")[1])
+    assert library_cache.compiled("cpu")[:2] == (1, 8)
 
 
 DAMAGES: dict[str, Callable[[Path], object]] = {
@@ -609,7 +634,7 @@ def test_a_failed_build_raises_with_the_compiler_output(
     assert count() == 2
     printed = capfd.readouterr()
     assert printed.out == ""
-    assert "multisample: building torch_ext for the CPU, " in printed.err
+    assert "multisample: building torch_ext for the CPU (the operators), " in printed.err
     assert f"\nmultisample: error: {first.value}" in printed.err
     assert printed.err.endswith("\nto try again: python -m multisample build torch_ext\n")
     (sources / "answer.h").write_text("#error not this\n")

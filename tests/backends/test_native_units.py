@@ -121,7 +121,9 @@ def test_the_estimate_follows_the_processors_and_the_work() -> None:
     cpu, cuda = LIBRARIES["cpu"], LIBRARIES["cuda"]
     assert estimate([], 2) == 0
     for processors in (1, 2, 16):
-        assert estimate([cpu], processors) < estimate([cpu, cuda], processors) <= estimate([cuda], 1) + estimate([cpu], 1)
+        assert (
+            estimate([cpu], processors) < estimate([cpu, cuda], processors) <= estimate([cuda], 1) + estimate([cpu], 1)
+        )
     assert estimate([cuda.with_all_units()], 2) > 5 * estimate([cuda.with_all_units()], 16)
     assert estimate([cpu, cuda], 2) < 45
     assert estimate([cpu, cuda], 16) < 20

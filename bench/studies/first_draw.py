@@ -1,0 +1,82 @@
+"""The first draw on a new machine, and the first draws of further kinds: fresh processes, each with a new cache.
+
+python -m bench.studies.first_draw results.json [cpu] [cuda] [whole]
+
+"cpu" and "cuda": seconds of `sample` in a process whose library is imported and whose device is ready, for each backend:
+the first draw, then draws of other kinds, then the first draw of another process with the same cache. All of this on all
+processors and on two. "whole": seconds of `python -m multisample build torch_ext`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+
+from bench.report.results import Row
+from bench.studies.rows import main
+
+# Later kinds by what differs from the first draw, which is float32.
+KINDS: Mapping[str, Mapping[str, object]] = {
+    "first draw": {},
+    "float16": {"dtype": "float16"},
+    "antithetic": {"antithetic": True},
+    "shared": {"noise": "shared"},
+}
+ARRAYS = {
+    "cpu": {"cpu": "numpy", "torch_ext": "torch", "jax": "jax.numpy"},
+    "cuda": {"torch_ext": "torch", "cupy": "cupy", "numba": "torch"},
+}
+PROGRAM = """
+import importlib, json, sys, time
+import multisample
+library, device, backend, kinds = json.loads(sys.argv[1])
+module = importlib.import_module(library)
+mu = module.zeros(1000, dtype=module.float32, **({"device": device} if library == "torch" else {}))
+(mu + 1).tolist()  # The device is ready.
+seconds = {}
+for name, options in kinds.items():
+    start = time.perf_counter()
+    x = multisample.sample(mu, 1.0, 1000, seed=7, backend=backend, **options)
+    float(x[0, 0])  # Waits for the device.
+    seconds[name] = time.perf_counter() - start
+print(json.dumps(seconds))
+"""
+
+
+def run(cache: str, cores: int, *arguments: str) -> str:
+    """The output of Python on some processors, with its caches in the folder `cache`."""
+    folders = dict.fromkeys(("MULTISAMPLE_CACHE_DIR", "CUPY_CACHE_DIR", "NUMBA_CACHE_DIR", "CUDA_CACHE_PATH"), cache)
+    command = ["taskset", "-c", ",".join(map(str, sorted(os.sched_getaffinity(0))[:cores])), sys.executable, *arguments]
+    return subprocess.run(command, env=os.environ | folders, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def draws(device: str) -> Iterator[Row]:
+    for cores in sorted({2, len(os.sched_getaffinity(0))}):
+        for backend, library in ARRAYS[device].items():
+            with tempfile.TemporaryDirectory() as cache:
+                call = (library, device, "auto" if backend == "jax" else backend)
+                cold = json.loads(run(cache, cores, "-c", PROGRAM, json.dumps([*call, KINDS])))
+                warm = json.loads(run(cache, cores, "-c", PROGRAM, json.dumps([*call, {"cached": {}}])))
+            yield {
+                "case": f"{device}, {cores} cores",
+                "call": backend,
+                **{f"{k} s": s for k, s in (cold | warm).items()},
+            }
+
+
+def whole() -> Iterator[Row]:
+    for cores in sorted({2, len(os.sched_getaffinity(0))}):
+        with tempfile.TemporaryDirectory() as cache:
+            for line in run(cache, cores, "-m", "multisample", "build", "torch_ext").splitlines():
+                what, built, rest = line.partition(": built in ")
+                if built:
+                    yield {"case": f"whole, {cores} cores", "call": what, "s": float(rest.partition(" s")[0])}
+
+
+if __name__ == "__main__":
+    parts = {device: lambda device=device: draws(device) for device in ARRAYS}
+    main(__doc__ or "", {**parts, "whole": whole})
