@@ -2,9 +2,9 @@
 
 python -m bench.studies.first_draw results.json [cpu] [cuda] [whole]
 
-"cpu" and "cuda": seconds of `sample` in a process whose library is imported and whose device is ready, for each backend:
-the first draw, then draws of other kinds, then the first draw of another process with the same cache. All of this on all
-processors and on two. "whole": seconds of `python -m multisample build torch_ext`.
+"cpu" and "cuda": seconds of `sample` in a process whose library is imported and whose device is ready, for each
+backend: the first draw, then draws of other kinds, then the first draw of another process with the same cache. "whole":
+seconds of `python -m multisample build torch_ext`. Each on all processors and on two.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from forks import answers, fork, forked
 from multisample import BackendUnavailableError
 from multisample.__main__ import main
 from multisample.backends import registry
-from multisample.backends.native import build, compiler_flags, csrc_files, library_cache, targets, toolchain
+from multisample.backends.native import build, compiler_flags, csrc_files, library_cache, targets, toolchain, units
 from multisample.backends.native.compiler_flags import Library
 from multisample.backends.native.units import LibraryKind
 from multisample.backends.system import cache
@@ -440,8 +440,8 @@ def test_a_build_says_what_it_compiles_and_shows_progress_on_a_terminal(
     monkeypatch.setenv("MAX_JOBS", "1")
     library_cache.unit_library("cpu", units.all_units("cpu")[1])
     assert terminal.getvalue() == (
-        "multisample: building torch_ext for the CPU (sample_bfloat16), once for this machine and this version of PyTorch;"
-        " it usually takes about 6 s on 1 processor\n\rmultisample: 1 of 1 sources compiled\n"
+        "multisample: building torch_ext for the CPU (sample_bfloat16), once for this machine and this version of"
+        " PyTorch; it usually takes about 6 s on 1 processor\n\rmultisample: 1 of 1 sources compiled\n"
     )
 
 
