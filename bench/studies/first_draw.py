@@ -61,11 +61,8 @@ def draws(device: str) -> Iterator[Row]:
                 call = (library, device, "auto" if backend == "jax" else backend)
                 cold = json.loads(run(cache, cores, "-c", PROGRAM, json.dumps([*call, KINDS])))
                 warm = json.loads(run(cache, cores, "-c", PROGRAM, json.dumps([*call, {"cached": {}}])))
-            yield {
-                "case": f"{device}, {cores} cores",
-                "call": backend,
-                **{f"{k} s": s for k, s in (cold | warm).items()},
-            }
+            seconds = {f"{name} s": value for name, value in (cold | warm).items()}
+            yield {"case": f"{device}, {cores} cores", "call": backend, **seconds}
 
 
 def whole() -> Iterator[Row]:

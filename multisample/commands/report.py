@@ -44,9 +44,9 @@ def run(args: argparse.Namespace) -> int:
     statuses = multisample.list_backends()
     print(f"multisample {multisample.__version__}\n")
     print(_status_table(statuses))
-    if statuses["torch_ext"].available:
-        print(_compiled())
     names = [name for name, status in statuses.items() if status.available]
+    if "torch_ext" in names:
+        print(_compiled())
     if not names:
         print("\nNo backend is available.")
         return 1

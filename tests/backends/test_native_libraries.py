@@ -446,7 +446,8 @@ def test_a_build_says_what_it_compiles_and_shows_progress_on_a_terminal(
 
 
 def test_the_units_that_are_compiled_are_counted(compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library_cache, "all_units", units.all_units)
+    for module in (compiler_flags, library_cache):
+        monkeypatch.setattr(module, "all_units", units.all_units)
     monkeypatch.setenv("MAX_JOBS", "1")
     assert library_cache.compiled("cpu")[:2] == (0, 8)
     library_cache.unit_library("cpu", units.all_units("cpu")[1])

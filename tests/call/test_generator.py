@@ -262,7 +262,8 @@ def test_a_call_without_room_on_the_stack_changes_no_generator(call: Callable[[G
         finally:
             sys.setrecursionlimit(limit)
         assert (generator.state != Generator(7).state) == finished[-1]
-    assert {*finished} == {False, True}
+    assert finished[-1]
+    assert not all(finished) or call is Generator.take  # From Python 3.12 on, its calls need no room of their own.
 
 
 def test_take_k_skips_offsets_when_another_call_takes_one_between() -> None:

@@ -429,7 +429,7 @@ def exported(draw: Callable[..., Any], x: Any, *arguments: Any) -> Any:
     """The result of an exported program that knows the length of `x` only when it runs."""
     length = jax.export.symbolic_shape("b")
     allowed = [jax.export.DisabledSafetyCheck.custom_call(f"multisample_{name}") for name in ("sample", "gradient")]
-    program = jax.export.export(jax.jit(draw), disabled_checks=allowed)
+    program = jax.export.export(jax.jit(draw), platforms=["cpu"], disabled_checks=allowed)
     return program(jax.ShapeDtypeStruct((*length, *x.shape[1:]), x.dtype), *arguments).call(x, *arguments)
 
 

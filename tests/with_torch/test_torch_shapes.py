@@ -85,7 +85,7 @@ def test_a_list_of_generators_gives_one_key_each(torch_device: str) -> None:
         with pytest.raises(ValueError, match=r"^(out|start):"):
             randn(3, *SIZE, generator=used, device=torch_device, **wrong)
     with pytest.raises(ValueError, match=r"^sigma: expected finite"):
-        sample(torch.zeros(3, 4), -1.0, 5, generator=used)
+        sample(torch.zeros(3, 4), -1.0, 5, generator=[torch.Generator(), *used[:2]])
     assert torch.equal(used[0].get_state(), states[0])
     assert torch.equal(used[2].get_state(), states[2])
     assert used[1].offset == states[1]
