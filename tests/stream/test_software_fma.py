@@ -164,15 +164,22 @@ def test_numba_leaves_no_usual_numbers_to_the_c_library(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("dtype", TYPES)
 @requires_gxx
 def test_numba_vectors(compiled: ctypes.CDLL, no_instruction: None, dtype: str) -> None:
-    x, _, z = (array[:8] for array in usual(dtype))
+    operands = unusual(dtype)
 
     @njit
-    def scaled(to: Array, x: Array, y: Any, z: Array) -> None:
-        intrinsics.scale_vector(to, 0, x, y, z, 0, 8, 8)
+    def fused(x: Array, y: Array, z: Array, to: Array) -> None:
+        for k in range(0, len(to) - 7, 8):
+            u, v, w = (
+                intrinsics.load_vector(x, k, 8),
+                intrinsics.load_vector(y, k, 8),
+                intrinsics.load_vector(z, k, 8),
+            )
+            intrinsics.store_vector(to, k, arithmetic.fma(u, v, w))
 
-    result = np.empty_like(x)
-    scaled(result, x, x[1], z)
-    assert_same_bits(result, function(compiled, "library", dtype)(x, np.full_like(x, x[1]), z))
+    result = np.zeros_like(operands[0])
+    fused(*operands, result)
+    whole = len(result) // 8 * 8
+    assert_same_bits(result[:whole], function(compiled, "library", dtype)(*operands)[:whole])
 
 
 # The transforms of words. Without the instruction, those of float32 compute multiply-adds in float64: the second

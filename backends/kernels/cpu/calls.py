@@ -176,11 +176,11 @@ def _draw_function() -> Callable[..., Any]:
         antithetic = half(launch, HALF.antithetic)
         kernel = _kernel_of(half(launch, HALF.type), antithetic)
         most, limit = most_threads(work_of(rows, columns, shared_noise)), launch[WORD.threads]
-        if most == 1 or (batch > 1 and rows * columns <= 2 * THREAD_WORK):
+        threads, block = threads_for(most, limit), 8 if antithetic else 4
+        if threads == 1 or (batch > 1 and rows * columns <= 2 * THREAD_WORK):
             threads = threads_for(min(batch, most_threads(batch * rows * columns)), limit)
             for_each(draw_matrix, (address, kernel), batch, threads)
             return 0
-        threads, block = threads_for(most, limit), 8 if antithetic else 4
         down = launch[WORD.row_stride] == _sizes(launch)[1] and rows > 1
         height, width = window_shape(rows, columns, threads, shared_noise, block, down)
         for b in range(batch):

@@ -12,6 +12,7 @@ from numba.core.imputils import impl_ret_borrowed
 from numba.extending import intrinsic
 
 from multisample.backends.kernels.stream.arithmetic import emit_fma
+from multisample.backends.kernels.stream.vectors import Vector
 
 
 @intrinsic
@@ -70,8 +71,8 @@ def load_acquire(typingctx: Any, array: Any, index: Any) -> Any:
 
 
 @intrinsic
-def run_down(typingctx: Any, matrix: Any, row: Any, column: Any, instead: Any) -> Any:
-    """A contiguous view of `matrix` from an element on, with the type and the length of `instead`.
+def run_from(typingctx: Any, matrix: Any, row: Any, column: Any, instead: Any) -> Any:
+    """A contiguous view of `matrix` from an element on, with the type and the length of the array `instead`.
 
     The caller guarantees that the elements are contiguous. Returns `instead` if `matrix` has no such column.
     """
@@ -89,51 +90,10 @@ def run_down(typingctx: Any, matrix: Any, row: Any, column: Any, instead: Any) -
     return instead(matrix, types.intp, types.intp, instead), codegen
 
 
-@intrinsic(prefer_literal=True)
-def store_apart(typingctx: Any, array: Any, index: Any, value: Any, place: Any) -> Any:
-    """``array[index] = value``. Stores with different literals `place` must not overlap.
-
-    Without that guarantee LLVM compares the addresses of all places, or does not vectorise.
-    """
-    if not isinstance(place, types.IntegerLiteral) or value != array.dtype:
-        return None
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        data = context.make_array(array)(context, builder, args[0]).data
-        instruction = builder.store(args[2], builder.gep(data, [args[1]]), align=1)
-        module = builder.module
-        domain = module.add_metadata(["multisample.store_apart"])
-        scopes = [module.add_metadata([f"multisample.store_apart.{k}", domain]) for k in range(8)]
-        own = scopes.pop(place.literal_value)
-        instruction.set_metadata("alias.scope", module.add_metadata([own]))
-        instruction.set_metadata("noalias", module.add_metadata(scopes))
-        return context.get_dummy_value()
-
-    return types.none(array, types.uint64, value, place), codegen
-
-
 def _address(context: Any, builder: Any, array: Any, value: Any, index: Any, element: Any) -> Any:
     """The address of an element of an array of unit stride, as a pointer to `element`."""
     data = context.make_array(array)(context, builder, value).data
     return builder.bitcast(builder.gep(data, [index]), element.as_pointer())
-
-
-@intrinsic(prefer_literal=True)
-def copy_vector(typingctx: Any, array: Any, index: Any, source: Any, start: Any, length: Any) -> Any:
-    """``array[index : index + length] = source[start : start + length]`` for a literal `length`, as one vector.
-
-    Both arrays have unit stride and do not overlap.
-    """
-    if not isinstance(length, types.IntegerLiteral) or source.dtype != array.dtype:
-        return None
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        vector = ir.VectorType(context.get_data_type(array.dtype), length.literal_value)
-        value = builder.load(_address(context, builder, source, args[2], args[3], vector), align=1)
-        builder.store(value, _address(context, builder, array, args[0], args[1], vector), align=1)
-        return context.get_dummy_value()
-
-    return types.none(array, types.intp, source, types.intp, length), codegen
 
 
 def _emit_prefetch(context: Any, builder: Any, array: Any, value: Any, index: Any, length: int) -> None:
@@ -160,31 +120,6 @@ def prefetch(typingctx: Any, array: Any, index: Any, length: Any) -> Any:
         return context.get_dummy_value()
 
     return types.none(array, types.intp, length), codegen
-
-
-@intrinsic(prefer_literal=True)
-def scale_vector(typingctx: Any, array: Any, index: Any, s: Any, z: Any, m: Any, k: Any, length: Any, far: Any) -> Any:
-    """``array[index : index + length] = fma(s[k : k + length], z, m[k : k + length])`` as one vector.
-
-    `length` is a literal. All arrays have unit stride and elements of one type, that of the number `z`. `array` does
-    not overlap `s` or `m`. Prefetches the elements `far` further on for writing.
-    """
-    if not isinstance(length, types.IntegerLiteral) or not array.dtype == s.dtype == m.dtype == z:
-        return None
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        count = length.literal_value
-        lanes = ir.VectorType(args[3].type, count)
-        _emit_prefetch(context, builder, array, args[0], builder.add(args[1], args[7]), count)
-        scales = builder.load(_address(context, builder, s, args[2], args[5], lanes), align=1)
-        means = builder.load(_address(context, builder, m, args[4], args[5], lanes), align=1)
-        one = builder.insert_element(lanes(ir.Undefined), args[3], ir.IntType(32)(0))
-        every = builder.shuffle_vector(one, one, ir.VectorType(ir.IntType(32), count)(None))
-        value = emit_fma(context, builder, scales, every, means)
-        builder.store(value, _address(context, builder, array, args[0], args[1], lanes), align=1)
-        return context.get_dummy_value()
-
-    return types.none(array, types.intp, s, z, m, types.intp, length, types.intp), codegen
 
 
 @intrinsic(prefer_literal=True)
@@ -418,3 +353,57 @@ def call_entry(typingctx: Any, entry: Any, arguments: Any, index: Any) -> Any:
         return context.get_dummy_value()
 
     return types.none(types.intp, types.intp, types.intp), codegen
+
+
+@intrinsic(prefer_literal=True)
+def load_vector(typingctx: Any, array: Any, index: Any, lanes: Any) -> Any:
+    """``array[index : index + lanes]`` as a vector. `array` has unit stride, and `lanes` is a literal."""
+    if not isinstance(lanes, types.IntegerLiteral):
+        return None
+    result = Vector(array.dtype, lanes.literal_value)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = context.get_value_type(result)
+        return builder.load(_address(context, builder, array, args[0], args[1], kind), align=1)
+
+    return result(array, types.intp, lanes), codegen
+
+
+@intrinsic(prefer_literal=True)
+def load_vectors(typingctx: Any, array: Any, index: Any, lanes: Any, count: Any) -> Any:
+    """A tuple of `count` adjacent vectors, as by `load_vector`. `count` is a literal."""
+    if not isinstance(lanes, types.IntegerLiteral) or not isinstance(count, types.IntegerLiteral):
+        return None
+    result = types.UniTuple(Vector(array.dtype, lanes.literal_value), count.literal_value)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        first = _address(context, builder, array, args[0], args[1], context.get_value_type(result.dtype))
+        places = [builder.gep(first, [ir.IntType(64)(k)]) for k in range(result.count)]
+        return context.make_tuple(builder, result, [builder.load(place, align=1) for place in places])
+
+    return result(array, types.intp, lanes, count), codegen
+
+
+@intrinsic
+def store_vector(typingctx: Any, array: Any, index: Any, vector: Any) -> Any:
+    """Store a vector from ``array[index]`` on. `array` has unit stride, and elements of any type."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = context.get_value_type(vector)
+        builder.store(args[2], _address(context, builder, array, args[0], args[1], kind), align=1)
+        return context.get_dummy_value()
+
+    return types.none(array, types.intp, vector), codegen
+
+
+@intrinsic
+def store_vectors(typingctx: Any, array: Any, index: Any, vectors: Any) -> Any:
+    """Store a tuple of vectors as by `store_vector`, one after another."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        first = _address(context, builder, array, args[0], args[1], context.get_value_type(vectors.dtype))
+        for k, vector in enumerate(cgutils.unpack_tuple(builder, args[2])):
+            builder.store(vector, builder.gep(first, [ir.IntType(64)(k)]), align=1)
+        return context.get_dummy_value()
+
+    return types.none(array, types.intp, vectors), codegen

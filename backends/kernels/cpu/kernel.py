@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import types
@@ -23,457 +23,383 @@ from numba.extending import intrinsic
 from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.kernels.compilation import compile_cached, function_address, inline, source_digest
 from multisample.backends.kernels.stream.arithmetic import fma
-from multisample.backends.kernels.stream.normals import block_f32, block_f64
-from multisample.backends.kernels.stream.rounding import NARROWING, unchanged
-from multisample.backends.kernels.stream.words import stream_key, word
+from multisample.backends.kernels.stream.rounding import NARROWING
 
 from .intrinsics import (
     contiguous,
-    copy_vector,
     default_floats,
     has_default_floats,
+    load_vector,
     prefetch,
     restore_floats,
-    run_down,
-    scale_vector,
+    run_from,
     stack_array,
-    store_apart,
+    store_vector,
 )
+from .tile import Tile, stream_of, tile_of
 
-# `_draw_long_rows` draws rows of this length and more.
-_LONG_ROW = 512
-# `_draw_tiles` has a vector loop for runs of at least this many columns.
-_LONG_RUN = 8
-# Blocks that the widest vectors hold, a divisor of _TILE.
-_LANES = np.uint64(16)
-# Blocks of four normals in a tile: 4 KiB of float32, well inside the first-level cache.
-_TILE = 256
-_TILE_NORMALS = 4 * _TILE
-_TILE_PAIRS = 2 * _TILE_NORMALS
-# Rows of a chunk, whose mu and sigma are copied to the stack. The more rows, the longer the runs of memory. Shared
-# noise is drawn faster and needs longer runs.
-_CHUNK, _LONG_CHUNK = 2048, 8192
-# Rows that the widest vectors hold.
-_HEIGHT = 16
-# In `_draw_few_rows`, elements of a tile's column, and of a tile. A tile has eight columns and a vector of padding.
-_PLACES = 512
-_TILE_PLACES = 8 * _PLACES + _HEIGHT
-# Prefetch distance down a column, in elements.
-_NEAR = 256
+# Rows of a chunk, whose mu and sigma are copied to the stack.
+_CHUNK = 4096
+# Maximum rows of a tile that has several blocks down its rows.
+_PACKED = 256
+# Normals of shared noise that are drawn at a time.
+_SHARED = 1 << 14
+# Elements of short runs that are gathered in a buffer, well inside the first-level cache.
+_GATHERED = 1 << 11
 # Prefetch distance in bytes, for writes that the hardware prefetcher does not detect.
 _AHEAD = 2048
 
 
 @inline
-def _draw_long_rows(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, antithetic):
-    """Draw each row without a buffer: whole blocks in a vector loop, then the incomplete blocks at both ends."""
-    rows, columns = out.shape
-    block_columns = 8 if antithetic else 4
-    head = min(-first_column % block_columns, columns)
-    blocks = (columns - head) // block_columns
-    done = head + block_columns * blocks
-    first_block = np.uint64((first_column + head) // block_columns)
-    edges = (first_block - np.uint64(1), 0, head), (first_block + np.uint64(blocks), done, columns)
-    for r in range(rows):
-        i = np.uint64(first_row + r)
-        m, s = mu[r], sigma[r]
-        row = contiguous(out[r])
-        body = row[head:done]
-        for b in range(np.uint64(blocks)):
-            z0, z1, z2, z3 = block(first_block + b, i, o0, o1, k0, k1)
-            c = np.uint64(block_columns) * b
-            if antithetic:
-                body[c] = narrow(fma(s, z0, m))
-                body[c + np.uint64(1)] = narrow(fma(s, -z0, m))
-                body[c + np.uint64(2)] = narrow(fma(s, z1, m))
-                body[c + np.uint64(3)] = narrow(fma(s, -z1, m))
-                body[c + np.uint64(4)] = narrow(fma(s, z2, m))
-                body[c + np.uint64(5)] = narrow(fma(s, -z2, m))
-                body[c + np.uint64(6)] = narrow(fma(s, z3, m))
-                body[c + np.uint64(7)] = narrow(fma(s, -z3, m))
+def _copy(vector, first, count, to):
+    """Copy elements of mu or sigma."""
+    if vector.strides[0] == vector.itemsize:
+        source = contiguous(vector[first : first + count])
+        for k in range(np.uint64(count)):
+            to[k] = source[k]
+    else:
+        for k in range(count):
+            to[k] = vector[first + k]
+
+
+@inline
+def _clear(x, first, count):
+    """Set elements to zero. A vector computes with those behind a run too, and is slow if they are subnormal."""
+    for k in range(np.uint64(first), np.uint64(first + count)):
+        x[k] = 0
+
+
+class _Runs(NamedTuple):
+    """Functions for runs of adjacent elements, in vectors.
+
+    Runs that are shorter than two vectors, but adjacent, are gathered in a buffer, in which each overwrites the excess
+    of the vectors of the previous one. Then the buffer is stored as one run.
+    """
+
+    store: Callable[..., Any]
+    """``store(value, operands, narrow, run, count)`` stores ``narrow(value(operands, k))`` at ``run[k]``.
+
+    The run has at least one vector.
+    """
+    of_row: Callable[..., Any]
+    """Values of a row, whose operands are noise, its first index, and mu and sigma as numbers."""
+    of_column: Callable[..., Any]
+    """Values of a column, whose operands are noise, its first index, and mu and sigma as arrays."""
+    of_normal: Callable[..., Any]
+    """Values of a column of shared noise, whose operands are one normal, and mu and sigma as arrays."""
+    gathered: Callable[..., Any]
+    """Values of a buffer."""
+
+
+@functools.cache
+def _runs(lanes: int) -> _Runs:
+    @inline
+    def of_row(operands, k):
+        z, at, m, s = operands
+        return fma(s, load_vector(z, at + k, lanes), m)
+
+    @inline
+    def of_column(operands, k):
+        z, at, m, s = operands
+        return fma(load_vector(s, k, lanes), load_vector(z, at + k, lanes), load_vector(m, k, lanes))
+
+    @inline
+    def of_normal(operands, k):
+        z, m, s = operands
+        return fma(load_vector(s, k, lanes), z, load_vector(m, k, lanes))
+
+    @inline
+    def gathered(x, k):
+        return load_vector(x, k, lanes)
+
+    @inline
+    def store(value, operands, narrow, run, count):
+        width, last = lanes * run.itemsize, count - lanes
+        store_vector(run, 0, narrow(value(operands, 0)))
+        # All vectors but the first and the last are aligned: a store across two cache lines takes longer.
+        for k in range((width - run.ctypes.data % width) // run.itemsize, last, lanes):
+            store_vector(run, k, narrow(value(operands, k)))
+        store_vector(run, last, narrow(value(operands, last)))
+
+    return _Runs(store, of_row, of_column, of_normal, gathered)
+
+
+def _along(tile: Tile, narrow: Any, antithetic: bool) -> Callable[..., Any]:
+    """``draw(mu, sigma, out, stream, first_row, first_column)``: independent noise where vectors hold columns."""
+    lanes, most_places, width = tile.lanes, tile.places // 2, 8 if antithetic else 4
+    short, noise = 2 * lanes, width * most_places + lanes
+    words_length, layout_length, word_type = tile.words_length, tile.layout_length, tile.word_type
+    lay_out, draw_row, draw_rows, put_normals = tile.lay_out_along, tile.draw_row, tile.draw_rows, tile.put_normals
+    store, of_row, _, _, gathered = _runs(lanes)
+
+    @inline
+    def draw(mu, sigma, out, stream, first_row, first_column):
+        rows, columns = out.shape
+        skip, first_block = first_column % width, first_column // width
+        blocks = (skip + columns + width - 1) // width
+        # Long rows are divided evenly.
+        tiles = (blocks + most_places - 1) // most_places
+        tile_blocks = blocks if tiles == 1 else ((blocks + tiles - 1) // tiles + 7) // 8 * 8
+        tile_rows = max(1, min(rows, most_places // blocks))
+        words, layout = stack_array(words_length, word_type), stack_array(layout_length, np.uint64)
+        z, x, nowhere = stack_array(noise, mu.dtype), stack_array(noise, mu.dtype), stack_array(1, out.dtype)
+        has_unit_stride = out.strides[1] == out.itemsize
+        is_short = columns < short and has_unit_stride and out.strides[0] == columns * out.itemsize
+        for t in range(0, blocks, tile_blocks):
+            part = min(tile_blocks, blocks - t)
+            pitch, left, right = width * part, max(0, width * t - skip), min(columns, width * (t + part) - skip)
+            count, shift = right - left, left + skip - width * t
+            lay_out(layout, first_block + t, part, tile_rows * part, stream)
+            for r in range(0, rows, tile_rows):
+                height, run = min(tile_rows, rows - r), run_from(out, r, left, nowhere)
+                if tile_rows == 1:
+                    draw_row(words, layout, first_row + r, part, stream)
+                else:
+                    draw_rows(words, layout, first_row + r, height * part, stream)
+                put_normals(z, 0, words, height * part, antithetic, run)
+                if is_short and height * count >= lanes:
+                    _clear(z, height * pitch, lanes)
+                    for k in range(height):
+                        operands = z, shift + k * pitch, mu[r + k], sigma[r + k]
+                        for c in range(0, count, lanes):
+                            store_vector(x, k * count + c, of_row(operands, c))
+                    store(gathered, x, narrow, run, height * count)
+                elif has_unit_stride and count >= lanes:
+                    for k in range(height):
+                        operands = z, shift + k * pitch, mu[r + k], sigma[r + k]
+                        store(of_row, operands, narrow, run_from(out, r + k, left, nowhere), count)
+                else:
+                    for k in range(height):
+                        for c in range(count):
+                            normal = z[shift + k * pitch + c]
+                            out[r + k, left + c] = narrow(fma(sigma[r + k], normal, mu[r + k]))
+
+    return draw
+
+
+def _down(tile: Tile, narrow: Any, antithetic: bool) -> Callable[..., Any]:
+    """The same where rows are adjacent and vectors hold rows."""
+    lanes, most_places, width = tile.lanes, tile.places, 8 if antithetic else 4
+    # Columns of a pair of normals, and of a normal.
+    of_pair, of_normal, ahead = width // 2, width // 4, width // 2 * lanes
+    short, noise, elements, padded = 2 * lanes, 4 * most_places + lanes, width * most_places + lanes, _PACKED + lanes
+    words_length, layout_length, word_type = tile.words_length, tile.layout_length, tile.word_type
+    lay_out, draw_block, draw_blocks, pair_at = tile.lay_out_down, tile.draw_block, tile.draw_blocks, tile.pair_at
+    store, _, of_column, _, gathered = _runs(lanes)
+
+    @inline
+    def pairs_of(block, skip, columns):
+        """The first pair of a block that has columns in the window, and the pair after the last one."""
+        begin = skip - width * block
+        return max(0, begin) // of_pair, min(2, (begin + columns + of_pair - 1) // of_pair)
+
+    @inline
+    def draw_strips(mu, sigma, out, stream, first_row, skip, first_block, blocks):
+        rows, columns = out.shape
+        m, s = stack_array(_CHUNK, mu.dtype), stack_array(_CHUNK, mu.dtype)
+        words, nowhere = stack_array(words_length, word_type), stack_array(most_places, out.dtype)
+        # Rows are divided evenly. The last chunk ends where the rows end, the last strip where the chunk ends, and the
+        # last vector where the strip ends: storing some elements twice is faster than a loop for the remainder.
+        chunks = (rows + _CHUNK - 1) // _CHUNK
+        chunk = (rows + chunks - 1) // chunks
+        strips = (chunk + most_places - 1) // most_places
+        strip = (chunk + strips - 1) // strips
+        for r in range(0, rows, chunk):
+            top = min(r, rows - chunk)
+            _copy(mu, top, chunk, m)
+            _copy(sigma, top, chunk, s)
+            for b in range(blocks):
+                first_pair, last_pair = pairs_of(b, skip, columns)
+                for q in range(0, chunk, strip):
+                    begin = min(q, chunk - strip)
+                    i = top + begin
+                    draw_block(words, first_block + b, first_row + i, strip, stream)
+                    for pair in range(first_pair, last_pair):
+                        c = width * b - skip + of_pair * pair
+                        x, y = run_from(out, i, c, nowhere), run_from(out, i, c + of_normal, nowhere)
+                        u, v = run_from(out, i, c + 1, nowhere), run_from(out, i, c + 3, nowhere)
+                        for k in range(0, strip, lanes):
+                            at = min(k, strip - lanes)
+                            first, second = pair_at(words, pair, at)
+                            scale, mean = load_vector(s, begin + at, lanes), load_vector(m, begin + at, lanes)
+                            store_vector(x, at, narrow(fma(scale, first, mean)))
+                            store_vector(y, at, narrow(fma(scale, second, mean)))
+                            if antithetic:
+                                store_vector(u, at, narrow(fma(scale, -first, mean)))
+                                store_vector(v, at, narrow(fma(scale, -second, mean)))
+
+    @inline
+    def draw_packed(mu, sigma, out, stream, first_row, skip, first_block, blocks):
+        """For few rows: a tile has several blocks."""
+        rows, columns = out.shape
+        m, s, n = stack_array(padded, mu.dtype), stack_array(padded, mu.dtype), stack_array(padded, mu.dtype)
+        z, x, nowhere = stack_array(noise, mu.dtype), stack_array(elements, mu.dtype), stack_array(1, out.dtype)
+        words, layout = stack_array(words_length, word_type), stack_array(layout_length, np.uint64)
+        tile_blocks = min(most_places // rows, blocks)
+        is_short = rows < short and out.strides[1] == rows * out.itemsize
+        _copy(mu, 0, rows, m)
+        _copy(sigma, 0, rows, s)
+        _clear(m, rows, lanes)
+        _clear(s, rows, lanes)
+        for k in range(rows + lanes):
+            n[k] = -s[k]
+        for k in range(4):
+            _clear(z, k * most_places + tile_blocks * rows, lanes)
+        lay_out(layout, first_row, rows, tile_blocks * rows, stream)
+        for t in range(0, blocks, tile_blocks):
+            part = min(tile_blocks, blocks - t)
+            left, right = max(0, width * t - skip), min(columns, width * (t + part) - skip)
+            count, shift, run = right - left, left + skip - width * t, run_from(out, 0, left, nowhere)
+            draw_blocks(words, layout, first_block + t, part * rows, stream)
+            first_pair, last_pair = pairs_of(t, skip, columns) if part == 1 else (0, 2)
+            for pair in range(first_pair, last_pair):
+                for place in range(0, part * rows, lanes):
+                    prefetch(run, of_pair * (pair * part * rows + place), ahead)
+                    first, second = pair_at(words, pair, place)
+                    store_vector(z, 2 * pair * most_places + place, first)
+                    store_vector(z, (2 * pair + 1) * most_places + place, second)
+            if is_short and rows * count >= lanes:
+                # From the last vector of each column to its first one, which overwrites the excess of the others.
+                for k in range((rows - 1) // lanes * lanes, -1, -lanes):
+                    mean, scale = load_vector(m, k, lanes), load_vector(s, k, lanes)
+                    for b in range(part):
+                        for c in range(width):
+                            normals = load_vector(z, c // of_normal * most_places + b * rows + k, lanes)
+                            signed = -normals if antithetic and c % 2 == 1 else normals
+                            store_vector(x, (b * width + c) * rows + k, fma(scale, signed, mean))
+                store(gathered, x[shift * rows :], narrow, run, rows * count)
+                continue
+            for place in range(shift, shift + count):
+                c, at = left + place - shift, place % width // of_normal * most_places + place // width * rows
+                scales = n if antithetic and place % 2 == 1 else s
+                if rows >= lanes:
+                    store(of_column, (z, at, m, scales), narrow, run_from(out, 0, c, nowhere), rows)
+                else:
+                    for r in range(rows):
+                        out[r, c] = narrow(fma(scales[r], z[at + r], m[r]))
+
+    @inline
+    def draw(mu, sigma, out, stream, first_row, first_column):
+        rows, columns = out.shape
+        skip, first_block = first_column % width, first_column // width
+        blocks = (skip + columns + width - 1) // width
+        if rows > _PACKED or rows % lanes == 0:
+            draw_strips(mu, sigma, out, stream, first_row, skip, first_block, blocks)
+        else:
+            draw_packed(mu, sigma, out, stream, first_row, skip, first_block, blocks)
+
+    return draw
+
+
+def _shared(tile: Tile, narrow: Any, antithetic: bool) -> Callable[..., Any]:
+    """The same with one row of noise for all rows."""
+    lanes, most_places, width = tile.lanes, tile.places // 2, 8 if antithetic else 4
+    short, most_blocks, noise, elements = 2 * lanes, _SHARED // width, _SHARED + lanes, _GATHERED + lanes
+    words_length, layout_length, word_type = tile.words_length, tile.layout_length, tile.word_type
+    lay_out, draw_row, put_normals = tile.lay_out_along, tile.draw_row, tile.put_normals
+    store, of_row, _, of_normal, gathered = _runs(lanes)
+
+    @inline
+    def scale_rows(z, mu, sigma, out, left, count):
+        rows, columns = out.shape
+        x, nowhere = stack_array(elements, mu.dtype), stack_array(1, out.dtype)
+        has_unit_stride = out.strides[1] == out.itemsize
+        is_short = columns < short and has_unit_stride and out.strides[0] == columns * out.itemsize
+        tile_rows = _GATHERED // columns if is_short else 1
+        _clear(z, count, lanes)
+        for r in range(0, rows, tile_rows):
+            height, run = min(tile_rows, rows - r), run_from(out, r, left, nowhere)
+            if is_short and height * count >= lanes:
+                for k in range(height):
+                    prefetch(run, k * count, lanes)
+                    for c in range(0, count, lanes):
+                        store_vector(x, k * count + c, of_row((z, 0, mu[r + k], sigma[r + k]), c))
+                store(gathered, x, narrow, run, height * count)
+            elif has_unit_stride and count >= lanes:
+                store(of_row, (z, 0, mu[r], sigma[r]), narrow, run, count)
             else:
-                body[c] = narrow(fma(s, z0, m))
-                body[c + np.uint64(1)] = narrow(fma(s, z1, m))
-                body[c + np.uint64(2)] = narrow(fma(s, z2, m))
-                body[c + np.uint64(3)] = narrow(fma(s, z3, m))
-        for b, left, right in edges:
-            if left < right:
-                z = block(b, i, o0, o1, k0, k1)
-                for c in range(left, right):
-                    place = (first_column + c) % block_columns
-                    normal = z[place // (block_columns // 4)]
-                    row[c] = narrow(fma(s, -normal if antithetic and place % 2 == 1 else normal, m))
+                for k in range(height):
+                    for c in range(count):
+                        out[r + k, left + c] = narrow(fma(sigma[r + k], z[c], mu[r + k]))
+
+    @inline
+    def scale_columns(z, mu, sigma, out, left, count):
+        rows = out.shape[0]
+        m, s = stack_array(_CHUNK, mu.dtype), stack_array(_CHUNK, mu.dtype)
+        x, nowhere = stack_array(elements, mu.dtype), stack_array(1, out.dtype)
+        is_short = rows < short and out.strides[1] == rows * out.itemsize
+        most, step, near = _GATHERED // rows if is_short else 4, out.strides[1] // out.itemsize, _AHEAD // out.itemsize
+        # Chunks and vectors as in `draw_strips`.
+        chunks = (rows + _CHUNK - 1) // _CHUNK
+        chunk = (rows + chunks - 1) // chunks
+        for r in range(0, rows, chunk):
+            top = min(r, rows - chunk)
+            _copy(mu, top, chunk, m)
+            _copy(sigma, top, chunk, s)
+            if is_short:
+                _clear(m, rows, lanes)
+                _clear(s, rows, lanes)
+            for c in range(0, count, most):
+                part, run = min(most, count - c), run_from(out, top, left + c, nowhere)
+                if is_short and part * rows >= lanes:
+                    for i in range((rows - 1) // lanes * lanes, -1, -lanes):
+                        mean, scale = load_vector(m, i, lanes), load_vector(s, i, lanes)
+                        for k in range(part):
+                            prefetch(run, k * rows, lanes)
+                            store_vector(x, k * rows + i, fma(scale, z[c + k], mean))
+                    store(gathered, x, narrow, run, part * rows)
+                elif chunk >= lanes and part == 4:
+                    # Four columns share each read of mu and sigma.
+                    z0, z1, z2, z3 = z[c], z[c + 1], z[c + 2], z[c + 3]
+                    x1, x2 = run_from(out, top, left + c + 1, nowhere), run_from(out, top, left + c + 2, nowhere)
+                    x3 = run_from(out, top, left + c + 3, nowhere)
+                    for k in range(0, chunk, lanes):
+                        at = min(k, chunk - lanes)
+                        far = at + (near if at + near < chunk else near + 4 * step - chunk)
+                        prefetch(run, far, lanes)
+                        prefetch(x1, far, lanes)
+                        prefetch(x2, far, lanes)
+                        prefetch(x3, far, lanes)
+                        store_vector(run, at, narrow(of_normal((z0, m, s), at)))
+                        store_vector(x1, at, narrow(of_normal((z1, m, s), at)))
+                        store_vector(x2, at, narrow(of_normal((z2, m, s), at)))
+                        store_vector(x3, at, narrow(of_normal((z3, m, s), at)))
+                elif chunk >= lanes:
+                    for k in range(part):
+                        store(of_normal, (z[c + k], m, s), narrow, run_from(out, top, left + c + k, nowhere), chunk)
+                else:
+                    for k in range(part):
+                        for i in range(chunk):
+                            out[top + i, left + c + k] = narrow(fma(s[i], z[c + k], m[i]))
+
+    @inline
+    def draw(mu, sigma, out, stream, first_row, first_column):
+        columns = out.shape[1]
+        skip, first_block = first_column % width, first_column // width
+        blocks = (skip + columns + width - 1) // width
+        words, layout = stack_array(words_length, word_type), stack_array(layout_length, np.uint64)
+        z = stack_array(noise, mu.dtype)
+        for t in range(0, blocks, most_blocks):
+            last = min(t + most_blocks, blocks)
+            for b in range(t, last, most_places):
+                part = min(most_places, last - b)
+                lay_out(layout, first_block + b, part, part, stream)
+                draw_row(words, layout, 0, part, stream)
+                put_normals(z, width * (b - t), words, part, antithetic, z)
+            left, right = max(0, width * t - skip), min(columns, width * last - skip)
+            of_window = z[left + skip - width * t :]
+            if _runs_down(out):
+                scale_columns(of_window, mu, sigma, out, left, right - left)
+            else:
+                scale_rows(of_window, mu, sigma, out, left, right - left)
+
+    return draw
 
 
 @inline
 def _runs_down(out):
     """Whether vectors can run down the columns: rows are adjacent in memory."""
     return out.strides[0] == out.itemsize and out.shape[0] > 1
-
-
-@inline
-def _copy_columns(x, block_columns, first, out, top, left, right):
-    """Copy columns `left` to `right` of the tile `x` to the rows of `out` from `top` on, for `_draw_few_rows`.
-
-    Column `left` of `out` is column `first` of the tile. The rows are fewer than a vector holds, so that a vector also
-    writes to the columns that follow. It overwrites only elements that are drawn later: in rows before `top`, or in
-    columns from `right` on.
-    """
-    height, columns = out.shape
-    rows = height - top
-    # The shortest vector that holds the rows.
-    length = 8 if rows <= 8 else 16
-    # Columns before the first whole block, and the number of whole blocks whose vectors end inside this window.
-    before = min(-first % block_columns, right - left)
-    blocks = 0
-    if out.strides[1] == height * out.itemsize:
-        last = min(right, columns - (length - rows + height - 1) // height)
-        blocks = max(0, last - left - before) // block_columns
-    c = left
-    while c < right:
-        place = first + c - left
-        start = place // block_columns * rows
-        if c == left + before and blocks > 0:
-            to = run_down(out, 0, 0, x)
-            for _ in range(blocks):
-                for k in range(block_columns):
-                    at, of = (c + k) * height + top, start + k * _PLACES
-                    if length == 8:
-                        copy_vector(to, at, x, of, 8)
-                    else:
-                        copy_vector(to, at, x, of, 16)
-                start += rows
-                c += block_columns
-        else:
-            column = run_down(out, top, c, x)
-            for k in range(rows):
-                column[k] = x[start + place % block_columns * _PLACES + k]
-            c += 1
-
-
-@inline
-def _draw_few_rows(
-    block, narrow, m, s, row_of, block_of, out, o0, o1, k0, k1, i, g, antithetic, top, part, first, left
-):
-    """Independent noise in `part` blocks of the rows from `top` on, fewer rows than a vector holds.
-
-    Column `left` of the window is column `first` of the first block. Place k of the tile is row
-    ``i + row_of[k]`` of block ``g + block_of[k]`` of the stream.
-    """
-    rows = out.shape[0] - top
-    block_columns = 8 if antithetic else 4
-    right = min(out.shape[1], left - first + block_columns * part)
-    step = np.uint64(block_columns // 4)
-    pitch = np.uint64(_PLACES)
-    x = stack_array(_TILE_PLACES, out.dtype)
-    # The output of the next tile, if it is contiguous.
-    after = run_down(out, 0, right if out.strides[1] == rows * out.itemsize else out.shape[1], x)
-    for start in range(0, part * rows, _HEIGHT):
-        for c in range(block_columns):
-            prefetch(after, block_columns * start + _HEIGHT * c, _HEIGHT)
-        for k in range(np.uint64(start), np.uint64(start + _HEIGHT)):
-            z0, z1, z2, z3 = block(g + np.uint64(block_of[k]), i + np.uint64(row_of[k]), o0, o1, k0, k1)
-            x[k] = narrow(fma(s[k], z0, m[k]))
-            x[k + step * pitch] = narrow(fma(s[k], z1, m[k]))
-            x[k + np.uint64(2) * step * pitch] = narrow(fma(s[k], z2, m[k]))
-            x[k + np.uint64(3) * step * pitch] = narrow(fma(s[k], z3, m[k]))
-            if antithetic:
-                x[k + pitch] = narrow(fma(s[k], -z0, m[k]))
-                x[k + np.uint64(3) * pitch] = narrow(fma(s[k], -z1, m[k]))
-                x[k + np.uint64(5) * pitch] = narrow(fma(s[k], -z2, m[k]))
-                x[k + np.uint64(7) * pitch] = narrow(fma(s[k], -z3, m[k]))
-    _copy_columns(x, block_columns, first, out, top, left, right)
-
-
-@inline
-def _draw_column(block, narrow, m, s, column, chunk, o0, o1, k0, k1, i, g, in_second_pair, is_second, is_mirrored):
-    """One column of block `g`, `chunk` rows from row `i` on: only the pair of normals that it needs.
-
-    `in_second_pair` is a literal.
-    """
-    for start in range(0, chunk, _HEIGHT):
-        first = np.uint64(min(start, chunk - _HEIGHT))
-        for k in range(first, first + np.uint64(_HEIGHT)):
-            z0, z1, z2, z3 = block(g, i + k, o0, o1, k0, k1)
-            a, b = (z2, z3) if in_second_pair else (z0, z1)
-            z = b if is_second else a
-            column[k] = narrow(fma(s[k], -z if is_mirrored else z, m[k]))
-
-
-@inline
-def _tile_of_few_rows(mu, sigma, rows, height, row_blocks, few_m, few_s, row_of, block_of):
-    """Lay out the rows from `height` on in vectors, for several blocks. Return the number of blocks."""
-    few, tile_blocks = rows - height, max(_HEIGHT, _PLACES // rows)
-    # The rows of `tile_blocks` blocks fill whole vectors.
-    divisor = 8 if few % 8 == 0 else 4 if few % 4 == 0 else 2 if few % 2 == 0 else 1
-    tile_blocks -= tile_blocks % (_HEIGHT // divisor)
-    tile_blocks = min(tile_blocks, row_blocks)
-    r, b = 0, 0
-    for k in range((tile_blocks * few + _HEIGHT - 1) // _HEIGHT * _HEIGHT):
-        few_m[k], few_s[k] = mu[height + r], sigma[height + r]
-        row_of[k], block_of[k] = r, b
-        r += 1
-        if r == few:
-            r = 0
-            b += 1
-    return tile_blocks
-
-
-@inline
-def _draw_only_column(block, narrow, m, s, column, chunk, o0, o1, k0, k1, i, g, skip, step, antithetic):
-    """Draw the column of a matrix (d, 1): one normal of each block."""
-    is_second, is_mirrored = skip // step % 2 == 1, antithetic and skip % 2 == 1
-    if skip // step >= 2:
-        _draw_column(block, narrow, m, s, column, chunk, o0, o1, k0, k1, i, g, True, is_second, is_mirrored)
-    else:
-        _draw_column(block, narrow, m, s, column, chunk, o0, o1, k0, k1, i, g, False, is_second, is_mirrored)
-
-
-@inline
-def _draw_down(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, antithetic):
-    """Independent noise where rows are adjacent. A vector holds rows of one block, or the last rows of several."""
-    rows, columns = out.shape
-    block_columns = 8 if antithetic else 4
-    step = block_columns // 4
-    skip = first_column % block_columns
-    first_block = first_column // block_columns
-    row_blocks = (skip + columns + block_columns - 1) // block_columns
-    m, s = stack_array(_CHUNK, mu.dtype), stack_array(_CHUNK, mu.dtype)
-    nowhere = stack_array(_CHUNK, out.dtype)
-    few_m, few_s = stack_array(_PLACES, mu.dtype), stack_array(_PLACES, mu.dtype)
-    row_of, block_of = stack_array(_PLACES, np.uint32), stack_array(_PLACES, np.uint32)
-    # If the last vector of a column would be largely empty, its rows are drawn before the other rows, several blocks at
-    # a time.
-    height, tile_blocks = rows, row_blocks
-    if rows < _HEIGHT or -rows % _HEIGHT > rows // 4:
-        height = rows - rows % _HEIGHT
-        tile_blocks = _tile_of_few_rows(mu, sigma, rows, height, row_blocks, few_m, few_s, row_of, block_of)
-    # Rows are divided evenly. The last chunk ends where the rows end, and the last vector where the chunk ends: storing
-    # some elements twice is faster than a loop for the remainder.
-    chunks = max(1, (height + _CHUNK - 1) // _CHUNK)
-    chunk = max(1, (height + chunks - 1) // chunks)
-    # Prefetch elements further down the column, then those of the next block or tile.
-    pitch = out.strides[1] // out.itemsize
-    near, far = _NEAR, _NEAR - chunk + block_columns * pitch
-    if height < rows:
-        near = far = tile_blocks * block_columns * pitch
-    for t in range(0, row_blocks, tile_blocks):
-        part = min(tile_blocks, row_blocks - t)
-        if height < rows:
-            i, g = np.uint64(first_row + height), np.uint64(first_block + t)
-            left = max(0, block_columns * t - skip)
-            of_block = skip + left - block_columns * t
-            _draw_few_rows(
-                block, narrow, few_m, few_s, row_of, block_of, out, o0, o1, k0, k1, i, g, antithetic, height, part,
-                of_block, left,
-            )  # fmt: skip
-        for r in range(0, height, chunk):
-            top = min(r, height - chunk)
-            i = np.uint64(first_row + top)
-            for k in range(chunk):
-                m[k], s[k] = mu[top + k], sigma[top + k]
-            if columns == 1 and chunk > 0:
-                column, g = run_down(out, top, 0, nowhere), np.uint64(first_block)
-                _draw_only_column(block, narrow, m, s, column, chunk, o0, o1, k0, k1, i, g, skip, step, antithetic)
-                continue
-            for b in range(t, t + part):
-                g = np.uint64(first_block + b)
-                c = block_columns * b - skip
-                x0, y0 = run_down(out, top, c, nowhere), run_down(out, top, c + 1, nowhere)
-                x1, y1 = run_down(out, top, c + step, nowhere), run_down(out, top, c + step + 1, nowhere)
-                x2, y2 = run_down(out, top, c + 2 * step, nowhere), run_down(out, top, c + 2 * step + 1, nowhere)
-                x3, y3 = run_down(out, top, c + 3 * step, nowhere), run_down(out, top, c + 3 * step + 1, nowhere)
-                for start in range(0, chunk, _HEIGHT):
-                    last = min(start, chunk - _HEIGHT)
-                    first = np.uint64(last)
-                    ahead = last + (near if last + near < chunk else far)
-                    prefetch(x0, ahead, 16)
-                    prefetch(x1, ahead, 16)
-                    prefetch(x2, ahead, 16)
-                    prefetch(x3, ahead, 16)
-                    if antithetic:
-                        prefetch(y0, ahead, 16)
-                        prefetch(y1, ahead, 16)
-                        prefetch(y2, ahead, 16)
-                        prefetch(y3, ahead, 16)
-                    for k in range(first, first + np.uint64(_HEIGHT)):
-                        z0, z1, z2, z3 = block(g, i + k, o0, o1, k0, k1)
-                        store_apart(x0, k, narrow(fma(s[k], z0, m[k])), 0)
-                        store_apart(x1, k, narrow(fma(s[k], z1, m[k])), 1)
-                        store_apart(x2, k, narrow(fma(s[k], z2, m[k])), 2)
-                        store_apart(x3, k, narrow(fma(s[k], z3, m[k])), 3)
-                        if antithetic:
-                            store_apart(y0, k, narrow(fma(s[k], -z0, m[k])), 4)
-                            store_apart(y1, k, narrow(fma(s[k], -z1, m[k])), 5)
-                            store_apart(y2, k, narrow(fma(s[k], -z2, m[k])), 6)
-                            store_apart(y3, k, narrow(fma(s[k], -z3, m[k])), 7)
-
-
-@inline
-def _scale_and_narrow_down(narrow, z, mu, sigma, out):
-    """Store columns of shared noise `z` where rows are adjacent."""
-    rows, columns = out.shape
-    m, s = stack_array(_CHUNK, mu.dtype), stack_array(_CHUNK, mu.dtype)
-    for top in range(0, rows, _CHUNK):
-        chunk = min(_CHUNK, rows - top)
-        for k in range(chunk):
-            m[k], s[k] = mu[top + k], sigma[top + k]
-        for c in range(columns):
-            of_column = z[c]
-            column = contiguous(out[top : top + chunk, c])
-            for k in range(np.uint64(chunk)):
-                column[k] = narrow(fma(s[k], of_column, m[k]))
-
-
-@inline
-def _scale_down(narrow, z, mu, sigma, out):
-    """`_scale_and_narrow_down` for types that need no narrowing."""
-    rows, columns = out.shape
-    m, s = stack_array(_LONG_CHUNK, mu.dtype), stack_array(_LONG_CHUNK, mu.dtype)
-    step = out.strides[1] // out.itemsize
-    if rows <= 3 * _HEIGHT:
-        for k in range(_HEIGHT):
-            m[k], s[k] = 0, 0
-        for k in range(rows):
-            m[k], s[k] = mu[k], sigma[k]
-        to = run_down(out, 0, 0, m)
-        far = max(1, _TILE_NORMALS // rows) * step
-        whole, last = columns, rows - _HEIGHT
-        if rows < _HEIGHT:
-            # Each column overwrites the excess of the one before. The last columns are stored element by element.
-            length = 8 if rows <= 8 else 16
-            whole = max(0, columns - (length - 1) // rows) if step == rows else 0
-        if rows <= 8:
-            for c in range(whole):
-                scale_vector(to, c * step, s, z[np.uint64(c)], m, 0, 8, far)
-        elif rows <= 16:
-            for c in range(whole):
-                scale_vector(to, c * step, s, z[np.uint64(c)], m, 0, 16, far)
-        elif rows <= 32:
-            for c in range(whole):
-                of_column = z[np.uint64(c)]
-                scale_vector(to, c * step, s, of_column, m, 0, 16, far)
-                scale_vector(to, c * step + last, s, of_column, m, last, 16, far)
-        else:
-            for c in range(whole):
-                of_column = z[np.uint64(c)]
-                scale_vector(to, c * step, s, of_column, m, 0, 16, far)
-                scale_vector(to, c * step + 16, s, of_column, m, 16, 16, far)
-                scale_vector(to, c * step + last, s, of_column, m, last, 16, far)
-        for c in range(whole, columns):
-            for k in range(rows):
-                out[k, c] = fma(s[k], z[c], m[k])
-        return
-    # Chunks and vectors as in `_draw_down`.
-    chunks = (rows + _LONG_CHUNK - 1) // _LONG_CHUNK
-    chunk = (rows + chunks - 1) // chunks
-    near = _AHEAD // out.itemsize
-    for r in range(0, rows, chunk):
-        top = min(r, rows - chunk)
-        for k in range(chunk):
-            m[k], s[k] = mu[top + k], sigma[top + k]
-        # Four columns share each read of mu and sigma, which come from the second-level cache if there are many rows.
-        # The last column is repeated to fill four.
-        for c0 in range(0, columns, 4):
-            c1, c2, c3 = min(c0 + 1, columns - 1), min(c0 + 2, columns - 1), min(c0 + 3, columns - 1)
-            z0, z1, z2, z3 = z[c0], z[c1], z[c2], z[c3]
-            x0, x1 = run_down(out, top, c0, m), run_down(out, top, c1, m)
-            x2, x3 = run_down(out, top, c2, m), run_down(out, top, c3, m)
-            for start in range(0, chunk, _HEIGHT):
-                k = min(start, chunk - _HEIGHT)
-                far = near if k + near < chunk else near + 4 * step - chunk
-                scale_vector(x0, k, s, z0, m, k, 16, far)
-                scale_vector(x1, k, s, z1, m, k, 16, far)
-                scale_vector(x2, k, s, z2, m, k, 16, far)
-                scale_vector(x3, k, s, z3, m, k, 16, far)
-
-
-@inline
-def _draw_tiles(
-    block, narrow, scale_down, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, shared_noise, antithetic
-):
-    """Draw noise in tiles, then scale it into place. Short rows share a tile, and shared noise serves every row."""
-    rows, columns = out.shape
-    block_columns = 8 if antithetic else 4
-    skip = first_column % block_columns
-    first_block = first_column // block_columns
-    row_blocks = (skip + columns + block_columns - 1) // block_columns
-    noise_rows = 1 if shared_noise else rows
-    unit_stride = out.strides[1] == out.itemsize
-    down = shared_noise and _runs_down(out)
-    tile_rows = max(1, _TILE // row_blocks)
-    z = stack_array(_TILE_NORMALS, mu.dtype)
-    pairs = stack_array(_TILE_PAIRS, mu.dtype)
-    tile_row = stack_array(_TILE, np.uint32)
-    tile_block = stack_array(_TILE, np.uint32)
-    for r in range(0, noise_rows, tile_rows):
-        packed = min(tile_rows, noise_rows - r)
-        for t in range(0, row_blocks, _TILE):
-            width = min(_TILE, row_blocks - t)
-            k = np.uint64(0)
-            for p in range(packed):
-                i = np.uint32(0 if shared_noise else first_row + r + p)
-                for b in range(first_block + t, first_block + t + width):
-                    tile_row[k] = i
-                    tile_block[k] = np.uint32(b)
-                    k += np.uint64(1)
-            # Draws whole vectors, with unused noise behind the last place: faster than a loop for the remainder.
-            drawn = (k + _LANES - np.uint64(1)) & ~(_LANES - np.uint64(1))
-            for b in range(drawn):
-                z0, z1, z2, z3 = block(np.uint64(tile_block[b]), np.uint64(tile_row[b]), o0, o1, k0, k1)
-                c = np.uint64(4) * b
-                z[c] = z0
-                z[c + np.uint64(1)] = z1
-                z[c + np.uint64(2)] = z2
-                z[c + np.uint64(3)] = z3
-            noise = z
-            if antithetic:
-                for c in range(np.uint64(4) * drawn):
-                    pairs[np.uint64(2) * c] = z[c]
-                    pairs[np.uint64(2) * c + np.uint64(1)] = -z[c]
-                noise = pairs
-            start = max(0, block_columns * t - skip)
-            stop = min(columns, block_columns * (t + width) - skip)
-            shift = np.uint64(start + skip - block_columns * t)
-            pitch = np.uint64(0 if shared_noise else block_columns * width)
-            last = rows if shared_noise else r + packed
-            if unit_stride and stop - start >= _LONG_RUN:
-                for i in range(r, last):
-                    m, s = mu[i], sigma[i]
-                    row = contiguous(out[i, start:stop])
-                    of_row = noise[shift:]
-                    for c in range(np.uint64(row.size)):
-                        row[c] = narrow(fma(s, of_row[c], m))
-                    shift += pitch
-            elif down:
-                scale_down(narrow, noise[shift:], mu, sigma, out[:, start:stop])
-            else:
-                for i in range(np.uint64(r), np.uint64(last)):
-                    m, s = mu[i], sigma[i]
-                    for c in range(np.uint64(stop - start)):
-                        out[i, np.uint64(start) + c] = narrow(fma(s, noise[shift + c], m))
-                    shift += pitch
-
-
-@inline
-def _draw(block, narrow, scale_down, mu, sigma, out, seed, offset, first_row, first_column, shared_noise, antithetic):
-    """Draw the window `out`."""
-    columns = out.shape[1]
-    k0, k1 = stream_key(seed)
-    o0, o1 = word(offset), offset >> np.uint64(32)
-    if not shared_noise and columns > 0 and _runs_down(out):
-        _draw_down(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, antithetic)
-    elif (
-        columns >= _LONG_ROW
-        and out.strides[1] == out.itemsize
-        and not shared_noise
-        and not (antithetic and out.itemsize == 8)  # LLVM does not vectorise eight such stores.
-    ):
-        _draw_long_rows(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, antithetic)
-    elif columns > 0:
-        _draw_tiles(
-            block, narrow, scale_down, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, shared_noise, antithetic
-        )
 
 
 @inline
@@ -496,13 +422,19 @@ def _all_valid(mu, sigma):
 
 def _window_function(dtype: str, antithetic: bool) -> Callable[..., Any]:
     # Numba treats variables of the closure as constants.
-    block = block_f64 if MATRIX_TYPES[dtype].computing == "float64" else block_f32
-    narrow = NARROWING[dtype]
-    scale_down = _scale_down if narrow is unchanged else _scale_and_narrow_down
+    tile, narrow = tile_of(MATRIX_TYPES[dtype].computing), NARROWING[dtype]
+    along, down, shared = (kind(tile, narrow, antithetic) for kind in (_along, _down, _shared))
 
     def draw(mu, sigma, out, seed, offset, i, j, shared_noise):
         before = default_floats()
-        _draw(block, narrow, scale_down, mu, sigma, out, seed, offset, i, j, shared_noise, antithetic)
+        stream = stream_of(seed, offset)
+        if out.shape[0] > 0 and out.shape[1] > 0:
+            if shared_noise:
+                shared(mu, sigma, out, stream, i, j)
+            elif _runs_down(out):
+                down(mu, sigma, out, stream, i, j)
+            else:
+                along(mu, sigma, out, stream, i, j)
         restore_floats(before)
 
     return draw

@@ -11,7 +11,7 @@ from __future__ import annotations
 from multisample.backends.kernels.compilation import inline
 
 THREAD_WORK = 1 << 16
-"""The normals of one thread. They take 60 us, or 28 us in C++; waking an idle helper takes some 70 us."""
+"""The normals of one thread. They take 35 us; waking an idle helper takes some 70 us."""
 # An element of shared noise is only scaled and stored, at 1 / _SHARED_PART of the cost of an independent one.
 _SHARED_PART = 8
 # Maximum normals of a window.
@@ -20,8 +20,9 @@ _WINDOW = 1 << 18
 # larger, because each does some work for every column.
 _WINDOWS, _LEAST_WINDOW = 16, 1 << 13
 _LARGER_WINDOWS, _LEAST_LARGER_WINDOW = 4, 1 << 14
-# Minimum columns of a window of shared noise. Its noise is computed once, for four rows or more.
-_SHARED_COLUMNS = 1 << 12
+# Minimum columns of a window where columns are not contiguous. Its rows share the column parts of words, or shared
+# noise, so that many rows are better than long rows.
+_COLUMNS, _SHARED_COLUMNS = 1 << 10, 1 << 12
 # Maximum rows and maximum normals of a window of shared noise where columns are contiguous. Its columns share the reads
 # of mu and sigma, so that many columns are better than long columns.
 _SHARED_ROWS, _SHARED_WINDOW = 1 << 13, 1 << 20
@@ -55,7 +56,7 @@ def window_shape(d, n, threads, shared_noise, block, down):
         rows = (d + parts - 1) // parts
         columns = size // rows
     else:
-        columns = max(_SHARED_COLUMNS, size // d) if shared_noise else size
+        columns = max(_SHARED_COLUMNS if shared_noise else _COLUMNS, size // d)
         rows = max(1, size // min(columns, n))
     return rows, max(block, columns - columns % block)
 

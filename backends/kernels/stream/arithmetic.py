@@ -16,8 +16,11 @@ from numba.core import cgutils
 from numba.core.typing import Context
 from numba.extending import intrinsic
 
+from .vectors import Vector, common_type, element_type, filled, in_all_lanes, llvm_like, select, with_elements
+
 _INTEGER_OF = {types.float32: types.int32, types.float64: types.int64}
 _FLOAT_OF = {integer: real for real, integer in _INTEGER_OF.items()}
+_SIGNED = {types.uint32: types.int32, types.uint64: types.int64}
 
 
 # --- Bits ---------------------------------------------------------------------------------------------------------
@@ -30,13 +33,15 @@ def _bitcast(context: Any, builder: Any, signature: Any, args: Any) -> Any:
 @intrinsic
 def float_bits(typingctx: Any, x: Any) -> Any:
     """The bit pattern of a float32 as an int32, or of a float64 as an int64."""
-    return (_INTEGER_OF[x](x), _bitcast) if x in _INTEGER_OF else None
+    kind = _INTEGER_OF.get(element_type(x))
+    return (with_elements(x, kind)(x), _bitcast) if kind else None
 
 
 @intrinsic
 def from_float_bits(typingctx: Any, bits: Any) -> Any:
     """The float32 of an int32 bit pattern, or the float64 of an int64 one."""
-    return (_FLOAT_OF[bits](bits), _bitcast) if bits in _FLOAT_OF else None
+    kind = _FLOAT_OF.get(element_type(bits))
+    return (with_elements(bits, kind)(bits), _bitcast) if kind else None
 
 
 # --- Fused multiply-adds ------------------------------------------------------------------------------------------
@@ -45,31 +50,31 @@ def from_float_bits(typingctx: Any, bits: Any) -> Any:
 def emit_fma(context: Any, builder: Any, x: Any, y: Any, z: Any) -> Any:
     """``x * y + z`` with one rounding, of LLVM values: floats, doubles or vectors of them."""
     if _has_fma(context, builder):
-        scalar = x.type.element if isinstance(x.type, ir.VectorType) else x.type
-        lanes = f"v{x.type.count}" if isinstance(x.type, ir.VectorType) else ""
-        return _call(builder, f"llvm.fma.{lanes}{'f32' if scalar == ir.FloatType() else 'f64'}", x, y, z)
-    if isinstance(x.type, ir.VectorType):
-        result = x.type(ir.Undefined)
-        for k in map(ir.IntType(32), range(x.type.count)):
-            lane = emit_fma(context, builder, *(builder.extract_element(vector, k) for vector in (x, y, z)))
-            result = builder.insert_element(result, lane, k)
-        return result
-    single = x.type == ir.FloatType()
-    real = types.float32 if single else types.float64
-    function = _fma_in_float64 if single else _fma_in_parts
-    return context.compile_internal(builder, function, real(real, real, real), (x, y, z))
+        return _call(builder, "llvm.fma", x, y, z)
+    scalar = x.type.element if isinstance(x.type, ir.VectorType) else x.type
+    number, function = (types.float32, _fma_in_float64) if scalar == ir.FloatType() else (types.float64, _fma_in_parts)
+    kind = Vector(number, x.type.count) if isinstance(x.type, ir.VectorType) else number
+    return context.compile_internal(builder, function, kind(kind, kind, kind), (x, y, z))
 
 
 def _has_fma(context: Any, builder: Any) -> bool:
     """Whether the processor has the instruction. Otherwise, LLVM calls the C library, which takes 60 to 170 ns."""
+    return _has_feature(context, builder, "fma")
+
+
+def _has_feature(context: Any, builder: Any, name: str) -> bool:
+    """Whether a processor of x86 has this extension. True for other processors."""
     if not str(builder.module.triple).startswith(("x86", "i386", "i686")):
         return True
     _, _, features = context.codegen().magic_tuple()
-    return "+fma" in features.split(",")
+    return f"+{name}" in features.split(",")
 
 
 def _call(builder: Any, name: str, *args: Any) -> Any:
+    """Call a function of the C library, or of LLVM for any type of floats."""
     real = args[0].type
+    if name in ("llvm.fma", "llvm.sqrt"):
+        name += f".v{real.count}{real.element.intrinsic_name}" if hasattr(real, "count") else f".{real.intrinsic_name}"
     function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(real, [real] * len(args)), name)
     return builder.call(function, args)
 
@@ -77,20 +82,48 @@ def _call(builder: Any, name: str, *args: Any) -> Any:
 @intrinsic
 def _library_fma(typingctx: Any, x: Any, y: Any, z: Any) -> Any:
     """The function of the C library. LLVM would move its own operation out of a branch that is rarely taken."""
-    return x(x, x, x), lambda context, builder, signature, args: _call(builder, "fma", *args)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        if not isinstance(x, Vector):
+            return _call(builder, "fma", *args)
+        result = args[0].type(ir.Undefined)
+        for lane in map(ir.IntType(32), range(x.lanes)):
+            value = _call(builder, "fma", *(builder.extract_element(vector, lane) for vector in args))
+            result = builder.insert_element(result, value, lane)
+        return result
+
+    return x(x, x, x), codegen
 
 
-# Twins of the functions in csrc/stream/arithmetic.h, which says why they are right.
+def _converted(name: str, of: Any, to: Any) -> Any:
+    def convert(typingctx: Any, x: Any) -> Any:
+        if element_type(x) != of:
+            return None
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return getattr(builder, name)(args[0], context.get_value_type(signature.return_type))
+
+        return with_elements(x, to)(x), codegen
+
+    return intrinsic(convert)
+
+
+_to_float64 = _converted("fpext", types.float32, types.float64)
+_to_float32 = _converted("fptrunc", types.float64, types.float32)
+
+
+# Twins of the functions in csrc/stream/arithmetic.h, which says why they are right. They also take vectors.
 
 
 def _fma_in_float64(x: Any, y: Any, z: Any) -> Any:
-    p, c = np.float64(x) * np.float64(y), np.float64(z)
+    p, c = _to_float64(x) * _to_float64(y), _to_float64(z)
     s = p + c
     t = s - p
     error = (p - (s - t)) + (c - t)
-    inexact = np.int64(error * error > 0.0)
-    is_too_large = np.int64((float_bits(s) ^ float_bits(error)) < 0)
-    return np.float32(from_float_bits((float_bits(s) - (inexact & is_too_large)) | inexact))
+    bits = float_bits(s)
+    inexact = select(error * error > 0.0, like(np.int64(1), bits), like(np.int64(0), bits))
+    too_large = (bits ^ float_bits(error)) >> np.int64(63)
+    return _to_float32(from_float_bits((bits - (inexact & too_large)) | inexact))
 
 
 def _fma_in_parts(x: Any, y: Any, z: Any) -> Any:
@@ -105,8 +138,9 @@ def _fma_in_parts(x: Any, y: Any, z: Any) -> Any:
     rest = q + t
     result = s + rest
     distance = rest - (result - s)
-    is_exact = abs(p) > 2.0**-900 or x == 0.0 or y == 0.0
-    if is_exact and result != 0.0 and result + distance * (1 + 2.0**-50) == result:
+    is_exact = (p > 2.0**-900) | (-p > 2.0**-900) | (x == 0.0) | (y == 0.0)
+    is_right = is_exact & (result != 0.0) & (result + distance * (1 + 2.0**-50) == result)
+    if in_all_lanes(is_right):
         return result
     return _library_fma(x, y, z)
 
@@ -124,23 +158,25 @@ def transform_fma(typingctx: Any, x: Any, y: Any, z: Any) -> Any:
 
 
 def _of_equal_types(emit: Callable[..., Any], x: Any, y: Any, z: Any) -> Any:
-    if x not in _INTEGER_OF or y != x or z != x:
+    kind, number = common_type(x, y, z), element_type(x)
+    if number not in _INTEGER_OF or element_type(y) != number or element_type(z) != number:
         return None
-    return x(x, x, x), lambda context, builder, signature, args: emit(context, builder, *args)
+    return kind(kind, kind, kind), lambda context, builder, signature, args: emit(context, builder, *args)
 
 
 def _emit_transform_fma(context: Any, builder: Any, x: Any, y: Any, z: Any) -> Any:
-    if x.type != ir.FloatType() or _has_fma(context, builder):
+    single = llvm_like(x.type, ir.FloatType())
+    if x.type != single or _has_fma(context, builder):
         return emit_fma(context, builder, x, y, z)
     # Two roundings give the bits of one here: see csrc/stream/arithmetic.h.
-    x, y, z = (builder.fpext(value, ir.DoubleType()) for value in (x, y, z))
-    return builder.fptrunc(builder.fadd(builder.fmul(x, y), z), ir.FloatType())
+    x, y, z = (builder.fpext(value, llvm_like(single, ir.DoubleType())) for value in (x, y, z))
+    return builder.fptrunc(builder.fadd(builder.fmul(x, y), z), single)
 
 
 @intrinsic
 def product(typingctx: Any, x: Any, y: Any) -> Any:
     """``x * y``, never contracted with an addition. libNVVM contracts other products."""
-    if x not in _INTEGER_OF or y != x:
+    if element_type(x) not in _INTEGER_OF or y != x:
         return None
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -154,12 +190,15 @@ def product(typingctx: Any, x: Any, y: Any) -> Any:
 @intrinsic
 def horner(typingctx: Any, coefficients: Any, x: Any) -> Any:
     """The polynomial of `coefficients`, a tuple with the highest power first, at `x`: one fma for each power."""
-    if not isinstance(coefficients, types.UniTuple) or x not in _INTEGER_OF:
+    if not isinstance(coefficients, types.UniTuple) or coefficients.dtype != element_type(x):
         return None
 
     # An intrinsic, because LLVM unrolls a loop over a tuple too late to vectorise it.
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        first, *rest = cgutils.unpack_tuple(builder, args[0])
+        first, *rest = (
+            context.cast(builder, coefficient, coefficients.dtype, x)
+            for coefficient in cgutils.unpack_tuple(builder, args[0])
+        )
         value = first
         for coefficient in rest:
             value = _emit_transform_fma(context, builder, value, args[1], coefficient)
@@ -173,15 +212,66 @@ def horner(typingctx: Any, coefficients: Any, x: Any) -> Any:
 
 @intrinsic
 def like(typingctx: Any, x: Any, word: Any) -> Any:
-    """The lower bits of an unsigned integer `x`, in the type of `word`."""
+    """The lower bits of an integer `x`, in the type of `word`. If one of both is a vector, the result is a vector."""
+    kind = common_type(x, word)
+    if isinstance(kind, Vector):
+        return kind(kind, word), lambda context, builder, signature, args: args[0]
     if not (isinstance(x, types.Integer) and isinstance(word, types.Integer)):
         return None
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         to = context.get_value_type(word)
-        return builder.trunc(args[0], to) if x.bitwidth > word.bitwidth else builder.zext(args[0], to)
+        if x.bitwidth > word.bitwidth:
+            return builder.trunc(args[0], to)
+        return (builder.sext if x.signed else builder.zext)(args[0], to)
 
     return word(x, word), codegen
+
+
+@intrinsic
+def signed(typingctx: Any, x: Any) -> Any:
+    """The bits of an unsigned integer as a signed one."""
+    kind = _SIGNED.get(element_type(x))
+    return (with_elements(x, kind)(x), lambda context, builder, signature, args: args[0]) if kind else None
+
+
+@intrinsic
+def to_real(typingctx: Any, x: Any) -> Any:
+    """An integer of 32 or 64 bits as a float of as many bits, rounded."""
+    number = element_type(x)
+    kind = _FLOAT_OF.get(_SIGNED.get(number, number))
+    if kind is None:
+        return None
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        (bits,), to = args, context.get_value_type(signature.return_type)
+        if not isinstance(x, Vector) or number.bitwidth == 32 or _has_feature(context, builder, "avx512dq"):
+            return (builder.sitofp if number.signed else builder.uitofp)(bits, to)
+
+        # LLVM would convert each lane by itself. Each 32-bit half is placed in the low bits of a large float64. This
+        # and the subtraction of the large number are exact: only the sum of the halves rounds.
+        def constant(value: int) -> Any:
+            return filled(bits.type, value)
+
+        if number.signed:
+            bits = builder.xor(bits, constant(1 << 63))
+        upper = builder.or_(builder.lshr(bits, constant(32)), constant(0x4530000000000000))
+        lower = builder.or_(builder.and_(bits, constant(0xFFFFFFFF)), constant(0x4330000000000000))
+        base = 2.0**84 + 2.0**52 + (2.0**63 if number.signed else 0)
+        return builder.fadd(builder.fsub(builder.bitcast(upper, to), filled(to, base)), builder.bitcast(lower, to))
+
+    return with_elements(x, kind)(x), codegen
+
+
+@intrinsic
+def minimum(typingctx: Any, x: Any, y: Any) -> Any:
+    """The smaller of two signed integers."""
+    kind = common_type(x, y)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.select(builder.icmp_signed("<", *args), *args)
+
+    return kind(kind, kind), codegen
 
 
 @intrinsic
@@ -204,19 +294,20 @@ def wide_product(typingctx: Any, x: Any, multiplier: Any) -> Any:
 
     A uint32 gives two uint32. A uint64, whose upper half is ignored, gives two uint64.
     """
-    if x not in (types.uint32, types.uint64) or not isinstance(multiplier, types.IntegerLiteral):
+    number = element_type(x)
+    if number not in (types.uint32, types.uint64) or not isinstance(multiplier, types.IntegerLiteral):
         return None
-    lane = ir.IntType(64)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        constant = lane(multiplier.literal_value)
-        if x == types.uint64:
-            low = builder.mul(builder.and_(args[0], lane(0xFFFFFFFF)), constant)
-            high = builder.lshr(low, lane(32))
+        lane = llvm_like(args[0].type, ir.IntType(64))
+        constant, shift = filled(lane, multiplier.literal_value), filled(lane, 32)
+        if number == types.uint64:
+            low = builder.mul(builder.and_(args[0], filled(lane, 0xFFFFFFFF)), constant)
+            high = builder.lshr(low, shift)
         else:
             product = builder.mul(builder.zext(args[0], lane), constant)
             low = builder.trunc(product, args[0].type)
-            high = builder.trunc(builder.lshr(product, lane(32)), args[0].type)
+            high = builder.trunc(builder.lshr(product, shift), args[0].type)
         return context.make_tuple(builder, signature.return_type, (high, low))
 
     return types.UniTuple(x, 2)(x, multiplier), codegen
@@ -229,13 +320,13 @@ def sqrt(typingctx: Any, x: Any) -> Any:
     On a GPU it omits the slow path for subnormal float32: it is correctly rounded for the square of every radius that
     a word gives.
     """
-    if x not in _INTEGER_OF:
+    if element_type(x) not in _INTEGER_OF:
         return None
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         (square,) = args
         if x == types.float64 or not _is_gpu(builder):
-            return _call(builder, "llvm.sqrt.f32" if x == types.float32 else "llvm.sqrt.f64", square)
+            return _call(builder, "llvm.sqrt", square)
         real = square.type
         y = builder.asm(ir.FunctionType(real, [real]), "rsqrt.approx.ftz.f32 $0, $1;", "=f,f", args, False)
         g = builder.fmul(square, y)

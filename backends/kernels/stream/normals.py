@@ -11,7 +11,7 @@ import numpy as np
 
 from multisample.backends.kernels.compilation import inline
 
-from .arithmetic import float_bits, from_float_bits, horner, product, sqrt, transform_fma
+from .arithmetic import float_bits, from_float_bits, horner, like, minimum, product, sqrt, to_real, transform_fma
 from .words import philox4x32_10, word
 
 FLOAT64_KEY = np.uint64(0x66363474)
@@ -72,19 +72,20 @@ _SHIFT = np.uint64(32)
 @inline
 def radius_f32(a: np.uint32) -> np.float32:
     """Twice the radius, ``2 sqrt(-2 ln u)``, for ``u`` in [2^-33, 1 - 2^-24] made from the word `a`."""
-    u = transform_fma(np.float32(a), _TO_UNIT32, _TO_UNIT_HALF32)
+    u = transform_fma(to_real(a), _TO_UNIT32, _TO_UNIT_HALF32)
+    bits = float_bits(u)
     # Positive floats are ordered like their bit patterns: min(u, 1 - 2^-24) is an integer minimum, which some GPUs fuse
     # with the subtraction.
-    x = min(np.int32(float_bits(u) - _TWO_THIRDS32), _BELOW_ONE32)
-    e = np.int32(x & _EXPONENT32)
-    f = from_float_bits(np.int32(x - e + _TWO_THIRDS32)) - _ONE32
-    return sqrt(transform_fma(np.float32(e), LE32, horner(L32, f) * f))
+    x = minimum(like(bits - _TWO_THIRDS32, bits), _BELOW_ONE32)
+    e = like(x & _EXPONENT32, x)
+    f = from_float_bits(like(x - e + _TWO_THIRDS32, x)) - _ONE32
+    return sqrt(transform_fma(to_real(e), LE32, horner(L32, f) * f))
 
 
 @inline
 def half_turns_f32(b: np.int32) -> tuple[np.float32, np.float32]:
     """Half the cosine and half the sine of the angle ``pi b / 2^31``, in [-pi, pi)."""
-    y = np.float32(b) * _TO_HALF_TURNS32
+    y = to_real(b) * _TO_HALF_TURNS32
     q = y * y
     s = horner(S32, q) * y
     c = horner(C32, q)
@@ -94,17 +95,17 @@ def half_turns_f32(b: np.int32) -> tuple[np.float32, np.float32]:
 @inline
 def radius_f64(a: np.uint64) -> np.float64:
     """Twice the radius, ``2 sqrt(-2 ln u)``, for ``u`` in [2^-65, 1 - 2^-53] made from the 64 bits `a`."""
-    u = transform_fma(np.float64(a), _TO_UNIT64, _TO_UNIT_HALF64)
-    x = min(float_bits(u) - _TWO_THIRDS64, _BELOW_ONE64)
+    u = transform_fma(to_real(a), _TO_UNIT64, _TO_UNIT_HALF64)
+    x = minimum(float_bits(u) - _TWO_THIRDS64, _BELOW_ONE64)
     e = x & _EXPONENT64
     f = from_float_bits(x - e + _TWO_THIRDS64) - _ONE64
-    return sqrt(transform_fma(np.float64(e), LE64, horner(L64, f) * f))
+    return sqrt(transform_fma(to_real(e), LE64, horner(L64, f) * f))
 
 
 @inline
 def half_turns_f64(b: np.int64) -> tuple[np.float64, np.float64]:
     """Half the cosine and half the sine of the angle ``pi b / 2^63``, in [-pi, pi)."""
-    y = np.float64(b) * _TO_HALF_TURNS64
+    y = to_real(b) * _TO_HALF_TURNS64
     q = y * y
     s = horner(S64, q) * y
     c = horner(C64, q)

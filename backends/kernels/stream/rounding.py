@@ -10,7 +10,8 @@ import numpy as np
 
 from multisample.backends.kernels.compilation import inline
 
-from .arithmetic import float_bits, from_float_bits
+from .arithmetic import float_bits, from_float_bits, like
+from .vectors import low_16, select
 
 _SIGN = np.int32(-0x80000000)
 _MAGNITUDE = np.int32(0x7FFFFFFF)
@@ -28,10 +29,10 @@ def to_bfloat16(x: np.float32) -> np.uint16:
     """The bits of the bfloat16 nearest to `x`."""
     bits = float_bits(x)
     # Adding just under half a unit carries into the upper half exactly when the value rounds up.
-    rounded = np.int32(bits + np.int32(0x7FFF) + (np.int32(bits >> np.int32(16)) & np.int32(1)))
-    quiet_nan = np.int32(bits | np.int32(0x00400000))
-    chosen = quiet_nan if np.int32(bits & _MAGNITUDE) > _INFINITY else rounded
-    return np.uint16(np.uint32(chosen) >> np.uint32(16))
+    rounded = like(bits + np.int32(0x7FFF) + (bits >> np.int32(16) & np.int32(1)), bits)
+    quiet_nan = like(bits | np.int32(0x00400000), bits)
+    chosen = select(like(bits & _MAGNITUDE, bits) > _INFINITY, quiet_nan, rounded)
+    return low_16(like(chosen >> np.int32(16), bits))
 
 
 @inline
@@ -44,18 +45,18 @@ def from_bfloat16(bits: np.uint16) -> np.float32:
 def to_float16(x: np.float32) -> np.uint16:
     """The bits of the float16 nearest to `x`; from 65520 on that is infinity."""
     bits = float_bits(x)
-    sign = np.int32(bits & _SIGN)
-    magnitude = np.int32(bits ^ sign)
+    sign = like(bits & _SIGN, bits)
+    magnitude = like(bits ^ sign, bits)
     # From 2^-14 on: rebias the exponent from 127 to 15 and round the lowest 13 bits away.
-    odd = np.int32(magnitude >> np.int32(13)) & np.int32(1)
-    normal = np.int32(magnitude - np.int32(112 << 23) + np.int32(0xFFF) + odd) >> np.int32(13)
+    odd = magnitude >> np.int32(13) & np.int32(1)
+    normal = like(like(magnitude - np.int32(112 << 23) + np.int32(0xFFF) + odd, bits) >> np.int32(13), bits)
     # Below: adding 1/2 lets the float32 addition round at 2^-24, the spacing of float16's subnormals.
     shifted = float_bits(from_float_bits(magnitude) + np.float32(0.5))
-    subnormal = np.int32(shifted - np.int32(0x3F000000))
-    overflow = np.int32(0x7E00) if magnitude > _INFINITY else np.int32(0x7C00)
-    half = subnormal if magnitude < np.int32(113 << 23) else normal
-    half = overflow if magnitude >= np.int32(0x477FF000) else half
-    return np.uint16(np.uint32(sign) >> np.uint32(16) | np.uint32(half))
+    subnormal = like(shifted - np.int32(0x3F000000), bits)
+    overflow = select(magnitude > _INFINITY, like(np.int32(0x7E00), bits), like(np.int32(0x7C00), bits))
+    half = select(np.int32(113 << 23) > magnitude, subnormal, normal)
+    half = select(magnitude > np.int32(0x477FEFFF), overflow, half)
+    return low_16(like(sign >> np.int32(16) | half, bits))
 
 
 @inline
