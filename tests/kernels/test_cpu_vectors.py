@@ -46,7 +46,7 @@ def machine_code(kind: str) -> str:
         words = types.uint64, types.uint64, types.int64
         sums = types.Array(types.float64, 2, "C")
         function = moments._sum_function("float64")
-        parameters = (types.Array(types.uint32, 1, "C"), VECTOR, VECTOR, sums, *words)
+        parameters = (types.Array(types.uint64, 1, "C"), VECTOR, VECTOR, sums, *words)
     else:
         function, parameters = double_all, (VECTOR,)
     dispatcher: Any = cached(function, f"test-{kind}", "digest")

@@ -174,20 +174,21 @@ def test_zero_dimensions_or_samples_give_an_empty_result(
 # --- Shapes ---------------------------------------------------------------------------------------
 
 SHAPES = {
-    # Short rows that share a tile of 256 groups, or are slightly too long for it; rows of at least 512 columns, which
-    # are drawn in place; more than one tile; several threads; odd lengths.
+    # Rows of fewer columns than two vectors, which are gathered before they are stored; rows that share a tile of 256
+    # groups, or are slightly too long for it; several tiles; several threads; odd lengths.
     "dn": [
         (1, 1), (1, 2), (2, 3), (3, 4), (1, 15), (2, 16), (3, 17), (700, 1), (257, 3), (300, 4), (86, 11), (129, 30),
         (2, 511), (3, 512), (2, 513), (5, 1019), (2, 1024), (1, 1025), (3, 2047), (1, 4099), (100, 1001), (70, 1030),
         (4000, 33), (1, 70001), (65537, 2), (3, 50001),
     ],
-    # SIMD vectors extend over rows. Several groups share a vector if there are fewer than 16 rows, or few in the last
-    # vector. More than 256 rows (2048 in Numba, 8192 with shared noise) are split. Some shapes need several threads.
-    # Others have partial groups of four or eight columns at one end or both.
+    # SIMD vectors extend over rows. Up to 256 rows, several groups share a tile, and columns shorter than two vectors
+    # are gathered. More rows are drawn in strips of up to 512, and chunks of up to 4096. Some shapes need several
+    # threads. Others have partial groups of four or eight columns at one end or both.
     "nd": [
         *((d, n) for d in (1, 2, 15, 16, 17, 31, 32, 33, 47, 129, 257) for n in range(1, 10)),
         (2, 1501), (3, 700), (5, 333), (8, 301), (9, 260), (12, 200), (18, 301), (21, 150), (24, 90), (34, 131),
-        (39, 70), (49, 101), (52, 99), (64, 100), (128, 131), (300, 70), (513, 9), (2049, 5), (4097, 13), (8209, 3),
+        (39, 70), (49, 101), (52, 99), (64, 100), (128, 131), (255, 5), (256, 7), (300, 70),
+        (511, 2), (513, 9), (2049, 5), (4096, 1), (4097, 13), (8209, 3),
         (65551, 2), (90000, 9), (33, 9001), (700, 601),
     ],
 }  # fmt: skip

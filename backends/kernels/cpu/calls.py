@@ -16,13 +16,13 @@ import numpy as np
 
 from multisample.backends.element_types import MATRIX_TYPES, ElementType
 from multisample.backends.kernels.compilation import callee, inline, source_digest
-from multisample.backends.kernels.stream.rounding import from_bfloat16, from_float16, unchanged
-from multisample.backends.launch import Launch, Operation, computing_name, type_name
+from multisample.backends.launch import Launch, Operation, type_name
 
-from .addresses import c_address, numbers_at, symbol
+from .addresses import c_address, symbol
 from .fields import HALF, LAUNCH_WORDS, WORD, half, numbers_of
+from .gradient import gradient_address
 from .helper_threads import find_threads, for_each, starting_kernel, threads_for
-from .intrinsics import add_products, integers_at, stack_array
+from .intrinsics import integers_at
 from .kernel import call_window, settings_kernel, value_kernel, window_address, window_kernel
 from .moments import moments_address
 from .perturb import perturb_address
@@ -33,13 +33,7 @@ _kernels = np.zeros(2 * (max(ElementType) + 1), np.int64)
 llvmlite.binding.add_symbol("multisample_cpu_kernels", _kernels.ctypes.data)
 
 _FLOAT16, _BFLOAT16, _FLOAT64 = (int(ElementType[name]) for name in ("float16", "bfloat16", "float64"))
-_FLOAT32 = int(ElementType.float32)
 
-# Maximum rows and maximum elements of a tile: a gradient draws the noise of one tile at a time.
-_TILE_ROWS, _TILE = 64, 1 << 12
-# Parallel sums, and the terms of each before they are added to a float64 sum.
-_SUMS, _CHAIN = 16, 16
-_TILE_SUMS = 2 * _SUMS * _TILE_ROWS
 _REALS = ("float32", "float64")
 
 
@@ -92,79 +86,6 @@ def _draw_part(arguments, index):
     _draw_window(launch, kernel, b, top, bottom, left, right)
 
 
-def _band_function(real: str) -> Callable[..., Any]:
-    number, size = getattr(np, real), np.dtype(real).itemsize
-    zero, one = number(0), number(1)
-
-    @inline
-    def load(widen, element, x, pitch, matrix, rows, columns, row_stride, column_stride):
-        """Copy a tile to `x`, whose rows are `pitch` elements apart. Rows or columns are contiguous in memory."""
-        if row_stride > column_stride:
-            for r in range(rows):
-                row = numbers_at(matrix + r * row_stride, columns, element)
-                to = x[r * pitch : r * pitch + columns]
-                for c in range(columns):
-                    to[c] = widen(row[c])
-        else:
-            for c in range(columns):
-                column = numbers_at(matrix + c * column_stride, rows, element)
-                for r in range(rows):
-                    x[r * pitch + c] = widen(column[r])
-
-    @inline
-    def load_any(kind, x, pitch, matrix, rows, columns, row_stride, column_stride):
-        if size == 8:
-            load(unchanged, np.float64, x, pitch, matrix, rows, columns, row_stride, column_stride)
-        elif kind == _FLOAT32:
-            load(unchanged, np.float32, x, pitch, matrix, rows, columns, row_stride, column_stride)
-        elif kind == _FLOAT16:
-            load(from_float16, np.uint16, x, pitch, matrix, rows, columns, row_stride, column_stride)
-        else:
-            load(from_bfloat16, np.uint16, x, pitch, matrix, rows, columns, row_stride, column_stride)
-
-    def sum_band(arguments, index):
-        address, kernel, band, width = arguments
-        launch = integers_at(address, LAUNCH_WORDS)
-        rows, columns, row_stride, column_stride = _shape(launch)
-        kind, bands = half(launch, HALF.type), (rows + band - 1) // band
-        b, top = index // bands, index % bands * band
-        height = min(band, rows - top)
-        matrix = launch[WORD.matrix] + b * launch[WORD.matrix_step] + top * row_stride
-        seed, offset, first_row, first_column = numbers_of(launch, b)
-        x, z = stack_array(_TILE, number), stack_array(_TILE, number)
-        zeros, ones = stack_array(_TILE_ROWS, number), stack_array(_TILE_ROWS, number)
-        sums = stack_array(_TILE_SUMS, np.float64)
-        # A row of a tile ends with padding: zeros in `x`, and any numbers in `z`.
-        pitch = width + -width % _SUMS
-        for r in range(height):
-            zeros[r], ones[r] = zero, one
-        for k in range(height * pitch):
-            x[k] = z[k] = zero
-        for k in range(2 * _SUMS * height):
-            sums[k] = 0.0
-        for left in range(0, columns, width):
-            count = min(width, columns - left)
-            call_window(
-                kernel, (zeros.ctypes.data, ones.ctypes.data, size, size, size),
-                (z.ctypes.data, height, count, pitch * size, size, size),
-                (seed, offset, first_row + top, first_column + left), half(launch, HALF.shared_noise) != 0,
-            )  # fmt: skip
-            load_any(kind, x, pitch, matrix + left * column_stride, height, count, row_stride, column_stride)
-            for r in range(height):
-                for c in range(count, min(count + _SUMS, width)):
-                    x[r * pitch + c] = zero
-                for c in range(0, count, _SUMS * _CHAIN):
-                    at, terms = r * pitch + c, min(_CHAIN, (count - c + _SUMS - 1) // _SUMS)
-                    add_products(sums, 2 * _SUMS * r, x, x, at, None, z, at, terms, _SUMS)
-        of_mu = numbers_at(launch[WORD.first] + b * launch[WORD.result_step] + top * size, height, number)
-        of_sigma = numbers_at(launch[WORD.second] + b * launch[WORD.result_step] + top * size, height, number)
-        for r in range(height):
-            of_row = sums[2 * _SUMS * r : 2 * _SUMS * (r + 1)]
-            of_mu[r], of_sigma[r] = number(of_row[:_SUMS].sum()), number(of_row[_SUMS:].sum())
-
-    return sum_band
-
-
 def _draw_function() -> Callable[..., Any]:
     names = {"cpu-draw_matrix": _draw_matrix, "cpu-draw_part": _draw_part}
     draw_matrix, draw_part = (callee(function, name) for name, function in names.items())
@@ -192,24 +113,6 @@ def _draw_function() -> Callable[..., Any]:
     return draw_all
 
 
-def _gradient_function(real: str) -> Callable[..., Any]:
-    sum_band = callee(_band_function(real), f"cpu-sum_band_{real}")
-    kind = int(ElementType[real])
-
-    def sum_all(address):
-        launch = integers_at(address, LAUNCH_WORDS)
-        rows, columns, batch = launch[WORD.rows], launch[WORD.columns], max(half(launch, HALF.batch), 1)
-        kernel = _kernel_of(kind, half(launch, HALF.antithetic))
-        # Where rows are adjacent in memory, a tile has up to `_TILE_ROWS` of them.
-        width = min(columns, _TILE if launch[WORD.column_stride] < launch[WORD.row_stride] else _TILE // _TILE_ROWS)
-        height = min(rows, _TILE_ROWS, _TILE // (width + -width % _SUMS))
-        threads = threads_for(most_threads(batch * rows * columns), launch[WORD.threads])
-        for_each(sum_band, (address, kernel, height, width), batch * ((rows + height - 1) // height), threads)
-        return 0
-
-    return sum_all
-
-
 @functools.cache
 def _draw_address() -> int:
     """The address of ``int64 run(const Launch*)``, which returns 0 and never enters the interpreter.
@@ -220,23 +123,21 @@ def _draw_address() -> int:
     return c_address(_draw_function(), "cpu-draw_all", source_digest())
 
 
-@functools.cache
-def _gradient_address(real: str) -> int:
-    """The same for the operation `gradient`, where `real` is the computing type."""
-    return c_address(_gradient_function(real), f"cpu-sum_all_{real}", source_digest())
-
-
 def function_address(launch: Launch) -> int:
     """`Backend.c_function`."""
-    dtype, real, antithetic = type_name(launch), computing_name(launch), bool(launch.antithetic)
+    dtype = type_name(launch)
     find_threads()
-    if launch.operation == Operation.moments:
-        return moments_address(dtype)
-    if launch.operation == Operation.perturb:
-        return perturb_address(dtype)
-    is_sample = launch.operation == Operation.sample
-    _find_kernel(dtype if is_sample else real, antithetic)
-    return _draw_address() if is_sample else _gradient_address(real)
+    if launch.operation in _ADDRESSES:
+        return _ADDRESSES[launch.operation](dtype)
+    _find_kernel(dtype, bool(launch.antithetic))
+    return _draw_address()
+
+
+_ADDRESSES: dict[int, Callable[[str], int]] = {
+    Operation.gradient: gradient_address,
+    Operation.moments: moments_address,
+    Operation.perturb: perturb_address,
+}
 
 
 def _find_kernel(dtype: str, antithetic: bool) -> None:
@@ -253,11 +154,6 @@ def kernels() -> list[Callable[[], Any]]:
         *(functools.partial(value_kernel, real, weighted) for real in _REALS for weighted in flags),
         *(functools.partial(settings_kernel, restores) for restores in flags),
         starting_kernel,
-        *(
-            functools.partial(address, dtype)
-            for address in (moments_address, perturb_address)
-            for dtype in MATRIX_TYPES
-        ),
+        *(functools.partial(address, dtype) for address in _ADDRESSES.values() for dtype in MATRIX_TYPES),
         _draw_address,
-        *(functools.partial(_gradient_address, real) for real in _REALS),
     ]

@@ -63,7 +63,7 @@ def _copy(vector, first, count, to):
 
 
 @inline
-def _clear(x, first, count):
+def clear(x, first, count):
     """Set elements to zero. A vector computes with those behind a run too, and is slow if they are subnormal."""
     for k in range(np.uint64(first), np.uint64(first + count)):
         x[k] = 0
@@ -158,7 +158,7 @@ def _along(tile: Tile, narrow: Any, antithetic: bool) -> Callable[..., Any]:
                     draw_rows(words, layout, first_row + r, height * part, stream)
                 put_normals(z, 0, words, height * part, antithetic, run)
                 if is_short and height * count >= lanes:
-                    _clear(z, height * pitch, lanes)
+                    clear(z, height * pitch, lanes)
                     for k in range(height):
                         operands = z, shift + k * pitch, mu[r + k], sigma[r + k]
                         for c in range(0, count, lanes):
@@ -239,12 +239,12 @@ def _down(tile: Tile, narrow: Any, antithetic: bool) -> Callable[..., Any]:
         is_short = rows < short and out.strides[1] == rows * out.itemsize
         _copy(mu, 0, rows, m)
         _copy(sigma, 0, rows, s)
-        _clear(m, rows, lanes)
-        _clear(s, rows, lanes)
+        clear(m, rows, lanes)
+        clear(s, rows, lanes)
         for k in range(rows + lanes):
             n[k] = -s[k]
         for k in range(4):
-            _clear(z, k * most_places + tile_blocks * rows, lanes)
+            clear(z, k * most_places + tile_blocks * rows, lanes)
         lay_out(layout, first_row, rows, tile_blocks * rows, stream)
         for t in range(0, blocks, tile_blocks):
             part = min(tile_blocks, blocks - t)
@@ -306,7 +306,7 @@ def _shared(tile: Tile, narrow: Any, antithetic: bool) -> Callable[..., Any]:
         has_unit_stride = out.strides[1] == out.itemsize
         is_short = columns < short and has_unit_stride and out.strides[0] == columns * out.itemsize
         tile_rows = _GATHERED // columns if is_short else 1
-        _clear(z, count, lanes)
+        clear(z, count, lanes)
         for r in range(0, rows, tile_rows):
             height, run = min(tile_rows, rows - r), run_from(out, r, left, nowhere)
             if is_short and height * count >= lanes:
@@ -337,8 +337,8 @@ def _shared(tile: Tile, narrow: Any, antithetic: bool) -> Callable[..., Any]:
             _copy(mu, top, chunk, m)
             _copy(sigma, top, chunk, s)
             if is_short:
-                _clear(m, rows, lanes)
-                _clear(s, rows, lanes)
+                clear(m, rows, lanes)
+                clear(s, rows, lanes)
             for c in range(0, count, most):
                 part, run = min(most, count - c), run_from(out, top, left + c, nowhere)
                 if is_short and part * rows >= lanes:

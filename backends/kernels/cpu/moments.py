@@ -16,15 +16,14 @@ from numba import types
 from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.kernels.compilation import callee, inline, source_digest
 from multisample.backends.kernels.stream.arithmetic import fma
-from multisample.backends.kernels.stream.normals import block_f32, block_f64
 from multisample.backends.kernels.stream.rounding import NARROWING
-from multisample.backends.kernels.stream.words import stream_key, word
 
 from .addresses import c_address, numbers_at, vector_at
 from .fields import HALF, LAUNCH_WORDS, WORD, half, input_place, numbers_of
 from .helper_threads import for_each, threads_for
 from .intrinsics import add_products, integers_at, stack_array
 from .thread_windows import most_threads
+from .tile import stream_of, tile_of
 
 # Groups of a segment. A list is padded to a multiple of _ROUND groups.
 _SEGMENT, _ROUND = 4096, 8
@@ -33,12 +32,13 @@ _MOST_ROWS = 1024
 _MOST_SUMS = 2 * _MOST_ROWS
 # From this many rows on, threads divide rows only, not segments.
 _FEW_ROWS = 1024
-# Groups of a tile, whose noise fits in the first-level cache; parallel sums, and the terms of each.
-_TILE, _SUMS, _CHAIN = 256, 16, 16
-_TILE_NORMALS, _BOTH_SUMS = 4 * _TILE, 2 * _SUMS
+# Rows that share the column parts of a tile; parallel sums, and the terms of each.
+_STRIP, _SUMS, _CHAIN = 8, 16, 16
+_BOTH_SUMS = 2 * _SUMS
+_STRIP_SUMS = _STRIP * _BOTH_SUMS
 
-_allocate = types.ExternalFunction("PyMem_RawCalloc", types.int64(types.int64, types.int64))
-_free = types.ExternalFunction("PyMem_RawFree", types.void(types.int64))
+allocate = types.ExternalFunction("PyMem_RawCalloc", types.int64(types.int64, types.int64))
+free = types.ExternalFunction("PyMem_RawFree", types.void(types.int64))
 
 
 def _list_function(width: int) -> Callable[..., Any]:
@@ -57,7 +57,7 @@ def _list_function(width: int) -> Callable[..., Any]:
             for c in range(begin, end):
                 is_listed = is_listed or weights[c] != 0
             if is_listed:
-                groups[count] = np.uint32(first_column // width + g)
+                groups[count] = np.uint64(first_column // width + g)
                 for c in range(begin, end):
                     place = (c + skip) % width
                     total += weights[c]
@@ -75,39 +75,43 @@ def _list_function(width: int) -> Callable[..., Any]:
 
 def _sum_function(real: str) -> Callable[..., Any]:
     """``sum_rows(groups, first, second, sums, seed, offset, first_row)`` adds the sums of listed groups to `sums`."""
-    block = block_f64 if real == "float64" else block_f32
-    number = getattr(np, real)
+    number, tile = getattr(np, real), tile_of(real)
+    words_length, layout_length, word_type = tile.words_length, tile.layout_length, tile.word_type
+    lay_out, draw_row, put_normals = tile.lay_out_list, tile.draw_row, tile.put_normals
+    # Groups of a tile.
+    most, most_normals = tile.places // 2, 2 * tile.places
 
     def sum_rows(groups, first, second, sums, seed, offset, first_row):
-        k0, k1 = stream_key(seed)
-        o0, o1 = word(offset), offset >> np.uint64(32)
-        z, squares = stack_array(_TILE_NORMALS, number), stack_array(_TILE_NORMALS, number)
-        lanes = stack_array(_BOTH_SUMS, np.float64)
-        for r in range(sums.shape[0]):
-            i = np.uint64(first_row + r)
+        stream = stream_of(seed, offset)
+        words, layout = stack_array(words_length, word_type), stack_array(layout_length, np.uint64)
+        z, squares = stack_array(most_normals, number), stack_array(most_normals, number)
+        lanes = stack_array(_STRIP_SUMS, np.float64)
+        for top in range(0, sums.shape[0], _STRIP):
+            rows = min(_STRIP, sums.shape[0] - top)
             for segment in range(0, groups.size, _SEGMENT):
-                for lane in range(_BOTH_SUMS):
+                for lane in range(_BOTH_SUMS * rows):
                     lanes[lane] = 0.0
-                for t in range(segment, min(segment + _SEGMENT, groups.size), _TILE):
-                    count = min(_TILE, groups.size - t)
-                    for g in range(np.uint64(count)):
-                        z0, z1, z2, z3 = block(np.uint64(groups[np.uint64(t) + g]), i, o0, o1, k0, k1)
-                        c = np.uint64(4) * g
-                        z[c] = z0
-                        z[c + np.uint64(1)] = z1
-                        z[c + np.uint64(2)] = z2
-                        z[c + np.uint64(3)] = z3
-                    for c in range(np.uint64(4 * count)):
-                        squares[c] = z[c] * z[c]
-                    for chain in range(0, 4 * count, _SUMS * _CHAIN):
-                        terms = min(_CHAIN, (4 * count - chain) // _SUMS)
-                        add_products(lanes, 0, first, second, 4 * t + chain, z, squares, chain, terms, _SUMS)
-                s, q = 0.0, 0.0
-                for lane in range(_SUMS):
-                    s += lanes[lane]
-                    q += lanes[_SUMS + lane]
-                sums[r, 0] += s
-                sums[r, 1] += q
+                last = min(segment + _SEGMENT, groups.size)
+                for t in range(segment, last, most):
+                    count = min(most, last - t)
+                    lay_out(layout, groups, t, count, stream)
+                    for r in range(rows):
+                        draw_row(words, layout, first_row + top + r, count, stream)
+                        put_normals(z, 0, words, count, False, z)
+                        for c in range(np.uint64(4 * count)):
+                            squares[c] = z[c] * z[c]
+                        for chain in range(0, 4 * count, _SUMS * _CHAIN):
+                            terms = min(_CHAIN, (4 * count - chain) // _SUMS)
+                            add_products(
+                                lanes, _BOTH_SUMS * r, first, second, 4 * t + chain, z, squares, chain, terms, _SUMS
+                            )
+                for r in range(rows):
+                    s, q = 0.0, 0.0
+                    for lane in range(_BOTH_SUMS * r, _BOTH_SUMS * r + _SUMS):
+                        s += lanes[lane]
+                        q += lanes[_SUMS + lane]
+                    sums[top + r, 0] += s
+                    sums[top + r, 1] += q
 
     return sum_rows
 
@@ -149,7 +153,7 @@ def _summing_part(dtype: str) -> Callable[..., Any]:
         launch = integers_at(address, LAUNCH_WORDS)
         of_first = numbers_at(lists, 4 * count, number)
         of_second = numbers_at(lists + 4 * most * size * half(launch, HALF.antithetic), 4 * count, number)
-        groups = numbers_at(lists + 8 * most * size, count, np.uint32)
+        groups = numbers_at(lists + 8 * most * size, count, np.uint64)
         is_shared = half(launch, HALF.shared_noise) != 0
         rows, (seed, offset, first_row, _) = 1 if is_shared else launch[WORD.rows], numbers_of(launch, b)
         bands = (rows + height - 1) // height
@@ -196,7 +200,7 @@ def _moments_function(dtype: str) -> Callable[..., Any]:
             return 0
         # The segments' sums are added in the same order as by a thread that has all segments.
         segments = max(1, (count + _SEGMENT - 1) // _SEGMENT)
-        totals = _allocate(segments * rows, 16)
+        totals = allocate(segments * rows, 16)
         if totals == 0:
             return 1
         for_each(of_part, (address, b, lists, most, count, totals, height, weight), bands * segments, threads)
@@ -206,7 +210,7 @@ def _moments_function(dtype: str) -> Callable[..., Any]:
             for k in range(2 * rows):
                 sums[k] += more[k]
         store(launch, b, 0, launch[WORD.rows], sums.reshape((rows, 2)), weight)
-        _free(totals)
+        free(totals)
         return 0
 
     def sum_moments(address):
@@ -214,12 +218,12 @@ def _moments_function(dtype: str) -> Callable[..., Any]:
         columns, is_antithetic = launch[WORD.columns], half(launch, HALF.antithetic)
         most = columns // (8 if is_antithetic else 4) + 2 + _ROUND
         for b in range(max(half(launch, HALF.batch), 1)):
-            lists = _allocate(most, 8 * size + 4)
+            lists = allocate(most, 8 * size + 8)
             if lists == 0:
                 return 1
             of_first = numbers_at(lists, 4 * most, number)
             of_second = numbers_at(lists + 4 * most * size, 4 * most, number)
-            groups = numbers_at(lists + 8 * most * size, most, np.uint32)
+            groups = numbers_at(lists + 8 * most * size, most, np.uint64)
             begin, stride = launch[WORD.weights] + b * launch[WORD.weights_step], launch[WORD.weights_stride]
             weights = vector_at(begin, columns, stride, number)
             first_column = numbers_of(launch, b)[3]
@@ -228,7 +232,7 @@ def _moments_function(dtype: str) -> Callable[..., Any]:
             else:
                 count, weight = list_singles(weights, first_column, groups, of_first, of_second)
             error = sum_listed(address, b, lists, most, count + -count % _ROUND, weight)
-            _free(lists)
+            free(lists)
             if error != 0:
                 return error
         return 0

@@ -15,9 +15,7 @@ import numpy as np
 from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.kernels.compilation import callee, inline, source_digest
 from multisample.backends.kernels.stream.arithmetic import fma
-from multisample.backends.kernels.stream.normals import block_f32, block_f64
-from multisample.backends.kernels.stream.rounding import NARROWING, from_bfloat16, from_float16, unchanged
-from multisample.backends.kernels.stream.words import stream_key, word
+from multisample.backends.kernels.stream.rounding import NARROWING, WIDENING
 from multisample.backends.launch import Span
 
 from .addresses import c_address, numbers_at, vector_at
@@ -25,14 +23,11 @@ from .fields import LAUNCH_WORDS, WORD, input_place, numbers_of
 from .helper_threads import for_each, threads_for
 from .intrinsics import integers_at, stack_array
 from .thread_windows import most_threads
+from .tile import stream_of, tile_of
 
 # Minimum elements of a part, and maximum parts of a call.
 _PART, _MOST_PARTS = 1 << 15, 1 << 12
-# Blocks of four normals in a tile, and the blocks that the widest vectors hold.
-_TILE, _LANES = 256, 16
-_TILE_NORMALS = 4 * _TILE
 _WORDS = len(Span._fields)
-_WIDENING = {"float16": from_float16, "bfloat16": from_bfloat16}
 
 
 def _part_function(dtype: str) -> Callable[..., Any]:
@@ -43,8 +38,9 @@ def _part_function(dtype: str) -> Callable[..., Any]:
     """
     row = MATRIX_TYPES[dtype]
     number, element, size = getattr(np, row.computing), getattr(np, row.stored), np.dtype(row.stored).itemsize
-    block = block_f64 if row.computing == "float64" else block_f32
-    narrow, widen = NARROWING[dtype], _WIDENING.get(dtype, unchanged)
+    narrow, widen, tile = NARROWING[dtype], WIDENING[dtype], tile_of(row.computing)
+    words_length, layout_length, word_type = tile.words_length, tile.layout_length, tile.word_type
+    lay_out, draw_row, put_normals, most_normals = tile.lay_out_along, tile.draw_row, tile.put_normals, 2 * tile.places
 
     @inline
     def load(x, at, stride, count):
@@ -69,9 +65,8 @@ def _part_function(dtype: str) -> Callable[..., Any]:
     def add_part(arguments, part):
         address, length, elements, weights, seed, offset, first_row = arguments
         table = integers_at(address, length)
-        k0, k1 = stream_key(seed)
-        o0 = word(offset)
-        x, z = stack_array(_TILE_NORMALS, number), stack_array(_TILE_NORMALS, number)
+        words, layout = stack_array(words_length, word_type), stack_array(layout_length, np.uint64)
+        x, z = stack_array(most_normals, number), stack_array(most_normals, number)
         begin = part * elements
         last = begin + elements
         end = 0
@@ -85,7 +80,7 @@ def _part_function(dtype: str) -> Callable[..., Any]:
                 table[k + 8],
                 table[k + 9],
             )
-            o1 = (offset >> np.uint64(32)) + np.uint64(table[k + 10])
+            stream = stream_of(seed, offset + (np.uint64(table[k + 10]) << np.uint64(32)))
             place, end = max(begin - end, 0), end + rows * width
             stop = min(rows * width, rows * width - (end - last))
             while place < stop:
@@ -93,21 +88,14 @@ def _part_function(dtype: str) -> Callable[..., Any]:
                 e = first + run * jump + w
                 # Tiles begin where blocks begin, except the first.
                 shift = e % 4
-                count = min(width - w, stop - place, _TILE_NORMALS - shift)
+                count = min(width - w, stop - place, most_normals - shift)
                 load(x, source + run * source_row + w * source_stride, source_stride, count)
-                g = np.uint64(e // 4)
-                # Draws whole vectors: noise beyond the last element is unused.
                 blocks = (shift + count + 3) // 4
-                blocks += -blocks % _LANES
+                lay_out(layout, e // 4, blocks, blocks, stream)
                 for r in range(weights.size):
-                    i, weight = np.uint64(first_row + r), weights[r]
-                    for b in range(np.uint64(blocks)):
-                        z0, z1, z2, z3 = block(g + b, i, o0, o1, k0, k1)
-                        c = np.uint64(4) * b
-                        z[c] = z0
-                        z[c + np.uint64(1)] = z1
-                        z[c + np.uint64(2)] = z2
-                        z[c + np.uint64(3)] = z3
+                    weight = weights[r]
+                    draw_row(words, layout, first_row + r, blocks, stream)
+                    put_normals(z, 0, words, blocks, False, z)
                     noise = z[shift:]
                     for c in range(np.uint64(count)):
                         x[c] = fma(weight, noise[c], x[c])

@@ -53,6 +53,8 @@ class Tile(NamedTuple):
     """Type of an element of `words`."""
     lay_out_along: Callable[..., Any]
     """``(layout, block, width, places, stream)``: rows of `width` blocks, from `block` on."""
+    lay_out_list: Callable[..., Any]
+    """``(layout, blocks, first, places, stream)``: the elements of an array (uint64) from `first` on."""
     draw_row: Callable[..., Any]
     """``(words, layout, row, places, stream)`` draws the words of a tile of one row."""
     draw_rows: Callable[..., Any]
@@ -117,14 +119,23 @@ def tile_of(real: str) -> Tile:
     # --- Tiles along rows ---
 
     @inline
+    def put_columns(layout, v, blocks, stream):
+        store_vectors(layout, _ALONG * v + _WORDS, column_part(blocks, *stream))
+        if is_fine:
+            store_vectors(layout, _ALONG * v + 5 * _WORDS, column_part(blocks, *stream_a(stream)))
+
+    @inline
     def lay_out_along(layout, block, width, places, stream):
         for v in range((places + _WORDS - 1) // _WORDS):
             place = lane_numbers(np.uint64, _WORDS) + np.uint64(_WORDS * v)
             row = _quotient(place, width)
-            blocks = place - row * np.uint64(width) + np.uint64(block)
-            store_vectors(layout, _ALONG * v, (row, *column_part(blocks, *stream)))
-            if is_fine:
-                store_vectors(layout, _ALONG * v + 5 * _WORDS, column_part(blocks, *stream_a(stream)))
+            store_vector(layout, _ALONG * v, row)
+            put_columns(layout, v, place - row * np.uint64(width) + np.uint64(block), stream)
+
+    @inline
+    def lay_out_list(layout, blocks, first, places, stream):
+        for v in range((places + _WORDS - 1) // _WORDS):
+            put_columns(layout, v, load_vector(blocks, first + _WORDS * v, _WORDS), stream)
 
     @inline
     def put_words(out, v, layout, row, stream):
@@ -216,5 +227,5 @@ def tile_of(real: str) -> Tile:
 
     return Tile(
         lanes, most_places, 4 * most_places, layout_length, np.dtype(f"u{64 // lanes}").type,
-        lay_out_along, draw_row, draw_rows, put_normals, lay_out_down, draw_block, draw_blocks, pair_at,
+        lay_out_along, lay_out_list, draw_row, draw_rows, put_normals, lay_out_down, draw_block, draw_blocks, pair_at,
     )  # fmt: skip

@@ -95,28 +95,29 @@ def _library_fma(typingctx: Any, x: Any, y: Any, z: Any) -> Any:
     return x(x, x, x), codegen
 
 
-def _converted(name: str, of: Any, to: Any) -> Any:
+def _converted(name: str, to: Any) -> Any:
+    """A float, or a vector of floats, converted to type `to` by an LLVM instruction."""
+
     def convert(typingctx: Any, x: Any) -> Any:
-        if element_type(x) != of:
-            return None
+        result = with_elements(x, to)
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return getattr(builder, name)(args[0], context.get_value_type(signature.return_type))
+            return args[0] if result == x else getattr(builder, name)(args[0], context.get_value_type(result))
 
-        return with_elements(x, to)(x), codegen
+        return result(x), codegen
 
     return intrinsic(convert)
 
 
-_to_float64 = _converted("fpext", types.float32, types.float64)
-_to_float32 = _converted("fptrunc", types.float64, types.float32)
+to_float64 = _converted("fpext", types.float64)
+_to_float32 = _converted("fptrunc", types.float32)
 
 
 # Twins of the functions in csrc/stream/arithmetic.h, which says why they are right. They also take vectors.
 
 
 def _fma_in_float64(x: Any, y: Any, z: Any) -> Any:
-    p, c = _to_float64(x) * _to_float64(y), _to_float64(z)
+    p, c = to_float64(x) * to_float64(y), to_float64(z)
     s = p + c
     t = s - p
     error = (p - (s - t)) + (c - t)

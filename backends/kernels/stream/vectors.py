@@ -202,7 +202,37 @@ def in_all_lanes(typingctx: Any, condition: Any) -> Any:
 
 
 @intrinsic
-def low_16(typingctx: Any, x: Any) -> Any:
+def low_half(typingctx: Any, x: Any) -> Any:
     """The lower 16 bits of an int32."""
     result = with_elements(x, types.uint16)
     return result(x), lambda context, builder, signature, args: builder.trunc(args[0], context.get_value_type(result))
+
+
+@intrinsic
+def in_high_half(typingctx: Any, x: Any) -> Any:
+    """An int32 whose upper half is the uint16 `x`, and whose lower half is 0."""
+    result = with_elements(x, types.int32)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = context.get_value_type(result)
+        return builder.shl(builder.zext(args[0], kind), filled(kind, 16))
+
+    return result(x), codegen
+
+
+@intrinsic
+def lane_sum(typingctx: Any, x: Any) -> Any:
+    """The sum of a vector's lanes: first of both halves of the vector, then of both halves of this sum, and so on."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        (total,) = args
+        while total.type.count > 1:
+            middle = total.type.count // 2
+            halves = [
+                builder.shuffle_vector(total, total, ir.VectorType(ir.IntType(32), middle)(list(lanes)))
+                for lanes in (range(middle), range(middle, 2 * middle))
+            ]
+            total = builder.fadd(*halves)
+        return builder.extract_element(total, ir.IntType(32)(0))
+
+    return x.dtype(x), codegen
