@@ -2,3 +2,4 @@
 
 from .system import numba_lock_at_fork as numba_lock_at_fork  # Registers the locks that a fork acquires.
 from .system import sources as sources  # Remembers the files of kernels as they are now.
+from .system import threads as threads  # Registers with threadpoolctl.

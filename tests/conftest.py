@@ -152,20 +152,20 @@ def registered(monkeypatch: pytest.MonkeyPatch, new_choices: None) -> Callable[[
 def thread_counts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[int]]]:
     """``thread_counts()``: the threads of each call since the last `thread_counts()`, of calls that may use several."""
     pools: list[Any] = []
-    find_threads, before = helper_threads.find_threads, helper_threads._shared[helper_threads._POOL]
+    prepare, before = helper_threads.prepare_helpers, helper_threads._shared[helper_threads._POOL]
 
-    def find_with_new_pool() -> None:
+    def prepare_new_pool(most: int) -> None:
         # Each call gets a new pool, whose helpers are its own. They sleep until the process ends.
         monkeypatch.setattr(helper_threads, "_pool", helper_threads._new_pool())
         pools.append(helper_threads._pool[helper_threads._FIRST + helper_threads._STATE :: helper_threads._LINE])
-        find_threads()
+        prepare(most)
 
     def counts() -> list[int]:
         found = [1 + int((states != helper_threads._NO_THREAD).sum()) for states in pools]
         pools.clear()
         return found
 
-    monkeypatch.setattr(helper_threads, "find_threads", find_with_new_pool)
+    monkeypatch.setattr(helper_threads, "prepare_helpers", prepare_new_pool)
     yield counts
     helper_threads._shared[helper_threads._POOL] = before
 

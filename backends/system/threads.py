@@ -1,13 +1,20 @@
-"""How many threads a call on the CPU may use, and threads for calls of Python functions."""
+"""How many threads a call on the CPU may use (multisample/ENVIRONMENT.md), and threads for calls of Python functions.
+
+The package imports this module before its first call: a block of `threadpoolctl.threadpool_limits` limits only what
+threadpoolctl knows when the block begins.
+"""
 
 from __future__ import annotations
 
 import collections
 import contextlib
 import contextvars
+import functools
+import math
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 STACK_SIZE = 1 << 20
@@ -18,7 +25,12 @@ _MOST = 2**31 - 1
 
 _Task = TypeVar("_Task")
 
+# Variables of other libraries. joblib and Dask set them in their workers.
+_VARIABLES = ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS")
+
 _limit: contextvars.ContextVar[int] = contextvars.ContextVar("multisample_thread_limit", default=0)
+# The limit of threadpoolctl, or 0.
+_of_threadpool = 0
 
 
 @contextlib.contextmanager
@@ -31,30 +43,94 @@ def limit_threads(most: int) -> Iterator[None]:
         _limit.reset(token)
 
 
-thread_limit = _limit.get
-"""``thread_limit()``: the limit of `limit_threads`, or 0."""
+def thread_limit() -> int:
+    """The limit of `limit_threads` and of threadpoolctl, or 0."""
+    of_context = _limit.get()
+    return min(of_context or _of_threadpool, _of_threadpool) if _of_threadpool else of_context
 
 
 def thread_count() -> int:
-    """The most threads for one call.
-
-    The number of processors available to this process, or MULTISAMPLE_NUM_THREADS, up to the limit of `limit_threads`.
-    """
+    """The most threads for one call: `configured_threads`, up to `thread_limit`."""
     most = configured_threads()
-    return min(most, _limit.get() or most)
+    return min(most, thread_limit() or most)
 
 
 def configured_threads() -> int:
-    """The same without the limit of `limit_threads`."""
+    """MULTISAMPLE_NUM_THREADS, or the processors available to this process, up to the numbers of `_VARIABLES`."""
     setting = os.environ.get("MULTISAMPLE_NUM_THREADS", "")
     if setting:
-        digits = setting.lstrip("0")
-        if not (setting.isdecimal() and digits):
+        number = _positive(setting)
+        if number == 0:
             raise ValueError(f"MULTISAMPLE_NUM_THREADS must be a positive integer, got {setting[:60]!r}")
-        return min(int(digits[:10]), _MOST)  # Ten digits are more than `_MOST`.
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        return number
+    # OMP_NUM_THREADS may have a number for each level of nested regions. Values that OpenMP refuses are ignored.
+    others = [_positive(os.environ.get(name, "").partition(",")[0].strip()) for name in _VARIABLES]
+    return min([_processors(), *filter(None, others)])
+
+
+def _positive(text: str) -> int:
+    """The positive integer, up to `_MOST`, with these digits; 0 if it is none."""
+    digits = text.lstrip("0")
+    return min(int(digits[:10]), _MOST) if text.isdecimal() and digits else 0  # Ten digits are more than `_MOST`.
+
+
+def _processors() -> int:
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(count, cpu_quota() or count)
+
+
+@functools.cache
+def cpu_quota(root: Path = Path("/")) -> int:
+    """The processors that the quota of a container allows, rounded up, or 0. Reads Linux's files below `root`.
+
+    The control groups of this process, of version 1 or 2, and all groups above them may have a quota.
+    """
+    quotas = []
+    with contextlib.suppress(OSError, ValueError):
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if not controllers or "cpu" in controllers.split(","):
+                mount = root / "sys/fs/cgroup" / controllers
+                # In a container, the path may be that of the host, which is not mounted here.
+                group = mount / path.strip("/")
+                quotas += [_quota_of(folder) for folder in (group, *group.parents) if folder.is_relative_to(mount)]
+    return min(filter(None, quotas), default=0)
+
+
+def _quota_of(group: Path) -> int:
+    with contextlib.suppress(OSError, ValueError):
+        if (group / "cpu.max").exists():
+            most, period = (group / "cpu.max").read_text().split()
+        else:
+            most, period = ((group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+        return max(0, math.ceil(int(most) / int(period)))  # "max" and -1 are no quota.
+    return 0
+
+
+def _register_with_threadpoolctl() -> None:
+    import threadpoolctl
+
+    class Controller(threadpoolctl.LibController):  # type: ignore[misc]
+        """threadpoolctl finds a controller by a library that is loaded: here NumPy's, which always is."""
+
+        user_api = internal_api = "multisample"
+        filename_prefixes = ("_multiarray_umath",)
+
+        def get_num_threads(self) -> int:
+            return _of_threadpool or configured_threads()
+
+        def set_num_threads(self, num_threads: int) -> None:
+            global _of_threadpool
+            _of_threadpool = 0 if num_threads >= configured_threads() else num_threads
+
+        def get_version(self) -> None:
+            return None
+
+    threadpoolctl.register(Controller)
+
+
+with contextlib.suppress(ImportError, AttributeError):  # Not installed, or older than 3.2.
+    _register_with_threadpoolctl()
 
 
 def run_all(function: Callable[[_Task], None], tasks: Sequence[_Task], threads: int) -> None:

@@ -177,7 +177,7 @@ class TorchExtBackend:
         if _is_by_numba(launch):
             from ..kernels.cpu.launcher import run_launch  # Numba takes half a second to import.
 
-            return run_launch(launch, _thread_limit)
+            return run_launch(launch, _thread_count)
         run, fail = self._runner(launch)
         if launch.device == HOST and not launch.threads:
             launch = launch._replace(threads=thread_limit())
@@ -191,12 +191,12 @@ class TorchExtBackend:
         if by_numba and (self.builtins is None or not {getattr(launch, f"{x}_type") for x in INPUTS}.issubset(kinds)):
             from ..kernels.cpu.launcher import packed_launcher
 
-            return packed_launcher(launch, _thread_limit)
+            return packed_launcher(launch, _thread_count)
         launcher = generic_launcher(self, launch)
         if self.builtins is not None:
             packed = pack(launch)
             launcher = Launcher(
-                self.builtins.launch(packed, run, fail, _thread_limit if by_numba else thread_limit),
+                self.builtins.launch(packed, run, fail, _thread_count if by_numba else thread_limit),
                 self.builtins.is_valid(packed) if launch.device == HOST else None,
             )
         return dataclasses.replace(launcher, scratch_size=self._scratch_sizes(launch))
@@ -274,7 +274,7 @@ def _is_by_numba(launch: Launch) -> bool:
     return launch.device == HOST and launch.operation in (Operation.moments, Operation.perturb)
 
 
-def _thread_limit() -> int:
+def _thread_count() -> int:
     """The most threads of a launch by the cpu backend: as many as PyTorch's, up to the limit of `limit_threads`."""
     import torch
 

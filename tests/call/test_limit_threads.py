@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import launches
@@ -17,6 +19,7 @@ import multisample
 from multisample import limit_threads, sample
 from multisample.backends import registry
 from multisample.backends.launch import FIELD_AT, PACKED_LAUNCH
+from multisample.backends.system import threads
 
 LARGE = 1 << 20
 MU, SIGMA = np.zeros(8, np.float32), np.ones(8, np.float32)
@@ -53,6 +56,80 @@ def test_a_block_limits_the_number_of_threads(threads_of_cpu: Callable[[], int])
     for wrong, error in ((0, ValueError), (2**31, ValueError), (1.0, TypeError)):
         with pytest.raises(error, match=r"^n: expected"):
             limit_threads(wrong)  # type: ignore[arg-type]
+
+
+PROCESSORS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, PROCESSORS),
+        ({"OMP_NUM_THREADS": "1"}, 1),
+        ({"OMP_NUM_THREADS": "1,4"}, 1),
+        ({"NUMBA_NUM_THREADS": "1", "OMP_NUM_THREADS": "2"}, 1),
+        ({"OMP_NUM_THREADS": "100000"}, PROCESSORS),
+        ({"OMP_NUM_THREADS": "0", "NUMBA_NUM_THREADS": "all"}, PROCESSORS),
+        ({"MULTISAMPLE_NUM_THREADS": "3", "OMP_NUM_THREADS": "1"}, 3),
+    ],
+    ids=str,
+)
+def test_the_default_number_obeys_variables_of_other_libraries(
+    monkeypatch: pytest.MonkeyPatch, thread_counts: Callable[[], list[int]], variables: dict[str, str], expected: int
+) -> None:
+    monkeypatch.setattr(threads, "cpu_quota", lambda: 0)
+    for name in ("MULTISAMPLE_NUM_THREADS", "OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    sample(MU, SIGMA, LARGE, seed=1, backend="cpu")
+    assert thread_counts() == [expected] and threads.thread_count() == expected
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "expected"),
+    [
+        ("0::/", {"": "150000 100000"}, 2),
+        ("0::/", {"": "max 100000"}, 0),
+        ("0::/a/b", {"a": "300000 100000", "a/b": "max 100000"}, 3),
+        # The path on the host, in a container that sees its own group as the root.
+        ("0::/docker/id", {"": "50000 100000"}, 1),
+        ("5:memory:/\n1:cpu,cpuacct:/job\n0::/", {"cpu,cpuacct/job": "400000\n100000", "cpu,cpuacct": "-1\n100000"}, 4),
+        ("2:cpuset:/\n1:cpu:/", {"cpuset": "100000\n100000", "cpu": "-1\n100000"}, 0),
+        ("what", {}, 0),
+        (None, {}, 0),
+    ],
+    ids=str,
+)
+def test_the_quota_of_a_container_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: str | None, files: dict[str, str], expected: int
+) -> None:
+    if groups is not None:
+        (tmp_path / "proc/self").mkdir(parents=True)
+        (tmp_path / "proc/self/cgroup").write_text(groups + "\n")
+    for folder, text in files.items():
+        path = tmp_path / "sys/fs/cgroup" / folder
+        path.mkdir(parents=True, exist_ok=True)
+        names = ["cpu.max"] if " " in text else ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
+        for name, line in zip(names, text.split("\n"), strict=True):
+            (path / name).write_text(line + "\n")
+    assert threads.cpu_quota(tmp_path) == expected
+    monkeypatch.setattr(threads, "cpu_quota", lambda: 1)
+    monkeypatch.delenv("MULTISAMPLE_NUM_THREADS", raising=False)
+    assert threads.thread_count() == 1
+
+
+def test_threadpoolctl_limits_calls(threads_of_cpu: Callable[[], int]) -> None:
+    threadpoolctl = pytest.importorskip("threadpoolctl")
+    with threadpoolctl.threadpool_limits(2):
+        assert threads_of_cpu() == 2
+        with limit_threads(1), threadpoolctl.threadpool_limits({"multisample": 5}):
+            assert threads_of_cpu() == 1
+        with threadpoolctl.threadpool_limits(1, user_api="blas"):
+            assert threads_of_cpu() == 2
+    assert threads_of_cpu() == 6
+    (found,) = (library for library in threadpoolctl.threadpool_info() if library["user_api"] == "multisample")
+    assert found["num_threads"] == 6
 
 
 def test_several_threads_perturb_parameters(

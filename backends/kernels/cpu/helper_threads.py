@@ -93,8 +93,11 @@ else:
 
 @inline
 def threads_for(most, limit):
-    """The number of threads for a call with work for `most` threads. `limit` is the limit of the call, or 0."""
-    return min(most, integers_at(symbol("multisample_cpu_threads"), 2)[_MOST], limit if limit != 0 else most)
+    """The number of threads for a call with work for `most` threads.
+
+    `limit` is the most threads of the call, or 0 for the number that `find_threads` found.
+    """
+    return min(most, limit if limit != 0 else integers_at(symbol("multisample_cpu_threads"), 2)[_MOST])
 
 
 @inline
@@ -102,7 +105,7 @@ def for_each(function, arguments, count, threads):
     """Call ``function(arguments, index)`` for each index below `count`, on up to `threads` threads with this one.
 
     `arguments` is a tuple. Returns when every call has returned. `function` must not raise. C functions
-    may use this: it needs neither the GIL nor a Python thread. For more than one thread, call `find_threads` first.
+    may use this: it needs neither the GIL nor a Python thread. For more than one thread, call `prepare_helpers` first.
     """
     pool = integers_at(integers_at(symbol("multisample_cpu_threads"), 2)[_POOL], _POOL_LENGTH)
     _share(entry_address(function, arguments), stack_copy(arguments), count, threads, pool)
@@ -161,7 +164,8 @@ def _keep_away(pool, helper, processor):
 @inline
 def _run(call, pool):
     address = call.ctypes.data
-    processor, helpers, helper, can_start, wanted = _processor(), 0, _FIRST, True, call[_THREADS] - 1
+    processor, helpers, helper, wanted = _processor(), 0, _FIRST, call[_THREADS] - 1
+    can_start = pool[_START] != 0
     most = fetch_add(pool, _WANTED, wanted) + wanted
     while helpers < wanted and helper < len(pool):
         state = load_acquire(pool, helper + _STATE)
@@ -267,8 +271,10 @@ _pool = _new_pool()
 
 def _forget() -> None:
     global _pool
+    was_prepared = _pool[_START] != 0
     _pool = _new_pool()
-    _prepare_helpers(_shared[_MOST])
+    if was_prepared:
+        prepare_helpers(_MOST_HELPERS)
 
 
 # The child gets a new pool. If an earlier fork hook drew in the child, its helpers keep the old pool.
@@ -277,15 +283,16 @@ if hasattr(os, "register_at_fork"):
 
 
 def find_threads() -> None:
-    """Read anew how many threads a call may have.
+    """Read anew how many threads a call may have that sets no number, such as XLA's."""
+    _shared[_MOST] = configured_threads()
+    prepare_helpers(_MOST_HELPERS)  # Other calls set a number, which may be larger.
 
-    All calls share the helpers, which never end. A call starts those that it lacks, up to the number that all
-    running calls want together. The process may have a lower limit, and 255 is the maximum.
+
+def prepare_helpers(most: int) -> None:
+    """Prepare for calls of up to `most` threads.
+
+    All calls share the helpers, which never end. A call starts those that it lacks, up to the number that all running
+    calls want together, and 255 is the maximum.
     """
-    _shared[_MOST] = most = configured_threads()
-    _prepare_helpers(most)
-
-
-def _prepare_helpers(most: int) -> None:
     if most > 1 and not _pool[_START]:
         _pool[_START] = starting_kernel()(_pool)

@@ -11,7 +11,7 @@ from multisample.backends.contract import HostArray, Launcher
 from multisample.backends.element_types import ElementType
 from multisample.backends.launch import INPUTS, Launch, Operation, computing_name, matrix_of_batch, pack, packer
 from multisample.backends.memory.host import address_of, inputs_at
-from multisample.backends.system.threads import thread_limit
+from multisample.backends.system.threads import thread_count
 
 from . import helper_threads
 from .calls import function_address
@@ -31,8 +31,8 @@ def raise_error(error: int) -> None:
     raise MemoryError("backend: no memory for the sums of weighted moments")
 
 
-def packed_launcher(launch: Launch, thread_limit: Callable[[], int] = thread_limit) -> Launcher:
-    """The launcher that packs a launch for the C function of its operation."""
+def packed_launcher(launch: Launch, thread_count: Callable[[], int] = thread_count) -> Launcher:
+    """The launcher that packs a launch for the C function of its operation, with at most ``thread_count()`` threads."""
     function, kind = packed_function(launch), ElementType[computing_name(launch)]
     is_small = max(launch.batch, 1) * launch.rows * launch.columns <= THREAD_WORK
 
@@ -46,9 +46,9 @@ def packed_launcher(launch: Launch, thread_limit: Callable[[], int] = thread_lim
         return packer(launch._replace(**fields))
 
     def limit(matrix: Any, first_column: int) -> int:
-        helper_threads.find_threads()
-        of_process, of_call = thread_limit(), launch.threads
-        return min(of_process or of_call, of_call or of_process)
+        most = thread_count()
+        helper_threads.prepare_helpers(most)
+        return min(most, launch.threads or most)
 
     def run(
         limit: int | None, mu: HostArray | None, sigma: HostArray | None, weights: HostArray | None,
@@ -77,9 +77,9 @@ def packed_launcher(launch: Launch, thread_limit: Callable[[], int] = thread_lim
 
 
 @with_default_floats
-def run_launch(launch: Launch, thread_limit: Callable[[], int] = thread_limit) -> None:
+def run_launch(launch: Launch, thread_count: Callable[[], int] = thread_count) -> None:
     """`Backend.launch`."""
-    launcher = packed_launcher(launch._replace(batch=0), thread_limit)
+    launcher = packed_launcher(launch._replace(batch=0), thread_count)
     function, kind = packed_function(launch), ElementType[computing_name(launch)]
     limit = launcher.geometry(None, 0) if launcher.geometry else 1
     for b in range(max(launch.batch, 1)):
