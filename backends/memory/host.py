@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import mmap
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ from multisample.backends.contract import HostArray
 from multisample.backends.element_types import MATRIX_TYPES, SIZES, ElementType
 from multisample.backends.launch import INPUTS, OPERANDS, SPAN, Launch, Operation, computing_name, type_name
 
-__all__ = ["address_of", "array_at", "arrays_at", "inputs_at", "quiet", "rounded"]
+__all__ = ["LARGE", "address_of", "array_at", "arrays_at", "inputs_at", "quiet", "rounded", "use_huge_pages"]
 
 
 quiet: Callable[[], contextlib.AbstractContextManager[Any]] = functools.partial(np.errstate, all="ignore")
@@ -28,6 +29,20 @@ def rounded(array: HostArray, dtype: Any) -> HostArray:
     """`array` with the type `dtype`: itself, or a rounded copy."""
     with quiet():
         return array.astype(dtype, copy=False)
+
+
+LARGE = 1 << 22
+"""From so many bytes on, NumPy asks for huge pages. Memory of this size often comes fresh from the system."""
+
+_HUGE = getattr(mmap, "MADV_HUGEPAGE", None)
+_advise: Any = getattr(ctypes.CDLL(None), "madvise", None) if _HUGE is not None else None
+
+
+def use_huge_pages(address: int, size: int) -> None:
+    """Let Linux use huge pages for large memory: fresh memory is then written in half of the time."""
+    if _advise is not None and size >= LARGE:
+        start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+        _advise(ctypes.c_void_p(start), ctypes.c_size_t(address + size - start), _HUGE)
 
 
 def array_at(address: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> HostArray:

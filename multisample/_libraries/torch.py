@@ -17,6 +17,7 @@ from torch.utils._device import DeviceContext
 
 from multisample.backends.contract import HostArray
 from multisample.backends.element_types import MATRIX_TYPES
+from multisample.backends.memory.host import LARGE, use_huge_pages
 from multisample.backends.system.cuda_driver import is_capturing as driver_is_capturing
 
 from .library import CPU, Device, Library, Operand, check_memory, counted_as
@@ -279,6 +280,14 @@ class TorchLibrary(Library):
         # PyTorch's strides of a contiguous tensor, in elements.
         strides = tuple(math.prod(max(length, 1) for length in shape[axis + 1 :]) for axis in range(len(shape)))
         empty, ordinal = torch.empty_strided, device.ordinal
+        if device.kind == "cpu" and math.prod(shape) * element.itemsize >= LARGE:
+
+            def allocate(like: Any) -> Any:
+                tensor = empty(shape, strides, dtype=element, device=where)
+                use_huge_pages(tensor.data_ptr(), tensor.nbytes)
+                return tensor
+
+            return allocate
         if device.kind == "cpu" and _empty_cpu is not None:
             return lambda like: _empty_cpu(shape, strides, element)
         if device.kind == "cuda" and _empty_cuda is not None and _current_device is not None:

@@ -7,8 +7,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from processes import run_python
+
+import multisample
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from Linux's /proc")
 
@@ -50,3 +54,21 @@ def test_peak_memory_is_the_output_and_a_few_megabytes(dtype: str, noise: str, g
     assert grown <= needed + _SLACK
     if needed:
         assert grown > needed // 2  # The measurement detects the result's memory.
+
+
+def uses_huge_pages(address: int) -> bool:
+    """Whether Linux may use huge pages for the memory at an address."""
+    begins = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first, _, last = line.split()[0].partition("-")
+        if last:
+            begins = int(first, 16) <= address < int(last, 16)
+        elif begins and line.startswith("VmFlags:"):
+            return "hg" in line.split()
+    raise AssertionError("no such memory")
+
+
+def test_large_new_results_use_huge_pages() -> None:
+    array, tensor = (multisample.sample(make(1000), 1.0, 20000, seed=1) for make in (np.zeros, torch.zeros))
+    # Linux may have none: NumPy's arrays show it. Pages at both ends are shared with other memory.
+    assert uses_huge_pages(tensor.data_ptr() + (1 << 22)) == uses_huge_pages(array.ctypes.data + (1 << 22))
