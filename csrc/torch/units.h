@@ -17,7 +17,9 @@ template <class Function>
 Function* unit_function(const Launch& call) {
   const std::atomic<UnitFunction>& unit = units[kind_of(call)];
   if (unit == nullptr) {
-    char reason[4096] = "load them with multisample.torch.load_operators(), in Python";
+    char reason[4096] =
+        "call multisample.torch.load_operators() in Python, or without Python load the library that "
+        "'python -m multisample build torch_ext' prints";
     const UnitLoader load = unit_loader;
     if (load == nullptr || load(kind_of(call), reason, sizeof(reason)) != 0 || unit == nullptr) {
       throw std::runtime_error(std::string("multisample: the kernels of this call are not loaded: ") + reason);
