@@ -8,7 +8,7 @@ from collections.abc import Collection
 
 from .units import LibraryKind, Unit, all_units
 
-_START = 3.0
+_START = 4.5
 """Seconds of one processor to import PyTorch, to link and to load, for each library."""
 
 
