@@ -44,6 +44,12 @@ def is_symbol(x: Any) -> bool:
     return (torch is not None and isinstance(x, torch.SymInt)) or (shapes is not None and shapes.is_symbolic_dim(x))
 
 
+@traced_as(lambda length: not _is_symbol_in_graph(length) and length == 1)
+def is_one(length: Any) -> bool:
+    """Whether a length is known to be 1."""
+    return type(length) is int and length == 1
+
+
 SEEDLESS = (
     "seed: expected one where JAX traces the call (jit, vmap, grad and the like), got none: the numbers would be the"
     " same in every run of the program; pass seed=, such as a JAX key that is an argument of the function"

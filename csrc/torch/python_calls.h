@@ -121,7 +121,7 @@ struct KeyState {
   Object is_negative;             // torch.Tensor.is_neg
   Object state;                   // Python function for the state of PyTorch
   Object questions;               // functions that return false values in the usual state
-  Object flags;                   // triples of an object, the name of an attribute, and its value in the usual state
+  Object flags;                   // triples: a module's dict, a variable's name, and its value in the usual state
   Object address, requires_grad;  // names of attributes
 };
 
@@ -129,18 +129,16 @@ struct KeyState {
 inline PyObject* current_state(const KeyState& state) {
   bool is_usual = true;
   for (long k = 0, count = PySequence_Size(state.questions.get()); is_usual && k < count; ++k) {
-    const Object answer(PyObject_CallFunctionObjArgs(PyTuple_GetItem(state.questions.get(), k), nullptr));
+    const Object answer(PyObject_CallNoArgs(PyTuple_GetItem(state.questions.get(), k)));
     if (answer.get() == nullptr) return nullptr;
     is_usual = PyObject_IsTrue(answer.get()) == 0;
   }
   for (long k = 0, count = PySequence_Size(state.flags.get()); is_usual && k < count; ++k) {
     PyObject* const flag = PyTuple_GetItem(state.flags.get(), k);
-    const Object value(PyObject_GetAttr(PyTuple_GetItem(flag, 0), PyTuple_GetItem(flag, 1)));
-    if (value.get() == nullptr) return nullptr;
-    is_usual = value.get() == PyTuple_GetItem(flag, 2);
+    is_usual = PyDict_GetItemWithError(PyTuple_GetItem(flag, 0), PyTuple_GetItem(flag, 1)) == PyTuple_GetItem(flag, 2);
   }
   if (is_usual) return PyBool_FromLong(aoti_torch_grad_mode_is_enabled());
-  return PyObject_CallFunctionObjArgs(state.state.get(), nullptr);
+  return PyObject_CallNoArgs(state.state.get());
 }
 
 // Returns false if it cannot read the signature. Then a Python error is set, or the caller asks the Python function.
@@ -169,12 +167,12 @@ inline PyObject* signature_of(const KeyState& state, PyObject* x, PyObject* type
 
 // key(mu, sigma, out, seed, generator, dim_offset, sample_offset, *options): a tuple of the signatures of mu, sigma and
 // out, the types of all arguments, the values of the options, the signature of a seed that is a tensor, and the state
-// of PyTorch. None if the state is None.
+// of PyTorch. None if the state is None. key() is the state.
 inline PyObject* key(PyObject* self, PyObject* const* args, long count) {
   constexpr long kTyped = 7, kSeed = 3;
   const KeyState& state = state_of<KeyState>(self);
   Object current(current_state(state));
-  if (current.get() == nullptr || current.get() == &_Py_NoneStruct) return current.release();
+  if (count == 0 || current.get() == nullptr || current.get() == &_Py_NoneStruct) return current.release();
   const Object seed_type(PyObject_Type(args[kSeed]));
   const bool has_tensor = seed_type.get() == state.tensor_type.get();
   const long last = 3 + kTyped + 2 * (count - kTyped) + has_tensor;

@@ -17,7 +17,7 @@ from .._libraries import HOST, Device, Library, Operand, check_memory, described
 from .._libraries.library import INTEGER_SIZES
 from .._operations import Call, vectors_of
 from .._randomness.seed_argument import batch_of
-from .._tracing import is_symbol
+from .._tracing import is_one, is_symbol
 from .values import in_turn
 from .window_and_options import check_rows, checked_window, count_of
 
@@ -281,7 +281,7 @@ def common_length(shapes: dict[str, tuple[int, ...]], batch: int | None = None) 
             if _differ(shape[0], batch):
                 raise ValueError(f"{name}: expected shape (B, d) or (d,), B being {batch} seeds, got {shape}")
             lengths[name] = shape[1]
-        elif len(shape) == 2 and not is_symbol(shape[1]) and shape[1] == 1:
+        elif len(shape) == 2 and is_one(shape[1]):
             lengths[name] = shape[0]
         elif shape and batch is not None:
             raise ValueError(f"{name}: expected shape (B, d) or (d,), B being {batch} seeds, got {shape}")

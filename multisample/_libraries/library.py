@@ -69,7 +69,7 @@ class Library:
     """``key(mu, sigma, out, seed, generator, dim_offset, sample_offset, *options)``: computes the key of a call in
     compiled code, for `sample`; None if `state()` is None. The key has the signature and type of `mu`, `sigma` and
     `out`; the type of `seed`, `generator`, `dim_offset` and `sample_offset`; the value and type of each option; the
-    signature of a seed of type `keyed_seed`; and `state()`."""
+    signature of a seed of type `keyed_seed`; and `state()`. ``key()`` is the state."""
     keyed_seed: type | None = None
 
     # --- For each call ---

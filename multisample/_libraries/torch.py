@@ -149,8 +149,8 @@ class TorchLibrary(Library):
     name = "torch"
     types = (torch.Tensor, torch.nn.Parameter)
     questions = _layer, _modes, _is_jit_tracing, _function_modes
-    flags = (forward_ad, "_current_level", -1), (profiler, "_is_profiler_enabled", False)
-    """If each of the `questions` returns a false value, and each attribute among the `flags` has this value, `state`
+    flags = (vars(forward_ad), "_current_level", -1), (vars(profiler), "_is_profiler_enabled", False)
+    """If each of the `questions` returns a false value, and each variable among the `flags` has this value, `state`
     returns whether gradients are enabled."""
     _addresses: Callable[[Any], Any] | None = None
 
@@ -177,6 +177,7 @@ class TorchLibrary(Library):
             self.key = builtins.key(self)
             if self.key is not None:
                 self.keyed_seed = torch.Tensor
+                self.state = self.key  # type: ignore[method-assign]
         if builtins is not None and self._addresses is None:
             self._addresses = builtins.addresses()
 

@@ -15,7 +15,7 @@ from .._arguments import UNCHECKED
 from .._randomness.generator_argument import is_listed
 from .._randomness.seed_argument import batch_of
 from .._sample import sample
-from .._tracing import is_symbol
+from .._tracing import is_one
 from .._typing import Layout
 
 if TYPE_CHECKING:
@@ -135,8 +135,7 @@ class Normal(torch.distributions.Normal):
         if loc.dim() != 1:
             loc, scale = loc.reshape(-1), scale.reshape(-1)
         # With one dimension both layouts have the same memory, and "dn" is faster.
-        d = loc.shape[0]  # A tensor while torch.jit.trace runs.
-        layout: Layout = "dn" if isinstance(d, int) and not is_symbol(d) and d == 1 else "nd"
+        layout: Layout = "dn" if is_one(loc.shape[0]) else "nd"
         drawn: torch.Tensor = sample(loc, scale, math.prod(sample_shape), layout=layout, **options)
         return drawn if is_matrix and layout == "nd" else drawn.view((*sample_shape, *self._batch_shape))
 

@@ -161,7 +161,7 @@ def without_builtins() -> Iterator[None]:
 
     backend: Any = registry.find("torch_ext")
     backend.prepare("cpu")
-    before = backend.builtins, TORCH.key, TORCH.keyed_seed
+    before, state = (backend.builtins, TORCH.key, TORCH.keyed_seed), TORCH.__dict__.pop("state", None)
     assert before[0] is not None
     backend.builtins = TORCH.key = TORCH.keyed_seed = None
     PLANS.clear()
@@ -169,4 +169,6 @@ def without_builtins() -> Iterator[None]:
         yield
     finally:
         backend.builtins, TORCH.key, TORCH.keyed_seed = before
+        if state is not None:
+            TORCH.state = state
         PLANS.clear()
