@@ -37,11 +37,16 @@ def choose(name: str, library: str, device_kind: str) -> Backend:
     return backend
 
 
-def _named(name: str, library: str, device_kind: str) -> Backend:
+def known_backend(name: str) -> Backend:
+    """The backend called `name`, which may not be able to run; UnknownBackendError if there is none."""
     try:
-        backend = registry.find(name)
+        return registry.find(name)
     except KeyError:
         raise UnknownBackendError(name, registry.names(), _nearest(name)) from None
+
+
+def _named(name: str, library: str, device_kind: str) -> Backend:
+    backend = known_backend(name)
     status = backend.status()
     if not status.available:
         raise BackendUnavailableError(f"backend: {name!r} cannot run here: " + "; ".join(status.reasons))

@@ -10,8 +10,8 @@ from multisample.backends.kernels.cpu.floating_point import default_floats, has_
 
 from ._libraries import BY_TYPE
 from ._libraries.jax import any_of_jax
-from ._model_parameters.perturb_plan import run_perturb, run_seen
-from ._model_parameters.request import Request, Structure, matching, structure_of
+from ._model_parameters.perturb_plan import perturbed
+from ._model_parameters.structures import Structure, listed, matching, structure_of
 from ._tracing import is_traced
 
 if TYPE_CHECKING:
@@ -65,12 +65,13 @@ def perturb(
 
     Parameters
     ----------
-    parameters : array, sequence or mapping of arrays, torch.nn.Module, or pytree of JAX
+    parameters : array, torch.nn.Module, or sequence, mapping, pairs or iterator of arrays
         Arrays of one library (NumPy, PyTorch, CuPy, Numba or JAX) of type float16, bfloat16, float32 or float64, with
         any shapes and strides, at most 2**34 elements each, on any devices. For a module, its trainable parameters are
-        perturbed. Arrays of JAX may be in any pytree; their names are their paths, such as "layer.weight".
-        DTensors may be sharded in any way. Parameters that share memory are one parameter if they have equal shapes and
-        strides, and raise otherwise.
+        perturbed. Sequences and mappings may be nested, and arrays of JAX may be in any pytree; names are then paths,
+        such as "layer.weight". An iterator of arrays is a list, and one of (name, array) pairs a dict. DTensors may be
+        sharded in any way. Parameters that share memory are one parameter if they have equal shapes and strides, and
+        raise otherwise. PyTorch's meta and fake tensors give shapes and types.
     coefficients : float, or vector of shape (K,)
         One number for one member; a vector for the members from `member` on, such as the update of an evolution
         strategy. A vector is on the host, or on the device of all parameters.
@@ -81,21 +82,24 @@ def perturb(
         The row of the first coefficient, with ``member + K <= 2**32``.
     out : like `parameters`, optional, not for JAX
         Destination: arrays with the same structure, names, shapes, types and devices, or a module; `parameters` itself
-        to work in place. The noise is added to `parameters`, never to the former values of `out`. Coefficients and a
-        seed in device memory must not overlap `out`.
+        to work in place; no iterator. The noise is added to `parameters`, never to the former values of `out`.
+        Coefficients and a seed in device memory must not overlap `out`.
     fast_math, backend : various
         As for `sample`.
     ids : mapping of names to int, or sequence of int, optional
         Ids of parameters, ``0 <= id < 2**32``. A mapping has the ids of some names, and a sequence those of all arrays
         of a sequence. The default is 0 for a single array, positions in a sequence, and the CRC-32 of names otherwise.
         With names, added, frozen or reordered parameters change nothing for the others. A parameter with several names
-        has the id of the first of them in lexicographical order.
+        has the id of the first of them in lexicographical order. Wrappers do not change names: in a module, those of
+        `torch.compile`, `DistributedDataParallel`, `DataParallel`, `AveragedModel`, `checkpoint_wrapper` and FSDP1; in
+        a mapping or pairs, ``_orig_mod``, ``_checkpoint_wrapped_module`` and ``_fsdp_wrapped_module`` do not count, but
+        ``module`` does.
 
     Returns
     -------
     array, list, tuple, dict or pytree
-        New arrays in the structure of `parameters`, a dict for a module; or `out`. They do not require grad. Under
-        `jax.jit`, donated parameters are written in place.
+        New arrays in the structure of `parameters`, a list or dict for an iterator, a dict for pairs or a module; or
+        `out`. They do not require grad. Under `jax.jit`, donated parameters are written in place.
 
     Raises
     ------
@@ -103,9 +107,9 @@ def perturb(
         If a parameter is no array of floating-point numbers, the arrays belong to different libraries, or a
         coefficient, the seed or `member` has a wrong type. If a parameter is one that FSDP1 has flattened.
     ValueError
-        If a shape, range or device differs from the above, a coefficient is not finite, two parameters have one id, or
-        arrays overlap. If `out` has another structure, or has a tensor that autograd has recorded as the result of an
-        operation. If torch.func, forward-mode AD, `jax.vmap` or a derivative of JAX transforms the call.
+        If a shape, range or device differs from the above, a coefficient is not finite, two parameters have one id or
+        one name, or arrays overlap. If `out` has another structure, or has a tensor that autograd has recorded as the
+        result of an operation. If torch.func, forward-mode AD, `jax.vmap` or a derivative of JAX transforms the call.
     UnknownBackendError, BackendUnavailableError
         As for `sample`.
     RuntimeError
@@ -125,8 +129,9 @@ def perturb(
 
     Examples
     --------
-    An evolution strategy that fits two arrays. Each step draws the noise of 64 members, and draws it again for the
-    update:
+    An evolution strategy that fits two arrays. Each step draws the noise of all members, and draws it again for the
+    update. If sigma is the standard deviation of the noise, a coefficient is ``rate / (members * sigma)`` times a
+    normalized score:
 
     >>> import numpy as np
     >>> import multisample
@@ -134,11 +139,11 @@ def perturb(
     >>> target = {"weight": np.ones((4, 3), np.float32), "bias": np.full(3, 2, np.float32)}
     >>> def score(tried):
     ...     return -sum(float(np.square(tried[name] - target[name]).sum()) for name in target)
-    >>> before = score(parameters)
+    >>> before, sigma, rate, members = score(parameters), 0.1, 0.1, 64
     >>> for t in range(100):
     ...     key = multisample.Key(7, t)
-    ...     scores = [score(multisample.perturb(parameters, 0.1, seed=key, member=m)) for m in range(64)]
-    ...     coefficients = 0.1 * (scores - np.mean(scores)) / np.std(scores) / 8
+    ...     scores = [score(multisample.perturb(parameters, sigma, seed=key, member=m)) for m in range(members)]
+    ...     coefficients = rate / (members * sigma) * (scores - np.mean(scores)) / np.std(scores)
     ...     parameters = multisample.perturb(parameters, coefficients, seed=key)
     >>> before, score(parameters) > -0.5
     (-24.0, True)
@@ -156,30 +161,23 @@ def perturb(
                 parameters, coefficients, seed=seed, member=member, out=out, fast_math=fast_math, ids=ids,
                 backend=backend,
             )  # fmt: skip
+    is_array = type(parameters) in BY_TYPE
+    if not is_array:
+        parameters = listed(parameters)
     if any_of_jax((parameters, coefficients, seed, member)):
         from ._routes.jax.perturb import perturb_jax
 
         return perturb_jax(
             parameters, coefficients, seed=seed, member=member, out=out, fast_math=fast_math, ids=ids, backend=backend
         )
-    structure = None if type(parameters) in BY_TYPE else structure_of("parameters", parameters)
-    names, arrays = (None, (parameters,)) if structure is None else (structure.names, structure.arrays)
-    targets: Structure | None = None
-    if out is not None and out is not parameters:
-        targets = matching(structure_of("out", out), structure or structure_of("parameters", parameters))
-    written = None if out is None else arrays if targets is None else targets.arrays
-    key, results = run_seen(names, arrays, written, coefficients, seed, member, fast_math, ids, backend)
-    if results is not None:
-        if out is not None:
-            return out
-        return results[0] if structure is None else structure.rebuild(results)
-    structure = structure or structure_of("parameters", parameters)
-    if out is parameters:
-        targets = structure
-    request = Request(structure, targets, out, coefficients, seed, member, fast_math, ids, backend)
-    dtensor = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
-    if dtensor is not None and any(isinstance(x, dtensor) for x in structure.arrays):
+    structure = structure_of("parameters", parameters)
+    targets: Structure | None = structure
+    if out is not parameters:
+        targets = None if out is None else matching(structure_of("out", out), structure)
+    call = structure, targets, out, coefficients, seed, member, fast_math, ids, backend
+    distributed = None if is_array else sys.modules.get("torch.distributed.tensor")
+    if distributed is not None and any(issubclass(x, distributed.DTensor) for x in set(map(type, structure.arrays))):
         from ._routes.dtensor import perturb_dtensors
 
-        return perturb_dtensors(request)
-    return run_perturb(request, key)
+        return perturb_dtensors(*call)
+    return perturbed(*call)

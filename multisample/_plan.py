@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -34,6 +34,7 @@ from ._checks.operands import (
 from ._checks.values import check_values
 from ._checks.window_and_options import check_rows, checked_window
 from ._libraries import Device, Library, Operand, is_number
+from ._libraries.library import Guard
 from ._operations import COLUMNS, FLAGS, ROWS, Call, vectors_of
 from ._randomness.generator import WORD_64, DeviceCounter
 from ._randomness.generator_argument import captured_offset, check_generator, counter_on, source_of
@@ -407,7 +408,25 @@ class PlanCache(Generic[P]):
         self.clear()
 
 
-PLANS: PlanCache[Planned] = PlanCache(1024)
+PLANS: PlanCache[Any] = PlanCache(1024)
+"""A `Planned` for each key of `sample` and `weighted_moments`. For a key of `perturb`, whose arrays are too many for a
+key, several plans with a guard."""
+
+_MOST_GUARDED = 4
+
+
+def guarded_plans(key: Hashable) -> Sequence[tuple[Guard, Callable[..., Any]]]:
+    """The guards and functions of the plans under `key`."""
+    try:
+        found: Sequence[tuple[Guard, Callable[..., Any]]] = PLANS.get(key, ())
+    except TypeError:  # An argument that cannot be hashed is wrong; the checks report it.
+        return ()
+    return found
+
+
+def put_guarded(key: Hashable, guard: Guard, run: Callable[..., Any]) -> None:
+    """Store a plan: ``run(addresses, *arguments)`` returns a result, or None if the call needs all checks."""
+    PLANS.put(key, ((guard, run), *PLANS.get(key, ())[: _MOST_GUARDED - 1]))
 
 
 # Keys of plans omit these arguments, or hold only their signatures.

@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from multisample.backends.element_types import MATRIX_TYPES
+from multisample.backends.memory.host import quiet
 
 from ._arguments import describe, rounded_once
 from ._checks.operands import Inputs, check_alignment, item_size
 from ._checks.values import check_values, in_turn, least_and_most, vector_converter
-from ._libraries import Library, Operand, check_memory
+from ._libraries import HOST, Device, Library, Operand, check_memory
 from ._libraries.numpy import cached_dtype
 
 ReadVectors = Callable[[Any, Any, Any], tuple[Any, Any, Any, Any]]
@@ -88,6 +89,53 @@ def _number_reader(name: str, dtype: str, library: Library) -> Callable[[Any], f
         return number
 
     return read
+
+
+def coefficients_reader(
+    library: Library, device: Device, real: np.dtype[Any], makes_arrays: bool, on_host: Any, vector: Operand | None
+) -> Callable[[Any, Any, int], tuple[Any, Any]]:  # fmt: skip
+    """``read(values, given, stream)``: the launcher's form of coefficients, and an object that keeps memory alive.
+
+    `given` is the argument. `values` are coefficients on the host, like `on_host`: a float, or an array of float64.
+    `vector` describes coefficients on a device.
+    """
+
+    def read_vector(values: Any, given: Any, stream: int) -> tuple[Any, Any]:
+        assert vector is not None
+        array = given if vector.read is None else vector.read(given)
+        return library.address(array), array
+
+    # `values` may be the caller's memory, to which the call may write.
+    def read_rounded(values: Any, given: Any, stream: int) -> tuple[Any, Any]:
+        with quiet():
+            return values.astype(real), None
+
+    def read_copy(values: Any, given: Any, stream: int) -> tuple[Any, Any]:
+        array = values.copy()
+        return HOST.address(array), array
+
+    def copy_to_device(values: Any, given: Any, stream: int) -> tuple[Any, Any]:
+        if is_capturing(stream):
+            raise RuntimeError(
+                "coefficients: expected a number, or a vector in device memory while a CUDA graph is captured, for"
+                f" replays to read, got {describe(given)} on the host"
+            )
+        # The caller's array may be in pinned memory, which the driver reads after this call has returned.
+        array = library.to_device(values.copy().view(np.int64), device)
+        return library.address(array), array
+
+    if vector is not None:
+        return read_vector
+    if isinstance(on_host, float):
+        if not makes_arrays:
+            return lambda values, given, stream: (values, None)
+        # The address of a writable array is found faster.
+        pack, from_buffer = struct.Struct(real.char).pack, np.frombuffer
+        return lambda values, given, stream: (from_buffer(bytearray(pack(values)), real), None)
+    if device.kind == "cpu":
+        return read_rounded if makes_arrays else read_copy
+    is_capturing = library.is_capturing(device)
+    return copy_to_device
 
 
 # --- All vectors of a call ----------------------------------------------------------------------------------------

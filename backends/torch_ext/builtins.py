@@ -29,6 +29,9 @@ class Builtins:
     plan : callable
         ``plan(packed_launch, run, mask, has_list, checks, matrix, functions, int)`` makes the run of a plan.
         `functions` are those of ``PlanFunction`` in C++: see `TorchExtBackend.compiled_plan`.
+    tree : callable
+        ``tree()`` makes the compiled `tree_of` of `multisample/_libraries/torch.py`, which returns None for uncommon
+        modules.
     """
 
     def __init__(self, path: Path) -> None:
@@ -45,6 +48,7 @@ class Builtins:
         self._key = builtin("key", *(any_object,) * 10)
         self.plan = builtin("plan", text, address, ctypes.c_uint64, *(ctypes.c_int,) * 2, *(any_object,) * 3)
         self._addresses = builtin("addresses", any_object, any_object, ctypes.c_long)
+        self.tree = builtin("tree")
 
     def key(self, library: Any) -> Callable[..., Hashable] | None:
         """`Library.key` of `library`, which is PyTorch's; None if it misreads the tensors of this PyTorch."""

@@ -171,6 +171,14 @@ MULTISAMPLE_EXPORT PyObject* multisample_python_addresses(PyObject* tensor_type,
   });
 }
 
+MULTISAMPLE_EXPORT PyObject* multisample_python_tree() {
+  using namespace multisample::python;
+  return builtin<tree>("tree", [] {
+    return new TreeState{Object(PyUnicode_InternFromString("_parameters")),
+                         Object(PyUnicode_InternFromString("_modules"))};
+  });
+}
+
 MULTISAMPLE_EXPORT PyObject* multisample_python_launch(const multisample::Launch* call, multisample::python::Run run,
                                                        PyObject* fail, PyObject* thread_limit) {
   using namespace multisample::python;

@@ -232,6 +232,63 @@ inline PyObject* addresses(PyObject* self, PyObject* const* args, long) {
                                    static_cast<long>(found.size() * sizeof(void*)));
 }
 
+// --- Modules ----------------------------------------------------------------------------------------------------
+
+struct TreeState {
+  Object parameters, modules;  // the names "_parameters" and "_modules"
+};
+
+// What `add_tree` has found so far.
+struct Tree {
+  Object items, tensors;  // lists
+  bool is_common = true;  // whether all containers are plain dicts
+
+  bool add_item(PyObject* item) const { return PyList_Append(items.get(), item) == 0; }
+};
+
+// Calls add(name, value) for all entries of a container but those that are None, then adds None to the tree. Returns
+// false with a Python error, or if the container is no plain dict.
+template <class Add>
+bool add_entries(PyObject* owner, PyObject* container_name, Tree* tree, const Add& add) {
+  // The containers are in the module's __dict__, where PyObject_GetAttr would call the class's __getattr__ machinery.
+  const Object container(PyObject_GenericGetAttr(owner, container_name));
+  if (container.get() == nullptr) return false;
+  tree->is_common = Object(PyObject_Type(container.get())).get() == &PyDict_Type;
+  PyObject *key = nullptr, *entry = nullptr;
+  for (long position = 0; tree->is_common && PyDict_Next(container.get(), &position, &key, &entry) != 0;) {
+    const Object name = Object::shared(key), value = Object::shared(entry);
+    if (value.get() != &_Py_NoneStruct && !(tree->add_item(name.get()) && add(value.get()))) return false;
+  }
+  return tree->is_common && tree->add_item(&_Py_NoneStruct);
+}
+
+// Adds a module and its descendants, in the order of Module.named_parameters.
+inline bool add_tree(const TreeState& state, PyObject* module, Tree* tree) {
+  if (Py_EnterRecursiveCall(" in a module") != 0) return false;  // A module may contain itself.
+  const bool is_added =
+      tree->add_item(Object(PyObject_Type(module)).get()) &&
+      add_entries(module, state.parameters.get(), tree,
+                  [&](PyObject* x) { return PyList_Append(tree->tensors.get(), x) == 0; }) &&
+      add_entries(module, state.modules.get(), tree, [&](PyObject* child) { return add_tree(state, child, tree); });
+  Py_LeaveRecursiveCall();
+  return is_added;
+}
+
+// tree(module): `tree_of` of multisample/_libraries/torch.py; None if a module has other containers than plain dicts.
+inline PyObject* tree(PyObject* self, PyObject* const* args, long) {
+  Tree found{Object(PyList_New(0)), Object(PyList_New(0))};
+  if (found.items.get() == nullptr || found.tensors.get() == nullptr) return nullptr;
+  if (!add_tree(state_of<TreeState>(self), args[0], &found)) {
+    return PyErr_Occurred() != nullptr ? nullptr : Object::new_reference(&_Py_NoneStruct);
+  }
+  Object result(PyTuple_New(2));
+  PyObject* const items = result.get() == nullptr ? nullptr : PyList_AsTuple(found.items.get());
+  if (items == nullptr) return nullptr;
+  PyTuple_SetItem(result.get(), 0, items);
+  PyTuple_SetItem(result.get(), 1, found.tensors.release());
+  return result.release();
+}
+
 // --- Launches ---------------------------------------------------------------------------------------------------
 
 // Runs or checks a launch.

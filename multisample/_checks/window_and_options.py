@@ -48,6 +48,12 @@ def check_rows(dim_offset: Any, d: Any) -> None:
         raise ValueError(f"dim_offset: expected dim_offset + d <= 2**32, got {dim_offset} + {d}")
 
 
+def check_members(member: int, count: int) -> None:
+    """ValueError if `count` members from `member` on go beyond the last row."""
+    if member + count > ROWS:
+        raise ValueError(f"member: expected member + K <= 2**32, got {member} + {count}")
+
+
 def check_choices(call: Call) -> None:
     """TypeError or ValueError if an option is not accepted, or if both seed and generator are given."""
     check_choice("noise", call.noise, ("independent", "shared"))

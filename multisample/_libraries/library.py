@@ -7,8 +7,9 @@ backend's library or NumPy without a copy, by DLPack or the CUDA array interface
 from __future__ import annotations
 
 import functools
+import struct
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -25,6 +26,11 @@ _ELEMENTS = frozenset((*DTYPES, *INTEGER_SIZES))
 def name_of(dtype: np.dtype[Any]) -> str:
     """``dtype.name``, cached, since NumPy computes it on each access."""
     return str(dtype.name)
+
+
+@functools.lru_cache(64)
+def _packer(count: int) -> Callable[..., bytes]:
+    return struct.Struct(f"{count}q").pack
 
 
 class Device(NamedTuple):
@@ -55,6 +61,11 @@ class Operand(NamedTuple):
     """Converts the argument to an array that a kernel can read; None if a kernel can read the argument."""
 
 
+Guard: TypeAlias = Callable[[Sequence[Any], Sequence[Any]], "bytes | None"]
+"""A function of the arrays that a call reads and writes, as many as those of a plan. It returns their packed addresses
+if the plan serves the call, otherwise None."""
+
+
 class Library:
     """An array library. Its methods take arrays of `types`, and `normalized` converts other arrays to these."""
 
@@ -82,9 +93,9 @@ class Library:
         """The properties of `out`, with its type, that a plan depends on."""
         return type(out), self.signature(out)
 
-    def addresses(self, arrays: Sequence[Any]) -> HostArray:
-        """The addresses of the first elements of several arrays."""
-        return np.array(list(map(self.address, arrays)), np.int64)
+    def addresses(self, arrays: Sequence[Any]) -> bytes:
+        """The packed addresses of the first elements of several arrays."""
+        return _packer(len(arrays))(*map(self.address, arrays))
 
     def is_opaque(self, array: Any) -> bool:
         """Whether `array` may have no memory of its own."""
@@ -93,6 +104,10 @@ class Library:
     def lacks_values(self, array: Any) -> bool:
         """Whether `array` has a shape and a type only, so that a result has these only too."""
         return False
+
+    def is_transformed(self, arrays: Sequence[Any]) -> bool:
+        """Whether PyTorch or JAX transforms a call with these arrays, or one has no memory of its own."""
+        return self.state() is None or any(map(self.is_opaque, arrays))
 
     def state(self) -> Hashable:
         """The global state that a plan depends on; None while PyTorch or JAX transforms calls, which have no plan.
@@ -115,27 +130,26 @@ class Library:
 
     # --- For each plan ---
 
-    def guard(self, read: Sequence[Any], written: Sequence[Any]) -> Callable[[Sequence[Any], Sequence[Any]], bool]:
-        """``is_like(read, written)``: whether this call's plan serves another call, with the same number of arrays."""
+    def guard(self, read: Sequence[Any], written: Sequence[Any]) -> Guard:
+        """The guard of a plan for a call with these arrays."""
         # Compare types before signatures: `signature` takes this library's arrays only.
         known: list[Any] = [(self.signature, type(x), self.signature(x)) for x in read]
         known += [(self.target_signature, type(x), self.target_signature(x)) for x in written]
-        if len(known) == 1:
-            ((one_signature, one_kind, one_properties),) = known
+        address, pack = self.address, _packer(len(known))
+        one_signature, one_kind, one_properties = known[0]
 
-            def is_like_one(read: Sequence[Any], written: Sequence[Any]) -> bool:
-                (x,) = read or written
-                return type(x) is one_kind and one_signature(x) == one_properties
+        def address_of_one(read: Sequence[Any], written: Sequence[Any]) -> bytes | None:
+            (x,) = read or written
+            return pack(address(x)) if type(x) is one_kind and one_signature(x) == one_properties else None
 
-            return is_like_one
+        def addresses(read: Sequence[Any], written: Sequence[Any]) -> bytes | None:
+            every = (*read, *written)
+            for x, (signature, kind, properties) in zip(every, known, strict=True):
+                if type(x) is not kind or signature(x) != properties:
+                    return None
+            return pack(*map(address, every))
 
-        def is_like(read: Sequence[Any], written: Sequence[Any]) -> bool:
-            return all(
-                type(x) is kind and signature(x) == properties
-                for x, (signature, kind, properties) in zip((*read, *written), known, strict=True)
-            )
-
-        return is_like
+        return address_of_one if len(known) == 1 else addresses
 
     def compile_key(self, backend: Any) -> None:
         """Set `key`, if `backend` provides the compiled function."""

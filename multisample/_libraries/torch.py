@@ -6,6 +6,7 @@ import contextlib
 import functools
 import math
 import operator
+import struct
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,8 @@ from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.memory.host import LARGE, use_huge_pages
 from multisample.backends.system.cuda_driver import is_capturing as driver_is_capturing
 
-from .library import CPU, Device, Library, Operand, check_memory, counted_as
+from .._tracing import traced_as
+from .library import CPU, Device, Guard, Library, Operand, check_memory, counted_as
 from .numpy import HOST
 
 _layer, _modes = torch._C._functorch.peek_interpreter_stack, torch._C._len_torch_dispatch_stack
@@ -126,6 +128,32 @@ def counted(vectors: Mapping[str, Any]) -> Iterable[str]:
     return types if any(dtype in MATRIX_TYPES for dtype in types.values()) else vectors
 
 
+def tree_of(module: Any) -> tuple[tuple[Any, ...], list[Any]]:
+    """The tree of a module in the order of ``named_parameters()``, and its parameters.
+
+    For each module, the tree has its type, the names of its parameters, None, then for each child its name and its
+    tree, and None.
+    """
+    items: list[Any] = []
+    tensors: list[Any] = []
+
+    def add(module: Any) -> None:
+        items.append(type(module))
+        for name, x in module._parameters.items():
+            if x is not None:
+                items.append(name)
+                tensors.append(x)
+        items.append(None)
+        for name, child in module._modules.items():
+            if child is not None:
+                items.append(name)
+                add(child)
+        items.append(None)
+
+    add(module)
+    return tuple(items), tensors
+
+
 def _resolve_negative(tensor: Any) -> Any:
     return tensor.detach().resolve_neg()
 
@@ -139,7 +167,6 @@ def _is_frozen(tensor: Any) -> bool:
     return bool(tensor.is_inference()) and not torch.is_inference_mode_enabled()
 
 
-_is_leaf = torch.Tensor.is_leaf.__get__
 # The guards of PyTorch's compiled graphs compare type, shape, strides, dtype, device, `requires_grad` and dispatch keys
 # (negative bit, inference tensors, inference mode), in a fiftieth of the time of Python.
 _TensorGuards: Any = getattr(_guards, "TensorGuards", None)
@@ -153,6 +180,7 @@ class TorchLibrary(Library):
     """If each of the `questions` returns a false value, and each variable among the `flags` has this value, `state`
     returns whether gradients are enabled."""
     _addresses: Callable[[Any], Any] | None = None
+    _tree: Callable[[Any], Any] | None = None
 
     def signature(self, array: Any) -> Hashable:
         return (
@@ -179,41 +207,55 @@ class TorchLibrary(Library):
                 self.keyed_seed = torch.Tensor
                 self.state = self.key  # type: ignore[method-assign]
         if builtins is not None and self._addresses is None:
-            self._addresses = builtins.addresses()
+            self._addresses, self._tree = builtins.addresses(), builtins.tree()
 
-    def addresses(self, arrays: Sequence[Any]) -> HostArray:
-        found = None if self._addresses is None else self._addresses(arrays)
-        return super().addresses(arrays) if found is None else np.frombuffer(found, np.int64)
+    def addresses(self, arrays: Sequence[Any]) -> bytes:
+        packed = None if self._addresses is None else self._addresses(arrays)
+        return super().addresses(arrays) if packed is None else packed
 
-    def guard(self, read: Sequence[Any], written: Sequence[Any]) -> Callable[[Sequence[Any], Sequence[Any]], bool]:
+    @traced_as(lambda self, module: tree_of(module))
+    def tree(self, module: Any) -> tuple[tuple[Any, ...], list[Any]]:
+        """See `tree_of`."""
+        found = None if self._tree is None else self._tree(module)
+        return tree_of(module) if found is None else found
+
+    def guard(self, read: Sequence[Any], written: Sequence[Any]) -> Guard:
         every = *read, *written
+        # `check` crashes the process with a nested tensor, and refuses a tensor that comes twice, as tied ones do.
+        first: dict[int, int] = {}
+        owners = [first.setdefault(id(x), k) for k, x in enumerate(every)]
+        tied = [(k, owner) for k, owner in enumerate(owners) if owner != k]
+        select = operator.itemgetter(*first.values()) if tied and len(first) > 1 else lambda every: every[:1]
+        unique = select(every) if tied else every
         if _TensorGuards is None:
-            is_same = super().guard(read, written)
-
-            def is_like(read: Sequence[Any], written: Sequence[Any]) -> bool:
-                # Signatures raise at a nested tensor.
-                tensors = (x for x in (*read, *written) if isinstance(x, torch.Tensor))
-                return not any(x.is_nested for x in tensors) and is_same(read, written)
+            known = [self.target_signature(x) for x in unique]
+            check: Callable[..., bool] = lambda *tensors: [self.target_signature(x) for x in tensors] == known  # noqa: E731
         else:
-            is_one, types = len(every) == 1, self.types
-            check: Callable[..., bool] = _TensorGuards(
-                *every, dynamic_dims_sizes=[list(x.shape) for x in every],
-                dynamic_dims_strides=[list(x.stride()) for x in every],
+            check = _TensorGuards(
+                *unique, dynamic_dims_sizes=[list(x.shape) for x in unique],
+                dynamic_dims_strides=[list(x.stride()) for x in unique],
             ).check  # fmt: skip
+        # A parameter stays a leaf, in all but a contrived program, and reading `is_leaf` takes 80 ns.
+        unsure = [k for k, x in enumerate(written) if x.requires_grad and type(x) is not torch.nn.Parameter]
+        pack, address, types = struct.Struct(f"{len(owners)}q").pack, self.address, self.types
 
-            def is_like(read: Sequence[Any], written: Sequence[Any]) -> bool:
-                # A nested tensor would crash the process in `check`.
-                if is_one:
-                    (x,) = read or written
-                    return type(x) in types and not x.is_nested and check(x)
-                every = *read, *written
-                if self._addresses is not None:
-                    return self._addresses(every) is not None and check(*every)
-                return all(type(x) in types and not x.is_nested for x in every) and check(*every)
+        def address_of_one(read: Sequence[Any], written: Sequence[Any]) -> bytes | None:
+            (x,) = read or written
+            is_like = not is_transforming() and type(x) in types and not x.is_nested and check(x)
+            return pack(address(x)) if is_like and (not unsure or x.is_leaf) else None
 
-        if not any(x.requires_grad for x in written):
-            return is_like
-        return lambda read, written: is_like(read, written) and all(map(_is_leaf, written))
+        def addresses_of_many(read: Sequence[Any], written: Sequence[Any]) -> bytes | None:
+            every, packed = (*read, *written), None
+            if self._addresses is not None:
+                packed = self._addresses(every)
+            elif all(type(x) in types and not x.is_nested for x in every):
+                packed = pack(*map(address, every))
+            if packed is None or is_transforming() or any(every[k] is not every[owner] for k, owner in tied):
+                return None
+            is_like = check(*(every if not tied else select(every))) and all(written[k].is_leaf for k in unsure)
+            return packed if is_like else None
+
+        return address_of_one if len(owners) == 1 else addresses_of_many
 
     def is_opaque(self, array: Any) -> bool:
         kind: type = type(array)
@@ -221,6 +263,11 @@ class TorchLibrary(Library):
 
     def lacks_values(self, array: Any) -> bool:
         return bool(array.is_meta) or isinstance(array, fake_tensor.FakeTensor)
+
+    def is_transformed(self, arrays: Sequence[Any]) -> bool:
+        if all(map(self.lacks_values, arrays)):  # The mode of fake tensors is a dispatch mode.
+            return _layer() is not None or forward_ad._current_level >= 0
+        return super().is_transformed(arrays)
 
     address = staticmethod(torch.Tensor.data_ptr)
     counted = staticmethod(counted)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import operator
+import struct
+from collections.abc import Callable
 from typing import NamedTuple
 
-from multisample.backends.launch import Span
+import numpy as np
+
+from multisample.backends.launch import SPAN, Span
 
 from .._checks.operands import item_size
 from .._libraries import Operand
@@ -23,6 +28,13 @@ class Block(NamedTuple):
     """The index of its first element in the parameter, in row-major order."""
     steps: tuple[int, ...]
     """How far neighbours along each axis are apart in the parameter."""
+
+
+class Shards:
+    """The blocks that this process holds of each parameter; None for all of it. Plans compare instances by identity."""
+
+    def __init__(self, blocks: list[tuple[Block, ...] | None]) -> None:
+        self.blocks = blocks
 
 
 def steps_of(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -69,3 +81,24 @@ def spans_of(source: Operand, target: Operand, block: Block, number: int) -> lis
             )
         )  # fmt: skip
     return spans
+
+
+def packer_of(spans: list[tuple[int, Span]]) -> Callable[[bytes, bytes], bytes]:
+    """``spans_at(sources, targets)``: packed spans, for packed addresses of all arrays. Calls mostly have the same.
+
+    `spans` are relative to the array with the index beside them.
+    """
+    relative, of_span = np.array([x for _, x in spans], np.int64), np.array([k for k, _ in spans], np.intp)
+    (k, (source, target, *rest)), address_of = spans[0], struct.Struct("q").unpack_from
+
+    def pack_one(sources: bytes, targets: bytes) -> bytes:  # Results may have new addresses in each call.
+        return SPAN.pack(source + address_of(sources, 8 * k)[0], target + address_of(targets, 8 * k)[0], *rest)
+
+    def pack(sources: bytes, targets: bytes) -> bytes:
+        table = relative.copy()
+        for column, addresses in enumerate((sources, targets)):
+            table[:, column] += np.frombuffer(addresses, np.int64)[of_span]
+        packed: bytes = table.tobytes()
+        return packed
+
+    return functools.lru_cache(8)(pack_one if len(spans) == 1 else pack)

@@ -14,8 +14,8 @@ from multisample.backends.contract import HostArray
 from .._arguments import DTYPES
 from .._checks.operands import check_alignment, extent, item_size
 from .._libraries import Library, Operand
-from .request import Structure, label
 from .spans import steps_of
+from .structures import Structure
 
 MOST_ELEMENTS = 2**34
 
@@ -38,13 +38,15 @@ class Ties(NamedTuple):
 
 def memory_of(parameters: Structure, out: Structure | None, library: Library) -> Memory:
     """The arrays of a call; TypeError or ValueError if `perturb` cannot read or write one."""
-    sources = [_described(label("parameters", parameters, k), library, x) for k, x in enumerate(parameters.arrays)]
+    sources = [
+        _described(name, library, x) for name, x in zip(parameters.labels("parameters"), parameters.arrays, strict=True)
+    ]
     if out is None:
         strides = [tuple(item_size(x.dtype) * step for step in steps_of(x.shape)) for x in sources]
         return Memory(sources, [x._replace(strides=own, read=None) for x, own in zip(sources, strides, strict=True)])
     targets = []
     for k, array in enumerate(out.arrays):
-        name = label("out", out, k)
+        name = out.label("out", k)
         library.check_target(array)
         try:
             target = library.describe("out", array)
@@ -54,7 +56,7 @@ def memory_of(parameters: Structure, out: Structure | None, library: Library) ->
             expected, found = getattr(sources[k], what), getattr(target, what)
             if expected != found:
                 raise ValueError(
-                    f"{name}: expected {what} {expected}, as {label('parameters', parameters, k)} has, got {found}"
+                    f"{name}: expected {what} {expected}, as {parameters.label('parameters', k)} has, got {found}"
                 )
         size = item_size(target.dtype)
         if any(stride % size for stride in target.strides):
@@ -77,40 +79,41 @@ def _described(name: str, library: Library, array: Any) -> Operand:
     return operand
 
 
-def ties_of(
-    parameters: Structure, out: Structure | None, memory: Memory, sources: list[int], targets: list[int]
-) -> Ties:  # fmt: skip
-    """The parameters that share memory, from addresses; ValueError if arrays overlap or are misaligned.
+def ties_of(parameters: Structure, out: Structure | None, memory: Memory, addresses: Sequence[int]) -> Ties:
+    """The parameters that share memory; ValueError if arrays overlap or are misaligned.
 
-    `parameters` and `out` only give names: plans pass them without arrays.
+    `addresses` are those of the parameters, and of `out` unless it is new or the parameters themselves.
     """
-    count = len(sources)
-    names = [label("parameters", parameters, k) for k in range(count)]
-    if out is not None:
-        names += [label("out", out, k) for k in range(count)]
-    places, operands = [*sources, *targets], [*memory.sources, *(memory.targets if targets else ())]
-    for name, operand, address in zip(names, operands, places, strict=True):
+    count, operands = len(memory.sources), [*memory.sources, *memory.targets][: len(addresses)]
+
+    def label(k: int) -> str:
+        return parameters.label("parameters", k) if out is None or k < count else out.label("out", k - count)
+
+    for k, (operand, address) in enumerate(zip(operands, addresses, strict=True)):
         if not address and 0 not in operand.shape:
-            raise ValueError(f"{name}: expected elements in memory, got an array without memory")
-        check_alignment(name, operand, address)
+            raise ValueError(f"{label(k)}: expected elements in memory, got an array without memory")
+        if operand.device.kind == "cuda":
+            check_alignment(label(k), operand, address)
     # Tied parameters have the same elements. The first parameter in the order of names owns them.
-    order = range(count) if parameters.names is None else sorted(range(count), key=parameters.names.__getitem__)
-    elements = [(address, x.shape, x.strides, x.dtype) for address, x in zip(places, operands, strict=True)]
+    names = parameters.names
+    order = range(count) if names is None else sorted(range(count), key=names.__getitem__)
+    elements = [(address, x.shape, x.strides, x.dtype) for address, x in zip(addresses, operands, strict=True)]
     first: dict[Any, int] = {}
     owners = list(range(count))
     for k in order:
         if 0 not in operands[k].shape:
             owners[k] = first.setdefault(elements[k], k)
-    for j, k in overlapping(places, operands):
-        if elements[j] != elements[k] or owners[j % count] != owners[k % count]:
-            raise ValueError(
-                f"{names[k].partition('[')[0]}: expected memory of its own for each parameter, got {names[j]} and"
-                f" {names[k]}, which overlap"
-            )
+    same = [(first.setdefault(elements[k], k), k) for k in range(count, len(elements)) if 0 not in operands[k].shape]
+    wrong = [(j, k) for j, k in same if owners[j % count] != owners[k % count]]
+    for j, k in wrong or overlapping(sorted(first.values()), addresses, operands):
+        raise ValueError(
+            f"{label(k).partition('[')[0]}: expected memory of its own for each parameter, got {label(j)} and"
+            f" {label(k)}, which overlap"
+        )
     written: dict[Any, int] = {}
     for k, target in enumerate(elements[count:] or elements):  # Tied targets are written once.
         if 0 not in operands[k].shape:
-            written.setdefault(target, owners[k] if out is None else k)
+            written.setdefault(target, owners[k] if len(elements) == count else k)
     return Ties(owners, list(written.values()))
 
 
@@ -151,20 +154,18 @@ def check_unwritten(name: str, operand: Operand, address: int, targets: HostArra
         raise ValueError(f"{name}: expected memory that is not written, got memory that out also uses")
 
 
-def overlapping(addresses: Sequence[int], operands: Sequence[Operand]) -> Iterator[tuple[int, int]]:
-    """All pairs of arrays that share memory."""
-    ends = []
-    for k, (address, operand) in enumerate(zip(addresses, operands, strict=True)):
-        if 0 not in operand.shape:
-            low, high = extent(operand)
-            ends.append((address + low, address + high, k))
+def overlapping(
+    some: Sequence[int], addresses: Sequence[int], operands: Sequence[Operand]
+) -> Iterator[tuple[int, int]]:  # fmt: skip
+    """All pairs of `some` arrays, none of them empty, that share memory."""
+    extents = {k: extent(operands[k]) for k in some}
     within: list[tuple[int, int]] = []
-    for low, high, k in sorted(ends):
-        within = [(end, j) for end, j in within if end > low]
+    for begin, end, k in sorted((addresses[k] + low, addresses[k] + high, k) for k, (low, high) in extents.items()):
+        within = [(other_end, j) for other_end, j in within if other_end > begin]
         for _, j in within:
             if _share_memory(addresses[j], operands[j], addresses[k], operands[k]):
                 yield min(j, k), max(j, k)
-        within.append((high, k))
+        within.append((end, k))
 
 
 _MOST_WORK: Any = 10**6

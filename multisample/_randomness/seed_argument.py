@@ -17,10 +17,13 @@ from multisample.backends.contract import HostArray
 from multisample.backends.launch import WordFormat
 
 from .._arguments import checked_integer
-from .._libraries import HOST, Device, Library, Operand, described, library_of
+from .._libraries import CPU, HOST, Device, Library, Operand, as_base_class, described, library_of
 from .._libraries.library import NOUNS
 from .._libraries.numpy import check_plain
 from .generator import WORD_64, Generator, Key
+
+MOST_OFFSETS = 2**32
+"""Offsets of the keys of `perturb` are smaller: ids of parameters take the high bits."""
 
 # --- One key ----------------------------------------------------------------------------------------------------------
 
@@ -46,6 +49,34 @@ def checked_key(seed: Any) -> tuple[int, int]:
         words = host_words(np.asarray(seed)).reshape(-1).tolist()
         return words[0], (*words, 0)[1]
     return checked_seed("seed", seed), 0
+
+
+def one_key(seed: Any) -> tuple[Any, Hashable, int, int]:
+    """The argument `seed` in its base class, what a plan depends on, the seed and the offset.
+
+    Seed and offset are 0 for a key in device memory. TypeError or ValueError if `seed` is not one key with an offset
+    below 2**32.
+    """
+    given, form = seed, None
+    if is_in_array(seed):
+        if not isinstance(seed, (list, tuple)):
+            given = seed = as_base_class("seed", seed)
+        batch, form = batch_of(seed), signature_of(seed)
+        if batch not in (None, 1):
+            raise ValueError(f"seed: expected one seed, got a vector of {batch}")
+        owner = HOST if isinstance(seed, (list, tuple)) else library_of("seed", seed)
+        if owner.device("seed", seed) != CPU:
+            return given, form, 0, 0
+        words = host_words(seed if owner is HOST else owner.host_array(seed)).reshape(-1).tolist()
+        seed = Key(words[0], (*words, 0)[1])
+    if isinstance(seed, Generator):
+        raise TypeError(
+            f"seed: expected an integer, a Key or key data, got {seed}; pass its next Key, generator.take()"
+        )
+    word, offset = checked_key(seed)
+    if offset >= MOST_OFFSETS:
+        raise ValueError(f"seed: expected a Key with an offset below 2**32, as Generator.take gives, got {offset}")
+    return given, form, word, offset
 
 
 def _advice_for_seed(seed: Any) -> str:

@@ -6,6 +6,7 @@ rank computes where its window begins. Only the generator's state must be the sa
 
 from __future__ import annotations
 
+import functools
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
@@ -18,12 +19,13 @@ from .._arguments import check_choice, check_flag, describe
 from .._checks.operands import common_length
 from .._checks.window_and_options import check_rows, checked_window
 from .._libraries import is_number, library_of
+from .._libraries.library import Guard
 from .._libraries.torch import check_tensor
-from .._model_parameters.perturb_plan import perturbed
-from .._model_parameters.request import Request, label
-from .._model_parameters.spans import Block, steps_of, whole
+from .._model_parameters.perturb_plan import check_leaves, perturbed
+from .._model_parameters.spans import Block, Shards, steps_of
+from .._model_parameters.structures import Structure
 from .._operations import TRAITS, Call, vectors_of
-from .._plan import PlanCache
+from .._plan import PlanCache, guarded_plans, put_guarded
 from .._randomness.generator import WORD_64, Generator
 from .._randomness.generator_argument import check_generator
 from .._randomness.seed_argument import batch_of, checked_key
@@ -367,44 +369,70 @@ def _named(ranks: list[int]) -> str:
 # --- Parameters -----------------------------------------------------------------------------------
 
 
-def perturb_dtensors(request: Request) -> Any:
-    """Run a call of `perturb` with DTensors: each rank perturbs the elements that it holds."""
-    parameters, out = request.parameters, request.out
-    held = [_held(label("parameters", parameters, k), x) for k, x in enumerate(parameters.arrays)]
-    part = parameters._replace(arrays=[local for local, _ in held], rebuild=list)
-    targets = None
+def perturb_dtensors(
+    parameters: Structure, out: Structure | None, given_out: Any, coefficients: Any, seed: Any, member: Any,
+    fast_math: bool, ids: Any, backend: str,
+) -> Any:  # fmt: skip
+    """`perturbed` with DTensors: each rank perturbs the elements that it holds."""
     if out is not None:
-        for k, (x, target) in enumerate(zip(parameters.arrays, out.arrays, strict=True)):
-            _check_parameter_target(label("out", out, k), target, x)
-        targets = part if out is parameters else out._replace(arrays=[_held("out", x)[0] for x in out.arrays])
-    request = request._replace(parameters=part, out=targets, blocks=tuple(blocks for _, blocks in held))
-    results = perturbed(request)
+        check_leaves(out)
+    targets = () if out is None or out is parameters else out.arrays
+    key = "shards", len(parameters.arrays), len(targets)
+    for guard, known in guarded_plans(key):
+        if guard(parameters.arrays, targets) is not None:
+            shards = known()
+            break
+    else:
+        shards = Shards([_blocks_of(parameters.label("parameters", k), x) for k, x in enumerate(parameters.arrays)])
+        if out is not None:
+            for k, (x, target) in enumerate(zip(parameters.arrays, out.arrays, strict=True)):
+                _check_parameter_target(out.label("out", k), target, x)
+        put_guarded(key, _spec_guard([*parameters.arrays, *targets]), functools.partial(_itself, shards))
+    part = parameters._replace(arrays=_locals_of(parameters.arrays), rebuild=list)
+    held = None if out is None else part if out is parameters else out._replace(arrays=_locals_of(targets))
+    results = perturbed(part, held, given_out, coefficients, seed, member, fast_math, ids, backend, shards)
     if out is not None:
         torch.autograd.graph.increment_version([x for x in out.arrays if isinstance(x, DTensor)])
-        return request.given_out
+        return given_out
+    # `from_local` would make an equal spec, in several times the time.
     return parameters.rebuild(
         [
-            DTensor.from_local(result, x.device_mesh, x.placements, run_check=False, shape=x.shape, stride=x.stride())
-            if isinstance(x, DTensor)
-            else result
+            DTensor(result, x._spec, requires_grad=False) if isinstance(x, DTensor) else result
             for x, result in zip(parameters.arrays, results, strict=True)
         ]
     )
 
 
-def _held(name: str, x: Any) -> tuple[Any, tuple[Block, ...]]:
-    """The elements of a parameter that this rank holds, and their blocks."""
+def _spec_guard(every: list[Any]) -> Guard:
+    """The guard of arrays that have the specs of `every`: mesh, placements and shape. It keeps no mesh alive."""
+    known = [weakref.ref(x._spec) if isinstance(x, DTensor) else lambda: None for x in every]
+
+    def guard(read: Sequence[Any], written: Sequence[Any]) -> bytes | None:
+        specs = [getattr(x, "_spec", None) for x in (*read, *written)]
+        return b"" if all(a is b() or a == b() for a, b in zip(specs, known, strict=True)) else None
+
+    return guard
+
+
+def _locals_of(arrays: Sequence[Any]) -> list[Any]:
+    """The tensors that this rank holds."""
+    held = [getattr(x, "_local_tensor", x) for x in arrays]
+    if any(hasattr(kind, "trigger_wait") for kind in set(map(type, held))):
+        held = [x.wait() if hasattr(x, "trigger_wait") else x for x in held]
+    return held
+
+
+def _blocks_of(name: str, x: Any) -> tuple[Block, ...] | None:
+    """The blocks of a parameter that this rank holds; None for a tensor that is not sharded."""
     if not isinstance(x, DTensor):
-        return x, (whole(tuple(x.shape)),)
+        return None
     for placement in x.placements:
         if not (isinstance(placement, Replicate) or _is_shard(placement)):
             raise ValueError(f"{name}: expected placements Shard or Replicate(), got {placement}; redistribute it")
-    shape, local = tuple(x.shape), x._local_tensor
-    if hasattr(local, "trigger_wait"):
-        local = local.wait()
+    shape = tuple(x.shape)
     runs = [_runs_of(length, _cuts_of(x.placements, axis), x.device_mesh) for axis, length in enumerate(shape)]
-    if x.device_mesh.get_coordinate() is None or local.numel() == 0:
-        return local, ()
+    if x.device_mesh.get_coordinate() is None:
+        return ()
     steps = steps_of(shape)
     begins = [[sum(map(len, of_axis[:k])) for k in range(len(of_axis))] for of_axis in runs]
     blocks = []
@@ -416,7 +444,7 @@ def _held(name: str, x: Any) -> tuple[Any, tuple[Block, ...]]:
                 sum(run.start * step for run, step in zip(held, steps, strict=True)), steps,
             )
         )  # fmt: skip
-    return local, tuple(blocks)
+    return tuple(blocks)
 
 
 def _check_parameter_target(name: str, target: Any, x: Any) -> None:
@@ -427,5 +455,3 @@ def _check_parameter_target(name: str, target: Any, x: Any) -> None:
             f"{name}: expected it on {x.device_mesh} with placements {x.placements}, got {target.device_mesh} with"
             f" {target.placements}"
         )
-    if target.requires_grad and not target.is_leaf:
-        raise ValueError(f"{name}: expected a leaf, got the result of an operation that autograd recorded")

@@ -11,9 +11,12 @@ from typing import Any
 
 import torch
 
+from multisample.backends.kernels.cpu.floating_point import with_default_floats
+
+from .._checks.coefficients import TRANSFORMED
 from .._libraries import is_number
-from .._model_parameters.perturb_plan import TRANSFORMED, check_leaves, perturbed
-from .._model_parameters.request import Request, Structure, matching, structure_of
+from .._model_parameters.perturb_plan import check_leaves, perturbed
+from .._model_parameters.structures import Structure, matching, structure_of
 from .._randomness.generator import WORD_64, Key
 from .torch_transforms import as_int64
 
@@ -36,8 +39,9 @@ def _perturb(
     given_ids = dict(zip(id_names, ids, strict=True)) if names else ids
     out = Structure(tuple(names) or None, targets, list)
     parameters = out._replace(arrays=sources) if sources else out
-    request = Request(parameters, out, targets, coefficients, given_seed, member, fast_math, given_ids or None, backend)
-    perturbed(request)
+    with_default_floats(perturbed)(
+        parameters, out, targets, coefficients, given_seed, member, fast_math, given_ids or None, backend
+    )
 
 
 @_perturb.register_fake

@@ -26,9 +26,10 @@ import multisample
 from ._running import parsed, run
 
 MEMBERS = 64
-SCALE = 0.1
+SIGMA = 0.1
 """Standard deviation of the noise."""
-RATE = 0.02
+RATE = 0.125
+"""A step moves each parameter by about RATE / (SIGMA * sqrt(MEMBERS)) = 0.16."""
 SHAPES = {"weight": (16, 8), "bias": (8,)}
 SECONDS = 300
 """How long a worker waits for the others."""
@@ -47,14 +48,15 @@ def scores_of(parameters: Mapping[str, Any], key: multisample.Key, members: Iter
     """Scores of some members of the step with this key: the work of one worker."""
     one, scores = None, []
     for member in members:
-        one = multisample.perturb(parameters, SCALE, seed=key, member=member, out=one)
+        one = multisample.perturb(parameters, SIGMA, seed=key, member=member, out=one)
         scores.append(score(one))
     return scores
 
 
 def update(parameters: Any, scores: Any, key: multisample.Key) -> None:
     """Move the parameters, in place, towards the members with high scores. `scores` are those of all members."""
-    coefficients = RATE * (scores - np.mean(scores)) / (np.std(scores) + 1e-12)
+    normalized = (scores - np.mean(scores)) / (np.std(scores) + 1e-12)
+    coefficients = RATE / (MEMBERS * SIGMA) * normalized
     multisample.perturb(parameters, coefficients, seed=key, out=parameters)
 
 

@@ -21,12 +21,12 @@ from ._running import parsed, run
 if TYPE_CHECKING:
     import torch
 
-SCALE = 1e-3
-"""Length of a perturbation."""
+SIGMA = 1e-3
+"""Standard deviation of a perturbation."""
 RATE = 0.03
 """Learning rate of MeZO."""
 DIRECTIONS = 4
-"""Directions of a step, whose updates are added up in one call."""
+"""Directions of a step, whose updates are added up in one call. Each has two members: itself and its opposite."""
 
 
 def make_task(device: str = "cpu") -> tuple[torch.nn.Module, Callable[[], torch.Tensor]]:
@@ -62,12 +62,12 @@ def step(model: Any, loss: Callable[[], Any], key: multisample.Key) -> None:
     coefficients = []
     with torch.no_grad():
         for member in range(DIRECTIONS):
-            perturb_(model, SCALE, seed=key, member=member)
+            perturb_(model, SIGMA, seed=key, member=member)
             above = float(loss())
-            perturb_(model, -2 * SCALE, seed=key, member=member)
-            slope = (above - float(loss())) / (2 * SCALE)
-            perturb_(model, SCALE, seed=key, member=member)
-            coefficients.append(-RATE * slope / DIRECTIONS)
+            perturb_(model, -2 * SIGMA, seed=key, member=member)
+            below = float(loss())
+            perturb_(model, SIGMA, seed=key, member=member)
+            coefficients.append(-RATE / (2 * DIRECTIONS * SIGMA) * (above - below))
     perturb_(model, coefficients, seed=key)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, SupportsIndex, TypeVar
 
+from .._model_parameters.structures import listed
 from .._perturb import perturb
 
 if TYPE_CHECKING:
@@ -30,8 +31,9 @@ def perturb_(
 
     Parameters
     ----------
-    parameters : torch.nn.Module, torch.Tensor, or sequence or mapping of tensors
-        For a module, its trainable parameters; to include frozen ones, pass ``dict(module.named_parameters())``. A
+    parameters : torch.nn.Module, torch.Tensor, or sequence, mapping, pairs or iterator of tensors
+        For a module, its trainable parameters; to include frozen ones, pass ``module.named_parameters()``. As for
+        `multisample.perturb`, positions are the ids of ``module.parameters()``, whose noise is not the module's. A
         tensor that requires grad must be a leaf.
     coefficients, seed, member, fast_math, ids, backend : various
         As for `multisample.perturb`.
@@ -39,7 +41,7 @@ def perturb_(
     Returns
     -------
     torch.nn.Module, torch.Tensor, sequence or mapping
-        `parameters`.
+        `parameters`; a list or dict of what an iterator or pairs had.
 
     Raises
     ------
@@ -52,7 +54,8 @@ def perturb_(
 
     Examples
     --------
-    A step of MeZO: two evaluations at opposite perturbations give the coefficient of the update.
+    A step of MeZO: two evaluations at opposite perturbations give the coefficient of the update. They are the members,
+    so the coefficient is ``-rate / (2 * sigma)`` times the difference of their losses.
 
     >>> import torch
     >>> import multisample.torch
@@ -61,17 +64,18 @@ def perturb_(
     >>> def loss():
     ...     with torch.no_grad():
     ...         return float(torch.nn.functional.mse_loss(model(x), y))
-    >>> before = loss()
+    >>> before, sigma, rate = loss(), 1e-3, 0.05
     >>> for step in range(200):
     ...     key = multisample.Key(7, step)
-    ...     _ = multisample.torch.perturb_(model, 1e-3, seed=key)
+    ...     _ = multisample.torch.perturb_(model, sigma, seed=key)
     ...     above = loss()
-    ...     _ = multisample.torch.perturb_(model, -2e-3, seed=key)
-    ...     slope = (above - loss()) / 2e-3
-    ...     _ = multisample.torch.perturb_(model, 1e-3 - 0.05 * slope, seed=key)
+    ...     _ = multisample.torch.perturb_(model, -2 * sigma, seed=key)
+    ...     step_size = rate / (2 * sigma) * (above - loss())
+    ...     _ = multisample.torch.perturb_(model, sigma - step_size, seed=key)  # Back, and the update.
     >>> loss() < before
     True
     """
+    parameters = listed(parameters)
     perturb(
         parameters, coefficients, seed=seed, member=member, out=parameters, fast_math=fast_math, ids=ids,
         backend=backend,

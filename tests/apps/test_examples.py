@@ -259,7 +259,7 @@ def test_workers_of_an_evolution_strategy_share_scores_and_seeds_alone() -> None
     expected = {name: np.zeros(x.shape) for name, x in parameters.items()}
     for member in range(64):
         for name, x in multisample.perturb(parameters, 1.0, seed=key, member=member).items():
-            expected[name] += evolution_strategy.RATE * weights[member] * x
+            expected[name] += 0.125 / (64 * 0.1) * weights[member] * x
     evolution_strategy.update(parameters, scores, key)
     for name, x in parameters.items():
         np.testing.assert_allclose(x, expected[name], rtol=1e-4, atol=1e-5)

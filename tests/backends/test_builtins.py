@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 import math
 import subprocess
@@ -16,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import multisample
-from multisample._libraries.torch import TORCH
+from multisample._libraries.torch import TORCH, tree_of
 from multisample.backends import registry
 from multisample.backends.launch import pack
 from multisample.backends.torch_ext import builtins
@@ -305,21 +306,47 @@ def test_errors_from_attributes_of_tensors_reach_the_caller() -> None:
         addresses([mu])
 
 
+def test_trees_of_modules_are_those_of_python() -> None:
+    tree, shared = BACKEND.builtins.tree(), torch.nn.Linear(3, 3, bias=False)
+    model = torch.nn.ModuleDict({"a": torch.nn.Sequential(torch.nn.BatchNorm1d(3), shared), "b": shared})
+    model.register_parameter("none", None)
+    model.register_module("nothing", None)
+    model.register_parameter("own", torch.nn.Parameter(torch.zeros(2), requires_grad=False))
+    items, tensors = tree(model)
+    expected_items, expected = tree_of(model)
+    assert items == expected_items and len(tensors) == len(expected) == 5
+    assert all(x is y for x, y in zip(tensors, expected, strict=True))
+    model.a._modules = dict.fromkeys("01", shared) | {"_parameters": shared}
+    assert tree(model)[0] == tree_of(model)[0] != items
+    model.a._modules = collections.OrderedDict(model.a._modules)  # The builtin reads plain dicts only.
+    assert tree(model) is None
+    for wrong in (object(), 3):
+        with pytest.raises(AttributeError, match="_parameters"):
+            tree(wrong)
+
+
 def test_reference_counts_do_not_change() -> None:
     builtin = BACKEND.builtins.key(TORCH)
+    tree, model = BACKEND.builtins.tree(), torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.ReLU())
+    weight = model[0].weight
     vector, n, out, recorded = torch.ones(4), 10**9, torch.ones(4, 3), torch.ones(4, requires_grad=True)
 
     def call(count: int) -> None:
         for _ in range(count):
             hash(builtin(vector, 1.0, out, 1, None, 0, 0, n, torch.float32))
+            tree(model)
             multisample.sample(vector, vector, 3, seed=1, backend="torch_ext")
             multisample.sample(vector, vector, 3, backend="torch_ext")
             multisample.sample(recorded, vector, 3, backend="torch_ext").backward(out)
 
     call(2)  # The first calls make plans and fill caches.
-    counts = [sys.getrefcount(x) for x in (vector, n, out, torch.Tensor, torch.float32, None, int)]
+    counts = [
+        sys.getrefcount(x) for x in (vector, n, out, torch.Tensor, torch.float32, None, int, torch.nn.ReLU, weight)
+    ]
     call(1000)
-    after = [sys.getrefcount(x) for x in (vector, n, out, torch.Tensor, torch.float32, None, int)]
+    after = [
+        sys.getrefcount(x) for x in (vector, n, out, torch.Tensor, torch.float32, None, int, torch.nn.ReLU, weight)
+    ]
     # A leak adds 1000. Other threads change the counts of common objects a little.
     assert all(abs(a - b) < 500 for a, b in zip(after, counts, strict=True)), (counts, after)
 

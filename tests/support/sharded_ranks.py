@@ -343,17 +343,60 @@ def modules_with_tensor_and_data_parallelism_have_the_bits_of_one_process(ranks:
 
 
 @case
+def parameters_seen_before_have_a_plan(ranks: Ranks) -> None:
+    """Tied, empty on some ranks, and beside a tensor that is not sharded."""
+    wholes = {"a": torch.linspace(-1, 1, 13), "b": torch.linspace(-2, 2, 70).reshape(7, 10), "c": torch.ones(1)}
+    wholes = {name: x.to(ranks.device) for name, x in wholes.items()}
+    options: dict[str, Any] = {"seed": SEED, "backend": ranks.backend}
+    expected = multisample.perturb(wholes, 0.5, **options)
+
+    def make() -> dict[str, Any]:
+        parts = {name: ranks.on(ranks.line, x.clone(), Shard(0)) for name, x in wholes.items()}
+        return parts | {"tied": parts["b"], "whole": wholes["a"].clone()}
+
+    first, others = make(), [make() for _ in range(3)]
+    perturb_(first, 0.5, **options)
+    results = multisample.perturb(others[0], 0.5, **options)
+    assert results["tied"]._local_tensor is results["b"]._local_tensor
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("_routes.dtensor._blocks_of", "_model_parameters.perturb_plan._run_first"):
+            patch.setattr(f"multisample.{name}", None)
+        found = [perturb_(parts, 0.5, **options) for parts in others]
+        found.append(multisample.perturb(make(), 0.5, **options))
+        # The results have specs that are known too.
+        multisample.perturb(found[-1], 0.5, **options)
+    longer = torch.ones(40, device=ranks.device)
+    mixed = multisample.perturb(make() | {"whole": longer}, 0.5, **options)["whole"]
+    assert same(mixed, multisample.perturb({"whole": longer}, 0.5, **options)["whole"])
+    for parts in (first, *found):
+        for name, x in expected.items():
+            ranks.check_part(parts[name], x, ranks.line, [Shard(0)])
+        assert same(parts["whole"], multisample.perturb({"whole": wholes["a"]}, 0.5, **options)["whole"])
+
+
+@case
 def wrong_parameters_are_refused(ranks: Ranks) -> None:
     whole = torch.zeros(8, device=ranks.device)
     part = ranks.on(ranks.line, whole, Shard(0))
     partial = DTensor.from_local(whole, ranks.line, [Partial()])
+    short = DTensor.from_local(whole[:1], ranks.line, [Shard(0)], run_check=False, shape=torch.Size((80,)), stride=(1,))
+    recorded = ranks.on(ranks.line, whole, Shard(0)).requires_grad_() * 2
+    perturb_([part], 0.0, seed=SEED)
     for parameters, options, error, message in (
         ([part, partial], {}, ValueError, r"^parameters\[1\]: expected placements Shard or Replicate\(\), got"),
         ([part], {"out": [whole]}, TypeError, r"^out\[0\]: expected DTensor, as the parameter is, got Tensor$"),
         ([part], {"out": [ranks.on(ranks.line, whole, Replicate())]}, ValueError, r"^out\[0\]: expected it on"),
+        ([short], {}, ValueError, r"^parameters\[0\]: expected a local tensor as large as its placements say, got"),
+        (
+            [part],
+            {"out": [recorded]},
+            ValueError,
+            r"^out\[0\]: expected a leaf, or a tensor that does not require grad",
+        ),
     ):
-        with pytest.raises(error, match=message):
-            multisample.perturb(parameters, 0.5, seed=SEED, **options)
+        for _ in range(2):
+            with pytest.raises(error, match=message):
+                multisample.perturb(parameters, 0.5, seed=SEED, **options)
     assert not part.to_local().any() and not partial.to_local().any()
 
 

@@ -51,9 +51,10 @@ TREES: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "list": ([random(3), random(2, 3), random(0, 4)], lambda tree: tree),
     "tuple": ((random(70000), random(3)), lambda tree: tree),
     "named tuple": (Layer(random(3, 5), random(5)), lambda tree: tree),
-    "mapping": ({"w": random(9, 2), "b": random(2), "empty": random(0, dtype="float16")}, dict),
+    "mapping": ({"w": random(9, 2), "_orig_mod.b": random(2), "empty": random(0, dtype="float16")}, dict),
     "nested": (
-        {"layers": [Layer(random(4, 3), random(3)), Layer(random(3, 2, 2), None)], "x": {"y": (random(6),)}}, named
+        {"layers": [Layer(random(4, 3), random(3)), Layer(random(3, 2, 2), random(2))], "x": {"y": (random(6),)}},
+        lambda tree: tree,
     ),
     "list with None": ([random(3), None, random(2, 3)], named),
     "types": ([random(33, dtype="float16"), random(4, 5), random(3, 3, dtype="bfloat16")], lambda tree: tree),
@@ -157,7 +158,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"parameters": [ONE, 1.0]}, TypeError, r"parameters\[1\]: expected an array, got the number 1.0"),
     ({"parameters": [ONE, "x"]}, TypeError, r"parameters\[1\]: expected "),
     ({"parameters": [ONE, np.ones(2)]}, TypeError, r"parameters\[1\]: JAX has float64 only after"),
-    ({"parameters": {"a": {"b": ONE}, "a.b": ONE}}, ValueError, "a different name for each array, got 2 called 'a.b'"),
+    ({"parameters": {"a": {"b": ONE}, "a.b": ONE}}, ValueError, "a different name for each array, got two called 'a.b"),
     ({"parameters": {"plumless": ONE, "buckeroo": ONE}}, ValueError, r"pass ids=\{'plumless': "),
     ({"ids": {"b": 1}}, TypeError, "ids: expected a sequence of 1 integers"),
     ({"out": [ONE]}, TypeError, "out: expected None with JAX"),

@@ -33,10 +33,9 @@ from multisample.backends.launch import (
 from multisample.backends.memory.host import address_of, array_at
 from multisample.backends.system import cuda_driver, xla_ffi
 
-from ..._checks.window_and_options import check_rows
+from ..._checks.window_and_options import check_members, check_rows
 from ..._libraries import Operand
 from ..._libraries.library import CPU
-from ..._model_parameters.request import check_members
 from ..._model_parameters.spans import Block, spans_of, steps_of
 from ..._operations import COLUMNS
 from . import native, python_entry

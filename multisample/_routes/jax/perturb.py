@@ -22,29 +22,22 @@ from multisample.backends.launch import Operation
 from multisample.backends.memory.host import rounded
 
 from ..._arguments import DTYPES, check_flag, describe
-from ..._libraries import HOST, is_number, library_of
+from ..._checks.coefficients import Coefficients, check_coefficients, read_coefficients
+from ..._checks.window_and_options import check_members
+from ..._libraries import HOST, as_base_class, is_number, library_of
 from ..._libraries.jax import JAX, is_jax, is_on_host
 from ..._libraries.library import NOUNS
-from ..._model_parameters.request import (
-    Coefficients,
-    Structure,
-    check_members,
-    ids_of,
-    label,
-    one_array,
-    read_coefficients,
-)
 from ..._model_parameters.spans import steps_of
+from ..._model_parameters.structures import Structure, ids_of, names_of, one_array
 from ..._model_parameters.ties import MOST_ELEMENTS
 from ..._plan import PlanCache
 from ..._randomness.generator import Key
+from ..._randomness.seed_argument import MOST_OFFSETS
 from ..._tracing import is_symbol, is_traced_by_jax
 from .keys import Words, batch_length, key_vector, operands_of, words_of
 from .primitives import bind, varying
 from .programs import Program
 from .static import Parameter, Static
-
-_MOST_OFFSETS = 2**32
 
 
 def perturb_jax(
@@ -70,8 +63,9 @@ def perturb_jax(
     if groups is not None:
         return tree.unflatten(_run(groups, words, given, leaves))
     structure = _structure(parameters)
-    arrays = [_parameter(label("parameters", structure, k), x) for k, x in enumerate(structure.arrays)]
-    numbers = ids_of(structure, ids, range(len(arrays)))
+    labels = structure.labels("parameters")
+    arrays = [_parameter(name, x) for name, x in zip(labels, structure.arrays, strict=True)]
+    numbers = ids_of(structure.names, labels, ids, range(len(arrays)))
     static = Static(backend, "float32", fast_math=bool(fast_math), operation=Operation.perturb, n=1)
     if traced or any(isinstance(x, jax.core.Tracer) for x in arrays):
         return structure.rebuild(_traced(words, given, arrays, numbers, static._replace(in_place=True)))
@@ -93,11 +87,8 @@ def _structure(parameters: Any) -> Structure:
         return Structure(None, arrays, one_array)
     if isinstance(parameters, (list, tuple)) and all(map(_is_leaf, tree.children())):
         return Structure(None, arrays, tree.unflatten)
-    names = tuple(jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves)
-    for name, count in collections.Counter(names).items():
-        if count > 1:
-            raise ValueError(f"parameters: expected a different name for each array, got {count} called {name!r}")
-    return Structure(names, arrays, tree.unflatten)
+    paths = tuple(jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves)
+    return Structure(names_of("parameters", paths), arrays, tree.unflatten, paths)
 
 
 def _is_leaf(tree: Any) -> bool:
@@ -131,14 +122,16 @@ def _parameter(name: str, x: Any) -> Any:
 def _coefficients(given: Any) -> Coefficients:
     """The coefficients. Those of JAX have `on_host` None; their values are checked if they are in host memory."""
     if not is_jax(given):
-        return read_coefficients(given)
+        coefficients = read_coefficients(as_base_class("coefficients", given))
+        if coefficients.on_host is not None:
+            check_coefficients(coefficients.on_host, given)
+        return coefficients
     if not jnp.issubdtype(given.dtype, jnp.floating) and not jnp.issubdtype(given.dtype, jnp.integer):
         raise TypeError(f"coefficients: expected real numbers, got elements of type {given.dtype}")
     if len(given.shape) > 1:
         raise ValueError(f"coefficients: expected a number or shape (K,), got {given.shape}")
     if not isinstance(given, jax.core.Tracer) and is_on_host(given):
-        values = np.asarray(given)
-        read_coefficients(rounded(values, np.float64))  # Raises.
+        check_coefficients(rounded(np.atleast_1d(given), np.float64), given)
     return Coefficients(math.prod(given.shape), None, None)
 
 
@@ -155,7 +148,7 @@ def _words(seed: Any, member: Any, count: int) -> Words:
     offset = seed.offset if isinstance(seed, Key) else 0
     if isinstance(seed, np.ndarray) and seed.shape == (4,):
         offset = int(seed[2]) << 32 | int(seed[3])
-    if isinstance(offset, int) and offset >= _MOST_OFFSETS:
+    if isinstance(offset, int) and offset >= MOST_OFFSETS:
         raise ValueError(f"seed: expected a Key with an offset below 2**32, as Generator.take gives, got {offset}")
     if not isinstance(member, jax.core.Tracer):
         check_members(int(member), count)

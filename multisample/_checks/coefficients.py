@@ -1,0 +1,69 @@
+"""Checks of the coefficients of `perturb`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from multisample.backends.memory.host import quiet
+
+from .._arguments import describe
+from .._libraries import CPU, HOST, Operand, described, is_number, library_of
+
+TRANSFORMED = (
+    "parameters: expected plain arrays outside PyTorch's transformations (torch.func, torch.autograd.forward_ad, a"
+    " dispatch mode), in which perturb cannot be"
+)
+
+
+class Coefficients(NamedTuple):
+    """The coefficients of a call."""
+
+    length: int
+    on_host: Any
+    """A float, or an array of float64; None if the coefficients are not in host memory."""
+    on_device: Operand | None
+
+
+def read_coefficients(given: Any) -> Coefficients:
+    """The argument `coefficients`; TypeError or ValueError if it is neither a number nor a vector of numbers.
+
+    `given` is the argument as `as_base_class` returns it. `check_coefficients` checks the values.
+    """
+    if type(given) in HOST.types and given.ndim == 1 and given.dtype.char in "fd":  # Faster than the general way.
+        return Coefficients(len(given), np.ascontiguousarray(given, np.float64), None)
+    if is_number(given):
+        try:
+            return Coefficients(1, float(given), None)
+        except OverflowError:
+            return Coefficients(1, math.inf, None)
+    library = library_of("coefficients", given)
+    if library.foreign or (library.is_opaque(given) and not library.lacks_values(given)):
+        raise TypeError(
+            "coefficients: expected a number, a list, a NumPy array, or an array of the parameters' library, got"
+            f" {described(given)}"
+        )
+    if library.is_transformed((given,)):
+        raise ValueError(TRANSFORMED)
+    operand = library.describe("coefficients", given)
+    if len(operand.shape) > 1:
+        raise ValueError(f"coefficients: expected a number or shape (K,), got {operand.shape}")
+    count = operand.shape[0] if operand.shape else 1
+    if operand.device != CPU or library.lacks_values(given):
+        return Coefficients(count, None, operand)
+    values = np.ascontiguousarray(np.atleast_1d(library.to_host(given)), np.float64)
+    return Coefficients(count, values if operand.shape else float(values[0]), None)
+
+
+def check_coefficients(values: Any, given: Any, limit: float = math.inf) -> None:
+    """ValueError if values of coefficients on the host, a float or an array of float64, are not below `limit`."""
+    if isinstance(values, float):
+        are_below = abs(values) < limit
+    else:
+        with quiet():  # A small sum of squares proves all coefficients small, and is faster than a maximum.
+            are_below = values.dot(values) < limit * limit or bool((np.abs(values) < limit).all())
+    if not are_below:
+        what, of = ("", "") if not np.isfinite(values).all() else (" of the computing type", " for float32")
+        raise ValueError(f"coefficients: expected finite numbers{what}, got {describe(given)}{of}")
