@@ -30,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:::torch")
 
 
 def same(a: Any, b: Any) -> bool:
-    return bool(torch.equal(torch.as_tensor(a), torch.as_tensor(b)))
+    return bool(torch.equal(torch.as_tensor(a).cpu(), torch.as_tensor(b).cpu()))
 
 
 def refuse(*arguments: Any) -> None:

@@ -168,13 +168,13 @@ def _part_function(dtype: str) -> Callable[..., Any]:
         skip, first, of_pair, of_normal = position % width, position // width, width // 2, width // 4
         blocks = (skip + columns + width - 1) // width
         words, x = stack_array(words_length, word_type), stack_array(grads, number)
-        # The last vector ends where the rows end. A row in two vectors has a slot, and the same sum, in each.
+        # The last vector ends where the rows end. A row in two vectors has a place, and the same sum, in each.
         sums, parts = stack_array(both, np.float64), stack_array(both, number)
         for g in range(0, blocks, _CHAIN // width):
             last = min(blocks, g + _CHAIN // width)
-            for slot in range(0, rows, lanes):
-                store_vector(parts, slot, filled(number(0)))
-                store_vector(parts, most_places + slot, filled(number(0)))
+            for place in range(0, rows, lanes):
+                store_vector(parts, place, filled(number(0)))
+                store_vector(parts, most_places + place, filled(number(0)))
             for b in range(g, last):
                 if draws:
                     draw_block(words, first + b, i, rows, stream)
@@ -188,26 +188,26 @@ def _part_function(dtype: str) -> Callable[..., Any]:
                             load_run(column, source + (c + k) * column_stride, row_stride, rows)
                         else:
                             clear(column, 0, rows)
-                    for slot in range(0, rows, lanes):
-                        r = min(slot, rows - lanes)
+                    for place in range(0, rows, lanes):
+                        r = min(place, rows - lanes)
                         normals = pair_at(words, pair, r) if draws else (filled(number(0)), filled(number(0)))
-                        p, s = load_vector(parts, slot, lanes), load_vector(parts, most_places + slot, lanes)
+                        p, s = load_vector(parts, place, lanes), load_vector(parts, most_places + place, lanes)
                         for n in range(2):
                             column = load_vector(x, n * of_normal * most_places + r, lanes)
                             p, s = p + column, fma(column, normals[n], s)
                             if antithetic:
                                 column = load_vector(x, (2 * n + 1) * most_places + r, lanes)
                                 p, s = p + column, fma(-column, normals[n], s)
-                        store_vector(parts, slot, p)
-                        store_vector(parts, most_places + slot, s)
-            for slot in range(0, rows, lanes):
+                        store_vector(parts, place, p)
+                        store_vector(parts, most_places + place, s)
+            for place in range(0, rows, lanes):
                 for k in range(2):
-                    at = k * most_places + slot
+                    at = k * most_places + place
                     total = to_float64(load_vector(parts, at, lanes))
                     if g > 0:
                         total = load_vector(sums, at, lanes) + total
                     if last == blocks:
-                        store_vector(totals, k * most_places + min(slot, rows - lanes), total)
+                        store_vector(totals, k * most_places + min(place, rows - lanes), total)
                     else:
                         store_vector(sums, at, total)
 
