@@ -17,7 +17,8 @@ from reference import stream
 
 # Modules that `import multisample` may import in addition to NumPy's.
 STANDARD_LIBRARY = {
-    "__future__", "_hmac", "array", "base64", "binascii", "copy", "hmac", "importlib", "secrets", "threading", "typing",
+    "__future__", "_hmac", "array", "base64", "binascii", "copy", "hmac", "importlib", "mmap", "secrets", "threading",
+    "typing",
     # Imported by dataclasses.
     "_opcode", "_opcode_metadata", "ast", "dataclasses", "dis", "enum", "inspect", "keyword", "linecache", "opcode",
     "reprlib", "token", "tokenize",
