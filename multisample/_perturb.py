@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar, overload
 
 from multisample.backends.kernels.cpu.floating_point import default_floats, has_default_floats
@@ -26,6 +26,15 @@ Given = TypeVar("Given")
 def perturb(
     parameters: Module[T], coefficients: AnyArray | Number, **options: Unpack[PerturbOptions]
 ) -> dict[str, T]: ...
+@overload
+def perturb(
+    parameters: Iterator[tuple[str, Tensor[T]]] | Sequence[tuple[str, Tensor[T]]], coefficients: AnyArray | Number,
+    **options: Unpack[PerturbOptions],
+) -> dict[str, T]: ...  # fmt: skip
+@overload
+def perturb(
+    parameters: Iterator[Tensor[T]], coefficients: AnyArray | Number, **options: Unpack[PerturbOptions]
+) -> list[T]: ...
 @overload
 def perturb(parameters: Tensor[T], coefficients: AnyArray | Number, **options: Unpack[PerturbOptions]) -> T: ...
 @overload

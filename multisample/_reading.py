@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.memory.host import quiet
 
 from ._arguments import describe, rounded_once
+from ._checks.coefficients import LIMITS, check_coefficients
 from ._checks.operands import Inputs, check_alignment, item_size
 from ._checks.values import check_values, in_turn, least_and_most, vector_converter
 from ._libraries import HOST, Device, Library, Operand, check_memory
@@ -97,8 +99,19 @@ def coefficients_reader(
     """``read(values, given, stream)``: the launcher's form of coefficients, and an object that keeps memory alive.
 
     `given` is the argument. `values` are coefficients on the host, like `on_host`: a float, or an array of float64.
-    `vector` describes coefficients on a device.
+    `vector` describes coefficients on a device. ValueError if `values` are not finite in the type `real`.
     """
+    limit, pack, from_buffer = LIMITS[real.char], struct.Struct(real.char).pack, np.frombuffer
+
+    def read_number(values: Any, given: Any, stream: int) -> tuple[Any, Any]:
+        if not -limit < values < limit:
+            check_coefficients(values, given, limit)
+        return values, None
+
+    def read_element(values: Any, given: Any, stream: int) -> tuple[Any, Any]:
+        if not -limit < values < limit:
+            check_coefficients(values, given, limit)
+        return from_buffer(bytearray(pack(values)), real), None  # The address of a writable array is found faster.
 
     def read_vector(values: Any, given: Any, stream: int) -> tuple[Any, Any]:
         assert vector is not None
@@ -108,13 +121,19 @@ def coefficients_reader(
     # `values` may be the caller's memory, to which the call may write.
     def read_rounded(values: Any, given: Any, stream: int) -> tuple[Any, Any]:
         with quiet():
-            return values.astype(real), None
+            array = values.astype(real)
+            # A finite sum of squares proves all coefficients finite.
+            if not (array.dot(array) < math.inf or np.isfinite(array).all()):
+                check_coefficients(values, given, limit)
+        return array, None
 
     def read_copy(values: Any, given: Any, stream: int) -> tuple[Any, Any]:
+        check_coefficients(values, given, limit)
         array = values.copy()
         return HOST.address(array), array
 
     def copy_to_device(values: Any, given: Any, stream: int) -> tuple[Any, Any]:
+        check_coefficients(values, given, limit)
         if is_capturing(stream):
             raise RuntimeError(
                 "coefficients: expected a number, or a vector in device memory while a CUDA graph is captured, for"
@@ -127,11 +146,7 @@ def coefficients_reader(
     if vector is not None:
         return read_vector
     if isinstance(on_host, float):
-        if not makes_arrays:
-            return lambda values, given, stream: (values, None)
-        # The address of a writable array is found faster.
-        pack, from_buffer = struct.Struct(real.char).pack, np.frombuffer
-        return lambda values, given, stream: (from_buffer(bytearray(pack(values)), real), None)
+        return read_element if makes_arrays else read_number
     if device.kind == "cpu":
         return read_rounded if makes_arrays else read_copy
     is_capturing = library.is_capturing(device)

@@ -10,12 +10,16 @@ import numpy as np
 from multisample.backends.memory.host import quiet
 
 from .._arguments import describe
-from .._libraries import CPU, HOST, Operand, described, is_number, library_of
+from .._libraries import CPU, HOST, Operand, as_base_class, described, is_number, library_of
 
 TRANSFORMED = (
     "parameters: expected plain arrays outside PyTorch's transformations (torch.func, torch.autograd.forward_ad, a"
     " dispatch mode), in which perturb cannot be"
 )
+
+
+LIMITS = {"f": 2.0**128 - 2.0**103, "d": math.inf}
+"""The least number that a computing type rounds to infinity, by its letter."""
 
 
 class Coefficients(NamedTuple):
@@ -25,20 +29,25 @@ class Coefficients(NamedTuple):
     on_host: Any
     """A float, or an array of float64; None if the coefficients are not in host memory."""
     on_device: Operand | None
+    given: Any
+    """The argument in its base class."""
 
 
 def read_coefficients(given: Any) -> Coefficients:
     """The argument `coefficients`; TypeError or ValueError if it is neither a number nor a vector of numbers.
 
-    `given` is the argument as `as_base_class` returns it. `check_coefficients` checks the values.
+    `check_coefficients` checks the values.
     """
-    if type(given) in HOST.types and given.ndim == 1 and given.dtype.char in "fd":  # Faster than the general way.
-        return Coefficients(len(given), np.ascontiguousarray(given, np.float64), None)
+    if type(given) in (list, tuple) and set(map(type, given)) == {float}:  # Faster than the general way.
+        return Coefficients(len(given), np.array(given, np.float64), None, given)
+    given = as_base_class("coefficients", given)
+    if type(given) in HOST.types and given.ndim == 1 and given.dtype.char in "fd":
+        return Coefficients(len(given), np.ascontiguousarray(given, np.float64), None, given)
     if is_number(given):
         try:
-            return Coefficients(1, float(given), None)
+            return Coefficients(1, float(given), None, given)
         except OverflowError:
-            return Coefficients(1, math.inf, None)
+            return Coefficients(1, math.inf, None, given)
     library = library_of("coefficients", given)
     if library.foreign or (library.is_opaque(given) and not library.lacks_values(given)):
         raise TypeError(
@@ -52,9 +61,9 @@ def read_coefficients(given: Any) -> Coefficients:
         raise ValueError(f"coefficients: expected a number or shape (K,), got {operand.shape}")
     count = operand.shape[0] if operand.shape else 1
     if operand.device != CPU or library.lacks_values(given):
-        return Coefficients(count, None, operand)
+        return Coefficients(count, None, operand, given)
     values = np.ascontiguousarray(np.atleast_1d(library.to_host(given)), np.float64)
-    return Coefficients(count, values if operand.shape else float(values[0]), None)
+    return Coefficients(count, values if operand.shape else float(values[0]), None, given)
 
 
 def check_coefficients(values: Any, given: Any, limit: float = math.inf) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from multisample.backends.contract import HostArray
 from multisample.backends.element_types import SIZES
 from multisample.backends.launch import Operation
 
@@ -328,6 +329,25 @@ def extent(operand: Operand) -> tuple[int, int]:
         else:
             high += stride * (length - 1)
     return low, high
+
+
+def ranges_of(operands: Sequence[Operand]) -> HostArray:
+    """Begin and end of the bytes of each array, relative to its address; shape (2, number of arrays)."""
+    nothing = 0, -(2**62)  # An end before every begin.
+    ranges = [nothing if 0 in operand.shape else extent(operand) for operand in operands]
+    table: HostArray = np.array(ranges, np.int64).reshape(-1, 2).T
+    return table
+
+
+def check_unwritten(name: str, operand: Operand, address: int, targets: HostArray, ranges: HostArray) -> None:
+    """ValueError if a kernel that writes arrays at `targets` would also write the array `name`, which it reads.
+
+    `ranges` are the `ranges_of` the written arrays. As for `sample` on a device, overlapping ranges count as overlap.
+    """
+    (low,), (high,) = ranges_of((operand,))
+    begins, ends = targets + ranges
+    if ((begins < address + high) & (address + low < ends)).any():
+        raise ValueError(f"{name}: expected memory that is not written, got memory that out also uses")
 
 
 # --- out ----------------------------------------------------------------------------------------------------------

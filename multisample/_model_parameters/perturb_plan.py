@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import math
 import operator
 import struct
 import sys
@@ -22,12 +21,12 @@ from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.launch import HOST as ON_HOST
 from multisample.backends.launch import ElementType, Launch, Operation
 
-from .._arguments import check_flag, checked_integer, describe
+from .._arguments import check_flag, checked_integer
 from .._backends import choose, known_backend
 from .._checks.coefficients import TRANSFORMED, Coefficients, check_coefficients, read_coefficients
-from .._checks.operands import check_alignment
+from .._checks.operands import check_alignment, check_unwritten, ranges_of
 from .._checks.window_and_options import check_members
-from .._libraries import Device, Library, as_base_class, described, is_number, library_of
+from .._libraries import Device, Library, as_base_class, described, library_of
 from .._libraries.library import NOUNS
 from .._libraries.numpy import cached_dtype
 from .._operations import ROWS
@@ -38,10 +37,7 @@ from .._reading import coefficients_reader
 from .._stream_order import order_after, order_before
 from .spans import Block, Shards, packer_of, spans_of, whole
 from .structures import ACCEPTED, Structure, ids_of
-from .ties import Memory, Ties, check_unwritten, memory_of, ranges_of, ties_of
-
-# The least number that a computing type rounds to infinity.
-_LIMITS = {"f": 2.0**128 - 2.0**103, "d": math.inf}
+from .ties import Memory, Ties, memory_of, ties_of
 
 
 class Request(NamedTuple):
@@ -49,8 +45,8 @@ class Request(NamedTuple):
 
     parameters: Structure
     out: Structure | None
-    """`parameters` itself in place."""
-    coefficients: Any
+    library: Library
+    coefficients: Coefficients
     seed: Any
     fast_math: bool
     ids: Any
@@ -73,8 +69,7 @@ def perturbed(
     # `read_coefficients` and `one_key`, inlined for the usual types. The plan checks that coefficients are finite.
     length, values, vector = 1, given, None
     if type(given) is not float:
-        given = as_base_class("coefficients", given)
-        length, values, vector = read_coefficients(given)
+        length, values, vector, given = read_coefficients(given)
     form, word, offset = None, seed, 0
     if not (type(seed) is int and 0 <= seed < WORD_64):
         seed, form, word, offset = one_key(seed)
@@ -109,9 +104,9 @@ def perturbed(
         plain_out = plain if out is parameters else None if out is None else _in_base_classes("out", out, library)
         if plain is not parameters or plain_out is not out:  # A plan may exist.
             return perturbed(plain, plain_out, given_out, given, seed, member, fast_math, ids, backend, shards)
-        request = Request(parameters, out, given, seed, fast_math, ids, backend, shards)
-        coefficients = Coefficients(length, values, vector)
-        results = _run_first(key, request, library, coefficients, word, offset, member)
+        coefficients = Coefficients(length, values, vector, given)
+        request = Request(parameters, out, library, coefficients, seed, fast_math, ids, backend, shards)
+        results = _run_first(key, request, word, offset, member)
     return parameters.rebuild(results) if out is None else given_out
 
 
@@ -131,21 +126,19 @@ def _in_base_classes(argument: str, structure: Structure, library: Library) -> S
     return structure._replace(arrays=arrays) if changed else structure
 
 
-def _run_first(
-    key: Hashable, request: Request, library: Library, coefficients: Coefficients, *words: int
-) -> Sequence[Any]:  # fmt: skip
+def _run_first(key: Hashable, request: Request, *words: int) -> Sequence[Any]:
     """The results of a call without a plan. Runs all checks, and stores a plan under `key`, unless that is None."""
-    if coefficients.on_host is not None:
-        check_coefficients(coefficients.on_host, request.coefficients)
-    parameters, out = request.parameters, request.out
+    parameters, out, library, (_, values, _, given) = request[:4]
+    if values is not None:
+        check_coefficients(values, given)
     memory = memory_of(parameters, out, library)
     if all(map(library.lacks_values, parameters.arrays)):
         return _results_without_values(request)
     read, written = () if out is parameters else parameters.arrays, () if out is None else out.arrays
     addresses = library.addresses((*read, *written))
     ties = ties_of(parameters, out, memory, list(memoryview(addresses).cast("q")))
-    run = _planned(request, coefficients, library, memory, ties)
-    results = run(addresses, parameters, out, coefficients.on_host, request.coefficients, request.seed, *words)
+    run = _planned(request, memory, ties)
+    results = run(addresses, parameters, out, values, given, request.seed, *words)
     assert results is not None
     if key is not None:
         put_guarded(key, library.guard(read, written), run)
@@ -169,20 +162,19 @@ def _results_without_values(request: Request) -> Sequence[Any]:
 # --- Plans --------------------------------------------------------------------------------------------------------
 
 
-def _planned(
-    request: Request, coefficients: Coefficients, library: Library, memory: Memory, ties: Ties
-) -> Callable[..., Sequence[Any] | None]:  # fmt: skip
+def _planned(request: Request, memory: Memory, ties: Ties) -> Callable[..., Sequence[Any] | None]:
     """The plan of calls like this one. A plan keeps no arrays alive.
 
     ``run(addresses, parameters, out, values, given, seed, word, offset, member)`` takes the packed addresses of
     parameters and `out`, and the coefficients on the host and as given. It returns the results, or None if the arrays
     have other ties.
     """
-    is_fresh, in_place, vector = request.out is None, request.out is request.parameters, coefficients.on_device
+    library, vector = request.library, request.coefficients.on_device
+    is_fresh, in_place = request.out is None, request.out is request.parameters
     (sources, targets), (owners, written), seed = memory, ties, request.seed
     keys = keys_in(seed, library, sources[0].device) if is_in_array(seed) else None
     key, ranges = None if keys is None else library.describe("seed", seed), ranges_of(targets)
-    limit, groups = _groups(request, coefficients, library, memory, ties, keys)
+    groups = _groups(request, memory, ties, keys)
     # Tied parameters share a result.
     makers = {k: library.allocator(sources[k].shape, sources[k].dtype, sources[k].device) for k in set(owners)}
     converts = any(x.read is not None for x in sources)
@@ -202,8 +194,8 @@ def _planned(
     ) -> Sequence[Any] | None:  # fmt: skip
         if vector is not None:
             check_alignment("coefficients", vector, library.address(given))
-        else:
-            check_coefficients(values, given, limit)
+        elif not groups:
+            check_coefficients(values, given)
         if packed != last[0] and not have_ties(packed, parameters, out):
             return None
         arrays, sources_at, targets_at = parameters.arrays, packed, packed
@@ -252,8 +244,6 @@ def _planned(
         member: int,
     ) -> Sequence[Any] | None:  # fmt: skip
         """A faster `run` for one array."""
-        if not (type(values) is float and -limit < values < limit):
-            check_coefficients(values, given, limit)
         if packed != last[0] and not have_ties(packed, parameters, out):
             return None
         results = arrays = parameters.arrays
@@ -295,11 +285,10 @@ class _Group(NamedTuple):
     arrays: list[int]
 
 
-def _groups(
-    request: Request, coefficients: Coefficients, library: Library, memory: Memory, ties: Ties, keys: Keys | None
-) -> tuple[float, list[_Group]]:  # fmt: skip
-    """Bound of the coefficients, and the launches; TypeError or ValueError if ids, devices or the backend are wrong."""
-    (sources, targets), (owners, written), vector = memory, ties, coefficients.on_device
+def _groups(request: Request, memory: Memory, ties: Ties, keys: Keys | None) -> list[_Group]:
+    """The launches of a plan; TypeError or ValueError if ids, devices or the backend are wrong."""
+    (sources, targets), (owners, written), library = memory, ties, request.library
+    length, on_host, vector, _ = request.coefficients
     labels = request.parameters.labels("parameters")
     ids = ids_of(request.parameters.names, labels, request.ids, owners)
     blocks: list[tuple[Block, ...]] = [(whole(x.shape),) for x in sources]
@@ -318,14 +307,14 @@ def _groups(
         if where is not None and devices - {where}:
             accepted = "the host" if len(devices) > 1 else f"the host or on {next(iter(devices))}"
             raise ValueError(f"{name}: expected values on {accepted}, got them on {where}")
-    fields: dict[str, Any] = {"rows": coefficients.length, "fast_math": bool(request.fast_math)}
+    fields: dict[str, Any] = {"rows": length, "fast_math": bool(request.fast_math)}
     if vector is not None:
         fields |= {"weights_type": ElementType[vector.dtype], "weights_stride": (*vector.strides, 0)[0]}
-    elif not isinstance(coefficients.on_host, float):
+    elif not isinstance(on_host, float):
         fields |= {"weights_type": ElementType.float64, "weights_stride": 8}
     if keys is not None:
         fields |= keys.fields | {"origin_in_memory": True}
-    groups, limit = [], math.inf
+    groups = []
     for (device, dtype), arrays in members.items():
         backend = choose(request.backend, library.name, device.kind)
         library.compile_key(backend)
@@ -343,22 +332,19 @@ def _groups(
         if not found:  # A rank may hold no element.
             continue
         on_device, real = device.kind == "cuda", cached_dtype(MATRIX_TYPES[dtype].computing)
-        limit = min(limit, _LIMITS[real.char])
         launch = Launch(
             **fields, columns=sum(x.rows * x.width for _, x in found), spans=len(found), type=ElementType[dtype],
             operation=Operation.perturb, device=device.ordinal if on_device else ON_HOST,
         )  # fmt: skip
         launcher = generic.launcher(backend, launch)
-        read = coefficients_reader(
-            library, device, real, launcher.takes_arrays, coefficients.on_host, coefficients.on_device
-        )
+        read = coefficients_reader(library, device, real, launcher.takes_arrays, on_host, vector)
         groups.append(
             _Group(
                 launcher.run, launcher.geometry, None if launcher.takes_arrays else 0,
                 library.stream(device) if on_device else None, read, packer_of(found), device, arrays,
             )
         )  # fmt: skip
-    return limit, groups
+    return groups
 
 
 def _checked_library(parameters: Structure, out: Structure | None) -> Library:
@@ -369,8 +355,6 @@ def _checked_library(parameters: Structure, out: Structure | None) -> Library:
         for k, array in enumerate(structure.arrays):
             name = structure.label(argument, k)
             accepted = ACCEPTED if name == argument else "an array"
-            if is_number(array):
-                raise TypeError(f"{name}: expected {accepted}, got the number {describe(array)}")
             try:
                 found = library_of(name, array)
             except TypeError as error:

@@ -98,7 +98,6 @@ def packer_of(spans: list[tuple[int, Span]]) -> Callable[[bytes, bytes], bytes]:
         table = relative.copy()
         for column, addresses in enumerate((sources, targets)):
             table[:, column] += np.frombuffer(addresses, np.int64)[of_span]
-        packed: bytes = table.tobytes()
-        return packed
+        return bytes(table)
 
     return functools.lru_cache(8)(pack_one if len(spans) == 1 else pack)

@@ -176,6 +176,7 @@ _INSERTED = frozenset(("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped
 
 
 def _names_of(argument: str, paths: tuple[str, ...]) -> tuple[str, ...]:
+    """The names of arrays with these keys or paths; ValueError if two have one name."""
     names = tuple([".".join([part for part in path.split(".") if part not in _INSERTED]) for path in paths])
     check_distinct(argument, paths, names)
     return names
@@ -186,7 +187,7 @@ _cached_names = functools.lru_cache(64)(_names_of)  # Calls pass the same names 
 
 @traced_as(_names_of)
 def names_of(argument: str, paths: tuple[str, ...]) -> tuple[str, ...]:
-    """The names of arrays with these keys or paths; ValueError if two have one name."""
+    """See `_names_of`."""
     return _cached_names(argument, paths)
 
 

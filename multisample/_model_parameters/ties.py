@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from multisample.backends.contract import HostArray
-
 from .._arguments import DTYPES
 from .._checks.operands import check_alignment, extent, item_size
 from .._libraries import Library, Operand
@@ -47,7 +45,6 @@ def memory_of(parameters: Structure, out: Structure | None, library: Library) ->
     targets = []
     for k, array in enumerate(out.arrays):
         name = out.label("out", k)
-        library.check_target(array)
         try:
             target = library.describe("out", array)
         except (TypeError, ValueError) as error:
@@ -133,25 +130,6 @@ def overlaps_itself(operand: Operand) -> bool:
             return True
         end += stride * (length - 1)
     return False
-
-
-def ranges_of(operands: Sequence[Operand]) -> HostArray:
-    """Begin and end of the bytes of each array, relative to its address; shape (2, number of arrays)."""
-    nothing = 0, -(2**62)  # An end before every begin.
-    ranges = [nothing if 0 in operand.shape else extent(operand) for operand in operands]
-    table: HostArray = np.array(ranges, np.int64).reshape(-1, 2).T
-    return table
-
-
-def check_unwritten(name: str, operand: Operand, address: int, targets: HostArray, ranges: HostArray) -> None:
-    """ValueError if a kernel that writes arrays at `targets` would also write the array `name`, which it reads.
-
-    `ranges` are the `ranges_of` the written arrays. As for `sample` on a device, overlapping ranges count as overlap.
-    """
-    (low,), (high,) = ranges_of((operand,))
-    begins, ends = targets + ranges
-    if ((begins < address + high) & (address + low < ends)).any():
-        raise ValueError(f"{name}: expected memory that is not written, got memory that out also uses")
 
 
 def overlapping(

@@ -19,8 +19,8 @@ import pytest
 import multisample
 from multisample import Key, perturb
 from multisample._checks.coefficients import read_coefficients
+from multisample._checks.operands import check_unwritten, ranges_of
 from multisample._libraries import Device, Operand
-from multisample._model_parameters.ties import check_unwritten, ranges_of
 from multisample._reading import coefficients_reader
 from multisample.backends.element_types import MATRIX_TYPES
 
@@ -445,7 +445,7 @@ _HALF = torch.zeros(4, dtype=torch.float16)
 @pytest.mark.parametrize(
     ("arguments", "options", "error", "message"),
     [
-        ((3.0, 0.5), {}, TypeError, r"^parameters: expected an array, .*, got the number 3\.0$"),
+        ((3.0, 0.5), {}, TypeError, r"^parameters: expected an array, .*, got 3\.0 of type float$"),
         (([_P, "x"], 0.5), {}, TypeError, r"^parameters\[1\]: expected an array"),
         (({"a": _P, "b": np.zeros(3, int)}, 0.5), {}, TypeError, r"^parameters\['b'\]: expected .* got int64$"),
         (({"c": np.zeros(3, complex)}, 0.5), {}, TypeError, r"^parameters\['c'\]: .*, float64, got complex128$"),

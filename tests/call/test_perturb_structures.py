@@ -365,7 +365,7 @@ ALL = r"an array, a torch\.nn\.Module, or a sequence, a mapping, \(name, array\)
         ("abc", None, TypeError, f"^parameters: expected {ALL}.*, got 'abc'"),
         ([X, "x"], None, TypeError, r"^parameters\[1\]: expected an array, got 'x'"),
         ([X, nn.ReLU()], None, TypeError, r"^parameters\[1\]: expected an array, got ReLU"),
-        ({"a": [X, 3.0]}, None, TypeError, r"^parameters\['a\.1'\]: expected an array, got the number 3\.0$"),
+        ({"a": [X, 3.0]}, None, TypeError, r"^parameters\['a\.1'\]: expected an array, got 3\.0 of type float$"),
         ({"a": [X.copy(), None]}, None, TypeError, r"^parameters\['a\.1'\]: expected an array, got None"),
         ({"a": {3: X}}, None, TypeError, r"^parameters\['a'\]: expected names of type str, got 3$"),
         ([("a", X), X], None, TypeError, r"^parameters\[1\]: expected a pair of a name and an array, got array"),

@@ -24,7 +24,7 @@ from multisample.backends.memory.host import rounded
 from ..._arguments import DTYPES, check_flag, describe
 from ..._checks.coefficients import Coefficients, check_coefficients, read_coefficients
 from ..._checks.window_and_options import check_members
-from ..._libraries import HOST, as_base_class, is_number, library_of
+from ..._libraries import HOST, is_number, library_of
 from ..._libraries.jax import JAX, is_jax, is_on_host
 from ..._libraries.library import NOUNS
 from ..._model_parameters.spans import steps_of
@@ -122,7 +122,7 @@ def _parameter(name: str, x: Any) -> Any:
 def _coefficients(given: Any) -> Coefficients:
     """The coefficients. Those of JAX have `on_host` None; their values are checked if they are in host memory."""
     if not is_jax(given):
-        coefficients = read_coefficients(as_base_class("coefficients", given))
+        coefficients = read_coefficients(given)
         if coefficients.on_host is not None:
             check_coefficients(coefficients.on_host, given)
         return coefficients
@@ -132,7 +132,7 @@ def _coefficients(given: Any) -> Coefficients:
         raise ValueError(f"coefficients: expected a number or shape (K,), got {given.shape}")
     if not isinstance(given, jax.core.Tracer) and is_on_host(given):
         check_coefficients(rounded(np.atleast_1d(given), np.float64), given)
-    return Coefficients(math.prod(given.shape), None, None)
+    return Coefficients(math.prod(given.shape), None, None, given)
 
 
 def _words(seed: Any, member: Any, count: int) -> Words:
