@@ -64,7 +64,7 @@ def _wide_product(x, multiplier):
 
 _fma = tl.fma
 
-if not isinstance(_product, triton.JITFunction):
+if type(_product).__name__ == "InterpretedFunction":
     # Triton's interpreter has no assembly, and its fma rounds twice. It does not fuse other operations.
     _L, _S, _C = (coefficients.value for coefficients in (_L, _S, _C))
 
