@@ -72,8 +72,12 @@ def has_function_mode() -> bool:
     return any(type(mode) is not DeviceContext for mode in modes)
 
 
-_KEYS = "Python", "PythonTLSSnapshot", "FuncTorchDynamicLayerFrontMode", "FuncTorchDynamicLayerBackMode"
-_SEEING = functools.reduce(operator.or_, (torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)) for key in _KEYS))
+@functools.cache
+def _seeing() -> Any:
+    """The dispatch keys whose kernels see an operation before the tensor's own does."""
+    keys = "Python", "PythonTLSSnapshot", "FuncTorchDynamicLayerFrontMode", "FuncTorchDynamicLayerBackMode"
+    sets = (torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)) for key in keys)
+    return functools.reduce(operator.or_, sets)
 
 
 @contextlib.contextmanager
@@ -82,7 +86,7 @@ def unseen() -> Iterator[None]:
     trace = torch._C._get_tracing_state()
     torch._C._set_tracing_state(None)
     try:
-        with torch._C._ExcludeDispatchKeyGuard(_SEEING), torch._C.DisableTorchFunction():
+        with torch._C._ExcludeDispatchKeyGuard(_seeing()), torch._C.DisableTorchFunction():
             yield
     finally:
         torch._C._set_tracing_state(trace)
