@@ -75,7 +75,7 @@ def sample(
 
     Parameters
     ----------
-    mu, sigma : array, shape (d,) or (d, 1), or shapes that broadcast to any S; with B seeds (B, d), (B, *S) or (d,)
+    mu, sigma : array, shape (d,) or (d, 1), or shapes broadcast to S; with B seeds (B, d), ``(B, *S)`` or (d,)
         Means, and standard deviations of at least 0, with any strides. Lists, or arrays of NumPy, PyTorch, CuPy,
         Numba, JAX or any library with ``__dlpack__`` or ``__cuda_array_interface__``. Both arrays must belong to one
         library and one device. One of the two may be a number, a NumPy scalar or a 0-d array, which applies to every
@@ -132,7 +132,7 @@ def sample(
     Returns
     -------
     array, shape (d, n), or (n, d) with layout "nd"
-        With `mu` or `sigma` of rank 2 and more, not (d, 1), the dimensions keep their shape S: (*S, n) or (n, *S), the
+        With `mu` or `sigma` of rank 2 and more, not (d, 1), the result has shape ``(*S, n)`` or ``(n, *S)``, the
         numbers of the flattened ones. With B seeds (B, d, n) or (B, n, d): element b equals ``sample(mu[b], sigma[b],
         n, seed=seed[b], ...)``, bit for bit, in one launch. The array has the library and device of `mu` and `sigma`,
         and is ready on that library's current stream. It is C-contiguous unless it is `out`. Lists and NumPy arrays

@@ -281,7 +281,7 @@ class CEM(Generic[ArrayT]):
 
         Returns
         -------
-        array, shape (d, n), or (*S, n) with a mean of shape S; of B searches (B, d, n) or (B, *S, n)
+        array, shape (d, n), or ``(*S, n)`` with a mean of shape S; of B searches (B, d, n) or ``(B, *S, n)``
             The samples, of the library and on the device of `mu`, ready on that library's current stream.
 
         Raises
@@ -737,10 +737,10 @@ def minimize(
         the same library on the same device are copied there. NaN and infinite scores count as worst, and are counted.
         It may overwrite the samples, which changes no result. The next iteration overwrites them too, if the arrays are
         mutable. With B seeds, samples are (B, d, n) and scores (B, n).
-    mu, sigma : array, shape (d,) or (d, 1), or shapes that broadcast to any S; with B seeds (B, d), (B, *S) or (d,)
+    mu, sigma : array, shape (d,) or (d, 1), or shapes broadcast to S; with B seeds (B, d), ``(B, *S)`` or (d,)
         Initial means, and standard deviations of at least 0, as for `multisample.sample`, in float32 or float64. Arrays
         of NumPy, PyTorch, CuPy or JAX, or lists; one of the two may be a number. With means of shape S, such as (T, m)
-        for T controls, samples are (*S, n), and each shape (d,) below is S.
+        for T controls, samples are ``(*S, n)``, and each shape (d,) below is S.
     n : int
         Number of samples in each iteration, at least 2.
     iterations : int, default 100

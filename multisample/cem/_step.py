@@ -25,7 +25,7 @@ def start(mu: Any, sigma: Any, searches: SupportsIndex | None = None) -> State:
     Parameters
     ----------
     mu, sigma : array, shape (d,) or (d, 1), or shapes that broadcast to any S
-        As for `minimize`. Under JAX's transformations they may be traced. With `searches` also (B, d) or (B, *S).
+        As for `minimize`. Under JAX's transformations they may be traced. With `searches` also (B, d) or ``(B, *S)``.
     searches : int, optional
         The number B of searches, at least 1: `step` then takes a vector of B seeds.
 
@@ -94,7 +94,7 @@ def step(
     seed : int, Key or JAX key, or a vector of B of them
         As for `multisample.sample`: another one for each step.
     f : callable
-        Takes the samples, of shape (d, n), (*S, n) or with B in front, and returns their scores, an array of the same
+        Takes samples of shape (d, n), ``(*S, n)`` or with B in front, and returns their scores, an array of the same
         library of shape (n,) or (B, n).
     n : int
         Number of samples, at least 2.

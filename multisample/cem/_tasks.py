@@ -68,7 +68,7 @@ class Task:
 
         Returns
         -------
-        array, shape (d, count), or (*S, count) with a mean of shape S
+        array, shape (d, count), or ``(*S, count)`` with a mean of shape S
             An array of the library of the run.
         """
         with limit_threads(1):  # Other tasks run beside this one.
