@@ -27,8 +27,8 @@ def add_parser(subparsers: Any) -> Any:
         "build",
         help="compile a backend ahead of time",
         description="Compile one backend or all available backends ahead of time. The cache on disk"
-        " (MULTISAMPLE_CACHE_DIR) stores the results; a damaged library is compiled again. For cpu: 26 kernels, about"
-        " 50 seconds of work that the processors share. For torch_ext: the CPU library and, with CUDA, the CUDA library"
+        " (MULTISAMPLE_CACHE_DIR) stores the results; a damaged library is compiled again. For cpu: about 50"
+        " seconds of work that the processors share. For torch_ext: the CPU library and, with CUDA, the CUDA library"
         " with the kernels of all calls; without this command, a call compiles the kernels that it needs."
         " cupy and numba compile each kernel on first use.",
     )

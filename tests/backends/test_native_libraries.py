@@ -75,10 +75,12 @@ import dataclasses, os, signal, sys
 from pathlib import Path
 import torch
 from multisample.backends.native import compiler_flags, csrc_files, library_cache
+from multisample.backends.system.sources import Sources
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # A background job begins with SIGINT ignored.
 sources, processes = sys.argv[1], int(sys.argv[2])
 csrc_files.folder = lambda: Path(sources)
+csrc_files.digest = Sources(Path(sources), *csrc_files.CSRC.suffixes).digest
 library = compiler_flags.LIBRARIES["cpu"]
 compiler_flags.LIBRARIES["cpu"] = dataclasses.replace(library, units=())
 compiler_flags.all_units = lambda kind: ()

@@ -245,7 +245,8 @@ def gradient_kernels() -> list[str]:
 
 
 OPERATIONS: dict[str, Callable[[], list[str]]] = {
-    "sample": lambda: [*map(sample_kernel, QUICK), cupy_backend.kernel_name(None)],
+    "sample": lambda: list(map(sample_kernel, QUICK)),
+    "advance": lambda: [cupy_backend.kernel_name(None)],
     "gradient": gradient_kernels,
     "moments": moments_kernels,
     "perturb": perturb_kernels,
@@ -266,13 +267,13 @@ def test_nvrtc_compiles_kernels_for_every_architecture_without_a_warning(kind: t
     assert depending == {"cuda/intrinsics.cuh", "stream/rounding.h"}
     header, architecture = kind
     kernels = OPERATIONS[header]()
-    if header != "sample":
+    if header in ("gradient", "moments", "perturb"):
         kernels = kernels[ARCHITECTURES.index(architecture) :: 24 if architecture == "sm_90" else 8]
     compiled = nvrtc_compile(cupy_backend.source(header), kernels, architecture, CUPY_OPTIONS)
     # Not even of launch bounds that exceed the threads of a multiprocessor.
     assert compiled.log == ""
     assert compiled.code.startswith(b"\x7fELF")
-    assert len(set(compiled.names)) == len(kernels) > 1
+    assert len(set(compiled.names)) == len(kernels) > 0
     for name in compiled.names:
         assert f".text.{name}\0".encode() in compiled.code, name
 
@@ -285,13 +286,13 @@ def ptx() -> tuple[Bodies, Bodies]:
     """The PTX of kernels with contraction (NVRTC's default), and of a third of the kernels without contraction."""
 
     def bodies(variants: list[Variant], option: str) -> Bodies:
-        names = [*map(sample_kernel, variants), cupy_backend.kernel_name(None)]
+        names = list(map(sample_kernel, variants))
         compiled = nvrtc_compile(cupy_backend.source(), names, "compute_90", [*CUPY_OPTIONS, option])
         assert compiled.log == ""
         parts = re.split(r"\.entry\s+(\w+)", compiled.code.decode())
         found = dict(zip(parts[1::2], parts[2::2], strict=True))
         assert set(found) == set(compiled.names)
-        return {variant: found[name] for variant, name in zip(variants, compiled.names, strict=False)}
+        return {variant: found[name] for variant, name in zip(variants, compiled.names, strict=True)}
 
     with ThreadPoolExecutor(2) as pool:
         contracted = pool.submit(bodies, COVERING, "--fmad=true")
