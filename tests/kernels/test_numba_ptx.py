@@ -15,11 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import numba_ptx
-import numpy as np
 import pytest
 from cuda_cpp import CUPY_OPTIONS, nvrtc_compile
 from numba_ptx import HOPPER, Capability, Compiled
-from ptx_machine import Machine
 from ptx_reader import Kernel, unexpected_operations
 from tables import QUICK, STORE_KINDS, Variant
 
@@ -183,17 +181,6 @@ def test_fast_math_has_the_constants_of_the_stream() -> None:
     numbers = [float.fromhex(number) for number in re.findall(r"-?0x[01]\.[0-9a-f]+p[+-]\d+", section)]
     assert numbers == [group._MINUS_2_LN_2, group._TO_ANGLE]
     assert (group._TO_UNIT, group._TO_UNIT_HALF) == (2.0**-32, 2.0**-33)
-
-
-# --- Machine code ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("count", [0, 2**32 - 1, 2**64 - 1])
-def test_advance_adds_one(compiled: list[Compiled], count: int) -> None:
-    machine = Machine(1)
-    at = machine.array(np.array([count], np.uint64))
-    machine.run((compiled[0].file.parent / "advance.ptx").read_text().split(".entry")[1], at)
-    assert machine.read(at).tolist() == [(count + 1) % 2**64]
 
 
 # --- Other operations -----------------------------------------------------------------------------

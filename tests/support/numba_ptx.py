@@ -4,7 +4,6 @@ The compilation runs in a separate process, because it patches numba-cuda's devi
 line of JSON for each kernel: ``[name, variant, [major, minor]]``. The variant selects the kernel:
 
 - the fields of a `KernelKey`, without the device;
-- null, for the kernel of `advance`;
 - ``{"moments": fields}``, with those of a `MomentsKey`;
 - ``{"perturb": fields}``, with those of a `PerturbKey`.
 
@@ -30,7 +29,7 @@ from typing import Any
 from ptx_reader import Kernel
 from tables import STORE_KINDS, Variant
 
-from multisample.backends.kernels.cuda import intrinsics, kernel, keys, parameters
+from multisample.backends.kernels.cuda import keys, parameters
 
 CANNOT = 3
 SECONDS = 900
@@ -74,7 +73,7 @@ class Compiled:
 
 
 def compile_all(results: list[Compiled], origin_in_memory: bool = False) -> None:
-    """Compile these kernels and the kernel of `advance` (``advance.ptx``) in a separate process."""
+    """Compile these kernels in a separate process."""
     if importlib.util.find_spec("numba_cuda") is None:
         raise CannotCompileError("numba-cuda is not installed")
     jobs = [
@@ -82,7 +81,7 @@ def compile_all(results: list[Compiled], origin_in_memory: bool = False) -> None
          result.capability]
         for result in results for variant in (result.variant,)
     ]  # fmt: skip
-    _run([*jobs, ["advance", None, HOPPER]], results[0].file.parent)
+    _run(jobs, results[0].file.parent)
 
 
 def _run(jobs: list[Any], folder: Path) -> None:
@@ -132,7 +131,7 @@ def _refused(name: str, error: Exception) -> int:
     return CANNOT
 
 
-def _compile(variant: list[Any] | dict[str, Any] | None, capability: tuple[int, int]) -> str:
+def _compile(variant: list[Any] | dict[str, Any], capability: tuple[int, int]) -> str:
     from numba import cuda
     from numba.cuda import dispatcher
 
@@ -140,16 +139,12 @@ def _compile(variant: list[Any] | dict[str, Any] | None, capability: tuple[int, 
 
     # The device properties that Numba reads to compile.
     dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=capability)
-    function, signature, options = kernel.advance_kernel(intrinsics), cuda_compilation.ADVANCE_SIGNATURE, {}
-    if variant is not None:
-        fields = variant if isinstance(variant, dict) else {"sample": variant}
-        kinds: dict[str, Any] = {kind.kind: kind for kind in (keys.KernelKey, keys.MomentsKey, keys.PerturbKey)}
-        ((name, choices),) = fields.items()
-        key = kinds[name](*choices, 0)
-        function, signature = cuda_compilation.kernel_function(key, capability), parameters.signature_of(key)
-        options = {"launch_bounds": cuda_compilation.launch_bounds(key, capability)}
+    kinds: dict[str, Any] = {kind.kind: kind for kind in (keys.KernelKey, keys.MomentsKey, keys.PerturbKey)}
+    ((name, choices),) = (variant if isinstance(variant, dict) else {"sample": variant}).items()
+    key = kinds[name](*choices, 0)
     ptx, _ = cuda.compile(
-        function, signature.args, device=False, abi="numba", cc=capability, output="ptx", **options
+        cuda_compilation.kernel_function(key, capability), parameters.signature_of(key).args, device=False,
+        abi="numba", cc=capability, output="ptx", launch_bounds=cuda_compilation.launch_bounds(key, capability),
     )  # fmt: skip
     return str(ptx)
 

@@ -7,14 +7,27 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ptx_machine import statements_of
-
 __all__ = ["Instruction", "Kernel", "opcodes_of", "unexpected_operations"]
 
 
 def opcodes_of(ptx: str) -> collections.Counter[str]:
     """Counts of a kernel's instructions, including inline assembly; `ptx` has its parameters and its body."""
-    return collections.Counter(opcode for _, opcode, _ in statements_of(ptx.partition("{")[2])[0])
+    return collections.Counter(opcode for opcode, _ in _statements(ptx.partition("{")[2]))
+
+
+_STATEMENT = re.compile(r"(?:@!?%\w+\s+)?([a-z][\w.:]*)(?:\s+(.*))?", re.S)
+
+
+def _statements(body: str) -> Iterator[tuple[str, list[str]]]:
+    """Opcode and operands of each statement."""
+    for line in re.split(r"[;\n]", re.sub(r"//.*", "", body)):
+        # A brace at the begin of a statement opens a scope. Braces of vectors are within statements.
+        statement = re.sub(r"^(\$?\w+:(?!:)\s*)+", "", line.strip()).removeprefix("{").lstrip()
+        if statement in ("", "}", ")") or statement.startswith((".", "(")):
+            continue
+        match = _STATEMENT.fullmatch(statement)
+        assert match, statement
+        yield match[1], [text.strip() for text in re.split(r",(?![^{\[]*[}\]])", match[2] or "")]
 
 
 _FLOAT = re.compile(r".*\.(b?f16|f32|f64)\b.*")
@@ -77,7 +90,7 @@ class Kernel:
         self.parameters: list[str] = re.findall(r"\.param\s+\.(\w+)\s+\w+_param_\d+\b", head)
         assert len(self.parameters) == head.count(".param")
         self.bounds = {name: int(number) for name, number in re.findall(r"\.(maxntid|minnctapersm)\s+(\d+)", head)}
-        self.instructions = [_instruction(opcode, operands) for _, opcode, operands in statements_of(body)[0]]
+        self.instructions = [_instruction(*statement) for statement in _statements(body)]
         self.count = collections.Counter(instruction.opcode for instruction in self.instructions)
         self._makers: dict[str, list[Instruction]] = collections.defaultdict(list)
         for instruction in self.instructions:
