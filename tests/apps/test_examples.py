@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 import runpy
 import shutil
 import statistics
@@ -284,7 +285,15 @@ def test_the_command_lists_every_program(capsys: pytest.CaptureFixture[str]) -> 
     assert command_line.main(["examples"]) == 0
     printed = capsys.readouterr().out
     for name in examples.__all__:
-        assert f"\n    python -m multisample{' ' if name == 'tetris' else '.examples.'}{name}\n" in printed
+        assert f"\n    python -m multisample examples {name}\n" in printed
+
+
+@pytest.mark.parametrize("name", examples.__all__)
+def test_the_command_runs_a_program_with_its_options(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        command_line.main(["examples", name, "--help"])
+    assert exit_.value.code == 0
+    assert re.match(rf"usage: python -m multisample (examples )?{name} ", capsys.readouterr().out)
 
 
 def test_programs_print_their_results(printed: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
