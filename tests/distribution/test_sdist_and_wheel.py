@@ -301,8 +301,9 @@ def test_an_installation_draws_equal_bits_from_another_folder(installation: Inst
     installed = {path.name for path in installation.packages.iterdir() if not path.name.startswith("__")}
     expected = {"lent.pth", f"multisample-{multisample.__version__}.dist-info"}
     assert installed == expected | {"multisample" if installation.is_copy else "_multisample.pth"}
-    text = run(installation.python, "-m", "multisample", "--version", folder=installation.elsewhere)
-    assert text.split() == ["multisample", multisample.__version__]
+    for command in ([installation.python, "-m", "multisample"], [installation.python.with_name("multisample")]):
+        text = run(*command, "--version", folder=installation.elsewhere)
+        assert text.split() == ["multisample", multisample.__version__]
 
 
 @pytest.mark.slow
