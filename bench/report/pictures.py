@@ -151,7 +151,7 @@ def _bars(bars: Sequence[tuple[Row, float]], base: float, memset: float | None, 
     axes.bar_label(drawn, texts, padding=5)
     axes.grid(axis="x", linewidth=0.6)
     axes.invert_yaxis()
-    axes.margins(x=0.8)
+    axes.margins(x=1.2)
     axes.locator_params(axis="x", nbins=5)
     axes.xaxis.set_major_formatter(SECONDS)
     axes.tick_params(axis="y", length=0)
