@@ -118,6 +118,7 @@ nitpick_ignore_regex = [("py:.*", r"(?!multisample\.).*|multisample\.(backends|e
 # Without these libraries, the reference is the same.
 autodoc_mock_imports = ["torch", "jax", "dask", "triton"]
 autodoc_typehints = "none"
+autodoc_member_order = "bysource"
 autodoc_default_options = {"members": True}
 numpydoc_show_class_members = False
 # Types that docstrings name without their modules. numpydoc links no other words.
