@@ -1,4 +1,4 @@
-"""Draw the pictures of benchmark results, write the numbers of the pages, or print rows of the table of machines.
+"""Draw the pictures of benchmark results, write the numbers of the pages, or print a machine's section of machines.md.
 
 pytest bench --benchmark-only --benchmark-json=results.json
 python -m bench.report results.json [more.json ...] -o report/    writes report/index.html and its pictures
@@ -19,14 +19,13 @@ from bench.report.page_figures import FIGURES, pictures_of_pages
 from bench.report.page_markers import ROOT, marked_pages, written
 from bench.report.pictures import THEMES, Picture, pictures, svg
 from bench.report.results import Results, Run, read_runs, reduced, write
-from bench.report.row import measured, row
+from bench.report.row import MOST_SPREAD, measured, section, shapes
 
 PAGE = """<!doctype html>
 <meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>multisample: benchmarks</title>
 <style>
-:root { color-scheme: light dark }
-body { font-family: sans-serif; max-width: 50em; margin: auto; padding: 1em; background: light-dark(#fff, #0d1117) }
-img { max-width: 100% }
+:root { color-scheme: light dark } img { max-width: 100% }
+body { font-family: sans-serif; max-width: 50em; margin: auto; padding: 1em; background: light-dark(#fff, #131416) }
 </style>
 """
 
@@ -72,12 +71,23 @@ def write_pages() -> None:
         page.write_text(written(text, results, FIGURES, prefix), encoding="utf-8")
 
 
+def _print_sections(runs: Sequence[Run]) -> None:
+    """Print the section of each run; exit instead if repeated calls took too different times."""
+    for run in runs:
+        if wide := [f"{cells[0]} {cells[-1]}" for _, cells, spread in shapes(run) if (spread or 0) > MOST_SPREAD]:
+            raise SystemExit(
+                f"row: {run.name}: expected a spread of at most {100 * MOST_SPREAD:.0f} %, got {', '.join(wide)}:"
+                " end other programs, and measure again"
+            )
+        print(f"\n{section(run)}", end="")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.report", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("results", nargs="*", type=Path, help="JSON files of `pytest bench --benchmark-only`")
     parser.add_argument("--pages", action="store_true", help="write the numbers of the pages from bench/results")
-    text = "print a row of the table of machines for each file; without files, measure this machine first"
+    text = "print the section of machines.md for each file; without files, measure this machine first"
     parser.add_argument("--row", action="store_true", help=text)
     parser.add_argument("-o", "--output", type=Path, default=Path("report"), help="the folder to write to [report]")
     options = parser.parse_args(arguments)
@@ -90,8 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"results: expected files of different names, got {', '.join(names)}")
     runs = read_runs(options.results, parser)
     if options.row:
-        print(*map(row, runs or [measured(options.output / "machine.json")]), sep="\n")
-        return
+        return _print_sections(runs or [measured(options.output / "machine.json")])
     print(*write_report(runs, options.output) or ["No pictures: they need results of several shapes."], sep="\n")
 
 

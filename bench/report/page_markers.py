@@ -20,6 +20,7 @@ from pathlib import Path
 from bench.report.results import Results
 
 ROOT = Path(__file__).parents[2]
+ADDRESS = re.search(r'^Source = "(.+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
 PLACE = re.compile(r"<!-- figure: (.+?) -->(.*?)<!-- end -->", re.DOTALL)
 
 
@@ -80,7 +81,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def written(text: str, results: Results, figures: Mapping[str, Callable[[Results, str], str]], prefix: str) -> str:
-    """The page `text` with every marked place written anew; `prefix` is the path from the page to the results."""
+    """The page `text` with marked places and the address written anew; `prefix` is the path to the results."""
 
     def place(found: re.Match[str]) -> str:
         name = found[1]
@@ -97,7 +98,8 @@ def written(text: str, results: Results, figures: Mapping[str, Callable[[Results
     for line in text.splitlines():
         if re.match(r" *<!-- figure: .+? -->.*\S", line) and not line.endswith(" --><!-- end -->"):
             raise ValueError(f"figure: expected a word before the marker in its line, got {line!r}")
-    return PLACE.sub(place, text)
+    clone = f"git clone {ADDRESS[1] if ADDRESS else 'ADDRESS'}"
+    return re.sub(r"^git clone \S+", clone, PLACE.sub(place, text), flags=re.MULTILINE)
 
 
 def marked_pages() -> Iterator[Path]:

@@ -29,12 +29,12 @@ STYLE: dict[str, Any] = {
 }  # fmt: skip
 
 
-def _theme(paper: str, ink: str, faint: str) -> dict[str, Any]:
-    colours = {"savefig.facecolor": paper, "axes.facecolor": paper, "axes.edgecolor": faint, "grid.color": faint}
-    return colours | dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), ink)
-
-
-THEMES = {"light": _theme("#ffffff", "#1f2328", "#c8d1da"), "dark": _theme("#0d1117", "#f0f6fc", "#3d444d")}
+THEMES: dict[str, dict[str, Any]] = {
+    # The background of the page shows through. Sites differ in it.
+    name: {"savefig.facecolor": "none", "axes.facecolor": "none", "axes.edgecolor": faint, "grid.color": faint}
+    | dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), ink)
+    for name, ink, faint in (("light", "#1f2328", "#c8d1da"), ("dark", "#f0f6fc", "#4a525c"))
+}
 
 
 class Look(NamedTuple):
@@ -42,46 +42,34 @@ class Look(NamedTuple):
 
     name: str
     colour: str = "#7d8590"
-    marker: str = "o"
-    compared: bool = False
-    """Whether the pictures of matrix sizes show it. The picture of host times shows all."""
+    marker: str = ""
+    """Contenders without a marker are in no picture."""
 
 
 OURS = "multisample for "
 LOOKS = {
-    "torch_ext": Look(OURS + "PyTorch", "#1f83d6", "o", True),
-    "cupy": Look(OURS + "CuPy", "#1f83d6", "s"),
-    "numba": Look(OURS + "Numba", "#1f83d6", "D"),
-    "cpu": Look(OURS + "NumPy", "#8c6be0", "s", True),
-    "original_kernel": Look("hand-written cuRAND kernel", "#7d8590", "*", True),
-    "torch_compile": Look("PyTorch: torch.compile of mu + sigma * randn", "#d55e00", "v", True),
-    "torch_func_random": Look("PyTorch: torch.func._random"),
-    "torch_eager": Look("PyTorch: mu + sigma * randn", "#b07d00", "^", True),
-    "normal_rsample": Look("PyTorch: Normal(mu, sigma).rsample"),
-    "torch_randn": Look("PyTorch: randn", "#7d8590", "p", True),
-    "cupy_random": Look("CuPy: RandomState.normal"),
-    "cupy_generator": Look("CuPy: mu + sigma * standard_normal", "#c2569a", "P", True),
-    "curand_host": Look("cuRAND, default order"),
-    "curand_host_dynamic": Look("cuRAND", "#7d8590", "d", True),
-    "curanddx": Look("cuRANDDx: a fused kernel", "#7b5bd6", "<", True),
-    "curanddx_fast_math": Look("cuRANDDx: a fused kernel, --use_fast_math", "#7b5bd6", ">", True),
-    "raft_table": Look("RAFT: normalTable", "#4d5bce", "H", True),
-    "raft_table_philox": Look("RAFT: normalTable, Philox"),
-    "jax": Look("JAX: jit of mu + sigma * normal", "#009e73", "h", True),
-    "jax_rbg": Look("JAX, rbg generator: jit of mu + sigma * normal"),
-    "triton_randn": Look("Triton: a kernel with tl.randn", "#e0a100", "8", True),
-    "numba_xoroshiro": Look("numba-cuda: a kernel with xoroshiro128p", "#9aa03c", "X"),
-    "mkl": Look("oneMKL: vsRngGaussian", "#4d9221", "P", True),
-    "numpy": Look("NumPy: mu + sigma * standard_normal", "#d55e00", "X", True),
-    "numpy_bare": Look("NumPy: standard_normal"),
+    "torch_ext": Look(OURS + "PyTorch", "#1f83d6", "o"),
+    "cpu": Look(OURS + "NumPy", "#a44fd0", "s"),
+    "curanddx": Look("cuRANDDx: a fused kernel", "#8a8f98", "<"),
+    "original_kernel": Look("hand-written cuRAND kernel", "#b07d4f", "*"),
+    "mkl": Look("oneMKL: vsRngGaussian", "#8a8f98", "D"),
+    "torch_compile": Look("PyTorch: torch.compile of mu + sigma * randn", "#d55e00", "v"),
+    "numpy": Look("NumPy: mu + sigma * standard_normal", "#d55e00", "X"),
+    "jax": Look("JAX: jit of mu + sigma * normal", "#009e73", "h"),
+    "cupy_generator": Look("CuPy: mu + sigma * standard_normal", "#d86ab0", "P"),
+    "torch_eager": Look("PyTorch: mu + sigma * randn", "#c9a000", "^"),
+    "cupy": Look(OURS + "CuPy"),
+    "numba": Look(OURS + "Numba"),
 }
+"""Those that pictures show, the most important first. A picture has the first `MOST_SERIES` of its results."""
+MOST_SERIES = 6
 SUITES = "throughput", "original", "cpu"  # Suites whose shapes are compared by size.
 HOST_BYTES = 32_000_000  # Larger matrices may keep the host waiting for the GPU.
 MODES = {"portable": "portable numbers", "fast_math": "fast_math"}
 
 
 def _look(row: Row) -> Look:
-    return LOOKS.get(row["call"], Look(row["call"], compared=row["ours"]))
+    return LOOKS.get(row["call"], Look(row["call"], marker="o" if row["ours"] else ""))
 
 
 def _label(row: Row) -> str:
@@ -98,8 +86,16 @@ KINDS = {"independent": "each element has its own noise", "shared": "all dimensi
 def _compared(run: Run, noise: str) -> list[Row]:
     """The rows of float32 in layout "dn" that pictures compare. They may differ in shape and mode."""
     kind = "float32", noise, "dn"
-    rows = [row for row in run.rows if row.get("suite") in SUITES and _look(row).compared]
-    return [row for row in rows if (row["dtype"], row["noise"], row["layout"]) == kind]
+    rows = (row for row in run.rows if row.get("suite") in SUITES)
+    return _shown(row for row in rows if (row["dtype"], row["noise"], row["layout"]) == kind)
+
+
+def _shown(rows: Iterable[Row]) -> list[Row]:
+    """The rows of the most important contenders."""
+    ranks, shown = list(LOOKS), [row for row in rows if _look(row).marker]
+    labels = {_label(row): ranks.index(row["call"]) if row["call"] in ranks else -1 for row in shown}
+    most = sorted(labels, key=labels.__getitem__)[:MOST_SERIES]
+    return [row for row in shown if _label(row) in most]
 
 
 class Picture(NamedTuple):
@@ -146,16 +142,16 @@ def _time_text(seconds: float) -> str:
 
 
 def _bars(bars: Sequence[tuple[Row, float]], base: float, memset: float | None, figure: Figure, axes: Axes) -> None:
-    """Seconds by contender, each beside its ratio to `base`; a vertical line at the time of cudaMemsetAsync."""
+    """Seconds by contender, with ratios to `base` where longer; a vertical line at the time of cudaMemsetAsync."""
     names = [textwrap.fill(_label(row), 30) for row, _ in bars]
     drawn = axes.barh(names, [seconds for _, seconds in bars], color=[_look(row).colour for row, _ in bars])
     for bar, (row, _) in zip(drawn, bars, strict=True):
         bar.set_alpha(1 if row["ours"] else 0.7)
-    texts = [_time_text(seconds) + ("" if seconds == base else f" ({seconds / base:.1f}x)") for _, seconds in bars]
+    texts = [_time_text(s) + f", {s / base:.1f} times as long" * (s > base) for _, s in bars]
     axes.bar_label(drawn, texts, padding=5)
     axes.grid(axis="x", linewidth=0.6)
     axes.invert_yaxis()
-    axes.margins(x=0.4)
+    axes.margins(x=1.2)
     axes.locator_params(axis="x", nbins=5)
     axes.xaxis.set_major_formatter(SECONDS)
     axes.tick_params(axis="y", length=0)
@@ -172,7 +168,6 @@ def _bar_picture(
     ours = [seconds for row, seconds in bars if row["ours"] and row["mode"] == "portable"]
     if ours:
         texts = "; ".join(f"{_label(row)} {_time_text(seconds)}" for row, seconds in bars)
-        subtitle = f"{subtitle}; x: times as long as {_time_text(ours[0])}"
         height = 1.6 + 0.44 * len(bars)
         yield Picture(name, title, subtitle, f"{alt}: {texts}", height, partial(_bars, bars, ours[0], memset))
 
@@ -199,7 +194,7 @@ def _largest(run: Run, noise: str, rows: Sequence[Row]) -> Iterator[Picture]:
 
 
 def _host(run: Run) -> Iterator[Picture]:
-    rows = [row for row in run.rows if row.get("suite") in SUITES and row["mode"] == "portable"]
+    rows = _shown(row for row in run.rows if row.get("suite") in SUITES and row["mode"] == "portable")
     curves = _curves((row, 0, row["host_s"]) for row in rows if row["bytes"] <= HOST_BYTES)
     yield from _bar_picture(
         "host",

@@ -10,6 +10,7 @@ host us      one call among many without synchronisation, until it returns
 queued us    many calls in a row until the last has ended, divided by their number
 of memset    the speed as a fraction of that of cudaMemsetAsync over as many bytes
 of NumPy     how many times as fast as NumPy in the same case
+spread       the distance between the quartiles of `seconds`, over the median
 """
 
 from __future__ import annotations
@@ -95,6 +96,8 @@ def _row(benchmark: Mapping[str, Any]) -> Row:
         return {**info, "seconds": benchmark["stats"]["median"]}
     case = Case(**{field.name: info[field.name] for field in fields(Case) if field.name in info})
     seconds = benchmark["stats"]["median"] if info["device_s"] is None else info["device_s"]
+    stats = benchmark["stats"] if info["device_s"] is None else info
+    q1, q3 = (stats.get(q, stats.get(f"device_{q}_s")) for q in ("q1", "q3"))
     times = {"us": seconds, "host us": info["host_s"], "queued us": info.get("pipelined_s")}
     return {
         **info,
@@ -102,6 +105,7 @@ def _row(benchmark: Mapping[str, Any]) -> Row:
         "case": f"{info['suite']} {case.name(info['mode'])}",
         "call": info["contender"],
         "seconds": seconds,
+        "spread": q1 and (q3 - q1) / seconds,
         "of memset": info["device_s"] and info["memset_s"] / seconds,
     }
 

@@ -201,6 +201,9 @@ class Times(NamedTuple):
     """Time on the host, while earlier calls are still running."""
     pipelined: float
     """Time per call of many consecutive calls: the larger of host time and device time."""
+    device_q1: float
+    device_q3: float
+    """The quartiles of the times on the device."""
 
 
 def measure(device: CudaDevice, call: Call, size: int, wait: Callable[[Any], None] | None = None) -> Times:
@@ -210,12 +213,13 @@ def measure(device: CudaDevice, call: Call, size: int, wait: Callable[[Any], Non
     the time per call of many consecutive calls, by the host's clock. If the host is slower, that is the host's time.
     """
     timed = {"memset": lambda: device.fill(size)} | ({"call": call} if wait is None else {})
-    seconds = medians(on_device(timed, DEVICE_TURNS, device=device))
+    turns = on_device(timed, DEVICE_TURNS, device=device)
+    seconds = medians(turns)
     if wait is None:
         row = clamp(PIPELINED_SECONDS / seconds["call"], *PIPELINED_CALLS)
         pipelines = on_device({"call": call}, PIPELINES, row, fills=0, device=device)
     else:
         pipelines = on_host({"call": call}, wait, 2 * PIPELINES, PIPELINED_SECONDS)
-    pipelined = medians(pipelines)["call"]
+    q1, device, q3 = statistics.quantiles(turn.seconds for turn in turns.get("call", pipelines["call"]))
     host = statistics.median(turn.host for turn in pipelines["call"])
-    return Times(seconds.get("call", pipelined), seconds["memset"], host, pipelined)
+    return Times(device, seconds["memset"], host, medians(pipelines)["call"], q1, q3)

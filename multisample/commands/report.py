@@ -24,6 +24,10 @@ from .arrays import to_numpy
 _D, _N = 2500, 1024  # The workload of the hand-written kernel in bench/suites.
 _SEED = 7
 _REPEATS, _CALLS = 7, 5
+_SHARED = 3  # Ratio of two backends on the CPU from which on the processors are probably shared.
+_BUSY = """
+torch_ext and cpu both draw on the CPU here, and one takes {:.0f} times as long. Other programs seem to use the
+processors, for which PyTorch's OpenMP threads do not make room: OMP_WAIT_POLICY=PASSIVE lets them sleep."""
 _NEXT = """
 Next, draw 5 samples with the means 0 and 10, and see what the examples do:
   python -c "import multisample; print(multisample.sample([0, 10], [1, 0.5], 5, seed=7))"
@@ -99,15 +103,20 @@ def _speeds_and_bits(names: Sequence[str]) -> int:
         flush=True,
     )
     rows, failures = [("backend", "time", "GB/s")], []
+    times: dict[str, float] = {}
     results: dict[str, HostArray] = {}
     for name in names:
         try:
-            seconds, results[name] = _timed(name, mu, sigma)
+            times[name], results[name] = _timed(name, mu, sigma)
         except Exception as error:  # A driver may raise anything; report the other backends anyway.
             failures.append(f"{name} failed: {type(error).__name__}: {error}")
         else:
-            rows.append((name, f"{seconds * 1e6:.0f} us", f"{size / seconds / 1e9:.3g}"))
+            rows.append((name, f"{times[name] * 1e6:.0f} us", f"{size / times[name] / 1e9:.3g}"))
     print("\n".join(_columns(rows) + failures))
+    if {"torch_ext", "cpu"} <= times.keys() and registry.find("torch_ext").status().device.startswith("cpu"):
+        ratio = times["torch_ext"] / times["cpu"]
+        if not 1 / _SHARED < ratio < _SHARED:
+            print(_BUSY.format(max(ratio, 1 / ratio)))
     if not _compare(results) or failures:
         return 1
     print(_NEXT)

@@ -19,7 +19,7 @@ _INSTALL = {
 def parsed(name: str, doc: str | None, argv: Sequence[str] | None, **options: Any) -> argparse.Namespace:
     """The arguments of example `name`, by their defaults: a value, a tuple of choices, or a list of any length."""
     parser = argparse.ArgumentParser(
-        prog=f"python -m multisample.examples.{name}", description=doc,
+        prog=f"python -m multisample examples {name}", description=doc,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     for option, default in options.items():

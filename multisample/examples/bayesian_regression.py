@@ -4,8 +4,8 @@ The variational family has independent normal weights. For this model its optimu
 exact posterior mean, and the variances are the reciprocals of the posterior precision's diagonal. The program prints
 the optimum next to the fit.
 
-python -m multisample.examples.bayesian_regression                  # on the CPU
-python -m multisample.examples.bayesian_regression --device cuda    # on a GPU
+python -m multisample examples bayesian_regression                  # on the CPU
+python -m multisample examples bayesian_regression --device cuda    # on a GPU
 """
 
 from __future__ import annotations

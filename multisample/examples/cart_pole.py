@@ -10,10 +10,10 @@ A step draws the forces of all carts in one launch: with NumPy and PyTorch the s
 `jax.vmap` maps the program over the seeds. Carts that need no seeds of their own need no batch: ``--draws flattened``
 draws all forces with one seed, as rows of one matrix.
 
-python -m multisample.examples.cart_pole                                  # NumPy, on the CPU
-python -m multisample.examples.cart_pole --device cuda                    # PyTorch, on a GPU
-python -m multisample.examples.cart_pole --library jax                    # on JAX's default device
-python -m multisample.examples.cart_pole --library torch --carts 256      # or jax
+python -m multisample examples cart_pole                                  # NumPy, on the CPU
+python -m multisample examples cart_pole --device cuda                    # PyTorch, on a GPU
+python -m multisample examples cart_pole --library jax                    # on JAX's default device
+python -m multisample examples cart_pole --library torch --carts 256      # or jax
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Executors tune the gains of a controller. Ranks of `torchrun` minimise Rastrigin's function: each draws and scores its
 part of the samples, and the ranks exchange scores only.
 
-python -m multisample.examples.cem_cluster --executor processes
-python -m multisample.examples.cem_cluster --executor dask --scheduler tcp://host:8786
+python -m multisample examples cem_cluster --executor processes
+python -m multisample examples cem_cluster --executor dask --scheduler tcp://host:8786
 mpiexec -n 9 python -m mpi4py.futures -m multisample.examples.cem_cluster --executor mpi
 torchrun --nproc-per-node 4 -m multisample.examples.cem_cluster --executor torchrun                  # CPUs
 torchrun --nproc-per-node 4 -m multisample.examples.cem_cluster --executor torchrun --device cuda    # GPUs

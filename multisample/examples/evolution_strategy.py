@@ -6,9 +6,9 @@ others, and applies the update by itself: `multisample.perturb` draws the noise 
 of the parameters, however many members there are. The parameters of all workers stay equal, bit for bit, also where
 some compute on a CPU and some on a GPU.
 
-python -m multisample.examples.evolution_strategy                        # NumPy, on the CPU
-python -m multisample.examples.evolution_strategy --devices cuda         # PyTorch, on a GPU
-python -m multisample.examples.evolution_strategy --devices cpu cuda     # two workers
+python -m multisample examples evolution_strategy                        # NumPy, on the CPU
+python -m multisample examples evolution_strategy --devices cuda         # PyTorch, on a GPU
+python -m multisample examples evolution_strategy --devices cpu cuda     # two workers
 """
 
 from __future__ import annotations

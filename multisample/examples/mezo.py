@@ -5,8 +5,8 @@ parameters move along that direction (Malladi et al., "Fine-Tuning Language Mode
 arXiv:2305.17333). Each direction is drawn again from its seed, in place: a step needs no memory beside that of a
 forward pass. Its gradient is noisy, so MeZO takes many more steps than backpropagation.
 
-python -m multisample.examples.mezo                    # on the CPU
-python -m multisample.examples.mezo --device cuda      # on a GPU
+python -m multisample examples mezo                    # on the CPU
+python -m multisample examples mezo --device cuda      # on a GPU
 """
 
 from __future__ import annotations

@@ -6,10 +6,10 @@ model-based reinforcement learning", ICRA 2017). The accelerations are never in 
 `multisample.weighted_moments` draws them again for the average. Rollouts run in Numba on the CPU or a GPU, or in CUDA
 C++ on a GPU, with the same accelerations.
 
-python -m multisample.examples.mppi                    # Numba, on the CPU
-python -m multisample.examples.mppi --device numba     # Numba, on a GPU, with CuPy's arrays
-python -m multisample.examples.mppi --device cuda      # CUDA C++ by CuPy, on a GPU
-python -m multisample.examples.mppi --device arrays    # NumPy, with the accelerations in memory: (rollouts, steps, 2)
+python -m multisample examples mppi                    # Numba, on the CPU
+python -m multisample examples mppi --device numba     # Numba, on a GPU, with CuPy's arrays
+python -m multisample examples mppi --device cuda      # CUDA C++ by CuPy, on a GPU
+python -m multisample examples mppi --device arrays    # NumPy, with the accelerations in memory: (rollouts, steps, 2)
 """
 
 from __future__ import annotations

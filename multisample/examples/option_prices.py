@@ -9,12 +9,12 @@ For the average price, a path needs a normal for each day, which the kernel draw
 and draws their four normals of a day in one call. The same functions run in CUDA C++ on a GPU and in Numba on the
 CPU, and draw the paths of `multisample.sample`, whose matrix would have a row for each day and a column for each path.
 
-python -m multisample.examples.option_prices                                    # the basket, with NumPy
-python -m multisample.examples.option_prices --device cuda                      # with PyTorch, on a GPU
-python -m multisample.examples.option_prices --draws 1e8                        # with Dask
-python -m multisample.examples.option_prices --draws 1e11 --scheduler tcp://host:8786
-python -m multisample.examples.option_prices --option average                   # in Numba, on the CPU
-python -m multisample.examples.option_prices --option average --device cuda     # in CUDA C++ by CuPy, on a GPU
+python -m multisample examples option_prices                                    # the basket, with NumPy
+python -m multisample examples option_prices --device cuda                      # with PyTorch, on a GPU
+python -m multisample examples option_prices --draws 1e8                        # with Dask
+python -m multisample examples option_prices --draws 1e11 --scheduler tcp://host:8786
+python -m multisample examples option_prices --option average                   # in Numba, on the CPU
+python -m multisample examples option_prices --option average --device cuda     # in CUDA C++ by CuPy, on a GPU
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 import runpy
 import shutil
 import statistics
@@ -18,6 +19,7 @@ import pytest
 import torch
 from cuda_cpp import nvrtc_compile, requires_nvrtc
 from dask_cluster import local_cluster
+from places import ROOT
 from skip_rules import require
 from tables import slow_but
 
@@ -273,7 +275,35 @@ def test_the_command_lists_every_program(capsys: pytest.CaptureFixture[str]) -> 
     assert command_line.main(["examples"]) == 0
     printed = capsys.readouterr().out
     for name in examples.__all__:
-        assert f"\n    python -m multisample{' ' if name == 'tetris' else '.examples.'}{name}\n" in printed
+        assert f"\n    python -m multisample examples {name}\n" in printed
+
+
+@pytest.mark.parametrize("name", examples.__all__)
+def test_the_command_runs_a_program_with_its_options(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        command_line.main(["examples", name, "--help"])
+    assert exit_.value.code == 0
+    assert re.match(rf"usage: python -m multisample (examples )?{name} ", capsys.readouterr().out)
+
+
+OUTPUTS = ROOT / ".github" / "site" / "output"
+
+
+def numbers_of(lines: list[list[str]]) -> list[float]:
+    return [float(word) for line in lines for word in line]
+
+
+@pytest.mark.parametrize("program", [mppi, pytest.param(bayesian_regression, marks=pytest.mark.slow)])
+def test_the_site_shows_what_a_program_prints(program: Any, printed: Printed) -> None:
+    """To the digits that depend on the processor."""
+    shown = (OUTPUTS / f"{program.__name__.rpartition('.')[2]}.txt").read_text(encoding="utf-8").splitlines()
+    found = printed(program)
+    assert len(found) == len(shown) - 1
+    np.testing.assert_allclose(numbers_of(found), numbers_of([line.split() for line in shown[1:]]), atol=0.1)
+
+
+def test_the_site_has_the_output_of_every_program() -> None:
+    assert {path.stem for path in OUTPUTS.iterdir()} == {*examples.__all__} - {"tetris"}
 
 
 def test_programs_print_their_results(printed: Printed, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -198,6 +198,7 @@ def test_the_table_of_readme_has_every_extra(distributions: Distributions) -> No
     rows = table_of_installations()
     extras = {extra for row in rows for extra in re.findall(r"[\w-]+", row.requirements.partition("]")[0])}
     assert extras == set(metadata(distributions.wheel).get_all("Provides-Extra", []))
+    requirements = metadata(distributions.wheel).get_all("Requires-Dist", [])
     commands = {
         f'"{found}"'
         for page in [ROOT / "README.md", *ROOT.glob(".github/*.md"), *PACKAGE.rglob("*.md")]
@@ -205,6 +206,9 @@ def test_the_table_of_readme_has_every_extra(distributions: Distributions) -> No
     }
     assert {'".[test]"', '".[test,dev]"', '".[dask]"', '".[tetris]"'} <= commands
     assert commands <= {row.requirements for row in rows}
+    # Another version would be replaced when the tests are installed.
+    (version,) = re.findall(r"^torch==(.+); extra == 'test'$", "\n".join(requirements), re.MULTILINE)
+    assert f"PyTorch {version} for CPUs" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_table_of_readme_is_resolved_for_every_python_and_platform() -> None:
@@ -301,8 +305,9 @@ def test_an_installation_draws_equal_bits_from_another_folder(installation: Inst
     installed = {path.name for path in installation.packages.iterdir() if not path.name.startswith("__")}
     expected = {"lent.pth", f"multisample-{multisample.__version__}.dist-info"}
     assert installed == expected | {"multisample" if installation.is_copy else "_multisample.pth"}
-    text = run(installation.python, "-m", "multisample", "--version", folder=installation.elsewhere)
-    assert text.split() == ["multisample", multisample.__version__]
+    for command in ([installation.python, "-m", "multisample"], [installation.python.with_name("multisample")]):
+        text = run(*command, "--version", folder=installation.elsewhere)
+        assert text.split() == ["multisample", multisample.__version__]
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import pytest
 from places import ROOT
 
 import multisample
+from multisample import examples
 
 pytestmark = pytest.mark.site
 
@@ -33,7 +35,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     options = re.findall(r"^sphinx-build (.+) build/site ", page, re.MULTILINE)[0].split()
     assert "--fail-on-warning" in options
     command = [sys.executable, "-m", "sphinx", *options, folder]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    # A virtual environment in the clone, which may have any name and has pages of its own.
+    with tempfile.TemporaryDirectory(dir=ROOT) as environment:
+        Path(environment, "pyvenv.cfg").touch()
+        Path(environment, "README.md").write_text("# A page of a package\n")
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -118,6 +124,38 @@ def test_pages_are_light_or_dark_as_the_system_is(site: Path, browser: Any, sche
     )
     assert len(shown) >= 2
     assert all(f"-{scheme}.svg" in image for image in shown)
+
+
+def test_every_page_has_an_icon_a_description_and_a_license(site: Path) -> None:
+    for path in site.rglob("*.html"):
+        page = path.read_text(encoding="utf-8")
+        for text in ("/icon.svg", '<meta name="description" content="', "MIT License"):
+            assert text in page, f"{path.relative_to(site)} has no {text}"
+
+
+def test_examples_are_pages_with_their_output_and_no_download(site: Path) -> None:
+    page = (site / "examples.html").read_text(encoding="utf-8")
+    for name in set(examples.__all__) - {"tetris"}:
+        assert f'href="examples/{name}.html"' in page
+        shown = (site / "examples" / f"{name}.html").read_text(encoding="utf-8")
+        assert f"$ python -m multisample examples {name}\n" in shown
+    for path in {*site.rglob("*.html")} - {*site.glob("_modules/**/*")}:
+        assert "\n\n</pre>" not in path.read_text(encoding="utf-8"), f"{path.name} has a block with an empty last line"
+
+
+def test_every_block_of_code_has_a_button_that_copies_it(site: Path, browser: Any) -> None:
+    page = browser.new_page()
+    page.goto((site / "index.html").as_uri())
+    assert page.locator("button.copybtn").count() == page.locator("article div.highlight pre").count() > 5
+
+
+def test_the_speed_table_and_the_first_commands_fit_the_column(site: Path, browser: Any) -> None:
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.goto((site / "index.html").as_uri())
+    assert page.evaluate("""() => {
+        const table = document.querySelector("#speed table"), block = document.querySelector("#install pre");
+        return table.offsetWidth <= table.parentElement.offsetWidth + 1 && block.scrollWidth <= block.clientWidth;
+    }""")
 
 
 def test_the_reference_has_every_public_name(site: Path) -> None:

@@ -20,13 +20,18 @@ __all__ = ["attempt", "contents", "copy_checkout", "install", "run"]
 DEADLINE = 300
 # Build results and personal files, which are no sources of a distribution.
 NOT_SOURCE = shutil.ignore_patterns(
-    ".git", ".editable", ".venv", ".*_cache", "__pycache__", "build", "dist", "results", "prebuilt"
-)
+    ".git", ".editable", ".*_cache", "__pycache__", "build", "dist", "results", "prebuilt"
+)  # fmt: skip
+
+
+def not_source(folder: str, names: list[str]) -> set[str]:
+    """The entries of `folder` that are no sources: those of NOT_SOURCE, and virtual environments."""
+    return NOT_SOURCE(folder, names) | {name for name in names if Path(folder, name, "pyvenv.cfg").exists()}
 
 
 def copy_checkout(folder: Path) -> Path:
     """A copy of the checkout without build results."""
-    shutil.copytree(ROOT, folder, symlinks=True, ignore=NOT_SOURCE)
+    shutil.copytree(ROOT, folder, symlinks=True, ignore=not_source)
     return folder
 
 
