@@ -1,12 +1,13 @@
 """Plans of calls with tensors, with and without recorded gradients. Most bypass PyTorch's dispatcher.
 
 Plans run in compiled code where torch_ext has it: `_CompiledPlan`. A sample is an autograd function over two plans. Its
-backward pass draws the noise again, so the forward pass stores nothing as large as the sample. Moments are tensor
-operations on the sums of the noise, which are constants.
+backward pass draws the noise again, so the forward pass stores nothing as large as the sample. The backward pass of
+moments differentiates tensor operations on the sums of the noise, which are constants.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -252,17 +253,43 @@ class _RecordedMoments:
     def __init__(self, call: Call, backend: Backend) -> None:
         inputs = inspect_inputs(TORCH, call)
         self.dtype, real = dtype_of(inputs.dtype), MATRIX_TYPES[inputs.dtype].computing
-        # The moments of mean 0 and standard deviation 1 are the sums of the noise.
         self.is_batch = inputs.batch is not None
-        inputs = inputs._replace(operands={"weights": inputs.operands["weights"]}, dtype=real)
         self.plan = Plan(call, backend, TORCH, inputs)
+        # The moments of mean 0 and standard deviation 1 are the sums of the noise.
+        inputs = inputs._replace(operands={"weights": inputs.operands["weights"]}, dtype=real)
+        self.plan_of_noise = Plan(call, backend, TORCH, inputs)
 
-    @with_default_floats
     def run(self, mu: Any, sigma: Any, weights: Any, matrix: Any, seed: Any, generator: Any, *window: int) -> Any:
-        if weights.is_cpu:
-            check_values(TORCH, {"mu": mu, "sigma": sigma}, self.plan.dtype)
-        sums = self.plan.run(0.0, 1.0, weights, None, seed, None, *window)[0]
-        return (_moments(mu, sigma, weights, sums, self.is_batch, self.dtype),)
+        return (_MomentsFunction.apply(mu, sigma, weights, seed, (self, window)),)
+
+
+class _MomentsFunction(torch.autograd.Function):
+    """Moments that a plan sums and that are differentiable in `mu` and `sigma`."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> Any:
+        *values, seed, (recorded, window) = arguments
+        # The backward pass reads the seeds again. PyTorch raises if a tensor has changed by then; arrays are copied.
+        kept = [*values, seed if isinstance(seed, torch.Tensor) else copy.copy(seed)]
+        ctx.save_for_backward(*(x if isinstance(x, torch.Tensor) else None for x in kept))
+        ctx.arguments = [None if isinstance(x, torch.Tensor) else x for x in kept], recorded, window
+        return recorded.plan.run(*values, None, seed, None, *window)[0]
+
+    @staticmethod
+    @with_default_floats
+    def backward(ctx: Any, *grads: Any) -> Any:
+        others, recorded, window = ctx.arguments
+        mu, sigma, weights, seed = (y if x is None else x for x, y in zip(ctx.saved_tensors, others, strict=True))
+        sums = recorded.plan_of_noise.run(0.0, 1.0, weights, None, seed, None, *window)[0]
+        is_recorded = torch.is_grad_enabled()
+        with torch.enable_grad():
+            moments = _moments(mu, sigma, weights, sums, recorded.is_batch, recorded.dtype)
+        # m2 does not depend on mu.
+        pairs = [(x, grad) for x, grad in zip(moments, grads, strict=True) if x.requires_grad]
+        moments, grads = zip(*pairs, strict=True)
+        wanted = [x for x, needs in zip((mu, sigma), ctx.needs_input_grad, strict=False) if needs]
+        found = iter(torch.autograd.grad(moments, wanted, grads, create_graph=is_recorded))
+        return *(next(found) if needs else None for needs in ctx.needs_input_grad[:2]), None, None, None
 
 
 def _check_weights(weights: Any) -> None:

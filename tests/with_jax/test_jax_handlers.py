@@ -616,11 +616,12 @@ def test_moments_on_a_device_get_weights_results_and_scratch_memory(
     launch_of: Callable[..., Launch], has_offsets: bool, order: int
 ) -> None:
     options = Static("recording", "float64", "dn", False, True, *[False] * 2, has_offsets, *[False] * 4)
-    weights, operands = np.zeros(7), [np.zeros((1, size), np.uint32) for size in (2, 6)[: 1 + has_offsets]]
+    mu, sigma, weights = np.zeros(5), np.ones(5), np.zeros(7)
+    operands = [np.zeros((1, size), np.uint32) for size in (2, 6)[: 1 + has_offsets]]
     sums = [np.empty(5) for _ in range(order)]
-    launch = launch_of(Operation.moments, options, [weights, *operands], sums)
+    launch = launch_of(Operation.moments, options, [mu, sigma, weights, *operands], sums)
     assert (launch.rows, launch.columns, launch.results, launch.antithetic) == (5, 7, order, True)
-    assert (launch.mu, launch.sigma, launch.mu_type, launch.sigma_type) == (0, 1, 0, 0)
+    assert (launch.mu, launch.sigma, launch.mu_stride, launch.sigma_stride) == (mu.ctypes.data, sigma.ctypes.data, 8, 8)
     assert (launch.weights, launch.weights_stride) == (weights.ctypes.data, 8)
     assert [launch.first, launch.second] == [*(x.ctypes.data for x in sums), 0][:2]
     seed, *offsets = (x.ctypes.data for x in operands)

@@ -46,10 +46,12 @@ def test_moments_are_those_of_the_sample(options: dict[str, Any], name: str) -> 
     def jitted(w: Any, mu: Any, sigma: Any, key: Any) -> Any:
         return multisample.weighted_moments(w, mu, sigma, seed=key, backend=name, **options)
 
-    traced = jitted(w, mu, sigma, jnp.array([0, 5], jnp.uint32))
-    exact.check(*map(np.asarray, traced))
-    for a, b in zip(eager, traced, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)  # XLA may fuse the scaling.
+    key = jnp.array([0, 5], jnp.uint32)
+    in_vjp, _ = jax.vjp(lambda mu, sigma: jitted(w, mu, sigma, key), mu, sigma)
+    in_batch = jax.vmap(jitted, (0, None, None, None))(jnp.stack([w, 2 * w]), mu, sigma, key)
+    of_numpy = multisample.weighted_moments(W, MU, SIGMA, seed=5, **options)
+    for found in (jitted(w, mu, sigma, key), in_vjp, [x[0] for x in in_batch], of_numpy):
+        assert [np.asarray(x).tobytes() for x in found] == [np.asarray(x).tobytes() for x in eager]
 
 
 def test_moments_of_numpy_arrays_with_a_key_of_jax() -> None:
@@ -74,6 +76,15 @@ def test_gradients_flow_to_mu_and_sigma() -> None:
         jax.jit(jax.grad(loss, (0, 1)))(MU, SIGMA), jax.jit(jax.grad(expected, (0, 1)))(MU, SIGMA), strict=True
     ):
         np.testing.assert_allclose(got, want, rtol=2e-3, atol=1e-1)
+
+
+def test_second_derivatives_and_tangents_of_weights() -> None:
+    z = multisample.sample(np.zeros(D, np.float32), 1.0, N, seed=5)
+    hessian = jax.hessian(lambda sigma: multisample.weighted_moments(W, MU, sigma, seed=5)[1].sum())(SIGMA)
+    np.testing.assert_allclose(hessian, np.diag(2 * z**2 @ W), rtol=2e-3, atol=1e-2)
+    _, tangents = jax.jvp(lambda w: multisample.weighted_moments(w, MU, SIGMA, seed=5), (W,), (2 * W,))
+    for tangent, moment in zip(tangents, multisample.weighted_moments(2 * W, MU, SIGMA, seed=5), strict=True):
+        assert np.asarray(tangent).tobytes() == moment.tobytes()
 
 
 def test_gradients_of_weights_are_refused() -> None:

@@ -80,12 +80,38 @@ def test_moments_record_gradients_of_a_batch(torch_device: str) -> None:
     weights = torch.rand(4, N, dtype=torch.float64, device=torch_device)
     got = multisample.weighted_moments(weights, mu, sigma, seed=SEEDS)
     alone = [multisample.weighted_moments(weights[b], mu[b], sigma[b], seed=SEEDS[b]) for b in range(4)]
+    with torch.no_grad():
+        assert all(map(torch.equal, got, multisample.weighted_moments(weights, mu, sigma, seed=SEEDS)))
     for k in range(2):
         expected = torch.stack([moments[k] for moments in alone])
-        assert torch.allclose(got[k], expected)
+        assert torch.equal(got[k], expected)
         leaf = (mu, sigma)[k]
         gradients = [torch.autograd.grad(m.sum(), leaf, retain_graph=True)[0] for m in (got[k], expected)]
         assert torch.allclose(*gradients)
+
+
+@pytest.mark.parametrize("names", ["mu", "sigma", "mu sigma"])
+def test_derivatives_of_moments(torch_device: str, names: str) -> None:
+    vectors_of = dict(zip(("mu", "sigma"), (x[0] for x in vectors(torch_device, torch.float64)), strict=True))
+    weights = torch.rand(N, dtype=torch.float64, device=torch_device)
+    leaves = [vectors_of[name].clone().requires_grad_() for name in names.split()]
+
+    def moments(*leaves: Any) -> Any:
+        return multisample.weighted_moments(
+            weights, seed=1, **vectors_of | dict(zip(names.split(), leaves, strict=True))
+        )
+
+    assert torch.autograd.gradcheck(moments, leaves) and torch.autograd.gradgradcheck(moments, leaves)
+    assert all(map(torch.equal, moments(*leaves), moments(*(x.detach() for x in leaves))))
+
+
+def test_seeds_that_change_before_the_backward_pass_of_moments_are_refused(torch_device: str) -> None:
+    mu, sigma = (x.requires_grad_() for x in vectors(torch_device))
+    seeds = torch.arange(4, device=torch_device)
+    first, _ = multisample.weighted_moments(torch.ones(4, N, device=torch_device), mu, sigma, seed=seeds)
+    seeds += 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        first.sum().backward()
 
 
 class Launches(TorchDispatchMode):

@@ -313,26 +313,8 @@ def _traced(operands: Sequence[Any], words: Words, static: Static) -> Any:
         return tuple(empty) if static.order else empty[0]
     real = static.computing_type
     mu, sigma, *weights = (_vector(x, n if k == 2 else d, real) for k, x in enumerate(operands))
-    if not weights:
-        (x,) = bind(static, *(y[None] for y in (mu, sigma, *operands_of(words))))
-        return x[0]
-    static = static._replace(dtype=real.name)
-    sums = [x[0] for x in bind(static, *(y[None] for y in (*weights, *operands_of(words))))]
-    total = _pairwise_sum(weights[0])
-    moments = [mu * total + sigma * sums[0], *(sigma * sigma * x for x in sums[1:])]
-    return tuple(x.astype(dtype) for x in moments)
-
-
-def _pairwise_sum(x: Any) -> Any:
-    """The sum of a vector, with the same bits in a batch of any size; XLA orders a sum by the shape of the batch."""
-    x = jnp.pad(x, (0, -x.size % 256)).reshape(-1, 256)  # Rows of a sharded vector stay on their devices.
-    while (half := x.shape[1] // 2) > 0:
-        x = x[:, :half] + x[:, half:]
-    rows = x[:, 0]
-    rows = jnp.pad(rows, (0, (1 << (rows.size - 1).bit_length()) - rows.size))
-    while (half := rows.size // 2) > 0:
-        rows = rows[:half] + rows[half:]
-    return rows[0]
+    results = [x[0] for x in bind(static, *(y[None] for y in (mu, sigma, *weights, *operands_of(words))))]
+    return tuple(results) if static.order else results[0]
 
 
 def _vector(x: Any, length: int, real: Any) -> Any:

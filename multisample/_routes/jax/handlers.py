@@ -42,11 +42,12 @@ from . import native, python_entry
 from .static import CUSTOM_CALLS, Static, decoded
 
 TARGETS = {operation: f"multisample_{operation.name}" for operation in CUSTOM_CALLS}
+TARGETS[Operation.moments] = "multisample_weighted_moments"  # Programs of 0.1 call multisample_moments.
 """The names of the targets.
 
 sample : (mu, sigma, seed, offsets) -> x, shapes (b, d), (b, d), (b, 2), (b, 6) and (b, d, n).
 gradient : (g, seed, offsets) -> (sum of g, sum of g times noise), shapes (b, d).
-moments : (weights, seed, offsets) -> the sums of w z, or of w z and of w z^2, shapes (n,) and (d,).
+weighted_moments : (mu, sigma, weights, seed, offsets) -> m1, or m1 and m2, shapes (d,), (d,), (n,) and (d,).
 perturb : (p0, ..., weights, seed, offsets, begins) -> p0 and on, with the parameters' shapes; weights (m,), seed (2,),
     offsets (6,). Calls with blocks also have begins (t, 2): the index of each block's first element, low half first.
 
@@ -73,8 +74,6 @@ def _launch(static: Static, device: int, batch: int = 0) -> Launch:
     for name in INPUTS:
         if name in static.reads:
             inputs |= {f"{name}_type": kind, f"{name}_stride": static.computing_type.itemsize}
-    if static.operation == Operation.moments:
-        inputs["sigma"] = 1.0  # Moments are of plain noise: mean 0, the default, and deviation 1.
     of_offsets, real = _OFFSETS_BYTES * static.offsets_batched, static.computing_type.itemsize
     return Launch(
         **inputs, **{name: getattr(static, name) for name in _SHARED}, rows=d, columns=n, row_stride=row_stride,

@@ -206,7 +206,7 @@ def _filling(operation: Operation) -> Callable[..., Any]:
             launch[writes_at[k]] = _data(results, k)
         if is_moments:
             set_half(launch, HALF.results, written)
-            launch[WORD.columns] = word_at(word_at(_buffer(operands, 0) + BUFFER_DIMS))
+            launch[WORD.columns] = word_at(word_at(_buffer(operands, count - 1) + BUFFER_DIMS))
             launch[WORD.rows] = word_at(word_at(_buffer(results, 0) + BUFFER_DIMS))
             return
         shape, size = word_at(_buffer(frame + matrix_list, 0) + BUFFER_DIMS), word_at(state + 8 * _SIZE)

@@ -1,8 +1,9 @@
 """The primitives of JAX, one for each operation: `Static` and the table `CUSTOM_CALLS` say how they differ.
 
-Each is linear in what it reads: ``x = mu + sigma * z`` in mu and sigma, a gradient in the cotangent, moments in the
-weights. A tangent is thus a call with the same noise, and a cotangent of a sample becomes two sums over noise drawn
-again: no derivative keeps the matrix. Operands and results have an axis for the batch in front: see `static.AXES`.
+A sample, ``x = mu + sigma * z``, is linear in mu and sigma, a gradient in the cotangent, and moments in the weights. A
+tangent is thus a call with the same noise, and a cotangent of a sample becomes two sums over noise drawn again: no
+derivative keeps the matrix. The tangents of moments for mu and sigma are made of the moments of the noise alone.
+Operands and results have an axis for the batch in front: see `static.AXES`.
 """
 
 from __future__ import annotations
@@ -108,7 +109,28 @@ def _jvp(primals: Any, tangents: Any, *, static: Static) -> Any:
     results = bind(static, *primals)
     if is_constant:
         return results, [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in results]
+    if static.operation == Operation.moments:
+        return results, _tangents_of_moments(primals, dots, static, results)
     return results, bind(static, *map(ad.instantiate_zeros, dots), *primals[count:])
+
+
+def _tangents_of_moments(primals: Any, dots: Any, static: Static, results: Any) -> list[Any]:
+    """The tangents of ``m1 = sum(w) mu + sigma s1`` and ``m2 = sigma^2 s2``, where s1 and s2 are sums of the noise."""
+    mu, sigma, weights, *words = primals
+    mu_dot, sigma_dot, weights_dot = dots
+    parts: list[list[Any]] = []
+    if type(mu_dot) is not ad.Zero:
+        parts.append([weights.sum(1, keepdims=True) * mu_dot, *(0 for _ in results[1:])])
+    if type(sigma_dot) is not ad.Zero:
+        real = static._replace(dtype=static.computing_type.name)
+        first, *second = bind(real, jnp.zeros_like(mu), jnp.ones_like(sigma), weights, *words)
+        parts.append([first * sigma_dot, *(2 * sigma * x * sigma_dot for x in second)])
+    if type(weights_dot) is not ad.Zero:
+        parts.append(bind(static, mu, sigma, weights_dot, *words))
+    return [
+        jnp.broadcast_to(sum(of_result), x.shape).astype(x.dtype)
+        for x, of_result in zip(results, zip(*parts, strict=True), strict=True)
+    ]
 
 
 def _transpose(cts: Any, *operands: Any, static: Static) -> Any:

@@ -28,7 +28,7 @@ class CustomCall(NamedTuple):
     """The custom call of an operation. Its operands are `Static.reads`, the seed, and the offsets unless all are 0."""
 
     reads: tuple[str, ...]
-    """The fields of `Launch` that the call reads, and is linear in. Perturb reads and writes the parameters besides."""
+    """The fields of `Launch` that the call reads. Perturb reads and writes the parameters besides."""
     transposed: Operation | None
     """The operation that computes the transpose; None if there is none."""
     is_split: bool
@@ -43,8 +43,7 @@ class CustomCall(NamedTuple):
 CUSTOM_CALLS = {
     Operation.sample: CustomCall(("mu", "sigma"), Operation.gradient, True, False),
     Operation.gradient: CustomCall(("matrix",), Operation.sample, True, True),
-    # Of noise alone: JAX scales the sums by mu and sigma.
-    Operation.moments: CustomCall(("weights",), None, False, True),
+    Operation.moments: CustomCall(("mu", "sigma", "weights"), None, False, True),
     Operation.perturb: CustomCall(("weights",), None, True, False),
 }
 
@@ -139,7 +138,8 @@ class Static(NamedTuple):
 
     def type_of(self, name: str) -> Any:
         """The element type of an operand or a result."""
-        return jnp.dtype(self.dtype) if name == "matrix" or name not in AXES else self.computing_type
+        stored = ("first", "second") if self.operation == Operation.moments else ("matrix",)
+        return jnp.dtype(self.dtype) if name in stored or name not in AXES else self.computing_type
 
     @property
     def computing_type(self) -> Any:
