@@ -75,7 +75,7 @@ navigation = {
 
 PYPROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 project, description = (re.search(rf'^{key} = "(.+)"', PYPROJECT, re.MULTILINE)[1] for key in ("name", "description"))
-# The address of the repository: links lead to sources there. Without one, readers download them.
+# The address of the repository, where links to sources lead. Without an address, such links are downloads.
 address = next(iter(re.findall(r'^Source = "(.+)"', PYPROJECT, re.MULTILINE)), "")
 version = release = runpy.run_path(str(ROOT / "multisample" / "_version.py"))["__version__"]
 author = "multisample's authors"

@@ -45,7 +45,7 @@ class Pictures(SphinxTransform):
 
 
 class Sources(SphinxTransform):
-    """A link to a file that is no page leads to the repository, if its address is known."""
+    """Link files that are not pages to the repository, if its address is known."""
 
     default_priority = 200
 

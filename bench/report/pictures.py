@@ -51,7 +51,7 @@ LOOKS = {
     "torch_ext": Look(OURS + "PyTorch", "#1f83d6", "o"),
     "cpu": Look(OURS + "NumPy", "#a44fd0", "s"),
     "curanddx": Look("cuRANDDx: a fused kernel", "#8a8f98", "<"),
-    "original_kernel": Look("hand-written cuRAND kernel", "#b07d4f", "*"),
+    "original_kernel": Look("the original kernel", "#b07d4f", "*"),
     "mkl": Look("oneMKL: vsRngGaussian", "#8a8f98", "D"),
     "torch_compile": Look("PyTorch: torch.compile of mu + sigma * randn", "#d55e00", "v"),
     "numpy": Look("NumPy: mu + sigma * standard_normal", "#d55e00", "X"),

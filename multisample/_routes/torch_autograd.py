@@ -2,7 +2,7 @@
 
 Plans run in compiled code where torch_ext has it: `_CompiledPlan`. A sample is an autograd function over two plans. Its
 backward pass draws the noise again, so the forward pass stores nothing as large as the sample. The backward pass of
-moments differentiates tensor operations on the sums of the noise, which are constants.
+moments differentiates tensor operations, in which the sums of the noise are constants.
 """
 
 from __future__ import annotations
@@ -255,7 +255,7 @@ class _RecordedMoments:
         self.dtype, real = dtype_of(inputs.dtype), MATRIX_TYPES[inputs.dtype].computing
         self.is_batch = inputs.batch is not None
         self.plan = Plan(call, backend, TORCH, inputs)
-        # The moments of mean 0 and standard deviation 1 are the sums of the noise.
+        # With mu = 0 and sigma = 1, the moments are the weighted sums of z and z^2.
         inputs = inputs._replace(operands={"weights": inputs.operands["weights"]}, dtype=real)
         self.plan_of_noise = Plan(call, backend, TORCH, inputs)
 
@@ -269,7 +269,7 @@ class _MomentsFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Any:
         *values, seed, (recorded, window) = arguments
-        # The backward pass reads the seeds again. PyTorch raises if a tensor has changed by then; arrays are copied.
+        # The backward pass reads the seeds again. PyTorch raises if a tensor has changed; other seeds are copied.
         kept = [*values, seed if isinstance(seed, torch.Tensor) else copy.copy(seed)]
         ctx.save_for_backward(*(x if isinstance(x, torch.Tensor) else None for x in kept))
         ctx.arguments = [None if isinstance(x, torch.Tensor) else x for x in kept], recorded, window
@@ -284,7 +284,7 @@ class _MomentsFunction(torch.autograd.Function):
         is_recorded = torch.is_grad_enabled()
         with torch.enable_grad():
             moments = _moments(mu, sigma, weights, sums, recorded.is_batch, recorded.dtype)
-        # m2 does not depend on mu.
+        # If mu alone requires grad, m2 does not.
         pairs = [(x, grad) for x, grad in zip(moments, grads, strict=True) if x.requires_grad]
         moments, grads = zip(*pairs, strict=True)
         wanted = [x for x, needs in zip((mu, sigma), ctx.needs_input_grad, strict=False) if needs]

@@ -27,7 +27,8 @@ def run(args: argparse.Namespace) -> int:
         subparsers = argparse.ArgumentParser(prog="python -m multisample").add_subparsers()
         return tetris.run(tetris.add_parser(subparsers).parse_args(args.arguments))
     if args.name:
-        _running.run(lambda: int(importlib.import_module(f"multisample.examples.{args.name}").main(args.arguments)))
+        program = importlib.import_module(f"multisample.examples.{args.name}")
+        _running.run_and_exit(lambda: int(program.main(args.arguments)))
     for name in examples.__all__:
         summary = (importlib.import_module(f"multisample.examples.{name}").__doc__ or "").partition("\n")[0]
         print(f"{name}\n    {summary}\n    python -m multisample examples {name}")

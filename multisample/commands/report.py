@@ -21,13 +21,13 @@ from multisample.backends.native.units import LibraryKind
 
 from .arrays import to_numpy
 
-_D, _N = 2500, 1024  # The workload of the hand-written kernel in bench/suites.
+_D, _N = 2500, 1024
 _SEED = 7
 _REPEATS, _CALLS = 7, 5
-_SHARED = 3  # Ratio of two backends on the CPU from which on the processors are probably shared.
+_BUSY_RATIO = 3  # If times differ more, other programs probably use the processors.
 _BUSY = """
-torch_ext and cpu both draw on the CPU here, and one takes {:.0f} times as long. Other programs seem to use the
-processors, for which PyTorch's OpenMP threads do not make room: OMP_WAIT_POLICY=PASSIVE lets them sleep."""
+torch_ext and cpu both draw on the CPU here, but {slower} takes {ratio:.0f} times as long. Other programs seem to use
+the processors, for which PyTorch's OpenMP threads do not make room: OMP_WAIT_POLICY=PASSIVE lets them sleep."""
 _NEXT = """
 Next, draw 5 samples with the means 0 and 10, and see what the examples do:
   python -c "import multisample; print(multisample.sample([0, 10], [1, 0.5], 5, seed=7))"
@@ -99,7 +99,7 @@ def _speeds_and_bits(names: Sequence[str]) -> int:
         f"\nSpeed: each backend draws a matrix of {_D} dimensions and {_N} samples in the memory of its device."
         f"\nTime is per call: the median of {_REPEATS} series of {_CALLS} calls. GB/s counts"
         f" the {size / 1e6:.1f} MB of the matrix."
-        "\nThe first run on a machine compiles for some seconds, and caches the result on disk.\n",
+        "\nThe first run on a machine compiles for up to a minute, and caches the result on disk.\n",
         flush=True,
     )
     rows, failures = [("backend", "time", "GB/s")], []
@@ -114,9 +114,9 @@ def _speeds_and_bits(names: Sequence[str]) -> int:
             rows.append((name, f"{times[name] * 1e6:.0f} us", f"{size / times[name] / 1e9:.3g}"))
     print("\n".join(_columns(rows) + failures))
     if {"torch_ext", "cpu"} <= times.keys() and registry.find("torch_ext").status().device.startswith("cpu"):
-        ratio = times["torch_ext"] / times["cpu"]
-        if not 1 / _SHARED < ratio < _SHARED:
-            print(_BUSY.format(max(ratio, 1 / ratio)))
+        faster, slower = sorted(("torch_ext", "cpu"), key=times.__getitem__)
+        if (ratio := times[slower] / times[faster]) > _BUSY_RATIO:
+            print(_BUSY.format(slower=slower, ratio=ratio))
     if not _compare(results) or failures:
         return 1
     print(_NEXT)

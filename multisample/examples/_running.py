@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 _INSTALL = {
     "cupy": ("CuPy", "pip install cupy-cuda12x, or cupy-cuda13x for CUDA 13"),
@@ -32,7 +32,7 @@ def parsed(name: str, doc: str | None, argv: Sequence[str] | None, **options: An
     return parser.parse_args(argv)
 
 
-def run(main: Callable[[], int]) -> None:
+def run_and_exit(main: Callable[[], int]) -> NoReturn:
     """Call `main` and exit with its code."""
     try:
         raise SystemExit(main())

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ._running import parsed, run
+from ._running import parsed, run_and_exit
 
 FEATURES, OBSERVATIONS, NOISE = 6, 200, 0.5
 
@@ -72,4 +72,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_and_exit(main)

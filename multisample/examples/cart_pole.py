@@ -27,7 +27,7 @@ import numpy as np
 
 import multisample
 
-from ._running import parsed, run
+from ._running import parsed, run_and_exit
 
 HORIZON, ROLLOUTS, ROLLOUTS_OF_MANY = 40, 1024, 64
 SECONDS_PER_STEP = 0.04
@@ -165,4 +165,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_and_exit(main)

@@ -23,7 +23,7 @@ import numpy as np
 
 import multisample
 
-from ._running import parsed, run
+from ._running import parsed, run_and_exit
 
 MEMBERS = 64
 SIGMA = 0.1
@@ -115,4 +115,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_and_exit(main)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import multisample
 
-from ._running import parsed, run
+from ._running import parsed, run_and_exit
 
 if TYPE_CHECKING:
     import torch
@@ -104,4 +104,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_and_exit(main)

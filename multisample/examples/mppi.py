@@ -24,7 +24,7 @@ from numba import njit
 
 import multisample
 
-from ._running import parsed, run
+from ._running import parsed, run_and_exit
 
 STEPS = 100
 """Steps of a plan. Row 2 t of the matrix of accelerations is in direction x at step t, row 2 t + 1 in direction y."""
@@ -256,4 +256,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_and_exit(main)

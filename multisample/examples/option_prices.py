@@ -31,7 +31,7 @@ from numba import njit
 
 import multisample
 
-from ._running import parsed, run
+from ._running import parsed, run_and_exit
 
 YEARS, RATE, SPOT, STRIKE = 1.0, 0.03, 100.0, 100.0
 STOCKS = 8
@@ -241,4 +241,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_and_exit(main)

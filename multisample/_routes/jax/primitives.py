@@ -1,8 +1,8 @@
 """The primitives of JAX, one for each operation: `Static` and the table `CUSTOM_CALLS` say how they differ.
 
-A sample, ``x = mu + sigma * z``, is linear in mu and sigma, a gradient in the cotangent, and moments in the weights. A
+A sample, ``x = mu + sigma * z``, is linear in mu and sigma, its gradient in the cotangent, moments in the weights. A
 tangent is thus a call with the same noise, and a cotangent of a sample becomes two sums over noise drawn again: no
-derivative keeps the matrix. The tangents of moments for mu and sigma are made of the moments of the noise alone.
+derivative keeps the matrix. The tangent of moments in mu needs the sum of the weights, that in sigma sums of the noise.
 Operands and results have an axis for the batch in front: see `static.AXES`.
 """
 
@@ -153,7 +153,7 @@ def _transpose(cts: Any, *operands: Any, static: Static) -> Any:
 
 
 def _as_long_as(aval: Any, x: Any) -> Any:
-    """Sum the gradient of an operand over the batch if all elements share the operand."""
+    """Sum the gradient of an operand over the batch if the whole batch shares the operand."""
     return x.sum(0, keepdims=True) if aval.shape[0] == 1 and x.shape[0] != 1 else x
 
 
@@ -203,5 +203,4 @@ for _primitive in _PRIMITIVES.values():
     for _platform in PLATFORMS:
         _lowered = mlir.lower_fun(lowering(_platform), multiple_results=True)
         mlir.register_lowering(_primitive, _lowered, platform=_platform)
-    # JAX must know the devices when it lowers the primitive.
     needs_devices.add(_primitive)
