@@ -17,7 +17,6 @@ import multisample
 from multisample.backends import registry
 from multisample.backends.contract import BackendStatus, HostArray
 from multisample.backends.native import library_cache
-from multisample.backends.native.units import LibraryKind
 
 from .arrays import to_numpy
 
@@ -45,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"multisample {multisample.__version__}\n")
     print(_status_table(statuses))
     names = [name for name, status in statuses.items() if status.available]
-    if "torch_ext" in names:
+    if "torch_ext" in names and not library_cache.cuda_reasons():
         print(_compiled())
     if not names:
         print("\nNo backend is available.")
@@ -68,12 +67,10 @@ def _status_table(statuses: Mapping[str, BackendStatus]) -> str:
 
 
 def _compiled() -> str:
-    """How much of torch_ext is compiled, and the time to compile all of it."""
-    kinds: tuple[LibraryKind, ...] = ("cpu",) if library_cache.cuda_reasons() else ("cpu", "cuda")
-    found = {kind.upper(): library_cache.compiled(kind) for kind in kinds}
-    counts = " and ".join(f"{x.units} of {x.of} kinds of kernels for {kind}" for kind, x in found.items())
-    text = f"\ntorch_ext: {counts} are compiled."
-    if seconds := sum(x.seconds for x in found.values()):
+    """How much of torch_ext is compiled for CUDA, and the time to compile all of it."""
+    units, of, seconds = library_cache.compiled()
+    text = f"\ntorch_ext: {units} of {of} kinds of kernels for CUDA are compiled."
+    if seconds:
         text += (
             " A call compiles the kind that it needs."
             f"\n  python -m multisample build torch_ext    # compiles all, about {seconds:.0f} s"
