@@ -35,7 +35,9 @@ struct Launch {
   Input mu, sigma;       // of `rows` elements
   Input weights;         // of `columns` elements; for kPerturb of `rows` elements
   void* matrix;          // for kPerturb the first `Span`, in host memory
-  void *first, *second;  // `rows` contiguous results: of type `type` for kMoments, of its computing type for kGradient
+  // `rows` contiguous results: of type `type` for kMoments, of its computing type for kGradient. On the CPU, kSample
+  // also stores its noise in `first` unless that is null. It then has one column and contiguous operands.
+  void *first, *second;
   u64 seed, offset;
   u64 first_row, first_column;  // first_row + rows <= kMaxRows, first_column + columns <= kMaxColumns
   // Addresses of these numbers in memory that the kernel can read; null for numbers in the fields above.

@@ -16,7 +16,7 @@ from multisample.backends import registry
 from multisample.backends.contract import Backend
 from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.kernels.cpu.floating_point import with_default_floats
-from multisample.backends.launch import Operation
+from multisample.backends.launch import HOST, Operation
 
 from .._arguments import UNCHECKED
 from .._checks.operands import inspect_inputs, matrix_shape
@@ -76,16 +76,18 @@ class _CompiledPlan:
         self.plan, self.run = plan, run
 
     @classmethod
-    def around(cls, plan: Plan, call: Call) -> Planned:
-        """`plan`, or a `_CompiledPlan` of it if compiled code can run it."""
+    def around(cls, plan: Plan, call: Call, keeps_noise: bool = False) -> Planned:
+        """`plan`, or a `_CompiledPlan` of it if compiled code can run it. See `compiled_plan` for `keeps_noise`."""
         vectors = (call.mu, call.sigma, call.seed) if plan.has_device_seeds else (call.mu, call.sigma)
         run, are_tensors = None, all(type(x) in (torch.Tensor, torch.nn.Parameter) for x in vectors)
         if are_tensors and call.out is None and all(operand.read is None for operand in plan.operands.values()):
-            run = _compiled_run(plan, call, plan.run)
+            run = _compiled_run(plan, call, plan.run, keeps_noise)
         return plan if run is None else cls(plan, run)
 
 
-def _compiled_run(plan: Plan, call: Call, run_in_python: Callable[..., Any] | None) -> Callable[..., Any] | None:
+def _compiled_run(
+    plan: Plan, call: Call, run_in_python: Callable[..., Any] | None, keeps_noise: bool = False
+) -> Callable[..., Any] | None:
     """`TorchExtBackend.compiled_plan` of a sample or a gradient; None if there is none."""
     make, source = getattr(plan.backend, "compiled_plan", None), source_of(call.generator, TORCH, plan.device)
     if make is None or plan.is_empty or call.operation == Operation.moments or source.put_back is not None:
@@ -96,8 +98,8 @@ def _compiled_run(plan: Plan, call: Call, run_in_python: Callable[..., Any] | No
     if plan.device.kind == "cuda" and call.validate:
         return None
     compiled: Callable[..., Any] | None = make(
-        plan.template, plan.mask, has_list, call.validate is not UNCHECKED, call.grad, run_in_python=run_in_python,
-        **plan.functions(),
+        plan.template, plan.mask, has_list, call.validate is not UNCHECKED, keeps_noise, call.grad,
+        run_in_python=run_in_python, **plan.functions(),
     )  # fmt: skip
     return compiled
 
@@ -107,7 +109,14 @@ class _RecordedSample:
 
     def __init__(self, call: Call, backend: Backend) -> None:
         self.plan = make_plan(call, backend, TORCH, keeps_offset=True)
-        self.run_plan = _CompiledPlan.around(self.plan, call).run
+        # Of one sample on a CPU, PyTorch keeps the noise too. Drawing it again would take longer than the multiplication.
+        template = self.plan.template
+        keeps_noise = (
+            template.device == HOST and template.columns == 1 and not template.batch
+            and MATRIX_TYPES[self.plan.dtype].computing == self.plan.dtype and getattr(call.sigma, "requires_grad", False)
+            and {template.mu_stride, template.sigma_stride} <= {0, MATRIX_TYPES[self.plan.dtype].size}
+        )  # fmt: skip
+        self.run_plan = _CompiledPlan.around(self.plan, call, keeps_noise).run
         # The plan for the latest gradient's signature. Its compiled function returns None for another signature.
         self.gradient_plan: Plan | None = None
         self.gradients: Callable[..., Any] = _no_gradients
@@ -148,7 +157,7 @@ class _SampleFunction(torch.autograd.Function):
     def forward(ctx: Any, mu: Any, sigma: Any, arguments: tuple[_RecordedSample, Any, Any, tuple[int, ...]]) -> Any:
         recorded, seed, generator, window = arguments
         drawn = recorded.run_plan(mu, sigma, None, None, seed, generator, *window)
-        ctx.drawn = recorded, drawn[1:], window
+        ctx.drawn, ctx.noise = (recorded, drawn[1:4], window), drawn[4:]
         return drawn[0]
 
     @staticmethod
@@ -163,6 +172,8 @@ class _SampleFunction(torch.autograd.Function):
             or grad.is_neg()
         ):  # fmt: skip
             gradients = _by_operator(recorded.call, grad, words, *window)
+        elif ctx.noise:
+            gradients = grad.reshape(-1), (grad * ctx.noise[0].reshape(grad.shape)).reshape(-1)
         else:
             drawn = recorded.gradients(None, None, None, grad, words, None, *window)
             gradients = _gradients(recorded, grad, words, *window) if drawn is None else drawn[0]

@@ -15,9 +15,10 @@ import numpy as np
 
 from multisample.backends.element_types import MATRIX_TYPES, ElementType
 from multisample.backends.kernels.compilation import callee, inline, source_digest
+from multisample.backends.kernels.stream.arithmetic import fma
 from multisample.backends.launch import Launch, Operation, type_name
 
-from .addresses import c_address, call_c, symbol
+from .addresses import c_address, call_c, numbers_at, symbol
 from .fields import HALF, LAUNCH_WORDS, WORD, half, numbers_of
 from .gradient import gradient_address
 from .helper_threads import find_threads, for_each, starting_kernel, threads_for
@@ -81,6 +82,15 @@ def _place(data, step, stride, kind, b, row):
 
 
 @inline
+def _scale(matrix, noise, mu, sigma, rows, real):
+    """Scale the noise of one column, and shift it. All operands are contiguous."""
+    z, x = numbers_at(noise, rows, real), numbers_at(matrix, rows, real)
+    m, s = numbers_at(mu, rows, real), numbers_at(sigma, rows, real)
+    for r in range(np.uint64(rows)):
+        x[r] = fma(s[r], z[r], m[r])
+
+
+@inline
 def _draw_window(launch, kernel, b, top, bottom, left, right):
     real, size = _sizes(launch)
     row_stride, column_stride = launch[WORD.row_stride], launch[WORD.column_stride]
@@ -89,7 +99,12 @@ def _draw_window(launch, kernel, b, top, bottom, left, right):
     seed, offset, first_row, first_column = numbers_of(launch, b)
     m, s = stack_array(_BAND, np.float64), stack_array(_BAND, np.float64)
     is_computing = mu_type == sigma_type == (_FLOAT64 if real == 8 else _FLOAT32)
-    height = bottom - top if is_computing else _BAND
+    keeps_noise, zero, one = launch[WORD.first] != 0, stack_array(1, np.float64), stack_array(1, np.float64)
+    if keeps_noise and real == 8:
+        numbers_at(zero.ctypes.data, 1, np.float64)[0], numbers_at(one.ctypes.data, 1, np.float64)[0] = 0, 1
+    elif keeps_noise:
+        numbers_at(zero.ctypes.data, 1, np.float32)[0], numbers_at(one.ctypes.data, 1, np.float32)[0] = 0, 1
+    height = bottom - top if is_computing and not keeps_noise else _BAND
     for r in range(top, bottom, height):
         rows = min(height, bottom - r)
         mu = _place(launch[WORD.mu], launch[WORD.mu_step], mu_stride, mu_type, b, r)
@@ -97,11 +112,17 @@ def _draw_window(launch, kernel, b, top, bottom, left, right):
         mu, mu_step = _converted(m, mu, mu_stride, mu_type, rows, real)
         sigma, sigma_step = _converted(s, sigma, sigma_stride, sigma_type, rows, real)
         matrix = launch[WORD.matrix] + b * launch[WORD.matrix_step] + r * row_stride + left * column_stride
+        vectors, noise = (mu, sigma, mu_step, sigma_step, real), launch[WORD.first] + r * real
+        if keeps_noise:
+            vectors = zero.ctypes.data, one.ctypes.data, 0, 0, real
         call_window(
-            kernel, (mu, sigma, mu_step, sigma_step, real),
-            (matrix, rows, right - left, row_stride, column_stride, size),
+            kernel, vectors, (noise if keeps_noise else matrix, rows, right - left, row_stride, column_stride, size),
             (seed, offset, first_row + r, first_column + left), half(launch, HALF.shared_noise) != 0,
         )  # fmt: skip
+        if keeps_noise and real == 8:
+            _scale(matrix, noise, mu, sigma, rows, np.float64)
+        elif keeps_noise:
+            _scale(matrix, noise, mu, sigma, rows, np.float32)
 
 
 def _draw_matrix(arguments, b):
