@@ -32,9 +32,9 @@ enum Limit : u64 { kMaxRows = u64{1} << 32, kMaxColumns = u64{1} << 34 };
 // noise, columns of z come in pairs z, -z. An operation ignores the fields that it does not need.
 struct Launch {
   // The head: values of a call, of 8 bytes each.
-  Input mu, sigma;       // of `rows` elements
-  Input weights;         // of `columns` elements; for kPerturb of `rows` elements
-  void* matrix;          // for kPerturb the first `Span`, in host memory
+  Input mu, sigma;  // of `rows` elements
+  Input weights;    // of `columns` elements; for kPerturb of `rows` elements
+  void* matrix;     // for kPerturb the first `Span`, in host memory
   // `rows` contiguous results: of type `type` for kMoments, of its computing type for kGradient. On the CPU, kSample
   // also stores its noise in `first` unless that is null. It then has one column and contiguous operands.
   void *first, *second;

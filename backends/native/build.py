@@ -56,13 +56,14 @@ _INTERVAL = 0.05
 
 
 def compile_libraries(
-    libraries: Mapping[Path, Library], show: Callable[[int], object] = lambda done: None,
+    libraries: Mapping[Path, Library],
+    show: Callable[[int], object] = lambda done: None,
     meanwhile: Callable[[], object] = lambda: None,
 ) -> list[tuple[int, str]]:
     """Compile each library into its folder, all at once. Return their exit codes and outputs.
 
-    The compilers end with this process. Calls ``meanwhile()`` once while they run, and ``show(done)`` with the number of
-    compiled sources, from time to time.
+    The compilers end with this process. Calls ``meanwhile()`` once while they run, and ``show(done)`` with the number
+    of compiled sources, from time to time.
     """
     with contextlib.ExitStack() as stack:
         running = [stack.enter_context(_compiling(library, folder)) for folder, library in libraries.items()]

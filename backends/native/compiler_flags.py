@@ -65,13 +65,7 @@ _COMMON_FLAGS = ("-std=c++17", "-O3", "-DTORCH_TARGET_VERSION=0x020a000000000000
 
 # The operators, and on CUDA one unit.
 LIBRARIES: dict[LibraryKind, Library] = {
-    "cpu": Library(
-        "torch_cpu",
-        "cpu",
-        ("torch/cpu.cpp",),
-        (),
-        _COMMON_FLAGS,
-    ),
+    "cpu": Library("torch_cpu", "cpu", ("torch/cpu.cpp",), (), _COMMON_FLAGS),
     "cuda": Library(
         "torch_cuda",
         "cuda",

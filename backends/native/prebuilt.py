@@ -1,7 +1,8 @@
 """Compiled libraries that came with the installation, for machines without a compiler.
 
 `wheels` builds them for unknown machines, so the names contain everything that a library depends on. The folder's name
-has the system and the digest of the sources. A file for CUDA has its version and the architectures in the name. A library that does not fit is ignored; the reason is reported only if no library can be built.
+has the system and the digest of the sources. The name of a file for CUDA has its version and the architectures. A
+library that does not fit is ignored; the reason is reported only if no library can be built.
 """
 
 from __future__ import annotations

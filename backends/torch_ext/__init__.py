@@ -234,9 +234,10 @@ class TorchExtBackend:
 
     def compiled_plan(
         self, launch: Launch, mask: int, has_list: bool, checks: bool, keeps_noise: bool, matrix: Any, *,
-        allocate: Callable[[Any], Any], take: Callable[[Any], tuple[int, int]], check_generator: Callable[[Any], None] | None,
-        run_in_python: Callable[..., Any] | None, stream: Callable[[Any], int] | None,
-        is_capturing: Callable[[int], bool] | None, scratch: Callable[[int], Any] | None,
+        allocate: Callable[[Any], Any], take: Callable[[Any], tuple[int, int]],
+        check_generator: Callable[[Any], None] | None, run_in_python: Callable[..., Any] | None,
+        stream: Callable[[Any], int] | None, is_capturing: Callable[[int], bool] | None,
+        scratch: Callable[[int], Any] | None,
     ) -> Callable[..., Any] | None:  # fmt: skip
         """The compiled `Plan.run` of a sample or a gradient, if there is one. `launch` is the template of the plan.
 

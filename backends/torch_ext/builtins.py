@@ -27,8 +27,8 @@ class Builtins:
     is_valid : callable
         ``is_valid(packed_launch)`` makes `Launcher.is_valid`.
     plan : callable
-        ``plan(packed_launch, run, mask, has_list, checks, keeps_noise, matrix, functions, int)`` makes the run of a plan.
-        `functions` are those of ``PlanFunction`` in C++: see `TorchExtBackend.compiled_plan`.
+        ``plan(packed_launch, run, mask, has_list, checks, keeps_noise, matrix, functions, int)`` makes the run of a
+        plan. `functions` are those of ``PlanFunction`` in C++: see `TorchExtBackend.compiled_plan`.
     tree : callable
         ``tree()`` makes the compiled `tree_of` of `multisample/_libraries/torch.py`, which returns None for uncommon
         modules.

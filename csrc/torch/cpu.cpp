@@ -1,5 +1,5 @@
-// The torch_ext backend on the CPU, as operators and as C functions. Its kernels are the C functions of the cpu backend.
-// Numba compiles them, and Python enters them into the table of torch/unit.h.
+// The torch_ext backend on the CPU, as operators and as C functions. The kernels are the C functions of the cpu
+// backend. Numba compiles them, and Python enters them into the table of torch/unit.h.
 //
 // It uses only PyTorch's stable ABI, so that one binary serves every version from its build version on.
 #include "torch/inputs.h"

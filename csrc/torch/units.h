@@ -16,8 +16,9 @@ inline std::atomic<UnitLoader> unit_loader;
 // The function for a call. Loads its unit, and throws if that fails. `remedy` is for processes that load no units.
 template <class Function>
 Function* unit_function(const Launch& call,
-                        const char* remedy = "call multisample.torch.load_operators() in Python, or without Python "
-                                             "load the library that 'python -m multisample build torch_ext' prints") {
+                        const char* remedy =
+                            "call multisample.torch.load_operators() in Python, or without Python "
+                            "load the library that 'python -m multisample build torch_ext' prints") {
   const std::atomic<UnitFunction>& unit = units[kind_of(call)];
   if (unit == nullptr) {
     char reason[4096]{};

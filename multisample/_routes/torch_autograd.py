@@ -1,8 +1,8 @@
 """Plans of calls with tensors, with and without recorded gradients. Most bypass PyTorch's dispatcher.
 
 Plans run in compiled code where torch_ext has it: `_CompiledPlan`. A sample is an autograd function over two plans. Its
-backward pass draws the noise again, so the forward pass stores nothing as large as the sample. Moments are tensor
-operations on the sums of the noise, which are constants.
+backward pass draws the noise again, so the forward pass stores nothing as large as the sample, except for n = 1 on a
+CPU. Moments are tensor operations on the sums of the noise, which are constants.
 """
 
 from __future__ import annotations
@@ -109,12 +109,12 @@ class _RecordedSample:
 
     def __init__(self, call: Call, backend: Backend) -> None:
         self.plan = make_plan(call, backend, TORCH, keeps_offset=True)
-        # Of one sample on a CPU, PyTorch keeps the noise too. Drawing it again would take longer than the multiplication.
-        template = self.plan.template
+        template, kind = self.plan.template, MATRIX_TYPES[self.plan.dtype]
+        # The gradients of one sample are elementwise products, which take less time than drawing its noise again.
         keeps_noise = (
             template.device == HOST and template.columns == 1 and not template.batch
-            and MATRIX_TYPES[self.plan.dtype].computing == self.plan.dtype and getattr(call.sigma, "requires_grad", False)
-            and {template.mu_stride, template.sigma_stride} <= {0, MATRIX_TYPES[self.plan.dtype].size}
+            and kind.computing == self.plan.dtype and getattr(call.sigma, "requires_grad", False)
+            and (is_number(call.mu) or template.mu_stride == kind.size) and template.sigma_stride == kind.size
         )  # fmt: skip
         self.run_plan = _CompiledPlan.around(self.plan, call, keeps_noise).run
         # The plan for the latest gradient's signature. Its compiled function returns None for another signature.

@@ -66,7 +66,7 @@ def _shape(launch):
 
 @inline
 def _converted(to, data, stride, kind, count, real):
-    """Address and stride of elements of mu or sigma in the computing type. They are in `to` if they had another type."""
+    """Address and stride of elements of mu or sigma in the computing type: in `to` if they had another type."""
     if kind == (_FLOAT64 if real == 8 else _FLOAT32):
         return data, stride
     # The struct `Reading` of csrc/torch/cpu.cpp.

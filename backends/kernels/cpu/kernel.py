@@ -236,7 +236,7 @@ def _down(tile: Tile, narrow: Any, antithetic: bool) -> Callable[..., Any]:
     @inline
     def draw_firsts_of(mu, sigma, out, stream, first_row, block):
         """For the first column of a block alone, which is a quarter of the normals."""
-        rows, columns = out.shape
+        rows = out.shape[0]
         m, s = stack_array(most_places, mu.dtype), stack_array(most_places, mu.dtype)
         words, nowhere = stack_array(words_length, word_type), stack_array(most_places, out.dtype)
         for r in range(0, rows, most_places):
