@@ -17,6 +17,7 @@ from multisample.backends.contract import Backend
 from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.kernels.cpu.floating_point import with_default_floats
 from multisample.backends.launch import HOST, Operation
+from multisample.backends.system.forks import is_forked
 
 from .._arguments import UNCHECKED
 from .._checks.operands import inspect_inputs, matrix_shape
@@ -172,7 +173,7 @@ class _SampleFunction(torch.autograd.Function):
             or grad.is_neg()
         ):  # fmt: skip
             gradients = _by_operator(recorded.call, grad, words, *window)
-        elif ctx.noise:
+        elif ctx.noise and not is_forked():  # In a forked child, PyTorch's product of large tensors may hang.
             gradients = grad.reshape(-1), (grad * ctx.noise[0].reshape(grad.shape)).reshape(-1)
         else:
             drawn = recorded.gradients(None, None, None, grad, words, None, *window)

@@ -125,22 +125,20 @@ def _draw_window(launch, kernel, b, top, bottom, left, right):
             _scale(matrix, noise, mu, sigma, rows, np.float32)
 
 
-def _draw_matrix(arguments, b):
-    address, kernel = arguments
-    launch = integers_at(address, LAUNCH_WORDS)
-    _draw_window(launch, kernel, b, 0, launch[WORD.rows], 0, launch[WORD.columns])
-
-
 def _draw_part(arguments, index):
+    """Draw window `index` of matrix `b`; if no windows are `across`, the whole matrix `index` of a batch."""
     address, kernel, b, skip, height, width, across = arguments
     launch = integers_at(address, LAUNCH_WORDS)
-    top, bottom, left, right = window_of(index, launch[WORD.rows], launch[WORD.columns], skip, height, width, across)
+    top, bottom, left, right = 0, launch[WORD.rows], 0, launch[WORD.columns]
+    if across == 0:
+        b = index
+    else:
+        top, bottom, left, right = window_of(index, bottom, right, skip, height, width, across)
     _draw_window(launch, kernel, b, top, bottom, left, right)
 
 
 def _draw_function() -> Callable[..., Any]:
-    names = {"cpu-draw_matrix": _draw_matrix, "cpu-draw_part": _draw_part}
-    draw_matrix, draw_part = (callee(function, name) for name, function in names.items())
+    draw_part = callee(_draw_part, "cpu-draw_part")
 
     def draw_all(address):
         launch = integers_at(address, LAUNCH_WORDS)
@@ -152,7 +150,7 @@ def _draw_function() -> Callable[..., Any]:
         threads, block = threads_for(most, limit), 8 if antithetic else 4
         if threads == 1 or (batch > 1 and rows * columns <= 2 * THREAD_WORK):
             threads = threads_for(min(batch, most_threads(batch * rows * columns)), limit)
-            for_each(draw_matrix, (address, kernel), batch, threads)
+            for_each(draw_part, (address, kernel, 0, 0, 0, 0, 0), batch, threads)
             return 0
         down = launch[WORD.row_stride] == _sizes(launch)[1] and rows > 1
         height, width = window_shape(rows, columns, threads, shared_noise, block, down)
