@@ -1,7 +1,7 @@
 """Whether this process is a forked child.
 
-GNU OpenMP, which runs PyTorch's threads, has a pool of threads for each thread that begins parallel work. A forked child
-inherits the pool of the thread that forked, but none of its threads, and would wait for them forever.
+GNU OpenMP, which runs PyTorch's threads, has a pool of threads for each thread that begins parallel work. A forked
+child inherits the pool of the thread that forked, but none of its threads, and would wait for them forever.
 """
 
 from __future__ import annotations
