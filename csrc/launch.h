@@ -32,12 +32,10 @@ enum Limit : u64 { kMaxRows = u64{1} << 32, kMaxColumns = u64{1} << 34 };
 // noise, columns of z come in pairs z, -z. An operation ignores the fields that it does not need.
 struct Launch {
   // The head: values of a call, of 8 bytes each.
-  Input mu, sigma;  // of `rows` elements
-  Input weights;    // of `columns` elements; for kPerturb of `rows` elements
-  void* matrix;     // for kPerturb the first `Span`, in host memory
-  // `rows` contiguous results: of type `type` for kMoments, of its computing type for kGradient. On the CPU, kSample
-  // also stores its noise in `first` unless that is null. It then has one column and contiguous operands.
-  void *first, *second;
+  Input mu, sigma;       // of `rows` elements
+  Input weights;         // of `columns` elements; for kPerturb of `rows` elements
+  void* matrix;          // for kPerturb the first `Span`, in host memory
+  void *first, *second;  // `rows` contiguous results: of type `type` for kMoments, else of its computing type
   u64 seed, offset;
   u64 first_row, first_column;  // first_row + rows <= kMaxRows, first_column + columns <= kMaxColumns
   // Addresses of these numbers in memory that the kernel can read; null for numbers in the fields above.
@@ -58,7 +56,8 @@ struct Launch {
   u32 mu_type, sigma_type, weights_type;
   u32 type;  // of the matrix's elements, or of the moments
   u32 operation;
-  u32 results;       // how many moments, 1 or 2
+  u32 results;  // how many moments, 1 or 2; 1 for a kSample on the CPU that also stores its noise in `first`, which
+                // has one column, contiguous operands and no batch; else 0
   u32 shared_noise;  // whether every row has the noise of row 0
   u32 antithetic;
   u32 fast_math;         // on CUDA devices, for types of at most 32 bits

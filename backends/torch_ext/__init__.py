@@ -233,7 +233,7 @@ class TorchExtBackend:
         return lambda first_column: size(first_column & 7)
 
     def compiled_plan(
-        self, launch: Launch, mask: int, has_list: bool, checks: bool, keeps_noise: bool, matrix: Any, *,
+        self, launch: Launch, mask: int, has_list: bool, checks: bool, matrix: Any, *,
         allocate: Callable[[Any], Any], take: Callable[[Any], tuple[int, int]],
         check_generator: Callable[[Any], None] | None, run_in_python: Callable[..., Any] | None,
         stream: Callable[[Any], int] | None, is_capturing: Callable[[int], bool] | None,
@@ -242,8 +242,8 @@ class TorchExtBackend:
         """The compiled `Plan.run` of a sample or a gradient, if there is one. `launch` is the template of the plan.
 
         `mask` has the bits that are 0 in the address of an aligned vector. `has_list` says that the seed is the only
-        element of a list or tuple, and `checks` that values in host memory are checked. A plan that `keeps_noise` also
-        returns the noise of a sample, as `csrc/launch.h` describes. For a gradient, `matrix` is an
+        element of a list or tuple, and `checks` that values in host memory are checked. A sample with one of
+        `results` also returns its noise. For a gradient, `matrix` is an
         example of the matrices that the plan reads. `run_in_python` runs calls that raise or are uncommon; without it,
         such calls return None. ``scratch(sample_offset)`` returns scratch memory on the device, or None.
         """
@@ -251,9 +251,7 @@ class TorchExtBackend:
             return None
         run, fail = self._runner(launch)
         functions = allocate, take, check_generator, run_in_python, stream, is_capturing, scratch, fail, thread_limit
-        plan: Callable[..., Any] = self.builtins.plan(
-            pack(launch), run, mask, has_list, checks, keeps_noise, matrix, functions, int
-        )
+        plan: Callable[..., Any] = self.builtins.plan(pack(launch), run, mask, has_list, checks, matrix, functions, int)
         return plan
 
     def c_function(self, launch: Launch) -> int:

@@ -27,8 +27,8 @@ class Builtins:
     is_valid : callable
         ``is_valid(packed_launch)`` makes `Launcher.is_valid`.
     plan : callable
-        ``plan(packed_launch, run, mask, has_list, checks, keeps_noise, matrix, functions, int)`` makes the run of a
-        plan. `functions` are those of ``PlanFunction`` in C++: see `TorchExtBackend.compiled_plan`.
+        ``plan(packed_launch, run, mask, has_list, checks, matrix, functions, int)`` makes the run of a plan.
+        `functions` are those of ``PlanFunction`` in C++: see `TorchExtBackend.compiled_plan`.
     tree : callable
         ``tree()`` makes the compiled `tree_of` of `multisample/_libraries/torch.py`, which returns None for uncommon
         modules.
@@ -46,7 +46,7 @@ class Builtins:
         self.launch = builtin("launch", text, address, any_object, any_object)
         self.is_valid = builtin("is_valid", text)
         self._key = builtin("key", *(any_object,) * 10)
-        self.plan = builtin("plan", text, address, ctypes.c_uint64, *(ctypes.c_int,) * 3, *(any_object,) * 3)
+        self.plan = builtin("plan", text, address, ctypes.c_uint64, *(ctypes.c_int,) * 2, *(any_object,) * 3)
         self._addresses = builtin("addresses", any_object, any_object, ctypes.c_long)
         self.tree = builtin("tree")
 

@@ -110,11 +110,11 @@ MULTISAMPLE_EXPORT PyObject* multisample_python_launch(const multisample::Launch
       "launch", [&] { return new LaunchState{*call, run, Object::shared(fail), Object::shared(thread_limit)}; });
 }
 
-// The plan of a sample on a CPU checks values unless `checks` is 0, and keeps noise if `keeps_noise` is not 0. Only the
-// plan of a gradient has the operand `matrix`. `functions` are those of `PlanFunction`.
+// The plan of a sample on a CPU checks values unless `checks` is 0. Only the plan of a gradient has the operand
+// `matrix`. `functions` are those of `PlanFunction`.
 MULTISAMPLE_EXPORT PyObject* multisample_python_plan(const multisample::Launch* call, multisample::python::Run run,
-                                                     multisample::u64 mask, int has_list, int checks, int keeps_noise,
-                                                     PyObject* matrix, PyObject* functions, PyObject* int_type) {
+                                                     multisample::u64 mask, int has_list, int checks, PyObject* matrix,
+                                                     PyObject* functions, PyObject* int_type) {
   using namespace multisample::python;
   return builtin<run_plan>("run", [&] {
     const bool is_gradient = call->operation == multisample::kGradient;
@@ -124,7 +124,6 @@ MULTISAMPLE_EXPORT PyObject* multisample_python_plan(const multisample::Launch* 
                                       is_valid,
                                       mask,
                                       has_list != 0,
-                                      keeps_noise != 0,
                                       Signature{},
                                       Object::shared(functions),
                                       Object::shared(int_type),

@@ -78,7 +78,7 @@ class _CompiledPlan:
 
     @classmethod
     def around(cls, plan: Plan, call: Call, keeps_noise: bool = False) -> Planned:
-        """`plan`, or a `_CompiledPlan` of it if compiled code can run it. See `compiled_plan` for `keeps_noise`."""
+        """`plan`, or a `_CompiledPlan` of it if compiled code can run it, which may also return the noise."""
         vectors = (call.mu, call.sigma, call.seed) if plan.has_device_seeds else (call.mu, call.sigma)
         run, are_tensors = None, all(type(x) in (torch.Tensor, torch.nn.Parameter) for x in vectors)
         if are_tensors and call.out is None and all(operand.read is None for operand in plan.operands.values()):
@@ -98,8 +98,9 @@ def _compiled_run(
         return None
     if plan.device.kind == "cuda" and call.validate:
         return None
+    template = plan.template._replace(results=1) if keeps_noise else plan.template
     compiled: Callable[..., Any] | None = make(
-        plan.template, plan.mask, has_list, call.validate is not UNCHECKED, keeps_noise, call.grad,
+        template, plan.mask, has_list, call.validate is not UNCHECKED, call.grad,
         run_in_python=run_in_python, **plan.functions(),
     )  # fmt: skip
     return compiled

@@ -99,7 +99,7 @@ def _draw_window(launch, kernel, b, top, bottom, left, right):
     seed, offset, first_row, first_column = numbers_of(launch, b)
     m, s = stack_array(_BAND, np.float64), stack_array(_BAND, np.float64)
     is_computing = mu_type == sigma_type == (_FLOAT64 if real == 8 else _FLOAT32)
-    keeps_noise, zero, one = launch[WORD.first] != 0, stack_array(1, np.float64), stack_array(1, np.float64)
+    keeps_noise, zero, one = half(launch, HALF.results) != 0, stack_array(1, np.float64), stack_array(1, np.float64)
     if keeps_noise and real == 8:
         numbers_at(zero.ctypes.data, 1, np.float64)[0], numbers_at(one.ctypes.data, 1, np.float64)[0] = 0, 1
     elif keeps_noise:
