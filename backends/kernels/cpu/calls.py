@@ -148,16 +148,19 @@ def _draw_function() -> Callable[..., Any]:
         kernel = _kernel_of(half(launch, HALF.type), antithetic)
         most, limit = most_threads(work_of(rows, columns, shared_noise)), launch[WORD.threads]
         threads, block = threads_for(most, limit), 8 if antithetic else 4
-        if threads == 1 or (batch > 1 and rows * columns <= 2 * THREAD_WORK):
+        are_whole = threads == 1 or (batch > 1 and rows * columns <= 2 * THREAD_WORK)
+        if are_whole:
             threads = threads_for(min(batch, most_threads(batch * rows * columns)), limit)
-            for_each(draw_part, (address, kernel, 0, 0, 0, 0, 0), batch, threads)
-            return 0
         down = launch[WORD.row_stride] == _sizes(launch)[1] and rows > 1
         height, width = window_shape(rows, columns, threads, shared_noise, block, down)
-        for b in range(batch):
-            skip = numbers_of(launch, b)[3] % block
-            across, high = windows(rows, columns, skip, height, width)
-            for_each(draw_part, (address, kernel, b, skip, height, width, across), across * high, threads)
+        skip, across, count = 0, 0, batch
+        for b in range(1 if are_whole else batch):
+            if not are_whole:
+                skip = numbers_of(launch, b)[3] % block
+                across, high = windows(rows, columns, skip, height, width)
+                count = across * high
+            # One call: the code of `for_each` takes long to compile.
+            for_each(draw_part, (address, kernel, b, skip, height, width, across), count, threads)
         return 0
 
     return draw_all
