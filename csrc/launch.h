@@ -35,7 +35,7 @@ struct Launch {
   Input mu, sigma;       // of `rows` elements
   Input weights;         // of `columns` elements; for kPerturb of `rows` elements
   void* matrix;          // for kPerturb the first `Span`, in host memory
-  void *first, *second;  // `rows` contiguous results: of type `type` for kMoments, of its computing type for kGradient
+  void *first, *second;  // `rows` contiguous results: of type `type` for kMoments, else of its computing type
   u64 seed, offset;
   u64 first_row, first_column;  // first_row + rows <= kMaxRows, first_column + columns <= kMaxColumns
   // Addresses of these numbers in memory that the kernel can read; null for numbers in the fields above.
@@ -56,7 +56,8 @@ struct Launch {
   u32 mu_type, sigma_type, weights_type;
   u32 type;  // of the matrix's elements, or of the moments
   u32 operation;
-  u32 results;       // how many moments, 1 or 2
+  u32 results;  // how many moments, 1 or 2; 1 for a kSample on the CPU that also stores its noise in `first`, which
+                // has one column, contiguous operands and no batch; else 0
   u32 shared_noise;  // whether every row has the noise of row 0
   u32 antithetic;
   u32 fast_math;         // on CUDA devices, for types of at most 32 bits

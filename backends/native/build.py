@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -56,14 +56,18 @@ _INTERVAL = 0.05
 
 
 def compile_libraries(
-    libraries: Mapping[Path, Library], show: Callable[[int], object] = lambda done: None
+    libraries: Mapping[Path, Library],
+    show: Callable[[int], object] = lambda done: None,
+    meanwhile: Callable[[], object] = lambda: None,
 ) -> list[tuple[int, str]]:
     """Compile each library into its folder, all at once. Return their exit codes and outputs.
 
-    The compilers end with this process. Calls ``show(done)`` with the number of compiled sources, from time to time.
+    The compilers end with this process. Calls ``meanwhile()`` once while they run, and ``show(done)`` with the number
+    of compiled sources, from time to time.
     """
     with contextlib.ExitStack() as stack:
         running = [stack.enter_context(_compiling(library, folder)) for folder, library in libraries.items()]
+        meanwhile()
         while any(process.poll() is None for process, _ in running):
             show(sum(len(list(folder.glob("*.o"))) for folder in libraries))
             time.sleep(_INTERVAL)
@@ -80,7 +84,7 @@ def _compiling(library: Library, folder: Path) -> Iterator[tuple[subprocess.Pope
     arguments = {
         "name": library.module,
         "sources": [str(path) for path in sources],
-        "extra_cflags": [*library.flags, *library.native_flags],
+        "extra_cflags": list(library.flags),
         "extra_cuda_cflags": library.nvcc_flags,
         "extra_ldflags": list(library.link_flags),
         "extra_include_paths": [str(csrc_files.folder())],
@@ -126,15 +130,14 @@ def failure_text(code: int, output: str) -> str:
     return "\n".join(output.rstrip().splitlines()[-_LINES:] or [f"the build ended with exit code {code}"])
 
 
-def build_portable(libraries: Mapping[Path, tuple[LibraryKind, tuple[str, ...]]]) -> None:
+def build_portable(libraries: Mapping[Path, LibraryKind]) -> None:
     """Compile libraries with all units for other machines, and for any version of PyTorch on them.
 
-    `libraries` has the kind and further flags for the path of each. A library for CUDA is compiled for the
-    architectures of TORCH_CUDA_ARCH_LIST. BackendUnavailableError if one cannot be compiled, with the end of the
-    compiler's output.
+    `libraries` has the kind for the path of each. A library for CUDA is compiled for the architectures of
+    TORCH_CUDA_ARCH_LIST. BackendUnavailableError if one cannot be compiled, with the end of the compiler's output.
     """
     with tempfile.TemporaryDirectory(prefix="multisample-") as temporary:
-        works = {Path(temporary, place.name): _portable(LIBRARIES[k], flags) for place, (k, flags) in libraries.items()}
+        works = {Path(temporary, place.name): _portable(LIBRARIES[kind]) for place, kind in libraries.items()}
         for folder in works:
             folder.mkdir()
         results = compile_libraries(works)
@@ -146,8 +149,8 @@ def build_portable(libraries: Mapping[Path, tuple[LibraryKind, tuple[str, ...]]]
             shutil.move(built, place)
 
 
-def _portable(library: Library, flags: Iterable[str]) -> Library:
-    """`library` with all units, with the flags for other machines, and with `flags`."""
+def _portable(library: Library) -> Library:
+    """`library` with all units, with the flags for other machines."""
     import torch
 
     # Binaries for other machines must not contain paths of this machine.
@@ -157,6 +160,5 @@ def _portable(library: Library, flags: Iterable[str]) -> Library:
     # library, so the C++ library comes first.
     link = ("-Wl,--as-needed", "-Wl,--no-undefined", "-lstdc++") if sys.platform == "linux" else ()
     return dataclasses.replace(
-        library.with_all_units(), flags=(*library.flags, *more, *flags), native_flags=(), link_flags=link,
-        is_portable=True,
-    )  # fmt: skip
+        library.with_all_units(), flags=(*library.flags, *more), link_flags=link, is_portable=True
+    )

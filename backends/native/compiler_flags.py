@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import platform
 from collections.abc import Collection
 
 from .units import LibraryKind, Unit, all_units
@@ -23,8 +22,6 @@ class Library:
     units: tuple[Unit, ...]
     flags: tuple[str, ...]
     """Flags of the C++ compiler, also where nvcc runs it."""
-    native_flags: tuple[str, ...] = ()
-    """Further flags for a library that only this machine will use."""
     link_flags: tuple[str, ...] = ()
     is_portable: bool = False
     """Whether it is built for other machines. This machine may be unable to load it."""
@@ -66,30 +63,15 @@ _SECONDS = {"torch/cpu.cpp": 4.0, "torch/cuda.cpp": 3.0, "torch/advance.cu": 0.7
 _COMMON_FLAGS = ("-std=c++17", "-O3", "-DTORCH_TARGET_VERSION=0x020a000000000000", "-fvisibility=hidden")
 
 
-def _first_unit(kind: LibraryKind) -> tuple[Unit, ...]:
-    """The unit that most programs need first."""
-    return tuple(unit for unit in all_units(kind) if unit.name == "sample_float32")
-
-
-# The operators, and one unit.
+# The operators, and on CUDA one unit.
 LIBRARIES: dict[LibraryKind, Library] = {
-    "cpu": Library(
-        "torch_cpu",
-        "cpu",
-        ("torch/cpu.cpp",),
-        _first_unit("cpu"),
-        # Contraction would round once where the stream rounds twice. -fno-math-errno and -fno-trapping-math change no
-        # result: nothing here reads errno or the floating-point exceptions. Software computes fused multiply-adds only
-        # for processors without the instruction.
-        (*_COMMON_FLAGS, "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-DMULTISAMPLE_SOFTWARE_FMA"),
-        # On Intel's processors compilers prefer vectors of 256 bits: a few wide ones may lower the clock of other code.
-        native_flags=("-march=native", *(("-mprefer-vector-width=512",) if platform.machine() == "x86_64" else ())),
-    ),
+    "cpu": Library("torch_cpu", "cpu", ("torch/cpu.cpp",), (), _COMMON_FLAGS),
     "cuda": Library(
         "torch_cuda",
         "cuda",
         ("torch/cuda.cpp", "torch/advance.cu"),
-        _first_unit("cuda"),
+        # Most programs need this one first.
+        tuple(unit for unit in all_units("cuda") if unit.name == "sample_float32"),
         (*_COMMON_FLAGS, "-DUSE_CUDA"),
     ),
 }

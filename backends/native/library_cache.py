@@ -16,7 +16,7 @@ import platform
 import shutil
 import sys
 import tempfile
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,21 +39,22 @@ _RECORD = "record.json"
 _failures: dict[Path, str] = {}
 
 
-def cpu_library(*, retry: bool = False, whole: bool = False) -> Path:
+def cpu_library(*, retry: bool = False, meanwhile: Callable[[], object] = lambda: None) -> Path:
     """The library with the operators and their CPU implementation. It is built if none fits.
 
-    With `whole`, the library has the units of all calls; otherwise it may lack some: see `unit_library`. With `retry`,
-    it is built again even if a build has failed in this process. BackendUnavailableError if it cannot be built, with
-    the end of the compiler's output, or if the cache is not safe to use.
+    A build calls ``meanwhile()`` once while compilers run. With `retry`, the library is built again even if a build has
+    failed in this process. BackendUnavailableError if it cannot be built, with the end of the compiler's output, or if
+    the cache is not safe to use.
     """
-    return _libraries({"cpu": _wanted("cpu", whole)}, retry)["cpu"]
+    return _libraries({"cpu": (LIBRARIES["cpu"],)}, retry, meanwhile)["cpu"]
 
 
 def cuda_library(*, retry: bool = False, whole: bool = False) -> Path:
     """The library with the CUDA implementation, to load beside `cpu_library`. Both are built if none fits.
 
-    It is built for the architectures of ``TORCH_CUDA_ARCH_LIST``, or else for the devices that PyTorch sees. `retry`,
-    `whole` and the errors are as for `cpu_library`.
+    It is built for the architectures of ``TORCH_CUDA_ARCH_LIST``, or else for the devices that PyTorch sees. With
+    `whole`, the library has the units of all calls; otherwise it may lack some: see `unit_library`. `retry` and the
+    errors are as for `cpu_library`.
     """
     return _libraries({kind: _wanted(kind, whole) for kind in LIBRARIES}, retry)["cuda"]
 
@@ -79,7 +80,7 @@ def is_built(kind: LibraryKind, *, whole: bool = False) -> bool:
 
 
 class Compiled(NamedTuple):
-    """How much of a library is compiled."""
+    """How much of the CUDA library is compiled."""
 
     units: int
     of: int
@@ -87,12 +88,12 @@ class Compiled(NamedTuple):
     """The usual time to compile all of it on this machine, or 0 if all is compiled."""
 
 
-def compiled(kind: LibraryKind) -> Compiled:
-    """How many units for a kind of device are compiled."""
-    library, every = LIBRARIES[kind], all_units(kind)
-    if is_built(kind, whole=True):
+def compiled() -> Compiled:
+    """How many units for CUDA are compiled."""
+    library, every = LIBRARIES["cuda"], all_units("cuda")
+    if is_built("cuda", whole=True):
         return Compiled(len(every), len(every), 0)
-    own = library.units if is_built(kind) else ()
+    own = library.units if is_built("cuda") else ()
     units = [unit for unit in every if unit in own or _is_whole(_place(library.only(unit)))]
     return Compiled(len(units), len(every), estimate([library.with_all_units()], _processors()))
 
@@ -167,9 +168,9 @@ def _place(library: Library) -> Path:
 
     # Different machines may share a home folder.
     machine = [platform.system(), platform.machine(), targets.libc()]
-    processor = targets.cuda_architectures() if library.kind == "cuda" else targets.processor()
-    parts = [csrc_files.digest(), *(unit.text for unit in library.units), *library.flags, *library.native_flags]
-    parts += [torch.__version__, *machine, processor]
+    architectures = targets.cuda_architectures() if library.kind == "cuda" else ""
+    parts = [csrc_files.digest(), *(unit.text for unit in library.units), *library.flags]
+    parts += [torch.__version__, *machine, architectures]
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
     return cache.root() / _FOLDER / f"{library.name}-{key}" / f"{library.module}.so"
 
@@ -177,7 +178,7 @@ def _place(library: Library) -> Path:
 def _prebuilt(kind: LibraryKind, *, ask_devices: bool = False) -> prebuilt.Found:
     """The library that came with the wheel. `ask_devices` checks it against all devices, and initializes CUDA."""
     if kind == "cpu":
-        return prebuilt.cpu_library(targets.processor_features())
+        return prebuilt.cpu_library()
     import torch
 
     if torch.version.cuda is None:
@@ -214,7 +215,9 @@ def _existing(kind: LibraryKind, wanted: Iterable[Library]) -> Path | None:
     return prebuilt_path or next(filter(_is_whole, map(_place, wanted)), None)
 
 
-def _libraries(wanted: Mapping[LibraryKind, tuple[Library, ...]], retry: bool) -> dict[LibraryKind, Path]:
+def _libraries(
+    wanted: Mapping[LibraryKind, tuple[Library, ...]], retry: bool, meanwhile: Callable[[], object] = lambda: None
+) -> dict[LibraryKind, Path]:
     """For each kind a library that exists, or the last of `wanted`. All that are missing are built at once."""
     if not toolchain.is_installed("torch"):
         raise _unavailable("PyTorch is not installed: pip install torch")
@@ -232,7 +235,7 @@ def _libraries(wanted: Mapping[LibraryKind, tuple[Library, ...]], retry: bool) -
             _failures.pop(place, None)
         _raise_failure(places)
         if places:
-            _build(places)
+            _build(places, meanwhile)
         return {kind: path or _place(missing[kind]) for kind, path in found.items()}
     except cache.CacheError as error:
         raise _unavailable(str(error)) from error
@@ -248,7 +251,7 @@ def _damage(place: Path) -> tuple[str, ...]:
     return (f"{place} is damaged",) if place.exists() else ()
 
 
-def _build(libraries: Mapping[Path, Library]) -> None:
+def _build(libraries: Mapping[Path, Library], meanwhile: Callable[[], object]) -> None:
     root = cache.folder(_FOLDER, create=True)
     with cache.locked(root / "lock", f"waiting for another process that builds torch_ext in {root}"):
         # Another process may have come first.
@@ -270,7 +273,7 @@ def _build(libraries: Mapping[Path, Library]) -> None:
             with LiveLine(sys.stderr) as line:
                 total = sum(len(library.sources) + len(library.units) for library in libraries.values())
                 results = build.compile_libraries(
-                    works, lambda done: line.update(f"multisample: {done} of {total} sources compiled")
+                    works, lambda done: line.update(f"multisample: {done} of {total} sources compiled"), meanwhile
                 )
             csrc_files.digest()  # Raises if the compiler may have read other sources than those that name the library.
             for place, folder, (code, output) in zip(libraries, works, results, strict=True):

@@ -1,31 +1,22 @@
 """Compiled libraries that came with the installation, for machines without a compiler.
 
 `wheels` builds them for unknown machines, so the names contain everything that a library depends on. The folder's name
-has the system and the digest of the sources. The file's name has the processor, or the version of CUDA and the
-architectures. A library that does not fit is ignored; the reason is reported only if no library can be built.
+has the system and the digest of the sources. The name of a file for CUDA has its version and the architectures. A
+library that does not fit is ignored; the reason is reported only if no library can be built.
 """
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from . import csrc_files
 
 _CPU, _CUDA = "multisample_torch_cpu", "multisample_torch_cuda"
-
-# Values of -march, from the baseline up, by `platform.machine()`.
-_TARGETS = {"x86_64": ("x86-64", "x86-64-v3", "x86-64-v4"), "aarch64": ("armv8-a",), "arm64": ("armv8-a",)}
-# Processor features that each target adds to the previous one, named as in /proc/cpuinfo.
-_FEATURES = {
-    "x86-64-v3": {
-        "cx16", "lahf_lm", "popcnt", "sse4_1", "sse4_2", "ssse3",
-        "abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave",
-    },
-    "x86-64-v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
-}  # fmt: skip
+CPU_FILE = f"{_CPU}.so"
+"""The name of the CPU library."""
 
 
 class Found(NamedTuple):
@@ -46,30 +37,15 @@ def folder() -> Path:
     return root() / f"{platform.system()}-{platform.machine()}-{csrc_files.digest()[:20]}".lower()
 
 
-def cpu_targets() -> tuple[str, ...]:
-    """Values of ``-march`` for this system, from the baseline to the best; empty for an unsupported system."""
-    return _TARGETS.get(platform.machine(), ())
-
-
-def cpu_file(target: str) -> str:
-    """The name of the CPU library for the processor `target`."""
-    return f"{_CPU}-{target}.so"
-
-
 def cuda_file(version: str, architectures: Iterable[str]) -> str:
     """The name of the CUDA library for architectures and the major version of CUDA."""
     return f"{_CUDA}{_major(version)}-{'-'.join(architectures)}.so"
 
 
-def cpu_library(features: Collection[str]) -> Found:
-    """The best CPU library for a processor with `features`, named as in Linux."""
-    place, best = folder(), None
-    needed: set[str] = set()
-    for target in cpu_targets():
-        needed |= _FEATURES.get(target, set())
-        if needed.issubset(features) and (place / cpu_file(target)).is_file():
-            best = place / cpu_file(target)
-    return Found(best, "" if best else _mismatch(place))
+def cpu_library() -> Found:
+    """The CPU library."""
+    path = folder() / CPU_FILE
+    return Found(path) if path.is_file() else Found(None, _mismatch(path.parent))
 
 
 def cuda_library(version: str, capabilities: Iterable[tuple[int, int]]) -> Found:

@@ -1,4 +1,4 @@
-"""The processor, GPUs and C library to compile for.
+"""The GPUs and the C library to compile for.
 
 Every function is cheap and never raises: `status` of a backend calls them.
 """
@@ -6,9 +6,7 @@ Every function is cheap and never raises: `status` of a backend calls them.
 from __future__ import annotations
 
 import os
-import platform
 import warnings
-from pathlib import Path
 
 WHEEL_ARCHITECTURES = "7.5;8.0;8.6;9.0+PTX"
 """Those of a wheel by default. GPUs of 8.9 run the code for 8.6. For newer ones, drivers compile the PTX."""
@@ -46,22 +44,6 @@ def device_count() -> int:
             return int(torch.cuda.device_count())
     except Exception:  # A broken driver may raise anything.
         return 0
-
-
-def processor() -> str:
-    """The instruction sets of -march=native."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
-    except OSError:
-        lines = []
-    # "flags" on x86, "Features" on Arm; the cores of one machine may differ.
-    return "\n".join(sorted({line for line in lines if line.startswith(("flags", "Features"))})) or platform.processor()
-
-
-def processor_features() -> set[str]:
-    """The instruction sets that all cores have."""
-    cores = [set(line.split()) for line in processor().splitlines()]
-    return set.intersection(*cores) if cores else set()
 
 
 def libc() -> str:

@@ -1,4 +1,4 @@
-"""The units of torch_ext: the kernels of one operation, element type and set of options, as a source of two lines.
+"""The units of torch_ext on CUDA: the kernels of one operation, element type and set of options, in two lines.
 
 A program compiles only the units that its calls need. ``csrc/torch/unit.h`` has the table of the loaded units.
 """
@@ -54,10 +54,7 @@ class _Family(NamedTuple):
 
 
 _FAMILIES: dict[LibraryKind, dict[Operation, _Family]] = {
-    "cpu": {
-        Operation.sample: _Family("cpu/kernel.h", "draw_window", (), 2.5),
-        Operation.gradient: _Family("cpu/gradient_kernel.h", "sum_part", (), 2.5),
-    },
+    "cpu": {},  # Numba compiles these kernels.
     "cuda": {
         Operation.sample: _Family("cuda/sample_launch.cuh", "launch_sample", _OPTIONS, 5.3),
         Operation.gradient: _Family("cuda/gradient_launch.cuh", "launch_gradient", _OPTIONS[1:], 2.2),
@@ -77,6 +74,13 @@ def _kind(operation: int, element_type: int, options: Iterable[int]) -> int:
     for option in options:
         number = 2 * number + bool(option)
     return number
+
+
+def launch_of(kind: int) -> Launch:
+    """A launch in host memory of a kind."""
+    operation, rest = divmod(kind, len(MATRIX_TYPES) << len(_OPTIONS))
+    element_type, options = divmod(rest, 1 << len(_OPTIONS))
+    return Launch(operation=operation, type=ElementType.float16 + element_type, antithetic=options >> 1 & 1)
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Compiles the libraries of a wheel for every processor and GPU that it supports, and finds their platform tag.
+"""Compiles the libraries of a wheel for every GPU that it supports, and finds their platform tag.
 
 The build hook runs this module in a separate process, from the sources of the wheel: `prebuilt` refuses a library of
 other sources.
@@ -7,12 +7,11 @@ other sources.
 from __future__ import annotations
 
 import os
-import platform
 import re
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from multisample.backends.errors import BackendUnavailableError
@@ -43,30 +42,26 @@ def build_all(kinds: Collection[LibraryKind], root: Path) -> list[Path]:
     """
     os.environ["TORCH_CUDA_ARCH_LIST"] = os.environ.get("TORCH_CUDA_ARCH_LIST") or WHEEL_ARCHITECTURES
     reasons = list(toolchain.missing_tools())
-    if not prebuilt.cpu_targets():
-        reasons.append(f"no processors are defined to compile for on {platform.machine()!r}")
     if "cuda" in kinds:
         reasons.extend(library_cache.cuda_reasons(ahead_of_time=True) or toolchain.missing_nvcc())
     if reasons:
         raise BackendUnavailableError("; ".join(reasons))
-    places = {root / prebuilt.folder().name / name: (kind, flags) for kind, name, flags in _targets(kinds)}
+    places = {root / prebuilt.folder().name / _file(kind): kind for kind in kinds}
     build.build_portable(places)
     return list(places)
 
 
-def _targets(kinds: Collection[LibraryKind]) -> Iterator[tuple[LibraryKind, str, tuple[str, ...]]]:
-    """The kind, the file's name and further flags of each library."""
-    if "cuda" in kinds:
-        import torch
+def _file(kind: LibraryKind) -> str:
+    """The file's name of a library."""
+    if kind == "cpu":
+        return prebuilt.CPU_FILE
+    import torch
 
-        names = os.environ["TORCH_CUDA_ARCH_LIST"]
-        architectures = names.replace(" ", ";").split(";")
-        if not all(re.fullmatch(r"\d+\.\d(\+PTX)?", name) for name in architectures):
-            raise ValueError(f"TORCH_CUDA_ARCH_LIST: expected numbers, as in {WHEEL_ARCHITECTURES!r}, got {names!r}")
-        yield "cuda", prebuilt.cuda_file(str(torch.version.cuda), architectures), ()
-    if "cpu" in kinds:
-        for target in prebuilt.cpu_targets():
-            yield "cpu", prebuilt.cpu_file(target), (f"-march={target}",)
+    names = os.environ["TORCH_CUDA_ARCH_LIST"]
+    architectures = names.replace(" ", ";").split(";")
+    if not all(re.fullmatch(r"\d+\.\d(\+PTX)?", name) for name in architectures):
+        raise ValueError(f"TORCH_CUDA_ARCH_LIST: expected numbers, as in {WHEEL_ARCHITECTURES!r}, got {names!r}")
+    return prebuilt.cuda_file(str(torch.version.cuda), architectures)
 
 
 def main(root: str, kinds: Sequence[str]) -> int:

@@ -1,4 +1,6 @@
-"""The torch_ext backend: the C++ and CUDA C++ kernels as a PyTorch extension, prebuilt or compiled on first use.
+"""The torch_ext backend: a PyTorch extension with CUDA C++ kernels, prebuilt or compiled on first use.
+
+On the CPU, it runs the kernels of the cpu backend.
 
 Calls use plain C functions of the libraries, because PyTorch's dispatcher costs more than the launch. The operators
 ``torch.ops.multisample`` run the same kernels, for calls that PyTorch transforms or compiles.
@@ -94,14 +96,14 @@ class TorchExtBackend:
                 self._cuda = self._load_cuda(cuda_path)
 
     def _load_cpu(self) -> Any:
-        path = library_cache.cpu_library()
+        path = library_cache.cpu_library(meanwhile=_compile_first_kernel)
         library = _load(path)
         from .operator_rules import register  # Imports PyTorch.
 
         register()
         self.builtins = _builtins_of(path)
         library.multisample_run_cpu.argtypes = (ctypes.c_char_p,)
-        library.multisample_last_error.restype = ctypes.c_char_p
+        library.multisample_set_kernel_cpu.argtypes = (ctypes.c_uint32, ctypes.c_void_p)
         return self._with_unit_loader(library, "cpu")
 
     def _cuda_path(self) -> Path:
@@ -140,7 +142,14 @@ class TorchExtBackend:
     def _load_unit(self, library: Any, kind: LibraryKind, number: int) -> None:
         """Load the unit for calls of the kind `number`, and build it first if necessary."""
         with self._lock:
-            if not library.multisample_has_unit(number):
+            if library.multisample_has_unit(number):
+                return
+            if kind == "cpu":
+                from ..kernels.cpu import calls  # Numba takes half a second to import.
+
+                calls.set_reader(ctypes.cast(library.multisample_read_cpu, ctypes.c_void_p).value or 0)
+                library.multisample_set_kernel_cpu(number, calls.function_address(units.launch_of(number)))
+            else:
                 unit = _load(library_cache.unit_library(kind, units.unit_of(kind, number)))
                 unit.multisample_units.restype = ctypes.c_void_p
                 library.multisample_add_units(ctypes.c_void_p(unit.multisample_units()))
@@ -174,7 +183,7 @@ class TorchExtBackend:
         return tensor.cuda()
 
     def launch(self, launch: Launch) -> None:
-        if _is_by_numba(launch):
+        if _reads_computing_type(launch):
             from ..kernels.cpu.launcher import run_launch  # Numba takes half a second to import.
 
             return run_launch(launch, _thread_count)
@@ -187,8 +196,8 @@ class TorchExtBackend:
 
     def launcher(self, launch: Launch) -> Launcher:
         run, fail = self._runner(launch)
-        by_numba, kinds = _is_by_numba(launch), (ElementType.number, ElementType[computing_name(launch)])
-        if by_numba and (self.builtins is None or not {getattr(launch, f"{x}_type") for x in INPUTS}.issubset(kinds)):
+        kinds = {getattr(launch, f"{x}_type") for x in INPUTS} - {ElementType.number}
+        if _reads_computing_type(launch) and (self.builtins is None or kinds - {ElementType[computing_name(launch)]}):
             from ..kernels.cpu.launcher import packed_launcher
 
             return packed_launcher(launch, _thread_count)
@@ -196,7 +205,7 @@ class TorchExtBackend:
         if self.builtins is not None:
             packed = pack(launch)
             launcher = Launcher(
-                self.builtins.launch(packed, run, fail, _thread_count if by_numba else thread_limit),
+                self.builtins.launch(packed, run, fail, thread_limit),
                 self.builtins.is_valid(packed) if launch.device == HOST else None,
             )
         return dataclasses.replace(launcher, scratch_size=self._scratch_sizes(launch))
@@ -205,15 +214,11 @@ class TorchExtBackend:
         """The function that runs a packed launch like `launch`, and the one that raises its error."""
         kind: LibraryKind = "cpu" if launch.device == HOST else "cuda"
         self.prepare(kind)
-        if _is_by_numba(launch):
-            from ..kernels.cpu.launcher import packed_function, raise_error
-
-            return packed_function(launch), raise_error
         library, number = self._cpu if kind == "cpu" else self._cuda, units.kind_of(launch)
         if not library.multisample_has_unit(number):
             self._load_unit(library, kind, number)
         if kind == "cpu":
-            return self._cpu.multisample_run_cpu, self._raise_cpu_error
+            return self._cpu.multisample_run_cpu, _raise_no_memory
         return self._cuda.multisample_run_cuda, self._raise_cuda_error
 
     def _scratch_sizes(self, launch: Launch) -> Callable[[int], int] | None:
@@ -228,15 +233,17 @@ class TorchExtBackend:
         return lambda first_column: size(first_column & 7)
 
     def compiled_plan(
-        self, launch: Launch, mask: int, has_list: bool, checks: bool, matrix: Any, *, allocate: Callable[[Any], Any],
-        take: Callable[[Any], tuple[int, int]], check_generator: Callable[[Any], None] | None,
-        run_in_python: Callable[..., Any] | None, stream: Callable[[Any], int] | None,
-        is_capturing: Callable[[int], bool] | None, scratch: Callable[[int], Any] | None,
+        self, launch: Launch, mask: int, has_list: bool, checks: bool, matrix: Any, *,
+        allocate: Callable[[Any], Any], take: Callable[[Any], tuple[int, int]],
+        check_generator: Callable[[Any], None] | None, run_in_python: Callable[..., Any] | None,
+        stream: Callable[[Any], int] | None, is_capturing: Callable[[int], bool] | None,
+        scratch: Callable[[int], Any] | None,
     ) -> Callable[..., Any] | None:  # fmt: skip
         """The compiled `Plan.run` of a sample or a gradient, if there is one. `launch` is the template of the plan.
 
         `mask` has the bits that are 0 in the address of an aligned vector. `has_list` says that the seed is the only
-        element of a list or tuple, and `checks` that values in host memory are checked. For a gradient, `matrix` is an
+        element of a list or tuple, and `checks` that values in host memory are checked. A sample with one of
+        `results` also returns its noise. For a gradient, `matrix` is an
         example of the matrices that the plan reads. `run_in_python` runs calls that raise or are uncommon; without it,
         such calls return None. ``scratch(sample_offset)`` returns scratch memory on the device, or None.
         """
@@ -261,17 +268,25 @@ class TorchExtBackend:
 
         return advance
 
-    def _raise_cpu_error(self, error: int) -> NoReturn:
-        raise RuntimeError(f"backend: 'torch_ext' failed: {self._cpu.multisample_last_error().decode()}")
-
     def _raise_cuda_error(self, error: int) -> NoReturn:
         message = f"backend: 'torch_ext' could not launch: {self._cuda.multisample_cuda_error(error).decode()}"
         raise MemoryError(message) if error == _OUT_OF_MEMORY else RuntimeError(message)
 
 
-def _is_by_numba(launch: Launch) -> bool:
-    """Whether a kernel of the cpu backend runs the launch."""
+def _reads_computing_type(launch: Launch) -> bool:
+    """Whether the kernel reads inputs of the computing type alone."""
     return launch.device == HOST and launch.operation in (Operation.moments, Operation.perturb)
+
+
+def _raise_no_memory(error: int) -> NoReturn:
+    raise MemoryError("backend: no memory for the sums")
+
+
+def _compile_first_kernel() -> None:
+    """Compile the kernel that most programs need first."""
+    from ..kernels.cpu import calls
+
+    calls.function_address(Launch())
 
 
 def _thread_count() -> int:

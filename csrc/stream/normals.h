@@ -26,13 +26,13 @@ MULTISAMPLE_HOST_FUNCTION Real horner(Real, Real p) {
 }
 template <class Real, class... Rest>
 MULTISAMPLE_HOST_FUNCTION Real horner(Real x, Real p, Real k, Rest... rest) {
-  return horner(x, transform_fma(p, x, k), rest...);
+  return horner(x, fma_rn(p, x, k), rest...);
 }
 
 // Twice the radius, 2 sqrt(-2 ln u), for u in [2^-33, 1 - 2^-24] made from the word a.
 MULTISAMPLE_HOST_FUNCTION float radius(u32 a) {
   constexpr i32 kTwoThirds = 0x3F2AAAAB, kBelowOne = 0x3F7FFFFF, kExponent = -0x00800000;
-  float u = transform_fma(static_cast<float>(a), 0x1p-32f, 0x1p-33f);
+  float u = fma_rn(static_cast<float>(a), 0x1p-32f, 0x1p-33f);
   // Positive floats are ordered like their bit patterns: min(u, 1 - 2^-24) is an integer minimum, which some GPUs fuse
   // with the subtraction.
   i32 x = static_cast<i32>(float_bits(u)) - kTwoThirds;
@@ -42,7 +42,7 @@ MULTISAMPLE_HOST_FUNCTION float radius(u32 a) {
   // The polynomial is -8 ln(1 + f) / f. The factor of e is -8 ln 2 / 2^23, because e is the exponent times 2^23.
   float l = horner(f, 0x1.3ab066p+0f, -0x1.5e6fdap+0f, 0x1.504890p+0f, -0x1.956702p+0f, 0x1.0013fap+1f, -0x1.55618ap+1f,
                    0x1.ffffd6p+1f, -0x1.fffffap+2f);
-  return sqrt_rn(transform_fma(static_cast<float>(e), -0x1.62e430p-21f, mul_rn(l, f)));
+  return sqrt_rn(fma_rn(static_cast<float>(e), -0x1.62e430p-21f, mul_rn(l, f)));
 }
 
 // Half the cosine and half the sine of the angle pi b / 2^31, in [-pi, pi).
@@ -52,7 +52,7 @@ MULTISAMPLE_HOST_FUNCTION HalfTurns<float> half_turns(i32 b) {
   // sin and cos of (pi / 2) y, as polynomials in y^2.
   float s = mul_rn(horner(q, 0x1.3c4b2cp-13f, -0x1.3232fap-8f, 0x1.46676ep-4f, -0x1.4abbb6p-1f, 0x1.921fb4p+0f), y);
   float c = horner(q, 0x1.c2b9a6p-11f, -0x1.55041ap-6f, 0x1.03bdaap-2f, -0x1.3bd3b0p+0f, 0x1.000000p+0f);
-  return {transform_fma(negated(s), s, 0.5f), mul_rn(s, c)};
+  return {fma_rn(negated(s), s, 0.5f), mul_rn(s, c)};
 }
 
 // x as a double, rounded once.
@@ -76,7 +76,7 @@ MULTISAMPLE_HOST_FUNCTION double to_double(i64 x) { return static_cast<double>(x
 // Twice the radius, for u in [2^-65, 1 - 2^-53] made from the 64 bits a.
 MULTISAMPLE_HOST_FUNCTION double radius(u64 a) {
   constexpr i64 kTwoThirds = 0x3FE5555555555555, kBelowOne = 0x3FEFFFFFFFFFFFFF, kExponent = -0x0010000000000000;
-  double u = transform_fma(to_double(a), 0x1p-64, 0x1p-65);
+  double u = fma_rn(to_double(a), 0x1p-64, 0x1p-65);
   i64 x = static_cast<i64>(float_bits(u)) - kTwoThirds;
   x = x < kBelowOne - kTwoThirds ? x : kBelowOne - kTwoThirds;
   i64 e = x & kExponent;
@@ -87,7 +87,7 @@ MULTISAMPLE_HOST_FUNCTION double radius(u64 a) {
                     0x1.555c8ea50386fp-1, -0x1.74624cbe9c486p-1, 0x1.99995b6e873bcp-1, -0x1.c71c4a8c0361ap-1,
                     0x1.0000009ea359dp+0, -0x1.24924977d8d52p+0, 0x1.55555553a1926p+0, -0x1.99999998ecb51p+0,
                     0x1.0000000001068p+1, -0x1.5555555555930p+1, 0x1.ffffffffffffbp+1, -0x1.0000000000000p+3);
-  return sqrt_rn(transform_fma(to_double(e), -0x1.62e42fefa39efp-50, mul_rn(l, f)));
+  return sqrt_rn(fma_rn(to_double(e), -0x1.62e42fefa39efp-50, mul_rn(l, f)));
 }
 
 // Half the cosine and half the sine of the angle pi b / 2^63, in [-pi, pi).
@@ -101,7 +101,7 @@ MULTISAMPLE_HOST_FUNCTION HalfTurns<double> half_turns(i64 b) {
   double c = horner(q, 0x1.16540fab4bfdcp-34, -0x1.b69367629ce5dp-28, 0x1.f9d2489ceabdep-22, -0x1.a6d1efa85da23p-16,
                     0x1.e1f50680e342bp-11, -0x1.55d3c7e3bf6cfp-6, 0x1.03c1f081b599ap-2, -0x1.3bd3cc9be45dcp+0,
                     0x1.0000000000000p+0);
-  return {transform_fma(negated(s), s, 0.5), mul_rn(s, c)};
+  return {fma_rn(negated(s), s, 0.5), mul_rn(s, c)};
 }
 
 MULTISAMPLE_HOST_FUNCTION Normals<float> normals(const Words& w) {

@@ -1,20 +1,8 @@
-// The torch_ext backend on the CPU: samples and gradients on PyTorch's threads, as operators and as C functions. The
-// kernels themselves are units: see torch/unit.h.
+// The torch_ext backend on the CPU, as operators and as C functions. The kernels are the C functions of the cpu
+// backend. Numba compiles them, and Python enters them into the table of torch/unit.h.
 //
 // It uses only PyTorch's stable ABI, so that one binary serves every version from its build version on.
-#include <pthread.h>
-
-#include <atomic>
-#include <cstdio>
-#include <cstring>
-#include <exception>
-#include <future>
-#include <string>
-#include <system_error>
-#include <vector>
-
-#include "cpu/gradient_kernel.h"
-#include "cpu/thread_windows.h"
+#include "torch/inputs.h"
 #include "torch/operators.h"
 #include "torch/python_calls.h"
 #include "torch/schemas.h"
@@ -22,123 +10,59 @@
 namespace multisample {
 namespace {
 
-// Whether Linux started this process by a fork, and it has executed no program since. The library may be loaded only
-// after the fork.
-bool began_by_fork() {
-  char text[512]{};
-  std::FILE* const file = std::fopen("/proc/self/stat", "r");
-  if (file == nullptr) return false;
-  std::fread(text, 1, sizeof(text) - 1, file);
-  std::fclose(file);
-  // The program's name, in parentheses, may have any characters. Six fields lie between it and the flags.
-  const char* const fields = std::strrchr(text, ')');
-  unsigned flags = 0;
-  constexpr unsigned kForkedWithoutExec = 0x40;  // PF_FORKNOEXEC
-  return fields != nullptr && std::sscanf(fields, ") %*s %*s %*s %*s %*s %*s %u", &flags) == 1 &&
-         (flags & kForkedWithoutExec) != 0;
-}
+// Returns 0, or 1 if there is no memory for sums.
+using Kernel = i64(const Launch*);
 
-// GNU OpenMP, which runs PyTorch's threads, has a pool of threads for each thread that begins parallel work. A forked
-// child inherits the pool of the thread that forked, but none of its threads, and would wait for them forever.
-std::atomic<bool> forked{began_by_fork()};
-[[maybe_unused]] const int fork_handler = pthread_atfork(nullptr, nullptr, [] { forked = true; });
-
-u64 threads_for(const Launch& call) {
-  const u64 most = cpu::most_threads(call);
-  if (most == 1) return 1;
-  const u64 available = torch::stable::get_num_threads();
-  return min(most, call.threads == 0 ? available : min(call.threads, available));
-}
-
-// Calls run(k) for k < count on some threads.
-template <class Run>
-void on_threads(u64 count, u64 threads, const Run& run) {
-  if (threads == 1) {
-    for (u64 k = 0; k < count; ++k) run(k);
-    return;
-  }
-  // Threads begin far apart, because neighbours would both page in and clear the same fresh memory.
-  const u64 stride = ceil_div(count, threads);
-  std::atomic<u64> next{0};
-  const auto work = [&](int64_t, int64_t) {
-    for (u64 turn; (turn = next.fetch_add(1, std::memory_order_relaxed)) < stride * threads;) {
-      const u64 k = turn % threads * stride + turn / threads;
-      if (k < count) run(k);
-    }
-  };
-  const auto work_in_parallel = [&] { torch::stable::parallel_for(0, static_cast<int64_t>(threads), 1, work); };
-  if (!forked) return work_in_parallel();
-  try {
-    std::async(std::launch::async, work_in_parallel).get();  // A new thread has a new pool.
-  } catch (const std::system_error&) {                       // No thread can start.
-    work(0, 0);
-  }
-}
-
-using DrawWindow = decltype(draw_window<float>);
-using SumPart = decltype(sum_part<float>);
-
-void run_sample(const Launch& call, DrawWindow* draw) {
-  const u64 threads = threads_for(call);
-  const cpu::Windows windows(call, threads);
-  on_threads(windows.count(), threads, [&](u64 k) { windows.draw(k, draw); });
-}
-
-void run_gradient(const Launch& call, SumPart* sum) {
-  const u64 threads = threads_for(call);
-  const GradientParts parts(call, threads);
-  std::vector<cpu::Gradients> partial_sums(parts.partial_sums());
-  on_threads(parts.count(), threads, [&](u64 k) { sum(parts, k, partial_sums.data()); });
-  parts.finish(partial_sums.data());
-}
-
-// If a matrix is too little work for several threads, one thread draws each matrix of the batch.
-void run(const Launch& batch) {
-  const auto function = unit_function<void()>(batch);  // Here, because it may need Python's lock.
-  Launch whole = batch;
-  if (batch.batch > 1) whole.rows *= batch.batch;
-  on_threads(batch.batch > 1 ? batch.batch : 1, threads_for(batch) == 1 ? threads_for(whole) : 1, [&](u64 b) {
-    const Launch call = with_values(matrix_of_batch(batch, b));
-    call.operation == kSample ? run_sample(call, reinterpret_cast<DrawWindow*>(function))
-                              : run_gradient(with_regular_strides(call), reinterpret_cast<SumPart*>(function));
-  });
+// Runs a call on at most as many threads as PyTorch's.
+i64 run(Kernel* kernel, Launch call) {
+  const u64 threads = torch::stable::get_num_threads();
+  call.threads = call.threads == 0 ? threads : min(call.threads, threads);
+  // Bits must not depend on a stride that no element needs.
+  if (call.operation == kGradient) call = with_regular_strides(call);
+  return kernel(&call);
 }
 
 struct Cpu {
-  static void run(const char*, const Tensor&, const Launch& call) { multisample::run(call); }
+  static void run(const char* op, const Tensor& matrix, const Launch& call) {
+    auto* const kernel = unit_function<Kernel>(
+        call, "kernels for the CPU need Python: call multisample.torch.load_operators() in this process");
+    check(multisample::run(kernel, call) == 0, op, "no memory for the sums; the matrix has ", matrix);
+  }
 };
 
-thread_local std::string last_error;
-
-// Returns 0, or 1 after an exception, with its text in last_error.
-template <class Run>
-int without_exceptions(const Run& run) {
-  try {
-    run();
-    return 0;
-  } catch (const std::exception& error) {
-    last_error = error.what();
-  } catch (...) {
-    last_error = "unknown exception";
-  }
-  return 1;
-}
+// A request of a kernel for elements of an input, in the computing type.
+struct Reading {
+  Vector from;
+  u64 count;
+  void* to;
+  u64 in_float64;
+};
 
 }  // namespace
 }  // namespace multisample
 
-// Draws a sample or sums a gradient in host memory. Returns 0, or 1 with the reason in multisample_last_error.
+// Enters the kernel for calls of a kind.
+MULTISAMPLE_EXPORT void multisample_set_kernel_cpu(multisample::u32 kind, multisample::UnitFunction kernel) {
+  multisample::units[kind] = kernel;
+}
+
+// Runs a call in host memory, whose kernel has been entered. Returns 0, or 1 if there is no memory for sums.
 MULTISAMPLE_EXPORT int multisample_run_cpu(const multisample::Launch* call) {
-  return multisample::without_exceptions([&] { multisample::run(*call); });
+  const auto kernel = multisample::units[multisample::kind_of(*call)].load();
+  return static_cast<int>(multisample::run(reinterpret_cast<multisample::Kernel*>(kernel), *call));
 }
 
-// Whether all of mu and of weights is finite, and all of sigma finite and not negative: see cpu/kernel.h.
+// Kernels call this function for inputs of other types than the computing type.
+MULTISAMPLE_EXPORT multisample::i64 multisample_read_cpu(const multisample::Reading* reading) {
+  const auto read = [&](auto* to) { multisample::read(reading->from, 0, reading->count, to); };
+  reading->in_float64 != 0 ? read(static_cast<double*>(reading->to)) : read(static_cast<float*>(reading->to));
+  return 0;
+}
+
+// Whether all of mu and of weights is finite, and all of sigma finite and not negative: see torch/inputs.h.
 MULTISAMPLE_EXPORT int multisample_is_valid_cpu(const multisample::Launch* call) {
-  return multisample::cpu::has_valid_inputs(*call);
+  return multisample::has_valid_inputs(*call);
 }
-
-// The last error on this thread; valid until the next call on it.
-MULTISAMPLE_EXPORT const char* multisample_last_error() { return multisample::last_error.c_str(); }
 
 // --- Builtin functions for Python: see torch/python_calls.h. Null if this process has no Python. ---
 

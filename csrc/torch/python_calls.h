@@ -497,6 +497,9 @@ inline PyObject* run_plan(PyObject* self, PyObject* const* args, long) {
   }
   Object result(is_gradient ? PyTuple_New(2) : allocate_result(state, &call.matrix));
   if (result.get() == nullptr) return nullptr;
+  const bool keeps_noise = call.operation == kSample && call.results != 0;
+  const Object noise(keeps_noise ? allocate_result(state, &call.first) : nullptr);
+  if (keeps_noise && noise.get() == nullptr) return nullptr;
   if (is_gradient) {
     PyObject *const first = allocate_result(state, &call.first), *const second = allocate_result(state, &call.second);
     if (first != nullptr) PyTuple_SetItem(result.get(), 0, first);
@@ -518,7 +521,7 @@ inline PyObject* run_plan(PyObject* self, PyObject* const* args, long) {
     const Object number(PyLong_FromLong(error));
     return state.call_function(kFail, number.get());
   }
-  Object drawn(PyTuple_New(4));
+  Object drawn(PyTuple_New(keeps_noise ? 5 : 4));
   if (drawn.get() == nullptr) return nullptr;
   PyObject* const words = is_gradient ? args[4] : taken.get();
   PyTuple_SetItem(drawn.get(), 0, result.release());
@@ -526,6 +529,7 @@ inline PyObject* run_plan(PyObject* self, PyObject* const* args, long) {
   PyTuple_SetItem(drawn.get(), 2,
                   words == nullptr ? PyLong_FromLong(0) : Object::new_reference(PyTuple_GetItem(words, 1)));
   PyTuple_SetItem(drawn.get(), 3, Object::new_reference(&_Py_NoneStruct));
+  if (keeps_noise) PyTuple_SetItem(drawn.get(), 4, Object::new_reference(noise.get()));
   return drawn.release();
 }
 

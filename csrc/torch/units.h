@@ -1,6 +1,7 @@
 // The loaded units of a device. Only the library with the device's operators includes this file.
 #pragma once
 
+#include <cstring>
 #include <stdexcept>
 #include <string>
 
@@ -12,14 +13,16 @@ namespace multisample {
 using UnitLoader = int (*)(u32 kind, char* reason, u64 size);
 inline std::atomic<UnitLoader> unit_loader;
 
-// The function for a call. Loads its unit, and throws if that fails.
+// The function for a call. Loads its unit, and throws if that fails. `remedy` is for processes that load no units.
 template <class Function>
-Function* unit_function(const Launch& call) {
+Function* unit_function(const Launch& call,
+                        const char* remedy =
+                            "call multisample.torch.load_operators() in Python, or without Python "
+                            "load the library that 'python -m multisample build torch_ext' prints") {
   const std::atomic<UnitFunction>& unit = units[kind_of(call)];
   if (unit == nullptr) {
-    char reason[4096] =
-        "call multisample.torch.load_operators() in Python, or without Python load the library that "
-        "'python -m multisample build torch_ext' prints";
+    char reason[4096]{};
+    std::strncpy(reason, remedy, sizeof(reason) - 1);
     const UnitLoader load = unit_loader;
     if (load == nullptr || load(kind_of(call), reason, sizeof(reason)) != 0 || unit == nullptr) {
       throw std::runtime_error(std::string("multisample: the kernels of this call are not loaded: ") + reason);

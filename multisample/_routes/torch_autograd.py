@@ -1,8 +1,8 @@
 """Plans of calls with tensors, with and without recorded gradients. Most bypass PyTorch's dispatcher.
 
 Plans run in compiled code where torch_ext has it: `_CompiledPlan`. A sample is an autograd function over two plans. Its
-backward pass draws the noise again, so the forward pass stores nothing as large as the sample. The backward pass of
-moments differentiates tensor operations, in which the sums of the noise are constants.
+backward pass draws the noise again, so the forward pass stores nothing as large as the sample, except for n = 1 on a
+CPU. The backward pass of moments differentiates tensor operations, in which the sums of the noise are constants.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from multisample.backends import registry
 from multisample.backends.contract import Backend
 from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.kernels.cpu.floating_point import with_default_floats
-from multisample.backends.launch import Operation
+from multisample.backends.launch import HOST, Operation
+from multisample.backends.system.forks import is_forked
 
 from .._arguments import UNCHECKED
 from .._checks.operands import inspect_inputs, matrix_shape
@@ -77,16 +78,18 @@ class _CompiledPlan:
         self.plan, self.run = plan, run
 
     @classmethod
-    def around(cls, plan: Plan, call: Call) -> Planned:
-        """`plan`, or a `_CompiledPlan` of it if compiled code can run it."""
+    def around(cls, plan: Plan, call: Call, keeps_noise: bool = False) -> Planned:
+        """`plan`, or a `_CompiledPlan` of it if compiled code can run it, which may also return the noise."""
         vectors = (call.mu, call.sigma, call.seed) if plan.has_device_seeds else (call.mu, call.sigma)
         run, are_tensors = None, all(type(x) in (torch.Tensor, torch.nn.Parameter) for x in vectors)
         if are_tensors and call.out is None and all(operand.read is None for operand in plan.operands.values()):
-            run = _compiled_run(plan, call, plan.run)
+            run = _compiled_run(plan, call, plan.run, keeps_noise)
         return plan if run is None else cls(plan, run)
 
 
-def _compiled_run(plan: Plan, call: Call, run_in_python: Callable[..., Any] | None) -> Callable[..., Any] | None:
+def _compiled_run(
+    plan: Plan, call: Call, run_in_python: Callable[..., Any] | None, keeps_noise: bool = False
+) -> Callable[..., Any] | None:
     """`TorchExtBackend.compiled_plan` of a sample or a gradient; None if there is none."""
     make, source = getattr(plan.backend, "compiled_plan", None), source_of(call.generator, TORCH, plan.device)
     if make is None or plan.is_empty or call.operation == Operation.moments or source.put_back is not None:
@@ -96,9 +99,10 @@ def _compiled_run(plan: Plan, call: Call, run_in_python: Callable[..., Any] | No
         return None
     if plan.device.kind == "cuda" and call.validate:
         return None
+    template = plan.template._replace(results=1) if keeps_noise else plan.template
     compiled: Callable[..., Any] | None = make(
-        plan.template, plan.mask, has_list, call.validate is not UNCHECKED, call.grad, run_in_python=run_in_python,
-        **plan.functions(),
+        template, plan.mask, has_list, call.validate is not UNCHECKED, call.grad,
+        run_in_python=run_in_python, **plan.functions(),
     )  # fmt: skip
     return compiled
 
@@ -108,7 +112,14 @@ class _RecordedSample:
 
     def __init__(self, call: Call, backend: Backend) -> None:
         self.plan = make_plan(call, backend, TORCH, keeps_offset=True)
-        self.run_plan = _CompiledPlan.around(self.plan, call).run
+        template, kind = self.plan.template, MATRIX_TYPES[self.plan.dtype]
+        # The gradients of one sample are elementwise products, which take less time than drawing its noise again.
+        keeps_noise = (
+            template.device == HOST and template.columns == 1 and not template.batch
+            and kind.computing == self.plan.dtype and getattr(call.sigma, "requires_grad", False)
+            and (is_number(call.mu) or template.mu_stride == kind.size) and template.sigma_stride == kind.size
+        )  # fmt: skip
+        self.run_plan = _CompiledPlan.around(self.plan, call, keeps_noise).run
         # The plan for the latest gradient's signature. Its compiled function returns None for another signature.
         self.gradient_plan: Plan | None = None
         self.gradients: Callable[..., Any] = _no_gradients
@@ -149,7 +160,7 @@ class _SampleFunction(torch.autograd.Function):
     def forward(ctx: Any, mu: Any, sigma: Any, arguments: tuple[_RecordedSample, Any, Any, tuple[int, ...]]) -> Any:
         recorded, seed, generator, window = arguments
         drawn = recorded.run_plan(mu, sigma, None, None, seed, generator, *window)
-        ctx.drawn = recorded, drawn[1:], window
+        ctx.drawn, ctx.noise = (recorded, drawn[1:4], window), drawn[4:]
         return drawn[0]
 
     @staticmethod
@@ -164,6 +175,8 @@ class _SampleFunction(torch.autograd.Function):
             or grad.is_neg()
         ):  # fmt: skip
             gradients = _by_operator(recorded.call, grad, words, *window)
+        elif ctx.noise and not is_forked():  # In a forked child, PyTorch's product of large tensors may hang.
+            gradients = grad.reshape(-1), (grad * ctx.noise[0].reshape(grad.shape)).reshape(-1)
         else:
             drawn = recorded.gradients(None, None, None, grad, words, None, *window)
             gradients = _gradients(recorded, grad, words, *window) if drawn is None else drawn[0]

@@ -28,8 +28,8 @@ def add_parser(subparsers: Any) -> Any:
         help="compile a backend ahead of time",
         description="Compile one backend or all available backends ahead of time. The cache on disk"
         " (MULTISAMPLE_CACHE_DIR) stores the results; a damaged library is compiled again. For cpu: about 50"
-        " seconds of work that the processors share. For torch_ext: the CPU library and, with CUDA, the CUDA library"
-        " with the kernels of all calls; without this command, a call compiles the kernels that it needs."
+        " seconds of work that the processors share. For torch_ext: these kernels, the operators and, with CUDA, the"
+        " CUDA library with the kernels of all calls; without this command, a call compiles the kernels that it needs."
         " cupy and numba compile each kernel on first use.",
     )
     parser.add_argument("backend", nargs="?", choices=sorted(registry.names()), help="default: all available backends")
@@ -44,6 +44,8 @@ def run(args: argparse.Namespace) -> int:
             print(f"{name}: not built: " + "; ".join(reasons))
         elif name == "torch_ext":
             _build_torch_ext()
+            if args.backend:  # Its kernels for the CPU.
+                _build_cpu()
         elif name == "cpu":
             _build_cpu()
         else:
@@ -115,10 +117,12 @@ def _build_torch_ext() -> None:
 
 
 def _build_library(kind: LibraryKind) -> None:
-    library = library_cache.cpu_library if kind == "cpu" else library_cache.cuda_library
     was_built = library_cache.is_built(kind, whole=True)
     start = time.perf_counter()
-    path = library(retry=True, whole=True)
+    if kind == "cpu":
+        path = library_cache.cpu_library(retry=True)
+    else:
+        path = library_cache.cuda_library(retry=True, whole=True)
     if path.is_relative_to(prebuilt.root()):
         how = "came with the installation"
     else:

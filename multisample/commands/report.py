@@ -17,17 +17,12 @@ import multisample
 from multisample.backends import registry
 from multisample.backends.contract import BackendStatus, HostArray
 from multisample.backends.native import library_cache
-from multisample.backends.native.units import LibraryKind
 
 from .arrays import to_numpy
 
 _D, _N = 2500, 1024
 _SEED = 7
 _REPEATS, _CALLS = 7, 5
-_BUSY_RATIO = 3  # If times differ more, other programs probably use the processors.
-_BUSY = """
-torch_ext and cpu both draw on the CPU here, but {slower} takes {ratio:.0f} times as long. Other programs seem to use
-the processors, for which PyTorch's OpenMP threads do not make room: OMP_WAIT_POLICY=PASSIVE lets them sleep."""
 _NEXT = """
 Next, draw 5 samples with the means 0 and 10, and see what the examples do:
   python -c "import multisample; print(multisample.sample([0, 10], [1, 0.5], 5, seed=7))"
@@ -49,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"multisample {multisample.__version__}\n")
     print(_status_table(statuses))
     names = [name for name, status in statuses.items() if status.available]
-    if "torch_ext" in names:
+    if "torch_ext" in names and not library_cache.cuda_reasons():
         print(_compiled())
     if not names:
         print("\nNo backend is available.")
@@ -72,12 +67,10 @@ def _status_table(statuses: Mapping[str, BackendStatus]) -> str:
 
 
 def _compiled() -> str:
-    """How much of torch_ext is compiled, and the time to compile all of it."""
-    kinds: tuple[LibraryKind, ...] = ("cpu",) if library_cache.cuda_reasons() else ("cpu", "cuda")
-    found = {kind.upper(): library_cache.compiled(kind) for kind in kinds}
-    counts = " and ".join(f"{x.units} of {x.of} kinds of kernels for {kind}" for kind, x in found.items())
-    text = f"\ntorch_ext: {counts} are compiled."
-    if seconds := sum(x.seconds for x in found.values()):
+    """How much of torch_ext is compiled for CUDA, and the time to compile all of it."""
+    units, of, seconds = library_cache.compiled()
+    text = f"\ntorch_ext: {units} of {of} kinds of kernels for CUDA are compiled."
+    if seconds:
         text += (
             " A call compiles the kind that it needs."
             f"\n  python -m multisample build torch_ext    # compiles all, about {seconds:.0f} s"
@@ -103,20 +96,15 @@ def _speeds_and_bits(names: Sequence[str]) -> int:
         flush=True,
     )
     rows, failures = [("backend", "time", "GB/s")], []
-    times: dict[str, float] = {}
     results: dict[str, HostArray] = {}
     for name in names:
         try:
-            times[name], results[name] = _timed(name, mu, sigma)
+            seconds, results[name] = _timed(name, mu, sigma)
         except Exception as error:  # A driver may raise anything; report the other backends anyway.
             failures.append(f"{name} failed: {type(error).__name__}: {error}")
         else:
-            rows.append((name, f"{times[name] * 1e6:.0f} us", f"{size / times[name] / 1e9:.3g}"))
+            rows.append((name, f"{seconds * 1e6:.0f} us", f"{size / seconds / 1e9:.3g}"))
     print("\n".join(_columns(rows) + failures))
-    if {"torch_ext", "cpu"} <= times.keys() and registry.find("torch_ext").status().device.startswith("cpu"):
-        faster, slower = sorted(("torch_ext", "cpu"), key=times.__getitem__)
-        if (ratio := times[slower] / times[faster]) > _BUSY_RATIO:
-            print(_BUSY.format(slower=slower, ratio=ratio))
     if not _compare(results) or failures:
         return 1
     print(_NEXT)

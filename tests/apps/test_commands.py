@@ -154,20 +154,6 @@ def test_the_report_runs_without_a_command_and_without_any_array_library(monkeyp
     assert not re.search(r"^torch_ext +no\b.*\n    - runs on NVIDIA", done.out, re.M), "it runs on the CPU too"
 
 
-@pytest.mark.parametrize(
-    ("times", "said"), [((4.0, 1.0), "torch_ext takes 4"), ((1.0, 5.0), "cpu takes 5"), ((3.0, 1.0), "")]
-)
-def test_the_report_says_that_other_programs_use_the_processors(
-    times: tuple[float, float], said: str, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not registry.find("torch_ext").status().device.startswith("cpu"):
-        pytest.skip("torch_ext does not draw on the CPU here")
-    seconds = dict(zip(("torch_ext", "cpu"), times, strict=True))
-    monkeypatch.setattr(report, "_timed", lambda name, mu, sigma: (seconds[name], np.zeros(1, np.float32)))
-    monkeypatch.setattr(multisample, "list_backends", lambda: {name: registry.find(name).status() for name in seconds})
-    assert re.findall(r"but (\w+ takes \d+) times as long", run().out) == [said] * bool(said)
-
-
 @pytest.mark.slow
 def test_the_report_ends_with_commands_that_run(run: Run) -> None:
     report_text = run().out

@@ -37,6 +37,7 @@ from multisample.backends.native.compiler_flags import Library
 from multisample.backends.native.units import LibraryKind
 from multisample.backends.system import cache
 from multisample.backends.system.sources import Sources
+from multisample.commands import build as commands
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("fcntl")
@@ -116,6 +117,7 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setitem(compiler_flags.LIBRARIES, kind, dataclasses.replace(library, units=()))
     monkeypatch.setattr(compiler_flags, "all_units", lambda kind: ())
     monkeypatch.setattr(library_cache, "_failures", {})
+    monkeypatch.setattr(commands, "_build_cpu", lambda: None)
     monkeypatch.setenv("MULTISAMPLE_CACHE_DIR", str(tmp_path / "a cache"))
     return folder
 
@@ -167,7 +169,9 @@ def place(kind: LibraryKind = "cpu") -> Path:
     return library_cache._place(compiler_flags.LIBRARIES[kind])
 
 
-def _compile_nothing(libraries: Mapping[Path, Library], show: Callable[[int], object]) -> list[tuple[int, str]]:
+def _compile_nothing(
+    libraries: Mapping[Path, Library], show: Callable[[int], object], meanwhile: Callable[[], object]
+) -> list[tuple[int, str]]:
     for folder, library in libraries.items():
         (folder / f"{library.module}.so").write_text("a library")
         show(1)
@@ -221,7 +225,6 @@ CHANGES: dict[str, Change] = {
     "a header in a new subfolder": lambda sources, patch: (sources / "torch" / "deep.h").write_text("// A header\n"),
     "a moved header": lambda sources, patch: (sources / "answer.h").rename(sources / "torch" / "answer.h"),
     "another PyTorch": lambda sources, patch: patch.setattr(torch, "__version__", torch.__version__ + ".1"),
-    "another processor": lambda sources, patch: patch.setattr(targets, "processor", lambda: "flags: none"),
     "other flags": lambda sources, patch: patch.setitem(
         compiler_flags.LIBRARIES, "cpu", dataclasses.replace(compiler_flags.LIBRARIES["cpu"], flags=("-O0",))
     ),
@@ -243,13 +246,6 @@ def test_unrelated_files_do_not_change_the_library(sources: Path) -> None:
     (sources / "__init__.py").write_text("")
     (sources / "__pycache__").mkdir()
     assert place() == before
-
-
-def test_the_processor_flags_are_detected() -> None:
-    flags = targets.processor()
-    assert flags
-    if sys.platform == "linux" and os.uname().machine == "x86_64":
-        assert "sse2" in flags.split()
 
 
 # --- Architectures --------------------------------------------------------------------------------
@@ -338,11 +334,11 @@ def test_only_folders_of_killed_builds_are_removed(
         (folder / "lock").touch()  # PyTorch would wait for it.
     (left / "multisample-build").touch()
 
-    def compile_beside_others(libraries: Any, show: Any) -> list[tuple[int, str]]:
+    def compile_beside_others(libraries: Any, show: Any, meanwhile: Any) -> list[tuple[int, str]]:
         assert not left.exists()
         assert (other / "lock").exists()
         assert (plans / "lock").exists()
-        return _compile_nothing(libraries, show)
+        return _compile_nothing(libraries, show, meanwhile)
 
     monkeypatch.setattr(toolchain, "missing_tools", lambda: ())
     monkeypatch.setattr(build, "compile_libraries", compile_beside_others)
@@ -440,10 +436,11 @@ def test_a_build_says_what_it_compiles_and_shows_progress_on_a_terminal(
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("MAX_JOBS", "1")
-    library_cache.unit_library("cpu", units.all_units("cpu")[1])
+    monkeypatch.setattr(library_cache, "cuda_reasons", lambda ahead_of_time: ())
+    library_cache.unit_library("cuda", units.all_units("cuda")[1])
     assert terminal.getvalue() == (
-        "multisample: building torch_ext for the CPU (sample_bfloat16), once for this machine and this version of"
-        " PyTorch; it usually takes about 7 s on 1 processor\n\rmultisample: 1 of 1 sources compiled\n"
+        "multisample: building torch_ext for CUDA (sample_float16_fast_math), once for this machine and this version of"
+        " PyTorch; it usually takes about 10 s on 1 processor\n\rmultisample: 1 of 1 sources compiled\n"
     )
 
 
@@ -451,9 +448,10 @@ def test_the_units_that_are_compiled_are_counted(compiled: Path, monkeypatch: py
     for module in (compiler_flags, library_cache):
         monkeypatch.setattr(module, "all_units", units.all_units)
     monkeypatch.setenv("MAX_JOBS", "1")
-    assert library_cache.compiled("cpu")[:2] == (0, 8)
-    library_cache.unit_library("cpu", units.all_units("cpu")[1])
-    assert library_cache.compiled("cpu")[:2] == (1, 8)
+    monkeypatch.setattr(library_cache, "cuda_reasons", lambda ahead_of_time: ())
+    assert library_cache.compiled()[:2] == (0, 55)
+    library_cache.unit_library("cuda", units.all_units("cuda")[1])
+    assert library_cache.compiled()[:2] == (1, 55)
 
 
 DAMAGES: dict[str, Callable[[Path], object]] = {
@@ -818,7 +816,7 @@ def test_the_build_command_builds_the_cuda_library(
 ) -> None:
     built = []
 
-    def record(kind: str, retry: bool, whole: bool) -> Path:
+    def record(kind: str, retry: bool, whole: bool = False) -> Path:
         built.append((kind, retry, whole))
         return Path(kind)
 
@@ -826,7 +824,7 @@ def test_the_build_command_builds_the_cuda_library(
         monkeypatch.setattr(library_cache, f"{kind}_library", functools.partial(record, kind))
     monkeypatch.setattr(library_cache, "cuda_reasons", lambda ahead_of_time: ())
     assert main(["build", "torch_ext"]) == 0
-    assert built == [("cpu", True, True), ("cuda", True, True)]
+    assert built == [("cpu", True, False), ("cuda", True, True)]
     assert [line.partition(":")[0] for line in capfd.readouterr().out.splitlines()] == [
         "torch_ext, CPU", "torch_ext, CUDA",
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Units of kernels: every call has one, C++ finds the one that Python builds, and a program builds no others."""
+"""Units of kernels: every call on CUDA has one, C++ finds it, and PyTorch's operators find the kernels of the CPU."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 from cuda_cpp import compile_cpp, requires_gxx
 from launches import a_launch
+from processes import run_python
 
 from multisample import BackendUnavailableError
 from multisample.backends import registry
-from multisample.backends.launch import ElementType, Operation, pack
+from multisample.backends.kernels.cpu import calls
+from multisample.backends.launch import ElementType, Launch, Operation, pack
 from multisample.backends.native import library_cache, toolchain, units
 from multisample.backends.native.compiler_flags import LIBRARIES, estimate
-from multisample.backends.native.units import LibraryKind
 
 pytest.importorskip("torch")
 
@@ -32,18 +33,23 @@ LAUNCHES = [
 ]
 
 
-@pytest.mark.parametrize(("device", "operations"), [("cpu", 2), ("cuda", 4)])
-def test_every_call_has_one_unit(device: LibraryKind, operations: int) -> None:
-    every = units.all_units(device)
-    assert len(every) == {"cpu": 8, "cuda": 55}[device]  # fast_math has no effect on float64.
+def test_every_call_on_cuda_has_one_unit() -> None:
+    every = units.all_units("cuda")
+    assert len(every) == 55  # fast_math has no effect on float64.
     served = collections.Counter(kind for unit in every for kind in unit.kinds)
-    assert served == dict.fromkeys(map(units.kind_of, LAUNCHES[: 32 * operations]), 1)
+    assert served == dict.fromkeys(map(units.kind_of, LAUNCHES), 1)
     assert len({unit.name for unit in every}) == len({unit.function for unit in every}) == len(every)
-    for launch in LAUNCHES[: 32 * operations]:
-        unit = units.unit_of(device, units.kind_of(launch))
+    for launch in LAUNCHES:
+        unit = units.unit_of("cuda", units.kind_of(launch))
         assert unit.name.startswith(Operation(launch.operation).name)
         # The name has each option that is a template parameter and true.
         assert unit.function.count("true") == sum(option in unit.name for option in units._OPTIONS)
+
+
+def test_a_launch_of_each_kind_has_its_operation_type_and_antithetic_pairs() -> None:
+    for launch in LAUNCHES:
+        found = units.launch_of(units.kind_of(launch))
+        assert found == Launch(operation=launch.operation, type=launch.type, antithetic=launch.antithetic)
 
 
 @requires_gxx
@@ -73,49 +79,57 @@ def built():
 mu = torch.zeros(3)
 multisample.sample(mu, 1.0, 5, seed=7)
 assert built() == ["torch_cpu"], built()
-multisample.sample(mu, 1.0, 5, seed=7, antithetic=True, noise="shared", layout="nd")
-assert built() == ["torch_cpu"], built()
-wide = mu.double()
-x = torch.ops.multisample.sample(wide, wide + 1, 5, seed=7)  # C++ asks Python for the unit.
-assert built() == ["torch_cpu", "torch_cpu_sample_float64"], built()
-assert torch.equal(x, multisample.sample(wide, 1.0, 5, seed=7, backend="cpu"))
 os.environ["CXX"] = "no-compiler"
-for draw in (torch.ops.multisample.sample, lambda *a, **k: multisample.sample(*a, **k, backend="torch_ext")):
-    try:
-        draw(mu.half(), mu.half(), 5, seed=7)
-    except (RuntimeError, multisample.BackendUnavailableError) as error:
-        assert "no C++ compiler ('no-compiler' not found)" in str(error), error
-    else:
-        raise AssertionError("drawn without a unit")
+wide = mu.double()
+x = torch.ops.multisample.sample(wide, wide + 1, 5, seed=7)  # C++ asks Python for the kernel.
+assert built() == ["torch_cpu"], built()
+assert torch.equal(x, multisample.sample(wide, 1.0, 5, seed=7, backend="cpu"))
 """
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(bool(toolchain.missing_tools()), reason="; ".join(toolchain.missing_tools()))
-def test_a_program_builds_the_units_that_its_calls_need(tmp_path: Path) -> None:
+def test_a_program_builds_the_operators_once(tmp_path: Path) -> None:
     environment = os.environ | {"MULTISAMPLE_CACHE_DIR": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stderr.splitlines() if "building" in line]
     assert [line.partition(", once for this machine")[0] for line in lines] == [
-        "multisample: building torch_ext for the CPU (the operators, sample_float32)",
-        "multisample: building torch_ext for the CPU (sample_float64)",
+        "multisample: building torch_ext for the CPU (the operators)"
     ]
 
 
-def test_a_unit_that_cannot_be_built_reports_the_reason_to_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_cannot_be_compiled_reports_the_reason_to_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
     backend: Any = registry.find("torch_ext")
     backend.prepare("cpu")
 
-    def fail(kind: LibraryKind, unit: units.Unit) -> Path:
+    def fail(launch: Launch) -> int:
         raise BackendUnavailableError("the compiler is on fire " * 99)
 
-    monkeypatch.setattr(library_cache, "unit_library", fail)
-    monkeypatch.setattr(units, "unit_of", lambda kind, number: None)
+    monkeypatch.setattr(calls, "function_address", fail)
+    monkeypatch.setattr(units, "launch_of", lambda number: None)
     reason = ctypes.create_string_buffer(b"!" * 50, 50)
-    never = units.kind_of(a_launch(operation=Operation.perturb, type=ElementType.float32))  # Numba runs it on the CPU.
+    never = units.kind_of(a_launch(operation=Operation.gradient, fast_math=True))  # Has no effect on the CPU.
     assert backend._cpu.unit_loader(never, ctypes.addressof(reason), 40) == 1
     assert reason.raw == b"the compiler is on fire the compiler is" + b"\0" + b"!" * 10
+
+
+ALONE = """
+import sys, torch
+torch.ops.load_library(sys.argv[1])
+try:
+    torch.ops.multisample.sample(torch.zeros(3), torch.ones(3), 5, seed=7)
+except RuntimeError as error:
+    assert "multisample: the kernels of this call are not loaded: kernels for the CPU need Python" in str(error), error
+else:
+    raise AssertionError("drawn without a kernel")
+"""
+
+
+def test_operators_without_the_package_raise() -> None:
+    """As in a process without Python."""
+    registry.find("torch_ext").prepare("cpu")
+    run_python("-c", ALONE, str(library_cache.cpu_library()))
 
 
 def test_the_estimate_follows_the_processors_and_the_work() -> None:

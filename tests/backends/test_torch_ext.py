@@ -60,7 +60,7 @@ def test_the_reason_names_a_missing_or_old_torch(monkeypatch: pytest.MonkeyPatch
 def test_auto_takes_cpu_if_the_build_fails(
     monkeypatch: pytest.MonkeyPatch, bits: Callable[[Any], Array], new_choices: None
 ) -> None:
-    def fail(*, retry: bool = False) -> Any:
+    def fail(**options: Any) -> Any:
         raise multisample.BackendUnavailableError("backend: 'torch_ext' could not be built: no such luck")
 
     backend = registry.find("torch_ext")

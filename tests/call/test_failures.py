@@ -128,10 +128,8 @@ def broken_torch_ext(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
         multisample_has_unit = backend._cpu.multisample_has_unit
         multisample_run_cpu = multisample_run_cuda = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(lambda draw: 1)
 
-        def say(self, *error: int) -> bytes:
-            return b"the processor is on fire"
-
-        multisample_last_error = multisample_cuda_error = say
+        def multisample_cuda_error(self, *error: int) -> bytes:
+            return b"no memory for the sums"
 
     monkeypatch.setattr(backend, "_cpu", Broken())
     if backend._cuda is not None:
@@ -146,11 +144,11 @@ def test_a_failed_launch_puts_the_offset_back_into_our_generators(road: str) -> 
     sources = Sources(road)
     for n in (41, 41):
         before = sources.states()
-        with pytest.raises(RuntimeError, match="the processor is on fire"):
+        with pytest.raises((MemoryError, RuntimeError), match="no memory for the sums"):
             ROADS[road](D, n, generator=sources.own)
         assert sources.states() == before
     if road == "by_numpy_on_torch":
-        with pytest.raises(RuntimeError, match="the processor is on fire"):
+        with pytest.raises((MemoryError, RuntimeError), match="no memory for the sums"):
             ROADS[road](D, 41)
         assert sources.states() == before
 

@@ -157,7 +157,6 @@ def test_torch_ext_passes_the_limit_to_its_library(road: str, monkeypatch: pytes
 
     class Watched:
         multisample_is_valid_cpu = library.multisample_is_valid_cpu
-        multisample_last_error = library.multisample_last_error
         multisample_has_unit = library.multisample_has_unit
         multisample_run_cpu = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(run)
 

@@ -32,6 +32,7 @@ from multisample import BackendUnavailableError
 from multisample.__main__ import main
 from multisample.backends import registry, torch_ext
 from multisample.backends.native import build, csrc_files, library_cache, prebuilt, targets, toolchain, units, wheels
+from multisample.commands import build as commands
 
 torch = pytest.importorskip("torch")
 needs_tools = pytest.mark.skipif(bool(toolchain.missing_tools()), reason="; ".join(toolchain.missing_tools()))
@@ -146,7 +147,7 @@ def test_a_wheel_with_libraries_is_for_this_platform_and_its_record_is_right(whe
     assert stated.get_all("Tag") == [tag[1]]
     assert stated["Root-Is-Purelib"] == "false"
     place = f"multisample/backends/native/prebuilt/{prebuilt.folder().name}"
-    files = [*map(prebuilt.cpu_file, prebuilt.cpu_targets()), *cuda_file()]
+    files = [prebuilt.CPU_FILE, *cuda_file()]
     assert set(libraries_of(wheel)) == {f"{place}/{name}" for name in files}
     # The wheel has all sources too, whose digest selects the libraries.
     sources = "csrc/stream/words.h", "csrc/torch/cpu.cpp", "backends/cpu.py", "backends/native/prebuilt.py", "STREAM.md"
@@ -177,18 +178,12 @@ def test_libraries_depend_only_on_system_libraries_and_pytorch(wheel: Path, tmp_
 
 @of_a_wheel
 def test_an_installation_draws_without_a_compiler(installation: Installation) -> None:
-    """The installation loads the best library for this processor and, once that is deleted, the next best."""
-    expected = expected_bits()
-    for target in reversed(prebuilt.cpu_targets()):
-        (library,) = installation.package.glob(f"backends/native/prebuilt/*/{prebuilt.cpu_file(target)}")
-        if prebuilt._FEATURES.get(target, set()) <= targets.processor_features():
-            found = json.loads(installation.run(USE, "cpu"))
-            assert found["bits"] == expected
-            assert found["status"].startswith("cpu (prebuilt")
-            assert found["loaded"] == [str(library)]
-            assert not (installation.folder / "cache" / "torch_ext").exists()
-        if target != prebuilt.cpu_targets()[0]:
-            library.unlink()
+    (library,) = installation.package.glob(f"backends/native/prebuilt/*/{prebuilt.CPU_FILE}")
+    found = json.loads(installation.run(USE, "cpu"))
+    assert found["bits"] == expected_bits()
+    assert found["status"].startswith("cpu (prebuilt")
+    assert found["loaded"] == [str(library)]
+    assert not (installation.folder / "cache" / "torch_ext").exists()
 
 
 @of_a_wheel
@@ -272,15 +267,10 @@ FAILURES: dict[str, tuple[tuple[str, ...], Callable[[pytest.MonkeyPatch], object
         lambda patch: patch.setattr(toolchain, "missing_nvcc", lambda: ("nvcc not found",)),
         "nvcc not found",
     ),
-    "an unknown processor": (
-        ("cpu",),
-        lambda patch: patch.setattr(platform, "machine", lambda: "abacus"),
-        "no processors are defined to compile for on 'abacus'",
-    ),
     "a compile error": (
         ("cpu",),
-        lambda patch: patch.setattr(build, "compile_libraries", lambda libraries: [(1, "no such luck\n")] * 3),
-        "multisample_torch_cpu-x86-64.so could not be built:\nno such luck",
+        lambda patch: patch.setattr(build, "compile_libraries", lambda libraries: [(1, "no such luck\n")]),
+        "multisample_torch_cpu.so could not be built:\nno such luck",
     ),
     **{
         f"architectures {names}": (
@@ -304,13 +294,13 @@ def test_a_wheel_build_that_fails_prints_the_reason(
     assert compiled == []
 
 
-CPU_TARGETS, STANDARD = ["x86-64", "x86-64-v3", "x86-64-v4"], "7.5;8.0;8.6;9.0+PTX"
+STANDARD = "7.5;8.0;8.6;9.0+PTX"
 
 
 @pytest.mark.parametrize(
     ("kinds", "named", "architectures", "targets"),
     [
-        (("cpu", "cuda"), "", STANDARD, [*(f"cpu-{name}" for name in CPU_TARGETS), "cuda13-7.5-8.0-8.6-9.0+PTX"]),
+        (("cpu", "cuda"), "", STANDARD, ["cpu", "cuda13-7.5-8.0-8.6-9.0+PTX"]),
         (("cuda",), "7.5 9.0+PTX", "7.5 9.0+PTX", ["cuda13-7.5-9.0+PTX"]),
         (("cuda",), "7.5;9.0+PTX", "7.5;9.0+PTX", ["cuda13-7.5-9.0+PTX"]),
     ],
@@ -325,22 +315,13 @@ def test_a_wheel_build_compiles_every_target(
     assert {path.name for path in prebuilt.folder().iterdir()} == {f"multisample_torch_{name}.so" for name in targets}
     assert {names for _, names in compiled} == {architectures}
     for library, _ in compiled:
-        flags = [*library.flags, *library.native_flags]
-        assert "-march=native" not in flags
-        assert "-DTORCH_TARGET_VERSION=0x020a000000000000" in flags
+        assert not any(flag.startswith("-march=") for flag in library.flags)
+        assert "-DTORCH_TARGET_VERSION=0x020a000000000000" in library.flags
         assert library.is_portable
         assert library.units == units.all_units(library.kind)
-    processors = [flag for library, _ in compiled for flag in library.flags if flag.startswith("-march=")]
-    assert sorted(processors) == [f"-march={name}" for name in CPU_TARGETS if "cpu" in kinds]
 
 
 # --- Choice of a library --------------------------------------------------------------------------
-
-V3 = {
-    "sse4_1", "sse4_2", "ssse3", "cx16", "popcnt", "lahf_lm", "avx", "avx2", "fma", "f16c", "bmi1", "bmi2", "abm",
-    "movbe", "xsave",
-}  # fmt: skip
-V4 = V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 
 
 @pytest.fixture
@@ -370,32 +351,6 @@ def no_tools(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
 
 
-@pytest.mark.parametrize(
-    ("features", "best"),
-    [
-        (set(), "x86-64"),
-        ({"avx", "avx2", "fma"}, "x86-64"),
-        (V3 - {"movbe"}, "x86-64"),
-        (V3 | {"sse2", "avx512f"}, "x86-64-v3"),
-        (V4 - {"fma"}, "x86-64"),
-        (V4, "x86-64-v4"),
-    ],
-)
-def test_the_best_library_that_the_processor_supports_is_chosen(
-    came: Callable[..., Path], features: set[str], best: str
-) -> None:
-    place = came(*map(prebuilt.cpu_file, prebuilt.cpu_targets()))
-    assert prebuilt.cpu_library(features) == (place / f"multisample_torch_cpu-{best}.so", "")
-
-
-def test_only_features_of_all_cores_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(targets, "processor", lambda: "flags : sse2 avx avx2\nflags : sse2 avx")
-    assert targets.processor_features() >= {"sse2", "avx"}
-    assert "avx2" not in targets.processor_features()
-    monkeypatch.setattr(targets, "processor", lambda: "")
-    assert targets.processor_features() == set()
-
-
 OTHERS: dict[str, tuple[Any, str, Callable[[], str]]] = {
     "sources": (csrc_files, "digest", lambda: "0" * 64),
     "machine": (platform, "machine", lambda: "aarch64"),
@@ -407,14 +362,14 @@ OTHERS: dict[str, tuple[Any, str, Callable[[], str]]] = {
 def test_libraries_of_other_sources_machines_or_systems_are_refused(
     came: Callable[..., Path], no_tools: None, monkeypatch: pytest.MonkeyPatch, other: str
 ) -> None:
-    place = came(*map(prebuilt.cpu_file, (*prebuilt.cpu_targets(), "armv8-a")), prebuilt.cuda_file("13.0", ["9.0"]))
-    assert prebuilt.cpu_library(V4).path
+    place = came(prebuilt.CPU_FILE, prebuilt.cuda_file("13.0", ["9.0"]))
+    assert prebuilt.cpu_library().path
     assert prebuilt.cuda_library("13.0", []).path
     monkeypatch.setattr(*OTHERS[other])
-    for found in (prebuilt.cpu_library(V4), prebuilt.cuda_library("13.0", [])):
+    for found in (prebuilt.cpu_library(), prebuilt.cuda_library("13.0", [])):
         assert found.path is None
         assert f"({place.name} instead of {prebuilt.folder().name}): reinstall multisample" in found.reason
-    assert registry.find("torch_ext").status().reasons == (prebuilt.cpu_library(V4).reason, "no tools")
+    assert registry.find("torch_ext").status().reasons == (prebuilt.cpu_library().reason, "no tools")
     with pytest.raises(BackendUnavailableError, match=r"are of other sources or for another system .*; no tools"):
         library_cache.cpu_library()
 
@@ -443,7 +398,7 @@ BUILT = ["7.5", "8.0", "9.0+PTX"]
 def test_a_cuda_library_must_support_all_devices(
     came: Callable[..., Path], built: list[str], version: str, capabilities: list[tuple[int, int]], reason: str
 ) -> None:
-    assert prebuilt.cpu_library(V4) == prebuilt.cuda_library(version, map(_ask_no_device, [0])) == (None, "")
+    assert prebuilt.cpu_library() == prebuilt.cuda_library(version, map(_ask_no_device, [0])) == (None, "")
     file = prebuilt.cuda_file("13.0", built)
     place = came(file)
     found = prebuilt.cuda_library(version, capabilities)
@@ -465,7 +420,7 @@ def test_status_needs_no_compiler_and_initializes_nothing(
     monkeypatch.setattr(torch.cuda, "get_device_capability", _ask_no_device)
     backend = registry.find("torch_ext")
     assert backend.status().reasons == ("no tools",)
-    came(prebuilt.cpu_file("x86-64"))
+    came(prebuilt.CPU_FILE)
     nvcc = "nvcc not found: install the CUDA toolkit or set CUDA_HOME"
     assert backend.status().available
     assert backend.status().device == f"cpu (prebuilt) (not CUDA: {nvcc})"
@@ -484,7 +439,7 @@ def test_device_capabilities_are_queried_when_a_library_is_loaded(
     came: Callable[..., Path], no_tools: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = prebuilt.cuda_file("13.0", ["7.5"])
-    place = came(prebuilt.cpu_file("x86-64"), file)
+    place = came(prebuilt.CPU_FILE, file)
     capability = [(7, 5)]
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability[0])
     monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_90"])
@@ -506,9 +461,10 @@ def test_device_capabilities_are_queried_when_a_library_is_loaded(
 def test_the_build_command_reports_prebuilt_libraries(
     came: Callable[..., Path], no_tools: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cpu, cuda = prebuilt.cpu_file("x86-64"), prebuilt.cuda_file("13.0", ["7.5"])
+    cpu, cuda = prebuilt.CPU_FILE, prebuilt.cuda_file("13.0", ["7.5"])
     place = came(cpu, cuda)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(commands, "_build_cpu", lambda: None)
     assert main(["build", "torch_ext"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         f"torch_ext, CPU: came with the installation: {place / cpu}",
@@ -517,7 +473,7 @@ def test_the_build_command_reports_prebuilt_libraries(
 
 
 def test_a_library_that_fails_to_load_raises_with_advice(came: Callable[..., Path]) -> None:
-    file = came(prebuilt.cpu_file("x86-64")) / prebuilt.cpu_file("x86-64")
+    file = came(prebuilt.CPU_FILE) / prebuilt.CPU_FILE
     with pytest.raises(BackendUnavailableError, match=r"cannot load .*: .*; remove that file, and another library"):
         torch_ext._load(file)
 

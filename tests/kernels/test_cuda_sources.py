@@ -392,8 +392,8 @@ def test_launches_report_only_their_own_errors() -> None:
         "cuda/kernel_choice.h",
         "cuda/geometry.h",
         "cuda/gradient_geometry.h",
-        "cpu/floating_point.h",
-        "cpu/gradient_kernel.h",
+        "torch/floating_point.h",
+        "torch/inputs.h",
     ],
 )
 def test_headers_compile_alone_for_the_cpu(header: str) -> None:

@@ -20,9 +20,8 @@ BELOW = {
     "include": {"stream"},
     "element_types.h": {"stream"},
     "launch.h": {"element_types.h", "stream"},
-    "cpu": {"cpu", "launch.h", "element_types.h", "stream"},
     "cuda": {"cuda", "launch.h", "element_types.h", "stream"},
-    "torch": {"torch", "cpu", "cuda", "launch.h", "element_types.h", "stream"},
+    "torch": {"torch", "cuda", "launch.h", "element_types.h", "stream"},
 }
 
 

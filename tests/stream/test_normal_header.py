@@ -79,7 +79,6 @@ FLAGS = {
     "contracted": ("-O3", "-march=native", "-ffp-contract=fast"),
     "contracted vectors": ("-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"),
     "no contraction": ("-O2", "-ffp-contract=off"),
-    "fused in software": ("-O3", "-DMULTISAMPLE_SOFTWARE_FMA"),
 }
 
 
@@ -120,7 +119,7 @@ def check_host_functions(functions: ctypes.CDLL) -> None:
 
 
 @pytest.mark.parametrize("compiler", ["g++", "clang++"])
-@pytest.mark.parametrize("flags", slow_but(["plain", "contracted vectors", "fused in software"], FLAGS))
+@pytest.mark.parametrize("flags", slow_but(["plain", "contracted vectors"], FLAGS))
 def test_host_code_has_the_bits_of_sample_without_warnings(tmp_path: Path, compiler: str, flags: str) -> None:
     if shutil.which(compiler) is None:
         pytest.skip(f"{compiler} is not installed")

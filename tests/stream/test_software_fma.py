@@ -24,23 +24,10 @@ pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="other pr
 
 TYPES = ("float32", "float64")
 
-# `software` counts its calls of the C library's fma.
 CODE = r"""
 #include <math.h>
 
-static unsigned calls = 0;
-static double counted_fma(double x, double y, double z) { return ++calls, fma(x, y, z); }
-#define __builtin_fma counted_fma
-#include "stream/arithmetic.h"
-
 extern "C" {
-void software_float32(unsigned n, const float* x, const float* y, const float* z, float* to) {
-  for (unsigned k = 0; k < n; ++k) to[k] = multisample::fma_rn(x[k], y[k], z[k]);
-}
-void software_float64(unsigned n, const double* x, const double* y, const double* z, double* to) {
-  for (unsigned k = 0; k < n; ++k) to[k] = multisample::fma_rn(x[k], y[k], z[k]);
-}
-unsigned calls_of_library() { return calls; }
 void library_float32(unsigned n, const float* x, const float* y, const float* z, float* to) {
   for (unsigned k = 0; k < n; ++k) to[k] = fmaf(x[k], y[k], z[k]);
 }
@@ -55,10 +42,7 @@ void library_float64(unsigned n, const double* x, const double* y, const double*
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     folder = tmp_path_factory.mktemp("fma")
     (folder / "fma.cpp").write_text(CODE)
-    compile_cpp(
-        "-O3", "-march=x86-64", "-fno-math-errno", "-fno-trapping-math", "-DMULTISAMPLE_SOFTWARE_FMA", "-shared",
-        "-fPIC", folder / "fma.cpp", "-o", folder / "fma.so",
-    )  # fmt: skip
+    compile_cpp("-O3", "-shared", "-fPIC", folder / "fma.cpp", "-o", folder / "fma.so")
     return ctypes.CDLL(str(folder / "fma.so"))
 
 
@@ -118,16 +102,6 @@ def assert_same_bits(got: Array, expected: Array) -> None:
     assert np.array_equal(np.isnan(got), ~numbers)
     word = f"u{expected.itemsize}"
     assert np.array_equal(got[numbers].view(word), expected[numbers].view(word))
-
-
-@pytest.mark.parametrize("dtype", TYPES)
-@requires_gxx
-def test_cpp(compiled: ctypes.CDLL, dtype: str) -> None:
-    software, library = function(compiled, "software", dtype), function(compiled, "library", dtype)
-    calls = compiled.calls_of_library()
-    assert_same_bits(software(*usual(dtype)), library(*usual(dtype)))
-    assert compiled.calls_of_library() == calls
-    assert_same_bits(software(*unusual(dtype)), library(*unusual(dtype)))
 
 
 @pytest.fixture
@@ -190,13 +164,6 @@ TRANSFORMS = r"""
 
 using namespace multisample;
 
-extern "C" int is_fused() {
-#ifdef __FMA__
-  return true;
-#else
-  return false;
-#endif
-}
 extern "C" void transform(u32 n, const u32* words, float* radii, float* cosines, float* sines) {
   for (u32 k = 0; k < n; ++k) {
     radii[k] = radius(words[k]);
@@ -209,25 +176,18 @@ Transform = Callable[[Array, Array, Array, Array], None]
 
 
 @pytest.fixture(scope="module")
-def transforms(tmp_path_factory: pytest.TempPathFactory) -> tuple[Transform, Transform]:
-    """The transforms in C++ with the instruction, and without it."""
-    folder, both = tmp_path_factory.mktemp("transforms"), []
+def fused_transform(tmp_path_factory: pytest.TempPathFactory) -> Transform:
+    """The transforms in C++."""
+    folder = tmp_path_factory.mktemp("transforms")
     (folder / "transforms.cpp").write_text(TRANSFORMS)
-    for options in [], ["-mno-fma"]:
-        library = folder / f"transforms{len(options)}.so"
-        compile_cpp(
-            "-O3", "-march=native", *options, "-fno-math-errno", "-fno-trapping-math", "-DMULTISAMPLE_SOFTWARE_FMA",
-            "-shared", "-fPIC", folder / "transforms.cpp", "-o", library,
-        )  # fmt: skip
-        loaded = ctypes.CDLL(str(library))
+    options = "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC"
+    compile_cpp(*options, folder / "transforms.cpp", "-o", folder / "transforms.so")
+    loaded = ctypes.CDLL(str(folder / "transforms.so"))
 
-        def call(*arrays: Array, loaded: ctypes.CDLL = loaded) -> None:
-            loaded.transform(len(arrays[0]), *[array.ctypes.data_as(ctypes.c_void_p) for array in arrays])
+    def call(*arrays: Array) -> None:
+        loaded.transform(len(arrays[0]), *[array.ctypes.data_as(ctypes.c_void_p) for array in arrays])
 
-        if bool(loaded.is_fused()) != (not options):
-            pytest.skip("this processor lacks the instruction")
-        both.append(call)
-    return both[0], both[1]
+    return call
 
 
 @pytest.fixture
@@ -268,20 +228,11 @@ def assert_same_transforms(one: Transform, other: Transform, words: Iterator[Arr
 
 
 @requires_gxx
-def test_transforms_of_some_words(transforms: tuple[Transform, Transform], numba_transform: Transform) -> None:
-    fused, software = transforms
-    assert_same_transforms(software, fused, words_by_float(1001))
-    assert_same_transforms(numba_transform, fused, words_by_float(1001))
+def test_transforms_of_some_words(fused_transform: Transform, numba_transform: Transform) -> None:
+    assert_same_transforms(numba_transform, fused_transform, words_by_float(1001))
 
 
 @pytest.mark.slow
 @requires_gxx
-def test_transforms_of_every_word(transforms: tuple[Transform, Transform]) -> None:
-    fused, software = transforms
-    assert_same_transforms(software, fused, words_by_float())
-
-
-@pytest.mark.slow
-@requires_gxx
-def test_numba_transforms_of_every_word(transforms: tuple[Transform, Transform], numba_transform: Transform) -> None:
-    assert_same_transforms(numba_transform, transforms[0], words_by_float())
+def test_transforms_of_every_word(fused_transform: Transform, numba_transform: Transform) -> None:
+    assert_same_transforms(numba_transform, fused_transform, words_by_float())

@@ -1,8 +1,7 @@
-"""Calls on host memory as C functions, for threads that cannot wait for the interpreter: XLA's.
+"""Calls on host memory as C functions, for callers that cannot wait for the interpreter: XLA and PyTorch's operators.
 
-The functions do what ``multisample_run_cpu`` in ``csrc/torch/cpu.cpp`` does. The cpu backend calls them too, for
-everything but small samples. One function draws samples of all types: it calls kernels by address, from a table
-that compiled code knows by name.
+The cpu backend calls the functions too, for everything but small samples. One function draws samples of all types: it
+calls kernels by address, from a table that compiled code knows by name.
 """
 
 from __future__ import annotations
@@ -16,13 +15,14 @@ import numpy as np
 
 from multisample.backends.element_types import MATRIX_TYPES, ElementType
 from multisample.backends.kernels.compilation import callee, inline, source_digest
+from multisample.backends.kernels.stream.arithmetic import fma
 from multisample.backends.launch import Launch, Operation, type_name
 
-from .addresses import c_address, symbol
+from .addresses import c_address, call_c, numbers_at, symbol
 from .fields import HALF, LAUNCH_WORDS, WORD, half, numbers_of
 from .gradient import gradient_address
 from .helper_threads import find_threads, for_each, starting_kernel, threads_for
-from .intrinsics import integers_at
+from .intrinsics import integers_at, stack_array, stack_copy
 from .kernel import call_window, settings_kernel, value_kernel, window_address, window_kernel
 from .moments import moments_address
 from .perturb import perturb_address
@@ -32,7 +32,13 @@ from .thread_windows import THREAD_WORK, most_threads, window_of, window_shape, 
 _kernels = np.zeros(2 * (max(ElementType) + 1), np.int64)
 llvmlite.binding.add_symbol("multisample_cpu_kernels", _kernels.ctypes.data)
 
-_FLOAT16, _BFLOAT16, _FLOAT64 = (int(ElementType[name]) for name in ("float16", "bfloat16", "float64"))
+# The address of the C function for inputs of other types: see `set_reader`.
+_reader = np.zeros(1, np.int64)
+llvmlite.binding.add_symbol("multisample_cpu_reader", _reader.ctypes.data)
+
+_NUMBER, _FLOAT16, _BFLOAT16, _FLOAT32, _FLOAT64 = map(int, tuple(ElementType)[:5])
+# Rows whose mu and sigma are converted at a time.
+_BAND = 1 << 11
 
 _REALS = ("float32", "float64")
 
@@ -59,36 +65,80 @@ def _shape(launch):
 
 
 @inline
+def _converted(to, data, stride, kind, count, real):
+    """Address and stride of elements of mu or sigma in the computing type: in `to` if they had another type."""
+    if kind == (_FLOAT64 if real == 8 else _FLOAT32):
+        return data, stride
+    # The struct `Reading` of csrc/torch/cpu.cpp.
+    reading = data, stride, kind, count, to.ctypes.data, np.int64(real == 8)
+    call_c(integers_at(symbol("multisample_cpu_reader"), 1)[0], stack_copy(reading))
+    return to.ctypes.data, real
+
+
+@inline
+def _place(data, step, stride, kind, b, row):
+    """Address of an element of mu or sigma, or the bits of the number in its place."""
+    return data if kind == _NUMBER else data + b * step + row * stride
+
+
+@inline
+def _scale(matrix, noise, mu, sigma, rows, real):
+    """Scale the noise of one column, and shift it. All operands are contiguous."""
+    z, x = numbers_at(noise, rows, real), numbers_at(matrix, rows, real)
+    m, s = numbers_at(mu, rows, real), numbers_at(sigma, rows, real)
+    for r in range(np.uint64(rows)):
+        x[r] = fma(s[r], z[r], m[r])
+
+
+@inline
 def _draw_window(launch, kernel, b, top, bottom, left, right):
     real, size = _sizes(launch)
     row_stride, column_stride = launch[WORD.row_stride], launch[WORD.column_stride]
-    mu = launch[WORD.mu] + b * launch[WORD.mu_step] + top * launch[WORD.mu_stride]
-    sigma = launch[WORD.sigma] + b * launch[WORD.sigma_step] + top * launch[WORD.sigma_stride]
-    matrix = launch[WORD.matrix] + b * launch[WORD.matrix_step] + top * row_stride + left * column_stride
+    mu_stride, sigma_stride = launch[WORD.mu_stride], launch[WORD.sigma_stride]
+    mu_type, sigma_type = half(launch, HALF.mu_type), half(launch, HALF.sigma_type)
     seed, offset, first_row, first_column = numbers_of(launch, b)
-    call_window(
-        kernel, (mu, sigma, launch[WORD.mu_stride], launch[WORD.sigma_stride], real),
-        (matrix, bottom - top, right - left, row_stride, column_stride, size),
-        (seed, offset, first_row + top, first_column + left), half(launch, HALF.shared_noise) != 0,
-    )  # fmt: skip
-
-
-def _draw_matrix(arguments, b):
-    address, kernel = arguments
-    launch = integers_at(address, LAUNCH_WORDS)
-    _draw_window(launch, kernel, b, 0, launch[WORD.rows], 0, launch[WORD.columns])
+    m, s = stack_array(_BAND, np.float64), stack_array(_BAND, np.float64)
+    is_computing = mu_type == sigma_type == (_FLOAT64 if real == 8 else _FLOAT32)
+    keeps_noise, zero, one = half(launch, HALF.results) != 0, stack_array(1, np.float64), stack_array(1, np.float64)
+    if keeps_noise and real == 8:
+        numbers_at(zero.ctypes.data, 1, np.float64)[0], numbers_at(one.ctypes.data, 1, np.float64)[0] = 0, 1
+    elif keeps_noise:
+        numbers_at(zero.ctypes.data, 1, np.float32)[0], numbers_at(one.ctypes.data, 1, np.float32)[0] = 0, 1
+    height = bottom - top if is_computing and not keeps_noise else _BAND
+    for r in range(top, bottom, height):
+        rows = min(height, bottom - r)
+        mu = _place(launch[WORD.mu], launch[WORD.mu_step], mu_stride, mu_type, b, r)
+        sigma = _place(launch[WORD.sigma], launch[WORD.sigma_step], sigma_stride, sigma_type, b, r)
+        mu, mu_step = _converted(m, mu, mu_stride, mu_type, rows, real)
+        sigma, sigma_step = _converted(s, sigma, sigma_stride, sigma_type, rows, real)
+        matrix = launch[WORD.matrix] + b * launch[WORD.matrix_step] + r * row_stride + left * column_stride
+        vectors, noise = (mu, sigma, mu_step, sigma_step, real), launch[WORD.first] + r * real
+        if keeps_noise:
+            vectors = zero.ctypes.data, one.ctypes.data, 0, 0, real
+        call_window(
+            kernel, vectors, (noise if keeps_noise else matrix, rows, right - left, row_stride, column_stride, size),
+            (seed, offset, first_row + r, first_column + left), half(launch, HALF.shared_noise) != 0,
+        )  # fmt: skip
+        if keeps_noise and real == 8:
+            _scale(matrix, noise, mu, sigma, rows, np.float64)
+        elif keeps_noise:
+            _scale(matrix, noise, mu, sigma, rows, np.float32)
 
 
 def _draw_part(arguments, index):
+    """Draw window `index` of matrix `b`; if no windows are `across`, the whole matrix `index` of a batch."""
     address, kernel, b, skip, height, width, across = arguments
     launch = integers_at(address, LAUNCH_WORDS)
-    top, bottom, left, right = window_of(index, launch[WORD.rows], launch[WORD.columns], skip, height, width, across)
+    top, bottom, left, right = 0, launch[WORD.rows], 0, launch[WORD.columns]
+    if across == 0:
+        b = index
+    else:
+        top, bottom, left, right = window_of(index, bottom, right, skip, height, width, across)
     _draw_window(launch, kernel, b, top, bottom, left, right)
 
 
 def _draw_function() -> Callable[..., Any]:
-    names = {"cpu-draw_matrix": _draw_matrix, "cpu-draw_part": _draw_part}
-    draw_matrix, draw_part = (callee(function, name) for name, function in names.items())
+    draw_part = callee(_draw_part, "cpu-draw_part")
 
     def draw_all(address):
         launch = integers_at(address, LAUNCH_WORDS)
@@ -98,16 +148,19 @@ def _draw_function() -> Callable[..., Any]:
         kernel = _kernel_of(half(launch, HALF.type), antithetic)
         most, limit = most_threads(work_of(rows, columns, shared_noise)), launch[WORD.threads]
         threads, block = threads_for(most, limit), 8 if antithetic else 4
-        if threads == 1 or (batch > 1 and rows * columns <= 2 * THREAD_WORK):
+        are_whole = threads == 1 or (batch > 1 and rows * columns <= 2 * THREAD_WORK)
+        if are_whole:
             threads = threads_for(min(batch, most_threads(batch * rows * columns)), limit)
-            for_each(draw_matrix, (address, kernel), batch, threads)
-            return 0
         down = launch[WORD.row_stride] == _sizes(launch)[1] and rows > 1
         height, width = window_shape(rows, columns, threads, shared_noise, block, down)
-        for b in range(batch):
-            skip = numbers_of(launch, b)[3] % block
-            across, high = windows(rows, columns, skip, height, width)
-            for_each(draw_part, (address, kernel, b, skip, height, width, across), across * high, threads)
+        skip, across, count = 0, 0, batch
+        for b in range(1 if are_whole else batch):
+            if not are_whole:
+                skip = numbers_of(launch, b)[3] % block
+                across, high = windows(rows, columns, skip, height, width)
+                count = across * high
+            # One call: the code of `for_each` takes long to compile.
+            for_each(draw_part, (address, kernel, b, skip, height, width, across), count, threads)
         return 0
 
     return draw_all
@@ -117,8 +170,8 @@ def _draw_function() -> Callable[..., Any]:
 def _draw_address() -> int:
     """The address of ``int64 run(const Launch*)``, which returns 0 and never enters the interpreter.
 
-    For the operation `sample` in host memory. mu and sigma are vectors of the computing type, and `_find_kernel` has
-    been called for the type of the matrix.
+    For the operation `sample` in host memory. `_find_kernel` has been called for the type of the matrix, and
+    `set_reader` unless mu and sigma are vectors of the computing type.
     """
     return c_address(_draw_function(), "cpu-draw_all", source_digest())
 
@@ -138,6 +191,11 @@ _ADDRESSES: dict[int, Callable[[str], int]] = {
     Operation.moments: moments_address,
     Operation.perturb: perturb_address,
 }
+
+
+def set_reader(address: int) -> None:
+    """Set the C function that reads mu and sigma of other types than the computing type: ``multisample_read_cpu``."""
+    _reader[0] = address
 
 
 def _find_kernel(dtype: str, antithetic: bool) -> None:

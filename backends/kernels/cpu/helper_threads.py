@@ -114,6 +114,10 @@ def for_each(function, arguments, count, threads):
 @inline
 def _share(entry, arguments, count, threads, pool):
     threads = max(1, min(threads, count, _MOST_HELPERS + 1))
+    if threads == 1:
+        for index in range(count):
+            call_entry(entry, arguments, index)
+        return
     call = stack_array(_CALL, np.int64)
     call[_ENTRY], call[_ARGUMENTS] = entry, arguments
     call[_COUNT], call[_THREADS], call[_HELPERS] = count, threads, 0

@@ -57,6 +57,10 @@ def _copy(vector, first, count, to):
         source = contiguous(vector[first : first + count])
         for k in range(np.uint64(count)):
             to[k] = source[k]
+    elif vector.strides[0] == 0:  # One number.
+        number = vector[first]
+        for k in range(np.uint64(count)):
+            to[k] = number
     else:
         for k in range(count):
             to[k] = vector[first + k]
@@ -185,6 +189,7 @@ def _down(tile: Tile, narrow: Any, antithetic: bool) -> Callable[..., Any]:
     short, noise, elements, padded = 2 * lanes, 4 * most_places + lanes, width * most_places + lanes, _PACKED + lanes
     words_length, layout_length, word_type = tile.words_length, tile.layout_length, tile.word_type
     lay_out, draw_block, draw_blocks, pair_at = tile.lay_out_down, tile.draw_block, tile.draw_blocks, tile.pair_at
+    draw_firsts, first_at = tile.draw_firsts, tile.first_at
     store, _, of_column, _, gathered = _runs(lanes)
 
     @inline
@@ -227,6 +232,24 @@ def _down(tile: Tile, narrow: Any, antithetic: bool) -> Callable[..., Any]:
                             if antithetic:
                                 store_vector(u, at, narrow(fma(scale, -first, mean)))
                                 store_vector(v, at, narrow(fma(scale, -second, mean)))
+
+    @inline
+    def draw_firsts_of(mu, sigma, out, stream, first_row, block):
+        """For the first column of a block alone, which is a quarter of the normals."""
+        rows = out.shape[0]
+        m, s = stack_array(most_places, mu.dtype), stack_array(most_places, mu.dtype)
+        words, nowhere = stack_array(words_length, word_type), stack_array(most_places, out.dtype)
+        for r in range(0, rows, most_places):
+            # The last tile ends where the rows end.
+            top, strip = max(0, min(r, rows - most_places)), min(most_places, rows)
+            _copy(mu, top, strip, m)
+            _copy(sigma, top, strip, s)
+            draw_firsts(words, block, first_row + top, strip, stream)
+            run = run_from(out, top, 0, nowhere)
+            for k in range(0, strip, lanes):
+                at = min(k, strip - lanes)
+                value = fma(load_vector(s, at, lanes), first_at(words, at), load_vector(m, at, lanes))
+                store_vector(run, at, narrow(value))
 
     @inline
     def draw_packed(mu, sigma, out, stream, first_row, skip, first_block, blocks):
@@ -283,7 +306,9 @@ def _down(tile: Tile, narrow: Any, antithetic: bool) -> Callable[..., Any]:
         rows, columns = out.shape
         skip, first_block = first_column % width, first_column // width
         blocks = (skip + columns + width - 1) // width
-        if rows > _PACKED or rows % lanes == 0:
+        if columns == 1 and skip == 0 and rows >= lanes:
+            draw_firsts_of(mu, sigma, out, stream, first_row, first_block)
+        elif rows > _PACKED or rows % lanes == 0:
             draw_strips(mu, sigma, out, stream, first_row, skip, first_block, blocks)
         else:
             draw_packed(mu, sigma, out, stream, first_row, skip, first_block, blocks)

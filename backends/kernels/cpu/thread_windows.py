@@ -1,9 +1,6 @@
 """How a call is divided among threads.
 
-``csrc/cpu/thread_windows.h`` has the same thread work, but larger windows. OpenMP hands work to a thread within 14 us,
-but waking a helper takes some 70 us. So where columns are not contiguous, independent noise has four times as many
-windows, of half the minimum size, to balance threads that begin late. The limits of shared noise were chosen for each
-kernel.
+Waking a helper takes some 70 us. Small windows balance threads that begin late.
 """
 
 from __future__ import annotations

@@ -68,6 +68,10 @@ class Tile(NamedTuple):
     """``(layout, row, height, places, stream)``: blocks of `height` rows, at most 256, from `row` on."""
     draw_block: Callable[..., Any]
     """``(words, block, row, places, stream)`` draws the words of a tile down the rows of one block."""
+    draw_firsts: Callable[..., Any]
+    """The same for the first normals alone."""
+    first_at: Callable[..., Any]
+    """``(words, place)``: the vector of these normals, for places of a tile of `draw_firsts`."""
     draw_blocks: Callable[..., Any]
     """``(words, layout, block, places, stream)`` draws the words of a tile down the rows of several blocks."""
     pair_at: Callable[..., Any]
@@ -192,14 +196,34 @@ def tile_of(real: str) -> Tile:
         store_vector(out, place + 3 * most_places, joined(a[3], b[3]))
 
     @inline
-    def draw_block(out, block, row, places, stream):
+    def put_first_words(out, place, columns_a, columns_b, rows_a, rows_b, stream):
+        a = words(columns_a, rows_a, stream[2], stream_a(stream)[3])
+        b = words(columns_b, rows_b, stream[2], stream[3])
+        store_vector(out, place, joined(a[0], b[0]))
+        store_vector(out, place + most_places, joined(a[1], b[1]))
+
+    @inline
+    def put_block(put, out, block, row, places, stream):
         g = np.uint64(block)
         columns_a = in_every_lane(column_part(g, *stream_a(stream)), _WORDS)
         columns_b = in_every_lane(column_part(g, *stream), _WORDS)
         for place in range(0, places, lanes):
             a, b = places_at(row + place)
             rows_a, rows_b = row_part(a, stream[0], stream[2]), row_part(b, stream[0], stream[2])
-            put_words_down(out, place, columns_a, columns_b, rows_a, rows_b, stream)
+            put(out, place, columns_a, columns_b, rows_a, rows_b, stream)
+
+    @inline
+    def draw_block(out, block, row, places, stream):
+        put_block(put_words_down, out, block, row, places, stream)
+
+    @inline
+    def draw_firsts(out, block, row, places, stream):
+        put_block(put_first_words, out, block, row, places, stream)
+
+    @inline
+    def first_at(words, place):
+        radii, angles = load_vector(words, place, lanes), load_vector(words, place + most_places, lanes)
+        return product(radius(radii), half_turns(signed(angles))[0])
 
     @inline
     def lay_out_down(layout, row, height, places, stream):
@@ -227,5 +251,6 @@ def tile_of(real: str) -> Tile:
 
     return Tile(
         lanes, most_places, 4 * most_places, layout_length, np.dtype(f"u{64 // lanes}").type,
-        lay_out_along, lay_out_list, draw_row, draw_rows, put_normals, lay_out_down, draw_block, draw_blocks, pair_at,
+        lay_out_along, lay_out_list, draw_row, draw_rows, put_normals, lay_out_down, draw_block, draw_firsts, first_at,
+        draw_blocks, pair_at,
     )  # fmt: skip

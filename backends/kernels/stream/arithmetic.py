@@ -113,10 +113,14 @@ to_float64 = _converted("fpext", types.float64)
 _to_float32 = _converted("fptrunc", types.float32)
 
 
-# Twins of the functions in csrc/stream/arithmetic.h, which says why they are right. They also take vectors.
+# FMA for processors without the instruction. The functions also take vectors.
 
 
 def _fma_in_float64(x: Any, y: Any, z: Any) -> Any:
+    # The product is exact in float64. The sum is rounded to odd: toward zero, and if that is inexact, the last bit
+    # becomes 1. It then rounds to float32 as the exact sum would (Boldo and Melquiond, "Emulation of FMA and correctly
+    # rounded sums: proved algorithms using rounding to odd", IEEE Transactions on Computers 57(4), 2008,
+    # doi:10.1109/TC.2007.70819). The error of an infinite sum is NaN, which is not > 0.
     p, c = to_float64(x) * to_float64(y), to_float64(z)
     s = p + c
     t = s - p
@@ -128,6 +132,13 @@ def _fma_in_float64(x: Any, y: Any, z: Any) -> Any:
 
 
 def _fma_in_parts(x: Any, y: Any, z: Any) -> Any:
+    # The product is p + q, and the sum of p and z is s + t, both without error (Dekker, "A floating-point technique for
+    # extending the available precision", Numerische Mathematik 18, 1971, doi:10.1007/BF01397083). So only the rounding
+    # of rest = q + t can make the result wrong. Its error is at most 2^-53 |rest|, which matters only if x y + z is
+    # almost halfway between two numbers. `is_right` tests whether `result` plus a slightly enlarged `distance` rounds
+    # to `result`. (Where p and z cancel, t is 0, and `rest` has no error.) If `is_right` is false, the C library
+    # computes the result. It also computes zeros, whose sign may be wrong here; products so small that q may be
+    # inexact; and overflows, where q or `distance` is NaN.
     p = x * y
     s = p + z
     z0 = s - p
@@ -169,7 +180,8 @@ def _emit_transform_fma(context: Any, builder: Any, x: Any, y: Any, z: Any) -> A
     single = llvm_like(x.type, ir.FloatType())
     if x.type != single or _has_fma(context, builder):
         return emit_fma(context, builder, x, y, z)
-    # Two roundings give the bits of one here: see csrc/stream/arithmetic.h.
+    # For every float32 that a word converts to, rounding to float64 and to float32 gives the bits of one rounding:
+    # tests/stream/test_software_fma.py tries them all.
     x, y, z = (builder.fpext(value, llvm_like(single, ir.DoubleType())) for value in (x, y, z))
     return builder.fptrunc(builder.fadd(builder.fmul(x, y), z), single)
 

@@ -1,4 +1,4 @@
-// The floating-point settings of a thread while a kernel runs.
+// The floating-point settings of a thread while it reads inputs.
 #pragma once
 
 #if defined(__SSE2__)
@@ -8,8 +8,6 @@
 #endif
 
 namespace multisample {
-namespace cpu {
-
 // Sets IEEE 754's default rounding and subnormals, which the thread may have changed (torch.set_flush_denormal does),
 // and restores the thread's settings on exit.
 class DefaultFloatingPoint {
@@ -39,5 +37,4 @@ class DefaultFloatingPoint {
 #endif
 };
 
-}  // namespace cpu
 }  // namespace multisample
