@@ -242,10 +242,10 @@ class TorchExtBackend:
         """The compiled `Plan.run` of a sample or a gradient, if there is one. `launch` is the template of the plan.
 
         `mask` has the bits that are 0 in the address of an aligned vector. `has_list` says that the seed is the only
-        element of a list or tuple, and `checks` that values in host memory are checked. A sample with one of
-        `results` also returns its noise. For a gradient, `matrix` is an
-        example of the matrices that the plan reads. `run_in_python` runs calls that raise or are uncommon; without it,
-        such calls return None. ``scratch(sample_offset)`` returns scratch memory on the device, or None.
+        element of a list or tuple, and `checks` that values in host memory are checked. A sample whose `results` is 1
+        also returns its noise. For a gradient, `matrix` is an example of the matrices that the plan reads.
+        `run_in_python` runs calls that raise or are uncommon; without it, such calls return None.
+        ``scratch(sample_offset)`` returns scratch memory on the device, or None.
         """
         if self.builtins is None:
             return None

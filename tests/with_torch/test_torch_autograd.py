@@ -280,3 +280,21 @@ def test_forward_mode_tangents_pass_through_the_operator(operators: Any, torch_d
         if torch_device == "cpu":
             with pytest.raises(ValueError, match=r"^backend: expected torch_ext where PyTorch transforms the call"):
                 sample(mu, sigma, N, backend="cpu", seed=3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("options", [{}, {"noise": "shared"}, {"antithetic": True, "sample_offset": 7}])
+def test_one_sample_on_a_cpu_has_the_bits_and_the_gradients_of_others(
+    dtype: torch.dtype, options: dict[str, Any]
+) -> None:
+    """The forward pass keeps the noise."""
+    ones = torch.ones(2001, dtype=dtype)
+    strided = torch.stack([ones, ones], 1)[:, 1]
+    for mu, sigma in ((2 * ones, ones / 3), (strided, ones / 3), (ones[:1].expand(2001), ones), (0.5, ones)):
+        leaf = sigma.clone().requires_grad_()
+        x = multisample.sample(mu, leaf, 1, seed=7, **options)
+        assert torch.equal(x, multisample.sample(mu, sigma, 1, seed=7, **options))
+        grad = torch.linspace(-3, 3, 2001, dtype=dtype)[:, None]
+        x.backward(grad)
+        z = multisample.sample(0 * ones, 1.0, 1, seed=7, **options)
+        assert leaf.grad is not None and torch.equal(leaf.grad, (grad * z)[:, 0])

@@ -151,11 +151,11 @@ def _draw_function() -> Callable[..., Any]:
         are_whole = threads == 1 or (batch > 1 and rows * columns <= 2 * THREAD_WORK)
         if are_whole:
             threads = threads_for(min(batch, most_threads(batch * rows * columns)), limit)
-        down = launch[WORD.row_stride] == _sizes(launch)[1] and rows > 1
-        height, width = window_shape(rows, columns, threads, shared_noise, block, down)
-        skip, across, count = 0, 0, batch
+        skip, height, width, across, count = 0, 0, 0, 0, batch
         for b in range(1 if are_whole else batch):
             if not are_whole:
+                down = launch[WORD.row_stride] == _sizes(launch)[1] and rows > 1
+                height, width = window_shape(rows, columns, threads, shared_noise, block, down)
                 skip = numbers_of(launch, b)[3] % block
                 across, high = windows(rows, columns, skip, height, width)
                 count = across * high
