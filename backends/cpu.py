@@ -75,14 +75,14 @@ def _small_sampler(launch: Launch) -> Launcher:
     """The launcher of a sample for one thread, without a packed launch."""
     from .kernels.cpu.kernel import value_kernel, window_kernel
 
-    kernel, shared_noise = window_kernel(type_name(launch), bool(launch.antithetic)), bool(launch.shared_noise)
+    kernel = window_kernel(type_name(launch), bool(launch.shared_noise), bool(launch.antithetic))
 
     def run(
         geometry: None, mu: HostArray, sigma: HostArray, weights: None, matrix: HostArray, first: None, second: None,
         seed: int, offset: int, seed_at: int, offset_at: int, first_row: int, first_column: int, stream: int,
         scratch: int,
     ) -> None:  # fmt: skip
-        kernel(mu, sigma, matrix, seed, offset, first_row, first_column, shared_noise)
+        kernel(mu, sigma, matrix, seed, offset, first_row, first_column)
 
     return Launcher(run, value_kernel(computing_name(launch)), takes_arrays=True)
 

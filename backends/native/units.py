@@ -80,7 +80,10 @@ def launch_of(kind: int) -> Launch:
     """A launch in host memory of a kind."""
     operation, rest = divmod(kind, len(MATRIX_TYPES) << len(_OPTIONS))
     element_type, options = divmod(rest, 1 << len(_OPTIONS))
-    return Launch(operation=operation, type=ElementType.float16 + element_type, antithetic=options >> 1 & 1)
+    return Launch(
+        operation=operation, type=ElementType.float16 + element_type, shared_noise=options >> 2 & 1,
+        antithetic=options >> 1 & 1,
+    )  # fmt: skip
 
 
 @functools.cache

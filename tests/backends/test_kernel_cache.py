@@ -11,6 +11,7 @@ import contextlib
 import functools
 import hashlib
 import io
+import itertools
 import math
 import multiprocessing
 import os
@@ -363,6 +364,7 @@ def test_the_build_command_compiles_all_cpu_kernels(capfd: pytest.CaptureFixture
     assert printed and int(printed[1]) + int(printed[2] or 0) == len(cpu_calls.kernels())
     kept = {path.name.rpartition("-")[0] for path in (cache.root() / "numba").glob("cpu-*")}
     assert kept >= {
+        *(f"cpu-draw_{'_'.join(x)}" for x in itertools.product(MATRIX_TYPES, ("shared", "shared_antithetic"))),
         *(f"cpu-draw_{dtype}{pairs}" for dtype in MATRIX_TYPES for pairs in ("", "_antithetic")),
         *(f"cpu-{name}_{dtype}-address" for dtype in MATRIX_TYPES for name in ("sum_moments", "perturb_all")),
         "cpu-draw_all-address",

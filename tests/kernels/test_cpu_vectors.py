@@ -36,7 +36,7 @@ def double_all(x):  # type: ignore[no-untyped-def]
 def machine_code(kind: str) -> str:
     """The assembly of a float64 kernel, or of a small loop with the kernels' compiler options."""
     if kind == "draw":
-        function, parameters = kernel._window_function("float64", False), kernel.window_parameters("float64")
+        function, parameters = kernel._window_function("float64", False, False), kernel.window_parameters("float64")
     elif kind == "sum":
         words = types.uint64, types.uint64, types.int64
         sums = types.Array(types.float64, 2, "C")
@@ -96,7 +96,7 @@ def test_cached_kernels_count_no_references(monkeypatch: pytest.MonkeyPatch, tmp
         return payload
 
     monkeypatch.setattr(cache, "read", reading)
-    kernel.window_address.__wrapped__("float32", False)
+    kernel.window_address.__wrapped__("float32", False, False)
     assert b"draw_float32" in loaded[0] and b"NRT_" not in loaded[0]
     # Positive control: a kernel that does count references names NRT functions.
     monkeypatch.setenv("MULTISAMPLE_CACHE_DIR", str(tmp_path))

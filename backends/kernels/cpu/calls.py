@@ -7,6 +7,7 @@ calls kernels by address, from a table that compiled code knows by name.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -28,8 +29,8 @@ from .moments import moments_address
 from .perturb import perturb_address
 from .thread_windows import THREAD_WORK, most_threads, window_of, window_shape, windows, work_of
 
-# Addresses of window kernels, by type and antithetic.
-_kernels = np.zeros(2 * (max(ElementType) + 1), np.int64)
+# Addresses of window kernels, by `_place_of`.
+_kernels = np.zeros(4 * (max(ElementType) + 1), np.int64)
 llvmlite.binding.add_symbol("multisample_cpu_kernels", _kernels.ctypes.data)
 
 # The address of the C function for inputs of other types: see `set_reader`.
@@ -44,9 +45,9 @@ _REALS = ("float32", "float64")
 
 
 @inline
-def _kernel_of(kind, antithetic):
-    """The window kernel of an element type."""
-    return integers_at(symbol("multisample_cpu_kernels"), 2 * kind + antithetic + 1)[2 * kind + antithetic]
+def _place_of(kind, shared_noise, antithetic):
+    """The place of a window kernel in `_kernels`."""
+    return 4 * kind + 2 * shared_noise + antithetic
 
 
 @inline
@@ -117,7 +118,7 @@ def _draw_window(launch, kernel, b, top, bottom, left, right):
             vectors = zero.ctypes.data, one.ctypes.data, 0, 0, real
         call_window(
             kernel, vectors, (noise if keeps_noise else matrix, rows, right - left, row_stride, column_stride, size),
-            (seed, offset, first_row + r, first_column + left), half(launch, HALF.shared_noise) != 0,
+            (seed, offset, first_row + r, first_column + left),
         )  # fmt: skip
         if keeps_noise and real == 8:
             _scale(matrix, noise, mu, sigma, rows, np.float64)
@@ -143,9 +144,9 @@ def _draw_function() -> Callable[..., Any]:
     def draw_all(address):
         launch = integers_at(address, LAUNCH_WORDS)
         rows, columns, batch = launch[WORD.rows], launch[WORD.columns], max(half(launch, HALF.batch), 1)
-        shared_noise = half(launch, HALF.shared_noise) != 0
-        antithetic = half(launch, HALF.antithetic)
-        kernel = _kernel_of(half(launch, HALF.type), antithetic)
+        shared_noise, antithetic = half(launch, HALF.shared_noise), half(launch, HALF.antithetic)
+        place = _place_of(half(launch, HALF.type), shared_noise, antithetic)
+        kernel = integers_at(symbol("multisample_cpu_kernels"), place + 1)[place]
         most, limit = most_threads(work_of(rows, columns, shared_noise)), launch[WORD.threads]
         threads, block = threads_for(most, limit), 8 if antithetic else 4
         are_whole = threads == 1 or (batch > 1 and rows * columns <= 2 * THREAD_WORK)
@@ -170,7 +171,7 @@ def _draw_function() -> Callable[..., Any]:
 def _draw_address() -> int:
     """The address of ``int64 run(const Launch*)``, which returns 0 and never enters the interpreter.
 
-    For the operation `sample` in host memory. `_find_kernel` has been called for the type of the matrix, and
+    For the operation `sample` in host memory. `_find_kernel` has been called for the kind of the call, and
     `set_reader` unless mu and sigma are vectors of the computing type.
     """
     return c_address(_draw_function(), "cpu-draw_all", source_digest())
@@ -182,7 +183,7 @@ def function_address(launch: Launch) -> int:
     find_threads()
     if launch.operation in _ADDRESSES:
         return _ADDRESSES[launch.operation](dtype)
-    _find_kernel(dtype, bool(launch.antithetic))
+    _find_kernel(dtype, bool(launch.shared_noise), bool(launch.antithetic))
     return _draw_address()
 
 
@@ -198,17 +199,17 @@ def set_reader(address: int) -> None:
     _reader[0] = address
 
 
-def _find_kernel(dtype: str, antithetic: bool) -> None:
-    place = 2 * ElementType[dtype] + antithetic
+def _find_kernel(dtype: str, shared_noise: bool, antithetic: bool) -> None:
+    place = 4 * ElementType[dtype] + 2 * shared_noise + antithetic
     if not _kernels[place]:
-        _kernels[place] = window_address(dtype, antithetic)
+        _kernels[place] = window_address(dtype, shared_noise, antithetic)
 
 
 def kernels() -> list[Callable[[], Any]]:
     """All kernels and C functions of the cpu backend, as functions that compile them."""
     flags = False, True
     return [
-        *(functools.partial(window_kernel, dtype, antithetic) for dtype in MATRIX_TYPES for antithetic in flags),
+        *(functools.partial(window_kernel, *kind) for kind in itertools.product(MATRIX_TYPES, flags, flags)),
         *(functools.partial(value_kernel, real, weighted) for real in _REALS for weighted in flags),
         *(functools.partial(settings_kernel, restores) for restores in flags),
         starting_kernel,

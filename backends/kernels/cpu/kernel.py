@@ -1,8 +1,8 @@
 """The sampling kernel for the CPU.
 
 `window_kernel` draws one window of a sample matrix on one thread. `calls.py` shares windows, and the matrices of a
-batch, among threads. There are two window kernels per dtype, one of them for antithetic pairs. The kernels take arrays
-of any strides. They are cached on disk, so that a user waits for LLVM once.
+batch, among threads. There are four window kernels per dtype: for shared noise or not, and for antithetic pairs or not.
+The kernels take arrays of any strides. They are cached on disk, so that a user waits for LLVM once.
 
 Numba's ``parallel=True`` would bring a threading layer that dies in a forked child (GNU OpenMP) or aborts under
 concurrent calls (workqueue).
@@ -445,21 +445,29 @@ def _all_valid(mu, sigma):
     return valid
 
 
-def _window_function(dtype: str, antithetic: bool) -> Callable[..., Any]:
+def _independent(tile: Tile, narrow: Any, antithetic: bool) -> Callable[..., Any]:
+    """``draw(mu, sigma, out, stream, first_row, first_column)``: independent noise."""
+    along, down = _along(tile, narrow, antithetic), _down(tile, narrow, antithetic)
+
+    @inline
+    def draw(mu, sigma, out, stream, first_row, first_column):
+        if _runs_down(out):
+            down(mu, sigma, out, stream, first_row, first_column)
+        else:
+            along(mu, sigma, out, stream, first_row, first_column)
+
+    return draw
+
+
+def _window_function(dtype: str, shared_noise: bool, antithetic: bool) -> Callable[..., Any]:
     # Numba treats variables of the closure as constants.
     tile, narrow = tile_of(MATRIX_TYPES[dtype].computing), NARROWING[dtype]
-    along, down, shared = (kind(tile, narrow, antithetic) for kind in (_along, _down, _shared))
+    fill = (_shared if shared_noise else _independent)(tile, narrow, antithetic)
 
-    def draw(mu, sigma, out, seed, offset, i, j, shared_noise):
+    def draw(mu, sigma, out, seed, offset, i, j):
         before = default_floats()
-        stream = stream_of(seed, offset)
         if out.shape[0] > 0 and out.shape[1] > 0:
-            if shared_noise:
-                shared(mu, sigma, out, stream, i, j)
-            elif _runs_down(out):
-                down(mu, sigma, out, stream, i, j)
-            else:
-                along(mu, sigma, out, stream, i, j)
+            fill(mu, sigma, out, stream_of(seed, offset), i, j)
         restore_floats(before)
 
     return draw
@@ -479,11 +487,11 @@ def window_parameters(dtype: str) -> tuple[Any, ...]:
     """The Numba types of the parameters of a `window_kernel`."""
     real, element = TYPES[dtype]
     vector = _array(real, 1, readonly=True)
-    return vector, vector, _array(element, 2), *[types.uint64] * 2, *[types.int64] * 2, types.boolean
+    return vector, vector, _array(element, 2), *[types.uint64] * 2, *[types.int64] * 2
 
 
 @intrinsic
-def call_window(typingctx: Any, kernel: Any, vectors: Any, matrix: Any, words: Any, shared_noise: Any) -> Any:
+def call_window(typingctx: Any, kernel: Any, vectors: Any, matrix: Any, words: Any) -> Any:
     """Call a `window_kernel`, of any type, by its address.
 
     A caller links no code of the kernel, so one caller serves all element types of one size. `vectors` are the
@@ -508,7 +516,6 @@ def call_window(typingctx: Any, kernel: Any, vectors: Any, matrix: Any, words: A
             filled(parameters[1], sigma, [rows], [sigma_stride], real),
             filled(parameters[2], out, [rows, columns], [row_stride, column_stride], size),
             *cgutils.unpack_tuple(builder, args[3]),
-            args[4],
         ]
         function = context.call_conv.get_function_type(types.none, parameters)
         callee = builder.inttoptr(args[0], function.as_pointer())
@@ -516,7 +523,7 @@ def call_window(typingctx: Any, kernel: Any, vectors: Any, matrix: Any, words: A
         return context.get_dummy_value()
 
     integers = [types.UniTuple(types.int64, count) for count in (5, 6, 4)]
-    return types.none(types.int64, *integers, types.boolean), codegen
+    return types.none(types.int64, *integers), codegen
 
 
 def _check(mu, sigma, weights):
@@ -529,25 +536,27 @@ def _compiled(signature: Any, function: Callable[..., Any], name: str) -> Callab
 
 
 @functools.cache
-def window_kernel(dtype: str, antithetic: bool = False) -> Callable[..., None]:
-    """``kernel(mu, sigma, out, seed, offset, first_row, first_column, shared_noise)`` draws the window `out`.
+def window_kernel(dtype: str, shared_noise: bool, antithetic: bool) -> Callable[..., None]:
+    """``kernel(mu, sigma, out, seed, offset, first_row, first_column)`` draws the window `out`.
 
     With `antithetic`, the columns of `out` and `first_column` count both halves of each pair. The window begins at row
     `first_row` and column `first_column` of the sample matrix.
     """
     signature = types.void(*window_parameters(dtype))
-    return _compiled(signature, _window_function(dtype, antithetic), _window_name(dtype, antithetic))
+    function = _window_function(dtype, shared_noise, antithetic)
+    return _compiled(signature, function, _window_name(dtype, shared_noise, antithetic))
 
 
 @functools.cache
-def window_address(dtype: str, antithetic: bool) -> int:
+def window_address(dtype: str, shared_noise: bool, antithetic: bool) -> int:
     """The address of a `window_kernel`, for `call_window`."""
-    function, name = _window_function(dtype, antithetic), f"cpu-{_window_name(dtype, antithetic)}"
+    function = _window_function(dtype, shared_noise, antithetic)
+    name = f"cpu-{_window_name(dtype, shared_noise, antithetic)}"
     return function_address(types.void(*window_parameters(dtype)), function, name, source_digest())
 
 
-def _window_name(dtype: str, antithetic: bool) -> str:
-    return f"draw_{dtype}_antithetic" if antithetic else f"draw_{dtype}"
+def _window_name(dtype: str, shared_noise: bool, antithetic: bool) -> str:
+    return f"draw_{dtype}{'_shared' * shared_noise}{'_antithetic' * antithetic}"
 
 
 @functools.cache
