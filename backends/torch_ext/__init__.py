@@ -193,7 +193,7 @@ class TorchExtBackend:
 
             return packed_launcher(launch, _thread_count)
         launcher = generic_launcher(self, launch)
-        if self.builtins is not None:
+        if self.builtins is not None and not launch.origin_step:
             packed = pack(launch)
             launcher = Launcher(
                 self.builtins.launch(packed, run, fail, _thread_count if by_numba else thread_limit),

@@ -81,7 +81,7 @@ def draw_by_operator(call: Call, is_known: Callable[[Any], bool] = bool) -> Any:
     call = call._replace(dtype=dtype)
     keys, batch = None, None
     if is_in_array(call.seed) or isinstance(call.seed, torch.Tensor):
-        keys, batch = _keys(call.seed, device)
+        keys, batch = keys_of(call.seed, device)
     n, ranks = count_of(call.n), [x.dim() for x in tensors.values()]
     shape = result_shape(dims, call, batch)
     if call.shape is not None or isinstance(call.n, tuple) or len(dims) != 1 or max(ranks) > 2:
@@ -171,7 +171,7 @@ def listed_words(*seeds: Any) -> list[list[int]]:
 _NARROW = {torch.int8: 0xFF, torch.int16: 0xFFFF, torch.int32: 0xFFFFFFFF}
 
 
-def _keys(seed: Any, device: Any) -> tuple[Any, int | None]:
+def keys_of(seed: Any, device: Any) -> tuple[Any, int | None]:
     """The keys in the argument `seed` as an int64 tensor (B, 2), and B. For one key, None in place of B."""
     if isinstance(seed, torch.Tensor) and seed.dim() == 0:
         batch_of(seed[None])
