@@ -378,9 +378,13 @@ MULTISAMPLE_FUNCTION void perturb(const Launch& call, const SpanList<typename En
 }
 
 // Minimum blocks per SM, for __launch_bounds__: more blocks spill registers. Strided spans and non-uniform round keys
-// take further registers. With one member and elements of at most four bytes, occupancy is full.
+// take further registers. With one member and elements of at most four bytes, occupancy is full, except in a batch,
+// whose addresses take registers too.
 template <class Out, bool one_member, class Kind, KeyOrigin origin>
-constexpr int kPerturbBlocksAtOnce = one_member ? blocks_with_room(sizeof(Out) == 8 ? 4 : 8, kPerturbThreads)
+constexpr int kPerturbBlocksAtOnce = one_member ? blocks_with_room(sizeof(Out) == 8     ? 4
+                                                                   : origin == kOfBatch ? 6
+                                                                                        : 8,
+                                                                   kPerturbThreads)
                                                 : (sizeof(Kind) > sizeof(Run) || origin != kInParameters ? 2 : 3);
 
 // `Kind` is Run or StridedSpan.

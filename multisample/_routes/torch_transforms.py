@@ -39,6 +39,13 @@ def is_transformed(call: Call) -> bool:
     return is_transforming() or any(TORCH.lacks_values(x) or TORCH.is_opaque(x) for x in tensors)
 
 
+def can_transform_moments(call: Call) -> bool:
+    """Whether torch.func or forward-mode AD transforms a call of plain tensors, and nothing else does."""
+    tensors = [x for x in (call.mu, call.sigma, call.weights) if isinstance(x, torch.Tensor)]
+    is_other = torch._C._len_torch_dispatch_stack() > 0 or torch._C._is_tracing()
+    return not is_other and not any(map(TORCH.is_opaque, tensors))
+
+
 def has_operator(call: Call, backend: Backend) -> bool:
     """Whether an operator can run the call, for a TorchFunctionMode to intercept."""
     is_graph_safe = isinstance(call.generator, Generator) and call.generator.graph_safe
