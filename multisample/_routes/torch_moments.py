@@ -42,13 +42,14 @@ def moments_transformed(call: Call, function: Any) -> tuple[Any, ...]:
     if batch is None:
         vectors = {name: x[:, 0] if x.dim() == 2 and x.shape[1] == 1 else x for name, x in vectors.items()}
     seed = None if keys is not None else Key(*checked_key(call.seed))
-    plain = call._replace(weights=None, seed=seed, **dict.fromkeys(vectors))
+    mu, sigma = (None if name in vectors else x for name, x in (("mu", call.mu), ("sigma", call.sigma)))
+    plain = call._replace(weights=None, seed=seed, mu=mu, sigma=sigma)
     static = _Static(plain, function, batch)
     results: tuple[Any, ...] = _Moments.apply(static, weights, vectors.get("mu"), vectors.get("sigma"), keys)
     return results
 
 
-class _Moments(torch.autograd.Function):  # type: ignore[misc]
+class _Moments(torch.autograd.Function):
     """The moments as a function of weights, mu, sigma and keys; mu, sigma and keys may be None."""
 
     @staticmethod
@@ -107,7 +108,7 @@ class _Moments(torch.autograd.Function):  # type: ignore[misc]
         if keys is None:
             words = np.array(static.call.seed, np.uint64).view(np.int64)
             keys = torch.from_numpy(words).to(weights.device)
-        tensors = []
+        tensors: list[Any] = []
         for x, dim, own in zip(
             (weights, mu, sigma, keys), in_dims[1:], (1, 1, 1, 1 + (inner is not None)), strict=True
         ):
