@@ -108,8 +108,8 @@ def weighted_moments(
     kind of device, but a CPU adds up in another order than a GPU.
 
     With PyTorch, gradients flow to `mu` and `sigma`, not to `weights`; inside ``torch.compile`` the call breaks the
-    graph. `torch.func.vmap` over weights, `mu`, `sigma` and seeds is one launch. With JAX, the call may be inside `jit`,
-    `vmap` and `grad`, with gradients to `mu` and `sigma`.
+    graph. `torch.func.vmap` over weights, `mu`, `sigma` and seeds is one launch. With JAX, the call may be inside
+    `jit`, `vmap` and `grad`, with gradients to `mu` and `sigma`.
 
     Examples
     --------

@@ -188,12 +188,14 @@ class TorchExtBackend:
     def launcher(self, launch: Launch) -> Launcher:
         run, fail = self._runner(launch)
         by_numba, kinds = _is_by_numba(launch), (ElementType.number, ElementType[computing_name(launch)])
-        if by_numba and (self.builtins is None or not {getattr(launch, f"{x}_type") for x in INPUTS}.issubset(kinds)):
+        # The builtin function takes numbers and vectors of the computing type, and one first row.
+        is_builtin = self.builtins is not None and not launch.origin_step
+        if by_numba and not (is_builtin and {getattr(launch, f"{x}_type") for x in INPUTS}.issubset(kinds)):
             from ..kernels.cpu.launcher import packed_launcher
 
             return packed_launcher(launch, _thread_count)
         launcher = generic_launcher(self, launch)
-        if self.builtins is not None and not launch.origin_step:
+        if self.builtins is not None and is_builtin:
             packed = pack(launch)
             launcher = Launcher(
                 self.builtins.launch(packed, run, fail, _thread_count if by_numba else thread_limit),
