@@ -22,7 +22,8 @@ from .._model_parameters.perturb_plan import check_leaves, perturbed
 from .._model_parameters.populations import Decays, decays_of, factor_of, variant_of
 from .._model_parameters.structures import Structure, matching, structure_of
 from .._randomness.generator import WORD_64, Key
-from .torch_transforms import as_int64, listed_words
+from .._randomness.seed_argument import MOST_OFFSETS
+from .torch_transforms import as_int64
 
 _VALUES = "Tensor[] sources, float number, Tensor? vector, Tensor? key, Tensor? members"
 _OPTIONS = (
@@ -115,7 +116,11 @@ def perturb_in_graph(
     if isinstance(seed, Key):
         word, offset = seed.seed, seed.offset
     elif isinstance(seed, (list, tuple)) and all(_is_integer(x) or isinstance(x, Key) for x in seed):
-        key, word, seeds = torch.tensor(listed_words(*seed), dtype=torch.int64).view(torch.uint64), 0, len(seed)
+        keys = [x if isinstance(x, Key) else Key(x, 0) for x in seed]
+        words = [(as_int64(x.seed), x.offset) for x in keys if 0 <= x.seed < WORD_64 and 0 <= x.offset < MOST_OFFSETS]
+        # A wrong key is an error outside the graph.
+        word = 0 if len(words) == len(keys) else -1
+        key, seeds = torch.tensor(words, dtype=torch.int64).reshape(-1, 2).view(torch.uint64), len(seed)
     elif isinstance(seed, torch.Tensor):
         key, word = seed, 0
         seeds = _length_of(seed)
