@@ -76,23 +76,21 @@ def perturbed(
         if batch is not None and batch.coefficients:
             length //= max(batch.size, 1)
             values = None if values is None else values.reshape(batch.size, length)
-    form, word, offset, seeds, member_form, members, decays, variant = None, seed, 0, None, None, None, None, None
-    if not (type(seed) is int and 0 <= seed < WORD_64):
-        if type(seed) is Key and type(seed[0]) is type(seed[1]) is int and 0 <= seed[0] < WORD_64 > seed[1] >= 0:
-            word, offset = seed
-            if offset >= MOST_OFFSETS:
-                key_words(seed)  # Raises.
-        else:
-            check_untransformed(seed)
-            seed, form, word, offset, seeds = key_words(seed)
-    if type(member) is not int or not 0 <= member < ROWS - length:
-        check_untransformed(member)
-        member, member_form, members = members_of(member, length)
-    if type(decay) is not int or decay:
-        decays = decays_of(decay, parameters)
-    if batch or form or decays or not (seeds is members is None):
-        count = None if type(values) is float or (vector is not None and not vector.shape) else length
-        variant = variant_of(count, form, seeds, member_form, members, decays is not None, batch)
+    word, offset, decays, variant = seed, 0, None, None
+    if (
+        type(seed) is Key
+        and type(seed[0]) is type(seed[1]) is int
+        and 0 <= seed[0] < WORD_64 > MOST_OFFSETS > seed[1] >= 0
+    ):
+        word, offset = seed
+    if (
+        type(word) is not int or not 0 <= word < WORD_64 or type(member) is not int or not 0 <= member < ROWS - length
+        or type(decay) is not int or decay or batch is not None
+    ):  # fmt: skip
+        is_number = type(values) is float or (vector is not None and not vector.shape)
+        seed, word, offset, member, decays, variant = _varied(
+            length, is_number, seed, member, decays_of(decay, parameters), batch
+        )
     arrays: Any = parameters.arrays
     count = len(arrays)
     if count == 0:
@@ -121,8 +119,8 @@ def perturbed(
         plain_out = plain if out is parameters else None if out is None else _in_base_classes("out", out, library)
         if plain is not parameters or plain_out is not out:  # A plan may exist.
             return perturbed(
-                plain, plain_out, given_out, given, seed if form else Key(word, offset), member, decay, fast_math, ids,
-                backend, shards, batch,
+                plain, plain_out, given_out, given, seed if variant and variant.seed else Key(word, offset), member,
+                decay, fast_math, ids, backend, shards, batch,
             )  # fmt: skip
         coefficients = Coefficients(length, values, vector, given)
         request = Request(
@@ -130,6 +128,22 @@ def perturbed(
         )
         results = _run_first(key, request, word, offset, member, decays)
     return parameters.rebuild(results) if out is None else given_out
+
+
+def _varied(
+    length: int, is_number: bool, seed: Any, member: Any, decays: list[float] | None, batch: Batch | None
+) -> tuple[Any, int, int, Any, list[float] | None, Variant | None]:
+    """Seed, its words, member and decays as a plan takes them, and the variant of the call; None if it is plain."""
+    check_untransformed(seed)
+    seed, form, word, offset, seeds = key_words(seed)
+    check_untransformed(member)
+    member, member_form, members = members_of(member, length)
+    if batch is None and form is None and decays is None and seeds is None and members is None:
+        return seed, word, offset, member, None, None
+    variant = variant_of(
+        None if is_number else length, form, seeds, member_form, members, decays is not None, batch
+    )  # fmt: skip
+    return seed, word, offset, member, decays, variant
 
 
 def check_untransformed(x: Any) -> None:

@@ -103,11 +103,12 @@ def packer_of(spans: list[tuple[int, Span]], has_factors: bool = False) -> Calla
     """
     relative, of_span = np.array([x for _, x in spans], np.int64), np.array([k for k, _ in spans], np.intp)
     (k, (source, target, *rest)), address_of = spans[0], struct.Struct("q").unpack_from
+    pack_pair, constant = struct.Struct("2q").pack, SPAN.pack(0, 0, *rest)[16:]
 
     def pack_one(
         sources: bytes, targets: bytes, factors: None = None
     ) -> bytes:  # Results may have new addresses in each call.
-        return SPAN.pack(source + address_of(sources, 8 * k)[0], target + address_of(targets, 8 * k)[0], *rest)
+        return pack_pair(source + address_of(sources, 8 * k)[0], target + address_of(targets, 8 * k)[0]) + constant
 
     def pack(sources: bytes, targets: bytes, factors: HostArray | None = None) -> bytes:
         table = relative.copy()
