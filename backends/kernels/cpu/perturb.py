@@ -16,7 +16,7 @@ from multisample.backends.element_types import MATRIX_TYPES, ElementType
 from multisample.backends.kernels.compilation import callee, inline, source_digest
 from multisample.backends.kernels.stream.arithmetic import fma, product
 from multisample.backends.kernels.stream.rounding import NARROWING, WIDENING
-from multisample.backends.launch import Span
+from multisample.backends.launch import UNIT_FACTOR, Span
 
 from .addresses import c_address, numbers_at, vector_at
 from .fields import HALF, LAUNCH_WORDS, WORD, half, input_place, numbers_of
@@ -78,7 +78,7 @@ def _part_function(dtype: str) -> Callable[..., Any]:
         number_in, word_in = stack_array(1, number), stack_array(1, np.int64)
         at, stride = weights_at(launch, b, 0, number_in)
         weights = vector_at(at, launch[WORD.rows], stride, number)
-        has_own_keys = half(launch, HALF.shared_noise) != 0
+        has_own_keys, has_factors = half(launch, HALF.shared_noise) != 0, half(launch, HALF.sigma_type) != _NUMBER
         seed, offset, first_row, _ = numbers_of(launch, b)
         length = _WORDS * launch[WORD.spans]
         table = integers_at(launch[WORD.matrix], length)
@@ -103,7 +103,9 @@ def _part_function(dtype: str) -> Callable[..., Any]:
             stop = min(rows * width, rows * width - (end - last))
             if place >= stop:
                 continue
-            factor = factor_of(launch, table[k + 13], word_in)
+            scales = has_factors or table[k + 13] != UNIT_FACTOR
+            factor = factor_of(launch, table[k + 13], word_in) if scales else number(1)
+            stream = stream_of(np.uint64(seed), np.uint64(offset) + high)
             while place < stop:
                 run, w = place // width, place % width
                 e = first + run * jump + w
@@ -111,11 +113,10 @@ def _part_function(dtype: str) -> Callable[..., Any]:
                 shift = e % 4
                 count = min(width - w, stop - place, most_normals - shift)
                 load(x, source + run * source_row + w * source_stride, source_stride, count)
-                if factor != 1:
+                if scales:
                     for c in range(np.uint64(count)):
                         x[c] = product(factor, x[c])
                 blocks = (shift + count + 3) // 4
-                stream = stream_of(np.uint64(seed), np.uint64(offset) + high)
                 for r in range(weights.size):
                     row = first_row
                     if has_own_keys:
