@@ -27,8 +27,7 @@ OPT: Shapes = [(50272, 2048), (2050, 2048), *24 * OPT_LAYER, (2048,), (2048,)]
 # The tensors of Llama 2 7B (Touvron et al., arXiv:2307.09288): 291, with 32 layers.
 LLAMA_LAYER: Shapes = [*4 * [(4096, 4096)], *2 * [(11008, 4096)], (4096, 11008), *2 * [(4096,)]]
 LLAMA: Shapes = [(32000, 4096), *32 * LLAMA_LAYER, (4096,), (32000, 4096)]
-MODELS: dict[str, tuple[str, Shapes, int]] = {
-    # The type, the shapes, and the members of an update.
+MODELS: dict[str, tuple[str, Shapes, int]] = {  # The type, the shapes, and the members of an update.
     "cuda 2^28 float32": ("float32", [(1 << 28,)], 30),
     "cuda 2^28 bfloat16": ("bfloat16", [(1 << 28,)], 30),
     "cuda OPT-1.3B bfloat16": ("bfloat16", OPT, 30),
