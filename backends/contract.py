@@ -65,7 +65,8 @@ class Launcher:
         first_column, stream, scratch)`` launches. `mu` to `second` are addresses; an input is a float if the launch has
         a number in its place. An argument that the operation lacks is 0 or None. If `seed_at` or `offset_at` is not 0,
         `run` reads the word there and ignores `seed` or `offset`. A batch always has its seeds in memory. `scratch` has
-        room for `scratch_size` numbers. For perturb, `matrix` is the packed spans, of type bytes.
+        room for `scratch_size` numbers. For perturb, `matrix` is the packed spans, of type bytes. If `origin_step` of
+        the launch is not 0, `first_row` is the address of the first rows, which are uint64.
     is_valid : callable or None
         ``is_valid(mu, sigma, weights)``, for host memory: whether all of `mu` and `weights` is finite, and all of
         `sigma` finite and not negative. `weights` is None if the operation lacks them. `sample` checks those inputs

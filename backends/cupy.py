@@ -21,7 +21,7 @@ from .contract import Backend, BackendStatus, DeviceKind
 from .driver import DriverBackend
 from .element_types import MATRIX_TYPES
 from .errors import BackendUnavailableError
-from .kernels.cuda.kernel_choice import STORE_KINDS
+from .kernels.cuda.kernel_choice import ORIGINS, STORE_KINDS
 from .kernels.cuda.keys import KernelKey, Key, PerturbKey, choices_of
 from .memory.dlpack import LEGACY_STREAM, Imported, device_of_array
 from .native import csrc_files
@@ -54,6 +54,7 @@ def kernel_name(key: Key | None) -> str:
         choices["store_kind"] = f"multisample::{STORE_KINDS[key.store_kind]}"
     if isinstance(key, PerturbKey):
         choices["strided"] = f"multisample::{'StridedSpan' if key.strided else 'Run'}"
+        choices["origin"] = f"multisample::{ORIGINS[key.origin]}"
     choices["dtype"] = MATRIX_TYPES[key.dtype].cpp
     texts = (str(x).lower() if isinstance(x, bool) else str(x) for x in choices.values())
     return f"multisample::{'finish_' * finishing}{key.kind}_kernel<{', '.join(texts)}>"

@@ -14,10 +14,18 @@ from typing import Any, NamedTuple, TypeAlias
 
 from .contract import PROTOCOL, Launcher
 from .kernels.cuda.geometry import geometry
-from .kernels.cuda.kernel_choice import is_small
+from .kernels.cuda.kernel_choice import OF_BATCH, OF_ROWS, is_small
 from .kernels.cuda.keys import KernelKey, Key, MomentsKey, PerturbKey
 from .kernels.cuda.moments_geometry import MOMENT_THREADS, MomentGeometry, moment_geometry
-from .kernels.cuda.perturb_geometry import PERTURB_THREADS, SpanList, most_spans, perturb_turns, span_lists, spans_at
+from .kernels.cuda.perturb_geometry import (
+    PERTURB_THREADS,
+    SpanList,
+    most_spans,
+    origin_of,
+    perturb_turns,
+    span_lists,
+    spans_at,
+)
 from .launch import (
     FIELD_AT,
     HEAD,
@@ -26,6 +34,7 @@ from .launch import (
     STEPS,
     Launch,
     Operation,
+    Span,
     computing_name,
     packer,
     parts_of_batch,
@@ -115,8 +124,8 @@ class DriverBackend(abc.ABC):
 
     name: str
     protocol = PROTOCOL
-    most_spans = most_spans(False), most_spans(True)
-    """How many runs, and how many strided spans, one kernel of perturb takes."""
+    most_spans = tuple((most_spans(False, wide), most_spans(True, wide)) for wide in (False, True))
+    """How many runs, and how many strided spans, one kernel of perturb takes; and how many wide ones."""
 
     def __init__(self) -> None:
         self._handles: dict[Key | tuple[str, int], int] = {}
@@ -218,7 +227,8 @@ class DriverBackend(abc.ABC):
                 geometry: None, mu: Any, sigma: Any, weights: Any, matrix: Any, first: int, second: int, seed: int,
                 offset: int, seed_at: int, offset_at: int, first_row: int, first_column: int, stream: int, scratch: int,
             ) -> None:  # fmt: skip
-                addresses = mu, sigma, weights, matrix, first, second, seed_at, offset_at, 0, 0
+                row_at = first_row if launch.origin_step else 0
+                addresses = mu, sigma, weights, matrix, first, second, seed_at, offset_at, row_at, row_at
                 _launch_all(kernels(addresses, (seed, offset, first_row, first_column), stream, scratch))
 
             return Launcher(run_all, scratch_size=scratch_size)
@@ -283,10 +293,15 @@ class DriverBackend(abc.ABC):
         """
         dtype, (pack_head, tail), last = type_name(launch), packer(launch), _NO_SPANS
         keys, rows = self.moment_keys(computing_name(launch)), launch.rows
+        # More matrices than a grid counts are launched in parts.
+        template = launch._replace(**dict.fromkeys(STEPS, 0))
+        moves = [(part.batch, [getattr(part, name) for name in STEPS]) for part in parts_of_batch(template, 65535)]
+        source_step, target_step = Span._fields.index("source_step"), Span._fields.index("target_step")
 
-        def prepared(cut: SpanList) -> tuple[Callable[[int, bytes], None], int, SpanList]:
+        def prepared(cut: SpanList, origin: int) -> tuple[Callable[[int, bytes], None], int, SpanList]:
             fast_math = bool(launch.fast_math) and dtype != "float64"
-            key = PerturbKey(dtype, fast_math, rows == 1, cut.strided, bool(launch.origin_in_memory), launch.device)
+            one_member = rows == 1 and origin != OF_ROWS
+            key = PerturbKey(dtype, fast_math, one_member, cut.strided, origin, launch.device)
             size = PACKED_LAUNCH + cut.words[0].nbytes + (len(keys(0)) if keys else 0)
             return self._launch_of_size(size, launch.device), self.kernel(key), cut
 
@@ -294,22 +309,32 @@ class DriverBackend(abc.ABC):
             addresses: Sequence[Any], words: tuple[int, int, int, int], stream: int, scratch: int
         ) -> Iterator[_Ready]:
             nonlocal last
-            _, _, weights, packed_spans, _, _, *places = addresses
-            spans = spans_at(packed_spans)
-            shapes = spans[:, 2:].tobytes()
+            spans = spans_at(addresses[3])
+            origin = origin_of(launch, spans)
+            shapes = bytes((origin,)) + spans[:, 2:-1].tobytes()
             known, cuts = last
             if shapes != known:
-                turns = perturb_turns(spans, dtype, rows, bool(launch.fast_math))
-                found = span_lists(spans, dtype, rows, turns, self.most_spans)
+                turns = perturb_turns(spans, dtype, rows, bool(launch.fast_math), launch.batch)
+                wide = origin >= OF_BATCH
+                found = span_lists(spans, dtype, rows, turns, self.most_spans[wide], wide)
                 with cuda_driver.relaxed_capture():  # A kernel can be loaded while the stream is being captured.
-                    cuts = [prepared(cut) for cut in found]
+                    cuts = [prepared(cut, origin) for cut in found]
                 last = shapes, cuts
-            head = pack_head(0, 0, weights, 0, 0, 0, *words, *places, 0, stream, 0)
             of_seed = keys(words[0]) if keys else b""
-            for launch_kernel, kernel, cut in cuts:
-                for blocks, packed in zip(cut.blocks, cut.packed(spans), strict=True):
-                    configuration = pack_configuration(blocks, PERTURB_THREADS, stream)
-                    yield launch_kernel, kernel, configuration + head + tail + packed + of_seed
+            first = 0
+            for batch, moved in moves:
+                sigma, weights = addresses[1], addresses[2] + moved[2] if moved[2] else addresses[2]
+                places = map(operator.add, addresses[6:], moved[6:])
+                head = pack_head(0, sigma, weights, 0, 0, 0, *words, *places, 0, stream, 0)
+                own = spans
+                if first:
+                    own = spans.copy()
+                    own[:, :2] += first * spans[:, (source_step, target_step)]
+                for launch_kernel, kernel, cut in cuts:
+                    for blocks, packed in zip(cut.blocks, cut.packed(own), strict=True):
+                        configuration = pack_configuration(blocks, PERTURB_THREADS, stream, max(batch, 1))
+                        yield launch_kernel, kernel, configuration + head + tail + packed + of_seed
+                first += batch
 
         return kernels
 

@@ -55,6 +55,8 @@ def generic_launcher(backend: Backend, launch: Launch) -> Launcher:
 
     def run(geometry: None, *arguments: Any) -> None:
         fields = dict(zip(_ARGUMENTS, arguments, strict=True))
+        if launch.origin_step:
+            fields |= {"first_row": 0, "first_row_at": fields["first_row"], "first_column_at": fields["first_row"]}
         # The caller keeps packed spans, a bytes object, alive.
         backend.launch(launch._replace(**fields | {"matrix": address_of(fields["matrix"])}))
 

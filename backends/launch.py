@@ -6,6 +6,7 @@ member of the struct there.
 
 from __future__ import annotations
 
+import ctypes
 import enum
 import itertools
 import struct
@@ -16,8 +17,8 @@ from .element_types import MATRIX_TYPES, SIZES, ElementType
 
 __all__ = [
     "FIELD_AT", "FORMATS", "HEAD", "HOST", "INPUTS", "OPERANDS", "PACKED_LAUNCH", "SIZES", "SPAN", "STEPS",
-    "ElementType", "Launch", "Operands", "Operation", "Span", "WordFormat", "computing_name", "matrix_of_batch", "pack",
-    "packer", "parts_of_batch", "type_name", "unpack", "word_formats",
+    "UNIT_FACTOR", "ElementType", "Launch", "Operands", "Operation", "Span", "WordFormat", "computing_name",
+    "matrix_of_batch", "pack", "packer", "parts_of_batch", "spans_of_batch", "type_name", "unpack", "word_formats",
 ]  # fmt: skip
 
 HOST = -1
@@ -186,7 +187,13 @@ class Span(NamedTuple):
     target_row: _I64
     target_stride: _I64
     id: _U64
+    source_step: _I64 = 0
+    target_step: _I64 = 0
+    factor: _U64 = 0x3FF0_0000_0000_0000  # 1.0
 
+
+UNIT_FACTOR = Span._field_defaults["factor"]
+"""The field `factor` of a span whose elements are not scaled."""
 
 SPAN = struct.Struct("".join(hint.__metadata__[0] for hint in get_type_hints(Span, include_extras=True).values()))
 """The format of a packed span: its fields one after another, of 8 bytes each."""
@@ -230,6 +237,16 @@ def matrix_of_batch(launch: Launch, b: int) -> Launch:
     """Matrix `b` of a batch."""
     moved = {name: getattr(launch, name) + b * getattr(launch, step) for name, step in STEPS.items()}
     return launch._replace(**moved, batch=0)
+
+
+def spans_of_batch(launch: Launch, b: int) -> bytes:
+    """The packed spans of matrix `b` of a batch of perturb."""
+    spans = map(Span._make, SPAN.iter_unpack(ctypes.string_at(launch.matrix, launch.spans * SPAN.size)))
+    moved = (
+        span._replace(source=span.source + b * span.source_step, target=span.target + b * span.target_step)
+        for span in spans
+    )
+    return b"".join(SPAN.pack(*span) for span in moved)
 
 
 def parts_of_batch(launch: Launch, most: int) -> Iterator[Launch]:

@@ -29,7 +29,7 @@ class NumbaBackend(DriverBackend):
     name = "numba"
     device_kinds: tuple[DeviceKind, ...] = ("cuda",)
     host_library = "numba"
-    most_spans = MOST_SPANS_OF_NUMBA
+    most_spans = MOST_SPANS_OF_NUMBA, MOST_SPANS_OF_NUMBA
 
     def status(self) -> BackendStatus:
         if importlib.util.find_spec("numba_cuda") is None:

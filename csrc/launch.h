@@ -10,8 +10,8 @@ enum Operation : u32 {
   kSample,    // matrix[r, c] = mu[r] + sigma[r] z[r, c]
   kGradient,  // first[r] = sum of matrix[r, c], and second[r] = sum of matrix[r, c] z[r, c]
   kMoments,   // first[r] = sum of w[c] (mu[r] + sigma[r] z[r, c]), and second[r] = sum of w[c] (sigma[r] z[r, c])^2
-  // target[e] = source[e] + sum of w[r] z[r, e], for the elements e of each `Span`: fused multiply-adds in the
-  // computing type, in the order of the rows, and one rounding.
+  // target[e] = factor source[e] + sum of w[r] z[r, e], for the elements e of each `Span`: one product, then fused
+  // multiply-adds in the order of the rows, all in the computing type, and one rounding.
   kPerturb,
 };
 
@@ -32,7 +32,7 @@ enum Limit : u64 { kMaxRows = u64{1} << 32, kMaxColumns = u64{1} << 34 };
 // noise, columns of z come in pairs z, -z. An operation ignores the fields that it does not need.
 struct Launch {
   // The head: values of a call, of 8 bytes each.
-  Input mu, sigma;       // of `rows` elements
+  Input mu, sigma;       // of `rows` elements; for kPerturb, sigma may be the vector of factors: see `Span::factor`
   Input weights;         // of `columns` elements; for kPerturb of `rows` elements
   void* matrix;          // for kPerturb the first `Span`, in host memory
   void *first, *second;  // `rows` contiguous results: of type `type` for kMoments, else of its computing type
@@ -58,7 +58,8 @@ struct Launch {
   u32 operation;
   u32 results;  // how many moments, 1 or 2; 1 for a kSample on the CPU that also stores its noise in `first`, which
                 // has one column, contiguous operands and no batch; else 0
-  u32 shared_noise;  // whether every row has the noise of row 0
+  u32 shared_noise;  // whether every row has the noise of row 0; for kPerturb, whether row r has the noise of first_row
+                     // for seed and offset number r in memory, seed_step and offset_step apart
   u32 antithetic;
   u32 fast_math;         // on CUDA devices, for types of at most 32 bits
   i32 device;            // CUDA's ordinal; -1 for host memory
@@ -67,6 +68,12 @@ struct Launch {
                          // batch
   u32 word_formats;      // the `WordFormat` of the seed in memory, and in the next 8 bits that of the offset
   u32 column_phase;      // if first_column is in memory: 1 + first_column % 8, or 0 if unknown
+};
+
+// A number; or, if sigma is a vector, the index of its element, which has the computing type.
+union Factor {
+  double number;
+  u64 index;
 };
 
 // Elements of one parameter, which kPerturb reads and writes: `rows` runs of `width` elements. Element w of run r is
@@ -80,7 +87,9 @@ struct Span {
   i64 jump;
   i64 source_row, source_stride;  // from one run to the next, and from one element of a run to the next
   i64 target_row, target_stride;
-  u64 id;  // less than 2^32
+  u64 id;                        // less than 2^32
+  i64 source_step, target_step;  // from one matrix of a batch to the next
+  Factor factor;
 };
 
 // An input with its stride in bytes and its type.

@@ -97,7 +97,7 @@ def weighted_moments(
         If `order` is not an integer, or `weights` is not an array; also as for `sample`.
     ValueError
         If a weight in host memory is not finite; a weight on a device is not checked, and makes every sum NaN if it is
-        NaN. If `weights` require grad, or PyTorch transforms the call. Also as for `sample`.
+        NaN. If `weights` require grad, or a dispatch mode or a trace of PyTorch sees the call. Also as for `sample`.
     UnknownBackendError, BackendUnavailableError
         As for `sample`.
 
@@ -108,7 +108,8 @@ def weighted_moments(
     kind of device, but a CPU adds up in another order than a GPU.
 
     With PyTorch, gradients flow to `mu` and `sigma`, not to `weights`; inside ``torch.compile`` the call breaks the
-    graph. With JAX, the call may be inside `jit`, `vmap` and `grad`, with gradients to `mu` and `sigma`.
+    graph. `torch.func.vmap` over weights, `mu`, `sigma` and seeds is one launch. With JAX, the call may be inside
+    `jit`, `vmap` and `grad`, with gradients to `mu` and `sigma`.
 
     Examples
     --------

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar, overload
 
 from multisample.backends.kernels.cpu.floating_point import default_floats, has_default_floats
 
+from ._checks.coefficients import TransformedError
 from ._libraries import BY_TYPE
 from ._libraries.jax import any_of_jax
 from ._model_parameters.perturb_plan import perturbed
@@ -60,7 +61,8 @@ def perturb(
     coefficients: Any,
     *,
     seed: Any,
-    member: SupportsIndex = 0,
+    member: Any = 0,
+    decay: Any = 0,
     out: Any = None,
     fast_math: bool = False,
     ids: Mapping[str, SupportsIndex] | Sequence[SupportsIndex] | None = None,
@@ -68,9 +70,9 @@ def perturb(
 ) -> Any:
     """Add normal noise to model parameters. The kernel generates the noise and never stores it.
 
-    Computes ``p + sum_k coefficients[k] * z[member + k]`` for every parameter p. Row i of the noise z of a parameter
-    belongs to member i of a population, and column e to element e of the parameter. So any process can draw the noise
-    of any member, parameter and element again, from the seed alone.
+    Computes ``(1 - decay) * p + sum_k coefficients[k] * z[member + k]`` for every parameter p. Row i of the noise z of
+    a parameter belongs to member i of a population, and column e to element e of the parameter. So any process can draw
+    the noise of any member, parameter and element again, from the seed alone.
 
     Parameters
     ----------
@@ -82,17 +84,25 @@ def perturb(
         sharded in any way. Parameters that share memory are one parameter if they have equal shapes and strides, and
         raise otherwise. PyTorch's meta and fake tensors give shapes and types.
     coefficients : float, or vector of shape (K,)
-        One number for one member; a vector for the members from `member` on, such as the update of an evolution
-        strategy. A vector is on the host, or on the device of all parameters.
-    seed : int, Key, key data or JAX key
-        As for `sample`, with an offset below 2**32. An array (1, 2) on the device of all parameters is read there, also
-        by each replay of a CUDA graph.
-    member : int, default 0
-        The row of the first coefficient, with ``member + K <= 2**32``.
+        One number for one member. A vector is a sum, such as the update of an evolution strategy: of the members from
+        `member` on, or with K seeds of row `member` of each seed. A vector is on the host, or on the device of all
+        parameters. With PyTorch, it must not require grad.
+    seed : int, Key, key data or JAX key, or a vector of K of them
+        As for `sample`, with offsets below 2**32. With a number as the coefficient, K seeds make a population. An array
+        on the device of all parameters is read there, also by each replay of a CUDA graph. An array with two axes and
+        one row, such as (1, 2), is one key.
+    member : int or vector of K ints, default 0
+        The row of the first coefficient, with ``member + K <= 2**32``. With one seed and a number as the coefficient, K
+        members make a population. In device memory, members have 64 bits.
+    decay : float or mapping of names to float, default 0
+        The part of a parameter that is removed, from 0 to 1: learning rate times weight decay. Names that are absent
+        from a mapping have 0. The factor ``1 - decay`` and its product with the parameter are each rounded once to the
+        computing type, before the first sum.
     out : like `parameters`, optional, not for JAX
         Destination: arrays with the same structure, names, shapes, types and devices, or a module; `parameters` itself
-        to work in place; no iterator. The noise is added to `parameters`, never to the former values of `out`.
-        Coefficients and a seed in device memory must not overlap `out`.
+        to work in place; no iterator. For a population, each has the axis K in front. The noise is added to
+        `parameters`, never to the former values of `out`. Coefficients, seeds and members in device memory must not
+        overlap `out`.
     fast_math, backend : various
         As for `sample`.
     ids : mapping of names to int, or sequence of int, optional
@@ -108,7 +118,9 @@ def perturb(
     -------
     array, list, tuple, dict or pytree
         New arrays in the structure of `parameters`, a list or dict for an iterator, a dict for pairs or a module; or
-        `out`. They do not require grad. Under `jax.jit`, donated parameters are written in place.
+        `out`. In a population, each array has a leading axis K, and element k equals the result for ``seed[k]`` or
+        ``member[k]``. Under `jax.jit`, donated parameters are written in place. Where PyTorch records gradients, new
+        tensors require grad if their parameters do, with the derivative ``1 - decay``; with `out`, nothing is recorded.
 
     Raises
     ------
@@ -118,11 +130,12 @@ def perturb(
     ValueError
         If a shape, range or device differs from the above, a coefficient is not finite, two parameters have one id or
         one name, or arrays overlap. If `out` has another structure, or has a tensor that autograd has recorded as the
-        result of an operation. If torch.func, forward-mode AD, `jax.vmap` or a derivative of JAX transforms the call.
+        result of an operation. If seed and member are both vectors, or have other lengths than the coefficients. If a
+        gradient of coefficients or decay is needed. If PyTorch transforms a call with `out`.
     UnknownBackendError, BackendUnavailableError
         As for `sample`.
     RuntimeError
-        If a CUDA graph is captured, and a vector of coefficients is on the host.
+        If a CUDA graph is captured, and a vector of coefficients, seeds or members is on the host.
 
         After an error, nothing has been written.
 
@@ -135,6 +148,9 @@ def perturb(
 
     Adding and then subtracting the same noise does not restore a parameter: each result is rounded. With `out`, the
     original parameters can stay unchanged.
+
+    `jax.vmap` and `torch.func.vmap` over seed, member, coefficients or parameters make a population too. A population
+    takes one launch for each device and type.
 
     Examples
     --------
@@ -161,13 +177,13 @@ def perturb(
         from ._routes.torch_compile_perturb import perturb_in_graph
 
         return perturb_in_graph(
-            perturb, parameters, coefficients, seed=seed, member=member, out=out, fast_math=fast_math, ids=ids,
-            backend=backend,
+            perturb, parameters, coefficients, seed=seed, member=member, decay=decay, out=out, fast_math=fast_math,
+            ids=ids, backend=backend,
         )  # fmt: skip
     if not has_default_floats():
         with default_floats():
             return perturb(
-                parameters, coefficients, seed=seed, member=member, out=out, fast_math=fast_math, ids=ids,
+                parameters, coefficients, seed=seed, member=member, decay=decay, out=out, fast_math=fast_math, ids=ids,
                 backend=backend,
             )  # fmt: skip
     is_array = type(parameters) in BY_TYPE
@@ -177,16 +193,30 @@ def perturb(
         from ._routes.jax.perturb import perturb_jax
 
         return perturb_jax(
-            parameters, coefficients, seed=seed, member=member, out=out, fast_math=fast_math, ids=ids, backend=backend
+            parameters,
+            coefficients,
+            seed=seed,
+            member=member,
+            decay=decay,
+            out=out,
+            fast_math=fast_math,
+            ids=ids,
+            backend=backend,
         )
     structure = structure_of("parameters", parameters)
     targets: Structure | None = structure
     if out is not parameters:
         targets = None if out is None else matching(structure_of("out", out), structure)
-    call = structure, targets, out, coefficients, seed, member, fast_math, ids, backend
+    call = structure, targets, out, coefficients, seed, member, decay, fast_math, ids, backend
     distributed = None if is_array else sys.modules.get("torch.distributed.tensor")
     if distributed is not None and any(issubclass(x, distributed.DTensor) for x in set(map(type, structure.arrays))):
         from ._routes.dtensor import perturb_dtensors
 
         return perturb_dtensors(*call)
-    return perturbed(*call)
+    try:
+        return perturbed(*call)
+    except TransformedError:
+        pass
+    from ._routes.torch_perturb import perturb_transformed
+
+    return perturb_transformed(*call)

@@ -123,7 +123,8 @@ def coefficients_reader(
         with quiet():
             array = values.astype(real)
             # A finite sum of squares proves all coefficients finite.
-            if not (array.dot(array) < math.inf or np.isfinite(array).all()):
+            flat = array if array.ndim == 1 else array.reshape(-1)
+            if not (flat.dot(flat) < math.inf or np.isfinite(array).all()):
                 check_coefficients(values, given, limit)
         return array, None
 

@@ -7,7 +7,7 @@ imports no array library: protocols describe the arrays of PyTorch, JAX, CuPy an
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol, SupportsIndex, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, SupportsFloat, SupportsIndex, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -146,6 +146,10 @@ class _SupportsNumpy(Protocol):
 AnyArray: TypeAlias = HostVector | _SupportsDLPack | _SupportsCuda | _SupportsNumpy
 Seed: TypeAlias = "SupportsIndex | Key | Sequence[SupportsIndex | Key] | _SupportsDLPack | _SupportsCuda"
 """One seed or Key, or a vector of them."""
+Members: TypeAlias = "SupportsIndex | Sequence[SupportsIndex] | _SupportsDLPack | _SupportsCuda | HostArray"
+"""One member of a population, or a vector of them."""
+Decay: TypeAlias = "SupportsFloat | Mapping[str, SupportsFloat]"
+"""One decay, or decays by the names of parameters."""
 
 # --- Keyword arguments of `sample`, `weighted_moments` and `perturb` -------------------------------
 
@@ -192,7 +196,8 @@ if TYPE_CHECKING:
         """Options of `perturb` with `out`."""
 
         seed: Required[Seed]
-        member: SupportsIndex
+        member: Members
+        decay: Decay
         fast_math: bool
         ids: Mapping[str, SupportsIndex] | Sequence[SupportsIndex] | None
         backend: str

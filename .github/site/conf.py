@@ -40,6 +40,7 @@ navigation = {
         ("examples/cart_pole", "MPPI: poles on carts", "multisample/examples/cart_pole.py"),
         ("examples/mppi", "MPPI in a kernel", "multisample/examples/mppi.py"),
         ("examples/evolution_strategy", "An evolution strategy", "multisample/examples/evolution_strategy.py"),
+        ("examples/populations", "Populations", "multisample/examples/populations.py"),
         ("examples/mezo", "MeZO on a transformer", "multisample/examples/mezo.py"),
         ("examples/bayesian_regression", "Variational inference", "multisample/examples/bayesian_regression.py"),
         ("examples/option_prices", "Option prices", "multisample/examples/option_prices.py"),

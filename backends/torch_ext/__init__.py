@@ -197,12 +197,14 @@ class TorchExtBackend:
     def launcher(self, launch: Launch) -> Launcher:
         run, fail = self._runner(launch)
         kinds = {getattr(launch, f"{x}_type") for x in INPUTS} - {ElementType.number}
-        if _reads_computing_type(launch) and (self.builtins is None or kinds - {ElementType[computing_name(launch)]}):
+        # The builtin function takes numbers and vectors of the computing type, and one first row.
+        is_builtin = self.builtins is not None and not launch.origin_step
+        if _reads_computing_type(launch) and (not is_builtin or kinds - {ElementType[computing_name(launch)]}):
             from ..kernels.cpu.launcher import packed_launcher
 
             return packed_launcher(launch, _thread_count)
         launcher = generic_launcher(self, launch)
-        if self.builtins is not None:
+        if self.builtins is not None and is_builtin:
             packed = pack(launch)
             launcher = Launcher(
                 self.builtins.launch(packed, run, fail, thread_limit),

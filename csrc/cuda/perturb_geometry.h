@@ -41,7 +41,36 @@ struct StridedSpan {
   u32 id;
   u32 block;  // the first block of the span
 };
-static_assert(sizeof(StridedSpan) == sizeof(Span), "a Span with `block` in the high half of `id`");
+
+// A span of a population or with a factor: see `Span`.
+template <class Entry>
+struct Wide : Entry {
+  i64 source_step, target_step;
+  Factor factor;
+};
+static_assert(sizeof(Wide<StridedSpan>) == sizeof(Span), "a Span with `block` in the high half of `id`");
+
+// Where a kernel of perturb finds its seed, offset and first row. Kernels of the last two kinds take wide spans.
+enum KeyOrigin : u32 {
+  kInParameters,
+  kInMemory,
+  kOfBatch,  // in memory, for each matrix of a batch; the grid's y axis counts these
+  kOfRows,   // the seed and the offset in memory, for each row
+};
+
+// The spans of kernels of a kind.
+template <class Entry, KeyOrigin origin>
+struct EntryOf {
+  using Type = Entry;
+};
+template <class Entry>
+struct EntryOf<Entry, kOfBatch> {
+  using Type = Wide<Entry>;
+};
+template <class Entry>
+struct EntryOf<Entry, kOfRows> {
+  using Type = Wide<Entry>;
+};
 
 // CUDA's limit for the parameters of a kernel, and the size of those besides the spans, in bytes.
 constexpr u32 kMostParameters = 4096, kOtherParameters = sizeof(Launch) + 160;
@@ -99,6 +128,22 @@ inline bool convert(const Span& span, i64 size, StridedSpan& strided) {
   Run run;
   return !convert(span, size, run);
 }
+template <class Entry>
+bool convert(const Span& span, i64 size, Wide<Entry>& wide) {
+  wide.source_step = span.source_step;
+  wide.target_step = span.target_step;
+  wide.factor = span.factor;
+  return convert(span, size, static_cast<Entry&>(wide));
+}
+
+// The kind of kernels that run the call.
+inline KeyOrigin origin_of(const Launch& call) {
+  if (call.shared_noise) return kOfRows;
+  bool wide = call.batch > 1 || call.sigma_type != kNumber;
+  const Span* const spans = static_cast<const Span*>(call.matrix);
+  for (u64 k = 0; k < call.spans && !wide; ++k) wide = spans[k].factor.number != 1;
+  return wide ? kOfBatch : call.origin_in_memory ? kInMemory : kInParameters;
+}
 
 inline u32 own_groups(const Launch& call) { return own_groups(element_size(call.type), call.rows == 1); }
 
@@ -117,6 +162,7 @@ inline u32 perturb_turns(const Launch& call) {
   const Span* const spans = static_cast<const Span*>(call.matrix);
   u64 elements = 0;
   for (u64 k = 0; k < call.spans; ++k) elements += static_cast<u64>(spans[k].rows * spans[k].width);
+  elements *= max(call.batch, 1);
   const u64 turns = elements / (kWidth * own_groups(call) * kPerturbThreads * kPerturbBlocks);
   return static_cast<u32>(max(min(turns, most_turns(call)), 1));
 }

@@ -11,10 +11,19 @@
 namespace multisample {
 
 // What all groups of a row share.
-template <class Real>
+template <class Real, bool has_own_key = false>
 struct alignas(16) Member {
   RowPart words;
   Real weight;
+};
+
+// A row with a seed and an offset of its own.
+template <class Real>
+struct alignas(16) Member<Real, true> {
+  RowPart words;
+  Real weight;
+  u32 offset;  // the low half
+  u32 seed[2];
 };
 
 // The span of this block.
@@ -203,11 +212,12 @@ MULTISAMPLE_FUNCTION void add(Real weight, const Normals<Real>& z, Real (&x)[kWi
 // One turn of a block, with `rows` members. `prepare(row)` puts the members from `row` on into shared memory, and
 // returns how many there are; the last call was prepare(0) and returned `count`. A warp without groups only
 // prepares members.
-template <class Out, bool fast, bool one_member, u32 kOwn, class Entry, class Whole, class Prepare>
+template <class Out, bool fast, bool one_member, KeyOrigin origin, u32 kOwn, class Entry, class Whole, class Prepare>
 MULTISAMPLE_FUNCTION void perturb_turn(const TurnGroups<Out, kOwn, Entry>& groups, Whole whole, bool works, i64 width,
-                                       const Member<typename Computing<Out>::Type>* members, u64 rows, u32& count,
-                                       u64 offset, const Keys<typename Computing<Out>::Type>& keys,
-                                       const Prepare& prepare) {
+                                       typename Computing<Out>::Type factor,
+                                       const Member<typename Computing<Out>::Type, origin == kOfRows>* members,
+                                       u64 rows, u32& count, u64 offset,
+                                       const Keys<typename Computing<Out>::Type>& keys, const Prepare& prepare) {
   using Real = typename Computing<Out>::Type;
   Quad<Out> quads[kOwn];
 #pragma unroll
@@ -215,18 +225,34 @@ MULTISAMPLE_FUNCTION void perturb_turn(const TurnGroups<Out, kOwn, Entry>& group
     const RowGroup group = groups.at(g);
     quads[g] = whole ? load<Quad<Out>>(group.source) : load_group<Out>(group, width, groups.source_stride);
   }
-  Noise<Real, false, fast> noise[kOwn];
+  using OfMember = Member<Real, origin == kOfRows>;
+  using Drawn = Noise<Real, false, fast>;
+  // With a key for each row, no part of the noise is common to the rows.
+  Drawn noise[kOwn];
+  if constexpr (origin != kOfRows) {
 #pragma unroll
-  for (u32 g = 0; g < kOwn; ++g) noise[g] = Noise<Real, false, fast>::of(groups.at(g).index, offset, keys);
+    for (u32 g = 0; g < kOwn; ++g) noise[g] = Drawn::of(groups.at(g).index, offset, keys);
+  }
+  const auto normals_of = [&](u32 g, const OfMember& member) {
+    if constexpr (origin == kOfRows) {
+      const Keys<Real> own(u64{member.seed[1]} << 32 | member.seed[0]);
+      return Drawn::of(groups.at(g).index, (offset & ~u64{0xFFFFFFFF}) | member.offset, own).in(member.words, own);
+    } else {
+      return noise[g].in(member.words, keys);
+    }
+  };
   Real x[kOwn][kWidth] = {};
   if (works) {
     // The first member is outside the loop: its noise is computed while the loads are in flight.
-    const Member<Real> member = members[0];
+    const OfMember member = members[0];
 #pragma unroll
     for (u32 g = 0; g < kOwn; ++g) {
-      const Normals<Real> z = noise[g].in(member.words, keys);
+      const Normals<Real> z = normals_of(g, member);
 #pragma unroll
-      for (u32 k = 0; k < kWidth; ++k) x[g][k] = converted<Real>(quads[g].x[k]);
+      for (u32 k = 0; k < kWidth; ++k) {
+        x[g][k] = converted<Real>(quads[g].x[k]);
+        if constexpr (origin >= kOfBatch) x[g][k] = mul_rn(factor, x[g][k]);
+      }
       add(member.weight, z, x[g]);
     }
   }
@@ -235,12 +261,12 @@ MULTISAMPLE_FUNCTION void perturb_turn(const TurnGroups<Out, kOwn, Entry>& group
 #pragma unroll 1
     for (u64 row = 0;;) {
       // The address stays in a register: the compiler would compute it again for each member.
-      const Member<Real>* const all = opaque_shared(members);
+      const OfMember* const all = opaque_shared(members);
 #pragma unroll(kOwn == 1 ? 2 : 1)
       for (u32 r = works ? first : count; r < count; ++r) {
-        const Member<Real> member = all[r];
+        const OfMember member = all[r];
 #pragma unroll
-        for (u32 g = 0; g < kOwn; ++g) add(member.weight, noise[g].in(member.words, keys), x[g]);
+        for (u32 g = 0; g < kOwn; ++g) add(member.weight, normals_of(g, member), x[g]);
       }
       first = 0;
       if (rows <= kPerturbThreads) break;
@@ -264,43 +290,82 @@ MULTISAMPLE_FUNCTION void perturb_turn(const TurnGroups<Out, kOwn, Entry>& group
   }
 }
 
-template <class Out, bool fast, bool one_member, class Entry>
-MULTISAMPLE_FUNCTION void perturb(const Launch& call, const SpanList<Entry>& list,
+// The span of matrix b of a batch.
+template <class Entry>
+MULTISAMPLE_FUNCTION const Entry& span_of_batch(const Entry& span, u32) {
+  return span;
+}
+template <class Entry>
+MULTISAMPLE_FUNCTION Entry span_of_batch(const Wide<Entry>& span, u32 b) {
+  Entry own = span;
+  own.source += b * span.source_step;
+  own.target += b * span.target_step;
+  return own;
+}
+
+template <class Real, class Entry>
+MULTISAMPLE_FUNCTION Real factor_of(const Launch&, const Entry&) {
+  return 1;
+}
+template <class Real, class Entry>
+MULTISAMPLE_FUNCTION Real factor_of(const Launch& call, const Wide<Entry>& span) {
+  if (call.sigma_type == kNumber) return static_cast<Real>(span.factor.number);
+  const char* const factors = static_cast<const char*>(call.sigma.data);
+  return load<Real>(factors + static_cast<i64>(span.factor.index) * call.sigma_stride);
+}
+
+template <class Out, bool fast, bool one_member, KeyOrigin origin, class Kind>
+MULTISAMPLE_FUNCTION void perturb(const Launch& call, const SpanList<typename EntryOf<Kind, origin>::Type>& list,
                                   const Keys<typename Computing<Out>::Type>& keys) {
   using Real = typename Computing<Out>::Type;
+  using OfMember = Member<Real, origin == kOfRows>;
   constexpr u32 kOwn = own_groups(sizeof(Out), one_member), kTurn = kOwn * kPerturbThreads;
-  const Entry& span = span_of_block(list);
-  const u64 offset = value_of(call.offset, call.offset_at) + (static_cast<u64>(span.id) << 32);
-  const auto member_of = [&](u64 r) -> Member<Real> {
-    return {row_part(static_cast<u32>(call.first_row + r), low(offset), keys.keys), element<Real>(weights_of(call), r)};
+  const auto& entry = span_of_block(list);
+  const auto& span = span_of_batch<Kind>(entry, origin == kOfBatch ? blockIdx.y : 0);
+  const Real factor = factor_of<Real>(call, entry);
+  const u64 id = static_cast<u64>(span.id) << 32;
+  const u64 offset = origin == kOfRows ? id : value_of(call.offset, call.offset_at) + id;
+  const auto member_of = [&](u64 r) -> OfMember {
+    const Real weight = element<Real>(weights_of(call), r);
+    if constexpr (origin == kOfRows) {
+      const i64 k = static_cast<i64>(r);
+      const u64 seed = word_of(call.seed, moved(call.seed_at, k * call.seed_step), call.word_formats & 0xFF);
+      const u32 own = low(word_of(call.offset, moved(call.offset_at, k * call.offset_step), call.word_formats >> 8));
+      return {row_part(static_cast<u32>(call.first_row), own, round_keys(seed, kKey1)),
+              weight,
+              own,
+              {low(seed), high(seed)}};
+    } else {
+      return {row_part(static_cast<u32>(call.first_row + r), low(offset), keys.keys), weight};
+    }
   };
   const u64 begin = static_cast<u64>(blockIdx.x - span.block) * (list.turns * kTurn), left = groups_of(span) - begin;
   const u32 most = list.turns * kTurn, end = left < most ? static_cast<u32>(left) : most;
-  TurnGroups<Out, kOwn, Entry> groups(span, begin);
-  const auto turns = [&](const Member<Real>* members, u64 rows, u32 count, const auto& prepare) {
+  TurnGroups<Out, kOwn, Kind> groups(span, begin);
+  const auto turns = [&](const OfMember* members, u64 rows, u32 count, const auto& prepare) {
 #pragma unroll 1
     for (u32 first = 0; first < end; first += kTurn) {
       const bool whole = groups.are_whole(), works = first + threadIdx.x / 32 * 32 < end;
       // With a constant `whole`, no branch separates the loads, and the compiler issues them together.
       if constexpr (!decltype(groups)::kUniform) {
-        perturb_turn<Out, fast, one_member>(groups, whole, works, span.width, members, rows, count, offset, keys,
-                                            prepare);
+        perturb_turn<Out, fast, one_member, origin>(groups, whole, works, span.width, factor, members, rows, count,
+                                                    offset, keys, prepare);
       } else if (whole) {
-        perturb_turn<Out, fast, one_member>(groups, Constant<true>{}, true, span.width, members, rows, count, offset,
-                                            keys, prepare);
+        perturb_turn<Out, fast, one_member, origin>(groups, Constant<true>{}, true, span.width, factor, members, rows,
+                                                    count, offset, keys, prepare);
       } else {
-        perturb_turn<Out, fast, one_member>(groups, Constant<false>{}, works, span.width, members, rows, count, offset,
-                                            keys, prepare);
+        perturb_turn<Out, fast, one_member, origin>(groups, Constant<false>{}, works, span.width, factor, members, rows,
+                                                    count, offset, keys, prepare);
       }
       groups.next();
     }
   };
   if constexpr (one_member) {
     // Registers keep a single member: the block needs neither shared memory nor a barrier.
-    const Member<Real> member = member_of(0);
+    const OfMember member = member_of(0);
     turns(&member, 1, 1, [](u64) { return 1; });
   } else {
-    __shared__ Member<Real> members[kPerturbThreads];
+    __shared__ OfMember members[kPerturbThreads];
     const auto prepare = [&](u64 row) {
       const u64 rest = call.rows - row;
       if (threadIdx.x < rest) members[threadIdx.x] = member_of(row + threadIdx.x);
@@ -313,22 +378,32 @@ MULTISAMPLE_FUNCTION void perturb(const Launch& call, const SpanList<Entry>& lis
 }
 
 // Minimum blocks per SM, for __launch_bounds__: more blocks spill registers. Strided spans and non-uniform round keys
-// take further registers. With one member and elements of at most four bytes, occupancy is full.
-template <class Out, bool one_member, class Entry, bool origin_in_memory>
-constexpr int kPerturbBlocksAtOnce = one_member ? blocks_with_room(sizeof(Out) == 8 ? 4 : 8, kPerturbThreads)
-                                                : (sizeof(Entry) > sizeof(Run) || origin_in_memory ? 2 : 3);
+// take further registers. With one member and elements of at most four bytes, occupancy is full, except in a batch,
+// whose addresses take registers too.
+template <class Out, bool one_member, class Kind, KeyOrigin origin>
+constexpr int kPerturbBlocksAtOnce = one_member ? blocks_with_room(sizeof(Out) == 8     ? 4
+                                                                   : origin == kOfBatch ? 6
+                                                                                        : 8,
+                                                                   kPerturbThreads)
+                                                : (sizeof(Kind) > sizeof(Run) || origin != kInParameters ? 2 : 3);
 
-template <class Out, bool fast, bool one_member, class Entry, bool origin_in_memory>
-__global__ void __launch_bounds__(kPerturbThreads, (kPerturbBlocksAtOnce<Out, one_member, Entry, origin_in_memory>))
-perturb_kernel(const __grid_constant__ Launch call, const __grid_constant__ SpanList<Entry> list,
+// `Kind` is Run or StridedSpan.
+template <class Out, bool fast, bool one_member, class Kind, KeyOrigin origin>
+__global__ void __launch_bounds__(kPerturbThreads, (kPerturbBlocksAtOnce<Out, one_member, Kind, origin>))
+perturb_kernel(const __grid_constant__ Launch call,
+               const __grid_constant__ SpanList<typename EntryOf<Kind, origin>::Type> list,
                const __grid_constant__ Keys<typename Computing<Out>::Type> keys) {
   // See sample_kernel: numbers passed by value are uniform to the compiler.
-  if constexpr (origin_in_memory) {
-    const Launch values = with_values(call);
+  if constexpr (origin == kInMemory || origin == kOfBatch) {
+    const Launch values = with_values(origin == kOfBatch ? matrix_of_batch(call, blockIdx.y) : call);
     const Keys<typename Computing<Out>::Type> own_keys(values.seed);
-    perturb<Out, fast, one_member>(values, list, own_keys);
+    perturb<Out, fast, one_member, origin, Kind>(values, list, own_keys);
+  } else if constexpr (origin == kOfRows) {
+    Launch values = call;
+    values.first_row = value_of(call.first_row, call.first_row_at);
+    perturb<Out, fast, one_member, origin, Kind>(values, list, keys);
   } else {
-    perturb<Out, fast, one_member>(call, list, keys);
+    perturb<Out, fast, one_member, origin, Kind>(call, list, keys);
   }
 }
 

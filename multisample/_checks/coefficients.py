@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +18,15 @@ TRANSFORMED = (
     " dispatch mode), in which perturb cannot be"
 )
 
+
+class TransformedError(ValueError):
+    """A tensor is part of a transformation of PyTorch, in which a plan cannot read it."""
+
+
+WITH_GRADIENT = (
+    "coefficients: require grad, but gradients flow to the parameters only, since those of the coefficients need the"
+    " noise; detach them, or draw the noise with multisample.sample"
+)
 
 LIMITS = {"f": 2.0**128 - 2.0**103, "d": math.inf}
 """The least number that a computing type rounds to infinity, by its letter."""
@@ -33,10 +43,10 @@ class Coefficients(NamedTuple):
     """The argument in its base class."""
 
 
-def read_coefficients(given: Any) -> Coefficients:
+def read_coefficients(given: Any, is_batch: bool = False) -> Coefficients:
     """The argument `coefficients`; TypeError or ValueError if it is neither a number nor a vector of numbers.
 
-    `check_coefficients` checks the values.
+    `check_coefficients` checks the values. For a batch, a number may be a vector, and a vector a matrix.
     """
     if type(given) in (list, tuple) and set(map(type, given)) == {float}:  # Faster than the general way.
         return Coefficients(len(given), np.array(given, np.float64), None, given)
@@ -54,12 +64,14 @@ def read_coefficients(given: Any) -> Coefficients:
             "coefficients: expected a number, a list, a NumPy array, or an array of the parameters' library, got"
             f" {described(given)}"
         )
+    if library.name == "torch" and given.requires_grad and sys.modules["torch"].is_grad_enabled():
+        raise ValueError(WITH_GRADIENT)
     if library.is_transformed((given,)):
-        raise ValueError(TRANSFORMED)
+        raise TransformedError(TRANSFORMED)
     operand = library.describe("coefficients", given)
-    if len(operand.shape) > 1:
+    if len(operand.shape) > 1 + is_batch:
         raise ValueError(f"coefficients: expected a number or shape (K,), got {operand.shape}")
-    count = operand.shape[0] if operand.shape else 1
+    count = math.prod(operand.shape)
     if operand.device != CPU or library.lacks_values(given):
         return Coefficients(count, None, operand, given)
     values = np.ascontiguousarray(np.atleast_1d(library.to_host(given)), np.float64)
@@ -72,7 +84,8 @@ def check_coefficients(values: Any, given: Any, limit: float = math.inf) -> None
         are_below = abs(values) < limit
     else:
         with quiet():  # A small sum of squares proves all coefficients small, and is faster than a maximum.
-            are_below = values.dot(values) < limit * limit or bool((np.abs(values) < limit).all())
+            flat = values if values.ndim == 1 else values.reshape(-1)
+            are_below = flat.dot(flat) < limit * limit or bool((np.abs(flat) < limit).all())
     if not are_below:
         what, of = ("", "") if not np.isfinite(values).all() else (" of the computing type", " for float32")
         raise ValueError(f"coefficients: expected finite numbers{what}, got {describe(given)}{of}")

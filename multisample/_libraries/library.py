@@ -203,6 +203,14 @@ class Library:
         """``written(out)`` notifies the library that `out`, an array or several, has changed. None if unneeded."""
         return None
 
+    def recorder(self, arrays: Sequence[Any]) -> Callable[..., Sequence[Any]] | None:
+        """``record(results, arrays, factors, size)``: the results of `perturb` for arrays like these, with gradients.
+
+        None if no array needs gradients. `factors` are those of the arrays, or None, and `size` is the length of the
+        population, or None.
+        """
+        return None
+
     # --- For few calls ---
 
     def share_memory(self, a: Any, b: Any) -> bool:

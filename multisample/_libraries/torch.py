@@ -7,6 +7,7 @@ import functools
 import math
 import operator
 import struct
+import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ _layer, _modes = torch._C._functorch.peek_interpreter_stack, torch._C._len_torch
 _is_jit_tracing, _function_modes = torch._C._is_tracing, torch._C._len_torch_function_stack
 _raw_stream: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 _is_grad_enabled = torch.is_grad_enabled
+_thread = threading.local()
 _current_stream_is_capturing: Callable[[], bool] | None = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)
 _current_device: Callable[[], int] | None = getattr(torch._C, "_cuda_getDevice", None)
 
@@ -63,7 +65,22 @@ def is_transforming() -> bool:
     True inside torch.func, dispatch modes, forward-mode AD and torch.jit.trace. torch.compile and torch.export, which
     trace, also set a dispatch mode, or replace `is_traced`.
     """
-    return _layer() is not None or _modes() > 0 or _is_jit_tracing() or forward_ad._current_level >= 0
+    return _layer() is not None or _modes() > 0 or _is_jit_tracing() or _has_tangents()
+
+
+def _has_tangents() -> bool:
+    """Whether tensors may have tangents of forward-mode AD."""
+    return forward_ad._current_level >= 0 and not getattr(_thread, "is_without_tangents", False)
+
+
+@contextlib.contextmanager
+def without_tangents() -> Iterator[None]:
+    """Declare that tensors inside have no tangents that a call must see, on this thread."""
+    before, _thread.is_without_tangents = getattr(_thread, "is_without_tangents", False), True
+    try:
+        yield
+    finally:
+        _thread.is_without_tangents = before
 
 
 def has_function_mode() -> bool:
@@ -270,8 +287,8 @@ class TorchLibrary(Library):
 
     def is_transformed(self, arrays: Sequence[Any]) -> bool:
         if all(map(self.lacks_values, arrays)):  # The mode of fake tensors is a dispatch mode.
-            return _layer() is not None or forward_ad._current_level >= 0
-        return super().is_transformed(arrays)
+            return _layer() is not None or _has_tangents()
+        return is_transforming() or any(map(self.is_opaque, arrays))
 
     address = staticmethod(torch.Tensor.data_ptr)
     counted = staticmethod(counted)
@@ -366,6 +383,13 @@ class TorchLibrary(Library):
     def written(self) -> Callable[[Any], None]:
         increment: Callable[[Any], None] = torch.autograd.graph.increment_version
         return increment
+
+    def recorder(self, arrays: Sequence[Any]) -> Callable[..., Sequence[Any]] | None:
+        if not any(x.requires_grad for x in arrays):
+            return None
+        from .torch_gradients import record
+
+        return record
 
     def to_host(self, array: Any) -> HostArray:
         _check_memory(array)

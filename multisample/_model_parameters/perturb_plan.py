@@ -21,21 +21,21 @@ from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.launch import HOST as ON_HOST
 from multisample.backends.launch import ElementType, Launch, Operation
 
-from .._arguments import check_flag, checked_integer
+from .._arguments import check_flag
 from .._backends import choose, known_backend
-from .._checks.coefficients import TRANSFORMED, Coefficients, check_coefficients, read_coefficients
+from .._checks.coefficients import TRANSFORMED, Coefficients, TransformedError, check_coefficients, read_coefficients
 from .._checks.operands import check_alignment, check_unwritten, ranges_of
-from .._checks.window_and_options import check_members
 from .._libraries import Device, Library, as_base_class, described, library_of
 from .._libraries.library import NOUNS
 from .._libraries.numpy import cached_dtype
 from .._operations import ROWS
 from .._plan import guarded_plans, put_guarded
-from .._randomness.generator import WORD_64
-from .._randomness.seed_argument import Keys, is_in_array, keys_in, one_key
+from .._randomness.generator import WORD_64, Key
+from .._randomness.seed_argument import MOST_OFFSETS, key_words, keys_in
 from .._reading import coefficients_reader
 from .._stream_order import order_after, order_before
-from .spans import Block, Shards, packer_of, spans_of, whole
+from .populations import PLAIN, Batch, Variant, decays_of, factor_words, members_of, variant_of, words_reader
+from .spans import Block, Shards, one_of, packer_of, spans_of, whole
 from .structures import ACCEPTED, Structure, ids_of
 from .ties import Memory, Ties, memory_of, ties_of
 
@@ -48,34 +48,49 @@ class Request(NamedTuple):
     library: Library
     coefficients: Coefficients
     seed: Any
+    member: Any
     fast_math: bool
     ids: Any
     backend: str
     shards: Shards | None
+    variant: Variant
 
 
 def perturbed(
-    parameters: Structure, out: Structure | None, given_out: Any, given: Any, seed: Any, member: Any, fast_math: Any,
-    ids: Any, backend: Any, shards: Shards | None = None,
+    parameters: Structure, out: Structure | None, given_out: Any, given: Any, seed: Any, member: Any, decay: Any,
+    fast_math: Any, ids: Any, backend: Any, shards: Shards | None = None, batch: Batch | None = None,
 ) -> Any:  # fmt: skip
     """The result of a call whose arrays are of one library. TypeError or ValueError if an argument is wrong.
 
     `out` is `parameters` itself in place. `given_out` is the argument `out`, and `given` the argument `coefficients`.
-    `shards` says which elements the arrays have, if they are parts of parameters.
+    `shards` says which elements the arrays have, if they are parts of parameters. `batch` says which arguments vmap has
+    made larger.
     """
     if type(fast_math) is not bool:
         check_flag("fast_math", fast_math)
         fast_math = bool(fast_math)
-    # `read_coefficients` and `one_key`, inlined for the usual types. The plan checks that coefficients are finite.
+    # `read_coefficients` and `key_words`, inlined for the usual types. The plan checks that coefficients are finite.
     length, values, vector = 1, given, None
     if type(given) is not float:
-        length, values, vector, given = read_coefficients(given)
-    form, word, offset = None, seed, 0
-    if not (type(seed) is int and 0 <= seed < WORD_64):
-        seed, form, word, offset = one_key(seed)
-    if type(member) is not int or not 0 <= member < ROWS - length:
-        member = checked_integer("member", member, 0, ROWS + 1)
-        check_members(member, length)
+        length, values, vector, given = read_coefficients(given, batch is not None and batch.coefficients)
+        if batch is not None and batch.coefficients:
+            length //= max(batch.size, 1)
+            values = None if values is None else values.reshape(batch.size, length)
+    word, offset, decays, variant = seed, 0, None, None
+    if (
+        type(seed) is Key
+        and type(seed[0]) is type(seed[1]) is int
+        and 0 <= seed[0] < WORD_64 > MOST_OFFSETS > seed[1] >= 0
+    ):
+        word, offset = seed
+    if (
+        type(word) is not int or not 0 <= word < WORD_64 or type(member) is not int or not 0 <= member < ROWS - length
+        or type(decay) is not int or decay or batch is not None
+    ):  # fmt: skip
+        is_number = type(values) is float or (vector is not None and not vector.shape)
+        seed, word, offset, member, decays, variant = _varied(
+            length, is_number, seed, member, decays_of(decay, parameters), batch
+        )
     arrays: Any = parameters.arrays
     count = len(arrays)
     if count == 0:
@@ -86,7 +101,7 @@ def perturbed(
             # Calls with one array come in many shapes, so the key has its shape; for more arrays, their number.
             key = (
                 "perturb", parameters.names, count if count > 1 else arrays[0].shape, out is None, out is parameters,
-                None if type(values) is float else vector or length, form, fast_math,
+                None if type(values) is float else vector or length, variant, fast_math,
                 None if ids is None else tuple(ids.items() if type(ids) is dict else ids), backend, shards,
             )  # fmt: skip
         except Exception:  # A nested tensor has no shape, and a foreign object may raise anything.
@@ -95,7 +110,7 @@ def perturbed(
     for guard, run in guarded_plans(key):
         addresses = guard(read, written)
         if addresses is not None:
-            results = run(addresses, parameters, out, values, given, seed, word, offset, member)
+            results = run(addresses, parameters, out, values, given, seed, word, offset, member, decays)
             if results is not None:
                 break
     else:
@@ -103,11 +118,39 @@ def perturbed(
         plain = _in_base_classes("parameters", parameters, library)
         plain_out = plain if out is parameters else None if out is None else _in_base_classes("out", out, library)
         if plain is not parameters or plain_out is not out:  # A plan may exist.
-            return perturbed(plain, plain_out, given_out, given, seed, member, fast_math, ids, backend, shards)
+            return perturbed(
+                plain, plain_out, given_out, given, seed if variant and variant.seed else Key(word, offset), member,
+                decay, fast_math, ids, backend, shards, batch,
+            )  # fmt: skip
         coefficients = Coefficients(length, values, vector, given)
-        request = Request(parameters, out, library, coefficients, seed, fast_math, ids, backend, shards)
-        results = _run_first(key, request, word, offset, member)
+        request = Request(
+            parameters, out, library, coefficients, seed, member, fast_math, ids, backend, shards, variant or PLAIN
+        )
+        results = _run_first(key, request, word, offset, member, decays)
     return parameters.rebuild(results) if out is None else given_out
+
+
+def _varied(
+    length: int, is_number: bool, seed: Any, member: Any, decays: list[float] | None, batch: Batch | None
+) -> tuple[Any, int, int, Any, list[float] | None, Variant | None]:
+    """Seed, its words, member and decays as a plan takes them, and the variant of the call; None if it is plain."""
+    check_untransformed(seed)
+    seed, form, word, offset, seeds = key_words(seed)
+    check_untransformed(member)
+    member, member_form, members = members_of(member, length)
+    if batch is None and form is None and decays is None and seeds is None and members is None:
+        return seed, word, offset, member, None, None
+    variant = variant_of(
+        None if is_number else length, form, seeds, member_form, members, decays is not None, batch
+    )  # fmt: skip
+    return seed, word, offset, member, decays, variant
+
+
+def check_untransformed(x: Any) -> None:
+    """Raise `TransformedError` for a tensor that is part of a transformation of PyTorch."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(x, torch.Tensor) and library_of("seed", x).is_transformed((x,)):
+        raise TransformedError(TRANSFORMED)
 
 
 def _are_integers(ids: Any) -> bool:
@@ -126,19 +169,19 @@ def _in_base_classes(argument: str, structure: Structure, library: Library) -> S
     return structure._replace(arrays=arrays) if changed else structure
 
 
-def _run_first(key: Hashable, request: Request, *words: int) -> Sequence[Any]:
+def _run_first(key: Hashable, request: Request, *values_of_call: Any) -> Sequence[Any]:
     """The results of a call without a plan. Runs all checks, and stores a plan under `key`, unless that is None."""
     parameters, out, library, (_, values, _, given) = request[:4]
     if values is not None:
         check_coefficients(values, given)
-    memory = memory_of(parameters, out, library)
+    memory = memory_of(parameters, out, library, request.variant)
     if all(map(library.lacks_values, parameters.arrays)):
         return _results_without_values(request)
     read, written = () if out is parameters else parameters.arrays, () if out is None else out.arrays
     addresses = library.addresses((*read, *written))
     ties = ties_of(parameters, out, memory, list(memoryview(addresses).cast("q")))
     run = _planned(request, memory, ties)
-    results = run(addresses, parameters, out, values, given, request.seed, *words)
+    results = run(addresses, parameters, out, values, given, request.seed, *values_of_call)
     assert results is not None
     if key is not None:
         put_guarded(key, library.guard(read, written), run)
@@ -155,8 +198,14 @@ def _results_without_values(request: Request) -> Sequence[Any]:
     ids_of(parameters.names, parameters.labels("parameters"), request.ids, owners)
     if out is not None:
         return out.arrays
-    made = {k: parameters.arrays[k].new_empty(parameters.arrays[k].shape) for k in set(owners)}
-    return [made[k] for k in owners]
+    size, batched = request.variant.size, request.variant.parameters
+    made = {}
+    for k in set(owners):
+        x = parameters.arrays[k]
+        shape = x.shape if size is None or (batched and batched[k]) else (size, *x.shape)
+        made[k] = x.new_empty(shape)
+    results, record = [made[k] for k in owners], request.library.recorder(parameters.arrays)
+    return results if record is None else record(results, parameters.arrays, None, size)
 
 
 # --- Plans --------------------------------------------------------------------------------------------------------
@@ -165,21 +214,27 @@ def _results_without_values(request: Request) -> Sequence[Any]:
 def _planned(request: Request, memory: Memory, ties: Ties) -> Callable[..., Sequence[Any] | None]:
     """The plan of calls like this one. A plan keeps no arrays alive.
 
-    ``run(addresses, parameters, out, values, given, seed, word, offset, member)`` takes the packed addresses of
+    ``run(addresses, parameters, out, values, given, seed, word, offset, member, decays)`` takes the packed addresses of
     parameters and `out`, and the coefficients on the host and as given. It returns the results, or None if the arrays
     have other ties.
     """
-    library, vector = request.library, request.coefficients.on_device
+    library, vector, variant = request.library, request.coefficients.on_device, request.variant
     is_fresh, in_place = request.out is None, request.out is request.parameters
-    (sources, targets), (owners, written), seed = memory, ties, request.seed
-    keys = keys_in(seed, library, sources[0].device) if is_in_array(seed) else None
-    key, ranges = None if keys is None else library.describe("seed", seed), ranges_of(targets)
-    groups = _groups(request, memory, ties, keys)
+    (sources, targets), (owners, written) = memory, ties
+    reals = [MATRIX_TYPES[x.dtype].computing for x in sources]
+    given_on_device = {
+        "coefficients": vector,
+        "seed": library.describe("seed", request.seed) if variant.seed not in (None, "words") else None,
+        "member": library.describe("member", request.member) if variant.member not in (None, "rows") else None,
+    }
+    ranges, groups = ranges_of(targets), _groups(request, memory, ties)
+    on_host = [name for name, form in (("seed", variant.seed), ("member", variant.member)) if form in ("words", "rows")]
     # Tied parameters share a result.
-    makers = {k: library.allocator(sources[k].shape, sources[k].dtype, sources[k].device) for k in set(owners)}
+    makers = {k: library.allocator(targets[k].shape, sources[k].dtype, sources[k].device) for k in set(owners)}
     converts = any(x.read is not None for x in sources)
     changed = operator.itemgetter(*written) if 0 < len(written) < len(sources) else None
     notify = None if is_fresh else library.written()
+    record = library.recorder(request.parameters.arrays) if is_fresh else None
     last = [b""]  # The addresses of the last call, whose ties are known.
 
     def have_ties(packed: bytes, parameters: Structure, out: Structure | None) -> bool:
@@ -190,7 +245,7 @@ def _planned(request: Request, memory: Memory, ties: Ties) -> Callable[..., Sequ
 
     def run(
         packed: bytes, parameters: Structure, out: Any, values: Any, given: Any, seed: Any, word: int, offset: int,
-        member: int,
+        member: Any, decays: list[float] | None,
     ) -> Sequence[Any] | None:  # fmt: skip
         if vector is not None:
             check_alignment("coefficients", vector, library.address(given))
@@ -207,41 +262,50 @@ def _planned(request: Request, memory: Memory, ties: Ties) -> Callable[..., Sequ
             results = out.arrays
             if not in_place:
                 sources_at, targets_at = packed[: len(packed) // 2], packed[len(packed) // 2 :]
-            for name, operand, x in (("coefficients", vector, given), ("seed", key, seed)):
+            for (name, operand), x in zip(given_on_device.items(), (given, seed, member), strict=True):
                 if operand is not None:  # A kernel on a device reads while it writes.
                     check_unwritten(name, operand, library.address(x), np.frombuffer(targets_at, np.int64), ranges)
         if converts:  # `_converted` keeps memory alive until the launch.
             reads = zip(arrays, sources, strict=True)
             _converted = [x if operand.read is None else operand.read(x) for x, operand in reads]
             sources_at = library.addresses(_converted)
-        seed_at = offset_at = 0
-        if keys is not None:
-            seed_at, _owner = keys.read(seed)
-            offset_at = seed_at + keys.offset_at if keys.offset_at else 0
+        factors = () if decays is None else (factor_words(decays, reals),)
         launches = []  # All that can fail precedes the first launch.
-        for launch, geometry_of, none, stream_of, read, spans_at, device, indices in groups:
+        words = word, offset, 0, 0, member, None
+        for launch, geometry_of, none, stream_of, read, spans_at, device, indices, read_words in groups:
             stream, others = 0, None
             if stream_of is not None:
                 stream = stream_of(arrays[indices[0]])
                 if library.names_streams:
                     named = [library.named_stream(x[k]) for k in indices for x in (arrays, results)]
                     others = order_before(named, device, stream), device, stream
+                if on_host and library.is_capturing(device)(stream):
+                    raise RuntimeError(
+                        f"{on_host[0]}: expected values in device memory while a CUDA graph is captured, for replays to"
+                        " read, got a vector on the host"
+                    )
             geometry = None if geometry_of is None else geometry_of(None, 0)
             weights, owner = read(values, given, stream)
-            launches.append((launch, geometry, none, weights, spans_at(sources_at, targets_at), stream, others, owner))
-        for launch, geometry, none, weights, spans, stream, others, _owner in launches:
+            if read_words is not None:
+                words = read_words(word, offset, seed, member)
+            spans = spans_at(sources_at, targets_at, *factors)
+            launches.append((launch, geometry, none, weights, spans, words, stream, others, owner))
+        for launch, geometry, none, weights, spans, words, stream, others, _owner in launches:
+            word, offset, seed_at, offset_at, row, _owners = words
             launch(
-                geometry, none, none, weights, spans, none, none, word, offset, seed_at, offset_at, member, 0, stream, 0
+                geometry, none, none, weights, spans, none, none, word, offset, seed_at, offset_at, row, 0, stream, 0
             )
             if others is not None:
                 order_after(*others)
         if notify is not None:
             notify(results if changed is None else changed(results))
-        return results
+        if record is None:
+            return results
+        return record(results, arrays, factors[0].view(np.float64).tolist() if factors else None, variant.size)
 
     def run_one(
         packed: bytes, parameters: Structure, out: Any, values: Any, given: Any, seed: Any, word: int, offset: int,
-        member: int,
+        member: int, decays: None,
     ) -> Sequence[Any] | None:  # fmt: skip
         """A faster `run` for one array."""
         if packed != last[0] and not have_ties(packed, parameters, out):
@@ -258,11 +322,11 @@ def _planned(request: Request, memory: Memory, ties: Ties) -> Callable[..., Sequ
         launch(geometry, none, none, weights, spans, none, none, word, offset, 0, 0, member, 0, stream, 0)
         if notify is not None:
             notify(results)
-        return results
+        return results if record is None else record(results, arrays, None, None)
 
     if len(sources) != len(groups) or len(groups) > 1 or not (is_fresh or in_place) or library.names_streams:
         return run
-    if converts or keys is not None or vector is not None:
+    if converts or vector is not None or variant is not PLAIN:
         return run
     ((launch, geometry_of, none, stream_of, read, spans_at, *_),) = groups
     make, pack, address = makers[0], struct.Struct("q").pack, library.address
@@ -280,40 +344,82 @@ class _Group(NamedTuple):
     stream: Callable[[Any], int] | None
     read: Callable[[Any, Any, int], tuple[Any, Any]]
     """See `coefficients_reader`."""
-    spans_at: Callable[[bytes, bytes], bytes]
+    spans_at: Callable[..., bytes]
+    """See `packer_of`."""
     device: Device
     arrays: list[int]
+    read_words: Callable[[int, int, Any, Any], tuple[Any, ...]] | None
+    """See `words_reader`; None if all words are integers."""
 
 
-def _groups(request: Request, memory: Memory, ties: Ties, keys: Keys | None) -> list[_Group]:
+def _groups(request: Request, memory: Memory, ties: Ties) -> list[_Group]:
     """The launches of a plan; TypeError or ValueError if ids, devices or the backend are wrong."""
-    (sources, targets), (owners, written), library = memory, ties, request.library
+    (sources, targets), (owners, written), library, variant = memory, ties, request.library, request.variant
     length, on_host, vector, _ = request.coefficients
+    if variant.seed == "words":
+        count: int | None = len(request.seed)
+    else:
+        count = key_words(request.seed).length if variant.seed else None
     labels = request.parameters.labels("parameters")
     ids = ids_of(request.parameters.names, labels, request.ids, owners)
-    blocks: list[tuple[Block, ...]] = [(whole(x.shape),) for x in sources]
+    moving = [
+        (variant.parameters[k] if variant.parameters else False, variant.size is not None) for k in range(len(sources))
+    ]
+    pairs = [
+        (one_of(x, moves), one_of(y, moves_target))
+        for x, y, (moves, moves_target) in zip(sources, targets, moving, strict=True)
+    ]
+    blocks: list[tuple[Block, ...]] = [(whole(x.shape),) for (x, _), _ in pairs]
     for k, held in enumerate(() if request.shards is None else request.shards.blocks):
-        blocks[k], shape = blocks[k] if held is None else held, sources[k].shape
+        blocks[k], shape = blocks[k] if held is None else held, pairs[k][0][0].shape
         if any(b + n > size for x in blocks[k] for b, n, size in zip(x.begin, x.shape, shape, strict=True)):
             raise ValueError(f"{labels[k]}: expected a local tensor as large as its placements say, got shape {shape}")
     members: dict[tuple[Device, str], list[int]] = collections.defaultdict(list)
     for k in written:
         members[sources[k].device, sources[k].dtype].append(k)
     devices = {device for device, _ in members}
+    if not members:  # All arrays are empty.
+        return []
+    first = next(iter(devices))
     for name, where in (
         ("coefficients", None if vector is None else vector.device),
-        ("seed", None if keys is None else sources[0].device),
+        (
+            "seed",
+            None if variant.seed in (None, "words") else library_of("seed", request.seed).device("seed", request.seed),
+        ),
+        (
+            "member",
+            None
+            if variant.member in (None, "rows")
+            else library_of("member", request.member).device("member", request.member),
+        ),
     ):
         if where is not None and devices - {where}:
-            accepted = "the host" if len(devices) > 1 else f"the host or on {next(iter(devices))}"
+            accepted = "the host" if len(devices) > 1 else f"the host or on {first}"
             raise ValueError(f"{name}: expected values on {accepted}, got them on {where}")
     fields: dict[str, Any] = {"rows": length, "fast_math": bool(request.fast_math)}
+    if variant.size is not None:
+        fields |= {"batch": variant.size, "origin_in_memory": True}
     if vector is not None:
-        fields |= {"weights_type": ElementType[vector.dtype], "weights_stride": (*vector.strides, 0)[0]}
+        fields |= {"weights_type": ElementType[vector.dtype]}
+        *steps, stride = vector.strides or (0,)
+        if variant.has_coefficients and len(vector.shape) < 2:
+            steps, stride = [stride], 0
+        fields |= {"weights_stride": stride, "weights_step": (*steps, 0)[0]}
     elif not isinstance(on_host, float):
-        fields |= {"weights_type": ElementType.float64, "weights_stride": 8}
-    if keys is not None:
-        fields |= keys.fields | {"origin_in_memory": True}
+        step = 8 * length if variant.has_coefficients else 0
+        fields |= {"weights_type": ElementType.float64, "weights_stride": 8, "weights_step": step}
+    if variant.seed:
+        fields["origin_in_memory"] = True
+        fields["shared_noise"] = variant.has_own_keys
+    if variant.member not in (None, "rows") and library_of("member", request.member) is not library:
+        raise TypeError(
+            f"member: expected integers on the host, or {NOUNS[library.name]}, got {described(request.member)}"
+        )
+    if variant.member:
+        fields |= {"origin_step": 8, "origin_in_memory": True}
+        if variant.member != "rows":
+            fields["origin_step"] = library.describe("member", request.member).strides[0]
     groups = []
     for (device, dtype), arrays in members.items():
         backend = choose(request.backend, library.name, device.kind)
@@ -323,25 +429,25 @@ def _groups(request: Request, memory: Memory, ties: Ties, keys: Keys | None) -> 
                 f"backend: {backend.name!r} serves {' and '.join(backend.device_kinds)} memory, got parameters in"
                 f" {device.kind} memory"
             )
-        found = [
-            (k, span)
-            for k in arrays
-            for block in blocks[k]
-            for span in spans_of(sources[k], targets[k], block, ids[owners[k]])
-        ]
-        if not found:  # A rank may hold no element.
+        found = [(k, span) for k in arrays for block in blocks[k] for span in spans_of(pairs[k], block, ids[owners[k]])]
+        if not found or variant.size == 0:  # A rank may hold no element.
             continue
+        keys = keys_in(request.seed, library, device) if variant.seed else None
+        words = {} if keys is None else dict(keys.fields)
+        if keys is not None and count is None:  # One key for all.
+            words |= {"seed_step": 0, "offset_step": 0}
         on_device, real = device.kind == "cuda", cached_dtype(MATRIX_TYPES[dtype].computing)
         launch = Launch(
-            **fields, columns=sum(x.rows * x.width for _, x in found), spans=len(found), type=ElementType[dtype],
-            operation=Operation.perturb, device=device.ordinal if on_device else ON_HOST,
+            **fields, **words, columns=sum(x.rows * x.width for _, x in found), spans=len(found),
+            type=ElementType[dtype], operation=Operation.perturb, device=device.ordinal if on_device else ON_HOST,
         )  # fmt: skip
         launcher = generic.launcher(backend, launch)
         read = coefficients_reader(library, device, real, launcher.takes_arrays, on_host, vector)
         groups.append(
             _Group(
                 launcher.run, launcher.geometry, None if launcher.takes_arrays else 0,
-                library.stream(device) if on_device else None, read, packer_of(found), device, arrays,
+                library.stream(device) if on_device else None, read, packer_of(found, variant.has_decay), device,
+                arrays, words_reader(keys, library, device, variant.member) if variant.seed or variant.member else None,
             )
         )  # fmt: skip
     return groups
@@ -370,7 +476,7 @@ def _checked_library(parameters: Structure, out: Structure | None) -> Library:
                 )
     assert library is not None
     if library.is_transformed([x for structure in structures.values() for x in structure.arrays]):
-        raise ValueError(TRANSFORMED)
+        raise TransformedError(TRANSFORMED)
     if out is not None:
         for array in out.arrays:
             library.check_target(array)

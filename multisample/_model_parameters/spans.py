@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from multisample.backends.contract import HostArray
 from multisample.backends.launch import SPAN, Span
 
 from .._checks.operands import item_size
@@ -47,8 +48,19 @@ def whole(shape: tuple[int, ...]) -> Block:
     return Block((0,) * len(shape), shape, 0, steps_of(shape))
 
 
-def spans_of(source: Operand, target: Operand, block: Block, number: int) -> list[Span]:
-    """The spans of a block of the parameter with id `number`, with addresses relative to those of the arrays."""
+def one_of(operand: Operand, moves: bool) -> tuple[Operand, int]:
+    """One array, and the bytes to the next one, if the first axis of `operand` counts arrays."""
+    if not moves:
+        return operand, 0
+    return operand._replace(shape=operand.shape[1:], strides=operand.strides[1:]), operand.strides[0]
+
+
+def spans_of(pair: tuple[tuple[Operand, int], tuple[Operand, int]], block: Block, number: int) -> list[Span]:
+    """The spans of a block of the parameter with id `number`, with addresses relative to those of the arrays.
+
+    `pair` is ``one_of`` the source, and of the target.
+    """
+    (source, source_step), (target, target_step) = pair
     if 0 in block.shape:
         return []
     origins = [sum(map(operator.mul, block.begin, strides)) for strides in (source.strides, target.strides)]
@@ -77,27 +89,35 @@ def spans_of(source: Operand, target: Operand, block: Block, number: int) -> lis
         spans.append(
             Span(
                 origins[0] + source_at, origins[1] + target_at, block.first + first, rows, width, jump, source_row,
-                source_stride, target_row, target_stride, number,
+                source_stride, target_row, target_stride, number, source_step, target_step,
             )
         )  # fmt: skip
     return spans
 
 
-def packer_of(spans: list[tuple[int, Span]]) -> Callable[[bytes, bytes], bytes]:
-    """``spans_at(sources, targets)``: packed spans, for packed addresses of all arrays. Calls mostly have the same.
+def packer_of(spans: list[tuple[int, Span]], has_factors: bool = False) -> Callable[..., bytes]:
+    """``spans_at(sources, targets, factors=None)``: packed spans, for packed addresses of all arrays.
 
-    `spans` are relative to the array with the index beside them.
+    Calls mostly have the same addresses. `spans` are relative to the array with the index beside them. With
+    `has_factors`, `factors` has the field `factor` for each array.
     """
     relative, of_span = np.array([x for _, x in spans], np.int64), np.array([k for k, _ in spans], np.intp)
     (k, (source, target, *rest)), address_of = spans[0], struct.Struct("q").unpack_from
+    pack_pair, constant = struct.Struct("2q").pack, SPAN.pack(0, 0, *rest)[16:]
 
-    def pack_one(sources: bytes, targets: bytes) -> bytes:  # Results may have new addresses in each call.
-        return SPAN.pack(source + address_of(sources, 8 * k)[0], target + address_of(targets, 8 * k)[0], *rest)
+    def pack_one(
+        sources: bytes, targets: bytes, factors: None = None
+    ) -> bytes:  # Results may have new addresses in each call.
+        return pack_pair(source + address_of(sources, 8 * k)[0], target + address_of(targets, 8 * k)[0]) + constant
 
-    def pack(sources: bytes, targets: bytes) -> bytes:
+    def pack(sources: bytes, targets: bytes, factors: HostArray | None = None) -> bytes:
         table = relative.copy()
         for column, addresses in enumerate((sources, targets)):
             table[:, column] += np.frombuffer(addresses, np.int64)[of_span]
+        if factors is not None:
+            table[:, -1] = factors[of_span]
         return bytes(table)
 
+    if has_factors:
+        return pack
     return functools.lru_cache(8)(pack_one if len(spans) == 1 else pack)

@@ -12,6 +12,7 @@ import numpy as np
 from .._arguments import DTYPES
 from .._checks.operands import check_alignment, extent, item_size
 from .._libraries import Library, Operand
+from .populations import Variant
 from .spans import steps_of
 from .structures import Structure
 
@@ -34,14 +35,21 @@ class Ties(NamedTuple):
     """The parameters whose results are written."""
 
 
-def memory_of(parameters: Structure, out: Structure | None, library: Library) -> Memory:
+def memory_of(parameters: Structure, out: Structure | None, library: Library, variant: Variant) -> Memory:
     """The arrays of a call; TypeError or ValueError if `perturb` cannot read or write one."""
     sources = [
         _described(name, library, x) for name, x in zip(parameters.labels("parameters"), parameters.arrays, strict=True)
     ]
+    shapes = [x.shape for x in sources]
+    if variant.size is not None:
+        shapes = [
+            x.shape if variant.parameters and variant.parameters[k] else (variant.size, *x.shape)
+            for k, x in enumerate(sources)
+        ]
     if out is None:
-        strides = [tuple(item_size(x.dtype) * step for step in steps_of(x.shape)) for x in sources]
-        return Memory(sources, [x._replace(strides=own, read=None) for x, own in zip(sources, strides, strict=True)])
+        strides = [tuple(item_size(x.dtype) * s for s in steps_of(y)) for x, y in zip(sources, shapes, strict=True)]
+        every = zip(sources, shapes, strides, strict=True)
+        return Memory(sources, [x._replace(shape=shape, strides=own, read=None) for x, shape, own in every])
     targets = []
     for k, array in enumerate(out.arrays):
         name = out.label("out", k)
@@ -51,7 +59,9 @@ def memory_of(parameters: Structure, out: Structure | None, library: Library) ->
             raise type(error)(str(error).replace("out:", f"{name}:", 1)) from None
         for what in ("shape", "dtype", "device"):
             expected, found = getattr(sources[k], what), getattr(target, what)
-            if expected != found:
+            if what == "shape" and found != shapes[k] != expected:
+                raise ValueError(f"{name}: expected shape {shapes[k]} for a population of {variant.size}, got {found}")
+            if (expected != found and what != "shape") or (what == "shape" and found != shapes[k]):
                 raise ValueError(
                     f"{name}: expected {what} {expected}, as {parameters.label('parameters', k)} has, got {found}"
                 )

@@ -51,32 +51,57 @@ def checked_key(seed: Any) -> tuple[int, int]:
     return checked_seed("seed", seed), 0
 
 
-def one_key(seed: Any) -> tuple[Any, Hashable, int, int]:
-    """The argument `seed` in its base class, what a plan depends on, the seed and the offset.
+class KeyWords(NamedTuple):
+    """The argument `seed` of `perturb`: one key, or a vector of them."""
 
-    Seed and offset are 0 for a key in device memory. TypeError or ValueError if `seed` is not one key with an offset
-    below 2**32.
+    given: Any
+    """The argument in its base class. For a vector of several keys on the host, their words as uint64[length, 2]."""
+    form: Hashable
+    """What a plan depends on; None for a key whose words are `word` and `offset`."""
+    word: int
+    """The seed; 0 for keys in an array that a kernel reads."""
+    offset: int
+    length: int | None
+    """The number of keys in a vector; None for one key."""
+
+
+def key_words(seed: Any) -> KeyWords:
+    """The words of `seed`; TypeError or ValueError if it is neither a key nor a vector of keys.
+
+    Offsets that are not 0 on the host must be below 2**32. An array with two axes and one row is one key.
     """
-    given, form = seed, None
+    given, count = seed, None
     if is_in_array(seed):
         if not isinstance(seed, (list, tuple)):
             given = seed = as_base_class("seed", seed)
-        batch, form = batch_of(seed), signature_of(seed)
-        if batch not in (None, 1):
-            raise ValueError(f"seed: expected one seed, got a vector of {batch}")
+        count = batch_of(seed)
+        if count == 1 and not isinstance(seed, (list, tuple)) and len(seed.shape) > 1:
+            count = None
         owner = HOST if isinstance(seed, (list, tuple)) else library_of("seed", seed)
         if owner.device("seed", seed) != CPU:
-            return given, form, 0, 0
-        words = host_words(seed if owner is HOST else owner.host_array(seed)).reshape(-1).tolist()
-        seed = Key(words[0], (*words, 0)[1])
+            return KeyWords(given, signature_of(seed), 0, 0, count)
+        words = host_words(seed if owner is HOST else owner.host_array(seed))
+        if words.shape[1] == 1:
+            words = np.column_stack([words, np.zeros_like(words)])
+        if count is not None:
+            large = words[:, 1] >= MOST_OFFSETS
+            if large.any():
+                _check_offset(f"seed[{int(large.argmax())}]", int(words[large.argmax(), 1]))
+            if count != 1:
+                return KeyWords(words, "words", 0, 0, count)
+        seed = Key(*words[0].tolist())
     if isinstance(seed, Generator):
         raise TypeError(
             f"seed: expected an integer, a Key or key data, got {seed}; pass its next Key, generator.take()"
         )
     word, offset = checked_key(seed)
+    _check_offset("seed", offset)
+    return KeyWords(given, None, word, offset, count)
+
+
+def _check_offset(name: str, offset: int) -> None:
     if offset >= MOST_OFFSETS:
-        raise ValueError(f"seed: expected a Key with an offset below 2**32, as Generator.take gives, got {offset}")
-    return given, form, word, offset
+        raise ValueError(f"{name}: expected a Key with an offset below 2**32, as Generator.take gives, got {offset}")
 
 
 def _advice_for_seed(seed: Any) -> str:

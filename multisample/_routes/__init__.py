@@ -82,7 +82,7 @@ def run_first(call: Call, key: Hashable, function: Callable[..., Any]) -> Any:
     if caller.name == "torch":
         from .._libraries.torch import has_function_mode, is_profiled
         from .torch_autograd import ProfiledPlan, moments_without_values, torch_plan
-        from .torch_transforms import has_operator, is_transformed, run_transformed
+        from .torch_transforms import can_transform_moments, has_operator, is_transformed, run_transformed
 
         transformed = is_transformed(call)
     plain = None if transformed else _in_base_classes(call, caller)
@@ -104,6 +104,10 @@ def run_first(call: Call, key: Hashable, function: Callable[..., Any]) -> Any:
         return run_from_host(call, backend)
     if transformed and call.operation == Operation.moments and caller.lacks_values(array):
         return moments_without_values(call)
+    if transformed and call.operation == Operation.moments and can_transform_moments(call):
+        from .torch_moments import moments_transformed
+
+        return moments_transformed(call, function)
     if transformed or (caller.name == "torch" and has_function_mode() and has_operator(call, backend)):
         return run_transformed(call, backend)
     if caller.name == "torch":

@@ -14,14 +14,18 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import TensorMeta
+
+from multisample.backends.element_types import MATRIX_TYPES
 
 from .._arguments import check_choice, check_flag, describe
 from .._checks.operands import common_length
 from .._checks.window_and_options import check_rows, checked_window
 from .._libraries import is_number, library_of
 from .._libraries.library import Guard
-from .._libraries.torch import check_tensor
+from .._libraries.torch import TORCH, check_tensor, name_of
 from .._model_parameters.perturb_plan import check_leaves, perturbed
+from .._model_parameters.populations import decays_of, factor_of
 from .._model_parameters.spans import Block, Shards, steps_of
 from .._model_parameters.structures import Structure
 from .._operations import TRAITS, Call, vectors_of
@@ -371,7 +375,7 @@ def _named(ranks: list[int]) -> str:
 
 def perturb_dtensors(
     parameters: Structure, out: Structure | None, given_out: Any, coefficients: Any, seed: Any, member: Any,
-    fast_math: bool, ids: Any, backend: str,
+    decay: Any, fast_math: bool, ids: Any, backend: str,
 ) -> Any:  # fmt: skip
     """`perturbed` with DTensors: each rank perturbs the elements that it holds."""
     if out is not None:
@@ -390,17 +394,36 @@ def perturb_dtensors(
         put_guarded(key, _spec_guard([*parameters.arrays, *targets]), functools.partial(_itself, shards))
     part = parameters._replace(arrays=_locals_of(parameters.arrays), rebuild=list)
     held = None if out is None else part if out is parameters else out._replace(arrays=_locals_of(targets))
-    results = perturbed(part, held, given_out, coefficients, seed, member, fast_math, ids, backend, shards)
+    with torch.no_grad():
+        results = perturbed(part, held, given_out, coefficients, seed, member, decay, fast_math, ids, backend, shards)
     if out is not None:
         torch.autograd.graph.increment_version([x for x in out.arrays if isinstance(x, DTensor)])
         return given_out
+    arrays = parameters.arrays
     # `from_local` would make an equal spec, in several times the time.
-    return parameters.rebuild(
-        [
-            DTensor(result, x._spec, requires_grad=False) if isinstance(x, DTensor) else result
-            for x, result in zip(parameters.arrays, results, strict=True)
-        ]
-    )
+    made = [
+        DTensor(result, _spec_like(x, result), requires_grad=False) if isinstance(x, DTensor) else result
+        for x, result in zip(arrays, results, strict=True)
+    ]
+    record = TORCH.recorder(arrays) if torch.is_grad_enabled() else None
+    if record is not None:
+        decays = decays_of(decay, parameters)
+        reals = [MATRIX_TYPES[name_of(x.dtype)].computing for x in arrays]
+        factors = None if decays is None else list(map(factor_of, decays, reals))
+        is_larger = any(result.dim() > x.dim() for x, result in zip(arrays, results, strict=True))
+        made = list(record(made, arrays, factors, results[0].shape[0] if is_larger else None))
+    return parameters.rebuild(made)
+
+
+def _spec_like(x: Any, result: Any) -> Any:
+    """The spec of the whole tensor of which `result` is a part. In a population, it has one more axis than `x`."""
+    spec = x._spec
+    if result.dim() == x.dim():
+        return spec
+    shape = (result.shape[0], *x.shape)
+    meta = TensorMeta(torch.Size(shape), steps_of(shape), x.dtype)
+    placements = tuple([_on_axis(p, p.dim + 1) if _is_shard(p) else p for p in x.placements])
+    return type(spec)(spec.mesh, placements, tensor_meta=meta)
 
 
 def _spec_guard(every: list[Any]) -> Guard:

@@ -39,7 +39,7 @@ def torch_plan(call: Call, backend: Backend) -> Planned:
     if not names or not torch.is_grad_enabled():
         return _CompiledPlan.around(make_plan(call, backend, TORCH), call)
     if call.operation == Operation.moments:
-        _check_weights(call.weights)
+        check_weights(call.weights)
         return _RecordedMoments(call, backend)
     if call.out is None and backend.name == "torch_ext":
         return _RecordedBatch(call, backend) if is_in_array(call.seed) else _RecordedSample(call, backend)
@@ -305,7 +305,7 @@ class _MomentsFunction(torch.autograd.Function):
         return *(next(found) if needs else None for needs in ctx.needs_input_grad[:2]), None, None, None
 
 
-def _check_weights(weights: Any) -> None:
+def check_weights(weights: Any) -> None:
     if weights.requires_grad and torch.is_grad_enabled():
         raise ValueError(
             "weights: require grad, but gradients flow to mu and sigma only, since those of the weights need the"
@@ -326,7 +326,7 @@ def _moments(mu: Any, sigma: Any, weights: Any, sums: Any, is_batch: bool, dtype
 
 def moments_without_values(call: Call) -> tuple[Any, ...]:
     """The moments of tensors on the meta device, or of fake ones."""
-    _check_weights(call.weights)
+    check_weights(call.weights)
     inputs = inspect_inputs(TORCH, call)
     shape = (inputs.d,) if inputs.batch is None else (inputs.batch, inputs.d)
     real = dtype_of(MATRIX_TYPES[inputs.dtype].computing)

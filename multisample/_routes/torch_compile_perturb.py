@@ -11,47 +11,95 @@ from typing import Any
 
 import torch
 
+from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.kernels.cpu.floating_point import with_default_floats
 
-from .._checks.coefficients import TRANSFORMED
+from .._checks.coefficients import TRANSFORMED, WITH_GRADIENT
 from .._libraries import is_number
+from .._libraries.torch import name_of
+from .._libraries.torch_gradients import scaled
 from .._model_parameters.perturb_plan import check_leaves, perturbed
+from .._model_parameters.populations import Decays, decays_of, factor_of, variant_of
 from .._model_parameters.structures import Structure, matching, structure_of
 from .._randomness.generator import WORD_64, Key
+from .._randomness.seed_argument import MOST_OFFSETS
 from .torch_transforms import as_int64
+
+_VALUES = "Tensor[] sources, float number, Tensor? vector, Tensor? key, Tensor? members"
+_OPTIONS = (
+    "SymInt seed, SymInt offset, SymInt member, float[] decays, str[] names, str[] id_names, SymInt[] ids,"
+    " bool fast_math, str backend"
+)
 
 
 @torch.library.custom_op(
     "multisample::perturb_",
     mutates_args=("targets",),
-    # Without sources, targets are perturbed in place. Without names, `ids` has an entry for each tensor.
-    schema=(
-        "(Tensor(a!)[] targets, Tensor[] sources, float number, Tensor? vector, Tensor? key, *, SymInt seed, "
-        "SymInt offset, SymInt member, str[] names, str[] id_names, SymInt[] ids, bool fast_math, str backend) -> ()"
-    ),
+    # Without sources, targets are perturbed in place. Without names, `ids` has an entry for each tensor. Without
+    # decays, all are 0.
+    schema=f"(Tensor(a!)[] targets, {_VALUES}, *, {_OPTIONS}) -> ()",
 )
-def _perturb(
-    targets: list[Any], sources: list[Any], number: float, vector: Any, key: Any, *, seed: int, offset: int,
-    member: int, names: list[str], id_names: list[str], ids: list[int], fast_math: bool, backend: str,
-) -> None:  # fmt: skip
-    coefficients = number if vector is None else vector
-    given_seed = Key(seed % WORD_64, offset) if key is None else key
-    given_ids = dict(zip(id_names, ids, strict=True)) if names else ids
-    out = Structure(tuple(names) or None, targets, list)
-    parameters = out._replace(arrays=sources) if sources else out
-    with_default_floats(perturbed)(
-        parameters, out, targets, coefficients, given_seed, member, fast_math, given_ids or None, backend
-    )
+def _perturb_to(targets: list[Any], sources: list[Any], *values: Any, **options: Any) -> None:
+    _run(sources or targets, targets, *values, **options)
 
 
-@_perturb.register_fake
+@_perturb_to.register_fake
 def _(*arguments: Any, **options: Any) -> None:
     """The operator returns nothing."""
 
 
+@torch.library.custom_op(
+    "multisample::perturbed", mutates_args=(), schema=f"({_VALUES}, *, SymInt? size, {_OPTIONS}) -> Tensor[]"
+)
+def _perturbed(sources: list[Any], *values: Any, size: int | None, **options: Any) -> list[Any]:
+    results: list[Any] = _run(sources, None, *values, **options)
+    return results
+
+
+@_perturbed.register_fake
+def _(sources: list[Any], *values: Any, size: int | None, **options: Any) -> list[Any]:
+    return [_empty(x, size) for x in sources]
+
+
+def _run(
+    sources: list[Any], targets: list[Any] | None, number: float, vector: Any, key: Any, members: Any, *, seed: int,
+    offset: int, member: int, decays: list[float], names: list[str], id_names: list[str], ids: list[int],
+    fast_math: bool, backend: str,
+) -> Any:  # fmt: skip
+    coefficients = number if vector is None else vector
+    given_seed = Key(seed % WORD_64, offset) if key is None else key
+    given_ids = dict(zip(id_names, ids, strict=True)) if names else ids
+    parameters = Structure(tuple(names) or None, sources, list)
+    out = parameters if targets is sources else None if targets is None else parameters._replace(arrays=targets)
+    return with_default_floats(perturbed)(
+        parameters, out, targets, coefficients, given_seed, member if members is None else members,
+        Decays(decays) if decays else 0, fast_math, given_ids or None, backend,
+    )  # fmt: skip
+
+
+def _empty(x: Any, size: int | None) -> Any:
+    return torch.empty(x.shape if size is None else (size, *x.shape), dtype=x.dtype, device=x.device)
+
+
+def _save_factors(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
+    sources, decays = inputs[0], keyword_only_inputs["decays"]
+    ctx.size, ctx.factors = keyword_only_inputs["size"], [1.0] * len(sources)
+    if decays:
+        pairs = zip(decays, sources, strict=True)
+        ctx.factors = [factor_of(x, MATRIX_TYPES[name_of(source.dtype)].computing) for x, source in pairs]
+
+
+def _backward(ctx: Any, gradients: list[Any]) -> Any:
+    own = [scaled(g, factor, ctx.size, None) for g, factor in zip(gradients, ctx.factors, strict=True)]
+    return own, None, None, None, None
+
+
+_perturbed.register_autograd(_backward, setup_context=_save_factors)
+
+
 def perturb_in_graph(
-    function: Callable[..., Any], parameters: Any, coefficients: Any, *, seed: Any, member: Any, out: Any,
-    fast_math: Any, ids: Any, backend: Any,
+    function: Callable[..., Any], parameters: Any, coefficients: Any, *, seed: Any, member: Any, decay: Any,
+    out: Any, fast_math: Any, ids: Any, backend: Any,
 ) -> Any:  # fmt: skip
     """Run a traced call of `function`, which is `perturb`."""
     sources = structure_of("parameters", parameters)
@@ -62,11 +110,28 @@ def perturb_in_graph(
     number, vector = (float(coefficients), None) if is_number(coefficients) else (0.0, coefficients)
     if isinstance(coefficients, (list, tuple)) and all(is_number(x) for x in coefficients):
         vector = torch.tensor([float(x) for x in coefficients], dtype=torch.float64, device="cpu")
-    key, word, offset = None, seed, 0
+    if vector is not None and isinstance(vector, torch.Tensor) and vector.requires_grad and torch.is_grad_enabled():
+        raise ValueError(WITH_GRADIENT)
+    key, word, offset, seeds = None, seed, 0, None
     if isinstance(seed, Key):
         word, offset = seed.seed, seed.offset
+    elif isinstance(seed, (list, tuple)) and all(_is_integer(x) or isinstance(x, Key) for x in seed):
+        keys = [x if isinstance(x, Key) else Key(x, 0) for x in seed]
+        words = [(as_int64(x.seed), x.offset) for x in keys if 0 <= x.seed < WORD_64 and 0 <= x.offset < MOST_OFFSETS]
+        # A wrong key is an error outside the graph.
+        word = 0 if len(words) == len(keys) else -1
+        key, seeds = torch.tensor(words, dtype=torch.int64).reshape(-1, 2).view(torch.uint64), len(seed)
     elif isinstance(seed, torch.Tensor):
         key, word = seed, 0
+        seeds = _length_of(seed)
+    members, first_member, count = None, member, None
+    if isinstance(member, (list, tuple, range)) and all(map(_is_integer, member)):
+        members, first_member, count = torch.tensor(list(member), dtype=torch.int64), 0, len(member)
+    elif isinstance(member, torch.Tensor) and member.dim() == 1:
+        members, first_member, count = member, 0, member.shape[0]
+    decays = None if _is_integer(decay) and decay == 0 else decays_of(decay, sources)
+    length = None if vector is None else vector.shape[0] if isinstance(vector, torch.Tensor) and vector.dim() else None
+    size = variant_of(length, None, seeds, None, count, False, None).size
     ids_are_known = ids is None or (
         isinstance(ids, Mapping) and sources.names is not None and all(name in sources.names for name in ids)
     ) or (isinstance(ids, Sequence) and sources.names is None and len(ids) == len(arrays))  # fmt: skip
@@ -74,15 +139,15 @@ def perturb_in_graph(
     tensors = [*arrays, *written] if vector is None else [*arrays, *written, vector]
     # The operator would convert arguments of other types, and take a seed modulo 2**64.
     are_usual = (
-        all(map(_is_integer, (word, offset, member, *given_ids))) and 0 <= word < WORD_64
+        all(map(_is_integer, (word, offset, first_member, *given_ids))) and 0 <= word < WORD_64
         and isinstance(fast_math, bool) and isinstance(backend, str)
     )  # fmt: skip
     if not (
         arrays and ids_are_known and are_usual and all(type(x) in (torch.Tensor, torch.nn.Parameter) for x in tensors)
     ):
         return _outside_graph(
-            function, parameters, coefficients, seed=seed, member=member, out=out, fast_math=fast_math, ids=ids,
-            backend=backend,
+            function, parameters, coefficients, seed=seed, member=member, decay=decay, out=out, fast_math=fast_math,
+            ids=ids, backend=backend,
         )  # fmt: skip
     if _is_in_functorch():
         raise ValueError(TRANSFORMED)
@@ -93,25 +158,43 @@ def perturb_in_graph(
         owners.setdefault((arrays[k], written[k]), k)
     kept = sorted(owners.values())
     if targets is None:
-        made = {k: torch.empty(arrays[k].shape, dtype=arrays[k].dtype, device=arrays[k].device) for k in kept}
-        results = [made[owners[x, x]] for x in arrays]
-        to = [made[k] for k in kept]
+        to = []
     else:
         check_leaves(targets)
-        results, to = [], [written[k] for k in kept]
+        to = [written[k] for k in kept]
     if names is None:
         numbers = [k if ids is None else ids[k] for k in kept]
         listed: list[str] = []
     else:
         listed = [] if ids is None else [name for k, name in enumerate(names) if k in kept and name in ids]
         numbers = [ids[name] for name in listed]
-    with torch.no_grad():
-        torch.ops.multisample.perturb_(
-            to, [] if targets is sources else [arrays[k] for k in kept], number, vector, key, seed=as_int64(word),
-            offset=offset, member=member, names=[] if names is None else [names[k] for k in kept], id_names=listed,
-            ids=numbers, fast_math=fast_math, backend=backend,
-        )  # fmt: skip
-    return sources.rebuild(results) if out is None else out
+    options = {
+        "seed": as_int64(word), "offset": offset, "member": first_member,
+        "decays": [] if decays is None else [decays[k] for k in kept],
+        "names": [] if names is None else [names[k] for k in kept], "id_names": listed, "ids": numbers,
+        "fast_math": fast_math, "backend": backend,
+    }  # fmt: skip
+    own, values = [arrays[k] for k in kept], (number, vector, key, members)
+    if targets is not None:
+        with torch.no_grad():
+            torch.ops.multisample.perturb_(to, [] if targets is sources else own, *values, **options)
+        return out
+    if torch.is_grad_enabled() and any(x.requires_grad for x in own):
+        to = torch.ops.multisample.perturbed(own, *values, size=size, **options)
+    else:  # A graph may reuse the memory of results.
+        to = [_empty(x, size) for x in own]
+        with torch.no_grad():
+            torch.ops.multisample.perturb_(to, own, *values, **options)
+    made = dict(zip(kept, to, strict=True))
+    return sources.rebuild([made[owners[x, x]] for x in arrays])
+
+
+def _length_of(seed: Any) -> int | None:
+    """The length of a vector of keys in a tensor; None for one key."""
+    if seed.dim() == 0 or (seed.dtype is torch.uint32 and seed.dim() == 1) or (seed.dim() == 2 and seed.shape[0] == 1):
+        return None
+    length: int = seed.shape[0]
+    return length
 
 
 @torch.compiler.disable(reason="perturb can be part of a graph only with plain PyTorch tensors and one seed")

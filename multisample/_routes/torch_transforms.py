@@ -39,6 +39,13 @@ def is_transformed(call: Call) -> bool:
     return is_transforming() or any(TORCH.lacks_values(x) or TORCH.is_opaque(x) for x in tensors)
 
 
+def can_transform_moments(call: Call) -> bool:
+    """Whether torch.func or forward-mode AD transforms a call of plain tensors, and nothing else does."""
+    tensors = [x for x in (call.mu, call.sigma, call.weights) if isinstance(x, torch.Tensor)]
+    is_other = torch._C._len_torch_dispatch_stack() > 0 or torch._C._is_tracing()
+    return not is_other and not any(map(TORCH.is_opaque, tensors))
+
+
 def has_operator(call: Call, backend: Backend) -> bool:
     """Whether an operator can run the call, for a TorchFunctionMode to intercept."""
     is_graph_safe = isinstance(call.generator, Generator) and call.generator.graph_safe
@@ -81,7 +88,7 @@ def draw_by_operator(call: Call, is_known: Callable[[Any], bool] = bool) -> Any:
     call = call._replace(dtype=dtype)
     keys, batch = None, None
     if is_in_array(call.seed) or isinstance(call.seed, torch.Tensor):
-        keys, batch = _keys(call.seed, device)
+        keys, batch = keys_of(call.seed, device)
     n, ranks = count_of(call.n), [x.dim() for x in tensors.values()]
     shape = result_shape(dims, call, batch)
     if call.shape is not None or isinstance(call.n, tuple) or len(dims) != 1 or max(ranks) > 2:
@@ -171,7 +178,7 @@ def listed_words(*seeds: Any) -> list[list[int]]:
 _NARROW = {torch.int8: 0xFF, torch.int16: 0xFFFF, torch.int32: 0xFFFFFFFF}
 
 
-def _keys(seed: Any, device: Any) -> tuple[Any, int | None]:
+def keys_of(seed: Any, device: Any) -> tuple[Any, int | None]:
     """The keys in the argument `seed` as an int64 tensor (B, 2), and B. For one key, None in place of B."""
     if isinstance(seed, torch.Tensor) and seed.dim() == 0:
         batch_of(seed[None])

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 __all__ = [
-    "bayesian_regression", "cart_pole", "cem_cluster", "evolution_strategy", "mezo", "mppi", "option_prices", "tetris",
+    "bayesian_regression", "cart_pole", "cem_cluster", "evolution_strategy", "mezo", "mppi", "option_prices",
+    "populations", "tetris",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
     from . import (  # isort: skip
-        bayesian_regression, cart_pole, cem_cluster, evolution_strategy, mezo, mppi, option_prices, tetris,
+        bayesian_regression, cart_pole, cem_cluster, evolution_strategy, mezo, mppi, option_prices, populations,
+        tetris,
     )  # fmt: skip
 else:
 

@@ -9,7 +9,7 @@ from .._model_parameters.structures import listed
 from .._perturb import perturb
 
 if TYPE_CHECKING:
-    from .._typing import AnyArray, Number, Seed
+    from .._typing import AnyArray, Decay, Number, Seed
 
 Given = TypeVar("Given")
 
@@ -20,6 +20,7 @@ def perturb_(
     *,
     seed: Seed,
     member: SupportsIndex = 0,
+    decay: Decay = 0,
     fast_math: bool = False,
     ids: Mapping[str, SupportsIndex] | Sequence[SupportsIndex] | None = None,
     backend: str = "auto",
@@ -35,7 +36,7 @@ def perturb_(
         For a module, its trainable parameters; to include frozen ones, pass ``module.named_parameters()``. As for
         `multisample.perturb`, positions are the ids of ``module.parameters()``, whose noise is not the module's. A
         tensor that requires grad must be a leaf.
-    coefficients, seed, member, fast_math, ids, backend : various
+    coefficients, seed, member, decay, fast_math, ids, backend : various
         As for `multisample.perturb`.
 
     Returns
@@ -77,7 +78,7 @@ def perturb_(
     """
     parameters = listed(parameters)
     perturb(
-        parameters, coefficients, seed=seed, member=member, out=parameters, fast_math=fast_math, ids=ids,
+        parameters, coefficients, seed=seed, member=member, decay=decay, out=parameters, fast_math=fast_math, ids=ids,
         backend=backend,
     )  # fmt: skip
     return parameters

@@ -35,6 +35,7 @@ from multisample.examples import (
     mezo,
     mppi,
     option_prices,
+    populations,
 )
 
 DEVICES = [
@@ -55,6 +56,26 @@ def printed(capfd: pytest.CaptureFixture[str]) -> Printed:
         return [line.split() for line in capfd.readouterr().out.splitlines()[1:]]
 
     return printed
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_population_of_a_module_learns(device: str, printed: Printed) -> None:
+    lines = printed(populations, "--device", device)
+    assert float(lines[-1][1]) < 0.25 * float(lines[0][1])
+
+
+def test_populations_of_jax_learn() -> None:
+    pytest.importorskip("jax")
+    losses = populations.train_jax()
+    assert losses[-1] < 0.25 * losses[0]
+    times = populations.seconds_jax(elements=1000)
+    assert times.keys() == {"multisample.perturb", "vmap over jax.random.normal"}
+
+
+def test_evosax_draws_its_population_by_perturb() -> None:
+    pytest.importorskip("evosax")
+    losses = populations.train_evosax()
+    assert min(losses[-20:]) < 0.5 * losses[0]
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -407,16 +407,17 @@ def perturbed(gpu: Gpu, to_numpy: ToArray, call: Call, fast_math: bool = False, 
     memory, words = gpu.memory.put(call.memory()), gpu.memory.put(stored.view(np.int64))
     spans = ctypes.create_string_buffer(call.spans_at(gpu.memory.pointer(memory)))
     launch = call.launch(gpu.memory.pointer(words), matrix=ctypes.addressof(spans), fast_math=fast_math)
-    if isinstance(call.weights, np.ndarray):
-        weights = gpu.memory.put(call.weights)
-        launch = launch._replace(weights=gpu.memory.pointer(weights))
+    if call.inputs().size:
+        inputs = gpu.memory.put(call.inputs().copy())
+        launch = call.launch_with_inputs(launch, gpu.memory.pointer(inputs))
     gpu.memory.synchronize()
     backend: Any = registry.find(gpu.backend)
     backend.prepare("cuda")
     if way == "launch":
         backend.launch(launch)
     else:
-        generic.launcher(backend, launch).run(None, *head_of(launch))
+        head = head_of(launch._replace(first_row=launch.first_row_at or launch.first_row))
+        generic.launcher(backend, launch).run(None, *head)
     gpu.memory.synchronize()
     return to_numpy(memory)
 

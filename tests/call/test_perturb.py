@@ -130,7 +130,7 @@ def test_many_small_tensors(host: str) -> None:
 
 def test_seeds_and_coefficients_of_any_kind(host: str) -> None:
     p = torch.linspace(0, 1, 9)
-    for seed in (7, np.uint64(7), Key(7, 0), np.array([0, 7], np.uint32), [7], np.array([7])):
+    for seed in (7, np.uint64(7), Key(7, 0), np.array([0, 7], np.uint32), np.array([[7, 0]]), np.array([[0, 7]], "u4")):
         assert same(perturb(p, 0.5, seed=seed, backend=host), expected(p, 0.5))
     right = expected(p, [0.5, 1e-3])
     for coefficients in (
@@ -197,7 +197,8 @@ def test_modules(host: str) -> None:
     before = {name: x.detach().clone() for name, x in module.named_parameters()}
     number = zlib.crc32(b"embedding.weight")  # The first of its two names.
     right = expected(before["output.weight"], 0.5, number=number)
-    results = perturb(module, 0.5, seed=7, backend=host)
+    with torch.no_grad():
+        results = perturb(module, 0.5, seed=7, backend=host)
     assert set(results) == {"output.weight", "embedding.weight", "scale"}
     assert results["output.weight"] is results["embedding.weight"] and same(results["output.weight"], right)
     assert (
@@ -368,34 +369,33 @@ def test_a_compiled_call_perturbs_a_module_in_place() -> None:
 def test_the_operator_fulfills_the_contract_of_pytorch() -> None:
     torch.compile(lambda x: perturb(x, 0.5, seed=7), backend="eager")(torch.zeros(3))  # Registers the operator.
     options = {
-        "seed": 7, "offset": 3, "member": 1, "names": ["a", "b"], "id_names": ["b"], "ids": [5], "fast_math": False,
-        "backend": "auto",
+        "seed": 7, "offset": 3, "member": 1, "decays": [0.0, 0.25], "names": ["a", "b"], "id_names": ["b"], "ids": [5],
+        "fast_math": False, "backend": "auto",
     }  # fmt: skip
     tensors = [torch.zeros(3), torch.zeros(4, 5).T]
     for sources, vector in (([], None), ([torch.ones(3), torch.ones(5, 4)], torch.tensor([0.5, 2.0]))):
-        arguments = (tensors, sources, 0.5, vector, None)
+        arguments = (tensors, sources, 0.5, vector, None, None)
         torch.library.opcheck(torch.ops.multisample.perturb_.default, arguments, options)
+    members = torch.tensor([3, 4, 5])
+    for size, values in ((None, (0.5, None, None, None)), (3, (0.5, None, None, members))):
+        arguments = ([x.clone().requires_grad_() for x in tensors], *values)
+        torch.library.opcheck(torch.ops.multisample.perturbed.default, arguments, {"size": size, **options})
 
 
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
         (lambda x: perturb_(x * 2, 0.5, seed=7), Exception, "out: expected a leaf, or a tensor that does not require"),
-        (
-            lambda x: torch.func.vmap(lambda y: perturb(y, 0.5, seed=7))(x),
-            Exception,
-            "parameters: expected plain arrays",
-        ),
         (lambda x: perturb(x.detach(), 0.5, seed=Key(7, 2**32)), ValueError, "^seed: expected a Key with an offset"),
         pytest.param(lambda x: perturb(x.int(), 0.5, seed=7), TypeError, "got int32$", marks=pytest.mark.slow),
         pytest.param(
-            torch.func.grad(lambda x: perturb(x, 0.5, seed=7).sum()),
+            lambda x: perturb(x.detach(), torch.ones(2, requires_grad=True), seed=7),
             Exception,
-            "parameters: expected plain arrays",
+            "coefficients: require grad, but",
             marks=pytest.mark.slow,
         ),
     ],
-    ids=["leaf", "vmap", "offset", "int32", "grad"],
+    ids=["leaf", "offset", "int32", "gradient of coefficients"],
 )
 def test_compiled_calls_raise_the_errors_of_eager_calls(call: Any, error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
@@ -467,7 +467,22 @@ _HALF = torch.zeros(4, dtype=torch.float16)
         ((_P, 10**400), {}, ValueError, "^coefficients: expected finite numbers"),
         ((_P, 0.5), {"seed": "x"}, TypeError, "^seed: expected an integer"),
         ((_P, 0.5), {"seed": Key(7, 2**32)}, ValueError, r"^seed: expected a Key .* as Generator\.take gives, got 429"),
-        ((_P, 0.5), {"seed": [7, 8]}, ValueError, "^seed: expected one seed, got a vector of 2$"),
+        ((_P, [0.5] * 3), {"seed": [7, 8]}, ValueError, "^seed: expected one seed, or one for each of 3 .* got 2$"),
+        ((_P, 0.5), {"seed": [7, -8]}, ValueError, r"^seed\[1\]: expected 0 <= seed"),
+        ((_P, 0.5), {"seed": [7, Key(1, 2**32)]}, ValueError, r"^seed\[1\]: expected a Key .* got 4294967296$"),
+        ((_P, 0.5), {"seed": [7, 8], "member": [1, 2]}, ValueError, "^seed, member: expected a vector for one of"),
+        ((_P, [0.5, 1]), {"member": [1, 2]}, ValueError, "^member: expected an integer with a vector of coefficients"),
+        ((_P, 0.5), {"member": [1, 0.5]}, TypeError, r"^member\[1\]: expected an integer, got 0.5"),
+        ((_P, 0.5), {"member": np.array([1, -5])}, ValueError, r"^member\[1\]: expected 0 <= member"),
+        ((_P, 0.5), {"member": [1, 2**32]}, ValueError, r"^member: expected member \+ K <= 2\*\*32"),
+        ((_P, 0.5), {"member": np.ones(2)}, TypeError, "^member: expected integers, got a NumPy array of type float64"),
+        ((_P, 0.5), {"member": np.ones((2, 2), int)}, ValueError, r"^member: .* vector of shape \(K,\), got \(2, 2\)"),
+        ((_P, 0.5), {"decay": 1.5}, ValueError, "^decay: expected 0 <= decay <= 1, got 1.5$"),
+        ((_P, 0.5), {"decay": float("nan")}, ValueError, "^decay: expected 0 <= decay <= 1, got nan$"),
+        ((_P, 0.5), {"decay": "x"}, TypeError, "^decay: expected a number, got 'x' of type str$"),
+        ((_P, 0.5), {"decay": {"a": 0.5}}, TypeError, "^decay: expected a number, as parameters have no names"),
+        (({"a": _P}, 0.5), {"decay": {"b": 0.5}}, ValueError, "^decay: expected names of parameters, got 'b'$"),
+        (({"a": _P}, 0.5), {"decay": {"a": -1}}, ValueError, r"^decay\['a'\]: expected 0 <= decay <= 1, got -1$"),
         ((_P, 0.5), {"member": -1}, ValueError, "^member: expected 0 <= member"),
         ((_P, [0.5, 0.5]), {"member": 2**32 - 1}, ValueError, r"^member: expected member \+ K <= 2\*\*32"),
         ((_P, 0.5), {"fast_math": 0}, TypeError, "^fast_math: expected True or False"),
@@ -557,10 +572,17 @@ _CALLS: dict[str, tuple[Any, str]] = {
         r"^parameters\[1\]: expected elements in memory, got an array without memory",
     ),
     "fake in a list": (lambda: perturb([_PLAIN, FakeTensorMode().from_tensor(_PLAIN)], 0.5, seed=7), _OUTSIDE),
-    "vmap": (lambda: torch.func.vmap(lambda x: perturb(x, 0.5, seed=7))(torch.zeros(2, 3)), _OUTSIDE),
-    "vmap of vectors": (lambda: torch.func.vmap(lambda c: perturb(_PLAIN, c, seed=7))(torch.zeros(2, 3)), _OUTSIDE),
-    "grad": (lambda: torch.func.grad(lambda x: perturb(x, 0.5, seed=7).sum())(torch.zeros(3)), _OUTSIDE),
-    "jvp": (lambda: torch.func.jvp(lambda x: perturb(x, 0.5, seed=7), (_PLAIN,), (_PLAIN,)), _OUTSIDE),
+    "vmap in place": (
+        lambda: torch.func.vmap(lambda x: perturb_(x, 0.5, seed=7))(torch.zeros(2, 3)),
+        "^out: expected None where PyTorch transforms the call",
+    ),
+    "gradient of coefficients": (
+        lambda: perturb(_PLAIN, torch.ones(2, requires_grad=True), seed=7), "^coefficients: require grad, but",
+    ),
+    "grad of coefficients": (
+        lambda: torch.func.grad(lambda c: perturb(_PLAIN, c, seed=7).sum())(torch.ones(())),
+        "^coefficients: require grad, but",
+    ),
 }  # fmt: skip
 
 

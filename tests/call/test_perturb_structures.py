@@ -438,6 +438,7 @@ def test_a_module_on_the_meta_device() -> None:
     assert {name: x.shape for name, x in found.items()} == {
         name: x.shape for name, x in model.named_parameters() if x.requires_grad
     }
-    assert all(x.is_meta and not x.requires_grad for x in found.values())
-    with pytest.raises(ValueError, match=r"^parameters: expected plain arrays outside PyTorch's transformations"):
-        torch.func.vmap(lambda x: perturb(x, 0.5, seed=7))(torch.zeros(2, 3, device="meta"))
+    assert all(x.is_meta and x.requires_grad for x in found.values())
+    found = perturb(model, 0.5, seed=[1, 2, 3])
+    assert all(x.shape == (3, *model.get_parameter(name).shape) for name, x in found.items())
+    assert torch.func.vmap(lambda x: perturb(x, 0.5, seed=7))(torch.zeros(2, 3, device="meta")).shape == (2, 3)

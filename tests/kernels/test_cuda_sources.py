@@ -41,6 +41,7 @@ from tables import COVERING, DTYPES, GRADIENT_VARIANTS, NOISES, QUICK, STORE_KIN
 
 from multisample.backends import cupy as cupy_backend
 from multisample.backends.kernels.cuda import geometry
+from multisample.backends.kernels.cuda.kernel_choice import ORIGINS
 from multisample.backends.kernels.cuda.keys import KernelKey, MomentsKey, PerturbKey
 from multisample.backends.launch import PACKED_LAUNCH, ElementType, pack
 from multisample.backends.native import compiler_flags, csrc_files, toolchain, units
@@ -216,9 +217,9 @@ def sample_kernel(variant: Variant) -> str:
 
 def perturb_kernels() -> list[str]:
     keys = [
-        PerturbKey(dtype, fast, *flags, 0)
-        for dtype, fast, *flags in itertools.product(DTYPES, *((False, True),) * 4)
-        if not (fast and dtype == "float64")
+        PerturbKey(dtype, fast, one_member, strided, origin, 0)
+        for dtype, fast, one_member, strided, origin in itertools.product(DTYPES, *((False, True),) * 3, range(4))
+        if not (fast and dtype == "float64") and not (one_member and ORIGINS[origin] == "kOfRows")
     ]
     return [cupy_backend.kernel_name(key) for key in keys]
 

@@ -23,14 +23,10 @@ from tables import QUICK, STORE_KINDS, Variant
 
 from multisample.backends import cupy as cupy_backend
 from multisample.backends.kernels.cuda import geometry, group, kernel_choice
+from multisample.backends.kernels.cuda.kernel_choice import OF_BATCH
 from multisample.backends.kernels.cuda.keys import KernelKey
 from multisample.backends.kernels.cuda.moments_geometry import PACKED_MOMENT_GEOMETRY
-from multisample.backends.kernels.cuda.perturb_geometry import (
-    HEAD_WORDS,
-    MOST_SPANS_OF_NUMBA,
-    RUN_FIELDS,
-    STRIDED_FIELDS,
-)
+from multisample.backends.kernels.cuda.perturb_geometry import HEAD_WORDS, MOST_SPANS_OF_NUMBA, fields_of
 from multisample.backends.launch import PACKED_LAUNCH, SIZES, Launch, pack
 
 pytestmark = pytest.mark.slow  # Compiling a kernel takes seconds.
@@ -194,11 +190,15 @@ OTHER_KERNELS: dict[str, list[tuple[Any, ...]]] = {
         ("float32", False, False, 1, False, False, True),
     ],
     "perturb": [
-        ("float32", False, False, False, False),
-        ("float32", False, True, False, False),
-        ("bfloat16", True, False, False, True),
-        ("bfloat16", True, True, True, True),
-        ("float64", False, False, False, False),
+        ("float32", False, False, False, 0),
+        ("float32", False, True, False, 0),
+        ("bfloat16", True, False, False, 1),
+        ("bfloat16", True, True, True, 1),
+        ("float64", False, False, False, 0),
+        ("float32", False, True, False, 2),
+        ("float32", False, False, False, 2),
+        ("float32", False, False, False, 3),
+        ("float64", False, False, True, 3),
     ],
 }
 """Fields of a `MomentsKey` and a `PerturbKey`, without the device."""
@@ -218,6 +218,6 @@ def test_kernels_of_other_operations_spill_nothing(build_once: Build, operation:
         parameters = [int(bits) // 8 for bits in re.findall(r"\.param \.[usbf](\d+)", result.ptx)]
         own = PACKED_MOMENT_GEOMETRY
         if operation == "perturb":
-            strided = variant[3]
-            own = 8 * (HEAD_WORDS + MOST_SPANS_OF_NUMBA[strided] * len(STRIDED_FIELDS if strided else RUN_FIELDS))
+            strided, origin = variant[3:]
+            own = 8 * (HEAD_WORDS + MOST_SPANS_OF_NUMBA[strided] * fields_of(strided, origin >= OF_BATCH))
         assert sum(parameters) == PACKED_LAUNCH + own, variant

@@ -29,19 +29,20 @@ from multisample.backends.cupy import kernel_name, source
 from multisample.backends.driver import CONFIGURATION_SIZE
 from multisample.backends.element_types import SIZES
 from multisample.backends.kernels.cuda import group, perturb
+from multisample.backends.kernels.cuda.kernel_choice import OF_BATCH, ORIGINS
 from multisample.backends.kernels.cuda.keys import PerturbKey
 from multisample.backends.kernels.cuda.perturb_geometry import (
     HEAD_WORDS,
     KEYS_BYTES,
     MOST_SPANS_OF_NUMBA,
-    RUN_FIELDS,
-    STRIDED_FIELDS,
+    fields_of,
     most_spans,
+    origin_of,
     perturb_turns,
     span_lists,
     spans_at,
 )
-from multisample.backends.launch import PACKED_LAUNCH, SPAN, Launch, Operation, Span, pack
+from multisample.backends.launch import PACKED_LAUNCH, SPAN, UNIT_FACTOR, Launch, Operation, Span, pack
 from multisample.backends.numba import NumbaBackend
 
 Array = np.ndarray[Any, Any]
@@ -65,12 +66,13 @@ def run_in_cpp(runner: Callable[[str], Path], calls: list[Call]) -> Iterator[Arr
 
 @pytest.fixture(scope="module")
 def compiled() -> Iterator[Callable[..., Any]]:
-    """``compiled(dtype, one_member, strided, origin_in_memory)``: the portable kernel, for the emulated GPU."""
+    """``compiled(dtype, one_member, strided, origin)``: the portable kernel, for the emulated GPU."""
 
     @functools.cache
-    def compiled(dtype: str, one_member: bool, strided: bool, origin_in_memory: bool) -> Any:
-        kernel = perturb.perturb_kernel(emulated_gpu, dtype, False, one_member, strided, origin_in_memory)
-        return emulated_gpu.compile_kernel(kernel, "strided spans" if strided else "runs")
+    def compiled(dtype: str, one_member: bool, strided: bool, origin: int) -> Any:
+        kernel = perturb.perturb_kernel(emulated_gpu, dtype, False, one_member, strided, origin)
+        wide = "wide " if origin >= OF_BATCH else ""
+        return emulated_gpu.compile_kernel(kernel, wide + ("strided spans" if strided else "runs"))
 
     with emulated_gpu.sharing_functions(group, perturb):
         yield compiled
@@ -79,15 +81,17 @@ def compiled() -> Iterator[Callable[..., Any]]:
 def run_in_python(compiled: Callable[..., Any], call: Call) -> Array:
     memory = call.memory().view(f"u{SIZES[call.dtype]}").copy()
     words = np.array(stored_words(call.words()), np.uint64)
-    weights = call.weights if isinstance(call.weights, np.ndarray) else 0.0
-    launch = pack(call.launch(words.ctypes.data))
+    inputs = call.inputs().copy()
+    launch = call.launch_with_inputs(call.launch(words.ctypes.data), inputs.ctypes.data)
     spans = spans_at(call.spans_at(memory.ctypes.data))
-    for cut in span_lists(spans, call.dtype, call.rows, call.turns, MOST_SPANS_OF_NUMBA):
-        kernel = compiled(call.dtype, call.rows == 1, cut.strided, call.has_origin_in_memory)
+    origin = origin_of(launch, spans)
+    for cut in span_lists(spans, call.dtype, call.rows, call.turns, MOST_SPANS_OF_NUMBA, origin >= OF_BATCH):
+        kernel = compiled(call.dtype, call.rows == 1, cut.strided, origin)
         for blocks, packed in zip(cut.blocks, cut.packed(spans), strict=True):
             emulated_gpu.launch(
-                kernel, blocks, 256, launch + packed, memory, (weights, memory, words), backwards=call.backwards
-            )
+                kernel, blocks, 256, pack(launch) + packed, memory, (inputs, memory, words),
+                batch=call.batch, backwards=call.backwards,
+            )  # fmt: skip
     return memory.view(np.uint8)
 
 
@@ -129,6 +133,7 @@ class Emulated(NumbaBackend):
         self.memory = call.memory().view(f"u{SIZES[call.dtype]}").copy()
         self.spans = ctypes.create_string_buffer(call.spans_at(self.memory.ctypes.data))
         self.words = np.array(stored_words(call.words()), np.uint64)
+        self.inputs = call.inputs().copy()
         self.kernels: list[PerturbKey] = []
 
     def kernel(self, key: Any) -> Any:
@@ -138,18 +143,18 @@ class Emulated(NumbaBackend):
         def launch(key: PerturbKey, parameters: bytes) -> None:
             assert len(parameters) == CONFIGURATION_SIZE + size and device == key.device == 0
             blocks, batch, _, threads, *_, stream, _, _ = struct.unpack_from("7I4xPP I4x", parameters)
-            assert (batch, stream) == (1, 7)
+            assert (batch, stream) == (self.call.batch, 7)
             self.kernels.append(key)
-            weights = self.call.weights if isinstance(self.call.weights, np.ndarray) else 0.0
             emulated_gpu.launch(
-                self.compiled_kernel(key.dtype, key.one_member, key.strided, key.origin_in_memory), blocks, threads,
-                parameters[CONFIGURATION_SIZE:], self.memory, (weights, self.memory, self.words),
+                self.compiled_kernel(key.dtype, key.one_member, key.strided, key.origin), blocks, threads,
+                parameters[CONFIGURATION_SIZE:], self.memory, (self.inputs, self.memory, self.words), batch=batch,
             )  # fmt: skip
 
         return launch
 
     def launch_of_call(self) -> Launch:
-        return self.call.launch(self.words.ctypes.data, matrix=ctypes.addressof(self.spans), stream=7)
+        launch = self.call.launch(self.words.ctypes.data, matrix=ctypes.addressof(self.spans), stream=7)
+        return self.call.launch_with_inputs(launch, self.inputs.ctypes.data)
 
 
 @pytest.mark.slow
@@ -170,6 +175,7 @@ def test_every_way_to_launch_perturbs_the_spans_at_the_address(compiled: Any, wa
     for other in backends:
         # The addresses change from call to call.
         backend.memory, backend.words, launch = other.memory, other.words, other.launch_of_call()
+        backend.inputs = other.inputs
         backend.kernels.clear()
         if way == "launcher":
             launcher.run(None, *head_of(launch))
@@ -178,7 +184,29 @@ def test_every_way_to_launch_perturbs_the_spans_at_the_address(compiled: Any, wa
         check(backend.memory.view(np.uint8), call)
         # 40 runs take 3 launches, and 20 strided spans 5.
         assert [key.strided for key in backend.kernels] == [False] * 3 + [True] * 5
-        assert {key.origin_in_memory for key in backend.kernels} == {bool(words)}
+        assert {key.origin for key in backend.kernels} == {int(bool(words))}
+
+
+@pytest.mark.slow
+@requires_emulator
+@pytest.mark.parametrize("way", ["launch", "launcher"])
+def test_a_population_and_factors_are_launched_as_one(compiled: Any, way: str) -> None:
+    parts = [Part(40, first=1, id=3), Part(9, 3, jump=11, id=4)]
+    keys, factors = ((1, 2, 3), (4, 5, 6), (7, 8, 9)), (0.5, 0.75)
+    weights = np.array([1.5, -2.0, 0.25], np.float32)
+    for call, origin in (
+        (Call(parts, keys=keys), "kOfBatch"), (Call(parts, factors=factors, seed=3), "kOfBatch"),
+        (Call(parts, weights=weights, keys=keys, has_own_keys=True, dim_offset=3), "kOfRows"),
+    ):  # fmt: skip
+        backend = Emulated(compiled, call)
+        launch = backend.launch_of_call()
+        if way == "launch":
+            backend.launch(launch)
+        else:  # The launcher takes the address of the first rows as the row.
+            head = head_of(launch._replace(first_row=launch.first_row_at or launch.first_row))
+            backend.launcher(launch).run(None, *head)
+        check(backend.memory.view(np.uint8), call)
+        assert [ORIGINS[key.origin] for key in backend.kernels] == [origin] * 2
 
 
 @pytest.mark.slow
@@ -190,7 +218,7 @@ def test_a_launcher_follows_spans_of_another_shape(compiled: Any) -> None:
     launcher = backend.launcher(backend.launch_of_call())
     for call in (first, second, first):
         other = Emulated(compiled, call)
-        backend.memory = other.memory
+        backend.memory, backend.inputs = other.memory, other.inputs
         launcher.run(None, *head_of(other.launch_of_call()))
         check(backend.memory.view(np.uint8), call)
 
@@ -207,7 +235,8 @@ def random_spans(draw: random.Random, size: int) -> Iterator[Span]:
         row = draw.choice([width * size, width * size, jump * size])
         yield Span(
             16 * draw.randrange(2**40), 16 * draw.randrange(2**40), draw.randrange(2**20), rows, width, jump, row,
-            stride, draw.choice([row, row + 16]), other, draw.randrange(2**32),
+            stride, draw.choice([row, row + 16]), other, draw.randrange(2**32), 16 * draw.randrange(9),
+            16 * draw.randrange(9), draw.choice([UNIT_FACTOR, 2**62]),
         )  # fmt: skip
 
 
@@ -215,8 +244,8 @@ def random_spans(draw: random.Random, size: int) -> Iterator[Span]:
 def test_the_cut_into_kernels_is_equal_in_both_languages(geometries: ctypes.CDLL) -> None:
     draw = random.Random(3)
     found: set[tuple[int, bool]] = set()
-    for dtype, rows, fast_math in itertools.product(DTYPES, (1, 4, 5, 30), (False, True)):
-        for _ in range(20):
+    for dtype, rows, fast_math, batch in itertools.product(DTYPES, (1, 4, 5, 30), (False, True), (0, 64)):
+        for _ in range(10):
             packed = b"".join(SPAN.pack(*span) for span in random_spans(draw, SIZES[dtype]))
             spans, buffer = spans_at(packed), ctypes.create_string_buffer(packed)
             call = a_launch(
@@ -227,19 +256,23 @@ def test_the_cut_into_kernels_is_equal_in_both_languages(geometries: ctypes.CDLL
                 spans=len(spans),
                 matrix=ctypes.addressof(buffer),
                 fast_math=fast_math,
+                batch=batch,
             )
-            turns = perturb_turns(spans, dtype, rows, fast_math)
+            turns = perturb_turns(spans, dtype, rows, fast_math, batch)
             assert geometries.turns(pack(call)) == turns
-            cuts = {cut.strided: cut for cut in span_lists(spans, dtype, rows, turns, CUPY.most_spans)}
+            assert geometries.perturb_origin(pack(call)) == origin_of(call, spans)
+            wide = draw.random() < 0.5
+            found_lists = span_lists(spans, dtype, rows, turns, CUPY.most_spans[wide], wide)
+            cuts = {cut.strided: cut for cut in found_lists}
             for strided in (False, True):
-                out = ctypes.create_string_buffer(10 * 4096)
-                count = geometries.perturb_cut(pack(call), turns, strided, out)
+                out = ctypes.create_string_buffer(20 * 4096)
+                count = geometries.perturb_cut(pack(call), turns, strided, wide, out)
                 lists = cuts[strided].packed(spans) if strided in cuts else []
                 assert count == len(lists), (dtype, strided)
                 for k, words in enumerate(lists):
                     expected = np.frombuffer(out.raw, np.int64, len(words) // 8, k * len(words))
                     got = np.frombuffer(words, np.int64)
-                    used = HEAD_WORDS + (got[0] & 0xFFFFFFFF) * len(STRIDED_FIELDS if strided else RUN_FIELDS)
+                    used = HEAD_WORDS + (got[0] & 0xFFFFFFFF) * fields_of(strided, wide)
                     assert np.array_equal(got[:used], expected[:used]), (dtype, strided, k)
                     assert 0 < cuts[strided].blocks[k] < 2**31
                     found.add((turns, strided))
@@ -247,16 +280,18 @@ def test_the_cut_into_kernels_is_equal_in_both_languages(geometries: ctypes.CDLL
 
 
 def test_parameters_fill_no_more_than_every_driver_supports() -> None:
-    for strided, fields in enumerate((RUN_FIELDS, STRIDED_FIELDS)):
-        words = HEAD_WORDS + most_spans(bool(strided)) * len(fields)
-        assert 4096 - 8 * len(fields) < PACKED_LAUNCH + KEYS_BYTES + 8 * words <= 4096
+    for strided, wide in itertools.product((False, True), repeat=2):
+        fields = fields_of(strided, wide)
+        words = HEAD_WORDS + most_spans(strided, wide) * fields
+        assert 4096 - 8 * fields < PACKED_LAUNCH + KEYS_BYTES + 8 * words <= 4096
 
 
 @pytest.mark.slow
 @requires_nvrtc
 def test_neighbouring_elements_are_read_and_written_by_vectors() -> None:
     types = ("float32", "v4"), ("float16", "v4"), ("float64", "v2")
-    keys = [PerturbKey(dtype, False, one, False, False, 0) for dtype, _ in types for one in (False, True)]
+    kinds = (False, 0), (True, 0), (True, ORIGINS.index("kOfBatch")), (False, ORIGINS.index("kOfRows"))
+    keys = [PerturbKey(dtype, False, one, False, origin, 0) for dtype, _ in types for one, origin in kinds]
     compiled = nvrtc_compile(source("perturb"), [*map(kernel_name, keys)], "compute_90", CUPY_OPTIONS)
     ptx = compiled.code.decode()
     bodies = re.split(r"\.entry\s+", ptx)[1:]

@@ -88,7 +88,10 @@ def _parameters(*kinds: Any) -> Any:
 
 _PARAMETERS = {
     "sample": _parameters(LAUNCH, GEOMETRY), "moments": _parameters(LAUNCH, MOMENT_GEOMETRY),
-    "runs": _parameters(LAUNCH, spans_type(False)), "strided spans": _parameters(LAUNCH, spans_type(True)),
+    "runs": _parameters(LAUNCH, spans_type(False, False)),
+    "strided spans": _parameters(LAUNCH, spans_type(True, False)),
+    "wide runs": _parameters(LAUNCH, spans_type(False, True)),
+    "wide strided spans": _parameters(LAUNCH, spans_type(True, True)),
 }  # fmt: skip
 
 

@@ -319,6 +319,31 @@ def parameters_are_those_of_one_process(ranks: Ranks) -> None:
                 ranks.check_part(part, expected[name], mesh, part.placements)
 
 
+@case
+def populations_and_gradients_are_those_of_one_process(ranks: Ranks) -> None:
+    wholes = {"vector": torch.linspace(-1, 1, 13), "matrix": torch.linspace(-2, 2, 7 * 10).reshape(7, 10)}
+    wholes = {name: x.to(ranks.device) for name, x in wholes.items()}
+    options: dict[str, Any] = {"seed": [3, 4, 5], "decay": {"matrix": 0.25}, "backend": ranks.backend}
+    expected = multisample.perturb(wholes, 0.5, **options)
+    strided = (_StridedShard(0, split_factor=2), Shard(0))
+    for mesh, placements in (
+        (ranks.line, [Shard(0)]), (ranks.line, [Shard(1)]), (ranks.line, [Replicate()]),
+        (ranks.grid, [Shard(0), Shard(1)]), (ranks.grid, [Replicate(), Shard(0)]), (ranks.grid, list(strided)),
+    ):  # fmt: skip
+        parts = {}
+        for name, x in wholes.items():
+            part = ranks.on(mesh, x.clone(), *(min_axis(p, x.dim()) for p in placements))
+            parts[name] = part.detach().requires_grad_(name == "matrix")
+        results = multisample.perturb(parts, 0.5, **options)
+        assert results["matrix"].requires_grad and not results["vector"].requires_grad
+        for name, result in results.items():
+            assert same(result.detach().full_tensor(), expected[name]), (name, placements)
+        results["matrix"].sum().backward()
+        gradient = parts["matrix"].grad
+        assert gradient.placements == parts["matrix"].placements
+        assert (gradient.full_tensor() == 0.75 * 3).all()
+
+
 def min_axis(placement: Any, dims: int) -> Any:
     """`placement`, moved to the last axis if an array has fewer axes."""
     return Shard(dims - 1) if type(placement) is Shard and placement.dim >= dims else placement

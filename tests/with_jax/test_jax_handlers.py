@@ -21,7 +21,7 @@ from multisample.backends import registry
 from multisample.backends.contract import BackendStatus
 from multisample.backends.driver import CONFIGURATION_SIZE, DriverBackend, _sample_steps
 from multisample.backends.kernels.cuda.keys import KernelKey
-from multisample.backends.launch import HEAD, HOST, PACKED_LAUNCH, Launch, Operation, pack
+from multisample.backends.launch import HEAD, HOST, PACKED_LAUNCH, UNIT_FACTOR, Launch, Operation, pack
 from multisample.backends.system import cuda_driver, xla_ffi
 
 jax = pytest.importorskip("jax")
@@ -321,7 +321,7 @@ def test_parameters_on_a_device_are_one_launch(
     recording.launched = []
     rows = (5, 4, 8, 16, 4, 16, 4, 7), (1, 6, 0, 0, 4, 0, 4, 9)
     spans = np.array([
-        (source.ctypes.data, target.ctypes.data, begin * of_blocks, *row)
+        (source.ctypes.data, target.ctypes.data, begin * of_blocks, *row, 0, 0, UNIT_FACTOR)
         for source, target, begin, row in zip(p, x, begins, rows, strict=True)
     ])  # fmt: skip
     launch: Launch = handlers._launch(options._replace(d=1, n=1), DEVICE)._replace(

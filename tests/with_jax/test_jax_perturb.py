@@ -169,7 +169,16 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"member": 2**32 - 1, "coefficients": [1.0, 2.0]}, ValueError, r"member: expected member \+ K <= 2\*\*32"),
     ({"seed": Key(1, 2**32)}, ValueError, "seed: expected a Key with an offset below"),
     ({"seed": np.array([0, 1, 1, 0], np.uint32)}, ValueError, "seed: expected a Key with an offset below"),
-    ({"seed": [1, 2]}, ValueError, "seed: expected one seed, got a vector of 2"),
+    ({"seed": [1, 2], "coefficients": [1.0] * 3}, ValueError, "seed: expected one seed, or one for each of 3"),
+    ({"seed": [1, 2], "member": [1, 2]}, ValueError, "seed, member: expected a vector for one of the two"),
+    ({"seed": [1, Key(1, 2**32)]}, ValueError, r"seed\[1\]: expected a Key with an offset below"),
+    ({"member": [1, -2]}, ValueError, r"member\[1\]: expected 0 <= member"),
+    ({"member": [1, 2], "coefficients": [1.0] * 2}, ValueError, "member: expected an integer with a vector of coeff"),
+    ({"member": jnp.ones(3)}, TypeError, "member: expected integers, got elements of type float32"),
+    ({"member": jnp.ones((3, 1), int)}, ValueError, r"member: .* vector of shape \(K,\), got \(3, 1\)"),
+    ({"decay": 1.5}, ValueError, "decay: expected 0 <= decay <= 1, got 1.5"),
+    ({"decay": {"a": 0.5}}, TypeError, "decay: expected a number, as parameters have no names"),
+    ({"decay": {"b": 0.5}, "parameters": {"a": ONE}}, ValueError, "decay: expected names of parameters, got 'b'"),
     ({"fast_math": 2}, TypeError, "fast_math: expected "),
     ({"backend": 3}, TypeError, "backend: expected a name"),
     ({"backend": "none"}, multisample.UnknownBackendError, "none"),
@@ -204,17 +213,112 @@ def test_values_in_host_memory_are_checked() -> None:
         perturb([jnp.ones(3)], jnp.array([1.0, jnp.inf]), seed=1)
 
 
-TRANSFORMED: dict[str, Callable[[Any], Any]] = {
-    "outside jax.grad": jax.grad(lambda x: perturb(x, 1.0, seed=1).sum()),
-    "outside jax.grad, jax.jvp": lambda x: jax.jvp(lambda c: perturb(ONE, c, seed=1), (x[0],), (x[0],)),
-    "outside jax.vmap": lambda x: jax.vmap(lambda m: perturb(x, 1.0, seed=1, member=m))(jnp.arange(3)),
+# --- Populations ----------------------------------------------------------------------------------
+
+HOST_TREE = {"w": random(9, 7), "b": random(33), "h": random(5, 3, dtype="bfloat16"), "none": random(0, 2)}
+KEYS = [3, Key(4, 9), 2**63 + 5]
+
+
+def stacked(calls: list[Any]) -> Any:
+    return jax.tree.map(lambda *x: np.stack(x), *calls)
+
+
+@pytest.mark.parametrize("decay", [0, 0.3, {"w": 0.25}])
+def test_vectors_of_seeds_or_members_add_an_axis(jax_place: str, decay: Any) -> None:
+    tree = jax.tree.map(jnp.asarray, HOST_TREE)
+    by_seed = stacked([perturb(HOST_TREE, 0.5, seed=key, member=2, decay=decay) for key in KEYS])
+    by_member = stacked([perturb(HOST_TREE, 0.5, seed=SEED, member=k, decay=decay) for k in (4, 0, 2**32 - 1)])
+    update = perturb(HOST_TREE, [0.5, 2.0, -1.0], seed=KEYS, member=2, decay=decay)
+    options = {"decay": decay, "backend": jax_place}
+    for mode in (lambda f: f, jax.jit):
+        same(mode(lambda x: perturb(x, 0.5, seed=KEYS, member=2, **options))(tree), by_seed)
+        same(mode(lambda x: perturb(x, 0.5, seed=SEED, member=[4, 0, 2**32 - 1], **options))(tree), by_member)
+        same(mode(lambda x: perturb(x, [0.5, 2.0, -1.0], seed=KEYS, member=2, **options))(tree), update)
+
+
+def test_vmap_is_a_population_in_one_call_for_each_type(jax_place: str) -> None:
+    tree = jax.tree.map(jnp.asarray, HOST_TREE)
+    keys = jax.random.split(jax.random.key(3), 3)
+    expected = [perturb(tree, 0.5, seed=key) for key in keys]
+    by_key = jax.jit(jax.vmap(lambda key: perturb(tree, 0.5, seed=key, backend=jax_place)))
+    same(by_key(keys), stacked(expected))
+    same(perturb(tree, 0.5, seed=keys), stacked(expected))
+    assert by_key.lower(keys).as_text().count("custom_call @multisample_perturb") == 2
+    numbers = jnp.array([0.5, -1.0, 2.0])
+    found = jax.vmap(lambda c: perturb(tree, c, seed=SEED))(numbers)
+    same(found, stacked([perturb(HOST_TREE, float(c), seed=SEED) for c in numbers]))
+    matrix = jnp.asarray(random(3, 4))
+    for seed in (SEED, [1, 2, 3, 4]):
+        found = jax.vmap(lambda c, seed=seed: perturb(tree, c, seed=seed))(matrix)
+        same(found, stacked([perturb(HOST_TREE, np.asarray(c), seed=seed) for c in matrix]))
+    twice = jax.vmap(lambda m: jax.vmap(lambda key: perturb(tree, 0.5, seed=key, member=m))(keys))(jnp.arange(2))
+    rows = [stacked([perturb(tree, 0.5, seed=key, member=m) for key in keys]) for m in range(2)]
+    same(twice, stacked(rows))
+    several = jax.tree.map(lambda x: jnp.stack([x, x + 1, x - 2]), tree)
+    found = jax.vmap(lambda x, key: perturb(x, 0.5, seed=key))(several, keys)
+    own = [perturb(jax.tree.map(lambda x, k=k: x[k], several), 0.5, seed=keys[k]) for k in range(3)]
+    same(found, stacked(own))
+    found = jax.vmap(lambda x: perturb(tree, 0.5, seed=SEED, decay=x))(jnp.array([0.0, 0.25]))
+    same(found, stacked([perturb(HOST_TREE, 0.5, seed=SEED, decay=x) for x in (0, 0.25)]))
+
+
+def test_a_vector_of_one_adds_an_axis_and_a_matrix_of_one_row_is_one_key() -> None:
+    x = jnp.ones(3)
+    one = perturb(x, 0.5, seed=7)
+    for seed in ([7], np.array([7]), jnp.array([7])):
+        same(perturb(x, 0.5, seed=seed), one[None])
+        same(perturb(x, [0.5], seed=seed), one)
+    for seed in (np.array([[0, 7]], np.uint32), jnp.array([[0, 7]], jnp.uint32), np.array([[7, 0]])):
+        same(perturb(x, 0.5, seed=seed), one)
+    same(perturb(x, 0.5, seed=7, member=[0]), one[None])
+    assert perturb(x, 0.5, seed=[]).shape == perturb(x, 0.5, seed=7, member=jnp.arange(0)).shape == (0, 3)
+
+
+def test_decay_may_be_traced() -> None:
+    tree = jax.tree.map(jnp.asarray, HOST_TREE)
+    both = jax.jit(lambda rate: (perturb(tree, 1.0, seed=7, decay=rate), perturb(tree, 1.0, seed=7, decay={"w": rate})))
+    expected = [perturb(HOST_TREE, 1.0, seed=7, decay=decay) for decay in (0.3125, {"w": 0.3125})]
+    same(both(0.3125), tuple(expected))
+    with pytest.raises(TypeError, match=r"^decay: expected a number, got a traced int32"):
+        jax.jit(lambda k: perturb(tree, 1.0, seed=7, decay=k))(1)
+
+
+# --- Derivatives ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [None, 2])
+def test_the_derivative_is_one_minus_decay(size: int | None) -> None:
+    tree, weights = jax.tree.map(jnp.asarray, HOST_TREE), random(*([size] if size else []), 9, 7)
+
+    def call(x: Any) -> Any:
+        return perturb(x, 0.1, seed=3 if size is None else [3, 4], decay={"w": 0.25})
+
+    def loss(x: Any) -> Any:
+        return (call(x)["w"] * weights).sum()
+
+    right = (weights if size is None else weights.sum(0)) * np.float32(0.75)
+    for gradient in (jax.grad(loss)(tree), jax.jit(jax.grad(loss))(tree)):
+        np.testing.assert_allclose(gradient["w"], right, rtol=1e-6)
+        assert not gradient["b"].any()
+    found, tangents = jax.jvp(call, (tree,), (tree,))
+    same(found, call(tree))
+    np.testing.assert_allclose(tangents["w"], np.broadcast_to(tree["w"] * 0.75, found["w"].shape), rtol=1e-6)
+    same(tangents["h"], jnp.broadcast_to(tree["h"], found["h"].shape))
+    keys = jnp.arange(3)
+    each = jax.vmap(jax.grad(lambda x, key: (perturb(x, 0.1, seed=key)["w"] ** 2).sum()), (None, 0))(tree, keys)
+    np.testing.assert_allclose(each["w"], 2 * perturb(tree, 0.1, seed=keys)["w"], rtol=1e-6)
+
+
+REFUSED: dict[str, Callable[[Any], Any]] = {
+    "coefficients": jax.grad(lambda c: perturb(ONE, c, seed=1).sum()),
+    "decay": jax.grad(lambda x: perturb(ONE, 1.0, seed=1, decay=x).sum()),
 }
 
 
-@pytest.mark.parametrize("message", TRANSFORMED)
-def test_derivatives_and_vmap_are_refused(message: str) -> None:
-    with pytest.raises(ValueError, match=f"parameters: expected a call of perturb {message}"):
-        TRANSFORMED[message](ONE)
+@pytest.mark.parametrize("argument", REFUSED)
+def test_gradients_of_other_arguments_are_refused(argument: str) -> None:
+    with pytest.raises(ValueError, match=f"^{argument}: expected no gradient"):
+        REFUSED[argument](0.5)
 
 
 def test_derivatives_of_other_values_pass() -> None:

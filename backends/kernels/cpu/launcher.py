@@ -9,7 +9,16 @@ from typing import Any
 
 from multisample.backends.contract import HostArray, Launcher
 from multisample.backends.element_types import ElementType
-from multisample.backends.launch import INPUTS, Launch, Operation, computing_name, matrix_of_batch, pack, packer
+from multisample.backends.launch import (
+    INPUTS,
+    Launch,
+    Operation,
+    computing_name,
+    matrix_of_batch,
+    pack,
+    packer,
+    spans_of_batch,
+)
 from multisample.backends.memory.host import address_of, inputs_at
 from multisample.backends.system.threads import thread_count
 
@@ -34,6 +43,7 @@ def raise_error(error: int) -> None:
 def packed_launcher(launch: Launch, thread_count: Callable[[], int] = thread_count) -> Launcher:
     """The launcher that packs a launch for the C function of its operation, with at most ``thread_count()`` threads."""
     function, kind = packed_function(launch), ElementType[computing_name(launch)]
+    has_own_rows = launch.origin_step != 0
     is_small = max(launch.batch, 1) * launch.rows * launch.columns <= THREAD_WORK
 
     @functools.cache
@@ -57,8 +67,9 @@ def packed_launcher(launch: Launch, thread_count: Callable[[], int] = thread_cou
     ) -> None:  # fmt: skip
         pack_head, tail = packer_of(*[None if x is None else x.strides for x in (mu, sigma, weights)])
         addresses = [address_of(x) for x in (mu, sigma, weights, matrix, first, second)]
+        row_at = first_row if has_own_rows else 0
         head = pack_head(
-            *addresses, seed, offset, first_row, first_column, seed_at, offset_at, 0, 0, 0, 0,
+            *addresses, seed, offset, first_row, first_column, seed_at, offset_at, row_at, row_at, 0, 0,
             1 if limit is None else limit,
         )  # fmt: skip
         if error := function(head + tail):
@@ -84,6 +95,9 @@ def run_launch(launch: Launch, thread_count: Callable[[], int] = thread_count) -
     limit = launcher.geometry(None, 0) if launcher.geometry else 1
     for b in range(max(launch.batch, 1)):
         one = matrix_of_batch(launch, b)._replace(threads=limit)
+        if launch.operation == Operation.perturb:
+            spans = spans_of_batch(launch, b)  # Kept alive until the call returns.
+            one = one._replace(matrix=address_of(spans))
         inputs = inputs_at(one)
         for name, vector in inputs.items():
             fields = {name: address_of(vector), f"{name}_type": kind, f"{name}_stride": vector.strides[0]}

@@ -97,9 +97,9 @@ def launch_bounds(key: Key, capability: tuple[int, int]) -> tuple[int, int]:
         return MOMENT_THREADS, 2 if dtype == "float64" else 3 if key.rows > 1 and key.with_second else 4
     if isinstance(key, PerturbKey):
         if not key.one_member:
-            return PERTURB_THREADS, 2 if key.strided or key.origin_in_memory else 3
+            return PERTURB_THREADS, 2 if key.strided or key.origin else 3
         # An SM of capability 7.5 holds 1024 threads. nvJitLink ignores launch bounds above that.
-        few = key.strided or key.origin_in_memory or dtype == "float64" or capability == (7, 5)
+        few = key.strided or key.origin or dtype == "float64" or capability == (7, 5)
         return PERTURB_THREADS, 4 if few else 6
     shared_noise, antithetic = key.shared_noise, key.antithetic
     name = STORE_KINDS[key.store_kind]

@@ -92,22 +92,7 @@ def offset_of(gpu: ModuleType) -> Function:
 @functools.cache
 def matrix_with_values(gpu: ModuleType) -> Function:
     """``matrix_of(call, b)``: the launch of matrix `b` of a batch, with every word read from memory."""
-    load, nowhere = gpu.load, np.int64(0)
-    whole, high_first, bits_32, bits_16, _ = map(np.uint32, WordFormat)
-
-    @inline
-    def word(value, at, form):
-        if at == 0:
-            return np.uint64(value)
-        if form == whole:
-            return load(at, np.uint64)
-        if form == high_first:
-            return np.uint64(load(at, np.uint32)) << _WORD | np.uint64(load(at + 4, np.uint32))
-        if form == bits_32:
-            return np.uint64(load(at, np.uint32))
-        if form == bits_16:
-            return np.uint64(load(at, np.uint16))
-        return np.uint64(load(at, np.uint8))
+    load, nowhere, word = gpu.load, np.int64(0), word_in_memory(gpu)
 
     @inline
     def number(value, at):
@@ -130,6 +115,29 @@ def matrix_with_values(gpu: ModuleType) -> Function:
         )  # fmt: skip
 
     return matrix_of
+
+
+@functools.cache
+def word_in_memory(gpu: ModuleType) -> Function:
+    """``word_of(value, at, form)``: the word at an address, in a `WordFormat`; `value` if the address is 0."""
+    load = gpu.load
+    whole, high_first, bits_32, bits_16, _ = map(np.uint32, WordFormat)
+
+    @inline
+    def word(value, at, form):
+        if at == 0:
+            return np.uint64(value)
+        if form == whole:
+            return load(at, np.uint64)
+        if form == high_first:
+            return np.uint64(load(at, np.uint32)) << _WORD | np.uint64(load(at + 4, np.uint32))
+        if form == bits_32:
+            return np.uint64(load(at, np.uint32))
+        if form == bits_16:
+            return np.uint64(load(at, np.uint16))
+        return np.uint64(load(at, np.uint8))
+
+    return word
 
 
 def replacing(kind: type[NamedTuple], *names: str) -> Function:

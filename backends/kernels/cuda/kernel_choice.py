@@ -9,6 +9,9 @@ STORE_KINDS = (
     "kAligned", "kShifted", "kStaged", "kStrided", "kTransposed", "kTransposedStaged", "kFewColumns", "kSmallMatrices",
 )  # fmt: skip
 ALIGNED, SHIFTED, STAGED, STRIDED, TRANSPOSED, TRANSPOSED_STAGED, FEW_COLUMNS, SMALL_MATRICES = range(8)
+ORIGINS = ("kInParameters", "kInMemory", "kOfBatch", "kOfRows")
+"""Where a kernel of perturb finds its keys. Kernels of the last two kinds take wide spans."""
+OF_BATCH, OF_ROWS = 2, 3
 WIDTH, ANTITHETIC_WIDTH = 4, 8
 SHORT_ROW = 128
 FAR_APART = 2**28

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar, TypeAlias
 
-from .kernel_choice import STORE_KINDS
+from .kernel_choice import ORIGINS, STORE_KINDS
 
 
 # Not named tuples: a KernelKey and a MomentsKey of equal fields would be equal.
@@ -52,7 +52,8 @@ class PerturbKey:
     one_member: bool
     strided: bool
     """Whether it is for spans that are no runs."""
-    origin_in_memory: bool
+    origin: int
+    """The index of a name in `ORIGINS`."""
     device: int
 
 
@@ -67,6 +68,7 @@ def choices_of(key: Key) -> dict[str, Any]:
 def name_of(key: Key) -> str:
     """The name of a kernel in Python, which profilers show."""
     values = choices_of(key) | ({"store_kind": STORE_KINDS[key.store_kind]} if isinstance(key, KernelKey) else {})
+    values |= {"origin": ORIGINS[key.origin]} if isinstance(key, PerturbKey) else {}
     return "_".join(
         [f"{key.kind}_kernel", *(name if x is True else str(x) for name, x in values.items() if x is not False)]
     )

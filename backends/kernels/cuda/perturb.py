@@ -9,7 +9,7 @@ import numpy as np
 
 from multisample.backends.element_types import MATRIX_TYPES, SIZES
 from multisample.backends.kernels.compilation import Function, inline
-from multisample.backends.kernels.stream.arithmetic import fma
+from multisample.backends.kernels.stream.arithmetic import fma, from_float_bits, product
 from multisample.backends.kernels.stream.rounding import unchanged
 from multisample.backends.kernels.stream.words import row_part
 from multisample.backends.launch import Launch
@@ -26,27 +26,20 @@ from .group import (
     packing,
     replacing,
     weights_of,
+    word_in_memory,
 )
-from .kernel_choice import WIDTH
-from .perturb_geometry import (
-    HEAD_WORDS,
-    MOST_GROUPS,
-    MOST_SPANS_OF_NUMBA,
-    PERTURB_THREADS,
-    RUN_FIELDS,
-    STRIDED_FIELDS,
-    own_groups,
-)
+from .kernel_choice import OF_BATCH, OF_ROWS, WIDTH
+from .perturb_geometry import HEAD_WORDS, MOST_GROUPS, MOST_SPANS_OF_NUMBA, PERTURB_THREADS, fields_of, own_groups
 from .stores import of_lane_before
 
 __all__ = ["perturb_kernel"]
 
-_HALF = np.int64(32)
+_HALF, _WORD = np.int64(32), np.uint64(32)
 
 
 @functools.cache
-def _span_of_block(fields: int, most: int) -> Function:
-    """``span_of(block, spans)``: the fields of the block's span."""
+def _span_of_block(fields: int, at_id: int, most: int) -> Function:
+    """``span_of(block, spans)``: the fields of the block's span, which has the first block in field `at_id`."""
 
     def of(first: int, last: int) -> Function:
         begin, middle = HEAD_WORDS + fields * first, (first + last) // 2
@@ -58,7 +51,7 @@ def _span_of_block(fields: int, most: int) -> Function:
                 return spans[begin:end]
 
             return one
-        low, high, border = of(first, middle), of(middle, last), HEAD_WORDS + fields * middle + fields - 1
+        low, high, border = of(first, middle), of(middle, last), HEAD_WORDS + fields * middle + at_id
 
         @inline
         def either(block, spans):
@@ -245,8 +238,10 @@ def _storing(gpu: ModuleType, dtype: str) -> Function:
 
 
 @functools.cache
-def _members(gpu: ModuleType, dtype: str) -> tuple[Function, Function, Function]:
-    """``member_of(row, call)``: the row part and the weight of a member.
+def _members(gpu: ModuleType, dtype: str, has_own_keys: bool) -> tuple[Function, Function, Function]:
+    """``member_of(row, call)``: the row part, the weight, the seed and the low half of the offset of a member.
+
+    Seed and offset are 0 unless each member has its own, in memory.
 
     ``prepare(members, row, call)`` prepares the members from `row` on in shared memory, for all threads of a block.
 
@@ -256,37 +251,62 @@ def _members(gpu: ModuleType, dtype: str) -> tuple[Function, Function, Function]
     one, words_of, number_of = packing(dtype)
     write_words, read_words = memory_of(gpu, 1)
     element_of, offset_of_call, last = element(gpu, dtype), offset_of(gpu), 2 + one
+    size, word_of, with_seed = _member_size(has_own_keys), word_in_memory(gpu), replacing(Launch, "seed")
+    no_seed, no_offset = np.uint64(0), np.uint32(0)
 
     @inline
     def member_of(r, call):
         part = row_part(np.uint32(call.first_row + r), np.uint32(offset_of_call(call)), keys_of(call)[0])
-        return part, element_of(weights_of(call), r)
+        return part, element_of(weights_of(call), r), no_seed, no_offset
+
+    @inline
+    def member_with_key(r, call):
+        seed_at, offset_at = call.seed_at + r * call.seed_step, call.offset_at + r * call.offset_step
+        seed = word_of(call.seed, seed_at, call.word_formats & np.uint32(255))
+        offset = np.uint32(word_of(call.offset, offset_at, call.word_formats >> np.uint32(8)))
+        part = row_part(np.uint32(call.first_row), offset, keys_of(with_seed(call, seed))[0])
+        return part, element_of(weights_of(call), r), seed, offset
+
+    if has_own_keys:
+        member_of = member_with_key
 
     @inline
     def prepare(members, row, call):
         r = row + np.int64(thread_index())
         if r < call.rows:
-            part, number = member_of(r, call)
-            weight = words_of(number)
-            write_words(members + 16 * np.int64(thread_index()), (part[0], part[1], weight[0], weight[one - 1]))
+            part, number, seed, offset = member_of(r, call)
+            weight, at = words_of(number), members + size * np.int64(thread_index())
+            write_words(at, (part[0], part[1], weight[0], weight[one - 1]))
+            if has_own_keys:
+                write_words(at + 16, (np.uint32(seed), np.uint32(seed >> _WORD), offset, offset))
         synchronize_block()
 
     @inline
     def read(at):
         w = read_words(at)
-        return w[:2], number_of(w[2:last])
+        return w[:2], number_of(w[2:last]), no_seed, no_offset
 
-    return member_of, prepare, read
+    @inline
+    def read_with_key(at):
+        w, key = read_words(at), read_words(at + 16)
+        return w[:2], number_of(w[2:last]), np.uint64(key[1]) << _WORD | np.uint64(key[0]), np.uint32(key[2])
+
+    return member_of, prepare, read_with_key if has_own_keys else read
+
+
+def _member_size(has_own_keys: bool) -> int:
+    """Bytes of a member in shared memory."""
+    return 32 if has_own_keys else 16
 
 
 @functools.cache
 def _turn(
-    gpu: ModuleType, dtype: str, fast: bool, one_member: bool, strided: bool
+    gpu: ModuleType, dtype: str, fast: bool, one_member: bool, strided: bool, origin: int
 ) -> tuple[Function, Function, Function, Function]:
     """Functions of a thread's groups in one turn, whose tuples have an element for each group.
 
-    ``load_turn(span, begin, whole)``, ``prepare_turn(span, begin, call)``, ``add(x, member, noise and keys)``, and
-    ``store_turn(span, begin, whole, x)``.
+    ``load_turn(span, begin, whole, factor)``, ``prepare_turn(span, begin, call)``, ``add(x, member, noise and call)``,
+    and ``store_turn(span, begin, whole, x)``.
     """
     real, own = MATRIX_TYPES[dtype].computing, own_groups(dtype, one_member)
     _, at, _ = _groups(gpu, dtype, one_member, strided)
@@ -294,7 +314,7 @@ def _turn(
     load_quad, stored = gpu.load_quad, getattr(np, MATRIX_TYPES[dtype].stored)
     widen, narrow, number = gpu.WIDENING.get(dtype, unchanged), gpu.NARROWING[dtype], computing_type(dtype)[0]
     prepared, in_row, _, _, _ = noise(gpu, real, False, fast)
-    size = SIZES[dtype]
+    size, with_key, nowhere = SIZES[dtype], replacing(Launch, "seed", "offset", "offset_at"), np.int64(0)
 
     @inline
     def row_of(span):
@@ -305,21 +325,35 @@ def _turn(
     converted = each(range(4), lambda k: lambda q: number(widen(q[k])))
     narrowed = each(range(4), lambda k: lambda x: narrow(x[k]))
     weighted = each(range(4), lambda k: lambda w, z, x: fma(w, z[k], x[k]))
+    scaled = each(range(4), lambda k: lambda factor, x: product(factor, x[k]))
 
     def loading(g: int) -> Function:
-        def load_own(span, begin, whole):
+        def load_own(span, begin, whole, factor):
             group, row = at(span, begin, g), row_of(span)
             return converted(load_quad(group[0], stored) if whole else load_group(group, row[0], row[1]))
 
+        def load_scaled(span, begin, whole, factor):
+            return scaled(factor, load_own(span, begin, whole, factor))
+
+        if origin >= OF_BATCH:
+            load_own = inline(load_own)
+            return load_scaled
         return load_own
 
     def adding(g: int) -> Function:
         def added(x, member, columns):
-            made, keys = columns
-            part, w = member
-            return weighted(w, in_row(made[g], part, keys), x[g])
+            made, call = columns
+            part, w, _, _ = member
+            return weighted(w, in_row(made[g], part, keys_of(call)), x[g])
 
-        return added
+        def added_with_key(x, member, columns):
+            # `made` is the index of each group.
+            made, call = columns
+            part, w, seed, offset = member
+            own = with_key(call, seed, np.uint64(call.offset) | np.uint64(offset), nowhere)
+            return weighted(w, in_row(prepared(made[g], own), part, keys_of(own)), x[g])
+
+        return added_with_key if origin == OF_ROWS else added
 
     def storing(g: int) -> Function:
         def store_own(span, begin, whole, x):
@@ -332,65 +366,106 @@ def _turn(
         return store_own
 
     load_turn, add, store_turn = (each(range(own), of_group) for of_group in (loading, adding, storing))
-    prepare_turn = each(range(own), lambda g: lambda span, begin, call: prepared(at(span, begin, g)[3], call))
+    if origin == OF_ROWS:
+        prepare_turn = each(range(own), lambda g: lambda span, begin, call: at(span, begin, g)[3])
+    else:
+        prepare_turn = each(range(own), lambda g: lambda span, begin, call: prepared(at(span, begin, g)[3], call))
     return load_turn, prepare_turn, add, store_turn
 
 
-def perturb_kernel(
-    gpu: ModuleType, dtype: str, fast: bool, one_member: bool, strided: bool, origin_in_memory: bool
-) -> Function:
+@functools.cache
+def _of_wide_span(gpu: ModuleType, dtype: str, strided: bool) -> tuple[Function, Function]:
+    """``span_of_batch(wide, b)``: the fields of a span of matrix `b`; ``factor_of(wide, call)``: its factor."""
+    load, fields = gpu.load, fields_of(strided, False)
+    real, _ = computing_type(dtype)
+
+    @inline
+    def span_of_batch(wide, b):
+        return (wide[0] + b * wide[fields], wide[1] + b * wide[fields + 1]) + wide[2:fields]  # noqa: RUF005  # Numba.
+
+    @inline
+    def factor_of(wide, call):
+        word = wide[fields + 2]
+        if call.sigma_type == 0:
+            return real(from_float_bits(word))
+        return load(call.sigma + word * call.sigma_stride, real)
+
+    return span_of_batch, factor_of
+
+
+def perturb_kernel(gpu: ModuleType, dtype: str, fast: bool, one_member: bool, strided: bool, origin: int) -> Function:
     """``kernel(call, spans)`` for the calls of a `PerturbKey`, to be compiled."""
     block_index, thread_index, shared_memory = gpu.block_index, gpu.thread_index, gpu.shared_memory
     synchronize_block = gpu.synchronize_block
-    fields = len(STRIDED_FIELDS if strided else RUN_FIELDS)
-    span_of = _span_of_block(fields, MOST_SPANS_OF_NUMBA[strided])
+    fields = fields_of(strided, False)
+    span_of = _span_of_block(fields_of(strided, origin >= OF_BATCH), fields - 1, MOST_SPANS_OF_NUMBA[strided])
+    span_of_batch, factor_of_wide = _of_wide_span(gpu, dtype, strided)
     groups_of, _, are_whole = _groups(gpu, dtype, one_member, strided)
-    (member_of, prepare, read), offset_of_call = _members(gpu, dtype), offset_of(gpu)
-    load_turn, prepare_turn, add, store_turn = _turn(gpu, dtype, fast, one_member, strided)
+    (member_of, prepare, read), offset_of_call = _members(gpu, dtype, origin == OF_ROWS), offset_of(gpu)
+    load_turn, prepare_turn, add, store_turn = _turn(gpu, dtype, fast, one_member, strided, origin)
     with_offset, nowhere = replacing(Launch, "offset", "offset_at"), np.int64(0)
-    of_turn, last, members_bytes = own_groups(dtype, one_member) * PERTURB_THREADS, fields - 1, 16 * PERTURB_THREADS
-    matrix_of = matrix_with_values(gpu)
+    of_turn, last, size = own_groups(dtype, one_member) * PERTURB_THREADS, fields - 1, _member_size(origin == OF_ROWS)
+    matrix_of, with_weights, batch_index = matrix_with_values(gpu), replacing(Launch, "weights"), gpu.batch_index
+    with_row, load, one = replacing(Launch, "first_row"), gpu.load, computing_type(dtype)[0](1)
+
+    @inline
+    def no_factor(span, call):
+        return one
+
+    @inline
+    def whole_span(span, b):
+        return span
+
+    factor_of = factor_of_wide if origin >= OF_BATCH else no_factor
+    moved = span_of_batch if origin >= OF_BATCH else whole_span
+
+    @inline
+    def offset_of_block(call):
+        return np.uint64(0) if origin == OF_ROWS else np.uint64(offset_of_call(call))
 
     @inline
     def block_of(call, spans):
-        span = span_of(np.uint64(block_index()), spans)
+        wide = span_of(np.uint64(block_index()), spans)
+        span, factor = moved(wide, np.int64(batch_index() if origin == OF_BATCH else 0)), factor_of(wide, call)
         in_span = np.int64(block_index()) - np.int64(np.uint64(span[last]) >> np.uint64(32))
-        offset = np.uint64(offset_of_call(call)) + (np.uint64(span[last]) << np.uint64(32))
+        offset = offset_of_block(call) + (np.uint64(span[last]) << np.uint64(32))
         turns, groups = spans[0] >> _HALF, groups_of(span)[1]
         begin = in_span * turns * of_turn
-        return span, with_offset(call, offset, nowhere), begin, min(groups, begin + turns * of_turn)
+        if origin == OF_ROWS:  # Each row has the low half of the offset.
+            return span, call, offset, begin, min(groups, begin + turns * of_turn), factor
+        return span, with_offset(call, offset, nowhere), offset, begin, min(groups, begin + turns * of_turn), factor
 
     @inline
     def perturb_by_one(call, spans):
-        span, launch, begin, end = block_of(call, spans)
+        span, launch, _, begin, end, factor = block_of(call, spans)
         # It needs no shared memory, and the block no barrier.
         member = member_of(np.int64(0), launch)
         while begin < end:
             whole = are_whole(span, begin)
-            x = load_turn(span, begin, whole)
-            store_turn(span, begin, whole, add(x, member, (prepare_turn(span, begin, launch), keys_of(launch))))
+            x = load_turn(span, begin, whole, factor)
+            store_turn(span, begin, whole, add(x, member, (prepare_turn(span, begin, launch), launch)))
             begin += of_turn
 
     @inline
     def perturb_by_all(call, spans):
-        members = shared_memory(members_bytes)
-        span, launch, begin, end = block_of(call, spans)
+        members = shared_memory(size * PERTURB_THREADS)
+        span, launch, offset, begin, end, factor = block_of(call, spans)
         warp = np.int64(thread_index() // np.uint32(32)) * 32
         prepare(members, np.int64(0), launch)
         count = min(call.rows, np.int64(PERTURB_THREADS))
         while begin < end:
             whole = are_whole(span, begin)
-            x = load_turn(span, begin, whole)
-            columns = prepare_turn(span, begin, launch), keys_of(launch)
+            x = load_turn(span, begin, whole, factor)
+            columns = prepare_turn(span, begin, launch), with_offset(launch, offset, nowhere)
             # A warp without groups only prepares members.
             works = begin + warp < end
             row = np.int64(0)
             while True:
                 at = members
-                stop = at + 16 * count if works else at
+                stop = at + size * count if works else at
                 while at < stop:
                     x = add(x, read(at), columns)
-                    at += 16
+                    at += size
                 if call.rows <= PERTURB_THREADS:
                     break
                 synchronize_block()
@@ -409,7 +484,15 @@ def perturb_kernel(
     def by_value(call, spans):
         perturb(call, spans)
 
-    def kernel(call, spans):
+    def in_memory(call, spans):
         perturb(matrix_of(call, np.int64(0)), spans)
 
-    return kernel if origin_in_memory else by_value
+    def of_batch(call, spans):
+        b = np.int64(batch_index())
+        perturb(matrix_of(with_weights(call, call.weights + b * call.weights_step), b), spans)
+
+    def of_rows(call, spans):
+        row = call.first_row if call.first_row_at == 0 else load(call.first_row_at, np.int64)
+        perturb(with_row(call, np.int64(row)), spans)
+
+    return (by_value, in_memory, of_batch, of_rows)[origin]

@@ -9,13 +9,14 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from multisample.backends.launch import PACKED_LAUNCH, SIZES, SPAN, Span
+from multisample.backends.launch import PACKED_LAUNCH, SIZES, SPAN, UNIT_FACTOR, ElementType, Launch, Span
 
-from .kernel_choice import WIDTH, ceil_div
+from .kernel_choice import OF_BATCH, OF_ROWS, WIDTH, ceil_div
 
 __all__ = [
     "HEAD_WORDS", "KEYS_BYTES", "MOST_GROUPS", "MOST_SPANS_OF_NUMBA", "PERTURB_THREADS", "RUN_FIELDS",
-    "STRIDED_FIELDS", "SpanList", "Spans", "most_spans", "own_groups", "perturb_turns", "span_lists", "spans_at",
+    "STRIDED_FIELDS", "WIDE_FIELDS", "SpanList", "Spans", "fields_of", "most_spans", "origin_of", "own_groups",
+    "perturb_turns", "span_lists", "spans_at",
 ]  # fmt: skip
 
 Spans: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
@@ -31,10 +32,10 @@ _WORD = 8
 HEAD_WORDS = 2
 """Words of 8 bytes before the spans of a list: one with the counts of spans and turns, one with that of blocks."""
 RUN_FIELDS = ("source", "target", "first", "width", "id")
-STRIDED_FIELDS = Span._fields
-"""Fields of a span in a list. The high half of `id` is the first block."""
+STRIDED_FIELDS, WIDE_FIELDS = Span._fields[:-3], Span._fields[-3:]
+"""Fields of a span in a list. The high half of `id` is the first block. A wide span has all."""
 (_FIRST, _ROWS, _WIDTH, _JUMP, _SOURCE_ROW, _SOURCE_STRIDE, _TARGET_ROW, _TARGET_STRIDE, _ID) = (
-    Span._fields.index(name) for name in Span._fields[2:]
+    Span._fields.index(name) for name in STRIDED_FIELDS[2:]
 )
 
 
@@ -53,10 +54,23 @@ def own_groups(dtype: str, one_member: bool) -> int:
     return 1 if dtype == "float64" else 4 if not one_member else 2 if SIZES[dtype] == 2 else 1
 
 
-def most_spans(strided: bool) -> int:
+def fields_of(strided: bool, wide: bool) -> int:
+    """How many fields a span in a list has."""
+    return len(STRIDED_FIELDS if strided else RUN_FIELDS) + wide * len(WIDE_FIELDS)
+
+
+def most_spans(strided: bool, wide: bool = False) -> int:
     """Spans of a list that fills the parameters of a kernel."""
     words = (_MOST_PARAMETERS - PACKED_LAUNCH - KEYS_BYTES) // _WORD - HEAD_WORDS
-    return words // len(STRIDED_FIELDS if strided else RUN_FIELDS)
+    return words // fields_of(strided, wide)
+
+
+def origin_of(launch: Launch, spans: Spans) -> int:
+    """The index in `ORIGINS` of the kernels that run a launch with `spans`."""
+    if launch.shared_noise:
+        return OF_ROWS
+    wide = launch.batch > 1 or launch.sigma_type != ElementType.number or (spans[:, -1] != UNIT_FACTOR).any()
+    return OF_BATCH if wide else int(launch.origin_in_memory)
 
 
 def spans_at(packed: bytes) -> Spans:
@@ -75,12 +89,12 @@ class SpanList(NamedTuple):
     chosen: Spans | slice
     """Indices of the spans of this kind."""
     places: Spans
-    """Where the source and the target of each are in `words`."""
+    """Where the source, the target, and the factor of a wide span, of each are in `words`."""
 
     def packed(self, spans: Spans) -> list[bytes]:
-        """The bytes of the C++ struct ``SpanList`` for each kernel, with the addresses in `spans`."""
+        """The bytes of the C++ struct ``SpanList`` for each kernel, with the addresses and factors in `spans`."""
         words = self.words.copy()
-        words.reshape(-1)[self.places] = spans[self.chosen, :2]
+        words.reshape(-1)[self.places] = spans[self.chosen][:, (0, 1, -1)[: self.places.shape[1]]]
         return [row.tobytes() for row in words]
 
 
@@ -90,18 +104,21 @@ def _most_turns(size: int, rows: int, fast_math: bool) -> int:
     return 2 * _MOST_TURNS if rows == 1 and size == 2 else min(_MOST_TURNS, _MOST_TURN_ROWS // rows)
 
 
-def perturb_turns(spans: Spans, dtype: str, rows: int, fast_math: bool) -> int:
-    """Turns of the blocks that perturb `spans` with `rows` members."""
-    elements = int((spans[:, _ROWS] * spans[:, _WIDTH]).sum())
+def perturb_turns(spans: Spans, dtype: str, rows: int, fast_math: bool, batch: int = 0) -> int:
+    """Turns of the blocks that perturb `spans` with `rows` members, for each matrix of a batch."""
+    elements = int((spans[:, _ROWS] * spans[:, _WIDTH]).sum()) * max(batch, 1)
     turns = elements // (WIDTH * own_groups(dtype, rows == 1) * PERTURB_THREADS * _BLOCKS)
     return max(1, min(turns, _most_turns(SIZES[dtype], rows, fast_math)))
 
 
-def span_lists(spans: Spans, dtype: str, rows: int, turns: int, most: tuple[int, int]) -> list[SpanList]:
+def span_lists(
+    spans: Spans, dtype: str, rows: int, turns: int, most: tuple[int, int], wide: bool = False
+) -> list[SpanList]:  # fmt: skip
     """The kernels for `spans`, whatever their addresses are, with `perturb_turns`.
 
-    `most` says how many runs, and how many strided spans, one kernel takes.
+    `most` says how many runs, and how many strided spans, one kernel takes, and `wide` whether it takes wide ones.
     """
+    others = list(range(len(STRIDED_FIELDS), len(Span._fields))) if wide else []
     size = SIZES[dtype]
     length, width, jump = spans[:, _ROWS], spans[:, _WIDTH], spans[:, _JUMP]
     one_row, row = length == 1, width * size
@@ -120,29 +137,32 @@ def span_lists(spans: Spans, dtype: str, rows: int, turns: int, most: tuple[int,
             same = one_row[chosen] | (part[:, _JUMP] % WIDTH == 0)
             skip = np.where(same, part[:, _FIRST] % WIDTH, WIDTH - 1)
             groups = part[:, _ROWS] * ((skip + part[:, _WIDTH] + WIDTH - 1) // WIDTH)
-            entries = part.copy()
+            entries = part[:, [*range(len(STRIDED_FIELDS)), *others]]
         else:
-            entries = part[:, [0, 1, _FIRST, _WIDTH, _ID]]
+            entries = part[:, [0, 1, _FIRST, _WIDTH, _ID, *others]]
             entries[:, 3] *= part[:, _ROWS]
             groups = (entries[:, 2] % WIDTH + entries[:, 3] + WIDTH - 1) // WIDTH
-        lists.append(_list_of(bool(strided), chosen, entries, -(-groups // of_block), turns, most[strided]))
+        lists.append(_list_of(bool(strided), wide, chosen, entries, -(-groups // of_block), turns, most[strided]))
     return lists
 
 
-def _list_of(strided: bool, chosen: Any, entries: Spans, blocks: Spans, turns: int, most: int) -> SpanList:
-    count, fields = entries.shape
+def _list_of(
+    strided: bool, wide: bool, chosen: Any, entries: Spans, blocks: Spans, turns: int, most: int
+) -> SpanList:  # fmt: skip
+    (count, fields), at_id = entries.shape, fields_of(strided, False) - 1
     kernels = ceil_div(count, most)
     at_span = np.arange(count)
     ends = np.cumsum(blocks)
     begins = ends - blocks
     before = begins[::most]
-    entries[:, -1] |= begins - before[at_span // most] << 32
+    entries[:, at_id] |= begins - before[at_span // most] << 32
     words = np.zeros((kernels, HEAD_WORDS + most * fields), np.int64)
     # Places without a span begin behind all blocks.
-    words[:, HEAD_WORDS + fields - 1 :: fields] = -1 << 32
+    words[:, HEAD_WORDS + at_id :: fields] = -1 << 32
     at = at_span // most * words.shape[1] + HEAD_WORDS + at_span % most * fields
     words.reshape(-1)[at[:, None] + np.arange(fields)] = entries
     of_kernel = [int(n) for n in np.add.reduceat(blocks, np.arange(0, count, most))]
     words[:, 0] = np.minimum(count - most * np.arange(kernels), most) | turns << 32
     words[:, 1] = of_kernel
-    return SpanList(strided, of_kernel, words, chosen, at[:, None] + np.arange(2))
+    moving = (0, 1, fields - 1) if wide else (0, 1)
+    return SpanList(strided, of_kernel, words, chosen, at[:, None] + np.array(moving))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import math
 import threading
 from typing import Any
 
@@ -48,8 +49,10 @@ TARGETS[Operation.moments] = "multisample_weighted_moments"  # Programs of 0.1 c
 sample : (mu, sigma, seed, offsets) -> x, shapes (b, d), (b, d), (b, 2), (b, 6) and (b, d, n).
 gradient : (g, seed, offsets) -> (sum of g, sum of g times noise), shapes (b, d).
 weighted_moments : (mu, sigma, weights, seed, offsets) -> m1, or m1 and m2, shapes (d,), (d,), (n,) and (d,).
-perturb : (p0, ..., weights, seed, offsets, begins) -> p0 and on, with the parameters' shapes; weights (m,), seed (2,),
-    offsets (6,). Calls with blocks also have begins (t, 2): the index of each block's first element, low half first.
+perturb : (p0, ..., weights, factors, seed, offsets, begins) -> p0 and on, with the parameters' shapes; weights (m,),
+    seed (2,), offsets (6,). Calls with decay have factors (t,). Calls with blocks have begins (t, 2): the index of each
+    block's first element, low half first. In a population, results have one more axis in front, and so do the operands
+    that `Static` says. With a key for each weight, seed is (m, 2), and offsets (m, 6).
 
 On CUDA, the last result of a gradient and of moments is scratch memory. Seed and offsets are those of
 `keys.operands_of`; calls without offsets have one operand less. The `b` of an operand may be 1.
@@ -74,10 +77,13 @@ def _launch(static: Static, device: int, batch: int = 0) -> Launch:
     for name in INPUTS:
         if name in static.reads:
             inputs |= {f"{name}_type": kind, f"{name}_stride": static.computing_type.itemsize}
+    if static.has_factors:
+        inputs |= {"sigma_type": kind, "sigma_stride": static.computing_type.itemsize}
     of_offsets, real = _OFFSETS_BYTES * static.offsets_batched, static.computing_type.itemsize
     return Launch(
         **inputs, **{name: getattr(static, name) for name in _SHARED}, rows=d, columns=n, row_stride=row_stride,
         column_stride=column_stride, type=ElementType[static.dtype], results=static.order, device=device, batch=batch,
+        weights_step=real * static.weights_batched,
         mu_step=d * real * static.mu_batched, sigma_step=d * real * static.sigma_batched, matrix_step=d * n * size,
         result_step=d * real, seed_step=_SEED_BYTES * static.seed_batched, offset_step=of_offsets,
         origin_step=of_offsets, origin_in_memory=True, word_formats=WordFormat.high_first,
@@ -93,8 +99,10 @@ def _spans(string: bytes) -> tuple[HostArray, HostArray]:
     for k, (number, shape, steps) in enumerate(static.parameters):
         strides = tuple(size * step for step in steps_of(shape))
         operand = Operand(shape, strides, static.dtype, static.dtype, CPU)
-        found = spans_of(operand, operand, Block((0,) * len(shape), shape, 0, steps), number)
-        spans += found
+        step = math.prod(shape) * size
+        pair = (operand, step * static.parameters_batched), (operand, step * static.population)
+        found = spans_of(pair, Block((0,) * len(shape), shape, 0, steps), number)
+        spans += [span._replace(factor=k) for span in found] if static.has_factors else found
         owners += [k] * len(found)
     return np.array(spans, np.int64), np.array(owners, np.intp)
 
@@ -134,10 +142,10 @@ def _check_windows(launch: Launch) -> None:
     """ValueError if a window exceeds the stream. The offsets of a window in device memory are not read."""
     row = column = 0
     if launch.device == HOST and launch.offset_at:
-        count = launch.batch if launch.origin_step else 1
+        count = max(launch.batch, 1) if launch.origin_step else 1
         _, row, column = array_at(launch.offset_at, (count, 3), (_OFFSETS_BYTES, 8), "uint64").max(0).tolist()
     if launch.operation == Operation.perturb:
-        check_members(row, launch.rows)
+        check_members(row, 1 if launch.shared_noise else launch.rows)
         return
     check_rows(row, launch.rows)
     if column + launch.columns > COLUMNS:
@@ -158,7 +166,8 @@ def _state(static: Static, device: int) -> native.State:
     """The state of calls with this static part: everything that can be resolved before XLA calls."""
     c_function = getattr(registry.find(static.backend), "c_function", None)
     is_perturb = static.operation == Operation.perturb
-    launch, template = _launch(static._replace(d=1, n=1), device, int(static.call.is_split and not is_perturb)), b""
+    batch = int(static.population if is_perturb else static.call.is_split)
+    launch, template = _launch(static._replace(d=1, n=1), device, batch), b""
     if is_perturb:
         spans, owners = _spans(static.encoded().encode())
         template = np.column_stack([spans, owners]).tobytes()

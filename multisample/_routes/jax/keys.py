@@ -92,11 +92,11 @@ def key_vector(seed: Any) -> Any:
         return seed
     elif isinstance(seed, np.ndarray) or (not isinstance(seed, jax.core.Tracer) and is_on_host(seed)):
         seed = host_words(np.asarray(seed))
-    halves = _halves_of(seed.astype(f"uint{8 * seed.dtype.itemsize}"))
+    halves = halves_of(seed.astype(f"uint{8 * seed.dtype.itemsize}"))
     return halves.reshape(seed.shape[0], math.prod(halves.shape[1:]))
 
 
-def _halves_of(x: Any) -> Any:
+def halves_of(x: Any) -> Any:
     """The high and the low half of each integer, on a new last axis."""
     library = np if isinstance(x, np.ndarray) else jnp
     low = x.astype(np.uint32)  # Modulo 2**32.
@@ -201,4 +201,4 @@ def _high_first(x: Any) -> Any:
         return jax.random.key_data(x)
     if x.ndim:
         return jnp.asarray(x)
-    return _halves_of(x)
+    return halves_of(x)

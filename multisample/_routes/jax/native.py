@@ -26,7 +26,7 @@ from multisample.backends.kernels.compilation import inline
 from multisample.backends.kernels.cpu.addresses import c_address, call_c, symbol, word_at
 from multisample.backends.kernels.cpu.fields import HALF, LAUNCH_WORDS, LOW, WORD, half, set_half
 from multisample.backends.kernels.cpu.intrinsics import integers_at, stack_array
-from multisample.backends.launch import OPERANDS, Launch, Operation, Span
+from multisample.backends.launch import OPERANDS, ElementType, Launch, Operation, Span
 from multisample.backends.system import cuda_driver
 from multisample.backends.system.xla_ffi import (
     ARGUMENT_COUNT_AT,
@@ -76,6 +76,7 @@ _PAGE, _HUGE = mmap.PAGESIZE, getattr(mmap, "MADV_HUGEPAGE", None)
 _MOST_ROW, _MOST_COLUMN = 1 << 32, 1 << 34
 _SPAN_WORDS = len(Span._fields)
 _SOURCE, _TARGET, _FIRST, _ROWS, _WIDTH = range(5)  # Of a `Span`.
+_TARGET_STEP, _NUMBER = Span._fields.index("target_step"), int(ElementType.number)
 
 _calloc = types.ExternalFunction("PyMem_RawCalloc", types.int64(types.int64, types.int64))
 _free = types.ExternalFunction("PyMem_RawFree", types.void(types.int64))
@@ -154,10 +155,19 @@ def _fill_perturb(frame, state, launch, on_device):
         launch[k] = word_at(state + 8 * (_TEMPLATE + k))
     operands, results = frame + ARGUMENTS_AT, frame + RESULTS_AT
     weights, spans = word_at(frame + RESULT_COUNT_AT), launch[WORD.spans]
-    launch[WORD.weights] = _data(operands, weights)
-    launch[WORD.rows] = word_at(word_at(_buffer(operands, weights) + BUFFER_DIMS))
-    _fill_words(frame, launch, weights + 1)
-    begins = _data(operands, weights + 3) if word_at(frame + ARGUMENT_COUNT_AT) > weights + 3 else 0
+    launch[WORD.weights], dims = _data(operands, weights), word_at(_buffer(operands, weights) + BUFFER_DIMS)
+    if launch[WORD.weights_step] != 0:
+        dims += 8
+    launch[WORD.rows] = word_at(dims)
+    launch[WORD.weights_step] *= word_at(dims)  # That of the template is for one row.
+    if half(launch, HALF.batch) != 0:
+        set_half(launch, HALF.batch, word_at(word_at(_buffer(results, 0) + BUFFER_DIMS)))
+    seed = weights + 1
+    if half(launch, HALF.sigma_type) != _NUMBER:
+        launch[WORD.sigma] = _data(operands, seed)
+        seed += 1
+    _fill_words(frame, launch, seed)
+    begins = _data(operands, seed + 2) if word_at(frame + ARGUMENT_COUNT_AT) > seed + 2 else 0
     if on_device:  # Python reads `begins` in device memory.
         launch[WORD.first], begins = begins, 0
     launch[WORD.matrix] = _calloc(spans, 8 * _SPAN_WORDS)
@@ -309,7 +319,9 @@ def _executing(operation: Operation, target: int, on_device: bool) -> Callable[.
                 for k in range(launch[WORD.spans]):
                     span = integers_at(spans + 8 * _SPAN_WORDS * k, _SPAN_WORDS)
                     if span[_TARGET] != span[_SOURCE]:
-                        _use_huge_pages(span[_TARGET], span[_ROWS] * span[_WIDTH] * size)
+                        others = max(half(launch, HALF.batch), 1) - 1
+                        length = span[_ROWS] * span[_WIDTH] * size + others * span[_TARGET_STEP]
+                        _use_huge_pages(span[_TARGET], length)
             is_done = run != 0 and _are_windows_valid(launch) and call_c(run, launch.ctypes.data) & LOW == 0
         error = 0 if is_done else enter_python(frame, target, launch.ctypes.data)
         if is_perturb:

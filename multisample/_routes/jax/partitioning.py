@@ -56,7 +56,7 @@ def _custom_call(platform: str, static: Static, *operands: Any) -> list[Any]:
         return _sums_of_stored_noise(platform, static, *operands)
     if needs_size:
         raise TypeError(f"mu, sigma: expected lengths that are known while JAX traces on CUDA, got {static.d}")
-    batch = (batch_of(*operands),) if call.is_split and static.front else ()
+    batch = (batch_of(*operands),) if call.is_split and static.front else (static.size,) * static.population
     results = [jax.ShapeDtypeStruct((*batch, *static.shape(name)), static.type_of(name)) for name in static.writes]
     static = static.of_operands(*operands)
     if platform == "cpu":
@@ -195,7 +195,7 @@ def lowering(platform: str) -> Callable[..., Any]:
         call = functools.partial(_custom_call, platform, static)
         if not static.call.is_split:
             return _one_by_one(call, *operands)
-        axes, writes_axes = static.all_axes(static.names(len(operands))), static.all_axes(static.writes)
+        axes, writes_axes = static.all_axes(static.names(len(operands))), static.result_axes()
         # JAX keeps these functions. They must not keep tracers.
         is_lone = [bool(static.front) and x.shape[0] == 1 for x in operands]
 
@@ -231,7 +231,7 @@ def lowering(platform: str) -> Callable[..., Any]:
         read = list(dict.fromkeys(name for names in labels for name in names))
         shared.def_partition(
             partition, infer, sharding_rule=rule, reduction_factors=("j",) if "j" in read else (),
-            need_replication_factors=tuple(name for name in read if name in "klm" or name[:4] == "lone"),
+            need_replication_factors=tuple(name for name in read if name in "klmt" or name[:4] == "lone"),
         )  # fmt: skip
         return shared(*operands)
 
@@ -275,7 +275,8 @@ def _blocks(platform: str, static: Static, mesh: Any, places: dict[str, Any]) ->
             [(axis, n * step) for axis, n, step in zip(axes, shape, whole.steps, strict=True) if _size(mesh, axis) > 1]
         )
         parts.append(whole._replace(shape=shape))
-    part, count = static._replace(parameters=tuple(parts)), len(static.reads)
+    size = _part(static.size, mesh, places.get("b"))
+    part, count = static._replace(parameters=tuple(parts), size=size), len(static.reads)
 
     def run(*operands: Any) -> list[Any]:
         if not any(moves):
@@ -287,6 +288,8 @@ def _blocks(platform: str, static: Static, mesh: Any, places: dict[str, Any]) ->
                 begin = _added(*begin, axes, size)
             begins.append(jnp.stack(begin))
         words = _with_offsets(operands[count:])
-        return _custom_call(platform, part, *operands[:count], *words, jnp.stack(begins))
+        # Offsets that `_with_offsets` adds have the axes of the seed.
+        own = part if len(operands) > count + 1 else part._replace(offsets_batched=part.seed_batched)
+        return _custom_call(platform, own, *operands[:count], *words, jnp.stack(begins))
 
     return run

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import collections
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -27,21 +27,23 @@ from ..._checks.window_and_options import check_members
 from ..._libraries import HOST, is_number, library_of
 from ..._libraries.jax import JAX, is_jax, is_on_host
 from ..._libraries.library import NOUNS
+from ..._model_parameters.populations import decays_of, factor_of, members_of, variant_of
 from ..._model_parameters.spans import steps_of
 from ..._model_parameters.structures import Structure, ids_of, names_of, one_array
 from ..._model_parameters.ties import MOST_ELEMENTS
 from ..._plan import PlanCache
 from ..._randomness.generator import Key
-from ..._randomness.seed_argument import MOST_OFFSETS
+from ..._randomness.seed_argument import MOST_OFFSETS, key_words
 from ..._tracing import is_symbol, is_traced_by_jax
-from .keys import Words, batch_length, key_vector, operands_of, words_of
+from .keys import Words, batch_length, halves_of, key_vector, operands_of, words_of
 from .primitives import bind, varying
 from .programs import Program
 from .static import Parameter, Static
 
 
 def perturb_jax(
-    parameters: Any, coefficients: Any, *, seed: Any, member: Any, out: Any, fast_math: bool, ids: Any, backend: str
+    parameters: Any, coefficients: Any, *, seed: Any, member: Any, decay: Any, out: Any, fast_math: bool, ids: Any,
+    backend: str,
 ) -> Any:  # fmt: skip
     """`multisample.perturb` with an array or a key of JAX."""
     check_flag("fast_math", fast_math)
@@ -53,27 +55,49 @@ def perturb_jax(
             " parameters that it may overwrite: see donate_argnums"
         )
     values = _coefficients(coefficients)
-    words = _words(seed, member, values.length)
+    words, form = _words(seed, member, values)
     given = coefficients if values.on_host is None else values.on_host
     leaves, tree = jax.tree_util.tree_flatten(parameters)
     offsets = words.offsets if isinstance(words.offsets, tuple) else (words.offsets,)
     traced = is_traced_by_jax() or any(isinstance(x, jax.core.Tracer) for x in (given, words.seed, *offsets))
-    key = None if traced or ids is not None else _key(leaves, tree, bool(fast_math), backend)
-    groups = None if key is None else _PLANS.get(key)
+    key = None if traced or ids is not None else _key(leaves, tree, bool(fast_math), backend, form)
+    groups = None if key is None or (type(decay) is not int or decay) else _PLANS.get(key)
     if groups is not None:
-        return tree.unflatten(_run(groups, words, given, leaves))
+        return tree.unflatten(_run(groups, _Values(words, given), leaves))
     structure = _structure(parameters)
     labels = structure.labels("parameters")
     arrays = [_parameter(name, x) for name, x in zip(labels, structure.arrays, strict=True)]
     numbers = ids_of(structure.names, labels, ids, range(len(arrays)))
+    factors = _factors(decay, structure, arrays)
+    of_call = _Values(words, given, factors)
     static = Static(backend, "float32", fast_math=bool(fast_math), operation=Operation.perturb, n=1)
-    if traced or any(isinstance(x, jax.core.Tracer) for x in arrays):
-        return structure.rebuild(_traced(words, given, arrays, numbers, static._replace(in_place=True)))
-    groups = _groups(arrays, numbers, static)
-    results = _run(groups, words, given, arrays)
+    if traced or any(isinstance(x, jax.core.Tracer) for x in (*arrays, *([] if factors is None else factors))):
+        return structure.rebuild(_traced(of_call, arrays, numbers, static._replace(in_place=True), form))
+    groups = None if key is None else _PLANS.get(key)
+    if groups is None:
+        groups = _groups(arrays, numbers, static, form)
+    results = _run(groups, of_call, arrays)
     if key is not None:
         _PLANS.put(key, groups)
     return structure.rebuild(results)
+
+
+class _Form(NamedTuple):
+    """Which words of a call are vectors."""
+
+    population: str | None = None
+    """The argument that a population has a vector of: "seed" or "member"; None without a population."""
+    has_own_keys: bool = False
+    """Whether each coefficient has a key."""
+
+
+class _Values(NamedTuple):
+    """The operands of a program besides the parameters."""
+
+    words: Words
+    coefficients: Any
+    factors: Any = None
+    """The factor of each parameter in its computing type: numbers, traced or not; None if all are 1."""
 
 
 # --- Checks ---------------------------------------------------------------------------------------
@@ -135,24 +159,103 @@ def _coefficients(given: Any) -> Coefficients:
     return Coefficients(math.prod(given.shape), None, None, given)
 
 
-def _words(seed: Any, member: Any, count: int) -> Words:
-    """Seed, offset and member of the call."""
-    batch = batch_length(seed)
-    if batch is not None:
-        if batch != 1:
-            raise ValueError(f"seed: expected one seed, got a vector of {batch}")
-        seed = key_vector(seed)[0]
+def _words(seed: Any, member: Any, coefficients: Coefficients) -> tuple[Words, _Form]:
+    """Seed, offset and member of the call, and which of them are vectors."""
+    seeds, members = batch_length(seed), _length_of_members(member)
+    if seeds == 1 and not isinstance(seed, (list, tuple)) and len(seed.shape) > 1:
+        seed, seeds = key_vector(seed)[0], None
+    on_host, on_device = coefficients.on_host, coefficients.on_device
+    is_number = isinstance(on_host, float) or (on_host is None and np.shape(coefficients.given) == ())
+    count = coefficients.length if on_device is None else 1
+    length = None if is_number else count
+    variant = variant_of(length, None, seeds, None, members, False, None)
+    if variant.has_own_keys:
+        form = _Form(has_own_keys=True)
+    elif seeds is not None and not is_number:  # One seed for one coefficient.
+        seed, form = key_vector(seed)[0], _Form()
+    else:
+        form = _Form(None if variant.size is None else "seed" if members is None else "member")
     if is_jax(seed) and not isinstance(seed, jax.core.Tracer) and seed.shape == (4,) and is_on_host(seed):
         seed = np.asarray(seed)
-    words = words_of(seed, member, 0, "member")
+    if seeds is not None and isinstance(seed, (list, tuple, np.ndarray)) and batch_length(seed) is not None:
+        key_words(seed)  # Checks each key.
     offset = seed.offset if isinstance(seed, Key) else 0
     if isinstance(seed, np.ndarray) and seed.shape == (4,):
         offset = int(seed[2]) << 32 | int(seed[3])
     if isinstance(offset, int) and offset >= MOST_OFFSETS:
         raise ValueError(f"seed: expected a Key with an offset below 2**32, as Generator.take gives, got {offset}")
+    rows = 1 if variant.has_own_keys else count
+    if members is not None:
+        return _with_members(words_of(seed, 0, 0), _halves_of_members(member, rows)), form
+    words = words_of(seed, member, 0, "member")
     if not isinstance(member, jax.core.Tracer):
-        check_members(int(member), count)
-    return words
+        check_members(int(member), rows)
+    return words, form
+
+
+def _with_members(words: Words, members: Any) -> Words:
+    """The words of one key, with a vector of members."""
+    zero = np.zeros(2, np.uint32)
+    offset: Any = zero
+    if isinstance(words.offsets, tuple):
+        offset = words.offsets[0]
+    elif words.offsets is not None:  # Low halves first.
+        offset = words.offsets[1::-1]
+    return Words(words.seed, (offset, members, zero))
+
+
+def _length_of_members(member: Any) -> int | None:
+    """The length of a vector of members; None for one member."""
+    if is_jax(member):
+        if not jnp.issubdtype(member.dtype, jnp.integer):
+            raise TypeError(f"member: expected integers, got elements of type {member.dtype}")
+        if len(member.shape) > 1:
+            raise ValueError(f"member: expected an integer or a vector of shape (K,), got {member.shape}")
+        return member.shape[0] if member.shape else None
+    if isinstance(member, (list, tuple, range, np.ndarray)):
+        return len(member) if np.ndim(member) else None
+    return None
+
+
+def _halves_of_members(member: Any, rows: int) -> Any:
+    """A vector of members as uint32[K, 2]: high halves first."""
+    if is_jax(member) and (isinstance(member, jax.core.Tracer) or not is_on_host(member)):
+        return halves_of(member.astype(f"uint{8 * member.dtype.itemsize}"))
+    found, _, _ = members_of(np.asarray(member) if is_jax(member) else member, rows)
+    return halves_of(np.atleast_1d(np.asarray(found, np.uint64)))
+
+
+def _factors(decay: Any, structure: Structure, arrays: list[Any]) -> list[Any] | None:
+    """``1 - decay`` of each parameter, rounded once to its computing type; None if all decays are 0."""
+    if type(decay) is int and not decay:
+        return None
+    reals = [MATRIX_TYPES[x.dtype.name].computing for x in arrays]
+    given = decay.values() if isinstance(decay, Mapping) else [decay]
+    if not any(isinstance(x, jax.core.Tracer) for x in given):
+        known = {key: _number(x) for key, x in decay.items()} if isinstance(decay, Mapping) else _number(decay)
+        decays = decays_of(known, structure)
+        return None if decays is None else [factor_of(x, real) for x, real in zip(decays, reals, strict=True)]
+    # Numbers that are known, or traced. The values of traced ones are not checked.
+    tracers = (
+        {key: x for key, x in decay.items() if isinstance(x, jax.core.Tracer)} if isinstance(decay, Mapping) else {}
+    )
+    for name, x in tracers.items() or [("", decay)]:
+        if x.shape != () or not jnp.issubdtype(x.dtype, jnp.floating):
+            label = f"decay[{name!r}]" if name else "decay"
+            raise TypeError(f"{label}: expected a number, got a traced {x.dtype}{list(x.shape)}")
+    if not isinstance(decay, Mapping):
+        return [1 - decay.astype(real) for real in reals]
+    known = {key: 0.5 if key in tracers else _number(x) for key, x in decay.items()}
+    decays, names = decays_of(known, structure) or [0.0] * len(arrays), structure.names or ()
+    traced = dict(zip(names_of("decay", tuple(map(str, tracers))), tracers.values(), strict=True))
+    return [
+        1 - traced[name].astype(real) if name in traced else factor_of(x, real)
+        for name, x, real in zip(names, decays, reals, strict=True)
+    ]
+
+
+def _number(x: Any) -> Any:
+    return x.item() if is_jax(x) and x.shape == () else x
 
 
 # --- Programs -------------------------------------------------------------------------------------
@@ -164,10 +267,12 @@ class _Group(NamedTuple):
     members: list[int]
     reals: set[str]
     """The computing types."""
+    types: list[str]
+    """The computing type of each."""
     program: Program
 
 
-def _groups(arrays: list[Any], ids: list[int], static: Static) -> list[_Group]:
+def _groups(arrays: list[Any], ids: list[int], static: Static, form: _Form) -> list[_Group]:
     """The plan of eager calls."""
     of_devices: dict[Hashable, list[int]] = collections.defaultdict(list)
     for k, x in enumerate(arrays):
@@ -179,28 +284,31 @@ def _groups(arrays: list[Any], ids: list[int], static: Static) -> list[_Group]:
     for members in every:
         own = [arrays[k] for k in members]
         program = Program(
-            _perturbed, static, tuple(ids[k] for k in members), types=tuple((x.shape, x.dtype) for x in own)
+            _perturbed, static, tuple(ids[k] for k in members), form, types=tuple((x.shape, x.dtype) for x in own)
         )
-        groups.append(_Group(members, _computing_types(own), program))
+        types = [MATRIX_TYPES[x.dtype.name].computing for x in own]
+        groups.append(_Group(members, set(types), types, program))
     return groups
 
 
-def _perturbed(static: Static, ids: tuple[int, ...], words: Words, coefficients: Any, *arrays: Any) -> list[Any]:
-    return _traced(words, coefficients, arrays, ids, static)
+def _perturbed(static: Static, ids: tuple[int, ...], form: _Form, values: _Values, *arrays: Any) -> list[Any]:
+    return _traced(values, arrays, ids, static, form)
 
 
 def _computing_types(arrays: Sequence[Any]) -> set[str]:
     return {MATRIX_TYPES[x.dtype.name].computing for x in arrays}
 
 
-def _run(groups: list[_Group], words: Words, coefficients: Any, arrays: Sequence[Any]) -> list[Any]:
+def _run(groups: list[_Group], values: _Values, arrays: Sequence[Any]) -> list[Any]:
+    words, coefficients, factors = values
     if len(groups) > 1:
         for name, value in (("coefficients", coefficients), ("seed", words.seed)):
             if is_jax(value) and value.committed:
                 raise ValueError(f"{name}: expected values on the host, as parameters are on several devices")
     results: list[Any] = list(arrays)
-    for members, reals, program in groups:
-        made = program(words, _rounded(coefficients, reals), *(arrays[k] for k in members))
+    for members, reals, types, program in groups:
+        own = None if factors is None else [np.array(factors[k], real) for k, real in zip(members, types, strict=True)]
+        made = program(_Values(words, _rounded(coefficients, reals), own), *(arrays[k] for k in members))
         for k, x in zip(members, made, strict=True):
             results[k] = x
     return results
@@ -227,22 +335,56 @@ def _rounded(coefficients: Any, reals: set[str]) -> Any:
     return {real: rounded(values, real) for real in reals}
 
 
-def _traced(words: Words, coefficients: Any, arrays: Sequence[Any], ids: Sequence[int], static: Static) -> list[Any]:
+def _traced(
+    values: _Values, arrays: Sequence[Any], ids: Sequence[int], static: Static, form: _Form
+) -> list[Any]:  # fmt: skip
     """The results in the program that is being traced."""
+    words = values.words
+    if form.population is None:
+        return _summed(values, arrays, ids, static, form)
+    offset, row, _ = words.offsets if isinstance(words.offsets, tuple) else (None, None, None)
+    by_seed = form.population == "seed"
+    size = words.seed.shape[0] if by_seed else row.shape[0]
+    if size == 0:
+        return [jnp.zeros((0, *x.shape), x.dtype) for x in arrays]
+    axes: Any = None
+    if isinstance(words.offsets, tuple):
+        axes = (0, None, None) if by_seed and offset.ndim == 2 else (None, None if by_seed else 0, None)
+
+    def one(words: Words) -> list[Any]:
+        return _summed(values._replace(words=words), arrays, ids, static, form)
+
+    results: list[Any] = jax.vmap(one, (Words(0 if by_seed else None, axes),), axis_size=size)(words)
+    return results
+
+
+def _summed(
+    values: _Values, arrays: Sequence[Any], ids: Sequence[int], static: Static, form: _Form
+) -> list[Any]:  # fmt: skip
+    """The results for one key, or for one key for each coefficient."""
+    words, coefficients, factors = values
     results = [jnp.asarray(x) for x in arrays]
     groups: dict[tuple[str, Hashable], list[int]] = collections.defaultdict(list)
     for k, x in enumerate(results):
         if x.size:
             groups[x.dtype.name, varying(x)].append(k)  # In jax.shard_map, results vary as operands do.
-    if not groups or np.shape(coefficients) == (0,):
+    if not groups or (np.shape(coefficients) == (0,) and factors is None):
         return results
-    coefficients, of_words = _rounded(coefficients, _computing_types(results)), operands_of(words)
+    coefficients = _rounded(coefficients, _computing_types(results))
+    if not form.has_own_keys:
+        of_words = operands_of(words)
+    else:
+        is_batched = isinstance(words.offsets, tuple) and words.offsets[0].ndim == 2
+        of_words = jax.vmap(operands_of, (Words(0, (0, None, None) if is_batched else None),))(words)
+        static = static._replace(shared_noise=True, seed_batched=True, offsets_batched=len(of_words) > 1)
     for (dtype, _), group in groups.items():
         parameters = tuple(Parameter(ids[k], results[k].shape, steps_of(results[k].shape)) for k in group)
-        own = static._replace(dtype=dtype, parameters=parameters)
+        own = static._replace(dtype=dtype, parameters=parameters, has_factors=factors is not None)
         real = own.computing_type
         weights = coefficients[real.name] if isinstance(coefficients, dict) else coefficients
-        weights = jnp.atleast_1d(jnp.asarray(weights)).astype(real)
-        for k, x in zip(group, bind(own, *(results[k] for k in group), weights, *of_words), strict=True):
+        weights = [jnp.atleast_1d(jnp.asarray(weights)).astype(real)]
+        if factors is not None:
+            weights.append(jnp.stack([jnp.asarray(factors[k], real) for k in group]))
+        for k, x in zip(group, bind(own, *(results[k] for k in group), *weights, *of_words), strict=True):
             results[k] = x
     return results

@@ -65,7 +65,7 @@ def varying(x: Any) -> frozenset[Any]:
 def _types(*avals: Any, static: Static) -> list[Any]:
     """The types of the results. With explicit sharding, they have the mesh axes of the operands."""
     if static.operation == Operation.perturb:
-        return [x.update(weak_type=False) for x in avals[: len(static.writes)]]
+        return [_perturbed_type(x, avals, static) for x in avals[: len(static.writes)]]
     batch, places = batch_of(*avals), {"j": None}
     for axis, argument in (("b", "vmap"), ("i", "mu, sigma")):
         places[axis] = None
@@ -94,6 +94,17 @@ def _types(*avals: Any, static: Static) -> list[Any]:
     ]  # fmt: skip
 
 
+def _perturbed_type(x: Any, avals: Any, static: Static) -> Any:
+    """The type of the result for a parameter of type `x`."""
+    if not static.population or static.parameters_batched:
+        return x.update(weak_type=False)
+    names = static.names(len(avals))
+    places = (y.sharding.spec[0] for name, y in zip(names, avals, strict=True) if static.all_axes([name])[0][0] == "b")
+    place = next((place for place in places if place is not None), None)
+    sharding = NamedSharding(x.sharding.mesh, PartitionSpec(place, *x.sharding.spec))
+    return x.update(shape=(static.size, *x.shape), weak_type=False, sharding=sharding)
+
+
 # --- Derivatives ----------------------------------------------------------------------------------
 
 
@@ -102,10 +113,7 @@ def _jvp(primals: Any, tangents: Any, *, static: Static) -> Any:
     dots = tangents[:count]
     is_constant = all(type(dot) is ad.Zero for dot in dots)
     if static.operation == Operation.perturb and not is_constant:
-        raise ValueError(
-            "parameters: expected a call of perturb outside jax.grad, jax.jvp and the like, as it has no derivative:"
-            " differentiate with respect to its result, or pass its arguments through jax.lax.stop_gradient"
-        )
+        return _perturbed_jvp(primals, dots, static)
     results = bind(static, *primals)
     if is_constant:
         return results, [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in results]
@@ -131,6 +139,28 @@ def _tangents_of_moments(primals: Any, dots: Any, static: Static, results: Any) 
         jnp.broadcast_to(sum(of_result), x.shape).astype(x.dtype)
         for x, of_result in zip(results, zip(*parts, strict=True), strict=True)
     ]
+
+
+def _perturbed_jvp(primals: Any, dots: Any, static: Static) -> Any:
+    """The derivative of a result is 1 - decay for its parameter."""
+    of_others = dict(zip(static.reads, dots, strict=True))
+    for name, argument in (("weights", "coefficients"), ("factors", "decay")):
+        if type(of_others.get(name, ad.Zero(None))) is not ad.Zero:
+            raise ValueError(
+                f"{argument}: expected no gradient, since gradients flow to the parameters only; pass it through"
+                " jax.lax.stop_gradient"
+            )
+    results = bind(static, *primals)
+    factors = dict(zip(static.reads, primals, strict=False)).get("factors")
+    tangents = []
+    for k, (result, dot) in enumerate(zip(results, dots, strict=False)):
+        if type(dot) is ad.Zero:
+            tangents.append(ad.Zero(jax.typeof(result).to_tangent_aval()))
+            continue
+        moved = dot if factors is None else (dot.astype(factors.dtype) * factors[k]).astype(dot.dtype)
+        is_shared = static.population and not static.parameters_batched
+        tangents.append(jnp.broadcast_to(moved, result.shape) if is_shared else moved)
+    return results, tangents
 
 
 def _transpose(cts: Any, *operands: Any, static: Static) -> Any:
@@ -163,10 +193,7 @@ def _as_long_as(aval: Any, x: Any) -> Any:
 def _batch(operands: Sequence[Any], axes: Sequence[int | None], *, static: Static) -> Any:
     """Join a new axis to that of the batch. An operand that all elements share keeps length 1."""
     if static.operation == Operation.perturb:
-        raise ValueError(
-            "parameters: expected a call of perturb outside jax.vmap: use jax.lax.map or jax.lax.scan for one set of"
-            " parameters after another, or a vector of coefficients for the sum over members"
-        )
+        return _perturbed_batch(operands, axes, static)
     size = next(x.shape[axis] for x, axis in zip(operands, axes, strict=True) if axis is not None)
     fronted = [
         jnp.expand_dims(x, 0) if axis is None else jnp.moveaxis(x, axis, 0)
@@ -180,6 +207,49 @@ def _batch(operands: Sequence[Any], axes: Sequence[int | None], *, static: Stati
         joined.append(x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]))
     results = [x.reshape(size, inner, *x.shape[1:]) for x in bind(static, *joined)]
     return results, [0] * len(results)
+
+
+def _perturbed_batch(operands: Sequence[Any], axes: Sequence[int | None], static: Static) -> Any:
+    """A population, with the axis of vmap in front of that of a population, if there is one.
+
+    If one parameter has the axis, all get it.
+    """
+    names, count = static.names(len(operands)), len(static.writes)
+    size = next(x.shape[axis] for x, axis in zip(operands, axes, strict=True) if axis is not None)
+    outer = {name: axis is not None for name, axis in zip(names, axes, strict=True)}
+    fronted = [x if axis is None else jnp.moveaxis(x, axis, 0) for x, axis in zip(operands, axes, strict=True)]
+    if static.shared_noise or outer.get("factors"):  # A key, or a factor, for each element as well.
+        each = iter([x for x, axis in zip(fronted, axes, strict=True) if axis is not None])
+        mapped = [None if axis is None else next(each) for axis in axes]
+
+        def run(elements: list[Any]) -> list[Any]:
+            return bind(static, *(x if y is None else y for x, y in zip(operands, elements, strict=True)))
+
+        return jax.lax.map(run, mapped), [0] * count
+    inner = dict(zip(names, (own[:1] == ("b",) for own in static.all_axes(names)), strict=True))
+    are_batched = any(list(outer.values())[:count])
+    outer |= dict.fromkeys(names[:count], are_batched)
+    joined = []
+    for name, x, axis in zip(names, fronted, axes, strict=True):
+        if axis is None and (outer[name] or inner[name]):
+            x = jnp.broadcast_to(x, (size, *x.shape))
+        if static.population and (outer[name] or inner[name]):
+            if not inner[name]:
+                x = jnp.broadcast_to(x[:, None], (size, static.size, *x.shape[1:]))
+            x = x.reshape(size * static.size, *x.shape[2:])
+        joined.append(x)
+    batched = {name: outer[name] or inner[name] for name in names}
+    parameters_batched = are_batched or static.parameters_batched
+    own = static._replace(
+        population=True, size=size * static.size if static.population else size,
+        weights_batched=batched["weights"], seed_batched=batched["seed"],
+        offsets_batched=batched.get("offsets", False), parameters_batched=parameters_batched,
+        in_place=static.in_place and parameters_batched,
+    )  # fmt: skip
+    results = bind(own, *joined)
+    if static.population:
+        results = [x.reshape(size, static.size, *x.shape[1:]) for x in results]
+    return results, [0] * count
 
 
 # --- Programs -------------------------------------------------------------------------------------

@@ -15,12 +15,13 @@ from multisample.backends.launch import OPERANDS, Operation
 AXES: dict[str, tuple[str, ...]] = {
     "mu": ("i",), "sigma": ("i",), "weights": ("j",), "matrix": ("i", "j"), "first": ("i",), "second": ("i",),
     "seed": ("k",), "offsets": ("l",), "begins": ("t", "k"),
+    "factors": ("t",),
 }  # fmt: skip
 """The axes of operands and results with layout "dn": i counts dimensions, j samples, k and l words of 32 bits.
 
 Model parameters have axes of their own; t counts parameters, and m coefficients. Operands and results of a primitive
-also have a batch axis b in front, of length 1 where all elements share it. Those of perturb have no batch axis, since
-XLA would copy a parameter to reshape it.
+also have a batch axis b in front, of length 1 where all elements share it. Those of perturb have that axis only in a
+population, and only where elements differ, since XLA would copy a parameter to reshape it.
 """
 
 
@@ -82,6 +83,13 @@ class Static(NamedTuple):
     """These four: whether each element of the batch has its own operand. Set for custom calls only."""
     parameters: tuple[Parameter, ...] = ()
     """The parameters that perturb adds noise to. Their type is `dtype`."""
+    has_factors: bool = False
+    """Whether perturb has the operand `factors`, with a factor for each parameter."""
+    population: bool = False
+    """Whether results of perturb have the axis of a population in front."""
+    weights_batched: bool = False
+    parameters_batched: bool = False
+    """These two: whether weights, or all parameters, have that axis too."""
     operation: Operation = Operation.sample
     d: int = 0
     n: int = 0
@@ -89,6 +97,8 @@ class Static(NamedTuple):
     """How many moments there are."""
     seeds: int | None = None
     """The number of seeds of a vector; None for one seed."""
+    size: int = 0
+    """The length of a population."""
     in_place: bool = False
     """Whether results of perturb alias the buffers of the parameters. XLA first copies a buffer that it reads later."""
 
@@ -98,8 +108,9 @@ class Static(NamedTuple):
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The operands before the seed: fields of `Launch`, and for perturb ``p0`` and on."""
-        return (*self._of_parameters(), *self.call.reads)
+        """The operands before the seed: fields of `Launch`, and for perturb ``p0`` and on, and factors."""
+        factors = ("factors",) if self.has_factors else ()
+        return (*self._of_parameters(), *self.call.reads, *factors)
 
     @property
     def writes(self) -> tuple[str, ...]:
@@ -127,8 +138,18 @@ class Static(NamedTuple):
         return () if self.operation == Operation.perturb else ("b",)
 
     def all_axes(self, names: Sequence[str]) -> list[tuple[str, ...]]:
-        """The axes of operands or results, with the batch in front."""
+        """The axes of operands, or of results of other operations than perturb, with the batch in front."""
+        if self.operation == Operation.perturb:
+            own = {"weights": self.weights_batched, "seed": self.seed_batched, "offsets": self.offsets_batched}
+            are_batched = [own.get(name, self.parameters_batched and name not in AXES) for name in names]
+            return [("b",) * batched + self.axes(name) for batched, name in zip(are_batched, names, strict=True)]
         return [self.front + self.axes(name) for name in names]
+
+    def result_axes(self) -> list[tuple[str, ...]]:
+        """The axes of all results."""
+        if self.operation == Operation.perturb:
+            return [("b",) * self.population + self.axes(name) for name in self.writes]
+        return self.all_axes(self.writes)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of an operand or a result."""
@@ -155,11 +176,10 @@ class Static(NamedTuple):
 
     def encoded(self) -> str:
         """The string from which `decoded` makes the fields that `_ENCODED` names."""
-        fields = [getattr(self, name) for name in _ENCODED if name != "parameters"]
-        words = [x if isinstance(x, str) else str(int(x)) for x in fields]
-        if self.parameters:
-            words.append(";".join(":".join((str(x.id), *map(_joined, x[1:]))) for x in self.parameters))
-        return ",".join(words)
+        names = _ENCODED if self.parameters else _ENCODED[: _ENCODED.index("parameters")]
+        parameters = ";".join(":".join((str(x.id), *map(_joined, x[1:]))) for x in self.parameters)
+        fields = [parameters if name == "parameters" else getattr(self, name) for name in names]
+        return ",".join(x if isinstance(x, str) else str(int(x)) for x in fields)
 
 
 _ENCODED = Static._fields[: Static._fields.index("operation")]

@@ -27,9 +27,11 @@ extern "C" {
 
 void moments_cut(const Launch* call, MomentGeometry* out) { *out = moment_geometry(*call); }
 u32 turns(const Launch* call) { return perturb_turns(*call); }
-u64 perturb_cut(const Launch* call, u32 turns, int strided, char* out) {
+u64 perturb_cut(const Launch* call, u32 turns, int strided, int wide, char* out) {
+  if (wide) return strided ? lists<Wide<StridedSpan>>(*call, turns, out) : lists<Wide<Run>>(*call, turns, out);
   return strided ? lists<StridedSpan>(*call, turns, out) : lists<Run>(*call, turns, out);
 }
+int perturb_origin(const Launch* call) { return origin_of(*call); }
 void keys(u64 seed, Keys<double>* out) { *out = Keys<double>(seed); }
 
 u32 limits[] = {kThreads,

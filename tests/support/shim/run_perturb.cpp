@@ -24,17 +24,27 @@ struct Case {
 };
 static_assert(sizeof(Case) == sizeof(Launch) + 64, "perturb_cases.py packs it");
 
-template <class Entry>
-void run(const Launch& call, u32 turns, bool backwards) {
+template <class Kind, KeyOrigin origin, bool one_member>
+void run_kind(const Launch& call, u32 turns, bool backwards) {
+  using Entry = typename EntryOf<Kind, origin>::Type;
   const Keys<typename Computing<Out>::Type> keys(call.seed);
   for_span_lists<Entry>(call, turns, 0, [&](const SpanList<Entry>& list) {
-    const auto kernel = [&](auto one_member, auto in_memory) {
-      cuda_shim::launch(list.blocks, kPerturbThreads, backwards,
-                        [&] { perturb_kernel<Out, false, one_member, Entry, in_memory>(call, list, keys); });
-    };
-    with_constants(kernel, call.rows == 1, call.origin_in_memory);
+    fibers::launch(list.blocks, static_cast<u32>(max(call.batch, 1)), kPerturbThreads, backwards,
+                   [&] { perturb_kernel<Out, false, one_member, Kind, origin>(call, list, keys); });
     return 0;
   });
+}
+
+template <class Kind>
+void run(const Launch& call, u32 turns, bool backwards) {
+  const KeyOrigin origin = origin_of(call);
+  if (origin == kOfRows) return run_kind<Kind, kOfRows, false>(call, turns, backwards);
+  const auto kernel = [&](auto one_member) {
+    if (origin == kOfBatch) return run_kind<Kind, kOfBatch, one_member>(call, turns, backwards);
+    if (origin == kInMemory) return run_kind<Kind, kInMemory, one_member>(call, turns, backwards);
+    return run_kind<Kind, kInParameters, one_member>(call, turns, backwards);
+  };
+  with_constants(kernel, call.rows == 1);
 }
 
 }  // namespace
@@ -52,8 +62,16 @@ int main() {
       span.target = memory.at(span.target);
     }
     call.matrix = spans.data();
-    if (call.weights_type != kNumber) call.weights.data = weights.data;
-    place(call, one.origin);
+    // Addresses of inputs are displacements too.
+    if (call.weights_type != kNumber) call.weights.data = weights.at(call.weights.data);
+    if (call.sigma_type != kNumber) call.sigma.data = weights.at(call.sigma.data);
+    if (call.batch > 0 || call.shared_noise) {
+      for (const u64** at : {&call.seed_at, &call.offset_at, &call.first_row_at, &call.first_column_at}) {
+        if (*at != nullptr) *at = reinterpret_cast<const u64*>(weights.at(*at));
+      }
+    } else {
+      place(call, one.origin);
+    }
     run<Run>(call, static_cast<u32>(one.turns), one.backwards);
     run<StridedSpan>(call, static_cast<u32>(one.turns), one.backwards);
     write(memory.data, one.memory_bytes);

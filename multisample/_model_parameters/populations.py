@@ -1,0 +1,202 @@
+"""The arguments of `perturb` that may be one value or several: seeds, members and decays."""
+
+from __future__ import annotations
+
+import functools
+import math
+import struct
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from multisample.backends.contract import HostArray
+from multisample.backends.launch import UNIT_FACTOR
+
+from .._arguments import checked_integer, describe
+from .._checks.window_and_options import check_members
+from .._libraries import CPU, HOST, Device, Library, as_base_class, described, library_of
+from .._operations import ROWS
+from .._randomness.seed_argument import Keys
+from .structures import Structure, names_of
+
+
+class Batch(NamedTuple):
+    """A call that PyTorch's vmap has made of several calls. The marked arguments have one more axis in front."""
+
+    size: int
+    parameters: tuple[bool, ...]
+    coefficients: bool = False
+
+
+class Variant(NamedTuple):
+    """How a call differs from one with one seed, one member and no decay; part of the key of its plan."""
+
+    seed: Hashable = None
+    """`KeyWords.form`."""
+    member: Hashable = None
+    """The signature of a vector of members in device memory; "rows" for one on the host; None for one member."""
+    size: int | None = None
+    """The length of the population, the leading axis of each result; None without that axis."""
+    has_own_keys: bool = False
+    """Whether each coefficient has a key of its own."""
+    has_decay: bool = False
+    parameters: tuple[bool, ...] = ()
+    """Whether each parameter has the axis of the population; empty if none has it."""
+    has_coefficients: bool = False
+    """Whether coefficients have the axis of the population."""
+
+
+PLAIN = Variant()
+
+
+def variant_of(
+    length: int | None, form: Hashable, seeds: int | None, member_form: Hashable, members: int | None, has_decay: bool,
+    batch: Batch | None,
+) -> Variant:  # fmt: skip
+    """The variant of a call with `length` coefficients, or None for a number; ValueError if lengths differ.
+
+    `seeds` and `members` are the lengths of vectors, and None for one value.
+    """
+    own_keys, size = False, None
+    if batch is not None:
+        return Variant(form, member_form, batch.size, False, has_decay, batch.parameters, batch.coefficients)
+    if seeds is not None and members is not None:
+        raise ValueError(f"seed, member: expected a vector for one of the two, got {seeds} seeds and {members} members")
+    if length is None:
+        size = members if seeds is None else seeds
+    elif members is not None:
+        raise ValueError(
+            "member: expected an integer with a vector of coefficients, which belong to the members from this one on,"
+            f" got a vector of {members}"
+        )
+    elif seeds is not None:
+        if seeds != length:
+            raise ValueError(f"seed: expected one seed, or one for each of {length} coefficients, got {seeds}")
+        own_keys = seeds != 1
+    return Variant(form, member_form, size, own_keys, has_decay)
+
+
+# --- Members ------------------------------------------------------------------------------------------------------
+
+
+def members_of(member: Any, length: int) -> tuple[Any, Hashable, int | None]:
+    """The argument `member`, what a plan depends on, and the length of a vector; TypeError or ValueError if wrong.
+
+    A vector on the host, and one member of it, are checked and become uint64. A call has `length` rows from each on.
+    """
+    if isinstance(member, range):
+        member = list(member)
+    shape: Any = getattr(member, "shape", ())
+    if not isinstance(member, (list, tuple)) and not (isinstance(shape, tuple) and len(shape) > 0):
+        number = checked_integer("member", member, 0, ROWS + 1)
+        check_members(number, length)
+        return number, None, None
+    if isinstance(member, (list, tuple)):
+        members = [checked_integer(f"member[{k}]", x, 0, ROWS + 1) for k, x in enumerate(member)]
+        return *_on_host(np.array(members, np.uint64), length), len(members)
+    member = as_base_class("member", member)
+    library = library_of("member", member)
+    kind = str(member.dtype).removeprefix("torch.")
+    if not kind.removeprefix("u").startswith("int"):
+        raise TypeError(f"member: expected integers, got {described(member)} of type {kind}")
+    if len(shape) != 1:
+        raise ValueError(f"member: expected an integer or a vector of shape (K,), got {tuple(shape)}")
+    if library.device("member", member) == CPU:
+        on_host: HostArray = np.asarray(member if library is HOST else library.host_array(member))
+        if on_host.dtype.kind == "i" and on_host.size and on_host.min() < 0:
+            k = int(on_host.argmin())
+            checked_integer(f"member[{k}]", int(on_host[k]), 0, ROWS + 1)
+        return *_on_host(on_host.astype(np.uint64), length), int(shape[0])
+    if kind not in ("int64", "uint64"):
+        raise TypeError(f"member: expected integers of 64 bits in device memory, got {kind}")
+    return member, library.signature(member), int(shape[0])
+
+
+def _on_host(members: HostArray, length: int) -> tuple[Any, Hashable]:
+    if members.size:
+        check_members(int(members.max()), length)
+    return (int(members[0]), None) if members.size == 1 else (members, "rows")
+
+
+def words_reader(
+    keys: Keys | None, library: Library, device: Device, member_form: Hashable
+) -> Callable[[int, int, Any, Any], tuple[Any, ...]]:  # fmt: skip
+    """``read(word, offset, seed, member)``: what a launcher takes for keys and members in arrays.
+
+    The result is the seed, the offset, their addresses, the row or the address of the rows, and the objects that own
+    the memory. One member stays an integer.
+    """
+    on_device = device.kind != "cpu"
+
+    def read(word: int, offset: int, seed: Any, member: Any) -> tuple[Any, ...]:
+        seed_at = offset_at = 0
+        owner = None
+        if keys is not None:
+            seed_at, owner = keys.read(seed)
+            offset_at = seed_at + keys.offset_at if keys.offset_at else 0
+        if member_form is None:
+            return word, offset, seed_at, offset_at, member, owner
+        if member_form == "rows" and on_device:
+            member = library.to_device(member.view(np.int64), device)
+        address = HOST.address(member) if member_form == "rows" and not on_device else library.address(member)
+        return word, offset, seed_at, offset_at, address, (owner, member)
+
+    return read
+
+
+# --- Decays -------------------------------------------------------------------------------------------------------
+
+
+class Decays(list[float]):
+    """The decay of each array, checked, in place of the argument."""
+
+
+def decays_of(decay: Any, structure: Structure) -> list[float] | None:
+    """The decay of each array; None if all are 0. TypeError or ValueError if `decay` is wrong."""
+    count = len(structure.arrays)
+    if isinstance(decay, Decays):
+        return decay
+    if not isinstance(decay, Mapping):
+        number = _decay("decay", decay)
+        return [number] * count if number else None
+    if structure.names is None:
+        raise TypeError(f"decay: expected a number, as parameters have no names, got {describe(decay)}")
+    places = {name: k for k, name in enumerate(structure.names)}
+    decays = [0.0] * count
+    for key, name in zip(decay, names_of("decay", tuple(map(str, decay))), strict=True):
+        if name not in places:
+            raise ValueError(f"decay: expected names of parameters, got {describe(key)}")
+        decays[places[name]] = _decay(f"decay[{key!r}]", decay[key])
+    return decays if any(decays) else None
+
+
+def _decay(name: str, x: Any) -> float:
+    if isinstance(x, (bool, np.bool_)) or not isinstance(x, (int, float, np.integer, np.floating)):
+        raise TypeError(f"{name}: expected a number, got {describe(x)} of type {type(x).__name__}")
+    if not 0 <= x <= 1:
+        raise ValueError(f"{name}: expected 0 <= decay <= 1, got {describe(x)}")
+    return float(x)
+
+
+@functools.lru_cache(1024)
+def factor_of(decay: float, real: str) -> float:
+    """``1 - decay``, rounded once to the type `real`."""
+    factor = 1.0 - decay
+    rest = (1.0 - factor) - decay  # Exact.
+    if real == "float64" or rest == 0:
+        return factor
+    # Round to odd first: the rounding to float32 then sees on which side of `factor` the exact difference lies.
+    if struct.unpack("q", struct.pack("d", factor))[0] % 2 == 0:
+        factor = math.nextafter(factor, math.inf if rest > 0 else -math.inf)
+    return float(np.float32(factor))
+
+
+def factor_words(decays: Sequence[float], reals: Sequence[str]) -> HostArray:
+    """The fields `Span.factor` of parameters with these decays and computing types."""
+    factors = np.array([factor_of(decay, real) for decay, real in zip(decays, reals, strict=True)], np.float64)
+    words: HostArray = factors.view(np.int64)
+    return words
+
+
+assert np.float64(1).view(np.int64) == UNIT_FACTOR

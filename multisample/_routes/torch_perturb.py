@@ -1,0 +1,241 @@
+"""Calls of `perturb` that torch.func or forward-mode AD transforms: vmap, grad, vjp and jvp.
+
+vmap turns one call into a population: a batch of calls in one launch. The derivative of a result with respect to its
+parameter is ``1 - decay``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from multisample.backends.element_types import MATRIX_TYPES
+
+from .._checks.coefficients import TRANSFORMED, WITH_GRADIENT, TransformedError
+from .._libraries import is_number
+from .._libraries.torch import TORCH, name_of, without_tangents
+from .._libraries.torch_gradients import scaled
+from .._model_parameters.perturb_plan import perturbed
+from .._model_parameters.populations import Batch, Decays, decays_of, factor_of, members_of, variant_of
+from .._model_parameters.structures import Structure
+from .._randomness.generator import Key
+from .._randomness.seed_argument import key_words
+from .torch_transforms import keys_of
+
+
+class _Batched(NamedTuple):
+    """A batch of calls: which tensors have one more axis in front."""
+
+    size: int
+    coefficients: bool
+    keys: bool
+    members: bool
+    parameters: tuple[bool, ...]
+
+
+class _Static(NamedTuple):
+    """All of a call except its tensors. Values that are no tensors are here."""
+
+    structure: Structure
+    """The parameters without arrays."""
+    coefficients: Any
+    seed: Any
+    member: Any
+    decay: Any
+    factors: tuple[float, ...]
+    fast_math: bool
+    ids: Any
+    backend: str
+    has_own_keys: bool
+    batch: _Batched | None
+
+    def size_of(self, k: int) -> int | None:
+        """The length of the axis that result `k` has and the parameter lacks."""
+        return None if self.batch is None or self.batch.parameters[k] else self.batch.size
+
+
+def perturb_transformed(
+    parameters: Structure, out: Structure | None, given_out: Any, given: Any, seed: Any, member: Any, decay: Any,
+    fast_math: bool, ids: Any, backend: str,
+) -> Any:  # fmt: skip
+    """The result of a call that PyTorch transforms; ValueError for transformations in which perturb cannot be."""
+    arrays = parameters.arrays
+    is_plain = all(isinstance(x, torch.Tensor) and not TORCH.is_opaque(x) for x in arrays)
+    if not is_plain or torch._C._len_torch_dispatch_stack() or torch._C._is_tracing():
+        raise TransformedError(TRANSFORMED)
+    if out is not None:
+        raise ValueError(
+            "out: expected None where PyTorch transforms the call (torch.func, torch.autograd.forward_ad), since"
+            " nothing can be written in place there"
+        )
+    coefficients = given if isinstance(given, torch.Tensor) else None
+    if coefficients is not None and coefficients.dim() > 1:
+        raise ValueError(f"coefficients: expected a number or shape (K,), got {tuple(coefficients.shape)}")
+    length: int | None = None
+    if coefficients is not None:
+        length = coefficients.shape[0] if coefficients.dim() else None
+    elif not is_number(given):
+        length = np.asarray(given).size if np.ndim(given) else None
+    device = arrays[0].device if arrays else torch.device("cpu")
+    keys, seeds, seed = _keys(seed, device)
+    members, count, member = _members(member, length or 1, device)
+    decays = decays_of(decay, parameters)
+    variant = variant_of(length, keys is not None, seeds, None, count, decays is not None, None)
+    batch = None
+    if variant.size is not None:
+        batch = _Batched(variant.size, False, seeds is not None, count is not None, (False,) * len(arrays))
+    if keys is not None and not (variant.has_own_keys or (batch is not None and batch.keys)):
+        keys = keys[0]
+    reals = [MATRIX_TYPES.get(name_of(x.dtype)) for x in arrays]
+    factors = [
+        1.0 if decays is None or real is None else factor_of(decays[k], real.computing) for k, real in enumerate(reals)
+    ]
+    # A tensor with several names is one argument, under the first of them.
+    owners: dict[int, int] = {}
+    names = parameters.names
+    for k in range(len(arrays)) if names is None else sorted(range(len(arrays)), key=names.__getitem__):
+        owners.setdefault(id(arrays[k]), k)
+    kept = sorted(owners.values())
+    if batch is not None:
+        batch = batch._replace(parameters=(False,) * len(kept))
+    if names is None:
+        ids = kept if ids is None else [ids[k] for k in kept]
+        own = Structure(None, (), list)
+    else:
+        paths = parameters.paths or names
+        own = Structure(tuple(names[k] for k in kept), (), list, tuple(paths[k] for k in kept))
+    if decays is not None:
+        decay = Decays(decays[k] for k in kept)
+    static = _Static(
+        own, None if coefficients is not None else given, seed, member, None if decays is None else decay,
+        tuple(factors[k] for k in kept), fast_math, ids, backend, variant.has_own_keys, batch,
+    )  # fmt: skip
+    results = _Perturbed.apply(static, coefficients, keys, members, *[arrays[k] for k in kept])
+    made = dict(zip(kept, results, strict=True))
+    return parameters.rebuild([made[owners[id(x)]] for x in arrays])
+
+
+def _keys(seed: Any, device: Any) -> tuple[Any, int | None, Any]:
+    """Keys in a tensor, int64[count, 2], or None; the length of a vector, or None; and a single key on the host."""
+    if isinstance(seed, torch.Tensor):
+        keys, count = keys_of(seed, device)
+        return keys, None if count == 1 and seed.dim() > 1 else count, None
+    words = key_words(seed)
+    if words.length is None:
+        return None, None, words.given if words.form else Key(words.word, words.offset)
+    several = words.given if words.form else [[words.word, words.offset]]
+    return _tensor_of(several, device), words.length, None
+
+
+def _tensor_of(words: Any, device: Any) -> Any:
+    return torch.from_numpy(np.array(words, np.uint64).view(np.int64)).to(device)
+
+
+def _members(member: Any, length: int, device: Any) -> tuple[Any, int | None, Any]:
+    """Members in a tensor, int64 of shape () or (count,), or None; the length of a vector; a single member."""
+    if isinstance(member, torch.Tensor):
+        if member.dim() > 1 or member.dtype.is_floating_point or member.dtype is torch.bool:
+            raise TypeError(f"member: expected integers of shape () or (K,), got {member.dtype} {tuple(member.shape)}")
+        return member.to(torch.int64), member.shape[0] if member.dim() else None, None
+    found, _, count = members_of(member, length)
+    if count is None:
+        return None, None, found
+    return _tensor_of(np.atleast_1d(np.asarray(found, np.uint64)), device), count, None
+
+
+# --- Derivatives and batches ----------------------------------------------------------------------
+
+
+class _Perturbed(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
+    """The results as a function of coefficients, keys, members and parameters; all but the last may be None."""
+
+    @staticmethod
+    def forward(static: _Static, coefficients: Any, keys: Any, members: Any, *parameters: Any) -> Any:
+        batch = static.batch
+        seed, member = static.seed, static.member
+        if keys is not None:
+            seed = keys.view(torch.uint64)
+            seed = seed if keys.dim() > 1 else seed[None]
+        if members is not None:
+            member = members.contiguous()
+            if not member.dim():
+                member = int(member)
+        given = static.coefficients if coefficients is None else coefficients.detach()
+        structure = static.structure._replace(arrays=[x.detach() for x in parameters])
+        call = Batch(batch.size, batch.parameters, batch.coefficients) if batch is not None else None
+        with without_tangents():
+            results = perturbed(
+                structure, None, None, given, seed, member, static.decay or 0, static.fast_math, static.ids,
+                static.backend, None, call,
+            )  # fmt: skip
+        first: dict[int, int] = {}
+        # Tied parameters share a result, but an operation returns different tensors.
+        return tuple(x if first.setdefault(id(x), k) == k else x.detach() for k, x in enumerate(results))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.static, coefficients = inputs[:2]
+        if coefficients is not None and coefficients.requires_grad:
+            raise ValueError(WITH_GRADIENT)
+        ctx.like = [(x.shape, x.dtype, x.device) for x in output]
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        static = ctx.static
+        if ctx.needs_input_grad[1]:
+            raise ValueError(WITH_GRADIENT)
+        own = [scaled(g, static.factors[k], static.size_of(k), None) for k, g in enumerate(gradients)]
+        return None, None, None, None, *own
+
+    @staticmethod
+    def jvp(ctx: Any, static: None, coefficients: Any, keys: Any, members: Any, *tangents: Any) -> Any:
+        if coefficients is not None:
+            raise ValueError(WITH_GRADIENT)
+        results = []
+        for k, (tangent, (shape, dtype, device)) in enumerate(zip(tangents, ctx.like, strict=True)):
+            if tangent is None:
+                tangent = torch.zeros((), dtype=dtype, device=device)
+            factor = ctx.static.factors[k]
+            moved = tangent if factor == 1 else tangent * factor
+            # A new tensor: a result and its tangent must not share memory with another's.
+            results.append(moved.expand(shape).clone())
+        return tuple(results)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, static: _Static, *tensors: Any) -> Any:
+        size, dims = info.batch_size, in_dims[1:]
+        tensors = tuple(x if dim is None else x.movedim(dim, 0) for x, dim in zip(tensors, dims, strict=True))
+        outer = [dim is not None for dim in dims]
+        if static.has_own_keys:  # Each coefficient has a key, so that a kernel cannot count calls by keys.
+            calls = [
+                _Perturbed.apply(static, *[x[b] if own else x for x, own in zip(tensors, outer, strict=True)])
+                for b in range(size)
+            ]
+            return tuple(map(torch.stack, zip(*calls, strict=True))), (0,) * len(calls[0])
+        batch = static.batch
+        inner = [False] * len(tensors) if batch is None else [*batch[1:4], *batch.parameters]
+        if batch is not None:
+            tensors = tuple(
+                _joined(x, size, batch.size, *which) for x, *which in zip(tensors, outer, inner, strict=True)
+            )
+        joined = [a or b for a, b in zip(outer, inner, strict=True)]
+        total = size if batch is None else size * batch.size
+        own_batch = _Batched(total, joined[0], joined[1], joined[2], tuple(joined[3:]))
+        results = _Perturbed.apply(static._replace(batch=own_batch), *tensors)
+        if batch is not None:
+            results = tuple(x.unflatten(0, (size, batch.size)) for x in results)
+        return results, (0,) * len(results)
+
+
+def _joined(x: Any, size: int, batch: int, is_outer: bool, is_inner: bool) -> Any:
+    """A tensor with one axis for both batches; as it is if it has neither axis."""
+    if x is None or not (is_outer or is_inner):
+        return x
+    if not is_outer:
+        x = x[None].expand(size, *x.shape)
+    elif not is_inner:
+        x = x[:, None].expand(size, batch, *x.shape[1:])
+    return x.flatten(0, 1)
