@@ -46,10 +46,11 @@ def test_every_call_on_cuda_has_one_unit() -> None:
         assert unit.function.count("true") == sum(option in unit.name for option in units._OPTIONS)
 
 
-def test_a_launch_of_each_kind_has_its_operation_type_and_antithetic_pairs() -> None:
+def test_a_launch_of_each_kind_has_its_operation_type_and_noise() -> None:
     for launch in LAUNCHES:
         found = units.launch_of(units.kind_of(launch))
-        assert found == Launch(operation=launch.operation, type=launch.type, antithetic=launch.antithetic)
+        fields = "operation", "type", "shared_noise", "antithetic"
+        assert found == Launch(**{name: getattr(launch, name) for name in fields})
 
 
 @requires_gxx
