@@ -33,8 +33,8 @@ def trainable_parameters(argument: str, module: Any) -> tuple[tuple[str, ...], t
     The path of a parameter is its name in ``module.named_parameters()``. ValueError if two parameters have one name.
 
     Names depend on the types of all modules (a wrapper is known by its type), and on the names of their children and
-    parameters, in order. `tree_of` reads exactly these in each call, and names are cached by them. So no change of a
-    module can be missed. Everything else about a parameter (its memory, shape, type, device) is the plan's to compare.
+    parameters, in order. `TORCH.tree` reads these in each call, and they are the key of cached names. So every change
+    of a module is noticed. The plan compares the memory, shape, type and device of each parameter.
     """
     if type(module).named_parameters is not torch.nn.Module.named_parameters and inserted_by(type(module)) is None:
         named = {path: x for path, x in module.named_parameters(remove_duplicate=False) if x.requires_grad}

@@ -162,7 +162,7 @@ def _in_base_classes(argument: str, structure: Structure, library: Library) -> S
     """`structure` with arrays of `Library.types` in place of others; itself if it has no others."""
     if all(type(x) in library.types for x in structure.arrays):
         return structure
-    # Autograd records no view of an array that is written.
+    # Autograd would record views of arrays that the kernel writes.
     with sys.modules["torch"].no_grad() if library.name == "torch" else contextlib.nullcontext():
         arrays = list(map(as_base_class, structure.labels(argument), structure.arrays))
     changed = any(x is not y for x, y in zip(arrays, structure.arrays, strict=True))

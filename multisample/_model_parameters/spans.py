@@ -98,7 +98,7 @@ def spans_of(pair: tuple[tuple[Operand, int], tuple[Operand, int]], block: Block
 def packer_of(spans: list[tuple[int, Span]], has_factors: bool = False) -> Callable[..., bytes]:
     """``spans_at(sources, targets, factors=None)``: packed spans, for packed addresses of all arrays.
 
-    Calls mostly have the same addresses. `spans` are relative to the array with the index beside them. With
+    Calls mostly repeat their addresses. Beside each span is the index of its array, to which the span is relative. With
     `has_factors`, `factors` has the field `factor` for each array.
     """
     relative, of_span = np.array([x for _, x in spans], np.int64), np.array([k for k, _ in spans], np.intp)

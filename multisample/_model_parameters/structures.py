@@ -49,7 +49,7 @@ def structure_of(argument: str, given: Any) -> Structure:
     A module gives its trainable parameters, a shared one under each of its names.
     """
     if type(given) in BY_TYPE:
-        return tuple.__new__(Structure, (None, (given,), one_array, None))  # In half the time.
+        return tuple.__new__(Structure, (None, (given,), one_array, None))  # Twice as fast as `Structure(...)`.
     if _is_module(given):
         from .modules import trainable_parameters
 
@@ -82,7 +82,7 @@ def structure_of(argument: str, given: Any) -> Structure:
 
 
 def listed(given: Any, argument: str = "parameters") -> Any:
-    """`given`; a list of what an iterator or a view of a dict has; or a dict of (name, array) pairs."""
+    """`given`, but an iterator or a view of a dict as a list, and (name, array) pairs as a dict."""
     if isinstance(given, _READ_ONCE):
         if argument == "out":
             raise TypeError(
@@ -170,8 +170,9 @@ def _is_module(given: Any) -> bool:
 
 # --- Names and ids ------------------------------------------------------------------------------------------------
 
-# What torch.compile, checkpoint_wrapper and FSDP1 insert into the keys of a state dict. No model has such a name of
-# its own. DDP inserts "module", which a model may have, so that only `modules` removes it, by the type of the wrapper.
+# What torch.compile, checkpoint_wrapper and FSDP1 insert into the keys of a state dict. We assume that no model has
+# these names itself. DDP inserts "module", which a model may have, so that only `modules` removes it, by the type of
+# the wrapper.
 _INSERTED = frozenset(("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"))
 
 

@@ -1,4 +1,4 @@
-"""Ties: parameters that share all their memory. Arrays that overlap in any other way are refused."""
+"""Ties: parameters with the same memory, shape and strides. Arrays that overlap in any other way are refused."""
 
 from __future__ import annotations
 
