@@ -405,6 +405,7 @@ def perturb_kernel(gpu: ModuleType, dtype: str, fast: bool, one_member: bool, st
     load_turn, prepare_turn, add, store_turn = _turn(gpu, dtype, fast, one_member, strided, origin)
     with_offset, nowhere = replacing(Launch, "offset", "offset_at"), np.int64(0)
     of_turn, last, size = own_groups(dtype, one_member) * PERTURB_THREADS, fields - 1, _member_size(origin == OF_ROWS)
+    members_bytes = size * PERTURB_THREADS
     matrix_of, with_weights, batch_index = matrix_with_values(gpu), replacing(Launch, "weights"), gpu.batch_index
     with_row, load, one = replacing(Launch, "first_row"), gpu.load, computing_type(dtype)[0](1)
 
@@ -448,7 +449,7 @@ def perturb_kernel(gpu: ModuleType, dtype: str, fast: bool, one_member: bool, st
 
     @inline
     def perturb_by_all(call, spans):
-        members = shared_memory(size * PERTURB_THREADS)
+        members = shared_memory(members_bytes)
         span, launch, offset, begin, end, factor = block_of(call, spans)
         warp = np.int64(thread_index() // np.uint32(32)) * 32
         prepare(members, np.int64(0), launch)
