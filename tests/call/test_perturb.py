@@ -389,7 +389,10 @@ def test_the_operator_fulfills_the_contract_of_pytorch() -> None:
         (lambda x: perturb(x.detach(), 0.5, seed=Key(7, 2**32)), ValueError, "^seed: expected a Key with an offset"),
         pytest.param(lambda x: perturb(x.int(), 0.5, seed=7), TypeError, "got int32$", marks=pytest.mark.slow),
         pytest.param(
-            lambda x: perturb(x.detach(), x, seed=7), Exception, "coefficients: require grad, but", marks=pytest.mark.slow
+            lambda x: perturb(x.detach(), x, seed=7),
+            Exception,
+            "coefficients: require grad, but",
+            marks=pytest.mark.slow,
         ),
     ],
     ids=["leaf", "offset", "int32", "gradient of coefficients"],
