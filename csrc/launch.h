@@ -58,8 +58,8 @@ struct Launch {
   u32 operation;
   u32 results;  // how many moments, 1 or 2; 1 for a kSample on the CPU that also stores its noise in `first`, which
                 // has one column, contiguous operands and no batch; else 0
-  u32 shared_noise;  // whether every row has the noise of row 0; for kPerturb, whether row r has the noise of first_row
-                     // for seed and offset number r in memory, seed_step and offset_step apart
+  u32 shared_noise;  // whether every row has the noise of row 0; for kPerturb, whether each row r has a seed and an
+                     // offset of its own (number r in memory), and the noise of first_row for these
   u32 antithetic;
   u32 fast_math;         // on CUDA devices, for types of at most 32 bits
   i32 device;            // CUDA's ordinal; -1 for host memory

@@ -1,7 +1,8 @@
 """Whether this process is a forked child.
 
-GNU OpenMP, which runs PyTorch's threads, has a pool of threads for each thread that begins parallel work. A forked
-child inherits the pool of the thread that forked, but none of its threads, and would wait for them forever.
+PyTorch's threads are those of GNU OpenMP, which keeps a pool of them for each thread that starts parallel work. A
+forked child inherits the pool of the thread that forked, without the threads in the pool. Parallel work in the child
+would wait for these threads forever.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ CPU_HEAD = "(d, n)", "normals per second", "in place", "fastest other library", 
 
 _NAMES = [f"{d}x{n}-{mode}" for d, n in (*SHAPES, CPU_SHAPE) for mode in MODES]
 SELECTION = f"(throughput or test_cpu) and ({' or '.join(_NAMES)})"
-"""The benchmarks that a section needs, for `pytest -k`."""
+"""The expression for `pytest -k` that selects the benchmarks of a machine's section."""
 
 
 def measured(path: Path) -> Run:

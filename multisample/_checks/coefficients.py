@@ -20,7 +20,7 @@ TRANSFORMED = (
 
 
 class TransformedError(ValueError):
-    """A tensor is part of a transformation of PyTorch, in which a plan cannot read it."""
+    """PyTorch transforms a tensor of the call (torch.func, forward-mode AD), so that a plan cannot read the tensor."""
 
 
 WITH_GRADIENT = (

@@ -56,7 +56,7 @@ def variant_of(
 ) -> Variant:  # fmt: skip
     """The variant of a call with `length` coefficients, or None for a number; ValueError if lengths differ.
 
-    `seeds` and `members` are the lengths of vectors, and None for one value.
+    `seeds` is the number of seeds in a vector, or None for one seed; `members` likewise.
     """
     own_keys, size = False, None
     if batch is not None:
@@ -124,8 +124,8 @@ def words_reader(
 ) -> Callable[[int, int, Any, Any], tuple[Any, ...]]:  # fmt: skip
     """``read(word, offset, seed, member)``: what a launcher takes for keys and members in arrays.
 
-    The result is the seed, the offset, their addresses, the row or the address of the rows, and the objects that own
-    the memory. One member stays an integer.
+    It returns seed, offset, the addresses of both, the row (for several members the address of their rows), and the
+    objects that own this memory.
     """
     on_device = device.kind != "cpu"
 
@@ -193,7 +193,7 @@ def factor_of(decay: float, real: str) -> float:
 
 
 def factor_words(decays: Sequence[float], reals: Sequence[str]) -> HostArray:
-    """The fields `Span.factor` of parameters with these decays and computing types."""
+    """The value of `Span.factor` for each parameter: ``1 - decay`` in its computing type, as a word of 64 bits."""
     factors = np.array([factor_of(decay, real) for decay, real in zip(decays, reals, strict=True)], np.float64)
     words: HostArray = factors.view(np.int64)
     return words

@@ -49,7 +49,7 @@ def whole(shape: tuple[int, ...]) -> Block:
 
 
 def one_of(operand: Operand, moves: bool) -> tuple[Operand, int]:
-    """One array, and the bytes to the next one, if the first axis of `operand` counts arrays."""
+    """The first array of `operand`, and the bytes to the next array, if the first axis counts arrays."""
     if not moves:
         return operand, 0
     return operand._replace(shape=operand.shape[1:], strides=operand.strides[1:]), operand.strides[0]

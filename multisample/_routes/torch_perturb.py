@@ -134,7 +134,7 @@ def _tensor_of(words: Any, device: Any) -> Any:
 
 
 def _members(member: Any, length: int, device: Any) -> tuple[Any, int | None, Any]:
-    """Members in a tensor, int64 of shape () or (count,), or None; the length of a vector; a single member."""
+    """Three values: a tensor of members (int64) or None, how many members a vector has, and one member."""
     if isinstance(member, torch.Tensor):
         if member.dim() > 1 or member.dtype.is_floating_point or member.dtype is torch.bool:
             raise TypeError(f"member: expected integers of shape () or (K,), got {member.dtype} {tuple(member.shape)}")
@@ -149,7 +149,7 @@ def _members(member: Any, length: int, device: Any) -> tuple[Any, int | None, An
 
 
 class _Perturbed(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
-    """The results as a function of coefficients, keys, members and parameters; all but the last may be None."""
+    """A differentiable function of coefficients, keys, members and parameters. All but parameters may be None."""
 
     @staticmethod
     def forward(static: _Static, coefficients: Any, keys: Any, members: Any, *parameters: Any) -> Any:

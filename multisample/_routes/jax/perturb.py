@@ -97,7 +97,7 @@ class _Values(NamedTuple):
     words: Words
     coefficients: Any
     factors: Any = None
-    """The factor of each parameter in its computing type: numbers, traced or not; None if all are 1."""
+    """``1 - decay`` of each parameter, in its computing type, traced or not. None if every decay is 0."""
 
 
 # --- Checks ---------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ def _coefficients(given: Any) -> Coefficients:
 
 
 def _words(seed: Any, member: Any, coefficients: Coefficients) -> tuple[Words, _Form]:
-    """Seed, offset and member of the call, and which of them are vectors."""
+    """The words of seed, offset and member, and for each whether it is a vector."""
     seeds, members = batch_length(seed), _length_of_members(member)
     if seeds == 1 and not isinstance(seed, (list, tuple)) and len(seed.shape) > 1:
         seed, seeds = key_vector(seed)[0], None
@@ -194,7 +194,7 @@ def _words(seed: Any, member: Any, coefficients: Coefficients) -> tuple[Words, _
 
 
 def _with_members(words: Words, members: Any) -> Words:
-    """The words of one key, with a vector of members."""
+    """The words of a call with one key and a vector of members."""
     zero = np.zeros(2, np.uint32)
     offset: Any = zero
     if isinstance(words.offsets, tuple):
