@@ -193,9 +193,8 @@ def _rebuild(target_context: Any, payload: Any) -> Any:
 
 
 class KernelCache:
-    """The kernels of one function on disk, in place of a dispatcher's cache.
+    """The kernels of one function on disk, in place of a dispatcher's cache: see `KernelFiles`.
 
-    A failure of the cache never reaches the caller: the kernel is compiled anew, and a warning names the file.
     ``reduce(kernel)`` gives an object that can be pickled, from which ``rebuild(target_context, payload)`` makes the
     kernel. See `cached` for `name` and `digest`. Messages name the compiling `backend`.
     """
@@ -205,33 +204,24 @@ class KernelCache:
     ) -> None:
         self._name, self._digest, self._backend = name, digest, backend
         self._reduce, self._rebuild = reduce, rebuild
+        self._files = cache.KernelFiles(_FOLDER, backend, digest)
 
     def load_overload(self, signature: Any, target_context: Any) -> Any:
         """The kernel for `signature`, or None. Numba calls this method."""
         target_context.refresh()
         file = self._file(signature, target_context.codegen())
-        try:
-            self._check_digest()
-            payload = cache.read(cache.folder(_FOLDER, create=False) / file)
-            if payload is not None:
-                return self._rebuild(target_context, pickle.loads(payload))
-        except FileNotFoundError:
-            pass
-        except Exception as error:  # Unpickling another version's file may raise anything.
-            self._warn(file, error)
-        if _misses is not None:
+        kernel = self._files.load(file, lambda payload: self._rebuild(target_context, pickle.loads(payload)))
+        if kernel is not None:
+            return kernel
+        if _misses is None:
+            cache.say_compiling(self._backend)
+        else:
             _misses.append(self._name)
-        _say_once(self._backend)
         return None
 
     def save_overload(self, signature: Any, kernel: Any) -> None:
         """Write `kernel` to the cache. Numba calls this method."""
-        file = self._file(signature, kernel.codegen)
-        try:
-            self._check_digest()
-            cache.write(cache.folder(_FOLDER, create=True) / file, dumps(self._reduce(kernel)))
-        except Exception as error:
-            self._warn(file, error)
+        self._files.save(self._file(signature, kernel.codegen), lambda: dumps(self._reduce(kernel)))
 
     def _file(self, signature: Any, codegen: Any) -> str:
         # Python callers pass a signature, compiled callers a tuple of types: both find the same file.
@@ -243,26 +233,8 @@ class KernelCache:
         )  # fmt: skip
         return f"{self._name}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:20]}"
 
-    def _check_digest(self) -> None:
-        """CacheError without a digest, since kernels of other versions could have the same name."""
-        if not self._digest:
-            raise cache.CacheError("the importer of multisample has no files, whose digest would name the kernel")
 
-    def _warn(self, file: str, error: Exception) -> None:
-        reason = str(error)
-        if not isinstance(error, cache.CacheError):
-            reason = f"{cache.root() / _FOLDER / file}: {type(error).__name__}: {error}"
-        cache.warn_once("numba", f"a kernel of {self._backend!r} was compiled without its cached copy: {reason}")
-
-
-_said: set[str] = set()
 _misses: list[str] | None = None
-
-
-def _say_once(backend: str) -> None:
-    if _misses is None and backend not in _said:
-        _said.add(backend)
-        cache.say(f"compiling kernels of {backend}, once for this machine: some seconds for each kind of call")
 
 
 @contextlib.contextmanager

@@ -13,8 +13,9 @@ import secrets
 import stat
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 _MAGIC = b"multisample cache 1\n"
 _DIGEST_SIZE = hashlib.sha256().digest_size
@@ -209,9 +210,56 @@ def locked(path: Path, waiting: str) -> Iterator[None]:
             os.close(descriptor)
 
 
+# --- Kernels ----------------------------------------------------------------------------------------------------------
+
+
+class KernelFiles:
+    """Compiled kernels of a backend in a folder of the cache.
+
+    A failure of the cache never reaches the caller: the kernel is compiled anew, and a warning names the file. `digest`
+    is that of all sources that the kernels are compiled from. If it is empty, kernels are not cached, since kernels of
+    other versions could have the same name.
+    """
+
+    def __init__(self, folder: str, backend: str, digest: str) -> None:
+        self._folder, self._backend, self._digest = folder, backend, digest
+
+    def load(self, file: str, rebuild: Callable[[bytes], Any]) -> Any:
+        """``rebuild(payload)`` for the payload of `save`; None if the kernel has to be compiled."""
+        try:
+            self._check_digest()
+            payload = read(folder(self._folder, create=False) / file)
+            if payload is not None:
+                return rebuild(payload)
+        except FileNotFoundError:
+            pass
+        except Exception as error:  # Unpickling another version's file may raise anything.
+            self._warn(file, error)
+        return None
+
+    def save(self, file: str, payload: Callable[[], bytes]) -> None:
+        """Write ``payload()`` to the cache."""
+        try:
+            self._check_digest()
+            write(folder(self._folder, create=True) / file, payload())
+        except Exception as error:
+            self._warn(file, error)
+
+    def _check_digest(self) -> None:
+        if not self._digest:
+            raise CacheError("the importer of multisample has no files, whose digest would name the kernel")
+
+    def _warn(self, file: str, error: Exception) -> None:
+        reason = str(error)
+        if not isinstance(error, CacheError):
+            reason = f"{root() / self._folder / file}: {type(error).__name__}: {error}"
+        warn_once(self._folder, f"a kernel of {self._backend!r} was compiled without its cached copy: {reason}")
+
+
 # --- Messages ---------------------------------------------------------------------------------------------------------
 
 _warned: set[str] = set()
+_announced: set[str] = set()
 
 
 def say(message: str) -> None:
@@ -219,6 +267,13 @@ def say(message: str) -> None:
     with contextlib.suppress(AttributeError, OSError, ValueError):  # No stderr, a full disk, a closed file.
         sys.stderr.write(f"multisample: {message}\n")
         sys.stderr.flush()
+
+
+def say_compiling(backend: str) -> None:
+    """Print, the first time in this process for each backend, that its kernels are compiled."""
+    if backend not in _announced:
+        _announced.add(backend)
+        say(f"compiling kernels of {backend}, once for this machine: some seconds for each kind of call")
 
 
 def warn_once(kind: str, message: str) -> None:

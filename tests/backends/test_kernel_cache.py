@@ -57,7 +57,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "cache"
     monkeypatch.setenv("MULTISAMPLE_CACHE_DIR", str(folder))
     monkeypatch.setattr(cache, "_warned", set())
-    monkeypatch.setattr(compilation, "_said", set())
+    monkeypatch.setattr(cache, "_announced", set())
     return folder
 
 
