@@ -7,79 +7,27 @@ element type, noise, transform and stores is a kernel of its own. CuPy caches it
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib.metadata
 import importlib.util
 import os
-import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from .contract import Backend, BackendStatus, DeviceKind
 from .driver import DriverBackend
-from .element_types import MATRIX_TYPES
 from .errors import BackendUnavailableError
-from .kernels.cuda.kernel_choice import ORIGINS, STORE_KINDS
-from .kernels.cuda.keys import KernelKey, Key, PerturbKey, choices_of
+from .kernels.cuda.keys import KernelKey, Key
 from .memory.dlpack import LEGACY_STREAM, Imported, device_of_array
 from .native import csrc_files
+from .nvrtc import OPTIONS, kernel_name, source
 from .system import cache
 
-__all__ = ["BACKEND", "OPTIONS", "kernel_name", "source"]
+__all__ = ["BACKEND"]
 
 # Names of CuPy's package for each CUDA version.
 _PACKAGES = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
-
-OPTIONS = ("--std=c++17", f"-I{csrc_files.folder()}")
-"""The compiler options."""
-
-
-def source(kind: str = "sample") -> str:
-    """The program of a kind of kernels. It names a digest of the headers, since CuPy's cache compares programs only."""
-    header = "kernel" if kind == "sample" else f"{kind}_kernel"
-    return f'// {csrc_files.digest()}\n#include "cuda/{header}.cuh"\n'
-
-
-def kernel_name(key: Key | None) -> str:
-    """The C++ name of a kernel. None is the kernel that adds 1 to an offset."""
-    if key is None:
-        return "multisample::advance_kernel"
-    choices = choices_of(key)
-    finishing = choices.pop("finishing", False)
-    if finishing:
-        choices = {"dtype": choices["dtype"]}
-    if isinstance(key, KernelKey):
-        choices["store_kind"] = f"multisample::{STORE_KINDS[key.store_kind]}"
-    if isinstance(key, PerturbKey):
-        choices["strided"] = f"multisample::{'StridedSpan' if key.strided else 'Run'}"
-        choices["origin"] = f"multisample::{ORIGINS[key.origin]}"
-    choices["dtype"] = MATRIX_TYPES[key.dtype].cpp
-    texts = (str(x).lower() if isinstance(x, bool) else str(x) for x in choices.values())
-    return f"multisample::{'finish_' * finishing}{key.kind}_kernel<{', '.join(texts)}>"
-
-
-_pack_round_keys = struct.Struct("20I").pack
-
-
-@functools.cache
-def _stream_constants() -> tuple[int, ...]:
-    """Both key words, the word that float64 XORs into the second, and both Weyl increments of a round."""
-    from .kernels.stream.normals import FLOAT64_KEY  # Numba takes half a second to import.
-    from .kernels.stream.words import KEY_0, KEY_1, WEYL_0, WEYL_1
-
-    return tuple(map(int, (KEY_0, KEY_1, FLOAT64_KEY, WEYL_0, WEYL_1)))
-
-
-def _round_keys(seed: int, refining: bool) -> bytes:
-    """The bytes of the C++ struct ``RoundKeys``: see ``csrc/stream/words.h``."""
-    key_0, key_1, float64_key, weyl_0, weyl_1 = _stream_constants()
-    first, second = seed ^ key_0, seed >> 32 ^ key_1 ^ (float64_key if refining else 0)
-    return _pack_round_keys(
-        *[(first + r * weyl_0) & 0xFFFFFFFF for r in range(10)],
-        *[(second + r * weyl_1) & 0xFFFFFFFF for r in range(10)],
-    )
 
 
 class CupyBackend(DriverBackend):
@@ -132,11 +80,6 @@ class CupyBackend(DriverBackend):
             # CuPy's own from_dlpack supports bfloat16 in its latest versions only.
             shared = Imported(array, cupy.cuda.get_current_stream().ptr or LEGACY_STREAM)
             return cupy.asarray(shared).view(shared.dtype)
-
-    def moment_keys(self, real: str) -> Callable[[int], bytes]:
-        if real == "float64":
-            return lambda seed: _round_keys(seed, False) + _round_keys(seed, True)
-        return lambda seed: _round_keys(seed, False)
 
     def compile(self, key: Key | None) -> tuple[int, Any]:
         import cupy

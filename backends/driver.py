@@ -17,15 +17,8 @@ from .kernels.cuda.geometry import geometry
 from .kernels.cuda.kernel_choice import OF_BATCH, OF_ROWS, is_small
 from .kernels.cuda.keys import KernelKey, Key, MomentsKey, PerturbKey
 from .kernels.cuda.moments_geometry import MOMENT_THREADS, MomentGeometry, moment_geometry
-from .kernels.cuda.perturb_geometry import (
-    PERTURB_THREADS,
-    SpanList,
-    most_spans,
-    origin_of,
-    perturb_turns,
-    span_lists,
-    spans_at,
-)
+from .kernels.cuda.perturb_geometry import PERTURB_THREADS, SpanList, origin_of, perturb_turns, span_lists, spans_at
+from .kernels.cuda.round_keys import round_keys_of
 from .launch import (
     FIELD_AT,
     HEAD,
@@ -124,8 +117,6 @@ class DriverBackend(abc.ABC):
 
     name: str
     protocol = PROTOCOL
-    most_spans = tuple((most_spans(False, wide), most_spans(True, wide)) for wide in (False, True))
-    """How many runs, and how many strided spans, one kernel of perturb takes; and how many wide ones."""
 
     def __init__(self) -> None:
         self._handles: dict[Key | tuple[str, int], int] = {}
@@ -144,10 +135,6 @@ class DriverBackend(abc.ABC):
 
         The caller makes the device current.
         """
-
-    def moment_keys(self, real: str) -> Callable[[int], bytes] | None:
-        """``keys(seed)``: the round keys, where kernels of weighted moments and of perturb take them as arguments."""
-        return None
 
     def kernel(self, key: Key) -> int:
         """The driver's handle of a kernel, compiled on first use."""
@@ -292,7 +279,7 @@ class DriverBackend(abc.ABC):
         Spans that differ from the previous ones only in addresses keep their cut into kernels.
         """
         dtype, (pack_head, tail), last = type_name(launch), packer(launch), _NO_SPANS
-        keys, rows = self.moment_keys(computing_name(launch)), launch.rows
+        keys, rows = round_keys_of(computing_name(launch)), launch.rows
         # More matrices than a grid counts are launched in parts.
         template = launch._replace(**dict.fromkeys(STEPS, 0))
         moves = [(part.batch, [getattr(part, name) for name in STEPS]) for part in parts_of_batch(template, 65535)]
@@ -302,7 +289,7 @@ class DriverBackend(abc.ABC):
             fast_math = bool(launch.fast_math) and dtype != "float64"
             one_member = rows == 1 and origin != OF_ROWS
             key = PerturbKey(dtype, fast_math, one_member, cut.strided, origin, launch.device)
-            size = PACKED_LAUNCH + cut.words[0].nbytes + (len(keys(0)) if keys else 0)
+            size = PACKED_LAUNCH + cut.words[0].nbytes + len(keys(0))
             return self._launch_of_size(size, launch.device), self.kernel(key), cut
 
         def kernels(
@@ -315,12 +302,11 @@ class DriverBackend(abc.ABC):
             known, cuts = last
             if shapes != known:
                 turns = perturb_turns(spans, dtype, rows, bool(launch.fast_math), launch.batch)
-                wide = origin >= OF_BATCH
-                found = span_lists(spans, dtype, rows, turns, self.most_spans[wide], wide)
+                found = span_lists(spans, dtype, rows, turns, origin >= OF_BATCH)
                 with cuda_driver.relaxed_capture():  # A kernel can be loaded while the stream is being captured.
                     cuts = [prepared(cut, origin) for cut in found]
                 last = shapes, cuts
-            of_seed = keys(words[0]) if keys else b""
+            of_seed = keys(words[0])
             first = 0
             for batch, moved in moves:
                 sigma, weights = addresses[1], addresses[2] + moved[2] if moved[2] else addresses[2]
@@ -393,7 +379,7 @@ def _moments_steps(backend: DriverBackend, launch: Launch, misalignment: int, ph
         bool(launch.origin_in_memory), False, launch.device,
     )  # fmt: skip
     packed = g.packed()
-    sums = backend.step(launch, key, g.blocks, MOMENT_THREADS, packed, backend.moment_keys(real))
+    sums = backend.step(launch, key, g.blocks, MOMENT_THREADS, packed, round_keys_of(real))
     if not g.finishing_blocks:
         return (sums,)
     finishing = MomentsKey(real, False, False, 1, False, False, True, launch.device)

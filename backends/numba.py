@@ -1,8 +1,8 @@
-"""The numba backend: the kernel in Python, compiled by numba-cuda on first use.
+"""The numba backend: kernels that are compiled on first use and cached on disk.
 
-It needs neither PyTorch nor CuPy: numba-cuda and a driver are enough. Words and normals are the same functions as in
-the cpu backend. Each combination of element type, noise, pairs, transform and stores is a kernel of its own, which
-Numba compiles alone and caches on disk.
+It needs neither PyTorch nor CuPy: numba-cuda and a driver are enough. numba-cuda compiles the kernels of samples from
+Python; words and normals are the same functions as in the cpu backend. NVRTC, which numba-cuda installs, compiles the
+CUDA C++ kernels of weighted moments and of perturb.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from .contract import Backend, BackendStatus, DeviceKind
 from .driver import DriverBackend
 from .errors import BackendUnavailableError
 from .kernels.cuda.keys import KernelKey, Key
-from .kernels.cuda.perturb_geometry import MOST_SPANS_OF_NUMBA
-from .kernels.cuda.toolchain import INSTALL, clashes
+from .kernels.cuda.toolchain import INSTALL, clashes, nvrtc_version
 from .memory.dlpack import LEGACY_STREAM, Imported, device_of_array
-from .system.cuda_driver import function_of_kernel, on_device
+from .nvrtc import machine_code
+from .system.cuda_driver import function_of_kernel, load_kernel, on_device
 
 __all__ = ["BACKEND"]
 
@@ -29,7 +29,6 @@ class NumbaBackend(DriverBackend):
     name = "numba"
     device_kinds: tuple[DeviceKind, ...] = ("cuda",)
     host_library = "numba"
-    most_spans = MOST_SPANS_OF_NUMBA, MOST_SPANS_OF_NUMBA
 
     def status(self) -> BackendStatus:
         if importlib.util.find_spec("numba_cuda") is None:
@@ -49,6 +48,10 @@ class NumbaBackend(DriverBackend):
                     version,
                 )  # fmt: skip
             return BackendStatus(False, (f"package numba-cuda cannot be imported ({error}): {INSTALL}",), version)
+        try:
+            version += f", NVRTC {nvrtc_version()}"
+        except BackendUnavailableError:  # Samples need no NVRTC.
+            version += ", no NVRTC for weighted_moments and perturb"
         reasons, device = [], ""
         try:
             devices = list(cuda.gpus)
@@ -85,10 +88,17 @@ class NumbaBackend(DriverBackend):
 
     def compile(self, key: Key | None) -> tuple[int, Any]:
         try:
-            from .kernels.cuda.compilation import compile_advance, compile_kernel
+            if key is None or isinstance(key, KernelKey):
+                from .kernels.cuda.compilation import compile_advance, compile_kernel
 
-            kernel = compile_kernel(key) if key else compile_advance()
-            return _function(kernel.library.get_cufunc().handle), kernel
+                kernel = compile_kernel(key) if key else compile_advance()
+                return _function(kernel.library.get_cufunc().handle), kernel
+            from numba import cuda
+
+            code = machine_code(key, "sm_{}{}".format(*cuda.get_current_device().compute_capability))
+            return load_kernel(code.cubin, code.symbol), code
+        except BackendUnavailableError:
+            raise
         except Exception as error:
             lines = str(error).strip().splitlines() or [type(error).__name__]
             raise BackendUnavailableError(

@@ -38,7 +38,7 @@ def is_present() -> bool:
 def _check(error: int) -> None:
     if error:
         raise RuntimeError(
-            "the CUDA driver refused to wait, to order two streams, to copy, to change the device or to find a kernel:"
+            "the CUDA driver refused to wait, to order two streams, to copy, to change the device or to load a kernel:"
             f" {error_name(error)}"
         )
 
@@ -73,6 +73,17 @@ def function_of_kernel(kernel: int) -> int:
     """The CUfunction of a CUkernel in the current context. RuntimeError if the driver refuses."""
     function = ctypes.c_void_p()
     _check(_driver().cuKernelGetFunction(ctypes.byref(function), ctypes.c_void_p(kernel)))
+    return function.value or 0
+
+
+def load_kernel(code: bytes, symbol: str) -> int:
+    """The CUfunction of a kernel in machine code, for the current context. RuntimeError if the driver refuses.
+
+    The code is never unloaded.
+    """
+    module, function = ctypes.c_void_p(), ctypes.c_void_p()
+    _check(_driver().cuModuleLoadData(ctypes.byref(module), code))
+    _check(_driver().cuModuleGetFunction(ctypes.byref(function), module, symbol.encode()))
     return function.value or 0
 
 

@@ -502,7 +502,7 @@ def writes_before(call, geometry):
 def writes_four_at_any_address(call, geometry):
     """block 0, thread 1: makes a misaligned access to the output, 20 bytes from its begin."""
     if gpu.block_index() == 0 and gpu.thread_index() < 8:
-        gpu.store_quad(call.matrix + 20 * np.int64(gpu.thread_index()), (_ONE, _ONE, _ONE, _ONE))
+        gpu.store_vector(call.matrix + 20 * np.int64(gpu.thread_index()), (_ONE, _ONE, _ONE, _ONE))
 
 
 def writes_in_each_block(call, geometry):

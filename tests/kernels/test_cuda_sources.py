@@ -24,7 +24,6 @@ import pytest
 from cuda_cpp import (
     ARCHITECTURES,
     CHECKED_IN_CALLS,
-    CUPY_OPTIONS,
     ELEMENTS,
     SECONDS,
     compile_cpp,
@@ -39,7 +38,7 @@ from launches import Vector, a_launch, stored_words, word_fields
 from ptx_reader import opcodes_of, unexpected_operations
 from tables import COVERING, DTYPES, GRADIENT_VARIANTS, NOISES, QUICK, STORE_KINDS, VARIANTS, Variant, slow_but
 
-from multisample.backends import cupy as cupy_backend
+from multisample.backends import nvrtc
 from multisample.backends.kernels.cuda import geometry
 from multisample.backends.kernels.cuda.kernel_choice import ORIGINS
 from multisample.backends.kernels.cuda.keys import KernelKey, MomentsKey, PerturbKey
@@ -212,7 +211,7 @@ def test_the_runner_detects_outputs_and_vectors_that_are_too_short(runner: Calla
 
 
 def sample_kernel(variant: Variant) -> str:
-    return cupy_backend.kernel_name(KernelKey(*variant, False, False, 0))
+    return nvrtc.kernel_name(KernelKey(*variant, False, False, 0))
 
 
 def perturb_kernels() -> list[str]:
@@ -221,7 +220,7 @@ def perturb_kernels() -> list[str]:
         for dtype, fast, one_member, strided, origin in itertools.product(DTYPES, *((False, True),) * 3, range(4))
         if not (fast and dtype == "float64") and not (one_member and ORIGINS[origin] == "kOfRows")
     ]
-    return [cupy_backend.kernel_name(key) for key in keys]
+    return [nvrtc.kernel_name(key) for key in keys]
 
 
 def moments_kernels() -> list[str]:
@@ -233,7 +232,7 @@ def moments_kernels() -> list[str]:
         )
         if not (real == "float64" and (fast or rows == 4)) and not (finishing and (antithetic or fast or with_second))
     ]
-    return [cupy_backend.kernel_name(key) for key in keys]
+    return [nvrtc.kernel_name(key) for key in keys]
 
 
 def gradient_kernels() -> list[str]:
@@ -247,7 +246,7 @@ def gradient_kernels() -> list[str]:
 
 OPERATIONS: dict[str, Callable[[], list[str]]] = {
     "sample": lambda: list(map(sample_kernel, QUICK)),
-    "advance": lambda: [cupy_backend.kernel_name(None)],
+    "advance": lambda: [nvrtc.kernel_name(None)],
     "gradient": gradient_kernels,
     "moments": moments_kernels,
     "perturb": perturb_kernels,
@@ -270,7 +269,7 @@ def test_nvrtc_compiles_kernels_for_every_architecture_without_a_warning(kind: t
     kernels = OPERATIONS[header]()
     if header in ("gradient", "moments", "perturb"):
         kernels = kernels[ARCHITECTURES.index(architecture) :: 24 if architecture == "sm_90" else 8]
-    compiled = nvrtc_compile(cupy_backend.source(header), kernels, architecture, CUPY_OPTIONS)
+    compiled = nvrtc_compile(nvrtc.source(header), kernels, architecture, nvrtc.ALL_OPTIONS)
     # Not even of launch bounds that exceed the threads of a multiprocessor.
     assert compiled.log == ""
     assert compiled.code.startswith(b"\x7fELF")
@@ -288,7 +287,7 @@ def ptx() -> tuple[Bodies, Bodies]:
 
     def bodies(variants: list[Variant], option: str) -> Bodies:
         names = list(map(sample_kernel, variants))
-        compiled = nvrtc_compile(cupy_backend.source(), names, "compute_90", [*CUPY_OPTIONS, option])
+        compiled = nvrtc_compile(nvrtc.source(), names, "compute_90", [*nvrtc.ALL_OPTIONS, option])
         assert compiled.log == ""
         parts = re.split(r"\.entry\s+(\w+)", compiled.code.decode())
         found = dict(zip(parts[1::2], parts[2::2], strict=True))
@@ -403,10 +402,10 @@ def test_headers_compile_alone_for_the_cpu(header: str) -> None:
 
 def test_the_cupy_program_changes_with_a_header(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     # CuPy's cache depends on the program's text only, so the text contains a digest of the headers.
-    before = cupy_backend.source()
+    before = nvrtc.source()
     sources = tmp_path / "csrc"
     shutil.copytree(csrc_files.folder(), sources)
     header = sources / "stream/normals.h"
     header.write_text(header.read_text() + "// Changed.\n")
     monkeypatch.setattr(csrc_files, "CSRC", Sources(sources, *csrc_files.CSRC.suffixes))
-    assert cupy_backend.source() != before
+    assert nvrtc.source() != before

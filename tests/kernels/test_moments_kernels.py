@@ -1,6 +1,7 @@
-"""The CUDA kernels of weighted moments without a GPU: whole grids, in C++ and in Python, run on the CPU.
+"""The CUDA kernels of weighted moments without a GPU: whole grids run on the CPU.
 
-Both must compute equal geometries. They must give equal bits for any geometry, and any order of blocks and threads.
+Moments must be right for any geometry, and any order of blocks and threads. Launches from Python must have the same
+geometry.
 """
 
 from __future__ import annotations
@@ -8,27 +9,21 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
-import functools
 import itertools
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import emulated_gpu
 import numpy as np
 import pytest
 from cuda_cpp import CHECKED_IN_CALLS, requires_gxx, run_cases
-from emulated_gpu import requires_emulator
 from kernel_cases import ceil_div
-from launches import WORDS, Window, a_launch, address_of, stored_words, word_fields
+from launches import WORDS, Window, a_launch, stored_words, word_fields
 from moments import exact_moments
 from tables import DTYPES
 
-from multisample.backends.cupy import BACKEND as CUPY
 from multisample.backends.element_types import MATRIX_TYPES
-from multisample.backends.kernels.cuda import group
-from multisample.backends.kernels.cuda import moments as kernels
 from multisample.backends.kernels.cuda.keys import KernelKey, MomentsKey
 from multisample.backends.kernels.cuda.moments_geometry import (
     FILL,
@@ -36,6 +31,7 @@ from multisample.backends.kernels.cuda.moments_geometry import (
     MomentGeometry,
     moment_geometry,
 )
+from multisample.backends.kernels.cuda.round_keys import round_keys_of
 from multisample.backends.launch import PACKED_LAUNCH, SIZES, Launch, Operation, pack
 from multisample.backends.numba import NumbaBackend
 from multisample.backends.system import cuda_driver
@@ -119,9 +115,6 @@ class Case(Window):
         exact.check(*(first, second)[: self.order])
 
 
-# --- C++ ------------------------------------------------------------------------------------------
-
-
 PROGRAM = "run_moments"
 
 
@@ -146,77 +139,16 @@ def run_in_cpp(runner: Callable[..., Path], cases: list[Case]) -> Iterator[tuple
         yield first, second
 
 
-# --- Python ---------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def compiled() -> Iterator[Callable[..., Any]]:
-    """``compiled(make, *arguments)``: the kernel ``make(emulated_gpu, *arguments)``, compiled."""
-
-    @functools.cache
-    def compiled(make: Callable[..., Any], *arguments: Any) -> Any:
-        return emulated_gpu.compile_kernel(make(emulated_gpu, *arguments), "moments")
-
-    with emulated_gpu.sharing_functions(group, kernels):
-        yield compiled
-
-
-def run_in_python(compiled: Callable[..., Any], case: Case) -> tuple[Array, Array]:
-    w, mu, sigma = case.vectors()
-    g, size = case.geometry(), case.d * SIZES[case.dtype]
-    words = np.array(stored_words(case.words()), np.uint64)
-    results = np.full(2 * size // SIZES[case.dtype], -1, f"i{SIZES[case.dtype]}")
-    scratch = np.full(max(g.scratch_size(case.d, case.shared_noise, case.order), 1), np.nan)
-    at = results.ctypes.data
-    call = case.call(
-        words.ctypes.data, first=at, second=at + size, scratch=scratch.ctypes.data, mu=address_of(mu),
-        sigma=address_of(sigma), weights=address_of(w),
-    )  # fmt: skip
-    parameters = pack(call) + g.packed()
-    variant = case.real, case.antithetic, False, g.rows, case.order == 2, case.has_origin_in_memory
-    finishes = g.finishing_blocks == 0
-    emulated_gpu.launch(
-        compiled(kernels.moments_kernel, *variant), g.blocks, 256, parameters, results if finishes else scratch,
-        (w, mu, sigma, words), backwards=case.backwards,
-    )  # fmt: skip
-    if not finishes:
-        emulated_gpu.launch(
-            compiled(kernels.finishing_kernel, case.real), g.finishing_blocks, 256, parameters, results,
-            (scratch, mu, sigma, words), backwards=case.backwards,
-        )  # fmt: skip
-    moments = results.view(DTYPES[case.dtype])
-    return moments[: case.d], moments[case.d :]
-
-
 # --- Tests ----------------------------------------------------------------------------------------
 
 
-def in_few_kernels(case: Case) -> Case:
-    """The usual cases of float32 with four rows per thread, which change no bits, so that they share a kernel."""
-    usual = (case.real, case.antithetic, case.order, case.has_origin_in_memory, case.recut)
-    return dataclasses.replace(case, recut={"rows": 4}) if usual == ("float32", False, 2, False, {}) else case
-
-
-def run(
-    runner: Callable[..., Path],
-    compiled: Callable[..., Any],
-    cases: Iterable[Case],
-    in_python: Callable[[Case], bool] = lambda case: True,
-) -> list[tuple[Array, Array]]:
-    """Run all cases in C++ and those of `in_python` in Python; compare the bits, and check them against exact sums.
-
-    Python runs the `in_few_kernels` variant of a case, since compiling a kernel takes seconds.
-    """
-    cases, taken = list(cases), []
-    for case, (first, second) in zip(cases, run_in_cpp(runner, cases), strict=True):
+def run(runner: Callable[..., Path], cases: Iterable[Case]) -> list[tuple[Array, Array]]:
+    """Run all cases, and check the results against exact sums."""
+    cases = list(cases)
+    results = list(run_in_cpp(runner, cases))
+    for case, (first, second) in zip(cases, results, strict=True):
         case.check(first, second)
-        taken.append((first, second))
-        if not in_python(case):
-            continue
-        again = run_in_python(compiled, in_few_kernels(case))
-        for got, expected in zip(again[: case.order], (first, second), strict=False):
-            assert got.tobytes() == expected.tobytes(), case
-    return taken
+    return results
 
 
 LENGTHS = [1, 2, 3, 4, 5, 8, 9, 31, 33, 129, 1021, 1100, 2100]
@@ -224,10 +156,9 @@ LENGTHS = [1, 2, 3, 4, 5, 8, 9, 31, 33, 129, 1021, 1100, 2100]
 
 @pytest.mark.slow
 @requires_gxx
-@requires_emulator
 @pytest.mark.parametrize("antithetic", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_kernels_sum_every_shape(runner: Any, compiled: Any, dtype: str, antithetic: bool) -> None:
+def test_kernels_sum_every_shape(runner: Any, dtype: str, antithetic: bool) -> None:
     def cases() -> Iterator[Case]:
         for k, (n, d) in enumerate(itertools.product(LENGTHS, (1, 3, 40))):
             yield Case(
@@ -236,22 +167,20 @@ def test_kernels_sum_every_shape(runner: Any, compiled: Any, dtype: str, antithe
                 sample_offset=(2**34 - n if k % 4 == 1 else k % 9), backwards=k % 2 == 1,
             )  # fmt: skip
 
-    run(runner, compiled, cases())
+    run(runner, cases())
 
 
 @pytest.mark.slow
 @requires_gxx
-@requires_emulator
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_results_are_rounded_to_narrow_types(runner: Any, compiled: Any, dtype: str) -> None:
-    run(runner, compiled, [Case(20, 30, dtype), Case(5, 300, dtype, shared_noise=True), Case(3, 3000, dtype)])
+def test_results_are_rounded_to_narrow_types(runner: Any, dtype: str) -> None:
+    run(runner, [Case(20, 30, dtype), Case(5, 300, dtype, shared_noise=True), Case(3, 3000, dtype)])
 
 
 @pytest.mark.slow
 @requires_gxx
-@requires_emulator
-def test_weights_of_any_type_are_read_with_any_stride(runner: Any, compiled: Any) -> None:
-    run(runner, compiled, [Case(5, 50, weights=np.arange(50).astype(t) % 7) for t in ("int8", "uint64", "float64")])
+def test_weights_of_any_type_are_read_with_any_stride(runner: Any) -> None:
+    run(runner, [Case(5, 50, weights=np.arange(50).astype(t) % 7) for t in ("int8", "uint64", "float64")])
 
 
 RECUTS = [
@@ -266,50 +195,46 @@ RECUTS = [
 
 @pytest.mark.slow
 @requires_gxx
-@requires_emulator
 @pytest.mark.parametrize("antithetic", [False, True])
-def test_every_cut_sums_all_groups(runner: Any, compiled: Any, antithetic: bool) -> None:
+def test_every_cut_sums_all_groups(runner: Any, antithetic: bool) -> None:
     cases = [
         Case(60, n, antithetic=antithetic, order=order, zeros=0.5, sample_offset=3, recut=recut, backwards=n % 2 == 1)
         for recut in RECUTS for n, order in ((301, 2), (2500, 1))
     ]  # fmt: skip
-    run(runner, compiled, cases)
+    run(runner, cases)
 
 
 @pytest.mark.slow
 @requires_gxx
-@requires_emulator
-def test_bits_do_not_depend_on_rows_per_thread_or_order_of_blocks(runner: Any, compiled: Any) -> None:
+def test_bits_do_not_depend_on_rows_per_thread_or_order_of_blocks(runner: Any) -> None:
     def of(rows: int, backwards: bool) -> Case:
         recut = {"rows": rows, "team": 16, "turns": 5}
         return Case(60, 1700, zeros=0.4, recut=recut, backwards=backwards)
 
     cases = [of(1, False), of(4, False), of(1, True), of(4, True)]
-    results = run(runner, compiled, cases, lambda case: case.recut["rows"] == 4)
+    results = run(runner, cases)
     assert len({(first.tobytes(), second.tobytes()) for first, second in results}) == 1
 
 
 @pytest.mark.slow
 @requires_gxx
-@requires_emulator
-def test_groups_without_weight_change_no_bits(runner: Any, compiled: Any) -> None:
+def test_groups_without_weight_change_no_bits(runner: Any) -> None:
     # A kernel lists only groups with weight: one group in either call.
     one = np.zeros(900, np.float32)
     one[517] = 2.5
     window = Case(7, 4, weights=one[516:520], sample_offset=516)
-    whole, alone = run(runner, compiled, [Case(7, 900, weights=one), window])
+    whole, alone = run(runner, [Case(7, 900, weights=one), window])
     assert whole[0].tobytes() == alone[0].tobytes() and whole[1].tobytes() == alone[1].tobytes()
 
 
 @pytest.mark.slow
 @requires_gxx
-@requires_emulator
 @pytest.mark.parametrize("names", [("offset",), ("seed",), WORDS])
-def test_words_are_read_from_memory(runner: Any, compiled: Any, names: tuple[str, ...]) -> None:
+def test_words_are_read_from_memory(runner: Any, names: tuple[str, ...]) -> None:
     words = {"seed": 77, "offset": 9, "dim_offset": 3, "sample_offset": 14}
     antithetic = names != ("offset",)
     run(
-        runner, compiled,
+        runner,
         [Case(d, n, shared_noise=shared, antithetic=antithetic, in_memory=names, **words)
          for d, n, shared in ((6, 100, False), (5, 40, True))],
     )  # fmt: skip
@@ -317,14 +242,11 @@ def test_words_are_read_from_memory(runner: Any, compiled: Any, names: tuple[str
 
 @pytest.mark.slow
 @requires_gxx
-@requires_emulator
-def test_nan_weights_reach_every_sum(runner: Any, compiled: Any) -> None:
+def test_nan_weights_reach_every_sum(runner: Any) -> None:
     w = np.zeros(40, np.float32)
     w[13] = np.nan
-    case = Case(3, 40, weights=w)
-    ((first, second),) = run_in_cpp(runner, [case])
+    ((first, second),) = run_in_cpp(runner, [Case(3, 40, weights=w)])
     assert np.isnan(first).all() and np.isnan(second).all()
-    assert all(np.isnan(x).all() for x in run_in_python(compiled, in_few_kernels(case)))
 
 
 @requires_gxx
@@ -358,8 +280,8 @@ def test_round_keys_are_equal_in_both_languages(geometries: ctypes.CDLL) -> None
     for seed in (0, 1, 7 << 32, 0x123456789ABCDEF, 2**64 - 1):
         out = ctypes.create_string_buffer(160)
         geometries.keys(ctypes.c_uint64(seed), out)
-        assert CUPY.moment_keys("float64")(seed) == out.raw
-        assert CUPY.moment_keys("float32")(seed) == out.raw[:80]
+        assert round_keys_of("float64")(seed) == out.raw
+        assert round_keys_of("float32")(seed) == out.raw[:80]
 
 
 def test_a_kernel_of_moments_is_never_taken_for_a_kernel_of_samples(monkeypatch: pytest.MonkeyPatch) -> None:

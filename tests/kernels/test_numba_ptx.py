@@ -16,17 +16,14 @@ from typing import Any
 
 import numba_ptx
 import pytest
-from cuda_cpp import CUPY_OPTIONS, nvrtc_compile
+from cuda_cpp import nvrtc_compile
 from numba_ptx import HOPPER, Capability, Compiled
 from ptx_reader import Kernel, unexpected_operations
 from tables import QUICK, STORE_KINDS, Variant
 
-from multisample.backends import cupy as cupy_backend
+from multisample.backends import nvrtc
 from multisample.backends.kernels.cuda import geometry, group, kernel_choice
-from multisample.backends.kernels.cuda.kernel_choice import OF_BATCH
 from multisample.backends.kernels.cuda.keys import KernelKey
-from multisample.backends.kernels.cuda.moments_geometry import PACKED_MOMENT_GEOMETRY
-from multisample.backends.kernels.cuda.perturb_geometry import HEAD_WORDS, MOST_SPANS_OF_NUMBA, fields_of
 from multisample.backends.launch import PACKED_LAUNCH, SIZES, Launch, pack
 
 pytestmark = pytest.mark.slow  # Compiling a kernel takes seconds.
@@ -78,9 +75,9 @@ def test_staged_kernels_take_less_shared_memory_where_there_is_little(build_once
     staged: Variant = ("float32", False, False, False, STORE_KINDS.index("staged"))
     sizes = {(7, 5): 18560, (8, 9): 18560, (9, 0): 34304}
     for result in compile_all(build_once, "numba_ptx_staged", [(staged, capability) for capability in sizes], False):
-        name = cupy_backend.kernel_name(KernelKey(*staged, False, False, 0))
+        name = nvrtc.kernel_name(KernelKey(*staged, False, False, 0))
         architecture = result.architecture.replace("sm", "compute")
-        in_cpp = nvrtc_compile(cupy_backend.source(), [name], architecture, CUPY_OPTIONS).code.decode()
+        in_cpp = nvrtc_compile(nvrtc.source(), [name], architecture, nvrtc.ALL_OPTIONS).code.decode()
         of_arrays = [re.findall(r"^\s*\.shared .*\[(\d+)\]", ptx, re.M) for ptx in (result.ptx, in_cpp)]
         assert [sum(map(int, arrays)) for arrays in of_arrays] == 2 * [sizes[result.capability]], str(result)
 
@@ -177,47 +174,3 @@ def test_fast_math_has_the_constants_of_the_stream() -> None:
     numbers = [float.fromhex(number) for number in re.findall(r"-?0x[01]\.[0-9a-f]+p[+-]\d+", section)]
     assert numbers == [group._MINUS_2_LN_2, group._TO_ANGLE]
     assert (group._TO_UNIT, group._TO_UNIT_HALF) == (2.0**-32, 2.0**-33)
-
-
-# --- Other operations -----------------------------------------------------------------------------
-
-OTHER_KERNELS: dict[str, list[tuple[Any, ...]]] = {
-    "moments": [
-        ("float32", False, False, 4, True, False, False),
-        ("float32", True, True, 4, False, False, False),
-        ("float64", True, False, 1, True, False, False),
-        ("float32", False, False, 1, True, True, False),
-        ("float32", False, False, 1, False, False, True),
-    ],
-    "perturb": [
-        ("float32", False, False, False, 0),
-        ("float32", False, True, False, 0),
-        ("bfloat16", True, False, False, 1),
-        ("bfloat16", True, True, True, 1),
-        ("float64", False, False, False, 0),
-        ("float32", False, True, False, 2),
-        ("float32", False, False, False, 2),
-        ("float32", False, False, False, 3),
-        ("float64", False, False, True, 3),
-    ],
-}
-"""Fields of a `MomentsKey` and a `PerturbKey`, without the device."""
-
-
-@pytest.mark.parametrize("operation", OTHER_KERNELS)
-def test_kernels_of_other_operations_spill_nothing(build_once: Build, operation: str) -> None:
-    jobs = [({operation: variant}, HOPPER) for variant in OTHER_KERNELS[operation]]
-    for result in compile_all(build_once, f"numba_{operation}", jobs, False):
-        variant = OTHER_KERNELS[operation][int(result.file.stem)]
-        assert not re.search(r"^\s*call|\.local", result.ptx, re.M), variant
-        (stack,) = re.findall(
-            r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads",
-            result.file.with_suffix(".log").read_text(),
-        )
-        assert stack == ("0", "0", "0"), (variant, stack)
-        parameters = [int(bits) // 8 for bits in re.findall(r"\.param \.[usbf](\d+)", result.ptx)]
-        own = PACKED_MOMENT_GEOMETRY
-        if operation == "perturb":
-            strided, origin = variant[3:]
-            own = 8 * (HEAD_WORDS + MOST_SPANS_OF_NUMBA[strided] * fields_of(strided, origin >= OF_BATCH))
-        assert sum(parameters) == PACKED_LAUNCH + own, variant

@@ -1,40 +1,33 @@
-"""The CUDA kernels of perturb without a GPU: whole grids, in C++ and in Python, run on the CPU.
+"""The CUDA kernels of perturb without a GPU: whole grids run on the CPU.
 
-Both must have the same geometry and write the bits of the definition, in place and out of place.
+They must write the bits of the definition, in place and out of place. Launches from Python must have the same geometry.
 """
 
 from __future__ import annotations
 
 import ctypes
-import functools
 import itertools
 import random
 import re
-import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import emulated_gpu
 import numpy as np
 import pytest
-from cuda_cpp import CUPY_OPTIONS, nvrtc_compile, requires_gxx, requires_nvrtc, run_cases  # fmt: skip
-from emulated_gpu import requires_emulator
-from launches import a_launch, head_of, stored_words
+from cuda_cpp import nvrtc_compile, requires_gxx, requires_nvrtc, run_cases
+from launches import a_launch, head_of
 from perturb_cases import Call, Part, calls_of_every_kind
 from tables import DTYPES
 
-from multisample.backends.cupy import BACKEND as CUPY
-from multisample.backends.cupy import kernel_name, source
-from multisample.backends.driver import CONFIGURATION_SIZE
+from multisample.backends.driver import CONFIGURATION_SIZE, pack_configuration
 from multisample.backends.element_types import SIZES
-from multisample.backends.kernels.cuda import group, perturb
-from multisample.backends.kernels.cuda.kernel_choice import OF_BATCH, ORIGINS
+from multisample.backends.kernels.cuda.kernel_choice import OF_BATCH, OF_ROWS, ORIGINS
 from multisample.backends.kernels.cuda.keys import PerturbKey
 from multisample.backends.kernels.cuda.perturb_geometry import (
     HEAD_WORDS,
     KEYS_BYTES,
-    MOST_SPANS_OF_NUMBA,
+    PERTURB_THREADS,
     fields_of,
     most_spans,
     origin_of,
@@ -42,13 +35,12 @@ from multisample.backends.kernels.cuda.perturb_geometry import (
     span_lists,
     spans_at,
 )
-from multisample.backends.launch import PACKED_LAUNCH, SPAN, UNIT_FACTOR, Launch, Operation, Span, pack
+from multisample.backends.kernels.cuda.round_keys import round_keys_of
+from multisample.backends.launch import HEAD, PACKED_LAUNCH, SPAN, UNIT_FACTOR, Launch, Operation, Span, pack
 from multisample.backends.numba import NumbaBackend
+from multisample.backends.nvrtc import ALL_OPTIONS, kernel_name, source
 
 Array = np.ndarray[Any, Any]
-
-
-# --- C++ ------------------------------------------------------------------------------------------
 
 
 PROGRAM = "run_perturb"
@@ -59,43 +51,6 @@ def run_in_cpp(runner: Callable[[str], Path], calls: list[Call]) -> Iterator[Arr
     (dtype,) = {call.dtype for call in calls}
     for _, result in run_cases(runner(dtype), calls, Call.packed, lambda call: call.size):
         yield np.frombuffer(result, np.uint8)
-
-
-# --- Python ---------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def compiled() -> Iterator[Callable[..., Any]]:
-    """``compiled(dtype, one_member, strided, origin)``: the portable kernel, for the emulated GPU."""
-
-    @functools.cache
-    def compiled(dtype: str, one_member: bool, strided: bool, origin: int) -> Any:
-        kernel = perturb.perturb_kernel(emulated_gpu, dtype, False, one_member, strided, origin)
-        wide = "wide " if origin >= OF_BATCH else ""
-        return emulated_gpu.compile_kernel(kernel, wide + ("strided spans" if strided else "runs"))
-
-    with emulated_gpu.sharing_functions(group, perturb):
-        yield compiled
-
-
-def run_in_python(compiled: Callable[..., Any], call: Call) -> Array:
-    memory = call.memory().view(f"u{SIZES[call.dtype]}").copy()
-    words = np.array(stored_words(call.words()), np.uint64)
-    inputs = call.inputs().copy()
-    launch = call.launch_with_inputs(call.launch(words.ctypes.data), inputs.ctypes.data)
-    spans = spans_at(call.spans_at(memory.ctypes.data))
-    origin = origin_of(launch, spans)
-    for cut in span_lists(spans, call.dtype, call.rows, call.turns, MOST_SPANS_OF_NUMBA, origin >= OF_BATCH):
-        kernel = compiled(call.dtype, call.rows == 1, cut.strided, origin)
-        for blocks, packed in zip(cut.blocks, cut.packed(spans), strict=True):
-            emulated_gpu.launch(
-                kernel, blocks, 256, pack(launch) + packed, memory, (inputs, memory, words),
-                batch=call.batch, backwards=call.backwards,
-            )  # fmt: skip
-    return memory.view(np.uint8)
-
-
-# --- Tests ----------------------------------------------------------------------------------------
 
 
 def check(got: Array, call: Call) -> None:
@@ -115,112 +70,87 @@ def test_kernels_in_cpp_perturb_every_layout(runner: Any, dtype: str) -> None:
         check(got, call)
 
 
-@pytest.mark.slow
-@requires_emulator
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
-def test_kernels_in_python_perturb_every_layout(compiled: Any, dtype: str) -> None:
-    # Compiling a kernel takes seconds. The launch tests below run the other kernels of float32.
-    for call in calls_of_every_kind(dtype, some_kernels=dtype == "float32"):
-        check(run_in_python(compiled, call), call)
+# --- Launches -------------------------------------------------------------------------------------
 
 
-class Emulated(NumbaBackend):
-    """The numba backend without a driver: it launches on the emulated GPU."""
+class Recorded(NumbaBackend):
+    """The numba backend without a driver: it records the kernels that it launches, each with its parameter bytes."""
 
-    def __init__(self, compiled: Any, call: Call) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.compiled_kernel, self.call = compiled, call
-        self.memory = call.memory().view(f"u{SIZES[call.dtype]}").copy()
-        self.spans = ctypes.create_string_buffer(call.spans_at(self.memory.ctypes.data))
-        self.words = np.array(stored_words(call.words()), np.uint64)
-        self.inputs = call.inputs().copy()
-        self.kernels: list[PerturbKey] = []
+        self.launched: list[tuple[Any, bytes]] = []
 
     def kernel(self, key: Any) -> Any:
         return key
 
     def _launch_function(self, size: int, device: int) -> Any:
-        def launch(key: PerturbKey, parameters: bytes) -> None:
+        def launch(key: Any, parameters: bytes) -> None:
             assert len(parameters) == CONFIGURATION_SIZE + size and device == key.device == 0
-            blocks, batch, _, threads, *_, stream, _, _ = struct.unpack_from("7I4xPP I4x", parameters)
-            assert (batch, stream) == (self.call.batch, 7)
-            self.kernels.append(key)
-            emulated_gpu.launch(
-                self.compiled_kernel(key.dtype, key.one_member, key.strided, key.origin), blocks, threads,
-                parameters[CONFIGURATION_SIZE:], self.memory, (self.inputs, self.memory, self.words), batch=batch,
-            )  # fmt: skip
+            self.launched.append((key, parameters))
 
         return launch
 
-    def launch_of_call(self) -> Launch:
-        launch = self.call.launch(self.words.ctypes.data, matrix=ctypes.addressof(self.spans), stream=7)
-        return self.call.launch_with_inputs(launch, self.inputs.ctypes.data)
+
+def expected_launches(launch: Launch) -> Iterator[tuple[PerturbKey, bytes]]:
+    """The kernels of a float32 launch, each with its parameter bytes."""
+    spans = spans_at(ctypes.string_at(launch.matrix, launch.spans * SPAN.size))
+    origin, rows, batch = origin_of(launch, spans), launch.rows, max(launch.batch, 1)
+    turns = perturb_turns(spans, "float32", rows, False, launch.batch)
+    head, keys = pack(launch._replace(matrix=0)), round_keys_of("float32")(launch.seed)
+    for cut in span_lists(spans, "float32", rows, turns, origin >= OF_BATCH):
+        key = PerturbKey("float32", False, rows == 1 and origin != OF_ROWS, cut.strided, origin, 0)
+        for blocks, packed in zip(cut.blocks, cut.packed(spans), strict=True):
+            yield key, pack_configuration(blocks, PERTURB_THREADS, launch.stream, batch) + head + packed + keys
 
 
-@pytest.mark.slow
-@requires_emulator
-@pytest.mark.parametrize("way", ["launch", "launcher", "words in memory"])
-def test_every_way_to_launch_perturbs_the_spans_at_the_address(compiled: Any, way: str) -> None:
-    words: tuple[str, ...] = ()
-    weights = np.array([1.5, -2.0], np.float32)
-    if way == "words in memory":
-        words, weights = ("seed", "offset", "first_row"), weights[:1]
-    parts = [Part(1 + k % 5, 1 + k % 3 % 2, first=k % 4, jump=9, id=k) for k in range(60)]
-    call = Call(parts, weights=weights, seed=9, offset=3, dim_offset=4, in_memory=words)
-    backends = [Emulated(compiled, call) for _ in range(3)]
-    backend = backends[0]
-    launch = backend.launch_of_call()
-    launcher = backend.launcher(launch)
-    assert launcher.geometry is launcher.scratch_size is None
-    for other in backends:
-        # The addresses change from call to call.
-        backend.memory, backend.words, launch = other.memory, other.words, other.launch_of_call()
-        backend.inputs = other.inputs
-        backend.kernels.clear()
-        if way == "launcher":
+KEYS = ((1, 2, 3), (4, 5, 6), (7, 8, 9))
+PARTS = [Part(40, first=1, id=3), Part(9, 3, jump=11, id=4)]
+WEIGHTS = np.array([1.5, -2.0, 0.25], np.float32)
+# Calls of one launcher, the origin of their keys, and how many kernels take runs, and how many strided spans.
+LAUNCHED: dict[str, tuple[list[Call], str, tuple[int, int]]] = {
+    "more spans than a kernel takes": (
+        [Call([Part(1 + k % 5, 1 + k % 3 % 2, first=k % 4, jump=9, id=k) for k in range(150)], weights=WEIGHTS)],
+        "kInParameters", (2, 2),
+    ),
+    "words in memory": ([Call(PARTS, in_memory=("seed", "offset"))], "kInMemory", (1, 1)),
+    "a population": ([Call(PARTS, keys=KEYS)], "kOfBatch", (1, 1)),
+    "factors": ([Call(PARTS, factors=factors, seed=3) for factors in ((0.5, 0.75), (1.5, 0.25))], "kOfBatch", (1, 1)),
+    "keys of coefficients": (
+        [Call(PARTS, weights=WEIGHTS, keys=KEYS, has_own_keys=True, dim_offset=3)], "kOfRows", (1, 1)
+    ),
+    "spans of another shape": (
+        [Call(PARTS, members=2), Call([Part(30, first=3, id=3), Part(5, 2, jump=7, id=1)], members=2)], "kInParameters",
+        (1, 1),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("has_launcher", [False, True])
+@pytest.mark.parametrize("name", LAUNCHED)
+def test_a_launch_has_all_spans_at_their_addresses(name: str, has_launcher: bool) -> None:
+    calls, origin, kernels = LAUNCHED[name]
+    backend, launcher, tail = Recorded(), None, ()
+    # The addresses change from call to call.
+    for call, memory in itertools.product(calls * 2, (4096, 1 << 20)):
+        spans = ctypes.create_string_buffer(call.spans_at(memory))
+        launch = call.launch(8 * memory, matrix=ctypes.addressof(spans), stream=7)
+        launch = call.launch_with_inputs(launch, 16 * memory)
+        tail = tail or launch[len(HEAD) :]  # All calls of a launcher have one tail.
+        launch = Launch(*launch[: len(HEAD)], *tail)
+        backend.launched.clear()
+        if has_launcher:
+            launcher = launcher or backend.launcher(launch)
+            assert launcher.geometry is launcher.scratch_size is None
+            if launch.origin_step:  # The launcher takes the address of the first rows as the row.
+                row_at = launch.first_row_at
+                launch = launch._replace(first_row=row_at, first_column_at=row_at)
             launcher.run(None, *head_of(launch))
         else:
             backend.launch(launch)
-        check(backend.memory.view(np.uint8), call)
-        # 40 runs take 3 launches, and 20 strided spans 5.
-        assert [key.strided for key in backend.kernels] == [False] * 3 + [True] * 5
-        assert {key.origin for key in backend.kernels} == {int(bool(words))}
-
-
-@pytest.mark.slow
-@requires_emulator
-@pytest.mark.parametrize("way", ["launch", "launcher"])
-def test_a_population_and_factors_are_launched_as_one(compiled: Any, way: str) -> None:
-    parts = [Part(40, first=1, id=3), Part(9, 3, jump=11, id=4)]
-    keys, factors = ((1, 2, 3), (4, 5, 6), (7, 8, 9)), (0.5, 0.75)
-    weights = np.array([1.5, -2.0, 0.25], np.float32)
-    for call, origin in (
-        (Call(parts, keys=keys), "kOfBatch"), (Call(parts, factors=factors, seed=3), "kOfBatch"),
-        (Call(parts, weights=weights, keys=keys, has_own_keys=True, dim_offset=3), "kOfRows"),
-    ):  # fmt: skip
-        backend = Emulated(compiled, call)
-        launch = backend.launch_of_call()
-        if way == "launch":
-            backend.launch(launch)
-        else:  # The launcher takes the address of the first rows as the row.
-            head = head_of(launch._replace(first_row=launch.first_row_at or launch.first_row))
-            backend.launcher(launch).run(None, *head)
-        check(backend.memory.view(np.uint8), call)
-        assert [ORIGINS[key.origin] for key in backend.kernels] == [origin] * 2
-
-
-@pytest.mark.slow
-@requires_emulator
-def test_a_launcher_follows_spans_of_another_shape(compiled: Any) -> None:
-    first = Call([Part(5, id=1), Part(8, 2, jump=9, id=2)], members=2)
-    second = Call([Part(5, 2, jump=7, id=1), Part(30, first=3, id=3)], members=2)
-    backend = Emulated(compiled, first)
-    launcher = backend.launcher(backend.launch_of_call())
-    for call in (first, second, first):
-        other = Emulated(compiled, call)
-        backend.memory, backend.inputs = other.memory, other.inputs
-        launcher.run(None, *head_of(other.launch_of_call()))
-        check(backend.memory.view(np.uint8), call)
+        assert backend.launched == list(expected_launches(launch))
+        assert {ORIGINS[key.origin] for key, _ in backend.launched} == {origin}
+        strided = [key.strided for key, _ in backend.launched]
+        assert strided == [False] * kernels[0] + [True] * kernels[1]
 
 
 # --- Geometry and parameters ----------------------------------------------------------------------
@@ -262,7 +192,7 @@ def test_the_cut_into_kernels_is_equal_in_both_languages(geometries: ctypes.CDLL
             assert geometries.turns(pack(call)) == turns
             assert geometries.perturb_origin(pack(call)) == origin_of(call, spans)
             wide = draw.random() < 0.5
-            found_lists = span_lists(spans, dtype, rows, turns, CUPY.most_spans[wide], wide)
+            found_lists = span_lists(spans, dtype, rows, turns, wide)
             cuts = {cut.strided: cut for cut in found_lists}
             for strided in (False, True):
                 out = ctypes.create_string_buffer(20 * 4096)
@@ -292,7 +222,7 @@ def test_neighbouring_elements_are_read_and_written_by_vectors() -> None:
     types = ("float32", "v4"), ("float16", "v4"), ("float64", "v2")
     kinds = (False, 0), (True, 0), (True, ORIGINS.index("kOfBatch")), (False, ORIGINS.index("kOfRows"))
     keys = [PerturbKey(dtype, False, one, False, origin, 0) for dtype, _ in types for one, origin in kinds]
-    compiled = nvrtc_compile(source("perturb"), [*map(kernel_name, keys)], "compute_90", CUPY_OPTIONS)
+    compiled = nvrtc_compile(source("perturb"), [*map(kernel_name, keys)], "compute_90", ALL_OPTIONS)
     ptx = compiled.code.decode()
     bodies = re.split(r"\.entry\s+", ptx)[1:]
     assert compiled.log == "" and len(bodies) == len(keys) and not re.search(r"\.local", ptx)

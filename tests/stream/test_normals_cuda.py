@@ -127,7 +127,7 @@ def over_all_words() -> Callable[..., list[int]]:
     cupy = pytest.importorskip("cupy")
 
     def run(kernel: str, *arguments: Any, options: tuple[str, ...] = ()) -> list[int]:
-        from multisample.backends.cupy import OPTIONS
+        from multisample.backends.nvrtc import OPTIONS
 
         out = cupy.zeros(3, np.uint64)
         module = cupy.RawModule(code=program(), options=(*OPTIONS, *options))

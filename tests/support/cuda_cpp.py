@@ -15,11 +15,10 @@ from typing import NamedTuple, TypeVar
 import pytest
 from places import SHIM
 
-from multisample.backends.cupy import OPTIONS
 from multisample.backends.native import csrc_files
 
 __all__ = [
-    "ARCHITECTURES", "CHECKED_IN_CALLS", "CUPY_OPTIONS", "ELEMENTS", "SANITIZED", "SECONDS", "SHIM", "Program",
+    "ARCHITECTURES", "CHECKED_IN_CALLS", "ELEMENTS", "SANITIZED", "SECONDS", "SHIM", "Program",
     "compile_cpp", "compile_runner", "nvrtc_compile", "requires_gxx", "requires_nvrtc", "run_cases", "run_program",
 ]  # fmt: skip
 
@@ -117,9 +116,6 @@ def _no_nvrtc() -> str:
         return f"NVRTC cannot be loaded: {error}"
     return ""
 
-
-CUPY_OPTIONS = (*OPTIONS, "--device-as-default-execution-space")
-"""The options of the cupy backend, and the one that CuPy adds: without it, NVRTC 13.0 refuses generic lambdas."""
 
 requires_nvrtc = pytest.mark.skipif(bool(_no_nvrtc()), reason=_no_nvrtc())
 

@@ -6,13 +6,12 @@ as it runs kernels in C++. Every memory access is checked, and the first wrong a
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -29,7 +28,7 @@ from numba.extending import intrinsic
 
 from multisample.backends.kernels.compilation import _Callee
 from multisample.backends.kernels.cuda.geometry import MOST_THREADS
-from multisample.backends.kernels.cuda.parameters import GEOMETRY, LAUNCH, MOMENT_GEOMETRY, spans_type
+from multisample.backends.kernels.cuda.parameters import GEOMETRY, LAUNCH
 from multisample.backends.kernels.stream import rounding
 
 Array = np.ndarray[Any, Any]
@@ -68,31 +67,19 @@ def _at(context: Any, builder: Any, address: Any, kind: Any) -> Any:
     return builder.inttoptr(address, context.get_value_type(kind).as_pointer())
 
 
-def _parameters(*kinds: Any) -> Any:
-    """A function that reads the parameters from their packed bytes: Numba's tuples have the layout of structs."""
-    both = types.Tuple(kinds)
+@intrinsic
+def _parameters(typingctx: Any) -> Any:
+    """Read the parameters from their packed bytes: Numba's tuples have the layout of structs."""
+    both = types.Tuple((LAUNCH, GEOMETRY))
 
-    @intrinsic
-    def parameters(typingctx: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            values, at = [], _packed.ctypes.data
-            for kind in kinds:
-                values.append(builder.load(_at(context, builder, ir.Constant(_WORD, at), kind)))
-                at += context.get_abi_sizeof(context.get_value_type(kind))
-            return context.make_tuple(builder, both, values)
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        values, at = [], _packed.ctypes.data
+        for kind in both:
+            values.append(builder.load(_at(context, builder, ir.Constant(_WORD, at), kind)))
+            at += context.get_abi_sizeof(context.get_value_type(kind))
+        return context.make_tuple(builder, both, values)
 
-        return both(), codegen
-
-    return parameters
-
-
-_PARAMETERS = {
-    "sample": _parameters(LAUNCH, GEOMETRY), "moments": _parameters(LAUNCH, MOMENT_GEOMETRY),
-    "runs": _parameters(LAUNCH, spans_type(False, False)),
-    "strided spans": _parameters(LAUNCH, spans_type(True, False)),
-    "wide runs": _parameters(LAUNCH, spans_type(False, True)),
-    "wide strided spans": _parameters(LAUNCH, spans_type(True, True)),
-}  # fmt: skip
+    return both(), codegen
 
 
 _compiled_once: dict[Any, Any] = {}
@@ -115,29 +102,13 @@ def once(function: Callable[..., Any]) -> Any:
     return _compiled_once[key]
 
 
-@contextlib.contextmanager
-def sharing_functions(*modules: Any) -> Iterator[None]:
-    """Use `once` in place of `inline` in these modules."""
-    cached = [x for module in modules for x in vars(module).values() if hasattr(x, "cache_clear")]
-    with contextlib.ExitStack() as stack:
-        for module in modules:
-            stack.enter_context(mock.patch.object(module, "inline", once))
-        for function in cached:
-            stack.callback(function.cache_clear)
-            function.cache_clear()
-        yield
-
-
-def compile_kernel(function: Callable[..., None], kind: str = "sample") -> Any:
-    """Compile ``function(call, geometry)``, whose intrinsics are those of this module, for `launch`.
-
-    `kind`: a key of `_PARAMETERS`, the types of the parameters.
-    """
+def compile_kernel(function: Callable[..., None]) -> Any:
+    """Compile ``function(call, geometry)``, whose intrinsics are those of this module, for `launch`."""
     _library()
-    kernel, parameters = _callee(function), _PARAMETERS[kind]
+    kernel = _callee(function)
 
     def thread():
-        call, geometry = parameters()
+        call, geometry = _parameters()
         kernel(call, geometry)
 
     # Most of LLVM's optimizations take longer than they save.
@@ -257,10 +228,10 @@ def _storing(name: str) -> Any:
     return store
 
 
-load, load_quad = _loading("load", 1), _loading("load", 4)
-store = store_quad = store_vector = _storing("store")
+load = _loading("load", 1)
+store = store_vector = _storing("store")
 load_shared, load_shared_quad = _loading("load_shared", 1), _loading("load_shared", 4, types.uint32)
-store_shared = store_shared_quad = store_shared_vector = _storing("store_shared")
+store_shared = store_shared_vector = _storing("store_shared")
 
 
 def _exchange(context: Any, builder: Any, name: str, x: Any, *arguments: Any) -> Any:

@@ -1,11 +1,7 @@
 """Compile the Python kernel without a GPU, for test_numba_ptx.py.
 
 The compilation runs in a separate process, because it patches numba-cuda's device. As a program, this module reads one
-line of JSON for each kernel: ``[name, variant, [major, minor]]``. The variant selects the kernel:
-
-- the fields of a `KernelKey`, without the device;
-- ``{"moments": fields}``, with those of a `MomentsKey`;
-- ``{"perturb": fields}``, with those of a `PerturbKey`.
+line of JSON for each kernel: ``[name, fields, [major, minor]]``, with the fields of a `KernelKey`, without the device.
 
 The program writes three files into the folder that is its argument: ``name.ptx``, the machine code ``name.cubin`` of
 nvJitLink, and its messages ``name.log``. If a compiler cannot be loaded, the program prints the compiler's name and
@@ -76,11 +72,7 @@ def compile_all(results: list[Compiled], origin_in_memory: bool = False) -> None
     """Compile these kernels in a separate process."""
     if importlib.util.find_spec("numba_cuda") is None:
         raise CannotCompileError("numba-cuda is not installed")
-    jobs = [
-        [result.file.stem, variant if isinstance(variant, dict) else [*variant, origin_in_memory, False],
-         result.capability]
-        for result in results for variant in (result.variant,)
-    ]  # fmt: skip
+    jobs = [[result.file.stem, [*result.variant, origin_in_memory, False], result.capability] for result in results]
     _run(jobs, results[0].file.parent)
 
 
@@ -131,7 +123,7 @@ def _refused(name: str, error: Exception) -> int:
     return CANNOT
 
 
-def _compile(variant: list[Any] | dict[str, Any], capability: tuple[int, int]) -> str:
+def _compile(fields: list[Any], capability: tuple[int, int]) -> str:
     from numba import cuda
     from numba.cuda import dispatcher
 
@@ -139,11 +131,9 @@ def _compile(variant: list[Any] | dict[str, Any], capability: tuple[int, int]) -
 
     # The device properties that Numba reads to compile.
     dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=capability)
-    kinds: dict[str, Any] = {kind.kind: kind for kind in (keys.KernelKey, keys.MomentsKey, keys.PerturbKey)}
-    ((name, choices),) = (variant if isinstance(variant, dict) else {"sample": variant}).items()
-    key = kinds[name](*choices, 0)
+    key = keys.KernelKey(*fields, 0)
     ptx, _ = cuda.compile(
-        cuda_compilation.kernel_function(key, capability), parameters.signature_of(key).args, device=False,
+        cuda_compilation.kernel_function(key, capability), parameters.SIGNATURE.args, device=False,
         abi="numba", cc=capability, output="ptx", launch_bounds=cuda_compilation.launch_bounds(key, capability),
     )  # fmt: skip
     return str(ptx)
@@ -177,8 +167,8 @@ def main(folder: Path) -> None:
     gc.disable()
     for line in sys.stdin:
         gc.collect(1)
-        name, variant, (major, minor) = json.loads(line)
-        ptx = _compile(variant, (major, minor))
+        name, fields, (major, minor) = json.loads(line)
+        ptx = _compile(fields, (major, minor))
         (folder / f"{name}.ptx").write_text(ptx)
         cubin, log = link(ptx.encode(), f"sm_{major}{minor}")
         (folder / f"{name}.cubin").write_bytes(cubin)

@@ -21,28 +21,16 @@ from . import intrinsics as cuda_intrinsics
 from .geometry import FEW_THREADS, MOST_THREADS, SHIFTED_THREADS, SHORT_ROW_THREADS, TRANSPOSED_THREADS, staged_threads
 from .kernel import advance_kernel, sample_kernel
 from .kernel_choice import SMALL_THREADS, STORE_KINDS
-from .keys import Key, MomentsKey, PerturbKey, choices_of, name_of
-from .moments import finishing_kernel, moments_kernel
-from .moments_geometry import MOMENT_THREADS
-from .parameters import signature_of
-from .perturb import perturb_kernel
-from .perturb_geometry import PERTURB_THREADS
+from .keys import KernelKey, choices_of, name_of
+from .parameters import SIGNATURE
 
 # The module of intrinsics for each kind of devices.
 _DEVICES = {"usual": cuda_intrinsics, "small": ModuleType("of_small_devices"), "before 8.0": ModuleType("before_8_0")}
 vars(_DEVICES["small"]).update(vars(cuda_intrinsics), LARGE_SHARED_MEMORY=False)
 vars(_DEVICES["before 8.0"]).update(vars(_DEVICES["small"]), NARROWING=cuda_intrinsics.NARROWING_BEFORE_8_0)
 
-# Makes a kernel from the module of intrinsics and the choices of a key, by the key's kind.
-_KERNELS: dict[str, Callable[..., Callable[..., None]]] = {
-    "sample": sample_kernel,
-    "moments": lambda gpu, *choices: (
-        finishing_kernel(gpu, choices[0]) if choices[-1] else moments_kernel(gpu, *choices[:-1])
-    ),
-    "perturb": perturb_kernel,
-}
 # The kernels of this process, each with its kind of devices. The compiler gets a kernel's index as a literal.
-_variants: list[tuple[Key, str]] = []
+_variants: list[tuple[KernelKey, str]] = []
 
 ADVANCE_SIGNATURE = types.void(types.int64)
 
@@ -63,7 +51,7 @@ def _run_variant(call: Any, geometry: Any, variant: Any) -> Callable[..., Any] |
     if not isinstance(variant, types.IntegerLiteral):
         return None
     key, device = _variants[variant.literal_value]
-    kernel = jit()(_KERNELS[key.kind](_DEVICES[device], *choices_of(key).values()))
+    kernel = jit()(sample_kernel(_DEVICES[device], *choices_of(key).values()))
 
     def run(call: Any, geometry: Any, variant: Any) -> None:
         kernel(call, geometry)
@@ -71,7 +59,7 @@ def _run_variant(call: Any, geometry: Any, variant: Any) -> Callable[..., Any] |
     return run
 
 
-def kernel_function(key: Key, capability: tuple[int, int]) -> Callable[..., None]:
+def kernel_function(key: KernelKey, capability: tuple[int, int]) -> Callable[..., None]:
     """The Python function of a kernel, for devices of a compute capability.
 
     The compiler gets all choices as one literal. Loading a cached kernel then builds none of its functions.
@@ -86,22 +74,13 @@ def kernel_function(key: Key, capability: tuple[int, int]) -> Callable[..., None
     return kernel
 
 
-def launch_bounds(key: Key, capability: tuple[int, int]) -> tuple[int, int]:
+def launch_bounds(key: KernelKey, capability: tuple[int, int]) -> tuple[int, int]:
     """Maximum threads of a block, and minimum blocks per multiprocessor.
 
     The bounds limit the registers of a thread, for a high occupancy, without spills in the loop over rows. Without
     bounds, nvJitLink takes three times as many registers, and up to twice the time.
     """
-    dtype = key.dtype
-    if isinstance(key, MomentsKey):
-        return MOMENT_THREADS, 2 if dtype == "float64" else 3 if key.rows > 1 and key.with_second else 4
-    if isinstance(key, PerturbKey):
-        if not key.one_member:
-            return PERTURB_THREADS, 2 if key.strided or key.origin else 3
-        # An SM of capability 7.5 holds 1024 threads. nvJitLink ignores launch bounds above that.
-        few = key.strided or key.origin or dtype == "float64" or capability == (7, 5)
-        return PERTURB_THREADS, 4 if few else 6
-    shared_noise, antithetic = key.shared_noise, key.antithetic
+    dtype, shared_noise, antithetic = key.dtype, key.shared_noise, key.antithetic
     name = STORE_KINDS[key.store_kind]
     if name.startswith("kTransposed"):
         # The thread's dimensions stay in registers through all loops. Before 9.0, nvJitLink compiles shuffles to calls,
@@ -126,11 +105,11 @@ def launch_bounds(key: Key, capability: tuple[int, int]) -> tuple[int, int]:
     return MOST_THREADS, min(blocks, 3) if capability == (7, 5) else blocks
 
 
-def compile_kernel(key: Key) -> Any:
+def compile_kernel(key: KernelKey) -> Any:
     """The kernel, compiled for the current device, which is that of `key`, or loaded from the cache."""
     capability = cuda.get_current_device().compute_capability
     bounds = launch_bounds(key, capability)
-    return _compiled(kernel_function(key, capability), signature_of(key), launch_bounds=bounds)
+    return _compiled(kernel_function(key, capability), SIGNATURE, launch_bounds=bounds)
 
 
 def compile_advance() -> Any:

@@ -20,6 +20,7 @@ from multisample.backends.kernels.stream.rounding import unchanged
 from multisample.backends.kernels.stream.words import column_part, row_part, stream_key, words
 from multisample.backends.launch import Launch, WordFormat
 
+from .geometry import Geometry
 from .kernel_choice import ANTITHETIC_WIDTH, WIDTH
 
 _TO_UNIT, _TO_UNIT_HALF = np.float32(2.0**-32), np.float32(2.0**-33)
@@ -149,12 +150,10 @@ def replacing(kind: type[NamedTuple], *names: str) -> Function:
     return inline(scope["replaced"])
 
 
-def reading_origin(
-    gpu: ModuleType, by_value: Function, kind: type[NamedTuple], antithetic: bool, batched: bool = False
-) -> Function:
-    """A kernel that loads seed, offset and window, then runs `by_value`. `kind` is the type of the geometry."""
+def reading_origin(gpu: ModuleType, by_value: Function, antithetic: bool, batched: bool) -> Function:
+    """A kernel that loads seed, offset and window, then runs `by_value`."""
     run, width, batch_index = inline(by_value), group_width(antithetic), gpu.batch_index
-    matrix_of, resolved_geometry = matrix_with_values(gpu), replacing(kind, "skip")
+    matrix_of, resolved_geometry = matrix_with_values(gpu), replacing(Geometry, "skip")
 
     def kernel(call, geometry):
         matrix = matrix_of(call, np.int64(batch_index() if batched else 0))
@@ -181,12 +180,6 @@ def mu_of(call):
 def sigma_of(call):
     """The input `sigma`."""
     return Vector(call.sigma, call.sigma_stride, call.sigma_type)
-
-
-@inline
-def weights_of(call):
-    """The input `weights`."""
-    return Vector(call.weights, call.weights_stride, call.weights_type)
 
 
 def computing_type(dtype: str) -> tuple[Any, int]:

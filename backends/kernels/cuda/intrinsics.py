@@ -19,7 +19,7 @@ from multisample.backends.kernels.stream import rounding
 
 __all__ = [
     "LARGE_SHARED_MEMORY", "NARROWING", "WIDENING", "all_of_warp", "batch_index", "block_index", "cosine", "from_lane",
-    "load", "load_quad", "load_shared", "load_shared_quad", "log2", "opaque", "shared_memory", "shuffle_up", "sine",
+    "load", "load_shared", "load_shared_quad", "log2", "opaque", "shared_memory", "shuffle_up", "sine",
     "square_root", "store", "store_shared", "store_shared_vector", "store_vector", "synchronize_block",
     "synchronize_warp", "thread_index",
 ]  # fmt: skip
@@ -124,23 +124,6 @@ def _store_vector(builder: Any, address: Any, elements: list[Any], space: int, a
     for k, element in enumerate(elements):
         vector = builder.insert_element(vector, element, ir.Constant(ir.IntType(32), k))
     builder.store(vector, _at(builder, address, kind, space), align=align)
-
-
-@intrinsic
-def load_quad(typingctx: Any, address: Any, dtype: Any) -> Any:
-    """Load four adjacent elements at an address divisible by 16, or by 8 if they have 16 bits."""
-    result = dtype.dtype
-    size, at_once = result.bitwidth // 8, 2 if result.bitwidth == 64 else 4
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        elements, kind = [], ir.VectorType(context.get_value_type(result), at_once)
-        for k in range(0, 4, at_once):  # The widest load has 16 bytes.
-            at = builder.add(args[0], args[0].type(k * size))
-            vector = builder.load(_at(builder, at, kind, _GLOBAL), align=at_once * size)
-            elements += [builder.extract_element(vector, ir.Constant(ir.IntType(32), n)) for n in range(at_once)]
-        return context.make_tuple(builder, signature.return_type, elements)
-
-    return types.UniTuple(result, 4)(address, dtype), codegen
 
 
 def _vector_storer(space: int) -> Any:

@@ -18,7 +18,6 @@ import numpy as np
 from multisample.backends.kernels.compilation import Function
 
 from .few_columns import few_columns_kernel
-from .geometry import Geometry
 from .group import reading_origin
 from .kernel_choice import STORE_KINDS
 from .rows import rows_kernel
@@ -41,7 +40,7 @@ def sample_kernel(
         return small_matrices_kernel(gpu, dtype, shared_noise, antithetic, fast)
     if origin_in_memory:
         by_value = sample_kernel(gpu, dtype, shared_noise, antithetic, fast_math, store_kind)
-        return reading_origin(gpu, by_value, Geometry, antithetic, batched)
+        return reading_origin(gpu, by_value, antithetic, batched)
     if kind == "kTransposed":
         return transposed_kernel(gpu, dtype, shared_noise, antithetic, fast)
     if kind == "kTransposedStaged":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar, TypeAlias
 
-from .kernel_choice import ORIGINS, STORE_KINDS
+from .kernel_choice import STORE_KINDS
 
 
 # Not named tuples: a KernelKey and a MomentsKey of equal fields would be equal.
@@ -65,10 +65,7 @@ def choices_of(key: Key) -> dict[str, Any]:
     return {name: value for name, value in dataclasses.asdict(key).items() if name != "device"}
 
 
-def name_of(key: Key) -> str:
+def name_of(key: KernelKey) -> str:
     """The name of a kernel in Python, which profilers show."""
-    values = choices_of(key) | ({"store_kind": STORE_KINDS[key.store_kind]} if isinstance(key, KernelKey) else {})
-    values |= {"origin": ORIGINS[key.origin]} if isinstance(key, PerturbKey) else {}
-    return "_".join(
-        [f"{key.kind}_kernel", *(name if x is True else str(x) for name, x in values.items() if x is not False)]
-    )
+    values = choices_of(key) | {"store_kind": STORE_KINDS[key.store_kind]}
+    return "_".join(["sample_kernel", *(name if x is True else str(x) for name, x in values.items() if x is not False)])

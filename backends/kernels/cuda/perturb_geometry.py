@@ -14,8 +14,7 @@ from multisample.backends.launch import PACKED_LAUNCH, SIZES, SPAN, UNIT_FACTOR,
 from .kernel_choice import OF_BATCH, OF_ROWS, WIDTH, ceil_div
 
 __all__ = [
-    "HEAD_WORDS", "KEYS_BYTES", "MOST_GROUPS", "MOST_SPANS_OF_NUMBA", "PERTURB_THREADS", "RUN_FIELDS",
-    "STRIDED_FIELDS", "WIDE_FIELDS", "SpanList", "Spans", "fields_of", "most_spans", "origin_of", "own_groups",
+    "HEAD_WORDS", "KEYS_BYTES", "PERTURB_THREADS", "SpanList", "Spans", "fields_of", "most_spans", "origin_of",
     "perturb_turns", "span_lists", "spans_at",
 ]  # fmt: skip
 
@@ -24,39 +23,28 @@ Spans: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
 PERTURB_THREADS = 256
 _MOST_TURNS, _MOST_TURN_ROWS = 8, 32
-MOST_GROUPS = 4 * PERTURB_THREADS * _MOST_TURNS
 _BLOCKS = 4096
 _MOST_PARAMETERS, KEYS_BYTES = 4096, 160
 _WORD = 8
 
 HEAD_WORDS = 2
 """Words of 8 bytes before the spans of a list: one with the counts of spans and turns, one with that of blocks."""
-RUN_FIELDS = ("source", "target", "first", "width", "id")
-STRIDED_FIELDS, WIDE_FIELDS = Span._fields[:-3], Span._fields[-3:]
+_RUN_FIELDS = ("source", "target", "first", "width", "id")
+_STRIDED_FIELDS, _WIDE_FIELDS = Span._fields[:-3], Span._fields[-3:]
 """Fields of a span in a list. The high half of `id` is the first block. A wide span has all."""
 (_FIRST, _ROWS, _WIDTH, _JUMP, _SOURCE_ROW, _SOURCE_STRIDE, _TARGET_ROW, _TARGET_STRIDE, _ID) = (
-    Span._fields.index(name) for name in STRIDED_FIELDS[2:]
+    Span._fields.index(name) for name in _STRIDED_FIELDS[2:]
 )
 
 
-MOST_SPANS_OF_NUMBA = (16, 4)
-"""How many runs, and how many strided spans, a kernel in Python takes.
-
-Parameters are values to Numba's compiler: without addresses, a block cannot index them. It finds its span by selecting
-between all of them, at about 10 instructions for each run. With one member and 16-bit elements, a thread of a large
-launch has 32 groups; selecting among 16 runs is a fifteenth of its work. With float32 a thread has 8 groups, or 4 with
-`fast_math`, and memory is the limit.
-"""
-
-
-def own_groups(dtype: str, one_member: bool) -> int:
+def _own_groups(dtype: str, one_member: bool) -> int:
     """Groups of a thread in one turn."""
     return 1 if dtype == "float64" else 4 if not one_member else 2 if SIZES[dtype] == 2 else 1
 
 
 def fields_of(strided: bool, wide: bool) -> int:
     """How many fields a span in a list has."""
-    return len(STRIDED_FIELDS if strided else RUN_FIELDS) + wide * len(WIDE_FIELDS)
+    return len(_STRIDED_FIELDS if strided else _RUN_FIELDS) + wide * len(_WIDE_FIELDS)
 
 
 def most_spans(strided: bool, wide: bool = False) -> int:
@@ -107,25 +95,20 @@ def _most_turns(size: int, rows: int, fast_math: bool) -> int:
 def perturb_turns(spans: Spans, dtype: str, rows: int, fast_math: bool, batch: int = 0) -> int:
     """Turns of the blocks that perturb `spans` with `rows` members, for each matrix of a batch."""
     elements = int((spans[:, _ROWS] * spans[:, _WIDTH]).sum()) * max(batch, 1)
-    turns = elements // (WIDTH * own_groups(dtype, rows == 1) * PERTURB_THREADS * _BLOCKS)
+    turns = elements // (WIDTH * _own_groups(dtype, rows == 1) * PERTURB_THREADS * _BLOCKS)
     return max(1, min(turns, _most_turns(SIZES[dtype], rows, fast_math)))
 
 
-def span_lists(
-    spans: Spans, dtype: str, rows: int, turns: int, most: tuple[int, int], wide: bool = False
-) -> list[SpanList]:  # fmt: skip
-    """The kernels for `spans`, whatever their addresses are, with `perturb_turns`.
-
-    `most` says how many runs, and how many strided spans, one kernel takes, and `wide` whether it takes wide ones.
-    """
-    others = list(range(len(STRIDED_FIELDS), len(Span._fields))) if wide else []
+def span_lists(spans: Spans, dtype: str, rows: int, turns: int, wide: bool = False) -> list[SpanList]:
+    """The kernels for `spans`, whatever their addresses are, with `perturb_turns`. `wide`: they take wide spans."""
+    others = list(range(len(_STRIDED_FIELDS), len(Span._fields))) if wide else []
     size = SIZES[dtype]
     length, width, jump = spans[:, _ROWS], spans[:, _WIDTH], spans[:, _JUMP]
     one_row, row = length == 1, width * size
     adjacent = (width == 1) | ((spans[:, _SOURCE_STRIDE] == size) & (spans[:, _TARGET_STRIDE] == size))
     joined = (jump == width) & (spans[:, _SOURCE_ROW] == row) & (spans[:, _TARGET_ROW] == row)
     is_run = adjacent & (one_row | joined)
-    of_block = turns * own_groups(dtype, rows == 1) * PERTURB_THREADS
+    of_block = turns * _own_groups(dtype, rows == 1) * PERTURB_THREADS
     lists = []
     for strided, of_kind in enumerate((is_run, ~is_run)):
         count = int(of_kind.sum())
@@ -137,19 +120,17 @@ def span_lists(
             same = one_row[chosen] | (part[:, _JUMP] % WIDTH == 0)
             skip = np.where(same, part[:, _FIRST] % WIDTH, WIDTH - 1)
             groups = part[:, _ROWS] * ((skip + part[:, _WIDTH] + WIDTH - 1) // WIDTH)
-            entries = part[:, [*range(len(STRIDED_FIELDS)), *others]]
+            entries = part[:, [*range(len(_STRIDED_FIELDS)), *others]]
         else:
             entries = part[:, [0, 1, _FIRST, _WIDTH, _ID, *others]]
             entries[:, 3] *= part[:, _ROWS]
             groups = (entries[:, 2] % WIDTH + entries[:, 3] + WIDTH - 1) // WIDTH
-        lists.append(_list_of(bool(strided), wide, chosen, entries, -(-groups // of_block), turns, most[strided]))
+        lists.append(_list_of(bool(strided), wide, chosen, entries, -(-groups // of_block), turns))
     return lists
 
 
-def _list_of(
-    strided: bool, wide: bool, chosen: Any, entries: Spans, blocks: Spans, turns: int, most: int
-) -> SpanList:  # fmt: skip
-    (count, fields), at_id = entries.shape, fields_of(strided, False) - 1
+def _list_of(strided: bool, wide: bool, chosen: Any, entries: Spans, blocks: Spans, turns: int) -> SpanList:
+    (count, fields), at_id, most = entries.shape, fields_of(strided, False) - 1, most_spans(strided, wide)
     kernels = ceil_div(count, most)
     at_span = np.arange(count)
     ends = np.cumsum(blocks)
@@ -157,8 +138,6 @@ def _list_of(
     before = begins[::most]
     entries[:, at_id] |= begins - before[at_span // most] << 32
     words = np.zeros((kernels, HEAD_WORDS + most * fields), np.int64)
-    # Places without a span begin behind all blocks.
-    words[:, HEAD_WORDS + at_id :: fields] = -1 << 32
     at = at_span // most * words.shape[1] + HEAD_WORDS + at_span % most * fields
     words.reshape(-1)[at[:, None] + np.arange(fields)] = entries
     of_kernel = [int(n) for n in np.add.reduceat(blocks, np.arange(0, count, most))]

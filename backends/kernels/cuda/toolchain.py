@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 
+from multisample.backends.errors import BackendUnavailableError
+
 INSTALL = "pip install 'numba-cuda[cu13]>=0.30.4,<0.31', or with cu12 where the driver is older than CUDA 13"
 """The command that installs matching versions."""
 
@@ -60,6 +62,20 @@ def clashes() -> tuple[str, ...]:
             f" {major}.{minor}: {older}install a newer driver",
         )
     return ()
+
+
+def nvrtc_version() -> str:
+    """The version of NVRTC. BackendUnavailableError, with the command that installs NVRTC, if it cannot be loaded."""
+    try:
+        from cuda.bindings import nvrtc
+
+        _, major, minor = nvrtc.nvrtcVersion()
+    except Exception as error:  # A broken installation may raise anything.
+        raise BackendUnavailableError(
+            "backend: 'numba' runs weighted_moments and perturb with kernels that NVRTC compiles, and NVRTC cannot be"
+            f" loaded ({_brief(error)}): {INSTALL}"
+        ) from error
+    return f"{major}.{minor}"
 
 
 def _brief(error: BaseException) -> str:
