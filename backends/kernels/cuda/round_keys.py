@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
-import struct
 from collections.abc import Callable
+from typing import Any
 
-_pack = struct.Struct("20I").pack
+import numpy as np
+
+_ROUNDS = 10
 
 
 def round_keys_of(real: str) -> Callable[[int], bytes]:
@@ -17,20 +19,20 @@ def round_keys_of(real: str) -> Callable[[int], bytes]:
 
 
 @functools.cache
-def _stream_constants() -> tuple[int, ...]:
-    """Both key words, the word that float64 XORs into the second, and both Weyl increments of a round."""
+def _stream_constants() -> tuple[int, int, np.ndarray[Any, Any]]:
+    """The key, the key bits that float64 flips for its second words, and what each round adds to both key words."""
     # Numba takes half a second to import.
     from multisample.backends.kernels.stream.normals import FLOAT64_KEY
     from multisample.backends.kernels.stream.words import KEY_0, KEY_1, WEYL_0, WEYL_1
 
-    return tuple(map(int, (KEY_0, KEY_1, FLOAT64_KEY, WEYL_0, WEYL_1)))
+    steps = np.outer(np.array([WEYL_0, WEYL_1], np.uint32), np.arange(_ROUNDS, dtype=np.uint32)).reshape(-1)
+    return int(KEY_0) | int(KEY_1) << 32, int(FLOAT64_KEY) << 32, steps
 
 
+@functools.lru_cache(64)  # A generator keeps its seed.
 def _round_keys(seed: int, refining: bool) -> bytes:
     """The bytes of the C++ struct ``RoundKeys``: see ``csrc/stream/words.h``."""
-    key_0, key_1, float64_key, weyl_0, weyl_1 = _stream_constants()
-    first, second = seed ^ key_0, seed >> 32 ^ key_1 ^ (float64_key if refining else 0)
-    return _pack(
-        *[(first + r * weyl_0) & 0xFFFFFFFF for r in range(10)],
-        *[(second + r * weyl_1) & 0xFFFFFFFF for r in range(10)],
-    )
+    key, float64_key, steps = _stream_constants()
+    first = (seed ^ key ^ (float64_key if refining else 0)).to_bytes(8, "little")
+    packed: bytes = (np.frombuffer(first, np.uint32).repeat(_ROUNDS) + steps).tobytes()
+    return packed
