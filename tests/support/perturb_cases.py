@@ -251,19 +251,14 @@ def _parts_of_every_kind() -> Iterator[list[Part]]:
     ]  # fmt: skip
 
 
-def calls_of_every_kind(dtype: str, *, some_kernels: bool = False) -> Iterator[Call]:
-    """Every layout, each with other weights, words and orders of blocks.
-
-    `some_kernels`: only calls for several members, with seed and window by value.
-    """
+def calls_of_every_kind(dtype: str) -> Iterator[Call]:
+    """Every layout, each with other weights, words and orders of blocks."""
     draw = np.random.default_rng(7)
     weights = [
         0.25, np.array([1.5, -0.3, 2.25], np.float32), draw.normal(size=2), draw.normal(size=30).astype(np.float32),
         draw.normal(size=30),
     ]  # fmt: skip
     words: list[tuple[str, ...]] = [(), ("offset",), ("seed",), (), ("seed", "offset", "first_row")]
-    if some_kernels:
-        weights, words = weights[1:], words[:2]
     for k, parts in enumerate(_parts_of_every_kind()):
         w = weights[k % len(weights)]
         yield Call(
@@ -273,10 +268,9 @@ def calls_of_every_kind(dtype: str, *, some_kernels: bool = False) -> Iterator[C
         )  # fmt: skip
     # More members than threads, more spans than one kernel takes, and a number for several members.
     yield Call([Part(90), Part(2100, first=1, id=1)], dtype, draw.normal(size=300).astype(np.float32), turns=2)
-    yield Call([Part(1 + k % 9, first=k % 5, id=k) for k in range(200)], dtype, members=1 + some_kernels)
+    yield Call([Part(1 + k % 9, first=k % 5, id=k) for k in range(200)], dtype)
     yield Call([Part(3, 4, first=k % 5, jump=4, id=k) for k in range(90)], dtype, 0.1, 3, backwards=True)
-    if not some_kernels:
-        yield from calls_of_wide_spans(dtype)
+    yield from calls_of_wide_spans(dtype)
 
 
 def calls_of_wide_spans(dtype: str) -> Iterator[Call]:

@@ -14,7 +14,6 @@ from .kernel_choice import ANTITHETIC_WIDTH, WIDTH, ceil_div
 
 MOMENT_THREADS = 256
 MOMENT_ROWS = 4
-MOMENT_CHAIN = 8
 _PROCESSORS, _LEAST_SHARE, _MOST_SHARE, _START_TURNS = 132, 4, 8, 2
 FILL = {"float32": 256, "float64": 128}
 
