@@ -81,7 +81,7 @@ def run_first(call: Call, key: Hashable, function: Callable[..., Any]) -> Any:
     transformed = False
     if caller.name == "torch":
         from .._libraries.torch import has_function_mode, is_profiled
-        from .torch_autograd import ProfiledPlan, moments_without_values, torch_plan
+        from .torch_autograd import ProfiledPlan, torch_plan
         from .torch_transforms import can_transform_moments, has_operator, is_transformed, run_transformed
 
         transformed = is_transformed(call)
@@ -103,6 +103,8 @@ def run_first(call: Call, key: Hashable, function: Callable[..., Any]) -> Any:
 
         return run_from_host(call, backend)
     if transformed and call.operation == Operation.moments and caller.lacks_values(array):
+        from .torch_moments import moments_without_values
+
         return moments_without_values(call)
     if transformed and call.operation == Operation.moments and can_transform_moments(call):
         from .torch_moments import moments_transformed

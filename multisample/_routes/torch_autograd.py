@@ -2,12 +2,11 @@
 
 Plans run in compiled code where torch_ext has it: `_CompiledPlan`. A sample is an autograd function over two plans. Its
 backward pass draws the noise again, so the forward pass stores nothing as large as the sample, except for n = 1 on a
-CPU. The backward pass of moments differentiates tensor operations, in which the sums of the noise are constants.
+CPU.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +28,7 @@ from .._operations import Call
 from .._plan import PLANS, Plan, Planned, make_plan
 from .._randomness.generator_argument import source_of
 from .._randomness.seed_argument import is_in_array
+from .torch_moments import RecordedMoments
 from .torch_transforms import as_int64, draw_by_operator, options_of
 
 
@@ -39,8 +39,7 @@ def torch_plan(call: Call, backend: Backend) -> Planned:
     if not names or not torch.is_grad_enabled():
         return _CompiledPlan.around(make_plan(call, backend, TORCH), call)
     if call.operation == Operation.moments:
-        check_weights(call.weights)
-        return _RecordedMoments(call, backend)
+        return RecordedMoments(call, backend)
     if call.out is None and backend.name == "torch_ext":
         return _RecordedBatch(call, backend) if is_in_array(call.seed) else _RecordedSample(call, backend)
     if call.out is not None:
@@ -255,84 +254,3 @@ class _RecordedBatch:
             seed = TORCH.host_array(seed)
         call = self.call._replace(**vectors, seed=seed, dim_offset=dim_offset, sample_offset=sample_offset)
         return (draw_by_operator(call._replace(validate=False)),)
-
-
-# --- Moments ------------------------------------------------------------------------------------------------------
-
-
-class _RecordedMoments:
-    """A plan of `weighted_moments` that records gradients to `mu` and `sigma`."""
-
-    def __init__(self, call: Call, backend: Backend) -> None:
-        inputs = inspect_inputs(TORCH, call)
-        self.dtype, real = dtype_of(inputs.dtype), MATRIX_TYPES[inputs.dtype].computing
-        self.is_batch = inputs.batch is not None
-        self.plan = Plan(call, backend, TORCH, inputs)
-        # With mu = 0 and sigma = 1, the moments are the weighted sums of z and z^2.
-        inputs = inputs._replace(operands={"weights": inputs.operands["weights"]}, dtype=real)
-        self.plan_of_noise = Plan(call, backend, TORCH, inputs)
-
-    def run(self, mu: Any, sigma: Any, weights: Any, matrix: Any, seed: Any, generator: Any, *window: int) -> Any:
-        return (_MomentsFunction.apply(mu, sigma, weights, seed, (self, window)),)
-
-
-class _MomentsFunction(torch.autograd.Function):
-    """Moments that a plan sums and that are differentiable in `mu` and `sigma`."""
-
-    @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> Any:
-        *values, seed, (recorded, window) = arguments
-        # The backward pass reads the seeds again. PyTorch raises if a tensor has changed; other seeds are copied.
-        kept = [*values, seed if isinstance(seed, torch.Tensor) else copy.copy(seed)]
-        ctx.save_for_backward(*(x if isinstance(x, torch.Tensor) else None for x in kept))
-        ctx.arguments = [None if isinstance(x, torch.Tensor) else x for x in kept], recorded, window
-        return recorded.plan.run(*values, None, seed, None, *window)[0]
-
-    @staticmethod
-    @with_default_floats
-    def backward(ctx: Any, *grads: Any) -> Any:
-        others, recorded, window = ctx.arguments
-        mu, sigma, weights, seed = (y if x is None else x for x, y in zip(ctx.saved_tensors, others, strict=True))
-        sums = recorded.plan_of_noise.run(0.0, 1.0, weights, None, seed, None, *window)[0]
-        is_recorded = torch.is_grad_enabled()
-        with torch.enable_grad():
-            moments = _moments(mu, sigma, weights, sums, recorded.is_batch, recorded.dtype)
-        # If mu alone requires grad, m2 does not.
-        pairs = [(x, grad) for x, grad in zip(moments, grads, strict=True) if x.requires_grad]
-        moments, grads = zip(*pairs, strict=True)
-        wanted = [x for x, needs in zip((mu, sigma), ctx.needs_input_grad, strict=False) if needs]
-        found = iter(torch.autograd.grad(moments, wanted, grads, create_graph=is_recorded))
-        return *(next(found) if needs else None for needs in ctx.needs_input_grad[:2]), None, None, None
-
-
-def check_weights(weights: Any) -> None:
-    if weights.requires_grad and torch.is_grad_enabled():
-        raise ValueError(
-            "weights: require grad, but gradients flow to mu and sigma only, since those of the weights need the"
-            " whole sample; detach the weights, or draw the sample with multisample.sample"
-        )
-
-
-def _moments(mu: Any, sigma: Any, weights: Any, sums: Any, is_batch: bool, dtype: Any) -> tuple[Any, ...]:
-    """The moments for the `sums` of the noise."""
-    first, *second = sums
-    real = first.dtype
-    # The weights are summed in float64, also if they are float32.
-    total = weights.to(real).sum(-1, dtype=torch.float64, keepdim=is_batch).to(real)
-    mu, sigma = (x if is_number(x) else (x if is_batch else _vector(x)).to(real) for x in (mu, sigma))
-    results = [mu * total + sigma * first, *(sigma * sigma * x for x in second)]
-    return tuple(x if x.dtype is dtype else x.to(dtype) for x in results)
-
-
-def moments_without_values(call: Call) -> tuple[Any, ...]:
-    """The moments of tensors on the meta device, or of fake ones."""
-    check_weights(call.weights)
-    inputs = inspect_inputs(TORCH, call)
-    shape = (inputs.d,) if inputs.batch is None else (inputs.batch, inputs.d)
-    real = dtype_of(MATRIX_TYPES[inputs.dtype].computing)
-    sums = [torch.empty(shape, dtype=real, device=call.weights.device) for _ in range(call.order)]
-    return _moments(call.mu, call.sigma, call.weights, sums, inputs.batch is not None, dtype_of(inputs.dtype))
-
-
-def _vector(x: Any) -> Any:
-    return x[:, 0] if x.dim() == 2 else x

@@ -1,4 +1,4 @@
-"""Calls of `weighted_moments` that torch.func or forward-mode AD transforms: vmap, grad, vjp and jvp.
+"""Derivatives of `weighted_moments`: recorded gradients, and calls that torch.func or forward-mode AD transforms.
 
 vmap turns one call into a batch, in one launch. Moments are linear in mu, and their derivatives are sums of the same
 noise, which the kernel draws again.
@@ -6,29 +6,85 @@ noise, which the kernel draws again.
 
 from __future__ import annotations
 
+import copy
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from multisample.backends.contract import Backend
+from multisample.backends.element_types import MATRIX_TYPES
+from multisample.backends.kernels.cpu.floating_point import with_default_floats
+
+from .._checks.operands import inspect_inputs
 from .._libraries import is_number
-from .._libraries.torch import without_tangents
+from .._libraries.torch import TORCH, dtype_of, name_of, without_tangents
 from .._operations import Call
+from .._plan import Plan
 from .._randomness.generator import Key
 from .._randomness.seed_argument import checked_key, is_in_array
-from .torch_autograd import check_weights
 from .torch_transforms import keys_of
 
 
-class _Static(NamedTuple):
-    """All of a call except its tensors."""
+class RecordedMoments:
+    """A plan of `weighted_moments` that records gradients to `mu` and `sigma`."""
+
+    def __init__(self, call: Call, backend: Backend) -> None:
+        check_weights(call.weights)
+        inputs = inspect_inputs(TORCH, call)
+        self.size = inputs.batch
+        self.plan = Plan(call, backend, TORCH, inputs)
+        # With mu = 0 and sigma = 1, the moments are the weighted sums of z and z^2.
+        operands = {"weights": inputs.operands["weights"]}
+        inputs = inputs._replace(operands=operands, dtype=MATRIX_TYPES[inputs.dtype].computing)
+        self.plan_of_noise = Plan(call, backend, TORCH, inputs)
+
+    def run(self, mu: Any, sigma: Any, weights: Any, matrix: Any, seed: Any, generator: Any, *window: int) -> Any:
+        keys = seed if isinstance(seed, torch.Tensor) else None
+        call = _RecordedCall(self, None if keys is not None else copy.copy(seed), window, self.size)
+        return (_apply(call, weights, mu, sigma, keys),)
+
+
+class _RecordedCall(NamedTuple):
+    """All of a recorded call except its operands and keys in a tensor."""
+
+    recorded: RecordedMoments
+    seed: Any
+    window: tuple[int, ...]
+    size: int | None
+    """The length of the batch."""
+
+    def moments(self, weights: Any, mu: Any, sigma: Any, keys: Any) -> Any:
+        return self._run(self.recorded.plan, mu, sigma, weights, keys)
+
+    def sums(self, real: Any, weights: Any, like: Any, keys: Any) -> Any:
+        return self._run(self.recorded.plan_of_noise, 0.0, 1.0, weights, keys)
+
+    def _run(self, plan: Plan, mu: Any, sigma: Any, weights: Any, keys: Any) -> Any:
+        return plan.run(mu, sigma, weights, None, self.seed if keys is None else keys, None, *self.window)[0]
+
+
+class _TransformedCall(NamedTuple):
+    """All of a transformed call except its operands and keys in a tensor."""
 
     call: Call
-    """The call without tensors. It has a number for mu or sigma that is no tensor, and a key without a tensor."""
     function: Any
     """The public function."""
     size: int | None = None
     """The length of the batch, which keys then have as the first axis; other tensors may have it."""
+
+    def moments(self, weights: Any, mu: Any, sigma: Any, keys: Any) -> Any:
+        seed = self.call.seed if keys is None else keys.view(torch.uint64).reshape(-1, 2)
+        mu, sigma = (x if is_number(x) else x.detach() for x in (mu, sigma))
+        call = self.call._replace(weights=weights.detach(), mu=mu, sigma=sigma, seed=seed)
+        with without_tangents():
+            results = call.repeated(self.function)
+        return tuple(x[0] for x in results) if keys is not None and self.size is None else results
+
+    def sums(self, real: Any, weights: Any, like: Any, keys: Any) -> Any:
+        """The weighted sums of the noise and of its squares, in the type `real`."""
+        noise, zeros = self.call._replace(dtype=name_of(real)), torch.zeros_like(like, dtype=real)
+        return _Moments.apply(self._replace(call=noise), weights.detach(), zeros, 1.0, keys)
 
 
 def moments_transformed(call: Call, function: Any) -> tuple[Any, ...]:
@@ -38,58 +94,57 @@ def moments_transformed(call: Call, function: Any) -> tuple[Any, ...]:
     if is_in_array(call.seed) or isinstance(call.seed, torch.Tensor):
         keys, batch = keys_of(call.seed, weights.device)
         keys = keys[0] if batch is None else keys
-    vectors = {name: x for name, x in (("mu", call.mu), ("sigma", call.sigma)) if not is_number(x)}
+    mu, sigma = call.mu, call.sigma
     if batch is None:
-        vectors = {name: x[:, 0] if x.dim() == 2 and x.shape[1] == 1 else x for name, x in vectors.items()}
+        mu, sigma = (x if is_number(x) else _vector(x) for x in (mu, sigma))
     seed = None if keys is not None else Key(*checked_key(call.seed))
-    mu, sigma = (None if name in vectors else x for name, x in (("mu", call.mu), ("sigma", call.sigma)))
-    plain = call._replace(weights=None, seed=seed, mu=mu, sigma=sigma)
-    static = _Static(plain, function, batch)
-    results: tuple[Any, ...] = _Moments.apply(static, weights, vectors.get("mu"), vectors.get("sigma"), keys)
+    plain = _TransformedCall(call._replace(weights=None, mu=None, sigma=None, seed=seed), function, batch)
+    results: tuple[Any, ...] = _Moments.apply(plain, weights, mu, sigma, keys)
     return results
 
 
 class _Moments(torch.autograd.Function):
-    """The moments as a function of weights, mu, sigma and keys; mu, sigma and keys may be None."""
+    """The moments as a function of weights, mu, sigma and keys. mu or sigma may be a number, and keys None."""
 
     @staticmethod
-    def forward(static: _Static, weights: Any, mu: Any, sigma: Any, keys: Any) -> Any:
-        call = static.call
-        seed = call.seed if keys is None else keys.view(torch.uint64).reshape(-1, 2)
-        mu, sigma = (own if x is None else x.detach() for x, own in ((mu, call.mu), (sigma, call.sigma)))
-        with without_tangents():
-            results = call._replace(weights=weights.detach(), mu=mu, sigma=sigma, seed=seed).repeated(static.function)
-        return tuple(x[0] for x in results) if keys is not None and static.size is None else results
+    def forward(static: Any, weights: Any, mu: Any, sigma: Any, keys: Any) -> Any:
+        return static.moments(weights, mu, sigma, keys)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.static, *tensors = inputs
-        check_weights(tensors[0])
+        ctx.static, weights, *others = inputs
+        check_weights(weights)
         ctx.dtype = output[0].dtype
+        ctx.numbers = [x if is_number(x) else None for x in others]
+        # The derivatives read all tensors again. PyTorch raises if one has changed.
+        tensors = weights, *(None if is_number(x) else x for x in others)
         ctx.save_for_backward(*tensors)
         ctx.save_for_forward(*tensors)
         ctx.set_materialize_grads(False)
 
     @staticmethod
-    def _sums(ctx: Any) -> tuple[Any, Any, Any, Any]:
-        """The sum of the weights, those of the noise and its squares, and sigma."""
+    def _sums(ctx: Any, *others: Any) -> tuple[Any, ...]:
+        """The sum of the weights, sigma, the sums of the noise and its squares, and `others`, in the computing type."""
         weights, mu, sigma, keys = ctx.saved_tensors
-        like = mu if mu is not None else sigma
-        noise = ctx.static._replace(call=ctx.static.call._replace(order=2, dtype=str(ctx.dtype).removeprefix("torch.")))
-        first, second = _Moments.apply(noise, weights.detach(), torch.zeros_like(like), torch.ones_like(like), keys)
-        total = weights.detach().sum(-1, keepdim=ctx.static.size is not None).to(first.dtype)
-        return total, first, second, ctx.static.call.sigma if sigma is None else sigma
+        is_batch, real = ctx.static.size is not None, dtype_of(MATRIX_TYPES[name_of(ctx.dtype)].computing)
+        sums = ctx.static.sums(real, weights, sigma if mu is None else mu, keys)
+        # The weights are summed in float64, also if they are float32.
+        total = weights.detach().to(real).sum(-1, dtype=torch.float64, keepdim=is_batch).to(real)
+        if sigma is not None:
+            sigma = (sigma if is_batch else _vector(sigma)).to(real)
+        deviation = ctx.numbers[1] if sigma is None else sigma
+        return total, deviation, (*sums, None)[:2], *(None if x is None else x.to(real) for x in others)
 
     @staticmethod
+    @with_default_floats
     def backward(ctx: Any, *gradients: Any) -> Any:
-        total, first, second, deviation = _Moments._sums(ctx)
+        total, deviation, (first, second), of_first, of_second = _Moments._sums(ctx, *(*gradients, None)[:2])
         _, mu, sigma, _ = ctx.saved_tensors
-        of_first, of_second = (*gradients, None)[:2]
         of_mu = of_sigma = None
         if of_first is not None:
             of_mu, of_sigma = of_first * total, of_first * first
         if of_second is not None:
-            part = 2 * deviation * of_second * second
+            part = 2 * (of_second * second * deviation)
             of_sigma = part if of_sigma is None else of_sigma + part
         return None, None, _like(mu, of_mu), _like(sigma, of_sigma), None
 
@@ -97,13 +152,15 @@ class _Moments(torch.autograd.Function):
     def jvp(ctx: Any, static: None, weights: Any, mu: Any, sigma: Any, keys: None) -> Any:
         if weights is not None:
             raise ValueError("weights: expected no tangent, since derivatives are those of mu and sigma only")
-        total, first, second, deviation = _Moments._sums(ctx)
+        total, deviation, (first, second), mu, sigma = _Moments._sums(ctx, mu, sigma)
         mu, sigma = (0.0 if x is None else x for x in (mu, sigma))
-        results = mu * total + sigma * first, 2 * deviation * sigma * second
-        return tuple(x.to(ctx.dtype) for x in results[: ctx.static.call.order])
+        results = [mu * total + sigma * first]
+        if second is not None:
+            results.append(2 * deviation * sigma * second)
+        return tuple(x.to(ctx.dtype) for x in results)
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, static: _Static, weights: Any, mu: Any, sigma: Any, keys: Any) -> Any:
+    def vmap(info: Any, in_dims: Any, static: _TransformedCall, weights: Any, mu: Any, sigma: Any, keys: Any) -> Any:
         size, inner = info.batch_size, static.size
         if keys is None:
             words = np.array(static.call.seed, np.uint64).view(np.int64)
@@ -112,8 +169,8 @@ class _Moments(torch.autograd.Function):
         for x, dim, own in zip(
             (weights, mu, sigma, keys), in_dims[1:], (1, 1, 1, 1 + (inner is not None)), strict=True
         ):
-            if x is None:
-                tensors.append(None)
+            if not isinstance(x, torch.Tensor):
+                tensors.append(x)
                 continue
             x = x if dim is None else x.movedim(dim, 0)
             has_inner = inner is not None and (own == 2 or x.dim() == (2 if dim is None else 3))
@@ -133,9 +190,38 @@ class _Moments(torch.autograd.Function):
         return results, (0,) * len(results)
 
 
+# Function.apply without its support for torch.func, which costs 20 us.
+_apply = super(torch.autograd.Function, _Moments).apply
+
+
 def _like(x: Any, gradient: Any) -> Any:
-    """The gradient of an operand, which may lack the axis of the batch."""
+    """The gradient of an operand, which may lack the axis of the batch, or have shape (d, 1)."""
     if x is None or gradient is None:
         return None
-    gradient = gradient.sum(0) if gradient.dim() > x.dim() else gradient
-    return gradient.to(x.dtype)
+    if gradient.dim() < x.dim():
+        gradient = gradient[:, None]
+    return gradient.sum_to_size(x.shape).to(x.dtype)
+
+
+def _vector(x: Any) -> Any:
+    return x[:, 0] if x.dim() == 2 else x
+
+
+def check_weights(weights: Any) -> None:
+    if weights.requires_grad and torch.is_grad_enabled():
+        raise ValueError(
+            "weights: require grad, but gradients flow to mu and sigma only, since those of the weights need the"
+            " whole sample; detach the weights, or draw the sample with multisample.sample"
+        )
+
+
+def moments_without_values(call: Call) -> tuple[Any, ...]:
+    """The moments of tensors on the meta device, or of fake ones."""
+    check_weights(call.weights)
+    inputs = inspect_inputs(TORCH, call)
+    shape = (inputs.d,) if inputs.batch is None else (inputs.batch, inputs.d)
+    moments = torch.empty(shape, dtype=dtype_of(inputs.dtype), device=call.weights.device)
+    # They require grad if mu or sigma does, the second one if sigma does.
+    of_sigma = 0 if is_number(call.sigma) else call.sigma.sum()
+    of_mu = of_sigma if is_number(call.mu) else of_sigma + call.mu.sum()
+    return tuple((moments + x).to(moments.dtype) for x in (of_mu, of_sigma)[: call.order])
