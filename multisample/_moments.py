@@ -107,6 +107,11 @@ def weighted_moments(
     terms are added up in the computing type, and their sums in float64. The bits depend on the arguments alone on one
     kind of device, but a CPU adds up in another order than a GPU.
 
+    Weights, `mu` and `sigma` are first rounded to the computing type: float64 for float64 results, float32 for all
+    others. A float64 weight of 1e-50 is therefore 0 for float32 results. After that, intermediate results neither
+    overflow nor lose bits: weights of any size, and `sigma` of any size, give every moment that is in the range of
+    its type.
+
     With PyTorch, gradients flow to `mu` and `sigma`, not to `weights`; inside ``torch.compile`` the call breaks the
     graph. `torch.func.vmap` over weights, `mu`, `sigma` and seeds is one launch. With JAX, the call may be inside
     `jit`, `vmap` and `grad`, with gradients to `mu` and `sigma`.

@@ -140,11 +140,14 @@ def _functions(name: str, vmap: Any, backward_vmap: Any) -> tuple[Any, Any]:
         @staticmethod
         def backward(ctx: Any, grad: Any) -> Any:
             (words,) = ctx.saved_tensors
+            if ctx.needs_input_grad[1]:
+                sums = sum_up(grad, words, **ctx.noise)
+            else:  # The gradient of mu contains no noise.
+                real = torch.float64 if grad.dtype is torch.float64 else torch.float32
+                sums = grad.sum(-2 if ctx.noise.get("transposed", False) else -1, dtype=real), None
             gradients = [
                 (gradient if gradient.dim() == dim else gradient.sum(0)).to(dtype) if needed else None
-                for gradient, (dim, dtype), needed in zip(
-                    sum_up(grad, words, **ctx.noise), ctx.vectors, ctx.needs_input_grad[:2], strict=True
-                )
+                for gradient, (dim, dtype), needed in zip(sums, ctx.vectors, ctx.needs_input_grad[:2], strict=True)
             ]
             return *gradients, None, None, None
 

@@ -101,9 +101,10 @@ inline MomentGeometry moment_geometry(const Launch& call) {
   return g;
 }
 
-// Numbers that Launch::scratch must have room for: for each segment, its sums of both moments, and of the weights.
+// Numbers that Launch::scratch must have room for: for each segment, its sums of both moments and of the weights, and
+// the power of two by which its weights were divided.
 inline u64 scratch_size(const Launch& call, const MomentGeometry& g) {
-  return g.finishing_blocks == 0 ? 0 : g.segments * (noise_rows(call) * call.results + 1);
+  return g.finishing_blocks == 0 ? 0 : g.segments * (noise_rows(call) * call.results + 2);
 }
 
 #endif

@@ -3,6 +3,9 @@
 //
 // A block lists the groups of its segment with their weights and the column part of their words in shared memory, in
 // the order of columns. A thread adds up a few groups in the computing type, and adds that sum to a float64 sum.
+//
+// Products with very large or very small weights would overflow or lose bits. A block therefore divides its weights by
+// a power of two, its exponent, which is 0 if the largest weight so far is an ordinary number.
 #pragma once
 
 #include "cuda/group.cuh"
@@ -10,6 +13,49 @@
 #include "cuda/moments_geometry.h"
 
 namespace multisample {
+
+// 2^e, for -1022 <= e <= 1023.
+MULTISAMPLE_FUNCTION double power_of_two(i32 e) { return from_float_bits(static_cast<u64>(e + 1023) << 52); }
+
+template <class T>
+MULTISAMPLE_FUNCTION T larger(T x, T y) {
+  return x < y ? y : x;
+}
+MULTISAMPLE_FUNCTION i32 bounded(i32 x, i32 least, i32 most) { return x < least ? least : x > most ? most : x; }
+
+// x 2^e. Only the last product rounds, unless x is subnormal.
+MULTISAMPLE_FUNCTION double scaled(double x, i32 e) {
+  const i32 all = bounded(e, -2044, 2046), last = bounded(all, -1022, 1023);
+  return mul_rn(mul_rn(x, power_of_two(all - last)), power_of_two(last));
+}
+// The same with a branch, since products of float64 take long on many GPUs.
+MULTISAMPLE_FUNCTION double scaled_unless_0(double x, i32 e) { return e == 0 ? x : scaled(x, e); }
+MULTISAMPLE_FUNCTION float scaled(float x, i32 e) { return to_float(scaled(to_double(x), e)); }
+
+// The exponent of zero, and that of a block without weights: less than any sum of exponents.
+constexpr i32 kNoExponent = -16384;
+
+// x = fraction_of(x) 2^exponent_of(x). The fraction of a subnormal is at least 2^-52, and others are at least 1.
+MULTISAMPLE_FUNCTION i32 exponent_of(double x) {
+  const u64 magnitude = float_bits(x) << 1;
+  const i32 field = static_cast<i32>(magnitude >> 53);
+  return magnitude == 0 ? kNoExponent : (field == 0 ? 1 : field) - 1023;
+}
+MULTISAMPLE_FUNCTION double fraction_of(double x) { return scaled(x, -exponent_of(x)); }
+
+// Weights of a computing type: biased exponents, and the range in which the largest weight needs no scaling. There,
+// sums cannot overflow, and what products of smaller weights lose is less than the rounding of the sum.
+template <class Real>
+struct WeightRange;
+
+template <>
+struct WeightRange<float> {
+  static constexpr u32 kShift = 24, kBias = 127, kLeast = kBias - 110, kMost = kBias + 99;
+};
+template <>
+struct WeightRange<double> {
+  static constexpr u32 kShift = 53, kBias = 1023, kLeast = kBias - 400, kMost = kBias + 399;
+};
 
 // The weights of a group's four normals: in the first moment, and in the second. They differ with antithetic noise,
 // where two columns have the same normal with either sign.
@@ -23,6 +69,10 @@ struct alignas(16) GroupWeights<Real, false> {
   MULTISAMPLE_FUNCTION static GroupWeights of(const Real (&w)[kWidth]) { return {{w[0], w[1], w[2], w[3]}}; }
   MULTISAMPLE_FUNCTION Real first(u32 k) const { return w[k]; }
   MULTISAMPLE_FUNCTION Real second(u32 k) const { return w[k]; }
+  MULTISAMPLE_FUNCTION void scale(i32 e) {
+#pragma unroll
+    for (u32 k = 0; k < kWidth; ++k) w[k] = scaled(w[k], e);
+  }
 };
 
 template <class Real>
@@ -35,6 +85,13 @@ struct alignas(16) GroupWeights<Real, true> {
   }
   MULTISAMPLE_FUNCTION Real first(u32 k) const { return differences[k]; }
   MULTISAMPLE_FUNCTION Real second(u32 k) const { return sums[k]; }
+  MULTISAMPLE_FUNCTION void scale(i32 e) {
+#pragma unroll
+    for (u32 k = 0; k < kWidth; ++k) {
+      differences[k] = scaled(differences[k], e);
+      sums[k] = scaled(sums[k], e);
+    }
+  }
 };
 
 // Sums of w z and of w z^2.
@@ -50,6 +107,10 @@ struct MomentSums {
       first = fma_rn(w.first(k), z[k], first);
       if (with_second) second = fma_rn(w.second(k), mul_rn(z[k], z[k]), second);
     }
+  }
+  MULTISAMPLE_FUNCTION void scale(i32 e) {
+    first = scaled(first, e);
+    if (with_second) second = scaled(second, e);
   }
 };
 
@@ -71,14 +132,35 @@ MULTISAMPLE_FUNCTION void put_moment(void* to, u64 row, double x, u32 result_typ
   static_cast<Real*>(to)[row] = number;
 }
 
-// Stores the moments of a row, from the sums of w, w z and w z^2.
+// (sigma first + weight mu) 2^e. No intermediate result overflows or loses bits.
+MULTISAMPLE_FUNCTION double first_moment(double sigma, double first, double weight, double mu, i32 e) {
+  const i32 of_noise = exponent_of(sigma) + exponent_of(first), of_mean = exponent_of(weight) + exponent_of(mu);
+  const i32 most = larger(of_noise, of_mean);
+  const double mean = scaled(mul_rn(fraction_of(weight), fraction_of(mu)), of_mean - most);
+  return scaled(fma_rn(scaled(fraction_of(sigma), of_noise - most), fraction_of(first), mean), most + e);
+}
+
+// The same for sigma^2 second 2^e.
+MULTISAMPLE_FUNCTION double second_moment(double sigma, double second, i32 e) {
+  const double fraction = fraction_of(sigma);
+  return scaled(mul_rn(mul_rn(fraction, fraction), fraction_of(second)),
+                2 * exponent_of(sigma) + exponent_of(second) + e);
+}
+
+// Stores the moments of a row, from the sums of w, w z and w z^2. In float64, these lack the factor 2^e.
 template <class Real>
-MULTISAMPLE_FUNCTION void put_moments(const Launch& call, u64 row, double weight, double first, double second) {
+MULTISAMPLE_FUNCTION void put_moments(const Launch& call, u64 row, double weight, double first, double second, i32 e) {
   const double mu = rounded<double>(element<Real>(mu_of(call), row));
   const double sigma = rounded<double>(element<Real>(sigma_of(call), row));
-  put_moment<Real>(call.first, row, fma_rn(sigma, first, mul_rn(weight, mu)), call.type);
+  // In float64, no product of float32 overflows or loses bits.
+  const bool is_direct =
+      sizeof(Real) == 4 || (e == 0 && sigma >= 0x1p-400 && sigma <= 0x1p400 && mu >= -0x1p400 && mu <= 0x1p400);
+  put_moment<Real>(call.first, row,
+                   is_direct ? fma_rn(sigma, first, mul_rn(weight, mu)) : first_moment(sigma, first, weight, mu, e),
+                   call.type);
   if (call.results > 1) {
-    put_moment<Real>(call.second, row, mul_rn(mul_rn(sigma, sigma), second), call.type);
+    put_moment<Real>(call.second, row,
+                     is_direct ? mul_rn(mul_rn(sigma, sigma), second) : second_moment(sigma, second, e), call.type);
   }
 }
 
@@ -93,21 +175,55 @@ struct MomentList {
   Weights* weights;
   u32* counts;  // of each warp
   u32 count;
+  i32 exponent;  // Listed weights are those of the call divided by 2^exponent; kNoExponent before the first one.
 
-  // Looks at groups [begin, min(end, begin + kFill)) and appends those with a nonzero weight. Returns the sum of this
-  // thread's weights. All threads of the block take part.
+  // The largest `x` of the block's threads, which all take part.
+  MULTISAMPLE_FUNCTION u32 largest_of_block(u32 x) {
+    const u32 lane = threadIdx.x % 32;
+#pragma unroll
+    for (u32 step = 1; step < 32; step *= 2) {
+      x = larger(x, from_lane(x, lane ^ step));
+    }
+    __syncthreads();
+    if (lane == 0) counts[threadIdx.x / 32] = x;
+    __syncthreads();
+    for (u32 k = 0; k < kMomentThreads / 32; ++k) x = larger(x, counts[k]);
+    return x;
+  }
+
+  // The exponent for weights of which the largest has this biased exponent.
+  MULTISAMPLE_FUNCTION static i32 needed_exponent(u32 field) {
+    using Range = WeightRange<Real>;
+    if (field >= Range::kLeast && field <= Range::kMost) return 0;
+    return static_cast<i32>(field + 1) - static_cast<i32>(Range::kBias);
+  }
+
+  // Raises the exponent to `least` if it is lower, and scales the list accordingly.
+  MULTISAMPLE_FUNCTION void raise(i32 least) {
+    if (least <= exponent) return;
+    for (u32 k = threadIdx.x; k < count; k += kMomentThreads) weights[k].scale(exponent - least);
+    exponent = least;
+  }
+
+  // Looks at groups [begin, min(end, begin + kFill)) and appends those with a nonzero weight. May raise the exponent.
+  // Returns the sum of this thread's weights, scaled. All threads of the block take part.
   MULTISAMPLE_FUNCTION double fill(u64 begin, u64 end, u64 offset, const Keys<Real>& keys, const Launch& call,
                                    const MomentGeometry& geometry) {
     const u64 group = begin + threadIdx.x;
     Real w[kColumns];
-    bool counts_here = false;
+    auto largest = float_bits(Real{0});  // of the bits of weights without their signs
 #pragma unroll
     for (u32 k = 0; k < kColumns; ++k) {
       const u64 column = group * kColumns + k - geometry.skip;  // Wraps before the first column.
       const bool inside = threadIdx.x < kFill && group < end && column < call.columns;
       w[k] = inside ? element<Real>(weights_of(call), column) : Real{0};
-      counts_here = counts_here || w[k] != 0;
+      const auto magnitude = float_bits(w[k]) << 1;
+      largest = larger(largest, magnitude);
     }
+    // Three counts of threads in one number: those with a weight, with one that is not too small, with a too large one.
+    using Range = WeightRange<Real>;
+    const u32 field = static_cast<u32>(largest >> Range::kShift);
+    const u32 counts_here = u32{largest != 0} | u32{field >= Range::kLeast} << 10 | u32{field > Range::kMost} << 20;
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     u32 before = counts_here;
 #pragma unroll
@@ -124,12 +240,21 @@ struct MomentList {
       if (k < warp) before += counts[k];
       all += counts[k];
     }
-    if (counts_here) {
+    const u32 listed = all % 1024;
+    before %= 1024;
+    if (listed > 0) {
+      const bool is_ordinary = all >> 10 != 0 && all >> 20 == 0;
+      raise(is_ordinary ? 0 : needed_exponent(largest_of_block(field)));
+      if (exponent != 0) {
+        for (u32 k = 0; k < kColumns; ++k) w[k] = scaled(w[k], -exponent);
+      }
+    }
+    if (largest != 0) {
       const u64 first_group = call.first_column / kColumns;
       columns[count + before] = GroupNoise::of(static_cast<u32>(first_group + group), offset, keys);
       weights[count + before] = Weights::of(w);
     }
-    count += all;
+    count += listed;
     __syncthreads();
     double sum = 0;
 #pragma unroll
@@ -176,7 +301,7 @@ MULTISAMPLE_FUNCTION void sum_moments(const Launch& call, const MomentGeometry& 
   const u64 first_group = segment * length, groups_left = geometry.groups - first_group;
   const u64 last_group = first_group + (groups_left < length ? groups_left : length);
   const u64 offset = value_of(call.offset, call.offset_at);
-  List list{columns, weights, counts, 0};
+  List list{columns, weights, counts, 0, kNoExponent};
   double weight_sum = 0;
   for (u32 sweep = 0; sweep < geometry.sweeps; ++sweep) {
     const u64 tile = static_cast<u64>(sweep_block) * geometry.sweeps + sweep;
@@ -195,7 +320,13 @@ MULTISAMPLE_FUNCTION void sum_moments(const Launch& call, const MomentGeometry& 
       if (sweep == 0) {
         list.count = 0;
         do {
-          weight_sum += list.fill(next, last_group, offset, keys, call, geometry);
+          const i32 exponent = list.exponent;
+          const double more = list.fill(next, last_group, offset, keys, call, geometry);
+          if (exponent != list.exponent && exponent != kNoExponent) {
+            weight_sum = scaled(weight_sum, exponent - list.exponent);
+            for (u32 r = 0; r < rows; ++r) totals[r].scale(exponent - list.exponent);
+          }
+          weight_sum += more;
           next += List::kFill;
         } while (next < last_group && list.count <= List::kFill);
       }
@@ -220,18 +351,23 @@ MULTISAMPLE_FUNCTION void sum_moments(const Launch& call, const MomentGeometry& 
     }
     __syncthreads();
     const u64 sums_of_segment = kOrder * all_rows;
+    // In float64, sums of float32 need no scaling.
+    const i32 undone = sizeof(Real) == 8 || list.exponent == kNoExponent ? 0 : list.exponent;
+    const double weight = scaled_unless_0(weight_sums[0], undone);
     if (tile == 0 && threadIdx.x == 0 && geometry.finishing_blocks > 0) {
-      call.scratch[geometry.segments * sums_of_segment + segment] = weight_sums[0];
+      double* const to = call.scratch + geometry.segments * sums_of_segment + 2 * segment;
+      to[0] = weight;
+      to[1] = list.exponent;
     }
     if (slot > 0) continue;
 #pragma unroll
     for (u32 r = 0; r < rows; ++r) {
       const u64 row = first_row + r * geometry.team;
       if (row >= all_rows) continue;
-      const double first = sums[kOrder * r][threadIdx.x];
-      const double second = with_second ? sums[kOrder * r + kOrder - 1][threadIdx.x] : 0;
+      const double first = scaled_unless_0(sums[kOrder * r][threadIdx.x], undone);
+      const double second = with_second ? scaled_unless_0(sums[kOrder * r + kOrder - 1][threadIdx.x], undone) : 0;
       if (geometry.finishing_blocks == 0) {
-        put_moments<Real>(call, row, weight_sums[0], first, second);
+        put_moments<Real>(call, row, weight, first, second, list.exponent);
       } else {
         double* const to = call.scratch + segment * sums_of_segment + kOrder * row;
         to[0] = first;
@@ -273,17 +409,37 @@ __global__ void __launch_bounds__(kMomentThreads) finish_moments_kernel(
   const u64 all_rows = call.shared_noise ? 1 : call.rows;
   const u64 first_row = call.shared_noise ? 0 : static_cast<u64>(blockIdx.x) * width;
   const u64 row = first_row + threadIdx.x % width;
+  // The weights and the exponents of the segments, in turn.
+  const double* const weights = call.scratch + order * segments * all_rows;
+  i32 exponent = 0;
+  if constexpr (sizeof(Real) == 8) {
+    double largest = kNoExponent;
+    for (u32 segment = threadIdx.x; segment < segments; segment += kMomentThreads) {
+      largest = larger(largest, weights[2 * segment + 1]);
+    }
+    sums[0][threadIdx.x] = largest;
+    for (u32 half = kMomentThreads / 2; half > 0; half /= 2) {
+      __syncthreads();
+      if (threadIdx.x < half) sums[0][threadIdx.x] = larger(sums[0][threadIdx.x], sums[0][threadIdx.x + half]);
+    }
+    __syncthreads();
+    exponent = static_cast<i32>(sums[0][0]);
+    __syncthreads();
+  }
+  const auto of_segment = [&](double x, u32 segment) {
+    return sizeof(Real) == 8 ? scaled(x, static_cast<i32>(weights[2 * segment + 1]) - exponent) : x;
+  };
   double first = 0, second = 0, weight = 0;
   if (row < all_rows) {
 #pragma unroll 4
     for (u32 segment = threadIdx.x / width; segment < segments; segment += kMomentThreads / width) {
       const double* const of_row = call.scratch + order * (segment * all_rows + row);
-      first += of_row[0];
-      if (order == 2) second += of_row[1];
+      first += of_segment(of_row[0], segment);
+      if (order == 2) second += of_segment(of_row[1], segment);
     }
   }
   for (u32 segment = threadIdx.x; segment < segments; segment += kMomentThreads) {
-    weight += call.scratch[order * segments * all_rows + segment];
+    weight += of_segment(weights[2 * segment], segment);
   }
   sums[0][threadIdx.x] = first;
   sums[1][threadIdx.x] = second;
@@ -297,10 +453,10 @@ __global__ void __launch_bounds__(kMomentThreads) finish_moments_kernel(
   if (call.shared_noise) {
     for (u64 r = static_cast<u64>(blockIdx.x) * kMomentThreads + threadIdx.x; r < call.rows;
          r += static_cast<u64>(gridDim.x) * kMomentThreads) {
-      put_moments<Real>(call, r, sums[2][0], sums[0][0], sums[1][0]);
+      put_moments<Real>(call, r, sums[2][0], sums[0][0], sums[1][0], exponent);
     }
   } else if (threadIdx.x < width && row < all_rows) {
-    put_moments<Real>(call, row, sums[2][0], sums[0][threadIdx.x], sums[1][threadIdx.x]);
+    put_moments<Real>(call, row, sums[2][0], sums[0][threadIdx.x], sums[1][threadIdx.x], exponent);
   }
 }
 

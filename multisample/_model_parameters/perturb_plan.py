@@ -34,7 +34,7 @@ from .._randomness.generator import WORD_64, Key
 from .._randomness.seed_argument import MOST_OFFSETS, key_words, keys_in
 from .._reading import coefficients_reader
 from .._stream_order import order_after, order_before
-from .populations import PLAIN, Batch, Variant, decays_of, factor_words, members_of, variant_of, words_reader
+from .populations import DECAYED, PLAIN, Batch, Variant, decays_of, factors_of, members_of, variant_of, words_reader
 from .spans import Block, Shards, one_of, packer_of, spans_of, whole
 from .structures import ACCEPTED, Structure, ids_of
 from .ties import Memory, Ties, memory_of, ties_of
@@ -83,10 +83,13 @@ def perturbed(
         and 0 <= seed[0] < WORD_64 > MOST_OFFSETS > seed[1] >= 0
     ):
         word, offset = seed
-    if (
-        type(word) is not int or not 0 <= word < WORD_64 or type(member) is not int or not 0 <= member < ROWS - length
-        or type(decay) is not int or decay or batch is not None
-    ):  # fmt: skip
+    is_usual = (
+        type(word) is int and 0 <= word < WORD_64 and type(member) is int and 0 <= member < ROWS - length
+        and batch is None
+    )  # fmt: skip
+    if is_usual and type(decay) is float and 0 < decay <= 1:
+        decays, variant = [decay] * len(parameters.arrays), DECAYED
+    elif not is_usual or type(decay) is not int or decay:
         is_number = type(values) is float or (vector is not None and not vector.shape)
         seed, word, offset, member, decays, variant = _varied(
             length, is_number, seed, member, decays_of(decay, parameters), batch
@@ -235,6 +238,7 @@ def _planned(request: Request, memory: Memory, ties: Ties) -> Callable[..., Sequ
     changed = operator.itemgetter(*written) if 0 < len(written) < len(sources) else None
     notify = None if is_fresh else library.written()
     record = library.recorder(request.parameters.arrays) if is_fresh else None
+    packed_factors = factors_of(reals)
     last = [b""]  # The addresses of the last call, whose ties are known.
 
     def have_ties(packed: bytes, parameters: Structure, out: Structure | None) -> bool:
@@ -269,7 +273,7 @@ def _planned(request: Request, memory: Memory, ties: Ties) -> Callable[..., Sequ
             reads = zip(arrays, sources, strict=True)
             _converted = [x if operand.read is None else operand.read(x) for x, operand in reads]
             sources_at = library.addresses(_converted)
-        factors = () if decays is None else (factor_words(decays, reals),)
+        factors = () if decays is None else (packed_factors(tuple(decays)),)
         launches = []  # All that can fail precedes the first launch.
         words = word, offset, 0, 0, member, None
         for launch, geometry_of, none, stream_of, read, spans_at, device, indices, read_words in groups:
@@ -301,11 +305,11 @@ def _planned(request: Request, memory: Memory, ties: Ties) -> Callable[..., Sequ
             notify(results if changed is None else changed(results))
         if record is None:
             return results
-        return record(results, arrays, factors[0].view(np.float64).tolist() if factors else None, variant.size)
+        return record(results, arrays, np.frombuffer(*factors).tolist() if factors else None, variant.size)
 
     def run_one(
         packed: bytes, parameters: Structure, out: Any, values: Any, given: Any, seed: Any, word: int, offset: int,
-        member: int, decays: None,
+        member: int, decays: list[float] | None,
     ) -> Sequence[Any] | None:  # fmt: skip
         """A faster `run` for one array."""
         if packed != last[0] and not have_ties(packed, parameters, out):
@@ -318,15 +322,18 @@ def _planned(request: Request, memory: Memory, ties: Ties) -> Callable[..., Sequ
         stream = 0 if stream_of is None else stream_of(arrays[0])
         geometry = None if geometry_of is None else geometry_of(None, 0)
         weights, _owner = read(values, given, stream)
-        spans = spans_at(packed, targets_at)
+        factors = () if decays is None else (packed_factors(tuple(decays)),)
+        spans = spans_at(packed, targets_at, *factors)
         launch(geometry, none, none, weights, spans, none, none, word, offset, 0, 0, member, 0, stream, 0)
         if notify is not None:
             notify(results)
-        return results if record is None else record(results, arrays, None, None)
+        if record is None:
+            return results
+        return record(results, arrays, np.frombuffer(*factors).tolist() if factors else None, None)
 
     if len(sources) != len(groups) or len(groups) > 1 or not (is_fresh or in_place) or library.names_streams:
         return run
-    if converts or vector is not None or variant is not PLAIN:
+    if converts or vector is not None or variant not in (PLAIN, DECAYED):
         return run
     ((launch, geometry_of, none, stream_of, read, spans_at, *_),) = groups
     make, pack, address = makers[0], struct.Struct("q").pack, library.address
@@ -446,7 +453,7 @@ def _groups(request: Request, memory: Memory, ties: Ties) -> list[_Group]:
         groups.append(
             _Group(
                 launcher.run, launcher.geometry, None if launcher.takes_arrays else 0,
-                library.stream(device) if on_device else None, read, packer_of(found, variant.has_decay), device,
+                library.stream(device) if on_device else None, read, packer_of(found), device,
                 arrays, words_reader(keys, library, device, variant.member) if variant.seed or variant.member else None,
             )
         )  # fmt: skip

@@ -47,7 +47,7 @@ class Variant(NamedTuple):
     """Whether coefficients have the axis of the population."""
 
 
-PLAIN = Variant()
+PLAIN, DECAYED = Variant(), Variant(has_decay=True)
 
 
 def variant_of(
@@ -192,11 +192,13 @@ def factor_of(decay: float, real: str) -> float:
     return float(np.float32(factor))
 
 
-def factor_words(decays: Sequence[float], reals: Sequence[str]) -> HostArray:
-    """The value of `Span.factor` for each parameter: ``1 - decay`` in its computing type, as a word of 64 bits."""
-    factors = np.array([factor_of(decay, real) for decay, real in zip(decays, reals, strict=True)], np.float64)
-    words: HostArray = factors.view(np.int64)
-    return words
+def factors_of(reals: Sequence[str]) -> Callable[[tuple[float, ...]], bytes]:
+    """``pack(decays)``: the values of `Span.factor`, ``1 - decay`` of each parameter in its computing type."""
+
+    def pack(decays: tuple[float, ...]) -> bytes:
+        return np.array([factor_of(decay, real) for decay, real in zip(decays, reals, strict=True)]).tobytes()
+
+    return functools.lru_cache(8)(pack)
 
 
 assert np.float64(1).view(np.int64) == UNIT_FACTOR

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from multisample.backends.contract import HostArray
 from multisample.backends.launch import SPAN, Span
 
 from .._checks.operands import item_size
@@ -95,29 +94,27 @@ def spans_of(pair: tuple[tuple[Operand, int], tuple[Operand, int]], block: Block
     return spans
 
 
-def packer_of(spans: list[tuple[int, Span]], has_factors: bool = False) -> Callable[..., bytes]:
-    """``spans_at(sources, targets, factors=None)``: packed spans, for packed addresses of all arrays.
+def packer_of(spans: list[tuple[int, Span]]) -> Callable[..., bytes]:
+    """``spans_at(sources, targets, factors=b"")``: packed spans, for packed addresses of all arrays.
 
-    Calls mostly repeat their addresses. Beside each span is the index of its array, to which the span is relative. With
-    `has_factors`, `factors` has the field `factor` for each array.
+    Calls mostly repeat their addresses. Beside each span is the index of its array, to which the span is relative.
+    `factors` has the field `factor` for each array.
     """
     relative, of_span = np.array([x for _, x in spans], np.int64), np.array([k for k, _ in spans], np.intp)
     (k, (source, target, *rest)), address_of = spans[0], struct.Struct("q").unpack_from
     pack_pair, constant = struct.Struct("2q").pack, SPAN.pack(0, 0, *rest)[16:]
 
-    def pack_one(
-        sources: bytes, targets: bytes, factors: None = None
-    ) -> bytes:  # Results may have new addresses in each call.
-        return pack_pair(source + address_of(sources, 8 * k)[0], target + address_of(targets, 8 * k)[0]) + constant
+    def pack_one(sources: bytes, targets: bytes, factors: bytes = b"") -> bytes:
+        # Results may have new addresses in each call.
+        pair = pack_pair(source + address_of(sources, 8 * k)[0], target + address_of(targets, 8 * k)[0])
+        return pair + constant[:-8] + factors[8 * k : 8 * k + 8] if factors else pair + constant
 
-    def pack(sources: bytes, targets: bytes, factors: HostArray | None = None) -> bytes:
+    def pack(sources: bytes, targets: bytes, factors: bytes = b"") -> bytes:
         table = relative.copy()
         for column, addresses in enumerate((sources, targets)):
             table[:, column] += np.frombuffer(addresses, np.int64)[of_span]
-        if factors is not None:
-            table[:, -1] = factors[of_span]
+        if factors:
+            table[:, -1] = np.frombuffer(factors, np.int64)[of_span]
         return bytes(table)
 
-    if has_factors:
-        return pack
     return functools.lru_cache(8)(pack_one if len(spans) == 1 else pack)

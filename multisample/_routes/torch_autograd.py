@@ -125,8 +125,9 @@ class _RecordedSample:
         inputs = inspect_inputs(TORCH, call)
         self.dims, lengths = inputs.dims, matrix_shape(inputs, call.layout)
         self.lengths = None if inputs.shape == lengths else lengths
+        self.axis = -2 if call.layout == "nd" else -1
         # Whether the kernel's sums are the gradients of mu and sigma without a change of shape or type.
-        real = dtype_of(MATRIX_TYPES[self.plan.dtype].computing)
+        self.real = real = dtype_of(kind.computing)
         self.has_plain_gradients = all(
             isinstance(x, torch.Tensor) and x.requires_grad and x.dim() == 1 and x.dtype is real
             for x in (call.mu, call.sigma)
@@ -167,6 +168,9 @@ class _SampleFunction(torch.autograd.Function):
         recorded, words, window = ctx.drawn
         if recorded.lengths is not None:
             grad = grad.reshape(grad.shape[: grad.dim() - len(recorded.plan.shape)] + recorded.lengths)
+        needs_mu, needs_sigma, _ = ctx.needs_input_grad
+        if not needs_sigma and not is_forked():  # In a forked child, PyTorch's operations on large tensors may hang.
+            return recorded.like("mu", grad.sum(recorded.axis, dtype=recorded.real)), None, None
         # Call the operator if PyTorch transforms or compiles the backward pass, or records its gradients.
         # torch.autograd.grad(is_grads_batched=True) passes a batch of PyTorch's older vmap.
         if (
@@ -174,14 +178,13 @@ class _SampleFunction(torch.autograd.Function):
             or grad.is_neg()
         ):  # fmt: skip
             gradients = _by_operator(recorded.call, grad, words, *window)
-        elif ctx.noise and not is_forked():  # In a forked child, PyTorch's product of large tensors may hang.
+        elif ctx.noise and not is_forked():
             gradients = grad.reshape(-1), (grad * ctx.noise[0].reshape(grad.shape)).reshape(-1)
         else:
             drawn = recorded.gradients(None, None, None, grad, words, None, *window)
             gradients = _gradients(recorded, grad, words, *window) if drawn is None else drawn[0]
         if recorded.has_plain_gradients:
             return *gradients, None
-        needs_mu, needs_sigma, _ = ctx.needs_input_grad
         return (
             recorded.like("mu", gradients[0]) if needs_mu else None,
             recorded.like("sigma", gradients[1]) if needs_sigma else None,

@@ -67,6 +67,39 @@ def test_moments_are_those_of_the_sample(
         assert to_numpy(first).tobytes() == to_numpy(moments[0]).tobytes()
 
 
+# Powers of two for weights, and for mu and sigma. Products overflow or lose bits, but the moments are normal numbers.
+SCALES = {
+    "float32": [(124, -60), (-140, 70), (-149, 100), (100, -110), (-120, 0), (-40, 70), (60, -90)],
+    "float64": [(1020, -500), (-1060, 530), (-1074, 999), (999, -999), (-970, 0), (-40, 515), (0, -511), (900, -950)],
+}
+
+
+@pytest.mark.parametrize("antithetic", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_moments_in_range_need_no_terms_in_range(moments_of: Any, to_numpy: Any, dtype: str, antithetic: bool) -> None:
+    options: dict[str, Any] = {"seed": 5, "antithetic": antithetic}
+    for (a, b), (d, n) in itertools.product(SCALES[dtype], [(3, 5), (20, 1100)]):
+        w, mu, sigma = vectors(d, n, dtype)
+        w, mu, sigma = np.ldexp(w, a), np.ldexp(mu, b), np.ldexp(sigma, b)
+        w[np.isinf(w)] = np.finfo(dtype).max
+        exact = exact_moments(w, mu, sigma, dtype, **options)
+        exact.check(*map(to_numpy, moments_of(w, mu, sigma, **options)))
+        # mu and sigma of different sizes, where the smaller one matters because the weights add up to almost nothing.
+        w[1::2] = -w[: 2 * (n // 2) : 2]
+        exact = exact_moments(w, np.ldexp(mu, -20), sigma, dtype, **options)
+        exact.check(*map(to_numpy, moments_of(w, np.ldexp(mu, -20), sigma, **options)))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_powers_of_two_of_weights_change_no_bits(moments_of: Any, to_numpy: Any, dtype: str) -> None:
+    w, mu, sigma = vectors(20, 1100, dtype)
+    plain = [to_numpy(x) for x in moments_of(w, mu, sigma, seed=5)]
+    for power in (-90, -100, 105, 115) if dtype == "float32" else (-950, -990, 950, 1010):
+        got = moments_of(np.ldexp(w, power), mu, sigma, seed=5)
+        for x, y in zip(got, plain, strict=True):
+            assert to_numpy(x).tobytes() == np.ldexp(y, power).tobytes()
+
+
 def equal_bits(bits: Any, some: Any, others: Any) -> bool:
     return all((bits(a) == bits(b)).all() for a, b in zip(some, others, strict=True))
 

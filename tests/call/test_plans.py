@@ -202,7 +202,7 @@ def test_the_plan_cache_is_bounded_and_no_other_cache_grows(vectors: Any, monkey
 def test_plans_of_all_operations_share_the_cache() -> None:
     need("torch_ext")
     for _ in range(2):
-        sample(torch.zeros(D, requires_grad=True), T_SIGMA, N, seed=1).sum().backward()
+        sample(T_MU, T_SIGMA.clone().requires_grad_(), N, seed=1).sum().backward()
         weighted_moments(torch.ones(N), T_MU, T_SIGMA, seed=1)
     plans = PLANS._plans.values()
     assert len(plans) == 3

@@ -240,6 +240,34 @@ def test_words_are_read_from_memory(runner: Any, names: tuple[str, ...]) -> None
     )  # fmt: skip
 
 
+def in_stages(n: int, dtype: str, powers: tuple[int, ...]) -> Array:
+    """Weights that have another power of two from one part to the next."""
+    w = np.random.default_rng(n).normal(size=n).astype(dtype)
+    return np.ldexp(w, np.repeat(powers, ceil_div(n, len(powers)))[:n])
+
+
+@pytest.mark.slow
+@requires_gxx
+@pytest.mark.parametrize("antithetic", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "stages"),
+    [("float32", [(-140, -120, 0, 110), (-130, -115), (105, -140, 112, 0)]),
+     ("float64", [(-1060, -980, 0, 1000), (-1050, -1000), (980, -1060, 1005, 0)])],
+)  # fmt: skip
+def test_weights_of_any_size_are_summed(
+    runner: Any, dtype: str, stages: list[tuple[int, ...]], antithetic: bool
+) -> None:
+    cases = [
+        Case(9, n, dtype, shared, antithetic, weights=in_stages(n, dtype, powers), weight_dtype=dtype, recut=recut)
+        for powers in stages for n, shared, recut in (
+            (40, False, {}), (7000, False, {"team": 9, "turns": 400}), (7000, False, {"team": 9, "turns": 11}),
+            (7000, True, {}), (200, False, {"team": 3, "sweeps": 3}),
+        )
+    ]  # fmt: skip
+    for case, moments in zip(cases, run_in_cpp(runner, cases), strict=True):
+        case.check(*moments)
+
+
 @pytest.mark.slow
 @requires_gxx
 def test_nan_weights_reach_every_sum(runner: Any) -> None:

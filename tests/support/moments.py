@@ -47,7 +47,7 @@ def exact_moments(w: Any, mu: Any, sigma: Any, dtype: str = "float32", **options
     last = {"float16": 2.0**-11, "bfloat16": 2.0**-8}.get(dtype, unit)
     m1, m2 = w.sum() * mu + sigma * first, sigma**2 * second
     size = np.abs(mu) * mass + sigma * (np.abs(z) @ np.abs(w))
-    least = 2.0**-24 if dtype == "float16" else 0
+    least = {"float16": 2.0**-24, "bfloat16": 2.0**-133, "float32": 2.0**-149, "float64": 2.0**-1074}[dtype]
     return Exact(
         m1, m2, terms * size + last * np.abs(m1) + least,
         terms * sigma**2 * size_of_second + last * np.abs(m2) + least,

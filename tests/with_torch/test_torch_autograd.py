@@ -9,9 +9,11 @@ import pytest
 import torch
 from tables import ONE_OPTION
 from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import multisample.torch
-from multisample import Generator, sample
+from multisample import Generator, _plan, sample
+from multisample._routes import torch_autograd
 
 D, N = 5, 7
 OPTIONS = ONE_OPTION | {
@@ -298,3 +300,41 @@ def test_one_sample_on_a_cpu_has_the_bits_and_the_gradients_of_others(
         x.backward(grad)
         z = multisample.sample(0 * ones, 1.0, 1, seed=7, **options)
         assert leaf.grad is not None and torch.equal(leaf.grad, (grad * z)[:, 0])
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_the_gradient_of_mu_alone_draws_no_noise(
+    torch_device: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: Any, **options: Any) -> Any:
+        raise AssertionError("noise is drawn")
+
+    real = torch.float32
+    mu, sigma = (x.detach() for x in vectors(torch_device, real))
+    grad = torch.randn((N, D) if options.get("layout") == "nd" else (D, N), device=torch_device)
+    expected = grad.sum(grad.shape.index(N))
+    for column in (False, True):
+        leaf = (mu[:, None] if column else mu).clone().requires_grad_()
+        x = sample(leaf, sigma, N, seed=3, **options)
+        with monkeypatch.context() as patched:
+            patched.setattr(torch_autograd, "_gradients", refuse)
+            patched.setattr(torch_autograd, "_by_operator", refuse)
+            patched.setattr(_plan.Plan, "run", refuse)
+            for is_recorded in (False, True):
+                (found,) = torch.autograd.grad(x, leaf, grad, create_graph=is_recorded)
+                assert found.shape == leaf.shape and torch.allclose(found.reshape(-1), expected, atol=1e-5)
+    leaf = mu.clone().requires_grad_()
+    x = torch.ops.multisample.sample(leaf, sigma, N, seed=3)
+    with _Refusing("multisample::sample_backward"):
+        (found,) = torch.autograd.grad(x, leaf, torch.ones_like(x))
+    assert torch.equal(found, torch.full_like(mu, N))
+
+
+class _Refusing(TorchDispatchMode):
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert not function.name().startswith(self.name)
+        return function(*args, **(kwargs or {}))

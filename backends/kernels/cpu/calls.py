@@ -200,7 +200,8 @@ def set_reader(address: int) -> None:
 
 
 def _find_kernel(dtype: str, shared_noise: bool, antithetic: bool) -> None:
-    place = 4 * ElementType[dtype] + 2 * shared_noise + antithetic
+    in_python: Any = _place_of
+    place = in_python.py_func(ElementType[dtype], shared_noise, antithetic)
     if not _kernels[place]:
         _kernels[place] = window_address(dtype, shared_noise, antithetic)
 

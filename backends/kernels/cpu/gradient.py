@@ -229,36 +229,16 @@ def _part_function(dtype: str) -> Callable[..., Any]:
         totals, draws = stack_array(both, np.float64), launch[WORD.second] != 0
         for r in range(height):
             totals[r] = totals[most_places + r] = 0.0
+        band = (
+            totals, source, row_stride, column_stride, height, count, first_row + top, position, stream, antithetic,
+            draws,
+        )  # fmt: skip
         if is_shared:
             sum_shared(totals, source, row_stride, column_stride, height, count, position, stream, antithetic, draws)
         elif rows >= _MANY_ROWS and (row_stride == size or columns <= _FEW_COLUMNS):
-            sum_down(
-                totals,
-                source,
-                row_stride,
-                column_stride,
-                height,
-                count,
-                first_row + top,
-                position,
-                stream,
-                antithetic,
-                draws,
-            )
+            sum_down(*band)
         else:
-            sum_along(
-                totals,
-                source,
-                row_stride,
-                column_stride,
-                height,
-                count,
-                first_row + top,
-                position,
-                stream,
-                antithetic,
-                draws,
-            )
+            sum_along(*band)
         for k in range(2):
             to = launch[WORD.second if k else WORD.first]
             if of_segments != 0:

@@ -1,7 +1,8 @@
 """Weighted moments on the CPU: groups with a weight other than 0 are listed once, then drawn and summed by tiles.
 
 The order of the sums depends on the weights alone, so that any number of threads gives the same bits. A sum in the
-computing type has at most 16 terms before it is added to a float64 sum.
+computing type has at most 16 terms before it is added to a float64 sum. Products with very large or very small weights
+would overflow or lose bits, so the weights of such a call are divided by a power of two.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from numba import types
 
 from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.kernels.compilation import callee, inline, source_digest
-from multisample.backends.kernels.stream.arithmetic import fma
+from multisample.backends.kernels.stream.arithmetic import float_bits, fma, from_float_bits
 from multisample.backends.kernels.stream.rounding import NARROWING
 
 from .addresses import c_address, numbers_at, vector_at
@@ -37,19 +38,78 @@ _STRIP, _SUMS, _CHAIN = 8, 16, 16
 _BOTH_SUMS = 2 * _SUMS
 _STRIP_SUMS = _STRIP * _BOTH_SUMS
 
+# The exponents of the largest weight with which sums need no scaling: csrc/cuda/moments_kernel.cuh has the same.
+_ORDINARY_EXPONENTS = {"float32": (-110, 99), "float64": (-400, 399)}
+# The exponent of zero: less than any sum of exponents.
+_NO_EXPONENT = -16384
+
 allocate = types.ExternalFunction("PyMem_RawCalloc", types.int64(types.int64, types.int64))
 free = types.ExternalFunction("PyMem_RawFree", types.void(types.int64))
 
 
-def _list_function(width: int) -> Callable[..., Any]:
+@inline
+def _power_of_two(e):
+    """``2**e``, for -1022 <= e <= 1023."""
+    return from_float_bits((np.int64(e) + 1023) << 52)
+
+
+@inline
+def _powers_of_two(e):
+    """Two numbers whose product is ``2**e``. A product of x with both is rounded once, unless x is subnormal."""
+    bounded = min(max(np.int64(e), -2044), 2046)
+    last = min(max(bounded, -1022), 1023)
+    return _power_of_two(bounded - last), _power_of_two(last)
+
+
+@inline
+def _scaled(x, e):
+    """``x * 2**e``, for a float64."""
+    first, last = _powers_of_two(e)
+    return x * first * last
+
+
+@inline
+def _exponent_of(x):
+    return _NO_EXPONENT if x == 0 else max(float_bits(x) >> 52 & 0x7FF, 1) - 1023
+
+
+@inline
+def _parts_of(x):
+    """A fraction and an exponent: x = fraction * 2**exponent. The fraction is at least 2**-52."""
+    exponent = _exponent_of(x)
+    return _scaled(x, -exponent), exponent
+
+
+@inline
+def _first_moment(sigma, first, weight, mu, e):
+    """``(sigma * first + weight * mu) * 2**e``. No intermediate result overflows or loses bits."""
+    (s, of_s), (z, of_z), (w, of_w), (m, of_m) = _parts_of(sigma), _parts_of(first), _parts_of(weight), _parts_of(mu)
+    most = max(of_s + of_z, of_w + of_m)
+    mean = _scaled(w * m, of_w + of_m - most)
+    return _scaled(fma(_scaled(s, of_s + of_z - most), z, mean), most + e)
+
+
+@inline
+def _second_moment(sigma, second, e):
+    """The same for ``sigma**2 * second * 2**e``."""
+    (s, of_s), (q, of_q) = _parts_of(sigma), _parts_of(second)
+    return _scaled(s * s * q, 2 * of_s + of_q + e)
+
+
+def _list_function(real: str, width: int) -> Callable[..., Any]:
     """``list_groups(weights, first_column, groups, first, second)`` lists the groups with a weight other than zero.
 
     Groups have `width` columns. `first` and `second` are zeros. `first` gets the weights of each group's four normals,
-    and `second`, with antithetic noise, those of their squares. Returns the number of groups and the sum of weights.
+    and `second`, with antithetic noise, those of their squares. Returns the number of groups, the sum of weights, and
+    the exponent of the power of two by which weights are divided: 0 if the largest weight is an ordinary number.
     """
+    number, (least, most) = getattr(np, real), _ORDINARY_EXPONENTS[real]
 
-    def list_groups(weights, first_column, groups, first, second):
-        skip = first_column % width
+    @inline
+    def list_scaled(weights, first_column, groups, first, second, exponent):
+        """The same with a known exponent. Also returns the largest weight without its sign."""
+        factor, rest = _powers_of_two(-exponent)
+        skip, largest = first_column % width, number(0)
         count, total = 0, 0.0
         for g in range((skip + weights.size + width - 1) // width):
             begin, end = max(g * width - skip, 0), min((g + 1) * width - skip, weights.size)
@@ -59,16 +119,29 @@ def _list_function(width: int) -> Callable[..., Any]:
             if is_listed:
                 groups[count] = np.uint64(first_column // width + g)
                 for c in range(begin, end):
-                    place = (c + skip) % width
-                    total += weights[c]
+                    place, weight = (c + skip) % width, weights[c]
+                    if exponent != 0:
+                        weight = number(weight * factor * rest)
+                    if abs(weight) > largest:
+                        largest = abs(weight)
+                    total += weight
                     if width == 8:  # Two columns have the same normal, with either sign.
                         at = 4 * count + place // 2
-                        first[at] += -weights[c] if place % 2 == 1 else weights[c]
-                        second[at] += weights[c]
+                        first[at] += -weight if place % 2 == 1 else weight
+                        second[at] += weight
                     else:
-                        first[4 * count + place] = weights[c]
+                        first[4 * count + place] = weight
                 count += 1
-        return count, total
+        return count, total, np.float64(largest)
+
+    def list_groups(weights, first_column, groups, first, second):
+        count, total, largest = list_scaled(weights, first_column, groups, first, second, 0)
+        exponent = _exponent_of(largest)
+        if largest == 0 or least <= exponent <= most:
+            return count, total, 0
+        first[:], second[:] = 0, 0
+        count, total, _ = list_scaled(weights, first_column, groups, first, second, exponent + 1)
+        return count, total, exponent + 1
 
     return list_groups
 
@@ -117,13 +190,17 @@ def _sum_function(real: str) -> Callable[..., Any]:
 
 
 def _storing(dtype: str) -> Callable[..., Any]:
-    """``store(launch, b, top, rows, sums, weight)`` scales and stores moments; `sums` of one row serve all rows."""
+    """``store(launch, b, top, rows, sums, weight, exponent)`` scales and stores moments.
+
+    `sums` of one row serve all rows. They and the sum of weights lack the factor ``2**exponent``.
+    """
     row = MATRIX_TYPES[dtype]
     number, stored, narrow = getattr(np, row.computing), getattr(np, row.stored), NARROWING[dtype]
+    is_wide = row.computing == "float64"  # In float64, no product of float32 overflows or loses bits.
     mu_at, sigma_at, size = input_place("mu", number), input_place("sigma", number), row.size
 
     @inline
-    def store(launch, b, top, rows, sums, weight):
+    def store(launch, b, top, rows, sums, weight, exponent):
         one_mu, one_sigma = stack_array(1, number), stack_array(1, number)
         at_mu, mu_stride = mu_at(launch, b, top, one_mu)
         at_sigma, sigma_stride = sigma_at(launch, b, top, one_sigma)
@@ -135,9 +212,13 @@ def _storing(dtype: str) -> Callable[..., Any]:
         for r in range(rows):
             of_row = sums[0 if sums.shape[0] == 1 else r]
             m, s = np.float64(mu[r]), np.float64(sigma[r])
-            first[r] = narrow(number(fma(s, of_row[0], weight * m)))
+            if is_wide and (exponent != 0 or not (2.0**-400 <= s <= 2.0**400 and abs(m) <= 2.0**400)):
+                m1, m2 = _first_moment(s, of_row[0], weight, m, exponent), _second_moment(s, of_row[1], exponent)
+            else:
+                m1, m2 = _scaled(fma(s, of_row[0], weight * m), exponent), _scaled(s * s * of_row[1], exponent)
+            first[r] = narrow(number(m1))
             if has_second:
-                second[r] = narrow(number(s * s * of_row[1]))
+                second[r] = narrow(number(m2))
 
     return store
 
@@ -149,7 +230,7 @@ def _summing_part(dtype: str) -> Callable[..., Any]:
 
     def sum_part(arguments, index):
         """Store the moments of a band of rows if `totals` is 0; otherwise add the sums of one segment to `totals`."""
-        address, b, lists, most, count, totals, height, weight = arguments
+        address, b, lists, most, count, totals, height, weight, exponent = arguments
         launch = integers_at(address, LAUNCH_WORDS)
         of_first = numbers_at(lists, 4 * count, number)
         of_second = numbers_at(lists + 4 * most * size * half(launch, HALF.antithetic), 4 * count, number)
@@ -164,7 +245,7 @@ def _summing_part(dtype: str) -> Callable[..., Any]:
             sums = stack_array(_MOST_SUMS, np.float64).reshape((_MOST_ROWS, 2))[:height]
             sums[:] = 0
             sum_rows(groups, of_first, of_second, sums, np.uint64(seed), np.uint64(offset), row)
-            store(launch, b, top, height, sums, weight)
+            store(launch, b, top, height, sums, weight, exponent)
             return
         begin = index // bands * _SEGMENT
         end = begin + _SEGMENT
@@ -181,13 +262,13 @@ def _moments_function(dtype: str) -> Callable[..., Any]:
     real = MATRIX_TYPES[dtype].computing
     number, size, store = getattr(np, real), np.dtype(real).itemsize, _storing(dtype)
     list_singles, list_pairs = (
-        callee(_list_function(width), f"cpu-list_groups_{real}{suffix}")
+        callee(_list_function(real, width), f"cpu-list_groups_{real}{suffix}")
         for width, suffix in ((4, ""), (8, "_antithetic"))
     )
     of_part = callee(_summing_part(dtype), f"cpu-sum_part_{dtype}")
 
     @inline
-    def sum_listed(address, b, lists, most, count, weight):
+    def sum_listed(address, b, lists, most, count, weight, exponent):
         """Sum and store the moments of matrix `b`. Returns 1 if there is no memory."""
         launch = integers_at(address, LAUNCH_WORDS)
         is_shared = half(launch, HALF.shared_noise) != 0
@@ -196,20 +277,21 @@ def _moments_function(dtype: str) -> Callable[..., Any]:
         height = min(_MOST_ROWS, (rows + 4 * threads - 1) // (4 * threads) if threads > 1 else rows)
         bands = (rows + height - 1) // height
         if not is_shared and (threads == 1 or rows >= _FEW_ROWS or count <= _SEGMENT):
-            for_each(of_part, (address, b, lists, most, count, 0, height, weight), bands, threads)
+            for_each(of_part, (address, b, lists, most, count, 0, height, weight, exponent), bands, threads)
             return 0
         # The segments' sums are added in the same order as by a thread that has all segments.
         segments = max(1, (count + _SEGMENT - 1) // _SEGMENT)
         totals = allocate(segments * rows, 16)
         if totals == 0:
             return 1
-        for_each(of_part, (address, b, lists, most, count, totals, height, weight), bands * segments, threads)
+        of_all = address, b, lists, most, count, totals, height, weight, exponent
+        for_each(of_part, of_all, bands * segments, threads)
         sums = numbers_at(totals, 2 * rows, np.float64)
         for segment in range(1, segments):
             more = numbers_at(totals + 16 * rows * segment, 2 * rows, np.float64)
             for k in range(2 * rows):
                 sums[k] += more[k]
-        store(launch, b, 0, launch[WORD.rows], sums.reshape((rows, 2)), weight)
+        store(launch, b, 0, launch[WORD.rows], sums.reshape((rows, 2)), weight, exponent)
         free(totals)
         return 0
 
@@ -228,10 +310,10 @@ def _moments_function(dtype: str) -> Callable[..., Any]:
             weights = vector_at(begin, columns, stride, number)
             first_column = numbers_of(launch, b)[3]
             if is_antithetic:
-                count, weight = list_pairs(weights, first_column, groups, of_first, of_second)
+                count, weight, exponent = list_pairs(weights, first_column, groups, of_first, of_second)
             else:
-                count, weight = list_singles(weights, first_column, groups, of_first, of_second)
-            error = sum_listed(address, b, lists, most, count + -count % _ROUND, weight)
+                count, weight, exponent = list_singles(weights, first_column, groups, of_first, of_second)
+            error = sum_listed(address, b, lists, most, count + -count % _ROUND, weight, exponent)
             free(lists)
             if error != 0:
                 return error

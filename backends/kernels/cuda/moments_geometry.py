@@ -45,7 +45,7 @@ class MomentGeometry(NamedTuple):
 
     def scratch_size(self, d: int, shared_noise: bool, order: int) -> int:
         """How many float64 numbers of scratch memory a launch needs."""
-        return self.segments * ((1 if shared_noise else d) * order + 1) if self.finishing_blocks else 0
+        return self.segments * ((1 if shared_noise else d) * order + 2) if self.finishing_blocks else 0
 
 
 @functools.lru_cache(maxsize=1024)
