@@ -123,11 +123,14 @@ class _Moments(torch.autograd.Function):
         ctx.set_materialize_grads(False)
 
     @staticmethod
-    def _sums(ctx: Any, *others: Any) -> tuple[Any, ...]:
-        """The sum of the weights, sigma, the sums of the noise and its squares, and `others`, in the computing type."""
+    def _sums(ctx: Any, draws: bool, *others: Any) -> tuple[Any, ...]:
+        """The sum of the weights, sigma, the sums of the noise and its squares, and `others`, in the computing type.
+
+        Noise that is not drawn counts as 0.
+        """
         weights, mu, sigma, keys = ctx.saved_tensors
         is_batch, real = ctx.static.size is not None, dtype_of(MATRIX_TYPES[name_of(ctx.dtype)].computing)
-        sums = ctx.static.sums(real, weights, sigma if mu is None else mu, keys)
+        sums = ctx.static.sums(real, weights, sigma if mu is None else mu, keys) if draws else (0.0, 0.0)
         # The weights are summed in float64, also if they are float32.
         total = weights.detach().to(real).sum(-1, dtype=torch.float64, keepdim=is_batch).to(real)
         if sigma is not None:
@@ -138,7 +141,8 @@ class _Moments(torch.autograd.Function):
     @staticmethod
     @with_default_floats
     def backward(ctx: Any, *gradients: Any) -> Any:
-        total, deviation, (first, second), of_first, of_second = _Moments._sums(ctx, *(*gradients, None)[:2])
+        draws = ctx.needs_input_grad[3]  # The gradient of mu contains no noise.
+        total, deviation, (first, second), of_first, of_second = _Moments._sums(ctx, draws, *(*gradients, None)[:2])
         _, mu, sigma, _ = ctx.saved_tensors
         of_mu = of_sigma = None
         if of_first is not None:
@@ -152,7 +156,7 @@ class _Moments(torch.autograd.Function):
     def jvp(ctx: Any, static: None, weights: Any, mu: Any, sigma: Any, keys: None) -> Any:
         if weights is not None:
             raise ValueError("weights: expected no tangent, since derivatives are those of mu and sigma only")
-        total, deviation, (first, second), mu, sigma = _Moments._sums(ctx, mu, sigma)
+        total, deviation, (first, second), mu, sigma = _Moments._sums(ctx, True, mu, sigma)
         mu, sigma = (0.0 if x is None else x for x in (mu, sigma))
         results = [mu * total + sigma * first]
         if second is not None:

@@ -106,3 +106,25 @@ def test_errors_name_the_argument() -> None:
         with pytest.raises(ValueError, match=message):
             call()
     assert multisample.__version__
+
+
+@pytest.mark.parametrize("transformed", [False, True])
+def test_the_gradient_of_mu_alone_draws_no_noise(transformed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    from multisample import _plan
+
+    runs = []
+
+    def run(self: Any, *arguments: Any, before: Any = _plan.Plan.run) -> Any:
+        runs.append(self)
+        return before(self, *arguments)
+
+    def total(mu: Any) -> Any:
+        return sum(x.sum() for x in weighted_moments(WEIGHTS[0], mu, SIGMA[0], seed=3))
+
+    monkeypatch.setattr(_plan.Plan, "run", run)
+    leaf = MU[0].clone().requires_grad_()
+    for _ in range(2):  # The first call checks and makes a plan.
+        runs.clear()
+        found = torch.func.grad(total)(MU[0]) if transformed else torch.autograd.grad(total(leaf), leaf)[0]
+    assert len(runs) == 1
+    assert torch.allclose(found, WEIGHTS[0].sum().expand(D))
