@@ -25,6 +25,7 @@ from .launch import (
     PACKED_LAUNCH,
     SPAN,
     STEPS,
+    ElementType,
     Launch,
     Operation,
     Span,
@@ -228,8 +229,8 @@ class DriverBackend(abc.ABC):
             offset: int, seed_at: int, offset_at: int, first_row: int, first_column: int, stream: int, scratch: int,
         ) -> None:  # fmt: skip
             head = pack_head(
-                mu, sigma, weights, matrix, first, second, seed, offset, first_row, first_column, seed_at, offset_at, 0,
-                0, scratch, stream, 0,
+                weights, first, second, seed_at, 0, 0, scratch, stream, 0, offset_at, mu, sigma, matrix, seed, offset,
+                first_row, first_column,
             )  # fmt: skip
             for launch_kernel, kernel, blocks, batch, threads, rest, keys in geometry:
                 parameters = _pack_configuration(blocks, batch, 1, threads, 1, 1, 0, stream, 0, 0) + head + rest
@@ -263,10 +264,13 @@ class DriverBackend(abc.ABC):
             addresses: Sequence[Any], words: tuple[int, int, int, int], stream: int, scratch: int
         ) -> Iterator[_Ready]:
             for moves, length in parts:
-                *operands, seed_at, offset_at, row_at, column_at = map(operator.add, addresses, moves)
-                steps = steps_of_part(length, operands[3] & 31, words[3] & 7 if phase is None else phase)
+                (
+                    mu, sigma, weights, matrix, first, second, seed_at, offset_at, row_at, column_at,
+                ) = map(operator.add, addresses, moves)  # fmt: skip
+                steps = steps_of_part(length, matrix & 31, words[3] & 7 if phase is None else phase)
                 head = pack_head(
-                    *operands, *words, seed_at, offset_at, row_at, column_at, scratch, stream, 0
+                    weights, first, second, seed_at, row_at, column_at, scratch, stream, 0, offset_at, mu, sigma,
+                    matrix, *words,
                 )  # fmt: skip
                 for step in steps:
                     yield step.ready(head, words[0], stream)
@@ -310,8 +314,10 @@ class DriverBackend(abc.ABC):
             first = 0
             for batch, moved in moves:
                 sigma, weights = addresses[1], addresses[2] + moved[2] if moved[2] else addresses[2]
-                places = map(operator.add, addresses[6:], moved[6:])
-                head = pack_head(0, sigma, weights, 0, 0, 0, *words, *places, 0, stream, 0)
+                seed_at, offset_at, row_at, column_at = map(operator.add, addresses[6:], moved[6:])
+                head = pack_head(
+                    weights, 0, 0, seed_at, row_at, column_at, 0, stream, 0, offset_at, 0, sigma, 0, *words
+                )
                 own = spans
                 if first:
                     own = spans.copy()
@@ -361,9 +367,11 @@ def _sample_steps(backend: DriverBackend, launch: Launch, misalignment: int, pha
     dtype = type_name(launch)
     # One geometry for all matrices of a batch, whose addresses may be aligned differently.
     strided, batch = launch.batch > 1 and launch.matrix_step % 32 != 0, max(launch.batch, 1)
+    usual = (ElementType.number, ElementType[computing_name(launch)])
+    may_be_plain = launch.mu_type in usual and launch.sigma_type in usual and not launch.origin_in_memory
     g, packed = geometry(
         launch.rows, launch.columns, dtype, (launch.row_stride, launch.column_stride), misalignment, phase,
-        bool(launch.shared_noise), bool(launch.antithetic), bool(launch.fast_math), strided, batch,
+        bool(launch.shared_noise), bool(launch.antithetic), bool(launch.fast_math), strided, batch, may_be_plain,
     )  # fmt: skip
     key = KernelKey(
         dtype, bool(launch.shared_noise), bool(launch.antithetic), bool(launch.fast_math) and dtype != "float64",

@@ -9,7 +9,7 @@ import numpy as np
 
 from .contract import Backend, Launcher
 from .kernels.cpu.floating_point import has_default_floats
-from .launch import HEAD, Launch, Operation, matrix_of_batch
+from .launch import Launch, Operation, matrix_of_batch
 from .memory.host import address_of, inputs_at
 
 _NAMES: dict[int, str] = {
@@ -65,5 +65,6 @@ def generic_launcher(backend: Backend, launch: Launch) -> Launcher:
 
 # The arguments of `Launcher.run` after the geometry.
 _ARGUMENTS = (
-    *HEAD[:6], "seed", "offset", "seed_at", "offset_at", "first_row", "first_column", "stream", "scratch",
+    "mu", "sigma", "weights", "matrix", "first", "second", "seed", "offset", "seed_at", "offset_at", "first_row",
+    "first_column", "stream", "scratch",
 )  # fmt: skip

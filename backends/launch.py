@@ -82,30 +82,36 @@ class Launch(NamedTuple):
     """
 
     # The head: values of a call. See `packer`.
-    mu: _Input = 0
-    sigma: _Input = 0
     weights: _Input = 0
-    matrix: _Address = 0
     first: _Address = 0
     second: _Address = 0
-    seed: _U64 = 0
-    offset: _U64 = 0
-    first_row: _I64 = 0
-    first_column: _I64 = 0
     seed_at: _Address = 0
-    offset_at: _Address = 0
     first_row_at: _Address = 0
     first_column_at: _Address = 0
     scratch: _Address = 0
     stream: _Address = 0
     threads: _U64 = 0
+    offset_at: _Address = 0
+    mu: _Input = 0
+    sigma: _Input = 0
+    matrix: _Address = 0
+    seed: _U64 = 0
+    offset: _U64 = 0
+    first_row: _I64 = 0
+    first_column: _I64 = 0
 
     # The tail: the same for all calls of a plan.
     mu_stride: _I64 = 0
     sigma_stride: _I64 = 0
-    weights_stride: _I64 = 0
     row_stride: _I64 = 0
     column_stride: _I64 = 0
+    rows: _I64 = 1
+    columns: _I64 = 1
+    mu_type: _U32 = ElementType.number
+    sigma_type: _U32 = ElementType.number
+    weights_type: _U32 = ElementType.number
+    type: _U32 = ElementType.float32
+    weights_stride: _I64 = 0
     mu_step: _I64 = 0
     sigma_step: _I64 = 0
     weights_step: _I64 = 0
@@ -114,13 +120,7 @@ class Launch(NamedTuple):
     seed_step: _I64 = 0
     offset_step: _I64 = 0
     origin_step: _I64 = 0
-    rows: _I64 = 1
-    columns: _I64 = 1
     spans: _I64 = 0
-    mu_type: _U32 = ElementType.number
-    sigma_type: _U32 = ElementType.number
-    weights_type: _U32 = ElementType.number
-    type: _U32 = ElementType.float32
     operation: _U32 = Operation.sample
     results: _U32 = 0
     shared_noise: _U32 = 0
@@ -138,7 +138,7 @@ FORMATS: dict[str, str] = {
 }
 """The format of each field, as of `struct`."""
 
-_HEAD_FIELDS = Launch._fields.index("threads") + 1
+_HEAD_FIELDS = Launch._fields.index("mu_stride")
 HEAD = Launch._fields[:_HEAD_FIELDS]
 """Fields of the head, each of 8 bytes."""
 
@@ -147,13 +147,15 @@ INPUTS = ("mu", "sigma", "weights")
 
 _FORMAT = "".join(FORMATS.values())
 _TAIL = struct.Struct(_FORMAT[_HEAD_FIELDS:])
-# Packers of a head. The key says which of `INPUTS` are numbers.
-_PACK_HEAD = {
-    numbers: struct.Struct(
-        "".join("d" if number else "P" for number in numbers) + _FORMAT[len(INPUTS) : _HEAD_FIELDS]
-    ).pack
-    for numbers in itertools.product((False, True), repeat=len(INPUTS))
-}
+
+
+def _head_packer(numbers: tuple[bool, ...]) -> Callable[..., bytes]:
+    """The packer of a head. `numbers` says which of `INPUTS` are numbers."""
+    formats = FORMATS | {name: "d" for name, number in zip(INPUTS, numbers, strict=True) if number}
+    return struct.Struct("".join(formats[name] for name in HEAD)).pack
+
+
+_PACK_HEAD = {numbers: _head_packer(numbers) for numbers in itertools.product((False, True), repeat=len(INPUTS))}
 
 FIELD_AT: dict[str, int] = {
     # The end of the field minus its size: calcsize counts padding before the last field, and none behind it.

@@ -31,30 +31,32 @@ enum Limit : u64 { kMaxRows = u64{1} << 32, kMaxColumns = u64{1} << 34 };
 // z[r, c] is the noise of row first_row + r (of row 0 with shared noise) and column first_column + c. With antithetic
 // noise, columns of z come in pairs z, -z. An operation ignores the fields that it does not need.
 struct Launch {
-  // The head: values of a call, of 8 bytes each.
-  Input mu, sigma;       // of `rows` elements; for kPerturb, sigma may be the vector of factors: see `Span::factor`
+  // The head: values of a call, of 8 bytes each. A kernel of a small call waits for each line of the constant cache
+  // that it reads: what every sampling kernel reads is adjacent, from offset_at to sigma_type.
   Input weights;         // of `columns` elements; for kPerturb of `rows` elements
-  void* matrix;          // for kPerturb the first `Span`, in host memory
   void *first, *second;  // `rows` contiguous results: of type `type` for kMoments, else of its computing type
-  u64 seed, offset;
-  u64 first_row, first_column;  // first_row + rows <= kMaxRows, first_column + columns <= kMaxColumns
-  // Addresses of these numbers in memory that the kernel can read; null for numbers in the fields above.
+  // Addresses of numbers in memory that the kernel can read; null for numbers in the fields below.
   const u64* seed_at;
-  const u64* offset_at;
   const u64 *first_row_at, *first_column_at;
   double* scratch;  // on CUDA: room for partial sums, see scratch_size()
   void* stream;     // of the device
   u64 threads;      // on the CPU: at most this many, or 0 for no limit
+  const u64* offset_at;
+  Input mu, sigma;  // of `rows` elements; for kPerturb, sigma may be the vector of factors: see `Span::factor`
+  void* matrix;     // for kPerturb the first `Span`, in host memory
+  u64 seed, offset;
+  u64 first_row, first_column;  // first_row + rows <= kMaxRows, first_column + columns <= kMaxColumns
   // The tail: the same for all calls of a plan. Strides are in bytes.
-  i64 mu_stride, sigma_stride, weights_stride;
+  i64 mu_stride, sigma_stride;
   i64 row_stride, column_stride;  // for kSample multiples of the element size; its elements do not overlap
-  // Bytes from one matrix of a batch to the next; 0 for shared operands.
-  i64 mu_step, sigma_step, weights_step, matrix_step, result_step, seed_step, offset_step;
-  i64 origin_step;    // of first_row_at and first_column_at
-  u64 rows, columns;  // at least 1; kPerturb has as many columns as its spans have elements
-  u64 spans;          // how many `Span`s kPerturb has
+  u64 rows, columns;              // at least 1; kPerturb has as many columns as its spans have elements
   u32 mu_type, sigma_type, weights_type;
   u32 type;  // of the matrix's elements, or of the moments
+  i64 weights_stride;
+  // Bytes from one matrix of a batch to the next; 0 for shared operands.
+  i64 mu_step, sigma_step, weights_step, matrix_step, result_step, seed_step, offset_step;
+  i64 origin_step;  // of first_row_at and first_column_at
+  u64 spans;        // how many `Span`s kPerturb has
   u32 operation;
   u32 results;  // how many moments, 1 or 2; 1 for a kSample on the CPU that also stores its noise in `first`, which
                 // has one column, contiguous operands and no batch; else 0

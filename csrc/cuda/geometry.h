@@ -13,6 +13,9 @@
 // With few columns, a block draws all columns of a band of dimensions, and a thread all columns of a few of these
 // dimensions.
 //
+// The plain kernels: a block draws some groups of some rows, and a thread one group of a few rows; or with transposed
+// stores a few groups of a few rows.
+//
 // In a batch of small matrices, a block draws several matrices, and a thread one group of some rows.
 #pragma once
 
@@ -34,6 +37,8 @@ template <bool shared_noise>
 constexpr u32 kStagedThreads = shared_noise ? 256 : 128;
 // kFewColumns: threads of a block.
 constexpr u32 kFewThreads = 128;
+// Threads of a block of the plain kernels.
+constexpr u32 kPlainThreads = 128, kPlainTransposedThreads = 64;
 // kSmallMatrices: maximum rows of a thread, and threads that keep every SM busy. The first row of a thread is
 // expensive, so a call with more groups than kBusyThreads has several rows a thread.
 constexpr u32 kMostSmallRows = 8, kBusyThreads = 1 << 17;
@@ -55,21 +60,24 @@ constexpr u32 kStagedOwnRows = kOwnRows<size> / (antithetic ? 2 : 1);
 
 // With row stores a block goes down a band of rows, with transposed stores along a band of groups.
 struct Geometry {
-  u32 blocks, threads;
+  // What the plain kernels read comes first: see `Launch`.
   u32 groups_per_pass;  // groups that a block draws at once
   u32 one_by_groups;    // 2^20 / groups_per_pass, rounded up: divides a thread index by multiplication and shift
   u32 rows_per_pass;    // row stores, kFewColumns: rows that a block draws at once; kSmallMatrices: those of a matrix
+  u32 blocks_per_band;  // blocks that share a band
+  u32 skip;             // columns of the first group before the window; the largest possible number if the index
+                        // of the first column is in device memory
+  u32 pieces;           // transposed stores: pieces per column, one per thread; kTransposedStaged: dimensions
+  u32 turns;            // kPlain: rows of a thread; kPlainTransposed: groups of a thread
+  // The plain kernels: n / blocks_per_band (transposed: n / pieces) is n one_by_units >> units_shift, for n < 2^31.
+  u32 one_by_units, units_shift;
+  u32 store_kind;       // one of StoreKind
   u32 one_by_rows;      // 2^20 / rows_per_pass, rounded up
   u32 chunk;            // rows (row stores) or groups that a block prepares at once in shared memory: whole passes
   u32 pitch;            // entries of a chunk from one row of a pass to the next; odd, which avoids bank conflicts
   u32 band_rows;        // row stores, kFewColumns: rows of a block
   u32 interleave_log2;  // row stores: a band has every 2^interleave_log2-th pass
   u32 steps;            // row stores: tiles of groups_per_pass groups that a block draws, one after another
-  u32 blocks_per_band;  // blocks that share a band
-  u32 skip;             // columns of the first group before the window; the largest possible number if the index
-                        // of the first column is in device memory
-  u32 store_kind;       // one of StoreKind
-  u32 pieces;           // kTransposed: pieces per column, one per thread; kTransposedStaged: dimensions
   i32 row_step;         // row stores: elements between consecutive rows of a thread; 0 if a thread has one row
   u32 overlap;          // kTransposed: lanes of a warp that repeat the previous warp's work, as sources of the shuffle
   i32 column_step;      // kTransposed: elements between columns
@@ -77,9 +85,10 @@ struct Geometry {
   u32 warps;            // kShifted: warps that the groups of a row fill
   u32 rest;             // kShifted: the remaining groups, which the last block of a band draws after its others
   u32 matrices;         // kSmallMatrices: matrices of a block; else 0, and the grid's y axis counts the matrices
+  u32 blocks, threads;
 };
 
-static_assert(sizeof(Geometry) == 88, "backends/kernels/cuda/geometry.py packs these bytes");
+static_assert(sizeof(Geometry) == 100, "backends/kernels/cuda/geometry.py packs these bytes");
 
 #if !defined(__CUDACC_RTC__)
 
@@ -183,6 +192,33 @@ inline Geometry small_matrices_geometry(const Launch& call, u64 groups) {
   return g;
 }
 
+inline Geometry plain_geometry(const Launch& call, Geometry g, u64 groups) {
+  const u64 all = groups * call.rows;
+  u64 units;
+  if (g.store_kind == kPlainTransposed) {
+    units = ceil_div(call.rows, element_size(call.type) == 8 ? kOwnRows<8> : kOwnRows<4>);
+    g.pieces = static_cast<u32>(units);
+    g.turns = all < 1 << 18 ? 1 : 2;
+    g.threads = kPlainTransposedThreads;
+    g.blocks = static_cast<u32>(ceil_div(units * ceil_div(groups, g.turns), g.threads));
+  } else {
+    const u64 tiles = ceil_div(groups, kPlainThreads);
+    g.groups_per_pass = static_cast<u32>(tiles == 1 ? groups : ceil_div(ceil_div(groups, tiles), 32) * 32);
+    g.one_by_groups = static_cast<u32>(ceil_div(1 << 20, g.groups_per_pass));
+    g.rows_per_pass = static_cast<u32>(min(kPlainThreads / g.groups_per_pass, call.rows));
+    g.threads = static_cast<u32>(ceil_div(g.groups_per_pass * g.rows_per_pass, 32) * 32);
+    units = ceil_div(groups, g.groups_per_pass);
+    g.blocks_per_band = static_cast<u32>(units);
+    const u64 passes = ceil_div(call.rows, g.rows_per_pass);
+    g.turns = all < 1 << 16 ? 1 : 4;
+    g.blocks = static_cast<u32>(ceil_div(passes, g.turns) * units);
+  }
+  g.units_shift = 31;
+  while (u64{1} << (g.units_shift - 31) < units) ++g.units_shift;
+  g.one_by_units = static_cast<u32>(ceil_div(u64{1} << g.units_shift, units));
+  return g;
+}
+
 // `strided` forces kStrided, which supports every stride.
 inline Geometry geometry_of(const Launch& call, bool strided = false) {
   Geometry g{};
@@ -191,6 +227,7 @@ inline Geometry geometry_of(const Launch& call, bool strided = false) {
   const u64 groups = ceil_div(g.skip + call.columns, width);
   if (call.batch > 1 && is_small(call)) return small_matrices_geometry(call, groups);
   g.store_kind = store_kind_of(call, g.skip, groups, strided);
+  if (g.store_kind == kPlain || g.store_kind == kPlainTransposed) return plain_geometry(call, g, groups);
   if (g.store_kind == kFewColumns) return few_columns_geometry(call, g);
   if (g.store_kind == kTransposed) return transposed_geometry(call, g, groups);
   if (g.store_kind == kShifted) {

@@ -1,9 +1,11 @@
 // The block-per-dimension kernel: x[i, j] = mu[i] + sigma[i] z[i, j]. Noise is made in registers, and each element is
-// written once. cuda/rows.cuh has the kernels with row stores, cuda/transposed.cuh those with transposed stores,
-// cuda/few_columns.cuh the one for few columns, and cuda/small_matrices.cuh the one for batches of small matrices.
+// written once. cuda/plain.cuh has the idea, and the kernels of most calls. For large ones, cuda/rows.cuh has the
+// kernels with row stores, cuda/transposed.cuh those with transposed stores, and cuda/few_columns.cuh the one for few
+// columns; cuda/small_matrices.cuh has the one for batches of small matrices.
 #pragma once
 
 #include "cuda/few_columns.cuh"
+#include "cuda/plain.cuh"
 #include "cuda/rows.cuh"
 #include "cuda/small_matrices.cuh"
 #include "cuda/transposed.cuh"
@@ -16,6 +18,10 @@ MULTISAMPLE_FUNCTION void draw(const Launch& call, const Geometry& geometry) {
     draw_transposed<Out, shared_noise, antithetic, fast>(call, geometry);
   } else if constexpr (store_kind == kTransposedStaged) {
     draw_transposed_staged<Out, shared_noise, antithetic, fast>(call, geometry);
+  } else if constexpr (store_kind == kPlain) {
+    draw_plain<Out, shared_noise, antithetic, fast>(call, geometry);
+  } else if constexpr (store_kind == kPlainTransposed) {
+    draw_plain_transposed<Out, shared_noise, antithetic, fast>(call, geometry);
   } else if constexpr (store_kind == kFewColumns) {
     draw_few_columns<Out, shared_noise, antithetic, fast>(call, geometry);
   } else {
@@ -28,6 +34,8 @@ constexpr int kMostThreads = store_kind == kTransposed         ? kTransposedThre
                              : store_kind == kTransposedStaged ? kStagedThreads<shared_noise>
                              : store_kind == kFewColumns       ? kFewThreads
                              : store_kind == kSmallMatrices    ? kSmallThreads
+                             : store_kind == kPlain            ? kPlainThreads
+                             : store_kind == kPlainTransposed  ? kPlainTransposedThreads
                              : store_kind == kShifted          ? kShiftedThreads
                              : store_kind == kStaged           ? kShortRowThreads
                                                                : kThreads;
@@ -41,7 +49,8 @@ constexpr int kBlocksAtOnce =
     : store_kind == kFewColumns && !shared_noise && !antithetic && sizeof(Out) <= 4 ? 8
     : store_kind == kFewColumns && sizeof(Out) == 2                                 ? 0
     : store_kind == kFewColumns                                   ? (antithetic || sizeof(Out) == 8 ? 5 : 0)
-    : store_kind == kSmallMatrices                                ? 0
+    : store_kind == kSmallMatrices || store_kind == kPlain        ? 0
+    : store_kind == kPlainTransposed                              ? 0
     : antithetic || sizeof(Out) == 8                              ? 3
     : store_kind == kShifted                                      ? (shared_noise ? 3 : 4)
     : store_kind == kStaged && shared_noise                       ? 4

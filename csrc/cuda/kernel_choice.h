@@ -21,6 +21,9 @@ enum StoreKind : u32 {
                       // directly where dimensions are contiguous, else through shared memory
   kSmallMatrices,     // scalar stores at any stride, or vectorised stores where a group is aligned, for a batch of
                       // matrices whose groups fit into a block, one per thread
+  // The plain kernels, for calls of usual size whose mu and sigma have the computing type or are numbers:
+  kPlain,            // vectorised stores where a group is aligned, else scalar stores at any stride
+  kPlainTransposed,  // the same where dimensions are contiguous, with pieces in place of groups
 };
 
 // Columns of a group.
@@ -48,10 +51,32 @@ inline bool has_few_columns(const Launch& call, i64 skip, i64 size) {
          (call.column_stride == size && call.row_stride == static_cast<i64>(call.columns) * size);
 }
 
+// Whether a plain kernel is the fastest. The limits are in groups of all rows; measured on an H200.
+inline bool is_plain(const Launch& call, i64 skip, u64 groups) {
+  const u32 size = element_size(call.type), usual = size == 8 ? kFloat64 : kFloat32;
+  if (call.origin_in_memory || call.batch > 1) return false;
+  if ((call.mu_type != usual && call.mu_type != kNumber) || (call.sigma_type != usual && call.sigma_type != kNumber)) {
+    return false;
+  }
+  const u64 all = groups * call.rows, start = reinterpret_cast<u64>(call.matrix) - skip * call.column_stride;
+  if (call.row_stride == size && call.column_stride != size && call.rows > 1) {
+    const u64 own_rows = size == 8 ? 2 : 4;
+    const bool aligned =
+        (start | static_cast<u64>(call.column_stride)) % (own_rows * size) == 0 && call.rows % own_rows == 0;
+    if (!aligned && call.rows < 32) return false;
+    return all <= (size == 8 ? 1 << 16 : aligned ? 1 << 21 : 1 << 18);
+  }
+  const bool aligned = call.column_stride == size && (start | static_cast<u64>(call.row_stride)) % 16 == 0;
+  return all <= (size == 8 || call.shared_noise || (call.antithetic && !aligned) ? 1 << 16 : 1 << 18);
+}
+
 inline StoreKind store_kind_of(const Launch& call, i64 skip, u64 groups, bool strided) {
   if (strided) return kStrided;
   const i64 size = element_size(call.type), quad = size == 2 && !call.antithetic ? 8 : 16;
   if (has_few_columns(call, skip, size)) return kFewColumns;
+  if (is_plain(call, skip, groups)) {
+    return call.row_stride == size && call.column_stride != size && call.rows > 1 ? kPlainTransposed : kPlain;
+  }
   const bool fixed_skip = call.first_column_at == nullptr;
   if (call.column_stride != size) {
     const bool reaches = elements_apart(call, size) < kFarApart && call.rows < kFarApart;

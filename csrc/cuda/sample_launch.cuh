@@ -34,6 +34,8 @@ cudaError_t launch_sample(const Launch& call) {
     case kTransposed: return run(sample_kernel<Out, shared_noise, antithetic, fast, kTransposed>);
     case kTransposedStaged: return run(sample_kernel<Out, shared_noise, antithetic, fast, kTransposedStaged>);
     case kFewColumns: return run(sample_kernel<Out, shared_noise, antithetic, fast, kFewColumns>);
+    case kPlain: return run(sample_kernel<Out, shared_noise, antithetic, fast, kPlain>);
+    case kPlainTransposed: return run(sample_kernel<Out, shared_noise, antithetic, fast, kPlainTransposed>);
     default: return run(sample_kernel<Out, shared_noise, antithetic, fast, kStrided>);
   }
 }

@@ -185,6 +185,8 @@ GRIDS = (
     # window that begins at a group's first column.
     Grid((LEAST, LEAST + 5), range(1, kernel_choice.MOST_FEW_COLUMNS + 2), (0, 8, 0, 3)),
 )
+# The other type of mu, for each computing type.
+OTHER_TYPE = {"float32": np.float64, "float64": np.float32}
 # Several small matrices share a block: `test_batches.py` compares them with launches of one matrix.
 ONLY_IN_BATCHES = {"kSmallMatrices"}
 
@@ -206,12 +208,14 @@ class Case(NamedTuple):
     first: int
     antithetic: bool
     turned: bool
+    usual: bool
+    """Whether mu has the computing type. Else the call has no plain kernel, as if it was larger."""
 
     def store_kind(self, dtype: str, noise: str, fast_math: bool) -> int:
         size = SIZES[dtype]
         cut, _ = geometry.geometry(
             self.d, self.n, dtype, (self.row_stride * size, self.column_stride * size), self.first * size % 32,
-            self.skip, noise == "shared", self.antithetic, fast_math,
+            self.skip, noise == "shared", self.antithetic, fast_math, may_be_plain=self.usual,
         )  # fmt: skip
         return cut.store_kind
 
@@ -224,7 +228,8 @@ def cases(grid: Grid) -> Iterator[Case]:
         turn = sum(divmod(number, len(grid.lengths))) % len(places)
         paired = places if n <= kernel_choice.MOST_FEW_COLUMNS else [places[turn]]
         for place, antithetic in [*((place, False) for place in places), *((place, True) for place in paired)]:
-            yield Case(d, n, top, skip, *place, antithetic, turned=place[1] != 1 and number % 2 == 1)
+            for usual in (False, True):
+                yield Case(d, n, top, skip, *place, antithetic, place[1] != 1 and number % 2 == 1, usual)
 
 
 def test_the_cases_have_every_store_kind() -> None:
@@ -245,9 +250,10 @@ def check_all_layouts(
     memory, size, width = gpu.memory, SIZES[dtype], grid.reference[1]
     integer = f"int{8 * size}"
     on_device = [memory.put(reference.view(np.uint8).reshape(-1)) for reference in references]
-    mu, sigma = map(memory.put, vectors(grid.reference[0], dtype))
+    mu, sigma = vectors(grid.reference[0], dtype)
+    other, mu, sigma = map(memory.put, (mu.astype(OTHER_TYPE[computing(dtype)]), mu, sigma))
     for case in cases(grid):
-        d, n, top, skip, *strides, first, antithetic, turned = case
+        d, n, top, skip, *strides, first, antithetic, turned, usual = case
         length = first + (d - 1) * strides[0] + (n - 1) * strides[1] + 1 + GUARD
         length += -length % 8
         buffer, wanted = memory.poisoned(length * size), memory.poisoned(length * size)
@@ -255,8 +261,9 @@ def check_all_layouts(
         order = -1 if turned else 1
         out = memory.view(buffer, dtype, (d, n)[::order], tuple(strides)[::order], first)
         got = gpu.sample(
-            mu[top : top + d], sigma[top : top + d], n,
-            seed=13, noise=noise, dtype=None if dtype == computing(dtype) else dtype, out=out, fast_math=fast_math,
+            (mu if usual else other)[top : top + d], sigma[top : top + d], n,
+            seed=13, noise=noise, dtype=None if usual and dtype == computing(dtype) else dtype, out=out,
+            fast_math=fast_math,
             dim_offset=top, sample_offset=skip, antithetic=antithetic, layout="nd" if turned else "dn",
         )  # fmt: skip
         assert got is out

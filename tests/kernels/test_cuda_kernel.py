@@ -32,6 +32,7 @@ from multisample.backends.driver import CONFIGURATION_SIZE
 from multisample.backends.kernels.cuda import few_columns as cuda_few_columns
 from multisample.backends.kernels.cuda import group as cuda_group
 from multisample.backends.kernels.cuda import kernel as cuda_kernel
+from multisample.backends.kernels.cuda import plain as cuda_plain
 from multisample.backends.kernels.cuda import rows as cuda_rows
 from multisample.backends.kernels.cuda import stores as cuda_stores
 from multisample.backends.kernels.cuda import transposed as cuda_transposed
@@ -99,7 +100,7 @@ def compiled(template: Template) -> Any:
     unroll = {} if SIZES[dtype] > 2 else {store_kind: min(turns, 2) for store_kind, turns in cuda_rows._UNROLL.items()}
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.dict(cuda_rows._UNROLL, unroll))
-        for module in (cuda_few_columns, cuda_group, cuda_rows, cuda_stores, cuda_transposed):
+        for module in (cuda_few_columns, cuda_group, cuda_plain, cuda_rows, cuda_stores, cuda_transposed):
             stack.enter_context(mock.patch.object(module, "inline", gpu.once))
         kernel = cuda_kernel.sample_kernel(
             gpu, dtype, noise == "shared", antithetic, fast_math, STORE_KINDS.index(store_kind), *memory
@@ -167,6 +168,9 @@ def check_some(template: Template, cases: Iterable[Case], number: int) -> None:
         check(case, template)
 
 
+# Means of another type than the computing type: a call of any size with them has no plain kernel.
+OTHER_TYPE = np.linspace(-3, 3, 2**16).astype(np.float16)
+
 SHAPES = ("every shape", "dimensions side by side", "every address", "threads beyond the last column", "any strides")
 
 
@@ -180,6 +184,8 @@ def test_kernel_equals_the_cpu_backend(monkeypatch: pytest.MonkeyPatch, template
 
     if template.store_kind == "few_columns":
         some_of(["few columns"], 100)
+    elif template.store_kind.startswith("plain"):
+        some_of(["plain"], 150)
     elif template.store_kind == "small_matrices":
         return some_of(["small matrices"], 100)
     else:
@@ -352,15 +358,18 @@ def check_launch(monkeypatch: pytest.MonkeyPatch, template: Template) -> None:
     d, n = {
         "aligned": (40, 1024), "shifted": (7, 1157), "staged": (300, 10), "strided": (30, 30),
         "transposed": (32, 30), "transposed_staged": (30, 30) if SIZES[template.dtype] < 8 else (33, 30),
-        "few_columns": (2**16, 3),
+        "few_columns": (2**16, 3), "plain": (40, 29), "plain_transposed": (33, 30),
     }[template.store_kind]  # fmt: skip
-    strides = {"strided": (60, 2), "transposed": (1, 32), "transposed_staged": (1, d)}.get(template.store_kind)
+    strides = {
+        "strided": (60, 2), "transposed": (1, 32), "transposed_staged": (1, d), "plain_transposed": (1, 33),
+    }.get(template.store_kind)  # fmt: skip
+    is_plain = template.store_kind.startswith("plain")
     words = ("offset",)
     if template.origin_in_memory:
         words = WORDS[:3] if template.store_kind in ("aligned", "staged", "few_columns") else WORDS
     case = Case(
         d, n, template.dtype, template.noise, template.antithetic, seed=2**64 - 1, offset=5, in_memory=words,
-        strides=strides,
+        strides=strides, mu=None if is_plain else OTHER_TYPE[:d], plain=is_plain,
     )  # fmt: skip
     assert template_of(case) == template
     # Launchers take the seed and the window by value.
@@ -421,8 +430,8 @@ def check_batch(monkeypatch: pytest.MonkeyPatch, template: Template, d: int, n: 
 
 @pytest.mark.slow
 def test_a_launcher_chooses_the_kernel_by_alignment_and_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Aligned, shifted and staged rows of one template; numbers in place of a vector."""
-    for d, n, mu in [(3, 1024, None), (9, 10, 2.5)]:
+    """Aligned, shifted and staged rows of one template."""
+    for d, n, mu in [(3, 1024, OTHER_TYPE[:3]), (9, 10, OTHER_TYPE[:9])]:
         for misalignment, first in itertools.product((0, 1, 4), (0, 1, 4, 2**33 + 6)):
             case = Case(d, n, mu=mu, seed=9, offset=2**40, dim_offset=5, sample_offset=first, misalignment=misalignment)
             memory, out = memory_of(case)
@@ -443,7 +452,7 @@ def test_advance_adds_one_to_the_offset(monkeypatch: pytest.MonkeyPatch, count: 
     def kernel(call, geometry):
         # The kernel of `advance` has one thread and one parameter, at the position of a draw's first field.
         if gpu.thread_index() == 0:
-            count_up(call.mu)
+            count_up(call.weights)
 
     counter = np.array([[count]], np.uint64)
     driver, backend = Driver(monkeypatch, counter, (counter,)), NumbaBackend()

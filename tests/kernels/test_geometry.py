@@ -12,12 +12,14 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from cuda_cpp import requires_gxx
-from launches import a_launch
+from launches import Vector, a_launch
 from tables import COLUMNS, ROWS
 
 from multisample.backends.kernels.cuda.geometry import (
     FEW_THREADS,
     PACKED_GEOMETRY,
+    PLAIN_THREADS,
+    PLAIN_TRANSPOSED_THREADS,
     SHIFTED_THREADS,
     SHORT_ROW_THREADS,
     STAGED_PASSES,
@@ -30,12 +32,14 @@ from multisample.backends.kernels.cuda.kernel_choice import (
     ANTITHETIC_WIDTH,
     LEAST_ROWS,
     MOST_FEW_COLUMNS,
+    PLAIN,
+    PLAIN_TRANSPOSED,
     SMALL_THREADS,
     STORE_KINDS,
     WIDTH,
     is_small,
 )
-from multisample.backends.launch import PACKED_LAUNCH, SIZES, Launch, pack
+from multisample.backends.launch import PACKED_LAUNCH, SIZES, ElementType, Launch, pack
 
 pytestmark = requires_gxx
 
@@ -43,7 +47,7 @@ MOST_BYTES = 2**44
 """The largest output in bytes for which the number of blocks must stay within CUDA's limit. No GPU can address more."""
 
 # The format of the C++ struct. Only `row_step` and `column_step` are signed.
-FORMAT = struct.Struct("15IiIiIIII")
+FORMAT = struct.Struct("16IiIi6I")
 
 
 class Call(NamedTuple):
@@ -58,6 +62,8 @@ class Call(NamedTuple):
     fast_math: bool
     in_memory: bool = False
     """Whether the sample offset is in device memory, so that the geometry must support every offset."""
+    usual: bool = False
+    """Whether mu and sigma have the computing type or are numbers: a small call then has a plain kernel."""
 
     @property
     def width(self) -> int:
@@ -74,16 +80,18 @@ def launch_of(call: Call) -> Launch:
     return a_launch(
         call.rows, call.columns, call.dtype, matrix=call.address, strides=call.strides,
         first_column=12345 if call.in_memory else call.sample_offset, first_column_at=8 if call.in_memory else 0,
-        shared_noise=call.shared,
-        antithetic=call.antithetic, fast_math=call.fast_math,
+        origin_in_memory=call.in_memory, shared_noise=call.shared, antithetic=call.antithetic,
+        fast_math=call.fast_math, mu=0.0 if call.usual else Vector(64, 4, ElementType.int32),
     )  # fmt: skip
 
 
 def in_python(call: Call) -> Geometry:
     """The geometry from Python, as a backend computes it."""
-    rows, columns, dtype, strides, address, sample_offset, shared, antithetic, fast_math, in_memory = call
+    rows, columns, dtype, strides, address, sample_offset, shared, antithetic, fast_math, in_memory, usual = call
     column = -1 if in_memory else sample_offset % 8
-    cut, packed_cut = geometry(rows, columns, dtype, strides, address % 32, column, shared, antithetic, fast_math)
+    cut, packed_cut = geometry(
+        rows, columns, dtype, strides, address % 32, column, shared, antithetic, fast_math, may_be_plain=usual
+    )
     assert packed_cut == FORMAT.pack(*cut)
     return cut
 
@@ -135,8 +143,8 @@ def random_call(draw: random.Random) -> Call:
     address = 2**40 * draw.randint(0, 100) + 16 * draw.randint(1, 1000) + draw.choice([0, 0, draw.randrange(8)]) * size
     sample_offset = draw.choice([0, draw.randrange(8), COLUMNS - columns, draw.randint(0, COLUMNS - columns)])
     sample_offset = min(sample_offset, COLUMNS - columns)
-    flags = (draw.random() < chance for chance in (0.3, 0.4, 0.3, 0.2))
-    return Call(rows, columns, dtype, strides, address, sample_offset, *flags)
+    flags = [draw.random() < chance for chance in (0.3, 0.4, 0.3, 0.2)]
+    return Call(rows, columns, dtype, strides, address, sample_offset, *flags, not flags[-1] and draw.random() < 0.3)
 
 
 def edge_calls() -> Iterator[Call]:
@@ -155,7 +163,10 @@ def edge_calls() -> Iterator[Call]:
                         # Exactly one of the two layouts is antithetic.
                         for strides in (((n + pad) * size, size), (size, (d + pad) * size)):
                             pairs = (number + kind + d + (strides[0] == size)) % 2 == 1
-                            yield Call(d, n, dtype, strides, address, sample_offset, shared, pairs, fast)
+                            for usual in (False, True):
+                                yield Call(
+                                    d, n, dtype, strides, address, sample_offset, shared, pairs, fast, False, usual
+                                )
     # These calls have every number of groups in a pass.
     for groups in range(1, 289):
         yield Call(5, 4 * groups, "float32", (16 * groups, 4), 256, 0, False, False, False)
@@ -168,12 +179,15 @@ def calls() -> list[Call]:
 
 
 def test_limits_are_equal_in_python_and_cpp(geometries: ctypes.CDLL) -> None:
-    limits = (ctypes.c_uint32 * 16).in_dll(geometries, "limits")
+    limits = (ctypes.c_uint32 * 18).in_dll(geometries, "limits")
     numbers = [288, 128, 128, 128, 256, SHIFTED_THREADS, SHORT_ROW_THREADS, STAGED_PASSES, FEW_THREADS]
     numbers += [MOST_FEW_COLUMNS, LEAST_ROWS, SMALL_THREADS, WIDTH, ANTITHETIC_WIDTH]
+    numbers += [PLAIN_THREADS, PLAIN_TRANSPOSED_THREADS]
     assert list(limits) == [*numbers, PACKED_LAUNCH, PACKED_GEOMETRY]
     assert FORMAT.size == PACKED_GEOMETRY
-    assert list((ctypes.c_uint32 * 8).in_dll(geometries, "store_kinds")) == list(range(len(STORE_KINDS))) == [*range(8)]
+    assert (
+        list((ctypes.c_uint32 * 10).in_dll(geometries, "store_kinds")) == list(range(len(STORE_KINDS))) == [*range(10)]
+    )
 
 
 def test_python_and_cpp_compute_equal_geometries(geometries: ctypes.CDLL, calls: list[Call]) -> None:
@@ -184,8 +198,8 @@ def test_python_and_cpp_compute_equal_geometries(geometries: ctypes.CDLL, calls:
     # The calls cover all store kinds except kSmallMatrices, which is for batches.
     for antithetic in (False, True):
         cuts = [cut for call, cut in zip(calls, got, strict=True) if call.antithetic == antithetic]
-        assert {cut.store_kind for cut in cuts} == set(range(7))
-        cuts = [cut for cut in cuts if cut.store_kind != 6]
+        assert {cut.store_kind for cut in cuts} == {*range(7), PLAIN, PLAIN_TRANSPOSED}
+        cuts = [cut for cut in cuts if cut.store_kind < 6]
         assert {cut.skip for cut in cuts} == set(range(8 if antithetic else 4))
         assert {cut.interleave_log2 for cut in cuts} >= {0, 1, 2}
         for transposed in (False, True):
@@ -269,6 +283,9 @@ def test_every_geometry_is_within_the_limits_of_the_kernel(calls: list[Call]) ->
         assert cut.skip == call.skip, call
         # Without a known first column, the alignment of a row is unknown.
         assert not call.in_memory or kind not in ("kAligned", "kStaged", "kFewColumns"), call
+        if kind.startswith("kPlain"):
+            check_plain(call, cut)
+            continue
         if kind == "kFewColumns":
             assert call.columns <= MOST_FEW_COLUMNS and call.rows >= LEAST_ROWS and cut.threads == FEW_THREADS, call
             assert cut.band_rows % cut.rows_per_pass == 0 and cut.blocks_per_band == 1, call
@@ -309,6 +326,26 @@ def test_every_geometry_is_within_the_limits_of_the_kernel(calls: list[Call]) ->
             assert cut.threads <= SHORT_ROW_THREADS and cut.rows_per_pass * call.columns < 2**20, call
 
 
+def check_plain(call: Call, cut: Geometry) -> None:
+    """Threads of a plain kernel have every group once, and divide exactly; its numbers fit into 32 bits."""
+    groups = -(-(call.skip + call.columns) // call.width)
+    assert call.usual and groups * call.rows <= 2**21, call
+    if cut.store_kind == PLAIN:
+        units, threads = cut.blocks_per_band, cut.blocks
+        assert (units - 1) * cut.groups_per_pass < groups <= units * cut.groups_per_pass, call
+        assert cut.groups_per_pass * cut.rows_per_pass <= cut.threads <= PLAIN_THREADS, call
+        band = cut.rows_per_pass * cut.turns
+        assert cut.blocks % units == 0 and call.rows <= cut.blocks // units * band < call.rows + band, call
+    else:
+        units, threads = cut.pieces, cut.blocks * cut.threads
+        assert cut.threads == PLAIN_TRANSPOSED_THREADS, call
+        assert units == -(-call.rows // own_rows_of(SIZES[call.dtype])), call
+        assert threads - cut.threads < units * -(-groups // cut.turns) <= threads, call
+    for n in (0, units - 1, units, 2 * units - 1, threads // units * units - 1, threads // units * units, threads - 1):
+        assert n * cut.one_by_units >> cut.units_shift == n // units, (call, n)
+    assert cut.one_by_units < 2**32 and threads <= 2**31, call
+
+
 @pytest.mark.slow
 def test_indices_are_divided_exactly(calls: list[Call]) -> None:
     """The kernel divides by a 32-bit product and a shift."""
@@ -334,7 +371,7 @@ def test_blocks_cover_every_row_and_every_column_once() -> None:
             continue
         count += 1
         cut, (across, down) = in_python(call), sides(call)
-        if STORE_KINDS[cut.store_kind] == "kFewColumns":
+        if STORE_KINDS[cut.store_kind] in ("kFewColumns", "kPlain", "kPlainTransposed"):
             continue
         bands, rest = divmod(cut.blocks, cut.blocks_per_band)
         assert rest == 0

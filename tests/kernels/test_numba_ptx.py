@@ -89,7 +89,8 @@ def test_kernels_have_the_launch_bounds_of_the_geometry(compiled: list[Compiled]
             "shifted": geometry.SHIFTED_THREADS, "staged": geometry.SHORT_ROW_THREADS,
             "transposed": geometry.TRANSPOSED_THREADS,
             "transposed_staged": geometry.staged_threads(result.variant[1]), "few_columns": geometry.FEW_THREADS,
-            "small_matrices": kernel_choice.SMALL_THREADS,
+            "small_matrices": kernel_choice.SMALL_THREADS, "plain": geometry.PLAIN_THREADS,
+            "plain_transposed": geometry.PLAIN_TRANSPOSED_THREADS,
         }  # fmt: skip
         assert threads == most.get(result.store_kind, geometry.MOST_THREADS), str(result)
         # ptxas ignores a bound that exceeds the threads of a multiprocessor.

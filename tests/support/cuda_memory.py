@@ -500,13 +500,13 @@ def computing(dtype: str) -> str:
 
 
 def vectors(d: int, dtype: str = "float32", seed: int = 0) -> tuple[Array, Array]:
-    """Means and standard deviations of all magnitudes of float16, including zeros."""
+    """Means, which are numbers of float32, and standard deviations of all magnitudes of float16, including zeros."""
     draw = np.random.default_rng(seed)
     mu = draw.normal(size=d) * 10.0 ** draw.integers(-6, 4, d)
     sigma = np.abs(draw.normal(size=d)) * 10.0 ** draw.integers(-6, 4, d)
     mu[draw.random(d) < 0.1] = 0
     sigma[draw.random(d) < 0.05] = 0
-    return mu.astype(computing(dtype)), sigma.astype(computing(dtype))
+    return mu.astype(np.float32).astype(computing(dtype)), sigma.astype(computing(dtype))
 
 
 def on_cpu(mu: Any, sigma: Any, n: int, dtype: str = "float32", **options: Any) -> Array:

@@ -67,6 +67,10 @@ class Case(Window):
     sigma: Values | None = None
     cut: Cut | None = None
     """Changes to fields of the geometry; dependent fields are computed again."""
+    plain: bool = False
+    """Whether to take the geometry of a plain kernel, as `sample` does for calls of these sizes."""
+    turns: int = 1
+    """Turns of a thread of a plain kernel."""
     few_columns: bool = False
     """Whether to take the geometry of kFewColumns. `sample` takes it only with more rows than these cases have."""
     small: bool = False
@@ -125,7 +129,7 @@ class Case(Window):
         return np.asarray(got)
 
     def usual_cut(self) -> Geometry:
-        """The geometry that `sample` uses on a GPU, except with `few_columns` and `small`."""
+        """The geometry that `sample` uses on a GPU, except with `few_columns` and `small`; unless `plain`, as if larger."""
         if self.few_columns:
             return few_columns_geometry(self.d, self.n, self.size, False)
         if self.small:
@@ -137,11 +141,13 @@ class Case(Window):
         return geometry(
             self.d, self.n, self.dtype, self.byte_strides(), self.placed()[0] % 32,
             -1 if "first_column" in self.in_memory else self.sample_offset % 8, self.noise == "shared",
-            self.antithetic, self.fast_math,
+            self.antithetic, self.fast_math, may_be_plain=self.plain,
         )[0]  # fmt: skip
 
     def chosen_cut(self) -> Geometry:
         g = self.usual_cut()
+        if STORE_KINDS[g.store_kind].startswith("plain"):
+            return self._with_turns(g)
         if self.cut is None:
             return g
         groups = ceil_div(g.skip + self.n, 8 if self.antithetic else 4)
@@ -169,6 +175,15 @@ class Case(Window):
             blocks=bands * columns,
             row_step=self.byte_strides()[0] // self.size * rows << shift,
         )
+
+    def _with_turns(self, g: Geometry) -> Geometry:
+        """`g`, of a plain kernel, with other turns."""
+        groups = ceil_div(g.skip + self.n, 8 if self.antithetic else 4)
+        if STORE_KINDS[g.store_kind] == "plain":
+            blocks = ceil_div(ceil_div(self.d, g.rows_per_pass), self.turns) * g.blocks_per_band
+        else:
+            blocks = ceil_div(g.pieces * ceil_div(groups, self.turns), g.threads)
+        return g._replace(turns=self.turns, blocks=blocks)
 
 
 # --- Tables of cases, for an element type and a noise -----------------------------------------------
@@ -509,6 +524,18 @@ def large_calls(dtype: str, noise: str, antithetic: tuple[bool, bool]) -> list[C
     return [*chunks, Case(28 * 513 + 9, 33, dtype, noise, first, sample_offset=1), *steps, *rests, *tiles, *few]
 
 
+def plain(dtype: str, noise: str) -> Iterator[Case]:
+    """Every shape, address and stride, with several rows, or groups, of a thread; vectors and numbers."""
+    numbers = itertools.count()
+    for make in (every_shape, dimensions_side_by_side, every_address, any_strides, windows_far_out, offsets_in_memory):
+        for case in make(dtype, noise):
+            k = next(numbers)
+            if k % 3 == 0:
+                mu, sigma = case.vectors()
+                mu, sigma = ((mu, sigma), (1.5, sigma), (mu, 0.3), (np.asarray(mu)[::-1], sigma))[k // 3 % 4]
+                yield dataclasses.replace(case, mu=mu, sigma=sigma, plain=True, turns=(1, 2, 5, 16)[k // 12 % 4])
+
+
 SOME_WORDS = [words for count in range(1, 5) for words in itertools.combinations(WORDS, count) if words != ("offset",)]
 """Combinations of words in memory that need the kernel that reads the seed and the window from memory."""
 
@@ -525,5 +552,6 @@ TABLES: dict[str, tuple[Callable[[str, str], Iterator[Case]], dict[str, int]]] =
     "offsets in memory": (offsets_in_memory, dict.fromkeys(STORE_KINDS[:4], 1)),
     "vectors of every type": (vectors_of_every_type, {}),
     "calls cut differently": (calls_cut_differently, dict.fromkeys(STORE_KINDS[:6], 6)),
+    "plain": (plain, {"plain": 200, "plain_transposed": 100}),
 }
 """Tables of cases, each with the least number of cases for each store variant."""

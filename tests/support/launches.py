@@ -109,7 +109,9 @@ def a_launch(
 
 def head_of(launch: Launch) -> tuple[Any, ...]:
     """The arguments of `Launcher.run` after the geometry; of the words, only seed and offset may be in memory."""
-    mu, sigma, weights, matrix, first, second = launch[:6]
+    mu, sigma, weights, matrix, first, second = (
+        getattr(launch, name) for name in ("mu", "sigma", "weights", "matrix", "first", "second")
+    )
     if launch.operation == Operation.perturb:
         matrix = ctypes.string_at(matrix, launch.spans * SPAN.size)
     return (

@@ -50,6 +50,8 @@ STORE_KINDS = (
     "transposed_staged",
     "few_columns",
     "small_matrices",
+    "plain",
+    "plain_transposed",
 )
 """Store kinds of the CUDA kernels, in the order of the C++ enumeration."""
 
@@ -70,6 +72,8 @@ QUICK: list[Variant] = [
     ("float32", False, False, False, 5),
     ("float32", False, False, False, 6),
     ("float32", False, False, False, 7),
+    ("float32", False, False, False, 8),
+    ("bfloat16", False, True, False, 9),
 ]
 """One variant for each store kind."""
 

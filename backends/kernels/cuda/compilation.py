@@ -18,7 +18,16 @@ from numba.cuda.utils import numba_target_override
 from multisample.backends.kernels.compilation import KernelCache, jit, source_digest
 
 from . import intrinsics as cuda_intrinsics
-from .geometry import FEW_THREADS, MOST_THREADS, SHIFTED_THREADS, SHORT_ROW_THREADS, TRANSPOSED_THREADS, staged_threads
+from .geometry import (
+    FEW_THREADS,
+    MOST_THREADS,
+    PLAIN_THREADS,
+    PLAIN_TRANSPOSED_THREADS,
+    SHIFTED_THREADS,
+    SHORT_ROW_THREADS,
+    TRANSPOSED_THREADS,
+    staged_threads,
+)
 from .kernel import advance_kernel, sample_kernel
 from .kernel_choice import SMALL_THREADS, STORE_KINDS
 from .keys import KernelKey, choices_of, name_of
@@ -91,6 +100,10 @@ def launch_bounds(key: KernelKey, capability: tuple[int, int]) -> tuple[int, int
         return threads, (512 if dtype == "float64" and not shared_noise else 768) // threads
     if name == "kFewColumns":
         return FEW_THREADS, 5 if antithetic or dtype == "float64" else 8
+    if name == "kPlain":
+        return PLAIN_THREADS, 4 if dtype == "float64" else 8
+    if name == "kPlainTransposed":
+        return PLAIN_TRANSPOSED_THREADS, 6 if dtype == "float64" else 12
     if name == "kSmallMatrices":
         return SMALL_THREADS, 3 if dtype == "float64" else 4
     if name == "kShifted":

@@ -16,6 +16,8 @@ from .kernel_choice import (
     ANTITHETIC_WIDTH,
     FAR_APART,
     FEW_COLUMNS,
+    PLAIN,
+    PLAIN_TRANSPOSED,
     SHIFTED,
     SHORT_ROW,
     SMALL_MATRICES,
@@ -38,12 +40,13 @@ CHUNK = MOST_THREADS + SHORT_ROW
 TRANSPOSED_THREADS = 128
 FEW_THREADS = 128
 _MOST_FEW_PASSES, _MOST_FEW_PASSES_IF_CHEAP = (8, 6, 6, 3, 2, 2, 2, 2), (8, 3, 2, 1, 1, 1, 1, 1)
+PLAIN_THREADS, PLAIN_TRANSPOSED_THREADS = 128, 64
 _MOST_SMALL_ROWS = 8
 _BUSY_THREADS = 2**17
 _MOST_GROUPS_PER_PASS = 16
 _MOST_PASSES = 32
 
-_STRUCT = struct.Struct("15IiIiIIII")
+_STRUCT = struct.Struct("16IiIi6I")
 
 PACKED_GEOMETRY = _STRUCT.size
 """Bytes of the C++ struct ``Geometry``."""
@@ -52,21 +55,22 @@ PACKED_GEOMETRY = _STRUCT.size
 class Geometry(NamedTuple):
     """The fields of the C++ struct ``Geometry``, in their order. A field that a store kind does not use is 0."""
 
-    blocks: int = 0
-    threads: int = 0
     groups_per_pass: int = 0
     one_by_groups: int = 0
     rows_per_pass: int = 0
+    blocks_per_band: int = 0
+    skip: int = 0
+    pieces: int = 0
+    turns: int = 0
+    one_by_units: int = 0
+    units_shift: int = 0
+    store_kind: int = 0
     one_by_rows: int = 0
     chunk: int = 0
     pitch: int = 0
     band_rows: int = 0
     interleave_log2: int = 0
     steps: int = 0
-    blocks_per_band: int = 0
-    skip: int = 0
-    store_kind: int = 0
-    pieces: int = 0
     row_step: int = 0
     overlap: int = 0
     column_step: int = 0
@@ -74,18 +78,22 @@ class Geometry(NamedTuple):
     warps: int = 0
     rest: int = 0
     matrices: int = 0
+    blocks: int = 0
+    threads: int = 0
 
 
 @functools.lru_cache(maxsize=1024)
 def geometry(
     rows: int, columns: int, dtype: str, strides: tuple[int, int], misalignment: int, first_column: int,
     shared_noise: bool, antithetic: bool, fast_math: bool, strided: bool = False, batch: int = 1,
+    may_be_plain: bool = False,
 ) -> tuple[Geometry, bytes]:  # fmt: skip
     """The geometry of a launch of `batch` matrices, as a tuple and as the bytes of the C++ struct.
 
     `misalignment` is the address of the matrix modulo 32, and `strides` are its strides in bytes. `first_column` is
     that of the call modulo 8, or -1 if it is in device memory. `strided` forces kStrided, which supports every stride
-    and address.
+    and address. `may_be_plain`: whether mu and sigma have the computing type or are numbers, and no word that
+    `Launch.origin_in_memory` speaks of is in memory.
     """
     size, fixed_skip = SIZES[dtype], first_column >= 0
     cheap = shared_noise or (fast_math and dtype == "float32")  # Noise takes less time than its stores.
@@ -95,9 +103,14 @@ def geometry(
     groups = ceil_div(skip + columns, width)
     store_kind = STRIDED
     if not strided:
-        store_kind = store_kind_of(rows, columns, size, strides, misalignment, skip, groups, antithetic, fixed_skip)
+        store_kind = store_kind_of(
+            rows, columns, size, strides, misalignment, skip, groups, shared_noise, antithetic, fixed_skip,
+            may_be_plain and batch == 1,
+        )  # fmt: skip
     if batch > 1 and is_small(rows, columns, antithetic):
         cut = small_matrices_geometry(rows, groups, batch)
+    elif store_kind in (PLAIN, PLAIN_TRANSPOSED):
+        cut = _plain(rows, groups, size, skip, store_kind)
     elif store_kind == FEW_COLUMNS:
         cut = few_columns_geometry(rows, columns, size, cheap)
     elif store_kind == TRANSPOSED:
@@ -107,6 +120,30 @@ def geometry(
     else:
         cut = _rows(rows, groups, size, row_stride, skip, store_kind, cheap, shared_noise, antithetic, batch)
     return cut, _STRUCT.pack(*cut)
+
+
+def _plain(rows: int, groups: int, size: int, skip: int, store_kind: int) -> Geometry:
+    """The geometry of the plain kernels."""
+    groups_of_all = groups * rows
+    if store_kind == PLAIN_TRANSPOSED:
+        units, turns = ceil_div(rows, own_rows_of(size)), 1 if groups_of_all < 2**18 else 2
+        cut = Geometry(
+            blocks=ceil_div(units * ceil_div(groups, turns), PLAIN_TRANSPOSED_THREADS),
+            threads=PLAIN_TRANSPOSED_THREADS, pieces=units,
+        )  # fmt: skip
+    else:
+        tiles, turns = ceil_div(groups, PLAIN_THREADS), 1 if groups_of_all < 2**16 else 4
+        per_pass = groups if tiles == 1 else ceil_div(ceil_div(groups, tiles), 32) * 32
+        rows_per_pass, units = min(PLAIN_THREADS // per_pass, rows), ceil_div(groups, per_pass)
+        cut = Geometry(
+            blocks=ceil_div(ceil_div(rows, rows_per_pass), turns) * units,
+            threads=ceil_div(per_pass * rows_per_pass, 32) * 32, groups_per_pass=per_pass,
+            one_by_groups=ceil_div(1 << 20, per_pass), rows_per_pass=rows_per_pass, blocks_per_band=units,
+        )  # fmt: skip
+    shift = 31 + (units - 1).bit_length()
+    return cut._replace(
+        skip=skip, store_kind=store_kind, turns=turns, one_by_units=ceil_div(1 << shift, units), units_shift=shift
+    )
 
 
 def _rows(

@@ -1,8 +1,9 @@
 """The block-per-dimension kernel of ``csrc/cuda/kernel.cuh``, in Python for Numba to compile.
 
-x[i, j] = mu[i] + sigma[i] z[i, j]. Noise is made in registers, and each element is written once. `rows` has the kernels
-with row stores, `transposed` those with transposed stores, `few_columns` the one for few columns, and `small_matrices`
-the one for batches of small matrices. Words and normals are the functions of the cpu backend.
+x[i, j] = mu[i] + sigma[i] z[i, j]. Noise is made in registers, and each element is written once. `plain` has the idea,
+and the kernels of most calls. For large ones, `rows` has the kernels with row stores, `transposed` those with
+transposed stores, and `few_columns` the one for few columns; `small_matrices` has the one for batches of small
+matrices. Words and normals are the functions of the cpu backend.
 
 Each combination of element type, noise, pairs, transform and stores is a kernel of its own, made of small functions
 that Numba inlines.
@@ -20,6 +21,7 @@ from multisample.backends.kernels.compilation import Function
 from .few_columns import few_columns_kernel
 from .group import reading_origin
 from .kernel_choice import STORE_KINDS
+from .plain import plain_kernel, plain_transposed_kernel
 from .rows import rows_kernel
 from .small_matrices import small_matrices_kernel
 from .transposed import transposed_kernel, transposed_staged_kernel
@@ -41,6 +43,10 @@ def sample_kernel(
     if origin_in_memory:
         by_value = sample_kernel(gpu, dtype, shared_noise, antithetic, fast_math, store_kind)
         return reading_origin(gpu, by_value, antithetic, batched)
+    if kind == "kPlain":
+        return plain_kernel(gpu, dtype, shared_noise, antithetic, fast)
+    if kind == "kPlainTransposed":
+        return plain_transposed_kernel(gpu, dtype, shared_noise, antithetic, fast)
     if kind == "kTransposed":
         return transposed_kernel(gpu, dtype, shared_noise, antithetic, fast)
     if kind == "kTransposedStaged":

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 STORE_KINDS = (
     "kAligned", "kShifted", "kStaged", "kStrided", "kTransposed", "kTransposedStaged", "kFewColumns", "kSmallMatrices",
+    "kPlain", "kPlainTransposed",
 )  # fmt: skip
 ALIGNED, SHIFTED, STAGED, STRIDED, TRANSPOSED, TRANSPOSED_STAGED, FEW_COLUMNS, SMALL_MATRICES = range(8)
+PLAIN, PLAIN_TRANSPOSED = 8, 9
 ORIGINS = ("kInParameters", "kInMemory", "kOfBatch", "kOfRows")
 """Where a kernel of perturb finds its keys. Kernels of the last two kinds take wide spans."""
 OF_BATCH, OF_ROWS = 2, 3
@@ -29,13 +31,32 @@ def has_few_columns(rows: int, columns: int, size: int, strides: tuple[int, int]
     return strides[0] == size or strides == (columns * size, size)
 
 
+def is_plain(
+    rows: int, size: int, strides: tuple[int, int], misalignment: int, skip: int, groups: int, shared_noise: bool,
+    antithetic: bool,
+) -> bool:  # fmt: skip
+    """Whether a plain kernel is the fastest, for mu and sigma of the computing type or numbers."""
+    row_stride, column_stride = strides
+    start = misalignment - skip * column_stride
+    if row_stride == size != column_stride and rows > 1:
+        own_rows = 2 if size == 8 else 4
+        aligned = (start | column_stride) % (own_rows * size) == 0 and rows % own_rows == 0
+        most = 0 if not aligned and rows < 32 else 2**16 if size == 8 else 2**21 if aligned else 2**18
+    else:
+        aligned = column_stride == size and (start | row_stride) % 16 == 0
+        most = 2**16 if size == 8 or shared_noise or (antithetic and not aligned) else 2**18
+    return groups * rows <= most
+
+
 def store_kind_of(
     rows: int, columns: int, size: int, strides: tuple[int, int], misalignment: int, skip: int, groups: int,
-    antithetic: bool, fixed_skip: bool,
+    shared_noise: bool, antithetic: bool, fixed_skip: bool, may_be_plain: bool,
 ) -> int:  # fmt: skip
     """The store kind of a matrix, as an index of `STORE_KINDS`."""
     if skip == 0 and has_few_columns(rows, columns, size, strides, misalignment):
         return FEW_COLUMNS
+    if may_be_plain and is_plain(rows, size, strides, misalignment, skip, groups, shared_noise, antithetic):
+        return PLAIN_TRANSPOSED if strides[0] == size != strides[1] and rows > 1 else PLAIN
     quad = 8 if size == 2 and not antithetic else 16
     row_stride, column_stride = strides
     if column_stride != size:

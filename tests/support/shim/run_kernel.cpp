@@ -108,6 +108,8 @@ void run_stores(const Launch& call, const Geometry& g, bool backwards) {
     case kTransposedStaged: return run<antithetic, kTransposedStaged>(call, g, backwards);
     case kFewColumns: return run<antithetic, kFewColumns>(call, g, backwards);
     case kSmallMatrices: return run<antithetic, kSmallMatrices>(call, g, backwards);
+    case kPlain: return run<antithetic, kPlain>(call, g, backwards);
+    case kPlainTransposed: return run<antithetic, kPlainTransposed>(call, g, backwards);
     default: return run<antithetic, kStrided>(call, g, backwards);
   }
 }
