@@ -59,7 +59,8 @@ struct Launch {
   u64 spans;        // how many `Span`s kPerturb has
   u32 operation;
   u32 results;  // how many moments, 1 or 2; 1 for a kSample on the CPU that also stores its noise in `first`, which
-                // has one column, contiguous operands and no batch; else 0
+                // has one column, contiguous operands and no batch; 1 for a kGradient of torch_ext on CUDA that stores
+                // only the sum with noise, in `first`, which has one column and no batch; else 0 or 2
   u32 shared_noise;  // whether every row has the noise of row 0; for kPerturb, whether each row r has a seed and an
                      // offset of its own (number r in memory), and the noise of first_row for these
   u32 antithetic;

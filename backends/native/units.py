@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple, TypeAlias
 
 from ..element_types import MATRIX_TYPES, ElementType
-from ..launch import Launch, Operation
+from ..launch import Launch, Operation, computing_name
 
 LibraryKind: TypeAlias = Literal["cpu", "cuda"]
 
@@ -66,7 +66,10 @@ _FAMILIES: dict[LibraryKind, dict[Operation, _Family]] = {
 
 def kind_of(launch: Launch) -> int:
     """The number of a launch's kind, which ``kind_of`` in ``csrc/torch/unit.h`` computes too."""
-    return _kind(launch.operation, launch.type, (launch.shared_noise, launch.antithetic, launch.fast_math))
+    operation, element_type = launch.operation, launch.type
+    if operation == Operation.gradient and launch.results == 1:  # `is_product` in C++.
+        operation, element_type = Operation.sample, ElementType[computing_name(launch)]
+    return _kind(operation, element_type, (launch.shared_noise, launch.antithetic, launch.fast_math))
 
 
 def _kind(operation: int, element_type: int, options: Iterable[int]) -> int:

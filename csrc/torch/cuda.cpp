@@ -17,7 +17,10 @@ cudaError_t advance(u64* offset, void* stream);  // in advance.cu
 
 namespace {
 
-cudaError_t launch(const Launch& call) { return unit_function<cudaError_t(const Launch&)>(call)(call); }
+cudaError_t launch(const Launch& call) {
+  auto* const run = unit_function<cudaError_t(const Launch&)>(call);
+  return is_product(call) ? run(sample_of_product(call)) : run(call);
+}
 
 // How many float64 numbers of scratch memory a call needs.
 u64 scratch_of(const Launch& call) {

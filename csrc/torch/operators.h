@@ -283,6 +283,11 @@ struct Operators {
     call.operation = kGradient;
     call.first = mu.mutable_data_ptr();
     call.second = sigma.mutable_data_ptr();
+    if (grad.is_cuda() && call.columns == 1 && keys == nullptr) {
+      call.results = 1;
+      call.first = call.second;
+      torch::stable::copy_(mu, torch::stable::select(grad, transposed ? 0 : 1, 0));
+    }
     Device::run(op, grad, call);
     return {mu, sigma};
   }

@@ -495,16 +495,15 @@ inline PyObject* run_plan(PyObject* self, PyObject* const* args, long) {
     const Object checked(state.call_function(kCheckGenerator, args[5]));
     if (checked.get() == nullptr) return nullptr;
   }
-  Object result(is_gradient ? PyTuple_New(2) : allocate_result(state, &call.matrix));
+  Object result(is_gradient ? PyTuple_New(call.results) : allocate_result(state, &call.matrix));
   if (result.get() == nullptr) return nullptr;
   const bool keeps_noise = call.operation == kSample && call.results != 0;
   const Object noise(keeps_noise ? allocate_result(state, &call.first) : nullptr);
   if (keeps_noise && noise.get() == nullptr) return nullptr;
-  if (is_gradient) {
-    PyObject *const first = allocate_result(state, &call.first), *const second = allocate_result(state, &call.second);
-    if (first != nullptr) PyTuple_SetItem(result.get(), 0, first);
-    if (second != nullptr) PyTuple_SetItem(result.get(), 1, second);
-    if (first == nullptr || second == nullptr) return nullptr;
+  for (u32 k = 0; is_gradient && k < call.results; ++k) {
+    PyObject* const sums = allocate_result(state, k == 0 ? &call.first : &call.second);
+    if (sums == nullptr) return nullptr;
+    PyTuple_SetItem(result.get(), k, sums);
   }
   const bool has_scratch = state.function(kScratch) != nullptr;
   const Object scratch(has_scratch ? state.call_function(kScratch, args[7]) : nullptr);

@@ -13,9 +13,28 @@ namespace multisample {
 
 using UnitFunction = void (*)();  // the caller casts it to the type of the operation
 
-// The number of a call's kind, which backends/native/units.py computes too.
+// Whether a call is a gradient with one result, which is an elementwise product with noise.
+inline bool is_product(const Launch& call) { return call.operation == kGradient && call.results == 1; }
+
+inline u32 computing_type(u32 type) { return type == kFloat64 ? kFloat64 : kFloat32; }
+
+// A product as a sample whose sigma is the matrix: with mu = -0.0, a fused multiply-add rounds as a product does.
+inline Launch sample_of_product(Launch call) {
+  call.operation = kSample;
+  call.results = 0;
+  call.mu.number = -0.0, call.mu_stride = 0, call.mu_type = kNumber;
+  call.sigma.data = call.matrix, call.sigma_stride = call.row_stride, call.sigma_type = call.type;
+  call.type = computing_type(call.type);
+  call.matrix = call.first;
+  call.row_stride = call.column_stride = element_size(call.type);
+  return call;
+}
+
+// The number of a call's kind, which backends/native/units.py computes too. A product has the kind of its sample.
 inline u32 kind_of(const Launch& call) {
-  return (call.operation * 4 + call.type - kFloat16) * 8 + (call.shared_noise ? 4 : 0) + (call.antithetic ? 2 : 0) +
+  const u32 operation = is_product(call) ? kSample : call.operation;
+  const u32 type = is_product(call) ? computing_type(call.type) : call.type;
+  return (operation * 4 + type - kFloat16) * 8 + (call.shared_noise ? 4 : 0) + (call.antithetic ? 2 : 0) +
          (call.fast_math ? 1 : 0);
 }
 constexpr u32 kKinds = 4 * 4 * 8;

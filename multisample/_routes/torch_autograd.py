@@ -119,6 +119,9 @@ class _RecordedSample:
             and (is_number(call.mu) or template.mu_stride == kind.size) and template.sigma_stride == kind.size
         )  # fmt: skip
         self.run_plan = _CompiledPlan.around(self.plan, call, keeps_noise).run
+        # The gradient of mu is the matrix's gradient itself if that has one column.
+        is_one_column = template.device != HOST and template.columns == 1 and not self.plan.is_empty
+        self.order = 1 if is_one_column else 2
         # The plan for the latest gradient's signature. Its compiled function returns None for another signature.
         self.gradient_plan: Plan | None = None
         self.gradients: Callable[..., Any] = _no_gradients
@@ -183,6 +186,8 @@ class _SampleFunction(torch.autograd.Function):
         else:
             drawn = recorded.gradients(None, None, None, grad, words, None, *window)
             gradients = _gradients(recorded, grad, words, *window) if drawn is None else drawn[0]
+            if len(gradients) == 1:
+                gradients = grad.reshape(-1).to(recorded.real), *gradients
         if recorded.has_plain_gradients:
             return *gradients, None
         return (
@@ -210,7 +215,7 @@ def _by_operator(call: Call, grad: Any, words: tuple[int, int, Any], dim_offset:
 
 
 def _gradients(recorded: _RecordedSample, grad: Any, words: tuple[int, int, Any], *window: int) -> Any:
-    """The gradients of `mu` and `sigma`, shape (d,), in the computing type."""
+    """The gradients of `mu` and `sigma`, shape (d,), in the computing type; only that of `sigma` with ``order=1``."""
     if grad._is_zerotensor():
         return _by_operator(recorded.call, grad, words, *window)
     plan = _gradient_plan(recorded, grad)
@@ -232,7 +237,7 @@ def _gradient_plan(recorded: _RecordedSample, grad: Any) -> Plan:
     )  # fmt: skip
     plan: Any = PLANS.get(key)
     if plan is None:
-        call = call._replace(operation=Operation.gradient, grad=grad, order=2)
+        call = call._replace(operation=Operation.gradient, grad=grad, order=recorded.order)
         plan = make_plan(call, recorded.plan.backend, TORCH)
         PLANS.put(key, plan)
     gradient_plan: Plan = plan

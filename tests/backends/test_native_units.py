@@ -11,15 +11,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from cuda_cpp import compile_cpp, requires_gxx
-from launches import a_launch
+from launches import a_launch, address_of
 from processes import run_python
 
+import multisample
 from multisample import BackendUnavailableError
 from multisample.backends import registry
 from multisample.backends.kernels.cpu import calls
-from multisample.backends.launch import ElementType, Launch, Operation, pack
+from multisample.backends.launch import ElementType, Launch, Operation, computing_name, pack, unpack
 from multisample.backends.native import library_cache, toolchain, units
 from multisample.backends.native.compiler_flags import LIBRARIES, estimate
 
@@ -31,6 +33,8 @@ LAUNCHES = [
         Operation, list(ElementType)[1:5], (0, 1), (0, 1), (0, 1)
     )
 ]
+ONE_COLUMN = [launch._replace(results=1) for launch in LAUNCHES if launch.operation == Operation.gradient]
+"""Gradients with one result."""
 
 
 def test_every_call_on_cuda_has_one_unit() -> None:
@@ -64,9 +68,48 @@ int main() {
 }
 """)
     compile_cpp(source, "-o", tmp_path / "kinds")
-    packed = b"".join(bytes(pack(launch)) for launch in LAUNCHES)
+    launches = LAUNCHES + ONE_COLUMN
+    packed = b"".join(bytes(pack(launch)) for launch in launches)
     printed = subprocess.run([tmp_path / "kinds"], input=packed, capture_output=True, check=True).stdout
-    assert list(map(int, printed.split())) == [units.kind_of(launch) for launch in LAUNCHES]
+    assert list(map(int, printed.split())) == [units.kind_of(launch) for launch in launches]
+
+
+def test_the_unit_of_samples_serves_gradients_with_one_result() -> None:
+    for launch in ONE_COLUMN:
+        sample = launch._replace(operation=Operation.sample, type=ElementType[computing_name(launch)])
+        assert units.kind_of(launch) == units.kind_of(sample)
+
+
+@requires_gxx
+def test_a_gradient_with_one_result_is_a_product_with_noise(tmp_path: Path) -> None:
+    """The cpu backend runs the samples that C++ makes of gradients."""
+    source = tmp_path / "launches.cpp"
+    source.write_text("""#include <cstdio>
+#include "torch/unit.h"
+int main() {
+  multisample::Launch call;
+  while (std::fread(&call, sizeof call, 1, stdin) == 1) {
+    const multisample::Launch other = multisample::sample_of_product(call);
+    std::fwrite(&other, sizeof other, 1, stdout);
+  }
+}
+""")
+    compile_cpp(source, "-o", tmp_path / "launches")
+    d, backend = 70, registry.find("cpu")
+    for dtype, antithetic, strides in itertools.product(
+        ("float16", "float32", "float64"), (False, True), ((1, 1), (3, 1), (1, 99), (0, 0))
+    ):
+        real = "float64" if dtype == "float64" else "float32"
+        z = multisample.sample(np.zeros(d), 1.0, 1, dtype=real, seed=7, antithetic=antithetic, sample_offset=5)[:, 0]
+        memory, product = np.linspace(-2, 2, 3 * d).astype(dtype), np.full(d, np.nan, real)
+        grad = np.ndarray((d, 1), dtype, memory, 0, [stride * memory.itemsize for stride in strides])
+        launch = a_launch(
+            d, 1, dtype, matrix=grad, first=address_of(product), seed=7, antithetic=antithetic, first_column=5,
+            operation=Operation.gradient, results=1,
+        )  # fmt: skip
+        done = subprocess.run([tmp_path / "launches"], input=bytes(pack(launch)), capture_output=True, check=True)
+        backend.launch(unpack(done.stdout))
+        assert product.tobytes() == (grad[:, 0].astype(real) * z).tobytes()
 
 
 PROGRAM = """

@@ -286,20 +286,36 @@ def test_forward_mode_tangents_pass_through_the_operator(operators: Any, torch_d
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("options", [{}, {"noise": "shared"}, {"antithetic": True, "sample_offset": 7}])
-def test_one_sample_on_a_cpu_has_the_bits_and_the_gradients_of_others(
-    dtype: torch.dtype, options: dict[str, Any]
+def test_one_sample_has_the_bits_and_the_gradients_of_others(
+    dtype: torch.dtype, options: dict[str, Any], torch_device: str
 ) -> None:
-    """The forward pass keeps the noise."""
-    ones = torch.ones(2001, dtype=dtype)
+    """On a CPU, the forward pass keeps the noise. On CUDA, the backward pass is another sample."""
+    d = 2001 if torch_device == "cpu" else 70_001
+    ones = torch.ones(d, dtype=dtype, device=torch_device)
     strided = torch.stack([ones, ones], 1)[:, 1]
-    for mu, sigma in ((2 * ones, ones / 3), (strided, ones / 3), (ones[:1].expand(2001), ones), (0.5, ones)):
+    wide = torch.linspace(-3, 3, 2 * d, dtype=dtype, device=torch_device).reshape(d, 2)
+    z = multisample.sample(0 * ones, 1.0, 1, seed=7, **options)
+    for mu, sigma in ((2 * ones, ones / 3), (strided, ones / 3), (ones[:1].expand(d), ones), (0.5, ones)):
         leaf = sigma.clone().requires_grad_()
         x = multisample.sample(mu, leaf, 1, seed=7, **options)
         assert torch.equal(x, multisample.sample(mu, sigma, 1, seed=7, **options))
-        grad = torch.linspace(-3, 3, 2001, dtype=dtype)[:, None]
-        x.backward(grad)
-        z = multisample.sample(0 * ones, 1.0, 1, seed=7, **options)
-        assert leaf.grad is not None and torch.equal(leaf.grad, (grad * z)[:, 0])
+        for grad in (wide[:, :1].contiguous(), wide[:, 1:], wide[:1, :1].expand(d, 1)):
+            (found,) = torch.autograd.grad(x, leaf, grad, retain_graph=True)
+            assert torch.equal(found, (grad * z)[:, 0])
+    leaves = [x.clone().requires_grad_() for x in (ones, ones)]
+    for narrow in (dtype, torch.bfloat16):
+        real = torch.promote_types(narrow, torch.float32)
+        z = multisample.sample(0 * ones, 1.0, 1, seed=7, dtype=str(real)[6:], **options)
+        grad = wide[:, :1].to(narrow)
+        x = multisample.sample(*leaves, 1, seed=7, dtype=str(narrow)[6:], **options)
+        y = torch.ops.multisample.sample(
+            *leaves, 1, seed=7, dtype=narrow, shared="noise" in options, antithetic="antithetic" in options,
+            sample_offset=options.get("sample_offset", 0),
+        )  # fmt: skip
+        for drawn in (x, y):
+            of_mu, of_sigma = torch.autograd.grad(drawn, leaves, grad)
+            assert torch.equal(of_mu, grad[:, 0].to(dtype))
+            assert torch.equal(of_sigma, (grad.to(real) * z)[:, 0].to(dtype))
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
