@@ -2,7 +2,8 @@
 
 "of memset" is the time of `cudaMemsetAsync` over the output's bytes, divided by the kernel's. A memset is the practical
 write limit. Times are medians of alternating calls, from device events. Outputs rotate through more memory than the
-cache has. Shapes with at most eight samples have 2^26 normals.
+cache has. Shapes with at most eight samples have 2^26 normals. "randn cuda": standard normals of an image's shape, with
+a seed for each image, beside `torch.randn`.
 """
 
 from __future__ import annotations
@@ -63,5 +64,22 @@ def rows() -> Iterator[Row]:
         cuda_device().release()
 
 
+def randn() -> Iterator[Row]:
+    import torch
+
+    from multisample.torch import randn as ours
+
+    for shape in [(64, 4, 64, 64), (64, 4, 128, 128), (256, 4, 64, 64), (64, 3, 512, 512)]:
+        seeds, ring = torch.arange(shape[0], device="cuda"), Ring(4 * torch.Size(shape).numel())
+        calls: dict[str, Call] = {
+            "torch.randn": functools.partial(torch.randn, shape, device="cuda"),
+            "a seed for each": functools.partial(ours, *shape, seed=seeds, device="cuda"),
+            "one seed": functools.partial(ours, *shape, seed=7, device="cuda"),
+        }
+        turns = on_device({name: ring.keeping(call) for name, call in calls.items()})
+        yield from rows_of("randn " + "x".join(map(str, shape)), turns, "torch.randn")
+        cuda_device().release()
+
+
 if __name__ == "__main__":
-    main(__doc__ or "", {"cuda": rows})
+    main(__doc__ or "", {"cuda": rows, "randn cuda": randn})
