@@ -18,6 +18,7 @@ import numpy as np
 from .contract import Backend, BackendStatus, DeviceKind
 from .driver import DriverBackend
 from .errors import BackendUnavailableError
+from .kernels.cuda.kernel_choice import PLAIN
 from .kernels.cuda.keys import KernelKey, Key
 from .memory.dlpack import LEGACY_STREAM, Imported, device_of_array
 from .native import csrc_files
@@ -62,10 +63,10 @@ class CupyBackend(DriverBackend):
         return BackendStatus(not reasons, tuple(reasons), version, device)
 
     def prepare(self, device_kind: DeviceKind) -> None:
-        # Compiles one kernel to test NVRTC. The others are compiled on first use.
+        # Compiles the usual kernel to test NVRTC. The others are compiled on first use.
         import cupy
 
-        self.kernel(KernelKey("float32", False, False, False, 0, False, False, cupy.cuda.runtime.getDevice()))
+        self.kernel(KernelKey("float32", False, False, False, PLAIN, False, False, cupy.cuda.runtime.getDevice()))
 
     def adopt(self, array: Any) -> Any:
         import cupy

@@ -16,6 +16,7 @@ import numpy as np
 from .contract import Backend, BackendStatus, DeviceKind
 from .driver import DriverBackend
 from .errors import BackendUnavailableError
+from .kernels.cuda.kernel_choice import PLAIN
 from .kernels.cuda.keys import KernelKey, Key
 from .kernels.cuda.toolchain import INSTALL, clashes, nvrtc_version
 from .memory.dlpack import LEGACY_STREAM, Imported, device_of_array
@@ -48,11 +49,11 @@ class NumbaBackend(DriverBackend):
                     version,
                 )  # fmt: skip
             return BackendStatus(False, (f"package numba-cuda cannot be imported ({error}): {INSTALL}",), version)
+        reasons, device = [], ""
         try:
             version += f", NVRTC {nvrtc_version()}"
-        except BackendUnavailableError:  # Samples need no NVRTC.
-            version += ", no NVRTC for weighted_moments and perturb"
-        reasons, device = [], ""
+        except BackendUnavailableError:  # numba-cuda itself asks NVRTC for the architectures.
+            reasons.append(f"NVRTC cannot be loaded: {INSTALL}")
         try:
             devices = list(cuda.gpus)
             device = _name(devices[0])
@@ -67,10 +68,10 @@ class NumbaBackend(DriverBackend):
         return BackendStatus(not reasons, tuple(reasons), version, device)
 
     def prepare(self, device_kind: DeviceKind) -> None:
-        # Compiles one kernel to test the compiler. The others are compiled on first use.
+        # Compiles the usual kernel to test the compiler. The others are compiled on first use.
         from numba import cuda
 
-        self.kernel(KernelKey("float32", False, False, False, 0, False, False, cuda.current_context().device.id))
+        self.kernel(KernelKey("float32", False, False, False, PLAIN, False, False, cuda.current_context().device.id))
 
     def adopt(self, array: Any) -> Any:
         from numba import cuda

@@ -305,40 +305,6 @@ def test_a_kernel_is_compiled_once_for_all_processes_unless_damaged(numba: Any, 
     assert draw_all()["compiled"] == 0
 
 
-WITHOUT_NVRTC = """
-import json
-
-import numpy as np
-from cuda.bindings import nvrtc
-from numba import cuda
-
-import multisample
-
-
-def missing():
-    raise RuntimeError("libnvrtc.so is missing")
-
-
-nvrtc.nvrtcVersion = missing
-x = cuda.to_device(np.ones(3, np.float32))
-raised = []
-for call in (lambda: multisample.perturb(x, 0.5, seed=1, backend="numba"),
-             lambda: multisample.weighted_moments(x, x, x, seed=1, backend="numba")):
-    try:
-        call()
-    except multisample.BackendUnavailableError as error:
-        raised.append(str(error))
-print(json.dumps([multisample.sample(x, x, 8, seed=5, backend="numba").copy_to_host().shape, raised]))
-"""
-
-
-def test_samples_need_no_nvrtc(numba: Any, tmp_path: Path) -> None:
-    shape, raised = run(WITHOUT_NVRTC, MULTISAMPLE_CACHE_DIR=str(tmp_path))
-    assert shape == [3, 8]
-    assert len(raised) == 2
-    assert all("NVRTC cannot be loaded (libnvrtc.so is missing): pip install" in reason for reason in raised)
-
-
 FIRST_AT_ONCE = """
 import concurrent.futures
 import json

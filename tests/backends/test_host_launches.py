@@ -89,7 +89,7 @@ def moving(launcher: Launcher, launch: Launch) -> tuple[Any, ...]:
     if not launcher.takes_arrays:
         return head_of(launch)
     arrays = arrays_at(launch)
-    operands = [arrays.get(name) for name in HEAD[:6]]
+    operands = [arrays.get(name) for name in ("mu", "sigma", "weights", "matrix", "first", "second")]
     return *operands, *head_of(launch)[6:]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -111,10 +112,7 @@ def test_without_nvrtc_the_reason_has_the_install_command(
         r" pip install 'numba-cuda\[cu13\]",
     ):
         hopper.compile(MOMENTS)
-    # Samples need no NVRTC.
-    status = hopper.status()
-    assert status.version.endswith("no NVRTC for weighted_moments and perturb")
-    assert not any("NVRTC" in reason for reason in status.reasons)
+    assert any(re.match("NVRTC cannot be loaded: pip install", reason) for reason in hopper.status().reasons)
 
 
 def test_an_architecture_that_nvrtc_does_not_know_is_named(

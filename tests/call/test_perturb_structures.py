@@ -249,10 +249,11 @@ def test_wrappers_do_not_change_names(name: str) -> None:
     # The keys are those of `nn.Module.named_parameters`, for functional_call.
     assert list(found) == [key for key, _ in nn.Module.named_parameters(wrapped)]
     assert all(map(same, found.values(), expected.values()))
-    out = plain()
+    # DataParallel moves a module to a GPU.
+    out = plain().to(next(wrapped.parameters()).device)
     perturb(wrapped, 0.5, seed=7, out=out)
     assert all(map(same, out.parameters(), expected.values()))
-    perturb(model, 0.5, seed=7, out=wrapped)
+    perturb(model.to(out[0].weight.device), 0.5, seed=7, out=wrapped)
     assert all(map(same, wrapped.parameters(), expected.values()))
     first = next(iter(perturb(wrapped, 0.5, seed=7, ids={"0.weight": 5}).values()))
     assert same(first, perturb([next(wrapped.parameters()).detach()], 0.5, seed=7, ids=[5])[0])

@@ -129,7 +129,7 @@ class Case(Window):
         return np.asarray(got)
 
     def usual_cut(self) -> Geometry:
-        """The geometry that `sample` uses on a GPU, except with `few_columns` and `small`; unless `plain`, as if larger."""
+        """The geometry that `sample` uses on a GPU, for large calls unless `plain`; or as the flags above say."""
         if self.few_columns:
             return few_columns_geometry(self.d, self.n, self.size, False)
         if self.small:

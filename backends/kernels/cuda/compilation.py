@@ -101,9 +101,9 @@ def launch_bounds(key: KernelKey, capability: tuple[int, int]) -> tuple[int, int
     if name == "kFewColumns":
         return FEW_THREADS, 5 if antithetic or dtype == "float64" else 8
     if name == "kPlain":
-        return PLAIN_THREADS, 4 if dtype == "float64" else 8
+        return PLAIN_THREADS, 3
     if name == "kPlainTransposed":
-        return PLAIN_TRANSPOSED_THREADS, 6 if dtype == "float64" else 12
+        return PLAIN_TRANSPOSED_THREADS, 8
     if name == "kSmallMatrices":
         return SMALL_THREADS, 3 if dtype == "float64" else 4
     if name == "kShifted":

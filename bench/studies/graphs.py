@@ -1,0 +1,82 @@
+"""Device time of one launch in a CUDA graph of 64 launches over rotated outputs: what a kernel takes without its host.
+
+Shapes are those that people draw, in both layouts. "of memset" is the time of a memset over the output's bytes, divided
+by the launch's. "randn" fills the same output with `torch.randn`; "mu + sigma * randn" is PyTorch's expression.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import statistics
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import torch
+
+import multisample
+from bench.report.results import Row
+from bench.studies.rows import main
+from bench.suites.timing import Call
+
+SHAPES = [
+    (10, 1024), (100, 100), (1000, 100), (100, 1024), (500, 1024), (1000, 1024), (1000, 1001), (1000, 50), (2500, 1024),
+    (5000, 1024), (40, 16_384), (512, 8192), (100, 100_000),
+]  # fmt: skip
+LAUNCHES, REPLAYS = 64, 25
+Fill: TypeAlias = Callable[[torch.Tensor], Any]
+ROTATED = 2**30  # Bytes of the outputs in rotation, at most.
+
+
+def microseconds(calls: list[Call]) -> float:
+    """The median over replays of the time of a call, in a graph of all calls."""
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        calls[0]()
+        stream.synchronize()
+        with torch.cuda.graph(graph, stream=stream):
+            for call in calls:
+                call()
+        times = []
+        for _ in range(REPLAYS):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record(stream)
+            graph.replay()
+            end.record(stream)
+            end.synchronize()
+            times.append(1000 * begin.elapsed_time(end) / len(calls))
+    return statistics.median(times)
+
+
+def contenders(d: int, n: int, layout: str) -> dict[str, Fill]:
+    """Calls that fill an output of this shape and layout."""
+    mu, sigma = (torch.linspace(low, high, d, device="cuda") for low, high in ((-1, 1), (0.5, 2)))
+    mean, deviation = (x[:, None] if layout == "dn" else x for x in (mu, sigma))
+    sample = functools.partial(multisample.sample, mu, sigma, n, seed=7, layout=layout)
+
+    def expression(out: torch.Tensor) -> None:
+        torch.addcmul(mean, deviation, torch.randn(out.shape, device="cuda", out=out), out=out)
+
+    return {
+        "memset": torch.Tensor.zero_,
+        "multisample": lambda out: sample(out=out),
+        "multisample, fast_math": lambda out: sample(out=out, fast_math=True),
+        "randn": lambda out: torch.randn(out.shape, device="cuda", out=out),
+        "mu + sigma * randn": expression,
+    }
+
+
+def rows() -> Iterator[Row]:
+    for layout, (d, n) in itertools.product(("dn", "nd"), SHAPES):
+        shape = (d, n) if layout == "dn" else (n, d)
+        outs = [torch.empty(shape, device="cuda") for _ in range(min(LAUNCHES, max(ROTATED // (4 * d * n), 1)))]
+        found = {
+            name: microseconds([functools.partial(fill, outs[k % len(outs)]) for k in range(LAUNCHES)])
+            for name, fill in contenders(d, n, layout).items()
+        }
+        for name, us in found.items():
+            yield {"case": f"{d}x{n} {layout}", "call": name, "us": us, "of memset": found["memset"] / us}
+
+
+if __name__ == "__main__":
+    main(__doc__ or "", {"cuda": rows})
