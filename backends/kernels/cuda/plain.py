@@ -114,7 +114,7 @@ def plain_transposed_kernel(gpu: ModuleType, dtype: str, shared_noise: bool, ant
     def drawing(r: int) -> Function:
         return lambda words, mu, sigma, made, keys: elements(mu[r], sigma[r], in_row(made, words[r], keys))
 
-    def column(c: int) -> Function:
+    def column(c: int) -> tuple[Function, Function]:
         piece_of = each(range(own_rows), lambda r: lambda x: x[r][c])
 
         def one(r: int) -> Function:
@@ -136,7 +136,8 @@ def plain_transposed_kernel(gpu: ModuleType, dtype: str, shared_noise: bool, ant
         return put_whole, put_some
 
     draw_rows = each(range(own_rows), drawing)
-    put_whole, put_some = (each(range(width), lambda c, k=k: column(c)[k]) for k in (0, 1))
+    columns = [column(c) for c in range(width)]
+    put_whole, put_some = each(range(width), lambda c: columns[c][0]), each(range(width), lambda c: columns[c][1])
 
     def kernel(call, geometry):
         thread = np.uint32(block_index() * np.uint32(PLAIN_TRANSPOSED_THREADS) + thread_index())
