@@ -1,22 +1,22 @@
 // The geometry of a call: its cut into blocks and threads. backends/kernels/cuda/geometry.py computes the same
-// geometry. The numbers drawn do not depend on it.
+// geometry. The numbers drawn do not depend on the geometry.
 //
 // A group is the columns of one Philox block: four, or eight with antithetic noise.
 //
 // Row stores: a block draws a band of dimensions in a tile of columns. A thread keeps one group and goes down the band.
-// Short rows share a pass of the block, so that every thread has a group. Long rows are split over blocks. With few
-// dimensions, a thread goes on to further groups.
+// Short rows share a pass of the block, so that every thread has a group. Long rows are split over blocks. If there are
+// few dimensions, a thread also draws further groups of its rows.
 //
 // Transposed stores, where dimensions are contiguous: a block draws a tile of dimensions in a band of groups. A thread
 // keeps a few dimensions and goes along the band.
 //
-// With few columns, a block draws all columns of a band of dimensions, and a thread all columns of a few of these
-// dimensions.
+// kFewColumns: a block draws a band of dimensions, and a thread all columns of a few of these dimensions.
 //
-// The plain kernels: a block draws some groups of some rows, and a thread one group of a few rows; or with transposed
-// stores a few groups of a few rows.
+// kPlain: a block draws some groups of some rows. A thread draws one group of up to four rows.
 //
-// In a batch of small matrices, a block draws several matrices, and a thread one group of some rows.
+// kPlainTransposed: a thread draws the dimensions of one piece, in one or two groups.
+//
+// kSmallMatrices: a block draws several matrices. A thread draws one group of some rows.
 #pragma once
 
 #include "cuda/kernel_choice.h"
@@ -24,52 +24,51 @@
 
 namespace multisample {
 
-// Maximum threads of a block with row stores: the 256 groups of 1024 columns and one more warp fit into one pass.
+// Maximum threads of a block with row stores: one pass has room for the 256 groups of 1024 columns, and one more warp.
 constexpr u32 kThreads = 288;
 // Maximum threads of a block with kShifted: groups that do not fill a warp need no warp of their own.
 constexpr u32 kShiftedThreads = 256;
 // Maximum passes of kStaged that share barriers.
 constexpr u32 kStagedPasses = 4;
-// Threads of a block: the maximum with kTransposed, the exact number with kTransposedStaged. With shared noise a thread
-// does little, so that a block has more.
+// Maximum threads of a block with kTransposed.
 constexpr u32 kTransposedThreads = 128;
+// Threads of a block with kTransposedStaged. A thread does little work with shared noise, so a block has more threads.
 template <bool shared_noise>
 constexpr u32 kStagedThreads = shared_noise ? 256 : 128;
-// kFewColumns: threads of a block.
+// Threads of a block with kFewColumns.
 constexpr u32 kFewThreads = 128;
-// Threads of a block of the plain kernels.
+// Threads of a block: the maximum with kPlain, the exact number with kPlainTransposed.
 constexpr u32 kPlainThreads = 128, kPlainTransposedThreads = 64;
-// kSmallMatrices: maximum rows of a thread, and threads that keep every SM busy. The first row of a thread is
-// expensive, so a call with more groups than kBusyThreads has several rows a thread.
+// kSmallMatrices: maximum rows of a thread, and the number of threads that keeps every SM busy. The first row of a
+// thread is expensive, so threads have several rows if the call has more groups than kBusyThreads.
 constexpr u32 kMostSmallRows = 8, kBusyThreads = 1 << 17;
-// Maximum groups per pass of kTransposed, if a pass takes more than one block.
+// Maximum groups per pass of kTransposed if a pass has several blocks.
 constexpr u32 kMostGroupsPerPass = 16;
 // Maximum passes of a block with transposed stores, unless the grid would exceed 2^30 blocks.
 constexpr u32 kMostPasses = 32;
 // Maximum threads of a block whose passes have several short rows.
 constexpr u32 kShortRowThreads = 2 * kShortRow;
-// Dimensions that a chunk in shared memory has room for: one per thread, and one of padding per row of a pass.
+// Dimensions of a chunk in shared memory: one per thread, and one of padding for each row of a pass.
 constexpr u32 kChunk = kThreads + kShortRow;
 
-// Dimensions per thread: of a piece with kTransposed, of a pass with kFewColumns.
-template <u32 size>
-constexpr u32 kOwnRows = size == 8 ? 2 : 4;
 // Dimensions per thread with kTransposedStaged.
 template <u32 size, bool antithetic>
 constexpr u32 kStagedOwnRows = kOwnRows<size> / (antithetic ? 2 : 1);
 
 // With row stores a block goes down a band of rows, with transposed stores along a band of groups.
 struct Geometry {
-  // What the plain kernels read comes first: see `Launch`.
+  // The fields of the plain kernels come first, adjacent in the constant cache: see `Launch`.
   u32 groups_per_pass;  // groups that a block draws at once
   u32 one_by_groups;    // 2^20 / groups_per_pass, rounded up: divides a thread index by multiplication and shift
-  u32 rows_per_pass;    // row stores, kFewColumns: rows that a block draws at once; kSmallMatrices: those of a matrix
+  u32 rows_per_pass;    // row stores, kFewColumns: rows that a block draws at once; kSmallMatrices: rows of each matrix
+                        // that a block draws at once
   u32 blocks_per_band;  // blocks that share a band
-  u32 skip;             // columns of the first group before the window; the largest possible number if the index
-                        // of the first column is in device memory
+  u32 skip;             // columns of the first group that precede the window; if the index of the first column is in
+                        // device memory, the largest possible number
   u32 pieces;           // transposed stores: pieces per column, one per thread; kTransposedStaged: dimensions
   u32 turns;            // kPlain: rows of a thread; kPlainTransposed: groups of a thread
-  // The plain kernels: n / blocks_per_band (transposed: n / pieces) is n one_by_units >> units_shift, for n < 2^31.
+  // For n < 2^31, n one_by_units >> units_shift is n / blocks_per_band with kPlain, and n / pieces with
+  // kPlainTransposed.
   u32 one_by_units, units_shift;
   u32 store_kind;       // one of StoreKind
   u32 one_by_rows;      // 2^20 / rows_per_pass, rounded up
@@ -83,7 +82,7 @@ struct Geometry {
   i32 column_step;      // kTransposed: elements between columns
   u32 band_groups;      // transposed stores: groups of a block
   u32 warps;            // kShifted: warps that the groups of a row fill
-  u32 rest;             // kShifted: the remaining groups, which the last block of a band draws after its others
+  u32 rest;             // kShifted: the remaining groups, which the last block of a band draws last
   u32 matrices;         // kSmallMatrices: matrices of a block; else 0, and the grid's y axis counts the matrices
   u32 blocks, threads;
 };
@@ -96,8 +95,8 @@ static_assert(sizeof(Geometry) == 100, "backends/kernels/cuda/geometry.py packs 
 inline bool is_cheap(const Launch& call) { return call.shared_noise || (call.fast_math && call.type == kFloat32); }
 
 // Maximum passes of a block in a large launch. A block is slow to start, so many passes are good. Where memory is the
-// limit, blocks drift apart. With few passes, a cache line that two blocks share stays in the cache until both have
-// written to it.
+// limit, blocks drift apart, and few passes are better: a cache line that two blocks share then stays in the cache
+// until both have written to it.
 inline u64 most_passes(const Launch& call, u32 store_kind, bool whole_sectors) {
   if (store_kind == kTransposedStaged) {
     return !is_cheap(call) ? kMostPasses : call.antithetic ? 4 : call.shared_noise ? 2 : 16;
@@ -108,7 +107,7 @@ inline u64 most_passes(const Launch& call, u32 store_kind, bool whole_sectors) {
 
 inline Geometry transposed_geometry(const Launch& call, Geometry g, u64 groups) {
   const u32 size = element_size(call.type);
-  const u32 own_rows = size == 8 ? kOwnRows<8> : kOwnRows<4>;
+  const u32 own_rows = own_rows_of(size);
   const u64 bits = reinterpret_cast<u64>(call.matrix) | static_cast<u64>(call.column_stride);
   const bool aligned = bits % (own_rows * size) == 0 && call.rows % own_rows == 0;
   // A pass has at most 1/264 of the groups, so that every processor gets blocks.
@@ -117,10 +116,10 @@ inline Geometry transposed_geometry(const Launch& call, Geometry g, u64 groups) 
   const u64 room = staged * (call.antithetic ? own_rows / 2 : own_rows), most_groups = room / call.rows;
   u64 tiles = 1, per_pass = 1;
   const bool cheap = is_cheap(call);
-  // A store of half a sector is slower than that of a whole one. Cheap noise does not hide the difference.
+  // A store of half a sector is slower than a store of a whole sector. Cheap noise does not hide the difference.
   const bool prefers_pieces = aligned && (bits % 32 == 0 || !(call.shared_noise || (cheap && call.antithetic)));
   const bool side_by_side = call.column_stride == static_cast<i64>(call.rows) * size;
-  // Where arithmetic is the limit, pieces are faster than a pass of few groups through shared memory.
+  // Where arithmetic is the limit, kTransposed is faster than kTransposedStaged with few groups in a pass.
   const bool fits = most_groups > (call.shared_noise || call.antithetic ? 0 : cheap ? 1 : 3);
   if (!prefers_pieces && side_by_side && fits) {
     g.store_kind = kTransposedStaged;
@@ -128,8 +127,8 @@ inline Geometry transposed_geometry(const Launch& call, Geometry g, u64 groups) 
     g.threads = staged;
     per_pass = min(min(enough, most_groups), staged);
   } else {
-    // Pieces of a column: the first may begin before the column, and the last may end behind it. Where columns differ
-    // in alignment, a thread's piece begins up to own_rows - 1 dimensions earlier than in the group's first column.
+    // The first piece may begin before the column, and the last may end behind it. Where columns differ in alignment,
+    // the piece of a thread begins up to own_rows - 1 dimensions earlier than it does in the group's first column.
     const u64 start = reinterpret_cast<u64>(call.matrix) - g.skip * static_cast<u64>(call.column_stride);
     const bool same_alignment = static_cast<u64>(call.column_stride) / size % own_rows == 0;
     const u64 shift = same_alignment || call.first_column_at == nullptr ? start / size % own_rows : own_rows - 1;
@@ -139,7 +138,7 @@ inline Geometry transposed_geometry(const Launch& call, Geometry g, u64 groups) 
     u64 warps = 0;
     for (u64 t = 1; t <= kMostGroupsPerPass || t * g.pieces <= most * of_warp; ++t) {
       if (t > 1 && elements_apart(call, size) * t >= kFarApart) break;
-      // A pass takes more groups only if that saves more than 2 % of the warps per group.
+      // More groups per pass must save more than 2 % of the warps per group.
       const u64 all = ceil_div(t * g.pieces, of_warp), blocks = ceil_div(all, most), of_block = ceil_div(all, blocks);
       if (t > 1 && (t > enough * blocks || 50 * blocks * of_block * per_pass >= 49 * warps * t)) continue;
       per_pass = t, tiles = blocks, warps = blocks * of_block;
@@ -163,7 +162,7 @@ inline Geometry transposed_geometry(const Launch& call, Geometry g, u64 groups) 
 
 inline Geometry few_columns_geometry(const Launch& call, Geometry g) {
   g.threads = kFewThreads;
-  g.rows_per_pass = kFewThreads * (element_size(call.type) == 8 ? kOwnRows<8> : kOwnRows<4>);
+  g.rows_per_pass = kFewThreads * own_rows_of(element_size(call.type));
   // Starting a block takes less time than a pass, and several thousand blocks keep every processor busy to the end.
   // Where memory is the limit, few passes are better: blocks then write close to each other. Measured on an H200.
   constexpr u64 kMost[kMostFewColumns] = {8, 6, 6, 3, 2, 2, 2, 2},
@@ -196,7 +195,7 @@ inline Geometry plain_geometry(const Launch& call, Geometry g, u64 groups) {
   const u64 all = groups * call.rows;
   u64 units;
   if (g.store_kind == kPlainTransposed) {
-    units = ceil_div(call.rows, element_size(call.type) == 8 ? kOwnRows<8> : kOwnRows<4>);
+    units = ceil_div(call.rows, own_rows_of(element_size(call.type)));
     g.pieces = static_cast<u32>(units);
     g.turns = all < 1 << 18 ? 1 : 2;
     g.threads = kPlainTransposedThreads;
@@ -232,9 +231,9 @@ inline Geometry geometry_of(const Launch& call, bool strided = false) {
   if (g.store_kind == kTransposed) return transposed_geometry(call, g, groups);
   if (g.store_kind == kShifted) {
     g.warps = static_cast<u32>(groups / 32), g.rest = static_cast<u32>(groups % 32);
-    // The groups that do not fill a warp get a warp of their own if they are many and the block has room for it.
-    // Antithetic pairs always get one: otherwise the end of a row may leave the cache before its last sector is
-    // complete. Short calls always get one too: a thread then has one group.
+    // The groups that do not fill a warp get a warp of their own if they are many and the block has room for the warp.
+    // Antithetic rows always have such a warp: otherwise the end of a row may leave the cache before its last sector is
+    // complete. Short calls always have it too: a thread then has one group.
     const bool many = g.rest > 8 && groups - g.rest != kShiftedThreads;
     if (many || call.antithetic || call.rows * ceil_div(groups, kShiftedThreads) <= 512) {
       g.warps += g.rest > 0;
@@ -256,8 +255,9 @@ inline Geometry geometry_of(const Launch& call, bool strided = false) {
   g.pitch = g.threads / g.rows_per_pass | 1;
 
   // `turns`: groups per thread, one below the other. The first group is expensive, so many turns are good as long as
-  // there are enough blocks. A short call needs a few hundred blocks. A long call needs so many that no processor waits
-  // long for the last one. Where memory is the limit, few turns are better: blocks then write close to each other.
+  // there are enough blocks. A short call needs a few hundred blocks. A long call needs thousands, so that no processor
+  // waits long for the last block. Where memory is the limit, few turns are better: blocks then write close to each
+  // other.
   const u64 rows = ceil_div(call.rows, g.rows_per_pass), all = rows * tiles * (call.batch > 1 ? call.batch : 1);
   const bool cheap = is_cheap(call);
   u64 most_turns = g.store_kind == kAligned ? 128 : 32;
@@ -275,7 +275,8 @@ inline Geometry geometry_of(const Launch& call, bool strided = false) {
     if (rows <= u64{1} << g.interleave_log2) passes = 1, g.interleave_log2 = 0;
   } else if (cheap && g.store_kind == kAligned && g.groups_per_pass > kShortRow && tiles == 1 && turns == most_turns &&
              rows >= 8 * passes) {
-    // Concurrent blocks then write neighbouring rows. Matrices of a batch may have too few rows for eight bands.
+    // With eight interleaved bands, concurrent blocks write neighbouring rows. A matrix of a batch may have too few
+    // rows for eight bands.
     g.interleave_log2 = 3;
   }
   i64 stride = call.row_stride / element_size(call.type) * g.rows_per_pass * (i64{1} << g.interleave_log2);
@@ -286,7 +287,7 @@ inline Geometry geometry_of(const Launch& call, bool strided = false) {
     g.interleave_log2 = 0;
   }
   g.row_step = static_cast<i32>(stride);
-  // With fewer passes than turns, the thread goes on to further groups.
+  // With fewer passes than turns, a thread draws groups of further tiles.
   const u64 steps = min(turns / passes, tiles);
   g.band_rows = static_cast<u32>(passes * g.rows_per_pass);
   g.steps = static_cast<u32>(steps);

@@ -1,5 +1,4 @@
-// The store kind of a call, which selects its kernel. backends/kernels/cuda/kernel_choice.py selects the same
-// one.
+// The store kind of a call, which selects its kernel. backends/kernels/cuda/kernel_choice.py is the twin.
 #pragma once
 
 #include "launch.h"
@@ -12,38 +11,53 @@ enum StoreKind : u32 {
   kShifted,  // vectorised stores at aligned addresses, after columns are shuffled from the previous lane; scalar stores
              // of the groups that do not fill a warp
   kStaged,   // vectorised stores at aligned addresses, through shared memory, for short rows without a gap between
-             // them; not if the index of the first column is in device memory: a group could lie outside the matrix
+            // them. If the index of the first column is in device memory, a group could lie outside the matrix, so such
+            // a call has another kind.
   kStrided,  // scalar stores at any stride
   // Transposed stores, where dimensions are contiguous:
-  kTransposed,        // vectorised stores, if need be after dimensions are shuffled from the previous lane
+  kTransposed,        // vectorised stores; if addresses are not aligned, dimensions are shuffled from the previous lane
   kTransposedStaged,  // coalesced stores through shared memory, for few dimensions in a contiguous matrix
-  kFewColumns,        // coalesced stores of whole rows by one thread each, for few columns in a contiguous matrix:
-                      // directly where dimensions are contiguous, else through shared memory
-  kSmallMatrices,     // scalar stores at any stride, or vectorised stores where a group is aligned, for a batch of
-                      // matrices whose groups fit into a block, one per thread
-  // The plain kernels, for calls of usual size whose mu and sigma have the computing type or are numbers:
+  // Whole rows, or whole matrices:
+  kFewColumns,     // for few columns in a contiguous matrix, in either layout: each thread draws whole rows. Coalesced
+                   // stores, some of them through shared memory
+  kSmallMatrices,  // for a batch of matrices whose groups fit into a block, one per thread: vectorised stores where a
+                   // group is aligned, else scalar stores at any stride
+  // The plain kernels, for calls of usual size. mu and sigma have the computing type or are numbers.
   kPlain,            // vectorised stores where a group is aligned, else scalar stores at any stride
-  kPlainTransposed,  // the same where dimensions are contiguous, with pieces in place of groups
+  kPlainTransposed,  // where dimensions are contiguous: vectorised stores where a piece is aligned, else scalar stores
 };
 
 // Columns of a group.
 constexpr u32 kWidth = 4, kAntitheticWidth = 8;
 // Rows of at most this many groups share the passes of a block.
 constexpr u32 kShortRow = 128;
-// kTransposed needs a column stride of fewer elements than this: the eight columns of a group then span at most 2^31.
+// kTransposed needs a column stride of fewer elements than this: the eight columns of a group then span
+// less than 2^31 elements.
 constexpr u64 kFarApart = u64{1} << 28;
-// kFewColumns: the maximum columns. A thread draws several rows, so fewer rows than kLeastRows leave SMs idle; other
-// kernels are then faster.
+// kFewColumns: maximum columns, and minimum rows. A thread draws several rows, so with fewer rows SMs are idle, and
+// other kernels are faster.
 constexpr u32 kMostFewColumns = 8, kLeastRows = 1 << 16;
 // kSmallMatrices: maximum threads of a block.
 constexpr u32 kSmallThreads = 256;
+// Dimensions per thread: of a piece with kTransposed and kPlainTransposed, of a pass with kFewColumns.
+template <u32 size>
+constexpr u32 kOwnRows = size == 8 ? 2 : 4;
 
 #if !defined(__CUDACC_RTC__)
 
+inline u32 own_rows_of(u32 size) { return size == 8 ? kOwnRows<8> : kOwnRows<4>; }
+
+// Whether dimensions are contiguous and columns are not.
+inline bool is_transposed(const Launch& call, i64 size) {
+  return call.row_stride == size && call.column_stride != size && call.rows > 1;
+}
+
+// Elements from one column to the next.
 inline u64 elements_apart(const Launch& call, i64 size) {
   return static_cast<u64>(call.column_stride < 0 ? -call.column_stride : call.column_stride) / size;
 }
 
+// Whether kFewColumns draws the matrix.
 inline bool has_few_columns(const Launch& call, i64 skip, i64 size) {
   if (call.columns > kMostFewColumns || call.rows < kLeastRows) return false;
   if (skip != 0 || call.column_stride % size != 0 || reinterpret_cast<u64>(call.matrix) % size != 0) return false;
@@ -51,7 +65,7 @@ inline bool has_few_columns(const Launch& call, i64 skip, i64 size) {
          (call.column_stride == size && call.row_stride == static_cast<i64>(call.columns) * size);
 }
 
-// Whether a plain kernel is the fastest. The limits are in groups of all rows; measured on an H200.
+// Whether a plain kernel is the fastest. The limits count the groups of all rows, and were measured on an H200.
 inline bool is_plain(const Launch& call, i64 skip, u64 groups) {
   const u32 size = element_size(call.type), usual = size == 8 ? kFloat64 : kFloat32;
   if (call.origin_in_memory || call.batch > 1) return false;
@@ -59,8 +73,8 @@ inline bool is_plain(const Launch& call, i64 skip, u64 groups) {
     return false;
   }
   const u64 all = groups * call.rows, start = reinterpret_cast<u64>(call.matrix) - skip * call.column_stride;
-  if (call.row_stride == size && call.column_stride != size && call.rows > 1) {
-    const u64 own_rows = size == 8 ? 2 : 4;
+  if (is_transposed(call, size)) {
+    const u64 own_rows = own_rows_of(size);
     const bool aligned =
         (start | static_cast<u64>(call.column_stride)) % (own_rows * size) == 0 && call.rows % own_rows == 0;
     if (!aligned && call.rows < 32) return false;
@@ -74,14 +88,11 @@ inline StoreKind store_kind_of(const Launch& call, i64 skip, u64 groups, bool st
   if (strided) return kStrided;
   const i64 size = element_size(call.type), quad = size == 2 && !call.antithetic ? 8 : 16;
   if (has_few_columns(call, skip, size)) return kFewColumns;
-  if (is_plain(call, skip, groups)) {
-    return call.row_stride == size && call.column_stride != size && call.rows > 1 ? kPlainTransposed : kPlain;
-  }
+  if (is_plain(call, skip, groups)) return is_transposed(call, size) ? kPlainTransposed : kPlain;
   const bool fixed_skip = call.first_column_at == nullptr;
   if (call.column_stride != size) {
     const bool reaches = elements_apart(call, size) < kFarApart && call.rows < kFarApart;
-    return call.row_stride == size && call.column_stride % size == 0 && call.rows > 1 && reaches ? kTransposed
-                                                                                                 : kStrided;
+    return is_transposed(call, size) && call.column_stride % size == 0 && reaches ? kTransposed : kStrided;
   }
   const i64 start = static_cast<i64>(reinterpret_cast<u64>(call.matrix)) - skip * size;
   if (fixed_skip && start % quad == 0 && (call.row_stride % quad == 0 || call.rows == 1)) return kAligned;
@@ -91,7 +102,7 @@ inline StoreKind store_kind_of(const Launch& call, i64 skip, u64 groups, bool st
   return side_by_side && fixed_skip ? kStaged : kStrided;
 }
 
-// Whether a matrix of this size fits into a block of kSmallMatrices, whatever its first column.
+// Whether a matrix of this size fits into a block of kSmallMatrices, wherever it begins within a group.
 inline bool is_small(const Launch& call) {
   const u64 width = call.antithetic ? kAntitheticWidth : kWidth;
   return call.rows * ceil_div(width - 1 + call.columns, width) <= kSmallThreads;

@@ -36,8 +36,9 @@ from multisample.backends.kernels.cuda import plain as cuda_plain
 from multisample.backends.kernels.cuda import rows as cuda_rows
 from multisample.backends.kernels.cuda import stores as cuda_stores
 from multisample.backends.kernels.cuda import transposed as cuda_transposed
-from multisample.backends.kernels.cuda.geometry import _STRUCT, own_rows_of
+from multisample.backends.kernels.cuda.geometry import _STRUCT
 from multisample.backends.kernels.cuda.kernel import advance_kernel
+from multisample.backends.kernels.cuda.kernel_choice import own_rows_of
 from multisample.backends.kernels.cuda.keys import KernelKey
 from multisample.backends.launch import SIZES, Launch, WordFormat, pack
 from multisample.backends.numba import NumbaBackend

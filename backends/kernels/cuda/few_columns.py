@@ -11,9 +11,9 @@ from multisample.backends.element_types import SIZES, ElementType
 from multisample.backends.kernels.compilation import Function, inline
 from multisample.backends.kernels.stream.words import row_part
 
-from .geometry import FEW_THREADS, own_rows_of
+from .geometry import FEW_THREADS
 from .group import computing_type, each, element, group_width, keys_of, mu_of, noise, offset_of, scaled, sigma_of
-from .kernel_choice import MOST_FEW_COLUMNS
+from .kernel_choice import MOST_FEW_COLUMNS, own_rows_of
 from .stores import MOST_STORED, copying
 
 

@@ -1,6 +1,6 @@
 """The geometry of a call: its cut into CUDA blocks and threads, for backends that launch from Python.
 
-A twin of ``csrc/cuda/geometry.h``, which has the reasons. No number drawn depends on it.
+A twin of ``csrc/cuda/geometry.h``, which has the reasons. The numbers drawn do not depend on the geometry.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from .kernel_choice import (
     WIDTH,
     ceil_div,
     is_small,
+    own_rows_of,
     store_kind_of,
 )
 
@@ -91,9 +92,9 @@ def geometry(
     """The geometry of a launch of `batch` matrices, as a tuple and as the bytes of the C++ struct.
 
     `misalignment` is the address of the matrix modulo 32, and `strides` are its strides in bytes. `first_column` is
-    that of the call modulo 8, or -1 if it is in device memory. `strided` forces kStrided, which supports every stride
-    and address. `may_be_plain`: whether mu and sigma have the computing type or are numbers, and no word that
-    `Launch.origin_in_memory` speaks of is in memory.
+    the index of the call's first column modulo 8, or -1 if that index is in device memory. `strided` forces kStrided,
+    which supports every stride and address. `may_be_plain` says whether mu and sigma have the computing type or are
+    numbers, and `Launch.origin_in_memory` is 0.
     """
     size, fixed_skip = SIZES[dtype], first_column >= 0
     cheap = shared_noise or (fast_math and dtype == "float32")  # Noise takes less time than its stores.
@@ -123,7 +124,7 @@ def geometry(
 
 
 def _plain(rows: int, groups: int, size: int, skip: int, store_kind: int) -> Geometry:
-    """The geometry of the plain kernels."""
+    """The geometry of kPlain or kPlainTransposed."""
     groups_of_all = groups * rows
     if store_kind == PLAIN_TRANSPOSED:
         units, turns = ceil_div(rows, own_rows_of(size)), 1 if groups_of_all < 2**18 else 2
@@ -200,11 +201,6 @@ def _most_turns(store_kind: int, rows_per_pass: int, tiles: int, shared_noise: b
     if cheap:
         return 32 if store_kind == ALIGNED and tiles > 1 else 16
     return 128 if store_kind == ALIGNED else 32
-
-
-def own_rows_of(size: int) -> int:
-    """Dimensions that a thread of kTransposed keeps, and that one of kFewColumns draws in a pass."""
-    return 2 if size == 8 else 4
 
 
 def staged_own_rows_of(size: int, antithetic: bool) -> int:

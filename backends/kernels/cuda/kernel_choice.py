@@ -9,10 +9,10 @@ STORE_KINDS = (
     "kAligned", "kShifted", "kStaged", "kStrided", "kTransposed", "kTransposedStaged", "kFewColumns", "kSmallMatrices",
     "kPlain", "kPlainTransposed",
 )  # fmt: skip
-ALIGNED, SHIFTED, STAGED, STRIDED, TRANSPOSED, TRANSPOSED_STAGED, FEW_COLUMNS, SMALL_MATRICES = range(8)
-PLAIN, PLAIN_TRANSPOSED = 8, 9
+(ALIGNED, SHIFTED, STAGED, STRIDED, TRANSPOSED, TRANSPOSED_STAGED, FEW_COLUMNS, SMALL_MATRICES, PLAIN,
+ PLAIN_TRANSPOSED) = range(len(STORE_KINDS))  # fmt: skip
 ORIGINS = ("kInParameters", "kInMemory", "kOfBatch", "kOfRows")
-"""Where a kernel of perturb finds its keys. Kernels of the last two kinds take wide spans."""
+"""Where a kernel of perturb finds its keys. With the last two origins, the spans are wide."""
 OF_BATCH, OF_ROWS = 2, 3
 WIDTH, ANTITHETIC_WIDTH = 4, 8
 SHORT_ROW = 128
@@ -22,8 +22,18 @@ LEAST_ROWS = 2**16
 SMALL_THREADS = 256
 
 
+def own_rows_of(size: int) -> int:
+    """Dimensions of a thread: of a piece with kTransposed and kPlainTransposed, of a pass with kFewColumns."""
+    return 2 if size == 8 else 4
+
+
+def _is_transposed(rows: int, size: int, strides: tuple[int, int]) -> bool:
+    """Whether dimensions are contiguous and columns are not."""
+    return strides[0] == size != strides[1] and rows > 1
+
+
 def has_few_columns(rows: int, columns: int, size: int, strides: tuple[int, int], misalignment: int) -> bool:
-    """Whether kFewColumns draws a matrix of this shape at this address."""
+    """Whether kFewColumns draws a matrix of this shape at this address, if its window begins with a group."""
     if columns > MOST_FEW_COLUMNS or rows < LEAST_ROWS:
         return False
     if strides[1] % size or misalignment % size:
@@ -38,8 +48,8 @@ def is_plain(
     """Whether a plain kernel is the fastest, for mu and sigma of the computing type or numbers."""
     row_stride, column_stride = strides
     start = misalignment - skip * column_stride
-    if row_stride == size != column_stride and rows > 1:
-        own_rows = 2 if size == 8 else 4
+    if _is_transposed(rows, size, strides):
+        own_rows = own_rows_of(size)
         aligned = (start | column_stride) % (own_rows * size) == 0 and rows % own_rows == 0
         most = 0 if not aligned and rows < 32 else 2**16 if size == 8 else 2**21 if aligned else 2**18
     else:
@@ -56,12 +66,12 @@ def store_kind_of(
     if skip == 0 and has_few_columns(rows, columns, size, strides, misalignment):
         return FEW_COLUMNS
     if may_be_plain and is_plain(rows, size, strides, misalignment, skip, groups, shared_noise, antithetic):
-        return PLAIN_TRANSPOSED if strides[0] == size != strides[1] and rows > 1 else PLAIN
+        return PLAIN_TRANSPOSED if _is_transposed(rows, size, strides) else PLAIN
     quad = 8 if size == 2 and not antithetic else 16
     row_stride, column_stride = strides
     if column_stride != size:
         reaches = abs(column_stride) // size < FAR_APART and rows < FAR_APART
-        return TRANSPOSED if row_stride == size and column_stride % size == 0 and rows > 1 and reaches else STRIDED
+        return TRANSPOSED if _is_transposed(rows, size, strides) and column_stride % size == 0 and reaches else STRIDED
     start = misalignment - skip * size
     if fixed_skip and start % quad == 0 and (row_stride % quad == 0 or rows == 1):
         return ALIGNED
@@ -73,7 +83,7 @@ def store_kind_of(
 
 
 def is_small(rows: int, columns: int, antithetic: bool) -> bool:
-    """Whether a matrix of this size fits into a block of kSmallMatrices, whatever its first column."""
+    """Whether a matrix of this size fits into a block of kSmallMatrices, wherever it begins within a group."""
     width = ANTITHETIC_WIDTH if antithetic else WIDTH
     return rows * ceil_div(width - 1 + columns, width) <= SMALL_THREADS
 

@@ -12,20 +12,21 @@ from multisample.backends.kernels.compilation import Function, inline
 from multisample.backends.kernels.stream.arithmetic import from_float_bits
 from multisample.backends.kernels.stream.words import row_part
 
-from .geometry import PLAIN_TRANSPOSED_THREADS, own_rows_of
+from .geometry import PLAIN_TRANSPOSED_THREADS
 from .group import computing_type, each, group_width, inside, keys_of, mu_of, noise, offset_of, place, scaled, sigma_of
+from .kernel_choice import own_rows_of
 from .stores import MOST_STORED, aligned, strided
 
 
 @inline
 def _quotient(n, geometry):
-    """The quotient n / blocks_per_band, or n / pieces: see the C++ struct ``Geometry``."""
+    """N / blocks_per_band for kPlain, n / pieces for kPlainTransposed: see the C++ struct ``Geometry``."""
     return np.uint32(np.uint64(n) * np.uint64(geometry.one_by_units) >> np.uint64(geometry.units_shift))
 
 
 @functools.cache
 def _operand(gpu: ModuleType, dtype: str) -> Function:
-    """``value(vector, row)``: an element of mu or sigma, a vector of the computing type of `dtype` or a number."""
+    """``value(vector, row)``: an element of mu or sigma, which is a number or a vector of `dtype`'s computing type."""
     load, (real, _) = gpu.load, computing_type(dtype)
 
     @inline
@@ -86,7 +87,7 @@ def plain_kernel(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: bo
         is_adjacent = first == 0 and last == width and call.column_stride == size
         stores = is_adjacent and (at | step) % quad == 0, is_adjacent, apart, step, first, last
         while turns > 0:
-            # All loads come first, so that a thread waits for memory once.
+            # All loads come first: the thread then waits for memory once.
             last_row = call.rows - 1
             mu, sigma = values(mu_of(call), row, apart, last_row), values(sigma_of(call), row, apart, last_row)
             draw_rows(mu, sigma, row, at, turns, own, stores, call)

@@ -13,7 +13,7 @@ from multisample.backends.kernels.compilation import Function, inline
 from multisample.backends.kernels.stream.arithmetic import fma
 from multisample.backends.kernels.stream.words import row_part
 
-from .geometry import TRANSPOSED_THREADS, own_rows_of, staged_own_rows_of, staged_threads
+from .geometry import TRANSPOSED_THREADS, staged_own_rows_of, staged_threads
 from .group import (
     chosen,
     computing_type,
@@ -29,6 +29,7 @@ from .group import (
     sigma_of,
     united,
 )
+from .kernel_choice import own_rows_of
 from .stores import MOST_STORED, copying
 
 _WARP = np.uint32(32)
