@@ -63,7 +63,7 @@ class CupyBackend(DriverBackend):
         return BackendStatus(not reasons, tuple(reasons), version, device)
 
     def prepare(self, device_kind: DeviceKind) -> None:
-        # Compiles the usual kernel to test NVRTC. The others are compiled on first use.
+        # Compile the usual kernel, to test NVRTC. Other kernels are compiled on first use.
         import cupy
 
         self.kernel(KernelKey("float32", False, False, False, PLAIN, False, False, cupy.cuda.runtime.getDevice()))

@@ -43,7 +43,7 @@ CONFIGURATION_SIZE = _CONFIGURATION.size
 
 
 def _most_batch(launch: Launch) -> int:
-    """The most matrices of one launch: the length of a grid's x or y axis. The kernels of moments know no batches."""
+    """The maximum matrices of one launch: the length of a grid's x or y axis. Kernels of moments take no batches."""
     if launch.operation == Operation.moments:
         return 1
     return 2**31 - 1 if is_small(launch.rows, launch.columns, bool(launch.antithetic)) else 65535
@@ -60,10 +60,10 @@ PLACES: dict[str, tuple[tuple[int, int], ...]] = {
     "stream": ((struct.calcsize("7I4x"), 0), *_places("stream")),
     "scratch": _places("scratch"),
 }
-"""Where the parameter bytes of `DriverBackend.parameters` have each address, those of seed and offsets included.
+"""The places of each address in the parameter bytes of `DriverBackend.parameters`.
 
-An address may be in several places. A place is a pair: its displacement from the first parameter byte, and an addend
-for the address.
+A place is a pair: a displacement from the first parameter byte, and an addend for the address. The addresses of seed
+and offsets are included.
 """
 
 
@@ -82,7 +82,7 @@ def _launch_all(kernels: Iterable[_Ready]) -> None:
 
 
 class Step(NamedTuple):
-    """One kernel of a launch, and what it takes besides the head of `Launch`."""
+    """One kernel of a launch, with its arguments except the head of `Launch`."""
 
     launch: Callable[[int, bytes], None]
     """``launch(kernel, parameters)``"""
@@ -106,8 +106,8 @@ Steps: TypeAlias = tuple[Step, ...]
 _Kernels: TypeAlias = Callable[[Sequence[Any], tuple[int, int, int, int], int, int], Iterator[_Ready]]
 """``kernels(addresses, words, stream, scratch)``: the kernels of a launch, each with its arguments.
 
-`addresses` has the values of the fields `STEPS`. `words` are the seed, the offset, the first row and the first column,
-unless they are in memory.
+`addresses` has the values of the fields `STEPS`. `words` are the seed, the offset, the first row and the first column.
+Kernels ignore a word whose address is not null.
 """
 
 _NO_SPANS: tuple[bytes, list[Any]] = (b"", [])
@@ -132,7 +132,7 @@ class DriverBackend(abc.ABC):
 
     @abc.abstractmethod
     def compile(self, key: Key | None) -> tuple[int, Any]:
-        """The driver's handle of the kernel `key`, or of `advance` for None; and the object that keeps it alive.
+        """The driver's handle of the kernel `key`, or of `advance` for None; and the object that keeps it valid.
 
         The caller makes the device current.
         """
@@ -221,7 +221,7 @@ class DriverBackend(abc.ABC):
 
             return Launcher(run_all, scratch_size=scratch_size)
         (pack_head, _), steps_of = packer(launch), _STEPS[launch.operation]
-        # The kernels for an alignment of the matrix.
+        # The kernels for each alignment of the matrix and first column.
         steps = functools.cache(lambda misalignment, phase: steps_of(self, launch, misalignment, phase))
 
         def run(
@@ -248,7 +248,7 @@ class DriverBackend(abc.ABC):
         if launch.operation == Operation.perturb:
             return self._perturbing(launch)
         (pack_head, _), steps_of = packer(launch), _STEPS[launch.operation]
-        # More matrices than one launch draws are launched in parts.
+        # A batch of more matrices than one launch draws is launched in parts.
         template = launch._replace(**dict.fromkeys(STEPS, 0))
         parts = [
             ([getattr(part, name) for name in STEPS], part.batch)
@@ -278,13 +278,13 @@ class DriverBackend(abc.ABC):
         return kernels
 
     def _perturbing(self, launch: Launch) -> _Kernels:
-        """The kernels that perturb. In place of the address of a matrix, they get the packed spans.
+        """The kernels of `perturb`. They get the packed spans in place of the address of a matrix.
 
         Spans that differ from the previous ones only in addresses keep their cut into kernels.
         """
         dtype, (pack_head, tail), last = type_name(launch), packer(launch), _NO_SPANS
         keys, rows = round_keys_of(computing_name(launch)), launch.rows
-        # More matrices than a grid counts are launched in parts.
+        # A batch of more matrices than a grid's y axis counts is launched in parts.
         template = launch._replace(**dict.fromkeys(STEPS, 0))
         moves = [(part.batch, [getattr(part, name) for name in STEPS]) for part in parts_of_batch(template, 65535)]
         source_step, target_step = Span._fields.index("source_step"), Span._fields.index("target_step")
@@ -347,8 +347,8 @@ _Buffer = tuple[memoryview, Any, Any, Any, ctypes.c_int, ctypes.c_size_t]
 def _buffer(size: int) -> _Buffer:
     """Memory for the configuration of a launch, followed by `size` bytes of arguments.
 
-    Returns a view to write to; the configuration and `extra` of cuLaunchKernelEx; the pointer of cuCtxGetDevice, and
-    the device number at that pointer; the size, which must live as long as `extra`.
+    Returns a view to write to; the configuration and `extra` of cuLaunchKernelEx; the pointer for cuCtxGetDevice, and
+    the device number at that pointer; and the size, which must live as long as `extra`.
     """
     memory = ctypes.create_string_buffer(CONFIGURATION_SIZE + size)
     arguments, count = ctypes.addressof(memory) + CONFIGURATION_SIZE, ctypes.c_size_t(size)
@@ -360,12 +360,12 @@ def _buffer(size: int) -> _Buffer:
 
 # --- The kernels of each operation: steps(backend, launch, misalignment, phase) -------------------------------------
 #
-# `misalignment` is the address of the matrix modulo 32, and `phase` the first column modulo 8, -1 if it is not known.
+# `misalignment` is the address of the matrix modulo 32, and `phase` the first column modulo 8, or -1 if unknown.
 
 
 def _sample_steps(backend: DriverBackend, launch: Launch, misalignment: int, phase: int) -> Steps:
     dtype = type_name(launch)
-    # One geometry for all matrices of a batch, whose addresses may be aligned differently.
+    # All matrices of a batch have one geometry. kStrided supports matrices whose addresses are aligned differently.
     strided, batch = launch.batch > 1 and launch.matrix_step % 32 != 0, max(launch.batch, 1)
     usual = (ElementType.number, ElementType[computing_name(launch)])
     may_be_plain = launch.mu_type in usual and launch.sigma_type in usual and not launch.origin_in_memory

@@ -1,8 +1,8 @@
 """The numba backend: kernels that are compiled on first use and cached on disk.
 
-It needs neither PyTorch nor CuPy: numba-cuda and a driver are enough. numba-cuda compiles the kernels of samples from
-Python; words and normals are the same functions as in the cpu backend. NVRTC, which numba-cuda installs, compiles the
-CUDA C++ kernels of weighted moments and of perturb.
+It needs numba-cuda and a driver, but neither PyTorch nor CuPy. numba-cuda compiles the kernels of samples from Python;
+words and normals are the same functions as in the cpu backend. NVRTC, which numba-cuda installs, compiles the CUDA C++
+kernels of weighted moments and of perturb.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class NumbaBackend(DriverBackend):
         installed = importlib.metadata.version("numba-cuda")
         version = f"numba-cuda {installed}"
         try:
-            # Compiling imports the second module, which fails with a NumPy that is too new.
+            # The compiler imports the second module, which cannot be imported if NumPy is too new.
             from numba import cuda
             from numba.cuda.np import arrayobj  # noqa: F401
         except Exception as error:  # A broken installation may raise anything.
@@ -52,7 +52,7 @@ class NumbaBackend(DriverBackend):
         reasons, device = [], ""
         try:
             version += f", NVRTC {nvrtc_version()}"
-        except BackendUnavailableError:  # numba-cuda itself asks NVRTC for the architectures.
+        except BackendUnavailableError:  # Samples need NVRTC too: numba-cuda gets the architectures from it.
             reasons.append(f"NVRTC cannot be loaded: {INSTALL}")
         try:
             devices = list(cuda.gpus)
@@ -68,7 +68,7 @@ class NumbaBackend(DriverBackend):
         return BackendStatus(not reasons, tuple(reasons), version, device)
 
     def prepare(self, device_kind: DeviceKind) -> None:
-        # Compiles the usual kernel to test the compiler. The others are compiled on first use.
+        # Compile the usual kernel, to test the compiler. Other kernels are compiled on first use.
         from numba import cuda
 
         self.kernel(KernelKey("float32", False, False, False, PLAIN, False, False, cuda.current_context().device.id))
@@ -109,7 +109,7 @@ class NumbaBackend(DriverBackend):
 
 
 def _function(handle: Any) -> int:
-    """The CUfunction of numba-cuda's handle, which may be a CUkernel: that takes 1.3 us longer to launch on an H200."""
+    """The CUfunction of numba-cuda's handle. It may be a CUkernel, whose launch takes 1.3 us longer on an H200."""
     return function_of_kernel(int(handle)) if type(handle).__name__ == "CUkernel" else int(handle)
 
 

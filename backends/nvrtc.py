@@ -22,20 +22,20 @@ __all__ = ["ALL_OPTIONS", "OPTIONS", "MachineCode", "kernel_name", "machine_code
 _STANDARD, _DEVICE_CODE = "--std=c++17", "--device-as-default-execution-space"
 
 OPTIONS = (_STANDARD, f"-I{csrc_files.folder()}")
-"""The compiler options, without those that CuPy adds."""
+"""The compiler options that CuPy gets. CuPy adds the rest of `ALL_OPTIONS`."""
 
 ALL_OPTIONS = (*OPTIONS, _DEVICE_CODE)
-"""The compiler options. Without the last one, which CuPy adds, NVRTC 13.0 refuses generic lambdas."""
+"""All compiler options. Without the last one, NVRTC 13.0 refuses generic lambdas."""
 
 
 def source(kind: str = "sample") -> str:
-    """The program of a kind of kernels. It names a digest of the headers, since caches compare programs only."""
+    """The program of a kind of kernels. It has a digest of the headers, since caches compare programs only."""
     header = "kernel" if kind == "sample" else f"{kind}_kernel"
     return f'// {csrc_files.digest()}\n#include "cuda/{header}.cuh"\n'
 
 
 def kernel_name(key: Key | None) -> str:
-    """The C++ name of a kernel. None is the kernel that adds 1 to an offset."""
+    """The C++ name of a kernel. The key None stands for the kernel that adds 1 to an offset."""
     if key is None:
         return "multisample::advance_kernel"
     choices = choices_of(key)
@@ -63,8 +63,8 @@ class MachineCode(NamedTuple):
 def machine_code(key: Key, architecture: str) -> MachineCode:
     """The kernel `key` for an architecture such as "sm_90", compiled or loaded from the cache.
 
-    BackendUnavailableError if NVRTC or the C++ sources are missing, or if the sources have changed since the import.
-    RuntimeError if NVRTC refuses the program.
+    Raises BackendUnavailableError if NVRTC or the C++ sources are missing, or if the sources have changed since the
+    import; RuntimeError if NVRTC refuses the program.
     """
     for reason in csrc_files.missing():
         raise BackendUnavailableError(f"backend: 'numba' could not compile its kernel: {reason}")

@@ -1,4 +1,4 @@
-// One launch as plain numbers and addresses. Every layer passes this struct. backends/launch.py packs the same bytes.
+// One launch as plain numbers and addresses. Every layer passes this struct. backends/launch.py packs its bytes.
 #pragma once
 
 #include "element_types.h"
@@ -15,11 +15,11 @@ enum Operation : u32 {
   kPerturb,
 };
 
-// How a seed or an offset is stored in memory: 64 bits; two words of 32 bits, the high half first, as in the data of
-// JAX's keys; or 32, 16 or 8 bits, where the higher bits are 0.
+// The format of a seed or an offset in memory: 64 bits; two words of 32 bits, the high half first, as in the data of
+// JAX's keys; or the lowest 32, 16 or 8 bits, where all higher bits are 0.
 enum WordFormat : u32 { kWhole, kHighFirst, kBits32, kBits16, kBits8 };
 
-// The address of the first element of a vector; or, if the type of the vector is kNumber, the value of all elements.
+// The address of a vector's first element; or, if the vector's type is kNumber, the value of all elements.
 union Input {
   const void* data;
   double number;
@@ -31,16 +31,16 @@ enum Limit : u64 { kMaxRows = u64{1} << 32, kMaxColumns = u64{1} << 34 };
 // z[r, c] is the noise of row first_row + r (of row 0 with shared noise) and column first_column + c. With antithetic
 // noise, columns of z come in pairs z, -z. An operation ignores the fields that it does not need.
 struct Launch {
-  // The head: values of a call, of 8 bytes each. A kernel of a small call waits for each line of the constant cache
-  // that it reads: what every sampling kernel reads is adjacent, from offset_at to sigma_type.
+  // The head: values of a call, of 8 bytes each. A small call waits for each line of the constant cache that its kernel
+  // reads. The fields that every sampling kernel reads are therefore adjacent, from offset_at to sigma_type.
   Input weights;         // of `columns` elements; for kPerturb of `rows` elements
   void *first, *second;  // `rows` contiguous results: of type `type` for kMoments, else of its computing type
-  // Addresses of numbers in memory that the kernel can read; null for numbers in the fields below.
+  // Addresses of numbers in memory that the kernel can read; null if a field below has the number.
   const u64* seed_at;
   const u64 *first_row_at, *first_column_at;
   double* scratch;  // on CUDA: room for partial sums, see scratch_size()
   void* stream;     // of the device
-  u64 threads;      // on the CPU: at most this many, or 0 for no limit
+  u64 threads;      // on the CPU: the maximum number of threads, or 0 for no limit
   const u64* offset_at;
   Input mu, sigma;  // of `rows` elements; for kPerturb, sigma may be the vector of factors: see `Span::factor`
   void* matrix;     // for kPerturb the first `Span`, in host memory
@@ -58,15 +58,18 @@ struct Launch {
   i64 origin_step;  // of first_row_at and first_column_at
   u64 spans;        // how many `Span`s kPerturb has
   u32 operation;
-  u32 results;  // how many moments, 1 or 2; 1 for a kSample on the CPU that also stores its noise in `first`, which
-                // has one column, contiguous operands and no batch; 1 for a kGradient of torch_ext on CUDA that stores
-                // only the sum with noise, in `first`, which has one column and no batch; else 0 or 2
+  // kMoments: how many moments, 1 or 2.
+  // kSample: 1 if the call, on the CPU, also stores its noise in `first`; else 0. A call with 1 has one column,
+  // contiguous operands and no batch.
+  // kGradient: 1 if the call, of torch_ext on CUDA, stores only the sum with noise, in `first`; else 0 or 2, and the
+  // call stores both sums. A call with 1 has one column and no batch.
+  u32 results;
   u32 shared_noise;  // whether every row has the noise of row 0; for kPerturb, whether each row r has a seed and an
-                     // offset of its own (number r in memory), and the noise of first_row for these
+                     // offset of its own, number r in memory, and all rows have the index first_row
   u32 antithetic;
   u32 fast_math;         // on CUDA devices, for types of at most 32 bits
   i32 device;            // CUDA's ordinal; -1 for host memory
-  u32 batch;             // how many matrices; 0 counts as 1
+  u32 batch;             // how many matrices; 0 means 1
   u32 origin_in_memory;  // whether a kernel reads the seed, the first row or the first column from memory; 1 for a
                          // batch
   u32 word_formats;      // the `WordFormat` of the seed in memory, and in the next 8 bits that of the offset
@@ -80,8 +83,8 @@ union Factor {
 };
 
 // Elements of one parameter, which kPerturb reads and writes: `rows` runs of `width` elements. Element w of run r is
-// element e = first + r jump + w of the parameter, and column e of the noise. The noise of a span has the offset of the
-// launch plus id * 2^32. Strides are in bytes, multiples of the element size.
+// element e = first + r jump + w of the parameter, and column e of the noise. The offset of a span's noise is that of
+// the launch plus id * 2^32. Strides are in bytes, multiples of the element size.
 struct Span {
   const void* source;
   void* target;     // may be `source`; the elements of a target do not overlap
@@ -114,7 +117,7 @@ MULTISAMPLE_HOST_FUNCTION u64 min(u64 a, u64 b) { return a < b ? a : b; }
 MULTISAMPLE_HOST_FUNCTION u64 max(u64 a, u64 b) { return a < b ? b : a; }
 MULTISAMPLE_HOST_FUNCTION u64 ceil_div(u64 a, u64 b) { return (a + b - 1) / b; }
 
-// The number at `at`; `value` if that is null.
+// The number at address `at`; `value` if the address is null.
 MULTISAMPLE_HOST_FUNCTION u64 value_of(u64 value, const u64* at) { return at == nullptr ? value : *at; }
 
 template <class T>
@@ -138,7 +141,7 @@ MULTISAMPLE_HOST_FUNCTION Launch matrix_of_batch(Launch call, u64 b) {
   return call;
 }
 
-// A word in memory, or the value if `at` is null.
+// The word at address `at`; `value` if the address is null.
 MULTISAMPLE_HOST_FUNCTION u64 word_of(u64 value, const void* at, u32 format) {
   if (at == nullptr) return value;
   const u32* const halves = static_cast<const u32*>(at);
@@ -151,7 +154,7 @@ MULTISAMPLE_HOST_FUNCTION u64 word_of(u64 value, const void* at, u32 format) {
   }
 }
 
-// The same call, with every word read from memory.
+// The call with its words read from memory into the fields of their values.
 MULTISAMPLE_HOST_FUNCTION Launch with_values(Launch call) {
   call.seed = word_of(call.seed, call.seed_at, call.word_formats & 0xFF);
   call.offset = word_of(call.offset, call.offset_at, call.word_formats >> 8);
@@ -163,7 +166,7 @@ MULTISAMPLE_HOST_FUNCTION Launch with_values(Launch call) {
 
 #if !defined(__CUDACC_RTC__)
 
-// Replaces a stride that no element needs (of one row or one column) by that of a contiguous matrix.
+// Replaces the stride of a single row or column, which no element needs, by the stride of a contiguous matrix.
 inline Launch with_regular_strides(Launch call) {
   const i64 size = element_size(call.type);
   if (call.columns == 1) call.column_stride = size;

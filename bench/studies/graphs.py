@@ -1,7 +1,7 @@
-"""Device time of one launch in a CUDA graph of 64 launches over rotated outputs: what a kernel takes without its host.
+"""Device time of a launch without the host's share: 64 launches in a CUDA graph, over rotated outputs.
 
-Shapes are those that people draw, in both layouts. "of memset" is the time of a memset over the output's bytes, divided
-by the launch's. "randn" fills the same output with `torch.randn`; "mu + sigma * randn" is PyTorch's expression.
+Shapes are of usual size, in both layouts. "of memset" is the time of a memset over the output's bytes, divided by the
+launch's. "randn" fills the output with `torch.randn`. "mu + sigma * randn" is that and one more kernel in place.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ SHAPES = [
 ]  # fmt: skip
 LAUNCHES, REPLAYS = 64, 25
 Fill: TypeAlias = Callable[[torch.Tensor], Any]
-ROTATED = 2**30  # Bytes of the outputs in rotation, at most.
+ROTATED = 2**30  # Maximum bytes of all outputs.
 
 
 def microseconds(calls: list[Call]) -> float:
-    """The median over replays of the time of a call, in a graph of all calls."""
+    """The median over replays of a call's time, in a graph of all calls."""
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     with torch.cuda.stream(stream):
         calls[0]()

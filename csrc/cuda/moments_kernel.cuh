@@ -1,4 +1,4 @@
-// Weighted moments. The kernel draws the noise again, in registers, only for groups with a weight other than 0.
+// Weighted moments. The kernel draws noise in registers, only for groups with a weight other than 0.
 // cuda/moments_geometry.h sets the order of the sums.
 //
 // A block lists the groups of its segment with their weights and the column part of their words in shared memory, in
@@ -28,11 +28,11 @@ MULTISAMPLE_FUNCTION double scaled(double x, i32 e) {
   const i32 all = bounded(e, -2044, 2046), last = bounded(all, -1022, 1023);
   return mul_rn(mul_rn(x, power_of_two(all - last)), power_of_two(last));
 }
-// The same with a branch, since products of float64 take long on many GPUs.
+// The same with a branch: many GPUs multiply float64 slowly.
 MULTISAMPLE_FUNCTION double scaled_unless_0(double x, i32 e) { return e == 0 ? x : scaled(x, e); }
 MULTISAMPLE_FUNCTION float scaled(float x, i32 e) { return to_float(scaled(to_double(x), e)); }
 
-// The exponent of zero, and that of a block without weights: less than any sum of exponents.
+// The exponent of zero, and the exponent of a block without weights. It is less than any sum of exponents.
 constexpr i32 kNoExponent = -16384;
 
 // x = fraction_of(x) 2^exponent_of(x). The fraction of a subnormal is at least 2^-52, and others are at least 1.
@@ -43,8 +43,8 @@ MULTISAMPLE_FUNCTION i32 exponent_of(double x) {
 }
 MULTISAMPLE_FUNCTION double fraction_of(double x) { return scaled(x, -exponent_of(x)); }
 
-// Weights of a computing type: biased exponents, and the range in which the largest weight needs no scaling. There,
-// sums cannot overflow, and what products of smaller weights lose is less than the rounding of the sum.
+// Biased exponents of weights. Weights need no scaling if the exponent of the largest one is in [kLeast, kMost]: sums
+// cannot overflow, and products of smaller weights lose less to underflow than the sum loses to rounding.
 template <class Real>
 struct WeightRange;
 
@@ -57,8 +57,8 @@ struct WeightRange<double> {
   static constexpr u32 kShift = 53, kBias = 1023, kLeast = kBias - 400, kMost = kBias + 399;
 };
 
-// The weights of a group's four normals: in the first moment, and in the second. They differ with antithetic noise,
-// where two columns have the same normal with either sign.
+// The weights of a group's four normals, in the first and in the second moment. With antithetic noise these differ: two
+// columns have the same normal, with opposite signs.
 template <class Real, bool antithetic>
 struct GroupWeights;
 
@@ -132,7 +132,7 @@ MULTISAMPLE_FUNCTION void put_moment(void* to, u64 row, double x, u32 result_typ
   static_cast<Real*>(to)[row] = number;
 }
 
-// (sigma first + weight mu) 2^e. No intermediate result overflows or loses bits.
+// (sigma first + weight mu) 2^e. No intermediate result overflows, and only negligible ones underflow.
 MULTISAMPLE_FUNCTION double first_moment(double sigma, double first, double weight, double mu, i32 e) {
   const i32 of_noise = exponent_of(sigma) + exponent_of(first), of_mean = exponent_of(weight) + exponent_of(mu);
   const i32 most = larger(of_noise, of_mean);
@@ -140,19 +140,19 @@ MULTISAMPLE_FUNCTION double first_moment(double sigma, double first, double weig
   return scaled(fma_rn(scaled(fraction_of(sigma), of_noise - most), fraction_of(first), mean), most + e);
 }
 
-// The same for sigma^2 second 2^e.
+// sigma^2 second 2^e, likewise.
 MULTISAMPLE_FUNCTION double second_moment(double sigma, double second, i32 e) {
   const double fraction = fraction_of(sigma);
   return scaled(mul_rn(mul_rn(fraction, fraction), fraction_of(second)),
                 2 * exponent_of(sigma) + exponent_of(second) + e);
 }
 
-// Stores the moments of a row, from the sums of w, w z and w z^2. In float64, these lack the factor 2^e.
+// Stores the moments of a row, from the sums of w, w z and w z^2. If Real is double, the sums lack the factor 2^e.
 template <class Real>
 MULTISAMPLE_FUNCTION void put_moments(const Launch& call, u64 row, double weight, double first, double second, i32 e) {
   const double mu = rounded<double>(element<Real>(mu_of(call), row));
   const double sigma = rounded<double>(element<Real>(sigma_of(call), row));
-  // In float64, no product of float32 overflows or loses bits.
+  // In float64, products of float32 numbers neither overflow nor underflow.
   const bool is_direct =
       sizeof(Real) == 4 || (e == 0 && sigma >= 0x1p-400 && sigma <= 0x1p400 && mu >= -0x1p400 && mu <= 0x1p400);
   put_moment<Real>(call.first, row,
@@ -175,9 +175,9 @@ struct MomentList {
   Weights* weights;
   u32* counts;  // of each warp
   u32 count;
-  i32 exponent;  // Listed weights are those of the call divided by 2^exponent; kNoExponent before the first one.
+  i32 exponent;  // Listed weights have been divided by 2^exponent. kNoExponent: no weight has been listed.
 
-  // The largest `x` of the block's threads, which all take part.
+  // The largest `x` of the block's threads. All of them take part.
   MULTISAMPLE_FUNCTION u32 largest_of_block(u32 x) {
     const u32 lane = threadIdx.x % 32;
 #pragma unroll
@@ -191,27 +191,27 @@ struct MomentList {
     return x;
   }
 
-  // The exponent for weights of which the largest has this biased exponent.
+  // The exponent of a block whose largest weight has the biased exponent `field`.
   MULTISAMPLE_FUNCTION static i32 needed_exponent(u32 field) {
     using Range = WeightRange<Real>;
     if (field >= Range::kLeast && field <= Range::kMost) return 0;
     return static_cast<i32>(field + 1) - static_cast<i32>(Range::kBias);
   }
 
-  // Raises the exponent to `least` if it is lower, and scales the list accordingly.
+  // Raises the exponent to `least` if it is lower, and scales the listed weights.
   MULTISAMPLE_FUNCTION void raise(i32 least) {
     if (least <= exponent) return;
     for (u32 k = threadIdx.x; k < count; k += kMomentThreads) weights[k].scale(exponent - least);
     exponent = least;
   }
 
-  // Looks at groups [begin, min(end, begin + kFill)) and appends those with a nonzero weight. May raise the exponent.
-  // Returns the sum of this thread's weights, scaled. All threads of the block take part.
+  // Reads the weights of groups [begin, min(end, begin + kFill)), and lists the groups with a nonzero weight. May raise
+  // the exponent. Returns the sum of this thread's scaled weights. All threads of the block take part.
   MULTISAMPLE_FUNCTION double fill(u64 begin, u64 end, u64 offset, const Keys<Real>& keys, const Launch& call,
                                    const MomentGeometry& geometry) {
     const u64 group = begin + threadIdx.x;
     Real w[kColumns];
-    auto largest = float_bits(Real{0});  // of the bits of weights without their signs
+    auto largest = float_bits(Real{0});  // the largest of the weights' bits, without their signs
 #pragma unroll
     for (u32 k = 0; k < kColumns; ++k) {
       const u64 column = group * kColumns + k - geometry.skip;  // Wraps before the first column.
@@ -220,7 +220,8 @@ struct MomentList {
       const auto magnitude = float_bits(w[k]) << 1;
       largest = larger(largest, magnitude);
     }
-    // Three counts of threads in one number: those with a weight, with one that is not too small, with a too large one.
+    // Three counts of threads in one number, 10 bits each: threads with a nonzero weight, with a weight of at least
+    // kLeast, and with a weight above kMost.
     using Range = WeightRange<Real>;
     const u32 field = static_cast<u32>(largest >> Range::kShift);
     const u32 counts_here = u32{largest != 0} | u32{field >= Range::kLeast} << 10 | u32{field > Range::kMost} << 20;
@@ -263,7 +264,7 @@ struct MomentList {
   }
 };
 
-// Adds the listed groups of a slot, for some rows. At most kMomentChain terms are added up in the computing type.
+// Adds the listed groups of a slot, for some rows. A sum in the computing type has at most kMomentChain groups.
 template <class List, class Real, bool with_second, u32 rows>
 MULTISAMPLE_FUNCTION void add_listed(const List& list, u32 slot, u32 slots, const RowPart (&parts)[rows],
                                      const Keys<Real>& keys, MomentSums<double, with_second> (&totals)[rows]) {
@@ -314,7 +315,7 @@ MULTISAMPLE_FUNCTION void sum_moments(const Launch& call, const MomentGeometry& 
       const u64 i = call.shared_noise ? 0 : call.first_row + first_row + r * geometry.team;
       parts[r] = row_part(static_cast<u32>(i), low(offset), keys.keys);
     }
-    // With several sweeps, the first one fills the list for all.
+    // If there are several sweeps, the first one fills the list for all.
     u64 next = sweep == 0 ? first_group : last_group;
     do {
       if (sweep == 0) {
@@ -351,7 +352,7 @@ MULTISAMPLE_FUNCTION void sum_moments(const Launch& call, const MomentGeometry& 
     }
     __syncthreads();
     const u64 sums_of_segment = kOrder * all_rows;
-    // In float64, sums of float32 need no scaling.
+    // Sums of float32 terms stay in the range of float64: the scaling of their weights is undone.
     const i32 undone = sizeof(Real) == 8 || list.exponent == kNoExponent ? 0 : list.exponent;
     const double weight = scaled_unless_0(weight_sums[0], undone);
     if (tile == 0 && threadIdx.x == 0 && geometry.finishing_blocks > 0) {
@@ -387,8 +388,8 @@ template <class Real, bool antithetic, bool fast, u32 rows, bool with_second, bo
 __global__ void __launch_bounds__(kMomentThreads, (kMomentBlocks<Real, rows, with_second>)) moments_kernel(
     const __grid_constant__ Launch call, const __grid_constant__ MomentGeometry geometry,
     const __grid_constant__ Keys<Real> keys) {
-  // See sample_kernel: numbers passed by value are uniform to the compiler. Keys are passed too, because the loop
-  // would compute some of them anew in each turn.
+  // See sample_kernel: numbers passed by value are uniform to the compiler. Round keys are arguments too. Otherwise the
+  // loop would compute some of them anew in each turn.
   if constexpr (origin_in_memory) {
     const Launch values = with_values(call);
     MomentGeometry resolved = geometry;
@@ -409,7 +410,7 @@ __global__ void __launch_bounds__(kMomentThreads) finish_moments_kernel(
   const u64 all_rows = call.shared_noise ? 1 : call.rows;
   const u64 first_row = call.shared_noise ? 0 : static_cast<u64>(blockIdx.x) * width;
   const u64 row = first_row + threadIdx.x % width;
-  // The weights and the exponents of the segments, in turn.
+  // For each segment, the sum of its weights and its exponent.
   const double* const weights = call.scratch + order * segments * all_rows;
   i32 exponent = 0;
   if constexpr (sizeof(Real) == 8) {

@@ -1,13 +1,13 @@
 // The plain kernels, kPlain and kPlainTransposed: the block-per-dimension idea with everything in registers. They are
-// the fastest for calls of usual size. In large calls, the other kernels share work between threads. `is_plain` limits
-// the calls, so that rows, columns and groups fit into 32 bits.
+// the fastest kernels for calls of usual size. The kernels for large calls share work between threads. `is_plain`
+// limits the size of a call, so that numbers of rows, columns and groups fit into 32 bits.
 #pragma once
 
 #include "cuda/stores.cuh"
 
 namespace multisample {
 
-// Loads elements `rows` of mu or sigma, a vector of the computing type. If not `vectors`, it may be a number.
+// Loads the elements `rows` of mu or sigma: a vector of the computing type or, if not `vectors`, maybe a number.
 template <bool vectors, class Real, u32 count>
 MULTISAMPLE_FUNCTION void load_usual(const Vector& vector, const u32 (&rows)[count], Real (&x)[count]) {
 #pragma unroll
@@ -23,7 +23,7 @@ MULTISAMPLE_FUNCTION u32 quotient(u32 n, const Geometry& geometry) {
   return static_cast<u32>(static_cast<u64>(n) * geometry.one_by_units >> geometry.units_shift);
 }
 
-// A block has some groups of some rows. A thread keeps its group and goes down `turns` rows.
+// A block draws some groups of some rows. A thread keeps its group and goes down `turns` rows.
 template <class Out, bool shared_noise, bool antithetic, bool fast, bool vectors>
 MULTISAMPLE_FUNCTION void draw_plain_rows(const Launch& call, const Geometry& geometry) {
   using Real = typename Computing<Out>::Type;
@@ -32,7 +32,7 @@ MULTISAMPLE_FUNCTION void draw_plain_rows(const Launch& call, const Geometry& ge
   const u32 row_of_pass = threadIdx.x * geometry.one_by_groups >> 20, apart = geometry.rows_per_pass;
   const u32 group = tile * geometry.groups_per_pass + (threadIdx.x - row_of_pass * geometry.groups_per_pass);
   const u32 rows = static_cast<u32>(call.rows), columns = static_cast<u32>(call.columns) + geometry.skip;
-  // Columns `first` to `last` of the group are inside the matrix.
+  // Columns [first, last) of the group are inside the matrix.
   const u32 first = group == 0 ? geometry.skip : 0, column = width * group;
   const u32 last = columns - column < width ? columns - column : width;
   u32 row = band * (geometry.turns * apart) + row_of_pass;
@@ -48,7 +48,7 @@ MULTISAMPLE_FUNCTION void draw_plain_rows(const Launch& call, const Geometry& ge
   const bool aligned = adjacent && (reinterpret_cast<u64>(at) | static_cast<u64>(step)) % alignof(Quad<Out>) == 0;
 #pragma unroll 1
   for (u32 k = 0; k < geometry.turns && row < rows; k += kAtOnce) {
-    // All loads come first, so that a thread waits for memory once.
+    // All loads come first: the thread then waits for memory once.
     u32 valid[kAtOnce];
     Real mu[kAtOnce], sigma[kAtOnce];
 #pragma unroll
@@ -71,7 +71,7 @@ MULTISAMPLE_FUNCTION void draw_plain_rows(const Launch& call, const Geometry& ge
   }
 }
 
-// Calls with vectors alone have code of their own: one that also takes numbers is 10 % slower for the smallest calls.
+// With two vectors, the code has no select between a vector and a number. The select costs the smallest calls 10 %.
 template <class Out, bool shared_noise, bool antithetic, bool fast>
 MULTISAMPLE_FUNCTION void draw_plain(const Launch& call, const Geometry& geometry) {
   if (call.mu_type != kNumber && call.sigma_type != kNumber) {
@@ -81,7 +81,7 @@ MULTISAMPLE_FUNCTION void draw_plain(const Launch& call, const Geometry& geometr
   }
 }
 
-// A thread has the neighbouring dimensions of a piece, and draws `turns` adjacent groups of columns.
+// A thread keeps the neighbouring dimensions of a piece, and draws `turns` adjacent groups of columns.
 template <class Out, bool shared_noise, bool antithetic, bool fast>
 MULTISAMPLE_FUNCTION void draw_plain_transposed(const Launch& call, const Geometry& geometry) {
   using Real = typename Computing<Out>::Type;

@@ -1,5 +1,5 @@
-// A unit is the kernels of one operation, element type and set of options. Units are libraries of their own, so that a
-// program compiles only those that its calls need. backends/native/units.py lists them and writes their sources.
+// A unit has the kernels of one operation, element type and set of options. Each unit is a library, so a program
+// compiles only the units that its calls need. backends/native/units.py lists the units and writes their sources.
 #pragma once
 
 #include <atomic>
@@ -18,7 +18,7 @@ inline bool is_product(const Launch& call) { return call.operation == kGradient 
 
 inline u32 computing_type(u32 type) { return type == kFloat64 ? kFloat64 : kFloat32; }
 
-// A product as a sample whose sigma is the matrix: with mu = -0.0, a fused multiply-add rounds as a product does.
+// A product as a sample: sigma is the matrix, and mu is -0.0, with which a fused multiply-add rounds as a product does.
 inline Launch sample_of_product(Launch call) {
   call.operation = kSample;
   call.results = 0;
@@ -30,7 +30,7 @@ inline Launch sample_of_product(Launch call) {
   return call;
 }
 
-// The number of a call's kind, which backends/native/units.py computes too. A product has the kind of its sample.
+// The number of a call's kind. A product has the kind of its sample. backends/native/units.py computes the same number.
 inline u32 kind_of(const Launch& call) {
   const u32 operation = is_product(call) ? kSample : call.operation;
   const u32 type = is_product(call) ? computing_type(call.type) : call.type;
@@ -39,10 +39,10 @@ inline u32 kind_of(const Launch& call) {
 }
 constexpr u32 kKinds = 4 * 4 * 8;
 
-// The function for calls of each kind; null if its unit is not loaded. Each shared library has a table of its own.
+// The function for each kind of call; null if its unit is not loaded. Each shared library has a table of its own.
 __attribute__((visibility("hidden"))) inline std::atomic<UnitFunction> units[kKinds];
 
-// Enters a function into the table, for calls of some kinds.
+// Enters a function into the table for some kinds of calls.
 struct Unit {
   template <class Function>
   Unit(Function* function, std::initializer_list<u32> kinds) {

@@ -1,8 +1,8 @@
 """Plans of calls with tensors, with and without recorded gradients. Most bypass PyTorch's dispatcher.
 
-Plans run in compiled code where torch_ext has it: `_CompiledPlan`. A sample is an autograd function over two plans. Its
-backward pass draws the noise again, so the forward pass stores nothing as large as the sample, except for n = 1 on a
-CPU.
+Plans run in compiled code where torch_ext has it: `_CompiledPlan`. A sample is an autograd function with a plan for the
+forward pass and one for the backward pass. The backward pass draws the noise again if sigma requires grad, so the
+forward pass stores nothing as large as the sample, except for n = 1 on a CPU.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ from .torch_transforms import as_int64, draw_by_operator, options_of
 
 
 def torch_plan(call: Call, backend: Backend) -> Planned:
-    """The plan of a call with tensors, which records gradients if there are any. ValueError if it cannot."""
+    """The plan of a call with tensors. The plan records gradients if a tensor requires grad.
+
+    ValueError if `backend` cannot record them.
+    """
     arguments = ("mu", call.mu), ("sigma", call.sigma), ("weights", call.weights), ("out", call.out)
     names = [name for name, x in arguments if getattr(x, "requires_grad", False)]
     if not names or not torch.is_grad_enabled():
@@ -71,14 +74,14 @@ class ProfiledPlan:
 
 
 class _CompiledPlan:
-    """A plan of `sample` whose calls run in compiled code; calls that raise or are uncommon run in `Plan.run`."""
+    """A plan of `sample` whose calls run in compiled code. Errors and uncommon calls run in `Plan.run`."""
 
     def __init__(self, plan: Plan, run: Callable[..., Any]) -> None:
         self.plan, self.run = plan, run
 
     @classmethod
     def around(cls, plan: Plan, call: Call, keeps_noise: bool = False) -> Planned:
-        """`plan`, or a `_CompiledPlan` of it if compiled code can run it, which may also return the noise."""
+        """`plan`, or a `_CompiledPlan` of it if compiled code can run it. With `keeps_noise`, it returns noise too."""
         vectors = (call.mu, call.sigma, call.seed) if plan.has_device_seeds else (call.mu, call.sigma)
         run, are_tensors = None, all(type(x) in (torch.Tensor, torch.nn.Parameter) for x in vectors)
         if are_tensors and call.out is None and all(operand.read is None for operand in plan.operands.values()):
@@ -89,7 +92,7 @@ class _CompiledPlan:
 def _compiled_run(
     plan: Plan, call: Call, run_in_python: Callable[..., Any] | None, keeps_noise: bool = False
 ) -> Callable[..., Any] | None:
-    """`TorchExtBackend.compiled_plan` of a sample or a gradient; None if there is none."""
+    """The compiled function of a sample's or a gradient's plan; None if compiled code cannot run the plan."""
     make, source = getattr(plan.backend, "compiled_plan", None), source_of(call.generator, TORCH, plan.device)
     if make is None or plan.is_empty or call.operation == Operation.moments or source.put_back is not None:
         return None
@@ -112,24 +115,24 @@ class _RecordedSample:
     def __init__(self, call: Call, backend: Backend) -> None:
         self.plan = make_plan(call, backend, TORCH, keeps_offset=True)
         template, kind = self.plan.template, MATRIX_TYPES[self.plan.dtype]
-        # The gradients of one sample are elementwise products, which take less time than drawing its noise again.
+        # The gradients of one sample are elementwise products, which are faster than drawing the noise again.
         keeps_noise = (
             template.device == HOST and template.columns == 1 and not template.batch
             and kind.computing == self.plan.dtype and getattr(call.sigma, "requires_grad", False)
             and (is_number(call.mu) or template.mu_stride == kind.size) and template.sigma_stride == kind.size
         )  # fmt: skip
         self.run_plan = _CompiledPlan.around(self.plan, call, keeps_noise).run
-        # The gradient of mu is the matrix's gradient itself if that has one column.
+        # If the matrix has one column, its gradient is also the gradient of mu, and the kernel computes one result.
         is_one_column = template.device != HOST and template.columns == 1 and not self.plan.is_empty
         self.order = 1 if is_one_column else 2
-        # The plan for the latest gradient's signature. Its compiled function returns None for another signature.
+        # The plan for the signature of the latest gradient. Its compiled function returns None for other signatures.
         self.gradient_plan: Plan | None = None
         self.gradients: Callable[..., Any] = _no_gradients
         inputs = inspect_inputs(TORCH, call)
         self.dims, lengths = inputs.dims, matrix_shape(inputs, call.layout)
         self.lengths = None if inputs.shape == lengths else lengths
         self.axis = -2 if call.layout == "nd" else -1
-        # Whether the kernel's sums are the gradients of mu and sigma without a change of shape or type.
+        # Whether the gradients of mu and sigma have the shape and type of the kernel's sums.
         self.real = real = dtype_of(kind.computing)
         self.has_plain_gradients = all(
             isinstance(x, torch.Tensor) and x.requires_grad and x.dim() == 1 and x.dtype is real

@@ -1,7 +1,7 @@
 """Derivatives of `weighted_moments`: recorded gradients, and calls that torch.func or forward-mode AD transforms.
 
-vmap turns one call into a batch, in one launch. Moments are linear in mu, and their derivatives are sums of the same
-noise, which the kernel draws again.
+vmap turns one call into a batch, in one launch. Derivatives with respect to sigma are weighted sums of the noise and of
+its squares, for which the kernel draws the noise again. The derivative with respect to mu is the sum of the weights.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class RecordedMoments:
 
 
 class _RecordedCall(NamedTuple):
-    """All of a recorded call except its operands and keys in a tensor."""
+    """A recorded call, without its operands and without keys that are in a tensor."""
 
     recorded: RecordedMoments
     seed: Any
@@ -65,13 +65,13 @@ class _RecordedCall(NamedTuple):
 
 
 class _TransformedCall(NamedTuple):
-    """All of a transformed call except its operands and keys in a tensor."""
+    """A transformed call, without its operands and without keys that are in a tensor."""
 
     call: Call
     function: Any
     """The public function."""
     size: int | None = None
-    """The length of the batch, which keys then have as the first axis; other tensors may have it."""
+    """The length of the batch's axis. Keys have this axis, and other tensors may have it."""
 
     def moments(self, weights: Any, mu: Any, sigma: Any, keys: Any) -> Any:
         seed = self.call.seed if keys is None else keys.view(torch.uint64).reshape(-1, 2)
@@ -88,7 +88,7 @@ class _TransformedCall(NamedTuple):
 
 
 def moments_transformed(call: Call, function: Any) -> tuple[Any, ...]:
-    """The moments of a call that PyTorch transforms."""
+    """The moments of a call that torch.func or forward-mode AD transforms."""
     check_weights(call.weights)
     weights, keys, batch = call.weights, None, None
     if is_in_array(call.seed) or isinstance(call.seed, torch.Tensor):
@@ -104,7 +104,7 @@ def moments_transformed(call: Call, function: Any) -> tuple[Any, ...]:
 
 
 class _Moments(torch.autograd.Function):
-    """The moments as a function of weights, mu, sigma and keys. mu or sigma may be a number, and keys None."""
+    """The moments as a function of weights, mu, sigma and keys. mu and sigma may be numbers, and keys may be None."""
 
     @staticmethod
     def forward(static: Any, weights: Any, mu: Any, sigma: Any, keys: Any) -> Any:
@@ -116,7 +116,7 @@ class _Moments(torch.autograd.Function):
         check_weights(weights)
         ctx.dtype = output[0].dtype
         ctx.numbers = [x if is_number(x) else None for x in others]
-        # The derivatives read all tensors again. PyTorch raises if one has changed.
+        # Derivatives read all tensors again, and PyTorch raises if a tensor has changed.
         tensors = weights, *(None if is_number(x) else x for x in others)
         ctx.save_for_backward(*tensors)
         ctx.save_for_forward(*tensors)
@@ -126,12 +126,12 @@ class _Moments(torch.autograd.Function):
     def _sums(ctx: Any, draws: bool, *others: Any) -> tuple[Any, ...]:
         """The sum of the weights, sigma, the sums of the noise and its squares, and `others`, in the computing type.
 
-        Noise that is not drawn counts as 0.
+        If not `draws`, both sums of noise are 0.
         """
         weights, mu, sigma, keys = ctx.saved_tensors
         is_batch, real = ctx.static.size is not None, dtype_of(MATRIX_TYPES[name_of(ctx.dtype)].computing)
         sums = ctx.static.sums(real, weights, sigma if mu is None else mu, keys) if draws else (0.0, 0.0)
-        # The weights are summed in float64, also if they are float32.
+        # Weights of float32 are summed in float64 too.
         total = weights.detach().to(real).sum(-1, dtype=torch.float64, keepdim=is_batch).to(real)
         if sigma is not None:
             sigma = (sigma if is_batch else _vector(sigma)).to(real)
@@ -199,7 +199,7 @@ _apply = super(torch.autograd.Function, _Moments).apply
 
 
 def _like(x: Any, gradient: Any) -> Any:
-    """The gradient of an operand, which may lack the axis of the batch, or have shape (d, 1)."""
+    """The gradient in the shape and type of the operand `x`, which may lack the batch's axis, or have shape (d, 1)."""
     if x is None or gradient is None:
         return None
     if gradient.dim() < x.dim():
@@ -220,12 +220,12 @@ def check_weights(weights: Any) -> None:
 
 
 def moments_without_values(call: Call) -> tuple[Any, ...]:
-    """The moments of tensors on the meta device, or of fake ones."""
+    """The moments of meta or fake tensors."""
     check_weights(call.weights)
     inputs = inspect_inputs(TORCH, call)
     shape = (inputs.d,) if inputs.batch is None else (inputs.batch, inputs.d)
     moments = torch.empty(shape, dtype=dtype_of(inputs.dtype), device=call.weights.device)
-    # They require grad if mu or sigma does, the second one if sigma does.
+    # The first moment requires grad if mu or sigma does. The second moment requires grad if sigma does.
     of_sigma = 0 if is_number(call.sigma) else call.sigma.sum()
     of_mu = of_sigma if is_number(call.mu) else of_sigma + call.mu.sum()
     return tuple((moments + x).to(moments.dtype) for x in (of_mu, of_sigma)[: call.order])

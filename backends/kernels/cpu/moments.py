@@ -1,8 +1,8 @@
 """Weighted moments on the CPU: groups with a weight other than 0 are listed once, then drawn and summed by tiles.
 
-The order of the sums depends on the weights alone, so that any number of threads gives the same bits. A sum in the
-computing type has at most 16 terms before it is added to a float64 sum. Products with very large or very small weights
-would overflow or lose bits, so the weights of such a call are divided by a power of two.
+The order of the sums depends on the weights alone, so any number of threads gives the same bits. A sum in the computing
+type has at most 16 terms, and is then added to a float64 sum. Products with very large or very small weights would
+overflow or lose bits, so the weights of such a call are divided by a power of two.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _MOST_ROWS = 1024
 _MOST_SUMS = 2 * _MOST_ROWS
 # From this many rows on, threads divide rows only, not segments.
 _FEW_ROWS = 1024
-# Rows that share the column parts of a tile; parallel sums, and the terms of each.
+# Rows that share the column parts of a tile; parallel sums of a row; maximum terms of such a sum.
 _STRIP, _SUMS, _CHAIN = 8, 16, 16
 _BOTH_SUMS = 2 * _SUMS
 _STRIP_SUMS = _STRIP * _BOTH_SUMS
 
-# The exponents of the largest weight with which sums need no scaling: csrc/cuda/moments_kernel.cuh has the same.
+# Weights need no scaling if the exponent of the largest one is in this range, as in csrc/cuda/moments_kernel.cuh.
 _ORDINARY_EXPONENTS = {"float32": (-110, 99), "float64": (-400, 399)}
-# The exponent of zero: less than any sum of exponents.
+# The exponent of zero. It is less than any sum of exponents.
 _NO_EXPONENT = -16384
 
 allocate = types.ExternalFunction("PyMem_RawCalloc", types.int64(types.int64, types.int64))
@@ -55,7 +55,7 @@ def _power_of_two(e):
 
 @inline
 def _powers_of_two(e):
-    """Two numbers whose product is ``2**e``. A product of x with both is rounded once, unless x is subnormal."""
+    """Two powers whose product is ``2**e``. In ``x * first * last``, only the last product rounds if x is normal."""
     bounded = min(max(np.int64(e), -2044), 2046)
     last = min(max(bounded, -1022), 1023)
     return _power_of_two(bounded - last), _power_of_two(last)
@@ -82,7 +82,7 @@ def _parts_of(x):
 
 @inline
 def _first_moment(sigma, first, weight, mu, e):
-    """``(sigma * first + weight * mu) * 2**e``. No intermediate result overflows or loses bits."""
+    """``(sigma * first + weight * mu) * 2**e``. No intermediate result overflows; only negligible ones underflow."""
     (s, of_s), (z, of_z), (w, of_w), (m, of_m) = _parts_of(sigma), _parts_of(first), _parts_of(weight), _parts_of(mu)
     most = max(of_s + of_z, of_w + of_m)
     mean = _scaled(w * m, of_w + of_m - most)
@@ -91,7 +91,7 @@ def _first_moment(sigma, first, weight, mu, e):
 
 @inline
 def _second_moment(sigma, second, e):
-    """The same for ``sigma**2 * second * 2**e``."""
+    """``sigma**2 * second * 2**e``, likewise."""
     (s, of_s), (q, of_q) = _parts_of(sigma), _parts_of(second)
     return _scaled(s * s * q, 2 * of_s + of_q + e)
 
@@ -99,15 +99,16 @@ def _second_moment(sigma, second, e):
 def _list_function(real: str, width: int) -> Callable[..., Any]:
     """``list_groups(weights, first_column, groups, first, second)`` lists the groups with a weight other than zero.
 
-    Groups have `width` columns. `first` and `second` are zeros. `first` gets the weights of each group's four normals,
-    and `second`, with antithetic noise, those of their squares. Returns the number of groups, the sum of weights, and
-    the exponent of the power of two by which weights are divided: 0 if the largest weight is an ordinary number.
+    Groups have `width` columns. `first` and `second` are zeros. `first` gets the weights of each group's four normals.
+    With antithetic noise, `second` gets the weights of their squares. Returns the number of listed groups, the sum of
+    the weights, and the exponent of the power of two by which the weights were divided. The exponent is 0 if that of
+    the largest weight is in `_ORDINARY_EXPONENTS`.
     """
     number, (least, most) = getattr(np, real), _ORDINARY_EXPONENTS[real]
 
     @inline
     def list_scaled(weights, first_column, groups, first, second, exponent):
-        """The same with a known exponent. Also returns the largest weight without its sign."""
+        """List groups with weights divided by ``2**exponent``. Also returns the largest magnitude of a weight."""
         factor, rest = _powers_of_two(-exponent)
         skip, largest = first_column % width, number(0)
         count, total = 0, 0.0
@@ -125,7 +126,7 @@ def _list_function(real: str, width: int) -> Callable[..., Any]:
                     if abs(weight) > largest:
                         largest = abs(weight)
                     total += weight
-                    if width == 8:  # Two columns have the same normal, with either sign.
+                    if width == 8:  # Two columns have the same normal, with opposite signs.
                         at = 4 * count + place // 2
                         first[at] += -weight if place % 2 == 1 else weight
                         second[at] += weight
@@ -192,11 +193,12 @@ def _sum_function(real: str) -> Callable[..., Any]:
 def _storing(dtype: str) -> Callable[..., Any]:
     """``store(launch, b, top, rows, sums, weight, exponent)`` scales and stores moments.
 
-    `sums` of one row serve all rows. They and the sum of weights lack the factor ``2**exponent``.
+    With shared noise, `sums` has one row for all rows. The sums of noise and the sum of weights, `weight`, lack the
+    factor ``2**exponent``.
     """
     row = MATRIX_TYPES[dtype]
     number, stored, narrow = getattr(np, row.computing), getattr(np, row.stored), NARROWING[dtype]
-    is_wide = row.computing == "float64"  # In float64, no product of float32 overflows or loses bits.
+    is_wide = row.computing == "float64"  # In float64, products of float32 numbers neither overflow nor underflow.
     mu_at, sigma_at, size = input_place("mu", number), input_place("sigma", number), row.size
 
     @inline
@@ -269,7 +271,7 @@ def _moments_function(dtype: str) -> Callable[..., Any]:
 
     @inline
     def sum_listed(address, b, lists, most, count, weight, exponent):
-        """Sum and store the moments of matrix `b`. Returns 1 if there is no memory."""
+        """Sum and store the moments of matrix `b`. Returns 0, or 1 if memory cannot be allocated."""
         launch = integers_at(address, LAUNCH_WORDS)
         is_shared = half(launch, HALF.shared_noise) != 0
         rows = 1 if is_shared else launch[WORD.rows]
@@ -279,7 +281,7 @@ def _moments_function(dtype: str) -> Callable[..., Any]:
         if not is_shared and (threads == 1 or rows >= _FEW_ROWS or count <= _SEGMENT):
             for_each(of_part, (address, b, lists, most, count, 0, height, weight, exponent), bands, threads)
             return 0
-        # The segments' sums are added in the same order as by a thread that has all segments.
+        # The sums of segments are added in the order in which one thread with all segments adds them.
         segments = max(1, (count + _SEGMENT - 1) // _SEGMENT)
         totals = allocate(segments * rows, 16)
         if totals == 0:
@@ -326,7 +328,7 @@ def _moments_function(dtype: str) -> Callable[..., Any]:
 def moments_address(dtype: str) -> int:
     """The address of ``int64 run(const Launch*)`` for the operation `moments`, whose results have type `dtype`.
 
-    mu and sigma are vectors of the computing type, or numbers that have it; weights are a vector of it. The function
-    never enters the interpreter. It returns 1 if there is no memory, and else 0.
+    mu and sigma are vectors of the computing type, or numbers representable in it; weights are a vector of that type.
+    The function never enters the interpreter. It returns 0, or 1 if memory cannot be allocated.
     """
     return c_address(_moments_function(dtype), f"cpu-sum_moments_{dtype}", source_digest())

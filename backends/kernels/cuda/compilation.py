@@ -1,4 +1,4 @@
-"""Compiles the Python kernel for a GPU with numba-cuda, once per machine and not once per process.
+"""Compiles the Python kernel of samples for a GPU with numba-cuda, once per machine and not once per process.
 
 Importing this module imports numba-cuda.
 """
@@ -33,19 +33,19 @@ from .kernel_choice import SMALL_THREADS, STORE_KINDS
 from .keys import KernelKey, choices_of, name_of
 from .parameters import SIGNATURE
 
-# The module of intrinsics for each kind of devices.
+# The module of intrinsics for each kind of device.
 _DEVICES = {"usual": cuda_intrinsics, "small": ModuleType("of_small_devices"), "before 8.0": ModuleType("before_8_0")}
 vars(_DEVICES["small"]).update(vars(cuda_intrinsics), LARGE_SHARED_MEMORY=False)
 vars(_DEVICES["before 8.0"]).update(vars(_DEVICES["small"]), NARROWING=cuda_intrinsics.NARROWING_BEFORE_8_0)
 
-# The kernels of this process, each with its kind of devices. The compiler gets a kernel's index as a literal.
+# The kernels of this process, each with its kind of device. The compiler gets a kernel's index as a literal.
 _variants: list[tuple[KernelKey, str]] = []
 
 ADVANCE_SIGNATURE = types.void(types.int64)
 
 
 def device_kind(capability: tuple[int, int]) -> str:
-    """The kind of devices of a compute capability: a key of `_DEVICES`."""
+    """The kind of a device with this compute capability: a key of `_DEVICES`."""
     if capability < (8, 0):
         return "before 8.0"
     return "small" if capability in ((8, 6), (8, 9)) or capability[0] == 12 else "usual"
@@ -86,8 +86,8 @@ def kernel_function(key: KernelKey, capability: tuple[int, int]) -> Callable[...
 def launch_bounds(key: KernelKey, capability: tuple[int, int]) -> tuple[int, int]:
     """Maximum threads of a block, and minimum blocks per multiprocessor.
 
-    The bounds limit the registers of a thread, for a high occupancy, without spills in the loop over rows. Without
-    bounds, nvJitLink takes three times as many registers, and up to twice the time.
+    The bounds limit the registers of a thread, which raises the occupancy. The loop over rows still spills none.
+    Without bounds, kernels have three times as many registers and take up to twice the time.
     """
     dtype, shared_noise, antithetic = key.dtype, key.shared_noise, key.antithetic
     name = STORE_KINDS[key.store_kind]
@@ -119,14 +119,14 @@ def launch_bounds(key: KernelKey, capability: tuple[int, int]) -> tuple[int, int
 
 
 def compile_kernel(key: KernelKey) -> Any:
-    """The kernel, compiled for the current device, which is that of `key`, or loaded from the cache."""
+    """The kernel, compiled or loaded from the cache. The current device is that of `key`."""
     capability = cuda.get_current_device().compute_capability
     bounds = launch_bounds(key, capability)
     return _compiled(kernel_function(key, capability), SIGNATURE, launch_bounds=bounds)
 
 
 def compile_advance() -> Any:
-    """The kernel of `advance_kernel`, compiled for the current device or loaded from the cache."""
+    """The kernel `advance_kernel` for the current device, compiled or loaded from the cache."""
     return _compiled(advance_kernel(cuda_intrinsics), ADVANCE_SIGNATURE)
 
 

@@ -1,4 +1,7 @@
-"""The choices that make a kernel. Each combination is compiled alone."""
+"""Keys of kernels: the choices that a kernel is compiled for.
+
+The fields have the order of the C++ template's arguments.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from .kernel_choice import STORE_KINDS
 # Not named tuples: a KernelKey and a MomentsKey of equal fields would be equal.
 @dataclasses.dataclass(frozen=True)
 class KernelKey:
-    """The kernel of a sample. The fields of a key are in the order of the arguments of the C++ template."""
+    """A kernel of `sample`."""
 
     kind: ClassVar[str] = "sample"
     dtype: str
@@ -26,7 +29,7 @@ class KernelKey:
 
 @dataclasses.dataclass(frozen=True)
 class MomentsKey:
-    """The kernel of weighted moments."""
+    """A kernel of `weighted_moments`."""
 
     kind: ClassVar[str] = "moments"
     dtype: str
@@ -38,20 +41,20 @@ class MomentsKey:
     with_second: bool
     origin_in_memory: bool
     finishing: bool
-    """Whether it is the kernel that adds up the segments; it depends on `dtype` alone."""
+    """Whether this is the kernel that adds up the segments. Of its fields, only `dtype` matters."""
     device: int
 
 
 @dataclasses.dataclass(frozen=True)
 class PerturbKey:
-    """The kernel of perturb."""
+    """A kernel of `perturb`."""
 
     kind: ClassVar[str] = "perturb"
     dtype: str
     fast_math: bool
     one_member: bool
     strided: bool
-    """Whether it is for spans that are no runs."""
+    """Whether the kernel takes spans that are not runs."""
     origin: int
     """The index of a name in `ORIGINS`."""
     device: int
@@ -66,6 +69,6 @@ def choices_of(key: Key) -> dict[str, Any]:
 
 
 def name_of(key: KernelKey) -> str:
-    """The name of a kernel in Python, which profilers show."""
+    """The name of a kernel that Numba compiles. Profilers show it."""
     values = choices_of(key) | {"store_kind": STORE_KINDS[key.store_kind]}
     return "_".join(["sample_kernel", *(name if x is True else str(x) for name, x in values.items() if x is not False)])

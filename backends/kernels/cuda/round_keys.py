@@ -20,8 +20,8 @@ def round_keys_of(real: str) -> Callable[[int], bytes]:
 
 @functools.cache
 def _stream_constants() -> tuple[int, int, np.ndarray[Any, Any]]:
-    """The key, the key bits that float64 flips for its second words, and what each round adds to both key words."""
-    # Numba takes half a second to import.
+    """The constant key, the key bits that float64 flips for its second words, and the Weyl sums of all rounds."""
+    # Imported late: these modules import Numba, which takes half a second.
     from multisample.backends.kernels.stream.normals import FLOAT64_KEY
     from multisample.backends.kernels.stream.words import KEY_0, KEY_1, WEYL_0, WEYL_1
 
@@ -29,7 +29,7 @@ def _stream_constants() -> tuple[int, int, np.ndarray[Any, Any]]:
     return int(KEY_0) | int(KEY_1) << 32, int(FLOAT64_KEY) << 32, steps
 
 
-@functools.lru_cache(64)  # A generator keeps its seed.
+@functools.lru_cache(64)  # The calls of a generator have one seed.
 def _round_keys(seed: int, refining: bool) -> bytes:
     """The bytes of the C++ struct ``RoundKeys``: see ``csrc/stream/words.h``."""
     key, float64_key, steps = _stream_constants()
