@@ -1,7 +1,7 @@
 // The block-per-dimension kernel: x[i, j] = mu[i] + sigma[i] z[i, j]. Noise is made in registers, and each element is
-// written once. cuda/plain.cuh has the idea, and the kernels of most calls. For large ones, cuda/rows.cuh has the
-// kernels with row stores, cuda/transposed.cuh those with transposed stores, and cuda/few_columns.cuh the one for few
-// columns; cuda/small_matrices.cuh has the one for batches of small matrices.
+// written once. cuda/plain.cuh has the idea, and the kernels of most calls. For large calls, cuda/rows.cuh has the
+// kernels with row stores, cuda/transposed.cuh the kernels with transposed stores, and cuda/few_columns.cuh the kernel
+// for few columns. cuda/small_matrices.cuh has the kernel for batches of small matrices.
 #pragma once
 
 #include "cuda/few_columns.cuh"
@@ -48,12 +48,11 @@ constexpr int kBlocksAtOnce =
     : antithetic && (store_kind == kAligned || store_kind == kShifted) ? 2
     : store_kind == kFewColumns && !shared_noise && !antithetic && sizeof(Out) <= 4 ? 8
     : store_kind == kFewColumns && sizeof(Out) == 2                                 ? 0
-    : store_kind == kFewColumns                                   ? (antithetic || sizeof(Out) == 8 ? 5 : 0)
-    : store_kind == kSmallMatrices || store_kind == kPlain        ? 0
-    : store_kind == kPlainTransposed                              ? 0
-    : antithetic || sizeof(Out) == 8                              ? 3
-    : store_kind == kShifted                                      ? (shared_noise ? 3 : 4)
-    : store_kind == kStaged && shared_noise                       ? 4
+    : store_kind == kFewColumns ? (antithetic || sizeof(Out) == 8 ? 5 : 0)
+    : store_kind == kSmallMatrices || store_kind == kPlain || store_kind == kPlainTransposed ? 0
+    : antithetic || sizeof(Out) == 8                                                         ? 3
+    : store_kind == kShifted                                                                 ? (shared_noise ? 3 : 4)
+    : store_kind == kStaged && shared_noise                                                  ? 4
     : store_kind == kAligned && origin_in_memory && !shared_noise ? blocks_with_room(4, kThreads)
                                                                   : 0;
 

@@ -1,12 +1,12 @@
 """The block-per-dimension kernel of ``csrc/cuda/kernel.cuh``, in Python for Numba to compile.
 
 x[i, j] = mu[i] + sigma[i] z[i, j]. Noise is made in registers, and each element is written once. `plain` has the idea,
-and the kernels of most calls. For large ones, `rows` has the kernels with row stores, `transposed` those with
-transposed stores, and `few_columns` the one for few columns; `small_matrices` has the one for batches of small
-matrices. Words and normals are the functions of the cpu backend.
+and the kernels of most calls. For large calls, `rows` has the kernels with row stores, `transposed` the kernels
+with transposed stores, and `few_columns` the kernel for few columns. `small_matrices` has the kernel for batches of
+small matrices. Words and normals are the functions of the cpu backend.
 
-Each combination of element type, noise, pairs, transform and stores is a kernel of its own, made of small functions
-that Numba inlines.
+Each combination of element type, noise, antithetic pairs, transform and store kind is a kernel of its own, made of
+small functions that Numba inlines.
 """
 
 from __future__ import annotations
