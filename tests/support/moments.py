@@ -31,8 +31,9 @@ class Exact(NamedTuple):
 def exact_moments(w: Any, mu: Any, sigma: Any, dtype: str = "float32", **options: Any) -> Exact:
     """The moments of the rounded `w`, `mu` and `sigma`, and of the normals that ``sample(..., **options)`` uses.
 
-    A sum in float32 has at most 16 terms, and one in float64 at most 32, before it is added to a float64 total. Each
-    term is rounded at most three times. The result is rounded at most twice: to the computing type, and to `dtype`.
+    A sum in the computing type has at most 16 terms on a CPU, and 32 on a GPU, before it is added to a float64 total.
+    Each term is rounded at most three times. The result is rounded at most twice: to the computing type, and to
+    `dtype`. The bound allows 20 roundings of one sign: sums of 32 terms have more, of either sign.
     """
     real, exact = ("float64", np.longdouble) if dtype == "float64" else ("float32", np.float64)
     w, mu, sigma = (np.asarray(x).astype(real).astype(exact) for x in (w, mu, sigma))
