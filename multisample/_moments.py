@@ -103,9 +103,9 @@ def weighted_moments(
 
     Notes
     -----
-    The only errors are those of the sums: samples are not rounded before they are added up. At most 16 terms
-    (on a GPU 32) are added up in the computing type, and their sums in float64. The bits depend on the arguments and
-    the kind of device alone: a CPU adds up in another order than a GPU.
+    The sums are those of real numbers up to rounding: samples are not rounded before they are added up. At most 16
+    terms (on a GPU 32) are added up in the computing type, and their sums in float64. The bits depend on the arguments
+    and the kind of device alone: a CPU adds up in another order than a GPU.
 
     Weights, `mu` and `sigma` are first rounded to the computing type: float64 for float64 results, float32 for all
     others. A float64 weight of 1e-50 is therefore 0 for float32 results. After that, intermediate results neither
