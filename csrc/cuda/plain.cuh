@@ -71,7 +71,7 @@ MULTISAMPLE_FUNCTION void draw_plain_rows(const Launch& call, const Geometry& ge
   }
 }
 
-// With two vectors, the code has no select between a vector and a number. The select costs the smallest calls 10 %.
+// With two vectors, the code has no select between a vector and a number. The select takes 0.2 us.
 template <class Out, bool shared_noise, bool antithetic, bool fast>
 MULTISAMPLE_FUNCTION void draw_plain(const Launch& call, const Geometry& geometry) {
   if (call.mu_type != kNumber && call.sigma_type != kNumber) {
