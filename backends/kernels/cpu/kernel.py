@@ -1,8 +1,8 @@
 """The sampling kernel for the CPU.
 
 `window_kernel` draws one window of a sample matrix on one thread. `calls.py` shares windows, and the matrices of a
-batch, among threads. There are eight window kernels per dtype: for shared noise or not, for antithetic pairs or not, and
-for vectors down the columns or along the rows. The kernels down the columns take matrices whose rows are adjacent, the
+batch, among threads. There are eight window kernels per dtype: for shared noise or not, for antithetic pairs or not,
+and for vectors down the columns or along the rows. Kernels down the columns take matrices whose rows are adjacent, the
 others arrays of any strides. They are cached on disk, so that a user waits for LLVM once.
 
 Numba's ``parallel=True`` would bring a threading layer that dies in a forked child (GNU OpenMP) or aborts under
