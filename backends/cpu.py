@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from .contract import PROTOCOL, Backend, BackendStatus, DeviceKind, HostArray, Launcher
-from .launch import Launch, Operation, computing_name, type_name
+from .launch import Launch, Operation, computing_name, runs_down, type_name
 from .system.threads import thread_count
 
 __all__ = ["BACKEND"]
@@ -75,7 +75,7 @@ def _small_sampler(launch: Launch) -> Launcher:
     """The launcher of a sample for one thread, without a packed launch."""
     from .kernels.cpu.kernel import value_kernel, window_kernel
 
-    kernel = window_kernel(type_name(launch), bool(launch.shared_noise), bool(launch.antithetic))
+    kernel = window_kernel(type_name(launch), bool(launch.shared_noise), bool(launch.antithetic), runs_down(launch))
 
     def run(
         geometry: None, mu: HostArray, sigma: HostArray, weights: None, matrix: HostArray, first: None, second: None,

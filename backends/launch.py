@@ -18,7 +18,8 @@ from .element_types import MATRIX_TYPES, SIZES, ElementType
 __all__ = [
     "FIELD_AT", "FORMATS", "HEAD", "HOST", "INPUTS", "OPERANDS", "PACKED_LAUNCH", "SIZES", "SPAN", "STEPS",
     "UNIT_FACTOR", "ElementType", "Launch", "Operands", "Operation", "Span", "WordFormat", "computing_name",
-    "matrix_of_batch", "pack", "packer", "parts_of_batch", "spans_of_batch", "type_name", "unpack", "word_formats",
+    "matrix_of_batch", "pack", "packer", "parts_of_batch", "runs_down", "spans_of_batch", "type_name", "unpack",
+    "word_formats",
 ]  # fmt: skip
 
 HOST = -1
@@ -228,6 +229,11 @@ def unpack(data: bytes) -> Launch:
 def type_name(launch: Launch) -> str:
     """The name of the launch's `type`."""
     return ElementType(launch.type).name
+
+
+def runs_down(launch: Launch) -> bool:
+    """Whether vectors of a kernel for the CPU run down the columns: rows are adjacent in memory."""
+    return launch.rows > 1 and launch.row_stride == SIZES[type_name(launch)]
 
 
 def computing_name(launch: Launch) -> str:

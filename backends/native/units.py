@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple, TypeAlias
 
 from ..element_types import MATRIX_TYPES, ElementType
-from ..launch import Launch, Operation, computing_name
+from ..launch import HOST, SIZES, Launch, Operation, computing_name, runs_down
 
 LibraryKind: TypeAlias = Literal["cpu", "cuda"]
 
@@ -66,10 +66,12 @@ _FAMILIES: dict[LibraryKind, dict[Operation, _Family]] = {
 
 def kind_of(launch: Launch) -> int:
     """The number of a launch's kind, which ``kind_of`` in ``csrc/torch/unit.h`` computes too."""
-    operation, element_type = launch.operation, launch.type
-    if operation == Operation.gradient and launch.results == 1:  # `is_product` in C++.
-        operation, element_type = Operation.sample, ElementType[computing_name(launch)]
-    return _kind(operation, element_type, (launch.shared_noise, launch.antithetic, launch.fast_math))
+    if launch.operation == Operation.gradient and launch.results == 1:  # `is_product` in C++.
+        name = computing_name(launch)
+        launch = launch._replace(operation=Operation.sample, type=ElementType[name], row_stride=SIZES[name])
+    is_on_host = launch.operation == Operation.sample and launch.device == HOST
+    last = runs_down(launch) if is_on_host else launch.fast_math
+    return _kind(launch.operation, launch.type, (launch.shared_noise, launch.antithetic, last))
 
 
 def _kind(operation: int, element_type: int, options: Iterable[int]) -> int:
@@ -83,10 +85,16 @@ def launch_of(kind: int) -> Launch:
     """A launch in host memory of a kind."""
     operation, rest = divmod(kind, len(MATRIX_TYPES) << len(_OPTIONS))
     element_type, options = divmod(rest, 1 << len(_OPTIONS))
-    return Launch(
+    launch = Launch(
         operation=operation, type=ElementType.float16 + element_type, shared_noise=options >> 2 & 1,
         antithetic=options >> 1 & 1,
     )  # fmt: skip
+    return in_direction(launch, down=bool(options & 1)) if operation == Operation.sample else launch
+
+
+def in_direction(launch: Launch, *, down: bool) -> Launch:
+    """`launch` with a matrix for which `runs_down` is `down`."""
+    return launch._replace(rows=1 + down, row_stride=SIZES[ElementType(launch.type).name])
 
 
 @functools.cache

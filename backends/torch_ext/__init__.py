@@ -257,8 +257,10 @@ class TorchExtBackend:
         return plan
 
     def c_function(self, launch: Launch) -> int:
-        """See `Backend`."""
-        return ctypes.cast(self._runner(launch)[0], ctypes.c_void_p).value or 0
+        """See `Backend`. The lengths of `launch` may be unknown."""
+        for down in (False, True):
+            run, _ = self._runner(units.in_direction(launch, down=down))
+        return ctypes.cast(run, ctypes.c_void_p).value or 0
 
     def advancer(self, device: int) -> Callable[[int, int], None]:
         self.prepare("cuda")

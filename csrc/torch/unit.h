@@ -30,12 +30,18 @@ inline Launch sample_of_product(Launch call) {
   return call;
 }
 
-// The number of a call's kind. A product has the kind of its sample. backends/native/units.py computes the same number.
+// Whether vectors of a kernel for the CPU run down the columns: rows are adjacent in memory.
+inline bool runs_down(const Launch& call) {
+  return call.rows > 1 && (is_product(call) || call.row_stride == static_cast<i64>(element_size(call.type)));
+}
+
+// The number of a call's kind. A product has the kind of its sample. In host memory, samples have kernels for two
+// directions, and fast_math has no effect. backends/native/units.py computes the same number.
 inline u32 kind_of(const Launch& call) {
   const u32 operation = is_product(call) ? kSample : call.operation;
   const u32 type = is_product(call) ? computing_type(call.type) : call.type;
-  return (operation * 4 + type - kFloat16) * 8 + (call.shared_noise ? 4 : 0) + (call.antithetic ? 2 : 0) +
-         (call.fast_math ? 1 : 0);
+  const bool last = operation == kSample && call.device < 0 ? runs_down(call) : call.fast_math != 0;
+  return (operation * 4 + type - kFloat16) * 8 + (call.shared_noise ? 4 : 0) + (call.antithetic ? 2 : 0) + last;
 }
 constexpr u32 kKinds = 4 * 4 * 8;
 

@@ -20,7 +20,9 @@ from tables import INPUTS, QUICK_KERNELS, slow_but
 from multisample.backends import registry
 from multisample.backends.contract import Backend, Launcher
 from multisample.backends.generic import generic_launcher
-from multisample.backends.launch import HEAD, Launch
+from multisample.backends.kernels.cpu import calls
+from multisample.backends.kernels.cpu.launcher import packed_function
+from multisample.backends.launch import HEAD, Launch, pack
 from multisample.backends.memory.host import array_at, arrays_at, inputs_at
 
 Array = np.ndarray[Any, Any]
@@ -40,6 +42,27 @@ def available(name: str) -> Backend:
 
 def bits(array: Array) -> Array:
     return array.view(f"u{array.itemsize}")
+
+
+@pytest.mark.parametrize("shared_noise", [False, True])
+@pytest.mark.parametrize(("rows", "columns"), [(1, 700), (700, 1)])
+def test_kernels_of_both_directions_draw_the_same_bits(rows: int, columns: int, shared_noise: bool) -> None:
+    """JAX may have the kernel of one direction alone, before it knows that there is one row or one column."""
+    mu, x = np.linspace(-3, 3, rows, dtype=np.float32), np.zeros((rows, columns), np.float32)
+    sigma = mu * mu
+    launch = a_launch(rows, columns, mu=mu, sigma=sigma, matrix=x, shared_noise=shared_noise)
+    run, drawn = packed_function(launch), []
+    in_python: Any = calls._place_of
+    for down in (False, True):
+        place = in_python.py_func(launch.type, shared_noise, False, down)
+        calls.function_address(launch._replace(rows=2, row_stride=4 if down else 8))
+        kernels, calls._kernels[place ^ 1], x[...] = calls._kernels.copy(), 0, 0
+        try:
+            assert calls._kernels[place] != 0 and run(pack(launch)) == 0
+        finally:
+            calls._kernels[:] = kernels
+        drawn.append(x.copy())
+    assert np.array_equal(*map(bits, drawn)) and drawn[0].any()
 
 
 # --- Words in memory ------------------------------------------------------------------------------

@@ -21,20 +21,26 @@ import multisample
 from multisample import BackendUnavailableError
 from multisample.backends import registry
 from multisample.backends.kernels.cpu import calls
-from multisample.backends.launch import ElementType, Launch, Operation, computing_name, pack, unpack
+from multisample.backends.launch import HOST, ElementType, Launch, Operation, computing_name, pack, runs_down, unpack
 from multisample.backends.native import library_cache, toolchain, units
 from multisample.backends.native.compiler_flags import LIBRARIES, estimate
 
 pytest.importorskip("torch")
 
 LAUNCHES = [
-    a_launch(operation=operation, type=element, shared_noise=shared, antithetic=antithetic, fast_math=fast)
+    a_launch(operation=operation, type=element, shared_noise=shared, antithetic=antithetic, fast_math=fast, device=0)
     for operation, element, shared, antithetic, fast in itertools.product(
         Operation, list(ElementType)[1:5], (0, 1), (0, 1), (0, 1)
     )
 ]
 ONE_COLUMN = [launch._replace(results=1) for launch in LAUNCHES if launch.operation == Operation.gradient]
 """Gradients with one result."""
+ON_HOST = [
+    launch._replace(device=HOST, rows=9, columns=7, row_stride=stride, column_stride=72)
+    for launch in LAUNCHES + ONE_COLUMN
+    for stride in (2, 4, 8, 64)
+    if launch.operation == Operation.sample or launch.results == 1
+]
 
 
 def test_every_call_on_cuda_has_one_unit() -> None:
@@ -53,8 +59,15 @@ def test_every_call_on_cuda_has_one_unit() -> None:
 def test_a_launch_of_each_kind_has_its_operation_type_and_noise() -> None:
     for launch in LAUNCHES:
         found = units.launch_of(units.kind_of(launch))
-        fields = "operation", "type", "shared_noise", "antithetic"
-        assert found == Launch(**{name: getattr(launch, name) for name in fields})
+        for name in ("operation", "type", "shared_noise", "antithetic"):
+            assert getattr(found, name) == getattr(launch, name)
+
+
+def test_samples_in_host_memory_have_kinds_by_direction() -> None:
+    for launch in ON_HOST:
+        found = units.launch_of(units.kind_of(launch))
+        assert runs_down(found) == (launch.operation == Operation.gradient or runs_down(launch))
+        assert units.kind_of(found) == units.kind_of(launch)
 
 
 @requires_gxx
@@ -68,7 +81,7 @@ int main() {
 }
 """)
     compile_cpp(source, "-o", tmp_path / "kinds")
-    launches = LAUNCHES + ONE_COLUMN
+    launches = LAUNCHES + ONE_COLUMN + ON_HOST
     packed = b"".join(bytes(pack(launch)) for launch in launches)
     printed = subprocess.run([tmp_path / "kinds"], input=packed, capture_output=True, check=True).stdout
     assert list(map(int, printed.split())) == [units.kind_of(launch) for launch in launches]

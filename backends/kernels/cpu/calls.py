@@ -17,7 +17,7 @@ import numpy as np
 from multisample.backends.element_types import MATRIX_TYPES, ElementType
 from multisample.backends.kernels.compilation import callee, inline, source_digest
 from multisample.backends.kernels.stream.arithmetic import fma
-from multisample.backends.launch import Launch, Operation, type_name
+from multisample.backends.launch import Launch, Operation, runs_down, type_name
 
 from .addresses import c_address, call_c, numbers_at, symbol
 from .fields import HALF, LAUNCH_WORDS, WORD, half, numbers_of
@@ -30,7 +30,7 @@ from .perturb import perturb_address
 from .thread_windows import THREAD_WORK, most_threads, window_of, window_shape, windows, work_of
 
 # Addresses of window kernels, by `_place_of`.
-_kernels = np.zeros(4 * (max(ElementType) + 1), np.int64)
+_kernels = np.zeros(8 * (max(ElementType) + 1), np.int64)
 llvmlite.binding.add_symbol("multisample_cpu_kernels", _kernels.ctypes.data)
 
 # The address of the C function for inputs of other types: see `set_reader`.
@@ -45,9 +45,9 @@ _REALS = ("float32", "float64")
 
 
 @inline
-def _place_of(kind, shared_noise, antithetic):
+def _place_of(kind, shared_noise, antithetic, down):
     """The place of a window kernel in `_kernels`."""
-    return 4 * kind + 2 * shared_noise + antithetic
+    return 8 * kind + 4 * shared_noise + 2 * antithetic + down
 
 
 @inline
@@ -145,8 +145,11 @@ def _draw_function() -> Callable[..., Any]:
         launch = integers_at(address, LAUNCH_WORDS)
         rows, columns, batch = launch[WORD.rows], launch[WORD.columns], max(half(launch, HALF.batch), 1)
         shared_noise, antithetic = half(launch, HALF.shared_noise), half(launch, HALF.antithetic)
-        place = _place_of(half(launch, HALF.type), shared_noise, antithetic)
-        kernel = integers_at(symbol("multisample_cpu_kernels"), place + 1)[place]
+        down = np.int64(launch[WORD.row_stride] == _sizes(launch)[1] and rows > 1)
+        place = _place_of(half(launch, HALF.type), shared_noise, antithetic, down)
+        kernels = integers_at(symbol("multisample_cpu_kernels"), place + 2)
+        # A caller that did not know the lengths may have the other kernel alone: see `_find_kernel`.
+        kernel = kernels[place] if kernels[place] != 0 else kernels[place ^ 1]
         most, limit = most_threads(work_of(rows, columns, shared_noise)), launch[WORD.threads]
         threads, block = threads_for(most, limit), 8 if antithetic else 4
         are_whole = threads == 1 or (batch > 1 and rows * columns <= 2 * THREAD_WORK)
@@ -155,8 +158,7 @@ def _draw_function() -> Callable[..., Any]:
         skip, height, width, across, count = 0, 0, 0, 0, batch
         for b in range(1 if are_whole else batch):
             if not are_whole:
-                down = launch[WORD.row_stride] == _sizes(launch)[1] and rows > 1
-                height, width = window_shape(rows, columns, threads, shared_noise, block, down)
+                height, width = window_shape(rows, columns, threads, shared_noise, block, down != 0)
                 skip = numbers_of(launch, b)[3] % block
                 across, high = windows(rows, columns, skip, height, width)
                 count = across * high
@@ -183,7 +185,7 @@ def function_address(launch: Launch) -> int:
     find_threads()
     if launch.operation in _ADDRESSES:
         return _ADDRESSES[launch.operation](dtype)
-    _find_kernel(dtype, bool(launch.shared_noise), bool(launch.antithetic))
+    _find_kernel(dtype, bool(launch.shared_noise), bool(launch.antithetic), runs_down(launch))
     return _draw_address()
 
 
@@ -199,18 +201,23 @@ def set_reader(address: int) -> None:
     _reader[0] = address
 
 
-def _find_kernel(dtype: str, shared_noise: bool, antithetic: bool) -> None:
+def _find_kernel(dtype: str, shared_noise: bool, antithetic: bool, down: bool) -> None:
+    """Enter a window kernel into the table.
+
+    JAX finds kernels by the layout, before it knows the lengths of a matrix. Of matrices with one row or one column,
+    both kernels draw the same bits, one of them more slowly.
+    """
     in_python: Any = _place_of
-    place = in_python.py_func(ElementType[dtype], shared_noise, antithetic)
+    place = in_python.py_func(ElementType[dtype], shared_noise, antithetic, down)
     if not _kernels[place]:
-        _kernels[place] = window_address(dtype, shared_noise, antithetic)
+        _kernels[place] = window_address(dtype, shared_noise, antithetic, down)
 
 
 def kernels() -> list[Callable[[], Any]]:
     """All kernels and C functions of the cpu backend, as functions that compile them."""
     flags = False, True
     return [
-        *(functools.partial(window_kernel, *kind) for kind in itertools.product(MATRIX_TYPES, flags, flags)),
+        *(functools.partial(window_kernel, *kind) for kind in itertools.product(MATRIX_TYPES, flags, flags, flags)),
         *(functools.partial(value_kernel, real, weighted) for real in _REALS for weighted in flags),
         *(functools.partial(settings_kernel, restores) for restores in flags),
         starting_kernel,

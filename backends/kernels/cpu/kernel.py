@@ -1,8 +1,9 @@
 """The sampling kernel for the CPU.
 
 `window_kernel` draws one window of a sample matrix on one thread. `calls.py` shares windows, and the matrices of a
-batch, among threads. There are four window kernels per dtype: for shared noise or not, and for antithetic pairs or not.
-The kernels take arrays of any strides. They are cached on disk, so that a user waits for LLVM once.
+batch, among threads. There are eight window kernels per dtype: for shared noise or not, for antithetic pairs or not,
+and for vectors down the columns or along the rows. Kernels down the columns take matrices whose rows are adjacent, the
+others arrays of any strides. They are cached on disk, so that a user waits for LLVM once.
 
 Numba's ``parallel=True`` would bring a threading layer that dies in a forked child (GNU OpenMP) or aborts under
 concurrent calls (workqueue).
@@ -316,8 +317,8 @@ def _down(tile: Tile, narrow: Any, antithetic: bool) -> Callable[..., Any]:
     return draw
 
 
-def _shared(tile: Tile, narrow: Any, antithetic: bool) -> Callable[..., Any]:
-    """The same with one row of noise for all rows."""
+def _shared(tile: Tile, narrow: Any, antithetic: bool, down: bool) -> Callable[..., Any]:
+    """The same with one row of noise for all rows. With `down`, rows are adjacent, and vectors hold rows."""
     lanes, most_places, width = tile.lanes, tile.places // 2, 8 if antithetic else 4
     short, most_blocks, noise, elements = 2 * lanes, _SHARED // width, _SHARED + lanes, _GATHERED + lanes
     words_length, layout_length, word_type = tile.words_length, tile.layout_length, tile.word_type
@@ -397,6 +398,8 @@ def _shared(tile: Tile, narrow: Any, antithetic: bool) -> Callable[..., Any]:
                         for i in range(chunk):
                             out[top + i, left + c + k] = narrow(fma(s[i], z[c + k], m[i]))
 
+    scale = scale_columns if down else scale_rows
+
     @inline
     def draw(mu, sigma, out, stream, first_row, first_column):
         columns = out.shape[1]
@@ -413,18 +416,9 @@ def _shared(tile: Tile, narrow: Any, antithetic: bool) -> Callable[..., Any]:
                 put_normals(z, width * (b - t), words, part, antithetic, z)
             left, right = max(0, width * t - skip), min(columns, width * last - skip)
             of_window = z[left + skip - width * t :]
-            if _runs_down(out):
-                scale_columns(of_window, mu, sigma, out, left, right - left)
-            else:
-                scale_rows(of_window, mu, sigma, out, left, right - left)
+            scale(of_window, mu, sigma, out, left, right - left)
 
     return draw
-
-
-@inline
-def _runs_down(out):
-    """Whether vectors can run down the columns: rows are adjacent in memory."""
-    return out.strides[0] == out.itemsize and out.shape[0] > 1
 
 
 @inline
@@ -445,24 +439,13 @@ def _all_valid(mu, sigma):
     return valid
 
 
-def _independent(tile: Tile, narrow: Any, antithetic: bool) -> Callable[..., Any]:
-    """``draw(mu, sigma, out, stream, first_row, first_column)``: independent noise."""
-    along, down = _along(tile, narrow, antithetic), _down(tile, narrow, antithetic)
-
-    @inline
-    def draw(mu, sigma, out, stream, first_row, first_column):
-        if _runs_down(out):
-            down(mu, sigma, out, stream, first_row, first_column)
-        else:
-            along(mu, sigma, out, stream, first_row, first_column)
-
-    return draw
-
-
-def _window_function(dtype: str, shared_noise: bool, antithetic: bool) -> Callable[..., Any]:
+def _window_function(dtype: str, shared_noise: bool, antithetic: bool, down: bool) -> Callable[..., Any]:
     # Numba treats variables of the closure as constants.
     tile, narrow = tile_of(MATRIX_TYPES[dtype].computing), NARROWING[dtype]
-    fill = (_shared if shared_noise else _independent)(tile, narrow, antithetic)
+    if shared_noise:
+        fill = _shared(tile, narrow, antithetic, down)
+    else:
+        fill = (_down if down else _along)(tile, narrow, antithetic)
 
     def draw(mu, sigma, out, seed, offset, i, j):
         before = default_floats()
@@ -536,27 +519,27 @@ def _compiled(signature: Any, function: Callable[..., Any], name: str) -> Callab
 
 
 @functools.cache
-def window_kernel(dtype: str, shared_noise: bool, antithetic: bool) -> Callable[..., None]:
+def window_kernel(dtype: str, shared_noise: bool, antithetic: bool, down: bool) -> Callable[..., None]:
     """``kernel(mu, sigma, out, seed, offset, first_row, first_column)`` draws the window `out`.
 
     With `antithetic`, the columns of `out` and `first_column` count both halves of each pair. The window begins at row
-    `first_row` and column `first_column` of the sample matrix.
+    `first_row` and column `first_column` of the sample matrix. `down` is `launch.runs_down`.
     """
     signature = types.void(*window_parameters(dtype))
-    function = _window_function(dtype, shared_noise, antithetic)
-    return _compiled(signature, function, _window_name(dtype, shared_noise, antithetic))
+    function = _window_function(dtype, shared_noise, antithetic, down)
+    return _compiled(signature, function, _window_name(dtype, shared_noise, antithetic, down))
 
 
 @functools.cache
-def window_address(dtype: str, shared_noise: bool, antithetic: bool) -> int:
+def window_address(dtype: str, shared_noise: bool, antithetic: bool, down: bool) -> int:
     """The address of a `window_kernel`, for `call_window`."""
-    function = _window_function(dtype, shared_noise, antithetic)
-    name = f"cpu-{_window_name(dtype, shared_noise, antithetic)}"
+    function = _window_function(dtype, shared_noise, antithetic, down)
+    name = f"cpu-{_window_name(dtype, shared_noise, antithetic, down)}"
     return function_address(types.void(*window_parameters(dtype)), function, name, source_digest())
 
 
-def _window_name(dtype: str, shared_noise: bool, antithetic: bool) -> str:
-    return f"draw_{dtype}{'_shared' * shared_noise}{'_antithetic' * antithetic}"
+def _window_name(dtype: str, shared_noise: bool, antithetic: bool, down: bool) -> str:
+    return f"draw_{dtype}{'_shared' * shared_noise}{'_antithetic' * antithetic}{'_down' * down}"
 
 
 @functools.cache

@@ -172,8 +172,11 @@ def _state(static: Static, device: int) -> native.State:
         spans, owners = _spans(static.encoded().encode())
         template = np.column_stack([spans, owners]).tobytes()
         launch = launch._replace(spans=len(spans), columns=_elements(spans))
-    run = 0 if c_function is None else c_function(launch)
-    return native.State(run, static.layout == "nd", MATRIX_TYPES[static.dtype].size, pack(launch) + template)
+    size, has_adjacent_rows = MATRIX_TYPES[static.dtype].size, static.layout == "nd" or static.n == 1
+    # Lengths may be unknown. Kernels for the CPU depend on the direction in which elements are adjacent.
+    like = launch._replace(rows=1 if static.d == 1 else 2, row_stride=size if has_adjacent_rows else 2 * size)
+    run = 0 if c_function is None else c_function(like)
+    return native.State(run, static.layout == "nd", size, pack(launch) + template)
 
 
 def can_take_gradients(static: Static, platform: str) -> bool:
