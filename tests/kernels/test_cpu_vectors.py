@@ -35,8 +35,9 @@ def double_all(x):  # type: ignore[no-untyped-def]
 
 def machine_code(kind: str) -> str:
     """The assembly of a float64 kernel, or of a small loop with the kernels' compiler options."""
-    if kind == "draw":
-        function, parameters = kernel._window_function("float64", False, False), kernel.window_parameters("float64")
+    if kind in ("along", "down"):
+        function = kernel._window_function("float64", False, False, kind == "down")
+        parameters = kernel.window_parameters("float64")
     elif kind == "sum":
         words = types.uint64, types.uint64, types.int64
         sums = types.Array(types.float64, 2, "C")
@@ -73,7 +74,7 @@ def counts_in_process(folder: Path, *kinds: str) -> list[tuple[int, int, int]]:
     return found
 
 
-@pytest.mark.parametrize("kinds", slow_but([("loop",)], [("loop",), ("draw", "sum")]), ids=" ".join)
+@pytest.mark.parametrize("kinds", slow_but([("loop",)], [("loop",), ("along", "down", "sum")]), ids=" ".join)
 def test_vectors_have_512_bits_and_threads_share_no_reference_count(kinds: tuple[str, ...], tmp_path: Path) -> None:
     is_x86 = platform.machine() == "x86_64"
     # The loop is short: its remainder uses narrower vectors in almost as many instructions.
