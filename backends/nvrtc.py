@@ -25,11 +25,14 @@ OPTIONS = (_STANDARD, f"-I{csrc_files.folder()}")
 """The compiler options that CuPy gets. CuPy adds the rest of `ALL_OPTIONS`."""
 
 ALL_OPTIONS = (*OPTIONS, _DEVICE_CODE)
-"""All compiler options. Without the last one, NVRTC 13.0 refuses generic lambdas."""
+"""All compiler options. Without `_DEVICE_CODE`, NVRTC 13.0 refuses generic lambdas."""
 
 
 def source(kind: str = "sample") -> str:
-    """The program of a kind of kernels. It has a digest of the headers, since caches compare programs only."""
+    """The program with the kernels of an operation.
+
+    A comment has the digest of the headers: caches compare programs, and not the headers that programs include.
+    """
     header = "kernel" if kind == "sample" else f"{kind}_kernel"
     return f'// {csrc_files.digest()}\n#include "cuda/{header}.cuh"\n'
 

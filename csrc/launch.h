@@ -19,7 +19,7 @@ enum Operation : u32 {
 // JAX's keys; or the lowest 32, 16 or 8 bits, where all higher bits are 0.
 enum WordFormat : u32 { kWhole, kHighFirst, kBits32, kBits16, kBits8 };
 
-// The address of a vector's first element; or, if the vector's type is kNumber, the value of all elements.
+// An operand. If its type is kNumber, the operand is `number`; else `data` is the address of the first element.
 union Input {
   const void* data;
   double number;
@@ -59,10 +59,10 @@ struct Launch {
   u64 spans;        // how many `Span`s kPerturb has
   u32 operation;
   // kMoments: how many moments, 1 or 2.
-  // kSample: 1 if the call, on the CPU, also stores its noise in `first`; else 0. A call with 1 has one column,
+  // kSample: 1 for a call on the CPU that stores its noise in `first` too; else 0. A call with 1 has one column,
   // contiguous operands and no batch.
-  // kGradient: 1 if the call, of torch_ext on CUDA, stores only the sum with noise, in `first`; else 0 or 2, and the
-  // call stores both sums. A call with 1 has one column and no batch.
+  // kGradient: 1 for a call of torch_ext on CUDA that stores only the sum with noise, in `first`. Other calls store
+  // both sums, and have 0 or 2. A call with 1 has one column and no batch.
   u32 results;
   u32 shared_noise;  // whether every row has the noise of row 0; for kPerturb, whether each row r has a seed and an
                      // offset of its own, number r in memory, and all rows have the index first_row

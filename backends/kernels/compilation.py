@@ -70,7 +70,7 @@ class _CodeOfCallee(_Code):
 
 
 class _Compiler(Compiler):
-    """Numba's compiler without passes that do nothing here, but take a sixth of the time of a kernel."""
+    """Numba's compiler without passes that change no kernel. They took about 15 % of a first draw."""
 
     def define_pipelines(self) -> Any:
         (passes,) = super().define_pipelines()

@@ -48,7 +48,7 @@ constexpr u32 kMostGroupsPerPass = 16;
 constexpr u32 kMostPasses = 32;
 // Maximum threads of a block whose passes have several short rows.
 constexpr u32 kShortRowThreads = 2 * kShortRow;
-// Dimensions of a chunk in shared memory: one per thread, and one of padding for each row of a pass.
+// Room for a chunk in shared memory: a dimension of each thread, and a dimension of padding for each row of a pass.
 constexpr u32 kChunk = kThreads + kShortRow;
 
 // Dimensions per thread with kTransposedStaged.

@@ -34,7 +34,7 @@ struct MomentGeometry {
   u32 sweeps;            // tiles that a block sums, one after another
   u32 skip;              // columns of the first group that come before the first column
   u32 segments;          // segments per row
-  u32 finishing_blocks;  // blocks of the second kernel; 0 if the first one has the sums of whole rows, and finishes
+  u32 finishing_blocks;  // blocks of the second kernel; 0 if the first kernel has the sums of whole rows, and finishes
                          // them
   u32 width;             // rows that a block of the second kernel finishes at once: a power of two
   u32 unused;

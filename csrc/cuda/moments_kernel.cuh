@@ -43,8 +43,8 @@ MULTISAMPLE_FUNCTION i32 exponent_of(double x) {
 }
 MULTISAMPLE_FUNCTION double fraction_of(double x) { return scaled(x, -exponent_of(x)); }
 
-// Biased exponents of weights. Weights need no scaling if the exponent of the largest one is in [kLeast, kMost]: sums
-// cannot overflow, and products of smaller weights lose less to underflow than the sum loses to rounding.
+// Biased exponents of weights. Weights need no scaling if the exponent of the largest weight is in [kLeast, kMost]:
+// sums cannot overflow, and products of smaller weights lose less to underflow than the sum loses to rounding.
 template <class Real>
 struct WeightRange;
 
@@ -315,7 +315,7 @@ MULTISAMPLE_FUNCTION void sum_moments(const Launch& call, const MomentGeometry& 
       const u64 i = call.shared_noise ? 0 : call.first_row + first_row + r * geometry.team;
       parts[r] = row_part(static_cast<u32>(i), low(offset), keys.keys);
     }
-    // If there are several sweeps, the first one fills the list for all.
+    // If there are several sweeps, the first sweep fills the list for all sweeps.
     u64 next = sweep == 0 ? first_group : last_group;
     do {
       if (sweep == 0) {

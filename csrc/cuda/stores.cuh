@@ -91,7 +91,7 @@ struct PutPaired {
 };
 // For a whole warp in one row. The warp's first column lies `shift` elements behind an aligned address. Each lane takes
 // the last `shift` columns of the previous lane by shuffle, and then has quads at aligned addresses. Lane 0 stores the
-// first columns of the warp one by one, and lane 31 the last ones.
+// first columns of the warp one by one, and lane 31 the last columns.
 template <class Out, bool antithetic, u32 shift>
 struct PutShifted {
   using Group = Elements<Out, antithetic>;
@@ -172,7 +172,7 @@ class PutStaged {
     pieces_ = opaque(pieces_);
     piece_ = reinterpret_cast<Piece*>(opaque_shared(stage + lane * kPiece));
     to_piece_ = (static_cast<i64>(run + lane * kPiece) - shift) * kSize;
-    // The first elements of the run, then the last ones.
+    // The first elements of the run, then the last elements.
     const u32 n = lane % kEnds, end = shift + (n < kEnds / 2 ? n : length - 1 - (n - kEnds / 2));
     end_pass_ = opaque(n < length && !is_whole(end / kPiece) ? lane / kEnds : passes);
     end_ = opaque_shared(stage + (end_pass_ * kPass + end));

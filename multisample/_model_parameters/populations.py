@@ -193,7 +193,10 @@ def factor_of(decay: float, real: str) -> float:
 
 
 def factors_of(reals: Sequence[str]) -> Callable[[tuple[float, ...]], bytes]:
-    """``pack(decays)``: the values of `Span.factor`, ``1 - decay`` of each parameter in its computing type."""
+    """``pack(decays)``: packed fields `Span.factor`, for parameters with the computing types `reals`.
+
+    The factor of a parameter is ``1 - decay``, rounded to the computing type.
+    """
 
     def pack(decays: tuple[float, ...]) -> bytes:
         return np.array([factor_of(decay, real) for decay, real in zip(decays, reals, strict=True)]).tobytes()

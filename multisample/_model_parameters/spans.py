@@ -48,7 +48,10 @@ def whole(shape: tuple[int, ...]) -> Block:
 
 
 def one_of(operand: Operand, moves: bool) -> tuple[Operand, int]:
-    """The first array of `operand`, and the bytes to the next array, if the first axis counts arrays."""
+    """One array, and the step in bytes to the next array.
+
+    With `moves`, the first axis of `operand` counts arrays. Else `operand` is the array, and the step is 0.
+    """
     if not moves:
         return operand, 0
     return operand._replace(shape=operand.shape[1:], strides=operand.strides[1:]), operand.strides[0]

@@ -84,7 +84,7 @@ def test_moments_in_range_need_no_terms_in_range(moments_of: Any, to_numpy: Any,
         w[np.isinf(w)] = np.finfo(dtype).max
         exact = exact_moments(w, mu, sigma, dtype, **options)
         exact.check(*map(to_numpy, moments_of(w, mu, sigma, **options)))
-        # mu and sigma of different sizes, where the smaller one matters because the weights add up to almost nothing.
+        # The weights almost cancel, and mu is far smaller than sigma: the noise decides the first moment.
         w[1::2] = -w[: 2 * (n // 2) : 2]
         exact = exact_moments(w, np.ldexp(mu, -20), sigma, dtype, **options)
         exact.check(*map(to_numpy, moments_of(w, np.ldexp(mu, -20), sigma, **options)))

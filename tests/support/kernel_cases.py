@@ -241,7 +241,7 @@ def every_address(dtype: str, noise: str) -> Iterator[Case]:
 def threads_beyond_the_last_column(dtype: str, noise: str) -> Iterator[Case]:
     """Elements after a row's last column would be the first elements of the next row, and so inside the matrix.
 
-    In transposed layouts, elements after the last dimension would be the first ones of the next column.
+    In transposed layouts, elements after the last dimension would be the first elements of the next column.
     """
     lengths = (132, 516, 520, 636, 640, 644, 1024, 1028, 1148, 1152, 2312)
     for k, (n, pad, misalignment, rows) in enumerate(itertools.product(lengths, (0, 1, 4), (0, 1), (1, 3))):

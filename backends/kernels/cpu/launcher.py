@@ -66,24 +66,12 @@ def packed_launcher(launch: Launch, thread_count: Callable[[], int] = thread_cou
         seed_at: int, offset_at: int, first_row: int, first_column: int, stream: int, scratch: int,
     ) -> None:  # fmt: skip
         pack_head, tail = packer_of(*[None if x is None else x.strides for x in (mu, sigma, weights)])
-        results = [address_of(x) for x in (weights, first, second)]
-        operands = [address_of(x) for x in (mu, sigma, matrix)]
+        results, operands = map(address_of, (weights, first, second)), map(address_of, (mu, sigma, matrix))
         row_at, threads = first_row if has_own_rows else 0, 1 if limit is None else limit
         head = pack_head(
-            *results,
-            seed_at,
-            row_at,
-            row_at,
-            0,
-            0,
-            threads,
-            offset_at,
-            *operands,
-            seed,
-            offset,
-            first_row,
+            *results, seed_at, row_at, row_at, 0, 0, threads, offset_at, *operands, seed, offset, first_row,
             first_column,
-        )
+        )  # fmt: skip
         if error := function(head + tail):
             raise_error(error)
 

@@ -38,7 +38,7 @@ _STRIP, _SUMS, _CHAIN = 8, 16, 16
 _BOTH_SUMS = 2 * _SUMS
 _STRIP_SUMS = _STRIP * _BOTH_SUMS
 
-# Weights need no scaling if the exponent of the largest one is in this range, as in csrc/cuda/moments_kernel.cuh.
+# Weights need no scaling if the exponent of the largest weight is in this range, as in csrc/cuda/moments_kernel.cuh.
 _ORDINARY_EXPONENTS = {"float32": (-110, 99), "float64": (-400, 399)}
 # The exponent of zero. It is less than any sum of exponents.
 _NO_EXPONENT = -16384

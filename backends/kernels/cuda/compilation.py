@@ -1,4 +1,4 @@
-"""Compiles the Python kernel of samples for a GPU with numba-cuda, once per machine and not once per process.
+"""Compiles the sampling kernels in Python for a GPU, with numba-cuda. Each machine compiles a kernel once.
 
 Importing this module imports numba-cuda.
 """

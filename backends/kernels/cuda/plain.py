@@ -7,7 +7,7 @@ from types import ModuleType
 
 import numpy as np
 
-from multisample.backends.element_types import SIZES
+from multisample.backends.element_types import SIZES, ElementType
 from multisample.backends.kernels.compilation import Function, inline
 from multisample.backends.kernels.stream.arithmetic import from_float_bits
 from multisample.backends.kernels.stream.words import row_part
@@ -20,18 +20,18 @@ from .stores import MOST_STORED, aligned, strided
 
 @inline
 def _quotient(n, geometry):
-    """N / blocks_per_band for kPlain, n / pieces for kPlainTransposed: see the C++ struct ``Geometry``."""
+    """The quotient n / blocks_per_band with kPlain, n / pieces with kPlainTransposed: see ``Geometry`` in C++."""
     return np.uint32(np.uint64(n) * np.uint64(geometry.one_by_units) >> np.uint64(geometry.units_shift))
 
 
 @functools.cache
 def _operand(gpu: ModuleType, dtype: str) -> Function:
     """``value(vector, row)``: an element of mu or sigma, which is a number or a vector of `dtype`'s computing type."""
-    load, (real, _) = gpu.load, computing_type(dtype)
+    load, (real, _), number = gpu.load, computing_type(dtype), int(ElementType.number)
 
     @inline
     def value(vector, row):
-        if vector.type == 0:
+        if vector.type == number:
             return real(from_float_bits(vector.input))
         return load(vector.input + row * vector.stride, real)
 
