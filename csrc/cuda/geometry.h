@@ -17,6 +17,8 @@
 // kPlainTransposed: a thread draws the dimensions of one piece, in one or two groups.
 //
 // kSmallMatrices: a block draws several matrices. A thread draws one group of some rows.
+//
+// kFewRows: a block draws adjacent groups of one row, and a thread every kPlainThreads-th of them.
 #pragma once
 
 #include "cuda/kernel_choice.h"
@@ -37,7 +39,7 @@ template <bool shared_noise>
 constexpr u32 kStagedThreads = shared_noise ? 256 : 128;
 // Threads of a block with kFewColumns.
 constexpr u32 kFewThreads = 128;
-// Threads of a block: the maximum with kPlain, the exact number with kPlainTransposed.
+// Threads of a block: the maximum with kPlain, the exact number with kFewRows and kPlainTransposed.
 constexpr u32 kPlainThreads = 128, kPlainTransposedThreads = 64;
 // kSmallMatrices: maximum rows of a thread, and the number of threads that keeps every SM busy. The first row of a
 // thread is expensive, so threads have several rows if the call has more groups than kBusyThreads.
@@ -66,8 +68,8 @@ struct Geometry {
   u32 skip;             // columns of the first group that precede the window; if the index of the first column is in
                         // device memory, the largest possible number
   u32 pieces;           // transposed stores: pieces per column, one per thread; kTransposedStaged: dimensions
-  u32 turns;            // kPlain: rows of a thread; kPlainTransposed: groups of a thread
-  // For n < 2^31, n one_by_units >> units_shift is n / blocks_per_band with kPlain, and n / pieces with
+  u32 turns;            // kPlain: rows of a thread; kPlainTransposed, kFewRows: groups of a thread
+  // For n < 2^31, n one_by_units >> units_shift is n / blocks_per_band with kPlain and kFewRows, and n / pieces with
   // kPlainTransposed.
   u32 one_by_units, units_shift;
   u32 store_kind;       // one of StoreKind
@@ -191,6 +193,12 @@ inline Geometry small_matrices_geometry(const Launch& call, u64 groups) {
   return g;
 }
 
+inline void set_units(Geometry& g, u64 units) {
+  g.units_shift = 31;
+  while (u64{1} << (g.units_shift - 31) < units) ++g.units_shift;
+  g.one_by_units = static_cast<u32>(ceil_div(u64{1} << g.units_shift, units));
+}
+
 inline Geometry plain_geometry(const Launch& call, Geometry g, u64 groups) {
   const u64 all = groups * call.rows;
   u64 units;
@@ -212,13 +220,21 @@ inline Geometry plain_geometry(const Launch& call, Geometry g, u64 groups) {
     g.turns = all < 1 << 16 ? 1 : 4;
     g.blocks = static_cast<u32>(ceil_div(passes, g.turns) * units);
   }
-  g.units_shift = 31;
-  while (u64{1} << (g.units_shift - 31) < units) ++g.units_shift;
-  g.one_by_units = static_cast<u32>(ceil_div(u64{1} << g.units_shift, units));
+  set_units(g, units);
   return g;
 }
 
-// `strided` forces kStrided, which supports every stride.
+// A thread computes the row's part of the words once, so many turns are good. Measured on an H200.
+inline Geometry few_rows_geometry(const Launch& call, Geometry g, u64 groups) {
+  g.threads = kPlainThreads;
+  g.turns = static_cast<u32>(min(max(groups * call.rows * max(call.batch, 1) >> 16, 1), 16));
+  g.blocks_per_band = static_cast<u32>(ceil_div(groups, g.threads * g.turns));
+  g.blocks = static_cast<u32>(g.blocks_per_band * call.rows);
+  set_units(g, g.blocks_per_band);
+  return g;
+}
+
+// `strided` forces kStrided, which supports every stride, for calls with more rows than kFewRows has.
 inline Geometry geometry_of(const Launch& call, bool strided = false) {
   Geometry g{};
   const u32 width = call.antithetic ? kAntitheticWidth : kWidth;
@@ -227,6 +243,7 @@ inline Geometry geometry_of(const Launch& call, bool strided = false) {
   if (call.batch > 1 && is_small(call)) return small_matrices_geometry(call, groups);
   g.store_kind = store_kind_of(call, g.skip, groups, strided);
   if (g.store_kind == kPlain || g.store_kind == kPlainTransposed) return plain_geometry(call, g, groups);
+  if (g.store_kind == kFewRows) return few_rows_geometry(call, g, groups);
   if (g.store_kind == kFewColumns) return few_columns_geometry(call, g);
   if (g.store_kind == kTransposed) return transposed_geometry(call, g, groups);
   if (g.store_kind == kShifted) {

@@ -22,6 +22,8 @@ MULTISAMPLE_FUNCTION void draw(const Launch& call, const Geometry& geometry) {
     draw_plain<Out, shared_noise, antithetic, fast>(call, geometry);
   } else if constexpr (store_kind == kPlainTransposed) {
     draw_plain_transposed<Out, shared_noise, antithetic, fast>(call, geometry);
+  } else if constexpr (store_kind == kFewRows) {
+    draw_few_rows<Out, shared_noise, antithetic, fast>(call, geometry);
   } else if constexpr (store_kind == kFewColumns) {
     draw_few_columns<Out, shared_noise, antithetic, fast>(call, geometry);
   } else {
@@ -30,15 +32,15 @@ MULTISAMPLE_FUNCTION void draw(const Launch& call, const Geometry& geometry) {
 }
 
 template <bool shared_noise, StoreKind store_kind>
-constexpr int kMostThreads = store_kind == kTransposed         ? kTransposedThreads
-                             : store_kind == kTransposedStaged ? kStagedThreads<shared_noise>
-                             : store_kind == kFewColumns       ? kFewThreads
-                             : store_kind == kSmallMatrices    ? kSmallThreads
-                             : store_kind == kPlain            ? kPlainThreads
-                             : store_kind == kPlainTransposed  ? kPlainTransposedThreads
-                             : store_kind == kShifted          ? kShiftedThreads
-                             : store_kind == kStaged           ? kShortRowThreads
-                                                               : kThreads;
+constexpr int kMostThreads = store_kind == kTransposed                        ? kTransposedThreads
+                             : store_kind == kTransposedStaged                ? kStagedThreads<shared_noise>
+                             : store_kind == kFewColumns                      ? kFewThreads
+                             : store_kind == kSmallMatrices                   ? kSmallThreads
+                             : store_kind == kPlain || store_kind == kFewRows ? kPlainThreads
+                             : store_kind == kPlainTransposed                 ? kPlainTransposedThreads
+                             : store_kind == kShifted                         ? kShiftedThreads
+                             : store_kind == kStaged                          ? kShortRowThreads
+                                                                              : kThreads;
 
 // Minimum blocks per multiprocessor for __launch_bounds__, where the compiler's own choice spills registers or lowers
 // occupancy; else 0.
@@ -48,11 +50,11 @@ constexpr int kBlocksAtOnce =
     : antithetic && (store_kind == kAligned || store_kind == kShifted) ? 2
     : store_kind == kFewColumns && !shared_noise && !antithetic && sizeof(Out) <= 4 ? 8
     : store_kind == kFewColumns && sizeof(Out) == 2                                 ? 0
-    : store_kind == kFewColumns ? (antithetic || sizeof(Out) == 8 ? 5 : 0)
-    : store_kind == kSmallMatrices || store_kind == kPlain || store_kind == kPlainTransposed ? 0
-    : antithetic || sizeof(Out) == 8                                                         ? 3
-    : store_kind == kShifted                                                                 ? (shared_noise ? 3 : 4)
-    : store_kind == kStaged && shared_noise                                                  ? 4
+    : store_kind == kFewColumns                                   ? (antithetic || sizeof(Out) == 8 ? 5 : 0)
+    : store_kind >= kSmallMatrices                                ? 0
+    : antithetic || sizeof(Out) == 8                              ? 3
+    : store_kind == kShifted                                      ? (shared_noise ? 3 : 4)
+    : store_kind == kStaged && shared_noise                       ? 4
     : store_kind == kAligned && origin_in_memory && !shared_noise ? blocks_with_room(4, kThreads)
                                                                   : 0;
 

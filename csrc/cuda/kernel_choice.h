@@ -25,6 +25,7 @@ enum StoreKind : u32 {
   // The plain kernels, for calls of usual size. mu and sigma have the computing type or are numbers.
   kPlain,            // vectorised stores where a group is aligned, else scalar stores at any stride
   kPlainTransposed,  // where dimensions are contiguous: vectorised stores where a piece is aligned, else scalar stores
+  kFewRows,          // for few rows, of any length: vectorised stores in aligned rows, else scalar stores at any stride
 };
 
 // Columns of a group.
@@ -37,6 +38,8 @@ constexpr u64 kFarApart = u64{1} << 28;
 // kFewColumns: maximum columns, and minimum rows. A thread draws several rows, so with fewer rows SMs are idle, and
 // other kernels are faster.
 constexpr u32 kMostFewColumns = 8, kLeastRows = 1 << 16;
+// kFewRows: maximum rows.
+constexpr u32 kMostFewRows = 2;
 // kSmallMatrices: maximum threads of a block.
 constexpr u32 kSmallThreads = 256;
 // Dimensions per thread: of a piece with kTransposed and kPlainTransposed, of a pass with kFewColumns.
@@ -65,6 +68,11 @@ inline bool has_few_columns(const Launch& call, i64 skip, i64 size) {
          (call.column_stride == size && call.row_stride == static_cast<i64>(call.columns) * size);
 }
 
+// Whether kFewRows draws the matrix, unless kPlain does.
+inline bool has_few_rows(const Launch& call, i64 size) {
+  return call.rows == 1 || (call.rows <= kMostFewRows && call.column_stride == size);
+}
+
 // Whether a plain kernel is the fastest. The limits count the groups of all rows, and were measured on an H200.
 inline bool is_plain(const Launch& call, i64 skip, u64 groups) {
   const u32 size = element_size(call.type), usual = size == 8 ? kFloat64 : kFloat32;
@@ -85,20 +93,21 @@ inline bool is_plain(const Launch& call, i64 skip, u64 groups) {
 }
 
 inline StoreKind store_kind_of(const Launch& call, i64 skip, u64 groups, bool strided) {
-  if (strided) return kStrided;
   const i64 size = element_size(call.type), quad = size == 2 && !call.antithetic ? 8 : 16;
+  if (strided && !has_few_rows(call, size)) return kStrided;
   if (has_few_columns(call, skip, size)) return kFewColumns;
   if (is_plain(call, skip, groups)) return is_transposed(call, size) ? kPlainTransposed : kPlain;
+  if (has_few_rows(call, size)) return kFewRows;
   const bool fixed_skip = call.first_column_at == nullptr;
   if (call.column_stride != size) {
     const bool reaches = elements_apart(call, size) < kFarApart && call.rows < kFarApart;
     return is_transposed(call, size) && call.column_stride % size == 0 && reaches ? kTransposed : kStrided;
   }
   const i64 start = static_cast<i64>(reinterpret_cast<u64>(call.matrix)) - skip * size;
-  if (fixed_skip && start % quad == 0 && (call.row_stride % quad == 0 || call.rows == 1)) return kAligned;
+  if (fixed_skip && start % quad == 0 && call.row_stride % quad == 0) return kAligned;
   if (start % size != 0 || call.row_stride % size != 0) return kStrided;
   if (groups > kShortRow) return kShifted;
-  const bool side_by_side = call.rows == 1 || call.row_stride == static_cast<i64>(call.columns) * size;
+  const bool side_by_side = call.row_stride == static_cast<i64>(call.columns) * size;
   return side_by_side && fixed_skip ? kStaged : kStrided;
 }
 

@@ -9,21 +9,25 @@ namespace multisample {
 // Launches on the current device, which must be the call's. The call has at least one row and one column.
 template <class Out, bool shared_noise, bool antithetic, bool fast>
 cudaError_t launch_sample(const Launch& call) {
+  // Kernels that read words from memory, if there are any, have three store kinds besides kSmallMatrices.
+  const auto run_from_memory = [&](const Geometry& g) {
+    const auto kernel = g.store_kind == kAligned   ? sample_kernel<Out, shared_noise, antithetic, fast, kAligned, true>
+                        : g.store_kind == kFewRows ? sample_kernel<Out, shared_noise, antithetic, fast, kFewRows, true>
+                                                   : sample_kernel<Out, shared_noise, antithetic, fast, kStrided, true>;
+    return for_batch(call, kMostBatch, [&](const Launch& part) {
+      return launch_kernel(kernel, dim3(g.blocks, part.batch), g.threads, part.stream, part, g);
+    });
+  };
   if (call.origin_in_memory) {
     if (call.batch > 1 && is_small(call)) {
       const Geometry g = geometry_of(call);
       return launch_kernel(sample_kernel<Out, shared_noise, antithetic, fast, kSmallMatrices, true>, g.blocks,
                            g.threads, call.stream, call, g);
     }
-    // Other kernels that read their origin from memory have two store kinds: kAligned, and kStrided for all the rest.
     const bool same_alignment = call.batch <= 1 || call.matrix_step % 32 == 0;
     Geometry g = geometry_of(call);
     if (g.store_kind != kAligned || !same_alignment) g = geometry_of(call, true);
-    const auto kernel = g.store_kind == kAligned ? sample_kernel<Out, shared_noise, antithetic, fast, kAligned, true>
-                                                 : sample_kernel<Out, shared_noise, antithetic, fast, kStrided, true>;
-    return for_batch(call, kMostBatch, [&](const Launch& part) {
-      return launch_kernel(kernel, dim3(g.blocks, part.batch), g.threads, part.stream, part, g);
-    });
+    return run_from_memory(g);
   }
   const Geometry g = geometry_of(call);
   const auto run = [&](auto kernel) { return launch_kernel(kernel, g.blocks, g.threads, call.stream, call, g); };
@@ -36,7 +40,7 @@ cudaError_t launch_sample(const Launch& call) {
     case kFewColumns: return run(sample_kernel<Out, shared_noise, antithetic, fast, kFewColumns>);
     case kPlain: return run(sample_kernel<Out, shared_noise, antithetic, fast, kPlain>);
     case kPlainTransposed: return run(sample_kernel<Out, shared_noise, antithetic, fast, kPlainTransposed>);
-    default: return run(sample_kernel<Out, shared_noise, antithetic, fast, kStrided>);
+    default: return run_from_memory(g);
   }
 }
 

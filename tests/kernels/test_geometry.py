@@ -30,6 +30,7 @@ from multisample.backends.kernels.cuda.geometry import (
 )
 from multisample.backends.kernels.cuda.kernel_choice import (
     ANTITHETIC_WIDTH,
+    FEW_ROWS,
     LEAST_ROWS,
     MOST_FEW_COLUMNS,
     PLAIN,
@@ -186,7 +187,7 @@ def test_limits_are_equal_in_python_and_cpp(geometries: ctypes.CDLL) -> None:
     assert list(limits) == [*numbers, PACKED_LAUNCH, PACKED_GEOMETRY]
     assert FORMAT.size == PACKED_GEOMETRY
     assert (
-        list((ctypes.c_uint32 * 10).in_dll(geometries, "store_kinds")) == list(range(len(STORE_KINDS))) == [*range(10)]
+        list((ctypes.c_uint32 * 11).in_dll(geometries, "store_kinds")) == list(range(len(STORE_KINDS))) == [*range(11)]
     )
 
 
@@ -198,7 +199,7 @@ def test_python_and_cpp_compute_equal_geometries(geometries: ctypes.CDLL, calls:
     # The calls cover all store kinds except kSmallMatrices, which is for batches.
     for antithetic in (False, True):
         cuts = [cut for call, cut in zip(calls, got, strict=True) if call.antithetic == antithetic]
-        assert {cut.store_kind for cut in cuts} == {*range(7), PLAIN, PLAIN_TRANSPOSED}
+        assert {cut.store_kind for cut in cuts} == {*range(7), PLAIN, PLAIN_TRANSPOSED, FEW_ROWS}
         cuts = [cut for cut in cuts if cut.store_kind < 6]
         assert {cut.skip for cut in cuts} == set(range(8 if antithetic else 4))
         assert {cut.interleave_log2 for cut in cuts} >= {0, 1, 2}
@@ -283,7 +284,7 @@ def test_every_geometry_is_within_the_limits_of_the_kernel(calls: list[Call]) ->
         assert cut.skip == call.skip, call
         # Without a known first column, the alignment of a row is unknown.
         assert not call.in_memory or kind not in ("kAligned", "kStaged", "kFewColumns"), call
-        if kind.startswith("kPlain"):
+        if kind.startswith("kPlain") or kind == "kFewRows":
             check_plain(call, cut)
             continue
         if kind == "kFewColumns":
@@ -327,10 +328,14 @@ def test_every_geometry_is_within_the_limits_of_the_kernel(calls: list[Call]) ->
 
 
 def check_plain(call: Call, cut: Geometry) -> None:
-    """Threads of a plain kernel have every group once, and divide exactly; its numbers fit into 32 bits."""
+    """Threads of a plain kernel or of kFewRows have every group once, and divide exactly."""
     groups = -(-(call.skip + call.columns) // call.width)
-    assert call.usual and groups * call.rows <= 2**21, call
-    if cut.store_kind == PLAIN:
+    assert cut.store_kind == FEW_ROWS or (call.usual and groups * call.rows <= 2**21), call
+    if cut.store_kind == FEW_ROWS:
+        units, threads, of_block = cut.blocks_per_band, cut.blocks, PLAIN_THREADS * cut.turns
+        assert call.rows in (1, 2) and threads == call.rows * units and cut.threads == PLAIN_THREADS, call
+        assert (units - 1) * of_block < groups <= units * of_block, call
+    elif cut.store_kind == PLAIN:
         units, threads = cut.blocks_per_band, cut.blocks
         assert (units - 1) * cut.groups_per_pass < groups <= units * cut.groups_per_pass, call
         assert cut.groups_per_pass * cut.rows_per_pass <= cut.threads <= PLAIN_THREADS, call
@@ -371,7 +376,7 @@ def test_blocks_cover_every_row_and_every_column_once() -> None:
             continue
         count += 1
         cut, (across, down) = in_python(call), sides(call)
-        if STORE_KINDS[cut.store_kind] in ("kFewColumns", "kPlain", "kPlainTransposed"):
+        if STORE_KINDS[cut.store_kind] in ("kFewColumns", "kPlain", "kPlainTransposed", "kFewRows"):
             continue
         bands, rest = divmod(cut.blocks, cut.blocks_per_band)
         assert rest == 0
@@ -408,6 +413,9 @@ def test_blocks_cover_every_row_and_every_column_once() -> None:
 def test_the_geometry_of_the_strided_kernel_supports_every_draw(geometries: ctypes.CDLL, calls: list[Call]) -> None:
     """torch_ext uses this geometry for draws with seed or window in memory: single elements at any addresses."""
     for call, cut in zip(calls, in_cpp(geometries, calls, strided=True), strict=True):
+        if cut.store_kind == FEW_ROWS:
+            assert call.rows <= 2, call
+            continue
         groups = -(-(call.skip + call.columns) // call.width)
         assert cut.store_kind == STORE_KINDS.index("kStrided") and cut.skip == call.skip, call
         assert 1 <= cut.blocks < 2**31 and 32 <= cut.threads <= 288 and cut.threads % 32 == 0, call

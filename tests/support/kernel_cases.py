@@ -16,6 +16,7 @@ from transposed_cuts import recut
 import multisample
 from multisample.backends.kernels.cuda.geometry import (
     Geometry,
+    divisor,
     few_columns_geometry,
     geometry,
     small_matrices_geometry,
@@ -70,7 +71,7 @@ class Case(Window):
     plain: bool = False
     """Whether to take the geometry of a plain kernel, as `sample` does for calls of these sizes."""
     turns: int = 1
-    """Turns of a thread of a plain kernel."""
+    """Turns of a thread of a plain kernel and of kFewRows."""
     few_columns: bool = False
     """Whether to take the geometry of kFewColumns. `sample` takes it only with more rows than these cases have."""
     small: bool = False
@@ -146,7 +147,7 @@ class Case(Window):
 
     def chosen_cut(self) -> Geometry:
         g = self.usual_cut()
-        if STORE_KINDS[g.store_kind].startswith("plain"):
+        if STORE_KINDS[g.store_kind] in ("plain", "plain_transposed", "few_rows"):
             return self._with_turns(g)
         if self.cut is None:
             return g
@@ -177,8 +178,12 @@ class Case(Window):
         )
 
     def _with_turns(self, g: Geometry) -> Geometry:
-        """`g`, of a plain kernel, with other turns."""
+        """`g`, of a plain kernel or of kFewRows, with other turns."""
         groups = ceil_div(g.skip + self.n, 8 if self.antithetic else 4)
+        if STORE_KINDS[g.store_kind] == "few_rows":
+            turns = g.turns if self.turns == 1 else self.turns
+            of_row = ceil_div(groups, g.threads * turns)
+            return g._replace(turns=turns, blocks_per_band=of_row, blocks=of_row * self.d, **divisor(of_row))
         if STORE_KINDS[g.store_kind] == "plain":
             blocks = ceil_div(ceil_div(self.d, g.rows_per_pass), self.turns) * g.blocks_per_band
         else:
@@ -231,11 +236,13 @@ def every_address(dtype: str, noise: str) -> Iterator[Case]:
                 "antithetic": (index + misalignment + pad) % 2 == 1, "seed": k, "sample_offset": (k // 3 + n) % 8,
                 "misalignment": misalignment, "backwards": k % 2 == 1,
             }  # fmt: skip
-            yield Case((1, 2, 5, 9)[(k + n) % 4], n, dtype, noise, strides=(n + pad, 1), **common)
+            yield Case((1, 3, 5, 9)[(k + n) % 4], n, dtype, noise, strides=(n + pad, 1), **common)
             if n < 600 and pad < 3:
                 yield Case(n, (2, 5, 9, 31)[(k + n) % 4], dtype, noise, strides=(1, n + pad), **common)
             if n < 140:
                 yield Case(n, (31, 2, 5, 9)[(k + n) % 4], dtype, noise, strides=(1, n), **common)
+    for k, n in enumerate((8, 120, 512, 1024, 1152, 2304)):
+        yield Case(5, n, dtype, noise, k % 2 == 1, sample_offset=8 * k)
 
 
 def threads_beyond_the_last_column(dtype: str, noise: str) -> Iterator[Case]:
@@ -259,9 +266,23 @@ def threads_beyond_the_last_column(dtype: str, noise: str) -> Iterator[Case]:
 
 def any_strides(dtype: str, noise: str) -> Iterator[Case]:
     numbers = itertools.count()
-    for d, n in [(1, 1), (1, 9), (5, 1), (3, 7), (9, 64), (40, 13), (6, 516), (4, 700), (3, 1028), (5, 1157), (300, 9)]:
+    for d, n in [
+        (1, 1),
+        (1, 9),
+        (5, 1),
+        (3, 7),
+        (9, 64),
+        (40, 13),
+        (6, 516),
+        (4, 700),
+        (3, 1028),
+        (5, 1157),
+        (300, 9),
+        (5, 512),
+        (3, 1024),
+    ]:
         backwards = [(-n, 1), (-(n + 3), 1), (-(n + 8), 1), (1, -d), (-1, -d), (n, -1)]
-        layouts = [*backwards, (1, d), (1, d + 3), (2 * n, 2), (-9 * n, 3), (2, 2 * d)]
+        layouts = [*backwards, (n, 1), (1, d), (1, d + 3), (2 * n, 2), (-9 * n, 3), (2, 2 * d)]
         for strides, antithetic in itertools.product(layouts, (False, True)):
             k = next(numbers) // 2
             yield Case(d, n, dtype, noise, antithetic, seed=k, sample_offset=k % 8, strides=strides, misalignment=k % 3)
@@ -299,7 +320,7 @@ def windows_of_pairs(dtype: str, noise: str) -> Iterator[Case]:
 def offsets_in_memory(dtype: str, noise: str) -> Iterator[Case]:
     """Offsets in memory differ from the draw's own value; advancing them carries into the high half."""
     offsets = (0, 1, 2**32 - 1, 2**32, 2**63 - 1, 2**64 - 2)
-    shapes = [(3, 7), (2, 1100), (1, 1024), (300, 9)]
+    shapes = [(3, 7), (2, 1100), (1, 1024), (3, 1024), (4, 1100), (300, 9)]
     choices = itertools.product(shapes, range(3), (False, True), (0, 1))
     for k, ((d, n), layout, antithetic, misalignment) in enumerate(choices):
         yield Case(
@@ -500,9 +521,9 @@ def large_calls(dtype: str, noise: str, antithetic: tuple[bool, bool]) -> list[C
     first, second = antithetic
     chunks = [Case(256 * 513 + 5, 2, dtype, noise, second, seed=3, sample_offset=1)]
     steps = [
-        Case(1, 526_333 * (1 + first), dtype, noise, first, seed=5),
-        Case(1, 526_400 * (1 + second), dtype, noise, second, sample_offset=3, misalignment=2),
-        Case(1, 524_301, dtype, noise, strides=(0, 2), fast_math=True),
+        Case(3, 874_500 * (1 + first), dtype, noise, first, seed=5),
+        Case(3, 874_501 * (1 + second), dtype, noise, second, sample_offset=3, misalignment=2),
+        Case(3, 874_501, dtype, noise, strides=(2_000_000, 2), fast_math=True),
     ]
     # Groups that do not fill a warp.
     rests = [
@@ -536,6 +557,20 @@ def plain(dtype: str, noise: str) -> Iterator[Case]:
                 yield dataclasses.replace(case, mu=mu, sigma=sigma, plain=True, turns=(1, 2, 5, 16)[k // 12 % 4])
 
 
+def few_rows(dtype: str, noise: str) -> Iterator[Case]:
+    """One or two rows, with several groups of a thread, at every address and stride, and with vectors of any type."""
+    numbers = itertools.count()
+    for make in (every_shape, every_address, any_strides, windows_far_out, offsets_in_memory):
+        for case in make(dtype, noise):
+            if case.store_kind == "few_rows":
+                k = next(numbers)
+                mu, sigma = input_vectors(INPUTS[k % len(INPUTS)], 37)[k % 10]
+                mu, sigma = (x if isinstance(x, float) else x[: case.d] for x in (mu, sigma))
+                yield dataclasses.replace(case, mu=mu, sigma=sigma, turns=(2, 3, 5, 16)[k % 4])
+    for k, n in enumerate((128 * 4 * 6, 128 * 8 * 6 + 8, 9001)):
+        yield Case(2, n, dtype, noise, k == 1, seed=k, sample_offset=8 * k, turns=2 + k)
+
+
 SOME_WORDS = [words for count in range(1, 5) for words in itertools.combinations(WORDS, count) if words != ("offset",)]
 """Combinations of words in memory that need the kernel that reads the seed and the window from memory."""
 
@@ -553,5 +588,6 @@ TABLES: dict[str, tuple[Callable[[str, str], Iterator[Case]], dict[str, int]]] =
     "vectors of every type": (vectors_of_every_type, {}),
     "calls cut differently": (calls_cut_differently, dict.fromkeys(STORE_KINDS[:6], 6)),
     "plain": (plain, {"plain": 200, "plain_transposed": 100}),
+    "few rows": (few_rows, {"few_rows": 150}),
 }
 """Tables of cases, each with the least number of cases for each store variant."""

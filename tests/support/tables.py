@@ -52,6 +52,7 @@ STORE_KINDS = (
     "small_matrices",
     "plain",
     "plain_transposed",
+    "few_rows",
 )
 """Store kinds of the CUDA kernels, in the order of the C++ enumeration."""
 
@@ -74,6 +75,7 @@ QUICK: list[Variant] = [
     ("float32", False, False, False, 7),
     ("float32", False, False, False, 8),
     ("bfloat16", False, True, False, 9),
+    ("float16", False, False, True, 10),
 ]
 """One variant for each store kind."""
 

@@ -16,6 +16,7 @@ from .kernel_choice import (
     ANTITHETIC_WIDTH,
     FAR_APART,
     FEW_COLUMNS,
+    FEW_ROWS,
     PLAIN,
     PLAIN_TRANSPOSED,
     SHIFTED,
@@ -28,6 +29,7 @@ from .kernel_choice import (
     TRANSPOSED_STAGED,
     WIDTH,
     ceil_div,
+    has_few_rows,
     is_small,
     own_rows_of,
     store_kind_of,
@@ -93,8 +95,8 @@ def geometry(
 
     `misalignment` is the address of the matrix modulo 32, and `strides` are its strides in bytes. `first_column` is
     the index of the call's first column modulo 8, or -1 if that index is in device memory. `strided` forces kStrided,
-    which supports every stride and address. `may_be_plain` says whether mu and sigma have the computing type or are
-    numbers, and `Launch.origin_in_memory` is 0.
+    which supports every stride and address, for more rows than kFewRows has. `may_be_plain` says whether mu and sigma
+    have the computing type or are numbers, and `Launch.origin_in_memory` is 0.
     """
     size, fixed_skip = SIZES[dtype], first_column >= 0
     cheap = shared_noise or (fast_math and dtype == "float32")  # Noise takes less time than its stores.
@@ -103,7 +105,7 @@ def geometry(
     skip = first_column % width if fixed_skip else width - 1
     groups = ceil_div(skip + columns, width)
     store_kind = STRIDED
-    if not strided:
+    if not strided or has_few_rows(rows, size, strides):
         store_kind = store_kind_of(
             rows, columns, size, strides, misalignment, skip, groups, shared_noise, antithetic, fixed_skip,
             may_be_plain and batch == 1,
@@ -112,6 +114,8 @@ def geometry(
         cut = small_matrices_geometry(rows, groups, batch)
     elif store_kind in (PLAIN, PLAIN_TRANSPOSED):
         cut = _plain(rows, groups, size, skip, store_kind)
+    elif store_kind == FEW_ROWS:
+        cut = _few_rows(rows, groups, skip, batch)
     elif store_kind == FEW_COLUMNS:
         cut = few_columns_geometry(rows, columns, size, cheap)
     elif store_kind == TRANSPOSED:
@@ -141,10 +145,23 @@ def _plain(rows: int, groups: int, size: int, skip: int, store_kind: int) -> Geo
             threads=ceil_div(per_pass * rows_per_pass, 32) * 32, groups_per_pass=per_pass,
             one_by_groups=ceil_div(1 << 20, per_pass), rows_per_pass=rows_per_pass, blocks_per_band=units,
         )  # fmt: skip
+    return cut._replace(skip=skip, store_kind=store_kind, turns=turns, **divisor(units))
+
+
+def _few_rows(rows: int, groups: int, skip: int, batch: int) -> Geometry:
+    """The geometry of kFewRows."""
+    turns = min(max(groups * rows * batch >> 16, 1), 16)
+    of_row = ceil_div(groups, PLAIN_THREADS * turns)
+    return Geometry(
+        blocks=of_row * rows, threads=PLAIN_THREADS, skip=skip, store_kind=FEW_ROWS, turns=turns,
+        blocks_per_band=of_row, **divisor(of_row),
+    )  # fmt: skip
+
+
+def divisor(units: int) -> dict[str, int]:
+    """The fields that divide by `units`: see ``Geometry`` in C++."""
     shift = 31 + (units - 1).bit_length()
-    return cut._replace(
-        skip=skip, store_kind=store_kind, turns=turns, one_by_units=ceil_div(1 << shift, units), units_shift=shift
-    )
+    return {"one_by_units": ceil_div(1 << shift, units), "units_shift": shift}
 
 
 def _rows(

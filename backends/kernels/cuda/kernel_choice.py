@@ -7,10 +7,10 @@ from __future__ import annotations
 
 STORE_KINDS = (
     "kAligned", "kShifted", "kStaged", "kStrided", "kTransposed", "kTransposedStaged", "kFewColumns", "kSmallMatrices",
-    "kPlain", "kPlainTransposed",
+    "kPlain", "kPlainTransposed", "kFewRows",
 )  # fmt: skip
 (ALIGNED, SHIFTED, STAGED, STRIDED, TRANSPOSED, TRANSPOSED_STAGED, FEW_COLUMNS, SMALL_MATRICES, PLAIN,
- PLAIN_TRANSPOSED) = range(len(STORE_KINDS))  # fmt: skip
+ PLAIN_TRANSPOSED, FEW_ROWS) = range(len(STORE_KINDS))  # fmt: skip
 ORIGINS = ("kInParameters", "kInMemory", "kOfBatch", "kOfRows")
 """Where a kernel of perturb finds its keys. With the last two origins, the spans are wide."""
 OF_BATCH, OF_ROWS = 2, 3
@@ -19,6 +19,7 @@ SHORT_ROW = 128
 FAR_APART = 2**28
 MOST_FEW_COLUMNS = 8
 LEAST_ROWS = 2**16
+_MOST_FEW_ROWS = 2
 SMALL_THREADS = 256
 
 
@@ -39,6 +40,11 @@ def has_few_columns(rows: int, columns: int, size: int, strides: tuple[int, int]
     if strides[1] % size or misalignment % size:
         return False
     return strides[0] == size or strides == (columns * size, size)
+
+
+def has_few_rows(rows: int, size: int, strides: tuple[int, int]) -> bool:
+    """Whether kFewRows draws a matrix, unless kPlain does."""
+    return rows == 1 or (rows <= _MOST_FEW_ROWS and strides[1] == size)
 
 
 def is_plain(
@@ -67,19 +73,21 @@ def store_kind_of(
         return FEW_COLUMNS
     if may_be_plain and is_plain(rows, size, strides, misalignment, skip, groups, shared_noise, antithetic):
         return PLAIN_TRANSPOSED if _is_transposed(rows, size, strides) else PLAIN
+    if has_few_rows(rows, size, strides):
+        return FEW_ROWS
     quad = 8 if size == 2 and not antithetic else 16
     row_stride, column_stride = strides
     if column_stride != size:
         reaches = abs(column_stride) // size < FAR_APART and rows < FAR_APART
         return TRANSPOSED if _is_transposed(rows, size, strides) and column_stride % size == 0 and reaches else STRIDED
     start = misalignment - skip * size
-    if fixed_skip and start % quad == 0 and (row_stride % quad == 0 or rows == 1):
+    if fixed_skip and start % quad == 0 and row_stride % quad == 0:
         return ALIGNED
     if start % size or row_stride % size:
         return STRIDED
     if groups > SHORT_ROW:
         return SHIFTED
-    return STAGED if fixed_skip and (rows == 1 or row_stride == columns * size) else STRIDED
+    return STAGED if fixed_skip and row_stride == columns * size else STRIDED
 
 
 def is_small(rows: int, columns: int, antithetic: bool) -> bool:

@@ -59,6 +59,6 @@ void cut(u64 size, const Launch* launches, int strided, Geometry* out) {
 
 // Operations and store kinds in the order of their enumerations.
 u32 operations[] = {kSample, kGradient, kMoments, kPerturb};
-u32 store_kinds[] = {kAligned,          kShifted,    kStaged,        kStrided, kTransposed,
-                     kTransposedStaged, kFewColumns, kSmallMatrices, kPlain,   kPlainTransposed};
+u32 store_kinds[] = {kAligned,    kShifted,       kStaged, kStrided,         kTransposed, kTransposedStaged,
+                     kFewColumns, kSmallMatrices, kPlain,  kPlainTransposed, kFewRows};
 }

@@ -110,6 +110,7 @@ void run_stores(const Launch& call, const Geometry& g, bool backwards) {
     case kSmallMatrices: return run<antithetic, kSmallMatrices>(call, g, backwards);
     case kPlain: return run<antithetic, kPlain>(call, g, backwards);
     case kPlainTransposed: return run<antithetic, kPlainTransposed>(call, g, backwards);
+    case kFewRows: return run<antithetic, kFewRows>(call, g, backwards);
     default: return run<antithetic, kStrided>(call, g, backwards);
   }
 }
