@@ -14,7 +14,7 @@
 //
 // kPlain: a block draws some groups of some rows. A thread draws one group of up to four rows.
 //
-// kPlainTransposed: a thread draws the dimensions of one piece, in one or two groups.
+// kPlainTransposed: a thread draws the dimensions of one piece, in up to eight groups.
 //
 // kSmallMatrices: a block draws several matrices. A thread draws one group of some rows.
 //
@@ -205,7 +205,9 @@ inline Geometry plain_geometry(const Launch& call, Geometry g, u64 groups) {
   if (g.store_kind == kPlainTransposed) {
     units = ceil_div(call.rows, own_rows_of(element_size(call.type)));
     g.pieces = static_cast<u32>(units);
-    g.turns = all < 1 << 18 ? 1 : 2;
+    // Where memory is the limit, few turns are better.
+    const bool cheap = is_cheap(call) || call.antithetic;
+    g.turns = static_cast<u32>(all < 1 << 18 ? 1 : !cheap ? min(max(all >> 20, 2), 8) : all < 1 << 20 ? 2 : 1);
     g.threads = kPlainTransposedThreads;
     g.blocks = static_cast<u32>(ceil_div(units * ceil_div(groups, g.turns), g.threads));
   } else {

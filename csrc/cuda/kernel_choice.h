@@ -73,7 +73,7 @@ inline bool has_few_rows(const Launch& call, i64 size) {
   return call.rows == 1 || (call.rows <= kMostFewRows && call.column_stride == size);
 }
 
-// Whether a plain kernel is the fastest. The limits count the groups of all rows, and were measured on an H200.
+// Whether a plain kernel is the fastest. The limits count the groups of all rows, and were measured.
 inline bool is_plain(const Launch& call, i64 skip, u64 groups) {
   const u32 size = element_size(call.type), usual = size == 8 ? kFloat64 : kFloat32;
   if (call.origin_in_memory || call.batch > 1) return false;
@@ -86,7 +86,9 @@ inline bool is_plain(const Launch& call, i64 skip, u64 groups) {
     const bool aligned =
         (start | static_cast<u64>(call.column_stride)) % (own_rows * size) == 0 && call.rows % own_rows == 0;
     if (!aligned && call.rows < 32) return false;
-    return all <= (size == 8 ? 1 << 16 : aligned ? 1 << 21 : 1 << 18);
+    // The kernel counts columns and threads in 31 bits.
+    if (aligned) return all < u64{1} << 32 && call.columns < 1 << 30;
+    return all <= (size == 8 ? 1 << 16 : 1 << 18);
   }
   const bool aligned = call.column_stride == size && (start | static_cast<u64>(call.row_stride)) % 16 == 0;
   return all <= (size == 8 || call.shared_noise || (call.antithetic && !aligned) ? 1 << 16 : 1 << 18);

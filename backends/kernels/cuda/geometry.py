@@ -113,7 +113,7 @@ def geometry(
     if batch > 1 and is_small(rows, columns, antithetic):
         cut = small_matrices_geometry(rows, groups, batch)
     elif store_kind in (PLAIN, PLAIN_TRANSPOSED):
-        cut = _plain(rows, groups, size, skip, store_kind)
+        cut = _plain(rows, groups, size, skip, store_kind, cheap or antithetic)
     elif store_kind == FEW_ROWS:
         cut = _few_rows(rows, groups, skip, batch)
     elif store_kind == FEW_COLUMNS:
@@ -127,11 +127,13 @@ def geometry(
     return cut, _STRUCT.pack(*cut)
 
 
-def _plain(rows: int, groups: int, size: int, skip: int, store_kind: int) -> Geometry:
+def _plain(rows: int, groups: int, size: int, skip: int, store_kind: int, cheap: bool) -> Geometry:
     """The geometry of kPlain or kPlainTransposed."""
     groups_of_all = groups * rows
     if store_kind == PLAIN_TRANSPOSED:
-        units, turns = ceil_div(rows, own_rows_of(size)), 1 if groups_of_all < 2**18 else 2
+        units, turns = ceil_div(rows, own_rows_of(size)), 1
+        if groups_of_all >= 2**18:
+            turns = min(max(groups_of_all >> 20, 2), 8) if not cheap else 2 if groups_of_all < 2**20 else 1
         cut = Geometry(
             blocks=ceil_div(units * ceil_div(groups, turns), PLAIN_TRANSPOSED_THREADS),
             threads=PLAIN_TRANSPOSED_THREADS, pieces=units,

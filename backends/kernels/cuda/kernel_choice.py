@@ -48,8 +48,8 @@ def has_few_rows(rows: int, size: int, strides: tuple[int, int]) -> bool:
 
 
 def is_plain(
-    rows: int, size: int, strides: tuple[int, int], misalignment: int, skip: int, groups: int, shared_noise: bool,
-    antithetic: bool,
+    rows: int, columns: int, size: int, strides: tuple[int, int], misalignment: int, skip: int, groups: int,
+    shared_noise: bool, antithetic: bool,
 ) -> bool:  # fmt: skip
     """Whether a plain kernel is the fastest, for mu and sigma of the computing type or numbers."""
     row_stride, column_stride = strides
@@ -57,7 +57,9 @@ def is_plain(
     if _is_transposed(rows, size, strides):
         own_rows = own_rows_of(size)
         aligned = (start | column_stride) % (own_rows * size) == 0 and rows % own_rows == 0
-        most = 0 if not aligned and rows < 32 else 2**16 if size == 8 else 2**21 if aligned else 2**18
+        if aligned:
+            return groups * rows < 2**32 and columns < 2**30
+        most = 0 if rows < 32 else 2**16 if size == 8 else 2**18
     else:
         aligned = column_stride == size and (start | row_stride) % 16 == 0
         most = 2**16 if size == 8 or shared_noise or (antithetic and not aligned) else 2**18
@@ -71,7 +73,7 @@ def store_kind_of(
     """The store kind of a matrix, as an index of `STORE_KINDS`."""
     if skip == 0 and has_few_columns(rows, columns, size, strides, misalignment):
         return FEW_COLUMNS
-    if may_be_plain and is_plain(rows, size, strides, misalignment, skip, groups, shared_noise, antithetic):
+    if may_be_plain and is_plain(rows, columns, size, strides, misalignment, skip, groups, shared_noise, antithetic):
         return PLAIN_TRANSPOSED if _is_transposed(rows, size, strides) else PLAIN
     if has_few_rows(rows, size, strides):
         return FEW_ROWS
