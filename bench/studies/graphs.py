@@ -2,6 +2,7 @@
 
 Shapes are of usual size, in both layouts. "of memset" is the time of a memset over the output's bytes, divided by the
 launch's. "randn" fills the output with `torch.randn`. "mu + sigma * randn" is that and one more kernel in place.
+"cuRANDDx" is a kernel with cuRANDDx in the layout that is the fastest for the shape: see header_peers.py.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 import multisample
 from bench.report.results import Row
 from bench.studies.rows import main
+from bench.suites import header_peers
 from bench.suites.timing import Call
 
 SHAPES = [
@@ -48,8 +50,8 @@ def microseconds(calls: list[Call]) -> float:
     return statistics.median(times)
 
 
-def contenders(d: int, n: int, layout: str) -> dict[str, Fill]:
-    """Calls that fill an output of this shape and layout."""
+def contenders(d: int, n: int, layout: str) -> dict[str, list[Fill]]:
+    """Variants of calls that fill an output of this shape and layout."""
     mu, sigma = (torch.linspace(low, high, d, device="cuda") for low, high in ((-1, 1), (0.5, 2)))
     mean, deviation = (x[:, None] if layout == "dn" else x for x in (mu, sigma))
     sample = functools.partial(multisample.sample, mu, sigma, n, seed=7, layout=layout)
@@ -57,13 +59,26 @@ def contenders(d: int, n: int, layout: str) -> dict[str, Fill]:
     def expression(out: torch.Tensor) -> None:
         torch.addcmul(mean, deviation, torch.randn(out.shape, device="cuda", out=out), out=out)
 
-    return {
-        "memset": torch.Tensor.zero_,
-        "multisample": lambda out: sample(out=out),
-        "multisample, fast_math": lambda out: sample(out=out, fast_math=True),
-        "randn": lambda out: torch.randn(out.shape, device="cuda", out=out),
-        "mu + sigma * randn": expression,
+    calls: dict[str, list[Fill]] = {
+        "memset": [torch.Tensor.zero_],
+        "multisample": [lambda out: sample(out=out)],
+        "multisample, fast_math": [lambda out: sample(out=out, fast_math=True)],
+        "randn": [lambda out: torch.randn(out.shape, device="cuda", out=out)],
+        "mu + sigma * randn": [expression],
     }
+    program = header_peers.CURANDDX
+    if layout == "dn" and header_peers.missing(program.headers) is None:
+        architecture = "".join(map(str, torch.cuda.get_device_capability()))
+        for name, options in {"cuRANDDx": (), "cuRANDDx, fast math": header_peers.FAST}.items():
+            draw = header_peers.compiled(program, architecture, *options)
+            calls[name] = [
+                lambda out, draw=draw, variant=variant: draw(
+                    out.data_ptr(), mu.data_ptr(), sigma.data_ptr(), d, n, 0, variant,
+                    torch.cuda.current_stream().cuda_stream,
+                )
+                for variant in range(len(program.variants))
+            ]  # fmt: skip
+    return calls
 
 
 def rows() -> Iterator[Row]:
@@ -71,8 +86,11 @@ def rows() -> Iterator[Row]:
         shape = (d, n) if layout == "dn" else (n, d)
         outs = [torch.empty(shape, device="cuda") for _ in range(min(LAUNCHES, max(ROTATED // (4 * d * n), 1)))]
         found = {
-            name: microseconds([functools.partial(fill, outs[k % len(outs)]) for k in range(LAUNCHES)])
-            for name, fill in contenders(d, n, layout).items()
+            name: min(
+                microseconds([functools.partial(fill, outs[k % len(outs)]) for k in range(LAUNCHES)])
+                for fill in variants
+            )
+            for name, variants in contenders(d, n, layout).items()
         }
         for name, us in found.items():
             yield {"case": f"{d}x{n} {layout}", "call": name, "us": us, "of memset": found["memset"] / us}

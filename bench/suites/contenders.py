@@ -332,7 +332,7 @@ def _header_peer(
 
     def call(variant: int) -> Any:
         out = cupy.empty((case.d, case.n) if case.layout == "dn" else (case.n, case.d), np.float32)
-        draw(out.data.ptr, mu.data.ptr, sigma.data.ptr, case.d, case.n, next(calls), variant)
+        draw(out.data.ptr, mu.data.ptr, sigma.data.ptr, case.d, case.n, next(calls), variant, 0)
         return out
 
     return {name: functools.partial(call, program.variants.index(name)) for name in variants}

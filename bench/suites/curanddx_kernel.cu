@@ -43,11 +43,12 @@ __global__ void __launch_bounds__(THREADS)
 }
 
 template <unsigned ROWS, unsigned GROUPS, unsigned UNROLLED = GROUPS>
-void by_rows(float* out, const float* mu, const float* sigma, unsigned d, unsigned n, Number seed, Number call) {
+void by_rows(float* out, const float* mu, const float* sigma, unsigned d, unsigned n, Number seed, Number call,
+             cudaStream_t stream) {
   constexpr unsigned COLUMNS = THREADS / ROWS * GROUPS * GROUP;
   const unsigned segments = (n + COLUMNS - 1) / COLUMNS, blocks = (d + ROWS - 1) / ROWS * segments;
   const auto kernel = n % GROUP ? draw_rows<ROWS, GROUPS, UNROLLED, false> : draw_rows<ROWS, GROUPS, UNROLLED, true>;
-  kernel<<<blocks, THREADS>>>(mu, sigma, out, d, n, seed, call, segments);
+  kernel<<<blocks, THREADS, 0, stream>>>(mu, sigma, out, d, n, seed, call, segments);
 }
 
 // The flat matrix: groups have aligned stores of 16 bytes also where rows have an odd length. An iteration
@@ -81,7 +82,8 @@ __global__ void __launch_bounds__(THREADS)
   }
 }
 
-void by_grid(float* out, const float* mu, const float* sigma, unsigned d, unsigned n, Number seed, Number call) {
+void by_grid(float* out, const float* mu, const float* sigma, unsigned d, unsigned n, Number seed, Number call,
+             cudaStream_t stream) {
   static const unsigned resident = [] {
     int device = 0, multiprocessors = 0, blocks = 0;
     cudaGetDevice(&device);
@@ -91,7 +93,7 @@ void by_grid(float* out, const float* mu, const float* sigma, unsigned d, unsign
   }();
   const Number size = Number(d) * n, block = GROUP * THREADS;
   const unsigned blocks = std::min<Number>(resident, (size + block - 1) / block), stride = blocks * block;
-  draw_flat<<<blocks, THREADS>>>(mu, sigma, out, size, n, seed, call, stride / n, stride % n);
+  draw_flat<<<blocks, THREADS, 0, stream>>>(mu, sigma, out, size, n, seed, call, stride / n, stride % n);
 }
 
 // Named in header_peers.py, in this order.
@@ -104,8 +106,8 @@ constexpr decltype(&by_grid) LAYOUTS[] = {by_grid,        by_rows<1, 1>,     by_
 // Writes x[i, j] = mu[i] + sigma[i] z[i, j] to `out` of shape (d, n); each `call` has other numbers. Returns an error's
 // text, or null.
 extern "C" const char* draw(float* out, const float* mu, const float* sigma, unsigned d, unsigned n, unsigned call,
-                            unsigned layout) {
-  LAYOUTS[layout](out, mu, sigma, d, n, 7, call);
+                            unsigned layout, cudaStream_t stream) {
+  LAYOUTS[layout](out, mu, sigma, d, n, 7, call, stream);
   const cudaError_t error = cudaGetLastError();
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }

@@ -100,7 +100,8 @@ def nvcc(source: Path, architecture: str, headers: tuple[Header, ...], *options:
 def compiled(program: Program, architecture: str, *options: str) -> Callable[..., None]:
     """The function `draw` of `program` for GPUs of the `architecture`, such as "90".
 
-    Its arguments are the addresses of the result, mu and sigma, d, n, the number of the call, and that of the variant.
+    Its arguments are the addresses of the result, mu and sigma, d, n, the numbers of the call and of the variant, and
+    the stream.
     """
     source = Path(__file__).with_name(program.source)
     digest = hashlib.sha256(repr((source.read_text(), program.options, options, architecture)).encode()).hexdigest()
@@ -113,7 +114,7 @@ def compiled(program: Program, architecture: str, *options: str) -> Callable[...
             nvcc(source, architecture, program.headers, *fixed, *program.options, *options)
             part.rename(library)
     function = ctypes.CDLL(str(library)).draw
-    function.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_uint] * 4
+    function.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_uint] * 4 + [ctypes.c_void_p]
     function.restype = ctypes.c_char_p
 
     def draw(*arguments: int) -> None:

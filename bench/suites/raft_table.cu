@@ -11,7 +11,7 @@ using raft::random::RngState;
 // Writes to `out` of shape (n, d), with a `generator` of the enumeration GeneratorType. Returns an error's text, or
 // null.
 extern "C" const char* draw(float* out, const float* mu, const float* sigma, unsigned d, unsigned n, unsigned,
-                            unsigned generator) {
+                            unsigned generator, void*) {
   static std::string message;
   try {
     // Never destroyed: CUDA may be gone at the end of the process.
