@@ -80,7 +80,9 @@ inline Loads loads_of(const Launch& call, u32 skip) {
 // Whether the gradient is large enough for threads with several rows.
 inline bool has_many_rows(const Launch& call, const GradientGeometry& g) {
   // Threads that read the seed from memory need registers for round keys, and have none for the sums of several rows.
-  return call.origin_in_memory == 0 && call.rows >= (g.across ? 512 : 48) && call.rows * g.groups >= (1 << 21);
+  if (call.origin_in_memory != 0 || call.rows < (g.across ? 512 : 48)) return false;
+  // A thread with one row makes the noise of four groups at once, and would waste three of them.
+  return g.groups == 1 || call.rows * g.groups >= (1 << 21);
 }
 
 // Turns of one loop iteration: see kGroupsAtOnce.

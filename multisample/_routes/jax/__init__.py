@@ -150,6 +150,8 @@ class _Plan:
         if self._converts:
             named = zip(self._names, vectors, strict=True)
             vectors = [x if is_jax(x) else _operand(name, x, self._static.dtype) for name, x in named]
+        if type(words.seed) is type(words.offsets) is np.ndarray and words.seed.ndim == 1:
+            words = np.concatenate(words)  # JAX copies each array to a GPU by itself, in some 50 us.
         return self._programs[_is_aligned(window[1])](words, *vectors)
 
     def _draw_counted(self, vectors: Sequence[Any], generator: Any, window: Sequence[Any]) -> Any:
@@ -323,6 +325,7 @@ def _vector(x: Any, length: int, real: Any) -> Any:
     return jnp.broadcast_to(x, (length,)) if x.ndim == 0 else x.reshape(length)
 
 
-def draw(static: Static, words: Words, *operands: Any) -> Any:
-    """The program of an eager call; profiles show its name."""
+def draw(static: Static, words: Words | jax.Array, *operands: Any) -> Any:
+    """The program of an eager call; profiles show its name. `words` may be one array of a seed and offsets."""
+    words = words if isinstance(words, Words) else Words(words[:2], words[2:])
     return _traced(operands, words, static)
