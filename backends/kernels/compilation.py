@@ -168,7 +168,7 @@ def cached(function: Callable[..., Any], name: str, digest: str, *, allocates: b
     return arrays. Numba then counts references to all arrays: each view changes a number that all threads of a kernel
     share.
     """
-    options = {"nopython": True, "nogil": True, "_nrt": allocates}
+    options = {"nopython": True, "nogil": True, "_nrt": allocates, "no_cfunc_wrapper": True}
     dispatcher = _Dispatcher(_named(function, name), {}, options, _KernelCompiler)
     dispatcher._cache = KernelCache(name, digest, _reduce, _rebuild, "cpu")
     return dispatcher
