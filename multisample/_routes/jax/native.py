@@ -323,7 +323,7 @@ def _executing(operation: Operation, target: int, on_device: bool) -> Callable[.
                         length = span[_ROWS] * span[_WIDTH] * size + others * span[_TARGET_STEP]
                         _use_huge_pages(span[_TARGET], length)
             is_done = run != 0 and _are_windows_valid(launch) and call_c(run, launch.ctypes.data) & LOW == 0
-        error = 0 if is_done else enter_python(frame, target, launch.ctypes.data)
+        error = 0 if is_done else enter_python(frame, target, np.int64(launch.ctypes.data))
         if is_perturb:
             _free(spans)
         return error
