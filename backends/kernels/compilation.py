@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 
 import llvmlite
 import numba
+from numba import types
 from numba.core import config
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
@@ -116,6 +117,11 @@ class _Callee(CPUDispatcher):
     def __init__(self, function: Any, types_of_locals: Any = None, targetoptions: Any = None) -> None:
         super().__init__(function, types_of_locals or {}, targetoptions, _CalleeCompiler)
 
+    def get_call_template(self, args: Any, kws: Any) -> Any:
+        # A literal integer would be compiled apart from other integers. LLVM finds it anyway.
+        integers = [types.unliteral(x) if isinstance(x, types.IntegerLiteral) else x for x in args]
+        return super().get_call_template(integers, kws)
+
     def add_overload(self, result: Any) -> None:
         # The key under which callers find the function.
         entry = functools.partial(self._compile_for_args)
@@ -168,7 +174,7 @@ def cached(function: Callable[..., Any], name: str, digest: str, *, allocates: b
     return arrays. Numba then counts references to all arrays: each view changes a number that all threads of a kernel
     share.
     """
-    options = {"nopython": True, "nogil": True, "_nrt": allocates}
+    options = {"nopython": True, "nogil": True, "_nrt": allocates, "no_cfunc_wrapper": True}
     dispatcher = _Dispatcher(_named(function, name), {}, options, _KernelCompiler)
     dispatcher._cache = KernelCache(name, digest, _reduce, _rebuild, "cpu")
     return dispatcher

@@ -1,21 +1,27 @@
 """The first draw on a new machine, and the first draws of further kinds: fresh processes, each with a new cache.
 
-python -m bench.studies.first_draw results.json [cpu] [cuda] [whole]
+python -m bench.studies.first_draw results.json [cpu] [cuda] [wheel-cuda] [whole]
 
 "cpu" and "cuda": seconds of `sample` in a process whose library is imported and whose device is ready, for each
 backend: the first draw, then draws of other kinds, then the first draw of another process with the same cache. "whole":
 seconds of `python -m multisample build torch_ext`. Each on all processors and on two.
+
+"wheel-cuda": compiles the libraries of a wheel into a copy of the package, then measures three processes, each from
+`import torch` on. The cache is empty.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
+import multisample
 from bench.report.results import Row
 from bench.studies.rows import main
 
@@ -45,13 +51,43 @@ for name, options in kinds.items():
     seconds[name] = time.perf_counter() - start
 print(json.dumps(seconds))
 """
+# What multisample adds to a program that uses PyTorch: the import, and draws of a package with compiled libraries.
+WHEEL_PROGRAM = """
+import json, sys, time
+device, kinds = json.loads(sys.argv[1])
+seconds, start = {}, time.perf_counter()
+def end(name, x):
+    global start
+    float(x.view(-1)[0])  # Waits for the device.
+    now = time.perf_counter()
+    seconds[name], start = now - start, now
+import torch
+end("import torch", torch.zeros(1, device=device))
+mu, sigma = torch.zeros(1000, device=device), torch.ones(1000, device=device)
+end("tensors", mu + sigma)
+import multisample
+end("import multisample", mu)
+for name, options in kinds.items():
+    end(name, multisample.sample(mu, sigma, 1000, seed=7, backend="torch_ext", **options))
+with open("/proc/self/maps") as maps:
+    libraries = {line.split()[-1] for line in maps if "multisample_torch_" in line}
+assert libraries and all("/prebuilt/" in library for library in libraries), libraries
+print(json.dumps(seconds))
+"""
+BUILD_WHEEL = """
+import sys
+from multisample.backends.native import prebuilt, wheels
+wheels.build_all(sys.argv[1:], prebuilt.root())
+"""
 
 
-def run(cache: str, cores: int, *arguments: str) -> str:
-    """The output of Python on some processors, with its caches in the folder `cache`."""
+def run(cache: str, cores: int, *arguments: str, folder: Path | None = None) -> str:
+    """The output of Python on some processors in a folder, with its caches in the folder `cache`."""
     folders = dict.fromkeys(("MULTISAMPLE_CACHE_DIR", "CUPY_CACHE_DIR", "NUMBA_CACHE_DIR", "CUDA_CACHE_PATH"), cache)
     command = ["taskset", "-c", ",".join(map(str, sorted(os.sched_getaffinity(0))[:cores])), sys.executable, *arguments]
-    return subprocess.run(command, env=os.environ | folders, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return subprocess.run(
+        command, env=os.environ | folders, cwd=folder, check=True, stdout=subprocess.PIPE, text=True
+    ).stdout
 
 
 def draws(device: str) -> Iterator[Row]:
@@ -65,6 +101,20 @@ def draws(device: str) -> Iterator[Row]:
             yield {"case": f"{device}, {cores} cores", "call": backend, **seconds}
 
 
+def wheel(device: str = "cuda") -> Iterator[Row]:
+    cores = len(os.sched_getaffinity(0))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        shutil.copytree(Path(multisample.__file__).parent, folder / "multisample")
+        run(name, cores, "-c", BUILD_WHEEL, *sorted({"cpu", device}), folder=folder)
+        run(name, cores, "-m", "compileall", "-q", "multisample", folder=folder)  # As pip does.
+        for k in range(3):
+            with tempfile.TemporaryDirectory() as cache:
+                printed = run(cache, cores, "-c", WHEEL_PROGRAM, json.dumps([device, KINDS]), folder=folder)
+            seconds = {f"{name} s": value for name, value in json.loads(printed).items()}
+            yield {"case": f"{device}, a wheel", "call": f"process {k}", **seconds}
+
+
 def whole() -> Iterator[Row]:
     for cores in sorted({2, len(os.sched_getaffinity(0))}):
         with tempfile.TemporaryDirectory() as cache:
@@ -76,4 +126,4 @@ def whole() -> Iterator[Row]:
 
 if __name__ == "__main__":
     parts = {device: lambda device=device: draws(device) for device in ARRAYS}
-    main(__doc__ or "", {**parts, "whole": whole})
+    main(__doc__ or "", {**parts, "wheel-cuda": wheel, "whole": whole})

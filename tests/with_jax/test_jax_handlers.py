@@ -317,7 +317,7 @@ def test_parameters_on_a_device_are_one_launch(
     launched, recording.launched = recording.launched, []
     execute(Operation.perturb, "CUDA", xla, frame)
     assert (reads, recording.launched) == ([STREAM] * of_blocks, launched)
-    CALL(native.deleter())(xla.state)
+    CALL(native.deleter("CUDA"))(xla.state)
     recording.launched = []
     rows = (5, 4, 8, 16, 4, 16, 4, 7), (1, 6, 0, 0, 4, 0, 4, 9)
     spans = np.array([
@@ -456,7 +456,7 @@ def test_calls_seen_before_are_launched_without_python(emulated: Native, recordi
         assert emulated.python(xla, frame) == 0
     assert emulated.launched == [launch[:2] for launch in recording.launched]
     assert emulated.in_python == 2 * len(calls)
-    deleter = CALL(native.deleter())
+    deleter = CALL(native.deleter("CUDA"))
     for xla in states:
         deleter(xla.state)
 

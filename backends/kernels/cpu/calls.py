@@ -37,7 +37,7 @@ llvmlite.binding.add_symbol("multisample_cpu_kernels", _kernels.ctypes.data)
 _reader = np.zeros(1, np.int64)
 llvmlite.binding.add_symbol("multisample_cpu_reader", _reader.ctypes.data)
 
-_NUMBER, _FLOAT16, _BFLOAT16, _FLOAT32, _FLOAT64 = map(int, tuple(ElementType)[:5])
+_NUMBER, _, _, _FLOAT32, _FLOAT64 = map(int, tuple(ElementType)[:5])
 # Rows whose mu and sigma are converted at a time.
 _BAND = 1 << 11
 
@@ -56,7 +56,7 @@ def _sizes(launch):
     kind = half(launch, HALF.type)
     if kind == _FLOAT64:
         return 8, 8
-    return 4, 2 if kind in (_FLOAT16, _BFLOAT16) else 4
+    return 4, 4 if kind == _FLOAT32 else 2
 
 
 @inline

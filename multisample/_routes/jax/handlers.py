@@ -203,7 +203,7 @@ def _target(operation: Operation, platform: str) -> xla_ffi.Target:
     def execute(frame: xla_ffi.Frame, launch_at: int) -> None:
         _run(decoded(frame.string(), operation), unpack(ctypes.string_at(launch_at, PACKED_LAUNCH)), frame)
 
-    return xla_ffi.Target(instantiate, execute, type_id, f"multisample_{platform}", native.deleter(), on_device)
+    return xla_ffi.Target(instantiate, execute, type_id, f"multisample_{platform}", native.deleter(platform), on_device)
 
 
 _registered: set[tuple[str, str]] = set()

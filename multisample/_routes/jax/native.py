@@ -323,7 +323,7 @@ def _executing(operation: Operation, target: int, on_device: bool) -> Callable[.
                         length = span[_ROWS] * span[_WIDTH] * size + others * span[_TARGET_STEP]
                         _use_huge_pages(span[_TARGET], length)
             is_done = run != 0 and _are_windows_valid(launch) and call_c(run, launch.ctypes.data) & LOW == 0
-        error = 0 if is_done else enter_python(frame, target, launch.ctypes.data)
+        error = 0 if is_done else enter_python(frame, target, np.int64(launch.ctypes.data))
         if is_perturb:
             _free(spans)
         return error
@@ -396,9 +396,8 @@ def handlers(operation: Operation, platform: str, target: int) -> dict[str, int]
     on_device = platform == PLATFORMS[1]
     if on_device:
         _find_driver()
-    stages = {"instantiate": lambda frame: enter_python(frame, target, 0)}
-    stages["execute"] = _executing(operation, target, on_device)
-    return {stage: _handler_address(handler, f"xla-{stage}_{target}") for stage, handler in stages.items()}
+    address = _handler_address(_executing(operation, target, on_device), f"xla-execute_{target}")
+    return dict.fromkeys(("instantiate", "execute"), address)
 
 
 def _handler_address(handler: Callable[..., Any], name: str) -> int:
@@ -427,9 +426,11 @@ def _find_driver() -> None:
             _process[place] = ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
-def deleter() -> int:
-    """The address of the C function that frees states."""
-    return c_address(_delete, "xla-delete", digest())
+def deleter(platform: str) -> int:
+    """The address of the C function that frees states. Those of the CPU have no records."""
+    if platform == PLATFORMS[1]:
+        return c_address(_delete, "xla-delete", digest())
+    return ctypes.cast(ctypes.pythonapi.PyMem_RawFree, ctypes.c_void_p).value or 0
 
 
 def type_id(platform: str) -> int:
