@@ -132,9 +132,10 @@ def _compile(fields: list[Any], capability: tuple[int, int]) -> str:
     # The device properties that Numba reads to compile.
     dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=capability)
     key = keys.KernelKey(*fields, 0)
+    kernel = cuda_compilation.kernel_of(key, capability)
     ptx, _ = cuda.compile(
-        cuda_compilation.kernel_function(key, capability), parameters.SIGNATURE.args, device=False,
-        abi="numba", cc=capability, output="ptx", launch_bounds=cuda_compilation.launch_bounds(key, capability),
+        kernel.py_func, parameters.SIGNATURE.args, device=False, abi="numba", cc=capability, output="ptx",
+        launch_bounds=kernel.targetoptions["launch_bounds"],
     )  # fmt: skip
     return str(ptx)
 
