@@ -1,7 +1,7 @@
 """The numba backend: kernels that are compiled on first use and cached on disk.
 
-It needs numba-cuda and a driver, but neither PyTorch nor CuPy. numba-cuda compiles the plain kernels, which draw samples
-of usual size, from Python; words and normals are the same functions as in the cpu backend. NVRTC, which numba-cuda
+It needs numba-cuda and a driver, but neither PyTorch nor CuPy. numba-cuda compiles the plain kernels from Python. They
+draw samples of usual size; words and normals are the same functions as in the cpu backend. NVRTC, which numba-cuda
 installs, compiles all other kernels from CUDA C++.
 """
 

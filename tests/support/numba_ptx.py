@@ -1,4 +1,4 @@
-"""Compile the Python kernel without a GPU, for test_numba_ptx.py.
+"""Compile the plain kernels in Python without a GPU, for test_numba_ptx.py.
 
 The compilation runs in a separate process, because it patches numba-cuda's device. As a program, this module reads one
 line of JSON for each kernel: ``[name, fields, [major, minor]]``, with the fields of a `KernelKey`, without the device.
@@ -68,11 +68,11 @@ class Compiled:
         return f"{dtype} {noise} {transform} {STORE_KINDS[store_kind]} {self.architecture}"
 
 
-def compile_all(results: list[Compiled], origin_in_memory: bool = False) -> None:
+def compile_all(results: list[Compiled]) -> None:
     """Compile these kernels in a separate process."""
     if importlib.util.find_spec("numba_cuda") is None:
         raise CannotCompileError("numba-cuda is not installed")
-    jobs = [[result.file.stem, [*result.variant, origin_in_memory, False], result.capability] for result in results]
+    jobs = [[result.file.stem, [*result.variant, False, False], result.capability] for result in results]
     _run(jobs, results[0].file.parent)
 
 

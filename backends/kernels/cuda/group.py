@@ -119,8 +119,8 @@ def _normals_f64(columns, row, keys):
 def _noise(real: str, shared_noise: bool, fast: bool) -> tuple[Function, Function]:
     """The noise of a computing type, as two functions.
 
-    ``columns = of(group, offset, keys)`` is the part that depends on the columns alone. ``in_row(columns, words, keys)``
-    returns the four normals of the row whose `row_part` is `words`.
+    ``columns = of(group, offset, keys)`` depends on the columns alone. ``in_row(columns, words, keys)`` gives the four
+    normals of the row whose `row_part` is `words`.
     """
     of, in_row = _columns_f32, _fast_normals if fast else _normals_f32
     if real == "float64":

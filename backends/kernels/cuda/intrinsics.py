@@ -45,11 +45,14 @@ def store(typingctx: Any, address: Any, x: Any) -> Any:
 
 @intrinsic(prefer_literal=True)
 def store_vector(typingctx: Any, address: Any, x: Any, count: Any) -> Any:
-    """Store the first `count` elements of an array, at an address divisible by their size, or by 16 if that is less."""
+    """Store the first `count` elements of an array in vectors of at most four elements and 16 bytes.
+
+    The address is divisible by the size of a vector. `count` is a literal.
+    """
     if not isinstance(count, types.IntegerLiteral):
         return None
     size = x.dtype.bitwidth // 8
-    at_once = min(count.literal_value, 16 // size, 4)  # A vector store has at most 16 bytes and four elements.
+    at_once = min(count.literal_value, 16 // size, 4)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         array = context.make_array(x)(context, builder, args[1])

@@ -1,16 +1,19 @@
 """The plain kernels, kPlain and kPlainTransposed, in Python for Numba: ``csrc/cuda/plain.cuh`` explains them.
 
-x[i, j] = mu[i] + sigma[i] z[i, j]. A thread makes the noise in registers, and writes each element once. The compiler
-unrolls loops over `range`, so the local arrays are registers too. Numbers are int64 where a product may need it.
+x[i, j] = mu[i] + sigma[i] z[i, j]. A thread makes the noise in registers, and writes each element once. libNVVM unrolls
+the loops over `range`, so local arrays are registers too. Numba's product of two uint32 is a uint64: np.uint32() takes
+its lower half, as C++ does.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 from numba import cuda
 
 from multisample.backends.element_types import SIZES
-from multisample.backends.kernels.compilation import Function, inline
+from multisample.backends.kernels.compilation import inline
 from multisample.backends.kernels.stream.words import row_part
 
 from .geometry import PLAIN_THREADS, PLAIN_TRANSPOSED_THREADS
@@ -19,6 +22,7 @@ from .intrinsics import store, store_vector
 from .kernel_choice import own_rows_of
 from .keys import KernelKey
 
+# Launch bounds are the maximum threads of a block, and the minimum blocks of a multiprocessor, which limit registers.
 OPTIONS = {"lto": False, "opt": True, "debug": False}
 
 
@@ -28,21 +32,19 @@ def quotient(n, geometry):
     return np.uint32(np.uint64(n) * np.uint64(geometry.one_by_units) >> np.uint64(geometry.units_shift))
 
 
-def plain_kernel(key: KernelKey, capability: tuple[int, int]) -> Function:
+def plain_kernel(key: KernelKey, capability: tuple[int, int]) -> Any:
     """A block draws some groups of some rows. A thread keeps its group and goes down `turns` rows."""
     real, stored, width, noise_of, noise_in, scaled, narrow = group_of(key, capability)
     size, at_once = SIZES[key.dtype], 1 if key.dtype == "float64" else 4
     quad = min(4 * size, 16)
 
-    # A block needs three on a multiprocessor: otherwise nvJitLink takes twice the registers.
     @cuda.jit(launch_bounds=(PLAIN_THREADS, 3), **OPTIONS)
     def kernel(call, geometry):
         block, thread = np.uint32(cuda.blockIdx.x), np.uint32(cuda.threadIdx.x)
         band = quotient(block, geometry)
         tile = np.uint32(block - band * geometry.blocks_per_band)
         row_of_pass = np.uint32(thread * geometry.one_by_groups) >> np.uint32(20)
-        lane = np.uint32(thread - row_of_pass * geometry.groups_per_pass)
-        group = np.int64(tile) * geometry.groups_per_pass + lane
+        group = np.int64(tile) * geometry.groups_per_pass + np.uint32(thread - row_of_pass * geometry.groups_per_pass)
         column = width * group - geometry.skip
         if row_of_pass >= geometry.rows_per_pass or column >= call.columns:
             return
@@ -87,7 +89,7 @@ def plain_kernel(key: KernelKey, capability: tuple[int, int]) -> Function:
     return kernel
 
 
-def plain_transposed_kernel(key: KernelKey, capability: tuple[int, int]) -> Function:
+def plain_transposed_kernel(key: KernelKey, capability: tuple[int, int]) -> Any:
     """A thread keeps the neighbouring dimensions of a piece, and draws `turns` adjacent groups of columns."""
     real, stored, width, noise_of, noise_in, scaled, narrow = group_of(key, capability)
     size = SIZES[key.dtype]
@@ -127,7 +129,7 @@ def plain_transposed_kernel(key: KernelKey, capability: tuple[int, int]) -> Func
                     at += stride
             else:
                 for c in range(width):
-                    if 0 <= column + c and column + c < call.columns:
+                    if column + c >= 0 and column + c < call.columns:
                         for r in range(own_rows):
                             if r < count:
                                 store(at + r * size, x[c, r])
