@@ -1,8 +1,8 @@
 """The numba backend: kernels that are compiled on first use and cached on disk.
 
-It needs numba-cuda and a driver, but neither PyTorch nor CuPy. numba-cuda compiles the kernels of samples from Python;
-words and normals are the same functions as in the cpu backend. NVRTC, which numba-cuda installs, compiles the CUDA C++
-kernels of weighted moments and of perturb.
+It needs numba-cuda and a driver, but neither PyTorch nor CuPy. numba-cuda compiles the plain kernels from Python. They
+draw samples of usual size; words and normals are the same functions as in the cpu backend. NVRTC, which numba-cuda
+installs, compiles all other kernels from CUDA C++.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from .contract import Backend, BackendStatus, DeviceKind
 from .driver import DriverBackend
 from .errors import BackendUnavailableError
-from .kernels.cuda.kernel_choice import PLAIN
+from .kernels.cuda.kernel_choice import PLAIN, PLAIN_TRANSPOSED
 from .kernels.cuda.keys import KernelKey, Key
 from .kernels.cuda.toolchain import INSTALL, clashes, nvrtc_version
 from .memory.dlpack import LEGACY_STREAM, Imported, device_of_array
@@ -52,7 +52,7 @@ class NumbaBackend(DriverBackend):
         reasons, device = [], ""
         try:
             version += f", NVRTC {nvrtc_version()}"
-        except BackendUnavailableError:  # Samples need NVRTC too: numba-cuda gets the architectures from it.
+        except BackendUnavailableError:  # numba-cuda needs NVRTC too: it gets the architectures from it.
             reasons.append(f"NVRTC cannot be loaded: {INSTALL}")
         try:
             devices = list(cuda.gpus)
@@ -89,10 +89,10 @@ class NumbaBackend(DriverBackend):
 
     def compile(self, key: Key | None) -> tuple[int, Any]:
         try:
-            if key is None or isinstance(key, KernelKey):
-                from .kernels.cuda.compilation import compile_advance, compile_kernel
+            if isinstance(key, KernelKey) and is_in_python(key):
+                from .kernels.cuda.compilation import compile_kernel
 
-                kernel = compile_kernel(key) if key else compile_advance()
+                kernel = compile_kernel(key)
                 return _function(kernel.library.get_cufunc().handle), kernel
             from numba import cuda
 
@@ -106,6 +106,11 @@ class NumbaBackend(DriverBackend):
                 "backend: 'numba' could not compile its kernel: " + "\n".join(lines[-20:])
                 + f"\nto install versions that work together: {INSTALL}"
             ) from error  # fmt: skip
+
+
+def is_in_python(key: KernelKey) -> bool:
+    """Whether Numba compiles the kernel from Python. NVRTC compiles all others from CUDA C++."""
+    return key.store_kind in (PLAIN, PLAIN_TRANSPOSED) and not (key.origin_in_memory or key.batched)
 
 
 def _function(handle: Any) -> int:

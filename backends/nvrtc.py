@@ -63,17 +63,18 @@ class MachineCode(NamedTuple):
     cubin: bytes
 
 
-def machine_code(key: Key, architecture: str) -> MachineCode:
-    """The kernel `key` for an architecture such as "sm_90", compiled or loaded from the cache.
+def machine_code(key: Key | None, architecture: str) -> MachineCode:
+    """The kernel `key` for an architecture such as "sm_90", compiled or loaded from the cache. See `kernel_name`.
 
     Raises BackendUnavailableError if NVRTC or the C++ sources are missing, or if the sources have changed since the
     import; RuntimeError if NVRTC refuses the program.
     """
     for reason in csrc_files.missing():
         raise BackendUnavailableError(f"backend: 'numba' could not compile its kernel: {reason}")
-    code, name = source(key.kind), kernel_name(key)
+    code, name = source(key.kind if key else "advance"), kernel_name(key)
     parts = code, name, architecture, nvrtc_version(), _STANDARD, _DEVICE_CODE
-    file = f"{key.kind}_{key.dtype}_{architecture}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:20]}"
+    kind = f"{key.kind}_{key.dtype}" if key else "advance"
+    file = f"{kind}_{architecture}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:20]}"
     files = cache.KernelFiles("nvrtc", "numba", csrc_files.digest())
     compiled: MachineCode | None = files.load(file, _unpacked)
     if compiled is None:

@@ -1,1 +1,1 @@
-"""The kernel in Python, which Numba compiles for the CPU and for CUDA; its twin in C++ is in csrc."""
+"""Kernels in Python, which Numba compiles: all for the CPU, and the plain ones for CUDA. The others are in csrc."""

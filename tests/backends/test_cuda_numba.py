@@ -99,30 +99,25 @@ def test_all_words_give_the_known_sums_and_correctly_rounded_radii(numba: Any) -
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_kernels_spill_few_registers_and_fit_their_launch_bounds(numba: Any, dtype: str) -> None:
-    from multisample.backends.kernels.cuda.compilation import launch_bounds
+def test_plain_kernels_spill_no_registers_and_fit_their_launch_bounds(numba: Any, dtype: str) -> None:
+    from multisample.backends.kernels.cuda.compilation import kernel_of
     from multisample.backends.kernels.cuda.keys import KernelKey
 
     backend: Any = registry.find("numba")
     device = numba.cuda.current_context().device
-    ways = range(len(kernel_choice.STORE_KINDS))
-    flags = (False, True)
-    for shared, antithetic, fast_math, store_kind in itertools.product(flags, flags, flags, ways):
-        # fast_math and antithetic are tested separately, not in combination.
-        if fast_math and (dtype == "float64" or antithetic):
+    kinds, flags = (kernel_choice.PLAIN, kernel_choice.PLAIN_TRANSPOSED), (False, True)
+    for shared, antithetic, fast_math, store_kind in itertools.product(flags, flags, flags, kinds):
+        if fast_math and dtype == "float64":
             continue
         key = KernelKey(dtype, shared, antithetic, fast_math, store_kind, False, False, device.id)
         backend.kernel(key)
         kernel = backend.compiled[key]
-        name = kernel_choice.STORE_KINDS[store_kind]
-        # Some kernels spill a few registers outside their loops (test_numba_ptx.py), and more before 9.0.
-        most = 24 if device.compute_capability >= (9, 0) else 64
-        assert kernel.local_mem_per_thread <= most, (key, kernel.local_mem_per_thread)
-        threads, blocks = launch_bounds(key, device.compute_capability)
+        assert kernel.local_mem_per_thread == 0, (key, kernel.local_mem_per_thread)
+        threads, blocks = kernel_of(key, device.compute_capability).targetoptions["launch_bounds"]
         assert kernel.max_threads_per_block >= threads
         # Registers are allocated in units of eight per thread.
         registers = -(-kernel.regs_per_thread // 8) * 8
-        assert registers * threads * blocks <= device.MAX_REGISTERS_PER_MULTIPROCESSOR, (name, shared, fast_math)
+        assert registers * threads * blocks <= device.MAX_REGISTERS_PER_MULTIPROCESSOR, key
 
 
 # --- Numba's arrays -------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,11 +14,17 @@ from processes import run_python
 
 from multisample.backends import nvrtc
 from multisample.backends.errors import BackendUnavailableError
-from multisample.backends.kernels.cuda.keys import Key, MomentsKey, PerturbKey
+from multisample.backends.kernels.cuda.kernel_choice import PLAIN, PLAIN_TRANSPOSED, STORE_KINDS, STRIDED
+from multisample.backends.kernels.cuda.keys import KernelKey, Key, MomentsKey, PerturbKey
 from multisample.backends.kernels.cuda.toolchain import nvrtc_version
 from multisample.backends.native import csrc_files
 from multisample.backends.numba import NumbaBackend
 from multisample.backends.system import cache
+
+
+def sample_key(store_kind: int, origin_in_memory: bool = False, batched: bool = False) -> KernelKey:
+    return KernelKey("float32", False, False, False, store_kind, origin_in_memory, batched, 0)
+
 
 MOMENTS = MomentsKey("float32", False, False, 1, False, False, True, 0)
 
@@ -56,11 +63,14 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> NumbaBackend:
 
 @pytest.mark.parametrize(
     ("key", "name"),
-    [(MOMENTS, "finish_moments_kernel"), (PerturbKey("bfloat16", True, True, True, 1, 0), "perturb_kernel")],
-    ids=["moments", "perturb"],
-)
+    [
+        (MOMENTS, "finish_moments_kernel"), (PerturbKey("bfloat16", True, True, True, 1, 0), "perturb_kernel"),
+        (sample_key(STRIDED), "sample_kernel"), (None, "advance_kernel"),
+    ],
+    ids=["moments", "perturb", "sample", "advance"],
+)  # fmt: skip
 def test_a_kernel_is_compiled_with_its_name(
-    hopper: NumbaBackend, key: Key, name: str, capfd: pytest.CaptureFixture[str]
+    hopper: NumbaBackend, key: Key | None, name: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     handle, code = hopper.compile(key)
     assert handle == 7
@@ -69,6 +79,34 @@ def test_a_kernel_is_compiled_with_its_name(
     assert capfd.readouterr().err == (
         "multisample: compiling kernels of numba, once for this machine: some seconds for each kind of call\n"
     )
+
+
+def test_numba_compiles_the_plain_kernels_and_nvrtc_all_others(
+    hopper: NumbaBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from multisample.backends.kernels.cuda import compilation
+
+    in_python: list[Key | None] = []
+    in_cpp: list[Key | None] = []
+
+    def compile_kernel(key: Key) -> Any:
+        in_python.append(key)
+        return SimpleNamespace(library=SimpleNamespace(get_cufunc=lambda: SimpleNamespace(handle=5)))
+
+    def machine_code(key: Key | None, architecture: str) -> nvrtc.MachineCode:
+        assert architecture == "sm_90"
+        in_cpp.append(key)
+        return nvrtc.MachineCode("symbol", b"cubin")
+
+    monkeypatch.setattr(compilation, "compile_kernel", compile_kernel)
+    monkeypatch.setattr("multisample.backends.numba.machine_code", machine_code)
+    origins = [(False, False), (True, False), (True, True)]
+    keys = [sample_key(kind, *origin) for kind, origin in itertools.product(range(len(STORE_KINDS)), origins)]
+    for key in (*keys, MOMENTS, None):
+        handle, _ = hopper.compile(key)
+        assert handle == (5 if in_python and in_python[-1] is key else 7)
+    assert in_python == [sample_key(PLAIN), sample_key(PLAIN_TRANSPOSED)]
+    assert in_cpp == [key for key in (*keys, MOMENTS, None) if key not in in_python]
 
 
 def test_a_second_process_loads_the_kernel_from_the_cache(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,11 +130,14 @@ def test_different_kernels_compilers_and_headers_have_different_files(
     nvrtc.machine_code(MOMENTS, "sm_80")
     nvrtc.machine_code(PerturbKey("float32", False, True, True, 1, 0), "sm_90")
     nvrtc.machine_code(PerturbKey("float32", False, True, True, 2, 0), "sm_90")
+    nvrtc.machine_code(sample_key(STRIDED), "sm_90")
+    nvrtc.machine_code(sample_key(STRIDED, origin_in_memory=True), "sm_90")
+    nvrtc.machine_code(None, "sm_90")
     monkeypatch.setattr(nvrtc, "nvrtc_version", lambda: "0.0")
     nvrtc.machine_code(MOMENTS, "sm_90")
     monkeypatch.setattr(csrc_files, "digest", lambda: "other")
     nvrtc.machine_code(MOMENTS, "sm_90")
-    assert len(list((root / "nvrtc").iterdir())) == 6
+    assert len(list((root / "nvrtc").iterdir())) == 9
 
 
 def test_without_nvrtc_the_reason_has_the_install_command(
@@ -108,7 +149,7 @@ def test_without_nvrtc_the_reason_has_the_install_command(
     monkeypatch.setattr("cuda.bindings.nvrtc.nvrtcVersion", missing)
     with pytest.raises(
         BackendUnavailableError,
-        match=r"^backend: 'numba' runs weighted_moments and perturb .* NVRTC cannot be loaded \(libnvrtc\.so\.13: .*\):"
+        match=r"^backend: 'numba' runs large samples, .* NVRTC cannot be loaded \(libnvrtc\.so\.13: .*\):"
         r" pip install 'numba-cuda\[cu13\]",
     ):
         hopper.compile(MOMENTS)

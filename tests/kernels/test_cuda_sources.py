@@ -17,7 +17,7 @@ import subprocess
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -34,16 +34,20 @@ from cuda_cpp import (
     run_program,
 )  # fmt: skip
 from kernel_cases import GUARD, POISON, TABLES, Case, Values, large_calls, words_in_memory
-from launches import Vector, a_launch, stored_words, word_fields
+from launches import WORDS, Vector, a_launch, stored_words, word_fields
 from ptx_reader import opcodes_of, unexpected_operations
 from tables import COVERING, DTYPES, GRADIENT_VARIANTS, NOISES, QUICK, STORE_KINDS, VARIANTS, Variant, slow_but
 
+import multisample
 from multisample.backends import nvrtc
+from multisample.backends.driver import CONFIGURATION_SIZE
 from multisample.backends.kernels.cuda import geometry
 from multisample.backends.kernels.cuda.kernel_choice import ORIGINS
 from multisample.backends.kernels.cuda.keys import KernelKey, MomentsKey, PerturbKey
 from multisample.backends.launch import PACKED_LAUNCH, ElementType, pack
 from multisample.backends.native import compiler_flags, csrc_files, toolchain, units
+from multisample.backends.numba import NumbaBackend
+from multisample.backends.system import cuda_driver
 from multisample.backends.system.sources import Sources
 
 Array = np.ndarray[Any, Any]
@@ -181,6 +185,87 @@ def test_kernel_takes_seed_and_window_from_memory(runner: Callable[..., Path], d
     assert min(taken[name] for name in STORE_KINDS if not name.startswith("plain")) > 1, taken
 
 
+class Batch(NamedTuple):
+    """Matrices of one launch, each with its vectors and its words."""
+
+    store_kind: str
+    d: int
+    n: int
+    known_phase: bool
+    """Whether the launch knows where the first columns are in a group."""
+
+    @property
+    def count(self) -> int:
+        return 300 if self.store_kind == "small_matrices" else 3
+
+    @property
+    def size(self) -> int:
+        return 4 * self.count * self.d * self.n
+
+    def vectors(self) -> tuple[Array, Array]:
+        mu, sigma = (np.linspace(low, 2, self.count * self.d).astype(np.float32) for low in (-3, 0.5))
+        return mu.reshape(self.count, self.d), sigma.reshape(self.count, self.d)
+
+    def words(self) -> list[dict[str, int]]:
+        return [dict(zip(WORDS, (2**64 - 2 - b, 5 + b, 7 * b, 2**33 + 8 * b), strict=True)) for b in range(self.count)]
+
+    def packed(self) -> bytes:
+        is_transposed, vector = self.store_kind == "transposed", Vector(0, 4, ElementType.float32)
+        draw = a_launch(
+            self.d, self.n, mu=vector, sigma=vector, matrix=GUARD, strides=(4, 4 * self.d) if is_transposed else None,
+            device=0, batch=self.count, mu_step=4 * self.d, sigma_step=4 * self.d, matrix_step=4 * self.d * self.n,
+            seed_step=32, offset_step=32, origin_step=32, column_phase=int(self.known_phase),
+            **word_fields(self.words()[0], WORDS),
+        )  # fmt: skip
+        # The bytes that a backend launches.
+        backend = NumbaBackend()
+        kind = STORE_KINDS.index(self.store_kind)
+        backend._handles = {KernelKey("float32", False, False, False, kind, True, True, 0): 7}
+        ((_, parameters),) = backend.parameters(draw)
+        launched, cut = np.split(np.frombuffer(parameters, np.uint8)[CONFIGURATION_SIZE:], [PACKED_LAUNCH])
+        first, *others = (stored_words(words) for words in self.words())
+        mu, sigma = self.vectors()
+        head = _CASE.pack(
+            launched.tobytes(), mu.nbytes, sigma.nbytes, self.size + 2 * GUARD, *first, False, True, cut.tobytes()
+        )
+        return head + mu.tobytes() + sigma.tobytes() + np.array(others, np.uint64).tobytes()
+
+    def expected(self) -> Array:
+        layout = "nd" if self.store_kind == "transposed" else "dn"
+        matrices = [
+            multisample.sample(
+                mu, sigma, self.n, seed=multisample.Key(words["seed"], words["offset"]), layout=layout,
+                dim_offset=words["first_row"], sample_offset=words["first_column"], backend="cpu",
+            ).view(np.uint8).ravel()
+            for mu, sigma, words in zip(*self.vectors(), self.words(), strict=True)
+        ]  # fmt: skip
+        out = np.full(self.size + 2 * GUARD, POISON, np.uint8)
+        out[GUARD:-GUARD] = np.concatenate(matrices)
+        return out
+
+
+BATCHES = [
+    Batch("aligned", 40, 1024, True), Batch("shifted", 8, 1157, False), Batch("transposed", 32, 30, True),
+    Batch("strided", 41, 29, False), Batch("few_columns", 2**16 + 8, 3, True), Batch("small_matrices", 1, 4, True),
+    Batch("small_matrices", 12, 32, True), Batch("small_matrices", 10, 10, False),
+    Batch("strided", 1, 1029, True),  # Only the first matrix is aligned.
+]  # fmt: skip
+
+
+@requires_gxx
+@pytest.mark.slow
+def test_one_launch_draws_the_matrices_of_a_batch(runner: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_driver, "launch_function", lambda: None)
+    monkeypatch.setattr(cuda_driver, "device_function", lambda: None)
+    program = runner("float32", *template("independent", True))
+    for batch, result in run_cases(
+        program, BATCHES, Batch.packed, lambda batch: _RESULT.size + (batch.size + 2 * GUARD) * 5 // 4
+    ):
+        out, writes = np.split(np.frombuffer(result, np.uint8, offset=_RESULT.size), [batch.size + 2 * GUARD])
+        assert np.array_equal(out, batch.expected()), batch
+        assert (writes[GUARD // 4 : -GUARD // 4] == 1).all() and writes.sum(dtype=np.int64) == batch.size // 4, batch
+
+
 @requires_gxx
 @pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "noise"), TEMPLATES)
@@ -299,6 +384,15 @@ def ptx() -> tuple[Bodies, Bodies]:
         contracted = pool.submit(bodies, COVERING, "--fmad=true")
         as_written = pool.submit(bodies, COVERING[::3], "--fmad=false")
         return contracted.result(), as_written.result()
+
+
+@pytest.mark.slow
+@requires_nvrtc
+@pytest.mark.parametrize(("capability", "size"), [("75", 18560), ("89", 18560), ("90", 34304)])
+def test_staged_kernels_take_less_shared_memory_where_there_is_little(capability: str, size: int) -> None:
+    name = sample_kernel(("float32", False, False, False, STORE_KINDS.index("staged")))
+    ptx = nvrtc_compile(nvrtc.source(), [name], f"compute_{capability}", nvrtc.ALL_OPTIONS).code.decode()
+    assert sum(map(int, re.findall(r"^\s*\.shared .*\[(\d+)\]", ptx, re.M))) == size
 
 
 @pytest.mark.slow

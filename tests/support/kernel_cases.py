@@ -1,4 +1,4 @@
-"""Test cases for the CUDA kernels in C++ and in Python, which the tests run on the CPU."""
+"""Test cases for the CUDA kernels in C++, and for the plain ones in Python. The tests run them on the CPU."""
 
 from __future__ import annotations
 
@@ -27,9 +27,7 @@ from multisample.backends.kernels.stream.arithmetic import fma
 from multisample.backends.launch import SIZES
 
 __all__ = [
-    "GUARD", "POISON", "SOME_WORDS", "TABLES", "Case", "Cut", "Values", "ceil_div", "input_vectors",
-    "large_calls", "tall",
-    "words_in_memory",
+    "GUARD", "POISON", "SOME_WORDS", "TABLES", "Case", "Values", "ceil_div", "large_calls", "words_in_memory",
 ]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
@@ -555,6 +553,12 @@ def plain(dtype: str, noise: str) -> Iterator[Case]:
                 mu, sigma = case.vectors()
                 mu, sigma = ((mu, sigma), (1.5, sigma), (mu, 0.3), (np.asarray(mu)[::-1], sigma))[k // 3 % 4]
                 yield dataclasses.replace(case, mu=mu, sigma=sigma, plain=True, turns=(1, 2, 5, 16)[k // 12 % 4])
+    # Transposed matrices with aligned columns, whose last piece is partial.
+    for k, (d, n, antithetic) in enumerate(itertools.product((33, 38, 43), (16, 37), (False, True))):
+        yield Case(
+            d, n, dtype, noise, antithetic, seed=k, sample_offset=k % 9, strides=(1, ceil_div(d, 8) * 8), plain=True,
+            turns=k // 2 % 3 + 1,
+        )  # fmt: skip
 
 
 def few_rows(dtype: str, noise: str) -> Iterator[Case]:

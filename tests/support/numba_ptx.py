@@ -1,4 +1,4 @@
-"""Compile the Python kernel without a GPU, for test_numba_ptx.py.
+"""Compile the plain kernels in Python without a GPU, for test_numba_ptx.py.
 
 The compilation runs in a separate process, because it patches numba-cuda's device. As a program, this module reads one
 line of JSON for each kernel: ``[name, fields, [major, minor]]``, with the fields of a `KernelKey`, without the device.
@@ -68,11 +68,11 @@ class Compiled:
         return f"{dtype} {noise} {transform} {STORE_KINDS[store_kind]} {self.architecture}"
 
 
-def compile_all(results: list[Compiled], origin_in_memory: bool = False) -> None:
+def compile_all(results: list[Compiled]) -> None:
     """Compile these kernels in a separate process."""
     if importlib.util.find_spec("numba_cuda") is None:
         raise CannotCompileError("numba-cuda is not installed")
-    jobs = [[result.file.stem, [*result.variant, origin_in_memory, False], result.capability] for result in results]
+    jobs = [[result.file.stem, [*result.variant, False, False], result.capability] for result in results]
     _run(jobs, results[0].file.parent)
 
 
@@ -132,9 +132,10 @@ def _compile(fields: list[Any], capability: tuple[int, int]) -> str:
     # The device properties that Numba reads to compile.
     dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=capability)
     key = keys.KernelKey(*fields, 0)
+    kernel = cuda_compilation.kernel_of(key, capability)
     ptx, _ = cuda.compile(
-        cuda_compilation.kernel_function(key, capability), parameters.SIGNATURE.args, device=False,
-        abi="numba", cc=capability, output="ptx", launch_bounds=cuda_compilation.launch_bounds(key, capability),
+        kernel.py_func, parameters.SIGNATURE.args, device=False, abi="numba", cc=capability, output="ptx",
+        launch_bounds=kernel.targetoptions["launch_bounds"],
     )  # fmt: skip
     return str(ptx)
 

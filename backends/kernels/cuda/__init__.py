@@ -1,1 +1,1 @@
-"""The block-per-dimension kernel for CUDA devices; twins of the files in csrc/cuda."""
+"""The plain kernels for CUDA in Python, and the launch geometry of all CUDA kernels: twins of files in csrc/cuda."""

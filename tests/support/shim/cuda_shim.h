@@ -22,7 +22,6 @@ inline std::vector<std::pair<void*, std::size_t>> shared_memory;
 inline void begin_block() {
   for (auto& [memory, size] : shared_memory) std::memset(memory, 0xA5, size);
 }
-inline void after_barrier() {}
 
 }  // namespace fibers
 

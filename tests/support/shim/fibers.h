@@ -4,7 +4,7 @@
 // of blocks, warps and lanes. A thread runs until a barrier, or an exchange within its warp. If a needed
 // barrier is missing, one of the two orders lets a thread read memory before it is written.
 //
-// The file that includes this one defines `fail`, `begin_block` and `after_barrier`.
+// The file that includes this one defines `fail` and `begin_block`.
 #pragma once
 
 #ifdef __SANITIZE_ADDRESS__
@@ -30,7 +30,6 @@ namespace fibers {
 
 [[noreturn]] void fail(const char* message);
 void begin_block();
-void after_barrier();
 
 constexpr unsigned kWarp = 32;
 constexpr std::size_t kStack = 256 << 10;
@@ -158,7 +157,6 @@ inline void run_block(bool backwards) {
       if (wait == kBlock) threads[k].wait = kReady;
     }
     if (wait == kDone) return;
-    after_barrier();
   }
 }
 

@@ -1,8 +1,8 @@
 // Runs the CUDA kernel on the CPU, block by block: reads cases from standard input, and writes results to standard
 // output.
 //
-// A case is a `Case` and the bytes of mu and sigma. Its result is a `Result`, the bytes of the output, and the number
-// of writes to each element.
+// A case is a `Case`, the bytes of mu and sigma, and the words of a batch's second and further matrices. Its result is
+// a `Result`, the bytes of the output, and the number of writes to each element.
 #include "cases.h"
 // clang-format off: the kernel needs the macros of the shim.
 #include "cuda/advance_kernel.cuh"
@@ -93,7 +93,8 @@ namespace {
 
 template <bool antithetic, StoreKind store_kind>
 void run(const Launch& call, const Geometry& g, bool backwards) {
-  cuda_shim::launch(g.blocks, g.threads, backwards, [&] {
+  const u32 batch = store_kind == kSmallMatrices || call.batch == 0 ? 1 : call.batch;
+  fibers::launch(g.blocks, batch, g.threads, backwards, [&] {
     sample_kernel<Counted<Element>, kShared, antithetic, false, store_kind, kOriginInMemory>(call, g);
   });
 }
@@ -123,10 +124,14 @@ int main() {
     read(mu, one.mu_bytes);
     read(sigma, one.sigma_bytes);
     Launch call = one.call;
+    std::vector<Origin> origins(call.batch > 1 ? call.batch : 1, one.origin);
+    Memory further((origins.size() - 1) * sizeof(Origin));
+    read(further, (origins.size() - 1) * sizeof(Origin));
+    std::memcpy(origins.data() + 1, further.data, (origins.size() - 1) * sizeof(Origin));
     if (call.mu_type != kNumber) call.mu.data = mu.at(call.mu.data);
     if (call.sigma_type != kNumber) call.sigma.data = sigma.at(call.sigma.data);
     call.matrix = out.at(call.matrix);
-    place(call, one.origin);
+    place(call, origins[0]);
     if ((call.origin_in_memory != 0) != kOriginInMemory || call.shared_noise != kShared ||
         element_size(call.type) != sizeof(Element)) {
       cuda_shim::fail("a launch for another program");
@@ -139,8 +144,8 @@ int main() {
     const Geometry& geometry = result.geometry = one.has_geometry ? one.geometry : geometry_of(call);
     call.antithetic ? run_stores<true>(call, geometry, one.backwards)
                     : run_stores<false>(call, geometry, one.backwards);
-    advance_kernel(&one.origin.offset);
-    result.offset = one.origin.offset;
+    advance_kernel(&origins[0].offset);
+    result.offset = origins[0].offset;
     write(&result, sizeof result);
     write(out.data, one.out_bytes);
     write(writes.data(), writes.size());
