@@ -220,7 +220,7 @@ def test_a_launch_has_the_grid_and_the_parameters_of_its_geometry(
     d, n = {
         "aligned": (40, 1024), "shifted": (7, 1157), "staged": (300, 10), "strided": (30, 30),
         "transposed": (32, 30), "transposed_staged": (30, 30), "few_columns": (2**16, 3), "plain": (40, 29),
-        "plain_transposed": (33, 30),
+        "plain_transposed": (33, 30), "few_rows": (2, 900),
     }[store_kind]  # fmt: skip
     strides = {
         "strided": (60, 2), "transposed": (1, 32), "transposed_staged": (1, d), "plain_transposed": (1, 33),
