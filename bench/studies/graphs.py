@@ -63,6 +63,9 @@ def contenders(d: int, n: int, layout: str) -> dict[str, list[Fill]]:
         "memset": [torch.Tensor.zero_],
         "multisample": [lambda out: sample(out=out)],
         "multisample, fast_math": [lambda out: sample(out=out, fast_math=True)],
+        **{
+            f"multisample, {name}": [lambda out, name=name: sample(out=out, backend=name)] for name in ("cupy", "numba")
+        },
         "randn": [lambda out: torch.randn(out.shape, device="cuda", out=out)],
         "mu + sigma * randn": [expression],
     }
