@@ -11,9 +11,10 @@ import numpy as np
 from multisample.backends.launch import Operation
 from multisample.backends.system.cuda_driver import synchronize
 
-from ._arguments import DTYPES, UNCHECKED, checked_integer, dtype_name, is_constant
+from ._arguments import DTYPES, UNCHECKED, checked_integer, describe, dtype_name, is_constant
 from ._checks.window_and_options import checked_lengths
 from ._libraries import HOST, Library, described, library_of
+from ._libraries.jax import is_jax
 from ._libraries.numpy import cached_dtype
 from ._operations import COLUMNS, Call
 from ._plan import PLANS
@@ -21,6 +22,7 @@ from ._randomness.generator import Key
 from ._randomness.generator_argument import is_listed
 from ._randomness.seed_argument import batch_of, is_in_array, signature_of
 from ._routes import run_first
+from ._tracing import is_traced
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,7 +51,8 @@ def standard_normal(
         Shape of the result. With B seeds, the first length is B, and element b is ``standard_normal(size[1:],
         seed=seed[b])``: all are drawn in one launch.
     seed, generator : optional
-        As for `multisample.sample`. A list of B generators gives one key for each element, as B seeds do.
+        As for `multisample.sample`. A list of B generators gives one key for each element, as B seeds do. JAX keys are
+        for `multisample.jax.normal`.
     dtype : {"float16", "bfloat16", "float32", "float64"}, optional
         Type of the result; float64 by default, or that of `out`.
     out : array of shape `size`, optional
@@ -68,7 +71,7 @@ def standard_normal(
     TypeError
         If `size`, `seed` or `start` is no integer, or `dtype` or `out` is not accepted.
     ValueError
-        If a value is out of range, the first length is not the number of seeds, or `out` does not fit.
+        If a value is out of range, the first length is not the number of seeds or generators, or `out` does not fit.
 
     Notes
     -----
@@ -161,10 +164,13 @@ def _first(key: Any, dtype: str, pair: Pair, size: Any, seed: Any, generator: An
     if type(start) is not int or isinstance(size, list) or is_listed(generator):
         key = None  # Plans take Python's integers only, and one generator.
     start = checked_integer("start", start, 0, COLUMNS + 1)
-    batch, lengths = len(generator) if is_listed(generator) else batch_of(seed), shape
+    if not is_traced() and any(map(is_jax, seed if isinstance(seed, Key) else (seed,))):
+        raise TypeError(f"seed: expected no key or array of JAX, got {describe(seed)}; use multisample.jax.normal")
+    batch, noun = (len(generator), "generators") if is_listed(generator) else (batch_of(seed), "seeds")
+    lengths = shape
     if batch is not None:
         if not shape or shape[0] != batch:
-            raise ValueError(f"size: expected the first length to be the number of seeds, {batch}, got {shape}")
+            raise ValueError(f"size: expected the first length to be the number of {noun}, {batch}, got {shape}")
         lengths = shape[1:]
     count = math.prod(lengths)
     if start + count > COLUMNS:

@@ -375,11 +375,11 @@ def checked_out(operand: Operand, inputs: Inputs, layout: str) -> Operand:
     return operand
 
 
-def no_matrix(shape: tuple[int, ...], strides: tuple[int, ...]) -> str:
-    """The error for an `out` that is no matrix."""
+def no_matrix(shape: tuple[int, ...], strides: tuple[int, ...], matrix: tuple[int, ...]) -> str:
+    """The error for an `out` that is no view of shape `matrix`."""
     return (
-        "out: expected strides under which the axes of mu and sigma, and those of n, flatten without a copy, got shape"
-        f" {shape} and strides {strides}"
+        f"out: expected strides under which its axes flatten without a copy to shape {matrix}, got shape {shape} and"
+        f" strides {strides}"
     )
 
 
@@ -395,7 +395,7 @@ def _as_matrix(out: Operand, inputs: Inputs, layout: str) -> Operand:
     columns = single_stride(out.shape[split:], out.strides[split:], size)
     rows = single_stride(out.shape[lead:split], out.strides[lead:split], lengths[-1] * size)
     if rows is None or columns is None:
-        raise ValueError(no_matrix(out.shape, out.strides))
+        raise ValueError(no_matrix(out.shape, out.strides, lengths))
     return out._replace(shape=lengths, strides=(*out.strides[:lead], rows, columns))
 
 

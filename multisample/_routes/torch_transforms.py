@@ -166,7 +166,7 @@ def _matrix_in(out: Any, lengths: tuple[Any, ...]) -> Any:
     try:
         return out.view(lengths)
     except RuntimeError:
-        raise ValueError(no_matrix(tuple(out.shape), out.stride())) from None
+        raise ValueError(no_matrix(tuple(out.shape), out.stride(), lengths)) from None
 
 
 def listed_words(*seeds: Any) -> list[list[int]]:

@@ -15,7 +15,7 @@ from multisample.backends.contract import HostArray
 from multisample.backends.memory.host import rounded
 
 from .._arguments import checked_integer, describe
-from .._libraries import CPU, is_number, library_of
+from .._libraries import CPU, HOST, is_number, library_of
 from .._moments import weighted_moments
 from .._operations import COLUMNS as MOST_SAMPLES
 from .._randomness.generator import WORD_64, Generator, Key
@@ -603,7 +603,9 @@ class CEM(Generic[ArrayT]):
             return self._arrays.put(np.full(self._shape, x if is_number(x) else as_numpy("mu", x)))
         options = {"dtype": self._arrays.dtype_name, "backend": self._options["backend"]}
         drawn = sample(x, 0.0, 1, seed=any_seed, **options)[..., 0]
-        return flattened(self._arrays.xp, "mu, sigma", drawn, self._batch, self._dims)
+        # An object with DLPack only has no shape.
+        shape = np.shape(x) if library_of("mu, sigma", x) is HOST else getattr(x, "shape", drawn.shape)
+        return broadcast(self._arrays.xp, drawn, shape, self._batch, self._dims)
 
     def _fetch(self) -> None:
         """Copy new rows of the history from the device, up to the row that ended the last search."""
@@ -923,6 +925,19 @@ def pair_of(bounds: Any) -> tuple[Any, Any]:
         )
     low, high = bounds
     return low, high
+
+
+def broadcast(xp: Any, array: Any, shape: Any, batch: tuple[int, ...], dims: tuple[int, ...]) -> Any:
+    """A new array of shape ``(*batch, d)``: `array`, broadcast by the rule of `sample`.
+
+    `shape` is that of the caller's mean or deviation. `array` has its elements, or a copy of them for each search.
+    """
+    own = tuple(shape[len(batch) :] if len(shape) > 1 else shape)
+    if own and len(dims) == 1:  # (d,), or (d, 1) for it.
+        own = dims
+    lead = () if math.prod(array.shape) == math.prod(own) else batch
+    array = array.reshape((*lead, *(1,) * (len(dims) - len(own)), *own))
+    return xp.broadcast_to(array, (*batch, *dims)).reshape((*batch, math.prod(dims))) + 0
 
 
 def flattened(xp: Any, name: str, array: Any, batch: tuple[int, ...], dims: tuple[int, ...]) -> Any:

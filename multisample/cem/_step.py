@@ -15,7 +15,7 @@ from .._randomness.seed_argument import batch_of
 from .._sample import sample
 from .._typing import Bounds, Noise, Number
 from ._arrays import Arrays, adopted, arrays_like
-from ._method import checked_elites, checked_number, checked_smoothing, flattened, pair_of
+from ._method import broadcast, checked_elites, checked_number, checked_smoothing, flattened, pair_of
 from ._refit import Settings, State, first_state, refit
 
 
@@ -51,9 +51,7 @@ def start(mu: Any, sigma: Any, searches: SupportsIndex | None = None) -> State:
         if is_number(x):
             return arrays.put(np.full((*batch, math.prod(dims)), x))
         array = arrays.cast(arrays.adopt(x))
-        if len(dims) > 1:
-            return flattened(arrays.xp, "mu, sigma", array, batch, dims)
-        return arrays.xp.broadcast_to(array if batch else array.reshape(-1), shape) + 0
+        return broadcast(arrays.xp, array, array.shape, batch, dims)
 
     with arrays.scope():
         return _reshaped(first_state(arrays, vector(mu), vector(sigma)), shape)

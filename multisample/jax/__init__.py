@@ -84,7 +84,7 @@ def normal(key: Any, shape: SupportsIndex | Sequence[SupportsIndex] = (), dtype:
     """Draw standard normals of any shape, as `jax.random.normal` does.
 
     Element e, counted in row-major order, is the normal ``z[0, e]`` of `multisample.sample`. So the numbers do not
-    depend on the shape, and are those of `multisample.standard_normal` for the same seed.
+    depend on the shape, and are those of `multisample.standard_normal` for the same seed. Take a key for each use.
 
     Parameters
     ----------
@@ -118,15 +118,21 @@ def normal(key: Any, shape: SupportsIndex | Sequence[SupportsIndex] = (), dtype:
     import jax.numpy as jnp
     from jax.dtypes import canonicalize_dtype
 
-    from .._arguments import dtype_name
-    from .._checks.window_and_options import checked_lengths
-    from .._routes.jax.keys import batch_length
+    from .._arguments import describe, dtype_name
+    from .._checks.window_and_options import checked_lengths, count_of, exceeds
+    from .._operations import COLUMNS
+    from .._routes.jax.keys import batch_length, words_of
     from .._sample import sample
 
-    if key is None:
-        raise TypeError("key: expected a JAX key, an integer or a multisample.Key, got None")
-    if (batch := batch_length(key)) is not None:
+    try:
+        batch, _ = batch_length(key), words_of(key, 0, 0)
+    except (TypeError, ValueError) as error:
+        accepted = "a JAX key of 64 bits, an integer, 0 <= key < 2**64, or a multisample.Key"
+        raise type(error)(f"key: expected {accepted}, got {describe(key)}") from None
+    if batch is not None:
         raise ValueError(f"key: expected one key, got a vector of {batch}; use jax.vmap")
     name: Any = canonicalize_dtype(np.float64).name if dtype is None else dtype_name(dtype)
     lengths = checked_lengths("shape", shape)
-    return sample(jnp.zeros((), name), 1.0, lengths, seed=key, dtype=name)
+    if exceeds(count_of(lengths), COLUMNS):
+        raise ValueError(f"shape: expected at most 2**34 elements, got {count_of(lengths)}")
+    return sample(jnp.zeros(()), 1.0, lengths, seed=key, dtype=name)

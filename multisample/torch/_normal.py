@@ -123,9 +123,10 @@ class Normal(torch.distributions.Normal):
         batch = _batch_of(options)
         if batch is not None:
             if len(sample_shape) or self._batch_shape[:1] != (batch,):
+                noun = "generator" if is_listed(options["generator"]) else "seed"
                 raise ValueError(
-                    f"seed: expected one seed, or with sample_shape () one for each of the first axis of"
-                    f" {tuple(self._batch_shape)}, got {batch} seeds with sample_shape {tuple(sample_shape)}"
+                    f"{noun}: expected one {noun}, or with sample_shape () one for each of the first axis of"
+                    f" {tuple(self._batch_shape)}, got {batch} {noun}s with sample_shape {tuple(sample_shape)}"
                 )
             flat = batch, math.prod(self._batch_shape[1:])
             loc, scale = loc.reshape(flat), scale.reshape(flat)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 
-from multisample import cem
+from multisample import cem, sample
 
 GOAL = np.arange(12.0).reshape(4, 3)
 LOW, HIGH = [-1.0, 0.0, -2.0], [12.0, 10.5, 14.0]
@@ -78,6 +79,34 @@ def test_steps_have_the_shape_of_the_mean(searches: int | None) -> None:
     assert states[0].mu.shape == (*batch, 4, 3)
     assert np.array_equal(states[0].mu.reshape(*batch, 12), states[1].mu)
     assert np.array_equal(states[0].fun, states[1].fun)
+
+
+@pytest.mark.parametrize(
+    ("mu", "sigma", "seed"),
+    [
+        ((3, 3), (3, 1), 7), ((3, 1), (3, 3), 7), ((3, 1), (1, 3), 7), ((6, 2), (6, 1), 7), ((6, 1), (6, 2), 7),
+        ((2,), (6, 2), 7), ((6, 1), (6,), 7), ((4, 2, 3), (2, 1), 7), ((3, 5), (5,), [7, 8, 9]),
+        ((3, 5, 1), (3, 5), [7, 8, 9]), ((3, 4, 2), (2,), [7, 8, 9]), ((3, 4, 2), (3, 1), [7, 8, 9]),
+        ((3, 4, 2), (3, 2), [7, 8, 9]), ((3, 4, 2), (3, 4, 1), [7, 8, 9]), ((3, 4, 2), (3, 1, 2), [7, 8, 9]),
+        ((2,), (3, 4, 2), [7, 8, 9]), ((3, 4, 1), (3, 4, 2), [7, 8, 9]), ((3, 3, 2), (3, 2), [7, 8, 9]),
+    ],
+)  # fmt: skip
+def test_mean_and_deviation_broadcast_as_in_sample(library: Any, mu: Any, sigma: Any, seed: Any) -> None:
+    hosts = [np.arange(math.prod(shape), dtype=np.float32).reshape(shape) for shape in (mu, sigma)]
+    arrays, batch = [library.array(x) for x in hosts], () if seed == 7 else (3,)
+    expected = sample(*hosts, 20, seed=seed)
+    search = cem.CEM(*arrays, 20, seed=seed)
+    assert np.array_equal(library.to_numpy(search.ask()), expected)
+    for found in (search, cem.start(*arrays, *batch)):
+        assert found.mu.shape == found.sigma.shape == expected.shape[:-1]
+        assert np.array_equal(library.to_numpy(sample(found.mu, found.sigma, 20, seed=seed)), expected)
+    result = cem.minimize(lambda x: x.reshape(*batch, -1, 20).sum(-2), *arrays, 20, seed=seed, iterations=2)
+    assert result.mu.shape == expected.shape[:-1]
+
+
+def test_lists_broadcast_as_in_sample() -> None:
+    mu, sigma = np.zeros((3, 3), np.float32), [[0.1], [1.0], [10.0]]
+    assert np.array_equal(cem.CEM(mu, sigma, 20, seed=7).ask(), sample(mu, sigma, 20, seed=7))
 
 
 def test_wrong_shapes_raise() -> None:

@@ -85,7 +85,7 @@ def test_an_out_of_any_strides_that_flatten_is_filled_and_others_raise(layout: A
                 continue
             assert sample(mu, 1.0, columns, seed=7, layout=layout, out=out) is out
             assert np.array_equal(out, x)
-    with pytest.raises(ValueError, match=r"^out: .* flatten without a copy, got shape \(2, 3, 4\)"):
+    with pytest.raises(ValueError, match=r"^out: .* flatten without a copy to shape \(6, 4\), got shape \(2, 3, 4\)"):
         sample(mu, 1.0, 4, seed=7, out=np.zeros((3, 2, 4), np.float32).transpose(1, 0, 2))
     with pytest.raises(ValueError, match=r"^out: expected memory of its own"):
         sample(mu, 1.0, (), seed=7, out=mu)
@@ -177,7 +177,7 @@ def test_a_list_of_generators_gives_one_key_each_after_all_checks() -> None:
         (lambda g: sample(np.zeros(3), 1.0, 4, generator=[*g, 5]), TypeError, r"^generator\[2\]"),
         (lambda g: sample(np.zeros(3), 1.0, 4, generator=[*g, Generator(1, graph_safe=True)]), ValueError,
             r"^generator\[2\]: .* graph-safe"),
-        (lambda g: standard_normal((3, 2), generator=g), ValueError, "^size: .* 2, got"),
+        (lambda g: standard_normal((3, 2), generator=g), ValueError, "^size: .* number of generators, 2, got"),
         (lambda g: standard_normal((2, 2), generator=g, out=np.zeros((2, 3))), ValueError, "^out"),
     ]  # fmt: skip
     for call, error, message in calls:
@@ -202,6 +202,7 @@ def test_wrong_arguments_of_standard_normals_raise_and_advance_nothing() -> None
         ((2, 1), {"out": np.zeros((2, 2))}, ValueError, r"^out: expected shape \(2, 1\), got \(2, 2\)"),
         ((2, 1), {"out": np.zeros((2, 1), int)}, ValueError, "^out: expected dtype float64, got int64"),
         ((2, 1), {"out": np.zeros((2, 1)), "dtype": "float32"}, ValueError, "^out: expected dtype float32"),
+        ((2, 3), {"out": np.zeros((3, 2)).T}, ValueError, r"^out: .* flatten without a copy to shape \(1, 6\), got"),
     ]
     for size, options, error, message in cases:
         for _ in range(2):

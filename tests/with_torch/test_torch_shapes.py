@@ -81,6 +81,8 @@ def test_a_list_of_generators_gives_one_key_each(torch_device: str) -> None:
     q = Normal(torch.zeros(3, 4, 5, device=torch_device), 1.0)
     assert torch.equal(q.sample(generator=generators()), Normal(q.loc, 1.0, generator=generators()).sample())
     states = [used[0].get_state(), used[1].offset, used[2].get_state()]
+    with pytest.raises(ValueError, match=r"^generator: .* got 3 generators with sample_shape \(2,\)"):
+        q.sample((2,), generator=used)
     for wrong in ({"out": torch.zeros(3, 2, device=torch_device)}, {"start": -1}):
         with pytest.raises(ValueError, match=r"^(out|start):"):
             randn(3, *SIZE, generator=used, device=torch_device, **wrong)

@@ -81,15 +81,15 @@ def _shape_of(call: Call) -> tuple[tuple[int, ...], int | None] | None:
         return None
     dims = common_shape(shapes, batch)
     is_plain = len(dims) == 1 and all(len(shape) < 3 for shape in shapes.values())
-    is_plain = is_plain and call.shape is None and not isinstance(call.n, tuple)
-    return None if is_plain else (dims, batch)
+    return None if is_plain and not isinstance(call.n, tuple) else (dims, batch)
 
 
 def _drawn(call: Call, dims: tuple[int, ...], batch: int | None) -> Any:
     """The sample of a call whose dimensions have the shape `dims`, or whose `n` is a tuple."""
 
-    def flattened(x: Any) -> Any:
-        library, x = (jnp, x) if is_jax(x) else (np, HOST.normalized("mu", x))
+    def flattened(name: str, x: Any) -> Any:
+        _element_type(name, x)  # Refuses arrays of other libraries.
+        library, x = (jnp, x) if is_jax(x) else (np, HOST.normalized(name, x))
         lead = x.shape[: int(batch is not None and x.ndim > 1)]
         own = x.shape[len(lead) :]
         if own[:1] != dims:
@@ -98,8 +98,8 @@ def _drawn(call: Call, dims: tuple[int, ...], batch: int | None) -> Any:
         return x.reshape(*lead, math.prod(dims))
 
     n = checked_count(call.n)
-    flat = {name: x if is_number(x) else flattened(x) for name, x in (("mu", call.mu), ("sigma", call.sigma))}
-    return run_jax(call._replace(**flat, n=count_of(n), shape=None), None).reshape(result_shape(dims, call, batch))
+    flat = {name: x if is_number(x) else flattened(name, x) for name, x in (("mu", call.mu), ("sigma", call.sigma))}
+    return run_jax(call._replace(**flat, n=count_of(n)), None).reshape(result_shape(dims, call, batch))
 
 
 def _register(libraries: dict[type, Library], *arguments: Any) -> bool:
@@ -146,7 +146,7 @@ class _Plan:
             generator._put_back(seed, offset)
             raise
 
-    def _draw(self, vectors: Sequence[Any], words: Words, window: Sequence[Any]) -> Any:
+    def _draw(self, vectors: Sequence[Any], words: Any, window: Sequence[Any]) -> Any:
         if self._converts:
             named = zip(self._names, vectors, strict=True)
             vectors = [x if is_jax(x) else _operand(name, x, self._static.dtype) for name, x in named]
