@@ -32,6 +32,12 @@ def quotient(n, geometry):
     return np.uint32(np.uint64(n) * np.uint64(geometry.one_by_units) >> np.uint64(geometry.units_shift))
 
 
+@inline
+def group_of_column(call, width):
+    """The group of the call's first column."""
+    return np.uint32(np.uint64(call.first_column) // np.uint64(width))
+
+
 def plain_kernel(key: KernelKey, capability: tuple[int, int]) -> Any:
     """A block draws some groups of some rows. A thread keeps its group and goes down `turns` rows."""
     real, stored, width, noise_of, noise_in, scaled, narrow = group_of(key, capability)
@@ -43,48 +49,51 @@ def plain_kernel(key: KernelKey, capability: tuple[int, int]) -> Any:
         block, thread = np.uint32(cuda.blockIdx.x), np.uint32(cuda.threadIdx.x)
         band = quotient(block, geometry)
         tile = np.uint32(block - band * geometry.blocks_per_band)
-        row_of_pass = np.uint32(thread * geometry.one_by_groups) >> np.uint32(20)
-        group = np.int64(tile) * geometry.groups_per_pass + np.uint32(thread - row_of_pass * geometry.groups_per_pass)
-        column = width * group - geometry.skip
+        row_of_pass = np.uint32(np.uint32(thread * geometry.one_by_groups) >> np.uint32(20))
+        group = np.uint32(tile * geometry.groups_per_pass + (thread - row_of_pass * geometry.groups_per_pass))
+        column = np.int64(group) * width - geometry.skip
         if row_of_pass >= geometry.rows_per_pass or column >= call.columns:
             return
         # Columns [first, last) of the group are inside the matrix.
         first = np.int32(geometry.skip) if group == 0 else np.int32(0)
         last = np.int32(min(call.columns - column, width))
         keys, offset = keys_of(call), offset_of(call)
-        columns = noise_of(np.uint32(call.first_column // width + group), offset, keys)
-        apart, turns = np.int64(geometry.rows_per_pass), np.int64(geometry.turns)
-        row = np.int64(band) * (turns * apart) + row_of_pass
-        step = apart * call.row_stride
-        at = call.matrix + row * call.row_stride + column * call.column_stride
+        noise = noise_of(np.uint32(group_of_column(call, width) + group), offset, keys)
+        rows, apart, turns = np.uint32(call.rows), geometry.rows_per_pass, geometry.turns
+        row = np.uint32(band * np.uint32(turns * apart) + row_of_pass)
+        step = np.int64(apart) * call.row_stride
+        at = call.matrix + np.int64(row) * call.row_stride + column * call.column_stride
         adjacent = first == 0 and last == width and call.column_stride == size
-        aligned = adjacent and (at | step) % quad == 0
+        aligned = adjacent and (at | step) & (quad - 1) == 0
         mu, sigma = cuda.local.array(at_once, real), cuda.local.array(at_once, real)
         x = cuda.local.array(width, stored)
-        while turns > 0:
+        turn = np.uint32(0)
+        while turn < turns and row < rows:
             # All loads come first: the thread then waits for memory once.
             for r in range(at_once):
-                valid = min(row + r * apart, call.rows - 1)
+                valid = np.uint32(row + r * apart)
+                valid = np.int64(valid if valid < rows else row)
                 mu[r] = load_usual(mu_of(call), valid, real)
                 sigma[r] = load_usual(sigma_of(call), valid, real)
             for r in range(at_once):
-                if r < turns and row < call.rows:
-                    words = row_part(np.uint32(call.first_row + row), np.uint32(offset), keys[0])
-                    elements = scaled(mu[r], sigma[r], noise_in(columns, words, keys))
+                if row >= rows or np.uint32(turn + r) >= turns:
+                    return
+                words = row_part(np.uint32(np.uint32(call.first_row) + row), np.uint32(offset), keys[0])
+                elements = scaled(mu[r], sigma[r], noise_in(noise, words, keys))
+                for k in range(width):
+                    x[k] = narrow(elements[k])
+                if aligned:
+                    store_vector(at, x, width)
+                elif adjacent:
                     for k in range(width):
-                        x[k] = narrow(elements[k])
-                    if aligned:
-                        store_vector(at, x, width)
-                    elif adjacent:
-                        for k in range(width):
-                            store(at + k * size, x[k])
-                    else:
-                        for k in range(width):
-                            if first <= k and k < last:
-                                store(at + k * call.column_stride, x[k])
-                row += apart
+                        store(at + k * size, x[k])
+                else:
+                    for k in range(width):
+                        if first <= k and k < last:
+                            store(at + k * call.column_stride, x[k])
+                row = np.uint32(row + apart)
                 at += step
-            turns -= at_once
+            turn = np.uint32(turn + at_once)
 
     return kernel
 
@@ -99,28 +108,29 @@ def plain_transposed_kernel(key: KernelKey, capability: tuple[int, int]) -> Any:
     def kernel(call, geometry):
         thread = np.uint32(cuda.blockIdx.x * np.uint32(PLAIN_TRANSPOSED_THREADS) + cuda.threadIdx.x)
         turn = quotient(thread, geometry)
-        first_row = np.int64(np.uint32(thread - turn * geometry.pieces)) * own_rows
-        group = np.int64(turn) * geometry.turns
-        column = width * group - geometry.skip
-        if column >= call.columns:
+        first_row = np.uint32(np.uint32(thread - turn * geometry.pieces) * own_rows)
+        group = np.uint32(turn * geometry.turns)
+        column, columns = np.int32(width * group - geometry.skip), np.int32(call.columns)
+        if column >= columns:
             return
-        count = min(call.rows - first_row, own_rows)
+        count = min(np.uint32(np.uint32(call.rows) - first_row), np.uint32(own_rows))
         keys, offset, stride = keys_of(call), offset_of(call), call.column_stride
         mu, sigma = cuda.local.array(own_rows, real), cuda.local.array(own_rows, real)
         words = cuda.local.array((own_rows, 2), np.uint32)
         for r in range(own_rows):
-            row = first_row + (r if r < count else 0)
+            row = np.int64(first_row + (r if r < count else 0))
             mu[r] = load_usual(mu_of(call), row, real)
             sigma[r] = load_usual(sigma_of(call), row, real)
-            words[r, 0], words[r, 1] = row_part(np.uint32(call.first_row + row), np.uint32(offset), keys[0])
-        at = call.matrix + first_row * size + column * stride
-        aligned = count == own_rows and (at | stride) % (own_rows * size) == 0 and column >= 0
-        end = min(call.columns, column + width * np.int64(geometry.turns))
+            words[r, 0], words[r, 1] = row_part(np.uint32(np.uint32(call.first_row) + row), np.uint32(offset), keys[0])
+        at = call.matrix + np.int64(first_row) * size + np.int64(column) * stride
+        aligned = count == own_rows and (at | stride) & (own_rows * size - 1) == 0 and column >= 0
+        end = min(columns, np.int32(column + np.int32(width * geometry.turns)))
+        group = np.uint32(group_of_column(call, width) + group)
         x = cuda.local.array((width, own_rows), stored)
         while column < end:
-            columns = noise_of(np.uint32(call.first_column // width + group), offset, keys)
+            noise = noise_of(group, offset, keys)
             for r in range(own_rows):
-                elements = scaled(mu[r], sigma[r], noise_in(columns, (words[r, 0], words[r, 1]), keys))
+                elements = scaled(mu[r], sigma[r], noise_in(noise, (words[r, 0], words[r, 1]), keys))
                 for c in range(width):
                     x[c, r] = narrow(elements[c])
             if aligned and column + width <= end:
@@ -129,12 +139,12 @@ def plain_transposed_kernel(key: KernelKey, capability: tuple[int, int]) -> Any:
                     at += stride
             else:
                 for c in range(width):
-                    if column + c >= 0 and column + c < call.columns:
+                    if column + c >= 0 and column + c < columns:
                         for r in range(own_rows):
                             if r < count:
                                 store(at + r * size, x[c, r])
                     at += stride
-            column += width
-            group += 1
+            column = np.int32(column + width)
+            group = np.uint32(group + 1)
 
     return kernel
