@@ -365,7 +365,8 @@ def _buffer(size: int) -> _Buffer:
 
 def _sample_steps(backend: DriverBackend, launch: Launch, misalignment: int, phase: int) -> Steps:
     dtype = type_name(launch)
-    # All matrices of a batch have one geometry. kStrided supports matrices whose addresses are aligned differently.
+    # All matrices of a batch have one geometry. kStrided and kFewRows support matrices whose addresses are aligned
+    # differently.
     strided, batch = launch.batch > 1 and launch.matrix_step % 32 != 0, max(launch.batch, 1)
     usual = (ElementType.number, ElementType[computing_name(launch)])
     may_be_plain = launch.mu_type in usual and launch.sigma_type in usual and not launch.origin_in_memory

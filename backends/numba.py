@@ -1,8 +1,8 @@
 """The numba backend: kernels that are compiled on first use and cached on disk.
 
 It needs numba-cuda and a driver, but neither PyTorch nor CuPy. numba-cuda compiles the plain kernels from Python. They
-draw samples of usual size; words and normals are the same functions as in the cpu backend. NVRTC, which numba-cuda
-installs, compiles all other kernels from CUDA C++.
+draw samples of usual size, and large transposed matrices with aligned pieces. Words and normals are the same functions
+as in the cpu backend. NVRTC, which numba-cuda installs, compiles all other kernels from CUDA C++.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class NumbaBackend(DriverBackend):
         reasons, device = [], ""
         try:
             version += f", NVRTC {nvrtc_version()}"
-        except BackendUnavailableError:  # numba-cuda needs NVRTC too: it gets the architectures from it.
+        except BackendUnavailableError:  # numba-cuda asks NVRTC for the supported architectures.
             reasons.append(f"NVRTC cannot be loaded: {INSTALL}")
         try:
             devices = list(cuda.gpus)

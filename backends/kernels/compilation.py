@@ -118,7 +118,7 @@ class _Callee(CPUDispatcher):
         super().__init__(function, types_of_locals or {}, targetoptions, _CalleeCompiler)
 
     def get_call_template(self, args: Any, kws: Any) -> Any:
-        # A literal integer would be compiled apart from other integers. LLVM finds it anyway.
+        # Numba would compile the function again for each literal integer. LLVM propagates constants after inlining.
         integers = [types.unliteral(x) if isinstance(x, types.IntegerLiteral) else x for x in args]
         return super().get_call_template(integers, kws)
 

@@ -6,8 +6,8 @@ python -m bench.studies.first_draw results.json [cpu] [cuda] [wheel-cuda] [whole
 backend: the first draw, then draws of other kinds, then the first draw of another process with the same cache. "whole":
 seconds of `python -m multisample build torch_ext`. Each on all processors and on two.
 
-"wheel-cuda": compiles the libraries of a wheel into a copy of the package, then measures three processes, each from
-`import torch` on. The cache is empty.
+"wheel-cuda": compiles the libraries of a wheel into a copy of the package, then measures three processes, each with an
+empty cache. The clock starts before `import torch`.
 """
 
 from __future__ import annotations

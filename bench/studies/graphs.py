@@ -2,7 +2,7 @@
 
 Shapes are of usual size, in both layouts. "of memset" is the time of a memset over the output's bytes, divided by the
 launch's. "randn" fills the output with `torch.randn`. "mu + sigma * randn" is that and one more kernel in place.
-"cuRANDDx" is a kernel with cuRANDDx in the layout that is the fastest for the shape: see header_peers.py.
+"cuRANDDx" is the fastest of nine kernels with cuRANDDx for the shape: see header_peers.py.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def microseconds(calls: list[Call]) -> float:
 
 
 def contenders(d: int, n: int, layout: str) -> dict[str, list[Fill]]:
-    """Variants of calls that fill an output of this shape and layout."""
+    """For each name, calls that fill an output of this shape and layout. The fastest counts."""
     mu, sigma = (torch.linspace(low, high, d, device="cuda") for low, high in ((-1, 1), (0.5, 2)))
     mean, deviation = (x[:, None] if layout == "dn" else x for x in (mu, sigma))
     sample = functools.partial(multisample.sample, mu, sigma, n, seed=7, layout=layout)

@@ -18,7 +18,7 @@
 //
 // kSmallMatrices: a block draws several matrices. A thread draws one group of some rows.
 //
-// kFewRows: a block draws adjacent groups of one row, and a thread every kPlainThreads-th of them.
+// kFewRows: a block draws adjacent groups of one row, and a thread draws every kPlainThreads-th group.
 #pragma once
 
 #include "cuda/kernel_choice.h"
@@ -226,17 +226,19 @@ inline Geometry plain_geometry(const Launch& call, Geometry g, u64 groups) {
   return g;
 }
 
-// A thread computes the row's part of the words once, so many turns are good. Measured on an H200.
+// More turns share one computation of the row's part of the words; at least one block of a row should be whole.
+// Measured on an H200.
 inline Geometry few_rows_geometry(const Launch& call, Geometry g, u64 groups) {
   g.threads = kPlainThreads;
-  g.turns = static_cast<u32>(min(max(groups * call.rows * max(call.batch, 1) >> 16, 1), 16));
+  const u64 most = min(max(groups / g.threads, 1), 16);
+  g.turns = static_cast<u32>(min(max(groups * call.rows * max(call.batch, 1) >> 16, 1), most));
   g.blocks_per_band = static_cast<u32>(ceil_div(groups, g.threads * g.turns));
   g.blocks = static_cast<u32>(g.blocks_per_band * call.rows);
   set_units(g, g.blocks_per_band);
   return g;
 }
 
-// `strided` forces kStrided, which supports every stride, for calls with more rows than kFewRows has.
+// `strided` forces kStrided, which supports every stride, unless kFewRows draws the matrix.
 inline Geometry geometry_of(const Launch& call, bool strided = false) {
   Geometry g{};
   const u32 width = call.antithetic ? kAntitheticWidth : kWidth;

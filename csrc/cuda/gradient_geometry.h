@@ -77,11 +77,11 @@ inline Loads loads_of(const Launch& call, u32 skip) {
   return start % most == 0 && (call.row_stride % most == 0 || call.rows == 1) ? kAtOnce : kSideBySide;
 }
 
-// Whether the gradient is large enough for threads with several rows.
+// Whether threads have several rows: in large gradients, and in rows of one group.
 inline bool has_many_rows(const Launch& call, const GradientGeometry& g) {
   // Threads that read the seed from memory need registers for round keys, and have none for the sums of several rows.
   if (call.origin_in_memory != 0 || call.rows < (g.across ? 512 : 48)) return false;
-  // A thread with one row makes the noise of four groups at once, and would waste three of them.
+  // A thread with one row makes the noise of several groups at once (kGroupsAtOnce), and would waste the others.
   return g.groups == 1 || call.rows * g.groups >= (1 << 21);
 }
 

@@ -1,15 +1,16 @@
-// The plain kernels, kPlain and kPlainTransposed: the block-per-dimension idea with everything in registers. They are
-// the fastest kernels for calls of usual size. The kernels for large calls share work between threads. `is_plain`
-// limits the size of a call, so that numbers of rows, columns and groups fit into 32 bits.
+// The kernels with everything in registers. kPlain and kPlainTransposed are the block-per-dimension idea, and the
+// fastest kernels for calls of usual size; kPlainTransposed also for large calls whose pieces are aligned. The kernels
+// for other large calls share work between threads. `is_plain` limits the size of a call, so that numbers of rows,
+// columns and groups fit into 32 bits.
 //
-// kFewRows is as plain, for few rows of any length.
+// kFewRows draws one or two rows of any length.
 #pragma once
 
 #include "cuda/stores.cuh"
 
 namespace multisample {
 
-// Loads the elements `rows` of mu or sigma: a vector of the computing type or, if not `vectors`, maybe a number.
+// Loads the elements `rows` of mu or sigma: a vector of the computing type or, unless `vectors`, one number.
 template <bool vectors, class Real, u32 count>
 MULTISAMPLE_FUNCTION void load_usual(const Vector& vector, const u32 (&rows)[count], Real (&x)[count]) {
 #pragma unroll
@@ -159,20 +160,21 @@ MULTISAMPLE_FUNCTION void draw_few_rows(const Launch& call, const Geometry& geom
   constexpr u32 width = Elements<Out, antithetic>::kCount,
                 kAlignment = sizeof(Out) * width < kStore ? sizeof(Out) * width : kStore;
   const Keys<Real> keys(call.seed);
-  const u64 offset = value_of(call.offset, call.offset_at), of_block = u64{geometry.turns} * kPlainThreads;
+  const u64 offset = value_of(call.offset, call.offset_at), groups_of_block = u64{geometry.turns} * kPlainThreads;
   const u32 row = quotient(blockIdx.x, geometry);
-  const u64 first_group = (blockIdx.x - row * geometry.blocks_per_band) * of_block;
+  const u64 first_group = (blockIdx.x - row * geometry.blocks_per_band) * groups_of_block;
   const Real mu = element<Real>(mu_of(call), row), sigma = element<Real>(sigma_of(call), row);
   const RowPart words = row_part(static_cast<u32>(call.first_row) + row, low(offset), keys.keys);
   u64 group = first_group + threadIdx.x;
   const auto elements = [&] {
-    const u32 in_stream = static_cast<u32>(call.first_column / width + group);
-    const auto noise = Noise<Real, shared_noise, fast>::of(in_stream, offset, keys);
+    const u32 group_of_stream = static_cast<u32>(call.first_column / width + group);
+    const auto noise = Noise<Real, shared_noise, fast>::of(group_of_stream, offset, keys);
     return scaled<Out, antithetic>(mu, sigma, noise.in(words, keys));
   };
   const i64 column = static_cast<i64>(width * first_group) - geometry.skip, stride = call.column_stride;
   char* at = static_cast<char*>(call.matrix) + row * call.row_stride + (column + width * threadIdx.x) * stride;
-  const bool is_whole = column >= 0 && column + static_cast<i64>(width * of_block) <= static_cast<i64>(call.columns);
+  const bool is_whole =
+      column >= 0 && column + static_cast<i64>(width * groups_of_block) <= static_cast<i64>(call.columns);
   if (is_whole && stride == sizeof(Out) && reinterpret_cast<u64>(at) % kAlignment == 0) {
 #pragma unroll(sizeof(Real) == 4 && !antithetic ? 4 : 1)
     for (u32 k = 0; k < geometry.turns; ++k, group += kPlainThreads) {

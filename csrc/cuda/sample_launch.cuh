@@ -9,8 +9,9 @@ namespace multisample {
 // Launches on the current device, which must be the call's. The call has at least one row and one column.
 template <class Out, bool shared_noise, bool antithetic, bool fast>
 cudaError_t launch_sample(const Launch& call) {
-  // Kernels that read words from memory, if there are any, have three store kinds besides kSmallMatrices.
-  const auto run_from_memory = [&](const Geometry& g) {
+  // Kernels that can read words from memory exist for kAligned, kFewRows, kStrided and kSmallMatrices. With kFewRows
+  // and kStrided, they also draw calls whose words are values.
+  const auto run_general = [&](const Geometry& g) {
     const auto kernel = g.store_kind == kAligned   ? sample_kernel<Out, shared_noise, antithetic, fast, kAligned, true>
                         : g.store_kind == kFewRows ? sample_kernel<Out, shared_noise, antithetic, fast, kFewRows, true>
                                                    : sample_kernel<Out, shared_noise, antithetic, fast, kStrided, true>;
@@ -27,7 +28,7 @@ cudaError_t launch_sample(const Launch& call) {
     const bool same_alignment = call.batch <= 1 || call.matrix_step % 32 == 0;
     Geometry g = geometry_of(call);
     if (g.store_kind != kAligned || !same_alignment) g = geometry_of(call, true);
-    return run_from_memory(g);
+    return run_general(g);
   }
   const Geometry g = geometry_of(call);
   const auto run = [&](auto kernel) { return launch_kernel(kernel, g.blocks, g.threads, call.stream, call, g); };
@@ -40,7 +41,7 @@ cudaError_t launch_sample(const Launch& call) {
     case kFewColumns: return run(sample_kernel<Out, shared_noise, antithetic, fast, kFewColumns>);
     case kPlain: return run(sample_kernel<Out, shared_noise, antithetic, fast, kPlain>);
     case kPlainTransposed: return run(sample_kernel<Out, shared_noise, antithetic, fast, kPlainTransposed>);
-    default: return run_from_memory(g);
+    default: return run_general(g);
   }
 }
 

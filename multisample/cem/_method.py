@@ -603,7 +603,7 @@ class CEM(Generic[ArrayT]):
             return self._arrays.put(np.full(self._shape, x if is_number(x) else as_numpy("mu", x)))
         options = {"dtype": self._arrays.dtype_name, "backend": self._options["backend"]}
         drawn = sample(x, 0.0, 1, seed=any_seed, **options)[..., 0]
-        # An object with DLPack only has no shape.
+        # An object that has only `__dlpack__` has no `shape`.
         shape = np.shape(x) if library_of("mu, sigma", x) is HOST else getattr(x, "shape", drawn.shape)
         return broadcast(self._arrays.xp, drawn, shape, self._batch, self._dims)
 

@@ -84,7 +84,7 @@ def normal(key: Any, shape: SupportsIndex | Sequence[SupportsIndex] = (), dtype:
     """Draw standard normals of any shape, as `jax.random.normal` does.
 
     Element e, counted in row-major order, is the normal ``z[0, e]`` of `multisample.sample`. So the numbers do not
-    depend on the shape, and are those of `multisample.standard_normal` for the same seed. Take a key for each use.
+    depend on the shape, and are those of `multisample.standard_normal` for the same seed. Use a new key for each call.
 
     Parameters
     ----------
@@ -125,10 +125,12 @@ def normal(key: Any, shape: SupportsIndex | Sequence[SupportsIndex] = (), dtype:
     from .._sample import sample
 
     try:
-        batch, _ = batch_length(key), words_of(key, 0, 0)
+        batch = batch_length(key)
+        words_of(key, 0, 0)  # Checks the key.
     except (TypeError, ValueError) as error:
         accepted = "a JAX key of 64 bits, an integer, 0 <= key < 2**64, or a multisample.Key"
-        raise type(error)(f"key: expected {accepted}, got {describe(key)}") from None
+        kind = ValueError if isinstance(error, ValueError) else TypeError
+        raise kind(f"key: expected {accepted}, got {describe(key)}") from None
     if batch is not None:
         raise ValueError(f"key: expected one key, got a vector of {batch}; use jax.vmap")
     name: Any = canonicalize_dtype(np.float64).name if dtype is None else dtype_name(dtype)

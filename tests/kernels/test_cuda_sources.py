@@ -248,7 +248,8 @@ BATCHES = [
     Batch("aligned", 40, 1024, True), Batch("shifted", 8, 1157, False), Batch("transposed", 32, 30, True),
     Batch("strided", 41, 29, False), Batch("few_columns", 2**16 + 8, 3, True), Batch("small_matrices", 1, 4, True),
     Batch("small_matrices", 12, 32, True), Batch("small_matrices", 10, 10, False),
-    Batch("strided", 1, 1029, True),  # Only the first matrix is aligned.
+    Batch("strided", 3, 1029, True),  # Only the first matrix is aligned.
+    Batch("few_rows", 1, 1029, True), Batch("few_rows", 1, 4096, True), Batch("few_rows", 2, 1040, False),
 ]  # fmt: skip
 
 

@@ -95,7 +95,7 @@ def geometry(
 
     `misalignment` is the address of the matrix modulo 32, and `strides` are its strides in bytes. `first_column` is
     the index of the call's first column modulo 8, or -1 if that index is in device memory. `strided` forces kStrided,
-    which supports every stride and address, for more rows than kFewRows has. `may_be_plain` says whether mu and sigma
+    which supports every stride and address, unless kFewRows draws the matrix. `may_be_plain` says whether mu and sigma
     have the computing type or are numbers, and `Launch.origin_in_memory` is 0.
     """
     size, fixed_skip = SIZES[dtype], first_column >= 0
@@ -152,11 +152,12 @@ def _plain(rows: int, groups: int, size: int, skip: int, store_kind: int, cheap:
 
 def _few_rows(rows: int, groups: int, skip: int, batch: int) -> Geometry:
     """The geometry of kFewRows."""
-    turns = min(max(groups * rows * batch >> 16, 1), 16)
-    of_row = ceil_div(groups, PLAIN_THREADS * turns)
+    most = min(max(groups // PLAIN_THREADS, 1), 16)
+    turns = min(max(groups * rows * batch >> 16, 1), most)
+    blocks_per_row = ceil_div(groups, PLAIN_THREADS * turns)
     return Geometry(
-        blocks=of_row * rows, threads=PLAIN_THREADS, skip=skip, store_kind=FEW_ROWS, turns=turns,
-        blocks_per_band=of_row, **divisor(of_row),
+        blocks=blocks_per_row * rows, threads=PLAIN_THREADS, skip=skip, store_kind=FEW_ROWS, turns=turns,
+        blocks_per_band=blocks_per_row, **divisor(blocks_per_row),
     )  # fmt: skip
 
 

@@ -153,8 +153,8 @@ def _scaled_pairs(mu, sigma, z):
     return a[0], b[0], a[1], b[1], a[2], b[2], a[3], b[3]
 
 
-class Group(NamedTuple):
-    """The choices of a kernel: the types and the functions that make the elements of a group."""
+class GroupFunctions(NamedTuple):
+    """What a key selects: types, and the functions that make the elements of a group."""
 
     real: Any
     """The computing type."""
@@ -171,11 +171,11 @@ class Group(NamedTuple):
     """From the computing type to `stored`."""
 
 
-def group_of(key: KernelKey, capability: tuple[int, int]) -> Group:
+def group_of(key: KernelKey, capability: tuple[int, int]) -> GroupFunctions:
     """The choices of `key`, for devices of a compute capability."""
     row = MATRIX_TYPES[key.dtype]
     noise_of, noise_in = _noise(row.computing, key.shared_noise, key.fast_math)
-    return Group(
+    return GroupFunctions(
         getattr(np, row.computing), getattr(np, row.stored), ANTITHETIC_WIDTH if key.antithetic else WIDTH, noise_of,
         noise_in, _scaled_pairs if key.antithetic else _scaled, narrowing(key.dtype, capability),
     )  # fmt: skip

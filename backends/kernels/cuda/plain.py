@@ -22,7 +22,6 @@ from .intrinsics import store, store_vector
 from .kernel_choice import own_rows_of
 from .keys import KernelKey
 
-# Launch bounds are the maximum threads of a block, and the minimum blocks of a multiprocessor, which limit registers.
 OPTIONS = {"lto": False, "opt": True, "debug": False}
 
 
@@ -44,6 +43,7 @@ def plain_kernel(key: KernelKey, capability: tuple[int, int]) -> Any:
     size, at_once = SIZES[key.dtype], 1 if key.dtype == "float64" else 4
     quad = min(4 * size, 16)
 
+    # Launch bounds: the maximum threads of a block, and the minimum blocks of a multiprocessor, which limit registers.
     @cuda.jit(launch_bounds=(PLAIN_THREADS, 3), **OPTIONS)
     def kernel(call, geometry):
         block, thread = np.uint32(cuda.blockIdx.x), np.uint32(cuda.threadIdx.x)

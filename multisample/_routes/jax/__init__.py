@@ -151,7 +151,7 @@ class _Plan:
             named = zip(self._names, vectors, strict=True)
             vectors = [x if is_jax(x) else _operand(name, x, self._static.dtype) for name, x in named]
         if type(words.seed) is type(words.offsets) is np.ndarray and words.seed.ndim == 1:
-            words = np.concatenate(words)  # JAX copies each array to a GPU by itself, in some 50 us.
+            words = np.concatenate(words)  # JAX copies each array to a GPU separately, in about 50 us.
         return self._programs[_is_aligned(window[1])](words, *vectors)
 
     def _draw_counted(self, vectors: Sequence[Any], generator: Any, window: Sequence[Any]) -> Any:

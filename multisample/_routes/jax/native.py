@@ -427,7 +427,7 @@ def _find_driver() -> None:
 
 
 def deleter(platform: str) -> int:
-    """The address of the C function that frees states. Those of the CPU have no records."""
+    """The address of the C function that frees states. For states on the CPU, `PyMem_RawFree` suffices."""
     if platform == PLATFORMS[1]:
         return c_address(_delete, "xla-delete", digest())
     return ctypes.cast(ctypes.pythonapi.PyMem_RawFree, ctypes.c_void_p).value or 0
