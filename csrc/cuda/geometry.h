@@ -91,6 +91,11 @@ struct Geometry {
 
 static_assert(sizeof(Geometry) == 100, "backends/kernels/cuda/geometry.py packs these bytes");
 
+// n / blocks_per_band, or n / pieces: see `Geometry`.
+MULTISAMPLE_FUNCTION u32 quotient(u32 n, const Geometry& geometry) {
+  return static_cast<u32>(static_cast<u64>(n) * geometry.one_by_units >> geometry.units_shift);
+}
+
 #if !defined(__CUDACC_RTC__)
 
 // Whether noise takes less time than its stores.
@@ -205,9 +210,10 @@ inline Geometry plain_geometry(const Launch& call, Geometry g, u64 groups) {
   if (g.store_kind == kPlainTransposed) {
     units = ceil_div(call.rows, own_rows_of(element_size(call.type)));
     g.pieces = static_cast<u32>(units);
-    // Where memory is the limit, few turns are better.
+    // Where memory is the limit, few turns are better. A thread of an antithetic call stores twice as much.
     const bool cheap = is_cheap(call) || call.antithetic;
-    g.turns = static_cast<u32>(all < 1 << 18 ? 1 : !cheap ? min(max(all >> 20, 2), 8) : all < 1 << 20 ? 2 : 1);
+    g.turns = 1;
+    if (all >= 1 << 18) g.turns = static_cast<u32>(cheap ? (all < 1 << 20 ? 2 : 1) : min(max(all >> 20, 2), 8));
     g.threads = kPlainTransposedThreads;
     g.blocks = static_cast<u32>(ceil_div(units * ceil_div(groups, g.turns), g.threads));
   } else {

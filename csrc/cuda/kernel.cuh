@@ -1,10 +1,11 @@
 // The block-per-dimension kernel: x[i, j] = mu[i] + sigma[i] z[i, j]. Noise is made in registers, and each element is
 // written once. cuda/plain.cuh has the idea, and the kernels of most calls. For large calls, cuda/rows.cuh has the
-// kernels with row stores, cuda/transposed.cuh the kernels with transposed stores, and cuda/few_columns.cuh the kernel
-// for few columns. cuda/small_matrices.cuh has the kernel for batches of small matrices.
+// kernels with row stores, and cuda/transposed.cuh the kernels with transposed stores. cuda/few_columns.cuh,
+// cuda/few_rows.cuh and cuda/small_matrices.cuh have the kernels for matrices of these shapes.
 #pragma once
 
 #include "cuda/few_columns.cuh"
+#include "cuda/few_rows.cuh"
 #include "cuda/plain.cuh"
 #include "cuda/rows.cuh"
 #include "cuda/small_matrices.cuh"

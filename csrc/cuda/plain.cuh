@@ -2,8 +2,6 @@
 // fastest kernels for calls of usual size; kPlainTransposed also for large calls whose pieces are aligned. The kernels
 // for other large calls share work between threads. `is_plain` limits the size of a call, so that numbers of rows,
 // columns and groups fit into 32 bits.
-//
-// kFewRows draws one or two rows of any length.
 #pragma once
 
 #include "cuda/stores.cuh"
@@ -19,11 +17,6 @@ MULTISAMPLE_FUNCTION void load_usual(const Vector& vector, const u32 (&rows)[cou
                ? load<Real>(static_cast<const char*>(vector.input.data) + rows[r] * vector.stride)
                : rounded<Real>(vector.input.number);
   }
-}
-
-// n / blocks_per_band, or n / pieces: see `Geometry`.
-MULTISAMPLE_FUNCTION u32 quotient(u32 n, const Geometry& geometry) {
-  return static_cast<u32>(static_cast<u64>(n) * geometry.one_by_units >> geometry.units_shift);
 }
 
 // A block draws some groups of some rows. A thread keeps its group and goes down `turns` rows.
@@ -150,44 +143,6 @@ MULTISAMPLE_FUNCTION void draw_plain_transposed(const Launch& call, const Geomet
         if (r < count) to[r] = elements[r].x[c];
       }
     });
-  }
-}
-
-// A block draws adjacent groups of one row. A thread keeps mu, sigma and the row's part of the words.
-template <class Out, bool shared_noise, bool antithetic, bool fast>
-MULTISAMPLE_FUNCTION void draw_few_rows(const Launch& call, const Geometry& geometry) {
-  using Real = typename Computing<Out>::Type;
-  constexpr u32 width = Elements<Out, antithetic>::kCount,
-                kAlignment = sizeof(Out) * width < kStore ? sizeof(Out) * width : kStore;
-  const Keys<Real> keys(call.seed);
-  const u64 offset = value_of(call.offset, call.offset_at), groups_of_block = u64{geometry.turns} * kPlainThreads;
-  const u32 row = quotient(blockIdx.x, geometry);
-  const u64 first_group = (blockIdx.x - row * geometry.blocks_per_band) * groups_of_block;
-  const Real mu = element<Real>(mu_of(call), row), sigma = element<Real>(sigma_of(call), row);
-  const RowPart words = row_part(static_cast<u32>(call.first_row) + row, low(offset), keys.keys);
-  u64 group = first_group + threadIdx.x;
-  const auto elements = [&] {
-    const u32 group_of_stream = static_cast<u32>(call.first_column / width + group);
-    const auto noise = Noise<Real, shared_noise, fast>::of(group_of_stream, offset, keys);
-    return scaled<Out, antithetic>(mu, sigma, noise.in(words, keys));
-  };
-  const i64 column = static_cast<i64>(width * first_group) - geometry.skip, stride = call.column_stride;
-  char* at = static_cast<char*>(call.matrix) + row * call.row_stride + (column + width * threadIdx.x) * stride;
-  const bool is_whole =
-      column >= 0 && column + static_cast<i64>(width * groups_of_block) <= static_cast<i64>(call.columns);
-  if (is_whole && stride == sizeof(Out) && reinterpret_cast<u64>(at) % kAlignment == 0) {
-#pragma unroll(sizeof(Real) == 4 && !antithetic ? 4 : 1)
-    for (u32 k = 0; k < geometry.turns; ++k, group += kPlainThreads) {
-      PutPaired<Out, antithetic>{}(at, elements());
-      at += width * kPlainThreads * sizeof(Out);
-    }
-  } else {
-#pragma unroll 1
-    for (u32 k = 0; k < geometry.turns; ++k, group += kPlainThreads) {
-      const Inside inside(width, group, call, geometry);
-      if (inside.first < inside.last) PutStrided<Out, antithetic>{stride, inside}(at, elements());
-      at += static_cast<i64>(width * kPlainThreads) * stride;
-    }
   }
 }
 
