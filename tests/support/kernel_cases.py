@@ -280,7 +280,7 @@ def any_strides(dtype: str, noise: str) -> Iterator[Case]:
         (3, 1024),
     ]:
         backwards = [(-n, 1), (-(n + 3), 1), (-(n + 8), 1), (1, -d), (-1, -d), (n, -1)]
-        layouts = [*backwards, (n, 1), (1, d), (1, d + 3), (2 * n, 2), (-9 * n, 3), (2, 2 * d)]
+        layouts = [*backwards, (n, 1), (n + 4, 1), (1, d), (1, d + 3), (2 * n, 2), (-9 * n, 3), (2, 2 * d)]
         for strides, antithetic in itertools.product(layouts, (False, True)):
             k = next(numbers) // 2
             yield Case(d, n, dtype, noise, antithetic, seed=k, sample_offset=k % 8, strides=strides, misalignment=k % 3)
