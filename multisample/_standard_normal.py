@@ -51,8 +51,8 @@ def standard_normal(
         Shape of the result. With B seeds, the first length is B, and element b is ``standard_normal(size[1:],
         seed=seed[b])``: all are drawn in one launch.
     seed, generator : optional
-        As for `multisample.sample`. A list of B generators gives one key for each element, as B seeds do. JAX keys are
-        for `multisample.jax.normal`.
+        As for `multisample.sample`. A list of B generators gives one key for each element, as B seeds do. For a key of
+        JAX, call `multisample.jax.normal`.
     dtype : {"float16", "bfloat16", "float32", "float64"}, optional
         Type of the result; float64 by default, or that of `out`.
     out : array of shape `size`, optional
@@ -71,7 +71,8 @@ def standard_normal(
     TypeError
         If `size`, `seed` or `start` is no integer, or `dtype` or `out` is not accepted.
     ValueError
-        If a value is out of range, the first length is not the number of seeds or generators, or `out` does not fit.
+        If a value is out of range, if the first length is not the number of seeds or generators, or if `out` does not
+        fit.
 
     Notes
     -----

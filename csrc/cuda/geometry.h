@@ -232,8 +232,8 @@ inline Geometry plain_geometry(const Launch& call, Geometry g, u64 groups) {
   return g;
 }
 
-// More turns share one computation of the row's part of the words; at least one block of a row should be whole.
-// Measured on an H200.
+// A thread computes the row's part of the words once for all its turns, so many turns are good: measured on an H200.
+// But only whole blocks have vectorised stores, so a block is no longer than a row.
 inline Geometry few_rows_geometry(const Launch& call, Geometry g, u64 groups) {
   g.threads = kPlainThreads;
   const u64 most = min(max(groups / g.threads, 1), 16);

@@ -9,8 +9,8 @@ namespace multisample {
 // Launches on the current device, which must be the call's. The call has at least one row and one column.
 template <class Out, bool shared_noise, bool antithetic, bool fast>
 cudaError_t launch_sample(const Launch& call) {
-  // Kernels that can read words from memory exist for kAligned, kFewRows, kStrided and kSmallMatrices. With kFewRows
-  // and kStrided, they also draw calls whose words are values.
+  // These kernels can read the seed, the offset and the window from memory. With kFewRows and kStrided, they also draw
+  // calls that pass all of these by value.
   const auto run_general = [&](const Geometry& g) {
     const auto kernel = g.store_kind == kAligned   ? sample_kernel<Out, shared_noise, antithetic, fast, kAligned, true>
                         : g.store_kind == kFewRows ? sample_kernel<Out, shared_noise, antithetic, fast, kFewRows, true>

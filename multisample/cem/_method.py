@@ -930,7 +930,8 @@ def pair_of(bounds: Any) -> tuple[Any, Any]:
 def broadcast(xp: Any, array: Any, shape: Any, batch: tuple[int, ...], dims: tuple[int, ...]) -> Any:
     """A new array of shape ``(*batch, d)``: `array`, broadcast by the rule of `sample`.
 
-    `shape` is that of the caller's mean or deviation. `array` has its elements, or a copy of them for each search.
+    `shape` is the shape of the caller's mean or deviation. `array` has the caller's elements once, or once for each
+    search.
     """
     own = tuple(shape[len(batch) :] if len(shape) > 1 else shape)
     if own and len(dims) == 1:  # (d,), or (d, 1) for it.

@@ -60,8 +60,8 @@ def randn(
     TypeError
         If `size`, `seed` or `start` is no integer, or `dtype` or `out` is not accepted.
     ValueError
-        If a value is out of range, the first length is not the number of seeds or generators, or `out` does not
-        fit.
+        If a value is out of range, if the first length is not the number of seeds or generators, or if `out` does
+        not fit.
 
     Notes
     -----

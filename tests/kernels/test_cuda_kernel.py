@@ -323,34 +323,34 @@ cuda, _ONE = gpu.cuda, np.float32(1)
 
 
 def writes_outside(call, geometry):
-    """block 1, thread 63: accesses memory outside of the output, 288 bytes from its begin."""
+    """block 1, thread 63: accesses memory outside of the output, 288 bytes behind its first byte."""
     if cuda.blockIdx.x == 1:
         gpu.store(call.matrix + 4 * (cuda.threadIdx.x + 9), _ONE)
 
 
 def writes_before(call, geometry):
-    """block 0, thread 0: accesses memory outside of the output, -4 bytes from its begin."""
+    """block 0, thread 0: accesses memory outside of the output, -4 bytes behind its first byte."""
     gpu.store(call.matrix - 4, _ONE)
 
 
 def writes_four_at_any_address(call, geometry):
-    """block 0, thread 1: makes a misaligned access to the output, 20 bytes from its begin."""
+    """block 0, thread 1: makes a misaligned access to the output, 20 bytes behind its first byte."""
     if cuda.blockIdx.x == 0 and cuda.threadIdx.x < 8:
         gpu.store_vector(call.matrix + 20 * cuda.threadIdx.x, (_ONE, _ONE, _ONE, _ONE), 4)
 
 
 def writes_in_each_block(call, geometry):
-    """block 1, thread 0: writes an element twice in the output, 0 bytes from its begin."""
+    """block 1, thread 0: writes an element twice in the output, 0 bytes behind its first byte."""
     gpu.store(call.matrix + 4 * cuda.threadIdx.x, _ONE)
 
 
 def reads_outside(call, geometry):
-    """block 0, thread 0: accesses memory outside of the inputs, 64 bytes from its begin."""
+    """block 0, thread 0: accesses memory outside of an input, 64 bytes behind its first byte."""
     gpu.store(call.matrix, gpu.load(call.offset_at + 64, np.float32))
 
 
 def never_ends(call, geometry):
-    """block 0, thread 0: never ends, in the inputs, 0 bytes from its begin."""
+    """block 0, thread 0: never ends, in an input, 0 bytes behind its first byte."""
     while gpu.load(call.offset_at, np.uint64) == 0:
         pass
 

@@ -39,7 +39,8 @@ _OUTSIDE, _MISALIGNED, _TWICE, _ENDLESS = range(1, len(_ERRORS))
 
 # The state of a launch. Compiled kernels contain the addresses of these arrays.
 _state, _packed = np.zeros(32, np.int64), np.zeros(4096 // 8, np.uint64)
-# Addresses of state: the indices, the first error, counts of writes, and the memory of the output and of the inputs.
+# Addresses of the state: the indices, the first error, the number of accesses, the size of an element, the flags of
+# written elements, and the begin and the end of the output and of each input.
 _BLOCK, _THREAD, _ERROR, _WRONG, _NEAR, _ACCESSES, _ELEMENT, _WRITTEN, _OUT = (
     address_of(_state) + 8 * k for k in range(9)
 )
@@ -270,9 +271,9 @@ def launch(
 ) -> None:
     """Run a grid of `blocks` blocks of `threads` threads, in ascending or, if `backwards`, descending order.
 
-    `kernel` is from `compile_kernel`, and `parameters` are the call and the geometry, packed. A second write to an
-    element is an error, but not a write into a gap of a strided `out`. The kernel may read up to four `inputs`, such as
-    mu, sigma and the words in memory. A wrong access raises BrokenKernelError.
+    `kernel` is from `compile_kernel`. `parameters` are the bytes of the call and of the geometry. It is an error to
+    write an element twice, but not to write into a gap of a strided `out`. The kernel may read up to four `inputs`,
+    such as mu, sigma and the words in memory. A wrong access raises BrokenKernelError.
     """
     if blocks < 1 or threads % _WARP != 0 or not 0 < threads <= PLAIN_THREADS:
         raise BrokenKernelError(f"invalid grid: {blocks} blocks of {threads} threads")
@@ -286,9 +287,9 @@ def launch(
         kernel(blocks, threads, backwards)
     except RuntimeError:
         block, thread, error, address, region = _state[:5].tolist()
-        name, bytes_off = "the output" if region == _OUT else "the inputs", address - _state[(region - _BLOCK) // 8]
+        name, bytes_off = "the output" if region == _OUT else "an input", address - _state[(region - _BLOCK) // 8]
         raise BrokenKernelError(
-            f"block {block}, thread {thread}: {_ERRORS[error]} {name}, {bytes_off} bytes from its begin"
+            f"block {block}, thread {thread}: {_ERRORS[error]} {name}, {bytes_off} bytes behind its first byte"
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""Test cases for the CUDA kernels in C++, and for the plain ones in Python. The tests run them on the CPU."""
+"""Test cases for the CUDA kernels in C++ and for the plain kernels in Python. The tests run both on the CPU."""
 
 from __future__ import annotations
 

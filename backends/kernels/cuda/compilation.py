@@ -21,14 +21,14 @@ from .plain import plain_kernel, plain_transposed_kernel
 
 
 def kernel_of(key: KernelKey, capability: tuple[int, int]) -> Any:
-    """The kernel of a key with the store kind kPlain or kPlainTransposed, to be compiled."""
+    """The uncompiled kernel of `key`, whose store kind is kPlain or kPlainTransposed."""
     kernel = (plain_kernel if key.store_kind == PLAIN else plain_transposed_kernel)(key, capability)
     kernel.py_func.__qualname__ = name_of(key)
     return kernel
 
 
 def compile_kernel(key: KernelKey) -> Any:
-    """The kernel, compiled or loaded from the cache. The current device is that of `key`."""
+    """The kernel of `key`, compiled or loaded from the cache. The current device must be the device of `key`."""
     kernel = kernel_of(key, cuda.get_current_device().compute_capability)
     digest = source_digest()
     digest += numba_cuda.__version__ if digest else ""

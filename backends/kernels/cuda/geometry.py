@@ -39,7 +39,6 @@ MOST_THREADS = 288
 SHIFTED_THREADS = 256
 SHORT_ROW_THREADS = 2 * SHORT_ROW
 STAGED_PASSES = 4
-CHUNK = MOST_THREADS + SHORT_ROW
 TRANSPOSED_THREADS = 128
 FEW_THREADS = 128
 _MOST_FEW_PASSES, _MOST_FEW_PASSES_IF_CHEAP = (8, 6, 6, 3, 2, 2, 2, 2), (8, 3, 2, 1, 1, 1, 1, 1)
@@ -49,7 +48,9 @@ _BUSY_THREADS = 2**17
 _MOST_GROUPS_PER_PASS = 16
 _MOST_PASSES = 32
 
-_STRUCT = struct.Struct("16IiIi6I")
+FORMAT = 16 * "I" + "iIi" + 6 * "I"
+"""The format of `struct` for each field of the C++ struct ``Geometry``."""
+_STRUCT = struct.Struct(FORMAT)
 
 PACKED_GEOMETRY = _STRUCT.size
 """Bytes of the C++ struct ``Geometry``."""
@@ -162,7 +163,7 @@ def _few_rows(rows: int, groups: int, skip: int, batch: int) -> Geometry:
 
 
 def divisor(units: int) -> dict[str, int]:
-    """The fields that divide by `units`: see ``Geometry`` in C++."""
+    """The fields of a geometry with which a kernel divides by `units`: see ``Geometry`` in C++."""
     shift = 31 + (units - 1).bit_length()
     return {"one_by_units": ceil_div(1 << shift, units), "units_shift": shift}
 

@@ -9,12 +9,12 @@ from numba import types
 
 from multisample.backends.launch import FORMATS, Launch
 
-from .geometry import Geometry
+from .geometry import FORMAT, Geometry
 
 _i32, _i64, _u32, _u64 = types.int32, types.int64, types.uint32, types.uint64
 # Kernels compute with addresses as signed numbers, and reinterpret the bits of an input that is a number.
 _TYPES = {"P": _i64, "q": _i64, "Q": _u64, "I": _u32, "i": _i32}
 
 LAUNCH = types.NamedTuple([_TYPES[form] for form in FORMATS.values()], Launch)
-GEOMETRY = types.NamedTuple((_u32,) * 16 + (_i32, _u32, _i32, *(_u32,) * 6), Geometry)
+GEOMETRY = types.NamedTuple([_TYPES[form] for form in FORMAT], Geometry)
 SIGNATURE = types.void(LAUNCH, GEOMETRY)
