@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from .contract import PROTOCOL, Launcher
 from .kernels.cuda.geometry import geometry
-from .kernels.cuda.kernel_choice import OF_BATCH, OF_ROWS, is_small
+from .kernels.cuda.kernel_choice import OF_BATCH, OF_ROWS, PLAIN, PLAIN_TRANSPOSED, is_small
 from .kernels.cuda.keys import KernelKey, Key, MomentsKey, PerturbKey
 from .kernels.cuda.moments_geometry import MOMENT_THREADS, MomentGeometry, moment_geometry
 from .kernels.cuda.perturb_geometry import PERTURB_THREADS, SpanList, origin_of, perturb_turns, span_lists, spans_at
@@ -23,6 +23,8 @@ from .launch import (
     FIELD_AT,
     HEAD,
     PACKED_LAUNCH,
+    SAMPLE_CALL,
+    SIZES,
     SPAN,
     STEPS,
     ElementType,
@@ -82,7 +84,7 @@ def _launch_all(kernels: Iterable[_Ready]) -> None:
 
 
 class Step(NamedTuple):
-    """One kernel of a launch, with its arguments except the head of `Launch`."""
+    """One kernel of a launch, with its arguments except those of the head of `Launch`."""
 
     launch: Callable[[int, bytes], None]
     """``launch(kernel, parameters)``"""
@@ -90,14 +92,16 @@ class Step(NamedTuple):
     blocks: int
     batch: int
     threads: int
+    omitted: int
+    """Bytes of the head that the kernel does not take, from the first on."""
     rest: bytes
-    """The tail of `Launch`, and the geometry."""
+    """What follows the head: fields of the tail of `Launch`, and the geometry."""
     keys: Callable[[int], bytes] | None
     """The round keys for a seed, if the kernel takes them as arguments."""
 
     def ready(self, head: bytes, seed: int, stream: int) -> _Ready:
         """The launch, with the bytes of the configuration and of the arguments."""
-        arguments = head + self.rest if self.keys is None else head + self.rest + self.keys(seed)
+        arguments = head[self.omitted :] + self.rest + (b"" if self.keys is None else self.keys(seed))
         return self.launch, self.kernel, pack_configuration(self.blocks, self.threads, stream, self.batch) + arguments
 
 
@@ -110,6 +114,7 @@ _Kernels: TypeAlias = Callable[[Sequence[Any], tuple[int, int, int, int], int, i
 Kernels ignore a word whose address is not null.
 """
 
+_WHOLE_LAUNCH = slice(0, PACKED_LAUNCH)
 _NO_SPANS: tuple[bytes, list[Any]] = (b"", [])
 
 
@@ -178,12 +183,16 @@ class DriverBackend(abc.ABC):
 
     def step(
         self, launch: Launch, key: Key, blocks: int, threads: int, geometry: bytes,
-        keys: Callable[[int], bytes] | None = None, batch: int = 1,
+        keys: Callable[[int], bytes] | None = None, batch: int = 1, taken: slice = _WHOLE_LAUNCH,
     ) -> Step:  # fmt: skip
-        """The kernel `key`, which takes the launch, `geometry` and `keys`, on a grid of (`blocks`, `batch`)."""
-        size = PACKED_LAUNCH + len(geometry) + (len(keys(0)) if keys else 0)
+        """The kernel `key` on a grid of (`blocks`, `batch`).
+
+        The kernel takes the bytes `taken` of a launch, `geometry` and `keys`.
+        """
+        size = taken.stop - taken.start + len(geometry) + (len(keys(0)) if keys else 0)
         launch_kernel, (_, tail) = self._launch_of_size(size, launch.device), packer(launch)
-        return Step(launch_kernel, self.kernel(key), blocks, batch, threads, tail + geometry, keys)
+        rest = tail[: taken.stop - 8 * len(HEAD)] + geometry
+        return Step(launch_kernel, self.kernel(key), blocks, batch, threads, taken.start, rest, keys)
 
     def launch(self, launch: Launch) -> None:
         _launch_all(self._ready(launch))
@@ -232,8 +241,9 @@ class DriverBackend(abc.ABC):
                 weights, first, second, seed_at, 0, 0, scratch, stream, 0, offset_at, mu, sigma, matrix, seed, offset,
                 first_row, first_column,
             )  # fmt: skip
-            for launch_kernel, kernel, blocks, batch, threads, rest, keys in geometry:
-                parameters = _pack_configuration(blocks, batch, 1, threads, 1, 1, 0, stream, 0, 0) + head + rest
+            for launch_kernel, kernel, blocks, batch, threads, omitted, rest, keys in geometry:
+                configuration = _pack_configuration(blocks, batch, 1, threads, 1, 1, 0, stream, 0, 0)
+                parameters = configuration + head[omitted:] + rest
                 launch_kernel(kernel, parameters if keys is None else parameters + keys(seed))
 
         return Launcher(
@@ -368,17 +378,20 @@ def _sample_steps(backend: DriverBackend, launch: Launch, misalignment: int, pha
     # All matrices of a batch have one geometry. kStrided and kFewRows support matrices whose addresses are aligned
     # differently.
     strided, batch = launch.batch > 1 and launch.matrix_step % 32 != 0, max(launch.batch, 1)
-    usual = (ElementType.number, ElementType[computing_name(launch)])
-    may_be_plain = launch.mu_type in usual and launch.sigma_type in usual and not launch.origin_in_memory
+    real = ElementType[computing_name(launch)]
+    vectors = (launch.mu_type, launch.mu_stride), (launch.sigma_type, launch.sigma_stride)
+    may_be_plain = {kind for kind, _ in vectors} <= {ElementType.number, real} and not launch.origin_in_memory
+    contiguous = set(vectors) == {(real, SIZES[real.name])}
     g, packed = geometry(
         launch.rows, launch.columns, dtype, (launch.row_stride, launch.column_stride), misalignment, phase,
-        bool(launch.shared_noise), bool(launch.antithetic), bool(launch.fast_math), strided, batch, may_be_plain,
+        bool(launch.shared_noise), bool(launch.antithetic), bool(launch.fast_math), strided, batch, may_be_plain, contiguous,
     )  # fmt: skip
     key = KernelKey(
         dtype, bool(launch.shared_noise), bool(launch.antithetic), bool(launch.fast_math) and dtype != "float64",
         g.store_kind, bool(launch.origin_in_memory), launch.batch > 1, launch.device,
     )  # fmt: skip
-    return (backend.step(launch, key, g.blocks, g.threads, packed, batch=1 if g.matrices else batch),)
+    taken = SAMPLE_CALL if g.store_kind in (PLAIN, PLAIN_TRANSPOSED) else _WHOLE_LAUNCH
+    return (backend.step(launch, key, g.blocks, g.threads, packed, None, 1 if g.matrices else batch, taken),)
 
 
 def _moments_steps(backend: DriverBackend, launch: Launch, misalignment: int, phase: int) -> Steps:

@@ -16,8 +16,8 @@ from typing import Annotated, NamedTuple, TypeAlias, get_type_hints
 from .element_types import MATRIX_TYPES, SIZES, ElementType
 
 __all__ = [
-    "FIELD_AT", "FORMATS", "HEAD", "HOST", "INPUTS", "OPERANDS", "PACKED_LAUNCH", "SIZES", "SPAN", "STEPS",
-    "UNIT_FACTOR", "ElementType", "Launch", "Operands", "Operation", "Span", "WordFormat", "computing_name",
+    "FIELD_AT", "FORMATS", "HEAD", "HOST", "INPUTS", "OPERANDS", "PACKED_LAUNCH", "SAMPLE_CALL", "SIZES", "SPAN",
+    "STEPS", "UNIT_FACTOR", "ElementType", "Launch", "Operands", "Operation", "Span", "WordFormat", "computing_name",
     "matrix_of_batch", "pack", "packer", "parts_of_batch", "runs_down", "spans_of_batch", "type_name", "unpack",
     "word_formats",
 ]  # fmt: skip
@@ -167,6 +167,9 @@ FIELD_AT: dict[str, int] = {
 
 PACKED_LAUNCH = struct.calcsize(_FORMAT)
 """Bytes of a packed launch."""
+
+SAMPLE_CALL = slice(FIELD_AT["offset_at"], FIELD_AT["weights_type"])
+"""The bytes of the C++ struct ``SampleCall`` in a packed launch: the end of the head, and the begin of the tail."""
 
 STEPS = {
     "mu": "mu_step", "sigma": "sigma_step", "weights": "weights_step", "matrix": "matrix_step", "first": "result_step",

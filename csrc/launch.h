@@ -28,29 +28,40 @@ union Input {
 // Rows and columns of the noise.
 enum Limit : u64 { kMaxRows = u64{1} << 32, kMaxColumns = u64{1} << 34 };
 
-// z[r, c] is the noise of row first_row + r (of row 0 with shared noise) and column first_column + c. With antithetic
-// noise, columns of z come in pairs z, -z. An operation ignores the fields that it does not need.
-struct Launch {
-  // The head: values of a call, of 8 bytes each. A small call waits for each line of the constant cache that its kernel
-  // reads. The fields that every sampling kernel reads are therefore adjacent, from offset_at to sigma_type.
+// What every call has, and all that a kernel of kSample takes which reads nothing else from memory than mu and sigma. A
+// small call waits for each line of the constant cache that its kernel reads, so that such a kernel takes these fields
+// alone.
+struct SampleCall {
+  // Values of a call, of 8 bytes each: the end of the head of `Launch`.
+  const u64* offset_at;  // the address of the offset in memory; null if the field below has the offset
+  Input mu, sigma;       // of `rows` elements; for kPerturb, sigma may be the vector of factors: see `Span::factor`
+  void* matrix;          // for kPerturb the first `Span`, in host memory
+  u64 seed, offset;
+  u64 first_row, first_column;  // first_row + rows <= kMaxRows, first_column + columns <= kMaxColumns
+  // The beginning of the tail. Strides are in bytes.
+  i64 mu_stride, sigma_stride;
+  i64 row_stride, column_stride;  // for kSample multiples of the element size; its elements do not overlap
+  u64 rows, columns;              // at least 1; kPerturb has as many columns as its spans have elements
+  u32 mu_type, sigma_type;
+};
+
+// The head of `Launch`, without its end.
+struct LaunchHead {
   Input weights;         // of `columns` elements; for kPerturb of `rows` elements
   void *first, *second;  // `rows` contiguous results: of type `type` for kMoments, else of its computing type
-  // Addresses of numbers in memory that the kernel can read; null if a field below has the number.
+  // Addresses of numbers in memory that the kernel can read; null if a field of SampleCall has the number.
   const u64* seed_at;
   const u64 *first_row_at, *first_column_at;
   double* scratch;  // on CUDA: room for partial sums, see scratch_size()
   void* stream;     // of the device
   u64 threads;      // on the CPU: the maximum number of threads, or 0 for no limit
-  const u64* offset_at;
-  Input mu, sigma;  // of `rows` elements; for kPerturb, sigma may be the vector of factors: see `Span::factor`
-  void* matrix;     // for kPerturb the first `Span`, in host memory
-  u64 seed, offset;
-  u64 first_row, first_column;  // first_row + rows <= kMaxRows, first_column + columns <= kMaxColumns
-  // The tail: the same for all calls of a plan. Strides are in bytes.
-  i64 mu_stride, sigma_stride;
-  i64 row_stride, column_stride;  // for kSample multiples of the element size; its elements do not overlap
-  u64 rows, columns;              // at least 1; kPerturb has as many columns as its spans have elements
-  u32 mu_type, sigma_type, weights_type;
+};
+
+// z[r, c] is the noise of row first_row + r (of row 0 with shared noise) and column first_column + c. With antithetic
+// noise, columns of z come in pairs z, -z. An operation ignores the fields that it does not need. The head has the
+// values of a call, and the tail is the same for all calls of a plan.
+struct Launch : LaunchHead, SampleCall {
+  u32 weights_type;
   u32 type;  // of the matrix's elements, or of the moments
   i64 weights_stride;
   // Bytes from one matrix of a batch to the next; 0 for shared operands.
@@ -105,8 +116,8 @@ struct Vector {
   u32 type;
 };
 
-MULTISAMPLE_HOST_FUNCTION Vector mu_of(const Launch& call) { return {call.mu, call.mu_stride, call.mu_type}; }
-MULTISAMPLE_HOST_FUNCTION Vector sigma_of(const Launch& call) {
+MULTISAMPLE_HOST_FUNCTION Vector mu_of(const SampleCall& call) { return {call.mu, call.mu_stride, call.mu_type}; }
+MULTISAMPLE_HOST_FUNCTION Vector sigma_of(const SampleCall& call) {
   return {call.sigma, call.sigma_stride, call.sigma_type};
 }
 MULTISAMPLE_HOST_FUNCTION Vector weights_of(const Launch& call) {

@@ -12,7 +12,7 @@
 //
 // kFewColumns: a block draws a band of dimensions, and a thread all columns of a few of these dimensions.
 //
-// kPlain: a block draws some groups of some rows. A thread draws one group of up to four rows.
+// kPlain: a block draws some groups of some rows. A thread draws one group of up to eight rows.
 //
 // kPlainTransposed: a thread draws the dimensions of one piece, in up to eight groups.
 //
@@ -39,8 +39,10 @@ template <bool shared_noise>
 constexpr u32 kStagedThreads = shared_noise ? 256 : 128;
 // Threads of a block with kFewColumns.
 constexpr u32 kFewThreads = 128;
-// Threads of a block: the maximum with kPlain, the exact number with kFewRows and kPlainTransposed.
-constexpr u32 kPlainThreads = 128, kPlainTransposedThreads = 64;
+// Threads of a block with kPlainTransposed.
+constexpr u32 kPlainTransposedThreads = 64;
+// Rows of a thread with kPlain, unless the call is small; kOneRowTurns if a pass has one row.
+constexpr u32 kPlainTurns = 4, kOneRowTurns = 8;
 // kSmallMatrices: maximum rows of a thread, and the number of threads that keeps every SM busy. The first row of a
 // thread is expensive, so threads have several rows if the call has more groups than kBusyThreads.
 constexpr u32 kMostSmallRows = 8, kBusyThreads = 1 << 17;
@@ -69,6 +71,7 @@ struct Geometry {
                         // device memory, the largest possible number
   u32 pieces;           // transposed stores: pieces per column, one per thread; kTransposedStaged: dimensions
   u32 turns;            // kPlain: rows of a thread; kPlainTransposed, kFewRows: groups of a thread
+  u32 usual;            // kPlain, kPlainTransposed: see is_usual()
   // For n < 2^31, n one_by_units >> units_shift is n / blocks_per_band with kPlain and kFewRows, and n / pieces with
   // kPlainTransposed.
   u32 one_by_units, units_shift;
@@ -89,7 +92,7 @@ struct Geometry {
   u32 blocks, threads;
 };
 
-static_assert(sizeof(Geometry) == 100, "backends/kernels/cuda/geometry.py packs these bytes");
+static_assert(sizeof(Geometry) == 104, "backends/kernels/cuda/geometry.py packs these bytes");
 
 // n / blocks_per_band, or n / pieces: see `Geometry`.
 MULTISAMPLE_FUNCTION u32 quotient(u32 n, const Geometry& geometry) {
@@ -204,17 +207,24 @@ inline void set_units(Geometry& g, u64 units) {
   g.one_by_units = static_cast<u32>(ceil_div(u64{1} << g.units_shift, units));
 }
 
+// The turns were measured on an H200. A kernel for a fixed number of turns is faster than a loop.
 inline Geometry plain_geometry(const Launch& call, Geometry g, u64 groups) {
   const u64 all = groups * call.rows;
+  const u32 size = element_size(call.type);
+  const bool independent = !call.shared_noise && !call.antithetic;
   u64 units;
+  g.usual = is_usual(call, g.skip);
+  g.turns = 1;
   if (g.store_kind == kPlainTransposed) {
-    units = ceil_div(call.rows, own_rows_of(element_size(call.type)));
+    units = ceil_div(call.rows, own_rows_of(size));
     g.pieces = static_cast<u32>(units);
-    // Where memory is the limit, few turns are better. A thread of an antithetic call stores twice as much.
-    const bool cheap = is_cheap(call) || call.antithetic;
-    g.turns = 1;
-    if (all >= 1 << 18) g.turns = static_cast<u32>(cheap ? (all < 1 << 20 ? 2 : 1) : min(max(all >> 20, 2), 8));
     g.threads = kPlainTransposedThreads;
+    // Where memory is the limit, few turns are better. A thread of an antithetic call stores twice as much.
+    if (is_cheap(call) || call.antithetic) {
+      if (independent && all >= 1 << 24) g.turns = 4;
+    } else if (all >= 1 << 18) {
+      g.turns = static_cast<u32>(min(max(all >> 20, 2), 8));
+    }
     g.blocks = static_cast<u32>(ceil_div(units * ceil_div(groups, g.turns), g.threads));
   } else {
     const u64 tiles = ceil_div(groups, kPlainThreads);
@@ -224,9 +234,11 @@ inline Geometry plain_geometry(const Launch& call, Geometry g, u64 groups) {
     g.threads = static_cast<u32>(ceil_div(g.groups_per_pass * g.rows_per_pass, 32) * 32);
     units = ceil_div(groups, g.groups_per_pass);
     g.blocks_per_band = static_cast<u32>(units);
-    const u64 passes = ceil_div(call.rows, g.rows_per_pass);
-    g.turns = all < 1 << 16 ? 1 : 4;
-    g.blocks = static_cast<u32>(ceil_div(passes, g.turns) * units);
+    // A thread of such a group stores more than 16 bytes at once.
+    const bool stores_much = call.antithetic ? size >= 4 : call.shared_noise && size == 8;
+    if (all >= 1 << 16 && !stores_much) g.turns = kPlainTurns;
+    if (all >= 1 << 18 && g.usual && g.rows_per_pass == 1 && size < 8 && !call.antithetic) g.turns = kOneRowTurns;
+    g.blocks = static_cast<u32>(ceil_div(ceil_div(call.rows, g.rows_per_pass), g.turns) * units);
   }
   set_units(g, units);
   return g;

@@ -14,7 +14,7 @@
 namespace multisample {
 
 template <class Out, bool shared_noise, bool antithetic, bool fast, StoreKind store_kind>
-MULTISAMPLE_FUNCTION void draw(const Launch& call, const Geometry& geometry) {
+MULTISAMPLE_FUNCTION void draw(const SampleCall& call, const Geometry& geometry) {
   if constexpr (store_kind == kTransposed) {
     draw_transposed<Out, shared_noise, antithetic, fast>(call, geometry);
   } else if constexpr (store_kind == kTransposedStaged) {
@@ -59,11 +59,26 @@ constexpr int kBlocksAtOnce =
     : store_kind == kAligned && origin_in_memory && !shared_noise ? blocks_with_room(4, kThreads)
                                                                   : 0;
 
+// What a kernel takes: see `SampleCall`.
+template <StoreKind store_kind>
+struct CallOf {
+  using Type = Launch;
+};
+template <>
+struct CallOf<kPlain> {
+  using Type = SampleCall;
+};
+template <>
+struct CallOf<kPlainTransposed> {
+  using Type = SampleCall;
+};
+
 template <class Out, bool shared_noise, bool antithetic, bool fast, StoreKind store_kind, bool origin_in_memory = false,
           bool batched = origin_in_memory>
 __global__ void __launch_bounds__(kMostThreads<shared_noise, store_kind>,
                                   (kBlocksAtOnce<Out, shared_noise, antithetic, store_kind, origin_in_memory>))
-sample_kernel(const __grid_constant__ Launch call, const __grid_constant__ Geometry geometry) {
+sample_kernel(const __grid_constant__ typename CallOf<store_kind>::Type call,
+              const __grid_constant__ Geometry geometry) {
   // Numbers passed by value are uniform to the compiler, which keeps them and the round keys out of the threads'
   // registers. Numbers read from memory are not uniform, so kernels that read them are separate instances. Kernels that
   // draw batches, a matrix for each index of the grid's y axis, are separate too, because they compute addresses.

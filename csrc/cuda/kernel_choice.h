@@ -42,6 +42,8 @@ constexpr u32 kMostFewColumns = 8, kLeastRows = 1 << 16;
 constexpr u32 kMostFewRows = 2;
 // kSmallMatrices: maximum threads of a block.
 constexpr u32 kSmallThreads = 256;
+// Maximum threads of a block with kPlain.
+constexpr u32 kPlainThreads = 128;
 // Dimensions per thread: of a piece with kTransposed and kPlainTransposed, of a pass with kFewColumns.
 template <u32 size>
 constexpr u32 kOwnRows = size == 8 ? 2 : 4;
@@ -73,25 +75,52 @@ inline bool has_few_rows(const Launch& call, i64 size) {
   return call.rows == 1 || (call.rows <= kMostFewRows && call.column_stride == size);
 }
 
-// Whether a plain kernel is the fastest. The limits count the groups of all rows, and were measured on
-// an H200 and an H100.
+// Whether mu and sigma are contiguous vectors of the computing type, and all groups (transposed: pieces too) are whole
+// and aligned. Plain kernels then have neither branches nor selects.
+inline bool is_usual(const Launch& call, i64 skip) {
+  const u32 size = element_size(call.type), type = size == 8 ? kFloat64 : kFloat32;
+  const i64 real_size = element_size(type), width = call.antithetic ? kAntitheticWidth : kWidth;
+  if (call.mu_type != type || call.sigma_type != type) return false;
+  if (call.mu_stride != real_size || call.sigma_stride != real_size) return false;
+  if (skip != 0 || call.columns % width != 0) return false;
+  const u64 start = reinterpret_cast<u64>(call.matrix), own_rows = own_rows_of(size);
+  if (is_transposed(call, size)) {
+    return call.rows % own_rows == 0 && (start | static_cast<u64>(call.column_stride)) % (own_rows * size) == 0;
+  }
+  return call.column_stride == size && (start | static_cast<u64>(call.row_stride)) % (size == 2 ? 8 : 16) == 0;
+}
+
+// Maximum groups of all rows with kPlain, measured on an H200: with more, another kernel is faster.
+inline u64 most_plain_groups(const Launch& call, bool usual, u64 groups) {
+  const bool shared = call.shared_noise, antithetic = call.antithetic;
+  const u32 size = element_size(call.type);
+  // Indices have 32 bits; those of columns have a sign.
+  const u64 all = call.columns < 1 << 30 ? u64{1} << 31 : 0;
+  if (!usual) return size == 8 || shared || antithetic ? 1 << 16 : 3 << 18;
+  if (size == 8) return shared || antithetic ? 1 << 16 : all;
+  if (antithetic && size == 2) return shared ? all : 1 << 21;
+  if (antithetic) return shared || call.fast_math ? 1 << 18 : 3 << 17;
+  if (shared) return size == 2 ? 1 << 22 : 1 << 23;
+  return groups > kPlainThreads / 2 ? 1 << 22 : 3 << 18;
+}
+
+// Whether a plain kernel is the fastest.
 inline bool is_plain(const Launch& call, i64 skip, u64 groups) {
-  const u32 size = element_size(call.type), usual = size == 8 ? kFloat64 : kFloat32;
+  const u32 size = element_size(call.type), type = size == 8 ? kFloat64 : kFloat32;
   if (call.origin_in_memory || call.batch > 1) return false;
-  if ((call.mu_type != usual && call.mu_type != kNumber) || (call.sigma_type != usual && call.sigma_type != kNumber)) {
+  if ((call.mu_type != type && call.mu_type != kNumber) || (call.sigma_type != type && call.sigma_type != kNumber)) {
     return false;
   }
-  const u64 all = groups * call.rows, start = reinterpret_cast<u64>(call.matrix) - skip * call.column_stride;
-  if (is_transposed(call, size)) {
-    const u64 own_rows = own_rows_of(size);
-    const bool aligned =
-        (start | static_cast<u64>(call.column_stride)) % (own_rows * size) == 0 && call.rows % own_rows == 0;
-    // A thread index has 31 bits, and a thread has at least two rows; columns are counted in 32 bits, with a sign.
-    if (aligned) return all < u64{1} << 32 && call.columns < 1 << 30;
-    return call.rows >= 32 && all <= (size == 8 ? 1 << 16 : 1 << 18);
+  const bool usual = is_usual(call, skip);
+  const u64 all = groups * call.rows;
+  if (!is_transposed(call, size)) return all <= most_plain_groups(call, usual, groups);
+  const u64 own_rows = own_rows_of(size), start = reinterpret_cast<u64>(call.matrix) - skip * call.column_stride;
+  if ((start | static_cast<u64>(call.column_stride)) % (own_rows * size) == 0 && call.rows % own_rows == 0) {
+    // A thread index has 31 bits, and a thread has at least two rows.
+    const u64 most = usual || call.fast_math ? (u64{1} << 32) - 1 : 1 << 21;
+    return all <= most && call.columns < 1 << 30;
   }
-  const bool aligned = call.column_stride == size && (start | static_cast<u64>(call.row_stride)) % 16 == 0;
-  return all <= (size == 8 || call.shared_noise || (call.antithetic && !aligned) ? 1 << 16 : 1 << 18);
+  return call.rows >= 32 && all <= (size == 8 ? 1 << 16 : 1 << 18);
 }
 
 inline StoreKind store_kind_of(const Launch& call, i64 skip, u64 groups, bool strided) {

@@ -1,85 +1,95 @@
 // The kernels with everything in registers. kPlain and kPlainTransposed are the block-per-dimension idea, and the
-// fastest kernels for calls of usual size; kPlainTransposed also for large calls whose pieces are aligned. The kernels
-// for other large calls share work between threads. `is_plain` limits the size of a call, so that numbers of rows,
-// columns and groups fit into 32 bits.
+// fastest kernels for calls of usual size; some kinds of large calls have them too. The kernels for other large calls
+// share work between threads. is_plain() limits the size of a call, so that numbers of rows, columns and groups fit into
+// 32 bits.
 #pragma once
 
 #include "cuda/stores.cuh"
 
 namespace multisample {
 
-// Loads the elements `rows` of mu or sigma: a vector of the computing type or, unless `vectors`, one number.
-template <bool vectors, class Real, u32 count>
-MULTISAMPLE_FUNCTION void load_usual(const Vector& vector, const u32 (&rows)[count], Real (&x)[count]) {
-#pragma unroll
-  for (u32 r = 0; r < count; ++r) {
-    x[r] = vectors || vector.type != kNumber
-               ? load<Real>(static_cast<const char*>(vector.input.data) + rows[r] * vector.stride)
-               : rounded<Real>(vector.input.number);
-  }
+// Element `row` of mu or sigma: of a vector of the computing type, or a number. `usual`: the vector is contiguous.
+template <class Real, bool usual>
+MULTISAMPLE_FUNCTION Real load_usual(const Vector& vector, u32 row) {
+  if (usual) return static_cast<const Real*>(vector.input.data)[row];
+  if (vector.type == kNumber) return rounded<Real>(vector.input.number);
+  return load<Real>(static_cast<const char*>(vector.input.data) + row * vector.stride);
 }
 
-// A block draws some groups of some rows. A thread keeps its group and goes down `turns` rows.
-template <class Out, bool shared_noise, bool antithetic, bool fast, bool vectors>
-MULTISAMPLE_FUNCTION void draw_plain_rows(const Launch& call, const Geometry& geometry) {
+// A block draws some groups of some rows. A thread keeps its group and goes down `turns` rows. `one_row`: a pass has one
+// row, so that the row is the same for all threads of a block. `usual`: see is_usual().
+template <class Out, bool shared_noise, bool antithetic, bool fast, u32 turns, bool one_row, bool usual>
+MULTISAMPLE_FUNCTION void draw_plain_rows(const SampleCall& call, const Geometry& geometry) {
   using Real = typename Computing<Out>::Type;
-  constexpr u32 width = Elements<Out, antithetic>::kCount, kAtOnce = sizeof(Real) == 4 ? 4 : 1;
+  constexpr u32 width = Elements<Out, antithetic>::kCount;
   const u32 band = quotient(blockIdx.x, geometry), tile = blockIdx.x - band * geometry.blocks_per_band;
-  const u32 row_of_pass = threadIdx.x * geometry.one_by_groups >> 20, apart = geometry.rows_per_pass;
+  const u32 row_of_pass = one_row ? 0 : threadIdx.x * geometry.one_by_groups >> 20;
+  const u32 apart = one_row ? 1 : geometry.rows_per_pass;
   const u32 group = tile * geometry.groups_per_pass + (threadIdx.x - row_of_pass * geometry.groups_per_pass);
-  const u32 rows = static_cast<u32>(call.rows), columns = static_cast<u32>(call.columns) + geometry.skip;
-  // Columns [first, last) of the group are inside the matrix.
-  const u32 first = group == 0 ? geometry.skip : 0, column = width * group;
-  const u32 last = columns - column < width ? columns - column : width;
-  u32 row = band * (geometry.turns * apart) + row_of_pass;
-  if (row_of_pass >= apart || column >= columns) return;
-  const Keys<Real> keys(call.seed);
-  const u64 offset = value_of(call.offset, call.offset_at);
-  const auto noise =
-      Noise<Real, shared_noise, fast>::of(static_cast<u32>(call.first_column / width) + group, offset, keys);
-  const i64 step = apart * call.row_stride;
-  char* at = static_cast<char*>(call.matrix) + row * call.row_stride +
-             (static_cast<i32>(column) - static_cast<i32>(geometry.skip)) * call.column_stride;
-  const bool adjacent = first == 0 && last == width && call.column_stride == sizeof(Out);
-  const bool aligned = adjacent && (reinterpret_cast<u64>(at) | static_cast<u64>(step)) % alignof(Quad<Out>) == 0;
-#pragma unroll 1
-  for (u32 k = 0; k < geometry.turns && row < rows; k += kAtOnce) {
+  const u32 rows = static_cast<u32>(call.rows), skip = usual ? 0 : geometry.skip, column = width * group;
+  const u32 columns = static_cast<u32>(call.columns) + skip, begin = band * (turns * apart) + row_of_pass;
+  if ((!one_row && row_of_pass >= apart) || column >= columns || begin >= rows) return;
+  const i64 stride = usual ? sizeof(Out) : call.column_stride;
+  // Draws the rows `first`, first + apart, ...
+  const auto draw = [&](u32 first, auto count) {
     // All loads come first: the thread then waits for memory once.
-    u32 valid[kAtOnce];
-    Real mu[kAtOnce], sigma[kAtOnce];
+    Real mu[count], sigma[count];
 #pragma unroll
-    for (u32 r = 0; r < kAtOnce; ++r) valid[r] = row + r * apart < rows ? row + r * apart : row;
-    load_usual<vectors>(mu_of(call), valid, mu);
-    load_usual<vectors>(sigma_of(call), valid, sigma);
+    for (u32 k = 0; k < count; ++k) {
+      const u32 row = first + k * apart, valid = one_row || count == 1 || row < rows ? row : rows - 1;
+      mu[k] = load_usual<Real, usual>(mu_of(call), valid);
+      sigma[k] = load_usual<Real, usual>(sigma_of(call), valid);
+    }
+    const Keys<Real> keys(call.seed);
+    const u64 offset = value_of(call.offset, call.offset_at);
+    const auto noise =
+        Noise<Real, shared_noise, fast>::of(static_cast<u32>(call.first_column / width) + group, offset, keys);
+    char* at = static_cast<char*>(call.matrix) + first * call.row_stride +
+               (static_cast<i32>(column) - static_cast<i32>(skip)) * stride;
+    const i64 step = apart * call.row_stride;
+    // The columns of the group that are inside the matrix.
+    const Inside inside(group == 0 ? skip : 0, columns - column < width ? columns - column : width);
+    const bool adjacent = inside.first == 0 && inside.last == width && stride == sizeof(Out);
+    const bool aligned = adjacent && (reinterpret_cast<u64>(at) | static_cast<u64>(step)) % alignof(Quad<Out>) == 0;
 #pragma unroll
-    for (u32 r = 0; r < kAtOnce; ++r, row += apart, at += step) {
-      if (row >= rows || k + r >= geometry.turns) return;
+    for (u32 k = 0; k < count; ++k, at += step) {
+      const u32 row = first + k * apart;
+      if (!one_row && k > 0 && row >= rows) return;
       const RowPart words = row_part(static_cast<u32>(call.first_row) + row, low(offset), keys.keys);
-      const auto elements = scaled<Out, antithetic>(mu[r], sigma[r], noise.in(words, keys));
-      if (aligned) {
+      const auto elements = scaled<Out, antithetic>(mu[k], sigma[k], noise.in(words, keys));
+      if (usual || aligned) {
         PutAligned<Out, antithetic>{}(at, elements);
       } else if (adjacent) {
         PutStrided<Out, antithetic>{sizeof(Out), Inside(0, width)}(at, elements);
       } else {
-        PutStrided<Out, antithetic>{call.column_stride, Inside(first, last)}(at, elements);
+        PutStrided<Out, antithetic>{stride, inside}(at, elements);
       }
     }
-  }
+  };
+  if (!one_row || rows - begin >= turns) return draw(begin, Constant<turns>{});
+#pragma unroll 1
+  for (u32 row = begin; row < rows; ++row) draw(row, Constant<1u>{});
 }
 
-// With two vectors, the code has no select between a vector and a number. The select takes 0.2 us.
 template <class Out, bool shared_noise, bool antithetic, bool fast>
-MULTISAMPLE_FUNCTION void draw_plain(const Launch& call, const Geometry& geometry) {
-  if (call.mu_type != kNumber && call.sigma_type != kNumber) {
-    draw_plain_rows<Out, shared_noise, antithetic, fast, true>(call, geometry);
-  } else {
-    draw_plain_rows<Out, shared_noise, antithetic, fast, false>(call, geometry);
-  }
+MULTISAMPLE_FUNCTION void draw_plain(const SampleCall& call, const Geometry& geometry) {
+  const auto draw = [&](auto turns, auto one_row, auto usual) {
+    draw_plain_rows<Out, shared_noise, antithetic, fast, turns, one_row, usual>(call, geometry);
+  };
+  const Constant<false> no;
+  const Constant<true> yes;
+  const Constant<1u> one;
+  const Constant<kPlainTurns> several;
+  if (!geometry.usual) return geometry.turns == 1 ? draw(one, no, no) : draw(several, no, no);
+  if (geometry.turns == 1) return draw(one, no, yes);
+  if (geometry.turns == kPlainTurns) return draw(several, no, yes);
+  draw(Constant<kOneRowTurns>{}, yes, yes);
 }
 
-// A thread keeps the neighbouring dimensions of a piece, and draws `turns` adjacent groups of columns.
-template <class Out, bool shared_noise, bool antithetic, bool fast>
-MULTISAMPLE_FUNCTION void draw_plain_transposed(const Launch& call, const Geometry& geometry) {
+// A thread keeps the neighbouring dimensions of a piece, and draws `turns` adjacent groups of columns; where `turns` is 0,
+// the geometry has the number. `usual`: see `Geometry`.
+template <class Out, bool shared_noise, bool antithetic, bool fast, u32 turns, bool usual>
+MULTISAMPLE_FUNCTION void draw_plain_pieces(const SampleCall& call, const Geometry& geometry) {
   using Real = typename Computing<Out>::Type;
   using Group = Elements<Out, antithetic>;
   constexpr u32 width = Group::kCount, own_rows = kOwnRows<sizeof(Out)>;
@@ -88,62 +98,72 @@ MULTISAMPLE_FUNCTION void draw_plain_transposed(const Launch& call, const Geomet
   };
   const u32 thread = blockIdx.x * kPlainTransposedThreads + threadIdx.x;
   const u32 turn = quotient(thread, geometry), first_row = (thread - turn * geometry.pieces) * own_rows;
-  u32 group = turn * geometry.turns;
-  const i32 columns = static_cast<i32>(call.columns), skip = static_cast<i32>(geometry.skip);
+  const u32 all_turns = turns != 0 ? turns : geometry.turns;
+  u32 group = turn * all_turns;
+  const i32 columns = static_cast<i32>(call.columns), skip = usual ? 0 : static_cast<i32>(geometry.skip);
   i32 column = static_cast<i32>(width * group) - skip;
   if (column >= columns) return;
-  const u32 left = static_cast<u32>(call.rows) - first_row, count = left < own_rows ? left : own_rows;
-  u32 rows[own_rows];
+  const u32 left = static_cast<u32>(call.rows) - first_row, count = usual || left >= own_rows ? own_rows : left;
   Real mu[own_rows], sigma[own_rows];
-  RowPart words[own_rows];
-#pragma unroll
-  for (u32 r = 0; r < own_rows; ++r) rows[r] = first_row + (r < count ? r : 0);
-  load_usual<false>(mu_of(call), rows, mu);
-  load_usual<false>(sigma_of(call), rows, sigma);
-  const Keys<Real> keys(call.seed);
-  const u64 offset = value_of(call.offset, call.offset_at);
 #pragma unroll
   for (u32 r = 0; r < own_rows; ++r) {
-    words[r] = row_part(static_cast<u32>(call.first_row) + rows[r], low(offset), keys.keys);
+    mu[r] = load_usual<Real, usual>(mu_of(call), first_row + (r < count ? r : 0));
+    sigma[r] = load_usual<Real, usual>(sigma_of(call), first_row + (r < count ? r : 0));
+  }
+  const Keys<Real> keys(call.seed);
+  const u64 offset = value_of(call.offset, call.offset_at);
+  RowPart words[own_rows];
+#pragma unroll
+  for (u32 r = 0; r < own_rows; ++r) {
+    words[r] = row_part(static_cast<u32>(call.first_row) + first_row + r, low(offset), keys.keys);
   }
   const i64 stride = call.column_stride;
   char* at = static_cast<char*>(call.matrix) + first_row * sizeof(Out) + column * stride;
-  const auto draw_group = [&](const auto& put) {
+  const u64 bits = reinterpret_cast<u64>(at) | static_cast<u64>(stride);
+  const bool aligned = usual || (count == own_rows && bits % sizeof(Piece) == 0);
+#pragma unroll(turns != 0 ? turns : 1)
+  for (u32 k = 0; k < all_turns; ++k, ++group, column += width) {
+    if (k > 0 && column >= columns) return;
     const auto noise =
-        Noise<Real, shared_noise, fast>::of(static_cast<u32>(call.first_column / width) + group++, offset, keys);
+        Noise<Real, shared_noise, fast>::of(static_cast<u32>(call.first_column / width) + group, offset, keys);
     Group elements[own_rows];
 #pragma unroll
     for (u32 r = 0; r < own_rows; ++r) {
       elements[r] = scaled<Out, antithetic>(mu[r], sigma[r], noise.in(words[r], keys));
     }
+    // opaque: otherwise, the compiler computes the address of each column anew.
     char* to = opaque(at);
     at += width * stride;
 #pragma unroll
-    for (u32 c = 0; c < width; ++c, to += stride) put(reinterpret_cast<Out*>(to), static_cast<i32>(c), elements);
-    column += width;
-  };
-  const i32 after = column + static_cast<i32>(geometry.turns * width), end = after < columns ? after : columns;
-  if (count == own_rows && (reinterpret_cast<u64>(at) | static_cast<u64>(stride)) % sizeof(Piece) == 0 && column >= 0) {
-#pragma unroll 1
-    while (column + static_cast<i32>(width) <= end) {
-      draw_group([](Out* to, i32 c, const Group* elements) {
+    for (u32 c = 0; c < width; ++c, to += stride) {
+      if (!usual && (column + static_cast<i32>(c) < 0 || column + static_cast<i32>(c) >= columns)) continue;
+      if (aligned) {
         Piece made;
 #pragma unroll
         for (u32 r = 0; r < own_rows; ++r) made.x[r] = elements[r].x[c];
         *reinterpret_cast<Piece*>(to) = made;
-      });
+      } else {
+#pragma unroll
+        for (u32 r = 0; r < own_rows; ++r) {
+          if (r < count) reinterpret_cast<Out*>(to)[r] = elements[r].x[c];
+        }
+      }
     }
   }
-#pragma unroll 1
-  while (column < end) {
-    draw_group([&](Out* to, i32 c, const Group* elements) {
-      if (column + c < 0 || column + c >= columns) return;
-#pragma unroll
-      for (u32 r = 0; r < own_rows; ++r) {
-        if (r < count) to[r] = elements[r].x[c];
-      }
-    });
-  }
+}
+
+template <class Out, bool shared_noise, bool antithetic, bool fast>
+MULTISAMPLE_FUNCTION void draw_plain_transposed(const SampleCall& call, const Geometry& geometry) {
+  const auto draw = [&](auto turns, auto usual) {
+    draw_plain_pieces<Out, shared_noise, antithetic, fast, turns, usual>(call, geometry);
+  };
+  const Constant<false> no;
+  const Constant<true> yes;
+  const Constant<0u> any;
+  const Constant<1u> one;
+  if (!geometry.usual) return geometry.turns == 1 ? draw(one, no) : draw(any, no);
+  if (geometry.turns == 1) return draw(one, yes);
+  geometry.turns == 2 ? draw(Constant<2u>{}, yes) : draw(any, yes);
 }
 
 }  // namespace multisample

@@ -31,7 +31,7 @@ MULTISAMPLE_FUNCTION void go_down(const Dimension<Real>* dimensions, u32 count, 
 // every step-th row.
 template <class Out, bool shared_noise, bool antithetic, bool fast, class Real>
 MULTISAMPLE_FUNCTION void draw_rest(const Dimension<Real>* chunk, u32 rows, char* out, const Keys<Real>& keys,
-                                    const Launch& call, const Geometry& geometry) {
+                                    const SampleCall& call, const Geometry& geometry) {
   constexpr u32 kCount = Elements<Out, antithetic>::kCount;
   const u32 step = geometry.threads / geometry.rest, row = threadIdx.x / geometry.rest;
   const u64 group = u64{32} * geometry.warps + (threadIdx.x - row * geometry.rest);
@@ -68,7 +68,7 @@ class ThreadGroup {
 
   // The thread draws group `group` in row `row` of each pass. The first pass begins at `out`.
   MULTISAMPLE_FUNCTION ThreadGroup(u64 group, u32 row, const char* out, Out* stages, const Keys<Real>& keys,
-                                   const Launch& call, const Geometry& geometry)
+                                   const SampleCall& call, const Geometry& geometry)
       : noise_(Noise<Real, shared_noise, fast>::of(static_cast<u32>(call.first_column / kCount + group),
                                                    value_of(call.offset, call.offset_at), keys)),
         row_(row),
@@ -96,7 +96,7 @@ class ThreadGroup {
 
   // Draws a chunk of `rows` dimensions, whose first row begins at `out`.
   MULTISAMPLE_FUNCTION void draw(const Dimension<Real>* chunk, u32 rows, char* out, const Keys<Real>& keys,
-                                 const Launch& call, const Geometry& geometry) const {
+                                 const SampleCall& call, const Geometry& geometry) const {
     const u32 step = geometry.rows_per_pass;
     const Dimension<Real>* const dimensions = chunk + row_ * geometry.pitch;
     if constexpr (store_kind == kStaged) return draw_staged(dimensions, rows, out, keys, call, geometry);
@@ -148,7 +148,7 @@ class ThreadGroup {
 
   // As draw(), for kStaged. All lanes of the warp take part.
   MULTISAMPLE_FUNCTION void draw_staged(const Dimension<Real>* dimensions, u32 rows, char* out, const Keys<Real>& keys,
-                                        const Launch& call, const Geometry& geometry) const {
+                                        const SampleCall& call, const Geometry& geometry) const {
     constexpr u32 kPasses = Staged::kPasses;
     const u32 step = geometry.rows_per_pass, passes = rows * geometry.one_by_rows >> 20, more = rows - passes * step;
     const i64 stride = geometry.row_step * kSize;
@@ -199,7 +199,7 @@ class ThreadGroup {
 template <class Real, StoreKind store_kind>
 class Dimensions {
  public:
-  MULTISAMPLE_FUNCTION Dimensions(u64 first_row, u32 count, const Launch& call, const Geometry& geometry)
+  MULTISAMPLE_FUNCTION Dimensions(u64 first_row, u32 count, const SampleCall& call, const Geometry& geometry)
       : call_(call), geometry_(geometry), first_row_(first_row), count_(count) {}
 
   // Starts to load one dimension per thread, of the chunk that begins at row `begin` of the band.
@@ -229,7 +229,7 @@ class Dimensions {
   // The number, within the chunk, of the pass that draws this thread's dimension.
   MULTISAMPLE_FUNCTION u32 pass() const { return threadIdx.x * geometry_.one_by_rows >> 20; }
 
-  const Launch& call_;
+  const SampleCall& call_;
   const Geometry& geometry_;
   u64 first_row_;
   u32 count_, i_;
@@ -238,7 +238,7 @@ class Dimensions {
 };
 
 template <class Out, bool shared_noise, bool antithetic, bool fast, StoreKind store_kind>
-MULTISAMPLE_FUNCTION void draw_rows(const Launch& call, const Geometry& geometry) {
+MULTISAMPLE_FUNCTION void draw_rows(const SampleCall& call, const Geometry& geometry) {
   using Real = typename Computing<Out>::Type;
   using ThreadGroup = ThreadGroup<Out, shared_noise, antithetic, fast, store_kind>;
   __shared__ Dimension<Real> chunks[2][kChunk];

@@ -21,7 +21,7 @@ struct Inside {
 
   Inside() = default;
   MULTISAMPLE_FUNCTION Inside(u32 first, u32 last) : first(first), last(last) {}
-  MULTISAMPLE_FUNCTION Inside(u32 width, u64 group, const Launch& call, const Geometry& geometry) {
+  MULTISAMPLE_FUNCTION Inside(u32 width, u64 group, const SampleCall& call, const Geometry& geometry) {
     const i64 columns = static_cast<i64>(call.columns), column = static_cast<i64>(width * group) - geometry.skip;
     first = column < 0 ? geometry.skip : 0;
     last = column + width <= columns ? width : column < columns ? static_cast<u32>(columns - column) : first;

@@ -30,7 +30,7 @@ struct ThreadDimensions {
   Real mu[own_rows], sigma[own_rows];
   RowPart words[own_rows];
 
-  MULTISAMPLE_FUNCTION ThreadDimensions(const u64 (&rows)[own_rows], const Keys<Real>& keys, const Launch& call) {
+  MULTISAMPLE_FUNCTION ThreadDimensions(const u64 (&rows)[own_rows], const Keys<Real>& keys, const SampleCall& call) {
     load_elements(mu_of(call), rows, mu);
     load_elements(sigma_of(call), rows, sigma);
     const u32 offset = low(value_of(call.offset, call.offset_at));
@@ -50,7 +50,7 @@ struct Band {
   u32 skipped;             // columns of the first group that come before the matrix
   u32 first_whole, whole;  // passes that begin at groups [first_whole, first_whole + whole) are inside the matrix
 
-  MULTISAMPLE_FUNCTION Band(u32 band, const Launch& call, const Geometry& geometry)
+  MULTISAMPLE_FUNCTION Band(u32 band, const SampleCall& call, const Geometry& geometry)
       : first_group(static_cast<u64>(band) * geometry.band_groups), groups_per_pass(geometry.groups_per_pass) {
     columns = static_cast<i64>(geometry.skip + call.columns - first_group * width);
     const u64 left = static_cast<u64>(columns + width - 1) / width;
@@ -65,7 +65,7 @@ struct Band {
   }
 
   // The address of the first group's first column, which may lie before the matrix.
-  MULTISAMPLE_FUNCTION char* address(const Launch& call, const Geometry& geometry) const {
+  MULTISAMPLE_FUNCTION char* address(const SampleCall& call, const Geometry& geometry) const {
     return static_cast<char*>(call.matrix) +
            (static_cast<i64>(first_group * width) - geometry.skip) * call.column_stride;
   }
@@ -89,7 +89,7 @@ struct Band {
   // An incomplete last pass reads groups behind the band, whose noise is stored too. All threads of the block take
   // part.
   template <class Real>
-  MULTISAMPLE_FUNCTION u32 fill(GroupNoise* chunk, u32 begin, const Keys<Real>& keys, const Launch& call,
+  MULTISAMPLE_FUNCTION u32 fill(GroupNoise* chunk, u32 begin, const Keys<Real>& keys, const SampleCall& call,
                                 const Geometry& geometry) const {
     const u32 groups = count - begin < geometry.chunk ? count - begin : geometry.chunk;
     if (begin > 0) __syncthreads();
@@ -208,7 +208,7 @@ MULTISAMPLE_FUNCTION Out* go_along(Pieces<Out, antithetic>& made, const GroupNoi
 }
 
 template <class Out, bool shared_noise, bool antithetic, bool fast>
-MULTISAMPLE_FUNCTION void draw_transposed(const Launch& call, const Geometry& geometry) {
+MULTISAMPLE_FUNCTION void draw_transposed(const SampleCall& call, const Geometry& geometry) {
   using Real = typename Computing<Out>::Type;
   using GroupNoise = Noise<Real, shared_noise, fast>;
   using Made = Pieces<Out, antithetic>;
@@ -277,7 +277,7 @@ MULTISAMPLE_FUNCTION void draw_transposed(const Launch& call, const Geometry& ge
 }
 
 template <class Out, bool shared_noise, bool antithetic, bool fast>
-MULTISAMPLE_FUNCTION void draw_transposed_staged(const Launch& call, const Geometry& geometry) {
+MULTISAMPLE_FUNCTION void draw_transposed_staged(const SampleCall& call, const Geometry& geometry) {
   using Real = typename Computing<Out>::Type;
   using Group = Elements<Out, antithetic>;
   using GroupNoise = Noise<Real, shared_noise, fast>;

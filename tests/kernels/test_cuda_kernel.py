@@ -25,10 +25,10 @@ from launches import WORDS, a_launch, head_of, with_words_in_memory
 from tables import DTYPES, NOISES, STORE_KINDS
 
 from multisample.backends.driver import CONFIGURATION_SIZE
-from multisample.backends.kernels.cuda.geometry import _STRUCT
+from multisample.backends.kernels.cuda.geometry import _STRUCT, Geometry
 from multisample.backends.kernels.cuda.keys import KernelKey
 from multisample.backends.kernels.cuda.plain import plain_kernel, plain_transposed_kernel
-from multisample.backends.launch import Launch, WordFormat, pack
+from multisample.backends.launch import SAMPLE_CALL, Launch, WordFormat, pack
 from multisample.backends.numba import NumbaBackend, is_in_python
 from multisample.backends.system import cuda_driver
 
@@ -96,12 +96,18 @@ def call(case: Case, mu: Values, sigma: Values, out: Array) -> tuple[Launch, Arr
     return with_words_in_memory(draw, *case.in_memory)
 
 
+def parameters_of(draw: Launch, cut: Geometry) -> bytes:
+    """The bytes that a kernel takes; a plain kernel takes a part of the launch."""
+    taken = SAMPLE_CALL if STORE_KINDS[cut.store_kind] in PLAIN else slice(None)
+    return pack(draw)[taken] + _STRUCT.pack(*cut)
+
+
 def drawn(case: Case) -> tuple[Array, Array]:
     """The memory and the output in it, drawn by the kernel."""
     memory, out = memory_of(case)
     cut, (mu, sigma) = case.chosen_cut(), case.vectors()
     draw, words = call(case, mu, sigma, out)
-    packed, inputs = pack(draw) + _STRUCT.pack(*cut), (mu, sigma, *([words] if case.in_memory else []))
+    packed, inputs = parameters_of(draw, cut), (mu, sigma, *([words] if case.in_memory else []))
     gpu.launch(compiled(key_of_case(case)), cut.blocks, cut.threads, packed, out, inputs, backwards=case.backwards)
     return memory, out
 
@@ -161,7 +167,7 @@ def test_fast_math_does_not_change_float64() -> None:
 
 def test_the_page_of_the_backends_shows_the_kernel() -> None:
     backends = importlib.resources.files("multisample.backends")
-    (shown,) = re.findall(r"^```python\n(while .*?)^```$", (backends / "README.md").read_text(), re.M | re.S)
+    (shown,) = re.findall(r"^```python\n(for k .*?)^```$", (backends / "README.md").read_text(), re.M | re.S)
     assert textwrap.indent(shown, " " * 8) in (backends / "kernels/cuda/plain.py").read_text()
 
 
@@ -246,7 +252,7 @@ def test_a_launch_has_the_grid_and_the_parameters_of_its_geometry(
         else:
             backend.launch(draw)
         cut = case.chosen_cut()
-        assert driver.launched == [(key, cut.blocks, 1, cut.threads, draw.stream, pack(draw) + _STRUCT.pack(*cut))]
+        assert driver.launched == [(key, cut.blocks, 1, cut.threads, draw.stream, parameters_of(draw, cut))]
         assert not is_in_python(key) or np.array_equal(memory, expected_memory(case))
 
 
@@ -284,7 +290,7 @@ def test_a_launcher_chooses_the_kernel_by_alignment_and_window(monkeypatch: pyte
         driver, backend = Driver(monkeypatch, out, (means, deviations)), numba_backend(key_of_case(case))
         launcher = backend.launcher(draw._replace(matrix=0, seed=0, first_column=0))
         launcher.run(launcher.geometry(draw.matrix, first), *head_of(draw))
-        assert [launched[-1] for launched in driver.launched] == [pack(draw) + _STRUCT.pack(*case.chosen_cut())]
+        assert [launched[-1] for launched in driver.launched] == [parameters_of(draw, case.chosen_cut())]
         assert mu is not None or np.array_equal(memory, expected_memory(case))
         kinds.add(case.store_kind)
     assert kinds == {"aligned", "shifted", "staged", "plain"}
@@ -306,7 +312,7 @@ def outcome(function: Callable[..., None], threads: int = 64, backwards: bool = 
     case = Case(1, 80)
     _, out = memory_of(case)
     offset = np.zeros(1, np.uint64)
-    call = pack(a_launch(1, 80, matrix=out, offset_at=offset.ctypes.data))
+    call = pack(a_launch(1, 80, matrix=out, offset_at=offset.ctypes.data))[SAMPLE_CALL]
     kernel, message = gpu.compile_kernel(function), ""
     try:
         gpu.launch(

@@ -17,9 +17,10 @@ from tables import COLUMNS, ROWS
 
 from multisample.backends.kernels.cuda.geometry import (
     FEW_THREADS,
+    ONE_ROW_TURNS,
     PACKED_GEOMETRY,
-    PLAIN_THREADS,
     PLAIN_TRANSPOSED_THREADS,
+    PLAIN_TURNS,
     SHIFTED_THREADS,
     SHORT_ROW_THREADS,
     STAGED_PASSES,
@@ -34,6 +35,7 @@ from multisample.backends.kernels.cuda.kernel_choice import (
     LEAST_ROWS,
     MOST_FEW_COLUMNS,
     PLAIN,
+    PLAIN_THREADS,
     PLAIN_TRANSPOSED,
     SMALL_THREADS,
     STORE_KINDS,
@@ -48,7 +50,7 @@ MOST_BYTES = 2**44
 """The largest output in bytes for which the number of blocks must stay within CUDA's limit. No GPU can address more."""
 
 # The format of the C++ struct. Only `row_step` and `column_step` are signed.
-FORMAT = struct.Struct("16IiIi6I")
+FORMAT = struct.Struct("17IiIi6I")
 
 
 class Call(NamedTuple):
@@ -65,6 +67,8 @@ class Call(NamedTuple):
     """Whether the sample offset is in device memory, so that the geometry must support every offset."""
     usual: bool = False
     """Whether mu and sigma have the computing type or are numbers: a small call then has a plain kernel."""
+    contiguous: bool = False
+    """Whether mu and sigma are contiguous vectors of the computing type."""
 
     @property
     def width(self) -> int:
@@ -78,21 +82,25 @@ class Call(NamedTuple):
 
 
 def launch_of(call: Call) -> Launch:
+    real = ElementType.float64 if call.dtype == "float64" else ElementType.float32
+    vector = Vector(64, SIZES[real.name], real)
     return a_launch(
         call.rows, call.columns, call.dtype, matrix=call.address, strides=call.strides,
         first_column=12345 if call.in_memory else call.sample_offset, first_column_at=8 if call.in_memory else 0,
         origin_in_memory=call.in_memory, shared_noise=call.shared, antithetic=call.antithetic,
-        fast_math=call.fast_math, mu=0.0 if call.usual else Vector(64, 4, ElementType.int32),
+        fast_math=call.fast_math, sigma=vector,
+        mu=vector if call.contiguous else 0.0 if call.usual else Vector(64, 4, ElementType.int32),
     )  # fmt: skip
 
 
 def in_python(call: Call) -> Geometry:
     """The geometry from Python, as a backend computes it."""
-    rows, columns, dtype, strides, address, sample_offset, shared, antithetic, fast_math, in_memory, usual = call
+    rows, columns, dtype, strides, address, sample_offset, shared, antithetic, fast_math, in_memory, usual, contiguous = call
     column = -1 if in_memory else sample_offset % 8
     cut, packed_cut = geometry(
-        rows, columns, dtype, strides, address % 32, column, shared, antithetic, fast_math, may_be_plain=usual
-    )
+        rows, columns, dtype, strides, address % 32, column, shared, antithetic, fast_math, may_be_plain=usual,
+        contiguous=contiguous,
+    )  # fmt: skip
     assert packed_cut == FORMAT.pack(*cut)
     return cut
 
@@ -145,7 +153,10 @@ def random_call(draw: random.Random) -> Call:
     sample_offset = draw.choice([0, draw.randrange(8), COLUMNS - columns, draw.randint(0, COLUMNS - columns)])
     sample_offset = min(sample_offset, COLUMNS - columns)
     flags = [draw.random() < chance for chance in (0.3, 0.4, 0.3, 0.2)]
-    return Call(rows, columns, dtype, strides, address, sample_offset, *flags, not flags[-1] and draw.random() < 0.3)
+    usual = not flags[-1] and draw.random() < 0.3
+    return Call(
+        rows, columns, dtype, strides, address, sample_offset, *flags, usual, usual and draw.random() < 0.5
+    )
 
 
 def edge_calls() -> Iterator[Call]:
@@ -164,9 +175,9 @@ def edge_calls() -> Iterator[Call]:
                         # Exactly one of the two layouts is antithetic.
                         for strides in (((n + pad) * size, size), (size, (d + pad) * size)):
                             pairs = (number + kind + d + (strides[0] == size)) % 2 == 1
-                            for usual in (False, True):
+                            for inputs in ((False, False), (True, False), (True, True)):
                                 yield Call(
-                                    d, n, dtype, strides, address, sample_offset, shared, pairs, fast, False, usual
+                                    d, n, dtype, strides, address, sample_offset, shared, pairs, fast, False, *inputs
                                 )
     # These calls have every number of groups in a pass.
     for groups in range(1, 289):
@@ -339,6 +350,8 @@ def check_plain(call: Call, cut: Geometry) -> None:
         units, threads = cut.blocks_per_band, cut.blocks
         assert (units - 1) * cut.groups_per_pass < groups <= units * cut.groups_per_pass, call
         assert cut.groups_per_pass * cut.rows_per_pass <= cut.threads <= PLAIN_THREADS, call
+        of_one_row = cut.turns == ONE_ROW_TURNS and cut.usual and cut.rows_per_pass == 1
+        assert of_one_row or cut.turns in (1, PLAIN_TURNS), call
         band = cut.rows_per_pass * cut.turns
         assert cut.blocks % units == 0 and call.rows <= cut.blocks // units * band < call.rows + band, call
     else:

@@ -25,8 +25,8 @@ from numba.np.arrayobj import populate_array
 
 from multisample.backends.kernels.compilation import _Callee
 from multisample.backends.kernels.cuda import group, intrinsics, plain
-from multisample.backends.kernels.cuda.geometry import PLAIN_THREADS
-from multisample.backends.kernels.cuda.parameters import GEOMETRY, LAUNCH
+from multisample.backends.kernels.cuda.kernel_choice import PLAIN_THREADS
+from multisample.backends.kernels.cuda.parameters import CALL, GEOMETRY
 from multisample.backends.kernels.stream import rounding
 
 Array = np.ndarray[Any, Any]
@@ -214,7 +214,7 @@ def sine(x):
 def emulated() -> Iterator[None]:
     """Replace the GPU's functions in the modules of the kernels."""
     with (
-        mock.patch.multiple(plain, cuda=cuda, store=store, store_vector=store_vector),
+        mock.patch.multiple(plain, cuda=cuda, load=load, store=store, store_vector=store_vector),
         mock.patch.multiple(
             group, load=load, log2=log2, square_root=square_root, cosine=cosine, sine=sine,
             narrowing=lambda dtype, capability: rounding.NARROWING[dtype],
@@ -229,7 +229,7 @@ def emulated() -> Iterator[None]:
 @intrinsic
 def _parameters(typingctx: Any) -> Any:
     """Read the parameters from their packed bytes: Numba's tuples have the layout of structs."""
-    both = types.Tuple((LAUNCH, GEOMETRY))
+    both = types.Tuple((CALL, GEOMETRY))
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         values, at = [], address_of(_packed)

@@ -15,6 +15,8 @@ from transposed_cuts import recut
 
 import multisample
 from multisample.backends.kernels.cuda.geometry import (
+    ONE_ROW_TURNS,
+    PLAIN_TURNS,
     Geometry,
     divisor,
     few_columns_geometry,
@@ -141,6 +143,7 @@ class Case(Window):
             self.d, self.n, self.dtype, self.byte_strides(), self.placed()[0] % 32,
             -1 if "first_column" in self.in_memory else self.sample_offset % 8, self.noise == "shared",
             self.antithetic, self.fast_math, may_be_plain=self.plain,
+            contiguous=self.plain and all(isinstance(x, np.ndarray) and x.strides == (x.itemsize,) for x in self.vectors()),
         )[0]  # fmt: skip
 
     def chosen_cut(self) -> Geometry:
@@ -182,11 +185,14 @@ class Case(Window):
             turns = g.turns if self.turns == 1 else self.turns
             of_row = ceil_div(groups, g.threads * turns)
             return g._replace(turns=turns, blocks_per_band=of_row, blocks=of_row * self.d, **divisor(of_row))
+        turns = self.turns
         if STORE_KINDS[g.store_kind] == "plain":
-            blocks = ceil_div(ceil_div(self.d, g.rows_per_pass), self.turns) * g.blocks_per_band
+            if turns > 1:
+                turns = ONE_ROW_TURNS if turns > 2 and g.usual and g.rows_per_pass == 1 else PLAIN_TURNS
+            blocks = ceil_div(ceil_div(self.d, g.rows_per_pass), turns) * g.blocks_per_band
         else:
-            blocks = ceil_div(g.pieces * ceil_div(groups, self.turns), g.threads)
-        return g._replace(turns=self.turns, blocks=blocks)
+            blocks = ceil_div(g.pieces * ceil_div(groups, turns), g.threads)
+        return g._replace(turns=turns, blocks=blocks)
 
 
 # --- Tables of cases, for an element type and a noise -----------------------------------------------

@@ -18,6 +18,7 @@ from .kernel_choice import (
     FEW_COLUMNS,
     FEW_ROWS,
     PLAIN,
+    PLAIN_THREADS,
     PLAIN_TRANSPOSED,
     SHIFTED,
     SHORT_ROW,
@@ -31,6 +32,7 @@ from .kernel_choice import (
     ceil_div,
     has_few_rows,
     is_small,
+    is_usual,
     own_rows_of,
     store_kind_of,
 )
@@ -42,13 +44,14 @@ STAGED_PASSES = 4
 TRANSPOSED_THREADS = 128
 FEW_THREADS = 128
 _MOST_FEW_PASSES, _MOST_FEW_PASSES_IF_CHEAP = (8, 6, 6, 3, 2, 2, 2, 2), (8, 3, 2, 1, 1, 1, 1, 1)
-PLAIN_THREADS, PLAIN_TRANSPOSED_THREADS = 128, 64
+PLAIN_TRANSPOSED_THREADS = 64
+PLAIN_TURNS, ONE_ROW_TURNS = 4, 8
 _MOST_SMALL_ROWS = 8
 _BUSY_THREADS = 2**17
 _MOST_GROUPS_PER_PASS = 16
 _MOST_PASSES = 32
 
-FORMAT = 16 * "I" + "iIi" + 6 * "I"
+FORMAT = 17 * "I" + "iIi" + 6 * "I"
 """The format of `struct` for each field of the C++ struct ``Geometry``."""
 _STRUCT = struct.Struct(FORMAT)
 
@@ -66,6 +69,7 @@ class Geometry(NamedTuple):
     skip: int = 0
     pieces: int = 0
     turns: int = 0
+    usual: int = 0
     one_by_units: int = 0
     units_shift: int = 0
     store_kind: int = 0
@@ -90,14 +94,15 @@ class Geometry(NamedTuple):
 def geometry(
     rows: int, columns: int, dtype: str, strides: tuple[int, int], misalignment: int, first_column: int,
     shared_noise: bool, antithetic: bool, fast_math: bool, strided: bool = False, batch: int = 1,
-    may_be_plain: bool = False,
+    may_be_plain: bool = False, contiguous: bool = False,
 ) -> tuple[Geometry, bytes]:  # fmt: skip
     """The geometry of a launch of `batch` matrices, as a tuple and as the bytes of the C++ struct.
 
     `misalignment` is the address of the matrix modulo 32, and `strides` are its strides in bytes. `first_column` is
     the index of the call's first column modulo 8, or -1 if that index is in device memory. `strided` forces kStrided,
     which supports every stride and address, unless kFewRows draws the matrix. `may_be_plain` says whether mu and sigma
-    have the computing type or are numbers, and `Launch.origin_in_memory` is 0.
+    have the computing type or are numbers, and `Launch.origin_in_memory` is 0; `contiguous`, whether mu and sigma are
+    contiguous vectors of the computing type.
     """
     size, fixed_skip = SIZES[dtype], first_column >= 0
     cheap = shared_noise or (fast_math and dtype == "float32")  # Noise takes less time than its stores.
@@ -105,16 +110,17 @@ def geometry(
     width = ANTITHETIC_WIDTH if antithetic else WIDTH
     skip = first_column % width if fixed_skip else width - 1
     groups = ceil_div(skip + columns, width)
+    usual = is_usual(rows, columns, size, strides, misalignment, skip, antithetic, contiguous)
     store_kind = STRIDED
     if not strided or has_few_rows(rows, size, strides):
         store_kind = store_kind_of(
-            rows, columns, size, strides, misalignment, skip, groups, shared_noise, antithetic, fixed_skip,
-            may_be_plain and batch == 1,
+            rows, columns, size, strides, misalignment, skip, groups, shared_noise, antithetic, fast_math, fixed_skip,
+            may_be_plain and batch == 1, usual,
         )  # fmt: skip
     if batch > 1 and is_small(rows, columns, antithetic):
         cut = small_matrices_geometry(rows, groups, batch)
     elif store_kind in (PLAIN, PLAIN_TRANSPOSED):
-        cut = _plain(rows, groups, size, skip, store_kind, cheap or antithetic)
+        cut = _plain(rows, groups, size, skip, store_kind, usual, cheap, shared_noise, antithetic)
     elif store_kind == FEW_ROWS:
         cut = _few_rows(rows, groups, skip, batch)
     elif store_kind == FEW_COLUMNS:
@@ -128,27 +134,37 @@ def geometry(
     return cut, _STRUCT.pack(*cut)
 
 
-def _plain(rows: int, groups: int, size: int, skip: int, store_kind: int, cheap: bool) -> Geometry:
+def _plain(
+    rows: int, groups: int, size: int, skip: int, store_kind: int, usual: bool, cheap: bool, shared_noise: bool,
+    antithetic: bool,
+) -> Geometry:  # fmt: skip
     """The geometry of kPlain or kPlainTransposed."""
-    groups_of_all = groups * rows
+    groups_of_all, turns = groups * rows, 1
     if store_kind == PLAIN_TRANSPOSED:
-        units, turns = ceil_div(rows, own_rows_of(size)), 1
-        if groups_of_all >= 2**18:
-            turns = min(max(groups_of_all >> 20, 2), 8) if not cheap else 2 if groups_of_all < 2**20 else 1
+        units = ceil_div(rows, own_rows_of(size))
+        if cheap or antithetic:
+            turns = 4 if groups_of_all >= 2**24 and not (shared_noise or antithetic) else 1
+        elif groups_of_all >= 2**18:
+            turns = min(max(groups_of_all >> 20, 2), 8)
         cut = Geometry(
             blocks=ceil_div(units * ceil_div(groups, turns), PLAIN_TRANSPOSED_THREADS),
             threads=PLAIN_TRANSPOSED_THREADS, pieces=units,
         )  # fmt: skip
     else:
-        tiles, turns = ceil_div(groups, PLAIN_THREADS), 1 if groups_of_all < 2**16 else 4
+        tiles = ceil_div(groups, PLAIN_THREADS)
         per_pass = groups if tiles == 1 else ceil_div(ceil_div(groups, tiles), 32) * 32
         rows_per_pass, units = min(PLAIN_THREADS // per_pass, rows), ceil_div(groups, per_pass)
+        stores_much = size >= 4 if antithetic else shared_noise and size == 8
+        if groups_of_all >= 2**16 and not stores_much:
+            turns = PLAIN_TURNS
+        if groups_of_all >= 2**18 and usual and rows_per_pass == 1 and size < 8 and not antithetic:
+            turns = ONE_ROW_TURNS
         cut = Geometry(
             blocks=ceil_div(ceil_div(rows, rows_per_pass), turns) * units,
             threads=ceil_div(per_pass * rows_per_pass, 32) * 32, groups_per_pass=per_pass,
             one_by_groups=ceil_div(1 << 20, per_pass), rows_per_pass=rows_per_pass, blocks_per_band=units,
         )  # fmt: skip
-    return cut._replace(skip=skip, store_kind=store_kind, turns=turns, **divisor(units))
+    return cut._replace(skip=skip, store_kind=store_kind, turns=turns, usual=int(usual), **divisor(units))
 
 
 def _few_rows(rows: int, groups: int, skip: int, batch: int) -> Geometry:

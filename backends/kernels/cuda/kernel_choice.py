@@ -21,6 +21,7 @@ MOST_FEW_COLUMNS = 8
 LEAST_ROWS = 2**16
 _MOST_FEW_ROWS = 2
 SMALL_THREADS = 256
+PLAIN_THREADS = 128
 
 
 def own_rows_of(size: int) -> int:
@@ -47,33 +48,64 @@ def has_few_rows(rows: int, size: int, strides: tuple[int, int]) -> bool:
     return rows == 1 or (rows <= _MOST_FEW_ROWS and strides[1] == size)
 
 
-def is_plain(
-    rows: int, columns: int, size: int, strides: tuple[int, int], misalignment: int, skip: int, groups: int,
-    shared_noise: bool, antithetic: bool,
+def is_usual(
+    rows: int, columns: int, size: int, strides: tuple[int, int], misalignment: int, skip: int, antithetic: bool,
+    contiguous: bool,
 ) -> bool:  # fmt: skip
-    """Whether a plain kernel is the fastest, for mu and sigma of the computing type or numbers."""
+    """Whether all groups and pieces are whole and aligned, and mu and sigma are `contiguous`: see `geometry`."""
+    if not contiguous or skip or columns % (ANTITHETIC_WIDTH if antithetic else WIDTH):
+        return False
     row_stride, column_stride = strides
-    start = misalignment - skip * column_stride
     if _is_transposed(rows, size, strides):
         own_rows = own_rows_of(size)
-        aligned = (start | column_stride) % (own_rows * size) == 0 and rows % own_rows == 0
-        if aligned:
-            return groups * rows < 2**32 and columns < 2**30
-        most = 0 if rows < 32 else 2**16 if size == 8 else 2**18
-    else:
-        aligned = column_stride == size and (start | row_stride) % 16 == 0
-        most = 2**16 if size == 8 or shared_noise or (antithetic and not aligned) else 2**18
-    return groups * rows <= most
+        return rows % own_rows == 0 and (misalignment | column_stride) % (own_rows * size) == 0
+    return column_stride == size and (misalignment | row_stride) % (8 if size == 2 else 16) == 0
+
+
+def _most_plain_groups(
+    columns: int, size: int, groups: int, shared_noise: bool, antithetic: bool, fast_math: bool, usual: bool
+) -> int:
+    """Maximum groups of all rows with kPlain."""
+    independent, indexed = not (shared_noise or antithetic), 2**31 if columns < 2**30 else 0
+    if not usual:
+        return 3 * 2**18 if size < 8 and independent else 2**16
+    if size == 8:
+        return indexed if independent else 2**16
+    if antithetic and size == 2:
+        return indexed if shared_noise else 2**21
+    if antithetic:
+        return 2**18 if shared_noise or fast_math else 3 * 2**17
+    if shared_noise:
+        return 2**22 if size == 2 else 2**23
+    return 2**22 if groups > PLAIN_THREADS // 2 else 3 * 2**18
+
+
+def is_plain(
+    rows: int, columns: int, size: int, strides: tuple[int, int], misalignment: int, skip: int, groups: int,
+    shared_noise: bool, antithetic: bool, fast_math: bool, usual: bool,
+) -> bool:  # fmt: skip
+    """Whether a plain kernel is the fastest, for mu and sigma of the computing type or numbers."""
+    if not _is_transposed(rows, size, strides):
+        return groups * rows <= _most_plain_groups(
+            columns, size, groups, shared_noise, antithetic, fast_math, usual
+        )
+    own_rows, column_stride = own_rows_of(size), strides[1]
+    start = misalignment - skip * column_stride
+    if (start | column_stride) % (own_rows * size) == 0 and rows % own_rows == 0:
+        return groups * rows <= (2**32 - 1 if usual or fast_math else 2**21) and columns < 2**30
+    return rows >= 32 and groups * rows <= (2**16 if size == 8 else 2**18)
 
 
 def store_kind_of(
     rows: int, columns: int, size: int, strides: tuple[int, int], misalignment: int, skip: int, groups: int,
-    shared_noise: bool, antithetic: bool, fixed_skip: bool, may_be_plain: bool,
+    shared_noise: bool, antithetic: bool, fast_math: bool, fixed_skip: bool, may_be_plain: bool, usual: bool,
 ) -> int:  # fmt: skip
     """The store kind of a matrix, as an index of `STORE_KINDS`."""
     if skip == 0 and has_few_columns(rows, columns, size, strides, misalignment):
         return FEW_COLUMNS
-    if may_be_plain and is_plain(rows, columns, size, strides, misalignment, skip, groups, shared_noise, antithetic):
+    if may_be_plain and is_plain(
+        rows, columns, size, strides, misalignment, skip, groups, shared_noise, antithetic, fast_math, usual
+    ):
         return PLAIN_TRANSPOSED if _is_transposed(rows, size, strides) else PLAIN
     if has_few_rows(rows, size, strides):
         return FEW_ROWS

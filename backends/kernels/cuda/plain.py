@@ -13,13 +13,13 @@ import numpy as np
 from numba import cuda
 
 from multisample.backends.element_types import SIZES
-from multisample.backends.kernels.compilation import inline
+from multisample.backends.kernels.compilation import Function, inline
 from multisample.backends.kernels.stream.words import row_part
 
-from .geometry import PLAIN_THREADS, PLAIN_TRANSPOSED_THREADS
-from .group import group_of, keys_of, load_usual, mu_of, offset_of, sigma_of
-from .intrinsics import store, store_vector
-from .kernel_choice import own_rows_of
+from .geometry import ONE_ROW_TURNS, PLAIN_TRANSPOSED_THREADS, PLAIN_TURNS
+from .group import GroupFunctions, group_of, keys_of, load_usual, mu_of, offset_of, sigma_of
+from .intrinsics import load, store, store_vector
+from .kernel_choice import PLAIN_THREADS, own_rows_of
 from .keys import KernelKey
 
 OPTIONS = {"lto": False, "opt": True, "debug": False}
@@ -37,114 +37,192 @@ def group_of_column(call, width):
     return np.uint32(np.uint64(call.first_column) // np.uint64(width))
 
 
+@inline
+def place_of(call, geometry):
+    """The block's band, and the thread's row of a pass and group."""
+    block, thread = np.uint32(cuda.blockIdx.x), np.uint32(cuda.threadIdx.x)
+    band = quotient(block, geometry)
+    tile = np.uint32(block - band * geometry.blocks_per_band)
+    row_of_pass = np.uint32(np.uint32(thread * geometry.one_by_groups) >> np.uint32(20))
+    group = np.uint32(tile * geometry.groups_per_pass + (thread - row_of_pass * geometry.groups_per_pass))
+    return band, row_of_pass, group
+
+
+def _draw_rows(key: KernelKey, functions: GroupFunctions, turns: int, one_row: bool, usual: bool) -> Function:
+    """``draw(call, geometry, group, first)`` draws a group in `turns` rows, from `first` on.
+
+    `one_row`: a pass has one row, so that the row is the same for all threads of a block. `usual`: see is_usual() in C++.
+    """
+    real, stored, width, noise_of, noise_in, scaled, narrow = functions
+    size, real_size = SIZES[key.dtype], np.dtype(real).itemsize
+    quad = min(4 * size, 16)
+
+    @inline
+    def draw(call, geometry, group, first):
+        rows, apart = np.uint32(call.rows), np.uint32(1) if one_row else geometry.rows_per_pass
+        # All loads come first: the thread then waits for memory once.
+        mu, sigma = cuda.local.array(turns, real), cuda.local.array(turns, real)
+        for k in range(turns):
+            row = np.uint32(first + k * apart)
+            valid = np.int64(row if one_row or turns == 1 or row < rows else np.uint32(rows - 1))
+            if usual:
+                mu[k] = load(call.mu + valid * real_size, real)
+                sigma[k] = load(call.sigma + valid * real_size, real)
+            else:
+                mu[k] = load_usual(mu_of(call), valid, real)
+                sigma[k] = load_usual(sigma_of(call), valid, real)
+        keys, offset = keys_of(call), offset_of(call)
+        noise = noise_of(np.uint32(group_of_column(call, width) + group), offset, keys)
+        skip = np.int64(0) if usual else np.int64(geometry.skip)
+        column, stride = np.int64(group) * width - skip, np.int64(size) if usual else call.column_stride
+        # Columns [begin, end) of the group are inside the matrix.
+        begin, end = skip if group == 0 else np.int64(0), min(call.columns - column, width)
+        at, step = call.matrix + np.int64(first) * call.row_stride + column * stride, np.int64(apart) * call.row_stride
+        adjacent = begin == 0 and end == width and stride == size
+        aligned = usual or (adjacent and (at | step) & (quad - 1) == 0)
+        x = cuda.local.array(width, stored)
+        for k in range(turns):
+            row = np.uint32(first + k * apart)
+            if not one_row and k > 0 and row >= rows:
+                return
+            words = row_part(np.uint32(np.uint32(call.first_row) + row), np.uint32(offset), keys[0])
+            elements = scaled(mu[k], sigma[k], noise_in(noise, words, keys))
+            for c in range(width):
+                x[c] = narrow(elements[c])
+            if aligned:
+                store_vector(at, x, width)
+            elif adjacent:
+                for c in range(width):
+                    store(at + c * size, x[c])
+            else:
+                for c in range(width):
+                    if begin <= c and c < end:
+                        store(at + c * stride, x[c])
+            at += step
+
+    return draw
+
+
 def plain_kernel(key: KernelKey, capability: tuple[int, int]) -> Any:
     """A block draws some groups of some rows. A thread keeps its group and goes down `turns` rows."""
-    real, stored, width, noise_of, noise_in, scaled, narrow = group_of(key, capability)
-    size, at_once = SIZES[key.dtype], 1 if key.dtype == "float64" else 4
-    quad = min(4 * size, 16)
+    functions = group_of(key, capability)
+    width = functions.width
+    draw_row, draw_rows = (_draw_rows(key, functions, turns, False, False) for turns in (1, PLAIN_TURNS))
+    draw_usual_row, draw_usual_rows = (_draw_rows(key, functions, turns, False, True) for turns in (1, PLAIN_TURNS))
+    draw_same_rows = _draw_rows(key, functions, ONE_ROW_TURNS, True, True)
 
     # Launch bounds: the maximum threads of a block, and the minimum blocks of a multiprocessor, which limit registers.
     @cuda.jit(launch_bounds=(PLAIN_THREADS, 3), **OPTIONS)
     def kernel(call, geometry):
-        block, thread = np.uint32(cuda.blockIdx.x), np.uint32(cuda.threadIdx.x)
-        band = quotient(block, geometry)
-        tile = np.uint32(block - band * geometry.blocks_per_band)
-        row_of_pass = np.uint32(np.uint32(thread * geometry.one_by_groups) >> np.uint32(20))
-        group = np.uint32(tile * geometry.groups_per_pass + (thread - row_of_pass * geometry.groups_per_pass))
+        band, row_of_pass, group = place_of(call, geometry)
+        turns, apart, rows = geometry.turns, geometry.rows_per_pass, np.uint32(call.rows)
+        first = np.uint32(band * np.uint32(turns * apart) + row_of_pass)
         column = np.int64(group) * width - geometry.skip
-        if row_of_pass >= geometry.rows_per_pass or column >= call.columns:
+        if row_of_pass >= apart or column >= call.columns or first >= rows:
             return
-        # Columns [first, last) of the group are inside the matrix.
-        first = np.int32(geometry.skip) if group == 0 else np.int32(0)
-        last = np.int32(min(call.columns - column, width))
-        keys, offset = keys_of(call), offset_of(call)
-        noise = noise_of(np.uint32(group_of_column(call, width) + group), offset, keys)
-        rows, apart, turns = np.uint32(call.rows), geometry.rows_per_pass, geometry.turns
-        row = np.uint32(band * np.uint32(turns * apart) + row_of_pass)
-        step = np.int64(apart) * call.row_stride
-        at = call.matrix + np.int64(row) * call.row_stride + column * call.column_stride
-        adjacent = first == 0 and last == width and call.column_stride == size
-        aligned = adjacent and (at | step) & (quad - 1) == 0
-        mu, sigma = cuda.local.array(at_once, real), cuda.local.array(at_once, real)
-        x = cuda.local.array(width, stored)
-        turn = np.uint32(0)
-        while turn < turns and row < rows:
-            # All loads come first: the thread then waits for memory once.
-            for r in range(at_once):
-                valid = np.uint32(row + r * apart)
-                valid = np.int64(valid if valid < rows else row)
-                mu[r] = load_usual(mu_of(call), valid, real)
-                sigma[r] = load_usual(sigma_of(call), valid, real)
-            for r in range(at_once):
-                if row >= rows or np.uint32(turn + r) >= turns:
-                    return
-                words = row_part(np.uint32(np.uint32(call.first_row) + row), np.uint32(offset), keys[0])
-                elements = scaled(mu[r], sigma[r], noise_in(noise, words, keys))
-                for k in range(width):
-                    x[k] = narrow(elements[k])
-                if aligned:
-                    store_vector(at, x, width)
-                elif adjacent:
-                    for k in range(width):
-                        store(at + k * size, x[k])
-                else:
-                    for k in range(width):
-                        if first <= k and k < last:
-                            store(at + k * call.column_stride, x[k])
-                row = np.uint32(row + apart)
-                at += step
-            turn = np.uint32(turn + at_once)
+        if geometry.usual == 0:
+            if turns == 1:
+                draw_row(call, geometry, group, first)
+            else:
+                draw_rows(call, geometry, group, first)
+        elif turns == 1:
+            draw_usual_row(call, geometry, group, first)
+        elif turns == PLAIN_TURNS:
+            draw_usual_rows(call, geometry, group, first)
+        else:
+            # The compiler sees that all threads of the block have the same row.
+            first = np.uint32(band * ONE_ROW_TURNS)
+            if rows - first >= ONE_ROW_TURNS:
+                draw_same_rows(call, geometry, group, first)
+            else:
+                for row in range(first, rows):
+                    draw_usual_row(call, geometry, group, np.uint32(row))
 
     return kernel
 
 
+def _draw_pieces(key: KernelKey, functions: GroupFunctions, turns: int, usual: bool) -> Function:
+    """``draw(call, geometry, turn, first_row)`` draws the pieces of a thread in `turns` adjacent groups.
+
+    Where `turns` is 0, the geometry has the number.
+    """
+    real, stored, width, noise_of, noise_in, scaled, narrow = functions
+    size, real_size = SIZES[key.dtype], np.dtype(real).itemsize
+    own_rows = own_rows_of(size)
+
+    @inline
+    def draw(call, geometry, turn, first_row):
+        all_turns = np.uint32(turns) if turns else geometry.turns
+        group = np.uint32(turn * all_turns)
+        skip, columns = np.int32(0) if usual else np.int32(geometry.skip), np.int32(call.columns)
+        column = np.int32(width * group - skip)
+        if column >= columns:
+            return
+        count = np.uint32(own_rows) if usual else min(np.uint32(np.uint32(call.rows) - first_row), np.uint32(own_rows))
+        mu, sigma = cuda.local.array(own_rows, real), cuda.local.array(own_rows, real)
+        for r in range(own_rows):
+            row = np.int64(first_row) + (r if r < count else 0)
+            if usual:
+                mu[r] = load(call.mu + row * real_size, real)
+                sigma[r] = load(call.sigma + row * real_size, real)
+            else:
+                mu[r] = load_usual(mu_of(call), row, real)
+                sigma[r] = load_usual(sigma_of(call), row, real)
+        keys, offset, stride = keys_of(call), offset_of(call), call.column_stride
+        words = cuda.local.array((own_rows, 2), np.uint32)
+        for r in range(own_rows):
+            row_of_stream = np.uint32(np.uint32(call.first_row) + first_row + r)
+            words[r, 0], words[r, 1] = row_part(row_of_stream, np.uint32(offset), keys[0])
+        at = call.matrix + np.int64(first_row) * size + np.int64(column) * stride
+        aligned = usual or (count == own_rows and (at | stride) & (own_rows * size - 1) == 0)
+        group = np.uint32(group_of_column(call, width) + group)
+        x = cuda.local.array((width, own_rows), stored)
+        for k in range(turns if turns else all_turns):
+            if k > 0 and column >= columns:
+                return
+            noise = noise_of(group, offset, keys)
+            for r in range(own_rows):
+                elements = scaled(mu[r], sigma[r], noise_in(noise, (words[r, 0], words[r, 1]), keys))
+                for c in range(width):
+                    x[c, r] = narrow(elements[c])
+            for c in range(width):
+                if usual or (column + c >= 0 and column + c < columns):
+                    if aligned:
+                        store_vector(at, x[c], own_rows)
+                    else:
+                        for r in range(own_rows):
+                            if r < count:
+                                store(at + r * size, x[c, r])
+                at += stride
+            column = np.int32(column + width)
+            group = np.uint32(group + 1)
+
+    return draw
+
+
 def plain_transposed_kernel(key: KernelKey, capability: tuple[int, int]) -> Any:
     """A thread keeps the neighbouring dimensions of a piece, and draws `turns` adjacent groups of columns."""
-    real, stored, width, noise_of, noise_in, scaled, narrow = group_of(key, capability)
-    size = SIZES[key.dtype]
-    own_rows = own_rows_of(size)
+    functions, own_rows = group_of(key, capability), own_rows_of(SIZES[key.dtype])
+    draw_group, draw_groups = (_draw_pieces(key, functions, turns, False) for turns in (1, 0))
+    draw_usual_group, draw_two_usual_groups, draw_usual_groups = (
+        _draw_pieces(key, functions, turns, True) for turns in (1, 2, 0)
+    )
 
     @cuda.jit(launch_bounds=(PLAIN_TRANSPOSED_THREADS, 8), **OPTIONS)
     def kernel(call, geometry):
         thread = np.uint32(cuda.blockIdx.x * np.uint32(PLAIN_TRANSPOSED_THREADS) + cuda.threadIdx.x)
         turn = quotient(thread, geometry)
         first_row = np.uint32(np.uint32(thread - turn * geometry.pieces) * own_rows)
-        group = np.uint32(turn * geometry.turns)
-        column, columns = np.int32(width * group - geometry.skip), np.int32(call.columns)
-        if column >= columns:
-            return
-        count = min(np.uint32(np.uint32(call.rows) - first_row), np.uint32(own_rows))
-        keys, offset, stride = keys_of(call), offset_of(call), call.column_stride
-        mu, sigma = cuda.local.array(own_rows, real), cuda.local.array(own_rows, real)
-        words = cuda.local.array((own_rows, 2), np.uint32)
-        for r in range(own_rows):
-            row = np.int64(first_row + (r if r < count else 0))
-            mu[r] = load_usual(mu_of(call), row, real)
-            sigma[r] = load_usual(sigma_of(call), row, real)
-            words[r, 0], words[r, 1] = row_part(np.uint32(np.uint32(call.first_row) + row), np.uint32(offset), keys[0])
-        at = call.matrix + np.int64(first_row) * size + np.int64(column) * stride
-        aligned = count == own_rows and (at | stride) & (own_rows * size - 1) == 0 and column >= 0
-        end = min(columns, np.int32(column + np.int32(width * geometry.turns)))
-        group = np.uint32(group_of_column(call, width) + group)
-        x = cuda.local.array((width, own_rows), stored)
-        while column < end:
-            noise = noise_of(group, offset, keys)
-            for r in range(own_rows):
-                elements = scaled(mu[r], sigma[r], noise_in(noise, (words[r, 0], words[r, 1]), keys))
-                for c in range(width):
-                    x[c, r] = narrow(elements[c])
-            if aligned and column + width <= end:
-                for c in range(width):
-                    store_vector(at, x[c], own_rows)
-                    at += stride
+        if geometry.usual == 0:
+            if geometry.turns == 1:
+                draw_group(call, geometry, turn, first_row)
             else:
-                for c in range(width):
-                    if column + c >= 0 and column + c < columns:
-                        for r in range(own_rows):
-                            if r < count:
-                                store(at + r * size, x[c, r])
-                    at += stride
-            column = np.int32(column + width)
-            group = np.uint32(group + 1)
+                draw_groups(call, geometry, turn, first_row)
+        elif geometry.turns == 1:
+            draw_usual_group(call, geometry, turn, first_row)
+        elif geometry.turns == 2:
+            draw_two_usual_groups(call, geometry, turn, first_row)
+        else:
+            draw_usual_groups(call, geometry, turn, first_row)
 
     return kernel
