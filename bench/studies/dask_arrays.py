@@ -12,6 +12,7 @@ sleep in the score; `us` excludes the sleep. "task": how much each task adds to 
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import time
 from collections.abc import Iterator
@@ -53,33 +54,30 @@ def corners(array: da.Array) -> da.Array:
     return array.map_blocks(corner, chunks=(1, 1), dtype=array.dtype)
 
 
+def on_threads(array: da.Array) -> Any:
+    return dask.persist(array, scheduler="threads", num_workers=THREADS)
+
+
 def throughput() -> Iterator[Row]:
     n, chunks = COLUMNS * BLOCKS, (D, COLUMNS)
-
-    def draw(first: int) -> Any:
-        return corner(window(COLUMNS, first))
-
-    def drawn(array: da.Array) -> Any:
-        return corners(array).compute(scheduler="threads", num_workers=THREADS)
-
     with ThreadPoolExecutor(THREADS) as pool:
         calls: dict[str, Call] = {
-            "direct": lambda: list(pool.map(draw, range(0, n, COLUMNS))),
-            "multisample.dask": lambda: drawn(multisample.dask.sample(MU, SIGMA, n, chunks=chunks, seed=7)),
-            "dask.array.random.normal": lambda: drawn(da.random.normal(size=(D, n), chunks=chunks)),
+            "direct": lambda: list(pool.map(lambda first: corner(window(COLUMNS, first)), range(0, n, COLUMNS))),
+            "multisample.dask": lambda: on_threads(
+                corners(multisample.dask.sample(MU, SIGMA, n, chunks=chunks, seed=7))
+            ),
+            "dask.array.random.normal": lambda: on_threads(corners(da.random.normal(size=(D, n), chunks=chunks))),
         }
         yield from speeds("throughput", calls, 7, BLOCKS / THREADS)
 
 
 def cluster(workers: int, threads: int = 1) -> distributed.Client:
     return distributed.Client(
-        n_workers=workers, threads_per_worker=threads, processes=True, dashboard_address=":0", memory_limit=0,
-        set_as_default=False,
-    )  # fmt: skip
+        n_workers=workers, threads_per_worker=threads, dashboard_address=":0", memory_limit=0, set_as_default=False
+    )
 
 
-WIDTH, PASSES = 500, 100
-WINDOWS = 64
+WIDTH, PASSES, WINDOWS = 500, 100, 64
 SPAWN = multiprocessing.get_context("spawn")
 
 
@@ -116,15 +114,11 @@ def block() -> Iterator[Row]:
     count, n = 2000, 10
     array = corners(multisample.dask.sample(MU[:10], SIGMA[:10], n * count, chunks=(10, n), seed=7))
     dasks = corners(da.random.normal(size=(10, n * count), chunks=(10, n)))
-
-    def threaded(array: da.Array) -> Call:
-        return lambda: dask.persist(array, scheduler="threads", num_workers=THREADS)
-
     with cluster(2) as client, client.as_current():
         calls: dict[str, Call] = {
-            "threaded scheduler": threaded(array),
+            "threaded scheduler": functools.partial(on_threads, array),
             "distributed, 2 processes": lambda: distributed.wait(client.persist(array)),
-            "dask.array.random.normal, threaded scheduler": threaded(dasks),
+            "dask.array.random.normal, threaded scheduler": functools.partial(on_threads, dasks),
             "dask.array.random.normal, distributed": lambda: distributed.wait(client.persist(dasks)),
         }
         yield from speeds("block", calls, 5, count)
