@@ -18,12 +18,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import multisample
-from bench.report.results import Row
-from bench.studies.rows import main
+from bench.studies.rows import Rows, main
 
 # Later kinds by what differs from the first draw, which is float32.
 KINDS: Mapping[str, Mapping[str, object]] = {
@@ -85,7 +84,7 @@ def seconds(cache: str, cores: int, *arguments: object, folder: Path | None = No
     return found
 
 
-def draws(device: str) -> Iterator[Row]:
+def draws(device: str) -> Rows:
     for cores in CORES:
         for backend, library in ARRAYS[device].items():
             with tempfile.TemporaryDirectory() as cache:
@@ -96,7 +95,7 @@ def draws(device: str) -> Iterator[Row]:
             yield {"case": f"{device}, {cores} cores", "call": backend, **kinds, "cached s": cached}
 
 
-def wheel(device: str = "cuda") -> Iterator[Row]:
+def wheel(device: str = "cuda") -> Rows:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         shutil.copytree(Path(multisample.__file__).parent, folder / "multisample")
@@ -108,7 +107,7 @@ def wheel(device: str = "cuda") -> Iterator[Row]:
             yield {"case": f"{device}, a wheel", "call": f"process {k}", **found}
 
 
-def whole() -> Iterator[Row]:
+def whole() -> Rows:
     for cores in CORES:
         with tempfile.TemporaryDirectory() as cache:
             for line in run(cache, cores, "-m", "multisample", "build", "torch_ext").splitlines():

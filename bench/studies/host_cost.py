@@ -13,16 +13,13 @@ from __future__ import annotations
 import functools
 import statistics
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 import multisample
 import multisample.torch
-from bench.report.results import Row
-from bench.studies.rows import host_ratio, main, rows_of
-from bench.suites.timing import Call, cuda_device, on_host
+from bench.studies.rows import Call, Row, Rows, cuda_device, host_ratio, main, on_host, rows_of
 
 d = n = 10
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -61,7 +58,7 @@ def calls_of(mu: Any, sigma: Any, generators: dict[str, dict[str, Any]]) -> dict
     }
 
 
-def with_torch(device: str) -> Iterator[Row]:
+def with_torch(device: str) -> Rows:
     import torch
 
     mu, sigma = torch.zeros(d, device=device), torch.ones(d, device=device)
@@ -108,7 +105,7 @@ def with_torch(device: str) -> Iterator[Row]:
         yield compared(f"torch {device} {d}x{n}", name, *pair)
 
 
-def with_numpy() -> Iterator[Row]:
+def with_numpy() -> Rows:
     rng, out = np.random.default_rng(), np.empty((d, n), np.float32)
     mu, sigma = np.zeros(d, np.float32), np.ones(d, np.float32)
     generators = {"default generator": {}, "generator=": {"generator": multisample.Generator(7)}}
@@ -126,7 +123,7 @@ def with_numpy() -> Iterator[Row]:
         yield compared(f"numpy {d}x{n}", name, call, other)
 
 
-def with_cupy(backend: str) -> Iterator[Row]:
+def with_cupy(backend: str) -> Rows:
     import cupy
     import torch
 
@@ -137,7 +134,7 @@ def with_cupy(backend: str) -> Iterator[Row]:
         yield compared(f"cupy through {backend} {d}x{n}", name, call, randn)
 
 
-def first_calls() -> Iterator[Row]:
+def first_calls() -> Rows:
     import torch
 
     mu, sigma = np.zeros(10, np.float32), np.ones(10, np.float32)

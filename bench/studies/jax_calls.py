@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -21,9 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import multisample
-from bench.report.results import Row
-from bench.studies.rows import main, rows_of
-from bench.suites.timing import Call, on_host
+from bench.studies.rows import Call, Rows, main, on_host, rows_of
 
 SHAPES = {
     "cpu": ((10, 10), (100, 1024), (1000, 10_000)),
@@ -60,7 +57,7 @@ def wait(result: Any) -> None:
         jax.block_until_ready(result)
 
 
-def rows(platform: str) -> Iterator[Row]:
+def rows(platform: str) -> Rows:
     with jax.default_device(jax.devices(platform)[0]):
         for d, n in SHAPES[platform]:
             queued = contenders(platform, d, n)

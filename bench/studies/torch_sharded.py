@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import multisample
-from bench.report.results import Row
-from bench.studies.rows import main
+from bench.studies.rows import Call, Row, Rows, Turns, main, medians, on_device, on_host
 from bench.suites.cases import MODES
-from bench.suites.timing import Call, Turns, medians, on_device, on_host
 from multisample.torch import sample_sharded
 
 LARGE = 16_384, 65_536
@@ -39,7 +36,7 @@ def slowest(turns: Turns) -> dict[str, float]:
     return dict(zip(turns, us.tolist(), strict=True))
 
 
-def measured(size: int) -> Iterator[Row]:
+def measured(size: int) -> Rows:
     """The rows of `size` GPUs; the same on every rank."""
     mesh = init_device_mesh("cuda", (size,))
 
@@ -80,7 +77,7 @@ def work(rank: int, size: int, folder: str) -> None:
     distributed.destroy_process_group()
 
 
-def rows() -> Iterator[Row]:
+def rows() -> Rows:
     alone: dict[str, Row] = {}
     size = 1
     while size <= torch.cuda.device_count():

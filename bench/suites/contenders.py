@@ -365,9 +365,25 @@ def _triton_randn(case: Case, mode: str) -> Variants:
 
 
 def _numba_xoroshiro(case: Case, mode: str) -> Call:
-    from bench.suites import numba_peer
+    """The kernel that people write with `numba.cuda.random`: xoroshiro128+, with a state for each thread."""
+    from numba import cuda
+    from numba.cuda.random import create_xoroshiro128p_states, xoroshiro128p_normal_float32
 
-    return _filling(case, numba_peer.start(*_vectors(case, "cupy"), case.n))
+    @cuda.jit
+    def draw(states, mu, sigma, out):  # type: ignore[no-untyped-def]
+        first = cuda.blockIdx.x * cuda.blockDim.y + cuda.threadIdx.y
+        state = first * cuda.blockDim.x + cuda.threadIdx.x
+        for i in range(first, out.shape[0], cuda.gridDim.x * cuda.blockDim.y):
+            for j in range(cuda.threadIdx.x, out.shape[1], cuda.blockDim.x):
+                out[i, j] = mu[i] + sigma[i] * xoroshiro128p_normal_float32(states, state)
+
+    threads = 256
+    width = min(threads, 1 << (case.n - 1).bit_length())
+    rows, most_blocks = threads // width, 8 * cuda.get_current_device().MULTIPROCESSOR_COUNT
+    blocks = min(-(-case.d // rows), most_blocks)
+    arguments = create_xoroshiro128p_states(blocks * threads, seed=7), *map(cuda.as_cuda_array, _vectors(case, "cupy"))
+    kernel = draw[blocks, (width, rows)]
+    return _filling(case, lambda out: kernel(*arguments, cuda.as_cuda_array(out, sync=False)))
 
 
 def _jax_normal(platform: str, implementation: str, case: Case, mode: str) -> Call:
