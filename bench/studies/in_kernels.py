@@ -31,7 +31,7 @@ import numpy as np
 import torch
 
 import multisample
-from bench.studies.rows import Call, Rows, main, on_device, peak, rows_of
+from bench.studies.rows import Call, Rows, cuda_vectors, main, on_device, peak, rows_of
 from bench.suites.header_peers import CURAND_KERNEL, nvcc
 from multisample.examples import mppi, option_prices
 
@@ -42,7 +42,7 @@ def moments(d: int, n: int) -> dict[str, Call]:
     generator = torch.Generator("cuda").manual_seed(1)
     weights = torch.randn(n, device="cuda", generator=generator)
     elites = torch.where(torch.rand(n, device="cuda", generator=generator) < 0.1, weights, 0.0)
-    mu, sigma = torch.linspace(-1, 1, d, device="cuda"), torch.linspace(1, 2, d, device="cuda")
+    mu, sigma = cuda_vectors(d)
     weights_of_host = weights.tolist()
 
     def accumulated() -> Any:

@@ -26,7 +26,7 @@ import cupy
 import torch
 
 import multisample
-from bench.studies.rows import Call, Ring, Rows, cuda_device, main, on_device, rows_of
+from bench.studies.rows import Call, Ring, Rows, cuda_device, cuda_vectors, main, on_device, rows_of
 from bench.suites import header_peers
 from bench.suites.cases import MODES
 from multisample.torch import randn as our_randn
@@ -51,11 +51,6 @@ LAUNCHES, REPLAYS, ROTATED = 64, 25, 2**30  # Of a graph; the most bytes of its 
 Fill: TypeAlias = Callable[[torch.Tensor], Any]
 
 
-def vectors(d: int) -> list[torch.Tensor]:
-    """mu and sigma."""
-    return [torch.linspace(low, high, d, device="cuda") for low, high in ((-1, 1), (0.5, 2))]
-
-
 def memset(out: torch.Tensor) -> torch.Tensor:
     stream = torch.cuda.current_stream().cuda_stream
     cupy.cuda.runtime.memsetAsync(out.data_ptr(), 1, out.nbytes, stream)  # Tensor.zero_ launches a kernel.
@@ -64,7 +59,7 @@ def memset(out: torch.Tensor) -> torch.Tensor:
 
 def drawing(d: int, n: int) -> dict[str, Call]:
     """Calls that return new matrices."""
-    sample = functools.partial(multisample.sample, *vectors(d), n, seed=7)
+    sample = functools.partial(multisample.sample, *cuda_vectors(d), n, seed=7)
     calls: dict[str, Call] = {"memset": lambda: memset(torch.empty((d, n), device="cuda"))}
     if n <= 8:
         calls["torch.randn"] = lambda: torch.randn((d, n), device="cuda")
@@ -124,7 +119,7 @@ def in_a_graph(calls: list[Call]) -> float:
 
 def filling(d: int, n: int, layout: str) -> dict[str, list[Fill]]:
     """For each name, calls that fill an output of this shape and layout. The fastest counts."""
-    mu, sigma = vectors(d)
+    mu, sigma = cuda_vectors(d)
     mean, deviation = (x[:, None] if layout == "dn" else x for x in (mu, sigma))
     sample = functools.partial(multisample.sample, mu, sigma, n, seed=7, layout=layout)
 

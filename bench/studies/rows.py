@@ -7,7 +7,7 @@ import itertools
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from bench.report.results import Row, rounded, write
 from bench.suites.contenders import cuda_reason
@@ -15,11 +15,18 @@ from bench.suites.machine import describe
 from bench.suites.timing import Call, Ring, Turn, Turns, cuda_device, medians, on_device, on_host
 
 __all__ = [
-    "Call", "Ring", "Row", "Rows", "Turns", "cuda_device", "host_ratio", "main", "medians", "on_device", "on_host",
-    "peak", "rows_of",
+    "Call", "Ring", "Row", "Rows", "Turns", "cuda_device", "cuda_vectors", "host_ratio", "main", "medians", "on_device",
+    "on_host", "peak", "rows_of",
 ]  # fmt: skip
 Rows: TypeAlias = Iterator[Row]
 """What a part of a study yields."""
+
+
+def cuda_vectors(d: int) -> list[Any]:
+    """mu and sigma as tensors on the GPU."""
+    import torch
+
+    return [torch.linspace(low, high, d, device="cuda") for low, high in ((-1, 1), (0.5, 2))]
 
 
 def peak(call: Call) -> float:

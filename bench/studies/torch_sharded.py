@@ -16,17 +16,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import multisample
-from bench.studies.rows import Call, Row, Rows, Turns, main, medians, on_device, on_host
+from bench.studies.rows import Call, Row, Rows, Turns, cuda_vectors, main, medians, on_device, on_host
 from bench.suites.cases import MODES
 from multisample.torch import sample_sharded
 
 LARGE = 16_384, 65_536
 SMALL = 2500, 1024
 WAYS = {"samples": Shard(1), "dimensions": Shard(0)}
-
-
-def vectors(d: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.linspace(-1, 1, d, device="cuda"), torch.linspace(0.5, 2, d, device="cuda")
 
 
 def slowest(turns: Turns) -> dict[str, float]:
@@ -41,7 +37,7 @@ def measured(size: int) -> Rows:
     mesh = init_device_mesh("cuda", (size,))
 
     def sharded(d: int, n: int, placement: Any, **options: Any) -> Call:
-        mu, sigma = vectors(d)
+        mu, sigma = cuda_vectors(d)
         return lambda: sample_sharded(mu, sigma, n, mesh=mesh, placements=[placement], seed=7, **options)
 
     calls = {
@@ -55,7 +51,7 @@ def measured(size: int) -> Rows:
         yield {"case": case, "call": f"{size} GPUs", "us": device[case], "us with the host": host[case]}
 
     d, n = SMALL
-    rows = [distribute_tensor(vector, mesh, [Shard(0)], src_data_rank=None) for vector in vectors(d)]
+    rows = [distribute_tensor(vector, mesh, [Shard(0)], src_data_rank=None) for vector in cuda_vectors(d)]
     small: dict[str, Call] = {
         "sample, DTensors": lambda: multisample.sample(*rows, n, seed=7),
         "sample_sharded, tensors": sharded(d, n, Shard(1)),
@@ -79,8 +75,7 @@ def work(rank: int, size: int, folder: str) -> None:
 
 def rows() -> Rows:
     alone: dict[str, Row] = {}
-    size = 1
-    while size <= torch.cuda.device_count():
+    for size in (2**k for k in range(torch.cuda.device_count().bit_length())):
         with tempfile.TemporaryDirectory() as folder:
             torch.multiprocessing.spawn(work, (size, folder), size)
             found = json.loads(Path(folder, "found.json").read_text())
@@ -89,7 +84,6 @@ def rows() -> Rows:
             if (host := row.get("us with the host")) is not None:
                 row["speed-up"], row["speed-up with the host"] = one["us"] / row["us"], one["us with the host"] / host
             yield row
-        size *= 2
 
 
 if __name__ == "__main__":
