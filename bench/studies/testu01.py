@@ -29,6 +29,7 @@ import math
 import multiprocessing
 import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -122,28 +123,18 @@ def callbacks() -> tuple[Any, ...]:
 
 
 def build(sources: Path | None, folder: Path) -> Path:
-    """Compile TestU01 as a library in an empty folder, without its configure, which is from 2009."""
+    """Compile TestU01 in an empty folder; returns its library."""
     if sources is None:
         sources = folder / "clone"
         subprocess.run(["git", "clone", "--quiet", "--depth", "1", CLONED, sources], check=True)
-    parts = [sources / name for name in ("mylib", "probdist", "testu01")]
     # Every machine gets the same p-values, because nothing is contracted.
-    compiler = [os.environ.get("CC", "cc"), "-w", "-std=gnu89", "-O3", "-march=native", "-ffp-contract=off"]
-    subprocess.run([*compiler, parts[0] / "tcode.c", "-o", folder / "tcode"], check=True)
-    # TestU01's headers are the code in its LaTeX pages, which tcode extracts.
-    pages = [page for part in parts for page in sorted(part.glob("*.tex"))]
-    for page in pages:
-        subprocess.run([folder / "tcode", page, folder / f"{page.stem}.h"], check=True, stdout=subprocess.DEVNULL)
-    for name in ("config.h", "gdefconf.h"):
-        (folder / name).touch()
-    # What configure finds on 64-bit Linux and macOS.
-    found = ("LONG_LONG", "ERF", "LGAMMA", "LOG1P", "STDINT_H", "UINT32_T", "UINT8_T")
-    options = [*(f"-DHAVE_{name}" for name in found), '-DPACKAGE_STRING="TestU01"', "-shared", "-fPIC", f"-I{folder}"]
-    # The .c files without a page are fragments that other files include.
-    files = [page.with_suffix(".c") for page in pages if page.with_suffix(".c").exists() and page.stem != "tcode"]
-    library = folder / "testu01.so"
-    subprocess.run([*compiler, *options, *(f"-I{part}" for part in parts), *files, "-lm", "-o", library], check=True)
-    return library
+    flags = "CFLAGS=-w -std=gnu89 -O3 -march=native -ffp-contract=off"
+    configure = [sources.resolve() / "configure", f"--prefix={folder}", "--disable-static", flags]
+    # The times of a clone's files would have make run Autotools again.
+    make = ["make", "install", *(f"{tool}=:" for tool in ("ACLOCAL", "AUTOCONF", "AUTOHEADER", "AUTOMAKE"))]
+    for command in (configure, make):
+        subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
+    return folder / "lib" / ("libtestu01.dylib" if sys.platform == "darwin" else "libtestu01.so")
 
 
 def run_test(library: Path, battery: str, test: int, order: str, seed: int) -> dict[str, Any]:
