@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 import multisample
-from bench.studies.rows import Call, Rows, host_ratio, main, on_host, rows_of
+from bench.studies.rows import Call, Rows, main, on_host, rows_of
 from multisample.backends.system.threads import thread_count
 
 TURNS = 41
@@ -40,7 +40,7 @@ def drawing(backend: str, d: int, n: int, threads: int) -> Call:
 def after_pauses(one: Call, two: Call, pause: float) -> float:
     """The speed-up of single calls, each after a pause of so many seconds."""
     found = on_host({"one": one, "two": two}, lambda result: time.sleep(pause), TURNS, repeats=1)
-    return host_ratio(*found.values())
+    return float(next(rows_of("", found, "two", "host"))["ratio"])
 
 
 def threads() -> Rows:

@@ -19,7 +19,7 @@ import numpy as np
 
 import multisample
 import multisample.torch
-from bench.studies.rows import Call, Row, Rows, cuda_device, host_ratio, main, on_host, rows_of
+from bench.studies.rows import Call, Row, Rows, cuda_device, main, on_host, rows_of
 
 d = n = 10
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -37,8 +37,8 @@ def compared(case: str, name: str, ours: Call, other: Call) -> Row:
     """Host times of both calls in microseconds."""
     idle = cuda_device().wait if "torch cuda" in case or "cupy" in case else lambda result: None
     found = on_host({"ours": ours, "other": other}, idle, turns=41, repeats=40)
-    us, other_us = (row["host us"] for row in rows_of(case, found))
-    return {"case": case, "call": name, "us": us, "other us": other_us, "ratio": host_ratio(*found.values())}
+    row, peer = rows_of(case, found, "other", "host")
+    return {"case": case, "call": name, "us": row["host us"], "other us": peer["host us"], "ratio": row["ratio"]}
 
 
 def calling(mu: Any, sigma: Any, **options: Any) -> Call:

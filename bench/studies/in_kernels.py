@@ -35,8 +35,6 @@ from bench.studies.rows import Call, Rows, cuda_vectors, main, on_device, peak, 
 from bench.suites.header_peers import CURAND_KERNEL, nvcc
 from multisample.examples import mppi, option_prices
 
-SHAPES = (4096, 65_536), (100, 100_000), (100_000_000, 64)
-
 
 def moments(d: int, n: int) -> dict[str, Call]:
     generator = torch.Generator("cuda").manual_seed(1)
@@ -65,7 +63,7 @@ def moments(d: int, n: int) -> dict[str, Call]:
 
 
 def moments_rows() -> Rows:
-    for d, n in SHAPES:
+    for d, n in (4096, 65_536), (100, 100_000), (100_000_000, 64):
         calls = moments(d, n)
         for row in rows_of(f"cuda {d}x{n}", on_device(calls)):
             yield {**row, "MB": peak(calls[row["call"]]) / 1e6}

@@ -1,12 +1,12 @@
 """Noise for model parameters, beside the loops of PyTorch that it replaces.
 
-python -m bench.studies.perturb results.json [cuda] [cpu-population] [cuda-population] [cuda-transformer]
+python -m bench.studies.perturb results.json [cuda] [cuda-population] [cuda-transformer]
 
 `us` is the time of a call in place, from GPU events around calls in a row, and `host us` the time until it returns.
 
 "cuda": the tensors of models, where `us` is the time per member. "loop" is what a call replaces, for each tensor and
-member. "loop with a generator" seeds a generator for each tensor, as published code does. "cpu-population" and
-"cuda-population": 64 members of 2^20 parameters.
+member. "loop with a generator" seeds a generator for each tensor, as published code does. "cuda-population": 64 members
+of 2^20 parameters.
 
 "cuda-transformer": MeZO on a model of `transformers`: OPT-1.3B with random weights, bfloat16, 16 sequences of 256
 tokens. "two forward passes" is the least that a step takes. "perturbation" adds the noise of one member in place.
@@ -19,12 +19,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 
-from bench.studies.rows import Call, Rows, main, on_device, on_host, rows_of
+from bench.studies.rows import Call, Rows, main, on_device, rows_of
 from multisample import perturb
 from multisample.torch import perturb_
 
@@ -71,9 +70,9 @@ def models() -> Rows:
                 yield {**row, "us": row["us"] / members}
 
 
-def populations(place: str) -> Rows:
-    p, out, weights = (torch.zeros(shape, device=place) for shape in ((1 << 20,), (64, 1 << 20), (64,)))
-    seeds = torch.arange(64, device=place)
+def populations() -> Rows:
+    p, out, weights = (torch.zeros(shape, device="cuda") for shape in ((1 << 20,), (64, 1 << 20), (64,)))
+    seeds = torch.arange(64, device="cuda")
     calls: dict[str, Call] = {
         "update by members": lambda: perturb_(p, weights, seed=7),
         "update by seeds": lambda: perturb_(p, weights, seed=seeds),
@@ -82,7 +81,7 @@ def populations(place: str) -> Rows:
         "one launch of as many bytes": lambda: perturb_(out, 0.1, seed=7),
         "loop": lambda: [torch.add(p, torch.randn_like(p), alpha=0.1, out=x) for x in out],
     }
-    yield from rows_of(f"{place} population", (on_host if place == "cpu" else on_device)(calls), "loop")
+    yield from rows_of("cuda population", on_device(calls), "loop")
 
 
 SIGMA, RATE = 1e-3, 1e-6
@@ -143,6 +142,4 @@ def transformer() -> Rows:
 
 
 if __name__ == "__main__":
-    parts: dict[str, Callable[[], Rows]] = {"cuda": models}
-    parts |= {f"{place}-population": partial(populations, place) for place in ("cpu", "cuda")}
-    main(__doc__ or "", {**parts, "cuda-transformer": transformer})
+    main(__doc__ or "", {"cuda": models, "cuda-population": populations, "cuda-transformer": transformer})

@@ -12,10 +12,10 @@ from typing import Any, TypeAlias
 from bench.report.results import Row, rounded, write
 from bench.suites.contenders import cuda_reason
 from bench.suites.machine import describe
-from bench.suites.timing import Call, Ring, Turn, Turns, cuda_device, medians, on_device, on_host
+from bench.suites.timing import Call, Ring, Turns, cuda_device, medians, on_device, on_host
 
 __all__ = [
-    "Call", "Ring", "Row", "Rows", "Turns", "cuda_device", "cuda_vectors", "host_ratio", "main", "medians", "on_device",
+    "Call", "Ring", "Row", "Rows", "Turns", "cuda_device", "cuda_vectors", "main", "medians", "on_device",
     "on_host", "peak", "rows_of",
 ]  # fmt: skip
 Rows: TypeAlias = Iterator[Row]
@@ -45,20 +45,14 @@ def peak(call: Call) -> float:
     return float(torch.cuda.max_memory_allocated() - before + pool.total_bytes() - held)
 
 
-def host_ratio(turns: list[Turn], others: list[Turn]) -> float:
-    """The median over all turns of the ratio of the two host times."""
-    return statistics.median(turn.host / other.host for turn, other in zip(turns, others, strict=True))
-
-
-def rows_of(case: str, turns: Turns, base: str | None = None) -> Rows:
-    """A row for each call: medians in us, and the median over all turns of the ratio to `base`."""
+def rows_of(case: str, turns: Turns, base: str | None = None, of: str = "seconds") -> Rows:
+    """A row for each call: medians in us, and the median over turns of the ratio of seconds, or of host, to `base`."""
     for name, found in turns.items():
-        row: Row = {"case": case, "call": name}
-        row["us"] = 1e6 * statistics.median(turn.seconds for turn in found)
-        row["host us"] = 1e6 * statistics.median(turn.host for turn in found)
+        seconds, host = (1e6 * statistics.median(times) for times in zip(*found, strict=True))
+        row: Row = {"case": case, "call": name, "us": seconds, "host us": host}
         if base is not None:
             pairs = zip(found, turns[base], strict=True)
-            row["ratio"] = statistics.median(turn.seconds / other.seconds for turn, other in pairs)
+            row["ratio"] = statistics.median(getattr(turn, of) / getattr(other, of) for turn, other in pairs)
         yield row
 
 
