@@ -17,10 +17,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 import multisample
-from bench.studies.rows import Call, Rows, main, on_host, rows_of
+from bench.studies.rows import Call, Rows, cuda_vectors, main, on_host, rows_of
 
 SHAPES = {
     "cpu": ((10, 10), (100, 1024), (1000, 10_000)),
@@ -43,10 +42,7 @@ def contenders(platform: str, d: int, n: int) -> dict[str, Call]:
         "sample, eager": lambda: multisample.sample(mu, sigma, n, seed=7),
     }
     if platform == "cuda":
-        import torch
-
-        tensors = [torch.from_numpy(np.array(x)).cuda() for x in (mu, sigma)]
-        calls["torch_ext"] = functools.partial(multisample.sample, *tensors, n, seed=7)
+        calls["torch_ext"] = functools.partial(multisample.sample, *cuda_vectors(d), n, seed=7)
     return calls
 
 
