@@ -51,15 +51,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         before, after = map(statistics.median, sides)
         ranges = sum(math.log(max(side) / min(side)) for side in sides)
         if abs(math.log(after / before)) > max(ranges, math.log(1 + options.least / 100)):
-            moved.append(
-                (not ours, after / before, f"{name}{'' if ours else ' (a peer)'}: {before:.4g} to {after:.4g}")
-            )
+            peer = "" if ours else " (a peer)"
+            moved.append((not ours, after / before, f"{name}{peer}: {before:.4g} to {after:.4g}"))
     for _, factor, text in sorted(moved):
         print(f"{text}, {100 * (factor - 1):+.1f} %, {'slower' if factor < 1 else 'faster'}")
-    of_ours = [factor for peer, factor, _ in moved if not peer]
-    slower = sum(factor < 1 for factor in of_ours)
-    print(f"{len(common)} ratios compared; of ours {slower} slower and {len(of_ours) - slower} faster, of peers "
-          f"{len(moved) - len(of_ours)} moved")  # fmt: skip
+    slower = sum(factor < 1 for peer, factor, _ in moved if not peer)
+    faster = sum(factor > 1 for peer, factor, _ in moved if not peer)
+    peers = len(moved) - slower - faster
+    print(f"{len(common)} ratios compared; of ours {slower} slower and {faster} faster, of peers {peers} moved")
     return int(slower > 0)
 
 

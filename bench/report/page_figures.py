@@ -1,9 +1,9 @@
-"""The figures of pages by name: tables and queries of page_figures.json, pictures, machines, and computed tables.
+"""The figures of pages by name: tables, queries and pictures of page_figures.json, machines, and computed tables.
 
 In page_figures.json, "queries" are named queries of `bench.report.page_markers`. A grid makes a query for each row and
 column. A column has a title, a case, a call, a field, and a file if it is not that of the grid. In its case or call,
 ``{}`` stands for the text of the row. If "rows" is a list, each row is a shape, d x n. In "ratio", ``{}`` stands for a
-ratio. "tables of queries" have a query for each cell.
+ratio. "tables of queries" have a query for each cell. "pictures" have a file and the name of one of its pictures.
 """
 
 from __future__ import annotations
@@ -87,43 +87,25 @@ def dask_limit(executor: str, results: Results, _: str) -> str:
     return f"{math.sqrt(100 / _seconds(results, 'task', executor)):.0f}"
 
 
-ORDERS = {
-    "words along rows": "rows",
-    "words down columns": "columns",
-    "words over the calls of a generator": "offsets",
-    "Phi of float64 normals along rows": "normals",
-    "Phi of float32 normals along rows, 20 bits of each": "normals_f32",
-}
-
-
 def testu01(results: Results, _: str) -> str:
     """How many of all p-values are outside of TestU01's interval, for the seeds that ran all tests."""
-    columns = []
+    columns, orders = [], TABLES["orders of testu01"]
     for battery in ("SmallCrush", "Crush", "BigCrush"):
         content = json.loads((results.folder / f"testu01-{battery.lower()}.json").read_text(encoding="utf-8"))
         runs = [run for run in content["runs"] if "incomplete" not in run["summary"]["verdict"]]
         column = [battery]
-        for order in ORDERS.values():
+        for order in orders.values():
             found = [run["summary"] for run in runs if run["order"] == order]
             column.append(f"{sum(len(one['outside']) for one in found)} of {sum(one['statistics'] for one in found)}")
-        expected = sum(run["summary"]["expected_outside"] for run in runs) / len(ORDERS)
+        expected = sum(run["summary"]["expected_outside"] for run in runs) / len(orders)
         columns.append([*column, number_text(expected)])
-    head, *body = zip(["", *ORDERS, "expected"], *columns, strict=True)
+    head, *body = zip(["", *orders, "expected"], *columns, strict=True)
     return table(head, body)
-
-
-PICTURES = {
-    "picture-largest": ("gpu", "largest-float32-independent"),
-    "picture-memory": ("gpu", "memory-float32-independent"),
-    "picture-host": ("gpu", "host"),
-    "picture-calls": ("original", "calls-float32-shared"),
-    "picture-cpu": ("cpu", "cpu-float32-independent"),
-}
 
 
 def pictures_of_pages(results: Results) -> list[tuple[Run, Picture]]:
     """The runs and the pictures that pages show."""
-    return [(results.run(file), _picture(results, file, name)) for file, name in PICTURES.values()]
+    return [(results.run(file), _picture(results, file, name)) for file, name in TABLES["pictures"].values()]
 
 
 def _picture(results: Results, file: str, name: str) -> Picture:
@@ -151,7 +133,7 @@ FIGURES: dict[str, Callable[[Results, str], str]] = {
     **{name: functools.partial(query, parts) for name, parts in TABLES["queries"].items()},
     **{name: functools.partial(grid, spec) for name, spec in TABLES["grids"].items()},
     **{name: functools.partial(table_of_queries, spec) for name, spec in TABLES["tables of queries"].items()},
-    **{name: functools.partial(picture, *place) for name, place in PICTURES.items()},
+    **{name: functools.partial(picture, *place) for name, place in TABLES["pictures"].items()},
     "machine-gpu": functools.partial(machine, "gpu"),
     "machine-cpu": functools.partial(machine, "cpu"),
     "dask-blocks": dask_blocks,

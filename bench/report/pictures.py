@@ -201,16 +201,11 @@ def _host(run: Run) -> Iterator[Picture]:
         title := "Time that a call keeps the host busy",
         f"{run.machine.get('cpu')}; median of matrices up to {EngFormatter('B')(HOST_BYTES)}",
         title,
-        [(curve.row, curve.y[0]) for curve in reversed(curves)],
+        [(row, y[0]) for row, _, y in reversed(curves)],
     )
 
 
-class Curve(NamedTuple):
-    """The values of one contender, by x."""
-
-    row: Row
-    x: list[float]
-    y: list[float]
+Curve = tuple[Row, list[float], list[float]]  # A row of a contender, and its x and y.
 
 
 def _curves(points: Iterable[tuple[Row, float, float | None]]) -> list[Curve]:
@@ -219,11 +214,8 @@ def _curves(points: Iterable[tuple[Row, float, float | None]]) -> list[Curve]:
     for row, x, y in points:
         if y is not None:
             found.setdefault(_label(row), (row, {}))[1].setdefault(x, []).append(y)
-    curves = [
-        Curve(row, sorted(values), [statistics.median(values[x]) for x in sorted(values)])
-        for row, values in found.values()
-    ]
-    return sorted(curves, key=lambda curve: -curve.y[-1])
+    curves = [(row, xs := sorted(by_x), [statistics.median(by_x[x]) for x in xs]) for row, by_x in found.values()]
+    return sorted(curves, key=lambda curve: -curve[2][-1])
 
 
 def _octave(value: float) -> float:
@@ -237,12 +229,12 @@ COUNT = FuncFormatter(lambda value, _: f"{value:,g}" if value < 1e6 else f"{valu
 
 def _lines(x: Scale, y: Scale, curves: Sequence[Curve], figure: Figure, axes: Axes) -> None:
     """`curves`, with a legend below that lists them in order. An axis without multiples for its ticks is linear."""
-    for curve in curves:
-        look, ours = _look(curve.row), curve.row["ours"]
+    for row, xs, ys in curves:
+        look, ours = _look(row), row["ours"]
         style: dict[str, Any] = {"color": look.colour, "marker": look.marker, "lw": 2.6 if ours else 1.3}
-        if ours and curve.row["mode"] == "fast_math":
+        if ours and row["mode"] == "fast_math":
             style |= {"linestyle": "--", "markerfacecolor": "none"}
-        axes.plot(curve.x, curve.y, label=_label(curve.row), zorder=3 if ours else 2, **style)
+        axes.plot(xs, ys, label=_label(row), zorder=3 if ours else 2, **style)
     axes.set(xlabel=x[0], ylabel=y[0], xscale="log", yscale="log" if y[2] else "linear")
     for axis, (_, formatter, subs) in ((axes.xaxis, x), (axes.yaxis, y)):
         if subs:
@@ -290,8 +282,8 @@ def _by_size(run: Run, noise: str, rows: Sequence[Row]) -> Iterator[Picture]:
         ),
     ):
         curves = _curves(points)
-        if any(curve.row["ours"] and curve.row["mode"] == "portable" and len(curve.x) > 1 for curve in curves):
-            ends = "; ".join(f"{_label(curve.row)} {text(curve.y[0])} to {text(curve.y[-1])}" for curve in curves)
+        if any(row["ours"] and row["mode"] == "portable" and len(xs) > 1 for row, xs, _ in curves):
+            ends = "; ".join(f"{_label(row)} {text(ys[0])} to {text(ys[-1])}" for row, _, ys in curves)
             alt = f"{title} ({y[0]}), by {x[0]}: {ends}"
             height = 4.5 + 0.23 * len(curves)
             yield Picture(f"{name}-float32-{noise}", title, subtitle, alt, height, partial(_lines, x, y, curves))

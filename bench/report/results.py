@@ -120,12 +120,14 @@ def rounded(value: Any) -> Any:
 
 
 def write(path: Path, content: Mapping[str, Any]) -> None:
-    """Write results as JSON, a line for each row."""
+    """Write results as JSON, a line for each row. An interruption leaves the old file or the new one."""
     parts = []
     for key, value in content.items():
         rows = ",\n".join(map(json.dumps, value)) if isinstance(value, list) else ""
         parts.append(f"{json.dumps(key)}: " + (f"[\n{rows}\n]" if rows else json.dumps(value)))
-    path.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
+    new = path.with_name(f"{path.name}.new")
+    new.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
+    new.replace(path)
 
 
 def reduced(content: Mapping[str, Any]) -> dict[str, Any]:

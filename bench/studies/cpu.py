@@ -11,16 +11,13 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
 import multisample
-from bench.report.results import Row
-from bench.studies.rows import host_ratio, main, rows_of
-from bench.suites.timing import Call, on_host
+from bench.studies.rows import Call, Rows, main, on_host, rows_of
 from multisample.backends.system.threads import thread_count
 
 TURNS = 41
@@ -43,10 +40,10 @@ def drawing(backend: str, d: int, n: int, threads: int) -> Call:
 def after_pauses(one: Call, two: Call, pause: float) -> float:
     """The speed-up of single calls, each after a pause of so many seconds."""
     found = on_host({"one": one, "two": two}, lambda result: time.sleep(pause), TURNS, repeats=1)
-    return host_ratio(*found.values())
+    return float(next(rows_of("", found, "two", "host"))["ratio"])
 
 
-def threads() -> Iterator[Row]:
+def threads() -> Rows:
     for backend in ARRAYS:
         for d, n in ((256, 256), (512, 256), (100, 1311), (512, 512), (1024, 512), (1000, 1000)):
             one, two = (drawing(backend, d, n, count) for count in (1, 2))
@@ -55,7 +52,7 @@ def threads() -> Iterator[Row]:
             yield {"case": first["case"], "call": backend, "us": second["us"], "speed-up": first["ratio"], **pauses}
 
 
-def cores() -> Iterator[Row]:
+def cores() -> Rows:
     most, d, n = thread_count(), 1000, 10_000
     counts = sorted({*(2**k for k in range(most.bit_length())), most})
     for backend in ARRAYS:
@@ -65,7 +62,7 @@ def cores() -> Iterator[Row]:
             yield {"case": row["case"], "call": row["call"], "us": row["us"], **speeds}
 
 
-def shared() -> Iterator[Row]:
+def shared() -> Rows:
     rng = np.random.default_rng(7)
 
     def expression(mu: Any, sigma: Any, n: int) -> Any:

@@ -12,9 +12,9 @@ sleep in the score; `us` excludes the sleep. "task": how much each task adds to 
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import time
-from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from typing import Any
 
@@ -24,9 +24,7 @@ import distributed
 import numpy as np
 
 import multisample.dask
-from bench.report.results import Row
-from bench.studies.rows import main, rows_of
-from bench.suites.timing import Call, on_host
+from bench.studies.rows import Call, Rows, main, on_host, rows_of
 from multisample import cem
 
 THREADS = 2
@@ -34,7 +32,7 @@ D, COLUMNS, BLOCKS = 1000, 10_000, 32  # Blocks of 10**7 elements.
 MU, SIGMA = np.linspace(-1, 1, D, dtype=np.float32), np.linspace(1, 2, D, dtype=np.float32)
 
 
-def speeds(case: str, calls: dict[str, Call], turns: int, each: float = 1.0) -> Iterator[Row]:
+def speeds(case: str, calls: dict[str, Call], turns: int, each: float = 1.0) -> Rows:
     """Rows with the time of a call divided by `each`, and its speed relative to the first call."""
     for row in rows_of(case, on_host(calls, turns=turns, repeats=1), next(iter(calls))):
         yield {"case": case, "call": row["call"], "us": row["us"] / each, "speed": 1 / row["ratio"]}
@@ -53,33 +51,30 @@ def corners(array: da.Array) -> da.Array:
     return array.map_blocks(corner, chunks=(1, 1), dtype=array.dtype)
 
 
-def throughput() -> Iterator[Row]:
+def on_threads(array: da.Array) -> Any:
+    return dask.persist(array, scheduler="threads", num_workers=THREADS)
+
+
+def throughput() -> Rows:
     n, chunks = COLUMNS * BLOCKS, (D, COLUMNS)
-
-    def draw(first: int) -> Any:
-        return corner(window(COLUMNS, first))
-
-    def drawn(array: da.Array) -> Any:
-        return corners(array).compute(scheduler="threads", num_workers=THREADS)
-
     with ThreadPoolExecutor(THREADS) as pool:
         calls: dict[str, Call] = {
-            "direct": lambda: list(pool.map(draw, range(0, n, COLUMNS))),
-            "multisample.dask": lambda: drawn(multisample.dask.sample(MU, SIGMA, n, chunks=chunks, seed=7)),
-            "dask.array.random.normal": lambda: drawn(da.random.normal(size=(D, n), chunks=chunks)),
+            "direct": lambda: list(pool.map(lambda first: corner(window(COLUMNS, first)), range(0, n, COLUMNS))),
+            "multisample.dask": lambda: on_threads(
+                corners(multisample.dask.sample(MU, SIGMA, n, chunks=chunks, seed=7))
+            ),
+            "dask.array.random.normal": lambda: on_threads(corners(da.random.normal(size=(D, n), chunks=chunks))),
         }
         yield from speeds("throughput", calls, 7, BLOCKS / THREADS)
 
 
 def cluster(workers: int, threads: int = 1) -> distributed.Client:
     return distributed.Client(
-        n_workers=workers, threads_per_worker=threads, processes=True, dashboard_address=":0", memory_limit=0,
-        set_as_default=False,
-    )  # fmt: skip
+        n_workers=workers, threads_per_worker=threads, dashboard_address=":0", memory_limit=0, set_as_default=False
+    )
 
 
-WIDTH, PASSES = 500, 100
-WINDOWS = 64
+WIDTH, PASSES, WINDOWS = 500, 100, 64
 SPAWN = multiprocessing.get_context("spawn")
 
 
@@ -99,7 +94,7 @@ def pooled(workers: int) -> Call:
     return lambda: list(pool.map(simulated_window, range(0, WIDTH * WINDOWS, WIDTH)))
 
 
-def processes() -> Iterator[Row]:
+def processes() -> Rows:
     x = multisample.dask.sample(MU, SIGMA, WIDTH * WINDOWS, chunks=(D, WIDTH), seed=7)
     array = x.map_blocks(simulated, dtype=x.dtype).sum()
     with cluster(1) as one, cluster(2) as two:
@@ -112,19 +107,15 @@ def processes() -> Iterator[Row]:
         yield from speeds("processes", calls, 5)
 
 
-def block() -> Iterator[Row]:
+def block() -> Rows:
     count, n = 2000, 10
     array = corners(multisample.dask.sample(MU[:10], SIGMA[:10], n * count, chunks=(10, n), seed=7))
     dasks = corners(da.random.normal(size=(10, n * count), chunks=(10, n)))
-
-    def threaded(array: da.Array) -> Call:
-        return lambda: dask.persist(array, scheduler="threads", num_workers=THREADS)
-
     with cluster(2) as client, client.as_current():
         calls: dict[str, Call] = {
-            "threaded scheduler": threaded(array),
+            "threaded scheduler": functools.partial(on_threads, array),
             "distributed, 2 processes": lambda: distributed.wait(client.persist(array)),
-            "dask.array.random.normal, threaded scheduler": threaded(dasks),
+            "dask.array.random.normal, threaded scheduler": functools.partial(on_threads, dasks),
             "dask.array.random.normal, distributed": lambda: distributed.wait(client.persist(dasks)),
         }
         yield from speeds("block", calls, 5, count)
@@ -152,7 +143,7 @@ def generation_seconds(f: Any, d: int, n: int, executor: Executor, tasks: int, i
     return float(np.median(np.diff(stamps)))
 
 
-def generation() -> Iterator[Row]:
+def generation() -> Rows:
     executor = ProcessPoolExecutor(TASKS, SPAWN)
     for d, n in ((10, 1000), (100, 10_000)):
         for f, sleep in ((scores_only, 0.0), (sleeps, SLEEP)):
@@ -160,7 +151,7 @@ def generation() -> Iterator[Row]:
             yield {"case": f"generation {d}x{n}, {f.__name__}", "call": "processes", "us": us}
 
 
-def task() -> Iterator[Row]:
+def task() -> Rows:
     import loky
 
     with cluster(2, TASKS // 2) as client:
@@ -175,7 +166,7 @@ def task() -> Iterator[Row]:
             yield {"case": "task", "call": name, "us": 1e6 * (many - few) / 400}
 
 
-def refit() -> Iterator[Row]:
+def refit() -> Rows:
     """The caller's work in a generation: it draws the elites again."""
     search = cem.CEM(np.zeros(100, np.float32), 1.0, 10_000, seed=7)
     (first,) = search.ask_tasks(1)

@@ -18,12 +18,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import multisample
-from bench.report.results import Row
-from bench.studies.rows import main
+from bench.studies.rows import Rows, main
 
 # Later kinds by what differs from the first draw, which is float32.
 KINDS: Mapping[str, Mapping[str, object]] = {
@@ -36,42 +35,28 @@ ARRAYS = {
     "cpu": {"cpu": "numpy", "torch_ext": "torch", "jax": "jax.numpy"},
     "cuda": {"torch_ext": "torch", "cupy": "cupy", "numba": "torch"},
 }
+# Arrays of a library, which make the device ready, then the import of multisample, and draws.
 PROGRAM = """
 import importlib, json, sys, time
-import multisample
-library, device, backend, kinds = json.loads(sys.argv[1])
-module = importlib.import_module(library)
-mu = module.zeros(1000, dtype=module.float32, **({"device": device} if library == "torch" else {}))
-(mu + 1).tolist()  # The device is ready.
-seconds = {}
-for name, options in kinds.items():
-    start = time.perf_counter()
-    x = multisample.sample(mu, 1.0, 1000, seed=7, backend=backend, **options)
-    float(x[0, 0])  # Waits for the device.
-    seconds[name] = time.perf_counter() - start
-print(json.dumps(seconds))
-"""
-# What multisample adds to a program that uses PyTorch: the import, and draws of a package with compiled libraries.
-WHEEL_PROGRAM = """
-import json, sys, time
-device, kinds = json.loads(sys.argv[1])
+library, device, backend, kinds, is_wheel = json.loads(sys.argv[1])
 seconds, start = {}, time.perf_counter()
 def end(name, x):
     global start
-    float(x.view(-1)[0])  # Waits for the device.
+    float(x.ravel()[0])  # Waits for the device.
     now = time.perf_counter()
-    seconds[name], start = now - start, now
-import torch
-end("import torch", torch.zeros(1, device=device))
-mu, sigma = torch.zeros(1000, device=device), torch.ones(1000, device=device)
+    seconds[f"{name} s"], start = now - start, now
+module, place = importlib.import_module(library), {"device": device} if library == "torch" else {}
+end(f"import {library}", module.zeros(1, **place))
+mu, sigma = (make(1000, dtype=module.float32, **place) for make in (module.zeros, module.ones))
 end("tensors", mu + sigma)
 import multisample
 end("import multisample", mu)
 for name, options in kinds.items():
-    end(name, multisample.sample(mu, sigma, 1000, seed=7, backend="torch_ext", **options))
-with open("/proc/self/maps") as maps:
-    libraries = {line.split()[-1] for line in maps if "multisample_torch_" in line}
-assert libraries and all("/prebuilt/" in library for library in libraries), libraries
+    end(name, multisample.sample(mu, sigma, 1000, seed=7, backend=backend, **options))
+if is_wheel:
+    with open("/proc/self/maps") as maps:
+        libraries = {line.split()[-1] for line in maps if "multisample_torch_" in line}
+    assert libraries and all("/prebuilt/" in library for library in libraries), libraries
 print(json.dumps(seconds))
 """
 BUILD_WHEEL = """
@@ -79,6 +64,9 @@ import sys
 from multisample.backends.native import prebuilt, wheels
 wheels.build_all(sys.argv[1:], prebuilt.root())
 """
+
+
+CORES = sorted({2, len(os.sched_getaffinity(0))})
 
 
 def run(cache: str, cores: int, *arguments: str, folder: Path | None = None) -> str:
@@ -90,33 +78,37 @@ def run(cache: str, cores: int, *arguments: str, folder: Path | None = None) -> 
     ).stdout
 
 
-def draws(device: str) -> Iterator[Row]:
-    for cores in sorted({2, len(os.sched_getaffinity(0))}):
+def seconds(cache: str, cores: int, *arguments: object, folder: Path | None = None) -> dict[str, float]:
+    """What the program prints, given its arguments."""
+    found: dict[str, float] = json.loads(run(cache, cores, "-c", PROGRAM, json.dumps(arguments), folder=folder))
+    return found
+
+
+def draws(device: str) -> Rows:
+    for cores in CORES:
         for backend, library in ARRAYS[device].items():
             with tempfile.TemporaryDirectory() as cache:
-                call = (library, device, "auto" if backend == "jax" else backend)
-                cold = json.loads(run(cache, cores, "-c", PROGRAM, json.dumps([*call, KINDS])))
-                warm = json.loads(run(cache, cores, "-c", PROGRAM, json.dumps([*call, {"cached": {}}])))
-            seconds = {f"{name} s": value for name, value in (cold | warm).items()}
-            yield {"case": f"{device}, {cores} cores", "call": backend, **seconds}
+                call = library, device, "auto" if backend == "jax" else backend
+                cold = seconds(cache, cores, *call, KINDS, False)
+                cached = seconds(cache, cores, *call, {"cached": {}}, False)["cached s"]
+            kinds = {f"{name} s": cold[f"{name} s"] for name in KINDS}
+            yield {"case": f"{device}, {cores} cores", "call": backend, **kinds, "cached s": cached}
 
 
-def wheel(device: str = "cuda") -> Iterator[Row]:
-    cores = len(os.sched_getaffinity(0))
+def wheel(device: str = "cuda") -> Rows:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         shutil.copytree(Path(multisample.__file__).parent, folder / "multisample")
-        run(name, cores, "-c", BUILD_WHEEL, *sorted({"cpu", device}), folder=folder)
-        run(name, cores, "-m", "compileall", "-q", "multisample", folder=folder)  # As pip does.
+        run(name, CORES[-1], "-c", BUILD_WHEEL, *sorted({"cpu", device}), folder=folder)
+        run(name, CORES[-1], "-m", "compileall", "-q", "multisample", folder=folder)  # As pip does.
         for k in range(3):
             with tempfile.TemporaryDirectory() as cache:
-                printed = run(cache, cores, "-c", WHEEL_PROGRAM, json.dumps([device, KINDS]), folder=folder)
-            seconds = {f"{name} s": value for name, value in json.loads(printed).items()}
-            yield {"case": f"{device}, a wheel", "call": f"process {k}", **seconds}
+                found = seconds(cache, CORES[-1], "torch", device, "torch_ext", KINDS, True, folder=folder)
+            yield {"case": f"{device}, a wheel", "call": f"process {k}", **found}
 
 
-def whole() -> Iterator[Row]:
-    for cores in sorted({2, len(os.sched_getaffinity(0))}):
+def whole() -> Rows:
+    for cores in CORES:
         with tempfile.TemporaryDirectory() as cache:
             for line in run(cache, cores, "-m", "multisample", "build", "torch_ext").splitlines():
                 what, built, rest = line.partition(": built in ")

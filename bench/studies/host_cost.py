@@ -13,16 +13,13 @@ from __future__ import annotations
 import functools
 import statistics
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 import multisample
 import multisample.torch
-from bench.report.results import Row
-from bench.studies.rows import host_ratio, main, rows_of
-from bench.suites.timing import Call, cuda_device, on_host
+from bench.studies.rows import Call, Row, Rows, cuda_device, main, on_host, rows_of
 
 d = n = 10
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -32,36 +29,33 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "antithetic=": {"antithetic": True},
     "noise='shared'": {"noise": "shared"},
     "window": {"dim_offset": 5, "sample_offset": 3},
-    "every option": {
-        "dtype": "float16", "layout": "nd", "antithetic": True, "noise": "shared", "sample_offset": 3,
-    },
-}  # fmt: skip
+    "every option": {"dtype": "float16", "layout": "nd", "antithetic": True, "noise": "shared", "sample_offset": 3},
+}
 
 
 def compared(case: str, name: str, ours: Call, other: Call) -> Row:
     """Host times of both calls in microseconds."""
-
     idle = cuda_device().wait if "torch cuda" in case or "cupy" in case else lambda result: None
     found = on_host({"ours": ours, "other": other}, idle, turns=41, repeats=40)
-    us, other_us = (row["host us"] for row in rows_of(case, found))
-    return {"case": case, "call": name, "us": us, "other us": other_us, "ratio": host_ratio(*found.values())}
+    row, peer = rows_of(case, found, "other", "host")
+    return {"case": case, "call": name, "us": row["host us"], "other us": peer["host us"], "ratio": row["ratio"]}
+
+
+def calling(mu: Any, sigma: Any, **options: Any) -> Call:
+    return lambda: multisample.sample(mu, sigma, n, **options)
 
 
 def calls_of(mu: Any, sigma: Any, generators: dict[str, dict[str, Any]]) -> dict[str, Call]:
     """Calls with each option and generator, a number for sigma, and a vector with gaps."""
-
-    def calling(mu: Any, sigma: Any, **options: Any) -> Call:
-        return lambda: multisample.sample(mu, sigma, n, **options)
-
+    seeded = {name: {"seed": 7, **options} for name, options in OPTIONS.items()}
     return {
-        **{name: calling(mu, sigma, seed=7, **options) for name, options in OPTIONS.items()},
-        **{name: calling(mu, sigma, **options) for name, options in generators.items()},
+        **{name: calling(mu, sigma, **options) for name, options in (seeded | generators).items()},
         "a number for sigma": calling(mu, 1.0, seed=7),
         "strided mu": calling(mu.repeat(2)[::2], sigma, seed=7),
     }
 
 
-def with_torch(device: str) -> Iterator[Row]:
+def with_torch(device: str) -> Rows:
     import torch
 
     mu, sigma = torch.zeros(d, device=device), torch.ones(d, device=device)
@@ -81,9 +75,6 @@ def with_torch(device: str) -> Iterator[Row]:
     def recorded() -> Any:
         return inputs[0][:, None] + inputs[1][:, None] * torch.randn(d, n, device=device)
 
-    def sample(mu: Any = mu, sigma: Any = sigma, **options: Any) -> Any:
-        return multisample.sample(mu, sigma, n, **options)
-
     generators = {
         "PyTorch's default generator": {},
         "generator=torch.Generator": {"generator": torch.Generator(device).manual_seed(1)},
@@ -92,14 +83,14 @@ def with_torch(device: str) -> Iterator[Row]:
     if device == "cuda":
         generators["graph-safe generator"] = {"generator": multisample.Generator(7, graph_safe=True)}
     calls = calls_of(mu, sigma, generators)
-    calls["float16 tensors"] = functools.partial(sample, mu.half(), sigma.half(), seed=7)
+    calls["float16 tensors"], recording = calling(mu.half(), sigma.half(), seed=7), calling(*inputs)
     pairs = {name: (call, randn) for name, call in calls.items()}
     pairs |= {
-        "out=": (lambda: sample(seed=7, out=out), filled),
-        "out=, PyTorch's default generator": (lambda: sample(out=out), filled),
-        "strided out=": (lambda: sample(seed=7, out=wide), filled),
+        "out=": (calling(mu, sigma, seed=7, out=out), filled),
+        "out=, PyTorch's default generator": (calling(mu, sigma, out=out), filled),
+        "strided out=": (calling(mu, sigma, seed=7, out=wide), filled),
         "requires grad, forward and backward": (
-            lambda: torch.autograd.grad(sample(*inputs), inputs, grad),
+            lambda: torch.autograd.grad(recording(), inputs, grad),
             lambda: torch.autograd.grad(recorded(), inputs, grad),
         ),
         "Normal.rsample": (lambda: ours.rsample((n,)), lambda: theirs.rsample((n,))),
@@ -108,15 +99,16 @@ def with_torch(device: str) -> Iterator[Row]:
         yield compared(f"torch {device} {d}x{n}", name, *pair)
 
 
-def with_numpy() -> Iterator[Row]:
+def with_numpy() -> Rows:
     rng, out = np.random.default_rng(), np.empty((d, n), np.float32)
     mu, sigma = np.zeros(d, np.float32), np.ones(d, np.float32)
     generators = {"default generator": {}, "generator=": {"generator": multisample.Generator(7)}}
-    calls = calls_of(mu, sigma, generators)
-    calls["out="] = lambda: multisample.sample(mu, sigma, n, seed=7, out=out)
     doubles = mu.astype(np.float64), sigma.astype(np.float64)
-    calls["float64 arrays"] = lambda: multisample.sample(*doubles, n, seed=7)
-    calls["dtype=float64"] = lambda: multisample.sample(mu, sigma, n, seed=7, dtype="float64")
+    calls = calls_of(mu, sigma, generators) | {
+        "out=": calling(mu, sigma, seed=7, out=out),
+        "float64 arrays": calling(*doubles, seed=7),
+        "dtype=float64": calling(mu, sigma, seed=7, dtype="float64"),
+    }
     for name, call in calls.items():
         vectors = doubles if "float64" in name else (mu, sigma)
 
@@ -126,18 +118,18 @@ def with_numpy() -> Iterator[Row]:
         yield compared(f"numpy {d}x{n}", name, call, other)
 
 
-def with_cupy(backend: str) -> Iterator[Row]:
+def with_cupy(backend: str) -> Rows:
     import cupy
     import torch
 
     mu, sigma, out = cupy.zeros(d, "f4"), cupy.ones(d, "f4"), cupy.empty((d, n), "f4")
     randn = functools.partial(torch.randn, d, n, device="cuda")
     for name, options in {**OPTIONS, "out=": {"out": out}}.items():
-        call = functools.partial(multisample.sample, mu, sigma, n, seed=7, backend=backend, **options)
+        call = calling(mu, sigma, seed=7, backend=backend, **options)
         yield compared(f"cupy through {backend} {d}x{n}", name, call, randn)
 
 
-def first_calls() -> Iterator[Row]:
+def first_calls() -> Rows:
     import torch
 
     mu, sigma = np.zeros(10, np.float32), np.ones(10, np.float32)

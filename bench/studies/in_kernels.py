@@ -1,11 +1,16 @@
-"""Normals drawn in a user's kernel, beside stored ones and cuRAND's: an iteration of MPPI, and an Asian option.
+"""Normals that are never stored: `weighted_moments`, an iteration of MPPI, and an Asian option, beside stored normals.
 
-python -m bench.studies.in_kernels results.json [cuda-mppi] [cuda-option]
+python -m bench.studies.in_kernels results.json [cuda-moments] [cuda-mppi] [cuda-option]
+
+`us` is the median time between device events; `host us` is the time of a call on the host. `MB` is the memory that a
+call needs beside its arguments, at its peak.
+
+`weighted_moments` is beside `sample` alone, and PyTorch. "elites" has a random tenth of the weights.
 
 An iteration of MPPI draws sequences of two controls around a plan, simulates each (`multisample.examples.mppi`), and
 averages them with weights. "in the kernel": the rollouts draw them, and `multisample.weighted_moments` draws them
 again. "sample, matrix": `multisample.sample` stores them, the same rollouts read them, and cuBLAS multiplies the matrix
-by the weights. "randn, matrix": the same with PyTorch's randn. `MB` is what an iteration allocates at its peak.
+by the weights. "randn, matrix": the same with PyTorch's randn.
 
 The kernels of the option (`multisample.examples.option_prices`) differ only in the header, the generator and the draw
 of four normals. One has cuRAND's Philox state and `curand_normal4`. nvcc compiles all variants. `ns` is the time of a
@@ -17,7 +22,7 @@ from __future__ import annotations
 import functools
 import math
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +31,43 @@ import numpy as np
 import torch
 
 import multisample
-from bench.report.results import Row
-from bench.studies.rows import main, peak, rows_of
+from bench.studies.rows import Call, Rows, cuda_vectors, main, on_device, peak, rows_of
 from bench.suites.header_peers import CURAND_KERNEL, nvcc
-from bench.suites.timing import Call, on_device
 from multisample.examples import mppi, option_prices
+
+
+def moments(d: int, n: int) -> dict[str, Call]:
+    generator = torch.Generator("cuda").manual_seed(1)
+    weights = torch.randn(n, device="cuda", generator=generator)
+    elites = torch.where(torch.rand(n, device="cuda", generator=generator) < 0.1, weights, 0.0)
+    mu, sigma = cuda_vectors(d)
+    weights_of_host = weights.tolist()
+
+    def accumulated() -> Any:
+        total = torch.zeros_like(mu)
+        for w in weights_of_host:
+            total.add_(torch.randn_like(mu), alpha=w)
+        return total
+
+    calls: dict[str, Call] = {"torch, accumulated, order 1": accumulated} if n <= 100 else {}
+    for mode, fast in (("", False), (", fast_math", True)):
+        options: dict[str, Any] = {"seed": 7, "fast_math": fast, "backend": "torch_ext"}
+        weighted = functools.partial(multisample.weighted_moments, **options)
+        calls |= {
+            f"sample{mode}": functools.partial(multisample.sample, mu, sigma, n, **options),
+            f"order 2, torch_ext{mode}": functools.partial(weighted, weights, mu, sigma),
+            f"order 1, torch_ext{mode}": functools.partial(weighted, weights, mu, sigma, order=1),
+            f"elites, torch_ext{mode}": functools.partial(weighted, elites, mu, sigma),
+        }
+    return calls
+
+
+def moments_rows() -> Rows:
+    for d, n in (4096, 65_536), (100, 100_000), (100_000_000, 64):
+        calls = moments(d, n)
+        for row in rows_of(f"cuda {d}x{n}", on_device(calls)):
+            yield {**row, "MB": peak(calls[row["call"]]) / 1e6}
+
 
 QUEUED, FILLS = 10, 40  # Iterations in a row, and fills that keep the device busy until the iterations are queued.
 ROLLOUTS, ROWS = 100_000, 2 * mppi.STEPS
@@ -90,7 +127,7 @@ def iterations() -> dict[str, Call]:
     return calls
 
 
-def mppi_rows() -> Iterator[Row]:
+def mppi_rows() -> Rows:
     calls = iterations()
     for row in rows_of("MPPI", on_device(calls, row=QUEUED, fills=FILLS)):
         call = row["call"]
@@ -129,7 +166,7 @@ def pricing(changes: dict[str, str], sums: Any) -> Call:
     return lambda: kernel((PATHS // (4 * THREADS),), (THREADS,), arguments)
 
 
-def option_rows() -> Iterator[Row]:
+def option_rows() -> Rows:
     sums = cupy.empty((PATHS // (4 * THREADS), 2))
     calls = {name: pricing(changes, sums) for name, changes in GENERATORS.items()}
     for row in rows_of("Asian option", on_device(calls)):
@@ -137,4 +174,4 @@ def option_rows() -> Iterator[Row]:
 
 
 if __name__ == "__main__":
-    main(__doc__ or "", {"cuda-mppi": mppi_rows, "cuda-option": option_rows})
+    main(__doc__ or "", {"cuda-moments": moments_rows, "cuda-mppi": mppi_rows, "cuda-option": option_rows})

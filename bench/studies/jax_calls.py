@@ -13,17 +13,13 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 import multisample
-from bench.report.results import Row
-from bench.studies.rows import main, rows_of
-from bench.suites.timing import Call, on_host
+from bench.studies.rows import Call, Rows, cuda_vectors, main, on_host, rows_of
 
 SHAPES = {
     "cpu": ((10, 10), (100, 1024), (1000, 10_000)),
@@ -46,10 +42,7 @@ def contenders(platform: str, d: int, n: int) -> dict[str, Call]:
         "sample, eager": lambda: multisample.sample(mu, sigma, n, seed=7),
     }
     if platform == "cuda":
-        import torch
-
-        tensors = [torch.from_numpy(np.array(x)).cuda() for x in (mu, sigma)]
-        calls["torch_ext"] = functools.partial(multisample.sample, *tensors, n, seed=7)
+        calls["torch_ext"] = functools.partial(multisample.sample, *cuda_vectors(d), n, seed=7)
     return calls
 
 
@@ -60,7 +53,7 @@ def wait(result: Any) -> None:
         jax.block_until_ready(result)
 
 
-def rows(platform: str) -> Iterator[Row]:
+def rows(platform: str) -> Rows:
     with jax.default_device(jax.devices(platform)[0]):
         for d, n in SHAPES[platform]:
             queued = contenders(platform, d, n)

@@ -1,21 +1,29 @@
 """Noise for model parameters, beside the loops of PyTorch that it replaces.
 
-`us` is the time per member of a call in place, from GPU events around five calls in a row. In rows of populations, of
-64 members of 2^20 parameters, it is that of a call. "loop" is what a call replaces, for each tensor and member. "loop
-with a generator" seeds a generator for each tensor, as published code does. `host us` is the time until a call returns.
+python -m bench.studies.perturb results.json [cuda] [cuda-population] [cuda-transformer]
+
+`us` is the time of a call in place, from GPU events around calls in a row, and `host us` the time until it returns.
+
+"cuda": the tensors of models, where `us` is the time per member. "loop" is what a call replaces, for each tensor and
+member. "loop with a generator" seeds a generator for each tensor, as published code does. "cuda-population": 64 members
+of 2^20 parameters.
+
+"cuda-transformer": MeZO on a model of `transformers`: OPT-1.3B with random weights, bfloat16, 16 sequences of 256
+tokens. "two forward passes" is the least that a step takes. "perturbation" adds the noise of one member in place.
+"loop" is published code: it seeds PyTorch's generator, and for each parameter draws, multiplies, adds and assigns. A
+step of the loop makes four such passes, and one of `perturb_` three, since one call goes back and updates.
+"named_parameters" lists the parameters, on the host alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import partial
-from typing import TypeAlias
+import copy
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import torch
 
-from bench.report.results import Row
-from bench.studies.rows import main, rows_of
-from bench.suites.timing import Call, on_device, on_host
+from bench.studies.rows import Call, Rows, main, on_device, rows_of
 from multisample import perturb
 from multisample.torch import perturb_
 
@@ -36,7 +44,7 @@ MODELS: dict[str, tuple[str, Shapes, int]] = {  # The type, the shapes, and the 
 }
 
 
-def contenders(tensors: list[torch.Tensor], members: int) -> dict[str, Call]:
+def updates(tensors: list[torch.Tensor], members: int) -> dict[str, Call]:
     coefficients = 1e-3 if members == 1 else torch.full((members,), 1e-3, device="cuda")
     generator = torch.Generator("cuda")
 
@@ -54,17 +62,17 @@ def contenders(tensors: list[torch.Tensor], members: int) -> dict[str, Call]:
     return calls | (loops if members == 1 else {})
 
 
-def rows() -> Iterator[Row]:
+def models() -> Rows:
     for model, (dtype, shapes, most) in MODELS.items():
         tensors = [torch.zeros(shape, dtype=getattr(torch, dtype), device="cuda") for shape in shapes]
         for members in (1, most):
-            for row in rows_of(f"{model}, {members} members", on_device(contenders(tensors, members), row=5, fills=0)):
+            for row in rows_of(f"{model}, {members} members", on_device(updates(tensors, members), row=5, fills=0)):
                 yield {**row, "us": row["us"] / members}
 
 
-def populations(place: str) -> Iterator[Row]:
-    p, out, weights = (torch.zeros(shape, device=place) for shape in ((1 << 20,), (64, 1 << 20), (64,)))
-    seeds = torch.arange(64, device=place)
+def populations() -> Rows:
+    p, out, weights = (torch.zeros(shape, device="cuda") for shape in ((1 << 20,), (64, 1 << 20), (64,)))
+    seeds = torch.arange(64, device="cuda")
     calls: dict[str, Call] = {
         "update by members": lambda: perturb_(p, weights, seed=7),
         "update by seeds": lambda: perturb_(p, weights, seed=seeds),
@@ -73,8 +81,65 @@ def populations(place: str) -> Iterator[Row]:
         "one launch of as many bytes": lambda: perturb_(out, 0.1, seed=7),
         "loop": lambda: [torch.add(p, torch.randn_like(p), alpha=0.1, out=x) for x in out],
     }
-    yield from rows_of(f"{place} population", (on_host if place == "cpu" else on_device)(calls), "loop")
+    yield from rows_of("cuda population", on_device(calls), "loop")
+
+
+SIGMA, RATE = 1e-3, 1e-6
+
+
+def opt(tied: bool) -> Any:
+    """OPT-1.3B (Zhang et al., arXiv:2205.01068), whose embedding is the output layer if `tied`."""
+    from transformers import OPTConfig, OPTForCausalLM
+
+    config = OPTConfig(
+        hidden_size=2048, word_embed_proj_dim=2048, ffn_dim=8192, num_hidden_layers=24, num_attention_heads=32,
+        tie_word_embeddings=tied,
+    )  # fmt: skip
+    with torch.device("cuda"):
+        return OPTForCausalLM(config).to(torch.bfloat16).eval()
+
+
+def steps(model: Any) -> dict[str, Call]:
+    other = copy.deepcopy(model)  # The loop gives parameters new memory.
+    text = torch.randint(50272, (16, 256), device="cuda")
+
+    @torch.no_grad()
+    def loss() -> float:
+        return float(model(input_ids=text, labels=text).loss)
+
+    @torch.no_grad()
+    def loop(scale: float) -> None:
+        torch.manual_seed(7)
+        for _, x in other.named_parameters():
+            x.data = x.data + scale * torch.normal(0.0, 1.0, x.shape, dtype=x.dtype, device=x.device)
+
+    def step(add_noise: Callable[[float], Any], passes: int) -> None:
+        add_noise(SIGMA)
+        above = loss()
+        add_noise(-2 * SIGMA)
+        update = -RATE / (2 * SIGMA) * (above - loss())
+        for scale in (SIGMA + update,) if passes == 3 else (SIGMA, update):
+            add_noise(scale)
+
+    def ours(scale: float) -> Any:
+        return perturb_(model, scale, seed=7)
+
+    return {
+        "two forward passes": lambda: (loss(), loss()),
+        "perturbation": lambda: ours(SIGMA),
+        "perturbation, loop": lambda: loop(SIGMA),
+        "MeZO step": lambda: step(ours, passes=3),
+        "MeZO step, loop": lambda: step(loop, passes=4),
+        "named_parameters": lambda: list(model.named_parameters(remove_duplicate=False)),
+    }
+
+
+def transformer() -> Rows:
+    for tied in (False, True):
+        model = opt(tied)
+        case = f"cuda OPT-1.3B bfloat16, {'tied' if tied else 'not tied'}, {sum(1 for _ in model.parameters())} tensors"
+        yield from rows_of(case, on_device(steps(model), row=2, fills=0), base="two forward passes")
 
 
 if __name__ == "__main__":
-    main(__doc__ or "", {"cuda": rows, **{f"{x} population": partial(populations, x) for x in ("cpu", "cuda")}})
+    main(__doc__ or "", {"cuda": models, "cuda-population": populations, "cuda-transformer": transformer})

@@ -14,9 +14,7 @@ from typing import Any
 import torch
 
 import multisample
-from bench.report.results import Row
-from bench.studies.rows import main, peak, rows_of
-from bench.suites.timing import Call, cuda_device, on_device
+from bench.studies.rows import Call, Rows, cuda_device, cuda_vectors, main, on_device, peak, rows_of
 from multisample.backends import registry
 
 SHAPES = [(4096, 65_536), (262_144, 1024), (1_048_576, 128), (4_194_304, 32), (256, 1_000_000)]
@@ -25,7 +23,7 @@ ROTATED = 2**31  # Bytes of the gradients in rotation: far more than a cache.
 
 def contenders(d: int, n: int, gradients: Iterator[Any]) -> Iterator[tuple[str, Call, Call]]:
     """Names, each with its forward call, and its call of backward, including the forward call that backward needs."""
-    mu, sigma = (torch.linspace(low, high, d, device="cuda") for low, high in ((-1, 1), (0.5, 2)))
+    mu, sigma = cuda_vectors(d)
     operators = torch.ops.multisample
     yield (
         "operator, portable",
@@ -43,7 +41,7 @@ def contenders(d: int, n: int, gradients: Iterator[Any]) -> Iterator[tuple[str, 
         yield name, draw, lambda draw=draw: torch.autograd.grad(draw(), inputs, next(gradients))
 
 
-def rows() -> Iterator[Row]:
+def rows() -> Rows:
     registry.find("torch_ext").prepare("cuda")
     for d, n in SHAPES:
         size = 4 * d * n

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +16,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import multisample
-from bench.report.results import Row
-from bench.studies.rows import main
+from bench.studies.rows import Call, Row, Rows, Turns, cuda_vectors, main, medians, on_device, on_host
 from bench.suites.cases import MODES
-from bench.suites.timing import Call, Turns, medians, on_device, on_host
 from multisample.torch import sample_sharded
 
 LARGE = 16_384, 65_536
 SMALL = 2500, 1024
 WAYS = {"samples": Shard(1), "dimensions": Shard(0)}
-
-
-def vectors(d: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.linspace(-1, 1, d, device="cuda"), torch.linspace(0.5, 2, d, device="cuda")
 
 
 def slowest(turns: Turns) -> dict[str, float]:
@@ -39,12 +32,12 @@ def slowest(turns: Turns) -> dict[str, float]:
     return dict(zip(turns, us.tolist(), strict=True))
 
 
-def measured(size: int) -> Iterator[Row]:
+def measured(size: int) -> Rows:
     """The rows of `size` GPUs; the same on every rank."""
     mesh = init_device_mesh("cuda", (size,))
 
     def sharded(d: int, n: int, placement: Any, **options: Any) -> Call:
-        mu, sigma = vectors(d)
+        mu, sigma = cuda_vectors(d)
         return lambda: sample_sharded(mu, sigma, n, mesh=mesh, placements=[placement], seed=7, **options)
 
     calls = {
@@ -58,7 +51,7 @@ def measured(size: int) -> Iterator[Row]:
         yield {"case": case, "call": f"{size} GPUs", "us": device[case], "us with the host": host[case]}
 
     d, n = SMALL
-    rows = [distribute_tensor(vector, mesh, [Shard(0)], src_data_rank=None) for vector in vectors(d)]
+    rows = [distribute_tensor(vector, mesh, [Shard(0)], src_data_rank=None) for vector in cuda_vectors(d)]
     small: dict[str, Call] = {
         "sample, DTensors": lambda: multisample.sample(*rows, n, seed=7),
         "sample_sharded, tensors": sharded(d, n, Shard(1)),
@@ -80,10 +73,9 @@ def work(rank: int, size: int, folder: str) -> None:
     distributed.destroy_process_group()
 
 
-def rows() -> Iterator[Row]:
+def rows() -> Rows:
     alone: dict[str, Row] = {}
-    size = 1
-    while size <= torch.cuda.device_count():
+    for size in (2**k for k in range(torch.cuda.device_count().bit_length())):
         with tempfile.TemporaryDirectory() as folder:
             torch.multiprocessing.spawn(work, (size, folder), size)
             found = json.loads(Path(folder, "found.json").read_text())
@@ -92,7 +84,6 @@ def rows() -> Iterator[Row]:
             if (host := row.get("us with the host")) is not None:
                 row["speed-up"], row["speed-up with the host"] = one["us"] / row["us"], one["us with the host"] / host
             yield row
-        size *= 2
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 pytest bench --benchmark-only -k cpu --benchmark-json=results.json
 
-Only ratios within one run mean anything; the comparison uses the ratios to NumPy. `test_cpu` makes new arrays,
-`test_cpu_out` fills an existing one. A contender with `lacks` draws standard normals, without mu and sigma.
+Only ratios within one run mean anything; the comparison uses the ratios to NumPy. The suite "cpu" makes new arrays,
+"cpu_out" fills an existing one. A contender with `lacks` draws standard normals, without mu and sigma.
 """
 
 from __future__ import annotations
@@ -23,30 +23,23 @@ SHAPES = [
     (32, 300_000), (33, 30_000), (100_000, 100),
 ]  # fmt: skip
 HEADLINES = [(10, 10), (100, 100), (1000, 1000), (1000, 10_000)]
-CASES = [
-    *(Case(*shape, headline=shape in HEADLINES) for shape in SHAPES),
-    *(Case(*shape, noise="shared") for shape in SHAPES),
-]
-OPERATIONS = [
-    *(Case(b * d, n, operation="batch", matrices=b, headline=True) for b, d, n in ((1000, 10, 10), (64, 7, 512))),
-    *(Case(members, 2**22, operation="perturb", headline=True) for members in (1, 8)),
-    *(Case(d, n, operation="moments", headline=True) for d, n in ((100, 1000), (1000, 10_000))),
-]
-IN_PLACE = [Case(*shape, operation="fill") for shape in SHAPES]
+SUITES = {
+    "cpu": [
+        *(Case(*shape, headline=shape in HEADLINES) for shape in SHAPES),
+        *(Case(*shape, noise="shared") for shape in SHAPES),
+    ],
+    "cpu_operations": [
+        *(Case(b * d, n, operation="batch", matrices=b, headline=True) for b, d, n in ((1000, 10, 10), (64, 7, 512))),
+        *(Case(members, 2**22, operation="perturb", headline=True) for members in (1, 8)),
+        *(Case(d, n, operation="moments", headline=True) for d, n in ((100, 1000), (1000, 10_000))),
+    ],
+    "cpu_out": [Case(*shape, operation="fill") for shape in SHAPES],
+}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    cases = {test_cpu: CASES, test_cpu_operations: OPERATIONS, test_cpu_out: IN_PLACE}
-    parametrize(metafunc, cases[metafunc.function], CPU.values(), ["portable"])
+    parametrize(metafunc, SUITES, CPU.values(), ["portable"])
 
 
-def test_cpu(benchmark: Any, case: Case, contender: str, mode: str) -> None:
-    run_on_cpu(benchmark, "cpu", CPU[contender], case)
-
-
-def test_cpu_operations(benchmark: Any, case: Case, contender: str, mode: str) -> None:
-    run_on_cpu(benchmark, "cpu_operations", CPU[contender], case)
-
-
-def test_cpu_out(benchmark: Any, case: Case, contender: str, mode: str) -> None:
-    run_on_cpu(benchmark, "cpu_out", CPU[contender], case)
+def test_cpu(benchmark: Any, suite: str, case: Case, contender: str, mode: str) -> None:
+    run_on_cpu(benchmark, suite, CPU[contender], case)

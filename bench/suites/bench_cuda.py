@@ -7,9 +7,9 @@ sample_checks.py checks the samples before. All contenders draw as their users d
 each time. All draw float32. Ours and PyTorch's also draw other types, at one shape. Layout nd is compared with RAFT's
 tables, which have a row for each sample. Of contenders with variants, such as loops of a kernel, the fastest is timed.
 
-`test_original` is the project's first experiment: 1024 samples, with one row of noise for all dimensions, then with
-independent noise, which the original kernel cannot draw. Its author timed a thousand consecutive calls with CUDA events
-(`pipelined_s`) and emptied PyTorch's memory pool between calls. Emptying takes time, and reused memory
+The suite "original" is the project's first experiment: 1024 samples, with one row of noise for all dimensions, then
+with independent noise, which the original kernel cannot draw. Its author timed a thousand consecutive calls with CUDA
+events (`pipelined_s`) and emptied PyTorch's memory pool between calls. Emptying takes time, and reused memory
 stays in the device's cache. Here results rotate through more memory than the device's cache holds.
 """
 
@@ -28,38 +28,29 @@ pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.benchmark(disabl
 
 HEADLINES = [(4096, 65_536), (262_144, 1024), (4_194_304, 32), (1000, 1024)]
 SHAPES = [*HEADLINES, (1_048_576, 128), (4096, 65_537), (100, 100_000), (10, 10)]
-CASES = [
-    *(Case(*shape, headline=shape in HEADLINES) for shape in SHAPES),
-    *(Case(*shape, noise="shared") for shape in SHAPES),
-    *(Case(*SHAPES[0], dtype) for dtype in ("float16", "bfloat16", "float64")),
-    *(Case(*shape, layout="nd") for shape in ((4096, 65_536), (262_144, 1024), (1000, 1024))),
-]
-ORIGINAL = [
-    Case(d, 1024, noise=noise)
-    for noise in ("shared", "independent")
-    for d in (10, 100, 500, 1000, 1500, 2000, 3000, 5000)
-]
-OPERATIONS = [
-    *(Case(b * d, n, operation="batch", matrices=b) for b, d, n in ((64, 7, 512), (4096, 12, 32), (8, 4096, 1024))),
-    *(Case(members, 2**28, dtype, operation="perturb") for dtype in ("float32", "bfloat16") for members in (1, 8)),
-    *(Case(d, n, operation="moments") for d, n in ((4096, 65_536), (1000, 1024))),
-]
+SUITES = {
+    "throughput": [
+        *(Case(*shape, headline=shape in HEADLINES) for shape in SHAPES),
+        *(Case(*shape, noise="shared") for shape in SHAPES),
+        *(Case(*SHAPES[0], dtype) for dtype in ("float16", "bfloat16", "float64")),
+        *(Case(*shape, layout="nd") for shape in ((4096, 65_536), (262_144, 1024), (1000, 1024))),
+    ],
+    "original": [
+        Case(d, 1024, noise=noise)
+        for noise in ("shared", "independent")
+        for d in (10, 100, 500, 1000, 1500, 2000, 3000, 5000)
+    ],
+    "operations": [
+        *(Case(b * d, n, operation="batch", matrices=b) for b, d, n in ((64, 7, 512), (4096, 12, 32), (8, 4096, 1024))),
+        *(Case(members, 2**28, dtype, operation="perturb") for dtype in ("float32", "bfloat16") for members in (1, 8)),
+        *(Case(d, n, operation="moments") for d, n in ((4096, 65_536), (1000, 1024))),
+    ],
+}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    tests = {test_throughput: CASES, test_original: ORIGINAL, test_operations: OPERATIONS}
-    # Where the host takes longer, as in the original experiment, JAX's time on the device cannot be measured.
-    contenders = [each for each in CUDA.values() if each.wait is None or metafunc.function is not test_original]
-    parametrize(metafunc, tests[metafunc.function], contenders, list(MODES))
+    parametrize(metafunc, SUITES, CUDA.values(), list(MODES))
 
 
-def test_throughput(benchmark: Any, cuda: CudaRunner, case: Case, contender: str, mode: str) -> None:
-    cuda.run(benchmark, "throughput", CUDA[contender], case, mode)
-
-
-def test_original(benchmark: Any, cuda: CudaRunner, case: Case, contender: str, mode: str) -> None:
-    cuda.run(benchmark, "original", CUDA[contender], case, mode)
-
-
-def test_operations(benchmark: Any, cuda: CudaRunner, case: Case, contender: str, mode: str) -> None:
-    cuda.run(benchmark, "operations", CUDA[contender], case, mode)
+def test_cuda(benchmark: Any, cuda: CudaRunner, suite: str, case: Case, contender: str, mode: str) -> None:
+    cuda.run(benchmark, suite, CUDA[contender], case, mode)

@@ -13,7 +13,7 @@ import itertools
 import operator
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,10 +46,10 @@ class Contender:
     """A way to draw samples."""
 
     name: str
-    reason: Callable[[], str | None]
-    """Returns why it cannot run here, or None."""
     start: Callable[[Case, str], Call | Variants]
     """Returns what is timed for a case and a mode. Peers ignore the mode."""
+    reason: Callable[[], str | None] = lambda: None
+    """Returns why it cannot run here, or None."""
     ours: bool = False
     lacks: str | None = None
     """What the others of its group do and this contender does not."""
@@ -82,10 +82,6 @@ def cuda_reason() -> str | None:
         cupy.cuda.runtime.getDeviceCount()
     except Exception as error:  # A missing or broken installation may raise anything.
         return f"CuPy has no CUDA device here ({type(error).__name__}: {str(error).splitlines()[0]})"
-    return None
-
-
-def _always() -> None:
     return None
 
 
@@ -137,6 +133,18 @@ def _columns(arrays: list[Any], case: Case) -> list[Any]:
     return [vector.reshape(*case.shape[:-1], 1) for vector in arrays]
 
 
+def _filling(case: Case, fill: Callable[[Any], object]) -> Call:
+    """A call that fills a new array of CuPy."""
+    import cupy
+
+    def call() -> Any:
+        out = cupy.empty((case.d, case.n) if case.layout == "dn" else (case.n, case.d), np.float32)
+        fill(out)
+        return out
+
+    return call
+
+
 def _like(vector: Any, array: np.ndarray[Any, Any]) -> Any:
     """`array` in the library and on the device of `vector`, of its type if both are floating."""
     library, floating = sys.modules[type(vector).__module__.partition(".")[0]], array.dtype.kind == "f"
@@ -159,7 +167,7 @@ def _ours(backend: str, place: str) -> Contender:
         return "; ".join(reasons or (library_cache.cuda_reasons() if place == "cuda" else ())) or None
 
     everything = EVERYTHING | {"operations": tuple(OPERATIONS)}
-    return Contender(backend, reason, start, ours=True, layouts=LAYOUTS, **everything)
+    return Contender(backend, start, reason, ours=True, layouts=LAYOUTS, **everything)
 
 
 def _our_call(case: Case, mu: Any, sigma: Any, **options: Any) -> Call:
@@ -270,8 +278,7 @@ def _normal_rsample(device: str, case: Case, mode: str) -> Call:
     import torch
 
     mu, sigma = _columns(_vectors(case, device), case)
-    rsample: Call = torch.distributions.Normal(mu, sigma).expand(case.shape).rsample
-    return rsample
+    return torch.distributions.Normal(mu, sigma).expand(case.shape).rsample
 
 
 def _torch_randn(device: str, case: Case, mode: str) -> Call:
@@ -279,8 +286,7 @@ def _torch_randn(device: str, case: Case, mode: str) -> Call:
 
     shape, dtype = (case.d, case.n), getattr(torch, case.dtype)
     if case.operation == "fill":
-        fill: Call = torch.zeros(shape, dtype=dtype, device=device).normal_
-        return fill
+        return torch.zeros(shape, dtype=dtype, device=device).normal_
     return functools.partial(torch.randn, shape, dtype=dtype, device=device)
 
 
@@ -302,47 +308,43 @@ def _cupy(generator: bool, case: Case, mode: str) -> Call:
     return lambda: mu + sigma * rng.standard_normal((case.d, case.n), dtype=np.float32)
 
 
-def _curand_host(ordering: int, case: Case, mode: str) -> Call:
-    """cuRAND's host interface through CuPy, with its fastest generator, Philox."""
-    import cupy
+def _curand_host(case: Case, mode: str) -> Variants:
+    """cuRAND's host interface through CuPy, with its fastest generator, Philox, in both of its orderings."""
     from cupy.cuda import curand
 
-    generator = curand.createGenerator(curand.CURAND_RNG_PSEUDO_PHILOX4_32_10)
-    curand.setPseudoRandomGeneratorSeed(generator, 7)
-    curand.setGeneratorOrdering(generator, ordering)
-    curand.setStream(generator, 0)
+    def variant(ordering: int) -> Call:
+        generator = curand.createGenerator(curand.CURAND_RNG_PSEUDO_PHILOX4_32_10)
+        curand.setPseudoRandomGeneratorSeed(generator, 7)
+        curand.setGeneratorOrdering(generator, ordering)
+        curand.setStream(generator, 0)
+        return _filling(case, lambda out: curand.generateNormal(generator, out.data.ptr, out.size, 0.0, 1.0))
 
-    def draw() -> Any:
-        out = cupy.empty((case.d, case.n), np.float32)
-        curand.generateNormal(generator, out.data.ptr, out.size, 0.0, 1.0)
-        return out
-
-    return draw
+    # Constants of curand.h: CURAND_ORDERING_PSEUDO_DEFAULT and CURAND_ORDERING_PSEUDO_DYNAMIC.
+    return {"default ordering": variant(101), "dynamic ordering": variant(104)}
 
 
 def _header_peer(
-    program: header_peers.Program, variants: tuple[str, ...], options: tuple[str, ...], case: Case, mode: str
+    program: header_peers.Program, options: tuple[str, ...], case: Case, mode: str, variants: Iterable[str] = ()
 ) -> Variants:
-    """Calls of a `program`."""
+    """Calls of a `program`: of all variants, or of those named."""
     import cupy
 
     draw = header_peers.compiled(program, cupy.cuda.Device().compute_capability, *options)
     mu, sigma = _vectors(case, "cupy")
     calls = itertools.count()
 
-    def call(variant: int) -> Any:
-        out = cupy.empty((case.d, case.n) if case.layout == "dn" else (case.n, case.d), np.float32)
+    def fill(variant: int, out: Any) -> None:
         draw(out.data.ptr, mu.data.ptr, sigma.data.ptr, case.d, case.n, next(calls), variant, 0)
-        return out
 
-    return {name: functools.partial(call, program.variants.index(name)) for name in variants}
+    numbers = {name: program.variants.index(name) for name in variants or program.variants}
+    return {name: _filling(case, functools.partial(fill, number)) for name, number in numbers.items()}
 
 
 def _curanddx(options: tuple[str, ...], case: Case, mode: str) -> Variants:
     """The kernel in each layout. With fewer than 128 columns, a block for each row would have idle threads."""
     program = header_peers.CURANDDX
     layouts = tuple(name for name in program.variants if case.n >= 128 or not name.startswith("a row"))
-    return _header_peer(program, layouts, options, case, mode)
+    return _header_peer(program, options, case, mode, layouts)
 
 
 def _triton_randn(case: Case, mode: str) -> Variants:
@@ -363,18 +365,25 @@ def _triton_randn(case: Case, mode: str) -> Variants:
 
 
 def _numba_xoroshiro(case: Case, mode: str) -> Call:
-    import cupy
+    """The kernel that people write with `numba.cuda.random`: xoroshiro128+, with a state for each thread."""
+    from numba import cuda
+    from numba.cuda.random import create_xoroshiro128p_states, xoroshiro128p_normal_float32
 
-    from bench.suites import numba_peer
+    @cuda.jit
+    def draw(states, mu, sigma, out):  # type: ignore[no-untyped-def]
+        first = cuda.blockIdx.x * cuda.blockDim.y + cuda.threadIdx.y
+        state = first * cuda.blockDim.x + cuda.threadIdx.x
+        for i in range(first, out.shape[0], cuda.gridDim.x * cuda.blockDim.y):
+            for j in range(cuda.threadIdx.x, out.shape[1], cuda.blockDim.x):
+                out[i, j] = mu[i] + sigma[i] * xoroshiro128p_normal_float32(states, state)
 
-    fill = numba_peer.start(*_vectors(case, "cupy"), case.n)
-
-    def call() -> Any:
-        out = cupy.empty((case.d, case.n), np.float32)
-        fill(out)
-        return out
-
-    return call
+    threads = 256
+    width = min(threads, 1 << (case.n - 1).bit_length())
+    rows, most_blocks = threads // width, 8 * cuda.get_current_device().MULTIPROCESSOR_COUNT
+    blocks = min(-(-case.d // rows), most_blocks)
+    arguments = create_xoroshiro128p_states(blocks * threads, seed=7), *map(cuda.as_cuda_array, _vectors(case, "cupy"))
+    kernel = draw[blocks, (width, rows)]
+    return _filling(case, lambda out: kernel(*arguments, cuda.as_cuda_array(out, sync=False)))
 
 
 def _jax_normal(platform: str, implementation: str, case: Case, mode: str) -> Call:
@@ -435,70 +444,64 @@ def _mkl(bare: bool, case: Case, mode: str) -> Variants:
     }
 
 
-def _peer(name: str, reason: Any, start: Callable[..., Call | Variants], *first: Any, **other: Any) -> Contender:
-    return Contender(name, reason, functools.partial(start, *first), **other)
+def _peer(name: str, start: Callable[..., Call | Variants], *first: Any, **other: Any) -> Contender:
+    return Contender(name, functools.partial(start, *first), **other)
+
+
+def _jax_peer(name: str, platform: str, implementation: str) -> Contender:
+    reason, wait = functools.partial(_jax_reason, platform), operator.methodcaller("block_until_ready")
+    return _peer(name, _jax_normal, platform, implementation, reason=reason, wait=wait)
 
 
 def _named(*contenders: Contender) -> dict[str, Contender]:
     return {contender.name: contender for contender in contenders}
 
 
-def _users_of_torch(reason: Callable[[], str | None], device: str, place: str) -> list[Contender]:
+def _users_of_torch(device: str, place: str, **other: Any) -> list[Contender]:
     """Peers in PyTorch on `device`. The loop and the flattened call run `multisample.sample` on arrays of `place`."""
     return [
-        _peer("torch_eager", reason, _torch_eager, device, **EVERYTHING),
-        _peer("normal_rsample", reason, _normal_rsample, device, dtypes=EVERY_DTYPE, operations=MATRICES),
-        _peer("loop", reason, _loop, place, operations=("batch",)),
-        _peer("flat", reason, _flat, place, operations=("batch",)),
-        _peer("vmap", reason, _vmap, device, operations=("batch",)),
-        _peer("sample_and_product", reason, _sample_and_product, device, operations=("moments",)),
+        _peer("torch_eager", _torch_eager, device, **EVERYTHING, **other),
+        _peer("normal_rsample", _normal_rsample, device, dtypes=EVERY_DTYPE, operations=MATRICES, **other),
+        _peer("loop", _loop, place, operations=("batch",), **other),
+        _peer("flat", _flat, place, operations=("batch",), **other),
+        _peer("vmap", _vmap, device, operations=("batch",), **other),
+        _peer("sample_and_product", _sample_and_product, device, operations=("moments",), **other),
     ]
 
 
-# Constants of curand.h: CURAND_ORDERING_PSEUDO_DEFAULT, and the faster CURAND_ORDERING_PSEUDO_DYNAMIC.
-_DEFAULT_ORDERING, _DYNAMIC_ORDERING = 101, 104
-
-_jax_cuda = functools.partial(_jax_reason, "cuda")
-_JAX_WAIT = operator.methodcaller("block_until_ready")
 _curanddx_reason = functools.partial(header_peers.missing, header_peers.CURANDDX.headers)
 _raft_reason = functools.partial(header_peers.missing, header_peers.RAFT.headers)
-_raft_table = functools.partial(_header_peer, header_peers.RAFT)
-_triton_reason = functools.partial(_module_reason, "triton")
-_func_random_reason = functools.partial(_module_reason, "torch.func._random")
-_xoroshiro_reason = functools.partial(_module_reason, "numba.cuda.random")
 
 CUDA = _named(
     _ours("torch_ext", "cuda"),
     _ours("cupy", "cupy"),
     _ours("numba", "cupy"),
-    *_users_of_torch(_torch_reason, "cuda", "cuda"),
-    _peer("original_kernel", _torch_reason, _original_kernel, noises=("shared",), most_samples=1024),
-    _peer("torch_compile", _torch_reason, _torch_compile, **EVERYTHING),
-    _peer("torch_func_random", _func_random_reason, _torch_func_random),
-    _peer("triton_randn", _triton_reason, _triton_randn),
-    _peer("numba_xoroshiro", _xoroshiro_reason, _numba_xoroshiro),
-    _peer("cupy_random", _always, _cupy, False),
-    _peer("cupy_generator", _always, _cupy, True),
-    _peer("curand_host", _always, _curand_host, _DEFAULT_ORDERING, lacks=BARE),
-    _peer("curand_host_dynamic", _always, _curand_host, _DYNAMIC_ORDERING, lacks=BARE),
-    _peer("curanddx", _curanddx_reason, _curanddx, ()),
-    _peer("curanddx_fast_math", _curanddx_reason, _curanddx, header_peers.FAST, modes=("fast_math",)),
-    _peer("raft_table", _raft_reason, _raft_table, ("PCG",), (), layouts=("nd",)),
-    _peer("raft_table_philox", _raft_reason, _raft_table, ("Philox",), (), layouts=("nd",)),
-    _peer("jax", _jax_cuda, _jax_normal, "cuda", "threefry2x32", wait=_JAX_WAIT),
-    _peer("jax_rbg", _jax_cuda, _jax_normal, "cuda", "rbg", wait=_JAX_WAIT),
+    *_users_of_torch("cuda", "cuda", reason=_torch_reason),
+    _peer("original_kernel", _original_kernel, reason=_torch_reason, noises=("shared",), most_samples=1024),
+    _peer("torch_compile", _torch_compile, reason=_torch_reason, **EVERYTHING),
+    _peer("torch_func_random", _torch_func_random, reason=functools.partial(_module_reason, "torch.func._random")),
+    _peer("triton_randn", _triton_randn, reason=functools.partial(_module_reason, "triton")),
+    _peer("numba_xoroshiro", _numba_xoroshiro, reason=functools.partial(_module_reason, "numba.cuda.random")),
+    _peer("cupy_random", _cupy, False),
+    _peer("cupy_generator", _cupy, True),
+    _peer("curand_host", _curand_host, lacks=BARE),
+    _peer("curanddx", _curanddx, (), reason=_curanddx_reason),
+    _peer("curanddx_fast_math", _curanddx, header_peers.FAST, reason=_curanddx_reason, modes=("fast_math",)),
+    _peer("raft_table", _header_peer, header_peers.RAFT, (), reason=_raft_reason, layouts=("nd",)),
+    _jax_peer("jax", "cuda", "threefry2x32"),
+    _jax_peer("jax_rbg", "cuda", "rbg"),
 )
 """Contenders on a GPU. JAX runs twice: with its default generator, and with rbg, its faster one."""
 
 CPU = _named(
     _ours("cpu", "numpy"),
     _ours("torch_ext", "cpu"),
-    *_users_of_torch(_always, "cpu", "numpy"),
-    _peer("numpy", _always, _numpy, **EVERYTHING),
-    _peer("numpy_bare", _always, _numpy_bare, lacks=BARE, operations=FILLS),
-    _peer("mkl", mkl_peer.missing, _mkl, False),
-    _peer("mkl_bare", mkl_peer.missing, _mkl, True, lacks=BARE, operations=FILLS),
-    _peer("torch_randn", _always, _torch_randn, "cpu", lacks=BARE, operations=FILLS),
-    _peer("jax", functools.partial(_jax_reason, "cpu"), _jax_normal, "cpu", "threefry2x32", wait=_JAX_WAIT),
+    *_users_of_torch("cpu", "numpy"),
+    _peer("numpy", _numpy, **EVERYTHING),
+    _peer("numpy_bare", _numpy_bare, lacks=BARE, operations=FILLS),
+    _peer("mkl", _mkl, False, reason=mkl_peer.missing),
+    _peer("mkl_bare", _mkl, True, reason=mkl_peer.missing, lacks=BARE, operations=FILLS),
+    _peer("torch_randn", _torch_randn, "cpu", lacks=BARE, operations=FILLS),
+    _jax_peer("jax", "cpu", "threefry2x32"),
 )
 """Contenders on the CPU."""

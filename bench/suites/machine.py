@@ -15,14 +15,12 @@ import multisample
 from multisample.backends.native import csrc_files
 from multisample.backends.system.threads import thread_count
 
+# The distributions and their names in results.
 PACKAGES = {
-    **{name: (name,) for name in ("numpy", "numba", "torch", "triton", "jax", "jaxlib", "dask", "distributed", "mkl")},
-    "cupy": ("cupy-cuda13x", "cupy-cuda12x"),
-    "numba_cuda": ("numba-cuda",),
-    "curand": ("nvidia-curand", "nvidia-curand-cu12"),
-    "curanddx": ("nvidia-mathdx",),
-    "raft": ("libraft-cu13", "libraft-cu12"),
-    "pytest_benchmark": ("pytest-benchmark",),
+    **{name: name for name in ("numpy", "numba", "torch", "triton", "jax", "jaxlib", "dask", "distributed", "mkl")},
+    **{"cupy-cuda12x": "cupy", "cupy-cuda13x": "cupy", "numba-cuda": "numba_cuda", "nvidia-mathdx": "curanddx"},
+    **{"nvidia-curand-cu12": "curand", "nvidia-curand": "curand", "libraft-cu12": "raft", "libraft-cu13": "raft"},
+    "pytest-benchmark": "pytest_benchmark",
 }
 
 
@@ -30,9 +28,9 @@ def describe(*, gpu: bool) -> dict[str, Any]:
     """The machine, for the results; with its GPU if that was measured."""
     versions = {"multisample": multisample.__version__, "sources": csrc_files.digest()[:12]}
     versions["python"] = platform.python_version()
-    for name, distribution in ((name, one) for name, found in PACKAGES.items() for one in found):
+    for distribution, name in PACKAGES.items():
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions.setdefault(name, importlib.metadata.version(distribution))
+            versions[name] = importlib.metadata.version(distribution)
     gpu_name = driver = None
     if gpu:
         import cupy

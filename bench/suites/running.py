@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -19,14 +19,6 @@ from bench.suites.timing import BUSY, Call, CudaDevice, Ring, Times, Turns, meas
 
 TABLE_SECONDS = 0.02
 TABLE_ROUNDS = 5, 40
-
-
-class _Started(NamedTuple):
-    """The fastest variant of a contender."""
-
-    call: Call
-    times: Times
-    variants: dict[str, Any]
 
 
 def _start(contender: Contender, case: Case, mode: str) -> dict[str, Call]:
@@ -63,7 +55,7 @@ class CudaRunner:
 
     def __init__(self, device: CudaDevice) -> None:
         self._device = device
-        self._last: tuple[Any, _Started] | None = None
+        self._last: dict[Any, tuple[Call, Times, dict[str, Any]]] = {}
 
     def run(self, benchmark: Any, suite: str, contender: Contender, case: Case, mode: str) -> None:
         """Check `contender` and time it. The results are in the table and in the benchmark's `extra_info`."""
@@ -76,18 +68,19 @@ class CudaRunner:
         rounds = clamp(TABLE_SECONDS / max(times.device, times.host), *TABLE_ROUNDS)
         benchmark.pedantic(lambda: wait(call()), rounds=rounds, warmup_rounds=1)
 
-    def _started(self, contender: Contender, case: Case, mode: str) -> _Started:
+    def _started(self, contender: Contender, case: Case, mode: str) -> tuple[Call, Times, dict[str, Any]]:
+        """The fastest variant, its times, and what `_fastest` says about variants; kept until the next contender."""
         key = contender.name, case, mode if contender.ours else None
-        if self._last is None or self._last[0] != key:
-            self._last = None
+        if key not in self._last:
+            self._last.clear()
             self._device.release()
             self._device.reserve(max(BUSY, case.bytes))
             ring = Ring(case.bytes)
             calls = {name: ring.keeping(call) for name, call in _start(contender, case, mode).items()}
             call, variants = _fastest(calls, lambda: on_device(calls, device=self._device))
             ring.warm_up(call)
-            self._last = key, _Started(call, measure(self._device, call, case.bytes, contender.wait), variants)
-        return self._last[1]
+            self._last[key] = call, measure(self._device, call, case.bytes, contender.wait), variants
+        return self._last[key]
 
 
 def run_on_cpu(benchmark: Any, suite: str, contender: Contender, case: Case) -> None:

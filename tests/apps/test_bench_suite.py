@@ -117,7 +117,7 @@ def test_peers_are_measured_once_and_ours_once_per_mode_and_the_fastest_variant_
         call = CPU["cpu"].start(case, mode)
         return {name: device.taking(seconds, call) for name, seconds in (("slow", 0.02), ("fast", 0.01))}
 
-    runner, contender = CudaRunner(device), Contender("someone", lambda: None, start, ours=ours)
+    runner, contender = CudaRunner(device), Contender("someone", start, ours=ours)
     # In place of pytest-benchmark's fixture.
     tables = [SimpleNamespace(extra_info={}, pedantic=lambda call, **options: call()) for _ in MODES]
     for table, mode in zip(tables, MODES, strict=True):
@@ -131,7 +131,7 @@ def test_peers_are_measured_once_and_ours_once_per_mode_and_the_fastest_variant_
 
 
 def test_unavailable_contenders_are_skipped_with_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    contender = Contender("someone", lambda: "not at home", CPU["numpy"].start)
+    contender = Contender("someone", CPU["numpy"].start, lambda: "not at home")
     with pytest.raises(pytest.skip.Exception, match="someone: not at home"):
         CudaRunner(Clockwork()).run(None, "throughput", contender, Case(D, N), "portable")
     monkeypatch.setattr(toolchain, "cuda_home", lambda: tmp_path)
@@ -145,7 +145,7 @@ def test_contenders_are_in_the_groups_of_their_modes_and_layouts() -> None:
     def names(layout: str, mode: str) -> set[str]:
         return {name for name, each in CUDA.items() if mode in each.modes and each.fits(Case(D, N, layout=layout))}
 
-    ours, tables = {"torch_ext", "cupy", "numba"}, {"raft_table", "raft_table_philox"}
+    ours, tables = {"torch_ext", "cupy", "numba"}, {"raft_table"}
     assert names("nd", "portable") == names("nd", "fast_math") == ours | tables
     assert "curanddx_fast_math" in names("dn", "fast_math") - names("dn", "portable")
     assert ours | {"curanddx", "torch_compile"} <= names("dn", "portable") - tables == names("dn", "portable")
