@@ -388,7 +388,7 @@ def _sample_steps(backend: DriverBackend, launch: Launch, misalignment: int, pha
     )  # fmt: skip
     key = KernelKey(
         dtype, bool(launch.shared_noise), bool(launch.antithetic), bool(launch.fast_math) and dtype != "float64",
-        g.store_kind, bool(launch.origin_in_memory), launch.batch > 1, launch.device,
+        g.store_kind, bool(launch.origin_in_memory), launch.batch > 1, launch.device, *g.version,
     )  # fmt: skip
     taken = SAMPLE_CALL if g.store_kind in (PLAIN, PLAIN_TRANSPOSED) else _WHOLE_LAUNCH
     return (backend.step(launch, key, g.blocks, g.threads, packed, None, 1 if g.matrices else batch, taken),)

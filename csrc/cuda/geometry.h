@@ -41,8 +41,9 @@ constexpr u32 kStagedThreads = shared_noise ? 256 : 128;
 constexpr u32 kFewThreads = 128;
 // Threads of a block with kPlainTransposed.
 constexpr u32 kPlainTransposedThreads = 64;
-// Rows of a thread with kPlain, unless the call is small; kOneRowTurns if a pass has one row.
-constexpr u32 kPlainTurns = 4, kOneRowTurns = 8;
+// Rows of a thread with kPlain, unless the call is small; kOneRowTurns if a pass has one row. kManyTurns: more groups of a
+// thread with kPlainTransposed than a kernel has a version for.
+constexpr u32 kPlainTurns = 4, kOneRowTurns = 8, kManyTurns = 3;
 // kSmallMatrices: maximum rows of a thread, and the number of threads that keeps every SM busy. The first row of a
 // thread is expensive, so threads have several rows if the call has more groups than kBusyThreads.
 constexpr u32 kMostSmallRows = 8, kBusyThreads = 1 << 17;

@@ -13,16 +13,16 @@
 
 namespace multisample {
 
-template <class Out, bool shared_noise, bool antithetic, bool fast, StoreKind store_kind>
+template <class Out, bool shared_noise, bool antithetic, bool fast, StoreKind store_kind, u32 turns, bool usual>
 MULTISAMPLE_FUNCTION void draw(const SampleCall& call, const Geometry& geometry) {
   if constexpr (store_kind == kTransposed) {
     draw_transposed<Out, shared_noise, antithetic, fast>(call, geometry);
   } else if constexpr (store_kind == kTransposedStaged) {
     draw_transposed_staged<Out, shared_noise, antithetic, fast>(call, geometry);
   } else if constexpr (store_kind == kPlain) {
-    draw_plain<Out, shared_noise, antithetic, fast>(call, geometry);
+    draw_plain<Out, shared_noise, antithetic, fast, turns, usual>(call, geometry);
   } else if constexpr (store_kind == kPlainTransposed) {
-    draw_plain_transposed<Out, shared_noise, antithetic, fast>(call, geometry);
+    draw_plain_transposed<Out, shared_noise, antithetic, fast, turns, usual>(call, geometry);
   } else if constexpr (store_kind == kFewRows) {
     draw_few_rows<Out, shared_noise, antithetic, fast>(call, geometry);
   } else if constexpr (store_kind == kFewColumns) {
@@ -74,7 +74,7 @@ struct CallOf<kPlainTransposed> {
 };
 
 template <class Out, bool shared_noise, bool antithetic, bool fast, StoreKind store_kind, bool origin_in_memory = false,
-          bool batched = origin_in_memory>
+          bool batched = origin_in_memory, u32 turns = 0, bool usual = false>
 __global__ void __launch_bounds__(kMostThreads<shared_noise, store_kind>,
                                   (kBlocksAtOnce<Out, shared_noise, antithetic, store_kind, origin_in_memory>))
 sample_kernel(const __grid_constant__ typename CallOf<store_kind>::Type call,
@@ -92,9 +92,9 @@ sample_kernel(const __grid_constant__ typename CallOf<store_kind>::Type call,
     values.first_row = uniform(values.first_row);
     values.first_column = uniform(values.first_column);
     resolved.skip = static_cast<u32>(values.first_column % Elements<Out, antithetic>::kCount);
-    draw<Out, shared_noise, antithetic, fast, store_kind>(values, resolved);
+    draw<Out, shared_noise, antithetic, fast, store_kind, turns, usual>(values, resolved);
   } else {
-    draw<Out, shared_noise, antithetic, fast, store_kind>(call, geometry);
+    draw<Out, shared_noise, antithetic, fast, store_kind, turns, usual>(call, geometry);
   }
 }
 

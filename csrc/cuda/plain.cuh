@@ -71,23 +71,28 @@ MULTISAMPLE_FUNCTION void draw_plain_rows(const SampleCall& call, const Geometry
   for (u32 row = begin; row < rows; ++row) draw(row, Constant<1u>{});
 }
 
-template <class Out, bool shared_noise, bool antithetic, bool fast>
+// Where `turns` is 0, the geometry chooses the number of rows, and whether the call is usual.
+template <class Out, bool shared_noise, bool antithetic, bool fast, u32 turns, bool usual>
 MULTISAMPLE_FUNCTION void draw_plain(const SampleCall& call, const Geometry& geometry) {
-  const auto draw = [&](auto turns, auto one_row, auto usual) {
-    draw_plain_rows<Out, shared_noise, antithetic, fast, turns, one_row, usual>(call, geometry);
+  const auto draw = [&](auto number, auto is_usual) {
+    constexpr bool one_row = number == kOneRowTurns;
+    draw_plain_rows<Out, shared_noise, antithetic, fast, number, one_row, is_usual>(call, geometry);
   };
-  const Constant<false> no;
-  const Constant<true> yes;
-  const Constant<1u> one;
-  const Constant<kPlainTurns> several;
-  if (!geometry.usual) return geometry.turns == 1 ? draw(one, no, no) : draw(several, no, no);
-  if (geometry.turns == 1) return draw(one, no, yes);
-  if (geometry.turns == kPlainTurns) return draw(several, no, yes);
-  draw(Constant<kOneRowTurns>{}, yes, yes);
+  if constexpr (turns != 0) {
+    draw(Constant<turns>{}, Constant<usual>{});
+  } else if (!geometry.usual) {
+    geometry.turns == 1 ? draw(Constant<1u>{}, Constant<false>{}) : draw(Constant<kPlainTurns>{}, Constant<false>{});
+  } else if (geometry.turns == 1) {
+    draw(Constant<1u>{}, Constant<true>{});
+  } else if (geometry.turns == kPlainTurns) {
+    draw(Constant<kPlainTurns>{}, Constant<true>{});
+  } else if constexpr (sizeof(Out) < 8 && !antithetic) {
+    draw(Constant<kOneRowTurns>{}, Constant<true>{});
+  }
 }
 
-// A thread keeps the neighbouring dimensions of a piece, and draws `turns` adjacent groups of columns; where `turns` is 0,
-// the geometry has the number. `usual`: see `Geometry`.
+// A thread keeps the neighbouring dimensions of a piece, and draws `turns` adjacent groups of columns. Where `turns` is
+// kManyTurns, the geometry has the number. `usual`: see is_usual().
 template <class Out, bool shared_noise, bool antithetic, bool fast, u32 turns, bool usual>
 MULTISAMPLE_FUNCTION void draw_plain_pieces(const SampleCall& call, const Geometry& geometry) {
   using Real = typename Computing<Out>::Type;
@@ -98,7 +103,7 @@ MULTISAMPLE_FUNCTION void draw_plain_pieces(const SampleCall& call, const Geomet
   };
   const u32 thread = blockIdx.x * kPlainTransposedThreads + threadIdx.x;
   const u32 turn = quotient(thread, geometry), first_row = (thread - turn * geometry.pieces) * own_rows;
-  const u32 all_turns = turns != 0 ? turns : geometry.turns;
+  const u32 all_turns = turns < kManyTurns ? turns : geometry.turns;
   u32 group = turn * all_turns;
   const i32 columns = static_cast<i32>(call.columns), skip = usual ? 0 : static_cast<i32>(geometry.skip);
   i32 column = static_cast<i32>(width * group) - skip;
@@ -121,7 +126,7 @@ MULTISAMPLE_FUNCTION void draw_plain_pieces(const SampleCall& call, const Geomet
   char* at = static_cast<char*>(call.matrix) + first_row * sizeof(Out) + column * stride;
   const u64 bits = reinterpret_cast<u64>(at) | static_cast<u64>(stride);
   const bool aligned = usual || (count == own_rows && bits % sizeof(Piece) == 0);
-#pragma unroll(turns != 0 ? turns : 1)
+#pragma unroll(turns < kManyTurns ? turns : 1)
   for (u32 k = 0; k < all_turns; ++k, ++group, column += width) {
     if (k > 0 && column >= columns) return;
     const auto noise =
@@ -152,18 +157,21 @@ MULTISAMPLE_FUNCTION void draw_plain_pieces(const SampleCall& call, const Geomet
   }
 }
 
-template <class Out, bool shared_noise, bool antithetic, bool fast>
+// As draw_plain().
+template <class Out, bool shared_noise, bool antithetic, bool fast, u32 turns, bool usual>
 MULTISAMPLE_FUNCTION void draw_plain_transposed(const SampleCall& call, const Geometry& geometry) {
-  const auto draw = [&](auto turns, auto usual) {
-    draw_plain_pieces<Out, shared_noise, antithetic, fast, turns, usual>(call, geometry);
+  const auto draw = [&](auto number, auto is_usual) {
+    draw_plain_pieces<Out, shared_noise, antithetic, fast, number, is_usual>(call, geometry);
   };
-  const Constant<false> no;
-  const Constant<true> yes;
-  const Constant<0u> any;
-  const Constant<1u> one;
-  if (!geometry.usual) return geometry.turns == 1 ? draw(one, no) : draw(any, no);
-  if (geometry.turns == 1) return draw(one, yes);
-  geometry.turns == 2 ? draw(Constant<2u>{}, yes) : draw(any, yes);
+  if constexpr (turns != 0) {
+    draw(Constant<turns>{}, Constant<usual>{});
+  } else if (!geometry.usual) {
+    geometry.turns == 1 ? draw(Constant<1u>{}, Constant<false>{}) : draw(Constant<kManyTurns>{}, Constant<false>{});
+  } else if (geometry.turns == 1) {
+    draw(Constant<1u>{}, Constant<true>{});
+  } else {
+    geometry.turns == 2 ? draw(Constant<2u>{}, Constant<true>{}) : draw(Constant<kManyTurns>{}, Constant<true>{});
+  }
 }
 
 }  // namespace multisample

@@ -143,7 +143,7 @@ class Case(Window):
             self.d, self.n, self.dtype, self.byte_strides(), self.placed()[0] % 32,
             -1 if "first_column" in self.in_memory else self.sample_offset % 8, self.noise == "shared",
             self.antithetic, self.fast_math, may_be_plain=self.plain,
-            contiguous=self.plain and all(isinstance(x, np.ndarray) and x.strides == (x.itemsize,) for x in self.vectors()),
+            contiguous=self.plain and all(np.shape(x) and x.strides == (x.itemsize,) for x in map(np.asarray, self.vectors())),
         )[0]  # fmt: skip
 
     def chosen_cut(self) -> Geometry:
@@ -188,7 +188,8 @@ class Case(Window):
         turns = self.turns
         if STORE_KINDS[g.store_kind] == "plain":
             if turns > 1:
-                turns = ONE_ROW_TURNS if turns > 2 and g.usual and g.rows_per_pass == 1 else PLAIN_TURNS
+                one_row = turns > 2 and g.usual and g.rows_per_pass == 1 and self.size < 8 and not self.antithetic
+                turns = ONE_ROW_TURNS if one_row else PLAIN_TURNS
             blocks = ceil_div(ceil_div(self.d, g.rows_per_pass), turns) * g.blocks_per_band
         else:
             blocks = ceil_div(g.pieces * ceil_div(groups, turns), g.threads)
@@ -559,6 +560,13 @@ def plain(dtype: str, noise: str) -> Iterator[Case]:
                 mu, sigma = case.vectors()
                 mu, sigma = ((mu, sigma), (1.5, sigma), (mu, 0.3), (np.asarray(mu)[::-1], sigma))[k // 3 % 4]
                 yield dataclasses.replace(case, mu=mu, sigma=sigma, plain=True, turns=(1, 2, 5, 16)[k // 12 % 4])
+    # Usual calls.
+    for d, n, turns, is_transposed in itertools.product((4, 16, 36, 68), (8, 64, 264, 1032), (1, 2, 5), (False, True)):
+        k = next(numbers)
+        yield Case(
+            d, n, dtype, noise, k // 2 % 3 == 1, seed=k, sample_offset=8 * k, dim_offset=k % 3, plain=True, turns=turns,
+            strides=(1, d) if is_transposed else None, backwards=k % 5 == 0,
+        )  # fmt: skip
     # Transposed matrices with aligned columns, whose last piece is partial.
     for k, (d, n, antithetic) in enumerate(itertools.product((33, 38, 43), (16, 37), (False, True))):
         yield Case(

@@ -45,7 +45,7 @@ TRANSPOSED_THREADS = 128
 FEW_THREADS = 128
 _MOST_FEW_PASSES, _MOST_FEW_PASSES_IF_CHEAP = (8, 6, 6, 3, 2, 2, 2, 2), (8, 3, 2, 1, 1, 1, 1, 1)
 PLAIN_TRANSPOSED_THREADS = 64
-PLAIN_TURNS, ONE_ROW_TURNS = 4, 8
+PLAIN_TURNS, ONE_ROW_TURNS, MANY_TURNS = 4, 8, 3
 _MOST_SMALL_ROWS = 8
 _BUSY_THREADS = 2**17
 _MOST_GROUPS_PER_PASS = 16
@@ -88,6 +88,14 @@ class Geometry(NamedTuple):
     matrices: int = 0
     blocks: int = 0
     threads: int = 0
+
+    @property
+    def version(self) -> tuple[int, bool]:
+        """The last two arguments of the C++ template ``sample_kernel``: a plain kernel has a version for each."""
+        if self.store_kind not in (PLAIN, PLAIN_TRANSPOSED):
+            return 0, False
+        most = ONE_ROW_TURNS if self.store_kind == PLAIN else 2 if self.usual else 1
+        return self.turns if self.turns <= most else MANY_TURNS, bool(self.usual)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -25,6 +25,9 @@ class KernelKey:
     origin_in_memory: bool
     batched: bool
     device: int
+    turns: int = 0
+    usual: bool = False
+    """`Geometry.version`, for plain kernels."""
 
 
 @dataclasses.dataclass(frozen=True)

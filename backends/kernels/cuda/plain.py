@@ -13,11 +13,11 @@ import numpy as np
 from numba import cuda
 
 from multisample.backends.element_types import SIZES
-from multisample.backends.kernels.compilation import Function, inline
+from multisample.backends.kernels.compilation import inline
 from multisample.backends.kernels.stream.words import row_part
 
-from .geometry import ONE_ROW_TURNS, PLAIN_TRANSPOSED_THREADS, PLAIN_TURNS
-from .group import GroupFunctions, group_of, keys_of, load_usual, mu_of, offset_of, sigma_of
+from .geometry import MANY_TURNS, ONE_ROW_TURNS, PLAIN_TRANSPOSED_THREADS
+from .group import group_of, keys_of, load_usual, mu_of, offset_of, sigma_of
 from .intrinsics import load, store, store_vector
 from .kernel_choice import PLAIN_THREADS, own_rows_of
 from .keys import KernelKey
@@ -37,32 +37,22 @@ def group_of_column(call, width):
     return np.uint32(np.uint64(call.first_column) // np.uint64(width))
 
 
-@inline
-def place_of(call, geometry):
-    """The block's band, and the thread's row of a pass and group."""
-    block, thread = np.uint32(cuda.blockIdx.x), np.uint32(cuda.threadIdx.x)
-    band = quotient(block, geometry)
-    tile = np.uint32(block - band * geometry.blocks_per_band)
-    row_of_pass = np.uint32(np.uint32(thread * geometry.one_by_groups) >> np.uint32(20))
-    group = np.uint32(tile * geometry.groups_per_pass + (thread - row_of_pass * geometry.groups_per_pass))
-    return band, row_of_pass, group
+def plain_kernel(key: KernelKey, capability: tuple[int, int]) -> Any:
+    """A block draws some groups of some rows. A thread keeps its group and goes down `turns` rows.
 
-
-def _draw_rows(key: KernelKey, functions: GroupFunctions, turns: int, one_row: bool, usual: bool) -> Function:
-    """``draw(call, geometry, group, first)`` draws a group in `turns` rows, from `first` on.
-
-    `one_row`: a pass has one row, so that the row is the same for all threads of a block. `usual`: see is_usual() in C++.
+    `one_row`: a pass has one row, so that the row is the same for all threads of a block.
     """
-    real, stored, width, noise_of, noise_in, scaled, narrow = functions
-    size, real_size = SIZES[key.dtype], np.dtype(real).itemsize
-    quad = min(4 * size, 16)
+    real, stored, width, noise_of, noise_in, scaled, narrow = group_of(key, capability)
+    size, real_size, turns, usual = SIZES[key.dtype], np.dtype(real).itemsize, key.turns, key.usual
+    quad, one_row = min(4 * size, 16), turns == ONE_ROW_TURNS
 
     @inline
-    def draw(call, geometry, group, first):
+    def draw(call, geometry, group, first, count):
+        """Draw a group in `count` rows, from `first` on."""
         rows, apart = np.uint32(call.rows), np.uint32(1) if one_row else geometry.rows_per_pass
         # All loads come first: the thread then waits for memory once.
         mu, sigma = cuda.local.array(turns, real), cuda.local.array(turns, real)
-        for k in range(turns):
+        for k in range(count):
             row = np.uint32(first + k * apart)
             valid = np.int64(row if one_row or turns == 1 or row < rows else np.uint32(rows - 1))
             if usual:
@@ -81,7 +71,7 @@ def _draw_rows(key: KernelKey, functions: GroupFunctions, turns: int, one_row: b
         adjacent = begin == 0 and end == width and stride == size
         aligned = usual or (adjacent and (at | step) & (quad - 1) == 0)
         x = cuda.local.array(width, stored)
-        for k in range(turns):
+        for k in range(count):
             row = np.uint32(first + k * apart)
             if not one_row and k > 0 and row >= rows:
                 return
@@ -100,60 +90,43 @@ def _draw_rows(key: KernelKey, functions: GroupFunctions, turns: int, one_row: b
                         store(at + c * stride, x[c])
             at += step
 
-    return draw
-
-
-def plain_kernel(key: KernelKey, capability: tuple[int, int]) -> Any:
-    """A block draws some groups of some rows. A thread keeps its group and goes down `turns` rows."""
-    functions = group_of(key, capability)
-    width = functions.width
-    draw_row, draw_rows = (_draw_rows(key, functions, turns, False, False) for turns in (1, PLAIN_TURNS))
-    draw_usual_row, draw_usual_rows = (_draw_rows(key, functions, turns, False, True) for turns in (1, PLAIN_TURNS))
-    draw_same_rows = _draw_rows(key, functions, ONE_ROW_TURNS, True, True)
-
     # Launch bounds: the maximum threads of a block, and the minimum blocks of a multiprocessor, which limit registers.
-    @cuda.jit(launch_bounds=(PLAIN_THREADS, 3), **OPTIONS)
+    @cuda.jit(launch_bounds=(PLAIN_THREADS, 8), **OPTIONS)
     def kernel(call, geometry):
-        band, row_of_pass, group = place_of(call, geometry)
-        turns, apart, rows = geometry.turns, geometry.rows_per_pass, np.uint32(call.rows)
+        block, thread = np.uint32(cuda.blockIdx.x), np.uint32(cuda.threadIdx.x)
+        band = quotient(block, geometry)
+        tile = np.uint32(block - band * geometry.blocks_per_band)
+        row_of_pass, apart, rows = np.uint32(0), np.uint32(1), np.uint32(call.rows)
+        if not one_row:
+            row_of_pass = np.uint32(np.uint32(thread * geometry.one_by_groups) >> np.uint32(20))
+            apart = geometry.rows_per_pass
+        group = np.uint32(tile * geometry.groups_per_pass + (thread - row_of_pass * geometry.groups_per_pass))
         first = np.uint32(band * np.uint32(turns * apart) + row_of_pass)
-        column = np.int64(group) * width - geometry.skip
+        column = np.int64(group) * width - (0 if usual else geometry.skip)
         if row_of_pass >= apart or column >= call.columns or first >= rows:
             return
-        if geometry.usual == 0:
-            if turns == 1:
-                draw_row(call, geometry, group, first)
-            else:
-                draw_rows(call, geometry, group, first)
-        elif turns == 1:
-            draw_usual_row(call, geometry, group, first)
-        elif turns == PLAIN_TURNS:
-            draw_usual_rows(call, geometry, group, first)
+        if not one_row or rows - first >= turns:
+            draw(call, geometry, group, first, turns)
         else:
-            # The compiler sees that all threads of the block have the same row.
-            first = np.uint32(band * ONE_ROW_TURNS)
-            if rows - first >= ONE_ROW_TURNS:
-                draw_same_rows(call, geometry, group, first)
-            else:
-                for row in range(first, rows):
-                    draw_usual_row(call, geometry, group, np.uint32(row))
+            for row in range(first, rows):
+                draw(call, geometry, group, np.uint32(row), 1)
 
     return kernel
 
 
-def _draw_pieces(key: KernelKey, functions: GroupFunctions, turns: int, usual: bool) -> Function:
-    """``draw(call, geometry, turn, first_row)`` draws the pieces of a thread in `turns` adjacent groups.
-
-    Where `turns` is 0, the geometry has the number.
-    """
-    real, stored, width, noise_of, noise_in, scaled, narrow = functions
-    size, real_size = SIZES[key.dtype], np.dtype(real).itemsize
+def plain_transposed_kernel(key: KernelKey, capability: tuple[int, int]) -> Any:
+    """A thread keeps the neighbouring dimensions of a piece, and draws `turns` adjacent groups of columns."""
+    real, stored, width, noise_of, noise_in, scaled, narrow = group_of(key, capability)
+    size, real_size, fixed_turns, usual = SIZES[key.dtype], np.dtype(real).itemsize, key.turns, key.usual
     own_rows = own_rows_of(size)
 
-    @inline
-    def draw(call, geometry, turn, first_row):
-        all_turns = np.uint32(turns) if turns else geometry.turns
-        group = np.uint32(turn * all_turns)
+    @cuda.jit(launch_bounds=(PLAIN_TRANSPOSED_THREADS, 8), **OPTIONS)
+    def kernel(call, geometry):
+        thread = np.uint32(cuda.blockIdx.x * np.uint32(PLAIN_TRANSPOSED_THREADS) + cuda.threadIdx.x)
+        turn = quotient(thread, geometry)
+        first_row = np.uint32(np.uint32(thread - turn * geometry.pieces) * own_rows)
+        turns = fixed_turns if fixed_turns < MANY_TURNS else geometry.turns
+        group = np.uint32(turn * turns)
         skip, columns = np.int32(0) if usual else np.int32(geometry.skip), np.int32(call.columns)
         column = np.int32(width * group - skip)
         if column >= columns:
@@ -161,7 +134,7 @@ def _draw_pieces(key: KernelKey, functions: GroupFunctions, turns: int, usual: b
         count = np.uint32(own_rows) if usual else min(np.uint32(np.uint32(call.rows) - first_row), np.uint32(own_rows))
         mu, sigma = cuda.local.array(own_rows, real), cuda.local.array(own_rows, real)
         for r in range(own_rows):
-            row = np.int64(first_row) + (r if r < count else 0)
+            row = np.int64(first_row) + (r if usual or r < count else 0)
             if usual:
                 mu[r] = load(call.mu + row * real_size, real)
                 sigma[r] = load(call.sigma + row * real_size, real)
@@ -177,7 +150,7 @@ def _draw_pieces(key: KernelKey, functions: GroupFunctions, turns: int, usual: b
         aligned = usual or (count == own_rows and (at | stride) & (own_rows * size - 1) == 0)
         group = np.uint32(group_of_column(call, width) + group)
         x = cuda.local.array((width, own_rows), stored)
-        for k in range(turns if turns else all_turns):
+        for k in range(turns):
             if k > 0 and column >= columns:
                 return
             noise = noise_of(group, offset, keys)
@@ -196,33 +169,5 @@ def _draw_pieces(key: KernelKey, functions: GroupFunctions, turns: int, usual: b
                 at += stride
             column = np.int32(column + width)
             group = np.uint32(group + 1)
-
-    return draw
-
-
-def plain_transposed_kernel(key: KernelKey, capability: tuple[int, int]) -> Any:
-    """A thread keeps the neighbouring dimensions of a piece, and draws `turns` adjacent groups of columns."""
-    functions, own_rows = group_of(key, capability), own_rows_of(SIZES[key.dtype])
-    draw_group, draw_groups = (_draw_pieces(key, functions, turns, False) for turns in (1, 0))
-    draw_usual_group, draw_two_usual_groups, draw_usual_groups = (
-        _draw_pieces(key, functions, turns, True) for turns in (1, 2, 0)
-    )
-
-    @cuda.jit(launch_bounds=(PLAIN_TRANSPOSED_THREADS, 8), **OPTIONS)
-    def kernel(call, geometry):
-        thread = np.uint32(cuda.blockIdx.x * np.uint32(PLAIN_TRANSPOSED_THREADS) + cuda.threadIdx.x)
-        turn = quotient(thread, geometry)
-        first_row = np.uint32(np.uint32(thread - turn * geometry.pieces) * own_rows)
-        if geometry.usual == 0:
-            if geometry.turns == 1:
-                draw_group(call, geometry, turn, first_row)
-            else:
-                draw_groups(call, geometry, turn, first_row)
-        elif geometry.turns == 1:
-            draw_usual_group(call, geometry, turn, first_row)
-        elif geometry.turns == 2:
-            draw_two_usual_groups(call, geometry, turn, first_row)
-        else:
-            draw_usual_groups(call, geometry, turn, first_row)
 
     return kernel
