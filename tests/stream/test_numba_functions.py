@@ -6,9 +6,6 @@ Code for a GPU is compiled to PTX here; test_user_kernels_cuda.py runs it on a G
 from __future__ import annotations
 
 import importlib
-import importlib.util
-import json
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -17,13 +14,12 @@ from typing import Any
 import numba
 import numpy as np
 import pytest
-from cuda_cpp import SECONDS
 from known_normals import check_points, random_places, sampled_row
 from numba import njit, typeof
 from numba.core.errors import TypingError
-from numba_ptx import CANNOT
+from numba_ptx import numba_ptx, requires_libnvvm
 from processes import run_python
-from ptx_reader import Kernel, opcodes_of
+from ptx_reader import opcodes_of, sums_of_products
 
 import multisample
 import multisample.numba
@@ -154,23 +150,8 @@ print(sorted(before), hasattr(numba, "njit"), sorted({"numba.cuda", "triton", "t
 
 # --- Code for a GPU -------------------------------------------------------------------------------
 
-# Compiled in a separate process: numba-cuda reads the device's properties, which are replaced.
 COMPILE = """
-import json
-import sys
-from types import SimpleNamespace
-
-try:
-    from numba.cuda.cudadrv import nvvm
-    nvvm.NVVM()
-except Exception as error:
-    print(error)
-    raise SystemExit({cannot})
-from numba import cuda, types
-from numba.cuda import dispatcher
-import multisample
-
-dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=(9, 0))
+from numba import types
 
 def points(seed, offset, i, j, z):
     k = cuda.grid(1)
@@ -189,43 +170,22 @@ def row(seed, offset, i, shift, z):
     z[4 * g + 3] = z3 + shift
 
 words, index, singles, doubles = map(types.CPointer, (types.uint64, types.uint32, types.float32, types.float64))
-signatures = {{
+for function, signature in {
     points: (words, words, index, words, singles),
     points_f64: (words, words, index, words, doubles),
     row: (types.uint64, types.uint64, types.uint32, types.float32, singles),
-}}
-found = {{}}
-for function, signature in signatures.items():
+}.items():
     for fastmath in (False, True):
-        ptx, _ = cuda.compile(
-            function, signature, device=False, abi="numba", cc=(9, 0), output="ptx", fastmath=fastmath
-        )
-        found[f"{{function.__name__}} {{fastmath}}"] = ptx.split(".entry")[1]
-print(json.dumps(found))
+        ptx = compiled(function, signature, fastmath=fastmath)
+        found[f"{function.__name__} {fastmath}"] = ptx.split(".entry")[1]
 """
 
 
-@pytest.fixture(scope="module")
-def ptx() -> dict[str, str]:
-    """The PTX of each kernel, without and with fastmath."""
-    if importlib.util.find_spec("numba_cuda") is None:
-        pytest.skip("numba-cuda is not installed")
-    code = COMPILE.format(cannot=CANNOT)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=SECONDS)
-    if done.returncode == CANNOT:
-        pytest.skip(f"libNVVM cannot be loaded: {done.stdout}")
-    assert done.returncode == 0, done.stderr[-5000:]
-    found: dict[str, str] = json.loads(done.stdout)
-    return found
-
-
 @pytest.mark.slow
-def test_no_compiler_contracts_a_product_of_the_stream(ptx: dict[str, str]) -> None:
-    assert not [name for name, body in ptx.items() if Kernel(f".entry{body}").sums_of_products()]
-
-
-@pytest.mark.slow
-def test_one_normal_costs_one_block_of_words_and_one_pair(ptx: dict[str, str]) -> None:
+@requires_libnvvm
+def test_normals_on_a_gpu_cost_one_block_and_one_pair_and_no_compiler_contracts_their_products() -> None:
+    ptx = numba_ptx(COMPILE)
+    assert not [name for name, body in ptx.items() if sums_of_products(body)]
     one, four = opcodes_of(ptx["points False"]), opcodes_of(ptx["row False"])
     assert one["rsqrt.approx.ftz.f32"] == 1 and four["rsqrt.approx.ftz.f32"] == 2
     assert one["mul.wide.u32"] <= 20 and four["mul.wide.u32"] <= 20
