@@ -186,6 +186,7 @@ for function, signature in {
 def test_normals_on_a_gpu_cost_one_block_and_one_pair_and_no_compiler_contracts_their_products() -> None:
     ptx = numba_ptx(COMPILE)
     assert not [name for name, body in ptx.items() if sums_of_products(body)]
-    one, four = opcodes_of(ptx["points False"]), opcodes_of(ptx["row False"])
-    assert one["rsqrt.approx.ftz.f32"] == 1 and four["rsqrt.approx.ftz.f32"] == 2
-    assert one["mul.wide.u32"] <= 20 and four["mul.wide.u32"] <= 20
+    for name, pairs in (("points False", 1), ("row False", 2)):
+        found = opcodes_of(ptx[name])
+        assert found["rsqrt.approx.ftz.f32"] == pairs and found["fma.rn.f32"] == 20 * pairs
+        assert found["mul.wide.u32"] <= 20
