@@ -5,12 +5,13 @@ Whole grids of the CUDA kernels run on the CPU, and sanitizers check every memor
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 import struct
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,34 +25,12 @@ from multisample.backends.launch import PACKED_LAUNCH, Operation, pack
 Array = np.ndarray[Any, Any]
 
 
-class Geometry(NamedTuple):
-    """The fields of the C++ struct, in their order."""
-
-    blocks: int
-    threads: int
-    run_of_blocks: int
-    tiles: int
-    slots: int
-    lanes: int
-    lanes_log2: int
-    partials: int
-    pitch: int
-    has_partials: int
-    parts_log2: int
-    across: int
-    one_by_run: int
-    rows: int
-    sweeps: int
-    turns: int
-    last_turns: int
-    segments: int
-    skip: int
-    loads: int
-    groups: int
-    row_step: int
-    turn_step: int
-    sweep_step: int
-
+Geometry: Any = collections.namedtuple(
+    "Geometry",
+    "blocks threads run_of_blocks tiles slots lanes lanes_log2 partials pitch has_partials parts_log2 across one_by_run"
+    " rows sweeps turns last_turns segments skip loads groups row_step turn_step sweep_step",
+)
+"""The fields of the C++ struct, in their order."""
 
 # float16 and bfloat16 differ only in their conversions, which test_normals.py tests.
 pytestmark = [pytest.mark.slow, requires_gxx]
@@ -59,7 +38,6 @@ pytestmark = [pytest.mark.slow, requires_gxx]
 TYPES = ("float32", "float64", "bfloat16")
 _CASE = struct.Struct(f"{PACKED_LAUNCH}sQ4Q6I")
 _GEOMETRY = struct.Struct("20IQqqq")
-LOADS = ("at once", "side by side", "apart")
 
 
 @dataclasses.dataclass
