@@ -11,7 +11,6 @@ import ctypes
 import dataclasses
 import fcntl
 import functools
-import io
 import os
 import re
 import select
@@ -28,6 +27,7 @@ from typing import Any
 
 import pytest
 from forks import answers, fork, forked
+from terminals import Terminal
 
 from multisample import BackendUnavailableError
 from multisample.__main__ import main
@@ -422,8 +422,7 @@ def compiled(sources: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_build_says_what_it_compiles_counts_units_and_shows_progress_on_a_terminal(
     compiled: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    terminal = io.StringIO()
-    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("MAX_JOBS", "1")
     monkeypatch.setattr(library_cache, "cuda_reasons", lambda ahead_of_time: ())

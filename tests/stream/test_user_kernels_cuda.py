@@ -113,46 +113,6 @@ def test_nvrtc_at_the_places_of_the_vectors(cupy: Any) -> None:
     check_points(run)
 
 
-EXTENSION = r"""
-#include <multisample/normal.h>
-
-__global__ void fill(multisample::Stream stream, unsigned row, int64_t column, int64_t columns, float* z) {
-  const int64_t k = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
-  z[k] = stream.normal(row + unsigned(k / columns), column + k % columns);
-}
-
-void draw(torch::Tensor z, int64_t seed, int64_t offset, int64_t row, int64_t column) {
-  const multisample::Stream stream(seed, offset);
-  fill<<<z.numel() / 256, 256>>>(stream, unsigned(row), column, z.size(1), z.data_ptr<float>());
-}
-
-double on_the_host(int64_t seed, int64_t offset, int64_t row, int64_t column) {
-  return multisample::Stream(seed, offset).normal(row, column);
-}
-"""
-
-
-def test_load_inline(torch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch.utils import cpp_extension
-
-    major, minor = torch.cuda.get_device_capability()
-    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", f"{major}.{minor}")
-    module = cpp_extension.load_inline(
-        "own_kernel",
-        "void draw(torch::Tensor, int64_t, int64_t, int64_t, int64_t);"
-        "double on_the_host(int64_t, int64_t, int64_t, int64_t);",
-        EXTENSION, functions=["draw", "on_the_host"], extra_include_paths=[multisample.get_include()],
-        extra_cuda_cflags=["--use_fast_math"], build_directory=str(tmp_path),
-    )  # fmt: skip
-    x = multisample.sample(torch.full((ROWS,), MEAN, device="cuda"), 1.0, COLUMNS, backend="torch_ext", **WINDOW)
-    z = torch.empty_like(x)
-    # PyTorch's integers are signed.
-    key = SEED - 2**64, OFFSET - 2**64
-    module.draw(z, *key, FIRST_ROW, FIRST_COLUMN)
-    assert torch.equal(z.view(torch.int32), x.view(torch.int32))
-    assert module.on_the_host(*key, FIRST_ROW + 1, FIRST_COLUMN + 2) == float(x[1, 2])
-
-
 # --- Numba ----------------------------------------------------------------------------------------
 
 
