@@ -496,7 +496,7 @@ def test_check_every_does_not_change_the_result(f: Any, options: Any, status: in
 
 # --- Errors ---------------------------------------------------------------------------------------
 
-NUMBER, SHAPE = "expected a finite number", r"expected a number or shape \(6,\), got shape \(2,\)"
+NUMBER = "expected a finite number"
 
 
 @pytest.mark.parametrize(("changed", "error", "message"), [
@@ -510,19 +510,15 @@ NUMBER, SHAPE = "expected a finite number", r"expected a number or shape \(6,\),
     ({"n": 10}, ValueError, r"elite_frac: expected at least 2 elites.*, such as 0\.2 for n = 10, got 0\.1, which"),
     ({"iterations": -1}, ValueError, "iterations: expected 0 <= iterations"),
     ({"check_every": 0.5}, TypeError, "check_every: expected an integer"),
-    ({"elite_frac": "half"}, TypeError, "elite_frac: expected a number, got 'half' of type str"),
     ({"elite_frac": 1.5}, ValueError, rf"elite_frac: {NUMBER}, 0 <= elite_frac <= 1, got 1\.5"),
     ({"smoothing": 0}, ValueError, "smoothing: expected 0 < smoothing <= 1, got 0"),
-    ({"smoothing": 2}, ValueError, f"smoothing: {NUMBER}, 0 <= smoothing <= 1"),
     ({"tol": math.inf}, ValueError, f"tol: {NUMBER}, tol >= 0, got inf"),
     ({"tol": True}, TypeError, "tol: expected a number, got True of type bool"),
     ({"noise_floor": -1}, ValueError, f"noise_floor: {NUMBER}, noise_floor >= 0, got -1"),
-    ({"noise_floor": [1, 2]}, ValueError, f"noise_floor: {SHAPE}"),
     ({"noise_floor": -START}, ValueError, "noise_floor: expected finite variances of at least 0"),
     ({"noise_floor": lambda t: -3}, ValueError, f"noise_floor: {NUMBER}, noise_floor >= 0, got -3"),
     ({"noise_floor": lambda t: [1, 2]}, ValueError, r"noise_floor: expected shape \(6,\), got \(2,\)"),
     ({"bounds": 3}, TypeError, r"bounds: expected a pair \(low, high\) or a scipy\.optimize\.Bounds, got 3 of"),
-    ({"bounds": (3, -3)}, ValueError, r"bounds: expected low <= high, got 3\.0 and -3\.0 at 0"),
     ({"bounds": (math.nan, 3)}, ValueError, "bounds: expected low <= high, got nan"),
     ({"bounds": (-1, 5)}, ValueError, r"mu: expected it within bounds, got mu\[0\] = -2\.0, not from -1\.0 to 5\.0"),
     ({"mu": START * math.nan}, ValueError, r"mu: expected finite means, got mu\[0\] = nan"),
@@ -584,7 +580,6 @@ def row(**changed: float) -> list[float]:
         (TypeError, r"^state: expected a mapping with keys mu, sigma,", {"more": 1}),
         (ValueError, r"^state\['mu'\]: expected shape \(6,\), got \(1, 6\)", {"mu": [[0] * 6]}),
         (TypeError, r"^state\['mu'\]: expected numbers, got \[None, ", {"mu": [None] * 6}),
-        (TypeError, r"^state\['mu'\]: expected numbers, got \[\[1\], ", {"mu": [[1], [2, 3]]}),
         (TypeError, r"^state\['x'\]: expected numbers, got \[True, ", {"x": [True] * 6}),
         (ValueError, r"^state\['mu'\]: expected finite numbers, got 1e\+39 at 2", {"mu": with_one(1e39)}),
         (ValueError, r"^state\['x'\]: expected finite numbers, got inf at 2", {"x": with_one(np.inf)}),
@@ -601,7 +596,6 @@ def row(**changed: float) -> list[float]:
         (ValueError, r"^state\['history'\]: .* got status 1.0 in row 0", {"history": [row(status=1), ROW], "told": 2}),
         (ValueError, r"^state\['told'\]: expected 0 <=", {"told": -1}),
         (TypeError, r"^state\['told'\]: expected an integer", {"told": 1.0}),
-        (TypeError, r"^state\['told'\]: expected numbers, got '1'", {"told": "1"}),
         (ValueError, r"^state\['told'\]: expected shape \(\), got \(1,\)", {"told": [1]}),
         (ValueError, r"^state\['told'\]: expected 1, .* got 2", {"history": [ROW], "told": 2}),
         (ValueError, r"^state\['told'\]: expected 1, .* got 0", {"history": [row(status=2)], "told": 0}),

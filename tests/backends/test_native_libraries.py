@@ -381,33 +381,6 @@ def test_a_forked_child_does_not_hold_a_lock_of_its_parent(
         assert answers([child]) == [[None, 1, "!"]]
 
 
-@pytest.fixture
-def small_disk(cache_root: Path) -> Iterator[None]:
-    """The cache is a full file system of 16 KB."""
-    cache_root.mkdir(mode=0o700)
-    mount = ["mount", "-t", "tmpfs", "-o", "size=16k,mode=700", "tmpfs", str(cache_root)]
-    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-        pytest.skip("only root can mount a file system")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "--lazy", str(cache_root)], check=True)
-
-
-@pytest.mark.slow
-@needs_tools
-def test_a_build_on_a_full_disk_names_the_reason(sources: Path, cache_root: Path, small_disk: None) -> None:
-    filler = cache_root / "filler"
-    with pytest.raises(OSError, match="No space left"):
-        filler.write_bytes(bytes(32 << 10))
-    os.truncate(filler, 4 << 10)  # Room for folders, and for nothing that the compiler writes.
-    with pytest.raises(BackendUnavailableError, match=r"No space left on device[\s\S]*to try again: "):
-        library_cache.cpu_library()
-    assert not list(cache_root.glob(BUILDS))
-    subprocess.run(["mount", "-o", "remount,size=1m", str(cache_root)], check=True)
-    assert answer(library_cache.cpu_library(retry=True)) == 42
-
-
 # --- Damage ---------------------------------------------------------------------------------------
 
 
@@ -452,7 +425,7 @@ def test_a_damaged_library_is_built_again(compiled: Path, capfd: pytest.CaptureF
     capfd.readouterr()
     DAMAGES[damage](compiled)
     assert not library_cache.is_built("cpu")
-    assert library_cache.cpu_library() == compiled
+    assert library_cache.cpu_library(retry=damage == "zeros") == compiled
     messages = capfd.readouterr().err
     assert messages.count("building torch_ext for the CPU") == 1
     assert (f"{compiled} is damaged, and is built again" in messages) == (damage != "lost")
@@ -460,17 +433,6 @@ def test_a_damaged_library_is_built_again(compiled: Path, capfd: pytest.CaptureF
     assert library_cache.is_built("cpu")
     assert library_cache.cpu_library() == compiled
     assert capfd.readouterr().err == ""
-
-
-def test_the_build_command_rebuilds_a_damaged_library(
-    compiled: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(torch.version, "cuda", None)
-    compiled.write_text("")
-    capfd.readouterr()
-    assert main(["build", "torch_ext"]) == 0
-    assert capfd.readouterr().out.startswith("torch_ext, CPU: built in ")
-    assert compiled.read_text() == "a library"
 
 
 def test_a_damaged_library_without_a_compiler_raises(compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,6 @@
 """Derive the float64 coefficients of the stream (STREAM.md), so that they are reproducible.
 
-The script derives the coefficients from the approximated functions only, and prints them as C literals, with the
-errors of the polynomials.
-
-Run it with ``python tests/support/reference/float64_coefficients.py``; the output is always the same.
+`derive` needs the approximated functions only, and `truncation_errors` gives the errors of the polynomials.
 
 Method: a Remez exchange gives the minimax polynomial on a dense Chebyshev grid. Its most
 significant coefficient is rounded to binary64 and fixed, and the others are fitted again. The steps
@@ -242,23 +239,3 @@ def truncation_errors(coefficients: Coefficients) -> dict[str, float]:
             max(w * abs(t - mpmath.polyval(exact, x)) for x, t, w in zip(points, target, weight, strict=True))
         )
     return result
-
-
-def main() -> None:
-    """Print the coefficients as C literals, and the errors of the polynomials."""
-    coefficients = derive()
-    for name, values in coefficients._asdict().items():
-        if isinstance(values, float):
-            print(f"{name} = {values.hex()}")
-        else:
-            print(f"{name} = {{")
-            print("".join(f"    {value.hex()},\n" for value in values) + "}")
-
-    print("\ntruncation error of the rounded polynomials, in units of 2^-54 = 5.55e-17:")
-    for name, error in truncation_errors(coefficients).items():
-        kind = "relative" if name == "L" else "absolute"
-        print(f"    {name}: {error * 2**54:.3f} ({kind})")
-
-
-if __name__ == "__main__":
-    main()
