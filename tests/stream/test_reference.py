@@ -12,9 +12,10 @@ import pytest
 
 from reference import float64_coefficients, stream
 
-# Numbers of words, bounds relative to the radius r = R / 2, and absolute bounds. Those of float32 are the spec's. For float64, the measured errors of R
-# (2.2e-16, relative) and s (2.4e-16) bound the first normal, which has the larger error: s adds at most 9.6e-16
-# (4 |s| 2.4e-16), a rounding 0.6e-16, R 2.2e-16, and the last product 1.1e-16. In all 13.5e-16; 1.04e-15 was measured.
+# Numbers of words, bounds relative to the radius r = R / 2, and absolute bounds. Those of float32 are the spec's. For
+# float64, the measured errors of R (2.2e-16, relative) and s (2.4e-16) bound the first normal, which has the larger
+# error: s adds at most 9.6e-16 (4 |s| 2.4e-16), a rounding 0.6e-16, R 2.2e-16, and the last product 1.1e-16. In all
+# 13.5e-16; 1.04e-15 was measured.
 WORST_CASES = {stream.F32: (300, 1e-6, 5.6e-6), stream.F64: (600, 1.4e-15, math.inf)}
 
 
