@@ -6,9 +6,11 @@ inputs to test all of them.
 
 from __future__ import annotations
 
+import importlib.resources
 import json
 import math
 import random
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -21,6 +23,7 @@ from places import DATA
 from stream_code import Array, Code
 from tables import DTYPES, NARROW
 
+from multisample.backends.kernels.cuda import group
 from multisample.backends.kernels.stream import arithmetic as intrinsics
 from multisample.backends.kernels.stream import normals
 from reference import float64_coefficients, stream
@@ -116,6 +119,14 @@ def test_coefficients_equal_those_of_the_contract(width: int, contract: stream.T
     # Compare the coefficients: the last bit of a high power's coefficient changes one float64 normal in billions.
     for name in ("L", "LE", "S", "C"):
         assert getattr(normals, f"{name}{width}") == getattr(contract, name), name
+
+
+def test_fast_math_in_python_has_the_constants_of_the_contract() -> None:
+    text = (importlib.resources.files("multisample") / "STREAM.md").read_text()
+    section = re.split(r"^### fast_math.*$", text, flags=re.M)[1].split("\n## ")[0].split("\n### ")[0]
+    numbers = [float.fromhex(number) for number in re.findall(r"-?0x[01]\.[0-9a-f]+p[+-]\d+", section)]
+    assert numbers == [group._MINUS_2_LN_2, group._TO_ANGLE]
+    assert (group._TO_UNIT, group._TO_UNIT_HALF) == (2.0**-32, 2.0**-33)
 
 
 def test_transform_f64_equals_the_exact_reference(code: Code) -> None:

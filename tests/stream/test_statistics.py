@@ -1,7 +1,8 @@
 """Statistical tests: draws are normal and independent. One backend suffices, since all give the same bits.
 
-Other tests compare the numbers bit for bit, so these tests are for new versions of the stream. The draws are the noise
-z: samples with mu and sigma, shared noise, antithetic pairs and narrow types are exact functions of z.
+Other tests compare the numbers bit for bit, so these tests are for new versions of the stream, as is TestU01:
+``bench/studies/testu01.py`` tests rows, columns, offsets and low bits. The draws are the noise z: samples with mu and
+sigma, shared noise, antithetic pairs and narrow types are exact functions of z.
 
 Every statistic computes one p-value: the probability that exact normals deviate at least as much. A test fails below
 `ALPHA`. Seeds are fixed and no test is retried, so a failure means a changed stream. All statistics are also applied to
@@ -133,56 +134,6 @@ def test_draws_that_are_not_normal_are_rejected(
 ) -> None:
     z = breaking(drawn(*SIZE, seed=103))
     assert all(statistic(z) < CAUGHT for statistic in finders)
-
-
-def test_low_bits_of_float64_draws_are_uniform_and_those_of_float32_are_not() -> None:
-    """The 256 values of binary digits 26 to 33; the density hardly changes over their range."""
-    for dtype, is_uniform in (("float64", True), ("float32", False)):
-        places = np.abs(drawn(64, 2**16, seed=106, dtype=dtype).astype(np.float64)) * 2.0**33
-        p_value = of_equal_counts(np.bincount(places.astype(np.int64).reshape(-1) & 255, minlength=256))
-        assert p_value > ALPHA if is_uniform else p_value < CAUGHT
-
-
-# --- Pairs of draws -------------------------------------------------------------------------------
-
-
-def pairs(a: Array, b: Array) -> float:
-    """Chi-square of the points ``(a, b)`` over 32 by 32 cells of the plane."""
-    return of_equal_counts(np.bincount(cell_of(a, 32) * 32 + cell_of(b, 32), minlength=32 * 32))
-
-
-@pytest.fixture(scope="module")
-def matrix() -> Array:
-    return drawn(256, 2**15, seed=109)
-
-
-# Pairs (j, k) of nearby columns. One pair of words gives columns 0 and 1, the other gives 2 and 3. Column 4 begins a
-# block.
-NEIGHBOURS = [(0, 1), (1, 2), (2, 3), (3, 4), (0, 2), (1, 3), (0, 3), (0, 4), (1, 5), (1, 6)]
-
-
-def test_pairs_of_adjacent_columns_and_rows_are_bivariate_normal(matrix: Array) -> None:
-    for j, k in NEIGHBOURS:
-        a, b = matrix[:, j::4], matrix[:, k::4]
-        assert pairs(a[:, : b.shape[1]], b) > ALPHA, (j, k)
-    for lag in (1, 2, 16, 128):
-        # Every row is in one pair only.
-        rows = matrix.reshape(-1, 2, lag, matrix.shape[1])
-        assert pairs(rows[:, 0], rows[:, 1]) > ALPHA, lag
-
-
-@pytest.mark.parametrize(
-    "breaking",
-    [
-        lambda a, b: b + np.float32(0.02) * a,
-        lambda a, b: np.where(a.view(np.uint32) % 64 == 0, np.abs(b), b),
-        lambda a, b: np.where((a > 0) & (a < 0.01), a, b),
-    ],
-    ids=["correlated", "of dependent signs", "sometimes equal"],
-)
-def test_dependent_pairs_are_rejected(matrix: Array, breaking: Callable[[Array, Array], Array]) -> None:
-    a, b = matrix[:, 0::4].copy(), matrix[:, 1::4].copy()
-    assert pairs(a, breaking(a, b)) < CAUGHT
 
 
 # --- Sets of streams ------------------------------------------------------------------------------

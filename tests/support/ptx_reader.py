@@ -6,7 +6,7 @@ import collections
 import re
 from collections.abc import Iterator
 
-__all__ = ["opcodes_of", "sums_of_products", "unexpected_operations"]
+__all__ = ["opcodes_of", "unexpected_operations"]
 
 
 def opcodes_of(ptx: str) -> collections.Counter[str]:
@@ -60,27 +60,3 @@ def unexpected_operations(found: collections.Counter[str], dtype: str, fast_math
     allowed = _ALLOWED["float64" if is_wide else "float32"]
     others = {name for name in found if _FLOAT.fullmatch(name) and not allowed.fullmatch(name)} - {narrowing}
     return odd | (others ^ approximate)
-
-
-_COPIES = re.compile(r"(mov|neg|abs|selp|shfl)\.")
-
-
-def sums_of_products(ptx: str) -> list[str]:
-    """Registers of sums that use a plain product, which an assembler may fuse into one operation with one rounding."""
-    statements = [
-        (opcode, *(set(re.findall(r"%[a-z]+\d+\b", " ".join(some))) for some in (operands[:1], operands[1:])))
-        for opcode, operands in _statements(ptx.partition("{")[2])
-    ]
-    products: set[str] = set()
-    found = -1
-    while len(products) > found:  # Also through copies and changes of sign, in loops.
-        found = len(products)
-        for opcode, results, sources in statements:
-            if re.fullmatch(r"mul\.(f32|f64)", opcode) or (_COPIES.match(opcode) and sources & products):
-                products |= results
-    return [
-        register
-        for opcode, results, sources in statements
-        if re.match(r"(add|sub)\.(f32|f64)", opcode) and sources & products
-        for register in results
-    ]
