@@ -5,8 +5,7 @@ Other tests compare the numbers bit for bit, so these tests are for new versions
 sigma, shared noise, antithetic pairs and narrow types are exact functions of z.
 
 Every statistic computes one p-value: the probability that exact normals deviate at least as much. A test fails below
-`ALPHA`. Seeds are fixed and no test is retried, so a failure means a changed stream. All statistics are also applied to
-broken streams, and must reject them with a p-value below `CAUGHT`.
+`ALPHA`. Seeds are fixed and no test is retried, so a failure means a changed stream.
 """
 
 from __future__ import annotations
@@ -26,8 +25,6 @@ Array = np.ndarray[Any, Any]
 
 # The probability, over all seeds, that a test rejects a correct stream. Fewer than 100 tests add up to 1e-4 at most.
 ALPHA = 1e-6
-# Broken streams must give a smaller p-value.
-CAUGHT = 1e-12
 
 
 def drawn(d: int, n: int, **options: Any) -> Array:
@@ -116,26 +113,6 @@ def test_draws_are_normal(draws: str) -> None:
         assert statistic(z) > ALPHA, statistic
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("breaking", "finders"),
-    [
-        (lambda z: z + np.float32(3e-3), [moments]),
-        (lambda z: z * np.float32(1.002), [moments]),
-        (lambda z: np.clip(z, -3, 3), [moments, cells, tails]),
-        (lambda z: np.clip(z, -4.25, 4.25), [tails]),
-        (lambda z: np.round(z * 128) / np.float32(128), [cells]),
-        (lambda z: np.where((z > 1) & (z < 1.001), z - np.float32(0.001), z), [cells]),
-    ],
-    ids=["mean", "deviation", "clipped at 3", "clipped at 4.25", "coarse", "a gap"],
-)
-def test_draws_that_are_not_normal_are_rejected(
-    breaking: Callable[[Array], Array], finders: list[Callable[[Array], float]]
-) -> None:
-    z = breaking(drawn(*SIZE, seed=103))
-    assert all(statistic(z) < CAUGHT for statistic in finders)
-
-
 # --- Sets of streams ------------------------------------------------------------------------------
 
 # Functions of the draws with mean 0 and variance 1.
@@ -199,17 +176,3 @@ def test_independent_streams_are_uncorrelated(streams: str) -> None:
     assert len(z) > 15
     for seen_as in SEEN_AS:
         assert correlation(z, seen_as) > ALPHA, seen_as
-
-
-def test_correlated_streams_are_rejected() -> None:
-    z = drawn(STREAMS, LENGTH, seed=120)
-    one_pair, repeated, of_sizes = z.copy(), z.copy(), z.copy()
-    one_pair[7] = 0.03 * z[3] + math.sqrt(1 - 0.03**2) * z[7]
-    repeated[9] = -z[40]
-    of_sizes[5] *= np.where(np.abs(z[2]) < 0.6745, 0.95, 1.05)
-    in_common = z + np.float32(0.05) * drawn(1, LENGTH, seed=1)
-    for broken, seen_as in (
-        (one_pair, "values"), (in_common, "values"), (repeated, "values"), (repeated, "magnitudes"),
-        (of_sizes, "magnitudes"),
-    ):  # fmt: skip
-        assert correlation(broken, seen_as) < CAUGHT, seen_as

@@ -113,24 +113,10 @@ def _alternating_extrema(errors: Sequence[Real], count: int) -> list[int]:
 
 
 def _remez(problem: Problem, low: int, high: int) -> list[Real]:
-    """Minimax polynomial on a grid by exchange.
+    """Coefficients of x^low, ..., x^high of the minimax polynomial on a grid, by exchange.
 
-    Parameters
-    ----------
-    problem : Problem
-        The grid, the target and the weight.
-    low, high : int
-        The polynomial consists of the powers ``low`` to ``high``.
-
-    Returns
-    -------
-    list of mpf
-        Coefficients of x^low, ..., x^high.
-
-    Notes
-    -----
-    x^low times a polynomial of degree high - low has at most high - low zeros outside 0, so the
-    alternation theorem holds on a grid without 0, for the error times the sign of x^low.
+    x^low times a polynomial of degree high - low has at most high - low zeros outside 0, so the alternation theorem
+    holds on a grid without 0, for the error times the sign of x^low.
     """
     points, target, weight = problem
     terms = high - low + 1
@@ -173,13 +159,7 @@ def _fit_rounded(problem: Problem, terms: int, fixed: Sequence[float] = ()) -> t
 
 @mpmath.workdps(DIGITS)
 def derive() -> Coefficients:
-    """Derive the float64 coefficients of the stream.
-
-    Returns
-    -------
-    Coefficients
-        The coefficients. They are the same on every machine, since mpmath computes with enough digits.
-    """
+    """The float64 coefficients of the stream, the same on every machine: mpmath computes with enough digits."""
     return Coefficients(
         L=_fit_rounded(_problem(_log_target, _f_grid(10 * L_TERMS)), L_TERMS),
         # e has the factor 2^52 of the exponent field.
