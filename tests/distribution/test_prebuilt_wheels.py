@@ -491,8 +491,10 @@ def test_a_library_that_fails_to_load_raises_with_advice(came: Callable[..., Pat
         ("linux-x86_64", {"GLIBC_2.17", "GCC_14.0.0"}, "manylinux_2_39_x86_64"),
         ("linux-x86_64", {"GLIBCXX_3.4.99"}, "linux_x86_64"),
         ("linux-x86_64", {"GLIBC_PRIVATE"}, "linux_x86_64"),
+        ("linux-x86_64", {"OPENSSL_3.0"}, "linux_x86_64"),
         # manylinux excludes these dependencies.
         ("linux-x86_64", "libgomp.so.1", "linux_x86_64"),
+        ("linux-x86_64", "libc10d.so", "linux_x86_64"),
         ("linux-x86_64", "libtorch_cpu.so.1", "linux_x86_64"),
         ("linux-x86_64", "libc.musl-x86_64.so.1", "linux_x86_64"),
         ("macosx-11.0-arm64", set(), "macosx_11_0_arm64"),

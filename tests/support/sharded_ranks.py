@@ -639,6 +639,7 @@ def wrong_arguments_are_refused(ranks: Ranks) -> None:
         ({"mesh": [0, 1]}, TypeError, r"^mesh: expected a DeviceMesh, got \[0, 1\] of type list$"),
         ({"placements": Shard(1)}, ValueError, "^placements: expected 1, one for each dimension of the mesh, got"),
         ({"placements": [Shard(2)]}, ValueError, r"^placements: expected Shard\(0\), Shard\(1\) or Replicate\(\), got"),
+        ({"placements": ["row"]}, ValueError, r"^placements: expected Shard\(0\), .*, got row"),
         ({"mu": mu.cpu().numpy()}, TypeError, "^mu: expected a tensor or a number, got .* of type ndarray$"),
         ({"mu": mu.to("meta")}, ValueError, f"^mu: expected a tensor on the device type of mesh, {kind}, got meta"),
         ({"mu": nested}, TypeError, "^mu: expected a strided tensor, got a nested tensor$"),
