@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import subprocess
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from cuda_memory import SECONDS, known_sums
+from cuda_memory import known_sums
 from skip_rules import require, require_device
 
 from multisample.backends.native import csrc_files
@@ -90,20 +86,6 @@ extern "C" __global__ void differences(u64* out, u32 radius_word, u32 every_radi
   first.put(out);
   second.put(out);
 }
-
-#ifndef __CUDACC_RTC__
-#include <cstdio>
-
-int main() {
-  u64 *at, host[3];
-  cudaMalloc(&at, sizeof host);
-  cudaMemset(at, 0, sizeof host);
-  sums<<<2048, 256>>>(at);
-  const cudaError_t error = cudaMemcpy(host, at, sizeof host, cudaMemcpyDeviceToHost);
-  if (error != cudaSuccess) return std::puts(cudaGetErrorString(error)), 1;
-  return std::printf("%llx %llx %llx", host[0], host[1], host[2]), 0;
-}
-#endif
 """
 
 
@@ -141,26 +123,6 @@ def over_all_words() -> Callable[..., list[int]]:
 @pytest.mark.parametrize("options", [(), ("--use_fast_math",)], ids=["as it is", "use_fast_math"])
 def test_all_words_give_the_known_sums(over_all_words: Callable[..., list[int]], options: tuple[str, ...]) -> None:
     assert over_all_words("sums", options=options) == known_sums()
-
-
-@pytest.mark.parametrize("options", [(), ("--use_fast_math",)], ids=["as it is", "use_fast_math"])
-def test_all_words_give_the_known_sums_with_nvcc(tmp_path: Path, options: tuple[str, ...]) -> None:
-    require("torch_ext")
-    torch = pytest.importorskip("torch")
-    homes = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")]
-    path = os.pathsep.join([*(f"{home}/bin" for home in homes if home), os.environ["PATH"], "/usr/local/cuda/bin"])
-    nvcc = shutil.which("nvcc", path=path)
-    if nvcc is None:
-        pytest.skip("nvcc is not installed")
-    (tmp_path / "sums.cu").write_text(program())
-    architecture = "-arch=sm_{}{}".format(*torch.cuda.get_device_capability(0))
-    folder = csrc_files.folder()
-    command = [nvcc, "-std=c++17", "-O3", architecture, *options, f"-I{folder}", "-o", "sums", "sums.cu"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS)
-    assert done.returncode == 0, done.stdout + done.stderr
-    done = subprocess.run([str(tmp_path / "sums")], capture_output=True, text=True, timeout=SECONDS)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert [int(text, 16) for text in done.stdout.split()] == known_sums()
 
 
 def test_the_square_root_is_correctly_rounded_for_every_word(over_all_words: Callable[..., list[int]]) -> None:
