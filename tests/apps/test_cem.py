@@ -496,7 +496,7 @@ def test_check_every_does_not_change_the_result(f: Any, options: Any, status: in
 
 # --- Errors ---------------------------------------------------------------------------------------
 
-NUMBER, SHAPE = "expected a finite number", r"expected a number or shape \(6,\), got shape \(2,\)"
+NUMBER = "expected a finite number"
 
 
 @pytest.mark.parametrize(("changed", "error", "message"), [
@@ -510,14 +510,12 @@ NUMBER, SHAPE = "expected a finite number", r"expected a number or shape \(6,\),
     ({"n": 10}, ValueError, r"elite_frac: expected at least 2 elites.*, such as 0\.2 for n = 10, got 0\.1, which"),
     ({"iterations": -1}, ValueError, "iterations: expected 0 <= iterations"),
     ({"check_every": 0.5}, TypeError, "check_every: expected an integer"),
-    ({"elite_frac": "half"}, TypeError, "elite_frac: expected a number, got 'half' of type str"),
     ({"elite_frac": 1.5}, ValueError, rf"elite_frac: {NUMBER}, 0 <= elite_frac <= 1, got 1\.5"),
     ({"smoothing": 0}, ValueError, "smoothing: expected 0 < smoothing <= 1, got 0"),
     ({"smoothing": 2}, ValueError, f"smoothing: {NUMBER}, 0 <= smoothing <= 1"),
     ({"tol": math.inf}, ValueError, f"tol: {NUMBER}, tol >= 0, got inf"),
     ({"tol": True}, TypeError, "tol: expected a number, got True of type bool"),
     ({"noise_floor": -1}, ValueError, f"noise_floor: {NUMBER}, noise_floor >= 0, got -1"),
-    ({"noise_floor": [1, 2]}, ValueError, f"noise_floor: {SHAPE}"),
     ({"noise_floor": -START}, ValueError, "noise_floor: expected finite variances of at least 0"),
     ({"noise_floor": lambda t: -3}, ValueError, f"noise_floor: {NUMBER}, noise_floor >= 0, got -3"),
     ({"noise_floor": lambda t: [1, 2]}, ValueError, r"noise_floor: expected shape \(6,\), got \(2,\)"),
@@ -601,7 +599,6 @@ def row(**changed: float) -> list[float]:
         (ValueError, r"^state\['history'\]: .* got status 1.0 in row 0", {"history": [row(status=1), ROW], "told": 2}),
         (ValueError, r"^state\['told'\]: expected 0 <=", {"told": -1}),
         (TypeError, r"^state\['told'\]: expected an integer", {"told": 1.0}),
-        (TypeError, r"^state\['told'\]: expected numbers, got '1'", {"told": "1"}),
         (ValueError, r"^state\['told'\]: expected shape \(\), got \(1,\)", {"told": [1]}),
         (ValueError, r"^state\['told'\]: expected 1, .* got 2", {"history": [ROW], "told": 2}),
         (ValueError, r"^state\['told'\]: expected 1, .* got 0", {"history": [row(status=2)], "told": 0}),

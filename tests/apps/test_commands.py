@@ -6,7 +6,6 @@ Tests of exit codes, signals and terminals run the command in a process; other t
 from __future__ import annotations
 
 import errno
-import io
 import os
 import re
 import shlex
@@ -23,6 +22,7 @@ import numpy as np
 import pytest
 from fake_backend import FakeBackend
 from tables import slow_but
+from terminals import Terminal
 
 import multisample
 from multisample.__main__ import main
@@ -476,11 +476,6 @@ def test_each_window_is_flushed_before_the_next_and_progress_is_shown(
     assert flushed == [40 * N, 13 * N, 26 * N, 39 * N, 40 * N, 40 * N]
 
 
-class _Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time, in its only element."""
@@ -490,7 +485,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_progress_shows_percentage_rate_and_time_left_in_one_line(clock: list[float]) -> None:
-    stream = _Terminal()
+    stream = Terminal()
     with pytest.raises(ZeroDivisionError), draw.Progress(8 << 20, stream) as progress:
         for clock[0], size in ((20.0, 20 << 10), (20.01, 2028 << 10), (40.0, 4 << 20), (41.0, 2 << 20)):
             progress.add(size)

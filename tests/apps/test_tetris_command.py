@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures.process
-import io
 import itertools
 import json
 import os
@@ -21,6 +20,7 @@ import pytest
 from dask_cluster import local_cluster
 from PIL import Image, ImageSequence
 from scored_functions import dies
+from terminals import Terminal
 
 from multisample.__main__ import main
 from multisample.commands.workers import Workers
@@ -57,11 +57,6 @@ def learnt(folder: str) -> tuple[Any, Any, Any]:
     """The weights, the fresh games and the state of a run."""
     weights = json.loads(Path(folder, "weights.json").read_text())
     return weights["weights"], weights["fresh games"], json.loads(Path(folder, "state.json").read_text())["cem"]
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def test_the_command_trains_plays_and_writes_files(run: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -654,17 +654,12 @@ def test_refused_calls_change_nothing(any_gpu: Gpu, bits: ToArray, extra: dict[s
         return memory.view(buffer, "float32", (d,), (1,), first)
 
     cases: list[tuple[type[Exception], str, dict[str, Any]]] = [
-        (ValueError, "sigma: expected as many elements as mu, 4, got 5", {"mu": mu[:4]}),
         (ValueError, "sigma: expected as many elements as mu, 5, got 4", {"sigma": sigma[:4]}),
         (ValueError, "out: expected shape", {"n": n - 1}),
-        (ValueError, "out: expected shape", {"out": out[:4]}),
         (ValueError, "out: expected dtype", {"out": memory.view(buffer, "float64", (d, 350), (350, 1), 0), "n": 350}),
         (ValueError, "out: .* they overlap", {"out": memory.view(buffer, "float32", (d, n), (1, 1), GUARD)}),
-        (ValueError, "out: .* they overlap", {"out": memory.view(buffer, "float32", (d, n), (0, 1), GUARD)}),
         (ValueError, "out: .* mu also uses", {"mu": inside(GUARD)}),
-        (ValueError, "out: .* mu also uses", {"mu": inside(GUARD - 4)}),
         (ValueError, "out: .* sigma also uses", {"sigma": inside(GUARD + d * n - 1)}),
-        (ValueError, "n: ", {"n": -1}),
         (TypeError, "seed, generator: ", {"seed": 1}),
         (TypeError, "mu, sigma, out: expected arrays of one library", {"sigma": np.ones(d, np.float32)}),
     ]
@@ -672,7 +667,6 @@ def test_refused_calls_change_nothing(any_gpu: Gpu, bits: ToArray, extra: dict[s
         cases += [
             (ValueError, "sigma: expected it on the device of mu", {"sigma": sigma.cpu()}),
             (ValueError, "mu: requires grad", {"mu": mu.clone().requires_grad_()}),
-            (ValueError, "sigma: requires grad", {"sigma": sigma.clone().requires_grad_()}),
             (ValueError, "out: requires grad", {"out": out.detach().requires_grad_()}),
         ]
     for error, message, wrong in cases:
@@ -721,33 +715,20 @@ import itertools
 import sys
 
 import numpy as np
+from cuda_memory import OWN, memory_of, numpy_dtype
 
 import multisample
 
 backend = sys.argv[1]
-if backend == "torch_ext":
-    import torch
-
-    put = lambda x: torch.from_numpy(x).cuda()
-    turned = lambda d, n, dtype: torch.empty((n, d), dtype=getattr(torch, dtype), device="cuda").T
-    synchronize = torch.cuda.synchronize
-elif backend == "cupy":
-    import cupy
-
-    cupy.cuda.set_allocator(None)
-    turned = lambda d, n, dtype: cupy.empty((n, d), dtype).T
-    put, synchronize = cupy.asarray, cupy.cuda.runtime.deviceSynchronize
-else:
-    from numba import cuda
-
-    turned = lambda d, n, dtype: cuda.device_array((d, n), dtype, order="F")
-    put, synchronize = cuda.to_device, cuda.synchronize
+memory = memory_of(next(library for library, own in OWN if own == backend))
+if backend == "cupy":
+    memory.cupy.cuda.set_allocator(None)
 
 calls = 0
 for (d, n), sample_offset in itertools.product(
     [(1, 1), (3, 5), (300, 7), (700, 1), (33, 129), (5, 1024), (3, 1027), (2, 513), (1, 5001), (600, 516)], (0, 3)
 ):
-    mu, sigma = put(np.linspace(-3, 3, d).astype(np.float32)), put(np.linspace(0.5, 2, d).astype(np.float32))
+    mu, sigma = (memory.put(np.linspace(low, high, d).astype(np.float32)) for low, high in ((-3, 3), (0.5, 2)))
     for dtype, noise, fast_math in [
         ("float32", "independent", False), ("float32", "shared", False), ("float32", "independent", True),
         ("float16", "independent", False), ("float64", "independent", False),
@@ -756,10 +737,11 @@ for (d, n), sample_offset in itertools.product(
         antithetic = calls // 2 % 2 == 1
         options = {"seed": 1, "dtype": dtype, "noise": noise, "fast_math": fast_math, "sample_offset": sample_offset}
         multisample.sample(mu, sigma, n, backend=backend, antithetic=antithetic, **options)
-        multisample.sample(mu, sigma, n, backend=backend, antithetic=not antithetic, out=turned(d, n, dtype), **options)
+        turned = memory.view(memory.poisoned(d * n * numpy_dtype(dtype).itemsize), dtype, (d, n), (1, d), 0)
+        multisample.sample(mu, sigma, n, backend=backend, antithetic=not antithetic, out=turned, **options)
         calls += 2
     multisample.sample(mu, sigma, n, backend=backend, seed=1)
-synchronize()
+memory.synchronize()
 print(f"{calls} calls done")
 """
 
@@ -781,7 +763,7 @@ def test_compute_sanitizer_finds_no_errors(tool: str, backend_name: str) -> None
         pytest.skip("compute-sanitizer is not on the PATH")
     # Build outside the sanitizer. Without memory pools every array is an allocation, whose bounds the sanitizer checks.
     registry.find(backend_name).prepare("cuda")
-    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     # Libraries make driver calls that fail, and handle the errors.
     options = ["--report-api-errors", "no"] if tool == "memcheck" else []
     done = subprocess.run(

@@ -213,28 +213,6 @@ def test_types_without_real_numbers_raise(numba: Any) -> None:
             sample(wrong, 1.0, 70)
 
 
-# --- Objects with a protocol only -----------------------------------------------------------------
-
-
-# Streams of the protocol: None, a missing entry, and the two default streams.
-@pytest.mark.parametrize("more", [{"stream": None}, {}, {"stream": 1}, {"stream": 2}, {"version": 2}], ids=str)
-def test_objects_with_the_cuda_array_interface_are_shared(numba: Any, bits: ToArray, more: dict[str, Any]) -> None:
-    d, n = 300, 517
-    host = vectors(d)
-    expected = bits(on_cpu(*host, n, seed=6))
-    mu, sigma = (Exported(numba.put(x), **more) for x in host)
-    numba.synchronize()
-    x = sample(mu, sigma, n, seed=6)
-    assert type(x) is numba.array
-    assert stream_of(x) == more.get("stream")
-    out = Exported(numba.view(numba.poisoned(4 * d * n), "float32", (d, n), (1, d), 0), **more)
-    numba.synchronize()
-    assert sample(mu, sigma, n, seed=6, out=out) is out
-    numba.synchronize()
-    assert np.array_equal(bits(x.bind(0)), expected)
-    assert np.array_equal(bits(out.array), expected)
-
-
 # --- Threads and processes ------------------------------------------------------------------------
 
 

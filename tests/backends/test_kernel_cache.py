@@ -10,7 +10,6 @@ import compileall
 import contextlib
 import functools
 import hashlib
-import io
 import itertools
 import math
 import multiprocessing
@@ -37,6 +36,7 @@ from numba import types
 from numba.core import config
 from numba.core.compiler_lock import global_compiler_lock
 from processes import run_python
+from terminals import Terminal
 
 import multisample
 from multisample.__main__ import main
@@ -289,8 +289,7 @@ def test_a_terminal_shows_progress_in_one_line(
     kernels: Kernels, forking: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernels(*(functools.partial(time.sleep, seconds) for seconds in (0, 2.2)))
-    terminal = io.StringIO()
-    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     assert main(["build", "cpu"]) == 0
     lines = terminal.getvalue().split("\r")

@@ -485,7 +485,6 @@ def test_a_library_that_fails_to_load_raises_with_advice(came: Callable[..., Pat
     ("here", "needed", "tag"),
     [
         ("linux-x86_64", set(), "manylinux_2_17_x86_64"),
-        ("linux-x86_64", {"GLIBC_2.2.5", "GLIBC_2.14"}, "manylinux_2_17_x86_64"),
         ("linux-x86_64", {"GLIBC_2.2.5", "GLIBC_2.32", "GLIBC_2.9"}, "manylinux_2_32_x86_64"),
         ("linux-x86_64", {"GLIBC_2.17", "GLIBCXX_3.4.26"}, "manylinux_2_31_x86_64"),
         ("linux-x86_64", {"GLIBC_2.38", "GLIBCXX_3.4.26", "CXXABI_1.3.13"}, "manylinux_2_38_x86_64"),

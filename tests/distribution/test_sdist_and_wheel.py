@@ -173,10 +173,7 @@ def test_the_sdist_has_all_files_for_a_build_once(distributions: Distributions) 
 
 def test_the_metadata_lists_requirements_and_platforms(distributions: Distributions) -> None:
     found = metadata(distributions.wheel)
-    assert (found["Name"], found["Version"]) == ("multisample", multisample.__version__)
-    assert found["Requires-Python"] == ">=3.10"
-    assert found["License-Expression"] == "MIT"
-    assert found["License-File"] == "LICENSE"
+    assert (found["Version"], found["License-File"]) == (multisample.__version__, "LICENSE")
     assert found.get_payload() == (ROOT / "README.md").read_text(encoding="utf-8")
     required = [line.partition(";")[0] for line in found.get_all("Requires-Dist", []) if "extra ==" not in line]
     assert sorted(line.rstrip("0123456789.").rstrip("<>=~ ") for line in required) == ["numba", "numpy"]
@@ -186,8 +183,6 @@ def test_the_metadata_lists_requirements_and_platforms(distributions: Distributi
     assert "jax>=0.10; (python_version >= '3.11') and extra == 'test'" in extra_requirements
     platforms = [line for line in found.get_all("Classifier", []) if line.startswith("Operating System")]
     assert platforms == ["Operating System :: MacOS", "Operating System :: POSIX :: Linux"]
-    extras = {"torch", "jax", "cupy", "cupy13", "numba-cuda12", "numba-cuda13", "tetris", "test", "bench"}
-    assert extras <= set(found.get_all("Provides-Extra", []))
 
 
 def table_of_installations() -> list[Any]:

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from forks import forked, in_forks
 from numba import njit, types
 
 from multisample.backends.kernels.compilation import cached, compile_cached
@@ -324,16 +325,12 @@ def test_each_processor_can_be_avoided(kernel: Callable[..., None], pool: Pool) 
         assert affinity(pool[0]) == PROCESSORS - {processor}
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-# Python 3.12 and later warn of forks with threads, and so does JAX if another test has imported it.
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning", "ignore:.*fork.*:RuntimeWarning")
+@forked
 def test_a_forked_child_starts_its_own_threads(kernel: Callable[..., None]) -> None:
-    assert in_time(lambda: visits(kernel, 3, 3, together=3)) == [1] * 3
-    child = os.fork()
-    if child == 0:
-        try:
-            os._exit(0 if in_time(lambda: visits(kernel, 3, 3, together=3)) == [1] * 3 else 1)
-        finally:
-            os._exit(2)
-    assert os.waitpid(child, 0)[1] == 0
-    assert in_time(lambda: visits(kernel, 3, 3, together=3)) == [1] * 3
+    def visited() -> list[int]:
+        counts: list[int] = in_time(lambda: visits(kernel, 3, 3, together=3))
+        return counts
+
+    assert visited() == [1] * 3
+    assert in_forks(visited) == [[1] * 3]
+    assert visited() == [1] * 3

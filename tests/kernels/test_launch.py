@@ -10,6 +10,7 @@ from pathlib import Path
 
 from cuda_cpp import requires_gxx
 
+from multisample.backends.kernels.cuda import geometry, parameters
 from multisample.backends.launch import (
     FIELD_AT,
     FORMATS,
@@ -87,3 +88,17 @@ def test_a_packer_gives_the_bytes_of_pack() -> None:
         launch = random_launch(random_source)
         pack_head, tail = packer(launch._replace(**dict.fromkeys(HEAD, 0)))
         assert pack_head(*launch[: len(HEAD)]) + tail == pack(launch)
+
+
+def test_numba_reads_every_field_of_a_launch_and_a_geometry_at_its_place() -> None:
+    """Every field has a different value, and Numba places parameters one after another, each at its alignment."""
+    count = len(Launch._fields)
+    expected = [*range(1, 1 + count + len(geometry.Geometry._fields))]
+    packed = pack(Launch(*expected[:count])) + geometry._STRUCT.pack(*expected[count:])
+    found, end = [], 0
+    for kind in (*parameters.LAUNCH.types, *parameters.GEOMETRY.types):
+        size = kind.bitwidth // 8
+        begin = -(-end // size) * size
+        end = begin + size
+        found.append(int.from_bytes(packed[begin:end], "little"))
+    assert found == expected and end == len(packed)

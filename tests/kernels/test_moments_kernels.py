@@ -118,6 +118,11 @@ class Case(Window):
 PROGRAM = "run_moments"
 
 
+def on_the_cpu(test: Any) -> Any:
+    """Decorator of a test that runs kernels in C++."""
+    return pytest.mark.slow(requires_gxx(test))
+
+
 def run_in_cpp(runner: Callable[..., Path], cases: list[Case]) -> Iterator[tuple[Array, Array]]:
     """Run the cases, of one computing type."""
     (real,) = {case.real for case in cases}
@@ -154,8 +159,7 @@ def run(runner: Callable[..., Path], cases: Iterable[Case]) -> list[tuple[Array,
 LENGTHS = [1, 2, 3, 4, 5, 8, 9, 31, 33, 129, 1021, 1100, 2100]
 
 
-@pytest.mark.slow
-@requires_gxx
+@on_the_cpu
 @pytest.mark.parametrize("antithetic", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_kernels_sum_every_shape(runner: Any, dtype: str, antithetic: bool) -> None:
@@ -170,15 +174,13 @@ def test_kernels_sum_every_shape(runner: Any, dtype: str, antithetic: bool) -> N
     run(runner, cases())
 
 
-@pytest.mark.slow
-@requires_gxx
+@on_the_cpu
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_results_are_rounded_to_narrow_types(runner: Any, dtype: str) -> None:
     run(runner, [Case(20, 30, dtype), Case(5, 300, dtype, shared_noise=True), Case(3, 3000, dtype)])
 
 
-@pytest.mark.slow
-@requires_gxx
+@on_the_cpu
 def test_weights_of_any_type_are_read_with_any_stride(runner: Any) -> None:
     run(runner, [Case(5, 50, weights=np.arange(50).astype(t) % 7) for t in ("int8", "uint64", "float64")])
 
@@ -193,8 +195,7 @@ RECUTS = [
 ]
 
 
-@pytest.mark.slow
-@requires_gxx
+@on_the_cpu
 @pytest.mark.parametrize("antithetic", [False, True])
 def test_every_cut_sums_all_groups(runner: Any, antithetic: bool) -> None:
     cases = [
@@ -204,8 +205,7 @@ def test_every_cut_sums_all_groups(runner: Any, antithetic: bool) -> None:
     run(runner, cases)
 
 
-@pytest.mark.slow
-@requires_gxx
+@on_the_cpu
 def test_bits_do_not_depend_on_rows_per_thread_or_order_of_blocks(runner: Any) -> None:
     def of(rows: int, backwards: bool) -> Case:
         recut = {"rows": rows, "team": 16, "turns": 5}
@@ -216,8 +216,7 @@ def test_bits_do_not_depend_on_rows_per_thread_or_order_of_blocks(runner: Any) -
     assert len({(first.tobytes(), second.tobytes()) for first, second in results}) == 1
 
 
-@pytest.mark.slow
-@requires_gxx
+@on_the_cpu
 def test_groups_without_weight_change_no_bits(runner: Any) -> None:
     # A kernel lists only groups with weight: one group in either call.
     one = np.zeros(900, np.float32)
@@ -227,8 +226,7 @@ def test_groups_without_weight_change_no_bits(runner: Any) -> None:
     assert whole[0].tobytes() == alone[0].tobytes() and whole[1].tobytes() == alone[1].tobytes()
 
 
-@pytest.mark.slow
-@requires_gxx
+@on_the_cpu
 @pytest.mark.parametrize("names", [("offset",), ("seed",), WORDS])
 def test_words_are_read_from_memory(runner: Any, names: tuple[str, ...]) -> None:
     words = {"seed": 77, "offset": 9, "dim_offset": 3, "sample_offset": 14}
@@ -246,8 +244,7 @@ def in_stages(n: int, dtype: str, powers: tuple[int, ...]) -> Array:
     return np.ldexp(w, np.repeat(powers, ceil_div(n, len(powers)))[:n])
 
 
-@pytest.mark.slow
-@requires_gxx
+@on_the_cpu
 @pytest.mark.parametrize("antithetic", [False, True])
 @pytest.mark.parametrize(
     ("dtype", "stages"),
@@ -268,8 +265,7 @@ def test_weights_of_any_size_are_summed(
         case.check(*moments)
 
 
-@pytest.mark.slow
-@requires_gxx
+@on_the_cpu
 def test_nan_weights_reach_every_sum(runner: Any) -> None:
     w = np.zeros(40, np.float32)
     w[13] = np.nan

@@ -31,26 +31,24 @@ WARNINGS = ("-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wsign-conversion
 
 Array = np.ndarray[Any, Any]
 
+
+def with_float64(code: str) -> str:
+    """The functions of `code`, and the same functions for float64."""
+    return code + re.sub(r"\b(points|row|normal|normals4)\(", r"\1_f64(", code).replace("float", "double")
+
+
 # Each normal is followed by an addition, which a compiler would contract with the product that makes the normal.
 HOST = r"""
 #include <multisample/normal.h>
 
 using u64 = unsigned long long;
-
+""" + with_float64(r"""
 extern "C" void points(u64 n, const u64* seed, const u64* offset, const unsigned* i, const u64* j, float shift,
                        float* z, float* shifted) {
   for (u64 k = 0; k < n; ++k) {
     const multisample::Stream stream(seed[k], offset[k]);
     z[k] = stream.normal(i[k], j[k]);
     shifted[k] = stream.normal(i[k], j[k]) + shift;
-  }
-}
-extern "C" void points_f64(u64 n, const u64* seed, const u64* offset, const unsigned* i, const u64* j, double shift,
-                           double* z, double* shifted) {
-  for (u64 k = 0; k < n; ++k) {
-    const multisample::Stream stream(seed[k], offset[k]);
-    z[k] = stream.normal_f64(i[k], j[k]);
-    shifted[k] = stream.normal_f64(i[k], j[k]) + shift;
   }
 }
 extern "C" void row(u64 groups, u64 seed, u64 offset, unsigned i, float shift, float* shifted) {
@@ -63,17 +61,7 @@ extern "C" void row(u64 groups, u64 seed, u64 offset, unsigned i, float shift, f
     shifted[4 * g + 3] = z3 + shift;
   }
 }
-extern "C" void row_f64(u64 groups, u64 seed, u64 offset, unsigned i, double shift, double* shifted) {
-  const multisample::Stream stream(seed, offset);
-  for (u64 g = 0; g < groups; ++g) {
-    const auto [z0, z1, z2, z3] = stream.normals4_f64(i, g);
-    shifted[4 * g] = z0 + shift;
-    shifted[4 * g + 1] = z1 + shift;
-    shifted[4 * g + 2] = z2 + shift;
-    shifted[4 * g + 3] = z3 + shift;
-  }
-}
-"""
+""")
 FLAGS = {
     "plain": (),
     "contracted": ("-O3", "-march=native", "-ffp-contract=fast"),
@@ -170,33 +158,23 @@ def test_the_header_needs_no_system_header() -> None:
 
 # --- Device code ----------------------------------------------------------------------------------
 
-KERNEL = r"""
+PORTABLE = r"""
 #include <multisample/normal.h>
 
 typedef unsigned long long u64;
-
+""" + with_float64(r"""
 extern "C" __global__ void points(const u64* seed, const u64* offset, const unsigned* i, const u64* j, float* z) {
   const unsigned k = blockIdx.x * blockDim.x + threadIdx.x;
-  z[k] = multisample::Stream(seed[k], offset[k]).NORMAL(i[k], j[k]);
-}
-extern "C" __global__ void points_f64(const u64* seed, const u64* offset, const unsigned* i, const u64* j, double* z) {
-  const unsigned k = blockIdx.x * blockDim.x + threadIdx.x;
-  z[k] = multisample::Stream(seed[k], offset[k]).normal_f64(i[k], j[k]);
+  z[k] = multisample::Stream(seed[k], offset[k]).normal(i[k], j[k]);
 }
 // The host passes `stream` by value.
 extern "C" __global__ void row(multisample::Stream stream, unsigned i, float* z) {
   const unsigned g = blockIdx.x * blockDim.x + threadIdx.x;
-  const auto [z0, z1, z2, z3] = stream.NORMALS4(i, g);
+  const auto [z0, z1, z2, z3] = stream.normals4(i, g);
   z[4 * g] = z0, z[4 * g + 1] = z1, z[4 * g + 2] = z2, z[4 * g + 3] = z3;
 }
-extern "C" __global__ void row_f64(u64 seed, u64 offset, unsigned i, double* z) {
-  const unsigned g = blockIdx.x * blockDim.x + threadIdx.x;
-  const auto [z0, z1, z2, z3] = multisample::Stream(seed, offset).normals4_f64(i, g);
-  z[4 * g] = z0, z[4 * g + 1] = z1, z[4 * g + 2] = z2, z[4 * g + 3] = z3;
-}
-"""
-PORTABLE = KERNEL.replace("NORMALS4", "normals4").replace("NORMAL", "normal")
-FAST = KERNEL.replace("NORMALS4", "fast_normals4").replace("NORMAL", "fast_normal")
+""")
+FAST = PORTABLE.replace(".normal(", ".fast_normal(").replace(".normals4(", ".fast_normals4(")
 KERNELS = ("points", "points_f64", "row", "row_f64")
 
 
@@ -235,25 +213,6 @@ def test_the_kernel_of_the_page_compiles() -> None:
     page = (csrc_files.folder() / "include" / "README.md").read_text()
     (kernel,) = re.findall(r"^```cuda\n(.*?)^```$", page, re.M | re.S)
     assert nvrtc_compile(kernel, ["simulate"], "sm_90", [INCLUDE]).log == ""
-
-
-def stream_bytes(seed: int, offset: int) -> bytes:
-    """A `multisample::Stream` in memory, from the host's compiler."""
-    source = r"""
-#include <multisample/normal.h>
-extern "C" unsigned size() { return sizeof(multisample::Stream); }
-extern "C" void make(unsigned long long seed, unsigned long long offset, void* at) {
-  const multisample::Stream stream(seed, offset);
-  __builtin_memcpy(at, &stream, sizeof stream);
-}
-"""
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder:
-        made = library(Path(folder), source, ["g++", "-fPIC"])
-        buffer = ctypes.create_string_buffer(made.size())
-        made.make(ctypes.c_uint64(seed), ctypes.c_uint64(offset), buffer)
-        return buffer.raw
 
 
 @pytest.mark.slow

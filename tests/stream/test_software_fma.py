@@ -3,65 +3,42 @@
 from __future__ import annotations
 
 import ctypes
+import ctypes.util
 import itertools
 import platform
-from collections.abc import Callable, Iterator
-from typing import Any, cast
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
-from cuda_cpp import compile_cpp, requires_gxx
 from numba import njit
 from numba.extending import intrinsic
+from tables import slow_but
 
 from multisample.backends.kernels.cpu import intrinsics
 from multisample.backends.kernels.stream import arithmetic, normals
 
 Array = np.ndarray[Any, Any]
-Function = Callable[[Array, Array, Array], Array]
 
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="other processors have the instruction")
 
 TYPES = ("float32", "float64")
 
-CODE = r"""
-#include <math.h>
 
-extern "C" {
-void library_float32(unsigned n, const float* x, const float* y, const float* z, float* to) {
-  for (unsigned k = 0; k < n; ++k) to[k] = fmaf(x[k], y[k], z[k]);
-}
-void library_float64(unsigned n, const double* x, const double* y, const double* z, double* to) {
-  for (unsigned k = 0; k < n; ++k) to[k] = fma(x[k], y[k], z[k]);
-}
-}
-"""
+def by_library(*operands: Array) -> Array:
+    """The multiply-adds of the C library."""
+    is_double, result = operands[0].itemsize == 8, np.empty_like(operands[0])
+    function = getattr(ctypes.CDLL(ctypes.util.find_library("m")), "fma" if is_double else "fmaf")
+    function.restype = ctypes.c_double if is_double else ctypes.c_float
+    function.argtypes = [function.restype] * 3
 
+    @njit
+    def fill(x: Array, y: Array, z: Array, to: Array) -> None:
+        for k in range(len(to)):
+            to[k] = function(x[k], y[k], z[k])
 
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    folder = tmp_path_factory.mktemp("fma")
-    (folder / "fma.cpp").write_text(CODE)
-    compile_cpp("-O3", "-shared", "-fPIC", folder / "fma.cpp", "-o", folder / "fma.so")
-    return ctypes.CDLL(str(folder / "fma.so"))
-
-
-def function(compiled: ctypes.CDLL, name: str, dtype: str) -> Function:
-    def call(*operands: Array) -> Array:
-        result = np.empty_like(operands[0])
-        arrays = [array.ctypes.data_as(ctypes.c_void_p) for array in (*operands, result)]
-        getattr(compiled, f"{name}_{dtype}")(len(result), *arrays)
-        return result
-
-    return call
-
-
-def usual(dtype: str, count: int = 100_000) -> tuple[Array, ...]:
-    """Operands like those of the transforms."""
-    random = np.random.default_rng(1)
-    x, y, z = (np.asarray(random.normal(size=count), dtype) for _ in range(3))
-    x[::7] = y[::11] = 0
-    return x, y, z
+    fill(*operands, result)
+    return result
 
 
 def unusual(dtype: str, count: int = 20_000) -> tuple[Array, ...]:
@@ -109,18 +86,18 @@ def no_instruction(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arithmetic, "_has_fma", lambda context, builder: False)
 
 
-def fused(x: Array, y: Array, z: Array, result: Array) -> None:
-    for k in range(len(result)):
-        result[k] = arithmetic.fma(x[k], y[k], z[k])
-
-
 @pytest.mark.parametrize("dtype", TYPES)
-@requires_gxx
-def test_numba(compiled: ctypes.CDLL, no_instruction: None, dtype: str) -> None:
+def test_numba(no_instruction: None, dtype: str) -> None:
     operands = unusual(dtype)
     result = np.empty_like(operands[0])
-    njit(fused)(*operands, result)
-    assert_same_bits(result, function(compiled, "library", dtype)(*operands))
+
+    @njit
+    def fused(x: Array, y: Array, z: Array, to: Array) -> None:
+        for k in range(len(to)):
+            to[k] = arithmetic.fma(x[k], y[k], z[k])
+
+    fused(*operands, result)
+    assert_same_bits(result, by_library(*operands))
 
 
 @intrinsic
@@ -130,86 +107,49 @@ def zero(typingctx: Any, x: Any, y: Any, z: Any) -> Any:
 
 def test_numba_leaves_no_usual_numbers_to_the_c_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arithmetic, "_library_fma", zero)
-    x, y, z = (array[:1000] for array in usual("float64"))
-    fused = np.vectorize(njit(arithmetic._fma_in_parts))
-    assert np.all(fused(x, y, z) != 0)
+    # Operands like those of the transforms.
+    x, y, z = np.random.default_rng(1).normal(size=(3, 1000))
+    x[::7] = y[::11] = 0
+    assert np.all(np.vectorize(njit(arithmetic._fma_in_parts))(x, y, z) != 0)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@requires_gxx
-def test_numba_vectors(compiled: ctypes.CDLL, no_instruction: None, dtype: str) -> None:
+def test_numba_vectors(no_instruction: None, dtype: str) -> None:
     operands = unusual(dtype)
 
     @njit
     def fused(x: Array, y: Array, z: Array, to: Array) -> None:
         for k in range(0, len(to) - 7, 8):
-            u, v, w = (
-                intrinsics.load_vector(x, k, 8),
-                intrinsics.load_vector(y, k, 8),
-                intrinsics.load_vector(z, k, 8),
-            )
-            intrinsics.store_vector(to, k, arithmetic.fma(u, v, w))
+            u, v = intrinsics.load_vector(x, k, 8), intrinsics.load_vector(y, k, 8)
+            intrinsics.store_vector(to, k, arithmetic.fma(u, v, intrinsics.load_vector(z, k, 8)))
 
     result = np.zeros_like(operands[0])
     fused(*operands, result)
     whole = len(result) // 8 * 8
-    assert_same_bits(result[:whole], function(compiled, "library", dtype)(*operands)[:whole])
+    assert_same_bits(result[:whole], by_library(*operands)[:whole])
 
 
-# The transforms of words. Without the instruction, those of float32 compute multiply-adds in float64: the second
-# rounding changes no bit.
-
-TRANSFORMS = r"""
-#include "stream/normals.h"
-
-using namespace multisample;
-
-extern "C" void transform(u32 n, const u32* words, float* radii, float* cosines, float* sines) {
-  for (u32 k = 0; k < n; ++k) {
-    radii[k] = radius(words[k]);
-    const HalfTurns<float> turns = half_turns(static_cast<i32>(words[k]));
-    cosines[k] = turns.cosine, sines[k] = turns.sine;
-  }
-}
-"""
-Transform = Callable[[Array, Array, Array, Array], None]
+# --- Transforms -----------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def fused_transform(tmp_path_factory: pytest.TempPathFactory) -> Transform:
-    """The transforms in C++."""
-    folder = tmp_path_factory.mktemp("transforms")
-    (folder / "transforms.cpp").write_text(TRANSFORMS)
-    options = "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC"
-    compile_cpp(*options, folder / "transforms.cpp", "-o", folder / "transforms.so")
-    loaded = ctypes.CDLL(str(folder / "transforms.so"))
-
-    def call(*arrays: Array) -> None:
-        loaded.transform(len(arrays[0]), *[array.ctypes.data_as(ctypes.c_void_p) for array in arrays])
-
-    return call
-
-
-@pytest.fixture
-def numba_transform(no_instruction: None) -> Transform:
-    """The transforms in Numba without the instruction."""
+def transform_compiled() -> tuple[Any, bool]:
+    """A compiled function that fills three arrays with the radii and half turns of words; whether it has LLVM's FMA."""
     # Compiled anew, because other tests share the compiled originals.
     radius, half_turns = njit(normals.radius_f32.py_func), njit(normals.half_turns_f32.py_func)
 
+    @njit
     def transform(words: Array, radii: Array, cosines: Array, sines: Array) -> None:
         for k in range(len(words)):
             radii[k] = radius(words[k])
             cosines[k], sines[k] = half_turns(np.int32(words[k]))
 
-    compiled: Any = njit(transform)
-    compiled(*(np.zeros(1, dtype) for dtype in (np.uint32, np.float32, np.float32, np.float32)))
-    for function in radius, half_turns:
-        assert not any("llvm.fma" in code for code in function.inspect_llvm().values())
-    return cast("Transform", compiled)
+    transform(*(np.zeros(1, dtype) for dtype in (np.uint32, np.float32, np.float32, np.float32)))
+    code = [*radius.inspect_llvm().values(), *half_turns.inspect_llvm().values()]
+    return transform, any("llvm.fma" in text for text in code)
 
 
-def words_by_float(step: int = 1) -> Iterator[Array]:
-    """A word for each float32 that words convert to, unsigned and signed; or for every `step`-th."""
+def words_by_float(step: int) -> Iterator[Array]:
+    """A word for each float32 that words convert to, unsigned and signed, or for every `step`-th."""
     positive = [np.arange(0, 1 << 24, step)]
     positive += [np.arange(1 << 23 + k, 1 << 24 + k, step << k) for k in range(1, 9)]
     for words in positive:
@@ -218,21 +158,19 @@ def words_by_float(step: int = 1) -> Iterator[Array]:
     yield np.array([0xFFFFFFFF, 0x7FFFFFFF, 0x80000000, 0x80000001], np.uint32)
 
 
-def assert_same_transforms(one: Transform, other: Transform, words: Iterator[Array]) -> None:
-    for piece in words:
-        results = [[np.empty(len(piece), np.float32) for _ in range(3)] for _ in range(2)]
-        one(piece, *results[0])
-        other(piece, *results[1])
-        for got, expected in zip(*results, strict=True):
-            assert_same_bits(got, expected)
+@pytest.mark.parametrize("step", slow_but([1001], [1001, 1]))
+def test_transforms_keep_their_bits(step: int) -> None:
+    """Without the instruction, float32 transforms compute in float64: the second rounding changes no bit.
 
-
-@requires_gxx
-def test_transforms_of_some_words(fused_transform: Transform, numba_transform: Transform) -> None:
-    assert_same_transforms(numba_transform, fused_transform, words_by_float(1001))
-
-
-@pytest.mark.slow
-@requires_gxx
-def test_transforms_of_every_word(fused_transform: Transform, numba_transform: Transform) -> None:
-    assert_same_transforms(numba_transform, fused_transform, words_by_float())
+    test_normals.py compares the transforms with the reference.
+    """
+    usual, _ = transform_compiled()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(arithmetic, "_has_fma", lambda context, builder: False)
+        without, has_fma = transform_compiled()
+    assert not has_fma
+    for words in words_by_float(step):
+        results = np.empty((2, 3, len(words)), np.float32)
+        usual(words, *results[0])
+        without(words, *results[1])
+        assert_same_bits(results[1], results[0])

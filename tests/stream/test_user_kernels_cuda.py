@@ -1,18 +1,15 @@
-"""The stream in kernels of users on a CUDA device: 10^8 elements each, and the test vectors.
+"""The stream in kernels of users on a CUDA device: 10^8 elements each.
 
-``skip_rules.py`` skips these tests without a device. C++ by NVRTC needs CuPy, C++ by nvcc and Triton need PyTorch.
+``skip_rules.py`` skips these tests without a device. C++ by NVRTC needs CuPy, and Triton needs PyTorch. On the CPU,
+other files compare the same functions with the committed vectors.
 """
 
 from __future__ import annotations
 
-import textwrap
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from known_normals import Places, check_points, known_f32
-from processes import run_python
 from skip_rules import require, require_device
 
 import multisample
@@ -28,8 +25,6 @@ WINDOW: dict[str, Any] = {
 THREADS = 256
 # Keeps z = -0.0, which a mean of 0.0 would turn into 0.0.
 MEAN = -0.0
-
-Array = np.ndarray[Any, Any]
 
 KERNELS = r"""
 #include <multisample/normal.h>
@@ -51,19 +46,12 @@ __device__ void put(Real* at, const multisample::Normals<Real>& z) {
     const u64 k = u64(blockIdx.x) * blockDim.x + threadIdx.x, groups = columns / 4;                           \
     put(z + 4 * k, multisample::Stream(seed, offset).function(row + k / groups, column / 4 + k % groups));    \
   }
-#define POINTS(name, Real, function)                                                                          \
-  extern "C" __global__ void name(const u64* seed, const u64* offset, const unsigned* i, const u64* j, Real* z) { \
-    const unsigned k = threadIdx.x;                                                                           \
-    z[k] = multisample::Stream(seed[k], offset[k]).function(i[k], j[k]);                                      \
-  }
 ELEMENTS(normal, float, normal)
 ELEMENTS(normal_f64, double, normal_f64)
 ELEMENTS(fast_normal, float, fast_normal)
 GROUPS(normals4, float, normals4)
 GROUPS(normals4_f64, double, normals4_f64)
 GROUPS(fast_normals4, float, fast_normals4)
-POINTS(points, float, normal)
-POINTS(points_f64, double, normal_f64)
 """
 
 
@@ -100,57 +88,6 @@ def test_nvrtc(cupy: Any, kernel: str, options: tuple[str, ...]) -> None:
     module.get_function(kernel)((blocks,), (THREADS,), arguments)
     integer = "u8" if dtype == "float64" else "u4"
     assert bool((z.view(integer) == x.view(integer)).all())
-
-
-def test_nvrtc_at_the_places_of_the_vectors(cupy: Any) -> None:
-    module = cupy.RawModule(code=KERNELS, options=("-std=c++17", f"-I{multisample.get_include()}"))
-
-    def run(kernel: str, places: Places, z: Array) -> Array:
-        out = cupy.asarray(z)
-        module.get_function(kernel)((1,), (z.size,), (*map(cupy.asarray, places), out))
-        return np.asarray(out.get())
-
-    check_points(run)
-
-
-EXTENSION = r"""
-#include <multisample/normal.h>
-
-__global__ void fill(multisample::Stream stream, unsigned row, int64_t column, int64_t columns, float* z) {
-  const int64_t k = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
-  z[k] = stream.normal(row + unsigned(k / columns), column + k % columns);
-}
-
-void draw(torch::Tensor z, int64_t seed, int64_t offset, int64_t row, int64_t column) {
-  const multisample::Stream stream(seed, offset);
-  fill<<<z.numel() / 256, 256>>>(stream, unsigned(row), column, z.size(1), z.data_ptr<float>());
-}
-
-double on_the_host(int64_t seed, int64_t offset, int64_t row, int64_t column) {
-  return multisample::Stream(seed, offset).normal(row, column);
-}
-"""
-
-
-def test_load_inline(torch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch.utils import cpp_extension
-
-    major, minor = torch.cuda.get_device_capability()
-    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", f"{major}.{minor}")
-    module = cpp_extension.load_inline(
-        "own_kernel",
-        "void draw(torch::Tensor, int64_t, int64_t, int64_t, int64_t);"
-        "double on_the_host(int64_t, int64_t, int64_t, int64_t);",
-        EXTENSION, functions=["draw", "on_the_host"], extra_include_paths=[multisample.get_include()],
-        extra_cuda_cflags=["--use_fast_math"], build_directory=str(tmp_path),
-    )  # fmt: skip
-    x = multisample.sample(torch.full((ROWS,), MEAN, device="cuda"), 1.0, COLUMNS, backend="torch_ext", **WINDOW)
-    z = torch.empty_like(x)
-    # PyTorch's integers are signed.
-    key = SEED - 2**64, OFFSET - 2**64
-    module.draw(z, *key, FIRST_ROW, FIRST_COLUMN)
-    assert torch.equal(z.view(torch.int32), x.view(torch.int32))
-    assert module.on_the_host(*key, FIRST_ROW + 1, FIRST_COLUMN + 2) == float(x[1, 2])
 
 
 # --- Numba ----------------------------------------------------------------------------------------
@@ -193,51 +130,6 @@ def test_numba(cuda: Any, name: str, fastmath: bool) -> None:
     assert np.array_equal(z.copy_to_host().view(integer), x.copy_to_host().view(integer).ravel())
 
 
-# Numba warns, in bold, of kernels that do not fill the device.
-@pytest.mark.filterwarnings("ignore:.*Grid size")
-def test_numba_at_the_places_of_the_vectors(cuda: Any) -> None:
-    functions = {"points": multisample.numba.normal, "points_f64": multisample.numba.normal_f64}
-
-    def run(name: str, places: Places, z: Array) -> Array:
-        function = functions[name]
-
-        @cuda.jit
-        def kernel(seed, offset, i, j, z):  # type: ignore[no-untyped-def]
-            k = cuda.grid(1)
-            z[k] = function(seed[k], offset[k], i[k], j[k])
-
-        out = cuda.to_device(z)
-        kernel[z.size // 100, 100](*map(cuda.to_device, places), out)
-        return np.asarray(out.copy_to_host())
-
-    check_points(run)
-
-
-def test_numba_kernels_can_be_cached(cuda: Any, tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text(
-        textwrap.dedent(
-            """
-            import numpy as np
-            from numba import cuda
-            import multisample
-
-            @cuda.jit(cache=True)
-            def draw(seed, z):
-                z[cuda.grid(1)] = multisample.numba.normal(seed, 0, 1, cuda.grid(1))
-
-            z = cuda.device_array(32, np.float32)
-            draw[1, 32](7, z)
-            x = multisample.sample([0.0, 0.0], 1.0, 32, seed=7, backend="cpu")
-            print((z.copy_to_host() == x[1]).all(), sum(draw.stats.cache_hits.values()))
-            """
-        )
-    )
-    printed = [
-        run_python("own.py", folder=tmp_path, NUMBA_CACHE_DIR=str(tmp_path / "cache")).stdout.split() for _ in range(2)
-    ]
-    assert printed == [["True", "0"], ["True", "1"]]
-
-
 # --- Triton ---------------------------------------------------------------------------------------
 
 
@@ -259,14 +151,3 @@ def test_triton(torch: Any, fused: bool) -> None:
             SEED, OFFSET, FIRST_ROW, FIRST_COLUMN, COLUMNS, shifted, 1024, 0.7, enable_fp_fusion=fused
         )
         assert torch.equal(shifted.view(torch.int32), (x + np.float32(0.7)).view(torch.int32))
-
-
-def test_triton_at_the_places_of_the_vectors(torch: Any) -> None:
-    pytest.importorskip("triton")
-    import triton_kernels
-
-    places, known = known_f32()
-    z = torch.empty(known.size, device="cuda")
-    signed = (array.view(f"i{array.itemsize}") for array in places)
-    triton_kernels.points[known.size // 8,](*(torch.from_numpy(array).cuda() for array in signed), z, 8)
-    assert z.cpu().numpy().tobytes() == known.tobytes()

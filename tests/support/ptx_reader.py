@@ -5,9 +5,8 @@ from __future__ import annotations
 import collections
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
 
-__all__ = ["Instruction", "Kernel", "opcodes_of", "unexpected_operations"]
+__all__ = ["opcodes_of", "unexpected_operations"]
 
 
 def opcodes_of(ptx: str) -> collections.Counter[str]:
@@ -61,63 +60,3 @@ def unexpected_operations(found: collections.Counter[str], dtype: str, fast_math
     allowed = _ALLOWED["float64" if is_wide else "float32"]
     others = {name for name in found if _FLOAT.fullmatch(name) and not allowed.fullmatch(name)} - {narrowing}
     return odd | (others ^ approximate)
-
-
-class Instruction(NamedTuple):
-    opcode: str
-    results: list[str]
-    sources: list[str]
-    operands: list[str]
-
-
-_NO_RESULT = re.compile(r"(st|bra|brx|ret|exit|bar|barrier|membar|fence|trap|call|red)\b")
-_COPIES = re.compile(r"(mov|neg|abs|selp|shfl)\.")
-
-
-def _instruction(opcode: str, operands: list[str]) -> Instruction:
-    first = 0 if _NO_RESULT.match(opcode) else 1
-    results, sources = (re.findall(r"%[a-z]+\d+\b", " ".join(some)) for some in (operands[:first], operands[first:]))
-    return Instruction(opcode, results, sources, operands)
-
-
-class Kernel:
-    """The only kernel of a PTX program."""
-
-    def __init__(self, ptx: str) -> None:
-        program = re.sub(r"//.*", "", ptx)
-        assert len(re.findall(r"\.entry\b", program)) == 1 and not re.search(r"\.func\b", program)
-        head, body = program.split(".entry")[1].split("{", 1)
-        self.parameters: list[str] = re.findall(r"\.param\s+\.(\w+)\s+\w+_param_\d+\b", head)
-        assert len(self.parameters) == head.count(".param")
-        self.bounds = {name: int(number) for name, number in re.findall(r"\.(maxntid|minnctapersm)\s+(\d+)", head)}
-        self.instructions = [_instruction(*statement) for statement in _statements(body)]
-        self.count = collections.Counter(instruction.opcode for instruction in self.instructions)
-        self._makers: dict[str, list[Instruction]] = collections.defaultdict(list)
-        for instruction in self.instructions:
-            for register in instruction.results:
-                self._makers[register].append(instruction)
-
-    def sums_of_products(self) -> list[Instruction]:
-        """Sums that use a plain product, which an assembler may fuse into one operation with one rounding."""
-        return [
-            instruction
-            for instruction in self.instructions
-            if re.match(r"(add|sub)\.(f32|f64)", instruction.opcode)
-            and any(
-                re.fullmatch(r"mul\.(f32|f64)", made.opcode)
-                for source in instruction.sources
-                for made in self._origins(source, set())
-            )
-        ]
-
-    def _origins(self, register: str, visited: set[str]) -> Iterator[Instruction]:
-        """The instructions that may have computed the value, followed through copies and changes of sign."""
-        if register in visited:
-            return
-        visited.add(register)
-        for made in self._makers.get(register, []):
-            if _COPIES.match(made.opcode):
-                for source in made.sources:
-                    yield from self._origins(source, visited)
-            else:
-                yield made

@@ -1,9 +1,6 @@
 """Derive the float64 coefficients of the stream (STREAM.md), so that they are reproducible.
 
-The script derives the coefficients from the approximated functions only, and prints them as C literals, with the
-errors of the polynomials.
-
-Run it with ``python tests/support/reference/float64_coefficients.py``; the output is always the same.
+`derive` needs the approximated functions only, and `truncation_errors` gives the errors of the polynomials.
 
 Method: a Remez exchange gives the minimax polynomial on a dense Chebyshev grid. Its most
 significant coefficient is rounded to binary64 and fixed, and the others are fitted again. The steps
@@ -116,24 +113,10 @@ def _alternating_extrema(errors: Sequence[Real], count: int) -> list[int]:
 
 
 def _remez(problem: Problem, low: int, high: int) -> list[Real]:
-    """Minimax polynomial on a grid by exchange.
+    """Coefficients of x^low, ..., x^high of the minimax polynomial on a grid, by exchange.
 
-    Parameters
-    ----------
-    problem : Problem
-        The grid, the target and the weight.
-    low, high : int
-        The polynomial consists of the powers ``low`` to ``high``.
-
-    Returns
-    -------
-    list of mpf
-        Coefficients of x^low, ..., x^high.
-
-    Notes
-    -----
-    x^low times a polynomial of degree high - low has at most high - low zeros outside 0, so the
-    alternation theorem holds on a grid without 0, for the error times the sign of x^low.
+    x^low times a polynomial of degree high - low has at most high - low zeros outside 0, so the alternation theorem
+    holds on a grid without 0, for the error times the sign of x^low.
     """
     points, target, weight = problem
     terms = high - low + 1
@@ -176,13 +159,7 @@ def _fit_rounded(problem: Problem, terms: int, fixed: Sequence[float] = ()) -> t
 
 @mpmath.workdps(DIGITS)
 def derive() -> Coefficients:
-    """Derive the float64 coefficients of the stream.
-
-    Returns
-    -------
-    Coefficients
-        The coefficients. They are the same on every machine, since mpmath computes with enough digits.
-    """
+    """The float64 coefficients of the stream, the same on every machine: mpmath computes with enough digits."""
     return Coefficients(
         L=_fit_rounded(_problem(_log_target, _f_grid(10 * L_TERMS)), L_TERMS),
         # e has the factor 2^52 of the exponent field.
@@ -242,23 +219,3 @@ def truncation_errors(coefficients: Coefficients) -> dict[str, float]:
             max(w * abs(t - mpmath.polyval(exact, x)) for x, t, w in zip(points, target, weight, strict=True))
         )
     return result
-
-
-def main() -> None:
-    """Print the coefficients as C literals, and the errors of the polynomials."""
-    coefficients = derive()
-    for name, values in coefficients._asdict().items():
-        if isinstance(values, float):
-            print(f"{name} = {values.hex()}")
-        else:
-            print(f"{name} = {{")
-            print("".join(f"    {value.hex()},\n" for value in values) + "}")
-
-    print("\ntruncation error of the rounded polynomials, in units of 2^-54 = 5.55e-17:")
-    for name, error in truncation_errors(coefficients).items():
-        kind = "relative" if name == "L" else "absolute"
-        print(f"    {name}: {error * 2**54:.3f} ({kind})")
-
-
-if __name__ == "__main__":
-    main()
