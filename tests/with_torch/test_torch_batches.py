@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from operator_mode import Operators
 
 import multisample
 from multisample import sample
@@ -114,30 +114,17 @@ def test_seeds_that_change_before_the_backward_pass_of_moments_are_refused(torch
         first.sum().backward()
 
 
-class Launches(TorchDispatchMode):
-    """The names of our operators that PyTorch calls."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function.namespace == "multisample":
-            self.names.append(function._opname)
-        return function(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("own", ["mu", "seed", "mu, seed", "mu, sigma", "mu, sigma, seed"])
 def test_vmap_is_one_launch(torch_device: str, own: str) -> None:
     mu, sigma = vectors(torch_device)
     seeds, names = seed_tensor(torch_device), own.split(", ")
     batch = {"mu": mu, "sigma": sigma, "seed": seeds}
     one = {"mu": mu[0], "sigma": sigma[0], "seed": SEEDS[0]}
-    with Launches() as launches:
+    with Operators() as operators:
         x = torch.func.vmap(lambda *own: sample(**{**one, **dict(zip(names, own, strict=True))}, n=N))(
             *(batch[name] for name in names)
         )
-    assert launches.names == ["sample_batch"]
+    assert operators.ours == ["multisample.sample_batch.default"]
     for b in range(4):
         alone = {**one, **{name: SEEDS[b] if name == "seed" else batch[name][b] for name in names}}
         assert torch.equal(x[b], sample(**alone, n=N))
@@ -147,11 +134,11 @@ def test_batches_inside_vmap_are_one_launch(torch_device: str) -> None:
     mu, _ = vectors(torch_device)
     seeds = torch.arange(12, device=torch_device).reshape(3, 4)
     data = torch.tensor([[0, 3], [1, 5]], dtype=torch.uint32, device=torch_device)
-    with Launches() as launches:
+    with Operators() as operators:
         x = torch.func.vmap(lambda row: torch.func.vmap(lambda m, k: sample(m, 1.0, N, seed=k))(mu, row))(seeds)
         y = torch.func.vmap(lambda m: sample(m, 1.0, N, seed=[1, 2]))(mu)
         z = torch.func.vmap(lambda key: sample(mu[0], 1.0, N, seed=key))(data)
-    assert launches.names == ["sample_batch"] * 3
+    assert operators.ours == ["multisample.sample_batch.default"] * 3
     for a, b in itertools.product(range(3), range(4)):
         assert torch.equal(x[a, b], sample(mu[b], 1.0, N, seed=4 * a + b))
     for a, b in itertools.product(range(4), range(2)):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from launches import without_builtins
+from operator_mode import Operators
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensorMode
@@ -18,7 +19,6 @@ from torch._subclasses.schema_check_mode import SchemaCheckMode
 from torch.autograd import forward_ad, graph
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -42,18 +42,6 @@ class Functions(TorchFunctionMode):
         self.seen: list[str] = []
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen.append(str(function))
-        return function(*args, **(kwargs or {}))
-
-
-class Operators(TorchDispatchMode):
-    """Records the operators."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[str] = []
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.seen.append(str(function))
         return function(*args, **(kwargs or {}))
 
@@ -141,14 +129,6 @@ def test_modes_see_the_operator(mode: Any, torch_device: str) -> None:
         ]
         if mode is Operators:  # Checks and the draw of a seed are not operations of the caller.
             assert len(seeing.seen) == 1
-
-
-def test_a_derivative_of_torch_func_keeps_the_numbers(torch_device: str) -> None:
-    mu, sigma = vectors(torch_device)
-    torch.manual_seed(3)
-    expected = sample(mu, sigma, N)
-    torch.manual_seed(3)
-    assert torch.equal(torch.func.vjp(lambda mu: sample(mu, sigma, N), mu)[0], expected)
 
 
 def test_function_modes_do_not_refuse_what_no_operator_can_do() -> None:

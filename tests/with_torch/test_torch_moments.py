@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-import multisample
-from multisample import Key, weighted_moments
+from multisample import Key, _plan, weighted_moments
 
 torch = pytest.importorskip("torch")
 
@@ -18,10 +17,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:::torch")
 B, D, N = 3, 5, 40
 WEIGHTS, MU, SIGMA = torch.rand(B, N), torch.randn(B, D), torch.rand(B, D) + 0.1
 SEEDS = [3, 4, 5]
-
-
-def own(x: Any, b: int) -> Any:
-    return x if b < 0 else x[b]
 
 
 @pytest.mark.parametrize("order", [1, 2])
@@ -38,32 +33,29 @@ def test_elements_of_vmap_equal_their_own_calls(batched: tuple[bool, ...], order
         assert all(torch.equal(x[b], y) for x, y in zip(found, right, strict=True))
 
 
-def test_vmap_is_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    from multisample import _plan
-
-    batches = []
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The plans that have run, one for each launch."""
+    found = []
 
     def run(self: Any, *arguments: Any, before: Any = _plan.Plan.run) -> Any:
-        batches.append(self.template.batch)
+        found.append(self)
         return before(self, *arguments)
 
     monkeypatch.setattr(_plan.Plan, "run", run)
+    return found
+
+
+def test_vmap_of_one_call_of_batches_and_of_vmap_is_one_launch(runs: list[Any]) -> None:
     torch.func.vmap(lambda w: weighted_moments(w, MU[0], 2.0, seed=Key(3, 4)))(WEIGHTS)
-    torch.func.vmap(lambda k: torch.func.vmap(lambda w: weighted_moments(w, MU[0], 1.0, seed=k))(WEIGHTS))(
-        torch.tensor(SEEDS)
-    )
-    assert batches == [B, B * B]
-
-
-def test_vmap_of_batches_and_vmap_of_vmap() -> None:
     found = torch.func.vmap(lambda w: weighted_moments(w, MU, SIGMA, seed=SEEDS))(WEIGHTS)
-    for k in range(B):
-        right = weighted_moments(WEIGHTS[k], MU, SIGMA, seed=SEEDS)
-        assert all(torch.equal(x[k], y) for x, y in zip(found, right, strict=True))
     twice = torch.func.vmap(
         lambda seed: torch.func.vmap(lambda w: weighted_moments(w, MU[0], SIGMA[0], seed=seed))(WEIGHTS)
     )(torch.tensor(SEEDS))
+    assert [plan.template.batch for plan in runs] == [B, B * B, B * B]
     for j, k in itertools.product(range(B), repeat=2):
+        right = weighted_moments(WEIGHTS[k], MU[j], SIGMA[j], seed=SEEDS[j])
+        assert all(torch.equal(x[k, j], y) for x, y in zip(found, right, strict=True))
         right = weighted_moments(WEIGHTS[k], MU[0], SIGMA[0], seed=SEEDS[j])
         assert all(torch.equal(x[j, k], y) for x, y in zip(twice, right, strict=True))
 
@@ -89,39 +81,21 @@ def test_derivatives_equal_those_of_recorded_calls() -> None:
 
 
 def test_errors_name_the_argument() -> None:
-    for call, message in (
-        (
-            lambda: torch.func.grad(lambda w: weighted_moments(w, MU[0], 1.0, seed=1)[0].sum())(WEIGHTS[0]),
-            "^weights: r",
-        ),
-        (
-            lambda: torch.func.vmap(lambda w: weighted_moments(w, MU[0], 1.0, seed=1))(torch.zeros(2, 0)),
-            "^weights: exp",
-        ),
-        (
-            lambda: torch.func.vmap(lambda w: weighted_moments(w, MU[0], 1.0, seed=1))(torch.full((2, 4), torch.nan)),
-            "^weights: expected finite weights",
-        ),
-    ):
-        with pytest.raises(ValueError, match=message):
-            call()
-    assert multisample.__version__
+    def moments(weights: Any) -> Any:
+        return weighted_moments(weights, MU[0], 1.0, seed=1)
+
+    with pytest.raises(ValueError, match=r"^weights: require grad"):
+        torch.func.grad(lambda w: moments(w)[0].sum())(WEIGHTS[0])
+    for wrong, message in ((torch.zeros(2, 0), "shape"), (torch.full((2, 4), torch.nan), "finite weights")):
+        with pytest.raises(ValueError, match=f"^weights: expected {message}"):
+            torch.func.vmap(moments)(wrong)
 
 
 @pytest.mark.parametrize("transformed", [False, True])
-def test_the_gradient_of_mu_alone_draws_no_noise(transformed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    from multisample import _plan
-
-    runs = []
-
-    def run(self: Any, *arguments: Any, before: Any = _plan.Plan.run) -> Any:
-        runs.append(self)
-        return before(self, *arguments)
-
+def test_the_gradient_of_mu_alone_draws_no_noise(transformed: bool, runs: list[Any]) -> None:
     def total(mu: Any) -> Any:
         return sum(x.sum() for x in weighted_moments(WEIGHTS[0], mu, SIGMA[0], seed=3))
 
-    monkeypatch.setattr(_plan.Plan, "run", run)
     leaf = MU[0].clone().requires_grad_()
     for _ in range(2):  # The first call checks and makes a plan.
         runs.clear()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from operator_mode import Operators
 
 import multisample
 from multisample import Generator, Key, sample
@@ -116,11 +116,6 @@ def test_wrong_arguments_of_randn_raise() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-class Dispatched(TorchDispatchMode):
-    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
-        return function(*arguments, **(options or {}))
-
-
 # --- Derivatives and transformations ------------------------------------------------------------------------------
 
 
@@ -160,7 +155,7 @@ def test_compiled_and_batched_calls_have_the_numbers_of_eager_ones(torch_device:
     new = torch.compile(lambda x: randn_like(x), backend="eager", fullgraph=True)
     assert not torch.equal(new(mu), new(mu))
     out = torch.zeros(2, 3, 4, 2, device=torch_device)
-    with Dispatched():
+    with Operators():
         assert sample(mu, sigma, (4, 2), seed=7, out=out) is out
         with pytest.raises(ValueError, match=r"^out: .* flatten without a copy"):
             sample(mu, sigma, 2, seed=7, out=torch.zeros(3, 2, 2, device=torch_device).transpose(0, 1))
