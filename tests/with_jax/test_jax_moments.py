@@ -98,17 +98,6 @@ def test_gradients_of_weights_are_refused() -> None:
     assert np.isfinite(np.asarray(with_stop)).all()
 
 
-def test_vmap_of_seeds_weights_and_means() -> None:
-    keys = jnp.array([[0, 5], [0, 6], [1, 7]], jnp.uint32)
-    weights, means = jnp.stack([W, 2 * W, -W]), jnp.stack([MU, MU + 1, 2 * MU])
-    call = jax.jit(jax.vmap(lambda w, mu, key: multisample.weighted_moments(w, mu, SIGMA, seed=key)))
-    firsts, seconds = call(weights, means, keys)
-    for k, seed in enumerate((5, 6, (1 << 32) + 7)):
-        exact_moments(np.asarray(weights[k]), np.asarray(means[k]), SIGMA, seed=seed).check(
-            np.asarray(firsts[k]), np.asarray(seconds[k])
-        )
-
-
 WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"weights": jnp.ones((3, 3))}, ValueError, r"weights: expected shape \(n,\)"),
     ({"weights": jnp.ones(0)}, ValueError, "n being at least 1"),
@@ -124,11 +113,6 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
 
 @pytest.mark.parametrize(("changes", "error", "message"), WRONG, ids=[str(k) for k in range(len(WRONG))])
 def test_wrong_arguments_are_named(changes: dict[str, Any], error: type[Exception], message: str) -> None:
-    arguments: dict[str, Any] = {
-        "weights": jnp.asarray(W),
-        "mu": jnp.asarray(MU),
-        "sigma": jnp.asarray(SIGMA),
-        "seed": 1,
-    }
+    arguments = {"weights": jnp.asarray(W), "mu": jnp.asarray(MU), "sigma": SIGMA, "seed": 1, **changes}
     with pytest.raises(error, match=message):
-        multisample.weighted_moments(**{**arguments, **changes})
+        multisample.weighted_moments(**arguments)

@@ -99,7 +99,7 @@ def test_a_vector_of_seeds_is_vmap_over_them() -> None:
 
 @pytest.mark.parametrize(
     ("form", "shape", "shares_weights", "jitted"),
-    [("keys", "number", True, False), ("uint32[B, 4]", "shared", False, True)],
+    [("keys", "number", True, False), ("uint32[B, 4]", "own", False, True), ("list", "shared", False, True)],
 )
 def test_each_element_of_moments_has_the_sums_of_its_own_call(
     form: str, shape: str, shares_weights: bool, jitted: bool

@@ -51,10 +51,15 @@ def test_batches_equal_single_calls(every_place: str, axes: tuple[int | None, ..
             np.testing.assert_array_equal(np.asarray(found)[i], own)
 
 
-def test_the_batch_axis_may_be_any_axis(jax_place: str) -> None:
-    found = vmap(lambda mu: sample(mu, 1.0, N, seed=1, backend=jax_place), in_axes=1, out_axes=2)(MUS.T)
+def test_means_along_any_axis_and_windows_can_be_mapped(jax_place: str) -> None:
+    def draw(mu: Any, row: Any) -> Any:
+        return sample(mu, 1.0, N, seed=1, dim_offset=row, sample_offset=2 * row, backend=jax_place)
+
+    found = vmap(draw, in_axes=(1, 0), out_axes=2)(MUS.T, np.arange(B))
+    of_windows = vmap(draw, in_axes=(None, 0))(MUS[0], np.arange(B))
     for i in range(B):
-        np.testing.assert_array_equal(found[:, :, i], sample(MUS[i], 1.0, N, seed=1))
+        np.testing.assert_array_equal(found[:, :, i], draw(MUS[i], i))
+        np.testing.assert_array_equal(of_windows[i], draw(MUS[0], i))
 
 
 @pytest.mark.parametrize("options", [OPTIONS["shared_nd"], OPTIONS["all"]], ids=["shared_nd", "all"])
@@ -69,15 +74,6 @@ def test_batches_of_batches(jax_place: str, options: dict[str, Any]) -> None:
             np.testing.assert_array_equal(np.asarray(two)[b, c], expected(c, c, b, options))
             for e in range(B):
                 np.testing.assert_array_equal(np.asarray(cube)[b, c, e], expected(b, c, e, options))
-
-
-def test_offsets_and_windows_can_be_mapped(jax_place: str) -> None:
-    rows = np.arange(B)
-    found = vmap(
-        lambda row: sample(MUS[0], SIGMAS[0], N, seed=1, dim_offset=row, sample_offset=2 * row, backend=jax_place)
-    )(rows)
-    for i in range(B):
-        np.testing.assert_array_equal(found[i], sample(MUS[0], SIGMAS[0], N, seed=1, dim_offset=i, sample_offset=2 * i))
 
 
 def test_batches_of_no_or_one_element(jax_place: str) -> None:
