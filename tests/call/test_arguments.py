@@ -194,6 +194,7 @@ VECTORS = [
             "bool": [True, False, True], "complex": [1j, 2, 3], "strings": ["1", "2", "3"],
             "Python objects": [1.0, None, 3.0],
         }, TypeError, ELEMENTS, HOST),
+        *each(name, {"masked": np.ma.masked_array(np.zeros(D), mask=True)}, TypeError, "fill it first", HOST),
         *each(name, {came: np.zeros(D, dtype) for dtype, came in {
             "bool": "bool", "complex64": "complex64", "complex128": "complex128", "object": "got Python objects",
             "U3": r"got strings \(<U3\)", "S3": r"got bytes \(\|S3\)", "f4,i4": "got structured elements",
@@ -302,7 +303,7 @@ OUTS = [
         re.escape(repr(value)[:9]): lambda value=value: value
         for value in ("x", 3, 3.0, True, {}, np.ndarray, [[0.0] * 4] * 3, ((0.0,) * 4,) * 3)
     }, TypeError, "array", *ARRAYS),
-    *outs({"Copying": Copying}, TypeError, "array", *ARRAYS),
+    *outs({"Copying": Copying, "mask": lambda: np.ma.ones(WHOLE, np.float32)}, TypeError, "array", *ARRAYS),
     *outs({
         f"got {dtype}": lambda dtype=dtype: torch.ones(WHOLE, dtype=getattr(torch, dtype))
         for dtype in ("float64", "bfloat16", "int32")
