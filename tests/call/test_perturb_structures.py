@@ -175,16 +175,19 @@ def test_a_tie_costs_no_check_when_memory_moves(monkeypatch: pytest.MonkeyPatch)
         assert first is second and same(first, expected[0])
 
 
-def test_another_tensor_in_the_place_of_a_tied_one() -> None:
-    x = torch.zeros(3)
+def test_ties_come_and_go_and_another_tensor_takes_the_place_of_a_tied_one() -> None:
+    x, y = torch.zeros(3), torch.zeros(3)
+    for data, is_tied in ((y.data, False), (x.data, True), (x.data.clone(), False), (x.data, True)):
+        y.data = data
+        for _ in range(3):
+            first, second = perturb([x, y], 0.5, seed=7)
+            assert (first is second) == same(first, second) == is_tied
     for _ in range(2):
         first, second = perturb([x, x], 0.5, seed=7)
         assert first is second
     assert not same(*perturb([x, torch.zeros(3)], 0.5, seed=7))
     assert perturb([x, torch.zeros(2)], 0.5, seed=7)[1].shape == (2,)
-    with pytest.raises(
-        ValueError, match=r"^parameters: expected memory of its own .*\[0\] and parameters\[1\], which over"
-    ):
+    with pytest.raises(ValueError, match=r"^parameters: .* own .*\[0\] and parameters\[1\], which overlap"):
         perturb_([x, x[:2]], 0.5, seed=7)
     assert not x.any()
 
