@@ -133,17 +133,3 @@ def test_mppi_in_one_scan_swings_the_pole_up() -> None:
     # The first steps are those of the same example without JAX.
     other = cart_pole.control(steps=5)
     np.testing.assert_allclose(run.angles[:5], other.angles, atol=1e-2)
-
-
-@pytest.mark.slow
-def test_mppi_takes_keys_and_batches() -> None:
-    keys = jax.random.split(jax.random.key(0), 2)
-    angles, positions = jax.jit(jax.vmap(lambda key: cart_pole.trajectory(key, 3)))(keys)
-    assert angles.shape == positions.shape == (2, 3)
-    assert not np.array_equal(angles[0], angles[1])
-
-
-@pytest.mark.slow
-def test_the_program_prints_its_result(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cart_pole.main(["--library", "jax"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) >= 5
