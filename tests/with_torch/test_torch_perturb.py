@@ -171,13 +171,3 @@ def test_compiled_gradients_equal_those_of_eager_calls(seed: Any) -> None:
     p = {name: P[name].clone().requires_grad_(name == "a") for name in ("a", "b")}
     right = torch.autograd.grad(loss(p, seed), p["a"])
     torch.testing.assert_close(torch.autograd.grad(compiled(loss)(p, seed), p["a"]), right)
-
-
-def test_a_compiled_training_step_with_noise_on_the_weights() -> None:
-    module, x = torch.nn.Linear(7, 3), torch.randn(2, 7)
-
-    def step(x: Any) -> Any:
-        return (functional_call(module, perturb(module, 0.1, seed=4), (x,)) ** 2).sum()
-
-    right = torch.autograd.grad(step(x), list(module.parameters()))
-    torch.testing.assert_close(torch.autograd.grad(compiled(step)(x), list(module.parameters())), right)

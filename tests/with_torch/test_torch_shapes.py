@@ -95,16 +95,13 @@ def test_a_list_of_generators_gives_one_key_each(torch_device: str) -> None:
 
 def test_wrong_arguments_of_randn_raise() -> None:
     arguments: list[tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
-        ((2.0, 3), {}, TypeError, r"^size\[0\]: expected an integer, got 2\.0"),
         (((2, 3), 4), {}, TypeError, r"^size\[0\]: expected an integer, got \(2, 3\)"),
         ((2, -3), {}, ValueError, r"^size\[1\]: expected 0 <="),
         ((2, 3), {"dtype": torch.int32}, TypeError, "^dtype: expected float16"),
         ((2, 3), {"out": np.zeros((2, 3))}, TypeError, "^out: expected a PyTorch tensor"),
-        ((2, 3), {"out": torch.zeros(3, 2).T}, ValueError, "^out: .* flatten without a copy"),
         ((2, 3), {"out": torch.zeros(2, 3), "dtype": torch.float64}, ValueError, "^out: expected dtype float64"),
         ((2, 3), {"out": torch.zeros(2, 3), "device": "meta"}, ValueError, "^device: expected that of out"),
         ((2, 3), {"out": torch.zeros(2, 3, requires_grad=True)}, ValueError, "^out: requires grad"),
-        ((2, 3), {"seed": 1, "generator": torch.Generator()}, TypeError, "^seed, generator"),
     ]
     state = torch.get_rng_state()
     for size, options, error, message in arguments:
