@@ -128,7 +128,9 @@ def test_two_calls_in_a_graph_take_two_offsets(cupy: Any, stream: Any, cuda_back
         assert got == (first.bits(generator=eager), second.bits(generator=eager))
 
 
-def test_n_unsynchronized_replays_advance_the_offset_by_n(cupy: Any, stream: Any, cuda_backend: str) -> None:
+def test_unsynchronized_replays_and_those_on_another_stream_advance_the_offset(
+    cupy: Any, stream: Any, cuda_backend: str
+) -> None:
     call, generator, replays = Call(cupy, cuda_backend), Generator(5, graph_safe=True), 3000
     call(generator=generator)
     graph = captured(stream, lambda: call(generator=generator))
@@ -137,18 +139,11 @@ def test_n_unsynchronized_replays_advance_the_offset_by_n(cupy: Any, stream: Any
     last = call.bits()
     assert generator.offset == 1 + replays
     assert last == call.bits(seed=multisample.Key(5, replays))
-
-
-def test_a_graph_may_replay_on_another_stream(cupy: Any, stream: Any, cuda_backend: str) -> None:
-    call, generator = Call(cupy, cuda_backend), Generator(9, graph_safe=True)
-    call(generator=generator)
-    graph = captured(stream, lambda: call(generator=generator))
-    stream.synchronize()
-    other, eager = cupy.cuda.Stream(non_blocking=True), generator_at(9, 1)
-    for _ in range(3):
+    other = cupy.cuda.Stream(non_blocking=True)
+    for k in range(1, 4):
         graph.launch(other)
         other.synchronize()
-        assert call.bits() == call.bits(generator=eager)
+        assert call.bits() == call.bits(seed=multisample.Key(5, replays + k))
 
 
 def test_a_cuda_core_graph_draws_new_numbers_in_each_replay(cupy: Any, cuda_backend: str) -> None:
@@ -172,38 +167,27 @@ def test_a_cuda_core_graph_draws_new_numbers_in_each_replay(cupy: Any, cuda_back
 
 
 @pytest.mark.parametrize("options", [{}, {"dtype": "float64"}], ids=["default dtype", "float64"])
-def test_capturing_a_host_side_generator_raises(
+def test_capturing_a_host_side_or_an_unused_generator_raises(
     cupy: Any, stream: Any, cuda_backend: str, options: dict[str, Any]
 ) -> None:
-    call, own = Call(cupy, cuda_backend, **options), Generator(1)
+    call, own, unused = Call(cupy, cuda_backend, **options), Generator(1), Generator(1, graph_safe=True)
     multisample.manual_seed(2)
     call(seed=1)
-    for where in ({"generator": own}, {}):
+    host_side = r"^generator: expected multisample.Generator\(seed, graph_safe=True\)"
+    unused_before = "generator: expected a graph-safe generator that has been used before"
+    for where, message in (({"generator": own}, host_side), ({}, host_side), ({"generator": unused}, unused_before)):
         before = own.offset, multisample.manual_seed(2).offset
 
-        def refused(where: dict[str, Any] = where) -> None:
-            with pytest.raises(
-                RuntimeError, match=r"^generator: expected multisample.Generator\(seed, graph_safe=True\)"
-            ):
+        def refused(where: dict[str, Any] = where, message: str = message) -> None:
+            with pytest.raises(RuntimeError, match=message):
                 call(**where)
 
         captured(stream, refused)
         assert (own.offset, multisample.manual_seed(2).offset) == before
     # Calls after the failed capture succeed.
-    assert call.bits(generator=own) == call.bits(seed=1)
-
-
-def test_capturing_the_first_call_of_a_generator_raises(cupy: Any, stream: Any, cuda_backend: str) -> None:
-    call, generator = Call(cupy, cuda_backend), Generator(1, graph_safe=True)
-    call(seed=1)
-
-    def refused() -> None:
-        with pytest.raises(RuntimeError, match="generator: expected a graph-safe generator that has been used before"):
-            call(generator=generator)
-
-    captured(stream, refused)
-    assert generator.offset == 0
-    assert call.bits(generator=generator) == call.bits(seed=1)
+    for generator in (own, unused):
+        assert generator.offset == 0
+        assert call.bits(generator=generator) == call.bits(seed=1)
 
 
 def test_the_state_can_be_assigned_between_replays(cupy: Any, stream: Any, cuda_backend: str) -> None:

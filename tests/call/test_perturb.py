@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
-import os
 import weakref
 import zlib
 from fractions import Fraction
@@ -34,7 +33,6 @@ from multisample.torch import perturb_  # noqa: E402
 # torch.compile imports modules of PyTorch that PyTorch deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:::torch")
 
-ROUNDS = int(os.environ.get("MULTISAMPLE_TEST_ROUNDS", "1"))
 BACKENDS = ("cpu", "torch_ext")
 LAUNCHES = 3  # The calls make a plan, check it, and use it.
 SLOW = pytest.mark.slow
@@ -81,10 +79,10 @@ def views(p: Any) -> list[Any]:
 @pytest.mark.parametrize("coefficients", [0.5, -3, [0.1, -2.0, 3.0], [1e-3] * 9])
 def test_results_have_the_bits_of_the_definition(everywhere: Any, dtype: str, coefficients: Any) -> None:
     base = torch.randn(5, 7, 6, generator=torch.Generator().manual_seed(3)).to(getattr(torch, dtype))
-    options: dict[str, Any] = {"seed": Key(7, 3), "member": 2, "backend": everywhere.backend}
+    options: dict[str, Any] = {"seed": Key(7, 2**32 - 1), "member": 2**32 - 9, "backend": everywhere.backend}
     on_device = torch.tensor(coefficients, dtype=torch.float64, device=everywhere.device)
     for p, own in zip(views(base), views(base.to(everywhere.device)), strict=True):
-        right = expected(p, coefficients, offset=3, member=2)
+        right = expected(p, coefficients, offset=2**32 - 1, member=2**32 - 9)
         for given in (coefficients, on_device) if isinstance(coefficients, list) else (coefficients,):
             for _ in range(LAUNCHES):
                 assert same(perturb(own, given, **options), right)
@@ -145,26 +143,6 @@ def test_seeds_and_coefficients_of_any_kind(host: str) -> None:
     for coefficient in (2, 2.0, np.float32(2), np.int64(2), torch.tensor(2.0), torch.tensor([2]), [2]):
         assert same(perturb(p, coefficient, seed=7, backend=host), one)
     assert same(perturb(p, [], seed=7, backend=host), p)
-
-
-@pytest.mark.slow
-def test_random_structures_on_both_backends() -> None:
-    draw = np.random.default_rng(5)
-    for _ in range(300 * ROUNDS):
-        dtype = str(draw.choice(list(MATRIX_TYPES)))
-        tensors, rights = {}, {}
-        offset, member = int(draw.integers(0, 2**32)), int(draw.integers(0, 2**32 - 5))
-        coefficients = draw.normal(size=draw.integers(1, 4))
-        for k in range(draw.integers(1, 5)):
-            shape = tuple(int(n) for n in draw.integers(1, 8, draw.integers(0, 4)))
-            x = torch.from_numpy(draw.normal(size=(*shape, 2))).to(getattr(torch, dtype))[..., int(draw.integers(2))]
-            x = x.permute(draw.permutation(x.dim()).tolist())
-            tensors[f"t{k}"] = x
-            number = zlib.crc32(f"t{k}".encode())
-            rights[f"t{k}"] = expected(x, coefficients, 7, offset, number, member)
-        for host in BACKENDS:
-            results = perturb(tensors, coefficients, seed=Key(7, offset), member=member, backend=host)
-            assert all(same(results[name], rights[name]) for name in rights)
 
 
 def test_structures_and_their_ids() -> None:

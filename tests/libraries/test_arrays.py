@@ -111,19 +111,7 @@ def reversed_view(array: Array) -> Array:
     return array[::-1].copy()[::-1]
 
 
-def unaligned(array: Array) -> Array:
-    memory = np.zeros(array.nbytes + 1, np.uint8)
-    view = memory[1:].view(array.dtype)
-    view[:] = array
-    return view
-
-
-def read_only(array: Array) -> Array:
-    view = array.copy()
-    view.flags.writeable = False
-    return view
-
-
+# tests/stream has vectors of other strides and types.
 FORMS: dict[str, Callable[[Array], Any]] = {
     "array": lambda x: x,
     "column": lambda x: x[:, None],
@@ -131,13 +119,7 @@ FORMS: dict[str, Callable[[Array], Any]] = {
     "tuple": lambda x: tuple(x.tolist()),
     "list of NumPy numbers": list,
     "nested list": lambda x: x[:, None].tolist(),
-    "strided": strided,
     "strided column": lambda x: strided(x)[:, None],
-    "reversed": reversed_view,
-    "unaligned": unaligned,
-    "read-only": read_only,
-    "byte-swapped": lambda x: x.astype(x.dtype.newbyteorder()),
-    "Fortran column": lambda x: np.asfortranarray(x[:, None]),
     "subclass": lambda x: x.view(Subclass),
     "matrix": lambda x: x[:, None].view(np.matrix),
     "__array__": ArrayOnly,
