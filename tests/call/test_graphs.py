@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from cuda_memory import ToArray
 from skip_rules import device_count, require
+from tables import ONE_OPTION
 
 import multisample
 from multisample import Generator, sample
@@ -79,15 +80,10 @@ def captured(stream: Any, call: Callable[[], object]) -> Any:
     return graph
 
 
-CALLS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "shared": {"noise": "shared"},
+CALLS = ONE_OPTION | {
     "fast": {"fast_math": True},
-    "nd": {"layout": "nd"},
-    "antithetic": {"antithetic": True},
     "float64": {"dtype": "float64"},
     "float16": {"dtype": "float16", "layout": "nd", "antithetic": True},
-    "window": {"dim_offset": 3, "sample_offset": 5},
 }
 
 

@@ -702,24 +702,20 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Driver]]:
     cuda_driver.device_function.cache_clear()
 
 
-def test_device_of_returns_the_device_of_an_address(driver: Callable[..., Driver]) -> None:
+def test_the_driver_tells_the_device_of_an_address_and_whether_a_stream_is_captured(
+    driver: Callable[..., Driver],
+) -> None:
     recorded = driver()
     assert cuda_driver.device_of(0) == 0
-    assert recorded.recorded == []
-    assert cuda_driver.device_of(2**47 + 4096) == 3
-    assert recorded.recorded[0][2:] == (9, 2**47 + 4096)
-    driver(cuPointerGetAttribute=1)
-    assert cuda_driver.device_of(4096) == 0
-
-
-def test_is_capturing_returns_the_capture_status_of_a_stream(driver: Callable[..., Driver]) -> None:
-    recorded = driver()
     assert not cuda_driver.is_capturing(0)
     assert not cuda_driver.is_capturing(1)
     assert recorded.recorded == []
+    assert cuda_driver.device_of(2**47 + 4096) == 3
+    assert recorded.recorded[0][2:] == (9, 2**47 + 4096)
     assert cuda_driver.is_capturing(2)
     assert cuda_driver.is_capturing(2**47)
-    driver(cuStreamIsCapturing=1)
+    driver(cuPointerGetAttribute=1, cuStreamIsCapturing=1)
+    assert cuda_driver.device_of(4096) == 0
     assert not cuda_driver.is_capturing(77)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cuda_memory import ExportedByDlpack
+from tables import ONE_OPTION
 
 import multisample
 from multisample import Generator, Key, sample, standard_normal
@@ -24,11 +25,7 @@ jnp = jax.numpy
 D, N = 5, 13
 MU = np.linspace(-2, 3, D, dtype=np.float32)
 SIGMA = np.linspace(0.5, 2, D, dtype=np.float32)
-OPTIONS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "shared": {"noise": "shared"},
-    "nd": {"layout": "nd"},
-    "antithetic": {"antithetic": True, "dim_offset": 3, "sample_offset": 5},
+OPTIONS = ONE_OPTION | {
     "float16": {"dtype": "float16", "layout": "nd"},
     "bfloat16": {"dtype": "bfloat16", "noise": "shared", "antithetic": True},
 }

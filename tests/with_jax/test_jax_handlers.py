@@ -208,17 +208,10 @@ def test_a_query_for_metadata_is_answered_or_the_version_refused(version: tuple[
     assert (error, metadata.version.minor) == (1, 0)
 
 
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [
-        (ValueError("dim_offset: é"), 3),
-        (TypeError("x"), 3),
-        (MemoryError(), 8),
-        (RuntimeError("y"), 13),
-        (KeyError(), 13),
-        (RuntimeError("surrogate \udcff, null \0"), 13),
-    ],
-)
+@pytest.mark.parametrize(("error", "code"), [
+    (ValueError("dim_offset: é"), 3), (TypeError("x"), 3), (MemoryError(), 8), (RuntimeError("y"), 13),
+    (KeyError(), 13), (RuntimeError("surrogate \udcff, null \0"), 13),
+])  # fmt: skip
 def test_exceptions_become_errors(error: Exception, code: int) -> None:
     def fail(frame: xla_ffi.Frame) -> None:
         raise error

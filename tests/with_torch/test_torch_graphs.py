@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from skip_rules import require, require_device
+from tables import ONE_OPTION
 from torch._dynamo.utils import counters
 
 from multisample import Generator, sample
@@ -22,14 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:::torch")
 
 D, N = 37, 1000
 REPLAYS = 5
-CALLS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "shared": {"noise": "shared"},
-    "fast": {"fast_math": True},
-    "nd": {"layout": "nd"},
-    "float16": {"dtype": "float16", "antithetic": True},
-    "float64": {"dtype": torch.float64, "dim_offset": 3, "sample_offset": 5},
-}
+CALLS = ONE_OPTION | {"fast": {"fast_math": True}, "half": {"dtype": "float16"}, "double": {"dtype": torch.float64}}
 
 
 @pytest.fixture(params=["torch_ext", "cupy", "numba"])
