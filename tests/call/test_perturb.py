@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
 import weakref
 import zlib
@@ -396,7 +395,6 @@ _HALF = torch.zeros(4, dtype=torch.float16)
     ("arguments", "options", "error", "message"),
     [
         ((3.0, 0.5), {}, TypeError, r"^parameters: expected an array, .*, got 3\.0 of type float$"),
-        (([_P, "x"], 0.5), {}, TypeError, r"^parameters\[1\]: expected an array"),
         (({"a": _P, "b": np.zeros(3, int)}, 0.5), {}, TypeError, r"^parameters\['b'\]: expected .* got int64$"),
         (({"c": np.zeros(3, complex)}, 0.5), {}, TypeError, r"^parameters\['c'\]: .*, float64, got complex128$"),
         ((_P, True), {}, TypeError, "^coefficients: expected .* got True of type bool$"),
@@ -409,7 +407,6 @@ _HALF = torch.zeros(4, dtype=torch.float16)
         (([_P], 0.5), {"out": _P}, ValueError, "^out: expected 1 arrays in a sequence, as .* are, got one array$"),
         (([_P], 0.5), {"out": [_P, _P]}, ValueError, "^out: expected 1 arrays in a sequence, as .* are, got 2 arrays"),
         (([_P], 0.5), {"out": [torch.zeros(4)]}, TypeError, r"^out\[0\]: expected a NumPy array, as .* got a PyTorch"),
-        (({3: _P}, 0.5), {}, TypeError, "^parameters: expected names of type str, got 3$"),
         (([_P, torch.zeros(3)], 0.5), {}, TypeError, r"^parameters\[1\]: expected a NumPy array, as .* is, got"),
         ((_P, [[0.5]]), {}, ValueError, r"^coefficients: expected a number or shape \(K,\), got \(1, 1\)$"),
         ((_P, float("nan")), {}, ValueError, "^coefficients: expected finite numbers, got nan$"),
@@ -473,23 +470,11 @@ def test_interleaved_arrays_do_not_overlap() -> None:
 
 
 def test_equal_ids_of_names_name_a_remedy() -> None:
-    names = _colliding_names()
-    parameters = {name: np.zeros(2, np.float32) for name in names}
+    parameters = {name: np.zeros(2, np.float32) for name in ("plumless", "buckeroo")}  # Their CRC-32 is equal.
     with pytest.raises(ValueError, match=r"^ids: expected a different id .* pass ids=\{.*\}$") as raised:
         perturb(parameters, 0.5, seed=7)
     ids = eval(str(raised.value).rpartition("ids=")[2])  # The message is Python code.
     assert not same(*perturb(parameters, 0.5, seed=7, ids=ids).values())
-
-
-def _colliding_names() -> tuple[str, str]:
-    found: dict[int, str] = {}
-    for k in range(10**6):
-        name = hashlib.md5(str(k).encode()).hexdigest()[:8] + ".weight"
-        number = zlib.crc32(name.encode())
-        if number in found:
-            return found[number], name
-        found[number] = name
-    raise AssertionError
 
 
 _PLAIN = torch.zeros(3)
@@ -522,21 +507,10 @@ _CALLS: dict[str, tuple[Any, str]] = {
         r"^parameters\[1\]: expected elements in memory, got an array without memory",
     ),
     "fake in a list": (lambda: perturb([_PLAIN, FakeTensorMode().from_tensor(_PLAIN)], 0.5, seed=7), _OUTSIDE),
-    "vmap in place": (
-        lambda: torch.func.vmap(lambda x: perturb_(x, 0.5, seed=7))(torch.zeros(2, 3)),
-        "^out: expected None where PyTorch transforms the call",
-    ),
-    "gradient of coefficients": (
-        lambda: perturb(_PLAIN, torch.ones(2, requires_grad=True), seed=7), "^coefficients: require grad, but",
-    ),
-    "grad of coefficients": (
-        lambda: torch.func.grad(lambda c: perturb(_PLAIN, c, seed=7).sum())(torch.ones(())),
-        "^coefficients: require grad, but",
-    ),
 }  # fmt: skip
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:.*quantiz", "ignore:.*jit.script")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:.*quantiz")
 @pytest.mark.parametrize("name", _CALLS)
 def test_tensors_that_perturb_refuses(name: str) -> None:
     call, message = _CALLS[name]
