@@ -94,9 +94,7 @@ def test_the_error_for_an_unknown_name_lists_registered_names(pretend: Callable[
 
 
 @pytest.mark.parametrize("convert", [np.array, list, torch.tensor])
-def test_a_named_backend_that_cannot_run_gives_every_reason(
-    pretend: Callable[..., Fake], convert: Callable[..., Any]
-) -> None:
+def test_a_named_backend_that_cannot_run_gives_every_reason(pretend: Callable[..., Fake], convert: Any) -> None:
     fake, generator = pretend("abacus", "no beads: buy some", "no fingers: grow some"), multisample.Generator(1)
 
     def draw() -> Any:
@@ -226,9 +224,7 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("refused", "error", "message"), REFUSED, ids=map(str, range(len(REFUSED))))
-def test_registering_an_unusable_backend_raises_and_changes_nothing(
-    refused: Any, error: type[Exception], message: str
-) -> None:
+def test_registering_an_unusable_backend_raises_and_changes_nothing(refused: Any, error: Any, message: str) -> None:
     multisample.register_backend(Fake("abacus"))
     before = dict(registry._registered), registry.names()
     with pytest.raises(error, match=message):

@@ -105,11 +105,8 @@ def test_replay_k_equals_eager_call_k(cupy: Any, stream: Any, cuda_backend: str,
 
 
 def test_two_calls_in_a_graph_take_two_offsets(cupy: Any, stream: Any, cuda_backend: str) -> None:
-    first, second, generator = (
-        Call(cupy, cuda_backend),
-        Call(cupy, cuda_backend, noise="shared"),
-        Generator(3, graph_safe=True),
-    )
+    first, second = Call(cupy, cuda_backend), Call(cupy, cuda_backend, noise="shared")
+    generator = Generator(3, graph_safe=True)
     first(generator=generator)
     second(generator=generator)
 
@@ -124,9 +121,7 @@ def test_two_calls_in_a_graph_take_two_offsets(cupy: Any, stream: Any, cuda_back
         assert got == (first.bits(generator=eager), second.bits(generator=eager))
 
 
-def test_unsynchronized_replays_and_those_on_another_stream_advance_the_offset(
-    cupy: Any, stream: Any, cuda_backend: str
-) -> None:
+def test_replays_without_a_wait_or_on_another_stream_take_offsets(cupy: Any, stream: Any, cuda_backend: str) -> None:
     call, generator, replays = Call(cupy, cuda_backend), Generator(5, graph_safe=True), 3000
     call(generator=generator)
     graph = captured(stream, lambda: call(generator=generator))

@@ -494,9 +494,7 @@ _CALLS: dict[str, tuple[Any, str]] = {
         f"{name} in a list": (lambda f=f: perturb([_PLAIN, f()], 0.5, seed=7), rf"^parameters\[1\]: {text}")
         for name, (f, text) in _KINDS.items()
     },
-    "meta vector": (
-        lambda: perturb_(_PLAIN, torch.zeros(3, device="meta"), seed=7), "^coefficients: .*, got them on meta$",
-    ),
+    "meta vector": (lambda: perturb_(_PLAIN, _PLAIN.to("meta"), seed=7), "^coefficients: .*, got them on meta"),
     "FSDP1": (lambda: perturb([_PLAIN, _FLATTENED], 0.5, seed=7), r"^parameters\[1\]: .* \(FSDP1\) has flat"),
     "no leaf": (
         lambda: perturb_({"a": _PLAIN, "b": torch.zeros(3, requires_grad=True) * 2}, 0.5, seed=7),

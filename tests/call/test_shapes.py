@@ -27,9 +27,7 @@ def flattened(x: Array, dims: tuple[int, ...], batch: int | None) -> Array:
     return np.ascontiguousarray(whole).reshape(*lead, math.prod(dims))
 
 
-def test_samples_of_any_shape_have_the_numbers_of_the_flattened_call(
-    backend: str, place: Place, view_of: Any, bits: Any
-) -> None:
+def test_samples_of_any_shape_equal_the_flattened_call(backend: str, place: Any, view_of: Any, bits: Any) -> None:
     draw, source = random.Random(5), np.random.default_rng(5)
     for _ in range(150):
         batch, dtype = draw.choice([None, None, 1, 3]), draw.choice(["float32", "float64", "float16"])

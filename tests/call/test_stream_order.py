@@ -249,9 +249,7 @@ def rounds(pairing: SimpleNamespace, count: int) -> tuple[int, Any]:
     return right, found
 
 
-def test_inputs_are_written_before_the_kernel_and_freed_after_it(
-    pairing: SimpleNamespace, to_numpy: Callable[[Any], Array]
-) -> None:
+def test_inputs_are_written_before_the_kernel_and_freed_after_it(pairing: Any, to_numpy: ToArray) -> None:
     if pairing.producer is pairing.consumer and pairing.producer.name == "numba":
         count = ROUNDS // 10  # Without a memory pool, every allocation is slow.
     else:

@@ -702,9 +702,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Driver]]:
     cuda_driver.device_function.cache_clear()
 
 
-def test_the_driver_tells_the_device_of_an_address_and_whether_a_stream_is_captured(
-    driver: Callable[..., Driver],
-) -> None:
+def test_the_driver_knows_the_device_of_an_address_and_captured_streams(driver: Callable[..., Driver]) -> None:
     recorded = driver()
     assert cuda_driver.device_of(0) == 0
     assert not cuda_driver.is_capturing(0)

@@ -89,10 +89,8 @@ def test_negative_seeds_raise_on_the_host_and_count_modulo_their_type_if_traced(
 def test_a_vector_of_seeds_is_vmap_over_them() -> None:
     keys, mu = jax.random.split(jax.random.key(3), B), jnp.asarray(MUS[0])
     mapped = jax.jit(jax.vmap(lambda key: sample(mu, 1.0, N, seed=key)))(keys)
-    sample(mu, 1.0, N, seed=keys[0])  # Its plan is for one key of this type.
-    sample(mu, 1.0, N, seed=keys[1])
-    np.testing.assert_array_equal(sample(mu, 1.0, N, seed=keys), mapped)
-    np.testing.assert_array_equal(sample(mu, 1.0, N, seed=keys[1]), mapped[1])
+    for seed, drawn in ((keys[0], mapped[0]), (keys[1], mapped[1]), (keys, mapped), (keys[1], mapped[1])):
+        np.testing.assert_array_equal(sample(mu, 1.0, N, seed=seed), drawn)  # One key and a vector have own plans.
     text = jax.jit(lambda keys: sample(mu, 1.0, N, seed=keys)).lower(keys).compile().as_text()
     assert text.count(" custom-call(") == 1
     gradient = jax.jit(jax.grad(lambda mu: (sample(mu, 1.0, N, seed=keys) ** 2).sum()))(mu)
@@ -103,9 +101,7 @@ def test_a_vector_of_seeds_is_vmap_over_them() -> None:
     ("form", "shape", "shares_weights", "jitted"),
     [("keys", "number", True, False), ("uint32[B, 4]", "own", False, True), ("list", "shared", False, True)],
 )
-def test_each_element_of_moments_has_the_sums_of_its_own_call(
-    form: str, shape: str, shares_weights: bool, jitted: bool
-) -> None:
+def test_each_element_of_moments_is_its_own_call(form: str, shape: str, shares_weights: bool, jitted: bool) -> None:
     (make, keys), (mu, sigma) = FORMS[form], SHAPES[shape]
     operands = jnp.asarray(WEIGHTS[0] if shares_weights else WEIGHTS), jnp.asarray(mu), sigma
     found = run(lambda seeds: weighted_moments(*operands, seed=seeds), make(), jitted)

@@ -183,9 +183,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
 
 @pytest.mark.parametrize("jitted", [False, True])
 @pytest.mark.parametrize(("changes", "error", "message"), WRONG, ids=[str(k) for k in range(len(WRONG))])
-def test_wrong_arguments_are_named(
-    changes: dict[str, Any], error: type[Exception], message: str, jitted: bool
-) -> None:  # fmt: skip
+def test_wrong_arguments_are_named(changes: dict[str, Any], error: Any, message: str, jitted: bool) -> None:
     arguments: dict[str, Any] = {"parameters": [ONE], "coefficients": 1.0, "seed": 1, **changes}
     parameters = arguments.pop("parameters")
     with pytest.raises(error, match=message):

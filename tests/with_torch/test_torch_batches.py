@@ -243,9 +243,7 @@ def test_derivatives_of_moments_equal_those_of_recorded_calls() -> None:
     mu, sigma = MU[0].clone().requires_grad_(), SIGMA[0].clone().requires_grad_()
     right = torch.autograd.grad(loss(mu, sigma, WEIGHTS[1], SEEDS[1]), (mu, sigma))
     torch.testing.assert_close(torch.func.grad(loss, (0, 1))(MU[0], SIGMA[0], WEIGHTS[1], SEEDS[1]), right)
-    each = torch.func.vmap(torch.func.grad(loss, (0, 1)), (None, None, 0, 0))(
-        MU[0], SIGMA[0], WEIGHTS, seed_tensor("cpu")
-    )
+    each = torch.vmap(torch.func.grad(loss, (0, 1)), (None, None, 0, 0))(MU[0], SIGMA[0], WEIGHTS, seed_tensor("cpu"))
     torch.testing.assert_close(tuple(x[1] for x in each), right)
     _, tangent = torch.func.jvp(lambda m, s: loss(m, s, WEIGHTS[1], SEEDS[1]), (MU[0], SIGMA[0]), (MU[1], SIGMA[1]))
     torch.testing.assert_close(tangent, (right[0] * MU[1]).sum() + (right[1] * SIGMA[1]).sum(), rtol=1e-4, atol=1e-4)

@@ -145,23 +145,6 @@ def test_each_run_draws_new_numbers_from_the_generator_of_pytorch(torch_device: 
     assert (torch.corrcoef(z.flatten(1)) - torch.eye(8)).abs().max() < 5 / 10_000**0.5
 
 
-def test_the_backward_pass_of_a_compiled_graph_uses_the_drawn_offset(torch_device: str) -> None:
-    inputs = [x.requires_grad_() for x in vectors(torch_device)]
-
-    def loss(mu: Any, sigma: Any) -> Any:
-        x = sample(mu, sigma, N)
-        return x, x.square().sum()
-
-    function = compiled(loss)
-    mu, sigma = inputs
-    for _ in range(2):
-        x, value = function(mu, sigma)
-        got = torch.autograd.grad(value, inputs)
-        z = (x - mu[:, None]) / sigma[:, None]
-        torch.testing.assert_close(got[0], 2 * x.sum(1).detach())
-        torch.testing.assert_close(got[1], (2 * x * z).sum(1).detach())
-
-
 def test_a_distribution_can_be_compiled(torch_device: str) -> None:
     def loss(loc: Any, scale: Any, n: int) -> Any:
         q = Normal(loc, scale)
@@ -172,7 +155,7 @@ def test_a_distribution_can_be_compiled(torch_device: str) -> None:
     function = compiled(loss, backend=counter)
     for n in (1000, 2000, 3000):
         _, slope = torch.autograd.grad(function(*inputs, n), inputs)
-        # The expectation of log_prob is -log(scale) plus a constant.
+        # log_prob is -log(scale) - z**2 / 2 plus a constant, if the backward pass draws the same z.
         torch.testing.assert_close(slope, -1 / inputs[1].detach() / D, rtol=1e-4, atol=1e-4)
     assert counter.frame_count <= 2
 
