@@ -71,17 +71,20 @@ def test_seeds_of_every_form() -> None:
         check(perturb(p, 0.5, seed=list(seeds) if isinstance(seeds, range) else seeds), few)
 
 
-def test_a_vector_of_one_adds_an_axis_and_a_matrix_of_one_row_is_one_key() -> None:
-    p = torch.zeros(5)
-    one = perturb(p, 0.5, seed=7)
-    for seed in ([7], np.array([7]), torch.tensor([7])):
-        assert torch.equal(perturb(p, 0.5, seed=seed), one[None])
-        assert torch.equal(perturb(p, [0.5], seed=seed), one)
-    for seed in (np.array([[0, 7]], np.uint32), np.array([[7, 0]]), torch.tensor([[7, 0]])):
-        assert torch.equal(perturb(p, 0.5, seed=seed), one)
-        assert torch.equal(perturb(p, [0.5, 1.0], seed=seed), perturb(p, [0.5, 1.0], seed=7))
-    assert torch.equal(perturb(p, 0.5, seed=7, member=[0]), one[None])
-    assert perturb(p, 0.5, seed=[]).shape == perturb(p, 0.5, seed=7, member=[]).shape == (0, 5)
+@pytest.mark.parametrize("library", ["torch", "jax"])
+def test_a_vector_of_one_adds_an_axis_and_a_matrix_of_one_row_is_one_key(library: str) -> None:
+    of: Any = torch.tensor if library == "torch" else pytest.importorskip("jax").numpy.asarray
+    p = of(np.zeros(5, np.float32))
+    one, several = np.asarray(perturb(p, 0.5, seed=7)), np.asarray(perturb(p, [0.5, 1.0], seed=7))
+    for seed in ([7], np.array([7]), of(np.array([7], np.int32))):
+        assert np.array_equal(perturb(p, 0.5, seed=seed), one[None])
+        assert np.array_equal(perturb(p, [0.5], seed=seed), one)
+    for seed in (np.array([[0, 7]], np.uint32), np.array([[7, 0]]), of(np.array([[0, 7]], np.uint32))):
+        assert np.array_equal(perturb(p, 0.5, seed=seed), one)
+        assert np.array_equal(perturb(p, [0.5, 1.0], seed=seed), several)
+    assert np.array_equal(perturb(p, 0.5, seed=7, member=[0]), one[None])
+    for member in ([], of(np.zeros(0, np.int32))):
+        assert perturb(p, 0.5, seed=[]).shape == perturb(p, 0.5, seed=7, member=member).shape == (0, 5)
 
 
 def test_an_update_with_a_seed_for_each_coefficient(everywhere: Any) -> None:

@@ -256,18 +256,6 @@ def test_vmap_is_a_population_in_one_call_for_each_type(jax_place: str) -> None:
     same(found, stacked([perturb(HOST_TREE, 0.5, seed=SEED, decay=x) for x in (0, 0.25)]))
 
 
-def test_a_vector_of_one_adds_an_axis_and_a_matrix_of_one_row_is_one_key() -> None:
-    x = jnp.ones(3)
-    one = perturb(x, 0.5, seed=7)
-    for seed in ([7], np.array([7]), jnp.array([7])):
-        same(perturb(x, 0.5, seed=seed), one[None])
-        same(perturb(x, [0.5], seed=seed), one)
-    for seed in (np.array([[0, 7]], np.uint32), jnp.array([[0, 7]], jnp.uint32), np.array([[7, 0]])):
-        same(perturb(x, 0.5, seed=seed), one)
-    same(perturb(x, 0.5, seed=7, member=[0]), one[None])
-    assert perturb(x, 0.5, seed=[]).shape == perturb(x, 0.5, seed=7, member=jnp.arange(0)).shape == (0, 3)
-
-
 def test_decay_may_be_traced() -> None:
     tree = jax.tree.map(jnp.asarray, HOST_TREE)
     both = jax.jit(lambda rate: (perturb(tree, 1.0, seed=7, decay=rate), perturb(tree, 1.0, seed=7, decay={"w": rate})))
