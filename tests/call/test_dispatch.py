@@ -111,15 +111,6 @@ def test_a_named_backend_that_cannot_run_gives_every_reason(pretend: Callable[..
     assert fake.status_calls == before + 1  # The status is cached after a choice.
 
 
-def test_a_named_backend_runs_even_if_auto_prefers_another(pretend: Callable[..., Fake]) -> None:
-    pretend("abacus")
-    for n in (2, 50_000):
-        assert (sample([0.0], [1.0], n, backend="abacus") == 77).all()
-        assert (sample(np.zeros(1), np.ones(1), n, backend="abacus") == 77).all()
-        assert (sample(torch.zeros(1), torch.ones(1), n, backend="abacus") == 77).all()
-        assert not (sample([0.0], [1.0], n) == 77).any()
-
-
 def test_a_named_backend_that_does_not_serve_the_memory_raises_a_value_error(pretend: Callable[..., Fake]) -> None:
     pretend("abacus").device_kinds = ("cuda",)
     with pytest.raises(ValueError, match=r"^backend: 'abacus' serves cuda memory, got a PyTorch tensor in cpu memory"):
