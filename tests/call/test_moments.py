@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from cuda_memory import ExportedByDlpack
 from fake_backend import FakeBackend
 from moments import exact_moments
@@ -211,14 +212,12 @@ def test_a_backend_without_moments_is_refused(registered: Callable[[Any], Any]) 
 
 
 def test_libraries_are_not_mixed() -> None:
-    torch = pytest.importorskip("torch")
     for arrays in ((W, torch.tensor(MU), torch.tensor(SIGMA)), (torch.tensor(W), MU, SIGMA)):
         with pytest.raises(TypeError, match="mu, sigma, weights: expected arrays of one library, got a"):
             multisample.weighted_moments(*arrays, seed=1)
 
 
 def test_a_gradient_has_the_shape_and_the_type_of_its_argument(torch_device: str) -> None:
-    torch = pytest.importorskip("torch")
     mean = torch.zeros(6, 1, dtype=torch.float64, device=torch_device, requires_grad=True)
     weights = torch.ones(40, device=torch_device)
     (first,) = multisample.weighted_moments(weights, mean, 1.0, order=1, seed=1, dtype="float32")
@@ -229,7 +228,6 @@ def test_a_gradient_has_the_shape_and_the_type_of_its_argument(torch_device: str
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
 def test_gradients_are_recorded_with_every_backend(backend: str, place: Place, dtype: str) -> None:
-    torch = pytest.importorskip("torch")
     w, mu, sigma = vectors(6, 40, "float64" if dtype == "float64" else "float32")
     options: dict[str, Any] = {"seed": 3, "antithetic": True, "sample_offset": 2}
     device = "cuda" if registry.find(backend).device_kinds == ("cuda",) or torch.cuda.is_available() else "cpu"
@@ -249,7 +247,6 @@ def test_gradients_are_recorded_with_every_backend(backend: str, place: Place, d
 
 
 def test_gradients_of_weights_and_traces_of_pytorch_are_refused() -> None:
-    torch = pytest.importorskip("torch")
     weights = torch.ones(3, requires_grad=True)
     with pytest.raises(ValueError, match="weights: require grad, but gradients flow to mu and sigma only"):
         multisample.weighted_moments(weights, torch.zeros(2), 1.0, seed=1)
@@ -263,7 +260,6 @@ def test_gradients_of_weights_and_traces_of_pytorch_are_refused() -> None:
 @pytest.mark.filterwarnings("ignore:::torch")
 @pytest.mark.slow
 def test_a_compiled_function_breaks_its_graph(torch_device: str) -> None:
-    torch = pytest.importorskip("torch")
     weights, mu = torch.ones(12, device=torch_device), torch.zeros(5, device=torch_device)
 
     def step(mu: Any) -> Any:

@@ -12,22 +12,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tables import slow_but
+from torch._subclasses import FakeTensorMode
 
 import multisample
 from multisample import Key, perturb
 from multisample._checks.coefficients import read_coefficients
 from multisample._checks.operands import check_unwritten, ranges_of
 from multisample._libraries import Device, Operand
+from multisample._libraries.torch import TORCH
 from multisample._reading import coefficients_reader
 from multisample.backends.element_types import MATRIX_TYPES
-
-torch = pytest.importorskip("torch")
-
-from torch._subclasses import FakeTensorMode  # noqa: E402
-
-from multisample._libraries.torch import TORCH  # noqa: E402
-from multisample.torch import perturb_  # noqa: E402
+from multisample.torch import perturb_
 
 # torch.compile imports modules of PyTorch that PyTorch deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:::torch")

@@ -10,18 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from cuda_memory import release
 from skip_rules import require_device
 
 import multisample
 from multisample import Key, perturb
 from multisample.backends.element_types import MATRIX_TYPES
+from multisample.torch import perturb_
 
 require_device()
-
-torch = pytest.importorskip("torch")
-
-from multisample.torch import perturb_  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 LAUNCHES = 3  # The calls make a plan, check it, and use it.

@@ -7,14 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from multisample import Key, perturb
 from multisample._model_parameters.populations import factor_of
 from multisample.backends.element_types import MATRIX_TYPES
-
-torch = pytest.importorskip("torch")
-
-from multisample.torch import perturb_  # noqa: E402
+from multisample.torch import perturb_
 
 KEYS = [3, Key(4, 9), 2**63 + 5]
 WORDS = [(3, 0), (4, 9), (2**63 + 5, 0)]

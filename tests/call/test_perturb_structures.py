@@ -10,20 +10,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import distributed, nn
+from torch._subclasses import FakeTensorMode
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.nn.utils import parametrize
+from torch.optim.swa_utils import AveragedModel
 
 import multisample
 from multisample import perturb
-
-torch = pytest.importorskip("torch")
-
-from torch import distributed, nn  # noqa: E402
-from torch._subclasses import FakeTensorMode  # noqa: E402
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper  # noqa: E402
-from torch.nn.utils import parametrize  # noqa: E402
-from torch.optim.swa_utils import AveragedModel  # noqa: E402
-
-from multisample._libraries.torch import TORCH, tree_of  # noqa: E402
-from multisample.torch import perturb_  # noqa: E402
+from multisample._libraries.torch import TORCH, tree_of
+from multisample.torch import perturb_
 
 # Some wrappers import modules of PyTorch that PyTorch deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:::torch")

@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from cuda_memory import ExportedByDlpack
@@ -18,9 +20,6 @@ import multisample
 from multisample import Generator, Key, sample, standard_normal
 from multisample._plan import PLANS
 from multisample._routes.jax import programs
-
-jax = pytest.importorskip("jax")
-jnp = jax.numpy
 
 D, N = 5, 13
 MU = np.linspace(-2, 3, D, dtype=np.float32)

@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from fake_backend import FakeBackend
@@ -13,9 +15,6 @@ from moments import exact_moments
 
 import multisample
 from multisample import sample, weighted_moments
-
-jax = pytest.importorskip("jax")
-jnp = jax.numpy
 
 D, N = 6, 11
 MU = np.linspace(-2, 3, D, dtype=np.float32)

@@ -14,20 +14,18 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
+from multisample._routes.jax import handlers, native, python_entry
+from multisample._routes.jax.static import Parameter, Static, decoded
 from multisample.backends import registry
 from multisample.backends.contract import BackendStatus
 from multisample.backends.driver import CONFIGURATION_SIZE, DriverBackend, _sample_steps
 from multisample.backends.kernels.cuda.keys import KernelKey
 from multisample.backends.launch import HEAD, HOST, PACKED_LAUNCH, UNIT_FACTOR, Launch, Operation, pack
 from multisample.backends.system import cuda_driver, xla_ffi
-
-jax = pytest.importorskip("jax")
-
-from multisample._routes.jax import handlers, native, python_entry  # noqa: E402
-from multisample._routes.jax.static import Parameter, Static, decoded  # noqa: E402
 
 P = ctypes.c_void_p
 CALL = ctypes.CFUNCTYPE(P, P)

@@ -8,21 +8,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from fake_backend import FakeBackend
+from jax.experimental import serialize_executable
 from processes import run_python
 
 import multisample
 from multisample import perturb, sample, weighted_moments
+from multisample._routes.jax import native, python_entry
 from multisample.backends.launch import Operation
-
-jax = pytest.importorskip("jax")
-jnp = jax.numpy
-
-from jax.experimental import serialize_executable  # noqa: E402
-
-from multisample._routes.jax import native, python_entry  # noqa: E402
 
 BEGIN = """
 import os, pickle, signal, sys, threading, time

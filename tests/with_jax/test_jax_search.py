@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from multisample import Key, cem
 from multisample.examples import cart_pole
-
-jax = pytest.importorskip("jax")
-jnp = jax.numpy
 
 D, N = 4, 100
 START = np.linspace(-2, 3, D, dtype=np.float32)

@@ -6,14 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
+import torch.autograd.forward_ad as forward_ad
+from torch.func import functional_call, grad, jvp, vmap
 
 from multisample import Key, perturb
 from multisample._model_parameters import perturb_plan
-
-torch = pytest.importorskip("torch")
-
-import torch.autograd.forward_ad as forward_ad  # noqa: E402
-from torch.func import functional_call, grad, jvp, vmap  # noqa: E402
 
 # torch.compile and forward-mode AD import modules of PyTorch that PyTorch deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:::torch")
