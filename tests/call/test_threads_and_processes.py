@@ -433,9 +433,6 @@ def test_matrices_can_be_drawn_while_the_interpreter_exits(before: list[int]) ->
     assert drawn == [digest(draw(n, seed=3)) for n in before + sizes]
 
 
-# --- Import ---------------------------------------------------------------------------------------
-
-
 def test_tasks_run_if_threads_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[threading.Thread] = []
     start = threading.Thread.start

@@ -46,10 +46,6 @@ class Functions(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-def same(x: Any) -> Any:
-    return x
-
-
 MODES: dict[str, Callable[[], Any]] = {
     "none": contextlib.nullcontext,
     "TorchFunctionMode": Functions,
@@ -64,7 +60,7 @@ MODES: dict[str, Callable[[], Any]] = {
     "autograd profiler": torch.autograd.profiler.profile,
     "forward-mode AD": forward_ad.dual_level,
     "anomaly detection": lambda: torch.autograd.set_detect_anomaly(True),
-    "saved_tensors_hooks": lambda: graph.saved_tensors_hooks(same, same),
+    "saved_tensors_hooks": lambda: graph.saved_tensors_hooks(lambda x: x, lambda x: x),
     "allow_mutation_on_saved_tensors": graph.allow_mutation_on_saved_tensors,
     "inference_mode": torch.inference_mode,
     "autocast": lambda: torch.autocast("cpu", torch.bfloat16),

@@ -57,6 +57,7 @@ def test_every_form_of_vectors_can_be_batched(torch_device: str) -> None:
         (lambda x: sample(x[:, None], 0.5, N, seed=3), mu),
         (lambda x: sample(mu[0], x, N, seed=3), sigma[:, 0]),
         (lambda x: sample(x.double(), sigma[0], N, seed=3), mu),
+        (lambda x: sample(x.double(), 1e300, N, seed=3), mu),
     ):
         assert torch.equal(vmap(draw)(batch), torch.stack([draw(x) for x in batch]))
 
