@@ -1,4 +1,4 @@
-"""`multisample.dask.sample` equals `multisample.sample`, on every scheduler and whatever happens to its blocks."""
+"""`multisample.dask.sample`, and searches on a cluster, have the bits of one process, whatever happens to workers."""
 
 from __future__ import annotations
 
