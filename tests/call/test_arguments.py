@@ -194,6 +194,7 @@ VECTORS = [
             "bool": [True, False, True], "complex": [1j, 2, 3], "strings": ["1", "2", "3"],
             "Python objects": [1.0, None, 3.0],
         }, TypeError, ELEMENTS, HOST),
+        *each(name, {"masked": np.ma.masked_array(np.zeros(D), mask=True)}, TypeError, "fill it first", HOST),
         *each(name, {came: np.zeros(D, dtype) for dtype, came in {
             "bool": "bool", "complex64": "complex64", "complex128": "complex128", "object": "got Python objects",
             "U3": r"got strings \(<U3\)", "S3": r"got bytes \(\|S3\)", "f4,i4": "got structured elements",
@@ -302,7 +303,7 @@ OUTS = [
         re.escape(repr(value)[:9]): lambda value=value: value
         for value in ("x", 3, 3.0, True, {}, np.ndarray, [[0.0] * 4] * 3, ((0.0,) * 4,) * 3)
     }, TypeError, "array", *ARRAYS),
-    *outs({"Copying": Copying}, TypeError, "array", *ARRAYS),
+    *outs({"Copying": Copying, "mask": lambda: np.ma.ones(WHOLE, np.float32)}, TypeError, "array", *ARRAYS),
     *outs({
         f"got {dtype}": lambda dtype=dtype: torch.ones(WHOLE, dtype=getattr(torch, dtype))
         for dtype in ("float64", "bfloat16", "int32")
@@ -404,9 +405,7 @@ def test_a_torch_generator_of_another_device_raises() -> None:
 
     Elsewhere.__module__ = "torch"
     out = torch.full((2, 3), SENTINEL)
-    with pytest.raises(
-        ValueError, match=r"^generator: expected one on the CPU or the device of .*cpu, got one on cuda:1"
-    ):
+    with pytest.raises(ValueError, match=r"^generator: expected one on the CPU or the device of .*, got one on cuda:1"):
         sample(torch.zeros(2), torch.ones(2), 3, generator=Elsewhere(), out=out)
     assert (out == SENTINEL).all()
 
@@ -414,27 +413,18 @@ def test_a_torch_generator_of_another_device_raises() -> None:
 # --- out ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["mu", "sigma"])
-def test_out_may_not_overlap_an_input(name: str) -> None:
-    memory = np.ones((3, 6), np.float32)
-    vectors = {"mu": np.zeros(3, np.float32), "sigma": np.ones(3, np.float32)}
-    generator = Generator(1)
-    views = memory[:, 1], memory[:, 4], memory[::-1, 2], memory[2, :3], memory[:, 1:2], memory[1:2, 1].reshape(())
-    for shared in views:
-        before = memory.copy()
-        with pytest.raises(ValueError, match=rf"^out: expected memory of its own, got memory that {name} also uses"):
-            sample(**vectors | {name: shared}, n=4, out=memory[:, 1:5], generator=generator)
-        np.testing.assert_array_equal(memory, before)
-    assert generator.offset == 0
+# test_plans.py has inputs that the kernel reads in place.
+def test_out_may_not_overlap_an_input_that_is_converted() -> None:
     memory, tensor = np.zeros((3, 6)), torch.zeros(3, 6)
-    words = memory.view(np.float32)
+    words, generator = memory.view(np.float32), Generator(1)
     for argument, mu, sigma, out, dtype in (
         ("mu", memory[:, 0], 1.0, memory[:, :4], "float64"), ("sigma", 0.0, memory[:, 1], words[:, 2:6], "float32"),
+        ("mu", words[1:2, 1].reshape(()), np.ones(3, np.float32), words[:, 1:5], None),
         ("mu", tensor[:, 1], torch.ones(3), tensor[:, :4], None),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=rf"^out: .*{argument} also uses"):
-            sample(mu, sigma, 4, out=out, dtype=dtype)
-    assert not memory.any() and not tensor.any()
+            sample(mu, sigma, 4, out=out, dtype=dtype, generator=generator)
+    assert not memory.any() and not tensor.any() and generator.offset == 0
 
 
 def test_out_may_lie_between_the_elements_of_an_input() -> None:
@@ -472,15 +462,6 @@ def test_the_largest_n_and_offsets_are_accepted() -> None:
     assert sample(MU[:0], SIGMA[:0], 2**34, seed=1).shape == (0, 2**34)
 
 
-def test_a_standard_deviation_of_zero_gives_the_mean() -> None:
-    for zero in (0.0, -0.0, 0, np.zeros(3), [0, -0.0, 0.0], np.zeros((3, 1), np.int8)):
-        x = sample(MU, zero, 5, seed=1, dtype="float32")
-        np.testing.assert_array_equal(x, np.repeat(MU[:, None], 5, axis=1))
-
-
 def test_values_that_fit_the_computing_type_are_accepted() -> None:
-    # float16 results are computed in float32; numbers too large for float16 round to infinity.
-    x = sample([1e30, -1e30, 0.0], 1.0, 2, seed=1, dtype="float16")
-    assert x[:2].tolist() == [[np.inf] * 2, [-np.inf] * 2]
-    x = sample([1e300, 0.0], [1.0, 1e300], 2, seed=1, dtype="float64")
-    assert np.isfinite(x).all()
+    for sigma in ([1.0, 1e300], 1e300):
+        assert np.isfinite(sample([1e300, 0.0], sigma, 2, seed=1, dtype="float64")).all()

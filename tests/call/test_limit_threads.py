@@ -132,9 +132,7 @@ def test_threadpoolctl_limits_calls(threads_of_cpu: Callable[[], int]) -> None:
     assert found["num_threads"] == 6
 
 
-def test_several_threads_perturb_parameters(
-    monkeypatch: pytest.MonkeyPatch, thread_counts: Callable[[], list[int]]
-) -> None:
+def test_several_threads_perturb_parameters(monkeypatch: Any, thread_counts: Callable[[], list[int]]) -> None:
     monkeypatch.setenv("MULTISAMPLE_NUM_THREADS", "6")
     for limit, expected in ((2, 2), (100, 6)):
         with limit_threads(limit):

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from cuda_memory import ExportedByDlpack
 from fake_backend import FakeBackend
 from moments import exact_moments
@@ -186,7 +187,6 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"mu": MU[:3]}, ValueError, "sigma: expected as many elements as mu"),
     ({"mu": 0.0, "sigma": 1.0}, TypeError, "mu, sigma: expected at least one array"),
     ({"order": 3}, ValueError, "order: expected 1 or 2, got 3"),
-    ({"order": 0}, ValueError, "order: expected"),
     ({"order": 2.0}, TypeError, "order: expected an integer"),
     ({"seed": None}, TypeError, "seed: expected an integer"),
     ({"antithetic": 0}, TypeError, "antithetic: expected True or False"),
@@ -212,65 +212,41 @@ def test_a_backend_without_moments_is_refused(registered: Callable[[Any], Any]) 
 
 
 def test_libraries_are_not_mixed() -> None:
-    torch = pytest.importorskip("torch")
     for arrays in ((W, torch.tensor(MU), torch.tensor(SIGMA)), (torch.tensor(W), MU, SIGMA)):
         with pytest.raises(TypeError, match="mu, sigma, weights: expected arrays of one library, got a"):
             multisample.weighted_moments(*arrays, seed=1)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_gradients_flow_to_mu_and_sigma(torch_device: str, dtype: str) -> None:
-    torch = pytest.importorskip("torch")
-    w, mu, sigma = vectors(6, 40, dtype)
-    options: dict[str, Any] = {"seed": 3, "antithetic": True, "sample_offset": 2}
-    weights = torch.tensor(w, device=torch_device)
-    leaves = [torch.tensor(x, device=torch_device, requires_grad=True) for x in (mu, sigma)]
-    moments = multisample.weighted_moments(weights, *leaves, **options)
-    exact_moments(w, mu, sigma, dtype, **options).check(*(x.detach().cpu().numpy() for x in moments))
-    scale = torch.arange(1.0, 7.0, dtype=weights.dtype, device=torch_device)
-    got = torch.autograd.grad(((moments[0] + moments[1] ** 2) * scale).sum(), leaves, create_graph=True)
-
-    again = [leaf.detach().clone().requires_grad_() for leaf in leaves]
-    z = multisample.sample(torch.zeros_like(again[0]), 1.0, 40, **options)
-    first = (weights * (again[0][:, None] + again[1][:, None] * z)).sum(1)
-    second = (weights * (again[1][:, None] * z) ** 2).sum(1)
-    expected = torch.autograd.grad(((first + second**2) * scale).sum(), again, create_graph=True)
-    tolerance = {"rtol": 1e-3, "atol": 1e-2} if dtype == "float32" else {"rtol": 1e-10, "atol": 1e-10}
-    for a, b in zip(got, expected, strict=True):
-        torch.testing.assert_close(a, b, **tolerance)
-    torch.testing.assert_close(
-        torch.autograd.grad(got[1].sum(), leaves[1])[0],
-        torch.autograd.grad(expected[1].sum(), again[1])[0],
-        **tolerance,
-    )
-    # A gradient has the shape and the type of its argument.
+def test_a_gradient_has_the_shape_and_the_type_of_its_argument(torch_device: str) -> None:
     mean = torch.zeros(6, 1, dtype=torch.float64, device=torch_device, requires_grad=True)
-    (first,) = multisample.weighted_moments(torch.ones_like(weights), mean, 1.0, order=1, seed=1, dtype=dtype)
+    weights = torch.ones(40, device=torch_device)
+    (first,) = multisample.weighted_moments(weights, mean, 1.0, order=1, seed=1, dtype="float32")
     assert first.shape == (6,) and first.dtype is weights.dtype
     first.sum().backward()
     assert mean.grad.shape == (6, 1) and (mean.grad == 40).all()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
 def test_gradients_are_recorded_with_every_backend(backend: str, place: Place, dtype: str) -> None:
-    torch = pytest.importorskip("torch")
-    w, mu, sigma = vectors(6, 40)
+    w, mu, sigma = vectors(6, 40, "float64" if dtype == "float64" else "float32")
+    options: dict[str, Any] = {"seed": 3, "antithetic": True, "sample_offset": 2}
     device = "cuda" if registry.find(backend).device_kinds == ("cuda",) or torch.cuda.is_available() else "cpu"
     device = "cpu" if backend == "cpu" else device
-    weights, mean = torch.tensor(w, device=device), torch.tensor(mu, device=device, requires_grad=True)
-    deviation = torch.tensor(sigma, device=device)
-    moments = multisample.weighted_moments(weights, mean, deviation, seed=3, backend=backend, dtype=dtype)
-    exact = exact_moments(w, mu, sigma, dtype, seed=3)
+    weights = torch.tensor(w, device=device)
+    mean, deviation = (torch.tensor(x, device=device, requires_grad=True) for x in (mu, sigma))
+    moments = multisample.weighted_moments(weights, mean, deviation, backend=backend, dtype=dtype, **options)
+    exact = exact_moments(w, mu, sigma, dtype, **options)
     exact.check(*(x.detach().cpu().numpy() for x in moments))
-    moments[0].sum().backward()
+    (moments[0].sum() + moments[1].sum()).backward()
     np.testing.assert_allclose(mean.grad.cpu(), np.full(6, w.sum()), rtol=1e-3)
+    slope = (exact.first - w.sum() * mu + 2 * exact.second) / sigma
+    np.testing.assert_allclose(deviation.grad.cpu(), slope.astype(np.float64), rtol=1e-3, atol=1e-3)
     if device == "cpu":
         with pytest.raises(ValueError, match="weights: expected finite weights"):
             multisample.weighted_moments(weights * math.nan, mean, deviation, seed=3, backend=backend)
 
 
 def test_gradients_of_weights_and_traces_of_pytorch_are_refused() -> None:
-    torch = pytest.importorskip("torch")
     weights = torch.ones(3, requires_grad=True)
     with pytest.raises(ValueError, match="weights: require grad, but gradients flow to mu and sigma only"):
         multisample.weighted_moments(weights, torch.zeros(2), 1.0, seed=1)
@@ -284,7 +260,6 @@ def test_gradients_of_weights_and_traces_of_pytorch_are_refused() -> None:
 @pytest.mark.filterwarnings("ignore:::torch")
 @pytest.mark.slow
 def test_a_compiled_function_breaks_its_graph(torch_device: str) -> None:
-    torch = pytest.importorskip("torch")
     weights, mu = torch.ones(12, device=torch_device), torch.zeros(5, device=torch_device)
 
     def step(mu: Any) -> Any:

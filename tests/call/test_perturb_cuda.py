@@ -1,4 +1,7 @@
-"""`perturb` of tensors on a GPU, through every backend: the bits of the CPU, and no wait for the device."""
+"""`perturb` of tensors on a GPU, through every backend: the bits of the CPU, and no wait for the device.
+
+test_perturb.py and test_perturb_populations.py also run on a GPU.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from cuda_memory import release
 from skip_rules import require_device
 
 import multisample
 from multisample import Key, perturb
 from multisample.backends.element_types import MATRIX_TYPES
+from multisample.torch import perturb_
 
 require_device()
-
-torch = pytest.importorskip("torch")
-
-from multisample.torch import perturb_  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 LAUNCHES = 3  # The calls make a plan, check it, and use it.
@@ -30,36 +31,6 @@ def gpu(backend: str) -> str:
     if backend == "cpu":
         pytest.skip("cpu has no memory on a GPU")
     return backend
-
-
-def views(p: Any) -> list[Any]:
-    return [p, p.transpose(0, 2), p[:, ::2], p[1:, 3:, 1:4], p[..., 2], p[0, 0, 0], p[:0]]
-
-
-def kept(p: Any) -> Any:
-    """The tensor on the GPU, with its strides."""
-    return torch.empty_strided(p.shape, p.stride(), dtype=p.dtype, device="cuda").copy_(p)
-
-
-@pytest.mark.parametrize("dtype", MATRIX_TYPES)
-@pytest.mark.parametrize("coefficients", [0.5, [0.1, -2.0, 3.0], [1e-3] * 300], ids=["one", "three", "many"])
-def test_tensors_have_the_bits_of_the_cpu(gpu: str, dtype: str, coefficients: Any) -> None:
-    base = torch.randn(5, 7, 6, generator=torch.Generator().manual_seed(3)).to(getattr(torch, dtype))
-    options: dict[str, Any] = {"seed": Key(7, 3), "member": 2}
-    many = coefficients
-    if isinstance(coefficients, list):
-        many = torch.tensor(coefficients, device="cuda", dtype=torch.float64)
-    for p, own in zip(views(base), views(base.cuda()), strict=True):
-        exact = perturb(p, coefficients, **options)
-        for given in (coefficients, many):
-            for _ in range(LAUNCHES):
-                assert torch.equal(perturb(own, given, backend=gpu, **options).cpu(), exact)
-                written = kept(own)
-                assert perturb_(written, given, backend=gpu, **options) is written
-                out = torch.empty_like(own)
-                assert perturb(own, given, out=out, backend=gpu, **options) is out
-                assert torch.equal(written.cpu(), exact)
-                assert torch.equal(out.cpu(), exact)
 
 
 @pytest.fixture
@@ -196,58 +167,18 @@ def test_cupy_and_numba_arrays(gpu: str) -> None:
 # --- Populations, updates and decay -------------------------------------------------------------------------------
 
 
-def model() -> dict[str, Any]:
-    draw = torch.Generator().manual_seed(5)
-    shapes = {"w": (9, 7), "long": (100_003,), "turned": (6, 5, 4), "none": (0, 3)}
-    p = {name: torch.randn(shape, generator=draw) for name, shape in shapes.items()}
-    return p | {"turned": p["turned"].transpose(0, 2), "half": p["w"].bfloat16(), "wide": p["w"].double()}
-
-
-def on_gpu(p: dict[str, Any]) -> dict[str, Any]:
-    return {name: kept(x) for name, x in p.items()}
-
-
 def check(found: dict[str, Any], expected: dict[str, Any]) -> None:
     for name, x in found.items():
         assert x.is_cuda and torch.equal(x.cpu(), expected[name]), name
 
 
-@pytest.mark.parametrize("decay", [0, 0.3, {"w": 0.25, "half": 1.0}])
-def test_populations_have_the_bits_of_the_cpu(gpu: str, decay: Any) -> None:
-    p = model()
-    own, options = on_gpu(p), {"decay": decay, "backend": gpu}
-    keys, members = [3, Key(4, 9), 2**63 + 5], [4, 0, 2**32 - 1]
-    words = torch.from_numpy(np.array([(3, 0), (4, 9), (2**63 + 5, 0)], np.uint64)).cuda()
-    on_device = torch.tensor(members, device="cuda")
-    by_key = perturb(p, 0.5, seed=keys, member=2, decay=decay)
-    by_member = perturb(p, 0.5, seed=Key(7, 1), member=members, decay=decay)
-    out = {name: torch.zeros(*x.shape, 3, dtype=x.dtype, device="cuda").movedim(-1, 0) for name, x in p.items()}
-    for _ in range(LAUNCHES):
-        for seed in (keys, words, words.view(torch.int64)):
-            check(perturb(own, 0.5, seed=seed, member=2, **options), by_key)
-        for some in (members, on_device):
-            check(perturb(own, 0.5, seed=Key(7, 1), member=some, **options), by_member)
-            check(perturb(own, 0.5, seed=Key(7, 1), member=some, out=out, **options), by_member)
-        check(torch.func.vmap(lambda m: perturb(own, 0.5, seed=Key(7, 1), member=m, **options))(on_device), by_member)
-
-
-def test_updates_with_a_seed_for_each_coefficient_have_the_bits_of_the_cpu(gpu: str) -> None:
-    p = model()
-    for count in (2, 3, 300):
-        seeds, coefficients = list(range(5, 5 + count)), np.linspace(-1, 1, count).tolist()
-        for decay in (0, 0.1):
-            expected = perturb(p, coefficients, seed=seeds, member=6, decay=decay)
-            for seed in (seeds, torch.tensor(seeds, device="cuda")):
-                for given in (coefficients, torch.tensor(coefficients, device="cuda", dtype=torch.float64)):
-                    own = on_gpu(p)
-                    check(perturb(own, given, seed=seed, member=6, decay=decay, backend=gpu), expected)
-                    check(perturb_(own, given, seed=seed, member=6, decay=decay, backend=gpu), expected)
-
-
 def test_vmap_over_all_arguments_has_the_bits_of_the_cpu(gpu: str) -> None:
     p = {"w": torch.randn(5, 7), "b": torch.randn(33)}
     several = {name: torch.stack([x, x + 1, x - 2]) for name, x in p.items()}
-    own, seeds, numbers = on_gpu(several), torch.tensor([3, 4, 5]), torch.tensor([[0.5, 1.0], [2.0, 0.1], [-1.0, 3.0]])
+    own = {name: x.cuda() for name, x in several.items()}
+    seeds, numbers = torch.tensor([3, 4, 5]), torch.tensor([[0.5, 1.0], [2.0, 0.1], [-1.0, 3.0]])
+    members = perturb(several, 0.5, seed=7, member=seeds)
+    check(torch.func.vmap(lambda m: perturb(own, 0.5, seed=7, member=m, backend=gpu))(seeds.cuda()), members)
 
     def call(x: Any, c: Any, s: Any, backend: str) -> Any:
         return perturb(x, c, seed=s, decay=0.25, backend=backend)
@@ -278,17 +209,6 @@ def test_a_graph_reads_new_seeds_and_members_of_a_population(gpu: str) -> None:
         assert torch.equal(out.cpu(), perturb(base, 0.5, seed=seeds.cpu()))
         graphs[1].replay()
         assert torch.equal(out.cpu(), perturb(base, 0.5, seed=7, member=members.cpu(), decay=0.5))
-
-
-def test_gradients_flow_on_every_backend(gpu: str) -> None:
-    p = torch.ones(1000, device="cuda", requires_grad=True)
-    for seed in (3, [3, 4]):
-        p.grad = None
-        found = perturb(p, 0.5, seed=seed, decay=0.25, backend=gpu)
-        found.sum().backward()
-        assert p.grad is not None and (p.grad == 0.75 * found.numel() / 1000).all()
-        with torch.no_grad():
-            assert torch.equal(found, perturb(p, 0.5, seed=seed, decay=0.25, backend=gpu))
 
 
 def test_members_in_device_memory_have_64_bits_and_are_not_written(gpu: str) -> None:

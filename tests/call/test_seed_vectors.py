@@ -159,12 +159,9 @@ def test_two_and_four_halves_are_one_key(backend: str, place: Place, bits: Any) 
 
 ONE = {
     "list": ([7], 7),
-    "tuple": ((2**64 - 1,), 2**64 - 1),
     "Key": ([Key(7, 9)], Key(7, 9)),
     "int8": (np.array([7], np.int8), 7),
-    "uint64": (np.array([2**63 + 1], np.uint64), 2**63 + 1),
     "pair": (np.array([[3, 9]]), Key(3, 9)),
-    "narrow pair": (np.array([[2**15 - 1, 9]], np.int16), Key(2**15 - 1, 9)),
     "halves": (np.array([[1, 2, 3, 4]], np.uint32), Key(2**32 + 2, 3 * 2**32 + 4)),
 }
 
@@ -263,15 +260,10 @@ def test_bad_seeds_have_clear_errors(backend: str, place: Place, bits: Any, name
 
 def test_bad_shapes_have_clear_errors(backend: str, place: Place) -> None:
     seeds, vector = [1, 2], place(np.zeros(3, np.float32))
-    for shape in [(3, 3), (3, 2, 2)]:
-        with pytest.raises(ValueError, match=r"mu: expected shape \(B, \*S\) or \(d,\)"):
-            multisample.sample(place(np.zeros(shape, np.float32)), 1.0, 4, seed=seeds, backend=backend)
     with pytest.raises(ValueError, match=r"weights: expected shape \(n,\) or \(B, n\)"):
         multisample.weighted_moments(place(np.ones((3, 5), np.float32)), vector, 1.0, seed=seeds, backend=backend)
     with pytest.raises(ValueError, match=r"out: expected shape \(2, 3, 4\)"):
         multisample.sample(vector, 1.0, 4, seed=seeds, backend=backend, out=place(np.zeros((3, 4), np.float32)))
-    with pytest.raises(TypeError, match="seed, generator"):
-        multisample.sample(vector, 1.0, 4, seed=seeds, generator=multisample.Generator(1), backend=backend)
 
 
 def test_out_that_overlaps_itself_or_an_input_and_the_index_of_a_bad_value() -> None:

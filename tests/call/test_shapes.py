@@ -27,9 +27,7 @@ def flattened(x: Array, dims: tuple[int, ...], batch: int | None) -> Array:
     return np.ascontiguousarray(whole).reshape(*lead, math.prod(dims))
 
 
-def test_samples_of_any_shape_have_the_numbers_of_the_flattened_call(
-    backend: str, place: Place, view_of: Any, bits: Any
-) -> None:
+def test_samples_of_any_shape_equal_the_flattened_call(backend: str, place: Any, view_of: Any, bits: Any) -> None:
     draw, source = random.Random(5), np.random.default_rng(5)
     for _ in range(150):
         batch, dtype = draw.choice([None, None, 1, 3]), draw.choice(["float32", "float64", "float16"])
@@ -101,9 +99,7 @@ def test_numbers_in_arrays_have_the_shape_of_n(place_scalar: Any) -> None:
 def test_shapes_without_a_meaning_raise_and_advance_nothing() -> None:
     mu, generator = np.zeros((2, 3)), Generator(7)
     for arguments, error, message in (
-        ((np.zeros(3), np.eye(3), 4), ValueError, r"^sigma: .* Cholesky factor, as COMMON_TASKS\.md"),
         ((mu, np.ones(2), 4), ValueError, r"^mu, sigma: expected shapes that broadcast, got \(2, 3\) and \(2,\)"),
-        ((np.zeros(3), np.ones(2), 4), ValueError, r"^sigma: expected as many elements as mu, 3, got 2"),
         ((mu, 1.0, [2, 2]), TypeError, r"^n: expected an integer, got \[2, 2\]"),
         ((mu, 1.0, (2, True)), TypeError, r"^n\[1\]: expected an integer, got the bool True"),
         ((mu, 1.0, (2, 1.0)), TypeError, r"^n\[1\]: expected an integer, got 1\.0"),

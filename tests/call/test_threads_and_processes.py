@@ -22,12 +22,10 @@ import torch
 from forks import DEADLINE, forked, in_forks
 from processes import run_python
 from skip_rules import require
-from tables import slow_but
 
 import multisample
 from multisample import BackendUnavailableError, Generator, _backends, sample
 from multisample._randomness import generator as _generator
-from multisample.backends.kernels.cpu import helper_threads
 from multisample.backends.system import threads
 
 THREADS = 8
@@ -148,25 +146,6 @@ def test_a_bad_thread_setting_raises(monkeypatch: pytest.MonkeyPatch, new_choice
     assert 1 <= threads.thread_count() <= (os.cpu_count() or 1)
 
 
-@pytest.mark.usefixtures("many_threads")
-@pytest.mark.parametrize("dtype", slow_but(["float32"], ["float32", "float64"]))
-def test_many_large_calls_at_the_same_time_have_the_right_bits(dtype: Any) -> None:
-    def work(task: int) -> str:
-        return digest(draw(BIG_N, seed=task % 9, dtype=dtype, noise=("independent", "shared")[task % 2]))
-
-    outcomes: dict[int, str] = {}
-    # More calls than there are helper threads.
-    thread = threading.Thread(
-        target=lambda: threads.run_all(lambda task: outcomes.update({task: work(task)}), range(300), 300), daemon=True
-    )
-    thread.start()
-    thread.join(DEADLINE)
-    assert not thread.is_alive()
-    expected = [work(task) for task in range(18)]
-    assert len(set(expected)) == 18
-    assert [outcomes[task] for task in range(300)] == [expected[task % 18] for task in range(300)]
-
-
 def test_an_error_in_one_task_is_raised_after_all_tasks_have_ended() -> None:
     running: set[int] = set()
 
@@ -216,21 +195,6 @@ def test_no_task_begins_after_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 # --- fork -----------------------------------------------------------------------------------------
-
-
-@forked
-@pytest.mark.usefixtures("many_threads")
-def test_forked_children_and_grandchildren_draw_large_matrices_after_their_parent_did() -> None:
-    expected = digest(draw(BIG_N, seed=3))
-    pool = helper_threads._pool[helper_threads._FIRST :: helper_threads._LINE]
-    assert pool[0] != helper_threads._NO_THREAD
-
-    def child() -> Any:
-        drawn = [digest(draw(BIG_N, seed=3)) for _ in range(3)]
-        return [*drawn, *in_forks(lambda: digest(draw(BIG_N, seed=3)))]
-
-    assert in_forks(child, child) == [[expected] * 4] * 2
-    assert digest(draw(BIG_N, seed=3)) == expected
 
 
 @forked
@@ -467,9 +431,6 @@ def test_matrices_can_be_drawn_while_the_interpreter_exits(before: list[int]) ->
     sizes = [BIG_N, SMALL_N, BIG_N]
     drawn = printed(AT_EXIT, json.dumps([before, sizes]), MULTISAMPLE_NUM_THREADS="4").split()
     assert drawn == [digest(draw(n, seed=3)) for n in before + sizes]
-
-
-# --- Import ---------------------------------------------------------------------------------------
 
 
 def test_tasks_run_if_threads_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:

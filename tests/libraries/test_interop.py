@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import torch
 from cuda_memory import Array, Exported, ExportedByDlpack, ToArray, memory_of, numpy_dtype, on_cpu
 from skip_rules import require
 from tables import DTYPES
@@ -59,7 +60,6 @@ def host_matrix(dtype: str, strides: tuple[int, int], first: int, length: int) -
 
 
 def torch_on_host() -> Memory:
-    torch = pytest.importorskip("torch")
 
     def put(array: Array) -> Any:
         if array.dtype.name != "bfloat16":
@@ -591,7 +591,6 @@ def adopting(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_dlpack_is_preferred_and_receives_the_stream_of_the_kernel(adopting: SimpleNamespace, dtype: str) -> None:
-    torch = pytest.importorskip("torch")
     array = torch.zeros((6, 2), dtype=getattr(torch, dtype))[::2, 1]
     for stream, named in ((0, 1), (77, 77)):
         adopting.streams[1] = stream
@@ -615,7 +614,6 @@ def test_the_cuda_array_interface_is_adopted_on_its_device_without_waiting(adopt
 
 
 def test_pytorch_adopts_memory_as_writable_on_its_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch = pytest.importorskip("torch")
     backend: Any = importlib.import_module("multisample.backends.torch_ext")
     recorded: list[tuple[Any, Any]] = []
     tensor = torch.zeros(3)
@@ -702,24 +700,18 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Driver]]:
     cuda_driver.device_function.cache_clear()
 
 
-def test_device_of_returns_the_device_of_an_address(driver: Callable[..., Driver]) -> None:
+def test_the_driver_knows_the_device_of_an_address_and_captured_streams(driver: Callable[..., Driver]) -> None:
     recorded = driver()
     assert cuda_driver.device_of(0) == 0
-    assert recorded.recorded == []
-    assert cuda_driver.device_of(2**47 + 4096) == 3
-    assert recorded.recorded[0][2:] == (9, 2**47 + 4096)
-    driver(cuPointerGetAttribute=1)
-    assert cuda_driver.device_of(4096) == 0
-
-
-def test_is_capturing_returns_the_capture_status_of_a_stream(driver: Callable[..., Driver]) -> None:
-    recorded = driver()
     assert not cuda_driver.is_capturing(0)
     assert not cuda_driver.is_capturing(1)
     assert recorded.recorded == []
+    assert cuda_driver.device_of(2**47 + 4096) == 3
+    assert recorded.recorded[0][2:] == (9, 2**47 + 4096)
     assert cuda_driver.is_capturing(2)
     assert cuda_driver.is_capturing(2**47)
-    driver(cuStreamIsCapturing=1)
+    driver(cuPointerGetAttribute=1, cuStreamIsCapturing=1)
+    assert cuda_driver.device_of(4096) == 0
     assert not cuda_driver.is_capturing(77)
 
 

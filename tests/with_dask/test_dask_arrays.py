@@ -1,4 +1,4 @@
-"""`multisample.dask.sample` equals `multisample.sample`, on every scheduler and whatever happens to its blocks."""
+"""`multisample.dask.sample`, and searches on a cluster, have the bits of one process, whatever happens to workers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import pickle
 import signal
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
@@ -25,6 +27,8 @@ distributed = pytest.importorskip("distributed")
 import dask.array as da  # noqa: E402
 from dask.callbacks import Callback  # noqa: E402
 from dask_cluster import local_cluster  # noqa: E402
+from scored_functions import DiesOnce, assert_same, fails, run, sphere  # noqa: E402
+from skip_rules import require  # noqa: E402
 
 import multisample.dask  # noqa: E402
 
@@ -199,12 +203,11 @@ def test_blocks_start_no_threads(monkeypatch: pytest.MonkeyPatch, thread_counts:
 def test_slices_rechunks_and_reductions(client: Any) -> None:
     x, y = drawn((5, 300), 1000), expected(1000)
     for scheduler in ("threads", client):
-        parts = x[2:9:3, 100:-7], x.rechunk((13, 77)), x.T, 2 * x, x.max(), x.mean(axis=1, dtype=np.float64)
-        part, *whole, largest, mean = dask.compute(*parts, scheduler=scheduler)
-        assert same(part, y[2:9:3, 100:-7].copy())
-        assert all(map(same, whole, (y, y.T.copy(), 2 * y)))
+        part, whole, turned, largest = dask.compute(
+            x[2:9:3, 100:-7], x.rechunk((13, 77)), 2 * x.T, x.max(), scheduler=scheduler
+        )
+        assert same(part, y[2:9:3, 100:-7].copy()) and same(whole, y) and same(turned, 2 * y.T.copy())
         assert largest == y.max()
-        np.testing.assert_allclose(mean, y.mean(axis=1, dtype=np.float64), rtol=1e-12)
         kept = x.persist(scheduler=scheduler)
         assert same(kept[:, ::10].compute(scheduler=scheduler), y[:, ::10].copy())
     xarray = pytest.importorskip("xarray")
@@ -246,7 +249,6 @@ UNKNOWN = da.from_array(MU, chunks=4)[da.from_array(MU, chunks=4) > 0]
         ({"mu": UNKNOWN}, ValueError, "mu: expected a Dask array with known chunks"),
         ({"mu": da.from_array(MU[1:], chunks=4)}, ValueError, "sigma: expected as many elements as mu, 12, got 13"),
         ({"mu": da.zeros(D, dtype=complex)}, TypeError, "mu: "),
-        ({"mu": 1.0, "sigma": 2.0}, TypeError, "at least one array"),
         ({"sigma": -SIGMA}, ValueError, "sigma: "),
         ({"mu": "abc"}, TypeError, "mu: "),
         ({"mu": np.zeros((13, 2)), "sigma": 1.0}, ValueError, r"mu: expected shape \(d,\) or \(d, 1\), got \(13, 2\)"),
@@ -256,7 +258,6 @@ UNKNOWN = da.from_array(MU, chunks=4)[da.from_array(MU, chunks=4) > 0]
         ({"seed": 7, "generator": multisample.Generator(1)}, TypeError, "seed, generator: "),
         ({"generator": "abc"}, TypeError, "generator: "),
         ({"noise": "red"}, ValueError, "noise: "),
-        ({"backend": "gpu"}, multisample.UnknownBackendError, "backend: no backend is called 'gpu'"),
     ],
 )
 def test_wrong_arguments_are_refused_before_anything_is_computed(arguments: Any, error: Any, words: str) -> None:
@@ -302,3 +303,82 @@ def test_values_of_dask_arrays_are_checked_in_their_block(client: Any) -> None:
     for scheduler in ("threads", client):
         with pytest.raises(ValueError, match=r"sigma: .* got sigma\[1\] = -1.*\(in the rows from 8 on\)"):
             x.compute(scheduler=scheduler)
+
+
+# --- Blocks of CuPy, drawn on the GPU of the worker -----------------------------------------------
+
+
+@pytest.fixture
+def cupy() -> Any:
+    require("cupy")
+    return pytest.importorskip("cupy")
+
+
+@pytest.mark.parametrize("layout", ["dn", "nd"])
+def test_blocks_of_cupy_have_the_bits_of_numpy(cupy: Any, layout: Any) -> None:
+    expected = multisample.sample(MU, SIGMA, N, seed=7, layout=layout)
+    for mu, backend in ((MU, "cupy"), (cupy.asarray(MU), "auto"), (cupy.asarray(MU), "cupy")):
+        sigma = SIGMA if mu is MU else cupy.asarray(SIGMA)
+        x = multisample.dask.sample(mu, sigma, N, chunks=6, seed=7, layout=layout, backend=backend)
+        assert type(x._meta) is cupy.ndarray
+        assert x._meta.dtype == x.dtype == expected.dtype
+        for scheduler in ("synchronous", "threads"):
+            y = x.compute(scheduler=scheduler)
+            assert type(y) is cupy.ndarray
+            assert cupy.asnumpy(y).tobytes() == expected.tobytes()
+
+
+def test_reductions_and_dask_arrays_of_cupy(cupy: Any) -> None:
+    expected = multisample.sample(MU, SIGMA, N, seed=7)
+    mu, sigma = (da.from_array(cupy.asarray(x), chunks=4, asarray=False) for x in (MU, SIGMA))
+    x = multisample.dask.sample(mu, sigma, N, chunks=6, seed=7)
+    assert type(x._meta) is cupy.ndarray
+    assert cupy.asnumpy(x.compute(scheduler="threads")).tobytes() == expected.tobytes()
+    assert float(x.max().compute(scheduler="threads")) == expected.max()
+    np.testing.assert_allclose(cupy.asnumpy(x.mean(axis=1).compute(scheduler="threads")), expected.mean(1), atol=1e-5)
+
+
+def test_a_cluster_draws_on_its_gpu(cupy: Any) -> None:
+    expected = multisample.sample(MU, SIGMA, N, seed=7)
+    with local_cluster(n_workers=1) as client:
+        x = multisample.dask.sample(MU, SIGMA, N, chunks=100, seed=7, backend="cupy")
+        y = x.map_blocks(cupy.asnumpy, dtype=x.dtype, meta=np.empty((0, 0), x.dtype))
+        assert y.compute(scheduler=client).tobytes() == expected.tobytes()
+
+
+def test_numpy_and_cupy_together_are_refused(cupy: Any) -> None:
+    with pytest.raises(TypeError, match="expected arrays of one library"):
+        multisample.dask.sample(cupy.asarray(MU), SIGMA, N)
+
+
+# --- The cross-entropy method ---------------------------------------------------------------------
+
+
+def test_a_cluster_gives_the_same_bits_and_errors(client: Any) -> None:
+    executor, lock = client.get_executor(), ThreadPoolExecutor(1)
+    with pytest.raises(ArithmeticError, match="a score is missing"):
+        run(lambda x: fails(x + 10), executor=executor, tasks=3)
+    with pytest.raises(TypeError, match=r"f: expected a function that ClientExecutor can send .*, got <function"):
+        run(lambda x: lock, executor=executor)
+    assert_same(run(lambda x: np.square(x - 1).sum(axis=0), executor=executor, tasks=16), run())
+
+
+def test_a_worker_that_dies_in_a_task_changes_nothing(client: Any, tmp_path: Path) -> None:
+    before = set(client.run(os.getpid).values())
+    assert_same(run(DiesOnce(tmp_path), executor=client.get_executor(), tasks=4), run())
+    assert set(client.run(os.getpid).values()) != before
+    client.wait_for_workers(1)
+
+
+def test_an_executor_with_retries_repeats_a_failed_task(client: Any, tmp_path: Path) -> None:
+    def twice(x: Any) -> Any:
+        try:
+            (tmp_path / "failed").touch(exist_ok=False)
+        except FileExistsError:
+            return sphere(x)
+        raise ArithmeticError
+
+    with pytest.raises(ArithmeticError):
+        run(twice, executor=client.get_executor(), tasks=3)
+    (tmp_path / "failed").unlink()
+    assert_same(run(twice, executor=client.get_executor(retries=1), tasks=3), run())

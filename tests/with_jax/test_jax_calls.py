@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import gc
+import importlib
+import importlib.util
 import threading
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from cuda_memory import ExportedByDlpack
+from tables import ONE_OPTION
 
 import multisample
-from multisample import Generator, Key, sample
+from multisample import Generator, Key, sample, standard_normal
 from multisample._plan import PLANS
 from multisample._routes.jax import programs
-
-jax = pytest.importorskip("jax")
-jnp = jax.numpy
 
 D, N = 5, 13
 MU = np.linspace(-2, 3, D, dtype=np.float32)
 SIGMA = np.linspace(0.5, 2, D, dtype=np.float32)
-OPTIONS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "shared": {"noise": "shared"},
-    "nd": {"layout": "nd"},
-    "antithetic": {"antithetic": True, "dim_offset": 3, "sample_offset": 5},
+OPTIONS = ONE_OPTION | {
     "float16": {"dtype": "float16", "layout": "nd"},
     "bfloat16": {"dtype": "bfloat16", "noise": "shared", "antithetic": True},
 }
@@ -67,9 +66,11 @@ def test_float64_calls_have_the_bits_of_cpu(every_place: str, x64: None) -> None
 
 def test_numbers_lists_and_numpy_arrays_mix_with_jax(jax_place: str) -> None:
     (mu, sigma), integers = vectors(), jnp.arange(D)
+    large = 2**54 + 2**30 + 1  # The nearest double lies half-way between two numbers of float32.
     draws: list[tuple[Callable[[Any, Any], Any], Any]] = [
         (lambda mu, sigma: sample(mu, 0.5, N, seed=1, backend=jax_place), sample(MU, 0.5, N, seed=1)),
         (lambda mu, sigma: sample(2, sigma, N, seed=1, backend=jax_place), sample(2, SIGMA, N, seed=1)),
+        (lambda mu, sigma: sample(large, sigma, N, seed=1, backend=jax_place), sample([large] * D, SIGMA, N, seed=1)),
         (lambda mu, sigma: sample(mu, SIGMA, N, seed=1, backend=jax_place), sample(MU, SIGMA, N, seed=1)),
         (lambda mu, sigma: sample(mu, [1.0] * D, N, seed=1, backend=jax_place), sample(MU, [1.0] * D, N, seed=1)),
         (lambda mu, sigma: sample(mu[:, None], sigma, N, seed=1, backend=jax_place), sample(MU, SIGMA, N, seed=1)),
@@ -238,6 +239,9 @@ def test_without_a_seed_eager_calls_follow_our_generators() -> None:
     generator = Generator(4)
     check_same(sample(*vectors(), N, generator=generator), sample(MU, SIGMA, N, seed=4))
     assert generator.offset == 1
+    torch = pytest.importorskip("torch")
+    with pytest.raises(TypeError, match=r"^generator: .*torch\.Generator"):
+        sample(*vectors(), N, generator=torch.Generator())
 
 
 def test_a_graph_safe_generator_is_for_a_gpu() -> None:
@@ -260,17 +264,13 @@ def test_on_a_gpu_a_graph_safe_generator_counts_on_the_device(gpus: list[Any]) -
 
 
 def test_an_eager_call_with_wrong_values_in_host_memory_fails_and_takes_no_offset() -> None:
-    generator, wrong = (
-        Generator(4),
-        [({"sigma": [-1.0] * D}, r"^sigma: .*-1"), ({"dim_offset": 2**32}, "^dim_offset: ")],
-    )
-    wrong += [({"mu": [0.0, bad, 0.0, 0.0, 0.0]}, r"^mu: .*mu\[1\]") for bad in (np.nan, np.inf, -np.inf)]
+    generator = Generator(4)
+    wrong: list[dict[str, Any]] = [{"sigma": jnp.asarray([-1.0] * D)}, {"dim_offset": 2**32}]
+    wrong += [{"mu": jnp.asarray([0.0, bad, 0.0, 0.0, 0.0])} for bad in (np.nan, np.inf, -np.inf)]
     with jax.default_device(jax.devices("cpu")[0]):  # Values in a GPU's memory are not checked.
-        for changes, message in wrong:
-            arguments = {"mu": MU, "sigma": SIGMA, **changes}
-            arrays = {name: jnp.asarray(x) for name, x in arguments.items() if name != "dim_offset"}
-            with pytest.raises(ValueError, match=message):
-                sample(**{**arguments, **arrays}, n=N, generator=generator)
+        for changes in wrong:
+            with pytest.raises(ValueError, match=r"^(sigma: .*-1|dim_offset: |mu: .*mu\[1\])"):
+                sample(**{"mu": jnp.asarray(MU), "sigma": jnp.asarray(SIGMA), **changes}, n=N, generator=generator)
     assert generator.offset == 0
 
 
@@ -279,24 +279,7 @@ def test_validate_checks_values_in_any_memory(jax_place: str) -> None:
         sample(jnp.zeros(3), jnp.asarray([1.0, 1.0, -1.0]), N, seed=1, validate=True, backend=jax_place)
 
 
-# --- Control flow ---------------------------------------------------------------------------------
-
-
-def test_scan_draws_with_each_key(jax_place: str) -> None:
-    keys = jax.random.split(jax.random.key(0), 4)
-
-    def step(total: Any, key: Any) -> tuple[Any, Any]:
-        x = sample(total, SIGMA, N, seed=key, backend=jax_place)
-        return x[:, 0], x
-
-    _, drawn = jax.jit(lambda keys: jax.lax.scan(step, jnp.asarray(MU), keys))(keys)
-    mean = jnp.asarray(MU)
-    for key, x in zip(keys, drawn, strict=True):
-        expected = sample(
-            np.asarray(mean), SIGMA, N, seed=int(np.asarray(jax.random.key_data(key)).astype(object) @ [2**32, 1])
-        )
-        check_same(x, expected)
-        mean = x[:, 0]
+# --- Threads --------------------------------------------------------------------------------------
 
 
 def test_programs_run_on_several_threads_at_once() -> None:
@@ -362,7 +345,6 @@ def test_calls_with_a_seed_and_numpy_arrays_are_constants_of_a_trace() -> None:
     ("arguments", "error", "message"),
     [
         ({"seed": 2**64}, ValueError, r"^seed: .*2\*\*64"),
-        ({"seed": 1.5}, TypeError, r"^seed: .*float"),
         ({"seed": Key(1, -1)}, ValueError, r"^seed\.offset: .*-1"),
         ({"seed": 1, "dim_offset": 2**32}, ValueError, r"^dim_offset: .*2\*\*32"),
         ({"seed": 1, "sample_offset": 2**34}, ValueError, r"^n: .*2\*\*34"),
@@ -373,14 +355,12 @@ def test_calls_with_a_seed_and_numpy_arrays_are_constants_of_a_trace() -> None:
         ({"seed": 1, "dtype": "float64"}, TypeError, r"^dtype: .*jax_enable_x64"),
         ({"seed": 1, "mu": np.zeros(D)}, TypeError, r"^dtype: .*jax_enable_x64.* mu is float64"),
         ({"seed": 1, "out": np.zeros((D, N), np.float32)}, TypeError, r"^out: .*immutable"),
-        ({"seed": 1, "backend": "none"}, ValueError, r"none"),
         ({"seed": 1, "backend": 7}, TypeError, r"^backend: .*7"),
         ({"seed": 1, "backend": "cupy"}, (ValueError, multisample.BackendUnavailableError), r"^backend: 'cupy'"),
         ({"seed": 1, "mu": np.zeros((D, 2), np.float32)}, ValueError, r"^mu, sigma: .*\(5, 2\)"),
         ({"seed": 1, "mu": np.zeros(D + 1, np.float32)}, ValueError, r"^sigma: .*6, got 5"),
         ({"seed": 1, "mu": float("nan")}, ValueError, r"^mu: .*nan"),
         ({"seed": 1, "mu": np.zeros(D, bool)}, TypeError, r"^mu: .*bool"),
-        ({"seed": 1, "generator": Generator(1)}, TypeError, r"^seed, generator: "),
     ],
 )
 def test_wrong_arguments_are_named(jitted: bool, arguments: dict[str, Any], error: Any, message: str) -> None:
@@ -482,16 +462,90 @@ def test_a_window_out_of_range_is_an_error_of_the_program(x64: None) -> None:
     check_same(draw(0, 0), sample(MU, SIGMA, N, seed=1))
 
 
-def test_torch_tensors_do_not_mix_with_jax() -> None:
-    torch = pytest.importorskip("torch")
-    with pytest.raises(TypeError, match=r"^sigma: .*PyTorch"):
-        sample(jnp.asarray(MU), torch.ones(D), N, seed=1)
-    with pytest.raises(TypeError, match=r"^generator: .*torch\.Generator"):
-        sample(*vectors(), N, generator=torch.Generator())
+# --- Shapes and standard normals ------------------------------------------------------------------
+
+SIZE = (2, 3, 4)
 
 
-def test_integers_are_rounded_once() -> None:
-    for dtype in ("float32", "bfloat16"):
-        number = 2**54 + 2**30 + 1  # The nearest double lies half-way between two numbers of float32.
-        x = np.asarray(sample(number, jnp.zeros(1), 1, seed=7, dtype=dtype))
-        assert x.tobytes() == sample(np.array([number]), 0.0, 1, seed=7, dtype=dtype).tobytes()
+@pytest.mark.parametrize("shape", [(2, 3), (3,), (2, 1), (1, 1), ()])
+@pytest.mark.parametrize("layout", ["dn", "nd"])
+def test_samples_of_any_shape_have_the_numbers_of_the_cpu_backend(layout: Any, shape: tuple[int, ...]) -> None:
+    mu, sigma = np.arange(6, dtype=np.float32).reshape(2, 3), np.full(shape, 0.5, np.float32)
+
+    def draw(mu: Any, sigma: Any, seed: Any = 7) -> Any:
+        return sample(mu, sigma, (4, 2), seed=seed, layout=layout)
+
+    expected = draw(mu, sigma)
+    for function in (draw, jax.jit(draw)):
+        found = function(jnp.asarray(mu), jnp.asarray(sigma))
+        assert found.shape == expected.shape
+        assert np.array_equal(found, expected)
+    batch = draw(jnp.asarray([mu, mu + 1]), jnp.asarray(sigma) if len(shape) < 2 else 0.5, [7, 8])
+    assert np.array_equal(batch[1], draw(mu + 1, sigma, 8))
+    gradients = jax.grad(lambda *arrays: draw(*arrays).sum(), (0, 1))(jnp.asarray(mu), jnp.asarray(sigma))
+    assert [x.shape for x in gradients] == [(2, 3), shape]
+    assert np.array_equal(gradients[0], np.full((2, 3), 8))
+
+
+@pytest.mark.parametrize("shape", [(3,), (2, 3), (3, 1)])
+@pytest.mark.parametrize("n", [4, (4,), (2, 2)])
+def test_arrays_of_other_libraries_beside_a_key_or_an_array_of_jax_raise(shape: tuple[int, ...], n: Any) -> None:
+    one, key = np.ones(shape, np.float32), jax.random.key(7)
+    others: list[Any] = [ExportedByDlpack(one)]
+    if importlib.util.find_spec("torch") is not None:
+        others.append(importlib.import_module("torch").from_numpy(one))
+    for other in others:
+        for name, mu, sigma, seed in (
+            ("mu", other, 1.0, key), ("mu", other, other, key), ("sigma", one, other, key),
+            ("mu", other, jnp.asarray(one), 7), ("sigma", jnp.asarray(one), other, 7),
+        ):  # fmt: skip
+            with pytest.raises(TypeError, match=f"^{name}: expected an array of JAX or NumPy where others are JAX's"):
+                sample(mu, sigma, n, seed=seed)
+
+
+def test_standard_normals_of_other_libraries_refuse_jax() -> None:
+    draws: list[Any] = [standard_normal]
+    if importlib.util.find_spec("torch") is not None:
+        draws.append(multisample.torch.randn)
+    key = jax.random.key(7)
+    for draw in draws:
+        for seed in (key, jax.random.split(key, 3), jnp.asarray([1, 2, 3]), Key(jnp.uint32(7), 0)):
+            for options in ({}, {"dtype": "float32"}):
+                with pytest.raises(TypeError, match=r"^seed: .* of JAX, got .*; use multisample\.jax\.normal$"):
+                    draw(3, seed=seed, **options)
+
+
+def test_normal_has_the_numbers_of_standard_normal() -> None:
+    key = jax.random.key(7)
+    words = np.asarray(jax.random.key_data(key))
+    for dtype in (None, "float16", jnp.bfloat16, jnp.float32):
+        expected = standard_normal(SIZE, seed=words, dtype=dtype or "float32")
+        for draw in (multisample.jax.normal, jax.jit(multisample.jax.normal, static_argnums=(1, 2))):
+            found = draw(key, SIZE, dtype)
+            assert (found.shape, found.dtype) == (SIZE, expected.dtype)
+            assert np.asarray(found).tobytes() == expected.tobytes()
+    keys = jax.random.split(key, 3)
+    batch = jax.vmap(lambda key: multisample.jax.normal(key, SIZE))(keys)
+    assert np.array_equal(batch[2], multisample.jax.normal(keys[2], SIZE))
+    assert multisample.jax.normal(Key(7, 1)).shape == ()
+    assert np.array_equal(multisample.jax.normal(7, 5), standard_normal(5, seed=7, dtype="float32"))
+    with jax.enable_x64(True):
+        assert multisample.jax.normal(key, 5).dtype == np.float64
+
+
+def test_wrong_arguments_of_normal_raise() -> None:
+    key = jax.random.key(7)
+    for arguments, error, message in (
+        ((None, 3), TypeError, "^key: expected a JAX key"),
+        ((Generator(7), 3), TypeError, r"^key: expected a JAX key .* got Generator\(seed=7, offset=0\)$"),
+        ((-1, 3), ValueError, "^key: expected a JAX key .* got -1$"),
+        ((np.zeros((2, 3), np.uint32), 3), ValueError, "^key: expected a JAX key"),
+        ((jax.random.key(7, impl="rbg"), 3), ValueError, "^key: expected a JAX key of 64 bits"),
+        ((key, (2**20, 2**15)), ValueError, r"^shape: expected at most 2\*\*34 elements, got 34359738368"),
+        ((key, 3, jnp.float64), TypeError, "^dtype: JAX has float64 only after"),
+        ((jax.random.split(key), 3), ValueError, r"^key: expected one key, got a vector of 2; use jax\.vmap"),
+        ((key, (3, -1)), ValueError, r"^shape\[1\]: expected 0 <="),
+        ((key, 3, int), TypeError, "^dtype: expected float16"),
+    ):
+        with pytest.raises(error, match=message):
+            multisample.jax.normal(*arguments)

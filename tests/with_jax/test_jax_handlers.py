@@ -14,20 +14,18 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
+from multisample._routes.jax import handlers, native, python_entry
+from multisample._routes.jax.static import Parameter, Static, decoded
 from multisample.backends import registry
 from multisample.backends.contract import BackendStatus
 from multisample.backends.driver import CONFIGURATION_SIZE, DriverBackend, _sample_steps
 from multisample.backends.kernels.cuda.keys import KernelKey
 from multisample.backends.launch import HEAD, HOST, PACKED_LAUNCH, UNIT_FACTOR, Launch, Operation, pack
 from multisample.backends.system import cuda_driver, xla_ffi
-
-jax = pytest.importorskip("jax")
-
-from multisample._routes.jax import handlers, native, python_entry  # noqa: E402
-from multisample._routes.jax.static import Parameter, Static, decoded  # noqa: E402
 
 P = ctypes.c_void_p
 CALL = ctypes.CFUNCTYPE(P, P)
@@ -208,17 +206,10 @@ def test_a_query_for_metadata_is_answered_or_the_version_refused(version: tuple[
     assert (error, metadata.version.minor) == (1, 0)
 
 
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [
-        (ValueError("dim_offset: é"), 3),
-        (TypeError("x"), 3),
-        (MemoryError(), 8),
-        (RuntimeError("y"), 13),
-        (KeyError(), 13),
-        (RuntimeError("surrogate \udcff, null \0"), 13),
-    ],
-)
+@pytest.mark.parametrize(("error", "code"), [
+    (ValueError("dim_offset: é"), 3), (TypeError("x"), 3), (MemoryError(), 8), (RuntimeError("y"), 13),
+    (KeyError(), 13), (RuntimeError("surrogate \udcff, null \0"), 13),
+])  # fmt: skip
 def test_exceptions_become_errors(error: Exception, code: int) -> None:
     def fail(frame: xla_ffi.Frame) -> None:
         raise error

@@ -1,4 +1,4 @@
-"""Programs of JAX at exits, signals and forks of a process, and saved programs."""
+"""Programs of JAX in other processes: exits, signals, forks, saved programs, command buffers and sharded calls."""
 
 from __future__ import annotations
 
@@ -8,20 +8,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from fake_backend import FakeBackend
+from jax.experimental import serialize_executable
 from processes import run_python
 
+import multisample
 from multisample import perturb, sample, weighted_moments
+from multisample._routes.jax import native, python_entry
 from multisample.backends.launch import Operation
-
-jax = pytest.importorskip("jax")
-jnp = jax.numpy
-
-from jax.experimental import serialize_executable  # noqa: E402
-
-from multisample._routes.jax import native, python_entry  # noqa: E402
 
 BEGIN = """
 import os, pickle, signal, sys, threading, time
@@ -264,3 +262,68 @@ def test_a_package_that_is_purged_and_imported_again_draws_the_same() -> None:
         "jax: XLA keeps the handlers of another version of multisample, which this process imported before: restart the"
         " process\n"
     )
+
+
+# --- Processes with flags of their own ------------------------------------------------------------
+
+# Command buffers of CUDA need flags.
+IN_COMMAND_BUFFERS = """
+import sys
+import jax, jax.numpy as jnp, numpy as np
+from multisample import Key, perturb, sample
+
+backend = sys.argv[1]
+mu, sigma = np.linspace(-1, 1, 37, dtype=np.float32), np.linspace(1, 2, 37, dtype=np.float32)
+
+@jax.jit
+def draw(mu, sigma, key):
+    x = sample(mu, sigma, 100, seed=key, backend=backend)
+    y = sample(x.mean(1), sigma, 50, seed=Key(key, 1), backend=backend, layout="nd", antithetic=True)
+    z = sample(y.mean(0), 1.0, 20, seed=Key(key, 2), backend=backend, noise="shared")
+    tree = jax.lax.stop_gradient([mu, sigma.astype("float16")])
+    return x, y, z, *perturb(tree, [1.0, 2.0], seed=Key(key, 3), member=4, backend=backend)
+
+def loss(mu, sigma, key):
+    return sum((x ** 2).sum() for x in draw(mu, sigma, key)[:3])
+
+text = draw.lower(mu, sigma, jax.random.key(0)).compile().as_text()
+for seed in range(5):  # The first runs record, later ones replay with other seeds.
+    x, y, z, *tried = map(np.asarray, draw(mu, sigma, jax.random.key(seed)))
+    for found, p in zip(tried, perturb([mu, sigma.astype("float16")], [1.0, 2.0], seed=Key(seed, 3), member=4)):
+        assert (found == p).all()
+    assert (x == sample(mu, sigma, 100, seed=seed)).all()
+    center = np.asarray(jax.jit(lambda x: x.mean(1))(x))
+    np.testing.assert_allclose(y, sample(center, sigma, 50, seed=Key(seed, 1), layout="nd", antithetic=True), atol=1e-5)
+gradient = jax.jit(jax.grad(loss, (0, 1)))
+first = gradient(mu, sigma, jax.random.key(3))
+for _ in range(3):
+    np.testing.assert_allclose(gradient(mu, sigma, jax.random.key(3)), first, rtol=1e-4)
+jax.block_until_ready(gradient(mu, sigma, jax.random.key(4)))
+print("recorded" if "command_buffer" in text else "not recorded")
+"""
+
+
+@pytest.mark.parametrize("name", ["cupy", "numba", "torch_ext"])
+def test_calls_can_be_recorded_into_command_buffers(gpus: list[Any], name: str) -> None:
+    status = multisample.list_backends()[name]
+    if not status.available:
+        pytest.skip("; ".join(status.reasons))
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_graph_min_graph_size=1"
+    run = run_python("-c", IN_COMMAND_BUFFERS, name, seconds=600, XLA_FLAGS=flags)
+    assert run.stdout.split()[-1] == "recorded"
+
+
+SCRIPT = Path(__file__).parents[1] / "support" / "sharded_jax.py"
+
+
+@pytest.mark.slow
+def test_sharded_over_eight_virtual_devices() -> None:
+    """One process runs all checks."""
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+    run_python(str(SCRIPT), seconds=600, XLA_FLAGS=flags, JAX_PLATFORMS="cpu")
+
+
+def test_sharded_over_gpus(gpus: list[Any]) -> None:
+    if len(gpus) < 2:
+        pytest.skip("this JAX has one CUDA device")
+    run_python(str(SCRIPT), seconds=600)

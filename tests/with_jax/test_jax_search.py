@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from multisample import Key, cem
 from multisample.examples import cart_pole
-
-jax = pytest.importorskip("jax")
-jnp = jax.numpy
 
 D, N = 4, 100
 START = np.linspace(-2, 3, D, dtype=np.float32)
@@ -133,17 +132,3 @@ def test_mppi_in_one_scan_swings_the_pole_up() -> None:
     # The first steps are those of the same example without JAX.
     other = cart_pole.control(steps=5)
     np.testing.assert_allclose(run.angles[:5], other.angles, atol=1e-2)
-
-
-@pytest.mark.slow
-def test_mppi_takes_keys_and_batches() -> None:
-    keys = jax.random.split(jax.random.key(0), 2)
-    angles, positions = jax.jit(jax.vmap(lambda key: cart_pole.trajectory(key, 3)))(keys)
-    assert angles.shape == positions.shape == (2, 3)
-    assert not np.array_equal(angles[0], angles[1])
-
-
-@pytest.mark.slow
-def test_the_program_prints_its_result(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cart_pole.main(["--library", "jax"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) >= 5

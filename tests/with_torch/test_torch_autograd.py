@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from operator_mode import Operators
 from tables import ONE_OPTION
 from torch.autograd import forward_ad
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import multisample.torch
 from multisample import Generator, _plan, sample
@@ -47,9 +47,7 @@ forward_mode = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecat
 
 @forward_mode
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_gradients_of_every_order_and_mode_agree_with_finite_differences(
-    torch_device: str, options: dict[str, Any]
-) -> None:
+def test_gradients_of_every_order_and_mode_are_finite_differences(torch_device: str, options: dict[str, Any]) -> None:
     def draw(mu: Any, sigma: Any) -> Any:
         return sample(mu, sigma, N, seed=3, **options)
 
@@ -108,19 +106,6 @@ def test_the_backward_pass_uses_the_noise_of_the_forward_pass(torch_device: str,
     sample(mu, sigma, 1000).detach()  # A draw before the backward pass changes nothing.
     (grad,) = torch.autograd.grad(x.sum(), sigma)
     assert torch.allclose(grad, z.sum(1), rtol=1e-5, atol=1e-3)
-
-
-@pytest.mark.parametrize("layout", ["dn", "nd"])
-def test_output_gradients_may_have_any_strides(torch_device: str, layout: Any) -> None:
-    mu, sigma = vectors(torch_device)
-    x = sample(mu, sigma, N, seed=3, layout=layout)
-    z = noise(torch_device, layout=layout)
-    base = torch.randn((2 * x.shape[1], 3 * x.shape[0]), dtype=torch.float64, device=torch_device)
-    for grad in (torch.ones((), dtype=torch.float64, device=torch_device).expand(x.shape), base[::2, ::3].T):
-        got = torch.autograd.grad(x, (mu, sigma), grad, retain_graph=True)
-        over_samples = 0 if layout == "nd" else 1
-        assert torch.allclose(got[0], grad.sum(over_samples), atol=1e-12)
-        assert torch.allclose(got[1], (grad * z).sum(over_samples), atol=1e-12)
 
 
 @pytest.mark.parametrize(("d", "n"), [(0, 3), (3, 0), (0, 0)])
@@ -214,20 +199,6 @@ def test_wrong_calls_with_gradients_raise(torch_device: str, name: str, value: f
     assert bool((out == 7).all())
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_autocast_does_not_change_dtypes(torch_device: str, dtype: torch.dtype) -> None:
-    mu, sigma = vectors(torch_device, torch.float32)
-    expected = torch.autograd.grad(sample(mu, sigma, N, seed=3).square().sum(), (mu, sigma))
-    with torch.autocast(torch_device, dtype):
-        assert torch.mm(mu.detach()[None], sigma.detach()[:, None]).dtype is dtype
-        x = sample(mu, sigma, N, seed=3)
-        assert x.dtype is torch.float32
-        assert sample(mu.detach(), sigma.detach(), N, seed=3).dtype is torch.float32
-        assert sample(mu.half(), sigma.half(), N, seed=3).dtype is torch.float16
-        got = torch.autograd.grad(x.square().sum(), (mu, sigma))
-    assert all(map(torch.equal, got, expected))
-
-
 @pytest.fixture
 def operators(torch_device: str) -> Any:
     multisample.torch.load_operators()
@@ -276,19 +247,13 @@ def test_forward_mode_tangents_pass_through_the_operator(operators: Any, torch_d
     mu, sigma = (x.detach() for x in vectors(torch_device))
     tangent = torch.linspace(1, 2, D, dtype=torch.float64, device=torch_device)
     with forward_ad.dual_level():
-        for draw in (lambda s: operators.sample(mu, s, N, seed=3), lambda s: sample(mu, s, N, seed=3)):
-            dual = forward_ad.unpack_dual(draw(forward_ad.make_dual(sigma, tangent)))
-            assert torch.allclose(dual.tangent, tangent[:, None] * noise(torch_device), atol=1e-12)
-        if torch_device == "cpu":
-            with pytest.raises(ValueError, match=r"^backend: expected torch_ext where PyTorch transforms the call"):
-                sample(mu, sigma, N, backend="cpu", seed=3)
+        dual = forward_ad.unpack_dual(operators.sample(mu, forward_ad.make_dual(sigma, tangent), N, seed=3))
+        assert torch.allclose(dual.tangent, tangent[:, None] * noise(torch_device), atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("options", [{}, {"noise": "shared"}, {"antithetic": True, "sample_offset": 7}])
-def test_one_sample_has_the_bits_and_the_gradients_of_others(
-    dtype: torch.dtype, options: dict[str, Any], torch_device: str
-) -> None:
+def test_one_sample_has_the_bits_and_the_gradients_of_others(dtype: Any, options: Any, torch_device: str) -> None:
     """On a CPU, the forward pass keeps the noise. On CUDA, the backward pass is another sample."""
     d = 2001 if torch_device == "cpu" else 70_001
     ones = torch.ones(d, dtype=dtype, device=torch_device)
@@ -341,16 +306,6 @@ def test_the_gradient_of_mu_alone_draws_no_noise(
                 assert found.shape == leaf.shape and torch.allclose(found.reshape(-1), expected, atol=1e-5)
     leaf = mu.clone().requires_grad_()
     x = torch.ops.multisample.sample(leaf, sigma, N, seed=3)
-    with _Refusing("multisample::sample_backward"):
+    with Operators(lambda name: name.startswith("multisample.sample_backward")):
         (found,) = torch.autograd.grad(x, leaf, torch.ones_like(x))
     assert torch.equal(found, torch.full_like(mu, N))
-
-
-class _Refusing(TorchDispatchMode):
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self.name = name
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        assert not function.name().startswith(self.name)
-        return function(*args, **(kwargs or {}))

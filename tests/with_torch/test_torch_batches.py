@@ -1,4 +1,4 @@
-"""Vectors of seeds with PyTorch: gradients, torch.func, torch.compile and operators."""
+"""Vectors of seeds and moments with PyTorch: gradients, torch.func, torch.compile and operators."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from operator_mode import Operators
 
 import multisample
-from multisample import sample
+from multisample import Key, _plan, sample, weighted_moments
 
 pytestmark = pytest.mark.filterwarnings("ignore:::torch")
 
@@ -78,10 +78,10 @@ def test_derivatives_of_any_order(torch_device: str) -> None:
 def test_moments_record_gradients_of_a_batch(torch_device: str) -> None:
     mu, sigma = (x.requires_grad_() for x in vectors(torch_device, torch.float64))
     weights = torch.rand(4, N, dtype=torch.float64, device=torch_device)
-    got = multisample.weighted_moments(weights, mu, sigma, seed=SEEDS)
-    alone = [multisample.weighted_moments(weights[b], mu[b], sigma[b], seed=SEEDS[b]) for b in range(4)]
+    got = weighted_moments(weights, mu, sigma, seed=SEEDS)
+    alone = [weighted_moments(weights[b], mu[b], sigma[b], seed=SEEDS[b]) for b in range(4)]
     with torch.no_grad():
-        assert all(map(torch.equal, got, multisample.weighted_moments(weights, mu, sigma, seed=SEEDS)))
+        assert all(map(torch.equal, got, weighted_moments(weights, mu, sigma, seed=SEEDS)))
     for k in range(2):
         expected = torch.stack([moments[k] for moments in alone])
         assert torch.equal(got[k], expected)
@@ -97,9 +97,7 @@ def test_derivatives_of_moments(torch_device: str, names: str) -> None:
     leaves = [vectors_of[name].clone().requires_grad_() for name in names.split()]
 
     def moments(*leaves: Any) -> Any:
-        return multisample.weighted_moments(
-            weights, seed=1, **vectors_of | dict(zip(names.split(), leaves, strict=True))
-        )
+        return weighted_moments(weights, seed=1, **vectors_of | dict(zip(names.split(), leaves, strict=True)))
 
     assert torch.autograd.gradcheck(moments, leaves) and torch.autograd.gradgradcheck(moments, leaves)
     assert all(map(torch.equal, moments(*leaves), moments(*(x.detach() for x in leaves))))
@@ -108,23 +106,10 @@ def test_derivatives_of_moments(torch_device: str, names: str) -> None:
 def test_seeds_that_change_before_the_backward_pass_of_moments_are_refused(torch_device: str) -> None:
     mu, sigma = (x.requires_grad_() for x in vectors(torch_device))
     seeds = torch.arange(4, device=torch_device)
-    first, _ = multisample.weighted_moments(torch.ones(4, N, device=torch_device), mu, sigma, seed=seeds)
+    first, _ = weighted_moments(torch.ones(4, N, device=torch_device), mu, sigma, seed=seeds)
     seeds += 1
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         first.sum().backward()
-
-
-class Launches(TorchDispatchMode):
-    """The names of our operators that PyTorch calls."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function.namespace == "multisample":
-            self.names.append(function._opname)
-        return function(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("own", ["mu", "seed", "mu, seed", "mu, sigma", "mu, sigma, seed"])
@@ -133,11 +118,11 @@ def test_vmap_is_one_launch(torch_device: str, own: str) -> None:
     seeds, names = seed_tensor(torch_device), own.split(", ")
     batch = {"mu": mu, "sigma": sigma, "seed": seeds}
     one = {"mu": mu[0], "sigma": sigma[0], "seed": SEEDS[0]}
-    with Launches() as launches:
+    with Operators() as operators:
         x = torch.func.vmap(lambda *own: sample(**{**one, **dict(zip(names, own, strict=True))}, n=N))(
             *(batch[name] for name in names)
         )
-    assert launches.names == ["sample_batch"]
+    assert operators.ours == ["multisample.sample_batch.default"]
     for b in range(4):
         alone = {**one, **{name: SEEDS[b] if name == "seed" else batch[name][b] for name in names}}
         assert torch.equal(x[b], sample(**alone, n=N))
@@ -147,11 +132,11 @@ def test_batches_inside_vmap_are_one_launch(torch_device: str) -> None:
     mu, _ = vectors(torch_device)
     seeds = torch.arange(12, device=torch_device).reshape(3, 4)
     data = torch.tensor([[0, 3], [1, 5]], dtype=torch.uint32, device=torch_device)
-    with Launches() as launches:
+    with Operators() as operators:
         x = torch.func.vmap(lambda row: torch.func.vmap(lambda m, k: sample(m, 1.0, N, seed=k))(mu, row))(seeds)
         y = torch.func.vmap(lambda m: sample(m, 1.0, N, seed=[1, 2]))(mu)
         z = torch.func.vmap(lambda key: sample(mu[0], 1.0, N, seed=key))(data)
-    assert launches.names == ["sample_batch"] * 3
+    assert operators.ours == ["multisample.sample_batch.default"] * 3
     for a, b in itertools.product(range(3), range(4)):
         assert torch.equal(x[a, b], sample(mu[b], 1.0, N, seed=4 * a + b))
     for a, b in itertools.product(range(4), range(2)):
@@ -200,3 +185,92 @@ def test_operators_refuse_wrong_shapes(torch_device: str) -> None:
         key_tensor = torch.zeros(keys, dtype=torch.int64, device=torch_device)
         with pytest.raises(RuntimeError, match=message):
             torch.ops.multisample.sample_batch(torch.zeros(mu, device=torch_device), sigma, N, key_tensor)
+
+
+# --- Moments in torch.func ------------------------------------------------------------------------
+
+MU, SIGMA = vectors("cpu")
+WEIGHTS = torch.rand(4, N)
+
+
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("batched", [x for x in itertools.product((False, True), repeat=4) if any(x)])
+def test_elements_of_vmap_of_moments_equal_their_own_calls(batched: tuple[bool, ...], order: Any) -> None:
+    arguments = [x if is_batched else x[0] for x, is_batched in zip((WEIGHTS, MU, SIGMA), batched[:3], strict=True)]
+    seeds = seed_tensor("cpu") if batched[3] else 7
+    dims = tuple(0 if is_batched else None for is_batched in batched)
+    found = torch.func.vmap(lambda w, m, s, k: weighted_moments(w, m, s, seed=k, order=order), dims)(*arguments, seeds)
+    assert len(found) == order
+    for b in range(4):
+        w, m, s = (x[b] if is_batched else x for x, is_batched in zip(arguments, batched[:3], strict=True))
+        right = weighted_moments(w, m, s, seed=SEEDS[b] if batched[3] else 7, order=order)
+        assert all(torch.equal(x[b], y) for x, y in zip(found, right, strict=True))
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The plans that have run, one for each launch."""
+    found = []
+
+    def run(self: Any, *arguments: Any, before: Any = _plan.Plan.run) -> Any:
+        found.append(self)
+        return before(self, *arguments)
+
+    monkeypatch.setattr(_plan.Plan, "run", run)
+    return found
+
+
+def test_vmap_of_moments_of_batches_and_of_vmap_is_one_launch(runs: list[Any]) -> None:
+    torch.func.vmap(lambda w: weighted_moments(w, MU[0], 2.0, seed=Key(3, 4)))(WEIGHTS)
+    found = torch.func.vmap(lambda w: weighted_moments(w, MU, SIGMA, seed=SEEDS))(WEIGHTS)
+    twice = torch.func.vmap(
+        lambda seed: torch.func.vmap(lambda w: weighted_moments(w, MU[0], SIGMA[0], seed=seed))(WEIGHTS)
+    )(seed_tensor("cpu"))
+    assert [plan.template.batch for plan in runs] == [4, 16, 16]
+    for j, k in itertools.product(range(4), repeat=2):
+        right = weighted_moments(WEIGHTS[k], MU[j], SIGMA[j], seed=SEEDS[j])
+        assert all(torch.equal(x[k, j], y) for x, y in zip(found, right, strict=True))
+        right = weighted_moments(WEIGHTS[k], MU[0], SIGMA[0], seed=SEEDS[j])
+        assert all(torch.equal(x[j, k], y) for x, y in zip(twice, right, strict=True))
+
+
+def loss(mu: Any, sigma: Any, weights: Any, seed: Any) -> Any:
+    first, second = weighted_moments(weights, mu, sigma, seed=seed)
+    return (first**2).sum() + second.sum()
+
+
+def test_derivatives_of_moments_equal_those_of_recorded_calls() -> None:
+    mu, sigma = MU[0].clone().requires_grad_(), SIGMA[0].clone().requires_grad_()
+    right = torch.autograd.grad(loss(mu, sigma, WEIGHTS[1], SEEDS[1]), (mu, sigma))
+    torch.testing.assert_close(torch.func.grad(loss, (0, 1))(MU[0], SIGMA[0], WEIGHTS[1], SEEDS[1]), right)
+    each = torch.vmap(torch.func.grad(loss, (0, 1)), (None, None, 0, 0))(MU[0], SIGMA[0], WEIGHTS, seed_tensor("cpu"))
+    torch.testing.assert_close(tuple(x[1] for x in each), right)
+    _, tangent = torch.func.jvp(lambda m, s: loss(m, s, WEIGHTS[1], SEEDS[1]), (MU[0], SIGMA[0]), (MU[1], SIGMA[1]))
+    torch.testing.assert_close(tangent, (right[0] * MU[1]).sum() + (right[1] * SIGMA[1]).sum(), rtol=1e-4, atol=1e-4)
+    total = torch.func.vmap(lambda w: weighted_moments(w, mu, sigma, seed=4)[0])(WEIGHTS).sum()
+    (own_gradient,) = torch.autograd.grad(total, mu)
+    torch.testing.assert_close(own_gradient, WEIGHTS.sum().expand(6))
+
+
+def test_errors_of_moments_name_the_argument() -> None:
+    def moments(weights: Any) -> Any:
+        return weighted_moments(weights, MU[0], 1.0, seed=1)
+
+    with pytest.raises(ValueError, match=r"^weights: require grad"):
+        torch.func.grad(lambda w: moments(w)[0].sum())(WEIGHTS[0])
+    for wrong, message in ((torch.zeros(2, 0), "shape"), (torch.full((2, 4), torch.nan), "finite weights")):
+        with pytest.raises(ValueError, match=f"^weights: expected {message}"):
+            torch.func.vmap(moments)(wrong)
+
+
+@pytest.mark.parametrize("transformed", [False, True])
+def test_the_gradient_of_mu_alone_draws_no_noise(transformed: bool, runs: list[Any]) -> None:
+    def total(mu: Any) -> Any:
+        return sum(x.sum() for x in weighted_moments(WEIGHTS[0], mu, SIGMA[0], seed=3))
+
+    leaf = MU[0].clone().requires_grad_()
+    for _ in range(2):  # The first call checks and makes a plan.
+        runs.clear()
+        found = torch.func.grad(total)(MU[0]) if transformed else torch.autograd.grad(total(leaf), leaf)[0]
+    assert len(runs) == 1
+    assert torch.allclose(found, WEIGHTS[0].sum().expand(6))

@@ -15,7 +15,6 @@ from tables import ONE_OPTION, slow_but
 from torch._dynamo.exc import Unsupported
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.func import grad, vmap
-from torch.fx.experimental.proxy_tensor import make_fx
 
 import multisample.torch
 from multisample import Generator, sample
@@ -146,23 +145,6 @@ def test_each_run_draws_new_numbers_from_the_generator_of_pytorch(torch_device: 
     assert (torch.corrcoef(z.flatten(1)) - torch.eye(8)).abs().max() < 5 / 10_000**0.5
 
 
-def test_the_backward_pass_of_a_compiled_graph_uses_the_drawn_offset(torch_device: str) -> None:
-    inputs = [x.requires_grad_() for x in vectors(torch_device)]
-
-    def loss(mu: Any, sigma: Any) -> Any:
-        x = sample(mu, sigma, N)
-        return x, x.square().sum()
-
-    function = compiled(loss)
-    mu, sigma = inputs
-    for _ in range(2):
-        x, value = function(mu, sigma)
-        got = torch.autograd.grad(value, inputs)
-        z = (x - mu[:, None]) / sigma[:, None]
-        torch.testing.assert_close(got[0], 2 * x.sum(1).detach())
-        torch.testing.assert_close(got[1], (2 * x * z).sum(1).detach())
-
-
 def test_a_distribution_can_be_compiled(torch_device: str) -> None:
     def loss(loc: Any, scale: Any, n: int) -> Any:
         q = Normal(loc, scale)
@@ -173,7 +155,7 @@ def test_a_distribution_can_be_compiled(torch_device: str) -> None:
     function = compiled(loss, backend=counter)
     for n in (1000, 2000, 3000):
         _, slope = torch.autograd.grad(function(*inputs, n), inputs)
-        # The expectation of log_prob is -log(scale) plus a constant.
+        # log_prob is -log(scale) - z**2 / 2 plus a constant, if the backward pass draws the same z.
         torch.testing.assert_close(slope, -1 / inputs[1].detach() / D, rtol=1e-4, atol=1e-4)
     assert counter.frame_count <= 2
 
@@ -197,9 +179,7 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "float": ({"n": 2.5}, TypeError, "n: expected an integer, got 2.5 of type float"),
     "seed": ({"seed": 2**64}, ValueError, r"seed: expected 0 <= seed < 2\*\*64"),
     "shape": ({"sigma": torch.ones(D - 1)}, ValueError, "sigma: expected as many elements as mu, 5, got 4"),
-    "validate": ({"validate": True}, ValueError, "validate: expected False"),
-    "out": ({"out": torch.ones(D, N + 1)}, ValueError, r"out: expected shape \(5, 7\), got \(5, 8\)"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(
@@ -214,9 +194,8 @@ def test_compiled_calls_raise_the_eager_errors(call: dict[str, Any], error: type
 
     with pytest.raises(Unsupported, match=message):
         compiled(draw)(torch.zeros(D))
-    if "validate" not in call:  # After a graph break the call is eager, and `validate` is accepted.
-        with pytest.raises(error, match=f"^{message}"):
-            torch.compile(draw, backend="aot_eager")(torch.zeros(D))
+    with pytest.raises(error, match=f"^{message}"):
+        torch.compile(draw, backend="aot_eager")(torch.zeros(D))
 
 
 OUTSIDE: dict[str, Callable[[], dict[str, Any]]] = {
@@ -256,16 +235,6 @@ x = torch.compile(draw, backend="aot_eager", fullgraph=True)(mu)
 assert torch.equal(x, draw(mu))
 """
     run_python("-c", program, folder=tmp_path)
-
-
-def test_a_traced_function_draws_new_numbers(torch_device: str) -> None:
-    mu, sigma = vectors(torch_device)
-    traced = make_fx(lambda mu: sample(mu, sigma, N))(mu)
-    torch.manual_seed(3)
-    first, second = traced(mu), traced(mu)
-    torch.manual_seed(3)
-    assert torch.equal(traced(mu), first)
-    assert not torch.equal(first, second)
 
 
 class Noisy(torch.nn.Module):

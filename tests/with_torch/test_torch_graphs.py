@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from skip_rules import require, require_device
+from tables import ONE_OPTION
 from torch._dynamo.utils import counters
 
 from multisample import Generator, sample
@@ -22,14 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:::torch")
 
 D, N = 37, 1000
 REPLAYS = 5
-CALLS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "shared": {"noise": "shared"},
-    "fast": {"fast_math": True},
-    "nd": {"layout": "nd"},
-    "float16": {"dtype": "float16", "antithetic": True},
-    "float64": {"dtype": torch.float64, "dim_offset": 3, "sample_offset": 5},
-}
+CALLS = ONE_OPTION | {"fast": {"fast_math": True}, "half": {"dtype": "float16"}, "double": {"dtype": torch.float64}}
 
 
 @pytest.fixture(params=["torch_ext", "cupy", "numba"])
@@ -100,18 +94,26 @@ def check_independent(draws: torch.Tensor) -> None:
     assert (x.std(1) - 1).abs().max() < limit
 
 
+@pytest.mark.parametrize("registered", [False, True])
 @pytest.mark.parametrize("options", CALLS.values(), ids=CALLS)
-def test_each_replay_draws_new_numbers_from_the_default_generator(cuda_backend: str, options: dict[str, Any]) -> None:
+def test_each_replay_draws_new_numbers_from_the_default_or_a_registered_generator(
+    cuda_backend: str, options: dict[str, Any], registered: bool
+) -> None:
     mu, sigma = vectors()
-    graph, x = captured(lambda: sample(mu, sigma, N, backend=cuda_backend, **options))
-    torch.manual_seed(3)
-    first = replays(graph, x)
+    generator = torch.Generator("cuda") if registered else None
+    graph, x = captured(lambda: sample(mu, sigma, N, backend=cuda_backend, generator=generator, **options), generator)
+
+    def seeded(seed: int, other: int) -> torch.Tensor:
+        torch.manual_seed(seed if generator is None else other)
+        if generator is not None:
+            generator.manual_seed(seed)
+        return replays(graph, x)
+
+    first = seeded(3, 1)
     assert distinct(first) == REPLAYS
     assert first.isfinite().all()
-    torch.manual_seed(3)
-    assert torch.equal(first, replays(graph, x))
-    torch.manual_seed(4)
-    assert distinct(torch.cat((first, replays(graph, x)))) == 2 * REPLAYS
+    assert torch.equal(first, seeded(3, 2))
+    assert distinct(torch.cat((first, seeded(4, 1)))) == 2 * REPLAYS
 
 
 def test_two_calls_in_a_graph_draw_different_numbers(cuda_backend: str) -> None:
@@ -122,38 +124,6 @@ def test_two_calls_in_a_graph_draw_different_numbers(cuda_backend: str) -> None:
 
     graph, x = captured(call)
     check_independent(replays(graph, x).flatten(0, 1))
-
-
-def test_out_is_written_by_each_replay(cuda_backend: str) -> None:
-    mu, sigma = vectors()
-    out = torch.zeros(D, N, device="cuda")
-    graph, x = captured(lambda: sample(mu, sigma, N, backend=cuda_backend, out=out))
-    assert x is out
-    assert distinct(replays(graph, out)) == REPLAYS
-
-
-def test_a_registered_generator_determines_the_numbers_of_replays(cuda_backend: str) -> None:
-    mu, sigma = vectors()
-    generator = torch.Generator("cuda").manual_seed(3)
-    graph, x = captured(lambda: sample(mu, sigma, N, backend=cuda_backend, generator=generator), generator)
-    generator.manual_seed(5)
-    torch.manual_seed(1)
-    first = replays(graph, x)
-    assert distinct(first) == REPLAYS
-    generator.manual_seed(5)
-    torch.manual_seed(2)
-    assert torch.equal(first, replays(graph, x))
-
-
-def test_capturing_a_host_side_generator_in_a_torch_graph_raises(cuda_backend: str) -> None:
-    mu, sigma = vectors()
-    sample(mu, sigma, N, backend=cuda_backend)
-    generator = Generator(3)
-    with torch.cuda.graph(torch.cuda.CUDAGraph()):
-        mu.clone()  # PyTorch warns of empty graphs.
-        with pytest.raises(RuntimeError, match=r"^generator: expected multisample.Generator\(seed, graph_safe=True\)"):
-            sample(mu, sigma, N, backend=cuda_backend, generator=generator)
-    assert generator.offset == 0
 
 
 def test_an_unregistered_generator_draws_new_numbers_or_raises(cuda_backend: str) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from launches import without_builtins
+from operator_mode import Operators
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensorMode
@@ -18,7 +19,6 @@ from torch._subclasses.schema_check_mode import SchemaCheckMode
 from torch.autograd import forward_ad, graph
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -46,22 +46,6 @@ class Functions(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-class Operators(TorchDispatchMode):
-    """Records the operators."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[str] = []
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen.append(str(function))
-        return function(*args, **(kwargs or {}))
-
-
-def same(x: Any) -> Any:
-    return x
-
-
 MODES: dict[str, Callable[[], Any]] = {
     "none": contextlib.nullcontext,
     "TorchFunctionMode": Functions,
@@ -76,7 +60,7 @@ MODES: dict[str, Callable[[], Any]] = {
     "autograd profiler": torch.autograd.profiler.profile,
     "forward-mode AD": forward_ad.dual_level,
     "anomaly detection": lambda: torch.autograd.set_detect_anomaly(True),
-    "saved_tensors_hooks": lambda: graph.saved_tensors_hooks(same, same),
+    "saved_tensors_hooks": lambda: graph.saved_tensors_hooks(lambda x: x, lambda x: x),
     "allow_mutation_on_saved_tensors": graph.allow_mutation_on_saved_tensors,
     "inference_mode": torch.inference_mode,
     "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
@@ -95,9 +79,7 @@ def plain(x: Any) -> torch.Tensor:
 
 @pytest.mark.parametrize("in_python", [False, True])
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
-def test_the_numbers_are_those_of_a_call_without_the_mode(
-    mode: Callable[[], Any], torch_device: str, in_python: bool
-) -> None:
+def test_the_numbers_are_those_of_a_call_without_the_mode(mode: Any, torch_device: str, in_python: bool) -> None:
     if mode is FunctionalTensorMode and torch_device == "cuda":
         pytest.skip("a graph draws the offset on the device")
     mu, sigma = vectors(torch_device)
@@ -141,14 +123,6 @@ def test_modes_see_the_operator(mode: Any, torch_device: str) -> None:
         ]
         if mode is Operators:  # Checks and the draw of a seed are not operations of the caller.
             assert len(seeing.seen) == 1
-
-
-def test_a_derivative_of_torch_func_keeps_the_numbers(torch_device: str) -> None:
-    mu, sigma = vectors(torch_device)
-    torch.manual_seed(3)
-    expected = sample(mu, sigma, N)
-    torch.manual_seed(3)
-    assert torch.equal(torch.func.vjp(lambda mu: sample(mu, sigma, N), mu)[0], expected)
 
 
 def test_function_modes_do_not_refuse_what_no_operator_can_do() -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from forks import forked, in_forks
+from skip_rules import require
 from tables import DTYPES, slow_but
 
 import multisample
@@ -35,6 +36,12 @@ def device(torch_device: str) -> Any:
 @pytest.fixture(scope="module")
 def operators() -> Any:
     return torch.ops.multisample
+
+
+def load_on_cuda() -> None:
+    """For a test on CUDA only."""
+    require("torch_ext")
+    registry.find("torch_ext").prepare("cuda")
 
 
 def vectors(d: int) -> tuple[Any, Any]:
@@ -294,27 +301,13 @@ def test_nonfinite_gradients_affect_only_their_row(operators: Any, device: Any) 
             assert torch.equal(sums[finite], clean[finite])
 
 
-@pytest.fixture
-def cpu(device: Any) -> Any:
-    if device.type != "cpu":
-        pytest.skip("CPU only")
-    return device
-
-
-@pytest.fixture
-def threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
 @forked
-@pytest.mark.usefixtures("threads")
-def test_gradients_do_not_depend_on_the_number_of_threads(
-    operators: Any, cpu: Any, bits: Callable[[Any], Array]
-) -> None:
+def test_gradients_do_not_depend_on_the_number_of_threads(operators: Any, bits: Callable[[Any], Array]) -> None:
+    require("torch_ext", on_cuda=False)
+    registry.find("torch_ext").prepare("cpu")
+    before = torch.get_num_threads()
     for (d, n), transposed in itertools.product([(700, 3001), (2, 700_000), (90_000, 20)], (False, True)):
-        grad = made(d, n, "float32", cpu)
+        grad = made(d, n, "float32", "cpu")
         grad = grad.T.contiguous() if transposed else grad
         found = set()
         for count in (1, 2, 3, 7):
@@ -329,16 +322,11 @@ def test_gradients_do_not_depend_on_the_number_of_threads(
         return (bits(sums[0]).tobytes(), bits(sums[1]).tobytes()) in found
 
     assert in_forks(again) == [True]
+    torch.set_num_threads(before)
 
 
-@pytest.fixture
-def cuda(device: Any) -> None:
-    if device.type != "cuda":
-        pytest.skip("CUDA only")
-
-
-@pytest.mark.usefixtures("cuda")
 def test_operators_run_on_the_current_stream_of_the_device(operators: Any) -> None:
+    load_on_cuda()
     for index in range(torch.cuda.device_count()):
         grad, out = (torch.zeros((300, 5000), device=f"cuda:{index}") for _ in range(2))
         wanted = operators.sample_backward(grad + 1, seed=1)
@@ -356,8 +344,8 @@ def test_operators_run_on_the_current_stream_of_the_device(operators: Any) -> No
             assert torch.equal(sums, again)
 
 
-@pytest.mark.usefixtures("cuda")
 def test_graph_replays_read_the_offset_again_without_synchronization(operators: Any) -> None:
+    load_on_cuda()
     mu, sigma = (x.float().cuda() for x in vectors(600))
     grad = made(600, 9000, "float32", "cuda")
     counter = torch.zeros(1, dtype=torch.int64, device="cuda")
@@ -374,8 +362,8 @@ def test_graph_replays_read_the_offset_again_without_synchronization(operators: 
             assert torch.equal(got, wanted)
 
 
-@pytest.mark.usefixtures("cuda")
 def test_the_backward_operator_allocates_only_partial_sums(operators: Any) -> None:
+    load_on_cuda()
     grad = torch.ones((4096, 16_384), device="cuda")
     for view in (grad, grad.view(16_384, 4096).T):
         torch.cuda.synchronize()

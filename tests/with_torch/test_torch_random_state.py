@@ -44,9 +44,7 @@ def all_differ(*samples: torch.Tensor) -> bool:
 
 
 @pytest.mark.parametrize("source", ["manual_seed", "generator", "rng_state"])
-def test_a_source_that_is_set_back_draws_equal_numbers(
-    draw: Callable[..., torch.Tensor], torch_device: str, source: str
-) -> None:
+def test_a_source_that_is_set_back_draws_equal_numbers(draw: Any, torch_device: str, source: str) -> None:
     options: dict[str, Any] = {}
     if source == "manual_seed":
         reset: Any = functools.partial(torch.manual_seed, 3)
@@ -81,35 +79,31 @@ def loss_and_gradients(device: str, run: Callable[..., Any]) -> list[torch.Tenso
     return [loss.detach(), mu.grad, log_sigma.grad]
 
 
-@pytest.mark.parametrize("use_reentrant", [False, True])
-def test_recomputed_activations_have_equal_numbers(torch_device: str, use_reentrant: bool) -> None:
+def selective(policy: CheckpointPolicy) -> dict[str, Any]:
+    def context() -> Any:
+        return create_selective_checkpoint_contexts(lambda *_, **__: policy)
+
+    return {"use_reentrant": False, "context_fn": context}
+
+
+CHECKPOINTS: dict[str, dict[str, Any]] = {
+    "reentrant": {"use_reentrant": True}, "not reentrant": {"use_reentrant": False},
+    "stored": selective(CheckpointPolicy.MUST_SAVE), "recomputed": selective(CheckpointPolicy.PREFER_RECOMPUTE),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("options", CHECKPOINTS.values(), ids=CHECKPOINTS)
+def test_stored_and_recomputed_activations_have_equal_numbers(torch_device: str, options: dict[str, Any]) -> None:
     draws = []
 
     def counted(layer: Any, *inputs: Any) -> Any:
         draws.append(1)
         return layer(*inputs)
 
-    def run(layer: Any, *inputs: Any) -> Any:
-        return checkpoint(counted, layer, *inputs, use_reentrant=use_reentrant)
-
-    got = loss_and_gradients(torch_device, run)
+    got = loss_and_gradients(torch_device, lambda layer, *inputs: checkpoint(counted, layer, *inputs, **options))
     expected = loss_and_gradients(torch_device, lambda layer, *inputs: layer(*inputs))
     assert len(draws) == 4
     assert all(map(torch.equal, got, expected))
-
-
-def test_selective_checkpoints_store_or_recompute_samples(torch_device: str) -> None:
-    results = []
-    for policy in (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_RECOMPUTE):
-
-        def context(policy: CheckpointPolicy = policy) -> Any:
-            return create_selective_checkpoint_contexts(lambda *_, **__: policy)
-
-        def run(layer: Any, *inputs: Any, context: Any = context) -> Any:
-            return checkpoint(layer, *inputs, use_reentrant=False, context_fn=context)
-
-        results.append(loss_and_gradients(torch_device, run))
-    assert all(map(torch.equal, *results))
 
 
 LOAD = """

@@ -57,6 +57,7 @@ def test_every_form_of_vectors_can_be_batched(torch_device: str) -> None:
         (lambda x: sample(x[:, None], 0.5, N, seed=3), mu),
         (lambda x: sample(mu[0], x, N, seed=3), sigma[:, 0]),
         (lambda x: sample(x.double(), sigma[0], N, seed=3), mu),
+        (lambda x: sample(x.double(), 1e300, N, seed=3), mu),
     ):
         assert torch.equal(vmap(draw)(batch), torch.stack([draw(x) for x in batch]))
 
@@ -157,11 +158,7 @@ def test_a_batched_call_with_a_host_side_generator_raises(torch_device: str) -> 
 
 
 @pytest.mark.parametrize(("call", "error", "message"), [
-    ({"n": -1}, ValueError, r"^n: expected 0 <= n <= 2\*\*34, got -1"),
-    ({"noise": "common"}, ValueError, "^noise: expected 'independent' or 'shared', got 'common'"),
-    ({"dtype": "int8"}, TypeError, "^dtype: expected float16, bfloat16, float32, float64, got 'int8'"),
     ({"sigma": torch.ones(D - 1)}, ValueError, r"^sigma: expected as many elements as mu, 5, got 4"),
-    ({"sigma": torch.ones(D, 2)}, ValueError, r"^mu, sigma: expected shapes that broadcast, got \(5,\) and \(5, 2\)"),
     ({"sigma": torch.ones(D, device="meta")}, ValueError, r"^sigma: expected it on the device of mu"),
     ({"sigma": torch.ones(D, dtype=torch.complex64)}, TypeError, r"^sigma: expected elements of type"),
     ({"sigma": torch.ones(D).to_sparse()}, TypeError, r"^sigma: expected a strided tensor"),

@@ -1,4 +1,4 @@
-"""A vector of seeds: a sample has the bits of `jax.vmap` over them, and of a call for each."""
+"""Batches: each element of a vector of seeds, or of `jax.vmap`, has the bits of its own call."""
 
 from __future__ import annotations
 
@@ -39,9 +39,11 @@ FORMS: dict[str, tuple[Callable[[], Any], list[Key]]] = {
     "list": (lambda: [SEEDS[0], Key(*PAIRS[1]), np.int64(7)], [PLAIN[0], WITH_OFFSETS[1], Key(7, 0)]),
 }
 SHAPES = {"own": (MUS, SIGMAS), "shared mu": (MUS[0], SIGMAS), "shared": (MUS[0], SIGMAS[0]), "number": (MUS, 2.0)}
-OPTIONS: list[dict[str, Any]] = [
-    {}, {"layout": "nd", "noise": "shared"}, {"antithetic": True, "dim_offset": 3, "sample_offset": 2**33 + 5},
-]  # fmt: skip
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {}, "shared": {"noise": "shared"}, "nd": {"layout": "nd"},
+    "shared_nd": {"noise": "shared", "layout": "nd"},
+    "all": {"antithetic": True, "dim_offset": 3, "sample_offset": 2**33 + 5, "dtype": "bfloat16"},
+}  # fmt: skip
 
 
 def element(x: Any, b: int) -> Any:
@@ -56,13 +58,13 @@ def run(draw: Callable[..., Any], seeds: Any, jitted: bool) -> Any:
 
 
 # All pairs of a shape and options, each with the next form.
-TURNS = list(zip(itertools.cycle(FORMS), itertools.product(SHAPES, OPTIONS)))
+TURNS = list(zip(itertools.cycle(FORMS), itertools.product(SHAPES, ("plain", "shared_nd", "all"))))
 
 
-@pytest.mark.parametrize(("form", "shape_and_options"), TURNS, ids=range(len(TURNS)))
+@pytest.mark.parametrize(("form", "shape_and_options"), TURNS, ids=str)
 def test_each_element_of_a_sample_is_its_own_call(form: str, shape_and_options: Any) -> None:
-    (make, keys), (shape, options) = FORMS[form], shape_and_options
-    mu, sigma = SHAPES[shape]
+    (make, keys), (shape, name) = FORMS[form], shape_and_options
+    (mu, sigma), options = SHAPES[shape], OPTIONS[name]
     for jitted in (False, True):
         x = run(lambda seeds: sample(jnp.asarray(mu), sigma, N, seed=seeds, **options), make(), jitted)
         assert x.shape == ((B, N, D) if "layout" in options else (B, D, N))
@@ -87,10 +89,8 @@ def test_negative_seeds_raise_on_the_host_and_count_modulo_their_type_if_traced(
 def test_a_vector_of_seeds_is_vmap_over_them() -> None:
     keys, mu = jax.random.split(jax.random.key(3), B), jnp.asarray(MUS[0])
     mapped = jax.jit(jax.vmap(lambda key: sample(mu, 1.0, N, seed=key)))(keys)
-    sample(mu, 1.0, N, seed=keys[0])  # Its plan is for one key of this type.
-    sample(mu, 1.0, N, seed=keys[1])
-    np.testing.assert_array_equal(sample(mu, 1.0, N, seed=keys), mapped)
-    np.testing.assert_array_equal(sample(mu, 1.0, N, seed=keys[1]), mapped[1])
+    for seed, drawn in ((keys[0], mapped[0]), (keys[1], mapped[1]), (keys, mapped), (keys[1], mapped[1])):
+        np.testing.assert_array_equal(sample(mu, 1.0, N, seed=seed), drawn)  # One key and a vector have own plans.
     text = jax.jit(lambda keys: sample(mu, 1.0, N, seed=keys)).lower(keys).compile().as_text()
     assert text.count(" custom-call(") == 1
     gradient = jax.jit(jax.grad(lambda mu: (sample(mu, 1.0, N, seed=keys) ** 2).sum()))(mu)
@@ -99,11 +99,9 @@ def test_a_vector_of_seeds_is_vmap_over_them() -> None:
 
 @pytest.mark.parametrize(
     ("form", "shape", "shares_weights", "jitted"),
-    [("keys", "number", True, False), ("uint32[B, 4]", "shared", False, True)],
+    [("keys", "number", True, False), ("uint32[B, 4]", "own", False, True), ("list", "shared", False, True)],
 )
-def test_each_element_of_moments_has_the_sums_of_its_own_call(
-    form: str, shape: str, shares_weights: bool, jitted: bool
-) -> None:
+def test_each_element_of_moments_is_its_own_call(form: str, shape: str, shares_weights: bool, jitted: bool) -> None:
     (make, keys), (mu, sigma) = FORMS[form], SHAPES[shape]
     operands = jnp.asarray(WEIGHTS[0] if shares_weights else WEIGHTS), jnp.asarray(mu), sigma
     found = run(lambda seeds: weighted_moments(*operands, seed=seeds), make(), jitted)
@@ -145,3 +143,91 @@ def test_wrong_arguments_are_named(changes: dict[str, Any], error: type[Exceptio
 def test_weights_have_a_row_for_each_seed() -> None:
     with pytest.raises(ValueError, match=r"^weights: expected shape \(n,\) or \(B, n\), B being 3 .*\(2, 13\)"):
         weighted_moments(jnp.asarray(WEIGHTS[:2]), MUS, 1.0, seed=[1, 2, 3])
+
+
+# --- jax.vmap -------------------------------------------------------------------------------------
+
+
+def keys() -> Any:
+    return FORMS["keys"][0]()
+
+
+def expected(b: int | None, c: int | None, e: int | None, options: dict[str, Any]) -> Any:
+    return sample(MUS[b or 0], SIGMAS[c or 0], N, seed=SEEDS[e or 0], **options)
+
+
+AXES = [*itertools.product([0, None], repeat=3)][:-1]
+
+
+@pytest.mark.parametrize(("axes", "name"), list(zip(AXES, itertools.cycle(OPTIONS), strict=False)))
+def test_batches_equal_single_calls(every_place: str, axes: tuple[int | None, ...], name: str) -> None:
+    def draw(mu: Any, sigma: Any, key: Any) -> Any:
+        return sample(mu, sigma, N, seed=key, backend=every_place, **OPTIONS[name])
+
+    batch = jax.vmap(draw, in_axes=axes)
+    given = [x if axis == 0 else x[0] for x, axis in zip((MUS, SIGMAS, keys()), axes, strict=True)]
+    for found in (batch(*given), jax.jit(batch)(*given)):
+        for i in range(B):
+            own = expected(*(i if axis == 0 else None for axis in axes), OPTIONS[name])
+            np.testing.assert_array_equal(np.asarray(found)[i], own)
+
+
+def test_means_along_any_axis_and_windows_can_be_mapped(jax_place: str) -> None:
+    def draw(mu: Any, row: Any) -> Any:
+        return sample(mu, 1.0, N, seed=1, dim_offset=row, sample_offset=2 * row, backend=jax_place)
+
+    found = jax.vmap(draw, in_axes=(1, 0), out_axes=2)(MUS.T, np.arange(B))
+    of_windows = jax.vmap(draw, in_axes=(None, 0))(MUS[0], np.arange(B))
+    for i in range(B):
+        np.testing.assert_array_equal(found[:, :, i], draw(MUS[i], i))
+        np.testing.assert_array_equal(of_windows[i], draw(MUS[0], i))
+
+
+@pytest.mark.parametrize("options", [OPTIONS["shared_nd"], OPTIONS["all"]], ids=["shared_nd", "all"])
+def test_batches_of_batches(jax_place: str, options: dict[str, Any]) -> None:
+    def draw(mu: Any, sigma: Any, key: Any) -> Any:
+        return sample(mu, sigma, N, seed=key, backend=jax_place, **options)
+
+    cube = jax.jit(jax.vmap(jax.vmap(jax.vmap(draw, (None, None, 0)), (None, 0, None)), (0, None, None)))(
+        MUS, SIGMAS, keys()
+    )
+    two = jax.jit(jax.vmap(jax.vmap(draw, (0, 0, None)), (None, None, 0)))(MUS, SIGMAS, keys())
+    for b in range(B):
+        for c in range(B):
+            np.testing.assert_array_equal(np.asarray(two)[b, c], expected(c, c, b, options))
+            for e in range(B):
+                np.testing.assert_array_equal(np.asarray(cube)[b, c, e], expected(b, c, e, options))
+
+
+def test_batches_of_no_or_one_element(jax_place: str) -> None:
+    batch = jax.vmap(lambda mu, key: sample(mu, 1.0, N, seed=key, backend=jax_place))
+    nested = jax.vmap(lambda mu, keys: jax.vmap(lambda key: sample(mu, 1.0, N, seed=key))(keys), (0, None))
+    for size in (0, 1):
+        x = jax.jit(batch)(MUS[:size], keys()[:size])
+        assert x.shape == (size, D, N)
+        assert jax.jit(nested)(MUS, keys()[:size]).shape == (B, size, D, N)
+    np.testing.assert_array_equal(x[0], sample(MUS[0], 1.0, N, seed=SEEDS[0]))
+
+
+@pytest.mark.parametrize("axes", [(0, None), (None, 0), (0, 0)])
+def test_gradients_of_batches_and_batches_of_gradients(jax_place: str, axes: tuple[int | None, int | None]) -> None:
+    def loss(mu: Any, sigma: Any, key: Any) -> Any:
+        return (sample(mu, sigma, N, seed=key, backend=jax_place) ** 3).sum()
+
+    mu, key = (x if axis == 0 else x[0] for x, axis in zip((MUS, keys()), axes, strict=True))
+    single = [
+        jax.grad(loss, (0, 1))(mu[i] if axes[0] == 0 else mu, SIGMAS[0], key[i] if axes[1] == 0 else key)
+        for i in range(B)
+    ]
+    inside = jax.jit(jax.vmap(jax.grad(loss, (0, 1)), (axes[0], None, axes[1])))(mu, SIGMAS[0], key)
+    for i in range(B):
+        np.testing.assert_allclose(inside[0][i], single[i][0], rtol=1e-5)
+        np.testing.assert_allclose(inside[1][i], single[i][1], rtol=1e-5)
+
+    def total(mu: Any, sigma: Any) -> Any:
+        return jax.vmap(loss, (axes[0], None, axes[1]))(mu, sigma, key).sum()
+
+    outside = jax.jit(jax.grad(total, (0, 1)))(mu, SIGMAS[0])
+    by_mu = np.stack([x[0] for x in single])
+    np.testing.assert_allclose(outside[0], by_mu if axes[0] == 0 else by_mu.sum(0), rtol=1e-5)
+    np.testing.assert_allclose(outside[1], np.stack([x[1] for x in single]).sum(0), rtol=1e-5)
