@@ -9,6 +9,7 @@ import calendar
 import compileall
 import contextlib
 import functools
+import gc
 import hashlib
 import io
 import itertools
@@ -136,6 +137,26 @@ def test_kernels_are_compiled_where_numba_is_disabled(
     assert total(np.ones(3)) == 3.0
     assert multisample.numba.normal(7, 0, 0, 1) == multisample.sample([0.0], 1.0, 2, seed=7)[0, 1]
     assert disabled == config.DISABLE_JIT
+
+
+@pytest.mark.parametrize("collects", [False, True])
+def test_the_garbage_collector_pauses_during_a_compilation(
+    root: Path, monkeypatch: pytest.MonkeyPatch, collects: bool
+) -> None:
+    def save(*kernel: Any) -> None:
+        paused.append(not gc.isenabled())
+        raise MemoryError
+
+    paused: list[bool] = []
+    monkeypatch.setattr(compilation.KernelCache, "save_overload", save)
+    before = gc.isenabled()
+    try:
+        (gc.enable if collects else gc.disable)()
+        with pytest.raises(MemoryError):
+            successor()
+        assert (paused, gc.isenabled()) == ([True], collects)
+    finally:
+        (gc.enable if before else gc.disable)()
 
 
 def test_a_digest_is_of_all_sources_in_a_folder_or_in_an_archive(tmp_path: Path) -> None:
