@@ -46,8 +46,10 @@ from multisample.backends.errors import BackendUnavailableError
 from multisample.backends.kernels import compilation
 from multisample.backends.kernels.cpu import calls as cpu_calls
 from multisample.backends.kernels.cuda.keys import KernelKey
+from multisample.backends.native import toolchain
 from multisample.backends.system import cache, numba_lock_at_fork, sources
 
+needs_tools = pytest.mark.skipif(bool(toolchain.missing_tools()), reason="; ".join(toolchain.missing_tools()))
 # Seconds after which a process counts as hanging.
 DEADLINE = 300
 
@@ -358,13 +360,15 @@ def test_a_warning_of_several_processes_is_issued_once(root: Path, kernels: Kern
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seconds", [0, 1])
-def test_an_interrupt_ends_the_build_and_its_processes(root: Path, seconds: int) -> None:
+@pytest.mark.parametrize(("name", "seconds"), [("cpu", 0), ("cpu", 1), pytest.param("torch_ext", 1, marks=needs_tools)])
+def test_an_interrupt_ends_the_build_and_its_processes(root: Path, name: str, seconds: int) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "multisample", "build", "cpu"],
+        [sys.executable, "-m", "multisample", "build", name],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     assert process.stderr
+    if name == "torch_ext":
+        assert process.stderr.readline().startswith("multisample: building torch_ext ")
     assert process.stderr.readline() == f"cpu: 0 of {len(cpu_calls.kernels())} kernels, 0 s\n"
     time.sleep(seconds)
     os.killpg(process.pid, signal.SIGINT)  # As a terminal does.
@@ -375,6 +379,7 @@ def test_an_interrupt_ends_the_build_and_its_processes(root: Path, seconds: int)
         for _ in range(100):  # Python's resource tracker ends a little later.
             os.killpg(process.pid, 0)
             time.sleep(0.1)
+    assert not list(root.glob("torch_ext/building/*"))
 
 
 @pytest.mark.slow
