@@ -39,24 +39,30 @@ _RECORD = "record.json"
 _failures: dict[Path, str] = {}
 
 
-def cpu_library(*, retry: bool = False, meanwhile: Callable[[], object] = lambda: None) -> Path:
+def cpu_library(meanwhile: Callable[[], object] = lambda: None) -> Path:
     """The library with the operators and their CPU implementation. It is built if none fits.
 
-    A build calls ``meanwhile()`` once while compilers run. With `retry`, the library is built again even if a build has
-    failed in this process. BackendUnavailableError if it cannot be built, with the end of the compiler's output, or if
-    the cache is not safe to use.
+    A build calls ``meanwhile()`` once while compilers run. BackendUnavailableError if the library cannot be built, with
+    the end of the compiler's output, or if the cache is not safe to use.
     """
-    return _libraries({"cpu": (LIBRARIES["cpu"],)}, retry, meanwhile)["cpu"]
+    return _libraries({"cpu": (LIBRARIES["cpu"],)}, meanwhile)["cpu"]
 
 
-def cuda_library(*, retry: bool = False, whole: bool = False) -> Path:
+def cuda_library() -> Path:
     """The library with the CUDA implementation, to load beside `cpu_library`. Both are built if none fits.
 
-    It is built for the architectures of ``TORCH_CUDA_ARCH_LIST``, or else for the devices that PyTorch sees. With
-    `whole`, the library has the units of all calls; otherwise it may lack some: see `unit_library`. `retry` and the
-    errors are as for `cpu_library`.
+    It is built for the architectures of ``TORCH_CUDA_ARCH_LIST``, or else for the devices that PyTorch sees. It may
+    lack units: see `unit_library`. The errors are as for `cpu_library`.
     """
-    return _libraries({kind: _wanted(kind, whole) for kind in LIBRARIES}, retry)["cuda"]
+    return _libraries({kind: _wanted(kind, whole=False) for kind in LIBRARIES})["cuda"]
+
+
+def whole_libraries(kinds: Iterable[LibraryKind], meanwhile: Callable[[], object]) -> dict[LibraryKind, Path]:
+    """The libraries of `kinds` with the units of all calls. All that are missing are built at the same time.
+
+    `meanwhile` and the errors are as for `cpu_library`.
+    """
+    return _libraries({kind: _wanted(kind, whole=True) for kind in kinds}, meanwhile)
 
 
 def unit_library(kind: LibraryKind, unit: Unit) -> Path:
@@ -64,7 +70,7 @@ def unit_library(kind: LibraryKind, unit: Unit) -> Path:
 
     The errors are as for `cpu_library`.
     """
-    return _libraries({kind: (LIBRARIES[kind].only(unit),)}, False)[kind]
+    return _libraries({kind: (LIBRARIES[kind].only(unit),)})[kind]
 
 
 def is_built(kind: LibraryKind, *, whole: bool = False) -> bool:
@@ -216,7 +222,7 @@ def _existing(kind: LibraryKind, wanted: Iterable[Library]) -> Path | None:
 
 
 def _libraries(
-    wanted: Mapping[LibraryKind, tuple[Library, ...]], retry: bool, meanwhile: Callable[[], object] = lambda: None
+    wanted: Mapping[LibraryKind, tuple[Library, ...]], meanwhile: Callable[[], object] = lambda: None
 ) -> dict[LibraryKind, Path]:
     """For each kind a library that exists, or the last of `wanted`. All that are missing are built at once."""
     if not toolchain.is_installed("torch"):
@@ -231,8 +237,6 @@ def _libraries(
         if lacking:
             raise _unavailable("; ".join(dict.fromkeys(lacking)))
         places = {_place(library): library for library in missing.values()}
-        for place in places if retry else ():
-            _failures.pop(place, None)
         _raise_failure(places)
         if places:
             _build(places, meanwhile)

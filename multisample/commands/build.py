@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 import time
 import warnings
@@ -38,22 +39,39 @@ def add_parser(subparsers: Any) -> Any:
 
 def run(args: argparse.Namespace) -> int:
     """Build the backend of `args`, or all available backends; raises if the named backend cannot be built."""
+    has_kernels = False
     for name in [args.backend] if args.backend else registry.names():
         reasons = () if args.backend else registry.find(name).status().reasons
         if reasons:
             print(f"{name}: not built: " + "; ".join(reasons))
         elif name == "torch_ext":
             _build_torch_ext()
-            if args.backend:  # Its kernels for the CPU.
-                _build_cpu()
+            has_kernels = True
         elif name == "cpu":
-            _build_cpu()
+            if not has_kernels:
+                _print_kernels(_compile_kernels())
         else:
             print(f"{name}: nothing to build: {name} compiles each kernel on first use")
     return 0
 
 
-def _build_cpu() -> None:
+# --- Kernels for the CPU ----------------------------------------------------------------------------------------------
+
+
+class _Kernels(NamedTuple):
+    """What was done for the kernels of the cpu backend."""
+
+    results: list[_Result]
+    seconds: float
+
+
+class _Result(NamedTuple):
+    compiled: bool
+    """Whether the kernel was not in the cache."""
+    warnings: list[tuple[type[Warning], str]]
+
+
+def _compile_kernels() -> _Kernels:
     # Numba takes half a second to import.
     from multisample.backends.kernels.cpu import calls
 
@@ -66,18 +84,16 @@ def _build_cpu() -> None:
             min(thread_count(), total),
             lambda done: line.update(f"cpu: {done} of {total} kernels, {time.monotonic() - start:.0f} s"),
         )
+    return _Kernels(results, time.monotonic() - start)
+
+
+def _print_kernels(kernels: _Kernels) -> None:
     # Show a warning once, even if several processes gave it.
-    for category, message in {warning: text for result in results for warning, text in result.warnings}.items():
+    for category, message in {warning: text for result in kernels.results for warning, text in result.warnings}.items():
         warnings.warn(message, category, stacklevel=1)
-    compiled = sum(result.compiled for result in results)
+    compiled, total = sum(result.compiled for result in kernels.results), len(kernels.results)
     before = f"; {total - compiled} were compiled before" if compiled < total else ""
-    print(f"cpu: compiled {compiled} kernels in {time.monotonic() - start:.1f} s{before}", flush=True)
-
-
-class _Result(NamedTuple):
-    compiled: bool
-    """Whether the kernel was not in the cache."""
-    warnings: list[tuple[type[Warning], str]]
+    print(f"cpu: compiled {compiled} kernels in {kernels.seconds:.1f} s{before}", flush=True)
 
 
 def _compile_all(kernels: Sequence[_Kernel], processes: int, show: Callable[[int], None]) -> list[_Result]:
@@ -107,24 +123,24 @@ def _compile(kernel: _Kernel) -> _Result:
     return _Result(bool(misses), [(warning.category, str(warning.message)) for warning in caught])
 
 
+# --- Libraries --------------------------------------------------------------------------------------------------------
+
+
 def _build_torch_ext() -> None:
-    _build_library("cpu")
+    """Build the libraries, and compile the kernels for the CPU at the same time."""
     reasons = library_cache.cuda_reasons(ahead_of_time=True)
+    kinds: tuple[LibraryKind, ...] = ("cpu",) if reasons else ("cpu", "cuda")
+    built_before = [kind for kind in kinds if library_cache.is_built(kind, whole=True)]
+    kernels = functools.cache(_compile_kernels)
+    start = time.perf_counter()
+    libraries = library_cache.whole_libraries(kinds, meanwhile=kernels)
+    seconds = time.perf_counter() - start
+    for kind, path in libraries.items():
+        if path.is_relative_to(prebuilt.root()):
+            how = "came with the installation"
+        else:
+            how = "was built before" if kind in built_before else f"built in {seconds:.1f} s"
+        print(f"torch_ext, {kind.upper()}: {how}: {path}", flush=True)
     if reasons:
         print("torch_ext, CUDA: not built: " + "; ".join(reasons))
-    else:
-        _build_library("cuda")
-
-
-def _build_library(kind: LibraryKind) -> None:
-    was_built = library_cache.is_built(kind, whole=True)
-    start = time.perf_counter()
-    if kind == "cpu":
-        path = library_cache.cpu_library(retry=True)
-    else:
-        path = library_cache.cuda_library(retry=True, whole=True)
-    if path.is_relative_to(prebuilt.root()):
-        how = "came with the installation"
-    else:
-        how = "was built before" if was_built else f"built in {time.perf_counter() - start:.1f} s"
-    print(f"torch_ext, {kind.upper()}: {how}: {path}", flush=True)
+    _print_kernels(kernels())

@@ -9,6 +9,7 @@ import calendar
 import compileall
 import contextlib
 import functools
+import gc
 import hashlib
 import itertools
 import math
@@ -45,8 +46,10 @@ from multisample.backends.errors import BackendUnavailableError
 from multisample.backends.kernels import compilation
 from multisample.backends.kernels.cpu import calls as cpu_calls
 from multisample.backends.kernels.cuda.keys import KernelKey
+from multisample.backends.native import toolchain
 from multisample.backends.system import cache, numba_lock_at_fork, sources
 
+needs_tools = pytest.mark.skipif(bool(toolchain.missing_tools()), reason="; ".join(toolchain.missing_tools()))
 # Seconds after which a process counts as hanging.
 DEADLINE = 300
 
@@ -136,6 +139,26 @@ def test_kernels_are_compiled_where_numba_is_disabled(
     assert total(np.ones(3)) == 3.0
     assert multisample.numba.normal(7, 0, 0, 1) == multisample.sample([0.0], 1.0, 2, seed=7)[0, 1]
     assert disabled == config.DISABLE_JIT
+
+
+@pytest.mark.parametrize("collects", [False, True])
+def test_the_garbage_collector_pauses_during_a_compilation(
+    root: Path, monkeypatch: pytest.MonkeyPatch, collects: bool
+) -> None:
+    def save(*kernel: Any) -> None:
+        paused.append(not gc.isenabled())
+        raise MemoryError
+
+    paused: list[bool] = []
+    monkeypatch.setattr(compilation.KernelCache, "save_overload", save)
+    before = gc.isenabled()
+    try:
+        (gc.enable if collects else gc.disable)()
+        with pytest.raises(MemoryError):
+            successor()
+        assert (paused, gc.isenabled()) == ([True], collects)
+    finally:
+        (gc.enable if before else gc.disable)()
 
 
 def test_a_digest_is_of_all_sources_in_a_folder_or_in_an_archive(tmp_path: Path) -> None:
@@ -336,13 +359,15 @@ def test_a_warning_of_several_processes_is_issued_once(root: Path, kernels: Kern
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seconds", [0, 1])
-def test_an_interrupt_ends_the_build_and_its_processes(root: Path, seconds: int) -> None:
+@pytest.mark.parametrize(("name", "seconds"), [("cpu", 0), ("cpu", 1), pytest.param("torch_ext", 1, marks=needs_tools)])
+def test_an_interrupt_ends_the_build_and_its_processes(root: Path, name: str, seconds: int) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "multisample", "build", "cpu"],
+        [sys.executable, "-m", "multisample", "build", name],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     assert process.stderr
+    if name == "torch_ext":
+        assert process.stderr.readline().startswith("multisample: building torch_ext ")
     assert process.stderr.readline() == f"cpu: 0 of {len(cpu_calls.kernels())} kernels, 0 s\n"
     time.sleep(seconds)
     os.killpg(process.pid, signal.SIGINT)  # As a terminal does.
@@ -353,6 +378,7 @@ def test_an_interrupt_ends_the_build_and_its_processes(root: Path, seconds: int)
         for _ in range(100):  # Python's resource tracker ends a little later.
             os.killpg(process.pid, 0)
             time.sleep(0.1)
+    assert not list(root.glob("torch_ext/building/*"))
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import ctypes
 import dataclasses
 import fcntl
 import functools
+import io
 import os
 import re
 import select
@@ -21,9 +22,9 @@ import subprocess
 import sys
 import sysconfig
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 from forks import answers, fork, forked
@@ -117,7 +118,7 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setitem(compiler_flags.LIBRARIES, kind, dataclasses.replace(library, units=()))
     monkeypatch.setattr(compiler_flags, "all_units", lambda kind: ())
     monkeypatch.setattr(library_cache, "_failures", {})
-    monkeypatch.setattr(commands, "_build_cpu", lambda: None)
+    monkeypatch.setattr(commands, "_compile_kernels", lambda: commands._Kernels([], 0))
     monkeypatch.setenv("MULTISAMPLE_CACHE_DIR", str(tmp_path / "a cache"))
     return folder
 
@@ -192,9 +193,10 @@ def test_the_build_command_builds_a_library_once(
     library = place()
     assert main(["build", "torch_ext"]) == 0
     printed = capfd.readouterr()
-    cpu, cuda = printed.out.splitlines()
+    cpu, cuda, kernels = printed.out.splitlines()
     assert re.fullmatch(rf"torch_ext, CPU: built in [\d.]+ s: {re.escape(str(library))}", cpu)
     assert cuda.startswith("torch_ext, CUDA: not built: PyTorch is built without CUDA")
+    assert kernels == "cpu: compiled 0 kernels in 0.0 s"
     assert re.fullmatch(
         r"multisample: building torch_ext for the CPU \(the operators\), .*about 9 s on .*\n", printed.err
     )
@@ -570,12 +572,13 @@ def test_a_failed_build_raises_with_the_compiler_output(
     assert not list(cache_root.glob(BUILDS))
     assert not list(cache_root.rglob("*.so"))
 
-    # The failure is cached, since the build would fail again; the command builds again.
+    # The failure is cached, since the build would fail again; another process builds again.
     with pytest.raises(BackendUnavailableError) as second:
         library_cache.cpu_library()
     assert str(second.value) == str(first.value)
     assert count() == 1
     capfd.readouterr()
+    library_cache._failures.clear()
     assert main(["build", "torch_ext"]) == 1
     assert count() == 2
     printed = capfd.readouterr()
@@ -756,23 +759,78 @@ def test_the_toolkit_is_found_on_path_and_in_the_environment(
 # --- The command ----------------------------------------------------------------------------------
 
 
-def test_the_build_command_builds_the_cuda_library(
-    sources: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("arguments", [("torch_ext",), ()])
+def test_the_build_command_builds_all_libraries_and_kernels_at_once(
+    sources: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
 ) -> None:
-    built = []
+    done: list[object] = []
 
-    def record(kind: str, retry: bool, whole: bool = False) -> Path:
-        built.append((kind, retry, whole))
-        return Path(kind)
+    def build_all(kinds: Iterable[LibraryKind], meanwhile: Callable[[], object]) -> dict[LibraryKind, Path]:
+        done.append(kinds)
+        meanwhile()
+        return {kind: Path(kind) for kind in kinds}
 
-    for kind in ("cpu", "cuda"):
-        monkeypatch.setattr(library_cache, f"{kind}_library", functools.partial(record, kind))
-    monkeypatch.setattr(library_cache, "cuda_reasons", lambda ahead_of_time: ())
+    def compile_kernels() -> commands._Kernels:
+        done.append("kernels")
+        return commands._Kernels([commands._Result(True, [])], 1.5)
+
+    monkeypatch.setattr(library_cache, "whole_libraries", build_all)
+    monkeypatch.setattr(library_cache, "cuda_reasons", lambda ahead_of_time=False: ())
+    monkeypatch.setattr(commands, "_compile_kernels", compile_kernels)
+    assert main(["build", *arguments]) == 0
+    assert done == [("cpu", "cuda"), "kernels"]
+    lines = capfd.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in lines][:2] == ["torch_ext, CPU", "torch_ext, CUDA"]
+    assert lines[2] == "cpu: compiled 1 kernels in 1.5 s"
+
+
+@pytest.mark.slow
+@needs_tools
+def test_kernels_are_compiled_while_the_compilers_run(
+    sources: Path, tmp_path: Path, compiler: Callable[[str], Callable[[], int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels = tmp_path / "kernels"
+    os.mkfifo(kernels)
+    compiler(f"timeout {DEADLINE} cat {kernels} || exit 1")
+
+    def compile_kernels() -> commands._Kernels:
+        kernels.write_text("")  # Waits for the compiler.
+        return commands._Kernels([], 0)
+
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(commands, "_compile_kernels", compile_kernels)
     assert main(["build", "torch_ext"]) == 0
-    assert built == [("cpu", True, False), ("cuda", True, True)]
-    assert [line.partition(":")[0] for line in capfd.readouterr().out.splitlines()] == [
-        "torch_ext, CPU", "torch_ext, CUDA",
-    ]  # fmt: skip
+
+
+@pytest.mark.slow
+@needs_tools
+def test_a_failure_of_a_kernel_ends_the_compilers(
+    sources: Path,
+    cache_root: Path,
+    tmp_path: Path,
+    compiler: Callable[[str], Callable[[], int]],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    begun = tmp_path / "begun"
+    os.mkfifo(begun)
+    compiler(f"exec 3> {begun}; while :; do sleep 1000; done")
+
+    def compile_kernels() -> commands._Kernels:
+        running.append(begun.open("rb"))  # Waits for the compiler.
+        raise ValueError("no such kernel")
+
+    running: list[BinaryIO] = []
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(commands, "_compile_kernels", compile_kernels)
+    assert main(["build", "torch_ext"]) == 1
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    assert re.fullmatch(r"multisample: building .*\nmultisample: error: no such kernel\n", printed.err)
+    assert not list(cache_root.glob(BUILDS))
+    with running[0] as compilers:
+        assert select.select([compilers], [], [], DEADLINE)[0], "the compiler outlives the build"
+        assert compilers.read() == b""
 
 
 def test_the_build_command_builds_nothing_for_cupy_and_numba(capfd: pytest.CaptureFixture[str]) -> None:
