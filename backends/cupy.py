@@ -66,7 +66,9 @@ class CupyBackend(DriverBackend):
         # Compile the usual kernel, to test NVRTC. Other kernels are compiled on first use.
         import cupy
 
-        self.kernel(KernelKey("float32", False, False, False, PLAIN, False, False, cupy.cuda.runtime.getDevice(), 1, True))
+        self.kernel(
+            KernelKey("float32", False, False, False, PLAIN, False, False, cupy.cuda.runtime.getDevice(), 1, True)
+        )
 
     def adopt(self, array: Any) -> Any:
         import cupy

@@ -71,7 +71,9 @@ class NumbaBackend(DriverBackend):
         # Compile the usual kernel, to test the compiler. Other kernels are compiled on first use.
         from numba import cuda
 
-        self.kernel(KernelKey("float32", False, False, False, PLAIN, False, False, cuda.current_context().device.id, 1, True))
+        self.kernel(
+            KernelKey("float32", False, False, False, PLAIN, False, False, cuda.current_context().device.id, 1, True)
+        )
 
     def adopt(self, array: Any) -> Any:
         from numba import cuda

@@ -70,8 +70,8 @@ struct Launch : LaunchHead, SampleCall {
   u64 spans;        // how many `Span`s kPerturb has
   u32 operation;
   // kMoments: how many moments, 1 or 2.
-  // kSample: 1 for a call on the CPU that stores its noise in `first` too; else 0. A call with 1 has one column,
-  // contiguous operands and no batch.
+  // kSample: 1 for a call of torch_ext that stores its noise in `first` too; else 0. A call with 1 has one column,
+  // contiguous operands and no batch. On CUDA devices, its store kind is kFewColumns.
   // kGradient: 1 for a call of torch_ext on CUDA that stores only the sum with noise, in `first`. Other calls store
   // both sums, and have 0 or 2. A call with 1 has one column and no batch.
   u32 results;

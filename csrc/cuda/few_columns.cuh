@@ -7,6 +7,8 @@
 // Up to four columns of independent noise have a loop for each number of columns, with vectors of rows and the column
 // part of the words in registers. Rows behind the last whole pass of a warp, and all other calls, have a general loop.
 // There, the column parts (with shared noise, the normals) are in shared memory, the same for all threads.
+//
+// One column may keep its noise: see Launch::results.
 #pragma once
 
 #include "cuda/stores.cuh"
@@ -48,6 +50,12 @@ struct UsualVector {
   }
 };
 
+// Where the noise of row `first_row` is kept; null if the call keeps none.
+template <class Out>
+MULTISAMPLE_FUNCTION Out* kept_noise(const Launch& call, u64 first_row) {
+  return call.results == 0 ? nullptr : static_cast<Out*>(call.first) + first_row;
+}
+
 // The rows of one lane in one pass: rows lane, lane + 32, ... of its warp's rows.
 template <class Out, bool antithetic>
 struct LaneRows {
@@ -62,6 +70,7 @@ struct LaneRows {
   Out* at;            // the same in the matrix; null if the stores go through shared memory
   i64 column_stride;  // in elements
   Out* stage;         // the warp's first row in shared memory
+  Out* kept;          // where the lane's noise is kept; null if the call keeps none
   Real mu[kOwnRows], sigma[kOwnRows];
 
   // Loads elements `first`, `first` + 32, ... of mu and sigma. Indices past the end read the last element.
@@ -80,7 +89,9 @@ struct LaneRows {
     Group group[kOwnRows];
 #pragma unroll
     for (u32 s = 0; s < kOwnRows; ++s) {
-      group[s] = scaled<Out, antithetic>(mu[s], sigma[s], noise.in(row_part(i + 32 * s, offset, keys.keys), keys));
+      const Normals<Real> z = noise.in(row_part(i + 32 * s, offset, keys.keys), keys);
+      group[s] = scaled<Out, antithetic>(mu[s], sigma[s], z);
+      if (normals == 1 && kept != nullptr && 32 * s + lane < left) kept[32 * s] = narrow<Out>(z.z0);
     }
     const auto put_columns = [&](bool whole) {
 #pragma unroll
@@ -179,6 +190,7 @@ MULTISAMPLE_FUNCTION void draw_whole_rows(const SampleCall& call, const Geometry
   const UsualVector<Real> mu(mu_of(call), first_row + of_lane), sigma(sigma_of(call), first_row + of_lane);
   const i64 column_stride = call.column_stride / static_cast<i64>(sizeof(Out));
   Out* const out = static_cast<Out*>(call.matrix) + first_row * (is_direct ? 1 : n);
+  Out* const kept = kept_noise<Out>(call, first_row);
   const u32 i = static_cast<u32>(call.first_row + first_row) + of_lane;
 #pragma unroll 1
   for (u32 k = threadIdx.x / 32 * kOfWarp; k < count; k += geometry.rows_per_pass) {
@@ -189,12 +201,12 @@ MULTISAMPLE_FUNCTION void draw_whole_rows(const SampleCall& call, const Geometry
 #pragma unroll
     for (u32 s = 0; s < kOwn; ++s) {
       const RowPart words = row_part(i + k + 32 * (s - s % run) + s % run, low(offset), keys.keys);
-      group[s] = scaled<Out, false>(own_mu[s], own_sigma[s], noise.in(words, keys));
+      const Normals<Real> z = noise.in(words, keys);
+      group[s] = scaled<Out, false>(own_mu[s], own_sigma[s], z);
+      if constexpr (n == 1) group[s].x[1] = narrow<Out>(z.z0);
     }
     if constexpr (is_direct) {
-      Out* at = out + (k + of_lane);
-#pragma unroll
-      for (u32 c = 0; c < n; ++c, at += column_stride) {
+      const auto put_column = [&](u32 c, Out* at) {
         // opaque: otherwise, the compiler computes the address of each element, and finds no vectors.
         Rows* const to = reinterpret_cast<Rows*>(opaque(at));
 #pragma unroll
@@ -204,7 +216,11 @@ MULTISAMPLE_FUNCTION void draw_whole_rows(const SampleCall& call, const Geometry
           for (u32 r = 0; r < run; ++r) rows.x[r] = group[s + r].x[c];
           put_evict_first(to + 32 * s / run, rows);
         }
-      }
+      };
+      Out* at = out + (k + of_lane);
+#pragma unroll
+      for (u32 c = 0; c < n; ++c, at += column_stride) put_column(c, at);
+      if (n == 1 && kept != nullptr) put_column(1, kept + (k + of_lane));
     } else {
       Piece* const whole = reinterpret_cast<Piece*>(out + k * n);
       Piece* const pieces = kStaged ? reinterpret_cast<Piece*>(stage) : whole;
@@ -262,11 +278,13 @@ MULTISAMPLE_FUNCTION void draw_any_rows(const SampleCall& call, const Geometry& 
   rows.columns = static_cast<u32>(call.columns);
   rows.column_stride = call.column_stride / static_cast<i64>(sizeof(Out));
   rows.stage = stage;
+  Out* const kept = kept_noise<Out>(call, first_row);
 #pragma unroll 1
   for (u32 k = from + warp * of_warp; k < band_rows; k += geometry.rows_per_pass) {
     rows.left = band_rows - k;
     rows.i = static_cast<u32>(call.first_row + first_row) + lane + k;
     rows.at = is_direct ? out + k + lane : nullptr;
+    rows.kept = kept == nullptr ? nullptr : kept + k + lane;
     if (is_usual && rows.left >= of_warp) {
       mu.template load<1>(k, rows.mu);
       sigma.template load<1>(k, rows.sigma);

@@ -9,6 +9,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "cuda/kernel_choice.h"
 #include "launch.h"
 #include "torch/python_abi.h"
 
@@ -475,6 +476,12 @@ inline PyObject* allocate_result(const PlanState& state, void** at) {
   return PyErr_Occurred() == nullptr ? result.release() : nullptr;
 }
 
+// Whether the kernel of a sample on CUDA can store noise. The matrix may not be allocated yet.
+inline bool keeps_noise_on_cuda(const Launch& call) {
+  const i64 skip = call.first_column % (call.antithetic ? kAntitheticWidth : kWidth);
+  return call.results != 0 && has_few_columns(call, skip, element_size(call.type));
+}
+
 // run(mu, sigma, weights, matrix, seed, generator, dim_offset, sample_offset): Plan.run of multisample/_plan.py, for
 // new samples, batches with seeds on the device, and gradients. All other calls, as with a Key or bad values, go to
 // Plan.run; if that is None, they return None.
@@ -497,7 +504,8 @@ inline PyObject* run_plan(PyObject* self, PyObject* const* args, long) {
   }
   Object result(is_gradient ? PyTuple_New(call.results) : allocate_result(state, &call.matrix));
   if (result.get() == nullptr) return nullptr;
-  const bool keeps_noise = call.operation == kSample && call.results != 0;
+  if (!is_gradient && call.device >= 0 && !keeps_noise_on_cuda(call)) call.results = 0;
+  const bool keeps_noise = !is_gradient && call.results != 0;
   const Object noise(keeps_noise ? allocate_result(state, &call.first) : nullptr);
   if (keeps_noise && noise.get() == nullptr) return nullptr;
   for (u32 k = 0; is_gradient && k < call.results; ++k) {

@@ -2,7 +2,7 @@
 
 Plans run in compiled code where torch_ext has it: `_CompiledPlan`. A sample is an autograd function with a plan for the
 forward pass and one for the backward pass. The backward pass draws the noise again if sigma requires grad, so the
-forward pass stores nothing as large as the sample, except for n = 1 on a CPU.
+forward pass stores nothing as large as the sample, except for n = 1.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class _RecordedSample:
         template, kind = self.plan.template, MATRIX_TYPES[self.plan.dtype]
         # The gradients of one sample are elementwise products, which are faster than drawing the noise again.
         keeps_noise = (
-            template.device == HOST and template.columns == 1 and not template.batch
+            template.columns == 1 and not template.batch
             and kind.computing == self.plan.dtype and getattr(call.sigma, "requires_grad", False)
             and (is_number(call.mu) or template.mu_stride == kind.size) and template.sigma_stride == kind.size
         )  # fmt: skip

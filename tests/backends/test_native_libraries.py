@@ -427,7 +427,7 @@ def test_a_damaged_library_is_built_again(compiled: Path, capfd: pytest.CaptureF
     capfd.readouterr()
     DAMAGES[damage](compiled)
     assert not library_cache.is_built("cpu")
-    assert library_cache.cpu_library(retry=damage == "zeros") == compiled
+    assert library_cache.cpu_library() == compiled
     messages = capfd.readouterr().err
     assert messages.count("building torch_ext for the CPU") == 1
     assert (f"{compiled} is damaged, and is built again" in messages) == (damage != "lost")

@@ -221,7 +221,9 @@ def numba_backend(key: KernelKey) -> NumbaBackend:
 OTHER_TYPE = np.linspace(-3, 3, 2**16).astype(np.float16)
 
 LAUNCHED = [
-    key_of(name, version=(1, False) if name in PLAIN else (0, False)) for name in STORE_KINDS if name != "small_matrices"
+    key_of(name, version=(1, False) if name in PLAIN else (0, False))
+    for name in STORE_KINDS
+    if name != "small_matrices"
 ]
 LAUNCHED += [
     key_of("shifted", noise="shared", antithetic=True),

@@ -95,7 +95,20 @@ def launch_of(call: Call) -> Launch:
 
 def in_python(call: Call) -> Geometry:
     """The geometry from Python, as a backend computes it."""
-    rows, columns, dtype, strides, address, sample_offset, shared, antithetic, fast_math, in_memory, usual, contiguous = call
+    (
+        rows,
+        columns,
+        dtype,
+        strides,
+        address,
+        sample_offset,
+        shared,
+        antithetic,
+        fast_math,
+        in_memory,
+        usual,
+        contiguous,
+    ) = call
     column = -1 if in_memory else sample_offset % 8
     cut, packed_cut = geometry(
         rows, columns, dtype, strides, address % 32, column, shared, antithetic, fast_math, may_be_plain=usual,
@@ -154,9 +167,7 @@ def random_call(draw: random.Random) -> Call:
     sample_offset = min(sample_offset, COLUMNS - columns)
     flags = [draw.random() < chance for chance in (0.3, 0.4, 0.3, 0.2)]
     usual = not flags[-1] and draw.random() < 0.3
-    return Call(
-        rows, columns, dtype, strides, address, sample_offset, *flags, usual, usual and draw.random() < 0.5
-    )
+    return Call(rows, columns, dtype, strides, address, sample_offset, *flags, usual, usual and draw.random() < 0.5)
 
 
 def edge_calls() -> Iterator[Call]:

@@ -254,7 +254,7 @@ def test_forward_mode_tangents_pass_through_the_operator(operators: Any, torch_d
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("options", [{}, {"noise": "shared"}, {"antithetic": True, "sample_offset": 7}])
 def test_one_sample_has_the_bits_and_the_gradients_of_others(dtype: Any, options: Any, torch_device: str) -> None:
-    """On a CPU, the forward pass keeps the noise. On CUDA, the backward pass is another sample."""
+    """The forward pass keeps the noise. On CUDA, the backward pass of some calls is another sample instead."""
     d = 2001 if torch_device == "cpu" else 70_001
     ones = torch.ones(d, dtype=dtype, device=torch_device)
     strided = torch.stack([ones, ones], 1)[:, 1]

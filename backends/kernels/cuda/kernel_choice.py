@@ -86,9 +86,7 @@ def is_plain(
 ) -> bool:  # fmt: skip
     """Whether a plain kernel is the fastest, for mu and sigma of the computing type or numbers."""
     if not _is_transposed(rows, size, strides):
-        return groups * rows <= _most_plain_groups(
-            columns, size, groups, shared_noise, antithetic, fast_math, usual
-        )
+        return groups * rows <= _most_plain_groups(columns, size, groups, shared_noise, antithetic, fast_math, usual)
     own_rows, column_stride = own_rows_of(size), strides[1]
     start = misalignment - skip * column_stride
     if (start | column_stride) % (own_rows * size) == 0 and rows % own_rows == 0:

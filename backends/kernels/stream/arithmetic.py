@@ -6,7 +6,7 @@ express that. The operations of this module mean the same on a CPU and in PTX.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from numba import types
 from numba.core import cgutils
 from numba.core.typing import Context
 from numba.extending import intrinsic
+from numba.np.numpy_support import from_dtype
 
 from .vectors import Vector, common_type, element_type, filled, in_all_lanes, llvm_like, select, with_elements
 
@@ -200,24 +201,40 @@ def product(typingctx: Any, x: Any, y: Any) -> Any:
     return x(x, x), codegen
 
 
-@intrinsic
-def horner(typingctx: Any, coefficients: Any, x: Any) -> Any:
-    """The polynomial of `coefficients`, a tuple with the highest power first, at `x`: one fma for each power."""
-    if not isinstance(coefficients, types.UniTuple) or coefficients.dtype != element_type(x):
-        return None
+def horner(coefficients: Sequence[Any]) -> Any:
+    """A function of x: the polynomial with the highest power first, by one fma for each power.
+
+    `coefficients` and x are float32, or float64; x may be a vector.
+    """
+    number = from_dtype(coefficients[0].dtype)
 
     # An intrinsic, because LLVM unrolls a loop over a tuple too late to vectorise it.
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        first, *rest = (
-            context.cast(builder, coefficient, coefficients.dtype, x)
-            for coefficient in cgutils.unpack_tuple(builder, args[0])
-        )
-        value = first
-        for coefficient in rest:
-            value = _emit_transform_fma(context, builder, value, args[1], coefficient)
-        return value
+    @intrinsic
+    def polynomial(typingctx: Any, x: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            value, *rest = _emit_constants(context, builder, args[0].type, [float(k) for k in coefficients])
+            for coefficient in rest:
+                value = _emit_transform_fma(context, builder, value, args[0], coefficient)
+            return value
 
-    return x(coefficients, x), codegen
+        return (x(x), codegen) if element_type(x) == number else None
+
+    return polynomial
+
+
+def _emit_constants(context: Any, builder: Any, kind: Any, numbers: list[float]) -> list[Any]:
+    """Constants of the LLVM type `kind`. Vectors for a processor with few registers are loaded from an array."""
+    constants = [filled(kind, number) for number in numbers]
+    is_vector = isinstance(kind, ir.VectorType)
+    if not is_vector or not _has_fma(context, builder) or _has_feature(context, builder, "avx512f"):
+        return constants
+    # LLVM would load the address of each constant, and broadcast the constant: a third of the instructions of the loop
+    # over normals. An fma reads an element of the array by itself. The empty assembly hides from LLVM what is there.
+    array = cgutils.global_constant(builder, "coefficients", ir.ArrayType(kind, len(constants))(constants))
+    array.align = 64
+    address = builder.asm(ir.FunctionType(array.type, [array.type]), "", "=r,0", [array], True)
+    zero, *places = map(ir.IntType(32), range(len(constants)))
+    return [builder.load(builder.gep(address, [zero, place])) for place in (zero, *places)]
 
 
 # --- Words and roots ----------------------------------------------------------------------------------------------

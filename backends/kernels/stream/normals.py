@@ -57,6 +57,9 @@ C64 = _f64(
     " 0x1.0000000000000p+0"
 )
 
+_log_f32, _sine_f32, _cosine_f32 = map(horner, (L32, S32, C32))
+_log_f64, _sine_f64, _cosine_f64 = map(horner, (L64, S64, C64))
+
 _ONE32, _HALF32 = _f32("0x1p+0 0x1p-1")
 _ONE64, _HALF64 = _f64("0x1p+0 0x1p-1")
 _TO_UNIT32, _TO_UNIT_HALF32, _TO_HALF_TURNS32 = _f32("0x1p-32 0x1p-33 0x1p-31")
@@ -79,7 +82,7 @@ def radius_f32(a: np.uint32) -> np.float32:
     x = minimum(like(bits - _TWO_THIRDS32, bits), _BELOW_ONE32)
     e = like(x & _EXPONENT32, x)
     f = from_float_bits(like(x - e + _TWO_THIRDS32, x)) - _ONE32
-    return sqrt(transform_fma(to_real(e), LE32, horner(L32, f) * f))
+    return sqrt(transform_fma(to_real(e), LE32, _log_f32(f) * f))
 
 
 @inline
@@ -87,8 +90,8 @@ def half_turns_f32(b: np.int32) -> tuple[np.float32, np.float32]:
     """Half the cosine and half the sine of the angle ``pi b / 2^31``, in [-pi, pi)."""
     y = to_real(b) * _TO_HALF_TURNS32
     q = y * y
-    s = horner(S32, q) * y
-    c = horner(C32, q)
+    s = _sine_f32(q) * y
+    c = _cosine_f32(q)
     return transform_fma(-s, s, _HALF32), s * c
 
 
@@ -99,7 +102,7 @@ def radius_f64(a: np.uint64) -> np.float64:
     x = minimum(float_bits(u) - _TWO_THIRDS64, _BELOW_ONE64)
     e = x & _EXPONENT64
     f = from_float_bits(x - e + _TWO_THIRDS64) - _ONE64
-    return sqrt(transform_fma(to_real(e), LE64, horner(L64, f) * f))
+    return sqrt(transform_fma(to_real(e), LE64, _log_f64(f) * f))
 
 
 @inline
@@ -107,8 +110,8 @@ def half_turns_f64(b: np.int64) -> tuple[np.float64, np.float64]:
     """Half the cosine and half the sine of the angle ``pi b / 2^63``, in [-pi, pi)."""
     y = to_real(b) * _TO_HALF_TURNS64
     q = y * y
-    s = horner(S64, q) * y
-    c = horner(C64, q)
+    s = _sine_f64(q) * y
+    c = _cosine_f64(q)
     return transform_fma(-s, s, _HALF64), s * c
 
 

@@ -142,8 +142,22 @@ int main() {
 
     Result result{};
     const Geometry& geometry = result.geometry = one.has_geometry ? one.geometry : geometry_of(call);
-    call.antithetic ? run_stores<true>(call, geometry, one.backwards)
-                    : run_stores<false>(call, geometry, one.backwards);
+    const auto run_kernel = [&] {
+      call.antithetic ? run_stores<true>(call, geometry, one.backwards)
+                      : run_stores<false>(call, geometry, one.backwards);
+    };
+    // A sample of one column also keeps its noise, as a sample with mu = -0.0 and sigma = 1 draws it.
+    const bool keeps_noise = geometry.store_kind == kFewColumns && call.columns == 1;
+    const u64 noise_bytes = keeps_noise ? call.rows * sizeof(Element) : 0;
+    const Memory kept(noise_bytes), noise(noise_bytes);
+    call.results = keeps_noise, call.first = kept.data;
+    run_kernel();
+    if (keeps_noise) {
+      call.results = 0, call.matrix = noise.data, call.row_stride = call.column_stride = sizeof(Element);
+      call.mu.number = -0.0, call.sigma.number = 1, call.mu_type = call.sigma_type = kNumber;
+      run_kernel();
+      if (std::memcmp(kept.data, noise.data, noise_bytes) != 0) cuda_shim::fail("other noise is kept than drawn");
+    }
     advance_kernel(&origins[0].offset);
     result.offset = origins[0].offset;
     write(&result, sizeof result);
