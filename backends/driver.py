@@ -384,7 +384,8 @@ def _sample_steps(backend: DriverBackend, launch: Launch, misalignment: int, pha
     contiguous = set(vectors) == {(real, SIZES[real.name])}
     g, packed = geometry(
         launch.rows, launch.columns, dtype, (launch.row_stride, launch.column_stride), misalignment, phase,
-        bool(launch.shared_noise), bool(launch.antithetic), bool(launch.fast_math), strided, batch, may_be_plain, contiguous,
+        bool(launch.shared_noise), bool(launch.antithetic), bool(launch.fast_math), strided, batch, may_be_plain,
+        contiguous,
     )  # fmt: skip
     key = KernelKey(
         dtype, bool(launch.shared_noise), bool(launch.antithetic), bool(launch.fast_math) and dtype != "float64",

@@ -10,8 +10,6 @@ import contextlib
 import ctypes
 import dataclasses
 import fcntl
-import functools
-import io
 import os
 import re
 import select

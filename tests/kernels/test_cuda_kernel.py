@@ -22,10 +22,10 @@ import numpy as np
 import pytest
 from kernel_cases import POISON, TABLES, Case, Values
 from launches import WORDS, a_launch, head_of, with_words_in_memory
-from tables import DTYPES, NOISES, STORE_KINDS
+from tables import DTYPES, NOISES, PLAIN_VERSIONS, STORE_KINDS
 
 from multisample.backends.driver import CONFIGURATION_SIZE
-from multisample.backends.kernels.cuda.geometry import _STRUCT, MANY_TURNS, ONE_ROW_TURNS, PLAIN_TURNS, Geometry
+from multisample.backends.kernels.cuda.geometry import _STRUCT, ONE_ROW_TURNS, PLAIN_TURNS, Geometry
 from multisample.backends.kernels.cuda.keys import KernelKey
 from multisample.backends.kernels.cuda.plain import plain_kernel, plain_transposed_kernel
 from multisample.backends.launch import SAMPLE_CALL, Launch, WordFormat, pack
@@ -37,7 +37,8 @@ Array = np.ndarray[Any, Any]
 
 def key_of(
     store_kind: str, dtype: str = "float32", noise: str = "independent", antithetic: bool = False,
-    fast_math: bool = False, origin_in_memory: bool = False, batched: bool = False, version: tuple[int, bool] = (0, False),
+    fast_math: bool = False, origin_in_memory: bool = False, batched: bool = False,
+    version: tuple[int, bool] = (0, False),
 ) -> KernelKey:  # fmt: skip
     kind = STORE_KINDS.index(store_kind)
     return KernelKey(dtype, noise == "shared", antithetic, fast_math, kind, origin_in_memory, batched, 0, *version)
@@ -56,14 +57,10 @@ def each(keys: Sequence[KernelKey], quick: Sequence[KernelKey] = ()) -> Any:
 
 
 PLAIN = ("plain", "plain_transposed")
-VERSIONS = {
-    "plain": ((1, False), (PLAIN_TURNS, False), (1, True), (PLAIN_TURNS, True), (ONE_ROW_TURNS, True)),
-    "plain_transposed": ((1, False), (MANY_TURNS, False), (1, True), (2, True), (MANY_TURNS, True)),
-}
 KEYS = [
     key_of(*choices, version=version)
     for choices in itertools.product(PLAIN, DTYPES, NOISES, (False, True))
-    for version in VERSIONS[choices[0]]
+    for version in PLAIN_VERSIONS[choices[0]]
     if version[0] != ONE_ROW_TURNS or (choices[1] != "float64" and not choices[3])
 ]
 SOME = [
@@ -156,7 +153,7 @@ def test_kernel_equals_the_cpu_backend(key: KernelKey) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("store_kind", "noise", "antithetic"), itertools.product(PLAIN, NOISES, (False, True)))
+@pytest.mark.parametrize(("store_kind", "noise", "antithetic"), [*itertools.product(PLAIN, NOISES, (False, True))])
 def test_fast_math_is_close_to_the_portable_numbers(store_kind: str, noise: str, antithetic: bool) -> None:
     # The emulation computes the approximate functions exactly, unlike a GPU. All other arithmetic is the same.
     case = Case(

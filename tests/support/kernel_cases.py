@@ -139,11 +139,12 @@ class Case(Window):
             # As in a batch of one, or in one so large that each thread draws several rows.
             batch = (1, 2**17)[self.seed // 4 % 2]
             return small_matrices_geometry(self.d, ceil_div(skip + self.n, width), batch)._replace(blocks=1)
+        vectors = map(np.asarray, self.vectors())
+        contiguous = self.plain and all(x.ndim == 1 and x.strides == (x.itemsize,) for x in vectors)
         return geometry(
             self.d, self.n, self.dtype, self.byte_strides(), self.placed()[0] % 32,
             -1 if "first_column" in self.in_memory else self.sample_offset % 8, self.noise == "shared",
-            self.antithetic, self.fast_math, may_be_plain=self.plain,
-            contiguous=self.plain and all(np.shape(x) and x.strides == (x.itemsize,) for x in map(np.asarray, self.vectors())),
+            self.antithetic, self.fast_math, may_be_plain=self.plain, contiguous=contiguous,
         )[0]  # fmt: skip
 
     def chosen_cut(self) -> Geometry:

@@ -18,6 +18,7 @@ __all__ = [
     "INPUTS",
     "NARROW",
     "NOISES",
+    "PLAIN_VERSIONS",
     "QUICK",
     "QUICK_KERNELS",
     "ROWS",
@@ -58,6 +59,11 @@ STORE_KINDS = (
 
 Variant = tuple[str, bool, bool, bool, int]
 """Element type, whether noise is shared, antithetic, fast_math, and the index in `STORE_KINDS`."""
+PLAIN_VERSIONS = {
+    "plain": ((1, False), (4, False), (1, True), (4, True), (8, True)),
+    "plain_transposed": ((1, False), (3, False), (1, True), (2, True), (3, True)),
+}
+"""`Geometry.version` of plain kernels."""
 VARIANTS: list[Variant] = [
     variant
     for variant in itertools.product(DTYPES, (False, True), (False, True), (False, True), range(len(STORE_KINDS)))
