@@ -74,7 +74,7 @@ struct LaneRows {
   Real mu[kOwnRows], sigma[kOwnRows];
 
   // Loads elements `first`, `first` + 32, ... of mu and sigma. Indices past the end read the last element.
-  MULTISAMPLE_FUNCTION void load(const SampleCall& call, u64 first) {
+  MULTISAMPLE_FUNCTION void load(const Launch& call, u64 first) {
     u64 rows[kOwnRows];
 #pragma unroll
     for (u32 s = 0; s < kOwnRows; ++s) rows[s] = first + 32 * s < call.rows ? first + 32 * s : call.rows - 1;
@@ -172,7 +172,7 @@ struct LaneRows {
 // Draws `count` rows of n columns from `first_row` on, whole passes of a warp. A lane has `run` adjacent rows of every
 // 32 * run. With `is_direct`, dimensions are contiguous. All vectors of a lane are aligned.
 template <class Out, bool fast, u32 n, bool is_direct, u32 run>
-MULTISAMPLE_FUNCTION void draw_whole_rows(const SampleCall& call, const Geometry& geometry, u64 first_row, u32 count,
+MULTISAMPLE_FUNCTION void draw_whole_rows(const Launch& call, const Geometry& geometry, u64 first_row, u32 count,
                                           Out* stage) {
   using Real = typename Computing<Out>::Type;
   constexpr u32 kOwn = kOwnRows<sizeof(Out)>, kOfWarp = 32 * kOwn;
@@ -252,7 +252,7 @@ MULTISAMPLE_FUNCTION void draw_whole_rows(const SampleCall& call, const Geometry
 
 // Draws the rows of the block from row `from` of its band on, for any call.
 template <class Out, bool shared_noise, bool antithetic, bool fast>
-MULTISAMPLE_FUNCTION void draw_any_rows(const SampleCall& call, const Geometry& geometry, u64 first_row, u32 from,
+MULTISAMPLE_FUNCTION void draw_any_rows(const Launch& call, const Geometry& geometry, u64 first_row, u32 from,
                                         u32 band_rows, Out* stage) {
   using Rows = LaneRows<Out, antithetic>;
   using Real = typename Rows::Real;
@@ -306,7 +306,7 @@ MULTISAMPLE_FUNCTION void draw_any_rows(const SampleCall& call, const Geometry& 
 }
 
 template <class Out, bool shared_noise, bool antithetic, bool fast>
-MULTISAMPLE_FUNCTION void draw_few_columns(const SampleCall& call, const Geometry& geometry) {
+MULTISAMPLE_FUNCTION void draw_few_columns(const Launch& call, const Geometry& geometry) {
   using Real = typename Computing<Out>::Type;
   constexpr u32 kOwn = kOwnRows<sizeof(Out)>, kOfWarp = 32 * kOwn;
   struct alignas(kStore) Stage {

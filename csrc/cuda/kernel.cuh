@@ -13,8 +13,9 @@
 
 namespace multisample {
 
-template <class Out, bool shared_noise, bool antithetic, bool fast, StoreKind store_kind, u32 turns, bool usual>
-MULTISAMPLE_FUNCTION void draw(const SampleCall& call, const Geometry& geometry) {
+template <class Out, bool shared_noise, bool antithetic, bool fast, StoreKind store_kind, u32 turns, bool usual,
+          class Call>
+MULTISAMPLE_FUNCTION void draw(const Call& call, const Geometry& geometry) {
   if constexpr (store_kind == kTransposed) {
     draw_transposed<Out, shared_noise, antithetic, fast>(call, geometry);
   } else if constexpr (store_kind == kTransposedStaged) {

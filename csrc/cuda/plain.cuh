@@ -66,9 +66,12 @@ MULTISAMPLE_FUNCTION void draw_plain_rows(const SampleCall& call, const Geometry
       }
     }
   };
-  if (!one_row || rows - begin >= turns) return draw(begin, Constant<turns>{});
+  if (!one_row || rows - begin >= turns) {
+    draw(begin, Constant<turns>{});
+  } else if constexpr (one_row) {
 #pragma unroll 1
-  for (u32 row = begin; row < rows; ++row) draw(row, Constant<1u>{});
+    for (u32 row = begin; row < rows; ++row) draw(row, Constant<1u>{});
+  }
 }
 
 // Where `turns` is 0, the geometry chooses the number of rows, and whether the call is usual.
@@ -109,14 +112,14 @@ MULTISAMPLE_FUNCTION void draw_plain_pieces(const SampleCall& call, const Geomet
   i32 column = static_cast<i32>(width * group) - skip;
   if (column >= columns) return;
   const u32 left = static_cast<u32>(call.rows) - first_row, count = usual || left >= own_rows ? own_rows : left;
+  const Keys<Real> keys(call.seed);
+  const u64 offset = value_of(call.offset, call.offset_at);
   Real mu[own_rows], sigma[own_rows];
 #pragma unroll
   for (u32 r = 0; r < own_rows; ++r) {
     mu[r] = load_usual<Real, usual>(mu_of(call), first_row + (r < count ? r : 0));
     sigma[r] = load_usual<Real, usual>(sigma_of(call), first_row + (r < count ? r : 0));
   }
-  const Keys<Real> keys(call.seed);
-  const u64 offset = value_of(call.offset, call.offset_at);
   RowPart words[own_rows];
 #pragma unroll
   for (u32 r = 0; r < own_rows; ++r) {
