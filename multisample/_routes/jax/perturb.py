@@ -100,9 +100,6 @@ class _Values(NamedTuple):
     """``1 - decay`` of each parameter, in its computing type, traced or not. None if every decay is 0."""
 
 
-# --- Checks ---------------------------------------------------------------------------------------
-
-
 def _structure(parameters: Any) -> Structure:
     """The arrays of a pytree. They have positions in a flat sequence, and otherwise the names of their paths."""
     leaves, tree = jax.tree_util.tree_flatten_with_path(parameters)
@@ -230,43 +227,32 @@ def _factors(decay: Any, structure: Structure, arrays: list[Any]) -> list[Any] |
     if type(decay) is int and not decay:
         return None
     reals = [MATRIX_TYPES[x.dtype.name].computing for x in arrays]
-    given = decay.values() if isinstance(decay, Mapping) else [decay]
-    if not any(isinstance(x, jax.core.Tracer) for x in given):
-        known = {key: _number(x) for key, x in decay.items()} if isinstance(decay, Mapping) else _number(decay)
-        decays = decays_of(known, structure)
-        return None if decays is None else [factor_of(x, real) for x, real in zip(decays, reals, strict=True)]
-    # Numbers that are known, or traced. The values of traced ones are not checked.
-    tracers = (
-        {key: x for key, x in decay.items() if isinstance(x, jax.core.Tracer)} if isinstance(decay, Mapping) else {}
-    )
-    for name, x in tracers.items() or [("", decay)]:
+    given = decay if isinstance(decay, Mapping) else {None: decay}
+    # The values of traced decays are not checked.
+    tracers = {key: x for key, x in given.items() if isinstance(x, jax.core.Tracer)}
+    for key, x in tracers.items():
         if x.shape != () or not jnp.issubdtype(x.dtype, jnp.floating):
-            label = f"decay[{name!r}]" if name else "decay"
+            label = "decay" if key is None else f"decay[{key!r}]"
             raise TypeError(f"{label}: expected a number, got a traced {x.dtype}{list(x.shape)}")
-    if not isinstance(decay, Mapping):
-        return [1 - decay.astype(real) for real in reals]
-    known = {key: 0.5 if key in tracers else _number(x) for key, x in decay.items()}
-    decays, names = decays_of(known, structure) or [0.0] * len(arrays), structure.names or ()
-    traced = dict(zip(names_of("decay", tuple(map(str, tracers))), tracers.values(), strict=True))
+    known = {key: 0.5 if key in tracers else x.item() if is_jax(x) and x.shape == () else x for key, x in given.items()}
+    decays = decays_of(known if given is decay else known[None], structure)
+    if decays is None:
+        return None
+    traced: dict[Any, Any] = dict.fromkeys(range(len(arrays)), decay) if None in tracers else {}
+    if tracers and not traced:
+        names = names_of("decay", tuple(map(str, tracers)))
+        places = {name: k for k, name in enumerate(structure.names or ())}
+        traced = {places[name]: x for name, x in zip(names, tracers.values(), strict=True)}
     return [
-        1 - traced[name].astype(real) if name in traced else factor_of(x, real)
-        for name, x, real in zip(names, decays, reals, strict=True)
+        1 - traced[k].astype(real) if k in traced else factor_of(x, real)
+        for k, (x, real) in enumerate(zip(decays, reals, strict=True))
     ]
-
-
-def _number(x: Any) -> Any:
-    return x.item() if is_jax(x) and x.shape == () else x
-
-
-# --- Programs -------------------------------------------------------------------------------------
 
 
 class _Group(NamedTuple):
     """Parameters on one set of devices. Their program takes coefficients, seed and member as operands."""
 
     members: list[int]
-    reals: set[str]
-    """The computing types."""
     types: list[str]
     """The computing type of each."""
     program: Program
@@ -286,17 +272,12 @@ def _groups(arrays: list[Any], ids: list[int], static: Static, form: _Form) -> l
         program = Program(
             _perturbed, static, tuple(ids[k] for k in members), form, types=tuple((x.shape, x.dtype) for x in own)
         )
-        types = [MATRIX_TYPES[x.dtype.name].computing for x in own]
-        groups.append(_Group(members, set(types), types, program))
+        groups.append(_Group(members, [MATRIX_TYPES[x.dtype.name].computing for x in own], program))
     return groups
 
 
 def _perturbed(static: Static, ids: tuple[int, ...], form: _Form, values: _Values, *arrays: Any) -> list[Any]:
     return _traced(values, arrays, ids, static, form)
-
-
-def _computing_types(arrays: Sequence[Any]) -> set[str]:
-    return {MATRIX_TYPES[x.dtype.name].computing for x in arrays}
 
 
 def _run(groups: list[_Group], values: _Values, arrays: Sequence[Any]) -> list[Any]:
@@ -306,9 +287,9 @@ def _run(groups: list[_Group], values: _Values, arrays: Sequence[Any]) -> list[A
             if is_jax(value) and value.committed:
                 raise ValueError(f"{name}: expected values on the host, as parameters are on several devices")
     results: list[Any] = list(arrays)
-    for members, reals, types, program in groups:
+    for members, types, program in groups:
         own = None if factors is None else [np.array(factors[k], real) for k, real in zip(members, types, strict=True)]
-        made = program(_Values(words, _rounded(coefficients, reals), own), *(arrays[k] for k in members))
+        made = program(_Values(words, _rounded(coefficients, set(types)), own), *(arrays[k] for k in members))
         for k, x in zip(members, made, strict=True):
             results[k] = x
     return results
@@ -338,7 +319,6 @@ def _rounded(coefficients: Any, reals: set[str]) -> Any:
 def _traced(
     values: _Values, arrays: Sequence[Any], ids: Sequence[int], static: Static, form: _Form
 ) -> list[Any]:  # fmt: skip
-    """The results in the program that is being traced."""
     words = values.words
     if form.population is None:
         return _summed(values, arrays, ids, static, form)
@@ -370,7 +350,7 @@ def _summed(
             groups[x.dtype.name, varying(x)].append(k)  # In jax.shard_map, results vary as operands do.
     if not groups or (np.shape(coefficients) == (0,) and factors is None):
         return results
-    coefficients = _rounded(coefficients, _computing_types(results))
+    coefficients = _rounded(coefficients, {MATRIX_TYPES[x.dtype.name].computing for x in results})
     if not form.has_own_keys:
         of_words = operands_of(words)
     else:
