@@ -86,7 +86,6 @@ def rounded_once(x: Any, dtype: str) -> float:
 
 
 def check_flag(name: str, value: object) -> None:
-    """TypeError unless `value` is a bool."""
     if value is not True and value is not False and not isinstance(value, (np.bool_, _Unchecked)):
         raise TypeError(f"{name}: expected True or False, got {describe(value)} of type {type(value).__name__}")
 

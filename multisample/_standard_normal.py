@@ -132,10 +132,7 @@ def _host_pair(dtype: Any, out: Any) -> tuple[Hashable, Pair]:
 def normals(
     library: Library, state: Any, kind: Any, pair: Pair, size: Any, seed: Any, generator: Any, out: Any, start: Any
 ) -> Any:  # fmt: skip
-    """Standard normals of shape `size`, from arrays `pair` of `library`, whose state is `state`.
-
-    `kind` is the name of the type, and the device.
-    """
+    """Standard normals from arrays `pair` of `library` in `state`; `kind` is the name of the type, and the device."""
     key: Any = None
     plan = None
     if state is not None:  # See the key of `sample`.

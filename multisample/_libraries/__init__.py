@@ -81,12 +81,12 @@ def _recognise(name: str, array: Any) -> Library:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
         return _library_of_package("torch")
-    for kind in type(array).__mro__:  # A subclass may be defined anywhere.
-        package = kind.__module__.partition(".")[0]
+    packages = [kind.__module__.partition(".")[0] for kind in type(array).__mro__]  # A subclass may be anywhere.
+    for package in packages:
         if package in _BY_PACKAGE and package != "torch" and hasattr(array, "dtype"):
             return _library_of_package(package)
     if not isinstance(array, type):  # A class has the methods of its instances.
-        if _is_of_dask(array):  # NumPy's conversion would compute it.
+        if "dask" in packages:  # NumPy's conversion would compute it.
             raise TypeError(
                 f"{name}: expected an array in memory, got {describe(array)}; with arrays of Dask, use"
                 " multisample.dask.sample"
@@ -106,10 +106,6 @@ def _has(array: Any, attribute: str) -> bool:
         return hasattr(array, attribute)
     except Exception:
         return True
-
-
-def _is_of_dask(array: Any) -> bool:
-    return any(kind.__module__.partition(".")[0] == "dask" for kind in type(array).__mro__)
 
 
 def described(array: Any) -> str:
