@@ -14,8 +14,8 @@ from .library import CPU, NOUNS, Device, Library, Operand, check_memory
 from .numpy import HOST, ListArray
 
 __all__ = [
-    "BY_SEED", "BY_TYPE", "CPU", "HOST", "Device", "Library", "Operand", "as_base_class", "check_memory", "described",
-    "is_number", "library_called", "library_of",
+    "BY_SEED", "BY_TYPE", "CPU", "HOST", "NUMBERS", "Device", "Library", "Operand", "as_base_class", "check_memory",
+    "described", "is_number", "library_called", "library_of",
 ]  # fmt: skip
 
 # Keys: the package that defines an array's class. Values: a module of this folder, and the object in it.
@@ -32,6 +32,10 @@ BY_TYPE: dict[type, Library] = {np.ndarray: HOST, ListArray: HOST}
 
 BY_SEED: dict[type, Library] = {}
 """Libraries by type of `seed`. The library of such a seed runs the call, whatever `mu` and `sigma` are."""
+
+
+NUMBERS = frozenset((int, float))
+"""The exact types of most numbers, for keys of plans."""
 
 
 def is_number(x: Any) -> bool:

@@ -134,10 +134,7 @@ def check_tensor(name: str, tensor: Any) -> None:
 
 
 def counted(vectors: Mapping[str, Any]) -> Iterable[str]:
-    """The names of the tensors or operands whose types enter the promotion.
-
-    PyTorch ignores the type of a 0-d tensor beside a vector of floating-point numbers.
-    """
+    """The names that enter the promotion: PyTorch ignores the type of a 0-d tensor beside a vector of floats."""
     types = {name: str(x.dtype).removeprefix("torch.") for name, x in vectors.items() if len(x.shape)}
     return types if any(dtype in MATRIX_TYPES for dtype in types.values()) else vectors
 
@@ -422,10 +419,7 @@ class _Recorded(torch.autograd.Function):  # type: ignore[misc]
 def _record(
     results: Sequence[Any], arrays: Sequence[Any], factors: Sequence[float] | None, size: int | None
 ) -> Sequence[Any]:  # fmt: skip
-    """The results of `perturb`, recorded where gradients are and the parameter requires grad.
-
-    Tied parameters share a result. Each tensor object gets a result of its own, for its gradient.
-    """
+    """The results of `perturb`, with gradients. Tied parameters share memory, but each tensor object has a result."""
     if not torch.is_grad_enabled():
         return results
     owners = owners_of(arrays, None)

@@ -75,10 +75,7 @@ def _source_of_torch(by_default: bool, library: Library, device: Device) -> Sour
 
 
 def check_generator(generator: Any, library: Library, device: Device) -> None:
-    """TypeError or ValueError unless `generator` serves arrays of `library` on `device`.
-
-    Calls with arrays on the meta device do not draw, so any generator serves them.
-    """
+    """TypeError or ValueError unless `generator` serves arrays of `library` on `device`; on meta devices, any does."""
     if generator is None or isinstance(generator, Generator):
         return
     if not is_of_torch(generator):

@@ -137,6 +137,10 @@ class Keys(NamedTuple):
     """Whether the argument `seed` itself is in device memory."""
 
 
+SINGLE_SEEDS = frozenset((int, type(None), Key))
+"""The exact types of most single seeds, for keys of plans."""
+
+
 def is_in_array(seed: Any) -> bool:
     """Whether the argument `seed` is a sequence or an array, not one number or one `Key`."""
     if type(seed) is list:

@@ -120,7 +120,7 @@ class _RecordedSample:
         self.order = 1 if is_one_column else 2
         # The plan for the signature of the latest gradient. Its compiled function returns None for other signatures.
         self.gradient_plan: Plan | None = None
-        self.gradients: Callable[..., Any] = _no_gradients
+        self.gradients: Callable[..., Any] = lambda *arguments: None
         inputs = inspect_inputs(TORCH, call)
         self.dims, lengths = inputs.dims, matrix_shape(inputs, call.layout)
         self.lengths = None if inputs.shape == lengths else lengths
@@ -146,10 +146,6 @@ class _RecordedSample:
             same = shape.numel() == gradient.numel()
             gradient = gradient.reshape(shape) if same else gradient.reshape(self.dims).sum_to_size(shape)
         return gradient if gradient.dtype is element else gradient.to(element)
-
-
-def _no_gradients(*arguments: Any) -> None:
-    return None
 
 
 class _SampleFunction(torch.autograd.Function):
@@ -229,7 +225,7 @@ def _gradients(recorded: _RecordedSample, grad: Any, words: tuple[int, int, Any]
         return tuple(x.zero_() for x in gradients)
     if plan is not recorded.gradient_plan:
         run = _compiled_run(plan, call._replace(operation=Operation.gradient, grad=grad), None)
-        recorded.gradients, recorded.gradient_plan = _no_gradients if run is None else run, plan
+        recorded.gradients, recorded.gradient_plan = run or recorded.gradients, plan
     return gradients
 
 

@@ -266,10 +266,7 @@ _COMPILED = (
 
 
 def run_compiled(call: Call, function: Callable[..., Any]) -> Any:
-    """Run a traced call whose scalars and choices have been checked.
-
-    A call that no operator serves breaks the graph, or raises where a graph break is not allowed.
-    """
+    """Run a traced call with checked scalars. Without an operator, it breaks the graph, or raises where it must not."""
     tensors = [x for x in (call.mu, call.sigma, call.out) if not (x is None or is_number(x))]
     if (
         call.operation == Operation.sample

@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -82,13 +82,8 @@ def perturb_jax(
     return structure.rebuild(results)
 
 
-class _Form(NamedTuple):
-    """Which words of a call are vectors."""
-
-    population: str | None = None
-    """The argument that a population has a vector of: "seed" or "member"; None without a population."""
-    has_own_keys: bool = False
-    """Whether each coefficient has a key."""
+Form: TypeAlias = Literal["keys", "seed", "member"] | None
+"""Which words of a call are vectors: "keys", one for each coefficient; or "seed" or "member", those of a population."""
 
 
 class _Values(NamedTuple):
@@ -156,7 +151,7 @@ def _coefficients(given: Any) -> Coefficients:
     return Coefficients(math.prod(given.shape), None, None, given)
 
 
-def _words(seed: Any, member: Any, coefficients: Coefficients) -> tuple[Words, _Form]:
+def _words(seed: Any, member: Any, coefficients: Coefficients) -> tuple[Words, Form]:
     """The words of seed, offset and member, and for each whether it is a vector."""
     seeds, members = batch_length(seed), _length_of_members(member)
     if seeds == 1 and not isinstance(seed, (list, tuple)) and len(seed.shape) > 1:
@@ -167,11 +162,11 @@ def _words(seed: Any, member: Any, coefficients: Coefficients) -> tuple[Words, _
     length = None if is_number else count
     variant = variant_of(length, None, seeds, None, members, False, None)
     if variant.has_own_keys:
-        form = _Form(has_own_keys=True)
+        form: Form = "keys"
     elif seeds is not None and not is_number:  # One seed for one coefficient.
-        seed, form = key_vector(seed)[0], _Form()
+        seed, form = key_vector(seed)[0], None
     else:
-        form = _Form(None if variant.size is None else "seed" if members is None else "member")
+        form = None if variant.size is None else "seed" if members is None else "member"
     if is_jax(seed) and not isinstance(seed, jax.core.Tracer) and seed.shape == (4,) and is_on_host(seed):
         seed = np.asarray(seed)
     if seeds is not None and isinstance(seed, (list, tuple, np.ndarray)) and batch_length(seed) is not None:
@@ -258,7 +253,7 @@ class _Group(NamedTuple):
     program: Program
 
 
-def _groups(arrays: list[Any], ids: list[int], static: Static, form: _Form) -> list[_Group]:
+def _groups(arrays: list[Any], ids: list[int], static: Static, form: Form) -> list[_Group]:
     """The plan of eager calls."""
     of_devices: dict[Hashable, list[int]] = collections.defaultdict(list)
     for k, x in enumerate(arrays):
@@ -276,7 +271,7 @@ def _groups(arrays: list[Any], ids: list[int], static: Static, form: _Form) -> l
     return groups
 
 
-def _perturbed(static: Static, ids: tuple[int, ...], form: _Form, values: _Values, *arrays: Any) -> list[Any]:
+def _perturbed(static: Static, ids: tuple[int, ...], form: Form, values: _Values, *arrays: Any) -> list[Any]:
     return _traced(values, arrays, ids, static, form)
 
 
@@ -317,13 +312,13 @@ def _rounded(coefficients: Any, reals: set[str]) -> Any:
 
 
 def _traced(
-    values: _Values, arrays: Sequence[Any], ids: Sequence[int], static: Static, form: _Form
+    values: _Values, arrays: Sequence[Any], ids: Sequence[int], static: Static, form: Form
 ) -> list[Any]:  # fmt: skip
     words = values.words
-    if form.population is None:
+    if form in (None, "keys"):
         return _summed(values, arrays, ids, static, form)
     offset, row, _ = words.offsets if isinstance(words.offsets, tuple) else (None, None, None)
-    by_seed = form.population == "seed"
+    by_seed = form == "seed"
     size = words.seed.shape[0] if by_seed else row.shape[0]
     if size == 0:
         return [jnp.zeros((0, *x.shape), x.dtype) for x in arrays]
@@ -339,7 +334,7 @@ def _traced(
 
 
 def _summed(
-    values: _Values, arrays: Sequence[Any], ids: Sequence[int], static: Static, form: _Form
+    values: _Values, arrays: Sequence[Any], ids: Sequence[int], static: Static, form: Form
 ) -> list[Any]:  # fmt: skip
     """The results for one key, or for one key for each coefficient."""
     words, coefficients, factors = values
@@ -351,7 +346,7 @@ def _summed(
     if not groups or (np.shape(coefficients) == (0,) and factors is None):
         return results
     coefficients = _rounded(coefficients, {MATRIX_TYPES[x.dtype.name].computing for x in results})
-    if not form.has_own_keys:
+    if form != "keys":
         of_words = operands_of(words)
     else:
         is_batched = isinstance(words.offsets, tuple) and words.offsets[0].ndim == 2

@@ -206,8 +206,7 @@ def _perturbed_batch(operands: Sequence[Any], axes: Sequence[int | None], static
     outer = {name: axis is not None for name, axis in zip(names, axes, strict=True)}
     fronted = [x if axis is None else jnp.moveaxis(x, axis, 0) for x, axis in zip(operands, axes, strict=True)]
     if static.shared_noise or outer.get("factors"):  # A key, or a factor, for each element as well.
-        each = iter([x for x, axis in zip(fronted, axes, strict=True) if axis is not None])
-        mapped = [None if axis is None else next(each) for axis in axes]
+        mapped = [None if axis is None else x for x, axis in zip(fronted, axes, strict=True)]
 
         def run(elements: list[Any]) -> list[Any]:
             return bind(static, *(x if y is None else y for x, y in zip(operands, elements, strict=True)))
