@@ -393,7 +393,7 @@ def scaled(gradient: Any, factor: float, size: int | None, like: Any) -> Any:
 
 
 def owners_of(keys: Sequence[Any], names: Sequence[str] | None) -> dict[Any, int]:
-    """The position of each tensor; for a tied tensor, that of its lexicographically first name."""
+    """The position of each key of a tensor; for a tied tensor, that of its lexicographically first name."""
     owners: dict[Any, int] = {}
     for k in range(len(keys)) if names is None else sorted(range(len(keys)), key=lambda k: names[k]):
         owners.setdefault(keys[k], k)
@@ -422,7 +422,7 @@ def _record(
     """The results of `perturb`, with gradients. Tied parameters share memory, but each tensor object has a result."""
     if not torch.is_grad_enabled():
         return results
-    owners = owners_of(arrays, None)
+    owners = owners_of(list(map(id, arrays)), None)
     kept = [k for k in owners.values() if arrays[k].requires_grad]
     if not kept:
         return results
@@ -435,4 +435,4 @@ def _record(
         *[arrays[k] for k in kept],
     )  # fmt: skip
     made.update(zip(kept, recorded, strict=True))
-    return [made[owners[x]] for x in arrays]
+    return [made[owners[id(x)]] for x in arrays]

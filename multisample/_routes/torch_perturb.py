@@ -76,7 +76,7 @@ def perturb_transformed(
     factors = [
         1.0 if decays is None or real is None else factor_of(decays[k], real.computing) for k, real in enumerate(reals)
     ]
-    names, owners = parameters.names, owners_of(arrays, parameters.names)
+    names, owners = parameters.names, owners_of(list(map(id, arrays)), parameters.names)
     kept = sorted(owners.values())
     batched = False, variant.size is not None and seeds is not None, count is not None, *(False,) * len(kept)
     if keys is not None and not (variant.has_own_keys or batched[1]):
@@ -96,7 +96,7 @@ def perturb_transformed(
     )  # fmt: skip
     results = _Perturbed.apply(static, coefficients, keys, members, *[arrays[k] for k in kept])
     made = dict(zip(kept, results, strict=True))
-    return parameters.rebuild([made[owners[x]] for x in arrays])
+    return parameters.rebuild([made[owners[id(x)]] for x in arrays])
 
 
 def _keys(seed: Any, device: Any) -> tuple[Any, int | None, Any]:
