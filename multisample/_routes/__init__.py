@@ -42,7 +42,7 @@ def run_first(call: Call, key: Hashable, function: Callable[..., Any]) -> Any:
     """Run a call of the public `function` without a plan; `key` is that of a new plan, or None."""
     if _is_compiling():
         call = _checked(call)
-        from .torch_transforms import run_compiled
+        from .torch_compile import run_compiled
 
         return run_compiled(call, function)
     if not has_default_floats():

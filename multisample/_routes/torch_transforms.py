@@ -1,4 +1,4 @@
-"""Calls that torch.compile or torch.export traces, or that must not skip PyTorch's dispatcher: see `is_transformed`.
+"""Calls that must not skip PyTorch's dispatcher, as `is_transformed` says.
 
 Such a call becomes an operator call. If its tensors have values, all checks of other calls come first, and the call
 takes the same seed and offset as others, so the numbers are the same. An offset passed by value would repeat in every
@@ -16,13 +16,11 @@ import numpy as np
 import torch
 from torch._C import _functorch
 from torch._subclasses import fake_tensor
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from multisample.backends.contract import Backend
 from multisample.backends.launch import Operation
 
 from .._arguments import rounded_once
-from .._backends import choose
 from .._checks.operands import check_devices, common_shape, no_matrix, promoted, result_shape
 from .._checks.values import RULES, least_and_most
 from .._checks.window_and_options import check_rows, count_of
@@ -171,7 +169,6 @@ def _matrix_in(out: Any, lengths: tuple[Any, ...]) -> Any:
         raise ValueError(no_matrix(tuple(out.shape), out.stride(), lengths)) from None
 
 
-@torch.compiler.assume_constant_result
 def listed_words(*seeds: Any) -> list[list[int]]:
     """The words of a sequence of seeds, as operators take them."""
     words: list[list[int]] = host_words(seeds).view(np.int64).tolist()
@@ -235,7 +232,6 @@ def is_recorded() -> bool:
     return any(mode.is_infra_mode() and not isinstance(mode, fake_tensor.FakeTensorMode) for mode in modes)
 
 
-@torch.compiler.assume_constant_result  # PyTorch applies vmap to operators only when the graph is complete.
 def is_batched() -> bool:
     """Whether a vmap is active, even if no tensor of the call is batched."""
     layers = _functorch.get_interpreter_stack() or ()
@@ -255,47 +251,6 @@ def joined(x: Any, size: int, batch: int, is_outer: bool, is_inner: bool) -> Any
     elif not is_inner:
         x = x[:, None].expand(size, batch, *x.shape[1:])
     return x.flatten(0, 1)
-
-
-# --- Traced calls ---------------------------------------------------------------------------------
-
-_COMPILED = (
-    "sample can be part of a graph only with plain PyTorch tensors, backend torch_ext, and seed= or PyTorch's default"
-    " generator; not with tensor subclasses, other arrays, other backends or generator=; weighted_moments cannot"
-)
-
-
-def run_compiled(call: Call, function: Callable[..., Any]) -> Any:
-    """Run a traced call with checked scalars. Without an operator, it breaks the graph, or raises where it must not."""
-    tensors = [x for x in (call.mu, call.sigma, call.out) if not (x is None or is_number(x))]
-    if (
-        call.operation == Operation.sample
-        and tensors
-        and all(map(_is_traceable, tensors))
-        and call.generator is None
-        and _has_operators(call.backend, tensors[0].device.type)
-    ):
-        return draw_by_operator(call, statically_known_true)
-    if not torch.compiler.is_dynamo_compiling():
-        raise ValueError(_COMPILED)
-    return _run_between_graphs(call, function)
-
-
-@torch.compiler.disable(reason=_COMPILED)
-def _run_between_graphs(call: Call, function: Callable[..., Any]) -> Any:
-    return call.repeated(function)
-
-
-def _is_traceable(x: Any) -> bool:
-    if torch.compiler.is_dynamo_compiling():  # A tensor subclass may not support our operators.
-        return type(x) in (torch.Tensor, torch.nn.Parameter)
-    return isinstance(x, torch.Tensor)
-
-
-@torch.compiler.assume_constant_result
-def _has_operators(backend: str, device_kind: str) -> bool:
-    """Whether operators serve tensors on such a device. If so, this call builds and loads the operators."""
-    return choose(backend, "torch", device_kind).name == "torch_ext"
 
 
 # --- Operators ------------------------------------------------------------------------------------
