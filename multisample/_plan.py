@@ -174,9 +174,7 @@ class Plan:
                     f" {describe(seed)} on the host"
                 )
             if self._is_ordered:
-                arrays = mu, sigma, weights, matrix, seed if keys is not None and keys.is_on_device else None
-                named = [self.library.named_stream(x) for x in arrays if not (x is None or is_number(x))]
-                other_streams = order_before(named, self.device, stream)
+                other_streams = self._order_before((mu, sigma, weights, matrix, seed), stream)
         if self._read is None:
             mu_at, sigma_at, weights_at = mu, sigma, weights
         elif self._has_plain_pair:  # `_read`, inlined.
@@ -275,6 +273,13 @@ class Plan:
             checked_key(seed)
         check_generator(generator, self.library, self.device)
         check_rows(dim_offset, self._d)
+
+    # Not in `run`, where a comprehension would make `self` a variable of a closure, which each access looks up longer.
+    def _order_before(self, arrays: tuple[Any, ...], stream: int) -> set[int]:
+        if self._keys is None or not self._keys.is_on_device:
+            arrays = arrays[:-1]
+        named = [self.library.named_stream(x) for x in arrays if not (x is None or is_number(x))]
+        return order_before(named, self.device, stream)
 
 
 def _scratch_allocator(library: Library, device: Device) -> Callable[[int, Any], Any]:
