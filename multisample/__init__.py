@@ -28,22 +28,10 @@ from ._version import __version__
 from .exceptions import BackendUnavailableError, UnknownBackendError
 
 __all__ = [
-    "BackendStatus",
-    "BackendUnavailableError",
-    "Generator",
-    "Key",
-    "UnknownBackendError",
-    "__version__",
-    "get_include",
-    "limit_threads",
-    "list_backends",
-    "manual_seed",
-    "perturb",
-    "register_backend",
-    "sample",
-    "standard_normal",
+    "BackendStatus", "BackendUnavailableError", "Generator", "Key", "UnknownBackendError", "__version__", "get_include",
+    "limit_threads", "list_backends", "manual_seed", "perturb", "register_backend", "sample", "standard_normal",
     "weighted_moments",
-]
+]  # fmt: skip
 
 if TYPE_CHECKING:
     from . import cem as cem

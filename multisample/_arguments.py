@@ -27,10 +27,7 @@ def describe(value: object, limit: int = 60) -> str:
 
 
 def checked_integer(name: str, value: Any, low: int, high: int, advice: Callable[[Any], str] | None = None) -> int:
-    """`value` as an int with ``low <= value < high``, or a symbol; TypeError or ValueError otherwise.
-
-    ``advice(value)`` is the end of the message for a value of a wrong type.
-    """
+    """`value` as an int with ``low <= value < high``, or a symbol. ``advice(value)`` ends a TypeError's message."""
     if is_symbol(value):
         symbol: int = value
         return symbol
@@ -86,7 +83,6 @@ def rounded_once(x: Any, dtype: str) -> float:
 
 
 def check_flag(name: str, value: object) -> None:
-    """TypeError unless `value` is a bool."""
     if value is not True and value is not False and not isinstance(value, (np.bool_, _Unchecked)):
         raise TypeError(f"{name}: expected True or False, got {describe(value)} of type {type(value).__name__}")
 

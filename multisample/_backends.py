@@ -24,10 +24,7 @@ _chosen: dict[tuple[str, str, str], Backend] = {}
 
 
 def choose(name: str, library: str, device_kind: str) -> Backend:
-    """The backend for arrays of `library` on a device of `device_kind`.
-
-    ValueError if the named backend does not serve such arrays, or an error of `multisample.exceptions`.
-    """
+    """The backend for arrays of `library` on a device of `device_kind`; raises if it does not serve them or run."""
     if not isinstance(name, str):
         raise TypeError(f"backend: expected a name, got {describe(name)} of type {type(name).__name__}")
     backend = _chosen.get((name, library, device_kind))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
 
 from multisample.backends.launch import Operation
 
-from ._libraries import BY_TYPE
+from ._libraries import BY_TYPE, NUMBERS
 from ._operations import Call
 from ._plan import PLANS
 from ._randomness.generator import Key
@@ -142,8 +142,8 @@ def weighted_moments(
             signature, state = library.signature, library.state()
             if state is not None:
                 key = (
-                    "weighted_moments", signature(weights), None if type(mu) in _NUMBERS else signature(mu),
-                    None if type(sigma) in _NUMBERS else signature(sigma), state, type(weights), type(mu), type(sigma),
+                    "weighted_moments", signature(weights), None if type(mu) in NUMBERS else signature(mu),
+                    None if type(sigma) in NUMBERS else signature(sigma), state, type(weights), type(mu), type(sigma),
                     order, type(order), noise, dtype, antithetic, type(antithetic), fast_math, type(fast_math), backend,
                     type(seed), type(dim_offset), type(sample_offset),
                 )  # fmt: skip
@@ -161,6 +161,3 @@ def weighted_moments(
     )  # fmt: skip
     first: tuple[Any, ...] = run_first(call, key, weighted_moments)
     return first
-
-
-_NUMBERS = frozenset((int, float))

@@ -1,4 +1,4 @@
-"""`Call`, the arguments of a call of any operation, and `TRAITS`, a table of how the operations differ."""
+"""`Call`, the arguments of a call of any operation."""
 
 from __future__ import annotations
 
@@ -14,29 +14,8 @@ FLAGS = "fast_math", "validate", "antithetic"
 """Options that are True or False. A launch gets those that are fields of `Launch`."""
 
 
-class Traits(NamedTuple):
-    """How calls of an operation differ from those of others, besides their `OPERANDS`."""
-
-    name: str
-    """The public function."""
-    orders: tuple[int, int]
-    """The range of `order`: the least, and one past the greatest."""
-    needs_seed: bool
-    """Whether a call must pass a seed, and cannot take one from a generator."""
-    has_operator: bool
-    """Whether PyTorch has an operator for it, so that torch.compile and torch.func can call it."""
-    is_sharded: bool
-    """Whether it takes DTensors."""
-
-
-TRAITS = {
-    Operation.sample: Traits("sample", (0, 1), needs_seed=False, has_operator=True, is_sharded=True),
-    Operation.moments: Traits("weighted_moments", (1, 3), needs_seed=True, has_operator=False, is_sharded=False),
-}
-
-
 class Call(NamedTuple):
-    """The arguments of a call. An operation ignores those that it does not have."""
+    """The arguments of `sample`, or of `weighted_moments`, which ignores those that it does not have."""
 
     operation: Operation
     mu: Any

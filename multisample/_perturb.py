@@ -173,36 +173,24 @@ def perturb(
     >>> before, score(parameters) > -0.5
     (-24.0, True)
     """
-    if is_traced():
-        from ._routes.torch_compile_perturb import perturb_in_graph
-
-        return perturb_in_graph(
-            perturb, parameters, coefficients, seed=seed, member=member, decay=decay, out=out, fast_math=fast_math,
-            ids=ids, backend=backend,
-        )  # fmt: skip
-    if not has_default_floats():
-        with default_floats():
-            return perturb(
-                parameters, coefficients, seed=seed, member=member, decay=decay, out=out, fast_math=fast_math, ids=ids,
-                backend=backend,
-            )  # fmt: skip
-    is_array = type(parameters) in BY_TYPE
-    if not is_array:
+    in_graph, is_array = is_traced(), type(parameters) in BY_TYPE
+    if not (in_graph or is_array):
         parameters = listed(parameters)
-    if any_of_jax((parameters, coefficients, seed, member)):
+    if in_graph or not has_default_floats() or any_of_jax((parameters, coefficients, seed, member)):
+        options: dict[str, Any] = {
+            "seed": seed, "member": member, "decay": decay, "out": out, "fast_math": fast_math, "ids": ids,
+            "backend": backend,
+        }  # fmt: skip
+        if in_graph:
+            from ._routes.torch_compile_perturb import perturb_in_graph
+
+            return perturb_in_graph(perturb, parameters, coefficients, **options)
+        if not has_default_floats():
+            with default_floats():
+                return perturb(parameters, coefficients, **options)
         from ._routes.jax.perturb import perturb_jax
 
-        return perturb_jax(
-            parameters,
-            coefficients,
-            seed=seed,
-            member=member,
-            decay=decay,
-            out=out,
-            fast_math=fast_math,
-            ids=ids,
-            backend=backend,
-        )
+        return perturb_jax(parameters, coefficients, **options)
     structure = structure_of("parameters", parameters)
     targets: Structure | None = structure
     if out is not parameters:

@@ -58,9 +58,8 @@ class Plan:
     """A call of an operation resolved except for values, addresses, seed, offset and window; immutable.
 
     `shape` and `dtype` are those of each result. `operands` are the arrays that the call reads, by name. `template` is
-    the launch without addresses, seed, offset and window. A vector is aligned if ``address &
-    mask`` is 0. `is_transposed` says that the matrix is (n, d), `is_empty` that there is nothing to launch, and
-    `has_device_seeds` that the seeds are in device memory, without offsets.
+    the launch without addresses, seed, offset and window. A vector is aligned if ``address & mask`` is 0.
+    `has_device_seeds` says that the seeds are in device memory, without offsets.
     """
 
     __slots__ = (
@@ -254,10 +253,7 @@ class Plan:
         }  # fmt: skip
 
     def _run_counted(self, counter: DeviceCounter, stream: int, before: tuple[Any, ...], after: tuple[Any, ...]) -> Any:
-        """Launch with the offset of a graph-safe generator; returns a copy of the offset for gradients.
-
-        The launcher takes `before`, then the address of the offset, then `after`.
-        """
+        """Launch with a graph-safe generator's offset between `before` and `after`; returns a copy for gradients."""
         advance = self.backend.advancer(self.device.ordinal)
         if is_capturing(stream):
             counter.keep_for_graph()
@@ -278,6 +274,7 @@ class Plan:
         check_generator(generator, self.library, self.device)
         check_rows(dim_offset, self._d)
 
+    # Not in `run`, where a comprehension would make `self` a variable of a closure, which each access looks up longer.
     def _order_before(self, arrays: tuple[Any, ...], stream: int) -> set[int]:
         if self._keys is None or not self._keys.is_on_device:
             arrays = arrays[:-1]
@@ -393,14 +390,12 @@ class PlanCache(Generic[P]):
         return len(self._plans)
 
     def put(self, key: Hashable, plan: P) -> None:
-        """Store `plan` under `key`."""
         while self.size() >= self._capacity:
             with contextlib.suppress(RuntimeError, StopIteration):  # Another call has changed or emptied the cache.
                 self._plans.pop(next(iter(self._plans)), None)
         self._plans[key] = plan
 
     def clear(self) -> None:
-        """Drop all plans."""
         self._plans.clear()
 
     def _after_fork(self) -> None:
@@ -429,18 +424,16 @@ def put_guarded(key: Hashable, guard: Guard, run: Callable[..., Any]) -> None:
     PLANS.put(key, ((guard, run), *PLANS.get(key, ())[: _MOST_GUARDED - 1]))
 
 
-# Keys of plans omit these arguments, or hold only their signatures.
-_PER_CALL = frozenset(("mu", "sigma", "weights", "out", "seed", "generator", "dim_offset", "sample_offset"))
-
-
 def run_planned(call: Call, backend: Backend, library: Library) -> Any:
     """Run a checked call with arrays of `library`, by a cached or a new plan of `backend`."""
     vectors = [call.mu, call.sigma, call.weights]
-    key = (
+    key: Any = (
         backend.name, library.name, *(None if x is None or is_number(x) else library.signature(x) for x in vectors),
         None if call.out is None else library.target_signature(call.out), *map(type, vectors), type(call.generator),
         signature_of(call.seed) if is_in_array(call.seed) else None,
-        *(x for name, x in zip(call._fields, call, strict=True) if name not in _PER_CALL),
+        call._replace(
+            mu=None, sigma=None, weights=None, out=None, seed=None, generator=None, dim_offset=0, sample_offset=0
+        ),
     )  # fmt: skip
     plan = PLANS.get(key)
     if plan is None:

@@ -106,17 +106,8 @@ def coefficients_reader(
     def read_number(values: Any, given: Any, stream: int) -> tuple[Any, Any]:
         if not -limit < values < limit:
             check_coefficients(values, given, limit)
-        return values, None
-
-    def read_element(values: Any, given: Any, stream: int) -> tuple[Any, Any]:
-        if not -limit < values < limit:
-            check_coefficients(values, given, limit)
-        return from_buffer(bytearray(pack(values)), real), None  # The address of a writable array is found faster.
-
-    def read_vector(values: Any, given: Any, stream: int) -> tuple[Any, Any]:
-        assert vector is not None
-        array = given if vector.read is None else vector.read(given)
-        return library.address(array), array
+        # The address of a writable array is found faster.
+        return from_buffer(bytearray(pack(values)), real) if makes_arrays else values, None
 
     # `values` may be the caller's memory, to which the call may write.
     def read_rounded(values: Any, given: Any, stream: int) -> tuple[Any, Any]:
@@ -145,16 +136,19 @@ def coefficients_reader(
         return library.address(array), array
 
     if vector is not None:
+        convert = vector.read or (lambda given: given)
+
+        def read_vector(values: Any, given: Any, stream: int) -> tuple[Any, Any]:
+            array = convert(given)
+            return library.address(array), array
+
         return read_vector
     if isinstance(on_host, float):
-        return read_element if makes_arrays else read_number
+        return read_number
     if device.kind == "cpu":
         return read_rounded if makes_arrays else read_copy
     is_capturing = library.is_capturing(device)
     return copy_to_device
-
-
-# --- All vectors of a call ----------------------------------------------------------------------------------------
 
 
 def vector_reader(readers: dict[str, Reader], makes_arrays: bool) -> ReadVectors | None:

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 from multisample.backends.launch import Operation
 
-from ._libraries import BY_SEED, BY_TYPE
+from ._libraries import BY_SEED, BY_TYPE, NUMBERS
 from ._operations import Call
 from ._plan import PLANS
 from ._randomness.generator import Key
-from ._randomness.seed_argument import is_in_array, signature_of
+from ._randomness.seed_argument import SINGLE_SEEDS, is_in_array, signature_of
 from ._routes import run_first
 from ._tracing import is_traced
 
@@ -207,7 +207,7 @@ def sample(
     """
     key = plan = library = None
     if not is_traced():  # The library that draws: its state is part of the key.
-        library = BY_SEED.get(type(seed)) or BY_TYPE.get(type(sigma) if type(mu) in _NUMBERS else type(mu))
+        library = BY_SEED.get(type(seed)) or BY_TYPE.get(type(sigma) if type(mu) in NUMBERS else type(mu))
     if library is not None:
         try:
             # The key has exact types, since True == 1 == 1.0, but no values of numbers, seeds and windows. It is None
@@ -220,8 +220,8 @@ def sample(
             elif (state := library.state()) is not None:
                 signature = library.signature
                 key = (
-                    None if type(mu) in _NUMBERS else signature(mu),
-                    None if type(sigma) in _NUMBERS else signature(sigma),
+                    None if type(mu) in NUMBERS else signature(mu),
+                    None if type(sigma) in NUMBERS else signature(sigma),
                     None if out is None else library.target_signature(out), state, type(mu), type(sigma), n, type(n),
                     backend, noise, dtype, layout, fast_math, type(fast_math), validate, type(validate), antithetic,
                     type(antithetic), type(seed), type(generator), type(dim_offset), type(sample_offset),
@@ -232,7 +232,7 @@ def sample(
                     key = key, *map(type, n)
                 if kind is list:  # The next branch, inlined.
                     key = key, len(seed)  # type: ignore[arg-type]
-                elif not (kind in _SINGLE_SEEDS or kind is library.keyed_seed) and is_in_array(seed):
+                elif not (kind in SINGLE_SEEDS or kind is library.keyed_seed) and is_in_array(seed):
                     key = key, signature_of(seed)
                 plan = PLANS.get(key)
         except Exception:  # A wrong argument may raise anything here; `run_first` reports the error.
@@ -245,7 +245,3 @@ def sample(
         generator, out, validate, layout,
     )  # fmt: skip
     return run_first(call, key, sample)
-
-
-_NUMBERS = frozenset((int, float))
-_SINGLE_SEEDS = frozenset((int, type(None), Key))

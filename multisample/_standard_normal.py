@@ -20,7 +20,7 @@ from ._operations import COLUMNS, Call
 from ._plan import PLANS
 from ._randomness.generator import Key
 from ._randomness.generator_argument import is_listed
-from ._randomness.seed_argument import batch_of, is_in_array, signature_of
+from ._randomness.seed_argument import SINGLE_SEEDS, batch_of, is_in_array, signature_of
 from ._routes import run_first
 from ._tracing import is_traced
 
@@ -114,7 +114,6 @@ Pair: TypeAlias = tuple[Any, Any]
 
 _HOST_PAIRS: dict[Any, tuple[Hashable, Pair]] = {}
 _DEVICE_PAIRS: dict[Hashable, Pair] = {}
-_SINGLE_SEEDS = frozenset((int, type(None), Key))
 
 
 def _host_pair(dtype: Any, out: Any) -> tuple[Hashable, Pair]:
@@ -132,10 +131,7 @@ def _host_pair(dtype: Any, out: Any) -> tuple[Hashable, Pair]:
 def normals(
     library: Library, state: Any, kind: Any, pair: Pair, size: Any, seed: Any, generator: Any, out: Any, start: Any
 ) -> Any:  # fmt: skip
-    """Standard normals of shape `size`, from arrays `pair` of `library`, whose state is `state`.
-
-    `kind` is the name of the type, and the device.
-    """
+    """Standard normals from arrays `pair` of `library` in `state`; `kind` is the name of the type, and the device."""
     key: Any = None
     plan = None
     if state is not None:  # See the key of `sample`.
@@ -146,7 +142,7 @@ def normals(
             )  # fmt: skip
             if type(size) is tuple:
                 key = key, *map(type, size)
-            if type(seed) not in _SINGLE_SEEDS and is_in_array(seed):
+            if type(seed) not in SINGLE_SEEDS and is_in_array(seed):
                 key = key, signature_of(seed)
             plan = PLANS.get(key)
         except Exception:  # A wrong argument may raise anything here; `_first` reports the error.

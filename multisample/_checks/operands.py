@@ -26,7 +26,6 @@ _ITEM_SIZES = SIZES | INTEGER_SIZES
 
 
 def item_size(dtype: str) -> int:
-    """Bytes per element."""
     return _ITEM_SIZES[dtype]
 
 
@@ -78,7 +77,6 @@ def with_scalars(call: Call) -> Call:
 
 
 def check_arrays(call: Call) -> None:
-    """TypeError if neither `mu` nor `sigma` is an array."""
     if is_number(call.mu) and is_number(call.sigma):
         raise TypeError(
             f"mu, sigma: expected at least one array, of shape (d,) or S, got the numbers {call.mu} and {call.sigma}"
@@ -123,10 +121,7 @@ def _conversion(libraries: dict[str, Library]) -> str:
 
 
 def inspect_inputs(library: Library, call: Call) -> Inputs:
-    """Check the operands of a call, which are arrays of `library` or numbers, and its window.
-
-    A `dtype` of None promotes the types of `mu` and `sigma`.
-    """
+    """Check the operands of a call, arrays of `library` or numbers, and its window. A `dtype` of None promotes."""
     if call.grad is not None:
         matrix = library.describe("grad", call.grad)
         *batches, d, n = matrix.shape
@@ -151,14 +146,20 @@ def inspect_inputs(library: Library, call: Call) -> Inputs:
     if "weights" in operands:
         n = count_weights(operands["weights"].shape, batch)
         checked_window(n, call.dim_offset, call.sample_offset)
+    check_devices(operands)
+    check_rows(call.dim_offset, d)
+    if (batch or 0) * d * n >= 2**63:
+        raise ValueError(f"seed: expected B d n < 2**63 elements, got B = {batch}, d = {d}, n = {n}")
+    device = next(iter(operands.values())).device
+    return Inputs(operands, d, n, dtype, device, batch, result_shape(dims, call, batch), dims, reshaped)
+
+
+def check_devices(operands: dict[str, Any]) -> None:
+    """ValueError unless the operands, or tensors, have the device of the first."""
     (first, model), *rest = operands.items()
     for name, operand in rest:
         if operand.device != model.device:
             raise ValueError(f"{name}: expected it on the device of {first}, {model.device}, got {operand.device}")
-    check_rows(call.dim_offset, d)
-    if (batch or 0) * d * n >= 2**63:
-        raise ValueError(f"seed: expected B d n < 2**63 elements, got B = {batch}, d = {d}, n = {n}")
-    return Inputs(operands, d, n, dtype, model.device, batch, result_shape(dims, call, batch), dims, reshaped)
 
 
 def count_weights(shape: tuple[int, ...], batch: int | None) -> int:
@@ -173,9 +174,9 @@ def count_weights(shape: tuple[int, ...], batch: int | None) -> int:
 # --- Shapes -------------------------------------------------------------------------------------------------------
 
 
-def is_vector(shape: tuple[int, ...]) -> bool:
+def _is_vector(shape: tuple[int, ...]) -> bool:
     """Whether `shape` is (d,) or (d, 1)."""
-    return len(shape) == 1 or (len(shape) == 2 and not is_symbol(shape[1]) and shape[1] == 1)
+    return len(shape) == 1 or (len(shape) == 2 and is_one(shape[1]))
 
 
 def common_shape(shapes: dict[str, tuple[int, ...]], batch: int | None = None) -> tuple[int, ...]:
@@ -185,7 +186,7 @@ def common_shape(shapes: dict[str, tuple[int, ...]], batch: int | None = None) -
     """
     own = {name: shape[lead_axes(name, shape, batch) :] for name, shape in shapes.items()}
     arrays = [shape for shape in own.values() if shape]
-    if arrays and all(map(is_vector, arrays)):
+    if arrays and all(map(_is_vector, arrays)):
         lengths = {name: shape[0] for name, shape in own.items() if shape}
         d = arrays[0][0]
         if _differ(arrays[-1][0], d):
@@ -199,21 +200,12 @@ def common_shape(shapes: dict[str, tuple[int, ...]], batch: int | None = None) -
             " multiply standard normals by its Cholesky factor, as COMMON_TASKS.md (A full covariance) does"
         )
     common: tuple[int, ...] = ()
-    for axis in range(1, max([0, *[len(shape) for shape in arrays]]) + 1):
-        length = 1
-        for shape in arrays:
-            if len(shape) < axis or _is_one(shape[-axis]):
-                continue
-            if not _is_one(length) and _differ(length, shape[-axis]):
-                raise ValueError(f"mu, sigma: expected shapes that broadcast, got {shapes['mu']} and {shapes['sigma']}")
-            length = shape[-axis] if _is_one(length) else length
-        common = length, *common
+    for axis in itertools.zip_longest(*[shape[::-1] for shape in arrays], fillvalue=1):
+        longer = [length for length in axis if not is_one(length)]
+        if len(longer) == 2 and _differ(*longer):
+            raise ValueError(f"mu, sigma: expected shapes that broadcast, got {shapes['mu']} and {shapes['sigma']}")
+        common = longer[0] if longer else 1, *common
     return common
-
-
-def _is_one(length: Any) -> bool:
-    """Whether a length is known to be 1."""
-    return not is_symbol(length) and bool(length == 1)
 
 
 def lead_axes(name: str, shape: tuple[int, ...], batch: int | None) -> int:
@@ -270,30 +262,16 @@ def _flattened(operand: Operand, dims: tuple[int, ...], batch: int | None, libra
 
 
 def common_length(shapes: dict[str, tuple[int, ...]], batch: int | None = None) -> int:
-    """The number of dimensions d of vectors with these shapes, for `batch` seeds; ValueError if they have no common d.
-
-    Without a batch, a vector may have shape (d, 1).
-    """
-    lengths: dict[str, int] = {}
+    """The common length d of shapes (d,) and (d, 1), or with `batch` seeds (d,) and (B, d); ValueError otherwise."""
+    own = {name: shape[batch is not None and len(shape) == 2 :] for name, shape in shapes.items()}
     for name, shape in shapes.items():
-        if len(shape) == 1:
-            lengths[name] = shape[0]
-        elif len(shape) == 2 and batch is not None:
-            if _differ(shape[0], batch):
-                raise ValueError(f"{name}: expected shape (B, d) or (d,), B being {batch} seeds, got {shape}")
-            lengths[name] = shape[1]
-        elif len(shape) == 2 and is_one(shape[1]):
-            lengths[name] = shape[0]
-        elif shape and batch is not None:
-            raise ValueError(f"{name}: expected shape (B, d) or (d,), B being {batch} seeds, got {shape}")
-        elif shape:
+        if batch is None and own[name] and not _is_vector(own[name]):
             raise ValueError(f"{name}: expected shape (d,) or (d, 1), got {shape}; flatten it")
-    if not lengths:
+        if batch is not None and (len(shape) > 2 or (len(shape) == 2 and _differ(shape[0], batch))):
+            raise ValueError(f"{name}: expected shape (B, d) or (d,), B being {batch} seeds, got {shape}")
+    if not any(own.values()):
         raise ValueError("mu, sigma: expected at least one of shape (d,), got only scalars")
-    d = next(iter(lengths.values()))
-    if any(_differ(length, d) for length in lengths.values()):
-        raise ValueError(f"sigma: expected as many elements as mu, {lengths['mu']}, got {lengths['sigma']}")
-    return d
+    return common_shape(own)[0]
 
 
 def _differ(a: Any, b: Any) -> bool:
@@ -424,7 +402,8 @@ def target_checker(
     `read` is mu, sigma, weights and the seed; `names` are those of the vectors among them. `seed` describes a seed in
     device memory.
     """
-    on_device, (low, high), share_memory = out.device.kind == "cuda", extent(out), library.share_memory
+    on_device, (low, high) = out.device.kind == "cuda", extent(out)
+    share_memory = None if on_device else library.share_memory
     mask = item_size(out.dtype) - 1 if on_device else 0
     arrays = [
         (k, name, *extent(operand), on_device or (operand.read is None and not takes_arrays))
@@ -444,7 +423,7 @@ def target_checker(
             if has_address and not (at + low < addresses[k] + end and addresses[k] + begin < at + high):
                 continue
             # On a device, overlapping address ranges count as shared memory.
-            if on_device or share_memory(out, read[k]):
+            if share_memory is None or share_memory(out, read[k]):
                 raise ValueError(f"out: expected memory of its own, got memory that {name} also uses")
 
     return check

@@ -21,8 +21,7 @@ from .._libraries import Library, Operand, is_number
 
 # The largest double that rounds to a finite float32.
 _MOST_FLOAT32 = float.fromhex("0x1.fffffefffffffp+127")
-_MOST_FLOAT64 = sys.float_info.max
-_RULES = {
+RULES = {
     "mu": (-math.inf, "finite means"),
     "sigma": (0.0, "finite standard deviations of at least 0"),
     "weights": (-math.inf, "finite weights"),
@@ -31,13 +30,8 @@ _RULES = {
 
 def least_and_most(name: str, dtype: str) -> tuple[float, float]:
     """The least and the greatest number accepted as `name` for results of type `dtype`."""
-    most = _MOST_FLOAT64 if dtype == "float64" else _MOST_FLOAT32
-    return max(-most, _RULES[name][0]), most
-
-
-def accepted_values(name: str) -> str:
-    """The accepted values of `name`, for an error message."""
-    return _RULES[name][1]
+    most = sys.float_info.max if dtype == "float64" else _MOST_FLOAT32
+    return max(-most, RULES[name][0]), most
 
 
 def vector_converter(
@@ -86,20 +80,17 @@ def check_values(library: Library, arguments: dict[str, Any], dtype: str) -> Non
     """
     real = np.float64 if dtype == "float64" else np.float32
     for name, x in arguments.items():
-        least, accepted = _RULES[name]
+        least, accepted = RULES[name]
         vector = _computed(name, x, real) if is_number(x) else _computed(name, library.to_host(x), real)
         bad = np.flatnonzero(~(np.isfinite(vector) & (vector >= least)))
         if bad.size:
             value = f"{vector[bad[0]]} as {vector.dtype}"
             if not is_number(x):
-                at = ", ".join(str(int(k)) for k in np.unravel_index(bad[0], _shape_of_index(x)))
+                shape = np.shape(x) if isinstance(x, (list, tuple)) else tuple(x.shape)
+                index = np.unravel_index(bad[0], shape[:-1] if len(shape) == 2 and shape[1] == 1 else shape)
+                at = ", ".join(str(int(k)) for k in index)
                 value = f"{name}[{at}] = {value} ({bad.size} of {vector.size} values)"
             raise ValueError(f"{name}: expected {accepted}, got {value}")
-
-
-def _shape_of_index(x: Any) -> tuple[int, ...]:
-    shape: tuple[int, ...] = np.shape(x) if isinstance(x, (list, tuple)) else tuple(x.shape)
-    return shape[:-1] if len(shape) == 2 and shape[1] == 1 else shape
 
 
 def _computed(name: str, x: Any, real: Any) -> HostArray:

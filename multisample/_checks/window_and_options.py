@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from multisample.backends.launch import Operation
+
 from .._arguments import check_choice, check_flag, checked_integer
-from .._operations import COLUMNS, FLAGS, ROWS, TRAITS, Call
+from .._operations import COLUMNS, FLAGS, ROWS, Call
 from .._tracing import is_symbol
 
 
@@ -43,13 +45,11 @@ def count_of(n: Any) -> Any:
 
 
 def check_rows(dim_offset: Any, d: Any) -> None:
-    """ValueError if a window ends after the last row."""
     if exceeds(dim_offset + d, ROWS):
         raise ValueError(f"dim_offset: expected dim_offset + d <= 2**32, got {dim_offset} + {d}")
 
 
 def check_members(member: int, count: int) -> None:
-    """ValueError if `count` members from `member` on go beyond the last row."""
     if member + count > ROWS:
         raise ValueError(f"member: expected member + K <= 2**32, got {member} + {count}")
 
@@ -65,5 +65,5 @@ def check_choices(call: Call) -> None:
 
 
 def checked_order(call: Call) -> int:
-    """`order` as an int; TypeError or ValueError if the operation does not accept it."""
-    return checked_integer("order", call.order, *TRAITS[call.operation].orders)
+    """`order` as an int: 0 for a sample; TypeError or ValueError if it is wrong."""
+    return checked_integer("order", call.order, 1, 3) if call.operation == Operation.moments else 0

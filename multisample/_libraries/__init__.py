@@ -14,8 +14,8 @@ from .library import CPU, NOUNS, Device, Library, Operand, check_memory
 from .numpy import HOST, ListArray
 
 __all__ = [
-    "BY_SEED", "BY_TYPE", "CPU", "HOST", "Device", "Library", "Operand", "as_base_class", "check_memory", "described",
-    "is_number", "library_called", "library_of",
+    "BY_SEED", "BY_TYPE", "CPU", "HOST", "NUMBERS", "Device", "Library", "Operand", "as_base_class", "check_memory",
+    "described", "is_number", "library_called", "library_of",
 ]  # fmt: skip
 
 # Keys: the package that defines an array's class. Values: a module of this folder, and the object in it.
@@ -32,6 +32,10 @@ BY_TYPE: dict[type, Library] = {np.ndarray: HOST, ListArray: HOST}
 
 BY_SEED: dict[type, Library] = {}
 """Libraries by type of `seed`. The library of such a seed runs the call, whatever `mu` and `sigma` are."""
+
+
+NUMBERS = frozenset((int, float))
+"""The exact types of most numbers, for keys of plans."""
 
 
 def is_number(x: Any) -> bool:
@@ -81,12 +85,12 @@ def _recognise(name: str, array: Any) -> Library:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
         return _library_of_package("torch")
-    for kind in type(array).__mro__:  # A subclass may be defined anywhere.
-        package = kind.__module__.partition(".")[0]
+    packages = [kind.__module__.partition(".")[0] for kind in type(array).__mro__]  # A subclass may be anywhere.
+    for package in packages:
         if package in _BY_PACKAGE and package != "torch" and hasattr(array, "dtype"):
             return _library_of_package(package)
     if not isinstance(array, type):  # A class has the methods of its instances.
-        if _is_of_dask(array):  # NumPy's conversion would compute it.
+        if "dask" in packages:  # NumPy's conversion would compute it.
             raise TypeError(
                 f"{name}: expected an array in memory, got {describe(array)}; with arrays of Dask, use"
                 " multisample.dask.sample"
@@ -106,10 +110,6 @@ def _has(array: Any, attribute: str) -> bool:
         return hasattr(array, attribute)
     except Exception:
         return True
-
-
-def _is_of_dask(array: Any) -> bool:
-    return any(kind.__module__.partition(".")[0] == "dask" for kind in type(array).__mro__)
 
 
 def described(array: Any) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 
 from multisample.backends.contract import HostArray
 
-from .library import Device, Library
+from .library import Device, Library, Shape
 from .numpy import cached_dtype
 
 _current_device, _current_stream = cupy.cuda.runtime.getDevice, cupy.cuda.get_current_stream
@@ -30,15 +30,13 @@ class CupyLibrary(Library):
     def normalized(self, name: str, array: Any) -> Any:
         return cupy.ndarray.view(array, type=cupy.ndarray)
 
-    def flattener(
-        self, aligned: tuple[int, ...], shape: tuple[int, ...], flat: tuple[int, ...]
-    ) -> Callable[[Any], Any]:  # fmt: skip
+    def flattener(self, aligned: Shape, shape: Shape, flat: Shape) -> Callable[[Any], Any]:
         return lambda x: cupy.ascontiguousarray(cupy.broadcast_to(x.reshape(aligned), shape)).reshape(flat)
 
     def device(self, name: str, array: Any) -> Device:
         return Device("cuda", array.data.device_id)
 
-    def allocator(self, shape: tuple[int, ...], dtype: str, device: Device) -> Callable[[Any], Any]:
+    def allocator(self, shape: Shape, dtype: str, device: Device) -> Callable[[Any], Any]:
         element, ordinal, make = cached_dtype(dtype), device.ordinal, cupy.ndarray
 
         def allocate(like: Any) -> Any:

@@ -16,10 +16,7 @@ from .library import CPU, Device, Library
 
 
 class ForeignLibrary(Library):
-    """Objects with ``__dlpack__`` or ``__cuda_array_interface__``.
-
-    Each call shares their memory with the backend's library, which also makes the result.
-    """
+    """Objects with ``__dlpack__`` or ``__cuda_array_interface__``. The backend's library also makes the result."""
 
     name = "foreign"
     foreign = True

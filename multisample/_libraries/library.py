@@ -33,6 +33,9 @@ def _packer(count: int) -> Callable[..., bytes]:
     return struct.Struct(f"{count}q").pack
 
 
+Shape: TypeAlias = tuple[int, ...]
+
+
 class Device(NamedTuple):
     """The device of an array: ``("cpu", 0)``, ``("cuda", ordinal)``, or a kind that no backend serves."""
 
@@ -49,8 +52,8 @@ CPU = Device("cpu", 0)
 class Operand(NamedTuple):
     """The properties of an array argument that a plan depends on; no values and no addresses."""
 
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
+    shape: Shape
+    strides: Shape
     """Strides in bytes of the memory that the kernel reads."""
     dtype: str
     """The element type, by its name in `ElementType`."""
@@ -83,11 +86,33 @@ class Library:
     signature of a seed of type `keyed_seed`; and `state()`. ``key()`` is the state."""
     keyed_seed: type | None = None
 
-    # --- For each call ---
-
-    def signature(self, array: Any) -> Hashable:
-        """The properties of an array, except its type, that a plan depends on."""
-        raise NotImplementedError
+    # A library lacks those methods that its arrays never need, such as `share_memory` for arrays on devices.
+    signature: Callable[[Any], Hashable]
+    """``signature(array)``: the properties of an array, except its type, that a plan depends on."""
+    address: Callable[[Any], int]
+    """``address(array)``: the address of the first element."""
+    host_array: Callable[[Any], HostArray]
+    """``host_array(array)``: a NumPy array in the memory of a host array; integers for types that NumPy may lack."""
+    flattener: Callable[[Shape, Shape, Shape], Callable[[Any], Any]]
+    """``flattener(aligned, shape, flat)``: ``flatten(array)`` reshapes to `aligned` and broadcasts to `shape`. Its
+    result is contiguous, of shape `flat`."""
+    device: Callable[[str, Any], Device]
+    """``device(name, array)``: the device of argument `name`."""
+    allocator: Callable[[Shape, str, Device], Callable[[Any], Any]]
+    """``allocator(shape, dtype, device)``: ``allocate(like)`` makes a new array on the stream of the array `like`."""
+    stream: Callable[[Device], Callable[[Any], int]]
+    """``stream(device)``: ``stream(array)`` is the handle of the stream where `array` is ready and the kernel runs."""
+    share_memory: Callable[[Any, Any], bool]
+    """``share_memory(a, b)``: whether two host arrays share an element."""
+    copied: Callable[[Any], Any]
+    """``copied(array)``: a copy of an array from `to_device`, made on the current stream."""
+    to_host: Callable[[Any], HostArray]
+    """``to_host(array)``: a copy in host memory; waits for the device."""
+    to_device: Callable[[HostArray, Device], Any]
+    """``to_device(array, device)``: a copy of 64-bit integers on a CUDA device. `array` is in pageable memory, and is
+    never written afterwards."""
+    overwrite: Callable[[Any, HostArray], None]
+    """``overwrite(target, array)``: copies `array` into `target`, an array from `to_device`."""
 
     def target_signature(self, out: Any) -> Hashable:
         """The properties of `out`, with its type, that a plan depends on."""
@@ -116,19 +141,9 @@ class Library:
         """
         return ()
 
-    def address(self, array: Any) -> int:
-        """The address of the first element."""
-        raise NotImplementedError
-
-    def host_array(self, array: Any) -> HostArray:
-        """A NumPy array in the memory of a host array; integers with the same bits for types that NumPy may lack."""
-        raise NotImplementedError
-
     def named_stream(self, array: Any) -> int | None:
         """The handle of the stream that `array` names; None if it names none."""
         return None
-
-    # --- For each plan ---
 
     def guard(self, read: Sequence[Any], written: Sequence[Any]) -> Guard:
         """The guard of a plan for a call with these arrays."""
@@ -171,29 +186,8 @@ class Library:
         """The names of the operands whose types enter the promotion."""
         return vectors
 
-    def flattener(
-        self, aligned: tuple[int, ...], shape: tuple[int, ...], flat: tuple[int, ...]
-    ) -> Callable[[Any], Any]:  # fmt: skip
-        """``flatten(array)``: a contiguous array of shape `flat`: `array` in shape `aligned`, broadcast to `shape`.
-
-        ValueError if the library cannot copy arrays.
-        """
-        raise NotImplementedError
-
-    def device(self, name: str, array: Any) -> Device:
-        """The device of argument `name`."""
-        raise NotImplementedError
-
     def check_target(self, out: Any) -> None:
         """TypeError or ValueError if `out` cannot be written to."""
-
-    def allocator(self, shape: tuple[int, ...], dtype: str, device: Device) -> Callable[[Any], Any]:
-        """``allocate(like)``: a new array, on the stream of the array `like`."""
-        raise NotImplementedError
-
-    def stream(self, device: Device) -> Callable[[Any], int]:
-        """``stream(array)``: the handle of the stream on which `array` is ready, and on which the kernel runs."""
-        raise NotImplementedError
 
     def is_capturing(self, device: Device) -> Callable[[int], bool]:
         """``is_capturing(handle)``: whether a CUDA graph captures the stream with this handle."""
@@ -210,28 +204,6 @@ class Library:
         population, or None.
         """
         return None
-
-    # --- For few calls ---
-
-    def share_memory(self, a: Any, b: Any) -> bool:
-        """Whether two host arrays share an element."""
-        raise NotImplementedError
-
-    def copied(self, array: Any) -> Any:
-        """A copy of an array from `to_device`, made on the current stream."""
-        raise NotImplementedError
-
-    def to_host(self, array: Any) -> HostArray:
-        """A copy in host memory; waits for the device."""
-        raise NotImplementedError
-
-    def to_device(self, array: HostArray, device: Device) -> Any:
-        """Copy 64-bit integers to a CUDA device. `array` is in pageable memory, and is never written afterwards."""
-        raise NotImplementedError
-
-    def overwrite(self, target: Any, array: HostArray) -> None:
-        """Copy `array` into `target`, an array from `to_device`."""
-        raise NotImplementedError
 
 
 NOUNS = {

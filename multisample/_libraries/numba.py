@@ -13,7 +13,7 @@ from numba.cuda.cudadrv.devicearray import DeviceNDArray
 from multisample.backends.contract import HostArray
 from multisample.backends.system.cuda_driver import current_device, on_device, synchronize
 
-from .library import Device, Library
+from .library import Device, Library, Shape
 from .numpy import cached_dtype
 
 
@@ -46,9 +46,7 @@ class NumbaLibrary(Library):
         own = array._dummy  # Numba's shape and strides are attributes of the instance, so a subclass can hide them.
         return DeviceNDArray(own.shape, own.strides, array.dtype, array.stream, array.gpu_data)
 
-    def flattener(
-        self, aligned: tuple[int, ...], shape: tuple[int, ...], flat: tuple[int, ...]
-    ) -> Callable[[Any], Any]:  # fmt: skip
+    def flattener(self, aligned: Shape, shape: Shape, flat: Shape) -> Callable[[Any], Any]:
         raise ValueError(
             f"mu, sigma: expected device arrays of Numba whose elements have a single stride in shape {shape}, since"
             " Numba broadcasts and copies none; make them contiguous and of that shape"
@@ -57,7 +55,7 @@ class NumbaLibrary(Library):
     def device(self, name: str, array: Any) -> Device:
         return Device("cuda", array.gpu_data.context.device.id)
 
-    def allocator(self, shape: tuple[int, ...], dtype: str, device: Device) -> Callable[[Any], Any]:
+    def allocator(self, shape: Shape, dtype: str, device: Device) -> Callable[[Any], Any]:
         element, ordinal = cached_dtype(dtype), device.ordinal
         strides = tuple(math.prod(shape[axis + 1 :]) * element.itemsize for axis in range(len(shape)))
 

@@ -13,7 +13,7 @@ from multisample.backends.contract import HostArray
 from multisample.backends.memory.dlpack import numpy_dtype
 
 from .._arguments import describe
-from .library import CPU, Device, Library, Operand, counted_as, name_of
+from .library import CPU, Device, Library, Operand, Shape, counted_as, name_of
 
 cached_dtype = functools.cache(numpy_dtype)
 
@@ -48,7 +48,7 @@ class NumpyLibrary(Library):
         return kind, out.dtype, out.shape, out.strides, out.flags.writeable
 
     # Attributes of a subclass, such as `T` and `flags`, may differ from those of its memory.
-    host_array = staticmethod(np.asarray)  # type: ignore[assignment]
+    host_array = staticmethod(np.asarray)
 
     def address(self, array: Any) -> int:
         try:
@@ -93,9 +93,7 @@ class NumpyLibrary(Library):
         native = array.dtype.newbyteorder("=")
         return Operand(array.shape, array.astype(native).strides, dtype, counts_as, CPU, lambda x: x.astype(native))
 
-    def flattener(
-        self, aligned: tuple[int, ...], shape: tuple[int, ...], flat: tuple[int, ...]
-    ) -> Callable[[Any], Any]:  # fmt: skip
+    def flattener(self, aligned: Shape, shape: Shape, flat: Shape) -> Callable[[Any], Any]:
         return lambda x: np.ascontiguousarray(np.broadcast_to(x.reshape(aligned), shape)).reshape(flat)
 
     def device(self, name: str, array: Any) -> Device:
@@ -106,9 +104,8 @@ class NumpyLibrary(Library):
         if not issubclass(type(out), np.ndarray):  # `isinstance` trusts an attribute ``__class__``.
             raise TypeError(f"out: expected a NumPy array, got {describe(out)} of type {type(out).__name__}")
 
-    def allocator(self, shape: tuple[int, ...], dtype: str, device: Device) -> Callable[[Any], Any]:
-        element = cached_dtype(dtype)
-        empty = np.empty
+    def allocator(self, shape: Shape, dtype: str, device: Device) -> Callable[[Any], Any]:
+        element, empty = cached_dtype(dtype), np.empty
         return lambda like: empty(shape, element)
 
     def to_host(self, array: Any) -> HostArray:

@@ -23,22 +23,17 @@ from multisample.backends.memory.host import LARGE, use_huge_pages
 from multisample.backends.system.cuda_driver import is_capturing as driver_is_capturing
 
 from .._tracing import traced_as
-from .library import CPU, Device, Guard, Library, Operand, check_memory, counted_as
+from .library import CPU, Device, Guard, Library, Operand, Shape, check_memory, counted_as
 from .numpy import HOST
 
 _layer, _modes = torch._C._functorch.peek_interpreter_stack, torch._C._len_torch_dispatch_stack
 _is_jit_tracing, _function_modes = torch._C._is_tracing, torch._C._len_torch_function_stack
-_raw_stream: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 _is_grad_enabled = torch.is_grad_enabled
 _thread = threading.local()
-_current_stream_is_capturing: Callable[[], bool] | None = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)
-_current_device: Callable[[], int] | None = getattr(torch._C, "_cuda_getDevice", None)
-
+_guards: Any = torch._C._dynamo.guards
 # The allocation functions of PyTorch's compiled graphs. They bypass the dispatcher, which has nothing to do in calls
 # with a plan, and take a third of the time of torch.empty.
-_guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
-_empty_cpu: Callable[..., Any] | None = getattr(_guards, "_empty_strided_cpu", None)
-_empty_cuda: Callable[..., Any] | None = getattr(_guards, "_empty_strided_cuda", None)
+_empty_cpu, _empty_cuda = _guards._empty_strided_cpu, _guards._empty_strided_cuda
 
 
 @functools.cache
@@ -48,7 +43,6 @@ def name_of(dtype: Any) -> str:
 
 
 def dtype_of(name: str) -> Any:
-    """The PyTorch dtype called `name`."""
     return getattr(torch, name)
 
 
@@ -110,7 +104,6 @@ def unseen() -> Iterator[None]:
 
 
 def is_profiled() -> bool:
-    """Whether a profiler of PyTorch runs."""
     return bool(profiler._is_profiler_enabled)
 
 
@@ -141,10 +134,7 @@ def check_tensor(name: str, tensor: Any) -> None:
 
 
 def counted(vectors: Mapping[str, Any]) -> Iterable[str]:
-    """The names of the tensors or operands whose types enter the promotion.
-
-    PyTorch ignores the type of a 0-d tensor beside a vector of floating-point numbers.
-    """
+    """The names that enter the promotion: PyTorch ignores the type of a 0-d tensor beside a vector of floats."""
     types = {name: str(x.dtype).removeprefix("torch.") for name, x in vectors.items() if len(x.shape)}
     return types if any(dtype in MATRIX_TYPES for dtype in types.values()) else vectors
 
@@ -175,10 +165,6 @@ def tree_of(module: Any) -> tuple[tuple[Any, ...], list[Any]]:
     return tuple(items), tensors
 
 
-def _resolve_negative(tensor: Any) -> Any:
-    return tensor.detach().resolve_neg()
-
-
 def _check_memory(tensor: Any) -> None:
     if tensor.numel() and tensor.is_cpu:
         check_memory(tensor.data_ptr())
@@ -186,11 +172,6 @@ def _check_memory(tensor: Any) -> None:
 
 def _is_frozen(tensor: Any) -> bool:
     return bool(tensor.is_inference()) and not torch.is_inference_mode_enabled()
-
-
-# The guards of PyTorch's compiled graphs compare type, shape, strides, dtype, device, `requires_grad` and dispatch keys
-# (negative bit, inference tensors, inference mode), in a fiftieth of the time of Python.
-_TensorGuards: Any = getattr(_guards, "TensorGuards", None)
 
 
 class TorchLibrary(Library):
@@ -248,14 +229,12 @@ class TorchLibrary(Library):
         tied = [(k, owner) for k, owner in enumerate(owners) if owner != k]
         select = operator.itemgetter(*first.values()) if tied and len(first) > 1 else lambda every: every[:1]
         unique = select(every) if tied else every
-        if _TensorGuards is None:
-            known = [self.target_signature(x) for x in unique]
-            check: Callable[..., bool] = lambda *tensors: [self.target_signature(x) for x in tensors] == known  # noqa: E731
-        else:
-            check = _TensorGuards(
-                *unique, dynamic_dims_sizes=[list(x.shape) for x in unique],
-                dynamic_dims_strides=[list(x.stride()) for x in unique],
-            ).check  # fmt: skip
+        # The guards of PyTorch's compiled graphs compare type, shape, strides, dtype, device, `requires_grad` and
+        # dispatch keys (negative bit, inference tensors, inference mode), in a fiftieth of the time of Python.
+        check = _guards.TensorGuards(
+            *unique, dynamic_dims_sizes=[list(x.shape) for x in unique],
+            dynamic_dims_strides=[list(x.stride()) for x in unique],
+        ).check  # fmt: skip
         # A parameter stays a leaf, in all but a contrived program, and reading `is_leaf` takes 80 ns.
         unsure = [k for k, x in enumerate(written) if x.requires_grad and type(x) is not torch.nn.Parameter]
         pack, address, types = struct.Struct(f"{len(owners)}q").pack, self.address, self.types
@@ -331,52 +310,44 @@ class TorchLibrary(Library):
             raise ValueError("out: expected a tensor without negative bit, got one with its negative bit set")
         if name == "out" and _is_frozen(array):
             raise ValueError("out: expected a writable tensor, got an inference tensor outside inference mode")
-        read = _resolve_negative if array.is_neg() else None
+        read = (lambda x: x.detach().resolve_neg()) if array.is_neg() else None
         size, memory = array.element_size(), array if read is None else read(array)
         strides = tuple(stride * size for stride in memory.stride())
         return Operand(tuple(array.shape), strides, dtype, counts_as, self.device(name, array), read)
 
-    def flattener(
-        self, aligned: tuple[int, ...], shape: tuple[int, ...], flat: tuple[int, ...]
-    ) -> Callable[[Any], Any]:  # fmt: skip
+    def flattener(self, aligned: Shape, shape: Shape, flat: Shape) -> Callable[[Any], Any]:
         return lambda x: x.detach().reshape(aligned).expand(shape).contiguous().view(flat)
 
     def device(self, name: str, array: Any) -> Device:
         return CPU if array.is_cpu else Device(array.device.type, array.device.index or 0)
 
-    def allocator(self, shape: tuple[int, ...], dtype: str, device: Device) -> Callable[[Any], Any]:
+    def allocator(self, shape: Shape, dtype: str, device: Device) -> Callable[[Any], Any]:
         element, where = dtype_of(dtype), torch.device(str(device))
         # PyTorch's strides of a contiguous tensor, in elements.
         strides = tuple(math.prod(max(length, 1) for length in shape[axis + 1 :]) for axis in range(len(shape)))
-        empty, ordinal = torch.empty_strided, device.ordinal
         if device.kind == "cpu" and math.prod(shape) * element.itemsize >= LARGE:
 
             def allocate(like: Any) -> Any:
-                tensor = empty(shape, strides, dtype=element, device=where)
+                tensor = _empty_cpu(shape, strides, element)
                 use_huge_pages(tensor.data_ptr(), tensor.nbytes)
                 return tensor
 
             return allocate
-        if device.kind == "cpu" and _empty_cpu is not None:
+        if device.kind == "cpu":
             return lambda like: _empty_cpu(shape, strides, element)
-        if device.kind == "cuda" and _empty_cuda is not None and _current_device is not None:
-            return lambda like: (
-                _empty_cuda(shape, strides, element) if _current_device() == ordinal
-                else empty(shape, strides, dtype=element, device=where)
-            )  # fmt: skip
-        return lambda like: empty(shape, strides, dtype=element, device=where)
+        empty, ordinal, current_device = torch.empty_strided, device.ordinal, torch._C._cuda_getDevice
+        return lambda like: (
+            _empty_cuda(shape, strides, element) if current_device() == ordinal
+            else empty(shape, strides, dtype=element, device=where)
+        )  # fmt: skip
 
     def stream(self, device: Device) -> Callable[[Any], int]:
-        ordinal = device.ordinal
-        raw = _raw_stream
-        if raw is not None:
-            return lambda array: raw(ordinal)
-        return lambda array: int(torch.cuda.current_stream(ordinal).cuda_stream)
+        raw_stream, ordinal = torch._C._cuda_getCurrentRawStream, device.ordinal
+        return lambda array: raw_stream(ordinal)
 
     def is_capturing(self, device: Device) -> Callable[[int], bool]:
-        ordinal, current_device, capturing = device.ordinal, _current_device, _current_stream_is_capturing
-        if current_device is None or capturing is None:
-            return super().is_capturing(device)
+        ordinal, current_device = device.ordinal, torch._C._cuda_getDevice
+        capturing = torch._C._cuda_isCurrentStreamCapturing
         # PyTorch's function takes a fifth of the driver's time, but only queries the current device.
         return lambda stream: bool(capturing() if current_device() == ordinal else driver_is_capturing(stream))
 
@@ -385,11 +356,7 @@ class TorchLibrary(Library):
         return increment
 
     def recorder(self, arrays: Sequence[Any]) -> Callable[..., Sequence[Any]] | None:
-        if not any(x.requires_grad for x in arrays):
-            return None
-        from .torch_gradients import record
-
-        return record
+        return _record if any(x.requires_grad for x in arrays) else None
 
     def to_host(self, array: Any) -> HostArray:
         _check_memory(array)
@@ -405,3 +372,67 @@ class TorchLibrary(Library):
 
 
 TORCH = TorchLibrary()
+
+
+# --- Gradients of `perturb` -----------------------------------------------------------------------
+
+
+def scaled(gradient: Any, factor: float, size: int | None, like: Any) -> Any:
+    """The gradient of a parameter of `perturb`, whose result has the derivative ``1 - decay``, `factor`.
+
+    With `size`, the length of a population, the result has one more axis in front than the parameter. `like` is the
+    mesh and the placements of a DTensor.
+    """
+    if gradient is None:
+        return None
+    if size is not None:
+        gradient = gradient.sum(0)
+    if factor != 1:
+        gradient = gradient * factor
+    return gradient if like is None else gradient.redistribute(*like)
+
+
+def owners_of(keys: Sequence[Any], names: Sequence[str] | None) -> dict[Any, int]:
+    """The position of each key of a tensor; for a tied tensor, that of its lexicographically first name."""
+    owners: dict[Any, int] = {}
+    for k in range(len(keys)) if names is None else sorted(range(len(keys)), key=lambda k: names[k]):
+        owners.setdefault(keys[k], k)
+    return owners
+
+
+class _Recorded(torch.autograd.Function):  # type: ignore[misc]
+    """The identity of `results`, whose gradients flow to `parameters`."""
+
+    @staticmethod
+    def forward(ctx: Any, factors: list[float], size: int | None, results: list[Any], *parameters: Any) -> Any:
+        ctx.factors, ctx.size = factors, size
+        ctx.placements = [(x.device_mesh, x.placements) if hasattr(x, "device_mesh") else None for x in parameters]
+        ctx.set_materialize_grads(False)
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        every = zip(gradients, ctx.factors, ctx.placements, strict=True)
+        return None, None, None, *[scaled(g, factor, ctx.size, like) for g, factor, like in every]
+
+
+def _record(
+    results: Sequence[Any], arrays: Sequence[Any], factors: Sequence[float] | None, size: int | None
+) -> Sequence[Any]:  # fmt: skip
+    """The results of `perturb`, with gradients. Tied parameters share memory, but each tensor object has a result."""
+    if not torch.is_grad_enabled():
+        return results
+    owners = owners_of(list(map(id, arrays)), None)
+    kept = [k for k in owners.values() if arrays[k].requires_grad]
+    if not kept:
+        return results
+    first: dict[int, int] = {}
+    # `detach` makes another tensor of the same memory.
+    own = [results[k] if first.setdefault(id(results[k]), k) == k else results[k].detach() for k in owners.values()]
+    made = dict(zip(owners.values(), own, strict=True))
+    recorded = _Recorded.apply(
+        [1.0 if factors is None else factors[k] for k in kept], size, [made[k] for k in kept],
+        *[arrays[k] for k in kept],
+    )  # fmt: skip
+    made.update(zip(kept, recorded, strict=True))
+    return [made[owners[id(x)]] for x in arrays]

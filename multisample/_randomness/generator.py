@@ -106,7 +106,6 @@ class _Counts:
 
     @property
     def spawned(self) -> int:
-        """The number of children."""
         return WORD_64 - int(self.children.__length_hint__())
 
 

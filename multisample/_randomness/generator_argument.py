@@ -74,23 +74,16 @@ def _source_of_torch(by_default: bool, library: Library, device: Device) -> Sour
     return Source(take, None, None if by_default else check)
 
 
-def _advice_for_generator(generator: Any) -> str:
-    if isinstance(generator, (Key, int, np.integer)) or is_jax(generator):
-        return "; pass it as seed="
-    return advice_for_numpy(generator)
-
-
 def check_generator(generator: Any, library: Library, device: Device) -> None:
-    """TypeError or ValueError unless `generator` serves arrays of `library` on `device`.
-
-    Calls with arrays on the meta device do not draw, so any generator serves them.
-    """
+    """TypeError or ValueError unless `generator` serves arrays of `library` on `device`; on meta devices, any does."""
     if generator is None or isinstance(generator, Generator):
         return
     if not is_of_torch(generator):
+        is_seed = isinstance(generator, (Key, int, np.integer)) or is_jax(generator)
         raise TypeError(
             "generator: expected a multisample.Generator, or a torch.Generator with PyTorch tensors,"
-            f" got {describe(generator)} of type {type(generator).__name__}{_advice_for_generator(generator)}"
+            f" got {describe(generator)} of type {type(generator).__name__}"
+            + ("; pass it as seed=" if is_seed else advice_for_numpy(generator))
         )
     if library.name != "torch":
         raise TypeError(
@@ -142,9 +135,6 @@ def keys_from(generators: Any) -> Iterator[list[Key]]:
         for step in reversed(undo):
             step()
         raise
-
-
-# --- Offsets in device memory -------------------------------------------------------------------------------------
 
 
 def captured_offset(generator: Any, library: Library, device: Device) -> tuple[int, Any]:

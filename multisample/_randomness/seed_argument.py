@@ -34,10 +34,7 @@ def checked_seed(name: str, seed: Any) -> int:
 
 
 def checked_key(seed: Any) -> tuple[int, int]:
-    """Seed and offset from the argument `seed`: an integer, a `Key`, or key data of one key in host memory.
-
-    TypeError or ValueError otherwise.
-    """
+    """Seed and offset from an integer, a `Key`, or data of one key on the host; TypeError or ValueError otherwise."""
     if isinstance(seed, Key):
         number, offset = seed
         if type(number) is type(offset) is int and 0 <= number < WORD_64 and 0 <= offset < WORD_64:
@@ -138,6 +135,10 @@ class Keys(NamedTuple):
     """``read(seed)``: the address of the first seed, and the object that owns the memory."""
     is_on_device: bool
     """Whether the argument `seed` itself is in device memory."""
+
+
+SINGLE_SEEDS = frozenset((int, type(None), Key))
+"""The exact types of most single seeds, for keys of plans."""
 
 
 def is_in_array(seed: Any) -> bool:
@@ -289,10 +290,7 @@ def _integers(seeds: list[Any] | tuple[Any, ...]) -> array.array[int] | None:
 
 
 def host_words(seed: Any) -> HostArray:
-    """The words of keys in host memory: contiguous uint64, shape (B, 1) or, with offsets, (B, 2).
-
-    ValueError for a negative integer.
-    """
+    """The words of keys on the host: contiguous uint64 (B, 1), or (B, 2) with offsets. ValueError if negative."""
     if isinstance(seed, (list, tuple)):
         return np.array([_key_at(k, x) for k, x in enumerate(seed)], np.uint64).reshape(len(seed), 2)
     if seed.dtype == np.uint32:

@@ -85,7 +85,9 @@ def _take_from_cpu(generator: Any) -> tuple[int, int]:
     try:
         scalar, memory = _scalars.pop()
     except IndexError:
-        scalar, memory = _new_scalar()
+        with torch.inference_mode(False):  # A tensor made in inference mode is read-only outside it.
+            scalar = torch.empty((), dtype=torch.int64, device="cpu")
+        memory = ctypes.c_uint64.from_address(scalar.data_ptr())
     scalar.random_(_LEAST, None, generator=generator)
     seed = memory.value
     _scalars.append((scalar, memory))
@@ -93,12 +95,6 @@ def _take_from_cpu(generator: Any) -> tuple[int, int]:
 
 
 _LEAST = -(2**63)
-
-
-def _new_scalar() -> tuple[Any, ctypes.c_uint64]:
-    with torch.inference_mode(False):  # A tensor made in inference mode is read-only outside it.
-        scalar = torch.empty((), dtype=torch.int64, device="cpu")
-    return scalar, ctypes.c_uint64.from_address(scalar.data_ptr())
 
 
 def draw_key(generator: Any) -> Any:

@@ -23,7 +23,7 @@ from .._checks.window_and_options import check_choices, checked_count, checked_o
 from .._libraries import HOST, Library, as_base_class, is_number
 from .._libraries.foreign import ForeignLibrary
 from .._libraries.jax import is_jax
-from .._operations import TRAITS, Call, vectors_of
+from .._operations import Call, vectors_of
 from .._plan import PLANS, Planned, make_plan, run
 from .._randomness.generator import Key
 from .._randomness.generator_argument import check_generator, check_generators, is_listed, keys_from
@@ -39,19 +39,20 @@ def _is_compiling() -> bool:
 
 
 def run_first(call: Call, key: Hashable, function: Callable[..., Any]) -> Any:
-    """Run a call that has no plan.
+    """Run a call of the public `function` without a plan; `key` is that of a new plan, or None."""
+    if _is_compiling():
+        call = _checked(call)
+        from .torch_compile import run_compiled
 
-    `key` is the key for a new plan, or None; `function` is the public function of the operation.
-    """
-    compiling = _is_compiling()
-    if not compiling and not has_default_floats():
+        return run_compiled(call, function)
+    if not has_default_floats():
         with default_floats():
             return run_first(call, key, function)
-    if not compiling and (converted := with_scalars(call)) is not call:  # A plan may exist.
+    if (converted := with_scalars(call)) is not call:  # A plan may exist.
         return converted.repeated(function)
-    if not compiling and is_listed(call.generator):
+    if is_listed(call.generator):
         return _drawn_from_each(call, function)
-    dtensor = None if compiling else getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+    dtensor = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
     if dtensor is not None and any(isinstance(x, dtensor) for x in (call.mu, call.sigma, call.weights, call.out)):
         from .dtensor import draw_dtensor
 
@@ -64,25 +65,21 @@ def run_first(call: Call, key: Hashable, function: Callable[..., Any]) -> Any:
     lengths = call.n if isinstance(call.n, tuple) else (call.n,)
     if not (all(isinstance(n, (int, np.integer)) for n in lengths) and (call.dtype is None or is_constant(call.dtype))):
         key = None  # A plan cannot depend on an object that can change.
-    if not compiling and is_in_array(call.seed) and not isinstance(call.seed, (list, tuple)):
+    if is_in_array(call.seed) and not isinstance(call.seed, (list, tuple)):
         seed = as_base_class("seed", call.seed)
         if seed is not call.seed:
             call, key = call._replace(seed=seed), None
-    if not compiling and _is_for_jax(call):
+    if _is_for_jax(call):
         from .jax import run_jax
 
         return run_jax(call, key)
     call = _checked(call)
-    if compiling:
-        from .torch_compile import run_compiled
-
-        return run_compiled(call, function)
     caller = common_library(call)
     transformed = False
     if caller.name == "torch":
         from .._libraries.torch import has_function_mode, is_profiled
         from .torch_autograd import ProfiledPlan, torch_plan
-        from .torch_transforms import can_transform_moments, has_operator, is_transformed, run_transformed
+        from .torch_transforms import has_operator, is_transformed, run_transformed
 
         transformed = is_transformed(call)
     plain = None if transformed else _in_base_classes(call, caller)
@@ -102,11 +99,7 @@ def run_first(call: Call, key: Hashable, function: Callable[..., Any]) -> Any:
         from .adopted import run_from_host
 
         return run_from_host(call, backend)
-    if transformed and call.operation == Operation.moments and caller.lacks_values(array):
-        from .torch_moments import moments_without_values
-
-        return moments_without_values(call)
-    if transformed and call.operation == Operation.moments and can_transform_moments(call):
+    if transformed and call.operation == Operation.moments:
         from .torch_moments import moments_transformed
 
         return moments_transformed(call, function)
@@ -114,7 +107,7 @@ def run_first(call: Call, key: Hashable, function: Callable[..., Any]) -> Any:
         return run_transformed(call, backend)
     if caller.name == "torch":
         plan: Planned = torch_plan(call, backend)
-        plan = ProfiledPlan(plan, TRAITS[call.operation].name) if is_profiled() else plan
+        plan = ProfiledPlan(plan, function.__name__) if is_profiled() else plan
         caller.compile_key(backend)
     else:
         plan = make_plan(call, backend, caller)
@@ -175,7 +168,7 @@ def _checked(call: Call) -> Call:
     check_choices(call)
     checked["order"] = checked_order(call)
     checked["dtype"] = None if call.dtype is None else dtype_name(call.dtype)
-    has_seed = call.seed is not None or TRAITS[call.operation].needs_seed
+    has_seed = call.seed is not None or call.operation == Operation.moments
     if has_seed and not (is_in_array(call.seed) or _is_tensor(call.seed)):  # Plans and operators check these.
         checked_key(call.seed)
     # Not `_replace`: PyTorch 2.11 loses its result at a graph break.

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import TensorMeta
 
 from multisample.backends.element_types import MATRIX_TYPES
+from multisample.backends.launch import Operation
 
 from .._arguments import check_choice, check_flag, describe
 from .._checks.operands import common_length
@@ -28,7 +29,7 @@ from .._model_parameters.perturb_plan import check_leaves, perturbed
 from .._model_parameters.populations import decays_of, factor_of
 from .._model_parameters.spans import Block, Shards, steps_of
 from .._model_parameters.structures import Structure
-from .._operations import TRAITS, Call, vectors_of
+from .._operations import Call, vectors_of
 from .._plan import PlanCache, guarded_plans, put_guarded
 from .._randomness.generator import WORD_64, Generator
 from .._randomness.generator_argument import check_generator
@@ -47,12 +48,11 @@ parallelism.
 
 def draw_dtensor(call: Call, draw: Callable[..., Any]) -> Any:
     """Draw a call in which `mu`, `sigma` or `out` is a DTensor. The result has the placements of `mu` and `sigma`."""
-    traits = TRAITS[call.operation]
-    if not traits.is_sharded:
+    if call.operation == Operation.moments:
         found = next(name for name, x in vectors_of(call).items() if isinstance(x, DTensor))
         raise TypeError(
-            f"{found}: expected an array of one device, got a DTensor: call {traits.name} with each rank's own part, at"
-            " its dim_offset or sample_offset"
+            f"{found}: expected an array of one device, got a DTensor: call weighted_moments with each rank's own part,"
+            " at its dim_offset or sample_offset"
         )
     vectors = {name: x for name, x in (("mu", call.mu), ("sigma", call.sigma)) if not is_number(x)}
     for name, x in vectors.items():
@@ -101,10 +101,7 @@ _SHARD_PLANS: PlanCache[_ShardPlan] = PlanCache(256)
 
 
 def draw_shard(call: Call, mesh: Any, placements: Any, draw: Callable[..., Any]) -> Any:
-    """Draw this rank's window, and wrap it in a DTensor.
-
-    `placements` of None stands for the placements of `mu` and `sigma`; `draw` is `multisample.sample`.
-    """
+    """Draw this rank's window by `draw`, in a DTensor. `placements` of None stands for those of `mu` and `sigma`."""
     n, dim_offset, sample_offset = checked_window(call.n, call.dim_offset, call.sample_offset)
     check_choice("layout", call.layout, ("dn", "nd"))
     check_flag("validate", call.validate)
@@ -180,7 +177,6 @@ def _cutter(example: Any, rows: range) -> Callable[[Any], Any]:
 
 
 def _wrapper(placements: tuple[Any, ...], shape: torch.Size) -> Callable[[Any, Any], Any]:
-    """A function that wraps local tensors as DTensors."""
     specs: dict[Any, tuple[type, dict[str, Any]]] = {}
 
     def wrap(part: Any, mesh: Any) -> Any:

@@ -21,7 +21,6 @@ from multisample.backends.system.forks import is_forked
 
 from .._arguments import UNCHECKED
 from .._checks.operands import inspect_inputs, matrix_shape
-from .._checks.values import check_values
 from .._libraries import is_number
 from .._libraries.torch import TORCH, dtype_of, is_transforming
 from .._operations import Call
@@ -29,14 +28,11 @@ from .._plan import PLANS, Plan, Planned, make_plan
 from .._randomness.generator_argument import source_of
 from .._randomness.seed_argument import is_in_array
 from .torch_moments import RecordedMoments
-from .torch_transforms import as_int64, draw_by_operator, options_of
+from .torch_transforms import NO_GRADIENT_TO_OUT, as_int64, draw_by_operator, options_of
 
 
 def torch_plan(call: Call, backend: Backend) -> Planned:
-    """The plan of a call with tensors. The plan records gradients if a tensor requires grad.
-
-    ValueError if `backend` cannot record them.
-    """
+    """The plan of a call with tensors, which records gradients that they require; ValueError if `backend` cannot."""
     arguments = ("mu", call.mu), ("sigma", call.sigma), ("weights", call.weights), ("out", call.out)
     names = [name for name, x in arguments if getattr(x, "requires_grad", False)]
     if not names or not torch.is_grad_enabled():
@@ -46,7 +42,7 @@ def torch_plan(call: Call, backend: Backend) -> Planned:
     if call.out is None and backend.name == "torch_ext":
         return _RecordedBatch(call, backend) if is_in_array(call.seed) else _RecordedSample(call, backend)
     if call.out is not None:
-        reason = "out= takes no gradient; detach it, or call sample under torch.no_grad()"
+        reason = NO_GRADIENT_TO_OUT
     elif call.backend == "auto":
         status = registry.find("torch_ext").status()
         why = "; ".join(status.reasons) or "it could not be prepared"
@@ -68,9 +64,6 @@ class ProfiledPlan:
     def run(self, *arguments: Any) -> Any:
         with torch._C._profiler._RecordFunctionFast(self.name, arguments[:3]):
             return self.plan.run(*arguments)
-
-
-# --- Samples ------------------------------------------------------------------------------------------------------
 
 
 class _CompiledPlan:
@@ -127,7 +120,7 @@ class _RecordedSample:
         self.order = 1 if is_one_column else 2
         # The plan for the signature of the latest gradient. Its compiled function returns None for other signatures.
         self.gradient_plan: Plan | None = None
-        self.gradients: Callable[..., Any] = _no_gradients
+        self.gradients: Callable[..., Any] = lambda *arguments: None
         inputs = inspect_inputs(TORCH, call)
         self.dims, lengths = inputs.dims, matrix_shape(inputs, call.layout)
         self.lengths = None if inputs.shape == lengths else lengths
@@ -153,10 +146,6 @@ class _RecordedSample:
             same = shape.numel() == gradient.numel()
             gradient = gradient.reshape(shape) if same else gradient.reshape(self.dims).sum_to_size(shape)
         return gradient if gradient.dtype is element else gradient.to(element)
-
-
-def _no_gradients(*arguments: Any) -> None:
-    return None
 
 
 class _SampleFunction(torch.autograd.Function):
@@ -221,30 +210,23 @@ def _gradients(recorded: _RecordedSample, grad: Any, words: tuple[int, int, Any]
     """The gradients of `mu` and `sigma`, shape (d,), in the computing type; only that of `sigma` with ``order=1``."""
     if grad._is_zerotensor():
         return _by_operator(recorded.call, grad, words, *window)
-    plan = _gradient_plan(recorded, grad)
-    gradients = plan.run(None, None, None, grad, words, None, *window)[0]
-    if plan.is_empty:  # A sum of no elements is 0.
-        return tuple(x.zero_() for x in gradients)
-    if plan is not recorded.gradient_plan:
-        run = _compiled_run(plan, recorded.call._replace(operation=Operation.gradient, grad=grad), None)
-        recorded.gradients, recorded.gradient_plan = _no_gradients if run is None else run, plan
-    return gradients
-
-
-def _gradient_plan(recorded: _RecordedSample, grad: Any) -> Plan:
-    """The plan of the gradients for matrices like `grad`."""
     call = recorded.call
     key = (
         "gradient", grad.dtype, grad.shape, grad.stride(), grad.device, call.layout, call.noise, call.antithetic,
         call.fast_math,
     )  # fmt: skip
-    plan: Any = PLANS.get(key)
+    plan: Plan | None = PLANS.get(key)
     if plan is None:
-        call = call._replace(operation=Operation.gradient, grad=grad, order=recorded.order)
-        plan = make_plan(call, recorded.plan.backend, TORCH)
+        of_gradient = call._replace(operation=Operation.gradient, grad=grad, order=recorded.order)
+        plan = make_plan(of_gradient, recorded.plan.backend, TORCH)
         PLANS.put(key, plan)
-    gradient_plan: Plan = plan
-    return gradient_plan
+    gradients = plan.run(None, None, None, grad, words, None, *window)[0]
+    if plan.is_empty:  # A sum of no elements is 0.
+        return tuple(x.zero_() for x in gradients)
+    if plan is not recorded.gradient_plan:
+        run = _compiled_run(plan, call._replace(operation=Operation.gradient, grad=grad), None)
+        recorded.gradients, recorded.gradient_plan = run or recorded.gradients, plan
+    return gradients
 
 
 class _RecordedBatch:
@@ -252,16 +234,12 @@ class _RecordedBatch:
 
     def __init__(self, call: Call, backend: Backend) -> None:
         make_plan(call, backend, TORCH)  # Checks the arguments.
-        self.dtype = inspect_inputs(TORCH, call).dtype
         self.call = call._replace(mu=None, sigma=None, seed=None)
 
     @with_default_floats
     def run(self, mu: Any, sigma: Any, weights: Any, matrix: Any, seed: Any, generator: Any, *window: int) -> Any:
-        vectors = {"mu": mu, "sigma": sigma}
-        if not any(x.is_cuda for x in vectors.values() if not is_number(x)):
-            check_values(TORCH, vectors, self.dtype)
         dim_offset, sample_offset = window
         if isinstance(seed, torch.Tensor) and seed.is_cpu:  # Negative seeds raise on the host.
             seed = TORCH.host_array(seed)
-        call = self.call._replace(**vectors, seed=seed, dim_offset=dim_offset, sample_offset=sample_offset)
-        return (draw_by_operator(call._replace(validate=False)),)
+        call = self.call._replace(mu=mu, sigma=sigma, seed=seed, dim_offset=dim_offset, sample_offset=sample_offset)
+        return (draw_by_operator(call),)

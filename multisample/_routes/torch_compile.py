@@ -1,7 +1,8 @@
 """Calls in a function that torch.compile or torch.export traces.
 
 Such calls become operator calls without a graph break, and wrong arguments raise the eager errors. A call that no
-operator serves breaks the graph, or raises where a graph break is not allowed.
+operator serves breaks the graph, or raises where a graph break is not allowed. This module imports torch._dynamo, which
+takes a second, so eager calls do not import it.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from typing import Any
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from multisample.backends.launch import Operation
+
 from .._backends import choose
 from .._libraries import is_number
-from .._operations import TRAITS, Call
+from .._operations import Call
 from .torch_transforms import draw_by_operator, is_batched, listed_words
 
 _COMPILED = (
@@ -27,7 +30,7 @@ def run_compiled(call: Call, function: Callable[..., Any]) -> Any:
     """Run a call whose scalars and choices have been checked; `function` is the public function of the operation."""
     tensors = [x for x in (call.mu, call.sigma, call.out) if not (x is None or is_number(x))]
     if (
-        TRAITS[call.operation].has_operator
+        call.operation == Operation.sample
         and tensors
         and all(map(_is_tensor, tensors))
         and call.generator is None

@@ -16,8 +16,7 @@ from multisample.backends.kernels.cpu.floating_point import with_default_floats
 
 from .._checks.coefficients import TRANSFORMED, WITH_GRADIENT
 from .._libraries import is_number
-from .._libraries.torch import name_of
-from .._libraries.torch_gradients import scaled
+from .._libraries.torch import name_of, owners_of, scaled
 from .._model_parameters.perturb_plan import check_leaves, perturbed
 from .._model_parameters.populations import Decays, decays_of, factor_of, variant_of
 from .._model_parameters.structures import Structure, matching, structure_of
@@ -152,16 +151,10 @@ def perturb_in_graph(
     if _is_in_functorch():
         raise ValueError(TRANSFORMED)
     # A tensor with several names is passed once, since a graph may copy what an operator writes to.
-    owners: dict[Any, int] = {}
-    names = sources.names
-    for k in range(len(arrays)) if names is None else sorted(range(len(arrays)), key=lambda k: names[k]):
-        owners.setdefault((arrays[k], written[k]), k)
+    names, owners = sources.names, owners_of(list(zip(arrays, written, strict=True)), sources.names)
     kept = sorted(owners.values())
-    if targets is None:
-        to = []
-    else:
+    if targets is not None:
         check_leaves(targets)
-        to = [written[k] for k in kept]
     if names is None:
         numbers = [k if ids is None else ids[k] for k in kept]
         listed: list[str] = []
@@ -176,6 +169,7 @@ def perturb_in_graph(
     }  # fmt: skip
     own, values = [arrays[k] for k in kept], (number, vector, key, members)
     if targets is not None:
+        to = [written[k] for k in kept]
         with torch.no_grad():
             torch.ops.multisample.perturb_(to, [] if targets is sources else own, *values, **options)
         return out

@@ -23,7 +23,7 @@ from .._operations import Call
 from .._plan import Plan
 from .._randomness.generator import Key
 from .._randomness.seed_argument import checked_key, is_in_array
-from .torch_transforms import keys_of
+from .torch_transforms import joined, keys_of
 
 
 class RecordedMoments:
@@ -54,14 +54,12 @@ class _RecordedCall(NamedTuple):
     size: int | None
     """The length of the batch."""
 
-    def moments(self, weights: Any, mu: Any, sigma: Any, keys: Any) -> Any:
-        return self._run(self.recorded.plan, mu, sigma, weights, keys)
+    def moments(self, weights: Any, mu: Any, sigma: Any, keys: Any, plan: Plan | None = None) -> Any:
+        plan, seed = plan or self.recorded.plan, self.seed if keys is None else keys
+        return plan.run(mu, sigma, weights, None, seed, None, *self.window)[0]
 
     def sums(self, real: Any, weights: Any, like: Any, keys: Any) -> Any:
-        return self._run(self.recorded.plan_of_noise, 0.0, 1.0, weights, keys)
-
-    def _run(self, plan: Plan, mu: Any, sigma: Any, weights: Any, keys: Any) -> Any:
-        return plan.run(mu, sigma, weights, None, self.seed if keys is None else keys, None, *self.window)[0]
+        return self.moments(weights, 0.0, 1.0, keys, self.recorded.plan_of_noise)
 
 
 class _TransformedCall(NamedTuple):
@@ -88,7 +86,16 @@ class _TransformedCall(NamedTuple):
 
 
 def moments_transformed(call: Call, function: Any) -> tuple[Any, ...]:
-    """The moments of a call that torch.func or forward-mode AD transforms."""
+    """The moments of a call that PyTorch transforms; ValueError unless torch.func or forward-mode AD does."""
+    if TORCH.lacks_values(call.weights):
+        return _moments_without_values(call)
+    tensors = [x for x in (call.weights, call.mu, call.sigma) if not is_number(x)]
+    if torch._C._len_torch_dispatch_stack() or torch._C._is_tracing() or any(map(TORCH.is_opaque, tensors)):
+        raise ValueError(
+            "mu, sigma, weights: expected plain tensors outside PyTorch's transformations (torch.func,"
+            " torch.autograd.forward_ad, torch.jit.trace, a dispatch mode or a tensor subclass), in which"
+            " weighted_moments cannot be"
+        )
     check_weights(call.weights)
     weights, keys, batch = call.weights, None, None
     if is_in_array(call.seed) or isinstance(call.seed, torch.Tensor):
@@ -170,21 +177,13 @@ class _Moments(torch.autograd.Function):
             words = np.array(static.call.seed, np.uint64).view(np.int64)
             keys = torch.from_numpy(words).to(weights.device)
         tensors: list[Any] = []
-        for x, dim, own in zip(
-            (weights, mu, sigma, keys), in_dims[1:], (1, 1, 1, 1 + (inner is not None)), strict=True
-        ):
-            if not isinstance(x, torch.Tensor):
-                tensors.append(x)
-                continue
-            x = x if dim is None else x.movedim(dim, 0)
-            has_inner = inner is not None and (own == 2 or x.dim() == (2 if dim is None else 3))
-            if dim is None and not (has_inner or own == 2 or x is keys):
-                tensors.append(x)  # All elements share it.
-                continue
-            x = x.expand(size, *x.shape) if dim is None else x
-            if inner is not None:
-                x = x if has_inner else x[:, None].expand(size, inner, *x.shape[1:])
-                x = x.flatten(0, 1)
+        for k, (x, dim) in enumerate(zip((weights, mu, sigma, keys), in_dims[1:], strict=True)):
+            if isinstance(x, torch.Tensor):
+                x = x if dim is None else x.movedim(dim, 0)
+                if inner is not None:
+                    x = joined(x, size, inner, dim is not None, k == 3 or x.dim() == (2 if dim is None else 3))
+                elif k == 3 and dim is None:  # All elements may share other tensors.
+                    x = x.expand(size, *x.shape)
             tensors.append(x)
         total = size if inner is None else size * inner
         plain = static._replace(call=static.call._replace(seed=None), size=total)
@@ -219,7 +218,7 @@ def check_weights(weights: Any) -> None:
         )
 
 
-def moments_without_values(call: Call) -> tuple[Any, ...]:
+def _moments_without_values(call: Call) -> tuple[Any, ...]:
     """The moments of meta or fake tensors."""
     check_weights(call.weights)
     inputs = inspect_inputs(TORCH, call)

@@ -6,6 +6,7 @@ parameter is ``1 - decay``.
 
 from __future__ import annotations
 
+import operator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,24 +16,13 @@ from multisample.backends.element_types import MATRIX_TYPES
 
 from .._checks.coefficients import TRANSFORMED, WITH_GRADIENT, TransformedError
 from .._libraries import is_number
-from .._libraries.torch import TORCH, name_of, without_tangents
-from .._libraries.torch_gradients import scaled
+from .._libraries.torch import TORCH, name_of, owners_of, scaled, without_tangents
 from .._model_parameters.perturb_plan import perturbed
 from .._model_parameters.populations import Batch, Decays, decays_of, factor_of, members_of, variant_of
 from .._model_parameters.structures import Structure
 from .._randomness.generator import Key
 from .._randomness.seed_argument import key_words
-from .torch_transforms import keys_of
-
-
-class _Batched(NamedTuple):
-    """A batch of calls: which tensors have one more axis in front."""
-
-    size: int
-    coefficients: bool
-    keys: bool
-    members: bool
-    parameters: tuple[bool, ...]
+from .torch_transforms import joined, keys_of
 
 
 class _Static(NamedTuple):
@@ -49,11 +39,10 @@ class _Static(NamedTuple):
     ids: Any
     backend: str
     has_own_keys: bool
-    batch: _Batched | None
-
-    def size_of(self, k: int) -> int | None:
-        """The length of the axis that result `k` has and the parameter lacks."""
-        return None if self.batch is None or self.batch.parameters[k] else self.batch.size
+    size: int | None
+    """The number of calls in a batch; None for one call."""
+    batched: tuple[bool, ...]
+    """Whether coefficients, keys, members and each parameter have one more axis in front, for the batch."""
 
 
 def perturb_transformed(
@@ -83,23 +72,15 @@ def perturb_transformed(
     members, count, member = _members(member, length or 1, device)
     decays = decays_of(decay, parameters)
     variant = variant_of(length, keys is not None, seeds, None, count, decays is not None, None)
-    batch = None
-    if variant.size is not None:
-        batch = _Batched(variant.size, False, seeds is not None, count is not None, (False,) * len(arrays))
-    if keys is not None and not (variant.has_own_keys or (batch is not None and batch.keys)):
-        keys = keys[0]
     reals = [MATRIX_TYPES.get(name_of(x.dtype)) for x in arrays]
     factors = [
         1.0 if decays is None or real is None else factor_of(decays[k], real.computing) for k, real in enumerate(reals)
     ]
-    # A tensor with several names is one argument, under the first of them.
-    owners: dict[int, int] = {}
-    names = parameters.names
-    for k in range(len(arrays)) if names is None else sorted(range(len(arrays)), key=names.__getitem__):
-        owners.setdefault(id(arrays[k]), k)
+    names, owners = parameters.names, owners_of(list(map(id, arrays)), parameters.names)
     kept = sorted(owners.values())
-    if batch is not None:
-        batch = batch._replace(parameters=(False,) * len(kept))
+    batched = False, variant.size is not None and seeds is not None, count is not None, *(False,) * len(kept)
+    if keys is not None and not (variant.has_own_keys or batched[1]):
+        keys = keys[0]
     if names is None:
         ids = kept if ids is None else [ids[k] for k in kept]
         own = Structure(None, (), list)
@@ -110,7 +91,8 @@ def perturb_transformed(
         decay = Decays(decays[k] for k in kept)
     static = _Static(
         own, None if coefficients is not None else given, seed, member, None if decays is None else decay,
-        tuple(factors[k] for k in kept), fast_math, ids, backend, variant.has_own_keys, batch,
+        tuple(factors[k] for k in kept), fast_math, ids, backend, variant.has_own_keys,
+        variant.size, batched,
     )  # fmt: skip
     results = _Perturbed.apply(static, coefficients, keys, members, *[arrays[k] for k in kept])
     made = dict(zip(kept, results, strict=True))
@@ -145,16 +127,12 @@ def _members(member: Any, length: int, device: Any) -> tuple[Any, int | None, An
     return _tensor_of(np.atleast_1d(np.asarray(found, np.uint64)), device), count, None
 
 
-# --- Derivatives and batches ----------------------------------------------------------------------
-
-
 class _Perturbed(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
     """A differentiable function of coefficients, keys, members and parameters. All but parameters may be None."""
 
     @staticmethod
     def forward(static: _Static, coefficients: Any, keys: Any, members: Any, *parameters: Any) -> Any:
-        batch = static.batch
-        seed, member = static.seed, static.member
+        seed, member, batched = static.seed, static.member, static.batched
         if keys is not None:
             seed = keys.view(torch.uint64)
             seed = seed if keys.dim() > 1 else seed[None]
@@ -164,11 +142,11 @@ class _Perturbed(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
                 member = int(member)
         given = static.coefficients if coefficients is None else coefficients.detach()
         structure = static.structure._replace(arrays=[x.detach() for x in parameters])
-        call = Batch(batch.size, batch.parameters, batch.coefficients) if batch is not None else None
+        batch = None if static.size is None else Batch(static.size, batched[3:], batched[0])
         with without_tangents():
             results = perturbed(
                 structure, None, None, given, seed, member, static.decay or 0, static.fast_math, static.ids,
-                static.backend, None, call,
+                static.backend, None, batch,
             )  # fmt: skip
         first: dict[int, int] = {}
         # Tied parameters share a result, but an operation returns different tensors.
@@ -187,7 +165,10 @@ class _Perturbed(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
         static = ctx.static
         if ctx.needs_input_grad[1]:
             raise ValueError(WITH_GRADIENT)
-        own = [scaled(g, static.factors[k], static.size_of(k), None) for k, g in enumerate(gradients)]
+        own = [
+            scaled(g, factor, None if is_batched else static.size, None)
+            for g, factor, is_batched in zip(gradients, static.factors, static.batched[3:], strict=True)
+        ]
         return None, None, None, None, *own
 
     @staticmethod
@@ -215,27 +196,14 @@ class _Perturbed(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
                 for b in range(size)
             ]
             return tuple(map(torch.stack, zip(*calls, strict=True))), (0,) * len(calls[0])
-        batch = static.batch
-        inner = [False] * len(tensors) if batch is None else [*batch[1:4], *batch.parameters]
-        if batch is not None:
+        inner, total = static.size, size
+        if inner is not None:
+            total *= inner
             tensors = tuple(
-                _joined(x, size, batch.size, *which) for x, *which in zip(tensors, outer, inner, strict=True)
+                joined(x, size, inner, *which) for x, *which in zip(tensors, outer, static.batched, strict=True)
             )
-        joined = [a or b for a, b in zip(outer, inner, strict=True)]
-        total = size if batch is None else size * batch.size
-        own_batch = _Batched(total, joined[0], joined[1], joined[2], tuple(joined[3:]))
-        results = _Perturbed.apply(static._replace(batch=own_batch), *tensors)
-        if batch is not None:
-            results = tuple(x.unflatten(0, (size, batch.size)) for x in results)
+        batched = tuple(map(operator.or_, outer, static.batched))
+        results = _Perturbed.apply(static._replace(size=total, batched=batched), *tensors)
+        if inner is not None:
+            results = tuple(x.unflatten(0, (size, inner)) for x in results)
         return results, (0,) * len(results)
-
-
-def _joined(x: Any, size: int, batch: int, is_outer: bool, is_inner: bool) -> Any:
-    """A tensor with one axis for both batches; as it is if it has neither axis."""
-    if x is None or not (is_outer or is_inner):
-        return x
-    if not is_outer:
-        x = x[None].expand(size, *x.shape)
-    elif not is_inner:
-        x = x[:, None].expand(size, batch, *x.shape[1:])
-    return x.flatten(0, 1)

@@ -18,15 +18,16 @@ from torch._C import _functorch
 from torch._subclasses import fake_tensor
 
 from multisample.backends.contract import Backend
+from multisample.backends.launch import Operation
 
 from .._arguments import rounded_once
-from .._checks.operands import common_shape, no_matrix, promoted, result_shape
-from .._checks.values import accepted_values, least_and_most
+from .._checks.operands import check_devices, common_shape, no_matrix, promoted, result_shape
+from .._checks.values import RULES, least_and_most
 from .._checks.window_and_options import check_rows, count_of
 from .._libraries import as_base_class, is_number
 from .._libraries.library import counted_as
 from .._libraries.torch import TORCH, check_tensor, counted, dtype_of, is_transforming, unseen
-from .._operations import TRAITS, Call, vectors_of
+from .._operations import Call
 from .._plan import check_call
 from .._randomness.generator import WORD_64, Generator
 from .._randomness.seed_argument import batch_of, checked_key, host_words, is_in_array
@@ -39,28 +40,14 @@ def is_transformed(call: Call) -> bool:
     return is_transforming() or any(TORCH.lacks_values(x) or TORCH.is_opaque(x) for x in tensors)
 
 
-def can_transform_moments(call: Call) -> bool:
-    """Whether torch.func or forward-mode AD transforms a call of plain tensors, and nothing else does."""
-    tensors = [x for x in (call.mu, call.sigma, call.weights) if isinstance(x, torch.Tensor)]
-    is_other = torch._C._len_torch_dispatch_stack() > 0 or torch._C._is_tracing()
-    return not is_other and not any(map(TORCH.is_opaque, tensors))
-
-
 def has_operator(call: Call, backend: Backend) -> bool:
     """Whether an operator can run the call, for a TorchFunctionMode to intercept."""
     is_graph_safe = isinstance(call.generator, Generator) and call.generator.graph_safe
-    return TRAITS[call.operation].has_operator and backend.name == "torch_ext" and not is_graph_safe
+    return call.operation == Operation.sample and backend.name == "torch_ext" and not is_graph_safe
 
 
 def run_transformed(call: Call, backend: Backend) -> Any:
-    """Run a call that must not skip the dispatcher; everything except its tensors has been checked."""
-    traits = TRAITS[call.operation]
-    if not traits.has_operator:
-        raise ValueError(
-            f"{', '.join(vectors_of(call))}: expected plain tensors outside PyTorch's transformations (torch.func,"
-            " torch.autograd.forward_ad, torch.jit.trace, a dispatch mode or a tensor subclass), in which"
-            f" {traits.name} cannot be"
-        )
+    """Run a call of `sample` that must not skip the dispatcher; everything except its tensors has been checked."""
     if backend.name != "torch_ext":
         raise ValueError(
             "backend: expected torch_ext where PyTorch transforms the call (torch.func, torch.autograd.forward_ad,"
@@ -83,8 +70,10 @@ def draw_by_operator(call: Call, is_known: Callable[[Any], bool] = bool) -> Any:
         dtype, dims = inputs.dtype, inputs.dims
     else:
         dtype, dims = _check_without_values(call, tensors, is_known)
-    if call.out is not None:
-        _check_no_gradient({**tensors, "out": call.out})
+    if call.out is not None and torch.is_grad_enabled():
+        for name, x in {**tensors, "out": call.out}.items():
+            if x.requires_grad:
+                raise ValueError(f"{name}: requires grad, and {NO_GRADIENT_TO_OUT}")
     call = call._replace(dtype=dtype)
     keys, batch = None, None
     if is_in_array(call.seed) or isinstance(call.seed, torch.Tensor):
@@ -137,19 +126,30 @@ def _check_without_values(
     call: Call, tensors: dict[str, Any], is_known: Callable[[Any], bool]
 ) -> tuple[str, tuple[Any, ...]]:
     """Check tensors whose values, memory or sizes may be unknown. Returns dtype and shape of the dimensions."""
-    dtype, batch = _checked_dtype(tensors, call.dtype), batch_of(call.seed)
+    counts_as = {}
+    for name, x in tensors.items():
+        check_tensor(name, x)
+        counts_as[name] = counted_as(name, str(x.dtype).removeprefix("torch."))
+    dtype = promoted([counts_as[name] for name in counted(tensors)]) if call.dtype is None else call.dtype
+    batch, out = batch_of(call.seed), call.out
     dims = common_shape({name: tuple(x.shape) for name, x in tensors.items()}, batch)
-    _check_devices(tensors if call.out is None else {**tensors, "out": call.out})
+    check_devices(tensors if out is None else {**tensors, "out": out})
     for name, x in (("mu", call.mu), ("sigma", call.sigma)):
         if is_number(x):
-            _check_number(name, x, dtype, is_known)
+            least, most = least_and_most(name, dtype)
+            if is_known(x < least) or is_known(x > most) or is_known(x != x):
+                raise ValueError(f"{name}: expected {RULES[name][1]}, got {x} for {dtype}")
     check_rows(call.dim_offset, math.prod(dims))
     if call.validate:
         raise ValueError(
             "validate: expected False where PyTorch compiles or transforms the call, since it has no values to check"
         )
-    if call.out is not None:
-        _check_out(call.out, result_shape(dims, call, batch), dtype)
+    if out is not None:
+        shape = result_shape(dims, call, batch)
+        if tuple(out.shape) != shape:
+            raise ValueError(f"out: expected shape {shape}, got {tuple(out.shape)}")
+        if out.dtype is not dtype_of(dtype):
+            raise ValueError(f"out: expected dtype {dtype}, got {str(out.dtype).removeprefix('torch.')}")
     return dtype, dims
 
 
@@ -175,6 +175,7 @@ def listed_words(*seeds: Any) -> list[list[int]]:
     return words
 
 
+NO_GRADIENT_TO_OUT = "out= takes no gradient; detach it, or call sample under torch.no_grad()"
 _NARROW = {torch.int8: 0xFF, torch.int16: 0xFFFF, torch.int32: 0xFFFFFFFF}
 
 
@@ -206,49 +207,12 @@ def keys_of(seed: Any, device: Any) -> tuple[Any, int | None]:
 
 
 def _draw_batch(call: Call, keys: Any, batch: int | None) -> Any:
-    """Draw by the operator for batches."""
     x = torch.ops.multisample.sample_batch(
         *_vectors(call, batch), call.n, keys, dtype=dtype_of(call.dtype), transposed=call.layout == "nd",
         **options_of(call),
     )  # fmt: skip
     x = x[0] if batch is None else x
     return x if call.out is None else call.out.copy_(x)
-
-
-def _checked_dtype(tensors: dict[str, Any], dtype: str | None) -> str:
-    counts_as = {}
-    for name, x in tensors.items():
-        check_tensor(name, x)
-        counts_as[name] = counted_as(name, str(x.dtype).removeprefix("torch."))
-    return promoted([counts_as[name] for name in counted(tensors)]) if dtype is None else dtype
-
-
-def _check_devices(tensors: dict[str, Any]) -> None:
-    (first, model), *rest = tensors.items()
-    for name, x in rest:
-        if x.device != model.device:
-            raise ValueError(f"{name}: expected it on the device of {first}, {model.device}, got {x.device}")
-
-
-def _check_number(name: str, x: Any, dtype: str, is_known: Callable[[Any], bool]) -> None:
-    least, most = least_and_most(name, dtype)
-    if is_known(x < least) or is_known(x > most) or is_known(x != x):
-        raise ValueError(f"{name}: expected {accepted_values(name)}, got {x} for {dtype}")
-
-
-def _check_out(out: Any, shape: tuple[Any, ...], dtype: str) -> None:
-    if tuple(out.shape) != shape:
-        raise ValueError(f"out: expected shape {shape}, got {tuple(out.shape)}")
-    if out.dtype is not dtype_of(dtype):
-        raise ValueError(f"out: expected dtype {dtype}, got {str(out.dtype).removeprefix('torch.')}")
-
-
-def _check_no_gradient(tensors: dict[str, Any]) -> None:
-    for name, x in tensors.items():
-        if x.requires_grad and torch.is_grad_enabled():
-            raise ValueError(
-                f"{name}: requires grad, and out= takes no gradient; detach it, or call sample under torch.no_grad()"
-            )
 
 
 def _have_values(tensors: Iterable[Any]) -> bool:
@@ -278,11 +242,21 @@ def _is_captured(device: Any) -> bool:
     return bool(device.type == "cuda" and torch.cuda.is_current_stream_capturing())
 
 
+def joined(x: Any, size: int, batch: int, is_outer: bool, is_inner: bool) -> Any:
+    """A tensor with one axis for the batches of two nested vmaps; as it is if it has neither axis."""
+    if x is None or not (is_outer or is_inner):
+        return x
+    if not is_outer:
+        x = x[None].expand(size, *x.shape)
+    elif not is_inner:
+        x = x[:, None].expand(size, batch, *x.shape[1:])
+    return x.flatten(0, 1)
+
+
 # --- Operators ------------------------------------------------------------------------------------
 
 
 def options_of(call: Call) -> dict[str, Any]:
-    """The options that all operators have."""
     return {
         "dim_offset": call.dim_offset, "sample_offset": call.sample_offset, "shared": call.noise == "shared",
         "fast_math": bool(call.fast_math), "antithetic": bool(call.antithetic),

@@ -163,7 +163,7 @@ def in_python(execute: Callable[[xla_ffi.Frame], None]) -> Callable[[int], int]:
 def execute(operation: Operation, platform: str, xla: Xla, frame: CallFrame, function: int = 0) -> None:
     """Run the handler of `operation`. Python runs the backend, unless there is a C function, at address `function`."""
     number, target = native.number(operation, platform), handlers._target(operation, platform)
-    python_entry.handle(number, functools.partial(xla_ffi.handle, target=target))
+    python_entry.targets[number] = functools.partial(xla_ffi.handle, target=target)
     if xla.state is None:
         device = HOST if platform == "cpu" else 0
         xla.state = handlers._state(decoded(frame_string(frame), operation), device)._replace(run=function).allocated()
@@ -344,11 +344,11 @@ class Native:
             monkeypatch.setattr(cuda_driver, name, lambda function=function: function)
         monkeypatch.setattr(cuda_driver, "is_present", lambda: True)
         before = native._process.copy()
-        monkeypatch.setattr(python_entry, "_targets", dict(python_entry._targets))
+        monkeypatch.setattr(python_entry, "targets", dict(python_entry.targets))
         target, number = handlers._target(Operation.sample, "CUDA"), native.number(Operation.sample, "CUDA")
         self._execute_in_python = target.execute
         self._python = target._replace(execute=self._execute)
-        python_entry.handle(number, lambda frame, launch: xla_ffi.handle(frame, launch, self._python))
+        python_entry.targets[number] = lambda frame, launch: xla_ffi.handle(frame, launch, self._python)
         addresses = native.handlers(Operation.sample, "CUDA", number)
         self._handlers = {stage: CALL(address) for stage, address in addresses.items()}
         self._restore = lambda: native._process.__setitem__(slice(None), before)
@@ -482,7 +482,7 @@ def test_an_exception_that_ends_a_callback_is_an_error(emulated: Native, monkeyp
     def fail(frame: int, launch: int) -> int:
         raise KeyboardInterrupt
 
-    python_entry.handle(native.number(Operation.sample, "CUDA"), fail)
+    python_entry.targets[native.number(Operation.sample, "CUDA")] = fail
     monkeypatch.setattr(sys, "unraisablehook", lambda ignored: None)
     xla = Xla()
     assert emulated(metadata_request(xla)[0]) == 1

@@ -225,8 +225,8 @@ def test_a_program_that_runs_does_not_enter_python(monkeypatch: Any, operation: 
     with jax.default_device(jax.devices("cpu")[0]):
         expected, other = (jax.tree.map(np.asarray, program(jax.random.key(seed), x)) for seed in (8, 9))
         target = native.number(operation, "cpu")
-        handle = python_entry._targets[target]
-        monkeypatch.setitem(python_entry._targets, target, lambda *call: (entered.append(call), handle(*call))[1])
+        handle = python_entry.targets[target]
+        monkeypatch.setitem(python_entry.targets, target, lambda *call: (entered.append(call), handle(*call))[1])
         for seed, results in ((8, expected), (9, other)):
             jax.tree.map(np.testing.assert_array_equal, program(jax.random.key(seed), x), results)
     assert entered == []

@@ -36,7 +36,7 @@ from ..._checks.window_and_options import (
 from ..._libraries import BY_SEED, BY_TYPE, HOST, is_number, library_called, library_of
 from ..._libraries.jax import JAX, is_jax, is_on_host
 from ..._libraries.library import CPU, NOUNS, Library, counted_as
-from ..._operations import COLUMNS, FLAGS, TRAITS, Call, vectors_of
+from ..._operations import COLUMNS, FLAGS, Call, vectors_of
 from ..._plan import PLANS, run
 from ..._randomness.generator import DEFAULT_GENERATOR, WORD_64, Key
 from ..._randomness.generator_argument import check_generator, counter_on
@@ -60,7 +60,7 @@ def run_jax(call: Call, key: Hashable) -> Any:
         _check_traced(call)
         operands = [_operand(name, x, static.dtype) for name, x in vectors.items()]
         return _traced(operands, _words(call.seed, (call.dim_offset, call.sample_offset), static), static)
-    if call.seed is None and TRAITS[call.operation].needs_seed:
+    if call.seed is None and call.operation == Operation.moments:
         raise TypeError("seed: expected an integer or a key, got None")
     check_generator(call.generator, JAX, CPU)
     _check_devices(call.mu, call.sigma)
@@ -184,9 +184,6 @@ class _Plan:
 _EMPTY = {4: np.empty(0, np.float32), 8: np.empty(0, np.float64)}
 
 
-# --- Checks ---------------------------------------------------------------------------------------
-
-
 def _static(call: Call) -> Static:
     """What a program is compiled for."""
     order, n, batch = checked_order(call), call.n, batch_length(call.seed)
@@ -293,9 +290,6 @@ def _operand(name: str, x: Any, dtype: str) -> Any:
     check_values(HOST, {name: x if is_number(x) else HOST.normalized(name, x)}, dtype)
     real = np.float64 if dtype == "float64" else np.float32
     return np.array(rounded(np.asarray(rounded_once(x, dtype) if is_number(x) else x), real))
-
-
-# --- Programs -------------------------------------------------------------------------------------
 
 
 def _traced(operands: Sequence[Any], words: Words, static: Static) -> Any:

@@ -62,8 +62,6 @@ BLOCKS = "multisample_perturb_blocks"
 """The target of perturb on CUDA with `begins`. The host reads `begins`, so XLA must not record its calls."""
 
 
-# --- Launches -------------------------------------------------------------------------------------
-
 _SHARED = tuple(name for name in Static._fields if name in Launch._fields)
 
 _SEED_BYTES, _OFFSETS_BYTES = 8, 24  # Each matrix has a seed, and an offset, a first row and a first column.
@@ -105,10 +103,6 @@ def _spans(string: bytes) -> tuple[HostArray, HostArray]:
         spans += [span._replace(factor=k) for span in found] if static.has_factors else found
         owners += [k] * len(found)
     return np.array(spans, np.int64), np.array(owners, np.intp)
-
-
-def _elements(spans: HostArray) -> int:
-    return int((spans[:, Span._fields.index("rows")] * spans[:, Span._fields.index("width")]).sum())
 
 
 def _moved_spans(static: Static, launch: Launch, frame: xla_ffi.Frame) -> bytes:
@@ -159,9 +153,6 @@ def scratch_size(static: Static, batch: int = 0) -> int:
     return 1 if size is None else max(1, size(0), size(7))
 
 
-# --- Targets --------------------------------------------------------------------------------------
-
-
 def _state(static: Static, device: int) -> native.State:
     """The state of calls with this static part: everything that can be resolved before XLA calls."""
     c_function = getattr(registry.find(static.backend), "c_function", None)
@@ -171,7 +162,8 @@ def _state(static: Static, device: int) -> native.State:
     if is_perturb:
         spans, owners = _spans(static.encoded().encode())
         template = np.column_stack([spans, owners]).tobytes()
-        launch = launch._replace(spans=len(spans), columns=_elements(spans))
+        elements = spans[:, Span._fields.index("rows")] * spans[:, Span._fields.index("width")]
+        launch = launch._replace(spans=len(spans), columns=int(elements.sum()))
     size, has_adjacent_rows = MATRIX_TYPES[static.dtype].size, static.layout == "nd" or static.n == 1
     # Lengths may be unknown. Kernels for the CPU depend on the direction in which elements are adjacent.
     like = launch._replace(rows=1 if static.d == 1 else 2, row_stride=size if has_adjacent_rows else 2 * size)
@@ -228,7 +220,7 @@ def register(operation: Operation, platform: str, of_blocks: bool = False) -> st
             if of_blocks:
                 target, number = target._replace(records=False), native.BLOCKS
             addresses = native.handlers(operation, platform, number)
-            python_entry.handle(number, functools.partial(xla_ffi.handle, target=target))
+            python_entry.targets[number] = functools.partial(xla_ffi.handle, target=target)
             # Registration and metadata both declare that XLA may record calls, since a plugin may read only one.
             traits = {"traits": CustomCallTargetTraits.COMMAND_BUFFER_COMPATIBLE} if target.records else {}
             capsules = {stage: jax.ffi.pycapsule(address) for stage, address in addresses.items()}

@@ -15,7 +15,7 @@ from ..._arguments import checked_integer
 from ..._libraries.jax import is_jax, is_on_host
 from ..._operations import COLUMNS, ROWS
 from ..._randomness.generator import WORD_64, Key
-from ..._randomness.seed_argument import batch_of, checked_seed, host_words
+from ..._randomness.seed_argument import batch_of, checked_key, checked_seed, host_words
 
 
 class Words(NamedTuple):
@@ -42,10 +42,7 @@ _pack_seed, _pack_offsets = struct.Struct("=2I").pack, struct.Struct("<3Q").pack
 
 
 def words_of(seed: Any, dim_offset: Any, sample_offset: Any, row_name: str = "dim_offset") -> Words:
-    """The words of a call; TypeError or ValueError if an argument cannot be such a word.
-
-    `row_name` is the name of the argument `dim_offset` in error messages.
-    """
+    """The words of a call, whose argument `dim_offset` is called `row_name`; TypeError or ValueError for wrong ones."""
     word, offset = seed if type(seed) is Key else (seed, 0)
     if (
         type(word) is type(offset) is type(dim_offset) is type(sample_offset) is int and 0 <= word < WORD_64
@@ -67,8 +64,8 @@ def words_of(seed: Any, dim_offset: Any, sample_offset: Any, row_name: str = "di
 
 def batch_length(seed: Any) -> int | None:
     """The number of seeds in a vector. None for a single seed, valid or not."""
-    if not isinstance(seed, Key) and (shape := _shape(seed)) and _is_key_type(seed.dtype):
-        return shape[0] if len(shape) == 1 else None
+    if is_jax(seed) and seed.shape and _is_key_type(seed.dtype):
+        return seed.shape[0] if len(seed.shape) == 1 else None
     try:
         return batch_of(seed)
     except (TypeError, ValueError):
@@ -115,17 +112,20 @@ def _of_seed(seed: Any) -> tuple[Any, Any]:
     if batch_length(seed) is not None:
         keys = key_vector(seed)
         return keys[:, :2], keys[:, 2:] if keys.shape[1] == 4 else 0
-    if _shape(seed) == (4,) and seed.dtype == np.uint32:
-        if isinstance(seed, np.ndarray):
-            return _joined(seed[:2]), _joined(seed[2:])
+    if not is_jax(seed):
+        return checked_key(seed)
+    if seed.shape == (4,) and seed.dtype == np.uint32:
         return seed[:2], seed[2:]
     return _of_word("seed", seed), 0
 
 
 def _of_word(name: str, x: Any) -> Any:
     """A seed or an offset."""
-    shape = _shape(x)
-    if is_jax(x) and _is_key_type(x.dtype):
+    if not is_jax(x):
+        is_data = isinstance(x, np.ndarray) and x.shape == (2,) and x.dtype == np.uint32
+        return checked_key(x)[0] if is_data else checked_seed(name, x)
+    shape = x.shape
+    if _is_key_type(x.dtype):
         if name == "seed.offset":
             raise TypeError(f"{name}: expected an integer or uint32[2], got a JAX key")
         if shape != ():
@@ -134,10 +134,8 @@ def _of_word(name: str, x: Any) -> Any:
             )
         _check_bits(name, x.dtype)
         return x
-    if shape is None or (shape == () and not is_jax(x)):
-        return checked_seed(name, x)
     if shape == (2,) and x.dtype == np.uint32:
-        return _joined(x) if isinstance(x, np.ndarray) else x
+        return x
     if shape == () and jnp.issubdtype(x.dtype, jnp.integer):
         return x if isinstance(x, jax.core.Tracer) else checked_integer(name, x, 0, WORD_64)
     kind = "traced " if isinstance(x, jax.core.Tracer) else ""
@@ -169,16 +167,6 @@ def _of_integer(name: str, x: Any, stop: int) -> Any:
     if x.shape != () or not jnp.issubdtype(x.dtype, jnp.integer):
         raise TypeError(f"{name}: expected an integer, got a traced {x.dtype}{list(x.shape)}")
     return x
-
-
-def _shape(x: Any) -> tuple[int, ...] | None:
-    """The shape of an array; None for other objects."""
-    return tuple(x.shape) if isinstance(x, np.ndarray) or is_jax(x) else None
-
-
-def _joined(data: Any) -> int:
-    high, low = (int(half) for half in data)
-    return high << 32 | low
 
 
 def operands_of(words: Words) -> tuple[Any, ...]:

@@ -27,23 +27,7 @@ from multisample.backends.kernels.cpu.addresses import c_address, call_c, symbol
 from multisample.backends.kernels.cpu.fields import HALF, LAUNCH_WORDS, LOW, WORD, half, set_half
 from multisample.backends.kernels.cpu.intrinsics import integers_at, stack_array
 from multisample.backends.launch import OPERANDS, ElementType, Launch, Operation, Span
-from multisample.backends.system import cuda_driver
-from multisample.backends.system.xla_ffi import (
-    ARGUMENT_COUNT_AT,
-    ARGUMENTS_AT,
-    BUFFER_DATA,
-    BUFFER_DIMS,
-    CALL_API_AT,
-    CONTEXT_AT,
-    EXECUTE,
-    EXTENSION_AT,
-    ORDINAL_GET,
-    RESULT_COUNT_AT,
-    RESULTS_AT,
-    STAGE_AT,
-    STATE_GET,
-    STREAM_GET,
-)
+from multisample.backends.system import cuda_driver, xla_ffi
 
 from .python_entry import digest, enter_python
 from .static import CUSTOM_CALLS
@@ -108,15 +92,15 @@ def _buffer(list_at, k):
 @inline
 def _ask(frame, function, request, size):
     """Call a function of XLA's interface with the first words of `request` set; returns XLA's error or 0."""
-    request[0], request[1], request[2] = size, 0, word_at(frame + CONTEXT_AT)
-    return call_c(word_at(word_at(frame + CALL_API_AT) + function), request.ctypes.data)
+    request[0], request[1], request[2] = size, 0, word_at(frame + xla_ffi.CONTEXT_AT)
+    return call_c(word_at(word_at(frame + xla_ffi.CALL_API_AT) + function), request.ctypes.data)
 
 
 @inline
 def _find_state(frame, request, place):
     """Let XLA write the address of the call's state to ``request[5]``; returns XLA's error or 0."""
     request[3], request[4], request[5] = 0, symbol("multisample_xla_process") + 8 * place, 0
-    return _ask(frame, STATE_GET, request, 48)  # XLA_FFI_State_Get_Args
+    return _ask(frame, xla_ffi.STATE_GET, request, 48)  # XLA_FFI_State_Get_Args
 
 
 @inline
@@ -128,22 +112,17 @@ def _use_huge_pages(begin, size):
 
 
 @inline
-def _is_execution(frame):
-    return word_at(frame + EXTENSION_AT) == 0 and word_at(frame + STAGE_AT) & LOW == EXECUTE
-
-
-@inline
 def _data(list_at, k):
     """The address of the elements of buffer `k`."""
-    return word_at(_buffer(list_at, k) + BUFFER_DATA)
+    return word_at(_buffer(list_at, k) + xla_ffi.BUFFER_DATA)
 
 
 @inline
 def _fill_words(frame, launch, place):
     """Write the addresses of the seed, which is operand `place`, and of the offsets, if there are any."""
-    operands = frame + ARGUMENTS_AT
+    operands = frame + xla_ffi.ARGUMENTS_AT
     launch[WORD.seed_at] = _data(operands, place)
-    if word_at(frame + ARGUMENT_COUNT_AT) > place + 1:
+    if word_at(frame + xla_ffi.ARGUMENT_COUNT_AT) > place + 1:
         offsets = _data(operands, place + 1)
         launch[WORD.offset_at], launch[WORD.first_row_at] = offsets, offsets + 8
         launch[WORD.first_column_at] = offsets + 16
@@ -151,23 +130,21 @@ def _fill_words(frame, launch, place):
 
 @inline
 def _fill_perturb(frame, state, launch, on_device):
-    for k in range(LAUNCH_WORDS):
-        launch[k] = word_at(state + 8 * (_TEMPLATE + k))
-    operands, results = frame + ARGUMENTS_AT, frame + RESULTS_AT
-    weights, spans = word_at(frame + RESULT_COUNT_AT), launch[WORD.spans]
-    launch[WORD.weights], dims = _data(operands, weights), word_at(_buffer(operands, weights) + BUFFER_DIMS)
+    operands, results = frame + xla_ffi.ARGUMENTS_AT, frame + xla_ffi.RESULTS_AT
+    weights, spans = word_at(frame + xla_ffi.RESULT_COUNT_AT), launch[WORD.spans]
+    launch[WORD.weights], dims = _data(operands, weights), word_at(_buffer(operands, weights) + xla_ffi.BUFFER_DIMS)
     if launch[WORD.weights_step] != 0:
         dims += 8
     launch[WORD.rows] = word_at(dims)
     launch[WORD.weights_step] *= word_at(dims)  # That of the template is for one row.
     if half(launch, HALF.batch) != 0:
-        set_half(launch, HALF.batch, word_at(word_at(_buffer(results, 0) + BUFFER_DIMS)))
+        set_half(launch, HALF.batch, word_at(word_at(_buffer(results, 0) + xla_ffi.BUFFER_DIMS)))
     seed = weights + 1
     if half(launch, HALF.sigma_type) != _NUMBER:
         launch[WORD.sigma] = _data(operands, seed)
         seed += 1
     _fill_words(frame, launch, seed)
-    begins = _data(operands, seed + 2) if word_at(frame + ARGUMENT_COUNT_AT) > seed + 2 else 0
+    begins = _data(operands, seed + 2) if word_at(frame + xla_ffi.ARGUMENT_COUNT_AT) > seed + 2 else 0
     if on_device:  # Python reads `begins` in device memory.
         launch[WORD.first], begins = begins, 0
     launch[WORD.matrix] = _calloc(spans, 8 * _SPAN_WORDS)
@@ -186,7 +163,7 @@ def _fill_perturb(frame, state, launch, on_device):
 
 
 def _filling(operation: Operation) -> Callable[..., Any]:
-    """``fill(frame, state, launch, on_device)`` writes the launch.
+    """``fill(frame, state, launch, on_device)`` completes the launch, a copy of the state's.
 
     For perturb, `fill` allocates the spans, at the address in `matrix`, and the caller frees them. The address is 0 if
     the allocation failed. On a device, `first` is the address of `begins`, which Python adds to the spans.
@@ -198,17 +175,15 @@ def _filling(operation: Operation) -> Callable[..., Any]:
     reads_at = tuple(getattr(WORD, name) for name in call.reads)
     writes_at = tuple(getattr(WORD, name) for name in writes)
     count, has_scratch = len(reads_at), call.has_scratch
-    matrix_list = ARGUMENTS_AT if "matrix" in call.reads else RESULTS_AT
+    matrix_list = xla_ffi.ARGUMENTS_AT if "matrix" in call.reads else xla_ffi.RESULTS_AT
 
     @inline
     def fill(frame, state, launch, on_device):
-        for k in range(LAUNCH_WORDS):
-            launch[k] = word_at(state + 8 * (_TEMPLATE + k))
-        operands, results = frame + ARGUMENTS_AT, frame + RESULTS_AT
+        operands, results = frame + xla_ffi.ARGUMENTS_AT, frame + xla_ffi.RESULTS_AT
         for k in range(count):
             launch[reads_at[k]] = _data(operands, k)
         _fill_words(frame, launch, count)
-        written = word_at(frame + RESULT_COUNT_AT)
+        written = word_at(frame + xla_ffi.RESULT_COUNT_AT)
         if has_scratch and on_device:  # The last result is scratch memory.
             written -= 1
             launch[WORD.scratch] = _data(results, written)
@@ -216,10 +191,10 @@ def _filling(operation: Operation) -> Callable[..., Any]:
             launch[writes_at[k]] = _data(results, k)
         if is_moments:
             set_half(launch, HALF.results, written)
-            launch[WORD.columns] = word_at(word_at(_buffer(operands, count - 1) + BUFFER_DIMS))
-            launch[WORD.rows] = word_at(word_at(_buffer(results, 0) + BUFFER_DIMS))
+            launch[WORD.columns] = word_at(word_at(_buffer(operands, count - 1) + xla_ffi.BUFFER_DIMS))
+            launch[WORD.rows] = word_at(word_at(_buffer(results, 0) + xla_ffi.BUFFER_DIMS))
             return
-        shape, size = word_at(_buffer(frame + matrix_list, 0) + BUFFER_DIMS), word_at(state + 8 * _SIZE)
+        shape, size = word_at(_buffer(frame + matrix_list, 0) + xla_ffi.BUFFER_DIMS), word_at(state + 8 * _SIZE)
         set_half(launch, HALF.batch, word_at(shape))
         if word_at(state + 8 * _DOWN) != 0:
             columns, rows = word_at(shape + 8), word_at(shape + 16)
@@ -260,11 +235,11 @@ def _are_windows_valid(launch):
 def _find_place(frame, request):
     """Write the device and the stream of a call to ``request[4]`` and ``request[5]``; returns XLA's error or 0."""
     request[3] = 0
-    error = _ask(frame, ORDINAL_GET, request, 28)
+    error = _ask(frame, xla_ffi.ORDINAL_GET, request, 28)
     request[4] = request[3] & LOW
     request[3] = 0
     if error == 0:
-        error = _ask(frame, STREAM_GET, request, 32)
+        error = _ask(frame, xla_ffi.STREAM_GET, request, 32)
     request[5] = request[3]
     return error
 
@@ -287,7 +262,7 @@ def _executing(operation: Operation, target: int, on_device: bool) -> Callable[.
     fill, is_sample, is_perturb = _filling(operation), operation == Operation.sample, operation == Operation.perturb
 
     def execute(frame):
-        if not _is_execution(frame):
+        if word_at(frame + xla_ffi.EXTENSION_AT) != 0 or word_at(frame + xla_ffi.STAGE_AT) & LOW != xla_ffi.EXECUTE:
             return enter_python(frame, target, 0)
         request = stack_array(6, np.int64)
         error = _find_state(frame, request, _TYPES + on_device)
@@ -303,6 +278,8 @@ def _executing(operation: Operation, target: int, on_device: bool) -> Callable[.
             if has_record and _repeat(frame, state, request[4], request[5]):
                 return 0
         launch = stack_array(LAUNCH_WORDS, np.int64)
+        for k in range(LAUNCH_WORDS):
+            launch[k] = word_at(state + 8 * (_TEMPLATE + k))
         fill(frame, state, launch, on_device)
         spans = launch[WORD.matrix] if is_perturb else 0
         if is_perturb and (spans == 0 or launch[WORD.first] != 0):
@@ -338,7 +315,7 @@ def _repeat(frame, state, device, stream):
     current = stack_array(1, np.int32)
     if call_c(word_at(process + 8 * _GET_DEVICE), current.ctypes.data) & LOW != 0 or current[0] != device:
         return False  # Python makes the device current.
-    matrix = _data(frame + RESULTS_AT, 0)
+    matrix = _data(frame + xla_ffi.RESULTS_AT, 0)
     record = word_at(state + 8 * _RECORDS)
     while record != 0 and (
         word_at(record + 8 * _DEVICE) != device or word_at(record + 8 * _MISALIGNMENT) != matrix & _ALIGNMENT
@@ -353,7 +330,7 @@ def _repeat(frame, state, device, stream):
     for k in range(patches, patches + 24 * count, 24):
         source = word_at(k + 8)
         if source < _FROM_MATRIX:
-            address = _data(frame + ARGUMENTS_AT, source)
+            address = _data(frame + xla_ffi.ARGUMENTS_AT, source)
         elif source == _FROM_MATRIX:
             address = matrix
         else:
@@ -383,7 +360,7 @@ def _delete(state):
 
 
 def number(operation: Operation, platform: str) -> int:
-    """The number of a target, for `python_entry.handle`."""
+    """The number of a target in `python_entry.targets`."""
     return len(PLATFORMS) * operation + PLATFORMS.index(platform)
 
 
@@ -394,8 +371,10 @@ BLOCKS = len(PLATFORMS) * len(Operation)
 def handlers(operation: Operation, platform: str, target: int) -> dict[str, int]:
     """The addresses of the compiled handlers of the target with this number, by stage."""
     on_device = platform == PLATFORMS[1]
-    if on_device:
-        _find_driver()
+    if on_device and cuda_driver.is_present():
+        functions = cuda_driver.launch_function(), cuda_driver.device_function(), cuda_driver.capture_mode_function()
+        for place, function in enumerate(functions, _LAUNCH):
+            _process[place] = ctypes.cast(function, ctypes.c_void_p).value or 0
     address = _handler_address(_executing(operation, target, on_device), f"xla-execute_{target}")
     return dict.fromkeys(("instantiate", "execute"), address)
 
@@ -417,13 +396,6 @@ def _handler_address(handler: Callable[..., Any], name: str) -> int:
         for known_as in (symbol, f"{symbol}-{digest()}"):
             llvmlite.binding.add_symbol(known_as, address)
     return address
-
-
-def _find_driver() -> None:
-    if cuda_driver.is_present():
-        functions = cuda_driver.launch_function(), cuda_driver.device_function(), cuda_driver.capture_mode_function()
-        for place, function in enumerate(functions, _LAUNCH):
-            _process[place] = ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 def deleter(platform: str) -> int:
@@ -473,10 +445,7 @@ _LOCK = threading.Lock()
 
 
 def add_record(state: int, launch: Launch, kernels: list[tuple[int, bytes]]) -> None:
-    """Record the launch of a sample, for `_repeat`, in the call's state at address `state`.
-
-    `kernels` are from `parameters` of the backend.
-    """
+    """Record the launch of a sample in the call's state, for `_repeat`; `kernels` are the backend's `parameters`."""
     if len(kernels) != 1 or len(kernels[0][1]) > 8 * _RECORD_WORDS:  # A long batch does not fit.
         return
     kernel, parameters = kernels[0]
@@ -496,10 +465,7 @@ def add_record(state: int, launch: Launch, kernels: list[tuple[int, bytes]]) -> 
 
 
 def begins(state: int, device: int, size: int, read: Callable[[], bytes]) -> bytes:
-    """The `size` bytes of `begins` on a device: the index of each block's first element, for perturb.
-
-    `begins` is in device memory, and the same in every call of an instruction. So only the first call reads it.
-    """
+    """The `size` bytes of `begins` in device memory, which only the first call of an instruction reads."""
     newest = ctypes.c_int64.from_address(state + 8 * _RECORDS)
     record = newest.value
     while record:

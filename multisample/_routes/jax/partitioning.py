@@ -22,6 +22,7 @@ from multisample.backends.launch import Operation
 from ..._backends import choose
 from ..._tracing import is_symbol
 from . import handlers
+from .keys import halves_of
 from .static import Static
 
 PLATFORMS = ("cpu", "cuda")
@@ -31,9 +32,6 @@ PLATFORMS = ("cpu", "cuda")
 def batch_of(*operands: Any) -> int:
     """The length of the batch. An operand's first axis has this length, or 1 if the whole batch shares the operand."""
     return next((x.shape[0] for x in operands if x.shape[0] != 1), 1)
-
-
-# --- Custom calls ---------------------------------------------------------------------------------
 
 
 def _check_type(x: Any, dtype: Any) -> None:
@@ -93,8 +91,6 @@ def _one_by_one(call: Callable[..., list[Any]], *operands: Any) -> list[Any]:
     return results
 
 
-# --- Windows --------------------------------------------------------------------------------------
-
 _FIRST_ROW, _FIRST_COLUMN = 2, 4
 
 
@@ -114,17 +110,11 @@ def _with_offsets(words: tuple[Any, ...]) -> tuple[Any, Any]:
 
 def _added(low: Any, high: Any, axes: Any, size: int) -> tuple[Any, Any]:
     """A number, as two words, plus `size` for each device before this one along mesh `axes`."""
-    index = jax.lax.axis_index(axes).astype(jnp.uint32)
-    # The product may exceed 32 bits. With fewer than 2**16 devices, the index times 16 bits of `size` does not.
-    for shift in range(0, 48, 16):
-        piece = index * np.uint32(size >> shift & 0xFFFF)
-        below = piece << np.uint32(shift) if shift < 32 else jnp.zeros_like(piece)
-        above = piece >> np.uint32(32 - shift) if 0 < shift <= 32 else jnp.zeros_like(piece)
-        low = low + below
-        high = high + above + (low < below).astype(jnp.uint32)
-        if shift == 32:
-            high = high + piece - above
-    return low, high
+    # The sum may exceed 32 bits, and JAX may lack integers of 64 bits: look the product up.
+    products = np.arange(jax.lax.axis_size(axes), dtype=np.uint64) * np.uint64(size)
+    high_half, low_half = jnp.asarray(halves_of(products))[jax.lax.axis_index(axes)]
+    low = low + low_half
+    return low, high + high_half + (low < low_half).astype(jnp.uint32)
 
 
 def _on_one_device(function: Callable[..., Any]) -> Callable[..., Any]:

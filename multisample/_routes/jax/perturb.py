@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -82,13 +82,8 @@ def perturb_jax(
     return structure.rebuild(results)
 
 
-class _Form(NamedTuple):
-    """Which words of a call are vectors."""
-
-    population: str | None = None
-    """The argument that a population has a vector of: "seed" or "member"; None without a population."""
-    has_own_keys: bool = False
-    """Whether each coefficient has a key."""
+Form: TypeAlias = Literal["keys", "seed", "member"] | None
+"""Which words of a call are vectors: "keys", one for each coefficient; or "seed" or "member", those of a population."""
 
 
 class _Values(NamedTuple):
@@ -98,9 +93,6 @@ class _Values(NamedTuple):
     coefficients: Any
     factors: Any = None
     """``1 - decay`` of each parameter, in its computing type, traced or not. None if every decay is 0."""
-
-
-# --- Checks ---------------------------------------------------------------------------------------
 
 
 def _structure(parameters: Any) -> Structure:
@@ -159,7 +151,7 @@ def _coefficients(given: Any) -> Coefficients:
     return Coefficients(math.prod(given.shape), None, None, given)
 
 
-def _words(seed: Any, member: Any, coefficients: Coefficients) -> tuple[Words, _Form]:
+def _words(seed: Any, member: Any, coefficients: Coefficients) -> tuple[Words, Form]:
     """The words of seed, offset and member, and for each whether it is a vector."""
     seeds, members = batch_length(seed), _length_of_members(member)
     if seeds == 1 and not isinstance(seed, (list, tuple)) and len(seed.shape) > 1:
@@ -170,11 +162,11 @@ def _words(seed: Any, member: Any, coefficients: Coefficients) -> tuple[Words, _
     length = None if is_number else count
     variant = variant_of(length, None, seeds, None, members, False, None)
     if variant.has_own_keys:
-        form = _Form(has_own_keys=True)
+        form: Form = "keys"
     elif seeds is not None and not is_number:  # One seed for one coefficient.
-        seed, form = key_vector(seed)[0], _Form()
+        seed, form = key_vector(seed)[0], None
     else:
-        form = _Form(None if variant.size is None else "seed" if members is None else "member")
+        form = None if variant.size is None else "seed" if members is None else "member"
     if is_jax(seed) and not isinstance(seed, jax.core.Tracer) and seed.shape == (4,) and is_on_host(seed):
         seed = np.asarray(seed)
     if seeds is not None and isinstance(seed, (list, tuple, np.ndarray)) and batch_length(seed) is not None:
@@ -230,49 +222,38 @@ def _factors(decay: Any, structure: Structure, arrays: list[Any]) -> list[Any] |
     if type(decay) is int and not decay:
         return None
     reals = [MATRIX_TYPES[x.dtype.name].computing for x in arrays]
-    given = decay.values() if isinstance(decay, Mapping) else [decay]
-    if not any(isinstance(x, jax.core.Tracer) for x in given):
-        known = {key: _number(x) for key, x in decay.items()} if isinstance(decay, Mapping) else _number(decay)
-        decays = decays_of(known, structure)
-        return None if decays is None else [factor_of(x, real) for x, real in zip(decays, reals, strict=True)]
-    # Numbers that are known, or traced. The values of traced ones are not checked.
-    tracers = (
-        {key: x for key, x in decay.items() if isinstance(x, jax.core.Tracer)} if isinstance(decay, Mapping) else {}
-    )
-    for name, x in tracers.items() or [("", decay)]:
+    given = decay if isinstance(decay, Mapping) else {None: decay}
+    # The values of traced decays are not checked.
+    tracers = {key: x for key, x in given.items() if isinstance(x, jax.core.Tracer)}
+    for key, x in tracers.items():
         if x.shape != () or not jnp.issubdtype(x.dtype, jnp.floating):
-            label = f"decay[{name!r}]" if name else "decay"
+            label = "decay" if key is None else f"decay[{key!r}]"
             raise TypeError(f"{label}: expected a number, got a traced {x.dtype}{list(x.shape)}")
-    if not isinstance(decay, Mapping):
-        return [1 - decay.astype(real) for real in reals]
-    known = {key: 0.5 if key in tracers else _number(x) for key, x in decay.items()}
-    decays, names = decays_of(known, structure) or [0.0] * len(arrays), structure.names or ()
-    traced = dict(zip(names_of("decay", tuple(map(str, tracers))), tracers.values(), strict=True))
+    known = {key: 0.5 if key in tracers else x.item() if is_jax(x) and x.shape == () else x for key, x in given.items()}
+    decays = decays_of(known if given is decay else known[None], structure)
+    if decays is None:
+        return None
+    traced: dict[Any, Any] = dict.fromkeys(range(len(arrays)), decay) if None in tracers else {}
+    if tracers and not traced:
+        names = names_of("decay", tuple(map(str, tracers)))
+        places = {name: k for k, name in enumerate(structure.names or ())}
+        traced = {places[name]: x for name, x in zip(names, tracers.values(), strict=True)}
     return [
-        1 - traced[name].astype(real) if name in traced else factor_of(x, real)
-        for name, x, real in zip(names, decays, reals, strict=True)
+        1 - traced[k].astype(real) if k in traced else factor_of(x, real)
+        for k, (x, real) in enumerate(zip(decays, reals, strict=True))
     ]
-
-
-def _number(x: Any) -> Any:
-    return x.item() if is_jax(x) and x.shape == () else x
-
-
-# --- Programs -------------------------------------------------------------------------------------
 
 
 class _Group(NamedTuple):
     """Parameters on one set of devices. Their program takes coefficients, seed and member as operands."""
 
     members: list[int]
-    reals: set[str]
-    """The computing types."""
     types: list[str]
     """The computing type of each."""
     program: Program
 
 
-def _groups(arrays: list[Any], ids: list[int], static: Static, form: _Form) -> list[_Group]:
+def _groups(arrays: list[Any], ids: list[int], static: Static, form: Form) -> list[_Group]:
     """The plan of eager calls."""
     of_devices: dict[Hashable, list[int]] = collections.defaultdict(list)
     for k, x in enumerate(arrays):
@@ -286,17 +267,12 @@ def _groups(arrays: list[Any], ids: list[int], static: Static, form: _Form) -> l
         program = Program(
             _perturbed, static, tuple(ids[k] for k in members), form, types=tuple((x.shape, x.dtype) for x in own)
         )
-        types = [MATRIX_TYPES[x.dtype.name].computing for x in own]
-        groups.append(_Group(members, set(types), types, program))
+        groups.append(_Group(members, [MATRIX_TYPES[x.dtype.name].computing for x in own], program))
     return groups
 
 
-def _perturbed(static: Static, ids: tuple[int, ...], form: _Form, values: _Values, *arrays: Any) -> list[Any]:
+def _perturbed(static: Static, ids: tuple[int, ...], form: Form, values: _Values, *arrays: Any) -> list[Any]:
     return _traced(values, arrays, ids, static, form)
-
-
-def _computing_types(arrays: Sequence[Any]) -> set[str]:
-    return {MATRIX_TYPES[x.dtype.name].computing for x in arrays}
 
 
 def _run(groups: list[_Group], values: _Values, arrays: Sequence[Any]) -> list[Any]:
@@ -306,9 +282,9 @@ def _run(groups: list[_Group], values: _Values, arrays: Sequence[Any]) -> list[A
             if is_jax(value) and value.committed:
                 raise ValueError(f"{name}: expected values on the host, as parameters are on several devices")
     results: list[Any] = list(arrays)
-    for members, reals, types, program in groups:
+    for members, types, program in groups:
         own = None if factors is None else [np.array(factors[k], real) for k, real in zip(members, types, strict=True)]
-        made = program(_Values(words, _rounded(coefficients, reals), own), *(arrays[k] for k in members))
+        made = program(_Values(words, _rounded(coefficients, set(types)), own), *(arrays[k] for k in members))
         for k, x in zip(members, made, strict=True):
             results[k] = x
     return results
@@ -336,14 +312,13 @@ def _rounded(coefficients: Any, reals: set[str]) -> Any:
 
 
 def _traced(
-    values: _Values, arrays: Sequence[Any], ids: Sequence[int], static: Static, form: _Form
+    values: _Values, arrays: Sequence[Any], ids: Sequence[int], static: Static, form: Form
 ) -> list[Any]:  # fmt: skip
-    """The results in the program that is being traced."""
     words = values.words
-    if form.population is None:
+    if form in (None, "keys"):
         return _summed(values, arrays, ids, static, form)
     offset, row, _ = words.offsets if isinstance(words.offsets, tuple) else (None, None, None)
-    by_seed = form.population == "seed"
+    by_seed = form == "seed"
     size = words.seed.shape[0] if by_seed else row.shape[0]
     if size == 0:
         return [jnp.zeros((0, *x.shape), x.dtype) for x in arrays]
@@ -359,7 +334,7 @@ def _traced(
 
 
 def _summed(
-    values: _Values, arrays: Sequence[Any], ids: Sequence[int], static: Static, form: _Form
+    values: _Values, arrays: Sequence[Any], ids: Sequence[int], static: Static, form: Form
 ) -> list[Any]:  # fmt: skip
     """The results for one key, or for one key for each coefficient."""
     words, coefficients, factors = values
@@ -370,8 +345,8 @@ def _summed(
             groups[x.dtype.name, varying(x)].append(k)  # In jax.shard_map, results vary as operands do.
     if not groups or (np.shape(coefficients) == (0,) and factors is None):
         return results
-    coefficients = _rounded(coefficients, _computing_types(results))
-    if not form.has_own_keys:
+    coefficients = _rounded(coefficients, {MATRIX_TYPES[x.dtype.name].computing for x in results})
+    if form != "keys":
         of_words = operands_of(words)
     else:
         is_batched = isinstance(words.offsets, tuple) and words.offsets[0].ndim == 2

@@ -59,9 +59,6 @@ def varying(x: Any) -> frozenset[Any]:
     return axes
 
 
-# --- Types ----------------------------------------------------------------------------------------
-
-
 def _types(*avals: Any, static: Static) -> list[Any]:
     """The types of the results. With explicit sharding, they have the mesh axes of the operands."""
     if static.operation == Operation.perturb:
@@ -95,7 +92,6 @@ def _types(*avals: Any, static: Static) -> list[Any]:
 
 
 def _perturbed_type(x: Any, avals: Any, static: Static) -> Any:
-    """The type of the result for a parameter of type `x`."""
     if not static.population or static.parameters_batched:
         return x.update(weak_type=False)
     names = static.names(len(avals))
@@ -103,9 +99,6 @@ def _perturbed_type(x: Any, avals: Any, static: Static) -> Any:
     place = next((place for place in places if place is not None), None)
     sharding = NamedSharding(x.sharding.mesh, PartitionSpec(place, *x.sharding.spec))
     return x.update(shape=(static.size, *x.shape), weak_type=False, sharding=sharding)
-
-
-# --- Derivatives ----------------------------------------------------------------------------------
 
 
 def _jvp(primals: Any, tangents: Any, *, static: Static) -> Any:
@@ -187,9 +180,6 @@ def _as_long_as(aval: Any, x: Any) -> Any:
     return x.sum(0, keepdims=True) if aval.shape[0] == 1 and x.shape[0] != 1 else x
 
 
-# --- Batches --------------------------------------------------------------------------------------
-
-
 def _batch(operands: Sequence[Any], axes: Sequence[int | None], *, static: Static) -> Any:
     """Join a new axis to that of the batch. An operand that all elements share keeps length 1."""
     if static.operation == Operation.perturb:
@@ -210,17 +200,13 @@ def _batch(operands: Sequence[Any], axes: Sequence[int | None], *, static: Stati
 
 
 def _perturbed_batch(operands: Sequence[Any], axes: Sequence[int | None], static: Static) -> Any:
-    """A population, with the axis of vmap in front of that of a population, if there is one.
-
-    If one parameter has the axis, all get it.
-    """
+    """Join the axis of vmap to that of the population. If one parameter has the axis, all get it."""
     names, count = static.names(len(operands)), len(static.writes)
     size = next(x.shape[axis] for x, axis in zip(operands, axes, strict=True) if axis is not None)
     outer = {name: axis is not None for name, axis in zip(names, axes, strict=True)}
     fronted = [x if axis is None else jnp.moveaxis(x, axis, 0) for x, axis in zip(operands, axes, strict=True)]
     if static.shared_noise or outer.get("factors"):  # A key, or a factor, for each element as well.
-        each = iter([x for x, axis in zip(fronted, axes, strict=True) if axis is not None])
-        mapped = [None if axis is None else next(each) for axis in axes]
+        mapped = [None if axis is None else x for x, axis in zip(fronted, axes, strict=True)]
 
         def run(elements: list[Any]) -> list[Any]:
             return bind(static, *(x if y is None else y for x, y in zip(operands, elements, strict=True)))
@@ -250,9 +236,6 @@ def _perturbed_batch(operands: Sequence[Any], axes: Sequence[int | None], static
     if static.population:
         results = [x.reshape(size, static.size, *x.shape[1:]) for x in results]
     return results, [0] * count
-
-
-# --- Programs -------------------------------------------------------------------------------------
 
 
 def _refuse(*operands: Any, static: Static) -> Any:

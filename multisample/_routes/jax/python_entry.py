@@ -14,7 +14,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import TypeAlias
 
 import llvmlite.binding
 import numpy as np
@@ -75,7 +74,6 @@ def _leave(entry):
 
 @inline
 def _error(frame, code, message):
-    """A new error of XLA's."""
     request = stack_array(4, np.int64)  # XLA_FFI_Error_Create_Args
     request[0], request[1], request[2], request[3] = 28, 0, message, code
     return call_c(word_at(word_at(frame + CALL_API_AT) + ERROR_CREATE), request.ctypes.data)
@@ -83,17 +81,12 @@ def _error(frame, code, message):
 
 # --- Python's side --------------------------------------------------------------------------------
 
-Handle: TypeAlias = Callable[[int, int], int]
-_targets: dict[int, Handle] = {}
-
-
-def handle(target: int, function: Handle) -> None:
-    """Let ``function(frame, launch)`` handle the frames of the target with this number: see `enter_python`."""
-    _targets[target] = function
+targets: dict[int, Callable[[int, int], int]] = {}
+"""``targets[target](frame, launch)`` handles the frames of the target with this number: see `enter_python`."""
 
 
 def _call(frame: int, target: int, launch: int, report: int) -> None:
-    error = _targets[target](frame, launch)
+    error = targets[target](frame, launch)
     (ctypes.c_int64 * 2).from_address(report)[:] = [1, error]
 
 

@@ -121,7 +121,6 @@ class Static(NamedTuple):
         return tuple(f"p{k}" for k in range(len(self.parameters)))
 
     def names(self, count: int) -> tuple[str, ...]:
-        """The first `count` operands."""
         return (*self.reads, "seed", "offsets", "begins")[:count]
 
     def axes(self, name: str) -> tuple[str, ...]:
@@ -146,19 +145,16 @@ class Static(NamedTuple):
         return [self.front + self.axes(name) for name in names]
 
     def result_axes(self) -> list[tuple[str, ...]]:
-        """The axes of all results."""
         if self.operation == Operation.perturb:
             return [("b",) * self.population + self.axes(name) for name in self.writes]
         return self.all_axes(self.writes)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of an operand or a result."""
         if name not in AXES:
             return self.parameters[int(name[1:])].shape
         return tuple(self.d if axis == "i" else self.n for axis in self.axes(name))
 
     def type_of(self, name: str) -> Any:
-        """The element type of an operand or a result."""
         stored = ("first", "second") if self.operation == Operation.moments else ("matrix",)
         return jnp.dtype(self.dtype) if name in stored or name not in AXES else self.computing_type
 
