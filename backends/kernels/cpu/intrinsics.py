@@ -151,9 +151,9 @@ def add_products(
             if x is types.none:
                 first = builder.fadd(first, of_u)
             else:
-                first = emit_fma(context, builder, of_u, load(x, args[5], of_k), first)
+                first = emit_fma(builder, of_u, load(x, args[5], of_k), first)
             builder.store(first, chains[0])
-            builder.store(emit_fma(context, builder, of_v, of_y, second), chains[1])
+            builder.store(emit_fma(builder, of_v, of_y, second), chains[1])
         for number, chain in enumerate(chains):
             begin = builder.add(args[1], args[1].type(number * count))
             target, total = _address(context, builder, sums, args[0], begin, wide), builder.load(chain)
