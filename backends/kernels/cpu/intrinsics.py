@@ -96,16 +96,6 @@ def _address(context: Any, builder: Any, array: Any, value: Any, index: Any, ele
     return builder.bitcast(builder.gep(data, [index]), element.as_pointer())
 
 
-def _emit_prefetch(context: Any, builder: Any, array: Any, value: Any, index: Any, length: int) -> None:
-    word, byte = ir.IntType(32), ir.IntType(8)
-    address = _address(context, builder, array, value, index, byte)
-    function_type = ir.FunctionType(ir.VoidType(), [address.type, word, word, word])
-    function = builder.module.declare_intrinsic("llvm.prefetch", (address.type,), function_type)
-    for line in range(0, length * context.get_abi_sizeof(context.get_data_type(array.dtype)), 64):
-        # Write access, highest locality, data cache.
-        builder.call(function, (cgutils.pointer_add(builder, address, line), word(1), word(3), word(1)))
-
-
 @intrinsic(prefer_literal=True)
 def prefetch(typingctx: Any, array: Any, index: Any, length: Any) -> Any:
     """Prefetch ``array[index : index + length]`` for writing. The elements may lie outside the array.
@@ -116,7 +106,13 @@ def prefetch(typingctx: Any, array: Any, index: Any, length: Any) -> Any:
         return None
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _emit_prefetch(context, builder, array, args[0], args[1], length.literal_value)
+        word = ir.IntType(32)
+        address = _address(context, builder, array, args[0], args[1], ir.IntType(8))
+        function_type = ir.FunctionType(ir.VoidType(), [address.type, word, word, word])
+        function = builder.module.declare_intrinsic("llvm.prefetch", (address.type,), function_type)
+        for line in range(0, length.literal_value * context.get_abi_sizeof(context.get_data_type(array.dtype)), 64):
+            # Write access, highest locality, data cache.
+            builder.call(function, (cgutils.pointer_add(builder, address, line), word(1), word(3), word(1)))
         return context.get_dummy_value()
 
     return types.none(array, types.intp, length), codegen
@@ -385,24 +381,17 @@ def load_vectors(typingctx: Any, array: Any, index: Any, lanes: Any, count: Any)
 
 
 @intrinsic
-def store_vector(typingctx: Any, array: Any, index: Any, vector: Any) -> Any:
-    """Store a vector from ``array[index]`` on. `array` has unit stride, and elements of any type."""
+def store_vector(typingctx: Any, array: Any, index: Any, vectors: Any) -> Any:
+    """Store a vector, or a tuple of them one after another, from ``array[index]`` on.
+
+    `array` has unit stride, and elements of any type.
+    """
+    is_one = isinstance(vectors, Vector)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = context.get_value_type(vector)
-        builder.store(args[2], _address(context, builder, array, args[0], args[1], kind), align=1)
-        return context.get_dummy_value()
-
-    return types.none(array, types.intp, vector), codegen
-
-
-@intrinsic
-def store_vectors(typingctx: Any, array: Any, index: Any, vectors: Any) -> Any:
-    """Store a tuple of vectors as by `store_vector`, one after another."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        first = _address(context, builder, array, args[0], args[1], context.get_value_type(vectors.dtype))
-        for k, vector in enumerate(cgutils.unpack_tuple(builder, args[2])):
+        kind = context.get_value_type(vectors if is_one else vectors.dtype)
+        first = _address(context, builder, array, args[0], args[1], kind)
+        for k, vector in enumerate([args[2]] if is_one else cgutils.unpack_tuple(builder, args[2])):
             builder.store(vector, builder.gep(first, [ir.IntType(64)(k)]), align=1)
         return context.get_dummy_value()
 
