@@ -154,65 +154,12 @@ def test_many_large_calls_at_the_same_time_have_the_right_bits(dtype: Any) -> No
     def work(task: int) -> str:
         return digest(draw(BIG_N, seed=task % 9, dtype=dtype, noise=("independent", "shared")[task % 2]))
 
-    outcomes: dict[int, str] = {}
     # More calls than there are helper threads.
-    thread = threading.Thread(
-        target=lambda: threads.run_all(lambda task: outcomes.update({task: work(task)}), range(300), 300), daemon=True
-    )
-    thread.start()
-    thread.join(DEADLINE)
-    assert not thread.is_alive()
+    with ThreadPoolExecutor(300) as executor:
+        outcomes = list(executor.map(work, range(300), timeout=DEADLINE))
     expected = [work(task) for task in range(18)]
     assert len(set(expected)) == 18
-    assert [outcomes[task] for task in range(300)] == [expected[task % 18] for task in range(300)]
-
-
-def test_an_error_in_one_task_is_raised_after_all_tasks_have_ended() -> None:
-    running: set[int] = set()
-
-    def work(task: int) -> None:
-        running.add(task)
-        try:
-            if task == 5:
-                raise ArithmeticError("task 5")
-            draw(20_000, seed=task)
-        finally:
-            running.remove(task)
-
-    for _ in range(20):
-        with pytest.raises(ArithmeticError, match="task 5"):
-            threads.run_all(work, range(40), 4)
-        assert not running
-
-
-def test_no_task_begins_after_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun: list[int] = []
-    ended: list[int] = []
-    has_begun, joined = threading.Event(), threading.Event()
-    start, join = threading.Thread.start, threading.Thread.join
-
-    def interrupted_start(thread: threading.Thread) -> None:
-        if has_begun.is_set():
-            raise KeyboardInterrupt
-        start(thread)
-        assert has_begun.wait(DEADLINE)
-
-    def noticed_join(thread: threading.Thread) -> None:
-        joined.set()
-        join(thread)
-
-    def work(task: int) -> None:
-        begun.append(task)
-        has_begun.set()
-        joined.wait(DEADLINE)
-        ended.append(task)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", interrupted_start)
-        patch.setattr(threading.Thread, "join", noticed_join)
-        with pytest.raises(KeyboardInterrupt):
-            threads.run_all(work, range(100), 4)
-    assert begun == ended == [0]
+    assert outcomes == [expected[task % 18] for task in range(300)]
 
 
 # --- fork -----------------------------------------------------------------------------------------
@@ -356,15 +303,14 @@ def test_a_signal_handler_may_draw_at_each_point_of_a_call() -> None:
 
 SMALL_STACK = """
 import threading
-from multisample.backends.system.threads import run_all
 
 size = threading.stack_size(65536)
 for dtype in ("float32", "float64"):
     def draw(seed):
         multisample.sample([0.0] * 30, 1.0, 10_007, seed=seed, dtype=dtype)
 
-    draw(1)
-    run_all(draw, range(8), 4)
+    for seed in range(8):
+        draw(seed)
 threading.stack_size(size)
 """
 
@@ -378,8 +324,8 @@ _thread.start_new_thread = threading._start_new_thread = start
 threading.Thread.start = lambda thread: thread.run()
 threading.Thread.is_alive = lambda thread: False
 import multisample
-from multisample.backends.system.threads import run_all
-run_all(lambda seed: multisample.sample([0.0] * 3, 1.0, 100_003, seed=seed), range(8), 4)
+for seed in range(8):
+    multisample.sample([0.0] * 3, 1.0, 100_003, seed=seed)
 """
 
 
@@ -467,28 +413,3 @@ def test_matrices_can_be_drawn_while_the_interpreter_exits(before: list[int]) ->
     sizes = [BIG_N, SMALL_N, BIG_N]
     drawn = printed(AT_EXIT, json.dumps([before, sizes]), MULTISAMPLE_NUM_THREADS="4").split()
     assert drawn == [digest(draw(n, seed=3)) for n in before + sizes]
-
-
-# --- Import ---------------------------------------------------------------------------------------
-
-
-def test_tasks_run_if_threads_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[threading.Thread] = []
-    start = threading.Thread.start
-
-    def start_one(thread: threading.Thread) -> None:
-        if started:
-            raise RuntimeError("can't start new thread")
-        started.append(thread)
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", start_one)
-    barrier, done = threading.Barrier(2, timeout=DEADLINE), []
-
-    def task(number: int) -> None:
-        if number < 2:
-            barrier.wait()  # Two threads work.
-        done.append(number)
-
-    threads.run_all(task, range(4), 4)
-    assert sorted(done) == [0, 1, 2, 3]
