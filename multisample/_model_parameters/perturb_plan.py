@@ -201,14 +201,12 @@ def _results_without_values(request: Request) -> Sequence[Any]:
     ids_of(parameters.names, parameters.labels("parameters"), request.ids, owners)
     if out is not None:
         return out.arrays
-    size, batched = request.variant.size, request.variant.parameters
     made = {}
     for k in set(owners):
         x = parameters.arrays[k]
-        shape = x.shape if size is None or (batched and batched[k]) else (size, *x.shape)
-        made[k] = x.new_empty(shape)
+        made[k] = x.new_empty(request.variant.shape_of(k, x.shape))
     results, record = [made[k] for k in owners], request.library.recorder(parameters.arrays)
-    return results if record is None else record(results, parameters.arrays, None, size)
+    return results if record is None else record(results, parameters.arrays, None, request.variant.size)
 
 
 # --- Plans --------------------------------------------------------------------------------------------------------
@@ -371,12 +369,10 @@ def _groups(
         count = key_words(request.seed).length if variant.seed else None
     labels = request.parameters.labels("parameters")
     ids = ids_of(request.parameters.names, labels, request.ids, owners)
-    moving = [
-        (variant.parameters[k] if variant.parameters else False, variant.size is not None) for k in range(len(sources))
-    ]
+    moving = variant.parameters or [False] * len(sources)
     pairs = [
-        (one_of(x, moves), one_of(y, moves_target))
-        for x, y, (moves, moves_target) in zip(sources, targets, moving, strict=True)
+        (one_of(x, moves), one_of(y, variant.size is not None))
+        for x, y, moves in zip(sources, targets, moving, strict=True)
     ]
     blocks: list[tuple[Block, ...]] = [(whole(x.shape),) for (x, _), _ in pairs]
     for k, held in enumerate(() if request.shards is None else request.shards.blocks):

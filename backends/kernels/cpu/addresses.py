@@ -87,8 +87,6 @@ def symbol(typingctx: Any, name: Any) -> Any:
 
     Code that refers to memory by name is the same in every process, and so can be cached on disk.
     """
-    if not isinstance(name, types.StringLiteral):
-        return None
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         known = builder.module.globals.get(name.literal_value)
@@ -101,8 +99,6 @@ def symbol(typingctx: Any, name: Any) -> Any:
 @intrinsic(prefer_literal=True)
 def c_string(typingctx: Any, text: Any) -> Any:
     """The address of a literal text, with a null character at its end."""
-    if not isinstance(text, types.StringLiteral):
-        return None
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.ptrtoint(context.insert_const_string(builder.module, text.literal_value), _WORD)

@@ -102,8 +102,6 @@ def prefetch(typingctx: Any, array: Any, index: Any, length: Any) -> Any:
 
     `length` is a literal, and the array has unit stride.
     """
-    if not isinstance(length, types.IntegerLiteral):
-        return None
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         word = ir.IntType(32)
@@ -128,8 +126,6 @@ def add_products(
     multiply-adds in the type of the factors. The second vector has the products of `v` and `y`. If `x` is None, its
     elements are 1. All arrays have unit stride.
     """
-    if not isinstance(lanes, types.IntegerLiteral) or not u.dtype == v.dtype == y.dtype:
-        return None
     count, index = lanes.literal_value, types.intp
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -259,8 +255,6 @@ def emit_array(context: Any, builder: Any, result: Any, data: Any, length: Any, 
 @intrinsic(prefer_literal=True)
 def stack_array(typingctx: Any, length: Any, dtype: Any) -> Any:
     """An uninitialised array of a literal `length` on the stack, valid until the function returns."""
-    if not isinstance(length, types.IntegerLiteral):
-        return None
     result = types.Array(dtype.dtype, 1, "C")
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -354,8 +348,6 @@ def call_entry(typingctx: Any, entry: Any, arguments: Any, index: Any) -> Any:
 @intrinsic(prefer_literal=True)
 def load_vector(typingctx: Any, array: Any, index: Any, lanes: Any) -> Any:
     """``array[index : index + lanes]`` as a vector. `array` has unit stride, and `lanes` is a literal."""
-    if not isinstance(lanes, types.IntegerLiteral):
-        return None
     result = Vector(array.dtype, lanes.literal_value)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -368,8 +360,6 @@ def load_vector(typingctx: Any, array: Any, index: Any, lanes: Any) -> Any:
 @intrinsic(prefer_literal=True)
 def load_vectors(typingctx: Any, array: Any, index: Any, lanes: Any, count: Any) -> Any:
     """A tuple of `count` adjacent vectors, as by `load_vector`. `count` is a literal."""
-    if not isinstance(lanes, types.IntegerLiteral) or not isinstance(count, types.IntegerLiteral):
-        return None
     result = types.UniTuple(Vector(array.dtype, lanes.literal_value), count.literal_value)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:

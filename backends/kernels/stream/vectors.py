@@ -122,8 +122,6 @@ def _negated(context: Any, builder: Any, sig: Any, args: Any) -> Any:
 @intrinsic(prefer_literal=True)
 def in_every_lane(typingctx: Any, numbers: Any, lanes: Any) -> Any:
     """For each number of a tuple, a vector that has it in every lane. `lanes` is a literal."""
-    if not isinstance(lanes, types.IntegerLiteral):
-        return None
     result = types.UniTuple(Vector(numbers.dtype, lanes.literal_value), numbers.count)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
