@@ -22,7 +22,7 @@ import numba
 from numba import types
 from numba.core import config
 from numba.core.codegen import JITCodeLibrary
-from numba.core.compiler import Compiler
+from numba.core.compiler import Compiler, CompileResult
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import CPUDispatcher
 from numba.core.serialize import dumps
@@ -182,7 +182,8 @@ def cached(function: Callable[..., Any], name: str, digest: str, *, allocates: b
     """
     options = {"nopython": True, "nogil": True, "_nrt": allocates, "no_cfunc_wrapper": True}
     dispatcher = _Dispatcher(_named(function, name), {}, options, _KernelCompiler)
-    dispatcher._cache = KernelCache(name, digest, _reduce, _rebuild, "cpu")
+    rebuild: Callable[..., Any] = lambda context, payload: CompileResult._rebuild(context, *payload)  # noqa: E731
+    dispatcher._cache = KernelCache(name, digest, CompileResult._reduce, rebuild, "cpu")
     return dispatcher
 
 
@@ -207,16 +208,6 @@ def function_address(signature: Any, function: Callable[..., Any], name: str, di
 
 
 _never_freed: list[Any] = []
-
-
-def _reduce(result: Any) -> Any:
-    return result._reduce()
-
-
-def _rebuild(target_context: Any, payload: Any) -> Any:
-    from numba.core.compiler import CompileResult
-
-    return CompileResult._rebuild(target_context, *payload)
 
 
 class KernelCache:

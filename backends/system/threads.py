@@ -1,4 +1,4 @@
-"""How many threads a call on the CPU may use (multisample/ENVIRONMENT.md), and threads for calls of Python functions.
+"""How many threads a call on the CPU may use (multisample/ENVIRONMENT.md).
 
 The package imports this module before its first call: a block of `threadpoolctl.threadpool_limits` limits only what
 threadpoolctl knows when the block begins.
@@ -6,24 +6,19 @@ threadpoolctl knows when the block begins.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import contextvars
 import functools
 import math
 import os
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
 
 STACK_SIZE = 1 << 20
 """Bytes of stack for a thread that draws. Kernels of float64 need a quarter of it."""
 
 # More threads than any system has.
 _MOST = 2**31 - 1
-
-_Task = TypeVar("_Task")
 
 # Variables of other libraries. joblib and Dask set them in their workers.
 _VARIABLES = ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS")
@@ -131,40 +126,3 @@ def _register_with_threadpoolctl() -> None:
 
 with contextlib.suppress(ImportError, AttributeError):  # Not installed, or older than 3.2.
     _register_with_threadpoolctl()
-
-
-def run_all(function: Callable[[_Task], None], tasks: Sequence[_Task], threads: int) -> None:
-    """Call `function` on every task, on this thread and up to ``threads - 1`` new ones. Returns when all are done.
-
-    If a task raises, no further task begins. The first exception is raised after all running tasks have ended.
-    No threads start if `threading.stack_size` gives them too little stack to draw.
-    """
-    if 0 < threading.stack_size() < STACK_SIZE:
-        threads = 1
-    waiting, errors = collections.deque(tasks), collections.deque[BaseException]()
-
-    def work() -> None:
-        try:
-            while True:
-                try:
-                    task = waiting.popleft()
-                except IndexError:
-                    return
-                function(task)
-        except BaseException as error:
-            waiting.clear()
-            errors.append(error)
-
-    helpers = [threading.Thread(target=work, daemon=True) for _ in range(min(threads, len(tasks)) - 1)]
-    try:
-        with contextlib.suppress(RuntimeError):  # No more threads can start: a limit, or the interpreter shuts down.
-            for helper in helpers:
-                helper.start()
-        work()
-    finally:
-        waiting.clear()
-        for helper in helpers:
-            if helper.is_alive():
-                helper.join()
-    if errors:
-        raise errors[0]

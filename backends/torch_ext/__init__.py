@@ -253,7 +253,7 @@ class TorchExtBackend:
             return None
         run, fail = self._runner(launch)
         functions = allocate, take, check_generator, run_in_python, stream, is_capturing, scratch, fail, thread_limit
-        plan: Callable[..., Any] = self.builtins.plan(pack(launch), run, mask, has_list, checks, matrix, functions, int)
+        plan: Callable[..., Any] = self.builtins.plan(pack(launch), run, mask, has_list, checks, matrix, functions)
         return plan
 
     def c_function(self, launch: Launch) -> int:

@@ -27,7 +27,7 @@ class Builtins:
     is_valid : callable
         ``is_valid(packed_launch)`` makes `Launcher.is_valid`.
     plan : callable
-        ``plan(packed_launch, run, mask, has_list, checks, matrix, functions, int)`` makes the run of a plan.
+        ``plan(packed_launch, run, mask, has_list, checks, matrix, functions)`` makes the run of a plan.
         `functions` are those of ``PlanFunction`` in C++: see `TorchExtBackend.compiled_plan`.
     tree : callable
         ``tree()`` makes the compiled `tree_of` of `multisample/_libraries/torch.py`, which returns None for uncommon
@@ -45,8 +45,8 @@ class Builtins:
 
         self.launch = builtin("launch", text, address, any_object, any_object)
         self.is_valid = builtin("is_valid", text)
-        self._key = builtin("key", *(any_object,) * 10)
-        self.plan = builtin("plan", text, address, ctypes.c_uint64, *(ctypes.c_int,) * 2, *(any_object,) * 3)
+        self._key = builtin("key", any_object)
+        self.plan = builtin("plan", text, address, ctypes.c_uint64, *(ctypes.c_int,) * 2, *(any_object,) * 2)
         self._addresses = builtin("addresses", any_object, any_object, ctypes.c_long)
         self.tree = builtin("tree")
 
@@ -54,10 +54,11 @@ class Builtins:
         """`Library.key` of `library`, which is PyTorch's; None if it misreads the tensors of this PyTorch."""
         import torch
 
-        builtin: Callable[..., Hashable] = self._key(
-            torch.Tensor, torch.nn.Parameter, int, float, library.signature, library.target_signature,
-            torch.Tensor.is_neg, library.state, library.questions, library.flags,
+        objects = (
+            torch.Tensor, torch.nn.Parameter, library.signature, library.target_signature, torch.Tensor.is_neg,
+            library.state, library.questions, library.flags,
         )  # fmt: skip
+        builtin: Callable[..., Hashable] = self._key(objects)
         example = torch.empty_strided((3, 2), (5, 7), dtype=torch.int16, device="cpu", requires_grad=False)
         key: Any = builtin(example, 0.0, None, 0, None, 0, 0)
         if not isinstance(key[0], bytes) or _SIGNATURE.unpack(key[0])[:6] != (2, 3, 2, 5, 7, _INT16):

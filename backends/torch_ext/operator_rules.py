@@ -74,13 +74,7 @@ def _fake_batch(
     mu: Any, sigma: Any, n: Any, keys: Any, *, dtype: Any = None, transposed: bool = False, **options: Any
 ) -> Any:
     d = mu.shape[-1]
-    for name, vector in (("mu", mu), ("sigma", sigma)):
-        torch._check(
-            vector.dim() in (1, 2) and vector.shape[-1] == d,
-            lambda name=name, vector=vector: (
-                f"multisample::sample_batch: {name} must have shape (d,) or (B, d), d being {d}, got {vector.shape}"
-            ),
-        )
+    _check_vectors("sample_batch", mu, sigma, d, batched=True)
     shape = (n, d) if transposed else (d, n)
     return mu.new_empty((keys.shape[0], *shape), dtype=dtype or _promoted(mu.dtype, sigma.dtype))
 
@@ -91,12 +85,13 @@ def _fake_batch_backward(grad: Any, keys: Any, *, transposed: bool = False, **op
     return grad.new_empty(shape, dtype=dtype), grad.new_empty(shape, dtype=dtype)
 
 
-def _check_vectors(operator: str, mu: Any, sigma: Any, d: Any) -> None:
+def _check_vectors(operator: str, mu: Any, sigma: Any, d: Any, batched: bool = False) -> None:
+    dims, shape = ((1, 2), "(d,) or (B, d)") if batched else ((1,), "(d,)")
     for name, vector in (("mu", mu), ("sigma", sigma)):
         torch._check(
-            vector.dim() == 1 and vector.shape[0] == d,
+            vector.dim() in dims and vector.shape[-1] == d,
             lambda name=name, vector=vector: (
-                f"multisample::{operator}: {name} must have shape (d,), d being {d}, got {vector.shape}"
+                f"multisample::{operator}: {name} must have shape {shape}, d being {d}, got {vector.shape}"
             ),
         )
 

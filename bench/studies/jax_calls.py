@@ -5,6 +5,8 @@ python -m bench.studies.jax_calls results.json [cpu] [cuda]
 `us` is the time of a call that is waited for. `queued us` is the time of each of several calls of which only the last
 is waited for: throughput, where the device takes longer than the host. Ratios are to "sample, jit".
 
+A population has 64 members of 2^20 parameters: "perturb" makes it in one call, "vmap" draws each by threefry.
+
 "normal" draws with threefry, "rbg" with JAX's generator of that name. "torch_ext" is a call with PyTorch tensors on the
 same GPU.
 """
@@ -64,5 +66,16 @@ def rows(platform: str) -> Rows:
                 yield {**row, "queued us": other["us"], "queued ratio": other["ratio"]}
 
 
+def population(platform: str) -> Rows:
+    with jax.default_device(jax.devices(platform)[0]):
+        p, keys = jnp.zeros(1 << 20), jax.random.split(jax.random.key(1), 64)
+        perturb = jax.jit(lambda p, keys: multisample.perturb(p, 0.1, seed=keys))
+        vmap = jax.jit(jax.vmap(lambda p, key: p + 0.1 * jax.random.normal(key, p.shape), (None, 0)))
+        calls: dict[str, Call] = {"perturb": lambda: wait(perturb(p, keys)), "vmap": lambda: wait(vmap(p, keys))}
+        yield from rows_of(f"{platform} population", on_host(calls, least=SECONDS), "perturb")
+
+
 if __name__ == "__main__":
-    main(__doc__ or "", {platform: functools.partial(rows, platform) for platform in SHAPES})
+    parts = {platform: functools.partial(rows, platform) for platform in SHAPES}
+    parts |= {f"{platform} population": functools.partial(population, platform) for platform in SHAPES}
+    main(__doc__ or "", parts)

@@ -42,8 +42,8 @@ from numba import carray, cfunc, njit
 
 from bench.report import results
 from bench.suites.machine import describe
-from multisample.backends.kernels.stream.normals import block_f32, block_f64
 from multisample.backends.kernels.stream.words import philox4x32_10, stream_key, word
+from multisample.numba import normals4, normals4_f64
 
 CLONED = "https://github.com/umontreal-simul/TestU01-2009"
 ORDERS = ("rows", "columns", "offsets", "normals", "normals_f32")
@@ -78,11 +78,11 @@ def fill(order: int, test: int, seed: int, first: int, out: Any) -> int:
                     out[size] = np.uint32(words[c]) * 2.0**-32
                     size += 1
         elif order == 3:
-            for z in block_f64(at, line, zero, zero, k0, k1):
+            for z in normals4_f64(seed, zero, line, at):
                 out[size] = phi(z)
                 size += 1
         else:
-            for x in block_f32(at, line, zero, zero, k0, k1):
+            for x in normals4(seed, zero, line, at):
                 bits = bits << np.uint64(20) | np.uint64(phi(np.float64(x)) * 2.0**20)
                 count += 20
                 if count >= 32:

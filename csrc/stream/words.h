@@ -17,12 +17,9 @@ constexpr u32 kKey0 = 0x6D756C74u, kKey1 = 0x73616D70u;
 // Key of the second block of words, which refines float32 to float64.
 constexpr u32 kFloat64Key = 0x66363474u;
 
-// `Word` is u32 or a SIMD vector of u32: a type with ^ and lane-wise functions wide_mul, high and low.
-template <class Word>
-struct WordsOf {
-  Word w0, w1, w2, w3;
+struct Words {
+  u32 w0, w1, w2, w3;
 };
-using Words = WordsOf<u32>;
 
 struct RoundKeys {
   u32 k0[10], k1[10];
@@ -40,53 +37,37 @@ MULTISAMPLE_HOST_FUNCTION u32 high(u64 x) { return static_cast<u32>(x >> 32); }
 MULTISAMPLE_HOST_FUNCTION u32 low(u64 x) { return static_cast<u32>(x); }
 MULTISAMPLE_HOST_FUNCTION u64 wide_mul(u32 a, u32 b) { return static_cast<u64>(a) * b; }
 
-// A parameter of type Word, excluded from template argument deduction.
-template <class Word>
-struct ExactlyType {
-  using Type = Word;
-};
-template <class Word>
-using Exactly = typename ExactlyType<Word>::Type;
-
 // The terms of rounds 1 to 3 that depend on the columns alone.
-template <class Word>
-struct ColumnPartOf {
-  Word into_c2_of_round_2, into_c0_of_round_3, into_c2_of_round_3, c3_of_round_3;
+struct ColumnPart {
+  u32 into_c2_of_round_2, into_c0_of_round_3, into_c2_of_round_3, c3_of_round_3;
 };
-using ColumnPart = ColumnPartOf<u32>;
 
 // The terms of rounds 1 and 2 that depend on the row alone. They are the same for both values of key1.
-template <class Word>
-struct RowPartOf {
-  Word into_c2_of_round_2, c3_of_round_2;
+struct RowPart {
+  u32 into_c2_of_round_2, c3_of_round_2;
 };
-using RowPart = RowPartOf<u32>;
 
-template <class Word = u32>
-MULTISAMPLE_HOST_FUNCTION RowPartOf<Word> row_part(Exactly<Word> i, u32 o0, const RoundKeys& keys) {
-  auto p = wide_mul(kMultiplier0, high(wide_mul(kMultiplier1, o0)) ^ i ^ keys.k0[0]);
+MULTISAMPLE_HOST_FUNCTION RowPart row_part(u32 i, u32 o0, const RoundKeys& keys) {
+  u64 p = wide_mul(kMultiplier0, high(wide_mul(kMultiplier1, o0)) ^ i ^ keys.k0[0]);
   return {high(p), low(p)};
 }
 
-template <class Word = u32>
-MULTISAMPLE_HOST_FUNCTION ColumnPartOf<Word> column_part(Exactly<Word> g, u32 o0, u32 o1, const RoundKeys& keys) {
-  auto p0 = wide_mul(kMultiplier0, g);
-  auto p1 = wide_mul(kMultiplier1, high(p0) ^ o1 ^ keys.k1[0]);
-  auto q0 = wide_mul(kMultiplier0, high(p1) ^ low(wide_mul(kMultiplier1, o0)) ^ keys.k0[1]);
+MULTISAMPLE_HOST_FUNCTION ColumnPart column_part(u32 g, u32 o0, u32 o1, const RoundKeys& keys) {
+  u64 p0 = wide_mul(kMultiplier0, g);
+  u64 p1 = wide_mul(kMultiplier1, high(p0) ^ o1 ^ keys.k1[0]);
+  u64 q0 = wide_mul(kMultiplier0, high(p1) ^ low(wide_mul(kMultiplier1, o0)) ^ keys.k0[1]);
   return {low(p0) ^ keys.k1[1], low(p1) ^ keys.k0[2], high(q0) ^ keys.k1[2], low(q0)};
 }
 
-template <class Word, class Row>
-MULTISAMPLE_HOST_FUNCTION WordsOf<Word> words(const ColumnPartOf<Word>& column, const RowPartOf<Row>& row,
-                                              const RoundKeys& keys) {
-  auto p1 = wide_mul(kMultiplier1, column.into_c2_of_round_2 ^ row.into_c2_of_round_2);
-  Word c0 = high(p1) ^ column.into_c0_of_round_3, c1 = low(p1);
-  Word c2 = column.into_c2_of_round_3 ^ row.c3_of_round_2, c3 = column.c3_of_round_3;
+MULTISAMPLE_HOST_FUNCTION Words words(const ColumnPart& column, const RowPart& row, const RoundKeys& keys) {
+  u64 p1 = wide_mul(kMultiplier1, column.into_c2_of_round_2 ^ row.into_c2_of_round_2);
+  u32 c0 = high(p1) ^ column.into_c0_of_round_3, c1 = low(p1);
+  u32 c2 = column.into_c2_of_round_3 ^ row.c3_of_round_2, c3 = column.c3_of_round_3;
 #ifdef __CUDA_ARCH__
 #pragma unroll
 #endif
   for (u32 r = 3; r < 10; ++r) {
-    auto q0 = wide_mul(kMultiplier0, c0), q1 = wide_mul(kMultiplier1, c2);
+    u64 q0 = wide_mul(kMultiplier0, c0), q1 = wide_mul(kMultiplier1, c2);
     c0 = high(q1) ^ c1 ^ keys.k0[r];
     c1 = low(q1);
     c2 = high(q0) ^ c3 ^ keys.k1[r];

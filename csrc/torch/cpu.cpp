@@ -66,41 +66,21 @@ MULTISAMPLE_EXPORT int multisample_is_valid_cpu(const multisample::Launch* call)
 
 // --- Builtin functions for Python: see torch/python_calls.h. Null if this process has no Python. ---
 
-MULTISAMPLE_EXPORT PyObject* multisample_python_key(PyObject* tensor_type, PyObject* parameter_type, PyObject* int_type,
-                                                    PyObject* float_type, PyObject* signature, PyObject* out_signature,
-                                                    PyObject* is_negative, PyObject* state, PyObject* questions,
-                                                    PyObject* flags) {
+MULTISAMPLE_EXPORT PyObject* multisample_python_key(PyObject* objects) {
   using namespace multisample::python;
-  return builtin<key>("key", [&] {
-    return new KeyState{Object::shared(tensor_type),
-                        Object::shared(parameter_type),
-                        Object::shared(int_type),
-                        Object::shared(float_type),
-                        Object::shared(signature),
-                        Object::shared(out_signature),
-                        Object::shared(is_negative),
-                        Object::shared(state),
-                        Object::shared(questions),
-                        Object::shared(flags),
-                        Object(PyUnicode_InternFromString("_cdata")),
-                        Object(PyUnicode_InternFromString("requires_grad"))};
-  });
+  return builtin<key>("key", [&] { return new KeyState{Object::shared(objects)}; });
 }
 
 MULTISAMPLE_EXPORT PyObject* multisample_python_addresses(PyObject* tensor_type, PyObject* parameter_type, long place) {
   using namespace multisample::python;
   return builtin<addresses>("addresses", [&] {
-    return new AddressesState{Object::shared(tensor_type), Object::shared(parameter_type),
-                              Object(PyUnicode_InternFromString("_cdata")), place};
+    return new AddressesState{Object::shared(tensor_type), Object::shared(parameter_type), place};
   });
 }
 
 MULTISAMPLE_EXPORT PyObject* multisample_python_tree() {
   using namespace multisample::python;
-  return builtin<tree>("tree", [] {
-    return new TreeState{Object(PyUnicode_InternFromString("_parameters")),
-                         Object(PyUnicode_InternFromString("_modules"))};
-  });
+  return builtin<tree>("tree", [] { return new NoState; });
 }
 
 MULTISAMPLE_EXPORT PyObject* multisample_python_launch(const multisample::Launch* call, multisample::python::Run run,
@@ -114,22 +94,15 @@ MULTISAMPLE_EXPORT PyObject* multisample_python_launch(const multisample::Launch
 // `matrix`. `functions` are those of `PlanFunction`.
 MULTISAMPLE_EXPORT PyObject* multisample_python_plan(const multisample::Launch* call, multisample::python::Run run,
                                                      multisample::u64 mask, int has_list, int checks, PyObject* matrix,
-                                                     PyObject* functions, PyObject* int_type) {
+                                                     PyObject* functions) {
   using namespace multisample::python;
   return builtin<run_plan>("run", [&] {
     const bool is_gradient = call->operation == multisample::kGradient;
     const Run is_valid = is_gradient || call->device >= 0 || checks == 0 ? nullptr : multisample_is_valid_cpu;
-    auto* const state = new PlanState{*call,
-                                      run,
-                                      is_valid,
-                                      mask,
-                                      has_list != 0,
-                                      Signature{},
-                                      Object::shared(functions),
-                                      Object::shared(int_type),
-                                      Object(PyUnicode_InternFromString("_cdata"))};
+    auto* const state =
+        new PlanState{*call, run, is_valid, mask, has_list != 0, Signature{}, Object::shared(functions)};
     if (is_gradient) {
-      TensorOf tensor(matrix, state->address.get());
+      TensorOf tensor(matrix);
       read_properties(tensor.handle(), &state->matrix);
     }
     return state;

@@ -55,6 +55,8 @@ PyObject* builtin(const char* name, const MakeState& make_state) {
   return PyCFunction_NewEx(&method, capsule.get(), nullptr);
 }
 
+struct NoState {};
+
 template <class State>
 State& state_of(PyObject* self) {
   return *static_cast<State*>(PyCapsule_GetPointer(self, nullptr));
@@ -63,9 +65,10 @@ State& state_of(PyObject* self) {
 // A tensor of Python. A handle is the address of an at::Tensor, which is one pointer to the implementation.
 class TensorOf {
  public:
-  // `address` is the string "_cdata". Sets a Python error if there is no such attribute.
-  TensorOf(PyObject* tensor, PyObject* address) {
-    const Object number(PyObject_GetAttr(tensor, address));
+  // Sets a Python error if the object has no address.
+  explicit TensorOf(PyObject* tensor) {
+    static PyObject* const name = PyUnicode_InternFromString("_cdata");
+    const Object number(PyObject_GetAttr(tensor, name));
     if (number.get() != nullptr) implementation_ = PyLong_AsUnsignedLong(number.get());
   }
   // `place` is where the implementation's address is in the object.
@@ -116,38 +119,42 @@ inline bool read_properties(AtenTensorHandle handle, Signature* signature) {
 }
 
 struct KeyState {
-  Object tensor_type, parameter_type, int_type, float_type;
-  Object signature;               // Python function for the signature of any tensor
-  Object out_signature;           // Python function for the signature of `out`
-  Object is_negative;             // torch.Tensor.is_neg
-  Object state;                   // Python function for the state of PyTorch
-  Object questions;               // functions that return false values in the usual state
-  Object flags;                   // triples: a module's dict, a variable's name, and its value in the usual state
-  Object address, requires_grad;  // names of attributes
+  Object objects;  // a tuple of the objects below
+  PyObject* const tensor_type = item(0);
+  PyObject* const parameter_type = item(1);
+  PyObject* const signature = item(2);      // Python function for the signature of any tensor
+  PyObject* const out_signature = item(3);  // Python function for the signature of `out`
+  PyObject* const is_negative = item(4);    // torch.Tensor.is_neg
+  PyObject* const state = item(5);          // Python function for the state of PyTorch
+  PyObject* const questions = item(6);      // functions that return false values in the usual state
+  PyObject* const flags = item(7);          // triples: a module's dict, a variable's name, its value in the usual state
+
+  PyObject* item(long k) const { return PyTuple_GetItem(objects.get(), k); }
 };
 
 // The state of PyTorch that a plan depends on, or null with a Python error. In the usual state it is the grad mode.
 inline PyObject* current_state(const KeyState& state) {
   bool is_usual = true;
-  for (long k = 0, count = PySequence_Size(state.questions.get()); is_usual && k < count; ++k) {
-    const Object answer(PyObject_CallNoArgs(PyTuple_GetItem(state.questions.get(), k)));
+  for (long k = 0, count = PySequence_Size(state.questions); is_usual && k < count; ++k) {
+    const Object answer(PyObject_CallNoArgs(PyTuple_GetItem(state.questions, k)));
     if (answer.get() == nullptr) return nullptr;
     is_usual = PyObject_IsTrue(answer.get()) == 0;
   }
-  for (long k = 0, count = PySequence_Size(state.flags.get()); is_usual && k < count; ++k) {
-    PyObject* const flag = PyTuple_GetItem(state.flags.get(), k);
+  for (long k = 0, count = PySequence_Size(state.flags); is_usual && k < count; ++k) {
+    PyObject* const flag = PyTuple_GetItem(state.flags, k);
     is_usual = PyDict_GetItemWithError(PyTuple_GetItem(flag, 0), PyTuple_GetItem(flag, 1)) == PyTuple_GetItem(flag, 2);
   }
   if (is_usual) return PyBool_FromLong(aoti_torch_grad_mode_is_enabled());
-  return PyObject_CallNoArgs(state.state.get());
+  return PyObject_CallNoArgs(state.state);
 }
 
 // Returns false if it cannot read the signature. Then a Python error is set, or the caller asks the Python function.
 inline bool read_signature(const KeyState& state, PyObject* tensor, Signature* signature) {
-  TensorOf read(tensor, state.address.get());
+  TensorOf read(tensor);
   if (PyErr_Occurred() != nullptr || !read_properties(read.handle(), signature)) return false;
-  const Object requires_grad(PyObject_GetAttr(tensor, state.requires_grad.get()));
-  const Object is_negative(PyObject_CallFunctionObjArgs(state.is_negative.get(), tensor, nullptr));
+  static PyObject* const name = PyUnicode_InternFromString("requires_grad");
+  const Object requires_grad(PyObject_GetAttr(tensor, name));
+  const Object is_negative(PyObject_CallFunctionObjArgs(state.is_negative, tensor, nullptr));
   if (requires_grad.get() == nullptr || is_negative.get() == nullptr) return false;
   signature->requires_grad = PyObject_IsTrue(requires_grad.get()) == 1;
   signature->is_negative = PyObject_IsTrue(is_negative.get()) == 1;
@@ -155,15 +162,15 @@ inline bool read_signature(const KeyState& state, PyObject* tensor, Signature* s
 }
 
 inline PyObject* signature_of(const KeyState& state, PyObject* x, PyObject* type) {
-  if (type == state.int_type.get() || type == state.float_type.get()) return Object::new_reference(&_Py_NoneStruct);
-  if (type == state.tensor_type.get() || type == state.parameter_type.get()) {
+  if (type == &PyLong_Type || type == &PyFloat_Type) return Object::new_reference(&_Py_NoneStruct);
+  if (type == state.tensor_type || type == state.parameter_type) {
     Signature signature{};
     if (read_signature(state, x, &signature)) {
       return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(&signature), sizeof(signature));
     }
     if (PyErr_Occurred() != nullptr) return nullptr;
   }
-  return PyObject_CallFunctionObjArgs(state.signature.get(), x, nullptr);
+  return PyObject_CallFunctionObjArgs(state.signature, x, nullptr);
 }
 
 // key(mu, sigma, out, seed, generator, dim_offset, sample_offset, *options): a tuple of the signatures of mu, sigma and
@@ -175,7 +182,7 @@ inline PyObject* key(PyObject* self, PyObject* const* args, long count) {
   Object current(current_state(state));
   if (count == 0 || current.get() == nullptr || current.get() == &_Py_NoneStruct) return current.release();
   const Object seed_type(PyObject_Type(args[kSeed]));
-  const bool has_tensor = seed_type.get() == state.tensor_type.get();
+  const bool has_tensor = seed_type.get() == state.tensor_type;
   const long last = 3 + kTyped + 2 * (count - kTyped) + has_tensor;
   Object result(PyTuple_New(last + 1));
   if (result.get() == nullptr) return nullptr;
@@ -191,9 +198,8 @@ inline PyObject* key(PyObject* self, PyObject* const* args, long count) {
     if (k >= kTyped) PyTuple_SetItem(result.get(), 3 + count + k - kTyped, Object::new_reference(args[k]));
   }
   PyObject* const out = args[2];
-  PyObject* const target = out == &_Py_NoneStruct
-                               ? Object::new_reference(out)
-                               : PyObject_CallFunctionObjArgs(state.out_signature.get(), out, nullptr);
+  PyObject* const target = out == &_Py_NoneStruct ? Object::new_reference(out)
+                                                  : PyObject_CallFunctionObjArgs(state.out_signature, out, nullptr);
   if (target == nullptr) return nullptr;
   PyTuple_SetItem(result.get(), 2, target);
   return result.release();
@@ -203,8 +209,7 @@ inline PyObject* key(PyObject* self, PyObject* const* args, long count) {
 
 struct AddressesState {
   Object tensor_type, parameter_type;
-  Object address;  // the name "_cdata"
-  long place;      // of the implementation's address in a Python object, or 0 if unknown
+  long place;  // of the implementation's address in a Python object, or 0 if unknown
 };
 
 // addresses(tensors): the data pointers of the tensors, packed as bytes; None if a tensor is of another subclass than
@@ -221,8 +226,7 @@ inline PyObject* addresses(PyObject* self, PyObject* const* args, long) {
       return Object::new_reference(&_Py_NoneStruct);
     }
     // Reading the attribute takes ten times as long as the rest of the loop.
-    TensorOf read =
-        state.place != 0 ? TensorOf(tensor.get(), state.place) : TensorOf(tensor.get(), state.address.get());
+    TensorOf read = state.place != 0 ? TensorOf(tensor.get(), state.place) : TensorOf(tensor.get());
     if (state.place == 0 && PyErr_Occurred() != nullptr) return nullptr;
     int64_t* sizes = nullptr;
     if (aoti_torch_get_sizes(read.handle(), &sizes) != 0) return Object::new_reference(&_Py_NoneStruct);
@@ -234,10 +238,6 @@ inline PyObject* addresses(PyObject* self, PyObject* const* args, long) {
 }
 
 // --- Modules ----------------------------------------------------------------------------------------------------
-
-struct TreeState {
-  Object parameters, modules;  // the names "_parameters" and "_modules"
-};
 
 // What `add_tree` has found so far.
 struct Tree {
@@ -264,22 +264,23 @@ bool add_entries(PyObject* owner, PyObject* container_name, Tree* tree, const Ad
 }
 
 // Adds a module and its descendants, in the order of Module.named_parameters.
-inline bool add_tree(const TreeState& state, PyObject* module, Tree* tree) {
+inline bool add_tree(PyObject* module, Tree* tree) {
+  static PyObject* const parameters = PyUnicode_InternFromString("_parameters");
+  static PyObject* const modules = PyUnicode_InternFromString("_modules");
   if (Py_EnterRecursiveCall(" in a module") != 0) return false;  // A module may contain itself.
   const bool is_added =
       tree->add_item(Object(PyObject_Type(module)).get()) &&
-      add_entries(module, state.parameters.get(), tree,
-                  [&](PyObject* x) { return PyList_Append(tree->tensors.get(), x) == 0; }) &&
-      add_entries(module, state.modules.get(), tree, [&](PyObject* child) { return add_tree(state, child, tree); });
+      add_entries(module, parameters, tree, [&](PyObject* x) { return PyList_Append(tree->tensors.get(), x) == 0; }) &&
+      add_entries(module, modules, tree, [&](PyObject* child) { return add_tree(child, tree); });
   Py_LeaveRecursiveCall();
   return is_added;
 }
 
 // tree(module): `tree_of` of multisample/_libraries/torch.py; None if a module has other containers than plain dicts.
-inline PyObject* tree(PyObject* self, PyObject* const* args, long) {
+inline PyObject* tree(PyObject*, PyObject* const* args, long) {
   Tree found{Object(PyList_New(0)), Object(PyList_New(0))};
   if (found.items.get() == nullptr || found.tensors.get() == nullptr) return nullptr;
-  if (!add_tree(state_of<TreeState>(self), args[0], &found)) {
+  if (!add_tree(args[0], &found)) {
     return PyErr_Occurred() != nullptr ? nullptr : Object::new_reference(&_Py_NoneStruct);
   }
   Object result(PyTuple_New(2));
@@ -387,12 +388,11 @@ enum PlanFunction : long {
 
 struct PlanState {
   Launch call;
-  Run run, is_valid;         // `is_valid` is null if values are not checked
-  u64 mask;                  // the bits that are 0 in the address of a vector
-  bool has_list;             // whether the seed is in a list
-  Signature matrix;          // of a gradient's operand
-  Object functions;          // a tuple
-  Object int_type, address;  // the type, and the name "_cdata"
+  Run run, is_valid;  // `is_valid` is null if values are not checked
+  u64 mask;           // the bits that are 0 in the address of a vector
+  bool has_list;      // whether the seed is in a list
+  Signature matrix;   // of a gradient's operand
+  Object functions;   // a tuple
 
   // Null for None.
   PyObject* function(PlanFunction which) const {
@@ -423,7 +423,7 @@ inline bool read_operands(const PlanState& state, PyObject* const* args, Launch*
   if (!read_word(args[6], kMaxRows - state.call.rows, &call->first_row)) return false;
   if (!read_word(args[7], kMaxColumns - state.call.columns, &call->first_column)) return false;
   if (call->operation == kGradient) {
-    TensorOf tensor(matrix, state.address.get());
+    TensorOf tensor(matrix);
     Signature signature{};
     if (PyErr_Occurred() != nullptr || !read_properties(tensor.handle(), &signature)) return false;
     if (!(signature == state.matrix) || PyTuple_GetItem(seed, 2) != &_Py_NoneStruct) return false;
@@ -433,16 +433,16 @@ inline bool read_operands(const PlanState& state, PyObject* const* args, Launch*
   }
   if (matrix != &_Py_NoneStruct) return false;
   if (call->batch > 0) {  // A tensor of seeds on the device.
-    call->seed_at = static_cast<const u64*>(TensorOf(seed, state.address.get()).data());
+    call->seed_at = static_cast<const u64*>(TensorOf(seed).data());
     if (call->seed_at == nullptr) return false;
   } else if (seed != &_Py_NoneStruct) {
     const Object word(state.has_list ? PySequence_GetItem(seed, 0) : Object::new_reference(seed));
     if (word.get() == nullptr) return false;
     const Object type(PyObject_Type(word.get()));
-    if (type.get() != state.int_type.get() || !read_word(word.get(), ~u64{0}, &call->seed)) return false;
+    if (type.get() != &PyLong_Type || !read_word(word.get(), ~u64{0}, &call->seed)) return false;
   }
-  call->mu.data = TensorOf(args[0], state.address.get()).data();
-  call->sigma.data = TensorOf(args[1], state.address.get()).data();
+  call->mu.data = TensorOf(args[0]).data();
+  call->sigma.data = TensorOf(args[1]).data();
   return call->mu.data != nullptr && call->sigma.data != nullptr &&
          ((reinterpret_cast<u64>(call->mu.data) | reinterpret_cast<u64>(call->sigma.data)) & state.mask) == 0;
 }
@@ -472,7 +472,7 @@ inline PyObject* take_words(const PlanState& state, PyObject* generator, Launch*
 inline PyObject* allocate_result(const PlanState& state, void** at) {
   Object result(state.call_function(kAllocate, &_Py_NoneStruct));
   if (result.get() == nullptr) return nullptr;
-  *at = TensorOf(result.get(), state.address.get()).data();
+  *at = TensorOf(result.get()).data();
   return PyErr_Occurred() == nullptr ? result.release() : nullptr;
 }
 
@@ -517,7 +517,7 @@ inline PyObject* run_plan(PyObject* self, PyObject* const* args, long) {
   const Object scratch(has_scratch ? state.call_function(kScratch, args[7]) : nullptr);
   if (has_scratch && scratch.get() == nullptr) return nullptr;
   if (has_scratch && scratch.get() != &_Py_NoneStruct) {
-    call.scratch = static_cast<double*>(TensorOf(scratch.get(), state.address.get()).data());
+    call.scratch = static_cast<double*>(TensorOf(scratch.get()).data());
     if (PyErr_Occurred() != nullptr) return nullptr;
   }
   if (!set_threads(&call, state.function(kThreadLimit))) return nullptr;

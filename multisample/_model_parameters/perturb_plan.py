@@ -25,7 +25,7 @@ from .._arguments import check_flag
 from .._backends import choose, known_backend
 from .._checks.coefficients import TRANSFORMED, Coefficients, TransformedError, check_coefficients, read_coefficients
 from .._checks.operands import check_alignment, check_unwritten, ranges_of
-from .._libraries import Device, Library, as_base_class, described, library_of
+from .._libraries import Device, Library, Operand, as_base_class, described, library_of
 from .._libraries.library import NOUNS
 from .._libraries.numpy import cached_dtype
 from .._operations import ROWS
@@ -201,14 +201,12 @@ def _results_without_values(request: Request) -> Sequence[Any]:
     ids_of(parameters.names, parameters.labels("parameters"), request.ids, owners)
     if out is not None:
         return out.arrays
-    size, batched = request.variant.size, request.variant.parameters
     made = {}
     for k in set(owners):
         x = parameters.arrays[k]
-        shape = x.shape if size is None or (batched and batched[k]) else (size, *x.shape)
-        made[k] = x.new_empty(shape)
+        made[k] = x.new_empty(request.variant.shape_of(k, x.shape))
     results, record = [made[k] for k in owners], request.library.recorder(parameters.arrays)
-    return results if record is None else record(results, parameters.arrays, None, size)
+    return results if record is None else record(results, parameters.arrays, None, request.variant.size)
 
 
 # --- Plans --------------------------------------------------------------------------------------------------------
@@ -230,7 +228,7 @@ def _planned(request: Request, memory: Memory, ties: Ties) -> Callable[..., Sequ
         "seed": library.describe("seed", request.seed) if variant.seed not in (None, "words") else None,
         "member": library.describe("member", request.member) if variant.member not in (None, "rows") else None,
     }
-    ranges, groups = ranges_of(targets), _groups(request, memory, ties)
+    ranges, groups = ranges_of(targets), _groups(request, memory, ties, given_on_device)
     on_host = [name for name, form in (("seed", variant.seed), ("member", variant.member)) if form in ("words", "rows")]
     # Tied parameters share a result.
     makers = {k: library.allocator(targets[k].shape, sources[k].dtype, sources[k].device) for k in set(owners)}
@@ -359,7 +357,9 @@ class _Group(NamedTuple):
     """See `words_reader`; None if all words are integers."""
 
 
-def _groups(request: Request, memory: Memory, ties: Ties) -> list[_Group]:
+def _groups(
+    request: Request, memory: Memory, ties: Ties, given_on_device: dict[str, Operand | None]
+) -> list[_Group]:  # fmt: skip
     """The launches of a plan; TypeError or ValueError if ids, devices or the backend are wrong."""
     (sources, targets), (owners, written), library, variant = memory, ties, request.library, request.variant
     length, on_host, vector, _ = request.coefficients
@@ -369,12 +369,10 @@ def _groups(request: Request, memory: Memory, ties: Ties) -> list[_Group]:
         count = key_words(request.seed).length if variant.seed else None
     labels = request.parameters.labels("parameters")
     ids = ids_of(request.parameters.names, labels, request.ids, owners)
-    moving = [
-        (variant.parameters[k] if variant.parameters else False, variant.size is not None) for k in range(len(sources))
-    ]
+    moving = variant.parameters or [False] * len(sources)
     pairs = [
-        (one_of(x, moves), one_of(y, moves_target))
-        for x, y, (moves, moves_target) in zip(sources, targets, moving, strict=True)
+        (one_of(x, moves), one_of(y, variant.size is not None))
+        for x, y, moves in zip(sources, targets, moving, strict=True)
     ]
     blocks: list[tuple[Block, ...]] = [(whole(x.shape),) for (x, _), _ in pairs]
     for k, held in enumerate(() if request.shards is None else request.shards.blocks):
@@ -388,22 +386,10 @@ def _groups(request: Request, memory: Memory, ties: Ties) -> list[_Group]:
     if not members:  # All arrays are empty.
         return []
     first = next(iter(devices))
-    for name, where in (
-        ("coefficients", None if vector is None else vector.device),
-        (
-            "seed",
-            None if variant.seed in (None, "words") else library_of("seed", request.seed).device("seed", request.seed),
-        ),
-        (
-            "member",
-            None
-            if variant.member in (None, "rows")
-            else library_of("member", request.member).device("member", request.member),
-        ),
-    ):
-        if where is not None and devices - {where}:
+    for name, operand in given_on_device.items():
+        if operand is not None and devices - {operand.device}:
             accepted = "the host" if len(devices) > 1 else f"the host or on {first}"
-            raise ValueError(f"{name}: expected values on {accepted}, got them on {where}")
+            raise ValueError(f"{name}: expected values on {accepted}, got them on {operand.device}")
     fields: dict[str, Any] = {"rows": length, "fast_math": bool(request.fast_math)}
     if variant.size is not None:
         fields |= {"batch": variant.size, "origin_in_memory": True}
@@ -424,9 +410,9 @@ def _groups(request: Request, memory: Memory, ties: Ties) -> list[_Group]:
             f"member: expected integers on the host, or {NOUNS[library.name]}, got {described(request.member)}"
         )
     if variant.member:
-        fields |= {"origin_step": 8, "origin_in_memory": True}
-        if variant.member != "rows":
-            fields["origin_step"] = library.describe("member", request.member).strides[0]
+        members_on_device = given_on_device["member"]
+        step = 8 if members_on_device is None else members_on_device.strides[0]
+        fields |= {"origin_step": step, "origin_in_memory": True}
     groups = []
     for (device, dtype), arrays in members.items():
         backend = choose(request.backend, library.name, device.kind)

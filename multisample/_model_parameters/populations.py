@@ -46,6 +46,12 @@ class Variant(NamedTuple):
     has_coefficients: bool = False
     """Whether coefficients have the axis of the population."""
 
+    def shape_of(self, k: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of result k, for a parameter of this shape."""
+        if self.size is None or (self.parameters and self.parameters[k]):
+            return shape
+        return self.size, *shape
+
 
 PLAIN, DECAYED = Variant(), Variant(has_decay=True)
 

@@ -40,12 +40,7 @@ def memory_of(parameters: Structure, out: Structure | None, library: Library, va
     sources = [
         _described(name, library, x) for name, x in zip(parameters.labels("parameters"), parameters.arrays, strict=True)
     ]
-    shapes = [x.shape for x in sources]
-    if variant.size is not None:
-        shapes = [
-            x.shape if variant.parameters and variant.parameters[k] else (variant.size, *x.shape)
-            for k, x in enumerate(sources)
-        ]
+    shapes = [variant.shape_of(k, x.shape) for k, x in enumerate(sources)]
     if out is None:
         strides = [tuple(item_size(x.dtype) * s for s in steps_of(y)) for x, y in zip(sources, shapes, strict=True)]
         every = zip(sources, shapes, strides, strict=True)
@@ -57,14 +52,12 @@ def memory_of(parameters: Structure, out: Structure | None, library: Library, va
             target = library.describe("out", array)
         except (TypeError, ValueError) as error:
             raise type(error)(str(error).replace("out:", f"{name}:", 1)) from None
-        for what in ("shape", "dtype", "device"):
-            expected, found = getattr(sources[k], what), getattr(target, what)
-            if what == "shape" and found != shapes[k] != expected:
-                raise ValueError(f"{name}: expected shape {shapes[k]} for a population of {variant.size}, got {found}")
-            if (expected != found and what != "shape") or (what == "shape" and found != shapes[k]):
-                raise ValueError(
-                    f"{name}: expected {what} {expected}, as {parameters.label('parameters', k)} has, got {found}"
-                )
+        for what, expected in (("shape", shapes[k]), ("dtype", sources[k].dtype), ("device", sources[k].device)):
+            if (found := getattr(target, what)) != expected:
+                reason = f", as {parameters.label('parameters', k)} has"
+                if what == "shape" and expected != sources[k].shape:
+                    reason = f" for a population of {variant.size}"
+                raise ValueError(f"{name}: expected {what} {expected}{reason}, got {found}")
         size = item_size(target.dtype)
         if any(stride % size for stride in target.strides):
             raise ValueError(f"{name}: expected strides of whole elements, {size} bytes, got {target.strides}")

@@ -36,9 +36,7 @@ if TYPE_CHECKING:
 
     Seed: TypeAlias = SupportsIndex | Sequence[SupportsIndex] | AnyArray
 
-    class CEMOptions(TypedDict, total=False):
-        """The options that all overloads share. `backend` is not among them, since it decides the result's library."""
-
+    class _SearchOptions(TypedDict, total=False):
         elite_frac: Number
         smoothing: Number
         noise_floor: Number | AnyArray | Callable[[int], Any]
@@ -49,12 +47,31 @@ if TYPE_CHECKING:
         antithetic: bool
         fast_math: bool
 
-    class MinimizeOptions(CEMOptions, total=False):
+    class HostOptions(_SearchOptions, total=False):
+        """Options of a search whose samples are NumPy arrays."""
+
+        backend: HostBackend
+
+    class Options(_SearchOptions, total=False):
+        """Options of other searches."""
+
+        backend: str
+
+    class _Run(TypedDict, total=False):
         iterations: SupportsIndex
         callback: Callable[[CEM[Any]], Any] | None
         check_every: SupportsIndex | None
         executor: Executor | None
         tasks: SupportsIndex | None
+
+    class HostRunOptions(HostOptions, _Run, total=False):
+        """Options of `minimize` with NumPy arrays."""
+
+    class RunOptions(Options, _Run, total=False):
+        """Options of `minimize` with other arrays."""
+
+    HostMean: TypeAlias = HostVector | Number
+    Scored: TypeAlias = Callable[[T], Any]
 
 
 _NOTHING = np.array([math.nan] * (len(COLUMNS) - 1) + [0.0])
@@ -175,43 +192,19 @@ class CEM(Generic[ArrayT]):
 
     @overload
     def __init__(
-        self: CEM[OwnArray],
-        mu: OwnArray | float,
-        sigma: OwnArray | float,
-        n: SupportsIndex,
-        *,
-        backend: str = ...,
-        **options: Unpack[CEMOptions],
+        self: CEM[OwnArray], mu: OwnArray | float, sigma: OwnArray | float, n: SupportsIndex, **options: Unpack[Options]
     ) -> None: ...
     @overload
     def __init__(
-        self: CEM[T],
-        mu: Tensor[T] | float,
-        sigma: Tensor[T] | float,
-        n: SupportsIndex,
-        *,
-        backend: str = ...,
-        **options: Unpack[CEMOptions],
+        self: CEM[T], mu: Tensor[T] | float, sigma: Tensor[T] | float, n: SupportsIndex, **options: Unpack[Options]
     ) -> None: ...
     @overload
     def __init__(
-        self: CEM[HostArray],
-        mu: HostVector | Number,
-        sigma: HostVector | Number,
-        n: SupportsIndex,
-        *,
-        backend: HostBackend = ...,
-        **options: Unpack[CEMOptions],
+        self: CEM[HostArray], mu: HostMean, sigma: HostMean, n: SupportsIndex, **options: Unpack[HostOptions]
     ) -> None: ...
     @overload
     def __init__(
-        self: CEM[Any],
-        mu: HostVector | Number,
-        sigma: HostVector | Number,
-        n: SupportsIndex,
-        *,
-        backend: str,
-        **options: Unpack[CEMOptions],
+        self: CEM[Any], mu: HostMean, sigma: HostMean, n: SupportsIndex, **options: Unpack[Options]
     ) -> None: ...
     def __init__(
         self,
@@ -666,43 +659,19 @@ class CEM(Generic[ArrayT]):
 # The overloads overlap in calls with two numbers, which raise.
 @overload
 def minimize(
-    f: Callable[[OwnArray], Any],
-    mu: OwnArray | float,
-    sigma: OwnArray | float,
-    n: SupportsIndex,
-    *,
-    backend: str = ...,
-    **options: Unpack[MinimizeOptions],
+    f: Scored[OwnArray], mu: OwnArray | float, sigma: OwnArray | float, n: SupportsIndex, **options: Unpack[RunOptions]
 ) -> Result[OwnArray]: ...
 @overload
 def minimize(  # type: ignore[overload-overlap]
-    f: Callable[[T], Any],
-    mu: Tensor[T] | float,
-    sigma: Tensor[T] | float,
-    n: SupportsIndex,
-    *,
-    backend: str = ...,
-    **options: Unpack[MinimizeOptions],
+    f: Scored[T], mu: Tensor[T] | float, sigma: Tensor[T] | float, n: SupportsIndex, **options: Unpack[RunOptions]
 ) -> Result[T]: ...
 @overload
 def minimize(
-    f: Callable[[HostArray], Any],
-    mu: HostVector | Number,
-    sigma: HostVector | Number,
-    n: SupportsIndex,
-    *,
-    backend: HostBackend = ...,
-    **options: Unpack[MinimizeOptions],
+    f: Scored[HostArray], mu: HostMean, sigma: HostMean, n: SupportsIndex, **options: Unpack[HostRunOptions]
 ) -> Result[HostArray]: ...
 @overload
 def minimize(
-    f: Callable[[Any], Any],
-    mu: HostVector | Number,
-    sigma: HostVector | Number,
-    n: SupportsIndex,
-    *,
-    backend: str,
-    **options: Unpack[MinimizeOptions],
+    f: Scored[Any], mu: HostMean, sigma: HostMean, n: SupportsIndex, **options: Unpack[RunOptions]
 ) -> Result[Any]: ...
 def minimize(
     f: Callable[[Any], Any],

@@ -96,12 +96,11 @@ def control(
     """Fly to the goal, with `rollouts` sequences for each control step; returns x and y after each, in metres.
 
     With device "cpu", Numba compiles the kernels for the CPU, and with "numba" for a GPU. With "cuda", they are CUDA
-    C++, which supports `fast_math`. With "arrays", the accelerations are an array.
+    C++, which supports `fast_math`. With "arrays", the accelerations are an array, for rollouts that cannot draw in a
+    kernel, such as those of a learned model.
     """
-    if device == "arrays":
-        return control_by_arrays(steps, rollouts, seed)
     library: Any = np
-    if device != "cpu":
+    if device in ("numba", "cuda"):
         import cupy
 
         library = cupy
@@ -113,29 +112,20 @@ def control(
     positions = []
     for _ in range(steps):
         key = generator.take()
-        costs = costs_of(plan, sigma, state[:4], rollouts, key, device, fast_math)
-        weights = library.exp((costs.min() - costs) / TEMPERATURE)
-        (plan,) = multisample.weighted_moments(
-            weights / weights.sum(), plan, sigma, order=1, seed=key, fast_math=fast_math
-        )
+        if device == "arrays":
+            controls = multisample.sample(plan.reshape(STEPS, 2), ACCELERATION, rollouts, seed=key, layout="nd")
+            costs = costs_of_controls(controls, state)
+        else:
+            costs = costs_of(plan, sigma, state[:4], rollouts, key, device, fast_math)
+        weights = library.exp((costs.min() - costs) / np.float32(TEMPERATURE))
+        weights /= weights.sum()
+        if device == "arrays":
+            plan = np.tensordot(weights, controls, 1).reshape(-1)
+        else:
+            (plan,) = multisample.weighted_moments(weights, plan, sigma, order=1, seed=key, fast_math=fast_math)
         a, b = (float(x) for x in plan[:2])
         state = np.array(moved((*state[:4], np.float32(0)), np.float32(a), np.float32(b)), np.float32)
         plan = library.concatenate([plan[2:], library.zeros(2, np.float32)])
-        positions.append((float(state[0]), float(state[1])))
-    return positions
-
-
-def control_by_arrays(steps: int, rollouts: int, seed: int) -> list[tuple[float, float]]:
-    """`control` with an array of accelerations, for rollouts that cannot draw in a kernel, such as a learned model."""
-    plan, sigma = np.zeros((STEPS, 2), np.float32), np.full(2, ACCELERATION, np.float32)
-    generator, state, positions = multisample.Generator(seed), np.array(START, np.float32), []
-    for _ in range(steps):
-        controls = multisample.sample(plan, sigma, rollouts, generator=generator, layout="nd")
-        costs = costs_of_controls(controls, state)
-        weights = np.exp((costs.min() - costs) / np.float32(TEMPERATURE))
-        plan = np.tensordot(weights / weights.sum(), controls, 1)
-        state = np.array(moved((*state, np.float32(0)), *plan[0])[:4], np.float32)
-        plan = np.concatenate([plan[1:], np.zeros((1, 2), np.float32)])
         positions.append((float(state[0]), float(state[1])))
     return positions
 

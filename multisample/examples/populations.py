@@ -12,8 +12,7 @@ python -m multisample examples populations --library jax       # JAX, also with 
 from __future__ import annotations
 
 import importlib.util
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -75,21 +74,24 @@ def network() -> Any:
     return {name: (draw.normal(size=shape) / 2).astype(np.float32) for name, shape in shapes.items()}
 
 
+def loss_of(p: Any) -> Any:
+    """The loss of the network with these parameters, in operations of JAX."""
+    import jax.numpy as jnp
+
+    x, y = problem()
+    return ((jnp.tanh(x @ p["w1"] + p["b1"]) @ p["w2"] + p["b2"] - y) ** 2).mean()
+
+
 def train_jax(steps: int = 200, seed: int = 7) -> list[float]:
     """The loss before each step, of a jitted scan in which each member has a JAX key of its own."""
     import jax
     import jax.numpy as jnp
 
-    x, y = problem()
-
-    def loss(p: Any) -> Any:
-        return ((jnp.tanh(x @ p["w1"] + p["b1"]) @ p["w2"] + p["b2"] - y) ** 2).mean()
-
     def step(p: Any, key: Any) -> Any:
         keys = jax.random.split(key, MEMBERS)
         members = multisample.perturb(p, SIGMA, seed=keys)
-        coefficients = coefficients_of(jax.vmap(loss)(members))
-        return multisample.perturb(p, coefficients, seed=keys, decay={"w1": DECAY, "w2": DECAY}), loss(p)
+        coefficients = coefficients_of(jax.vmap(loss_of)(members))
+        return multisample.perturb(p, coefficients, seed=keys, decay={"w1": DECAY, "w2": DECAY}), loss_of(p)
 
     keys = jax.random.split(jax.random.key(seed), steps)
     _, losses = jax.jit(lambda p: jax.lax.scan(step, p, keys))(jax.tree.map(jnp.asarray, network()))
@@ -133,11 +135,6 @@ def train_evosax(steps: int = 200, seed: int = 7) -> list[float]:
     import jax.numpy as jnp
     import optax
 
-    x, y = problem()
-
-    def loss(p: Any) -> Any:
-        return ((jnp.tanh(x @ p["w1"] + p["b1"]) @ p["w2"] + p["b2"] - y) ** 2).mean()
-
     solution = jax.tree.map(jnp.asarray, network())
     strategy = open_es(
         MEMBERS, solution, optimizer=optax.sgd(RATE * 12**0.5), std_schedule=optax.constant_schedule(SIGMA)
@@ -147,7 +144,7 @@ def train_evosax(steps: int = 200, seed: int = 7) -> list[float]:
 
     def step(state: Any, key: Any) -> Any:
         population, state = strategy.ask(key, state, parameters)
-        losses = jax.vmap(loss)(population)
+        losses = jax.vmap(loss_of)(population)
         state, _ = strategy.tell(key, population, losses, state, parameters)
         return state, losses.min()
 
@@ -158,31 +155,8 @@ def train_evosax(steps: int = 200, seed: int = 7) -> list[float]:
     return best
 
 
-def seconds_jax(elements: int = 1 << 20, members: int = MEMBERS) -> dict[str, float]:
-    """Seconds for a population of float32 parameters: `perturb`, and vmap over `jax.random.normal`."""
-    import jax
-    import jax.numpy as jnp
-
-    p, keys = jnp.zeros(elements), jax.random.split(jax.random.key(1), members)
-    calls: dict[str, Callable[..., Any]] = {
-        "multisample.perturb": jax.jit(lambda p, keys: multisample.perturb(p, SIGMA, seed=keys)),
-        "vmap over jax.random.normal": jax.jit(
-            jax.vmap(lambda p, key: p + SIGMA * jax.random.normal(key, p.shape), (None, 0))
-        ),
-    }
-    found = {}
-    for name, call in calls.items():
-        times = []
-        for _ in range(5):
-            start = time.perf_counter()
-            jax.block_until_ready(call(p, keys))
-            times.append(time.perf_counter() - start)
-        found[name] = min(times)
-    return found
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the losses, and with JAX the times of a population."""
+    """Print the losses."""
     options = parsed("populations", __doc__, argv, device="cpu", library=("torch", "jax"))
     runs: dict[str, list[float]] = {}
     if options.library == "torch":
@@ -194,9 +168,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"step{''.join(f'{name:>12}' for name in runs)}")
     for t in (0, 20, 50, 100, 199):
         print(f"{t:4d}" + "".join(f"{losses[t]:12.4f}" for losses in runs.values()))
-    if options.library == "jax":
-        for name, seconds in seconds_jax().items():
-            print(f"a population of {MEMBERS} x 2^20 by {name}: {1e3 * seconds:.0f} ms")
     return 0
 
 

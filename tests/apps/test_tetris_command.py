@@ -60,7 +60,6 @@ def learnt(folder: str) -> tuple[Any, Any, Any]:
 
 
 def test_the_command_trains_plays_and_writes_files(run: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MULTISAMPLE_NUM_THREADS", "1")  # Only this thread reports progress, so it must play.
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
     done = run(*QUICK, "--iterations", 3, "-o", "out")

@@ -48,7 +48,7 @@ def test_training_improves_the_players(features: str, factor: float, lines: int)
 def test_equal_settings_learn_equal_weights(features: str) -> None:
     settings, counts = dataclasses.replace(QUICK, features=features), list[int]()
     Learner(settings).step(counts.append, threads=1)
-    assert counts == list(range(40))  # Finished games.
+    assert counts == list(range(41))  # Finished games.
     expected = outcome(learnt(settings, 3, threads=1))
     assert outcome(learnt(settings, 3, threads=3)) == expected
     for other in ({"seed": 8}, {"games": 3}):

@@ -146,54 +146,6 @@ def test_a_bad_thread_setting_raises(monkeypatch: pytest.MonkeyPatch, new_choice
     assert 1 <= threads.thread_count() <= (os.cpu_count() or 1)
 
 
-def test_an_error_in_one_task_is_raised_after_all_tasks_have_ended() -> None:
-    running: set[int] = set()
-
-    def work(task: int) -> None:
-        running.add(task)
-        try:
-            if task == 5:
-                raise ArithmeticError("task 5")
-            draw(20_000, seed=task)
-        finally:
-            running.remove(task)
-
-    for _ in range(20):
-        with pytest.raises(ArithmeticError, match="task 5"):
-            threads.run_all(work, range(40), 4)
-        assert not running
-
-
-def test_no_task_begins_after_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun: list[int] = []
-    ended: list[int] = []
-    has_begun, joined = threading.Event(), threading.Event()
-    start, join = threading.Thread.start, threading.Thread.join
-
-    def interrupted_start(thread: threading.Thread) -> None:
-        if has_begun.is_set():
-            raise KeyboardInterrupt
-        start(thread)
-        assert has_begun.wait(DEADLINE)
-
-    def noticed_join(thread: threading.Thread) -> None:
-        joined.set()
-        join(thread)
-
-    def work(task: int) -> None:
-        begun.append(task)
-        has_begun.set()
-        joined.wait(DEADLINE)
-        ended.append(task)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", interrupted_start)
-        patch.setattr(threading.Thread, "join", noticed_join)
-        with pytest.raises(KeyboardInterrupt):
-            threads.run_all(work, range(100), 4)
-    assert begun == ended == [0]
-
-
 # --- fork -----------------------------------------------------------------------------------------
 
 
@@ -320,15 +272,14 @@ def test_a_signal_handler_may_draw_at_each_point_of_a_call() -> None:
 
 SMALL_STACK = """
 import threading
-from multisample.backends.system.threads import run_all
 
 size = threading.stack_size(65536)
 for dtype in ("float32", "float64"):
     def draw(seed):
         multisample.sample([0.0] * 30, 1.0, 10_007, seed=seed, dtype=dtype)
 
-    draw(1)
-    run_all(draw, range(8), 4)
+    for seed in range(8):
+        draw(seed)
 threading.stack_size(size)
 """
 
@@ -342,8 +293,8 @@ _thread.start_new_thread = threading._start_new_thread = start
 threading.Thread.start = lambda thread: thread.run()
 threading.Thread.is_alive = lambda thread: False
 import multisample
-from multisample.backends.system.threads import run_all
-run_all(lambda seed: multisample.sample([0.0] * 3, 1.0, 100_003, seed=seed), range(8), 4)
+for seed in range(8):
+    multisample.sample([0.0] * 3, 1.0, 100_003, seed=seed)
 """
 
 
@@ -431,25 +382,3 @@ def test_matrices_can_be_drawn_while_the_interpreter_exits(before: list[int]) ->
     sizes = [BIG_N, SMALL_N, BIG_N]
     drawn = printed(AT_EXIT, json.dumps([before, sizes]), MULTISAMPLE_NUM_THREADS="4").split()
     assert drawn == [digest(draw(n, seed=3)) for n in before + sizes]
-
-
-def test_tasks_run_if_threads_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[threading.Thread] = []
-    start = threading.Thread.start
-
-    def start_one(thread: threading.Thread) -> None:
-        if started:
-            raise RuntimeError("can't start new thread")
-        started.append(thread)
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", start_one)
-    barrier, done = threading.Barrier(2, timeout=DEADLINE), []
-
-    def task(number: int) -> None:
-        if number < 2:
-            barrier.wait()  # Two threads work.
-        done.append(number)
-
-    threads.run_all(task, range(4), 4)
-    assert sorted(done) == [0, 1, 2, 3]

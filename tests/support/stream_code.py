@@ -17,6 +17,7 @@ from numba import njit
 from tables import NARROW
 
 from multisample.backends.kernels.stream import normals, rounding, words
+from multisample.numba import normals4, normals4_f64
 
 __all__ = ["PYTHON", "Array", "Code", "compiled_cpp"]
 
@@ -72,9 +73,7 @@ def _normals(block: Any, real: Any) -> Callable[..., Array]:
     def normals_at(seeds: Array, offsets: Array, rows: Array, columns: Array) -> Array:
         result = np.empty(len(seeds), real)
         for m in range(len(seeds)):
-            k0, k1 = stream_key(seeds[m])
-            o0, o1 = word(offsets[m]), offsets[m] >> np.uint64(32)
-            z = block(columns[m] >> np.uint64(2), rows[m], o0, o1, k0, k1)
+            z = block(seeds[m], offsets[m], rows[m], columns[m] >> np.uint64(2))
             result[m] = z[columns[m] & np.uint64(3)]
         return result
 
@@ -98,7 +97,7 @@ PYTHON = Code(
         "float32": _transform(normals.radius_f32, normals.half_turns_f32, np.uint32, np.int32, np.float32),
         "float64": _transform(normals.radius_f64, normals.half_turns_f64, np.uint64, np.int64, np.float64),
     },
-    {"float32": _normals(normals.block_f32, np.float32), "float64": _normals(normals.block_f64, np.float64)},
+    {"float32": _normals(normals4, np.float32), "float64": _normals(normals4_f64, np.float64)},
     {name: _conversion(rounding.NARROWING[name], np.float32, np.uint16) for name in NARROW},
     {name: _conversion(rounding.WIDENING[name], np.uint16, np.float32) for name in NARROW},
 )

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from multisample.backends.kernels.compilation import callee, compile_cached
+from multisample.backends.element_types import MATRIX_TYPES
+from multisample.backends.kernels.compilation import callee, compile_cached, inline
+from multisample.backends.kernels.stream.rounding import WIDENING
 
 from .intrinsics import emit_array, emit_entry
 
@@ -84,8 +87,6 @@ def symbol(typingctx: Any, name: Any) -> Any:
 
     Code that refers to memory by name is the same in every process, and so can be cached on disk.
     """
-    if not isinstance(name, types.StringLiteral):
-        return None
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         known = builder.module.globals.get(name.literal_value)
@@ -98,13 +99,29 @@ def symbol(typingctx: Any, name: Any) -> Any:
 @intrinsic(prefer_literal=True)
 def c_string(typingctx: Any, text: Any) -> Any:
     """The address of a literal text, with a null character at its end."""
-    if not isinstance(text, types.StringLiteral):
-        return None
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.ptrtoint(context.insert_const_string(builder.module, text.literal_value), _WORD)
 
     return types.int64(text), codegen
+
+
+def copier(dtype: str) -> Callable[..., Any]:
+    """``copy(x, source, stride, count)`` copies elements, `stride` bytes apart, to `x`, as numbers."""
+    row = MATRIX_TYPES[dtype]
+    element, size, widen = getattr(np, row.stored), row.size, WIDENING[dtype]
+
+    @inline
+    def copy(x, source, stride, count):
+        if stride == size:
+            run = numbers_at(source, count, element)
+            for c in range(np.uint64(count)):
+                x[c] = widen(run[c])
+        else:
+            for c in range(count):
+                x[c] = widen(numbers_at(source + c * stride, 1, element)[0])
+
+    return copy
 
 
 def c_address(function: Callable[..., Any], name: str, digest: str) -> int:

@@ -60,12 +60,6 @@ def _sizes(launch):
 
 
 @inline
-def _shape(launch):
-    """Rows and columns of a matrix, and their strides."""
-    return launch[WORD.rows], launch[WORD.columns], launch[WORD.row_stride], launch[WORD.column_stride]
-
-
-@inline
 def _converted(to, data, stride, kind, count, real):
     """Address and stride of elements of mu or sigma in the computing type: in `to` if they had another type."""
     if kind == (_FLOAT64 if real == 8 else _FLOAT32):

@@ -19,7 +19,7 @@ from multisample.backends.kernels.stream.arithmetic import fma, to_float64
 from multisample.backends.kernels.stream.rounding import WIDENING, unchanged
 from multisample.backends.kernels.stream.vectors import in_every_lane, lane_numbers, lane_sum, select
 
-from .addresses import c_address, numbers_at
+from .addresses import c_address, copier, numbers_at
 from .fields import HALF, LAUNCH_WORDS, WORD, half, numbers_of
 from .helper_threads import for_each, threads_for
 from .intrinsics import integers_at, load_vector, stack_array, store_vector
@@ -45,7 +45,7 @@ def _part_function(dtype: str) -> Callable[..., Any]:
     kinds = MATRIX_TYPES[dtype]
     number, element, size, widen = getattr(np, kinds.computing), getattr(np, kinds.stored), kinds.size, WIDENING[dtype]
     tile, real_size = tile_of(kinds.computing), np.dtype(kinds.computing).itemsize
-    lanes, most_places = tile.lanes, tile.places
+    lanes, most_places, load_run = tile.lanes, tile.places, copier(dtype)
     words_length, layout_length, word_type = tile.words_length, tile.layout_length, tile.word_type
     lay_out, draw_row, draw_rows, put_normals = tile.lay_out_along, tile.draw_row, tile.draw_rows, tile.put_normals
     draw_block, pair_at = tile.draw_block, tile.pair_at
@@ -56,17 +56,6 @@ def _part_function(dtype: str) -> Callable[..., Any]:
     @inline
     def filled(x):
         return in_every_lane((x,), lanes)[0]
-
-    @inline
-    def load_run(x, source, stride, count):
-        """Copy `count` elements, `stride` bytes apart."""
-        if stride == size:
-            run = numbers_at(source, count, element)
-            for c in range(np.uint64(count)):
-                x[c] = widen(run[c])
-        else:
-            for c in range(count):
-                x[c] = widen(numbers_at(source + c * stride, 1, element)[0])
 
     @inline
     def add_vectors(totals, r, run, convert, z, place, count):

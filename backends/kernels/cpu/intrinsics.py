@@ -96,27 +96,21 @@ def _address(context: Any, builder: Any, array: Any, value: Any, index: Any, ele
     return builder.bitcast(builder.gep(data, [index]), element.as_pointer())
 
 
-def _emit_prefetch(context: Any, builder: Any, array: Any, value: Any, index: Any, length: int) -> None:
-    word, byte = ir.IntType(32), ir.IntType(8)
-    address = _address(context, builder, array, value, index, byte)
-    function_type = ir.FunctionType(ir.VoidType(), [address.type, word, word, word])
-    function = builder.module.declare_intrinsic("llvm.prefetch", (address.type,), function_type)
-    for line in range(0, length * context.get_abi_sizeof(context.get_data_type(array.dtype)), 64):
-        # Write access, highest locality, data cache.
-        builder.call(function, (cgutils.pointer_add(builder, address, line), word(1), word(3), word(1)))
-
-
 @intrinsic(prefer_literal=True)
 def prefetch(typingctx: Any, array: Any, index: Any, length: Any) -> Any:
     """Prefetch ``array[index : index + length]`` for writing. The elements may lie outside the array.
 
     `length` is a literal, and the array has unit stride.
     """
-    if not isinstance(length, types.IntegerLiteral):
-        return None
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _emit_prefetch(context, builder, array, args[0], args[1], length.literal_value)
+        word = ir.IntType(32)
+        address = _address(context, builder, array, args[0], args[1], ir.IntType(8))
+        function_type = ir.FunctionType(ir.VoidType(), [address.type, word, word, word])
+        function = builder.module.declare_intrinsic("llvm.prefetch", (address.type,), function_type)
+        for line in range(0, length.literal_value * context.get_abi_sizeof(context.get_data_type(array.dtype)), 64):
+            # Write access, highest locality, data cache.
+            builder.call(function, (cgutils.pointer_add(builder, address, line), word(1), word(3), word(1)))
         return context.get_dummy_value()
 
     return types.none(array, types.intp, length), codegen
@@ -132,8 +126,6 @@ def add_products(
     multiply-adds in the type of the factors. The second vector has the products of `v` and `y`. If `x` is None, its
     elements are 1. All arrays have unit stride.
     """
-    if not isinstance(lanes, types.IntegerLiteral) or not u.dtype == v.dtype == y.dtype:
-        return None
     count, index = lanes.literal_value, types.intp
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -151,9 +143,9 @@ def add_products(
             if x is types.none:
                 first = builder.fadd(first, of_u)
             else:
-                first = emit_fma(context, builder, of_u, load(x, args[5], of_k), first)
+                first = emit_fma(builder, of_u, load(x, args[5], of_k), first)
             builder.store(first, chains[0])
-            builder.store(emit_fma(context, builder, of_v, of_y, second), chains[1])
+            builder.store(emit_fma(builder, of_v, of_y, second), chains[1])
         for number, chain in enumerate(chains):
             begin = builder.add(args[1], args[1].type(number * count))
             target, total = _address(context, builder, sums, args[0], begin, wide), builder.load(chain)
@@ -263,8 +255,6 @@ def emit_array(context: Any, builder: Any, result: Any, data: Any, length: Any, 
 @intrinsic(prefer_literal=True)
 def stack_array(typingctx: Any, length: Any, dtype: Any) -> Any:
     """An uninitialised array of a literal `length` on the stack, valid until the function returns."""
-    if not isinstance(length, types.IntegerLiteral):
-        return None
     result = types.Array(dtype.dtype, 1, "C")
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -358,8 +348,6 @@ def call_entry(typingctx: Any, entry: Any, arguments: Any, index: Any) -> Any:
 @intrinsic(prefer_literal=True)
 def load_vector(typingctx: Any, array: Any, index: Any, lanes: Any) -> Any:
     """``array[index : index + lanes]`` as a vector. `array` has unit stride, and `lanes` is a literal."""
-    if not isinstance(lanes, types.IntegerLiteral):
-        return None
     result = Vector(array.dtype, lanes.literal_value)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -372,8 +360,6 @@ def load_vector(typingctx: Any, array: Any, index: Any, lanes: Any) -> Any:
 @intrinsic(prefer_literal=True)
 def load_vectors(typingctx: Any, array: Any, index: Any, lanes: Any, count: Any) -> Any:
     """A tuple of `count` adjacent vectors, as by `load_vector`. `count` is a literal."""
-    if not isinstance(lanes, types.IntegerLiteral) or not isinstance(count, types.IntegerLiteral):
-        return None
     result = types.UniTuple(Vector(array.dtype, lanes.literal_value), count.literal_value)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -385,24 +371,17 @@ def load_vectors(typingctx: Any, array: Any, index: Any, lanes: Any, count: Any)
 
 
 @intrinsic
-def store_vector(typingctx: Any, array: Any, index: Any, vector: Any) -> Any:
-    """Store a vector from ``array[index]`` on. `array` has unit stride, and elements of any type."""
+def store_vector(typingctx: Any, array: Any, index: Any, vectors: Any) -> Any:
+    """Store a vector, or a tuple of them one after another, from ``array[index]`` on.
+
+    `array` has unit stride, and elements of any type.
+    """
+    is_one = isinstance(vectors, Vector)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = context.get_value_type(vector)
-        builder.store(args[2], _address(context, builder, array, args[0], args[1], kind), align=1)
-        return context.get_dummy_value()
-
-    return types.none(array, types.intp, vector), codegen
-
-
-@intrinsic
-def store_vectors(typingctx: Any, array: Any, index: Any, vectors: Any) -> Any:
-    """Store a tuple of vectors as by `store_vector`, one after another."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        first = _address(context, builder, array, args[0], args[1], context.get_value_type(vectors.dtype))
-        for k, vector in enumerate(cgutils.unpack_tuple(builder, args[2])):
+        kind = context.get_value_type(vectors if is_one else vectors.dtype)
+        first = _address(context, builder, array, args[0], args[1], kind)
+        for k, vector in enumerate([args[2]] if is_one else cgutils.unpack_tuple(builder, args[2])):
             builder.store(vector, builder.gep(first, [ir.IntType(64)(k)]), align=1)
         return context.get_dummy_value()
 

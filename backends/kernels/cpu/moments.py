@@ -8,6 +8,7 @@ overflow or lose bits, so the weights of such a call are divided by a power of t
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ from numba import types
 
 from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.kernels.compilation import callee, inline, source_digest
-from multisample.backends.kernels.stream.arithmetic import float_bits, fma, from_float_bits
+from multisample.backends.kernels.stream.arithmetic import fma
 from multisample.backends.kernels.stream.rounding import NARROWING
 
 from .addresses import c_address, numbers_at, vector_at
@@ -38,8 +39,9 @@ _STRIP, _SUMS, _CHAIN = 8, 16, 16
 _BOTH_SUMS = 2 * _SUMS
 _STRIP_SUMS = _STRIP * _BOTH_SUMS
 
-# Weights need no scaling if the exponent of the largest weight is in this range, as in csrc/cuda/moments_kernel.cuh.
-_ORDINARY_EXPONENTS = {"float32": (-110, 99), "float64": (-400, 399)}
+# Weights need no scaling if the exponent of the largest weight, by `math.frexp`, is in this range, as in
+# csrc/cuda/moments_kernel.cuh.
+_ORDINARY_EXPONENTS = {"float32": (-109, 100), "float64": (-399, 400)}
 # The exponent of zero. It is less than any sum of exponents.
 _NO_EXPONENT = -16384
 
@@ -48,36 +50,10 @@ free = types.ExternalFunction("PyMem_RawFree", types.void(types.int64))
 
 
 @inline
-def _power_of_two(e):
-    """``2**e``, for -1022 <= e <= 1023."""
-    return from_float_bits((np.int64(e) + 1023) << 52)
-
-
-@inline
-def _powers_of_two(e):
-    """Two powers whose product is ``2**e``. In ``x * first * last``, only the last product rounds if x is normal."""
-    bounded = min(max(np.int64(e), -2044), 2046)
-    last = min(max(bounded, -1022), 1023)
-    return _power_of_two(bounded - last), _power_of_two(last)
-
-
-@inline
-def _scaled(x, e):
-    """``x * 2**e``, for a float64."""
-    first, last = _powers_of_two(e)
-    return x * first * last
-
-
-@inline
-def _exponent_of(x):
-    return _NO_EXPONENT if x == 0 else max(float_bits(x) >> 52 & 0x7FF, 1) - 1023
-
-
-@inline
 def _parts_of(x):
-    """A fraction and an exponent: x = fraction * 2**exponent. The fraction is at least 2**-52."""
-    exponent = _exponent_of(x)
-    return _scaled(x, -exponent), exponent
+    """A fraction and an exponent: x = fraction * 2**exponent."""
+    fraction, exponent = math.frexp(x)
+    return fraction, exponent if fraction != 0 else _NO_EXPONENT
 
 
 @inline
@@ -85,15 +61,15 @@ def _first_moment(sigma, first, weight, mu, e):
     """``(sigma * first + weight * mu) * 2**e``. No intermediate result overflows; only negligible ones underflow."""
     (s, of_s), (z, of_z), (w, of_w), (m, of_m) = _parts_of(sigma), _parts_of(first), _parts_of(weight), _parts_of(mu)
     most = max(of_s + of_z, of_w + of_m)
-    mean = _scaled(w * m, of_w + of_m - most)
-    return _scaled(fma(_scaled(s, of_s + of_z - most), z, mean), most + e)
+    mean = math.ldexp(w * m, of_w + of_m - most)
+    return math.ldexp(fma(math.ldexp(s, of_s + of_z - most), z, mean), most + e)
 
 
 @inline
 def _second_moment(sigma, second, e):
     """``sigma**2 * second * 2**e``, likewise."""
     (s, of_s), (q, of_q) = _parts_of(sigma), _parts_of(second)
-    return _scaled(s * s * q, 2 * of_s + of_q + e)
+    return math.ldexp(s * s * q, 2 * of_s + of_q + e)
 
 
 def _list_function(real: str, width: int) -> Callable[..., Any]:
@@ -109,7 +85,6 @@ def _list_function(real: str, width: int) -> Callable[..., Any]:
     @inline
     def list_scaled(weights, first_column, groups, first, second, exponent):
         """List groups with weights divided by ``2**exponent``. Also returns the largest magnitude of a weight."""
-        factor, rest = _powers_of_two(-exponent)
         skip, largest = first_column % width, number(0)
         count, total = 0, 0.0
         for g in range((skip + weights.size + width - 1) // width):
@@ -122,7 +97,7 @@ def _list_function(real: str, width: int) -> Callable[..., Any]:
                 for c in range(begin, end):
                     place, weight = (c + skip) % width, weights[c]
                     if exponent != 0:
-                        weight = number(weight * factor * rest)
+                        weight = number(math.ldexp(weight, -exponent))
                     if abs(weight) > largest:
                         largest = abs(weight)
                     total += weight
@@ -137,12 +112,12 @@ def _list_function(real: str, width: int) -> Callable[..., Any]:
 
     def list_groups(weights, first_column, groups, first, second):
         count, total, largest = list_scaled(weights, first_column, groups, first, second, 0)
-        exponent = _exponent_of(largest)
+        _, exponent = math.frexp(largest)
         if largest == 0 or least <= exponent <= most:
             return count, total, 0
         first[:], second[:] = 0, 0
-        count, total, _ = list_scaled(weights, first_column, groups, first, second, exponent + 1)
-        return count, total, exponent + 1
+        count, total, _ = list_scaled(weights, first_column, groups, first, second, exponent)
+        return count, total, exponent
 
     return list_groups
 
@@ -217,7 +192,9 @@ def _storing(dtype: str) -> Callable[..., Any]:
             if is_wide and (exponent != 0 or not (2.0**-400 <= s <= 2.0**400 and abs(m) <= 2.0**400)):
                 m1, m2 = _first_moment(s, of_row[0], weight, m, exponent), _second_moment(s, of_row[1], exponent)
             else:
-                m1, m2 = _scaled(fma(s, of_row[0], weight * m), exponent), _scaled(s * s * of_row[1], exponent)
+                m1, m2 = fma(s, of_row[0], weight * m), s * s * of_row[1]
+                if exponent != 0:
+                    m1, m2 = math.ldexp(m1, exponent), math.ldexp(m2, exponent)
             first[r] = narrow(number(m1))
             if has_second:
                 second[r] = narrow(number(m2))

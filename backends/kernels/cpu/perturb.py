@@ -15,10 +15,10 @@ import numpy as np
 from multisample.backends.element_types import MATRIX_TYPES, ElementType
 from multisample.backends.kernels.compilation import callee, inline, source_digest
 from multisample.backends.kernels.stream.arithmetic import fma, product
-from multisample.backends.kernels.stream.rounding import NARROWING, WIDENING
+from multisample.backends.kernels.stream.rounding import NARROWING
 from multisample.backends.launch import UNIT_FACTOR, Span
 
-from .addresses import c_address, numbers_at, vector_at
+from .addresses import c_address, copier, numbers_at, vector_at
 from .fields import HALF, LAUNCH_WORDS, WORD, half, input_place, numbers_of
 from .helper_threads import for_each, threads_for
 from .intrinsics import integers_at, stack_array
@@ -37,20 +37,10 @@ def _part_function(dtype: str) -> Callable[..., Any]:
     """
     row = MATRIX_TYPES[dtype]
     number, element, size = getattr(np, row.computing), getattr(np, row.stored), np.dtype(row.stored).itemsize
-    narrow, widen, tile = NARROWING[dtype], WIDENING[dtype], tile_of(row.computing)
+    narrow, load, tile = NARROWING[dtype], copier(dtype), tile_of(row.computing)
     words_length, layout_length, word_type = tile.words_length, tile.layout_length, tile.word_type
     lay_out, draw_row, put_normals, most_normals = tile.lay_out_along, tile.draw_row, tile.put_normals, 2 * tile.places
     weights_at, factor_at = input_place("weights", number), input_place("sigma", number)
-
-    @inline
-    def load(x, at, stride, count):
-        if stride == size:
-            source = numbers_at(at, count, element)
-            for c in range(np.uint64(count)):
-                x[c] = widen(source[c])
-        else:
-            for c in range(count):
-                x[c] = widen(numbers_at(at + c * stride, 1, element)[0])
 
     @inline
     def store(x, at, stride, count):

@@ -27,7 +27,7 @@ from multisample.backends.kernels.stream.normals import (
 from multisample.backends.kernels.stream.vectors import in_every_lane, interleaved, joined, lane_numbers
 from multisample.backends.kernels.stream.words import column_part, row_part, stream_key, word, words
 
-from .intrinsics import load_vector, load_vectors, prefetch, store_vector, store_vectors
+from .intrinsics import load_vector, load_vectors, prefetch, store_vector
 
 # Lanes of a vector of words, which has one word in each lane of 64 bits.
 _WORDS = 8
@@ -124,9 +124,9 @@ def tile_of(real: str) -> Tile:
 
     @inline
     def put_columns(layout, v, blocks, stream):
-        store_vectors(layout, _ALONG * v + _WORDS, column_part(blocks, *stream))
+        store_vector(layout, _ALONG * v + _WORDS, column_part(blocks, *stream))
         if is_fine:
-            store_vectors(layout, _ALONG * v + 5 * _WORDS, column_part(blocks, *stream_a(stream)))
+            store_vector(layout, _ALONG * v + 5 * _WORDS, column_part(blocks, *stream_a(stream)))
 
     @inline
     def lay_out_along(layout, block, width, places, stream):
@@ -147,8 +147,8 @@ def tile_of(real: str) -> Tile:
         if is_fine:
             keys = stream_a(stream)
             f = words(load_vectors(layout, _ALONG * v + 5 * _WORDS, _WORDS, 4), row, keys[2], keys[3])
-            store_vectors(out, at, interleaved(joined(f[0], w[0]), joined(f[2], w[2])))
-            store_vectors(out, at + to_angles, interleaved(joined(f[1], w[1]), joined(f[3], w[3])))
+            store_vector(out, at, interleaved(joined(f[0], w[0]), joined(f[2], w[2])))
+            store_vector(out, at + to_angles, interleaved(joined(f[1], w[1]), joined(f[3], w[3])))
         else:
             store_vector(out, at, joined(w[0], w[2]))
             store_vector(out, at + to_angles, joined(w[1], w[3]))
@@ -174,10 +174,10 @@ def tile_of(real: str) -> Tile:
             )
             x, y = interleaved(first, second)
             if antithetic:
-                store_vectors(z, at + 4 * lanes * v, interleaved(x, -x))
-                store_vectors(z, at + 4 * lanes * v + both, interleaved(y, -y))
+                store_vector(z, at + 4 * lanes * v, interleaved(x, -x))
+                store_vector(z, at + 4 * lanes * v + both, interleaved(y, -y))
             else:
-                store_vectors(z, at + both * v, (x, y))
+                store_vector(z, at + both * v, (x, y))
 
     # --- Tiles down rows ---
 
@@ -187,38 +187,32 @@ def tile_of(real: str) -> Tile:
         return a, a + np.uint64(shared - 1)
 
     @inline
-    def put_words_down(out, place, columns_a, columns_b, rows_a, rows_b, stream):
+    def put_words_down(out, place, columns_a, columns_b, rows_a, rows_b, stream, all_words):
         a = words(columns_a, rows_a, stream[2], stream_a(stream)[3])
         b = words(columns_b, rows_b, stream[2], stream[3])
         store_vector(out, place, joined(a[0], b[0]))
         store_vector(out, place + most_places, joined(a[1], b[1]))
-        store_vector(out, place + 2 * most_places, joined(a[2], b[2]))
-        store_vector(out, place + 3 * most_places, joined(a[3], b[3]))
+        if all_words:
+            store_vector(out, place + 2 * most_places, joined(a[2], b[2]))
+            store_vector(out, place + 3 * most_places, joined(a[3], b[3]))
 
     @inline
-    def put_first_words(out, place, columns_a, columns_b, rows_a, rows_b, stream):
-        a = words(columns_a, rows_a, stream[2], stream_a(stream)[3])
-        b = words(columns_b, rows_b, stream[2], stream[3])
-        store_vector(out, place, joined(a[0], b[0]))
-        store_vector(out, place + most_places, joined(a[1], b[1]))
-
-    @inline
-    def put_block(put, out, block, row, places, stream):
+    def put_block(out, block, row, places, stream, all_words):
         g = np.uint64(block)
         columns_a = in_every_lane(column_part(g, *stream_a(stream)), _WORDS)
         columns_b = in_every_lane(column_part(g, *stream), _WORDS)
         for place in range(0, places, lanes):
             a, b = places_at(row + place)
             rows_a, rows_b = row_part(a, stream[0], stream[2]), row_part(b, stream[0], stream[2])
-            put(out, place, columns_a, columns_b, rows_a, rows_b, stream)
+            put_words_down(out, place, columns_a, columns_b, rows_a, rows_b, stream, all_words)
 
     @inline
     def draw_block(out, block, row, places, stream):
-        put_block(put_words_down, out, block, row, places, stream)
+        put_block(out, block, row, places, stream, True)
 
     @inline
     def draw_firsts(out, block, row, places, stream):
-        put_block(put_first_words, out, block, row, places, stream)
+        put_block(out, block, row, places, stream, False)
 
     @inline
     def first_at(words, place):
@@ -232,8 +226,8 @@ def tile_of(real: str) -> Tile:
             at, (a, b) = _DOWN * (place // lanes), places_at(place)
             block_a, block_b = _quotient(a, height), _quotient(b, height)
             rows_a, rows_b = a - block_a * size + first, b - block_b * size + first
-            store_vectors(layout, at, (block_a, block_b, *row_part(rows_a, stream[0], stream[2])))
-            store_vectors(layout, at + 4 * _WORDS, row_part(rows_b, stream[0], stream[2]))
+            store_vector(layout, at, (block_a, block_b, *row_part(rows_a, stream[0], stream[2])))
+            store_vector(layout, at + 4 * _WORDS, row_part(rows_b, stream[0], stream[2]))
 
     @inline
     def draw_blocks(out, layout, block, places, stream):
@@ -242,7 +236,7 @@ def tile_of(real: str) -> Tile:
             at = _DOWN * (place // lanes)
             block_a, block_b, high_a, low_a, high_b, low_b = load_vectors(layout, at, _WORDS, 6)
             columns_a, columns_b = column_part(block_a + g, *stream_a(stream)), column_part(block_b + g, *stream)
-            put_words_down(out, place, columns_a, columns_b, (high_a, low_a), (high_b, low_b), stream)
+            put_words_down(out, place, columns_a, columns_b, (high_a, low_a), (high_b, low_b), stream, True)
 
     @inline
     def pair_at(words, pair, place):

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -17,7 +16,7 @@ from numba.core.typing import Context
 from numba.extending import intrinsic
 from numba.np.numpy_support import from_dtype
 
-from .vectors import Vector, common_type, element_type, filled, in_all_lanes, llvm_like, select, with_elements
+from .vectors import Vector, common_type, element_type, filled, llvm_like, with_elements
 
 _INTEGER_OF = {types.float32: types.int32, types.float64: types.int64}
 _FLOAT_OF = {integer: real for real, integer in _INTEGER_OF.items()}
@@ -48,19 +47,12 @@ def from_float_bits(typingctx: Any, bits: Any) -> Any:
 # --- Fused multiply-adds ------------------------------------------------------------------------------------------
 
 
-def emit_fma(context: Any, builder: Any, x: Any, y: Any, z: Any) -> Any:
-    """``x * y + z`` with one rounding, of LLVM values: floats, doubles or vectors of them."""
-    if _has_fma(context, builder):
-        return _call(builder, "llvm.fma", x, y, z)
-    scalar = x.type.element if isinstance(x.type, ir.VectorType) else x.type
-    number, function = (types.float32, _fma_in_float64) if scalar == ir.FloatType() else (types.float64, _fma_in_parts)
-    kind = Vector(number, x.type.count) if isinstance(x.type, ir.VectorType) else number
-    return context.compile_internal(builder, function, kind(kind, kind, kind), (x, y, z))
+def emit_fma(builder: Any, x: Any, y: Any, z: Any) -> Any:
+    """``x * y + z`` with one rounding, of LLVM values: floats, doubles or vectors of them.
 
-
-def _has_fma(context: Any, builder: Any) -> bool:
-    """Whether the processor has the instruction. Otherwise, LLVM calls the C library, which takes 60 to 170 ns."""
-    return _has_feature(context, builder, "fma")
+    On processors without the instruction, LLVM calls the C library, which takes 60 to 170 ns.
+    """
+    return _call(builder, "llvm.fma", x, y, z)
 
 
 def _has_feature(context: Any, builder: Any, name: str) -> bool:
@@ -81,87 +73,20 @@ def _call(builder: Any, name: str, *args: Any) -> Any:
 
 
 @intrinsic
-def _library_fma(typingctx: Any, x: Any, y: Any, z: Any) -> Any:
-    """The function of the C library. LLVM would move its own operation out of a branch that is rarely taken."""
+def to_float64(typingctx: Any, x: Any) -> Any:
+    """A float, or a vector of floats, as float64."""
+    result = with_elements(x, types.float64)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        if not isinstance(x, Vector):
-            return _call(builder, "fma", *args)
-        result = args[0].type(ir.Undefined)
-        for lane in map(ir.IntType(32), range(x.lanes)):
-            value = _call(builder, "fma", *(builder.extract_element(vector, lane) for vector in args))
-            result = builder.insert_element(result, value, lane)
-        return result
+        return args[0] if result == x else builder.fpext(args[0], context.get_value_type(result))
 
-    return x(x, x, x), codegen
-
-
-def _converted(name: str, to: Any) -> Any:
-    """A float, or a vector of floats, converted to type `to` by an LLVM instruction."""
-
-    def convert(typingctx: Any, x: Any) -> Any:
-        result = with_elements(x, to)
-
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return args[0] if result == x else getattr(builder, name)(args[0], context.get_value_type(result))
-
-        return result(x), codegen
-
-    return intrinsic(convert)
-
-
-to_float64 = _converted("fpext", types.float64)
-_to_float32 = _converted("fptrunc", types.float32)
-
-
-# FMA for processors without the instruction. The functions also take vectors.
-
-
-def _fma_in_float64(x: Any, y: Any, z: Any) -> Any:
-    # The product is exact in float64. The sum is rounded to odd: toward zero, and if that is inexact, the last bit
-    # becomes 1. It then rounds to float32 as the exact sum would (Boldo and Melquiond, "Emulation of FMA and correctly
-    # rounded sums: proved algorithms using rounding to odd", IEEE Transactions on Computers 57(4), 2008,
-    # doi:10.1109/TC.2007.70819). The error of an infinite sum is NaN, which is not > 0.
-    p, c = to_float64(x) * to_float64(y), to_float64(z)
-    s = p + c
-    t = s - p
-    error = (p - (s - t)) + (c - t)
-    bits = float_bits(s)
-    inexact = select(error * error > 0.0, like(np.int64(1), bits), like(np.int64(0), bits))
-    too_large = (bits ^ float_bits(error)) >> np.int64(63)
-    return _to_float32(from_float_bits((bits - (inexact & too_large)) | inexact))
-
-
-def _fma_in_parts(x: Any, y: Any, z: Any) -> Any:
-    # The product is p + q, and the sum of p and z is s + t, both without error (Dekker, "A floating-point technique for
-    # extending the available precision", Numerische Mathematik 18, 1971, doi:10.1007/BF01397083). So only the rounding
-    # of rest = q + t can make the result wrong. Its error is at most 2^-53 |rest|, which matters only if x y + z is
-    # almost halfway between two numbers. `is_right` tests whether `result` plus a slightly enlarged `distance` rounds
-    # to `result`. (Where p and z cancel, t is 0, and `rest` has no error.) If `is_right` is false, the C library
-    # computes the result. It also computes zeros, whose sign may be wrong here; products so small that q may be
-    # inexact; and overflows, where q or `distance` is NaN.
-    p = x * y
-    s = p + z
-    z0 = s - p
-    t = (p - (s - z0)) + (z - z0)
-    x0, y0 = x * 134217729.0, y * 134217729.0
-    x1, y1 = x0 - (x0 - x), y0 - (y0 - y)
-    x2, y2 = x - x1, y - y1
-    q = ((x1 * y1 - p) + x1 * y2 + x2 * y1) + x2 * y2
-    rest = q + t
-    result = s + rest
-    distance = rest - (result - s)
-    is_exact = (p > 2.0**-900) | (-p > 2.0**-900) | (x == 0.0) | (y == 0.0)
-    is_right = is_exact & (result != 0.0) & (result + distance * (1 + 2.0**-50) == result)
-    if in_all_lanes(is_right):
-        return result
-    return _library_fma(x, y, z)
+    return result(x), codegen
 
 
 @intrinsic
 def fma(typingctx: Any, x: Any, y: Any, z: Any) -> Any:
     """``x * y + z`` with one rounding; all three float32 or all three float64."""
-    return _of_equal_types(emit_fma, x, y, z)
+    return _of_equal_types(lambda context, builder, *args: emit_fma(builder, *args), x, y, z)
 
 
 @intrinsic
@@ -179,10 +104,10 @@ def _of_equal_types(emit: Callable[..., Any], x: Any, y: Any, z: Any) -> Any:
 
 def _emit_transform_fma(context: Any, builder: Any, x: Any, y: Any, z: Any) -> Any:
     single = llvm_like(x.type, ir.FloatType())
-    if x.type != single or _has_fma(context, builder):
-        return emit_fma(context, builder, x, y, z)
+    if x.type != single or _has_feature(context, builder, "fma"):
+        return emit_fma(builder, x, y, z)
     # For every float32 that a word converts to, rounding to float64 and to float32 gives the bits of one rounding:
-    # tests/stream/test_software_fma.py tries them all.
+    # tests/stream/test_transform_fma.py tries them all.
     x, y, z = (builder.fpext(value, llvm_like(single, ir.DoubleType())) for value in (x, y, z))
     return builder.fptrunc(builder.fadd(builder.fmul(x, y), z), single)
 
@@ -361,8 +286,8 @@ def sqrt(typingctx: Any, x: Any) -> Any:
         y = builder.asm(ir.FunctionType(real, [real]), "rsqrt.approx.ftz.f32 $0, $1;", "=f,f", args, False)
         g = builder.fmul(square, y)
         h = builder.fmul(y, real(0.5))
-        rest = emit_fma(context, builder, builder.fsub(real(-0.0), g), g, square)
-        return emit_fma(context, builder, h, rest, g)
+        rest = emit_fma(builder, builder.fsub(real(-0.0), g), g, square)
+        return emit_fma(builder, h, rest, g)
 
     return x(x), codegen
 

@@ -12,7 +12,7 @@ import numpy as np
 from multisample.backends.kernels.compilation import inline
 
 from .arithmetic import float_bits, from_float_bits, horner, like, minimum, product, sqrt, to_real, transform_fma
-from .words import philox4x32_10, word
+from .words import word
 
 FLOAT64_KEY = np.uint64(0x66363474)
 """XORed into the second key word for the block that refines float32 to float64."""
@@ -136,16 +136,3 @@ def normals_f64(w, fine):
 @inline
 def _joined(high, low):
     return np.uint64(high) << _SHIFT | word(low)
-
-
-@inline
-def block_f32(g, i, o0, o1, k0, k1):
-    """The float32 normals of row `i` in columns ``4 g`` to ``4 g + 3``."""
-    return normals_f32(philox4x32_10(g, i, o0, o1, k0, k1))
-
-
-@inline
-def block_f64(g, i, o0, o1, k0, k1):
-    """The float64 normals of row `i` in columns ``4 g`` to ``4 g + 3``: `block_f32`, refined."""
-    w = philox4x32_10(g, i, o0, o1, k0, k1)
-    return normals_f64(w, philox4x32_10(g, i, o0, o1, k0, k1 ^ FLOAT64_KEY))

@@ -93,13 +93,10 @@ def _shift_right(builder: Any, dtype: Any, x: Any, y: Any) -> Any:
     return (builder.ashr if dtype.signed else builder.lshr)(x, y)
 
 
-def _compared(relation: str) -> Callable[[Any, Any, Any, Any], Any]:
-    def emit(builder: Any, dtype: Any, x: Any, y: Any) -> Any:
-        if isinstance(dtype, types.Float):
-            return (builder.fcmp_unordered if relation == "!=" else builder.fcmp_ordered)(relation, x, y)
-        return (builder.icmp_signed if dtype.signed else builder.icmp_unsigned)(relation, x, y)
-
-    return emit
+def _greater(builder: Any, dtype: Any, x: Any, y: Any) -> Any:
+    if isinstance(dtype, types.Float):
+        return builder.fcmp_ordered(">", x, y)
+    return (builder.icmp_signed if dtype.signed else builder.icmp_unsigned)(">", x, y)
 
 
 for _function, _integer, _real in (
@@ -108,9 +105,7 @@ for _function, _integer, _real in (
 ):  # fmt: skip
     _define(_function, _by_kind(_integer, _real))
 _define(operator.rshift, _shift_right)
-_define(operator.gt, _compared(">"), types.boolean)
-_define(operator.eq, _compared("=="), types.boolean)
-_define(operator.ne, _compared("!="), types.boolean)
+_define(operator.gt, _greater, types.boolean)
 
 
 @infer_global(operator.neg)
@@ -127,8 +122,6 @@ def _negated(context: Any, builder: Any, sig: Any, args: Any) -> Any:
 @intrinsic(prefer_literal=True)
 def in_every_lane(typingctx: Any, numbers: Any, lanes: Any) -> Any:
     """For each number of a tuple, a vector that has it in every lane. `lanes` is a literal."""
-    if not isinstance(lanes, types.IntegerLiteral):
-        return None
     result = types.UniTuple(Vector(numbers.dtype, lanes.literal_value), numbers.count)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -186,19 +179,6 @@ def select(typingctx: Any, condition: Any, x: Any, y: Any) -> Any:
     """`x` where the condition holds, and else `y`: of two numbers, or in each lane."""
     kind = common_type(x, y)
     return kind(condition, kind, kind), lambda context, builder, signature, args: builder.select(*args)
-
-
-@intrinsic
-def in_all_lanes(typingctx: Any, condition: Any) -> Any:
-    """Whether a condition holds, in every lane of a vector."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        if not isinstance(condition, Vector):
-            return args[0]
-        every = ir.IntType(condition.lanes)
-        return builder.icmp_unsigned("==", builder.bitcast(args[0], every), every(-1))
-
-    return types.boolean(condition), codegen
 
 
 @intrinsic

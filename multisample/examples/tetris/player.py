@@ -5,14 +5,14 @@ The result of a game depends on its number, the seed and the weights only, not o
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from multisample._arguments import check_choice, checked_integer
-from multisample.backends.system.threads import run_all, thread_count
+from multisample.backends.system.threads import thread_count
 
 from .game import COLUMNS, FIRST, MOST_ROWS, NAMES, ORIENTATIONS, Board, board_of, words_of
 from .player_kernel import LINES, OVER, PIECES, STATE, feature_kernel, player_kernel
@@ -116,7 +116,7 @@ def play(
     threads : int, optional
         Number of threads; by default `MULTISAMPLE_NUM_THREADS`, or one for each core.
     progress : callable, optional
-        Called repeatedly, on the calling thread, with the number of finished games.
+        Called first and after each game, on the calling thread, with the number of finished games.
 
     Returns
     -------
@@ -145,27 +145,26 @@ def play(
     most_lines = checked_integer("most_lines", most_lines, 0, ENDLESS + 1)
     most_pieces = checked_integer("most_pieces", most_pieces, 0, ENDLESS + 1)
     states = np.zeros((len(columns), len(numbers), STATE), np.uint64)
-    caller = threading.get_ident()
     stopped = False
-    finished = 0
 
-    def finish(task: tuple[int, int]) -> None:
-        nonlocal stopped, finished
-        player, game = task
+    def finish(player: int, game: int) -> None:
         state = states[player, game]
+        while not stopped and not state[OVER] and state[LINES] < most_lines and state[PIECES] < most_pieces:
+            most = min(_SLICE, most_pieces - int(state[PIECES]))
+            kernel(columns[player], state, seed, numbers[game], height, most, most_lines)
+
+    count = thread_count() if threads is None else checked_integer("threads", threads, 1, 1 << 16)
+    with ThreadPoolExecutor(count) as executor:
         try:
-            while not stopped and not state[OVER] and state[LINES] < most_lines and state[PIECES] < most_pieces:
-                most = min(_SLICE, most_pieces - int(state[PIECES]))
-                kernel(columns[player], state, seed, numbers[game], height, most, most_lines)
-                if progress is not None and threading.get_ident() == caller:
-                    progress(finished)
-            finished += 1
+            tasks = [executor.submit(finish, k, game) for game in range(len(numbers)) for k in range(len(columns))]
+            report = progress or (lambda finished: None)
+            report(0)
+            for finished, task in enumerate(as_completed(tasks), 1):
+                task.result()
+                report(finished)
         except BaseException:
             stopped = True
             raise
-
-    tasks = [(player, game) for game in range(len(numbers)) for player in range(len(columns))]
-    run_all(finish, tasks, thread_count() if threads is None else checked_integer("threads", threads, 1, 1 << 16))
     return Played(states[..., LINES].astype(np.int64), states[..., PIECES].astype(np.int64), states[..., OVER] != 0)
 
 
