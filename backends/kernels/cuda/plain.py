@@ -91,7 +91,7 @@ def plain_kernel(key: KernelKey, capability: tuple[int, int]) -> Any:
             at += step
 
     # Launch bounds: the maximum threads of a block, and the minimum blocks of a multiprocessor, which limit registers.
-    @cuda.jit(launch_bounds=(PLAIN_THREADS, 8), **OPTIONS)
+    @cuda.jit(launch_bounds=(PLAIN_THREADS, 6), **OPTIONS)
     def kernel(call, geometry):
         block, thread = np.uint32(cuda.blockIdx.x), np.uint32(cuda.threadIdx.x)
         band = quotient(block, geometry)

@@ -151,7 +151,7 @@ def _emit_constants(context: Any, builder: Any, kind: Any, numbers: list[float])
     """Constants of the LLVM type `kind`. Vectors for a processor with few registers are loaded from an array."""
     constants = [filled(kind, number) for number in numbers]
     is_vector = isinstance(kind, ir.VectorType)
-    if not is_vector or not _has_fma(context, builder) or _has_feature(context, builder, "avx512f"):
+    if not is_vector or not _has_feature(context, builder, "fma") or _has_feature(context, builder, "avx512f"):
         return constants
     # LLVM would load the address of each constant, and broadcast the constant: a third of the instructions of the loop
     # over normals. An fma reads an element of the array by itself. The empty assembly hides from LLVM what is there.
