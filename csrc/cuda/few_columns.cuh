@@ -18,17 +18,17 @@ namespace multisample {
 // Elements of mu or sigma that are read without a multiplication or a branch: contiguous ones of the computing type, or
 // a number in place of all.
 template <class Real>
-struct UsualVector {
-  bool is_usual;
+struct SimpleVector {
+  bool is_simple;
   const Real* at;  // of element `first`; null for a number
   Real number;
 
-  MULTISAMPLE_FUNCTION UsualVector(const Vector& vector, u64 first) : is_usual(true), at(nullptr), number(0) {
+  MULTISAMPLE_FUNCTION SimpleVector(const Vector& vector, u64 first) : is_simple(true), at(nullptr), number(0) {
     if (vector.type == kNumber) {
       number = rounded<Real>(vector.input.number);
     } else {
       at = static_cast<const Real*>(vector.input.data) + first;
-      is_usual = vector.type == (sizeof(Real) == 4 ? kFloat32 : kFloat64) && vector.stride == sizeof(Real);
+      is_simple = vector.type == (sizeof(Real) == 4 ? kFloat32 : kFloat64) && vector.stride == sizeof(Real);
     }
   }
 
@@ -187,7 +187,7 @@ MULTISAMPLE_FUNCTION void draw_whole_rows(const Launch& call, const Geometry& ge
   const u64 offset = value_of(call.offset, call.offset_at);
   const auto noise = Noise<Real, false, fast>::of(static_cast<u32>(call.first_column / kWidth), offset, keys);
   const u32 lane = threadIdx.x % 32, of_lane = lane * run;
-  const UsualVector<Real> mu(mu_of(call), first_row + of_lane), sigma(sigma_of(call), first_row + of_lane);
+  const SimpleVector<Real> mu(mu_of(call), first_row + of_lane), sigma(sigma_of(call), first_row + of_lane);
   const i64 column_stride = call.column_stride / static_cast<i64>(sizeof(Out));
   Out* const out = static_cast<Out*>(call.matrix) + first_row * (is_direct ? 1 : n);
   Out* const kept = kept_noise<Out>(call, first_row);
@@ -269,8 +269,8 @@ MULTISAMPLE_FUNCTION void draw_any_rows(const Launch& call, const Geometry& geom
 
   const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const bool is_direct = call.row_stride == sizeof(Out);
-  const UsualVector<Real> mu(mu_of(call), first_row + lane), sigma(sigma_of(call), first_row + lane);
-  const bool is_usual = mu.is_usual && sigma.is_usual;
+  const SimpleVector<Real> mu(mu_of(call), first_row + lane), sigma(sigma_of(call), first_row + lane);
+  const bool is_simple = mu.is_simple && sigma.is_simple;
   Out* const out = static_cast<Out*>(call.matrix) + first_row * (is_direct ? 1 : call.columns);
 
   Rows rows;
@@ -285,7 +285,7 @@ MULTISAMPLE_FUNCTION void draw_any_rows(const Launch& call, const Geometry& geom
     rows.i = static_cast<u32>(call.first_row + first_row) + lane + k;
     rows.at = is_direct ? out + k + lane : nullptr;
     rows.kept = kept == nullptr ? nullptr : kept + k + lane;
-    if (is_usual && rows.left >= of_warp) {
+    if (is_simple && rows.left >= of_warp) {
       mu.template load<1>(k, rows.mu);
       sigma.template load<1>(k, rows.sigma);
     } else {
@@ -320,12 +320,12 @@ MULTISAMPLE_FUNCTION void draw_few_columns(const Launch& call, const Geometry& g
     draw_any_rows<Out, shared_noise, antithetic, fast>(call, geometry, first_row, 0, band_rows, stage);
   } else {
     const bool is_direct = call.row_stride == sizeof(Out);
-    const UsualVector<Real> mu(mu_of(call), 0), sigma(sigma_of(call), 0);
+    const SimpleVector<Real> mu(mu_of(call), 0), sigma(sigma_of(call), 0);
     const u64 of_vectors = reinterpret_cast<u64>(mu.at) | reinterpret_cast<u64>(sigma.at);
     const u64 stride = is_direct && call.columns > 1 ? static_cast<u64>(call.column_stride) : 0;
     const bool is_aligned = (reinterpret_cast<u64>(call.matrix) | stride) % (kOwn * sizeof(Out)) == 0 &&
                             of_vectors % (kOwn * sizeof(Real)) == 0;
-    const bool has_loop = call.columns <= 4 && mu.is_usual && sigma.is_usual && (is_direct || is_aligned);
+    const bool has_loop = call.columns <= 4 && mu.is_simple && sigma.is_simple && (is_direct || is_aligned);
     const u32 whole = has_loop ? band_rows - band_rows % kOfWarp : 0;
     if (whole < band_rows) {
       draw_any_rows<Out, false, false, fast>(call, geometry, first_row, whole, band_rows, stage);

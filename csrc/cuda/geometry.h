@@ -238,7 +238,8 @@ inline Geometry plain_geometry(const Launch& call, Geometry g, u64 groups) {
     // A thread of such a group stores more than 16 bytes at once.
     const bool stores_much = call.antithetic ? size >= 4 : call.shared_noise && size == 8;
     if (all >= 1 << 16 && !stores_much) g.turns = kPlainTurns;
-    if (all >= 1 << 18 && g.usual && g.rows_per_pass == 1 && size < 8 && !call.antithetic) g.turns = kOneRowTurns;
+    const u64 many = is_cheap(call) ? 1 << 20 : 1 << 18;
+    if (all >= many && g.usual && g.rows_per_pass == 1 && size < 8 && !call.antithetic) g.turns = kOneRowTurns;
     g.blocks = static_cast<u32>(ceil_div(ceil_div(call.rows, g.rows_per_pass), g.turns) * units);
   }
   set_units(g, units);

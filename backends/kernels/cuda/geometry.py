@@ -165,7 +165,8 @@ def _plain(
         stores_much = size >= 4 if antithetic else shared_noise and size == 8
         if groups_of_all >= 2**16 and not stores_much:
             turns = PLAIN_TURNS
-        if groups_of_all >= 2**18 and usual and rows_per_pass == 1 and size < 8 and not antithetic:
+        many = 2**20 if cheap else 2**18
+        if groups_of_all >= many and usual and rows_per_pass == 1 and size < 8 and not antithetic:
             turns = ONE_ROW_TURNS
         cut = Geometry(
             blocks=ceil_div(ceil_div(rows, rows_per_pass), turns) * units,

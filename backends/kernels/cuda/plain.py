@@ -91,7 +91,10 @@ def plain_kernel(key: KernelKey, capability: tuple[int, int]) -> Any:
             at += step
 
     # Launch bounds: the maximum threads of a block, and the minimum blocks of a multiprocessor, which limit registers.
-    @cuda.jit(launch_bounds=(PLAIN_THREADS, 6), **OPTIONS)
+    # With more registers, the compiler draws all rows before it stores the first.
+    blocks = 6 if key.dtype == "float64" else 8 if key.antithetic else 12
+
+    @cuda.jit(launch_bounds=(PLAIN_THREADS, blocks), **OPTIONS)
     def kernel(call, geometry):
         block, thread = np.uint32(cuda.blockIdx.x), np.uint32(cuda.threadIdx.x)
         band = quotient(block, geometry)
