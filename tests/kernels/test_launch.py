@@ -17,6 +17,7 @@ from multisample.backends.launch import (
     HEAD,
     INPUTS,
     PACKED_LAUNCH,
+    SAMPLE_CALL,
     SPAN,
     ElementType,
     Launch,
@@ -92,11 +93,14 @@ def test_a_packer_gives_the_bytes_of_pack() -> None:
 
 def test_numba_reads_every_field_of_a_launch_and_a_geometry_at_its_place() -> None:
     """Every field has a different value, and Numba places parameters one after another, each at its alignment."""
-    count = len(Launch._fields)
-    expected = [*range(1, 1 + count + len(geometry.Geometry._fields))]
-    packed = pack(Launch(*expected[:count])) + geometry._STRUCT.pack(*expected[count:])
+    values = [*range(1, 1 + len(Launch._fields))]
+    cut = [*range(1000, 1000 + len(geometry.Geometry._fields))]
+    launch = Launch(*values)
+    packed = pack(launch)[SAMPLE_CALL] + geometry._STRUCT.pack(*cut)
+    expected = [*(getattr(launch, name) for name in parameters.CALL.fields), *cut]
+    assert parameters.CALL.fields[0] == "offset_at" and parameters.CALL.fields[-1] == "sigma_type"
     found, end = [], 0
-    for kind in (*parameters.LAUNCH.types, *parameters.GEOMETRY.types):
+    for kind in (*parameters.CALL.types, *parameters.GEOMETRY.types):
         size = kind.bitwidth // 8
         begin = -(-end // size) * size
         end = begin + size

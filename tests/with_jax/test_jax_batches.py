@@ -174,7 +174,7 @@ def test_batches_equal_single_calls(every_place: str, axes: tuple[int | None, ..
 
 def test_means_along_any_axis_and_windows_can_be_mapped(jax_place: str) -> None:
     def draw(mu: Any, row: Any) -> Any:
-        return sample(mu, 1.0, N, seed=1, dim_offset=row, sample_offset=2 * row, backend=jax_place)
+        return sample(jnp.asarray(mu), 1.0, N, seed=1, dim_offset=row, sample_offset=2 * row, backend=jax_place)
 
     found = jax.vmap(draw, in_axes=(1, 0), out_axes=2)(MUS.T, np.arange(B))
     of_windows = jax.vmap(draw, in_axes=(None, 0))(MUS[0], np.arange(B))

@@ -265,9 +265,9 @@ def test_on_a_gpu_a_graph_safe_generator_counts_on_the_device(gpus: list[Any]) -
 
 def test_an_eager_call_with_wrong_values_in_host_memory_fails_and_takes_no_offset() -> None:
     generator = Generator(4)
-    wrong: list[dict[str, Any]] = [{"sigma": jnp.asarray([-1.0] * D)}, {"dim_offset": 2**32}]
-    wrong += [{"mu": jnp.asarray([0.0, bad, 0.0, 0.0, 0.0])} for bad in (np.nan, np.inf, -np.inf)]
     with jax.default_device(jax.devices("cpu")[0]):  # Values in a GPU's memory are not checked.
+        wrong: list[dict[str, Any]] = [{"sigma": jnp.asarray([-1.0] * D)}, {"dim_offset": 2**32}]
+        wrong += [{"mu": jnp.asarray([0.0, bad, 0.0, 0.0, 0.0])} for bad in (np.nan, np.inf, -np.inf)]
         for changes in wrong:
             with pytest.raises(ValueError, match=r"^(sigma: .*-1|dim_offset: |mu: .*mu\[1\])"):
                 sample(**{"mu": jnp.asarray(MU), "sigma": jnp.asarray(SIGMA), **changes}, n=N, generator=generator)
