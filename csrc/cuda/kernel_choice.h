@@ -116,8 +116,10 @@ inline bool is_plain(const Launch& call, i64 skip, u64 groups) {
   if (!is_transposed(call, size)) return all <= most_plain_groups(call, usual, groups);
   const u64 own_rows = own_rows_of(size), start = reinterpret_cast<u64>(call.matrix) - skip * call.column_stride;
   if ((start | static_cast<u64>(call.column_stride)) % (own_rows * size) == 0 && call.rows % own_rows == 0) {
-    // A thread index has 31 bits, and a thread has at least two rows.
-    const u64 most = usual || call.fast_math ? (u64{1} << 32) - 1 : 1 << 21;
+    // A thread index has 31 bits, and a thread has at least two rows. In large matrices, kTransposed is faster where
+    // branches cost more than they save, and where memory is the limit and columns are few. Measured on an H200.
+    const bool costly = !call.shared_noise && !call.antithetic && !call.fast_math;
+    const u64 most = (costly ? usual : call.columns >= 512) ? (u64{1} << 32) - 1 : 1 << 21;
     return all <= most && call.columns < 1 << 30;
   }
   return call.rows >= 32 && all <= (size == 8 ? 1 << 16 : 1 << 18);

@@ -90,7 +90,9 @@ def is_plain(
     own_rows, column_stride = own_rows_of(size), strides[1]
     start = misalignment - skip * column_stride
     if (start | column_stride) % (own_rows * size) == 0 and rows % own_rows == 0:
-        return groups * rows <= (2**32 - 1 if usual or fast_math else 2**21) and columns < 2**30
+        costly = not (shared_noise or antithetic or fast_math)
+        at_every_size = usual if costly else columns >= 512
+        return groups * rows <= (2**32 - 1 if at_every_size else 2**21) and columns < 2**30
     return rows >= 32 and groups * rows <= (2**16 if size == 8 else 2**18)
 
 
