@@ -41,8 +41,8 @@ constexpr u32 kStagedThreads = shared_noise ? 256 : 128;
 constexpr u32 kFewThreads = 128;
 // Threads of a block with kPlainTransposed.
 constexpr u32 kPlainTransposedThreads = 64;
-// Rows of a thread with kPlain, unless the call is small; kOneRowTurns if a pass has one row. kManyTurns: more groups of a
-// thread with kPlainTransposed than a kernel has a version for.
+// Rows of a thread with kPlain, unless the call is small; kOneRowTurns if a pass has one row. kManyTurns: more groups
+// of a thread with kPlainTransposed than a kernel has a version for.
 constexpr u32 kPlainTurns = 4, kOneRowTurns = 8, kManyTurns = 3;
 // kSmallMatrices: maximum rows of a thread, and the number of threads that keeps every SM busy. The first row of a
 // thread is expensive, so threads have several rows if the call has more groups than kBusyThreads.
@@ -239,7 +239,8 @@ inline Geometry plain_geometry(const Launch& call, Geometry g, u64 groups) {
     const bool stores_much = call.antithetic ? size >= 4 : call.shared_noise && size == 8;
     if (all >= 1 << 16 && !stores_much) g.turns = kPlainTurns;
     const u64 many = is_cheap(call) ? 1 << 20 : 1 << 18;
-    if (all >= many && g.usual && g.rows_per_pass == 1 && size < 8 && !call.antithetic) g.turns = kOneRowTurns;
+    const bool one_row = g.usual && g.rows_per_pass == 1 && call.rows >= kOneRowTurns;
+    if (all >= many && one_row && size < 8 && !call.antithetic) g.turns = kOneRowTurns;
     g.blocks = static_cast<u32>(ceil_div(ceil_div(call.rows, g.rows_per_pass), g.turns) * units);
   }
   set_units(g, units);

@@ -96,7 +96,8 @@ inline u64 most_plain_groups(const Launch& call, bool usual, u64 groups) {
   const u32 size = element_size(call.type);
   // Indices have 32 bits; those of columns have a sign.
   const u64 all = call.columns < 1 << 30 ? u64{1} << 31 : 0;
-  if (!usual) return size == 8 || shared || antithetic ? 1 << 16 : 3 << 18;
+  const bool few = has_few_rows(call, size);
+  if (few || !usual) return size == 8 || shared || antithetic ? 1 << 16 : few ? 1 << 18 : 3 << 18;
   if (size == 8) return shared || antithetic ? 1 << 16 : all;
   if (antithetic && size == 2) return shared ? all : 1 << 21;
   if (antithetic) return shared || call.fast_math ? 1 << 18 : 3 << 17;

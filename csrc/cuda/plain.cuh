@@ -1,7 +1,7 @@
 // The kernels with everything in registers. kPlain and kPlainTransposed are the block-per-dimension idea, and the
 // fastest kernels for calls of usual size; some kinds of large calls have them too. The kernels for other large calls
-// share work between threads. is_plain() limits the size of a call, so that numbers of rows, columns and groups fit into
-// 32 bits.
+// share work between threads. is_plain() limits the size of a call, so that numbers of rows, columns and groups fit
+// into 32 bits.
 #pragma once
 
 #include "cuda/stores.cuh"
@@ -16,8 +16,8 @@ MULTISAMPLE_FUNCTION Real load_usual(const Vector& vector, u32 row) {
   return load<Real>(static_cast<const char*>(vector.input.data) + row * vector.stride);
 }
 
-// A block draws some groups of some rows. A thread keeps its group and goes down `turns` rows. `one_row`: a pass has one
-// row, so that the row is the same for all threads of a block. `usual`: see is_usual().
+// A block draws some groups of some rows. A thread keeps its group and goes down `turns` rows. `one_row`: a pass has
+// one row, so that the row is the same for all threads of a block. `usual`: see is_usual().
 template <class Out, bool shared_noise, bool antithetic, bool fast, u32 turns, bool one_row, bool usual>
 MULTISAMPLE_FUNCTION void draw_plain_rows(const SampleCall& call, const Geometry& geometry) {
   using Real = typename Computing<Out>::Type;

@@ -166,7 +166,8 @@ def _plain(
         if groups_of_all >= 2**16 and not stores_much:
             turns = PLAIN_TURNS
         many = 2**20 if cheap else 2**18
-        if groups_of_all >= many and usual and rows_per_pass == 1 and size < 8 and not antithetic:
+        one_row = usual and rows_per_pass == 1 and rows >= ONE_ROW_TURNS
+        if groups_of_all >= many and one_row and size < 8 and not antithetic:
             turns = ONE_ROW_TURNS
         cut = Geometry(
             blocks=ceil_div(ceil_div(rows, rows_per_pass), turns) * units,

@@ -63,12 +63,12 @@ def is_usual(
 
 
 def _most_plain_groups(
-    columns: int, size: int, groups: int, shared_noise: bool, antithetic: bool, fast_math: bool, usual: bool
+    columns: int, size: int, groups: int, shared_noise: bool, antithetic: bool, fast_math: bool, usual: bool, few: bool
 ) -> int:
-    """Maximum groups of all rows with kPlain."""
+    """Maximum groups of all rows with kPlain. `few`: see `has_few_rows`."""
     independent, indexed = not (shared_noise or antithetic), 2**31 if columns < 2**30 else 0
-    if not usual:
-        return 3 * 2**18 if size < 8 and independent else 2**16
+    if few or not usual:
+        return 2**16 if size == 8 or not independent else 2**18 if few else 3 * 2**18
     if size == 8:
         return indexed if independent else 2**16
     if antithetic and size == 2:
@@ -86,7 +86,10 @@ def is_plain(
 ) -> bool:  # fmt: skip
     """Whether a plain kernel is the fastest, for mu and sigma of the computing type or numbers."""
     if not _is_transposed(rows, size, strides):
-        return groups * rows <= _most_plain_groups(columns, size, groups, shared_noise, antithetic, fast_math, usual)
+        few = has_few_rows(rows, size, strides)
+        return groups * rows <= _most_plain_groups(
+            columns, size, groups, shared_noise, antithetic, fast_math, usual, few
+        )
     own_rows, column_stride = own_rows_of(size), strides[1]
     start = misalignment - skip * column_stride
     if (start | column_stride) % (own_rows * size) == 0 and rows % own_rows == 0:
