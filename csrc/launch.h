@@ -28,24 +28,24 @@ union Input {
 // Rows and columns of the noise.
 enum Limit : u64 { kMaxRows = u64{1} << 32, kMaxColumns = u64{1} << 34 };
 
-// What every call has, and all that a kernel of kSample takes which reads nothing else from memory than mu and sigma. A
-// small call waits for each line of the constant cache that its kernel reads, so that such a kernel takes these fields
-// alone.
+// `Launch` has a head, the values of a call, and a tail, the same for all calls of a plan. SampleCall has the last
+// fields of the head and the first of the tail. The plain kernels take these fields alone: a small call waits for each
+// line of the constant cache that its kernel reads.
 struct SampleCall {
-  // Values of a call, of 8 bytes each: the end of the head of `Launch`.
+  // Of the head: 8 bytes each.
   const u64* offset_at;  // the address of the offset in memory; null if the field below has the offset
   Input mu, sigma;       // of `rows` elements; for kPerturb, sigma may be the vector of factors: see `Span::factor`
   void* matrix;          // for kPerturb the first `Span`, in host memory
   u64 seed, offset;
   u64 first_row, first_column;  // first_row + rows <= kMaxRows, first_column + columns <= kMaxColumns
-  // The beginning of the tail. Strides are in bytes.
+  // Of the tail. Strides are in bytes.
   i64 mu_stride, sigma_stride;
-  i64 row_stride, column_stride;  // for kSample multiples of the element size; its elements do not overlap
+  i64 row_stride, column_stride;  // for kSample multiples of the element size; the matrix's elements do not overlap
   u64 rows, columns;              // at least 1; kPerturb has as many columns as its spans have elements
   u32 mu_type, sigma_type;
 };
 
-// The head of `Launch`, without its end.
+// The other fields of the head.
 struct LaunchHead {
   Input weights;         // of `columns` elements; for kPerturb of `rows` elements
   void *first, *second;  // `rows` contiguous results: of type `type` for kMoments, else of its computing type
@@ -58,8 +58,7 @@ struct LaunchHead {
 };
 
 // z[r, c] is the noise of row first_row + r (of row 0 with shared noise) and column first_column + c. With antithetic
-// noise, columns of z come in pairs z, -z. An operation ignores the fields that it does not need. The head has the
-// values of a call, and the tail is the same for all calls of a plan.
+// noise, columns of z come in pairs z, -z. An operation ignores the fields that it does not need.
 struct Launch : LaunchHead, SampleCall {
   u32 weights_type;
   u32 type;  // of the matrix's elements, or of the moments

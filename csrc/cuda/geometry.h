@@ -41,8 +41,8 @@ constexpr u32 kStagedThreads = shared_noise ? 256 : 128;
 constexpr u32 kFewThreads = 128;
 // Threads of a block with kPlainTransposed.
 constexpr u32 kPlainTransposedThreads = 64;
-// Rows of a thread with kPlain, unless the call is small; kOneRowTurns if a pass has one row. kManyTurns: more groups
-// of a thread with kPlainTransposed than a kernel has a version for.
+// Versions of the plain kernels. kPlain: one row of a thread, kPlainTurns rows, or, if a pass has one row,
+// kOneRowTurns. kPlainTransposed: one group of a thread; in usual calls also two; or kManyTurns, for any other number.
 constexpr u32 kPlainTurns = 4, kOneRowTurns = 8, kManyTurns = 3;
 // kSmallMatrices: maximum rows of a thread, and the number of threads that keeps every SM busy. The first row of a
 // thread is expensive, so threads have several rows if the call has more groups than kBusyThreads.
@@ -62,7 +62,7 @@ constexpr u32 kStagedOwnRows = kOwnRows<size> / (antithetic ? 2 : 1);
 
 // With row stores a block goes down a band of rows, with transposed stores along a band of groups.
 struct Geometry {
-  // The fields of the plain kernels come first, adjacent in the constant cache: see `Launch`.
+  // The fields of the plain kernels come first, adjacent in the constant cache: see `SampleCall`.
   u32 groups_per_pass;  // groups that a block draws at once
   u32 one_by_groups;    // 2^20 / groups_per_pass, rounded up: divides a thread index by multiplication and shift
   u32 rows_per_pass;    // row stores, kFewColumns: rows that a block draws at once; kSmallMatrices: rows of each matrix
@@ -235,7 +235,7 @@ inline Geometry plain_geometry(const Launch& call, Geometry g, u64 groups) {
     g.threads = static_cast<u32>(ceil_div(g.groups_per_pass * g.rows_per_pass, 32) * 32);
     units = ceil_div(groups, g.groups_per_pass);
     g.blocks_per_band = static_cast<u32>(units);
-    // A thread of such a group stores more than 16 bytes at once.
+    // Where memory is the limit, a thread has one row, as measured.
     const bool stores_much = call.antithetic ? size >= 4 : call.shared_noise && size == 8;
     if (all >= 1 << 16 && !stores_much) g.turns = kPlainTurns;
     const u64 many = is_cheap(call) ? 1 << 20 : 1 << 18;

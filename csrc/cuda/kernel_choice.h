@@ -22,7 +22,7 @@ enum StoreKind : u32 {
                    // stores, some of them through shared memory
   kSmallMatrices,  // for a batch of matrices whose groups fit into a block, one per thread: vectorised stores where a
                    // group is aligned, else scalar stores at any stride
-  // Kernels without shared memory, from here on. The plain kernels have mu and sigma of the computing type, or numbers.
+  // Kernels without shared memory, from here on. The plain kernels take mu and sigma of the computing type, or numbers.
   kPlain,            // vectorised stores where a group is aligned, else scalar stores at any stride
   kPlainTransposed,  // where dimensions are contiguous: vectorised stores where a piece is aligned, else scalar stores
   kFewRows,          // for few rows, of any length: vectorised stores in aligned rows, else scalar stores at any stride
@@ -75,6 +75,13 @@ inline bool has_few_rows(const Launch& call, i64 size) {
   return call.rows == 1 || (call.rows <= kMostFewRows && call.column_stride == size);
 }
 
+// Whether dimensions form whole pieces at aligned addresses.
+inline bool has_aligned_pieces(const Launch& call, u64 size) {
+  const u64 own_rows = own_rows_of(static_cast<u32>(size));
+  const u64 bits = reinterpret_cast<u64>(call.matrix) | static_cast<u64>(call.column_stride);
+  return call.rows % own_rows == 0 && bits % (own_rows * size) == 0;
+}
+
 // Whether mu and sigma are contiguous vectors of the computing type, and all groups (transposed: pieces too) are whole
 // and aligned. Plain kernels then have neither branches nor selects.
 inline bool is_usual(const Launch& call, i64 skip) {
@@ -83,23 +90,22 @@ inline bool is_usual(const Launch& call, i64 skip) {
   if (call.mu_type != type || call.sigma_type != type) return false;
   if (call.mu_stride != real_size || call.sigma_stride != real_size) return false;
   if (skip != 0 || call.columns % width != 0) return false;
-  const u64 start = reinterpret_cast<u64>(call.matrix), own_rows = own_rows_of(size);
-  if (is_transposed(call, size)) {
-    return call.rows % own_rows == 0 && (start | static_cast<u64>(call.column_stride)) % (own_rows * size) == 0;
-  }
-  return call.column_stride == size && (start | static_cast<u64>(call.row_stride)) % (size == 2 ? 8 : 16) == 0;
+  if (is_transposed(call, size)) return has_aligned_pieces(call, size);
+  const u64 bits = reinterpret_cast<u64>(call.matrix) | static_cast<u64>(call.row_stride);
+  return call.column_stride == size && bits % (size == 2 ? 8 : 16) == 0;
 }
 
-// Maximum groups of all rows with kPlain, measured on an H200: with more, another kernel is faster.
+// Maximum groups of all rows with kPlain. With more, another kernel is faster, as measured on an H200; or indices are
+// too short.
 inline u64 most_plain_groups(const Launch& call, bool usual, u64 groups) {
   const bool shared = call.shared_noise, antithetic = call.antithetic;
   const u32 size = element_size(call.type);
-  // Indices have 32 bits; those of columns have a sign.
-  const u64 all = call.columns < 1 << 30 ? u64{1} << 31 : 0;
+  // Indices of groups and rows have 32 bits, and indices of columns have a sign.
+  const u64 indexed = call.columns < 1 << 30 ? u64{1} << 31 : 0;
   const bool few = has_few_rows(call, size);
   if (few || !usual) return size == 8 || shared || antithetic ? 1 << 16 : few ? 1 << 18 : 3 << 18;
-  if (size == 8) return shared || antithetic ? 1 << 16 : all;
-  if (antithetic && size == 2) return shared ? all : 1 << 21;
+  if (size == 8) return shared || antithetic ? 1 << 16 : indexed;
+  if (antithetic && size == 2) return shared ? indexed : 1 << 21;
   if (antithetic) return shared || call.fast_math ? 1 << 18 : 3 << 17;
   if (shared) return size == 2 ? 1 << 22 : 1 << 23;
   return groups > kPlainThreads / 2 ? 1 << 22 : 3 << 18;
@@ -115,11 +121,11 @@ inline bool is_plain(const Launch& call, i64 skip, u64 groups) {
   const bool usual = is_usual(call, skip);
   const u64 all = groups * call.rows;
   if (!is_transposed(call, size)) return all <= most_plain_groups(call, usual, groups);
-  const u64 own_rows = own_rows_of(size), start = reinterpret_cast<u64>(call.matrix) - skip * call.column_stride;
-  if ((start | static_cast<u64>(call.column_stride)) % (own_rows * size) == 0 && call.rows % own_rows == 0) {
-    // A thread index has 31 bits, and a thread has at least two rows. In large matrices, kTransposed is faster where
-    // branches cost more than they save, and where memory is the limit and columns are few. Measured on an H200.
-    const bool costly = !call.shared_noise && !call.antithetic && !call.fast_math;
+  if (has_aligned_pieces(call, size)) {
+    // A thread index has 31 bits, and a thread has at least two rows. A larger call needs one of two conditions, as
+    // measured on an H200. With costly noise the call is usual: branches would cost more than they save. With other
+    // noise the matrix has 512 columns: with fewer, memory is the limit, and kTransposed is faster.
+    const bool costly = !call.shared_noise && !call.antithetic && !(call.fast_math && size < 8);
     const u64 most = (costly ? usual : call.columns >= 512) ? (u64{1} << 32) - 1 : 1 << 21;
     return all <= most && call.columns < 1 << 30;
   }

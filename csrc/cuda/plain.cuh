@@ -1,7 +1,6 @@
-// The kernels with everything in registers. kPlain and kPlainTransposed are the block-per-dimension idea, and the
-// fastest kernels for calls of usual size; some kinds of large calls have them too. The kernels for other large calls
-// share work between threads. is_plain() limits the size of a call, so that numbers of rows, columns and groups fit
-// into 32 bits.
+// The plain kernels, kPlain and kPlainTransposed: the block-per-dimension idea, with mu, sigma, words and normals in
+// registers. They draw calls of usual size, and large calls of some kinds. is_plain() bounds rows, columns and groups,
+// so that indices of 32 bits suffice.
 #pragma once
 
 #include "cuda/stores.cuh"
@@ -16,8 +15,8 @@ MULTISAMPLE_FUNCTION Real load_usual(const Vector& vector, u32 row) {
   return load<Real>(static_cast<const char*>(vector.input.data) + row * vector.stride);
 }
 
-// A block draws some groups of some rows. A thread keeps its group and goes down `turns` rows. `one_row`: a pass has
-// one row, so that the row is the same for all threads of a block. `usual`: see is_usual().
+// A block draws some groups of some rows. A thread keeps its group and goes down `turns` rows. `one_row`: a pass of a
+// block has one row. All threads of the block then have the same row. `usual`: see is_usual().
 template <class Out, bool shared_noise, bool antithetic, bool fast, u32 turns, bool one_row, bool usual>
 MULTISAMPLE_FUNCTION void draw_plain_rows(const SampleCall& call, const Geometry& geometry) {
   using Real = typename Computing<Out>::Type;
@@ -28,7 +27,7 @@ MULTISAMPLE_FUNCTION void draw_plain_rows(const SampleCall& call, const Geometry
   const u32 group = tile * geometry.groups_per_pass + (threadIdx.x - row_of_pass * geometry.groups_per_pass);
   const u32 rows = static_cast<u32>(call.rows), skip = usual ? 0 : geometry.skip, column = width * group;
   const u32 columns = static_cast<u32>(call.columns) + skip, begin = band * (turns * apart) + row_of_pass;
-  if ((!one_row && row_of_pass >= apart) || column >= columns || begin >= rows) return;
+  if (row_of_pass >= apart || column >= columns || begin >= rows) return;
   const i64 stride = usual ? sizeof(Out) : call.column_stride;
   // Draws the rows `first`, first + apart, ...
   const auto draw = [&](u32 first, auto count) {
@@ -74,7 +73,8 @@ MULTISAMPLE_FUNCTION void draw_plain_rows(const SampleCall& call, const Geometry
   }
 }
 
-// Where `turns` is 0, the geometry chooses the number of rows, and whether the call is usual.
+// Where `turns` is 0, the kernel reads the number of rows, and whether the call is usual, from the geometry. Otherwise
+// both are known to the compiler.
 template <class Out, bool shared_noise, bool antithetic, bool fast, u32 turns, bool usual>
 MULTISAMPLE_FUNCTION void draw_plain(const SampleCall& call, const Geometry& geometry) {
   const auto draw = [&](auto number, auto is_usual) {
@@ -94,8 +94,8 @@ MULTISAMPLE_FUNCTION void draw_plain(const SampleCall& call, const Geometry& geo
   }
 }
 
-// A thread keeps the neighbouring dimensions of a piece, and draws `turns` adjacent groups of columns. Where `turns` is
-// kManyTurns, the geometry has the number. `usual`: see is_usual().
+// A thread keeps the neighbouring dimensions of a piece, and draws `turns` adjacent groups of columns. With kManyTurns,
+// geometry.turns is the number of groups. `usual`: see is_usual().
 template <class Out, bool shared_noise, bool antithetic, bool fast, u32 turns, bool usual>
 MULTISAMPLE_FUNCTION void draw_plain_pieces(const SampleCall& call, const Geometry& geometry) {
   using Real = typename Computing<Out>::Type;
@@ -160,7 +160,7 @@ MULTISAMPLE_FUNCTION void draw_plain_pieces(const SampleCall& call, const Geomet
   }
 }
 
-// As draw_plain().
+// `turns` is 0: see draw_plain().
 template <class Out, bool shared_noise, bool antithetic, bool fast, u32 turns, bool usual>
 MULTISAMPLE_FUNCTION void draw_plain_transposed(const SampleCall& call, const Geometry& geometry) {
   const auto draw = [&](auto number, auto is_usual) {

@@ -48,6 +48,12 @@ def has_few_rows(rows: int, size: int, strides: tuple[int, int]) -> bool:
     return rows == 1 or (rows <= _MOST_FEW_ROWS and strides[1] == size)
 
 
+def _has_aligned_pieces(rows: int, size: int, column_stride: int, misalignment: int) -> bool:
+    """Whether dimensions form whole pieces at aligned addresses."""
+    own_rows = own_rows_of(size)
+    return rows % own_rows == 0 and (misalignment | column_stride) % (own_rows * size) == 0
+
+
 def is_usual(
     rows: int, columns: int, size: int, strides: tuple[int, int], misalignment: int, skip: int, antithetic: bool,
     contiguous: bool,
@@ -57,8 +63,7 @@ def is_usual(
         return False
     row_stride, column_stride = strides
     if _is_transposed(rows, size, strides):
-        own_rows = own_rows_of(size)
-        return rows % own_rows == 0 and (misalignment | column_stride) % (own_rows * size) == 0
+        return _has_aligned_pieces(rows, size, column_stride, misalignment)
     return column_stride == size and (misalignment | row_stride) % (8 if size == 2 else 16) == 0
 
 
@@ -81,8 +86,8 @@ def _most_plain_groups(
 
 
 def is_plain(
-    rows: int, columns: int, size: int, strides: tuple[int, int], misalignment: int, skip: int, groups: int,
-    shared_noise: bool, antithetic: bool, fast_math: bool, usual: bool,
+    rows: int, columns: int, size: int, strides: tuple[int, int], misalignment: int, groups: int, shared_noise: bool,
+    antithetic: bool, fast_math: bool, usual: bool,
 ) -> bool:  # fmt: skip
     """Whether a plain kernel is the fastest, for mu and sigma of the computing type or numbers."""
     if not _is_transposed(rows, size, strides):
@@ -90,10 +95,8 @@ def is_plain(
         return groups * rows <= _most_plain_groups(
             columns, size, groups, shared_noise, antithetic, fast_math, usual, few
         )
-    own_rows, column_stride = own_rows_of(size), strides[1]
-    start = misalignment - skip * column_stride
-    if (start | column_stride) % (own_rows * size) == 0 and rows % own_rows == 0:
-        costly = not (shared_noise or antithetic or fast_math)
+    if _has_aligned_pieces(rows, size, strides[1], misalignment):
+        costly = not (shared_noise or antithetic or (fast_math and size < 8))
         at_every_size = usual if costly else columns >= 512
         return groups * rows <= (2**32 - 1 if at_every_size else 2**21) and columns < 2**30
     return rows >= 32 and groups * rows <= (2**16 if size == 8 else 2**18)
@@ -107,7 +110,7 @@ def store_kind_of(
     if skip == 0 and has_few_columns(rows, columns, size, strides, misalignment):
         return FEW_COLUMNS
     if may_be_plain and is_plain(
-        rows, columns, size, strides, misalignment, skip, groups, shared_noise, antithetic, fast_math, usual
+        rows, columns, size, strides, misalignment, groups, shared_noise, antithetic, fast_math, usual
     ):
         return PLAIN_TRANSPOSED if _is_transposed(rows, size, strides) else PLAIN
     if has_few_rows(rows, size, strides):

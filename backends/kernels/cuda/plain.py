@@ -38,17 +38,15 @@ def group_of_column(call, width):
 
 
 def plain_kernel(key: KernelKey, capability: tuple[int, int]) -> Any:
-    """A block draws some groups of some rows. A thread keeps its group and goes down `turns` rows.
-
-    `one_row`: a pass has one row, so that the row is the same for all threads of a block.
-    """
+    """A block draws some groups of some rows. A thread keeps its group and goes down `turns` rows."""
     real, stored, width, noise_of, noise_in, scaled, narrow = group_of(key, capability)
     size, real_size, turns, usual = SIZES[key.dtype], np.dtype(real).itemsize, key.turns, key.usual
-    quad, one_row = min(4 * size, 16), turns == ONE_ROW_TURNS
+    quad = min(4 * size, 16)
+    one_row = turns == ONE_ROW_TURNS  # A pass has one row: all threads of a block have the same row.
 
     @inline
     def draw(call, geometry, group, first, count):
-        """Draw a group in `count` rows, from `first` on."""
+        """Draw a group in `count` rows: first, first + apart, ..."""
         rows, apart = np.uint32(call.rows), np.uint32(1) if one_row else geometry.rows_per_pass
         # All loads come first: the thread then waits for memory once.
         mu, sigma = cuda.local.array(turns, real), cuda.local.array(turns, real)
@@ -91,7 +89,7 @@ def plain_kernel(key: KernelKey, capability: tuple[int, int]) -> Any:
             at += step
 
     # Launch bounds: the maximum threads of a block, and the minimum blocks of a multiprocessor, which limit registers.
-    # With more registers, the compiler draws all rows before it stores the first.
+    # The limit also keeps the compiler from drawing all rows before it stores the first.
     blocks = 6 if key.dtype == "float64" else 8 if key.antithetic else 12
 
     @cuda.jit(launch_bounds=(PLAIN_THREADS, blocks), **OPTIONS)
