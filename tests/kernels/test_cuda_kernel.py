@@ -149,7 +149,7 @@ def check_some(key: KernelKey, cases: Iterable[Case], number: int) -> None:
 
 @each(KEYS, SOME)
 def test_kernel_equals_the_cpu_backend(key: KernelKey) -> None:
-    check_some(key, TABLES["plain"][0](key.dtype, NOISES[key.shared_noise]), 60)
+    check_some(key, TABLES["plain"][0](key.dtype, NOISES[key.shared_noise]), 30)
 
 
 @pytest.mark.slow

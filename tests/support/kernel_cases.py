@@ -562,10 +562,11 @@ def plain(dtype: str, noise: str) -> Iterator[Case]:
                 mu, sigma = ((mu, sigma), (1.5, sigma), (mu, 0.3), (np.asarray(mu)[::-1], sigma))[k // 3 % 4]
                 yield dataclasses.replace(case, mu=mu, sigma=sigma, plain=True, turns=(1, 2, 5, 16)[k // 12 % 4])
     # Usual calls.
-    for d, n, turns, is_transposed in itertools.product((4, 16, 36, 68), (8, 64, 264, 1032), (1, 2, 5), (False, True)):
-        k = next(numbers)
+    shapes = [*itertools.product((4, 16, 36, 68), (8, 64, 264, 296, 520, 1032))]
+    choices = itertools.product(enumerate(shapes), (1, 2, 5), (False, True))
+    for k, ((number, (d, n)), turns, is_transposed) in enumerate(choices):
         yield Case(
-            d, n, dtype, noise, k // 2 % 3 == 1, seed=k, sample_offset=8 * k, dim_offset=k % 3, plain=True, turns=turns,
+            d, n, dtype, noise, number % 2 == 1, seed=k, sample_offset=8 * k, dim_offset=k % 3, plain=True, turns=turns,
             strides=(1, d) if is_transposed else None, backwards=k % 5 == 0,
         )  # fmt: skip
     # Transposed matrices with aligned columns, whose last piece is partial.
