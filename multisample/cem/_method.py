@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 
     Seed: TypeAlias = SupportsIndex | Sequence[SupportsIndex] | AnyArray
 
-    class _SearchOptions(TypedDict, total=False):
+    class CEMOptions(TypedDict, total=False):
+        """The options that all overloads share. `backend` is not among them, since it decides the result's library."""
+
         elite_frac: Number
         smoothing: Number
         noise_floor: Number | AnyArray | Callable[[int], Any]
@@ -47,31 +49,12 @@ if TYPE_CHECKING:
         antithetic: bool
         fast_math: bool
 
-    class HostOptions(_SearchOptions, total=False):
-        """Options of a search whose samples are NumPy arrays."""
-
-        backend: HostBackend
-
-    class Options(_SearchOptions, total=False):
-        """Options of other searches."""
-
-        backend: str
-
-    class _Run(TypedDict, total=False):
+    class MinimizeOptions(CEMOptions, total=False):
         iterations: SupportsIndex
         callback: Callable[[CEM[Any]], Any] | None
         check_every: SupportsIndex | None
         executor: Executor | None
         tasks: SupportsIndex | None
-
-    class HostRunOptions(HostOptions, _Run, total=False):
-        """Options of `minimize` with NumPy arrays."""
-
-    class RunOptions(Options, _Run, total=False):
-        """Options of `minimize` with other arrays."""
-
-    HostMean: TypeAlias = HostVector | Number
-    Scored: TypeAlias = Callable[[T], Any]
 
 
 _NOTHING = np.array([math.nan] * (len(COLUMNS) - 1) + [0.0])
@@ -192,19 +175,43 @@ class CEM(Generic[ArrayT]):
 
     @overload
     def __init__(
-        self: CEM[OwnArray], mu: OwnArray | float, sigma: OwnArray | float, n: SupportsIndex, **options: Unpack[Options]
+        self: CEM[OwnArray],
+        mu: OwnArray | float,
+        sigma: OwnArray | float,
+        n: SupportsIndex,
+        *,
+        backend: str = ...,
+        **options: Unpack[CEMOptions],
     ) -> None: ...
     @overload
     def __init__(
-        self: CEM[T], mu: Tensor[T] | float, sigma: Tensor[T] | float, n: SupportsIndex, **options: Unpack[Options]
+        self: CEM[T],
+        mu: Tensor[T] | float,
+        sigma: Tensor[T] | float,
+        n: SupportsIndex,
+        *,
+        backend: str = ...,
+        **options: Unpack[CEMOptions],
     ) -> None: ...
     @overload
     def __init__(
-        self: CEM[HostArray], mu: HostMean, sigma: HostMean, n: SupportsIndex, **options: Unpack[HostOptions]
+        self: CEM[HostArray],
+        mu: HostVector | Number,
+        sigma: HostVector | Number,
+        n: SupportsIndex,
+        *,
+        backend: HostBackend = ...,
+        **options: Unpack[CEMOptions],
     ) -> None: ...
     @overload
     def __init__(
-        self: CEM[Any], mu: HostMean, sigma: HostMean, n: SupportsIndex, **options: Unpack[Options]
+        self: CEM[Any],
+        mu: HostVector | Number,
+        sigma: HostVector | Number,
+        n: SupportsIndex,
+        *,
+        backend: str,
+        **options: Unpack[CEMOptions],
     ) -> None: ...
     def __init__(
         self,
@@ -659,19 +666,43 @@ class CEM(Generic[ArrayT]):
 # The overloads overlap in calls with two numbers, which raise.
 @overload
 def minimize(
-    f: Scored[OwnArray], mu: OwnArray | float, sigma: OwnArray | float, n: SupportsIndex, **options: Unpack[RunOptions]
+    f: Callable[[OwnArray], Any],
+    mu: OwnArray | float,
+    sigma: OwnArray | float,
+    n: SupportsIndex,
+    *,
+    backend: str = ...,
+    **options: Unpack[MinimizeOptions],
 ) -> Result[OwnArray]: ...
 @overload
 def minimize(  # type: ignore[overload-overlap]
-    f: Scored[T], mu: Tensor[T] | float, sigma: Tensor[T] | float, n: SupportsIndex, **options: Unpack[RunOptions]
+    f: Callable[[T], Any],
+    mu: Tensor[T] | float,
+    sigma: Tensor[T] | float,
+    n: SupportsIndex,
+    *,
+    backend: str = ...,
+    **options: Unpack[MinimizeOptions],
 ) -> Result[T]: ...
 @overload
 def minimize(
-    f: Scored[HostArray], mu: HostMean, sigma: HostMean, n: SupportsIndex, **options: Unpack[HostRunOptions]
+    f: Callable[[HostArray], Any],
+    mu: HostVector | Number,
+    sigma: HostVector | Number,
+    n: SupportsIndex,
+    *,
+    backend: HostBackend = ...,
+    **options: Unpack[MinimizeOptions],
 ) -> Result[HostArray]: ...
 @overload
 def minimize(
-    f: Scored[Any], mu: HostMean, sigma: HostMean, n: SupportsIndex, **options: Unpack[RunOptions]
+    f: Callable[[Any], Any],
+    mu: HostVector | Number,
+    sigma: HostVector | Number,
+    n: SupportsIndex,
+    *,
+    backend: str,
+    **options: Unpack[MinimizeOptions],
 ) -> Result[Any]: ...
 def minimize(
     f: Callable[[Any], Any],

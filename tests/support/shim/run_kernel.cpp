@@ -94,9 +94,10 @@ namespace {
 template <bool antithetic, StoreKind store_kind>
 void run(const Launch& call, const Geometry& g, bool backwards) {
   const u32 batch = store_kind == kSmallMatrices || call.batch == 0 ? 1 : call.batch;
-  fibers::launch(g.blocks, batch, g.threads, backwards, [&] {
-    sample_kernel<Counted<Element>, kShared, antithetic, false, store_kind, kOriginInMemory>(call, g);
-  });
+  // The plain kernels take all words by value.
+  constexpr bool in_memory = kOriginInMemory && store_kind != kPlain && store_kind != kPlainTransposed;
+  fibers::launch(g.blocks, batch, g.threads, backwards,
+                 [&] { sample_kernel<Counted<Element>, kShared, antithetic, false, store_kind, in_memory>(call, g); });
 }
 
 template <bool antithetic>
