@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from .contract import PROTOCOL, Launcher
 from .kernels.cuda.geometry import geometry
-from .kernels.cuda.kernel_choice import OF_BATCH, OF_ROWS, PLAIN, PLAIN_TRANSPOSED, is_small
+from .kernels.cuda.kernel_choice import OF_BATCH, OF_ROWS, is_small
 from .kernels.cuda.keys import KernelKey, Key, MomentsKey, PerturbKey
 from .kernels.cuda.moments_geometry import MOMENT_THREADS, MomentGeometry, moment_geometry
 from .kernels.cuda.perturb_geometry import PERTURB_THREADS, SpanList, origin_of, perturb_turns, span_lists, spans_at
@@ -84,7 +84,7 @@ def _launch_all(kernels: Iterable[_Ready]) -> None:
 
 
 class Step(NamedTuple):
-    """One kernel of a launch, with its arguments except those of the head of `Launch`."""
+    """One kernel of a launch, with the arguments that are the same for all calls of a plan."""
 
     launch: Callable[[int, bytes], None]
     """``launch(kernel, parameters)``"""
@@ -93,7 +93,7 @@ class Step(NamedTuple):
     batch: int
     threads: int
     omitted: int
-    """Bytes of the head that the kernel does not take, from the first on."""
+    """How many bytes at the begin of the head the kernel does not take."""
     rest: bytes
     """What follows the head: fields of the tail of `Launch`, and the geometry."""
     keys: Callable[[int], bytes] | None
@@ -391,7 +391,7 @@ def _sample_steps(backend: DriverBackend, launch: Launch, misalignment: int, pha
         dtype, bool(launch.shared_noise), bool(launch.antithetic), bool(launch.fast_math) and dtype != "float64",
         g.store_kind, bool(launch.origin_in_memory), launch.batch > 1, launch.device, *g.version,
     )  # fmt: skip
-    taken = SAMPLE_CALL if g.store_kind in (PLAIN, PLAIN_TRANSPOSED) else _WHOLE_LAUNCH
+    taken = SAMPLE_CALL if key.turns else _WHOLE_LAUNCH  # Plain kernels take a part.
     return (backend.step(launch, key, g.blocks, g.threads, packed, None, 1 if g.matrices else batch, taken),)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from .contract import Backend, BackendStatus, DeviceKind
 from .driver import DriverBackend
 from .errors import BackendUnavailableError
-from .kernels.cuda.kernel_choice import PLAIN, PLAIN_TRANSPOSED
+from .kernels.cuda.kernel_choice import PLAIN
 from .kernels.cuda.keys import KernelKey, Key
 from .kernels.cuda.toolchain import INSTALL, clashes, nvrtc_version
 from .memory.dlpack import LEGACY_STREAM, Imported, device_of_array
@@ -112,7 +112,7 @@ class NumbaBackend(DriverBackend):
 
 def is_in_python(key: KernelKey) -> bool:
     """Whether Numba compiles the kernel from Python. NVRTC compiles all others from CUDA C++."""
-    return key.store_kind in (PLAIN, PLAIN_TRANSPOSED) and not (key.origin_in_memory or key.batched)
+    return key.turns > 0
 
 
 def _function(handle: Any) -> int:

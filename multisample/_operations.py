@@ -15,7 +15,7 @@ FLAGS = "fast_math", "validate", "antithetic"
 
 
 class Call(NamedTuple):
-    """The arguments of `sample`, or of `weighted_moments`, which ignores those that it does not have."""
+    """The arguments of a call. `weighted_moments` reads no field that only `sample` has."""
 
     operation: Operation
     mu: Any

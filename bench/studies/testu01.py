@@ -124,7 +124,7 @@ def callbacks() -> tuple[Any, ...]:
 
 
 def build(sources: Path | None, folder: Path) -> Path:
-    """Compile TestU01 in an empty folder; returns its library."""
+    """Compile TestU01 in an empty folder, and return the path of the shared library."""
     copy = folder / "TestU01"  # TestU01 compiles only where its sources are.
     if sources is None:
         subprocess.run(["git", "clone", "--quiet", "--depth", "1", CLONED, copy], check=True)
@@ -133,7 +133,7 @@ def build(sources: Path | None, folder: Path) -> Path:
     # Every machine gets the same p-values, because nothing is contracted.
     flags = "CFLAGS=-w -std=gnu89 -O3 -march=native -ffp-contract=off"
     configure = ["./configure", f"--prefix={folder}", "--disable-static", flags]
-    # The times of a clone's files would have make run Autotools again.
+    # A clone gives all files one time. `make` would take the generated files for outdated, and run Autotools.
     make = ["make", "install", *(f"{tool}=:" for tool in ("ACLOCAL", "AUTOCONF", "AUTOHEADER", "AUTOMAKE"))]
     for command in (configure, make):
         subprocess.run(command, cwd=copy, check=True, stdout=subprocess.DEVNULL)

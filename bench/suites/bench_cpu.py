@@ -2,8 +2,8 @@
 
 pytest bench --benchmark-only -k cpu --benchmark-json=results.json
 
-Only ratios within one run mean anything; the comparison uses the ratios to NumPy. The suite "cpu" makes new arrays,
-"cpu_out" fills an existing one. A contender with `lacks` draws standard normals, without mu and sigma.
+Only ratios within one run mean anything; the comparison uses the ratios to NumPy. The suite "cpu" makes new arrays. The
+suite "cpu_out" fills an existing array. A contender with `lacks` draws standard normals, without mu and sigma.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import multisample
 from multisample.backends.native import csrc_files
 from multisample.backends.system.threads import thread_count
 
-# The distributions and their names in results.
+# The installed packages whose versions results name: the package, and its name in results.
 PACKAGES = {
     **{name: name for name in ("numpy", "numba", "torch", "triton", "jax", "jaxlib", "dask", "distributed", "mkl")},
     **{"cupy-cuda12x": "cupy", "cupy-cuda13x": "cupy", "numba-cuda": "numba_cuda", "nvidia-mathdx": "curanddx"},

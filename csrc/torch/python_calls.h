@@ -127,7 +127,7 @@ struct KeyState {
   PyObject* const is_negative = item(4);    // torch.Tensor.is_neg
   PyObject* const state = item(5);          // Python function for the state of PyTorch
   PyObject* const questions = item(6);      // functions that return false values in the usual state
-  PyObject* const flags = item(7);          // triples: a module's dict, a variable's name, its value in the usual state
+  PyObject* const flags = item(7);          // triples: the dict of a module, the name of a variable, its usual value
 
   PyObject* item(long k) const { return PyTuple_GetItem(objects.get(), k); }
 };

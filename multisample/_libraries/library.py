@@ -105,7 +105,7 @@ class Library:
     share_memory: Callable[[Any, Any], bool]
     """``share_memory(a, b)``: whether two host arrays share an element."""
     copied: Callable[[Any], Any]
-    """``copied(array)``: a copy of an array from `to_device`, made on the current stream."""
+    """``copied(array)``: a copy, on the current stream, of an array that `to_device` returned."""
     to_host: Callable[[Any], HostArray]
     """``to_host(array)``: a copy in host memory; waits for the device."""
     to_device: Callable[[HostArray, Device], Any]

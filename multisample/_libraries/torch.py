@@ -380,8 +380,8 @@ TORCH = TorchLibrary()
 def scaled(gradient: Any, factor: float, size: int | None, like: Any) -> Any:
     """The gradient of a parameter of `perturb`, whose result has the derivative ``1 - decay``, `factor`.
 
-    With `size`, the length of a population, the result has one more axis in front than the parameter. `like` is the
-    mesh and the placements of a DTensor.
+    `size` is the length of a population, or None for a single result. The first axis of `gradient` then counts the
+    members, and the sum over that axis is the parameter's. `like` is the mesh and the placements of a DTensor.
     """
     if gradient is None:
         return None

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from processes import run_python
+from tables import PLAIN_VERSIONS
 
 from multisample.backends import nvrtc
 from multisample.backends.errors import BackendUnavailableError
@@ -22,8 +23,10 @@ from multisample.backends.numba import NumbaBackend
 from multisample.backends.system import cache
 
 
-def sample_key(store_kind: int, origin_in_memory: bool = False, batched: bool = False) -> KernelKey:
-    return KernelKey("float32", False, False, False, store_kind, origin_in_memory, batched, 0)
+def sample_key(
+    store_kind: int, origin_in_memory: bool = False, batched: bool = False, version: tuple[int, bool] = (0, False)
+) -> KernelKey:
+    return KernelKey("float32", False, False, False, store_kind, origin_in_memory, batched, 0, *version)
 
 
 MOMENTS = MomentsKey("float32", False, False, 1, False, False, True, 0)
@@ -101,11 +104,17 @@ def test_numba_compiles_the_plain_kernels_and_nvrtc_all_others(
     monkeypatch.setattr(compilation, "compile_kernel", compile_kernel)
     monkeypatch.setattr("multisample.backends.numba.machine_code", machine_code)
     origins = [(False, False), (True, False), (True, True)]
-    keys = [sample_key(kind, *origin) for kind, origin in itertools.product(range(len(STORE_KINDS)), origins)]
+    plain = [
+        sample_key(STORE_KINDS.index(f"k{name.title().replace('_', '')}"), version=version)
+        for name, versions in PLAIN_VERSIONS.items()
+        for version in versions
+    ]
+    kinds = set(range(len(STORE_KINDS))) - {PLAIN, PLAIN_TRANSPOSED}
+    keys = [*plain, *(sample_key(kind, *origin) for kind, origin in itertools.product(kinds, origins))]
     for key in (*keys, MOMENTS, None):
         handle, _ = hopper.compile(key)
         assert handle == (5 if in_python and in_python[-1] is key else 7)
-    assert in_python == [sample_key(PLAIN), sample_key(PLAIN_TRANSPOSED)]
+    assert in_python == plain
     assert in_cpp == [key for key in (*keys, MOMENTS, None) if key not in in_python]
 
 

@@ -209,7 +209,7 @@ def test_elements_of_vmap_of_moments_equal_their_own_calls(batched: tuple[bool, 
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The plans that have run, one for each launch."""
+    """One entry for each launch: the plan that ran."""
     found = []
 
     def run(self: Any, *arguments: Any, before: Any = _plan.Plan.run) -> Any:

@@ -155,7 +155,7 @@ def test_a_distribution_can_be_compiled(torch_device: str) -> None:
     function = compiled(loss, backend=counter)
     for n in (1000, 2000, 3000):
         _, slope = torch.autograd.grad(function(*inputs, n), inputs)
-        # log_prob is -log(scale) - z**2 / 2 plus a constant, if the backward pass draws the same z.
+        # The backward pass draws the same z. Then log_prob is -log(scale) - z**2 / 2 plus a constant.
         torch.testing.assert_close(slope, -1 / inputs[1].detach() / D, rtol=1e-4, atol=1e-4)
     assert counter.frame_count <= 2
 

@@ -91,7 +91,7 @@ class Geometry(NamedTuple):
 
     @property
     def version(self) -> tuple[int, bool]:
-        """`turns` and `usual` of the C++ template ``sample_kernel``. Each pair is one version of a plain kernel."""
+        """`turns` and `usual`, arguments of the C++ template ``sample_kernel``: the version of a plain kernel."""
         if self.store_kind not in (PLAIN, PLAIN_TRANSPOSED):
             return 0, False
         most = ONE_ROW_TURNS if self.store_kind == PLAIN else 2 if self.usual else 1

@@ -27,7 +27,7 @@ class KernelKey:
     device: int
     turns: int = 0
     usual: bool = False
-    """`Geometry.version`, for plain kernels."""
+    """`Geometry.version`; `turns` is 0 for kernels that are not plain."""
 
 
 @dataclasses.dataclass(frozen=True)

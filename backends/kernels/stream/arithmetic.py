@@ -127,9 +127,9 @@ def product(typingctx: Any, x: Any, y: Any) -> Any:
 
 
 def horner(coefficients: Sequence[Any]) -> Any:
-    """A function of x: the polynomial with the highest power first, by one fma for each power.
+    """A function that evaluates a polynomial at x, with one fma for each power.
 
-    `coefficients` and x are float32, or float64; x may be a vector.
+    `coefficients` begin with the highest power. They and x are float32 or float64, and x may be a vector.
     """
     number = from_dtype(coefficients[0].dtype)
 
