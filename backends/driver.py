@@ -13,9 +13,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from .contract import PROTOCOL, Launcher
+from .kernels.cuda.conversion import CONVERSION_THREADS, convert_vectors
 from .kernels.cuda.geometry import geometry
 from .kernels.cuda.kernel_choice import OF_BATCH, OF_ROWS, is_small
-from .kernels.cuda.keys import KernelKey, Key, MomentsKey, PerturbKey
+from .kernels.cuda.keys import ConversionKey, KernelKey, Key, MomentsKey, PerturbKey
 from .kernels.cuda.moments_geometry import MOMENT_THREADS, MomentGeometry, moment_geometry
 from .kernels.cuda.perturb_geometry import PERTURB_THREADS, SpanList, origin_of, perturb_turns, span_lists, spans_at
 from .kernels.cuda.round_keys import round_keys_of
@@ -27,7 +28,6 @@ from .launch import (
     SIZES,
     SPAN,
     STEPS,
-    ElementType,
     Launch,
     Operation,
     Span,
@@ -214,10 +214,10 @@ class DriverBackend(abc.ABC):
 
     def launcher(self, launch: Launch) -> Launcher:
         size = functools.cache(functools.partial(_scratch_size, launch))
-        scratch_size = None
-        if launch.operation == Operation.moments:
+        conversions, scratch_size = convert_vectors(launch)[1], None
+        if conversions or launch.operation == Operation.moments:
             scratch_size = lambda first_column: size(first_column & 7)  # noqa: E731
-        if launch.batch or launch.operation == Operation.perturb:
+        if conversions or launch.batch or launch.operation == Operation.perturb:
             kernels = self._kernels(launch, None)
 
             def run_all(
@@ -255,6 +255,9 @@ class DriverBackend(abc.ABC):
 
         `phase` is the first column modulo 8; if it is None, the words give it.
         """
+        readable, conversions, _ = convert_vectors(launch)
+        if conversions:
+            return self._converting(launch, self._kernels(readable, phase))
         if launch.operation == Operation.perturb:
             return self._perturbing(launch)
         (pack_head, _), steps_of = packer(launch), _STEPS[launch.operation]
@@ -284,6 +287,26 @@ class DriverBackend(abc.ABC):
                 )  # fmt: skip
                 for step in steps:
                     yield step.ready(head, words[0], stream)
+
+        return kernels
+
+    def _converting(self, launch: Launch, kernels_of_readable: _Kernels) -> _Kernels:
+        """`kernels_of_readable`, after the kernels that convert vectors."""
+        _, conversions, taken = convert_vectors(launch)
+        key = ConversionKey(computing_name(launch), launch.device)
+        launch_kernel = self._launch_of_size(len(conversions[0].packed(0, 0)), launch.device)
+
+        def kernels(
+            addresses: Sequence[Any], words: tuple[int, int, int, int], stream: int, scratch: int
+        ) -> Iterator[_Ready]:
+            with cuda_driver.relaxed_capture():  # A kernel can be loaded while the stream is being captured.
+                kernel = self.kernel(key)
+            addresses = list(addresses)
+            for conversion in conversions:
+                configuration = pack_configuration(conversion.blocks, CONVERSION_THREADS, stream)
+                yield launch_kernel, kernel, configuration + conversion.packed(addresses[conversion.input], scratch)
+                addresses[conversion.input] = scratch + conversion.place
+            yield from kernels_of_readable(addresses, words, stream, scratch + 8 * taken)
 
         return kernels
 
@@ -378,14 +401,12 @@ def _sample_steps(backend: DriverBackend, launch: Launch, misalignment: int, pha
     # All matrices of a batch have one geometry. kStrided and kFewRows support matrices whose addresses are aligned
     # differently.
     strided, batch = launch.batch > 1 and launch.matrix_step % 32 != 0, max(launch.batch, 1)
-    real = ElementType[computing_name(launch)]
     vectors = (launch.mu_type, launch.mu_stride), (launch.sigma_type, launch.sigma_stride)
-    may_be_plain = {kind for kind, _ in vectors} <= {ElementType.number, real} and not launch.origin_in_memory
-    contiguous = set(vectors) == {(real, SIZES[real.name])}
+    contiguous = set(vectors) == {(launch.type, SIZES[dtype])}
     g, packed = geometry(
         launch.rows, launch.columns, dtype, (launch.row_stride, launch.column_stride), misalignment, phase,
-        bool(launch.shared_noise), bool(launch.antithetic), bool(launch.fast_math), strided, batch, may_be_plain,
-        contiguous,
+        bool(launch.shared_noise), bool(launch.antithetic), bool(launch.fast_math), strided, batch,
+        not launch.origin_in_memory, contiguous,
     )  # fmt: skip
     key = KernelKey(
         dtype, bool(launch.shared_noise), bool(launch.antithetic), bool(launch.fast_math) and dtype != "float64",
@@ -417,8 +438,11 @@ def _moment_geometry(launch: Launch, phase: int) -> MomentGeometry:
 
 
 def _scratch_size(launch: Launch, phase: int) -> int:
-    g = _moment_geometry(launch, phase)
-    return g.scratch_size(launch.rows, bool(launch.shared_noise), launch.results)
+    *_, size = convert_vectors(launch)
+    if launch.operation == Operation.moments:
+        g = _moment_geometry(launch, phase)
+        size += g.scratch_size(launch.rows, bool(launch.shared_noise), launch.results)
+    return size
 
 
 _STEPS: dict[int, Callable[[DriverBackend, Launch, int, int], Steps]] = {

@@ -76,6 +76,8 @@ inline auto with_matrix_type(u32 type, const Run& run) {
   __builtin_unreachable();
 }
 
+inline u32 computing_type(u32 type) { return type == kFloat64 ? kFloat64 : kFloat32; }
+
 inline u32 element_size(u32 type) {
   return with_matrix_type(type,
                           [](auto element) { return static_cast<u32>(sizeof(typename decltype(element)::Type)); });

@@ -52,7 +52,7 @@ struct LaunchHead {
   // Addresses of numbers in memory that the kernel can read; null if a field of SampleCall has the number.
   const u64* seed_at;
   const u64 *first_row_at, *first_column_at;
-  double* scratch;  // on CUDA: room for partial sums, see scratch_size()
+  double* scratch;  // on CUDA: room for converted vectors and partial sums, see scratch_of()
   void* stream;     // of the device
   u64 threads;      // on the CPU: the maximum number of threads, or 0 for no limit
 };

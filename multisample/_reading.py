@@ -109,7 +109,8 @@ def coefficients_reader(
         # The address of a writable array is found faster.
         return from_buffer(bytearray(pack(values)), real) if makes_arrays else values, None
 
-    # `values` may be the caller's memory, to which the call may write.
+    # Copies `values`, which may be the caller's memory: the call may write to it, and the driver reads pinned memory
+    # after the call has returned.
     def read_rounded(values: Any, given: Any, stream: int) -> tuple[Any, Any]:
         with quiet():
             array = values.astype(real)
@@ -119,20 +120,18 @@ def coefficients_reader(
                 check_coefficients(values, given, limit)
         return array, None
 
-    def read_copy(values: Any, given: Any, stream: int) -> tuple[Any, Any]:
-        check_coefficients(values, given, limit)
-        array = values.copy()
+    def read_address(values: Any, given: Any, stream: int) -> tuple[Any, Any]:
+        array, _ = read_rounded(values, given, stream)
         return HOST.address(array), array
 
     def copy_to_device(values: Any, given: Any, stream: int) -> tuple[Any, Any]:
-        check_coefficients(values, given, limit)
+        rounded, _ = read_rounded(values, given, stream)
         if is_capturing(stream):
             raise RuntimeError(
                 "coefficients: expected a number, or a vector in device memory while a CUDA graph is captured, for"
                 f" replays to read, got {describe(given)} on the host"
             )
-        # The caller's array may be in pinned memory, which the driver reads after this call has returned.
-        array = library.to_device(values.copy().view(np.int64), device)
+        array = library.to_device(rounded.view(f"i{real.itemsize}"), device)
         return library.address(array), array
 
     if vector is not None:
@@ -146,7 +145,7 @@ def coefficients_reader(
     if isinstance(on_host, float):
         return read_number
     if device.kind == "cpu":
-        return read_rounded if makes_arrays else read_copy
+        return read_rounded if makes_arrays else read_address
     is_capturing = library.is_capturing(device)
     return copy_to_device
 

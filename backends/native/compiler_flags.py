@@ -58,7 +58,7 @@ def estimate(libraries: Collection[Library], processors: int) -> float:
 
 
 # Seconds of one processor.
-_SECONDS = {"torch/cpu.cpp": 4.0, "torch/cuda.cpp": 3.0, "torch/advance.cu": 0.7}
+_SECONDS = {"torch/cpu.cpp": 4.0, "torch/cuda.cpp": 3.0, "torch/shared_kernels.cu": 0.7}
 # The stable ABI of PyTorch 2.10, which later versions keep.
 _COMMON_FLAGS = ("-std=c++17", "-O3", "-DTORCH_TARGET_VERSION=0x020a000000000000", "-fvisibility=hidden")
 
@@ -69,7 +69,7 @@ LIBRARIES: dict[LibraryKind, Library] = {
     "cuda": Library(
         "torch_cuda",
         "cuda",
-        ("torch/cuda.cpp", "torch/advance.cu"),
+        ("torch/cuda.cpp", "torch/shared_kernels.cu"),
         # Most programs need this one first.
         tuple(unit for unit in all_units("cuda") if unit.name == "sample_float32"),
         (*_COMMON_FLAGS, "-DUSE_CUDA"),

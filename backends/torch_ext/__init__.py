@@ -225,13 +225,15 @@ class TorchExtBackend:
 
     def _scratch_sizes(self, launch: Launch) -> Callable[[int], int] | None:
         """`Launcher.scratch_size`."""
-        if launch.device == HOST or launch.operation == Operation.sample:
+        if launch.device == HOST:
             return None
 
         @functools.cache
         def size(phase: int) -> int:
             return int(self._cuda.multisample_scratch_size_cuda(pack(launch._replace(first_column=phase))))
 
+        if launch.operation in (Operation.sample, Operation.perturb) and not size(0):
+            return None
         return lambda first_column: size(first_column & 7)
 
     def compiled_plan(

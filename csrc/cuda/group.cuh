@@ -15,35 +15,26 @@ MULTISAMPLE_FUNCTION T load(const char* at) {
   return *reinterpret_cast<const T*>(at);
 }
 
-// Loads the elements of type T at these addresses.
-template <class T, class Real, u32 count>
-MULTISAMPLE_FUNCTION void load_elements_at(const char* const (&at)[count], Real (&x)[count]) {
-#pragma unroll
-  for (u32 j = 0; j < count; ++j) x[j] = converted<Real>(load<T>(at[j]));
-}
-
-// Loads elements `k` of a vector. All loads are issued before the first is used.
+// Loads elements `k` of a vector whose type is_readable(). All loads are issued before the first is used.
 template <class Real, u32 count>
 MULTISAMPLE_FUNCTION void load_elements(const Vector& vector, const u64 (&k)[count], Real (&x)[count]) {
-  const char* at[count];
+  const auto load_as = [&](auto type) {
+    const char* const data = static_cast<const char*>(vector.input.data);
 #pragma unroll
-  for (u32 j = 0; j < count; ++j) {
-    at[j] = static_cast<const char*>(vector.input.data) + static_cast<i64>(k[j]) * vector.stride;
-  }
-  // The usual type avoids the jump table.
-  if (vector.type == (sizeof(Real) == 4 ? kFloat32 : kFloat64)) return load_elements_at<Real>(at, x);
-  switch (vector.type) {
-    case kNumber:
+    for (u32 j = 0; j < count; ++j) {
+      const char* const at = data + static_cast<i64>(k[j]) * vector.stride;
+      x[j] = converted<Real>(load<typename decltype(type)::Type>(at));
+    }
+  };
+  if (vector.type == kNumber) {
 #pragma unroll
-      for (u32 j = 0; j < count; ++j) x[j] = rounded<Real>(vector.input.number);
-      return;
-#define MULTISAMPLE_ROW(name, type, size, numpy, torch) \
-  case k##name: return load_elements_at<type>(at, x);
-#define MULTISAMPLE_LAST(name, type, size, numpy, torch) \
-  default: return load_elements_at<type>(at, x);
-      MULTISAMPLE_ELEMENT_TYPES(MULTISAMPLE_ROW, MULTISAMPLE_LAST)
-#undef MULTISAMPLE_ROW
-#undef MULTISAMPLE_LAST
+    for (u32 j = 0; j < count; ++j) x[j] = rounded<Real>(vector.input.number);
+  } else if (sizeof(Real) == 4 && vector.type == kFloat16) {
+    load_as(TypeOf<float16>{});
+  } else if (sizeof(Real) == 4 && vector.type == kBFloat16) {
+    load_as(TypeOf<bfloat16>{});
+  } else {
+    load_as(TypeOf<Real>{});
   }
 }
 

@@ -22,7 +22,7 @@ enum StoreKind : u32 {
                    // stores, some of them through shared memory
   kSmallMatrices,  // for a batch of matrices whose groups fit into a block, one per thread: vectorised stores where a
                    // group is aligned, else scalar stores at any stride
-  // Kernels without shared memory, from here on. The plain kernels take mu and sigma of the computing type, or numbers.
+  // Kernels without shared memory, from here on.
   kPlain,            // vectorised stores where a group is aligned, else scalar stores at any stride
   kPlainTransposed,  // where dimensions are contiguous: vectorised stores where a piece is aligned, else scalar stores
   kFewRows,          // for few rows, of any length: vectorised stores in aligned rows, else scalar stores at any stride
@@ -82,13 +82,12 @@ inline bool has_aligned_pieces(const Launch& call, u64 size) {
   return call.rows % own_rows == 0 && bits % (own_rows * size) == 0;
 }
 
-// Whether mu and sigma are contiguous vectors of the computing type, and all groups (transposed: pieces too) are whole
+// Whether mu and sigma are contiguous vectors of the matrix's type, and all groups (transposed: pieces too) are whole
 // and aligned. Plain kernels then have neither branches nor selects.
 inline bool is_usual(const Launch& call, i64 skip) {
-  const u32 size = element_size(call.type), type = size == 8 ? kFloat64 : kFloat32;
-  const i64 real_size = element_size(type), width = call.antithetic ? kAntitheticWidth : kWidth;
-  if (call.mu_type != type || call.sigma_type != type) return false;
-  if (call.mu_stride != real_size || call.sigma_stride != real_size) return false;
+  const i64 size = element_size(call.type), width = call.antithetic ? kAntitheticWidth : kWidth;
+  if (call.mu_type != call.type || call.sigma_type != call.type) return false;
+  if (call.mu_stride != size || call.sigma_stride != size) return false;
   if (skip != 0 || call.columns % width != 0) return false;
   if (is_transposed(call, size)) return has_aligned_pieces(call, size);
   const u64 bits = reinterpret_cast<u64>(call.matrix) | static_cast<u64>(call.row_stride);
@@ -113,11 +112,8 @@ inline u64 most_plain_groups(const Launch& call, bool usual, u64 groups) {
 
 // Whether a plain kernel is the fastest.
 inline bool is_plain(const Launch& call, i64 skip, u64 groups) {
-  const u32 size = element_size(call.type), type = size == 8 ? kFloat64 : kFloat32;
+  const u32 size = element_size(call.type);
   if (call.origin_in_memory || call.batch > 1) return false;
-  if ((call.mu_type != type && call.mu_type != kNumber) || (call.sigma_type != type && call.sigma_type != kNumber)) {
-    return false;
-  }
   const bool usual = is_usual(call, skip);
   const u64 all = groups * call.rows;
   if (!is_transposed(call, size)) return all <= most_plain_groups(call, usual, groups);

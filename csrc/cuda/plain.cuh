@@ -7,12 +7,15 @@
 
 namespace multisample {
 
-// Element `row` of mu or sigma: of a vector of the computing type, or a number. `usual`: the vector is contiguous.
-template <class Real, bool usual>
-MULTISAMPLE_FUNCTION Real load_usual(const Vector& vector, u32 row) {
-  if (usual) return static_cast<const Real*>(vector.input.data)[row];
-  if (vector.type == kNumber) return rounded<Real>(vector.input.number);
-  return load<Real>(static_cast<const char*>(vector.input.data) + row * vector.stride);
+// Loads elements `rows` of mu or sigma. `usual`: the vector is contiguous, and its type is Stored.
+template <class Stored, bool usual, class Real, u32 count>
+MULTISAMPLE_FUNCTION void load_usual(const Vector& vector, const u64 (&rows)[count], Real (&x)[count]) {
+  if constexpr (usual) {
+#pragma unroll
+    for (u32 k = 0; k < count; ++k) x[k] = converted<Real>(static_cast<const Stored*>(vector.input.data)[rows[k]]);
+  } else {
+    load_elements(vector, rows, x);
+  }
 }
 
 // A block draws some groups of some rows. A thread keeps its group and goes down `turns` rows. `one_row`: a pass of a
@@ -33,12 +36,14 @@ MULTISAMPLE_FUNCTION void draw_plain_rows(const SampleCall& call, const Geometry
   const auto draw = [&](u32 first, auto count) {
     // All loads come first: the thread then waits for memory once.
     Real mu[count], sigma[count];
+    u64 valid[count];
 #pragma unroll
     for (u32 k = 0; k < count; ++k) {
-      const u32 row = first + k * apart, valid = one_row || count == 1 || row < rows ? row : rows - 1;
-      mu[k] = load_usual<Real, usual>(mu_of(call), valid);
-      sigma[k] = load_usual<Real, usual>(sigma_of(call), valid);
+      const u32 row = first + k * apart;
+      valid[k] = one_row || count == 1 || row < rows ? row : rows - 1;
     }
+    load_usual<Out, usual>(mu_of(call), valid, mu);
+    load_usual<Out, usual>(sigma_of(call), valid, sigma);
     const Keys<Real> keys(call.seed);
     const u64 offset = value_of(call.offset, call.offset_at);
     const auto noise =
@@ -115,11 +120,11 @@ MULTISAMPLE_FUNCTION void draw_plain_pieces(const SampleCall& call, const Geomet
   const Keys<Real> keys(call.seed);
   const u64 offset = value_of(call.offset, call.offset_at);
   Real mu[own_rows], sigma[own_rows];
+  u64 valid[own_rows];
 #pragma unroll
-  for (u32 r = 0; r < own_rows; ++r) {
-    mu[r] = load_usual<Real, usual>(mu_of(call), first_row + (r < count ? r : 0));
-    sigma[r] = load_usual<Real, usual>(sigma_of(call), first_row + (r < count ? r : 0));
-  }
+  for (u32 r = 0; r < own_rows; ++r) valid[r] = first_row + (r < count ? r : 0);
+  load_usual<Out, usual>(mu_of(call), valid, mu);
+  load_usual<Out, usual>(sigma_of(call), valid, sigma);
   RowPart words[own_rows];
 #pragma unroll
   for (u32 r = 0; r < own_rows; ++r) {

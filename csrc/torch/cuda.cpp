@@ -6,6 +6,7 @@
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/accelerator.h>
 
+#include "cuda/conversion.h"
 #include "cuda/gradient_geometry.h"
 #include "cuda/launch.cuh"
 #include "cuda/moments_geometry.h"
@@ -13,25 +14,32 @@
 
 namespace multisample {
 
-cudaError_t advance(u64* offset, void* stream);  // in advance.cu
+// In shared_kernels.cu.
+cudaError_t advance(u64* offset, void* stream);
+cudaError_t convert(const Conversion& conversion, u32 type, void* stream);
 
 namespace {
 
-cudaError_t launch(const Launch& call) {
+cudaError_t launch(Launch call) {
+  cudaError_t error = cudaSuccess;
+  call.scratch += convert_vectors(&call, call.scratch, [&](const Conversion& conversion) {
+    if (error == cudaSuccess) error = convert(conversion, call.type, call.stream);
+  });
+  if (error != cudaSuccess) return error;
   auto* const run = unit_function<cudaError_t(const Launch&)>(call);
   return is_product(call) ? run(sample_of_product(call)) : run(call);
 }
 
 // How many float64 numbers of scratch memory a call needs.
-u64 scratch_of(const Launch& call) {
+u64 scratch_of(Launch call) {
+  const u64 conversions = convert_vectors(&call, nullptr, [](const Conversion&) {});
   switch (call.operation) {
-    case kSample:
-    case kPerturb: return 0;
     case kGradient: {
       const Launch regular = with_regular_strides(call);
-      return scratch_size(regular, gradient_geometry(regular));
+      return conversions + scratch_size(regular, gradient_geometry(regular));
     }
-    default: return scratch_size(call, moment_geometry(call));
+    case kMoments: return conversions + scratch_size(call, moment_geometry(call));
+    default: return conversions;
   }
 }
 

@@ -354,8 +354,8 @@ inline PyObject* launch(PyObject* self, PyObject* const* args, long) {
   if (call.operation == kMoments || call.operation == kGradient) {
     call.first = pointer(args[5]);
     call.second = pointer(args[6]);
-    call.scratch = static_cast<double*>(pointer(args[14]));
   }
+  call.scratch = static_cast<double*>(pointer(args[14]));
   call.seed = PyLong_AsUnsignedLong(args[7]);
   call.offset = PyLong_AsUnsignedLong(args[8]);
   call.seed_at = static_cast<const u64*>(pointer(args[9]));

@@ -16,8 +16,6 @@ using UnitFunction = void (*)();  // the caller casts it to the type of the oper
 // Whether a call is a gradient with one result, which is an elementwise product with noise.
 inline bool is_product(const Launch& call) { return call.operation == kGradient && call.results == 1; }
 
-inline u32 computing_type(u32 type) { return type == kFloat64 ? kFloat64 : kFloat32; }
-
 // A product as a sample: sigma is the matrix, and mu is -0.0, with which a fused multiply-add rounds as a product does.
 inline Launch sample_of_product(Launch call) {
   call.operation = kSample;

@@ -274,7 +274,7 @@ def _planned(request: Request, memory: Memory, ties: Ties) -> Callable[..., Sequ
         factors = () if decays is None else (packed_factors(tuple(decays)),)
         launches = []  # All that can fail precedes the first launch.
         words = word, offset, 0, 0, member, None
-        for launch, geometry_of, none, stream_of, read, spans_at, device, indices, read_words in groups:
+        for launch, geometry_of, none, stream_of, read, spans_at, device, indices, allocate, read_words in groups:
             stream, others = 0, None
             if stream_of is not None:
                 stream = stream_of(arrays[indices[0]])
@@ -291,11 +291,27 @@ def _planned(request: Request, memory: Memory, ties: Ties) -> Callable[..., Sequ
             if read_words is not None:
                 words = read_words(word, offset, seed, member)
             spans = spans_at(sources_at, targets_at, *factors)
-            launches.append((launch, geometry, none, weights, spans, words, stream, others, owner))
-        for launch, geometry, none, weights, spans, words, stream, others, _owner in launches:
+            scratch = None if allocate is None else allocate(arrays[indices[0]])
+            launches.append((launch, geometry, none, weights, spans, words, stream, others, scratch, owner))
+        for launch, geometry, none, weights, spans, words, stream, others, scratch, _owner in launches:
             word, offset, seed_at, offset_at, row, _owners = words
+            scratch_at = 0 if scratch is None else library.address(scratch)
             launch(
-                geometry, none, none, weights, spans, none, none, word, offset, seed_at, offset_at, row, 0, stream, 0
+                geometry,
+                none,
+                none,
+                weights,
+                spans,
+                none,
+                none,
+                word,
+                offset,
+                seed_at,
+                offset_at,
+                row,
+                0,
+                stream,
+                scratch_at,
             )
             if others is not None:
                 order_after(*others)
@@ -353,6 +369,8 @@ class _Group(NamedTuple):
     """See `packer_of`."""
     device: Device
     arrays: list[int]
+    scratch: Callable[[Any], Any] | None
+    """``scratch(like)``: scratch memory for the launcher; None if it needs none."""
     read_words: Callable[[int, int, Any, Any], tuple[Any, ...]] | None
     """See `words_reader`; None if all words are integers."""
 
@@ -399,9 +417,6 @@ def _groups(
         if variant.has_coefficients and len(vector.shape) < 2:
             steps, stride = [stride], 0
         fields |= {"weights_stride": stride, "weights_step": (*steps, 0)[0]}
-    elif not isinstance(on_host, float):
-        step = 8 * length if variant.has_coefficients else 0
-        fields |= {"weights_type": ElementType.float64, "weights_stride": 8, "weights_step": step}
     if variant.seed:
         fields["origin_in_memory"] = True
         fields["shared_noise"] = variant.has_own_keys
@@ -430,6 +445,9 @@ def _groups(
         if keys is not None and count is None:  # One key for all.
             words |= {"seed_step": 0, "offset_step": 0}
         on_device, real = device.kind == "cuda", cached_dtype(MATRIX_TYPES[dtype].computing)
+        if vector is None and not isinstance(on_host, float):
+            step = real.itemsize * length if variant.has_coefficients else 0
+            fields |= {"weights_type": ElementType[real.name], "weights_stride": real.itemsize, "weights_step": step}
         launch = Launch(
             **fields, **words, columns=sum(x.rows * x.width for _, x in found), spans=len(found),
             type=ElementType[dtype], operation=Operation.perturb, device=device.ordinal if on_device else ON_HOST,
@@ -439,8 +457,9 @@ def _groups(
         groups.append(
             _Group(
                 launcher.run, launcher.geometry, None if launcher.takes_arrays else 0,
-                library.stream(device) if on_device else None, read, packer_of(found), device,
-                arrays, words_reader(keys, library, device, variant.member) if variant.seed or variant.member else None,
+                library.stream(device) if on_device else None, read, packer_of(found), device, arrays,
+                launcher.scratch_size and library.allocator((launcher.scratch_size(0),), "float64", device),
+                words_reader(keys, library, device, variant.member) if variant.seed or variant.member else None,
             )
         )  # fmt: skip
     return groups

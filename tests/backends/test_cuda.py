@@ -30,7 +30,6 @@ from cuda_memory import (
     Array,
     Gpu,
     ToArray,
-    computing,
     gpu_of,
     names,
     numpy_dtype,
@@ -171,6 +170,10 @@ class Grid(NamedTuple):
     heights: Sequence[int]
     lengths: Sequence[int]
     skips: Sequence[int]
+    first: int = 0
+    """The number of the first matrix."""
+    strided: bool = False
+    """Whether mu and sigma are not contiguous. A large call then has no plain kernel."""
 
     @property
     def reference(self) -> tuple[int, int]:
@@ -181,12 +184,16 @@ class Grid(NamedTuple):
 LEAST = kernel_choice.LEAST_ROWS
 GRIDS = (
     Grid(HEIGHTS, LENGTHS, range(8)),
-    # For kFewColumns: rows that fill whole threads, and five more. That store kind needs a
-    # window that begins at a group's first column.
+    # For kFewColumns: rows that fill whole threads, and five more. That store kind needs a window that begins at a
+    # group's first column.
     Grid((LEAST, LEAST + 5), range(1, kernel_choice.MOST_FEW_COLUMNS + 2), (0, 8, 0, 3)),
+    # More groups than the plain kernels draw.
+    Grid((1, 2), (2**22 + 4, 2**22 + 5), (0, 3), strided=True),
+    *(
+        Grid((2**21 // -(-n // 4) + 1 + k,), (n,), range(8), k, strided=True)
+        for k, n in enumerate((10, 12, 31, 33, 129, 509, 512, 1023, 1024, 1029, 1157, 4100, 2**20 + 1))
+    ),
 )
-# The other type of mu, for each computing type.
-OTHER_TYPE = {"float32": np.float64, "float64": np.float32}
 # Several small matrices share a block: `test_batches.py` compares them with launches of one matrix.
 ONLY_IN_BATCHES = {"kSmallMatrices"}
 
@@ -208,28 +215,25 @@ class Case(NamedTuple):
     first: int
     antithetic: bool
     turned: bool
-    usual: bool
-    """Whether mu has the computing type. Else the call has no plain kernel, as if it was larger."""
 
     def store_kind(self, dtype: str, noise: str, fast_math: bool) -> int:
         size = SIZES[dtype]
         cut, _ = geometry.geometry(
             self.d, self.n, dtype, (self.row_stride * size, self.column_stride * size), self.first * size % 32,
-            self.skip, noise == "shared", self.antithetic, fast_math, may_be_plain=self.usual,
+            self.skip, noise == "shared", self.antithetic, fast_math, may_be_plain=True,
         )  # fmt: skip
         return cut.store_kind
 
 
 def cases(grid: Grid) -> Iterator[Case]:
     """Every shape in each memory layout. Antithetic pairs take one layout in turn; with short rows, every layout."""
-    for number, (d, n) in enumerate(itertools.product(grid.heights, grid.lengths)):
+    for number, (d, n) in enumerate(itertools.product(grid.heights, grid.lengths), grid.first):
         top, skip = (number % 3, grid.skips[number % len(grid.skips)]) if number % 5 else (0, 0)
         places = layouts(d, n, skip)
         turn = sum(divmod(number, len(grid.lengths))) % len(places)
         paired = places if n <= kernel_choice.MOST_FEW_COLUMNS else [places[turn]]
         for place, antithetic in [*((place, False) for place in places), *((place, True) for place in paired)]:
-            for usual in (False, True):
-                yield Case(d, n, top, skip, *place, antithetic, place[1] != 1 and number % 2 == 1, usual)
+            yield Case(d, n, top, skip, *place, antithetic, place[1] != 1 and number % 2 == 1)
 
 
 def test_the_cases_have_every_store_kind() -> None:
@@ -250,10 +254,11 @@ def check_all_layouts(
     memory, size, width = gpu.memory, SIZES[dtype], grid.reference[1]
     integer = f"int{8 * size}"
     on_device = [memory.put(reference.view(np.uint8).reshape(-1)) for reference in references]
-    mu, sigma = vectors(grid.reference[0], dtype)
-    other, mu, sigma = map(memory.put, (mu.astype(OTHER_TYPE[computing(dtype)]), mu, sigma))
+    mu, sigma = map(memory.put, vectors(grid.reference[0], dtype))
+    if grid.strided:
+        mu, sigma = (memory.put(np.repeat(x, 2))[::2] for x in vectors(grid.reference[0], dtype))
     for case in cases(grid):
-        d, n, top, skip, *strides, first, antithetic, turned, usual = case
+        d, n, top, skip, *strides, first, antithetic, turned = case
         length = first + (d - 1) * strides[0] + (n - 1) * strides[1] + 1 + GUARD
         length += -length % 8
         buffer, wanted = memory.poisoned(length * size), memory.poisoned(length * size)
@@ -261,9 +266,7 @@ def check_all_layouts(
         order = -1 if turned else 1
         out = memory.view(buffer, dtype, (d, n)[::order], tuple(strides)[::order], first)
         got = gpu.sample(
-            (mu if usual else other)[top : top + d], sigma[top : top + d], n,
-            seed=13, noise=noise, dtype=None if usual and dtype == computing(dtype) else dtype, out=out,
-            fast_math=fast_math,
+            mu[top : top + d], sigma[top : top + d], n, seed=13, noise=noise, dtype=dtype, out=out, fast_math=fast_math,
             dim_offset=top, sample_offset=skip, antithetic=antithetic, layout="nd" if turned else "dn",
         )  # fmt: skip
         assert got is out

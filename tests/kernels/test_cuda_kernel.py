@@ -24,8 +24,9 @@ from kernel_cases import POISON, TABLES, Case, Values
 from launches import WORDS, a_launch, head_of, with_words_in_memory
 from tables import DTYPES, NOISES, PLAIN_VERSIONS, STORE_KINDS
 
+from multisample.backends import driver as driver_module
 from multisample.backends.driver import CONFIGURATION_SIZE
-from multisample.backends.kernels.cuda.geometry import _STRUCT, ONE_ROW_TURNS, PLAIN_TURNS, Geometry
+from multisample.backends.kernels.cuda.geometry import _STRUCT, ONE_ROW_TURNS, PLAIN_TURNS, Geometry, geometry
 from multisample.backends.kernels.cuda.keys import KernelKey
 from multisample.backends.kernels.cuda.plain import plain_kernel, plain_transposed_kernel
 from multisample.backends.launch import SAMPLE_CALL, Launch, WordFormat, pack
@@ -216,8 +217,15 @@ def numba_backend(key: KernelKey) -> NumbaBackend:
     return backend
 
 
-# Means of another type than the computing type: a call of any size with them has no plain kernel.
-OTHER_TYPE = np.linspace(-3, 3, 2**16).astype(np.float16)
+def with_geometry(monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
+    """Let backends take the kernels of large calls, unless the case is plain."""
+
+    def of_case(*arguments: Any) -> tuple[Geometry, bytes]:
+        *others, may_be_plain, contiguous = arguments
+        return geometry(*others, may_be_plain and case.plain, contiguous)
+
+    monkeypatch.setattr(driver_module, "geometry", of_case)
+
 
 LAUNCHED = [
     key_of(name, version=(1, False) if name in PLAIN else (0, False))
@@ -252,9 +260,10 @@ def test_a_launch_has_the_grid_and_the_parameters_of_its_geometry(
         words = WORDS[:3] if store_kind == "aligned" else WORDS
     case = Case(
         d, n, key.dtype, NOISES[key.shared_noise], key.antithetic, seed=2**64 - 1, offset=5, in_memory=words,
-        strides=strides, mu=None if store_kind in PLAIN else OTHER_TYPE[:d], plain=store_kind in PLAIN,
+        strides=strides, plain=store_kind in PLAIN,
     )  # fmt: skip
     assert key_of_case(case) == key
+    with_geometry(monkeypatch, case)
     # Launchers take the seed and the window by value.
     for with_launcher in (False,) if key.origin_in_memory else (False, True):
         memory, out = memory_of(case)
@@ -292,14 +301,13 @@ def test_one_launch_draws_a_batch(monkeypatch: pytest.MonkeyPatch, store_kind: s
 def test_a_launcher_chooses_the_kernel_by_alignment_and_window(monkeypatch: pytest.MonkeyPatch) -> None:
     """Aligned, shifted, staged and plain rows of one plan."""
     kinds = set()
-    for (d, n, mu), (misalignment, first) in itertools.product(
-        [(3, 1024, OTHER_TYPE[:3]), (9, 10, OTHER_TYPE[:9]), (9, 10, None)],
-        itertools.product((0, 1, 4), (0, 1, 4, 2**33 + 6)),
+    for (d, n, plain), (misalignment, first) in itertools.product(
+        [(3, 1024, False), (9, 10, False), (9, 10, True)], itertools.product((0, 1, 4), (0, 1, 4, 2**33 + 6))
     ):
         case = Case(
-            d, n, mu=mu, seed=9, offset=2**40, dim_offset=5, sample_offset=first, misalignment=misalignment,
-            plain=mu is None,
-        )  # fmt: skip
+            d, n, seed=9, offset=2**40, dim_offset=5, sample_offset=first, misalignment=misalignment, plain=plain
+        )
+        with_geometry(monkeypatch, case)
         memory, out = memory_of(case)
         means, deviations = case.vectors()
         draw, _ = call(case, means, deviations, out)
@@ -307,7 +315,7 @@ def test_a_launcher_chooses_the_kernel_by_alignment_and_window(monkeypatch: pyte
         launcher = backend.launcher(draw._replace(matrix=0, seed=0, first_column=0))
         launcher.run(launcher.geometry(draw.matrix, first), *head_of(draw))
         assert [launched[-1] for launched in driver.launched] == [parameters_of(draw, case.chosen_cut())]
-        assert mu is not None or np.array_equal(memory, expected_memory(case))
+        assert not plain or np.array_equal(memory, expected_memory(case))
         kinds.add(case.store_kind)
     assert kinds == {"aligned", "shifted", "staged", "plain"}
 

@@ -440,7 +440,7 @@ def test_nvcc_compiles_every_kernel_of_the_extension_without_a_warning(tmp_path:
         assert not re.search("warning", output, re.I), output[:5000]
         return output
 
-    sources = [csrc_files.folder() / "torch/advance.cu"]
+    sources = [csrc_files.folder() / "torch/shared_kernels.cu"]
     for unit in units.all_units("cuda"):
         sources.append(tmp_path / f"{unit.name}.cu")
         sources[-1].write_text(unit.text)
@@ -460,7 +460,7 @@ def test_nvcc_compiles_every_kernel_of_the_extension_without_a_warning(tmp_path:
 def test_launches_report_only_their_own_errors() -> None:
     """The runtime's last error may belong to another library, so the code reads it only to clear our own error."""
     texts = sources()
-    assert {"cuda/launch.cuh", "cuda/gradient_launch.cuh", "torch/advance.cu"} <= texts.keys()
+    assert {"cuda/launch.cuh", "cuda/gradient_launch.cuh", "torch/shared_kernels.cu"} <= texts.keys()
     code = {name: re.sub(r"//[^\n]*", "", text) for name, text in texts.items()}
     assert not [name for name, text in code.items() if "<<<" in text or "cudaPeekAtLastError" in text]
     uses = {name: text.count("cudaGetLastError") for name, text in code.items() if "cudaGetLastError" in text}

@@ -65,10 +65,10 @@ class Call(NamedTuple):
     fast_math: bool
     in_memory: bool = False
     """Whether the sample offset is in device memory, so that the geometry must support every offset."""
-    usual: bool = False
-    """Whether mu and sigma have the computing type or are numbers: a small call then has a plain kernel."""
+    may_be_plain: bool = False
+    """Whether the seed is an argument: a small call then has a plain kernel."""
     contiguous: bool = False
-    """Whether mu and sigma are contiguous vectors of the computing type."""
+    """Whether mu and sigma are contiguous vectors of the matrix's type."""
 
     @property
     def width(self) -> int:
@@ -82,14 +82,13 @@ class Call(NamedTuple):
 
 
 def launch_of(call: Call) -> Launch:
-    real = ElementType.float64 if call.dtype == "float64" else ElementType.float32
-    vector = Vector(64, SIZES[real.name], real)
+    vector = Vector(64, SIZES[call.dtype], ElementType[call.dtype])
     return a_launch(
         call.rows, call.columns, call.dtype, matrix=call.address, strides=call.strides,
         first_column=12345 if call.in_memory else call.sample_offset, first_column_at=8 if call.in_memory else 0,
-        origin_in_memory=call.in_memory, shared_noise=call.shared, antithetic=call.antithetic,
+        origin_in_memory=not call.may_be_plain, shared_noise=call.shared, antithetic=call.antithetic,
         fast_math=call.fast_math, sigma=vector,
-        mu=vector if call.contiguous else 0.0 if call.usual else Vector(64, 4, ElementType.int32),
+        mu=vector if call.contiguous else 0.0,
     )  # fmt: skip
 
 
@@ -106,12 +105,12 @@ def in_python(call: Call) -> Geometry:
         antithetic,
         fast_math,
         in_memory,
-        usual,
+        may_be_plain,
         contiguous,
     ) = call
     column = -1 if in_memory else sample_offset % 8
     cut, packed_cut = geometry(
-        rows, columns, dtype, strides, address % 32, column, shared, antithetic, fast_math, may_be_plain=usual,
+        rows, columns, dtype, strides, address % 32, column, shared, antithetic, fast_math, may_be_plain=may_be_plain,
         contiguous=contiguous,
     )  # fmt: skip
     assert packed_cut == FORMAT.pack(*cut)
@@ -166,8 +165,8 @@ def random_call(draw: random.Random) -> Call:
     sample_offset = draw.choice([0, draw.randrange(8), COLUMNS - columns, draw.randint(0, COLUMNS - columns)])
     sample_offset = min(sample_offset, COLUMNS - columns)
     flags = [draw.random() < chance for chance in (0.3, 0.4, 0.3, 0.2)]
-    usual = not flags[-1] and draw.random() < 0.3
-    return Call(rows, columns, dtype, strides, address, sample_offset, *flags, usual, usual and draw.random() < 0.5)
+    plain = not flags[-1] and draw.random() < 0.3
+    return Call(rows, columns, dtype, strides, address, sample_offset, *flags, plain, plain and draw.random() < 0.5)
 
 
 def edge_calls() -> Iterator[Call]:
@@ -352,7 +351,7 @@ def test_every_geometry_is_within_the_limits_of_the_kernel(calls: list[Call]) ->
 def check_plain(call: Call, cut: Geometry) -> None:
     """Threads of a plain kernel or of kFewRows have every group once, and divide exactly."""
     groups = -(-(call.skip + call.columns) // call.width)
-    assert cut.store_kind == FEW_ROWS or call.usual, call
+    assert cut.store_kind == FEW_ROWS or call.may_be_plain, call
     if cut.store_kind == FEW_ROWS:
         units, threads, of_block = cut.blocks_per_band, cut.blocks, PLAIN_THREADS * cut.turns
         assert call.rows in (1, 2) and threads == call.rows * units and cut.threads == PLAIN_THREADS, call
@@ -439,7 +438,7 @@ def test_the_geometry_of_the_strided_kernel_supports_every_draw(geometries: ctyp
     """torch_ext uses this geometry for draws with seed or window in memory: single elements at any addresses."""
     for call, cut in zip(calls, in_cpp(geometries, calls, strided=True), strict=True):
         if cut.store_kind in (FEW_ROWS, PLAIN):
-            assert call.rows <= 2 and (cut.store_kind == FEW_ROWS or call.usual), call
+            assert call.rows <= 2 and (cut.store_kind == FEW_ROWS or call.may_be_plain), call
             continue
         groups = -(-(call.skip + call.columns) // call.width)
         assert cut.store_kind == STORE_KINDS.index("kStrided") and cut.skip == call.skip, call

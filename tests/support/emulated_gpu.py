@@ -217,7 +217,7 @@ def emulated() -> Iterator[None]:
         mock.patch.multiple(plain, cuda=cuda, load=load, store=store, store_vector=store_vector),
         mock.patch.multiple(
             group, load=load, log2=log2, square_root=square_root, cosine=cosine, sine=sine,
-            narrowing=lambda dtype, capability: rounding.NARROWING[dtype],
+            from_float16=rounding.from_float16, narrowing=lambda dtype, capability: rounding.NARROWING[dtype],
         ),
     ):  # fmt: skip
         yield

@@ -101,10 +101,9 @@ class Case(Window):
         return np.ndarray((self.d, self.n), f"u{self.size}", memory, first, self.byte_strides())
 
     def vectors(self) -> tuple[Values, Values]:
-        draw = np.random.default_rng(self.d * 10007 + self.n)
-        real = np.float64 if self.dtype == "float64" else np.float32
-        mu = draw.normal(size=self.d).astype(real) * 3 if self.mu is None else self.mu
-        sigma = np.abs(draw.normal(size=self.d)).astype(real) if self.sigma is None else self.sigma
+        draw, kind = np.random.default_rng(self.d * 10007 + self.n), DTYPES[self.dtype]
+        mu = (draw.normal(size=self.d) * 3).astype(kind) if self.mu is None else self.mu
+        sigma = np.abs(draw.normal(size=self.d)).astype(kind) if self.sigma is None else self.sigma
         return mu, sigma
 
     def expected(self) -> Array:
@@ -140,7 +139,7 @@ class Case(Window):
             batch = (1, 2**17)[self.seed // 4 % 2]
             return small_matrices_geometry(self.d, ceil_div(skip + self.n, width), batch)._replace(blocks=1)
         vectors = map(np.asarray, self.vectors())
-        contiguous = self.plain and all(x.ndim == 1 and x.strides == (x.itemsize,) for x in vectors)
+        contiguous = all(x.ndim == 1 and x.strides == (self.size,) and x.dtype == DTYPES[self.dtype] for x in vectors)
         return geometry(
             self.d, self.n, self.dtype, self.byte_strides(), self.placed()[0] % 32,
             -1 if "first_column" in self.in_memory else self.sample_offset % 8, self.noise == "shared",

@@ -14,14 +14,15 @@ from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.kernels.compilation import Function, inline
 from multisample.backends.kernels.stream.arithmetic import fma, from_float_bits
 from multisample.backends.kernels.stream.normals import FLOAT64_KEY, normals_f32, normals_f64
+from multisample.backends.kernels.stream.rounding import WIDENING, from_bfloat16
 from multisample.backends.kernels.stream.words import column_part, row_part, stream_key, words
 from multisample.backends.launch import ElementType
 
-from .intrinsics import cosine, load, log2, narrowing, sine, square_root
+from .intrinsics import cosine, from_float16, load, log2, narrowing, sine, square_root
 from .kernel_choice import ANTITHETIC_WIDTH, WIDTH
 from .keys import KernelKey
 
-_NUMBER = int(ElementType.number)
+_NUMBER, _FLOAT16, _BFLOAT16 = int(ElementType.number), int(ElementType.float16), int(ElementType.bfloat16)
 _TO_UNIT, _TO_UNIT_HALF = np.float32(2.0**-32), np.float32(2.0**-33)
 _MINUS_2_LN_2, _TO_ANGLE = np.float32(float.fromhex("-0x1.62e430p+0")), np.float32(float.fromhex("0x1.921fb6p-30"))
 
@@ -50,11 +51,22 @@ def sigma_of(call):
 
 
 @inline
-def load_usual(vector, row, real):
-    """Element `row` of mu or sigma: of a vector of the computing type `real`, or one number."""
+def _element_f64(vector, row):
     if vector.type == _NUMBER:
-        return real(from_float_bits(vector.input))
-    return load(vector.input + row * vector.stride, real)
+        return from_float_bits(vector.input)
+    return load(vector.input + row * vector.stride, np.float64)
+
+
+@inline
+def _element_f32(vector, row):
+    at = vector.input + row * vector.stride
+    if vector.type == _NUMBER:
+        return np.float32(from_float_bits(vector.input))
+    if vector.type == _FLOAT16:
+        return from_float16(load(at, np.uint16))
+    if vector.type == _BFLOAT16:
+        return from_bfloat16(load(at, np.uint16))
+    return load(at, np.float32)
 
 
 @inline
@@ -167,6 +179,10 @@ class GroupFunctions(NamedTuple):
     """See `_noise`."""
     scaled: Function
     """``elements = scaled(mu, sigma, z)``, from the four normals `z`."""
+    element: Function
+    """``element(vector, row)``: an element of mu or sigma, whose type is readable: see `is_readable`."""
+    widen: Function
+    """From `stored` to the computing type."""
     narrow: Function
     """From the computing type to `stored`."""
 
@@ -177,5 +193,7 @@ def group_of(key: KernelKey, capability: tuple[int, int]) -> GroupFunctions:
     noise_of, noise_in = _noise(row.computing, key.shared_noise, key.fast_math)
     return GroupFunctions(
         getattr(np, row.computing), getattr(np, row.stored), ANTITHETIC_WIDTH if key.antithetic else WIDTH, noise_of,
-        noise_in, _scaled_pairs if key.antithetic else _scaled, narrowing(key.dtype, capability),
+        noise_in, _scaled_pairs if key.antithetic else _scaled,
+        _element_f64 if key.dtype == "float64" else _element_f32,
+        from_float16 if key.dtype == "float16" else WIDENING[key.dtype], narrowing(key.dtype, capability),
     )  # fmt: skip

@@ -13,7 +13,7 @@ from numba.extending import intrinsic
 
 from multisample.backends.kernels.stream import rounding
 
-__all__ = ["cosine", "load", "log2", "narrowing", "sine", "square_root", "store", "store_vector"]
+__all__ = ["cosine", "from_float16", "load", "log2", "narrowing", "sine", "square_root", "store", "store_vector"]
 
 
 def _at(builder: Any, address: Any, pointee: Any) -> Any:
@@ -92,6 +92,8 @@ sine = _instruction("sin.approx.ftz.f32", types.float32, types.float32)
 
 _to_float16 = _instruction("cvt.rn.f16.f32", types.uint16, types.float32)
 _to_bfloat16 = _instruction("cvt.rn.bf16.f32", types.uint16, types.float32)
+
+from_float16 = _instruction("cvt.f32.f16", types.float32, types.uint16)
 
 
 def narrowing(dtype: str, capability: tuple[int, int]) -> Any:

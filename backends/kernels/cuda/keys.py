@@ -63,7 +63,17 @@ class PerturbKey:
     device: int
 
 
-Key: TypeAlias = "KernelKey | MomentsKey | PerturbKey"
+@dataclasses.dataclass(frozen=True)
+class ConversionKey:
+    """The kernel that converts vectors."""
+
+    kind: ClassVar[str] = "conversion"
+    dtype: str
+    """The computing type."""
+    device: int
+
+
+Key: TypeAlias = "KernelKey | MomentsKey | PerturbKey | ConversionKey"
 
 
 def choices_of(key: Key) -> dict[str, Any]:

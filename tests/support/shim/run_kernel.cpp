@@ -79,6 +79,10 @@ inline Counted<double> narrow(double x) {
   return x;
 }
 template <class T>
+typename Computing<Counted<T>>::Type widen(Counted<T> x) {
+  return converted<typename Computing<Counted<T>>::Type>(x.value);
+}
+template <class T>
 Counted<T> shuffle_up(Counted<T> x) {
   return shuffle_up(x.value);
 }
@@ -133,6 +137,8 @@ int main() {
     if (call.sigma_type != kNumber) call.sigma.data = sigma.at(call.sigma.data);
     call.matrix = out.at(call.matrix);
     place(call, origins[0]);
+    const Memory scratch(scratch_bytes(call));
+    convert<Computing<Element>::Type>(call, scratch);
     if ((call.origin_in_memory != 0) != kOriginInMemory || call.shared_noise != kShared ||
         element_size(call.type) != sizeof(Element)) {
       cuda_shim::fail("a launch for another program");

@@ -67,8 +67,8 @@ int main() {
     MomentGeometry geometry = moment_geometry(call);
     write(&geometry, sizeof geometry);
     if (one.geometry.blocks > 0) geometry = one.geometry;
-    const Memory scratch(scratch_size(call, geometry) * sizeof(double));
-    call.scratch = reinterpret_cast<double*>(scratch.data);
+    const Memory scratch(scratch_bytes(call, scratch_size(call, geometry)));
+    convert<Real>(call, scratch);
     run_all(call, geometry, one.backwards);
     write(first.data, size);
     write(second.data, size);

@@ -72,6 +72,8 @@ int main() {
     } else {
       place(call, one.origin);
     }
+    const Memory scratch(scratch_bytes(call));
+    convert<typename Computing<Out>::Type>(call, scratch);
     run<Run>(call, static_cast<u32>(one.turns), one.backwards);
     run<StridedSpan>(call, static_cast<u32>(one.turns), one.backwards);
     write(memory.data, one.memory_bytes);

@@ -1,0 +1,104 @@
+"""The conversion of mu, sigma and weights that kernels cannot read: equal in Python and C++, and launched first."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import random
+from typing import Any
+
+import pytest
+from launches import Vector, a_launch, head_of
+
+from multisample.backends.driver import CONFIGURATION_SIZE, DriverBackend
+from multisample.backends.kernels.cuda.conversion import _FORMAT, CONVERSION_THREADS, convert_vectors, is_readable
+from multisample.backends.kernels.cuda.keys import ConversionKey, KernelKey, Key
+from multisample.backends.launch import INPUTS, ElementType, Launch, Operation, computing_name, pack
+from multisample.backends.system import cuda_driver
+
+SCRATCH = 2**40
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+
+
+def random_launch(draw: random.Random) -> Launch:
+    vectors: Any = {}
+    for name in INPUTS:
+        kind = draw.choice(list(ElementType))
+        step = draw.choice([0, 8, 800])
+        vectors |= {name: Vector(2**30 + draw.randrange(99), draw.choice([0, 8, -8, 24]), kind)}
+        vectors |= {} if kind == ElementType.number else {f"{name}_step": step}
+    operation = draw.choice([Operation.sample, Operation.moments, Operation.perturb])
+    return a_launch(
+        draw.randint(1, 5000), draw.randint(1, 5000), draw.choice(DTYPES), **vectors, device=0, scratch=SCRATCH,
+        batch=draw.choice([0, 1, 7]), operation=operation,
+    )  # fmt: skip
+
+
+def test_python_and_cpp_convert_the_same_vectors(geometries: ctypes.CDLL) -> None:
+    draw, counts = random.Random(1), set()
+    for _ in range(2000):
+        launch = random_launch(draw)
+        buffer, out = ctypes.create_string_buffer(pack(launch)), (ctypes.c_char * (3 * _FORMAT.size))()
+        geometries.conversions.restype = ctypes.c_uint64
+        count = geometries.conversions(buffer, out)
+        readable, conversions, taken = convert_vectors(launch)
+        places = {INPUTS[x.input]: SCRATCH + x.place for x in conversions}
+        readable = readable._replace(**places, scratch=SCRATCH + 8 * taken)
+        assert buffer.raw[:-1] == pack(readable), launch
+        packed = [x.packed(getattr(launch, INPUTS[x.input]), SCRATCH) for x in conversions]
+        fields = list(_FORMAT.iter_unpack(out.raw))  # C++ leaves garbage between fields.
+        assert fields[:count] == list(_FORMAT.iter_unpack(b"".join(packed))), launch
+        kinds = {getattr(readable, f"{name}_type") for name in INPUTS}
+        assert all(is_readable(kind, computing_name(launch)) for kind in kinds), launch
+        counts.add(len(conversions))
+    assert counts == {0, 1, 2, 3}
+
+
+class Backend(DriverBackend):
+    """A backend whose kernels are numbers, the places of their keys."""
+
+    name = "numbers"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys: list[Key] = []
+
+    def compile(self, key: Key | None) -> tuple[int, Any]:
+        assert key is not None
+        self.keys.append(key)
+        return len(self.keys), None
+
+
+@pytest.mark.parametrize("with_launcher", [False, True])
+def test_a_launch_converts_first(monkeypatch: pytest.MonkeyPatch, with_launcher: bool) -> None:
+    launched = []
+
+    def launch_kernel(memory: Any, kernel: int, addresses: None, extra: Any) -> int:
+        configuration = ctypes.string_at(memory, CONFIGURATION_SIZE)
+        blocks, threads = int.from_bytes(configuration[:4], "little"), int.from_bytes(configuration[12:16], "little")
+        size = ctypes.c_size_t.from_address(extra[3]).value
+        launched.append((kernel, blocks, threads, ctypes.string_at(extra[1], size)))
+        return 0
+
+    monkeypatch.setattr(cuda_driver, "launch_function", lambda: launch_kernel)
+    monkeypatch.setattr(cuda_driver, "device_function", lambda: lambda ordinal: 0)
+    monkeypatch.setattr(cuda_driver, "relaxed_capture", contextlib.nullcontext)
+    monkeypatch.setattr(cuda_driver, "on_device", contextlib.nullcontext)
+    backend = Backend()
+    mu, sigma = Vector(2**30, 4, ElementType.int32), Vector(2**31, 8, ElementType.float64)
+    launch = a_launch(1000, 8, mu=mu, sigma=sigma, matrix=2**35, device=0, scratch=SCRATCH)
+    if with_launcher:
+        launcher = backend.launcher(launch._replace(mu=0, sigma=0, matrix=0, scratch=0))
+        assert launcher.geometry is None and launcher.scratch_size is not None
+        assert launcher.scratch_size(0) == launcher.scratch_size(5) == 1000
+        launcher.run(None, *head_of(launch))
+    else:
+        backend.launch(launch)
+    _, conversions, _ = convert_vectors(launch)
+    first, second, (kernel, _, _, parameters) = launched
+    for vector, conversion, got in zip((mu, sigma), conversions, (first, second), strict=True):
+        assert got == (1, 4, CONVERSION_THREADS, conversion.packed(int(vector.value), SCRATCH))
+    mu, sigma = Vector(SCRATCH, 4, ElementType.float32), Vector(SCRATCH + 4000, 4, ElementType.float32)
+    backend.launch(a_launch(1000, 8, mu=mu, sigma=sigma, matrix=2**35, device=0, scratch=SCRATCH + 8000))
+    assert launched[3][0] == kernel == 2 and launched[3][3] == parameters
+    assert isinstance(backend.keys[0], ConversionKey) and isinstance(backend.keys[1], KernelKey)
