@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from .contract import PROTOCOL, Launcher
-from .kernels.cuda.conversion import CONVERSION_THREADS, convert_vectors
+from .kernels.cuda.conversion import CONVERSION_THREADS, conversion_blocks, convert_vectors, pack_conversions
 from .kernels.cuda.geometry import geometry
 from .kernels.cuda.kernel_choice import OF_BATCH, OF_ROWS, is_small
 from .kernels.cuda.keys import ConversionKey, KernelKey, Key, MomentsKey, PerturbKey
@@ -28,6 +28,7 @@ from .launch import (
     SIZES,
     SPAN,
     STEPS,
+    ElementType,
     Launch,
     Operation,
     Span,
@@ -291,22 +292,22 @@ class DriverBackend(abc.ABC):
         return kernels
 
     def _converting(self, launch: Launch, kernels_of_readable: _Kernels) -> _Kernels:
-        """`kernels_of_readable`, after the kernels that convert vectors."""
+        """`kernels_of_readable`, after the kernel that converts vectors."""
         _, conversions, taken = convert_vectors(launch)
-        key = ConversionKey(computing_name(launch), launch.device)
-        launch_kernel = self._launch_of_size(len(conversions[0].packed(0, 0)), launch.device)
+        key, blocks = ConversionKey(computing_name(launch), launch.device), conversion_blocks(conversions)
+        launch_kernel = self._launch_of_size(len(pack_conversions((), (), 0)), launch.device)
 
         def kernels(
             addresses: Sequence[Any], words: tuple[int, int, int, int], stream: int, scratch: int
         ) -> Iterator[_Ready]:
             with cuda_driver.relaxed_capture():  # A kernel can be loaded while the stream is being captured.
                 kernel = self.kernel(key)
-            addresses = list(addresses)
+            configuration = pack_configuration(blocks, CONVERSION_THREADS, stream, len(conversions))
+            yield launch_kernel, kernel, configuration + pack_conversions(conversions, addresses, scratch)
+            converted = list(addresses)
             for conversion in conversions:
-                configuration = pack_configuration(conversion.blocks, CONVERSION_THREADS, stream)
-                yield launch_kernel, kernel, configuration + conversion.packed(addresses[conversion.input], scratch)
-                addresses[conversion.input] = scratch + conversion.place
-            yield from kernels_of_readable(addresses, words, stream, scratch + 8 * taken)
+                converted[conversion.input] = scratch + conversion.place
+            yield from kernels_of_readable(converted, words, stream, scratch + 8 * taken)
 
         return kernels
 
@@ -402,7 +403,7 @@ def _sample_steps(backend: DriverBackend, launch: Launch, misalignment: int, pha
     # differently.
     strided, batch = launch.batch > 1 and launch.matrix_step % 32 != 0, max(launch.batch, 1)
     vectors = (launch.mu_type, launch.mu_stride), (launch.sigma_type, launch.sigma_stride)
-    contiguous = set(vectors) == {(launch.type, SIZES[dtype])}
+    contiguous = all(kind and stride == SIZES[ElementType(kind).name] for kind, stride in vectors)
     g, packed = geometry(
         launch.rows, launch.columns, dtype, (launch.row_stride, launch.column_stride), misalignment, phase,
         bool(launch.shared_noise), bool(launch.antithetic), bool(launch.fast_math), strided, batch,

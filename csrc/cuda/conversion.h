@@ -1,13 +1,13 @@
-// Kernels read numbers, vectors of the computing type and, if that is float32, vectors of 16-bit types. Vectors of
-// other types, e.g. integers, are first converted into scratch memory. backends/conversion.py is the twin for the
-// driver.
+// Kernels read numbers, and vectors of the computing type or of the matrix's type; kernels of moments do not know the
+// type of the results. Vectors of other types, e.g. integers, are first converted into scratch memory.
+// backends/kernels/cuda/conversion.py is the twin.
 #pragma once
 
 #include "launch.h"
 
 namespace multisample {
 
-// Converts the vectors of all matrices of a batch.
+// The vectors of all matrices of a batch.
 struct Conversion {
   Vector from;  // of the first matrix
   i64 step;     // bytes from the vector of a matrix to the next
@@ -16,30 +16,36 @@ struct Conversion {
   void* to;     // contiguous, of the computing type
 };
 
-static_assert(sizeof(Conversion) == 56, "backends/conversion.py packs these bytes");
+// The conversions of a launch: at most those of mu, sigma and weights.
+struct Conversions {
+  Conversion each[3];
+  u64 count;
+};
 
-// Threads of a block, and maximum blocks.
+static_assert(sizeof(Conversions) == 176, "backends/kernels/cuda/conversion.py packs these bytes");
+
+// Threads of a block, and maximum blocks of a conversion.
 constexpr u32 kConversionThreads = 256, kMostConversionBlocks = 4096;
 
 #if !defined(__CUDACC_RTC__)
 
-inline bool is_readable(u32 type, u32 computing) {
-  return type == kNumber || type == computing || (computing == kFloat32 && (type == kFloat16 || type == kBFloat16));
+inline bool is_readable(u32 type, const Launch& call) {
+  return type == kNumber || type == computing_type(call.type) || (type == call.type && call.operation != kMoments);
 }
 
-// Calls convert(conversion) for each vector that kernels cannot read, and replaces the vector by its conversion in
-// `scratch`. Returns how many float64 numbers the conversions take.
-template <class Convert>
-inline u64 convert_vectors(Launch* call, double* scratch, const Convert& convert) {
+// Replaces the vectors that kernels cannot read by conversions at call->scratch, which moves behind them. Returns how
+// many float64 numbers the conversions take.
+inline u64 convert_vectors(Launch* call, Conversions* conversions) {
   const u32 computing = computing_type(call->type);
   const i64 size = element_size(computing);
   u64 taken = 0;
+  conversions->count = 0;
   const auto read = [&](Input* input, i64* stride, i64* step, u32* type, u64 length) {
-    if (is_readable(*type, computing)) return;
+    if (is_readable(*type, *call)) return;
     const u64 all = *step == 0 ? length : length * max(call->batch, 1);
-    const Conversion conversion{{*input, *stride, *type}, *step, length, all, scratch + taken};
-    convert(conversion);
-    input->data = conversion.to;
+    double* const to = call->scratch + taken;
+    conversions->each[conversions->count++] = {{*input, *stride, *type}, *step, length, all, to};
+    input->data = to;
     *stride = size, *type = computing;
     if (*step != 0) *step = static_cast<i64>(length) * size;
     taken += ceil_div(all * size, 16) * 2;  // Some kernels load 16 bytes at once.
@@ -48,6 +54,7 @@ inline u64 convert_vectors(Launch* call, double* scratch, const Convert& convert
   read(&call->sigma, &call->sigma_stride, &call->sigma_step, &call->sigma_type, call->rows);
   read(&call->weights, &call->weights_stride, &call->weights_step, &call->weights_type,
        call->operation == kPerturb ? call->rows : call->columns);
+  call->scratch += taken;
   return taken;
 }
 

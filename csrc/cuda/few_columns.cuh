@@ -78,8 +78,8 @@ struct LaneRows {
     u64 rows[kOwnRows];
 #pragma unroll
     for (u32 s = 0; s < kOwnRows; ++s) rows[s] = first + 32 * s < call.rows ? first + 32 * s : call.rows - 1;
-    load_elements(mu_of(call), rows, mu);
-    load_elements(sigma_of(call), rows, sigma);
+    load_elements<Out>(mu_of(call), rows, mu);
+    load_elements<Out>(sigma_of(call), rows, sigma);
   }
 
   // Draws the first `normals` normals of the group that begins with column `begin`.

@@ -18,7 +18,7 @@ MULTISAMPLE_FUNCTION void draw_few_rows(const SampleCall& call, const Geometry& 
   const u64 offset = value_of(call.offset, call.offset_at), groups_of_block = u64{geometry.turns} * kPlainThreads;
   const u32 row = quotient(blockIdx.x, geometry);
   const u64 first_group = (blockIdx.x - row * geometry.blocks_per_band) * groups_of_block;
-  const Real mu = element<Real>(mu_of(call), row), sigma = element<Real>(sigma_of(call), row);
+  const Real mu = element<Out>(mu_of(call), row), sigma = element<Out>(sigma_of(call), row);
   const RowPart words = row_part(static_cast<u32>(call.first_row) + row, low(offset), keys.keys);
   u64 group = first_group + threadIdx.x;
   const auto elements = [&] {

@@ -15,8 +15,9 @@ MULTISAMPLE_FUNCTION T load(const char* at) {
   return *reinterpret_cast<const T*>(at);
 }
 
-// Loads elements `k` of a vector whose type is_readable(). All loads are issued before the first is used.
-template <class Real, u32 count>
+// Loads elements `k` of a vector whose type is_readable() for matrices of type Out. All loads are issued before the
+// first is used.
+template <class Out, class Real, u32 count>
 MULTISAMPLE_FUNCTION void load_elements(const Vector& vector, const u64 (&k)[count], Real (&x)[count]) {
   const auto load_as = [&](auto type) {
     const char* const data = static_cast<const char*>(vector.input.data);
@@ -29,20 +30,18 @@ MULTISAMPLE_FUNCTION void load_elements(const Vector& vector, const u64 (&k)[cou
   if (vector.type == kNumber) {
 #pragma unroll
     for (u32 j = 0; j < count; ++j) x[j] = rounded<Real>(vector.input.number);
-  } else if (sizeof(Real) == 4 && vector.type == kFloat16) {
-    load_as(TypeOf<float16>{});
-  } else if (sizeof(Real) == 4 && vector.type == kBFloat16) {
-    load_as(TypeOf<bfloat16>{});
+  } else if (sizeof(Out) == 2 && vector.type != kFloat32) {
+    load_as(TypeOf<Out>{});
   } else {
     load_as(TypeOf<Real>{});
   }
 }
 
-template <class Real>
-MULTISAMPLE_FUNCTION Real element(const Vector& vector, u64 k) {
+template <class Out>
+MULTISAMPLE_FUNCTION typename Computing<Out>::Type element(const Vector& vector, u64 k) {
   const u64 one[] = {k};
-  Real x[1];
-  load_elements(vector, one, x);
+  typename Computing<Out>::Type x[1];
+  load_elements<Out>(vector, one, x);
   return x[0];
 }
 

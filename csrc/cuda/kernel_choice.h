@@ -82,12 +82,12 @@ inline bool has_aligned_pieces(const Launch& call, u64 size) {
   return call.rows % own_rows == 0 && bits % (own_rows * size) == 0;
 }
 
-// Whether mu and sigma are contiguous vectors of the matrix's type, and all groups (transposed: pieces too) are whole
-// and aligned. Plain kernels then have neither branches nor selects.
+// Whether mu and sigma are contiguous vectors, and all groups (transposed: pieces too) are whole and aligned. Plain
+// kernels then have neither branches nor selects.
 inline bool is_usual(const Launch& call, i64 skip) {
   const i64 size = element_size(call.type), width = call.antithetic ? kAntitheticWidth : kWidth;
-  if (call.mu_type != call.type || call.sigma_type != call.type) return false;
-  if (call.mu_stride != size || call.sigma_stride != size) return false;
+  const auto is_contiguous = [&](u32 type, i64 stride) { return type != kNumber && stride == element_size(type); };
+  if (!is_contiguous(call.mu_type, call.mu_stride) || !is_contiguous(call.sigma_type, call.sigma_stride)) return false;
   if (skip != 0 || call.columns % width != 0) return false;
   if (is_transposed(call, size)) return has_aligned_pieces(call, size);
   const u64 bits = reinterpret_cast<u64>(call.matrix) | static_cast<u64>(call.row_stride);

@@ -326,7 +326,7 @@ MULTISAMPLE_FUNCTION void perturb(const Launch& call, const SpanList<typename En
   const u64 id = static_cast<u64>(span.id) << 32;
   const u64 offset = origin == kOfRows ? id : value_of(call.offset, call.offset_at) + id;
   const auto member_of = [&](u64 r) -> OfMember {
-    const Real weight = element<Real>(weights_of(call), r);
+    const Real weight = element<Out>(weights_of(call), r);
     if constexpr (origin == kOfRows) {
       const i64 k = static_cast<i64>(r);
       const u64 seed = word_of(call.seed, moved(call.seed_at, k * call.seed_step), call.word_formats & 0xFF);

@@ -7,14 +7,17 @@
 
 namespace multisample {
 
-// Loads elements `rows` of mu or sigma. `usual`: the vector is contiguous, and its type is Stored.
-template <class Stored, bool usual, class Real, u32 count>
+// Loads elements `rows` of mu or sigma. `usual`: the vector is contiguous.
+template <class Out, bool usual, class Real, u32 count>
 MULTISAMPLE_FUNCTION void load_usual(const Vector& vector, const u64 (&rows)[count], Real (&x)[count]) {
-  if constexpr (usual) {
+  if (!usual) {
+    load_elements<Out>(vector, rows, x);
+  } else if (sizeof(Out) == 2 && vector.type != kFloat32) {
 #pragma unroll
-    for (u32 k = 0; k < count; ++k) x[k] = converted<Real>(static_cast<const Stored*>(vector.input.data)[rows[k]]);
+    for (u32 k = 0; k < count; ++k) x[k] = converted<Real>(static_cast<const Out*>(vector.input.data)[rows[k]]);
   } else {
-    load_elements(vector, rows, x);
+#pragma unroll
+    for (u32 k = 0; k < count; ++k) x[k] = static_cast<const Real*>(vector.input.data)[rows[k]];
   }
 }
 

@@ -33,7 +33,7 @@ MULTISAMPLE_FUNCTION void draw_small_matrices(const Launch& call, const Geometry
   const bool is_adjacent = inside.first == 0 && inside.last == width && matrix.column_stride == sizeof(Out);
 #pragma unroll 1
   for (u32 row = first_row; row < matrix.rows; row += geometry.rows_per_pass) {
-    const Real mu = element<Real>(mu_of(matrix), row), sigma = element<Real>(sigma_of(matrix), row);
+    const Real mu = element<Out>(mu_of(matrix), row), sigma = element<Out>(sigma_of(matrix), row);
     const RowPart words = row_part(static_cast<u32>(matrix.first_row + row), low(matrix.offset), keys.keys);
     const auto elements = scaled<Out, antithetic>(mu, sigma, noise.in(words, keys));
     char* const at = first + row * matrix.row_stride;

@@ -25,14 +25,15 @@ MULTISAMPLE_FUNCTION u32 first_bits(i32 n) {
 }
 
 // The dimensions of one thread.
-template <class Real, u32 own_rows>
+template <class Out, u32 own_rows>
 struct ThreadDimensions {
+  using Real = typename Computing<Out>::Type;
   Real mu[own_rows], sigma[own_rows];
   RowPart words[own_rows];
 
   MULTISAMPLE_FUNCTION ThreadDimensions(const u64 (&rows)[own_rows], const Keys<Real>& keys, const SampleCall& call) {
-    load_elements(mu_of(call), rows, mu);
-    load_elements(sigma_of(call), rows, sigma);
+    load_elements<Out>(mu_of(call), rows, mu);
+    load_elements<Out>(sigma_of(call), rows, sigma);
     const u32 offset = low(value_of(call.offset, call.offset_at));
 #pragma unroll
     for (u32 s = 0; s < own_rows; ++s)
@@ -120,7 +121,7 @@ struct Pieces {
   Piece piece[kColumns];
 
   // Sets the parameters of the lane's own dimensions and of the previous lane's. All lanes of the warp take part.
-  MULTISAMPLE_FUNCTION void set_parameters(const ThreadDimensions<Real, kOwnRows>& own) {
+  MULTISAMPLE_FUNCTION void set_parameters(const ThreadDimensions<Out, kOwnRows>& own) {
 #pragma unroll
     for (u32 s = 0; s < kOwnRows; ++s) {
       words[s] = own.words[s], mu[kOwnRows - 1 + s] = own.mu[s], sigma[kOwnRows - 1 + s] = own.sigma[s];
@@ -240,7 +241,7 @@ MULTISAMPLE_FUNCTION void draw_transposed(const SampleCall& call, const Geometry
   for (u32 s = 0; s < own_rows; ++s) {
     row[s] = static_cast<u64>(first + s < 0 ? 0 : first + s < rows ? first + s : rows - 1);
   }
-  const ThreadDimensions<Real, own_rows> dimensions(row, keys, call);
+  const ThreadDimensions<Out, own_rows> dimensions(row, keys, call);
 
   Made made;
 #pragma unroll
@@ -314,7 +315,7 @@ MULTISAMPLE_FUNCTION void draw_transposed_staged(const SampleCall& call, const G
                            position * static_cast<u32>(sizeof(Out)));
     }
   }
-  ThreadDimensions<Real, own_rows> dimensions(row, keys, call);
+  ThreadDimensions<Out, own_rows> dimensions(row, keys, call);
 #pragma unroll
   for (u32 s = 0; s < own_rows; ++s) {
     // Without opaque(), each pass recomputes the row part.

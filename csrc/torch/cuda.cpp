@@ -16,30 +16,33 @@ namespace multisample {
 
 // In shared_kernels.cu.
 cudaError_t advance(u64* offset, void* stream);
-cudaError_t convert(const Conversion& conversion, u32 type, void* stream);
+cudaError_t convert(const Conversions& conversions, u32 type, void* stream);
 
 namespace {
 
-cudaError_t launch(Launch call) {
-  cudaError_t error = cudaSuccess;
-  call.scratch += convert_vectors(&call, call.scratch, [&](const Conversion& conversion) {
-    if (error == cudaSuccess) error = convert(conversion, call.type, call.stream);
-  });
-  if (error != cudaSuccess) return error;
+cudaError_t launch(const Launch& call) {
   auto* const run = unit_function<cudaError_t(const Launch&)>(call);
-  return is_product(call) ? run(sample_of_product(call)) : run(call);
+  Launch readable = is_product(call) ? sample_of_product(call) : call;
+  Conversions conversions;
+  if (convert_vectors(&readable, &conversions) > 0) {
+    const cudaError_t error = convert(conversions, call.type, call.stream);
+    if (error != cudaSuccess) return error;
+  }
+  return run(readable);
 }
 
 // How many float64 numbers of scratch memory a call needs.
-u64 scratch_of(Launch call) {
-  const u64 conversions = convert_vectors(&call, nullptr, [](const Conversion&) {});
-  switch (call.operation) {
+u64 scratch_of(const Launch& call) {
+  Launch readable = is_product(call) ? sample_of_product(call) : call;
+  Conversions conversions;
+  const u64 converted = convert_vectors(&readable, &conversions);
+  switch (readable.operation) {
     case kGradient: {
       const Launch regular = with_regular_strides(call);
-      return conversions + scratch_size(regular, gradient_geometry(regular));
+      return scratch_size(regular, gradient_geometry(regular));
     }
-    case kMoments: return conversions + scratch_size(call, moment_geometry(call));
-    default: return conversions;
+    case kMoments: return converted + scratch_size(call, moment_geometry(call));
+    default: return converted;
   }
 }
 

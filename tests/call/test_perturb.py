@@ -565,7 +565,7 @@ def test_coefficients_that_a_device_copies_later_are_in_memory_of_their_own() ->
         to_device=lambda array, device: copied.append(array), address=lambda array: 0, is_capturing=lambda device: bool
     )
     values = read_coefficients(given).on_host
-    coefficients_reader(library, Device("cuda", 0), np.dtype("f4"), False, values, None)(values, given, 0)
+    coefficients_reader(library, Device("cuda", 0), np.dtype("f8"), False, values, None)(values, given, 0)
     assert [x.view(np.float64).tolist() for x in copied] == [given.tolist()]
     assert not any(np.shares_memory(x, given) for x in copied)
 

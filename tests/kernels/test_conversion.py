@@ -5,15 +5,22 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import random
+import struct
 from typing import Any
 
 import pytest
 from launches import Vector, a_launch, head_of
 
 from multisample.backends.driver import CONFIGURATION_SIZE, DriverBackend
-from multisample.backends.kernels.cuda.conversion import _FORMAT, CONVERSION_THREADS, convert_vectors, is_readable
+from multisample.backends.kernels.cuda.conversion import (
+    _CONVERSIONS,
+    CONVERSION_THREADS,
+    convert_vectors,
+    is_readable,
+    pack_conversions,
+)
 from multisample.backends.kernels.cuda.keys import ConversionKey, KernelKey, Key
-from multisample.backends.launch import INPUTS, ElementType, Launch, Operation, computing_name, pack
+from multisample.backends.launch import INPUTS, ElementType, Launch, Operation, pack
 from multisample.backends.system import cuda_driver
 
 SCRATCH = 2**40
@@ -38,19 +45,18 @@ def test_python_and_cpp_convert_the_same_vectors(geometries: ctypes.CDLL) -> Non
     draw, counts = random.Random(1), set()
     for _ in range(2000):
         launch = random_launch(draw)
-        buffer, out = ctypes.create_string_buffer(pack(launch)), (ctypes.c_char * (3 * _FORMAT.size))()
-        geometries.conversions.restype = ctypes.c_uint64
-        count = geometries.conversions(buffer, out)
+        buffer, out = ctypes.create_string_buffer(pack(launch)), ctypes.create_string_buffer(_CONVERSIONS.size)
+        geometries.conversions(buffer, out)
         readable, conversions, taken = convert_vectors(launch)
         places = {INPUTS[x.input]: SCRATCH + x.place for x in conversions}
         readable = readable._replace(**places, scratch=SCRATCH + 8 * taken)
         assert buffer.raw[:-1] == pack(readable), launch
-        packed = [x.packed(getattr(launch, INPUTS[x.input]), SCRATCH) for x in conversions]
-        fields = list(_FORMAT.iter_unpack(out.raw))  # C++ leaves garbage between fields.
-        assert fields[:count] == list(_FORMAT.iter_unpack(b"".join(packed))), launch
-        kinds = {getattr(readable, f"{name}_type") for name in INPUTS}
-        assert all(is_readable(kind, computing_name(launch)) for kind in kinds), launch
-        counts.add(len(conversions))
+        addresses = [getattr(launch, name) for name in INPUTS]
+        packed = _CONVERSIONS.unpack(pack_conversions(conversions, addresses, SCRATCH))
+        *fields, count = _CONVERSIONS.unpack(out.raw[: _CONVERSIONS.size])
+        assert packed == (*fields[: 7 * count], *[0] * (21 - 7 * count), count), launch
+        assert all(is_readable(getattr(readable, f"{name}_type"), readable) for name in INPUTS), launch
+        counts.add(count)
     assert counts == {0, 1, 2, 3}
 
 
@@ -75,9 +81,9 @@ def test_a_launch_converts_first(monkeypatch: pytest.MonkeyPatch, with_launcher:
 
     def launch_kernel(memory: Any, kernel: int, addresses: None, extra: Any) -> int:
         configuration = ctypes.string_at(memory, CONFIGURATION_SIZE)
-        blocks, threads = int.from_bytes(configuration[:4], "little"), int.from_bytes(configuration[12:16], "little")
+        *blocks, _, threads = struct.unpack_from("4I", configuration)
         size = ctypes.c_size_t.from_address(extra[3]).value
-        launched.append((kernel, blocks, threads, ctypes.string_at(extra[1], size)))
+        launched.append((kernel, tuple(blocks), threads, ctypes.string_at(extra[1], size)))
         return 0
 
     monkeypatch.setattr(cuda_driver, "launch_function", lambda: launch_kernel)
@@ -95,10 +101,9 @@ def test_a_launch_converts_first(monkeypatch: pytest.MonkeyPatch, with_launcher:
     else:
         backend.launch(launch)
     _, conversions, _ = convert_vectors(launch)
-    first, second, (kernel, _, _, parameters) = launched
-    for vector, conversion, got in zip((mu, sigma), conversions, (first, second), strict=True):
-        assert got == (1, 4, CONVERSION_THREADS, conversion.packed(int(vector.value), SCRATCH))
+    first, (kernel, *_, parameters) = launched
+    assert first == (1, (4, 2), CONVERSION_THREADS, pack_conversions(conversions, (2**30, 2**31), SCRATCH))
     mu, sigma = Vector(SCRATCH, 4, ElementType.float32), Vector(SCRATCH + 4000, 4, ElementType.float32)
     backend.launch(a_launch(1000, 8, mu=mu, sigma=sigma, matrix=2**35, device=0, scratch=SCRATCH + 8000))
-    assert launched[3][0] == kernel == 2 and launched[3][3] == parameters
+    assert launched[2][0] == kernel == 2 and launched[2][3] == parameters
     assert isinstance(backend.keys[0], ConversionKey) and isinstance(backend.keys[1], KernelKey)

@@ -68,7 +68,7 @@ class Call(NamedTuple):
     may_be_plain: bool = False
     """Whether the seed is an argument: a small call then has a plain kernel."""
     contiguous: bool = False
-    """Whether mu and sigma are contiguous vectors of the matrix's type."""
+    """Whether mu and sigma are contiguous vectors."""
 
     @property
     def width(self) -> int:

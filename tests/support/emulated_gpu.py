@@ -214,7 +214,7 @@ def sine(x):
 def emulated() -> Iterator[None]:
     """Replace the GPU's functions in the modules of the kernels."""
     with (
-        mock.patch.multiple(plain, cuda=cuda, load=load, store=store, store_vector=store_vector),
+        mock.patch.multiple(plain, cuda=cuda, store=store, store_vector=store_vector),
         mock.patch.multiple(
             group, load=load, log2=log2, square_root=square_root, cosine=cosine, sine=sine,
             from_float16=rounding.from_float16, narrowing=lambda dtype, capability: rounding.NARROWING[dtype],

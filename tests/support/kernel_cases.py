@@ -139,7 +139,7 @@ class Case(Window):
             batch = (1, 2**17)[self.seed // 4 % 2]
             return small_matrices_geometry(self.d, ceil_div(skip + self.n, width), batch)._replace(blocks=1)
         vectors = map(np.asarray, self.vectors())
-        contiguous = all(x.ndim == 1 and x.strides == (self.size,) and x.dtype == DTYPES[self.dtype] for x in vectors)
+        contiguous = all(x.ndim == 1 and x.strides == (x.itemsize,) for x in vectors)
         return geometry(
             self.d, self.n, self.dtype, self.byte_strides(), self.placed()[0] % 32,
             -1 if "first_column" in self.in_memory else self.sample_offset % 8, self.noise == "shared",

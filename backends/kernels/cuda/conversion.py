@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from multisample.backends.element_types import SIZES, ElementType
 from multisample.backends.launch import INPUTS, Launch, Operation, computing_name
@@ -11,50 +12,56 @@ from multisample.backends.launch import INPUTS, Launch, Operation, computing_nam
 from .kernel_choice import ceil_div
 
 CONVERSION_THREADS, MOST_CONVERSION_BLOCKS = 256, 4096
-_FORMAT = struct.Struct("QqI4xqQQQ")
+_CONVERSIONS = struct.Struct(3 * "QqI4xqQQQ" + "Q")
 
 
 class Conversion(NamedTuple):
-    """Converts the vectors of all matrices of a batch."""
+    """The vectors of all matrices of a batch."""
 
     input: int
     """An index of `INPUTS`."""
-    type: int
     stride: int
+    type: int
     step: int
     length: int
     all: int
     place: int
     """Where the converted vectors begin in scratch memory, in bytes."""
 
-    @property
-    def blocks(self) -> int:
-        return min(ceil_div(self.all, CONVERSION_THREADS), MOST_CONVERSION_BLOCKS)
 
-    def packed(self, address: int, scratch: int) -> bytes:
-        """The bytes of the C++ struct ``Conversion``."""
-        return _FORMAT.pack(address, self.stride, self.type, self.step, self.length, self.all, scratch + self.place)
-
-
-def is_readable(kind: int, computing: str) -> bool:
-    """Whether kernels with this computing type read an input of an element type."""
-    halves = (ElementType.float16, ElementType.bfloat16) if computing == "float32" else ()
-    return kind in (ElementType.number, ElementType[computing], *halves)
+def is_readable(kind: int, launch: Launch) -> bool:
+    """Whether kernels read inputs of an element type."""
+    if kind == launch.type:
+        return launch.operation != Operation.moments or kind == ElementType[computing_name(launch)]
+    return kind in (ElementType.number, ElementType[computing_name(launch)])
 
 
 def convert_vectors(launch: Launch) -> tuple[Launch, list[Conversion], int]:
     """The launch with converted vectors, the conversions, and how many float64 numbers of memory they take."""
-    computing, conversions, taken = computing_name(launch), [], 0
-    size = SIZES[computing]
+    real, conversions, taken = computing_name(launch), [], 0
+    size = SIZES[real]
     for k, name in enumerate(INPUTS):
         kind, step = getattr(launch, f"{name}_type"), getattr(launch, f"{name}_step")
-        if is_readable(kind, computing):
+        if is_readable(kind, launch):
             continue
         is_row = name != "weights" or launch.operation == Operation.perturb
         length = launch.rows if is_row else launch.columns
         count = length * max(launch.batch, 1) if step else length
-        conversions.append(Conversion(k, kind, getattr(launch, f"{name}_stride"), step, length, count, 8 * taken))
+        conversions.append(Conversion(k, getattr(launch, f"{name}_stride"), kind, step, length, count, 8 * taken))
         taken += ceil_div(count * size, 16) * 2  # Some kernels load 16 bytes at once.
-        changes = {"type": ElementType[computing], "stride": size, "step": length * size if step else 0}
+        changes = {"type": ElementType[real], "stride": size, "step": length * size if step else 0}
         launch = launch._replace(**{f"{name}_{field}": value for field, value in changes.items()})
     return launch, conversions, taken
+
+
+def conversion_blocks(conversions: Sequence[Conversion]) -> int:
+    """The length of the grid's x axis. The y axis counts the conversions."""
+    return min(max(ceil_div(x.all, CONVERSION_THREADS) for x in conversions), MOST_CONVERSION_BLOCKS)
+
+
+def pack_conversions(conversions: Sequence[Conversion], addresses: Sequence[Any], scratch: int) -> bytes:
+    """The bytes of the C++ struct ``Conversions``. `addresses` are those of `INPUTS`."""
+    fields = [0] * 21
+    for k, (place, *others, first) in enumerate(conversions):
+        fields[7 * k : 7 * k + 7] = addresses[place], *others, scratch + first
+    return _CONVERSIONS.pack(*fields, len(conversions))

@@ -109,7 +109,7 @@ def geometry(
     `misalignment` is the address of the matrix modulo 32, and `strides` are its strides in bytes. `first_column` is
     the index of the call's first column modulo 8, or -1 if that index is in device memory. `strided` forces kStrided,
     which supports every stride and address, unless kFewRows draws the matrix. `may_be_plain` says whether
-    `Launch.origin_in_memory` is 0, and `contiguous`, whether mu and sigma are contiguous vectors of the matrix's type.
+    `Launch.origin_in_memory` is 0, and `contiguous`, whether mu and sigma are contiguous vectors.
     """
     size, fixed_skip = SIZES[dtype], first_column >= 0
     cheap = shared_noise or (fast_math and dtype == "float32")  # Noise takes less time than its stores.

@@ -14,7 +14,7 @@ from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.kernels.compilation import Function, inline
 from multisample.backends.kernels.stream.arithmetic import fma, from_float_bits
 from multisample.backends.kernels.stream.normals import FLOAT64_KEY, normals_f32, normals_f64
-from multisample.backends.kernels.stream.rounding import WIDENING, from_bfloat16
+from multisample.backends.kernels.stream.rounding import WIDENING
 from multisample.backends.kernels.stream.words import column_part, row_part, stream_key, words
 from multisample.backends.launch import ElementType
 
@@ -22,7 +22,7 @@ from .intrinsics import cosine, from_float16, load, log2, narrowing, sine, squar
 from .kernel_choice import ANTITHETIC_WIDTH, WIDTH
 from .keys import KernelKey
 
-_NUMBER, _FLOAT16, _BFLOAT16 = int(ElementType.number), int(ElementType.float16), int(ElementType.bfloat16)
+_NUMBER, _FLOAT32 = int(ElementType.number), int(ElementType.float32)
 _TO_UNIT, _TO_UNIT_HALF = np.float32(2.0**-32), np.float32(2.0**-33)
 _MINUS_2_LN_2, _TO_ANGLE = np.float32(float.fromhex("-0x1.62e430p+0")), np.float32(float.fromhex("0x1.921fb6p-30"))
 
@@ -50,23 +50,29 @@ def sigma_of(call):
     return Vector(call.sigma, call.sigma_stride, call.sigma_type)
 
 
-@inline
-def _element_f64(vector, row):
-    if vector.type == _NUMBER:
-        return from_float_bits(vector.input)
-    return load(vector.input + row * vector.stride, np.float64)
+def _loading(dtype: str) -> tuple[Function, Function]:
+    """``element(vector, row)`` of a vector for matrices of type `dtype`, and the same for contiguous vectors."""
+    row_of_type = MATRIX_TYPES[dtype]
+    real, stored = getattr(np, row_of_type.computing), getattr(np, row_of_type.stored)
+    size, real_size = row_of_type.size, np.dtype(real).itemsize
+    has_16_bits, widen = size == 2, from_float16 if dtype == "float16" else WIDENING[dtype]
 
+    @inline
+    def element(vector, row):
+        at = vector.input + row * vector.stride
+        if vector.type == _NUMBER:
+            return real(from_float_bits(vector.input))
+        if has_16_bits and vector.type != _FLOAT32:
+            return widen(load(at, stored))
+        return load(at, real)
 
-@inline
-def _element_f32(vector, row):
-    at = vector.input + row * vector.stride
-    if vector.type == _NUMBER:
-        return np.float32(from_float_bits(vector.input))
-    if vector.type == _FLOAT16:
-        return from_float16(load(at, np.uint16))
-    if vector.type == _BFLOAT16:
-        return from_bfloat16(load(at, np.uint16))
-    return load(at, np.float32)
+    @inline
+    def contiguous_element(vector, row):
+        if has_16_bits and vector.type != _FLOAT32:
+            return widen(load(vector.input + row * size, stored))
+        return load(vector.input + row * real_size, real)
+
+    return element, contiguous_element
 
 
 @inline
@@ -180,9 +186,7 @@ class GroupFunctions(NamedTuple):
     scaled: Function
     """``elements = scaled(mu, sigma, z)``, from the four normals `z`."""
     element: Function
-    """``element(vector, row)``: an element of mu or sigma, whose type is readable: see `is_readable`."""
-    widen: Function
-    """From `stored` to the computing type."""
+    """``element(vector, row)``: an element of mu or sigma. Its type is `real` or the matrix's; or it is a number."""
     narrow: Function
     """From the computing type to `stored`."""
 
@@ -193,7 +197,6 @@ def group_of(key: KernelKey, capability: tuple[int, int]) -> GroupFunctions:
     noise_of, noise_in = _noise(row.computing, key.shared_noise, key.fast_math)
     return GroupFunctions(
         getattr(np, row.computing), getattr(np, row.stored), ANTITHETIC_WIDTH if key.antithetic else WIDTH, noise_of,
-        noise_in, _scaled_pairs if key.antithetic else _scaled,
-        _element_f64 if key.dtype == "float64" else _element_f32,
-        from_float16 if key.dtype == "float16" else WIDENING[key.dtype], narrowing(key.dtype, capability),
+        noise_in, _scaled_pairs if key.antithetic else _scaled, _loading(key.dtype)[key.usual],
+        narrowing(key.dtype, capability),
     )  # fmt: skip

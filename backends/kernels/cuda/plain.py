@@ -18,7 +18,7 @@ from multisample.backends.kernels.stream.words import row_part
 
 from .geometry import MANY_TURNS, ONE_ROW_TURNS, PLAIN_TRANSPOSED_THREADS
 from .group import group_of, keys_of, mu_of, offset_of, sigma_of
-from .intrinsics import load, store, store_vector
+from .intrinsics import store, store_vector
 from .kernel_choice import PLAIN_THREADS, own_rows_of
 from .keys import KernelKey
 
@@ -39,7 +39,7 @@ def group_of_column(call, width):
 
 def plain_kernel(key: KernelKey, capability: tuple[int, int]) -> Any:
     """A block draws some groups of some rows. A thread keeps its group and goes down `turns` rows."""
-    real, stored, width, noise_of, noise_in, scaled, element, widen, narrow = group_of(key, capability)
+    real, stored, width, noise_of, noise_in, scaled, element, narrow = group_of(key, capability)
     size, turns, usual = SIZES[key.dtype], key.turns, key.usual
     quad = min(4 * size, 16)
     one_row = turns == ONE_ROW_TURNS  # A pass has one row: all threads of a block have the same row.
@@ -53,12 +53,7 @@ def plain_kernel(key: KernelKey, capability: tuple[int, int]) -> Any:
         for k in range(count):
             row = np.uint32(first + k * apart)
             valid = np.int64(row if one_row or turns == 1 or row < rows else np.uint32(rows - 1))
-            if usual:
-                mu[k] = widen(load(call.mu + valid * size, stored))
-                sigma[k] = widen(load(call.sigma + valid * size, stored))
-            else:
-                mu[k] = element(mu_of(call), valid)
-                sigma[k] = element(sigma_of(call), valid)
+            mu[k], sigma[k] = element(mu_of(call), valid), element(sigma_of(call), valid)
         keys, offset = keys_of(call), offset_of(call)
         noise = noise_of(np.uint32(group_of_column(call, width) + group), offset, keys)
         skip = np.int64(0) if usual else np.int64(geometry.skip)
@@ -117,7 +112,7 @@ def plain_kernel(key: KernelKey, capability: tuple[int, int]) -> Any:
 
 def plain_transposed_kernel(key: KernelKey, capability: tuple[int, int]) -> Any:
     """A thread keeps the neighbouring dimensions of a piece, and draws `turns` adjacent groups of columns."""
-    real, stored, width, noise_of, noise_in, scaled, element, widen, narrow = group_of(key, capability)
+    real, stored, width, noise_of, noise_in, scaled, element, narrow = group_of(key, capability)
     size, fixed_turns, usual = SIZES[key.dtype], key.turns, key.usual
     own_rows = own_rows_of(size)
 
@@ -136,12 +131,7 @@ def plain_transposed_kernel(key: KernelKey, capability: tuple[int, int]) -> Any:
         mu, sigma = cuda.local.array(own_rows, real), cuda.local.array(own_rows, real)
         for r in range(own_rows):
             row = np.int64(first_row) + (r if usual or r < count else 0)
-            if usual:
-                mu[r] = widen(load(call.mu + row * size, stored))
-                sigma[r] = widen(load(call.sigma + row * size, stored))
-            else:
-                mu[r] = element(mu_of(call), row)
-                sigma[r] = element(sigma_of(call), row)
+            mu[r], sigma[r] = element(mu_of(call), row), element(sigma_of(call), row)
         keys, offset, stride = keys_of(call), offset_of(call), call.column_stride
         words = cuda.local.array((own_rows, 2), np.uint32)
         for r in range(own_rows):

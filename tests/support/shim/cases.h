@@ -49,18 +49,20 @@ inline void write(const void* from, u64 size) {
   if (std::fwrite(from, size, 1, stdout) != 1) cuda_shim::fail("cannot write");
 }
 
-// Scratch memory for the conversions of a call, and for `more` float64 numbers.
+// The size of scratch memory for the conversions of a call and for `more` float64 numbers.
 inline u64 scratch_bytes(Launch call, u64 more = 0) {
-  return (convert_vectors(&call, nullptr, [](const Conversion&) {}) + more) * sizeof(double);
+  Conversions conversions;
+  return (convert_vectors(&call, &conversions) + more) * sizeof(double);
 }
 
 // Converts the vectors that the kernels of a call cannot read. The call's scratch memory then begins behind them.
 template <class Real>
 void convert(Launch& call, const Memory& scratch) {
-  double* const first = reinterpret_cast<double*>(scratch.data);
-  call.scratch = first + convert_vectors(&call, first, [](const Conversion& conversion) {
-                   cuda_shim::launch(2, kConversionThreads, false, [&] { conversion_kernel<Real>(conversion); });
-                 });
+  Conversions conversions;
+  call.scratch = reinterpret_cast<double*>(scratch.data);
+  if (convert_vectors(&call, &conversions) == 0) return;
+  const u32 count = static_cast<u32>(conversions.count);
+  fibers::launch(2, count, kConversionThreads, false, [&] { conversion_kernel<Real>(conversions); });
 }
 
 }  // namespace cases

@@ -35,12 +35,7 @@ u64 perturb_cut(const Launch* call, u32 turns, int strided, int wide, char* out)
 int perturb_origin(const Launch* call) { return origin_of(*call); }
 void keys(u64 seed, Keys<double>* out) { *out = Keys<double>(seed); }
 
-// Converts in scratch memory that begins at call->scratch. Returns the number of conversions.
-u64 conversions(Launch* call, Conversion* out) {
-  u64 count = 0;
-  call->scratch += convert_vectors(call, call->scratch, [&](const Conversion& each) { out[count++] = each; });
-  return count;
-}
+void conversions(Launch* call, Conversions* out) { convert_vectors(call, out); }
 
 u32 limits[] = {kThreads,
                 kShortRow,
