@@ -1,6 +1,5 @@
-// Kernels read numbers, and vectors of the computing type or of the matrix's type; kernels of moments do not know the
-// type of the results. Vectors of other types, e.g. integers, are first converted into scratch memory.
-// backends/kernels/cuda/conversion.py is the twin.
+// Kernels read numbers, and vectors of the computing type or of the type of the matrix or the results. Vectors of other
+// types, e.g. integers, are first converted into scratch memory. backends/kernels/cuda/conversion.py is the twin.
 #pragma once
 
 #include "launch.h"
@@ -30,7 +29,7 @@ constexpr u32 kConversionThreads = 256, kMostConversionBlocks = 4096;
 #if !defined(__CUDACC_RTC__)
 
 inline bool is_readable(u32 type, const Launch& call) {
-  return type == kNumber || type == computing_type(call.type) || (type == call.type && call.operation != kMoments);
+  return type == kNumber || type == computing_type(call.type) || type == call.type;
 }
 
 // Replaces the vectors that kernels cannot read by conversions at call->scratch, which moves behind them. Returns how

@@ -147,11 +147,19 @@ MULTISAMPLE_FUNCTION double second_moment(double sigma, double second, i32 e) {
                 2 * exponent_of(sigma) + exponent_of(second) + e);
 }
 
+// Element `k` of a vector whose type is_readable(), for results of any type.
+template <class Real>
+MULTISAMPLE_FUNCTION Real input(const Vector& vector, u64 k) {
+  if (sizeof(Real) == 4 && vector.type == kFloat16) return element<float16>(vector, k);
+  if (sizeof(Real) == 4 && vector.type == kBFloat16) return element<bfloat16>(vector, k);
+  return element<Real>(vector, k);
+}
+
 // Stores the moments of a row, from the sums of w, w z and w z^2. If Real is double, the sums lack the factor 2^e.
 template <class Real>
 MULTISAMPLE_FUNCTION void put_moments(const Launch& call, u64 row, double weight, double first, double second, i32 e) {
-  const double mu = rounded<double>(element<Real>(mu_of(call), row));
-  const double sigma = rounded<double>(element<Real>(sigma_of(call), row));
+  const double mu = rounded<double>(input<Real>(mu_of(call), row));
+  const double sigma = rounded<double>(input<Real>(sigma_of(call), row));
   // In float64, products of float32 numbers neither overflow nor underflow.
   const bool is_direct =
       sizeof(Real) == 4 || (e == 0 && sigma >= 0x1p-400 && sigma <= 0x1p400 && mu >= -0x1p400 && mu <= 0x1p400);
@@ -216,7 +224,7 @@ struct MomentList {
     for (u32 k = 0; k < kColumns; ++k) {
       const u64 column = group * kColumns + k - geometry.skip;  // Wraps before the first column.
       const bool inside = threadIdx.x < kFill && group < end && column < call.columns;
-      w[k] = inside ? element<Real>(weights_of(call), column) : Real{0};
+      w[k] = inside ? input<Real>(weights_of(call), column) : Real{0};
       const auto magnitude = float_bits(w[k]) << 1;
       largest = larger(largest, magnitude);
     }

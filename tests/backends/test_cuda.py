@@ -420,9 +420,12 @@ def perturbed(gpu: Gpu, to_numpy: ToArray, call: Call, fast_math: bool = False, 
     if call.inputs().size:
         inputs = gpu.memory.put(call.inputs().copy())
         launch = call.launch_with_inputs(launch, gpu.memory.pointer(inputs))
-    gpu.memory.synchronize()
     backend: Any = registry.find(gpu.backend)
     backend.prepare("cuda")
+    scratch_size = generic.launcher(backend, launch).scratch_size
+    scratch = gpu.memory.put(np.zeros(1 if scratch_size is None else scratch_size(0)))
+    launch = launch._replace(scratch=gpu.memory.pointer(scratch))
+    gpu.memory.synchronize()
     if way == "launch":
         backend.launch(launch)
     else:

@@ -31,9 +31,7 @@ class Conversion(NamedTuple):
 
 def is_readable(kind: int, launch: Launch) -> bool:
     """Whether kernels read inputs of an element type."""
-    if kind == launch.type:
-        return launch.operation != Operation.moments or kind == ElementType[computing_name(launch)]
-    return kind in (ElementType.number, ElementType[computing_name(launch)])
+    return kind in (ElementType.number, ElementType[computing_name(launch)], launch.type)
 
 
 def convert_vectors(launch: Launch) -> tuple[Launch, list[Conversion], int]:
