@@ -155,7 +155,8 @@ def tile_of(real: str) -> Tile:
 
     @inline
     def draw_row(out, layout, row, places, stream):
-        part = row_part(np.uint64(row), stream[0], stream[2])
+        # Vectors, because `draw_rows` has vectors too: Numba then compiles `put_words` once.
+        part = in_every_lane(row_part(np.uint64(row), stream[0], stream[2]), _WORDS)
         for v in range((places + _WORDS - 1) // _WORDS):
             put_words(out, v, layout, part, stream)
 
