@@ -192,9 +192,7 @@ def result_of(library: Path, battery: str, test: int, order: str, seed: int) -> 
     return {"test": test, "seconds": 1.5, "statistics": [{"name": name, "p": value} for name, value in p.items()]}
 
 
-def test_every_test_runs_once_and_a_failure_leaves_the_results_of_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_test_runs_once_and_a_failure_leaves_the_results_of_others(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(testu01, "run_test", result_of)
     # Threads: JAX, which other tests import, must not be forked.
     monkeypatch.setattr(testu01, "ProcessPoolExecutor", lambda mp_context: ThreadPoolExecutor(2))

@@ -1,7 +1,4 @@
-"""The cross-entropy method against a simple reference; the ends of runs, saved states and errors.
-
-test_cem_cuda.py runs the method on a GPU.
-"""
+"""The cross-entropy method against a simple reference; the ends of runs, saved states and errors."""
 
 from __future__ import annotations
 
@@ -607,9 +604,7 @@ def row(**changed: float) -> list[float]:
         (TypeError, r"^state\['offset'\]: expected an integer, got the bool True", {"offset": True}),
     ],
 )  # fmt: skip
-def test_wrong_states_raise_and_change_nothing(
-    error: type[Exception], message: str, changed: dict[str, Any] | None
-) -> None:
+def test_wrong_states_raise_and_change_nothing(error: Any, message: str, changed: dict[str, Any] | None) -> None:
     run = CEM(START, 1.0, N, seed=SEED)
     state: Any = run.state
     with pytest.raises(error, match=message):

@@ -1,7 +1,4 @@
-"""A run on an executor has the bits of a run without one, and its tasks return only scores. Errors; interruptions.
-
-`tests/with_dask` has the same for Dask.
-"""
+"""A run on an executor has the bits of a run without one, and its tasks return only scores. Errors; interruptions."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The command line: a command writes the whole matrix, or prints a one-line error and writes no file.
-
-Tests of exit codes, signals and terminals run the command in a process; other tests call it, for speed.
-"""
+"""The command line: a command writes the whole matrix, or prints a one-line error and writes no file."""
 
 from __future__ import annotations
 

@@ -149,9 +149,7 @@ def test_a_batch_has_the_bits_of_its_matrices(
 
 
 @pytest.mark.parametrize("layout", ["dn", "nd"])
-def test_a_long_batch_of_small_matrices_has_their_bits(
-    backend: str, place: Callable[[Array], Any], bits: Callable[[Any], Array], layout: Any
-) -> None:
+def test_a_long_batch_of_small_matrices_has_their_bits(backend: str, place: Any, bits: Any, layout: Any) -> None:
     """On a GPU, there are more matrices than `gridDim.y` can be."""
     count, d, n = 70_001 if device_count() > 0 else 5_001, 3, 5
     seeds = np.arange(count, dtype=np.uint64) + np.uint64(2**63 - 5)

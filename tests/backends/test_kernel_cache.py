@@ -1,7 +1,4 @@
-"""Failures of the kernel cache cost time only: they cause no errors, no wrong kernels and no silent waits.
-
-Most tests compile functions of one line instead of kernels, which take seconds.
-"""
+"""Failures of the kernel cache cost time only: they cause no errors, no wrong kernels and no silent waits."""
 
 from __future__ import annotations
 
@@ -99,9 +96,7 @@ def test_a_kernel_is_compiled_once(root: Path, compiled: Callable[[], int], capf
     )
 
 
-def test_different_kernels_and_compilers_have_different_files(
-    root: Path, compiled: Callable[[], int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_different_kernels_and_compilers_have_different_files(root: Path, compiled: Any, monkeypatch: Any) -> None:
     successor()
     others: list[Any] = [
         {"kind": types.float64}, {"name": "test-other"}, {"digest": "other"}, "numba", "llvmlite", "OPT", "BOUNDSCHECK",
@@ -131,9 +126,7 @@ def test_kernels_without_a_digest_are_not_cached(root: Path, compiled: Callable[
 
 
 @pytest.mark.parametrize("disabled", [False, True])
-def test_kernels_are_compiled_where_numba_is_disabled(
-    root: Path, monkeypatch: pytest.MonkeyPatch, disabled: bool
-) -> None:
+def test_kernels_are_compiled_where_numba_is_disabled(root: Path, monkeypatch: Any, disabled: bool) -> None:
     monkeypatch.setattr(config, "DISABLE_JIT", disabled)
     total = compilation.compile_cached(types.float64(types.float64[:]), lambda x: x.sum(), "test-sum", "digest")
     assert total(np.ones(3)) == 3.0
@@ -142,9 +135,7 @@ def test_kernels_are_compiled_where_numba_is_disabled(
 
 
 @pytest.mark.parametrize("collects", [False, True])
-def test_the_garbage_collector_pauses_during_a_compilation(
-    root: Path, monkeypatch: pytest.MonkeyPatch, collects: bool
-) -> None:
+def test_the_garbage_collector_pauses_during_a_compilation(root: Path, monkeypatch: Any, collects: bool) -> None:
     def save(*kernel: Any) -> None:
         paused.append(not gc.isenabled())
         raise MemoryError
@@ -308,9 +299,7 @@ def test_kernels_are_compiled_in_parallel(tmp_path: Path, kernels: Kernels, fork
 
 @pytest.mark.slow
 @forked
-def test_a_terminal_shows_progress_in_one_line(
-    kernels: Kernels, forking: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_terminal_shows_progress_in_one_line(kernels: Kernels, forking: None, monkeypatch: Any) -> None:
     kernels(*(functools.partial(time.sleep, seconds) for seconds in (0, 2.2)))
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
@@ -328,9 +317,7 @@ def test_a_terminal_shows_progress_in_one_line(
         (functools.partial(os._exit, 3), ".*terminated abruptly.*"),
     ],
 )
-def test_a_failure_ends_the_build_and_its_processes(
-    kernels: Kernels, capfd: pytest.CaptureFixture[str], kernel: Callable[[], Any], error: str
-) -> None:
+def test_a_failure_ends_the_build_and_its_processes(kernels: Kernels, capfd: Any, kernel: Any, error: str) -> None:
     kernels(kernel, functools.partial(time.sleep, DEADLINE))
     of_others = set(multiprocessing.active_children())  # Other tests may have left some, such as those of Dask.
     assert main(["build", "cpu"]) == 1
@@ -440,9 +427,7 @@ def test_a_warning_is_issued_once(root: Path) -> None:
 
 
 @pytest.mark.parametrize("is_file", [False, True])
-def test_what_others_can_write_to_is_not_unpickled(
-    root: Path, compiled: Callable[[], int], monkeypatch: pytest.MonkeyPatch, is_file: bool
-) -> None:
+def test_what_others_can_write_to_is_not_unpickled(root: Path, compiled: Any, monkeypatch: Any, is_file: bool) -> None:
     successor()
     path = only_file(root) if is_file else root / "numba"
     path.chmod(path.stat().st_mode | 0o022)
@@ -499,9 +484,7 @@ def test_processes_share_equal_kernels_and_give_different_ones_different_files(
 
 
 @forked
-def test_a_relative_folder_in_a_deleted_working_directory_is_named(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_relative_folder_in_a_deleted_working_directory_is_named(root: Any, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("MULTISAMPLE_CACHE_DIR", "relative")
 
     def compile_printer() -> None:
@@ -550,9 +533,7 @@ def test_a_child_forked_during_a_compilation_can_compile(root: Path) -> None:
 
 
 @pytest.mark.parametrize("is_acquired", [True, False])
-def test_a_fork_whose_hook_was_interrupted_releases_the_lock(
-    is_acquired: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fork_whose_hook_was_interrupted_releases_the_lock(is_acquired: bool, monkeypatch: Any) -> None:
     lock = threading.RLock()
 
     def interrupted_acquire() -> None:

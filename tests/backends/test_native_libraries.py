@@ -182,9 +182,7 @@ def _compile_nothing(
 
 @pytest.mark.slow
 @needs_tools
-def test_the_build_command_builds_a_library_once(
-    sources: Path, cache_root: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_build_command_builds_a_library_once(sources: Path, cache_root: Path, capfd: Any, monkeypatch: Any) -> None:
     (sources / "torch/cpu.cpp").write_text(STABLE)
     monkeypatch.setattr(torch.version, "cuda", None)
     assert not library_cache.is_built("cpu")
@@ -260,9 +258,7 @@ def test_architectures_from_the_environment(sources: Path, monkeypatch: pytest.M
     ],
 )
 @pytest.mark.parametrize("variable", [None, "native"])
-def test_architectures_of_the_devices(
-    monkeypatch: pytest.MonkeyPatch, devices: list[tuple[int, int]], names: str, variable: str | None
-) -> None:
+def test_architectures_of_the_devices(monkeypatch: Any, devices: Any, names: str, variable: str | None) -> None:
     if variable is None:
         monkeypatch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)
     else:
@@ -314,9 +310,7 @@ def test_an_interrupted_build_is_repeated(
     assert not list(cache_root.glob(BUILDS))
 
 
-def test_only_folders_of_killed_builds_are_removed(
-    sources: Path, cache_root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_folders_of_killed_builds_are_removed(sources: Path, cache_root: Path, monkeypatch: Any) -> None:
     root = cache_root / "torch_ext" / "building"
     left, other, plans = root / "killed", root / "other", cache_root / "building-plans"
     for folder in (left, other, plans):
@@ -337,9 +331,7 @@ def test_only_folders_of_killed_builds_are_removed(
 
 @pytest.mark.slow
 @needs_tools
-def test_concurrent_processes_build_once(
-    sources: Path, cache_root: Path, tmp_path: Path, compiler: Callable[[str], Callable[[], int]]
-) -> None:
+def test_concurrent_processes_build_once(sources: Path, cache_root: Path, tmp_path: Path, compiler: Any) -> None:
     go = tmp_path / "go"
     os.mkfifo(go)
     count = compiler(f"read line < {go}")
@@ -362,9 +354,7 @@ def test_concurrent_processes_build_once(
 
 
 @forked
-def test_a_forked_child_does_not_hold_a_lock_of_its_parent(
-    cache_root: Path, sources: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_forked_child_does_not_hold_a_lock_of_its_parent(cache_root: Path, sources: Path, monkeypatch: Any) -> None:
     lock, waited, flock = cache.folder("torch_ext", create=True) / "lock", list[str](), fcntl.flock
     monkeypatch.setattr(cache, "say", waited.append)
     ours, theirs = socket.socketpair()
@@ -659,9 +649,7 @@ def _keep(library: Path) -> None:
     library_cache._put(library)
 
 
-def test_the_error_lists_every_missing_tool(
-    sources: Path, nothing_installed: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_error_lists_every_missing_tool(sources: Path, nothing_installed: Path, monkeypatch: Any) -> None:
     ninja = "ninja is not installed: pip install ninja"
     gcc = "no C++ compiler ('c++' not found): install g++, or set CXX to a compiler"
     assert toolchain.missing_tools() == (ninja, gcc)
@@ -703,9 +691,7 @@ def test_a_missing_module_is_detected() -> None:
     assert not toolchain.is_installed("multisample_of_nobody.build")
 
 
-def test_cuda_reasons_list_missing_parts(
-    sources: Path, nothing_installed: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cuda_reasons_list_missing_parts(sources: Path, nothing_installed: Path, monkeypatch: Any) -> None:
     device = "no CUDA device: see nvidia-smi and CUDA_VISIBLE_DEVICES"
     nvcc = "nvcc not found: install the CUDA toolkit or set CUDA_HOME"
     monkeypatch.setattr(torch.version, "cuda", None)

@@ -1,7 +1,4 @@
-"""CPU tensors of torch_ext, and the reasons why the backend cannot run.
-
-These tests need no GPU; tests/backends/test_cuda.py has the tests on CUDA.
-"""
+"""CPU tensors of torch_ext, and the reasons why the backend cannot run."""
 
 from __future__ import annotations
 
@@ -57,9 +54,7 @@ def test_the_reason_names_a_missing_or_old_torch(monkeypatch: pytest.MonkeyPatch
     assert backend.status().reasons == ("package torch is not installed: pip install 'torch>=2.11'",)
 
 
-def test_auto_takes_cpu_if_the_build_fails(
-    monkeypatch: pytest.MonkeyPatch, bits: Callable[[Any], Array], new_choices: None
-) -> None:
+def test_auto_takes_cpu_if_the_build_fails(monkeypatch: Any, bits: Callable[[Any], Array], new_choices: None) -> None:
     def fail(**options: Any) -> Any:
         raise multisample.BackendUnavailableError("backend: 'torch_ext' could not be built: no such luck")
 

@@ -1,7 +1,4 @@
-"""Wrong arguments: each error names the argument, the received value and the accepted values, on every route of a call.
-
-A refused call must change nothing: otherwise the corrected call would draw other numbers.
-"""
+"""Wrong arguments: each error names the argument, the received and the accepted values, on every route of a call."""
 
 from __future__ import annotations
 

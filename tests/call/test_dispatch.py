@@ -1,7 +1,4 @@
-"""Choice of backends: a named backend runs or raises; "auto" takes the first available backend of a fixed order.
-
-If no backend can run, the error lists every reason at once.
-"""
+"""Choice of backends: a named backend runs or raises; "auto" takes the first available backend of a fixed order."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Generators: offsets depend on the state only, and the state survives copies, pickles and forks.
-
-A run is reproducible if calls take their offsets in order, a checkpoint holds the whole state, and `spawn` always gives
-the same children.
-"""
+"""Generators: offsets depend on the state only, and the state survives copies, pickles and forks."""
 
 from __future__ import annotations
 

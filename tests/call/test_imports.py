@@ -1,7 +1,4 @@
-"""What `import multisample`, its submodules and its first call import, and the errors where a library is missing.
-
-Each program runs in an interpreter of its own.
-"""
+"""What `import multisample`, its submodules and its first call import, and the errors where a library is missing."""
 
 from __future__ import annotations
 

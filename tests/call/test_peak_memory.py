@@ -1,7 +1,4 @@
-"""Noise is never stored in memory: a call needs memory for its output, and a few megabytes.
-
-Leaks over many calls: test_builtins.py and test_plans.py.
-"""
+"""Noise is never stored in memory: a call needs memory for its output, and a few megabytes."""
 
 from __future__ import annotations
 

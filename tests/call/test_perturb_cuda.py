@@ -1,7 +1,4 @@
-"""`perturb` of tensors on a GPU, through every backend: the bits of the CPU, and no wait for the device.
-
-test_perturb.py and test_perturb_populations.py also run on a GPU.
-"""
+"""`perturb` of tensors on a GPU, through every backend: the bits of the CPU, and no wait for the device."""
 
 from __future__ import annotations
 
@@ -52,9 +49,7 @@ def steps(first: int, count: int, dtype: Any) -> Any:
 
 
 @pytest.mark.parametrize(("dtype", "size"), [("float32", 10**8), ("float64", 10**8), ("bfloat16", 2**31 + 5)])
-def test_every_element_of_a_large_parameter_has_the_noise_of_sample(
-    gpu: str, room: Callable[[int], None], dtype: str, size: int
-) -> None:
+def test_every_element_of_a_large_parameter_has_the_noise_of_sample(gpu: str, room: Any, dtype: str, size: int) -> None:
     of, real = getattr(torch, dtype), getattr(torch, MATRIX_TYPES[dtype].computing)
     room(size * of.itemsize + 2**32)
     p = torch.empty(size, dtype=of, device=DEVICE)
@@ -162,9 +157,6 @@ def test_cupy_and_numba_arrays(gpu: str) -> None:
         on_device = numba_cuda.to_device(p)
         assert perturb(on_device, [0.5, 2.0], seed=7, out=on_device, backend=gpu) is on_device
         assert np.array_equal(on_device.copy_to_host(), exact)
-
-
-# --- Populations, updates and decay -------------------------------------------------------------------------------
 
 
 def check(found: dict[str, Any], expected: dict[str, Any]) -> None:

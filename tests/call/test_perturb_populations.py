@@ -105,9 +105,6 @@ def test_an_update_with_a_seed_for_each_coefficient(everywhere: Any) -> None:
     assert all(torch.equal(half[name], x) for name, x in found.items())
 
 
-# --- Decay --------------------------------------------------------------------------------------------------------
-
-
 def test_the_factor_is_rounded_once() -> None:
     draw = np.random.default_rng(3)
     # The double nearest to 1 - decay lies in the middle between two float32.
@@ -158,9 +155,6 @@ def test_errors_write_nothing_and_name_the_shape() -> None:
     with pytest.raises(ValueError, match=r"^(parameters|out): expected memory of its own"):
         perturb(target[0], 0.5, seed=[1, 2], out=target)
     assert not (p["w"].any() or out["w"].any() or target.any())
-
-
-# --- Gradients ----------------------------------------------------------------------------------------------------
 
 
 def test_gradients_flow_to_parameters(everywhere: Any) -> None:

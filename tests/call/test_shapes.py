@@ -117,9 +117,6 @@ def test_shapes_without_a_meaning_raise_and_advance_nothing() -> None:
     assert generator.offset == 0
 
 
-# --- Standard normals ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", [None, *DTYPES])
 def test_standard_normals_are_row_0_whatever_their_shape(dtype: Any) -> None:
     row = sample(ONE * 0, ONE, 60, seed=Key(7, 3), sample_offset=5, dtype=dtype or "float64")[0]

@@ -71,8 +71,6 @@ def test_module_names_include_all_kinds_of_modules() -> None:
     assert {"multisample._sample", "multisample.backends.cpu", "multisample.commands"} <= set(module_names())
 
 
-# --- Public names ---------------------------------------------------------------------------------
-
 CLASSES_OF_RESULTS = ("BackendStatus", "BackendUnavailableError", "Key", "UnknownBackendError")
 PUBLIC = sorted(set(multisample.__all__) - {"__version__"})
 # Functions for kernels raise nothing.
@@ -146,9 +144,6 @@ def test_every_field_of_a_result_is_described(kind: Any) -> None:
     assert described is not None
     named = [name for line in re.findall(r"^(\w.*?) : ", described, re.MULTILINE) for name in line.split(", ")]
     assert named == list(kind.__dataclass_fields__)
-
-
-# --- Pages ----------------------------------------------------------------------------------------
 
 
 def place_of(path: Path) -> Path:

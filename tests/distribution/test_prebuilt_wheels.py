@@ -1,7 +1,4 @@
-"""Wheels with compiled libraries: they are built, work without a compiler, and are refused on incompatible machines.
-
-An incompatible library would crash or draw wrong numbers, so refusals are tested too.
-"""
+"""Wheels with compiled libraries: they are built, work without a compiler, and are refused on incompatible machines."""
 
 from __future__ import annotations
 
@@ -207,9 +204,7 @@ def test_a_wheel_with_a_cuda_library_runs_on_the_devices_here(installation: Inst
         ("cpu", ("torch", "numpy"), "MULTISAMPLE_PREBUILT=cpu: torch and numpy cannot be"),
     ],
 )
-def test_invalid_prebuilt_settings_raise(
-    monkeypatch: pytest.MonkeyPatch, setting: str, missing: tuple[str, ...], message: str
-) -> None:
+def test_invalid_prebuilt_settings_raise(monkeypatch: Any, setting: str, missing: Any, message: str) -> None:
     hook = runpy.run_path(str(Path(build.__file__).with_name("wheel_hook.py")))
     monkeypatch.setenv("MULTISAMPLE_PREBUILT", setting)
     for name in missing:
@@ -284,9 +279,7 @@ FAILURES: dict[str, tuple[tuple[str, ...], Callable[[pytest.MonkeyPatch], object
 
 
 @pytest.mark.parametrize("failure", FAILURES)
-def test_a_wheel_build_that_fails_prints_the_reason(
-    compiled: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], failure: str
-) -> None:
+def test_a_wheel_build_that_fails_prints_the_reason(compiled: Any, monkeypatch: Any, capsys: Any, failure: str) -> None:
     kinds, spoil, message = FAILURES[failure]
     spoil(monkeypatch)
     assert main_of_libraries(*kinds) == 1
@@ -414,9 +407,7 @@ def test_a_cuda_library_must_support_all_devices(
 # --- Instead of a build ---------------------------------------------------------------------------
 
 
-def test_status_needs_no_compiler_and_initializes_nothing(
-    came: Callable[..., Path], no_tools: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_status_needs_no_compiler_and_initializes_nothing(came: Any, no_tools: None, monkeypatch: Any) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", _ask_no_device)
     backend = registry.find("torch_ext")
     assert backend.status().reasons == ("no tools",)
@@ -435,9 +426,7 @@ def test_status_needs_no_compiler_and_initializes_nothing(
     assert backend.status().device.startswith("cpu (prebuilt) (not CUDA: no CUDA device")
 
 
-def test_device_capabilities_are_queried_when_a_library_is_loaded(
-    came: Callable[..., Path], no_tools: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_device_capabilities_are_queried_when_a_library_is_loaded(came: Any, no_tools: None, monkeypatch: Any) -> None:
     file = prebuilt.cuda_file("13.0", ["7.5"])
     place = came(prebuilt.CPU_FILE, file)
     capability = [(7, 5)]
@@ -458,9 +447,7 @@ def test_device_capabilities_are_queried_when_a_library_is_loaded(
     assert reason in library_cache.cuda_reasons()
 
 
-def test_the_build_command_reports_prebuilt_libraries(
-    came: Callable[..., Path], no_tools: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_build_command_reports_prebuilt_libraries(came: Any, no_tools: None, monkeypatch: Any, capsys: Any) -> None:
     cpu, cuda = prebuilt.CPU_FILE, prebuilt.cuda_file("13.0", ["7.5"])
     place = came(cpu, cuda)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)

@@ -1,9 +1,4 @@
-"""Wheels, source distributions and editable installations are complete.
-
-The checkout has the backends in a separate folder, and wheels have them in the package; the specification and the
-sources are package data. The tests build both distributions, install them without access to this checkout, and use them
-from another folder. They do the same with an editable installation of a copy of the checkout.
-"""
+"""Wheels, source distributions and editable installations are complete."""
 
 from __future__ import annotations
 
@@ -136,9 +131,6 @@ def files(folder: Path) -> dict[str, bytes]:
     }
 
 
-# --- Contents -------------------------------------------------------------------------------------
-
-
 def test_the_wheel_is_for_every_platform_and_has_every_source_file(distributions: Distributions) -> None:
     assert distributions.wheel.name == f"multisample-{multisample.__version__}-py3-none-any.whl"
     expected = {f"multisample/{name}" for name in files(PACKAGE)} - {"multisample/backends/native/wheel_hook.py"}
@@ -251,9 +243,6 @@ exit {code}
     assert "UV_FIND_LINKS" not in environment
 
 
-# --- Installed ------------------------------------------------------------------------------------
-
-
 class Installation(NamedTuple):
     python: Path
     packages: Path
@@ -267,9 +256,7 @@ class Installation(NamedTuple):
 
 
 @pytest.fixture(scope="session", params=["wheel", "editable"])
-def installation(
-    request: pytest.FixtureRequest, distributions: Distributions, tmp_path_factory: pytest.TempPathFactory
-) -> Installation:
+def installation(request: Any, distributions: Distributions, tmp_path_factory: pytest.TempPathFactory) -> Installation:
     """A new environment with one of the wheels and all other packages of this environment."""
     is_editable = request.param == "editable"
     if is_editable and OWN_MULTISAMPLE:
@@ -322,9 +309,6 @@ def test_an_installation_has_the_sources_to_compile_and_reports_missing_packages
         assert f"package {library} is not installed" in found["reasons"][name][0]
 
 
-# --- The tests of an sdist ------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_the_tests_of_an_sdist_run(distributions: Distributions, tmp_path: Path) -> None:
     with tarfile.open(distributions.sdist) as archive:
@@ -339,8 +323,6 @@ def test_the_tests_of_an_sdist_run(distributions: Distributions, tmp_path: Path)
     passed = re.search(r"^(\d+) passed", text, re.MULTILINE)
     assert passed is not None and int(passed[1]) > 50, text
 
-
-# --- Types ----------------------------------------------------------------------------------------
 
 TYPED_USER, TYPED_TORCH_USER = (SUPPORT / name for name in ("typed_user.py", "typed_torch_user.py"))
 

@@ -1,7 +1,4 @@
-"""The stream in C++ code of users, ``#include <multisample/normal.h>``: same bits as `multisample.sample`.
-
-The device code is compiled to PTX here; test_user_kernels_cuda.py runs it on a GPU.
-"""
+"""The stream in C++ code of users, ``#include <multisample/normal.h>``: same bits as `multisample.sample`."""
 
 from __future__ import annotations
 
@@ -155,8 +152,6 @@ def test_the_header_needs_no_system_header() -> None:
         pending += found - done
     assert {path.name for path in done} == {"normal.h", "normals.h", "words.h", "arithmetic.h"}
 
-
-# --- Device code ----------------------------------------------------------------------------------
 
 PORTABLE = r"""
 #include <multisample/normal.h>

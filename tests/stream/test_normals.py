@@ -1,8 +1,4 @@
-"""From words to normals: the transforms against known answers, the exact reference and real arithmetic.
-
-Nearly all comparisons are bit for bit; comments derive the other tolerances. The float32 transform has few enough
-inputs to test all of them.
-"""
+"""From words to normals: the transforms against known answers, the exact reference and real arithmetic."""
 
 from __future__ import annotations
 
@@ -50,9 +46,6 @@ def places(entries: list[dict[str, Any]]) -> list[Array]:
 
 def random_words(size: int, seed: int, width: int) -> Array:
     return np.random.default_rng(seed).integers(2**width, size=size, dtype=np.uint64, endpoint=False)
-
-
-# --- The float32 transform ------------------------------------------------------------------------
 
 
 def edge_words() -> Array:
@@ -105,9 +98,6 @@ def test_transform_f32_equals_the_exact_reference(code: Code) -> None:
         assert got.view(np.uint32).tolist() == expected, pair
 
 
-# --- The float64 transform ------------------------------------------------------------------------
-
-
 def words_f64() -> Iterator[tuple[int, int]]:
     """Some hundred unsigned pairs: random words and edge words."""
     some = random.Random(12).sample(list(float64_coefficients.measurement_words(600)), 500)
@@ -145,9 +135,6 @@ def test_the_normals_of_the_smallest_uniforms_are_the_bounds_of_readme(code: Cod
     assert largest["float64"] < 9.495
 
 
-# --- Blocks ---------------------------------------------------------------------------------------
-
-
 def test_normals_f32_equal_the_known_answers(code: Code) -> None:
     entries = load("normals_f32.json", "normals")
     assert len(entries) == 600
@@ -177,9 +164,6 @@ def test_normals_equal_the_reference_at_edges_of_the_counter(code: Code) -> None
     for entry, got32, got64 in zip(entries, narrow_bits, wide_bits, strict=True):
         assert got32 == stream.normal(**entry, k=stream.F32), entry
         assert got64 == stream.normal(**entry, k=stream.F64), entry
-
-
-# --- Narrowing ------------------------------------------------------------------------------------
 
 
 def assert_narrows(code: Code, dtype: str, x: Array) -> None:

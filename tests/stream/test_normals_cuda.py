@@ -136,9 +136,7 @@ def largest_of(bits: int) -> float:
 # None stands for every radius word. The numbers stand for the largest radius, a middle one and a small one, each with
 # every angle word.
 @pytest.mark.parametrize("radius_word", [None, 0, 2**31, 2**32 - 2**20])
-def test_fast_normals_are_close_to_portable_normals(
-    over_all_words: Callable[..., list[int]], radius_word: int | None
-) -> None:
+def test_fast_normals_are_close_to_portable_normals(over_all_words: Any, radius_word: int | None) -> None:
     nans, above, largest = over_all_words("differences", np.uint32(radius_word or 0), np.uint32(radius_word is None))
     assert nans == 0
     assert largest_of(largest) <= 1e-3

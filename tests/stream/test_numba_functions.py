@@ -1,7 +1,4 @@
-"""The stream in Numba kernels of users, `multisample.numba`: same bits as `multisample.sample`.
-
-Code for a GPU is compiled to PTX here; test_user_kernels_cuda.py runs it on a GPU.
-"""
+"""The stream in Numba kernels of users, `multisample.numba`: same bits as `multisample.sample`."""
 
 from __future__ import annotations
 
@@ -148,8 +145,6 @@ print(sorted(before), hasattr(numba, "njit"), sorted({"numba.cuda", "triton", "t
 """
     assert run_python("-c", code).stdout.split("\n")[0] == "[] True []"
 
-
-# --- Code for a GPU -------------------------------------------------------------------------------
 
 # In a process of its own, because it replaces the device whose properties Numba reads to compile.
 COMPILE = """

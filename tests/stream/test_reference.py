@@ -1,7 +1,4 @@
-"""The reference agrees with real arithmetic of 40 digits.
-
-test_normals.py compares the compiled code with the reference, bit for bit, and with independent answers.
-"""
+"""The reference agrees with real arithmetic of 40 digits."""
 
 from __future__ import annotations
 

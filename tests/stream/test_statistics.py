@@ -33,9 +33,6 @@ def drawn(d: int, n: int, **options: Any) -> Array:
     return z
 
 
-# --- p-values -------------------------------------------------------------------------------------
-
-
 def worst(p_values: Any) -> float:
     """Combine p-values, which may be dependent, into one: the smallest times their number (Bonferroni)."""
     values = np.ravel(p_values)
@@ -59,9 +56,6 @@ def of_equal_counts(counts: Array) -> float:
     # most the sum of 1 / expected (Haldane 1937): by 1 % at 50 per cell. A nominal p-value of 1e-6 is then 1.12e-6.
     assert expected >= 50
     return of_chi_square(float(((counts - expected) ** 2 / expected).sum()), counts.size - 1)
-
-
-# --- Distribution of single draws -----------------------------------------------------------------
 
 
 def cell_of(z: Array, cells: int) -> Array:
@@ -112,8 +106,6 @@ def test_draws_are_normal(draws: str) -> None:
     for statistic in (moments, cells, tails):
         assert statistic(z) > ALPHA, statistic
 
-
-# --- Sets of streams ------------------------------------------------------------------------------
 
 # Functions of the draws with mean 0 and variance 1.
 SEEN_AS: dict[str, Callable[[Array], Array]] = {

@@ -1,7 +1,4 @@
-"""The stream in Triton kernels of users, `multisample.triton`: same bits as `multisample.sample`.
-
-Kernels are compiled to PTX here, and run in Triton's interpreter; test_user_kernels_cuda.py runs them on a GPU.
-"""
+"""The stream in Triton kernels of users, `multisample.triton`: same bits as `multisample.sample`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The stream in kernels of users on a CUDA device: 10^8 elements each.
-
-``skip_rules.py`` skips these tests without a device. C++ by NVRTC needs CuPy, and Triton needs PyTorch. On the CPU,
-other files compare the same functions with the committed vectors.
-"""
+"""The stream in kernels of users on a CUDA device: 10^8 elements each."""
 
 from __future__ import annotations
 
@@ -55,9 +51,6 @@ GROUPS(fast_normals4, float, fast_normals4)
 """
 
 
-# --- C++ ------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def cupy() -> Any:
     require("cupy")
@@ -88,9 +81,6 @@ def test_nvrtc(cupy: Any, kernel: str, options: tuple[str, ...]) -> None:
     module.get_function(kernel)((blocks,), (THREADS,), arguments)
     integer = "u8" if dtype == "float64" else "u4"
     assert bool((z.view(integer) == x.view(integer)).all())
-
-
-# --- Numba ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -128,9 +118,6 @@ def test_numba(cuda: Any, name: str, fastmath: bool) -> None:
     x = multisample.sample(mean, 1.0, COLUMNS, backend="numba", dtype=dtype.name, **WINDOW)
     integer = f"u{dtype.itemsize}"
     assert np.array_equal(z.copy_to_host().view(integer), x.copy_to_host().view(integer).ravel())
-
-
-# --- Triton ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "not fused"])

@@ -1,7 +1,4 @@
-"""Words equal the published generator with the keys of the stream.
-
-The test fills the upper halves of 32-bit words with random bits, which all functions ignore.
-"""
+"""Words equal the published generator with the keys of the stream."""
 
 from __future__ import annotations
 

@@ -17,11 +17,6 @@ from places import SHIM
 
 from multisample.backends.native import csrc_files
 
-__all__ = [
-    "ARCHITECTURES", "CHECKED_IN_CALLS", "ELEMENTS", "SANITIZED", "SECONDS", "SHIM", "Program",
-    "compile_cpp", "compile_runner", "nvrtc_compile", "requires_gxx", "requires_nvrtc", "run_cases", "run_program",
-]  # fmt: skip
-
 CaseT = TypeVar("CaseT")
 SECONDS = 300
 ELEMENTS = {"float16": "float16", "bfloat16": "bfloat16", "float32": "float", "float64": "double"}

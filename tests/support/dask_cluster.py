@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-__all__ = ["local_cluster"]
-
 
 @contextmanager
 def local_cluster(**options: Any) -> Iterator[Any]:

@@ -58,9 +58,6 @@ def _callee(function: Callable[..., Any]) -> Any:
     return _Callee(function, targetoptions={"nopython": True, "error_model": "numpy"})
 
 
-# --- Memory ---------------------------------------------------------------------------------------
-
-
 @_callee
 def _get(at):
     return intrinsics.load(at, np.int64)
@@ -129,9 +126,6 @@ def store_vector(address, x, count):
         if k % at_once == 0:
             _check_store(address + k * size, at_once * size)
         intrinsics.store(address + k * size, x[k])
-
-
-# --- The module numba.cuda ------------------------------------------------------------------------
 
 
 class Index:
@@ -221,9 +215,6 @@ def emulated() -> Iterator[None]:
         ),
     ):  # fmt: skip
         yield
-
-
-# --- Launches -------------------------------------------------------------------------------------
 
 
 @intrinsic

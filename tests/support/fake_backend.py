@@ -9,8 +9,6 @@ from multisample.backends import registry
 from multisample.backends.contract import PROTOCOL, BackendStatus
 from multisample.backends.launch import HOST, Launch, Operation
 
-__all__ = ["FakeBackend"]
-
 
 class FakeBackend:
     """A backend that delegates to the cpu backend and records its launches. It cannot run if it has `reasons`."""

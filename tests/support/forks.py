@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 
-__all__ = ["DEADLINE", "answers", "fork", "forked", "in_forks"]
-
 # Seconds after which a process counts as hanging: many times the duration on a busy machine.
 DEADLINE = 300
 

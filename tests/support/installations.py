@@ -14,8 +14,6 @@ from pathlib import Path
 import numpy as np
 from places import ROOT
 
-__all__ = ["attempt", "contents", "copy_checkout", "install", "run"]
-
 # Seconds after which a command counts as hanging.
 DEADLINE = 300
 # Build results and personal files, which are no sources of a distribution.

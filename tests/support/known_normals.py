@@ -12,8 +12,6 @@ from places import DATA
 
 import multisample
 
-__all__ = ["EDGES", "Places", "check_points", "known_f32", "known_f64", "random_places", "sampled", "sampled_row"]
-
 Array = np.ndarray[Any, Any]
 
 # Edge values of each field of a place. The last is the largest number of the contract.

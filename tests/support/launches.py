@@ -14,11 +14,6 @@ import multisample
 from multisample.backends import registry
 from multisample.backends.launch import HOST, SIZES, SPAN, ElementType, Launch, Operation, WordFormat
 
-__all__ = [
-    "WORDS", "Vector", "Window", "a_launch", "a_vector", "address_of", "extent", "head_of", "stored_word",
-    "stored_words", "vector_fields", "with_words_in_memory", "without_builtins", "word_fields",
-]  # fmt: skip
-
 WORDS = ("seed", "offset", "first_row", "first_column")
 """The fields of a launch that a kernel may read from device memory."""
 

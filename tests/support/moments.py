@@ -8,8 +8,6 @@ import numpy as np
 
 import multisample
 
-__all__ = ["Exact", "exact_moments"]
-
 Array = np.ndarray[Any, Any]
 
 

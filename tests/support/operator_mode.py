@@ -7,8 +7,6 @@ from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["Operators"]
-
 
 class Operators(TorchDispatchMode):
     """Records the names of the operators in `seen`. An operator whose name is `refused` fails the test."""

@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["contents", "outcome"]
-
 
 def contents(array: Any) -> Any:
     """Bits, shape and type of an array, or the value of another object."""

@@ -18,8 +18,6 @@ from multisample.backends.element_types import MATRIX_TYPES, ElementType
 from multisample.backends.kernels.stream.arithmetic import fma
 from multisample.backends.launch import PACKED_LAUNCH, SIZES, SPAN, UNIT_FACTOR, Launch, Operation, Span, pack
 
-__all__ = ["Call", "Part", "calls_of_every_kind", "calls_of_wide_spans"]
-
 Array = np.ndarray[Any, Any]
 _CASE = struct.Struct(f"{PACKED_LAUNCH}s8Q")
 # Bytes between the parts in memory.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["DATA", "ROOT", "SHIM", "SUPPORT"]
-
 SUPPORT = Path(__file__).parent
 DATA, SHIM = SUPPORT / "data", SUPPORT / "shim"
 ROOT = SUPPORT.parents[1]

@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-__all__ = ["run_python"]
-
 
 def run_python(
     *arguments: str, folder: Path | None = None, seconds: float = 300, **environment: str

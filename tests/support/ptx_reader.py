@@ -6,8 +6,6 @@ import collections
 import re
 from collections.abc import Iterator
 
-__all__ = ["opcodes_of", "unexpected_operations"]
-
 
 def opcodes_of(ptx: str) -> collections.Counter[str]:
     """Counts of a kernel's instructions, including inline assembly; `ptx` has its parameters and its body."""

@@ -10,8 +10,6 @@ import numpy as np
 
 from multisample import cem
 
-__all__ = ["START", "DiesOnce", "assert_same", "dies", "fails", "run", "sphere", "torch_sphere"]
-
 START = np.linspace(-2, 3, 6).astype(np.float32)
 
 

@@ -15,8 +15,6 @@ import pytest
 from multisample.backends import registry
 from multisample.backends.native import library_cache
 
-__all__ = ["VARIABLE", "device_count", "reasons_against", "requested", "require", "require_device"]
-
 VARIABLE = "MULTISAMPLE_TEST_BACKENDS"
 
 

@@ -1,7 +1,4 @@
-"""A slow, simple implementation of Tetris: a board is a set of cells (row, column), and a feature is one expression.
-
-It is the reference for the compiled player, and shares only the drawings of the pieces with it.
-"""
+"""A slow, simple implementation of Tetris: a board is a set of cells (row, column), and a feature is one expression."""
 
 from __future__ import annotations
 

@@ -10,25 +10,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-__all__ = [
-    "COLUMNS",
-    "COVERING",
-    "DTYPES",
-    "GRADIENT_VARIANTS",
-    "INPUTS",
-    "NARROW",
-    "NOISES",
-    "PLAIN_VERSIONS",
-    "QUICK",
-    "QUICK_KERNELS",
-    "ROWS",
-    "STORE_KINDS",
-    "VARIANTS",
-    "GradientVariant",
-    "Variant",
-    "slow_but",
-]  # fmt: skip
-
 ROWS, COLUMNS = 2**32, 2**34
 """The numbers of rows and columns of the sample matrix that windows are cut from."""
 

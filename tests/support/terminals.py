@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 
-__all__ = ["Terminal"]
-
 
 class Terminal(io.StringIO):
     def isatty(self) -> bool:

@@ -305,9 +305,6 @@ def test_values_of_dask_arrays_are_checked_in_their_block(client: Any) -> None:
             x.compute(scheduler=scheduler)
 
 
-# --- Blocks of CuPy, drawn on the GPU of the worker -----------------------------------------------
-
-
 @pytest.fixture
 def cupy() -> Any:
     require("cupy")
@@ -349,9 +346,6 @@ def test_a_cluster_draws_on_its_gpu(cupy: Any) -> None:
 def test_numpy_and_cupy_together_are_refused(cupy: Any) -> None:
     with pytest.raises(TypeError, match="expected arrays of one library"):
         multisample.dask.sample(cupy.asarray(MU), SIGMA, N)
-
-
-# --- The cross-entropy method ---------------------------------------------------------------------
 
 
 def test_a_cluster_gives_the_same_bits_and_errors(client: Any) -> None:

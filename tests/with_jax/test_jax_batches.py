@@ -145,9 +145,6 @@ def test_weights_have_a_row_for_each_seed() -> None:
         weighted_moments(jnp.asarray(WEIGHTS[:2]), MUS, 1.0, seed=[1, 2, 3])
 
 
-# --- jax.vmap -------------------------------------------------------------------------------------
-
-
 def keys() -> Any:
     return FORMS["keys"][0]()
 

@@ -135,8 +135,6 @@ def test_a_compiled_gradient_holds_no_noise() -> None:
         assert compiled.memory_analysis().temp_size_in_bytes < 4 * size
 
 
-# --- Moments --------------------------------------------------------------------------------------
-
 ROWS, COLUMNS = 30, 1001
 
 

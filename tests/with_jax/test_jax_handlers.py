@@ -286,9 +286,7 @@ def recording(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recording]:
 
 
 @pytest.mark.parametrize("of_blocks", [False, True])
-def test_parameters_on_a_device_are_one_launch(
-    recording: Recording, monkeypatch: pytest.MonkeyPatch, of_blocks: bool
-) -> None:  # fmt: skip
+def test_parameters_on_a_device_are_one_launch(recording: Recording, monkeypatch: Any, of_blocks: bool) -> None:
     parameters = Parameter(7, (5, 4), (8, 1)), Parameter(9, (6,), (1,))
     options = Static("recording", "float32", has_offsets=True, parameters=parameters, operation=Operation.perturb)
     assert decoded(options.encoded().encode(), Operation.perturb) == options

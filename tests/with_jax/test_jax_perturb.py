@@ -207,8 +207,6 @@ def test_values_in_host_memory_are_checked() -> None:
         perturb([jnp.ones(3)], jnp.array([1.0, jnp.inf]), seed=1)
 
 
-# --- Populations ----------------------------------------------------------------------------------
-
 HOST_TREE = {"w": random(9, 7), "b": random(33), "h": random(5, 3, dtype="bfloat16"), "none": random(0, 2)}
 KEYS = [3, Key(4, 9), 2**63 + 5]
 
@@ -263,9 +261,6 @@ def test_decay_may_be_traced() -> None:
     same(both(0.3125), tuple(expected))
     with pytest.raises(TypeError, match=r"^decay: expected a number, got a traced int32"):
         jax.jit(lambda k: perturb(tree, 1.0, seed=7, decay=k))(1)
-
-
-# --- Derivatives ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [None, 2])

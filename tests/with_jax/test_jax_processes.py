@@ -264,8 +264,6 @@ def test_a_package_that_is_purged_and_imported_again_draws_the_same() -> None:
     )
 
 
-# --- Processes with flags of their own ------------------------------------------------------------
-
 # Command buffers of CUDA need flags.
 IN_COMMAND_BUFFERS = """
 import sys

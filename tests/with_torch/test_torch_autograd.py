@@ -284,9 +284,7 @@ def test_one_sample_has_the_bits_and_the_gradients_of_others(dtype: Any, options
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_the_gradient_of_mu_alone_draws_no_noise(
-    torch_device: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_gradient_of_mu_alone_draws_no_noise(torch_device: str, options: dict[str, Any], monkeypatch: Any) -> None:
     def refuse(*arguments: Any, **options: Any) -> Any:
         raise AssertionError("noise is drawn")
 

@@ -187,8 +187,6 @@ def test_operators_refuse_wrong_shapes(torch_device: str) -> None:
             torch.ops.multisample.sample_batch(torch.zeros(mu, device=torch_device), sigma, N, key_tensor)
 
 
-# --- Moments in torch.func ------------------------------------------------------------------------
-
 MU, SIGMA = vectors("cpu")
 WEIGHTS = torch.rand(4, N)
 

@@ -180,9 +180,6 @@ def test_errors_are_those_of_a_call_without_the_mode(mode: Any, bad: Callable[..
     assert outcome(mode) == outcome(contextlib.nullcontext)
 
 
-# --- Traces ---------------------------------------------------------------------------------------
-
-
 def traced(function: Any, *arguments: Any) -> Any:
     return torch.jit.trace(function, arguments, check_trace=False)
 
@@ -270,9 +267,6 @@ def test_what_a_trace_cannot_record_raises() -> None:
     assert own.offset == 0
 
 
-# --- Tensors without values -----------------------------------------------------------------------
-
-
 def test_tensors_without_values_give_shapes_and_types_and_draw_nothing(torch_device: str) -> None:
     own, theirs = Generator(1), torch.Generator(torch_device)
     before = torch.get_rng_state(), theirs.get_state()
@@ -317,9 +311,6 @@ def test_an_out_without_values_is_returned() -> None:
         sample(mu, torch.ones(D), N)
     with pytest.raises(ValueError, match=r"^weights: require grad"):
         weighted_moments(torch.ones(N, device="meta", requires_grad=True), mu, 1.0, seed=1)
-
-
-# --- Overlaps -------------------------------------------------------------------------------------
 
 
 def test_the_operator_refuses_exactly_the_overlaps() -> None:

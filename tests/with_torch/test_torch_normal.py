@@ -181,8 +181,6 @@ def test_normal_can_be_copied_pickled_and_subclassed(torch_device: str) -> None:
         Unit(torch.zeros(3)).expand((2, 3))
 
 
-# --- randn, and tensors of any shape --------------------------------------------------------------
-
 SIZE = (3, 4, 5)
 
 
@@ -278,9 +276,6 @@ def test_wrong_arguments_of_randn_raise() -> None:
     with pytest.raises(TypeError, match=r"^x: expected a PyTorch tensor"):
         randn_like(3)  # type: ignore[arg-type]
     assert torch.equal(torch.get_rng_state(), state)
-
-
-# --- Derivatives and transformations ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("layout", ["dn", "nd"])

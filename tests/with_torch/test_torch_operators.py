@@ -1,8 +1,4 @@
-"""``torch.ops.multisample``: draws and gradients of the operators, on the CPU and on a CUDA device.
-
-Draws have the bits of `multisample.sample`. Gradients are compared with float64 sums of the same noise. conftest.py
-skips tests on CUDA without a device.
-"""
+"""``torch.ops.multisample``: draws and gradients of the operators, on the CPU and on a CUDA device."""
 
 from __future__ import annotations
 

@@ -34,9 +34,7 @@ def distinct(x: torch.Tensor) -> int:
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("in_dims", [(0, 0), (0, None), (None, 0), (1, 0), (-1, None), (1, 1)])
-def test_with_a_seed_a_batch_equals_single_calls(
-    torch_device: str, in_dims: tuple[int | None, int | None], options: dict[str, Any]
-) -> None:
+def test_with_a_seed_a_batch_equals_single_calls(torch_device: str, in_dims: Any, options: Any) -> None:
     rows = batches(torch_device)
     moved = [x[0] if dim is None else x.movedim(0, dim) for x, dim in zip(rows, in_dims, strict=True)]
 

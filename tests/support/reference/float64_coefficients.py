@@ -48,9 +48,6 @@ class Problem(NamedTuple):
     weight: list[Real]
 
 
-# --- The three functions to approximate -----------------------------------------------------------
-
-
 def _log_target(f: Real) -> tuple[Real, Real]:
     """L: horner(L, f) * f is -8 ln(1 + f), fitted for a small relative error, as the root R in STREAM.md needs it."""
     value = -8 * mpmath.log1p(f) / f
@@ -81,9 +78,6 @@ def _f_grid(size: int) -> list[Real]:
 def _q_grid(size: int) -> list[Real]:
     """Chebyshev extrema on (0, 1], the range of q, without 0."""
     return [(1 - mpmath.cospi(mpmath.mpf(k + 1) / size)) / 2 for k in range(size)]
-
-
-# --- Minimax fit ----------------------------------------------------------------------------------
 
 
 def _alternating_extrema(errors: Sequence[Real], count: int) -> list[int]:
@@ -168,9 +162,6 @@ def derive() -> Coefficients:
         # cos 0 = 1 exactly: the last coefficient is prescribed, and the others are fitted.
         C=_fit_rounded(_problem(_cos_target, _q_grid(16 * C_TERMS)), C_TERMS, fixed=(1.0,)),
     )
-
-
-# --- Words at which errors are measured, and errors -----------------------------------------------
 
 
 def measurement_words(count: int) -> Iterator[tuple[int, int]]:
