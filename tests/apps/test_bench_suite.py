@@ -35,19 +35,16 @@ def draw(seed: int, noise: str = "independent") -> Any:
     return (mu[:, None] + sigma[:, None] * z).astype(np.float32)
 
 
-@pytest.mark.parametrize(
-    ("spoil", "noise", "message"),
-    [
-        (lambda x: x + 0.1 * sigma[:, None], "independent", "mean of all"),
-        (lambda x: mu[:, None] + 1.1 * (x - mu[:, None]), "independent", "variance of all"),
-        (lambda x: np.where(np.arange(D)[:, None] == 7, x + 2, x), "independent", "'mean'"),
-        (lambda x: np.where(np.arange(N) == 7, np.nan, x), "independent", "nan"),
-        (lambda x: x[1:], "independent", "expected 50 rows, got 49"),
-        (lambda x: draw(1), "independent", "expected new numbers"),
-        (lambda x: draw(3, "shared"), "independent", "correlation"),
-        (lambda x: draw(2), "shared", "the same noise in every row"),
-    ],
-)
+@pytest.mark.parametrize(("spoil", "noise", "message"), [
+    (lambda x: x + 0.1 * sigma[:, None], "independent", "mean of all"),
+    (lambda x: mu[:, None] + 1.1 * (x - mu[:, None]), "independent", "variance of all"),
+    (lambda x: np.where(np.arange(D)[:, None] == 7, x + 2, x), "independent", "'mean'"),
+    (lambda x: np.where(np.arange(N) == 7, np.nan, x), "independent", "nan"),
+    (lambda x: x[1:], "independent", "expected 50 rows, got 49"),
+    (lambda x: draw(1), "independent", "expected new numbers"),
+    (lambda x: draw(3, "shared"), "independent", "correlation"),
+    (lambda x: draw(2), "shared", "the same noise in every row"),
+])  # fmt: skip
 def test_wrong_samples_are_rejected(spoil: Callable[[Any], Any], noise: str, message: str) -> None:
     check_moments(draw(1, noise), draw(2, noise), mu, sigma, noise)
     with pytest.raises(AssertionError, match=message):

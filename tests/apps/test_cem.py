@@ -572,38 +572,35 @@ def row(**changed: float) -> list[float]:
     return [changed.get(name, value) for name, value in zip(COLUMNS, ROW, strict=True)]
 
 
-@pytest.mark.parametrize(
-    ("error", "message", "changed"),
-    [
-        (TypeError, r"^state: expected a mapping with keys mu, sigma,", None),
-        (TypeError, r"^state: expected a mapping with keys mu, sigma,", {"more": 1}),
-        (ValueError, r"^state\['mu'\]: expected shape \(6,\), got \(1, 6\)", {"mu": [[0] * 6]}),
-        (TypeError, r"^state\['mu'\]: expected numbers, got \[None, ", {"mu": [None] * 6}),
-        (TypeError, r"^state\['mu'\]: expected numbers, got \[\[1\], ", {"mu": [[1], [2, 3]]}),
-        (TypeError, r"^state\['x'\]: expected numbers, got \[True, ", {"x": [True] * 6}),
-        (ValueError, r"^state\['mu'\]: expected finite numbers, got 1e\+39 at 2", {"mu": with_one(1e39)}),
-        (ValueError, r"^state\['x'\]: expected finite numbers, got inf at 2", {"x": with_one(np.inf)}),
-        (ValueError, r"^state\['sigma'\]: .* of at least 0, got -1.0 at 2", {"sigma": with_one(-1)}),
-        (ValueError, r"^state\['history'\]: expected shape \(1, 6\), got \(1, 2\)", {"history": [[0, 0]]}),
-        (ValueError, r"^state\['history'\]: expected shape \(6,\), got \(\)", {"history": 1}),
-        *(
-            (ValueError, rf"^state\['history'\]: .* got {name} .* in row 1", {"history": [ROW, row(**{name: value})]})
-            for name, value in (
-                ("best", np.nan), ("best", -np.inf), ("threshold", -np.inf), ("sigma", -1), ("sigma", np.inf),
-                ("nonfinite", 0.5), ("nonfinite", -1), ("nonfinite", N + 1), ("status", 5),
-            )
-        ),
-        (ValueError, r"^state\['history'\]: .* got status 1.0 in row 0", {"history": [row(status=1), ROW], "told": 2}),
-        (ValueError, r"^state\['told'\]: expected 0 <=", {"told": -1}),
-        (TypeError, r"^state\['told'\]: expected an integer", {"told": 1.0}),
-        (ValueError, r"^state\['told'\]: expected shape \(\), got \(1,\)", {"told": [1]}),
-        (ValueError, r"^state\['told'\]: expected 1, .* got 2", {"history": [ROW], "told": 2}),
-        (ValueError, r"^state\['told'\]: expected 1, .* got 0", {"history": [row(status=2)], "told": 0}),
-        (ValueError, r"^state\['seed'\]: expected 0 <= .* < 2\*\*64, got 18446744073709551616", {"seed": 2**64}),
-        (ValueError, r"^state\['offset'\]: expected 0 <=", {"offset": -1}),
-        (TypeError, r"^state\['offset'\]: expected an integer, got the bool True", {"offset": True}),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("error", "message", "changed"), [
+    (TypeError, r"^state: expected a mapping with keys mu, sigma,", None),
+    (TypeError, r"^state: expected a mapping with keys mu, sigma,", {"more": 1}),
+    (ValueError, r"^state\['mu'\]: expected shape \(6,\), got \(1, 6\)", {"mu": [[0] * 6]}),
+    (TypeError, r"^state\['mu'\]: expected numbers, got \[None, ", {"mu": [None] * 6}),
+    (TypeError, r"^state\['mu'\]: expected numbers, got \[\[1\], ", {"mu": [[1], [2, 3]]}),
+    (TypeError, r"^state\['x'\]: expected numbers, got \[True, ", {"x": [True] * 6}),
+    (ValueError, r"^state\['mu'\]: expected finite numbers, got 1e\+39 at 2", {"mu": with_one(1e39)}),
+    (ValueError, r"^state\['x'\]: expected finite numbers, got inf at 2", {"x": with_one(np.inf)}),
+    (ValueError, r"^state\['sigma'\]: .* of at least 0, got -1.0 at 2", {"sigma": with_one(-1)}),
+    (ValueError, r"^state\['history'\]: expected shape \(1, 6\), got \(1, 2\)", {"history": [[0, 0]]}),
+    (ValueError, r"^state\['history'\]: expected shape \(6,\), got \(\)", {"history": 1}),
+    *(
+        (ValueError, rf"^state\['history'\]: .* got {name} .* in row 1", {"history": [ROW, row(**{name: value})]})
+        for name, value in (
+            ("best", np.nan), ("best", -np.inf), ("threshold", -np.inf), ("sigma", -1), ("sigma", np.inf),
+            ("nonfinite", 0.5), ("nonfinite", -1), ("nonfinite", N + 1), ("status", 5),
+        )
+    ),
+    (ValueError, r"^state\['history'\]: .* got status 1.0 in row 0", {"history": [row(status=1), ROW], "told": 2}),
+    (ValueError, r"^state\['told'\]: expected 0 <=", {"told": -1}),
+    (TypeError, r"^state\['told'\]: expected an integer", {"told": 1.0}),
+    (ValueError, r"^state\['told'\]: expected shape \(\), got \(1,\)", {"told": [1]}),
+    (ValueError, r"^state\['told'\]: expected 1, .* got 2", {"history": [ROW], "told": 2}),
+    (ValueError, r"^state\['told'\]: expected 1, .* got 0", {"history": [row(status=2)], "told": 0}),
+    (ValueError, r"^state\['seed'\]: expected 0 <= .* < 2\*\*64, got 18446744073709551616", {"seed": 2**64}),
+    (ValueError, r"^state\['offset'\]: expected 0 <=", {"offset": -1}),
+    (TypeError, r"^state\['offset'\]: expected an integer, got the bool True", {"offset": True}),
+])  # fmt: skip
 def test_wrong_states_raise_and_change_nothing(error: Any, message: str, changed: dict[str, Any] | None) -> None:
     run = CEM(START, 1.0, N, seed=SEED)
     state: Any = run.state

@@ -215,15 +215,12 @@ def test_one_search_in_a_vector_has_results_with_an_axis() -> None:
     assert result.history["best"].shape == (1, 2)
 
 
-@pytest.mark.parametrize(
-    ("message", "changed"),
-    [
-        (r"^state\['seed'\]: expected shape \(4,\), got \(\)", {"seed": 7}),
-        (r"^state\['history'\]: expected shape \(1, 4, 6\), got \(1, 6\)", {"history": [[1, 2, 3, 0.5, 0, 0]]}),
-        (r"^state\['seed'\]: expected 0 <= .* got 18446744073709551616", {"seed": [2**64, 1, 2, 3]}),
-        (r"^state\['sigma'\]: .* got -1.0 at 1, 2", {"sigma": np.where(np.arange(12).reshape(4, 3) == 5, -1.0, 1.0)}),
-    ],
-)
+@pytest.mark.parametrize(("message", "changed"), [
+    (r"^state\['seed'\]: expected shape \(4,\), got \(\)", {"seed": 7}),
+    (r"^state\['history'\]: expected shape \(1, 4, 6\), got \(1, 6\)", {"history": [[1, 2, 3, 0.5, 0, 0]]}),
+    (r"^state\['seed'\]: expected 0 <= .* got 18446744073709551616", {"seed": [2**64, 1, 2, 3]}),
+    (r"^state\['sigma'\]: .* got -1.0 at 1, 2", {"sigma": np.where(np.arange(12).reshape(4, 3) == 5, -1.0, 1.0)}),
+])  # fmt: skip
 def test_a_state_of_another_shape_raises_and_changes_nothing(message: str, changed: dict[str, Any]) -> None:
     run = CEM(MU, 1.0, N, seed=SEEDS)
     with pytest.raises(ValueError, match=message):
@@ -301,17 +298,14 @@ def test_steps_refuse_arrays_of_other_shapes(library: Any) -> None:
                 cem.step(state, 7 if batch is None else SEEDS[:batch], lambda x: x.sum(-2), N, **option)
 
 
-@pytest.mark.parametrize(
-    ("error", "message", "mu", "options"),
-    [
-        (ValueError, r"^(mu|seed): .*3", MU, {"seed": [1, 2, 3]}),
-        (ValueError, r"^seed: expected at least one element, got none", MU[0], {"seed": []}),
-        (ValueError, r"^seed: expected seeds without offsets", MU, {"seed": [Key(1, 2), 3, 4, 5]}),
-        (TypeError, r"^seed\[2\]: expected an integer", MU, {"seed": [1, 1, 2.5, 3]}),
-        (ValueError, r"^noise_floor: .* shape \(3,\) or \(4, 3\)", MU, {"seed": SEEDS, "noise_floor": np.ones(4)}),
-        (ValueError, r"^mu: expected it within bounds, got mu\[2, 2\] = ", MU, {"seed": SEEDS, "bounds": (-1, 1)}),
-    ],
-)
+@pytest.mark.parametrize(("error", "message", "mu", "options"), [
+    (ValueError, r"^(mu|seed): .*3", MU, {"seed": [1, 2, 3]}),
+    (ValueError, r"^seed: expected at least one element, got none", MU[0], {"seed": []}),
+    (ValueError, r"^seed: expected seeds without offsets", MU, {"seed": [Key(1, 2), 3, 4, 5]}),
+    (TypeError, r"^seed\[2\]: expected an integer", MU, {"seed": [1, 1, 2.5, 3]}),
+    (ValueError, r"^noise_floor: .* shape \(3,\) or \(4, 3\)", MU, {"seed": SEEDS, "noise_floor": np.ones(4)}),
+    (ValueError, r"^mu: expected it within bounds, got mu\[2, 2\] = ", MU, {"seed": SEEDS, "bounds": (-1, 1)}),
+])  # fmt: skip
 def test_errors_name_the_argument(error: type[Exception], message: str, mu: Any, options: dict[str, Any]) -> None:
     with pytest.raises(error, match=message):
         cem.minimize(np.sum, mu, 1.0, N, **options)

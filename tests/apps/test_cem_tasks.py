@@ -247,20 +247,17 @@ class RefusingProcesses(ProcessPoolExecutor):
     submit = Refusing.submit  # type: ignore[assignment]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "words"),
-    [
-        ({"executor": ThreadPoolExecutor}, TypeError, "executor: expected a concurrent.futures.Executor, got <class"),
-        ({"tasks": 2}, TypeError, "tasks: expected an executor too"),
-        ({"executor": Refusing(1), "tasks": 0}, ValueError, "tasks: expected 1 <= tasks"),
-        ({"executor": Refusing(1), "n": 1}, ValueError, "n: "),
-        (
-            {"executor": RefusingProcesses(1), "f": lambda x: x},
-            TypeError,
-            "f: expected a function that RefusingProcesses can send to other processes, got <function .*lambda",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "error", "words"), [
+    ({"executor": ThreadPoolExecutor}, TypeError, "executor: expected a concurrent.futures.Executor, got <class"),
+    ({"tasks": 2}, TypeError, "tasks: expected an executor too"),
+    ({"executor": Refusing(1), "tasks": 0}, ValueError, "tasks: expected 1 <= tasks"),
+    ({"executor": Refusing(1), "n": 1}, ValueError, "n: "),
+    (
+        {"executor": RefusingProcesses(1), "f": lambda x: x},
+        TypeError,
+        "f: expected a function that RefusingProcesses can send to other processes, got <function .*lambda",
+    ),
+])  # fmt: skip
 def test_wrong_arguments_are_refused_before_anything_is_submitted(arguments: Any, error: Any, words: str) -> None:
     state = multisample._randomness.generator.DEFAULT_GENERATOR.state
     with pytest.raises(error, match=words):

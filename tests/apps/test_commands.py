@@ -268,14 +268,11 @@ def test_a_bug_keeps_its_traceback_and_a_memory_error_does_not(run: Run, monkeyp
 # --- Input files --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("mu", "sigma"),
-    [
-        *((MU.astype(kind), SIGMA) for kind in ("float16", "float64", ">f4")),
-        ((MU * 50).astype(np.int32), 2.0), (MU[:, None], SIGMA), (np.asfortranarray([MU, MU])[:1].T, SIGMA),
-        (MU, np.float32(2)), (-1.5, SIGMA), (MU, 1e-3),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("mu", "sigma"), [
+    *((MU.astype(kind), SIGMA) for kind in ("float16", "float64", ">f4")),
+    ((MU * 50).astype(np.int32), 2.0), (MU[:, None], SIGMA), (np.asfortranarray([MU, MU])[:1].T, SIGMA),
+    (MU, np.float32(2)), (-1.5, SIGMA), (MU, 1e-3),
+])  # fmt: skip
 def test_vectors_are_npy_files_or_numbers(draw_files: Run, mu: Any, sigma: Any) -> None:
     arguments = {}
     for name, x in (("mu", mu), ("sigma", sigma)):
@@ -291,23 +288,16 @@ def _npy(header: str) -> bytes:
     return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + bytes(12)
 
 
-@pytest.mark.parametrize(
-    ("name", "data", "message"),
-    [
-        ("a.npy", b"hello", "a.npy: not a complete .npy file of numbers ("),
-        ("a.npy", _npy("{'descr': '|O', 'fortran_order': False, 'shape': (1,)}\n"), "a.npy: not a complete .npy file"),
-        # More than there is memory.
-        (
-            "a.npy",
-            _npy("{'descr': '<f4', 'fortran_order': False, 'shape': (1099511627776,)}\n"),
-            "a.npy: not a complete",
-        ),
-        ("a.npy", _npy("1" + "+1" * 4000 + "\n"), "a.npy: not a complete .npy file"),
-        ("a.npy", _npy("{[]: 1}\n"), "a.npy: not a complete .npy file"),
-        ("a.npz", b"hello", "mu: expected a number or a .npy file, got 'a.npz'"),
-        ("a.npy", None, "a.npy: Is a directory"),
-    ],
-)
+@pytest.mark.parametrize(("name", "data", "message"), [
+    ("a.npy", b"hello", "a.npy: not a complete .npy file of numbers ("),
+    ("a.npy", _npy("{'descr': '|O', 'fortran_order': False, 'shape': (1,)}\n"), "a.npy: not a complete .npy file"),
+    # More than there is memory.
+    ("a.npy", _npy("{'descr': '<f4', 'fortran_order': False, 'shape': (1099511627776,)}\n"), "a.npy: not a complete"),
+    ("a.npy", _npy("1" + "+1" * 4000 + "\n"), "a.npy: not a complete .npy file"),
+    ("a.npy", _npy("{[]: 1}\n"), "a.npy: not a complete .npy file"),
+    ("a.npz", b"hello", "mu: expected a number or a .npy file, got 'a.npz'"),
+    ("a.npy", None, "a.npy: Is a directory"),
+])  # fmt: skip
 def test_unreadable_and_hostile_files_print_an_error(
     draw_files: Run, folder: Path, name: str, data: bytes | None, message: str
 ) -> None:
@@ -365,26 +355,23 @@ def test_a_random_seed_is_printed(folder: Path, run: Run) -> None:
         same(f"{name}.npy", multisample.sample(MU, SIGMA, N, seed=seed))
 
 
-@pytest.mark.parametrize(
-    ("options", "message", "code"),
-    [
-        (["-n", "-1"], "n: expected 0 <= n", 1),
-        (["-n", "1.5"], "-n/--samples: invalid int value: '1.5'", 2),
-        (["--seed", "-1"], "seed: expected 0 <= seed < 2**64", 1),
-        (["--backend", "gpu"], "no backend is called 'gpu'; accepted are 'auto', '", 1),
-        (["--dtype", "bfloat16"], "a .npy file cannot store bfloat16", 2),
-        (["--dtype", "int32"], "--dtype: expected float16, float32, float64, got 'int32'", 2),
-        (["--dim-offset", 2**32 - 1], "dim_offset: expected dim_offset + d <= 2**32", 1),
-        (["--sample-offset", 2**34], "n: expected sample_offset + n <= 2**34", 1),
-        (["--memory", "4095"], "--memory: expected bytes, at least 4K", 2),
-        (["--memory", "5X"], "--memory: expected bytes, at least 4K, such as 500M or 2G, got '5X'", 2),
-        (["--forc"], "unrecognized arguments: --forc", 2),
-        (["-o", "x.txt"], "x.txt: expected an output file that ends in .npy", 1),
-        (["-o", "nowhere/x.npy"], "nowhere: no such folder", 1),
-        (["-o", "folder.npy", "--force"], "folder.npy: exists and is not a file", 1),
-        (["-o", "mu.npy"], "mu.npy: exists; --force overwrites it", 1),
-    ],
-)
+@pytest.mark.parametrize(("options", "message", "code"), [
+    (["-n", "-1"], "n: expected 0 <= n", 1),
+    (["-n", "1.5"], "-n/--samples: invalid int value: '1.5'", 2),
+    (["--seed", "-1"], "seed: expected 0 <= seed < 2**64", 1),
+    (["--backend", "gpu"], "no backend is called 'gpu'; accepted are 'auto', '", 1),
+    (["--dtype", "bfloat16"], "a .npy file cannot store bfloat16", 2),
+    (["--dtype", "int32"], "--dtype: expected float16, float32, float64, got 'int32'", 2),
+    (["--dim-offset", 2**32 - 1], "dim_offset: expected dim_offset + d <= 2**32", 1),
+    (["--sample-offset", 2**34], "n: expected sample_offset + n <= 2**34", 1),
+    (["--memory", "4095"], "--memory: expected bytes, at least 4K", 2),
+    (["--memory", "5X"], "--memory: expected bytes, at least 4K, such as 500M or 2G, got '5X'", 2),
+    (["--forc"], "unrecognized arguments: --forc", 2),
+    (["-o", "x.txt"], "x.txt: expected an output file that ends in .npy", 1),
+    (["-o", "nowhere/x.npy"], "nowhere: no such folder", 1),
+    (["-o", "folder.npy", "--force"], "folder.npy: exists and is not a file", 1),
+    (["-o", "mu.npy"], "mu.npy: exists; --force overwrites it", 1),
+])  # fmt: skip
 def test_bad_options_print_an_error(
     draw_files: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, options: list[Any], message: str, code: int
 ) -> None:

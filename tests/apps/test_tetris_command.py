@@ -110,16 +110,13 @@ def test_an_older_run_is_continued_and_not_overwritten(run: Any, folder: Path) -
     assert "collapsed in iteration 1" in run(*QUICK, "--sigma", 0, "--noise", 0, "-o", "collapsed").err
 
 
-@pytest.mark.parametrize(
-    ("options", "code", "message"),
-    [
-        (("--minutes", 0), 2, "--minutes: expected a positive number, got '0'"),
-        (("--iterations", 0), 2, "--iterations: expected a positive integer, got '0'"),
-        (("--workers", 0), 2, "--workers: expected a positive integer"),
-        (("--workers", 2, "--scheduler", "tcp://127.0.0.1:1"), 2, "not allowed with"),
-        (("--features", "mine"), 1, "features: expected 'dellacherie' or 'bertsekas', got 'mine'"),
-    ],
-)
+@pytest.mark.parametrize(("options", "code", "message"), [
+    (("--minutes", 0), 2, "--minutes: expected a positive number, got '0'"),
+    (("--iterations", 0), 2, "--iterations: expected a positive integer, got '0'"),
+    (("--workers", 0), 2, "--workers: expected a positive integer"),
+    (("--workers", 2, "--scheduler", "tcp://127.0.0.1:1"), 2, "not allowed with"),
+    (("--features", "mine"), 1, "features: expected 'dellacherie' or 'bertsekas', got 'mine'"),
+])  # fmt: skip
 def test_wrong_options_print_an_error(run: Any, folder: Path, options: Any, code: int, message: str) -> None:
     done = run(*options)
     assert done.code == code

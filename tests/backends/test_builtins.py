@@ -42,30 +42,16 @@ class Subclass(torch.Tensor):
 def vectors() -> dict[str, Any]:
     base = torch.arange(12, dtype=torch.float32)
     return {
-        "vector": base[:4],
-        "equal": torch.ones(4),
-        "longer": base[:5],
-        "strided": base[::3],
-        "column": base[:4, None],
-        "row": base[None, :4],
-        "double": torch.ones(4, dtype=torch.float64),
-        "integers": torch.ones(4, dtype=torch.int32),
-        "requires grad": torch.ones(4, requires_grad=True),
+        "vector": base[:4], "equal": torch.ones(4), "longer": base[:5], "strided": base[::3], "column": base[:4, None],
+        "row": base[None, :4], "double": torch.ones(4, dtype=torch.float64),
+        "integers": torch.ones(4, dtype=torch.int32), "requires grad": torch.ones(4, requires_grad=True),
         "parameter": torch.nn.Parameter(torch.ones(4)),
         "frozen parameter": torch.nn.Parameter(torch.ones(4), requires_grad=False),
-        "negative": torch.ones(4, dtype=torch.complex64).conj().imag,
-        "strided alike": torch.ones(4, 2)[:, 0],
-        "meta": torch.ones(4, device="meta"),
-        "empty": torch.ones(0),
-        "zero strides": torch.ones(1).expand(4),
-        "scalar": torch.ones(()),
-        "sparse": torch.ones(4).to_sparse(),
-        "subclass": torch.ones(4).as_subclass(Subclass),
-        "float": 1.0,
-        "other float": math.inf,
-        "int": 1,
-        "bool": True,
-    }
+        "negative": torch.ones(4, dtype=torch.complex64).conj().imag, "strided alike": torch.ones(4, 2)[:, 0],
+        "meta": torch.ones(4, device="meta"), "empty": torch.ones(0), "zero strides": torch.ones(1).expand(4),
+        "scalar": torch.ones(()), "sparse": torch.ones(4).to_sparse(), "subclass": torch.ones(4).as_subclass(Subclass),
+        "float": 1.0, "other float": math.inf, "int": 1, "bool": True,
+    }  # fmt: skip
 
 
 def key_of(function: Any, *arguments: Any, n: Any = 3, **changes: Any) -> Any:

@@ -310,13 +310,10 @@ def test_a_terminal_shows_progress_in_one_line(kernels: Kernels, forking: None, 
     assert sum("1 of 2" in line for line in lines) >= 2  # The seconds continue while a kernel is compiled.
 
 
-@pytest.mark.parametrize(
-    ("kernel", "error"),
-    [
-        (functools.partial(math.sqrt, -1), "math domain error"),
-        (functools.partial(os._exit, 3), ".*terminated abruptly.*"),
-    ],
-)
+@pytest.mark.parametrize(("kernel", "error"), [
+    (functools.partial(math.sqrt, -1), "math domain error"),
+    (functools.partial(os._exit, 3), ".*terminated abruptly.*"),
+])  # fmt: skip
 def test_a_failure_ends_the_build_and_its_processes(kernels: Kernels, capfd: Any, kernel: Any, error: str) -> None:
     kernels(kernel, functools.partial(time.sleep, DEADLINE))
     of_others = set(multiprocessing.active_children())  # Other tests may have left some, such as those of Dask.

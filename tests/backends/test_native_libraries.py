@@ -248,15 +248,12 @@ def test_architectures_from_the_environment(sources: Path, monkeypatch: pytest.M
     assert places[0] != places[1]
 
 
-@pytest.mark.parametrize(
-    ("devices", "names"),
-    [
-        ([(9, 0)], "9.0+PTX"),
-        ([(9, 0), (8, 0), (9, 0)], "8.0;9.0+PTX"),
-        ([(12, 0), (8, 9)], "8.9;10.0+PTX"),  # Newer than the architectures of this PyTorch.
-        ([], ""),
-    ],
-)
+@pytest.mark.parametrize(("devices", "names"), [
+    ([(9, 0)], "9.0+PTX"),
+    ([(9, 0), (8, 0), (9, 0)], "8.0;9.0+PTX"),
+    ([(12, 0), (8, 9)], "8.9;10.0+PTX"),  # Newer than the architectures of this PyTorch.
+    ([], ""),
+])  # fmt: skip
 @pytest.mark.parametrize("variable", [None, "native"])
 def test_architectures_of_the_devices(monkeypatch: Any, devices: Any, names: str, variable: str | None) -> None:
     if variable is None:

@@ -94,15 +94,12 @@ def test_the_reason_names_a_compiler_that_cannot_be_loaded(monkeypatch: pytest.M
 
 
 @requires_numba_cuda
-@pytest.mark.parametrize(
-    ("understood", "compilers", "command"),
-    [
-        (11080, 12, "install a newer driver"),
-        (12040, 13, "pip install 'numba-cuda[cu12]>=0.30.4,<0.31', or install a newer driver"),
-        (13000, 13, None),
-        (13040, 13, None),
-    ],
-)
+@pytest.mark.parametrize(("understood", "compilers", "command"), [
+    (11080, 12, "install a newer driver"),
+    (12040, 13, "pip install 'numba-cuda[cu12]>=0.30.4,<0.31', or install a newer driver"),
+    (13000, 13, None),
+    (13040, 13, None),
+])  # fmt: skip
 def test_the_reason_names_a_driver_older_than_the_compilers(
     monkeypatch: pytest.MonkeyPatch, understood: int, compilers: int, command: str | None
 ) -> None:

@@ -115,16 +115,11 @@ def test_a_named_backend_that_does_not_serve_the_memory_raises_a_value_error(pre
 
 
 ORDER = {
-    ("torch", "cuda"): ("torch_ext", "cupy", "numba"),
-    ("torch", "cpu"): ("torch_ext", "cpu"),
-    ("cupy", "cuda"): ("cupy", "numba", "torch_ext"),
-    ("numba", "cuda"): ("numba", "cupy", "torch_ext"),
-    ("jax", "cuda"): ("cupy", "numba", "torch_ext"),
-    ("foreign", "cuda"): ("cupy", "numba", "torch_ext"),
-    ("jax", "cpu"): ("cpu",),
-    ("foreign", "cpu"): ("cpu",),
-    ("numpy", "cpu"): ("cpu",),
-}
+    ("torch", "cuda"): ("torch_ext", "cupy", "numba"), ("torch", "cpu"): ("torch_ext", "cpu"),
+    ("cupy", "cuda"): ("cupy", "numba", "torch_ext"), ("numba", "cuda"): ("numba", "cupy", "torch_ext"),
+    ("jax", "cuda"): ("cupy", "numba", "torch_ext"), ("foreign", "cuda"): ("cupy", "numba", "torch_ext"),
+    ("jax", "cpu"): ("cpu",), ("foreign", "cpu"): ("cpu",), ("numpy", "cpu"): ("cpu",),
+}  # fmt: skip
 BUILT_IN = ("torch_ext", "cupy", "numba", "cpu")
 
 

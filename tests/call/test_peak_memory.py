@@ -36,16 +36,13 @@ print(peak() - before, 0 if out is not None else result.nbytes)
 """
 
 
-@pytest.mark.parametrize(
-    ("dtype", "noise", "given"),
-    [
-        ("float32", "independent", "new"),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (("float64", "shared", "new"), ("float16", "independent", "out"), ("float32", "shared", "out"))
-        ),
-    ],
-)
+@pytest.mark.parametrize(("dtype", "noise", "given"), [
+    ("float32", "independent", "new"),
+    *(
+        pytest.param(*case, marks=pytest.mark.slow)
+        for case in (("float64", "shared", "new"), ("float16", "independent", "out"), ("float32", "shared", "out"))
+    ),
+])  # fmt: skip
 def test_peak_memory_is_the_output_and_a_few_megabytes(dtype: str, noise: str, given: str) -> None:
     grown, needed = map(int, run_python("-c", _PROGRAM, dtype, noise, given, seconds=120).stdout.split())
     assert grown <= needed + _SLACK

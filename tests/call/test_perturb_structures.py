@@ -227,16 +227,12 @@ def flattened(model: Any) -> Any:
 
 
 WRAPPERS: dict[str, Callable[[Any], Any]] = {
-    "torch.compile": torch.compile,
-    "a compiled layer": of_layer(torch.compile),
-    "DistributedDataParallel": nn.parallel.DistributedDataParallel,
-    "DataParallel": nn.DataParallel,
-    "checkpoint_wrapper": checkpoint_wrapper,
-    "checkpoint_wrapper of a layer": of_layer(checkpoint_wrapper),
-    "AveragedModel": averaged,
-    "FSDP1": flattened,
+    "torch.compile": torch.compile, "a compiled layer": of_layer(torch.compile),
+    "DistributedDataParallel": nn.parallel.DistributedDataParallel, "DataParallel": nn.DataParallel,
+    "checkpoint_wrapper": checkpoint_wrapper, "checkpoint_wrapper of a layer": of_layer(checkpoint_wrapper),
+    "AveragedModel": averaged, "FSDP1": flattened,
     "several": lambda m: torch.compile(nn.DataParallel(of_layer(lambda x: checkpoint_wrapper(torch.compile(x)))(m))),
-}
+}  # fmt: skip
 
 
 @pytest.mark.usefixtures("group")
@@ -359,25 +355,22 @@ ITERATOR = (X for _ in "xy")
 ALL = r"an array, a torch\.nn\.Module, or a sequence, a mapping, \(name, array\) pairs or an iterator of arrays"
 
 
-@pytest.mark.parametrize(
-    ("parameters", "out", "error", "message"),
-    [
-        (None, None, TypeError, f"^parameters: expected {ALL}.*, got None"),
-        ({1, 2}, None, TypeError, f"^parameters: expected {ALL}.*, got {{1, 2}} of type set$"),
-        ("abc", None, TypeError, f"^parameters: expected {ALL}.*, got 'abc'"),
-        ([X, "x"], None, TypeError, r"^parameters\[1\]: expected an array, got 'x'"),
-        ([X, nn.ReLU()], None, TypeError, r"^parameters\[1\]: expected an array, got ReLU"),
-        ({"a": [X, 3.0]}, None, TypeError, r"^parameters\['a\.1'\]: expected an array, got 3\.0 of type float$"),
-        ({"a": [X.copy(), None]}, None, TypeError, r"^parameters\['a\.1'\]: expected an array, got None"),
-        ({"a": {3: X}}, None, TypeError, r"^parameters\['a'\]: expected names of type str, got 3$"),
-        ([("a", X), X], None, TypeError, r"^parameters\[1\]: expected a pair of a name and an array, got array"),
-        (nn.BatchNorm1d(3).state_dict(), None, TypeError, r"^parameters\['num_batches_tracked'\]: .* got int64$"),
-        ([X], (X for _ in "x"), TypeError, "^out: expected a structure that can be read again, got <generator"),
-        (ITERATOR, ITERATOR, TypeError, "^out: expected a structure that can be read again, got <generator"),
-        ({"a": [X]}, [[X]], ValueError, "^out: expected the names of parameters, got none called 'a.0'$"),
-        ({"a": [X]}, {"a": X}, ValueError, "^out: expected the names of parameters, got none called 'a.0'$"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("parameters", "out", "error", "message"), [
+    (None, None, TypeError, f"^parameters: expected {ALL}.*, got None"),
+    ({1, 2}, None, TypeError, f"^parameters: expected {ALL}.*, got {{1, 2}} of type set$"),
+    ("abc", None, TypeError, f"^parameters: expected {ALL}.*, got 'abc'"),
+    ([X, "x"], None, TypeError, r"^parameters\[1\]: expected an array, got 'x'"),
+    ([X, nn.ReLU()], None, TypeError, r"^parameters\[1\]: expected an array, got ReLU"),
+    ({"a": [X, 3.0]}, None, TypeError, r"^parameters\['a\.1'\]: expected an array, got 3\.0 of type float$"),
+    ({"a": [X.copy(), None]}, None, TypeError, r"^parameters\['a\.1'\]: expected an array, got None"),
+    ({"a": {3: X}}, None, TypeError, r"^parameters\['a'\]: expected names of type str, got 3$"),
+    ([("a", X), X], None, TypeError, r"^parameters\[1\]: expected a pair of a name and an array, got array"),
+    (nn.BatchNorm1d(3).state_dict(), None, TypeError, r"^parameters\['num_batches_tracked'\]: .* got int64$"),
+    ([X], (X for _ in "x"), TypeError, "^out: expected a structure that can be read again, got <generator"),
+    (ITERATOR, ITERATOR, TypeError, "^out: expected a structure that can be read again, got <generator"),
+    ({"a": [X]}, [[X]], ValueError, "^out: expected the names of parameters, got none called 'a.0'$"),
+    ({"a": [X]}, {"a": X}, ValueError, "^out: expected the names of parameters, got none called 'a.0'$"),
+])  # fmt: skip
 def test_structures_that_perturb_refuses(parameters: Any, out: Any, error: Any, message: str) -> None:
     for _ in range(2):
         with pytest.raises(error, match=message):

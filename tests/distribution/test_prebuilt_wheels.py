@@ -196,14 +196,11 @@ def test_a_wheel_with_a_cuda_library_runs_on_the_devices_here(installation: Inst
 # --- Settings of the build backend ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("setting", "missing", "message"),
-    [
-        ("yes", (), "MULTISAMPLE_PREBUILT: expected 1, cpu or 0, got 'yes'"),
-        ("1", ("torch",), "MULTISAMPLE_PREBUILT=1: torch cannot be imported where the wheel is"),
-        ("cpu", ("torch", "numpy"), "MULTISAMPLE_PREBUILT=cpu: torch and numpy cannot be"),
-    ],
-)
+@pytest.mark.parametrize(("setting", "missing", "message"), [
+    ("yes", (), "MULTISAMPLE_PREBUILT: expected 1, cpu or 0, got 'yes'"),
+    ("1", ("torch",), "MULTISAMPLE_PREBUILT=1: torch cannot be imported where the wheel is"),
+    ("cpu", ("torch", "numpy"), "MULTISAMPLE_PREBUILT=cpu: torch and numpy cannot be"),
+])  # fmt: skip
 def test_invalid_prebuilt_settings_raise(monkeypatch: Any, setting: str, missing: Any, message: str) -> None:
     hook = runpy.run_path(str(Path(build.__file__).with_name("wheel_hook.py")))
     monkeypatch.setenv("MULTISAMPLE_PREBUILT", setting)
@@ -290,14 +287,11 @@ def test_a_wheel_build_that_fails_prints_the_reason(compiled: Any, monkeypatch: 
 STANDARD = "7.5;8.0;8.6;9.0+PTX"
 
 
-@pytest.mark.parametrize(
-    ("kinds", "named", "architectures", "targets"),
-    [
-        (("cpu", "cuda"), "", STANDARD, ["cpu", "cuda13-7.5-8.0-8.6-9.0+PTX"]),
-        (("cuda",), "7.5 9.0+PTX", "7.5 9.0+PTX", ["cuda13-7.5-9.0+PTX"]),
-        (("cuda",), "7.5;9.0+PTX", "7.5;9.0+PTX", ["cuda13-7.5-9.0+PTX"]),
-    ],
-)
+@pytest.mark.parametrize(("kinds", "named", "architectures", "targets"), [
+    (("cpu", "cuda"), "", STANDARD, ["cpu", "cuda13-7.5-8.0-8.6-9.0+PTX"]),
+    (("cuda",), "7.5 9.0+PTX", "7.5 9.0+PTX", ["cuda13-7.5-9.0+PTX"]),
+    (("cuda",), "7.5;9.0+PTX", "7.5;9.0+PTX", ["cuda13-7.5-9.0+PTX"]),
+])  # fmt: skip
 def test_a_wheel_build_compiles_every_target(
     compiled: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kinds: tuple[str, ...],
     named: str, architectures: str, targets: list[str],
@@ -374,20 +368,17 @@ def _ask_no_device(device: int) -> tuple[int, int]:
 BUILT = ["7.5", "8.0", "9.0+PTX"]
 
 
-@pytest.mark.parametrize(
-    ("built", "version", "capabilities", "reason"),
-    [
-        (BUILT, "13.0", [], ""),
-        (BUILT, "13.2", [(7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (9, 0)], ""),
-        (BUILT, "13.0", [(10, 0), (12, 1)], ""),  # These devices compile the library's PTX.
-        (BUILT, "12.8", [(9, 0)], "{file} is not for CUDA 12.8, which PyTorch uses: install a wheel for it"),
-        (BUILT, "13.0", [(7, 0), (9, 0)], "{file} does not run on devices of compute capability 7.0"),
-        (BUILT, "13.0", [(6, 1), (7, 2)], "{file} does not run on devices of compute capability 6.1, 7.2"),
-        (["8.6", "9.0"], "13.0", [(8, 9), (9, 0)], ""),
-        (["8.6", "9.0"], "13.0", [(8, 0)], "{file} does not run on devices of compute capability 8.0"),
-        (["8.6", "9.0"], "13.0", [(10, 0)], "{file} does not run on devices of compute capability 10.0"),
-    ],
-)
+@pytest.mark.parametrize(("built", "version", "capabilities", "reason"), [
+    (BUILT, "13.0", [], ""),
+    (BUILT, "13.2", [(7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (9, 0)], ""),
+    (BUILT, "13.0", [(10, 0), (12, 1)], ""),  # These devices compile the library's PTX.
+    (BUILT, "12.8", [(9, 0)], "{file} is not for CUDA 12.8, which PyTorch uses: install a wheel for it"),
+    (BUILT, "13.0", [(7, 0), (9, 0)], "{file} does not run on devices of compute capability 7.0"),
+    (BUILT, "13.0", [(6, 1), (7, 2)], "{file} does not run on devices of compute capability 6.1, 7.2"),
+    (["8.6", "9.0"], "13.0", [(8, 9), (9, 0)], ""),
+    (["8.6", "9.0"], "13.0", [(8, 0)], "{file} does not run on devices of compute capability 8.0"),
+    (["8.6", "9.0"], "13.0", [(10, 0)], "{file} does not run on devices of compute capability 10.0"),
+])  # fmt: skip
 def test_a_cuda_library_must_support_all_devices(
     came: Callable[..., Path], built: list[str], version: str, capabilities: list[tuple[int, int]], reason: str
 ) -> None:
@@ -469,25 +460,22 @@ def test_a_library_that_fails_to_load_raises_with_advice(came: Callable[..., Pat
 # --- Platform tags --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("here", "needed", "tag"),
-    [
-        ("linux-x86_64", set(), "manylinux_2_17_x86_64"),
-        ("linux-x86_64", {"GLIBC_2.2.5", "GLIBC_2.32", "GLIBC_2.9"}, "manylinux_2_32_x86_64"),
-        ("linux-x86_64", {"GLIBC_2.17", "GLIBCXX_3.4.26"}, "manylinux_2_31_x86_64"),
-        ("linux-x86_64", {"GLIBC_2.38", "GLIBCXX_3.4.26", "CXXABI_1.3.13"}, "manylinux_2_38_x86_64"),
-        ("linux-x86_64", {"GLIBC_2.17", "GCC_14.0.0"}, "manylinux_2_39_x86_64"),
-        ("linux-x86_64", {"GLIBCXX_3.4.99"}, "linux_x86_64"),
-        ("linux-x86_64", {"GLIBC_PRIVATE"}, "linux_x86_64"),
-        ("linux-x86_64", {"OPENSSL_3.0"}, "linux_x86_64"),
-        # manylinux excludes these dependencies.
-        ("linux-x86_64", "libgomp.so.1", "linux_x86_64"),
-        ("linux-x86_64", "libc10d.so", "linux_x86_64"),
-        ("linux-x86_64", "libtorch_cpu.so.1", "linux_x86_64"),
-        ("linux-x86_64", "libc.musl-x86_64.so.1", "linux_x86_64"),
-        ("macosx-11.0-arm64", set(), "macosx_11_0_arm64"),
-    ],
-)
+@pytest.mark.parametrize(("here", "needed", "tag"), [
+    ("linux-x86_64", set(), "manylinux_2_17_x86_64"),
+    ("linux-x86_64", {"GLIBC_2.2.5", "GLIBC_2.32", "GLIBC_2.9"}, "manylinux_2_32_x86_64"),
+    ("linux-x86_64", {"GLIBC_2.17", "GLIBCXX_3.4.26"}, "manylinux_2_31_x86_64"),
+    ("linux-x86_64", {"GLIBC_2.38", "GLIBCXX_3.4.26", "CXXABI_1.3.13"}, "manylinux_2_38_x86_64"),
+    ("linux-x86_64", {"GLIBC_2.17", "GCC_14.0.0"}, "manylinux_2_39_x86_64"),
+    ("linux-x86_64", {"GLIBCXX_3.4.99"}, "linux_x86_64"),
+    ("linux-x86_64", {"GLIBC_PRIVATE"}, "linux_x86_64"),
+    ("linux-x86_64", {"OPENSSL_3.0"}, "linux_x86_64"),
+    # manylinux excludes these dependencies.
+    ("linux-x86_64", "libgomp.so.1", "linux_x86_64"),
+    ("linux-x86_64", "libc10d.so", "linux_x86_64"),
+    ("linux-x86_64", "libtorch_cpu.so.1", "linux_x86_64"),
+    ("linux-x86_64", "libc.musl-x86_64.so.1", "linux_x86_64"),
+    ("macosx-11.0-arm64", set(), "macosx_11_0_arm64"),
+])  # fmt: skip
 def test_the_platform_tag_is_the_oldest_system_with_all_symbols(
     monkeypatch: pytest.MonkeyPatch, here: str, needed: set[str] | str, tag: str
 ) -> None:

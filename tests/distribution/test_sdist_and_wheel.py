@@ -210,16 +210,13 @@ def test_the_table_of_readme_is_resolved_for_every_python_and_platform() -> None
     assert {row.requirements for row in rows if not row.possible} == {'".[torch,numba-cuda12]"'}
 
 
-@pytest.mark.parametrize(
-    ("possible", "answer", "code", "problem"),
-    [
-        (True, "", 0, ""),
-        (True, "error: No solution found", 1, "error: No solution found\n"),
-        (False, "", 0, "resolves, and README says that it does not"),
-        (False, "error: No solution found", 1, ""),
-        (False, "error: the index does not answer", 1, "error: the index does not answer\n"),
-    ],
-)
+@pytest.mark.parametrize(("possible", "answer", "code", "problem"), [
+    (True, "", 0, ""),
+    (True, "error: No solution found", 1, "error: No solution found\n"),
+    (False, "", 0, "resolves, and README says that it does not"),
+    (False, "error: No solution found", 1, ""),
+    (False, "error: the index does not answer", 1, "error: the index does not answer\n"),
+])  # fmt: skip
 def test_a_row_of_readme_is_compared_with_the_answer_of_the_resolver(
     possible: bool, answer: str, code: int, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -113,18 +113,12 @@ def reversed_view(array: Array) -> Array:
 
 # tests/stream has vectors of other strides and types.
 FORMS: dict[str, Callable[[Array], Any]] = {
-    "array": lambda x: x,
-    "column": lambda x: x[:, None],
-    "list": lambda x: x.tolist(),
-    "tuple": lambda x: tuple(x.tolist()),
-    "list of NumPy numbers": list,
-    "nested list": lambda x: x[:, None].tolist(),
-    "strided column": lambda x: strided(x)[:, None],
-    "subclass": lambda x: x.view(Subclass),
-    "matrix": lambda x: x[:, None].view(np.matrix),
-    "__array__": ArrayOnly,
+    "array": lambda x: x, "column": lambda x: x[:, None], "list": lambda x: x.tolist(),
+    "tuple": lambda x: tuple(x.tolist()), "list of NumPy numbers": list, "nested list": lambda x: x[:, None].tolist(),
+    "strided column": lambda x: strided(x)[:, None], "subclass": lambda x: x.view(Subclass),
+    "matrix": lambda x: x[:, None].view(np.matrix), "__array__": ArrayOnly,
     "__array_interface__": lambda x: SimpleNamespace(__array_interface__=x.__array_interface__, owner=x),
-}
+}  # fmt: skip
 
 
 TENSORS: dict[str, Callable[[Array], Any]] = {

@@ -110,18 +110,15 @@ def test_samples_equal_the_known_answers(backend: str, bits: ToArray) -> None:
 @pytest.mark.parametrize("antithetic", [False, True])
 @pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    ("d", "n", "seed", "dim_offset", "sample_offset"),
-    [
-        (1, 1, 0, 0, 0),
-        (1, 5, 1, 0, 0),
-        (7, 1, 2**32, 1, 3),
-        (3, 13, 2**64 - 1, 12345, 678),
-        (5, 7, 2**63 + 11, ROWS - 5, COLUMNS - 7),
-        (2, 11, 4242, 2**31 - 1, 2**33 - 5),
-        (17, 3, 99, 2**16, 2**32 - 1),
-    ],
-)
+@pytest.mark.parametrize(("d", "n", "seed", "dim_offset", "sample_offset"), [
+    (1, 1, 0, 0, 0),
+    (1, 5, 1, 0, 0),
+    (7, 1, 2**32, 1, 3),
+    (3, 13, 2**64 - 1, 12345, 678),
+    (5, 7, 2**63 + 11, ROWS - 5, COLUMNS - 7),
+    (2, 11, 4242, 2**31 - 1, 2**33 - 5),
+    (17, 3, 99, 2**16, 2**32 - 1),
+])  # fmt: skip
 def test_samples_equal_the_exact_reference(
     backend: str, bits: ToArray, d: int, n: int, seed: int, dim_offset: int, sample_offset: int, dtype: str,
     noise: str, antithetic: bool,

@@ -24,18 +24,9 @@ INPUTS += [np.dtype(f"{sign}int{width}") for sign in ("", "u") for width in (8, 
 
 NOISES = ("independent", "shared")
 STORE_KINDS = (
-    "aligned",
-    "shifted",
-    "staged",
-    "strided",
-    "transposed",
-    "transposed_staged",
-    "few_columns",
-    "small_matrices",
-    "plain",
-    "plain_transposed",
-    "few_rows",
-)
+    "aligned", "shifted", "staged", "strided", "transposed", "transposed_staged", "few_columns", "small_matrices",
+    "plain", "plain_transposed", "few_rows",
+)  # fmt: skip
 """Store kinds of the CUDA kernels, in the order of the C++ enumeration."""
 
 Variant = tuple[str, bool, bool, bool, int]
@@ -52,18 +43,11 @@ VARIANTS: list[Variant] = [
 ]
 """All variants of the CUDA kernel."""
 QUICK: list[Variant] = [
-    ("float32", False, False, False, 0),
-    ("float16", False, True, True, 1),
-    ("bfloat16", True, False, False, 2),
-    ("float64", False, False, False, 3),
-    ("float32", False, True, False, 4),
-    ("float32", False, False, False, 5),
-    ("float32", False, False, False, 6),
-    ("float32", False, False, False, 7),
-    ("float32", False, False, False, 8),
-    ("bfloat16", False, True, False, 9),
-    ("float16", False, False, True, 10),
-]
+    ("float32", False, False, False, 0), ("float16", False, True, True, 1), ("bfloat16", True, False, False, 2),
+    ("float64", False, False, False, 3), ("float32", False, True, False, 4), ("float32", False, False, False, 5),
+    ("float32", False, False, False, 6), ("float32", False, False, False, 7), ("float32", False, False, False, 8),
+    ("bfloat16", False, True, False, 9), ("float16", False, False, True, 10),
+]  # fmt: skip
 """One variant for each store kind."""
 
 

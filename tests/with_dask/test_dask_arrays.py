@@ -236,30 +236,27 @@ def test_a_killed_worker_changes_nothing() -> None:
 UNKNOWN = da.from_array(MU, chunks=4)[da.from_array(MU, chunks=4) > 0]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "words"),
-    [
-        ({"chunks": ((6, 6), (N,))}, ValueError, "chunks: expected blocks of shape"),
-        ({"chunks": ((13,), (-1, N + 1))}, ValueError, "chunks: expected sizes that add up"),
-        ({"chunks": (float("nan"), 5)}, ValueError, "chunks: .*unknown"),
-        ({"chunks": ((13,), (float("nan"),) * 2)}, ValueError, "chunks: expected sizes"),
-        ({"chunks": "many"}, ValueError, "chunks: "),
-        ({"chunks": None}, ValueError, "chunks: "),
-        ({"chunks": 0}, ValueError, "chunks: "),
-        ({"mu": UNKNOWN}, ValueError, "mu: expected a Dask array with known chunks"),
-        ({"mu": da.from_array(MU[1:], chunks=4)}, ValueError, "sigma: expected as many elements as mu, 12, got 13"),
-        ({"mu": da.zeros(D, dtype=complex)}, TypeError, "mu: "),
-        ({"sigma": -SIGMA}, ValueError, "sigma: "),
-        ({"mu": "abc"}, TypeError, "mu: "),
-        ({"mu": np.zeros((13, 2)), "sigma": 1.0}, ValueError, r"mu: expected shape \(d,\) or \(d, 1\), got \(13, 2\)"),
-        ({"n": -1}, ValueError, "n: "),
-        ({"n": (2, 3)}, TypeError, r"n: expected an integer, got \(2, 3\)"),
-        ({"seed": -1}, ValueError, "seed: "),
-        ({"seed": 7, "generator": multisample.Generator(1)}, TypeError, "seed, generator: "),
-        ({"generator": "abc"}, TypeError, "generator: "),
-        ({"noise": "red"}, ValueError, "noise: "),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "error", "words"), [
+    ({"chunks": ((6, 6), (N,))}, ValueError, "chunks: expected blocks of shape"),
+    ({"chunks": ((13,), (-1, N + 1))}, ValueError, "chunks: expected sizes that add up"),
+    ({"chunks": (float("nan"), 5)}, ValueError, "chunks: .*unknown"),
+    ({"chunks": ((13,), (float("nan"),) * 2)}, ValueError, "chunks: expected sizes"),
+    ({"chunks": "many"}, ValueError, "chunks: "),
+    ({"chunks": None}, ValueError, "chunks: "),
+    ({"chunks": 0}, ValueError, "chunks: "),
+    ({"mu": UNKNOWN}, ValueError, "mu: expected a Dask array with known chunks"),
+    ({"mu": da.from_array(MU[1:], chunks=4)}, ValueError, "sigma: expected as many elements as mu, 12, got 13"),
+    ({"mu": da.zeros(D, dtype=complex)}, TypeError, "mu: "),
+    ({"sigma": -SIGMA}, ValueError, "sigma: "),
+    ({"mu": "abc"}, TypeError, "mu: "),
+    ({"mu": np.zeros((13, 2)), "sigma": 1.0}, ValueError, r"mu: expected shape \(d,\) or \(d, 1\), got \(13, 2\)"),
+    ({"n": -1}, ValueError, "n: "),
+    ({"n": (2, 3)}, TypeError, r"n: expected an integer, got \(2, 3\)"),
+    ({"seed": -1}, ValueError, "seed: "),
+    ({"seed": 7, "generator": multisample.Generator(1)}, TypeError, "seed, generator: "),
+    ({"generator": "abc"}, TypeError, "generator: "),
+    ({"noise": "red"}, ValueError, "noise: "),
+])  # fmt: skip
 def test_wrong_arguments_are_refused_before_anything_is_computed(arguments: Any, error: Any, words: str) -> None:
     generator = multisample.Generator(7)
     if "generator" not in arguments and "seed" not in arguments:

@@ -120,20 +120,17 @@ def test_no_seeds_give_an_empty_result() -> None:
     assert weighted_moments(jnp.ones(N), MUS[0], 1.0, seed=empty)[1].shape == (0, D)
 
 
-@pytest.mark.parametrize(
-    ("changes", "error", "message"),
-    [
-        ({"mu": jnp.zeros((2, D))}, ValueError, r"^mu: expected shape \(B, \*S\) or \(d,\), B being 3 .*\(2, 5\)"),
-        ({"sigma": np.ones((2, D, 1))}, ValueError, r"^sigma: expected shape \(B, \*S\) or \(d,\).*\(2, 5, 1\)"),
-        ({"sigma": jnp.ones((B, D + 1))}, ValueError, r"^sigma: expected as many elements as mu"),
-        ({"sigma": -SIGMAS}, ValueError, r"^sigma: "),
-        ({"seed": jnp.zeros((3, 3), jnp.uint32)}, TypeError, r"^seed: expected .*uint32\[3, 3\]"),
-        ({"seed": jnp.zeros((3, 3), jnp.int32)}, TypeError, r"^seed: expected .*int32\[3, 3\]"),
-        ({"seed": [1, -1, 2]}, ValueError, r"^seed.*-1"),
-        ({"seed": [1, 2.0, 3]}, TypeError, r"^seed.*float"),
-        ({"seed": jax.random.split(jax.random.key(0, impl="rbg"), 3)}, ValueError, r"^seed: .*128 bits"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "error", "message"), [
+    ({"mu": jnp.zeros((2, D))}, ValueError, r"^mu: expected shape \(B, \*S\) or \(d,\), B being 3 .*\(2, 5\)"),
+    ({"sigma": np.ones((2, D, 1))}, ValueError, r"^sigma: expected shape \(B, \*S\) or \(d,\).*\(2, 5, 1\)"),
+    ({"sigma": jnp.ones((B, D + 1))}, ValueError, r"^sigma: expected as many elements as mu"),
+    ({"sigma": -SIGMAS}, ValueError, r"^sigma: "),
+    ({"seed": jnp.zeros((3, 3), jnp.uint32)}, TypeError, r"^seed: expected .*uint32\[3, 3\]"),
+    ({"seed": jnp.zeros((3, 3), jnp.int32)}, TypeError, r"^seed: expected .*int32\[3, 3\]"),
+    ({"seed": [1, -1, 2]}, ValueError, r"^seed.*-1"),
+    ({"seed": [1, 2.0, 3]}, TypeError, r"^seed.*float"),
+    ({"seed": jax.random.split(jax.random.key(0, impl="rbg"), 3)}, ValueError, r"^seed: .*128 bits"),
+])  # fmt: skip
 def test_wrong_arguments_are_named(changes: dict[str, Any], error: type[Exception], message: str) -> None:
     arguments = {"mu": jnp.asarray(MUS[0]), "sigma": SIGMAS[0], "n": N, "seed": jnp.zeros((3, 2), jnp.uint32)}
     with pytest.raises(error, match=message):

@@ -341,28 +341,25 @@ def test_calls_with_a_seed_and_numpy_arrays_are_constants_of_a_trace() -> None:
 
 
 @pytest.mark.parametrize("jitted", [True, False])
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"seed": 2**64}, ValueError, r"^seed: .*2\*\*64"),
-        ({"seed": Key(1, -1)}, ValueError, r"^seed\.offset: .*-1"),
-        ({"seed": 1, "dim_offset": 2**32}, ValueError, r"^dim_offset: .*2\*\*32"),
-        ({"seed": 1, "sample_offset": 2**34}, ValueError, r"^n: .*2\*\*34"),
-        ({"seed": 1, "dim_offset": 1.0}, TypeError, r"^dim_offset: .*float"),
-        ({"seed": 1, "n": -1}, ValueError, r"^n: .*-1"),
-        ({"seed": 1, "noise": "common"}, ValueError, r"^noise: .*common"),
-        ({"seed": 1, "dtype": "int32"}, TypeError, r"^dtype: .*int32"),
-        ({"seed": 1, "dtype": "float64"}, TypeError, r"^dtype: .*jax_enable_x64"),
-        ({"seed": 1, "mu": np.zeros(D)}, TypeError, r"^dtype: .*jax_enable_x64.* mu is float64"),
-        ({"seed": 1, "out": np.zeros((D, N), np.float32)}, TypeError, r"^out: .*immutable"),
-        ({"seed": 1, "backend": 7}, TypeError, r"^backend: .*7"),
-        ({"seed": 1, "backend": "cupy"}, (ValueError, multisample.BackendUnavailableError), r"^backend: 'cupy'"),
-        ({"seed": 1, "mu": np.zeros((D, 2), np.float32)}, ValueError, r"^mu, sigma: .*\(5, 2\)"),
-        ({"seed": 1, "mu": np.zeros(D + 1, np.float32)}, ValueError, r"^sigma: .*6, got 5"),
-        ({"seed": 1, "mu": float("nan")}, ValueError, r"^mu: .*nan"),
-        ({"seed": 1, "mu": np.zeros(D, bool)}, TypeError, r"^mu: .*bool"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "error", "message"), [
+    ({"seed": 2**64}, ValueError, r"^seed: .*2\*\*64"),
+    ({"seed": Key(1, -1)}, ValueError, r"^seed\.offset: .*-1"),
+    ({"seed": 1, "dim_offset": 2**32}, ValueError, r"^dim_offset: .*2\*\*32"),
+    ({"seed": 1, "sample_offset": 2**34}, ValueError, r"^n: .*2\*\*34"),
+    ({"seed": 1, "dim_offset": 1.0}, TypeError, r"^dim_offset: .*float"),
+    ({"seed": 1, "n": -1}, ValueError, r"^n: .*-1"),
+    ({"seed": 1, "noise": "common"}, ValueError, r"^noise: .*common"),
+    ({"seed": 1, "dtype": "int32"}, TypeError, r"^dtype: .*int32"),
+    ({"seed": 1, "dtype": "float64"}, TypeError, r"^dtype: .*jax_enable_x64"),
+    ({"seed": 1, "mu": np.zeros(D)}, TypeError, r"^dtype: .*jax_enable_x64.* mu is float64"),
+    ({"seed": 1, "out": np.zeros((D, N), np.float32)}, TypeError, r"^out: .*immutable"),
+    ({"seed": 1, "backend": 7}, TypeError, r"^backend: .*7"),
+    ({"seed": 1, "backend": "cupy"}, (ValueError, multisample.BackendUnavailableError), r"^backend: 'cupy'"),
+    ({"seed": 1, "mu": np.zeros((D, 2), np.float32)}, ValueError, r"^mu, sigma: .*\(5, 2\)"),
+    ({"seed": 1, "mu": np.zeros(D + 1, np.float32)}, ValueError, r"^sigma: .*6, got 5"),
+    ({"seed": 1, "mu": float("nan")}, ValueError, r"^mu: .*nan"),
+    ({"seed": 1, "mu": np.zeros(D, bool)}, TypeError, r"^mu: .*bool"),
+])  # fmt: skip
 def test_wrong_arguments_are_named(jitted: bool, arguments: dict[str, Any], error: Any, message: str) -> None:
     def call(sigma: Any) -> Any:
         return sample(**{"mu": jnp.asarray(MU), "n": N, **arguments}, sigma=sigma)
@@ -372,17 +369,14 @@ def test_wrong_arguments_are_named(jitted: bool, arguments: dict[str, Any], erro
 
 
 @pytest.mark.parametrize("jitted", [True, False])
-@pytest.mark.parametrize(
-    ("seed", "message"),
-    [
-        (lambda: jax.random.key(0, impl="rbg"), r"^seed: .*64 bits.*128 bits"),
-        (lambda: jax.random.split(jax.random.key(0), (3, 2)), r"^seed: expected a JAX key.*\(3, 2\).*vmap"),
-        (lambda: jnp.zeros(3, jnp.uint32), r"^seed: .*uint32\[3\]"),
-        (lambda: jnp.zeros((2, 3), jnp.int32), r"^seed: .*int32\[2, 3\]"),
-        (lambda: jnp.float32(1), r"^seed: .*float"),
-        (lambda: Key(1, jax.random.key(0)), r"^seed\.offset: .*JAX key"),
-    ],
-)
+@pytest.mark.parametrize(("seed", "message"), [
+    (lambda: jax.random.key(0, impl="rbg"), r"^seed: .*64 bits.*128 bits"),
+    (lambda: jax.random.split(jax.random.key(0), (3, 2)), r"^seed: expected a JAX key.*\(3, 2\).*vmap"),
+    (lambda: jnp.zeros(3, jnp.uint32), r"^seed: .*uint32\[3\]"),
+    (lambda: jnp.zeros((2, 3), jnp.int32), r"^seed: .*int32\[2, 3\]"),
+    (lambda: jnp.float32(1), r"^seed: .*float"),
+    (lambda: Key(1, jax.random.key(0)), r"^seed\.offset: .*JAX key"),
+])  # fmt: skip
 def test_wrong_keys_are_named(jitted: bool, seed: Callable[[], Any], message: str) -> None:
     def call(seed: Any) -> Any:
         return sample(MU, SIGMA, N, seed=seed)

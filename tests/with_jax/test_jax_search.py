@@ -95,20 +95,17 @@ def test_integer_scores_and_float64(x64: None) -> None:
     np.testing.assert_allclose(ours.mu, state.mu, rtol=1e-10)
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"n": 1}, ValueError, r"^n: "),
-        ({"elite_frac": 0.001}, ValueError, r"^elite_frac: "),
-        ({"smoothing": 0}, ValueError, r"^smoothing: "),
-        ({"noise_floor": -1.0}, ValueError, r"^noise_floor: "),
-        ({"tol": -1}, ValueError, r"^tol: "),
-        ({"seed": None}, TypeError, r"^seed: "),
-        ({"f": lambda x: x}, ValueError, r"^f: .*\(4, 100\)"),
-        ({"f": lambda x: x[0] > 0}, None, ""),
-        ({"f": lambda x: x[0] + 1j}, TypeError, r"^f: .*complex"),
-    ],
-)
+@pytest.mark.parametrize(("options", "error", "message"), [
+    ({"n": 1}, ValueError, r"^n: "),
+    ({"elite_frac": 0.001}, ValueError, r"^elite_frac: "),
+    ({"smoothing": 0}, ValueError, r"^smoothing: "),
+    ({"noise_floor": -1.0}, ValueError, r"^noise_floor: "),
+    ({"tol": -1}, ValueError, r"^tol: "),
+    ({"seed": None}, TypeError, r"^seed: "),
+    ({"f": lambda x: x}, ValueError, r"^f: .*\(4, 100\)"),
+    ({"f": lambda x: x[0] > 0}, None, ""),
+    ({"f": lambda x: x[0] + 1j}, TypeError, r"^f: .*complex"),
+])  # fmt: skip
 def test_wrong_arguments_are_named(options: dict[str, Any], error: Any, message: str) -> None:
     arguments = {"seed": 1, "f": sphere, "n": N, **options}
     for start in (START, jnp.asarray(START)):

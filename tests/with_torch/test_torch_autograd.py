@@ -21,14 +21,10 @@ OPTIONS = ONE_OPTION | {
 }
 # Forms of `mu` and `sigma`, made from a vector.
 FORMS: dict[str, Callable[[torch.Tensor], Any]] = {
-    "vector": lambda x: x,
-    "column": lambda x: x[:, None],
-    "strided": lambda x: torch.stack((x, x), 1).reshape(-1)[::2],
-    "expanded": lambda x: x[:1].expand(D),
-    "no dimension": lambda x: x.sum(),
-    "read as imaginary": lambda x: torch.complex(torch.zeros_like(x), -x).conj().imag,
-    "number": lambda x: 0.75,
-}
+    "vector": lambda x: x, "column": lambda x: x[:, None], "strided": lambda x: torch.stack((x, x), 1).reshape(-1)[::2],
+    "expanded": lambda x: x[:1].expand(D), "no dimension": lambda x: x.sum(),
+    "read as imaginary": lambda x: torch.complex(torch.zeros_like(x), -x).conj().imag, "number": lambda x: 0.75,
+}  # fmt: skip
 
 
 def vectors(device: str, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor]:

@@ -47,24 +47,17 @@ class Functions(TorchFunctionMode):
 
 
 MODES: dict[str, Callable[[], Any]] = {
-    "none": contextlib.nullcontext,
-    "TorchFunctionMode": Functions,
-    "TorchDispatchMode": Operators,
-    "FlopCounterMode": lambda: FlopCounterMode(display=False),
-    "SchemaCheckMode": SchemaCheckMode,
-    "FunctionalTensorMode": FunctionalTensorMode,
-    "Python dispatcher": enable_python_dispatcher,
+    "none": contextlib.nullcontext, "TorchFunctionMode": Functions, "TorchDispatchMode": Operators,
+    "FlopCounterMode": lambda: FlopCounterMode(display=False), "SchemaCheckMode": SchemaCheckMode,
+    "FunctionalTensorMode": FunctionalTensorMode, "Python dispatcher": enable_python_dispatcher,
     "selective checkpoint": lambda: create_selective_checkpoint_contexts([])[0],
-    "default device": lambda: torch.device("meta"),
-    "profiler": torch.profiler.profile,
-    "autograd profiler": torch.autograd.profiler.profile,
-    "forward-mode AD": forward_ad.dual_level,
+    "default device": lambda: torch.device("meta"), "profiler": torch.profiler.profile,
+    "autograd profiler": torch.autograd.profiler.profile, "forward-mode AD": forward_ad.dual_level,
     "anomaly detection": lambda: torch.autograd.set_detect_anomaly(True),
     "saved_tensors_hooks": lambda: graph.saved_tensors_hooks(lambda x: x, lambda x: x),
-    "allow_mutation_on_saved_tensors": graph.allow_mutation_on_saved_tensors,
-    "inference_mode": torch.inference_mode,
+    "allow_mutation_on_saved_tensors": graph.allow_mutation_on_saved_tensors, "inference_mode": torch.inference_mode,
     "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
-}
+}  # fmt: skip
 
 
 def vectors(device: str) -> tuple[torch.Tensor, torch.Tensor]:

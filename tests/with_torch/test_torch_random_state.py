@@ -154,14 +154,11 @@ def test_take_key_uses_the_default_device() -> None:
     assert take_key(device="cpu") == take_key(torch.Generator().manual_seed(1)) == key
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"generator": 3}, TypeError, "^generator: expected a torch.Generator, got 3 of type int"),
-        ({"device": "meta"}, ValueError, "^device: expected a CPU or a CUDA device, got meta"),
-        ({"generator": torch.Generator(), "device": "cuda:0"}, ValueError, "^generator: expected one on cuda:0, got"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "error", "message"), [
+    ({"generator": 3}, TypeError, "^generator: expected a torch.Generator, got 3 of type int"),
+    ({"device": "meta"}, ValueError, "^device: expected a CPU or a CUDA device, got meta"),
+    ({"generator": torch.Generator(), "device": "cuda:0"}, ValueError, "^generator: expected one on cuda:0, got"),
+])  # fmt: skip
 def test_take_key_raises_for_invalid_arguments(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         take_key(**arguments)

@@ -1,11 +1,8 @@
 """Derive the float64 coefficients of the stream (STREAM.md), so that they are reproducible.
 
-`derive` needs the approximated functions only, and `truncation_errors` gives the errors of the polynomials.
-
-Method: a Remez exchange gives the minimax polynomial on a dense Chebyshev grid. Its most
-significant coefficient is rounded to binary64 and fixed, and the others are fitted again. The steps
-repeat down to the least significant coefficient. So every coefficient compensates for the roundings
-before it, and the rounded polynomial is as good as the unrounded one. The degrees are the smallest
+A Remez exchange gives the minimax polynomial on a dense Chebyshev grid. Its most significant coefficient is rounded to
+binary64 and fixed, and the others are fitted again, down to the least significant one. So every coefficient compensates
+for the roundings before it, and the rounded polynomial is as good as the unrounded one. The degrees are the smallest
 whose truncation error is below 2^-54, half of the rounding error of one binary64 operation.
 """
 
@@ -22,10 +19,8 @@ Real = Any  # an mpmath.mpf; mpmath has no type stubs
 # The monomial basis costs about 20 digits at these degrees: 50 leave 30 correct ones.
 DIGITS = 50
 
-# Numbers of coefficients. With one coefficient less, the truncation errors of L, S, C are 5, 1.6, 38 times 2^-54.
-L_TERMS = 20
-S_TERMS = 9
-C_TERMS = 9
+# With one coefficient less, the truncation errors of L, S, C are 5, 1.6, 38 times 2^-54.
+L_TERMS, S_TERMS, C_TERMS = 20, 9, 9
 
 
 class Coefficients(NamedTuple):
@@ -90,18 +85,15 @@ def _alternating_extrema(errors: Sequence[Real], count: int) -> list[int]:
         else:
             runs.append(index)
 
-    def size(position: int) -> Real:
-        return abs(errors[runs[position]])
-
     while len(runs) > count:
-        last = len(runs) - 1
-        smallest = min(range(len(runs)), key=size)
+        sizes = [abs(errors[index]) for index in runs]
+        smallest, last = sizes.index(min(sizes)), len(runs) - 1
         if len(runs) == count + 1:
-            runs.pop(0 if size(0) < size(last) else last)
+            runs.pop(0 if sizes[0] < sizes[last] else last)
         elif smallest in (0, last):
             runs.pop(smallest)
         else:  # drop two neighbours, so that the signs still alternate
-            left = smallest - 1 if size(smallest - 1) < size(smallest + 1) else smallest
+            left = smallest - (sizes[smallest - 1] < sizes[smallest + 1])
             del runs[left : left + 2]
     return runs
 
@@ -112,8 +104,7 @@ def _remez(problem: Problem, low: int, high: int) -> list[Real]:
     x^low times a polynomial of degree high - low has at most high - low zeros outside 0, so the alternation theorem
     holds on a grid without 0, for the error times the sign of x^low.
     """
-    points, target, weight = problem
-    terms = high - low + 1
+    (points, target, weight), terms = problem, high - low + 1
     sign = [-1 if low % 2 and x < 0 else 1 for x in points]
     reference = [round((len(points) - 1) * k / terms) for k in range(terms + 1)]
     for _ in range(100):
@@ -141,11 +132,9 @@ def _fit_rounded(problem: Problem, terms: int, fixed: Sequence[float] = ()) -> t
     ``fixed`` are prescribed coefficients of x^0, x^1, .... The result starts with the highest power.
     """
     points, target, weight = problem
-    chosen: list[float] = []
+    chosen = list(fixed)
     for power in range(terms):
-        if power < len(fixed):
-            chosen.append(fixed[power])
-        else:
+        if power >= len(fixed):
             chosen.append(float(_remez(Problem(points, target, weight), power, terms - 1)[0]))
         target = [t - mpmath.mpf(chosen[power]) * x**power for x, t in zip(points, target, strict=True)]
     return tuple(reversed(chosen))
@@ -205,8 +194,7 @@ def truncation_errors(coefficients: Coefficients) -> dict[str, float]:
     }
     result = {}
     for name, (points, target, weight) in problems.items():
-        exact = [mpmath.mpf(value) for value in getattr(coefficients, name)]
-        result[name] = float(
-            max(w * abs(t - mpmath.polyval(exact, x)) for x, t, w in zip(points, target, weight, strict=True))
-        )
+        polynomial = [mpmath.mpf(value) for value in getattr(coefficients, name)]
+        errors = (w * (t - mpmath.polyval(polynomial, x)) for x, t, w in zip(points, target, weight, strict=True))
+        result[name] = float(max(map(abs, errors)))
     return result
