@@ -4,8 +4,6 @@
 them cannot run. Without the variable, the tests run on every available backend.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import functools

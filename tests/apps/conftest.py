@@ -1,7 +1,5 @@
 """Array libraries on which the cross-entropy method runs."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Pictures, pages and rows have the numbers of the result files; the comparison names what became slower, not noise."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

@@ -1,7 +1,5 @@
 """Wrong samplers are rejected before they are timed, timers are accurate, and TestU01 reads the stream."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys

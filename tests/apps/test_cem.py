@@ -1,7 +1,5 @@
 """The cross-entropy method against a simple reference; the ends of runs, saved states and errors."""
 
-from __future__ import annotations
-
 import io
 import json
 import math

@@ -1,7 +1,5 @@
 """Several searches of the cross-entropy method in one run. Each equals a separate run, bit for bit."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import json
 import math

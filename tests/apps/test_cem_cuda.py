@@ -1,7 +1,5 @@
 """The cross-entropy method on a GPU: all arrays stay there, and the loop does not wait for the GPU."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

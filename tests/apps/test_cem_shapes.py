@@ -1,7 +1,5 @@
 """The cross-entropy method with means of any shape: the run of the flattened means, shaped outside."""
 
-from __future__ import annotations
-
 import json
 import math
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """A run on an executor has the bits of a run without one, and its tasks return only scores. Errors; interruptions."""
 
-from __future__ import annotations
-
 import multiprocessing
 import pickle
 import signal

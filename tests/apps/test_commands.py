@@ -1,7 +1,5 @@
 """The command line: a command writes the whole matrix, or prints a one-line error and writes no file."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

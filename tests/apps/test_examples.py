@@ -1,7 +1,5 @@
 """The example programs give the results that they describe."""
 
-from __future__ import annotations
-
 import functools
 import math
 import re

@@ -1,7 +1,5 @@
 """Tetris: the game and the features agree with a slow, simple implementation."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The `tetris` command: every end of a run leaves a state from which it can be resumed."""
 
-from __future__ import annotations
-
 import concurrent.futures.process
 import itertools
 import json

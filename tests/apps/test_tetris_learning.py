@@ -1,7 +1,5 @@
 """Training improves players, and gives equal bits after interruptions and on any number of threads."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Batches: one launch draws several matrices, each with the bits of a launch of its own."""
 
-from __future__ import annotations
-
 import enum
 import itertools
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The builtin functions of torch_ext agree with the Python functions that they replace."""
 
-from __future__ import annotations
-
 import collections
 import itertools
 import math

@@ -1,7 +1,5 @@
 """Launches on the CPU without `sample`: seed and window in memory, checks of values, and the bytes that are written."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

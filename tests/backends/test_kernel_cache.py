@@ -1,7 +1,5 @@
 """Failures of the kernel cache cost time only: they cause no errors, no wrong kernels and no silent waits."""
 
-from __future__ import annotations
-
 import calendar
 import compileall
 import contextlib

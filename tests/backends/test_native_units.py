@@ -1,7 +1,5 @@
 """Units of kernels: every call on CUDA has one, C++ finds it, and PyTorch's operators find the kernels of the CPU."""
 
-from __future__ import annotations
-
 import collections
 import ctypes
 import itertools

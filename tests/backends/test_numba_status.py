@@ -1,7 +1,5 @@
 """The numba backend's reasons when it cannot run: they name the package to change."""
 
-from __future__ import annotations
-
 import importlib.util
 from typing import Any
 

@@ -1,7 +1,5 @@
 """CPU tensors of torch_ext, and the reasons why the backend cannot run."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.resources
 import importlib.util

@@ -1,7 +1,5 @@
 """Wrong arguments: each error names the argument, the received and the accepted values, on every route of a call."""
 
-from __future__ import annotations
-
 import math
 import re
 import warnings

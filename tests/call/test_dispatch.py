@@ -1,7 +1,5 @@
 """Choice of backends: a named backend runs or raises; "auto" takes the first available backend of a fixed order."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.metadata
 import importlib.util

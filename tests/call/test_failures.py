@@ -1,7 +1,5 @@
 """After an error no generator has advanced, on every route of a call. test_arguments.py has the tests of `out`."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 from collections.abc import Callable, Iterator

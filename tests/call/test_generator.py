@@ -1,7 +1,5 @@
 """Generators: offsets depend on the state only, and the state survives copies, pickles and forks."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import inspect

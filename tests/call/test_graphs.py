@@ -1,7 +1,5 @@
 """CUDA graphs: captured calls with a graph-safe generator draw with a new offset in each replay."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import gc

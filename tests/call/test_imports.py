@@ -1,7 +1,5 @@
 """What `import multisample`, its submodules and its first call import, and the errors where a library is missing."""
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Any

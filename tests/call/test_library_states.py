@@ -4,8 +4,6 @@ The key of a plan contains the state of the library that draws. Each test makes 
 between the states, and compares the outcome of each call with that of a call without any plan.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

@@ -1,7 +1,5 @@
 """`limit_threads` limits the threads that work on a call."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

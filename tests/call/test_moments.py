@@ -1,7 +1,5 @@
 """`weighted_moments` on every backend: exact sums, windows, determinism, other libraries' arrays, gradients, errors."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Noise is never stored in memory: a call needs memory for its output, and a few megabytes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

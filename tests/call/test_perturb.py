@@ -1,7 +1,5 @@
 """`perturb` and `multisample.torch.perturb_`: bits, structures, ids, shared memory and errors."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import weakref

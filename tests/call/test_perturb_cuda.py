@@ -1,7 +1,5 @@
 """`perturb` of tensors on a GPU, through every backend: the bits of the CPU, and no wait for the device."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

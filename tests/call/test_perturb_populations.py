@@ -1,7 +1,5 @@
 """Populations, updates and decay: `perturb` with vectors of seeds or members, and gradients of its results."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from typing import Any
 

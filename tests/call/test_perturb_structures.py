@@ -1,7 +1,5 @@
 """Structures and names that `perturb` takes: modules that change between calls, wrappers, iterators, nested arrays."""
 
-from __future__ import annotations
-
 import collections
 import copy
 import zlib

@@ -4,8 +4,6 @@ A plan must not depend on anything that can change between calls with equal keys
 call, changes something that is not in the key, and compares with a call without plans.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import re
@@ -24,12 +22,9 @@ import torch
 from fake_backend import FakeBackend
 from forks import forked, in_forks
 from outcomes import contents, outcome
-from torch._subclasses import FakeTensorMode
-from torch.autograd import forward_ad
 
-from multisample import Generator, Key, _libraries, _plan, sample, weighted_moments
+from multisample import Generator, Key, _libraries, _plan, sample
 from multisample.backends import registry
-from multisample.backends.launch import Operation
 
 PLANS = _plan.PLANS
 D, N = 3, 4
@@ -182,18 +177,6 @@ def test_the_plan_cache_is_bounded_and_no_other_cache_grows(vectors: Any, monkey
     # The cache holds the newest plans.
     sample(vectors(1, 2, 3), vectors(1, 2, 3), 99, seed=1, **vectors.options)
     assert [getattr(plan, "plan", plan).shape[1] for plan in PLANS._plans.values()] == list(range(36, 100))
-
-
-def test_plans_of_all_operations_share_the_cache() -> None:
-    need("torch_ext")
-    for _ in range(2):
-        sample(T_MU, T_SIGMA.clone().requires_grad_(), N, seed=1).sum().backward()
-        weighted_moments(torch.ones(N), T_MU, T_SIGMA, seed=1)
-    plans = PLANS._plans.values()
-    assert len(plans) == 3
-    assert {plan.template.operation for plan in plans if isinstance(plan, _plan.Plan)} == {
-        Operation.gradient, Operation.moments,
-    }  # fmt: skip
 
 
 def test_the_destructor_of_a_dropped_plan_may_store_another() -> None:
@@ -494,33 +477,6 @@ def test_a_gradient_without_memory_is_zero() -> None:
     for _ in range(2):
         sample(mu, T_SIGMA, N, seed=1).backward(torch._efficientzerotensor((D, N)))
         assert torch.equal(mu.grad, torch.zeros(D))
-
-
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
-def test_plans_are_bypassed_in_pytorch_transforms() -> None:
-    need("torch_ext")
-    mu = torch.arange(3.0)
-
-    def draw(mu: Any = mu, **options: Any) -> Any:
-        return sample(mu, T_SIGMA, N, seed=1, **options)
-
-    x = draw()
-    assert len(PLANS) == 1
-    assert torch.equal(torch.func.vmap(draw)(mu.expand(2, D)), x.expand(2, D, N))
-    assert torch.equal(torch.func.grad(lambda mu: draw(mu).sum())(mu), torch.full((D,), float(N)))
-    with forward_ad.dual_level():
-        dual = forward_ad.make_dual(mu, torch.ones(D))
-        assert torch.equal(forward_ad.unpack_dual(draw(dual)).tangent, torch.ones(D, N))
-    with FakeTensorMode() as mode:
-        assert type(sample(mode.from_tensor(mu), 1.0, N, seed=1)).__name__ == "FakeTensor"
-    assert torch.equal(torch.compile(draw, backend="eager", fullgraph=True)(mu), x)
-    assert torch.equal(draw(), x)
-    assert len(PLANS) == 1
-    # A backend without support for transforms raises.
-    _forget()
-    draw(backend="cpu")
-    with pytest.raises(ValueError, match=r"^backend: expected torch_ext where PyTorch transforms the call"):
-        torch.func.vmap(lambda mu: draw(mu, backend="cpu"))(mu.expand(2, D))
 
 
 def test_plans_are_bypassed_for_tensor_subclasses() -> None:

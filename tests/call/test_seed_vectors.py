@@ -3,8 +3,6 @@
 ``MULTISAMPLE_TEST_BATCHES=100000 pytest -m slow tests/call/test_seed_vectors.py`` draws as many random batches.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

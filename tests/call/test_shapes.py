@@ -1,7 +1,5 @@
 """Means of any shape, `n` of any shape, and standard normals of any shape: the numbers of the flattened call."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable

@@ -6,8 +6,6 @@ is its mean, so a read that is too early, too late or after a free gives a wrong
 sets the number of rounds.
 """
 
-from __future__ import annotations
-
 import collections
 import concurrent.futures
 import contextlib

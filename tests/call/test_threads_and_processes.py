@@ -1,7 +1,5 @@
 """Calls from threads, forked workers and exiting interpreters neither hang nor repeat numbers."""
 
-from __future__ import annotations
-
 import collections
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Wheels with compiled libraries: they are built, work without a compiler, and are refused on incompatible machines."""
 
-from __future__ import annotations
-
 import base64
 import csv
 import email

@@ -1,7 +1,5 @@
 """Wheels, source distributions and editable installations are complete."""
 
-from __future__ import annotations
-
 import email
 import email.message
 import json

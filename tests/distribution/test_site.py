@@ -1,7 +1,5 @@
 """The documentation site, built as CONTRIBUTING.md says and opened in a headless browser at a phone's width."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import os

@@ -4,8 +4,6 @@ Without a GPU, host memory stands in for device memory. With a stand-in for CuPy
 the tests check that addresses, strides, devices and streams follow the backend contract.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

@@ -4,8 +4,6 @@ Results have the bits of the cpu backend, and the addresses that reach the kerne
 table in multisample/_libraries/README.md says. Cases that need a CUDA device are skipped without one.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import contextlib
 import ctypes

@@ -1,7 +1,5 @@
 """The tables of element types in C++ and in Python have the same rows, in the same order."""
 
-from __future__ import annotations
-
 import re
 import typing
 

@@ -1,7 +1,5 @@
 """The stream in C++ code of users, ``#include <multisample/normal.h>``: same bits as `multisample.sample`."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import re

@@ -1,7 +1,5 @@
 """From words to normals: the transforms against known answers, the exact reference and real arithmetic."""
 
-from __future__ import annotations
-
 import importlib.resources
 import json
 import math

@@ -1,7 +1,5 @@
 """The normals on a CUDA device: every word gives the known numbers, and `fast_math` stays near them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The stream in Numba kernels of users, `multisample.numba`: same bits as `multisample.sample`."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """The reference agrees with real arithmetic of 40 digits."""
 
-from __future__ import annotations
-
 import math
 
 import mpmath

@@ -5,8 +5,6 @@ the compiled block functions, which test_normals.py compares with the exact refe
 strides, and is fast enough for whole matrices.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import json

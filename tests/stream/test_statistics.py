@@ -6,8 +6,6 @@ Other tests compare the numbers bit for bit, so these tests are for new versions
 Every statistic computes one p-value: the probability that exact normals deviate at least as much.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 from typing import Any

@@ -3,8 +3,6 @@
 There, those of float32 compute multiply-adds in float64: the second rounding changes no bit.
 """
 
-from __future__ import annotations
-
 import ctypes
 import platform
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The stream in Triton kernels of users, `multisample.triton`: same bits as `multisample.sample`."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

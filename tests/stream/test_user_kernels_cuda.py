@@ -1,7 +1,5 @@
 """The stream in kernels of users on a CUDA device: 10^8 elements each."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Words equal the published generator with the keys of the stream."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Compile the CUDA C++ sources without a GPU: for the CPU, with shim/cuda_shim.h, and for GPUs, with NVRTC."""
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 import os

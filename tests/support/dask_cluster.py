@@ -1,7 +1,5 @@
 """Clusters of worker processes on this machine, for the tests of Dask and of executors."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -5,8 +5,6 @@ functions for the indices and for memory, and the threads of a grid run one afte
 checked, and the first wrong access ends the launch.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence

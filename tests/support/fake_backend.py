@@ -1,7 +1,5 @@
 """A backend of a third party, for tests."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

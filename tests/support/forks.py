@@ -1,7 +1,5 @@
 """Functions that run in forked children of a test."""
 
-from __future__ import annotations
-
 import json
 import os
 import select

@@ -1,7 +1,5 @@
 """Building distributions of this checkout, and installing them in environments that cannot import from it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

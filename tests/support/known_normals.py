@@ -1,7 +1,5 @@
 """Normals of the committed vectors, for tests of the stream inside of other people's kernels."""
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Launches for tests of kernels and backends, with defaults for all fields."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import dataclasses

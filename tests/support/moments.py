@@ -1,7 +1,5 @@
 """An exact reference for weighted moments, from the noise that `sample` draws."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A mode of PyTorch that records operators."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

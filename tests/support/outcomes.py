@@ -1,7 +1,5 @@
 """Outcomes of calls, to compare."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Calls of perturb in one block of memory, and what they must write there."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import struct

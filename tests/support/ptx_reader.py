@@ -1,7 +1,5 @@
 """Parse the PTX of one kernel: its instructions, and the operations that it may have."""
 
-from __future__ import annotations
-
 import collections
 import re
 from collections.abc import Iterator

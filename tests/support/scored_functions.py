@@ -1,7 +1,5 @@
 """Score functions for tests of the cross-entropy method, which worker processes import from here, and short runs."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ They run on JAX's default devices, of which there are at least two: on the CPU w
 ``--xla_force_host_platform_device_count=8`` in XLA_FLAGS.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import re

@@ -6,8 +6,6 @@ holds the part of the single-device matrix that PyTorch's `distribute_tensor` gi
 python tests/support/sharded_ranks.py cpu RANK WORLD_SIZE FOLDER torch_ext,cpu
 """
 
-from __future__ import annotations
-
 import datetime
 import itertools
 import json

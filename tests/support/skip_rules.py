@@ -4,8 +4,6 @@ Fixtures and tests of CUDA call `require`. A test whose backend cannot run is sk
 ``MULTISAMPLE_TEST_BACKENDS`` names the backend: then the test fails.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import os

@@ -1,7 +1,5 @@
 """A slow, simple implementation of Tetris: a board is a set of cells (row, column), and a feature is one expression."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from reference.stream import MASK32, philox4x32_10

@@ -4,8 +4,6 @@ Compiled Python passes words as uint64 with an undefined upper half, so words, r
 gets them converted to the type of its argument.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tables of test parameters: element types, noises, store variants and kernel variants. Each table exists once."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable
 from typing import Any

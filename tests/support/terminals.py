@@ -1,7 +1,5 @@
 """A stream that claims to be a terminal."""
 
-from __future__ import annotations
-
 import io
 
 

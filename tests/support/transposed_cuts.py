@@ -1,7 +1,5 @@
 """Other geometries for transposed layouts, for tests of both kernels."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from multisample.backends.kernels.cuda.geometry import TRANSPOSED_THREADS, Geometry

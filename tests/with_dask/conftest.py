@@ -1,7 +1,5 @@
 """A cluster of one worker process, which all tests of a session share."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator
 from typing import Any

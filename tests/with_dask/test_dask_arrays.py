@@ -1,7 +1,5 @@
 """`multisample.dask.sample`, and searches on a cluster, have the bits of one process, whatever happens to workers."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import os

@@ -1,7 +1,5 @@
 """Batches: each element of a vector of seeds, or of `jax.vmap`, has the bits of its own call."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Traced calls draw the bits of untraced ones, whichever arguments are traced: mu, sigma, the seed, the window."""
 
-from __future__ import annotations
-
 import gc
 import importlib
 import importlib.util

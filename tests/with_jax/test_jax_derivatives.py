@@ -1,7 +1,5 @@
 """Derivatives and moments of traced calls draw the noise again: no program keeps the matrix."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """`perturb` of JAX's pytrees: eager, in jit, with donated arguments and traced seeds, coefficients and members."""
 
-from __future__ import annotations
-
 import itertools
 import zlib
 from collections.abc import Callable

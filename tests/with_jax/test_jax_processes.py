@@ -1,7 +1,5 @@
 """Programs of JAX in other processes: exits, signals, forks, saved programs, command buffers and sharded calls."""
 
-from __future__ import annotations
-
 import os
 import pickle
 from collections.abc import Callable

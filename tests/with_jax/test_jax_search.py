@@ -1,7 +1,5 @@
 """The cross-entropy method and MPPI as programs of JAX: a generation is a pure function, a run is a scan."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

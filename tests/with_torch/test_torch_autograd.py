@@ -1,7 +1,5 @@
 """Gradients of mu and sigma agree with finite differences; the backward pass draws the noise again."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

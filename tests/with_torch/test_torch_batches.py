@@ -1,7 +1,5 @@
 """Vectors of seeds and moments with PyTorch: gradients, torch.func, torch.compile and operators."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """torch.compile and torch.export: one graph; the eager bits with a seed, and new numbers without a seed."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """PyTorch's CUDA graphs: each replay draws new numbers with PyTorch's generator, and no call waits for the device."""
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator

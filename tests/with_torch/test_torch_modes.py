@@ -1,7 +1,5 @@
 """Modes of PyTorch do not change a sample, and PyTorch sees the calls that it observes, traces or profiles."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 from collections.abc import Callable

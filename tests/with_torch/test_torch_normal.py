@@ -1,7 +1,5 @@
 """`multisample.torch.Normal` and `randn` replace those of PyTorch: equal results, except for the drawn numbers."""
 
-from __future__ import annotations
-
 import copy
 import math
 import os

@@ -1,7 +1,5 @@
 """``torch.ops.multisample``: draws and gradients of the operators, on the CPU and on a CUDA device."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any

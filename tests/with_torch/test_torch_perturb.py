@@ -1,7 +1,5 @@
 """`perturb` in torch.func, forward-mode AD and torch.compile: populations in one launch, and gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """PyTorch's generators determine the numbers, and a restored state draws them again."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A matrix that is sharded over processes: each rank holds its part of the single-device matrix."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

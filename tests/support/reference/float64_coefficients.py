@@ -6,8 +6,6 @@ for the roundings before it, and the rounded polynomial is as good as the unroun
 whose truncation error is below 2^-54, half of the rounding error of one binary64 operation.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple

@@ -7,8 +7,6 @@ Numbers are Python floats: a float represents every binary16, bfloat16, binary32
 exactly, including signed zeros and infinities. ``bits`` gives their bit patterns.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import struct
