@@ -31,9 +31,6 @@ def sphere(x: Any) -> Any:
     return ((x - 1) * (x - 1)).sum(0)
 
 
-# --- Refits ---------------------------------------------------------------------------------------
-
-
 def reference(
     iterations: int, elite_frac: float = 0.1, noise_floor: Any = 0.0, smoothing: float = 1.0
 ) -> tuple[Array, Array]:
@@ -85,9 +82,6 @@ def test_a_result_has_the_history_and_the_best_sample_of_the_run() -> None:
     assert (result.nit, result.nfev, result.nonfinite) == (6, 6 * N, 0)
     assert result.fun == recorded[0][0]
     assert np.array_equal(result.x, samples[0])
-
-
-# --- Array libraries ------------------------------------------------------------------------------
 
 
 def test_results_have_the_library_of_the_initial_mean_and_differ_only_by_rounding(library: Any) -> None:
@@ -193,8 +187,6 @@ def test_the_loop_reads_nothing_from_the_device() -> None:
     with pytest.raises((RuntimeError, NotImplementedError)):
         bool(following.running)
 
-
-# --- Ask-tell interface and saved states ----------------------------------------------------------
 
 OPTIONS: dict[str, Any] = {
     "noise_floor": lambda t: max(1 - t / 10, 0), "bounds": (-4, 4), "smoothing": 0.9, "tol": 1e-3, "elite_frac": 0.15,
@@ -372,9 +364,6 @@ def test_without_a_seed_runs_follow_the_default_generator_of_the_library(package
     assert len({*twice(), *first}) == 4
 
 
-# --- Bounds ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("bounds", [lambda *pair: pair, scipy.optimize.Bounds], ids=["pair", "Bounds"])
 def test_samples_are_clipped_to_the_bounds(bounds: Callable[[Any, Any], Any]) -> None:
     low, high = np.array([-5.0, -5, 2, -np.inf, -5, -5]), np.array([5.0, 0.5, 5, np.inf, 5, 5])
@@ -392,9 +381,6 @@ def test_samples_are_clipped_to_the_bounds(bounds: Callable[[Any, Any], Any]) ->
     start = np.full(6, 0.7, np.float32)  # float32 rounds 0.7 down.
     assert CEM(start, 1.0, N, seed=SEED, bounds=bounds(0.7, 1)).ask().min() == start[0]
     assert cem.step(cem.start(start, 1.0), SEED, sphere, N, bounds=bounds(0.7, 1)).mu.min() >= start[0]
-
-
-# --- Scores that are not finite -------------------------------------------------------------------
 
 
 def test_scores_that_are_not_finite_count_as_worst(library: Any) -> None:
@@ -429,9 +415,6 @@ def test_only_finite_scores_are_elites(finite: int) -> None:
     np.testing.assert_allclose(run.sigma, best.std(axis=1) if finite > 1 else 2.0, rtol=1e-5)
     assert run.status == 0
     assert run.result().history["threshold"].tolist() == [math.inf]
-
-
-# --- How runs end ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("options", "ends", "message"), [
@@ -488,8 +471,6 @@ def test_check_every_does_not_change_the_result(f: Any, options: Any, status: in
         assert_same(result, expected)
         assert result.nfev == N * made
 
-
-# --- Errors ---------------------------------------------------------------------------------------
 
 NUMBER = "expected a finite number"
 

@@ -124,9 +124,6 @@ def files(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-# --- Commands in processes ----------------------------------------------------------------------------------------
-
-
 def test_an_error_prints_one_line_and_sets_the_exit_code(folder: Path) -> None:
     finish(module("sample", "nowhere.npy", "sigma.npy", "-n", N, "-o", "x.npy")).failed("nowhere.npy: No such file")
     assert files(folder) == {"mu.npy", "sigma.npy"}
@@ -263,9 +260,6 @@ def test_a_bug_keeps_its_traceback_and_a_memory_error_does_not(run: Run, monkeyp
     run().failed("out of memory")
 
 
-# --- Input files --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("mu", "sigma"), [
     *((MU.astype(kind), SIGMA) for kind in ("float16", "float64", ">f4")),
     ((MU * 50).astype(np.int32), 2.0), (MU[:, None], SIGMA), (np.asfortranarray([MU, MU])[:1].T, SIGMA),
@@ -325,9 +319,6 @@ def test_errors_for_bad_vectors_name_the_file(draw_files: Run) -> None:
         failure = draw_files(mu="bad.npy")
         failure.failed(message)
         failure.failed("; mu is bad.npy, sigma is sigma.npy")
-
-
-# --- Options ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("options", [
@@ -397,9 +388,6 @@ def test_available_memory_reads_the_memory_of_this_machine(monkeypatch: pytest.M
 
     monkeypatch.setattr(Path, "open", missing)
     assert draw.available_memory() == 1 << 30
-
-
-# --- Windows ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -479,9 +467,6 @@ def test_progress_shows_percentage_rate_and_time_left_in_one_line(clock: list[fl
         " 75%  6.0 MiB of 8.0 MiB  153.6 KiB/s  13 s left ",
         "100%  8.0 MiB of 8.0 MiB  199.8 KiB/s  0 s left \n",
     ]
-
-
-# --- Output files -------------------------------------------------------------------------------------------------
 
 
 def test_force_overwrites(draw_files: Run) -> None:
@@ -590,9 +575,6 @@ def test_a_matrix_larger_than_the_disk_prints_an_error(draw_files: Run, folder: 
 def test_a_read_only_folder_prints_an_error(draw_files: Run) -> None:
     Path("locked").mkdir(mode=0o500)
     draw_files("-o", "locked/x.npy").failed("locked: cannot write to this folder")
-
-
-# --- The report ---------------------------------------------------------------------------------------------------
 
 
 class _Elsewhere(FakeBackend):

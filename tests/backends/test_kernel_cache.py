@@ -78,9 +78,6 @@ def only_file(root: Path) -> Path:
     return file
 
 
-# --- Cached kernels -------------------------------------------------------------------------------
-
-
 def test_a_kernel_is_compiled_once(root: Path, compiled: Callable[[], int], capfd: pytest.CaptureFixture[str]) -> None:
     assert successor()(41) == 42
     assert compiled() == 1
@@ -251,8 +248,6 @@ def test_a_compiled_caller_loads_the_kernel_that_python_compiled(root: Path, com
     assert compiled() == 2
 
 
-# --- The build command ----------------------------------------------------------------------------
-
 Kernels = Callable[..., None]
 
 
@@ -379,9 +374,6 @@ def test_the_build_command_compiles_all_cpu_kernels(capfd: pytest.CaptureFixture
     }
 
 
-# --- Failures -------------------------------------------------------------------------------------
-
-
 def _another_pickle(content: bytes) -> bytes:
     """A complete file with a valid digest but without a kernel, as from an incompatible version of Numba."""
     payload = pickle.dumps("no kernel")
@@ -454,9 +446,6 @@ def test_a_full_disk_only_causes_a_warning(root: Path, compiled: Callable[[], in
     assert successor()(41) == 42
     assert successor()(41) == 42
     assert compiled() == 2
-
-
-# --- Processes ------------------------------------------------------------------------------------
 
 
 def add(number: int) -> int:
@@ -546,9 +535,6 @@ def test_a_fork_whose_hook_was_interrupted_releases_the_lock(is_acquired: bool, 
     thread.start()
     thread.join()
     assert acquired == [True]
-
-
-# --- CuPy's cache ---------------------------------------------------------------------------------
 
 
 def test_cupy_compiles_in_memory_if_its_disk_cache_fails(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

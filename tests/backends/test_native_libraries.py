@@ -179,9 +179,6 @@ def _compile_nothing(
     return [(0, "")] * len(libraries)
 
 
-# --- Builds and their keys ------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 @needs_tools
 def test_the_build_command_builds_a_library_once(sources: Path, cache_root: Path, capfd: Any, monkeypatch: Any) -> None:
@@ -237,9 +234,6 @@ def test_each_dependency_changes_the_library(sources: Path, monkeypatch: pytest.
     assert after.parent.parent == before.parent.parent
 
 
-# --- Architectures --------------------------------------------------------------------------------
-
-
 def test_architectures_from_the_environment(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     places = []
     for names in ("9.0", "8.0;9.0"):
@@ -266,9 +260,6 @@ def test_architectures_of_the_devices(monkeypatch: Any, devices: Any, names: str
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: devices[device])
     monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_80", "sm_90a", "sm_100", "compute_120"])
     assert targets.cuda_architectures() == names
-
-
-# --- Other processes ------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -365,9 +356,6 @@ def test_a_forked_child_does_not_hold_a_lock_of_its_parent(cache_root: Path, sou
         assert answers([child]) == [[None, 1, "!"]]
 
 
-# --- Damage ---------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def compiled(sources: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A fake library in the cache, with the record of a build."""
@@ -426,9 +414,6 @@ def test_a_damaged_library_without_a_compiler_raises(compiled: Path, monkeypatch
     damaged = re.escape(f"could not be built: {compiled} is damaged; no compiler")
     with pytest.raises(BackendUnavailableError, match=damaged):
         library_cache.cpu_library()
-
-
-# --- Permissions ----------------------------------------------------------------------------------
 
 
 def _make_foreign(path: Path, how: str) -> str:
@@ -526,9 +511,6 @@ def test_cache_folders_and_files_are_private(sources: Path, cache_root: Path, co
         assert path.stat().st_mode & 0o077 == 0, path
 
 
-# --- Failures -------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 @needs_tools
 def test_a_failed_build_raises_with_the_compiler_output(
@@ -601,9 +583,6 @@ def test_the_cache_folder_follows_the_environment(tmp_path: Path, monkeypatch: p
     with pytest.raises(BackendUnavailableError, match="Set MULTISAMPLE_CACHE_DIR"):
         library_cache.cpu_library()
     assert not library_cache.is_built("cpu")
-
-
-# --- Missing tools --------------------------------------------------------------------------------
 
 
 def _program(path: Path) -> None:
@@ -718,9 +697,6 @@ def test_the_toolkit_is_found_on_path_and_in_the_environment(
     _program(tmp_path / "named" / "bin" / "nvcc")
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "named"))
     assert toolchain.cuda_home() == tmp_path / "named"
-
-
-# --- The command ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("arguments", [("torch_ext",), ()])

@@ -405,9 +405,6 @@ def test_a_torch_generator_of_another_device_raises() -> None:
     assert (out == SENTINEL).all()
 
 
-# --- out ------------------------------------------------------------------------------------------
-
-
 # test_plans.py has inputs that the kernel reads in place.
 def test_out_may_not_overlap_an_input_that_is_converted() -> None:
     memory, tensor = np.zeros((3, 6)), torch.zeros(3, 6)
@@ -430,9 +427,6 @@ def test_out_may_lie_between_the_elements_of_an_input() -> None:
     np.testing.assert_array_equal(out, sample(np.zeros(3, np.float32), np.full(3, 2, np.float32), 4, seed=1))
     assert (memory[:, 0] == 0).all()
     assert (memory[:, 5] == 2).all()
-
-
-# --- What is accepted -----------------------------------------------------------------------------
 
 
 MU, SIGMA = np.array([0.0, 5.0, -3.0], np.float32), np.array([1.0, 0.5, 2.0], np.float32)

@@ -272,9 +272,6 @@ def test_plans_keep_no_tensor_alive(host: str) -> None:
     assert kept() is None  # No cycle holds it.
 
 
-# --- torch.compile --------------------------------------------------------------------------------
-
-
 def _compiled(f: Any) -> Any:
     torch._dynamo.reset()  # Compilations of other tests count against a limit.
     return torch.compile(f, fullgraph=True, backend="aot_eager")

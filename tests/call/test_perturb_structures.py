@@ -32,9 +32,6 @@ def refuse(*arguments: Any) -> None:
     raise AssertionError("a call with a plan ran all checks")
 
 
-# --- Modules that change between calls ----------------------------------------------------------------------------
-
-
 class Model(nn.Module):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
@@ -187,9 +184,6 @@ def test_ties_come_and_go_and_another_tensor_takes_the_place_of_a_tied_one() -> 
     assert not x.any()
 
 
-# --- Names that wrappers do not change ----------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def group() -> Iterator[None]:
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
@@ -309,9 +303,6 @@ def test_a_compiled_call_knows_wrappers(name: str) -> None:
     assert all(map(same, wrapped.parameters(), expected.values()))
 
 
-# --- What people pass ---------------------------------------------------------------------------------------------
-
-
 def test_iterators_and_views_of_dicts_are_lists_and_dicts() -> None:
     model = plain()
     named = dict(model.named_parameters())
@@ -374,9 +365,6 @@ def test_structures_that_perturb_refuses(parameters: Any, out: Any, error: Any, 
         with pytest.raises(error, match=message):
             perturb(parameters, 0.5, seed=7, out=out)
     assert not X.any()
-
-
-# --- Tensors without elements -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("place", ["meta", "fake", "fake, outside of its mode"])

@@ -112,9 +112,6 @@ def check_changed(good: dict[str, Any], changes: dict[str, Any], is_error: bool 
     return check_alike(lambda: sample(**good), lambda: sample(**{**good, **changes}), is_error)
 
 
-# --- Plans --------------------------------------------------------------------------------------------------------
-
-
 def test_plans_keep_no_array_alive(vectors: Any) -> None:
     def calls() -> Iterator[tuple[Any, ...]]:
         """For each call, its arguments and its result. Dropping them must free the arrays."""
@@ -144,9 +141,6 @@ def test_plans_keep_no_array_alive(vectors: Any) -> None:
             del call
         assert len(PLANS) >= 4
         assert [one for one in alive if one() is not None] == []
-
-
-# --- The cache ----------------------------------------------------------------------------------------------------
 
 
 def sizes() -> dict[str, int]:
@@ -255,9 +249,6 @@ def test_no_cache_grows_by_types_or_dtypes() -> None:
     assert len(_libraries.BY_TYPE) <= 64
 
 
-# --- Hits and misses ------------------------------------------------------------------------------------------------
-
-
 def test_values_windows_seeds_and_generators_share_a_plan(vectors: Any) -> None:
     mu = vectors(1, 2, 3)
     plain: dict[str, Any] = {"mu": mu, "sigma": mu, "n": N, **vectors.options}
@@ -311,9 +302,6 @@ def test_values_windows_seeds_and_generators_share_a_plan(vectors: Any) -> None:
 )  # fmt: skip
 def test_equal_values_of_different_types_have_different_plans(good: dict[str, Any], other: dict[str, Any]) -> None:
     check_changed({"mu": MU, "sigma": SIGMA, "n": N, **good}, other, is_error=True)
-
-
-# --- Checks in each call of a plan -----------------------------------------------------------------------------------
 
 
 def test_several_mistakes_raise_one_error(vectors: Any) -> None:
@@ -498,9 +486,6 @@ def test_plans_are_bypassed_for_tensor_subclasses() -> None:
     for _ in range(2):
         sample(torch.Tensor._make_wrapper_subclass(Wrapped, T_MU.shape), T_SIGMA, N, seed=1)
     assert seen.count("multisample.sample.default") == 2
-
-
-# --- Processes, backends and threads ------------------------------------------------------------------------------
 
 
 @forked

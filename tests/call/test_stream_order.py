@@ -38,9 +38,6 @@ SHORT = 3 * 10**5
 BACKENDS = {"torch_ext": "torch", "cupy": "cupy", "numba": "numba"}
 
 
-# --- Keeping objects alive ----------------------------------------------------------------------------
-
-
 class Kept:
     """An object that can be weakly referenced."""
 
@@ -169,9 +166,6 @@ def test_arrays_are_kept_except_during_a_capture(ordered: list[Any]) -> None:
     assert (len(_stream_order._kept), ordered) == (0, [])
     _stream_order.keep_until_done(arrays, CUDA, 7)
     assert (len(_stream_order._kept), ordered) == (1, [("event", 7, 1)])
-
-
-# --- Producers and consumers on streams of their own --------------------------------------------------
 
 
 def by_interface(array: Any) -> Any:
@@ -387,9 +381,6 @@ def test_memory_is_kept_until_the_kernel_has_run(to: str, protocol: str) -> None
         assert len(_stream_order._kept) <= 2 * _stream_order._CHECKS
 
 
-# --- JAX ----------------------------------------------------------------------------------------------
-
-
 def wait(jnp: Any, number: Any, size: int = 512, times: int = 8) -> Any:
     """A zero from a slow computation that no compiler can remove."""
     square = jnp.outer(jnp.arange(size) + number, jnp.arange(size)) * 1e-9
@@ -452,9 +443,6 @@ def test_memory_that_jax_still_reads_is_not_reused(to: str) -> None:
     assert [float(value) for value in sums] == [1000.0 * 1024] * 20
 
 
-# --- Several devices ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("to", BACKENDS)
 @pytest.mark.parametrize("library", ["torch", "cupy", "numba", "jax"])
 def test_foreign_arrays_are_drawn_on_their_own_device(to: str, library: str, bits: ToArray) -> None:
@@ -481,9 +469,6 @@ def test_foreign_arrays_are_drawn_on_their_own_device(to: str, library: str, bit
             assert library == "jax" or consumer.current_device() == current
         with contextlib.nullcontext() if library == "jax" else consumer.device(there):
             assert np.array_equal(bits(x), expected)
-
-
-# --- CUDA graphs --------------------------------------------------------------------------------------
 
 
 def test_foreign_tensors_can_be_captured_with_out(bits: ToArray) -> None:

@@ -92,9 +92,6 @@ def expected_bits() -> dict[str, str]:
     return {name: x.view(torch.uint8).numpy().tobytes().hex() for name, x in drawn.items()}
 
 
-# --- Built, and installed without a compiler ------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def wheel(build_once: Callable[..., Path]) -> Path:
     """A wheel with libraries for the CPU, and for CUDA if nvcc is available."""
@@ -189,9 +186,6 @@ def test_a_wheel_with_a_cuda_library_runs_on_the_devices_here(installation: Inst
     assert not (installation.folder / "cache" / "torch_ext").exists()
     assert found["status"] == "cpu (prebuilt) and CUDA (prebuilt)"
     assert [Path(path).name for path in found["loaded"]][1:] == cuda_file()
-
-
-# --- Settings of the build backend ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("setting", "missing", "message"), [
@@ -306,9 +300,6 @@ def test_a_wheel_build_compiles_every_target(
         assert library.units == units.all_units(library.kind)
 
 
-# --- Choice of a library --------------------------------------------------------------------------
-
-
 @pytest.fixture
 def came(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Path]:
     """``came(*names)``: adds empty files with these names to the installation's libraries."""
@@ -393,9 +384,6 @@ def test_a_cuda_library_must_support_all_devices(
     assert prebuilt.cuda_library("14.0", []).reason.count("is not for CUDA 14.0") == 2
 
 
-# --- Instead of a build ---------------------------------------------------------------------------
-
-
 def test_status_needs_no_compiler_and_initializes_nothing(came: Any, no_tools: None, monkeypatch: Any) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", _ask_no_device)
     backend = registry.find("torch_ext")
@@ -453,9 +441,6 @@ def test_a_library_that_fails_to_load_raises_with_advice(came: Callable[..., Pat
     file = came(prebuilt.CPU_FILE) / prebuilt.CPU_FILE
     with pytest.raises(BackendUnavailableError, match=r"cannot load .*: .*; remove that file, and another library"):
         torch_ext._load(file)
-
-
-# --- Platform tags --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("here", "needed", "tag"), [

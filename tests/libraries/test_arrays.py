@@ -52,9 +52,6 @@ def check_same(array: Any, expected: Any) -> None:
     np.testing.assert_array_equal(bits(array), bits(expected))
 
 
-# --- Host arrays ----------------------------------------------------------------------------------
-
-
 class ArrayOnly:
     def __init__(self, array: Array) -> None:
         self._array = array
@@ -284,8 +281,6 @@ def test_the_largest_integers_are_rounded_once() -> None:
         sample(largest + 1, [0.0], 1, seed=1)
 
 
-# --- Result types ---------------------------------------------------------------------------------
-
 LIST, INTEGER, NUMBER = "list", "integer", "number"
 # In row r, entry k is the result type of kind r with the k-th key of this table.
 PROMOTED = {
@@ -342,9 +337,6 @@ def test_dtype_accepts_the_names_and_types_of_every_library(name: str) -> None:
         check_same(y, x)
 
 
-# --- DLPack on the CPU ----------------------------------------------------------------------------
-
-
 def test_values_behind_dlpack_are_checked() -> None:
     out = np.full((3, N), 7, np.float32)
     for mu, message in ((MU * np.nan, r"^mu: .*mu\[0\] = nan"), (MU[:2], r"^sigma: .*as mu, 2, got 3")):
@@ -387,9 +379,6 @@ def test_the_error_names_memory_that_no_backend_serves(kind: int) -> None:
         sample(Elsewhere(MU), 1.0, N)
     with pytest.raises(ValueError, match=r"^backend: 'cpu' serves cpu memory, got"):
         sample(Elsewhere(MU), 1.0, N, backend="cpu")
-
-
-# --- Third-party backends -------------------------------------------------------------------------
 
 
 FLOAT32, FLOAT64 = ElementType.float32, ElementType.float64
@@ -465,9 +454,6 @@ def test_a_torch_backend_without_cuda_gives_tensors_for_host_inputs(registered: 
     check_same(x, reference())
     assert torch.get_rng_state().equal(state)
     assert default.offset == 1
-
-
-# --- Device memory, emulated by host memory -------------------------------------------------------
 
 
 def make_cupy() -> Any:

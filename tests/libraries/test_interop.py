@@ -37,9 +37,6 @@ BACKENDS = ("torch_ext", "cupy", "numba", "cpu")
 D, N = 5, 4099
 
 
-# --- Array libraries ------------------------------------------------------------------------------
-
-
 class Memory(NamedTuple):
     """How a library's arrays are made.
 
@@ -349,9 +346,6 @@ def test_a_backend_that_does_not_serve_the_memory_raises(case: Case) -> None:
     assert generator.offset == 0
 
 
-# --- DLPack import ------------------------------------------------------------------------------------
-
-
 exports_versions = pytest.mark.skipif(
     np.lib.NumpyVersion(np.__version__) < "2.1.0", reason="NumPy exports versioned capsules from 2.1 on"
 )
@@ -516,9 +510,6 @@ def test_read_only_and_empty_inputs_are_accepted(case: Case, bits: ToArray) -> N
     assert case.sample(empty, 1.0, 3).shape == (0, 3)
 
 
-# --- Adopting arrays ----------------------------------------------------------------------------------
-
-
 class Both:
     """Memory on a second device with both protocols, like JAX's arrays; records the options of DLPack calls."""
 
@@ -656,9 +647,6 @@ def test_numba_arrays_name_their_streams() -> None:
 
 
 _CONTEXT = SimpleNamespace(device=SimpleNamespace(id=0))
-
-
-# --- The driver ---------------------------------------------------------------------------------------
 
 
 class Driver:

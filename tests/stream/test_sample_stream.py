@@ -35,9 +35,6 @@ ToArray = Callable[[Any], Array]
 fma = intrinsics.fma
 
 
-# --- The fast reference ---------------------------------------------------------------------------
-
-
 def _elementwise(block: Any) -> Callable[..., None]:
     @njit
     def fill(
@@ -85,9 +82,6 @@ def elementwise(
 def vectors(d: int, seed: int = 0) -> tuple[Array, Array]:
     """Means and standard deviations in float64."""
     return cuda_memory.vectors(d, "float64", seed)
-
-
-# --- Known answers and the exact reference --------------------------------------------------------
 
 
 def test_samples_equal_the_known_answers(backend: str, bits: ToArray) -> None:
@@ -163,8 +157,6 @@ def test_zero_dimensions_or_samples_give_an_empty_result(
         assert to_numpy(got).shape == (d, n)
 
 
-# --- Shapes ---------------------------------------------------------------------------------------
-
 SHAPES = {
     # Rows of one or two columns, for which kernels skip the normals that no column needs; rows of fewer columns than
     # two vectors, which are gathered before they are stored; rows that share a tile of 256 groups, or are slightly too
@@ -210,8 +202,6 @@ def test_every_shape_equals_the_elementwise_reference(
             expected = elementwise(mu, sigma, n, dtype, **options)
             assert np.array_equal(bits(got), expected.T if layout == "nd" else expected), (d, n, window)
 
-
-# --- Windows -------------------------------------------------------------------------------------
 
 seeds = st.integers(0, 2**64 - 1)
 noises = st.sampled_from(NOISES)
@@ -260,9 +250,6 @@ def test_a_window_of_a_window_equals_its_slice(
     assert np.array_equal(draw(a, b, p, q), outer[a:b, p:q])
     expected = elementwise(mu, sigma, n, dim_offset=i, sample_offset=j, **options)
     assert np.array_equal(outer, expected)
-
-
-# --- Strides --------------------------------------------------------------------------------------
 
 
 def unaligned(x: Array) -> Array:
@@ -403,9 +390,6 @@ def test_unaligned_out_gets_the_same_bits(dtype: str, bits: ToArray) -> None:
                 assert np.array_equal(bits(out.copy()), expected), (d, n, noise)
 
 
-# --- Generators -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_calls_of_a_generator_use_consecutive_offsets(backend: str, bits: ToArray, dtype: str) -> None:
     mu, sigma = vectors(2)
@@ -417,9 +401,6 @@ def test_calls_of_a_generator_use_consecutive_offsets(backend: str, bits: ToArra
         expected = stream.sample(mu.tolist(), sigma.tolist(), 9, dtype, seed=2**40 + 77, offset=offset)
         assert bits(got).tolist() == expected, offset
         assert generator.offset == offset + 1
-
-
-# --- Threads and machines -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("layout", ["dn", "nd"])

@@ -146,9 +146,6 @@ def kinds_of_draw() -> Iterator[tuple[torch.dtype, dict[str, Any]]]:
         }  # fmt: skip
 
 
-# --- Results of a given placement -----------------------------------------------------------------
-
-
 @case
 def every_placement_of_the_result(ranks: Ranks) -> None:
     sizes = [(13, 37, "dn"), (13, 37, "nd"), (3, 1030, "dn"), (64, 3, "nd")]
@@ -214,9 +211,6 @@ def vectors_of_every_form(ranks: Ranks) -> None:
         ranks.check(result, ranks.single(mu, 2.5, 21, seed=SEED), ranks.grid, placements)
         result = ranks.sharded(number, sigma, 21, ranks.grid, placements, seed=SEED)
         ranks.check(result, ranks.single(2.5, sigma, 21, seed=SEED), ranks.grid, placements)
-
-
-# --- DTensors -------------------------------------------------------------------------------------
 
 
 @case
@@ -289,9 +283,6 @@ def out_is_written_and_returned(ranks: Ranks) -> None:
             ranks.sample(*given, 21, seed=SEED, out=wrong)
     with pytest.raises(TypeError, match=r"^mu: expected a DTensor or a number where other arguments are DTensors, got"):
         ranks.sample(mu, 1.0, 21, seed=SEED, out=out)
-
-
-# --- Parameters -----------------------------------------------------------------------------------
 
 
 @case
@@ -400,9 +391,6 @@ def wrong_parameters_are_refused(ranks: Ranks) -> None:
     assert not part.to_local().any() and not partial.to_local().any()
 
 
-# --- Communication --------------------------------------------------------------------------------
-
-
 @case
 def nobody_communicates(ranks: Ranks) -> None:
     mu, sigma = ranks.vectors(13)
@@ -431,9 +419,6 @@ def nobody_communicates(ranks: Ranks) -> None:
         call()
         # A dimension of one rank needs none.
         assert ranks.collectives() == before + sum(size > 1 for size in mesh.shape)
-
-
-# --- Generators -----------------------------------------------------------------------------------
 
 
 def default_state(ranks: Ranks) -> torch.Tensor:
@@ -535,9 +520,6 @@ def ranks_outside_the_mesh_have_nothing(ranks: Ranks) -> None:
         ranks.check(out, ranks.single(mu, sigma, 21, seed=SEED), mesh, [Shard(0)])
 
 
-# --- Gradients ------------------------------------------------------------------------------------
-
-
 def close(gradient: torch.Tensor, expected: torch.Tensor, scale: float) -> bool:
     """Whether sums of float32 in another order agree."""
     return gradient.shape == expected.shape and bool(((gradient - expected).abs() <= 1e-6 * scale).all())
@@ -613,9 +595,6 @@ def ranks_outside_the_mesh_take_no_part_in_gradients(ranks: Ranks) -> None:
         assert torch.equal(rows.grad.to_local(), torch.full_like(mu, 9))
 
 
-# --- Refusals -------------------------------------------------------------------------------------
-
-
 @case
 def wrong_arguments_are_refused(ranks: Ranks) -> None:
     mu, sigma = ranks.vectors(16)
@@ -687,9 +666,6 @@ def cross_entropy_runs_exchange_scores_only(ranks: Ranks) -> None:
         assert ranks.collectives() - before <= found.nit == whole.nit
         assert all(same(getattr(found, name), getattr(whole, name)) for name in ("mu", "sigma", "x"))
         assert found.fun == whole.fun
-
-
-# --- Ranks ----------------------------------------------------------------------------------------
 
 
 def main(device_type: str, rank: int, size: int, folder: Path, backends: list[str]) -> None:

@@ -39,9 +39,6 @@ def vectors() -> tuple[Any, Any]:
     return jnp.asarray(MU), jnp.asarray(SIGMA)
 
 
-# --- Values ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_a_jitted_call_has_the_bits_of_the_cpu_backend(every_place: str, options: dict[str, Any]) -> None:
     @jax.jit
@@ -107,9 +104,6 @@ def test_empty_results(shape: tuple[int, int]) -> None:
         assert jax.grad(lambda mu, draw=draw: draw(mu).sum())(jnp.ones(d)).shape == (d,)
 
 
-# --- Seeds ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("seed", [0, 7, 2**32 - 1])
 def test_a_jax_key_of_an_integer_is_that_seed(jax_place: str, seed: int) -> None:
     expected = sample(MU, SIGMA, N, seed=seed)
@@ -172,9 +166,6 @@ def test_a_program_has_one_custom_call_and_nothing_of_the_size_of_the_matrix() -
     assert text.count(" custom-call(") == 1
     assert 'custom_call_target="multisample_sample"' in text
     assert compiled.memory_analysis().temp_size_in_bytes < 1000
-
-
-# --- Eager calls ----------------------------------------------------------------------------------
 
 
 def test_eager_calls_of_one_signature_have_one_plan() -> None:
@@ -277,9 +268,6 @@ def test_validate_checks_values_in_any_memory(jax_place: str) -> None:
         sample(jnp.zeros(3), jnp.asarray([1.0, 1.0, -1.0]), N, seed=1, validate=True, backend=jax_place)
 
 
-# --- Threads --------------------------------------------------------------------------------------
-
-
 def test_programs_run_on_several_threads_at_once() -> None:
     draw = jax.jit(lambda key: sample(np.zeros(300, np.float32), 1.0, 2000, seed=key))
     small = jax.jit(lambda key: sample(MU, SIGMA, N, seed=key))
@@ -310,9 +298,6 @@ def test_subnormal_numbers_are_kept_by_the_threads_of_xla(shape: tuple[int, int]
     drawn = np.asarray(jax.jit(lambda sigma: sample(mu, sigma, shape[1], seed=7))(sigma))
     assert (drawn == normals.astype(np.float64) * sigma[0].astype(np.float64)).mean() < 1  # Some products are rounded.
     np.testing.assert_array_equal(drawn.view(np.uint32), (normals * sigma[:, None]).view(np.uint32))
-
-
-# --- Errors ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("transform", [jax.jit, jax.vmap, lambda f: jax.grad(lambda x: f(x).sum())])
@@ -453,8 +438,6 @@ def test_a_window_out_of_range_is_an_error_of_the_program(x64: None) -> None:
             function(row, column).block_until_ready()
     check_same(draw(0, 0), sample(MU, SIGMA, N, seed=1))
 
-
-# --- Shapes and standard normals ------------------------------------------------------------------
 
 SIZE = (2, 3, 4)
 

@@ -170,9 +170,6 @@ def execute(operation: Operation, platform: str, xla: Xla, frame: CallFrame, fun
     assert run(CALL(native.handlers(operation, platform, number)["execute"]), frame) == 0, xla.errors
 
 
-# --- The interface --------------------------------------------------------------------------------
-
-
 def test_the_layouts_are_those_of_the_header() -> None:
     """The order of the functions determines their offsets."""
     header = (Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h").read_text(encoding="utf-8")
@@ -220,9 +217,6 @@ def test_exceptions_become_errors(error: Exception, code: int) -> None:
     assert found == code
     text = str(error).replace("\udcff", r"\udcff").replace("\0", r"\0")
     assert message == (text or {8: "out of memory", 13: "KeyError"}[code])
-
-
-# --- Calls ----------------------------------------------------------------------------------------
 
 
 def words_in_memory(seed: int, offsets: int) -> dict[str, int]:
