@@ -86,15 +86,14 @@ def test_the_number_of_tasks_does_not_matter(options: dict[str, Any]) -> None:
 
 
 def test_the_executor_does_not_matter(executor: Executor) -> None:
-    def some_missing(x: Any) -> Any:
-        return np.where(x[0] > 1, np.nan, sphere(x))
-
     assert_same(run(mu=np.linspace(-1, 1, 2000), executor=executor, tasks=3), run(mu=np.linspace(-1, 1, 2000)))
     assert_same(run(n=3, elite_frac=0.9, executor=executor, tasks=5), run(n=3, elite_frac=0.9))
     tensor = pytest.importorskip("torch").from_numpy(START)
     assert_same(run(torch_sphere, tensor, executor=executor, tasks=3), run(torch_sphere, tensor))
     if isinstance(executor, ThreadPoolExecutor):
-        for f in (some_missing, lambda x: (sphere(x) * 10).astype(np.int64).tolist()):
+        for f in (
+            lambda x: np.where(x[0] > 1, np.nan, sphere(x)), lambda x: (sphere(x) * 10).astype(np.int64).tolist(),
+        ):  # fmt: skip
             assert_same(run(f, executor=executor, tasks=5), run(f))
 
 

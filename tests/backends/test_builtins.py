@@ -61,12 +61,10 @@ def key_of(function: Any, *arguments: Any, n: Any = 3, **changes: Any) -> Any:
 
 
 def python_key(mu: Any, sigma: Any, out: Any, *rest: Any) -> Any:
-    def signature(x: Any) -> Any:
-        return None if type(x) in (int, float) else TORCH.signature(x)
-
     return (
-        *map(signature, (mu, sigma)), None if out is None else TORCH.target_signature(out), type(mu), type(sigma),
-        type(out), *map(type, rest[:4]), *rest[4:], *map(type, rest[4:]),
+        *(None if type(x) in (int, float) else TORCH.signature(x) for x in (mu, sigma)),
+        None if out is None else TORCH.target_signature(out), *map(type, (mu, sigma, out, *rest[:4])),
+        *rest[4:], *map(type, rest[4:]),
     )  # fmt: skip
 
 

@@ -4,8 +4,10 @@ import collections
 import ctypes
 import itertools
 import os
+import re
 import subprocess
 import sys
+import typing
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,10 @@ from processes import run_python
 import multisample
 from multisample import BackendUnavailableError
 from multisample.backends import registry
+from multisample.backends.element_types import MATRIX_TYPES, SIZES, DTypeName, ElementType
 from multisample.backends.kernels.cpu import calls
-from multisample.backends.launch import HOST, ElementType, Launch, Operation, computing_name, pack, runs_down, unpack
-from multisample.backends.native import library_cache, toolchain, units
+from multisample.backends.launch import HOST, Launch, Operation, computing_name, pack, runs_down, unpack
+from multisample.backends.native import csrc_files, library_cache, toolchain, units
 from multisample.backends.native.compiler_flags import LIBRARIES, estimate
 
 pytest.importorskip("torch")
@@ -199,3 +202,23 @@ def test_the_estimate_follows_the_processors_and_the_work() -> None:
     assert estimate([cuda.with_all_units()], 2) > 4 * estimate([cuda.with_all_units()], 16)
     assert estimate([cpu, cuda], 2) < 45
     assert estimate([cpu, cuda], 16) < 20
+
+
+ROWS = re.findall(
+    r'(?:ROW|LAST)\((\w+), (\w+), (\d), "(\w+)", (\w+)\)', (csrc_files.folder() / "element_types.h").read_text()
+)
+
+
+def test_both_tables_have_equal_types() -> None:
+    assert [numpy for *_, numpy, _ in ROWS] == [element.name for element in ElementType][1:]
+    assert [*range(len(ROWS) + 1)] == [*ElementType]
+
+
+def test_both_tables_have_equal_matrix_types() -> None:
+    matrix_rows = ROWS[: len(MATRIX_TYPES)]
+    assert {numpy: int(size) for _, _, size, numpy, _ in matrix_rows} == SIZES
+    assert [cpp for _, cpp, *_ in matrix_rows] == [row.cpp.rpartition(":")[2] for row in MATRIX_TYPES.values()]
+
+
+def test_type_checkers_accept_every_matrix_type() -> None:
+    assert list(typing.get_args(DTypeName)) == list(MATRIX_TYPES)

@@ -192,9 +192,6 @@ def test_checks_of_values_do_not_depend_on_floating_point_settings() -> None:
 
 @pytest.mark.parametrize("library", slow_but(["numpy", "torch"], ["numpy", "torch", "jax"]))
 def test_gradients_and_searches_ignore_the_numpy_error_state(library: str) -> None:
-    def loss(mu: Any, sigma: Any) -> Any:
-        return (1e-30 * sample(mu, sigma, 5000, seed=1) ** 2).sum()
-
     def search(**options: Any) -> Any:
         start = LIBRARIES[library](np.full(2, 1e-25, np.float32))
         result = cem.minimize(lambda x: abs(x).sum(0), start, 1e-20, 20, iterations=2, seed=1, **options)
@@ -208,7 +205,8 @@ def test_gradients_and_searches_ignore_the_numpy_error_state(library: str) -> No
     if library == "jax":
         jax = pytest.importorskip("jax")
         mu, sigma = np.full(300, 1e-10, np.float32), np.full(300, 1e-5, np.float32)
-        calls["gradient"] = lambda: jax.jit(jax.grad(loss, (0, 1)))(mu, sigma)
+        gradient = jax.grad(lambda mu, sigma: (1e-30 * sample(mu, sigma, 5000, seed=1) ** 2).sum(), (0, 1))
+        calls["gradient"] = lambda: jax.jit(gradient)(mu, sigma)
     check_switches(calls, RAISING, matter=False)
 
 

@@ -47,14 +47,6 @@ class Doubled(nn.Module):  # type: ignore[misc]
         return 2 * x
 
 
-def rename(model: Any) -> None:
-    model._modules["third"] = model._modules.pop("second")
-
-
-def swap_data(model: Any) -> None:
-    model.first.weight.data = torch.arange(12.0).reshape(3, 4).T
-
-
 CHANGES: dict[str, Callable[[Any], Any]] = {
     "a replaced parameter": lambda m: setattr(m, "scale", nn.Parameter(torch.tensor(2.5))),
     "a replaced parameter of another shape": lambda m: setattr(m, "scale", nn.Parameter(torch.zeros(5))),
@@ -66,12 +58,12 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "an added layer": lambda m: m.layers.append(nn.Linear(3, 2)),
     "a removed layer": lambda m: delattr(m, "first"),
     "a replaced layer": lambda m: m.layers.__setitem__(0, nn.Linear(3, 3)),
-    "a renamed layer": rename,
+    "a renamed layer": lambda m: m._modules.update(third=m._modules.pop("second")),
     "a wrapped layer": lambda m: m.layers.__setitem__(0, checkpoint_wrapper(m.layers[0])),
     "another type": lambda m: m.double(),
     "a parametrization": lambda m: parametrize.register_parametrization(m.first, "weight", Doubled()),
     "other memory": lambda m: setattr(m.scale, "data", torch.tensor(7.0)),
-    "other strides": swap_data,
+    "other strides": lambda m: setattr(m.first.weight, "data", torch.arange(12.0).reshape(3, 4).T),
     "a tie": lambda m: setattr(m.layers[0], "bias", m.layers[2].bias),
     "a shared layer": lambda m: setattr(m, "again", m.first),
 }  # fmt: skip
@@ -204,10 +196,6 @@ def of_layer(wrap: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return wrapped
 
 
-def averaged(model: Any) -> Any:
-    return AveragedModel(model).requires_grad_(True)
-
-
 def flattened(model: Any) -> Any:
     """FSDP1 without its constructor, which needs a GPU."""
     from torch.distributed.fsdp import FullyShardedDataParallel
@@ -222,7 +210,7 @@ WRAPPERS: dict[str, Callable[[Any], Any]] = {
     "torch.compile": torch.compile, "a compiled layer": of_layer(torch.compile),
     "DistributedDataParallel": nn.parallel.DistributedDataParallel, "DataParallel": nn.DataParallel,
     "checkpoint_wrapper": checkpoint_wrapper, "checkpoint_wrapper of a layer": of_layer(checkpoint_wrapper),
-    "AveragedModel": averaged, "FSDP1": flattened,
+    "AveragedModel": lambda model: AveragedModel(model).requires_grad_(True), "FSDP1": flattened,
     "several": lambda m: torch.compile(nn.DataParallel(of_layer(lambda x: checkpoint_wrapper(torch.compile(x)))(m))),
 }  # fmt: skip
 

@@ -47,11 +47,7 @@ def key_arrays(batch: int, draw: random.Random) -> list[tuple[Any, list[Key]]]:
 def strided_view(order: list[int], steps: list[int], shape: tuple[int, ...]) -> Callable[[Any], Any]:
     """A function of an array: permutes its axes to `order`, applies `steps`, and cuts it to `shape`."""
     part = tuple(slice(0, size * step, step) for size, step in zip(shape, steps, strict=True))
-
-    def view(base: Any) -> Any:
-        return (base.permute(*order) if hasattr(base, "permute") else base.transpose(order))[part]
-
-    return view
+    return lambda base: (base.permute(*order) if hasattr(base, "permute") else base.transpose(order))[part]
 
 
 def random_view(shape: tuple[int, ...], draw: random.Random) -> tuple[tuple[int, ...], Callable[[Any], Any]]:

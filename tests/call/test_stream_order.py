@@ -134,11 +134,8 @@ def ordered(monkeypatch: pytest.MonkeyPatch, kept: Any) -> list[Any]:
     driver_calls: list[Any] = []
     monkeypatch.setattr(_stream_order, "order", lambda *streams: driver_calls.append(streams))
     monkeypatch.setattr(_stream_order, "is_capturing", lambda stream: stream == 99)
-    monkeypatch.setattr(
-        _stream_order,
-        "Event",
-        lambda *place: driver_calls.append(("event", *place)) or SimpleNamespace(is_done=lambda: False),
-    )
+    event = SimpleNamespace(is_done=lambda: False)
+    monkeypatch.setattr(_stream_order, "Event", lambda *place: driver_calls.append(("event", *place)) or event)
     return driver_calls
 
 
@@ -168,15 +165,14 @@ def test_arrays_are_kept_except_during_a_capture(ordered: list[Any]) -> None:
     assert (len(_stream_order._kept), ordered) == (1, [("event", 7, 1)])
 
 
-def by_interface(array: Any) -> Any:
-    return Exported(array, stream=array.__cuda_array_interface__["stream"])
-
-
 # The library of the arrays, and the protocol by which they are passed.
 PRODUCERS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "PyTorch's, by DLPack": ("torch", ExportedByDlpack),
     "CuPy's, by DLPack": ("cupy", ExportedByDlpack),
-    "Numba's, by the CUDA array interface": ("numba", by_interface),
+    "Numba's, by the CUDA array interface": (
+        "numba",
+        lambda array: Exported(array, stream=array.__cuda_array_interface__["stream"]),
+    ),
 }
 
 

@@ -89,11 +89,6 @@ def wrapped(memory: Memory, wrap: Callable[[Any], Any], result: str = "") -> Mem
     return Memory(result, lambda array: wrap(memory.put(array)), lambda *place: wrap(memory.out(*place)))
 
 
-def dlpack_on_device() -> Memory:
-    # Some CuPy versions cannot export bfloat16.
-    return wrapped(on_device("torch" if importlib.util.find_spec("torch") else "cupy"), ExportedByDlpack)
-
-
 LIBRARIES: dict[str, tuple[str, Callable[[], Memory]]] = {
     "list": ("host", lambda: Memory("numpy", np.ndarray.tolist, host_matrix)),
     "NumPy": ("host", lambda: Memory("numpy", np.ndarray.copy, host_matrix)),
@@ -103,9 +98,9 @@ LIBRARIES: dict[str, tuple[str, Callable[[], Memory]]] = {
     "Numba": ("cuda", lambda: on_device("numba")),
     "JAX, CPU": ("cpu", jax_on_host),
     "JAX, CUDA": ("cuda", lambda: on_device("jax")),
-    # These wrap tensors, because NumPy cannot export bfloat16.
+    # These wrap tensors, because NumPy and some versions of CuPy cannot export bfloat16.
     "`__dlpack__`, CPU": ("cpu", lambda: wrapped(torch_on_host(), ExportedByDlpack, "numpy")),
-    "`__dlpack__`, CUDA": ("cuda", dlpack_on_device),
+    "`__dlpack__`, CUDA": ("cuda", lambda: wrapped(on_device("torch"), ExportedByDlpack)),
     "`__cuda_array_interface__`": ("cuda", lambda: wrapped(on_device("numba"), lambda x: Exported(x, stream=1))),
 }
 """For each library: its kind of memory (a key of `SERVES`), and a function that returns its `Memory`."""

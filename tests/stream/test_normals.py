@@ -1,4 +1,4 @@
-"""From words to normals: the transforms against known answers, the exact reference and real arithmetic."""
+"""From words to normals: both against known answers, the exact reference and real arithmetic."""
 
 import importlib.resources
 import json
@@ -219,3 +219,47 @@ def test_narrowing_of_random_bit_patterns_and_normals(code: Code, dtype: str) ->
     inside = (patterns & np.uint32(0x807FFFFF)) | (random_words(1 << 20, 18, 32) % 44 + 100 << 23).astype(np.uint32)
     assert_narrows(code, dtype, inside.view(np.float32))
     assert_narrows(code, dtype, np.random.default_rng(19).standard_normal(1 << 20, np.float32))
+
+
+def with_random_upper_halves(values: Array) -> Array:
+    return values | np.random.default_rng(1).integers(2**32, size=values.shape, dtype=np.uint64) << np.uint64(32)
+
+
+def test_words_equal_the_published_words(code: Code) -> None:
+    entries = load("words.json", "philox4x32_10")
+    assert len(entries) == 3
+    counters, keys, expected = (
+        np.array([[int(text, 16) for text in entry[name]] for entry in entries], np.uint64)
+        for name in ("counter", "key", "words")
+    )
+    c, (k0, k1) = counters.T, keys.T
+    # The stream's key is the seed, XORed with "multsamp".
+    seeds = (k0 ^ np.uint64(0x6D756C74)) | (k1 ^ np.uint64(0x73616D70)) << np.uint64(32)
+    offsets = c[2] | c[3] << np.uint64(32)
+    got = code.words(seeds, offsets, with_random_upper_halves(c[1]), with_random_upper_halves(c[0]))
+    assert np.array_equal(got, expected)
+
+
+# Numbers of words, bounds relative to the radius r = R / 2, and absolute bounds. Those of float32 are the spec's.
+WORST_CASES = {stream.F32: (300, 1e-6, 5.6e-6), stream.F64: (600, ERROR_F64_BY_RADIUS, math.inf)}
+
+
+@pytest.mark.slow
+def test_float64_literals_equal_the_derived_coefficients() -> None:
+    derived = float64_coefficients.derive()
+    literal = stream.F64.L, stream.F64.LE, stream.F64.S, stream.F64.C
+    assert derived == literal
+    errors = float64_coefficients.truncation_errors(derived)
+    assert set(errors) == {"L", "S", "C"}
+    assert all(0 < error < 2**-54 for error in errors.values()), errors
+
+
+@pytest.mark.parametrize("kind", WORST_CASES, ids=lambda kind: kind.dtype)
+@mpmath.workdps(40)
+def test_transforms_against_real_arithmetic(kind: stream.Transform) -> None:
+    count, by_radius, absolute = WORST_CASES[kind]
+    for a64, b64 in float64_coefficients.measurement_words(count):
+        a, b = (a64, b64) if kind is stream.F64 else (a64 >> 32, b64 >> 32)
+        radius = stream.real_radius(a, kind)
+        for value, real in zip(stream.transform(a, b, kind), stream.real_transform(a, b, kind), strict=True):
+            assert abs(value - real) <= min(by_radius * radius, absolute), (hex(a), b)

@@ -73,18 +73,14 @@ def compile_runner(folder: Path, program: str, element: str, *options: str) -> N
     )  # fmt: skip
 
 
-def run_program(program: Path, cases: bytes) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
-        [str(program)], input=cases, capture_output=True, timeout=SECONDS,
-        env={**os.environ, "ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"},
-    )  # fmt: skip
-
-
 def run_cases(
     program: Path, cases: Sequence[CaseT], pack: Callable[[CaseT], bytes], size: Callable[[CaseT], int]
 ) -> Iterator[tuple[CaseT, bytes]]:
     """Run a program of `compile_runner` on the cases; yields each with its result, of ``size(case)`` bytes."""
-    done = run_program(program, b"".join(map(pack, cases)))
+    done = subprocess.run(
+        [str(program)], input=b"".join(map(pack, cases)), capture_output=True, timeout=SECONDS,
+        env={**os.environ, "ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"},
+    )  # fmt: skip
     # Exit codes -6 and 1 are failures of the shim and of a sanitizer. The shim registers fibers with AddressSanitizer.
     assert done.returncode in (0, -6, 1), done.stderr.decode()[:4000]
     at = 0

@@ -216,12 +216,10 @@ def shard_map_draws_windows_by_offsets() -> None:
         same(x, expected())
         is_drawn_in_windows(text, (D // _shape[0], N // _shape[1]))
 
-    def loss(mu: Any, sigma: Any) -> Any:
-        def body(mu: Any, sigma: Any) -> Any:
-            return jax.lax.psum(cubes(shard(mu, sigma, key)), ("x", "y"))
-
-        return jax.shard_map(body, mesh=MESH, in_specs=(P("x"), P("x")), out_specs=P())(mu, sigma)
-
+    loss = jax.shard_map(
+        lambda mu, sigma: jax.lax.psum(cubes(shard(mu, sigma, key)), ("x", "y")),
+        mesh=MESH, in_specs=(P("x"), P("x")), out_specs=P(),
+    )  # fmt: skip
     close(jax.jit(gradients(loss))(MU, SIGMA), expected_gradients())
 
 

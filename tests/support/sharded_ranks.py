@@ -427,21 +427,11 @@ def default_state(ranks: Ranks) -> torch.Tensor:
 
 def generators(ranks: Ranks) -> Iterator[tuple[Callable[[], Any], Callable[[Any], Any]]]:
     """Functions that make a source of randomness and read its state."""
-
-    def seeded() -> None:
-        torch.manual_seed(11)
-
-    def of_torch() -> torch.Generator:
-        return torch.Generator(ranks.device).manual_seed(11)
-
-    def graph_safe() -> Generator:
-        return Generator(11, graph_safe=True)
-
-    yield seeded, lambda generator: default_state(ranks).tolist()
-    yield of_torch, lambda generator: generator.get_state().tolist()
+    yield lambda: torch.manual_seed(11) and None, lambda generator: default_state(ranks).tolist()
+    yield lambda: torch.Generator(ranks.device).manual_seed(11), lambda generator: generator.get_state().tolist()
     yield lambda: Generator(11), lambda generator: generator.state
     if ranks.device_type == "cuda":
-        yield graph_safe, lambda generator: generator.state
+        yield lambda: Generator(11, graph_safe=True), lambda generator: generator.state
 
 
 @case
@@ -641,12 +631,9 @@ def wrong_arguments_are_refused(ranks: Ranks) -> None:
         with pytest.raises(error, match=message):
             ranks.sample(one, other, 9)
     if ranks.size > 2:
-        with pytest.raises(
-            ValueError, match=r"^sigma: expected it replicated, or sharded over dimensions as the result is, got"
-        ):
-            ranks.sample(
-                ranks.on(grid, mu, Shard(0), Shard(0)), ranks.on(grid, sigma, Replicate(), Shard(0)), 9, seed=1
-            )
+        whole, part = ranks.on(grid, mu, Shard(0), Shard(0)), ranks.on(grid, sigma, Replicate(), Shard(0))
+        with pytest.raises(ValueError, match=r"^sigma: expected it replicated, or sharded over dimensions as"):
+            ranks.sample(whole, part, 9, seed=1)
     with pytest.raises((ValueError, multisample.BackendUnavailableError), match=r"^backend: "):
         multisample.sample(rows, 1.0, 9, backend="cpu" if kind == "cuda" else "cupy")
 

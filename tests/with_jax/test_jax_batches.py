@@ -153,10 +153,8 @@ AXES = [*itertools.product([0, None], repeat=3)][:-1]
 
 @pytest.mark.parametrize(("axes", "name"), list(zip(AXES, itertools.cycle(OPTIONS), strict=False)))
 def test_batches_equal_single_calls(every_place: str, axes: tuple[int | None, ...], name: str) -> None:
-    def draw(mu: Any, sigma: Any, key: Any) -> Any:
-        return sample(mu, sigma, N, seed=key, backend=every_place, **OPTIONS[name])
-
-    batch = jax.vmap(draw, in_axes=axes)
+    options = OPTIONS[name] | {"backend": every_place}
+    batch = jax.vmap(lambda mu, sigma, key: sample(mu, sigma, N, seed=key, **options), in_axes=axes)
     given = [x if axis == 0 else x[0] for x, axis in zip((MUS, SIGMAS, keys()), axes, strict=True)]
     for found in (batch(*given), jax.jit(batch)(*given)):
         for i in range(B):
@@ -215,11 +213,8 @@ def test_gradients_of_batches_and_batches_of_gradients(jax_place: str, axes: tup
     for i in range(B):
         np.testing.assert_allclose(inside[0][i], single[i][0], rtol=1e-5)
         np.testing.assert_allclose(inside[1][i], single[i][1], rtol=1e-5)
-
-    def total(mu: Any, sigma: Any) -> Any:
-        return jax.vmap(loss, (axes[0], None, axes[1]))(mu, sigma, key).sum()
-
-    outside = jax.jit(jax.grad(total, (0, 1)))(mu, SIGMAS[0])
+    total = jax.grad(lambda mu, sigma: jax.vmap(loss, (axes[0], None, axes[1]))(mu, sigma, key).sum(), (0, 1))
+    outside = jax.jit(total)(mu, SIGMAS[0])
     by_mu = np.stack([x[0] for x in single])
     np.testing.assert_allclose(outside[0], by_mu if axes[0] == 0 else by_mu.sum(0), rtol=1e-5)
     np.testing.assert_allclose(outside[1], np.stack([x[1] for x in single]).sum(0), rtol=1e-5)

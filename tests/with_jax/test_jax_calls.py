@@ -82,18 +82,14 @@ def test_numbers_lists_and_numpy_arrays_mix_with_jax(jax_place: str) -> None:
 def test_scalars_promote_as_in_jax(has_x64: bool, request: pytest.FixtureRequest) -> None:
     if has_x64:
         request.getfixturevalue("x64")
-    kinds = "float16", "float32", "float64", "int32"
-    scalars = [jnp.exp(0.5), jnp.float32(2), *(make(2, kind) for kind in kinds for make in (_scalar, np.array))]
+    twos = [np.array(2, kind) for kind in ("float16", "float32", "float64", "int32")]
+    scalars = [jnp.exp(0.5), jnp.float32(2), *(x for two in twos for x in (two, two[()]))]
     for vector in ("float16", "bfloat16", "float32", *["float64"] * has_x64):
         mu = jnp.ones(D, vector)
         for scalar in scalars:
             expected = (mu * scalar).dtype
             assert sample(mu, scalar, N, seed=1).dtype == sample(scalar, mu, N, seed=1).dtype == expected
             assert jax.eval_shape(lambda mu, sigma: sample(mu, sigma, N, seed=1), mu, scalar).dtype == expected
-
-
-def _scalar(value: float, kind: str) -> Any:
-    return np.dtype(kind).type(value)
 
 
 @pytest.mark.parametrize("shape", [(0, N), (D, 0)])

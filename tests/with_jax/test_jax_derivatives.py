@@ -73,11 +73,8 @@ def test_forward_mode_has_the_bits_of_a_sample(jax_place: str, options: dict[str
 def test_hessians(jax_place: str, options: dict[str, Any]) -> None:
     z = noise(options).astype(np.float64)
     z = z.T if options.get("layout") == "nd" else z
-
-    def loss(sigma: Any) -> Any:
-        return (draw(jnp.asarray(MU), sigma, jax_place, options) ** 2).sum()
-
-    np.testing.assert_allclose(jax.jit(jax.hessian(loss))(SIGMA), np.diag(2 * (z**2).sum(1)), rtol=1e-5, atol=1e-4)
+    hessian = jax.hessian(lambda sigma: (draw(jnp.asarray(MU), sigma, jax_place, options) ** 2).sum())
+    np.testing.assert_allclose(jax.jit(hessian)(SIGMA), np.diag(2 * (z**2).sum(1)), rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])

@@ -145,11 +145,8 @@ def test_batches_inside_vmap_are_one_launch(torch_device: str) -> None:
 def test_gradients_through_vmap(torch_device: str) -> None:
     mu, sigma = vectors(torch_device, torch.float64)
     seeds = seed_tensor(torch_device)
-
-    def total(m: Any, s: Any, key: Any) -> Any:
-        return (sample(m, s, N, seed=key) ** 2).sum()
-
-    got = torch.func.vmap(torch.func.grad(total, (0, 1)))(mu, sigma, seeds)
+    slopes = torch.func.grad(lambda m, s, key: (sample(m, s, N, seed=key) ** 2).sum(), (0, 1))
+    got = torch.func.vmap(slopes)(mu, sigma, seeds)
     for b in range(4):
         m, s = mu[b].clone().requires_grad_(), sigma[b].clone().requires_grad_()
         expected = torch.autograd.grad((sample(m, s, N, seed=SEEDS[b]) ** 2).sum(), (m, s))

@@ -160,11 +160,7 @@ def test_a_distribution_can_be_compiled(torch_device: str) -> None:
 
 def test_batches_can_be_compiled(torch_device: str) -> None:
     mu = torch.linspace(-2, 3, 3 * D, device=torch_device).reshape(3, D)
-
-    def gradients(mu: Any) -> Any:
-        return vmap(grad(lambda mu: sample(mu, 1.0, N).square().sum()), randomness="different")(mu)
-
-    function = compiled(gradients)
+    function = compiled(vmap(grad(lambda mu: sample(mu, 1.0, N).square().sum()), randomness="different"))
     first, second = function(torch.zeros_like(mu)), function(torch.zeros_like(mu))
     assert len({x.cpu().numpy().tobytes() for x in torch.cat((first, second))}) == 6
     seeded = compiled(lambda mu: vmap(lambda mu: sample(mu, 1.0, N, seed=3))(mu))

@@ -116,11 +116,7 @@ def test_each_replay_draws_new_numbers_from_the_default_or_a_registered_generato
 
 def test_two_calls_in_a_graph_draw_different_numbers(cuda_backend: str) -> None:
     mu = torch.zeros(D, device="cuda")
-
-    def call() -> torch.Tensor:
-        return torch.stack((sample(mu, 1.0, N, backend=cuda_backend), sample(mu, 1.0, N, backend=cuda_backend)))
-
-    graph, x = captured(call)
+    graph, x = captured(lambda: torch.stack([sample(mu, 1.0, N, backend=cuda_backend) for _ in range(2)]))
     check_independent(replays(graph, x).flatten(0, 1))
 
 

@@ -78,10 +78,8 @@ def loss_and_gradients(device: str, run: Callable[..., Any]) -> list[torch.Tenso
 
 
 def selective(policy: CheckpointPolicy) -> dict[str, Any]:
-    def context() -> Any:
-        return create_selective_checkpoint_contexts(lambda *_, **__: policy)
-
-    return {"use_reentrant": False, "context_fn": context}
+    contexts = functools.partial(create_selective_checkpoint_contexts, lambda *_, **__: policy)
+    return {"use_reentrant": False, "context_fn": contexts}
 
 
 CHECKPOINTS: dict[str, dict[str, Any]] = {
