@@ -263,9 +263,8 @@ class _Strided:
         interface = base.__cuda_array_interface__
         offset = part.__array_interface__["data"][0] - host.__array_interface__["data"][0]
         pointer = interface["data"][0] + offset if part.size else 0
-        self.__cuda_array_interface__ = {
-            **interface, "shape": part.shape, "strides": part.strides, "data": (pointer, False),
-        }  # fmt: skip
+        own = {"shape": part.shape, "strides": part.strides, "data": (pointer, False)}
+        self.__cuda_array_interface__ = interface | own
 
 
 @pytest.fixture(scope="session")

@@ -70,9 +70,7 @@ def test_a_result_has_the_history_and_the_best_sample_of_the_run() -> None:
         samples.append(x[:, scores.argmin()].copy())
         return np.asarray(scores)
 
-    result = cem.minimize(
-        f, START, 2.0, N, iterations=6, seed=SEED, callback=lambda run: sigmas.append(run.sigma.max())
-    )
+    result = cem.minimize(f, START, 2.0, N, iterations=6, seed=SEED, callback=lambda x: sigmas.append(x.sigma.max()))
     history = result.history
     assert list(history) == ["best", "mean", "threshold", "sigma", "nonfinite"]
     for name, column in zip(("best", "mean", "threshold"), np.array(recorded, np.float64).T, strict=True):
@@ -530,9 +528,7 @@ def test_libraries_without_arithmetic_raise() -> None:
         dtype = np.dtype(np.float32)
 
     DeviceNDArray.__module__ = "numba.cuda"
-    with pytest.raises(
-        TypeError, match=r"^mu: expected an array of NumPy, PyTorch, CuPy or JAX, .*a Numba device array$"
-    ):
+    with pytest.raises(TypeError, match=r"^mu: expected an array of NumPy, PyTorch, .*a Numba device array$"):
         arrays_like(DeviceNDArray())
 
 

@@ -72,9 +72,8 @@ def test_scores_may_come_from_the_host(gpu: Gpu, to_numpy: Any) -> None:
 
 def test_check_every_does_not_change_the_result(gpu: Gpu, to_numpy: Any) -> None:
     start = gpu.memory.put(START)
-    results = [
-        cem.minimize(sphere, start, 2.0, N, iterations=60, check_every=every, **OPTIONS) for every in (1, None, 0)
-    ]
+    options = OPTIONS | {"iterations": 60}
+    results = [cem.minimize(sphere, start, 2.0, N, check_every=every, **options) for every in (1, None, 0)]
     first = results[0]
     assert first.status == 1
     for other in results[1:]:

@@ -207,9 +207,7 @@ def test_a_task_that_raises_ends_the_run_and_its_state_continues(executor: Execu
 def test_a_process_that_dies_is_a_clear_error(make: Callable[[], Executor]) -> None:
     with make() as executor:
         for f in (dies, sphere):
-            with pytest.raises(
-                BrokenExecutor, match=r"^executor: expected one that runs all tasks, got .*, which lost"
-            ):
+            with pytest.raises(BrokenExecutor, match=r"^executor: expected one that runs all tasks, got .* which lost"):
                 run(f, executor=executor, tasks=2)
 
 
@@ -276,9 +274,7 @@ def test_arrays_of_jax_are_refused() -> None:
     jax = pytest.importorskip("jax")
     with jax.default_device(jax.devices("cpu")[0]):
         mu = jax.numpy.asarray(START)
-        with pytest.raises(
-            TypeError, match="expected arrays of NumPy, PyTorch or CuPy, with tasks, got an array of JAX"
-        ):
+        with pytest.raises(TypeError, match="arrays of NumPy, PyTorch or CuPy, with tasks, got an array of JAX"):
             run(mu=mu, executor=Refusing(1))
         with pytest.raises(TypeError, match="got an array of JAX"):
             CEM(mu, 1.0, N, seed=7).ask_tasks(2)

@@ -91,9 +91,8 @@ def draw_files(folder: Path, run: Run) -> Run:
 def start(*argv: str) -> subprocess.Popen[str]:
     """Start Python in a process, with the default buffering of its output."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    return subprocess.Popen(
-        [sys.executable, *argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    )
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen([sys.executable, *argv], **pipes, text=True, env=environment)
 
 
 def module(*argv: object) -> subprocess.Popen[str]:
@@ -148,10 +147,8 @@ def test_the_report_runs_without_a_command_and_without_any_array_library(monkeyp
 
 @pytest.mark.slow
 def test_the_report_ends_with_commands_that_run(run: Run) -> None:
-    report_text = run().out
-    _, _, following = report_text.partition(
-        "\nNext, draw 5 samples with the means 0 and 10, and see what the examples do:\n"
-    )
+    heading = "\nNext, draw 5 samples with the means 0 and 10, and see what the examples do:\n"
+    _, _, following = run().out.partition(heading)
     commands = [shlex.split(line) for line in following.splitlines()]
     assert [command[0] for command in commands] == ["python", "python"]
     for command in commands:
@@ -659,7 +656,6 @@ def test_to_numpy_copies_arrays_of_other_libraries() -> None:
 
 
 def test_size_text_uses_binary_units() -> None:
-    sizes = [0, 1023, 1024, 1 << 20, 3 << 29, 5 << 40, 1 << 54]
-    assert [arrays.size_text(size) for size in sizes] == [
-        "0 B", "1023 B", "1.0 KiB", "1.0 MiB", "1.5 GiB", "5.0 TiB", "16384.0 TiB",
-    ]  # fmt: skip
+    texts = {0: "0 B", 1023: "1023 B", 1024: "1.0 KiB", 1 << 20: "1.0 MiB", 3 << 29: "1.5 GiB", 5 << 40: "5.0 TiB"}
+    assert {size: arrays.size_text(size) for size in texts} == texts
+    assert arrays.size_text(1 << 54) == "16384.0 TiB"

@@ -355,7 +355,7 @@ def test_ranks_find_the_same_minimum(capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.parametrize(
-    ("draws", "on_cluster"), [(4_000_000, False), pytest.param(200_000_000, True, marks=pytest.mark.slow)]
+    ("draws", "on_cluster"), [(4 * 10**6, False), pytest.param(2 * 10**8, True, marks=pytest.mark.slow)]
 )
 def test_a_monte_carlo_estimate_on_dask(draws: int, on_cluster: bool, capsys: pytest.CaptureFixture[str]) -> None:
     dask = pytest.importorskip("dask")
@@ -373,9 +373,7 @@ def test_a_monte_carlo_estimate_on_dask(draws: int, on_cluster: bool, capsys: py
 
 @pytest.mark.parametrize(
     ("program", "library"),
-    [
-        ("bayesian_regression", "torch"), ("cart_pole --library jax", "jax"), ("option_prices --draws 1e6", "dask"),
-    ],
+    [("bayesian_regression", "torch"), ("cart_pole --library jax", "jax"), ("option_prices --draws 1e6", "dask")],
 )  # fmt: skip
 def test_a_program_without_its_library_says_what_to_install(
     program: str, library: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

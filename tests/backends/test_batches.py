@@ -127,9 +127,8 @@ def test_a_batch_has_the_bits_of_its_matrices(
     every_case |= memory.device != HOST
     for (d, n), dtype, flags, layout, antithetic in CASES if every_case else QUICK_CASES:
         phase = {} if flags & Batched.offsets or not known_phase else {"column_phase": 1 + 12 % 8}
-        draw, words, arrays = a_batch(
-            memory, d, n, dtype, flags, layout, shared_noise=shared_noise, antithetic=antithetic, **phase
-        )
+        options = {"shared_noise": shared_noise, "antithetic": antithetic, **phase}
+        draw, words, arrays = a_batch(memory, d, n, dtype, flags, layout, **options)
         backend.launch(draw)
         drawn = memory.get(arrays[2]).copy()
         expected = memory.put(np.full(len(drawn), -1, drawn.dtype))

@@ -73,9 +73,7 @@ def test_keys_differ_if_python_keys_differ() -> None:
     builtin = BACKEND.builtins.key(TORCH)
     cases = vectors()
     calls = [(cases[name], 1.0) for name in cases] + [(0.0, cases[name]) for name in cases]
-    calls += [
-        (cases["vector"], cases["vector"], cases[name]) for name in cases if isinstance(cases[name], torch.Tensor)
-    ]
+    calls += [(cases["vector"], cases["vector"], x) for x in cases.values() if isinstance(x, torch.Tensor)]
     keys = [(key_of(builtin, *call), key_of(python_key, *call)) for call in calls]
     assert any(type(key[1][0]) is not type for key in keys)
     for (a, other_a), (b, other_b) in itertools.combinations_with_replacement(keys, 2):

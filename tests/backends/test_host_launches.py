@@ -118,9 +118,8 @@ def test_a_launcher_draws_the_bits_of_launch_and_writes_no_other_memory(
             memory = np.full(d * n + 128, 7, MATRIX_TYPES[dtype])
             out = memory[64:-64].reshape((n, d) if transposed else (d, n))
             outs.append((memory, out.T if transposed else out))
-        draw = a_launch(
-            d, n, dtype, mu=mu, sigma=sigma, matrix=outs[0][1], seed=5, offset=2**50, first_row=2, first_column=3
-        )
+        words = {"seed": 5, "offset": 2**50, "first_row": 2, "first_column": 3}
+        draw = a_launch(d, n, dtype, mu=mu, sigma=sigma, matrix=outs[0][1], **words)
         registry.find("cpu").launch(draw)
         draw = draw._replace(matrix=outs[1][1].ctypes.data)
         launcher = launcher_of(draw)

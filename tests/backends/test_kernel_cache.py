@@ -86,9 +86,8 @@ def test_a_kernel_is_compiled_once(root: Path, compiled: Callable[[], int], capf
     assert only_file(root).name.startswith("test-successor-")
     printed = capfd.readouterr()
     assert printed.out == ""
-    assert printed.err == (
-        "multisample: compiling kernels of cpu, once for this machine: some seconds for each kind of call\n"
-    )
+    says = "compiling kernels of cpu, once for this machine: some seconds for each kind of call"
+    assert printed.err == f"multisample: {says}\n"
 
 
 def test_different_kernels_and_compilers_have_different_files(root: Path, compiled: Any, monkeypatch: Any) -> None:
@@ -488,9 +487,7 @@ def test_a_relative_folder_in_a_deleted_working_directory_is_named(root: Any, tm
         return [str(raised.value), *(str(warning.message) for warning in warned)]
 
     ((error, warning),) = in_forks(messages)
-    assert re.fullmatch(
-        "backend: Numba cannot compile a kernel, since the working directory .* os.chdir", error, re.DOTALL
-    )
+    assert re.fullmatch("backend: Numba cannot compile a kernel, since the working directory .* os.chdir", error, re.S)
     expected = "without its cached copy: MULTISAMPLE_CACHE_DIR: expected a folder, got 'relative' relative to a working"
     assert expected in warning
     assert list((tmp_path / "relative" / "numba").iterdir())
@@ -560,12 +557,7 @@ def test_cupy_compiles_in_memory_if_its_disk_cache_fails(root: Path, monkeypatch
             warnings.simplefilter("always")
             assert backend.compile(KernelKey("float32", False, False, False, 0, False, False, 0)) == (7, "module")
         assert os.environ.get("CUPY_CACHE_IN_MEMORY") == setting
-        assert [str(warning.message) for warning in warned] == (
-            []
-            if setting is None
-            else [
-                "multisample: a kernel of 'cupy' was compiled without CuPy's disk cache:"
-                " [Errno 28] No space left on device: 'a/kernel.cubin'"
-            ]
-        )
+        text = "multisample: a kernel of 'cupy' was compiled without CuPy's disk cache:"
+        text += " [Errno 28] No space left on device: 'a/kernel.cubin'"
+        assert [str(warning.message) for warning in warned] == ([] if setting is None else [text])
     assert in_memory == ["0", "1", None, "1"]

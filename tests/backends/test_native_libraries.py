@@ -192,9 +192,8 @@ def test_the_build_command_builds_a_library_once(sources: Path, cache_root: Path
     assert re.fullmatch(rf"torch_ext, CPU: built in [\d.]+ s: {re.escape(str(library))}", cpu)
     assert cuda.startswith("torch_ext, CUDA: not built: PyTorch is built without CUDA")
     assert kernels == "cpu: compiled 0 kernels in 0.0 s"
-    assert re.fullmatch(
-        r"multisample: building torch_ext for the CPU \(the operators\), .*about 9 s on .*\n", printed.err
-    )
+    says = r"multisample: building torch_ext for the CPU \(the operators\), .*about 9 s on .*\n"
+    assert re.fullmatch(says, printed.err)
     assert library_cache.is_built("cpu")
     torch.ops.load_library(str(library))
     assert torch.ops.multisample_test_build.nothing
@@ -617,9 +616,8 @@ def test_the_error_lists_every_missing_tool(sources: Path, nothing_installed: Pa
     assert toolchain.missing_tools() == (ninja, gcc)
     with pytest.raises(BackendUnavailableError) as raised:
         library_cache.cpu_library()
-    assert str(raised.value) == (
-        f"backend: 'torch_ext' could not be built: {ninja}; {gcc}\nto try again: {library_cache.COMMAND}"
-    )
+    remedy = f"to try again: {library_cache.COMMAND}"
+    assert str(raised.value) == f"backend: 'torch_ext' could not be built: {ninja}; {gcc}\n{remedy}"
     for name in (None, "", str(nothing_installed / "absent"), shutil.which("cat", path=os.defpath)):  # An application.
         with monkeypatch.context() as patch:
             patch.setattr(sys, "executable", name)

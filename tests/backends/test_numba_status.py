@@ -11,9 +11,8 @@ from multisample._plan import PLANS
 from multisample.backends import registry
 from multisample.backends.kernels.cuda import toolchain as cuda_toolchain
 
-requires_numba_cuda = pytest.mark.skipif(
-    importlib.util.find_spec("numba_cuda") is None, reason="numba-cuda is not installed"
-)
+no_numba_cuda = importlib.util.find_spec("numba_cuda") is None
+requires_numba_cuda = pytest.mark.skipif(no_numba_cuda, reason="numba-cuda is not installed")
 
 
 def clashes() -> tuple[str, ...]:
@@ -109,8 +108,7 @@ def test_the_reason_names_a_driver_older_than_the_compilers(
         assert clashes() == ()
         return
     (reason,) = clashes()
-    message = (
-        f"supports CUDA {understood // 1000}.{understood % 1000 // 10}, but the compilers are of CUDA {compilers}.3"
-    )
+    supported = f"{understood // 1000}.{understood % 1000 // 10}"
+    message = f"supports CUDA {supported}, but the compilers are of CUDA {compilers}.3"
     assert message in reason
     assert reason.endswith(command)

@@ -20,9 +20,7 @@ from multisample.backends.native import library_cache
 
 Array = np.ndarray[Any, Any]
 
-pytestmark = pytest.mark.skipif(
-    not registry.find("torch_ext").status().available, reason="torch_ext cannot be built here"
-)
+pytestmark = pytest.mark.skipif(not registry.find("torch_ext").status().available, reason="torch_ext cannot be built")
 
 
 @forked

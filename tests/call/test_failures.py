@@ -71,9 +71,8 @@ class Sources:
 
     def states(self) -> list[Any]:
         default = multisample._randomness.generator.DEFAULT_GENERATOR
-        return [
-            self.own.state, default.state, self.torch.get_state().tolist(), torch.default_generator.get_state().tolist()
-        ]  # fmt: skip
+        of_torch = [source.get_state().tolist() for source in (self.torch, torch.default_generator)]
+        return [self.own.state, default.state, *of_torch]
 
 
 def check_refused(road: str, d: int, n: int, error: Any, match: str, **more: Any) -> None:

@@ -127,9 +127,8 @@ LIBRARIES: dict[str, Callable[[Any], Any]] = {
 
 def _extreme_calls(library: str) -> dict[str, Call]:
     with np.errstate(all="ignore"):  # JAX rounds to float32.
-        mu, column, weights, number = map(
-            LIBRARIES[library], (EXTREME, abs(EXTREME[:, None]), EXTREME_WEIGHTS, np.array(1e-42))
-        )
+        arrays = EXTREME, abs(EXTREME[:, None]), EXTREME_WEIGHTS, np.array(1e-42)
+        mu, column, weights, number = map(LIBRARIES[library], arrays)
     dtypes = ["float32"] if library == "jax" else ["float16", "float32", "float64"]
     pairs = [(mu, mu), (mu, column), (mu, 1e-300), (1e-42, mu), (mu, number)]
     calls: dict[str, Call] = {}
@@ -342,9 +341,8 @@ def test_a_program_traced_with_other_types_raises(kind: str) -> None:
         program = functions[kind]()
         expected = jaxpr_as_fun(program)(SIGMA)
     (equation,) = [equation for equation in program.eqns if equation.primitive.name == kind]
-    operands = [
-        np.ones(x.aval.shape, "float32" if x.aval.dtype == "float64" else x.aval.dtype) for x in equation.invars
-    ]
+    avals = [x.aval for x in equation.invars]
+    operands = [np.ones(x.shape, "float32" if x.dtype == "float64" else x.dtype) for x in avals]
     with pytest.raises(TypeError, match=r"^jax_enable_x64: expected the setting with which"):
         equation.primitive.bind(*operands, **equation.params)
     with jax.enable_x64(True):

@@ -154,9 +154,8 @@ def test_numbers_and_columns_and_strides(moments_of: Any, place: Place, view_of:
 def test_a_weight_of_nan_on_a_device_reaches_every_sum(
     backend: str, place: Place, moments_of: Any, to_numpy: Any
 ) -> None:
-    if registry.find(backend).device_kinds == ("cpu",) or "cuda" not in str(
-        getattr(place(np.ones(1)), "device", "cuda")
-    ):
+    device = str(getattr(place(np.ones(1)), "device", "cuda"))
+    if registry.find(backend).device_kinds == ("cpu",) or "cuda" not in device:
         pytest.skip("values in host memory are checked")
     w, mu, sigma = vectors(30, 500)
     w[:] = 0

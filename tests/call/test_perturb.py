@@ -43,9 +43,8 @@ def exact_fma(a: Any, b: Any, c: Any) -> Any:
         inexact = (rest != 0) & (bits & 1 == 0)
         bits += np.where(inexact, np.where((rest > 0) == (total > 0), 1, -1), 0)
         return total.astype(np.float32)
-    return np.array(
-        [float(Fraction(float(x)) * Fraction(float(y)) + Fraction(float(z))) for x, y, z in zip(a, b, c, strict=True)]
-    )
+    triples = zip(*(map(Fraction, x.tolist()) for x in (a, b, c)), strict=True)
+    return np.array([float(x * y + z) for x, y, z in triples])
 
 
 def expected(p: Any, coefficients: Any, seed: int = 7, offset: int = 0, number: int = 0, member: int = 0) -> Any:

@@ -59,9 +59,8 @@ def test_every_element_of_a_large_parameter_has_the_noise_of_sample(gpu: str, ro
         assert perturb_(p, coefficients, seed=Key(7, 3), member=2, ids=[5], backend=gpu) is p
         zeros = torch.zeros(np.size(coefficients), dtype=real, device=DEVICE)
         for first, count in chunks:
-            z = multisample.sample(
-                zeros, 1.0, count, seed=Key(7, 3 + (5 << 32)), dim_offset=2, sample_offset=first, backend=gpu
-            )
+            window: dict[str, Any] = {"seed": Key(7, 3 + (5 << 32)), "dim_offset": 2, "sample_offset": first}
+            z = multisample.sample(zeros, 1.0, count, backend=gpu, **window)
             exact = steps(first, count, real)
             for c, row in zip(np.atleast_1d(coefficients).tolist(), z, strict=True):
                 exact += c * row
@@ -70,9 +69,8 @@ def test_every_element_of_a_large_parameter_has_the_noise_of_sample(gpu: str, ro
 
 def test_structures_on_several_devices_and_of_several_types(gpu: str) -> None:
     sizes = np.random.default_rng(2).integers(0, 60, 300)
-    host = {
-        f"p{k}": torch.zeros(int(size), dtype=getattr(torch, list(MATRIX_TYPES)[k % 4])) for k, size in enumerate(sizes)
-    }
+    types = [getattr(torch, name) for name in MATRIX_TYPES]
+    host = {f"p{k}": torch.zeros(int(size), dtype=types[k % 4]) for k, size in enumerate(sizes)}
     mixed = {name: p if k % 5 == 0 else p.cuda() for k, (name, p) in enumerate(host.items())}
     exact = perturb(host, 0.5, seed=7)
     for _ in range(LAUNCHES):

@@ -98,16 +98,14 @@ def test_a_change_of_a_module_is_seen(monkeypatch: pytest.MonkeyPatch, name: str
 def test_a_module_with_names_of_its_own() -> None:
     class Partial(Model):
         def named_parameters(self, *arguments: Any, **options: Any) -> Iterator[tuple[str, Any]]:
-            return (
-                ("own." + name, x) for name, x in super().named_parameters(*arguments, **options) if "first" in name
-            )
+            every = super().named_parameters(*arguments, **options)
+            return (("own." + name, x) for name, x in every if "first" in name)
 
     model = Partial()
     found = perturb(model, 0.5, seed=7)
     assert list(found) == ["own.first.weight", "own.first.bias"]
-    assert same(
-        found["own.first.bias"], perturb({"own.first.bias": model.first.bias.detach()}, 0.5, seed=7).popitem()[1]
-    )
+    name, right = perturb({"own.first.bias": model.first.bias.detach()}, 0.5, seed=7).popitem()
+    assert same(found[name], right)
 
 
 def test_modules_that_python_reads() -> None:
@@ -397,9 +395,8 @@ def test_a_module_on_the_meta_device() -> None:
     assert perturb_(model, 0.5, seed=7) is model
     assert versions == [x._version for x in model.parameters()]
     found = perturb(model, [0.5] * 9, seed=multisample.Key(7, 3), member=4)
-    assert {name: x.shape for name, x in found.items()} == {
-        name: x.shape for name, x in model.named_parameters() if x.requires_grad
-    }
+    trained = {name: x.shape for name, x in model.named_parameters() if x.requires_grad}
+    assert {name: x.shape for name, x in found.items()} == trained
     assert all(x.is_meta and x.requires_grad for x in found.values())
     found = perturb(model, 0.5, seed=[1, 2, 3])
     assert all(x.shape == (3, *model.get_parameter(name).shape) for name, x in found.items())

@@ -121,9 +121,8 @@ def test_each_matrix_of_a_random_batch_has_the_bits_of_its_own_call(
             drawn = bits(multisample.sample(*vectors, n, seed=seed, **options))
         assert drawn.shape == shape
         for b in range(batch):
-            own = [
-                x if isinstance(x, float) else place(np.ascontiguousarray(x[b] if x.ndim == 2 else x)) for x in hosts
-            ]
+            rows = [x[b] if np.ndim(x) == 2 else x for x in hosts]
+            own = [x if isinstance(x, float) else place(np.ascontiguousarray(x)) for x in rows]
             alone = multisample.sample(*own, n, seed=keys[b], **options)
             assert np.array_equal(drawn[b], bits(alone)), (batch, d, n, b, seed, options)
 

@@ -181,9 +181,8 @@ def pairing(request: pytest.FixtureRequest) -> SimpleNamespace:
     producer, backend = request.param
     require(backend)
     library, wrap = PRODUCERS[producer]
-    return SimpleNamespace(
-        producer=memory_of(library), wrap=wrap, consumer=memory_of(BACKENDS[backend]), backend=backend
-    )
+    consumer = memory_of(BACKENDS[backend])
+    return SimpleNamespace(producer=memory_of(library), wrap=wrap, consumer=consumer, backend=backend)
 
 
 @contextlib.contextmanager

@@ -19,22 +19,21 @@ import pytest
 from places import ROOT
 
 import multisample.cem
-import multisample.examples.tetris
 import multisample.numba
 import multisample.torch
 from bench.report.page_figures import FIGURES
 from bench.report.page_markers import marked_pages, written
 from bench.report.results import Results
 from multisample.backends import registry
+from multisample.examples import tetris
 
 MISSING = {name for name in ("dask", "jax", "triton") if importlib.util.find_spec(name) is None}
 if "dask" not in MISSING:
     import multisample.dask
 
 # In an sdist, backends and csrc are in the package. In a clone, the package has links to them.
-FOLDERS = {
-    name: ROOT / name if (ROOT / name).exists() else ROOT / "multisample" / name for name in ("backends", "csrc")
-}
+TOP = {name: ROOT / name for name in ("backends", "csrc")}
+FOLDERS = {name: path if path.exists() else ROOT / "multisample" / name for name, path in TOP.items()}
 COMMITTED = Results(ROOT / "bench" / "results")
 WITH_DOCUMENTS = (ROOT / ".github", ROOT / "bench", ROOT / "multisample", *FOLDERS.values())
 DOCUMENTS = sorted({ROOT / "README.md", *(path for folder in WITH_DOCUMENTS for path in folder.rglob("*.md"))})
@@ -136,9 +135,7 @@ def test_every_docstring_begins_with_a_summary_line_and_has_an_example(name: str
     assert ">>> " in (section(text, "Examples") or "")
 
 
-@pytest.mark.parametrize(
-    "kind", [multisample.BackendStatus, multisample.cem.Result, multisample.examples.tetris.Settings]
-)
+@pytest.mark.parametrize("kind", [multisample.BackendStatus, multisample.cem.Result, tetris.Settings])
 def test_every_field_of_a_result_is_described(kind: Any) -> None:
     described = section(documentation(kind), "Attributes")
     assert described is not None

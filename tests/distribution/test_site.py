@@ -117,9 +117,8 @@ def test_pages_are_light_or_dark_as_the_system_is(site: Path, browser: Any, sche
     page.goto((site / "index.html").as_uri())
     color = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, re.findall(r"\d+", color)[:3])) < 3 * 128) == (scheme == "dark")
-    shown = page.evaluate(
-        "[...document.querySelectorAll('main img, article img')].filter(i => i.offsetWidth).map(i => i.src)"
-    )
+    images = "document.querySelectorAll('main img, article img')"
+    shown = page.evaluate(f"[...{images}].filter(i => i.offsetWidth).map(i => i.src)")
     assert len(shown) >= 2
     assert all(f"-{scheme}.svg" in image for image in shown)
 

@@ -288,9 +288,8 @@ PROMOTED = {
     INTEGER: "float64 float32 float32 float32 float32 float32",
     NUMBER: "float64 float32 bfloat16 float16 float32 float32",
 }
-PROMOTION = {
-    (one, other): result for other, row in PROMOTED.items() for one, result in zip(PROMOTED, row.split(), strict=False)
-}
+TYPES = list(PROMOTED)
+PROMOTION = {(TYPES[k], other): x for other, row in PROMOTED.items() for k, x in enumerate(row.split())}
 
 
 def as_kind(values: list[float], kind: str) -> Any:

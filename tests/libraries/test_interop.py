@@ -717,9 +717,8 @@ def test_streams_are_ordered_by_an_event_on_their_device(driver: Callable[..., D
     ]  # fmt: skip
     assert event.is_done()
     # The query does not invalidate a capture, and the capture mode is restored.
-    assert recorded.names()[-3:] == [
-        "cuThreadExchangeStreamCaptureMode", "cuEventQuery", "cuThreadExchangeStreamCaptureMode",
-    ]  # fmt: skip
+    mode = "cuThreadExchangeStreamCaptureMode"
+    assert recorded.names()[-3:] == [mode, "cuEventQuery", mode]
     driver(cuEventQuery=600)
     assert not cuda_driver.Event(77, 0).is_done()
     # In a destroyed context all work is done.
@@ -755,9 +754,8 @@ def test_driver_errors_raise_with_their_code(driver: Callable[..., Driver]) -> N
         recorded = driver(1, **{name: 905})
         with pytest.raises(RuntimeError, match=r"^the CUDA driver refused .*905"):
             cuda_driver.order(77, 88, 0)
-        assert recorded.names().count("cuDevicePrimaryCtxRetain") == recorded.names().count(
-            "cuDevicePrimaryCtxRelease_v2"
-        )
+        retained, released = map(recorded.names().count, ("cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2"))
+        assert retained == released
         pushed = recorded.names().count("cuCtxPushCurrent_v2") - (name == "cuCtxPushCurrent_v2")
         assert recorded.names().count("cuCtxPopCurrent_v2") == pushed
 

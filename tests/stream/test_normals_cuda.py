@@ -91,11 +91,7 @@ extern "C" __global__ void differences(u64* out, u32 radius_word, u32 every_radi
 def program() -> str:
     """`KERNELS` with the current source of `radius`."""
     sources = (csrc_files.folder() / "stream/normals.h").read_text()
-    found = re.findall(
-        r"^MULTISAMPLE_HOST_FUNCTION float radius\(u32 a\) \{$.*?^\}$", sources, re.DOTALL | re.MULTILINE
-    )
-    assert len(found) == 1
-    (text,) = found
+    (text,) = re.findall(r"^MULTISAMPLE_HOST_FUNCTION float radius\(u32 a\) \{$.*?^\}$", sources, re.S | re.M)
     assert text.count("float radius(") == text.count("return sqrt_rn(") == text.count("sqrt_rn") == 1
     text = text.replace("float radius(", "float squared_radius(").replace("return sqrt_rn(", "return (")
     return f"// {csrc_files.digest()}\n" + KERNELS.replace("SQUARED_RADIUS", text)
@@ -142,9 +138,8 @@ def test_fast_normals_are_close_to_portable_normals(over_all_words: Any, radius_
 ROWS, COLUMNS = 1000, 102_400
 """A window of 10^8 elements, a multiple of 4 THREADS. It ends at the last row, and crosses column 2^32."""
 SEED, OFFSET, FIRST_ROW, FIRST_COLUMN = 2**64 - 3, 2**63 + 5, 2**32 - ROWS, 2**32 - COLUMNS // 2
-WINDOW: dict[str, Any] = {
-    "seed": multisample.Key(SEED, OFFSET), "dim_offset": FIRST_ROW, "sample_offset": FIRST_COLUMN,
-}  # fmt: skip
+KEY = multisample.Key(SEED, OFFSET)
+WINDOW: dict[str, Any] = {"seed": KEY, "dim_offset": FIRST_ROW, "sample_offset": FIRST_COLUMN}
 THREADS = 256
 # Keeps z = -0.0, which a mean of 0.0 would turn into 0.0.
 MEAN = -0.0
@@ -199,9 +194,8 @@ def torch() -> Any:
 def test_nvrtc(cupy: Any, kernel: str, options: tuple[str, ...]) -> None:
     module = cupy.RawModule(code=USER_KERNELS, options=("-std=c++17", f"-I{multisample.get_include()}", *options))
     dtype, fast = ("float64" if "f64" in kernel else "float32"), kernel.startswith("fast")
-    x = multisample.sample(
-        cupy.full(ROWS, MEAN, dtype), 1.0, COLUMNS, backend="cupy", dtype=dtype, fast_math=fast, **WINDOW
-    )
+    mean = cupy.full(ROWS, MEAN, dtype)
+    x = multisample.sample(mean, 1.0, COLUMNS, backend="cupy", dtype=dtype, fast_math=fast, **WINDOW)
     z = cupy.empty_like(x)
     arguments = *map(np.uint64, (SEED, OFFSET, FIRST_ROW, FIRST_COLUMN, COLUMNS)), z
     blocks = z.size // (4 if "4" in kernel.removesuffix("_f64") else 1) // THREADS

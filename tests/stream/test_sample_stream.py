@@ -228,9 +228,7 @@ def starts(limit: int, length: int) -> st.SearchStrategy[int]:
 @pytest.mark.parametrize("antithetic", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 @settings(max_examples=15)
-@given(
-    seed=seeds, noise=noises, d=st.integers(1, 40), n=lengths, layout=st.sampled_from(["dn", "nd"]), data=st.data(),
-)  # fmt: skip
+@given(seed=seeds, noise=noises, d=st.integers(1, 40), n=lengths, layout=st.sampled_from(["dn", "nd"]), data=st.data())
 def test_a_window_of_a_window_equals_its_slice(
     backend: str, bits: ToArray, seed: int, dtype: str, noise: str, d: int, n: int, antithetic: bool, layout: Any,
     data: st.DataObject,

@@ -40,9 +40,8 @@ def compiled(function: Any, fused: bool) -> str:
     source = triton.compiler.ASTSource(
         fn=function, signature={**SIGNATURES[function], "block": "constexpr"}, constexprs={"block": BLOCK}
     )
-    kernel = triton.compile(
-        source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4, "enable_fp_fusion": fused}
-    )
+    options = {"num_warps": 4, "enable_fp_fusion": fused}
+    kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     _, body = kernel.asm["ptx"].split(".entry")
     return str(body)
 

@@ -42,9 +42,8 @@ def attempt(*command: str | Path, folder: Path, **environment: str) -> subproces
     """Run a command that may fail, in `folder` without access to this checkout."""
     left_out = ("PYTHONPATH", "PYTHONHOME", "MULTISAMPLE_PREBUILT")
     inherited = {name: value for name, value in os.environ.items() if name not in left_out}
-    return subprocess.run(
-        command, cwd=folder, env=inherited | environment, capture_output=True, text=True, timeout=DEADLINE
-    )
+    environment = inherited | environment
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=DEADLINE)
 
 
 def contents(wheel: Path) -> dict[str, bytes]:

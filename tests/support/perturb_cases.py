@@ -144,9 +144,8 @@ class Call(Window):
         weights = np.broadcast_to(np.asarray(self.weights).astype(real), self.rows).copy()
         words = (self.seed, self.offset, self.dim_offset)
         keys = self.keys if self.keys and not self.has_own_keys else [words]
-        for (k, (part, span)), (b, own) in itertools.product(
-            enumerate(zip(self.parts, self.spans, strict=True)), enumerate(keys)
-        ):
+        parts = enumerate(zip(self.parts, self.spans, strict=True))
+        for (k, (part, span)), (b, own) in itertools.product(parts, enumerate(keys)):
             x = self.view(before, span, False).astype(real)
             if self.factors:
                 x *= real.type(self.factors[k])

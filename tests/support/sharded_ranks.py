@@ -141,9 +141,8 @@ def kinds_of_draw() -> Iterator[tuple[torch.dtype, dict[str, Any]]]:
     for dtype, noise, antithetic, layout, fast_math in itertools.product(
         DTYPES, ("independent", "shared"), (False, True), ("dn", "nd"), (False, True)
     ):
-        yield dtype, {
-            "noise": noise, "antithetic": antithetic, "layout": layout, "fast_math": fast_math, "seed": SEED,
-        }  # fmt: skip
+        call = {"noise": noise, "antithetic": antithetic, "layout": layout, "fast_math": fast_math}
+        yield dtype, call | {"seed": SEED}
 
 
 @case

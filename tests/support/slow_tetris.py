@@ -48,9 +48,8 @@ class Placement:
         self.fits = all(row < height for row, _ in self.piece)
         both = board | self.piece
         self.full = [row for row in range(height) if all((row, column) in both for column in range(WIDTH))]
-        self.after = frozenset(
-            (row - sum(f < row for f in self.full), column) for row, column in both if row not in self.full
-        )
+        left = [(row, column) for row, column in both if row not in self.full]
+        self.after = frozenset((row - sum(f < row for f in self.full), column) for row, column in left)
         self.height = height
 
     def is_full(self, row: int, column: int) -> bool:

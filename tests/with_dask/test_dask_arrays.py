@@ -127,7 +127,7 @@ def test_nothing_is_drawn_before_compute(monkeypatch: pytest.MonkeyPatch) -> Non
     widths: list[int] = []
     original = multisample.dask.draw
     monkeypatch.setattr(
-        multisample.dask, "draw", lambda *args, **options: (widths.append(args[2]), original(*args, **options))[1]
+        "multisample.dask.draw", lambda *args, **more: widths.append(args[2]) or original(*args, **more)
     )
     part = (drawn((-1, 10_000), 10**6)[3:5, 345_678:345_688] * 2).sum()
     assert widths == [0]
@@ -201,9 +201,8 @@ def test_blocks_start_no_threads(monkeypatch: pytest.MonkeyPatch, thread_counts:
 def test_slices_rechunks_and_reductions(client: Any) -> None:
     x, y = drawn((5, 300), 1000), expected(1000)
     for scheduler in ("threads", client):
-        part, whole, turned, largest = dask.compute(
-            x[2:9:3, 100:-7], x.rechunk((13, 77)), 2 * x.T, x.max(), scheduler=scheduler
-        )
+        found = x[2:9:3, 100:-7], x.rechunk((13, 77)), 2 * x.T, x.max()
+        part, whole, turned, largest = dask.compute(*found, scheduler=scheduler)
         assert same(part, y[2:9:3, 100:-7].copy()) and same(whole, y) and same(turned, 2 * y.T.copy())
         assert largest == y.max()
         kept = x.persist(scheduler=scheduler)
@@ -284,9 +283,7 @@ def test_a_backend_that_the_worker_lacks_is_named(client: Any, monkeypatch: pyte
         drawn(backend="cupy")
     # As if the client had CuPy, and the workers did not.
     with monkeypatch.context() as patched:
-        patched.setattr(
-            multisample.dask, "draw", lambda *args, backend, **options: multisample.sample(*args, **options)
-        )
+        patched.setattr(multisample.dask, "draw", lambda *args, backend, **more: multisample.sample(*args, **more))
         y = drawn(backend="cupy")
     with pytest.raises(multisample.BackendUnavailableError, match="'cupy' cannot run here"):
         y.compute(scheduler=client)

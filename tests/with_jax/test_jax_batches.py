@@ -178,9 +178,8 @@ def test_batches_of_batches(jax_place: str, options: dict[str, Any]) -> None:
     def draw(mu: Any, sigma: Any, key: Any) -> Any:
         return sample(mu, sigma, N, seed=key, backend=jax_place, **options)
 
-    cube = jax.jit(jax.vmap(jax.vmap(jax.vmap(draw, (None, None, 0)), (None, 0, None)), (0, None, None)))(
-        MUS, SIGMAS, keys()
-    )
+    over_all = jax.vmap(jax.vmap(jax.vmap(draw, (None, None, 0)), (None, 0, None)), (0, None, None))
+    cube = jax.jit(over_all)(MUS, SIGMAS, keys())
     two = jax.jit(jax.vmap(jax.vmap(draw, (0, 0, None)), (None, None, 0)))(MUS, SIGMAS, keys())
     for b in range(B):
         for c in range(B):

@@ -154,9 +154,8 @@ def run(handler: Callable[[int], int | None], frame: CallFrame) -> int:
 def in_python(execute: Callable[[xla_ffi.Frame], None]) -> Callable[[int], int]:
     """A handler that takes the address of a frame, as `enter_python` calls it."""
     type_id = INT64()
-    target = xla_ffi.Target(
-        lambda frame: None, lambda frame, launch: execute(frame), ctypes.addressof(type_id), "of_test", 1, False
-    )
+    at = ctypes.addressof(type_id)
+    target = xla_ffi.Target(lambda frame: None, lambda frame, launch: execute(frame), at, "of_test", 1, False)
     return lambda address, held=type_id: xla_ffi.handle(address, 0, target)
 
 
@@ -406,9 +405,8 @@ def a_call(
     shape = (batch, n, 5) if static.layout == "nd" else (batch, 5, n)
     x = memory[first : first + batch * 5 * n * size].view(static.dtype).reshape(shape)
     kinds = (5, static.computing_type), (5, static.computing_type), (2, np.uint32), (6, np.uint32)
-    operands = [
-        np.zeros((batch if own else 1, length), kind) for own, (length, kind) in zip(batched, kinds, strict=True)
-    ]
+    shapes = [(batch if own else 1, length) for own, (length, _) in zip(batched, kinds, strict=True)]
+    operands = [np.zeros(shape, kind) for shape, (_, kind) in zip(shapes, kinds, strict=True)]
     operands = operands[: 3 + has_offsets]
     xla.kept.append(memory)
     return xla.frame(static.encoded(), operands, [x]), [*operands, x]
@@ -525,9 +523,8 @@ def test_a_c_function_and_python_get_the_launch_of_a_call(
     assert steps == tuple(own * size for own, size in zip(batched, sizes, strict=True))
     assert (launch.batch, launch.column_phase) == (len(arrays[-1]), int(aligned))
     mu, sigma, seed, *offsets, matrix = (array.ctypes.data for array in arrays)
-    launch = launch._replace(
-        mu=mu, sigma=sigma, matrix=matrix, stream=STREAM, **words_in_memory(seed, offsets[0] if offsets else 0)
-    )
+    words = words_in_memory(seed, offsets[0] if offsets else 0)
+    launch = launch._replace(mu=mu, sigma=sigma, matrix=matrix, stream=STREAM, **words)
     assert backend.packed == [pack(launch)]
     assert (emulated.in_python, emulated.modes) == (0, [2, 1])
     backend.error = 700

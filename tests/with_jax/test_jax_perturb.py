@@ -61,7 +61,7 @@ TREES: dict[str, tuple[Any, Callable[[Any], Any]]] = {
 
 
 @pytest.mark.parametrize(
-    ("name", "coefficients"), list(zip(TREES, itertools.cycle([0.5, [0.25, -1.0, 3.0]]), strict=False)), ids=str
+    ("name", "coefficients"), [*zip(TREES, itertools.cycle([0.5, [0.25, -1.0, 3.0]]), strict=False)]
 )
 def test_pytrees_have_the_numbers_of_numpy(jax_place: str, name: str, coefficients: Any) -> None:
     tree, of_numpy = TREES[name]

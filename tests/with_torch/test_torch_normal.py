@@ -83,9 +83,8 @@ def test_samples_are_rows_of_one_matrix(torch_device: str, options: dict[str, An
         rows = sample(loc.reshape(-1), scale.repeat(2), math.prod(shape), layout="nd", generator=generator, **options)
         for x in (q.rsample(shape), q.expand((2, 3)).sample(shape)):
             assert torch.equal(x.reshape(-1, 6), rows)
-            rows = sample(
-                loc.reshape(-1), scale.repeat(2), math.prod(shape), layout="nd", generator=generator, **options
-            )
+            n = math.prod(shape)
+            rows = sample(loc.reshape(-1), scale.repeat(2), n, layout="nd", generator=generator, **options)
         generator.state = {**generator.state, "offset": generator.offset - 1}
 
 
@@ -186,9 +185,8 @@ def test_randn_has_the_arguments_of_pytorch_and_the_numbers_of_row_0(torch_devic
     torch.manual_seed(3)
     for dtype in (None, torch.float16, torch.bfloat16, torch.float32, torch.float64):
         expected = torch.randn(SIZE, dtype=dtype, device=torch_device)
-        row = sample(
-            torch.zeros(1, dtype=expected.dtype, device=torch_device), 1.0, 60, seed=Key(7, 2), sample_offset=5
-        )
+        zero = torch.zeros(1, dtype=expected.dtype, device=torch_device)
+        row = sample(zero, 1.0, 60, seed=Key(7, 2), sample_offset=5)
         for size in (SIZE, (SIZE,), (torch.Size(SIZE),), (list(SIZE),)):
             x = randn(*size, dtype=dtype, device=torch_device, seed=Key(7, 2), start=5)  # type: ignore[arg-type]
             assert (x.shape, x.dtype, x.device) == (expected.shape, expected.dtype, expected.device)
