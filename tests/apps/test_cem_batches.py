@@ -144,12 +144,8 @@ TARGETS = np.linspace(0, 1, B * D).reshape(B, D).astype(np.float32)
 def alone(library: Any, sigma: Any = 1.5, mu: Array = MU, **options: Any) -> list[Result[Any]]:
     """The results of a run for each search."""
     sigmas = np.broadcast_to(np.float32(sigma), (B, D))
-    return [
-        cem.minimize(
-            squares(library, TARGETS[b]), library.array(mu[b]), library.array(sigmas[b]), N, seed=seed, **options
-        )
-        for b, seed in enumerate(SEEDS)
-    ]
+    starts = [(squares(library, TARGETS[b]), library.array(mu[b]), library.array(sigmas[b])) for b in range(B)]
+    return [cem.minimize(*start, N, seed=seed, **options) for start, seed in zip(starts, SEEDS, strict=True)]
 
 
 @ON_ARRAYS
@@ -275,10 +271,8 @@ def test_steps_of_several_searches_are_one_jitted_scan() -> None:
 @pytest.mark.parametrize("shape", [(), (D,), (B, D), (B, D, 1)])
 def test_steps_accept_bounds_and_floors_of_these_shapes(library: Any, shape: tuple[int, ...]) -> None:
     value = library.array(np.full(shape, 0.5, np.float32))
-    state = cem.step(
-        cem.start(library.array(0 * MU), 1.0, searches=B), SEEDS, squares(library, TARGETS), N, bounds=(-0.5, value),
-        noise_floor=value,
-    )  # fmt: skip
+    start, f = cem.start(library.array(0 * MU), 1.0, searches=B), squares(library, TARGETS)
+    state = cem.step(start, SEEDS, f, N, bounds=(-0.5, value), noise_floor=value)
     assert library.to_numpy(state.x).max() <= 0.5
     assert library.to_numpy(state.sigma).min() >= math.sqrt(0.5)
 
@@ -347,10 +341,8 @@ def flat(value: Any) -> Any:
 
 def run(f: Any, shape: Any, **options: Any) -> Any:
     sigma, floor = shape([3.0, 4.0, 5.0]), shape(np.full((4, 3), 1e-6))
-    return cem.minimize(
-        f, np.zeros(np.shape(floor)), sigma, 200, seed=7, iterations=20, bounds=(shape(LOW), shape(HIGH)),
-        noise_floor=floor, **options,
-    )  # fmt: skip
+    options |= {"bounds": (shape(LOW), shape(HIGH)), "noise_floor": floor}
+    return cem.minimize(f, np.zeros(np.shape(floor)), sigma, 200, seed=7, iterations=20, **options)
 
 
 def test_a_run_equals_that_of_flat_means() -> None:

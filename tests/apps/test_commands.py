@@ -131,11 +131,8 @@ def test_an_error_prints_one_line_and_sets_the_exit_code(folder: Path) -> None:
 def test_the_report_runs_without_a_command_and_without_any_array_library(monkeypatch: pytest.MonkeyPatch) -> None:
     # Block the libraries and hide the GPU, so that the test depends neither on packages nor on the machine.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    code = (
-        f"import sys; sys.modules.update(dict.fromkeys({LIBRARIES!r}));"
-        "from multisample.__main__ import main; raise SystemExit(main([]))"
-    )
-    done = finish(start("-c", code))
+    blocked = f"import sys; sys.modules.update(dict.fromkeys({LIBRARIES!r}))"
+    done = finish(start("-c", f"{blocked}; from multisample.__main__ import main; raise SystemExit(main([]))"))
     assert (done.code, done.err) == (0, "")
     assert re.search(r"^backend +available +version +device$", done.out, re.M)
     assert re.search(r"^cpu +yes +numba [\d.]+\S* +\S.* threads?$", done.out, re.M)

@@ -36,10 +36,8 @@ from multisample.examples import (
     populations,
 )
 
-DEVICES = [
-    "cpu",
-    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")),
-]
+no_device = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+DEVICES = ["cpu", pytest.param("cuda", marks=no_device)]
 
 
 Printed = Callable[..., list[list[str]]]

@@ -73,10 +73,8 @@ def test_games_of_random_players_equal_the_slow_implementation(features: str, he
     bad = rng.integers(-2, 3, len(good)).tolist()
     options: dict[str, Any] = {"features": features, "height": height}
     seed, games = 0xFEDCBA9876543210, [(1 << 40) + height, 3]
-    played, again = (
-        play(np.array([good, bad]).T, games, seed=seed, most_pieces=60, threads=threads, **options)
-        for threads in (1, 2)
-    )
+    call: dict[str, Any] = {"seed": seed, "most_pieces": 60, **options}
+    played, again = (play(np.array([good, bad]).T, games, threads=threads, **call) for threads in (1, 2))
     assert all((one == other).all() for one, other in zip(played, again, strict=True))
     for (player, game), pieces in np.ndenumerate(played.pieces):
         weights, number = (good, bad)[player], games[game]

@@ -322,12 +322,8 @@ def test_a_failure_ends_the_build_and_its_processes(kernels: Kernels, capfd: Any
 @forked
 def test_a_warning_of_several_processes_is_issued_once(root: Path, kernels: Kernels, forking: None) -> None:
     root.write_text("no folder")
-    kernels(
-        *(
-            functools.partial(compilation.compile_cached, types.boolean(types.int64), calendar.isleap, name, "digest")
-            for name in ("test-one", "test-two")
-        )
-    )
+    compiling = functools.partial(compilation.compile_cached, types.boolean(types.int64), calendar.isleap)
+    kernels(*(functools.partial(compiling, name, "digest") for name in ("test-one", "test-two")))
     with pytest.warns(RuntimeWarning, match=f"{root}.*set MULTISAMPLE_CACHE_DIR") as warned:
         assert main(["build", "cpu"]) == 0
     # Other libraries, such as JAX, may warn of the fork.

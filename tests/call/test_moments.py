@@ -52,10 +52,8 @@ def test_moments_are_those_of_the_sample(
     for k, (d, n) in enumerate(SHAPES):
         w, mu, sigma = vectors(d, n, "float64" if dtype == "float64" else "float32")
         w[(np.arange(n) // 3) % (k + 1) > 0] = 0
-        options: dict[str, Any] = {
-            "seed": multisample.Key(9, k), "noise": noise, "antithetic": antithetic, "dim_offset": 7 * k,
-            "sample_offset": 5 * k,
-        }  # fmt: skip
+        options: dict[str, Any] = {"seed": multisample.Key(9, k), "noise": noise, "antithetic": antithetic}
+        options |= {"dim_offset": 7 * k, "sample_offset": 5 * k}
         moments = moments_of(w, mu, sigma, dtype=dtype, **options)
         got = [to_numpy(x) for x in moments]
         if dtype == "bfloat16" and got[0].dtype == np.uint16:
@@ -123,10 +121,8 @@ def test_moments_of_windows_add_up(moments_of: Any, to_numpy: Any, antithetic: b
     w, mu, sigma = vectors(d, n)
     exact = exact_moments(w, mu, sigma, seed=4, antithetic=antithetic)
     for cut in (1, 4, 1003, 2048, 4999):
-        parts = [
-            moments_of(w[part], mu, sigma, seed=4, antithetic=antithetic, sample_offset=part.start)
-            for part in (slice(0, cut), slice(cut, n))
-        ]
+        call = {"seed": 4, "antithetic": antithetic}
+        parts = [moments_of(w[:cut], mu, sigma, **call), moments_of(w[cut:], mu, sigma, sample_offset=cut, **call)]
         exact.check(*(to_numpy(a).astype(np.float64) + to_numpy(b) for a, b in zip(*parts, strict=True)))
     # Rows are independent of each other.
     whole = moments_of(w, mu, sigma, seed=4)

@@ -267,10 +267,8 @@ def test_ambiguous_names_raise() -> None:
             super().__init__(model)
             self.weight = nn.Parameter(torch.zeros(2))
 
-    x, message = (
-        np.zeros(3, np.float32),
-        r"^parameters: expected a different name for each array, got '{}' and '{}', both",
-    )
+    message = r"^parameters: expected a different name for each array, got '{}' and '{}', both"
+    x = np.zeros(3, np.float32)
     with pytest.raises(ValueError, match=message.format("weight", "module.weight")):
         perturb_(Extra(nn.Linear(2, 2)).requires_grad_(True), 0.5, seed=7)
     with pytest.raises(ValueError, match=message.format("a", "_orig_mod.a") + " called 'a' without wrappers$"):

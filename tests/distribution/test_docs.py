@@ -158,10 +158,8 @@ def name_of(path: Path) -> str:
 def blocks(path: Path) -> list[tuple[int, str]]:
     """Blocks of Python code, with the numbers of their first lines."""
     text = path.read_text(encoding="utf-8")
-    return [
-        (text.count("\n", 0, match.start(1)), match[1])
-        for match in re.finditer(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    ]
+    found = re.finditer(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return [(text.count("\n", 0, match.start(1)), match[1]) for match in found]
 
 
 def lacks(code: str) -> bool:

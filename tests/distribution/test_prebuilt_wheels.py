@@ -85,10 +85,8 @@ class Installation(NamedTuple):
 
 def expected_bits() -> dict[str, str]:
     mu = torch.linspace(-3, 3, 70)
-    drawn = {
-        name: multisample.sample(mu, mu.abs(), 301, seed=3, dtype=name, backend="cpu")
-        for name in ("float16", "bfloat16", "float32", "float64")
-    }
+    names = "float16", "bfloat16", "float32", "float64"
+    drawn = {name: multisample.sample(mu, mu.abs(), 301, seed=3, dtype=name, backend="cpu") for name in names}
     return {name: x.view(torch.uint8).numpy().tobytes().hex() for name, x in drawn.items()}
 
 

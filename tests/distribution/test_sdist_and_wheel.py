@@ -117,16 +117,10 @@ def metadata(wheel: Path) -> email.message.Message:
 
 def files(folder: Path) -> dict[str, bytes]:
     """The files in a folder and in linked folders, except caches of Python and editors."""
-    paths = {
-        Path(root, name).relative_to(folder): Path(root, name)
-        for root, _, names in os.walk(folder, followlinks=True)
-        for name in names
-    }
-    return {
-        name.as_posix(): path.read_bytes()
-        for name, path in paths.items()
-        if not any(part == "__pycache__" or part.startswith(".") for part in name.parts)
-    }
+    paths = [Path(root, name) for root, _, names in os.walk(folder, followlinks=True) for name in names]
+    found = {path.relative_to(folder): path for path in paths}
+    is_cache = {name: any(part == "__pycache__" or part.startswith(".") for part in name.parts) for name in found}
+    return {name.as_posix(): path.read_bytes() for name, path in found.items() if not is_cache[name]}
 
 
 def test_the_wheel_is_for_every_platform_and_has_every_source_file(distributions: Distributions) -> None:

@@ -282,12 +282,8 @@ def test_the_result_has_the_library_of_the_inputs_without_a_copy(case: Case, bit
         assert pointer_of(x) == case.reached[2]
 
 
-LAYOUTS: dict[str, tuple[tuple[int, int], int]] = {
-    "contiguous": ((N, 1), 0),
-    "rows apart": ((N + 3, 1), 5),
-    "columns apart": ((3 * N + 1, 3), 2),
-    "transposed": ((1, D), 0),
-}
+# Strides and the first element: contiguous, rows apart, columns apart, transposed.
+LAYOUTS = ((N, 1), 0), ((N + 3, 1), 5), ((3 * N + 1, 3), 2), ((1, D), 0)
 
 
 @pairs(serves=True)
@@ -303,7 +299,7 @@ def test_out_is_written_in_place(case: Case, bits: ToArray, dtype: str) -> None:
     if dtype == "bfloat16" and case.name == "`__cuda_array_interface__`":
         pytest.skip("the CUDA array interface cannot express this type")
     expected = bits(on_cpu(*host, N, dtype, seed=4))
-    for strides, first in LAYOUTS.values():
+    for strides, first in LAYOUTS:
         out = case.library.out(dtype, strides, first, first + (D - 1) * strides[0] + (N - 1) * strides[1] + 1)
         if case.where == "host" and case.backend != "cpu":
             with pytest.raises(ValueError, match=rf"^out: backend '{case.backend}' writes \w+ arrays, got host memory"):

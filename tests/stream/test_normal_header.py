@@ -68,10 +68,8 @@ FLAGS = {
 def library(folder: Path, source: str, command: Sequence[str]) -> ctypes.CDLL:
     name = "own.cu" if "nvcc" in command[0] else "own.cpp"
     (folder / name).write_text(source)
-    done = subprocess.run(
-        [*command, "-std=c++17", "-shared", INCLUDE, "-o", "own.so", name],
-        cwd=folder, capture_output=True, text=True, timeout=SECONDS,
-    )  # fmt: skip
+    command = [*command, "-std=c++17", "-shared", INCLUDE, "-o", "own.so", name]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=SECONDS)
     assert done.returncode == 0, done.stderr[-5000:]
     assert "warning" not in done.stderr, done.stderr
     return ctypes.CDLL(str(folder / "own.so"))
@@ -115,10 +113,8 @@ def test_fast_math_of_the_host_is_refused(tmp_path: Path, flag: str) -> None:
         pytest.skip("g++ is not installed")
     (tmp_path / "own.cpp").write_text(HOST)
     more = ("-fno-signed-zeros", "-fno-trapping-math")  # Which -fassociative-math needs.
-    done = subprocess.run(
-        ["g++", "-std=c++17", "-fsyntax-only", flag, *more, INCLUDE, "own.cpp"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS,
-    )  # fmt: skip
+    command = ["g++", "-std=c++17", "-fsyntax-only", flag, *more, INCLUDE, "own.cpp"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS)
     assert done.returncode != 0
     assert "change the bits of host code" in done.stderr
 

@@ -153,10 +153,8 @@ def test_normals_equal_the_reference_at_edges_of_the_counter(code: Code) -> None
     draw = random.Random(16)
     rows, columns = [0, 1, 2**32 - 1, 2**31], [0, 1, 2, 3, 4, 2**33 - 1, 2**33 + 6, 2**34 - 1]
     full = [0, 1, 2**32 - 1, 2**32, 2**63, 2**64 - 1]
-    entries = [
-        {"seed": draw.choice(full), "offset": draw.choice(full), "i": draw.choice(rows), "j": draw.choice(columns)}
-        for _ in range(200)
-    ]
+    fields = {"seed": full, "offset": full, "i": rows, "j": columns}
+    entries = [{name: draw.choice(values) for name, values in fields.items()} for _ in range(200)]
     narrow_bits = code.normals["float32"](*places(entries)).view(np.uint32).tolist()
     wide_bits = code.normals["float64"](*places(entries)).view(np.uint64).tolist()
     for entry, got32, got64 in zip(entries, narrow_bits, wide_bits, strict=True):
@@ -228,10 +226,8 @@ def with_random_upper_halves(values: Array) -> Array:
 def test_words_equal_the_published_words(code: Code) -> None:
     entries = load("words.json", "philox4x32_10")
     assert len(entries) == 3
-    counters, keys, expected = (
-        np.array([[int(text, 16) for text in entry[name]] for entry in entries], np.uint64)
-        for name in ("counter", "key", "words")
-    )
+    named = [[entry[name] for entry in entries] for name in ("counter", "key", "words")]
+    counters, keys, expected = (np.array([[int(x, 16) for x in row] for row in rows], np.uint64) for rows in named)
     c, (k0, k1) = counters.T, keys.T
     # The stream's key is the seed, XORed with "multsamp".
     seeds = (k0 ^ np.uint64(0x6D756C74)) | (k1 ^ np.uint64(0x73616D70)) << np.uint64(32)

@@ -189,11 +189,8 @@ def test_every_shape_equals_the_elementwise_reference(
 ) -> None:
     for d, n in SHAPES[layout]:
         mu, sigma = vectors(d, n)
-        windows = [
-            {"dim_offset": 3, "sample_offset": 1 + (d + n) % 7},
-            {"dim_offset": 0, "sample_offset": 0},
-            {"dim_offset": ROWS - d, "sample_offset": COLUMNS - n},
-        ]
+        begins = (3, 1 + (d + n) % 7), (0, 0), (ROWS - d, COLUMNS - n)
+        windows = [{"dim_offset": i, "sample_offset": j} for i, j in begins]
         # Large matrices are for the division among threads.
         for window in windows if d * n < 60_000 else windows[:1]:
             options: dict[str, Any] = {"seed": 21, "noise": noise, "antithetic": antithetic, **window}

@@ -38,10 +38,8 @@ class Window:
 
     def on_cpu(self) -> dict[str, Any]:
         """Options of a call of the cpu backend."""
-        return {
-            "backend": "cpu", "seed": multisample.Key(self.seed, self.offset), "dim_offset": self.dim_offset,
-            "sample_offset": self.sample_offset,
-        }  # fmt: skip
+        window = {"dim_offset": self.dim_offset, "sample_offset": self.sample_offset}
+        return {"backend": "cpu", "seed": multisample.Key(self.seed, self.offset), **window}
 
 
 class Vector(NamedTuple):

@@ -59,8 +59,6 @@ def _noise(d: int, n: int, antithetic: bool = False, sample_offset: int = 0, **o
         pairs[:, 1::2] *= -1
         return pairs[:, sample_offset % 2 :][:, :n]
     width = max(1, (1 << 16) // max(d, 1))
-    windows = [
-        multisample.sample(np.zeros(d), np.ones(d), min(width, n - k), sample_offset=sample_offset + k, **options)
-        for k in range(0, n, width)
-    ]
+    cuts = [(min(width, n - k), sample_offset + k) for k in range(0, n, width)]
+    windows = [multisample.sample(np.zeros(d), np.ones(d), m, sample_offset=k, **options) for m, k in cuts]
     return np.concatenate(windows, axis=1)

@@ -98,12 +98,8 @@ class Call(Window):
                 places.append((at, row * size, column * size))
             (source, *of_source), (target, *of_target_) = places
             jump = part.width if part.jump is None else part.jump
-            self.spans.append(
-                Span(
-                    source, target, part.first, part.rows, part.width, jump, *of_source, *of_target_, part.id, 0, step,
-                    self.factor_word(k),
-                )
-            )  # fmt: skip
+            place = source, target, part.first, part.rows, part.width, jump, *of_source, *of_target_
+            self.spans.append(Span(*place, part.id, 0, step, self.factor_word(k)))
         self.size = -(-end // 16) * 16
 
     @property
@@ -209,10 +205,8 @@ class Call(Window):
     def packed(self) -> bytes:
         """The input of ``shim/run_perturb.cpp``."""
         inputs = self.inputs().tobytes()
-        head = _CASE.pack(
-            pack(self.launch_with_inputs(self.launch(), 0)), len(inputs), self.size, *stored_words(self.words()),
-            self.turns, self.backwards,
-        )  # fmt: skip
+        packed, words = pack(self.launch_with_inputs(self.launch(), 0)), stored_words(self.words())
+        head = _CASE.pack(packed, len(inputs), self.size, *words, self.turns, self.backwards)
         return head + self.spans_at(0) + inputs + self.memory().tobytes()
 
 

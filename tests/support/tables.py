@@ -99,7 +99,5 @@ def slow_but(quick: Iterable[Any], values: Iterable[Any], *, several: bool = Fal
     With `several`, a value is a tuple with one element for each parameter.
     """
     quick = list(quick)
-    return [
-        value if value in quick else pytest.param(*(value if several else [value]), marks=pytest.mark.slow)
-        for value in values
-    ]
+    slow = pytest.mark.slow
+    return [x if x in quick else pytest.param(*(x if several else [x]), marks=slow) for x in values]

@@ -47,12 +47,8 @@ def drawn(chunks: Any = 5, n: int = N, **options: Any) -> Any:
 
 def same(x: Any, expected: Any) -> bool:
     """Whether two NumPy arrays have the same type, shape and bits."""
-    return (
-        type(x) is type(expected)
-        and x.dtype == expected.dtype
-        and x.shape == expected.shape
-        and x.tobytes() == expected.tobytes()
-    )
+    kinds = [(type(each), each.dtype, each.shape, each.tobytes()) for each in (x, expected)]
+    return bool(kinds[0] == kinds[1])
 
 
 @st.composite
@@ -124,11 +120,8 @@ def test_generators_advance_by_one_call() -> None:
 
 
 def test_nothing_is_drawn_before_compute(monkeypatch: pytest.MonkeyPatch) -> None:
-    widths: list[int] = []
-    original = multisample.dask.draw
-    monkeypatch.setattr(
-        "multisample.dask.draw", lambda *args, **more: widths.append(args[2]) or original(*args, **more)
-    )
+    widths, draw = list[int](), multisample.dask.draw
+    monkeypatch.setattr("multisample.dask.draw", lambda *args, **more: widths.append(args[2]) or draw(*args, **more))
     part = (drawn((-1, 10_000), 10**6)[3:5, 345_678:345_688] * 2).sum()
     assert widths == [0]
     part.compute(scheduler="synchronous")

@@ -204,10 +204,8 @@ def test_gradients_of_batches_and_batches_of_gradients(jax_place: str, axes: tup
         return (sample(mu, sigma, N, seed=key, backend=jax_place) ** 3).sum()
 
     mu, key = (x if axis == 0 else x[0] for x, axis in zip((MUS, keys()), axes, strict=True))
-    single = [
-        jax.grad(loss, (0, 1))(mu[i] if axes[0] == 0 else mu, SIGMAS[0], key[i] if axes[1] == 0 else key)
-        for i in range(B)
-    ]
+    of_each = [(mu[i] if axes[0] == 0 else mu, SIGMAS[0], key[i] if axes[1] == 0 else key) for i in range(B)]
+    single = [jax.grad(loss, (0, 1))(*arguments) for arguments in of_each]
     inside = jax.jit(jax.vmap(jax.grad(loss, (0, 1)), (axes[0], None, axes[1])))(mu, SIGMAS[0], key)
     for i in range(B):
         np.testing.assert_allclose(inside[0][i], single[i][0], rtol=1e-5)

@@ -22,10 +22,8 @@ from multisample._routes.jax import programs
 D, N = 5, 13
 MU = np.linspace(-2, 3, D, dtype=np.float32)
 SIGMA = np.linspace(0.5, 2, D, dtype=np.float32)
-OPTIONS = ONE_OPTION | {
-    "float16": {"dtype": "float16", "layout": "nd"},
-    "bfloat16": {"dtype": "bfloat16", "noise": "shared", "antithetic": True},
-}
+BFLOAT16 = {"dtype": "bfloat16", "noise": "shared", "antithetic": True}
+OPTIONS = ONE_OPTION | {"float16": {"dtype": "float16", "layout": "nd"}, "bfloat16": BFLOAT16}
 
 
 def check_same(x: Any, expected: Any) -> None:

@@ -286,11 +286,8 @@ def test_parameters_on_a_device_are_one_launch(recording: Recording, monkeypatch
     p, x = ([np.zeros(one.shape, np.float32) for one in parameters] for _ in range(2))
     weights, (seed, offsets), begins = np.zeros(3, np.float32), words(5, 6, 7, 0), np.array([4, 2**33 + 2])
     reads: list[int] = []
-    monkeypatch.setattr(
-        cuda_driver,
-        "read",
-        lambda address, size, stream, device: (reads.append(stream), ctypes.string_at(address, size))[1],
-    )
+    read = lambda address, size, stream, device: reads.append(stream) or ctypes.string_at(address, size)  # noqa: E731
+    monkeypatch.setattr(cuda_driver, "read", read)
     xla = Xla()
     frame = xla.frame(options.encoded(), [*p, weights, seed[0], offsets[0], *[begins.view(np.uint32)] * of_blocks], x)
     # Python reads `begins` in device memory, even if the backend has a C function.
@@ -497,9 +494,7 @@ class WithFunction(Recording):
 
 
 FORMS = [("dn", "float32", True), ("nd", "float16", False), ("nd", "float64", True)]
-BATCHED = [
-    (False, False, False, False), (True, False, True, False), (False, True, False, False), (True, True, True, True),
-]  # fmt: skip
+BATCHED = [tuple(map(bool, row)) for row in ((0, 0, 0, 0), (1, 0, 1, 0), (0, 1, 0, 0), (1, 1, 1, 1))]
 
 
 @pytest.mark.parametrize(("layout", "dtype", "aligned"), FORMS)

@@ -22,10 +22,8 @@ from multisample.torch import Normal
 pytestmark = pytest.mark.filterwarnings("ignore:::torch")
 
 D, N = 5, 7
-OPTIONS = ONE_OPTION | {
-    "half": {"dtype": "float16", "fast_math": True},
-    "double": {"dtype": torch.float64, "backend": "torch_ext"},
-}
+HALF, DOUBLE = {"dtype": "float16", "fast_math": True}, {"dtype": torch.float64, "backend": "torch_ext"}
+OPTIONS = ONE_OPTION | {"half": HALF, "double": DOUBLE}
 
 
 @pytest.fixture(autouse=True)
@@ -246,10 +244,8 @@ class Noisy(torch.nn.Module):
 @pytest.mark.parametrize("strict", slow_but([False], [False, True]))
 def test_an_exported_program_draws_new_numbers(torch_device: str, strict: bool) -> None:
     module = Noisy().to(torch_device)
-    program = torch.export.export(
-        module, (torch.zeros(4, D, device=torch_device),), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},),
-        strict=strict,
-    ).module()  # fmt: skip
+    shapes, mu = ({0: torch.export.Dim.DYNAMIC},), torch.zeros(4, D, device=torch_device)
+    program = torch.export.export(module, (mu,), dynamic_shapes=shapes, strict=strict).module()
     x = torch.zeros(9, D, device=torch_device)
     (first, same), (second, again) = program(x), program(x)
     assert first.shape == (9, D)

@@ -85,11 +85,8 @@ def test_the_numbers_are_those_of_a_call_without_the_mode(mode: Any, torch_devic
             {}, {"layout": "nd"}, {"generator": theirs}, {"seed": Key(2**64 - 1, 2**63)}, {"seed": [1, 2]}, {},
         ]  # fmt: skip
         if mode is not FunctionalTensorMode:  # A graph cannot record these.
-            options += [
-                {"out": torch.empty(D, N, device=torch_device)},
-                {"generator": Generator(1)},
-                {"validate": True},
-            ]
+            out = torch.empty(D, N, device=torch_device)
+            options += [{"out": out}, {"generator": Generator(1)}, {"validate": True}]
         found = [sample(mu, sigma, N, **x) for x in options]
         return [*found, sample(requiring, sigma, N).detach(), normal.rsample((N,)), normal.sample()]
 

@@ -185,11 +185,8 @@ def measurement_words(count: int) -> Iterator[tuple[int, int]]:
 def truncation_errors(coefficients: Coefficients) -> dict[str, float]:
     """Errors of the rounded polynomials in exact arithmetic, on grids finer than the fit's."""
     # Grids of 401 and 501 points share few points with the grids of the fit; the factor 2 avoids f = 0.
-    problems = {
-        "L": _problem(_log_target, _f_grid(2 * 401)),
-        "S": _problem(_sin_target, _q_grid(501)),
-        "C": _problem(_cos_target, _q_grid(501)),
-    }
+    problems = {"L": _problem(_log_target, _f_grid(2 * 401))}
+    problems |= {"S": _problem(_sin_target, _q_grid(501)), "C": _problem(_cos_target, _q_grid(501))}
     result = {}
     for name, (points, target, weight) in problems.items():
         polynomial = [mpmath.mpf(value) for value in getattr(coefficients, name)]
