@@ -1,7 +1,6 @@
-"""Fixtures. The backend is a test parameter: every shared test runs once for each backend.
+"""Fixtures. The backend is a test parameter: every shared test runs once for each available backend.
 
-``MULTISAMPLE_TEST_BACKENDS=torch_ext,cupy pytest`` runs the shared tests on exactly these backends, and fails if one of
-them cannot run. Without the variable, the tests run on every available backend.
+``MULTISAMPLE_TEST_BACKENDS=torch_ext,cupy pytest`` runs them on exactly these, and fails if one cannot run.
 """
 
 import contextlib
@@ -49,10 +48,7 @@ def is_benchmark(config: pytest.Config) -> bool:
 
 
 def compile_fast() -> None:
-    """Let XLA compile programs in half the time: by its older code generator, and without LLVM's expensive passes.
-
-    XLA's own passes, over its graphs, all run.
-    """
+    """Let XLA compile programs in half the time: by its older code generator, and without LLVM's expensive passes."""
     os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         if importlib.metadata.version("jaxlib").startswith("0.10."):  # XLA ends the process for unknown flags.
@@ -178,9 +174,9 @@ def torch_device(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def build_once(request: pytest.FixtureRequest) -> Callable[..., Path]:
-    """``build_once(name, key, sources, make)``: a folder that ``make(folder)`` has filled.
+    """``build_once(name, key, sources, make)``: a folder that one worker has filled by ``make(folder)`` for all.
 
-    One worker makes the folder for all. pytest's cache stores it until `key` or a file in `sources` changes.
+    pytest's cache stores it until `key` or a file in `sources` changes.
     """
     root = Path(request.config.cache.mkdir("built"))
 
@@ -269,10 +265,7 @@ class _Strided:
 
 @pytest.fixture(scope="session")
 def view_of(backend: str) -> Callable[[Any, Array, Callable[[Any], Any]], Any]:
-    """``view_of(base, host, view)``: ``view(base)``, where `base` is the backend's copy of `host`.
-
-    Numba's arrays support few views, so their views have the strides of ``view(host)``.
-    """
+    """``view_of(base, host, view)``: ``view(base)``; for Numba's arrays, a view with the strides of ``view(host)``."""
     library = registry.find(backend).host_library
 
     def view_of(base: Any, host: Array, view: Callable[[Any], Any]) -> Any:

@@ -83,10 +83,7 @@ def test_check_every_does_not_change_the_result(gpu: Gpu, to_numpy: Any) -> None
 
 
 def test_the_loop_does_not_wait_for_the_device(gpu: Gpu) -> None:
-    """The host queues five iterations while a kernel that only waits runs.
-
-    A stream takes about 1000 launches before the host waits for it. An iteration has about 100.
-    """
+    """Five iterations of about 100 launches are queued while a kernel only waits. A stream takes about 1000."""
 
     def iterate(run: CEM, iterations: int) -> None:
         x = None

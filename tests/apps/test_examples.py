@@ -39,7 +39,6 @@ from multisample.examples import (
 no_device = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 DEVICES = ["cpu", pytest.param("cuda", marks=no_device)]
 
-
 Printed = Callable[..., list[list[str]]]
 
 

@@ -259,9 +259,8 @@ def kernels(root: Path, monkeypatch: pytest.MonkeyPatch) -> Kernels:
 
 @pytest.fixture
 def forking(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the build fork its processes, since a spawned one takes a second to import Numba.
-
-    Only for builds that succeed: forked siblings hold each other's pipes open, so the exit of one goes unnoticed.
+    """Let the build fork, since a spawned process imports Numba for a second. Only for builds that succeed: forked
+    siblings hold each other's pipes open, so the exit of one goes unnoticed.
     """
     context = multiprocessing.get_context("fork")
     monkeypatch.setattr(multiprocessing, "get_context", lambda method: context)

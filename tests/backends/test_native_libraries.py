@@ -1,7 +1,6 @@
 """Builds of native libraries: interrupted builds, damaged files and parallel builds do no harm.
 
-The tests' compilers compile a few lines, or report to a named pipe and wait until the test releases or kills them. No
-test sleeps or measures time.
+Compilers of tests report to a named pipe and wait until they are released or killed: no test sleeps or measures time.
 """
 
 import contextlib
@@ -130,10 +129,7 @@ def cache_root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compiler:
-    """``count = compiler(first)``: compilers run the shell command `first` before they compile.
-
-    ``count()`` is the number of compilations.
-    """
+    """``count = compiler(first)``: compilers first run the shell command `first`. ``count()`` is their number."""
     real, script, count = shutil.which(os.environ.get("CXX", "c++")), tmp_path / "cxx", tmp_path / "count"
 
     def use(first: str) -> Callable[[], int]:

@@ -56,7 +56,6 @@ except AttributeError as error:
     show(str(error))
 """
 
-
 MISSING = """
 def attempt(code):
     try:

@@ -1,8 +1,4 @@
-"""Global states of other libraries: before and after a switch, plans draw what calls without plans draw.
-
-The key of a plan contains the state of the library that draws. Each test makes plans in several states, switches
-between the states, and compares the outcome of each call with that of a call without any plan.
-"""
+"""Global states of other libraries: a call whose plan was made in another state has the outcome of a call without."""
 
 import contextlib
 import ctypes
@@ -42,10 +38,7 @@ def _fresh(call: Call) -> Any:
 
 
 def check_switches(calls: dict[str, Call], states: dict[str, State], matter: bool = True) -> None:
-    """Check that the plans of other calls change no outcome, in each of `states` and outside of them.
-
-    With ``matter=False``, the states must change no outcome, and no call may fail.
-    """
+    """Check that plans of other `states` change no outcome; without `matter`, nor do the states, and no call fails."""
     states = {"outside": contextlib.nullcontext, **states}
 
     def outcomes(of: Callable[[Call], Any]) -> dict[str, Any]:
@@ -81,7 +74,6 @@ TORCH_CALLS: dict[str, Call] = {
     "torch, default generator": lambda: torch.manual_seed(3) and sample(T_MU, 1.5, N),
     "torch, generator": lambda: sample(T_MU, 1.5, N, generator=torch.Generator().manual_seed(3), backend="cpu"),
 }
-
 
 OWN_STATES: dict[str, State] = {
     "MULTISAMPLE_NUM_THREADS": lambda: mock.patch.dict(os.environ, MULTISAMPLE_NUM_THREADS="1"),

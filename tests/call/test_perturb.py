@@ -472,7 +472,6 @@ _KINDS: dict[str, tuple[Any, str]] = {
     "quantized": (lambda: torch.quantize_per_tensor(_PLAIN, 1.0, 0, torch.qint8), "expected a strided tensor, got a q"),
 }
 
-
 _CALLS: dict[str, tuple[Any, str]] = {
     **{name: (lambda f=f: perturb(f(), 0.5, seed=7), f"^parameters: {text}") for name, (f, text) in _KINDS.items()},
     **{

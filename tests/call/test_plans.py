@@ -1,7 +1,6 @@
 """Plans: a call with a plan draws the same bits, and raises the same errors, as a call without a plan.
 
-A plan must not depend on anything that can change between calls with equal keys. Each test makes a plan by a valid
-call, changes something that is not in the key, and compares with a call without plans.
+Each test makes a plan by a valid call, changes something that is not in the key, and compares with a fresh call.
 """
 
 import contextlib

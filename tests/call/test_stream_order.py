@@ -1,9 +1,7 @@
 """Order of streams: a kernel runs after its inputs are written, before its result is read, and before memory is freed.
 
-The host never waits. Producers and consumers use their own streams and do not synchronise. Kernels that only wait run
-first, so that the device lags behind the host; the device counts the correct samples. With ``sigma = 0`` every sample
-is its mean, so a read that is too early, too late or after a free gives a wrong sample. ``MULTISAMPLE_TEST_ROUNDS``
-sets the number of rounds.
+Kernels that only wait run first, so that the device lags behind the host. With ``sigma = 0`` every sample is its mean,
+so a read that is too early, too late or after a free gives a wrong sample. ``MULTISAMPLE_TEST_ROUNDS`` sets the rounds.
 """
 
 import collections

@@ -65,7 +65,6 @@ import build
 build.ProjectBuilder(sys.argv[1]).build("editable", sys.argv[2])
 """
 
-
 # This test checks that the tests of an sdist import the sdist's own package.
 PLACE = """
 from pathlib import Path
@@ -73,7 +72,6 @@ import multisample
 def test_place() -> None:
     assert Path(multisample.__file__).parents[1] == Path(__file__).parents[1]
 """
-
 
 PACKAGE = Path(multisample.__file__).parent
 OWN_MULTISAMPLE = Path(sysconfig.get_path("purelib"), "multisample").exists()

@@ -1,7 +1,6 @@
 """Arrays of every library: the result has the library of the inputs, and the bits of the NumPy call.
 
-Without a GPU, host memory stands in for device memory. With a stand-in for CuPy and a backend that records its calls,
-the tests check that addresses, strides, devices and streams follow the backend contract.
+A stand-in for CuPy, in host memory, shows that addresses, strides, devices and streams follow the backend contract.
 """
 
 import functools
@@ -110,7 +109,6 @@ FORMS: dict[str, Callable[[Array], Any]] = {
     "matrix": lambda x: x[:, None].view(np.matrix), "__array__": ArrayOnly,
     "__array_interface__": lambda x: SimpleNamespace(__array_interface__=x.__array_interface__, owner=x),
 }  # fmt: skip
-
 
 TENSORS: dict[str, Callable[[Array], Any]] = {
     "tensor": torch.tensor,

@@ -1,7 +1,6 @@
 """Interoperation: every array library with every backend that serves it.
 
-Results have the bits of the cpu backend, and the addresses that reach the kernel show that no array was copied, as the
-table in multisample/_libraries/README.md says. Cases that need a CUDA device are skipped without one.
+Results have the bits of the cpu backend, and the addresses that reach the kernel show that no array was copied.
 """
 
 import concurrent.futures
@@ -38,11 +37,7 @@ D, N = 5, 4099
 
 
 class Memory(NamedTuple):
-    """How a library's arrays are made.
-
-    `result` names the library of results. `put` copies a NumPy array. `out` makes a (D, N) matrix with strides in
-    elements.
-    """
+    """A library of results, a copy of a NumPy array, and a (D, N) matrix with strides in elements."""
 
     result: str
     put: Callable[[Array], Any]

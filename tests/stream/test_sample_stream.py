@@ -1,8 +1,7 @@
 """`sample` gives the bits of the stream for all shapes, windows, strides, numbers of threads and machines.
 
-The tests use two references. The exact reference draws a few thousand numbers per second. `elementwise` is a loop over
-the compiled block functions, which test_normals.py compares with the exact reference. It has no tiles and no
-strides, and is fast enough for whole matrices.
+The exact reference is slow. `elementwise` is a loop over the compiled block functions, without tiles and strides;
+test_normals.py compares these functions with the exact reference.
 """
 
 import functools
@@ -30,7 +29,6 @@ from reference import stream
 
 Array = np.ndarray[Any, Any]
 ToArray = Callable[[Any], Array]
-
 
 fma = intrinsics.fma
 

@@ -1,9 +1,7 @@
 """Statistical tests: draws are normal and independent. One backend suffices, since all give the same bits.
 
-Other tests compare the numbers bit for bit, so these tests are for new versions of the stream, as is TestU01:
-``bench/studies/testu01.py`` tests rows, columns, offsets and low bits. Samples are exact functions of the noise z.
-
-Every statistic computes one p-value: the probability that exact normals deviate at least as much.
+They are for new versions of the stream, as is TestU01: other tests compare bit for bit. Every statistic computes one
+p-value: the probability that exact normals deviate at least as much.
 """
 
 import math

@@ -20,7 +20,6 @@ from triton_kernels import points, shifted_groups  # noqa: E402
 BLOCK = 128
 SHIFT = np.float32(0.7)
 
-
 SIGNATURES = {
     points: {"seed": "*u64", "offset": "*u64", "i": "*u32", "j": "*i64", "z": "*fp32"},
     shifted_groups: {"seed": "u64", "offset": "u64", "i": "u32", "shift": "fp32", "z": "*fp32"},

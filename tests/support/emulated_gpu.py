@@ -1,8 +1,7 @@
 """A GPU emulated on the CPU, for kernels whose threads neither share memory nor wait: the plain kernels in Python.
 
-Numba's simulator runs Python, not compiled functions. Here Numba compiles the kernel unchanged for the CPU, with other
-functions for the indices and for memory, and the threads of a grid run one after another. Every memory access is
-checked, and the first wrong access ends the launch.
+Numba compiles the kernel unchanged for the CPU, with other functions for the indices and for memory. The threads of a
+grid run one after another. Every memory access is checked, and the first wrong access ends the launch.
 """
 
 import contextlib
@@ -258,11 +257,9 @@ def launch(
     *,
     backwards: bool = False,
 ) -> None:
-    """Run a grid of `blocks` blocks of `threads` threads, in ascending or, if `backwards`, descending order.
-
-    `kernel` is from `compile_kernel`. `parameters` are the bytes of the call and of the geometry. It is an error to
-    write an element twice, but not to write into a gap of a strided `out`. The kernel may read up to four `inputs`,
-    such as mu, sigma and the words in memory. A wrong access raises BrokenKernelError.
+    """Run a grid of a kernel of `compile_kernel`, in ascending or descending order. `parameters` are the bytes of the
+    call and of the geometry; `inputs` are up to four arrays. A wrong access, such as a second write of an element,
+    raises BrokenKernelError.
     """
     if blocks < 1 or threads % _WARP != 0 or not 0 < threads <= PLAIN_THREADS:
         raise BrokenKernelError(f"invalid grid: {blocks} blocks of {threads} threads")

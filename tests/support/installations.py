@@ -52,10 +52,7 @@ def contents(wheel: Path) -> dict[str, bytes]:
 
 
 def install(wheel: Path, folder: Path) -> tuple[Path, Path]:
-    """The interpreter of a new environment in `folder`, and its package folder.
-
-    The environment has the wheel and all other packages of the current environment.
-    """
+    """The interpreter of a new environment with the wheel and all packages of this one, and its package folder."""
     environment = folder / "environment"
     venv.create(environment, with_pip=False)
     python = environment / ("Scripts/python.exe" if os.name == "nt" else "bin/python")

@@ -80,11 +80,7 @@ def a_launch(
     strides: tuple[int, int] | None = None,
     **changes: Any,
 ) -> Launch:
-    """A launch in host memory with seed 1, and `changes` to its other fields.
-
-    `matrix` is the (rows, columns) matrix or its address. Its strides in bytes are by default those of the array, or of
-    contiguous rows.
-    """
+    """A launch in host memory with seed 1, and `changes`. `matrix` may be an address; `strides` are in bytes."""
     size = SIZES[dtype]
     if isinstance(matrix, np.ndarray):
         assert matrix.shape == (rows, columns) and matrix.itemsize == size

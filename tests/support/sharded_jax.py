@@ -1,8 +1,4 @@
-"""Checks of sharded calls, for a process of its own, which prints the checks that fail.
-
-They run on JAX's default devices, of which there are at least two: on the CPU with the flag
-``--xla_force_host_platform_device_count=8`` in XLA_FLAGS.
-"""
+"""Checks of sharded calls on at least two devices, for a process of its own, which prints the checks that fail."""
 
 import functools
 import itertools

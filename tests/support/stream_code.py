@@ -1,7 +1,5 @@
-"""The stream's functions of both languages, applied to arrays: Python for Numba, and C++ compiled for the CPU.
-
-Compiled Python passes words as uint64 with an undefined upper half, so words, rows and columns are uint64 here. C++
-gets them converted to the type of its argument.
+"""The stream's functions of both languages, applied to arrays. Compiled Python passes words as uint64 with an undefined
+upper half, so words, rows and columns are uint64 here.
 """
 
 import ctypes

@@ -82,7 +82,6 @@ GRADIENT_VARIANTS: list[GradientVariant] = [
 ]
 """All that the gradient's CUDA kernel is compiled for."""
 
-
 ONE_OPTION: dict[str, dict[str, Any]] = {
     "plain": {},
     "shared": {"noise": "shared"},
@@ -94,10 +93,7 @@ ONE_OPTION: dict[str, dict[str, Any]] = {
 
 
 def slow_but(quick: Iterable[Any], values: Iterable[Any], *, several: bool = False) -> list[Any]:
-    """Test parameters from `values`. A value that is not in `quick` gets the mark ``slow``.
-
-    With `several`, a value is a tuple with one element for each parameter.
-    """
+    """Parameters from `values`, those not in `quick` marked ``slow``. With `several`, values are tuples."""
     quick = list(quick)
     slow = pytest.mark.slow
     return [x if x in quick else pytest.param(*(x if several else [x]), marks=slow) for x in values]

@@ -1,7 +1,4 @@
-"""The tests call handlers as XLA does, with their own call frames and a device that records launches.
-
-The ctypes structures repeat the layouts of the structs of ``xla/ffi/api/c_api.h``.
-"""
+"""Handlers called as XLA does, by structs with the layouts of ``xla/ffi/api/c_api.h``, and a device that records."""
 
 from __future__ import annotations
 
@@ -74,10 +71,7 @@ def metadata_request(xla: Xla) -> tuple[Any, Any]:
 
 
 class Xla:
-    """A fake XLA runtime: it answers requests, and keeps the errors that handlers create.
-
-    It has one executable with one call, whose state it keeps.
-    """
+    """A fake XLA runtime with one executable of one call, whose state it keeps, and the errors that handlers create."""
 
     def __init__(self, version: tuple[int, int] = (0, 3)) -> None:
         self.device = DEVICE

@@ -38,7 +38,6 @@ registry.register(Slow("python"))
 mu = np.zeros(100, np.float32)
 """
 
-
 CLOSED = """
 f = jax.jit(lambda key: sample(mu, 1.0, 30, seed=key, backend="python"))
 f(jax.random.key(0))
@@ -56,7 +55,6 @@ thread.join()
 print(wrong)
 python_entry.reopen()
 """
-
 
 SIGNALS = """
 class Alarm(Exception):
@@ -90,7 +88,6 @@ for name in ("cpu", "python"):
     assert (np.asarray(x) == expected).all() and (np.asarray(f(key)) == expected).all()
     print(*counts)
 """
-
 
 FORK = """
 from multisample._routes.jax import python_entry
@@ -135,7 +132,6 @@ Slow.seconds = 0
 print(status)
 """
 
-
 LOAD = """
 multisample.jax.load_handlers()
 exported, compiled = pickle.load(open(sys.argv[1], "rb"))
@@ -145,7 +141,6 @@ for f in (jax.export.deserialize(bytearray(exported)).call, serialize_executable
     assert (np.asarray(y) == sample(mu, 1.0, 5, seed=6)).all()
     assert (np.asarray(z["a"]) == multisample.perturb({"a": mu}, 1.0, seed=6, member=3)["a"]).all()
 """
-
 
 IN_FLIGHT = """
 g = jax.jit(lambda key: sample(np.zeros(1000, np.float32), 1.0, 10000, seed=key).sum())

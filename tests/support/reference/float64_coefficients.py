@@ -22,10 +22,7 @@ L_TERMS, S_TERMS, C_TERMS = 20, 9, 9
 
 
 class Coefficients(NamedTuple):
-    """Coefficients of the float64 transform, each exactly a binary64 number.
-
-    ``L``, ``S`` and ``C`` start with the highest power, as ``horner`` takes them.
-    """
+    """Coefficients of the float64 transform, each exactly a binary64 number; those of the highest power first."""
 
     L: tuple[float, ...]
     LE: float
@@ -125,10 +122,7 @@ def _remez(problem: Problem, low: int, high: int) -> list[Real]:
 
 
 def _fit_rounded(problem: Problem, terms: int, fixed: Sequence[float] = ()) -> tuple[float, ...]:
-    """Round one coefficient after the other, the most significant first, refitting the rest.
-
-    ``fixed`` are prescribed coefficients of x^0, x^1, .... The result starts with the highest power.
-    """
+    """Round one coefficient after the other, the most significant first, refitting the rest."""
     points, target, weight = problem
     chosen = list(fixed)
     for power in range(terms):

@@ -82,10 +82,7 @@ FORMATS = {"float16": BINARY16, "bfloat16": BFLOAT16, "float32": BINARY32, "floa
 
 
 def round_to(value: Fraction, fmt: Format) -> float:
-    """Round a real number once, to nearest, ties to even: to a subnormal, or to infinity where the format overflows.
-
-    An exact zero is 0.0. An underflow is a zero of the number's sign.
-    """
+    """Round once, to nearest, ties to even, or to infinity. A zero has the number's sign."""
     if value == 0:
         return 0.0
     magnitude = abs(value)
@@ -334,10 +331,7 @@ def real_radius(a: int, k: Transform) -> Real:
 
 
 def real_transform(a: int, b: int, k: Transform) -> tuple[Real, Real]:
-    """The normals of a pair of words in real arithmetic, to 40 digits.
-
-    u is the number of the spec; everything after it is real. For float64, y = f64(B) * 2^-63 is too.
-    """
+    """The normals of a pair of words in real arithmetic, to 40 digits, from the number u of the spec on."""
     with mpmath.workdps(DIGITS):
         radius, angle = real_radius(a, k), _signed(b, k.word)
         # The spec's real line has t = pi * b * 2^-31; for float64 it starts at y.
