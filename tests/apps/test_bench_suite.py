@@ -202,10 +202,9 @@ def test_every_test_runs_once_and_a_failure_leaves_the_results_of_others(tmp_pat
     assert found["summary"]["verdict"] == "failed, incomplete"
 
 
-@pytest.mark.parametrize(
-    ("p", "verdict"),
-    [(0.002, "passed"), (0.9991, "suspicious"), (2e-10, "suspicious"), (0.0, "failed"), (1.0, "failed")],
-)
+@pytest.mark.parametrize(("p", "verdict"), [
+    (0.002, "passed"), (0.9991, "suspicious"), (2e-10, "suspicious"), (0.0, "failed"), (1.0, "failed"),
+])  # fmt: skip
 def test_verdicts(p: float, verdict: str) -> None:
     values = [*[0.5] * 9, p]
     tests = [{"test": k, "seconds": 1.0, "statistics": [{"name": "A", "p": one}]} for k, one in enumerate(values)]

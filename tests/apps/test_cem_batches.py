@@ -383,10 +383,8 @@ def test_steps_have_the_shape_of_the_mean(searches: int | None) -> None:
     states = [cem.start(np.zeros((*batch, *dims)), 2.0, searches) for dims in ((4, 3), (12,))]
     for seed in range(5):
         keys = seed if searches is None else [seed, seed + 10]
-        states = [
-            cem.step(state, keys, lambda x: distances(x.reshape(*batch, 4, 3, -1)), 100, bounds=edges, noise_floor=1e-6)
-            for state, edges in zip(states, ((LOW, HIGH), (flat(LOW), flat(HIGH))), strict=True)
-        ]
+        f, edges = lambda x: distances(x.reshape(*batch, 4, 3, -1)), [(LOW, HIGH), (flat(LOW), flat(HIGH))]
+        states = [cem.step(states[k], keys, f, 100, bounds=edges[k], noise_floor=1e-6) for k in range(2)]
     assert states[0].mu.shape == (*batch, 4, 3)
     assert np.array_equal(states[0].mu.reshape(*batch, 12), states[1].mu)
     assert np.array_equal(states[0].fun, states[1].fun)

@@ -23,12 +23,9 @@ from multisample.cem._tasks import redraw
 
 D, N = 6, 200
 OPTIONS: list[dict[str, Any]] = [
-    {},
-    {"bounds": (-3.0, 3.5)},
-    {"antithetic": True, "smoothing": 0.7},
-    {"noise": "shared"},
+    {}, {"bounds": (-3.0, 3.5)}, {"antithetic": True, "smoothing": 0.7}, {"noise": "shared"},
     {"noise_floor": lambda t: 1 / t, "elite_frac": 0.5},
-]
+]  # fmt: skip
 
 
 def processes() -> ProcessPoolExecutor:
@@ -91,20 +88,15 @@ def test_the_executor_does_not_matter(executor: Executor) -> None:
     tensor = pytest.importorskip("torch").from_numpy(START)
     assert_same(run(torch_sphere, tensor, executor=executor, tasks=3), run(torch_sphere, tensor))
     if isinstance(executor, ThreadPoolExecutor):
-        for f in (
-            lambda x: np.where(x[0] > 1, np.nan, sphere(x)), lambda x: (sphere(x) * 10).astype(np.int64).tolist(),
-        ):  # fmt: skip
+        for f in (lambda x: np.where(x[0] > 1, np.nan, sphere(x)), lambda x: np.rint(sphere(x)).astype(int).tolist()):
             assert_same(run(f, executor=executor, tasks=5), run(f))
 
 
 @settings(max_examples=40)
 @given(
-    d=st.sampled_from([1, 3, 700, 5000]),
-    n=st.integers(2, 60),
-    antithetic=st.booleans(),
-    bounds=st.sampled_from([None, (-1.0, 1.5)]),
-    data=st.data(),
-)
+    d=st.sampled_from([1, 3, 700, 5000]), n=st.integers(2, 60), antithetic=st.booleans(),
+    bounds=st.sampled_from([None, (-1.0, 1.5)]), data=st.data(),
+)  # fmt: skip
 def test_elites_are_drawn_again(d: int, n: int, antithetic: bool, bounds: Any, data: Any) -> None:
     which = np.array(data.draw(st.lists(st.integers(0, n - 1), min_size=1, unique=True)))
     search = CEM(np.zeros(d), 1.0, n, elite_frac=1.0, seed=7, antithetic=antithetic, bounds=bounds)

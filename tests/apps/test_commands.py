@@ -164,10 +164,8 @@ CODES = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 129, "SIGUSR1": 138, "SIGALRM"
 def test_a_signal_leaves_no_file(folder: Path, name: str) -> None:
     # The test process may ignore signals, which its children inherit.
     handler = "default_int_handler" if name == "SIGINT" else "SIG_DFL"
-    code_line = (
-        f"import signal, sys; signal.signal(signal.{name}, signal.{handler});"
-        "from multisample.__main__ import main; raise SystemExit(main(sys.argv[1:]))"
-    )
+    code_line = f"import signal, sys; signal.signal(signal.{name}, signal.{handler});"
+    code_line += "from multisample.__main__ import main; raise SystemExit(main(sys.argv[1:]))"
     # 16 thousand windows, each of which waits for the disk, so that the signal arrives before the end.
     command = ["sample", "mu.npy", "1", "-n", "400000", "-o", "x.npy", "--memory", "4K"]
     process = start("-c", code_line, *command)
@@ -384,11 +382,10 @@ def test_available_memory_reads_the_memory_of_this_machine(monkeypatch: pytest.M
     assert draw.available_memory() == 1 << 30
 
 
-@pytest.mark.parametrize(
-    ("d", "n", "memory"),
-    [(40, 300, 4096), (3, 1024, 4096), (1, 1025, 4096), (7, 5, 4096), (0, 9, 4096), (9, 0, 4096), (3, 3000, 4101),
-     (3000, 10, 4096)],
-)  # fmt: skip
+@pytest.mark.parametrize(("d", "n", "memory"), [
+    (40, 300, 4096), (3, 1024, 4096), (1, 1025, 4096), (7, 5, 4096), (0, 9, 4096), (9, 0, 4096), (3, 3000, 4101),
+    (3000, 10, 4096),
+])  # fmt: skip
 @pytest.mark.parametrize("itemsize", [2, 4, 8])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_windows_cover_the_file_once_and_in_its_order(
@@ -505,11 +502,10 @@ def test_writing_to_a_link_keeps_the_link_and_a_new_file_has_default_permissions
     assert Path("elsewhere/y.npy").stat().st_mode == Path("new").stat().st_mode
 
 
-@pytest.mark.parametrize(
-    ("mode", "error", "code"),
-    [(0o400, None, 0), (0o664, None, 0), (0o664, KeyboardInterrupt(signal.SIGINT), 130), (0o664, MemoryError(), 1),
-     (0o664, OSError(errno.EIO, "I/O error"), 1)],
-)  # fmt: skip
+@pytest.mark.parametrize(("mode", "error", "code"), [
+    (0o400, None, 0), (0o664, None, 0), (0o664, KeyboardInterrupt(signal.SIGINT), 130), (0o664, MemoryError(), 1),
+    (0o664, OSError(errno.EIO, "I/O error"), 1),
+])  # fmt: skip
 def test_an_old_file_is_replaced_by_a_complete_one_with_its_permissions(
     draw_files: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, mode: int, error: BaseException | None, code: int
 ) -> None:

@@ -151,10 +151,9 @@ def learnt(settings: Settings, iterations: int, threads: int | None = None) -> L
     return learner
 
 
-@pytest.mark.parametrize(
-    ("features", "factor", "lines"),
-    [("dellacherie", 10, 2000), pytest.param("bertsekas", 2, 20, marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize(("features", "factor", "lines"), [
+    ("dellacherie", 10, 2000), pytest.param("bertsekas", 2, 20, marks=pytest.mark.slow),
+])  # fmt: skip
 def test_training_improves_the_players(features: str, factor: float, lines: int) -> None:
     learner = learnt(Settings(features=features, seed=7, n=60, games=3, height=8), 8)
     assert learner.history[-1].mean > factor * learner.history[0].mean
@@ -278,11 +277,10 @@ def test_files_that_are_not_json_raise(tmp_path: Path, content: bytes) -> None:
         Learner.load(tmp_path / "state.json")
 
 
-@pytest.mark.parametrize(
-    "setting",
-    [("features", "some"), ("seed", -1), ("n", 1), ("games", 0), ("height", 3), ("most_lines", 0), ("sigma", -1.0),
-     ("noise", np.nan), ("noise_step", -1.0)],
-)  # fmt: skip
+@pytest.mark.parametrize("setting", [
+    ("features", "some"), ("seed", -1), ("n", 1), ("games", 0), ("height", 3), ("most_lines", 0), ("sigma", -1.0),
+    ("noise", np.nan), ("noise_step", -1.0),
+])  # fmt: skip
 def test_wrong_settings_raise(setting: tuple[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"^{setting[0]}: expected"):
         Learner(Settings(**dict([setting])))

@@ -135,12 +135,9 @@ def test_a_batch_has_the_bits_of_its_matrices(
         for b in range(B):
             seed, offset, row, column = (int(word) for word in words[b])
             one = matrix_of_batch(draw._replace(matrix=memory.pointer(expected)), b)
-            backend.launch(
-                one._replace(
-                    seed=seed, offset=offset, first_row=row, first_column=column, seed_at=0, offset_at=0,
-                    first_row_at=0, first_column_at=0, origin_in_memory=0, column_phase=0,
-                )
-            )  # fmt: skip
+            none = dict.fromkeys(("seed_at", "offset_at", "first_row_at", "first_column_at", "origin_in_memory"), 0)
+            own = {"seed": seed, "offset": offset, "first_row": row, "first_column": column, "column_phase": 0}
+            backend.launch(one._replace(**none, **own))
         assert np.array_equal(drawn, memory.get(expected)), (d, n, dtype, flags, layout, antithetic)
         assert len(np.unique(drawn[: d * n])) > min(d * n, 200) // 8
 

@@ -320,13 +320,10 @@ def test_reference_counts_do_not_change() -> None:
             multisample.sample(recorded, vector, 3, backend="torch_ext").backward(out)
 
     call(2)  # The first calls make plans and fill caches.
-    counts = [
-        sys.getrefcount(x) for x in (vector, n, out, torch.Tensor, torch.float32, None, int, torch.nn.ReLU, weight)
-    ]
+    things = vector, n, out, torch.Tensor, torch.float32, None, int, torch.nn.ReLU, weight
+    counts = [sys.getrefcount(x) for x in things]
     call(1000)
-    after = [
-        sys.getrefcount(x) for x in (vector, n, out, torch.Tensor, torch.float32, None, int, torch.nn.ReLU, weight)
-    ]
+    after = [sys.getrefcount(x) for x in things]
     # A leak adds 1000. Other threads change the counts of common objects a little.
     assert all(abs(a - b) < 500 for a, b in zip(after, counts, strict=True)), (counts, after)
 

@@ -108,9 +108,8 @@ def moving(launcher: Launcher, launch: Launch) -> tuple[Any, ...]:
 def test_a_launcher_draws_the_bits_of_launch_and_writes_no_other_memory(
     launcher_of: Callable[[Launch], Launcher], dtype: str, numbers: str
 ) -> None:
-    for (d, n), transposed in itertools.product(
-        [(1, 7), (7, 1), (3, 5), (8, 9), (15, 40), (16, 5), (17, 2), (33, 100), (100, 33), (200, 701)], (False, True)
-    ):
+    shapes = (1, 7), (7, 1), (3, 5), (8, 9), (15, 40), (16, 5), (17, 2), (33, 100), (100, 33), (200, 701)
+    for (d, n), transposed in itertools.product(shapes, (False, True)):
         mu: Values = 1.5 if numbers in ("mu", "both") else np.linspace(-3, 3, d)
         sigma: Values = 0.5 if numbers in ("sigma", "both") else np.linspace(0, 2, d).astype(np.float16)
         outs = []

@@ -332,10 +332,9 @@ def test_a_warning_of_several_processes_is_issued_once(root: Path, kernels: Kern
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "seconds"), [("cpu", 0), ("cpu", 1), pytest.param("torch_ext", 1, marks=needs_tools)])
 def test_an_interrupt_ends_the_build_and_its_processes(root: Path, name: str, seconds: int) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "multisample", "build", name],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    command = [sys.executable, "-m", "multisample", "build", name]
+    process = subprocess.Popen(command, start_new_session=True, **pipes)
     assert process.stderr
     if name == "torch_ext":
         assert process.stderr.readline().startswith("multisample: building torch_ext ")

@@ -144,10 +144,9 @@ def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compiler:
 @contextlib.contextmanager
 def building(sources: Path, processes: int = 1) -> Iterator[subprocess.Popen[str]]:
     """Other processes that build; they are killed after a timeout."""
-    with subprocess.Popen(
-        [sys.executable, "-c", BUILD, str(sources), str(processes)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-    ) as process:  # fmt: skip
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    command = [sys.executable, "-c", BUILD, str(sources), str(processes)]
+    with subprocess.Popen(command, start_new_session=True, **pipes) as process:
         alarm = threading.Timer(DEADLINE, os.killpg, (process.pid, signal.SIGKILL))
         alarm.start()
         try:
@@ -320,9 +319,8 @@ def test_concurrent_processes_build_once(sources: Path, cache_root: Path, tmp_pa
         assert process.stderr is not None
         printed = sorted(process.stderr.readline() for _ in range(PROCESSES))
         assert printed[0].startswith("multisample: building torch_ext for the CPU (the operators), ")
-        assert printed[1:] == [
-            f"multisample: waiting for another process that builds torch_ext in {cache_root}/torch_ext\n"
-        ] * (PROCESSES - 1)
+        waits = f"multisample: waiting for another process that builds torch_ext in {cache_root}/torch_ext\n"
+        assert printed[1:] == [waits] * (PROCESSES - 1)
         with go.open("r+b", buffering=0) as pipe:  # Open for reading too, so that the open does not wait.
             pipe.write(b"go\n")
             built = process.stdout.read().splitlines()

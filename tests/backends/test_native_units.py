@@ -109,17 +109,14 @@ int main() {
 """)
     compile_cpp(source, "-o", tmp_path / "launches")
     d, backend = 70, registry.find("cpu")
-    for dtype, antithetic, strides in itertools.product(
-        ("float16", "float32", "float64"), (False, True), ((1, 1), (3, 1), (1, 99), (0, 0))
-    ):
+    every_stride = (1, 1), (3, 1), (1, 99), (0, 0)
+    for dtype, antithetic, strides in itertools.product(("float16", "float32", "float64"), (False, True), every_stride):
         real = "float64" if dtype == "float64" else "float32"
         z = multisample.sample(np.zeros(d), 1.0, 1, dtype=real, seed=7, antithetic=antithetic, sample_offset=5)[:, 0]
         memory, product = np.linspace(-2, 2, 3 * d).astype(dtype), np.full(d, np.nan, real)
         grad = np.ndarray((d, 1), dtype, memory, 0, [stride * memory.itemsize for stride in strides])
-        launch = a_launch(
-            d, 1, dtype, matrix=grad, first=address_of(product), seed=7, antithetic=antithetic, first_column=5,
-            operation=Operation.gradient, results=1,
-        )  # fmt: skip
+        options = {"antithetic": antithetic, "operation": Operation.gradient, "results": 1}
+        launch = a_launch(d, 1, dtype, matrix=grad, first=address_of(product), seed=7, first_column=5, **options)
         done = subprocess.run([tmp_path / "launches"], input=bytes(pack(launch)), capture_output=True, check=True)
         backend.launch(unpack(done.stdout))
         assert product.tobytes() == (grad[:, 0].astype(real) * z).tobytes()
@@ -151,9 +148,8 @@ def test_a_program_builds_the_operators_once(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stderr.splitlines() if "building" in line]
-    assert [line.partition(", once for this machine")[0] for line in lines] == [
-        "multisample: building torch_ext for the CPU (the operators)"
-    ]
+    (line,) = lines
+    assert line.startswith("multisample: building torch_ext for the CPU (the operators), once for this machine")
 
 
 def test_a_kernel_that_cannot_be_compiled_reports_the_reason_to_cpp(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,9 +145,7 @@ def restored(generator: Generator) -> Generator:
 
 
 @pytest.mark.parametrize("duplicate", [
-    copy.copy,
-    copy.deepcopy,
-    restored,
+    copy.copy, copy.deepcopy, restored,
     *(lambda g, p=p: pickle.loads(pickle.dumps(g, p)) for p in range(pickle.HIGHEST_PROTOCOL + 1)),
 ])  # fmt: skip
 def test_a_copy_continues_independently_from_the_original_state(duplicate: Any) -> None:

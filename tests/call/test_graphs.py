@@ -78,11 +78,8 @@ def captured(stream: Any, call: Callable[[], object]) -> Any:
     return graph
 
 
-CALLS = ONE_OPTION | {
-    "fast": {"fast_math": True},
-    "float64": {"dtype": "float64"},
-    "float16": {"dtype": "float16", "layout": "nd", "antithetic": True},
-}
+FLOAT16 = {"dtype": "float16", "layout": "nd", "antithetic": True}
+CALLS = ONE_OPTION | {"fast": {"fast_math": True}, "float64": {"dtype": "float64"}, "float16": FLOAT16}
 
 
 @pytest.mark.parametrize("options", CALLS.values(), ids=CALLS)

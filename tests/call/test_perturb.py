@@ -319,10 +319,8 @@ def test_a_compiled_call_perturbs_a_module_in_place() -> None:
 
 def test_the_operator_fulfills_the_contract_of_pytorch() -> None:
     torch.compile(lambda x: perturb(x, 0.5, seed=7), backend="eager")(torch.zeros(3))  # Registers the operator.
-    options = {
-        "seed": 7, "offset": 3, "member": 1, "decays": [0.0, 0.25], "names": ["a", "b"], "id_names": ["b"], "ids": [5],
-        "fast_math": False, "backend": "auto",
-    }  # fmt: skip
+    options = {"seed": 7, "offset": 3, "member": 1, "decays": [0.0, 0.25], "fast_math": False, "backend": "auto"}
+    options |= {"names": ["a", "b"], "id_names": ["b"], "ids": [5]}
     tensors = [torch.zeros(3), torch.zeros(4, 5).T]
     for sources, vector in (([], None), ([torch.ones(3), torch.ones(5, 4)], torch.tensor([0.5, 2.0]))):
         arguments = (tensors, sources, 0.5, vector, None, None)

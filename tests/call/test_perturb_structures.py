@@ -248,11 +248,8 @@ def test_only_wrappers_lose_their_part_of_a_name() -> None:
 def test_names_in_mappings_and_pairs() -> None:
     x = np.zeros(3, np.float32)
     expected = perturb({"0.weight": x}, 0.5, seed=7)["0.weight"]
-    for name in (
-        "_orig_mod.0.weight",
-        "0._checkpoint_wrapped_module.weight",
-        "_fsdp_wrapped_module.0._orig_mod.weight",
-    ):
+    of_fsdp = "_fsdp_wrapped_module.0._orig_mod.weight"
+    for name in ("_orig_mod.0.weight", "0._checkpoint_wrapped_module.weight", of_fsdp):
         assert same(perturb({name: x}, 0.5, seed=7)[name], expected)
         assert same(perturb([(name, x)], 0.5, seed=7)[name], expected)
         assert not same(perturb({name: x}, 0.5, seed=7, ids={name: 5})[name], expected)

@@ -449,12 +449,9 @@ def test_foreign_arrays_are_drawn_on_their_own_device(to: str, library: str, bit
     for there, here in ((1, 0), (0, 1), (1, 1)):
         arrays = [memory.put(x, there) for x in host]
         # PyTorch exports tensors of its current device only. An operation of JAX makes JAX's device current.
-        with (
-            memory.device(there) if library == "torch" else contextlib.nullcontext(),
-            contextlib.nullcontext()
-            if library == "jax" or (library, to) == ("torch", "torch_ext")
-            else consumer.device(here),
-        ):
+        nothing = library == "jax" or (library, to) == ("torch", "torch_ext")
+        outer = memory.device(there) if library == "torch" else contextlib.nullcontext()
+        with outer, contextlib.nullcontext() if nothing else consumer.device(here):
             current = consumer.current_device()
             x = multisample.sample(*map(wrap, arrays), N, seed=2, backend=to)
             where = memory_of("jax" if library == "jax" else BACKENDS[to])

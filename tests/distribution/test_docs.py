@@ -54,10 +54,10 @@ def run_examples(test: doctest.DocTest) -> None:
     assert runner.failures == 0, "".join(output)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.slow] if name.endswith(".learning") else []) for name in module_names()],
-)
+NAMES = [pytest.param(name, marks=[pytest.mark.slow] * name.endswith(".learning")) for name in module_names()]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_every_module_has_a_docstring_and_its_examples_run(name: str) -> None:
     module = importlib.import_module(name)
     assert module.__doc__

@@ -32,6 +32,7 @@ from multisample.commands import build as commands
 torch = pytest.importorskip("torch")
 needs_tools = pytest.mark.skipif(bool(toolchain.missing_tools()), reason="; ".join(toolchain.missing_tools()))
 NO_NVCC = torch.version.cuda is None or toolchain.cuda_home() is None
+BUILDING = sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir"
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="other systems have other library formats")
 
 
@@ -61,10 +62,8 @@ print(json.dumps({
 
 def build_wheel(folder: Path, setting: str, **environment: str) -> Path:
     source = copy_checkout(folder / "source")
-    run(
-        sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder / "dist", source,
-        folder=folder, MULTISAMPLE_PREBUILT=setting, **environment,
-    )  # fmt: skip
+    command = *BUILDING, folder / "dist", source
+    run(*command, folder=folder, MULTISAMPLE_PREBUILT=setting, **environment)
     (wheel,) = (folder / "dist").glob("*.whl")
     return wheel
 
@@ -203,10 +202,8 @@ def test_invalid_prebuilt_settings_raise(monkeypatch: Any, setting: str, missing
 @pytest.mark.slow
 def test_a_wheel_build_without_its_requested_libraries_fails(tmp_path: Path) -> None:
     source = copy_checkout(tmp_path / "source")
-    done = attempt(
-        sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path / "dist", source,
-        folder=tmp_path, MULTISAMPLE_PREBUILT="1", CUDA_HOME=str(tmp_path / "no toolkit"),
-    )  # fmt: skip
+    environment = {"MULTISAMPLE_PREBUILT": "1", "CUDA_HOME": str(tmp_path / "no toolkit")}
+    done = attempt(*BUILDING, tmp_path / "dist", source, folder=tmp_path, **environment)
     assert done.returncode != 0
     text = done.stdout + done.stderr
     assert "multisample: error: " in text
@@ -392,9 +389,8 @@ def test_status_needs_no_compiler_and_initializes_nothing(came: Any, no_tools: N
     assert backend.status().device == f"cpu (prebuilt) (not CUDA: {nvcc})"
     file = prebuilt.cuda_file("12.8", ["7.5+PTX"])
     came(file)
-    assert backend.status().device == (
-        f"cpu (prebuilt) (not CUDA: {file} is not for CUDA 13.0, which PyTorch uses: install a wheel for it; {nvcc})"
-    )
+    other = f"{file} is not for CUDA 13.0, which PyTorch uses: install a wheel for it"
+    assert backend.status().device == f"cpu (prebuilt) (not CUDA: {other}; {nvcc})"
     came(prebuilt.cuda_file("13.0", ["7.5+PTX"]))
     assert backend.status().device == "cpu (prebuilt) and CUDA (prebuilt)"
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)

@@ -147,9 +147,8 @@ def test_the_sdist_has_all_files_for_a_build_once(distributions: Distributions) 
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"pyproject.toml", "README.md", "LICENSE", ".ci/run", ".ci/resolve.py", ".clang-format"} <= names
     assert {f"multisample/{name}" for name in files(PACKAGE)} <= names
-    assert {
-        f"{folder}/{name}" for folder in ("tests", "bench") for name in files(distributions.source / folder)
-    } <= names
+    for folder in ("tests", "bench"):
+        assert {f"{folder}/{name}" for name in files(distributions.source / folder)} <= names
     assert not {name for name in names if name.startswith(("backends", "csrc"))}
 
 
@@ -176,11 +175,9 @@ def test_the_table_of_readme_has_every_extra(distributions: Distributions) -> No
     extras = {extra for row in rows for extra in re.findall(r"[\w-]+", row.requirements.partition("]")[0])}
     assert extras == set(metadata(distributions.wheel).get_all("Provides-Extra", []))
     requirements = metadata(distributions.wheel).get_all("Requires-Dist", [])
-    commands = {
-        f'"{found}"'
-        for page in [ROOT / "README.md", *ROOT.glob(".github/*.md"), *PACKAGE.rglob("*.md")]
-        for found in re.findall(r'pip install -e "(.+?)"', page.read_text(encoding="utf-8"))
-    }
+    pages = [ROOT / "README.md", *ROOT.glob(".github/*.md"), *PACKAGE.rglob("*.md")]
+    texts = [page.read_text(encoding="utf-8") for page in pages]
+    commands = {f'"{found}"' for text in texts for found in re.findall(r'pip install -e "(.+?)"', text)}
     assert {'".[test]"', '".[test,dev]"', '".[dask]"', '".[tetris]"'} <= commands
     assert commands <= {row.requirements for row in rows}
     # Another version would be replaced when the tests are installed.

@@ -270,9 +270,8 @@ def test_the_result_has_the_library_of_the_inputs_without_a_copy(case: Case, bit
         assert (library_name(x), device_of(x)) == (case.result, case.device)
         # Device arrays of all types are read in place, except that JAX widens narrow types. Host backends read host
         # arrays of the computing type in place.
-        if (case.where == "cuda" and (computing or case.result != "jax")) or (
-            computing and case.name != "list" and "cpu" in (case.where, case.backend)
-        ):
+        on_host = computing and case.name != "list" and "cpu" in (case.where, case.backend)
+        if on_host or (case.where == "cuda" and (computing or case.result != "jax")):
             assert case.reached[:2] == tuple(map(pointer_of, (mu, sigma)))
         assert pointer_of(x) == case.reached[2]
 
@@ -332,9 +331,8 @@ def test_a_backend_that_does_not_serve_the_memory_raises(case: Case) -> None:
     assert generator.offset == 0
 
 
-exports_versions = pytest.mark.skipif(
-    np.lib.NumpyVersion(np.__version__) < "2.1.0", reason="NumPy exports versioned capsules from 2.1 on"
-)
+IS_OLD = np.lib.NumpyVersion(np.__version__) < "2.1.0"
+exports_versions = pytest.mark.skipif(IS_OLD, reason="NumPy exports versioned capsules from 2.1 on")
 
 
 class Capsule:
@@ -490,9 +488,8 @@ def test_read_only_and_empty_inputs_are_accepted(case: Case, bits: ToArray) -> N
     x = case.sample(*read_only, N, seed=4)
     assert case.reached[:2] == tuple(map(pointer_of, read_only))
     assert np.array_equal(bits(settled(x)), bits(on_cpu(*host, N, seed=4)))
-    empty = SimpleNamespace(
-        __cuda_array_interface__={"data": (0, False), "shape": (0,), "typestr": "<f4", "version": 3, "strides": None}
-    )
+    interface = {"data": (0, False), "shape": (0,), "typestr": "<f4", "version": 3, "strides": None}
+    empty = SimpleNamespace(__cuda_array_interface__=interface)
     assert case.sample(empty, 1.0, 3).shape == (0, 3)
 
 
@@ -702,10 +699,9 @@ def test_streams_are_ordered_by_an_event_on_their_device(driver: Callable[..., D
     # An event of a device that is not current pushes and pops that device's context.
     recorded = driver(1)
     event = cuda_driver.Event(77, 0)
-    assert recorded.names() == [
-        "cuCtxGetDevice", "cuDevicePrimaryCtxRetain", "cuCtxPushCurrent_v2", "cuEventCreate", "cuEventRecord",
-        "cuCtxPopCurrent_v2", "cuDevicePrimaryCtxRelease_v2",
-    ]  # fmt: skip
+    begin = ["cuCtxGetDevice", "cuDevicePrimaryCtxRetain", "cuCtxPushCurrent_v2"]
+    work, end = ["cuEventCreate", "cuEventRecord"], ["cuCtxPopCurrent_v2", "cuDevicePrimaryCtxRelease_v2"]
+    assert recorded.names() == begin + work + end
     assert event.is_done()
     # The query does not invalidate a capture, and the capture mode is restored.
     mode = "cuThreadExchangeStreamCaptureMode"

@@ -204,12 +204,11 @@ def test_the_kernel_of_the_page_compiles() -> None:
     assert nvrtc_compile(kernel, ["simulate"], "sm_90", [INCLUDE]).log == ""
 
 
+OPTIONS = (), ("--use_fast_math",), ("-Xcompiler=-O3,-march=native,-ffp-contract=fast",)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "options",
-    [(), ("--use_fast_math",), ("-Xcompiler=-O3,-march=native,-ffp-contract=fast",)],
-    ids=lambda options: " ".join(options),
-)
+@pytest.mark.parametrize("options", OPTIONS, ids=" ".join)
 def test_nvcc_compiles_device_and_host_code_without_a_warning(tmp_path: Path, options: tuple[str, ...]) -> None:
     home = toolchain.cuda_home()
     if home is None:
@@ -217,10 +216,8 @@ def test_nvcc_compiles_device_and_host_code_without_a_warning(tmp_path: Path, op
     kernels = PORTABLE.replace("#include <multisample/normal.h>", "").replace("typedef unsigned long long u64;", "")
     for name in KERNELS:
         kernels = kernels.replace(f"void {name}(", f"void {name}_kernel(")
-    command = [
-        str(home / "bin" / "nvcc"), "-arch=sm_90", "-Xcompiler=-fPIC,-Wall,-Wextra,-Wconversion,-Wshadow",
-        "--Werror=all-warnings", *options,
-    ]  # fmt: skip
+    warnings = "-Xcompiler=-fPIC,-Wall,-Wextra,-Wconversion,-Wshadow", "--Werror=all-warnings"
+    command = [str(home / "bin" / "nvcc"), "-arch=sm_90", *warnings, *options]
     check_host_functions(library(tmp_path, HOST + kernels, command))
 
 

@@ -249,13 +249,10 @@ def test_triton(torch: Any, fused: bool) -> None:
     x = multisample.sample(torch.full((ROWS,), MEAN, device="cuda"), 1.0, COLUMNS, backend="torch_ext", **WINDOW)
     for kernel, per_program in ((triton_kernels.elements, 1024), (triton_kernels.groups, 4 * 1024)):
         z = torch.empty_like(x)
-        kernel[ROWS, -(-COLUMNS // per_program)](
-            SEED, OFFSET, FIRST_ROW, FIRST_COLUMN, COLUMNS, z, 1024, enable_fp_fusion=fused
-        )
+        place, grid = (SEED, OFFSET, FIRST_ROW, FIRST_COLUMN, COLUMNS), (ROWS, -(-COLUMNS // per_program))
+        kernel[grid](*place, z, 1024, enable_fp_fusion=fused)
         assert torch.equal(z.view(torch.int32), x.view(torch.int32))
         # A fused addition would have other bits.
         shifted = torch.empty_like(x)
-        kernel[ROWS, -(-COLUMNS // per_program)](
-            SEED, OFFSET, FIRST_ROW, FIRST_COLUMN, COLUMNS, shifted, 1024, 0.7, enable_fp_fusion=fused
-        )
+        kernel[grid](*place, shifted, 1024, 0.7, enable_fp_fusion=fused)
         assert torch.equal(shifted.view(torch.int32), (x + np.float32(0.7)).view(torch.int32))

@@ -69,10 +69,8 @@ def elementwise(
     """The expected result of `sample`, as bit patterns."""
     real = np.float64 if dtype == "float64" else np.float32
     out = np.empty((len(mu), n), real)
-    _fill[real](
-        out, np.asarray(mu, real), np.asarray(sigma, real), np.uint64(seed), np.uint64(offset),
-        dim_offset, sample_offset, noise == "shared", antithetic,
-    )  # fmt: skip
+    vectors, words = (np.asarray(mu, real), np.asarray(sigma, real)), (np.uint64(seed), np.uint64(offset))
+    _fill[real](out, *vectors, *words, dim_offset, sample_offset, noise == "shared", antithetic)
     with np.errstate(over="ignore"):
         return out.astype(DTYPES[dtype]).view(f"u{DTYPES[dtype](0).itemsize}")
 
@@ -86,13 +84,9 @@ def test_samples_equal_the_known_answers(backend: str, bits: ToArray) -> None:
     entries = json.loads((DATA / "samples_f32.json").read_text())["samples"]
     assert len(entries) == 7
     for entry in entries:
-        got = multisample.sample(
-            [float.fromhex(text) for text in entry["mu"]],
-            [float.fromhex(text) for text in entry["sigma"]],
-            entry["n"],
-            backend=backend,
-            **{name: entry[name] for name in ("seed", "noise", "dim_offset", "sample_offset")},
-        )
+        arguments = ([float.fromhex(text) for text in entry[name]] for name in ("mu", "sigma"))
+        options = {name: entry[name] for name in ("seed", "noise", "dim_offset", "sample_offset")}
+        got = multisample.sample(*arguments, entry["n"], backend=backend, **options)
         expected = [[int(text, 16) for text in row] for row in entry["bits"]]
         assert bits(got).tolist() == expected, {name: entry[name] for name in ("seed", "noise", "n")}
 
@@ -114,9 +108,8 @@ def test_samples_equal_the_exact_reference(
     noise: str, antithetic: bool,
 ) -> None:  # fmt: skip
     mu, sigma = vectors(d, seed)
-    options: dict[str, Any] = {
-        "seed": seed, "dim_offset": dim_offset, "sample_offset": sample_offset, "antithetic": antithetic,
-    }  # fmt: skip
+    options: dict[str, Any] = {"seed": seed, "dim_offset": dim_offset, "sample_offset": sample_offset}
+    options["antithetic"] = antithetic
     got = multisample.sample(mu, sigma, n, backend=backend, dtype=dtype, noise=noise, **options)
     expected = stream.sample(mu.tolist(), sigma.tolist(), n, dtype, shared=noise == "shared", **options)
     assert bits(got).tolist() == expected
@@ -149,9 +142,8 @@ def test_zero_dimensions_or_samples_give_an_empty_result(
     backend: str, to_numpy: ToArray, d: int, n: int, dtype: str, noise: str
 ) -> None:
     for window in ({}, {"dim_offset": ROWS - d, "sample_offset": COLUMNS - n}):
-        got = multisample.sample(
-            np.zeros(d), np.ones(d), n, backend=backend, seed=1, dtype=dtype, noise=noise, **window
-        )
+        options = window | {"seed": 1, "dtype": dtype, "noise": noise}
+        got = multisample.sample(np.zeros(d), np.ones(d), n, backend=backend, **options)
         assert to_numpy(got).shape == (d, n)
 
 
@@ -234,9 +226,8 @@ def test_a_window_of_a_window_equals_its_slice(
     options: dict[str, Any] = {"seed": seed, "dtype": dtype, "noise": noise, "antithetic": antithetic}
 
     def draw(a: int, b: int, p: int, q: int) -> Array:
-        x = bits(multisample.sample(
-            mu[a:b], sigma[a:b], q - p, backend=backend, layout=layout, dim_offset=i + a, sample_offset=j + p, **options
-        ))  # fmt: skip
+        call = {"layout": layout, "dim_offset": i + a, "sample_offset": j + p, **options}
+        x = bits(multisample.sample(mu[a:b], sigma[a:b], q - p, backend=backend, **call))
         return x if layout == "dn" else x.T
 
     outer = draw(0, d, 0, n)
@@ -407,11 +398,8 @@ def test_the_matrix_does_not_depend_on_the_number_of_threads(
     mu, sigma = vectors(d)
 
     def draw(a: int, b: int, p: int, q: int) -> Array:
-        x = multisample.sample(
-            mu[a:b], sigma[a:b], q - p,
-            backend="cpu", seed=15, dtype=dtype, noise=noise, dim_offset=a, sample_offset=1 + p, layout=layout,
-            antithetic=antithetic,
-        )  # fmt: skip
+        options = {"dtype": dtype, "noise": noise, "layout": layout, "antithetic": antithetic, "backend": "cpu"}
+        x = multisample.sample(mu[a:b], sigma[a:b], q - p, seed=15, dim_offset=a, sample_offset=1 + p, **options)
         return bits(x if layout == "dn" else x.T)
 
     monkeypatch.setenv("MULTISAMPLE_NUM_THREADS", "1")
@@ -460,10 +448,9 @@ def special_instructions_or_calls() -> list[str]:
 @pytest.mark.slow
 def test_code_without_avx_and_fma_gives_equal_bits(tmp_path: Path) -> None:
     # Several threads would need more kernels.
-    done = run_python(
-        "-c", PLAIN_MACHINE, str(Path(__file__).parent), NUMBA_CPU_NAME="generic", NUMBA_CPU_FEATURES="",
-        MULTISAMPLE_CACHE_DIR=str(tmp_path), MULTISAMPLE_NUM_THREADS="1",
-    )  # fmt: skip
+    machine = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "MULTISAMPLE_NUM_THREADS": "1"}
+    place = str(Path(__file__).parent)
+    done = run_python("-c", PLAIN_MACHINE, place, MULTISAMPLE_CACHE_DIR=str(tmp_path), **machine)
     digests, special = json.loads(done.stdout)
     assert special == ["fmaf"]
     assert digests == machine_digests()

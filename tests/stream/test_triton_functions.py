@@ -36,9 +36,8 @@ def compiled(function: Any, fused: bool) -> str:
     """The parameters and the body in PTX."""
     from triton.backends.compiler import GPUTarget
 
-    source = triton.compiler.ASTSource(
-        fn=function, signature={**SIGNATURES[function], "block": "constexpr"}, constexprs={"block": BLOCK}
-    )
+    signature = {**SIGNATURES[function], "block": "constexpr"}
+    source = triton.compiler.ASTSource(fn=function, signature=signature, constexprs={"block": BLOCK})
     options = {"num_warps": 4, "enable_fp_fusion": fused}
     kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     _, body = kernel.asm["ptx"].split(".entry")

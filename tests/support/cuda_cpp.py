@@ -67,20 +67,17 @@ def compile_runner(folder: Path, program: str, element: str, *options: str) -> N
         (folder / name).write_text(source)
     assert next(ids) == declarations
     # Optimization takes longer than it saves.
-    compile_cpp(
-        "-O0", *SANITIZED, f"-DELEMENT={ELEMENTS[element]}", *options, f"-I{folder}", f"-I{SHIM}",
-        SHIM / f"{program}.cpp", "-o", folder / program,
-    )  # fmt: skip
+    options = "-O0", *SANITIZED, f"-DELEMENT={ELEMENTS[element]}", *options, f"-I{folder}", f"-I{SHIM}"
+    compile_cpp(*options, SHIM / f"{program}.cpp", "-o", folder / program)
 
 
 def run_cases(
     program: Path, cases: Sequence[CaseT], pack: Callable[[CaseT], bytes], size: Callable[[CaseT], int]
 ) -> Iterator[tuple[CaseT, bytes]]:
     """Run a program of `compile_runner` on the cases; yields each with its result, of ``size(case)`` bytes."""
-    done = subprocess.run(
-        [str(program)], input=b"".join(map(pack, cases)), capture_output=True, timeout=SECONDS,
-        env={**os.environ, "ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"},
-    )  # fmt: skip
+    environment = os.environ | {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"}
+    packed = b"".join(map(pack, cases))
+    done = subprocess.run([str(program)], input=packed, capture_output=True, timeout=SECONDS, env=environment)
     # Exit codes -6 and 1 are failures of the shim and of a sanitizer. The shim registers fibers with AddressSanitizer.
     assert done.returncode in (0, -6, 1), done.stderr.decode()[:4000]
     at = 0

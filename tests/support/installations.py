@@ -56,10 +56,8 @@ def install(wheel: Path, folder: Path) -> tuple[Path, Path]:
     environment = folder / "environment"
     venv.create(environment, with_pip=False)
     python = environment / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-    run(
-        sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check",
-        "install", "--no-deps", "--no-index", wheel, folder=folder,
-    )  # fmt: skip
+    pip = sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check"
+    run(*pip, "install", "--no-deps", "--no-index", wheel, folder=folder)
     packages = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", folder=folder).strip())
     lent = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), str(Path(np.__file__).parents[1])}
     # Folders named in a .pth file follow the .pth file's folder on sys.path; .pth files in them are not read.

@@ -87,10 +87,8 @@ def a_launch(
         matrix, strides = address_of(matrix), strides or matrix.strides
     row_stride, column_stride = strides or (columns * size, size)
     vectors = vector_fields("mu", mu) | vector_fields("sigma", sigma) | vector_fields("weights", weights)
-    launch = Launch(
-        **vectors, matrix=matrix, row_stride=row_stride, column_stride=column_stride, rows=rows, columns=columns,
-        seed=1, type=ElementType[dtype], device=HOST,
-    )  # fmt: skip
+    place = {"matrix": matrix, "row_stride": row_stride, "column_stride": column_stride, "device": HOST}
+    launch = Launch(**vectors, **place, rows=rows, columns=columns, seed=1, type=ElementType[dtype])
     return launch._replace(**changes)
 
 

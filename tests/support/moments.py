@@ -45,10 +45,8 @@ def exact_moments(w: Any, mu: Any, sigma: Any, dtype: str = "float32", **options
     m1, m2 = w.sum() * mu + sigma * first, sigma**2 * second
     size = np.abs(mu) * mass + sigma * (np.abs(z) @ np.abs(w))
     least = {"float16": 2.0**-24, "bfloat16": 2.0**-133, "float32": 2.0**-149, "float64": 2.0**-1074}[dtype]
-    return Exact(
-        m1, m2, terms * size + last * np.abs(m1) + least,
-        terms * sigma**2 * size_of_second + last * np.abs(m2) + least,
-    )  # fmt: skip
+    errors = terms * size + last * np.abs(m1), terms * sigma**2 * size_of_second + last * np.abs(m2)
+    return Exact(m1, m2, *(error + least for error in errors))
 
 
 def _noise(d: int, n: int, antithetic: bool = False, sample_offset: int = 0, **options: Any) -> Array:

@@ -135,9 +135,8 @@ def every_placement(ndim: int) -> Iterator[tuple[Any, ...]]:
 
 
 def kinds_of_draw() -> Iterator[tuple[torch.dtype, dict[str, Any]]]:
-    for dtype, noise, antithetic, layout, fast_math in itertools.product(
-        DTYPES, ("independent", "shared"), (False, True), ("dn", "nd"), (False, True)
-    ):
+    noises, layouts, flags = ("independent", "shared"), ("dn", "nd"), (False, True)
+    for dtype, noise, antithetic, layout, fast_math in itertools.product(DTYPES, noises, flags, layouts, flags):
         call = {"noise": noise, "antithetic": antithetic, "layout": layout, "fast_math": fast_math}
         yield dtype, call | {"seed": SEED}
 
@@ -166,10 +165,9 @@ def every_kind_of_draw(ranks: Ranks) -> None:
             ranks.check(ranks.sharded(mu, sigma, 103, mesh, placements, **call), whole, mesh, placements)
         result = ranks.sample(*ranks.spread(ranks.line, (mu, sigma), Shard(0)), 103, **call)
         ranks.check(result, whole, ranks.line, [Shard(int(call["layout"] == "nd"))])
-        ranks.check(
-            ranks.sharded(mu, sigma, 103, ranks.line, [Shard(1)], dtype="float64", **call),
-            ranks.single(mu, sigma, 103, dtype="float64", **call), ranks.line, [Shard(1)],
-        )  # fmt: skip
+        wide = call | {"dtype": "float64"}
+        result = ranks.sharded(mu, sigma, 103, ranks.line, [Shard(1)], **wide)
+        ranks.check(result, ranks.single(mu, sigma, 103, **wide), ranks.line, [Shard(1)])
 
 
 @case
@@ -655,10 +653,8 @@ def main(device_type: str, rank: int, size: int, folder: Path, backends: list[st
     torch.set_num_threads(1)
     if device_type == "cuda":
         torch.cuda.set_device(rank)
-    distributed.init_process_group(
-        "nccl" if device_type == "cuda" else "gloo",
-        store=distributed.FileStore(str(folder / "store"), size), rank=rank, world_size=size, timeout=PATIENCE,
-    )  # fmt: skip
+    kind, store = "nccl" if device_type == "cuda" else "gloo", distributed.FileStore(str(folder / "store"), size)
+    distributed.init_process_group(kind, store=store, rank=rank, world_size=size, timeout=PATIENCE)
     ranks = Ranks(device_type, rank, size)
     failures = {}
     for ranks.backend in backends:

@@ -34,11 +34,8 @@ PLAIN_VERSIONS = {
     "plain_transposed": ((1, False), (3, False), (1, True), (2, True), (3, True)),
 }
 """`Geometry.version` of plain kernels."""
-VARIANTS: list[Variant] = [
-    variant
-    for variant in itertools.product(DTYPES, (False, True), (False, True), (False, True), range(len(STORE_KINDS)))
-    if not (variant[3] and variant[0] == "float64")
-]
+_EVERY = itertools.product(DTYPES, (False, True), (False, True), (False, True), range(len(STORE_KINDS)))
+VARIANTS: list[Variant] = [variant for variant in _EVERY if not (variant[3] and variant[0] == "float64")]
 """All variants of the CUDA kernel."""
 QUICK: list[Variant] = [
     ("float32", False, False, False, 0), ("float16", False, True, True, 1), ("bfloat16", True, False, False, 2),
@@ -83,12 +80,9 @@ GRADIENT_VARIANTS: list[GradientVariant] = [
 """All that the gradient's CUDA kernel is compiled for."""
 
 ONE_OPTION: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "shared": {"noise": "shared"},
-    "antithetic": {"antithetic": True},
-    "nd": {"layout": "nd"},
+    "plain": {}, "shared": {"noise": "shared"}, "antithetic": {"antithetic": True}, "nd": {"layout": "nd"},
     "window": {"dim_offset": 3, "sample_offset": 5},
-}
+}  # fmt: skip
 """Options of `sample`, one or none at a time, by name."""
 
 

@@ -95,10 +95,9 @@ def test_a_vector_of_seeds_is_vmap_over_them() -> None:
     assert gradient.shape == (D,)
 
 
-@pytest.mark.parametrize(
-    ("form", "shape", "shares_weights", "jitted"),
-    [("keys", "number", True, False), ("uint32[B, 4]", "own", False, True), ("list", "shared", False, True)],
-)
+@pytest.mark.parametrize(("form", "shape", "shares_weights", "jitted"), [
+    ("keys", "number", True, False), ("uint32[B, 4]", "own", False, True), ("list", "shared", False, True),
+])  # fmt: skip
 def test_each_element_of_moments_is_its_own_call(form: str, shape: str, shares_weights: bool, jitted: bool) -> None:
     (make, keys), (mu, sigma) = FORMS[form], SHAPES[shape]
     operands = jnp.asarray(WEIGHTS[0] if shares_weights else WEIGHTS), jnp.asarray(mu), sigma

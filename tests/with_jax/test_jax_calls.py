@@ -425,10 +425,8 @@ def test_a_window_out_of_range_is_an_error_of_the_program(x64: None) -> None:
     wrong = (2**32 - D + 1, 0), (np.array([0, 2**32 - 1]), 0), (0, 2**34 - N + 1)
     for (row, column), name in zip(wrong, ("dim_offset", "dim_offset", "sample_offset"), strict=True):
         function = jax.vmap(draw, (0, None)) if np.ndim(row) else draw
-        with (
-            jax.default_device(jax.devices("cpu")[0]),
-            pytest.raises(jax.errors.JaxRuntimeError, match=rf"{name}: expected {name} \+ . <= 2\*\*3[24]"),
-        ):
+        error = pytest.raises(jax.errors.JaxRuntimeError, match=rf"{name}: expected {name} \+ . <= 2\*\*3[24]")
+        with jax.default_device(jax.devices("cpu")[0]), error:
             function(row, column).block_until_ready()
     check_same(draw(0, 0), sample(MU, SIGMA, N, seed=1))
 

@@ -135,10 +135,9 @@ class Xla:
             return List(40, None, len(made), *self._list(1, made))
 
         types, pointers = self._list(4, [Span(string.encode(), len(string))])
-        return CallFrame(
-            168, None, ctypes.pointer(self.api), CONTEXT, stage, buffers(operands), buffers(results),
-            Attributes(48, None, 1, types, None, pointers), None,
-        )  # fmt: skip
+        head = 168, None, ctypes.pointer(self.api), CONTEXT, stage
+        attributes = Attributes(48, None, 1, types, None, pointers)
+        return CallFrame(*head, buffers(operands), buffers(results), attributes, None)
 
 
 def run(handler: Callable[[int], int | None], frame: CallFrame) -> int:
@@ -320,9 +319,8 @@ class Native:
         driver = ctypes.CFUNCTYPE(ctypes.c_int, P, P, P, P)(self._launch)
         get_device = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int))(self._current)
         exchange = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int))(self._exchange)
-        for name, function in (
-            ("launch_function", driver), ("device_function", get_device), ("capture_mode_function", exchange),
-        ):  # fmt: skip
+        functions = {"launch_function": driver, "device_function": get_device, "capture_mode_function": exchange}
+        for name, function in functions.items():
             monkeypatch.setattr(cuda_driver, name, lambda function=function: function)
         monkeypatch.setattr(cuda_driver, "is_present", lambda: True)
         before = native._process.copy()

@@ -193,10 +193,8 @@ def test_wrong_arguments_are_named(changes: dict[str, Any], error: Any, message:
 
 def test_a_traced_member_beyond_the_last_row_is_an_error_of_the_program() -> None:
     call = jax.jit(lambda member: perturb([ONE], [1.0, 2.0], seed=1, member=member))
-    with (
-        jax.default_device(jax.devices("cpu")[0]),
-        pytest.raises(jax.errors.JaxRuntimeError, match=r"member: expected member \+ K <= 2\*\*32"),
-    ):
+    error = pytest.raises(jax.errors.JaxRuntimeError, match=r"member: expected member \+ K <= 2\*\*32")
+    with jax.default_device(jax.devices("cpu")[0]), error:
         jax.block_until_ready(call(np.uint32(2**32 - 1)))
 
 

@@ -251,10 +251,8 @@ except RuntimeError as error:
 
 
 def test_a_package_that_is_purged_and_imported_again_draws_the_same() -> None:
-    assert run_python("-c", BEGIN + PURGED).stdout == (
-        "jax: XLA keeps the handlers of another version of multisample, which this process imported before: restart the"
-        " process\n"
-    )
+    message = "XLA keeps the handlers of another version of multisample, which this process imported before"
+    assert run_python("-c", BEGIN + PURGED).stdout == f"jax: {message}: restart the process\n"
 
 
 # Command buffers of CUDA need flags.

@@ -199,12 +199,8 @@ def operators(torch_device: str) -> Any:
     return torch.ops.multisample
 
 
-NOISES: dict[str, dict[str, Any]] = {
-    "plain": {"seed": -1, "offset": 3},
-    "all": {
-        "seed": 5, "shared": True, "antithetic": True, "fast_math": True, "dim_offset": 2, "sample_offset": 3,
-    },
-}  # fmt: skip
+EVERY = {"seed": 5, "shared": True, "antithetic": True, "fast_math": True, "dim_offset": 2, "sample_offset": 3}
+NOISES: dict[str, dict[str, Any]] = {"plain": {"seed": -1, "offset": 3}, "all": EVERY}
 
 
 @pytest.mark.slow
@@ -267,10 +263,9 @@ def test_one_sample_has_the_bits_and_the_gradients_of_others(dtype: Any, options
         z = multisample.sample(0 * ones, 1.0, 1, seed=7, dtype=str(real)[6:], **options)
         grad = wide[:, :1].to(narrow)
         x = multisample.sample(*leaves, 1, seed=7, dtype=str(narrow)[6:], **options)
-        y = torch.ops.multisample.sample(
-            *leaves, 1, seed=7, dtype=narrow, shared="noise" in options, antithetic="antithetic" in options,
-            sample_offset=options.get("sample_offset", 0),
-        )  # fmt: skip
+        given = {"shared": "noise" in options, "antithetic": "antithetic" in options}
+        window = {"sample_offset": options.get("sample_offset", 0)}
+        y = torch.ops.multisample.sample(*leaves, 1, seed=7, dtype=narrow, **given, **window)
         for drawn in (x, y):
             of_mu, of_sigma = torch.autograd.grad(drawn, leaves, grad)
             assert torch.equal(of_mu, grad[:, 0].to(dtype))

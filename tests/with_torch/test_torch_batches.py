@@ -117,9 +117,8 @@ def test_vmap_is_one_launch(torch_device: str, own: str) -> None:
     batch = {"mu": mu, "sigma": sigma, "seed": seeds}
     one = {"mu": mu[0], "sigma": sigma[0], "seed": SEEDS[0]}
     with Operators() as operators:
-        x = torch.func.vmap(lambda *own: sample(**{**one, **dict(zip(names, own, strict=True))}, n=N))(
-            *(batch[name] for name in names)
-        )
+        draw = torch.func.vmap(lambda *own: sample(**{**one, **dict(zip(names, own, strict=True))}, n=N))
+        x = draw(*(batch[name] for name in names))
     assert operators.ours == ["multisample.sample_batch.default"]
     for b in range(4):
         alone = {**one, **{name: SEEDS[b] if name == "seed" else batch[name][b] for name in names}}
@@ -172,11 +171,9 @@ def test_the_operators_pass_the_tests_of_torch_library(torch_device: str) -> Non
 def test_operators_refuse_wrong_shapes(torch_device: str) -> None:
     multisample.torch.load_operators()
     sigma = torch.ones(6, device=torch_device)
-    for mu, keys, message in (
-        ((4, 6), (3, 2), "mu must have shape|keys must have shape"),
-        ((4, 6), (4, 3), "keys must have shape"),
-        ((4, 6, 1), (4, 2), "mu must have shape"),
-    ):
+    of_mu, of_keys = "mu must have shape", "keys must have shape"
+    both = f"{of_mu}|{of_keys}"
+    for mu, keys, message in (((4, 6), (3, 2), both), ((4, 6), (4, 3), of_keys), ((4, 6, 1), (4, 2), of_mu)):
         key_tensor = torch.zeros(keys, dtype=torch.int64, device=torch_device)
         with pytest.raises(RuntimeError, match=message):
             torch.ops.multisample.sample_batch(torch.zeros(mu, device=torch_device), sigma, N, key_tensor)

@@ -174,10 +174,10 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [pytest.param(*x, id=name, marks=[] if name == "seed" else pytest.mark.slow) for name, x in WRONG.items()],
-)
+CASES = [pytest.param(*x, id=name, marks=[pytest.mark.slow] * (name != "seed")) for name, x in WRONG.items()]
+
+
+@pytest.mark.parametrize(("call", "error", "message"), CASES)
 # After an error, PyTorch compiles the function again in parts, with warnings.
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_compiled_calls_raise_the_eager_errors(call: dict[str, Any], error: type[Exception], message: str) -> None:

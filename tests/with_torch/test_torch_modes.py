@@ -106,9 +106,8 @@ def test_modes_see_the_operator(mode: Any, torch_device: str) -> None:
         sample(mu, sigma, N, seed=1)
         with mode() as seeing:
             sample(mu, sigma, N)
-        assert [name for name in seeing.seen if name.startswith("multisample.")] == [
-            "multisample.sample" if mode is Functions else "multisample.sample.default"
-        ]
+        name = "multisample.sample" if mode is Functions else "multisample.sample.default"
+        assert [seen for seen in seeing.seen if seen.startswith("multisample.")] == [name]
         if mode is Operators:  # Checks and the draw of a seed are not operations of the caller.
             assert len(seeing.seen) == 1
 

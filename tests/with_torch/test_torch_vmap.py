@@ -11,11 +11,9 @@ from multisample import Generator, sample
 
 B, D, N = 3, 5, 4
 OPTIONS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "shared": {"noise": "shared"},
-    "nd": {"layout": "nd"},
+    "plain": {}, "shared": {"noise": "shared"}, "nd": {"layout": "nd"},
     "all": {"antithetic": True, "layout": "nd", "dim_offset": 1, "sample_offset": 3, "dtype": torch.float64},
-}
+}  # fmt: skip
 # PyTorch compiles its forward-mode rules with its own deprecated functions.
 forward_mode = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 
