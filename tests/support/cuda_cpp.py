@@ -71,13 +71,16 @@ def compile_runner(folder: Path, program: str, element: str, *options: str) -> N
     compile_cpp(*options, SHIM / f"{program}.cpp", "-o", folder / program)
 
 
+def run_program(program: Path, cases: bytes) -> subprocess.CompletedProcess[bytes]:
+    environment = os.environ | {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"}
+    return subprocess.run([str(program)], input=cases, capture_output=True, timeout=SECONDS, env=environment)
+
+
 def run_cases(
     program: Path, cases: Sequence[CaseT], pack: Callable[[CaseT], bytes], size: Callable[[CaseT], int]
 ) -> Iterator[tuple[CaseT, bytes]]:
     """Run a program of `compile_runner` on the cases; yields each with its result, of ``size(case)`` bytes."""
-    environment = os.environ | {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"}
-    packed = b"".join(map(pack, cases))
-    done = subprocess.run([str(program)], input=packed, capture_output=True, timeout=SECONDS, env=environment)
+    done = run_program(program, b"".join(map(pack, cases)))
     # Exit codes -6 and 1 are failures of the shim and of a sanitizer. The shim registers fibers with AddressSanitizer.
     assert done.returncode in (0, -6, 1), done.stderr.decode()[:4000]
     at = 0
