@@ -9,6 +9,7 @@ import functools
 import gc
 import hashlib
 import importlib.metadata
+import io
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
@@ -249,6 +250,14 @@ def place(backend: str) -> Callable[[Array], Any]:
         return moved.view(array.dtype)
 
     return place
+
+
+@pytest.fixture
+def terminal() -> io.StringIO:
+    """A stream that claims to be a terminal."""
+    stream = io.StringIO()
+    stream.isatty = lambda: True  # type: ignore[method-assign]
+    return stream
 
 
 class _Strided:

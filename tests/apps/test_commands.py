@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 from fake_backend import FakeBackend
 from tables import slow_but
-from terminals import Terminal
 
 import multisample
 from multisample.__main__ import main
@@ -30,7 +29,6 @@ D, N, SEED = 40, 300, 7
 RNG = np.random.default_rng(1)
 MU = RNG.normal(size=D).astype(np.float32)
 SIGMA = RNG.uniform(0.5, 2.0, D).astype(np.float32)
-LIBRARIES = ("torch", "cupy", "jax")
 
 Run = Callable[..., "Outcome"]
 
@@ -131,7 +129,7 @@ def test_an_error_prints_one_line_and_sets_the_exit_code(folder: Path) -> None:
 def test_the_report_runs_without_a_command_and_without_any_array_library(monkeypatch: pytest.MonkeyPatch) -> None:
     # Block the libraries and hide the GPU, so that the test depends neither on packages nor on the machine.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    blocked = f"import sys; sys.modules.update(dict.fromkeys({LIBRARIES!r}))"
+    blocked = "import sys; sys.modules.update(dict.fromkeys(('torch', 'cupy', 'jax')))"
     done = finish(start("-c", f"{blocked}; from multisample.__main__ import main; raise SystemExit(main([]))"))
     assert (done.code, done.err) == (0, "")
     assert re.search(r"^backend +available +version +device$", done.out, re.M)
@@ -445,14 +443,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return clock
 
 
-def test_progress_shows_percentage_rate_and_time_left_in_one_line(clock: list[float]) -> None:
-    stream = Terminal()
-    with pytest.raises(ZeroDivisionError), draw.Progress(8 << 20, stream) as progress:
+def test_progress_shows_percentage_rate_and_time_left_in_one_line(clock: list[float], terminal: Any) -> None:
+    with pytest.raises(ZeroDivisionError), draw.Progress(8 << 20, terminal) as progress:
         for clock[0], size in ((20.0, 20 << 10), (20.01, 2028 << 10), (40.0, 4 << 20), (41.0, 2 << 20)):
             progress.add(size)
         raise ZeroDivisionError
     # The second update came too soon after the first, and is not shown. Spaces overwrite the rest of a longer line.
-    assert stream.getvalue().split("\r") == [
+    assert terminal.getvalue().split("\r") == [
         "",
         "  0%  20.0 KiB of 8.0 MiB  1.0 KiB/s  8172 s left",
         " 75%  6.0 MiB of 8.0 MiB  153.6 KiB/s  13 s left ",

@@ -18,7 +18,6 @@ import pytest
 from dask_cluster import local_cluster
 from PIL import Image, ImageSequence
 from scored_functions import dies
-from terminals import Terminal
 
 from multisample.__main__ import main
 from multisample.commands.workers import Workers
@@ -57,8 +56,7 @@ def learnt(folder: str) -> tuple[Any, Any, Any]:
     return weights["weights"], weights["fresh games"], json.loads(Path(folder, "state.json").read_text())["cem"]
 
 
-def test_the_command_trains_plays_and_writes_files(run: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = Terminal()
+def test_the_command_trains_plays_and_writes_files(run: Any, folder: Path, terminal: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr("sys.stderr", terminal)
     done = run(*QUICK, "--iterations", 3, "-o", "out")
     assert done.code == 0, done

@@ -146,7 +146,6 @@ def validity(launcher_of: Callable[[Launch], Launcher]) -> Callable[..., bool]:
     return is_valid
 
 
-LENGTHS = (1, 2, 15, 16, 17, 255, 256, 257, 1000)
 STRIDES: dict[str, Callable[[Array], Array]] = {
     "contiguous": lambda x: x.copy(),
     "every third": lambda x: np.repeat(x, 3)[::3],
@@ -159,7 +158,7 @@ STRIDES: dict[str, Callable[[Array], Array]] = {
 @pytest.mark.parametrize("dtype", slow_but(["float32", "float64"], MATRIX_TYPES))
 def test_one_invalid_value_at_any_position_is_found(validity: Callable[..., bool], dtype: str, strides: str) -> None:
     laid_out = STRIDES[strides]
-    for d, kind in itertools.product(LENGTHS, (np.float32, np.float64)):
+    for d, kind in itertools.product((1, 2, 15, 16, 17, 255, 256, 257, 1000), (np.float32, np.float64)):
         mu, sigma = np.linspace(-3, 3, d).astype(kind), np.linspace(0, 2, d).astype(kind)
         largest = np.float32(3.4028235e38)
         mu[d // 2], sigma[d // 2] = -largest, largest

@@ -32,7 +32,6 @@ from numba import types
 from numba.core import config
 from numba.core.compiler_lock import global_compiler_lock
 from processes import run_python
-from terminals import Terminal
 
 import multisample
 from multisample.__main__ import main
@@ -290,10 +289,11 @@ def test_kernels_are_compiled_in_parallel(tmp_path: Path, kernels: Kernels, fork
 
 @pytest.mark.slow
 @forked
-def test_a_terminal_shows_progress_in_one_line(kernels: Kernels, forking: None, monkeypatch: Any) -> None:
-    kernels(*(functools.partial(time.sleep, seconds) for seconds in (0, 2.2)))
-    terminal = Terminal()
+def test_a_terminal_shows_progress_in_one_line(
+    kernels: Kernels, forking: None, terminal: Any, monkeypatch: Any
+) -> None:
     monkeypatch.setattr(sys, "stderr", terminal)
+    kernels(*(functools.partial(time.sleep, seconds) for seconds in (0, 2.2)))
     assert main(["build", "cpu"]) == 0
     lines = terminal.getvalue().split("\r")
     assert lines[1] == "cpu: 0 of 2 kernels, 0 s"

@@ -24,7 +24,6 @@ from unittest.mock import Mock
 
 import pytest
 from forks import answers, fork, forked
-from terminals import Terminal
 
 from multisample import BackendUnavailableError
 from multisample.__main__ import main
@@ -358,9 +357,8 @@ def compiled(sources: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_build_says_what_it_compiles_counts_units_and_shows_progress_on_a_terminal(
-    compiled: Path, monkeypatch: pytest.MonkeyPatch
+    compiled: Path, terminal: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("MAX_JOBS", "1")
     monkeypatch.setattr(library_cache, "cuda_reasons", lambda ahead_of_time: ())

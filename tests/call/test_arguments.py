@@ -18,7 +18,6 @@ from multisample._plan import PLANS
 D = 3
 SMALL_N = 4
 # Large enough that the cpu backend uses several threads.
-BIG_N = 30_000
 SENTINEL = 123.0
 
 Call = dict[str, Any]
@@ -38,7 +37,7 @@ BASES = {
     "small float32": Base(lambda x: np.array(x, np.float32), lambda n: np.full((D, n), SENTINEL, np.float32)),
     "small float64": Base(lambda x: np.array(x, np.float64), lambda n: np.full((D, n), SENTINEL)),
     "small nd": Base(lambda x: np.array(x, np.float32), lambda n: np.full((n, D), SENTINEL, np.float32), layout="nd"),
-    "big": Base(lambda x: np.array(x, np.float32), lambda n: np.full((D, n), SENTINEL, np.float32), BIG_N),
+    "big": Base(lambda x: np.array(x, np.float32), lambda n: np.full((D, n), SENTINEL, np.float32), 30_000),
     "lists": Base(list, lambda n: np.full((D, n), SENTINEL, np.float32)),
     "torch": Base(lambda x: torch.tensor(x, dtype=torch.float32), lambda n: torch.full((D, n), SENTINEL)),
 }

@@ -118,7 +118,6 @@ ORDER = {
     ("jax", "cuda"): ("cupy", "numba", "torch_ext"), ("foreign", "cuda"): ("cupy", "numba", "torch_ext"),
     ("jax", "cpu"): ("cpu",), ("foreign", "cpu"): ("cpu",), ("numpy", "cpu"): ("cpu",),
 }  # fmt: skip
-BUILT_IN = ("torch_ext", "cupy", "numba", "cpu")
 
 
 @pytest.mark.parametrize(("library", "device_kind"), ORDER)
@@ -127,7 +126,7 @@ def test_auto_takes_the_first_available_backend(pretend: Callable[..., Fake], li
     pretend("abacus")  # A third party's backend, which "auto" ignores.
     for available in itertools.product((True, False), repeat=len(order)):
         _backends.forget()
-        for name in BUILT_IN:
+        for name in ("torch_ext", "cupy", "numba", "cpu"):
             pretend(name)
         for name, can_run in zip(order, available, strict=True):
             pretend(name, *([] if can_run else [f"no {name} today", "and none tomorrow"]))

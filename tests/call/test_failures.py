@@ -56,7 +56,6 @@ ROADS: dict[str, Callable[..., Any]] = {
     "by_normal": lambda d, n, **options: multisample.torch.Normal(*recorded_vectors(d), **options).rsample((n,)),
     "differentiated": differentiated,
 }
-OF_TORCH = {"by_torch", "by_torch_on_numba", "recorded", "differentiated", "by_normal"}
 
 
 class Sources:
@@ -66,7 +65,7 @@ class Sources:
         torch.manual_seed(3)
         self.own, self.torch = Generator(5), torch.Generator().manual_seed(4)
         self.options: list[dict[str, Any]] = [{}, {"generator": self.own}]
-        if road in OF_TORCH:
+        if road in {"by_torch", "by_torch_on_numba", "recorded", "differentiated", "by_normal"}:
             self.options.append({"generator": self.torch})
 
     def states(self) -> list[Any]:

@@ -19,7 +19,6 @@ from multisample import Generator, sample
 
 D, N = 37, 1000
 REPLAYS = 5
-BACKENDS = ("torch_ext", "cupy", "numba")
 
 
 @pytest.fixture
@@ -30,7 +29,7 @@ def cupy() -> Any:
     return module
 
 
-@pytest.fixture(params=BACKENDS)
+@pytest.fixture(params=("torch_ext", "cupy", "numba"))
 def cuda_backend(request: pytest.FixtureRequest) -> str:
     require(request.param)
     return str(request.param)

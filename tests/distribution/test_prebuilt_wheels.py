@@ -271,11 +271,8 @@ def test_a_wheel_build_that_fails_prints_the_reason(compiled: Any, monkeypatch: 
     assert compiled == []
 
 
-STANDARD = "7.5;8.0;8.6;9.0+PTX"
-
-
 @pytest.mark.parametrize(("kinds", "named", "architectures", "targets"), [
-    (("cpu", "cuda"), "", STANDARD, ["cpu", "cuda13-7.5-8.0-8.6-9.0+PTX"]),
+    (("cpu", "cuda"), "", "7.5;8.0;8.6;9.0+PTX", ["cpu", "cuda13-7.5-8.0-8.6-9.0+PTX"]),
     (("cuda",), "7.5 9.0+PTX", "7.5 9.0+PTX", ["cuda13-7.5-9.0+PTX"]),
     (("cuda",), "7.5;9.0+PTX", "7.5;9.0+PTX", ["cuda13-7.5-9.0+PTX"]),
 ])  # fmt: skip

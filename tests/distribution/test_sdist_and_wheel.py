@@ -74,7 +74,6 @@ def test_place() -> None:
 """
 
 PACKAGE = Path(multisample.__file__).parent
-OWN_MULTISAMPLE = Path(sysconfig.get_path("purelib"), "multisample").exists()
 RESOLVE = runpy.run_path(str(ROOT / ".ci" / "resolve.py"))
 
 
@@ -243,7 +242,7 @@ class Installation(NamedTuple):
 def installation(request: Any, distributions: Distributions, tmp_path_factory: pytest.TempPathFactory) -> Installation:
     """A new environment with one of the wheels and all other packages of this environment."""
     is_editable = request.param == "editable"
-    if is_editable and OWN_MULTISAMPLE:
+    if is_editable and Path(sysconfig.get_path("purelib"), "multisample").exists():
         pytest.skip("this environment's own multisample would come before the editable one")
     folder = tmp_path_factory.mktemp(request.param)
     python, packages = install(getattr(distributions, request.param), folder)

@@ -22,8 +22,6 @@ from multisample import examples
 pytestmark = pytest.mark.site
 
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
-PHONE = {"width": 360, "height": 740}
-LIBRARIES = ("cem", "dask", "examples.tetris", "jax", "numba", "torch", "triton")
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +75,7 @@ MEASURES = """() => {
 def test_every_page_fits_a_phone_and_has_no_broken_link(site: Path, browser: Any) -> None:
     pages = sorted(site.rglob("*.html"))
     assert len(pages) > 30
-    page = browser.new_page(viewport=PHONE)
+    page = browser.new_page(viewport={"width": 360, "height": 740})
     errors: list[str] = []
     page.on("pageerror", lambda error: errors.append(f"{page.url}: {error}"))
     page.on("requestfailed", lambda request: errors.append(f"{page.url}: {request.url} did not load"))
@@ -158,7 +156,7 @@ def test_the_speed_table_and_the_first_commands_fit_the_column(site: Path, brows
 def test_the_reference_has_every_public_name(site: Path) -> None:
     found = set(itertools.chain.from_iterable(map(anchors, (site / "reference").glob("*.html"))))
     names = {f"multisample.{name}" for name in multisample.__all__} - {"multisample.__version__"}
-    for library in LIBRARIES:
+    for library in ("cem", "dask", "examples.tetris", "jax", "numba", "torch", "triton"):
         module = importlib.import_module(f"multisample.{library}")
         names |= {f"{module.__name__}.{name}" for name in module.__all__ if name != "FEATURES"}
     assert names - found == set()

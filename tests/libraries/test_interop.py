@@ -276,10 +276,6 @@ def test_the_result_has_the_library_of_the_inputs_without_a_copy(case: Case, bit
         assert pointer_of(x) == case.reached[2]
 
 
-# Strides and the first element: contiguous, rows apart, columns apart, transposed.
-LAYOUTS = ((N, 1), 0), ((N + 3, 1), 5), ((3 * N + 1, 3), 2), ((1, D), 0)
-
-
 @pairs(serves=True)
 def test_out_is_written_in_place(case: Case, bits: ToArray, dtype: str) -> None:
     host = host_vectors(dtype)
@@ -293,7 +289,8 @@ def test_out_is_written_in_place(case: Case, bits: ToArray, dtype: str) -> None:
     if dtype == "bfloat16" and case.name == "`__cuda_array_interface__`":
         pytest.skip("the CUDA array interface cannot express this type")
     expected = bits(on_cpu(*host, N, dtype, seed=4))
-    for strides, first in LAYOUTS:
+    # Contiguous, rows apart, columns apart, transposed.
+    for strides, first in ((N, 1), 0), ((N + 3, 1), 5), ((3 * N + 1, 3), 2), ((1, D), 0):
         out = case.library.out(dtype, strides, first, first + (D - 1) * strides[0] + (N - 1) * strides[1] + 1)
         if case.where == "host" and case.backend != "cpu":
             with pytest.raises(ValueError, match=rf"^out: backend '{case.backend}' writes \w+ arrays, got host memory"):

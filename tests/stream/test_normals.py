@@ -25,7 +25,6 @@ from reference import float64_coefficients, stream
 float_bits = intrinsics.float_bits
 radius_f32, half_turns_f32 = normals.radius_f32, normals.half_turns_f32
 
-THREADS = 2
 
 # An error bound in units of the radius, which is R / 2. The errors are 2.2e-16 in R (relative) and 2.4e-16 in s
 # (STREAM.md). An error of s changes 2 fma(-s, s, 0.5) by 4 |s| times as much, at most 9.6e-16. The rounding of the fma
@@ -79,7 +78,7 @@ def sums_of_bits(start: int, stop: int) -> tuple[Any, ...]:
 @pytest.mark.slow
 def test_all_words_give_the_known_sums() -> None:
     known, step = load("transform_f32.json", "sums_over_all_words"), 2**28
-    with ThreadPoolExecutor(THREADS) as pool:
+    with ThreadPoolExecutor(2) as pool:
         starts = range(0, 2**32, step)
         parts = list(pool.map(sums_of_bits, starts, (start + step for start in starts)))
     for column, name in enumerate(("R", "fma_minus_s_s_half", "s_times_c")):

@@ -138,8 +138,7 @@ def test_fast_normals_are_close_to_portable_normals(over_all_words: Any, radius_
 ROWS, COLUMNS = 1000, 102_400
 """A window of 10^8 elements, a multiple of 4 THREADS. It ends at the last row, and crosses column 2^32."""
 SEED, OFFSET, FIRST_ROW, FIRST_COLUMN = 2**64 - 3, 2**63 + 5, 2**32 - ROWS, 2**32 - COLUMNS // 2
-KEY = multisample.Key(SEED, OFFSET)
-WINDOW: dict[str, Any] = {"seed": KEY, "dim_offset": FIRST_ROW, "sample_offset": FIRST_COLUMN}
+WINDOW: dict[str, Any] = {"seed": multisample.Key(SEED, OFFSET), "dim_offset": FIRST_ROW, "sample_offset": FIRST_COLUMN}
 THREADS = 256
 # Keeps z = -0.0, which a mean of 0.0 would turn into 0.0.
 MEAN = -0.0

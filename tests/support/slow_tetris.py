@@ -4,8 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from reference.stream import MASK32, philox4x32_10
 
-Cell = tuple[int, int]
-Cells = frozenset[Cell]
+Cells = frozenset[tuple[int, int]]
 
 WIDTH = 10
 DRAWN = ["####", "## ##", "### .#.", ".## ##.", "##. .##", "### ..#", "### #.."]

@@ -6,7 +6,8 @@ import os
 import pickle
 import signal
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,20 @@ D, N = 13, 50
 MU = np.linspace(-3, 4, D).astype(np.float32)
 SIGMA = np.linspace(0, 2, D).astype(np.float32)
 LARGE = np.zeros(100, np.float32)
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Any]:
+    with local_cluster(n_workers=1) as client:
+        yield client
+
+
+@pytest.fixture(autouse=True)
+def quiet_libraries() -> Iterator[None]:
+    """Warnings of Dask and distributed about the load of this machine fail no test."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("default", module=r"(distributed|tornado|dask)\.")
+        yield
 
 
 @functools.cache

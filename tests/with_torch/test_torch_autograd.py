@@ -7,7 +7,6 @@ import pytest
 import torch
 from operator_mode import Operators
 from tables import ONE_OPTION
-from torch.autograd import forward_ad
 
 import multisample.torch
 from multisample import Generator, _plan, sample
@@ -230,15 +229,6 @@ def test_the_in_place_operator_raises_for_gradients(operators: Any, torch_device
         with torch.no_grad():
             operators.sample_(out, mu, sigma, seed=1)
         x.requires_grad_(False)
-
-
-@forward_mode
-def test_forward_mode_tangents_pass_through_the_operator(operators: Any, torch_device: str) -> None:
-    mu, sigma = (x.detach() for x in vectors(torch_device))
-    tangent = torch.linspace(1, 2, D, dtype=torch.float64, device=torch_device)
-    with forward_ad.dual_level():
-        dual = forward_ad.unpack_dual(operators.sample(mu, forward_ad.make_dual(sigma, tangent), N, seed=3))
-        assert torch.allclose(dual.tangent, tangent[:, None] * noise(torch_device), atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

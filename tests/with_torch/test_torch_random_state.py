@@ -16,7 +16,6 @@ from multisample import Generator, Key, cem, sample
 from multisample.torch import take_key
 
 D, N = 5, 7
-Draw = Callable[[], torch.Tensor]
 
 
 @pytest.fixture(params=["plain", "recorded", "nd", "transformed"])
