@@ -366,10 +366,6 @@ def test_the_version_and_bad_commands(run: Run) -> None:
         run(*argv).failed("--help says more", code=2)
 
 
-def test_byte_counts_with_suffixes() -> None:
-    assert [draw._byte_count(text) for text in ("4096", "5k", "6M", "7G")] == [4096, 5 << 10, 6 << 20, 7 << 30]
-
-
 def test_available_memory_reads_the_memory_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 1 << 20 < draw.available_memory() < 1 << 50
 
@@ -645,7 +641,8 @@ def test_to_numpy_copies_arrays_of_other_libraries() -> None:
     assert arrays.to_numpy(torch.from_numpy(MU)).tobytes() == MU.tobytes()
 
 
-def test_size_text_uses_binary_units() -> None:
+def test_sizes_have_binary_units() -> None:
+    assert [draw._byte_count(text) for text in ("4096", "5k", "6M", "7G")] == [4096, 5 << 10, 6 << 20, 7 << 30]
     texts = {0: "0 B", 1023: "1023 B", 1024: "1.0 KiB", 1 << 20: "1.0 MiB", 3 << 29: "1.5 GiB", 5 << 40: "5.0 TiB"}
     assert {size: arrays.size_text(size) for size in texts} == texts
     assert arrays.size_text(1 << 54) == "16384.0 TiB"

@@ -217,11 +217,8 @@ def test_workers_that_die_while_tasks_are_cancelled_print_no_traceback(monkeypat
 @pytest.mark.parametrize("workers", [(), ("--workers", 2)])
 def test_a_signal_stops_the_command_after_saving(run: Any, folder: Path, workers: tuple[Any, ...]) -> None:
     # The test process may ignore signals, which its children inherit.
-    code = (
-        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler);"
-        "signal.signal(signal.SIGTERM, signal.SIG_DFL);"
-        "from multisample.__main__ import main; raise SystemExit(main(sys.argv[1:]))"
-    )
+    code = "import signal as s, sys; s.signal(s.SIGINT, s.default_int_handler); s.signal(s.SIGTERM, s.SIG_DFL);"
+    code += "from multisample.__main__ import main; raise SystemExit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", code, "tetris", *map(str, (*LONG, *workers))]
     for number, more in ((signal.SIGINT, []), (signal.SIGTERM, ["--resume"]))[: 2 if workers else 1]:
         process = subprocess.Popen([*command, *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

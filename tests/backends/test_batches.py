@@ -110,11 +110,9 @@ QUICK_CASES = [
     *((shape, dtype, ALL, "dn", antithetic) for shape in SHAPES[1:3] for dtype, antithetic in QUICK_KERNELS),
 ]
 CASES = [
-    ((200, 1024), "float32", ALL, "dn", False),
-    ((300, 1029), "float32", ALL, "dn", False),
-    *FLOAT32_CASES,
+    *((shape, "float32", ALL, "dn", False) for shape in ((200, 1024), (300, 1029))), *FLOAT32_CASES,
     *itertools.product(SHAPES[1:3], ["float64", "float16", "bfloat16"], [ALL], ["dn"], [False, True]),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("every_case", slow_but([False], [False, True]))

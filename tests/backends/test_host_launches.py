@@ -73,10 +73,9 @@ def test_words_in_memory_give_the_bits_of_words_by_value(name: str, kernel: Any,
         by_value, from_memory = (np.zeros((n, d), MATRIX_TYPES[dtype]).T for _ in range(2))
         if k % 2:
             by_value, from_memory = (np.zeros((d, n), MATRIX_TYPES[dtype]) for _ in range(2))
-        draw = a_launch(
-            d, n, dtype, mu=mu, sigma=sigma, matrix=by_value, seed=2**64 - 3, offset=2**63 + k,
-            first_row=2**32 - d, first_column=2**33 + 5 + k, shared_noise=shared_noise, antithetic=antithetic,
-        )  # fmt: skip
+        words = {"seed": 2**64 - 3, "offset": 2**63 + k, "first_row": 2**32 - d, "first_column": 2**33 + 5 + k}
+        options = {"shared_noise": shared_noise, "antithetic": antithetic, **words}
+        draw = a_launch(d, n, dtype, mu=mu, sigma=sigma, matrix=by_value, **options)
         backend.launch(draw)
         assert len(np.unique(bits(by_value))) > min(d * n, 200) // 8
         for words in SOME_WORDS[k % 2 :: 2] if d != 200 else [WORDS]:

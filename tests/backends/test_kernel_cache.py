@@ -289,9 +289,7 @@ def test_kernels_are_compiled_in_parallel(tmp_path: Path, kernels: Kernels, fork
 
 @pytest.mark.slow
 @forked
-def test_a_terminal_shows_progress_in_one_line(
-    kernels: Kernels, forking: None, terminal: Any, monkeypatch: Any
-) -> None:
+def test_a_terminal_shows_progress_in_a_line(kernels: Kernels, forking: None, terminal: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(sys, "stderr", terminal)
     kernels(*(functools.partial(time.sleep, seconds) for seconds in (0, 2.2)))
     assert main(["build", "cpu"]) == 0
@@ -367,16 +365,12 @@ def test_the_build_command_compiles_all_cpu_kernels(capfd: pytest.CaptureFixture
     }
 
 
-def _another_pickle(content: bytes) -> bytes:
-    """A complete file with a valid digest but without a kernel, as from an incompatible version of Numba."""
-    payload = pickle.dumps("no kernel")
-    return cache._MAGIC + hashlib.sha256(payload).digest() + payload
-
-
+# A complete file with a valid digest but without a kernel, as from an incompatible version of Numba.
+PAYLOAD = pickle.dumps("no kernel")
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "cut": lambda content: content[: len(content) // 2],
     "a flipped bit": lambda content: content[:-100] + bytes([content[-100] ^ 1]) + content[-99:],
-    "another pickle": _another_pickle,
+    "another pickle": lambda content: cache._MAGIC + hashlib.sha256(PAYLOAD).digest() + PAYLOAD,
 }
 
 

@@ -374,13 +374,12 @@ def test_a_build_says_what_it_compiles_counts_units_and_shows_progress_on_a_term
 
 
 DAMAGES: dict[str, Callable[[Path], object]] = {
-    "truncated": lambda library: library.write_text("a lib"),
+    "truncated": lambda library: library.write_text("a lib"), "lost": lambda library: library.unlink(),
     "zeros": lambda library: library.write_bytes(b"a li" + bytes(5)),
     "replaced": lambda library: library.write_text("b library"),
-    "lost": lambda library: library.unlink(),
     "a damaged record": lambda library: library.with_name("record.json").write_text("{"),
     "a lost record": lambda library: library.with_name("record.json").unlink(),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

@@ -61,9 +61,7 @@ def test_a_launch_of_each_kind_has_its_operation_type_and_noise() -> None:
         found = units.launch_of(units.kind_of(launch))
         for name in ("operation", "type", "shared_noise", "antithetic"):
             assert getattr(found, name) == getattr(launch, name)
-
-
-def test_samples_in_host_memory_have_kinds_by_direction() -> None:
+    # Samples in host memory have kinds by direction.
     for launch in ON_HOST:
         found = units.launch_of(units.kind_of(launch))
         assert runs_down(found) == (launch.operation == Operation.gradient or runs_down(launch))
@@ -202,16 +200,10 @@ HEADER = (csrc_files.folder() / "element_types.h").read_text()
 ROWS = re.findall(r'(?:ROW|LAST)\((\w+), (\w+), (\d), "(\w+)", (\w+)\)', HEADER)
 
 
-def test_both_tables_have_equal_types() -> None:
+def test_the_tables_of_element_types_in_cpp_and_in_python_have_equal_rows() -> None:
     assert [numpy for *_, numpy, _ in ROWS] == [element.name for element in ElementType][1:]
     assert [*range(len(ROWS) + 1)] == [*ElementType]
-
-
-def test_both_tables_have_equal_matrix_types() -> None:
     matrix_rows = ROWS[: len(MATRIX_TYPES)]
     assert {numpy: int(size) for _, _, size, numpy, _ in matrix_rows} == SIZES
     assert [cpp for _, cpp, *_ in matrix_rows] == [row.cpp.rpartition(":")[2] for row in MATRIX_TYPES.values()]
-
-
-def test_type_checkers_accept_every_matrix_type() -> None:
-    assert list(typing.get_args(DTypeName)) == list(MATRIX_TYPES)
+    assert list(typing.get_args(DTypeName)) == list(MATRIX_TYPES)  # For type checkers.

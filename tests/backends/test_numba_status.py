@@ -40,11 +40,9 @@ def test_without_numba_cuda_the_reason_has_the_install_command(monkeypatch: pyte
 @requires_numba_cuda
 def test_the_reason_names_a_numpy_that_is_too_new() -> None:
     # NumPy 2.5 has removed this function, which numba-cuda 0.30 uses.
-    code = (
-        "import warnings; warnings.simplefilter('ignore');"
-        "import numpy; vars(numpy).pop('row_stack', None);"
-        "import multisample; status = multisample.list_backends()['numba'];"
-        "print(status.available, *status.reasons)"
+    code = "import warnings; warnings.simplefilter('ignore'); import numpy; vars(numpy).pop('row_stack', None);"
+    code += (
+        "import multisample; status = multisample.list_backends()['numba']; print(status.available, *status.reasons)"
     )
     done = run_python("-c", code, seconds=120)
     assert done.stdout.startswith("False")
@@ -92,10 +90,8 @@ def test_the_reason_names_a_compiler_that_cannot_be_loaded(monkeypatch: pytest.M
 
 @requires_numba_cuda
 @pytest.mark.parametrize(("understood", "compilers", "command"), [
-    (11080, 12, "install a newer driver"),
+    (11080, 12, "install a newer driver"), (13000, 13, None), (13040, 13, None),
     (12040, 13, "pip install 'numba-cuda[cu12]>=0.30.4,<0.31', or install a newer driver"),
-    (13000, 13, None),
-    (13040, 13, None),
 ])  # fmt: skip
 def test_the_reason_names_a_driver_older_than_the_compilers(
     monkeypatch: pytest.MonkeyPatch, understood: int, compilers: int, command: str | None

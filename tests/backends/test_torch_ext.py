@@ -39,9 +39,8 @@ def test_the_reason_names_a_missing_or_old_torch(monkeypatch: pytest.MonkeyPatch
     backend = registry.find("torch_ext")
     version = importlib.metadata.version
     for old in ("2.10.1", "1.13.0+cu117"):
-        monkeypatch.setattr(
-            importlib.metadata, "version", lambda name, old=old: old if name == "torch" else version(name)
-        )
+        stated = lambda name, old=old: old if name == "torch" else version(name)  # noqa: E731
+        monkeypatch.setattr(importlib.metadata, "version", stated)
         status = backend.status()
         assert not status.available
         assert "pip install --upgrade 'torch>=2.11'" in status.reasons[0]

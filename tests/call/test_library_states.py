@@ -76,10 +76,9 @@ TORCH_CALLS: dict[str, Call] = {
 }
 
 OWN_STATES: dict[str, State] = {
+    "limit_threads": lambda: multisample.limit_threads(1), "print options": lambda: np.printoptions(precision=1),
     "MULTISAMPLE_NUM_THREADS": lambda: mock.patch.dict(os.environ, MULTISAMPLE_NUM_THREADS="1"),
-    "limit_threads": lambda: multisample.limit_threads(1),
-    "print options": lambda: np.printoptions(precision=1),
-}
+}  # fmt: skip
 
 
 def test_settings_of_the_process() -> None:

@@ -546,9 +546,8 @@ def test_memory_that_a_kernel_on_a_device_reads_is_not_written() -> None:
 def test_coefficients_that_a_device_copies_later_are_in_memory_of_their_own() -> None:
     """A fake device: a copy from pinned memory runs after the call has returned, when the caller may write to it."""
     given, copied = np.ones(3), list[Any]()
-    library: Any = SimpleNamespace(
-        to_device=lambda array, device: copied.append(array), address=lambda array: 0, is_capturing=lambda device: bool
-    )
+    library: Any = SimpleNamespace(address=lambda array: 0, is_capturing=lambda device: bool)
+    library.to_device = lambda array, device: copied.append(array)
     values = read_coefficients(given).on_host
     coefficients_reader(library, Device("cuda", 0), np.dtype("f4"), False, values, None)(values, given, 0)
     assert [x.view(np.float64).tolist() for x in copied] == [given.tolist()]

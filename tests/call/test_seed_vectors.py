@@ -151,12 +151,10 @@ def test_two_and_four_halves_are_one_key(backend: str, place: Place, bits: Any) 
 
 
 ONE = {
-    "list": ([7], 7),
-    "Key": ([Key(7, 9)], Key(7, 9)),
-    "int8": (np.array([7], np.int8), 7),
+    "list": ([7], 7), "Key": ([Key(7, 9)], Key(7, 9)), "int8": (np.array([7], np.int8), 7),
     "pair": (np.array([[3, 9]]), Key(3, 9)),
     "halves": (np.array([[1, 2, 3, 4]], np.uint32), Key(2**32 + 2, 3 * 2**32 + 4)),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ONE)

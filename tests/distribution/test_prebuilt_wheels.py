@@ -421,11 +421,9 @@ def test_the_build_command_reports_prebuilt_libraries(came: Any, no_tools: None,
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(commands, "_compile_kernels", lambda: commands._Kernels([], 0))
     assert main(["build", "torch_ext"]) == 0
-    assert capsys.readouterr().out.splitlines() == [
-        f"torch_ext, CPU: came with the installation: {place / cpu}",
-        f"torch_ext, CUDA: came with the installation: {place / cuda}",
-        "cpu: compiled 0 kernels in 0.0 s",
-    ]
+    libraries = [f"{name}: came with the installation: {place / x}" for name, x in (("CPU", cpu), ("CUDA", cuda))]
+    lines = [*(f"torch_ext, {text}" for text in libraries), "cpu: compiled 0 kernels in 0.0 s"]
+    assert capsys.readouterr().out.splitlines() == lines
 
 
 def test_a_library_that_fails_to_load_raises_with_advice(came: Callable[..., Path]) -> None:

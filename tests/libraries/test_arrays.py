@@ -192,10 +192,8 @@ def test_arrays_of_subclasses_on_a_device_become_their_base_class() -> None:
     memory = cupy.cuda.UnownedMemory(MU.ctypes.data, MU.nbytes, MU, device_id=0)
     context = SimpleNamespace(device=SimpleNamespace(id=0))
     numba_memory = SimpleNamespace(device_pointer=MU.ctypes.data, context=context)
-    for base, arguments in (
-        (cupy.ndarray, ((3,), MU.dtype, cupy.cuda.MemoryPointer(memory, 0))),
-        (devicearray.DeviceNDArray, ((3,), (4,), MU.dtype, 0, numba_memory)),
-    ):
+    of_numba = devicearray.DeviceNDArray, ((3,), (4,), MU.dtype, 0, numba_memory)
+    for base, arguments in ((cupy.ndarray, ((3,), MU.dtype, cupy.cuda.MemoryPointer(memory, 0))), of_numba):
         array = type("Lying", (base,), {"shape": wrong, "strides": wrong})(*arguments)
         plain = _libraries.as_base_class("mu", array)
         library = _libraries.library_of("mu", array)
@@ -487,11 +485,9 @@ def make_cupy() -> Any:
     ndarray.__module__ = "cupy"
     cupy.waited, cupy.devices = 0, [0]
     cupy.ndarray, cupy.array = ndarray, lambda host: ndarray(host.copy(), cupy.devices[-1])
-    cupy.cuda = types.SimpleNamespace(
-        Device=Device,
-        get_current_stream=lambda: types.SimpleNamespace(ptr=1000 + cupy.devices[-1]),
-        runtime=types.SimpleNamespace(getDevice=lambda: cupy.devices[-1]),
-    )
+    runtime = types.SimpleNamespace(getDevice=lambda: cupy.devices[-1])
+    cupy.cuda = types.SimpleNamespace(Device=Device, runtime=runtime)
+    cupy.cuda.get_current_stream = lambda: types.SimpleNamespace(ptr=1000 + cupy.devices[-1])
     return cupy
 
 

@@ -548,9 +548,8 @@ def adopting(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         cupy = SimpleNamespace(cuda=cuda, asarray=lambda source: Taken(source, devices.current))
         monkeypatch.setitem(sys.modules, "cupy", cupy)  # type: ignore[arg-type]
     else:
-        cuda = SimpleNamespace(
-            gpus=devices, as_cuda_array=lambda source, **options: Taken(source, devices.current, **options)
-        )
+        cuda = SimpleNamespace(gpus=devices)
+        cuda.as_cuda_array = lambda source, **options: Taken(source, devices.current, **options)
         monkeypatch.setitem(sys.modules, "numba", SimpleNamespace(cuda=cuda))  # type: ignore[arg-type]
     backend: Any = importlib.import_module(f"multisample.backends.{request.param}")
     monkeypatch.setattr(cuda_driver, "device_of", lambda address: 1 if address else 0)
@@ -684,10 +683,9 @@ def test_the_driver_knows_the_device_of_an_address_and_captured_streams(driver: 
 def test_streams_are_ordered_by_an_event_on_their_device(driver: Callable[..., Driver]) -> None:
     recorded = driver()
     cuda_driver.order(77, 88, 0)
-    assert [call for call in recorded.recorded if call[0] != "cuCtxGetDevice"] == [
-        ("cuEventCreate", None, 2), ("cuEventRecord", 1000, 77), ("cuStreamWaitEvent", 88, 1000, 0),
-        ("cuEventDestroy_v2", 1000),
-    ]  # fmt: skip
+    made = [("cuEventCreate", None, 2), ("cuEventRecord", 1000, 77)]
+    used = [("cuStreamWaitEvent", 88, 1000, 0), ("cuEventDestroy_v2", 1000)]
+    assert [call for call in recorded.recorded if call[0] != "cuCtxGetDevice"] == made + used
     recorded = driver()
     # The legacy default stream has two handles.
     for first, then in ((0, 0), (0, 1), (1, 0), (77, 77)):

@@ -84,10 +84,9 @@ def at_points(function: Any, places: Places, shift: Any) -> tuple[Array, Array]:
 
 
 def check_host_functions(functions: ctypes.CDLL) -> None:
-    for function, real, of_real, (places, known) in (
-        (functions.points, np.float32, functions.row, known_f32()),
-        (functions.points_f64, np.float64, functions.row_f64, known_f64()),
-    ):
+    singles = functions.points, np.float32, functions.row, known_f32()
+    doubles = functions.points_f64, np.float64, functions.row_f64, known_f64()
+    for function, real, of_real, (places, known) in (singles, doubles):
         shift = real(0.7)
         z, shifted = at_points(function, places, shift)
         assert z.tobytes() == known.tobytes()

@@ -54,18 +54,9 @@ _fill = {np.float32: _elementwise(normals4), np.float64: _elementwise(normals4_f
 
 
 def elementwise(
-    mu: Any,
-    sigma: Any,
-    n: int,
-    dtype: str = "float32",
-    *,
-    seed: int = 0,
-    offset: int = 0,
-    noise: str = "independent",
-    dim_offset: int = 0,
-    sample_offset: int = 0,
-    antithetic: bool = False,
-) -> Array:
+    mu: Any, sigma: Any, n: int, dtype: str = "float32", *, seed: int = 0, offset: int = 0, noise: str = "independent",
+    dim_offset: int = 0, sample_offset: int = 0, antithetic: bool = False,
+) -> Array:  # fmt: skip
     """The expected result of `sample`, as bit patterns."""
     real = np.float64 if dtype == "float64" else np.float32
     out = np.empty((len(mu), n), real)
@@ -332,16 +323,9 @@ OUTS: dict[str, tuple[Callable[[int, int], tuple[int, ...]], Callable[[Any, int,
 @pytest.mark.parametrize("antithetic", [False, True])
 @pytest.mark.parametrize(("layout", "dtype"), QUICK_KINDS)
 def test_out_with_any_strides_gets_equal_bits_and_no_other_memory_changes(
-    backend: str,
-    place: Callable[[Array], Any],
-    view_of: Callable[[Any, Array, Callable[[Any], Any]], Any],
-    bits: ToArray,
-    strides: str,
-    layout: str,
-    dtype: str,
-    noise: str,
-    antithetic: bool,
-) -> None:
+    backend: str, place: Callable[[Array], Any], view_of: Callable[[Any, Array, Callable[[Any], Any]], Any],
+    bits: ToArray, strides: str, layout: str, dtype: str, noise: str, antithetic: bool,
+) -> None:  # fmt: skip
     shape, view = OUTS[strides]
     for d, n in [(0, 3), (1, 1), (5, 37), (3, 700), (33, 70), (400, 9), (2, 1500), (37, 1801), (300, 13)]:
         mu, sigma = vectors(d, n)

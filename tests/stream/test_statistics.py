@@ -76,9 +76,8 @@ def tails(z: Array) -> float:
 SIZE = 64, 2**18
 DRAWS: dict[str, dict[str, Any]] = {
     "the end of the stream": {"seed": 2**64 - 1, "dim_offset": 2**32 - SIZE[0], "sample_offset": 2**34 - SIZE[1]},
-    "float32": {"seed": 101},
-    "float64": {"seed": 102, "dtype": "float64"},
-}
+    "float32": {"seed": 101}, "float64": {"seed": 102, "dtype": "float64"},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("draws", slow_but(["the end of the stream"], DRAWS))

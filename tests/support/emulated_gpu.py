@@ -248,15 +248,9 @@ def compile_kernel(function: Callable[..., None]) -> Any:
 
 
 def launch(
-    kernel: Any,
-    blocks: int,
-    threads: int,
-    parameters: bytes,
-    out: Array,
-    inputs: Sequence[Array | float],
-    *,
+    kernel: Any, blocks: int, threads: int, parameters: bytes, out: Array, inputs: Sequence[Array | float], *,
     backwards: bool = False,
-) -> None:
+) -> None:  # fmt: skip
     """Run a grid of a kernel of `compile_kernel`, in ascending or descending order. `parameters` are the bytes of the
     call and of the geometry; `inputs` are up to four arrays. A wrong access, such as a second write of an element,
     raises BrokenKernelError.

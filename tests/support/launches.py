@@ -69,17 +69,10 @@ def vector_fields(name: str, x: AnyVector) -> dict[str, Any]:
 
 
 def a_launch(
-    rows: int = 3,
-    columns: int = 5,
-    dtype: str = "float32",
-    *,
-    mu: AnyVector = 0.0,
-    sigma: AnyVector = 1.0,
-    weights: AnyVector = 0.0,
-    matrix: np.ndarray[Any, Any] | int = 0,
-    strides: tuple[int, int] | None = None,
+    rows: int = 3, columns: int = 5, dtype: str = "float32", *, mu: AnyVector = 0.0, sigma: AnyVector = 1.0,
+    weights: AnyVector = 0.0, matrix: np.ndarray[Any, Any] | int = 0, strides: tuple[int, int] | None = None,
     **changes: Any,
-) -> Launch:
+) -> Launch:  # fmt: skip
     """A launch in host memory with seed 1, and `changes`. `matrix` may be an address; `strides` are in bytes."""
     size = SIZES[dtype]
     if isinstance(matrix, np.ndarray):

@@ -243,18 +243,14 @@ def _parts_of_every_kind() -> Iterator[list[Part]]:
 def calls_of_every_kind(dtype: str) -> Iterator[Call]:
     """Every layout, each with other weights, words and orders of blocks."""
     draw = np.random.default_rng(7)
-    weights = [
-        0.25, np.array([1.5, -0.3, 2.25], np.float32), draw.normal(size=2), draw.normal(size=30).astype(np.float32),
-        draw.normal(size=30),
-    ]  # fmt: skip
+    weights = [0.25, np.array([1.5, -0.3, 2.25], np.float32), draw.normal(size=2)]
+    weights += [draw.normal(size=30).astype(np.float32), draw.normal(size=30)]
     words: list[tuple[str, ...]] = [(), ("offset",), ("seed",), (), ("seed", "offset", "first_row")]
     for k, parts in enumerate(_parts_of_every_kind()):
         w = weights[k % len(weights)]
-        yield Call(
-            parts, dtype, w, seed=2**64 - 1 - k, offset=(0, 2**32 - 1, 77)[k % 3],
-            dim_offset=(0, 5, 2**32 - 30)[k // 2 % 3], in_memory=words[k // 3 % len(words)], turns=1 + k % 3,
-            backwards=k % 2 == 1,
-        )  # fmt: skip
+        place = {"offset": (0, 2**32 - 1, 77)[k % 3], "dim_offset": (0, 5, 2**32 - 30)[k // 2 % 3]}
+        order = {"in_memory": words[k // 3 % len(words)], "turns": 1 + k % 3, "backwards": k % 2 == 1}
+        yield Call(parts, dtype, w, seed=2**64 - 1 - k, **place, **order)
     # More members than threads, more spans than one kernel takes, and a number for several members.
     yield Call([Part(90), Part(2100, first=1, id=1)], dtype, draw.normal(size=300).astype(np.float32), turns=2)
     yield Call([Part(1 + k % 9, first=k % 5, id=k) for k in range(200)], dtype)

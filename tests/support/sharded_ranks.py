@@ -405,10 +405,8 @@ def nobody_communicates(ranks: Ranks) -> None:
             with Operators(lambda name: "c10d" in name.partition(".")[0]):
                 call()
     torch.manual_seed(11)
-    for call, mesh in (
-        (lambda: ranks.sample(rows, 1.0, 21, validate=True), ranks.line),
-        (lambda: ranks.sharded(mu, sigma, 21, ranks.grid, [Shard(1), Shard(0)], validate=True), ranks.grid),
-    ):
+    on_grid = lambda: ranks.sharded(mu, sigma, 21, ranks.grid, [Shard(1), Shard(0)], validate=True)  # noqa: E731
+    for call, mesh in ((lambda: ranks.sample(rows, 1.0, 21, validate=True), ranks.line), (on_grid, ranks.grid)):
         before = ranks.collectives()
         call()
         # A dimension of one rank needs none.
@@ -491,10 +489,8 @@ def ranks_outside_the_mesh_have_nothing(ranks: Ranks) -> None:
             alone = make()
             wholes = [ranks.single(mu, sigma, 21, generator=alone) for _ in range(2)]
             level = make()
-            results = [
-                ranks.sharded(mu, sigma, 21, mesh, [Shard(1)], generator=level, validate=True),
-                ranks.sample(*ranks.spread(mesh, (mu, sigma), Shard(0)), 21, generator=level),
-            ]
+            results = [ranks.sharded(mu, sigma, 21, mesh, [Shard(1)], generator=level, validate=True)]
+            results.append(ranks.sample(*ranks.spread(mesh, (mu, sigma), Shard(0)), 21, generator=level))
             assert state(level) == state(alone)
             for result, whole, placement in zip(results, wholes, (Shard(1), Shard(0)), strict=True):
                 ranks.check(result, whole, mesh, [placement])

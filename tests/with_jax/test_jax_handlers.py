@@ -49,10 +49,8 @@ Buffer = structure("Buffer", ("dtype", INT), ("data", P), ("rank", INT64), ("dim
 List = structure("List", ("count", INT64), ("types", POINTER(INT)), ("items", POINTER(P)))
 Span = structure("Span", ("pointer", ctypes.c_char_p), ("length", ctypes.c_size_t), heads=0)
 Attributes = structure("Attributes", ("count", INT64), ("types", POINTER(INT)), ("names", P), ("items", POINTER(P)))
-CallFrame = structure(
-    "CallFrame", ("api", POINTER(Api)), ("context", P), ("stage", INT), ("arguments", List), ("results", List),
-    ("attributes", Attributes), ("future", P),
-)  # fmt: skip
+BUFFERS = ("arguments", List), ("results", List), ("attributes", Attributes)
+CallFrame = structure("CallFrame", ("api", POINTER(Api)), ("context", P), ("stage", INT), *BUFFERS, ("future", P))
 Metadata = structure("Metadata", ("version", Version), ("traits", ctypes.c_uint32), ("state", INT64), heads=1)
 Extension = structure("Extension", ("kind", INT), ("next", P), ("metadata", POINTER(Metadata)), heads=1)
 State = structure("State", ("context", P), ("stage", INT), ("type_id", POINTER(INT64)), ("state", P))

@@ -31,12 +31,11 @@ def scanned(steps: int, f: Callable[[Any], Any] = sphere, **options: Any) -> Cal
     return run
 
 
+BOUNDS = (-2.5, np.array([0.5, 4, 4, 4], np.float32))
 OPTIONS: dict[str, dict[str, Any]] = {
-    "bounds": {
-        "bounds": (-2.5, np.array([0.5, 4, 4, 4], np.float32)), "antithetic": True, "smoothing": 0.7, "elite_frac": 0.3,
-    },
+    "bounds": {"bounds": BOUNDS, "antithetic": True, "smoothing": 0.7, "elite_frac": 0.3},
     "noise_floor": {"noise_floor": 0.01, "tol": 1e-9},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)

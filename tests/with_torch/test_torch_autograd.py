@@ -13,9 +13,8 @@ from multisample import Generator, _plan, sample
 from multisample._routes import torch_autograd
 
 D, N = 5, 7
-OPTIONS = ONE_OPTION | {
-    "all": {"noise": "shared", "antithetic": True, "layout": "nd", "dim_offset": 1, "sample_offset": 3}
-}
+ALL = {"noise": "shared", "antithetic": True, "layout": "nd", "dim_offset": 1, "sample_offset": 3}
+OPTIONS = ONE_OPTION | {"all": ALL}
 # Forms of `mu` and `sigma`, made from a vector.
 FORMS: dict[str, Callable[[torch.Tensor], Any]] = {
     "vector": lambda x: x, "column": lambda x: x[:, None], "strided": lambda x: torch.stack((x, x), 1).reshape(-1)[::2],
@@ -146,10 +145,8 @@ def test_recording_gradients_does_not_change_the_numbers(torch_device: str, opti
     mu, sigma = vectors(torch_device, torch.float32)
 
     def sources() -> list[dict[str, Any]]:
-        return [
-            {"seed": 2**64 - 1}, {},
-            {"generator": torch.Generator(torch_device).manual_seed(5)}, {"generator": Generator(5)},
-        ]  # fmt: skip
+        of_torch = torch.Generator(torch_device).manual_seed(5)
+        return [{"seed": 2**64 - 1}, {}, {"generator": of_torch}, {"generator": Generator(5)}]
 
     for recorded, plain in zip(sources(), sources(), strict=True):
         torch.manual_seed(4)

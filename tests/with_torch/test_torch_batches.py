@@ -213,9 +213,8 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_vmap_of_moments_of_batches_and_of_vmap_is_one_launch(runs: list[Any]) -> None:
     torch.func.vmap(lambda w: weighted_moments(w, MU[0], 2.0, seed=Key(3, 4)))(WEIGHTS)
     found = torch.func.vmap(lambda w: weighted_moments(w, MU, SIGMA, seed=SEEDS))(WEIGHTS)
-    twice = torch.func.vmap(
-        lambda seed: torch.func.vmap(lambda w: weighted_moments(w, MU[0], SIGMA[0], seed=seed))(WEIGHTS)
-    )(seed_tensor("cpu"))
+    draw = lambda seed: torch.func.vmap(lambda w: weighted_moments(w, MU[0], SIGMA[0], seed=seed))  # noqa: E731
+    twice = torch.func.vmap(lambda seed: draw(seed)(WEIGHTS))(seed_tensor("cpu"))
     assert [plan.template.batch for plan in runs] == [4, 16, 16]
     for j, k in itertools.product(range(4), repeat=2):
         right = weighted_moments(WEIGHTS[k], MU[j], SIGMA[j], seed=SEEDS[j])

@@ -302,11 +302,11 @@ def test_compiled_code_refuses_an_out_that_overlaps(torch_device: str) -> None:
 
 def test_the_default_device_does_not_matter() -> None:
     mu = torch.zeros(D)
+    seeds = np.array([7, 8])
     calls: list[Callable[[], Any]] = [
         lambda: compiled(lambda mu: multisample.perturb(mu, [0.1, 0.2], seed=7))(mu),
-        lambda: vmap(lambda mu: sample(mu, 1.0, N, seed=np.array([7, 8])))(mu[None]),
-        lambda: sample(mu, 1.0, N, seed=np.array([7, 8])),
-    ]
+        lambda: vmap(lambda mu: sample(mu, 1.0, N, seed=seeds))(mu[None]), lambda: sample(mu, 1.0, N, seed=seeds),
+    ]  # fmt: skip
     expected = [call() for call in calls]
     torch.compiler.reset()
     with torch.device("meta"):

@@ -191,9 +191,8 @@ def test_compiled_code_replays_graphs_with_new_numbers(cuda: str, options: dict[
     torch.compiler.reset()
     counters.clear()
     mu, sigma = vectors()
-    function = torch.compile(
-        lambda mu, sigma: sample(mu * 2, sigma, N, **options) + 1, mode="reduce-overhead", fullgraph=True
-    )
+    f = lambda mu, sigma: sample(mu * 2, sigma, N, **options) + 1  # noqa: E731
+    function = torch.compile(f, mode="reduce-overhead", fullgraph=True)
     steps(function, mu, sigma)
     torch.manual_seed(3)
     with forbid_synchronization():

@@ -110,10 +110,8 @@ def _remez(problem: Problem, low: int, high: int) -> list[Real]:
             matrix[row, terms] = (-1) ** row * sign[index] / weight[index]
         solution = mpmath.lu_solve(matrix, mpmath.matrix([target[index] for index in reference]))
         coefficients = [solution[k] for k in range(terms)]
-        errors = [
-            s * w * (t - x**low * mpmath.polyval(coefficients[::-1], x))
-            for x, t, w, s in zip(points, target, weight, sign, strict=True)
-        ]
+        at_points = zip(points, target, weight, sign, strict=True)
+        errors = [s * w * (t - x**low * mpmath.polyval(coefficients[::-1], x)) for x, t, w, s in at_points]
         extrema = _alternating_extrema(errors, terms + 1)
         if extrema == reference:
             return coefficients

@@ -19,8 +19,6 @@ import mpmath
 Real = Any  # an mpmath.mpf; mpmath has no type stubs
 Words = tuple[int, int, int, int]
 
-# --- Words: "Philox4x32 with 10 rounds" -----------------------------------------------------------
-
 MASK32 = 0xFFFFFFFF
 
 
@@ -60,9 +58,6 @@ def _signed(word: int, width: int) -> int:
     """Read an unsigned word as two's complement (a number that is signed already stays)."""
     half = 1 << (width - 1)
     return (word + half) % (2 * half) - half
-
-
-# --- Arithmetic: "IEEE-754 operations, round to nearest even" -------------------------------------
 
 
 class Format(NamedTuple):
@@ -160,9 +155,6 @@ def from_bits(pattern: int, dtype: str) -> float:
         return from_bits(pattern << 16, "float32")
     pack, read = {"float16": ("<H", "<e"), "float32": ("<I", "<f"), "float64": ("<Q", "<d")}[dtype]
     return float(struct.unpack(read, struct.pack(pack, pattern))[0])
-
-
-# --- The transform: "Portable float32 normals" and "float64" --------------------------------------
 
 
 def _hex(literals: str) -> tuple[float, ...]:
@@ -280,26 +272,15 @@ def _normal(seed: int, offset: int, i: int, j: int, k: Transform) -> float:
     return transform(*pair(seed, offset, i, j, k), k)[j % 2]
 
 
-# --- "The sample" ---------------------------------------------------------------------------------
-
-
 def _compute(value: float, fmt: Format) -> float:
     """Round `value` to `fmt`, keeping the sign of a zero."""
     return value if value == 0 or not math.isfinite(value) else round_to(Fraction(value), fmt)
 
 
 def sample(
-    mu: Sequence[float],
-    sigma: Sequence[float],
-    n: int,
-    dtype: str = "float32",
-    seed: int = 0,
-    offset: int = 0,
-    shared: bool = False,
-    dim_offset: int = 0,
-    sample_offset: int = 0,
-    antithetic: bool = False,
-) -> list[list[int]]:
+    mu: Sequence[float], sigma: Sequence[float], n: int, dtype: str = "float32", seed: int = 0, offset: int = 0,
+    shared: bool = False, dim_offset: int = 0, sample_offset: int = 0, antithetic: bool = False,
+) -> list[list[int]]:  # fmt: skip
     """The bit patterns of a sample: x[i, j] = fma(sigma[i], z[i, j], mu[i]).
 
     mu and sigma are rounded to the computing type first: float64 for float64, else float32. With `shared`, every row
@@ -318,8 +299,6 @@ def sample(
         rows.append(line)
     return rows
 
-
-# --- Real arithmetic: "In real arithmetic" --------------------------------------------------------
 
 DIGITS = 40
 
