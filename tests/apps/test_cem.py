@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import scipy.optimize
 from cuda_memory import ExportedByDlpack
-from scored_functions import START, assert_same
+from scored_functions import START, assert_same, sphere
 
 import multisample
 from multisample import cem
@@ -24,11 +24,6 @@ from multisample.cem._stopping import COLLAPSED, CONVERGED, DIVERGED, RUNNING, U
 Array = np.ndarray[Any, Any]
 D, N = 6, 200
 SEED = 7
-
-
-def sphere(x: Any) -> Any:
-    """A function of arrays of any library, with its minimum at 1."""
-    return ((x - 1) * (x - 1)).sum(0)
 
 
 def reference(

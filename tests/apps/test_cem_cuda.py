@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cuda_memory import CYCLES, OWN, Gpu, gpu_of, names
+from scored_functions import sphere
 from skip_rules import require, require_device
 
 from multisample import cem
@@ -19,10 +20,6 @@ START = np.linspace(-2, 3, D).astype(np.float32)
 OPTIONS: dict[str, Any] = {
     "seed": SEED, "noise_floor": lambda t: max(1e-2 - t / 500, 0), "bounds": (-4, 4), "smoothing": 0.9, "tol": 1e-3,
 }  # fmt: skip
-
-
-def sphere(x: Any) -> Any:
-    return ((x - 1) * (x - 1)).sum(0)
 
 
 @pytest.fixture(params=[pair for pair in OWN if pair[0] != "numba"], ids=names)

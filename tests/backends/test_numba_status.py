@@ -41,9 +41,7 @@ def test_without_numba_cuda_the_reason_has_the_install_command(monkeypatch: pyte
 def test_the_reason_names_a_numpy_that_is_too_new() -> None:
     # NumPy 2.5 has removed this function, which numba-cuda 0.30 uses.
     code = "import warnings; warnings.simplefilter('ignore'); import numpy; vars(numpy).pop('row_stack', None);"
-    code += (
-        "import multisample; status = multisample.list_backends()['numba']; print(status.available, *status.reasons)"
-    )
+    code += "import multisample; x = multisample.list_backends()['numba']; print(x.available, *x.reasons)"
     done = run_python("-c", code, seconds=120)
     assert done.stdout.startswith("False")
     assert "does not work with NumPy" in done.stdout

@@ -139,18 +139,16 @@ def test_zero_dimensions_or_samples_give_an_empty_result(
 
 
 SHAPES = {
-    # Rows of one or two columns, for which kernels skip the normals that no column needs; rows of fewer columns than
-    # two vectors, which are gathered before they are stored; rows that share a tile of 256 groups, or are slightly too
-    # long for it; several tiles; several threads; odd lengths.
+    # Rows of one or two columns, whose kernels skip normals; rows shorter than two vectors, which are gathered; rows
+    # that share a tile of 256 groups, or are slightly too long for it; several tiles; several threads; odd lengths.
     "dn": [
         *itertools.product(range(16, 23), (1, 2)), (2500, 1), (2501, 2),
         (1, 1), (1, 2), (2, 3), (3, 4), (1, 15), (2, 16), (3, 17), (700, 1), (257, 3), (300, 4), (86, 11), (129, 30),
         (2, 511), (3, 512), (2, 513), (5, 1019), (2, 1024), (1, 1025), (3, 2047), (1, 4099), (100, 1001), (70, 1030),
         (4000, 33), (1, 70001), (65537, 2), (3, 50001),
     ],
-    # SIMD vectors extend over rows. Up to 256 rows, several groups share a tile, and columns shorter than two vectors
-    # are gathered. More rows are drawn in strips of up to 512, and chunks of up to 4096. Some shapes need several
-    # threads. Others have partial groups of four or eight columns at one end or both.
+    # SIMD vectors extend over rows. Up to 256 rows, several groups share a tile, and short columns are gathered. More
+    # rows are drawn in strips and chunks. Some shapes need several threads, or have partial groups at both ends.
     "nd": [
         *((d, n) for d in (1, 2, 15, 16, 17, 31, 32, 33, 47, 129, 257) for n in range(1, 10)),
         (2, 1501), (3, 700), (5, 333), (8, 301), (9, 260), (12, 200), (18, 301), (21, 150), (24, 90), (34, 131),

@@ -7,16 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scored_functions import sphere
 
 from multisample import Key, cem
 from multisample.examples import cart_pole
 
 D, N = 4, 100
 START = np.linspace(-2, 3, D, dtype=np.float32)
-
-
-def sphere(x: Any) -> Any:
-    return ((x - 1) * (x - 1)).sum(0)
 
 
 def scanned(steps: int, f: Callable[[Any], Any] = sphere, **options: Any) -> Callable[..., Any]:
