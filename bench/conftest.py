@@ -1,7 +1,5 @@
 """Plain `pytest` runs every benchmark once, on a small shape, to show that it works; it is timed when asked for."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,10 +1,7 @@
-"""Fixtures. The backend is a test parameter: every shared test runs once for each backend.
+"""Fixtures. The backend is a test parameter: every shared test runs once for each available backend.
 
-``MULTISAMPLE_TEST_BACKENDS=torch_ext,cupy pytest`` runs the shared tests on exactly these backends, and fails if one of
-them cannot run. Without the variable, the tests run on every available backend.
+``MULTISAMPLE_TEST_BACKENDS=torch_ext,cupy pytest`` runs them on exactly these, and fails if one cannot run.
 """
-
-from __future__ import annotations
 
 import contextlib
 import fcntl
@@ -12,6 +9,7 @@ import functools
 import gc
 import hashlib
 import importlib.metadata
+import io
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
@@ -51,10 +49,7 @@ def is_benchmark(config: pytest.Config) -> bool:
 
 
 def compile_fast() -> None:
-    """Let XLA compile programs in half the time: by its older code generator, and without LLVM's expensive passes.
-
-    XLA's own passes, over its graphs, all run.
-    """
+    """Let XLA compile programs in half the time: by its older code generator, and without LLVM's expensive passes."""
     os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         if importlib.metadata.version("jaxlib").startswith("0.10."):  # XLA ends the process for unknown flags.
@@ -180,9 +175,9 @@ def torch_device(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def build_once(request: pytest.FixtureRequest) -> Callable[..., Path]:
-    """``build_once(name, key, sources, make)``: a folder that ``make(folder)`` has filled.
+    """``build_once(name, key, sources, make)``: a folder that one worker has filled by ``make(folder)`` for all.
 
-    One worker makes the folder for all. pytest's cache stores it until `key` or a file in `sources` changes.
+    pytest's cache stores it until `key` or a file in `sources` changes.
     """
     root = Path(request.config.cache.mkdir("built"))
 
@@ -257,6 +252,14 @@ def place(backend: str) -> Callable[[Array], Any]:
     return place
 
 
+@pytest.fixture
+def terminal() -> io.StringIO:
+    """A stream that claims to be a terminal."""
+    stream = io.StringIO()
+    stream.isatty = lambda: True  # type: ignore[method-assign]
+    return stream
+
+
 class _Strided:
     """A strided view of a Numba array, through the CUDA array interface."""
 
@@ -265,17 +268,13 @@ class _Strided:
         interface = base.__cuda_array_interface__
         offset = part.__array_interface__["data"][0] - host.__array_interface__["data"][0]
         pointer = interface["data"][0] + offset if part.size else 0
-        self.__cuda_array_interface__ = {
-            **interface, "shape": part.shape, "strides": part.strides, "data": (pointer, False),
-        }  # fmt: skip
+        own = {"shape": part.shape, "strides": part.strides, "data": (pointer, False)}
+        self.__cuda_array_interface__ = interface | own
 
 
 @pytest.fixture(scope="session")
 def view_of(backend: str) -> Callable[[Any, Array, Callable[[Any], Any]], Any]:
-    """``view_of(base, host, view)``: ``view(base)``, where `base` is the backend's copy of `host`.
-
-    Numba's arrays support few views, so their views have the strides of ``view(host)``.
-    """
+    """``view_of(base, host, view)``: ``view(base)``; for Numba's arrays, a view with the strides of ``view(host)``."""
     library = registry.find(backend).host_library
 
     def view_of(base: Any, host: Array, view: Callable[[Any], Any]) -> Any:

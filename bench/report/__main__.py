@@ -6,8 +6,6 @@ python -m bench.report --pages                                    writes the mar
 python -m bench.report --row [results.json ...]
 """
 
-from __future__ import annotations
-
 import argparse
 import html
 import json
@@ -83,7 +81,6 @@ def _print_sections(runs: Sequence[Run]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.report", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("results", nargs="*", type=Path, help="JSON files of `pytest bench --benchmark-only`")
     parser.add_argument("--pages", action="store_true", help="write the numbers of the pages from bench/results")

@@ -12,8 +12,6 @@ run has no range: repeat the runs of a machine whose noise exceeds --least.
 Ends with status 1 if a contender of ours has become slower, otherwise with 0.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import statistics
@@ -33,7 +31,6 @@ def _ratios(runs: Sequence[Run]) -> dict[tuple[str, bool], list[float]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the status."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.report.compare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -6,8 +6,6 @@ column. A column has a title, a case, a call, a field, and a file if it is not t
 ratio. "tables of queries" have a query for each cell. "pictures" have a file and the name of one of its pictures.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import math
@@ -104,7 +102,6 @@ def testu01(results: Results, _: str) -> str:
 
 
 def pictures_of_pages(results: Results) -> list[tuple[Run, Picture]]:
-    """The runs and the pictures that pages show."""
     return [(results.run(file), _picture(results, file, name)) for file, name in TABLES["pictures"].values()]
 
 
@@ -122,7 +119,6 @@ def picture(file: str, name: str, results: Results, prefix: str) -> str:
 
 
 def machine(name: str, results: Results, _: str) -> str:
-    """A machine and its versions."""
     found = results.run(name).machine
     titles = {"torch": "PyTorch", "cupy": "CuPy", "jax": "JAX", "numpy": "NumPy", "numba": "Numba"}
     versions = {titles[key]: ".".join(text.split(".")[:2]) for key, text in found["versions"].items() if key in titles}

@@ -10,8 +10,6 @@ of the calls that match OTHER in the same case. ``best FIELD`` is the lowest FIE
 end in "us" get a unit of time.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -25,13 +23,7 @@ PLACE = re.compile(r"<!-- figure: (.+?) -->(.*?)<!-- end -->", re.DOTALL)
 
 
 def numbers(results: Results, file: str, case: str, call: str, field: str) -> list[float]:
-    """The numbers and ratios of a query.
-
-    Raises
-    ------
-    ValueError
-        If there is none.
-    """
+    """The numbers and ratios of a query. Raises ValueError if there is none."""
     field, _, other = field.partition(" over ")
     best, field = field.startswith("best "), field.removeprefix("best ")
     cases: dict[str, tuple[list[float], list[float]]] = {}
@@ -75,7 +67,6 @@ def query_text(results: Results, file: str, case: str, call: str, field: str) ->
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -87,9 +78,8 @@ def written(text: str, results: Results, figures: Mapping[str, Callable[[Results
         name = found[1]
         query = [part.strip() for part in name.split(" | ")]
         if len(query) != 4 and name not in figures:
-            raise ValueError(
-                f"figure: expected FILE | CASE | CALL | FIELD or one of {', '.join(figures)}, got {name!r}"
-            )
+            names = ", ".join(figures)
+            raise ValueError(f"figure: expected FILE | CASE | CALL | FIELD or one of {names}, got {name!r}")
         made = figures[name](results, prefix) if name in figures else query_text(results, *query)
         content = f"\n\n{made}\n\n" if "\n" in made else made
         return f"<!-- figure: {name} -->{content}<!-- end -->"

@@ -4,8 +4,6 @@ The light and the dark variant of a picture differ in Matplotlib's settings only
 on both backgrounds. Text stays text, so that the files are small.
 """
 
-from __future__ import annotations
-
 import io
 import math
 import statistics
@@ -27,8 +25,6 @@ STYLE: dict[str, Any] = {
     "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True, "legend.frameon": False,
     "svg.fonttype": "none", "svg.hashsalt": "multisample", "text.parse_math": False,
 }  # fmt: skip
-
-
 THEMES: dict[str, dict[str, Any]] = {
     # The background of the page shows through. Sites differ in it.
     name: {"savefig.facecolor": "none", "axes.facecolor": "none", "axes.edgecolor": faint, "grid.color": faint}
@@ -38,12 +34,9 @@ THEMES: dict[str, dict[str, Any]] = {
 
 
 class Look(NamedTuple):
-    """How a contender appears in pictures."""
-
     name: str
     colour: str = "#7d8590"
-    marker: str = ""
-    """Contenders without a marker are in no picture."""
+    marker: str = ""  # Contenders without a marker are in no picture.
 
 
 OURS = "multisample for "
@@ -91,7 +84,6 @@ def _compared(run: Run, noise: str) -> list[Row]:
 
 
 def _shown(rows: Iterable[Row]) -> list[Row]:
-    """The rows of the most important contenders."""
     ranks, shown = list(LOOKS), [row for row in rows if _look(row).marker]
     labels = {_label(row): ranks.index(row["call"]) if row["call"] in ranks else -1 for row in shown}
     most = sorted(labels, key=labels.__getitem__)[:MOST_SERIES]
@@ -137,7 +129,6 @@ SECONDS = EngFormatter("s")
 
 
 def _time_text(seconds: float) -> str:
-    """A time of three digits and its unit."""
     return SECONDS(float(f"{seconds:.3g}"))
 
 

@@ -13,8 +13,6 @@ of NumPy     how many times as fast as NumPy in the same case
 spread       the distance between the quartiles of `seconds`, over the median
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import json
@@ -49,20 +47,11 @@ class Results:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.run = functools.cache(self._read)
-
-    def _read(self, name: str) -> Run:
-        return read_run(self.folder / f"{FILES.get(name, name)}.json")
+        self.run = functools.cache(lambda name: read_run(folder / f"{FILES.get(name, name)}.json"))
 
 
 def read_run(path: Path) -> Run:
-    """Read the results in the file `path`.
-
-    Raises
-    ------
-    ValueError
-        For a file that neither the benchmarks nor a study wrote, or with two rows for one contender of one case.
-    """
+    """The results in a file. Raises ValueError for another file, or for two rows of one contender in one case."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         if "rows" in content:

@@ -1,7 +1,5 @@
 """A section of bench/results/machines.md: the machine, and a row for each shape that was measured on it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -9,13 +7,11 @@ from pathlib import Path
 from bench.report.page_markers import ROOT, table
 from bench.report.results import Run, read_run
 
-SHAPES = (4096, 65_536), (4_194_304, 32), (1000, 1024)
-"""Three shapes on a GPU: with long rows, short rows, and few rows."""
+SHAPES = (4096, 65_536), (4_194_304, 32), (1000, 1024)  # Long rows, short rows, and few rows.
 CPU_SHAPE = 10, 1_000_000
 BACKENDS, MODES = ("torch_ext", "cupy", "numba"), ("portable", "fast_math")
 VERSIONS = "python", "numpy", "numba", "torch", "cupy", "numba_cuda"
-MOST_SPREAD = 0.1
-"""The spread of a row that may be published."""
+MOST_SPREAD = 0.1  # The spread of a row that may be published.
 
 CASES = {shape: [("throughput", mode) for mode in MODES] for shape in SHAPES}
 CASES[CPU_SHAPE] = [("cpu", "portable"), ("cpu_out", "portable")]
@@ -66,7 +62,6 @@ def shapes(run: Run) -> list[tuple[bool, list[str], float | None]]:
 
 
 def section(run: Run) -> str:
-    """The section of `run` in Markdown."""
     machine, versions = run.machine, run.machine["versions"]
     gpu, cpu = ([cells for on_gpu, cells, _ in shapes(run) if on_gpu == kind] for kind in (True, False))
     runtime = int(versions.get("cuda_runtime", 0))

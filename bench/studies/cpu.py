@@ -7,8 +7,6 @@ after such pauses. "cores": the same at (1000, 10000) on 1, 2, 4, ... threads. "
 divided by that of NumPy's expression.
 """
 
-from __future__ import annotations
-
 import functools
 import time
 from typing import Any
@@ -25,7 +23,6 @@ ARRAYS = {"cpu": np.asarray, "torch_ext": torch.tensor}
 
 
 def drawing(backend: str, d: int, n: int, threads: int) -> Call:
-    """A call that fills an existing matrix."""
     mu, sigma = (ARRAYS[backend](np.full(d, value, np.float32)) for value in (0, 1))
     keywords: dict[str, Any] = {"seed": 7, "backend": backend}
     keywords["out"] = multisample.sample(mu, sigma, n, **keywords)

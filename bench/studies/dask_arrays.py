@@ -10,8 +10,6 @@ sleep in the score; `us` excludes the sleep. "task": how much each task adds to 
 "refit": the caller's part of a generation. `speed` is relative to the first call of a part.
 """
 
-from __future__ import annotations
-
 import functools
 import multiprocessing
 import time
@@ -134,7 +132,6 @@ def sleeps(x: Any) -> Any:
 
 
 def generation_seconds(f: Any, d: int, n: int, executor: Executor, tasks: int, iterations: int) -> float:
-    """The median time of a generation."""
     stamps: list[float] = []
     cem.minimize(
         f, np.zeros(d, np.float32), 1.0, n, iterations=iterations, seed=7, executor=executor, check_every=0,

@@ -10,8 +10,6 @@ seconds of `python -m multisample build torch_ext`. Each on all processors and o
 empty cache. The clock starts before `import torch`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -65,8 +63,6 @@ import sys
 from multisample.backends.native import prebuilt, wheels
 wheels.build_all(sys.argv[1:], prebuilt.root())
 """
-
-
 CORES = sorted({2, len(os.sched_getaffinity(0))})
 
 
@@ -80,7 +76,6 @@ def run(cache: str, cores: int, *arguments: str, folder: Path | None = None) -> 
 
 
 def seconds(cache: str, cores: int, *arguments: object, folder: Path | None = None) -> dict[str, float]:
-    """What the program prints, given its arguments."""
     found: dict[str, float] = json.loads(run(cache, cores, "-c", PROGRAM, json.dumps(arguments), folder=folder))
     return found
 

@@ -8,8 +8,6 @@ the peer's. `ratio` is the median of the ratios of all turns. The peer is ``torc
 "first" is the first call with a new shape; kernels are compiled already.
 """
 
-from __future__ import annotations
-
 import functools
 import statistics
 import time
@@ -29,12 +27,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "antithetic=": {"antithetic": True},
     "noise='shared'": {"noise": "shared"},
     "window": {"dim_offset": 5, "sample_offset": 3},
-    "every option": {"dtype": "float16", "layout": "nd", "antithetic": True, "noise": "shared", "sample_offset": 3},
 }
 
 
 def compared(case: str, name: str, ours: Call, other: Call) -> Row:
-    """Host times of both calls in microseconds."""
     idle = cuda_device().wait if "torch cuda" in case or "cupy" in case else lambda result: None
     found = on_host({"ours": ours, "other": other}, idle, turns=41, repeats=40)
     row, peer = rows_of(case, found, "other", "host")

@@ -7,17 +7,13 @@ call needs beside its arguments, at its peak.
 
 `weighted_moments` is beside `sample` alone, and PyTorch. "elites" has a random tenth of the weights.
 
-An iteration of MPPI draws sequences of two controls around a plan, simulates each (`multisample.examples.mppi`), and
-averages them with weights. "in the kernel": the rollouts draw them, and `multisample.weighted_moments` draws them
-again. "sample, matrix": `multisample.sample` stores them, the same rollouts read them, and cuBLAS multiplies the matrix
-by the weights. "randn, matrix": the same with PyTorch's randn.
+An iteration of MPPI (`multisample.examples.mppi`) draws controls, simulates, and averages them with weights. "in the
+kernel": the rollouts draw them, and `multisample.weighted_moments` draws them again. "sample, matrix": they are stored,
+the same rollouts read them, and cuBLAS multiplies. "randn, matrix": the same with PyTorch's randn.
 
 The kernels of the option (`multisample.examples.option_prices`) differ only in the header, the generator and the draw
-of four normals. One has cuRAND's Philox state and `curand_normal4`. nvcc compiles all variants. `ns` is the time of a
-normal.
+of four normals. `ns` is the time of a normal.
 """
-
-from __future__ import annotations
 
 import functools
 import math
@@ -92,7 +88,6 @@ extern "C" __global__ void rollouts(const float* controls, unsigned steps, const
 
 
 def iterations() -> dict[str, Call]:
-    """Whole iterations; each returns the next plan."""
     plan = cupy.linspace(0, 1, ROWS, dtype=np.float32)
     sigma = cupy.full(ROWS, mppi.ACCELERATION, np.float32)
     start = cupy.asarray(mppi.START, np.float32)

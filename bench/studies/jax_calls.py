@@ -11,8 +11,6 @@ A population has 64 members of 2^20 parameters: "perturb" makes it in one call, 
 same GPU.
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 from typing import Any

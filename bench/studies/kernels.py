@@ -2,19 +2,16 @@
 
 python -m bench.studies.kernels results.json [cuda] [cuda-randn] [cuda-graphs]
 
-"of memset" is the time of a memset over the output's bytes, divided by the kernel's. A memset is the practical write
-limit. Outputs rotate through more memory than the cache has.
+"of memset" is the time of a memset over the output's bytes, the practical limit, divided by the kernel's. Outputs
+rotate through more memory than the cache has.
 
-"cuda": each layout, noise and transform of each backend: medians of alternating calls, from device events. Shapes with
-at most eight samples have 2^26 normals. "cuda-randn": standard normals of an image's shape, with a seed for each image,
-beside `torch.randn`.
+"cuda": each layout, noise and transform of each backend. Shapes with at most eight samples have 2^26 normals.
+"cuda-randn": standard normals of an image's shape, with a seed for each image, beside `torch.randn`.
 
 "cuda-graphs": time of a launch without the host's share, from 64 launches in a CUDA graph. Shapes are of usual size, in
 both layouts. "randn" fills the output with `torch.randn`. "mu + sigma * randn" is that and one more kernel in place.
 "cuRANDDx" is the fastest of nine kernels with cuRANDDx for the shape: see header_peers.py.
 """
-
-from __future__ import annotations
 
 import functools
 import itertools
@@ -58,7 +55,6 @@ def memset(out: torch.Tensor) -> torch.Tensor:
 
 
 def drawing(d: int, n: int) -> dict[str, Call]:
-    """Calls that return new matrices."""
     sample = functools.partial(multisample.sample, *cuda_vectors(d), n, seed=7)
     calls: dict[str, Call] = {"memset": lambda: memset(torch.empty((d, n), device="cuda"))}
     if n <= 8:

@@ -8,14 +8,10 @@ python -m bench.studies.perturb results.json [cuda] [cuda-population] [cuda-tran
 member. "loop with a generator" seeds a generator for each tensor, as published code does. "cuda-population": 64 members
 of 2^20 parameters.
 
-"cuda-transformer": MeZO on a model of `transformers`: OPT-1.3B with random weights, bfloat16, 16 sequences of 256
-tokens. "two forward passes" is the least that a step takes. "perturbation" adds the noise of one member in place.
-"loop" is published code: it seeds PyTorch's generator, and for each parameter draws, multiplies, adds and assigns. A
-step of the loop makes four such passes, and one of `perturb_` three, since one call goes back and updates.
-"named_parameters" lists the parameters, on the host alone.
+"cuda-transformer": MeZO on OPT-1.3B of `transformers` with random weights. "two forward passes" is the least that a
+step takes. "perturbation" adds the noise of one member in place. "loop" is published code. A step of the loop makes
+four such passes, and one of `perturb_` three, since one call goes back and updates.
 """
-
-from __future__ import annotations
 
 import copy
 from collections.abc import Callable
@@ -78,7 +74,6 @@ def populations() -> Rows:
         "update by seeds": lambda: perturb_(p, weights, seed=seeds),
         "64 members": lambda: perturb(p, 0.1, seed=7, member=seeds, out=out),
         "64 seeds": lambda: perturb(p, 0.1, seed=seeds, out=out),
-        "one launch of as many bytes": lambda: perturb_(out, 0.1, seed=7),
         "loop": lambda: [torch.add(p, torch.randn_like(p), alpha=0.1, out=x) for x in out],
     }
     yield from rows_of("cuda population", on_device(calls), "loop")
@@ -130,7 +125,6 @@ def steps(model: Any) -> dict[str, Call]:
         "perturbation, loop": lambda: loop(SIGMA),
         "MeZO step": lambda: step(ours, passes=3),
         "MeZO step, loop": lambda: step(loop, passes=4),
-        "named_parameters": lambda: list(model.named_parameters(remove_duplicate=False)),
     }
 
 

@@ -1,7 +1,5 @@
 """What the studies share: rows of calls that took turns, and the command line that writes them."""
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import statistics
@@ -18,12 +16,10 @@ __all__ = [
     "Call", "Ring", "Row", "Rows", "Turns", "cuda_device", "cuda_vectors", "main", "medians", "on_device",
     "on_host", "peak", "rows_of",
 ]  # fmt: skip
-Rows: TypeAlias = Iterator[Row]
-"""What a part of a study yields."""
+Rows: TypeAlias = Iterator[Row]  # What a part of a study yields.
 
 
 def cuda_vectors(d: int) -> list[Any]:
-    """mu and sigma as tensors on the GPU."""
     import torch
 
     return [torch.linspace(low, high, d, device="cuda") for low, high in ((-1, 1), (0.5, 2))]

@@ -18,8 +18,6 @@ compiled from --sources, or from a clone of CLONED. Results are written after ev
 results.json runs the tests that it lacks.
 """
 
-from __future__ import annotations
-
 import argparse
 import ctypes
 import functools

@@ -5,8 +5,6 @@ us` is the time of forward and backward by autograd, minus `forward us`. The ups
 sample. `memory` is the peak of forward and backward in units of the sample, with the upstream gradient included.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from typing import Any

@@ -3,8 +3,6 @@
 Runs 1, 2, 4, ... processes, each with a GPU. Ranks do not communicate. A time is that of the slowest rank.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 from pathlib import Path

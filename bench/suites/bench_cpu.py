@@ -6,8 +6,6 @@ Only ratios within one run mean anything; the comparison uses the ratios to NumP
 suite "cpu_out" fills an existing array. A contender with `lacks` draws standard normals, without mu and sigma.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

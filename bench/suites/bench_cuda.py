@@ -2,18 +2,14 @@
 
 pytest bench --benchmark-only -k throughput --benchmark-json=results.json
 
-The table has the time from a call until the device has finished; `extra_info` has those of `Times` in timing.py.
-sample_checks.py checks the samples before. All contenders draw as their users do: into a new array, with new numbers
-each time. All draw float32. Ours and PyTorch's also draw other types, at one shape. Layout nd is compared with RAFT's
-tables, which have a row for each sample. Of contenders with variants, such as loops of a kernel, the fastest is timed.
+The table has the time from a call until the device has finished; `extra_info` has those of `Times` in timing.py. All
+contenders draw as their users do: into a new array, with new numbers each time. Layout nd is compared with RAFT's
+tables, which have a row for each sample.
 
 The suite "original" is the project's first experiment: 1024 samples, with one row of noise for all dimensions, then
-with independent noise, which the original kernel cannot draw. Its author timed a thousand consecutive calls with CUDA
-events (`pipelined_s`) and emptied PyTorch's memory pool between calls. Emptying takes time, and reused memory
-stays in the device's cache. Here results rotate through more memory than the device's cache holds.
+with independent noise, which the original kernel cannot draw. Its author timed a thousand consecutive calls
+(`pipelined_s`) and emptied PyTorch's memory pool between calls, which takes time. Here results rotate instead.
 """
-
-from __future__ import annotations
 
 from typing import Any
 

@@ -3,8 +3,6 @@
 The requirement is 10^6 per core. Placements are counted as on an empty board, 162 for every seven pieces.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -29,16 +29,12 @@ class Case:
     dtype: str = "float32"
     noise: str = "independent"
     layout: str = "dn"
-    operation: str = "sample"
-    """A key of `OPERATIONS` in sample_checks.py; all draw d x n normals. For "perturb", d is the number of members."""
-    matrices: int = 1
-    """The number of matrices of a batch. They have d rows together."""
-    headline: bool = False
-    """Whether the front page shows it: `pytest -m headline` selects these cases."""
+    operation: str = "sample"  # A key of `OPERATIONS`. For "perturb", d is the number of members.
+    matrices: int = 1  # The number of matrices of a batch. They have d rows together.
+    headline: bool = False  # Whether the front page shows it: `pytest -m headline` selects these cases.
 
     @property
     def bytes(self) -> int:
-        """Bytes of the normals."""
         return self.d * self.n * SIZES[self.dtype]
 
     @property
@@ -49,7 +45,6 @@ class Case:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the normals."""
         return ((self.matrices,) if self.matrices > 1 else ()) + (self.d // self.matrices, self.n)
 
     def name(self, mode: str, separator: str = " ") -> str:

@@ -2,18 +2,15 @@
 
 `start` of a contender does the untimed work. It returns the call to time, or named variants: the fastest counts.
 A call uses vectors of the contender's own library and returns a new matrix of shape (d, n), or (n, d) in layout "nd".
-For the results of other operations, see their checks in `OPERATIONS`. Libraries are imported on first use. `reason` of
-a contender says why it cannot run.
+For the results of other operations, see their checks in `OPERATIONS`. Libraries are imported on first use.
 """
-
-from __future__ import annotations
 
 import functools
 import itertools
 import operator
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +20,7 @@ import numpy as np
 import multisample
 from bench.suites import header_peers, mkl_peer
 from bench.suites.cases import MODES, Case, vectors, weights
+from bench.suites.header_peers import CURANDDX, FAST, RAFT
 from bench.suites.sample_checks import OPERATIONS
 from multisample.backends.native import library_cache, toolchain
 from multisample.backends.system.threads import thread_count
@@ -30,38 +28,29 @@ from multisample.backends.system.threads import thread_count
 Call = Callable[[], Any]
 Variants = dict[str, Call]
 
-BOTH = ("independent", "shared")
-LAYOUTS = ("dn", "nd")
 MATRICES = ("sample", "batch")
 FILLS = ("sample", "fill")
 EVERY_DTYPE = ("float32", "float16", "bfloat16", "float64")
 EVERYTHING: dict[str, Any] = {
-    "noises": BOTH, "dtypes": EVERY_DTYPE, "operations": ("sample", "batch", "perturb", "moments"),
+    "noises": ("independent", "shared"), "dtypes": EVERY_DTYPE, "operations": (*MATRICES, "perturb", "moments"),
 }  # fmt: skip
 BARE = "applies neither mu nor sigma"
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A way to draw samples."""
-
     name: str
-    start: Callable[[Case, str], Call | Variants]
-    """Returns what is timed for a case and a mode. Peers ignore the mode."""
-    reason: Callable[[], str | None] = lambda: None
-    """Returns why it cannot run here, or None."""
+    start: Callable[[Case, str], Call | Variants]  # What is timed for a case and a mode. Peers ignore it.
+    reason: Callable[[], str | None] = lambda: None  # Why it cannot run here, or None.
     ours: bool = False
-    lacks: str | None = None
-    """What the others of its group do and this contender does not."""
+    lacks: str | None = None  # What the others of its group do and this contender does not.
     noises: tuple[str, ...] = ("independent",)
     dtypes: tuple[str, ...] = ("float32",)
     layouts: tuple[str, ...] = ("dn",)
-    modes: tuple[str, ...] = tuple(MODES)
-    """The modes in which it is compared."""
+    modes: tuple[str, ...] = tuple(MODES)  # The modes in which it is compared.
     operations: tuple[str, ...] = ("sample",)
     most_samples: int | None = None
-    wait: Callable[[Any], None] | None = None
-    """Waits for a result, for calls outside the device's default stream."""
+    wait: Callable[[Any], None] | None = None  # Waits for a result outside the device's default stream.
 
     def fits(self, case: Case) -> bool:
         return (
@@ -167,7 +156,7 @@ def _ours(backend: str, place: str) -> Contender:
         return "; ".join(reasons or (library_cache.cuda_reasons() if place == "cuda" else ())) or None
 
     everything = EVERYTHING | {"operations": tuple(OPERATIONS)}
-    return Contender(backend, start, reason, ours=True, layouts=LAYOUTS, **everything)
+    return Contender(backend, start, reason, ours=True, layouts=("dn", "nd"), **everything)
 
 
 def _our_call(case: Case, mu: Any, sigma: Any, **options: Any) -> Call:
@@ -188,20 +177,17 @@ def _our_call(case: Case, mu: Any, sigma: Any, **options: Any) -> Call:
 
 
 def _batch(case: Case, mu: Any, sigma: Any) -> tuple[Any, Any, Iterator[Any]]:
-    """mu and sigma of each matrix, and seeds for each call."""
     seeds = [_like(mu, np.arange(case.matrices) + k * case.matrices) for k in range(16)]
     return mu.reshape(case.matrices, -1), sigma.reshape(case.matrices, -1), itertools.cycle(seeds)
 
 
 def _loop(place: str, case: Case, mode: str) -> Call:
-    """A call for each matrix of a batch."""
     mu, sigma, _ = _batch(case, *_vectors(case, place))
     seeds = itertools.count()
     return lambda: [multisample.sample(*row, case.n, seed=next(seeds)) for row in zip(mu, sigma, strict=True)]
 
 
 def _flat(place: str, case: Case, mode: str) -> Call:
-    """One call for the rows of all matrices."""
     mu, sigma = _vectors(case, place)
     return lambda: multisample.sample(mu, sigma, case.n).reshape(case.shape)
 
@@ -215,7 +201,6 @@ def _vmap(device: str, case: Case, mode: str) -> Call:
 
 
 def _sample_and_product(device: str, case: Case, mode: str) -> Call:
-    """Weighted moments of a matrix in memory."""
     mu, sigma = _vectors(case, device)
     w = _like(mu, weights(case.n))
     return lambda: _moments(multisample.sample(mu, sigma, case.n), mu[:, None], w)
@@ -225,8 +210,8 @@ def _moments(x: Any, mu: Any, w: Any) -> tuple[Any, Any]:
     return x @ w, (x - mu) ** 2 @ w
 
 
-def _expression(case: Case, device: str) -> tuple[Callable[..., Any], list[Any]]:
-    """What users of PyTorch write, and its arguments."""
+def _torch_eager(device: str, case: Case, mode: str) -> functools.partial[Any]:
+    """What users of PyTorch write, with its arguments."""
     import torch
 
     mu, sigma = _columns(_vectors(case, device), case)
@@ -245,13 +230,10 @@ def _expression(case: Case, device: str) -> tuple[Callable[..., Any], list[Any]]
 
     if case.operation == "perturb":
         coefficients = sigma[:, 0].tolist()
-        return perturb, [0 * mu[0].repeat(case.n)]
-    return (moments, [mu, sigma, _like(mu, weights(case.n))]) if case.operation == "moments" else (draw, [mu, sigma])
-
-
-def _torch_eager(device: str, case: Case, mode: str) -> Call:
-    draw, arguments = _expression(case, device)
-    return functools.partial(draw, *arguments)
+        return functools.partial(perturb, 0 * mu[0].repeat(case.n))
+    if case.operation == "moments":
+        return functools.partial(moments, mu, sigma, _like(mu, weights(case.n)))
+    return functools.partial(draw, mu, sigma)
 
 
 def _torch_compile(case: Case, mode: str) -> Variants:
@@ -259,19 +241,11 @@ def _torch_compile(case: Case, mode: str) -> Variants:
     import torch
 
     torch.compiler.reset()  # Each shape gets its own, best code.
-    draw, arguments = _expression(case, "cuda")
+    call = _torch_eager("cuda", case, mode)
     return {
-        way: functools.partial(torch.compile(draw, fullgraph=True, dynamic=False, mode=way), *arguments)
+        way: functools.partial(torch.compile(call.func, fullgraph=True, dynamic=False, mode=way), *call.args)
         for way in ("default", "max-autotune-no-cudagraphs")[: 1 + case.headline]
     }
-
-
-def _torch_func_random(case: Case, mode: str) -> Call:
-    from torch.func import _random
-
-    mu, sigma = _columns(_vectors(case, "cuda"), case)
-    key, calls = _random.key(7, device=mu.device), itertools.count()
-    return lambda: mu + sigma * _random.normal(_random.fold_in(key, next(calls)), case.shape)
 
 
 def _normal_rsample(device: str, case: Case, mode: str) -> Call:
@@ -323,10 +297,8 @@ def _curand_host(case: Case, mode: str) -> Variants:
     return {"default ordering": variant(101), "dynamic ordering": variant(104)}
 
 
-def _header_peer(
-    program: header_peers.Program, options: tuple[str, ...], case: Case, mode: str, variants: Iterable[str] = ()
-) -> Variants:
-    """Calls of a `program`: of all variants, or of those named."""
+def _header_peer(program: header_peers.Program, options: tuple[str, ...], case: Case, mode: str) -> Variants:
+    """Calls of all variants. With fewer than 128 columns, a block for each row would have idle threads."""
     import cupy
 
     draw = header_peers.compiled(program, cupy.cuda.Device().compute_capability, *options)
@@ -336,15 +308,11 @@ def _header_peer(
     def fill(variant: int, out: Any) -> None:
         draw(out.data.ptr, mu.data.ptr, sigma.data.ptr, case.d, case.n, next(calls), variant, 0)
 
-    numbers = {name: program.variants.index(name) for name in variants or program.variants}
-    return {name: _filling(case, functools.partial(fill, number)) for name, number in numbers.items()}
-
-
-def _curanddx(options: tuple[str, ...], case: Case, mode: str) -> Variants:
-    """The kernel in each layout. With fewer than 128 columns, a block for each row would have idle threads."""
-    program = header_peers.CURANDDX
-    layouts = tuple(name for name in program.variants if case.n >= 128 or not name.startswith("a row"))
-    return _header_peer(program, options, case, mode, layouts)
+    return {
+        name: _filling(case, functools.partial(fill, number))
+        for number, name in enumerate(program.variants)
+        if case.n >= 128 or not name.startswith("a row")
+    }
 
 
 def _triton_randn(case: Case, mode: str) -> Variants:
@@ -453,10 +421,6 @@ def _jax_peer(name: str, platform: str, implementation: str) -> Contender:
     return _peer(name, _jax_normal, platform, implementation, reason=reason, wait=wait)
 
 
-def _named(*contenders: Contender) -> dict[str, Contender]:
-    return {contender.name: contender for contender in contenders}
-
-
 def _users_of_torch(device: str, place: str, **other: Any) -> list[Contender]:
     """Peers in PyTorch on `device`. The loop and the flattened call run `multisample.sample` on arrays of `place`."""
     return [
@@ -469,31 +433,28 @@ def _users_of_torch(device: str, place: str, **other: Any) -> list[Contender]:
     ]
 
 
-_curanddx_reason = functools.partial(header_peers.missing, header_peers.CURANDDX.headers)
-_raft_reason = functools.partial(header_peers.missing, header_peers.RAFT.headers)
+_curanddx_reason = functools.partial(header_peers.missing, CURANDDX.headers)
+_raft_reason = functools.partial(header_peers.missing, RAFT.headers)
 
-CUDA = _named(
+_CUDA = (
     _ours("torch_ext", "cuda"),
     _ours("cupy", "cupy"),
     _ours("numba", "cupy"),
     *_users_of_torch("cuda", "cuda", reason=_torch_reason),
     _peer("original_kernel", _original_kernel, reason=_torch_reason, noises=("shared",), most_samples=1024),
     _peer("torch_compile", _torch_compile, reason=_torch_reason, **EVERYTHING),
-    _peer("torch_func_random", _torch_func_random, reason=functools.partial(_module_reason, "torch.func._random")),
     _peer("triton_randn", _triton_randn, reason=functools.partial(_module_reason, "triton")),
     _peer("numba_xoroshiro", _numba_xoroshiro, reason=functools.partial(_module_reason, "numba.cuda.random")),
     _peer("cupy_random", _cupy, False),
     _peer("cupy_generator", _cupy, True),
     _peer("curand_host", _curand_host, lacks=BARE),
-    _peer("curanddx", _curanddx, (), reason=_curanddx_reason),
-    _peer("curanddx_fast_math", _curanddx, header_peers.FAST, reason=_curanddx_reason, modes=("fast_math",)),
-    _peer("raft_table", _header_peer, header_peers.RAFT, (), reason=_raft_reason, layouts=("nd",)),
+    _peer("curanddx", _header_peer, CURANDDX, (), reason=_curanddx_reason),
+    _peer("curanddx_fast_math", _header_peer, CURANDDX, FAST, reason=_curanddx_reason, modes=("fast_math",)),
+    _peer("raft_table", _header_peer, RAFT, (), reason=_raft_reason, layouts=("nd",)),
     _jax_peer("jax", "cuda", "threefry2x32"),
-    _jax_peer("jax_rbg", "cuda", "rbg"),
+    _jax_peer("jax_rbg", "cuda", "rbg"),  # JAX's faster generator.
 )
-"""Contenders on a GPU. JAX runs twice: with its default generator, and with rbg, its faster one."""
-
-CPU = _named(
+_CPU = (
     _ours("cpu", "numpy"),
     _ours("torch_ext", "cpu"),
     *_users_of_torch("cpu", "numpy"),
@@ -504,4 +465,4 @@ CPU = _named(
     _peer("torch_randn", _torch_randn, "cpu", lacks=BARE, operations=FILLS),
     _jax_peer("jax", "cpu", "threefry2x32"),
 )
-"""Contenders on the CPU."""
+CUDA, CPU = ({contender.name: contender for contender in contenders} for contenders in (_CUDA, _CPU))

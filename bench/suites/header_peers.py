@@ -8,8 +8,6 @@ pip install --no-deps libraft-cu13 librmm-cu13 rapids-logger nvidia-curand      
 For a machine without a network, add `--target FOLDER` on another one, copy FOLDER, and add it to PYTHONPATH.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import hashlib
@@ -39,10 +37,8 @@ class Program:
 
     source: str
     options: tuple[str, ...]
-    headers: tuple[Header, ...]
-    """In the order of the search, cuRAND's last."""
-    variants: tuple[str, ...]
-    """Names of the variants. The last argument of `draw` is the index of one."""
+    headers: tuple[Header, ...]  # In the order of the search, cuRAND's last.
+    variants: tuple[str, ...]  # An argument of `draw` is the index of one.
 
 
 CURAND_KERNEL = Header("curand_kernel.h", "nvidia/*/include", "nvidia-curand")

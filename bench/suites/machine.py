@@ -1,7 +1,5 @@
 """The machine of a measurement: the device, the processor, and the versions of packages."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import importlib.metadata
@@ -25,7 +23,6 @@ PACKAGES = {
 
 
 def describe(*, gpu: bool) -> dict[str, Any]:
-    """The machine, for the results; with its GPU if that was measured."""
     versions = {"multisample": multisample.__version__, "sources": csrc_files.digest()[:12]}
     versions["python"] = platform.python_version()
     for distribution, name in PACKAGES.items():

@@ -1,7 +1,5 @@
 """oneMKL's vsRngGaussian, of the package `mkl`, through ctypes."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import importlib.metadata

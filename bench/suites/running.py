@@ -4,8 +4,6 @@ A peer has no modes, but appears in the groups of both modes, so that each group
 once; only the timed calls of pytest-benchmark's table are repeated.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
@@ -51,8 +49,6 @@ def _info(suite: str, contender: Contender, case: Case, mode: str) -> dict[str, 
 
 
 class CudaRunner:
-    """Runs contenders on `device`, one after the other."""
-
     def __init__(self, device: CudaDevice) -> None:
         self._device = device
         self._last: dict[Any, tuple[Call, Times, dict[str, Any]]] = {}

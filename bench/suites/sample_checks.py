@@ -4,8 +4,6 @@ The statistics of a correct sampler have nearly the standard normal distribution
 30,000 statistics of a matrix exceeds BOUND is below 1e-7.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -75,7 +73,6 @@ def _check_samples(call: Callable[[], Any], case: Case, mu: Array, sigma: Array)
 
 
 def _check_batch(call: Callable[[], Any], case: Case, mu: Array, sigma: Array) -> None:
-    """The matrices are one array, or a list."""
     results = [np.concatenate([host_part(matrix, slice(None)) for matrix in call()]) for _ in range(2)]
     check_moments(*results, mu, sigma, case.noise)
 

@@ -2,11 +2,8 @@
 
 Calls alternate, so that a disturbance slows all. On a GPU, a memset of the result's size takes a turn too. Some
 results are kept alive, so that new results miss the cache. Before each call, an untimed memset keeps the device busy
-while the host launches the call, so that the host's time does not add to the device's. The garbage collector is off
-meanwhile.
+while the host launches the call, so that the host's time does not add to the device's.
 """
-
-from __future__ import annotations
 
 import functools
 import gc
@@ -33,25 +30,19 @@ Call: TypeAlias = Callable[[], Any]
 
 
 class Turn(NamedTuple):
-    """Seconds of a call in one turn: until it was done, and until it returned."""
-
-    seconds: float
-    host: float
+    seconds: float  # Until a call was done.
+    host: float  # Until it returned.
 
 
 Turns: TypeAlias = dict[str, list[Turn]]
 
 
 def medians(turns: Turns) -> dict[str, float]:
-    """The median seconds of each call."""
     return {name: statistics.median(turn.seconds for turn in found) for name, found in turns.items()}
 
 
 class CudaDevice:
-    """The current CUDA device, through CuPy. Fills and marks are asynchronous, and ordered with the calls.
-
-    They use the legacy default stream, as PyTorch, CuPy, Numba and cuRAND do by default. JAX has its own streams.
-    """
+    """The current CUDA device, through CuPy. Fills and marks use the legacy default stream, as all calls but JAX's."""
 
     def __init__(self) -> None:
         import cupy
@@ -68,17 +59,14 @@ class CudaDevice:
             self._size = size
 
     def release(self) -> None:
-        """Free device memory that libraries keep for reuse."""
         self._cupy.get_default_memory_pool().free_all_blocks()
         if "torch" in sys.modules:
             sys.modules["torch"].cuda.empty_cache()
 
     def fill(self, size: int) -> None:
-        """Fill `size` bytes of the buffer."""
         self._cupy.cuda.runtime.memsetAsync(self._buffer.ptr, 1, size, 0)
 
     def mark(self) -> Any:
-        """A mark in the order of the device's work."""
         event = self._cupy.cuda.Event()
         event.record(self._cupy.cuda.Stream.null)
         return event
@@ -89,27 +77,23 @@ class CudaDevice:
         return float(self._cupy.cuda.get_elapsed_time(start, stop)) / 1e3
 
     def wait(self, result: Any = None) -> None:
-        """Wait until the device is idle."""
         self._cupy.cuda.runtime.deviceSynchronize()
 
 
 @functools.cache
 def cuda_device() -> CudaDevice:
-    """The device that studies use."""
     device = CudaDevice()
     device.reserve(BUSY)
     return device
 
 
 class Ring:
-    """The latest results, kept alive so that the next one gets other memory. `size` is the bytes of one result."""
+    """The latest results, of `size` bytes each, kept alive so that the next one gets other memory."""
 
     def __init__(self, size: int) -> None:
         self.kept: deque[Any] = deque(maxlen=clamp(ROTATED / size if size else float("inf"), 1, MOST_KEPT))
 
     def keeping(self, call: Call) -> Call:
-        """`call`, whose results are kept."""
-
         def kept() -> Any:
             self.kept.append(call())
             return self.kept[-1]
@@ -123,11 +107,7 @@ class Ring:
 
 
 def on_host(
-    calls: Mapping[str, Call],
-    wait: Callable[[Any], Any] = lambda result: None,
-    turns: int = 21,
-    least: float = 2e-3,
-    repeats: int | None = None,
+    calls: Mapping[str, Call], wait: Any = lambda result: None, turns: int = 21, least: float = 2e-3, repeats: int = 0
 ) -> Turns:
     """Times by the host's clock. A turn has `repeats` calls; by default, as many as take `least` seconds.
 
@@ -193,17 +173,12 @@ def _alternating(calls: Mapping[str, Callable[[], Turn]], turns: int) -> Turns:
 class Times(NamedTuple):
     """Median seconds of one call."""
 
-    device: float
-    """Time on the device alone."""
-    memset: float
-    """Time of a fill of as many bytes."""
-    host: float
-    """Time on the host, while earlier calls are still running."""
-    pipelined: float
-    """Time per call of many consecutive calls: the larger of host time and device time."""
-    device_q1: float
+    device: float  # Time on the device alone.
+    memset: float  # Time of a fill of as many bytes.
+    host: float  # Time on the host, while earlier calls are still running.
+    pipelined: float  # Time per call of many consecutive calls: the larger of host time and device time.
+    device_q1: float  # The quartiles of the times on the device.
     device_q3: float
-    """The quartiles of the times on the device."""
 
 
 def measure(device: CudaDevice, call: Call, size: int, wait: Callable[[Any], None] | None = None) -> Times:

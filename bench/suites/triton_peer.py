@@ -4,8 +4,6 @@ Its four normals go to four parts of a row, so that all stores are coalesced. A 
 some of their columns.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import triton

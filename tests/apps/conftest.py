@@ -1,7 +1,5 @@
 """Array libraries on which the cross-entropy method runs."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -26,9 +24,8 @@ def library(request: pytest.FixtureRequest) -> Iterator[Library]:
         library = Library(name, np.array, np.asarray, lambda seeds: np.array(seeds, np.uint64))
     elif name == "torch":
         tensor = pytest.importorskip("torch").from_numpy
-        library = Library(
-            name, lambda x: tensor(np.array(x)), np.asarray, lambda seeds: tensor(np.array(seeds, np.uint64))
-        )
+        seeds = lambda seeds: tensor(np.array(seeds, np.uint64))  # noqa: E731
+        library = Library(name, lambda x: tensor(np.array(x)), np.asarray, seeds)
     else:
         jax = pytest.importorskip("jax")
         scope = jax.default_device(jax.devices("cpu")[0])

@@ -1,7 +1,5 @@
 """Wrong samplers are rejected before they are timed, timers are accurate, and TestU01 reads the stream."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys
@@ -35,19 +33,16 @@ def draw(seed: int, noise: str = "independent") -> Any:
     return (mu[:, None] + sigma[:, None] * z).astype(np.float32)
 
 
-@pytest.mark.parametrize(
-    ("spoil", "noise", "message"),
-    [
-        (lambda x: x + 0.1 * sigma[:, None], "independent", "mean of all"),
-        (lambda x: mu[:, None] + 1.1 * (x - mu[:, None]), "independent", "variance of all"),
-        (lambda x: np.where(np.arange(D)[:, None] == 7, x + 2, x), "independent", "'mean'"),
-        (lambda x: np.where(np.arange(N) == 7, np.nan, x), "independent", "nan"),
-        (lambda x: x[1:], "independent", "expected 50 rows, got 49"),
-        (lambda x: draw(1), "independent", "expected new numbers"),
-        (lambda x: draw(3, "shared"), "independent", "correlation"),
-        (lambda x: draw(2), "shared", "the same noise in every row"),
-    ],
-)
+@pytest.mark.parametrize(("spoil", "noise", "message"), [
+    (lambda x: x + 0.1 * sigma[:, None], "independent", "mean of all"),
+    (lambda x: mu[:, None] + 1.1 * (x - mu[:, None]), "independent", "variance of all"),
+    (lambda x: np.where(np.arange(D)[:, None] == 7, x + 2, x), "independent", "'mean'"),
+    (lambda x: np.where(np.arange(N) == 7, np.nan, x), "independent", "nan"),
+    (lambda x: x[1:], "independent", "expected 50 rows, got 49"),
+    (lambda x: draw(1), "independent", "expected new numbers"),
+    (lambda x: draw(3, "shared"), "independent", "correlation"),
+    (lambda x: draw(2), "shared", "the same noise in every row"),
+])  # fmt: skip
 def test_wrong_samples_are_rejected(spoil: Callable[[Any], Any], noise: str, message: str) -> None:
     check_moments(draw(1, noise), draw(2, noise), mu, sigma, noise)
     with pytest.raises(AssertionError, match=message):
@@ -192,9 +187,7 @@ def result_of(library: Path, battery: str, test: int, order: str, seed: int) -> 
     return {"test": test, "seconds": 1.5, "statistics": [{"name": name, "p": value} for name, value in p.items()]}
 
 
-def test_every_test_runs_once_and_a_failure_leaves_the_results_of_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_test_runs_once_and_a_failure_leaves_the_results_of_others(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(testu01, "run_test", result_of)
     # Threads: JAX, which other tests import, must not be forked.
     monkeypatch.setattr(testu01, "ProcessPoolExecutor", lambda mp_context: ThreadPoolExecutor(2))
@@ -209,10 +202,9 @@ def test_every_test_runs_once_and_a_failure_leaves_the_results_of_others(
     assert found["summary"]["verdict"] == "failed, incomplete"
 
 
-@pytest.mark.parametrize(
-    ("p", "verdict"),
-    [(0.002, "passed"), (0.9991, "suspicious"), (2e-10, "suspicious"), (0.0, "failed"), (1.0, "failed")],
-)
+@pytest.mark.parametrize(("p", "verdict"), [
+    (0.002, "passed"), (0.9991, "suspicious"), (2e-10, "suspicious"), (0.0, "failed"), (1.0, "failed"),
+])  # fmt: skip
 def test_verdicts(p: float, verdict: str) -> None:
     values = [*[0.5] * 9, p]
     tests = [{"test": k, "seconds": 1.0, "statistics": [{"name": "A", "p": one}]} for k, one in enumerate(values)]

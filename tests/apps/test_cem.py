@@ -1,9 +1,4 @@
-"""The cross-entropy method against a simple reference; the ends of runs, saved states and errors.
-
-test_cem_cuda.py runs the method on a GPU.
-"""
-
-from __future__ import annotations
+"""The cross-entropy method against a simple reference; the ends of runs, saved states and errors."""
 
 import io
 import json
@@ -17,7 +12,7 @@ import numpy as np
 import pytest
 import scipy.optimize
 from cuda_memory import ExportedByDlpack
-from scored_functions import START, assert_same
+from scored_functions import START, assert_same, sphere
 
 import multisample
 from multisample import cem
@@ -29,14 +24,6 @@ from multisample.cem._stopping import COLLAPSED, CONVERGED, DIVERGED, RUNNING, U
 Array = np.ndarray[Any, Any]
 D, N = 6, 200
 SEED = 7
-
-
-def sphere(x: Any) -> Any:
-    """A function of arrays of any library, with its minimum at 1."""
-    return ((x - 1) * (x - 1)).sum(0)
-
-
-# --- Refits ---------------------------------------------------------------------------------------
 
 
 def reference(
@@ -78,9 +65,7 @@ def test_a_result_has_the_history_and_the_best_sample_of_the_run() -> None:
         samples.append(x[:, scores.argmin()].copy())
         return np.asarray(scores)
 
-    result = cem.minimize(
-        f, START, 2.0, N, iterations=6, seed=SEED, callback=lambda run: sigmas.append(run.sigma.max())
-    )
+    result = cem.minimize(f, START, 2.0, N, iterations=6, seed=SEED, callback=lambda x: sigmas.append(x.sigma.max()))
     history = result.history
     assert list(history) == ["best", "mean", "threshold", "sigma", "nonfinite"]
     for name, column in zip(("best", "mean", "threshold"), np.array(recorded, np.float64).T, strict=True):
@@ -90,9 +75,6 @@ def test_a_result_has_the_history_and_the_best_sample_of_the_run() -> None:
     assert (result.nit, result.nfev, result.nonfinite) == (6, 6 * N, 0)
     assert result.fun == recorded[0][0]
     assert np.array_equal(result.x, samples[0])
-
-
-# --- Array libraries ------------------------------------------------------------------------------
 
 
 def test_results_have_the_library_of_the_initial_mean_and_differ_only_by_rounding(library: Any) -> None:
@@ -199,8 +181,6 @@ def test_the_loop_reads_nothing_from_the_device() -> None:
         bool(following.running)
 
 
-# --- Ask-tell interface and saved states ----------------------------------------------------------
-
 OPTIONS: dict[str, Any] = {
     "noise_floor": lambda t: max(1 - t / 10, 0), "bounds": (-4, 4), "smoothing": 0.9, "tol": 1e-3, "elite_frac": 0.15,
 }  # fmt: skip
@@ -237,14 +217,11 @@ def by_json(state: Any) -> Any:
 
 @pytest.mark.parametrize(("saved", "after"), [(by_npz, 4), (by_json, 1), (by_json, 0)])
 def test_a_resumed_run_continues_with_equal_bits(library: Any, saved: Callable[[Any], Any], after: int) -> None:
-    def sometimes(x: Any) -> Any:  # The history has infinities too.
-        return sphere(x) + (math.inf if told < 2 else 0)
-
     original = CEM(library.array(START), 2.0, N, seed=2**64 - 5, **OPTIONS)
-    told = 2
-    for _ in range(after):
+    rarely = library.array(np.where(np.arange(N) < 5, 0, np.inf).astype(np.float32))
+    for t in range(after):
         x = original.ask()
-        original.tell(x, sometimes(x))
+        original.tell(x, sphere(x) + rarely if t == 0 else sphere(x))  # The history has infinities too.
     resumed = CEM(library.array(np.zeros(D, np.float32)), 1.0, N, **OPTIONS)
     resumed.state = saved(original.state)
     for _ in range(4):
@@ -377,9 +354,6 @@ def test_without_a_seed_runs_follow_the_default_generator_of_the_library(package
     assert len({*twice(), *first}) == 4
 
 
-# --- Bounds ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("bounds", [lambda *pair: pair, scipy.optimize.Bounds], ids=["pair", "Bounds"])
 def test_samples_are_clipped_to_the_bounds(bounds: Callable[[Any, Any], Any]) -> None:
     low, high = np.array([-5.0, -5, 2, -np.inf, -5, -5]), np.array([5.0, 0.5, 5, np.inf, 5, 5])
@@ -397,9 +371,6 @@ def test_samples_are_clipped_to_the_bounds(bounds: Callable[[Any, Any], Any]) ->
     start = np.full(6, 0.7, np.float32)  # float32 rounds 0.7 down.
     assert CEM(start, 1.0, N, seed=SEED, bounds=bounds(0.7, 1)).ask().min() == start[0]
     assert cem.step(cem.start(start, 1.0), SEED, sphere, N, bounds=bounds(0.7, 1)).mu.min() >= start[0]
-
-
-# --- Scores that are not finite -------------------------------------------------------------------
 
 
 def test_scores_that_are_not_finite_count_as_worst(library: Any) -> None:
@@ -434,9 +405,6 @@ def test_only_finite_scores_are_elites(finite: int) -> None:
     np.testing.assert_allclose(run.sigma, best.std(axis=1) if finite > 1 else 2.0, rtol=1e-5)
     assert run.status == 0
     assert run.result().history["threshold"].tolist() == [math.inf]
-
-
-# --- How runs end ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("options", "ends", "message"), [
@@ -493,8 +461,6 @@ def test_check_every_does_not_change_the_result(f: Any, options: Any, status: in
         assert_same(result, expected)
         assert result.nfev == N * made
 
-
-# --- Errors ---------------------------------------------------------------------------------------
 
 NUMBER = "expected a finite number"
 
@@ -557,9 +523,7 @@ def test_libraries_without_arithmetic_raise() -> None:
         dtype = np.dtype(np.float32)
 
     DeviceNDArray.__module__ = "numba.cuda"
-    with pytest.raises(
-        TypeError, match=r"^mu: expected an array of NumPy, PyTorch, CuPy or JAX, .*a Numba device array$"
-    ):
+    with pytest.raises(TypeError, match=r"^mu: expected an array of NumPy, PyTorch, .*a Numba device array$"):
         arrays_like(DeviceNDArray())
 
 
@@ -575,41 +539,36 @@ def row(**changed: float) -> list[float]:
     return [changed.get(name, value) for name, value in zip(COLUMNS, ROW, strict=True)]
 
 
-@pytest.mark.parametrize(
-    ("error", "message", "changed"),
-    [
-        (TypeError, r"^state: expected a mapping with keys mu, sigma,", None),
-        (TypeError, r"^state: expected a mapping with keys mu, sigma,", {"more": 1}),
-        (ValueError, r"^state\['mu'\]: expected shape \(6,\), got \(1, 6\)", {"mu": [[0] * 6]}),
-        (TypeError, r"^state\['mu'\]: expected numbers, got \[None, ", {"mu": [None] * 6}),
-        (TypeError, r"^state\['mu'\]: expected numbers, got \[\[1\], ", {"mu": [[1], [2, 3]]}),
-        (TypeError, r"^state\['x'\]: expected numbers, got \[True, ", {"x": [True] * 6}),
-        (ValueError, r"^state\['mu'\]: expected finite numbers, got 1e\+39 at 2", {"mu": with_one(1e39)}),
-        (ValueError, r"^state\['x'\]: expected finite numbers, got inf at 2", {"x": with_one(np.inf)}),
-        (ValueError, r"^state\['sigma'\]: .* of at least 0, got -1.0 at 2", {"sigma": with_one(-1)}),
-        (ValueError, r"^state\['history'\]: expected shape \(1, 6\), got \(1, 2\)", {"history": [[0, 0]]}),
-        (ValueError, r"^state\['history'\]: expected shape \(6,\), got \(\)", {"history": 1}),
-        *(
-            (ValueError, rf"^state\['history'\]: .* got {name} .* in row 1", {"history": [ROW, row(**{name: value})]})
-            for name, value in (
-                ("best", np.nan), ("best", -np.inf), ("threshold", -np.inf), ("sigma", -1), ("sigma", np.inf),
-                ("nonfinite", 0.5), ("nonfinite", -1), ("nonfinite", N + 1), ("status", 5),
-            )
-        ),
-        (ValueError, r"^state\['history'\]: .* got status 1.0 in row 0", {"history": [row(status=1), ROW], "told": 2}),
-        (ValueError, r"^state\['told'\]: expected 0 <=", {"told": -1}),
-        (TypeError, r"^state\['told'\]: expected an integer", {"told": 1.0}),
-        (ValueError, r"^state\['told'\]: expected shape \(\), got \(1,\)", {"told": [1]}),
-        (ValueError, r"^state\['told'\]: expected 1, .* got 2", {"history": [ROW], "told": 2}),
-        (ValueError, r"^state\['told'\]: expected 1, .* got 0", {"history": [row(status=2)], "told": 0}),
-        (ValueError, r"^state\['seed'\]: expected 0 <= .* < 2\*\*64, got 18446744073709551616", {"seed": 2**64}),
-        (ValueError, r"^state\['offset'\]: expected 0 <=", {"offset": -1}),
-        (TypeError, r"^state\['offset'\]: expected an integer, got the bool True", {"offset": True}),
-    ],
-)  # fmt: skip
-def test_wrong_states_raise_and_change_nothing(
-    error: type[Exception], message: str, changed: dict[str, Any] | None
-) -> None:
+@pytest.mark.parametrize(("error", "message", "changed"), [
+    (TypeError, r"^state: expected a mapping with keys mu, sigma,", None),
+    (TypeError, r"^state: expected a mapping with keys mu, sigma,", {"more": 1}),
+    (ValueError, r"^state\['mu'\]: expected shape \(6,\), got \(1, 6\)", {"mu": [[0] * 6]}),
+    (TypeError, r"^state\['mu'\]: expected numbers, got \[None, ", {"mu": [None] * 6}),
+    (TypeError, r"^state\['mu'\]: expected numbers, got \[\[1\], ", {"mu": [[1], [2, 3]]}),
+    (TypeError, r"^state\['x'\]: expected numbers, got \[True, ", {"x": [True] * 6}),
+    (ValueError, r"^state\['mu'\]: expected finite numbers, got 1e\+39 at 2", {"mu": with_one(1e39)}),
+    (ValueError, r"^state\['x'\]: expected finite numbers, got inf at 2", {"x": with_one(np.inf)}),
+    (ValueError, r"^state\['sigma'\]: .* of at least 0, got -1.0 at 2", {"sigma": with_one(-1)}),
+    (ValueError, r"^state\['history'\]: expected shape \(1, 6\), got \(1, 2\)", {"history": [[0, 0]]}),
+    (ValueError, r"^state\['history'\]: expected shape \(6,\), got \(\)", {"history": 1}),
+    *(
+        (ValueError, rf"^state\['history'\]: .* got {name} .* in row 1", {"history": [ROW, row(**{name: value})]})
+        for name, value in (
+            ("best", np.nan), ("best", -np.inf), ("threshold", -np.inf), ("sigma", -1), ("sigma", np.inf),
+            ("nonfinite", 0.5), ("nonfinite", -1), ("nonfinite", N + 1), ("status", 5),
+        )
+    ),
+    (ValueError, r"^state\['history'\]: .* got status 1.0 in row 0", {"history": [row(status=1), ROW], "told": 2}),
+    (ValueError, r"^state\['told'\]: expected 0 <=", {"told": -1}),
+    (TypeError, r"^state\['told'\]: expected an integer", {"told": 1.0}),
+    (ValueError, r"^state\['told'\]: expected shape \(\), got \(1,\)", {"told": [1]}),
+    (ValueError, r"^state\['told'\]: expected 1, .* got 2", {"history": [ROW], "told": 2}),
+    (ValueError, r"^state\['told'\]: expected 1, .* got 0", {"history": [row(status=2)], "told": 0}),
+    (ValueError, r"^state\['seed'\]: expected 0 <= .* < 2\*\*64, got 18446744073709551616", {"seed": 2**64}),
+    (ValueError, r"^state\['offset'\]: expected 0 <=", {"offset": -1}),
+    (TypeError, r"^state\['offset'\]: expected an integer, got the bool True", {"offset": True}),
+])  # fmt: skip
+def test_wrong_states_raise_and_change_nothing(error: Any, message: str, changed: dict[str, Any] | None) -> None:
     run = CEM(START, 1.0, N, seed=SEED)
     state: Any = run.state
     with pytest.raises(error, match=message):

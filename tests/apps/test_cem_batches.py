@@ -1,19 +1,18 @@
-"""Several searches of the cross-entropy method in one run. Each equals a separate run, bit for bit."""
-
-from __future__ import annotations
+"""Several searches of the cross-entropy method in one run, and means of any shape: each equals a plain run."""
 
 import concurrent.futures
 import json
 import math
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 from tables import slow_but
 
-from multisample import Key, cem
+from multisample import Key, cem, sample
 from multisample.cem import CEM, Result
 
 ON_ARRAYS = pytest.mark.parametrize("library", ["numpy", "torch"], indirect=True)
@@ -121,9 +120,7 @@ def check_random_searches(library: Any, random: Any) -> None:
         raise
 
 
-@pytest.mark.parametrize(
-    "way", [pytest.param("samples", id="samples"), pytest.param(None, marks=pytest.mark.slow, id="no samples")]
-)
+@pytest.mark.parametrize("way", ["samples", pytest.param(None, marks=pytest.mark.slow)])
 def test_sums_do_not_depend_on_the_number_of_searches(library: Any, way: str | None) -> None:
     """XLA, NumPy and PyTorch would sum many elites in an order that depends on shape and strides."""
     random, batch, d, n = np.random.default_rng(1), 3, 16, 1000
@@ -147,12 +144,8 @@ TARGETS = np.linspace(0, 1, B * D).reshape(B, D).astype(np.float32)
 def alone(library: Any, sigma: Any = 1.5, mu: Array = MU, **options: Any) -> list[Result[Any]]:
     """The results of a run for each search."""
     sigmas = np.broadcast_to(np.float32(sigma), (B, D))
-    return [
-        cem.minimize(
-            squares(library, TARGETS[b]), library.array(mu[b]), library.array(sigmas[b]), N, seed=seed, **options
-        )
-        for b, seed in enumerate(SEEDS)
-    ]
+    starts = [(squares(library, TARGETS[b]), library.array(mu[b]), library.array(sigmas[b])) for b in range(B)]
+    return [cem.minimize(*start, N, seed=seed, **options) for start, seed in zip(starts, SEEDS, strict=True)]
 
 
 @ON_ARRAYS
@@ -215,15 +208,12 @@ def test_one_search_in_a_vector_has_results_with_an_axis() -> None:
     assert result.history["best"].shape == (1, 2)
 
 
-@pytest.mark.parametrize(
-    ("message", "changed"),
-    [
-        (r"^state\['seed'\]: expected shape \(4,\), got \(\)", {"seed": 7}),
-        (r"^state\['history'\]: expected shape \(1, 4, 6\), got \(1, 6\)", {"history": [[1, 2, 3, 0.5, 0, 0]]}),
-        (r"^state\['seed'\]: expected 0 <= .* got 18446744073709551616", {"seed": [2**64, 1, 2, 3]}),
-        (r"^state\['sigma'\]: .* got -1.0 at 1, 2", {"sigma": np.where(np.arange(12).reshape(4, 3) == 5, -1.0, 1.0)}),
-    ],
-)
+@pytest.mark.parametrize(("message", "changed"), [
+    (r"^state\['seed'\]: expected shape \(4,\), got \(\)", {"seed": 7}),
+    (r"^state\['history'\]: expected shape \(1, 4, 6\), got \(1, 6\)", {"history": [[1, 2, 3, 0.5, 0, 0]]}),
+    (r"^state\['seed'\]: expected 0 <= .* got 18446744073709551616", {"seed": [2**64, 1, 2, 3]}),
+    (r"^state\['sigma'\]: .* got -1.0 at 1, 2", {"sigma": np.where(np.arange(12).reshape(4, 3) == 5, -1.0, 1.0)}),
+])  # fmt: skip
 def test_a_state_of_another_shape_raises_and_changes_nothing(message: str, changed: dict[str, Any]) -> None:
     run = CEM(MU, 1.0, N, seed=SEEDS)
     with pytest.raises(ValueError, match=message):
@@ -237,9 +227,8 @@ def test_steps_equal_those_of_single_searches(library: Any) -> None:
 
     def stepped(state: Any, key: Any, b: Any) -> Any:
         low, high, floor = (library.array(x[b]) for x in (MU - 1, MU + 1, MU**2))
-        return cem.step(
-            state, key, squares(library, TARGETS[b]), N, noise_floor=floor, bounds=(low, high), **options
-        )  # fmt: skip
+        f = squares(library, TARGETS[b])
+        return cem.step(state, key, f, N, noise_floor=floor, bounds=(low, high), **options)
 
     together = cem.start(library.array(MU), 1.5, searches=B)
     alone = [cem.start(library.array(MU[b]), 1.5) for b in range(B)]
@@ -282,10 +271,8 @@ def test_steps_of_several_searches_are_one_jitted_scan() -> None:
 @pytest.mark.parametrize("shape", [(), (D,), (B, D), (B, D, 1)])
 def test_steps_accept_bounds_and_floors_of_these_shapes(library: Any, shape: tuple[int, ...]) -> None:
     value = library.array(np.full(shape, 0.5, np.float32))
-    state = cem.step(
-        cem.start(library.array(0 * MU), 1.0, searches=B), SEEDS, squares(library, TARGETS), N, bounds=(-0.5, value),
-        noise_floor=value,
-    )  # fmt: skip
+    start, f = cem.start(library.array(0 * MU), 1.0, searches=B), squares(library, TARGETS)
+    state = cem.step(start, SEEDS, f, N, bounds=(-0.5, value), noise_floor=value)
     assert library.to_numpy(state.x).max() <= 0.5
     assert library.to_numpy(state.sigma).min() >= math.sqrt(0.5)
 
@@ -301,17 +288,14 @@ def test_steps_refuse_arrays_of_other_shapes(library: Any) -> None:
                 cem.step(state, 7 if batch is None else SEEDS[:batch], lambda x: x.sum(-2), N, **option)
 
 
-@pytest.mark.parametrize(
-    ("error", "message", "mu", "options"),
-    [
-        (ValueError, r"^(mu|seed): .*3", MU, {"seed": [1, 2, 3]}),
-        (ValueError, r"^seed: expected at least one element, got none", MU[0], {"seed": []}),
-        (ValueError, r"^seed: expected seeds without offsets", MU, {"seed": [Key(1, 2), 3, 4, 5]}),
-        (TypeError, r"^seed\[2\]: expected an integer", MU, {"seed": [1, 1, 2.5, 3]}),
-        (ValueError, r"^noise_floor: .* shape \(3,\) or \(4, 3\)", MU, {"seed": SEEDS, "noise_floor": np.ones(4)}),
-        (ValueError, r"^mu: expected it within bounds, got mu\[2, 2\] = ", MU, {"seed": SEEDS, "bounds": (-1, 1)}),
-    ],
-)
+@pytest.mark.parametrize(("error", "message", "mu", "options"), [
+    (ValueError, r"^(mu|seed): .*3", MU, {"seed": [1, 2, 3]}),
+    (ValueError, r"^seed: expected at least one element, got none", MU[0], {"seed": []}),
+    (ValueError, r"^seed: expected seeds without offsets", MU, {"seed": [Key(1, 2), 3, 4, 5]}),
+    (TypeError, r"^seed\[2\]: expected an integer", MU, {"seed": [1, 1, 2.5, 3]}),
+    (ValueError, r"^noise_floor: .* shape \(3,\) or \(4, 3\)", MU, {"seed": SEEDS, "noise_floor": np.ones(4)}),
+    (ValueError, r"^mu: expected it within bounds, got mu\[2, 2\] = ", MU, {"seed": SEEDS, "bounds": (-1, 1)}),
+])  # fmt: skip
 def test_errors_name_the_argument(error: type[Exception], message: str, mu: Any, options: dict[str, Any]) -> None:
     with pytest.raises(error, match=message):
         cem.minimize(np.sum, mu, 1.0, N, **options)
@@ -339,3 +323,103 @@ def test_executors_and_tasks_are_for_single_searches() -> None:
         cem.step(cem.start(MU, 1.0, searches=B), 7, np.sum, N)
     with pytest.raises(ValueError, match=r"^seed: expected one seed, for state.mu of shape \(3,\), got \[7"):
         cem.step(cem.start(MU[0], 1.0), SEEDS, np.sum, N)
+
+
+GOAL = np.arange(12.0).reshape(4, 3)
+LOW, HIGH = [-1.0, 0.0, -2.0], [12.0, 10.5, 14.0]
+"""Bounds of three controls, for each of four steps."""
+
+
+def distances(x: Any) -> Any:
+    axes = tuple(range(x.ndim - 3, x.ndim - 1))
+    return np.square(x - GOAL[..., None]).sum(axes)
+
+
+def flat(value: Any) -> Any:
+    return np.broadcast_to(value, (4, 3)).reshape(-1)
+
+
+def run(f: Any, shape: Any, **options: Any) -> Any:
+    sigma, floor = shape([3.0, 4.0, 5.0]), shape(np.full((4, 3), 1e-6))
+    options |= {"bounds": (shape(LOW), shape(HIGH)), "noise_floor": floor}
+    return cem.minimize(f, np.zeros(np.shape(floor)), sigma, 200, seed=7, iterations=20, **options)
+
+
+def test_a_run_equals_that_of_flat_means() -> None:
+    expected = run(lambda x: distances(x.reshape(4, 3, -1)), flat)
+    with ThreadPoolExecutor(2) as executor:
+        for options in ({}, {"executor": executor, "tasks": 3}):
+            found = run(distances, np.asarray, **options)
+            for name in ("x", "mu", "sigma"):
+                assert getattr(found, name).shape == (4, 3)
+                assert np.array_equal(getattr(found, name).reshape(-1), getattr(expected, name)), name
+
+
+def test_each_of_several_searches_equals_its_own_run() -> None:
+    options: dict[str, Any] = {"iterations": 5, "bounds": (LOW, 11.0)}
+    batch = cem.minimize(distances, np.zeros((2, 4, 3)), 2.0, 100, seed=[7, 8], **options)
+    assert batch.x.shape == (2, 4, 3)
+    for b, seed in enumerate((7, 8)):
+        alone = cem.minimize(distances, np.zeros((4, 3)), 2.0, 100, seed=seed, **options)
+        assert np.array_equal(batch.mu[b], alone.mu)
+        assert np.array_equal(batch.x[b], alone.x)
+
+
+def test_ask_tell_and_state_have_the_shape_of_the_mean() -> None:
+    search, resumed = cem.CEM(np.zeros((4, 3)), 2.0, 50, seed=7), cem.CEM(np.zeros((4, 3)), 2.0, 50)
+    x = search.ask()
+    assert x.shape == (4, 3, 50)
+    with pytest.raises(ValueError, match=r"^samples: expected shape \(4, 3, 50\), got \(12, 50\)"):
+        search.tell(x.reshape(12, 50), distances(x))
+    search.tell(None, distances(x))
+    resumed.state = json.loads(json.dumps({name: value.tolist() for name, value in search.state.items()}))
+    assert resumed.state["mu"].shape == (4, 3)
+    assert np.array_equal(resumed.ask(), search.ask(x))
+
+
+@pytest.mark.parametrize("searches", [None, 2])
+def test_steps_have_the_shape_of_the_mean(searches: int | None) -> None:
+    batch = () if searches is None else (searches,)
+    states = [cem.start(np.zeros((*batch, *dims)), 2.0, searches) for dims in ((4, 3), (12,))]
+    for seed in range(5):
+        keys = seed if searches is None else [seed, seed + 10]
+        f, edges = lambda x: distances(x.reshape(*batch, 4, 3, -1)), [(LOW, HIGH), (flat(LOW), flat(HIGH))]
+        states = [cem.step(states[k], keys, f, 100, bounds=edges[k], noise_floor=1e-6) for k in range(2)]
+    assert states[0].mu.shape == (*batch, 4, 3)
+    assert np.array_equal(states[0].mu.reshape(*batch, 12), states[1].mu)
+    assert np.array_equal(states[0].fun, states[1].fun)
+
+
+@pytest.mark.parametrize(("mu", "sigma", "seed"), [
+    ((3, 3), (3, 1), 7), ((3, 1), (3, 3), 7), ((3, 1), (1, 3), 7), ((6, 2), (6, 1), 7), ((6, 1), (6, 2), 7),
+    ((2,), (6, 2), 7), ((6, 1), (6,), 7), ((4, 2, 3), (2, 1), 7), ((3, 5), (5,), [7, 8, 9]),
+    ((3, 5, 1), (3, 5), [7, 8, 9]), ((3, 4, 2), (2,), [7, 8, 9]), ((3, 4, 2), (3, 1), [7, 8, 9]),
+    ((3, 4, 2), (3, 2), [7, 8, 9]), ((3, 4, 2), (3, 4, 1), [7, 8, 9]), ((3, 4, 2), (3, 1, 2), [7, 8, 9]),
+    ((2,), (3, 4, 2), [7, 8, 9]), ((3, 4, 1), (3, 4, 2), [7, 8, 9]), ((3, 3, 2), (3, 2), [7, 8, 9]),
+])  # fmt: skip
+def test_mean_and_deviation_broadcast_as_in_sample(library: Any, mu: Any, sigma: Any, seed: Any) -> None:
+    hosts = [np.arange(math.prod(shape), dtype=np.float32).reshape(shape) for shape in (mu, sigma)]
+    arrays, batch = [library.array(x) for x in hosts], () if seed == 7 else (3,)
+    expected = sample(*hosts, 20, seed=seed)
+    search = cem.CEM(*arrays, 20, seed=seed)
+    assert np.array_equal(library.to_numpy(search.ask()), expected)
+    for found in (search, cem.start(*arrays, *batch)):
+        assert found.mu.shape == found.sigma.shape == expected.shape[:-1]
+        assert np.array_equal(library.to_numpy(sample(found.mu, found.sigma, 20, seed=seed)), expected)
+    result = cem.minimize(lambda x: x.reshape(*batch, -1, 20).sum(-2), *arrays, 20, seed=seed, iterations=2)
+    assert result.mu.shape == expected.shape[:-1]
+
+
+def test_lists_broadcast_as_in_sample() -> None:
+    mu, sigma = np.zeros((3, 3), np.float32), [[0.1], [1.0], [10.0]]
+    assert np.array_equal(cem.CEM(mu, sigma, 20, seed=7).ask(), sample(mu, sigma, 20, seed=7))
+
+
+def test_wrong_shapes_raise() -> None:
+    for options, message in (
+        ({"bounds": ([0.0, 0.0], 1.0)}, r"^bounds: expected a number or shape \(4, 3\), got shape \(2,\)"),
+        ({"bounds": (1.0, 2.0)}, r"^mu: expected it within bounds, got mu\[0, 0\] = 0.0"),
+        ({"noise_floor": np.zeros(2)}, r"^noise_floor: expected a number or shape \(4, 3\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            cem.minimize(distances, np.zeros((4, 3)), 2.0, 100, **options)  # type: ignore[arg-type]

@@ -1,13 +1,12 @@
 """The cross-entropy method on a GPU: all arrays stay there, and the loop does not wait for the GPU."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 
 import numpy as np
 import pytest
 from cuda_memory import CYCLES, OWN, Gpu, gpu_of, names
+from scored_functions import sphere
 from skip_rules import require, require_device
 
 from multisample import cem
@@ -21,10 +20,6 @@ START = np.linspace(-2, 3, D).astype(np.float32)
 OPTIONS: dict[str, Any] = {
     "seed": SEED, "noise_floor": lambda t: max(1e-2 - t / 500, 0), "bounds": (-4, 4), "smoothing": 0.9, "tol": 1e-3,
 }  # fmt: skip
-
-
-def sphere(x: Any) -> Any:
-    return ((x - 1) * (x - 1)).sum(0)
 
 
 @pytest.fixture(params=[pair for pair in OWN if pair[0] != "numba"], ids=names)
@@ -74,9 +69,8 @@ def test_scores_may_come_from_the_host(gpu: Gpu, to_numpy: Any) -> None:
 
 def test_check_every_does_not_change_the_result(gpu: Gpu, to_numpy: Any) -> None:
     start = gpu.memory.put(START)
-    results = [
-        cem.minimize(sphere, start, 2.0, N, iterations=60, check_every=every, **OPTIONS) for every in (1, None, 0)
-    ]
+    options = OPTIONS | {"iterations": 60}
+    results = [cem.minimize(sphere, start, 2.0, N, check_every=every, **options) for every in (1, None, 0)]
     first = results[0]
     assert first.status == 1
     for other in results[1:]:
@@ -86,10 +80,7 @@ def test_check_every_does_not_change_the_result(gpu: Gpu, to_numpy: Any) -> None
 
 
 def test_the_loop_does_not_wait_for_the_device(gpu: Gpu) -> None:
-    """The host queues five iterations while a kernel that only waits runs.
-
-    A stream takes about 1000 launches before the host waits for it. An iteration has about 100.
-    """
+    """Five iterations of about 100 launches are queued while a kernel only waits. A stream takes about 1000."""
 
     def iterate(run: CEM, iterations: int) -> None:
         x = None

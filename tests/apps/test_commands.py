@@ -1,9 +1,4 @@
-"""The command line: a command writes the whole matrix, or prints a one-line error and writes no file.
-
-Tests of exit codes, signals and terminals run the command in a process; other tests call it, for speed.
-"""
-
-from __future__ import annotations
+"""The command line: a command writes the whole matrix, or prints a one-line error and writes no file."""
 
 import errno
 import os
@@ -22,7 +17,6 @@ import numpy as np
 import pytest
 from fake_backend import FakeBackend
 from tables import slow_but
-from terminals import Terminal
 
 import multisample
 from multisample.__main__ import main
@@ -35,7 +29,6 @@ D, N, SEED = 40, 300, 7
 RNG = np.random.default_rng(1)
 MU = RNG.normal(size=D).astype(np.float32)
 SIGMA = RNG.uniform(0.5, 2.0, D).astype(np.float32)
-LIBRARIES = ("torch", "cupy", "jax")
 
 Run = Callable[..., "Outcome"]
 
@@ -96,9 +89,8 @@ def draw_files(folder: Path, run: Run) -> Run:
 def start(*argv: str) -> subprocess.Popen[str]:
     """Start Python in a process, with the default buffering of its output."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    return subprocess.Popen(
-        [sys.executable, *argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    )
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen([sys.executable, *argv], **pipes, text=True, env=environment)
 
 
 def module(*argv: object) -> subprocess.Popen[str]:
@@ -129,9 +121,6 @@ def files(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-# --- Commands in processes ----------------------------------------------------------------------------------------
-
-
 def test_an_error_prints_one_line_and_sets_the_exit_code(folder: Path) -> None:
     finish(module("sample", "nowhere.npy", "sigma.npy", "-n", N, "-o", "x.npy")).failed("nowhere.npy: No such file")
     assert files(folder) == {"mu.npy", "sigma.npy"}
@@ -140,11 +129,8 @@ def test_an_error_prints_one_line_and_sets_the_exit_code(folder: Path) -> None:
 def test_the_report_runs_without_a_command_and_without_any_array_library(monkeypatch: pytest.MonkeyPatch) -> None:
     # Block the libraries and hide the GPU, so that the test depends neither on packages nor on the machine.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    code = (
-        f"import sys; sys.modules.update(dict.fromkeys({LIBRARIES!r}));"
-        "from multisample.__main__ import main; raise SystemExit(main([]))"
-    )
-    done = finish(start("-c", code))
+    blocked = "import sys; sys.modules.update(dict.fromkeys(('torch', 'cupy', 'jax')))"
+    done = finish(start("-c", f"{blocked}; from multisample.__main__ import main; raise SystemExit(main([]))"))
     assert (done.code, done.err) == (0, "")
     assert re.search(r"^backend +available +version +device$", done.out, re.M)
     assert re.search(r"^cpu +yes +numba [\d.]+\S* +\S.* threads?$", done.out, re.M)
@@ -156,10 +142,8 @@ def test_the_report_runs_without_a_command_and_without_any_array_library(monkeyp
 
 @pytest.mark.slow
 def test_the_report_ends_with_commands_that_run(run: Run) -> None:
-    report_text = run().out
-    _, _, following = report_text.partition(
-        "\nNext, draw 5 samples with the means 0 and 10, and see what the examples do:\n"
-    )
+    heading = "\nNext, draw 5 samples with the means 0 and 10, and see what the examples do:\n"
+    _, _, following = run().out.partition(heading)
     commands = [shlex.split(line) for line in following.splitlines()]
     assert [command[0] for command in commands] == ["python", "python"]
     for command in commands:
@@ -178,10 +162,8 @@ CODES = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 129, "SIGUSR1": 138, "SIGALRM"
 def test_a_signal_leaves_no_file(folder: Path, name: str) -> None:
     # The test process may ignore signals, which its children inherit.
     handler = "default_int_handler" if name == "SIGINT" else "SIG_DFL"
-    code_line = (
-        f"import signal, sys; signal.signal(signal.{name}, signal.{handler});"
-        "from multisample.__main__ import main; raise SystemExit(main(sys.argv[1:]))"
-    )
+    code_line = f"import signal, sys; signal.signal(signal.{name}, signal.{handler});"
+    code_line += "from multisample.__main__ import main; raise SystemExit(main(sys.argv[1:]))"
     # 16 thousand windows, each of which waits for the disk, so that the signal arrives before the end.
     command = ["sample", "mu.npy", "1", "-n", "400000", "-o", "x.npy", "--memory", "4K"]
     process = start("-c", code_line, *command)
@@ -268,17 +250,11 @@ def test_a_bug_keeps_its_traceback_and_a_memory_error_does_not(run: Run, monkeyp
     run().failed("out of memory")
 
 
-# --- Input files --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("mu", "sigma"),
-    [
-        *((MU.astype(kind), SIGMA) for kind in ("float16", "float64", ">f4")),
-        ((MU * 50).astype(np.int32), 2.0), (MU[:, None], SIGMA), (np.asfortranarray([MU, MU])[:1].T, SIGMA),
-        (MU, np.float32(2)), (-1.5, SIGMA), (MU, 1e-3),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("mu", "sigma"), [
+    *((MU.astype(kind), SIGMA) for kind in ("float16", "float64", ">f4")),
+    ((MU * 50).astype(np.int32), 2.0), (MU[:, None], SIGMA), (np.asfortranarray([MU, MU])[:1].T, SIGMA),
+    (MU, np.float32(2)), (-1.5, SIGMA), (MU, 1e-3),
+])  # fmt: skip
 def test_vectors_are_npy_files_or_numbers(draw_files: Run, mu: Any, sigma: Any) -> None:
     arguments = {}
     for name, x in (("mu", mu), ("sigma", sigma)):
@@ -294,23 +270,16 @@ def _npy(header: str) -> bytes:
     return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + bytes(12)
 
 
-@pytest.mark.parametrize(
-    ("name", "data", "message"),
-    [
-        ("a.npy", b"hello", "a.npy: not a complete .npy file of numbers ("),
-        ("a.npy", _npy("{'descr': '|O', 'fortran_order': False, 'shape': (1,)}\n"), "a.npy: not a complete .npy file"),
-        # More than there is memory.
-        (
-            "a.npy",
-            _npy("{'descr': '<f4', 'fortran_order': False, 'shape': (1099511627776,)}\n"),
-            "a.npy: not a complete",
-        ),
-        ("a.npy", _npy("1" + "+1" * 4000 + "\n"), "a.npy: not a complete .npy file"),
-        ("a.npy", _npy("{[]: 1}\n"), "a.npy: not a complete .npy file"),
-        ("a.npz", b"hello", "mu: expected a number or a .npy file, got 'a.npz'"),
-        ("a.npy", None, "a.npy: Is a directory"),
-    ],
-)
+@pytest.mark.parametrize(("name", "data", "message"), [
+    ("a.npy", b"hello", "a.npy: not a complete .npy file of numbers ("),
+    ("a.npy", _npy("{'descr': '|O', 'fortran_order': False, 'shape': (1,)}\n"), "a.npy: not a complete .npy file"),
+    # More than there is memory.
+    ("a.npy", _npy("{'descr': '<f4', 'fortran_order': False, 'shape': (1099511627776,)}\n"), "a.npy: not a complete"),
+    ("a.npy", _npy("1" + "+1" * 4000 + "\n"), "a.npy: not a complete .npy file"),
+    ("a.npy", _npy("{[]: 1}\n"), "a.npy: not a complete .npy file"),
+    ("a.npz", b"hello", "mu: expected a number or a .npy file, got 'a.npz'"),
+    ("a.npy", None, "a.npy: Is a directory"),
+])  # fmt: skip
 def test_unreadable_and_hostile_files_print_an_error(
     draw_files: Run, folder: Path, name: str, data: bytes | None, message: str
 ) -> None:
@@ -342,9 +311,6 @@ def test_errors_for_bad_vectors_name_the_file(draw_files: Run) -> None:
         failure.failed("; mu is bad.npy, sigma is sigma.npy")
 
 
-# --- Options ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("options", [
     {"noise": "shared", "dtype": "float16", "dim_offset": 5, "antithetic": True, "layout": "nd"},
     {"dtype": "float64", "sample_offset": 3, "dim_offset": 1, "backend": "cpu", "fast_math": True},
@@ -368,26 +334,23 @@ def test_a_random_seed_is_printed(folder: Path, run: Run) -> None:
         same(f"{name}.npy", multisample.sample(MU, SIGMA, N, seed=seed))
 
 
-@pytest.mark.parametrize(
-    ("options", "message", "code"),
-    [
-        (["-n", "-1"], "n: expected 0 <= n", 1),
-        (["-n", "1.5"], "-n/--samples: invalid int value: '1.5'", 2),
-        (["--seed", "-1"], "seed: expected 0 <= seed < 2**64", 1),
-        (["--backend", "gpu"], "no backend is called 'gpu'; accepted are 'auto', '", 1),
-        (["--dtype", "bfloat16"], "a .npy file cannot store bfloat16", 2),
-        (["--dtype", "int32"], "--dtype: expected float16, float32, float64, got 'int32'", 2),
-        (["--dim-offset", 2**32 - 1], "dim_offset: expected dim_offset + d <= 2**32", 1),
-        (["--sample-offset", 2**34], "n: expected sample_offset + n <= 2**34", 1),
-        (["--memory", "4095"], "--memory: expected bytes, at least 4K", 2),
-        (["--memory", "5X"], "--memory: expected bytes, at least 4K, such as 500M or 2G, got '5X'", 2),
-        (["--forc"], "unrecognized arguments: --forc", 2),
-        (["-o", "x.txt"], "x.txt: expected an output file that ends in .npy", 1),
-        (["-o", "nowhere/x.npy"], "nowhere: no such folder", 1),
-        (["-o", "folder.npy", "--force"], "folder.npy: exists and is not a file", 1),
-        (["-o", "mu.npy"], "mu.npy: exists; --force overwrites it", 1),
-    ],
-)
+@pytest.mark.parametrize(("options", "message", "code"), [
+    (["-n", "-1"], "n: expected 0 <= n", 1),
+    (["-n", "1.5"], "-n/--samples: invalid int value: '1.5'", 2),
+    (["--seed", "-1"], "seed: expected 0 <= seed < 2**64", 1),
+    (["--backend", "gpu"], "no backend is called 'gpu'; accepted are 'auto', '", 1),
+    (["--dtype", "bfloat16"], "a .npy file cannot store bfloat16", 2),
+    (["--dtype", "int32"], "--dtype: expected float16, float32, float64, got 'int32'", 2),
+    (["--dim-offset", 2**32 - 1], "dim_offset: expected dim_offset + d <= 2**32", 1),
+    (["--sample-offset", 2**34], "n: expected sample_offset + n <= 2**34", 1),
+    (["--memory", "4095"], "--memory: expected bytes, at least 4K", 2),
+    (["--memory", "5X"], "--memory: expected bytes, at least 4K, such as 500M or 2G, got '5X'", 2),
+    (["--forc"], "unrecognized arguments: --forc", 2),
+    (["-o", "x.txt"], "x.txt: expected an output file that ends in .npy", 1),
+    (["-o", "nowhere/x.npy"], "nowhere: no such folder", 1),
+    (["-o", "folder.npy", "--force"], "folder.npy: exists and is not a file", 1),
+    (["-o", "mu.npy"], "mu.npy: exists; --force overwrites it", 1),
+])  # fmt: skip
 def test_bad_options_print_an_error(
     draw_files: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, options: list[Any], message: str, code: int
 ) -> None:
@@ -403,10 +366,6 @@ def test_the_version_and_bad_commands(run: Run) -> None:
         run(*argv).failed("--help says more", code=2)
 
 
-def test_byte_counts_with_suffixes() -> None:
-    assert [draw._byte_count(text) for text in ("4096", "5k", "6M", "7G")] == [4096, 5 << 10, 6 << 20, 7 << 30]
-
-
 def test_available_memory_reads_the_memory_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 1 << 20 < draw.available_memory() < 1 << 50
 
@@ -417,14 +376,10 @@ def test_available_memory_reads_the_memory_of_this_machine(monkeypatch: pytest.M
     assert draw.available_memory() == 1 << 30
 
 
-# --- Windows ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("d", "n", "memory"),
-    [(40, 300, 4096), (3, 1024, 4096), (1, 1025, 4096), (7, 5, 4096), (0, 9, 4096), (9, 0, 4096), (3, 3000, 4101),
-     (3000, 10, 4096)],
-)  # fmt: skip
+@pytest.mark.parametrize(("d", "n", "memory"), [
+    (40, 300, 4096), (3, 1024, 4096), (1, 1025, 4096), (7, 5, 4096), (0, 9, 4096), (9, 0, 4096), (3, 3000, 4101),
+    (3000, 10, 4096),
+])  # fmt: skip
 @pytest.mark.parametrize("itemsize", [2, 4, 8])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_windows_cover_the_file_once_and_in_its_order(
@@ -484,22 +439,18 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return clock
 
 
-def test_progress_shows_percentage_rate_and_time_left_in_one_line(clock: list[float]) -> None:
-    stream = Terminal()
-    with pytest.raises(ZeroDivisionError), draw.Progress(8 << 20, stream) as progress:
+def test_progress_shows_percentage_rate_and_time_left_in_one_line(clock: list[float], terminal: Any) -> None:
+    with pytest.raises(ZeroDivisionError), draw.Progress(8 << 20, terminal) as progress:
         for clock[0], size in ((20.0, 20 << 10), (20.01, 2028 << 10), (40.0, 4 << 20), (41.0, 2 << 20)):
             progress.add(size)
         raise ZeroDivisionError
     # The second update came too soon after the first, and is not shown. Spaces overwrite the rest of a longer line.
-    assert stream.getvalue().split("\r") == [
+    assert terminal.getvalue().split("\r") == [
         "",
         "  0%  20.0 KiB of 8.0 MiB  1.0 KiB/s  8172 s left",
         " 75%  6.0 MiB of 8.0 MiB  153.6 KiB/s  13 s left ",
         "100%  8.0 MiB of 8.0 MiB  199.8 KiB/s  0 s left \n",
     ]
-
-
-# --- Output files -------------------------------------------------------------------------------------------------
 
 
 def test_force_overwrites(draw_files: Run) -> None:
@@ -544,11 +495,10 @@ def test_writing_to_a_link_keeps_the_link_and_a_new_file_has_default_permissions
     assert Path("elsewhere/y.npy").stat().st_mode == Path("new").stat().st_mode
 
 
-@pytest.mark.parametrize(
-    ("mode", "error", "code"),
-    [(0o400, None, 0), (0o664, None, 0), (0o664, KeyboardInterrupt(signal.SIGINT), 130), (0o664, MemoryError(), 1),
-     (0o664, OSError(errno.EIO, "I/O error"), 1)],
-)  # fmt: skip
+@pytest.mark.parametrize(("mode", "error", "code"), [
+    (0o400, None, 0), (0o664, None, 0), (0o664, KeyboardInterrupt(signal.SIGINT), 130), (0o664, MemoryError(), 1),
+    (0o664, OSError(errno.EIO, "I/O error"), 1),
+])  # fmt: skip
 def test_an_old_file_is_replaced_by_a_complete_one_with_its_permissions(
     draw_files: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, mode: int, error: BaseException | None, code: int
 ) -> None:
@@ -608,9 +558,6 @@ def test_a_matrix_larger_than_the_disk_prints_an_error(draw_files: Run, folder: 
 def test_a_read_only_folder_prints_an_error(draw_files: Run) -> None:
     Path("locked").mkdir(mode=0o500)
     draw_files("-o", "locked/x.npy").failed("locked: cannot write to this folder")
-
-
-# --- The report ---------------------------------------------------------------------------------------------------
 
 
 class _Elsewhere(FakeBackend):
@@ -694,8 +641,8 @@ def test_to_numpy_copies_arrays_of_other_libraries() -> None:
     assert arrays.to_numpy(torch.from_numpy(MU)).tobytes() == MU.tobytes()
 
 
-def test_size_text_uses_binary_units() -> None:
-    sizes = [0, 1023, 1024, 1 << 20, 3 << 29, 5 << 40, 1 << 54]
-    assert [arrays.size_text(size) for size in sizes] == [
-        "0 B", "1023 B", "1.0 KiB", "1.0 MiB", "1.5 GiB", "5.0 TiB", "16384.0 TiB",
-    ]  # fmt: skip
+def test_sizes_have_binary_units() -> None:
+    assert [draw._byte_count(text) for text in ("4096", "5k", "6M", "7G")] == [4096, 5 << 10, 6 << 20, 7 << 30]
+    texts = {0: "0 B", 1023: "1023 B", 1024: "1.0 KiB", 1 << 20: "1.0 MiB", 3 << 29: "1.5 GiB", 5 << 40: "5.0 TiB"}
+    assert {size: arrays.size_text(size) for size in texts} == texts
+    assert arrays.size_text(1 << 54) == "16384.0 TiB"

@@ -1,7 +1,5 @@
 """The example programs give the results that they describe."""
 
-from __future__ import annotations
-
 import functools
 import math
 import re
@@ -38,11 +36,8 @@ from multisample.examples import (
     populations,
 )
 
-DEVICES = [
-    "cpu",
-    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")),
-]
-
+no_device = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+DEVICES = ["cpu", pytest.param("cuda", marks=no_device)]
 
 Printed = Callable[..., list[list[str]]]
 
@@ -107,10 +102,8 @@ def test_a_batch_of_carts_draws_the_forces_of_a_loop(device: str) -> None:
     generators = [multisample.Generator(seed) for seed in range(5)]
     for t in range(3):
         forces = cart_pole.forces_of(torch, plans, seeds, t, 33)
-        loop = [
-            multisample.sample(plan, cart_pole.FORCE, 33, generator=generator)
-            for plan, generator in zip(plans, generators, strict=True)
-        ]
+        pairs = zip(plans, generators, strict=True)
+        loop = [multisample.sample(plan, cart_pole.FORCE, 33, generator=own) for plan, own in pairs]
         assert torch.equal(forces, torch.stack(loop))
         flattened = cart_pole.forces_of(torch, plans, seeds, t, 33, "flattened")
         assert flattened.shape == forces.shape
@@ -156,10 +149,8 @@ def test_a_kernel_prices_the_paths_that_sample_draws(device: str) -> None:
     needs(device)
     days, paths = option_prices.DAYS, 4096
     rate, volatility = option_prices.RATE, option_prices.VOLATILITY
-    steps = multisample.sample(
-        np.full(days, (rate - volatility**2 / 2) / days), volatility * np.full(days, days**-0.5), paths, seed=3,
-        dtype="float32", backend="cpu",
-    ).astype(np.float64)  # fmt: skip
+    drift, daily = np.full(days, (rate - volatility**2 / 2) / days), volatility * np.full(days, days**-0.5)
+    steps = multisample.sample(drift, daily, paths, seed=3, dtype="float32", backend="cpu").astype(np.float64)
     payoffs = np.exp(-rate) * np.maximum(100 * np.exp(steps.cumsum(axis=0)).mean(axis=0) - 100, 0)
     found = option_prices.average_price(3, paths, device)
     assert found.mean == pytest.approx(payoffs.mean(), rel=1e-4)
@@ -373,12 +364,9 @@ def test_a_monte_carlo_estimate_on_dask(draws: int, on_cluster: bool, capsys: py
     assert capsys.readouterr().out.startswith("price 5.4")
 
 
-@pytest.mark.parametrize(
-    ("program", "library"),
-    [
-        ("bayesian_regression", "torch"), ("cart_pole --library jax", "jax"), ("option_prices --draws 1e6", "dask"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("program", "library"), [
+    ("bayesian_regression", "torch"), ("cart_pole --library jax", "jax"), ("option_prices --draws 1e6", "dask"),
+])  # fmt: skip
 def test_a_program_without_its_library_says_what_to_install(
     program: str, library: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,7 +1,5 @@
 """The `tetris` command: every end of a run leaves a state from which it can be resumed."""
 
-from __future__ import annotations
-
 import concurrent.futures.process
 import itertools
 import json
@@ -20,7 +18,6 @@ import pytest
 from dask_cluster import local_cluster
 from PIL import Image, ImageSequence
 from scored_functions import dies
-from terminals import Terminal
 
 from multisample.__main__ import main
 from multisample.commands.workers import Workers
@@ -59,8 +56,7 @@ def learnt(folder: str) -> tuple[Any, Any, Any]:
     return weights["weights"], weights["fresh games"], json.loads(Path(folder, "state.json").read_text())["cem"]
 
 
-def test_the_command_trains_plays_and_writes_files(run: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = Terminal()
+def test_the_command_trains_plays_and_writes_files(run: Any, folder: Path, terminal: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr("sys.stderr", terminal)
     done = run(*QUICK, "--iterations", 3, "-o", "out")
     assert done.code == 0, done
@@ -110,16 +106,13 @@ def test_an_older_run_is_continued_and_not_overwritten(run: Any, folder: Path) -
     assert "collapsed in iteration 1" in run(*QUICK, "--sigma", 0, "--noise", 0, "-o", "collapsed").err
 
 
-@pytest.mark.parametrize(
-    ("options", "code", "message"),
-    [
-        (("--minutes", 0), 2, "--minutes: expected a positive number, got '0'"),
-        (("--iterations", 0), 2, "--iterations: expected a positive integer, got '0'"),
-        (("--workers", 0), 2, "--workers: expected a positive integer"),
-        (("--workers", 2, "--scheduler", "tcp://127.0.0.1:1"), 2, "not allowed with"),
-        (("--features", "mine"), 1, "features: expected 'dellacherie' or 'bertsekas', got 'mine'"),
-    ],
-)
+@pytest.mark.parametrize(("options", "code", "message"), [
+    (("--minutes", 0), 2, "--minutes: expected a positive number, got '0'"),
+    (("--iterations", 0), 2, "--iterations: expected a positive integer, got '0'"),
+    (("--workers", 0), 2, "--workers: expected a positive integer"),
+    (("--workers", 2, "--scheduler", "tcp://127.0.0.1:1"), 2, "not allowed with"),
+    (("--features", "mine"), 1, "features: expected 'dellacherie' or 'bertsekas', got 'mine'"),
+])  # fmt: skip
 def test_wrong_options_print_an_error(run: Any, folder: Path, options: Any, code: int, message: str) -> None:
     done = run(*options)
     assert done.code == code
@@ -224,11 +217,8 @@ def test_workers_that_die_while_tasks_are_cancelled_print_no_traceback(monkeypat
 @pytest.mark.parametrize("workers", [(), ("--workers", 2)])
 def test_a_signal_stops_the_command_after_saving(run: Any, folder: Path, workers: tuple[Any, ...]) -> None:
     # The test process may ignore signals, which its children inherit.
-    code = (
-        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler);"
-        "signal.signal(signal.SIGTERM, signal.SIG_DFL);"
-        "from multisample.__main__ import main; raise SystemExit(main(sys.argv[1:]))"
-    )
+    code = "import signal as s, sys; s.signal(s.SIGINT, s.default_int_handler); s.signal(s.SIGTERM, s.SIG_DFL);"
+    code += "from multisample.__main__ import main; raise SystemExit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", code, "tetris", *map(str, (*LONG, *workers))]
     for number, more in ((signal.SIGINT, []), (signal.SIGTERM, ["--resume"]))[: 2 if workers else 1]:
         process = subprocess.Popen([*command, *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

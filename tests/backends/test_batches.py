@@ -1,7 +1,5 @@
 """Batches: one launch draws several matrices, each with the bits of a launch of its own."""
 
-from __future__ import annotations
-
 import enum
 import itertools
 from collections.abc import Callable, Iterator
@@ -34,7 +32,6 @@ class Batched(enum.IntFlag):
 
 B = 3
 ALL = Batched.mu | Batched.sigma | Batched.seed | Batched.offsets
-FLAGS = [Batched(0), *Batched, ALL]
 # Matrices that follow each other at aligned and at odd addresses; short rows, long rows and many rows.
 SHAPES = [(4, 8), (5, 7), (3, 1029), (40, 1024), (300, 9)]
 
@@ -105,7 +102,7 @@ def steps_of(d: int, n: int, real: int, element: int, flags: Batched) -> dict[st
     }  # fmt: skip
 
 
-FLOAT32_CASES = [*itertools.product(SHAPES, ["float32"], FLAGS, ["dn", "nd"], [False])]
+FLOAT32_CASES = [*itertools.product(SHAPES, ["float32"], [Batched(0), *Batched, ALL], ["dn", "nd"], [False])]
 QUICK_CASES = [
     # Several threads for each matrix.
     ((200, 1024), "float32", ALL, "dn", False),
@@ -113,11 +110,9 @@ QUICK_CASES = [
     *((shape, dtype, ALL, "dn", antithetic) for shape in SHAPES[1:3] for dtype, antithetic in QUICK_KERNELS),
 ]
 CASES = [
-    ((200, 1024), "float32", ALL, "dn", False),
-    ((300, 1029), "float32", ALL, "dn", False),
-    *FLOAT32_CASES,
+    *((shape, "float32", ALL, "dn", False) for shape in ((200, 1024), (300, 1029))), *FLOAT32_CASES,
     *itertools.product(SHAPES[1:3], ["float64", "float16", "bfloat16"], [ALL], ["dn"], [False, True]),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("every_case", slow_but([False], [False, True]))
@@ -129,29 +124,23 @@ def test_a_batch_has_the_bits_of_its_matrices(
     every_case |= memory.device != HOST
     for (d, n), dtype, flags, layout, antithetic in CASES if every_case else QUICK_CASES:
         phase = {} if flags & Batched.offsets or not known_phase else {"column_phase": 1 + 12 % 8}
-        draw, words, arrays = a_batch(
-            memory, d, n, dtype, flags, layout, shared_noise=shared_noise, antithetic=antithetic, **phase
-        )
+        options = {"shared_noise": shared_noise, "antithetic": antithetic, **phase}
+        draw, words, arrays = a_batch(memory, d, n, dtype, flags, layout, **options)
         backend.launch(draw)
         drawn = memory.get(arrays[2]).copy()
         expected = memory.put(np.full(len(drawn), -1, drawn.dtype))
         for b in range(B):
             seed, offset, row, column = (int(word) for word in words[b])
             one = matrix_of_batch(draw._replace(matrix=memory.pointer(expected)), b)
-            backend.launch(
-                one._replace(
-                    seed=seed, offset=offset, first_row=row, first_column=column, seed_at=0, offset_at=0,
-                    first_row_at=0, first_column_at=0, origin_in_memory=0, column_phase=0,
-                )
-            )  # fmt: skip
+            none = dict.fromkeys(("seed_at", "offset_at", "first_row_at", "first_column_at", "origin_in_memory"), 0)
+            own = {"seed": seed, "offset": offset, "first_row": row, "first_column": column, "column_phase": 0}
+            backend.launch(one._replace(**none, **own))
         assert np.array_equal(drawn, memory.get(expected)), (d, n, dtype, flags, layout, antithetic)
         assert len(np.unique(drawn[: d * n])) > min(d * n, 200) // 8
 
 
 @pytest.mark.parametrize("layout", ["dn", "nd"])
-def test_a_long_batch_of_small_matrices_has_their_bits(
-    backend: str, place: Callable[[Array], Any], bits: Callable[[Any], Array], layout: Any
-) -> None:
+def test_a_long_batch_of_small_matrices_has_their_bits(backend: str, place: Any, bits: Any, layout: Any) -> None:
     """On a GPU, there are more matrices than `gridDim.y` can be."""
     count, d, n = 70_001 if device_count() > 0 else 5_001, 3, 5
     seeds = np.arange(count, dtype=np.uint64) + np.uint64(2**63 - 5)

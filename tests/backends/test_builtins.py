@@ -1,7 +1,5 @@
 """The builtin functions of torch_ext agree with the Python functions that they replace."""
 
-from __future__ import annotations
-
 import collections
 import itertools
 import math
@@ -42,30 +40,16 @@ class Subclass(torch.Tensor):
 def vectors() -> dict[str, Any]:
     base = torch.arange(12, dtype=torch.float32)
     return {
-        "vector": base[:4],
-        "equal": torch.ones(4),
-        "longer": base[:5],
-        "strided": base[::3],
-        "column": base[:4, None],
-        "row": base[None, :4],
-        "double": torch.ones(4, dtype=torch.float64),
-        "integers": torch.ones(4, dtype=torch.int32),
-        "requires grad": torch.ones(4, requires_grad=True),
+        "vector": base[:4], "equal": torch.ones(4), "longer": base[:5], "strided": base[::3], "column": base[:4, None],
+        "row": base[None, :4], "double": torch.ones(4, dtype=torch.float64),
+        "integers": torch.ones(4, dtype=torch.int32), "requires grad": torch.ones(4, requires_grad=True),
         "parameter": torch.nn.Parameter(torch.ones(4)),
         "frozen parameter": torch.nn.Parameter(torch.ones(4), requires_grad=False),
-        "negative": torch.ones(4, dtype=torch.complex64).conj().imag,
-        "strided alike": torch.ones(4, 2)[:, 0],
-        "meta": torch.ones(4, device="meta"),
-        "empty": torch.ones(0),
-        "zero strides": torch.ones(1).expand(4),
-        "scalar": torch.ones(()),
-        "sparse": torch.ones(4).to_sparse(),
-        "subclass": torch.ones(4).as_subclass(Subclass),
-        "float": 1.0,
-        "other float": math.inf,
-        "int": 1,
-        "bool": True,
-    }
+        "negative": torch.ones(4, dtype=torch.complex64).conj().imag, "strided alike": torch.ones(4, 2)[:, 0],
+        "meta": torch.ones(4, device="meta"), "empty": torch.ones(0), "zero strides": torch.ones(1).expand(4),
+        "scalar": torch.ones(()), "sparse": torch.ones(4).to_sparse(), "subclass": torch.ones(4).as_subclass(Subclass),
+        "float": 1.0, "other float": math.inf, "int": 1, "bool": True,
+    }  # fmt: skip
 
 
 def key_of(function: Any, *arguments: Any, n: Any = 3, **changes: Any) -> Any:
@@ -77,12 +61,10 @@ def key_of(function: Any, *arguments: Any, n: Any = 3, **changes: Any) -> Any:
 
 
 def python_key(mu: Any, sigma: Any, out: Any, *rest: Any) -> Any:
-    def signature(x: Any) -> Any:
-        return None if type(x) in (int, float) else TORCH.signature(x)
-
     return (
-        *map(signature, (mu, sigma)), None if out is None else TORCH.target_signature(out), type(mu), type(sigma),
-        type(out), *map(type, rest[:4]), *rest[4:], *map(type, rest[4:]),
+        *(None if type(x) in (int, float) else TORCH.signature(x) for x in (mu, sigma)),
+        None if out is None else TORCH.target_signature(out), *map(type, (mu, sigma, out, *rest[:4])),
+        *rest[4:], *map(type, rest[4:]),
     )  # fmt: skip
 
 
@@ -91,9 +73,7 @@ def test_keys_differ_if_python_keys_differ() -> None:
     builtin = BACKEND.builtins.key(TORCH)
     cases = vectors()
     calls = [(cases[name], 1.0) for name in cases] + [(0.0, cases[name]) for name in cases]
-    calls += [
-        (cases["vector"], cases["vector"], cases[name]) for name in cases if isinstance(cases[name], torch.Tensor)
-    ]
+    calls += [(cases["vector"], cases["vector"], x) for x in cases.values() if isinstance(x, torch.Tensor)]
     keys = [(key_of(builtin, *call), key_of(python_key, *call)) for call in calls]
     assert any(type(key[1][0]) is not type for key in keys)
     for (a, other_a), (b, other_b) in itertools.combinations_with_replacement(keys, 2):
@@ -340,13 +320,10 @@ def test_reference_counts_do_not_change() -> None:
             multisample.sample(recorded, vector, 3, backend="torch_ext").backward(out)
 
     call(2)  # The first calls make plans and fill caches.
-    counts = [
-        sys.getrefcount(x) for x in (vector, n, out, torch.Tensor, torch.float32, None, int, torch.nn.ReLU, weight)
-    ]
+    things = vector, n, out, torch.Tensor, torch.float32, None, int, torch.nn.ReLU, weight
+    counts = [sys.getrefcount(x) for x in things]
     call(1000)
-    after = [
-        sys.getrefcount(x) for x in (vector, n, out, torch.Tensor, torch.float32, None, int, torch.nn.ReLU, weight)
-    ]
+    after = [sys.getrefcount(x) for x in things]
     # A leak adds 1000. Other threads change the counts of common objects a little.
     assert all(abs(a - b) < 500 for a, b in zip(after, counts, strict=True)), (counts, after)
 

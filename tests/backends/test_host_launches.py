@@ -1,9 +1,4 @@
-"""Launches on the CPU without `sample`: seed and window in memory, checks of values, and the bytes that are written.
-
-`sample` passes the seed and the window by value; replayed graphs and compiled programs may pass them in memory.
-"""
-
-from __future__ import annotations
+"""Launches on the CPU without `sample`: seed and window in memory, checks of values, and the bytes that are written."""
 
 import functools
 import itertools
@@ -65,15 +60,10 @@ def test_kernels_of_both_directions_draw_the_same_bits(rows: int, columns: int, 
     assert np.array_equal(*map(bits, drawn)) and drawn[0].any()
 
 
-# --- Words in memory ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("shared_noise", slow_but([False], [False, True]))
 @pytest.mark.parametrize("kernel", slow_but(QUICK_KERNELS, itertools.product(MATRIX_TYPES, (False, True))))
 @pytest.mark.parametrize("name", ["cpu", "torch_ext"])
-def test_words_in_memory_give_the_bits_of_words_by_value(
-    name: str, kernel: tuple[str, bool], shared_noise: bool
-) -> None:
+def test_words_in_memory_give_the_bits_of_words_by_value(name: str, kernel: Any, shared_noise: bool) -> None:
     backend = available(name)
     dtype, antithetic = kernel
     real = np.float64 if dtype == "float64" else np.float32
@@ -83,10 +73,9 @@ def test_words_in_memory_give_the_bits_of_words_by_value(
         by_value, from_memory = (np.zeros((n, d), MATRIX_TYPES[dtype]).T for _ in range(2))
         if k % 2:
             by_value, from_memory = (np.zeros((d, n), MATRIX_TYPES[dtype]) for _ in range(2))
-        draw = a_launch(
-            d, n, dtype, mu=mu, sigma=sigma, matrix=by_value, seed=2**64 - 3, offset=2**63 + k,
-            first_row=2**32 - d, first_column=2**33 + 5 + k, shared_noise=shared_noise, antithetic=antithetic,
-        )  # fmt: skip
+        words = {"seed": 2**64 - 3, "offset": 2**63 + k, "first_row": 2**32 - d, "first_column": 2**33 + 5 + k}
+        options = {"shared_noise": shared_noise, "antithetic": antithetic, **words}
+        draw = a_launch(d, n, dtype, mu=mu, sigma=sigma, matrix=by_value, **options)
         backend.launch(draw)
         assert len(np.unique(bits(by_value))) > min(d * n, 200) // 8
         for words in SOME_WORDS[k % 2 :: 2] if d != 200 else [WORDS]:
@@ -94,9 +83,6 @@ def test_words_in_memory_give_the_bits_of_words_by_value(
             read, _memory = with_words_in_memory(draw._replace(matrix=from_memory.ctypes.data), *words)
             backend.launch(read)
             assert np.array_equal(bits(by_value), bits(from_memory)), (d, n, words)
-
-
-# --- Launchers ------------------------------------------------------------------------------------
 
 
 @pytest.fixture(params=["cpu", "torch_ext", "generic"])
@@ -121,9 +107,8 @@ def moving(launcher: Launcher, launch: Launch) -> tuple[Any, ...]:
 def test_a_launcher_draws_the_bits_of_launch_and_writes_no_other_memory(
     launcher_of: Callable[[Launch], Launcher], dtype: str, numbers: str
 ) -> None:
-    for (d, n), transposed in itertools.product(
-        [(1, 7), (7, 1), (3, 5), (8, 9), (15, 40), (16, 5), (17, 2), (33, 100), (100, 33), (200, 701)], (False, True)
-    ):
+    shapes = (1, 7), (7, 1), (3, 5), (8, 9), (15, 40), (16, 5), (17, 2), (33, 100), (100, 33), (200, 701)
+    for (d, n), transposed in itertools.product(shapes, (False, True)):
         mu: Values = 1.5 if numbers in ("mu", "both") else np.linspace(-3, 3, d)
         sigma: Values = 0.5 if numbers in ("sigma", "both") else np.linspace(0, 2, d).astype(np.float16)
         outs = []
@@ -131,9 +116,8 @@ def test_a_launcher_draws_the_bits_of_launch_and_writes_no_other_memory(
             memory = np.full(d * n + 128, 7, MATRIX_TYPES[dtype])
             out = memory[64:-64].reshape((n, d) if transposed else (d, n))
             outs.append((memory, out.T if transposed else out))
-        draw = a_launch(
-            d, n, dtype, mu=mu, sigma=sigma, matrix=outs[0][1], seed=5, offset=2**50, first_row=2, first_column=3
-        )
+        words = {"seed": 5, "offset": 2**50, "first_row": 2, "first_column": 3}
+        draw = a_launch(d, n, dtype, mu=mu, sigma=sigma, matrix=outs[0][1], **words)
         registry.find("cpu").launch(draw)
         draw = draw._replace(matrix=outs[1][1].ctypes.data)
         launcher = launcher_of(draw)
@@ -144,9 +128,6 @@ def test_a_launcher_draws_the_bits_of_launch_and_writes_no_other_memory(
             assert (memory[:64] == 7).all() and (memory[-64:] == 7).all(), (d, n, dtype)
         assert np.array_equal(bits(outs[0][1]), bits(outs[1][1])), (d, n, dtype)
         assert not (outs[1][1] == 7).all()
-
-
-# --- Values ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -164,7 +145,6 @@ def validity(launcher_of: Callable[[Launch], Launcher]) -> Callable[..., bool]:
     return is_valid
 
 
-LENGTHS = (1, 2, 15, 16, 17, 255, 256, 257, 1000)
 STRIDES: dict[str, Callable[[Array], Array]] = {
     "contiguous": lambda x: x.copy(),
     "every third": lambda x: np.repeat(x, 3)[::3],
@@ -177,7 +157,7 @@ STRIDES: dict[str, Callable[[Array], Array]] = {
 @pytest.mark.parametrize("dtype", slow_but(["float32", "float64"], MATRIX_TYPES))
 def test_one_invalid_value_at_any_position_is_found(validity: Callable[..., bool], dtype: str, strides: str) -> None:
     laid_out = STRIDES[strides]
-    for d, kind in itertools.product(LENGTHS, (np.float32, np.float64)):
+    for d, kind in itertools.product((1, 2, 15, 16, 17, 255, 256, 257, 1000), (np.float32, np.float64)):
         mu, sigma = np.linspace(-3, 3, d).astype(kind), np.linspace(0, 2, d).astype(kind)
         largest = np.float32(3.4028235e38)
         mu[d // 2], sigma[d // 2] = -largest, largest

@@ -1,9 +1,4 @@
-"""Failures of the kernel cache cost time only: they cause no errors, no wrong kernels and no silent waits.
-
-Most tests compile functions of one line instead of kernels, which take seconds.
-"""
-
-from __future__ import annotations
+"""Failures of the kernel cache cost time only: they cause no errors, no wrong kernels and no silent waits."""
 
 import calendar
 import compileall
@@ -37,7 +32,6 @@ from numba import types
 from numba.core import config
 from numba.core.compiler_lock import global_compiler_lock
 from processes import run_python
-from terminals import Terminal
 
 import multisample
 from multisample.__main__ import main
@@ -83,9 +77,6 @@ def only_file(root: Path) -> Path:
     return file
 
 
-# --- Cached kernels -------------------------------------------------------------------------------
-
-
 def test_a_kernel_is_compiled_once(root: Path, compiled: Callable[[], int], capfd: pytest.CaptureFixture[str]) -> None:
     assert successor()(41) == 42
     assert compiled() == 1
@@ -94,14 +85,11 @@ def test_a_kernel_is_compiled_once(root: Path, compiled: Callable[[], int], capf
     assert only_file(root).name.startswith("test-successor-")
     printed = capfd.readouterr()
     assert printed.out == ""
-    assert printed.err == (
-        "multisample: compiling kernels of cpu, once for this machine: some seconds for each kind of call\n"
-    )
+    says = "compiling kernels of cpu, once for this machine: some seconds for each kind of call"
+    assert printed.err == f"multisample: {says}\n"
 
 
-def test_different_kernels_and_compilers_have_different_files(
-    root: Path, compiled: Callable[[], int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_different_kernels_and_compilers_have_different_files(root: Path, compiled: Any, monkeypatch: Any) -> None:
     successor()
     others: list[Any] = [
         {"kind": types.float64}, {"name": "test-other"}, {"digest": "other"}, "numba", "llvmlite", "OPT", "BOUNDSCHECK",
@@ -131,9 +119,7 @@ def test_kernels_without_a_digest_are_not_cached(root: Path, compiled: Callable[
 
 
 @pytest.mark.parametrize("disabled", [False, True])
-def test_kernels_are_compiled_where_numba_is_disabled(
-    root: Path, monkeypatch: pytest.MonkeyPatch, disabled: bool
-) -> None:
+def test_kernels_are_compiled_where_numba_is_disabled(root: Path, monkeypatch: Any, disabled: bool) -> None:
     monkeypatch.setattr(config, "DISABLE_JIT", disabled)
     total = compilation.compile_cached(types.float64(types.float64[:]), lambda x: x.sum(), "test-sum", "digest")
     assert total(np.ones(3)) == 3.0
@@ -142,9 +128,7 @@ def test_kernels_are_compiled_where_numba_is_disabled(
 
 
 @pytest.mark.parametrize("collects", [False, True])
-def test_the_garbage_collector_pauses_during_a_compilation(
-    root: Path, monkeypatch: pytest.MonkeyPatch, collects: bool
-) -> None:
+def test_the_garbage_collector_pauses_during_a_compilation(root: Path, monkeypatch: Any, collects: bool) -> None:
     def save(*kernel: Any) -> None:
         paused.append(not gc.isenabled())
         raise MemoryError
@@ -262,8 +246,6 @@ def test_a_compiled_caller_loads_the_kernel_that_python_compiled(root: Path, com
     assert compiled() == 2
 
 
-# --- The build command ----------------------------------------------------------------------------
-
 Kernels = Callable[..., None]
 
 
@@ -276,9 +258,8 @@ def kernels(root: Path, monkeypatch: pytest.MonkeyPatch) -> Kernels:
 
 @pytest.fixture
 def forking(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the build fork its processes, since a spawned one takes a second to import Numba.
-
-    Only for builds that succeed: forked siblings hold each other's pipes open, so the exit of one goes unnoticed.
+    """Let the build fork, since a spawned process imports Numba for a second. Only for builds that succeed: forked
+    siblings hold each other's pipes open, so the exit of one goes unnoticed.
     """
     context = multiprocessing.get_context("fork")
     monkeypatch.setattr(multiprocessing, "get_context", lambda method: context)
@@ -308,12 +289,9 @@ def test_kernels_are_compiled_in_parallel(tmp_path: Path, kernels: Kernels, fork
 
 @pytest.mark.slow
 @forked
-def test_a_terminal_shows_progress_in_one_line(
-    kernels: Kernels, forking: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kernels(*(functools.partial(time.sleep, seconds) for seconds in (0, 2.2)))
-    terminal = Terminal()
+def test_a_terminal_shows_progress_in_a_line(kernels: Kernels, forking: None, terminal: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(sys, "stderr", terminal)
+    kernels(*(functools.partial(time.sleep, seconds) for seconds in (0, 2.2)))
     assert main(["build", "cpu"]) == 0
     lines = terminal.getvalue().split("\r")
     assert lines[1] == "cpu: 0 of 2 kernels, 0 s"
@@ -321,16 +299,11 @@ def test_a_terminal_shows_progress_in_one_line(
     assert sum("1 of 2" in line for line in lines) >= 2  # The seconds continue while a kernel is compiled.
 
 
-@pytest.mark.parametrize(
-    ("kernel", "error"),
-    [
-        (functools.partial(math.sqrt, -1), "math domain error"),
-        (functools.partial(os._exit, 3), ".*terminated abruptly.*"),
-    ],
-)
-def test_a_failure_ends_the_build_and_its_processes(
-    kernels: Kernels, capfd: pytest.CaptureFixture[str], kernel: Callable[[], Any], error: str
-) -> None:
+@pytest.mark.parametrize(("kernel", "error"), [
+    (functools.partial(math.sqrt, -1), "math domain error"),
+    (functools.partial(os._exit, 3), ".*terminated abruptly.*"),
+])  # fmt: skip
+def test_a_failure_ends_the_build_and_its_processes(kernels: Kernels, capfd: Any, kernel: Any, error: str) -> None:
     kernels(kernel, functools.partial(time.sleep, DEADLINE))
     of_others = set(multiprocessing.active_children())  # Other tests may have left some, such as those of Dask.
     assert main(["build", "cpu"]) == 1
@@ -346,12 +319,8 @@ def test_a_failure_ends_the_build_and_its_processes(
 @forked
 def test_a_warning_of_several_processes_is_issued_once(root: Path, kernels: Kernels, forking: None) -> None:
     root.write_text("no folder")
-    kernels(
-        *(
-            functools.partial(compilation.compile_cached, types.boolean(types.int64), calendar.isleap, name, "digest")
-            for name in ("test-one", "test-two")
-        )
-    )
+    compiling = functools.partial(compilation.compile_cached, types.boolean(types.int64), calendar.isleap)
+    kernels(*(functools.partial(compiling, name, "digest") for name in ("test-one", "test-two")))
     with pytest.warns(RuntimeWarning, match=f"{root}.*set MULTISAMPLE_CACHE_DIR") as warned:
         assert main(["build", "cpu"]) == 0
     # Other libraries, such as JAX, may warn of the fork.
@@ -361,10 +330,9 @@ def test_a_warning_of_several_processes_is_issued_once(root: Path, kernels: Kern
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "seconds"), [("cpu", 0), ("cpu", 1), pytest.param("torch_ext", 1, marks=needs_tools)])
 def test_an_interrupt_ends_the_build_and_its_processes(root: Path, name: str, seconds: int) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "multisample", "build", name],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    command = [sys.executable, "-m", "multisample", "build", name]
+    process = subprocess.Popen(command, start_new_session=True, **pipes)
     assert process.stderr
     if name == "torch_ext":
         assert process.stderr.readline().startswith("multisample: building torch_ext ")
@@ -397,19 +365,12 @@ def test_the_build_command_compiles_all_cpu_kernels(capfd: pytest.CaptureFixture
     }
 
 
-# --- Failures -------------------------------------------------------------------------------------
-
-
-def _another_pickle(content: bytes) -> bytes:
-    """A complete file with a valid digest but without a kernel, as from an incompatible version of Numba."""
-    payload = pickle.dumps("no kernel")
-    return cache._MAGIC + hashlib.sha256(payload).digest() + payload
-
-
+# A complete file with a valid digest but without a kernel, as from an incompatible version of Numba.
+PAYLOAD = pickle.dumps("no kernel")
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "cut": lambda content: content[: len(content) // 2],
     "a flipped bit": lambda content: content[:-100] + bytes([content[-100] ^ 1]) + content[-99:],
-    "another pickle": _another_pickle,
+    "another pickle": lambda content: cache._MAGIC + hashlib.sha256(PAYLOAD).digest() + PAYLOAD,
 }
 
 
@@ -440,9 +401,7 @@ def test_a_warning_is_issued_once(root: Path) -> None:
 
 
 @pytest.mark.parametrize("is_file", [False, True])
-def test_what_others_can_write_to_is_not_unpickled(
-    root: Path, compiled: Callable[[], int], monkeypatch: pytest.MonkeyPatch, is_file: bool
-) -> None:
+def test_what_others_can_write_to_is_not_unpickled(root: Path, compiled: Any, monkeypatch: Any, is_file: bool) -> None:
     successor()
     path = only_file(root) if is_file else root / "numba"
     path.chmod(path.stat().st_mode | 0o022)
@@ -476,9 +435,6 @@ def test_a_full_disk_only_causes_a_warning(root: Path, compiled: Callable[[], in
     assert compiled() == 2
 
 
-# --- Processes ------------------------------------------------------------------------------------
-
-
 def add(number: int) -> int:
     part = compilation.inline(lambda x: x + number)
     compiled = compilation.compile_cached(types.int64(types.int64), lambda x: part(x), f"test-add{number}", "digest")
@@ -499,9 +455,7 @@ def test_processes_share_equal_kernels_and_give_different_ones_different_files(
 
 
 @forked
-def test_a_relative_folder_in_a_deleted_working_directory_is_named(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_relative_folder_in_a_deleted_working_directory_is_named(root: Any, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("MULTISAMPLE_CACHE_DIR", "relative")
 
     def compile_printer() -> None:
@@ -521,9 +475,7 @@ def test_a_relative_folder_in_a_deleted_working_directory_is_named(
         return [str(raised.value), *(str(warning.message) for warning in warned)]
 
     ((error, warning),) = in_forks(messages)
-    assert re.fullmatch(
-        "backend: Numba cannot compile a kernel, since the working directory .* os.chdir", error, re.DOTALL
-    )
+    assert re.fullmatch("backend: Numba cannot compile a kernel, since the working directory .* os.chdir", error, re.S)
     expected = "without its cached copy: MULTISAMPLE_CACHE_DIR: expected a folder, got 'relative' relative to a working"
     assert expected in warning
     assert list((tmp_path / "relative" / "numba").iterdir())
@@ -550,9 +502,7 @@ def test_a_child_forked_during_a_compilation_can_compile(root: Path) -> None:
 
 
 @pytest.mark.parametrize("is_acquired", [True, False])
-def test_a_fork_whose_hook_was_interrupted_releases_the_lock(
-    is_acquired: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fork_whose_hook_was_interrupted_releases_the_lock(is_acquired: bool, monkeypatch: Any) -> None:
     lock = threading.RLock()
 
     def interrupted_acquire() -> None:
@@ -570,9 +520,6 @@ def test_a_fork_whose_hook_was_interrupted_releases_the_lock(
     thread.start()
     thread.join()
     assert acquired == [True]
-
-
-# --- CuPy's cache ---------------------------------------------------------------------------------
 
 
 def test_cupy_compiles_in_memory_if_its_disk_cache_fails(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -598,12 +545,7 @@ def test_cupy_compiles_in_memory_if_its_disk_cache_fails(root: Path, monkeypatch
             warnings.simplefilter("always")
             assert backend.compile(KernelKey("float32", False, False, False, 0, False, False, 0)) == (7, "module")
         assert os.environ.get("CUPY_CACHE_IN_MEMORY") == setting
-        assert [str(warning.message) for warning in warned] == (
-            []
-            if setting is None
-            else [
-                "multisample: a kernel of 'cupy' was compiled without CuPy's disk cache:"
-                " [Errno 28] No space left on device: 'a/kernel.cubin'"
-            ]
-        )
+        text = "multisample: a kernel of 'cupy' was compiled without CuPy's disk cache:"
+        text += " [Errno 28] No space left on device: 'a/kernel.cubin'"
+        assert [str(warning.message) for warning in warned] == ([] if setting is None else [text])
     assert in_memory == ["0", "1", None, "1"]

@@ -1,10 +1,7 @@
 """Builds of native libraries: interrupted builds, damaged files and parallel builds do no harm.
 
-The tests' compilers compile a few lines, or report to a named pipe and wait until the test releases or kills them. No
-test sleeps or measures time.
+Compilers of tests report to a named pipe and wait until they are released or killed: no test sleeps or measures time.
 """
-
-from __future__ import annotations
 
 import contextlib
 import ctypes
@@ -23,10 +20,10 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
+from unittest.mock import Mock
 
 import pytest
 from forks import answers, fork, forked
-from terminals import Terminal
 
 from multisample import BackendUnavailableError
 from multisample.__main__ import main
@@ -45,6 +42,9 @@ needs_tools = pytest.mark.skipif(bool(toolchain.missing_tools()), reason="; ".jo
 # Seconds after which a process counts as hanging.
 DEADLINE = 120
 PROCESSES = 8
+
+# The compilers of the fixture `compiler`, and their number of compilations.
+Compiler = Callable[[str], Callable[[], int]]
 
 # Folders of running builds in the cache.
 BUILDS = "torch_ext/building/*"
@@ -127,11 +127,8 @@ def cache_root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Callable[[], int]]:
-    """``count = compiler(first)``: compilers run the shell command `first` before they compile.
-
-    ``count()`` is the number of compilations.
-    """
+def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compiler:
+    """``count = compiler(first)``: compilers first run the shell command `first`. ``count()`` is their number."""
     real, script, count = shutil.which(os.environ.get("CXX", "c++")), tmp_path / "cxx", tmp_path / "count"
 
     def use(first: str) -> Callable[[], int]:
@@ -146,10 +143,9 @@ def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
 @contextlib.contextmanager
 def building(sources: Path, processes: int = 1) -> Iterator[subprocess.Popen[str]]:
     """Other processes that build; they are killed after a timeout."""
-    with subprocess.Popen(
-        [sys.executable, "-c", BUILD, str(sources), str(processes)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-    ) as process:  # fmt: skip
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    command = [sys.executable, "-c", BUILD, str(sources), str(processes)]
+    with subprocess.Popen(command, start_new_session=True, **pipes) as process:
         alarm = threading.Timer(DEADLINE, os.killpg, (process.pid, signal.SIGKILL))
         alarm.start()
         try:
@@ -177,14 +173,9 @@ def _compile_nothing(
     return [(0, "")] * len(libraries)
 
 
-# --- Builds and their keys ------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 @needs_tools
-def test_the_build_command_builds_a_library_once(
-    sources: Path, cache_root: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_build_command_builds_a_library_once(sources: Path, cache_root: Path, capfd: Any, monkeypatch: Any) -> None:
     (sources / "torch/cpu.cpp").write_text(STABLE)
     monkeypatch.setattr(torch.version, "cuda", None)
     assert not library_cache.is_built("cpu")
@@ -195,9 +186,8 @@ def test_the_build_command_builds_a_library_once(
     assert re.fullmatch(rf"torch_ext, CPU: built in [\d.]+ s: {re.escape(str(library))}", cpu)
     assert cuda.startswith("torch_ext, CUDA: not built: PyTorch is built without CUDA")
     assert kernels == "cpu: compiled 0 kernels in 0.0 s"
-    assert re.fullmatch(
-        r"multisample: building torch_ext for the CPU \(the operators\), .*about 9 s on .*\n", printed.err
-    )
+    says = r"multisample: building torch_ext for the CPU \(the operators\), .*about 9 s on .*\n"
+    assert re.fullmatch(says, printed.err)
     assert library_cache.is_built("cpu")
     torch.ops.load_library(str(library))
     assert torch.ops.multisample_test_build.nothing
@@ -218,8 +208,7 @@ def test_the_build_command_builds_a_library_once(
     assert library.stat().st_mtime_ns == modified
 
 
-Change = Callable[[Path, pytest.MonkeyPatch], object]
-CHANGES: dict[str, Change] = {
+CHANGES: dict[str, Callable[[Path, pytest.MonkeyPatch], object]] = {
     "another header": lambda sources, patch: (sources / "answer.h").write_text("#define ANSWER 43\n"),
     "another PyTorch": lambda sources, patch: patch.setattr(torch, "__version__", torch.__version__ + ".1"),
     "other flags": lambda sources, patch: patch.setitem(
@@ -238,9 +227,6 @@ def test_each_dependency_changes_the_library(sources: Path, monkeypatch: pytest.
     assert after.parent.parent == before.parent.parent
 
 
-# --- Architectures --------------------------------------------------------------------------------
-
-
 def test_architectures_from_the_environment(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     places = []
     for names in ("9.0", "8.0;9.0"):
@@ -250,19 +236,14 @@ def test_architectures_from_the_environment(sources: Path, monkeypatch: pytest.M
     assert places[0] != places[1]
 
 
-@pytest.mark.parametrize(
-    ("devices", "names"),
-    [
-        ([(9, 0)], "9.0+PTX"),
-        ([(9, 0), (8, 0), (9, 0)], "8.0;9.0+PTX"),
-        ([(12, 0), (8, 9)], "8.9;10.0+PTX"),  # Newer than the architectures of this PyTorch.
-        ([], ""),
-    ],
-)
+@pytest.mark.parametrize(("devices", "names"), [
+    ([(9, 0)], "9.0+PTX"),
+    ([(9, 0), (8, 0), (9, 0)], "8.0;9.0+PTX"),
+    ([(12, 0), (8, 9)], "8.9;10.0+PTX"),  # Newer than the architectures of this PyTorch.
+    ([], ""),
+])  # fmt: skip
 @pytest.mark.parametrize("variable", [None, "native"])
-def test_architectures_of_the_devices(
-    monkeypatch: pytest.MonkeyPatch, devices: list[tuple[int, int]], names: str, variable: str | None
-) -> None:
+def test_architectures_of_the_devices(monkeypatch: Any, devices: Any, names: str, variable: str | None) -> None:
     if variable is None:
         monkeypatch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)
     else:
@@ -274,18 +255,11 @@ def test_architectures_of_the_devices(
     assert targets.cuda_architectures() == names
 
 
-# --- Other processes ------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 @needs_tools
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_an_interrupted_build_is_repeated(
-    sources: Path,
-    cache_root: Path,
-    tmp_path: Path,
-    compiler: Callable[[str], Callable[[], int]],
-    number: signal.Signals,
+    sources: Path, cache_root: Path, tmp_path: Path, compiler: Compiler, number: signal.Signals
 ) -> None:
     begun = tmp_path / "begun"
     os.mkfifo(begun)
@@ -314,9 +288,7 @@ def test_an_interrupted_build_is_repeated(
     assert not list(cache_root.glob(BUILDS))
 
 
-def test_only_folders_of_killed_builds_are_removed(
-    sources: Path, cache_root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_folders_of_killed_builds_are_removed(sources: Path, cache_root: Path, monkeypatch: Any) -> None:
     root = cache_root / "torch_ext" / "building"
     left, other, plans = root / "killed", root / "other", cache_root / "building-plans"
     for folder in (left, other, plans):
@@ -337,9 +309,7 @@ def test_only_folders_of_killed_builds_are_removed(
 
 @pytest.mark.slow
 @needs_tools
-def test_concurrent_processes_build_once(
-    sources: Path, cache_root: Path, tmp_path: Path, compiler: Callable[[str], Callable[[], int]]
-) -> None:
+def test_concurrent_processes_build_once(sources: Path, cache_root: Path, tmp_path: Path, compiler: Any) -> None:
     go = tmp_path / "go"
     os.mkfifo(go)
     count = compiler(f"read line < {go}")
@@ -348,9 +318,8 @@ def test_concurrent_processes_build_once(
         assert process.stderr is not None
         printed = sorted(process.stderr.readline() for _ in range(PROCESSES))
         assert printed[0].startswith("multisample: building torch_ext for the CPU (the operators), ")
-        assert printed[1:] == [
-            f"multisample: waiting for another process that builds torch_ext in {cache_root}/torch_ext\n"
-        ] * (PROCESSES - 1)
+        waits = f"multisample: waiting for another process that builds torch_ext in {cache_root}/torch_ext\n"
+        assert printed[1:] == [waits] * (PROCESSES - 1)
         with go.open("r+b", buffering=0) as pipe:  # Open for reading too, so that the open does not wait.
             pipe.write(b"go\n")
             built = process.stdout.read().splitlines()
@@ -362,9 +331,7 @@ def test_concurrent_processes_build_once(
 
 
 @forked
-def test_a_forked_child_does_not_hold_a_lock_of_its_parent(
-    cache_root: Path, sources: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_forked_child_does_not_hold_a_lock_of_its_parent(cache_root: Path, sources: Path, monkeypatch: Any) -> None:
     lock, waited, flock = cache.folder("torch_ext", create=True) / "lock", list[str](), fcntl.flock
     monkeypatch.setattr(cache, "say", waited.append)
     ours, theirs = socket.socketpair()
@@ -381,9 +348,6 @@ def test_a_forked_child_does_not_hold_a_lock_of_its_parent(
         assert answers([child]) == [[None, 1, "!"]]
 
 
-# --- Damage ---------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def compiled(sources: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A fake library in the cache, with the record of a build."""
@@ -393,9 +357,8 @@ def compiled(sources: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_build_says_what_it_compiles_counts_units_and_shows_progress_on_a_terminal(
-    compiled: Path, monkeypatch: pytest.MonkeyPatch
+    compiled: Path, terminal: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("MAX_JOBS", "1")
     monkeypatch.setattr(library_cache, "cuda_reasons", lambda ahead_of_time: ())
@@ -411,13 +374,12 @@ def test_a_build_says_what_it_compiles_counts_units_and_shows_progress_on_a_term
 
 
 DAMAGES: dict[str, Callable[[Path], object]] = {
-    "truncated": lambda library: library.write_text("a lib"),
+    "truncated": lambda library: library.write_text("a lib"), "lost": lambda library: library.unlink(),
     "zeros": lambda library: library.write_bytes(b"a li" + bytes(5)),
     "replaced": lambda library: library.write_text("b library"),
-    "lost": lambda library: library.unlink(),
     "a damaged record": lambda library: library.with_name("record.json").write_text("{"),
     "a lost record": lambda library: library.with_name("record.json").unlink(),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -439,31 +401,22 @@ def test_a_damaged_library_without_a_compiler_raises(compiled: Path, monkeypatch
     compiled.write_text("a lib")
     monkeypatch.setattr(toolchain, "missing_tools", lambda: ("no compiler",))
     assert registry.find("torch_ext").status().reasons == (f"{compiled} is damaged", "no compiler")
-    with pytest.raises(
-        BackendUnavailableError, match=rf"could not be built: {re.escape(str(compiled))} is damaged; no"
-    ):
+    damaged = re.escape(f"could not be built: {compiled} is damaged; no compiler")
+    with pytest.raises(BackendUnavailableError, match=damaged):
         library_cache.cpu_library()
 
 
-# --- Permissions ----------------------------------------------------------------------------------
+def _make_foreign(path: Path, how: str) -> str:
+    """Let others write to a file, or give it away; returns the message about it."""
+    if how == "of another user":
+        if os.geteuid() != 0:
+            pytest.skip("only root can give files away")
+        os.chown(path, 4242, -1)
+        return f"{path}: belongs to another user (uid 4242)"
+    path.chmod(path.stat().st_mode | (0o002 if how == "to others" else 0o020))
+    return f"{path}: others can write to it "
 
 
-def _belongs_to_another(path: Path) -> str:
-    if os.geteuid() != 0:
-        pytest.skip("only root can give files away")
-    os.chown(path, 4242, -1)
-    return f"{path}: belongs to another user (uid 4242)"
-
-
-def _writable(mode: int) -> Callable[[Path], str]:
-    def change(path: Path) -> str:
-        path.chmod(path.stat().st_mode | mode)
-        return f"{path}: others can write to it "
-
-    return change
-
-
-FOREIGN = {"to others": _writable(0o002), "to the group": _writable(0o020), "of another user": _belongs_to_another}
 PLACES = {
     "the root": lambda library: library.parents[2],
     "the folder of torch_ext": lambda library: library.parents[1],
@@ -473,10 +426,10 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("writable", FOREIGN)
+@pytest.mark.parametrize("writable", ["to others", "to the group", "of another user"])
 @pytest.mark.parametrize("place", PLACES)
 def test_a_library_that_others_could_have_written_is_not_loaded(compiled: Path, place: str, writable: str) -> None:
-    message = FOREIGN[writable](PLACES[place](compiled))
+    message = _make_foreign(PLACES[place](compiled), writable)
     assert not library_cache.is_built("cpu")
     with pytest.raises(BackendUnavailableError, match=re.escape(message)) as raised:
         library_cache.cpu_library()
@@ -548,18 +501,13 @@ def test_cache_folders_and_files_are_private(sources: Path, cache_root: Path, co
         assert path.stat().st_mode & 0o077 == 0, path
 
 
-# --- Failures -------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 @needs_tools
 def test_a_failed_build_raises_with_the_compiler_output(
-    sources: Path, cache_root: Path, compiler: Callable[[str], Callable[[], int]], capfd: pytest.CaptureFixture[str]
+    sources: Path, cache_root: Path, compiler: Compiler, capfd: pytest.CaptureFixture[str]
 ) -> None:
     count = compiler("")
-    (sources / "answer.h").write_text(
-        "#error this is not the answer\n" + "\n".join(f"int a = b{i};" for i in range(50))
-    )
+    (sources / "answer.h").write_text("#error not the answer\n" + "\n".join(f"int a = b{i};" for i in range(50)))
     with pytest.raises(BackendUnavailableError) as first:
         library_cache.cpu_library()
     lines = str(first.value).splitlines()
@@ -619,18 +567,12 @@ def test_the_cache_folder_follows_the_environment(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("XDG_CACHE_HOME", "")
     assert cache.root() == tmp_path / "home" / ".cache" / "multisample"
 
-    def homeless() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.setattr(Path, "home", homeless)
+    monkeypatch.setattr(Path, "home", Mock(side_effect=RuntimeError("Could not determine home directory.")))
     with pytest.raises(cache.CacheError, match="Set MULTISAMPLE_CACHE_DIR"):
         cache.root()
     with pytest.raises(BackendUnavailableError, match="Set MULTISAMPLE_CACHE_DIR"):
         library_cache.cpu_library()
     assert not library_cache.is_built("cpu")
-
-
-# --- Missing tools --------------------------------------------------------------------------------
 
 
 def _program(path: Path) -> None:
@@ -659,17 +601,14 @@ def _keep(library: Path) -> None:
     library_cache._put(library)
 
 
-def test_the_error_lists_every_missing_tool(
-    sources: Path, nothing_installed: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_error_lists_every_missing_tool(sources: Path, nothing_installed: Path, monkeypatch: Any) -> None:
     ninja = "ninja is not installed: pip install ninja"
     gcc = "no C++ compiler ('c++' not found): install g++, or set CXX to a compiler"
     assert toolchain.missing_tools() == (ninja, gcc)
     with pytest.raises(BackendUnavailableError) as raised:
         library_cache.cpu_library()
-    assert str(raised.value) == (
-        f"backend: 'torch_ext' could not be built: {ninja}; {gcc}\nto try again: {library_cache.COMMAND}"
-    )
+    remedy = f"to try again: {library_cache.COMMAND}"
+    assert str(raised.value) == f"backend: 'torch_ext' could not be built: {ninja}; {gcc}\n{remedy}"
     for name in (None, "", str(nothing_installed / "absent"), shutil.which("cat", path=os.defpath)):  # An application.
         with monkeypatch.context() as patch:
             patch.setattr(sys, "executable", name)
@@ -703,9 +642,7 @@ def test_a_missing_module_is_detected() -> None:
     assert not toolchain.is_installed("multisample_of_nobody.build")
 
 
-def test_cuda_reasons_list_missing_parts(
-    sources: Path, nothing_installed: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cuda_reasons_list_missing_parts(sources: Path, nothing_installed: Path, monkeypatch: Any) -> None:
     device = "no CUDA device: see nvidia-smi and CUDA_VISIBLE_DEVICES"
     nvcc = "nvcc not found: install the CUDA toolkit or set CUDA_HOME"
     monkeypatch.setattr(torch.version, "cuda", None)
@@ -733,10 +670,7 @@ def test_cuda_reasons_list_missing_parts(
     _keep(place("cuda"))
     assert library_cache.cuda_reasons() == ()
 
-    def broken() -> int:
-        raise RuntimeError("the driver is broken")
-
-    monkeypatch.setattr(torch.cuda, "device_count", broken)
+    monkeypatch.setattr(torch.cuda, "device_count", Mock(side_effect=RuntimeError("the driver is broken")))
     assert library_cache.cuda_reasons() == (device,)
 
 
@@ -752,9 +686,6 @@ def test_the_toolkit_is_found_on_path_and_in_the_environment(
     _program(tmp_path / "named" / "bin" / "nvcc")
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "named"))
     assert toolchain.cuda_home() == tmp_path / "named"
-
-
-# --- The command ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("arguments", [("torch_ext",), ()])
@@ -784,31 +715,8 @@ def test_the_build_command_builds_all_libraries_and_kernels_at_once(
 
 @pytest.mark.slow
 @needs_tools
-def test_kernels_are_compiled_while_the_compilers_run(
-    sources: Path, tmp_path: Path, compiler: Callable[[str], Callable[[], int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kernels = tmp_path / "kernels"
-    os.mkfifo(kernels)
-    compiler(f"timeout {DEADLINE} cat {kernels} || exit 1")
-
-    def compile_kernels() -> commands._Kernels:
-        kernels.write_text("")  # Waits for the compiler.
-        return commands._Kernels([], 0)
-
-    monkeypatch.setattr(torch.version, "cuda", None)
-    monkeypatch.setattr(commands, "_compile_kernels", compile_kernels)
-    assert main(["build", "torch_ext"]) == 0
-
-
-@pytest.mark.slow
-@needs_tools
 def test_a_failure_of_a_kernel_ends_the_compilers(
-    sources: Path,
-    cache_root: Path,
-    tmp_path: Path,
-    compiler: Callable[[str], Callable[[], int]],
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    sources: Path, cache_root: Path, tmp_path: Path, compiler: Compiler, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
     begun = tmp_path / "begun"
     os.mkfifo(begun)

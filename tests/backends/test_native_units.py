@@ -1,13 +1,13 @@
 """Units of kernels: every call on CUDA has one, C++ finds it, and PyTorch's operators find the kernels of the CPU."""
 
-from __future__ import annotations
-
 import collections
 import ctypes
 import itertools
 import os
+import re
 import subprocess
 import sys
+import typing
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +20,18 @@ from processes import run_python
 import multisample
 from multisample import BackendUnavailableError
 from multisample.backends import registry
+from multisample.backends.element_types import MATRIX_TYPES, SIZES, DTypeName, ElementType
 from multisample.backends.kernels.cpu import calls
-from multisample.backends.launch import HOST, ElementType, Launch, Operation, computing_name, pack, runs_down, unpack
-from multisample.backends.native import library_cache, toolchain, units
+from multisample.backends.launch import HOST, Launch, Operation, computing_name, pack, runs_down, unpack
+from multisample.backends.native import csrc_files, library_cache, toolchain, units
 from multisample.backends.native.compiler_flags import LIBRARIES, estimate
 
 pytest.importorskip("torch")
 
 LAUNCHES = [
     a_launch(operation=operation, type=element, shared_noise=shared, antithetic=antithetic, fast_math=fast, device=0)
-    for operation, element, shared, antithetic, fast in itertools.product(
-        Operation, list(ElementType)[1:5], (0, 1), (0, 1), (0, 1)
-    )
+    for operation, element in itertools.product(Operation, list(ElementType)[1:5])
+    for shared, antithetic, fast in itertools.product((0, 1), repeat=3)
 ]
 ONE_COLUMN = [launch._replace(results=1) for launch in LAUNCHES if launch.operation == Operation.gradient]
 """Gradients with one result."""
@@ -61,9 +61,7 @@ def test_a_launch_of_each_kind_has_its_operation_type_and_noise() -> None:
         found = units.launch_of(units.kind_of(launch))
         for name in ("operation", "type", "shared_noise", "antithetic"):
             assert getattr(found, name) == getattr(launch, name)
-
-
-def test_samples_in_host_memory_have_kinds_by_direction() -> None:
+    # Samples in host memory have kinds by direction.
     for launch in ON_HOST:
         found = units.launch_of(units.kind_of(launch))
         assert runs_down(found) == (launch.operation == Operation.gradient or runs_down(launch))
@@ -109,17 +107,14 @@ int main() {
 """)
     compile_cpp(source, "-o", tmp_path / "launches")
     d, backend = 70, registry.find("cpu")
-    for dtype, antithetic, strides in itertools.product(
-        ("float16", "float32", "float64"), (False, True), ((1, 1), (3, 1), (1, 99), (0, 0))
-    ):
+    every_stride = (1, 1), (3, 1), (1, 99), (0, 0)
+    for dtype, antithetic, strides in itertools.product(("float16", "float32", "float64"), (False, True), every_stride):
         real = "float64" if dtype == "float64" else "float32"
         z = multisample.sample(np.zeros(d), 1.0, 1, dtype=real, seed=7, antithetic=antithetic, sample_offset=5)[:, 0]
         memory, product = np.linspace(-2, 2, 3 * d).astype(dtype), np.full(d, np.nan, real)
         grad = np.ndarray((d, 1), dtype, memory, 0, [stride * memory.itemsize for stride in strides])
-        launch = a_launch(
-            d, 1, dtype, matrix=grad, first=address_of(product), seed=7, antithetic=antithetic, first_column=5,
-            operation=Operation.gradient, results=1,
-        )  # fmt: skip
+        options = {"antithetic": antithetic, "operation": Operation.gradient, "results": 1}
+        launch = a_launch(d, 1, dtype, matrix=grad, first=address_of(product), seed=7, first_column=5, **options)
         done = subprocess.run([tmp_path / "launches"], input=bytes(pack(launch)), capture_output=True, check=True)
         backend.launch(unpack(done.stdout))
         assert product.tobytes() == (grad[:, 0].astype(real) * z).tobytes()
@@ -151,9 +146,8 @@ def test_a_program_builds_the_operators_once(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stderr.splitlines() if "building" in line]
-    assert [line.partition(", once for this machine")[0] for line in lines] == [
-        "multisample: building torch_ext for the CPU (the operators)"
-    ]
+    (line,) = lines
+    assert line.startswith("multisample: building torch_ext for the CPU (the operators), once for this machine")
 
 
 def test_a_kernel_that_cannot_be_compiled_reports_the_reason_to_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,9 +189,21 @@ def test_the_estimate_follows_the_processors_and_the_work() -> None:
     cpu, cuda = LIBRARIES["cpu"], LIBRARIES["cuda"]
     assert estimate([], 2) == 0
     for processors in (1, 2, 16):
-        assert (
-            estimate([cpu], processors) < estimate([cpu, cuda], processors) <= estimate([cuda], 1) + estimate([cpu], 1)
-        )
+        most = estimate([cuda], 1) + estimate([cpu], 1)
+        assert estimate([cpu], processors) < estimate([cpu, cuda], processors) <= most
     assert estimate([cuda.with_all_units()], 2) > 4 * estimate([cuda.with_all_units()], 16)
     assert estimate([cpu, cuda], 2) < 45
     assert estimate([cpu, cuda], 16) < 20
+
+
+HEADER = (csrc_files.folder() / "element_types.h").read_text()
+ROWS = re.findall(r'(?:ROW|LAST)\((\w+), (\w+), (\d), "(\w+)", (\w+)\)', HEADER)
+
+
+def test_the_tables_of_element_types_in_cpp_and_in_python_have_equal_rows() -> None:
+    assert [numpy for *_, numpy, _ in ROWS] == [element.name for element in ElementType][1:]
+    assert [*range(len(ROWS) + 1)] == [*ElementType]
+    matrix_rows = ROWS[: len(MATRIX_TYPES)]
+    assert {numpy: int(size) for _, _, size, numpy, _ in matrix_rows} == SIZES
+    assert [cpp for _, cpp, *_ in matrix_rows] == [row.cpp.rpartition(":")[2] for row in MATRIX_TYPES.values()]
+    assert list(typing.get_args(DTypeName)) == list(MATRIX_TYPES)  # For type checkers.

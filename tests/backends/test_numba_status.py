@@ -1,7 +1,5 @@
 """The numba backend's reasons when it cannot run: they name the package to change."""
 
-from __future__ import annotations
-
 import importlib.util
 from typing import Any
 
@@ -13,9 +11,8 @@ from multisample._plan import PLANS
 from multisample.backends import registry
 from multisample.backends.kernels.cuda import toolchain as cuda_toolchain
 
-requires_numba_cuda = pytest.mark.skipif(
-    importlib.util.find_spec("numba_cuda") is None, reason="numba-cuda is not installed"
-)
+no_numba_cuda = importlib.util.find_spec("numba_cuda") is None
+requires_numba_cuda = pytest.mark.skipif(no_numba_cuda, reason="numba-cuda is not installed")
 
 
 def clashes() -> tuple[str, ...]:
@@ -43,12 +40,8 @@ def test_without_numba_cuda_the_reason_has_the_install_command(monkeypatch: pyte
 @requires_numba_cuda
 def test_the_reason_names_a_numpy_that_is_too_new() -> None:
     # NumPy 2.5 has removed this function, which numba-cuda 0.30 uses.
-    code = (
-        "import warnings; warnings.simplefilter('ignore');"
-        "import numpy; vars(numpy).pop('row_stack', None);"
-        "import multisample; status = multisample.list_backends()['numba'];"
-        "print(status.available, *status.reasons)"
-    )
+    code = "import warnings; warnings.simplefilter('ignore'); import numpy; vars(numpy).pop('row_stack', None);"
+    code += "import multisample; x = multisample.list_backends()['numba']; print(x.available, *x.reasons)"
     done = run_python("-c", code, seconds=120)
     assert done.stdout.startswith("False")
     assert "does not work with NumPy" in done.stdout
@@ -94,15 +87,10 @@ def test_the_reason_names_a_compiler_that_cannot_be_loaded(monkeypatch: pytest.M
 
 
 @requires_numba_cuda
-@pytest.mark.parametrize(
-    ("understood", "compilers", "command"),
-    [
-        (11080, 12, "install a newer driver"),
-        (12040, 13, "pip install 'numba-cuda[cu12]>=0.30.4,<0.31', or install a newer driver"),
-        (13000, 13, None),
-        (13040, 13, None),
-    ],
-)
+@pytest.mark.parametrize(("understood", "compilers", "command"), [
+    (11080, 12, "install a newer driver"), (13000, 13, None), (13040, 13, None),
+    (12040, 13, "pip install 'numba-cuda[cu12]>=0.30.4,<0.31', or install a newer driver"),
+])  # fmt: skip
 def test_the_reason_names_a_driver_older_than_the_compilers(
     monkeypatch: pytest.MonkeyPatch, understood: int, compilers: int, command: str | None
 ) -> None:
@@ -114,8 +102,7 @@ def test_the_reason_names_a_driver_older_than_the_compilers(
         assert clashes() == ()
         return
     (reason,) = clashes()
-    message = (
-        f"supports CUDA {understood // 1000}.{understood % 1000 // 10}, but the compilers are of CUDA {compilers}.3"
-    )
+    supported = f"{understood // 1000}.{understood % 1000 // 10}"
+    message = f"supports CUDA {supported}, but the compilers are of CUDA {compilers}.3"
     assert message in reason
     assert reason.endswith(command)

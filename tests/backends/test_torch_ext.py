@@ -1,9 +1,4 @@
-"""CPU tensors of torch_ext, and the reasons why the backend cannot run.
-
-These tests need no GPU; tests/backends/test_cuda.py has the tests on CUDA.
-"""
-
-from __future__ import annotations
+"""CPU tensors of torch_ext, and the reasons why the backend cannot run."""
 
 import importlib.metadata
 import importlib.resources
@@ -25,9 +20,7 @@ from multisample.backends.native import library_cache
 
 Array = np.ndarray[Any, Any]
 
-pytestmark = pytest.mark.skipif(
-    not registry.find("torch_ext").status().available, reason="torch_ext cannot be built here"
-)
+pytestmark = pytest.mark.skipif(not registry.find("torch_ext").status().available, reason="torch_ext cannot be built")
 
 
 @forked
@@ -46,9 +39,8 @@ def test_the_reason_names_a_missing_or_old_torch(monkeypatch: pytest.MonkeyPatch
     backend = registry.find("torch_ext")
     version = importlib.metadata.version
     for old in ("2.10.1", "1.13.0+cu117"):
-        monkeypatch.setattr(
-            importlib.metadata, "version", lambda name, old=old: old if name == "torch" else version(name)
-        )
+        stated = lambda name, old=old: old if name == "torch" else version(name)  # noqa: E731
+        monkeypatch.setattr(importlib.metadata, "version", stated)
         status = backend.status()
         assert not status.available
         assert "pip install --upgrade 'torch>=2.11'" in status.reasons[0]
@@ -57,9 +49,7 @@ def test_the_reason_names_a_missing_or_old_torch(monkeypatch: pytest.MonkeyPatch
     assert backend.status().reasons == ("package torch is not installed: pip install 'torch>=2.11'",)
 
 
-def test_auto_takes_cpu_if_the_build_fails(
-    monkeypatch: pytest.MonkeyPatch, bits: Callable[[Any], Array], new_choices: None
-) -> None:
+def test_auto_takes_cpu_if_the_build_fails(monkeypatch: Any, bits: Callable[[Any], Array], new_choices: None) -> None:
     def fail(**options: Any) -> Any:
         raise multisample.BackendUnavailableError("backend: 'torch_ext' could not be built: no such luck")
 

@@ -1,7 +1,5 @@
 """Where the parameters of `perturb` are, and the backend that serves them there."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import pytest

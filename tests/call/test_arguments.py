@@ -1,9 +1,4 @@
-"""Wrong arguments: each error names the argument, the received value and the accepted values, on every route of a call.
-
-A refused call must change nothing: otherwise the corrected call would draw other numbers.
-"""
-
-from __future__ import annotations
+"""Wrong arguments: each error names the argument, the received and the accepted values, on every route of a call."""
 
 import math
 import re
@@ -23,7 +18,6 @@ from multisample._plan import PLANS
 D = 3
 SMALL_N = 4
 # Large enough that the cpu backend uses several threads.
-BIG_N = 30_000
 SENTINEL = 123.0
 
 Call = dict[str, Any]
@@ -43,7 +37,7 @@ BASES = {
     "small float32": Base(lambda x: np.array(x, np.float32), lambda n: np.full((D, n), SENTINEL, np.float32)),
     "small float64": Base(lambda x: np.array(x, np.float64), lambda n: np.full((D, n), SENTINEL)),
     "small nd": Base(lambda x: np.array(x, np.float32), lambda n: np.full((n, D), SENTINEL, np.float32), layout="nd"),
-    "big": Base(lambda x: np.array(x, np.float32), lambda n: np.full((D, n), SENTINEL, np.float32), BIG_N),
+    "big": Base(lambda x: np.array(x, np.float32), lambda n: np.full((D, n), SENTINEL, np.float32), 30_000),
     "lists": Base(list, lambda n: np.full((D, n), SENTINEL, np.float32)),
     "torch": Base(lambda x: torch.tensor(x, dtype=torch.float32), lambda n: torch.full((D, n), SENTINEL)),
 }
@@ -410,9 +404,6 @@ def test_a_torch_generator_of_another_device_raises() -> None:
     assert (out == SENTINEL).all()
 
 
-# --- out ------------------------------------------------------------------------------------------
-
-
 # test_plans.py has inputs that the kernel reads in place.
 def test_out_may_not_overlap_an_input_that_is_converted() -> None:
     memory, tensor = np.zeros((3, 6)), torch.zeros(3, 6)
@@ -435,9 +426,6 @@ def test_out_may_lie_between_the_elements_of_an_input() -> None:
     np.testing.assert_array_equal(out, sample(np.zeros(3, np.float32), np.full(3, 2, np.float32), 4, seed=1))
     assert (memory[:, 0] == 0).all()
     assert (memory[:, 5] == 2).all()
-
-
-# --- What is accepted -----------------------------------------------------------------------------
 
 
 MU, SIGMA = np.array([0.0, 5.0, -3.0], np.float32), np.array([1.0, 0.5, 2.0], np.float32)

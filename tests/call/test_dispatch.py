@@ -1,9 +1,4 @@
-"""Choice of backends: a named backend runs or raises; "auto" takes the first available backend of a fixed order.
-
-If no backend can run, the error lists every reason at once.
-"""
-
-from __future__ import annotations
+"""Choice of backends: a named backend runs or raises; "auto" takes the first available backend of a fixed order."""
 
 import dataclasses
 import importlib.metadata
@@ -118,17 +113,11 @@ def test_a_named_backend_that_does_not_serve_the_memory_raises_a_value_error(pre
 
 
 ORDER = {
-    ("torch", "cuda"): ("torch_ext", "cupy", "numba"),
-    ("torch", "cpu"): ("torch_ext", "cpu"),
-    ("cupy", "cuda"): ("cupy", "numba", "torch_ext"),
-    ("numba", "cuda"): ("numba", "cupy", "torch_ext"),
-    ("jax", "cuda"): ("cupy", "numba", "torch_ext"),
-    ("foreign", "cuda"): ("cupy", "numba", "torch_ext"),
-    ("jax", "cpu"): ("cpu",),
-    ("foreign", "cpu"): ("cpu",),
-    ("numpy", "cpu"): ("cpu",),
-}
-BUILT_IN = ("torch_ext", "cupy", "numba", "cpu")
+    ("torch", "cuda"): ("torch_ext", "cupy", "numba"), ("torch", "cpu"): ("torch_ext", "cpu"),
+    ("cupy", "cuda"): ("cupy", "numba", "torch_ext"), ("numba", "cuda"): ("numba", "cupy", "torch_ext"),
+    ("jax", "cuda"): ("cupy", "numba", "torch_ext"), ("foreign", "cuda"): ("cupy", "numba", "torch_ext"),
+    ("jax", "cpu"): ("cpu",), ("foreign", "cpu"): ("cpu",), ("numpy", "cpu"): ("cpu",),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("library", "device_kind"), ORDER)
@@ -137,7 +126,7 @@ def test_auto_takes_the_first_available_backend(pretend: Callable[..., Fake], li
     pretend("abacus")  # A third party's backend, which "auto" ignores.
     for available in itertools.product((True, False), repeat=len(order)):
         _backends.forget()
-        for name in BUILT_IN:
+        for name in ("torch_ext", "cupy", "numba", "cpu"):
             pretend(name)
         for name, can_run in zip(order, available, strict=True):
             pretend(name, *([] if can_run else [f"no {name} today", "and none tomorrow"]))

@@ -1,7 +1,5 @@
 """After an error no generator has advanced, on every route of a call. test_arguments.py has the tests of `out`."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 from collections.abc import Callable, Iterator
@@ -58,7 +56,6 @@ ROADS: dict[str, Callable[..., Any]] = {
     "by_normal": lambda d, n, **options: multisample.torch.Normal(*recorded_vectors(d), **options).rsample((n,)),
     "differentiated": differentiated,
 }
-OF_TORCH = {"by_torch", "by_torch_on_numba", "recorded", "differentiated", "by_normal"}
 
 
 class Sources:
@@ -68,14 +65,13 @@ class Sources:
         torch.manual_seed(3)
         self.own, self.torch = Generator(5), torch.Generator().manual_seed(4)
         self.options: list[dict[str, Any]] = [{}, {"generator": self.own}]
-        if road in OF_TORCH:
+        if road in {"by_torch", "by_torch_on_numba", "recorded", "differentiated", "by_normal"}:
             self.options.append({"generator": self.torch})
 
     def states(self) -> list[Any]:
         default = multisample._randomness.generator.DEFAULT_GENERATOR
-        return [
-            self.own.state, default.state, self.torch.get_state().tolist(), torch.default_generator.get_state().tolist()
-        ]  # fmt: skip
+        of_torch = [source.get_state().tolist() for source in (self.torch, torch.default_generator)]
+        return [self.own.state, default.state, *of_torch]
 
 
 def check_refused(road: str, d: int, n: int, error: Any, match: str, **more: Any) -> None:

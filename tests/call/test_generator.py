@@ -1,10 +1,4 @@
-"""Generators: offsets depend on the state only, and the state survives copies, pickles and forks.
-
-A run is reproducible if calls take their offsets in order, a checkpoint holds the whole state, and `spawn` always gives
-the same children.
-"""
-
-from __future__ import annotations
+"""Generators: offsets depend on the state only, and the state survives copies, pickles and forks."""
 
 import copy
 import functools
@@ -151,9 +145,7 @@ def restored(generator: Generator) -> Generator:
 
 
 @pytest.mark.parametrize("duplicate", [
-    copy.copy,
-    copy.deepcopy,
-    restored,
+    copy.copy, copy.deepcopy, restored,
     *(lambda g, p=p: pickle.loads(pickle.dumps(g, p)) for p in range(pickle.HIGHEST_PROTOCOL + 1)),
 ])  # fmt: skip
 def test_a_copy_continues_independently_from_the_original_state(duplicate: Any) -> None:

@@ -1,7 +1,5 @@
 """CUDA graphs: captured calls with a graph-safe generator draw with a new offset in each replay."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import gc
@@ -21,7 +19,6 @@ from multisample import Generator, sample
 
 D, N = 37, 1000
 REPLAYS = 5
-BACKENDS = ("torch_ext", "cupy", "numba")
 
 
 @pytest.fixture
@@ -32,7 +29,7 @@ def cupy() -> Any:
     return module
 
 
-@pytest.fixture(params=BACKENDS)
+@pytest.fixture(params=("torch_ext", "cupy", "numba"))
 def cuda_backend(request: pytest.FixtureRequest) -> str:
     require(request.param)
     return str(request.param)
@@ -80,11 +77,8 @@ def captured(stream: Any, call: Callable[[], object]) -> Any:
     return graph
 
 
-CALLS = ONE_OPTION | {
-    "fast": {"fast_math": True},
-    "float64": {"dtype": "float64"},
-    "float16": {"dtype": "float16", "layout": "nd", "antithetic": True},
-}
+FLOAT16 = {"dtype": "float16", "layout": "nd", "antithetic": True}
+CALLS = ONE_OPTION | {"fast": {"fast_math": True}, "float64": {"dtype": "float64"}, "float16": FLOAT16}
 
 
 @pytest.mark.parametrize("options", CALLS.values(), ids=CALLS)

@@ -1,10 +1,4 @@
-"""Global states of other libraries: before and after a switch, plans draw what calls without plans draw.
-
-The key of a plan contains the state of the library that draws. Each test makes plans in several states, switches
-between the states, and compares the outcome of each call with that of a call without any plan.
-"""
-
-from __future__ import annotations
+"""Global states of other libraries: a call whose plan was made in another state has the outcome of a call without."""
 
 import contextlib
 import ctypes
@@ -44,10 +38,7 @@ def _fresh(call: Call) -> Any:
 
 
 def check_switches(calls: dict[str, Call], states: dict[str, State], matter: bool = True) -> None:
-    """Check that the plans of other calls change no outcome, in each of `states` and outside of them.
-
-    With ``matter=False``, the states must change no outcome, and no call may fail.
-    """
+    """Check that plans of other `states` change no outcome; without `matter`, nor do the states, and no call fails."""
     states = {"outside": contextlib.nullcontext, **states}
 
     def outcomes(of: Callable[[Call], Any]) -> dict[str, Any]:
@@ -84,12 +75,10 @@ TORCH_CALLS: dict[str, Call] = {
     "torch, generator": lambda: sample(T_MU, 1.5, N, generator=torch.Generator().manual_seed(3), backend="cpu"),
 }
 
-
 OWN_STATES: dict[str, State] = {
+    "limit_threads": lambda: multisample.limit_threads(1), "print options": lambda: np.printoptions(precision=1),
     "MULTISAMPLE_NUM_THREADS": lambda: mock.patch.dict(os.environ, MULTISAMPLE_NUM_THREADS="1"),
-    "limit_threads": lambda: multisample.limit_threads(1),
-    "print options": lambda: np.printoptions(precision=1),
-}
+}  # fmt: skip
 
 
 def test_settings_of_the_process() -> None:
@@ -129,9 +118,8 @@ LIBRARIES: dict[str, Callable[[Any], Any]] = {
 
 def _extreme_calls(library: str) -> dict[str, Call]:
     with np.errstate(all="ignore"):  # JAX rounds to float32.
-        mu, column, weights, number = map(
-            LIBRARIES[library], (EXTREME, abs(EXTREME[:, None]), EXTREME_WEIGHTS, np.array(1e-42))
-        )
+        arrays = EXTREME, abs(EXTREME[:, None]), EXTREME_WEIGHTS, np.array(1e-42)
+        mu, column, weights, number = map(LIBRARIES[library], arrays)
     dtypes = ["float32"] if library == "jax" else ["float16", "float32", "float64"]
     pairs = [(mu, mu), (mu, column), (mu, 1e-300), (1e-42, mu), (mu, number)]
     calls: dict[str, Call] = {}
@@ -194,9 +182,6 @@ def test_checks_of_values_do_not_depend_on_floating_point_settings() -> None:
 
 @pytest.mark.parametrize("library", slow_but(["numpy", "torch"], ["numpy", "torch", "jax"]))
 def test_gradients_and_searches_ignore_the_numpy_error_state(library: str) -> None:
-    def loss(mu: Any, sigma: Any) -> Any:
-        return (1e-30 * sample(mu, sigma, 5000, seed=1) ** 2).sum()
-
     def search(**options: Any) -> Any:
         start = LIBRARIES[library](np.full(2, 1e-25, np.float32))
         result = cem.minimize(lambda x: abs(x).sum(0), start, 1e-20, 20, iterations=2, seed=1, **options)
@@ -210,7 +195,8 @@ def test_gradients_and_searches_ignore_the_numpy_error_state(library: str) -> No
     if library == "jax":
         jax = pytest.importorskip("jax")
         mu, sigma = np.full(300, 1e-10, np.float32), np.full(300, 1e-5, np.float32)
-        calls["gradient"] = lambda: jax.jit(jax.grad(loss, (0, 1)))(mu, sigma)
+        gradient = jax.grad(lambda mu, sigma: (1e-30 * sample(mu, sigma, 5000, seed=1) ** 2).sum(), (0, 1))
+        calls["gradient"] = lambda: jax.jit(gradient)(mu, sigma)
     check_switches(calls, RAISING, matter=False)
 
 
@@ -346,9 +332,8 @@ def test_a_program_traced_with_other_types_raises(kind: str) -> None:
         program = functions[kind]()
         expected = jaxpr_as_fun(program)(SIGMA)
     (equation,) = [equation for equation in program.eqns if equation.primitive.name == kind]
-    operands = [
-        np.ones(x.aval.shape, "float32" if x.aval.dtype == "float64" else x.aval.dtype) for x in equation.invars
-    ]
+    avals = [x.aval for x in equation.invars]
+    operands = [np.ones(x.shape, "float32" if x.dtype == "float64" else x.dtype) for x in avals]
     with pytest.raises(TypeError, match=r"^jax_enable_x64: expected the setting with which"):
         equation.primitive.bind(*operands, **equation.params)
     with jax.enable_x64(True):

@@ -1,9 +1,4 @@
-"""`perturb` of tensors on a GPU, through every backend: the bits of the CPU, and no wait for the device.
-
-test_perturb.py and test_perturb_populations.py also run on a GPU.
-"""
-
-from __future__ import annotations
+"""`perturb` of tensors on a GPU, through every backend: the bits of the CPU, and no wait for the device."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -52,9 +47,7 @@ def steps(first: int, count: int, dtype: Any) -> Any:
 
 
 @pytest.mark.parametrize(("dtype", "size"), [("float32", 10**8), ("float64", 10**8), ("bfloat16", 2**31 + 5)])
-def test_every_element_of_a_large_parameter_has_the_noise_of_sample(
-    gpu: str, room: Callable[[int], None], dtype: str, size: int
-) -> None:
+def test_every_element_of_a_large_parameter_has_the_noise_of_sample(gpu: str, room: Any, dtype: str, size: int) -> None:
     of, real = getattr(torch, dtype), getattr(torch, MATRIX_TYPES[dtype].computing)
     room(size * of.itemsize + 2**32)
     p = torch.empty(size, dtype=of, device=DEVICE)
@@ -66,9 +59,8 @@ def test_every_element_of_a_large_parameter_has_the_noise_of_sample(
         assert perturb_(p, coefficients, seed=Key(7, 3), member=2, ids=[5], backend=gpu) is p
         zeros = torch.zeros(np.size(coefficients), dtype=real, device=DEVICE)
         for first, count in chunks:
-            z = multisample.sample(
-                zeros, 1.0, count, seed=Key(7, 3 + (5 << 32)), dim_offset=2, sample_offset=first, backend=gpu
-            )
+            window: dict[str, Any] = {"seed": Key(7, 3 + (5 << 32)), "dim_offset": 2, "sample_offset": first}
+            z = multisample.sample(zeros, 1.0, count, backend=gpu, **window)
             exact = steps(first, count, real)
             for c, row in zip(np.atleast_1d(coefficients).tolist(), z, strict=True):
                 exact += c * row
@@ -77,9 +69,8 @@ def test_every_element_of_a_large_parameter_has_the_noise_of_sample(
 
 def test_structures_on_several_devices_and_of_several_types(gpu: str) -> None:
     sizes = np.random.default_rng(2).integers(0, 60, 300)
-    host = {
-        f"p{k}": torch.zeros(int(size), dtype=getattr(torch, list(MATRIX_TYPES)[k % 4])) for k, size in enumerate(sizes)
-    }
+    types = [getattr(torch, name) for name in MATRIX_TYPES]
+    host = {f"p{k}": torch.zeros(int(size), dtype=types[k % 4]) for k, size in enumerate(sizes)}
     mixed = {name: p if k % 5 == 0 else p.cuda() for k, (name, p) in enumerate(host.items())}
     exact = perturb(host, 0.5, seed=7)
     for _ in range(LAUNCHES):
@@ -162,9 +153,6 @@ def test_cupy_and_numba_arrays(gpu: str) -> None:
         on_device = numba_cuda.to_device(p)
         assert perturb(on_device, [0.5, 2.0], seed=7, out=on_device, backend=gpu) is on_device
         assert np.array_equal(on_device.copy_to_host(), exact)
-
-
-# --- Populations, updates and decay -------------------------------------------------------------------------------
 
 
 def check(found: dict[str, Any], expected: dict[str, Any]) -> None:

@@ -1,7 +1,5 @@
 """Populations, updates and decay: `perturb` with vectors of seeds or members, and gradients of its results."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from typing import Any
 
@@ -105,9 +103,6 @@ def test_an_update_with_a_seed_for_each_coefficient(everywhere: Any) -> None:
     assert all(torch.equal(half[name], x) for name, x in found.items())
 
 
-# --- Decay --------------------------------------------------------------------------------------------------------
-
-
 def test_the_factor_is_rounded_once() -> None:
     draw = np.random.default_rng(3)
     # The double nearest to 1 - decay lies in the middle between two float32.
@@ -160,9 +155,6 @@ def test_errors_write_nothing_and_name_the_shape() -> None:
     assert not (p["w"].any() or out["w"].any() or target.any())
 
 
-# --- Gradients ----------------------------------------------------------------------------------------------------
-
-
 def test_gradients_flow_to_parameters(everywhere: Any) -> None:
     host, p = everywhere.backend, {name: everywhere.put(x).requires_grad_(name != "long") for name, x in tree().items()}
     for size, seed in ((None, 3), (2, [3, 4])):
@@ -180,9 +172,8 @@ def test_gradients_flow_to_parameters(everywhere: Any) -> None:
         result.sum().backward()
         assert p["w"].grad is not None
         p["w"].grad = None
-    (second,) = torch.autograd.grad(
-        torch.autograd.grad((perturb(p["w"], 0.5, seed=1) ** 3).sum(), p["w"], create_graph=True)[0].sum(), p["w"]
-    )
+    (first,) = torch.autograd.grad((perturb(p["w"], 0.5, seed=1) ** 3).sum(), p["w"], create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), p["w"])
     torch.testing.assert_close(second, 6 * perturb(p["w"], 0.5, seed=1).detach())
 
 

@@ -1,7 +1,5 @@
 """Structures and names that `perturb` takes: modules that change between calls, wrappers, iterators, nested arrays."""
 
-from __future__ import annotations
-
 import collections
 import copy
 import zlib
@@ -34,9 +32,6 @@ def refuse(*arguments: Any) -> None:
     raise AssertionError("a call with a plan ran all checks")
 
 
-# --- Modules that change between calls ----------------------------------------------------------------------------
-
-
 class Model(nn.Module):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
@@ -52,14 +47,6 @@ class Doubled(nn.Module):  # type: ignore[misc]
         return 2 * x
 
 
-def rename(model: Any) -> None:
-    model._modules["third"] = model._modules.pop("second")
-
-
-def swap_data(model: Any) -> None:
-    model.first.weight.data = torch.arange(12.0).reshape(3, 4).T
-
-
 CHANGES: dict[str, Callable[[Any], Any]] = {
     "a replaced parameter": lambda m: setattr(m, "scale", nn.Parameter(torch.tensor(2.5))),
     "a replaced parameter of another shape": lambda m: setattr(m, "scale", nn.Parameter(torch.zeros(5))),
@@ -71,12 +58,12 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "an added layer": lambda m: m.layers.append(nn.Linear(3, 2)),
     "a removed layer": lambda m: delattr(m, "first"),
     "a replaced layer": lambda m: m.layers.__setitem__(0, nn.Linear(3, 3)),
-    "a renamed layer": rename,
+    "a renamed layer": lambda m: m._modules.update(third=m._modules.pop("second")),
     "a wrapped layer": lambda m: m.layers.__setitem__(0, checkpoint_wrapper(m.layers[0])),
     "another type": lambda m: m.double(),
     "a parametrization": lambda m: parametrize.register_parametrization(m.first, "weight", Doubled()),
     "other memory": lambda m: setattr(m.scale, "data", torch.tensor(7.0)),
-    "other strides": swap_data,
+    "other strides": lambda m: setattr(m.first.weight, "data", torch.arange(12.0).reshape(3, 4).T),
     "a tie": lambda m: setattr(m.layers[0], "bias", m.layers[2].bias),
     "a shared layer": lambda m: setattr(m, "again", m.first),
 }  # fmt: skip
@@ -111,16 +98,14 @@ def test_a_change_of_a_module_is_seen(monkeypatch: pytest.MonkeyPatch, name: str
 def test_a_module_with_names_of_its_own() -> None:
     class Partial(Model):
         def named_parameters(self, *arguments: Any, **options: Any) -> Iterator[tuple[str, Any]]:
-            return (
-                ("own." + name, x) for name, x in super().named_parameters(*arguments, **options) if "first" in name
-            )
+            every = super().named_parameters(*arguments, **options)
+            return (("own." + name, x) for name, x in every if "first" in name)
 
     model = Partial()
     found = perturb(model, 0.5, seed=7)
     assert list(found) == ["own.first.weight", "own.first.bias"]
-    assert same(
-        found["own.first.bias"], perturb({"own.first.bias": model.first.bias.detach()}, 0.5, seed=7).popitem()[1]
-    )
+    name, right = perturb({"own.first.bias": model.first.bias.detach()}, 0.5, seed=7).popitem()
+    assert same(found[name], right)
 
 
 def test_modules_that_python_reads() -> None:
@@ -189,9 +174,6 @@ def test_ties_come_and_go_and_another_tensor_takes_the_place_of_a_tied_one() -> 
     assert not x.any()
 
 
-# --- Names that wrappers do not change ----------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def group() -> Iterator[None]:
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
@@ -212,10 +194,6 @@ def of_layer(wrap: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return wrapped
 
 
-def averaged(model: Any) -> Any:
-    return AveragedModel(model).requires_grad_(True)
-
-
 def flattened(model: Any) -> Any:
     """FSDP1 without its constructor, which needs a GPU."""
     from torch.distributed.fsdp import FullyShardedDataParallel
@@ -227,16 +205,12 @@ def flattened(model: Any) -> Any:
 
 
 WRAPPERS: dict[str, Callable[[Any], Any]] = {
-    "torch.compile": torch.compile,
-    "a compiled layer": of_layer(torch.compile),
-    "DistributedDataParallel": nn.parallel.DistributedDataParallel,
-    "DataParallel": nn.DataParallel,
-    "checkpoint_wrapper": checkpoint_wrapper,
-    "checkpoint_wrapper of a layer": of_layer(checkpoint_wrapper),
-    "AveragedModel": averaged,
-    "FSDP1": flattened,
+    "torch.compile": torch.compile, "a compiled layer": of_layer(torch.compile),
+    "DistributedDataParallel": nn.parallel.DistributedDataParallel, "DataParallel": nn.DataParallel,
+    "checkpoint_wrapper": checkpoint_wrapper, "checkpoint_wrapper of a layer": of_layer(checkpoint_wrapper),
+    "AveragedModel": lambda model: AveragedModel(model).requires_grad_(True), "FSDP1": flattened,
     "several": lambda m: torch.compile(nn.DataParallel(of_layer(lambda x: checkpoint_wrapper(torch.compile(x)))(m))),
-}
+}  # fmt: skip
 
 
 @pytest.mark.usefixtures("group")
@@ -274,11 +248,8 @@ def test_only_wrappers_lose_their_part_of_a_name() -> None:
 def test_names_in_mappings_and_pairs() -> None:
     x = np.zeros(3, np.float32)
     expected = perturb({"0.weight": x}, 0.5, seed=7)["0.weight"]
-    for name in (
-        "_orig_mod.0.weight",
-        "0._checkpoint_wrapped_module.weight",
-        "_fsdp_wrapped_module.0._orig_mod.weight",
-    ):
+    of_fsdp = "_fsdp_wrapped_module.0._orig_mod.weight"
+    for name in ("_orig_mod.0.weight", "0._checkpoint_wrapped_module.weight", of_fsdp):
         assert same(perturb({name: x}, 0.5, seed=7)[name], expected)
         assert same(perturb([(name, x)], 0.5, seed=7)[name], expected)
         assert not same(perturb({name: x}, 0.5, seed=7, ids={name: 5})[name], expected)
@@ -293,10 +264,8 @@ def test_ambiguous_names_raise() -> None:
             super().__init__(model)
             self.weight = nn.Parameter(torch.zeros(2))
 
-    x, message = (
-        np.zeros(3, np.float32),
-        r"^parameters: expected a different name for each array, got '{}' and '{}', both",
-    )
+    message = r"^parameters: expected a different name for each array, got '{}' and '{}', both"
+    x = np.zeros(3, np.float32)
     with pytest.raises(ValueError, match=message.format("weight", "module.weight")):
         perturb_(Extra(nn.Linear(2, 2)).requires_grad_(True), 0.5, seed=7)
     with pytest.raises(ValueError, match=message.format("a", "_orig_mod.a") + " called 'a' without wrappers$"):
@@ -313,9 +282,6 @@ def test_a_compiled_call_knows_wrappers(name: str) -> None:
     wrapped, expected = WRAPPERS[name](plain()), perturb(plain(), 0.5, seed=7)
     torch.compile(lambda: perturb_(wrapped, 0.5, seed=7), backend="eager", fullgraph=True)()
     assert all(map(same, wrapped.parameters(), expected.values()))
-
-
-# --- What people pass ---------------------------------------------------------------------------------------------
 
 
 def test_iterators_and_views_of_dicts_are_lists_and_dicts() -> None:
@@ -359,33 +325,27 @@ ITERATOR = (X for _ in "xy")
 ALL = r"an array, a torch\.nn\.Module, or a sequence, a mapping, \(name, array\) pairs or an iterator of arrays"
 
 
-@pytest.mark.parametrize(
-    ("parameters", "out", "error", "message"),
-    [
-        (None, None, TypeError, f"^parameters: expected {ALL}.*, got None"),
-        ({1, 2}, None, TypeError, f"^parameters: expected {ALL}.*, got {{1, 2}} of type set$"),
-        ("abc", None, TypeError, f"^parameters: expected {ALL}.*, got 'abc'"),
-        ([X, "x"], None, TypeError, r"^parameters\[1\]: expected an array, got 'x'"),
-        ([X, nn.ReLU()], None, TypeError, r"^parameters\[1\]: expected an array, got ReLU"),
-        ({"a": [X, 3.0]}, None, TypeError, r"^parameters\['a\.1'\]: expected an array, got 3\.0 of type float$"),
-        ({"a": [X.copy(), None]}, None, TypeError, r"^parameters\['a\.1'\]: expected an array, got None"),
-        ({"a": {3: X}}, None, TypeError, r"^parameters\['a'\]: expected names of type str, got 3$"),
-        ([("a", X), X], None, TypeError, r"^parameters\[1\]: expected a pair of a name and an array, got array"),
-        (nn.BatchNorm1d(3).state_dict(), None, TypeError, r"^parameters\['num_batches_tracked'\]: .* got int64$"),
-        ([X], (X for _ in "x"), TypeError, "^out: expected a structure that can be read again, got <generator"),
-        (ITERATOR, ITERATOR, TypeError, "^out: expected a structure that can be read again, got <generator"),
-        ({"a": [X]}, [[X]], ValueError, "^out: expected the names of parameters, got none called 'a.0'$"),
-        ({"a": [X]}, {"a": X}, ValueError, "^out: expected the names of parameters, got none called 'a.0'$"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("parameters", "out", "error", "message"), [
+    (None, None, TypeError, f"^parameters: expected {ALL}.*, got None"),
+    ({1, 2}, None, TypeError, f"^parameters: expected {ALL}.*, got {{1, 2}} of type set$"),
+    ("abc", None, TypeError, f"^parameters: expected {ALL}.*, got 'abc'"),
+    ([X, "x"], None, TypeError, r"^parameters\[1\]: expected an array, got 'x'"),
+    ([X, nn.ReLU()], None, TypeError, r"^parameters\[1\]: expected an array, got ReLU"),
+    ({"a": [X, 3.0]}, None, TypeError, r"^parameters\['a\.1'\]: expected an array, got 3\.0 of type float$"),
+    ({"a": [X.copy(), None]}, None, TypeError, r"^parameters\['a\.1'\]: expected an array, got None"),
+    ({"a": {3: X}}, None, TypeError, r"^parameters\['a'\]: expected names of type str, got 3$"),
+    ([("a", X), X], None, TypeError, r"^parameters\[1\]: expected a pair of a name and an array, got array"),
+    (nn.BatchNorm1d(3).state_dict(), None, TypeError, r"^parameters\['num_batches_tracked'\]: .* got int64$"),
+    ([X], (X for _ in "x"), TypeError, "^out: expected a structure that can be read again, got <generator"),
+    (ITERATOR, ITERATOR, TypeError, "^out: expected a structure that can be read again, got <generator"),
+    ({"a": [X]}, [[X]], ValueError, "^out: expected the names of parameters, got none called 'a.0'$"),
+    ({"a": [X]}, {"a": X}, ValueError, "^out: expected the names of parameters, got none called 'a.0'$"),
+])  # fmt: skip
 def test_structures_that_perturb_refuses(parameters: Any, out: Any, error: Any, message: str) -> None:
     for _ in range(2):
         with pytest.raises(error, match=message):
             perturb(parameters, 0.5, seed=7, out=out)
     assert not X.any()
-
-
-# --- Tensors without elements -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("place", ["meta", "fake", "fake, outside of its mode"])
@@ -430,9 +390,8 @@ def test_a_module_on_the_meta_device() -> None:
     assert perturb_(model, 0.5, seed=7) is model
     assert versions == [x._version for x in model.parameters()]
     found = perturb(model, [0.5] * 9, seed=multisample.Key(7, 3), member=4)
-    assert {name: x.shape for name, x in found.items()} == {
-        name: x.shape for name, x in model.named_parameters() if x.requires_grad
-    }
+    trained = {name: x.shape for name, x in model.named_parameters() if x.requires_grad}
+    assert {name: x.shape for name, x in found.items()} == trained
     assert all(x.is_meta and x.requires_grad for x in found.values())
     found = perturb(model, 0.5, seed=[1, 2, 3])
     assert all(x.shape == (3, *model.get_parameter(name).shape) for name, x in found.items())

@@ -1,10 +1,7 @@
 """Plans: a call with a plan draws the same bits, and raises the same errors, as a call without a plan.
 
-A plan must not depend on anything that can change between calls with equal keys. Each test makes a plan by a valid
-call, changes something that is not in the key, and compares with a call without plans.
+Each test makes a plan by a valid call, changes something that is not in the key, and compares with a fresh call.
 """
-
-from __future__ import annotations
 
 import contextlib
 import itertools
@@ -24,12 +21,9 @@ import torch
 from fake_backend import FakeBackend
 from forks import forked, in_forks
 from outcomes import contents, outcome
-from torch._subclasses import FakeTensorMode
-from torch.autograd import forward_ad
 
-from multisample import Generator, Key, _libraries, _plan, sample, weighted_moments
+from multisample import Generator, Key, _libraries, _plan, sample
 from multisample.backends import registry
-from multisample.backends.launch import Operation
 
 PLANS = _plan.PLANS
 D, N = 3, 4
@@ -117,9 +111,6 @@ def check_changed(good: dict[str, Any], changes: dict[str, Any], is_error: bool 
     return check_alike(lambda: sample(**good), lambda: sample(**{**good, **changes}), is_error)
 
 
-# --- Plans --------------------------------------------------------------------------------------------------------
-
-
 def test_plans_keep_no_array_alive(vectors: Any) -> None:
     def calls() -> Iterator[tuple[Any, ...]]:
         """For each call, its arguments and its result. Dropping them must free the arrays."""
@@ -151,9 +142,6 @@ def test_plans_keep_no_array_alive(vectors: Any) -> None:
         assert [one for one in alive if one() is not None] == []
 
 
-# --- The cache ----------------------------------------------------------------------------------------------------
-
-
 def sizes() -> dict[str, int]:
     """The lengths of all containers of all modules, and of the caches of functions."""
     found: dict[str, int] = {}
@@ -182,18 +170,6 @@ def test_the_plan_cache_is_bounded_and_no_other_cache_grows(vectors: Any, monkey
     # The cache holds the newest plans.
     sample(vectors(1, 2, 3), vectors(1, 2, 3), 99, seed=1, **vectors.options)
     assert [getattr(plan, "plan", plan).shape[1] for plan in PLANS._plans.values()] == list(range(36, 100))
-
-
-def test_plans_of_all_operations_share_the_cache() -> None:
-    need("torch_ext")
-    for _ in range(2):
-        sample(T_MU, T_SIGMA.clone().requires_grad_(), N, seed=1).sum().backward()
-        weighted_moments(torch.ones(N), T_MU, T_SIGMA, seed=1)
-    plans = PLANS._plans.values()
-    assert len(plans) == 3
-    assert {plan.template.operation for plan in plans if isinstance(plan, _plan.Plan)} == {
-        Operation.gradient, Operation.moments,
-    }  # fmt: skip
 
 
 def test_the_destructor_of_a_dropped_plan_may_store_another() -> None:
@@ -272,9 +248,6 @@ def test_no_cache_grows_by_types_or_dtypes() -> None:
     assert len(_libraries.BY_TYPE) <= 64
 
 
-# --- Hits and misses ------------------------------------------------------------------------------------------------
-
-
 def test_values_windows_seeds_and_generators_share_a_plan(vectors: Any) -> None:
     mu = vectors(1, 2, 3)
     plain: dict[str, Any] = {"mu": mu, "sigma": mu, "n": N, **vectors.options}
@@ -328,9 +301,6 @@ def test_values_windows_seeds_and_generators_share_a_plan(vectors: Any) -> None:
 )  # fmt: skip
 def test_equal_values_of_different_types_have_different_plans(good: dict[str, Any], other: dict[str, Any]) -> None:
     check_changed({"mu": MU, "sigma": SIGMA, "n": N, **good}, other, is_error=True)
-
-
-# --- Checks in each call of a plan -----------------------------------------------------------------------------------
 
 
 def test_several_mistakes_raise_one_error(vectors: Any) -> None:
@@ -496,33 +466,6 @@ def test_a_gradient_without_memory_is_zero() -> None:
         assert torch.equal(mu.grad, torch.zeros(D))
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
-def test_plans_are_bypassed_in_pytorch_transforms() -> None:
-    need("torch_ext")
-    mu = torch.arange(3.0)
-
-    def draw(mu: Any = mu, **options: Any) -> Any:
-        return sample(mu, T_SIGMA, N, seed=1, **options)
-
-    x = draw()
-    assert len(PLANS) == 1
-    assert torch.equal(torch.func.vmap(draw)(mu.expand(2, D)), x.expand(2, D, N))
-    assert torch.equal(torch.func.grad(lambda mu: draw(mu).sum())(mu), torch.full((D,), float(N)))
-    with forward_ad.dual_level():
-        dual = forward_ad.make_dual(mu, torch.ones(D))
-        assert torch.equal(forward_ad.unpack_dual(draw(dual)).tangent, torch.ones(D, N))
-    with FakeTensorMode() as mode:
-        assert type(sample(mode.from_tensor(mu), 1.0, N, seed=1)).__name__ == "FakeTensor"
-    assert torch.equal(torch.compile(draw, backend="eager", fullgraph=True)(mu), x)
-    assert torch.equal(draw(), x)
-    assert len(PLANS) == 1
-    # A backend without support for transforms raises.
-    _forget()
-    draw(backend="cpu")
-    with pytest.raises(ValueError, match=r"^backend: expected torch_ext where PyTorch transforms the call"):
-        torch.func.vmap(lambda mu: draw(mu, backend="cpu"))(mu.expand(2, D))
-
-
 def test_plans_are_bypassed_for_tensor_subclasses() -> None:
     need("torch_ext")
     seen = []
@@ -542,9 +485,6 @@ def test_plans_are_bypassed_for_tensor_subclasses() -> None:
     for _ in range(2):
         sample(torch.Tensor._make_wrapper_subclass(Wrapped, T_MU.shape), T_SIGMA, N, seed=1)
     assert seen.count("multisample.sample.default") == 2
-
-
-# --- Processes, backends and threads ------------------------------------------------------------------------------
 
 
 @forked

@@ -3,8 +3,6 @@
 ``MULTISAMPLE_TEST_BATCHES=100000 pytest -m slow tests/call/test_seed_vectors.py`` draws as many random batches.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os
@@ -49,11 +47,7 @@ def key_arrays(batch: int, draw: random.Random) -> list[tuple[Any, list[Key]]]:
 def strided_view(order: list[int], steps: list[int], shape: tuple[int, ...]) -> Callable[[Any], Any]:
     """A function of an array: permutes its axes to `order`, applies `steps`, and cuts it to `shape`."""
     part = tuple(slice(0, size * step, step) for size, step in zip(shape, steps, strict=True))
-
-    def view(base: Any) -> Any:
-        return (base.permute(*order) if hasattr(base, "permute") else base.transpose(order))[part]
-
-    return view
+    return lambda base: (base.permute(*order) if hasattr(base, "permute") else base.transpose(order))[part]
 
 
 def random_view(shape: tuple[int, ...], draw: random.Random) -> tuple[tuple[int, ...], Callable[[Any], Any]]:
@@ -127,9 +121,8 @@ def test_each_matrix_of_a_random_batch_has_the_bits_of_its_own_call(
             drawn = bits(multisample.sample(*vectors, n, seed=seed, **options))
         assert drawn.shape == shape
         for b in range(batch):
-            own = [
-                x if isinstance(x, float) else place(np.ascontiguousarray(x[b] if x.ndim == 2 else x)) for x in hosts
-            ]
+            rows = [x[b] if np.ndim(x) == 2 else x for x in hosts]
+            own = [x if isinstance(x, float) else place(np.ascontiguousarray(x)) for x in rows]
             alone = multisample.sample(*own, n, seed=keys[b], **options)
             assert np.array_equal(drawn[b], bits(alone)), (batch, d, n, b, seed, options)
 
@@ -158,12 +151,10 @@ def test_two_and_four_halves_are_one_key(backend: str, place: Place, bits: Any) 
 
 
 ONE = {
-    "list": ([7], 7),
-    "Key": ([Key(7, 9)], Key(7, 9)),
-    "int8": (np.array([7], np.int8), 7),
+    "list": ([7], 7), "Key": ([Key(7, 9)], Key(7, 9)), "int8": (np.array([7], np.int8), 7),
     "pair": (np.array([[3, 9]]), Key(3, 9)),
     "halves": (np.array([[1, 2, 3, 4]], np.uint32), Key(2**32 + 2, 3 * 2**32 + 4)),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ONE)

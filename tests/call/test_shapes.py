@@ -1,7 +1,5 @@
 """Means of any shape, `n` of any shape, and standard normals of any shape: the numbers of the flattened call."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable
@@ -15,7 +13,6 @@ import multisample
 from multisample import Generator, Key, sample, standard_normal
 
 Array = np.ndarray[Any, Any]
-Place = Callable[[Array], Any]
 ONE = np.ones(1, np.float32)
 
 
@@ -117,9 +114,6 @@ def test_shapes_without_a_meaning_raise_and_advance_nothing() -> None:
     assert generator.offset == 0
 
 
-# --- Standard normals ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", [None, *DTYPES])
 def test_standard_normals_are_row_0_whatever_their_shape(dtype: Any) -> None:
     row = sample(ONE * 0, ONE, 60, seed=Key(7, 3), sample_offset=5, dtype=dtype or "float64")[0]
@@ -136,7 +130,7 @@ def test_standard_normals_are_row_0_whatever_their_shape(dtype: Any) -> None:
     assert standard_normal((0, 3), seed=7).shape == (0, 3)
 
 
-def test_standard_normals_fill_arrays_of_each_library(backend: str, place: Place, bits: Any) -> None:
+def test_standard_normals_fill_arrays_of_each_library(backend: str, place: Callable[[Array], Any], bits: Any) -> None:
     out = place(np.zeros((3, 4), np.float32))
     for _ in range(2):
         assert standard_normal((3, 4), seed=7, out=out) is out

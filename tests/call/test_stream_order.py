@@ -1,12 +1,8 @@
 """Order of streams: a kernel runs after its inputs are written, before its result is read, and before memory is freed.
 
-The host never waits. Producers and consumers use their own streams and do not synchronise. Kernels that only wait run
-first, so that the device lags behind the host; the device counts the correct samples. With ``sigma = 0`` every sample
-is its mean, so a read that is too early, too late or after a free gives a wrong sample. ``MULTISAMPLE_TEST_ROUNDS``
-sets the number of rounds.
+Kernels that only wait run first, so that the device lags behind the host. With ``sigma = 0`` every sample is its mean,
+so a read that is too early, too late or after a free gives a wrong sample. ``MULTISAMPLE_TEST_ROUNDS`` sets the rounds.
 """
-
-from __future__ import annotations
 
 import collections
 import concurrent.futures
@@ -38,9 +34,6 @@ D, N = 64, 33
 # Clock cycles of a kernel that only waits: about 0.2 ms, longer than a round takes on the host.
 SHORT = 3 * 10**5
 BACKENDS = {"torch_ext": "torch", "cupy": "cupy", "numba": "numba"}
-
-
-# --- Keeping objects alive ----------------------------------------------------------------------------
 
 
 class Kept:
@@ -139,11 +132,8 @@ def ordered(monkeypatch: pytest.MonkeyPatch, kept: Any) -> list[Any]:
     driver_calls: list[Any] = []
     monkeypatch.setattr(_stream_order, "order", lambda *streams: driver_calls.append(streams))
     monkeypatch.setattr(_stream_order, "is_capturing", lambda stream: stream == 99)
-    monkeypatch.setattr(
-        _stream_order,
-        "Event",
-        lambda *place: driver_calls.append(("event", *place)) or SimpleNamespace(is_done=lambda: False),
-    )
+    event = SimpleNamespace(is_done=lambda: False)
+    monkeypatch.setattr(_stream_order, "Event", lambda *place: driver_calls.append(("event", *place)) or event)
     return driver_calls
 
 
@@ -173,18 +163,14 @@ def test_arrays_are_kept_except_during_a_capture(ordered: list[Any]) -> None:
     assert (len(_stream_order._kept), ordered) == (1, [("event", 7, 1)])
 
 
-# --- Producers and consumers on streams of their own --------------------------------------------------
-
-
-def by_interface(array: Any) -> Any:
-    return Exported(array, stream=array.__cuda_array_interface__["stream"])
-
-
 # The library of the arrays, and the protocol by which they are passed.
 PRODUCERS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "PyTorch's, by DLPack": ("torch", ExportedByDlpack),
     "CuPy's, by DLPack": ("cupy", ExportedByDlpack),
-    "Numba's, by the CUDA array interface": ("numba", by_interface),
+    "Numba's, by the CUDA array interface": (
+        "numba",
+        lambda array: Exported(array, stream=array.__cuda_array_interface__["stream"]),
+    ),
 }
 
 
@@ -193,9 +179,8 @@ def pairing(request: pytest.FixtureRequest) -> SimpleNamespace:
     producer, backend = request.param
     require(backend)
     library, wrap = PRODUCERS[producer]
-    return SimpleNamespace(
-        producer=memory_of(library), wrap=wrap, consumer=memory_of(BACKENDS[backend]), backend=backend
-    )
+    consumer = memory_of(BACKENDS[backend])
+    return SimpleNamespace(producer=memory_of(library), wrap=wrap, consumer=consumer, backend=backend)
 
 
 @contextlib.contextmanager
@@ -389,9 +374,6 @@ def test_memory_is_kept_until_the_kernel_has_run(to: str, protocol: str) -> None
         assert len(_stream_order._kept) <= 2 * _stream_order._CHECKS
 
 
-# --- JAX ----------------------------------------------------------------------------------------------
-
-
 def wait(jnp: Any, number: Any, size: int = 512, times: int = 8) -> Any:
     """A zero from a slow computation that no compiler can remove."""
     square = jnp.outer(jnp.arange(size) + number, jnp.arange(size)) * 1e-9
@@ -454,9 +436,6 @@ def test_memory_that_jax_still_reads_is_not_reused(to: str) -> None:
     assert [float(value) for value in sums] == [1000.0 * 1024] * 20
 
 
-# --- Several devices ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("to", BACKENDS)
 @pytest.mark.parametrize("library", ["torch", "cupy", "numba", "jax"])
 def test_foreign_arrays_are_drawn_on_their_own_device(to: str, library: str, bits: ToArray) -> None:
@@ -470,12 +449,9 @@ def test_foreign_arrays_are_drawn_on_their_own_device(to: str, library: str, bit
     for there, here in ((1, 0), (0, 1), (1, 1)):
         arrays = [memory.put(x, there) for x in host]
         # PyTorch exports tensors of its current device only. An operation of JAX makes JAX's device current.
-        with (
-            memory.device(there) if library == "torch" else contextlib.nullcontext(),
-            contextlib.nullcontext()
-            if library == "jax" or (library, to) == ("torch", "torch_ext")
-            else consumer.device(here),
-        ):
+        nothing = library == "jax" or (library, to) == ("torch", "torch_ext")
+        outer = memory.device(there) if library == "torch" else contextlib.nullcontext()
+        with outer, contextlib.nullcontext() if nothing else consumer.device(here):
             current = consumer.current_device()
             x = multisample.sample(*map(wrap, arrays), N, seed=2, backend=to)
             where = memory_of("jax" if library == "jax" else BACKENDS[to])
@@ -483,9 +459,6 @@ def test_foreign_arrays_are_drawn_on_their_own_device(to: str, library: str, bit
             assert library == "jax" or consumer.current_device() == current
         with contextlib.nullcontext() if library == "jax" else consumer.device(there):
             assert np.array_equal(bits(x), expected)
-
-
-# --- CUDA graphs --------------------------------------------------------------------------------------
 
 
 def test_foreign_tensors_can_be_captured_with_out(bits: ToArray) -> None:

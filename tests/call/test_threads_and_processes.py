@@ -1,9 +1,4 @@
-"""Calls from threads, forked workers and exiting interpreters neither hang nor repeat numbers.
-
-Every wait has a timeout, so that a test that would hang fails. No test sleeps or measures time.
-"""
-
-from __future__ import annotations
+"""Calls from threads, forked workers and exiting interpreters neither hang nor repeat numbers."""
 
 import collections
 import hashlib
@@ -54,9 +49,6 @@ def printed(code: str, *args: str, **environment: str) -> str:
 def many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make large calls use several threads, even on one processor."""
     monkeypatch.setenv("MULTISAMPLE_NUM_THREADS", "4")
-
-
-# --- Threads --------------------------------------------------------------------------------------
 
 
 def in_threads(work: Callable[[int], Any]) -> list[Any]:
@@ -144,9 +136,6 @@ def test_a_bad_thread_setting_raises(monkeypatch: pytest.MonkeyPatch, new_choice
     assert any("MULTISAMPLE_NUM_THREADS" in reason and repr(setting) in reason for reason in status.reasons)
     monkeypatch.delenv("MULTISAMPLE_NUM_THREADS")
     assert 1 <= threads.thread_count() <= (os.cpu_count() or 1)
-
-
-# --- fork -----------------------------------------------------------------------------------------
 
 
 @forked
@@ -268,8 +257,6 @@ def test_a_signal_handler_may_draw_at_each_point_of_a_call() -> None:
     assert state["offset"] > max(number for number in taken if isinstance(number, int)) - 40
 
 
-# --- Small stacks and monkey patches --------------------------------------------------------------
-
 SMALL_STACK = """
 import threading
 
@@ -336,9 +323,6 @@ def test_a_forked_child_loads_torch_ext_after_its_parent_used_threads_of_pytorch
     require("torch_ext", on_cuda=False)
     sample(torch.zeros(3), 1.0, 3, seed=7)  # Builds torch_ext.
     printed(LATE_LOAD, imported_in, str(DEADLINE // 2), PYTHONWARNINGS="ignore")
-
-
-# --- Other ways to start processes ----------------------------------------------------------------
 
 
 @pytest.mark.slow

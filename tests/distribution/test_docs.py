@@ -19,22 +19,21 @@ import pytest
 from places import ROOT
 
 import multisample.cem
-import multisample.examples.tetris
 import multisample.numba
 import multisample.torch
 from bench.report.page_figures import FIGURES
 from bench.report.page_markers import marked_pages, written
 from bench.report.results import Results
 from multisample.backends import registry
+from multisample.examples import tetris
 
 MISSING = {name for name in ("dask", "jax", "triton") if importlib.util.find_spec(name) is None}
 if "dask" not in MISSING:
     import multisample.dask
 
 # In an sdist, backends and csrc are in the package. In a clone, the package has links to them.
-FOLDERS = {
-    name: ROOT / name if (ROOT / name).exists() else ROOT / "multisample" / name for name in ("backends", "csrc")
-}
+TOP = {name: ROOT / name for name in ("backends", "csrc")}
+FOLDERS = {name: path if path.exists() else ROOT / "multisample" / name for name, path in TOP.items()}
 COMMITTED = Results(ROOT / "bench" / "results")
 WITH_DOCUMENTS = (ROOT / ".github", ROOT / "bench", ROOT / "multisample", *FOLDERS.values())
 DOCUMENTS = sorted({ROOT / "README.md", *(path for folder in WITH_DOCUMENTS for path in folder.rglob("*.md"))})
@@ -55,10 +54,10 @@ def run_examples(test: doctest.DocTest) -> None:
     assert runner.failures == 0, "".join(output)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.slow] if name.endswith(".learning") else []) for name in module_names()],
-)
+NAMES = [pytest.param(name, marks=[pytest.mark.slow] * name.endswith(".learning")) for name in module_names()]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_every_module_has_a_docstring_and_its_examples_run(name: str) -> None:
     module = importlib.import_module(name)
     assert module.__doc__
@@ -70,8 +69,6 @@ def test_every_module_has_a_docstring_and_its_examples_run(name: str) -> None:
 def test_module_names_include_all_kinds_of_modules() -> None:
     assert {"multisample._sample", "multisample.backends.cpu", "multisample.commands"} <= set(module_names())
 
-
-# --- Public names ---------------------------------------------------------------------------------
 
 CLASSES_OF_RESULTS = ("BackendStatus", "BackendUnavailableError", "Key", "UnknownBackendError")
 PUBLIC = sorted(set(multisample.__all__) - {"__version__"})
@@ -138,17 +135,12 @@ def test_every_docstring_begins_with_a_summary_line_and_has_an_example(name: str
     assert ">>> " in (section(text, "Examples") or "")
 
 
-@pytest.mark.parametrize(
-    "kind", [multisample.BackendStatus, multisample.cem.Result, multisample.examples.tetris.Settings]
-)
+@pytest.mark.parametrize("kind", [multisample.BackendStatus, multisample.cem.Result, tetris.Settings])
 def test_every_field_of_a_result_is_described(kind: Any) -> None:
     described = section(documentation(kind), "Attributes")
     assert described is not None
     named = [name for line in re.findall(r"^(\w.*?) : ", described, re.MULTILINE) for name in line.split(", ")]
     assert named == list(kind.__dataclass_fields__)
-
-
-# --- Pages ----------------------------------------------------------------------------------------
 
 
 def place_of(path: Path) -> Path:
@@ -166,10 +158,8 @@ def name_of(path: Path) -> str:
 def blocks(path: Path) -> list[tuple[int, str]]:
     """Blocks of Python code, with the numbers of their first lines."""
     text = path.read_text(encoding="utf-8")
-    return [
-        (text.count("\n", 0, match.start(1)), match[1])
-        for match in re.finditer(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    ]
+    found = re.finditer(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return [(text.count("\n", 0, match.start(1)), match[1]) for match in found]
 
 
 def lacks(code: str) -> bool:

@@ -1,9 +1,4 @@
-"""Wheels with compiled libraries: they are built, work without a compiler, and are refused on incompatible machines.
-
-An incompatible library would crash or draw wrong numbers, so refusals are tested too.
-"""
-
-from __future__ import annotations
+"""Wheels with compiled libraries: they are built, work without a compiler, and are refused on incompatible machines."""
 
 import base64
 import csv
@@ -37,6 +32,7 @@ from multisample.commands import build as commands
 torch = pytest.importorskip("torch")
 needs_tools = pytest.mark.skipif(bool(toolchain.missing_tools()), reason="; ".join(toolchain.missing_tools()))
 NO_NVCC = torch.version.cuda is None or toolchain.cuda_home() is None
+BUILDING = sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir"
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="other systems have other library formats")
 
 
@@ -66,10 +62,8 @@ print(json.dumps({
 
 def build_wheel(folder: Path, setting: str, **environment: str) -> Path:
     source = copy_checkout(folder / "source")
-    run(
-        sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder / "dist", source,
-        folder=folder, MULTISAMPLE_PREBUILT=setting, **environment,
-    )  # fmt: skip
+    command = *BUILDING, folder / "dist", source
+    run(*command, folder=folder, MULTISAMPLE_PREBUILT=setting, **environment)
     (wheel,) = (folder / "dist").glob("*.whl")
     return wheel
 
@@ -90,14 +84,9 @@ class Installation(NamedTuple):
 
 def expected_bits() -> dict[str, str]:
     mu = torch.linspace(-3, 3, 70)
-    drawn = {
-        name: multisample.sample(mu, mu.abs(), 301, seed=3, dtype=name, backend="cpu")
-        for name in ("float16", "bfloat16", "float32", "float64")
-    }
+    names = "float16", "bfloat16", "float32", "float64"
+    drawn = {name: multisample.sample(mu, mu.abs(), 301, seed=3, dtype=name, backend="cpu") for name in names}
     return {name: x.view(torch.uint8).numpy().tobytes().hex() for name, x in drawn.items()}
-
-
-# --- Built, and installed without a compiler ------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -196,20 +185,12 @@ def test_a_wheel_with_a_cuda_library_runs_on_the_devices_here(installation: Inst
     assert [Path(path).name for path in found["loaded"]][1:] == cuda_file()
 
 
-# --- Settings of the build backend ----------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("setting", "missing", "message"),
-    [
-        ("yes", (), "MULTISAMPLE_PREBUILT: expected 1, cpu or 0, got 'yes'"),
-        ("1", ("torch",), "MULTISAMPLE_PREBUILT=1: torch cannot be imported where the wheel is"),
-        ("cpu", ("torch", "numpy"), "MULTISAMPLE_PREBUILT=cpu: torch and numpy cannot be"),
-    ],
-)
-def test_invalid_prebuilt_settings_raise(
-    monkeypatch: pytest.MonkeyPatch, setting: str, missing: tuple[str, ...], message: str
-) -> None:
+@pytest.mark.parametrize(("setting", "missing", "message"), [
+    ("yes", (), "MULTISAMPLE_PREBUILT: expected 1, cpu or 0, got 'yes'"),
+    ("1", ("torch",), "MULTISAMPLE_PREBUILT=1: torch cannot be imported where the wheel is"),
+    ("cpu", ("torch", "numpy"), "MULTISAMPLE_PREBUILT=cpu: torch and numpy cannot be"),
+])  # fmt: skip
+def test_invalid_prebuilt_settings_raise(monkeypatch: Any, setting: str, missing: Any, message: str) -> None:
     hook = runpy.run_path(str(Path(build.__file__).with_name("wheel_hook.py")))
     monkeypatch.setenv("MULTISAMPLE_PREBUILT", setting)
     for name in missing:
@@ -221,10 +202,8 @@ def test_invalid_prebuilt_settings_raise(
 @pytest.mark.slow
 def test_a_wheel_build_without_its_requested_libraries_fails(tmp_path: Path) -> None:
     source = copy_checkout(tmp_path / "source")
-    done = attempt(
-        sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path / "dist", source,
-        folder=tmp_path, MULTISAMPLE_PREBUILT="1", CUDA_HOME=str(tmp_path / "no toolkit"),
-    )  # fmt: skip
+    environment = {"MULTISAMPLE_PREBUILT": "1", "CUDA_HOME": str(tmp_path / "no toolkit")}
+    done = attempt(*BUILDING, tmp_path / "dist", source, folder=tmp_path, **environment)
     assert done.returncode != 0
     text = done.stdout + done.stderr
     assert "multisample: error: " in text
@@ -284,9 +263,7 @@ FAILURES: dict[str, tuple[tuple[str, ...], Callable[[pytest.MonkeyPatch], object
 
 
 @pytest.mark.parametrize("failure", FAILURES)
-def test_a_wheel_build_that_fails_prints_the_reason(
-    compiled: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], failure: str
-) -> None:
+def test_a_wheel_build_that_fails_prints_the_reason(compiled: Any, monkeypatch: Any, capsys: Any, failure: str) -> None:
     kinds, spoil, message = FAILURES[failure]
     spoil(monkeypatch)
     assert main_of_libraries(*kinds) == 1
@@ -294,17 +271,11 @@ def test_a_wheel_build_that_fails_prints_the_reason(
     assert compiled == []
 
 
-STANDARD = "7.5;8.0;8.6;9.0+PTX"
-
-
-@pytest.mark.parametrize(
-    ("kinds", "named", "architectures", "targets"),
-    [
-        (("cpu", "cuda"), "", STANDARD, ["cpu", "cuda13-7.5-8.0-8.6-9.0+PTX"]),
-        (("cuda",), "7.5 9.0+PTX", "7.5 9.0+PTX", ["cuda13-7.5-9.0+PTX"]),
-        (("cuda",), "7.5;9.0+PTX", "7.5;9.0+PTX", ["cuda13-7.5-9.0+PTX"]),
-    ],
-)
+@pytest.mark.parametrize(("kinds", "named", "architectures", "targets"), [
+    (("cpu", "cuda"), "", "7.5;8.0;8.6;9.0+PTX", ["cpu", "cuda13-7.5-8.0-8.6-9.0+PTX"]),
+    (("cuda",), "7.5 9.0+PTX", "7.5 9.0+PTX", ["cuda13-7.5-9.0+PTX"]),
+    (("cuda",), "7.5;9.0+PTX", "7.5;9.0+PTX", ["cuda13-7.5-9.0+PTX"]),
+])  # fmt: skip
 def test_a_wheel_build_compiles_every_target(
     compiled: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kinds: tuple[str, ...],
     named: str, architectures: str, targets: list[str],
@@ -319,9 +290,6 @@ def test_a_wheel_build_compiles_every_target(
         assert "-DTORCH_TARGET_VERSION=0x020a000000000000" in library.flags
         assert library.is_portable
         assert library.units == units.all_units(library.kind)
-
-
-# --- Choice of a library --------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -381,20 +349,17 @@ def _ask_no_device(device: int) -> tuple[int, int]:
 BUILT = ["7.5", "8.0", "9.0+PTX"]
 
 
-@pytest.mark.parametrize(
-    ("built", "version", "capabilities", "reason"),
-    [
-        (BUILT, "13.0", [], ""),
-        (BUILT, "13.2", [(7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (9, 0)], ""),
-        (BUILT, "13.0", [(10, 0), (12, 1)], ""),  # These devices compile the library's PTX.
-        (BUILT, "12.8", [(9, 0)], "{file} is not for CUDA 12.8, which PyTorch uses: install a wheel for it"),
-        (BUILT, "13.0", [(7, 0), (9, 0)], "{file} does not run on devices of compute capability 7.0"),
-        (BUILT, "13.0", [(6, 1), (7, 2)], "{file} does not run on devices of compute capability 6.1, 7.2"),
-        (["8.6", "9.0"], "13.0", [(8, 9), (9, 0)], ""),
-        (["8.6", "9.0"], "13.0", [(8, 0)], "{file} does not run on devices of compute capability 8.0"),
-        (["8.6", "9.0"], "13.0", [(10, 0)], "{file} does not run on devices of compute capability 10.0"),
-    ],
-)
+@pytest.mark.parametrize(("built", "version", "capabilities", "reason"), [
+    (BUILT, "13.0", [], ""),
+    (BUILT, "13.2", [(7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (9, 0)], ""),
+    (BUILT, "13.0", [(10, 0), (12, 1)], ""),  # These devices compile the library's PTX.
+    (BUILT, "12.8", [(9, 0)], "{file} is not for CUDA 12.8, which PyTorch uses: install a wheel for it"),
+    (BUILT, "13.0", [(7, 0), (9, 0)], "{file} does not run on devices of compute capability 7.0"),
+    (BUILT, "13.0", [(6, 1), (7, 2)], "{file} does not run on devices of compute capability 6.1, 7.2"),
+    (["8.6", "9.0"], "13.0", [(8, 9), (9, 0)], ""),
+    (["8.6", "9.0"], "13.0", [(8, 0)], "{file} does not run on devices of compute capability 8.0"),
+    (["8.6", "9.0"], "13.0", [(10, 0)], "{file} does not run on devices of compute capability 10.0"),
+])  # fmt: skip
 def test_a_cuda_library_must_support_all_devices(
     came: Callable[..., Path], built: list[str], version: str, capabilities: list[tuple[int, int]], reason: str
 ) -> None:
@@ -411,12 +376,7 @@ def test_a_cuda_library_must_support_all_devices(
     assert prebuilt.cuda_library("14.0", []).reason.count("is not for CUDA 14.0") == 2
 
 
-# --- Instead of a build ---------------------------------------------------------------------------
-
-
-def test_status_needs_no_compiler_and_initializes_nothing(
-    came: Callable[..., Path], no_tools: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_status_needs_no_compiler_and_initializes_nothing(came: Any, no_tools: None, monkeypatch: Any) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", _ask_no_device)
     backend = registry.find("torch_ext")
     assert backend.status().reasons == ("no tools",)
@@ -426,18 +386,15 @@ def test_status_needs_no_compiler_and_initializes_nothing(
     assert backend.status().device == f"cpu (prebuilt) (not CUDA: {nvcc})"
     file = prebuilt.cuda_file("12.8", ["7.5+PTX"])
     came(file)
-    assert backend.status().device == (
-        f"cpu (prebuilt) (not CUDA: {file} is not for CUDA 13.0, which PyTorch uses: install a wheel for it; {nvcc})"
-    )
+    other = f"{file} is not for CUDA 13.0, which PyTorch uses: install a wheel for it"
+    assert backend.status().device == f"cpu (prebuilt) (not CUDA: {other}; {nvcc})"
     came(prebuilt.cuda_file("13.0", ["7.5+PTX"]))
     assert backend.status().device == "cpu (prebuilt) and CUDA (prebuilt)"
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     assert backend.status().device.startswith("cpu (prebuilt) (not CUDA: no CUDA device")
 
 
-def test_device_capabilities_are_queried_when_a_library_is_loaded(
-    came: Callable[..., Path], no_tools: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_device_capabilities_are_queried_when_a_library_is_loaded(came: Any, no_tools: None, monkeypatch: Any) -> None:
     file = prebuilt.cuda_file("13.0", ["7.5"])
     place = came(prebuilt.CPU_FILE, file)
     capability = [(7, 5)]
@@ -458,19 +415,15 @@ def test_device_capabilities_are_queried_when_a_library_is_loaded(
     assert reason in library_cache.cuda_reasons()
 
 
-def test_the_build_command_reports_prebuilt_libraries(
-    came: Callable[..., Path], no_tools: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_build_command_reports_prebuilt_libraries(came: Any, no_tools: None, monkeypatch: Any, capsys: Any) -> None:
     cpu, cuda = prebuilt.CPU_FILE, prebuilt.cuda_file("13.0", ["7.5"])
     place = came(cpu, cuda)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(commands, "_compile_kernels", lambda: commands._Kernels([], 0))
     assert main(["build", "torch_ext"]) == 0
-    assert capsys.readouterr().out.splitlines() == [
-        f"torch_ext, CPU: came with the installation: {place / cpu}",
-        f"torch_ext, CUDA: came with the installation: {place / cuda}",
-        "cpu: compiled 0 kernels in 0.0 s",
-    ]
+    libraries = [f"{name}: came with the installation: {place / x}" for name, x in (("CPU", cpu), ("CUDA", cuda))]
+    lines = [*(f"torch_ext, {text}" for text in libraries), "cpu: compiled 0 kernels in 0.0 s"]
+    assert capsys.readouterr().out.splitlines() == lines
 
 
 def test_a_library_that_fails_to_load_raises_with_advice(came: Callable[..., Path]) -> None:
@@ -479,28 +432,22 @@ def test_a_library_that_fails_to_load_raises_with_advice(came: Callable[..., Pat
         torch_ext._load(file)
 
 
-# --- Platform tags --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("here", "needed", "tag"),
-    [
-        ("linux-x86_64", set(), "manylinux_2_17_x86_64"),
-        ("linux-x86_64", {"GLIBC_2.2.5", "GLIBC_2.32", "GLIBC_2.9"}, "manylinux_2_32_x86_64"),
-        ("linux-x86_64", {"GLIBC_2.17", "GLIBCXX_3.4.26"}, "manylinux_2_31_x86_64"),
-        ("linux-x86_64", {"GLIBC_2.38", "GLIBCXX_3.4.26", "CXXABI_1.3.13"}, "manylinux_2_38_x86_64"),
-        ("linux-x86_64", {"GLIBC_2.17", "GCC_14.0.0"}, "manylinux_2_39_x86_64"),
-        ("linux-x86_64", {"GLIBCXX_3.4.99"}, "linux_x86_64"),
-        ("linux-x86_64", {"GLIBC_PRIVATE"}, "linux_x86_64"),
-        ("linux-x86_64", {"OPENSSL_3.0"}, "linux_x86_64"),
-        # manylinux excludes these dependencies.
-        ("linux-x86_64", "libgomp.so.1", "linux_x86_64"),
-        ("linux-x86_64", "libc10d.so", "linux_x86_64"),
-        ("linux-x86_64", "libtorch_cpu.so.1", "linux_x86_64"),
-        ("linux-x86_64", "libc.musl-x86_64.so.1", "linux_x86_64"),
-        ("macosx-11.0-arm64", set(), "macosx_11_0_arm64"),
-    ],
-)
+@pytest.mark.parametrize(("here", "needed", "tag"), [
+    ("linux-x86_64", set(), "manylinux_2_17_x86_64"),
+    ("linux-x86_64", {"GLIBC_2.2.5", "GLIBC_2.32", "GLIBC_2.9"}, "manylinux_2_32_x86_64"),
+    ("linux-x86_64", {"GLIBC_2.17", "GLIBCXX_3.4.26"}, "manylinux_2_31_x86_64"),
+    ("linux-x86_64", {"GLIBC_2.38", "GLIBCXX_3.4.26", "CXXABI_1.3.13"}, "manylinux_2_38_x86_64"),
+    ("linux-x86_64", {"GLIBC_2.17", "GCC_14.0.0"}, "manylinux_2_39_x86_64"),
+    ("linux-x86_64", {"GLIBCXX_3.4.99"}, "linux_x86_64"),
+    ("linux-x86_64", {"GLIBC_PRIVATE"}, "linux_x86_64"),
+    ("linux-x86_64", {"OPENSSL_3.0"}, "linux_x86_64"),
+    # manylinux excludes these dependencies.
+    ("linux-x86_64", "libgomp.so.1", "linux_x86_64"),
+    ("linux-x86_64", "libc10d.so", "linux_x86_64"),
+    ("linux-x86_64", "libtorch_cpu.so.1", "linux_x86_64"),
+    ("linux-x86_64", "libc.musl-x86_64.so.1", "linux_x86_64"),
+    ("macosx-11.0-arm64", set(), "macosx_11_0_arm64"),
+])  # fmt: skip
 def test_the_platform_tag_is_the_oldest_system_with_all_symbols(
     monkeypatch: pytest.MonkeyPatch, here: str, needed: set[str] | str, tag: str
 ) -> None:

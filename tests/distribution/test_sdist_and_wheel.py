@@ -1,11 +1,4 @@
-"""Wheels, source distributions and editable installations are complete.
-
-The checkout has the backends in a separate folder, and wheels have them in the package; the specification and the
-sources are package data. The tests build both distributions, install them without access to this checkout, and use them
-from another folder. They do the same with an editable installation of a copy of the checkout.
-"""
-
-from __future__ import annotations
+"""Wheels, source distributions and editable installations are complete."""
 
 import email
 import email.message
@@ -72,7 +65,6 @@ import build
 build.ProjectBuilder(sys.argv[1]).build("editable", sys.argv[2])
 """
 
-
 # This test checks that the tests of an sdist import the sdist's own package.
 PLACE = """
 from pathlib import Path
@@ -81,9 +73,7 @@ def test_place() -> None:
     assert Path(multisample.__file__).parents[1] == Path(__file__).parents[1]
 """
 
-
 PACKAGE = Path(multisample.__file__).parent
-OWN_MULTISAMPLE = Path(sysconfig.get_path("purelib"), "multisample").exists()
 RESOLVE = runpy.run_path(str(ROOT / ".ci" / "resolve.py"))
 
 
@@ -124,19 +114,10 @@ def metadata(wheel: Path) -> email.message.Message:
 
 def files(folder: Path) -> dict[str, bytes]:
     """The files in a folder and in linked folders, except caches of Python and editors."""
-    paths = {
-        Path(root, name).relative_to(folder): Path(root, name)
-        for root, _, names in os.walk(folder, followlinks=True)
-        for name in names
-    }
-    return {
-        name.as_posix(): path.read_bytes()
-        for name, path in paths.items()
-        if not any(part == "__pycache__" or part.startswith(".") for part in name.parts)
-    }
-
-
-# --- Contents -------------------------------------------------------------------------------------
+    paths = [Path(root, name) for root, _, names in os.walk(folder, followlinks=True) for name in names]
+    found = {path.relative_to(folder): path for path in paths}
+    is_cache = {name: any(part == "__pycache__" or part.startswith(".") for part in name.parts) for name in found}
+    return {name.as_posix(): path.read_bytes() for name, path in found.items() if not is_cache[name]}
 
 
 def test_the_wheel_is_for_every_platform_and_has_every_source_file(distributions: Distributions) -> None:
@@ -165,9 +146,8 @@ def test_the_sdist_has_all_files_for_a_build_once(distributions: Distributions) 
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"pyproject.toml", "README.md", "LICENSE", ".ci/run", ".ci/resolve.py", ".clang-format"} <= names
     assert {f"multisample/{name}" for name in files(PACKAGE)} <= names
-    assert {
-        f"{folder}/{name}" for folder in ("tests", "bench") for name in files(distributions.source / folder)
-    } <= names
+    for folder in ("tests", "bench"):
+        assert {f"{folder}/{name}" for name in files(distributions.source / folder)} <= names
     assert not {name for name in names if name.startswith(("backends", "csrc"))}
 
 
@@ -194,11 +174,9 @@ def test_the_table_of_readme_has_every_extra(distributions: Distributions) -> No
     extras = {extra for row in rows for extra in re.findall(r"[\w-]+", row.requirements.partition("]")[0])}
     assert extras == set(metadata(distributions.wheel).get_all("Provides-Extra", []))
     requirements = metadata(distributions.wheel).get_all("Requires-Dist", [])
-    commands = {
-        f'"{found}"'
-        for page in [ROOT / "README.md", *ROOT.glob(".github/*.md"), *PACKAGE.rglob("*.md")]
-        for found in re.findall(r'pip install -e "(.+?)"', page.read_text(encoding="utf-8"))
-    }
+    pages = [ROOT / "README.md", *ROOT.glob(".github/*.md"), *PACKAGE.rglob("*.md")]
+    texts = [page.read_text(encoding="utf-8") for page in pages]
+    commands = {f'"{found}"' for text in texts for found in re.findall(r'pip install -e "(.+?)"', text)}
     assert {'".[test]"', '".[test,dev]"', '".[dask]"', '".[tetris]"'} <= commands
     assert commands <= {row.requirements for row in rows}
     # Another version would be replaced when the tests are installed.
@@ -218,16 +196,13 @@ def test_the_table_of_readme_is_resolved_for_every_python_and_platform() -> None
     assert {row.requirements for row in rows if not row.possible} == {'".[torch,numba-cuda12]"'}
 
 
-@pytest.mark.parametrize(
-    ("possible", "answer", "code", "problem"),
-    [
-        (True, "", 0, ""),
-        (True, "error: No solution found", 1, "error: No solution found\n"),
-        (False, "", 0, "resolves, and README says that it does not"),
-        (False, "error: No solution found", 1, ""),
-        (False, "error: the index does not answer", 1, "error: the index does not answer\n"),
-    ],
-)
+@pytest.mark.parametrize(("possible", "answer", "code", "problem"), [
+    (True, "", 0, ""),
+    (True, "error: No solution found", 1, "error: No solution found\n"),
+    (False, "", 0, "resolves, and README says that it does not"),
+    (False, "error: No solution found", 1, ""),
+    (False, "error: the index does not answer", 1, "error: the index does not answer\n"),
+])  # fmt: skip
 def test_a_row_of_readme_is_compared_with_the_answer_of_the_resolver(
     possible: bool, answer: str, code: int, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,9 +226,6 @@ exit {code}
     assert "UV_FIND_LINKS" not in environment
 
 
-# --- Installed ------------------------------------------------------------------------------------
-
-
 class Installation(NamedTuple):
     python: Path
     packages: Path
@@ -267,12 +239,10 @@ class Installation(NamedTuple):
 
 
 @pytest.fixture(scope="session", params=["wheel", "editable"])
-def installation(
-    request: pytest.FixtureRequest, distributions: Distributions, tmp_path_factory: pytest.TempPathFactory
-) -> Installation:
+def installation(request: Any, distributions: Distributions, tmp_path_factory: pytest.TempPathFactory) -> Installation:
     """A new environment with one of the wheels and all other packages of this environment."""
     is_editable = request.param == "editable"
-    if is_editable and OWN_MULTISAMPLE:
+    if is_editable and Path(sysconfig.get_path("purelib"), "multisample").exists():
         pytest.skip("this environment's own multisample would come before the editable one")
     folder = tmp_path_factory.mktemp(request.param)
     python, packages = install(getattr(distributions, request.param), folder)
@@ -322,9 +292,6 @@ def test_an_installation_has_the_sources_to_compile_and_reports_missing_packages
         assert f"package {library} is not installed" in found["reasons"][name][0]
 
 
-# --- The tests of an sdist ------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_the_tests_of_an_sdist_run(distributions: Distributions, tmp_path: Path) -> None:
     with tarfile.open(distributions.sdist) as archive:
@@ -339,8 +306,6 @@ def test_the_tests_of_an_sdist_run(distributions: Distributions, tmp_path: Path)
     passed = re.search(r"^(\d+) passed", text, re.MULTILINE)
     assert passed is not None and int(passed[1]) > 50, text
 
-
-# --- Types ----------------------------------------------------------------------------------------
 
 TYPED_USER, TYPED_TORCH_USER = (SUPPORT / name for name in ("typed_user.py", "typed_torch_user.py"))
 

@@ -1,7 +1,5 @@
 """The documentation site, built as CONTRIBUTING.md says and opened in a headless browser at a phone's width."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import os
@@ -24,8 +22,6 @@ from multisample import examples
 pytestmark = pytest.mark.site
 
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
-PHONE = {"width": 360, "height": 740}
-LIBRARIES = ("cem", "dask", "examples.tetris", "jax", "numba", "torch", "triton")
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +75,7 @@ MEASURES = """() => {
 def test_every_page_fits_a_phone_and_has_no_broken_link(site: Path, browser: Any) -> None:
     pages = sorted(site.rglob("*.html"))
     assert len(pages) > 30
-    page = browser.new_page(viewport=PHONE)
+    page = browser.new_page(viewport={"width": 360, "height": 740})
     errors: list[str] = []
     page.on("pageerror", lambda error: errors.append(f"{page.url}: {error}"))
     page.on("requestfailed", lambda request: errors.append(f"{page.url}: {request.url} did not load"))
@@ -119,9 +115,8 @@ def test_pages_are_light_or_dark_as_the_system_is(site: Path, browser: Any, sche
     page.goto((site / "index.html").as_uri())
     color = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, re.findall(r"\d+", color)[:3])) < 3 * 128) == (scheme == "dark")
-    shown = page.evaluate(
-        "[...document.querySelectorAll('main img, article img')].filter(i => i.offsetWidth).map(i => i.src)"
-    )
+    images = "document.querySelectorAll('main img, article img')"
+    shown = page.evaluate(f"[...{images}].filter(i => i.offsetWidth).map(i => i.src)")
     assert len(shown) >= 2
     assert all(f"-{scheme}.svg" in image for image in shown)
 
@@ -161,7 +156,7 @@ def test_the_speed_table_and_the_first_commands_fit_the_column(site: Path, brows
 def test_the_reference_has_every_public_name(site: Path) -> None:
     found = set(itertools.chain.from_iterable(map(anchors, (site / "reference").glob("*.html"))))
     names = {f"multisample.{name}" for name in multisample.__all__} - {"multisample.__version__"}
-    for library in LIBRARIES:
+    for library in ("cem", "dask", "examples.tetris", "jax", "numba", "torch", "triton"):
         module = importlib.import_module(f"multisample.{library}")
         names |= {f"{module.__name__}.{name}" for name in module.__all__ if name != "FEATURES"}
     assert names - found == set()

@@ -1,7 +1,5 @@
 """Workflows run only commands of `.ci/run`, so running it before a push finds every failure of theirs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

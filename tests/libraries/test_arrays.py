@@ -1,10 +1,7 @@
 """Arrays of every library: the result has the library of the inputs, and the bits of the NumPy call.
 
-Without a GPU, host memory stands in for device memory. With a stand-in for CuPy and a backend that records its calls,
-the tests check that addresses, strides, devices and streams follow the backend contract.
+A stand-in for CuPy, in host memory, shows that addresses, strides, devices and streams follow the backend contract.
 """
-
-from __future__ import annotations
 
 import functools
 import itertools
@@ -52,9 +49,6 @@ def bits(array: Any) -> Array:
 def check_same(array: Any, expected: Any) -> None:
     assert str(array.dtype).removeprefix("torch.") == str(expected.dtype).removeprefix("torch.")
     np.testing.assert_array_equal(bits(array), bits(expected))
-
-
-# --- Host arrays ----------------------------------------------------------------------------------
 
 
 class ArrayOnly:
@@ -107,25 +101,14 @@ def strided(array: Array) -> Array:
     return wide[::2, 1]
 
 
-def reversed_view(array: Array) -> Array:
-    return array[::-1].copy()[::-1]
-
-
 # tests/stream has vectors of other strides and types.
 FORMS: dict[str, Callable[[Array], Any]] = {
-    "array": lambda x: x,
-    "column": lambda x: x[:, None],
-    "list": lambda x: x.tolist(),
-    "tuple": lambda x: tuple(x.tolist()),
-    "list of NumPy numbers": list,
-    "nested list": lambda x: x[:, None].tolist(),
-    "strided column": lambda x: strided(x)[:, None],
-    "subclass": lambda x: x.view(Subclass),
-    "matrix": lambda x: x[:, None].view(np.matrix),
-    "__array__": ArrayOnly,
+    "array": lambda x: x, "column": lambda x: x[:, None], "list": lambda x: x.tolist(),
+    "tuple": lambda x: tuple(x.tolist()), "list of NumPy numbers": list, "nested list": lambda x: x[:, None].tolist(),
+    "strided column": lambda x: strided(x)[:, None], "subclass": lambda x: x.view(Subclass),
+    "matrix": lambda x: x[:, None].view(np.matrix), "__array__": ArrayOnly,
     "__array_interface__": lambda x: SimpleNamespace(__array_interface__=x.__array_interface__, owner=x),
-}
-
+}  # fmt: skip
 
 TENSORS: dict[str, Callable[[Array], Any]] = {
     "tensor": torch.tensor,
@@ -209,10 +192,8 @@ def test_arrays_of_subclasses_on_a_device_become_their_base_class() -> None:
     memory = cupy.cuda.UnownedMemory(MU.ctypes.data, MU.nbytes, MU, device_id=0)
     context = SimpleNamespace(device=SimpleNamespace(id=0))
     numba_memory = SimpleNamespace(device_pointer=MU.ctypes.data, context=context)
-    for base, arguments in (
-        (cupy.ndarray, ((3,), MU.dtype, cupy.cuda.MemoryPointer(memory, 0))),
-        (devicearray.DeviceNDArray, ((3,), (4,), MU.dtype, 0, numba_memory)),
-    ):
+    of_numba = devicearray.DeviceNDArray, ((3,), (4,), MU.dtype, 0, numba_memory)
+    for base, arguments in ((cupy.ndarray, ((3,), MU.dtype, cupy.cuda.MemoryPointer(memory, 0))), of_numba):
         array = type("Lying", (base,), {"shape": wrong, "strides": wrong})(*arguments)
         plain = _libraries.as_base_class("mu", array)
         library = _libraries.library_of("mu", array)
@@ -292,8 +273,6 @@ def test_the_largest_integers_are_rounded_once() -> None:
         sample(largest + 1, [0.0], 1, seed=1)
 
 
-# --- Result types ---------------------------------------------------------------------------------
-
 LIST, INTEGER, NUMBER = "list", "integer", "number"
 # In row r, entry k is the result type of kind r with the k-th key of this table.
 PROMOTED = {
@@ -305,9 +284,8 @@ PROMOTED = {
     INTEGER: "float64 float32 float32 float32 float32 float32",
     NUMBER: "float64 float32 bfloat16 float16 float32 float32",
 }
-PROMOTION = {
-    (one, other): result for other, row in PROMOTED.items() for one, result in zip(PROMOTED, row.split(), strict=False)
-}
+TYPES = list(PROMOTED)
+PROMOTION = {(TYPES[k], other): x for other, row in PROMOTED.items() for k, x in enumerate(row.split())}
 
 
 def as_kind(values: list[float], kind: str) -> Any:
@@ -348,9 +326,6 @@ def test_dtype_accepts_the_names_and_types_of_every_library(name: str) -> None:
         y = sample(torch.from_numpy(MU), torch.from_numpy(SIGMA), N, seed=1, dtype=spelling)
         assert y.dtype is getattr(torch, name)
         check_same(y, x)
-
-
-# --- DLPack on the CPU ----------------------------------------------------------------------------
 
 
 def test_values_behind_dlpack_are_checked() -> None:
@@ -395,9 +370,6 @@ def test_the_error_names_memory_that_no_backend_serves(kind: int) -> None:
         sample(Elsewhere(MU), 1.0, N)
     with pytest.raises(ValueError, match=r"^backend: 'cpu' serves cpu memory, got"):
         sample(Elsewhere(MU), 1.0, N, backend="cpu")
-
-
-# --- Third-party backends -------------------------------------------------------------------------
 
 
 FLOAT32, FLOAT64 = ElementType.float32, ElementType.float64
@@ -475,9 +447,6 @@ def test_a_torch_backend_without_cuda_gives_tensors_for_host_inputs(registered: 
     assert default.offset == 1
 
 
-# --- Device memory, emulated by host memory -------------------------------------------------------
-
-
 def make_cupy() -> Any:
     """A stand-in for the parts of CuPy that multisample uses, in host memory."""
     cupy = types.ModuleType("cupy")
@@ -516,11 +485,9 @@ def make_cupy() -> Any:
     ndarray.__module__ = "cupy"
     cupy.waited, cupy.devices = 0, [0]
     cupy.ndarray, cupy.array = ndarray, lambda host: ndarray(host.copy(), cupy.devices[-1])
-    cupy.cuda = types.SimpleNamespace(
-        Device=Device,
-        get_current_stream=lambda: types.SimpleNamespace(ptr=1000 + cupy.devices[-1]),
-        runtime=types.SimpleNamespace(getDevice=lambda: cupy.devices[-1]),
-    )
+    runtime = types.SimpleNamespace(getDevice=lambda: cupy.devices[-1])
+    cupy.cuda = types.SimpleNamespace(Device=Device, runtime=runtime)
+    cupy.cuda.get_current_stream = lambda: types.SimpleNamespace(ptr=1000 + cupy.devices[-1])
     return cupy
 
 
@@ -594,7 +561,7 @@ def draw(*args: Any, **call: Any) -> Any:
 @pytest.mark.parametrize("dtype", [*DTYPES, "int8", "uint16", "int32", "uint64"])
 def test_device_arrays_reach_the_backend_as_addresses(cuda: RecordingCuda, cupy: Any, dtype: str) -> None:
     host = [np.array(x, DTYPES.get(dtype, dtype)) for x in ([0, 10, 5], [1, 3, 2])]
-    mu, sigma = cupy.ndarray(strided(host[0]), 1), cupy.ndarray(reversed_view(host[1]), 1)
+    mu, sigma = cupy.ndarray(strided(host[0]), 1), cupy.ndarray(host[1][::-1].copy()[::-1], 1)
     x = draw(mu, sigma, N, seed=1)
     assert type(x) is cupy.ndarray
     assert x.device.id == 1

@@ -1,10 +1,7 @@
 """Interoperation: every array library with every backend that serves it.
 
-Results have the bits of the cpu backend, and the addresses that reach the kernel show that no array was copied, as the
-table in multisample/_libraries/README.md says. Cases that need a CUDA device are skipped without one.
+Results have the bits of the cpu backend, and the addresses that reach the kernel show that no array was copied.
 """
-
-from __future__ import annotations
 
 import concurrent.futures
 import contextlib
@@ -39,15 +36,8 @@ BACKENDS = ("torch_ext", "cupy", "numba", "cpu")
 D, N = 5, 4099
 
 
-# --- Array libraries ------------------------------------------------------------------------------
-
-
 class Memory(NamedTuple):
-    """How a library's arrays are made.
-
-    `result` names the library of results. `put` copies a NumPy array. `out` makes a (D, N) matrix with strides in
-    elements.
-    """
+    """A library of results, a copy of a NumPy array, and a (D, N) matrix with strides in elements."""
 
     result: str
     put: Callable[[Array], Any]
@@ -94,11 +84,6 @@ def wrapped(memory: Memory, wrap: Callable[[Any], Any], result: str = "") -> Mem
     return Memory(result, lambda array: wrap(memory.put(array)), lambda *place: wrap(memory.out(*place)))
 
 
-def dlpack_on_device() -> Memory:
-    # Some CuPy versions cannot export bfloat16.
-    return wrapped(on_device("torch" if importlib.util.find_spec("torch") else "cupy"), ExportedByDlpack)
-
-
 LIBRARIES: dict[str, tuple[str, Callable[[], Memory]]] = {
     "list": ("host", lambda: Memory("numpy", np.ndarray.tolist, host_matrix)),
     "NumPy": ("host", lambda: Memory("numpy", np.ndarray.copy, host_matrix)),
@@ -108,9 +93,9 @@ LIBRARIES: dict[str, tuple[str, Callable[[], Memory]]] = {
     "Numba": ("cuda", lambda: on_device("numba")),
     "JAX, CPU": ("cpu", jax_on_host),
     "JAX, CUDA": ("cuda", lambda: on_device("jax")),
-    # These wrap tensors, because NumPy cannot export bfloat16.
+    # These wrap tensors, because NumPy and some versions of CuPy cannot export bfloat16.
     "`__dlpack__`, CPU": ("cpu", lambda: wrapped(torch_on_host(), ExportedByDlpack, "numpy")),
-    "`__dlpack__`, CUDA": ("cuda", dlpack_on_device),
+    "`__dlpack__`, CUDA": ("cuda", lambda: wrapped(on_device("torch"), ExportedByDlpack)),
     "`__cuda_array_interface__`": ("cuda", lambda: wrapped(on_device("numba"), lambda x: Exported(x, stream=1))),
 }
 """For each library: its kind of memory (a key of `SERVES`), and a function that returns its `Memory`."""
@@ -285,19 +270,10 @@ def test_the_result_has_the_library_of_the_inputs_without_a_copy(case: Case, bit
         assert (library_name(x), device_of(x)) == (case.result, case.device)
         # Device arrays of all types are read in place, except that JAX widens narrow types. Host backends read host
         # arrays of the computing type in place.
-        if (case.where == "cuda" and (computing or case.result != "jax")) or (
-            computing and case.name != "list" and "cpu" in (case.where, case.backend)
-        ):
+        on_host = computing and case.name != "list" and "cpu" in (case.where, case.backend)
+        if on_host or (case.where == "cuda" and (computing or case.result != "jax")):
             assert case.reached[:2] == tuple(map(pointer_of, (mu, sigma)))
         assert pointer_of(x) == case.reached[2]
-
-
-LAYOUTS: dict[str, tuple[tuple[int, int], int]] = {
-    "contiguous": ((N, 1), 0),
-    "rows apart": ((N + 3, 1), 5),
-    "columns apart": ((3 * N + 1, 3), 2),
-    "transposed": ((1, D), 0),
-}
 
 
 @pairs(serves=True)
@@ -313,7 +289,8 @@ def test_out_is_written_in_place(case: Case, bits: ToArray, dtype: str) -> None:
     if dtype == "bfloat16" and case.name == "`__cuda_array_interface__`":
         pytest.skip("the CUDA array interface cannot express this type")
     expected = bits(on_cpu(*host, N, dtype, seed=4))
-    for strides, first in LAYOUTS.values():
+    # Contiguous, rows apart, columns apart, transposed.
+    for strides, first in ((N, 1), 0), ((N + 3, 1), 5), ((3 * N + 1, 3), 2), ((1, D), 0):
         out = case.library.out(dtype, strides, first, first + (D - 1) * strides[0] + (N - 1) * strides[1] + 1)
         if case.where == "host" and case.backend != "cpu":
             with pytest.raises(ValueError, match=rf"^out: backend '{case.backend}' writes \w+ arrays, got host memory"):
@@ -351,12 +328,8 @@ def test_a_backend_that_does_not_serve_the_memory_raises(case: Case) -> None:
     assert generator.offset == 0
 
 
-# --- DLPack import ------------------------------------------------------------------------------------
-
-
-exports_versions = pytest.mark.skipif(
-    np.lib.NumpyVersion(np.__version__) < "2.1.0", reason="NumPy exports versioned capsules from 2.1 on"
-)
+IS_OLD = np.lib.NumpyVersion(np.__version__) < "2.1.0"
+exports_versions = pytest.mark.skipif(IS_OLD, reason="NumPy exports versioned capsules from 2.1 on")
 
 
 class Capsule:
@@ -512,13 +485,9 @@ def test_read_only_and_empty_inputs_are_accepted(case: Case, bits: ToArray) -> N
     x = case.sample(*read_only, N, seed=4)
     assert case.reached[:2] == tuple(map(pointer_of, read_only))
     assert np.array_equal(bits(settled(x)), bits(on_cpu(*host, N, seed=4)))
-    empty = SimpleNamespace(
-        __cuda_array_interface__={"data": (0, False), "shape": (0,), "typestr": "<f4", "version": 3, "strides": None}
-    )
+    interface = {"data": (0, False), "shape": (0,), "typestr": "<f4", "version": 3, "strides": None}
+    empty = SimpleNamespace(__cuda_array_interface__=interface)
     assert case.sample(empty, 1.0, 3).shape == (0, 3)
-
-
-# --- Adopting arrays ----------------------------------------------------------------------------------
 
 
 class Both:
@@ -579,9 +548,8 @@ def adopting(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         cupy = SimpleNamespace(cuda=cuda, asarray=lambda source: Taken(source, devices.current))
         monkeypatch.setitem(sys.modules, "cupy", cupy)  # type: ignore[arg-type]
     else:
-        cuda = SimpleNamespace(
-            gpus=devices, as_cuda_array=lambda source, **options: Taken(source, devices.current, **options)
-        )
+        cuda = SimpleNamespace(gpus=devices)
+        cuda.as_cuda_array = lambda source, **options: Taken(source, devices.current, **options)
         monkeypatch.setitem(sys.modules, "numba", SimpleNamespace(cuda=cuda))  # type: ignore[arg-type]
     backend: Any = importlib.import_module(f"multisample.backends.{request.param}")
     monkeypatch.setattr(cuda_driver, "device_of", lambda address: 1 if address else 0)
@@ -660,9 +628,6 @@ def test_numba_arrays_name_their_streams() -> None:
 _CONTEXT = SimpleNamespace(device=SimpleNamespace(id=0))
 
 
-# --- The driver ---------------------------------------------------------------------------------------
-
-
 class Driver:
     """A fake libcuda that records calls; `answers` are the functions' error codes, `values` their outputs."""
 
@@ -718,10 +683,9 @@ def test_the_driver_knows_the_device_of_an_address_and_captured_streams(driver: 
 def test_streams_are_ordered_by_an_event_on_their_device(driver: Callable[..., Driver]) -> None:
     recorded = driver()
     cuda_driver.order(77, 88, 0)
-    assert [call for call in recorded.recorded if call[0] != "cuCtxGetDevice"] == [
-        ("cuEventCreate", None, 2), ("cuEventRecord", 1000, 77), ("cuStreamWaitEvent", 88, 1000, 0),
-        ("cuEventDestroy_v2", 1000),
-    ]  # fmt: skip
+    made = [("cuEventCreate", None, 2), ("cuEventRecord", 1000, 77)]
+    used = [("cuStreamWaitEvent", 88, 1000, 0), ("cuEventDestroy_v2", 1000)]
+    assert [call for call in recorded.recorded if call[0] != "cuCtxGetDevice"] == made + used
     recorded = driver()
     # The legacy default stream has two handles.
     for first, then in ((0, 0), (0, 1), (1, 0), (77, 77)):
@@ -730,15 +694,13 @@ def test_streams_are_ordered_by_an_event_on_their_device(driver: Callable[..., D
     # An event of a device that is not current pushes and pops that device's context.
     recorded = driver(1)
     event = cuda_driver.Event(77, 0)
-    assert recorded.names() == [
-        "cuCtxGetDevice", "cuDevicePrimaryCtxRetain", "cuCtxPushCurrent_v2", "cuEventCreate", "cuEventRecord",
-        "cuCtxPopCurrent_v2", "cuDevicePrimaryCtxRelease_v2",
-    ]  # fmt: skip
+    begin = ["cuCtxGetDevice", "cuDevicePrimaryCtxRetain", "cuCtxPushCurrent_v2"]
+    work, end = ["cuEventCreate", "cuEventRecord"], ["cuCtxPopCurrent_v2", "cuDevicePrimaryCtxRelease_v2"]
+    assert recorded.names() == begin + work + end
     assert event.is_done()
     # The query does not invalidate a capture, and the capture mode is restored.
-    assert recorded.names()[-3:] == [
-        "cuThreadExchangeStreamCaptureMode", "cuEventQuery", "cuThreadExchangeStreamCaptureMode",
-    ]  # fmt: skip
+    mode = "cuThreadExchangeStreamCaptureMode"
+    assert recorded.names()[-3:] == [mode, "cuEventQuery", mode]
     driver(cuEventQuery=600)
     assert not cuda_driver.Event(77, 0).is_done()
     # In a destroyed context all work is done.
@@ -774,9 +736,8 @@ def test_driver_errors_raise_with_their_code(driver: Callable[..., Driver]) -> N
         recorded = driver(1, **{name: 905})
         with pytest.raises(RuntimeError, match=r"^the CUDA driver refused .*905"):
             cuda_driver.order(77, 88, 0)
-        assert recorded.names().count("cuDevicePrimaryCtxRetain") == recorded.names().count(
-            "cuDevicePrimaryCtxRelease_v2"
-        )
+        retained, released = map(recorded.names().count, ("cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2"))
+        assert retained == released
         pushed = recorded.names().count("cuCtxPushCurrent_v2") - (name == "cuCtxPushCurrent_v2")
         assert recorded.names().count("cuCtxPopCurrent_v2") == pushed
 

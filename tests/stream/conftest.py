@@ -1,7 +1,5 @@
 """The stream's functions, in Python and in C++, as fixtures."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 

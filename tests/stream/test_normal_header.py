@@ -1,9 +1,4 @@
-"""The stream in C++ code of users, ``#include <multisample/normal.h>``: same bits as `multisample.sample`.
-
-The device code is compiled to PTX here; test_user_kernels_cuda.py runs it on a GPU.
-"""
-
-from __future__ import annotations
+"""The stream in C++ code of users, ``#include <multisample/normal.h>``: same bits as `multisample.sample`."""
 
 import ctypes
 import functools
@@ -73,10 +68,8 @@ FLAGS = {
 def library(folder: Path, source: str, command: Sequence[str]) -> ctypes.CDLL:
     name = "own.cu" if "nvcc" in command[0] else "own.cpp"
     (folder / name).write_text(source)
-    done = subprocess.run(
-        [*command, "-std=c++17", "-shared", INCLUDE, "-o", "own.so", name],
-        cwd=folder, capture_output=True, text=True, timeout=SECONDS,
-    )  # fmt: skip
+    command = [*command, "-std=c++17", "-shared", INCLUDE, "-o", "own.so", name]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=SECONDS)
     assert done.returncode == 0, done.stderr[-5000:]
     assert "warning" not in done.stderr, done.stderr
     return ctypes.CDLL(str(folder / "own.so"))
@@ -91,10 +84,9 @@ def at_points(function: Any, places: Places, shift: Any) -> tuple[Array, Array]:
 
 
 def check_host_functions(functions: ctypes.CDLL) -> None:
-    for function, real, of_real, (places, known) in (
-        (functions.points, np.float32, functions.row, known_f32()),
-        (functions.points_f64, np.float64, functions.row_f64, known_f64()),
-    ):
+    singles = functions.points, np.float32, functions.row, known_f32()
+    doubles = functions.points_f64, np.float64, functions.row_f64, known_f64()
+    for function, real, of_real, (places, known) in (singles, doubles):
         shift = real(0.7)
         z, shifted = at_points(function, places, shift)
         assert z.tobytes() == known.tobytes()
@@ -120,10 +112,8 @@ def test_fast_math_of_the_host_is_refused(tmp_path: Path, flag: str) -> None:
         pytest.skip("g++ is not installed")
     (tmp_path / "own.cpp").write_text(HOST)
     more = ("-fno-signed-zeros", "-fno-trapping-math")  # Which -fassociative-math needs.
-    done = subprocess.run(
-        ["g++", "-std=c++17", "-fsyntax-only", flag, *more, INCLUDE, "own.cpp"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS,
-    )  # fmt: skip
+    command = ["g++", "-std=c++17", "-fsyntax-only", flag, *more, INCLUDE, "own.cpp"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS)
     assert done.returncode != 0
     assert "change the bits of host code" in done.stderr
 
@@ -155,8 +145,6 @@ def test_the_header_needs_no_system_header() -> None:
         pending += found - done
     assert {path.name for path in done} == {"normal.h", "normals.h", "words.h", "arithmetic.h"}
 
-
-# --- Device code ----------------------------------------------------------------------------------
 
 PORTABLE = r"""
 #include <multisample/normal.h>
@@ -215,12 +203,11 @@ def test_the_kernel_of_the_page_compiles() -> None:
     assert nvrtc_compile(kernel, ["simulate"], "sm_90", [INCLUDE]).log == ""
 
 
+OPTIONS = (), ("--use_fast_math",), ("-Xcompiler=-O3,-march=native,-ffp-contract=fast",)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "options",
-    [(), ("--use_fast_math",), ("-Xcompiler=-O3,-march=native,-ffp-contract=fast",)],
-    ids=lambda options: " ".join(options),
-)
+@pytest.mark.parametrize("options", OPTIONS, ids=" ".join)
 def test_nvcc_compiles_device_and_host_code_without_a_warning(tmp_path: Path, options: tuple[str, ...]) -> None:
     home = toolchain.cuda_home()
     if home is None:
@@ -228,10 +215,8 @@ def test_nvcc_compiles_device_and_host_code_without_a_warning(tmp_path: Path, op
     kernels = PORTABLE.replace("#include <multisample/normal.h>", "").replace("typedef unsigned long long u64;", "")
     for name in KERNELS:
         kernels = kernels.replace(f"void {name}(", f"void {name}_kernel(")
-    command = [
-        str(home / "bin" / "nvcc"), "-arch=sm_90", "-Xcompiler=-fPIC,-Wall,-Wextra,-Wconversion,-Wshadow",
-        "--Werror=all-warnings", *options,
-    ]  # fmt: skip
+    warnings = "-Xcompiler=-fPIC,-Wall,-Wextra,-Wconversion,-Wshadow", "--Werror=all-warnings"
+    command = [str(home / "bin" / "nvcc"), "-arch=sm_90", *warnings, *options]
     check_host_functions(library(tmp_path, HOST + kernels, command))
 
 

@@ -1,9 +1,4 @@
-"""The stream in Numba kernels of users, `multisample.numba`: same bits as `multisample.sample`.
-
-Code for a GPU is compiled to PTX here; test_user_kernels_cuda.py runs it on a GPU.
-"""
-
-from __future__ import annotations
+"""The stream in Numba kernels of users, `multisample.numba`: same bits as `multisample.sample`."""
 
 import importlib
 import importlib.util
@@ -148,8 +143,6 @@ print(sorted(before), hasattr(numba, "njit"), sorted({"numba.cuda", "triton", "t
 """
     assert run_python("-c", code).stdout.split("\n")[0] == "[] True []"
 
-
-# --- Code for a GPU -------------------------------------------------------------------------------
 
 # In a process of its own, because it replaces the device whose properties Numba reads to compile.
 COMPILE = """

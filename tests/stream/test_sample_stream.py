@@ -1,11 +1,8 @@
 """`sample` gives the bits of the stream for all shapes, windows, strides, numbers of threads and machines.
 
-The tests use two references. The exact reference draws a few thousand numbers per second. `elementwise` is a loop over
-the compiled block functions, which test_normals.py compares with the exact reference. It has no tiles and no
-strides, and is fast enough for whole matrices.
+The exact reference is slow. `elementwise` is a loop over the compiled block functions, without tiles and strides;
+test_normals.py compares these functions with the exact reference.
 """
-
-from __future__ import annotations
 
 import functools
 import itertools
@@ -33,11 +30,7 @@ from reference import stream
 Array = np.ndarray[Any, Any]
 ToArray = Callable[[Any], Array]
 
-
 fma = intrinsics.fma
-
-
-# --- The fast reference ---------------------------------------------------------------------------
 
 
 def _elementwise(block: Any) -> Callable[..., None]:
@@ -61,25 +54,14 @@ _fill = {np.float32: _elementwise(normals4), np.float64: _elementwise(normals4_f
 
 
 def elementwise(
-    mu: Any,
-    sigma: Any,
-    n: int,
-    dtype: str = "float32",
-    *,
-    seed: int = 0,
-    offset: int = 0,
-    noise: str = "independent",
-    dim_offset: int = 0,
-    sample_offset: int = 0,
-    antithetic: bool = False,
-) -> Array:
+    mu: Any, sigma: Any, n: int, dtype: str = "float32", *, seed: int = 0, offset: int = 0, noise: str = "independent",
+    dim_offset: int = 0, sample_offset: int = 0, antithetic: bool = False,
+) -> Array:  # fmt: skip
     """The expected result of `sample`, as bit patterns."""
     real = np.float64 if dtype == "float64" else np.float32
     out = np.empty((len(mu), n), real)
-    _fill[real](
-        out, np.asarray(mu, real), np.asarray(sigma, real), np.uint64(seed), np.uint64(offset),
-        dim_offset, sample_offset, noise == "shared", antithetic,
-    )  # fmt: skip
+    vectors, words = (np.asarray(mu, real), np.asarray(sigma, real)), (np.uint64(seed), np.uint64(offset))
+    _fill[real](out, *vectors, *words, dim_offset, sample_offset, noise == "shared", antithetic)
     with np.errstate(over="ignore"):
         return out.astype(DTYPES[dtype]).view(f"u{DTYPES[dtype](0).itemsize}")
 
@@ -89,20 +71,13 @@ def vectors(d: int, seed: int = 0) -> tuple[Array, Array]:
     return cuda_memory.vectors(d, "float64", seed)
 
 
-# --- Known answers and the exact reference --------------------------------------------------------
-
-
 def test_samples_equal_the_known_answers(backend: str, bits: ToArray) -> None:
     entries = json.loads((DATA / "samples_f32.json").read_text())["samples"]
     assert len(entries) == 7
     for entry in entries:
-        got = multisample.sample(
-            [float.fromhex(text) for text in entry["mu"]],
-            [float.fromhex(text) for text in entry["sigma"]],
-            entry["n"],
-            backend=backend,
-            **{name: entry[name] for name in ("seed", "noise", "dim_offset", "sample_offset")},
-        )
+        arguments = ([float.fromhex(text) for text in entry[name]] for name in ("mu", "sigma"))
+        options = {name: entry[name] for name in ("seed", "noise", "dim_offset", "sample_offset")}
+        got = multisample.sample(*arguments, entry["n"], backend=backend, **options)
         expected = [[int(text, 16) for text in row] for row in entry["bits"]]
         assert bits(got).tolist() == expected, {name: entry[name] for name in ("seed", "noise", "n")}
 
@@ -110,26 +85,22 @@ def test_samples_equal_the_known_answers(backend: str, bits: ToArray) -> None:
 @pytest.mark.parametrize("antithetic", [False, True])
 @pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    ("d", "n", "seed", "dim_offset", "sample_offset"),
-    [
-        (1, 1, 0, 0, 0),
-        (1, 5, 1, 0, 0),
-        (7, 1, 2**32, 1, 3),
-        (3, 13, 2**64 - 1, 12345, 678),
-        (5, 7, 2**63 + 11, ROWS - 5, COLUMNS - 7),
-        (2, 11, 4242, 2**31 - 1, 2**33 - 5),
-        (17, 3, 99, 2**16, 2**32 - 1),
-    ],
-)
+@pytest.mark.parametrize(("d", "n", "seed", "dim_offset", "sample_offset"), [
+    (1, 1, 0, 0, 0),
+    (1, 5, 1, 0, 0),
+    (7, 1, 2**32, 1, 3),
+    (3, 13, 2**64 - 1, 12345, 678),
+    (5, 7, 2**63 + 11, ROWS - 5, COLUMNS - 7),
+    (2, 11, 4242, 2**31 - 1, 2**33 - 5),
+    (17, 3, 99, 2**16, 2**32 - 1),
+])  # fmt: skip
 def test_samples_equal_the_exact_reference(
     backend: str, bits: ToArray, d: int, n: int, seed: int, dim_offset: int, sample_offset: int, dtype: str,
     noise: str, antithetic: bool,
 ) -> None:  # fmt: skip
     mu, sigma = vectors(d, seed)
-    options: dict[str, Any] = {
-        "seed": seed, "dim_offset": dim_offset, "sample_offset": sample_offset, "antithetic": antithetic,
-    }  # fmt: skip
+    options: dict[str, Any] = {"seed": seed, "dim_offset": dim_offset, "sample_offset": sample_offset}
+    options["antithetic"] = antithetic
     got = multisample.sample(mu, sigma, n, backend=backend, dtype=dtype, noise=noise, **options)
     expected = stream.sample(mu.tolist(), sigma.tolist(), n, dtype, shared=noise == "shared", **options)
     assert bits(got).tolist() == expected
@@ -162,27 +133,22 @@ def test_zero_dimensions_or_samples_give_an_empty_result(
     backend: str, to_numpy: ToArray, d: int, n: int, dtype: str, noise: str
 ) -> None:
     for window in ({}, {"dim_offset": ROWS - d, "sample_offset": COLUMNS - n}):
-        got = multisample.sample(
-            np.zeros(d), np.ones(d), n, backend=backend, seed=1, dtype=dtype, noise=noise, **window
-        )
+        options = window | {"seed": 1, "dtype": dtype, "noise": noise}
+        got = multisample.sample(np.zeros(d), np.ones(d), n, backend=backend, **options)
         assert to_numpy(got).shape == (d, n)
 
 
-# --- Shapes ---------------------------------------------------------------------------------------
-
 SHAPES = {
-    # Rows of one or two columns, for which kernels skip the normals that no column needs; rows of fewer columns than
-    # two vectors, which are gathered before they are stored; rows that share a tile of 256 groups, or are slightly too
-    # long for it; several tiles; several threads; odd lengths.
+    # Rows of one or two columns, whose kernels skip normals; rows shorter than two vectors, which are gathered; rows
+    # that share a tile of 256 groups, or are slightly too long for it; several tiles; several threads; odd lengths.
     "dn": [
         *itertools.product(range(16, 23), (1, 2)), (2500, 1), (2501, 2),
         (1, 1), (1, 2), (2, 3), (3, 4), (1, 15), (2, 16), (3, 17), (700, 1), (257, 3), (300, 4), (86, 11), (129, 30),
         (2, 511), (3, 512), (2, 513), (5, 1019), (2, 1024), (1, 1025), (3, 2047), (1, 4099), (100, 1001), (70, 1030),
         (4000, 33), (1, 70001), (65537, 2), (3, 50001),
     ],
-    # SIMD vectors extend over rows. Up to 256 rows, several groups share a tile, and columns shorter than two vectors
-    # are gathered. More rows are drawn in strips of up to 512, and chunks of up to 4096. Some shapes need several
-    # threads. Others have partial groups of four or eight columns at one end or both.
+    # SIMD vectors extend over rows. Up to 256 rows, several groups share a tile, and short columns are gathered. More
+    # rows are drawn in strips and chunks. Some shapes need several threads, or have partial groups at both ends.
     "nd": [
         *((d, n) for d in (1, 2, 15, 16, 17, 31, 32, 33, 47, 129, 257) for n in range(1, 10)),
         (2, 1501), (3, 700), (5, 333), (8, 301), (9, 260), (12, 200), (18, 301), (21, 150), (24, 90), (34, 131),
@@ -202,11 +168,8 @@ def test_every_shape_equals_the_elementwise_reference(
 ) -> None:
     for d, n in SHAPES[layout]:
         mu, sigma = vectors(d, n)
-        windows = [
-            {"dim_offset": 3, "sample_offset": 1 + (d + n) % 7},
-            {"dim_offset": 0, "sample_offset": 0},
-            {"dim_offset": ROWS - d, "sample_offset": COLUMNS - n},
-        ]
+        begins = (3, 1 + (d + n) % 7), (0, 0), (ROWS - d, COLUMNS - n)
+        windows = [{"dim_offset": i, "sample_offset": j} for i, j in begins]
         # Large matrices are for the division among threads.
         for window in windows if d * n < 60_000 else windows[:1]:
             options: dict[str, Any] = {"seed": 21, "noise": noise, "antithetic": antithetic, **window}
@@ -215,8 +178,6 @@ def test_every_shape_equals_the_elementwise_reference(
             expected = elementwise(mu, sigma, n, dtype, **options)
             assert np.array_equal(bits(got), expected.T if layout == "nd" else expected), (d, n, window)
 
-
-# --- Windows -------------------------------------------------------------------------------------
 
 seeds = st.integers(0, 2**64 - 1)
 noises = st.sampled_from(NOISES)
@@ -243,9 +204,7 @@ def starts(limit: int, length: int) -> st.SearchStrategy[int]:
 @pytest.mark.parametrize("antithetic", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 @settings(max_examples=15)
-@given(
-    seed=seeds, noise=noises, d=st.integers(1, 40), n=lengths, layout=st.sampled_from(["dn", "nd"]), data=st.data(),
-)  # fmt: skip
+@given(seed=seeds, noise=noises, d=st.integers(1, 40), n=lengths, layout=st.sampled_from(["dn", "nd"]), data=st.data())
 def test_a_window_of_a_window_equals_its_slice(
     backend: str, bits: ToArray, seed: int, dtype: str, noise: str, d: int, n: int, antithetic: bool, layout: Any,
     data: st.DataObject,
@@ -256,18 +215,14 @@ def test_a_window_of_a_window_equals_its_slice(
     options: dict[str, Any] = {"seed": seed, "dtype": dtype, "noise": noise, "antithetic": antithetic}
 
     def draw(a: int, b: int, p: int, q: int) -> Array:
-        x = bits(multisample.sample(
-            mu[a:b], sigma[a:b], q - p, backend=backend, layout=layout, dim_offset=i + a, sample_offset=j + p, **options
-        ))  # fmt: skip
+        call = {"layout": layout, "dim_offset": i + a, "sample_offset": j + p, **options}
+        x = bits(multisample.sample(mu[a:b], sigma[a:b], q - p, backend=backend, **call))
         return x if layout == "dn" else x.T
 
     outer = draw(0, d, 0, n)
     assert np.array_equal(draw(a, b, p, q), outer[a:b, p:q])
     expected = elementwise(mu, sigma, n, dim_offset=i, sample_offset=j, **options)
     assert np.array_equal(outer, expected)
-
-
-# --- Strides --------------------------------------------------------------------------------------
 
 
 def unaligned(x: Array) -> Array:
@@ -366,16 +321,9 @@ OUTS: dict[str, tuple[Callable[[int, int], tuple[int, ...]], Callable[[Any, int,
 @pytest.mark.parametrize("antithetic", [False, True])
 @pytest.mark.parametrize(("layout", "dtype"), QUICK_KINDS)
 def test_out_with_any_strides_gets_equal_bits_and_no_other_memory_changes(
-    backend: str,
-    place: Callable[[Array], Any],
-    view_of: Callable[[Any, Array, Callable[[Any], Any]], Any],
-    bits: ToArray,
-    strides: str,
-    layout: str,
-    dtype: str,
-    noise: str,
-    antithetic: bool,
-) -> None:
+    backend: str, place: Callable[[Array], Any], view_of: Callable[[Any, Array, Callable[[Any], Any]], Any],
+    bits: ToArray, strides: str, layout: str, dtype: str, noise: str, antithetic: bool,
+) -> None:  # fmt: skip
     shape, view = OUTS[strides]
     for d, n in [(0, 3), (1, 1), (5, 37), (3, 700), (33, 70), (400, 9), (2, 1500), (37, 1801), (300, 13)]:
         mu, sigma = vectors(d, n)
@@ -408,9 +356,6 @@ def test_unaligned_out_gets_the_same_bits(dtype: str, bits: ToArray) -> None:
                 assert np.array_equal(bits(out.copy()), expected), (d, n, noise)
 
 
-# --- Generators -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_calls_of_a_generator_use_consecutive_offsets(backend: str, bits: ToArray, dtype: str) -> None:
     mu, sigma = vectors(2)
@@ -424,9 +369,6 @@ def test_calls_of_a_generator_use_consecutive_offsets(backend: str, bits: ToArra
         assert generator.offset == offset + 1
 
 
-# --- Threads and machines -------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("layout", ["dn", "nd"])
 @pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize("kernel", slow_but(QUICK_KERNELS, itertools.product(DTYPES, (False, True))))
@@ -438,11 +380,8 @@ def test_the_matrix_does_not_depend_on_the_number_of_threads(
     mu, sigma = vectors(d)
 
     def draw(a: int, b: int, p: int, q: int) -> Array:
-        x = multisample.sample(
-            mu[a:b], sigma[a:b], q - p,
-            backend="cpu", seed=15, dtype=dtype, noise=noise, dim_offset=a, sample_offset=1 + p, layout=layout,
-            antithetic=antithetic,
-        )  # fmt: skip
+        options = {"dtype": dtype, "noise": noise, "layout": layout, "antithetic": antithetic, "backend": "cpu"}
+        x = multisample.sample(mu[a:b], sigma[a:b], q - p, seed=15, dim_offset=a, sample_offset=1 + p, **options)
         return bits(x if layout == "dn" else x.T)
 
     monkeypatch.setenv("MULTISAMPLE_NUM_THREADS", "1")
@@ -454,9 +393,6 @@ def test_the_matrix_does_not_depend_on_the_number_of_threads(
     assert np.array_equal(draw(a, min(b, d), p, q), alone[a : min(b, d), p:q])
 
 
-MACHINE_CASES = [(1, 1), (3, 5), (3, 300), (300, 7), (2, 2049), (1, 70001), (2, 513)]
-
-
 def machine_digests() -> dict[str, list[str]]:
     """Digests of samples of several shapes, computed here and in a process that compiles for a simpler processor."""
     import hashlib
@@ -464,7 +400,7 @@ def machine_digests() -> dict[str, list[str]]:
     result: dict[str, list[str]] = {}
     for dtype in ("float32", "float64"):
         result[dtype] = []
-        for d, n in MACHINE_CASES:
+        for d, n in [(1, 1), (3, 5), (3, 300), (300, 7), (2, 2049), (1, 70001), (2, 513)]:
             for noise in ("independent", "shared"):
                 mu, sigma = np.linspace(-3, 3, d), np.linspace(0.5, 2, d)
                 x = multisample.sample(mu, sigma, n, backend="cpu", seed=16, sample_offset=1, dtype=dtype, noise=noise)
@@ -491,10 +427,9 @@ def special_instructions_or_calls() -> list[str]:
 @pytest.mark.slow
 def test_code_without_avx_and_fma_gives_equal_bits(tmp_path: Path) -> None:
     # Several threads would need more kernels.
-    done = run_python(
-        "-c", PLAIN_MACHINE, str(Path(__file__).parent), NUMBA_CPU_NAME="generic", NUMBA_CPU_FEATURES="",
-        MULTISAMPLE_CACHE_DIR=str(tmp_path), MULTISAMPLE_NUM_THREADS="1",
-    )  # fmt: skip
+    machine = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "MULTISAMPLE_NUM_THREADS": "1"}
+    place = str(Path(__file__).parent)
+    done = run_python("-c", PLAIN_MACHINE, place, MULTISAMPLE_CACHE_DIR=str(tmp_path), **machine)
     digests, special = json.loads(done.stdout)
     assert special == ["fmaf"]
     assert digests == machine_digests()

@@ -1,9 +1,4 @@
-"""The transforms of words on processors without fused multiply-adds.
-
-There, those of float32 compute multiply-adds in float64: the second rounding changes no bit.
-"""
-
-from __future__ import annotations
+"""Without fused multiply-adds, the transforms of float32 use float64: the second rounding changes no bit."""
 
 import ctypes
 import platform
@@ -14,6 +9,7 @@ import numpy as np
 import pytest
 from cuda_cpp import compile_cpp, requires_gxx
 from numba import njit
+from tables import slow_but
 
 from multisample.backends.kernels.stream import arithmetic, normals
 
@@ -45,11 +41,7 @@ def fused_transform(tmp_path_factory: pytest.TempPathFactory) -> Transform:
     options = "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC"
     compile_cpp(*options, folder / "transforms.cpp", "-o", folder / "transforms.so")
     loaded = ctypes.CDLL(str(folder / "transforms.so"))
-
-    def call(*arrays: Array) -> None:
-        loaded.transform(len(arrays[0]), *[array.ctypes.data_as(ctypes.c_void_p) for array in arrays])
-
-    return call
+    return lambda *arrays: loaded.transform(len(arrays[0]), *[x.ctypes.data_as(ctypes.c_void_p) for x in arrays])
 
 
 @pytest.fixture
@@ -71,8 +63,8 @@ def numba_transform(monkeypatch: pytest.MonkeyPatch) -> Transform:
     return cast("Transform", compiled)
 
 
-def words_by_float(step: int = 1) -> Iterator[Array]:
-    """A word for each float32 that words convert to, unsigned and signed; or for every `step`-th."""
+def words_by_float(step: int) -> Iterator[Array]:
+    """A word for every `step`-th float32 that words convert to, unsigned and signed."""
     positive = [np.arange(0, 1 << 24, step)]
     positive += [np.arange(1 << 23 + k, 1 << 24 + k, step << k) for k in range(1, 9)]
     for words in positive:
@@ -81,28 +73,14 @@ def words_by_float(step: int = 1) -> Iterator[Array]:
     yield np.array([0xFFFFFFFF, 0x7FFFFFFF, 0x80000000, 0x80000001], np.uint32)
 
 
-def assert_same_bits(got: Array, expected: Array) -> None:
-    numbers = ~np.isnan(expected)
-    assert np.array_equal(np.isnan(got), ~numbers)
-    word = f"u{expected.itemsize}"
-    assert np.array_equal(got[numbers].view(word), expected[numbers].view(word))
-
-
-def assert_same_transforms(one: Transform, other: Transform, words: Iterator[Array]) -> None:
-    for piece in words:
+@requires_gxx
+@pytest.mark.parametrize("step", slow_but([1001], [1001, 1]))
+def test_transforms_of_words(fused_transform: Transform, numba_transform: Transform, step: int) -> None:
+    for piece in words_by_float(step):
         results = [[np.empty(len(piece), np.float32) for _ in range(3)] for _ in range(2)]
-        one(piece, *results[0])
-        other(piece, *results[1])
+        numba_transform(piece, *results[0])
+        fused_transform(piece, *results[1])
         for got, expected in zip(*results, strict=True):
-            assert_same_bits(got, expected)
-
-
-@requires_gxx
-def test_transforms_of_some_words(fused_transform: Transform, numba_transform: Transform) -> None:
-    assert_same_transforms(numba_transform, fused_transform, words_by_float(1001))
-
-
-@pytest.mark.slow
-@requires_gxx
-def test_transforms_of_every_word(fused_transform: Transform, numba_transform: Transform) -> None:
-    assert_same_transforms(numba_transform, fused_transform, words_by_float())
+            numbers = ~np.isnan(expected)
+            assert np.array_equal(np.isnan(got), ~numbers)
+            assert np.array_equal(got[numbers].view("u4"), expected[numbers].view("u4"))

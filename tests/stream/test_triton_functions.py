@@ -1,9 +1,4 @@
-"""The stream in Triton kernels of users, `multisample.triton`: same bits as `multisample.sample`.
-
-Kernels are compiled to PTX here, and run in Triton's interpreter; test_user_kernels_cuda.py runs them on a GPU.
-"""
-
-from __future__ import annotations
+"""The stream in Triton kernels of users, `multisample.triton`: same bits as `multisample.sample`."""
 
 import subprocess
 import sys
@@ -25,7 +20,6 @@ from triton_kernels import points, shifted_groups  # noqa: E402
 BLOCK = 128
 SHIFT = np.float32(0.7)
 
-
 SIGNATURES = {
     points: {"seed": "*u64", "offset": "*u64", "i": "*u32", "j": "*i64", "z": "*fp32"},
     shifted_groups: {"seed": "u64", "offset": "u64", "i": "u32", "shift": "fp32", "z": "*fp32"},
@@ -42,12 +36,10 @@ def compiled(function: Any, fused: bool) -> str:
     """The parameters and the body in PTX."""
     from triton.backends.compiler import GPUTarget
 
-    source = triton.compiler.ASTSource(
-        fn=function, signature={**SIGNATURES[function], "block": "constexpr"}, constexprs={"block": BLOCK}
-    )
-    kernel = triton.compile(
-        source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4, "enable_fp_fusion": fused}
-    )
+    signature = {**SIGNATURES[function], "block": "constexpr"}
+    source = triton.compiler.ASTSource(fn=function, signature=signature, constexprs={"block": BLOCK})
+    options = {"num_warps": 4, "enable_fp_fusion": fused}
+    kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     _, body = kernel.asm["ptx"].split(".entry")
     return str(body)
 

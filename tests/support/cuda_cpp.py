@@ -1,7 +1,5 @@
 """Compile the CUDA C++ sources without a GPU: for the CPU, with shim/cuda_shim.h, and for GPUs, with NVRTC."""
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 import os
@@ -16,11 +14,6 @@ import pytest
 from places import SHIM
 
 from multisample.backends.native import csrc_files
-
-__all__ = [
-    "ARCHITECTURES", "CHECKED_IN_CALLS", "ELEMENTS", "SANITIZED", "SECONDS", "SHIM", "Program",
-    "compile_cpp", "compile_runner", "nvrtc_compile", "requires_gxx", "requires_nvrtc", "run_cases", "run_program",
-]  # fmt: skip
 
 CaseT = TypeVar("CaseT")
 SECONDS = 300
@@ -74,17 +67,13 @@ def compile_runner(folder: Path, program: str, element: str, *options: str) -> N
         (folder / name).write_text(source)
     assert next(ids) == declarations
     # Optimization takes longer than it saves.
-    compile_cpp(
-        "-O0", *SANITIZED, f"-DELEMENT={ELEMENTS[element]}", *options, f"-I{folder}", f"-I{SHIM}",
-        SHIM / f"{program}.cpp", "-o", folder / program,
-    )  # fmt: skip
+    options = "-O0", *SANITIZED, f"-DELEMENT={ELEMENTS[element]}", *options, f"-I{folder}", f"-I{SHIM}"
+    compile_cpp(*options, SHIM / f"{program}.cpp", "-o", folder / program)
 
 
 def run_program(program: Path, cases: bytes) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
-        [str(program)], input=cases, capture_output=True, timeout=SECONDS,
-        env={**os.environ, "ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"},
-    )  # fmt: skip
+    environment = os.environ | {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"}
+    return subprocess.run([str(program)], input=cases, capture_output=True, timeout=SECONDS, env=environment)
 
 
 def run_cases(

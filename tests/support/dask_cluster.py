@@ -1,14 +1,10 @@
 """Clusters of worker processes on this machine, for the tests of Dask and of executors."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
-
-__all__ = ["local_cluster"]
 
 
 @contextmanager
@@ -16,8 +12,6 @@ def local_cluster(**options: Any) -> Iterator[Any]:
     """A client of two worker processes with two threads each. Without `distributed`, the test skips."""
     distributed = pytest.importorskip("distributed")
     settings = {"n_workers": 2, "threads_per_worker": 2, "memory_limit": 0, "dashboard_address": ":0", **options}
-    with (
-        distributed.LocalCluster(processes=True, **settings) as cluster,
-        distributed.Client(cluster, set_as_default=False) as client,
-    ):
+    cluster = distributed.LocalCluster(processes=True, **settings)
+    with cluster, distributed.Client(cluster, set_as_default=False) as client:
         yield client

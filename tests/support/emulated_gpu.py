@@ -1,11 +1,8 @@
 """A GPU emulated on the CPU, for kernels whose threads neither share memory nor wait: the plain kernels in Python.
 
-Numba's simulator runs Python, not compiled functions. Here Numba compiles the kernel unchanged for the CPU, with other
-functions for the indices and for memory, and the threads of a grid run one after another. Every memory access is
-checked, and the first wrong access ends the launch.
+Numba compiles the kernel unchanged for the CPU, with other functions for the indices and for memory. The threads of a
+grid run one after another. Every memory access is checked, and the first wrong access ends the launch.
 """
-
-from __future__ import annotations
 
 import contextlib
 import math
@@ -56,9 +53,6 @@ class BrokenKernelError(Exception):
 def _callee(function: Callable[..., Any]) -> Any:
     """`function`, compiled to LLVM IR. Machine code is generated once, for the whole kernel."""
     return _Callee(function, targetoptions={"nopython": True, "error_model": "numpy"})
-
-
-# --- Memory ---------------------------------------------------------------------------------------
 
 
 @_callee
@@ -129,9 +123,6 @@ def store_vector(address, x, count):
         if k % at_once == 0:
             _check_store(address + k * size, at_once * size)
         intrinsics.store(address + k * size, x[k])
-
-
-# --- The module numba.cuda ------------------------------------------------------------------------
 
 
 class Index:
@@ -223,9 +214,6 @@ def emulated() -> Iterator[None]:
         yield
 
 
-# --- Launches -------------------------------------------------------------------------------------
-
-
 @intrinsic
 def _parameters(typingctx: Any) -> Any:
     """Read the parameters from their packed bytes: Numba's tuples have the layout of structs."""
@@ -260,20 +248,12 @@ def compile_kernel(function: Callable[..., None]) -> Any:
 
 
 def launch(
-    kernel: Any,
-    blocks: int,
-    threads: int,
-    parameters: bytes,
-    out: Array,
-    inputs: Sequence[Array | float],
-    *,
+    kernel: Any, blocks: int, threads: int, parameters: bytes, out: Array, inputs: Sequence[Array | float], *,
     backwards: bool = False,
-) -> None:
-    """Run a grid of `blocks` blocks of `threads` threads, in ascending or, if `backwards`, descending order.
-
-    `kernel` is from `compile_kernel`. `parameters` are the bytes of the call and of the geometry. It is an error to
-    write an element twice, but not to write into a gap of a strided `out`. The kernel may read up to four `inputs`,
-    such as mu, sigma and the words in memory. A wrong access raises BrokenKernelError.
+) -> None:  # fmt: skip
+    """Run a grid of a kernel of `compile_kernel`, in ascending or descending order. `parameters` are the bytes of the
+    call and of the geometry; `inputs` are up to four arrays. A wrong access, such as a second write of an element,
+    raises BrokenKernelError.
     """
     if blocks < 1 or threads % _WARP != 0 or not 0 < threads <= PLAIN_THREADS:
         raise BrokenKernelError(f"invalid grid: {blocks} blocks of {threads} threads")

@@ -1,15 +1,11 @@
 """A backend of a third party, for tests."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
 from multisample.backends import registry
 from multisample.backends.contract import PROTOCOL, BackendStatus
 from multisample.backends.launch import HOST, Launch, Operation
-
-__all__ = ["FakeBackend"]
 
 
 class FakeBackend:

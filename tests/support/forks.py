@@ -1,7 +1,5 @@
 """Functions that run in forked children of a test."""
 
-from __future__ import annotations
-
 import json
 import os
 import select
@@ -11,8 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-
-__all__ = ["DEADLINE", "answers", "fork", "forked", "in_forks"]
 
 # Seconds after which a process counts as hanging: many times the duration on a busy machine.
 DEADLINE = 300

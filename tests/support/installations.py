@@ -1,7 +1,5 @@
 """Building distributions of this checkout, and installing them in environments that cannot import from it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -13,8 +11,6 @@ from pathlib import Path
 
 import numpy as np
 from places import ROOT
-
-__all__ = ["attempt", "contents", "copy_checkout", "install", "run"]
 
 # Seconds after which a command counts as hanging.
 DEADLINE = 300
@@ -46,9 +42,8 @@ def attempt(*command: str | Path, folder: Path, **environment: str) -> subproces
     """Run a command that may fail, in `folder` without access to this checkout."""
     left_out = ("PYTHONPATH", "PYTHONHOME", "MULTISAMPLE_PREBUILT")
     inherited = {name: value for name, value in os.environ.items() if name not in left_out}
-    return subprocess.run(
-        command, cwd=folder, env=inherited | environment, capture_output=True, text=True, timeout=DEADLINE
-    )
+    environment = inherited | environment
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=DEADLINE)
 
 
 def contents(wheel: Path) -> dict[str, bytes]:
@@ -57,17 +52,12 @@ def contents(wheel: Path) -> dict[str, bytes]:
 
 
 def install(wheel: Path, folder: Path) -> tuple[Path, Path]:
-    """The interpreter of a new environment in `folder`, and its package folder.
-
-    The environment has the wheel and all other packages of the current environment.
-    """
+    """The interpreter of a new environment with the wheel and all packages of this one, and its package folder."""
     environment = folder / "environment"
     venv.create(environment, with_pip=False)
     python = environment / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-    run(
-        sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check",
-        "install", "--no-deps", "--no-index", wheel, folder=folder,
-    )  # fmt: skip
+    pip = sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check"
+    run(*pip, "install", "--no-deps", "--no-index", wheel, folder=folder)
     packages = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", folder=folder).strip())
     lent = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), str(Path(np.__file__).parents[1])}
     # Folders named in a .pth file follow the .pth file's folder on sys.path; .pth files in them are not read.

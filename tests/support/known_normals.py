@@ -1,7 +1,5 @@
 """Normals of the committed vectors, for tests of the stream inside of other people's kernels."""
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Callable
@@ -11,8 +9,6 @@ import numpy as np
 from places import DATA
 
 import multisample
-
-__all__ = ["EDGES", "Places", "check_points", "known_f32", "known_f64", "random_places", "sampled", "sampled_row"]
 
 Array = np.ndarray[Any, Any]
 

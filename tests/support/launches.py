@@ -1,7 +1,5 @@
 """Launches for tests of kernels and backends, with defaults for all fields."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import dataclasses
@@ -13,11 +11,6 @@ import numpy as np
 import multisample
 from multisample.backends import registry
 from multisample.backends.launch import HOST, SIZES, SPAN, ElementType, Launch, Operation, WordFormat
-
-__all__ = [
-    "WORDS", "Vector", "Window", "a_launch", "a_vector", "address_of", "extent", "head_of", "stored_word",
-    "stored_words", "vector_fields", "with_words_in_memory", "without_builtins", "word_fields",
-]  # fmt: skip
 
 WORDS = ("seed", "offset", "first_row", "first_column")
 """The fields of a launch that a kernel may read from device memory."""
@@ -45,10 +38,8 @@ class Window:
 
     def on_cpu(self) -> dict[str, Any]:
         """Options of a call of the cpu backend."""
-        return {
-            "backend": "cpu", "seed": multisample.Key(self.seed, self.offset), "dim_offset": self.dim_offset,
-            "sample_offset": self.sample_offset,
-        }  # fmt: skip
+        window = {"dim_offset": self.dim_offset, "sample_offset": self.sample_offset}
+        return {"backend": "cpu", "seed": multisample.Key(self.seed, self.offset), **window}
 
 
 class Vector(NamedTuple):
@@ -78,32 +69,19 @@ def vector_fields(name: str, x: AnyVector) -> dict[str, Any]:
 
 
 def a_launch(
-    rows: int = 3,
-    columns: int = 5,
-    dtype: str = "float32",
-    *,
-    mu: AnyVector = 0.0,
-    sigma: AnyVector = 1.0,
-    weights: AnyVector = 0.0,
-    matrix: np.ndarray[Any, Any] | int = 0,
-    strides: tuple[int, int] | None = None,
+    rows: int = 3, columns: int = 5, dtype: str = "float32", *, mu: AnyVector = 0.0, sigma: AnyVector = 1.0,
+    weights: AnyVector = 0.0, matrix: np.ndarray[Any, Any] | int = 0, strides: tuple[int, int] | None = None,
     **changes: Any,
-) -> Launch:
-    """A launch in host memory with seed 1, and `changes` to its other fields.
-
-    `matrix` is the (rows, columns) matrix or its address. Its strides in bytes are by default those of the array, or of
-    contiguous rows.
-    """
+) -> Launch:  # fmt: skip
+    """A launch in host memory with seed 1, and `changes`. `matrix` may be an address; `strides` are in bytes."""
     size = SIZES[dtype]
     if isinstance(matrix, np.ndarray):
         assert matrix.shape == (rows, columns) and matrix.itemsize == size
         matrix, strides = address_of(matrix), strides or matrix.strides
     row_stride, column_stride = strides or (columns * size, size)
     vectors = vector_fields("mu", mu) | vector_fields("sigma", sigma) | vector_fields("weights", weights)
-    launch = Launch(
-        **vectors, matrix=matrix, row_stride=row_stride, column_stride=column_stride, rows=rows, columns=columns,
-        seed=1, type=ElementType[dtype], device=HOST,
-    )  # fmt: skip
+    place = {"matrix": matrix, "row_stride": row_stride, "column_stride": column_stride, "device": HOST}
+    launch = Launch(**vectors, **place, rows=rows, columns=columns, seed=1, type=ElementType[dtype])
     return launch._replace(**changes)
 
 

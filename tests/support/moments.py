@@ -1,14 +1,10 @@
 """An exact reference for weighted moments, from the noise that `sample` draws."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np
 
 import multisample
-
-__all__ = ["Exact", "exact_moments"]
 
 Array = np.ndarray[Any, Any]
 
@@ -49,10 +45,8 @@ def exact_moments(w: Any, mu: Any, sigma: Any, dtype: str = "float32", **options
     m1, m2 = w.sum() * mu + sigma * first, sigma**2 * second
     size = np.abs(mu) * mass + sigma * (np.abs(z) @ np.abs(w))
     least = {"float16": 2.0**-24, "bfloat16": 2.0**-133, "float32": 2.0**-149, "float64": 2.0**-1074}[dtype]
-    return Exact(
-        m1, m2, terms * size + last * np.abs(m1) + least,
-        terms * sigma**2 * size_of_second + last * np.abs(m2) + least,
-    )  # fmt: skip
+    errors = terms * size + last * np.abs(m1), terms * sigma**2 * size_of_second + last * np.abs(m2)
+    return Exact(m1, m2, *(error + least for error in errors))
 
 
 def _noise(d: int, n: int, antithetic: bool = False, sample_offset: int = 0, **options: Any) -> Array:
@@ -63,8 +57,6 @@ def _noise(d: int, n: int, antithetic: bool = False, sample_offset: int = 0, **o
         pairs[:, 1::2] *= -1
         return pairs[:, sample_offset % 2 :][:, :n]
     width = max(1, (1 << 16) // max(d, 1))
-    windows = [
-        multisample.sample(np.zeros(d), np.ones(d), min(width, n - k), sample_offset=sample_offset + k, **options)
-        for k in range(0, n, width)
-    ]
+    cuts = [(min(width, n - k), sample_offset + k) for k in range(0, n, width)]
+    windows = [multisample.sample(np.zeros(d), np.ones(d), m, sample_offset=k, **options) for m, k in cuts]
     return np.concatenate(windows, axis=1)

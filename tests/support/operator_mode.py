@@ -1,13 +1,9 @@
 """A mode of PyTorch that records operators."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
-
-__all__ = ["Operators"]
 
 
 class Operators(TorchDispatchMode):

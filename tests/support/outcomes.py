@@ -1,15 +1,11 @@
 """Outcomes of calls, to compare."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
-
-__all__ = ["contents", "outcome"]
 
 
 def contents(array: Any) -> Any:
@@ -19,10 +15,8 @@ def contents(array: Any) -> Any:
     if isinstance(array, torch.Tensor):
         plain = array.detach().resolve_neg().contiguous().cpu()
         whole = plain.as_subclass(torch.Tensor).reshape(-1).view(torch.uint8).numpy().tobytes()
-        return (
-            type(array), array.dtype, tuple(array.shape), array.stride(), str(array.device), array.requires_grad,
-            array.is_inference(), whole,
-        )  # fmt: skip
+        about = array.dtype, tuple(array.shape), array.stride(), str(array.device), array.requires_grad
+        return type(array), *about, array.is_inference(), whole
     if isinstance(array, np.ndarray):
         return type(array), array.dtype, array.shape, array.strides, array.flags.writeable, array.tobytes()
     if hasattr(array, "__array__"):

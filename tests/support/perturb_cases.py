@@ -1,7 +1,5 @@
 """Calls of perturb in one block of memory, and what they must write there."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import struct
@@ -17,8 +15,6 @@ import multisample
 from multisample.backends.element_types import MATRIX_TYPES, ElementType
 from multisample.backends.kernels.stream.arithmetic import fma
 from multisample.backends.launch import PACKED_LAUNCH, SIZES, SPAN, UNIT_FACTOR, Launch, Operation, Span, pack
-
-__all__ = ["Call", "Part", "calls_of_every_kind", "calls_of_wide_spans"]
 
 Array = np.ndarray[Any, Any]
 _CASE = struct.Struct(f"{PACKED_LAUNCH}s8Q")
@@ -102,12 +98,8 @@ class Call(Window):
                 places.append((at, row * size, column * size))
             (source, *of_source), (target, *of_target_) = places
             jump = part.width if part.jump is None else part.jump
-            self.spans.append(
-                Span(
-                    source, target, part.first, part.rows, part.width, jump, *of_source, *of_target_, part.id, 0, step,
-                    self.factor_word(k),
-                )
-            )  # fmt: skip
+            place = source, target, part.first, part.rows, part.width, jump, *of_source, *of_target_
+            self.spans.append(Span(*place, part.id, 0, step, self.factor_word(k)))
         self.size = -(-end // 16) * 16
 
     @property
@@ -148,9 +140,8 @@ class Call(Window):
         weights = np.broadcast_to(np.asarray(self.weights).astype(real), self.rows).copy()
         words = (self.seed, self.offset, self.dim_offset)
         keys = self.keys if self.keys and not self.has_own_keys else [words]
-        for (k, (part, span)), (b, own) in itertools.product(
-            enumerate(zip(self.parts, self.spans, strict=True)), enumerate(keys)
-        ):
+        parts = enumerate(zip(self.parts, self.spans, strict=True))
+        for (k, (part, span)), (b, own) in itertools.product(parts, enumerate(keys)):
             x = self.view(before, span, False).astype(real)
             if self.factors:
                 x *= real.type(self.factors[k])
@@ -214,10 +205,8 @@ class Call(Window):
     def packed(self) -> bytes:
         """The input of ``shim/run_perturb.cpp``."""
         inputs = self.inputs().tobytes()
-        head = _CASE.pack(
-            pack(self.launch_with_inputs(self.launch(), 0)), len(inputs), self.size, *stored_words(self.words()),
-            self.turns, self.backwards,
-        )  # fmt: skip
+        packed, words = pack(self.launch_with_inputs(self.launch(), 0)), stored_words(self.words())
+        head = _CASE.pack(packed, len(inputs), self.size, *words, self.turns, self.backwards)
         return head + self.spans_at(0) + inputs + self.memory().tobytes()
 
 
@@ -254,18 +243,14 @@ def _parts_of_every_kind() -> Iterator[list[Part]]:
 def calls_of_every_kind(dtype: str) -> Iterator[Call]:
     """Every layout, each with other weights, words and orders of blocks."""
     draw = np.random.default_rng(7)
-    weights = [
-        0.25, np.array([1.5, -0.3, 2.25], np.float32), draw.normal(size=2), draw.normal(size=30).astype(np.float32),
-        draw.normal(size=30),
-    ]  # fmt: skip
+    weights = [0.25, np.array([1.5, -0.3, 2.25], np.float32), draw.normal(size=2)]
+    weights += [draw.normal(size=30).astype(np.float32), draw.normal(size=30)]
     words: list[tuple[str, ...]] = [(), ("offset",), ("seed",), (), ("seed", "offset", "first_row")]
     for k, parts in enumerate(_parts_of_every_kind()):
         w = weights[k % len(weights)]
-        yield Call(
-            parts, dtype, w, seed=2**64 - 1 - k, offset=(0, 2**32 - 1, 77)[k % 3],
-            dim_offset=(0, 5, 2**32 - 30)[k // 2 % 3], in_memory=words[k // 3 % len(words)], turns=1 + k % 3,
-            backwards=k % 2 == 1,
-        )  # fmt: skip
+        place = {"offset": (0, 2**32 - 1, 77)[k % 3], "dim_offset": (0, 5, 2**32 - 30)[k // 2 % 3]}
+        order = {"in_memory": words[k // 3 % len(words)], "turns": 1 + k % 3, "backwards": k % 2 == 1}
+        yield Call(parts, dtype, w, seed=2**64 - 1 - k, **place, **order)
     # More members than threads, more spans than one kernel takes, and a number for several members.
     yield Call([Part(90), Part(2100, first=1, id=1)], dtype, draw.normal(size=300).astype(np.float32), turns=2)
     yield Call([Part(1 + k % 9, first=k % 5, id=k) for k in range(200)], dtype)

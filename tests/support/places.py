@@ -1,10 +1,6 @@
 """Folders of the repository that tests read."""
 
-from __future__ import annotations
-
 from pathlib import Path
-
-__all__ = ["DATA", "ROOT", "SHIM", "SUPPORT"]
 
 SUPPORT = Path(__file__).parent
 DATA, SHIM = SUPPORT / "data", SUPPORT / "shim"

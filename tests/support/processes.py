@@ -1,13 +1,9 @@
 """Python programs in processes of their own."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
 from pathlib import Path
-
-__all__ = ["run_python"]
 
 
 def run_python(
@@ -15,9 +11,7 @@ def run_python(
 ) -> subprocess.CompletedProcess[str]:
     """Run Python with these arguments, which must succeed. It imports from the folders of this process."""
     path = os.pathsep.join(filter(None, sys.path))
-    done = subprocess.run(
-        [sys.executable, *arguments], cwd=folder, env=os.environ | {"PYTHONPATH": path} | environment,
-        capture_output=True, text=True, timeout=seconds,
-    )  # fmt: skip
+    command, environment = [sys.executable, *arguments], os.environ | {"PYTHONPATH": path} | environment
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=seconds)
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
     return done

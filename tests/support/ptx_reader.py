@@ -1,12 +1,8 @@
 """Parse the PTX of one kernel: its instructions, and the operations that it may have."""
 
-from __future__ import annotations
-
 import collections
 import re
 from collections.abc import Iterator
-
-__all__ = ["opcodes_of", "unexpected_operations"]
 
 
 def opcodes_of(ptx: str) -> collections.Counter[str]:
@@ -48,10 +44,8 @@ _FAST = {f"{name}.approx.ftz.f32" for name in ("lg2", "sqrt", "cos", "sin")}
 
 
 def unexpected_operations(found: collections.Counter[str], dtype: str, fast_math: bool) -> set[str]:
-    """Forbidden operations that a kernel for results of type `dtype` has, and required ones that it lacks.
-
-    A function call, a division of 64 bits or of floats, local memory, a rounding other than to nearest, an
-    approximation: each costs time or changes bits.
+    """Operations that a kernel for results of type `dtype` must not have, since they cost time or change bits, such as
+    calls, divisions and local memory, and required ones that it lacks.
     """
     odd = {name for name in found if re.match(r"call|div\.(?![us]32$)|rem\.|.*\.(local|r[zmp]i?)\b", name)}
     is_wide = dtype == "float64"

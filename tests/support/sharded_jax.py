@@ -1,10 +1,4 @@
-"""Checks of sharded calls, for a process of its own, which prints the checks that fail.
-
-They run on JAX's default devices, of which there are at least two: on the CPU with the flag
-``--xla_force_host_platform_device_count=8`` in XLA_FLAGS.
-"""
-
-from __future__ import annotations
+"""Checks of sharded calls on at least two devices, for a process of its own, which prints the checks that fail."""
 
 import functools
 import itertools
@@ -143,10 +137,8 @@ def the_result_follows_mu_and_sigma() -> None:
 def windows_begin_beyond_32_bits() -> None:
     jax.config.update("jax_enable_x64", True)
     first = 2**32 - 5
-    draw = jax.jit(
-        lambda seed, column: sample(MU, SIGMA, N, seed=seed, dim_offset=2**31, sample_offset=column),
-        out_shardings=sharding(None, ("x", "y")),
-    )
+    draw = lambda seed, column: sample(MU, SIGMA, N, seed=seed, dim_offset=2**31, sample_offset=column)  # noqa: E731
+    draw = jax.jit(draw, out_shardings=sharding(None, ("x", "y")))
     same(draw(3, first), sample(MU, SIGMA, N, seed=3, dim_offset=2**31, sample_offset=first))
 
 
@@ -218,12 +210,8 @@ def shard_map_draws_windows_by_offsets() -> None:
         same(x, expected())
         is_drawn_in_windows(text, (D // _shape[0], N // _shape[1]))
 
-    def loss(mu: Any, sigma: Any) -> Any:
-        def body(mu: Any, sigma: Any) -> Any:
-            return jax.lax.psum(cubes(shard(mu, sigma, key)), ("x", "y"))
-
-        return jax.shard_map(body, mesh=MESH, in_specs=(P("x"), P("x")), out_specs=P())(mu, sigma)
-
+    total = lambda mu, sigma: jax.lax.psum(cubes(shard(mu, sigma, key)), ("x", "y"))  # noqa: E731
+    loss = jax.shard_map(total, mesh=MESH, in_specs=(P("x"), P("x")), out_specs=P())
     close(jax.jit(gradients(loss))(MU, SIGMA), expected_gradients())
 
 

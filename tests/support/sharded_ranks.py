@@ -1,12 +1,10 @@
 """The program of each rank in the tests of sharded matrices; `test_torch_sharded.py` starts the ranks.
 
-Processes take seconds to start, so one start serves all cases. Every rank runs every case. A case passes if each rank
-holds the part of the single-device matrix that PyTorch's `distribute_tensor` gives to the rank.
+Every rank runs every case, since processes take seconds to start. A case passes if each rank holds the part of the
+single-device matrix that PyTorch's `distribute_tensor` gives to the rank.
 
 python tests/support/sharded_ranks.py cpu RANK WORLD_SIZE FOLDER torch_ext,cpu
 """
-
-from __future__ import annotations
 
 import datetime
 import itertools
@@ -86,10 +84,7 @@ class Ranks:
         return tuple(self.on(mesh, x, *placements) for x in vectors)
 
     def parameters(self, wholes: dict[str, torch.Tensor]) -> Iterator[tuple[DeviceMesh, dict[str, Any]]]:
-        """Parameters that all ranks hold as DTensors, with each of several placements.
-
-        A shard of an axis that a parameter lacks is one of the parameter's last axis.
-        """
+        """Parameters of all ranks as DTensors, with several placements, none beyond the last axis."""
         strided = _StridedShard(0, split_factor=2)
         for mesh, *placements in (
             (self.line, Shard(0)), (self.line, Shard(1)), (self.line, Replicate()), (self.grid, Shard(0), Shard(1)),
@@ -140,15 +135,10 @@ def every_placement(ndim: int) -> Iterator[tuple[Any, ...]]:
 
 
 def kinds_of_draw() -> Iterator[tuple[torch.dtype, dict[str, Any]]]:
-    for dtype, noise, antithetic, layout, fast_math in itertools.product(
-        DTYPES, ("independent", "shared"), (False, True), ("dn", "nd"), (False, True)
-    ):
-        yield dtype, {
-            "noise": noise, "antithetic": antithetic, "layout": layout, "fast_math": fast_math, "seed": SEED,
-        }  # fmt: skip
-
-
-# --- Results of a given placement -----------------------------------------------------------------
+    noises, layouts, flags = ("independent", "shared"), ("dn", "nd"), (False, True)
+    for dtype, noise, antithetic, layout, fast_math in itertools.product(DTYPES, noises, flags, layouts, flags):
+        call = {"noise": noise, "antithetic": antithetic, "layout": layout, "fast_math": fast_math}
+        yield dtype, call | {"seed": SEED}
 
 
 @case
@@ -175,10 +165,9 @@ def every_kind_of_draw(ranks: Ranks) -> None:
             ranks.check(ranks.sharded(mu, sigma, 103, mesh, placements, **call), whole, mesh, placements)
         result = ranks.sample(*ranks.spread(ranks.line, (mu, sigma), Shard(0)), 103, **call)
         ranks.check(result, whole, ranks.line, [Shard(int(call["layout"] == "nd"))])
-        ranks.check(
-            ranks.sharded(mu, sigma, 103, ranks.line, [Shard(1)], dtype="float64", **call),
-            ranks.single(mu, sigma, 103, dtype="float64", **call), ranks.line, [Shard(1)],
-        )  # fmt: skip
+        wide = call | {"dtype": "float64"}
+        result = ranks.sharded(mu, sigma, 103, ranks.line, [Shard(1)], **wide)
+        ranks.check(result, ranks.single(mu, sigma, 103, **wide), ranks.line, [Shard(1)])
 
 
 @case
@@ -216,9 +205,6 @@ def vectors_of_every_form(ranks: Ranks) -> None:
         ranks.check(result, ranks.single(mu, 2.5, 21, seed=SEED), ranks.grid, placements)
         result = ranks.sharded(number, sigma, 21, ranks.grid, placements, seed=SEED)
         ranks.check(result, ranks.single(2.5, sigma, 21, seed=SEED), ranks.grid, placements)
-
-
-# --- DTensors -------------------------------------------------------------------------------------
 
 
 @case
@@ -291,9 +277,6 @@ def out_is_written_and_returned(ranks: Ranks) -> None:
             ranks.sample(*given, 21, seed=SEED, out=wrong)
     with pytest.raises(TypeError, match=r"^mu: expected a DTensor or a number where other arguments are DTensors, got"):
         ranks.sample(mu, 1.0, 21, seed=SEED, out=out)
-
-
-# --- Parameters -----------------------------------------------------------------------------------
 
 
 @case
@@ -402,9 +385,6 @@ def wrong_parameters_are_refused(ranks: Ranks) -> None:
     assert not part.to_local().any() and not partial.to_local().any()
 
 
-# --- Communication --------------------------------------------------------------------------------
-
-
 @case
 def nobody_communicates(ranks: Ranks) -> None:
     mu, sigma = ranks.vectors(13)
@@ -425,17 +405,12 @@ def nobody_communicates(ranks: Ranks) -> None:
             with Operators(lambda name: "c10d" in name.partition(".")[0]):
                 call()
     torch.manual_seed(11)
-    for call, mesh in (
-        (lambda: ranks.sample(rows, 1.0, 21, validate=True), ranks.line),
-        (lambda: ranks.sharded(mu, sigma, 21, ranks.grid, [Shard(1), Shard(0)], validate=True), ranks.grid),
-    ):
+    on_grid = lambda: ranks.sharded(mu, sigma, 21, ranks.grid, [Shard(1), Shard(0)], validate=True)  # noqa: E731
+    for call, mesh in ((lambda: ranks.sample(rows, 1.0, 21, validate=True), ranks.line), (on_grid, ranks.grid)):
         before = ranks.collectives()
         call()
         # A dimension of one rank needs none.
         assert ranks.collectives() == before + sum(size > 1 for size in mesh.shape)
-
-
-# --- Generators -----------------------------------------------------------------------------------
 
 
 def default_state(ranks: Ranks) -> torch.Tensor:
@@ -444,21 +419,11 @@ def default_state(ranks: Ranks) -> torch.Tensor:
 
 def generators(ranks: Ranks) -> Iterator[tuple[Callable[[], Any], Callable[[Any], Any]]]:
     """Functions that make a source of randomness and read its state."""
-
-    def seeded() -> None:
-        torch.manual_seed(11)
-
-    def of_torch() -> torch.Generator:
-        return torch.Generator(ranks.device).manual_seed(11)
-
-    def graph_safe() -> Generator:
-        return Generator(11, graph_safe=True)
-
-    yield seeded, lambda generator: default_state(ranks).tolist()
-    yield of_torch, lambda generator: generator.get_state().tolist()
+    yield lambda: torch.manual_seed(11) and None, lambda generator: default_state(ranks).tolist()
+    yield lambda: torch.Generator(ranks.device).manual_seed(11), lambda generator: generator.get_state().tolist()
     yield lambda: Generator(11), lambda generator: generator.state
     if ranks.device_type == "cuda":
-        yield graph_safe, lambda generator: generator.state
+        yield lambda: Generator(11, graph_safe=True), lambda generator: generator.state
 
 
 @case
@@ -524,10 +489,8 @@ def ranks_outside_the_mesh_have_nothing(ranks: Ranks) -> None:
             alone = make()
             wholes = [ranks.single(mu, sigma, 21, generator=alone) for _ in range(2)]
             level = make()
-            results = [
-                ranks.sharded(mu, sigma, 21, mesh, [Shard(1)], generator=level, validate=True),
-                ranks.sample(*ranks.spread(mesh, (mu, sigma), Shard(0)), 21, generator=level),
-            ]
+            results = [ranks.sharded(mu, sigma, 21, mesh, [Shard(1)], generator=level, validate=True)]
+            results.append(ranks.sample(*ranks.spread(mesh, (mu, sigma), Shard(0)), 21, generator=level))
             assert state(level) == state(alone)
             for result, whole, placement in zip(results, wholes, (Shard(1), Shard(0)), strict=True):
                 ranks.check(result, whole, mesh, [placement])
@@ -535,9 +498,6 @@ def ranks_outside_the_mesh_have_nothing(ranks: Ranks) -> None:
         out = ranks.on(mesh, torch.zeros_like(wholes[0]), Shard(0))
         assert ranks.sharded(mu, sigma, 21, mesh, [Shard(0)], seed=SEED, out=out) is out
         ranks.check(out, ranks.single(mu, sigma, 21, seed=SEED), mesh, [Shard(0)])
-
-
-# --- Gradients ------------------------------------------------------------------------------------
 
 
 def close(gradient: torch.Tensor, expected: torch.Tensor, scale: float) -> bool:
@@ -615,9 +575,6 @@ def ranks_outside_the_mesh_take_no_part_in_gradients(ranks: Ranks) -> None:
         assert torch.equal(rows.grad.to_local(), torch.full_like(mu, 9))
 
 
-# --- Refusals -------------------------------------------------------------------------------------
-
-
 @case
 def wrong_arguments_are_refused(ranks: Ranks) -> None:
     mu, sigma = ranks.vectors(16)
@@ -664,12 +621,9 @@ def wrong_arguments_are_refused(ranks: Ranks) -> None:
         with pytest.raises(error, match=message):
             ranks.sample(one, other, 9)
     if ranks.size > 2:
-        with pytest.raises(
-            ValueError, match=r"^sigma: expected it replicated, or sharded over dimensions as the result is, got"
-        ):
-            ranks.sample(
-                ranks.on(grid, mu, Shard(0), Shard(0)), ranks.on(grid, sigma, Replicate(), Shard(0)), 9, seed=1
-            )
+        whole, part = ranks.on(grid, mu, Shard(0), Shard(0)), ranks.on(grid, sigma, Replicate(), Shard(0))
+        with pytest.raises(ValueError, match=r"^sigma: expected it replicated, or sharded over dimensions as"):
+            ranks.sample(whole, part, 9, seed=1)
     with pytest.raises((ValueError, multisample.BackendUnavailableError), match=r"^backend: "):
         multisample.sample(rows, 1.0, 9, backend="cpu" if kind == "cuda" else "cupy")
 
@@ -691,17 +645,12 @@ def cross_entropy_runs_exchange_scores_only(ranks: Ranks) -> None:
         assert found.fun == whole.fun
 
 
-# --- Ranks ----------------------------------------------------------------------------------------
-
-
 def main(device_type: str, rank: int, size: int, folder: Path, backends: list[str]) -> None:
     torch.set_num_threads(1)
     if device_type == "cuda":
         torch.cuda.set_device(rank)
-    distributed.init_process_group(
-        "nccl" if device_type == "cuda" else "gloo",
-        store=distributed.FileStore(str(folder / "store"), size), rank=rank, world_size=size, timeout=PATIENCE,
-    )  # fmt: skip
+    kind, store = "nccl" if device_type == "cuda" else "gloo", distributed.FileStore(str(folder / "store"), size)
+    distributed.init_process_group(kind, store=store, rank=rank, world_size=size, timeout=PATIENCE)
     ranks = Ranks(device_type, rank, size)
     failures = {}
     for ranks.backend in backends:

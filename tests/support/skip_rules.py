@@ -1,10 +1,6 @@
-"""Which backends and devices the tests use: the rule by which tests are skipped.
-
-Fixtures and tests of CUDA call `require`. A test whose backend cannot run is skipped, unless
+"""The rule by which tests are skipped: a test whose backend cannot run is skipped, unless
 ``MULTISAMPLE_TEST_BACKENDS`` names the backend: then the test fails.
 """
-
-from __future__ import annotations
 
 import ctypes
 import functools
@@ -14,8 +10,6 @@ import pytest
 
 from multisample.backends import registry
 from multisample.backends.native import library_cache
-
-__all__ = ["VARIABLE", "device_count", "reasons_against", "requested", "require", "require_device"]
 
 VARIABLE = "MULTISAMPLE_TEST_BACKENDS"
 
@@ -53,7 +47,7 @@ def require_device() -> None:
 def require(backend: str, *, on_cuda: bool = True) -> None:
     """Skip the test if `backend` cannot run; fail it if the variable names the backend.
 
-    Without a device, torch_ext and its tests for CUDA are an exception: the variable requires it on the CPU only.
+    The variable requires torch_ext on CUDA only where there is a device.
     """
     names = requested()
     if names is not None and backend not in names:

@@ -1,16 +1,10 @@
-"""A slow, simple implementation of Tetris: a board is a set of cells (row, column), and a feature is one expression.
-
-It is the reference for the compiled player, and shares only the drawings of the pieces with it.
-"""
-
-from __future__ import annotations
+"""A slow, simple implementation of Tetris: a board is a set of cells (row, column), and a feature is one expression."""
 
 from collections.abc import Iterator, Sequence
 
 from reference.stream import MASK32, philox4x32_10
 
-Cell = tuple[int, int]
-Cells = frozenset[Cell]
+Cells = frozenset[tuple[int, int]]
 
 WIDTH = 10
 DRAWN = ["####", "## ##", "### .#.", ".## ##.", "##. .##", "### ..#", "### #.."]
@@ -53,9 +47,8 @@ class Placement:
         self.fits = all(row < height for row, _ in self.piece)
         both = board | self.piece
         self.full = [row for row in range(height) if all((row, column) in both for column in range(WIDTH))]
-        self.after = frozenset(
-            (row - sum(f < row for f in self.full), column) for row, column in both if row not in self.full
-        )
+        left = [(row, column) for row, column in both if row not in self.full]
+        self.after = frozenset((row - sum(f < row for f in self.full), column) for row, column in left)
         self.height = height
 
     def is_full(self, row: int, column: int) -> bool:

@@ -1,10 +1,6 @@
-"""The stream's functions of both languages, applied to arrays: Python for Numba, and C++ compiled for the CPU.
-
-Compiled Python passes words as uint64 with an undefined upper half, so words, rows and columns are uint64 here. C++
-gets them converted to the type of its argument.
+"""The stream's functions of both languages, applied to arrays. Compiled Python passes words as uint64 with an undefined
+upper half, so words, rows and columns are uint64 here.
 """
-
-from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
@@ -18,8 +14,6 @@ from tables import NARROW
 
 from multisample.backends.kernels.stream import normals, rounding, words
 from multisample.numba import normals4, normals4_f64
-
-__all__ = ["PYTHON", "Array", "Code", "compiled_cpp"]
 
 Array = np.ndarray[Any, Any]
 
@@ -38,8 +32,6 @@ class Code(NamedTuple):
     widen: dict[str, Callable[[Array], Array]]
     """By type: bits give float32 numbers."""
 
-
-# --- Python ---------------------------------------------------------------------------------------
 
 stream_key, word, philox4x32_10 = words.stream_key, words.word, words.philox4x32_10
 
@@ -101,9 +93,6 @@ PYTHON = Code(
     {name: _conversion(rounding.NARROWING[name], np.float32, np.uint16) for name in NARROW},
     {name: _conversion(rounding.WIDENING[name], np.uint16, np.float32) for name in NARROW},
 )
-
-
-# --- C++ ------------------------------------------------------------------------------------------
 
 
 def _applied(function: Any, taken: Any, result: Any, *width: int) -> Callable[..., Array]:

@@ -1,7 +1,5 @@
 """Tables of test parameters: element types, noises, store variants and kernel variants. Each table exists once."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable
 from typing import Any
@@ -9,25 +7,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-
-__all__ = [
-    "COLUMNS",
-    "COVERING",
-    "DTYPES",
-    "GRADIENT_VARIANTS",
-    "INPUTS",
-    "NARROW",
-    "NOISES",
-    "PLAIN_VERSIONS",
-    "QUICK",
-    "QUICK_KERNELS",
-    "ROWS",
-    "STORE_KINDS",
-    "VARIANTS",
-    "GradientVariant",
-    "Variant",
-    "slow_but",
-]  # fmt: skip
 
 ROWS, COLUMNS = 2**32, 2**34
 """The numbers of rows and columns of the sample matrix that windows are cut from."""
@@ -43,18 +22,9 @@ INPUTS += [np.dtype(f"{sign}int{width}") for sign in ("", "u") for width in (8, 
 
 NOISES = ("independent", "shared")
 STORE_KINDS = (
-    "aligned",
-    "shifted",
-    "staged",
-    "strided",
-    "transposed",
-    "transposed_staged",
-    "few_columns",
-    "small_matrices",
-    "plain",
-    "plain_transposed",
-    "few_rows",
-)
+    "aligned", "shifted", "staged", "strided", "transposed", "transposed_staged", "few_columns", "small_matrices",
+    "plain", "plain_transposed", "few_rows",
+)  # fmt: skip
 """Store kinds of the CUDA kernels, in the order of the C++ enumeration."""
 
 Variant = tuple[str, bool, bool, bool, int]
@@ -64,25 +34,15 @@ PLAIN_VERSIONS = {
     "plain_transposed": ((1, False), (3, False), (1, True), (2, True), (3, True)),
 }
 """`Geometry.version` of plain kernels."""
-VARIANTS: list[Variant] = [
-    variant
-    for variant in itertools.product(DTYPES, (False, True), (False, True), (False, True), range(len(STORE_KINDS)))
-    if not (variant[3] and variant[0] == "float64")
-]
+_EVERY = itertools.product(DTYPES, (False, True), (False, True), (False, True), range(len(STORE_KINDS)))
+VARIANTS: list[Variant] = [variant for variant in _EVERY if not (variant[3] and variant[0] == "float64")]
 """All variants of the CUDA kernel."""
 QUICK: list[Variant] = [
-    ("float32", False, False, False, 0),
-    ("float16", False, True, True, 1),
-    ("bfloat16", True, False, False, 2),
-    ("float64", False, False, False, 3),
-    ("float32", False, True, False, 4),
-    ("float32", False, False, False, 5),
-    ("float32", False, False, False, 6),
-    ("float32", False, False, False, 7),
-    ("float32", False, False, False, 8),
-    ("bfloat16", False, True, False, 9),
-    ("float16", False, False, True, 10),
-]
+    ("float32", False, False, False, 0), ("float16", False, True, True, 1), ("bfloat16", True, False, False, 2),
+    ("float64", False, False, False, 3), ("float32", False, True, False, 4), ("float32", False, False, False, 5),
+    ("float32", False, False, False, 6), ("float32", False, False, False, 7), ("float32", False, False, False, 8),
+    ("bfloat16", False, True, False, 9), ("float16", False, False, True, 10),
+]  # fmt: skip
 """One variant for each store kind."""
 
 
@@ -119,24 +79,15 @@ GRADIENT_VARIANTS: list[GradientVariant] = [
 ]
 """All that the gradient's CUDA kernel is compiled for."""
 
-
 ONE_OPTION: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "shared": {"noise": "shared"},
-    "antithetic": {"antithetic": True},
-    "nd": {"layout": "nd"},
+    "plain": {}, "shared": {"noise": "shared"}, "antithetic": {"antithetic": True}, "nd": {"layout": "nd"},
     "window": {"dim_offset": 3, "sample_offset": 5},
-}
+}  # fmt: skip
 """Options of `sample`, one or none at a time, by name."""
 
 
 def slow_but(quick: Iterable[Any], values: Iterable[Any], *, several: bool = False) -> list[Any]:
-    """Test parameters from `values`. A value that is not in `quick` gets the mark ``slow``.
-
-    With `several`, a value is a tuple with one element for each parameter.
-    """
+    """Parameters from `values`, those not in `quick` marked ``slow``. With `several`, values are tuples."""
     quick = list(quick)
-    return [
-        value if value in quick else pytest.param(*(value if several else [value]), marks=pytest.mark.slow)
-        for value in values
-    ]
+    slow = pytest.mark.slow
+    return [x if x in quick else pytest.param(*(x if several else [x]), marks=slow) for x in values]

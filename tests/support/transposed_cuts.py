@@ -1,7 +1,5 @@
 """Other geometries for transposed layouts, for tests of both kernels."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from multisample.backends.kernels.cuda.geometry import TRANSPOSED_THREADS, Geometry
@@ -25,11 +23,6 @@ def recut(cut: Callable[[Geometry], dict[str, int]], usual: Geometry, groups: in
     else:
         turns = min(changed.rows_per_pass, threads * own_rows // usual.pieces, threads)
     passes, per_chunk = (max(rows // changed.rows_per_pass, 1) for rows in (changed.band_rows, changed.chunk))
-    return usual._replace(
-        threads=threads,
-        groups_per_pass=turns,
-        chunk=min(per_chunk, threads // turns) * turns,
-        band_groups=passes * turns,
-        blocks_per_band=tiles,
-        blocks=-(-groups // (passes * turns)) * tiles,
-    )
+    chunk, blocks = min(per_chunk, threads // turns) * turns, -(-groups // (passes * turns)) * tiles
+    bands = {"band_groups": passes * turns, "blocks_per_band": tiles}
+    return usual._replace(threads=threads, groups_per_pass=turns, chunk=chunk, blocks=blocks, **bands)

@@ -5,8 +5,6 @@ import triton.language as tl
 
 import multisample
 
-__all__ = ["elements", "groups", "literals", "points", "shifted_groups", "shifted_row"]
-
 
 @triton.jit
 def points(seed, offset, i, j, z, block: tl.constexpr):

@@ -1,7 +1,5 @@
 """Typed calls by a user of PyTorch; see typed_user.py."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch.distributed.device_mesh import DeviceMesh

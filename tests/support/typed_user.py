@@ -18,8 +18,6 @@ Host = npt.NDArray[Any]
 mu, sigma = np.zeros(3, np.float32), np.ones(3, np.float32)
 host: Host = mu
 
-# --- NumPy arrays and lists -----------------------------------------------------------------------
-
 assert_type(multisample.sample(mu, sigma, 5), Host)
 assert_type(multisample.sample([0, 1.5], 1.0, np.int64(5), seed=np.uint64(7)), Host)
 assert_type(multisample.sample(0.0, [[1.0], [2.0]], 5, backend="cpu"), Host)
@@ -65,8 +63,6 @@ multisample.weighted_moments(mu, mu, sigma, seed=7, order=3)  # type: ignore[cal
 multisample.perturb(mu, 0.1)  # type: ignore[call-overload]
 multisample.perturb(mu, "x", seed=7)  # type: ignore[arg-type]
 multisample.perturb(mu, 0.1, seed=7, member=0.5)  # type: ignore[call-overload]
-
-# --- Arrays of libraries that need not be installed -----------------------------------------------
 
 
 class JaxArray:
@@ -114,9 +110,6 @@ def draw(jax: JaxArray, cupy: CupyArray, numba: NumbaArray, cuda: CudaArray, dlp
     multisample.sample(jax, jax, 5, seed="7")  # type: ignore[arg-type]
     multisample.sample(cupy, 1.0, 5.0)  # type: ignore[call-overload]
     multisample.sample(unknown, unknown, 5, seed="7")  # type: ignore[arg-type]
-
-
-# --- The cross-entropy method ---------------------------------------------------------------------
 
 
 def score(x: Host) -> Host:

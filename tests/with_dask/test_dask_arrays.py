@@ -1,14 +1,13 @@
 """`multisample.dask.sample`, and searches on a cluster, have the bits of one process, whatever happens to workers."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import os
 import pickle
 import signal
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -38,6 +37,20 @@ SIGMA = np.linspace(0, 2, D).astype(np.float32)
 LARGE = np.zeros(100, np.float32)
 
 
+@pytest.fixture(scope="module")
+def client() -> Iterator[Any]:
+    with local_cluster(n_workers=1) as client:
+        yield client
+
+
+@pytest.fixture(autouse=True)
+def quiet_libraries() -> Iterator[None]:
+    """Warnings of Dask and distributed about the load of this machine fail no test."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("default", module=r"(distributed|tornado|dask)\.")
+        yield
+
+
 @functools.cache
 def expected(n: int = N) -> Any:
     return multisample.sample(MU, SIGMA, n, seed=7)
@@ -49,12 +62,8 @@ def drawn(chunks: Any = 5, n: int = N, **options: Any) -> Any:
 
 def same(x: Any, expected: Any) -> bool:
     """Whether two NumPy arrays have the same type, shape and bits."""
-    return (
-        type(x) is type(expected)
-        and x.dtype == expected.dtype
-        and x.shape == expected.shape
-        and x.tobytes() == expected.tobytes()
-    )
+    kinds = [(type(each), each.dtype, each.shape, each.tobytes()) for each in (x, expected)]
+    return bool(kinds[0] == kinds[1])
 
 
 @st.composite
@@ -126,11 +135,8 @@ def test_generators_advance_by_one_call() -> None:
 
 
 def test_nothing_is_drawn_before_compute(monkeypatch: pytest.MonkeyPatch) -> None:
-    widths: list[int] = []
-    original = multisample.dask.draw
-    monkeypatch.setattr(
-        multisample.dask, "draw", lambda *args, **options: (widths.append(args[2]), original(*args, **options))[1]
-    )
+    widths, draw = list[int](), multisample.dask.draw
+    monkeypatch.setattr("multisample.dask.draw", lambda *args, **more: widths.append(args[2]) or draw(*args, **more))
     part = (drawn((-1, 10_000), 10**6)[3:5, 345_678:345_688] * 2).sum()
     assert widths == [0]
     part.compute(scheduler="synchronous")
@@ -203,9 +209,8 @@ def test_blocks_start_no_threads(monkeypatch: pytest.MonkeyPatch, thread_counts:
 def test_slices_rechunks_and_reductions(client: Any) -> None:
     x, y = drawn((5, 300), 1000), expected(1000)
     for scheduler in ("threads", client):
-        part, whole, turned, largest = dask.compute(
-            x[2:9:3, 100:-7], x.rechunk((13, 77)), 2 * x.T, x.max(), scheduler=scheduler
-        )
+        found = x[2:9:3, 100:-7], x.rechunk((13, 77)), 2 * x.T, x.max()
+        part, whole, turned, largest = dask.compute(*found, scheduler=scheduler)
         assert same(part, y[2:9:3, 100:-7].copy()) and same(whole, y) and same(turned, 2 * y.T.copy())
         assert largest == y.max()
         kept = x.persist(scheduler=scheduler)
@@ -236,30 +241,27 @@ def test_a_killed_worker_changes_nothing() -> None:
 UNKNOWN = da.from_array(MU, chunks=4)[da.from_array(MU, chunks=4) > 0]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "words"),
-    [
-        ({"chunks": ((6, 6), (N,))}, ValueError, "chunks: expected blocks of shape"),
-        ({"chunks": ((13,), (-1, N + 1))}, ValueError, "chunks: expected sizes that add up"),
-        ({"chunks": (float("nan"), 5)}, ValueError, "chunks: .*unknown"),
-        ({"chunks": ((13,), (float("nan"),) * 2)}, ValueError, "chunks: expected sizes"),
-        ({"chunks": "many"}, ValueError, "chunks: "),
-        ({"chunks": None}, ValueError, "chunks: "),
-        ({"chunks": 0}, ValueError, "chunks: "),
-        ({"mu": UNKNOWN}, ValueError, "mu: expected a Dask array with known chunks"),
-        ({"mu": da.from_array(MU[1:], chunks=4)}, ValueError, "sigma: expected as many elements as mu, 12, got 13"),
-        ({"mu": da.zeros(D, dtype=complex)}, TypeError, "mu: "),
-        ({"sigma": -SIGMA}, ValueError, "sigma: "),
-        ({"mu": "abc"}, TypeError, "mu: "),
-        ({"mu": np.zeros((13, 2)), "sigma": 1.0}, ValueError, r"mu: expected shape \(d,\) or \(d, 1\), got \(13, 2\)"),
-        ({"n": -1}, ValueError, "n: "),
-        ({"n": (2, 3)}, TypeError, r"n: expected an integer, got \(2, 3\)"),
-        ({"seed": -1}, ValueError, "seed: "),
-        ({"seed": 7, "generator": multisample.Generator(1)}, TypeError, "seed, generator: "),
-        ({"generator": "abc"}, TypeError, "generator: "),
-        ({"noise": "red"}, ValueError, "noise: "),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "error", "words"), [
+    ({"chunks": ((6, 6), (N,))}, ValueError, "chunks: expected blocks of shape"),
+    ({"chunks": ((13,), (-1, N + 1))}, ValueError, "chunks: expected sizes that add up"),
+    ({"chunks": (float("nan"), 5)}, ValueError, "chunks: .*unknown"),
+    ({"chunks": ((13,), (float("nan"),) * 2)}, ValueError, "chunks: expected sizes"),
+    ({"chunks": "many"}, ValueError, "chunks: "),
+    ({"chunks": None}, ValueError, "chunks: "),
+    ({"chunks": 0}, ValueError, "chunks: "),
+    ({"mu": UNKNOWN}, ValueError, "mu: expected a Dask array with known chunks"),
+    ({"mu": da.from_array(MU[1:], chunks=4)}, ValueError, "sigma: expected as many elements as mu, 12, got 13"),
+    ({"mu": da.zeros(D, dtype=complex)}, TypeError, "mu: "),
+    ({"sigma": -SIGMA}, ValueError, "sigma: "),
+    ({"mu": "abc"}, TypeError, "mu: "),
+    ({"mu": np.zeros((13, 2)), "sigma": 1.0}, ValueError, r"mu: expected shape \(d,\) or \(d, 1\), got \(13, 2\)"),
+    ({"n": -1}, ValueError, "n: "),
+    ({"n": (2, 3)}, TypeError, r"n: expected an integer, got \(2, 3\)"),
+    ({"seed": -1}, ValueError, "seed: "),
+    ({"seed": 7, "generator": multisample.Generator(1)}, TypeError, "seed, generator: "),
+    ({"generator": "abc"}, TypeError, "generator: "),
+    ({"noise": "red"}, ValueError, "noise: "),
+])  # fmt: skip
 def test_wrong_arguments_are_refused_before_anything_is_computed(arguments: Any, error: Any, words: str) -> None:
     generator = multisample.Generator(7)
     if "generator" not in arguments and "seed" not in arguments:
@@ -289,9 +291,7 @@ def test_a_backend_that_the_worker_lacks_is_named(client: Any, monkeypatch: pyte
         drawn(backend="cupy")
     # As if the client had CuPy, and the workers did not.
     with monkeypatch.context() as patched:
-        patched.setattr(
-            multisample.dask, "draw", lambda *args, backend, **options: multisample.sample(*args, **options)
-        )
+        patched.setattr(multisample.dask, "draw", lambda *args, backend, **more: multisample.sample(*args, **more))
         y = drawn(backend="cupy")
     with pytest.raises(multisample.BackendUnavailableError, match="'cupy' cannot run here"):
         y.compute(scheduler=client)
@@ -303,9 +303,6 @@ def test_values_of_dask_arrays_are_checked_in_their_block(client: Any) -> None:
     for scheduler in ("threads", client):
         with pytest.raises(ValueError, match=r"sigma: .* got sigma\[1\] = -1.*\(in the rows from 8 on\)"):
             x.compute(scheduler=scheduler)
-
-
-# --- Blocks of CuPy, drawn on the GPU of the worker -----------------------------------------------
 
 
 @pytest.fixture
@@ -349,9 +346,6 @@ def test_a_cluster_draws_on_its_gpu(cupy: Any) -> None:
 def test_numpy_and_cupy_together_are_refused(cupy: Any) -> None:
     with pytest.raises(TypeError, match="expected arrays of one library"):
         multisample.dask.sample(cupy.asarray(MU), SIGMA, N)
-
-
-# --- The cross-entropy method ---------------------------------------------------------------------
 
 
 def test_a_cluster_gives_the_same_bits_and_errors(client: Any) -> None:

@@ -1,7 +1,5 @@
 """Tests of JAX run on the CPU and on a GPU that JAX has, with each backend that serves JAX on that device."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

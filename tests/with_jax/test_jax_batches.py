@@ -1,7 +1,5 @@
 """Batches: each element of a vector of seeds, or of `jax.vmap`, has the bits of its own call."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -97,10 +95,9 @@ def test_a_vector_of_seeds_is_vmap_over_them() -> None:
     assert gradient.shape == (D,)
 
 
-@pytest.mark.parametrize(
-    ("form", "shape", "shares_weights", "jitted"),
-    [("keys", "number", True, False), ("uint32[B, 4]", "own", False, True), ("list", "shared", False, True)],
-)
+@pytest.mark.parametrize(("form", "shape", "shares_weights", "jitted"), [
+    ("keys", "number", True, False), ("uint32[B, 4]", "own", False, True), ("list", "shared", False, True),
+])  # fmt: skip
 def test_each_element_of_moments_is_its_own_call(form: str, shape: str, shares_weights: bool, jitted: bool) -> None:
     (make, keys), (mu, sigma) = FORMS[form], SHAPES[shape]
     operands = jnp.asarray(WEIGHTS[0] if shares_weights else WEIGHTS), jnp.asarray(mu), sigma
@@ -120,20 +117,17 @@ def test_no_seeds_give_an_empty_result() -> None:
     assert weighted_moments(jnp.ones(N), MUS[0], 1.0, seed=empty)[1].shape == (0, D)
 
 
-@pytest.mark.parametrize(
-    ("changes", "error", "message"),
-    [
-        ({"mu": jnp.zeros((2, D))}, ValueError, r"^mu: expected shape \(B, \*S\) or \(d,\), B being 3 .*\(2, 5\)"),
-        ({"sigma": np.ones((2, D, 1))}, ValueError, r"^sigma: expected shape \(B, \*S\) or \(d,\).*\(2, 5, 1\)"),
-        ({"sigma": jnp.ones((B, D + 1))}, ValueError, r"^sigma: expected as many elements as mu"),
-        ({"sigma": -SIGMAS}, ValueError, r"^sigma: "),
-        ({"seed": jnp.zeros((3, 3), jnp.uint32)}, TypeError, r"^seed: expected .*uint32\[3, 3\]"),
-        ({"seed": jnp.zeros((3, 3), jnp.int32)}, TypeError, r"^seed: expected .*int32\[3, 3\]"),
-        ({"seed": [1, -1, 2]}, ValueError, r"^seed.*-1"),
-        ({"seed": [1, 2.0, 3]}, TypeError, r"^seed.*float"),
-        ({"seed": jax.random.split(jax.random.key(0, impl="rbg"), 3)}, ValueError, r"^seed: .*128 bits"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "error", "message"), [
+    ({"mu": jnp.zeros((2, D))}, ValueError, r"^mu: expected shape \(B, \*S\) or \(d,\), B being 3 .*\(2, 5\)"),
+    ({"sigma": np.ones((2, D, 1))}, ValueError, r"^sigma: expected shape \(B, \*S\) or \(d,\).*\(2, 5, 1\)"),
+    ({"sigma": jnp.ones((B, D + 1))}, ValueError, r"^sigma: expected as many elements as mu"),
+    ({"sigma": -SIGMAS}, ValueError, r"^sigma: "),
+    ({"seed": jnp.zeros((3, 3), jnp.uint32)}, TypeError, r"^seed: expected .*uint32\[3, 3\]"),
+    ({"seed": jnp.zeros((3, 3), jnp.int32)}, TypeError, r"^seed: expected .*int32\[3, 3\]"),
+    ({"seed": [1, -1, 2]}, ValueError, r"^seed.*-1"),
+    ({"seed": [1, 2.0, 3]}, TypeError, r"^seed.*float"),
+    ({"seed": jax.random.split(jax.random.key(0, impl="rbg"), 3)}, ValueError, r"^seed: .*128 bits"),
+])  # fmt: skip
 def test_wrong_arguments_are_named(changes: dict[str, Any], error: type[Exception], message: str) -> None:
     arguments = {"mu": jnp.asarray(MUS[0]), "sigma": SIGMAS[0], "n": N, "seed": jnp.zeros((3, 2), jnp.uint32)}
     with pytest.raises(error, match=message):
@@ -143,9 +137,6 @@ def test_wrong_arguments_are_named(changes: dict[str, Any], error: type[Exceptio
 def test_weights_have_a_row_for_each_seed() -> None:
     with pytest.raises(ValueError, match=r"^weights: expected shape \(n,\) or \(B, n\), B being 3 .*\(2, 13\)"):
         weighted_moments(jnp.asarray(WEIGHTS[:2]), MUS, 1.0, seed=[1, 2, 3])
-
-
-# --- jax.vmap -------------------------------------------------------------------------------------
 
 
 def keys() -> Any:
@@ -161,10 +152,8 @@ AXES = [*itertools.product([0, None], repeat=3)][:-1]
 
 @pytest.mark.parametrize(("axes", "name"), list(zip(AXES, itertools.cycle(OPTIONS), strict=False)))
 def test_batches_equal_single_calls(every_place: str, axes: tuple[int | None, ...], name: str) -> None:
-    def draw(mu: Any, sigma: Any, key: Any) -> Any:
-        return sample(mu, sigma, N, seed=key, backend=every_place, **OPTIONS[name])
-
-    batch = jax.vmap(draw, in_axes=axes)
+    options = OPTIONS[name] | {"backend": every_place}
+    batch = jax.vmap(lambda mu, sigma, key: sample(mu, sigma, N, seed=key, **options), in_axes=axes)
     given = [x if axis == 0 else x[0] for x, axis in zip((MUS, SIGMAS, keys()), axes, strict=True)]
     for found in (batch(*given), jax.jit(batch)(*given)):
         for i in range(B):
@@ -188,9 +177,8 @@ def test_batches_of_batches(jax_place: str, options: dict[str, Any]) -> None:
     def draw(mu: Any, sigma: Any, key: Any) -> Any:
         return sample(mu, sigma, N, seed=key, backend=jax_place, **options)
 
-    cube = jax.jit(jax.vmap(jax.vmap(jax.vmap(draw, (None, None, 0)), (None, 0, None)), (0, None, None)))(
-        MUS, SIGMAS, keys()
-    )
+    over_all = jax.vmap(jax.vmap(jax.vmap(draw, (None, None, 0)), (None, 0, None)), (0, None, None))
+    cube = jax.jit(over_all)(MUS, SIGMAS, keys())
     two = jax.jit(jax.vmap(jax.vmap(draw, (0, 0, None)), (None, None, 0)))(MUS, SIGMAS, keys())
     for b in range(B):
         for c in range(B):
@@ -215,19 +203,14 @@ def test_gradients_of_batches_and_batches_of_gradients(jax_place: str, axes: tup
         return (sample(mu, sigma, N, seed=key, backend=jax_place) ** 3).sum()
 
     mu, key = (x if axis == 0 else x[0] for x, axis in zip((MUS, keys()), axes, strict=True))
-    single = [
-        jax.grad(loss, (0, 1))(mu[i] if axes[0] == 0 else mu, SIGMAS[0], key[i] if axes[1] == 0 else key)
-        for i in range(B)
-    ]
+    of_each = [(mu[i] if axes[0] == 0 else mu, SIGMAS[0], key[i] if axes[1] == 0 else key) for i in range(B)]
+    single = [jax.grad(loss, (0, 1))(*arguments) for arguments in of_each]
     inside = jax.jit(jax.vmap(jax.grad(loss, (0, 1)), (axes[0], None, axes[1])))(mu, SIGMAS[0], key)
     for i in range(B):
         np.testing.assert_allclose(inside[0][i], single[i][0], rtol=1e-5)
         np.testing.assert_allclose(inside[1][i], single[i][1], rtol=1e-5)
-
-    def total(mu: Any, sigma: Any) -> Any:
-        return jax.vmap(loss, (axes[0], None, axes[1]))(mu, sigma, key).sum()
-
-    outside = jax.jit(jax.grad(total, (0, 1)))(mu, SIGMAS[0])
+    total = jax.grad(lambda mu, sigma: jax.vmap(loss, (axes[0], None, axes[1]))(mu, sigma, key).sum(), (0, 1))
+    outside = jax.jit(total)(mu, SIGMAS[0])
     by_mu = np.stack([x[0] for x in single])
     np.testing.assert_allclose(outside[0], by_mu if axes[0] == 0 else by_mu.sum(0), rtol=1e-5)
     np.testing.assert_allclose(outside[1], np.stack([x[1] for x in single]).sum(0), rtol=1e-5)

@@ -1,7 +1,5 @@
 """Traced calls draw the bits of untraced ones, whichever arguments are traced: mu, sigma, the seed, the window."""
 
-from __future__ import annotations
-
 import gc
 import importlib
 import importlib.util
@@ -24,10 +22,8 @@ from multisample._routes.jax import programs
 D, N = 5, 13
 MU = np.linspace(-2, 3, D, dtype=np.float32)
 SIGMA = np.linspace(0.5, 2, D, dtype=np.float32)
-OPTIONS = ONE_OPTION | {
-    "float16": {"dtype": "float16", "layout": "nd"},
-    "bfloat16": {"dtype": "bfloat16", "noise": "shared", "antithetic": True},
-}
+BFLOAT16 = {"dtype": "bfloat16", "noise": "shared", "antithetic": True}
+OPTIONS = ONE_OPTION | {"float16": {"dtype": "float16", "layout": "nd"}, "bfloat16": BFLOAT16}
 
 
 def check_same(x: Any, expected: Any) -> None:
@@ -39,9 +35,6 @@ def check_same(x: Any, expected: Any) -> None:
 
 def vectors() -> tuple[Any, Any]:
     return jnp.asarray(MU), jnp.asarray(SIGMA)
-
-
-# --- Values ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
@@ -87,8 +80,8 @@ def test_numbers_lists_and_numpy_arrays_mix_with_jax(jax_place: str) -> None:
 def test_scalars_promote_as_in_jax(has_x64: bool, request: pytest.FixtureRequest) -> None:
     if has_x64:
         request.getfixturevalue("x64")
-    kinds = "float16", "float32", "float64", "int32"
-    scalars = [jnp.exp(0.5), jnp.float32(2), *(make(2, kind) for kind in kinds for make in (_scalar, np.array))]
+    twos = [np.array(2, kind) for kind in ("float16", "float32", "float64", "int32")]
+    scalars = [jnp.exp(0.5), jnp.float32(2), *(x for two in twos for x in (two, two[()]))]
     for vector in ("float16", "bfloat16", "float32", *["float64"] * has_x64):
         mu = jnp.ones(D, vector)
         for scalar in scalars:
@@ -97,19 +90,12 @@ def test_scalars_promote_as_in_jax(has_x64: bool, request: pytest.FixtureRequest
             assert jax.eval_shape(lambda mu, sigma: sample(mu, sigma, N, seed=1), mu, scalar).dtype == expected
 
 
-def _scalar(value: float, kind: str) -> Any:
-    return np.dtype(kind).type(value)
-
-
 @pytest.mark.parametrize("shape", [(0, N), (D, 0)])
 def test_empty_results(shape: tuple[int, int]) -> None:
     d, n = shape
     for draw in (jax.jit(lambda mu: sample(mu, 1.0, n, seed=1)), lambda mu: sample(mu, 1.0, n, seed=1)):
         assert draw(jnp.zeros(d)).shape == shape
         assert jax.grad(lambda mu, draw=draw: draw(mu).sum())(jnp.ones(d)).shape == (d,)
-
-
-# --- Seeds ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", [0, 7, 2**32 - 1])
@@ -174,9 +160,6 @@ def test_a_program_has_one_custom_call_and_nothing_of_the_size_of_the_matrix() -
     assert text.count(" custom-call(") == 1
     assert 'custom_call_target="multisample_sample"' in text
     assert compiled.memory_analysis().temp_size_in_bytes < 1000
-
-
-# --- Eager calls ----------------------------------------------------------------------------------
 
 
 def test_eager_calls_of_one_signature_have_one_plan() -> None:
@@ -279,9 +262,6 @@ def test_validate_checks_values_in_any_memory(jax_place: str) -> None:
         sample(jnp.zeros(3), jnp.asarray([1.0, 1.0, -1.0]), N, seed=1, validate=True, backend=jax_place)
 
 
-# --- Threads --------------------------------------------------------------------------------------
-
-
 def test_programs_run_on_several_threads_at_once() -> None:
     draw = jax.jit(lambda key: sample(np.zeros(300, np.float32), 1.0, 2000, seed=key))
     small = jax.jit(lambda key: sample(MU, SIGMA, N, seed=key))
@@ -314,9 +294,6 @@ def test_subnormal_numbers_are_kept_by_the_threads_of_xla(shape: tuple[int, int]
     np.testing.assert_array_equal(drawn.view(np.uint32), (normals * sigma[:, None]).view(np.uint32))
 
 
-# --- Errors ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("transform", [jax.jit, jax.vmap, lambda f: jax.grad(lambda x: f(x).sum())])
 @pytest.mark.parametrize("constant", [True, False])
 def test_a_traced_call_without_a_seed_raises_with_advice(transform: Any, constant: bool) -> None:
@@ -341,28 +318,25 @@ def test_calls_with_a_seed_and_numpy_arrays_are_constants_of_a_trace() -> None:
 
 
 @pytest.mark.parametrize("jitted", [True, False])
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"seed": 2**64}, ValueError, r"^seed: .*2\*\*64"),
-        ({"seed": Key(1, -1)}, ValueError, r"^seed\.offset: .*-1"),
-        ({"seed": 1, "dim_offset": 2**32}, ValueError, r"^dim_offset: .*2\*\*32"),
-        ({"seed": 1, "sample_offset": 2**34}, ValueError, r"^n: .*2\*\*34"),
-        ({"seed": 1, "dim_offset": 1.0}, TypeError, r"^dim_offset: .*float"),
-        ({"seed": 1, "n": -1}, ValueError, r"^n: .*-1"),
-        ({"seed": 1, "noise": "common"}, ValueError, r"^noise: .*common"),
-        ({"seed": 1, "dtype": "int32"}, TypeError, r"^dtype: .*int32"),
-        ({"seed": 1, "dtype": "float64"}, TypeError, r"^dtype: .*jax_enable_x64"),
-        ({"seed": 1, "mu": np.zeros(D)}, TypeError, r"^dtype: .*jax_enable_x64.* mu is float64"),
-        ({"seed": 1, "out": np.zeros((D, N), np.float32)}, TypeError, r"^out: .*immutable"),
-        ({"seed": 1, "backend": 7}, TypeError, r"^backend: .*7"),
-        ({"seed": 1, "backend": "cupy"}, (ValueError, multisample.BackendUnavailableError), r"^backend: 'cupy'"),
-        ({"seed": 1, "mu": np.zeros((D, 2), np.float32)}, ValueError, r"^mu, sigma: .*\(5, 2\)"),
-        ({"seed": 1, "mu": np.zeros(D + 1, np.float32)}, ValueError, r"^sigma: .*6, got 5"),
-        ({"seed": 1, "mu": float("nan")}, ValueError, r"^mu: .*nan"),
-        ({"seed": 1, "mu": np.zeros(D, bool)}, TypeError, r"^mu: .*bool"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "error", "message"), [
+    ({"seed": 2**64}, ValueError, r"^seed: .*2\*\*64"),
+    ({"seed": Key(1, -1)}, ValueError, r"^seed\.offset: .*-1"),
+    ({"seed": 1, "dim_offset": 2**32}, ValueError, r"^dim_offset: .*2\*\*32"),
+    ({"seed": 1, "sample_offset": 2**34}, ValueError, r"^n: .*2\*\*34"),
+    ({"seed": 1, "dim_offset": 1.0}, TypeError, r"^dim_offset: .*float"),
+    ({"seed": 1, "n": -1}, ValueError, r"^n: .*-1"),
+    ({"seed": 1, "noise": "common"}, ValueError, r"^noise: .*common"),
+    ({"seed": 1, "dtype": "int32"}, TypeError, r"^dtype: .*int32"),
+    ({"seed": 1, "dtype": "float64"}, TypeError, r"^dtype: .*jax_enable_x64"),
+    ({"seed": 1, "mu": np.zeros(D)}, TypeError, r"^dtype: .*jax_enable_x64.* mu is float64"),
+    ({"seed": 1, "out": np.zeros((D, N), np.float32)}, TypeError, r"^out: .*immutable"),
+    ({"seed": 1, "backend": 7}, TypeError, r"^backend: .*7"),
+    ({"seed": 1, "backend": "cupy"}, (ValueError, multisample.BackendUnavailableError), r"^backend: 'cupy'"),
+    ({"seed": 1, "mu": np.zeros((D, 2), np.float32)}, ValueError, r"^mu, sigma: .*\(5, 2\)"),
+    ({"seed": 1, "mu": np.zeros(D + 1, np.float32)}, ValueError, r"^sigma: .*6, got 5"),
+    ({"seed": 1, "mu": float("nan")}, ValueError, r"^mu: .*nan"),
+    ({"seed": 1, "mu": np.zeros(D, bool)}, TypeError, r"^mu: .*bool"),
+])  # fmt: skip
 def test_wrong_arguments_are_named(jitted: bool, arguments: dict[str, Any], error: Any, message: str) -> None:
     def call(sigma: Any) -> Any:
         return sample(**{"mu": jnp.asarray(MU), "n": N, **arguments}, sigma=sigma)
@@ -372,17 +346,14 @@ def test_wrong_arguments_are_named(jitted: bool, arguments: dict[str, Any], erro
 
 
 @pytest.mark.parametrize("jitted", [True, False])
-@pytest.mark.parametrize(
-    ("seed", "message"),
-    [
-        (lambda: jax.random.key(0, impl="rbg"), r"^seed: .*64 bits.*128 bits"),
-        (lambda: jax.random.split(jax.random.key(0), (3, 2)), r"^seed: expected a JAX key.*\(3, 2\).*vmap"),
-        (lambda: jnp.zeros(3, jnp.uint32), r"^seed: .*uint32\[3\]"),
-        (lambda: jnp.zeros((2, 3), jnp.int32), r"^seed: .*int32\[2, 3\]"),
-        (lambda: jnp.float32(1), r"^seed: .*float"),
-        (lambda: Key(1, jax.random.key(0)), r"^seed\.offset: .*JAX key"),
-    ],
-)
+@pytest.mark.parametrize(("seed", "message"), [
+    (lambda: jax.random.key(0, impl="rbg"), r"^seed: .*64 bits.*128 bits"),
+    (lambda: jax.random.split(jax.random.key(0), (3, 2)), r"^seed: expected a JAX key.*\(3, 2\).*vmap"),
+    (lambda: jnp.zeros(3, jnp.uint32), r"^seed: .*uint32\[3\]"),
+    (lambda: jnp.zeros((2, 3), jnp.int32), r"^seed: .*int32\[2, 3\]"),
+    (lambda: jnp.float32(1), r"^seed: .*float"),
+    (lambda: Key(1, jax.random.key(0)), r"^seed\.offset: .*JAX key"),
+])  # fmt: skip
 def test_wrong_keys_are_named(jitted: bool, seed: Callable[[], Any], message: str) -> None:
     def call(seed: Any) -> Any:
         return sample(MU, SIGMA, N, seed=seed)
@@ -454,15 +425,11 @@ def test_a_window_out_of_range_is_an_error_of_the_program(x64: None) -> None:
     wrong = (2**32 - D + 1, 0), (np.array([0, 2**32 - 1]), 0), (0, 2**34 - N + 1)
     for (row, column), name in zip(wrong, ("dim_offset", "dim_offset", "sample_offset"), strict=True):
         function = jax.vmap(draw, (0, None)) if np.ndim(row) else draw
-        with (
-            jax.default_device(jax.devices("cpu")[0]),
-            pytest.raises(jax.errors.JaxRuntimeError, match=rf"{name}: expected {name} \+ . <= 2\*\*3[24]"),
-        ):
+        error = pytest.raises(jax.errors.JaxRuntimeError, match=rf"{name}: expected {name} \+ . <= 2\*\*3[24]")
+        with jax.default_device(jax.devices("cpu")[0]), error:
             function(row, column).block_until_ready()
     check_same(draw(0, 0), sample(MU, SIGMA, N, seed=1))
 
-
-# --- Shapes and standard normals ------------------------------------------------------------------
 
 SIZE = (2, 3, 4)
 

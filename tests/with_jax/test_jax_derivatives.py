@@ -1,7 +1,5 @@
 """Derivatives and moments of traced calls draw the noise again: no program keeps the matrix."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any
@@ -21,11 +19,9 @@ MU = np.linspace(-2, 3, D, dtype=np.float32)
 SIGMA = np.linspace(0.5, 2, D, dtype=np.float32)
 WEIGHTS = np.cos(np.arange(D * N, dtype=np.float32)).reshape(D, N)
 OPTIONS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "shared": {"noise": "shared"},
-    "nd": {"layout": "nd"},
+    "plain": {}, "shared": {"noise": "shared"}, "nd": {"layout": "nd"},
     "all": {"antithetic": True, "dim_offset": 3, "sample_offset": 5, "layout": "nd", "noise": "shared"},
-}
+}  # fmt: skip
 
 
 def noise(options: dict[str, Any]) -> Any:
@@ -62,9 +58,8 @@ def test_reverse_mode(every_place: str, options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_forward_mode_has_the_bits_of_a_sample(jax_place: str, options: dict[str, Any]) -> None:
     dots = np.linspace(1, 2, D, dtype=np.float32), np.linspace(3, 1, D, dtype=np.float32)
-    x, tangent = jax.jit(
-        lambda *vectors: jax.jvp(lambda mu, sigma: draw(mu, sigma, jax_place, options), vectors, dots)
-    )(MU, SIGMA)
+    f = lambda mu, sigma: draw(mu, sigma, jax_place, options)  # noqa: E731
+    x, tangent = jax.jit(lambda *vectors: jax.jvp(f, vectors, dots))(MU, SIGMA)
     np.testing.assert_array_equal(x, sample(MU, SIGMA, N, seed=4, **options))
     np.testing.assert_array_equal(tangent, sample(*dots, N, seed=4, **options))
     _, linear = jax.linearize(lambda mu: draw(mu, SIGMA, jax_place, options), jnp.asarray(MU))
@@ -75,11 +70,8 @@ def test_forward_mode_has_the_bits_of_a_sample(jax_place: str, options: dict[str
 def test_hessians(jax_place: str, options: dict[str, Any]) -> None:
     z = noise(options).astype(np.float64)
     z = z.T if options.get("layout") == "nd" else z
-
-    def loss(sigma: Any) -> Any:
-        return (draw(jnp.asarray(MU), sigma, jax_place, options) ** 2).sum()
-
-    np.testing.assert_allclose(jax.jit(jax.hessian(loss))(SIGMA), np.diag(2 * (z**2).sum(1)), rtol=1e-5, atol=1e-4)
+    hessian = jax.hessian(lambda sigma: (draw(jnp.asarray(MU), sigma, jax_place, options) ** 2).sum())
+    np.testing.assert_allclose(jax.jit(hessian)(SIGMA), np.diag(2 * (z**2).sum(1)), rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
@@ -134,8 +126,6 @@ def test_a_compiled_gradient_holds_no_noise() -> None:
         # The program holds one matrix at a time, forwards and backwards, not those of all 50 steps.
         assert compiled.memory_analysis().temp_size_in_bytes < 4 * size
 
-
-# --- Moments --------------------------------------------------------------------------------------
 
 ROWS, COLUMNS = 30, 1001
 
@@ -196,9 +186,8 @@ def test_gradients_of_moments_flow_to_mu_and_sigma() -> None:
         second = ((sigma[:, None] * z) ** 2) @ W
         return ((first + second**2) * scale).sum()
 
-    for got, want in zip(
-        jax.jit(jax.grad(loss, (0, 1)))(MEANS, SCALES), jax.jit(jax.grad(expected, (0, 1)))(MEANS, SCALES), strict=True
-    ):
+    gradients = (jax.jit(jax.grad(f, (0, 1)))(MEANS, SCALES) for f in (loss, expected))
+    for got, want in zip(*gradients, strict=True):
         np.testing.assert_allclose(got, want, rtol=2e-3, atol=1e-1)
 
 
@@ -216,9 +205,8 @@ def test_second_derivatives_and_tangents_of_weights() -> None:
 def test_gradients_of_weights_are_refused() -> None:
     with pytest.raises(ValueError, match="weights: expected no gradient"):
         jax.jit(jax.grad(lambda w: weighted_moments(w, MEANS, SCALES, seed=5)[0].sum()))(W)
-    with_stop = jax.jit(
-        jax.grad(lambda mu: weighted_moments(jax.lax.stop_gradient(mu[0] * W), mu, SCALES, seed=5)[0].sum())
-    )(MEANS)
+    stopped = lambda mu: weighted_moments(jax.lax.stop_gradient(mu[0] * W), mu, SCALES, seed=5)[0]  # noqa: E731
+    with_stop = jax.jit(jax.grad(lambda mu: stopped(mu).sum()))(MEANS)
     assert np.isfinite(np.asarray(with_stop)).all()
 
 

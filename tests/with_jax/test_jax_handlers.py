@@ -1,7 +1,4 @@
-"""The tests call handlers as XLA does, with their own call frames and a device that records launches.
-
-The ctypes structures repeat the layouts of the structs of ``xla/ffi/api/c_api.h``.
-"""
+"""Handlers called as XLA does, by structs with the layouts of ``xla/ffi/api/c_api.h``, and a device that records."""
 
 from __future__ import annotations
 
@@ -52,10 +49,8 @@ Buffer = structure("Buffer", ("dtype", INT), ("data", P), ("rank", INT64), ("dim
 List = structure("List", ("count", INT64), ("types", POINTER(INT)), ("items", POINTER(P)))
 Span = structure("Span", ("pointer", ctypes.c_char_p), ("length", ctypes.c_size_t), heads=0)
 Attributes = structure("Attributes", ("count", INT64), ("types", POINTER(INT)), ("names", P), ("items", POINTER(P)))
-CallFrame = structure(
-    "CallFrame", ("api", POINTER(Api)), ("context", P), ("stage", INT), ("arguments", List), ("results", List),
-    ("attributes", Attributes), ("future", P),
-)  # fmt: skip
+BUFFERS = ("arguments", List), ("results", List), ("attributes", Attributes)
+CallFrame = structure("CallFrame", ("api", POINTER(Api)), ("context", P), ("stage", INT), *BUFFERS, ("future", P))
 Metadata = structure("Metadata", ("version", Version), ("traits", ctypes.c_uint32), ("state", INT64), heads=1)
 Extension = structure("Extension", ("kind", INT), ("next", P), ("metadata", POINTER(Metadata)), heads=1)
 State = structure("State", ("context", P), ("stage", INT), ("type_id", POINTER(INT64)), ("state", P))
@@ -74,10 +69,7 @@ def metadata_request(xla: Xla) -> tuple[Any, Any]:
 
 
 class Xla:
-    """A fake XLA runtime: it answers requests, and keeps the errors that handlers create.
-
-    It has one executable with one call, whose state it keeps.
-    """
+    """A fake XLA runtime with one executable of one call, whose state it keeps, and the errors that handlers create."""
 
     def __init__(self, version: tuple[int, int] = (0, 3)) -> None:
         self.device = DEVICE
@@ -141,10 +133,9 @@ class Xla:
             return List(40, None, len(made), *self._list(1, made))
 
         types, pointers = self._list(4, [Span(string.encode(), len(string))])
-        return CallFrame(
-            168, None, ctypes.pointer(self.api), CONTEXT, stage, buffers(operands), buffers(results),
-            Attributes(48, None, 1, types, None, pointers), None,
-        )  # fmt: skip
+        head = 168, None, ctypes.pointer(self.api), CONTEXT, stage
+        attributes = Attributes(48, None, 1, types, None, pointers)
+        return CallFrame(*head, buffers(operands), buffers(results), attributes, None)
 
 
 def run(handler: Callable[[int], int | None], frame: CallFrame) -> int:
@@ -154,9 +145,8 @@ def run(handler: Callable[[int], int | None], frame: CallFrame) -> int:
 def in_python(execute: Callable[[xla_ffi.Frame], None]) -> Callable[[int], int]:
     """A handler that takes the address of a frame, as `enter_python` calls it."""
     type_id = INT64()
-    target = xla_ffi.Target(
-        lambda frame: None, lambda frame, launch: execute(frame), ctypes.addressof(type_id), "of_test", 1, False
-    )
+    at = ctypes.addressof(type_id)
+    target = xla_ffi.Target(lambda frame: None, lambda frame, launch: execute(frame), at, "of_test", 1, False)
     return lambda address, held=type_id: xla_ffi.handle(address, 0, target)
 
 
@@ -168,9 +158,6 @@ def execute(operation: Operation, platform: str, xla: Xla, frame: CallFrame, fun
         device = HOST if platform == "cpu" else 0
         xla.state = handlers._state(decoded(frame_string(frame), operation), device)._replace(run=function).allocated()
     assert run(CALL(native.handlers(operation, platform, number)["execute"]), frame) == 0, xla.errors
-
-
-# --- The interface --------------------------------------------------------------------------------
 
 
 def test_the_layouts_are_those_of_the_header() -> None:
@@ -220,9 +207,6 @@ def test_exceptions_become_errors(error: Exception, code: int) -> None:
     assert found == code
     text = str(error).replace("\udcff", r"\udcff").replace("\0", r"\0")
     assert message == (text or {8: "out of memory", 13: "KeyError"}[code])
-
-
-# --- Calls ----------------------------------------------------------------------------------------
 
 
 def words_in_memory(seed: int, offsets: int) -> dict[str, int]:
@@ -286,20 +270,15 @@ def recording(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recording]:
 
 
 @pytest.mark.parametrize("of_blocks", [False, True])
-def test_parameters_on_a_device_are_one_launch(
-    recording: Recording, monkeypatch: pytest.MonkeyPatch, of_blocks: bool
-) -> None:  # fmt: skip
+def test_parameters_on_a_device_are_one_launch(recording: Recording, monkeypatch: Any, of_blocks: bool) -> None:
     parameters = Parameter(7, (5, 4), (8, 1)), Parameter(9, (6,), (1,))
     options = Static("recording", "float32", has_offsets=True, parameters=parameters, operation=Operation.perturb)
     assert decoded(options.encoded().encode(), Operation.perturb) == options
     p, x = ([np.zeros(one.shape, np.float32) for one in parameters] for _ in range(2))
     weights, (seed, offsets), begins = np.zeros(3, np.float32), words(5, 6, 7, 0), np.array([4, 2**33 + 2])
     reads: list[int] = []
-    monkeypatch.setattr(
-        cuda_driver,
-        "read",
-        lambda address, size, stream, device: (reads.append(stream), ctypes.string_at(address, size))[1],
-    )
+    read = lambda address, size, stream, device: reads.append(stream) or ctypes.string_at(address, size)  # noqa: E731
+    monkeypatch.setattr(cuda_driver, "read", read)
     xla = Xla()
     frame = xla.frame(options.encoded(), [*p, weights, seed[0], offsets[0], *[begins.view(np.uint32)] * of_blocks], x)
     # Python reads `begins` in device memory, even if the backend has a C function.
@@ -338,9 +317,8 @@ class Native:
         driver = ctypes.CFUNCTYPE(ctypes.c_int, P, P, P, P)(self._launch)
         get_device = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int))(self._current)
         exchange = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int))(self._exchange)
-        for name, function in (
-            ("launch_function", driver), ("device_function", get_device), ("capture_mode_function", exchange),
-        ):  # fmt: skip
+        functions = {"launch_function": driver, "device_function": get_device, "capture_mode_function": exchange}
+        for name, function in functions.items():
             monkeypatch.setattr(cuda_driver, name, lambda function=function: function)
         monkeypatch.setattr(cuda_driver, "is_present", lambda: True)
         before = native._process.copy()
@@ -414,9 +392,8 @@ def a_call(
     shape = (batch, n, 5) if static.layout == "nd" else (batch, 5, n)
     x = memory[first : first + batch * 5 * n * size].view(static.dtype).reshape(shape)
     kinds = (5, static.computing_type), (5, static.computing_type), (2, np.uint32), (6, np.uint32)
-    operands = [
-        np.zeros((batch if own else 1, length), kind) for own, (length, kind) in zip(batched, kinds, strict=True)
-    ]
+    shapes = [(batch if own else 1, length) for own, (length, _) in zip(batched, kinds, strict=True)]
+    operands = [np.zeros(shape, kind) for shape, (_, kind) in zip(shapes, kinds, strict=True)]
     operands = operands[: 3 + has_offsets]
     xla.kept.append(memory)
     return xla.frame(static.encoded(), operands, [x]), [*operands, x]
@@ -507,9 +484,7 @@ class WithFunction(Recording):
 
 
 FORMS = [("dn", "float32", True), ("nd", "float16", False), ("nd", "float64", True)]
-BATCHED = [
-    (False, False, False, False), (True, False, True, False), (False, True, False, False), (True, True, True, True),
-]  # fmt: skip
+BATCHED = [tuple(map(bool, row)) for row in ((0, 0, 0, 0), (1, 0, 1, 0), (0, 1, 0, 0), (1, 1, 1, 1))]
 
 
 @pytest.mark.parametrize(("layout", "dtype", "aligned"), FORMS)
@@ -533,9 +508,8 @@ def test_a_c_function_and_python_get_the_launch_of_a_call(
     assert steps == tuple(own * size for own, size in zip(batched, sizes, strict=True))
     assert (launch.batch, launch.column_phase) == (len(arrays[-1]), int(aligned))
     mu, sigma, seed, *offsets, matrix = (array.ctypes.data for array in arrays)
-    launch = launch._replace(
-        mu=mu, sigma=sigma, matrix=matrix, stream=STREAM, **words_in_memory(seed, offsets[0] if offsets else 0)
-    )
+    words = words_in_memory(seed, offsets[0] if offsets else 0)
+    launch = launch._replace(mu=mu, sigma=sigma, matrix=matrix, stream=STREAM, **words)
     assert backend.packed == [pack(launch)]
     assert (emulated.in_python, emulated.modes) == (0, [2, 1])
     backend.error = 700

@@ -1,7 +1,5 @@
 """`perturb` of JAX's pytrees: eager, in jit, with donated arguments and traced seeds, coefficients and members."""
 
-from __future__ import annotations
-
 import itertools
 import zlib
 from collections.abc import Callable
@@ -63,7 +61,7 @@ TREES: dict[str, tuple[Any, Callable[[Any], Any]]] = {
 
 
 @pytest.mark.parametrize(
-    ("name", "coefficients"), list(zip(TREES, itertools.cycle([0.5, [0.25, -1.0, 3.0]]), strict=False)), ids=str
+    ("name", "coefficients"), [*zip(TREES, itertools.cycle([0.5, [0.25, -1.0, 3.0]]), strict=False)]
 )
 def test_pytrees_have_the_numbers_of_numpy(jax_place: str, name: str, coefficients: Any) -> None:
     tree, of_numpy = TREES[name]
@@ -195,10 +193,8 @@ def test_wrong_arguments_are_named(changes: dict[str, Any], error: Any, message:
 
 def test_a_traced_member_beyond_the_last_row_is_an_error_of_the_program() -> None:
     call = jax.jit(lambda member: perturb([ONE], [1.0, 2.0], seed=1, member=member))
-    with (
-        jax.default_device(jax.devices("cpu")[0]),
-        pytest.raises(jax.errors.JaxRuntimeError, match=r"member: expected member \+ K <= 2\*\*32"),
-    ):
+    error = pytest.raises(jax.errors.JaxRuntimeError, match=r"member: expected member \+ K <= 2\*\*32")
+    with jax.default_device(jax.devices("cpu")[0]), error:
         jax.block_until_ready(call(np.uint32(2**32 - 1)))
 
 
@@ -206,8 +202,6 @@ def test_values_in_host_memory_are_checked() -> None:
     with jax.default_device(jax.devices("cpu")[0]), pytest.raises(ValueError, match="coefficients: expected finite"):
         perturb([jnp.ones(3)], jnp.array([1.0, jnp.inf]), seed=1)
 
-
-# --- Populations ----------------------------------------------------------------------------------
 
 HOST_TREE = {"w": random(9, 7), "b": random(33), "h": random(5, 3, dtype="bfloat16"), "none": random(0, 2)}
 KEYS = [3, Key(4, 9), 2**63 + 5]
@@ -263,9 +257,6 @@ def test_decay_may_be_traced() -> None:
     same(both(0.3125), tuple(expected))
     with pytest.raises(TypeError, match=r"^decay: expected a number, got a traced int32"):
         jax.jit(lambda k: perturb(tree, 1.0, seed=7, decay=k))(1)
-
-
-# --- Derivatives ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [None, 2])

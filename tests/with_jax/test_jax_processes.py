@@ -1,7 +1,5 @@
 """Programs of JAX in other processes: exits, signals, forks, saved programs, command buffers and sharded calls."""
 
-from __future__ import annotations
-
 import os
 import pickle
 from collections.abc import Callable
@@ -40,7 +38,6 @@ registry.register(Slow("python"))
 mu = np.zeros(100, np.float32)
 """
 
-
 CLOSED = """
 f = jax.jit(lambda key: sample(mu, 1.0, 30, seed=key, backend="python"))
 f(jax.random.key(0))
@@ -58,7 +55,6 @@ thread.join()
 print(wrong)
 python_entry.reopen()
 """
-
 
 SIGNALS = """
 class Alarm(Exception):
@@ -92,7 +88,6 @@ for name in ("cpu", "python"):
     assert (np.asarray(x) == expected).all() and (np.asarray(f(key)) == expected).all()
     print(*counts)
 """
-
 
 FORK = """
 from multisample._routes.jax import python_entry
@@ -137,7 +132,6 @@ Slow.seconds = 0
 print(status)
 """
 
-
 LOAD = """
 multisample.jax.load_handlers()
 exported, compiled = pickle.load(open(sys.argv[1], "rb"))
@@ -147,7 +141,6 @@ for f in (jax.export.deserialize(bytearray(exported)).call, serialize_executable
     assert (np.asarray(y) == sample(mu, 1.0, 5, seed=6)).all()
     assert (np.asarray(z["a"]) == multisample.perturb({"a": mu}, 1.0, seed=6, member=3)["a"]).all()
 """
-
 
 IN_FLIGHT = """
 g = jax.jit(lambda key: sample(np.zeros(1000, np.float32), 1.0, 10000, seed=key).sum())
@@ -258,13 +251,9 @@ except RuntimeError as error:
 
 
 def test_a_package_that_is_purged_and_imported_again_draws_the_same() -> None:
-    assert run_python("-c", BEGIN + PURGED).stdout == (
-        "jax: XLA keeps the handlers of another version of multisample, which this process imported before: restart the"
-        " process\n"
-    )
+    message = "XLA keeps the handlers of another version of multisample, which this process imported before"
+    assert run_python("-c", BEGIN + PURGED).stdout == f"jax: {message}: restart the process\n"
 
-
-# --- Processes with flags of their own ------------------------------------------------------------
 
 # Command buffers of CUDA need flags.
 IN_COMMAND_BUFFERS = """

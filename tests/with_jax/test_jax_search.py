@@ -1,7 +1,5 @@
 """The cross-entropy method and MPPI as programs of JAX: a generation is a pure function, a run is a scan."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -9,16 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scored_functions import sphere
 
 from multisample import Key, cem
 from multisample.examples import cart_pole
 
 D, N = 4, 100
 START = np.linspace(-2, 3, D, dtype=np.float32)
-
-
-def sphere(x: Any) -> Any:
-    return ((x - 1) * (x - 1)).sum(0)
 
 
 def scanned(steps: int, f: Callable[[Any], Any] = sphere, **options: Any) -> Callable[..., Any]:
@@ -33,12 +28,11 @@ def scanned(steps: int, f: Callable[[Any], Any] = sphere, **options: Any) -> Cal
     return run
 
 
+BOUNDS = (-2.5, np.array([0.5, 4, 4, 4], np.float32))
 OPTIONS: dict[str, dict[str, Any]] = {
-    "bounds": {
-        "bounds": (-2.5, np.array([0.5, 4, 4, 4], np.float32)), "antithetic": True, "smoothing": 0.7, "elite_frac": 0.3,
-    },
+    "bounds": {"bounds": BOUNDS, "antithetic": True, "smoothing": 0.7, "elite_frac": 0.3},
     "noise_floor": {"noise_floor": 0.01, "tol": 1e-9},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
@@ -95,20 +89,17 @@ def test_integer_scores_and_float64(x64: None) -> None:
     np.testing.assert_allclose(ours.mu, state.mu, rtol=1e-10)
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"n": 1}, ValueError, r"^n: "),
-        ({"elite_frac": 0.001}, ValueError, r"^elite_frac: "),
-        ({"smoothing": 0}, ValueError, r"^smoothing: "),
-        ({"noise_floor": -1.0}, ValueError, r"^noise_floor: "),
-        ({"tol": -1}, ValueError, r"^tol: "),
-        ({"seed": None}, TypeError, r"^seed: "),
-        ({"f": lambda x: x}, ValueError, r"^f: .*\(4, 100\)"),
-        ({"f": lambda x: x[0] > 0}, None, ""),
-        ({"f": lambda x: x[0] + 1j}, TypeError, r"^f: .*complex"),
-    ],
-)
+@pytest.mark.parametrize(("options", "error", "message"), [
+    ({"n": 1}, ValueError, r"^n: "),
+    ({"elite_frac": 0.001}, ValueError, r"^elite_frac: "),
+    ({"smoothing": 0}, ValueError, r"^smoothing: "),
+    ({"noise_floor": -1.0}, ValueError, r"^noise_floor: "),
+    ({"tol": -1}, ValueError, r"^tol: "),
+    ({"seed": None}, TypeError, r"^seed: "),
+    ({"f": lambda x: x}, ValueError, r"^f: .*\(4, 100\)"),
+    ({"f": lambda x: x[0] > 0}, None, ""),
+    ({"f": lambda x: x[0] + 1j}, TypeError, r"^f: .*complex"),
+])  # fmt: skip
 def test_wrong_arguments_are_named(options: dict[str, Any], error: Any, message: str) -> None:
     arguments = {"seed": 1, "f": sphere, "n": N, **options}
     for start in (START, jnp.asarray(START)):

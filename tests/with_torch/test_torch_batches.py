@@ -1,7 +1,5 @@
 """Vectors of seeds and moments with PyTorch: gradients, torch.func, torch.compile and operators."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 
@@ -119,9 +117,8 @@ def test_vmap_is_one_launch(torch_device: str, own: str) -> None:
     batch = {"mu": mu, "sigma": sigma, "seed": seeds}
     one = {"mu": mu[0], "sigma": sigma[0], "seed": SEEDS[0]}
     with Operators() as operators:
-        x = torch.func.vmap(lambda *own: sample(**{**one, **dict(zip(names, own, strict=True))}, n=N))(
-            *(batch[name] for name in names)
-        )
+        draw = torch.func.vmap(lambda *own: sample(**{**one, **dict(zip(names, own, strict=True))}, n=N))
+        x = draw(*(batch[name] for name in names))
     assert operators.ours == ["multisample.sample_batch.default"]
     for b in range(4):
         alone = {**one, **{name: SEEDS[b] if name == "seed" else batch[name][b] for name in names}}
@@ -147,11 +144,8 @@ def test_batches_inside_vmap_are_one_launch(torch_device: str) -> None:
 def test_gradients_through_vmap(torch_device: str) -> None:
     mu, sigma = vectors(torch_device, torch.float64)
     seeds = seed_tensor(torch_device)
-
-    def total(m: Any, s: Any, key: Any) -> Any:
-        return (sample(m, s, N, seed=key) ** 2).sum()
-
-    got = torch.func.vmap(torch.func.grad(total, (0, 1)))(mu, sigma, seeds)
+    slopes = torch.func.grad(lambda m, s, key: (sample(m, s, N, seed=key) ** 2).sum(), (0, 1))
+    got = torch.func.vmap(slopes)(mu, sigma, seeds)
     for b in range(4):
         m, s = mu[b].clone().requires_grad_(), sigma[b].clone().requires_grad_()
         expected = torch.autograd.grad((sample(m, s, N, seed=SEEDS[b]) ** 2).sum(), (m, s))
@@ -177,17 +171,13 @@ def test_the_operators_pass_the_tests_of_torch_library(torch_device: str) -> Non
 def test_operators_refuse_wrong_shapes(torch_device: str) -> None:
     multisample.torch.load_operators()
     sigma = torch.ones(6, device=torch_device)
-    for mu, keys, message in (
-        ((4, 6), (3, 2), "mu must have shape|keys must have shape"),
-        ((4, 6), (4, 3), "keys must have shape"),
-        ((4, 6, 1), (4, 2), "mu must have shape"),
-    ):
+    of_mu, of_keys = "mu must have shape", "keys must have shape"
+    both = f"{of_mu}|{of_keys}"
+    for mu, keys, message in (((4, 6), (3, 2), both), ((4, 6), (4, 3), of_keys), ((4, 6, 1), (4, 2), of_mu)):
         key_tensor = torch.zeros(keys, dtype=torch.int64, device=torch_device)
         with pytest.raises(RuntimeError, match=message):
             torch.ops.multisample.sample_batch(torch.zeros(mu, device=torch_device), sigma, N, key_tensor)
 
-
-# --- Moments in torch.func ------------------------------------------------------------------------
 
 MU, SIGMA = vectors("cpu")
 WEIGHTS = torch.rand(4, N)
@@ -223,9 +213,8 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_vmap_of_moments_of_batches_and_of_vmap_is_one_launch(runs: list[Any]) -> None:
     torch.func.vmap(lambda w: weighted_moments(w, MU[0], 2.0, seed=Key(3, 4)))(WEIGHTS)
     found = torch.func.vmap(lambda w: weighted_moments(w, MU, SIGMA, seed=SEEDS))(WEIGHTS)
-    twice = torch.func.vmap(
-        lambda seed: torch.func.vmap(lambda w: weighted_moments(w, MU[0], SIGMA[0], seed=seed))(WEIGHTS)
-    )(seed_tensor("cpu"))
+    draw = lambda seed: torch.func.vmap(lambda w: weighted_moments(w, MU[0], SIGMA[0], seed=seed))  # noqa: E731
+    twice = torch.func.vmap(lambda seed: draw(seed)(WEIGHTS))(seed_tensor("cpu"))
     assert [plan.template.batch for plan in runs] == [4, 16, 16]
     for j, k in itertools.product(range(4), repeat=2):
         right = weighted_moments(WEIGHTS[k], MU[j], SIGMA[j], seed=SEEDS[j])

@@ -1,7 +1,5 @@
 """torch.compile and torch.export: one graph; the eager bits with a seed, and new numbers without a seed."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -24,10 +22,8 @@ from multisample.torch import Normal
 pytestmark = pytest.mark.filterwarnings("ignore:::torch")
 
 D, N = 5, 7
-OPTIONS = ONE_OPTION | {
-    "half": {"dtype": "float16", "fast_math": True},
-    "double": {"dtype": torch.float64, "backend": "torch_ext"},
-}
+HALF, DOUBLE = {"dtype": "float16", "fast_math": True}, {"dtype": torch.float64, "backend": "torch_ext"}
+OPTIONS = ONE_OPTION | {"half": HALF, "double": DOUBLE}
 
 
 @pytest.fixture(autouse=True)
@@ -162,11 +158,7 @@ def test_a_distribution_can_be_compiled(torch_device: str) -> None:
 
 def test_batches_can_be_compiled(torch_device: str) -> None:
     mu = torch.linspace(-2, 3, 3 * D, device=torch_device).reshape(3, D)
-
-    def gradients(mu: Any) -> Any:
-        return vmap(grad(lambda mu: sample(mu, 1.0, N).square().sum()), randomness="different")(mu)
-
-    function = compiled(gradients)
+    function = compiled(vmap(grad(lambda mu: sample(mu, 1.0, N).square().sum()), randomness="different"))
     first, second = function(torch.zeros_like(mu)), function(torch.zeros_like(mu))
     assert len({x.cpu().numpy().tobytes() for x in torch.cat((first, second))}) == 6
     seeded = compiled(lambda mu: vmap(lambda mu: sample(mu, 1.0, N, seed=3))(mu))
@@ -182,10 +174,10 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [pytest.param(*x, id=name, marks=[] if name == "seed" else pytest.mark.slow) for name, x in WRONG.items()],
-)
+CASES = [pytest.param(*x, id=name, marks=[pytest.mark.slow] * (name != "seed")) for name, x in WRONG.items()]
+
+
+@pytest.mark.parametrize(("call", "error", "message"), CASES)
 # After an error, PyTorch compiles the function again in parts, with warnings.
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_compiled_calls_raise_the_eager_errors(call: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -252,10 +244,8 @@ class Noisy(torch.nn.Module):
 @pytest.mark.parametrize("strict", slow_but([False], [False, True]))
 def test_an_exported_program_draws_new_numbers(torch_device: str, strict: bool) -> None:
     module = Noisy().to(torch_device)
-    program = torch.export.export(
-        module, (torch.zeros(4, D, device=torch_device),), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},),
-        strict=strict,
-    ).module()  # fmt: skip
+    shapes, mu = ({0: torch.export.Dim.DYNAMIC},), torch.zeros(4, D, device=torch_device)
+    program = torch.export.export(module, (mu,), dynamic_shapes=shapes, strict=strict).module()
     x = torch.zeros(9, D, device=torch_device)
     (first, same), (second, again) = program(x), program(x)
     assert first.shape == (9, D)
@@ -312,11 +302,11 @@ def test_compiled_code_refuses_an_out_that_overlaps(torch_device: str) -> None:
 
 def test_the_default_device_does_not_matter() -> None:
     mu = torch.zeros(D)
+    seeds = np.array([7, 8])
     calls: list[Callable[[], Any]] = [
         lambda: compiled(lambda mu: multisample.perturb(mu, [0.1, 0.2], seed=7))(mu),
-        lambda: vmap(lambda mu: sample(mu, 1.0, N, seed=np.array([7, 8])))(mu[None]),
-        lambda: sample(mu, 1.0, N, seed=np.array([7, 8])),
-    ]
+        lambda: vmap(lambda mu: sample(mu, 1.0, N, seed=seeds))(mu[None]), lambda: sample(mu, 1.0, N, seed=seeds),
+    ]  # fmt: skip
     expected = [call() for call in calls]
     torch.compiler.reset()
     with torch.device("meta"):

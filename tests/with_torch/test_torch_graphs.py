@@ -1,7 +1,5 @@
 """PyTorch's CUDA graphs: each replay draws new numbers with PyTorch's generator, and no call waits for the device."""
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator
@@ -118,11 +116,7 @@ def test_each_replay_draws_new_numbers_from_the_default_or_a_registered_generato
 
 def test_two_calls_in_a_graph_draw_different_numbers(cuda_backend: str) -> None:
     mu = torch.zeros(D, device="cuda")
-
-    def call() -> torch.Tensor:
-        return torch.stack((sample(mu, 1.0, N, backend=cuda_backend), sample(mu, 1.0, N, backend=cuda_backend)))
-
-    graph, x = captured(call)
+    graph, x = captured(lambda: torch.stack([sample(mu, 1.0, N, backend=cuda_backend) for _ in range(2)]))
     check_independent(replays(graph, x).flatten(0, 1))
 
 
@@ -197,9 +191,8 @@ def test_compiled_code_replays_graphs_with_new_numbers(cuda: str, options: dict[
     torch.compiler.reset()
     counters.clear()
     mu, sigma = vectors()
-    function = torch.compile(
-        lambda mu, sigma: sample(mu * 2, sigma, N, **options) + 1, mode="reduce-overhead", fullgraph=True
-    )
+    f = lambda mu, sigma: sample(mu * 2, sigma, N, **options) + 1  # noqa: E731
+    function = torch.compile(f, mode="reduce-overhead", fullgraph=True)
     steps(function, mu, sigma)
     torch.manual_seed(3)
     with forbid_synchronization():

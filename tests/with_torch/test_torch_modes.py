@@ -1,7 +1,5 @@
 """Modes of PyTorch do not change a sample, and PyTorch sees the calls that it observes, traces or profiles."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 from collections.abc import Callable
@@ -26,11 +24,8 @@ import multisample.torch
 from multisample import Generator, Key, perturb, sample, weighted_moments
 from multisample.torch import Normal, take_key
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Anomaly Detection"),
-    pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:.*Profiler clears events"),
-]
+WARNINGS = "ignore:Anomaly Detection", "ignore:.*torch.jit.*:DeprecationWarning", "ignore:.*Profiler clears events"
+pytestmark = pytest.mark.filterwarnings(*WARNINGS)
 D, N = 5, 7
 
 
@@ -47,24 +42,17 @@ class Functions(TorchFunctionMode):
 
 
 MODES: dict[str, Callable[[], Any]] = {
-    "none": contextlib.nullcontext,
-    "TorchFunctionMode": Functions,
-    "TorchDispatchMode": Operators,
-    "FlopCounterMode": lambda: FlopCounterMode(display=False),
-    "SchemaCheckMode": SchemaCheckMode,
-    "FunctionalTensorMode": FunctionalTensorMode,
-    "Python dispatcher": enable_python_dispatcher,
+    "none": contextlib.nullcontext, "TorchFunctionMode": Functions, "TorchDispatchMode": Operators,
+    "FlopCounterMode": lambda: FlopCounterMode(display=False), "SchemaCheckMode": SchemaCheckMode,
+    "FunctionalTensorMode": FunctionalTensorMode, "Python dispatcher": enable_python_dispatcher,
     "selective checkpoint": lambda: create_selective_checkpoint_contexts([])[0],
-    "default device": lambda: torch.device("meta"),
-    "profiler": torch.profiler.profile,
-    "autograd profiler": torch.autograd.profiler.profile,
-    "forward-mode AD": forward_ad.dual_level,
+    "default device": lambda: torch.device("meta"), "profiler": torch.profiler.profile,
+    "autograd profiler": torch.autograd.profiler.profile, "forward-mode AD": forward_ad.dual_level,
     "anomaly detection": lambda: torch.autograd.set_detect_anomaly(True),
     "saved_tensors_hooks": lambda: graph.saved_tensors_hooks(lambda x: x, lambda x: x),
-    "allow_mutation_on_saved_tensors": graph.allow_mutation_on_saved_tensors,
-    "inference_mode": torch.inference_mode,
+    "allow_mutation_on_saved_tensors": graph.allow_mutation_on_saved_tensors, "inference_mode": torch.inference_mode,
     "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
-}
+}  # fmt: skip
 
 
 def vectors(device: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -90,15 +78,11 @@ def test_the_numbers_are_those_of_a_call_without_the_mode(mode: Any, torch_devic
     def draws() -> list[torch.Tensor]:
         torch.manual_seed(3)
         theirs.manual_seed(3)
-        options: list[dict[str, Any]] = [
-            {}, {"layout": "nd"}, {"generator": theirs}, {"seed": Key(2**64 - 1, 2**63)}, {"seed": [1, 2]}, {},
-        ]  # fmt: skip
+        options: list[dict[str, Any]] = [{}, {"layout": "nd"}, {"generator": theirs}, {"seed": [1, 2]}, {}]
+        options += [{"seed": Key(2**64 - 1, 2**63)}]
         if mode is not FunctionalTensorMode:  # A graph cannot record these.
-            options += [
-                {"out": torch.empty(D, N, device=torch_device)},
-                {"generator": Generator(1)},
-                {"validate": True},
-            ]
+            out = torch.empty(D, N, device=torch_device)
+            options += [{"out": out}, {"generator": Generator(1)}, {"validate": True}]
         found = [sample(mu, sigma, N, **x) for x in options]
         return [*found, sample(requiring, sigma, N).detach(), normal.rsample((N,)), normal.sample()]
 
@@ -118,9 +102,8 @@ def test_modes_see_the_operator(mode: Any, torch_device: str) -> None:
         sample(mu, sigma, N, seed=1)
         with mode() as seeing:
             sample(mu, sigma, N)
-        assert [name for name in seeing.seen if name.startswith("multisample.")] == [
-            "multisample.sample" if mode is Functions else "multisample.sample.default"
-        ]
+        name = "multisample.sample" if mode is Functions else "multisample.sample.default"
+        assert [seen for seen in seeing.seen if seen.startswith("multisample.")] == [name]
         if mode is Operators:  # Checks and the draw of a seed are not operations of the caller.
             assert len(seeing.seen) == 1
 
@@ -178,9 +161,6 @@ def test_errors_are_those_of_a_call_without_the_mode(mode: Any, bad: Callable[..
 
     before = torch.get_rng_state()
     assert outcome(mode) == outcome(contextlib.nullcontext)
-
-
-# --- Traces ---------------------------------------------------------------------------------------
 
 
 def traced(function: Any, *arguments: Any) -> Any:
@@ -270,16 +250,11 @@ def test_what_a_trace_cannot_record_raises() -> None:
     assert own.offset == 0
 
 
-# --- Tensors without values -----------------------------------------------------------------------
-
-
 def test_tensors_without_values_give_shapes_and_types_and_draw_nothing(torch_device: str) -> None:
     own, theirs = Generator(1), torch.Generator(torch_device)
     before = torch.get_rng_state(), theirs.get_state()
-    options: list[dict[str, Any]] = [
-        {}, {"seed": 3}, {"generator": own}, {"generator": theirs}, {"seed": [1, 2]}, {"layout": "nd"},
-        {"dtype": "float16"},
-    ]  # fmt: skip
+    options: list[dict[str, Any]] = [{}, {"seed": 3}, {"generator": own}, {"generator": theirs}, {"seed": [1, 2]}]
+    options += [{"layout": "nd"}, {"dtype": "float16"}]
     drawn = [{**x, "seed": x.get("seed", 3), "generator": None} for x in options]
     expected = [sample(*vectors(torch_device), N, **x) for x in drawn]
     weights = torch.ones(N, device=torch_device)
@@ -317,9 +292,6 @@ def test_an_out_without_values_is_returned() -> None:
         sample(mu, torch.ones(D), N)
     with pytest.raises(ValueError, match=r"^weights: require grad"):
         weighted_moments(torch.ones(N, device="meta", requires_grad=True), mu, 1.0, seed=1)
-
-
-# --- Overlaps -------------------------------------------------------------------------------------
 
 
 def test_the_operator_refuses_exactly_the_overlaps() -> None:

@@ -1,7 +1,5 @@
 """`multisample.torch.Normal` and `randn` replace those of PyTorch: equal results, except for the drawn numbers."""
 
-from __future__ import annotations
-
 import copy
 import math
 import os
@@ -34,14 +32,13 @@ PARAMETERS: dict[str, tuple[Any, Any]] = {
     "mixed": (torch.zeros(3, dtype=torch.float64), torch.ones(3)),
     "empty": (torch.zeros(2, 0), 1.0),
 }
-SHAPES = [(), (1,), (5,), (2, 3), (0,), (2, 0, 3), torch.Size([4])]
 
 
 @pytest.mark.parametrize("parameters", PARAMETERS.values(), ids=PARAMETERS)
 def test_samples_have_the_shape_dtype_and_device_of_pytorch_samples(torch_device: str, parameters: Any) -> None:
     loc, scale = (x.to(torch_device) if isinstance(x, torch.Tensor) else x for x in parameters)
     own, theirs = Normal(loc, scale), distributions.Normal(loc, scale)
-    for shape in SHAPES:
+    for shape in [(), (1,), (5,), (2, 3), (0,), (2, 0, 3), torch.Size([4])]:
         for method in ("sample", "rsample"):
             x, expected = getattr(own, method)(shape), getattr(theirs, method)(shape)
             assert (x.shape, x.dtype, x.device) == (expected.shape, expected.dtype, expected.device)
@@ -85,9 +82,8 @@ def test_samples_are_rows_of_one_matrix(torch_device: str, options: dict[str, An
         rows = sample(loc.reshape(-1), scale.repeat(2), math.prod(shape), layout="nd", generator=generator, **options)
         for x in (q.rsample(shape), q.expand((2, 3)).sample(shape)):
             assert torch.equal(x.reshape(-1, 6), rows)
-            rows = sample(
-                loc.reshape(-1), scale.repeat(2), math.prod(shape), layout="nd", generator=generator, **options
-            )
+            n = math.prod(shape)
+            rows = sample(loc.reshape(-1), scale.repeat(2), n, layout="nd", generator=generator, **options)
         generator.state = {**generator.state, "offset": generator.offset - 1}
 
 
@@ -181,8 +177,6 @@ def test_normal_can_be_copied_pickled_and_subclassed(torch_device: str) -> None:
         Unit(torch.zeros(3)).expand((2, 3))
 
 
-# --- randn, and tensors of any shape --------------------------------------------------------------
-
 SIZE = (3, 4, 5)
 
 
@@ -190,9 +184,8 @@ def test_randn_has_the_arguments_of_pytorch_and_the_numbers_of_row_0(torch_devic
     torch.manual_seed(3)
     for dtype in (None, torch.float16, torch.bfloat16, torch.float32, torch.float64):
         expected = torch.randn(SIZE, dtype=dtype, device=torch_device)
-        row = sample(
-            torch.zeros(1, dtype=expected.dtype, device=torch_device), 1.0, 60, seed=Key(7, 2), sample_offset=5
-        )
+        zero = torch.zeros(1, dtype=expected.dtype, device=torch_device)
+        row = sample(zero, 1.0, 60, seed=Key(7, 2), sample_offset=5)
         for size in (SIZE, (SIZE,), (torch.Size(SIZE),), (list(SIZE),)):
             x = randn(*size, dtype=dtype, device=torch_device, seed=Key(7, 2), start=5)  # type: ignore[arg-type]
             assert (x.shape, x.dtype, x.device) == (expected.shape, expected.dtype, expected.device)
@@ -278,9 +271,6 @@ def test_wrong_arguments_of_randn_raise() -> None:
     with pytest.raises(TypeError, match=r"^x: expected a PyTorch tensor"):
         randn_like(3)  # type: ignore[arg-type]
     assert torch.equal(torch.get_rng_state(), state)
-
-
-# --- Derivatives and transformations ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("layout", ["dn", "nd"])

@@ -1,10 +1,4 @@
-"""``torch.ops.multisample``: draws and gradients of the operators, on the CPU and on a CUDA device.
-
-Draws have the bits of `multisample.sample`. Gradients are compared with float64 sums of the same noise. conftest.py
-skips tests on CUDA without a device.
-"""
-
-from __future__ import annotations
+"""``torch.ops.multisample``: draws and gradients of the operators, on the CPU and on a CUDA device."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -90,23 +84,17 @@ def test_the_sample_operator_has_the_bits_of_sample(
     for (d, n, offset, dim_offset, sample_offset), shared, antithetic in itertools.product(cases, (False, True), pairs):
         mu, sigma = vectors(d)
         options = {"dim_offset": dim_offset, "sample_offset": sample_offset, "antithetic": antithetic}
-        wanted = expected(
-            mu.numpy(), sigma.numpy(), n, 2**64 - 3, offset, dtype=dtype, noise="shared" if shared else "independent",
-            **options,
-        )  # fmt: skip
-        got = operators.sample(
-            mu.to(device), sigma.to(device), n, seed=-3, offset=offset - 2**64 * (offset >= 2**63), shared=shared,
-            dtype=getattr(torch, dtype), transposed=transposed, **options,
-        )  # fmt: skip
+        noise = "shared" if shared else "independent"
+        wanted = expected(mu.numpy(), sigma.numpy(), n, 2**64 - 3, offset, dtype=dtype, noise=noise, **options)
+        arguments = mu.to(device), sigma.to(device)
+        words = {"seed": -3, "offset": offset - 2**64 * (offset >= 2**63), "shared": shared, **options}
+        got = operators.sample(*arguments, n, dtype=getattr(torch, dtype), transposed=transposed, **words)
         assert got.shape == ((n, d) if transposed else (d, n))
         assert got.is_contiguous()
         assert got.device.type == device.type
         assert np.array_equal(bits(got.T.contiguous() if transposed else got), bits(wanted)), (d, n)
         out = torch.full_like(got, torch.nan)
-        in_place = operators.sample_(
-            out.T if transposed else out, mu.to(device), sigma.to(device), seed=-3,
-            offset=offset - 2**64 * (offset >= 2**63), shared=shared, **options,
-        )  # fmt: skip
+        in_place = operators.sample_(out.T if transposed else out, *arguments, **words)
         assert in_place is None
         assert torch.equal(out, got)
 
@@ -154,11 +142,9 @@ def test_an_offset_tensor_replaces_the_offset_argument(operators: Any, device: A
             out = torch.empty_like(wanted)
             operators.sample_(out, mu, sigma, seed=2, counter=counter)
             assert torch.equal(out, wanted)
-            for got, sums in zip(
-                operators.sample_backward(grad, seed=2, counter=counter),
-                operators.sample_backward(grad, seed=2, offset=offset),
-                strict=True,
-            ):
+            numbers = {"counter": counter}, {"offset": offset}
+            results = (operators.sample_backward(grad, seed=2, **number) for number in numbers)
+            for got, sums in zip(*results, strict=True):
                 assert torch.equal(got, sums)
             assert int(counter) == offset
 
@@ -218,9 +204,8 @@ def test_operators_raise_for_invalid_arguments(operators: Any, device: Any) -> N
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gradients_are_sums_with_the_noise_of_sample(operators: Any, device: Any, dtype: str, transposed: bool) -> None:
     shapes = [(1, 1), (3, 7), (16, 33), (40, 1000), (300, 5), (1, 20_000), (2000, 2)]
-    for (d, n), shared, antithetic, window in itertools.product(
-        shapes, (False, True), (False, True), ((0, 0), (3, 5), (2**32 - 2000, 2**34 - 20_000))
-    ):
+    windows = (0, 0), (3, 5), (2**32 - 2000, 2**34 - 20_000)
+    for (d, n), shared, antithetic, window in itertools.product(shapes, (False, True), (False, True), windows):
         options = {"seed": 8, "offset": 4, "shared": shared, "antithetic": antithetic}
         options |= {"dim_offset": window[0], "sample_offset": window[1]}
         grad = made(d, n, dtype, device)

@@ -1,7 +1,5 @@
 """`perturb` in torch.func, forward-mode AD and torch.compile: populations in one launch, and gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -86,9 +84,6 @@ def test_vmap_makes_one_launch_for_each_type(monkeypatch: pytest.MonkeyPatch) ->
     assert groups == [2]
 
 
-# --- Derivatives ----------------------------------------------------------------------------------
-
-
 def loss(p: Tree, seed: Any) -> Any:
     return sum((x.float() ** 2).sum() for x in perturb(p, 0.1, seed=seed, decay=0.25).values())
 
@@ -138,9 +133,6 @@ WRONG: list[tuple[Callable[..., Any], Any, type[Exception], str]] = [
 def test_errors_name_the_argument(call: Any, argument: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         call(argument)
-
-
-# --- torch.compile --------------------------------------------------------------------------------
 
 
 def compiled(function: Any) -> Any:

@@ -1,7 +1,5 @@
 """PyTorch's generators determine the numbers, and a restored state draws them again."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +16,6 @@ from multisample import Generator, Key, cem, sample
 from multisample.torch import take_key
 
 D, N = 5, 7
-Draw = Callable[[], torch.Tensor]
 
 
 @pytest.fixture(params=["plain", "recorded", "nd", "transformed"])
@@ -80,10 +77,8 @@ def loss_and_gradients(device: str, run: Callable[..., Any]) -> list[torch.Tenso
 
 
 def selective(policy: CheckpointPolicy) -> dict[str, Any]:
-    def context() -> Any:
-        return create_selective_checkpoint_contexts(lambda *_, **__: policy)
-
-    return {"use_reentrant": False, "context_fn": context}
+    contexts = functools.partial(create_selective_checkpoint_contexts, lambda *_, **__: policy)
+    return {"use_reentrant": False, "context_fn": contexts}
 
 
 CHECKPOINTS: dict[str, dict[str, Any]] = {
@@ -154,14 +149,11 @@ def test_take_key_uses_the_default_device() -> None:
     assert take_key(device="cpu") == take_key(torch.Generator().manual_seed(1)) == key
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"generator": 3}, TypeError, "^generator: expected a torch.Generator, got 3 of type int"),
-        ({"device": "meta"}, ValueError, "^device: expected a CPU or a CUDA device, got meta"),
-        ({"generator": torch.Generator(), "device": "cuda:0"}, ValueError, "^generator: expected one on cuda:0, got"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "error", "message"), [
+    ({"generator": 3}, TypeError, "^generator: expected a torch.Generator, got 3 of type int"),
+    ({"device": "meta"}, ValueError, "^device: expected a CPU or a CUDA device, got meta"),
+    ({"generator": torch.Generator(), "device": "cuda:0"}, ValueError, "^generator: expected one on cuda:0, got"),
+])  # fmt: skip
 def test_take_key_raises_for_invalid_arguments(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         take_key(**arguments)

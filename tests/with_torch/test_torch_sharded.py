@@ -1,10 +1,4 @@
-"""A matrix that is sharded over processes: each rank holds its part of the single-device matrix.
-
-Every rank runs the cases in ``sharded_ranks.py``: four processes with gloo on the CPU, and two and four with NCCL on
-GPUs.
-"""
-
-from __future__ import annotations
+"""A matrix that is sharded over processes: each rank holds its part of the single-device matrix."""
 
 import contextlib
 import json

@@ -1,15 +1,10 @@
 """Derive the float64 coefficients of the stream (STREAM.md), so that they are reproducible.
 
-`derive` needs the approximated functions only, and `truncation_errors` gives the errors of the polynomials.
-
-Method: a Remez exchange gives the minimax polynomial on a dense Chebyshev grid. Its most
-significant coefficient is rounded to binary64 and fixed, and the others are fitted again. The steps
-repeat down to the least significant coefficient. So every coefficient compensates for the roundings
-before it, and the rounded polynomial is as good as the unrounded one. The degrees are the smallest
+A Remez exchange gives the minimax polynomial on a dense Chebyshev grid. Its most significant coefficient is rounded to
+binary64 and fixed, and the others are fitted again, down to the least significant one. So every coefficient compensates
+for the roundings before it, and the rounded polynomial is as good as the unrounded one. The degrees are the smallest
 whose truncation error is below 2^-54, half of the rounding error of one binary64 operation.
 """
-
-from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -22,17 +17,12 @@ Real = Any  # an mpmath.mpf; mpmath has no type stubs
 # The monomial basis costs about 20 digits at these degrees: 50 leave 30 correct ones.
 DIGITS = 50
 
-# Numbers of coefficients. With one coefficient less, the truncation errors of L, S, C are 5, 1.6, 38 times 2^-54.
-L_TERMS = 20
-S_TERMS = 9
-C_TERMS = 9
+# With one coefficient less, the truncation errors of L, S, C are 5, 1.6, 38 times 2^-54.
+L_TERMS, S_TERMS, C_TERMS = 20, 9, 9
 
 
 class Coefficients(NamedTuple):
-    """Coefficients of the float64 transform, each exactly a binary64 number.
-
-    ``L``, ``S`` and ``C`` start with the highest power, as ``horner`` takes them.
-    """
+    """Coefficients of the float64 transform, each exactly a binary64 number; those of the highest power first."""
 
     L: tuple[float, ...]
     LE: float
@@ -46,9 +36,6 @@ class Problem(NamedTuple):
     points: list[Real]  # increasing, never 0, since the terms of the later fits vanish at 0
     target: list[Real]
     weight: list[Real]
-
-
-# --- The three functions to approximate -----------------------------------------------------------
 
 
 def _log_target(f: Real) -> tuple[Real, Real]:
@@ -83,9 +70,6 @@ def _q_grid(size: int) -> list[Real]:
     return [(1 - mpmath.cospi(mpmath.mpf(k + 1) / size)) / 2 for k in range(size)]
 
 
-# --- Minimax fit ----------------------------------------------------------------------------------
-
-
 def _alternating_extrema(errors: Sequence[Real], count: int) -> list[int]:
     """Choose ``count`` indices of large errors with alternating signs, the largest among them."""
     runs: list[int] = []  # the largest error of every stretch of one sign
@@ -96,18 +80,15 @@ def _alternating_extrema(errors: Sequence[Real], count: int) -> list[int]:
         else:
             runs.append(index)
 
-    def size(position: int) -> Real:
-        return abs(errors[runs[position]])
-
     while len(runs) > count:
-        last = len(runs) - 1
-        smallest = min(range(len(runs)), key=size)
+        sizes = [abs(errors[index]) for index in runs]
+        smallest, last = sizes.index(min(sizes)), len(runs) - 1
         if len(runs) == count + 1:
-            runs.pop(0 if size(0) < size(last) else last)
+            runs.pop(0 if sizes[0] < sizes[last] else last)
         elif smallest in (0, last):
             runs.pop(smallest)
         else:  # drop two neighbours, so that the signs still alternate
-            left = smallest - 1 if size(smallest - 1) < size(smallest + 1) else smallest
+            left = smallest - (sizes[smallest - 1] < sizes[smallest + 1])
             del runs[left : left + 2]
     return runs
 
@@ -118,8 +99,7 @@ def _remez(problem: Problem, low: int, high: int) -> list[Real]:
     x^low times a polynomial of degree high - low has at most high - low zeros outside 0, so the alternation theorem
     holds on a grid without 0, for the error times the sign of x^low.
     """
-    points, target, weight = problem
-    terms = high - low + 1
+    (points, target, weight), terms = problem, high - low + 1
     sign = [-1 if low % 2 and x < 0 else 1 for x in points]
     reference = [round((len(points) - 1) * k / terms) for k in range(terms + 1)]
     for _ in range(100):
@@ -130,10 +110,8 @@ def _remez(problem: Problem, low: int, high: int) -> list[Real]:
             matrix[row, terms] = (-1) ** row * sign[index] / weight[index]
         solution = mpmath.lu_solve(matrix, mpmath.matrix([target[index] for index in reference]))
         coefficients = [solution[k] for k in range(terms)]
-        errors = [
-            s * w * (t - x**low * mpmath.polyval(coefficients[::-1], x))
-            for x, t, w, s in zip(points, target, weight, sign, strict=True)
-        ]
+        at_points = zip(points, target, weight, sign, strict=True)
+        errors = [s * w * (t - x**low * mpmath.polyval(coefficients[::-1], x)) for x, t, w, s in at_points]
         extrema = _alternating_extrema(errors, terms + 1)
         if extrema == reference:
             return coefficients
@@ -142,16 +120,11 @@ def _remez(problem: Problem, low: int, high: int) -> list[Real]:
 
 
 def _fit_rounded(problem: Problem, terms: int, fixed: Sequence[float] = ()) -> tuple[float, ...]:
-    """Round one coefficient after the other, the most significant first, refitting the rest.
-
-    ``fixed`` are prescribed coefficients of x^0, x^1, .... The result starts with the highest power.
-    """
+    """Round one coefficient after the other, the most significant first, refitting the rest."""
     points, target, weight = problem
-    chosen: list[float] = []
+    chosen = list(fixed)
     for power in range(terms):
-        if power < len(fixed):
-            chosen.append(fixed[power])
-        else:
+        if power >= len(fixed):
             chosen.append(float(_remez(Problem(points, target, weight), power, terms - 1)[0]))
         target = [t - mpmath.mpf(chosen[power]) * x**power for x, t in zip(points, target, strict=True)]
     return tuple(reversed(chosen))
@@ -168,9 +141,6 @@ def derive() -> Coefficients:
         # cos 0 = 1 exactly: the last coefficient is prescribed, and the others are fitted.
         C=_fit_rounded(_problem(_cos_target, _q_grid(16 * C_TERMS)), C_TERMS, fixed=(1.0,)),
     )
-
-
-# --- Words at which errors are measured, and errors -----------------------------------------------
 
 
 def measurement_words(count: int) -> Iterator[tuple[int, int]]:
@@ -207,15 +177,11 @@ def measurement_words(count: int) -> Iterator[tuple[int, int]]:
 def truncation_errors(coefficients: Coefficients) -> dict[str, float]:
     """Errors of the rounded polynomials in exact arithmetic, on grids finer than the fit's."""
     # Grids of 401 and 501 points share few points with the grids of the fit; the factor 2 avoids f = 0.
-    problems = {
-        "L": _problem(_log_target, _f_grid(2 * 401)),
-        "S": _problem(_sin_target, _q_grid(501)),
-        "C": _problem(_cos_target, _q_grid(501)),
-    }
+    problems = {"L": _problem(_log_target, _f_grid(2 * 401))}
+    problems |= {"S": _problem(_sin_target, _q_grid(501)), "C": _problem(_cos_target, _q_grid(501))}
     result = {}
     for name, (points, target, weight) in problems.items():
-        exact = [mpmath.mpf(value) for value in getattr(coefficients, name)]
-        result[name] = float(
-            max(w * abs(t - mpmath.polyval(exact, x)) for x, t, w in zip(points, target, weight, strict=True))
-        )
+        polynomial = [mpmath.mpf(value) for value in getattr(coefficients, name)]
+        errors = (w * (t - mpmath.polyval(polynomial, x)) for x, t, w in zip(points, target, weight, strict=True))
+        result[name] = float(max(map(abs, errors)))
     return result

@@ -7,8 +7,6 @@ Numbers are Python floats: a float represents every binary16, bfloat16, binary32
 exactly, including signed zeros and infinities. ``bits`` gives their bit patterns.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import struct
@@ -20,8 +18,6 @@ import mpmath
 
 Real = Any  # an mpmath.mpf; mpmath has no type stubs
 Words = tuple[int, int, int, int]
-
-# --- Words: "Philox4x32 with 10 rounds" -----------------------------------------------------------
 
 MASK32 = 0xFFFFFFFF
 
@@ -64,9 +60,6 @@ def _signed(word: int, width: int) -> int:
     return (word + half) % (2 * half) - half
 
 
-# --- Arithmetic: "IEEE-754 operations, round to nearest even" -------------------------------------
-
-
 class Format(NamedTuple):
     """A binary interchange format: digits of the significand and range of normal exponents."""
 
@@ -84,10 +77,7 @@ FORMATS = {"float16": BINARY16, "bfloat16": BFLOAT16, "float32": BINARY32, "floa
 
 
 def round_to(value: Fraction, fmt: Format) -> float:
-    """Round a real number once, to nearest, ties to even: to a subnormal, or to infinity where the format overflows.
-
-    An exact zero is 0.0. An underflow is a zero of the number's sign.
-    """
+    """Round once, to nearest, ties to even, or to infinity. A zero has the number's sign."""
     if value == 0:
         return 0.0
     magnitude = abs(value)
@@ -165,9 +155,6 @@ def from_bits(pattern: int, dtype: str) -> float:
         return from_bits(pattern << 16, "float32")
     pack, read = {"float16": ("<H", "<e"), "float32": ("<I", "<f"), "float64": ("<Q", "<d")}[dtype]
     return float(struct.unpack(read, struct.pack(pack, pattern))[0])
-
-
-# --- The transform: "Portable float32 normals" and "float64" --------------------------------------
 
 
 def _hex(literals: str) -> tuple[float, ...]:
@@ -285,26 +272,15 @@ def _normal(seed: int, offset: int, i: int, j: int, k: Transform) -> float:
     return transform(*pair(seed, offset, i, j, k), k)[j % 2]
 
 
-# --- "The sample" ---------------------------------------------------------------------------------
-
-
 def _compute(value: float, fmt: Format) -> float:
     """Round `value` to `fmt`, keeping the sign of a zero."""
     return value if value == 0 or not math.isfinite(value) else round_to(Fraction(value), fmt)
 
 
 def sample(
-    mu: Sequence[float],
-    sigma: Sequence[float],
-    n: int,
-    dtype: str = "float32",
-    seed: int = 0,
-    offset: int = 0,
-    shared: bool = False,
-    dim_offset: int = 0,
-    sample_offset: int = 0,
-    antithetic: bool = False,
-) -> list[list[int]]:
+    mu: Sequence[float], sigma: Sequence[float], n: int, dtype: str = "float32", seed: int = 0, offset: int = 0,
+    shared: bool = False, dim_offset: int = 0, sample_offset: int = 0, antithetic: bool = False,
+) -> list[list[int]]:  # fmt: skip
     """The bit patterns of a sample: x[i, j] = fma(sigma[i], z[i, j], mu[i]).
 
     mu and sigma are rounded to the computing type first: float64 for float64, else float32. With `shared`, every row
@@ -324,8 +300,6 @@ def sample(
     return rows
 
 
-# --- Real arithmetic: "In real arithmetic" --------------------------------------------------------
-
 DIGITS = 40
 
 
@@ -336,10 +310,7 @@ def real_radius(a: int, k: Transform) -> Real:
 
 
 def real_transform(a: int, b: int, k: Transform) -> tuple[Real, Real]:
-    """The normals of a pair of words in real arithmetic, to 40 digits.
-
-    u is the number of the spec; everything after it is real. For float64, y = f64(B) * 2^-63 is too.
-    """
+    """The normals of a pair of words in real arithmetic, to 40 digits, from the number u of the spec on."""
     with mpmath.workdps(DIGITS):
         radius, angle = real_radius(a, k), _signed(b, k.word)
         # The spec's real line has t = pi * b * 2^-31; for float64 it starts at y.
