@@ -13,15 +13,9 @@ __global__ void conversion_kernel(const __grid_constant__ Conversions conversion
   const u64 threads = u64{gridDim.x} * kConversionThreads;
   for (u64 k = u64{blockIdx.x} * kConversionThreads + threadIdx.x; k < own.all; k += threads) {
     const u64 b = k / own.length;
-    const char* const vector = static_cast<const char*>(own.from.input.data) + static_cast<i64>(b) * own.step;
-    const char* const at = vector + static_cast<i64>(k - b * own.length) * own.from.stride;
-    Real* const to = static_cast<Real*>(own.to) + k;
-    switch (own.from.type) {
-#define MULTISAMPLE_ROW(name, type, size, numpy, torch) \
-  case k##name: *to = converted<Real>(load<type>(at)); break;
-      MULTISAMPLE_ELEMENT_TYPES(MULTISAMPLE_ROW, MULTISAMPLE_ROW)
-#undef MULTISAMPLE_ROW
-    }
+    Vector vector = own.from;
+    vector.input.data = moved(vector.input.data, static_cast<i64>(b) * own.step);
+    static_cast<Real*>(own.to)[k] = any_element<Real>(vector, k - b * own.length);
   }
 }
 

@@ -15,6 +15,24 @@ MULTISAMPLE_FUNCTION T load(const char* at) {
   return *reinterpret_cast<const T*>(at);
 }
 
+// Element `k` of a vector of any type, or a number.
+template <class Real>
+MULTISAMPLE_FUNCTION Real any_element(const Vector& vector, u64 k) {
+  const char* const at = static_cast<const char*>(vector.input.data) + static_cast<i64>(k) * vector.stride;
+  // The usual type avoids the jump table.
+  if (vector.type == (sizeof(Real) == 4 ? kFloat32 : kFloat64)) return load<Real>(at);
+  switch (vector.type) {
+    case kNumber: return rounded<Real>(vector.input.number);
+#define MULTISAMPLE_ROW(name, type, size, numpy, torch) \
+  case k##name: return converted<Real>(load<type>(at));
+#define MULTISAMPLE_LAST(name, type, size, numpy, torch) \
+  default: return converted<Real>(load<type>(at));
+      MULTISAMPLE_ELEMENT_TYPES(MULTISAMPLE_ROW, MULTISAMPLE_LAST)
+#undef MULTISAMPLE_ROW
+#undef MULTISAMPLE_LAST
+  }
+}
+
 // Loads elements `k` of a vector whose type is_readable() for matrices of type Out. All loads are issued before the
 // first is used.
 template <class Out, class Real, u32 count>

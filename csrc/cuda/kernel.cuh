@@ -46,7 +46,7 @@ constexpr int kMostThreads = store_kind == kTransposed                        ? 
 
 // Minimum blocks per multiprocessor for __launch_bounds__, where the compiler's own choice spills registers or lowers
 // occupancy; else 0.
-template <class Out, bool shared_noise, bool antithetic, bool fast, StoreKind store_kind, bool origin_in_memory>
+template <class Out, bool shared_noise, bool antithetic, StoreKind store_kind>
 constexpr int kBlocksAtOnce =
     store_kind == kTransposed || store_kind == kTransposedStaged       ? 768 / kMostThreads<shared_noise, store_kind>
     : antithetic && (store_kind == kAligned || store_kind == kShifted) ? 2
@@ -55,10 +55,9 @@ constexpr int kBlocksAtOnce =
     : store_kind == kFewColumns             ? (antithetic || sizeof(Out) == 8 ? 5 : 0)
     : store_kind >= kSmallMatrices          ? 0
     : antithetic || sizeof(Out) == 8        ? 3
-    : store_kind == kShifted                ? (shared_noise || (fast && sizeof(Out) == 4) ? 3 : 4)
+    : store_kind == kShifted                ? (shared_noise ? 3 : 4)
     : store_kind == kStaged && shared_noise ? 4
-    : store_kind == kAligned && !origin_in_memory && !shared_noise ? blocks_with_room(4, kThreads)
-                                                                   : 0;
+                                            : 0;
 
 // What a kernel takes: see `SampleCall`.
 template <StoreKind store_kind>
@@ -77,7 +76,7 @@ struct CallOf<kPlainTransposed> {
 template <class Out, bool shared_noise, bool antithetic, bool fast, StoreKind store_kind, bool origin_in_memory = false,
           bool batched = origin_in_memory, u32 turns = 0, bool usual = false>
 __global__ void __launch_bounds__(kMostThreads<shared_noise, store_kind>,
-                                  (kBlocksAtOnce<Out, shared_noise, antithetic, fast, store_kind, origin_in_memory>))
+                                  (kBlocksAtOnce<Out, shared_noise, antithetic, store_kind>))
 sample_kernel(const __grid_constant__ typename CallOf<store_kind>::Type call,
               const __grid_constant__ Geometry geometry) {
   // Numbers passed by value are uniform to the compiler, which keeps them and the round keys out of the threads'
