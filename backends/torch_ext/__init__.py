@@ -26,6 +26,7 @@ from ..contract import PROTOCOL, Backend, BackendStatus, DeviceKind, Launcher
 from ..element_types import ElementType
 from ..errors import BackendUnavailableError
 from ..generic import generic_launcher
+from ..kernels.cuda.conversion import convert_vectors
 from ..launch import HOST, INPUTS, PACKED_LAUNCH, Launch, Operation, computing_name, pack
 from ..memory.dlpack import CUDA, LEGACY_STREAM, capsule_and_strides
 from ..native import library_cache, prebuilt, toolchain, units
@@ -227,13 +228,13 @@ class TorchExtBackend:
         """`Launcher.scratch_size`."""
         if launch.device == HOST:
             return None
+        if launch.operation in (Operation.sample, Operation.perturb) and not convert_vectors(launch)[1]:
+            return None
 
         @functools.cache
         def size(phase: int) -> int:
             return int(self._cuda.multisample_scratch_size_cuda(pack(launch._replace(first_column=phase))))
 
-        if launch.operation in (Operation.sample, Operation.perturb) and not size(0):
-            return None
         return lambda first_column: size(first_column & 7)
 
     def compiled_plan(

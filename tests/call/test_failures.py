@@ -127,9 +127,6 @@ def broken_torch_ext(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
         def multisample_cuda_error(self, *error: int) -> bytes:
             return b"no memory for the sums"
 
-        def multisample_scratch_size_cuda(self, launch: bytes) -> int:
-            return 0
-
     monkeypatch.setattr(backend, "_cpu", Broken())
     if backend._cuda is not None:
         monkeypatch.setattr(backend, "_cuda", Broken())
