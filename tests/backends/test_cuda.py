@@ -4,8 +4,6 @@ Results are compared bit for bit with the cpu backend, which other files compare
 ``skip_rules.py`` skips these tests without a device. ``test_cuda_numba.py`` has the tests of numba alone.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import ctypes
 import itertools
@@ -83,9 +81,6 @@ def torch() -> Any:
     return pytest.importorskip("torch")
 
 
-# --- Equal bits -----------------------------------------------------------------------------------
-
-
 def test_fast_math_has_no_effect_on_float64(any_gpu: Gpu, bits: ToArray) -> None:
     for d, n in [(5, 37), (30, 1024), (7, 4099)]:
         mu, sigma = vectors(d, "float64", n)
@@ -151,8 +146,6 @@ def test_subnormal_numbers_are_kept(any_gpu: Gpu, bits: ToArray, kind: str, dtyp
             got = any_gpu.sample(*map(any_gpu.memory.put, host), n, seed=5, **options)
             assert np.array_equal(bits(got), bits(on_cpu(*host, n, dtype, seed=5))), (n, options)
 
-
-# --- Outputs, and the memory around them ----------------------------------------------------------
 
 # Shapes near the limits at which rows share a block or are split: 1 to 8, a warp, 128 groups, the threads of a block.
 LENGTHS = (
@@ -318,9 +311,6 @@ def test_fast_math_has_equal_bits_in_every_backend_and_layout(
             check_all_layouts(gpu, grid, references, dtype, noise, fast_math=True, bits=bits)
 
 
-# --- Large results --------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def room() -> Iterator[Callable[[Gpu, int], None]]:
     """``room(gpu, bytes)`` skips the test without enough free memory; the memory is released after the test."""
@@ -408,9 +398,6 @@ def test_elements_may_be_gigabytes_apart(
     assert unwritten == length - d * n
 
 
-# --- Perturbed parameters -------------------------------------------------------------------------
-
-
 def perturbed(gpu: Gpu, to_numpy: ToArray, call: Call, fast_math: bool = False, way: str = "launch") -> Array:
     """The memory after the call, which a backend runs on memory of its library."""
     stored = np.array(stored_words(call.words()), np.uint64)
@@ -455,9 +442,6 @@ def test_backends_perturb_equally_with_fast_math(all_gpus: list[Gpu], to_numpy: 
         # A small difference may tip a rounding, which changes the result by one unit in the last place.
         tolerance = 1e-3 * np.abs(weights).sum() + float(ml_dtypes.finfo(kind).eps) * np.abs(portable)
         assert (np.abs(got - portable) <= tolerance).all(), call
-
-
-# --- Streams and devices --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -623,9 +607,6 @@ def test_concurrent_calls_have_the_right_bits(gpu: Gpu, bits: ToArray) -> None:
             assert np.array_equal(bits(x), bits(expected)), (thread, d, n, options)
 
 
-# --- Explicit dtypes, and errors -------------------------------------------------------------------
-
-
 def test_torch_tensors_use_the_generator_of_their_device(any_gpu: Gpu, bits: ToArray) -> None:
     if any_gpu.memory.name != "torch":
         pytest.skip("for tensors only")
@@ -688,9 +669,6 @@ def test_refused_calls_change_nothing(any_gpu: Gpu, bits: ToArray, extra: dict[s
     assert (bits(out).view(np.float32) == 2.0).all()
 
 
-# --- Values in device memory ----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", [None, *DTYPES])
 def test_values_in_device_memory_are_checked_only_with_validate(any_gpu: Gpu, bits: ToArray, dtype: str | None) -> None:
     d, n = 9, 700
@@ -713,8 +691,6 @@ def test_values_in_device_memory_are_checked_only_with_validate(any_gpu: Gpu, bi
     with pytest.raises(ValueError, match=r"^sigma: expected .* of at least 0, got sigma\[1\]"):
         any_gpu.sample(mu, sigma, n, seed=8, validate=True)
 
-
-# --- compute-sanitizer ----------------------------------------------------------------------------
 
 SANITIZED = """
 import itertools

@@ -4,8 +4,6 @@ Functions shared by the GPU and the CPU compute the same numbers. Kernels wait f
 object with `__cuda_array_interface__`. Kernels are compiled once per machine.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import json
@@ -42,9 +40,6 @@ def stream_of(array: Any) -> int | None:
     """The stream in the array's CUDA array interface."""
     stream: int | None = array.__cuda_array_interface__["stream"]
     return stream
-
-
-# --- The transform, for every word ----------------------------------------------------------------
 
 
 def test_all_words_give_the_known_sums_and_correctly_rounded_radii(numba: Any) -> None:
@@ -95,9 +90,6 @@ def test_all_words_give_the_known_sums_and_correctly_rounded_radii(numba: Any) -
     assert wrong_radii == 0
 
 
-# --- Registers ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_plain_kernels_spill_no_registers_and_fit_their_launch_bounds(numba: Any, dtype: str) -> None:
     from multisample.backends.kernels.cuda.compilation import kernel_of
@@ -127,9 +119,6 @@ def test_plain_kernels_spill_no_registers_and_fit_their_launch_bounds(numba: Any
         # Registers are allocated in units of eight per thread.
         registers = -(-kernel.regs_per_thread // 8) * 8
         assert registers * threads * blocks <= device.MAX_REGISTERS_PER_MULTIPROCESSOR, key
-
-
-# --- Numba's arrays -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -220,9 +209,6 @@ def test_types_without_real_numbers_raise(numba: Any) -> None:
     ):
         with pytest.raises(TypeError, match=f"^mu: .*{message}"):
             sample(wrong, 1.0, 70)
-
-
-# --- Threads and processes ------------------------------------------------------------------------
 
 
 def run(script: str, *arguments: str, **environment: str) -> Any:
@@ -326,9 +312,6 @@ def test_first_calls_from_several_threads_are_correct(numba: Any, bits: ToArray,
     mu, sigma = [1.0, 2.0, -3.0], [1.0, 0.5, 2.0]
     expected = [on_cpu(mu, sigma, 8, **{"dtype": "float32", **o}, seed=thread) for thread, o in enumerate(every)]
     assert drawn == listed(expected, bits)
-
-
-# --- Several devices ------------------------------------------------------------------------------
 
 
 @pytest.fixture

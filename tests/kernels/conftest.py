@@ -1,7 +1,5 @@
 """CUDA kernels as programs for the CPU."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable
 from pathlib import Path

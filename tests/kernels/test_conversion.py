@@ -1,7 +1,5 @@
 """The conversion of mu, sigma and weights that kernels cannot read: equal in Python and C++, and launched first."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import random
@@ -10,21 +8,15 @@ from typing import Any
 
 import pytest
 from launches import Vector, a_launch, head_of
+from tables import DTYPES
 
 from multisample.backends.driver import CONFIGURATION_SIZE, DriverBackend
-from multisample.backends.kernels.cuda.conversion import (
-    _CONVERSIONS,
-    CONVERSION_THREADS,
-    convert_vectors,
-    is_readable,
-    pack_conversions,
-)
-from multisample.backends.kernels.cuda.keys import ConversionKey, KernelKey, Key
+from multisample.backends.kernels.cuda import conversion
+from multisample.backends.kernels.cuda.keys import ConversionKey, KernelKey
 from multisample.backends.launch import INPUTS, ElementType, Launch, Operation, pack
 from multisample.backends.system import cuda_driver
 
-SCRATCH = 2**40
-DTYPES = ("float16", "bfloat16", "float32", "float64")
+SCRATCH, STRUCT = 2**40, conversion._CONVERSIONS
 
 
 def random_launch(draw: random.Random) -> Launch:
@@ -36,7 +28,7 @@ def random_launch(draw: random.Random) -> Launch:
         vectors |= {} if kind == ElementType.number else {f"{name}_step": step}
     operation = draw.choice([Operation.sample, Operation.moments, Operation.perturb])
     return a_launch(
-        draw.randint(1, 5000), draw.randint(1, 5000), draw.choice(DTYPES), **vectors, device=0, scratch=SCRATCH,
+        draw.randint(1, 5000), draw.randint(1, 5000), draw.choice(list(DTYPES)), **vectors, device=0, scratch=SCRATCH,
         batch=draw.choice([0, 1, 7]), operation=operation,
     )  # fmt: skip
 
@@ -45,34 +37,28 @@ def test_python_and_cpp_convert_the_same_vectors(geometries: ctypes.CDLL) -> Non
     draw, counts = random.Random(1), set()
     for _ in range(2000):
         launch = random_launch(draw)
-        buffer, out = ctypes.create_string_buffer(pack(launch)), ctypes.create_string_buffer(_CONVERSIONS.size)
+        buffer, out = (ctypes.create_string_buffer(pack(launch)), ctypes.create_string_buffer(STRUCT.size))
         geometries.conversions(buffer, out)
-        readable, conversions, taken = convert_vectors(launch)
+        readable, conversions, taken = conversion.convert_vectors(launch)
         places = {INPUTS[x.input]: SCRATCH + x.place for x in conversions}
         readable = readable._replace(**places, scratch=SCRATCH + 8 * taken)
         assert buffer.raw[:-1] == pack(readable), launch
         addresses = [getattr(launch, name) for name in INPUTS]
-        packed = _CONVERSIONS.unpack(pack_conversions(conversions, addresses, SCRATCH))
-        *fields, count = _CONVERSIONS.unpack(out.raw[: _CONVERSIONS.size])
+        packed = STRUCT.unpack(conversion.pack_conversions(conversions, addresses, SCRATCH))
+        *fields, count = STRUCT.unpack(out.raw[: STRUCT.size])
         assert packed == (*fields[: 7 * count], *[0] * (21 - 7 * count), count), launch
-        assert all(is_readable(getattr(readable, f"{name}_type"), readable) for name in INPUTS), launch
+        assert all(conversion.is_readable(getattr(readable, f"{name}_type"), readable) for name in INPUTS), launch
         counts.add(count)
     assert counts == {0, 1, 2, 3}
 
 
 class Backend(DriverBackend):
-    """A backend whose kernels are numbers, the places of their keys."""
+    """Its kernels are numbers, in the order of their first use."""
 
     name = "numbers"
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.keys: list[Key] = []
-
-    def compile(self, key: Key | None) -> tuple[int, Any]:
-        assert key is not None
-        self.keys.append(key)
-        return len(self.keys), None
+    def compile(self, key: Any) -> tuple[int, Any]:
+        return len(self.compiled) + 1, None
 
 
 @pytest.mark.parametrize("with_launcher", [False, True])
@@ -100,10 +86,15 @@ def test_a_launch_converts_first(monkeypatch: pytest.MonkeyPatch, with_launcher:
         launcher.run(None, *head_of(launch))
     else:
         backend.launch(launch)
-    _, conversions, _ = convert_vectors(launch)
+    _, conversions, _ = conversion.convert_vectors(launch)
     first, (kernel, *_, parameters) = launched
-    assert first == (1, (4, 2), CONVERSION_THREADS, pack_conversions(conversions, (2**30, 2**31), SCRATCH))
+    assert first == (
+        1,
+        (4, 2),
+        conversion.CONVERSION_THREADS,
+        conversion.pack_conversions(conversions, (2**30, 2**31), SCRATCH),
+    )
     mu, sigma = Vector(SCRATCH, 4, ElementType.float32), Vector(SCRATCH + 4000, 4, ElementType.float32)
     backend.launch(a_launch(1000, 8, mu=mu, sigma=sigma, matrix=2**35, device=0, scratch=SCRATCH + 8000))
     assert launched[2][0] == kernel == 2 and launched[2][3] == parameters
-    assert isinstance(backend.keys[0], ConversionKey) and isinstance(backend.keys[1], KernelKey)
+    assert list(map(type, backend.compiled)) == [ConversionKey, KernelKey]

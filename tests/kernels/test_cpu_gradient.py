@@ -1,7 +1,5 @@
 """The gradient kernel in Python for the CPU: sums of any matrix, for each way in which it reads memory."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

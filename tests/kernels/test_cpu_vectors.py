@@ -1,7 +1,5 @@
 """SIMD on the CPU: kernels use the widest vectors, and count no references."""
 
-from __future__ import annotations
-
 import json
 import platform
 from pathlib import Path

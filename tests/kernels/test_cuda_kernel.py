@@ -4,8 +4,6 @@ Whole grids of the plain kernels run in the emulation and equal the cpu backend 
 memory access: see emulated_gpu.py. test_cuda_sources.py does the same for the kernels in C++.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import importlib.resources
@@ -181,9 +179,6 @@ def test_the_page_of_the_backends_shows_the_kernel() -> None:
     assert textwrap.indent(shown, " " * 8) in (backends / "kernels/cuda/plain.py").read_text()
 
 
-# --- Launches -------------------------------------------------------------------------------------
-
-
 class Driver:
     """A fake driver that keeps the arguments of launches, and runs the plain kernels in the emulation."""
 
@@ -326,9 +321,6 @@ def test_advance_launches_one_thread_with_the_address_of_the_offset(monkeypatch:
     backend._handles = {("advance", 0): 7}
     backend.advancer(0)(2**40 + 8, 9)
     assert driver.launched == [(7, 1, 1, 1, 9, (2**40 + 8).to_bytes(8, "little"))]
-
-
-# --- The emulation --------------------------------------------------------------------------------
 
 
 def outcome(function: Callable[..., None], threads: int = 64, backwards: bool = False) -> tuple[str, Array]:

@@ -1,11 +1,8 @@
 """The CUDA C++ sources without a GPU: they compile, and the kernel draws the bits of the cpu backend.
 
-Compilers for the GPU compile every kernel, and the tests read their PTX. The kernel's source also runs on the CPU,
-thread by thread and block by block, with a shim for the CUDA features that it uses (shim/cuda_shim.h). Sanitizers check
-every memory access.
+Compilers for the GPU compile every kernel, and the tests read their PTX. The kernel's source also runs on the CPU, with
+a shim for the CUDA features that it uses (shim/cuda_shim.h). Sanitizers check every memory access.
 """
-
-from __future__ import annotations
 
 import collections
 import itertools
@@ -51,8 +48,6 @@ from multisample.backends.system import cuda_driver
 from multisample.backends.system.sources import Sources
 
 Array = np.ndarray[Any, Any]
-
-# --- Run on the CPU -------------------------------------------------------------------------------
 
 _CASE = struct.Struct(f"{PACKED_LAUNCH}sQQQ4QII{geometry.PACKED_GEOMETRY}s0Q")
 _GEOMETRY = geometry._STRUCT
@@ -294,9 +289,6 @@ def test_the_runner_detects_outputs_and_vectors_that_are_too_short(runner: Calla
         assert "AddressSanitizer: heap-buffer-overflow" in outcome(**fields)
 
 
-# --- Compiled for the GPU -------------------------------------------------------------------------
-
-
 def sample_kernel(variant: Variant) -> str:
     return nvrtc.kernel_name(KernelKey(*variant, False, False, 0))
 
@@ -470,9 +462,6 @@ def test_launches_report_only_their_own_errors() -> None:
     launches = {name: len(re.findall(r"\bcudaLaunch\w*", text)) for name, text in code.items() if "cudaLaunch" in text}
     assert launches == {"cuda/launch.cuh": 1}
     assert "return cleared(cudaLaunchKernel(" in code["cuda/launch.cuh"]
-
-
-# --- Headers ---------------------------------------------------------------------------------------
 
 
 @requires_gxx

@@ -1,7 +1,5 @@
 """Launch geometries are equal in Python and C++, and cover every element."""
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import random
@@ -15,33 +13,10 @@ from cuda_cpp import requires_gxx
 from launches import Vector, a_launch
 from tables import COLUMNS, ROWS
 
-from multisample.backends.kernels.cuda.geometry import (
-    FEW_THREADS,
-    ONE_ROW_TURNS,
-    PACKED_GEOMETRY,
-    PLAIN_TRANSPOSED_THREADS,
-    PLAIN_TURNS,
-    SHIFTED_THREADS,
-    SHORT_ROW_THREADS,
-    STAGED_PASSES,
-    Geometry,
-    geometry,
-    own_rows_of,
-    staged_own_rows_of,
-)
-from multisample.backends.kernels.cuda.kernel_choice import (
-    ANTITHETIC_WIDTH,
-    FEW_ROWS,
-    LEAST_ROWS,
-    MOST_FEW_COLUMNS,
-    PLAIN,
-    PLAIN_THREADS,
-    PLAIN_TRANSPOSED,
-    SMALL_THREADS,
-    STORE_KINDS,
-    WIDTH,
-    is_small,
-)
+from multisample.backends.kernels.cuda import geometry as cuts
+from multisample.backends.kernels.cuda import kernel_choice as kinds
+from multisample.backends.kernels.cuda.geometry import PACKED_GEOMETRY, Geometry, geometry, own_rows_of
+from multisample.backends.kernels.cuda.kernel_choice import FEW_ROWS, PLAIN, STORE_KINDS, is_small
 from multisample.backends.launch import PACKED_LAUNCH, SIZES, ElementType, Launch, pack
 
 pytestmark = requires_gxx
@@ -94,24 +69,10 @@ def launch_of(call: Call) -> Launch:
 
 def in_python(call: Call) -> Geometry:
     """The geometry from Python, as a backend computes it."""
-    (
-        rows,
-        columns,
-        dtype,
-        strides,
-        address,
-        sample_offset,
-        shared,
-        antithetic,
-        fast_math,
-        in_memory,
-        may_be_plain,
-        contiguous,
-    ) = call
-    column = -1 if in_memory else sample_offset % 8
+    column = -1 if call.in_memory else call.sample_offset % 8
     cut, packed_cut = geometry(
-        rows, columns, dtype, strides, address % 32, column, shared, antithetic, fast_math, may_be_plain=may_be_plain,
-        contiguous=contiguous,
+        *call[:4], call.address % 32, column, call.shared, call.antithetic, call.fast_math,
+        may_be_plain=call.may_be_plain, contiguous=call.contiguous,
     )  # fmt: skip
     assert packed_cut == FORMAT.pack(*cut)
     return cut
@@ -202,9 +163,19 @@ def calls() -> list[Call]:
 
 def test_limits_are_equal_in_python_and_cpp(geometries: ctypes.CDLL) -> None:
     limits = (ctypes.c_uint32 * 18).in_dll(geometries, "limits")
-    numbers = [288, 128, 128, 128, 256, SHIFTED_THREADS, SHORT_ROW_THREADS, STAGED_PASSES, FEW_THREADS]
-    numbers += [MOST_FEW_COLUMNS, LEAST_ROWS, SMALL_THREADS, WIDTH, ANTITHETIC_WIDTH]
-    numbers += [PLAIN_THREADS, PLAIN_TRANSPOSED_THREADS]
+    numbers = [
+        288,
+        128,
+        128,
+        128,
+        256,
+        cuts.SHIFTED_THREADS,
+        cuts.SHORT_ROW_THREADS,
+        cuts.STAGED_PASSES,
+        cuts.FEW_THREADS,
+    ]
+    numbers += [kinds.MOST_FEW_COLUMNS, kinds.LEAST_ROWS, kinds.SMALL_THREADS, kinds.WIDTH, kinds.ANTITHETIC_WIDTH]
+    numbers += [kinds.PLAIN_THREADS, cuts.PLAIN_TRANSPOSED_THREADS]
     assert list(limits) == [*numbers, PACKED_LAUNCH, PACKED_GEOMETRY]
     assert FORMAT.size == PACKED_GEOMETRY
     assert (
@@ -220,7 +191,7 @@ def test_python_and_cpp_compute_equal_geometries(geometries: ctypes.CDLL, calls:
     # The calls cover all store kinds except kSmallMatrices, which is for batches.
     for antithetic in (False, True):
         cuts = [cut for call, cut in zip(calls, got, strict=True) if call.antithetic == antithetic]
-        assert {cut.store_kind for cut in cuts} == {*range(7), PLAIN, PLAIN_TRANSPOSED, FEW_ROWS}
+        assert {cut.store_kind for cut in cuts} == {*range(7), PLAIN, kinds.PLAIN_TRANSPOSED, FEW_ROWS}
         cuts = [cut for cut in cuts if cut.store_kind < 6]
         assert {cut.skip for cut in cuts} == set(range(8 if antithetic else 4))
         assert {cut.interleave_log2 for cut in cuts} >= {0, 1, 2}
@@ -252,7 +223,9 @@ def test_blocks_cover_every_group_of_a_batch_of_small_matrices_once(geometries: 
             continue
         taken.add(cut.matrices)
         groups = -(-(call.skip + columns) // call.width)
-        assert cut.threads <= SMALL_THREADS and (cut.blocks - 1) * cut.matrices < batch <= cut.blocks * cut.matrices
+        assert (
+            cut.threads <= kinds.SMALL_THREADS and (cut.blocks - 1) * cut.matrices < batch <= cut.blocks * cut.matrices
+        )
         thread = np.arange(cut.threads)
         row = thread * cut.one_by_groups >> 20
         matrix = row * cut.one_by_rows >> 20
@@ -309,7 +282,11 @@ def test_every_geometry_is_within_the_limits_of_the_kernel(calls: list[Call]) ->
             check_plain(call, cut)
             continue
         if kind == "kFewColumns":
-            assert call.columns <= MOST_FEW_COLUMNS and call.rows >= LEAST_ROWS and cut.threads == FEW_THREADS, call
+            assert (
+                call.columns <= kinds.MOST_FEW_COLUMNS
+                and call.rows >= kinds.LEAST_ROWS
+                and cut.threads == cuts.FEW_THREADS
+            ), call
             assert cut.band_rows % cut.rows_per_pass == 0 and cut.blocks_per_band == 1, call
             assert (cut.blocks - 1) * cut.band_rows < call.rows <= cut.blocks * cut.band_rows, call
             continue
@@ -321,7 +298,7 @@ def test_every_geometry_is_within_the_limits_of_the_kernel(calls: list[Call]) ->
             assert abs(cut.column_step) * call.width * cut.groups_per_pass < 2**31, call
             if kind == "kTransposedStaged":
                 # The threads have registers for all dimensions of a pass.
-                registers = cut.threads * staged_own_rows_of(size, call.antithetic)
+                registers = cut.threads * cuts.staged_own_rows_of(size, call.antithetic)
                 assert cut.pieces * cut.groups_per_pass <= registers and column_stride == call.rows * size, call
             else:
                 assert cut.threads <= 128 and cut.overlap == (cut.column_step % own_rows > 0), call
@@ -342,10 +319,10 @@ def test_every_geometry_is_within_the_limits_of_the_kernel(calls: list[Call]) ->
         # A pass that draws several rows draws each one whole.
         assert cut.rows_per_pass == 1 or cut.groups_per_pass >= across, call
         if kind == "kShifted":
-            assert cut.rows_per_pass == 1 and cut.threads <= SHIFTED_THREADS and across > 128, call
+            assert cut.rows_per_pass == 1 and cut.threads <= cuts.SHIFTED_THREADS and across > 128, call
             assert cut.rest in (0, across % 32) and (cut.rest <= 8 or 256 < across < 288), call
         elif kind == "kStaged":
-            assert cut.threads <= SHORT_ROW_THREADS and cut.rows_per_pass * call.columns < 2**20, call
+            assert cut.threads <= cuts.SHORT_ROW_THREADS and cut.rows_per_pass * call.columns < 2**20, call
 
 
 def check_plain(call: Call, cut: Geometry) -> None:
@@ -353,21 +330,21 @@ def check_plain(call: Call, cut: Geometry) -> None:
     groups = -(-(call.skip + call.columns) // call.width)
     assert cut.store_kind == FEW_ROWS or call.may_be_plain, call
     if cut.store_kind == FEW_ROWS:
-        units, threads, of_block = cut.blocks_per_band, cut.blocks, PLAIN_THREADS * cut.turns
-        assert call.rows in (1, 2) and threads == call.rows * units and cut.threads == PLAIN_THREADS, call
+        units, threads, of_block = cut.blocks_per_band, cut.blocks, kinds.PLAIN_THREADS * cut.turns
+        assert call.rows in (1, 2) and threads == call.rows * units and cut.threads == kinds.PLAIN_THREADS, call
         assert (units - 1) * of_block < groups <= units * of_block, call
     elif cut.store_kind == PLAIN:
         units, threads = cut.blocks_per_band, cut.blocks
         assert (units - 1) * cut.groups_per_pass < groups <= units * cut.groups_per_pass, call
-        assert cut.groups_per_pass * cut.rows_per_pass <= cut.threads <= PLAIN_THREADS, call
-        of_one_row = cut.turns == ONE_ROW_TURNS and cut.usual and cut.rows_per_pass == 1
-        assert of_one_row or cut.turns in (1, PLAIN_TURNS), call
+        assert cut.groups_per_pass * cut.rows_per_pass <= cut.threads <= kinds.PLAIN_THREADS, call
+        of_one_row = cut.turns == cuts.ONE_ROW_TURNS and cut.usual and cut.rows_per_pass == 1
+        assert of_one_row or cut.turns in (1, cuts.PLAIN_TURNS), call
         band = cut.rows_per_pass * cut.turns
         assert cut.blocks % units == 0 and call.rows <= cut.blocks // units * band < call.rows + band, call
     else:
         units, threads = cut.pieces, cut.blocks * cut.threads
         assert groups * call.width < 2**31, call
-        assert cut.threads == PLAIN_TRANSPOSED_THREADS, call
+        assert cut.threads == cuts.PLAIN_TRANSPOSED_THREADS, call
         assert units == -(-call.rows // own_rows_of(SIZES[call.dtype])), call
         assert threads - cut.threads < units * -(-groups // cut.turns) <= threads, call
     for n in (0, units - 1, units, 2 * units - 1, threads // units * units - 1, threads // units * units, threads - 1):

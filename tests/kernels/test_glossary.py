@@ -1,7 +1,5 @@
 """Each word of the kernels has the one meaning that the glossary of csrc/README.md gives it; old names are gone."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

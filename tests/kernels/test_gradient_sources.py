@@ -3,8 +3,6 @@
 Whole grids of the CUDA kernels run on the CPU, and sanitizers check every memory access: see test_cuda_sources.py.
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import itertools

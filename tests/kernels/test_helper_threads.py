@@ -1,7 +1,5 @@
 """The threads of the cpu backend, which wait for work in compiled code."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -3,8 +3,6 @@
 Users compile with the folder `include` alone, so the headers of `include` and `stream` name others by relative paths.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """C++ reads launches and spans that Python packs."""
 
-from __future__ import annotations
-
 import ctypes
 import random
 import struct

@@ -1,10 +1,4 @@
-"""The CUDA kernels of weighted moments without a GPU: whole grids run on the CPU.
-
-Moments must be right for any geometry, and any order of blocks and threads. Launches from Python must have the same
-geometry.
-"""
-
-from __future__ import annotations
+"""The CUDA kernels of weighted moments without a GPU: whole grids run on the CPU, in any order of blocks and threads."""
 
 import contextlib
 import ctypes
@@ -142,9 +136,6 @@ def run_in_cpp(runner: Callable[..., Path], cases: list[Case]) -> Iterator[tuple
         assert usual == case.usual_geometry().packed(), (case, struct.unpack("10I2Q", usual), case.usual_geometry())
         first, second = np.split(np.frombuffer(result, DTYPES[case.dtype], offset=PACKED_MOMENT_GEOMETRY), 2)
         yield first, second
-
-
-# --- Tests ----------------------------------------------------------------------------------------
 
 
 def run(runner: Callable[..., Path], cases: Iterable[Case]) -> list[tuple[Array, Array]]:

@@ -3,8 +3,6 @@
 They must write the bits of the definition, in place and out of place. Launches from Python must have the same geometry.
 """
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import random
@@ -68,9 +66,6 @@ def test_kernels_in_cpp_perturb_every_layout(runner: Any, dtype: str) -> None:
     cases = list(calls_of_every_kind(dtype))
     for call, got in zip(cases, run_in_cpp(runner, cases), strict=True):
         check(got, call)
-
-
-# --- Launches -------------------------------------------------------------------------------------
 
 
 class Recorded(NumbaBackend):
@@ -151,9 +146,6 @@ def test_a_launch_has_all_spans_at_their_addresses(name: str, has_launcher: bool
         assert {ORIGINS[key.origin] for key, _ in backend.launched} == {origin}
         strided = [key.strided for key, _ in backend.launched]
         assert strided == [False] * kernels[0] + [True] * kernels[1]
-
-
-# --- Geometry and parameters ----------------------------------------------------------------------
 
 
 def random_spans(draw: random.Random, size: int) -> Iterator[Span]:

@@ -3,8 +3,6 @@
 Libraries that need a device are imported only after a test has found a device: see skip_rules.py.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import gc
@@ -28,9 +26,6 @@ ToArray = Callable[[Any], Array]
 SECONDS = 300
 # Clock cycles of a kernel that only waits: about 0.2 s.
 CYCLES = 4 * 10**8
-
-
-# --- Array libraries ------------------------------------------------------------------------------
 
 
 class ArrayMemory:
@@ -486,9 +481,6 @@ def gpu_of(pair: tuple[str, str]) -> Gpu:
 
 def names(pair: tuple[str, str]) -> str:
     return pair[1] if pair in OWN else f"{pair[1]} on {pair[0]}"
-
-
-# --- Vectors and expected results -----------------------------------------------------------------
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:

@@ -1,7 +1,5 @@
 """Test cases for the CUDA kernels in C++ and for the plain kernels in Python. The tests run both on the CPU."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -27,10 +25,6 @@ from multisample.backends.kernels.cuda.geometry import (
 from multisample.backends.kernels.cuda.kernel_choice import ceil_div
 from multisample.backends.kernels.stream.arithmetic import fma
 from multisample.backends.launch import SIZES
-
-__all__ = [
-    "GUARD", "POISON", "SOME_WORDS", "TABLES", "Case", "Values", "ceil_div", "large_calls", "words_in_memory",
-]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
 Values = Array | float
@@ -195,8 +189,6 @@ class Case(Window):
             blocks = ceil_div(g.pieces * ceil_div(groups, turns), g.threads)
         return g._replace(turns=turns, blocks=blocks)
 
-
-# --- Tables of cases, for an element type and a noise -----------------------------------------------
 
 LENGTHS = [*range(1, 41), *range(127, 131), *range(511, 514), *range(1023, 1030), *range(1152, 1158), 2049]
 LENGTHS += [2304, 2307, 2309]
