@@ -1,4 +1,4 @@
-"""The CUDA kernels of weighted moments without a GPU: whole grids run on the CPU, in any order of blocks and threads."""
+"""The CUDA kernels of weighted moments without a GPU: grids run on the CPU, in any order of blocks and threads."""
 
 import contextlib
 import ctypes
