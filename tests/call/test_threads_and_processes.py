@@ -321,7 +321,8 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 @pytest.mark.parametrize("imported_in", ["parent", "child"])
 def test_a_forked_child_loads_torch_ext_after_its_parent_used_threads_of_pytorch(imported_in: str) -> None:
     require("torch_ext", on_cuda=False)
-    sample(torch.zeros(3), 1.0, 3, seed=7)  # Builds torch_ext.
+    sample(np.zeros(1000, np.float32), 1.0, 2000, seed=7)  # Builds torch_ext, and compiles the kernels.
+    sample(torch.zeros(1000, requires_grad=True), 1.0, 2000, seed=7).backward(torch.ones(1000, 2000))
     printed(LATE_LOAD, imported_in, str(DEADLINE // 2), PYTHONWARNINGS="ignore")
 
 
