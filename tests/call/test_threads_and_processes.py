@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from forks import DEADLINE, forked, in_forks
 from processes import run_python
 from skip_rules import require
@@ -321,9 +320,9 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 @pytest.mark.parametrize("imported_in", ["parent", "child"])
 def test_a_forked_child_loads_torch_ext_after_its_parent_used_threads_of_pytorch(imported_in: str) -> None:
     require("torch_ext", on_cuda=False)
-    sample(np.zeros(1000, np.float32), 1.0, 2000, seed=7)  # Builds torch_ext, and compiles the kernels.
-    sample(torch.zeros(1000, requires_grad=True), 1.0, 2000, seed=7).backward(torch.ones(1000, 2000))
-    printed(LATE_LOAD, imported_in, str(DEADLINE // 2), PYTHONWARNINGS="ignore")
+    arguments = "-c", LATE_LOAD, imported_in, str(DEADLINE // 2)
+    run_python(*arguments, seconds=DEADLINE)  # Builds torch_ext, and compiles the kernels.
+    printed(*arguments[1:], PYTHONWARNINGS="ignore")
 
 
 @pytest.mark.slow
