@@ -63,7 +63,7 @@ PLACES: dict[str, tuple[tuple[int, int], ...]] = {
     "stream": ((struct.calcsize("7I4x"), 0), *_places("stream")),
     "scratch": _places("scratch"),
 }
-"""The places of each address in the parameter bytes of `DriverBackend.parameters`.
+"""The places of each address in the parameter bytes of `DriverBackend.parameters`, of kernels that take a launch.
 
 A place is a pair: a displacement from the first parameter byte, and an addend for the address. The addresses of seed
 and offsets are included.
@@ -214,11 +214,13 @@ class DriverBackend(abc.ABC):
         return self._kernels(Launch(*[0] * len(HEAD), *tail), phase)
 
     def launcher(self, launch: Launch) -> Launcher:
+        if convert_vectors(launch)[1]:
+            return self._converting_launcher(launch)
         size = functools.cache(functools.partial(_scratch_size, launch))
-        conversions, scratch_size = convert_vectors(launch)[1], None
-        if conversions or launch.operation == Operation.moments:
+        scratch_size = None
+        if launch.operation == Operation.moments:
             scratch_size = lambda first_column: size(first_column & 7)  # noqa: E731
-        if conversions or launch.batch or launch.operation == Operation.perturb:
+        if launch.batch or launch.operation == Operation.perturb:
             kernels = self._kernels(launch, None)
 
             def run_all(
@@ -256,9 +258,8 @@ class DriverBackend(abc.ABC):
 
         `phase` is the first column modulo 8; if it is None, the words give it.
         """
-        readable, conversions, _ = convert_vectors(launch)
-        if conversions:
-            return self._converting(launch, self._kernels(readable, phase))
+        if convert_vectors(launch)[1]:
+            return self._converting_kernels(launch, phase)
         if launch.operation == Operation.perturb:
             return self._perturbing(launch)
         (pack_head, _), steps_of = packer(launch), _STEPS[launch.operation]
@@ -291,25 +292,53 @@ class DriverBackend(abc.ABC):
 
         return kernels
 
-    def _converting(self, launch: Launch, kernels_of_readable: _Kernels) -> _Kernels:
-        """`kernels_of_readable`, after the kernel that converts vectors."""
-        _, conversions, taken = convert_vectors(launch)
-        key, blocks = ConversionKey(computing_name(launch), launch.device), conversion_blocks(conversions)
+    def _converter(self, launch: Launch) -> Callable[[Sequence[Any], int, int], tuple[_Ready, list[Any]]]:
+        """``convert(addresses, stream, scratch)``: the kernel that converts vectors, and the addresses of the copies.
+
+        Addresses of other operands are unchanged. Compiles the kernel.
+        """
+        _, conversions, _ = convert_vectors(launch)
+        with cuda_driver.relaxed_capture():  # A kernel can be loaded while the stream is being captured.
+            kernel = self.kernel(ConversionKey(computing_name(launch), launch.device))
         launch_kernel = self._launch_of_size(len(pack_conversions((), (), 0)), launch.device)
+        blocks = conversion_blocks(conversions)
+
+        def convert(addresses: Sequence[Any], stream: int, scratch: int) -> tuple[_Ready, list[Any]]:
+            configuration = pack_configuration(blocks, CONVERSION_THREADS, stream, len(conversions))
+            parameters, copies = pack_conversions(conversions, addresses, scratch), list(addresses)
+            for conversion in conversions:
+                copies[conversion.input] = scratch + conversion.place
+            return (launch_kernel, kernel, configuration + parameters), copies
+
+        return convert
+
+    def _converting_kernels(self, launch: Launch, phase: int | None) -> _Kernels:
+        readable, _, taken = convert_vectors(launch)
+        convert, following = self._converter(launch), self._kernels(readable, phase)
 
         def kernels(
             addresses: Sequence[Any], words: tuple[int, int, int, int], stream: int, scratch: int
         ) -> Iterator[_Ready]:
-            with cuda_driver.relaxed_capture():  # A kernel can be loaded while the stream is being captured.
-                kernel = self.kernel(key)
-            configuration = pack_configuration(blocks, CONVERSION_THREADS, stream, len(conversions))
-            yield launch_kernel, kernel, configuration + pack_conversions(conversions, addresses, scratch)
-            converted = list(addresses)
-            for conversion in conversions:
-                converted[conversion.input] = scratch + conversion.place
-            yield from kernels_of_readable(converted, words, stream, scratch + 8 * taken)
+            conversion, copies = convert(addresses, stream, scratch)
+            yield conversion
+            yield from following(copies, words, stream, scratch + 8 * taken)
 
         return kernels
+
+    def _converting_launcher(self, launch: Launch) -> Launcher:
+        readable, _, taken = convert_vectors(launch)
+        convert, following = self._converter(launch), self.launcher(readable)
+
+        def run(geometry: Any, *arguments: Any) -> None:
+            *addresses, stream, scratch = arguments
+            conversion, copies = convert(addresses, stream, scratch)
+            _launch_all((conversion,))
+            following.run(geometry, *copies, stream, scratch + 8 * taken)
+
+        def scratch_size(first_column: int) -> int:
+            return taken + (0 if following.scratch_size is None else following.scratch_size(first_column))
+
+        return Launcher(run, geometry=following.geometry, scratch_size=scratch_size)
 
     def _perturbing(self, launch: Launch) -> _Kernels:
         """The kernels of `perturb`. They get the packed spans in place of the address of a matrix.
@@ -403,7 +432,7 @@ def _sample_steps(backend: DriverBackend, launch: Launch, misalignment: int, pha
     # differently.
     strided, batch = launch.batch > 1 and launch.matrix_step % 32 != 0, max(launch.batch, 1)
     vectors = (launch.mu_type, launch.mu_stride), (launch.sigma_type, launch.sigma_stride)
-    contiguous = all(kind and stride == SIZES[ElementType(kind).name] for kind, stride in vectors)
+    contiguous = all(kind != ElementType.number and stride == SIZES[ElementType(kind).name] for kind, stride in vectors)
     g, packed = geometry(
         launch.rows, launch.columns, dtype, (launch.row_stride, launch.column_stride), misalignment, phase,
         bool(launch.shared_noise), bool(launch.antithetic), bool(launch.fast_math), strided, batch,
@@ -439,11 +468,8 @@ def _moment_geometry(launch: Launch, phase: int) -> MomentGeometry:
 
 
 def _scratch_size(launch: Launch, phase: int) -> int:
-    *_, size = convert_vectors(launch)
-    if launch.operation == Operation.moments:
-        g = _moment_geometry(launch, phase)
-        size += g.scratch_size(launch.rows, bool(launch.shared_noise), launch.results)
-    return size
+    g = _moment_geometry(launch, phase)
+    return g.scratch_size(launch.rows, bool(launch.shared_noise), launch.results)
 
 
 _STEPS: dict[int, Callable[[DriverBackend, Launch, int, int], Steps]] = {

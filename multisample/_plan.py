@@ -33,8 +33,9 @@ from ._checks.operands import (
 )  # fmt: skip
 from ._checks.values import check_values
 from ._checks.window_and_options import check_rows, checked_window
-from ._libraries import Device, Library, Operand, is_number
+from ._libraries import Library, Operand, is_number
 from ._libraries.library import Guard
+from ._libraries.scratch import scratch_allocator
 from ._operations import COLUMNS, FLAGS, ROWS, Call, vectors_of
 from ._randomness.generator import WORD_64, DeviceCounter
 from ._randomness.generator_argument import captured_offset, check_generator, counter_on, source_of
@@ -142,7 +143,7 @@ class Plan:
         self._is_capturing: Any = library.is_capturing(device) if on_device else None
         self._is_ordered = on_device and library.names_streams
         self._like = next(k for k, name in enumerate((*INPUTS, "matrix")) if name in inputs.operands)
-        self._scratch_size, self._scratch = launcher.scratch_size, _scratch_allocator(library, device)
+        self._scratch_size, self._scratch = launcher.scratch_size, scratch_allocator(library, device)
 
     def run(
         self, mu: Any, sigma: Any, weights: Any, matrix: Any, seed: Any, generator: Any, dim_offset: int,
@@ -207,8 +208,7 @@ class Plan:
         geometry = None if self._geometry is None else self._geometry(matrix_at, sample_offset)
         scratch = 0
         if self._scratch_size is not None:
-            # The allocator reuses this memory only for later work on the same stream.
-            memory = self._scratch(self._scratch_size(sample_offset), like)
+            memory = self._scratch(self._scratch_size(sample_offset), like, stream)
             scratch = 0 if memory is None else self._address(memory)
         seed_at, offset_at, counter, taken = 0, 0, None, False
         if keys is not None:
@@ -249,7 +249,7 @@ class Plan:
         return {
             "allocate": self._allocate, "take": self._take, "check_generator": self._check_generator,
             "stream": self._stream, "is_capturing": self._is_capturing,
-            "scratch": None if size is None else lambda sample_offset: allocate(size(sample_offset), None),
+            "scratch": None if size is None else lambda sample_offset: allocate(size(sample_offset), None, 0),
         }  # fmt: skip
 
     def _run_counted(self, counter: DeviceCounter, stream: int, before: tuple[Any, ...], after: tuple[Any, ...]) -> Any:
@@ -280,18 +280,6 @@ class Plan:
             arrays = arrays[:-1]
         named = [self.library.named_stream(x) for x in arrays if not (x is None or is_number(x))]
         return order_before(named, self.device, stream)
-
-
-def _scratch_allocator(library: Library, device: Device) -> Callable[[int, Any], Any]:
-    """``allocate(size, like)``: memory for `size` float64 numbers; None if `size` is 0."""
-    allocators: dict[int, Callable[[Any], Any]] = {0: lambda like: None}
-
-    def allocate(size: int, like: Any) -> Any:
-        if size not in allocators:  # At most two sizes: `sample_offset` can add one group of columns.
-            allocators[size] = library.allocator((size,), "float64", device)
-        return allocators[size](like)
-
-    return allocate
 
 
 _LAUNCH_FLAGS = tuple(name for name in FLAGS if name in Launch._fields)

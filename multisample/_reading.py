@@ -109,8 +109,7 @@ def coefficients_reader(
         # The address of a writable array is found faster.
         return from_buffer(bytearray(pack(values)), real) if makes_arrays else values, None
 
-    # Copies `values`, which may be the caller's memory: the call may write to it, and the driver reads pinned memory
-    # after the call has returned.
+    # A copy: the call may write to the caller's memory, and the driver may read it after the call has returned.
     def read_rounded(values: Any, given: Any, stream: int) -> tuple[Any, Any]:
         with quiet():
             array = values.astype(real)

@@ -117,8 +117,9 @@ class _Dispatcher(CPUDispatcher):
                     gc.enable()
 
 
-# CPython keeps frames in blocks of 16 KiB. Where one is full, each call maps a block and unmaps it, in 7 us: up to a
-# fifth of a first draw. A function whose stack is large gets a larger block, in which all calls of the compiler fit.
+# CPython keeps frames in blocks of 16 KiB. A call at the end of a full block maps a new one, and its return unmaps it:
+# 7 us each time, up to a fifth of a first draw. `compile` claims a large stack, so its block has room for all calls
+# below it.
 _Dispatcher.compile.__code__ = _Dispatcher.compile.__code__.replace(co_stacksize=1 << 15)
 
 

@@ -9,13 +9,13 @@ namespace multisample {
 // The grid's y axis counts the conversions.
 template <class Real>
 __global__ void conversion_kernel(const __grid_constant__ Conversions conversions) {
-  const Conversion& own = conversions.each[blockIdx.y];
+  const Conversion& conversion = conversions.each[blockIdx.y];
   const u64 threads = u64{gridDim.x} * kConversionThreads;
-  for (u64 k = u64{blockIdx.x} * kConversionThreads + threadIdx.x; k < own.all; k += threads) {
-    const u64 b = k / own.length;
-    Vector vector = own.from;
-    vector.input.data = moved(vector.input.data, static_cast<i64>(b) * own.step);
-    static_cast<Real*>(own.to)[k] = any_element<Real>(vector, k - b * own.length);
+  for (u64 k = u64{blockIdx.x} * kConversionThreads + threadIdx.x; k < conversion.elements; k += threads) {
+    const u64 b = k / conversion.length;
+    Vector vector = conversion.from;
+    vector.input.data = moved(vector.input.data, static_cast<i64>(b) * conversion.step);
+    static_cast<Real*>(conversion.to)[k] = any_element<Real>(vector, k - b * conversion.length);
   }
 }
 

@@ -33,8 +33,8 @@ MULTISAMPLE_FUNCTION Real any_element(const Vector& vector, u64 k) {
   }
 }
 
-// Loads elements `k` of a vector whose type is_readable() for matrices of type Out. All loads are issued before the
-// first is used.
+// Loads elements `k` of a vector that kernels for matrices of type Out read. All loads are issued before the first is
+// used.
 template <class Out, class Real, u32 count>
 MULTISAMPLE_FUNCTION void load_elements(const Vector& vector, const u64 (&k)[count], Real (&x)[count]) {
   const auto load_as = [&](auto type) {
@@ -48,7 +48,7 @@ MULTISAMPLE_FUNCTION void load_elements(const Vector& vector, const u64 (&k)[cou
   if (vector.type == kNumber) {
 #pragma unroll
     for (u32 j = 0; j < count; ++j) x[j] = rounded<Real>(vector.input.number);
-  } else if (sizeof(Out) == 2 && vector.type != kFloat32) {
+  } else if (sizeof(Out) < sizeof(Real) && vector.type != kFloat32) {
     load_as(TypeOf<Out>{});
   } else {
     load_as(TypeOf<Real>{});

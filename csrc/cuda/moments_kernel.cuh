@@ -147,9 +147,9 @@ MULTISAMPLE_FUNCTION double second_moment(double sigma, double second, i32 e) {
                 2 * exponent_of(sigma) + exponent_of(second) + e);
 }
 
-// Element `k` of a vector whose type is_readable(), for results of any type.
+// Element `k` of a vector of the computing type or of a 16-bit type, or a number.
 template <class Real>
-MULTISAMPLE_FUNCTION Real input(const Vector& vector, u64 k) {
+MULTISAMPLE_FUNCTION Real readable_element(const Vector& vector, u64 k) {
   if (sizeof(Real) == 4 && vector.type == kFloat16) return element<float16>(vector, k);
   if (sizeof(Real) == 4 && vector.type == kBFloat16) return element<bfloat16>(vector, k);
   return element<Real>(vector, k);
@@ -158,8 +158,8 @@ MULTISAMPLE_FUNCTION Real input(const Vector& vector, u64 k) {
 // Stores the moments of a row, from the sums of w, w z and w z^2. If Real is double, the sums lack the factor 2^e.
 template <class Real>
 MULTISAMPLE_FUNCTION void put_moments(const Launch& call, u64 row, double weight, double first, double second, i32 e) {
-  const double mu = rounded<double>(input<Real>(mu_of(call), row));
-  const double sigma = rounded<double>(input<Real>(sigma_of(call), row));
+  const double mu = rounded<double>(readable_element<Real>(mu_of(call), row));
+  const double sigma = rounded<double>(readable_element<Real>(sigma_of(call), row));
   // In float64, products of float32 numbers neither overflow nor underflow.
   const bool is_direct =
       sizeof(Real) == 4 || (e == 0 && sigma >= 0x1p-400 && sigma <= 0x1p400 && mu >= -0x1p400 && mu <= 0x1p400);
@@ -224,7 +224,7 @@ struct MomentList {
     for (u32 k = 0; k < kColumns; ++k) {
       const u64 column = group * kColumns + k - geometry.skip;  // Wraps before the first column.
       const bool inside = threadIdx.x < kFill && group < end && column < call.columns;
-      w[k] = inside ? input<Real>(weights_of(call), column) : Real{0};
+      w[k] = inside ? readable_element<Real>(weights_of(call), column) : Real{0};
       const auto magnitude = float_bits(w[k]) << 1;
       largest = larger(largest, magnitude);
     }

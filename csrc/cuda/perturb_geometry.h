@@ -154,7 +154,7 @@ inline u64 most_turns(const Launch& call) {
   // limits elements of four bytes: fewer turns let concurrent blocks access neighbouring addresses.
   if (call.rows == 1 && size == 4) return call.fast_math ? kMostTurns / 2 : kMostTurns;
   if (call.rows == 1 && size == 2) return 2 * kMostTurns;
-  return max(min(kMostTurnRows / call.rows, kMostTurns), 1);
+  return max(min(kMostTurnRows / max(call.rows, 1), kMostTurns), 1);
 }
 
 // Turns of the blocks of a launch.

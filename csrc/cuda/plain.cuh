@@ -12,7 +12,7 @@ template <class Out, bool usual, class Real, u32 count>
 MULTISAMPLE_FUNCTION void load_usual(const Vector& vector, const u64 (&rows)[count], Real (&x)[count]) {
   if (!usual) {
     load_elements<Out>(vector, rows, x);
-  } else if (sizeof(Out) == 2 && vector.type != kFloat32) {
+  } else if (sizeof(Out) < sizeof(Real) && vector.type != kFloat32) {
 #pragma unroll
     for (u32 k = 0; k < count; ++k) x[k] = converted<Real>(static_cast<const Out*>(vector.input.data)[rows[k]]);
   } else {

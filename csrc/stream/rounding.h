@@ -1,4 +1,4 @@
-// Conversions between element types and computing types, without cuda_fp16.h, which NVRTC may lack. Every compiler and
+// Widening and rounding of element types, without cuda_fp16.h, which NVRTC may lack. Every compiler and
 // every GPU gives the same bits, except those of a NaN.
 #pragma once
 

@@ -20,11 +20,17 @@ cudaError_t convert(const Conversions& conversions, u32 type, void* stream);
 
 namespace {
 
+// Points the call to vectors that kernels read. Returns how many float64 numbers of scratch memory the copies take.
+u64 make_readable(Launch* call, Conversions* conversions) {
+  if (is_product(*call)) *call = sample_of_product(*call);
+  return convert_vectors(call, conversions);
+}
+
 cudaError_t launch(const Launch& call) {
   auto* const run = unit_function<cudaError_t(const Launch&)>(call);
-  Launch readable = is_product(call) ? sample_of_product(call) : call;
+  Launch readable = call;
   Conversions conversions;
-  if (convert_vectors(&readable, &conversions) > 0) {
+  if (make_readable(&readable, &conversions) > 0) {
     const cudaError_t error = convert(conversions, call.type, call.stream);
     if (error != cudaSuccess) return error;
   }
@@ -33,16 +39,16 @@ cudaError_t launch(const Launch& call) {
 
 // How many float64 numbers of scratch memory a call needs.
 u64 scratch_of(const Launch& call) {
-  Launch readable = is_product(call) ? sample_of_product(call) : call;
+  Launch readable = call;
   Conversions conversions;
-  const u64 converted = convert_vectors(&readable, &conversions);
+  const u64 taken = make_readable(&readable, &conversions);
   switch (readable.operation) {
     case kGradient: {
-      const Launch regular = with_regular_strides(call);
-      return scratch_size(regular, gradient_geometry(regular));
+      const Launch regular = with_regular_strides(readable);
+      return taken + scratch_size(regular, gradient_geometry(regular));
     }
-    case kMoments: return converted + scratch_size(call, moment_geometry(call));
-    default: return converted;
+    case kMoments: return taken + scratch_size(readable, moment_geometry(readable));
+    default: return taken;
   }
 }
 

@@ -12,7 +12,7 @@ cudaError_t advance(u64* offset, void* stream) { return launch_kernel(advance_ke
 cudaError_t convert(const Conversions& conversions, u32 type, void* stream) {
   u64 blocks = 1;
   for (u64 k = 0; k < conversions.count; ++k) {
-    blocks = max(blocks, ceil_div(conversions.each[k].all, kConversionThreads));
+    blocks = max(blocks, ceil_div(conversions.each[k].elements, kConversionThreads));
   }
   const dim3 grid(static_cast<u32>(min(blocks, kMostConversionBlocks)), static_cast<u32>(conversions.count));
   const auto kernel = type == kFloat64 ? conversion_kernel<double> : conversion_kernel<float>;

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import operator
 import struct
 import sys
@@ -28,6 +29,7 @@ from .._checks.operands import check_alignment, check_unwritten, ranges_of
 from .._libraries import Device, Library, Operand, as_base_class, described, library_of
 from .._libraries.library import NOUNS
 from .._libraries.numpy import cached_dtype
+from .._libraries.scratch import scratch_allocator
 from .._operations import ROWS
 from .._plan import guarded_plans, put_guarded
 from .._randomness.generator import WORD_64, Key
@@ -274,7 +276,7 @@ def _planned(request: Request, memory: Memory, ties: Ties) -> Callable[..., Sequ
         factors = () if decays is None else (packed_factors(tuple(decays)),)
         launches = []  # All that can fail precedes the first launch.
         words = word, offset, 0, 0, member, None
-        for launch, geometry_of, none, stream_of, read, spans_at, device, indices, allocate, read_words in groups:
+        for launch, geometry_of, none, stream_of, read, spans_at, device, indices, scratch_of, read_words in groups:
             stream, others = 0, None
             if stream_of is not None:
                 stream = stream_of(arrays[indices[0]])
@@ -291,28 +293,15 @@ def _planned(request: Request, memory: Memory, ties: Ties) -> Callable[..., Sequ
             if read_words is not None:
                 words = read_words(word, offset, seed, member)
             spans = spans_at(sources_at, targets_at, *factors)
-            scratch = None if allocate is None else allocate(arrays[indices[0]])
+            scratch = None if scratch_of is None else scratch_of(arrays[indices[0]], stream)
             launches.append((launch, geometry, none, weights, spans, words, stream, others, scratch, owner))
         for launch, geometry, none, weights, spans, words, stream, others, scratch, _owner in launches:
             word, offset, seed_at, offset_at, row, _owners = words
             scratch_at = 0 if scratch is None else library.address(scratch)
             launch(
-                geometry,
-                none,
-                none,
-                weights,
-                spans,
-                none,
-                none,
-                word,
-                offset,
-                seed_at,
-                offset_at,
-                row,
-                0,
-                stream,
+                geometry, none, none, weights, spans, none, none, word, offset, seed_at, offset_at, row, 0, stream,
                 scratch_at,
-            )
+            )  # fmt: skip
             if others is not None:
                 order_after(*others)
         if notify is not None:
@@ -347,9 +336,9 @@ def _planned(request: Request, memory: Memory, ties: Ties) -> Callable[..., Sequ
 
     if len(sources) != len(groups) or len(groups) > 1 or not (is_fresh or in_place) or library.names_streams:
         return run
-    if converts or vector is not None or variant not in (PLAIN, DECAYED):
+    ((launch, geometry_of, none, stream_of, read, spans_at, _, _, scratch_of, _),) = groups
+    if converts or vector is not None or scratch_of is not None or variant not in (PLAIN, DECAYED):
         return run
-    ((launch, geometry_of, none, stream_of, read, spans_at, *_),) = groups
     make, pack, address = makers[0], struct.Struct("q").pack, library.address
     return run_one
 
@@ -369,8 +358,8 @@ class _Group(NamedTuple):
     """See `packer_of`."""
     device: Device
     arrays: list[int]
-    scratch: Callable[[Any], Any] | None
-    """``scratch(like)``: scratch memory for the launcher; None if it needs none."""
+    scratch: Callable[[Any, int], Any] | None
+    """``scratch(like, stream)``: scratch memory for the launcher; None if it needs none."""
     read_words: Callable[[int, int, Any, Any], tuple[Any, ...]] | None
     """See `words_reader`; None if all words are integers."""
 
@@ -453,12 +442,13 @@ def _groups(
             type=ElementType[dtype], operation=Operation.perturb, device=device.ordinal if on_device else ON_HOST,
         )  # fmt: skip
         launcher = generic.launcher(backend, launch)
+        size = launcher.scratch_size
         read = coefficients_reader(library, device, real, launcher.takes_arrays, on_host, vector)
         groups.append(
             _Group(
                 launcher.run, launcher.geometry, None if launcher.takes_arrays else 0,
                 library.stream(device) if on_device else None, read, packer_of(found), device, arrays,
-                launcher.scratch_size and library.allocator((launcher.scratch_size(0),), "float64", device),
+                size and functools.partial(scratch_allocator(library, device), size(0)),
                 words_reader(keys, library, device, variant.member) if variant.seed or variant.member else None,
             )
         )  # fmt: skip

@@ -211,6 +211,19 @@ def test_a_graph_may_outlive_its_generator(cupy: Any, stream: Any, cuda_backend:
     assert not any(other.get()[0] for other in new_arrays)
 
 
+def test_a_graph_keeps_the_memory_of_converted_vectors(cupy: Any, stream: Any, cuda_backend: str) -> None:
+    call = Call(cupy, cuda_backend)
+    call.mu = cupy.arange(D, dtype=np.int32)
+    cupy.cuda.Device().synchronize()
+    expected = call.bits(seed=7)
+    graph = captured(stream, functools.partial(call, seed=7))
+    new_arrays = [cupy.zeros(D // 2 + 2) for _ in range(256)]
+    call.out.fill(0)
+    graph.launch(stream)
+    assert call.bits() == expected
+    assert not any(other.get().any() for other in new_arrays)
+
+
 def test_copies_continue_from_the_device_offset(cupy: Any, cuda_backend: str) -> None:
     call, generator = Call(cupy, cuda_backend), Generator(4, graph_safe=True)
     call(generator=generator)

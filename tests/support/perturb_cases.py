@@ -251,9 +251,10 @@ def calls_of_every_kind(dtype: str) -> Iterator[Call]:
         place = {"offset": (0, 2**32 - 1, 77)[k % 3], "dim_offset": (0, 5, 2**32 - 30)[k // 2 % 3]}
         order = {"in_memory": words[k // 3 % len(words)], "turns": 1 + k % 3, "backwards": k % 2 == 1}
         yield Call(parts, dtype, w, seed=2**64 - 1 - k, **place, **order)
-    # More members than threads, more spans than one kernel takes, and a number for several members.
+    # More members than threads, more spans than one kernel takes, no member, and a number for several members.
     yield Call([Part(90), Part(2100, first=1, id=1)], dtype, draw.normal(size=300).astype(np.float32), turns=2)
     yield Call([Part(1 + k % 9, first=k % 5, id=k) for k in range(200)], dtype)
+    yield Call([Part(90)], dtype, np.zeros(0, np.float32))
     yield Call([Part(3, 4, first=k % 5, jump=4, id=k) for k in range(90)], dtype, 0.1, 3, backwards=True)
     yield from calls_of_wide_spans(dtype)
 

@@ -16,7 +16,7 @@ _CONVERSIONS = struct.Struct(3 * "QqI4xqQQQ" + "Q")
 
 
 class Conversion(NamedTuple):
-    """The vectors of all matrices of a batch."""
+    """A vector to convert, of each matrix of a batch."""
 
     input: int
     """An index of `INPUTS`."""
@@ -24,7 +24,7 @@ class Conversion(NamedTuple):
     type: int
     step: int
     length: int
-    all: int
+    elements: int
     place: int
     """Where the converted vectors begin in scratch memory, in bytes."""
 
@@ -40,13 +40,13 @@ def convert_vectors(launch: Launch) -> tuple[Launch, list[Conversion], int]:
     size = SIZES[real]
     for k, name in enumerate(INPUTS):
         kind, step = getattr(launch, f"{name}_type"), getattr(launch, f"{name}_step")
-        if is_readable(kind, launch):
-            continue
         is_row = name != "weights" or launch.operation == Operation.perturb
         length = launch.rows if is_row else launch.columns
-        count = length * max(launch.batch, 1) if step else length
-        conversions.append(Conversion(k, getattr(launch, f"{name}_stride"), kind, step, length, count, 8 * taken))
-        taken += ceil_div(count * size, 16) * 2  # Some kernels load 16 bytes at once.
+        elements = length * max(launch.batch, 1) if step else length
+        if is_readable(kind, launch) or elements == 0:
+            continue
+        conversions.append(Conversion(k, getattr(launch, f"{name}_stride"), kind, step, length, elements, 8 * taken))
+        taken += ceil_div(elements * size, 16) * 2  # Some kernels load 16 bytes at once.
         changes = {"type": ElementType[real], "stride": size, "step": length * size if step else 0}
         launch = launch._replace(**{f"{name}_{field}": value for field, value in changes.items()})
     return launch, conversions, taken
@@ -54,7 +54,7 @@ def convert_vectors(launch: Launch) -> tuple[Launch, list[Conversion], int]:
 
 def conversion_blocks(conversions: Sequence[Conversion]) -> int:
     """The length of the grid's x axis. The y axis counts the conversions."""
-    return min(max(ceil_div(x.all, CONVERSION_THREADS) for x in conversions), MOST_CONVERSION_BLOCKS)
+    return min(max(ceil_div(x.elements, CONVERSION_THREADS) for x in conversions), MOST_CONVERSION_BLOCKS)
 
 
 def pack_conversions(conversions: Sequence[Conversion], addresses: Sequence[Any], scratch: int) -> bytes:

@@ -50,29 +50,22 @@ def sigma_of(call):
     return Vector(call.sigma, call.sigma_stride, call.sigma_type)
 
 
-def _loading(dtype: str) -> tuple[Function, Function]:
-    """``element(vector, row)`` of a vector for matrices of type `dtype`, and the same for contiguous vectors."""
+def _element(dtype: str, usual: bool) -> Function:
+    """``element(vector, row)`` of vectors that kernels for matrices of type `dtype` read; `usual`: contiguous ones."""
     row_of_type = MATRIX_TYPES[dtype]
     real, stored = getattr(np, row_of_type.computing), getattr(np, row_of_type.stored)
     size, real_size = row_of_type.size, np.dtype(real).itemsize
-    has_16_bits, widen = size == 2, from_float16 if dtype == "float16" else WIDENING[dtype]
+    is_narrow, widen = size < real_size, from_float16 if dtype == "float16" else WIDENING[dtype]
 
     @inline
     def element(vector, row):
-        at = vector.input + row * vector.stride
-        if vector.type == _NUMBER:
+        if not usual and vector.type == _NUMBER:
             return real(from_float_bits(vector.input))
-        if has_16_bits and vector.type != _FLOAT32:
-            return widen(load(at, stored))
-        return load(at, real)
+        if is_narrow and vector.type != _FLOAT32:
+            return widen(load(vector.input + row * (size if usual else vector.stride), stored))
+        return load(vector.input + row * (real_size if usual else vector.stride), real)
 
-    @inline
-    def contiguous_element(vector, row):
-        if has_16_bits and vector.type != _FLOAT32:
-            return widen(load(vector.input + row * size, stored))
-        return load(vector.input + row * real_size, real)
-
-    return element, contiguous_element
+    return element
 
 
 @inline
@@ -186,7 +179,7 @@ class GroupFunctions(NamedTuple):
     scaled: Function
     """``elements = scaled(mu, sigma, z)``, from the four normals `z`."""
     element: Function
-    """``element(vector, row)``: an element of mu or sigma. Its type is `real` or the matrix's; or it is a number."""
+    """``element(vector, row)``: an element of mu or sigma, a vector of `real` or of the matrix's type, or a number."""
     narrow: Function
     """From the computing type to `stored`."""
 
@@ -197,6 +190,6 @@ def group_of(key: KernelKey, capability: tuple[int, int]) -> GroupFunctions:
     noise_of, noise_in = _noise(row.computing, key.shared_noise, key.fast_math)
     return GroupFunctions(
         getattr(np, row.computing), getattr(np, row.stored), ANTITHETIC_WIDTH if key.antithetic else WIDTH, noise_of,
-        noise_in, _scaled_pairs if key.antithetic else _scaled, _loading(key.dtype)[key.usual],
+        noise_in, _scaled_pairs if key.antithetic else _scaled, _element(key.dtype, key.usual),
         narrowing(key.dtype, capability),
     )  # fmt: skip

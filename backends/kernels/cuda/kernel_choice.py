@@ -89,7 +89,7 @@ def is_plain(
     rows: int, columns: int, size: int, strides: tuple[int, int], misalignment: int, groups: int, shared_noise: bool,
     antithetic: bool, fast_math: bool, usual: bool,
 ) -> bool:  # fmt: skip
-    """Whether a plain kernel is the fastest, for mu and sigma of the computing type or numbers."""
+    """Whether a plain kernel is the fastest."""
     if not _is_transposed(rows, size, strides):
         few = has_few_rows(rows, size, strides)
         return groups * rows <= _most_plain_groups(

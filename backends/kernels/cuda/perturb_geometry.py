@@ -89,7 +89,7 @@ class SpanList(NamedTuple):
 def _most_turns(size: int, rows: int, fast_math: bool) -> int:
     if rows == 1 and size == 4:
         return _MOST_TURNS // 2 if fast_math else _MOST_TURNS
-    return 2 * _MOST_TURNS if rows == 1 and size == 2 else min(_MOST_TURNS, _MOST_TURN_ROWS // rows)
+    return 2 * _MOST_TURNS if rows == 1 and size == 2 else min(_MOST_TURNS, _MOST_TURN_ROWS // max(rows, 1))
 
 
 def perturb_turns(spans: Spans, dtype: str, rows: int, fast_math: bool, batch: int = 0) -> int:
