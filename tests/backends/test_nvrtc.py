@@ -16,7 +16,7 @@ from tables import PLAIN_VERSIONS
 from multisample.backends import nvrtc
 from multisample.backends.errors import BackendUnavailableError
 from multisample.backends.kernels.cuda.kernel_choice import PLAIN, PLAIN_TRANSPOSED, STORE_KINDS, STRIDED
-from multisample.backends.kernels.cuda.keys import KernelKey, Key, MomentsKey, PerturbKey
+from multisample.backends.kernels.cuda.keys import ConversionKey, KernelKey, Key, MomentsKey, PerturbKey
 from multisample.backends.kernels.cuda.toolchain import nvrtc_version
 from multisample.backends.native import csrc_files
 from multisample.backends.numba import NumbaBackend
@@ -68,9 +68,10 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> NumbaBackend:
     ("key", "name"),
     [
         (MOMENTS, "finish_moments_kernel"), (PerturbKey("bfloat16", True, True, True, 1, 0), "perturb_kernel"),
-        (sample_key(STRIDED), "sample_kernel"), (None, "advance_kernel"),
+        (sample_key(STRIDED), "sample_kernel"), (ConversionKey("float64", 0), "conversion_kernel"),
+        (None, "advance_kernel"),
     ],
-    ids=["moments", "perturb", "sample", "advance"],
+    ids=["moments", "perturb", "sample", "conversion", "advance"],
 )  # fmt: skip
 def test_a_kernel_is_compiled_with_its_name(
     hopper: NumbaBackend, key: Key | None, name: str, capfd: pytest.CaptureFixture[str]

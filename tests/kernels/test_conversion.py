@@ -37,7 +37,7 @@ def test_python_and_cpp_convert_the_same_vectors(geometries: ctypes.CDLL) -> Non
     draw, counts = random.Random(1), set()
     for _ in range(2000):
         launch = random_launch(draw)
-        buffer, out = (ctypes.create_string_buffer(pack(launch)), ctypes.create_string_buffer(STRUCT.size))
+        buffer, out = ctypes.create_string_buffer(pack(launch)), ctypes.create_string_buffer(STRUCT.size)
         geometries.conversions(buffer, out)
         readable, conversions, taken = conversion.convert_vectors(launch)
         places = {INPUTS[x.input]: SCRATCH + x.place for x in conversions}
@@ -91,12 +91,8 @@ def test_a_launch_converts_first(monkeypatch: pytest.MonkeyPatch, with_launcher:
         backend.launch(launch)
     _, conversions, _ = conversion.convert_vectors(launch)
     first, (kernel, *_, parameters) = launched
-    assert first == (
-        1,
-        (4, 2),
-        conversion.CONVERSION_THREADS,
-        conversion.pack_conversions(conversions, (2**30, 2**31), SCRATCH),
-    )
+    packed = conversion.pack_conversions(conversions, (2**30, 2**31), SCRATCH)
+    assert first == (1, (4, 2), conversion.CONVERSION_THREADS, packed)
     mu, sigma = Vector(SCRATCH, 4, ElementType.float32), Vector(SCRATCH + 4000, 4, ElementType.float32)
     backend.launch(a_launch(1000, 8, mu=mu, sigma=sigma, matrix=2**35, device=0, scratch=SCRATCH + 8000))
     assert launched[2][0] == kernel == 2 and launched[2][3] == parameters

@@ -8,29 +8,16 @@ from pathlib import Path
 
 from cuda_cpp import requires_gxx
 
+from multisample.backends import launch as fields
 from multisample.backends.kernels.cuda import geometry, parameters
-from multisample.backends.launch import (
-    FIELD_AT,
-    FORMATS,
-    HEAD,
-    INPUTS,
-    PACKED_LAUNCH,
-    SAMPLE_CALL,
-    SPAN,
-    ElementType,
-    Launch,
-    Operation,
-    Span,
-    pack,
-    packer,
-)
+from multisample.backends.launch import FORMATS, HEAD, INPUTS, PACKED_LAUNCH, ElementType, Launch, Operation, pack
 from multisample.backends.native import csrc_files
 
 
 @requires_gxx
 def test_cpp_has_the_fields_of_launches_and_spans_at_the_places_that_python_packs(tmp_path: Path) -> None:
     lines = "".join(f"print(offsetof(Launch, {name}), sizeof(Launch::{name}));\n" for name in Launch._fields)
-    lines += "".join(f"print(offsetof(Span, {name}), sizeof(Span::{name}));\n" for name in Span._fields)
+    lines += "".join(f"print(offsetof(Span, {name}), sizeof(Span::{name}));\n" for name in fields.Span._fields)
     source = tmp_path / "fields.cpp"
     source.write_text(
         '#include <cstddef>\n#include <cstdio>\n#include "launch.h"\nusing namespace multisample;\n'
@@ -41,9 +28,9 @@ def test_cpp_has_the_fields_of_launches_and_spans_at_the_places_that_python_pack
     subprocess.run(["g++", "-std=c++17", f"-I{csrc_files.folder()}", "-o", str(program), str(source)], check=True)
     printed = subprocess.run([str(program)], capture_output=True, text=True, check=True).stdout
     *places, (size, span_size) = [tuple(map(int, line.split())) for line in printed.splitlines()]
-    assert places[len(Launch._fields) :] == [(8 * k, 8) for k in range(len(Span._fields))] and span_size == SPAN.size
-    del places[len(Launch._fields) :]
-    assert places == [(FIELD_AT[name], struct.calcsize(FORMATS[name])) for name in Launch._fields]
+    places, of_span = places[: len(Launch._fields)], places[len(Launch._fields) :]
+    assert of_span == [(8 * k, 8) for k in range(len(fields.Span._fields))] and span_size == fields.SPAN.size
+    assert places == [(fields.FIELD_AT[name], struct.calcsize(FORMATS[name])) for name in Launch._fields]
     # The fields have no gaps: C++ has no further fields, and Numba's kernels read the fields one after another.
     assert size == PACKED_LAUNCH == sum(size for _, size in places)
 
@@ -77,7 +64,7 @@ def test_every_field_is_packed_at_its_place() -> None:
         assert len(packed) == PACKED_LAUNCH
         for name, value in launch._asdict().items():
             is_number = isinstance(value, float)
-            (found,) = struct.unpack_from("d" if is_number else FORMATS[name], packed, FIELD_AT[name])
+            (found,) = struct.unpack_from("d" if is_number else FORMATS[name], packed, fields.FIELD_AT[name])
             assert repr(found) == repr(value if is_number else int(value)), (name, launch)
 
 
@@ -85,7 +72,7 @@ def test_a_packer_gives_the_bytes_of_pack() -> None:
     random_source = random.Random(5)
     for _ in range(1000):
         launch = random_launch(random_source)
-        pack_head, tail = packer(launch._replace(**dict.fromkeys(HEAD, 0)))
+        pack_head, tail = fields.packer(launch._replace(**dict.fromkeys(HEAD, 0)))
         assert pack_head(*launch[: len(HEAD)]) + tail == pack(launch)
 
 
@@ -94,7 +81,7 @@ def test_numba_reads_every_field_of_a_launch_and_a_geometry_at_its_place() -> No
     values = [*range(1, 1 + len(Launch._fields))]
     cut = [*range(1000, 1000 + len(geometry.Geometry._fields))]
     launch = Launch(*values)
-    packed = pack(launch)[SAMPLE_CALL] + geometry._STRUCT.pack(*cut)
+    packed = pack(launch)[fields.SAMPLE_CALL] + geometry._STRUCT.pack(*cut)
     expected = [*(getattr(launch, name) for name in parameters.CALL.fields), *cut]
     assert parameters.CALL.fields[0] == "offset_at" and parameters.CALL.fields[-1] == "sigma_type"
     found, end = [], 0
