@@ -41,7 +41,7 @@ struct SampleCall {
   // Of the tail. Strides are in bytes.
   i64 mu_stride, sigma_stride;
   i64 row_stride, column_stride;  // for kSample multiples of the element size; the matrix's elements do not overlap
-  u64 rows, columns;              // at least 1; kPerturb has as many columns as its spans have elements
+  u64 rows, columns;  // at least 1, but kPerturb may have no rows; kPerturb has as many columns as its spans' elements
   u32 mu_type, sigma_type;
 };
 

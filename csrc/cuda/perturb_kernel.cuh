@@ -253,7 +253,7 @@ MULTISAMPLE_FUNCTION void perturb_turn(const TurnGroups<Out, kOwn, Entry>& group
         x[g][k] = converted<Real>(quads[g].x[k]);
         if constexpr (origin >= kOfBatch) x[g][k] = mul_rn(factor, x[g][k]);
       }
-      add(member.weight, z, x[g]);
+      if (one_member || rows > 0) add(member.weight, z, x[g]);
     }
   }
   if constexpr (!one_member) {

@@ -41,7 +41,7 @@ cudaError_t launch_all_spans(const Launch& call) {
   return launch_span_lists<Out, fast, one_member, StridedSpan, origin>(call, turns, error);
 }
 
-// Launches on the current device, which must be the call's. The call has at least one row.
+// Launches on the current device, which must be the call's.
 template <class Out, bool fast>
 cudaError_t launch_perturb(const Launch& call) {
   const KeyOrigin origin = origin_of(call);
