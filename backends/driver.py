@@ -13,7 +13,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from .contract import PROTOCOL, Launcher
-from .kernels.cuda.conversion import CONVERSION_THREADS, conversion_blocks, convert_vectors, pack_conversions
+from .kernels.cuda.conversion import (
+    CONVERSION_THREADS,
+    Conversion,
+    conversion_blocks,
+    convert_vectors,
+    pack_conversions,
+)
 from .kernels.cuda.geometry import geometry
 from .kernels.cuda.kernel_choice import OF_BATCH, OF_ROWS, is_small
 from .kernels.cuda.keys import ConversionKey, KernelKey, Key, MomentsKey, PerturbKey
@@ -115,6 +121,12 @@ _Kernels: TypeAlias = Callable[[Sequence[Any], tuple[int, int, int, int], int, i
 Kernels ignore a word whose address is not null.
 """
 
+_Converter: TypeAlias = Callable[[Sequence[Any], int, int], tuple[_Ready, list[Any]]]
+"""``convert(addresses, stream, scratch)``: the kernel that converts vectors, and the addresses after the conversion.
+
+The first addresses are those of `INPUTS`. The address of a converted vector becomes that of its copy.
+"""
+
 _WHOLE_LAUNCH = slice(0, PACKED_LAUNCH)
 _NO_SPANS: tuple[bytes, list[Any]] = (b"", [])
 
@@ -214,8 +226,9 @@ class DriverBackend(abc.ABC):
         return self._kernels(Launch(*[0] * len(HEAD), *tail), phase)
 
     def launcher(self, launch: Launch) -> Launcher:
-        if convert_vectors(launch)[1]:
-            return self._converting_launcher(launch)
+        readable, conversions, taken = convert_vectors(launch)
+        if conversions:
+            return _converting_launcher(self._converter(launch, conversions), self.launcher(readable), taken)
         size = functools.cache(functools.partial(_scratch_size, launch))
         scratch_size = None
         if launch.operation == Operation.moments:
@@ -258,8 +271,9 @@ class DriverBackend(abc.ABC):
 
         `phase` is the first column modulo 8; if it is None, the words give it.
         """
-        if convert_vectors(launch)[1]:
-            return self._converting_kernels(launch, phase)
+        readable, conversions, taken = convert_vectors(launch)
+        if conversions:
+            return _converting_kernels(self._converter(launch, conversions), self._kernels(readable, phase), taken)
         if launch.operation == Operation.perturb:
             return self._perturbing(launch)
         (pack_head, _), steps_of = packer(launch), _STEPS[launch.operation]
@@ -292,12 +306,8 @@ class DriverBackend(abc.ABC):
 
         return kernels
 
-    def _converter(self, launch: Launch) -> Callable[[Sequence[Any], int, int], tuple[_Ready, list[Any]]]:
-        """``convert(addresses, stream, scratch)``: the kernel that converts vectors, and the addresses of the copies.
-
-        Addresses of other operands are unchanged. Compiles the kernel.
-        """
-        _, conversions, _ = convert_vectors(launch)
+    def _converter(self, launch: Launch, conversions: Sequence[Conversion]) -> _Converter:
+        """Compiles the kernel that converts vectors."""
         with cuda_driver.relaxed_capture():  # A kernel can be loaded while the stream is being captured.
             kernel = self.kernel(ConversionKey(computing_name(launch), launch.device))
         launch_kernel = self._launch_of_size(len(pack_conversions((), (), 0)), launch.device)
@@ -311,34 +321,6 @@ class DriverBackend(abc.ABC):
             return (launch_kernel, kernel, configuration + parameters), copies
 
         return convert
-
-    def _converting_kernels(self, launch: Launch, phase: int | None) -> _Kernels:
-        readable, _, taken = convert_vectors(launch)
-        convert, following = self._converter(launch), self._kernels(readable, phase)
-
-        def kernels(
-            addresses: Sequence[Any], words: tuple[int, int, int, int], stream: int, scratch: int
-        ) -> Iterator[_Ready]:
-            conversion, copies = convert(addresses, stream, scratch)
-            yield conversion
-            yield from following(copies, words, stream, scratch + 8 * taken)
-
-        return kernels
-
-    def _converting_launcher(self, launch: Launch) -> Launcher:
-        readable, _, taken = convert_vectors(launch)
-        convert, following = self._converter(launch), self.launcher(readable)
-
-        def run(geometry: Any, *arguments: Any) -> None:
-            *addresses, stream, scratch = arguments
-            conversion, copies = convert(addresses, stream, scratch)
-            _launch_all((conversion,))
-            following.run(geometry, *copies, stream, scratch + 8 * taken)
-
-        def scratch_size(first_column: int) -> int:
-            return taken + (0 if following.scratch_size is None else following.scratch_size(first_column))
-
-        return Launcher(run, geometry=following.geometry, scratch_size=scratch_size)
 
     def _perturbing(self, launch: Launch) -> _Kernels:
         """The kernels of `perturb`. They get the packed spans in place of the address of a matrix.
@@ -402,6 +384,34 @@ class DriverBackend(abc.ABC):
             launch(kernel, pack_configuration(1, 1, stream) + address.to_bytes(8, sys.byteorder))
 
         return advance
+
+
+def _converting_kernels(convert: _Converter, following: _Kernels, taken: int) -> _Kernels:
+    """The kernel that converts vectors into `taken` numbers of scratch memory, and the kernels that read the copies."""
+
+    def kernels(
+        addresses: Sequence[Any], words: tuple[int, int, int, int], stream: int, scratch: int
+    ) -> Iterator[_Ready]:
+        conversion, copies = convert(addresses, stream, scratch)
+        yield conversion
+        yield from following(copies, words, stream, scratch + 8 * taken)
+
+    return kernels
+
+
+def _converting_launcher(convert: _Converter, following: Launcher, taken: int) -> Launcher:
+    """The same for a launcher."""
+
+    def run(geometry: Any, *arguments: Any) -> None:
+        *addresses, stream, scratch = arguments
+        conversion, copies = convert(addresses, stream, scratch)
+        _launch_all((conversion,))
+        following.run(geometry, *copies, stream, scratch + 8 * taken)
+
+    def scratch_size(first_column: int) -> int:
+        return taken + (0 if following.scratch_size is None else following.scratch_size(first_column))
+
+    return Launcher(run, geometry=following.geometry, scratch_size=scratch_size)
 
 
 _Buffer = tuple[memoryview, Any, Any, Any, ctypes.c_int, ctypes.c_size_t]

@@ -226,9 +226,8 @@ class TorchExtBackend:
 
     def _scratch_sizes(self, launch: Launch) -> Callable[[int], int] | None:
         """`Launcher.scratch_size`."""
-        if launch.device == HOST:
-            return None
-        if launch.operation in (Operation.sample, Operation.perturb) and not convert_vectors(launch)[1]:
+        has_sums = launch.operation in (Operation.gradient, Operation.moments)
+        if launch.device == HOST or not (has_sums or convert_vectors(launch)[1]):
             return None
 
         @functools.cache

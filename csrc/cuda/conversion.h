@@ -1,5 +1,5 @@
-// Kernels read numbers, and vectors of the computing type or of the type of the matrix or the results. Vectors of other
-// types, e.g. integers, are first converted: kernels read a copy in scratch memory. The twin of this file is
+// Kernels read mu, sigma and weights of few types: numbers, the computing type, and Launch::type. A vector of another
+// type, e.g. of integers, is first converted: the kernel reads a copy in scratch memory. The twin of this file is
 // backends/kernels/cuda/conversion.py.
 #pragma once
 
@@ -7,7 +7,7 @@
 
 namespace multisample {
 
-// A vector to convert, of each matrix of a batch.
+// A vector to convert. In a batch, each matrix may have its own vector; one conversion serves all of them.
 struct Conversion {
   Vector from;   // of the first matrix
   i64 step;      // bytes from the vector of a matrix to the next
@@ -33,8 +33,8 @@ inline bool is_readable(u32 type, const Launch& call) {
   return type == kNumber || type == computing_type(call.type) || type == call.type;
 }
 
-// Points the call to copies of the vectors that kernels cannot read. The copies are at call->scratch, which moves
-// behind them. Returns how many float64 numbers they take.
+// Points the call to copies of the vectors that kernels cannot read. The copies begin at call->scratch, which moves
+// behind the copies. Returns the size of the copies, in float64 numbers.
 inline u64 convert_vectors(Launch* call, Conversions* conversions) {
   const u32 computing = computing_type(call->type);
   const i64 size = element_size(computing);

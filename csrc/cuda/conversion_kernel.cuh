@@ -6,7 +6,7 @@
 
 namespace multisample {
 
-// The grid's y axis counts the conversions.
+// Blocks whose index on the grid's y axis is y convert vector y.
 template <class Real>
 __global__ void conversion_kernel(const __grid_constant__ Conversions conversions) {
   const Conversion& conversion = conversions.each[blockIdx.y];

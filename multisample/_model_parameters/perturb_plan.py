@@ -436,7 +436,7 @@ def _groups(
         on_device, real = device.kind == "cuda", cached_dtype(MATRIX_TYPES[dtype].computing)
         if vector is None and not isinstance(on_host, float):
             step = real.itemsize * length if variant.has_coefficients else 0
-            fields |= {"weights_type": ElementType[real.name], "weights_stride": real.itemsize, "weights_step": step}
+            words |= {"weights_type": ElementType[real.name], "weights_stride": real.itemsize, "weights_step": step}
         launch = Launch(
             **fields, **words, columns=sum(x.rows * x.width for _, x in found), spans=len(found),
             type=ElementType[dtype], operation=Operation.perturb, device=device.ordinal if on_device else ON_HOST,

@@ -365,7 +365,7 @@ def test_the_build_command_compiles_all_cpu_kernels(capfd: pytest.CaptureFixture
     }
 
 
-# A complete file with a valid digest but without a kernel, as from an incompatible version of Numba.
+# A file with a valid digest but without a kernel. An incompatible version of Numba could have written such a file.
 PAYLOAD = pickle.dumps("no kernel")
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "cut": lambda content: content[: len(content) // 2],

@@ -1,4 +1,4 @@
-"""Wrong arguments: each error names the argument, the received and the accepted values, on every route of a call."""
+"""Wrong arguments. On every route of a call, the error names the argument, its value and the accepted values."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""Choice of backends: a named backend runs or raises; "auto" takes the first available backend of a fixed order."""
+"""The backend of a call: a named backend runs or raises. "auto" takes the first backend of a fixed order that runs."""
 
 import dataclasses
 import importlib.metadata

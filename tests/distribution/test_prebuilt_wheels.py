@@ -1,4 +1,4 @@
-"""Wheels with compiled libraries: they are built, work without a compiler, and are refused on incompatible machines."""
+"""Wheels with compiled libraries need no compiler, and an incompatible machine refuses their libraries."""
 
 import base64
 import csv
@@ -441,7 +441,7 @@ def test_a_library_that_fails_to_load_raises_with_advice(came: Callable[..., Pat
     ("linux-x86_64", {"GLIBCXX_3.4.99"}, "linux_x86_64"),
     ("linux-x86_64", {"GLIBC_PRIVATE"}, "linux_x86_64"),
     ("linux-x86_64", {"OPENSSL_3.0"}, "linux_x86_64"),
-    # manylinux excludes these dependencies.
+    # The manylinux policies do not allow a wheel to depend on these libraries.
     ("linux-x86_64", "libgomp.so.1", "linux_x86_64"),
     ("linux-x86_64", "libc10d.so", "linux_x86_64"),
     ("linux-x86_64", "libtorch_cpu.so.1", "linux_x86_64"),

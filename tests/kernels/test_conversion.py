@@ -16,7 +16,7 @@ from multisample.backends.kernels.cuda.keys import ConversionKey, KernelKey
 from multisample.backends.launch import INPUTS, ElementType, Launch, Operation, pack
 from multisample.backends.system import cuda_driver
 
-SCRATCH, STRUCT = 2**40, conversion._CONVERSIONS
+SCRATCH, STRUCT = 2**40, struct.Struct(3 * conversion._CONVERSION.format + "Q")
 
 
 def random_launch(draw: random.Random) -> Launch:

@@ -1,7 +1,7 @@
 """The program of each rank in the tests of sharded matrices; `test_torch_sharded.py` starts the ranks.
 
-Every rank runs every case, since processes take seconds to start. A case passes if each rank holds the part of the
-single-device matrix that PyTorch's `distribute_tensor` gives to the rank.
+Every rank runs every case, since processes take seconds to start. A case passes if each rank holds the block
+of the single-device matrix that PyTorch's `distribute_tensor` sends to that rank.
 
 python tests/support/sharded_ranks.py cpu RANK WORLD_SIZE FOLDER torch_ext,cpu
 """
@@ -84,7 +84,7 @@ class Ranks:
         return tuple(self.on(mesh, x, *placements) for x in vectors)
 
     def parameters(self, wholes: dict[str, torch.Tensor]) -> Iterator[tuple[DeviceMesh, dict[str, Any]]]:
-        """Parameters of all ranks as DTensors, with several placements, none beyond the last axis."""
+        """The parameters as DTensors, for several meshes and placements. Parameters have the axes that are sharded."""
         strided = _StridedShard(0, split_factor=2)
         for mesh, *placements in (
             (self.line, Shard(0)), (self.line, Shard(1)), (self.line, Replicate()), (self.grid, Shard(0), Shard(1)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -12,11 +13,11 @@ from multisample.backends.launch import INPUTS, Launch, Operation, computing_nam
 from .kernel_choice import ceil_div
 
 CONVERSION_THREADS, MOST_CONVERSION_BLOCKS = 256, 4096
-_CONVERSIONS = struct.Struct(3 * "QqI4xqQQQ" + "Q")
+_CONVERSION = struct.Struct("QqI4xqQQQ")
 
 
 class Conversion(NamedTuple):
-    """A vector to convert, of each matrix of a batch."""
+    """A vector to convert. In a batch, each matrix may have its own vector; one conversion serves all of them."""
 
     input: int
     """An index of `INPUTS`."""
@@ -26,7 +27,7 @@ class Conversion(NamedTuple):
     length: int
     elements: int
     place: int
-    """Where the converted vectors begin in scratch memory, in bytes."""
+    """The place of the copy in scratch memory, in bytes."""
 
 
 def is_readable(kind: int, launch: Launch) -> bool:
@@ -35,7 +36,7 @@ def is_readable(kind: int, launch: Launch) -> bool:
 
 
 def convert_vectors(launch: Launch) -> tuple[Launch, list[Conversion], int]:
-    """The launch with converted vectors, the conversions, and how many float64 numbers of memory they take."""
+    """The launch with the types of the copies, the conversions, and the size of the copies in float64 numbers."""
     real, conversions, taken = computing_name(launch), [], 0
     size = SIZES[real]
     for k, name in enumerate(INPUTS):
@@ -53,13 +54,12 @@ def convert_vectors(launch: Launch) -> tuple[Launch, list[Conversion], int]:
 
 
 def conversion_blocks(conversions: Sequence[Conversion]) -> int:
-    """The length of the grid's x axis. The y axis counts the conversions."""
+    """The length of the grid's x axis. The y axis has a block row for each conversion."""
     return min(max(ceil_div(x.elements, CONVERSION_THREADS) for x in conversions), MOST_CONVERSION_BLOCKS)
 
 
 def pack_conversions(conversions: Sequence[Conversion], addresses: Sequence[Any], scratch: int) -> bytes:
     """The bytes of the C++ struct ``Conversions``. `addresses` are those of `INPUTS`."""
-    fields = [0] * 21
-    for k, (place, *others, first) in enumerate(conversions):
-        fields[7 * k : 7 * k + 7] = addresses[place], *others, scratch + first
-    return _CONVERSIONS.pack(*fields, len(conversions))
+    packed = [_CONVERSION.pack(addresses[x.input], *x[1:-1], scratch + x.place) for x in conversions]
+    every = b"".join(packed).ljust(len(INPUTS) * _CONVERSION.size, b"\0")
+    return every + len(conversions).to_bytes(8, sys.byteorder)

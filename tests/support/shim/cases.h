@@ -49,13 +49,13 @@ inline void write(const void* from, u64 size) {
   if (std::fwrite(from, size, 1, stdout) != 1) cuda_shim::fail("cannot write");
 }
 
-// The size of scratch memory for the conversions of a call and for `more` float64 numbers.
+// Bytes of scratch memory that a call needs for its conversions and for `more` float64 numbers.
 inline u64 scratch_bytes(Launch call, u64 more = 0) {
   Conversions conversions;
   return (convert_vectors(&call, &conversions) + more) * sizeof(double);
 }
 
-// Converts the vectors that the kernels of a call cannot read. The call's scratch memory then begins behind them.
+// Converts the vectors that the kernels of a call cannot read. Afterwards, call.scratch points behind the copies.
 template <class Real>
 void convert(Launch& call, const Memory& scratch) {
   Conversions conversions;
