@@ -12,7 +12,6 @@ from tables import DTYPES
 
 from multisample.backends.driver import CONFIGURATION_SIZE, DriverBackend
 from multisample.backends.kernels.cuda import conversion
-from multisample.backends.kernels.cuda.keys import ConversionKey, KernelKey
 from multisample.backends.launch import INPUTS, ElementType, Launch, Operation, pack
 from multisample.backends.system import cuda_driver
 
@@ -23,14 +22,18 @@ def random_launch(draw: random.Random) -> Launch:
     vectors: Any = {}
     for name in INPUTS:
         kind = draw.choice(list(ElementType))
-        step = draw.choice([0, 8, 800])
         vectors |= {name: Vector(2**30 + draw.randrange(99), draw.choice([0, 8, -8, 24]), kind)}
-        vectors |= {} if kind == ElementType.number else {f"{name}_step": step}
-    operation = draw.choice([Operation.sample, Operation.moments, Operation.perturb])
+        vectors |= {} if kind == ElementType.number else {f"{name}_step": draw.choice([0, 8, 800])}
     return a_launch(
         draw.choice([0, draw.randint(1, 5000)]), draw.randint(1, 5000), draw.choice(list(DTYPES)), **vectors, device=0,
-        scratch=SCRATCH, batch=draw.choice([0, 1, 7]), operation=operation,
+        scratch=SCRATCH, batch=draw.choice([0, 1, 7]), operation=draw.choice([Operation.sample, Operation.moments, Operation.perturb]),
     )  # fmt: skip
+
+
+def at_copies(launch: Launch) -> Launch:
+    """The launch of the kernels that read the copies."""
+    readable, conversions, taken = conversion.convert_vectors(launch)
+    return readable._replace(scratch=SCRATCH + 8 * taken, **{INPUTS[x.input]: SCRATCH + x.place for x in conversions})
 
 
 def test_python_and_cpp_convert_the_same_vectors(geometries: ctypes.CDLL) -> None:
@@ -39,12 +42,9 @@ def test_python_and_cpp_convert_the_same_vectors(geometries: ctypes.CDLL) -> Non
         launch = random_launch(draw)
         buffer, out = ctypes.create_string_buffer(pack(launch)), ctypes.create_string_buffer(STRUCT.size)
         geometries.conversions(buffer, out)
-        readable, conversions, taken = conversion.convert_vectors(launch)
-        places = {INPUTS[x.input]: SCRATCH + x.place for x in conversions}
-        readable = readable._replace(**places, scratch=SCRATCH + 8 * taken)
-        assert buffer.raw[:-1] == pack(readable), launch
-        addresses = [getattr(launch, name) for name in INPUTS]
-        packed = STRUCT.unpack(conversion.pack_conversions(conversions, addresses, SCRATCH))
+        readable, conversions, _ = conversion.convert_vectors(launch)
+        assert buffer.raw[:-1] == pack(at_copies(launch)), launch
+        packed = STRUCT.unpack(conversion.pack_conversions(conversions, [getattr(launch, x) for x in INPUTS], SCRATCH))
         *fields, count = STRUCT.unpack(out.raw[: STRUCT.size])
         assert packed == (*fields[: 7 * count], *[0] * (21 - 7 * count), count), launch
         are_readable = [conversion.is_readable(getattr(readable, f"{name}_type"), readable) for name in INPUTS]
@@ -62,8 +62,9 @@ class Backend(DriverBackend):
         return len(self.compiled) + 1, None
 
 
+@pytest.mark.parametrize("operation", [Operation.sample, Operation.moments])
 @pytest.mark.parametrize("with_launcher", [False, True])
-def test_a_launch_converts_first(monkeypatch: pytest.MonkeyPatch, with_launcher: bool) -> None:
+def test_a_launch_converts_first(monkeypatch: pytest.MonkeyPatch, with_launcher: bool, operation: Operation) -> None:
     launched = []
 
     def launch_kernel(memory: Any, kernel: int, addresses: None, extra: Any) -> int:
@@ -79,21 +80,20 @@ def test_a_launch_converts_first(monkeypatch: pytest.MonkeyPatch, with_launcher:
     monkeypatch.setattr(cuda_driver, "on_device", contextlib.nullcontext)
     backend = Backend()
     mu, sigma = Vector(2**30, 4, ElementType.int32), Vector(2**31, 8, ElementType.float64)
-    launch = a_launch(1000, 8, mu=mu, sigma=sigma, matrix=2**35, device=0, scratch=SCRATCH)
+    launch = a_launch(1000, 8, mu=mu, sigma=sigma, matrix=2**35, device=0, scratch=SCRATCH, operation=operation)
     if with_launcher:
         launcher = backend.launcher(launch._replace(mu=0, sigma=0, matrix=0, scratch=0))
         assert launcher.geometry is not None and launcher.scratch_size is not None
-        assert launcher.scratch_size(0) == launcher.scratch_size(5) == 1000
-        geometry = launcher.geometry(launch.matrix, 0)
-        assert len(backend.compiled) == 2  # Compilation precedes the launch.
+        own = backend.launcher(at_copies(launch)).scratch_size
+        assert launcher.scratch_size(5) == 1000 + (0 if own is None else own(5))
+        geometry, compiled = launcher.geometry(launch.matrix, 0), [*backend.compiled]
         launcher.run(geometry, *head_of(launch))
+        assert compiled == [*backend.compiled]  # Compilation precedes the launch.
     else:
         backend.launch(launch)
-    _, conversions, _ = conversion.convert_vectors(launch)
-    first, (kernel, *_, parameters) = launched
-    packed = conversion.pack_conversions(conversions, (2**30, 2**31), SCRATCH)
+    first, *others = launched
+    packed = conversion.pack_conversions(conversion.convert_vectors(launch)[1], (2**30, 2**31), SCRATCH)
     assert first == (1, (4, 2), conversion.CONVERSION_THREADS, packed)
-    mu, sigma = Vector(SCRATCH, 4, ElementType.float32), Vector(SCRATCH + 4000, 4, ElementType.float32)
-    backend.launch(a_launch(1000, 8, mu=mu, sigma=sigma, matrix=2**35, device=0, scratch=SCRATCH + 8000))
-    assert launched[2][0] == kernel == 2 and launched[2][3] == parameters
-    assert list(map(type, backend.compiled)) == [ConversionKey, KernelKey]
+    launched.clear()
+    backend.launch(at_copies(launch))
+    assert launched == others != []
