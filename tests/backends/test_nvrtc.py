@@ -1,7 +1,5 @@
 """CUDA C++ kernels of the numba backend, which NVRTC compiles without a GPU."""
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 import re

@@ -1,7 +1,5 @@
 """Run every example in docstrings and pages, and check that every public name has a complete docstring."""
 
-from __future__ import annotations
-
 import ast
 import doctest
 import importlib

@@ -1,4 +1,4 @@
-"""The conversion of mu, sigma and weights that kernels cannot read: equal in Python and C++, and launched first."""
+"""The conversion of vectors that kernels cannot read: equal in Python and C++, and launched first."""
 
 import contextlib
 import ctypes
@@ -6,8 +6,9 @@ import random
 import struct
 from typing import Any
 
+import numpy as np
 import pytest
-from launches import Vector, a_launch, head_of
+from launches import Vector, a_launch, address_of, head_of
 from tables import DTYPES
 
 from multisample.backends.driver import CONFIGURATION_SIZE, DriverBackend
@@ -26,7 +27,7 @@ def random_launch(draw: random.Random) -> Launch:
         vectors |= {} if kind == ElementType.number else {f"{name}_step": draw.choice([0, 8, 800])}
     return a_launch(
         draw.choice([0, draw.randint(1, 5000)]), draw.randint(1, 5000), draw.choice(list(DTYPES)), **vectors, device=0,
-        scratch=SCRATCH, batch=draw.choice([0, 1, 7]), operation=draw.choice([Operation.sample, Operation.moments, Operation.perturb]),
+        scratch=SCRATCH, batch=draw.choice([0, 1, 7]), operation=draw.choice([*Operation]),
     )  # fmt: skip
 
 
@@ -51,6 +52,16 @@ def test_python_and_cpp_convert_the_same_vectors(geometries: ctypes.CDLL) -> Non
         assert all(are_readable) or not launch.rows, launch
         counts.add(count)
     assert counts == {0, 1, 2, 3}
+
+
+def test_the_kernel_converts_the_vectors_of_a_batch(geometries: ctypes.CDLL) -> None:
+    source, out = np.arange(3000, dtype=np.int16), np.zeros(3000, np.float32)
+    vector = Vector(address_of(source), 4, ElementType.int16)  # Every other element.
+    launch = a_launch(400, 8, mu=vector, sigma=vector, mu_step=2000, batch=3, scratch=address_of(out), device=0)
+    found = conversion.convert_vectors(launch)[1]
+    geometries.convert(conversion.pack_conversions(found, (launch.mu, launch.sigma, 0), launch.scratch))
+    expected = [source[first : first + 800 : 2] for first in (0, 1000, 2000, 0)]
+    assert np.array_equal(out[:1600], np.concatenate(expected)) and not out[1600:].any()
 
 
 class Backend(DriverBackend):

@@ -1,7 +1,4 @@
-"""The CUDA kernels of perturb without a GPU: whole grids run on the CPU.
-
-They must write the bits of the definition, in place and out of place. Launches from Python must have the same geometry.
-"""
+"""The CUDA kernels of perturb without a GPU. Whole grids run on the CPU, and write the bits of the definition."""
 
 import ctypes
 import itertools

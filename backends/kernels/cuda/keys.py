@@ -73,7 +73,7 @@ class ConversionKey:
     device: int
 
 
-Key: TypeAlias = "KernelKey | MomentsKey | PerturbKey | ConversionKey"
+Key: TypeAlias = KernelKey | MomentsKey | PerturbKey | ConversionKey
 
 
 def choices_of(key: Key) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 // Functions that compute the geometry of launches, and constants; for ctypes.
 #include "cuda_shim.h"
 // clang-format off: the kernels need the macros of the shim.
-#include "cuda/conversion.h"
+#include "cuda/conversion_kernel.cuh"
 #include "cuda/geometry.h"
 #include "cuda/group.cuh"
 #include "cuda/moments_geometry.h"
@@ -36,25 +36,20 @@ int perturb_origin(const Launch* call) { return origin_of(*call); }
 void keys(u64 seed, Keys<double>* out) { *out = Keys<double>(seed); }
 
 void conversions(Launch* call, Conversions* out) { convert_vectors(call, out); }
+void convert(const Conversions* conversions) {
+  gridDim.x = 2;
+  for (u32 block = 0; block < 2 * conversions->count; ++block) {
+    blockIdx = {block % 2, block / 2};
+    for (threadIdx.x = 0; threadIdx.x < kConversionThreads; ++threadIdx.x) conversion_kernel<float>(*conversions);
+  }
+}
 
-u32 limits[] = {kThreads,
-                kShortRow,
-                kTransposedThreads,
-                kStagedThreads<false>,
-                kStagedThreads<true>,
-                kShiftedThreads,
-                kShortRowThreads,
-                kStagedPasses,
-                kFewThreads,
-                kMostFewColumns,
-                kLeastRows,
-                kSmallThreads,
-                kWidth,
-                kAntitheticWidth,
-                kPlainThreads,
-                kPlainTransposedThreads,
-                sizeof(Launch),
-                sizeof(Geometry)};
+constexpr u32 kOwnNoise = kStagedThreads<false>, kSharedNoise = kStagedThreads<true>;
+u32 limits[] = {kThreads,       kShortRow,        kTransposedThreads, kOwnNoise,
+                kSharedNoise,   kShiftedThreads,  kShortRowThreads,   kStagedPasses,
+                kFewThreads,    kMostFewColumns,  kLeastRows,         kSmallThreads,
+                kWidth,         kAntitheticWidth, kPlainThreads,      kPlainTransposedThreads,
+                sizeof(Launch), sizeof(Geometry)};
 
 void cut(u64 size, const Launch* launches, int strided, Geometry* out) {
   for (u64 k = 0; k < size; ++k) out[k] = geometry_of(launches[k], strided != 0);
