@@ -2,8 +2,8 @@
 
 In page_figures.json, "queries" are named queries of `bench.report.page_markers`. A grid makes a query for each row and
 column. A column has a title, a case, a call, a field, and a file if it is not that of the grid. In its case or call,
-``{}`` stands for the text of the row. If "rows" is a list, each row is a shape, d x n. In "ratio", ``{}`` stands for a
-ratio. "tables of queries" have a query for each cell. "pictures" have a file and the name of one of its pictures.
+``{}`` stands for the text of the row. If "rows" is a list, each row is a shape, d x n.
+"tables of queries" have a query for each cell. "pictures" have a file and the name of one of its pictures.
 """
 
 import functools
@@ -32,8 +32,7 @@ def grid(spec: Mapping[str, Any], results: Results, _: str) -> str:
 
     def cell(row: str, case: str, call: str, field: str, file: str = spec["file"]) -> str:
         try:
-            text = query_text(results, file, case.format(row), call.format(row), field)
-            return spec.get("ratio", "{}").format(text) if " over " in field else text
+            return query_text(results, file, case.format(row), call.format(row), field)
         except ValueError:
             return ""
 

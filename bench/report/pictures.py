@@ -77,10 +77,9 @@ KINDS = {"independent": "each element has its own noise", "shared": "all dimensi
 
 
 def _compared(run: Run, noise: str) -> list[Row]:
-    """The rows of float32 in layout "dn" that pictures compare. They may differ in shape and mode."""
-    kind = "float32", noise, "dn"
+    """The rows of float32 that pictures compare. They may differ in shape and mode."""
     rows = (row for row in run.rows if row.get("suite") in SUITES)
-    return _shown(row for row in rows if (row["dtype"], row["noise"], row["layout"]) == kind)
+    return _shown(row for row in rows if (row["dtype"], row["noise"]) == ("float32", noise))
 
 
 def _shown(rows: Iterable[Row]) -> list[Row]:

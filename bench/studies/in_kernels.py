@@ -28,7 +28,7 @@ import torch
 
 import multisample
 from bench.studies.rows import Call, Rows, cuda_vectors, main, on_device, peak, rows_of
-from bench.suites.header_peers import CURAND_KERNEL, nvcc
+from bench.suites.curanddx_peer import CURAND_KERNEL, nvcc
 from multisample.examples import mppi, option_prices
 
 

@@ -7,8 +7,9 @@ is waited for: throughput, where the device takes longer than the host. Ratios a
 
 A population has 64 members of 2^20 parameters: "perturb" makes it in one call, "vmap" draws each by threefry.
 
-"normal" draws with threefry, "rbg" with JAX's generator of that name. "torch_ext" is a call with PyTorch tensors on the
-same GPU.
+"normal" draws with threefry, "rbg" with JAX's generator of that name. Eager calls have a key or an integer as their
+seed. "copy of a seed" copies the 8 bytes of an integer seed to the device. "torch_ext" is a call with
+PyTorch tensors on the same GPU.
 """
 
 import functools
@@ -17,6 +18,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import multisample
 from bench.studies.rows import Call, Rows, cuda_vectors, main, on_host, rows_of
@@ -31,7 +33,7 @@ SECONDS = 0.03  # The least duration of a turn.
 def contenders(platform: str, d: int, n: int) -> dict[str, Call]:
     """Functions of no argument that return what is to be waited for."""
     mu, sigma = jnp.linspace(-1, 1, d, dtype=jnp.float32), jnp.linspace(1, 2, d, dtype=jnp.float32)
-    key, rbg = jax.random.key(0), jax.random.key(0, impl="rbg")
+    key, rbg, words = jax.random.key(0), jax.random.key(0, impl="rbg"), np.zeros(2, np.uint32)
 
     draw = jax.jit(lambda mu, sigma, key: multisample.sample(mu, sigma, n, seed=key))
     normal = jax.jit(lambda mu, sigma, key: mu[:, None] + sigma[:, None] * jax.random.normal(key, (d, n)))
@@ -39,7 +41,9 @@ def contenders(platform: str, d: int, n: int) -> dict[str, Call]:
         "sample, jit": lambda: draw(mu, sigma, key),
         "normal": lambda: normal(mu, sigma, key),
         "rbg": lambda: normal(mu, sigma, rbg),
+        "sample, eager, key": lambda: multisample.sample(mu, sigma, n, seed=key),
         "sample, eager": lambda: multisample.sample(mu, sigma, n, seed=7),
+        "copy of a seed": lambda: jax.device_put(words),
     }
     if platform == "cuda":
         calls["torch_ext"] = functools.partial(multisample.sample, *cuda_vectors(d), n, seed=7)

@@ -10,7 +10,7 @@ rotate through more memory than the cache has.
 
 "cuda-graphs": time of a launch without the host's share, from 64 launches in a CUDA graph. Shapes are of usual size, in
 both layouts. "randn" fills the output with `torch.randn`. "mu + sigma * randn" is that and one more kernel in place.
-"cuRANDDx" is the fastest of nine kernels with cuRANDDx for the shape: see header_peers.py.
+"cuRANDDx" is the fastest of nine kernels with cuRANDDx for the shape: see curanddx_peer.py.
 """
 
 import functools
@@ -24,7 +24,7 @@ import torch
 
 import multisample
 from bench.studies.rows import Call, Ring, Rows, cuda_device, cuda_vectors, main, on_device, rows_of
-from bench.suites import header_peers
+from bench.suites import curanddx_peer
 from bench.suites.cases import MODES
 from multisample.torch import randn as our_randn
 
@@ -131,17 +131,16 @@ def filling(d: int, n: int, layout: str) -> dict[str, list[Fill]]:
         "randn": [lambda out: torch.randn(out.shape, device="cuda", out=out)],
         "mu + sigma * randn": [expression],
     }
-    program = header_peers.CURANDDX
-    if layout == "dn" and header_peers.missing(program.headers) is None:
+    if layout == "dn" and curanddx_peer.missing(curanddx_peer.HEADERS) is None:
         architecture = "".join(map(str, torch.cuda.get_device_capability()))
-        for name, options in {"cuRANDDx": (), "cuRANDDx, fast math": header_peers.FAST}.items():
-            draw = header_peers.compiled(program, architecture, *options)
+        for name, options in {"cuRANDDx": (), "cuRANDDx, fast math": curanddx_peer.FAST}.items():
+            draw = curanddx_peer.compiled(architecture, *options)
             calls[name] = [
                 lambda out, draw=draw, variant=variant: draw(
                     out.data_ptr(), mu.data_ptr(), sigma.data_ptr(), d, n, 0, variant,
                     torch.cuda.current_stream().cuda_stream,
                 )
-                for variant in range(len(program.variants))
+                for variant in range(len(curanddx_peer.VARIANTS))
             ]  # fmt: skip
     return calls
 

@@ -8,9 +8,11 @@ python -m bench.studies.perturb results.json [cuda] [cuda-population] [cuda-tran
 member. "loop with a generator" seeds a generator for each tensor, as published code does. "cuda-population": 64 members
 of 2^20 parameters.
 
-"cuda-transformer": MeZO on OPT-1.3B of `transformers` with random weights. "two forward passes" is the least that a
-step takes. "perturbation" adds the noise of one member in place. "loop" is published code. A step of the loop makes
-four such passes, and one of `perturb_` three, since one call goes back and updates.
+"cuda-transformer": MeZO and an evolution strategy on OPT-1.3B of `transformers` with random weights. "two forward
+passes" is the least that a step of MeZO takes. "perturbation" adds the noise of one member in place. "loop" is
+published code. A step of MeZO makes four such passes with the loop, and three with `perturb_`, since one call goes
+back and updates. A step of the evolution strategy has MEMBERS members, each with a forward pass. The loop adds each
+member's noise, subtracts the noise after the forward pass, and adds the noise again for the update.
 """
 
 import copy
@@ -79,7 +81,7 @@ def populations() -> Rows:
     yield from rows_of("cuda population", on_device(calls), "loop")
 
 
-SIGMA, RATE = 1e-3, 1e-6
+SIGMA, RATE, MEMBERS = 1e-3, 1e-6, 8
 
 
 def opt(tied: bool) -> Any:
@@ -95,12 +97,12 @@ def opt(tied: bool) -> Any:
 
 
 def steps(model: Any) -> dict[str, Call]:
-    other = copy.deepcopy(model)  # The loop gives parameters new memory.
+    tried, other = copy.deepcopy(model), copy.deepcopy(model)  # The loop gives parameters new memory.
     text = torch.randint(50272, (16, 256), device="cuda")
 
     @torch.no_grad()
-    def loss() -> float:
-        return float(model(input_ids=text, labels=text).loss)
+    def loss(of: Any = model) -> float:
+        return float(of(input_ids=text, labels=text).loss)
 
     @torch.no_grad()
     def loop(scale: float) -> None:
@@ -119,12 +121,27 @@ def steps(model: Any) -> dict[str, Call]:
     def ours(scale: float) -> Any:
         return perturb_(model, scale, seed=7)
 
+    def evolve() -> None:
+        losses = [loss(perturb(model, SIGMA, seed=7, member=m, out=tried)) for m in range(MEMBERS)]
+        perturb_(model, [-RATE * x for x in losses], seed=7)
+
+    def evolve_by_loop() -> None:
+        losses = []
+        for _ in range(MEMBERS):
+            loop(SIGMA)
+            losses.append(loss(other))
+            loop(-SIGMA)
+        for x in losses:
+            loop(-RATE * x)
+
     return {
         "two forward passes": lambda: (loss(), loss()),
         "perturbation": lambda: ours(SIGMA),
         "perturbation, loop": lambda: loop(SIGMA),
         "MeZO step": lambda: step(ours, passes=3),
         "MeZO step, loop": lambda: step(loop, passes=4),
+        "ES step": evolve,
+        "ES step, loop": evolve_by_loop,
     }
 
 

@@ -1,8 +1,12 @@
-"""One matrix on several GPUs: how many times as fast as on one, and the host's time of a call.
+"""One matrix on several GPUs, and the parameters of one model: how many times as fast as on one GPU.
 
-Runs 1, 2, 4, ... processes, each with a GPU. Ranks do not communicate. A time is that of the slowest rank.
+Runs 1, 2, 4, ... processes, each with a GPU. A time is that of the slowest rank. Ranks communicate in "broadcast" only.
+"strong" is one matrix for all GPUs, and "host" the host's time of a call for a small one. "update" is that of GPT-2 XL
+(1.6 B parameters of bfloat16) by 32 members: of the shards of ``fully_shard``, or of the whole model on each GPU, where
+a broadcast of the weights would do instead.
 """
 
+import copy
 import json
 import tempfile
 from pathlib import Path
@@ -10,13 +14,14 @@ from typing import Any
 
 import torch
 from torch import distributed
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import multisample
 from bench.studies.rows import Call, Row, Rows, Turns, cuda_vectors, main, medians, on_device, on_host
 from bench.suites.cases import MODES
-from multisample.torch import sample_sharded
+from multisample.torch import perturb_, sample_sharded
 
 LARGE = 16_384, 65_536
 SMALL = 2500, 1024
@@ -28,6 +33,21 @@ def slowest(turns: Turns) -> dict[str, float]:
     us = torch.tensor([1e6 * seconds for seconds in medians(turns).values()], dtype=torch.float64, device="cuda")
     distributed.all_reduce(us, distributed.ReduceOp.MAX)
     return dict(zip(turns, us.tolist(), strict=True))
+
+
+def updates(mesh: DeviceMesh) -> dict[str, Call]:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    with torch.device("cuda"):
+        model = GPT2LMHeadModel(GPT2Config(n_embd=1600, n_layer=48, n_head=25)).to(torch.bfloat16)
+    whole, coefficients = copy.deepcopy(model), [1e-3] * 32
+    fully_shard(model, mesh=mesh)
+    weights = torch.nn.utils.parameters_to_vector(whole.parameters()).detach()
+    return {
+        "update, fully_shard": lambda: perturb_(model, coefficients, seed=7),
+        "update of the whole model": lambda: perturb_(whole, coefficients, seed=7),
+        "broadcast": lambda: distributed.broadcast(weights, 0),
+    }
 
 
 def measured(size: int) -> Rows:
@@ -42,7 +62,7 @@ def measured(size: int) -> Rows:
         f"strong, {way}, {mode}": sharded(*LARGE, placement, **options)
         for way, placement in WAYS.items()
         for mode, options in MODES.items()
-    }
+    } | updates(mesh)
     device = slowest(on_device(calls))
     host = slowest(on_host(calls, wait=lambda result: torch.cuda.synchronize(), repeats=1))
     for case in calls:

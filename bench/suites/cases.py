@@ -28,7 +28,6 @@ class Case:
     n: int
     dtype: str = "float32"
     noise: str = "independent"
-    layout: str = "dn"
     operation: str = "sample"  # A key of `OPERATIONS`. For "perturb", d is the number of members.
     matrices: int = 1  # The number of matrices of a batch. They have d rows together.
     headline: bool = False  # Whether the front page shows it: `pytest -m headline` selects these cases.
@@ -49,8 +48,8 @@ class Case:
 
     def name(self, mode: str, separator: str = " ") -> str:
         """The shape, what is unusual, and the mode."""
-        words = [self.dtype, self.noise, self.layout, self.operation]
-        usual = ("float32", "independent", "dn", "sample", "fill")
+        words = [self.dtype, self.noise, self.operation]
+        usual = ("float32", "independent", "sample", "fill")
         return separator.join(["x".join(map(str, self.shape)), *(word for word in words if word not in usual), mode])
 
 

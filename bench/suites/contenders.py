@@ -1,7 +1,7 @@
 """The contenders: our backends, and the libraries that people use today.
 
 `start` of a contender does the untimed work. It returns the call to time, or named variants: the fastest counts.
-A call uses vectors of the contender's own library and returns a new matrix of shape (d, n), or (n, d) in layout "nd".
+A call uses vectors of the contender's own library and returns a new matrix of shape (d, n).
 For the results of other operations, see their checks in `OPERATIONS`. Libraries are imported on first use.
 """
 
@@ -18,9 +18,8 @@ from typing import Any
 import numpy as np
 
 import multisample
-from bench.suites import header_peers, mkl_peer
+from bench.suites import curanddx_peer, mkl_peer
 from bench.suites.cases import MODES, Case, vectors, weights
-from bench.suites.header_peers import CURANDDX, FAST, RAFT
 from bench.suites.sample_checks import OPERATIONS
 from multisample.backends.native import library_cache, toolchain
 from multisample.backends.system.threads import thread_count
@@ -46,7 +45,6 @@ class Contender:
     lacks: str | None = None  # What the others of its group do and this contender does not.
     noises: tuple[str, ...] = ("independent",)
     dtypes: tuple[str, ...] = ("float32",)
-    layouts: tuple[str, ...] = ("dn",)
     modes: tuple[str, ...] = tuple(MODES)  # The modes in which it is compared.
     operations: tuple[str, ...] = ("sample",)
     most_samples: int | None = None
@@ -57,7 +55,6 @@ class Contender:
             case.operation in self.operations
             and case.noise in self.noises
             and case.dtype in self.dtypes
-            and case.layout in self.layouts
             and (self.most_samples is None or case.n <= self.most_samples)
         )
 
@@ -127,7 +124,7 @@ def _filling(case: Case, fill: Callable[[Any], object]) -> Call:
     import cupy
 
     def call() -> Any:
-        out = cupy.empty((case.d, case.n) if case.layout == "dn" else (case.n, case.d), np.float32)
+        out = cupy.empty((case.d, case.n), np.float32)
         fill(out)
         return out
 
@@ -156,7 +153,7 @@ def _ours(backend: str, place: str) -> Contender:
         return "; ".join(reasons or (library_cache.cuda_reasons() if place == "cuda" else ())) or None
 
     everything = EVERYTHING | {"operations": tuple(OPERATIONS)}
-    return Contender(backend, start, reason, ours=True, layouts=("dn", "nd"), **everything)
+    return Contender(backend, start, reason, ours=True, **everything)
 
 
 def _our_call(case: Case, mu: Any, sigma: Any, **options: Any) -> Call:
@@ -173,7 +170,7 @@ def _our_call(case: Case, mu: Any, sigma: Any, **options: Any) -> Call:
         return lambda: multisample.weighted_moments(w, mu, sigma, seed=next(calls), **options)
     if case.operation == "fill":
         options["out"] = _like(mu, np.zeros((case.d, case.n)))
-    return functools.partial(multisample.sample, mu, sigma, case.n, noise=case.noise, layout=case.layout, **options)
+    return functools.partial(multisample.sample, mu, sigma, case.n, noise=case.noise, **options)
 
 
 def _batch(case: Case, mu: Any, sigma: Any) -> tuple[Any, Any, Iterator[Any]]:
@@ -264,6 +261,15 @@ def _torch_randn(device: str, case: Case, mode: str) -> Call:
     return functools.partial(torch.randn, shape, dtype=dtype, device=device)
 
 
+def _torch_func_random(case: Case, mode: str) -> Call:
+    """PyTorch's generator with keys, from PyTorch 2.12 on, on CUDA only."""
+    from torch.func import _random
+
+    mu, sigma = _columns(_vectors(case, "cuda"), case)
+    key, calls = _random.key(7, device=mu.device), itertools.count()
+    return lambda: mu + sigma * _random.normal(_random.fold_in(key, next(calls)), case.shape)
+
+
 def _original_kernel(case: Case, mode: str) -> Call:
     from torch.utils.cpp_extension import load
 
@@ -297,11 +303,11 @@ def _curand_host(case: Case, mode: str) -> Variants:
     return {"default ordering": variant(101), "dynamic ordering": variant(104)}
 
 
-def _header_peer(program: header_peers.Program, options: tuple[str, ...], case: Case, mode: str) -> Variants:
+def _curanddx(options: tuple[str, ...], case: Case, mode: str) -> Variants:
     """Calls of all variants. With fewer than 128 columns, a block for each row would have idle threads."""
     import cupy
 
-    draw = header_peers.compiled(program, cupy.cuda.Device().compute_capability, *options)
+    draw = curanddx_peer.compiled(cupy.cuda.Device().compute_capability, *options)
     mu, sigma = _vectors(case, "cupy")
     calls = itertools.count()
 
@@ -310,7 +316,7 @@ def _header_peer(program: header_peers.Program, options: tuple[str, ...], case: 
 
     return {
         name: _filling(case, functools.partial(fill, number))
-        for number, name in enumerate(program.variants)
+        for number, name in enumerate(curanddx_peer.VARIANTS)
         if case.n >= 128 or not name.startswith("a row")
     }
 
@@ -433,8 +439,7 @@ def _users_of_torch(device: str, place: str, **other: Any) -> list[Contender]:
     ]
 
 
-_curanddx_reason = functools.partial(header_peers.missing, CURANDDX.headers)
-_raft_reason = functools.partial(header_peers.missing, RAFT.headers)
+_curanddx_reason = functools.partial(curanddx_peer.missing, curanddx_peer.HEADERS)
 
 _CUDA = (
     _ours("torch_ext", "cuda"),
@@ -443,14 +448,14 @@ _CUDA = (
     *_users_of_torch("cuda", "cuda", reason=_torch_reason),
     _peer("original_kernel", _original_kernel, reason=_torch_reason, noises=("shared",), most_samples=1024),
     _peer("torch_compile", _torch_compile, reason=_torch_reason, **EVERYTHING),
+    _peer("torch_func_random", _torch_func_random, reason=functools.partial(_module_reason, "torch.func._random")),
     _peer("triton_randn", _triton_randn, reason=functools.partial(_module_reason, "triton")),
     _peer("numba_xoroshiro", _numba_xoroshiro, reason=functools.partial(_module_reason, "numba.cuda.random")),
     _peer("cupy_random", _cupy, False),
     _peer("cupy_generator", _cupy, True),
     _peer("curand_host", _curand_host, lacks=BARE),
-    _peer("curanddx", _header_peer, CURANDDX, (), reason=_curanddx_reason),
-    _peer("curanddx_fast_math", _header_peer, CURANDDX, FAST, reason=_curanddx_reason, modes=("fast_math",)),
-    _peer("raft_table", _header_peer, RAFT, (), reason=_raft_reason, layouts=("nd",)),
+    _peer("curanddx", _curanddx, (), reason=_curanddx_reason),
+    _peer("curanddx_fast_math", _curanddx, curanddx_peer.FAST, reason=_curanddx_reason, modes=("fast_math",)),
     _jax_peer("jax", "cuda", "threefry2x32"),
     _jax_peer("jax_rbg", "cuda", "rbg"),  # JAX's faster generator.
 )

@@ -96,7 +96,7 @@ void by_grid(float* out, const float* mu, const float* sigma, unsigned d, unsign
   draw_flat<<<blocks, THREADS, 0, stream>>>(mu, sigma, out, size, n, seed, call, stride / n, stride % n);
 }
 
-// Named in header_peers.py, in this order.
+// Named in curanddx_peer.py, in this order.
 constexpr decltype(&by_grid) LAYOUTS[] = {by_grid,        by_rows<1, 1>,     by_rows<1, 4>, by_rows<1, 16>,
                                           by_rows<1, 16, 4>, by_rows<8, 1>,  by_rows<8, 4>, by_rows<32, 1>,
                                           by_rows<32, 4>};

@@ -17,7 +17,7 @@ from multisample.backends.system.threads import thread_count
 PACKAGES = {
     **{name: name for name in ("numpy", "numba", "torch", "triton", "jax", "jaxlib", "dask", "distributed", "mkl")},
     **{"cupy-cuda12x": "cupy", "cupy-cuda13x": "cupy", "numba-cuda": "numba_cuda", "nvidia-mathdx": "curanddx"},
-    **{"nvidia-curand-cu12": "curand", "nvidia-curand": "curand", "libraft-cu12": "raft", "libraft-cu13": "raft"},
+    **{"nvidia-curand-cu12": "curand", "nvidia-curand": "curand"},
     "pytest-benchmark": "pytest_benchmark",
 }
 

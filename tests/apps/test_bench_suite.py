@@ -15,7 +15,7 @@ import pytest
 from scipy.stats import chi2, norm
 
 from bench.studies import testu01
-from bench.suites import header_peers
+from bench.suites import curanddx_peer
 from bench.suites.cases import MODES, Case, vectors
 from bench.suites.contenders import CPU, CUDA, Contender
 from bench.suites.running import CudaRunner
@@ -103,8 +103,8 @@ def test_a_ring_keeps_the_latest_results_alive() -> None:
         assert Ring(size).kept.maxlen == kept
 
 
-@pytest.mark.parametrize(("ours", "layout"), [(False, "dn"), (True, "nd")])
-def test_peers_are_measured_once_and_ours_once_per_mode_and_the_fastest_variant_counts(ours: bool, layout: str) -> None:
+@pytest.mark.parametrize(("ours", "noise"), [(False, "independent"), (True, "shared")])
+def test_peers_are_measured_once_and_ours_once_per_mode_and_the_fastest_variant_counts(ours: bool, noise: str) -> None:
     device, starts = Clockwork(), []
 
     def start(case: Case, mode: str) -> dict[str, Callable[[], Any]]:
@@ -116,13 +116,13 @@ def test_peers_are_measured_once_and_ours_once_per_mode_and_the_fastest_variant_
     # In place of pytest-benchmark's fixture.
     tables = [SimpleNamespace(extra_info={}, pedantic=lambda call, **options: call()) for _ in MODES]
     for table, mode in zip(tables, MODES, strict=True):
-        runner.run(table, "throughput", contender, Case(D, N, layout=layout), mode)
+        runner.run(table, "throughput", contender, Case(D, N, noise=noise), mode)
     assert starts == (["portable", "fast_math"] if ours else ["portable"])
     assert device.reserved == [BUSY] * len(starts)
     info = tables[0].extra_info
-    assert (info["layout"], info["device_s"], info["variant"]) == (layout, pytest.approx(0.01), "fast")
+    assert (info["noise"], info["device_s"], info["variant"]) == (noise, pytest.approx(0.01), "fast")
     assert info["memset_s"] == pytest.approx(1e-9 * info["bytes"])
-    assert tables[1].group == f"throughput {D}x{N} {'nd ' * (layout == 'nd')}fast_math"
+    assert tables[1].group == f"throughput {D}x{N} {'shared ' * (noise == 'shared')}fast_math"
 
 
 def test_unavailable_contenders_are_skipped_with_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,19 +131,20 @@ def test_unavailable_contenders_are_skipped_with_a_reason(tmp_path: Path, monkey
         CudaRunner(Clockwork()).run(None, "throughput", contender, Case(D, N), "portable")
     monkeypatch.setattr(toolchain, "cuda_home", lambda: tmp_path)
     monkeypatch.setattr(sys, "path", [])
-    for program in (header_peers.CURANDDX, header_peers.RAFT):
-        reason = header_peers.missing(program.headers) or ""
-        assert all(header.name in reason and header.package in reason for header in program.headers)
+    reason = curanddx_peer.missing(curanddx_peer.HEADERS) or ""
+    assert all(header.name in reason and header.package in reason for header in curanddx_peer.HEADERS)
 
 
-def test_contenders_are_in_the_groups_of_their_modes_and_layouts() -> None:
-    def names(layout: str, mode: str) -> set[str]:
-        return {name for name, each in CUDA.items() if mode in each.modes and each.fits(Case(D, N, layout=layout))}
+def test_contenders_are_in_the_groups_of_their_modes_and_noises() -> None:
+    def names(noise: str, mode: str) -> set[str]:
+        return {name for name, each in CUDA.items() if mode in each.modes and each.fits(Case(D, N, noise=noise))}
 
-    ours, tables = {"torch_ext", "cupy", "numba"}, {"raft_table"}
-    assert names("nd", "portable") == names("nd", "fast_math") == ours | tables
-    assert "curanddx_fast_math" in names("dn", "fast_math") - names("dn", "portable")
-    assert ours | {"curanddx", "torch_compile"} <= names("dn", "portable") - tables == names("dn", "portable")
+    ours = {"torch_ext", "cupy", "numba"}
+    assert names("shared", "portable") == names("shared", "fast_math") == ours | {
+        "torch_eager", "torch_compile", "original_kernel",
+    }  # fmt: skip
+    assert names("independent", "fast_math") - names("independent", "portable") == {"curanddx_fast_math"}
+    assert ours | {"curanddx", "torch_compile"} <= names("independent", "portable") - {"original_kernel"}
 
 
 def reference_numbers(test: int, order: str, seed: int, block: int) -> list[float]:

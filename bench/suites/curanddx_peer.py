@@ -1,9 +1,6 @@
-"""Peers that nvcc compiles from other projects' headers: a kernel with cuRANDDx, and RAFT's normalTable.
+"""A peer that nvcc compiles from other projects' headers: kernels with cuRANDDx.
 
-The headers are those of packages on Python's path:
-
-pip install --no-deps nvidia-mathdx nvidia-curand                                 cuRANDDx
-pip install --no-deps libraft-cu13 librmm-cu13 rapids-logger nvidia-curand        RAFT
+The headers are those of packages on Python's path: pip install --no-deps nvidia-mathdx nvidia-curand
 
 For a machine without a network, add `--target FOLDER` on another one, copy FOLDER, and add it to PYTHONPATH.
 """
@@ -15,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,41 +27,16 @@ class Header(NamedTuple):
     package: str
 
 
-@dataclass(frozen=True)
-class Program:
-    """A source beside this file that defines `draw`, and what nvcc needs to compile it."""
-
-    source: str
-    options: tuple[str, ...]
-    headers: tuple[Header, ...]  # In the order of the search, cuRAND's last.
-    variants: tuple[str, ...]  # An argument of `draw` is the index of one.
-
-
 CURAND_KERNEL = Header("curand_kernel.h", "nvidia/*/include", "nvidia-curand")
-
+# In the order of the search, cuRAND's last.
+HEADERS = Header("curanddx.hpp", "nvidia/mathdx/include", "nvidia-mathdx"), CURAND_KERNEL
 FAST = ("--use_fast_math",)
-CURANDDX = Program(
-    "curanddx_kernel.cu",
-    ("-std=c++17",),
-    (Header("curanddx.hpp", "nvidia/mathdx/include", "nvidia-mathdx"), CURAND_KERNEL),
-    (
-        "flat grid",
-        *(f"a row a block, {groups} a thread" for groups in ("1 group", "4 groups", "16 groups", "16 groups in fours")),
-        *(f"{rows} rows a block, {groups} a thread" for rows in (8, 32) for groups in ("1 group", "4 groups")),
-    ),
+VARIANTS = (
+    "flat grid",
+    *(f"a row a block, {groups} a thread" for groups in ("1 group", "4 groups", "16 groups", "16 groups in fours")),
+    *(f"{rows} rows a block, {groups} a thread" for rows in (8, 32) for groups in ("1 group", "4 groups")),
 )
-RAFT = Program(
-    "raft_table.cu",
-    ("-std=c++20", "--expt-relaxed-constexpr", "--expt-extended-lambda"),
-    (
-        Header("raft/random/rng.cuh", "libraft/include", "libraft-cu13"),
-        Header("cuda/stream", "libraft/include/rapids", "libraft-cu13"),  # RAFT's own CCCL, before the toolkit's.
-        Header("rmm/device_scalar.hpp", "librmm/include", "librmm-cu13"),
-        Header("rapids_logger/logger.hpp", "rapids_logger/include", "rapids-logger"),
-        CURAND_KERNEL,
-    ),
-    ("Philox", "PCG"),
-)
+"""The kernels of curanddx_kernel.cu; an argument of its function `draw` is the index of one."""
 
 
 def header_folder(header: Header) -> Path | None:
@@ -93,21 +64,21 @@ def nvcc(source: Path, architecture: str, headers: tuple[Header, ...], *options:
 
 
 @functools.cache
-def compiled(program: Program, architecture: str, *options: str) -> Callable[..., None]:
-    """The function `draw` of `program` for GPUs of the `architecture`, such as "90".
+def compiled(architecture: str, *options: str) -> Callable[..., None]:
+    """The function `draw` of curanddx_kernel.cu for GPUs of the `architecture`, such as "90".
 
     Its arguments are the addresses of the result, mu and sigma, d, n, the numbers of the call and of the variant, and
     the stream.
     """
-    source = Path(__file__).with_name(program.source)
-    digest = hashlib.sha256(repr((source.read_text(), program.options, options, architecture)).encode()).hexdigest()
+    source = Path(__file__).with_name("curanddx_kernel.cu")
+    digest = hashlib.sha256(repr((source.read_text(), options, architecture)).encode()).hexdigest()
     library = cache.root() / "bench" / f"{source.stem}-{digest[:12]}.so"
     if not library.exists():
         library.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=library.parent) as folder:
             part = Path(folder, library.name)
-            fixed = "-O3", "-w", "-shared", "-Xcompiler=-fPIC", f"-DARCHITECTURE={architecture}0", f"-o={part}"
-            nvcc(source, architecture, program.headers, *fixed, *program.options, *options)
+            fixed = "-O3", "-w", "-shared", "-std=c++17", "-Xcompiler=-fPIC", f"-DARCHITECTURE={architecture}0"
+            nvcc(source, architecture, HEADERS, *fixed, f"-o={part}", *options)
             part.rename(library)
     function = ctypes.CDLL(str(library)).draw
     function.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_uint] * 4 + [ctypes.c_void_p]
@@ -116,6 +87,6 @@ def compiled(program: Program, architecture: str, *options: str) -> Callable[...
     def draw(*arguments: int) -> None:
         error = function(*arguments)
         if error is not None:
-            raise RuntimeError(f"{program.source}: {error.decode()}")
+            raise RuntimeError(f"cuRANDDx: {error.decode()}")
 
     return draw
