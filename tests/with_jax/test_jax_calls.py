@@ -17,6 +17,7 @@ from tables import ONE_OPTION
 import multisample
 from multisample import Generator, Key, sample, standard_normal
 from multisample._plan import PLANS
+from multisample._routes import jax as routes
 from multisample._routes.jax import programs
 
 D, N = 5, 13
@@ -122,6 +123,24 @@ def test_offsets_are_operands(jax_place: str) -> None:
     parts = jax.jit(lambda s, o: sample(MU, SIGMA, N, seed=Key(s, o), backend=jax_place))
     check_same(parts(data[:2], data[2:]), expected)
     check_same(parts(jax.random.key(3), 4), sample(MU, SIGMA, N, seed=Key(3, 4)))
+
+
+@pytest.mark.parametrize("offset", [0, 2**40 + 3])
+def test_bytes_on_a_device_are_words_of_a_call(offset: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routes, "_gpu_of", lambda vectors: jax.devices("cpu")[0])
+    for seed in (7, 2**64 - 3):
+        window = {"seed": Key(seed, offset), "dim_offset": offset % 2**20, "sample_offset": offset % 1000}
+        check_same(sample(*vectors(), N, **window), sample(MU, SIGMA, N, **window))
+
+
+def test_on_a_gpu_an_integer_seed_is_not_copied_twice(gpus: list[Any]) -> None:
+    mu, sigma = jax.device_put(vectors(), gpus[-1])
+    expected = sample(MU, SIGMA, N, seed=7)
+    sample(mu, sigma, N, seed=7)
+    with jax.transfer_guard_host_to_device("disallow_explicit"):
+        x = sample(mu, sigma, N, seed=7)
+    assert x.devices() == {gpus[-1]}
+    check_same(x, expected)
 
 
 def test_windows_are_operands(jax_place: str, x64: None) -> None:
