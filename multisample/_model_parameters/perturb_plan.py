@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from multisample.backends import generic
+from multisample.backends import generic, registry
 from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.launch import HOST as ON_HOST
 from multisample.backends.launch import ElementType, Launch, Operation
 
 from .._arguments import check_flag
-from .._backends import choose, known_backend
+from .._backends import choose
 from .._checks.coefficients import TRANSFORMED, Coefficients, TransformedError, check_coefficients, read_coefficients
 from .._checks.operands import check_alignment, check_unwritten, ranges_of
 from .._libraries import Device, Library, Operand, as_base_class, described, library_of
@@ -197,7 +197,7 @@ def _results_without_values(request: Request) -> Sequence[Any]:
     """The results for tensors that have a shape and a type only: such tensors, or `out` itself."""
     parameters, out = request.parameters, request.out
     if request.backend != "auto":
-        known_backend(request.backend)
+        registry.find(request.backend)
     first: dict[int, int] = {}
     owners = [first.setdefault(id(x), k) for k, x in enumerate(parameters.arrays)]
     ids_of(parameters.names, parameters.labels("parameters"), request.ids, owners)
