@@ -43,8 +43,7 @@ def checked_key(seed: Any) -> tuple[int, int]:
     if isinstance(seed, (int, np.integer)):
         return checked_seed("seed", seed), 0
     if is_in_array(seed) and batch_of(seed) is None:
-        words = host_words(np.asarray(seed)).reshape(-1).tolist()
-        return words[0], (*words, 0)[1]
+        return only_words(seed)[:2]
     return checked_seed("seed", seed), 0
 
 
@@ -147,14 +146,8 @@ def is_in_array(seed: Any) -> bool:
         return True
     if isinstance(seed, (int, np.integer, Key)) or seed is None:
         return False
-    return isinstance(seed, (list, tuple)) or (isinstance(shape := _shape(seed), tuple) and len(shape) > 0)
-
-
-def _shape(seed: Any) -> Any:
-    try:
-        return getattr(seed, "shape", None)
-    except Exception:  # A foreign class may raise anything; the check of a single seed reports it.
-        return None
+    shape = getattr(seed, "shape", None)
+    return isinstance(seed, (list, tuple)) or (isinstance(shape, tuple) and len(shape) > 0)
 
 
 def signature_of(seed: Any) -> Hashable:
@@ -265,17 +258,11 @@ def _from_host(seed: Any, owner: Library, library: Library, device: Device, coun
 
 
 def only_words(seed: Any) -> tuple[int, int, None]:
-    """Seed and offset of the only key in a host vector; None in place of an offset in device memory."""
-    if isinstance(seed, (list, tuple)):
-        (first,) = seed
-        return (first, 0, None) if type(first) is int and 0 <= first < WORD_64 else (*_key_at(0, first), None)
-    (words,) = seed.tolist()
-    if type(words) is not int and _element(seed) == "uint32":
-        words = [high << 32 | low for high, low in zip(words[0::2], words[1::2], strict=True)]
-    number, offset = (words, 0) if type(words) is int else (*words, 0)[:2]
-    if number < 0 or offset < 0:
-        _refuse_negative(np.array([words]))
-    return number, offset, None
+    """Seed and offset of the only key in a host array or sequence; None in place of an offset in device memory."""
+    if type(seed) is list and type(seed[0]) is int and 0 <= seed[0] < WORD_64:  # Faster than the general way.
+        return seed[0], 0, None
+    (words,) = host_words(seed if isinstance(seed, (list, tuple)) else np.asarray(seed)).tolist()
+    return words[0], (*words, 0)[1], None
 
 
 def _integers(seeds: list[Any] | tuple[Any, ...]) -> array.array[int] | None:
