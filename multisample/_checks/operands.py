@@ -299,7 +299,7 @@ def check_alignment(name: str, operand: Operand, address: int) -> None:
 def extent(operand: Operand) -> tuple[int, int]:
     """Begin and end of an array's bytes, relative to the address of its first element."""
     if 0 in operand.shape:
-        return 0, 0
+        return 0, -(2**62)  # An end before every begin.
     low, high = 0, item_size(operand.dtype)
     for stride, length in zip(operand.strides, operand.shape, strict=True):
         if stride < 0:
@@ -311,9 +311,7 @@ def extent(operand: Operand) -> tuple[int, int]:
 
 def ranges_of(operands: Sequence[Operand]) -> HostArray:
     """Begin and end of the bytes of each array, relative to its address; shape (2, number of arrays)."""
-    nothing = 0, -(2**62)  # An end before every begin.
-    ranges = [nothing if 0 in operand.shape else extent(operand) for operand in operands]
-    table: HostArray = np.array(ranges, np.int64).reshape(-1, 2).T
+    table: HostArray = np.array([extent(operand) for operand in operands], np.int64).reshape(-1, 2).T
     return table
 
 
@@ -322,7 +320,7 @@ def check_unwritten(name: str, operand: Operand, address: int, targets: HostArra
 
     `ranges` are the `ranges_of` the written arrays. As for `sample` on a device, overlapping ranges count as overlap.
     """
-    (low,), (high,) = ranges_of((operand,))
+    low, high = extent(operand)
     begins, ends = targets + ranges
     if ((begins < address + high) & (address + low < ends)).any():
         raise ValueError(f"{name}: expected memory that is not written, got memory that out also uses")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 import operator
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -19,8 +18,9 @@ from multisample.backends.memory.host import rounded
 from .._arguments import describe, rounded_once
 from .._libraries import Library, Operand, is_number
 
-# The largest double that rounds to a finite float32.
-_MOST_FLOAT32 = float.fromhex("0x1.fffffefffffffp+127")
+LIMITS = {"float32": 2.0**128 - 2.0**103, "float64": math.inf}
+"""The least number that a computing type rounds to infinity."""
+
 RULES = {
     "mu": (-math.inf, "finite means"),
     "sigma": (0.0, "finite standard deviations of at least 0"),
@@ -30,7 +30,7 @@ RULES = {
 
 def least_and_most(name: str, dtype: str) -> tuple[float, float]:
     """The least and the greatest number accepted as `name` for results of type `dtype`."""
-    most = sys.float_info.max if dtype == "float64" else _MOST_FLOAT32
+    most = math.nextafter(LIMITS[MATRIX_TYPES[dtype].computing], 0)
     return max(-most, RULES[name][0]), most
 
 
@@ -55,21 +55,13 @@ def vector_converter(
     elif operand.dtype != name:  # Faster than `astype` with copy=False.
         steps.append(lambda raw: raw if raw.dtype == real else raw.astype(real))
     if operand.shape == ():
-        steps.append(lambda raw: number_vector(raw, d, real))
+        steps.append(lambda raw: np.ndarray((d,), real, raw, 0, (0,)))
     return in_turn(steps) if steps else None
 
 
 def in_turn(steps: list[Callable[[Any], Any]]) -> Callable[[Any], Any]:
     """The function that applies `steps`, at least one, one after the other."""
     return functools.reduce(lambda first, second: lambda x: second(first(x)), steps)
-
-
-def number_vector(x: Any, d: int, real: Any) -> HostArray:
-    """A vector of `d` elements equal to `x`, with stride 0; `x` fits into the type `real`."""
-    one = np.empty(1, real)
-    one[0] = x
-    vector: HostArray = np.ndarray((d,), real, one, 0, (0,))
-    return vector
 
 
 @with_default_floats

@@ -12,11 +12,10 @@ import numpy as np
 from .._arguments import DTYPES
 from .._checks.operands import check_alignment, extent, item_size
 from .._libraries import Library, Operand
+from .._operations import COLUMNS
 from .populations import Variant
 from .spans import steps_of
 from .structures import Structure
-
-MOST_ELEMENTS = 2**34
 
 
 class Memory(NamedTuple):
@@ -74,7 +73,7 @@ def _described(name: str, library: Library, array: Any) -> Operand:
         raise TypeError(str(error).replace(" or an integer type", "")) from None
     if operand.dtype not in DTYPES:
         raise TypeError(f"{name}: expected elements of type {', '.join(DTYPES)}, got {operand.dtype}")
-    if math.prod(operand.shape) > MOST_ELEMENTS:
+    if math.prod(operand.shape) > COLUMNS:
         raise ValueError(f"{name}: expected at most 2**34 elements, got shape {operand.shape}")
     return operand
 
