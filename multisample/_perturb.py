@@ -18,26 +18,17 @@ from ._tracing import is_traced
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ._typing import AnyArray, Module, Number, PerturbOptions, PerturbOutOptions, T, Tensor
+    from ._typing import AnyArray, NamedTensors, Number, PerturbOptions, PerturbOutOptions, T, Tensor
 
 Given = TypeVar("Given")
 
 
 @overload
 def perturb(
-    parameters: Module[T], coefficients: AnyArray | Number, **options: Unpack[PerturbOptions]
+    parameters: NamedTensors[T], coefficients: AnyArray | Number, **options: Unpack[PerturbOptions]
 ) -> dict[str, T]: ...
-@overload
-def perturb(
-    parameters: Iterator[tuple[str, Tensor[T]]] | Sequence[tuple[str, Tensor[T]]], coefficients: AnyArray | Number,
-    **options: Unpack[PerturbOptions],
-) -> dict[str, T]: ...  # fmt: skip
 @overload
 def perturb(parameters: Tensor[T], coefficients: AnyArray | Number, **options: Unpack[PerturbOptions]) -> T: ...
-@overload
-def perturb(
-    parameters: Mapping[str, Tensor[T]], coefficients: AnyArray | Number, **options: Unpack[PerturbOptions]
-) -> dict[str, T]: ...
 @overload
 def perturb(  # type: ignore[overload-overlap]
     parameters: tuple[Tensor[T], ...], coefficients: AnyArray | Number, **options: Unpack[PerturbOptions]

@@ -98,6 +98,11 @@ class Module(Protocol[T_co]):
     def named_parameters(self) -> Iterator[tuple[str, Tensor[T_co]]]: ...
 
 
+NamedTensors: TypeAlias = (
+    Module[T] | Mapping[str, Tensor[T]] | Iterator[tuple[str, Tensor[T]]] | Sequence[tuple[str, Tensor[T]]]
+)
+
+
 class _DTensor(Protocol):
     @property
     def device_mesh(self) -> Any: ...
