@@ -363,7 +363,7 @@ class Generator:
         -------
         list of Generator
             Children are counted over the life of this generator: ``spawn(2)`` and then ``spawn(3)`` give the same five
-            children as ``spawn(5)``.
+            children as ``spawn(5)``. STREAM.md specifies their seeds.
 
         Raises
         ------
@@ -373,11 +373,6 @@ class Generator:
             If `n_children` is out of range.
         OverflowError
             After 2**64 children.
-
-        Notes
-        -----
-        The low and high halves of the seed of child c are words 0 and 1 of Philox4x32-10 with counter
-        ``(lo32(c), hi32(c), 0, 0)`` and key ``(lo32(seed) ^ 0x73706177, hi32(seed) ^ 0x6E6B6579)``.
 
         Examples
         --------
