@@ -23,11 +23,11 @@ from multisample.backends.system.cuda_driver import is_capturing
 
 from ._arguments import UNCHECKED, describe
 from ._checks.operands import (
+    ITEM_SIZES,
     Inputs,
     check_alignment,
     checked_out,
     inspect_inputs,
-    item_size,
     matrix_shape,
     target_checker,
 )  # fmt: skip
@@ -277,7 +277,7 @@ class Plan:
 
 def _template(call: Call, inputs: Inputs, matrix: Operand | None, keys: Keys | None) -> Launch:
     """The launch of a call, without addresses, seed, offset and window."""
-    d, n, size = inputs.d, inputs.n, item_size(inputs.dtype)
+    d, n, size = inputs.d, inputs.n, ITEM_SIZES[inputs.dtype]
     contiguous = (d if call.layout == "nd" else n) * size, size
     strides = contiguous if matrix is None else matrix.strides[-2:]
     row_stride, column_stride = strides[::-1] if call.layout == "nd" else strides
@@ -294,7 +294,7 @@ def _template(call: Call, inputs: Inputs, matrix: Operand | None, keys: Keys | N
         real = inputs.dtype if call.operation == Operation.moments else MATRIX_TYPES[inputs.dtype].computing
         fields |= keys.fields | {"batch": max(keys.batch, 1), "origin_in_memory": True}
         fields["matrix_step"] = d * n * size if matrix is None else matrix.strides[0]
-        fields["result_step"] = d * item_size(real)
+        fields["result_step"] = d * ITEM_SIZES[real]
     return Launch(
         **fields, row_stride=row_stride, column_stride=column_stride, rows=max(d, 1), columns=max(n, 1),
         type=ElementType[inputs.dtype], operation=call.operation, results=call.order,
@@ -361,14 +361,11 @@ class PlanCache(Generic[P]):
         os.register_at_fork(after_in_child=self._after_fork)
 
     def __len__(self) -> int:
-        return len(self._plans)
-
-    def size(self) -> int:
         """What counts against the capacity."""
         return len(self._plans)
 
     def put(self, key: Hashable, plan: P) -> None:
-        while self.size() >= self._capacity:
+        while len(self) >= self._capacity:
             with contextlib.suppress(RuntimeError, StopIteration):  # Another call has changed or emptied the cache.
                 self._plans.pop(next(iter(self._plans)), None)
         self._plans[key] = plan

@@ -14,7 +14,7 @@ from multisample.backends.memory.host import quiet
 
 from ._arguments import describe, rounded_once
 from ._checks.coefficients import check_coefficients
-from ._checks.operands import Inputs, check_alignment, item_size
+from ._checks.operands import ITEM_SIZES, Inputs, check_alignment
 from ._checks.values import LIMITS, check_values, in_turn, least_and_most, vector_converter
 from ._libraries import HOST, Device, Library, Operand, check_memory
 from ._libraries.numpy import cached_dtype
@@ -54,7 +54,7 @@ def reader_of(name: str, inputs: Inputs, library: Library, makes_arrays: bool) -
         flatten = (lambda raw: raw.reshape(flat)) if name in inputs.reshaped and operand.read is None else None
         steps = [step for step in (operand.read, host_array, flatten, change) if step is not None]
         return Reader(in_turn(steps)) if steps else Reader(lambda x: x, is_plain=True)
-    mask = item_size(operand.dtype) - 1 if operand.device.kind == "cuda" else 0
+    mask = ITEM_SIZES[operand.dtype] - 1 if operand.device.kind == "cuda" else 0
     return Reader(_checked_address(name, operand, mask, library), operand.read, operand.read is None, mask)
 
 

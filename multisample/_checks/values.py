@@ -70,10 +70,14 @@ def check_values(library: Library, arguments: dict[str, Any], dtype: str) -> Non
 
     `arguments` holds vectors by name. For device arrays the check waits for the device.
     """
-    real = np.float64 if dtype == "float64" else np.float32
+    real = MATRIX_TYPES[dtype].computing
     for name, x in arguments.items():
         least, accepted = RULES[name]
-        vector = _computed(name, x, real) if is_number(x) else _computed(name, library.to_host(x), real)
+        try:
+            values = rounded_once(x, real) if is_number(x) else library.to_host(x)
+        except OverflowError:
+            raise ValueError(f"{name}: expected a finite number, got {describe(x)}") from None
+        vector = rounded(np.asarray(values), real).reshape(-1)
         bad = np.flatnonzero(~(np.isfinite(vector) & (vector >= least)))
         if bad.size:
             value = f"{vector[bad[0]]} as {vector.dtype}"
@@ -83,10 +87,3 @@ def check_values(library: Library, arguments: dict[str, Any], dtype: str) -> Non
                 at = ", ".join(str(int(k)) for k in index)
                 value = f"{name}[{at}] = {value} ({bad.size} of {vector.size} values)"
             raise ValueError(f"{name}: expected {accepted}, got {value}")
-
-
-def _computed(name: str, x: Any, real: Any) -> HostArray:
-    try:
-        return rounded(np.asarray(rounded_once(x, np.dtype(real).name) if is_number(x) else x), real).reshape(-1)
-    except OverflowError:
-        raise ValueError(f"{name}: expected a finite number, got {describe(x)}") from None

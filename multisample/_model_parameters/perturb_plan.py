@@ -36,7 +36,7 @@ from .._randomness.seed_argument import MOST_OFFSETS, key_words, keys_in
 from .._reading import coefficients_reader
 from .._stream_order import order_after, order_before
 from .populations import DECAYED, PLAIN, Variant, decays_of, factors_of, members_of, variant_of, words_reader
-from .spans import Block, Shards, one_of, packer_of, spans_of, whole
+from .spans import Block, Shards, one_of, packer_of, spans_of, steps_of
 from .structures import ACCEPTED, Structure, ids_of
 from .ties import Memory, Ties, memory_of, ties_of
 
@@ -369,7 +369,9 @@ def _groups(
         (one_of(x, moves), one_of(y, variant.size is not None))
         for x, y, moves in zip(sources, targets, moving, strict=True)
     ]
-    blocks: list[tuple[Block, ...]] = [(whole(x.shape),) for (x, _), _ in pairs]
+    blocks: list[tuple[Block, ...]] = [  # By default, the block of a parameter is all of it.
+        (Block((0,) * len(x.shape), x.shape, 0, steps_of(x.shape)),) for (x, _), _ in pairs
+    ]
     for k, held in enumerate(() if request.shards is None else request.shards.blocks):
         blocks[k], shape = blocks[k] if held is None else held, pairs[k][0][0].shape
         if any(b + n > size for x in blocks[k] for b, n, size in zip(x.begin, x.shape, shape, strict=True)):

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._arguments import DTYPES
-from .._checks.operands import check_alignment, extent, item_size
+from .._checks.operands import ITEM_SIZES, check_alignment, extent
 from .._libraries import Library, Operand
 from .._operations import COLUMNS
 from .populations import Variant
@@ -41,7 +41,7 @@ def memory_of(parameters: Structure, out: Structure | None, library: Library, va
     ]
     shapes = [variant.shape_of(k, x.shape) for k, x in enumerate(sources)]
     if out is None:
-        strides = [tuple(item_size(x.dtype) * s for s in steps_of(y)) for x, y in zip(sources, shapes, strict=True)]
+        strides = [tuple(ITEM_SIZES[x.dtype] * s for s in steps_of(y)) for x, y in zip(sources, shapes, strict=True)]
         every = zip(sources, shapes, strides, strict=True)
         return Memory(sources, [x._replace(shape=shape, strides=own, read=None) for x, shape, own in every])
     targets = []
@@ -57,7 +57,7 @@ def memory_of(parameters: Structure, out: Structure | None, library: Library, va
                 if what == "shape" and expected != sources[k].shape:
                     reason = f" for a population of {variant.size}"
                 raise ValueError(f"{name}: expected {what} {expected}{reason}, got {found}")
-        size = item_size(target.dtype)
+        size = ITEM_SIZES[target.dtype]
         if any(stride % size for stride in target.strides):
             raise ValueError(f"{name}: expected strides of whole elements, {size} bytes, got {target.strides}")
         if overlaps_itself(target):
@@ -124,7 +124,7 @@ def overlaps_itself(operand: Operand) -> bool:
 
     They may if some stride is smaller than the bytes that all axes with smaller strides span.
     """
-    end = item_size(operand.dtype)
+    end = ITEM_SIZES[operand.dtype]
     if 0 in operand.shape:
         return False
     for stride, length in sorted((abs(s), n) for s, n in zip(operand.strides, operand.shape, strict=True) if n > 1):
@@ -162,6 +162,6 @@ def _share_memory(address: int, operand: Operand, other_address: int, other: Ope
 def _at(address: int, operand: Operand) -> Any:
     interface = {
         "version": 3, "data": (address, True), "shape": operand.shape, "strides": operand.strides,
-        "typestr": f"|V{item_size(operand.dtype)}",
+        "typestr": f"|V{ITEM_SIZES[operand.dtype]}",
     }  # fmt: skip
     return np.asarray(types.SimpleNamespace(__array_interface__=interface))

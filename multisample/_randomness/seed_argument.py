@@ -284,15 +284,10 @@ def host_words(seed: Any) -> HostArray:
         halves = seed.astype(np.uint64)
         return np.ascontiguousarray(halves[..., 0::2] << 32 | halves[..., 1::2]).reshape(-1, seed.shape[-1] // 2)
     if seed.dtype.kind == "i" and seed.size and np.minimum.reduce(seed, axis=None) < 0:
-        _refuse_negative(seed)
+        place = tuple(np.argwhere(seed < 0)[0].tolist())  # The first negative integer.
+        checked_seed(f"seed[{', '.join(map(str, place))}]", seed[place])
     words: HostArray = np.ascontiguousarray(seed, np.uint64)
     return words.reshape(len(words), -1 if len(words) else words.ndim)
-
-
-def _refuse_negative(seeds: HostArray) -> None:
-    """Raise the error for the first negative integer."""
-    place = tuple(np.argwhere(seeds < 0)[0].tolist())
-    checked_seed(f"seed[{', '.join(map(str, place))}]", seeds[place])
 
 
 def _key_at(k: int, seed: Any) -> tuple[int, int]:
