@@ -32,10 +32,8 @@ def choose(name: str, library: str, device_kind: str) -> Backend:
 
 @functools.cache
 def _choice(name: str, library: str, device_kind: str) -> Backend:
-    return _automatic(library, device_kind) if name == "auto" else _named(name, library, device_kind)
-
-
-def _named(name: str, library: str, device_kind: str) -> Backend:
+    if name == "auto":
+        return _automatic(library, device_kind)
     backend = registry.find(name)
     status = backend.status()
     if not status.available:
@@ -56,19 +54,10 @@ def _automatic(library: str, device_kind: str) -> Backend:
         raise ValueError(f"mu, sigma: no backend serves {NOUNS[library]} in {device_kind} memory")
     reasons: list[str] = []
     for name in order:
-        backend = registry.find(name)
-        status = backend.status()
-        if not status.available:
-            reasons.extend(f"{name}: {reason}" for reason in status.reasons)
-        elif device_kind not in backend.device_kinds:
-            reasons.append(f"{name}: serves {' and '.join(backend.device_kinds)} memory")
-        else:
-            try:
-                backend.prepare(device_kind)
-            except BackendUnavailableError as error:
-                reasons.append(f"{name}: {error}")
-            else:
-                return backend
+        try:
+            return _choice(name, library, device_kind)
+        except BackendUnavailableError as error:
+            reasons.append(str(error).removeprefix("backend: "))
     raise BackendUnavailableError(
         f"backend: none can serve {NOUNS[library]} in {device_kind} memory: " + "; ".join(reasons)
     )

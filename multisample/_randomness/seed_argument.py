@@ -43,7 +43,8 @@ def checked_key(seed: Any) -> tuple[int, int]:
     if isinstance(seed, (int, np.integer)):
         return checked_seed("seed", seed), 0
     if is_in_array(seed) and batch_of(seed) is None:
-        return only_words(seed)[:2]
+        words = host_words(np.asarray(seed)).reshape(-1).tolist()
+        return words[0], (*words, 0)[1]
     return checked_seed("seed", seed), 0
 
 
@@ -258,9 +259,10 @@ def _from_host(seed: Any, owner: Library, library: Library, device: Device, coun
 
 
 def only_words(seed: Any) -> tuple[int, int, None]:
-    """Seed and offset of the only key in a host array or sequence; None in place of an offset in device memory."""
-    if type(seed) is list and type(seed[0]) is int and 0 <= seed[0] < WORD_64:  # Faster than the general way.
-        return seed[0], 0, None
+    """Seed and offset of the only key in a host vector; None in place of an offset in device memory."""
+    first = (seed if isinstance(seed, (list, tuple)) else seed.tolist())[0]
+    if type(first) is int and 0 <= first < WORD_64:  # Faster than the general way.
+        return first, 0, None
     (words,) = host_words(seed if isinstance(seed, (list, tuple)) else np.asarray(seed)).tolist()
     return words[0], (*words, 0)[1], None
 
