@@ -192,12 +192,10 @@ def _results_without_values(request: Request) -> Sequence[Any]:
     ids_of(parameters.names, parameters.labels("parameters"), request.ids, owners)
     if out is not None:
         return out.arrays
-    made = {}
-    for k in set(owners):
-        x = parameters.arrays[k]
-        made[k] = x.new_empty(request.variant.shape_of(k, x.shape))
-    results, record = [made[k] for k in owners], request.library.recorder(parameters.arrays)
-    return results if record is None else record(results, parameters.arrays, None, request.variant.size)
+    arrays, variant = parameters.arrays, request.variant
+    made = {k: arrays[k].new_empty(variant.shape_of(k, arrays[k].shape)) for k in set(owners)}
+    results, record = [made[k] for k in owners], request.library.recorder(arrays)
+    return results if record is None else record(results, arrays, None, variant.size)
 
 
 # --- Plans --------------------------------------------------------------------------------------------------------
