@@ -113,24 +113,20 @@ def check_generators(generators: Any, library: Library, device: Device) -> None:
 def keys_from(generators: Any) -> Iterator[list[Key]]:
     """One key from each of several checked generators. After an exception the generators are as before."""
     refuse_jax()
-    undo: list[Callable[[], Any]] = []
-    try:
+    with contextlib.ExitStack() as undo:
         keys = []
         for generator in generators:
             if isinstance(generator, Generator):
                 key = generator.take()
-                undo.append(functools.partial(generator._put_back, *key))
+                undo.callback(generator._put_back, *key)
             else:
                 from .torch_offsets import taker
 
-                undo.append(functools.partial(generator.set_state, generator.get_state()))
+                undo.callback(generator.set_state, generator.get_state())
                 key = Key(*taker(str(generator.device))(generator))
             keys.append(key)
         yield keys
-    except BaseException:
-        for step in reversed(undo):
-            step()
-        raise
+        undo.pop_all()
 
 
 def captured_offset(generator: Any, library: Library, device: Device) -> tuple[int, Any]:
