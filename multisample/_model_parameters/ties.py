@@ -143,7 +143,8 @@ def overlapping(
     for begin, end, k in sorted((addresses[k] + low, addresses[k] + high, k) for k, (low, high) in extents.items()):
         within = [(other_end, j) for other_end, j in within if other_end > begin]
         for _, j in within:
-            if _share_memory(addresses[j], operands[j], addresses[k], operands[k]):
+            # Nothing is read, so the arrays may be on a device. True also if NumPy gives up.
+            if np.may_share_memory(_at(addresses[j], operands[j]), _at(addresses[k], operands[k]), max_work=_MOST_WORK):
                 yield min(j, k), max(j, k)
         within.append((end, k))
 
@@ -151,15 +152,8 @@ def overlapping(
 _MOST_WORK: Any = 10**6
 
 
-def _share_memory(address: int, operand: Operand, other_address: int, other: Operand) -> bool:
-    """Whether two arrays have a byte in common. Nothing is read: the arrays may be on a device."""
-    try:
-        return bool(np.shares_memory(_at(address, operand), _at(other_address, other), max_work=_MOST_WORK))
-    except RuntimeError:  # NumPy has given up.
-        return True
-
-
 def _at(address: int, operand: Operand) -> Any:
+    """A NumPy array with the memory of `operand`."""
     interface = {
         "version": 3, "data": (address, True), "shape": operand.shape, "strides": operand.strides,
         "typestr": f"|V{ITEM_SIZES[operand.dtype]}",
