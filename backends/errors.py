@@ -1,8 +1,10 @@
-"""Errors that backends raise; bad arguments raise Python's TypeError and ValueError."""
+"""Errors of backends; bad arguments raise Python's TypeError and ValueError."""
 
 from __future__ import annotations
 
-__all__ = ["BackendUnavailableError"]
+from collections.abc import Iterable
+
+__all__ = ["BackendUnavailableError", "UnknownBackendError"]
 
 
 class BackendUnavailableError(RuntimeError):
@@ -17,6 +19,22 @@ class BackendUnavailableError(RuntimeError):
     ...     print(error)
     """
 
+    __module__ = "multisample"  # Where users see it.
 
-# Users see it as `multisample.BackendUnavailableError`.
-BackendUnavailableError.__module__ = "multisample.exceptions"
+
+class UnknownBackendError(ValueError):
+    """No backend has the given name; the message lists the existing names.
+
+    Examples
+    --------
+    >>> import multisample
+    >>> multisample.sample([0.0], [1.0], 3, backend="gpu")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ...
+    multisample.UnknownBackendError: ... 'gpu'; accepted are 'auto', 'torch_ext', 'cupy', 'numba', 'cpu'
+    """
+
+    __module__ = "multisample"
+
+    def __init__(self, name: object, names: Iterable[str]) -> None:
+        super().__init__(f"backend: no backend is called {name!r}; accepted are 'auto', " + ", ".join(map(repr, names)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 
 from .contract import Backend
+from .errors import UnknownBackendError
 
 # Modules of this package with a `BACKEND`.
 _BUILT_IN = ("torch_ext", "cupy", "numba", "cpu")
@@ -20,11 +21,11 @@ def names() -> tuple[str, ...]:
 
 
 def find(name: str) -> Backend:
-    """The backend called `name`. KeyError if there is none."""
+    """The backend called `name`. It may not be able to run. UnknownBackendError if there is none."""
     backend = _registered.get(name)
     if backend is None:
         if name not in _BUILT_IN:
-            raise KeyError(name)
+            raise UnknownBackendError(name, names())
         backend = importlib.import_module(f".{name}", __package__).BACKEND
         _registered[name] = backend
     return backend

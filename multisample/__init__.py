@@ -15,6 +15,7 @@ if "t" in getattr(sys, "abiflags", "") or not getattr(_thread, "_is_main_interpr
     raise ImportError("multisample: free-threaded builds of Python and subinterpreters are not supported")
 
 from multisample.backends.contract import BackendStatus
+from multisample.backends.errors import BackendUnavailableError, UnknownBackendError
 
 from ._backends import list_backends, register_backend
 from ._include import get_include
@@ -25,7 +26,6 @@ from ._randomness.generator import Generator, Key, manual_seed
 from ._sample import sample
 from ._standard_normal import standard_normal
 from ._version import __version__
-from .exceptions import BackendUnavailableError, UnknownBackendError
 
 __all__ = [
     "BackendStatus", "BackendUnavailableError", "Generator", "Key", "UnknownBackendError", "__version__", "get_include",

@@ -17,11 +17,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from multisample.backends.errors import BackendUnavailableError
 from multisample.backends.system.cache import say
 
 from ._version import __version__
 from .commands import COMMANDS, report
-from .exceptions import BackendUnavailableError
 
 __all__ = ["main"]
 

@@ -18,38 +18,26 @@ from ._tracing import is_traced
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ._typing import AnyArray, Module, Number, PerturbOptions, PerturbOutOptions, T, Tensor
+    from ._typing import AnyArray, NamedTensors, Number, PerturbOptions, PerturbOutOptions, T, Tensor
 
 Given = TypeVar("Given")
 
 
 @overload
 def perturb(
-    parameters: Module[T], coefficients: AnyArray | Number, **options: Unpack[PerturbOptions]
+    parameters: NamedTensors[T], coefficients: AnyArray | Number, **options: Unpack[PerturbOptions]
 ) -> dict[str, T]: ...
-@overload
-def perturb(
-    parameters: Iterator[tuple[str, Tensor[T]]] | Sequence[tuple[str, Tensor[T]]], coefficients: AnyArray | Number,
-    **options: Unpack[PerturbOptions],
-) -> dict[str, T]: ...  # fmt: skip
-@overload
-def perturb(
-    parameters: Iterator[Tensor[T]], coefficients: AnyArray | Number, **options: Unpack[PerturbOptions]
-) -> list[T]: ...
 @overload
 def perturb(parameters: Tensor[T], coefficients: AnyArray | Number, **options: Unpack[PerturbOptions]) -> T: ...
-@overload
-def perturb(
-    parameters: Mapping[str, Tensor[T]], coefficients: AnyArray | Number, **options: Unpack[PerturbOptions]
-) -> dict[str, T]: ...
 @overload
 def perturb(  # type: ignore[overload-overlap]
     parameters: tuple[Tensor[T], ...], coefficients: AnyArray | Number, **options: Unpack[PerturbOptions]
 ) -> tuple[T, ...]: ...
 @overload
 def perturb(
-    parameters: Sequence[Tensor[T]], coefficients: AnyArray | Number, **options: Unpack[PerturbOptions]
-) -> list[T]: ...
+    parameters: Iterator[Tensor[T]] | Sequence[Tensor[T]], coefficients: AnyArray | Number,
+    **options: Unpack[PerturbOptions],
+) -> list[T]: ...  # fmt: skip
 @overload
 def perturb(parameters: Given, coefficients: AnyArray | Number, **options: Unpack[PerturbOptions]) -> Given: ...
 @overload
@@ -109,10 +97,8 @@ def perturb(
         Ids of parameters, ``0 <= id < 2**32``. A mapping has the ids of some names, and a sequence those of all arrays
         of a sequence. The default is 0 for a single array, positions in a sequence, and the CRC-32 of names otherwise.
         With names, added, frozen or reordered parameters change nothing for the others. A parameter with several names
-        has the id of the first of them in lexicographical order. Wrappers do not change names: in a module, those of
-        `torch.compile`, `DistributedDataParallel`, `DataParallel`, `AveragedModel`, `checkpoint_wrapper` and FSDP1; in
-        a mapping or pairs, ``_orig_mod``, ``_checkpoint_wrapped_module`` and ``_fsdp_wrapped_module`` do not count, but
-        ``module`` does.
+        has the id of the first of them in lexicographical order. Wrappers such as `DistributedDataParallel` do not
+        change names: PARAMETERS.md lists them.
 
     Returns
     -------
@@ -154,24 +140,15 @@ def perturb(
 
     Examples
     --------
-    An evolution strategy that fits two arrays. Each step draws the noise of all members, and draws it again for the
-    update. If sigma is the standard deviation of the noise, a coefficient is ``rate / (members * sigma)`` times a
-    normalized score:
+    Another process draws the noise of one array again. PARAMETERS.md, beside this module, has an evolution strategy.
 
     >>> import numpy as np
     >>> import multisample
     >>> parameters = {"weight": np.zeros((4, 3), np.float32), "bias": np.zeros(3, np.float32)}
-    >>> target = {"weight": np.ones((4, 3), np.float32), "bias": np.full(3, 2, np.float32)}
-    >>> def score(tried):
-    ...     return -sum(float(np.square(tried[name] - target[name]).sum()) for name in target)
-    >>> before, sigma, rate, members = score(parameters), 0.1, 0.1, 64
-    >>> for t in range(100):
-    ...     key = multisample.Key(7, t)
-    ...     scores = [score(multisample.perturb(parameters, sigma, seed=key, member=m)) for m in range(members)]
-    ...     coefficients = rate / (members * sigma) * (scores - np.mean(scores)) / np.std(scores)
-    ...     parameters = multisample.perturb(parameters, coefficients, seed=key)
-    >>> before, score(parameters) > -0.5
-    (-24.0, True)
+    >>> tried = multisample.perturb(parameters, 0.1, seed=7, member=5)
+    >>> again = multisample.perturb({"bias": parameters["bias"]}, 0.1, seed=7, member=5)
+    >>> np.array_equal(tried["bias"], again["bias"])
+    True
     """
     in_graph, is_array = is_traced(), type(parameters) in BY_TYPE
     if not (in_graph or is_array):

@@ -23,11 +23,11 @@ from multisample.backends.system.cuda_driver import is_capturing
 
 from ._arguments import UNCHECKED, describe
 from ._checks.operands import (
+    ITEM_SIZES,
     Inputs,
     check_alignment,
     checked_out,
     inspect_inputs,
-    item_size,
     matrix_shape,
     target_checker,
 )  # fmt: skip
@@ -36,9 +36,9 @@ from ._checks.window_and_options import check_rows, checked_window
 from ._libraries import Library, Operand, is_number
 from ._libraries.library import Guard
 from ._libraries.scratch import scratch_allocator
-from ._operations import COLUMNS, FLAGS, ROWS, Call, vectors_of
+from ._operations import COLUMNS, ROWS, Call, vectors_of
 from ._randomness.generator import WORD_64, DeviceCounter
-from ._randomness.generator_argument import captured_offset, check_generator, counter_on, source_of
+from ._randomness.generator_argument import captured_offset, counter_on, source_of
 from ._randomness.seed_argument import Keys, checked_key, is_in_array, keys_in, only_words, signature_of
 from ._reading import reader_of, vector_reader
 from ._stream_order import order_after, order_before
@@ -155,7 +155,8 @@ class Plan:
         Every step that can fail, except the launch, precedes the taking of seed and offset.
         """
         if not (0 <= dim_offset <= self._last_row and 0 <= sample_offset <= self._last_column):
-            self._raise_window(seed, generator, dim_offset, sample_offset)
+            checked_window(self._n, dim_offset, sample_offset)
+            check_rows(dim_offset, self._d)
         keys, offset, offset_array, stream, like = self._keys, 0, None, 0, None
         if seed is None:
             if self._check_generator is not None:
@@ -266,14 +267,6 @@ class Plan:
             advance(counter.address, stream)
         return copy
 
-    def _raise_window(self, seed: Any, generator: Any, dim_offset: int, sample_offset: int) -> None:
-        """Raise the error that a call without a plan raises."""
-        checked_window(self._n, dim_offset, sample_offset)
-        if seed is not None:
-            checked_key(seed)
-        check_generator(generator, self.library, self.device)
-        check_rows(dim_offset, self._d)
-
     # Not in `run`, where a comprehension would make `self` a variable of a closure, which each access looks up longer.
     def _order_before(self, arrays: tuple[Any, ...], stream: int) -> set[int]:
         if self._keys is None or not self._keys.is_on_device:
@@ -282,12 +275,9 @@ class Plan:
         return order_before(named, self.device, stream)
 
 
-_LAUNCH_FLAGS = tuple(name for name in FLAGS if name in Launch._fields)
-
-
 def _template(call: Call, inputs: Inputs, matrix: Operand | None, keys: Keys | None) -> Launch:
     """The launch of a call, without addresses, seed, offset and window."""
-    d, n, size = inputs.d, inputs.n, item_size(inputs.dtype)
+    d, n, size = inputs.d, inputs.n, ITEM_SIZES[inputs.dtype]
     contiguous = (d if call.layout == "nd" else n) * size, size
     strides = contiguous if matrix is None else matrix.strides[-2:]
     row_stride, column_stride = strides[::-1] if call.layout == "nd" else strides
@@ -304,11 +294,11 @@ def _template(call: Call, inputs: Inputs, matrix: Operand | None, keys: Keys | N
         real = inputs.dtype if call.operation == Operation.moments else MATRIX_TYPES[inputs.dtype].computing
         fields |= keys.fields | {"batch": max(keys.batch, 1), "origin_in_memory": True}
         fields["matrix_step"] = d * n * size if matrix is None else matrix.strides[0]
-        fields["result_step"] = d * item_size(real)
+        fields["result_step"] = d * ITEM_SIZES[real]
     return Launch(
         **fields, row_stride=row_stride, column_stride=column_stride, rows=max(d, 1), columns=max(n, 1),
         type=ElementType[inputs.dtype], operation=call.operation, results=call.order,
-        shared_noise=call.noise == "shared", **{name: bool(getattr(call, name)) for name in _LAUNCH_FLAGS},
+        shared_noise=call.noise == "shared", fast_math=bool(call.fast_math), antithetic=bool(call.antithetic),
         device=HOST if inputs.device.kind == "cpu" else inputs.device.ordinal,
     )  # fmt: skip
 
@@ -371,14 +361,11 @@ class PlanCache(Generic[P]):
         os.register_at_fork(after_in_child=self._after_fork)
 
     def __len__(self) -> int:
-        return len(self._plans)
-
-    def size(self) -> int:
         """What counts against the capacity."""
         return len(self._plans)
 
     def put(self, key: Hashable, plan: P) -> None:
-        while self.size() >= self._capacity:
+        while len(self) >= self._capacity:
             with contextlib.suppress(RuntimeError, StopIteration):  # Another call has changed or emptied the cache.
                 self._plans.pop(next(iter(self._plans)), None)
         self._plans[key] = plan

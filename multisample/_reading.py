@@ -13,9 +13,9 @@ from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.memory.host import quiet
 
 from ._arguments import describe, rounded_once
-from ._checks.coefficients import LIMITS, check_coefficients
-from ._checks.operands import Inputs, check_alignment, item_size
-from ._checks.values import check_values, in_turn, least_and_most, vector_converter
+from ._checks.coefficients import check_coefficients
+from ._checks.operands import ITEM_SIZES, Inputs, check_alignment
+from ._checks.values import LIMITS, check_values, in_turn, least_and_most, vector_converter
 from ._libraries import HOST, Device, Library, Operand, check_memory
 from ._libraries.numpy import cached_dtype
 
@@ -54,7 +54,7 @@ def reader_of(name: str, inputs: Inputs, library: Library, makes_arrays: bool) -
         flatten = (lambda raw: raw.reshape(flat)) if name in inputs.reshaped and operand.read is None else None
         steps = [step for step in (operand.read, host_array, flatten, change) if step is not None]
         return Reader(in_turn(steps)) if steps else Reader(lambda x: x, is_plain=True)
-    mask = item_size(operand.dtype) - 1 if operand.device.kind == "cuda" else 0
+    mask = ITEM_SIZES[operand.dtype] - 1 if operand.device.kind == "cuda" else 0
     return Reader(_checked_address(name, operand, mask, library), operand.read, operand.read is None, mask)
 
 
@@ -101,38 +101,7 @@ def coefficients_reader(
     `given` is the argument. `values` are coefficients on the host, like `on_host`: a float, or an array of float64.
     `vector` describes coefficients on a device. ValueError if `values` are not finite in the type `real`.
     """
-    limit, pack, from_buffer = LIMITS[real.char], struct.Struct(real.char).pack, np.frombuffer
-
-    def read_number(values: Any, given: Any, stream: int) -> tuple[Any, Any]:
-        if not -limit < values < limit:
-            check_coefficients(values, given, limit)
-        # The address of a writable array is found faster.
-        return from_buffer(bytearray(pack(values)), real) if makes_arrays else values, None
-
-    # A copy: the call may write to the caller's memory, and the driver may read it after the call has returned.
-    def read_rounded(values: Any, given: Any, stream: int) -> tuple[Any, Any]:
-        with quiet():
-            array = values.astype(real)
-            # A finite sum of squares proves all coefficients finite.
-            flat = array if array.ndim == 1 else array.reshape(-1)
-            if not (flat.dot(flat) < math.inf or np.isfinite(array).all()):
-                check_coefficients(values, given, limit)
-        return array, None
-
-    def read_address(values: Any, given: Any, stream: int) -> tuple[Any, Any]:
-        array, _ = read_rounded(values, given, stream)
-        return HOST.address(array), array
-
-    def copy_to_device(values: Any, given: Any, stream: int) -> tuple[Any, Any]:
-        rounded, _ = read_rounded(values, given, stream)
-        if is_capturing(stream):
-            raise RuntimeError(
-                "coefficients: expected a number, or a vector in device memory while a CUDA graph is captured, for"
-                f" replays to read, got {describe(given)} on the host"
-            )
-        array = library.to_device(rounded.view(f"i{real.itemsize}"), device)
-        return library.address(array), array
-
+    limit = LIMITS[real.name]
     if vector is not None:
         convert = vector.read or (lambda given: given)
 
@@ -142,11 +111,36 @@ def coefficients_reader(
 
         return read_vector
     if isinstance(on_host, float):
+        pack, from_buffer = struct.Struct(real.char).pack, np.frombuffer
+
+        def read_number(values: Any, given: Any, stream: int) -> tuple[Any, Any]:
+            if not -limit < values < limit:
+                check_coefficients(values, given, limit)
+            # The address of a writable array is found faster.
+            return from_buffer(bytearray(pack(values)), real) if makes_arrays else values, None
+
         return read_number
-    if device.kind == "cpu":
-        return read_rounded if makes_arrays else read_address
-    is_capturing = library.is_capturing(device)
-    return copy_to_device
+    is_capturing = None if device.kind == "cpu" else library.is_capturing(device)
+
+    # A copy: the call may write to the caller's memory, and the driver may read it after the call has returned.
+    def read_array(values: Any, given: Any, stream: int) -> tuple[Any, Any]:
+        with quiet():
+            array = values.astype(real)
+            # A finite sum of squares proves all coefficients finite.
+            flat = array if array.ndim == 1 else array.reshape(-1)
+            if not (flat.dot(flat) < math.inf or np.isfinite(array).all()):
+                check_coefficients(values, given, limit)
+        if is_capturing is None:
+            return (array, None) if makes_arrays else (HOST.address(array), array)
+        if is_capturing(stream):
+            raise RuntimeError(
+                "coefficients: expected a number, or a vector in device memory while a CUDA graph is captured, for"
+                f" replays to read, got {describe(given)} on the host"
+            )
+        array = library.to_device(array.view(f"i{real.itemsize}"), device)
+        return library.address(array), array
+
+    return read_array
 
 
 def vector_reader(readers: dict[str, Reader], makes_arrays: bool) -> ReadVectors | None:

@@ -136,10 +136,8 @@ def sample(
         numbers of the flattened ones. With B seeds (B, d, n) or (B, n, d): element b equals ``sample(mu[b], sigma[b],
         n, seed=seed[b], ...)``, bit for bit, in one launch. The array has the library and device of `mu` and `sigma`,
         and is ready on that library's current stream. It is C-contiguous unless it is `out`. Lists and NumPy arrays
-        give an array of the backend's library, which is NumPy for "auto" and "cpu". Arrays of other libraries with
-        ``__array_namespace__`` give an array of that namespace where DLPack can make one. Other arrays in host memory
-        give a NumPy array without their labels, and others in device memory an array of the backend's library. DTensors
-        give a DTensor with their sharding.
+        give an array of the backend's library, which is NumPy for "auto" and "cpu"; for other arrays see
+        _libraries/README.md, beside this module. DTensors give a DTensor with their sharding.
 
     Raises
     ------
@@ -166,12 +164,9 @@ def sample(
     transform, computed with IEEE 754 operations only. STREAM.md, beside this module, specifies both to the last bit.
 
     With torch tensors and torch_ext, gradients flow to `mu` and `sigma`, ``torch.func`` transforms a call, and
-    ``torch.compile`` traces it without a graph break. Such calls do not check the values of tensors. Without `seed`, a
-    compiled or batched call uses the seed 0x636F6D70696C6564 and an offset that PyTorch's generator draws on the
-    device. In ``torch.func.vmap``, ``randomness`` decides whether the elements of a batch share the offset. With one
-    `seed`, all elements of a batch have the same noise; a tensor of seeds may be mapped over. Dispatch modes, function
-    modes, ``torch.jit.trace`` and profilers see a call, and do not change its numbers. Tensors on the meta device, and
-    fake ones, give a result without values.
+    ``torch.compile`` traces it without a graph break: see torch/README.md, beside this module. Such calls do not check
+    the values of tensors. Without `seed`, a compiled or batched call uses the seed 0x636F6D70696C6564 and an offset
+    that PyTorch's generator draws on the device.
 
     With a JAX array, a JAX key or a traced value among `mu`, `sigma`, `seed` and the offsets, the call is one custom
     call of XLA, which JAX's transformations differentiate, batch and partition. While JAX traces, `seed` is required.

@@ -6,7 +6,7 @@ imports no array library: protocols describe the arrays of PyTorch, JAX, CuPy an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, SupportsFloat, SupportsIndex, TypeAlias, TypeVar
 
 import numpy as np
@@ -98,6 +98,11 @@ class Module(Protocol[T_co]):
     def named_parameters(self) -> Iterator[tuple[str, Tensor[T_co]]]: ...
 
 
+NamedTensors: TypeAlias = (
+    Module[T] | Mapping[str, Tensor[T]] | Iterator[tuple[str, Tensor[T]]] | Sequence[tuple[str, Tensor[T]]]
+)
+
+
 class _DTensor(Protocol):
     @property
     def device_mesh(self) -> Any: ...
@@ -127,10 +132,8 @@ OwnArray = TypeVar("OwnArray", bound="_DTensor | _JaxArray | _CupyArray | _Numba
 
 
 class _SupportsDLPack(Protocol):
-    @property
-    def __dlpack__(self) -> Callable[..., Any]: ...
-    @property
-    def __dlpack_device__(self) -> Callable[..., Any]: ...
+    def __dlpack__(self, *arguments: Any, **options: Any) -> Any: ...
+    def __dlpack_device__(self) -> Any: ...
 
 
 class _SupportsCuda(Protocol):
@@ -139,8 +142,7 @@ class _SupportsCuda(Protocol):
 
 
 class _SupportsNumpy(Protocol):
-    @property
-    def __array__(self) -> Callable[..., Any]: ...
+    def __array__(self, *arguments: Any, **options: Any) -> Any: ...
 
 
 AnyArray: TypeAlias = HostVector | _SupportsDLPack | _SupportsCuda | _SupportsNumpy

@@ -28,9 +28,6 @@ WITH_GRADIENT = (
     " noise; detach them, or draw the noise with multisample.sample"
 )
 
-LIMITS = {"f": 2.0**128 - 2.0**103, "d": math.inf}
-"""The least number that a computing type rounds to infinity, by its letter."""
-
 
 class Coefficients(NamedTuple):
     """The coefficients of a call."""

@@ -22,11 +22,7 @@ from .._tracing import is_one, is_symbol
 from .values import in_turn
 from .window_and_options import check_rows, checked_window, count_of
 
-_ITEM_SIZES = SIZES | INTEGER_SIZES
-
-
-def item_size(dtype: str) -> int:
-    return _ITEM_SIZES[dtype]
+ITEM_SIZES = SIZES | INTEGER_SIZES
 
 
 class Inputs(NamedTuple):
@@ -251,7 +247,7 @@ def _flattened(operand: Operand, dims: tuple[int, ...], batch: int | None, libra
         return operand
     if not lead and math.prod(own) == 1:
         return operand._replace(shape=(), strides=())
-    d, size = math.prod(dims), item_size(operand.dtype)
+    d, size = math.prod(dims), ITEM_SIZES[operand.dtype]
     stride = single_stride(own, operand.strides[lead:], size)
     if stride is not None and math.prod(own) == d:
         return operand._replace(shape=(*batches, d), strides=(*operand.strides[:lead], stride))
@@ -288,7 +284,7 @@ def promoted(dtypes: list[str]) -> str:
 
 def check_alignment(name: str, operand: Operand, address: int) -> None:
     """ValueError unless device elements lie at multiples of their size. Host elements may lie anywhere."""
-    itemsize = item_size(operand.dtype)
+    itemsize = ITEM_SIZES[operand.dtype]
     if operand.device.kind == "cuda" and any(size % itemsize for size in (address, *operand.strides)):
         raise ValueError(
             f"{name}: expected elements at multiples of their size, {itemsize} bytes,"
@@ -299,21 +295,14 @@ def check_alignment(name: str, operand: Operand, address: int) -> None:
 def extent(operand: Operand) -> tuple[int, int]:
     """Begin and end of an array's bytes, relative to the address of its first element."""
     if 0 in operand.shape:
-        return 0, 0
-    low, high = 0, item_size(operand.dtype)
-    for stride, length in zip(operand.strides, operand.shape, strict=True):
-        if stride < 0:
-            low += stride * (length - 1)
-        else:
-            high += stride * (length - 1)
-    return low, high
+        return 0, -(2**62)  # An end before every begin.
+    steps = [stride * (length - 1) for stride, length in zip(operand.strides, operand.shape, strict=True)]
+    return sum(min(step, 0) for step in steps), ITEM_SIZES[operand.dtype] + sum(max(step, 0) for step in steps)
 
 
 def ranges_of(operands: Sequence[Operand]) -> HostArray:
     """Begin and end of the bytes of each array, relative to its address; shape (2, number of arrays)."""
-    nothing = 0, -(2**62)  # An end before every begin.
-    ranges = [nothing if 0 in operand.shape else extent(operand) for operand in operands]
-    table: HostArray = np.array(ranges, np.int64).reshape(-1, 2).T
+    table: HostArray = np.array([extent(operand) for operand in operands], np.int64).reshape(-1, 2).T
     return table
 
 
@@ -322,7 +311,7 @@ def check_unwritten(name: str, operand: Operand, address: int, targets: HostArra
 
     `ranges` are the `ranges_of` the written arrays. As for `sample` on a device, overlapping ranges count as overlap.
     """
-    (low,), (high,) = ranges_of((operand,))
+    low, high = extent(operand)
     begins, ends = targets + ranges
     if ((begins < address + high) & (address + low < ends)).any():
         raise ValueError(f"{name}: expected memory that is not written, got memory that out also uses")
@@ -343,7 +332,7 @@ def checked_out(operand: Operand, inputs: Inputs, layout: str) -> Operand:
     operand = _as_matrix(operand, inputs, layout)
     if 0 in shape:
         return operand
-    itemsize = item_size(operand.dtype)
+    itemsize = ITEM_SIZES[operand.dtype]
     if any(stride % itemsize for stride in operand.strides):
         raise ValueError(f"out: expected strides of whole elements, {itemsize} bytes, got {operand.strides}")
     if _overlaps_itself(operand):
@@ -362,7 +351,7 @@ def no_matrix(shape: tuple[int, ...], strides: tuple[int, ...], matrix: tuple[in
 
 
 def _as_matrix(out: Operand, inputs: Inputs, layout: str) -> Operand:
-    lengths, size = matrix_shape(inputs, layout), item_size(out.dtype)
+    lengths, size = matrix_shape(inputs, layout), ITEM_SIZES[out.dtype]
     if out.shape == lengths:
         return out
     lead = len(lengths) - 2
@@ -404,7 +393,7 @@ def target_checker(
     """
     on_device, (low, high) = out.device.kind == "cuda", extent(out)
     share_memory = None if on_device else library.share_memory
-    mask = item_size(out.dtype) - 1 if on_device else 0
+    mask = ITEM_SIZES[out.dtype] - 1 if on_device else 0
     arrays = [
         (k, name, *extent(operand), on_device or (operand.read is None and not takes_arrays))
         for k, name in enumerate(names)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 import operator
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -19,8 +18,9 @@ from multisample.backends.memory.host import rounded
 from .._arguments import describe, rounded_once
 from .._libraries import Library, Operand, is_number
 
-# The largest double that rounds to a finite float32.
-_MOST_FLOAT32 = float.fromhex("0x1.fffffefffffffp+127")
+LIMITS = {"float32": 2.0**128 - 2.0**103, "float64": math.inf}
+"""The least number that a computing type rounds to infinity."""
+
 RULES = {
     "mu": (-math.inf, "finite means"),
     "sigma": (0.0, "finite standard deviations of at least 0"),
@@ -30,7 +30,7 @@ RULES = {
 
 def least_and_most(name: str, dtype: str) -> tuple[float, float]:
     """The least and the greatest number accepted as `name` for results of type `dtype`."""
-    most = sys.float_info.max if dtype == "float64" else _MOST_FLOAT32
+    most = math.nextafter(LIMITS[MATRIX_TYPES[dtype].computing], 0)
     return max(-most, RULES[name][0]), most
 
 
@@ -55,7 +55,7 @@ def vector_converter(
     elif operand.dtype != name:  # Faster than `astype` with copy=False.
         steps.append(lambda raw: raw if raw.dtype == real else raw.astype(real))
     if operand.shape == ():
-        steps.append(lambda raw: number_vector(raw, d, real))
+        steps.append(lambda raw: np.ndarray((d,), real, raw, 0, (0,)))
     return in_turn(steps) if steps else None
 
 
@@ -64,24 +64,20 @@ def in_turn(steps: list[Callable[[Any], Any]]) -> Callable[[Any], Any]:
     return functools.reduce(lambda first, second: lambda x: second(first(x)), steps)
 
 
-def number_vector(x: Any, d: int, real: Any) -> HostArray:
-    """A vector of `d` elements equal to `x`, with stride 0; `x` fits into the type `real`."""
-    one = np.empty(1, real)
-    one[0] = x
-    vector: HostArray = np.ndarray((d,), real, one, 0, (0,))
-    return vector
-
-
 @with_default_floats
 def check_values(library: Library, arguments: dict[str, Any], dtype: str) -> None:
     """ValueError that names the first invalid element: not finite, or a negative `sigma`.
 
     `arguments` holds vectors by name. For device arrays the check waits for the device.
     """
-    real = np.float64 if dtype == "float64" else np.float32
+    real = MATRIX_TYPES[dtype].computing
     for name, x in arguments.items():
         least, accepted = RULES[name]
-        vector = _computed(name, x, real) if is_number(x) else _computed(name, library.to_host(x), real)
+        try:
+            values = rounded_once(x, real) if is_number(x) else library.to_host(x)
+        except OverflowError:
+            raise ValueError(f"{name}: expected a finite number, got {describe(x)}") from None
+        vector = rounded(np.asarray(values), real).reshape(-1)
         bad = np.flatnonzero(~(np.isfinite(vector) & (vector >= least)))
         if bad.size:
             value = f"{vector[bad[0]]} as {vector.dtype}"
@@ -91,10 +87,3 @@ def check_values(library: Library, arguments: dict[str, Any], dtype: str) -> Non
                 at = ", ".join(str(int(k)) for k in index)
                 value = f"{name}[{at}] = {value} ({bad.size} of {vector.size} values)"
             raise ValueError(f"{name}: expected {accepted}, got {value}")
-
-
-def _computed(name: str, x: Any, real: Any) -> HostArray:
-    try:
-        return rounded(np.asarray(rounded_once(x, np.dtype(real).name) if is_number(x) else x), real).reshape(-1)
-    except OverflowError:
-        raise ValueError(f"{name}: expected a finite number, got {describe(x)}") from None

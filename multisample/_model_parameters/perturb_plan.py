@@ -9,7 +9,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
-import operator
 import struct
 import sys
 from collections.abc import Callable, Hashable, Sequence
@@ -17,13 +16,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from multisample.backends import generic
+from multisample.backends import generic, registry
 from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.launch import HOST as ON_HOST
 from multisample.backends.launch import ElementType, Launch, Operation
 
 from .._arguments import check_flag
-from .._backends import choose, known_backend
+from .._backends import choose
 from .._checks.coefficients import TRANSFORMED, Coefficients, TransformedError, check_coefficients, read_coefficients
 from .._checks.operands import check_alignment, check_unwritten, ranges_of
 from .._libraries import Device, Library, Operand, as_base_class, described, library_of
@@ -36,8 +35,8 @@ from .._randomness.generator import WORD_64, Key
 from .._randomness.seed_argument import MOST_OFFSETS, key_words, keys_in
 from .._reading import coefficients_reader
 from .._stream_order import order_after, order_before
-from .populations import DECAYED, PLAIN, Batch, Variant, decays_of, factors_of, members_of, variant_of, words_reader
-from .spans import Block, Shards, one_of, packer_of, spans_of, whole
+from .populations import DECAYED, PLAIN, Variant, decays_of, factors_of, members_of, variant_of, words_reader
+from .spans import Block, Shards, one_of, packer_of, spans_of, steps_of
 from .structures import ACCEPTED, Structure, ids_of
 from .ties import Memory, Ties, memory_of, ties_of
 
@@ -60,13 +59,12 @@ class Request(NamedTuple):
 
 def perturbed(
     parameters: Structure, out: Structure | None, given_out: Any, given: Any, seed: Any, member: Any, decay: Any,
-    fast_math: Any, ids: Any, backend: Any, shards: Shards | None = None, batch: Batch | None = None,
+    fast_math: Any, ids: Any, backend: Any, shards: Shards | None = None, batch: Variant | None = None,
 ) -> Any:  # fmt: skip
     """The result of a call whose arrays are of one library. TypeError or ValueError if an argument is wrong.
 
     `out` is `parameters` itself in place. `given_out` is the argument `out`, and `given` the argument `coefficients`.
-    `shards` says which elements the arrays have, if they are parts of parameters. `batch` says which arguments vmap has
-    made larger.
+    `shards` says which elements the arrays have, if they are parts of parameters. `batch`: see `variant_of`.
     """
     if type(fast_math) is not bool:
         check_flag("fast_math", fast_math)
@@ -74,9 +72,9 @@ def perturbed(
     # `read_coefficients` and `key_words`, inlined for the usual types. The plan checks that coefficients are finite.
     length, values, vector = 1, given, None
     if type(given) is not float:
-        length, values, vector, given = read_coefficients(given, batch is not None and batch.coefficients)
-        if batch is not None and batch.coefficients:
-            length //= max(batch.size, 1)
+        length, values, vector, given = read_coefficients(given, batch is not None and batch.has_coefficients)
+        if batch is not None and batch.has_coefficients:
+            length //= max(batch.size or 0, 1)
             values = None if values is None else values.reshape(batch.size, length)
     word, offset, decays, variant = seed, 0, None, None
     if (
@@ -101,7 +99,7 @@ def perturbed(
     if count == 0:
         return parameters.rebuild(()) if out is None else given_out
     key: Hashable = None
-    if type(backend) is str and (ids is None or _are_integers(ids)):
+    if type(backend) is str and (ids is None or type(ids) in (dict, list, tuple)):
         try:
             # Calls with one array come in many shapes, so the key has its shape; for more arrays, their number.
             key = (
@@ -136,12 +134,15 @@ def perturbed(
 
 
 def _varied(
-    length: int, is_number: bool, seed: Any, member: Any, decays: list[float] | None, batch: Batch | None
+    length: int, is_number: bool, seed: Any, member: Any, decays: list[float] | None, batch: Variant | None
 ) -> tuple[Any, int, int, Any, list[float] | None, Variant | None]:
     """Seed, its words, member and decays as a plan takes them, and the variant of the call; None if it is plain."""
-    check_untransformed(seed)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        for x in (seed, member):
+            if isinstance(x, torch.Tensor) and library_of("seed", x).is_transformed((x,)):
+                raise TransformedError(TRANSFORMED)
     seed, form, word, offset, seeds = key_words(seed)
-    check_untransformed(member)
     member, member_form, members = members_of(member, length)
     if batch is None and form is None and decays is None and seeds is None and members is None:
         return seed, word, offset, member, None, None
@@ -149,18 +150,6 @@ def _varied(
         None if is_number else length, form, seeds, member_form, members, decays is not None, batch
     )  # fmt: skip
     return seed, word, offset, member, decays, variant
-
-
-def check_untransformed(x: Any) -> None:
-    """Raise `TransformedError` for a tensor that is part of a transformation of PyTorch."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(x, torch.Tensor) and library_of("seed", x).is_transformed((x,)):
-        raise TransformedError(TRANSFORMED)
-
-
-def _are_integers(ids: Any) -> bool:
-    """Whether `ids` is a common container of integers, which a key can have."""
-    return type(ids) in (dict, list, tuple) and set(map(type, ids.values() if type(ids) is dict else ids)) == {int}
 
 
 def _in_base_classes(argument: str, structure: Structure, library: Library) -> Structure:
@@ -197,18 +186,16 @@ def _results_without_values(request: Request) -> Sequence[Any]:
     """The results for tensors that have a shape and a type only: such tensors, or `out` itself."""
     parameters, out = request.parameters, request.out
     if request.backend != "auto":
-        known_backend(request.backend)
+        registry.find(request.backend)
     first: dict[int, int] = {}
     owners = [first.setdefault(id(x), k) for k, x in enumerate(parameters.arrays)]
     ids_of(parameters.names, parameters.labels("parameters"), request.ids, owners)
     if out is not None:
         return out.arrays
-    made = {}
-    for k in set(owners):
-        x = parameters.arrays[k]
-        made[k] = x.new_empty(request.variant.shape_of(k, x.shape))
-    results, record = [made[k] for k in owners], request.library.recorder(parameters.arrays)
-    return results if record is None else record(results, parameters.arrays, None, request.variant.size)
+    arrays, variant = parameters.arrays, request.variant
+    made = {k: arrays[k].new_empty(variant.shape_of(k, arrays[k].shape)) for k in set(owners)}
+    results, record = [made[k] for k in owners], request.library.recorder(arrays)
+    return results if record is None else record(results, arrays, None, variant.size)
 
 
 # --- Plans --------------------------------------------------------------------------------------------------------
@@ -223,7 +210,7 @@ def _planned(request: Request, memory: Memory, ties: Ties) -> Callable[..., Sequ
     """
     library, vector, variant = request.library, request.coefficients.on_device, request.variant
     is_fresh, in_place = request.out is None, request.out is request.parameters
-    (sources, targets), (owners, written) = memory, ties
+    (sources, targets), owners = memory, ties.owners
     reals = [MATRIX_TYPES[x.dtype].computing for x in sources]
     given_on_device = {
         "coefficients": vector,
@@ -235,7 +222,6 @@ def _planned(request: Request, memory: Memory, ties: Ties) -> Callable[..., Sequ
     # Tied parameters share a result.
     makers = {k: library.allocator(targets[k].shape, sources[k].dtype, sources[k].device) for k in set(owners)}
     converts = any(x.read is not None for x in sources)
-    changed = operator.itemgetter(*written) if 0 < len(written) < len(sources) else None
     notify = None if is_fresh else library.written()
     record = library.recorder(request.parameters.arrays) if is_fresh else None
     packed_factors = factors_of(reals)
@@ -305,7 +291,7 @@ def _planned(request: Request, memory: Memory, ties: Ties) -> Callable[..., Sequ
             if others is not None:
                 order_after(*others)
         if notify is not None:
-            notify(results if changed is None else changed(results))
+            notify(results)
         if record is None:
             return results
         return record(results, arrays, np.frombuffer(*factors).tolist() if factors else None, variant.size)
@@ -381,7 +367,9 @@ def _groups(
         (one_of(x, moves), one_of(y, variant.size is not None))
         for x, y, moves in zip(sources, targets, moving, strict=True)
     ]
-    blocks: list[tuple[Block, ...]] = [(whole(x.shape),) for (x, _), _ in pairs]
+    blocks: list[tuple[Block, ...]] = [  # By default, the block of a parameter is all of it.
+        (Block((0,) * len(x.shape), x.shape, 0, steps_of(x.shape)),) for (x, _), _ in pairs
+    ]
     for k, held in enumerate(() if request.shards is None else request.shards.blocks):
         blocks[k], shape = blocks[k] if held is None else held, pairs[k][0][0].shape
         if any(b + n > size for x in blocks[k] for b, n, size in zip(x.begin, x.shape, shape, strict=True)):

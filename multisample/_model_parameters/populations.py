@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
-import struct
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,20 +11,12 @@ import numpy as np
 from multisample.backends.contract import HostArray
 from multisample.backends.launch import UNIT_FACTOR
 
-from .._arguments import checked_integer, describe
+from .._arguments import checked_integer, describe, rounded_once
 from .._checks.window_and_options import check_members
 from .._libraries import CPU, HOST, Device, Library, as_base_class, described, library_of
 from .._operations import ROWS
 from .._randomness.seed_argument import Keys
 from .structures import Structure, names_of
-
-
-class Batch(NamedTuple):
-    """A call that PyTorch's vmap has made of several calls. The marked arguments have one more axis in front."""
-
-    size: int
-    parameters: tuple[bool, ...]
-    coefficients: bool = False
 
 
 class Variant(NamedTuple):
@@ -58,15 +48,16 @@ PLAIN, DECAYED = Variant(), Variant(has_decay=True)
 
 def variant_of(
     length: int | None, form: Hashable, seeds: int | None, member_form: Hashable, members: int | None, has_decay: bool,
-    batch: Batch | None,
+    batch: Variant | None,
 ) -> Variant:  # fmt: skip
     """The variant of a call with `length` coefficients, or None for a number; ValueError if lengths differ.
 
-    `seeds` is the number of seeds in a vector, or None for one seed; `members` likewise.
+    `seeds` is the number of seeds in a vector, or None for one seed; `members` likewise. `batch` says which arguments
+    PyTorch's vmap, which has made one call of several, has given the axis of the population.
     """
     own_keys, size = False, None
     if batch is not None:
-        return Variant(form, member_form, batch.size, False, has_decay, batch.parameters, batch.coefficients)
+        return batch._replace(seed=form, member=member_form, has_decay=has_decay)
     if seeds is not None and members is not None:
         raise ValueError(f"seed, member: expected a vector for one of the two, got {seeds} seeds and {members} members")
     if length is None:
@@ -188,14 +179,10 @@ def _decay(name: str, x: Any) -> float:
 @functools.lru_cache(1024)
 def factor_of(decay: float, real: str) -> float:
     """``1 - decay``, rounded once to the type `real`."""
-    factor = 1.0 - decay
-    rest = (1.0 - factor) - decay  # Exact.
-    if real == "float64" or rest == 0:
-        return factor
-    # Round to odd first: the rounding to float32 then sees on which side of `factor` the exact difference lies.
-    if struct.unpack("q", struct.pack("d", factor))[0] % 2 == 0:
-        factor = math.nextafter(factor, math.inf if rest > 0 else -math.inf)
-    return float(np.float32(factor))
+    if real == "float64" or decay < 2.0**-60:
+        return 1.0 - decay
+    numerator, denominator = decay.as_integer_ratio()
+    return float(np.float32(rounded_once(denominator - numerator, real) / denominator))
 
 
 def factors_of(reals: Sequence[str]) -> Callable[[tuple[float, ...]], bytes]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from multisample.backends.launch import SPAN, Span
 
-from .._checks.operands import item_size
+from .._checks.operands import ITEM_SIZES
 from .._libraries import Operand
 
 
@@ -40,11 +40,6 @@ class Shards:
 def steps_of(shape: tuple[int, ...]) -> tuple[int, ...]:
     """How far neighbours along each axis are apart in row-major order."""
     return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
-
-
-def whole(shape: tuple[int, ...]) -> Block:
-    """The block that is the whole parameter."""
-    return Block((0,) * len(shape), shape, 0, steps_of(shape))
 
 
 def one_of(operand: Operand, moves: bool) -> tuple[Operand, int]:
@@ -75,7 +70,7 @@ def spans_of(pair: tuple[tuple[Operand, int], tuple[Operand, int]], block: Block
             axes[-1] = (axes[-1][0] * length, *axis[1:])
         else:
             axes.append(axis)
-    size = item_size(source.dtype)
+    size = ITEM_SIZES[source.dtype]
     if not axes or axes[-1][1] != 1:
         axes.append((1, 1, size, size))
     *outer, (width, _, source_stride, target_stride) = axes

@@ -50,7 +50,8 @@ def structure_of(argument: str, given: Any) -> Structure:
     """
     if type(given) in BY_TYPE:
         return tuple.__new__(Structure, (None, (given,), one_array, None))  # Twice as fast as `Structure(...)`.
-    if _is_module(given):
+    modules = sys.modules.get("torch.nn")
+    if modules is not None and isinstance(given, modules.Module):
         from .modules import trainable_parameters
 
         paths, names, arrays = trainable_parameters(argument, given)
@@ -161,11 +162,6 @@ def _phrase(structure: Structure) -> str:
 
 def one_array(arrays: Sequence[Any]) -> Any:
     return arrays[0]
-
-
-def _is_module(given: Any) -> bool:
-    modules = sys.modules.get("torch.nn")
-    return modules is not None and isinstance(given, modules.Module)
 
 
 # --- Names and ids ------------------------------------------------------------------------------------------------

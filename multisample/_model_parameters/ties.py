@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._arguments import DTYPES
-from .._checks.operands import check_alignment, extent, item_size
+from .._checks.operands import ITEM_SIZES, check_alignment, extent
 from .._libraries import Library, Operand
+from .._operations import COLUMNS
 from .populations import Variant
 from .spans import steps_of
 from .structures import Structure
-
-MOST_ELEMENTS = 2**34
 
 
 class Memory(NamedTuple):
@@ -42,7 +41,7 @@ def memory_of(parameters: Structure, out: Structure | None, library: Library, va
     ]
     shapes = [variant.shape_of(k, x.shape) for k, x in enumerate(sources)]
     if out is None:
-        strides = [tuple(item_size(x.dtype) * s for s in steps_of(y)) for x, y in zip(sources, shapes, strict=True)]
+        strides = [tuple(ITEM_SIZES[x.dtype] * s for s in steps_of(y)) for x, y in zip(sources, shapes, strict=True)]
         every = zip(sources, shapes, strides, strict=True)
         return Memory(sources, [x._replace(shape=shape, strides=own, read=None) for x, shape, own in every])
     targets = []
@@ -58,7 +57,7 @@ def memory_of(parameters: Structure, out: Structure | None, library: Library, va
                 if what == "shape" and expected != sources[k].shape:
                     reason = f" for a population of {variant.size}"
                 raise ValueError(f"{name}: expected {what} {expected}{reason}, got {found}")
-        size = item_size(target.dtype)
+        size = ITEM_SIZES[target.dtype]
         if any(stride % size for stride in target.strides):
             raise ValueError(f"{name}: expected strides of whole elements, {size} bytes, got {target.strides}")
         if overlaps_itself(target):
@@ -74,7 +73,7 @@ def _described(name: str, library: Library, array: Any) -> Operand:
         raise TypeError(str(error).replace(" or an integer type", "")) from None
     if operand.dtype not in DTYPES:
         raise TypeError(f"{name}: expected elements of type {', '.join(DTYPES)}, got {operand.dtype}")
-    if math.prod(operand.shape) > MOST_ELEMENTS:
+    if math.prod(operand.shape) > COLUMNS:
         raise ValueError(f"{name}: expected at most 2**34 elements, got shape {operand.shape}")
     return operand
 
@@ -125,7 +124,7 @@ def overlaps_itself(operand: Operand) -> bool:
 
     They may if some stride is smaller than the bytes that all axes with smaller strides span.
     """
-    end = item_size(operand.dtype)
+    end = ITEM_SIZES[operand.dtype]
     if 0 in operand.shape:
         return False
     for stride, length in sorted((abs(s), n) for s, n in zip(operand.strides, operand.shape, strict=True) if n > 1):
@@ -144,7 +143,8 @@ def overlapping(
     for begin, end, k in sorted((addresses[k] + low, addresses[k] + high, k) for k, (low, high) in extents.items()):
         within = [(other_end, j) for other_end, j in within if other_end > begin]
         for _, j in within:
-            if _share_memory(addresses[j], operands[j], addresses[k], operands[k]):
+            # Nothing is read, so the arrays may be on a device. True also if NumPy gives up.
+            if np.may_share_memory(_at(addresses[j], operands[j]), _at(addresses[k], operands[k]), max_work=_MOST_WORK):
                 yield min(j, k), max(j, k)
         within.append((end, k))
 
@@ -152,17 +152,10 @@ def overlapping(
 _MOST_WORK: Any = 10**6
 
 
-def _share_memory(address: int, operand: Operand, other_address: int, other: Operand) -> bool:
-    """Whether two arrays have a byte in common. Nothing is read: the arrays may be on a device."""
-    try:
-        return bool(np.shares_memory(_at(address, operand), _at(other_address, other), max_work=_MOST_WORK))
-    except RuntimeError:  # NumPy has given up.
-        return True
-
-
 def _at(address: int, operand: Operand) -> Any:
+    """A NumPy array with the memory of `operand`."""
     interface = {
         "version": 3, "data": (address, True), "shape": operand.shape, "strides": operand.strides,
-        "typestr": f"|V{item_size(operand.dtype)}",
+        "typestr": f"|V{ITEM_SIZES[operand.dtype]}",
     }  # fmt: skip
     return np.asarray(types.SimpleNamespace(__array_interface__=interface))

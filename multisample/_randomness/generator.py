@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import sys
 import threading
 from typing import Any, NamedTuple, SupportsIndex, TypedDict, overload
 
@@ -364,7 +363,7 @@ class Generator:
         -------
         list of Generator
             Children are counted over the life of this generator: ``spawn(2)`` and then ``spawn(3)`` give the same five
-            children as ``spawn(5)``.
+            children as ``spawn(5)``. STREAM.md specifies their seeds.
 
         Raises
         ------
@@ -375,11 +374,6 @@ class Generator:
         OverflowError
             After 2**64 children.
 
-        Notes
-        -----
-        The low and high halves of the seed of child c are words 0 and 1 of Philox4x32-10 with counter
-        ``(lo32(c), hi32(c), 0, 0)`` and key ``(lo32(seed) ^ 0x73706177, hi32(seed) ^ 0x6E6B6579)``.
-
         Examples
         --------
         >>> import multisample
@@ -388,21 +382,13 @@ class Generator:
         """
         count = checked_integer("n_children", n_children, 0, WORD_64)
         counts = self._counts
-        first = counts.spawned
-        if first + count > WORD_64:
+        enough = counts.spawned + count <= WORD_64
+        last = -1 if count == 0 else _skipped(counts.children, count) if enough else None
+        if last is None:
             raise OverflowError("n_children: the children of this generator are used up")
         key = ((counts.seed & _WORD) ^ 0x73706177, (counts.seed >> 32) ^ 0x6E6B6579)
-
-        def children(first: int) -> list[Generator]:
-            seeds = (_philox_word_pair(child, key) for child in range(first, first + count))
-            return [Generator(seed, graph_safe=self._graph_safe) for seed in seeds]
-
-        made = children(first)
-        # Count the children last, since an error must leave the count as it was.
-        last = _skipped(counts.children, count) if count else first - 1
-        if last == first + count - 1:
-            return made
-        return self.spawn(count) if last is None else children(last - count + 1)  # Another thread has spawned.
+        seeds = (_philox_word_pair(child, key) for child in range(last - count + 1, last + 1))
+        return [Generator(seed, graph_safe=self._graph_safe) for seed in seeds]
 
     def __reduce__(self) -> tuple[Any, ...]:
         # `torch.load` calls classes only.
@@ -486,13 +472,3 @@ def manual_seed(seed: SupportsIndex) -> Generator:
 
 
 os.register_at_fork(after_in_child=lambda: manual_seed(_entropy()))
-
-
-def register_in_torch() -> None:
-    """Make ``torch.load`` accept keys and generators, if PyTorch is imported."""
-    register = getattr(sys.modules.get("torch.serialization"), "add_safe_globals", None)
-    if register is not None:
-        register([Key, Generator])
-
-
-register_in_torch()

@@ -74,25 +74,23 @@ def _source_of_torch(by_default: bool, library: Library, device: Device) -> Sour
     return Source(take, None, None if by_default else check)
 
 
-def check_generator(generator: Any, library: Library, device: Device) -> None:
+def check_generator(generator: Any, library: Library, device: Device, name: str = "generator") -> None:
     """TypeError or ValueError unless `generator` serves arrays of `library` on `device`; on meta devices, any does."""
     if generator is None or isinstance(generator, Generator):
         return
     if not is_of_torch(generator):
         is_seed = isinstance(generator, (Key, int, np.integer)) or is_jax(generator)
         raise TypeError(
-            "generator: expected a multisample.Generator, or a torch.Generator with PyTorch tensors,"
-            f" got {describe(generator)} of type {type(generator).__name__}"
+            f"{name}: expected a multisample.Generator, or a torch.Generator with PyTorch tensors, got"
+            f" {describe(generator)} of type {type(generator).__name__}"
             + ("; pass it as seed=" if is_seed else advice_for_numpy(generator))
         )
     if library.name != "torch":
-        raise TypeError(
-            f"generator: expected a multisample.Generator with {NOUNS[library.name]}, got a torch.Generator"
-        )
+        raise TypeError(f"{name}: expected a multisample.Generator with {NOUNS[library.name]}, got a torch.Generator")
     where = generator.device
     may_differ = where.type == "cpu" or device.kind == "meta"
     if not may_differ and (where.type != device.kind or (where.index or 0) != device.ordinal):
-        raise ValueError(f"generator: expected one on the CPU or the device of mu, {device}, got one on {where}")
+        raise ValueError(f"{name}: expected one on the CPU or the device of mu, {device}, got one on {where}")
 
 
 def is_listed(generator: Any) -> bool:
@@ -103,38 +101,32 @@ def is_listed(generator: Any) -> bool:
 def check_generators(generators: Any, library: Library, device: Device) -> None:
     """TypeError or ValueError unless each of several generators can give one key for arrays of `library`."""
     for k, generator in enumerate(generators):
-        try:
-            if generator is None:
-                raise TypeError("generator: expected a generator, got None")
-            check_generator(generator, library, device)
-            if isinstance(generator, Generator) and generator.graph_safe:
-                raise ValueError("generator: expected one whose offset is on the host, got a graph-safe generator")
-        except (TypeError, ValueError) as error:
-            raise type(error)(str(error).replace("generator", f"generator[{k}]", 1)) from None
+        name = f"generator[{k}]"
+        if generator is None:
+            raise TypeError(f"{name}: expected a generator, got None")
+        check_generator(generator, library, device, name)
+        if isinstance(generator, Generator) and generator.graph_safe:
+            raise ValueError(f"{name}: expected one whose offset is on the host, got a graph-safe generator")
 
 
 @contextlib.contextmanager
 def keys_from(generators: Any) -> Iterator[list[Key]]:
     """One key from each of several checked generators. After an exception the generators are as before."""
     refuse_jax()
-    undo: list[Callable[[], Any]] = []
-    try:
+    with contextlib.ExitStack() as undo:
         keys = []
         for generator in generators:
             if isinstance(generator, Generator):
                 key = generator.take()
-                undo.append(functools.partial(generator._put_back, *key))
+                undo.callback(generator._put_back, *key)
             else:
                 from .torch_offsets import taker
 
-                undo.append(functools.partial(generator.set_state, generator.get_state()))
+                undo.callback(generator.set_state, generator.get_state())
                 key = Key(*taker(str(generator.device))(generator))
             keys.append(key)
         yield keys
-    except BaseException:
-        for step in reversed(undo):
-            step()
-        raise
+        undo.pop_all()
 
 
 def captured_offset(generator: Any, library: Library, device: Device) -> tuple[int, Any]:

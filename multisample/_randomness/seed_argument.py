@@ -147,14 +147,8 @@ def is_in_array(seed: Any) -> bool:
         return True
     if isinstance(seed, (int, np.integer, Key)) or seed is None:
         return False
-    return isinstance(seed, (list, tuple)) or (isinstance(shape := _shape(seed), tuple) and len(shape) > 0)
-
-
-def _shape(seed: Any) -> Any:
-    try:
-        return getattr(seed, "shape", None)
-    except Exception:  # A foreign class may raise anything; the check of a single seed reports it.
-        return None
+    shape = getattr(seed, "shape", None)
+    return isinstance(seed, (list, tuple)) or (isinstance(shape, tuple) and len(shape) > 0)
 
 
 def signature_of(seed: Any) -> Hashable:
@@ -266,16 +260,11 @@ def _from_host(seed: Any, owner: Library, library: Library, device: Device, coun
 
 def only_words(seed: Any) -> tuple[int, int, None]:
     """Seed and offset of the only key in a host vector; None in place of an offset in device memory."""
-    if isinstance(seed, (list, tuple)):
-        (first,) = seed
-        return (first, 0, None) if type(first) is int and 0 <= first < WORD_64 else (*_key_at(0, first), None)
-    (words,) = seed.tolist()
-    if type(words) is not int and _element(seed) == "uint32":
-        words = [high << 32 | low for high, low in zip(words[0::2], words[1::2], strict=True)]
-    number, offset = (words, 0) if type(words) is int else (*words, 0)[:2]
-    if number < 0 or offset < 0:
-        _refuse_negative(np.array([words]))
-    return number, offset, None
+    first = (seed if isinstance(seed, (list, tuple)) else seed.tolist())[0]
+    if type(first) is int and 0 <= first < WORD_64:  # Faster than the general way.
+        return first, 0, None
+    (words,) = host_words(seed if isinstance(seed, (list, tuple)) else np.asarray(seed)).tolist()
+    return words[0], (*words, 0)[1], None
 
 
 def _integers(seeds: list[Any] | tuple[Any, ...]) -> array.array[int] | None:
@@ -297,15 +286,10 @@ def host_words(seed: Any) -> HostArray:
         halves = seed.astype(np.uint64)
         return np.ascontiguousarray(halves[..., 0::2] << 32 | halves[..., 1::2]).reshape(-1, seed.shape[-1] // 2)
     if seed.dtype.kind == "i" and seed.size and np.minimum.reduce(seed, axis=None) < 0:
-        _refuse_negative(seed)
+        place = tuple(np.argwhere(seed < 0)[0].tolist())  # The first negative integer.
+        checked_seed(f"seed[{', '.join(map(str, place))}]", seed[place])
     words: HostArray = np.ascontiguousarray(seed, np.uint64)
     return words.reshape(len(words), -1 if len(words) else words.ndim)
-
-
-def _refuse_negative(seeds: HostArray) -> None:
-    """Raise the error for the first negative integer."""
-    place = tuple(np.argwhere(seeds < 0)[0].tolist())
-    checked_seed(f"seed[{', '.join(map(str, place))}]", seeds[place])
 
 
 def _key_at(k: int, seed: Any) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from .._checks.coefficients import TRANSFORMED, WITH_GRADIENT, TransformedError
 from .._libraries import is_number
 from .._libraries.torch import TORCH, name_of, owners_of, scaled, without_tangents
 from .._model_parameters.perturb_plan import perturbed
-from .._model_parameters.populations import Batch, Decays, decays_of, factor_of, members_of, variant_of
+from .._model_parameters.populations import Decays, Variant, decays_of, factor_of, members_of, variant_of
 from .._model_parameters.structures import Structure
 from .._randomness.generator import Key
 from .._randomness.seed_argument import key_words
@@ -142,7 +142,9 @@ class _Perturbed(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
                 member = int(member)
         given = static.coefficients if coefficients is None else coefficients.detach()
         structure = static.structure._replace(arrays=[x.detach() for x in parameters])
-        batch = None if static.size is None else Batch(static.size, batched[3:], batched[0])
+        batch = None
+        if static.size is not None:
+            batch = Variant(size=static.size, parameters=batched[3:], has_coefficients=batched[0])
         with without_tangents():
             results = perturbed(
                 structure, None, None, given, seed, member, static.decay or 0, static.fast_math, static.ids,

@@ -181,7 +181,7 @@ def test_modules(host: str) -> None:
     assert same(module.output.weight.detach(), right)
     assert same(module.scale.detach(), expected(before["scale"], 0.5, number=zlib.crc32(b"scale")))
     assert same(module.frozen, before["frozen"])
-    assert [x._version - v for x, v in zip(module.parameters(), versions, strict=True)] == [0, 1, 1]
+    assert [x._version > v for x, v in zip(module.parameters(), versions, strict=True)] == [False, True, True]
     base = Tied()
     for name, x in base.named_parameters():
         x.data.copy_(before[name])

@@ -166,10 +166,10 @@ def test_a_new_seed_or_window_compiles_nothing() -> None:
     assert draw._cache_size() == 1
     sample(*vectors(), N, seed=0)
     sample(*vectors(), N, seed=0, dim_offset=1)
-    before = programs.PROGRAMS.size()
+    before = len(programs.PROGRAMS)
     for i in range(1, 5):
         sample(*vectors(), N, seed=Key(i, 2**63 + i), dim_offset=i, sample_offset=2**33)
-    assert programs.PROGRAMS.size() == before
+    assert len(programs.PROGRAMS) == before
 
 
 def test_a_program_has_one_custom_call_and_nothing_of_the_size_of_the_matrix() -> None:
@@ -230,7 +230,7 @@ def test_the_programs_of_eager_calls_are_bounded(monkeypatch: pytest.MonkeyPatch
             first = np.asarray(call(1))
             for _ in range(2):
                 call(2)
-            assert live() == programs.PROGRAMS.size() == 1
+            assert live() == len(programs.PROGRAMS) == 1
             check_same(call(1), first)
 
 

@@ -30,7 +30,7 @@ from ..._libraries.library import NOUNS
 from ..._model_parameters.populations import decays_of, factor_of, members_of, variant_of
 from ..._model_parameters.spans import steps_of
 from ..._model_parameters.structures import Structure, ids_of, names_of, one_array
-from ..._model_parameters.ties import MOST_ELEMENTS
+from ..._operations import COLUMNS
 from ..._plan import PlanCache
 from ..._randomness.generator import Key
 from ..._randomness.seed_argument import MOST_OFFSETS, key_words
@@ -130,7 +130,7 @@ def _parameter(name: str, x: Any) -> Any:
         raise TypeError(str(error).replace("dtype:", f"{name}:", 1)) from None
     if any(map(is_symbol, x.shape)):
         raise TypeError(f"{name}: expected a shape that is known while JAX traces, got {x.shape}")
-    if math.prod(x.shape) > MOST_ELEMENTS:
+    if math.prod(x.shape) > COLUMNS:
         raise ValueError(f"{name}: expected at most 2**34 elements, got shape {x.shape}")
     return x
 

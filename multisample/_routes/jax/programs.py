@@ -21,7 +21,7 @@ class ProgramCache(PlanCache[Any]):
     A plan keeps weak references to functions, so that dropping a function frees its programs.
     """
 
-    def size(self) -> int:
+    def __len__(self) -> int:
         """The number of programs. A function has one for each type and sharding of its arguments."""
         return sum(max(1, function._cache_size()) for function in list(self._plans.values()))
 
