@@ -8,6 +8,7 @@ For each model parameter, a device computes the index of its block's first eleme
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -127,39 +128,21 @@ def _on_one_device(function: Callable[..., Any]) -> Callable[..., Any]:
     return traced
 
 
-def _placed(sharding: Any, rank: int) -> tuple[Any, tuple[Any, ...]]:
-    """A mesh, and for each axis of an array the mesh axes that shard it."""
-    if isinstance(sharding, NamedSharding):
-        spec = tuple(sharding.spec)
-        return sharding.mesh, spec + (None,) * (rank - len(spec))
-    # Without a mesh in the arguments or in the context, only XLA's sharding is known. It cuts each axis into tiles.
-    devices = np.array(sharding._device_assignment)
-    tiles = sharding._to_xla_hlo_sharding(rank)
-    lengths, order = tiles.tile_assignment_dimensions(), tiles.tile_assignment_devices()
-    if tiles.is_replicated() or list(order) != list(range(len(devices))):  # Each device draws all, and keeps its part.
-        return Mesh(devices, ("device",)), (None,) * rank
-    names = tuple(f"axis{i}" for i in range(len(lengths)))
-    spec = tuple(name if length > 1 else None for name, length in zip(names[:rank], lengths[:rank], strict=True))
-    return Mesh(devices.reshape(lengths), names), spec
-
-
 def _places(arrays: Any, axes: list[tuple[str, ...]]) -> tuple[Any, dict[str, Any]]:
     """A mesh, and for each axis of these arrays the mesh axes that shard it."""
     mesh: Any = None
     places: dict[str, Any] = {}
     for x, names in zip(arrays, axes, strict=True):
-        if len(arrays) > 1 and not isinstance(x.sharding, NamedSharding):  # Tiled arrays have no common mesh.
+        mesh = getattr(x.sharding, "mesh", None)
+        if mesh is None:  # In a partly manual `jax.shard_map`, each device draws all, and keeps its part.
             return Mesh(np.array(x.sharding._device_assignment), ("device",)), {}
-        mesh, spec = _placed(x.sharding, len(names))
-        places |= dict(zip(names, spec, strict=True))
+        places |= dict(zip(names, x.sharding.spec, strict=False))
     return mesh, places
 
 
 def _size(mesh: Any, axes: Any) -> int:
-    size = 1
-    for axis in () if axes is None else (axes,) if isinstance(axes, str) else axes:
-        size *= mesh.shape[axis]
-    return size
+    axes = () if axes is None else (axes,) if isinstance(axes, str) else axes
+    return math.prod(mesh.shape[axis] for axis in axes)
 
 
 def _part(length: int, mesh: Any, axes: Any) -> int:
@@ -189,30 +172,17 @@ def lowering(platform: str) -> Callable[..., Any]:
         # JAX keeps these functions. They must not keep tracers.
         is_lone = [bool(static.front) and x.shape[0] == 1 for x in operands]
 
-        def shardings(mesh: Any, places: dict[str, Any]) -> tuple[list[Any], tuple[Any, ...]]:
-            """The shardings of the results, and those of the operands."""
-            own = [places | {"b": None} if lone else places for lone in is_lone]
-            return [_sharding(mesh, places, names) for names in writes_axes], tuple(
-                _sharding(mesh, where, names) for where, names in zip(own, axes, strict=True)
-            )
-
         def partition(mesh: Any, operands: Any, results: Any) -> Any:
             if "matrix" in static.reads:
                 mesh, places = _places(operands[:1], axes[:1])
             else:
                 mesh, places = _places(results, writes_axes)
-            return mesh, _on_one_device(_window(platform, static, mesh, places)), *shardings(mesh, places)
-
-        def infer(mesh: Any, operands: Any, results: Any) -> Any:
-            places: dict[str, Any] = {}
-            for x, names in zip(operands, axes, strict=True):
-                if x.sharding is None:  # GSPMD does not know the sharding of `x`.
-                    continue
-                own, spec = _placed(x.sharding, len(names))
-                mesh = mesh if places else own
-                for axis, place in zip(names, spec, strict=True):
-                    places[axis] = place if places.get(axis) is None else places[axis]
-            return shardings(mesh, places)[0]
+            own = [places | {"b": None} if lone else places for lone in is_lone]
+            return (
+                mesh, _on_one_device(_window(platform, static, mesh, places)),
+                [_sharding(mesh, places, names) for names in writes_axes],
+                tuple(_sharding(mesh, where, names) for where, names in zip(own, axes, strict=True)),
+            )  # fmt: skip
 
         shared = custom_partitioning(call)
         # In the sharding rule, an axis of length 1 gets a name of its own.
@@ -220,7 +190,7 @@ def lowering(platform: str) -> Callable[..., Any]:
         rule = " -> ".join(", ".join(map(" ".join, names)) for names in (labels, writes_axes))
         read = list(dict.fromkeys(name for names in labels for name in names))
         shared.def_partition(
-            partition, infer, sharding_rule=rule, reduction_factors=("j",) if "j" in read else (),
+            partition, sharding_rule=rule, reduction_factors=("j",) if "j" in read else (),
             need_replication_factors=tuple(name for name in read if name in "klmt" or name[:4] == "lone"),
         )  # fmt: skip
         return shared(*operands)
@@ -236,7 +206,7 @@ def _window(platform: str, static: Static, mesh: Any, places: dict[str, Any]) ->
     """The function that draws or sums the window of a device; `places` are the mesh axes of each axis."""
     if static.parameters:
         return _blocks(platform, static, mesh, places)
-    rows, columns = places["i"], places["j"]
+    rows, columns = places.get("i"), places.get("j")
     d, n = _part(static.d, mesh, rows), _part(static.n, mesh, columns)
     is_whole = _size(mesh, columns) == 1
     part = static._replace(d=d, n=n, aligned=static.aligned and (is_whole or n % 8 == 0))
