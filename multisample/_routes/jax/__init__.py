@@ -215,7 +215,7 @@ def _static(call: Call) -> Static:
             raise
         wide = ", ".join(name for name, found in types.items() if found == "float64")
         raise TypeError(f"{error}; or pass dtype='float32', as {wide} is float64") from None
-    flags = {name: getattr(call, name) for name in FLAGS if name in Static._fields}
+    flags = {name: bool(getattr(call, name)) for name in FLAGS if name in Static._fields}
     return Static(
         call.backend, dtype, call.layout, call.noise == "shared", **flags, aligned=_is_aligned(call.sample_offset),
         operation=call.operation, d=d, n=n, order=order, seeds=batch,

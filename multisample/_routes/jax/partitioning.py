@@ -55,14 +55,12 @@ def _custom_call(platform: str, static: Static, *operands: Any) -> list[Any]:
         return _sums_of_stored_noise(platform, static, *operands)
     if needs_size:
         raise TypeError(f"mu, sigma: expected lengths that are known while JAX traces on CUDA, got {static.d}")
-    batch = (batch_of(*operands),) if call.is_split and static.front else (static.size,) * static.population
-    results = [jax.ShapeDtypeStruct((*batch, *static.shape(name)), static.type_of(name)) for name in static.writes]
-    static = static.of_operands(*operands)
+    results = [jax.ShapeDtypeStruct(static.batch + static.shape(name), static.type_of(name)) for name in static.writes]
+    aliases = {k: k for k, x in enumerate(results) if static.in_place and x.shape == operands[k].shape}
     if platform == "cpu":
         handlers.prepare_on_host(static)
     elif call.has_scratch:
-        results.append(jax.ShapeDtypeStruct((8 * handlers.scratch_size(static, *batch),), np.uint8))
-    aliases = {k: k for k in range(len(results))} if static.in_place else None
+        results.append(jax.ShapeDtypeStruct((8 * handlers.scratch_size(static),), np.uint8))
     of_blocks = platform == "cuda" and len(operands) > len(static.reads) + 2
     name = handlers.register(static.operation, "cpu" if platform == "cpu" else "CUDA", of_blocks)
     target = jax.ffi.ffi_call(name, results, input_output_aliases=aliases)
@@ -72,8 +70,9 @@ def _custom_call(platform: str, static: Static, *operands: Any) -> list[Any]:
 def _sums_of_stored_noise(platform: str, static: Static, g: Any, *words: Any) -> list[Any]:
     """The gradient with a backend that sums no gradients: XLA stores the noise, then adds it up."""
     real, columns = static.computing_type, 1 + static.axes("matrix").index("j")
-    zeros = jnp.zeros((1, static.d), real)
-    noise = static._replace(operation=Operation.sample, dtype=real.name)
+    zeros = jnp.zeros(static.d, real)
+    batched = tuple(name for name in static.batched if name != "matrix")
+    noise = static._replace(operation=Operation.sample, dtype=real.name, batched=batched)
     (z,) = _custom_call(platform, noise, zeros, zeros + 1, *words)
     g = g.astype(real)
     return [g.sum(columns), (g * z).sum(columns)]
@@ -100,8 +99,8 @@ def _moved(words: tuple[Any, ...], place: int, axes: Any, size: int) -> tuple[An
     if axes is None or axes == ():
         return words
     seed, offsets = _with_offsets(words)
-    low, high = _added(offsets[:, place], offsets[:, place + 1], axes, size)
-    return seed, offsets.at[:, place].set(low).at[:, place + 1].set(high)
+    low, high = _added(offsets[..., place], offsets[..., place + 1], axes, size)
+    return seed, offsets.at[..., place].set(low).at[..., place + 1].set(high)
 
 
 def _with_offsets(words: tuple[Any, ...]) -> tuple[Any, Any]:
@@ -165,35 +164,36 @@ def lowering(platform: str) -> Callable[..., Any]:
 
     def lowered(*operands: Any, static: Static) -> Any:
         static = static._replace(backend=choose(static.backend, "jax", platform).name)
+        names, size = static.names(len(operands)), batch_of(*operands)
+        is_lone = [name != "matrix" and x.shape[0] == 1 for name, x in zip(names, operands, strict=True)]
+        batched = tuple(name for name, lone in zip(names, is_lone, strict=True) if not lone)
+        # A launch of perturb has one factor for each parameter, and no batch if each coefficient has a key.
+        if not static.call.is_split or "factors" in batched or (static.has_row_keys and batched):
+            return _one_by_one(functools.partial(_custom_call, platform, static), *operands)
+        if static.parameters and size == 0:
+            return [jnp.zeros((0, *x.shape[1:]), x.dtype) for x in operands[: len(static.writes)]]
+        static = static._replace(batched=batched, size=size)
         call = functools.partial(_custom_call, platform, static)
-        if not static.call.is_split:
-            return _one_by_one(call, *operands)
-        axes, writes_axes = static.all_axes(static.names(len(operands))), static.result_axes()
-        # JAX keeps these functions. They must not keep tracers.
-        is_lone = [bool(static.front) and x.shape[0] == 1 for x in operands]
+        axes = [("b",) * (name in batched) + static.axes(name) for name in names]
+        writes_axes = [("b",) * len(static.batch) + static.axes(name) for name in static.writes]
 
         def partition(mesh: Any, operands: Any, results: Any) -> Any:
             if "matrix" in static.reads:
                 mesh, places = _places(operands[:1], axes[:1])
             else:
                 mesh, places = _places(results, writes_axes)
-            own = [places | {"b": None} if lone else places for lone in is_lone]
-            return (
-                mesh, _on_one_device(_window(platform, static, mesh, places)),
-                [_sharding(mesh, places, names) for names in writes_axes],
-                tuple(_sharding(mesh, where, names) for where, names in zip(own, axes, strict=True)),
-            )  # fmt: skip
+            shardings = [[_sharding(mesh, places, names) for names in own] for own in (writes_axes, axes)]
+            return mesh, _on_one_device(_window(platform, static, mesh, places)), shardings[0], tuple(shardings[1])
 
         shared = custom_partitioning(call)
-        # In the sharding rule, an axis of length 1 gets a name of its own.
-        labels = [(f"lone{k}", *axes[k][1:]) if lone else axes[k] for k, lone in enumerate(is_lone)]
-        rule = " -> ".join(", ".join(map(" ".join, names)) for names in (labels, writes_axes))
-        read = list(dict.fromkeys(name for names in labels for name in names))
+        rule = " -> ".join(", ".join(map(" ".join, names)) for names in (axes, writes_axes))
+        read = list(dict.fromkeys(axis for own in axes for axis in own))
         shared.def_partition(
             partition, sharding_rule=rule, reduction_factors=("j",) if "j" in read else (),
-            need_replication_factors=tuple(name for name in read if name in "klmt" or name[:4] == "lone"),
+            need_replication_factors=tuple(axis for axis in read if axis in "klmt"),
         )  # fmt: skip
-        return shared(*operands)
+        results = shared(*(jax.lax.squeeze(x, (0,)) if lone else x for x, lone in zip(operands, is_lone, strict=True)))
+        return results if static.batch else [x[None] for x in results]
 
     return lowered
 
@@ -209,7 +209,8 @@ def _window(platform: str, static: Static, mesh: Any, places: dict[str, Any]) ->
     rows, columns = places.get("i"), places.get("j")
     d, n = _part(static.d, mesh, rows), _part(static.n, mesh, columns)
     is_whole = _size(mesh, columns) == 1
-    part = static._replace(d=d, n=n, aligned=static.aligned and (is_whole or n % 8 == 0))
+    size = _part(static.size, mesh, places.get("b"))
+    part = static._replace(d=d, n=n, size=size, aligned=static.aligned and (is_whole or n % 8 == 0))
     count, axis = len(static.reads), 1 + static.axes("matrix").index("j")
 
     def run(*operands: Any) -> list[Any]:
@@ -247,9 +248,6 @@ def _blocks(platform: str, static: Static, mesh: Any, places: dict[str, Any]) ->
             for axes, size in of_parameter:
                 begin = _added(*begin, axes, size)
             begins.append(jnp.stack(begin))
-        words = _with_offsets(operands[count:])
-        # Offsets that `_with_offsets` adds have the axes of the seed.
-        own = part if len(operands) > count + 1 else part._replace(offsets_batched=part.seed_batched)
-        return _custom_call(platform, own, *operands[:count], *words, jnp.stack(begins))
+        return _custom_call(platform, part, *operands[:count], *_with_offsets(operands[count:]), jnp.stack(begins))
 
     return run

@@ -320,8 +320,6 @@ def _traced(
     offset, row, _ = words.offsets if isinstance(words.offsets, tuple) else (None, None, None)
     by_seed = form == "seed"
     size = words.seed.shape[0] if by_seed else row.shape[0]
-    if size == 0:
-        return [jnp.zeros((0, *x.shape), x.dtype) for x in arrays]
     axes: Any = None
     if isinstance(words.offsets, tuple):
         axes = (0, None, None) if by_seed and offset.ndim == 2 else (None, None if by_seed else 0, None)
@@ -349,9 +347,11 @@ def _summed(
     if form != "keys":
         of_words = operands_of(words)
     else:
+        if words.offsets is None:  # A launch with a key for each coefficient has offsets.
+            words = words._replace(offsets=np.zeros(6, np.uint32))
         is_batched = isinstance(words.offsets, tuple) and words.offsets[0].ndim == 2
         of_words = jax.vmap(operands_of, (Words(0, (0, None, None) if is_batched else None),))(words)
-        static = static._replace(shared_noise=True, seed_batched=True, offsets_batched=len(of_words) > 1)
+        static = static._replace(shared_noise=True)
     for (dtype, _), group in groups.items():
         parameters = tuple(Parameter(ids[k], results[k].shape, steps_of(results[k].shape)) for k in group)
         own = static._replace(dtype=dtype, parameters=parameters, has_factors=factors is not None)
@@ -360,6 +360,7 @@ def _summed(
         weights = [jnp.atleast_1d(jnp.asarray(weights)).astype(real)]
         if factors is not None:
             weights.append(jnp.stack([jnp.asarray(factors[k], real) for k in group]))
-        for k, x in zip(group, bind(own, *(results[k] for k in group), *weights, *of_words), strict=True):
-            results[k] = x
+        operands = (*(results[k] for k in group), *weights, *of_words)
+        for k, x in zip(group, bind(own, *(jnp.expand_dims(y, 0) for y in operands)), strict=True):
+            results[k] = jnp.squeeze(x, 0)
     return results

@@ -61,58 +61,40 @@ def varying(x: Any) -> frozenset[Any]:
 
 def _types(*avals: Any, static: Static) -> list[Any]:
     """The types of the results. With explicit sharding, they have the mesh axes of the operands."""
-    if static.operation == Operation.perturb:
-        return [_perturbed_type(x, avals, static) for x in avals[: len(static.writes)]]
-    batch, places = batch_of(*avals), {"j": None}
-    for axis, argument in (("b", "vmap"), ("i", "mu, sigma")):
-        places[axis] = None
-        for x, own in zip(avals, static.all_axes(static.names(len(avals))), strict=True):
-            place = x.sharding.spec[own.index(axis)] if axis in own and (axis != "b" or x.shape[0] == batch) else None
-            if None not in (place, places[axis]) and place != places[axis]:
+    batch, names = batch_of(*avals), static.names(len(avals))
+    places: dict[str, Any] = {}
+    for name, x in zip(names, avals, strict=True):
+        for axis, place, length in zip(("b", *static.axes(name)), x.sharding.spec, x.shape, strict=True):
+            if place is None or (axis == "b" and length != batch):
+                continue
+            if static.operation == Operation.gradient and axis == "j":
+                raise TypeError(
+                    "mu, sigma: expected a cotangent that is not sharded over samples in explicit sharding, got"
+                    f" {x.sharding.spec}; take the gradient in jax.shard_map, or of a jax.sharding.auto_axes function"
+                )
+            if places.setdefault(axis, place) != place:
+                argument = "vmap" if axis == "b" else "mu, sigma"
                 raise TypeError(
                     f"{argument}: expected the same sharding of mu and sigma, got {places[axis]} and {place}"
                 )
-            places[axis] = places[axis] if place is None else place
-    if (
-        static.operation == Operation.gradient
-        and (spec := avals[0].sharding.spec)[1 + static.axes("matrix").index("j")]
-    ):
-        raise TypeError(
-            "mu, sigma: expected a cotangent that is not sharded over samples in explicit sharding, got"
-            f" {spec}; take the gradient in jax.shard_map, or of a jax.sharding.auto_axes function"
-        )
     mesh = avals[0].sharding.mesh
     return [
         avals[0].update(
             shape=(batch, *static.shape(name)), dtype=static.type_of(name), weak_type=False,
-            sharding=NamedSharding(mesh, PartitionSpec(*(places[axis] for axis in ("b", *static.axes(name))))),
+            sharding=NamedSharding(mesh, PartitionSpec(*(places.get(axis) for axis in ("b", *static.axes(name))))),
         )
         for name in static.writes
     ]  # fmt: skip
 
 
-def _perturbed_type(x: Any, avals: Any, static: Static) -> Any:
-    if not static.population or static.parameters_batched:
-        return x.update(weak_type=False)
-    names = static.names(len(avals))
-    places = (y.sharding.spec[0] for name, y in zip(names, avals, strict=True) if static.all_axes([name])[0][0] == "b")
-    place = next((place for place in places if place is not None), None)
-    sharding = NamedSharding(x.sharding.mesh, PartitionSpec(place, *x.sharding.spec))
-    return x.update(shape=(static.size, *x.shape), weak_type=False, sharding=sharding)
-
-
 def _jvp(primals: Any, tangents: Any, *, static: Static) -> Any:
-    count = len(static.reads)
-    dots = tangents[:count]
-    is_constant = all(type(dot) is ad.Zero for dot in dots)
-    if static.operation == Operation.perturb and not is_constant:
+    dots, words = tangents[: len(static.reads)], primals[len(static.reads) :]
+    if static.operation == Operation.perturb:
         return _perturbed_jvp(primals, dots, static)
     results = bind(static, *primals)
-    if is_constant:
-        return results, [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in results]
     if static.operation == Operation.moments:
         return results, _tangents_of_moments(primals, dots, static, results)
-    return results, bind(static, *map(ad.instantiate_zeros, dots), *primals[count:])
+    return results, bind(static, *map(ad.instantiate_zeros, dots), *words)
 
 
 def _tangents_of_moments(primals: Any, dots: Any, static: Static, results: Any) -> list[Any]:
@@ -150,9 +132,10 @@ def _perturbed_jvp(primals: Any, dots: Any, static: Static) -> Any:
         if type(dot) is ad.Zero:
             tangents.append(ad.Zero(jax.typeof(result).to_tangent_aval()))
             continue
-        moved = dot if factors is None else (dot.astype(factors.dtype) * factors[k]).astype(dot.dtype)
-        is_shared = static.population and not static.parameters_batched
-        tangents.append(jnp.broadcast_to(moved, result.shape) if is_shared else moved)
+        if factors is not None:
+            factor = factors[:, k].reshape(-1, *[1] * (dot.ndim - 1))
+            dot = (dot.astype(factor.dtype) * factor).astype(dot.dtype)
+        tangents.append(jnp.broadcast_to(dot, result.shape))
     return results, tangents
 
 
@@ -182,8 +165,6 @@ def _as_long_as(aval: Any, x: Any) -> Any:
 
 def _batch(operands: Sequence[Any], axes: Sequence[int | None], *, static: Static) -> Any:
     """Join a new axis to that of the batch. An operand that all elements share keeps length 1."""
-    if static.operation == Operation.perturb:
-        return _perturbed_batch(operands, axes, static)
     size = next(x.shape[axis] for x, axis in zip(operands, axes, strict=True) if axis is not None)
     fronted = [
         jnp.expand_dims(x, 0) if axis is None else jnp.moveaxis(x, axis, 0)
@@ -191,51 +172,12 @@ def _batch(operands: Sequence[Any], axes: Sequence[int | None], *, static: Stati
     ]
     inner = next((x.shape[1] for x in fronted if x.shape[1] != 1), 1)
     joined = []
-    for name, x in zip((*static.reads, "seed", "offsets"), fronted):  # noqa: B905
+    for name, x in zip(static.names(len(fronted)), fronted, strict=True):
         if x.shape[:2] != (1, 1) or name == "matrix":  # The custom call cannot share a cotangent.
             x = jnp.broadcast_to(x, (size, inner, *x.shape[2:]))
         joined.append(x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]))
     results = [x.reshape(size, inner, *x.shape[1:]) for x in bind(static, *joined)]
     return results, [0] * len(results)
-
-
-def _perturbed_batch(operands: Sequence[Any], axes: Sequence[int | None], static: Static) -> Any:
-    """Join the axis of vmap to that of the population. If one parameter has the axis, all get it."""
-    names, count = static.names(len(operands)), len(static.writes)
-    size = next(x.shape[axis] for x, axis in zip(operands, axes, strict=True) if axis is not None)
-    outer = {name: axis is not None for name, axis in zip(names, axes, strict=True)}
-    fronted = [x if axis is None else jnp.moveaxis(x, axis, 0) for x, axis in zip(operands, axes, strict=True)]
-    if static.shared_noise or outer.get("factors"):  # A key, or a factor, for each element as well.
-        mapped = [None if axis is None else x for x, axis in zip(fronted, axes, strict=True)]
-
-        def run(elements: list[Any]) -> list[Any]:
-            return bind(static, *(x if y is None else y for x, y in zip(operands, elements, strict=True)))
-
-        return jax.lax.map(run, mapped), [0] * count
-    inner = dict(zip(names, (own[:1] == ("b",) for own in static.all_axes(names)), strict=True))
-    are_batched = any(list(outer.values())[:count])
-    outer |= dict.fromkeys(names[:count], are_batched)
-    joined = []
-    for name, x, axis in zip(names, fronted, axes, strict=True):
-        if axis is None and (outer[name] or inner[name]):
-            x = jnp.broadcast_to(x, (size, *x.shape))
-        if static.population and (outer[name] or inner[name]):
-            if not inner[name]:
-                x = jnp.broadcast_to(x[:, None], (size, static.size, *x.shape[1:]))
-            x = x.reshape(size * static.size, *x.shape[2:])
-        joined.append(x)
-    batched = {name: outer[name] or inner[name] for name in names}
-    parameters_batched = are_batched or static.parameters_batched
-    own = static._replace(
-        population=True, size=size * static.size if static.population else size,
-        weights_batched=batched["weights"], seed_batched=batched["seed"],
-        offsets_batched=batched.get("offsets", False), parameters_batched=parameters_batched,
-        in_place=static.in_place and parameters_batched,
-    )  # fmt: skip
-    results = bind(own, *joined)
-    if static.population:
-        results = [x.reshape(size, static.size, *x.shape[1:]) for x in results]
-    return results, [0] * count
 
 
 def _refuse(*operands: Any, static: Static) -> Any:
