@@ -147,18 +147,14 @@ def _is_key_type(dtype: Any) -> bool:
     return bool(jnp.issubdtype(dtype, jax.dtypes.prng_key))
 
 
+@functools.cache
 def _check_bits(name: str, dtype: Any) -> None:
-    bits = _key_bits(dtype)
+    data: Any = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct((), dtype))
+    bits = 32 * math.prod(data.shape)
     if bits != 64:
         raise ValueError(
             f"{name}: expected a JAX key of 64 bits, such as those of threefry2x32, got one of {bits} bits ({dtype})"
         )
-
-
-@functools.cache
-def _key_bits(dtype: Any) -> int:
-    data: Any = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct((), dtype))
-    return 32 * int(math.prod(data.shape))
 
 
 def _of_integer(name: str, x: Any, stop: int) -> Any:

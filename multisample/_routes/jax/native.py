@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import llvmlite.binding
@@ -431,38 +431,39 @@ def add_record(state: int, launch: Launch, kernels: list[tuple[int, bytes]]) -> 
         return
     kernel, parameters = kernels[0]
     device, misalignment = launch.device, launch.matrix & _ALIGNMENT
-    padded = parameters + bytes(-len(parameters) % 8)
     patches = [
-        (place // 8, source, added)
+        word
         for source, name in enumerate(_SOURCES)
         if name != "offsets" or launch.offset_at
         for place, added in PLACES[name]
+        for word in (place // 8, source, added)
     ]
     with _LOCK:
-        newest = ctypes.c_int64.from_address(state + 8 * _RECORDS)
-        head = [newest.value, device, misalignment, kernel, len(patches), len(parameters)]
-        if not any(found == (device, misalignment) for found in _kinds(newest.value)):
-            newest.value = _allocated([*head, *(number for patch in patches for number in patch)], padded)
+        if not any(kind == [device, misalignment] for _, *kind in records(state)):
+            words = [device, misalignment, kernel, len(patches) // 3, len(parameters), *patches]
+            _add(state, words, parameters + bytes(-len(parameters) % 8))
 
 
 def begins(state: int, device: int, size: int, read: Callable[[], bytes]) -> bytes:
     """The `size` bytes of `begins` in device memory, which only the first call of an instruction reads."""
-    newest = ctypes.c_int64.from_address(state + 8 * _RECORDS)
-    record = newest.value
-    while record:
-        following, found = (ctypes.c_int64 * 2).from_address(record)
+    for record, found, _ in records(state):
         if found == device:
             return ctypes.string_at(record + 16, size)
-        record = following
     data = read()
     with _LOCK:
-        newest.value = _allocated([newest.value, device], data)
+        _add(state, [device], data)
     return data
 
 
-def _kinds(record: int) -> Any:
-    """Device and misalignment of each record from this one on, also of one that could not be repeated."""
+def records(state: int) -> Iterator[tuple[int, int, int]]:
+    """Address, device and misalignment of each record of a state, also of one that could not be repeated."""
+    record = ctypes.c_int64.from_address(state + 8 * _RECORDS).value
     while record:
-        words = (ctypes.c_int64 * _HEAD).from_address(record)
-        yield words[_DEVICE], words[_MISALIGNMENT]
-        record = words[_NEXT]
+        following, device, misalignment = (ctypes.c_int64 * 3).from_address(record)
+        yield record, device, misalignment
+        record = following
+
+
+def _add(state: int, words: list[int], data: bytes) -> None:
+    newest = ctypes.c_int64.from_address(state + 8 * _RECORDS)
+    newest.value = _allocated([newest.value, *words], data)

@@ -117,16 +117,6 @@ def _added(low: Any, high: Any, axes: Any, size: int) -> tuple[Any, Any]:
     return low, high + high_half + (low < low_half).astype(jnp.uint32)
 
 
-def _on_one_device(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, traced with an empty mesh in place of the context's, since its operands are one device's parts."""
-
-    def traced(*operands: Any) -> Any:
-        with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
-            return function(*operands)
-
-    return traced
-
-
 def _places(arrays: Any, axes: list[tuple[str, ...]]) -> tuple[Any, dict[str, Any]]:
     """A mesh, and for each axis of these arrays the mesh axes that shard it."""
     mesh: Any = None
@@ -182,8 +172,18 @@ def lowering(platform: str) -> Callable[..., Any]:
                 mesh, places = _places(operands[:1], axes[:1])
             else:
                 mesh, places = _places(results, writes_axes)
-            shardings = [[_sharding(mesh, places, names) for names in own] for own in (writes_axes, axes)]
-            return mesh, _on_one_device(_window(platform, static, mesh, places)), shardings[0], tuple(shardings[1])
+            window = _window(platform, static, mesh, places)
+
+            def run(*operands: Any) -> list[Any]:
+                # The operands are one device's parts, so the mesh of the context does not apply.
+                with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+                    return window(*operands)
+
+            of_results, of_operands = (
+                [NamedSharding(mesh, PartitionSpec(*map(places.get, own))) for own in every]
+                for every in (writes_axes, axes)
+            )
+            return mesh, run, of_results, tuple(of_operands)
 
         shared = custom_partitioning(call)
         rule = " -> ".join(", ".join(map(" ".join, names)) for names in (axes, writes_axes))
@@ -196,10 +196,6 @@ def lowering(platform: str) -> Callable[..., Any]:
         return results if static.batch else [x[None] for x in results]
 
     return lowered
-
-
-def _sharding(mesh: Any, places: dict[str, Any], axes: tuple[str, ...]) -> NamedSharding:
-    return NamedSharding(mesh, PartitionSpec(*(places.get(axis) for axis in axes)))
 
 
 def _window(platform: str, static: Static, mesh: Any, places: dict[str, Any]) -> Callable[..., list[Any]]:

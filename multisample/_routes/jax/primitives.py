@@ -180,13 +180,6 @@ def _batch(operands: Sequence[Any], axes: Sequence[int | None], *, static: Stati
     return results, [0] * len(results)
 
 
-def _refuse(*operands: Any, static: Static) -> Any:
-    raise ValueError(
-        f"mu, sigma: expected arrays on JAX's platforms {' and '.join(PLATFORMS)}, got a program that JAX compiles for"
-        " another platform"
-    )
-
-
 for _primitive in _PRIMITIVES.values():
     _primitive.multiple_results = True
     _primitive.def_abstract_eval(_types)
@@ -194,7 +187,6 @@ for _primitive in _PRIMITIVES.values():
     ad.primitive_jvps[_primitive] = _jvp
     ad.primitive_transposes[_primitive] = _transpose
     batching.primitive_batchers[_primitive] = _batch
-    mlir.register_lowering(_primitive, mlir.lower_fun(_refuse, multiple_results=True))
     for _platform in PLATFORMS:
         _lowered = mlir.lower_fun(lowering(_platform), multiple_results=True)
         mlir.register_lowering(_primitive, _lowered, platform=_platform)
