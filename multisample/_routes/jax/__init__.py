@@ -6,7 +6,6 @@ is compiled for the static arguments and cached.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Hashable, Sequence
 from typing import Any
@@ -294,29 +293,25 @@ def _operand(name: str, x: Any, dtype: str) -> Any:
 
 def _traced(operands: Sequence[Any], words: Words, static: Static) -> Any:
     """The result in the program that is being traced, for mu, sigma and weights."""
-    if static.seeds is not None:
-        one = functools.partial(_traced, static=static._replace(seeds=None))
-        of_words = Words(
-            0, (0, None, None) if isinstance(words.offsets, tuple) and words.offsets[0].ndim == 2 else None
-        )
-        of_operands = tuple(0 if np.ndim(x) == 2 else None for x in operands)
-        return jax.vmap(one, (of_operands, of_words), axis_size=static.seeds)(tuple(operands), words)
     d, n, dtype = static.d, static.n, static.dtype
     if d == 0 or n == 0:
         # There are no elements to compute, but the result belongs on the device of the arguments.
         any_number = sum(jnp.sum(x).astype(dtype) for x in (*operands, *operands_of(words)))
-        empty = [jnp.zeros(static.shape(name), dtype) + any_number for name in static.writes]
-        return tuple(empty) if static.order else empty[0]
-    real = static.computing_type
-    mu, sigma, *weights = (_vector(x, n if k == 2 else d, real) for k, x in enumerate(operands))
-    results = [x[0] for x in bind(static, *(y[None] for y in (mu, sigma, *weights, *operands_of(words))))]
+        batch = () if static.seeds is None else (static.seeds,)
+        results = [jnp.zeros(batch + static.shape(name), dtype) + any_number for name in static.writes]
+    else:
+        vectors = [_vectors(x, n if k == 2 else d, static) for k, x in enumerate(operands)]
+        results = bind(static, *vectors, *operands_of(words))
+        if static.seeds is None:
+            results = [x[0] for x in results]
     return tuple(results) if static.order else results[0]
 
 
-def _vector(x: Any, length: int, real: Any) -> Any:
-    """A vector of `length` elements of type `real`."""
-    x = jnp.asarray(x).astype(real)
-    return jnp.broadcast_to(x, (length,)) if x.ndim == 0 else x.reshape(length)
+def _vectors(x: Any, length: int, static: Static) -> Any:
+    """A vector of `length` elements for each seed, or one for all."""
+    x = jnp.asarray(x).astype(static.computing_type)
+    count = 1 if static.seeds is None or x.ndim < 2 else static.seeds
+    return jnp.broadcast_to(x, (1, length)) if x.ndim == 0 else x.reshape(count, length)
 
 
 def draw(static: Static, words: Words | jax.Array, *operands: Any) -> Any:

@@ -166,17 +166,17 @@ def _of_integer(name: str, x: Any, stop: int) -> Any:
 
 
 def operands_of(words: Words) -> tuple[Any, ...]:
-    """The operands of a traced program, uint32: the seed, shape (2,), and the offsets, shape (6,), unless all are 0.
+    """The operands of a traced program, uint32: the seed, shape (b, 2), and the offsets, (b, 6), unless all are 0.
 
-    The seed has its high half first, as JAX's keys have, so that a key is the operand itself. The offsets have their
-    low halves first. Offsets of 0 are left out, since XLA would run a kernel in each call to make them.
+    `b` is 1 for values that are no vectors. The seed has its high half first, as JAX's keys have, so that a key is the
+    operand itself. The offsets have their low halves first. Offsets of 0 are left out, since XLA would run a kernel in
+    each call to make them.
     """
-    seed, offsets = _high_first(words.seed), words.offsets
-    if offsets is None:
-        return (seed,)
+    offsets = words.offsets
     if isinstance(offsets, tuple):
-        offsets = jnp.concatenate([_high_first(x)[::-1] for x in offsets])
-    return seed, jnp.asarray(offsets)
+        low_first = [jnp.atleast_2d(_high_first(x))[:, ::-1] for x in offsets]
+        offsets = jnp.concatenate(jnp.broadcast_arrays(*low_first), 1)
+    return tuple(jnp.atleast_2d(x) for x in (_high_first(words.seed), offsets) if x is not None)
 
 
 def _high_first(x: Any) -> Any:

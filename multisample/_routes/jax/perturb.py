@@ -36,6 +36,7 @@ from ..._randomness.generator import Key
 from ..._randomness.seed_argument import MOST_OFFSETS, key_words
 from ..._tracing import is_symbol, is_traced_by_jax
 from .keys import Words, batch_length, halves_of, key_vector, operands_of, words_of
+from .partitioning import batch_of
 from .primitives import bind, varying
 from .programs import Program
 from .static import Parameter, Static
@@ -312,55 +313,34 @@ def _rounded(coefficients: Any, reals: set[str]) -> Any:
 
 
 def _traced(
-    values: _Values, arrays: Sequence[Any], ids: Sequence[int], static: Static, form: Form
+    values: _Values, parameters: Sequence[Any], ids: Sequence[int], static: Static, form: Form
 ) -> list[Any]:  # fmt: skip
-    words = values.words
-    if form in (None, "keys"):
-        return _summed(values, arrays, ids, static, form)
-    offset, row, _ = words.offsets if isinstance(words.offsets, tuple) else (None, None, None)
-    by_seed = form == "seed"
-    size = words.seed.shape[0] if by_seed else row.shape[0]
-    axes: Any = None
-    if isinstance(words.offsets, tuple):
-        axes = (0, None, None) if by_seed and offset.ndim == 2 else (None, None if by_seed else 0, None)
-
-    def one(words: Words) -> list[Any]:
-        return _summed(values._replace(words=words), arrays, ids, static, form)
-
-    results: list[Any] = jax.vmap(one, (Words(0 if by_seed else None, axes),), axis_size=size)(words)
-    return results
-
-
-def _summed(
-    values: _Values, arrays: Sequence[Any], ids: Sequence[int], static: Static, form: Form
-) -> list[Any]:  # fmt: skip
-    """The results for one key, or for one key for each coefficient."""
     words, coefficients, factors = values
-    results = [jnp.asarray(x) for x in arrays]
+    arrays, of_words = [jnp.asarray(x) for x in parameters], operands_of(words)
+    if form == "keys":
+        count = of_words[0].shape[0]
+        offsets = of_words[1] if len(of_words) > 1 else np.zeros(6, np.uint32)
+        of_words = of_words[0][None], jnp.broadcast_to(offsets, (1, count, 6))
+        static = static._replace(shared_noise=True)
+    is_population = form in ("seed", "member")
+    batch = (batch_of(*of_words),) if is_population else ()
+    results = [jnp.broadcast_to(x, batch + x.shape) for x in arrays]
     groups: dict[tuple[str, Hashable], list[int]] = collections.defaultdict(list)
-    for k, x in enumerate(results):
+    for k, x in enumerate(arrays):
         if x.size:
             groups[x.dtype.name, varying(x)].append(k)  # In jax.shard_map, results vary as operands do.
     if not groups or (np.shape(coefficients) == (0,) and factors is None):
         return results
-    coefficients = _rounded(coefficients, {MATRIX_TYPES[x.dtype.name].computing for x in results})
-    if form != "keys":
-        of_words = operands_of(words)
-    else:
-        if words.offsets is None:  # A launch with a key for each coefficient has offsets.
-            words = words._replace(offsets=np.zeros(6, np.uint32))
-        is_batched = isinstance(words.offsets, tuple) and words.offsets[0].ndim == 2
-        of_words = jax.vmap(operands_of, (Words(0, (0, None, None) if is_batched else None),))(words)
-        static = static._replace(shared_noise=True)
+    coefficients = _rounded(coefficients, {MATRIX_TYPES[x.dtype.name].computing for x in arrays})
     for (dtype, _), group in groups.items():
-        parameters = tuple(Parameter(ids[k], results[k].shape, steps_of(results[k].shape)) for k in group)
-        own = static._replace(dtype=dtype, parameters=parameters, has_factors=factors is not None)
+        blocks = tuple(Parameter(ids[k], arrays[k].shape, steps_of(arrays[k].shape)) for k in group)
+        own = static._replace(dtype=dtype, parameters=blocks, has_factors=factors is not None)
         real = own.computing_type
         weights = coefficients[real.name] if isinstance(coefficients, dict) else coefficients
         weights = [jnp.atleast_1d(jnp.asarray(weights)).astype(real)]
         if factors is not None:
             weights.append(jnp.stack([jnp.asarray(factors[k], real) for k in group]))
-        operands = (*(results[k] for k in group), *weights, *of_words)
-        for k, x in zip(group, bind(own, *(jnp.expand_dims(y, 0) for y in operands)), strict=True):
-            results[k] = jnp.squeeze(x, 0)
+        operands = (jnp.expand_dims(x, 0) for x in (*(arrays[k] for k in group), *weights))
+        for k, x in zip(group, bind(own, *operands, *of_words), strict=True):
+            results[k] = x if is_population else jnp.squeeze(x, 0)
     return results
