@@ -90,7 +90,7 @@ class Frame:
             _, kind, following, metadata = struct.unpack("QI4xQQ", ctypes.string_at(extension, 32))
             if kind == _METADATA:
                 # The metadata and the version begin with sizes and extensions, which XLA has set.
-                (ctypes.c_int * 2).from_address(metadata + 24)[:] = self._version()
+                (ctypes.c_int * 2).from_address(metadata + 24)[:] = list(self._version())
                 ctypes.c_uint32.from_address(metadata + 32).value = _COMMAND_BUFFERS if target.records else 0
                 self._register_type(target)
                 _pointer_at(metadata + 40).value = _pointer_at(target.type_id).value

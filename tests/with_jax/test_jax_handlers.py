@@ -583,7 +583,7 @@ def test_moments_on_a_device_get_weights_results_and_scratch_memory(
     mu, sigma, weights = np.zeros(5), np.ones(5), np.zeros(7)
     operands = [np.zeros((1, size), np.uint32) for size in (2, 6)[: 1 + has_offsets]]
     sums = [np.empty(5) for _ in range(order)]
-    launch = launch_of(Operation.moments, options, [mu, sigma, weights, *operands], sums)
+    launch = launch_of(Operation.moments, options, [weights, mu, sigma, *operands], sums)
     assert (launch.rows, launch.columns, launch.results, launch.antithetic) == (5, 7, order, True)
     assert (launch.mu, launch.sigma, launch.mu_stride, launch.sigma_stride) == (mu.ctypes.data, sigma.ctypes.data, 8, 8)
     assert (launch.weights, launch.weights_stride) == (weights.ctypes.data, 8)

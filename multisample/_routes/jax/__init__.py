@@ -35,7 +35,7 @@ from ..._checks.window_and_options import (
 from ..._libraries import BY_SEED, BY_TYPE, HOST, is_number, library_called, library_of
 from ..._libraries.jax import JAX, is_jax, is_on_host
 from ..._libraries.library import CPU, NOUNS, Library, counted_as
-from ..._operations import COLUMNS, FLAGS, Call, vectors_of
+from ..._operations import COLUMNS, Call, vectors_of
 from ..._plan import PLANS, run
 from ..._randomness.generator import DEFAULT_GENERATOR, WORD_64, Key
 from ..._randomness.generator_argument import check_generator, counter_on
@@ -214,10 +214,10 @@ def _static(call: Call) -> Static:
             raise
         wide = ", ".join(name for name, found in types.items() if found == "float64")
         raise TypeError(f"{error}; or pass dtype='float32', as {wide} is float64") from None
-    flags = {name: bool(getattr(call, name)) for name in FLAGS if name in Static._fields}
     return Static(
-        call.backend, dtype, call.layout, call.noise == "shared", **flags, aligned=_is_aligned(call.sample_offset),
-        operation=call.operation, d=d, n=n, order=order, seeds=batch,
+        call.backend, dtype, call.layout, call.noise == "shared", antithetic=bool(call.antithetic),
+        fast_math=bool(call.fast_math), aligned=_is_aligned(call.sample_offset), operation=call.operation, d=d, n=n,
+        order=order, seeds=batch,
     )  # fmt: skip
 
 
@@ -300,8 +300,9 @@ def _traced(operands: Sequence[Any], words: Words, static: Static) -> Any:
         batch = () if static.seeds is None else (static.seeds,)
         results = [jnp.zeros(batch + static.shape(name), dtype) + any_number for name in static.writes]
     else:
-        vectors = [_vectors(x, n if k == 2 else d, static) for k, x in enumerate(operands)]
-        results = bind(static, *vectors, *operands_of(words))
+        vectors = dict(zip(("mu", "sigma", "weights"), operands, strict=False))
+        of_call = (_vectors(vectors[name], n if name == "weights" else d, static) for name in static.reads)
+        results = bind(static, *of_call, *operands_of(words))
         if static.seeds is None:
             results = [x[0] for x in results]
     return tuple(results) if static.order else results[0]

@@ -40,15 +40,14 @@ from ..._libraries.library import CPU
 from ..._model_parameters.spans import Block, spans_of, steps_of
 from ..._operations import COLUMNS
 from . import native, python_entry
-from .static import CUSTOM_CALLS, Static, decoded
+from .static import Static, decoded
 
-TARGETS = {operation: f"multisample_{operation.name}" for operation in CUSTOM_CALLS}
-TARGETS[Operation.moments] = "multisample_weighted_moments"  # Programs of 0.1 call multisample_moments.
+TARGETS = {operation: f"multisample_{operation.name}" for operation in Operation}
 """The names of the targets.
 
 sample : (mu, sigma, seed, offsets) -> x, shapes (d,), (d,), (2,), (6,) and (b, d, n).
 gradient : (g, seed, offsets) -> (sum of g, sum of g times noise), shapes (b, d, n), (2,), (6,) and (b, d).
-weighted_moments : (mu, sigma, weights, seed, offsets) -> m1, or m1 and m2, shapes (d,), (d,), (n,) and (d,).
+moments : (weights, mu, sigma, seed, offsets) -> m1, or m1 and m2, shapes (n,), (d,), (d,) and (d,).
 perturb : (p0, ..., weights, factors, seed, offsets, begins) -> p0 and on, with the parameters' shapes; weights (m,),
     seed (2,), offsets (6,). Calls with decay have factors (t,). Calls with blocks have begins (t, 2): the index of each
     block's first element, low half first. With a key for each weight, seed is (m, 2), and offsets (m, 6). In a

@@ -101,6 +101,12 @@ def halves_of(x: Any) -> Any:
     return library.stack([high, low], -1)
 
 
+def words_of_members(seed: Any, members: Any) -> Words:
+    """The words of a call with one key and a vector of members, uint32[K, 2]."""
+    seed, offset = _of_seed(seed)
+    return Words(_halves(seed), (_halves(offset), members, _halves(0)))
+
+
 def _halves(x: Any) -> Any:
     return np.array([x >> 32, x & 0xFFFF_FFFF], np.uint32) if isinstance(x, int) else x
 

@@ -30,7 +30,6 @@ from multisample.backends.launch import OPERANDS, ElementType, Launch, Operation
 from multisample.backends.system import cuda_driver, xla_ffi
 
 from .python_entry import digest, enter_python
-from .static import CUSTOM_CALLS
 
 PLATFORMS = ("cpu", "CUDA")
 
@@ -170,12 +169,12 @@ def _filling(operation: Operation) -> Callable[..., Any]:
     """
     if operation == Operation.perturb:
         return _fill_perturb
-    call, writes = CUSTOM_CALLS[operation], OPERANDS[operation].writes
+    reads, writes = OPERANDS[operation]
     is_moments = operation == Operation.moments
-    reads_at = tuple(getattr(WORD, name) for name in call.reads)
+    reads_at = tuple(getattr(WORD, name) for name in reads)
     writes_at = tuple(getattr(WORD, name) for name in writes)
-    count, has_scratch = len(reads_at), call.has_scratch
-    matrix_list = xla_ffi.ARGUMENTS_AT if "matrix" in call.reads else xla_ffi.RESULTS_AT
+    count, has_scratch = len(reads), operation != Operation.sample
+    matrix_list = xla_ffi.ARGUMENTS_AT if "matrix" in reads else xla_ffi.RESULTS_AT
 
     @inline
     def fill(frame, state, launch, on_device):
@@ -191,7 +190,7 @@ def _filling(operation: Operation) -> Callable[..., Any]:
             launch[writes_at[k]] = _data(results, k)
         if is_moments:
             set_half(launch, HALF.results, written)
-            launch[WORD.columns] = word_at(word_at(_buffer(operands, count - 1) + xla_ffi.BUFFER_DIMS))
+            launch[WORD.columns] = word_at(word_at(_buffer(operands, 0) + xla_ffi.BUFFER_DIMS))
             launch[WORD.rows] = word_at(word_at(_buffer(results, 0) + xla_ffi.BUFFER_DIMS))
             return
         shape, size = word_at(_buffer(frame + matrix_list, 0) + xla_ffi.BUFFER_DIMS), word_at(state + 8 * _SIZE)

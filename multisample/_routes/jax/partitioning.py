@@ -46,11 +46,10 @@ def _check_type(x: Any, dtype: Any) -> None:
 
 def _custom_call(platform: str, static: Static, *operands: Any) -> list[Any]:
     """The results on one device. `static` has the lengths of that device."""
-    call = static.call
     for name, x in zip(static.reads, operands):  # noqa: B905
         _check_type(x, static.type_of(name))
     # Scratch memory of a size that is unknown cannot be a result.
-    needs_size = platform == "cuda" and call.has_scratch and any(map(is_symbol, (static.d, static.n)))
+    needs_size = platform == "cuda" and static.has_scratch and any(map(is_symbol, (static.d, static.n)))
     if static.operation == Operation.gradient and (needs_size or not handlers.can_take_gradients(static, platform)):
         return _sums_of_stored_noise(platform, static, *operands)
     if needs_size:
@@ -59,7 +58,7 @@ def _custom_call(platform: str, static: Static, *operands: Any) -> list[Any]:
     aliases = {k: k for k, x in enumerate(results) if static.in_place and x.shape == operands[k].shape}
     if platform == "cpu":
         handlers.prepare_on_host(static)
-    elif call.has_scratch:
+    elif static.has_scratch:
         results.append(jax.ShapeDtypeStruct((8 * handlers.scratch_size(static),), np.uint8))
     of_blocks = platform == "cuda" and len(operands) > len(static.reads) + 2
     name = handlers.register(static.operation, "cpu" if platform == "cpu" else "CUDA", of_blocks)
@@ -158,7 +157,7 @@ def lowering(platform: str) -> Callable[..., Any]:
         is_lone = [name != "matrix" and x.shape[0] == 1 for name, x in zip(names, operands, strict=True)]
         batched = tuple(name for name, lone in zip(names, is_lone, strict=True) if not lone)
         # A launch of perturb has one factor for each parameter, and no batch if each coefficient has a key.
-        if not static.call.is_split or "factors" in batched or (static.has_row_keys and batched):
+        if static.operation == Operation.moments or "factors" in batched or (static.has_row_keys and batched):
             return _one_by_one(functools.partial(_custom_call, platform, static), *operands)
         if static.parameters and size == 0:
             return [jnp.zeros((0, *x.shape[1:]), x.dtype) for x in operands[: len(static.writes)]]

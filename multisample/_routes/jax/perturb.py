@@ -35,7 +35,7 @@ from ..._plan import PlanCache
 from ..._randomness.generator import Key
 from ..._randomness.seed_argument import MOST_OFFSETS, key_words
 from ..._tracing import is_symbol, is_traced_by_jax
-from .keys import Words, batch_length, halves_of, key_vector, operands_of, words_of
+from .keys import Words, batch_length, halves_of, key_vector, operands_of, words_of, words_of_members
 from .partitioning import batch_of
 from .primitives import bind, varying
 from .programs import Program
@@ -83,8 +83,8 @@ def perturb_jax(
     return structure.rebuild(results)
 
 
-Form: TypeAlias = Literal["keys", "seed", "member"] | None
-"""Which words of a call are vectors: "keys", one for each coefficient; or "seed" or "member", those of a population."""
+Form: TypeAlias = Literal["keys", "population"] | None
+"""What a vector of seeds or members is for: a key for each coefficient, or a population."""
 
 
 class _Values(NamedTuple):
@@ -153,21 +153,21 @@ def _coefficients(given: Any) -> Coefficients:
 
 
 def _words(seed: Any, member: Any, coefficients: Coefficients) -> tuple[Words, Form]:
-    """The words of seed, offset and member, and for each whether it is a vector."""
-    seeds, members = batch_length(seed), _length_of_members(member)
+    """The words of seed, offset and member."""
+    seeds, members = batch_length(seed), _members(member)
     if seeds == 1 and not isinstance(seed, (list, tuple)) and len(seed.shape) > 1:
         seed, seeds = key_vector(seed)[0], None
     on_host, on_device = coefficients.on_host, coefficients.on_device
     is_number = isinstance(on_host, float) or (on_host is None and np.shape(coefficients.given) == ())
     count = coefficients.length if on_device is None else 1
     length = None if is_number else count
-    variant = variant_of(length, None, seeds, None, members, False, None)
+    variant = variant_of(length, None, seeds, None, None if members is None else len(members), False, None)
     if variant.has_own_keys:
         form: Form = "keys"
     elif seeds is not None and not is_number:  # One seed for one coefficient.
         seed, form = key_vector(seed)[0], None
     else:
-        form = None if variant.size is None else "seed" if members is None else "member"
+        form = None if variant.size is None else "population"
     if is_jax(seed) and not isinstance(seed, jax.core.Tracer) and seed.shape == (4,) and is_on_host(seed):
         seed = np.asarray(seed)
     if seeds is not None and isinstance(seed, (list, tuple, np.ndarray)) and batch_length(seed) is not None:
@@ -177,44 +177,27 @@ def _words(seed: Any, member: Any, coefficients: Coefficients) -> tuple[Words, F
         offset = int(seed[2]) << 32 | int(seed[3])
     if isinstance(offset, int) and offset >= MOST_OFFSETS:
         raise ValueError(f"seed: expected a Key with an offset below 2**32, as Generator.take gives, got {offset}")
-    rows = 1 if variant.has_own_keys else count
     if members is not None:
-        return _with_members(words_of(seed, 0, 0), _halves_of_members(member, rows)), form
+        return words_of_members(seed, members), form
     words = words_of(seed, member, 0, "member")
     if not isinstance(member, jax.core.Tracer):
-        check_members(int(member), rows)
+        check_members(int(member), 1 if variant.has_own_keys else count)
     return words, form
 
 
-def _with_members(words: Words, members: Any) -> Words:
-    """The words of a call with one key and a vector of members."""
-    zero = np.zeros(2, np.uint32)
-    offset: Any = zero
-    if isinstance(words.offsets, tuple):
-        offset = words.offsets[0]
-    elif words.offsets is not None:  # Low halves first.
-        offset = words.offsets[1::-1]
-    return Words(words.seed, (offset, members, zero))
-
-
-def _length_of_members(member: Any) -> int | None:
-    """The length of a vector of members; None for one member."""
+def _members(member: Any) -> Any:
+    """A vector of members as uint32[K, 2], high halves first; None for one member."""
     if is_jax(member):
         if not jnp.issubdtype(member.dtype, jnp.integer):
             raise TypeError(f"member: expected integers, got elements of type {member.dtype}")
         if len(member.shape) > 1:
             raise ValueError(f"member: expected an integer or a vector of shape (K,), got {member.shape}")
-        return member.shape[0] if member.shape else None
-    if isinstance(member, (list, tuple, range, np.ndarray)):
-        return len(member) if np.ndim(member) else None
-    return None
-
-
-def _halves_of_members(member: Any, rows: int) -> Any:
-    """A vector of members as uint32[K, 2]: high halves first."""
-    if is_jax(member) and (isinstance(member, jax.core.Tracer) or not is_on_host(member)):
-        return halves_of(member.astype(f"uint{8 * member.dtype.itemsize}"))
-    found, _, _ = members_of(np.asarray(member) if is_jax(member) else member, rows)
+        if member.shape and (isinstance(member, jax.core.Tracer) or not is_on_host(member)):
+            return halves_of(member.astype(f"uint{8 * member.dtype.itemsize}"))
+        member = np.asarray(member) if member.shape else None
+    if not isinstance(member, (list, tuple, range, np.ndarray)) or np.ndim(member) == 0:
+        return None
+    found, _, _ = members_of(member, 1)
     return halves_of(np.atleast_1d(np.asarray(found, np.uint64)))
 
 
@@ -322,8 +305,7 @@ def _traced(
         offsets = of_words[1] if len(of_words) > 1 else np.zeros(6, np.uint32)
         of_words = of_words[0][None], jnp.broadcast_to(offsets, (1, count, 6))
         static = static._replace(shared_noise=True)
-    is_population = form in ("seed", "member")
-    batch = (batch_of(*of_words),) if is_population else ()
+    batch = (batch_of(*of_words),) if form == "population" else ()
     results = [jnp.broadcast_to(x, batch + x.shape) for x in arrays]
     groups: dict[tuple[str, Hashable], list[int]] = collections.defaultdict(list)
     for k, x in enumerate(arrays):
@@ -342,5 +324,5 @@ def _traced(
             weights.append(jnp.stack([jnp.asarray(factors[k], real) for k in group]))
         operands = (jnp.expand_dims(x, 0) for x in (*(arrays[k] for k in group), *weights))
         for k, x in zip(group, bind(own, *operands, *of_words), strict=True):
-            results[k] = x if is_population else jnp.squeeze(x, 0)
+            results[k] = x if batch else jnp.squeeze(x, 0)
     return results

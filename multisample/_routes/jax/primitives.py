@@ -1,4 +1,4 @@
-"""The primitives of JAX, one for each operation: `Static` and the table `CUSTOM_CALLS` say how they differ.
+"""The primitives of JAX, one for each operation: `Static` says how they differ.
 
 A sample, ``x = mu + sigma * z``, is linear in mu and sigma, its gradient in the cotangent, moments in the weights. A
 tangent is thus a call with the same noise, and a cotangent of a sample becomes two sums over noise drawn again: no
@@ -38,7 +38,7 @@ _PRIMITIVES = {
 
 
 def bind(static: Static, *operands: Any) -> list[Any]:
-    """The results for the operands of `CustomCall`, each with an axis for the batch in front."""
+    """The results for the operands of a custom call, each with an axis for the batch in front."""
     results: list[Any] = _PRIMITIVES[static.operation].bind(*_alike(*operands), static=static)
     return results
 
@@ -99,17 +99,17 @@ def _jvp(primals: Any, tangents: Any, *, static: Static) -> Any:
 
 def _tangents_of_moments(primals: Any, dots: Any, static: Static, results: Any) -> list[Any]:
     """The tangents of ``m1 = sum(w) mu + sigma s1`` and ``m2 = sigma^2 s2``, where s1 and s2 are sums of the noise."""
-    mu, sigma, weights, *words = primals
-    mu_dot, sigma_dot, weights_dot = dots
+    weights, mu, sigma, *words = primals
+    weights_dot, mu_dot, sigma_dot = dots
     parts: list[list[Any]] = []
     if type(mu_dot) is not ad.Zero:
         parts.append([weights.sum(1, keepdims=True) * mu_dot, *(0 for _ in results[1:])])
     if type(sigma_dot) is not ad.Zero:
         real = static._replace(dtype=static.computing_type.name)
-        first, *second = bind(real, jnp.zeros_like(mu), jnp.ones_like(sigma), weights, *words)
+        first, *second = bind(real, weights, jnp.zeros_like(mu), jnp.ones_like(sigma), *words)
         parts.append([first * sigma_dot, *(2 * sigma * x * sigma_dot for x in second)])
     if type(weights_dot) is not ad.Zero:
-        parts.append(bind(static, mu, sigma, weights_dot, *words))
+        parts.append(bind(static, weights_dot, mu, sigma, *words))
     return [
         jnp.broadcast_to(sum(of_result), x.shape).astype(x.dtype)
         for x, of_result in zip(results, zip(*parts, strict=True), strict=True)
@@ -145,7 +145,7 @@ def _transpose(cts: Any, *operands: Any, static: Static) -> Any:
     words = operands[count:]
     if all(type(ct) is ad.Zero for ct in cts):
         return [*(None if aval is None else ad.Zero(aval) for aval in avals), *[None] * len(words)]
-    if static.call.transposed is None:
+    if static.operation == Operation.moments:
         raise ValueError(
             "weights: expected no gradient, got weights that depend on an argument of jax.grad: their gradient needs"
             " the whole sample; use jax.lax.stop_gradient, or draw the sample with multisample.sample"
@@ -153,7 +153,9 @@ def _transpose(cts: Any, *operands: Any, static: Static) -> Any:
     if avals[-1] is None:  # sigma is constant: the cotangent of mu is a sum without noise.
         totals = [cts[0].astype(static.computing_type).sum(1 + static.axes("matrix").index("j")), None]
     else:
-        totals = bind(static._replace(operation=static.call.transposed), *map(ad.instantiate_zeros, cts), *words)
+        is_sample = static.operation == Operation.sample
+        transposed = static._replace(operation=Operation.gradient if is_sample else Operation.sample)
+        totals = bind(transposed, *map(ad.instantiate_zeros, cts), *words)
     sums = [None if aval is None else _as_long_as(aval, x) for aval, x in zip(avals, totals, strict=True)]
     return [*sums, *[None] * len(words)]
 

@@ -1,4 +1,7 @@
-"""`Static`, the part of a call that a program is compiled for, and `CUSTOM_CALLS`, a table of how operations differ."""
+"""`Static`, the part of a call that a program is compiled for.
+
+The operands of a custom call are `Static.reads`, the seed, and the offsets unless all are 0.
+"""
 
 from __future__ import annotations
 
@@ -24,27 +27,6 @@ and results of a primitive also have a batch axis b in front, of length 1 where 
 operands have that axis only where elements differ, and results as `Static.batch` says: XLA would copy a parameter to
 reshape it.
 """
-
-
-class CustomCall(NamedTuple):
-    """The custom call of an operation. Its operands are `Static.reads`, the seed, and the offsets unless all are 0."""
-
-    reads: tuple[str, ...]
-    """The fields of `Launch` that the call reads. Perturb reads and writes the parameters besides."""
-    transposed: Operation | None
-    """The operation that computes the transpose; None if there is none."""
-    is_split: bool
-    """Whether one call runs a batch, and each device of a mesh draws a window."""
-    has_scratch: bool
-    """Whether the last result on CUDA is scratch memory."""
-
-
-CUSTOM_CALLS = {
-    Operation.sample: CustomCall(("mu", "sigma"), Operation.gradient, True, False),
-    Operation.gradient: CustomCall(("matrix",), Operation.sample, True, True),
-    Operation.moments: CustomCall(("mu", "sigma", "weights"), None, False, True),
-    Operation.perturb: CustomCall(("weights",), None, True, False),
-}
 
 
 class Parameter(NamedTuple):
@@ -91,14 +73,15 @@ class Static(NamedTuple):
     """Whether results of perturb alias the buffers of the parameters. XLA first copies a buffer that it reads later."""
 
     @property
-    def call(self) -> CustomCall:
-        return CUSTOM_CALLS[self.operation]
+    def has_scratch(self) -> bool:
+        """Whether the last result on CUDA is scratch memory."""
+        return self.operation in (Operation.gradient, Operation.moments)
 
     @property
     def reads(self) -> tuple[str, ...]:
         """The operands before the seed: fields of `Launch`, and for perturb ``p0`` and on, and factors."""
         factors = ("factors",) if self.has_factors else ()
-        return (*self._of_parameters(), *self.call.reads, *factors)
+        return (*self._of_parameters(), *OPERANDS[self.operation].reads, *factors)
 
     @property
     def writes(self) -> tuple[str, ...]:
