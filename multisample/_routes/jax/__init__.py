@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.dtypes import canonicalize_dtype
 
-from multisample.backends.contract import HostArray
 from multisample.backends.kernels.cpu.floating_point import with_default_floats
 from multisample.backends.launch import Operation
 from multisample.backends.memory.host import rounded
@@ -48,9 +47,7 @@ from .static import Static
 
 def run_jax(call: Call, key: Hashable) -> Any:
     """The result of a call with an array or a key of JAX, or with a traced value; `key` is that of a plan."""
-    of_numpy = {name: x for name, x in vectors_of(call).items() if isinstance(x, np.ndarray)}
-    plain: dict[str, Any] = {name: HOST.normalized(name, x) for name, x in of_numpy.items()}
-    call = call._replace(**plain)
+    call = call._replace(**{name: x if is_number(x) else as_array(name, x) for name, x in vectors_of(call).items()})
     if call.operation == Operation.sample and (shape := _shape_of(call)) is not None:
         return _drawn(call, *shape)
     static = _static(call)
@@ -72,6 +69,16 @@ def run_jax(call: Call, key: Hashable) -> Any:
     return result
 
 
+def as_array(name: str, x: Any) -> Any:
+    """An array of JAX as it is, lists as NumPy's; TypeError for an array of another library."""
+    if is_jax(x):
+        return x
+    library = library_of(name, x)
+    if library is not HOST:
+        raise TypeError(f"{name}: expected an array of JAX or NumPy where others are JAX's, got {NOUNS[library.name]}")
+    return HOST.normalized(name, x)
+
+
 def _shape_of(call: Call) -> tuple[tuple[int, ...], int | None] | None:
     """The shape of the dimensions and B, if the call needs other shapes than (d,) and an integer `n`."""
     batch = batch_length(call.seed)
@@ -86,19 +93,18 @@ def _shape_of(call: Call) -> tuple[tuple[int, ...], int | None] | None:
 def _drawn(call: Call, dims: tuple[int, ...], batch: int | None) -> Any:
     """The sample of a call whose dimensions have the shape `dims`, or whose `n` is a tuple."""
 
-    def flattened(name: str, x: Any) -> Any:
-        _element_type(name, x)  # Refuses arrays of other libraries.
-        library, x = (jnp, x) if is_jax(x) else (np, HOST.normalized(name, x))
+    def flattened(x: Any) -> Any:
         lead = x.shape[: int(batch is not None and x.ndim > 1)]
         own = x.shape[len(lead) :]
         if own[:1] != dims:
             x = x.reshape(*lead, *(1,) * (len(dims) - len(own)), *own)
-            x = library.broadcast_to(x, (*lead, *dims), **({} if is_jax(x) else {"subok": True}))
+            full = *lead, *dims
+            x = jnp.broadcast_to(x, full) if is_jax(x) else np.broadcast_to(x, full, subok=True)
         return x.reshape(*lead, math.prod(dims))
 
     n = checked_count(call.n)
-    flat = {name: x if is_number(x) else flattened(name, x) for name, x in (("mu", call.mu), ("sigma", call.sigma))}
-    return run_jax(call._replace(**flat, n=count_of(n)), None).reshape(result_shape(dims, call, batch))
+    mu, sigma = (x if is_number(x) else flattened(x) for x in (call.mu, call.sigma))
+    return run_jax(call._replace(mu=mu, sigma=sigma, n=count_of(n)), None).reshape(result_shape(dims, call, batch))
 
 
 def _register(libraries: dict[type, Library], *arguments: Any) -> bool:
@@ -168,16 +174,13 @@ class _Plan:
     def _check_values(self, vectors: Sequence[Any]) -> None:
         """Raise ValueError for an invalid mean, standard deviation or weight."""
         for k in self._checked:
-            vector = self._vector(vectors[k])
+            vector = np.asarray(vectors[k])
+            if vector.ndim != 1 or vector.dtype != self._real:
+                vector = rounded(vector.reshape(-1), self._real)
             empty, name = _EMPTY[vector.dtype.itemsize], self._names[k]
             pair = (empty, vector) if name == "sigma" else (vector, empty)
             if not self._is_valid(*pair, None):
                 check_values(HOST, {name: np.asarray(vectors[k])}, self._static.dtype)
-
-    def _vector(self, x: Any) -> HostArray:
-        vector = np.asarray(x)
-        real = self._real
-        return vector if vector.ndim == 1 and vector.dtype == real else rounded(vector.reshape(-1), real)
 
 
 _EMPTY = {4: np.empty(0, np.float32), 8: np.empty(0, np.float64)}
@@ -239,10 +242,7 @@ def _element_type(name: str, x: Any) -> str:
     """The type that `mu` or `sigma` brings to promotion."""
     if is_jax(x):
         return counted_as(name, x.dtype.name)
-    library = library_of(name, x)
-    if library is not HOST:
-        raise TypeError(f"{name}: expected an array of JAX or NumPy where others are JAX's, got {NOUNS[library.name]}")
-    counts_as = library.describe(name, HOST.normalized(name, x)).counts_as
+    counts_as = HOST.describe(name, x).counts_as
     return canonicalize_dtype(counts_as).name if np.shape(x) == () else counts_as  # As JAX narrows NumPy's scalars.
 
 

@@ -24,9 +24,8 @@ from multisample.backends.memory.host import rounded
 from ..._arguments import DTYPES, check_flag, describe
 from ..._checks.coefficients import Coefficients, check_coefficients, read_coefficients
 from ..._checks.window_and_options import check_members
-from ..._libraries import HOST, is_number, library_of
+from ..._libraries import is_number
 from ..._libraries.jax import JAX, is_jax, is_on_host
-from ..._libraries.library import NOUNS
 from ..._model_parameters.populations import decays_of, factor_of, members_of, variant_of
 from ..._model_parameters.spans import steps_of
 from ..._model_parameters.structures import Structure, ids_of, names_of, one_array
@@ -35,6 +34,7 @@ from ..._plan import PlanCache
 from ..._randomness.generator import Key
 from ..._randomness.seed_argument import MOST_OFFSETS, key_words
 from ..._tracing import is_symbol, is_traced_by_jax
+from . import as_array
 from .keys import Words, batch_length, halves_of, key_vector, operands_of, words_of, words_of_members
 from .partitioning import batch_of
 from .primitives import bind, varying
@@ -73,7 +73,7 @@ def perturb_jax(
     of_call = _Values(words, given, factors)
     static = Static(backend, "float32", fast_math=bool(fast_math), operation=Operation.perturb, n=1)
     if traced or any(isinstance(x, jax.core.Tracer) for x in (*arrays, *([] if factors is None else factors))):
-        return structure.rebuild(_traced(of_call, arrays, numbers, static._replace(in_place=True), form))
+        return structure.rebuild(_perturbed(static._replace(in_place=True), numbers, form, of_call, *arrays))
     groups = None if key is None else _PLANS.get(key)
     if groups is None:
         groups = _groups(arrays, numbers, static, form)
@@ -116,13 +116,7 @@ def _parameter(name: str, x: Any) -> Any:
     """A parameter that `perturb` can read; TypeError or ValueError if it cannot."""
     if is_number(x):
         raise TypeError(f"{name}: expected an array, got the number {describe(x)}")
-    if not is_jax(x):
-        library = library_of(name, x)
-        if library is not HOST:
-            raise TypeError(
-                f"{name}: expected an array of JAX or NumPy where others are JAX's, got {NOUNS[library.name]}"
-            )
-        x = HOST.normalized(name, x)
+    x = as_array(name, x)
     if x.dtype.name not in DTYPES:
         raise TypeError(f"{name}: expected elements of type {', '.join(DTYPES)}, got {x.dtype.name}")
     try:
@@ -223,7 +217,7 @@ def _factors(decay: Any, structure: Structure, arrays: list[Any]) -> list[Any] |
         places = {name: k for k, name in enumerate(structure.names or ())}
         traced = {places[name]: x for name, x in zip(names, tracers.values(), strict=True)}
     return [
-        1 - traced[k].astype(real) if k in traced else factor_of(x, real)
+        1 - traced[k].astype(real) if k in traced else np.array(factor_of(x, real), real)
         for k, (x, real) in enumerate(zip(decays, reals, strict=True))
     ]
 
@@ -232,8 +226,8 @@ class _Group(NamedTuple):
     """Parameters on one set of devices. Their program takes coefficients, seed and member as operands."""
 
     members: list[int]
-    types: list[str]
-    """The computing type of each."""
+    reals: set[str]
+    """Their computing types."""
     program: Program
 
 
@@ -251,12 +245,8 @@ def _groups(arrays: list[Any], ids: list[int], static: Static, form: Form) -> li
         program = Program(
             _perturbed, static, tuple(ids[k] for k in members), form, types=tuple((x.shape, x.dtype) for x in own)
         )
-        groups.append(_Group(members, [MATRIX_TYPES[x.dtype.name].computing for x in own], program))
+        groups.append(_Group(members, _reals(own), program))
     return groups
-
-
-def _perturbed(static: Static, ids: tuple[int, ...], form: Form, values: _Values, *arrays: Any) -> list[Any]:
-    return _traced(values, arrays, ids, static, form)
 
 
 def _run(groups: list[_Group], values: _Values, arrays: Sequence[Any]) -> list[Any]:
@@ -266,9 +256,9 @@ def _run(groups: list[_Group], values: _Values, arrays: Sequence[Any]) -> list[A
             if is_jax(value) and value.committed:
                 raise ValueError(f"{name}: expected values on the host, as parameters are on several devices")
     results: list[Any] = list(arrays)
-    for members, types, program in groups:
-        own = None if factors is None else [np.array(factors[k], real) for k, real in zip(members, types, strict=True)]
-        made = program(_Values(words, _rounded(coefficients, set(types)), own), *(arrays[k] for k in members))
+    for members, reals, program in groups:
+        own = None if factors is None else [factors[k] for k in members]
+        made = program(_Values(words, _rounded(coefficients, reals), own), *(arrays[k] for k in members))
         for k, x in zip(members, made, strict=True):
             results[k] = x
     return results
@@ -287,6 +277,10 @@ def _key(arrays: list[Any], *options: Hashable) -> Hashable:
     return key
 
 
+def _reals(arrays: Sequence[Any]) -> set[str]:
+    return {MATRIX_TYPES[x.dtype.name].computing for x in arrays}
+
+
 def _rounded(coefficients: Any, reals: set[str]) -> Any:
     """Coefficients on the host as arguments of a program, rounded to each of the computing types."""
     if is_jax(coefficients) or isinstance(coefficients, dict):
@@ -295,9 +289,8 @@ def _rounded(coefficients: Any, reals: set[str]) -> Any:
     return {real: rounded(values, real) for real in reals}
 
 
-def _traced(
-    values: _Values, parameters: Sequence[Any], ids: Sequence[int], static: Static, form: Form
-) -> list[Any]:  # fmt: skip
+def _perturbed(static: Static, ids: Sequence[int], form: Form, values: _Values, *parameters: Any) -> list[Any]:
+    """The results in the program that is being traced."""
     words, coefficients, factors = values
     arrays, of_words = [jnp.asarray(x) for x in parameters], operands_of(words)
     if form == "keys":
@@ -313,7 +306,7 @@ def _traced(
             groups[x.dtype.name, varying(x)].append(k)  # In jax.shard_map, results vary as operands do.
     if not groups or (np.shape(coefficients) == (0,) and factors is None):
         return results
-    coefficients = _rounded(coefficients, {MATRIX_TYPES[x.dtype.name].computing for x in arrays})
+    coefficients = _rounded(coefficients, _reals(arrays))
     for (dtype, _), group in groups.items():
         blocks = tuple(Parameter(ids[k], arrays[k].shape, steps_of(arrays[k].shape)) for k in group)
         own = static._replace(dtype=dtype, parameters=blocks, has_factors=factors is not None)
