@@ -19,18 +19,7 @@ from jaxlib.xla_client import CustomCallTargetTraits
 from multisample.backends import generic, registry
 from multisample.backends.contract import HostArray
 from multisample.backends.element_types import MATRIX_TYPES, ElementType
-from multisample.backends.launch import (
-    HOST,
-    INPUTS,
-    PACKED_LAUNCH,
-    SPAN,
-    Launch,
-    Operation,
-    Span,
-    WordFormat,
-    pack,
-    unpack,
-)
+from multisample.backends.launch import HOST, PACKED_LAUNCH, SPAN, Launch, Operation, Span, WordFormat, pack, unpack
 from multisample.backends.memory.host import address_of, array_at
 from multisample.backends.system import cuda_driver, xla_ffi
 
@@ -61,31 +50,28 @@ BLOCKS = "multisample_perturb_blocks"
 """The target of perturb on CUDA with `begins`. The host reads `begins`, so XLA must not record its calls."""
 
 
-_SHARED = tuple(name for name in Static._fields if name in Launch._fields)
-
+# The fields of `Launch` that have these operands.
+_FIELDS = {"mu": "mu", "sigma": "sigma", "weights": "weights", "factors": "sigma"}
 _SEED_BYTES, _OFFSETS_BYTES = 8, 24  # Each matrix has a seed, and an offset, a first row and a first column.
 
 
 def _launch(static: Static, device: int, batch: int = 0) -> Launch:
     """A launch without addresses."""
-    d, n, size, kind = static.d, static.n, MATRIX_TYPES[static.dtype].size, ElementType[static.computing_type.name]
+    d, n, size, real = static.d, static.n, MATRIX_TYPES[static.dtype].size, static.computing_type
     row_stride, column_stride = (n * size, size) if static.layout == "dn" else (size, d * size)
-    inputs: dict[str, Any] = {}
-    for name in INPUTS:
-        if name in static.reads:
-            inputs |= {f"{name}_type": kind, f"{name}_stride": static.computing_type.itemsize}
-    if static.has_factors:
-        inputs |= {"sigma_type": kind, "sigma_stride": static.computing_type.itemsize}
-    real, batched = static.computing_type.itemsize, static.batched
-    if static.has_row_keys:
-        batched += "seed", "offsets"
+    batched = static.batched + (("seed", "offsets") if static.has_row_keys else ())
     of_offsets = _OFFSETS_BYTES * ("offsets" in batched)
+    inputs: dict[str, Any] = {}
+    for name, field in _FIELDS.items():
+        if name in static.reads:
+            length = 1 if name == "weights" else d
+            inputs |= {f"{field}_type": ElementType[real.name], f"{field}_stride": real.itemsize}
+            inputs[f"{field}_step"] = length * real.itemsize * (name in batched)
     return Launch(
-        **inputs, **{name: getattr(static, name) for name in _SHARED}, rows=d, columns=n, row_stride=row_stride,
-        column_stride=column_stride, type=ElementType[static.dtype], results=static.order, device=device, batch=batch,
-        weights_step=real * ("weights" in batched), mu_step=d * real * ("mu" in batched),
-        sigma_step=d * real * ("sigma" in batched), matrix_step=d * n * size, result_step=d * real,
-        seed_step=_SEED_BYTES * ("seed" in batched), offset_step=of_offsets,
+        **inputs, operation=static.operation, shared_noise=static.shared_noise, antithetic=static.antithetic,
+        fast_math=static.fast_math, rows=d, columns=n, row_stride=row_stride, column_stride=column_stride,
+        type=ElementType[static.dtype], results=static.order, device=device, batch=batch, matrix_step=d * n * size,
+        result_step=d * real.itemsize, seed_step=_SEED_BYTES * ("seed" in batched), offset_step=of_offsets,
         origin_step=of_offsets, origin_in_memory=True, word_formats=WordFormat.high_first,
         column_phase=int(static.aligned),
     )  # fmt: skip

@@ -157,6 +157,10 @@ def _fill_perturb(frame, state, launch, on_device):
         parameter = word_at(template + 8 * _SPAN_WORDS)
         span[_SOURCE] += _data(operands, parameter)
         span[_TARGET] += _data(results, parameter)
+        if not on_device and span[_TARGET] != span[_SOURCE]:
+            others = max(half(launch, HALF.batch), 1) - 1
+            length = span[_ROWS] * span[_WIDTH] * word_at(state + 8 * _SIZE) + others * span[_TARGET_STEP]
+            _use_huge_pages(span[_TARGET], length)
         if begins != 0:
             span[_FIRST] += word_at(begins + 8 * parameter)
 
@@ -170,10 +174,10 @@ def _filling(operation: Operation) -> Callable[..., Any]:
     if operation == Operation.perturb:
         return _fill_perturb
     reads, writes = OPERANDS[operation]
-    is_moments = operation == Operation.moments
+    is_moments, is_sample = operation == Operation.moments, operation == Operation.sample
     reads_at = tuple(getattr(WORD, name) for name in reads)
     writes_at = tuple(getattr(WORD, name) for name in writes)
-    count, has_scratch = len(reads), operation != Operation.sample
+    count, has_scratch = len(reads), not is_sample
     matrix_list = xla_ffi.ARGUMENTS_AT if "matrix" in reads else xla_ffi.RESULTS_AT
 
     @inline
@@ -205,6 +209,8 @@ def _filling(operation: Operation) -> Callable[..., Any]:
         # The template's steps are those of a 1 x 1 matrix, so multiply them.
         launch[WORD.mu_step], launch[WORD.sigma_step] = rows * launch[WORD.mu_step], rows * launch[WORD.sigma_step]
         launch[WORD.result_step], launch[WORD.matrix_step] = rows * launch[WORD.result_step], rows * columns * size
+        if is_sample and not on_device:
+            _use_huge_pages(launch[WORD.matrix], word_at(shape) * launch[WORD.matrix_step])
 
     return fill
 
@@ -268,7 +274,7 @@ def _executing(operation: Operation, target: int, on_device: bool) -> Callable[.
         if error != 0:
             return error
         state = request[5]
-        run, size = word_at(state + 8 * _RUN), word_at(state + 8 * _SIZE)
+        run = word_at(state + 8 * _RUN)
         if on_device:
             error = _find_place(frame, request)
             if error != 0:
@@ -288,16 +294,6 @@ def _executing(operation: Operation, target: int, on_device: bool) -> Callable[.
             set_half(launch, HALF.device, request[4])
             is_done = run != 0 and _are_lengths_valid(launch) and not _call_on_device(run, launch)
         else:
-            if is_sample:
-                elements = max(half(launch, HALF.batch), 1) * launch[WORD.rows] * launch[WORD.columns]
-                _use_huge_pages(launch[WORD.matrix], elements * size)
-            if is_perturb and spans != 0:
-                for k in range(launch[WORD.spans]):
-                    span = integers_at(spans + 8 * _SPAN_WORDS * k, _SPAN_WORDS)
-                    if span[_TARGET] != span[_SOURCE]:
-                        others = max(half(launch, HALF.batch), 1) - 1
-                        length = span[_ROWS] * span[_WIDTH] * size + others * span[_TARGET_STEP]
-                        _use_huge_pages(span[_TARGET], length)
             is_done = run != 0 and _are_windows_valid(launch) and call_c(run, launch.ctypes.data) & LOW == 0
         error = 0 if is_done else enter_python(frame, target, np.int64(launch.ctypes.data))
         if is_perturb:
