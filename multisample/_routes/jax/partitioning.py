@@ -35,19 +35,15 @@ def batch_of(*operands: Any) -> int:
     return next((x.shape[0] for x in operands if x.shape[0] != 1), 1)
 
 
-def _check_type(x: Any, dtype: Any) -> None:
-    """TypeError if an operand lost the type that it was traced with: a handler would read past its end."""
-    if x.dtype != dtype:
-        raise TypeError(
-            f"jax_enable_x64: expected the setting with which the program was traced, got one that turns {dtype}"
-            f" operands into {x.dtype}"
-        )
-
-
 def _custom_call(platform: str, static: Static, *operands: Any) -> list[Any]:
     """The results on one device. `static` has the lengths of that device."""
-    for name, x in zip(static.reads, operands):  # noqa: B905
-        _check_type(x, static.type_of(name))
+    for name, x in zip(static.reads, operands, strict=False):
+        dtype = static.type_of(name)
+        if x.dtype != dtype:  # A handler would read past the end of the operand.
+            raise TypeError(
+                f"jax_enable_x64: expected the setting with which the program was traced, got one that turns {dtype}"
+                f" operands into {x.dtype}"
+            )
     # Scratch memory of a size that is unknown cannot be a result.
     needs_size = platform == "cuda" and static.has_scratch and any(map(is_symbol, (static.d, static.n)))
     if static.operation == Operation.gradient and (needs_size or not handlers.can_take_gradients(static, platform)):
@@ -171,7 +167,8 @@ def lowering(platform: str) -> Callable[..., Any]:
                 mesh, places = _places(operands[:1], axes[:1])
             else:
                 mesh, places = _places(results, writes_axes)
-            window = _window(platform, static, mesh, places)
+            part = static._replace(size=_part(static.size, mesh, places.get("b")))
+            window = (_blocks if static.parameters else _window)(platform, part, mesh, places)
 
             def run(*operands: Any) -> list[Any]:
                 # The operands are one device's parts, so the mesh of the context does not apply.
@@ -199,13 +196,10 @@ def lowering(platform: str) -> Callable[..., Any]:
 
 def _window(platform: str, static: Static, mesh: Any, places: dict[str, Any]) -> Callable[..., list[Any]]:
     """The function that draws or sums the window of a device; `places` are the mesh axes of each axis."""
-    if static.parameters:
-        return _blocks(platform, static, mesh, places)
     rows, columns = places.get("i"), places.get("j")
     d, n = _part(static.d, mesh, rows), _part(static.n, mesh, columns)
     is_whole = _size(mesh, columns) == 1
-    size = _part(static.size, mesh, places.get("b"))
-    part = static._replace(d=d, n=n, size=size, aligned=static.aligned and (is_whole or n % 8 == 0))
+    part = static._replace(d=d, n=n, aligned=static.aligned and (is_whole or n % 8 == 0))
     count, axis = len(static.reads), 1 + static.axes("matrix").index("j")
 
     def run(*operands: Any) -> list[Any]:
@@ -231,8 +225,7 @@ def _blocks(platform: str, static: Static, mesh: Any, places: dict[str, Any]) ->
             [(axis, n * step) for axis, n, step in zip(axes, shape, whole.steps, strict=True) if _size(mesh, axis) > 1]
         )
         parts.append(whole._replace(shape=shape))
-    size = _part(static.size, mesh, places.get("b"))
-    part, count = static._replace(parameters=tuple(parts), size=size), len(static.reads)
+    part, count = static._replace(parameters=tuple(parts)), len(static.reads)
 
     def run(*operands: Any) -> list[Any]:
         if not any(moves):

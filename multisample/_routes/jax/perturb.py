@@ -62,8 +62,8 @@ def perturb_jax(
     offsets = words.offsets if isinstance(words.offsets, tuple) else (words.offsets,)
     traced = is_traced_by_jax() or any(isinstance(x, jax.core.Tracer) for x in (given, words.seed, *offsets))
     key = None if traced or ids is not None else _key(leaves, tree, bool(fast_math), backend, form)
-    groups = None if key is None or (type(decay) is not int or decay) else _PLANS.get(key)
-    if groups is not None:
+    groups = None if key is None else _PLANS.get(key)
+    if groups is not None and type(decay) is int and decay == 0:
         return tree.unflatten(_run(groups, _Values(words, given), leaves))
     structure = _structure(parameters)
     labels = structure.labels("parameters")
@@ -74,7 +74,6 @@ def perturb_jax(
     static = Static(backend, "float32", fast_math=bool(fast_math), operation=Operation.perturb, n=1)
     if traced or any(isinstance(x, jax.core.Tracer) for x in (*arrays, *([] if factors is None else factors))):
         return structure.rebuild(_perturbed(static._replace(in_place=True), numbers, form, of_call, *arrays))
-    groups = None if key is None else _PLANS.get(key)
     if groups is None:
         groups = _groups(arrays, numbers, static, form)
     results = _run(groups, of_call, arrays)
