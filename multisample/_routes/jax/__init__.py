@@ -201,6 +201,8 @@ def _static(call: Call) -> Static:
     if not isinstance(call.backend, str):
         raise TypeError(f"backend: expected a name, got {describe(call.backend)} of type {type(call.backend).__name__}")
     if call.out is not None:
+        if is_jax(call.out):
+            JAX.check_target(call.out)
         raise TypeError(f"out: expected None with JAX, whose arrays are immutable, got {describe(call.out)}")
     check_arrays(call)
     vectors = {name: x for name, x in (("mu", call.mu), ("sigma", call.sigma)) if not is_number(x)}

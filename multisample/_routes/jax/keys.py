@@ -38,6 +38,7 @@ _ACCEPTED = (
 )
 
 
+_ZERO = np.zeros(2, np.uint32)
 _pack_seed, _pack_offsets = struct.Struct("=2I").pack, struct.Struct("<3Q").pack
 
 
@@ -104,7 +105,7 @@ def halves_of(x: Any) -> Any:
 def words_of_members(seed: Any, members: Any) -> Words:
     """The words of a call with one key and a vector of members, uint32[K, 2]."""
     seed, offset = _of_seed(seed)
-    return Words(_halves(seed), (_halves(offset), members, _halves(0)))
+    return Words(_halves(seed), (_halves(offset), members, _ZERO))
 
 
 def _halves(x: Any) -> Any:

@@ -144,54 +144,51 @@ def _without_padding(g: Any, columns: int, axes: Any, length: int) -> Any:
     return jnp.where(jax.lax.broadcasted_iota(jnp.int32, g.shape, columns) < left, g, jnp.zeros_like(g))
 
 
-def lowering(platform: str) -> Callable[..., Any]:
+def lowered(platform: str, *operands: Any, static: Static) -> Any:
     """The function that a primitive becomes on `platform`."""
+    static = static._replace(backend=choose(static.backend, "jax", platform).name)
+    names, size = static.names(len(operands)), batch_of(*operands)
+    is_lone = [name != "matrix" and x.shape[0] == 1 for name, x in zip(names, operands, strict=True)]
+    batched = tuple(name for name, lone in zip(names, is_lone, strict=True) if not lone)
+    # A launch of perturb has one factor for each parameter, and no batch if each coefficient has a key.
+    if static.operation == Operation.moments or "factors" in batched or (static.has_row_keys and batched):
+        return _one_by_one(functools.partial(_custom_call, platform, static), *operands)
+    if static.parameters and size == 0:
+        return [jnp.zeros((0, *x.shape[1:]), x.dtype) for x in operands[: len(static.writes)]]
+    static = static._replace(batched=batched, size=size)
+    call = functools.partial(_custom_call, platform, static)
+    axes = [("b",) * (name in batched) + static.axes(name) for name in names]
+    writes_axes = [("b",) * len(static.batch) + static.axes(name) for name in static.writes]
 
-    def lowered(*operands: Any, static: Static) -> Any:
-        static = static._replace(backend=choose(static.backend, "jax", platform).name)
-        names, size = static.names(len(operands)), batch_of(*operands)
-        is_lone = [name != "matrix" and x.shape[0] == 1 for name, x in zip(names, operands, strict=True)]
-        batched = tuple(name for name, lone in zip(names, is_lone, strict=True) if not lone)
-        # A launch of perturb has one factor for each parameter, and no batch if each coefficient has a key.
-        if static.operation == Operation.moments or "factors" in batched or (static.has_row_keys and batched):
-            return _one_by_one(functools.partial(_custom_call, platform, static), *operands)
-        if static.parameters and size == 0:
-            return [jnp.zeros((0, *x.shape[1:]), x.dtype) for x in operands[: len(static.writes)]]
-        static = static._replace(batched=batched, size=size)
-        call = functools.partial(_custom_call, platform, static)
-        axes = [("b",) * (name in batched) + static.axes(name) for name in names]
-        writes_axes = [("b",) * len(static.batch) + static.axes(name) for name in static.writes]
+    def partition(mesh: Any, operands: Any, results: Any) -> Any:
+        # JAX keeps this function, so it must not keep tracers.
+        if "matrix" in static.reads:
+            mesh, places = _places(operands[:1], axes[:1])
+        else:
+            mesh, places = _places(results, writes_axes)
+        part = static._replace(size=_part(static.size, mesh, places.get("b")))
+        window = (_blocks if static.parameters else _window)(platform, part, mesh, places)
 
-        def partition(mesh: Any, operands: Any, results: Any) -> Any:
-            if "matrix" in static.reads:
-                mesh, places = _places(operands[:1], axes[:1])
-            else:
-                mesh, places = _places(results, writes_axes)
-            part = static._replace(size=_part(static.size, mesh, places.get("b")))
-            window = (_blocks if static.parameters else _window)(platform, part, mesh, places)
+        def run(*operands: Any) -> list[Any]:
+            # The operands are one device's parts, so the mesh of the context does not apply.
+            with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+                return window(*operands)
 
-            def run(*operands: Any) -> list[Any]:
-                # The operands are one device's parts, so the mesh of the context does not apply.
-                with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
-                    return window(*operands)
+        of_results, of_operands = (
+            [NamedSharding(mesh, PartitionSpec(*map(places.get, own))) for own in every]
+            for every in (writes_axes, axes)
+        )
+        return mesh, run, of_results, tuple(of_operands)
 
-            of_results, of_operands = (
-                [NamedSharding(mesh, PartitionSpec(*map(places.get, own))) for own in every]
-                for every in (writes_axes, axes)
-            )
-            return mesh, run, of_results, tuple(of_operands)
-
-        shared = custom_partitioning(call)
-        rule = " -> ".join(", ".join(map(" ".join, names)) for names in (axes, writes_axes))
-        read = list(dict.fromkeys(axis for own in axes for axis in own))
-        shared.def_partition(
-            partition, sharding_rule=rule, reduction_factors=("j",) if "j" in read else (),
-            need_replication_factors=tuple(axis for axis in read if axis in "klmt"),
-        )  # fmt: skip
-        results = shared(*(jax.lax.squeeze(x, (0,)) if lone else x for x, lone in zip(operands, is_lone, strict=True)))
-        return results if static.batch else [x[None] for x in results]
-
-    return lowered
+    shared = custom_partitioning(call)
+    rule = " -> ".join(", ".join(map(" ".join, names)) for names in (axes, writes_axes))
+    read = list(dict.fromkeys(axis for own in axes for axis in own))
+    shared.def_partition(
+        partition, sharding_rule=rule, reduction_factors=("j",) if "j" in read else (),
+        need_replication_factors=tuple(axis for axis in read if axis in "klmt"),
+    )  # fmt: skip
+    results = shared(*(jax.lax.squeeze(x, (0,)) if lone else x for x, lone in zip(operands, is_lone, strict=True)))
+    return results if static.batch else [x[None] for x in results]
 
 
 def _window(platform: str, static: Static, mesh: Any, places: dict[str, Any]) -> Callable[..., list[Any]]:

@@ -118,10 +118,7 @@ def _parameter(name: str, x: Any) -> Any:
     x = as_array(name, x)
     if x.dtype.name not in DTYPES:
         raise TypeError(f"{name}: expected elements of type {', '.join(DTYPES)}, got {x.dtype.name}")
-    try:
-        JAX.check_dtype(x.dtype.name)
-    except TypeError as error:
-        raise TypeError(str(error).replace("dtype:", f"{name}:", 1)) from None
+    JAX.check_dtype(x.dtype.name, name)
     if any(map(is_symbol, x.shape)):
         raise TypeError(f"{name}: expected a shape that is known while JAX traces, got {x.shape}")
     if math.prod(x.shape) > MOST_ELEMENTS:

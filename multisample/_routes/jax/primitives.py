@@ -20,7 +20,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from multisample.backends.launch import Operation
 
-from .partitioning import PLATFORMS, batch_of, lowering
+from .partitioning import PLATFORMS, batch_of, lowered
 from .programs import run_alone
 from .static import Static
 
@@ -190,6 +190,6 @@ for _primitive in _PRIMITIVES.values():
     ad.primitive_transposes[_primitive] = _transpose
     batching.primitive_batchers[_primitive] = _batch
     for _platform in PLATFORMS:
-        _lowered = mlir.lower_fun(lowering(_platform), multiple_results=True)
-        mlir.register_lowering(_primitive, _lowered, platform=_platform)
+        _function = functools.partial(lowered, _platform)
+        mlir.register_lowering(_primitive, mlir.lower_fun(_function, multiple_results=True), platform=_platform)
     needs_devices.add(_primitive)
