@@ -64,7 +64,7 @@ def _types(*avals: Any, static: Static) -> list[Any]:
     batch, names = batch_of(*avals), static.names(len(avals))
     places: dict[str, Any] = {}
     for name, x in zip(names, avals, strict=True):
-        for axis, place, length in zip(("b", *static.axes(name)), x.sharding.spec, x.shape, strict=True):
+        for axis, place, length in zip(("b", *static.axes(name)), x.sharding.spec, x.shape, strict=False):
             if place is None or (axis == "b" and length != batch):
                 continue
             if static.operation == Operation.gradient and axis == "j":
