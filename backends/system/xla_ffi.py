@@ -23,26 +23,13 @@ _COMMAND_BUFFERS = 1  # XLA_FFI_HANDLER_TRAITS_COMMAND_BUFFER_COMPATIBLE
 _STRING = 4  # XLA_FFI_AttrType_STRING
 
 
-class Code:
-    """Values of XLA_FFI_Error_Code."""
+# XLA_FFI_Error_Code
+INVALID_ARGUMENT, RESOURCE_EXHAUSTED, INTERNAL, UNAVAILABLE = 3, 8, 13, 14
 
-    invalid_argument = 3
-    resource_exhausted = 8
-    internal = 13
-    unavailable = 14
-
-
-# XLA_FFI_CallFrame as 8-byte words, up to its attributes.
-_FRAME = struct.Struct("21Q")
-_unpack_frame = _FRAME.unpack
-_EXTENSION, _API, _CONTEXT, _STAGE = 1, 2, 3, 4
-_ARGUMENT_COUNT, _ARGUMENTS, _RESULT_COUNT, _RESULTS = 7, 9, 12, 14
-_ATTRIBUTE_COUNT, _ATTRIBUTE_TYPES, _ATTRIBUTES = 17, 18, 20
-# The same in bytes, for compiled code.
-EXTENSION_AT, CALL_API_AT, CONTEXT_AT, STAGE_AT = 8 * _EXTENSION, 8 * _API, 8 * _CONTEXT, 8 * _STAGE
-ARGUMENT_COUNT_AT, ARGUMENTS_AT, RESULT_COUNT_AT, RESULTS_AT = (
-    8 * _ARGUMENT_COUNT, 8 * _ARGUMENTS, 8 * _RESULT_COUNT, 8 * _RESULTS
-)  # fmt: skip
+# XLA_FFI_CallFrame: byte offsets of its fields.
+EXTENSION_AT, CALL_API_AT, CONTEXT_AT, STAGE_AT = 8, 16, 24, 32
+ARGUMENT_COUNT_AT, ARGUMENTS_AT, RESULT_COUNT_AT, RESULTS_AT = 56, 72, 96, 112
+_ATTRIBUTE_COUNT_AT, _ATTRIBUTE_TYPES_AT, _ATTRIBUTES_AT = 136, 144, 160
 # XLA_FFI_Api: the version, and byte offsets of functions.
 _VERSION_AT, ERROR_CREATE, STREAM_GET, _TYPE_REGISTER, _STATE_SET, STATE_GET, ORDINAL_GET = (
     32, 48, 80, 88, 104, 112, 184
@@ -52,65 +39,58 @@ BUFFER_DATA, BUFFER_DIMS = 24, 40
 
 _function = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
 _pointer_at, _int_at = ctypes.c_uint64.from_address, ctypes.c_int.from_address
-_frame_at, _span_at = (ctypes.c_char * _FRAME.size).from_address, (ctypes.c_uint64 * 2).from_address
+_span_at = (ctypes.c_uint64 * 2).from_address
 
 
 class Frame:
     """One call of a handler, valid while it runs."""
 
-    __slots__ = ("_words",)
-
     def __init__(self, address: int) -> None:
-        self._words = _unpack_frame(_frame_at(address))
+        self._address = address
+
+    def word(self, at: int) -> int:
+        """The 8 bytes of the frame at this offset."""
+        return _pointer_at(self._address + at).value
 
     def string(self) -> bytes:
         """The one attribute of the call, a string."""
-        words = self._words
-        if words[_ATTRIBUTE_COUNT] != 1 or _int_at(words[_ATTRIBUTE_TYPES]).value != _STRING:
-            raise ValueError(f"expected one attribute, a string, got {words[_ATTRIBUTE_COUNT]} attributes")
-        address, length = _span_at(_pointer_at(words[_ATTRIBUTES]).value)
-        string: bytes = (ctypes.c_char * length).from_address(address).raw
-        return string
+        count = self.word(_ATTRIBUTE_COUNT_AT)
+        if count != 1 or _int_at(self.word(_ATTRIBUTE_TYPES_AT)).value != _STRING:
+            raise ValueError(f"expected one attribute, a string, got {count} attributes")
+        address, length = _span_at(_pointer_at(self.word(_ATTRIBUTES_AT)).value)
+        return ctypes.string_at(address, length)
 
     def _call(self, offset: int, request: ctypes.Array[ctypes.c_uint64]) -> int:
         """Call the function at `offset` of the API. Returns the last field of its arguments, where answers are."""
-        error = _function_at(self._words[_API], offset)(ctypes.addressof(request))
+        error = _function_at(self.word(CALL_API_AT), offset)(ctypes.addressof(request))
         if error:
             raise RuntimeError("XLA refused the state of a call")
         return request[-1]
 
     def set_state(self, type_id: int, state: int) -> None:
         """Give XLA the state of the call that is being instantiated."""
-        self._call(_STATE_SET, _request(48, self._words[_CONTEXT], INSTANTIATE, type_id, state))
+        self._call(_STATE_SET, _request(48, self.word(CONTEXT_AT), INSTANTIATE, type_id, state))
 
     def state(self, type_id: int) -> int:
         """The address of the call's state."""
-        return self._call(STATE_GET, _request(48, self._words[_CONTEXT], INSTANTIATE, type_id, 0))
+        return self._call(STATE_GET, _request(48, self.word(CONTEXT_AT), INSTANTIATE, type_id, 0))
 
     def error(self, code: int, message: str) -> int:
         """A new error, for the handler to return: it is XLA's from then on."""
         # C text ends at a null character, and surrogates have no code in UTF-8.
         text = ctypes.create_string_buffer(message.replace("\0", "\\0").encode(errors="backslashreplace"))
         request = _request(24 + 4, ctypes.addressof(text), code)
-        error = _function_at(self._words[_API], ERROR_CREATE)(ctypes.addressof(request))
+        error = _function_at(self.word(CALL_API_AT), ERROR_CREATE)(ctypes.addressof(request))
         return int(error or 0)
 
     def answer_metadata(self, target: Target) -> bool:
-        """Answer a query for metadata, if the call is one.
-
-        Raises
-        ------
-        RuntimeError
-            If the layouts do not hold for the version of the interface.
-        """
-        extension = int(self._words[_EXTENSION])
+        """Answer a query for metadata, if the call is one. RuntimeError for a version with other layouts."""
+        extension = self.word(EXTENSION_AT)
         while extension:  # XLA_FFI_Extension_Base: size, type, next; then a pointer to XLA_FFI_Metadata.
             _, kind, following, metadata = struct.unpack("QI4xQQ", ctypes.string_at(extension, 32))
             if kind == _METADATA:
-                self._check_version()
                 # The metadata and the version begin with sizes and extensions, which XLA has set.
-                ctypes.c_int.from_address(metadata + 24).value = self._version[0]
-                ctypes.c_int.from_address(metadata + 28).value = self._version[1]
+                (ctypes.c_int * 2).from_address(metadata + 24)[:] = list(self._version())
                 ctypes.c_uint32.from_address(metadata + 32).value = _COMMAND_BUFFERS if target.records else 0
                 self._register_type(target)
                 _pointer_at(metadata + 40).value = _pointer_at(target.type_id).value
@@ -127,18 +107,14 @@ class Frame:
         request = _request(48, ctypes.addressof(name), len(name.value), target.type_id, ctypes.addressof(information))
         self._call(_TYPE_REGISTER, request)
 
-    @property
     def _version(self) -> tuple[int, int]:
-        major, minor = (ctypes.c_int * 2).from_address(self._words[_API] + _VERSION_AT)
-        return major, minor
-
-    def _check_version(self) -> None:
-        major, minor = self._version
+        major, minor = (ctypes.c_int * 2).from_address(self.word(CALL_API_AT) + _VERSION_AT)
         if major != MAJOR or minor < LEAST_MINOR:
             raise RuntimeError(
                 f"jax: expected version {MAJOR}.{LEAST_MINOR} or a later {MAJOR}.x of XLA's foreign function interface,"
                 f" got {major}.{minor}: install versions of jax and multisample that go together"
             )
+        return major, minor
 
 
 def _request(size: int, *words: int) -> ctypes.Array[ctypes.c_uint64]:
@@ -179,9 +155,8 @@ def handle(address: int, launch: int, target: Target) -> int:
     """
     frame = Frame(address)
     try:
-        words = frame._words
-        stage = words[_STAGE] & 0xFFFFFFFF
-        if words[_EXTENSION] and frame.answer_metadata(target):
+        stage = frame.word(STAGE_AT) & 0xFFFFFFFF
+        if frame.word(EXTENSION_AT) and frame.answer_metadata(target):
             return 0
         if stage == INSTANTIATE:
             target.instantiate(frame)
@@ -189,8 +164,8 @@ def handle(address: int, launch: int, target: Target) -> int:
             target.execute(frame, launch)
         return 0
     except (TypeError, ValueError) as error:
-        return frame.error(Code.invalid_argument, str(error))
+        return frame.error(INVALID_ARGUMENT, str(error))
     except MemoryError as error:
-        return frame.error(Code.resource_exhausted, str(error) or "out of memory")
+        return frame.error(RESOURCE_EXHAUSTED, str(error) or "out of memory")
     except BaseException as error:
-        return frame.error(Code.internal, str(error) or type(error).__name__)
+        return frame.error(INTERNAL, str(error) or type(error).__name__)

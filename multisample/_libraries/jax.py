@@ -54,12 +54,12 @@ class JaxLibrary(ForeignLibrary):
     def check_target(self, out: Any) -> None:
         raise TypeError("out: expected a mutable array, got a JAX array, which is immutable")
 
-    def check_dtype(self, dtype: str) -> None:
-        """TypeError if JAX has no arrays of type `dtype`."""
+    def check_dtype(self, dtype: str, name: str = "dtype") -> None:
+        """TypeError, about argument `name`, if JAX has no arrays of type `dtype`."""
         import jax
 
         if dtype == "float64" and not jax.config.jax_enable_x64:
-            raise TypeError("dtype: JAX has float64 only after jax.config.update('jax_enable_x64', True)")
+            raise TypeError(f"{name}: JAX has float64 only after jax.config.update('jax_enable_x64', True)")
 
 
 JAX = JaxLibrary()

@@ -221,11 +221,11 @@ def words(seed: int, *offsets: int) -> tuple[Any, Any]:
 
 
 def test_strings_of_saved_programs_are_read() -> None:
-    sample = Static("a,b", "float32", "nd", False, True, False, True, True, False, True, False, False)
-    assert sample.encoded() == "a,b,float32,nd,0,1,0,1,1,0,1,0,0"
-    moments = Static("cpu", "float64", "dn", True, False, True, False, False, True, False, True, True)
-    for static, operation in ((sample, Operation.sample), (moments, Operation.moments)):
-        assert decoded(static.encoded().encode(), operation) == static._replace(operation=operation)
+    parameters = Parameter(7, (5, 4), (8, 1)), Parameter(9, (), ())
+    sample = Static('a,"b', "float32", "nd", False, True, aligned=True, batched=("mu", "seed"))
+    perturb = Static("cpu", "float64", shared_noise=True, parameters=parameters, operation=Operation.perturb)
+    for static in (sample, perturb):
+        assert decoded(static.encoded().encode(), static.operation) == static
 
 
 class Recording(DriverBackend):
@@ -272,7 +272,7 @@ def recording(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recording]:
 @pytest.mark.parametrize("of_blocks", [False, True])
 def test_parameters_on_a_device_are_one_launch(recording: Recording, monkeypatch: Any, of_blocks: bool) -> None:
     parameters = Parameter(7, (5, 4), (8, 1)), Parameter(9, (6,), (1,))
-    options = Static("recording", "float32", has_offsets=True, parameters=parameters, operation=Operation.perturb)
+    options = Static("recording", "float32", parameters=parameters, operation=Operation.perturb)
     assert decoded(options.encoded().encode(), Operation.perturb) == options
     p, x = ([np.zeros(one.shape, np.float32) for one in parameters] for _ in range(2))
     weights, (seed, offsets), begins = np.zeros(3, np.float32), words(5, 6, 7, 0), np.array([4, 2**33 + 2])
@@ -383,9 +383,9 @@ def a_call(
     **options: Any,
 ) -> tuple[CallFrame, list[Any]]:  # fmt: skip
     """A frame, and its operands and result, in memory of its own."""
-    flags = dict(zip(("mu_batched", "sigma_batched", "seed_batched"), batched, strict=False))
-    flags |= {"has_offsets": has_offsets, "offsets_batched": has_offsets and batched[3]}
-    static = Static(**{"backend": "recording", "dtype": "float32", **options}, **flags)
+    named = zip(("mu", "sigma", "seed", "offsets")[: 3 + has_offsets], batched, strict=False)
+    own = tuple(name for name, is_own in named if is_own)
+    static = Static(**{"backend": "recording", "dtype": "float32", **options}, batched=own)
     batch, size = 3 if any(batched) else 1, np.dtype(static.dtype).itemsize
     memory = np.zeros(batch * 5 * n * size + 64, np.uint8)
     first = -memory.ctypes.data % 32 + misalignment
@@ -449,8 +449,7 @@ def test_python_reports_errors_of_a_launch(emulated: Native, recording: Recordin
     assert emulated(a_call(xla)[0]) == 0
     assert (emulated.in_python, len(emulated.launched)) == (3, 2)
     assert xla.state
-    record = INT64.from_address(xla.state + 8 * native._RECORDS).value
-    assert len(list(native._kinds(record))) == 1
+    assert len(list(native.records(xla.state))) == 1
 
 
 def test_an_exception_that_ends_a_callback_is_an_error(emulated: Native, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -564,7 +563,7 @@ def launch_of(monkeypatch: pytest.MonkeyPatch, recording: Recording) -> Callable
 
 
 def test_a_gradient_on_a_device_has_scratch_memory(launch_of: Callable[..., Launch]) -> None:
-    options = Static("recording", "float32", "nd", False, False, False, False, *[True] * 5)
+    options = Static("recording", "float32", "nd", batched=("matrix", "seed", "offsets"))
     g, seed, offsets = np.zeros((2, 7, 5), np.float32), np.zeros((2, 2), np.uint32), np.zeros((2, 6), np.uint32)
     sums = [np.empty((2, 5), np.float32) for _ in range(2)]
     launch = launch_of(Operation.gradient, options, [g, seed, offsets], sums)
@@ -580,11 +579,11 @@ def test_a_gradient_on_a_device_has_scratch_memory(launch_of: Callable[..., Laun
 def test_moments_on_a_device_get_weights_results_and_scratch_memory(
     launch_of: Callable[..., Launch], has_offsets: bool, order: int
 ) -> None:
-    options = Static("recording", "float64", "dn", False, True, *[False] * 2, has_offsets, *[False] * 4)
+    options = Static("recording", "float64", antithetic=True)
     mu, sigma, weights = np.zeros(5), np.ones(5), np.zeros(7)
     operands = [np.zeros((1, size), np.uint32) for size in (2, 6)[: 1 + has_offsets]]
     sums = [np.empty(5) for _ in range(order)]
-    launch = launch_of(Operation.moments, options, [mu, sigma, weights, *operands], sums)
+    launch = launch_of(Operation.moments, options, [weights, mu, sigma, *operands], sums)
     assert (launch.rows, launch.columns, launch.results, launch.antithetic) == (5, 7, order, True)
     assert (launch.mu, launch.sigma, launch.mu_stride, launch.sigma_stride) == (mu.ctypes.data, sigma.ctypes.data, 8, 8)
     assert (launch.weights, launch.weights_stride) == (weights.ctypes.data, 8)

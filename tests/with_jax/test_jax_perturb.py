@@ -232,6 +232,7 @@ def test_vmap_is_a_population_in_one_call_for_each_type(jax_place: str) -> None:
     same(by_key(keys), stacked(expected))
     same(perturb(tree, 0.5, seed=keys), stacked(expected))
     assert by_key.lower(keys).as_text().count("custom_call @multisample_perturb") == 2
+    assert by_key(keys[:0])["w"].shape == (0, 9, 7)
     numbers = jnp.array([0.5, -1.0, 2.0])
     found = jax.vmap(lambda c: perturb(tree, c, seed=SEED))(numbers)
     same(found, stacked([perturb(HOST_TREE, float(c), seed=SEED) for c in numbers]))

@@ -6,7 +6,6 @@ is compiled for the static arguments and cached.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Hashable, Sequence
 from typing import Any
@@ -16,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.dtypes import canonicalize_dtype
 
-from multisample.backends.contract import HostArray
 from multisample.backends.kernels.cpu.floating_point import with_default_floats
 from multisample.backends.launch import Operation
 from multisample.backends.memory.host import rounded
@@ -36,7 +34,7 @@ from ..._checks.window_and_options import (
 from ..._libraries import BY_SEED, BY_TYPE, HOST, is_number, library_called, library_of
 from ..._libraries.jax import JAX, is_jax, is_on_host
 from ..._libraries.library import CPU, NOUNS, Library, counted_as
-from ..._operations import COLUMNS, FLAGS, Call, vectors_of
+from ..._operations import COLUMNS, Call, vectors_of
 from ..._plan import PLANS, run
 from ..._randomness.generator import DEFAULT_GENERATOR, WORD_64, Key
 from ..._randomness.generator_argument import check_generator, counter_on
@@ -49,9 +47,7 @@ from .static import Static
 
 def run_jax(call: Call, key: Hashable) -> Any:
     """The result of a call with an array or a key of JAX, or with a traced value; `key` is that of a plan."""
-    of_numpy = {name: x for name, x in vectors_of(call).items() if isinstance(x, np.ndarray)}
-    plain: dict[str, Any] = {name: HOST.normalized(name, x) for name, x in of_numpy.items()}
-    call = call._replace(**plain)
+    call = call._replace(**{name: x if is_number(x) else as_array(name, x) for name, x in vectors_of(call).items()})
     if call.operation == Operation.sample and (shape := _shape_of(call)) is not None:
         return _drawn(call, *shape)
     static = _static(call)
@@ -73,6 +69,16 @@ def run_jax(call: Call, key: Hashable) -> Any:
     return result
 
 
+def as_array(name: str, x: Any) -> Any:
+    """An array of JAX as it is, lists as NumPy's; TypeError for an array of another library."""
+    if is_jax(x):
+        return x
+    library = library_of(name, x)
+    if library is not HOST:
+        raise TypeError(f"{name}: expected an array of JAX or NumPy where others are JAX's, got {NOUNS[library.name]}")
+    return HOST.normalized(name, x)
+
+
 def _shape_of(call: Call) -> tuple[tuple[int, ...], int | None] | None:
     """The shape of the dimensions and B, if the call needs other shapes than (d,) and an integer `n`."""
     batch = batch_length(call.seed)
@@ -87,19 +93,18 @@ def _shape_of(call: Call) -> tuple[tuple[int, ...], int | None] | None:
 def _drawn(call: Call, dims: tuple[int, ...], batch: int | None) -> Any:
     """The sample of a call whose dimensions have the shape `dims`, or whose `n` is a tuple."""
 
-    def flattened(name: str, x: Any) -> Any:
-        _element_type(name, x)  # Refuses arrays of other libraries.
-        library, x = (jnp, x) if is_jax(x) else (np, HOST.normalized(name, x))
+    def flattened(x: Any) -> Any:
         lead = x.shape[: int(batch is not None and x.ndim > 1)]
         own = x.shape[len(lead) :]
         if own[:1] != dims:
             x = x.reshape(*lead, *(1,) * (len(dims) - len(own)), *own)
-            x = library.broadcast_to(x, (*lead, *dims), **({} if is_jax(x) else {"subok": True}))
+            full = *lead, *dims
+            x = jnp.broadcast_to(x, full) if is_jax(x) else np.broadcast_to(x, full, subok=True)
         return x.reshape(*lead, math.prod(dims))
 
     n = checked_count(call.n)
-    flat = {name: x if is_number(x) else flattened(name, x) for name, x in (("mu", call.mu), ("sigma", call.sigma))}
-    return run_jax(call._replace(**flat, n=count_of(n)), None).reshape(result_shape(dims, call, batch))
+    mu, sigma = (x if is_number(x) else flattened(x) for x in (call.mu, call.sigma))
+    return run_jax(call._replace(mu=mu, sigma=sigma, n=count_of(n)), None).reshape(result_shape(dims, call, batch))
 
 
 def _register(libraries: dict[type, Library], *arguments: Any) -> bool:
@@ -169,16 +174,13 @@ class _Plan:
     def _check_values(self, vectors: Sequence[Any]) -> None:
         """Raise ValueError for an invalid mean, standard deviation or weight."""
         for k in self._checked:
-            vector = self._vector(vectors[k])
+            vector = np.asarray(vectors[k])
+            if vector.ndim != 1 or vector.dtype != self._real:
+                vector = rounded(vector.reshape(-1), self._real)
             empty, name = _EMPTY[vector.dtype.itemsize], self._names[k]
             pair = (empty, vector) if name == "sigma" else (vector, empty)
             if not self._is_valid(*pair, None):
                 check_values(HOST, {name: np.asarray(vectors[k])}, self._static.dtype)
-
-    def _vector(self, x: Any) -> HostArray:
-        vector = np.asarray(x)
-        real = self._real
-        return vector if vector.ndim == 1 and vector.dtype == real else rounded(vector.reshape(-1), real)
 
 
 _EMPTY = {4: np.empty(0, np.float32), 8: np.empty(0, np.float64)}
@@ -215,10 +217,10 @@ def _static(call: Call) -> Static:
             raise
         wide = ", ".join(name for name, found in types.items() if found == "float64")
         raise TypeError(f"{error}; or pass dtype='float32', as {wide} is float64") from None
-    flags = {name: getattr(call, name) for name in FLAGS if name in Static._fields}
     return Static(
-        call.backend, dtype, call.layout, call.noise == "shared", **flags, aligned=_is_aligned(call.sample_offset),
-        operation=call.operation, d=d, n=n, order=order, seeds=batch,
+        call.backend, dtype, call.layout, call.noise == "shared", antithetic=bool(call.antithetic),
+        fast_math=bool(call.fast_math), aligned=_is_aligned(call.sample_offset), operation=call.operation, d=d, n=n,
+        order=order, seeds=batch,
     )  # fmt: skip
 
 
@@ -240,10 +242,7 @@ def _element_type(name: str, x: Any) -> str:
     """The type that `mu` or `sigma` brings to promotion."""
     if is_jax(x):
         return counted_as(name, x.dtype.name)
-    library = library_of(name, x)
-    if library is not HOST:
-        raise TypeError(f"{name}: expected an array of JAX or NumPy where others are JAX's, got {NOUNS[library.name]}")
-    counts_as = library.describe(name, HOST.normalized(name, x)).counts_as
+    counts_as = HOST.describe(name, x).counts_as
     return canonicalize_dtype(counts_as).name if np.shape(x) == () else counts_as  # As JAX narrows NumPy's scalars.
 
 
@@ -294,29 +293,26 @@ def _operand(name: str, x: Any, dtype: str) -> Any:
 
 def _traced(operands: Sequence[Any], words: Words, static: Static) -> Any:
     """The result in the program that is being traced, for mu, sigma and weights."""
-    if static.seeds is not None:
-        one = functools.partial(_traced, static=static._replace(seeds=None))
-        of_words = Words(
-            0, (0, None, None) if isinstance(words.offsets, tuple) and words.offsets[0].ndim == 2 else None
-        )
-        of_operands = tuple(0 if np.ndim(x) == 2 else None for x in operands)
-        return jax.vmap(one, (of_operands, of_words), axis_size=static.seeds)(tuple(operands), words)
     d, n, dtype = static.d, static.n, static.dtype
     if d == 0 or n == 0:
         # There are no elements to compute, but the result belongs on the device of the arguments.
         any_number = sum(jnp.sum(x).astype(dtype) for x in (*operands, *operands_of(words)))
-        empty = [jnp.zeros(static.shape(name), dtype) + any_number for name in static.writes]
-        return tuple(empty) if static.order else empty[0]
-    real = static.computing_type
-    mu, sigma, *weights = (_vector(x, n if k == 2 else d, real) for k, x in enumerate(operands))
-    results = [x[0] for x in bind(static, *(y[None] for y in (mu, sigma, *weights, *operands_of(words))))]
+        batch = () if static.seeds is None else (static.seeds,)
+        results = [jnp.zeros(batch + static.shape(name), dtype) + any_number for name in static.writes]
+    else:
+        vectors = dict(zip(("mu", "sigma", "weights"), operands, strict=False))
+        of_call = (_vectors(vectors[name], n if name == "weights" else d, static) for name in static.reads)
+        results = bind(static, *of_call, *operands_of(words))
+        if static.seeds is None:
+            results = [x[0] for x in results]
     return tuple(results) if static.order else results[0]
 
 
-def _vector(x: Any, length: int, real: Any) -> Any:
-    """A vector of `length` elements of type `real`."""
-    x = jnp.asarray(x).astype(real)
-    return jnp.broadcast_to(x, (length,)) if x.ndim == 0 else x.reshape(length)
+def _vectors(x: Any, length: int, static: Static) -> Any:
+    """A vector of `length` elements for each seed, or one for all."""
+    x = jnp.asarray(x).astype(static.computing_type)
+    count = 1 if static.seeds is None or x.ndim < 2 else static.seeds
+    return jnp.broadcast_to(x, (1, length)) if x.ndim == 0 else x.reshape(count, length)
 
 
 def draw(static: Static, words: Words | tuple[jax.Array, ...], *operands: Any) -> Any:

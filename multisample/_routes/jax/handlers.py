@@ -19,18 +19,7 @@ from jaxlib.xla_client import CustomCallTargetTraits
 from multisample.backends import generic, registry
 from multisample.backends.contract import HostArray
 from multisample.backends.element_types import MATRIX_TYPES, ElementType
-from multisample.backends.launch import (
-    HOST,
-    INPUTS,
-    PACKED_LAUNCH,
-    SPAN,
-    Launch,
-    Operation,
-    Span,
-    WordFormat,
-    pack,
-    unpack,
-)
+from multisample.backends.launch import HOST, PACKED_LAUNCH, SPAN, Launch, Operation, Span, WordFormat, pack, unpack
 from multisample.backends.memory.host import address_of, array_at
 from multisample.backends.system import cuda_driver, xla_ffi
 
@@ -40,50 +29,49 @@ from ..._libraries.library import CPU
 from ..._model_parameters.spans import Block, spans_of, steps_of
 from ..._operations import COLUMNS
 from . import native, python_entry
-from .static import CUSTOM_CALLS, Static, decoded
+from .static import Static, decoded
 
-TARGETS = {operation: f"multisample_{operation.name}" for operation in CUSTOM_CALLS}
-TARGETS[Operation.moments] = "multisample_weighted_moments"  # Programs of 0.1 call multisample_moments.
+TARGETS = {operation: f"multisample_{operation.name}" for operation in Operation}
 """The names of the targets.
 
-sample : (mu, sigma, seed, offsets) -> x, shapes (b, d), (b, d), (b, 2), (b, 6) and (b, d, n).
-gradient : (g, seed, offsets) -> (sum of g, sum of g times noise), shapes (b, d).
-weighted_moments : (mu, sigma, weights, seed, offsets) -> m1, or m1 and m2, shapes (d,), (d,), (n,) and (d,).
+sample : (mu, sigma, seed, offsets) -> x, shapes (d,), (d,), (2,), (6,) and (b, d, n).
+gradient : (g, seed, offsets) -> (sum of g, sum of g times noise), shapes (b, d, n), (2,), (6,) and (b, d).
+moments : (weights, mu, sigma, seed, offsets) -> m1, or m1 and m2, shapes (n,), (d,), (d,) and (d,).
 perturb : (p0, ..., weights, factors, seed, offsets, begins) -> p0 and on, with the parameters' shapes; weights (m,),
     seed (2,), offsets (6,). Calls with decay have factors (t,). Calls with blocks have begins (t, 2): the index of each
-    block's first element, low half first. In a population, results have one more axis in front, and so do the operands
-    that `Static` says. With a key for each weight, seed is (m, 2), and offsets (m, 6).
+    block's first element, low half first. With a key for each weight, seed is (m, 2), and offsets (m, 6). In a
+    population, results have one more axis (b,) in front.
 
-On CUDA, the last result of a gradient and of moments is scratch memory. Seed and offsets are those of
-`keys.operands_of`; calls without offsets have one operand less. The `b` of an operand may be 1.
+Operands in `Static.batched` have the axis (b,) in front. On CUDA, the last result of a gradient and of moments is
+scratch memory. Seed and offsets are those of `keys.operands_of`; calls without offsets have one operand less.
 """
 
 BLOCKS = "multisample_perturb_blocks"
 """The target of perturb on CUDA with `begins`. The host reads `begins`, so XLA must not record its calls."""
 
 
-_SHARED = tuple(name for name in Static._fields if name in Launch._fields)
-
+# The fields of `Launch` that have these operands.
+_FIELDS = {"mu": "mu", "sigma": "sigma", "weights": "weights", "factors": "sigma"}
 _SEED_BYTES, _OFFSETS_BYTES = 8, 24  # Each matrix has a seed, and an offset, a first row and a first column.
 
 
 def _launch(static: Static, device: int, batch: int = 0) -> Launch:
     """A launch without addresses."""
-    d, n, size, kind = static.d, static.n, MATRIX_TYPES[static.dtype].size, ElementType[static.computing_type.name]
+    d, n, size, real = static.d, static.n, MATRIX_TYPES[static.dtype].size, static.computing_type
     row_stride, column_stride = (n * size, size) if static.layout == "dn" else (size, d * size)
+    batched = static.batched + (("seed", "offsets") if static.has_row_keys else ())
+    of_offsets = _OFFSETS_BYTES * ("offsets" in batched)
     inputs: dict[str, Any] = {}
-    for name in INPUTS:
+    for name, field in _FIELDS.items():
         if name in static.reads:
-            inputs |= {f"{name}_type": kind, f"{name}_stride": static.computing_type.itemsize}
-    if static.has_factors:
-        inputs |= {"sigma_type": kind, "sigma_stride": static.computing_type.itemsize}
-    of_offsets, real = _OFFSETS_BYTES * static.offsets_batched, static.computing_type.itemsize
+            length = 1 if name == "weights" else d
+            inputs |= {f"{field}_type": ElementType[real.name], f"{field}_stride": real.itemsize}
+            inputs[f"{field}_step"] = length * real.itemsize * (name in batched)
     return Launch(
-        **inputs, **{name: getattr(static, name) for name in _SHARED}, rows=d, columns=n, row_stride=row_stride,
-        column_stride=column_stride, type=ElementType[static.dtype], results=static.order, device=device, batch=batch,
-        weights_step=real * static.weights_batched,
-        mu_step=d * real * static.mu_batched, sigma_step=d * real * static.sigma_batched, matrix_step=d * n * size,
-        result_step=d * real, seed_step=_SEED_BYTES * static.seed_batched, offset_step=of_offsets,
+        **inputs, operation=static.operation, shared_noise=static.shared_noise, antithetic=static.antithetic,
+        fast_math=static.fast_math, rows=d, columns=n, row_stride=row_stride, column_stride=column_stride,
+        type=ElementType[static.dtype], results=static.order, device=device, batch=batch, matrix_step=d * n * size,
+        result_step=d * real.itemsize, seed_step=_SEED_BYTES * ("seed" in batched), offset_step=of_offsets,
         origin_step=of_offsets, origin_in_memory=True, word_formats=WordFormat.high_first,
         column_phase=int(static.aligned),
     )  # fmt: skip
@@ -98,7 +86,7 @@ def _spans(string: bytes) -> tuple[HostArray, HostArray]:
         strides = tuple(size * step for step in steps_of(shape))
         operand = Operand(shape, strides, static.dtype, static.dtype, CPU)
         step = math.prod(shape) * size
-        pair = (operand, step * static.parameters_batched), (operand, step * static.population)
+        pair = (operand, step * (f"p{k}" in static.batched)), (operand, step * bool(static.batched))
         found = spans_of(pair, Block((0,) * len(shape), shape, 0, steps), number)
         spans += [span._replace(factor=k) for span in found] if static.has_factors else found
         owners += [k] * len(found)
@@ -146,9 +134,9 @@ def _check_windows(launch: Launch) -> None:
         raise ValueError(f"sample_offset: expected sample_offset + n <= 2**34, got {column} + {launch.columns}")
 
 
-def scratch_size(static: Static, batch: int = 0) -> int:
+def scratch_size(static: Static) -> int:
     """How many float64 numbers of scratch memory a call on CUDA needs."""
-    size = generic.launcher(registry.find(static.backend), _launch(static, 0, batch)).scratch_size
+    size = generic.launcher(registry.find(static.backend), _launch(static, 0, *static.batch)).scratch_size
     # The kernel reads the first column in device memory. A window that begins at column 7 of 8 needs most.
     return 1 if size is None else max(1, size(0), size(7))
 
@@ -156,10 +144,8 @@ def scratch_size(static: Static, batch: int = 0) -> int:
 def _state(static: Static, device: int) -> native.State:
     """The state of calls with this static part: everything that can be resolved before XLA calls."""
     c_function = getattr(registry.find(static.backend), "c_function", None)
-    is_perturb = static.operation == Operation.perturb
-    batch = int(static.population if is_perturb else static.call.is_split)
-    launch, template = _launch(static._replace(d=1, n=1), device, batch), b""
-    if is_perturb:
+    launch, template = _launch(static._replace(d=1, n=1), device, len(static.batch)), b""
+    if static.operation == Operation.perturb:
         spans, owners = _spans(static.encoded().encode())
         template = np.column_stack([spans, owners]).tobytes()
         elements = spans[:, Span._fields.index("rows")] * spans[:, Span._fields.index("width")]

@@ -38,6 +38,7 @@ _ACCEPTED = (
 )
 
 
+_ZERO = np.zeros(2, np.uint32)
 _pack_seed, _pack_offsets = struct.Struct("=2I").pack, struct.Struct("<3Q").pack
 
 
@@ -101,6 +102,12 @@ def halves_of(x: Any) -> Any:
     return library.stack([high, low], -1)
 
 
+def words_of_members(seed: Any, members: Any) -> Words:
+    """The words of a call with one key and a vector of members, uint32[K, 2]."""
+    seed, offset = _of_seed(seed)
+    return Words(_halves(seed), (_halves(offset), members, _ZERO))
+
+
 def _halves(x: Any) -> Any:
     return np.array([x >> 32, x & 0xFFFF_FFFF], np.uint32) if isinstance(x, int) else x
 
@@ -147,18 +154,14 @@ def _is_key_type(dtype: Any) -> bool:
     return bool(jnp.issubdtype(dtype, jax.dtypes.prng_key))
 
 
+@functools.cache
 def _check_bits(name: str, dtype: Any) -> None:
-    bits = _key_bits(dtype)
+    data: Any = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct((), dtype))
+    bits = 32 * math.prod(data.shape)
     if bits != 64:
         raise ValueError(
             f"{name}: expected a JAX key of 64 bits, such as those of threefry2x32, got one of {bits} bits ({dtype})"
         )
-
-
-@functools.cache
-def _key_bits(dtype: Any) -> int:
-    data: Any = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct((), dtype))
-    return 32 * int(math.prod(data.shape))
 
 
 def _of_integer(name: str, x: Any, stop: int) -> Any:
@@ -170,17 +173,17 @@ def _of_integer(name: str, x: Any, stop: int) -> Any:
 
 
 def operands_of(words: Words) -> tuple[Any, ...]:
-    """The operands of a traced program, uint32: the seed, shape (2,), and the offsets, shape (6,), unless all are 0.
+    """The operands of a traced program, uint32: the seed, shape (b, 2), and the offsets, (b, 6), unless all are 0.
 
-    The seed has its high half first, as JAX's keys have, so that a key is the operand itself. The offsets have their
-    low halves first. Offsets of 0 are left out, since XLA would run a kernel in each call to make them.
+    `b` is 1 for values that are no vectors. The seed has its high half first, as JAX's keys have, so that a key is the
+    operand itself. The offsets have their low halves first. Offsets of 0 are left out, since XLA would run a kernel in
+    each call to make them.
     """
-    seed, offsets = _high_first(words.seed), words.offsets
-    if offsets is None:
-        return (seed,)
+    offsets = words.offsets
     if isinstance(offsets, tuple):
-        offsets = jnp.concatenate([_high_first(x)[::-1] for x in offsets])
-    return seed, jnp.asarray(offsets)
+        low_first = [jnp.atleast_2d(_high_first(x))[:, ::-1] for x in offsets]
+        offsets = jnp.concatenate(jnp.broadcast_arrays(*low_first), 1)
+    return tuple(jnp.atleast_2d(x) for x in (_high_first(words.seed), offsets) if x is not None)
 
 
 def _high_first(x: Any) -> Any:

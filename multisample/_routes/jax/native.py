@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import llvmlite.binding
@@ -30,7 +30,6 @@ from multisample.backends.launch import OPERANDS, ElementType, Launch, Operation
 from multisample.backends.system import cuda_driver, xla_ffi
 
 from .python_entry import digest, enter_python
-from .static import CUSTOM_CALLS
 
 PLATFORMS = ("cpu", "CUDA")
 
@@ -158,6 +157,10 @@ def _fill_perturb(frame, state, launch, on_device):
         parameter = word_at(template + 8 * _SPAN_WORDS)
         span[_SOURCE] += _data(operands, parameter)
         span[_TARGET] += _data(results, parameter)
+        if not on_device and span[_TARGET] != span[_SOURCE]:
+            others = max(half(launch, HALF.batch), 1) - 1
+            length = span[_ROWS] * span[_WIDTH] * word_at(state + 8 * _SIZE) + others * span[_TARGET_STEP]
+            _use_huge_pages(span[_TARGET], length)
         if begins != 0:
             span[_FIRST] += word_at(begins + 8 * parameter)
 
@@ -170,12 +173,12 @@ def _filling(operation: Operation) -> Callable[..., Any]:
     """
     if operation == Operation.perturb:
         return _fill_perturb
-    call, writes = CUSTOM_CALLS[operation], OPERANDS[operation].writes
-    is_moments = operation == Operation.moments
-    reads_at = tuple(getattr(WORD, name) for name in call.reads)
+    reads, writes = OPERANDS[operation]
+    is_moments, is_sample = operation == Operation.moments, operation == Operation.sample
+    reads_at = tuple(getattr(WORD, name) for name in reads)
     writes_at = tuple(getattr(WORD, name) for name in writes)
-    count, has_scratch = len(reads_at), call.has_scratch
-    matrix_list = xla_ffi.ARGUMENTS_AT if "matrix" in call.reads else xla_ffi.RESULTS_AT
+    count, has_scratch = len(reads), not is_sample
+    matrix_list = xla_ffi.ARGUMENTS_AT if "matrix" in reads else xla_ffi.RESULTS_AT
 
     @inline
     def fill(frame, state, launch, on_device):
@@ -191,7 +194,7 @@ def _filling(operation: Operation) -> Callable[..., Any]:
             launch[writes_at[k]] = _data(results, k)
         if is_moments:
             set_half(launch, HALF.results, written)
-            launch[WORD.columns] = word_at(word_at(_buffer(operands, count - 1) + xla_ffi.BUFFER_DIMS))
+            launch[WORD.columns] = word_at(word_at(_buffer(operands, 0) + xla_ffi.BUFFER_DIMS))
             launch[WORD.rows] = word_at(word_at(_buffer(results, 0) + xla_ffi.BUFFER_DIMS))
             return
         shape, size = word_at(_buffer(frame + matrix_list, 0) + xla_ffi.BUFFER_DIMS), word_at(state + 8 * _SIZE)
@@ -206,6 +209,8 @@ def _filling(operation: Operation) -> Callable[..., Any]:
         # The template's steps are those of a 1 x 1 matrix, so multiply them.
         launch[WORD.mu_step], launch[WORD.sigma_step] = rows * launch[WORD.mu_step], rows * launch[WORD.sigma_step]
         launch[WORD.result_step], launch[WORD.matrix_step] = rows * launch[WORD.result_step], rows * columns * size
+        if is_sample and not on_device:
+            _use_huge_pages(launch[WORD.matrix], word_at(shape) * launch[WORD.matrix_step])
 
     return fill
 
@@ -269,7 +274,7 @@ def _executing(operation: Operation, target: int, on_device: bool) -> Callable[.
         if error != 0:
             return error
         state = request[5]
-        run, size = word_at(state + 8 * _RUN), word_at(state + 8 * _SIZE)
+        run = word_at(state + 8 * _RUN)
         if on_device:
             error = _find_place(frame, request)
             if error != 0:
@@ -289,16 +294,6 @@ def _executing(operation: Operation, target: int, on_device: bool) -> Callable[.
             set_half(launch, HALF.device, request[4])
             is_done = run != 0 and _are_lengths_valid(launch) and not _call_on_device(run, launch)
         else:
-            if is_sample:
-                elements = max(half(launch, HALF.batch), 1) * launch[WORD.rows] * launch[WORD.columns]
-                _use_huge_pages(launch[WORD.matrix], elements * size)
-            if is_perturb and spans != 0:
-                for k in range(launch[WORD.spans]):
-                    span = integers_at(spans + 8 * _SPAN_WORDS * k, _SPAN_WORDS)
-                    if span[_TARGET] != span[_SOURCE]:
-                        others = max(half(launch, HALF.batch), 1) - 1
-                        length = span[_ROWS] * span[_WIDTH] * size + others * span[_TARGET_STEP]
-                        _use_huge_pages(span[_TARGET], length)
             is_done = run != 0 and _are_windows_valid(launch) and call_c(run, launch.ctypes.data) & LOW == 0
         error = 0 if is_done else enter_python(frame, target, np.int64(launch.ctypes.data))
         if is_perturb:
@@ -375,27 +370,8 @@ def handlers(operation: Operation, platform: str, target: int) -> dict[str, int]
         functions = cuda_driver.launch_function(), cuda_driver.device_function(), cuda_driver.capture_mode_function()
         for place, function in enumerate(functions, _LAUNCH):
             _process[place] = ctypes.cast(function, ctypes.c_void_p).value or 0
-    address = _handler_address(_executing(operation, target, on_device), f"xla-execute_{target}")
+    address = c_address(_executing(operation, target, on_device), f"xla-execute_{target}", digest())
     return dict.fromkeys(("instantiate", "execute"), address)
-
-
-def _handler_address(handler: Callable[..., Any], name: str) -> int:
-    """The address of a compiled handler. It is the same after the package has been purged and imported again.
-
-    XLA keeps the first handlers of a target until the process ends. RuntimeError if another version registered them.
-    """
-    symbol = f"multisample-{name}"
-    address: int | None = llvmlite.binding.address_of_symbol(f"{symbol}-{digest()}")
-    if address is None:
-        if llvmlite.binding.address_of_symbol(symbol):
-            raise RuntimeError(
-                "jax: XLA keeps the handlers of another version of multisample, which this process imported before:"
-                " restart the process"
-            )
-        address = c_address(handler, name, digest())
-        for known_as in (symbol, f"{symbol}-{digest()}"):
-            llvmlite.binding.add_symbol(known_as, address)
-    return address
 
 
 def deleter(platform: str) -> int:
@@ -450,38 +426,39 @@ def add_record(state: int, launch: Launch, kernels: list[tuple[int, bytes]]) -> 
         return
     kernel, parameters = kernels[0]
     device, misalignment = launch.device, launch.matrix & _ALIGNMENT
-    padded = parameters + bytes(-len(parameters) % 8)
     patches = [
-        (place // 8, source, added)
+        word
         for source, name in enumerate(_SOURCES)
         if name != "offsets" or launch.offset_at
         for place, added in PLACES[name]
+        for word in (place // 8, source, added)
     ]
     with _LOCK:
-        newest = ctypes.c_int64.from_address(state + 8 * _RECORDS)
-        head = [newest.value, device, misalignment, kernel, len(patches), len(parameters)]
-        if not any(found == (device, misalignment) for found in _kinds(newest.value)):
-            newest.value = _allocated([*head, *(number for patch in patches for number in patch)], padded)
+        if not any(kind == [device, misalignment] for _, *kind in records(state)):
+            words = [device, misalignment, kernel, len(patches) // 3, len(parameters), *patches]
+            _add(state, words, parameters + bytes(-len(parameters) % 8))
 
 
 def begins(state: int, device: int, size: int, read: Callable[[], bytes]) -> bytes:
     """The `size` bytes of `begins` in device memory, which only the first call of an instruction reads."""
-    newest = ctypes.c_int64.from_address(state + 8 * _RECORDS)
-    record = newest.value
-    while record:
-        following, found = (ctypes.c_int64 * 2).from_address(record)
+    for record, found, _ in records(state):
         if found == device:
             return ctypes.string_at(record + 16, size)
-        record = following
     data = read()
     with _LOCK:
-        newest.value = _allocated([newest.value, device], data)
+        _add(state, [device], data)
     return data
 
 
-def _kinds(record: int) -> Any:
-    """Device and misalignment of each record from this one on, also of one that could not be repeated."""
+def records(state: int) -> Iterator[tuple[int, int, int]]:
+    """Address, device and misalignment of each record of a state, also of one that could not be repeated."""
+    record = ctypes.c_int64.from_address(state + 8 * _RECORDS).value
     while record:
-        words = (ctypes.c_int64 * _HEAD).from_address(record)
-        yield words[_DEVICE], words[_MISALIGNMENT]
-        record = words[_NEXT]
+        following, device, misalignment = (ctypes.c_int64 * 3).from_address(record)
+        yield record, device, misalignment
+        record = following
+
+
+def _add(state: int, words: list[int], data: bytes) -> None:
+    newest = ctypes.c_int64.from_address(state + 8 * _RECORDS)
+    newest.value = _allocated([newest.value, *words], data)

@@ -8,6 +8,7 @@ For each model parameter, a device computes the index of its block's first eleme
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -34,34 +35,27 @@ def batch_of(*operands: Any) -> int:
     return next((x.shape[0] for x in operands if x.shape[0] != 1), 1)
 
 
-def _check_type(x: Any, dtype: Any) -> None:
-    """TypeError if an operand lost the type that it was traced with: a handler would read past its end."""
-    if x.dtype != dtype:
-        raise TypeError(
-            f"jax_enable_x64: expected the setting with which the program was traced, got one that turns {dtype}"
-            f" operands into {x.dtype}"
-        )
-
-
 def _custom_call(platform: str, static: Static, *operands: Any) -> list[Any]:
     """The results on one device. `static` has the lengths of that device."""
-    call = static.call
-    for name, x in zip(static.reads, operands):  # noqa: B905
-        _check_type(x, static.type_of(name))
+    for name, x in zip(static.reads, operands, strict=False):
+        dtype = static.type_of(name)
+        if x.dtype != dtype:  # A handler would read past the end of the operand.
+            raise TypeError(
+                f"jax_enable_x64: expected the setting with which the program was traced, got one that turns {dtype}"
+                f" operands into {x.dtype}"
+            )
     # Scratch memory of a size that is unknown cannot be a result.
-    needs_size = platform == "cuda" and call.has_scratch and any(map(is_symbol, (static.d, static.n)))
+    needs_size = platform == "cuda" and static.has_scratch and any(map(is_symbol, (static.d, static.n)))
     if static.operation == Operation.gradient and (needs_size or not handlers.can_take_gradients(static, platform)):
         return _sums_of_stored_noise(platform, static, *operands)
     if needs_size:
         raise TypeError(f"mu, sigma: expected lengths that are known while JAX traces on CUDA, got {static.d}")
-    batch = (batch_of(*operands),) if call.is_split and static.front else (static.size,) * static.population
-    results = [jax.ShapeDtypeStruct((*batch, *static.shape(name)), static.type_of(name)) for name in static.writes]
-    static = static.of_operands(*operands)
+    results = [jax.ShapeDtypeStruct(static.batch + static.shape(name), static.type_of(name)) for name in static.writes]
+    aliases = {k: k for k, x in enumerate(results) if static.in_place and x.shape == operands[k].shape}
     if platform == "cpu":
         handlers.prepare_on_host(static)
-    elif call.has_scratch:
-        results.append(jax.ShapeDtypeStruct((8 * handlers.scratch_size(static, *batch),), np.uint8))
-    aliases = {k: k for k in range(len(results))} if static.in_place else None
+    elif static.has_scratch:
+        results.append(jax.ShapeDtypeStruct((8 * handlers.scratch_size(static),), np.uint8))
     of_blocks = platform == "cuda" and len(operands) > len(static.reads) + 2
     name = handlers.register(static.operation, "cpu" if platform == "cpu" else "CUDA", of_blocks)
     target = jax.ffi.ffi_call(name, results, input_output_aliases=aliases)
@@ -71,8 +65,9 @@ def _custom_call(platform: str, static: Static, *operands: Any) -> list[Any]:
 def _sums_of_stored_noise(platform: str, static: Static, g: Any, *words: Any) -> list[Any]:
     """The gradient with a backend that sums no gradients: XLA stores the noise, then adds it up."""
     real, columns = static.computing_type, 1 + static.axes("matrix").index("j")
-    zeros = jnp.zeros((1, static.d), real)
-    noise = static._replace(operation=Operation.sample, dtype=real.name)
+    zeros = jnp.zeros(static.d, real)
+    batched = tuple(name for name in static.batched if name != "matrix")
+    noise = static._replace(operation=Operation.sample, dtype=real.name, batched=batched)
     (z,) = _custom_call(platform, noise, zeros, zeros + 1, *words)
     g = g.astype(real)
     return [g.sum(columns), (g * z).sum(columns)]
@@ -99,8 +94,8 @@ def _moved(words: tuple[Any, ...], place: int, axes: Any, size: int) -> tuple[An
     if axes is None or axes == ():
         return words
     seed, offsets = _with_offsets(words)
-    low, high = _added(offsets[:, place], offsets[:, place + 1], axes, size)
-    return seed, offsets.at[:, place].set(low).at[:, place + 1].set(high)
+    low, high = _added(offsets[..., place], offsets[..., place + 1], axes, size)
+    return seed, offsets.at[..., place].set(low).at[..., place + 1].set(high)
 
 
 def _with_offsets(words: tuple[Any, ...]) -> tuple[Any, Any]:
@@ -117,49 +112,21 @@ def _added(low: Any, high: Any, axes: Any, size: int) -> tuple[Any, Any]:
     return low, high + high_half + (low < low_half).astype(jnp.uint32)
 
 
-def _on_one_device(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, traced with an empty mesh in place of the context's, since its operands are one device's parts."""
-
-    def traced(*operands: Any) -> Any:
-        with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
-            return function(*operands)
-
-    return traced
-
-
-def _placed(sharding: Any, rank: int) -> tuple[Any, tuple[Any, ...]]:
-    """A mesh, and for each axis of an array the mesh axes that shard it."""
-    if isinstance(sharding, NamedSharding):
-        spec = tuple(sharding.spec)
-        return sharding.mesh, spec + (None,) * (rank - len(spec))
-    # Without a mesh in the arguments or in the context, only XLA's sharding is known. It cuts each axis into tiles.
-    devices = np.array(sharding._device_assignment)
-    tiles = sharding._to_xla_hlo_sharding(rank)
-    lengths, order = tiles.tile_assignment_dimensions(), tiles.tile_assignment_devices()
-    if tiles.is_replicated() or list(order) != list(range(len(devices))):  # Each device draws all, and keeps its part.
-        return Mesh(devices, ("device",)), (None,) * rank
-    names = tuple(f"axis{i}" for i in range(len(lengths)))
-    spec = tuple(name if length > 1 else None for name, length in zip(names[:rank], lengths[:rank], strict=True))
-    return Mesh(devices.reshape(lengths), names), spec
-
-
 def _places(arrays: Any, axes: list[tuple[str, ...]]) -> tuple[Any, dict[str, Any]]:
     """A mesh, and for each axis of these arrays the mesh axes that shard it."""
     mesh: Any = None
     places: dict[str, Any] = {}
     for x, names in zip(arrays, axes, strict=True):
-        if len(arrays) > 1 and not isinstance(x.sharding, NamedSharding):  # Tiled arrays have no common mesh.
+        mesh = getattr(x.sharding, "mesh", None)
+        if mesh is None:  # In a partly manual `jax.shard_map`, each device draws all, and keeps its part.
             return Mesh(np.array(x.sharding._device_assignment), ("device",)), {}
-        mesh, spec = _placed(x.sharding, len(names))
-        places |= dict(zip(names, spec, strict=True))
+        places |= dict(zip(names, x.sharding.spec, strict=False))
     return mesh, places
 
 
 def _size(mesh: Any, axes: Any) -> int:
-    size = 1
-    for axis in () if axes is None else (axes,) if isinstance(axes, str) else axes:
-        size *= mesh.shape[axis]
-    return size
+    axes = () if axes is None else (axes,) if isinstance(axes, str) else axes
+    return math.prod(mesh.shape[axis] for axis in axes)
 
 
 def _part(length: int, mesh: Any, axes: Any) -> int:
@@ -177,66 +144,56 @@ def _without_padding(g: Any, columns: int, axes: Any, length: int) -> Any:
     return jnp.where(jax.lax.broadcasted_iota(jnp.int32, g.shape, columns) < left, g, jnp.zeros_like(g))
 
 
-def lowering(platform: str) -> Callable[..., Any]:
+def lowered(platform: str, *operands: Any, static: Static) -> Any:
     """The function that a primitive becomes on `platform`."""
+    static = static._replace(backend=choose(static.backend, "jax", platform).name)
+    names, size = static.names(len(operands)), batch_of(*operands)
+    is_lone = [name != "matrix" and x.shape[0] == 1 for name, x in zip(names, operands, strict=True)]
+    batched = tuple(name for name, lone in zip(names, is_lone, strict=True) if not lone)
+    # A launch of perturb has one factor for each parameter, and no batch if each coefficient has a key.
+    if static.operation == Operation.moments or "factors" in batched or (static.has_row_keys and batched):
+        return _one_by_one(functools.partial(_custom_call, platform, static), *operands)
+    if static.parameters and size == 0:
+        return [jnp.zeros((0, *x.shape[1:]), x.dtype) for x in operands[: len(static.writes)]]
+    static = static._replace(batched=batched, size=size)
+    call = functools.partial(_custom_call, platform, static)
+    axes = [("b",) * (name in batched) + static.axes(name) for name in names]
+    writes_axes = [("b",) * len(static.batch) + static.axes(name) for name in static.writes]
 
-    def lowered(*operands: Any, static: Static) -> Any:
-        static = static._replace(backend=choose(static.backend, "jax", platform).name)
-        call = functools.partial(_custom_call, platform, static)
-        if not static.call.is_split:
-            return _one_by_one(call, *operands)
-        axes, writes_axes = static.all_axes(static.names(len(operands))), static.result_axes()
-        # JAX keeps these functions. They must not keep tracers.
-        is_lone = [bool(static.front) and x.shape[0] == 1 for x in operands]
+    def partition(mesh: Any, operands: Any, results: Any) -> Any:
+        # JAX keeps this function, so it must not keep tracers.
+        if "matrix" in static.reads:
+            mesh, places = _places(operands[:1], axes[:1])
+        else:
+            mesh, places = _places(results, writes_axes)
+        part = static._replace(size=_part(static.size, mesh, places.get("b")))
+        window = (_blocks if static.parameters else _window)(platform, part, mesh, places)
 
-        def shardings(mesh: Any, places: dict[str, Any]) -> tuple[list[Any], tuple[Any, ...]]:
-            """The shardings of the results, and those of the operands."""
-            own = [places | {"b": None} if lone else places for lone in is_lone]
-            return [_sharding(mesh, places, names) for names in writes_axes], tuple(
-                _sharding(mesh, where, names) for where, names in zip(own, axes, strict=True)
-            )
+        def run(*operands: Any) -> list[Any]:
+            # The operands are one device's parts, so the mesh of the context does not apply.
+            with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+                return window(*operands)
 
-        def partition(mesh: Any, operands: Any, results: Any) -> Any:
-            if "matrix" in static.reads:
-                mesh, places = _places(operands[:1], axes[:1])
-            else:
-                mesh, places = _places(results, writes_axes)
-            return mesh, _on_one_device(_window(platform, static, mesh, places)), *shardings(mesh, places)
+        of_results, of_operands = (
+            [NamedSharding(mesh, PartitionSpec(*map(places.get, own))) for own in every]
+            for every in (writes_axes, axes)
+        )
+        return mesh, run, of_results, tuple(of_operands)
 
-        def infer(mesh: Any, operands: Any, results: Any) -> Any:
-            places: dict[str, Any] = {}
-            for x, names in zip(operands, axes, strict=True):
-                if x.sharding is None:  # GSPMD does not know the sharding of `x`.
-                    continue
-                own, spec = _placed(x.sharding, len(names))
-                mesh = mesh if places else own
-                for axis, place in zip(names, spec, strict=True):
-                    places[axis] = place if places.get(axis) is None else places[axis]
-            return shardings(mesh, places)[0]
-
-        shared = custom_partitioning(call)
-        # In the sharding rule, an axis of length 1 gets a name of its own.
-        labels = [(f"lone{k}", *axes[k][1:]) if lone else axes[k] for k, lone in enumerate(is_lone)]
-        rule = " -> ".join(", ".join(map(" ".join, names)) for names in (labels, writes_axes))
-        read = list(dict.fromkeys(name for names in labels for name in names))
-        shared.def_partition(
-            partition, infer, sharding_rule=rule, reduction_factors=("j",) if "j" in read else (),
-            need_replication_factors=tuple(name for name in read if name in "klmt" or name[:4] == "lone"),
-        )  # fmt: skip
-        return shared(*operands)
-
-    return lowered
-
-
-def _sharding(mesh: Any, places: dict[str, Any], axes: tuple[str, ...]) -> NamedSharding:
-    return NamedSharding(mesh, PartitionSpec(*(places.get(axis) for axis in axes)))
+    shared = custom_partitioning(call)
+    rule = " -> ".join(", ".join(map(" ".join, names)) for names in (axes, writes_axes))
+    read = list(dict.fromkeys(axis for own in axes for axis in own))
+    shared.def_partition(
+        partition, sharding_rule=rule, reduction_factors=("j",) if "j" in read else (),
+        need_replication_factors=tuple(axis for axis in read if axis in "klmt"),
+    )  # fmt: skip
+    results = shared(*(jax.lax.squeeze(x, (0,)) if lone else x for x, lone in zip(operands, is_lone, strict=True)))
+    return results if static.batch else [x[None] for x in results]
 
 
 def _window(platform: str, static: Static, mesh: Any, places: dict[str, Any]) -> Callable[..., list[Any]]:
     """The function that draws or sums the window of a device; `places` are the mesh axes of each axis."""
-    if static.parameters:
-        return _blocks(platform, static, mesh, places)
-    rows, columns = places["i"], places["j"]
+    rows, columns = places.get("i"), places.get("j")
     d, n = _part(static.d, mesh, rows), _part(static.n, mesh, columns)
     is_whole = _size(mesh, columns) == 1
     part = static._replace(d=d, n=n, aligned=static.aligned and (is_whole or n % 8 == 0))
@@ -265,8 +222,7 @@ def _blocks(platform: str, static: Static, mesh: Any, places: dict[str, Any]) ->
             [(axis, n * step) for axis, n, step in zip(axes, shape, whole.steps, strict=True) if _size(mesh, axis) > 1]
         )
         parts.append(whole._replace(shape=shape))
-    size = _part(static.size, mesh, places.get("b"))
-    part, count = static._replace(parameters=tuple(parts), size=size), len(static.reads)
+    part, count = static._replace(parameters=tuple(parts)), len(static.reads)
 
     def run(*operands: Any) -> list[Any]:
         if not any(moves):
@@ -277,9 +233,6 @@ def _blocks(platform: str, static: Static, mesh: Any, places: dict[str, Any]) ->
             for axes, size in of_parameter:
                 begin = _added(*begin, axes, size)
             begins.append(jnp.stack(begin))
-        words = _with_offsets(operands[count:])
-        # Offsets that `_with_offsets` adds have the axes of the seed.
-        own = part if len(operands) > count + 1 else part._replace(offsets_batched=part.seed_batched)
-        return _custom_call(platform, own, *operands[:count], *words, jnp.stack(begins))
+        return _custom_call(platform, part, *operands[:count], *_with_offsets(operands[count:]), jnp.stack(begins))
 
     return run

@@ -24,9 +24,8 @@ from multisample.backends.memory.host import rounded
 from ..._arguments import DTYPES, check_flag, describe
 from ..._checks.coefficients import Coefficients, check_coefficients, read_coefficients
 from ..._checks.window_and_options import check_members
-from ..._libraries import HOST, is_number, library_of
+from ..._libraries import is_number
 from ..._libraries.jax import JAX, is_jax, is_on_host
-from ..._libraries.library import NOUNS
 from ..._model_parameters.populations import decays_of, factor_of, members_of, variant_of
 from ..._model_parameters.spans import steps_of
 from ..._model_parameters.structures import Structure, ids_of, names_of, one_array
@@ -35,7 +34,9 @@ from ..._plan import PlanCache
 from ..._randomness.generator import Key
 from ..._randomness.seed_argument import MOST_OFFSETS, key_words
 from ..._tracing import is_symbol, is_traced_by_jax
-from .keys import Words, batch_length, halves_of, key_vector, operands_of, words_of
+from . import as_array
+from .keys import Words, batch_length, halves_of, key_vector, operands_of, words_of, words_of_members
+from .partitioning import batch_of
 from .primitives import bind, varying
 from .programs import Program
 from .static import Parameter, Static
@@ -61,8 +62,8 @@ def perturb_jax(
     offsets = words.offsets if isinstance(words.offsets, tuple) else (words.offsets,)
     traced = is_traced_by_jax() or any(isinstance(x, jax.core.Tracer) for x in (given, words.seed, *offsets))
     key = None if traced or ids is not None else _key(leaves, tree, bool(fast_math), backend, form)
-    groups = None if key is None or (type(decay) is not int or decay) else _PLANS.get(key)
-    if groups is not None:
+    groups = None if key is None else _PLANS.get(key)
+    if groups is not None and type(decay) is int and decay == 0:
         return tree.unflatten(_run(groups, _Values(words, given), leaves))
     structure = _structure(parameters)
     labels = structure.labels("parameters")
@@ -72,8 +73,7 @@ def perturb_jax(
     of_call = _Values(words, given, factors)
     static = Static(backend, "float32", fast_math=bool(fast_math), operation=Operation.perturb, n=1)
     if traced or any(isinstance(x, jax.core.Tracer) for x in (*arrays, *([] if factors is None else factors))):
-        return structure.rebuild(_traced(of_call, arrays, numbers, static._replace(in_place=True), form))
-    groups = None if key is None else _PLANS.get(key)
+        return structure.rebuild(_perturbed(static._replace(in_place=True), numbers, form, of_call, *arrays))
     if groups is None:
         groups = _groups(arrays, numbers, static, form)
     results = _run(groups, of_call, arrays)
@@ -82,8 +82,8 @@ def perturb_jax(
     return structure.rebuild(results)
 
 
-Form: TypeAlias = Literal["keys", "seed", "member"] | None
-"""Which words of a call are vectors: "keys", one for each coefficient; or "seed" or "member", those of a population."""
+Form: TypeAlias = Literal["keys", "population"] | None
+"""What a vector of seeds or members is for: a key for each coefficient, or a population."""
 
 
 class _Values(NamedTuple):
@@ -115,19 +115,10 @@ def _parameter(name: str, x: Any) -> Any:
     """A parameter that `perturb` can read; TypeError or ValueError if it cannot."""
     if is_number(x):
         raise TypeError(f"{name}: expected an array, got the number {describe(x)}")
-    if not is_jax(x):
-        library = library_of(name, x)
-        if library is not HOST:
-            raise TypeError(
-                f"{name}: expected an array of JAX or NumPy where others are JAX's, got {NOUNS[library.name]}"
-            )
-        x = HOST.normalized(name, x)
+    x = as_array(name, x)
     if x.dtype.name not in DTYPES:
         raise TypeError(f"{name}: expected elements of type {', '.join(DTYPES)}, got {x.dtype.name}")
-    try:
-        JAX.check_dtype(x.dtype.name)
-    except TypeError as error:
-        raise TypeError(str(error).replace("dtype:", f"{name}:", 1)) from None
+    JAX.check_dtype(x.dtype.name, name)
     if any(map(is_symbol, x.shape)):
         raise TypeError(f"{name}: expected a shape that is known while JAX traces, got {x.shape}")
     if math.prod(x.shape) > COLUMNS:
@@ -152,21 +143,21 @@ def _coefficients(given: Any) -> Coefficients:
 
 
 def _words(seed: Any, member: Any, coefficients: Coefficients) -> tuple[Words, Form]:
-    """The words of seed, offset and member, and for each whether it is a vector."""
-    seeds, members = batch_length(seed), _length_of_members(member)
+    """The words of seed, offset and member."""
+    seeds, members = batch_length(seed), _members(member)
     if seeds == 1 and not isinstance(seed, (list, tuple)) and len(seed.shape) > 1:
         seed, seeds = key_vector(seed)[0], None
     on_host, on_device = coefficients.on_host, coefficients.on_device
     is_number = isinstance(on_host, float) or (on_host is None and np.shape(coefficients.given) == ())
     count = coefficients.length if on_device is None else 1
     length = None if is_number else count
-    variant = variant_of(length, None, seeds, None, members, False, None)
+    variant = variant_of(length, None, seeds, None, None if members is None else len(members), False, None)
     if variant.has_own_keys:
         form: Form = "keys"
     elif seeds is not None and not is_number:  # One seed for one coefficient.
         seed, form = key_vector(seed)[0], None
     else:
-        form = None if variant.size is None else "seed" if members is None else "member"
+        form = None if variant.size is None else "population"
     if is_jax(seed) and not isinstance(seed, jax.core.Tracer) and seed.shape == (4,) and is_on_host(seed):
         seed = np.asarray(seed)
     if seeds is not None and isinstance(seed, (list, tuple, np.ndarray)) and batch_length(seed) is not None:
@@ -176,44 +167,27 @@ def _words(seed: Any, member: Any, coefficients: Coefficients) -> tuple[Words, F
         offset = int(seed[2]) << 32 | int(seed[3])
     if isinstance(offset, int) and offset >= MOST_OFFSETS:
         raise ValueError(f"seed: expected a Key with an offset below 2**32, as Generator.take gives, got {offset}")
-    rows = 1 if variant.has_own_keys else count
     if members is not None:
-        return _with_members(words_of(seed, 0, 0), _halves_of_members(member, rows)), form
+        return words_of_members(seed, members), form
     words = words_of(seed, member, 0, "member")
     if not isinstance(member, jax.core.Tracer):
-        check_members(int(member), rows)
+        check_members(int(member), 1 if variant.has_own_keys else count)
     return words, form
 
 
-def _with_members(words: Words, members: Any) -> Words:
-    """The words of a call with one key and a vector of members."""
-    zero = np.zeros(2, np.uint32)
-    offset: Any = zero
-    if isinstance(words.offsets, tuple):
-        offset = words.offsets[0]
-    elif words.offsets is not None:  # Low halves first.
-        offset = words.offsets[1::-1]
-    return Words(words.seed, (offset, members, zero))
-
-
-def _length_of_members(member: Any) -> int | None:
-    """The length of a vector of members; None for one member."""
+def _members(member: Any) -> Any:
+    """A vector of members as uint32[K, 2], high halves first; None for one member."""
     if is_jax(member):
         if not jnp.issubdtype(member.dtype, jnp.integer):
             raise TypeError(f"member: expected integers, got elements of type {member.dtype}")
         if len(member.shape) > 1:
             raise ValueError(f"member: expected an integer or a vector of shape (K,), got {member.shape}")
-        return member.shape[0] if member.shape else None
-    if isinstance(member, (list, tuple, range, np.ndarray)):
-        return len(member) if np.ndim(member) else None
-    return None
-
-
-def _halves_of_members(member: Any, rows: int) -> Any:
-    """A vector of members as uint32[K, 2]: high halves first."""
-    if is_jax(member) and (isinstance(member, jax.core.Tracer) or not is_on_host(member)):
-        return halves_of(member.astype(f"uint{8 * member.dtype.itemsize}"))
-    found, _, _ = members_of(np.asarray(member) if is_jax(member) else member, rows)
+        if member.shape and (isinstance(member, jax.core.Tracer) or not is_on_host(member)):
+            return halves_of(member.astype(f"uint{8 * member.dtype.itemsize}"))
+        member = np.asarray(member) if member.shape else None
+    if not isinstance(member, (list, tuple, range, np.ndarray)) or np.ndim(member) == 0:
+        return None
+    found, _, _ = members_of(member, 1)
     return halves_of(np.atleast_1d(np.asarray(found, np.uint64)))
 
 
@@ -239,7 +213,7 @@ def _factors(decay: Any, structure: Structure, arrays: list[Any]) -> list[Any] |
         places = {name: k for k, name in enumerate(structure.names or ())}
         traced = {places[name]: x for name, x in zip(names, tracers.values(), strict=True)}
     return [
-        1 - traced[k].astype(real) if k in traced else factor_of(x, real)
+        1 - traced[k].astype(real) if k in traced else np.array(factor_of(x, real), real)
         for k, (x, real) in enumerate(zip(decays, reals, strict=True))
     ]
 
@@ -248,8 +222,8 @@ class _Group(NamedTuple):
     """Parameters on one set of devices. Their program takes coefficients, seed and member as operands."""
 
     members: list[int]
-    types: list[str]
-    """The computing type of each."""
+    reals: set[str]
+    """Their computing types."""
     program: Program
 
 
@@ -267,12 +241,8 @@ def _groups(arrays: list[Any], ids: list[int], static: Static, form: Form) -> li
         program = Program(
             _perturbed, static, tuple(ids[k] for k in members), form, types=tuple((x.shape, x.dtype) for x in own)
         )
-        groups.append(_Group(members, [MATRIX_TYPES[x.dtype.name].computing for x in own], program))
+        groups.append(_Group(members, _reals(own), program))
     return groups
-
-
-def _perturbed(static: Static, ids: tuple[int, ...], form: Form, values: _Values, *arrays: Any) -> list[Any]:
-    return _traced(values, arrays, ids, static, form)
 
 
 def _run(groups: list[_Group], values: _Values, arrays: Sequence[Any]) -> list[Any]:
@@ -282,9 +252,9 @@ def _run(groups: list[_Group], values: _Values, arrays: Sequence[Any]) -> list[A
             if is_jax(value) and value.committed:
                 raise ValueError(f"{name}: expected values on the host, as parameters are on several devices")
     results: list[Any] = list(arrays)
-    for members, types, program in groups:
-        own = None if factors is None else [np.array(factors[k], real) for k, real in zip(members, types, strict=True)]
-        made = program(_Values(words, _rounded(coefficients, set(types)), own), *(arrays[k] for k in members))
+    for members, reals, program in groups:
+        own = None if factors is None else [factors[k] for k in members]
+        made = program(_Values(words, _rounded(coefficients, reals), own), *(arrays[k] for k in members))
         for k, x in zip(members, made, strict=True):
             results[k] = x
     return results
@@ -303,6 +273,10 @@ def _key(arrays: list[Any], *options: Hashable) -> Hashable:
     return key
 
 
+def _reals(arrays: Sequence[Any]) -> set[str]:
+    return {MATRIX_TYPES[x.dtype.name].computing for x in arrays}
+
+
 def _rounded(coefficients: Any, reals: set[str]) -> Any:
     """Coefficients on the host as arguments of a program, rounded to each of the computing types."""
     if is_jax(coefficients) or isinstance(coefficients, dict):
@@ -311,55 +285,33 @@ def _rounded(coefficients: Any, reals: set[str]) -> Any:
     return {real: rounded(values, real) for real in reals}
 
 
-def _traced(
-    values: _Values, arrays: Sequence[Any], ids: Sequence[int], static: Static, form: Form
-) -> list[Any]:  # fmt: skip
-    words = values.words
-    if form in (None, "keys"):
-        return _summed(values, arrays, ids, static, form)
-    offset, row, _ = words.offsets if isinstance(words.offsets, tuple) else (None, None, None)
-    by_seed = form == "seed"
-    size = words.seed.shape[0] if by_seed else row.shape[0]
-    if size == 0:
-        return [jnp.zeros((0, *x.shape), x.dtype) for x in arrays]
-    axes: Any = None
-    if isinstance(words.offsets, tuple):
-        axes = (0, None, None) if by_seed and offset.ndim == 2 else (None, None if by_seed else 0, None)
-
-    def one(words: Words) -> list[Any]:
-        return _summed(values._replace(words=words), arrays, ids, static, form)
-
-    results: list[Any] = jax.vmap(one, (Words(0 if by_seed else None, axes),), axis_size=size)(words)
-    return results
-
-
-def _summed(
-    values: _Values, arrays: Sequence[Any], ids: Sequence[int], static: Static, form: Form
-) -> list[Any]:  # fmt: skip
-    """The results for one key, or for one key for each coefficient."""
+def _perturbed(static: Static, ids: Sequence[int], form: Form, values: _Values, *parameters: Any) -> list[Any]:
+    """The results in the program that is being traced."""
     words, coefficients, factors = values
-    results = [jnp.asarray(x) for x in arrays]
+    arrays, of_words = [jnp.asarray(x) for x in parameters], operands_of(words)
+    if form == "keys":
+        count = of_words[0].shape[0]
+        offsets = of_words[1] if len(of_words) > 1 else np.zeros(6, np.uint32)
+        of_words = of_words[0][None], jnp.broadcast_to(offsets, (1, count, 6))
+        static = static._replace(shared_noise=True)
+    batch = (batch_of(*of_words),) if form == "population" else ()
+    results = [jnp.broadcast_to(x, batch + x.shape) for x in arrays]
     groups: dict[tuple[str, Hashable], list[int]] = collections.defaultdict(list)
-    for k, x in enumerate(results):
+    for k, x in enumerate(arrays):
         if x.size:
             groups[x.dtype.name, varying(x)].append(k)  # In jax.shard_map, results vary as operands do.
     if not groups or (np.shape(coefficients) == (0,) and factors is None):
         return results
-    coefficients = _rounded(coefficients, {MATRIX_TYPES[x.dtype.name].computing for x in results})
-    if form != "keys":
-        of_words = operands_of(words)
-    else:
-        is_batched = isinstance(words.offsets, tuple) and words.offsets[0].ndim == 2
-        of_words = jax.vmap(operands_of, (Words(0, (0, None, None) if is_batched else None),))(words)
-        static = static._replace(shared_noise=True, seed_batched=True, offsets_batched=len(of_words) > 1)
+    coefficients = _rounded(coefficients, _reals(arrays))
     for (dtype, _), group in groups.items():
-        parameters = tuple(Parameter(ids[k], results[k].shape, steps_of(results[k].shape)) for k in group)
-        own = static._replace(dtype=dtype, parameters=parameters, has_factors=factors is not None)
+        blocks = tuple(Parameter(ids[k], arrays[k].shape, steps_of(arrays[k].shape)) for k in group)
+        own = static._replace(dtype=dtype, parameters=blocks, has_factors=factors is not None)
         real = own.computing_type
         weights = coefficients[real.name] if isinstance(coefficients, dict) else coefficients
         weights = [jnp.atleast_1d(jnp.asarray(weights)).astype(real)]
         if factors is not None:
             weights.append(jnp.stack([jnp.asarray(factors[k], real) for k in group]))
-        for k, x in zip(group, bind(own, *(results[k] for k in group), *weights, *of_words), strict=True):
-            results[k] = x
+        operands = (jnp.expand_dims(x, 0) for x in (*(arrays[k] for k in group), *weights))
+        for k, x in zip(group, bind(own, *operands, *of_words), strict=True):
+            results[k] = x if batch else jnp.squeeze(x, 0)
     return results

@@ -1,4 +1,4 @@
-"""The primitives of JAX, one for each operation: `Static` and the table `CUSTOM_CALLS` say how they differ.
+"""The primitives of JAX, one for each operation: `Static` says how they differ.
 
 A sample, ``x = mu + sigma * z``, is linear in mu and sigma, its gradient in the cotangent, moments in the weights. A
 tangent is thus a call with the same noise, and a cotangent of a sample becomes two sums over noise drawn again: no
@@ -20,7 +20,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from multisample.backends.launch import Operation
 
-from .partitioning import PLATFORMS, batch_of, lowering
+from .partitioning import PLATFORMS, batch_of, lowered
 from .programs import run_alone
 from .static import Static
 
@@ -38,7 +38,7 @@ _PRIMITIVES = {
 
 
 def bind(static: Static, *operands: Any) -> list[Any]:
-    """The results for the operands of `CustomCall`, each with an axis for the batch in front."""
+    """The results for the operands of a custom call, each with an axis for the batch in front."""
     results: list[Any] = _PRIMITIVES[static.operation].bind(*_alike(*operands), static=static)
     return results
 
@@ -61,73 +61,55 @@ def varying(x: Any) -> frozenset[Any]:
 
 def _types(*avals: Any, static: Static) -> list[Any]:
     """The types of the results. With explicit sharding, they have the mesh axes of the operands."""
-    if static.operation == Operation.perturb:
-        return [_perturbed_type(x, avals, static) for x in avals[: len(static.writes)]]
-    batch, places = batch_of(*avals), {"j": None}
-    for axis, argument in (("b", "vmap"), ("i", "mu, sigma")):
-        places[axis] = None
-        for x, own in zip(avals, static.all_axes(static.names(len(avals))), strict=True):
-            place = x.sharding.spec[own.index(axis)] if axis in own and (axis != "b" or x.shape[0] == batch) else None
-            if None not in (place, places[axis]) and place != places[axis]:
+    batch, names = batch_of(*avals), static.names(len(avals))
+    places: dict[str, Any] = {}
+    for name, x in zip(names, avals, strict=True):
+        for axis, place, length in zip(("b", *static.axes(name)), x.sharding.spec, x.shape, strict=False):
+            if place is None or (axis == "b" and length != batch):
+                continue
+            if static.operation == Operation.gradient and axis == "j":
+                raise TypeError(
+                    "mu, sigma: expected a cotangent that is not sharded over samples in explicit sharding, got"
+                    f" {x.sharding.spec}; take the gradient in jax.shard_map, or of a jax.sharding.auto_axes function"
+                )
+            if places.setdefault(axis, place) != place:
+                argument = "vmap" if axis == "b" else "mu, sigma"
                 raise TypeError(
                     f"{argument}: expected the same sharding of mu and sigma, got {places[axis]} and {place}"
                 )
-            places[axis] = places[axis] if place is None else place
-    if (
-        static.operation == Operation.gradient
-        and (spec := avals[0].sharding.spec)[1 + static.axes("matrix").index("j")]
-    ):
-        raise TypeError(
-            "mu, sigma: expected a cotangent that is not sharded over samples in explicit sharding, got"
-            f" {spec}; take the gradient in jax.shard_map, or of a jax.sharding.auto_axes function"
-        )
     mesh = avals[0].sharding.mesh
     return [
         avals[0].update(
             shape=(batch, *static.shape(name)), dtype=static.type_of(name), weak_type=False,
-            sharding=NamedSharding(mesh, PartitionSpec(*(places[axis] for axis in ("b", *static.axes(name))))),
+            sharding=NamedSharding(mesh, PartitionSpec(*(places.get(axis) for axis in ("b", *static.axes(name))))),
         )
         for name in static.writes
     ]  # fmt: skip
 
 
-def _perturbed_type(x: Any, avals: Any, static: Static) -> Any:
-    if not static.population or static.parameters_batched:
-        return x.update(weak_type=False)
-    names = static.names(len(avals))
-    places = (y.sharding.spec[0] for name, y in zip(names, avals, strict=True) if static.all_axes([name])[0][0] == "b")
-    place = next((place for place in places if place is not None), None)
-    sharding = NamedSharding(x.sharding.mesh, PartitionSpec(place, *x.sharding.spec))
-    return x.update(shape=(static.size, *x.shape), weak_type=False, sharding=sharding)
-
-
 def _jvp(primals: Any, tangents: Any, *, static: Static) -> Any:
-    count = len(static.reads)
-    dots = tangents[:count]
-    is_constant = all(type(dot) is ad.Zero for dot in dots)
-    if static.operation == Operation.perturb and not is_constant:
+    dots, words = tangents[: len(static.reads)], primals[len(static.reads) :]
+    if static.operation == Operation.perturb:
         return _perturbed_jvp(primals, dots, static)
     results = bind(static, *primals)
-    if is_constant:
-        return results, [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in results]
     if static.operation == Operation.moments:
         return results, _tangents_of_moments(primals, dots, static, results)
-    return results, bind(static, *map(ad.instantiate_zeros, dots), *primals[count:])
+    return results, bind(static, *map(ad.instantiate_zeros, dots), *words)
 
 
 def _tangents_of_moments(primals: Any, dots: Any, static: Static, results: Any) -> list[Any]:
     """The tangents of ``m1 = sum(w) mu + sigma s1`` and ``m2 = sigma^2 s2``, where s1 and s2 are sums of the noise."""
-    mu, sigma, weights, *words = primals
-    mu_dot, sigma_dot, weights_dot = dots
+    weights, mu, sigma, *words = primals
+    weights_dot, mu_dot, sigma_dot = dots
     parts: list[list[Any]] = []
     if type(mu_dot) is not ad.Zero:
         parts.append([weights.sum(1, keepdims=True) * mu_dot, *(0 for _ in results[1:])])
     if type(sigma_dot) is not ad.Zero:
         real = static._replace(dtype=static.computing_type.name)
-        first, *second = bind(real, jnp.zeros_like(mu), jnp.ones_like(sigma), weights, *words)
+        first, *second = bind(real, weights, jnp.zeros_like(mu), jnp.ones_like(sigma), *words)
         parts.append([first * sigma_dot, *(2 * sigma * x * sigma_dot for x in second)])
     if type(weights_dot) is not ad.Zero:
-        parts.append(bind(static, mu, sigma, weights_dot, *words))
+        parts.append(bind(static, weights_dot, mu, sigma, *words))
     return [
         jnp.broadcast_to(sum(of_result), x.shape).astype(x.dtype)
         for x, of_result in zip(results, zip(*parts, strict=True), strict=True)
@@ -150,9 +132,10 @@ def _perturbed_jvp(primals: Any, dots: Any, static: Static) -> Any:
         if type(dot) is ad.Zero:
             tangents.append(ad.Zero(jax.typeof(result).to_tangent_aval()))
             continue
-        moved = dot if factors is None else (dot.astype(factors.dtype) * factors[k]).astype(dot.dtype)
-        is_shared = static.population and not static.parameters_batched
-        tangents.append(jnp.broadcast_to(moved, result.shape) if is_shared else moved)
+        if factors is not None:
+            factor = factors[:, k].reshape(-1, *[1] * (dot.ndim - 1))
+            dot = (dot.astype(factor.dtype) * factor).astype(dot.dtype)
+        tangents.append(jnp.broadcast_to(dot, result.shape))
     return results, tangents
 
 
@@ -162,7 +145,7 @@ def _transpose(cts: Any, *operands: Any, static: Static) -> Any:
     words = operands[count:]
     if all(type(ct) is ad.Zero for ct in cts):
         return [*(None if aval is None else ad.Zero(aval) for aval in avals), *[None] * len(words)]
-    if static.call.transposed is None:
+    if static.operation == Operation.moments:
         raise ValueError(
             "weights: expected no gradient, got weights that depend on an argument of jax.grad: their gradient needs"
             " the whole sample; use jax.lax.stop_gradient, or draw the sample with multisample.sample"
@@ -170,7 +153,9 @@ def _transpose(cts: Any, *operands: Any, static: Static) -> Any:
     if avals[-1] is None:  # sigma is constant: the cotangent of mu is a sum without noise.
         totals = [cts[0].astype(static.computing_type).sum(1 + static.axes("matrix").index("j")), None]
     else:
-        totals = bind(static._replace(operation=static.call.transposed), *map(ad.instantiate_zeros, cts), *words)
+        is_sample = static.operation == Operation.sample
+        transposed = static._replace(operation=Operation.gradient if is_sample else Operation.sample)
+        totals = bind(transposed, *map(ad.instantiate_zeros, cts), *words)
     sums = [None if aval is None else _as_long_as(aval, x) for aval, x in zip(avals, totals, strict=True)]
     return [*sums, *[None] * len(words)]
 
@@ -182,8 +167,6 @@ def _as_long_as(aval: Any, x: Any) -> Any:
 
 def _batch(operands: Sequence[Any], axes: Sequence[int | None], *, static: Static) -> Any:
     """Join a new axis to that of the batch. An operand that all elements share keeps length 1."""
-    if static.operation == Operation.perturb:
-        return _perturbed_batch(operands, axes, static)
     size = next(x.shape[axis] for x, axis in zip(operands, axes, strict=True) if axis is not None)
     fronted = [
         jnp.expand_dims(x, 0) if axis is None else jnp.moveaxis(x, axis, 0)
@@ -191,58 +174,12 @@ def _batch(operands: Sequence[Any], axes: Sequence[int | None], *, static: Stati
     ]
     inner = next((x.shape[1] for x in fronted if x.shape[1] != 1), 1)
     joined = []
-    for name, x in zip((*static.reads, "seed", "offsets"), fronted):  # noqa: B905
+    for name, x in zip(static.names(len(fronted)), fronted, strict=True):
         if x.shape[:2] != (1, 1) or name == "matrix":  # The custom call cannot share a cotangent.
             x = jnp.broadcast_to(x, (size, inner, *x.shape[2:]))
         joined.append(x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]))
     results = [x.reshape(size, inner, *x.shape[1:]) for x in bind(static, *joined)]
     return results, [0] * len(results)
-
-
-def _perturbed_batch(operands: Sequence[Any], axes: Sequence[int | None], static: Static) -> Any:
-    """Join the axis of vmap to that of the population. If one parameter has the axis, all get it."""
-    names, count = static.names(len(operands)), len(static.writes)
-    size = next(x.shape[axis] for x, axis in zip(operands, axes, strict=True) if axis is not None)
-    outer = {name: axis is not None for name, axis in zip(names, axes, strict=True)}
-    fronted = [x if axis is None else jnp.moveaxis(x, axis, 0) for x, axis in zip(operands, axes, strict=True)]
-    if static.shared_noise or outer.get("factors"):  # A key, or a factor, for each element as well.
-        mapped = [None if axis is None else x for x, axis in zip(fronted, axes, strict=True)]
-
-        def run(elements: list[Any]) -> list[Any]:
-            return bind(static, *(x if y is None else y for x, y in zip(operands, elements, strict=True)))
-
-        return jax.lax.map(run, mapped), [0] * count
-    inner = dict(zip(names, (own[:1] == ("b",) for own in static.all_axes(names)), strict=True))
-    are_batched = any(list(outer.values())[:count])
-    outer |= dict.fromkeys(names[:count], are_batched)
-    joined = []
-    for name, x, axis in zip(names, fronted, axes, strict=True):
-        if axis is None and (outer[name] or inner[name]):
-            x = jnp.broadcast_to(x, (size, *x.shape))
-        if static.population and (outer[name] or inner[name]):
-            if not inner[name]:
-                x = jnp.broadcast_to(x[:, None], (size, static.size, *x.shape[1:]))
-            x = x.reshape(size * static.size, *x.shape[2:])
-        joined.append(x)
-    batched = {name: outer[name] or inner[name] for name in names}
-    parameters_batched = are_batched or static.parameters_batched
-    own = static._replace(
-        population=True, size=size * static.size if static.population else size,
-        weights_batched=batched["weights"], seed_batched=batched["seed"],
-        offsets_batched=batched.get("offsets", False), parameters_batched=parameters_batched,
-        in_place=static.in_place and parameters_batched,
-    )  # fmt: skip
-    results = bind(own, *joined)
-    if static.population:
-        results = [x.reshape(size, static.size, *x.shape[1:]) for x in results]
-    return results, [0] * count
-
-
-def _refuse(*operands: Any, static: Static) -> Any:
-    raise ValueError(
-        f"mu, sigma: expected arrays on JAX's platforms {' and '.join(PLATFORMS)}, got a program that JAX compiles for"
-        " another platform"
-    )
 
 
 for _primitive in _PRIMITIVES.values():
@@ -252,8 +189,7 @@ for _primitive in _PRIMITIVES.values():
     ad.primitive_jvps[_primitive] = _jvp
     ad.primitive_transposes[_primitive] = _transpose
     batching.primitive_batchers[_primitive] = _batch
-    mlir.register_lowering(_primitive, mlir.lower_fun(_refuse, multiple_results=True))
     for _platform in PLATFORMS:
-        _lowered = mlir.lower_fun(lowering(_platform), multiple_results=True)
-        mlir.register_lowering(_primitive, _lowered, platform=_platform)
+        _function = functools.partial(lowered, _platform)
+        mlir.register_lowering(_primitive, mlir.lower_fun(_function, multiple_results=True), platform=_platform)
     needs_devices.add(_primitive)

@@ -21,15 +21,9 @@ from numba import types
 
 from multisample.backends.kernels.compilation import inline, source_digest
 from multisample.backends.kernels.cpu.addresses import c_string, call_c, symbol, word_at
-from multisample.backends.kernels.cpu.intrinsics import (
-    compare_exchange,
-    fetch_add,
-    integers_at,
-    load_acquire,
-    stack_array,
-)
+from multisample.backends.kernels.cpu.intrinsics import fetch_add, integers_at, load_acquire, stack_array
 from multisample.backends.system.sources import python_sources
-from multisample.backends.system.xla_ffi import CALL_API_AT, ERROR_CREATE, Code
+from multisample.backends.system.xla_ffi import CALL_API_AT, ERROR_CREATE, INTERNAL, UNAVAILABLE
 
 _SOURCES = python_sources("_routes", "jax")
 # The entry: the number of threads inside, and the thread that closed it or 0.
@@ -37,7 +31,6 @@ _ENTERED, _CLOSER = 0, 1
 _entry = np.zeros(2, np.int64)
 # The report of a callback: whether it has finished, and XLA's error or 0.
 _FINISHED, _ERROR = 0, 1
-_INTERNAL, _UNAVAILABLE = Code.internal, Code.unavailable
 
 _python = types.ExternalFunction("multisample_xla_python", types.void(*[types.int64] * 4))
 _this_thread = types.ExternalFunction("PyThread_get_thread_ident", types.int64())
@@ -53,23 +46,15 @@ def enter_python(frame, target, launch):
     fetch_add(entry, _ENTERED, 1)
     closer = load_acquire(entry, _CLOSER)
     if closer != 0 and closer != _this_thread():
-        _leave(entry)
-        return _error(frame, _UNAVAILABLE, c_string("multisample: Python is shutting down, and a call needs it"))
+        fetch_add(entry, _ENTERED, -1)
+        return _error(frame, UNAVAILABLE, c_string("multisample: Python is shutting down, and a call needs it"))
     report = stack_array(2, np.int64)
     report[_FINISHED] = report[_ERROR] = 0
     _python(frame, target, launch, report.ctypes.data)
-    _leave(entry)
+    fetch_add(entry, _ENTERED, -1)
     if load_acquire(report, _FINISHED) == 0:
-        return _error(frame, _INTERNAL, c_string("multisample: an exception, which Python printed, ended a call"))
+        return _error(frame, INTERNAL, c_string("multisample: an exception, which Python printed, ended a call"))
     return report[_ERROR]
-
-
-@inline
-def _leave(entry):
-    """Count one thread less. In a child forked inside a callback, `reopen` has set the count to 0."""
-    entered = load_acquire(entry, _ENTERED)
-    while entered > 0 and not compare_exchange(entry, _ENTERED, entered, entered - 1):
-        entered = load_acquire(entry, _ENTERED)
 
 
 @inline
@@ -108,7 +93,7 @@ def close() -> None:
     _entry[_CLOSER] = threading.get_ident()
     # A thread adds 1 before it reads `_CLOSER`, so each thread that read 0 is counted. After this wait, none reads 0.
     time.sleep(1e-3)
-    while _entry[_ENTERED]:
+    while _entry[_ENTERED] > 0:
         time.sleep(1e-3)
 
 

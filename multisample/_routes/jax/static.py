@@ -1,9 +1,12 @@
-"""`Static`, the part of a call that a program is compiled for, and `CUSTOM_CALLS`, a table of how operations differ."""
+"""`Static`, the part of a call that a program is compiled for.
+
+The operands of a custom call are `Static.reads`, the seed, and the offsets unless all are 0.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import json
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -19,34 +22,11 @@ AXES: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """The axes of operands and results with layout "dn": i counts dimensions, j samples, k and l words of 32 bits.
 
-Model parameters have axes of their own; t counts parameters, and m coefficients. Operands and results of a primitive
-also have a batch axis b in front, of length 1 where all elements share it. Those of perturb have that axis only in a
-population, and only where elements differ, since XLA would copy a parameter to reshape it.
+Model parameters have axes of their own; t counts parameters, and m coefficients, which may have a key each. Operands
+and results of a primitive also have a batch axis b in front, of length 1 where all elements share it. In a custom call,
+operands have that axis only where elements differ, and results as `Static.batch` says: XLA would copy a parameter to
+reshape it.
 """
-
-
-class CustomCall(NamedTuple):
-    """The custom call of an operation. Its operands are `Static.reads`, the seed, and the offsets unless all are 0."""
-
-    reads: tuple[str, ...]
-    """The fields of `Launch` that the call reads. Perturb reads and writes the parameters besides."""
-    transposed: Operation | None
-    """The operation that computes the transpose; None if there is none."""
-    is_split: bool
-    """Whether one call runs a batch, and each device of a mesh draws a window.
-
-    If not, operands and results of the call have no axis for a batch.
-    """
-    has_scratch: bool
-    """Whether the last result on CUDA is scratch memory."""
-
-
-CUSTOM_CALLS = {
-    Operation.sample: CustomCall(("mu", "sigma"), Operation.gradient, True, False),
-    Operation.gradient: CustomCall(("matrix",), Operation.sample, True, True),
-    Operation.moments: CustomCall(("mu", "sigma", "weights"), None, False, True),
-    Operation.perturb: CustomCall(("weights",), None, True, False),
-}
 
 
 class Parameter(NamedTuple):
@@ -61,8 +41,8 @@ class Parameter(NamedTuple):
 class Static(NamedTuple):
     """All of a call that a program is compiled for.
 
-    A custom call has the fields up to `parameters` as a string. Saved programs have such strings, so a new field goes
-    behind `parameters` and has a default.
+    A custom call has the fields up to `has_factors` as a string. Saved programs have such strings, so a new field has a
+    default.
     """
 
     backend: str
@@ -74,22 +54,12 @@ class Static(NamedTuple):
     fast_math: bool = False
     aligned: bool = False
     """Whether the first column is known to be a multiple of 8, which allows aligned stores on CUDA."""
-    has_offsets: bool = False
-    """Whether an operand has offset, first row and first column; otherwise all are 0. Set for custom calls only."""
-    mu_batched: bool = False
-    sigma_batched: bool = False
-    seed_batched: bool = False
-    offsets_batched: bool = False
-    """These four: whether each element of the batch has its own operand. Set for custom calls only."""
+    batched: tuple[str, ...] = ()
+    """The operands with the axis of the batch. Set for custom calls only."""
     parameters: tuple[Parameter, ...] = ()
     """The parameters that perturb adds noise to. Their type is `dtype`."""
     has_factors: bool = False
     """Whether perturb has the operand `factors`, with a factor for each parameter."""
-    population: bool = False
-    """Whether results of perturb have the axis of a population in front."""
-    weights_batched: bool = False
-    parameters_batched: bool = False
-    """These two: whether weights, or all parameters, have that axis too."""
     operation: Operation = Operation.sample
     d: int = 0
     n: int = 0
@@ -97,25 +67,31 @@ class Static(NamedTuple):
     """How many moments there are."""
     seeds: int | None = None
     """The number of seeds of a vector; None for one seed."""
-    size: int = 0
-    """The length of a population."""
+    size: int = 1
+    """The length of the batch. Set for custom calls only."""
     in_place: bool = False
     """Whether results of perturb alias the buffers of the parameters. XLA first copies a buffer that it reads later."""
 
     @property
-    def call(self) -> CustomCall:
-        return CUSTOM_CALLS[self.operation]
+    def has_scratch(self) -> bool:
+        """Whether the last result on CUDA is scratch memory."""
+        return self.operation in (Operation.gradient, Operation.moments)
 
     @property
     def reads(self) -> tuple[str, ...]:
         """The operands before the seed: fields of `Launch`, and for perturb ``p0`` and on, and factors."""
         factors = ("factors",) if self.has_factors else ()
-        return (*self._of_parameters(), *self.call.reads, *factors)
+        return (*self._of_parameters(), *OPERANDS[self.operation].reads, *factors)
 
     @property
     def writes(self) -> tuple[str, ...]:
         """The results, in the same way."""
         return self._of_parameters() or OPERANDS[self.operation].writes[: self.order or None]
+
+    @property
+    def has_row_keys(self) -> bool:
+        """Whether perturb has a key for each coefficient."""
+        return self.shared_noise and self.operation == Operation.perturb
 
     def _of_parameters(self) -> tuple[str, ...]:
         return tuple(f"p{k}" for k in range(len(self.parameters)))
@@ -127,27 +103,16 @@ class Static(NamedTuple):
         """The axes of an operand or a result: see `AXES`."""
         if name not in AXES:
             return tuple(f"{name}_{axis}" for axis in range(len(self.shape(name))))
-        if name == "weights" and self.operation == Operation.perturb:
+        if self.operation == Operation.perturb and name == "weights":
             return ("m",)
+        if self.has_row_keys and name in ("seed", "offsets"):
+            return ("m", *AXES[name])
         return AXES[name][::-1] if self.layout == "nd" else AXES[name]
 
     @property
-    def front(self) -> tuple[str, ...]:
-        """The axis of the batch, if there is one."""
-        return () if self.operation == Operation.perturb else ("b",)
-
-    def all_axes(self, names: Sequence[str]) -> list[tuple[str, ...]]:
-        """The axes of operands, or of results of other operations than perturb, with the batch in front."""
-        if self.operation == Operation.perturb:
-            own = {"weights": self.weights_batched, "seed": self.seed_batched, "offsets": self.offsets_batched}
-            are_batched = [own.get(name, self.parameters_batched and name not in AXES) for name in names]
-            return [("b",) * batched + self.axes(name) for batched, name in zip(are_batched, names, strict=True)]
-        return [self.front + self.axes(name) for name in names]
-
-    def result_axes(self) -> list[tuple[str, ...]]:
-        if self.operation == Operation.perturb:
-            return [("b",) * self.population + self.axes(name) for name in self.writes]
-        return self.all_axes(self.writes)
+    def batch(self) -> tuple[int, ...]:
+        """The axis that results of the custom call have in front: its length, or ()."""
+        return (self.size,) if self.operation == Operation.sample or self.batched else ()
 
     def shape(self, name: str) -> tuple[int, ...]:
         if name not in AXES:
@@ -162,43 +127,17 @@ class Static(NamedTuple):
     def computing_type(self) -> Any:
         return np.dtype(MATRIX_TYPES[self.dtype].computing)
 
-    def of_operands(self, *operands: Any) -> Static:
-        """The same static part, with the flags of a custom call with these operands."""
-        names = self.names(len(operands))
-        is_batched = bool(self.front) and self.call.is_split
-        own = [name for name, x in zip(names, operands, strict=True) if is_batched and x.shape[0] != 1]
-        flags: dict[str, Any] = {f"{name}_batched": True for name in own if name != "matrix"}
-        return self._replace(has_offsets="offsets" in names, **flags)
-
     def encoded(self) -> str:
         """The string from which `decoded` makes the fields that `_ENCODED` names."""
-        names = _ENCODED if self.parameters else _ENCODED[: _ENCODED.index("parameters")]
-        parameters = ";".join(":".join((str(x.id), *map(_joined, x[1:]))) for x in self.parameters)
-        fields = [parameters if name == "parameters" else getattr(self, name) for name in names]
-        return ",".join(x if isinstance(x, str) else str(int(x)) for x in fields)
+        return json.dumps({name: getattr(self, name) for name in _ENCODED})
 
 
 _ENCODED = Static._fields[: Static._fields.index("operation")]
 
 
-def _joined(numbers: tuple[int, ...]) -> str:
-    return "x".join(map(str, numbers))
-
-
-def _parameter(text: str) -> Parameter:
-    number, *lengths = text.split(":")
-    shape, steps = (tuple(map(int, filter(None, x.split("x")))) for x in lengths)
-    return Parameter(int(number), shape, steps)
-
-
 @functools.lru_cache(1024)
 def decoded(string: bytes, operation: Operation) -> Static:
     """The static part of a custom call with this string, without lengths."""
-    words = string.decode().split(",")
-    # The name of a backend may have commas. No word behind the type is the name of a type.
-    first = max(k for k, word in enumerate(words) if word in MATRIX_TYPES)
-    values = [",".join(words[:first]), *words[first:]]
-    fields: dict[str, Any] = dict(zip(_ENCODED, values, strict=False))
-    parameters = tuple(map(_parameter, filter(None, fields.pop("parameters", "").split(";"))))
-    flags = {name: fields[name] == "1" for name in fields.keys() - {"backend", "dtype", "layout"}}
-    return Static(**fields | flags, parameters=parameters, operation=operation)
+    fields = json.loads(string)
+    parameters = tuple(Parameter(number, *map(tuple, lengths)) for number, *lengths in fields.pop("parameters"))
+    return Static(**fields | {"batched": tuple(fields["batched"])}, parameters=parameters, operation=operation)
