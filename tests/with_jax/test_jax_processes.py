@@ -227,6 +227,34 @@ def test_a_program_that_runs_does_not_enter_python(monkeypatch: Any, operation: 
         assert (one != another).any()
 
 
+PURGED = """
+def drawn():
+    import multisample
+    moments = multisample.weighted_moments(jnp.ones(3), jnp.zeros(2), 1.0, seed=7)
+    gradient = jax.grad(lambda mu: multisample.sample(mu, 1.0, 3, seed=7).sum())(jnp.zeros(2))
+    x = multisample.sample(2**54 + 2**30 + 1, jnp.ones(2), 3, seed=7), multisample.perturb(jnp.zeros(2), 1.0, seed=7)
+    return [np.asarray(y).tobytes().hex() for y in (*moments, gradient, *x)]
+
+found = []
+for _ in range(3):
+    found.append(drawn())
+    for name in [name for name in sys.modules if name.partition(".")[0] == "multisample"]:
+        del sys.modules[name]
+assert found[0] == found[1] == found[2]
+from multisample._routes.jax import native
+native.digest = lambda: "another version"
+try:
+    drawn()
+except RuntimeError as error:
+    print(error)
+"""
+
+
+def test_a_package_that_is_purged_and_imported_again_draws_the_same() -> None:
+    message = "XLA keeps the handlers of another version of multisample, which this process imported before"
+    assert run_python("-c", BEGIN + PURGED).stdout == f"jax: {message}: restart the process\n"
+
+
 # Command buffers of CUDA need flags.
 IN_COMMAND_BUFFERS = """
 import sys

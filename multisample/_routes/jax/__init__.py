@@ -6,6 +6,7 @@ is compiled for the static arguments and cached.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Hashable, Sequence
 from typing import Any

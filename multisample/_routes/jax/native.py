@@ -370,8 +370,27 @@ def handlers(operation: Operation, platform: str, target: int) -> dict[str, int]
         functions = cuda_driver.launch_function(), cuda_driver.device_function(), cuda_driver.capture_mode_function()
         for place, function in enumerate(functions, _LAUNCH):
             _process[place] = ctypes.cast(function, ctypes.c_void_p).value or 0
-    address = c_address(_executing(operation, target, on_device), f"xla-execute_{target}", digest())
+    address = _handler_address(_executing(operation, target, on_device), f"xla-execute_{target}")
     return dict.fromkeys(("instantiate", "execute"), address)
+
+
+def _handler_address(handler: Callable[..., Any], name: str) -> int:
+    """The address of a compiled handler. It is the same after the package has been purged and imported again.
+
+    XLA keeps the first handlers of a target until the process ends. RuntimeError if another version registered them.
+    """
+    symbol = f"multisample-{name}"
+    address: int | None = llvmlite.binding.address_of_symbol(f"{symbol}-{digest()}")
+    if address is None:
+        if llvmlite.binding.address_of_symbol(symbol):
+            raise RuntimeError(
+                "jax: XLA keeps the handlers of another version of multisample, which this process imported before:"
+                " restart the process"
+            )
+        address = c_address(handler, name, digest())
+        for known_as in (symbol, f"{symbol}-{digest()}"):
+            llvmlite.binding.add_symbol(known_as, address)
+    return address
 
 
 def deleter(platform: str) -> int:
