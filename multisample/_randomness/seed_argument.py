@@ -268,7 +268,7 @@ def only_words(seed: Any) -> tuple[int, int, None]:
     """Seed and offset of the only key in a host vector; None in place of an offset in device memory."""
     if isinstance(seed, (list, tuple)):
         (first,) = seed
-        return (first, 0, None) if type(first) is int and 0 <= first < WORD_64 else (*_key_at(0, first), None)
+        return (first, 0, None) if type(first) is int and 0 <= first < WORD_64 else (*key_at(0, first), None)
     (words,) = seed.tolist()
     if type(words) is not int and _element(seed) == "uint32":
         words = [high << 32 | low for high, low in zip(words[0::2], words[1::2], strict=True)]
@@ -292,7 +292,7 @@ def _integers(seeds: list[Any] | tuple[Any, ...]) -> array.array[int] | None:
 def host_words(seed: Any) -> HostArray:
     """The words of keys on the host: contiguous uint64 (B, 1), or (B, 2) with offsets. ValueError if negative."""
     if isinstance(seed, (list, tuple)):
-        return np.array([_key_at(k, x) for k, x in enumerate(seed)], np.uint64).reshape(len(seed), 2)
+        return np.array([key_at(k, x) for k, x in enumerate(seed)], np.uint64).reshape(len(seed), 2)
     if seed.dtype == np.uint32:
         halves = seed.astype(np.uint64)
         return np.ascontiguousarray(halves[..., 0::2] << 32 | halves[..., 1::2]).reshape(-1, seed.shape[-1] // 2)
@@ -308,7 +308,7 @@ def _refuse_negative(seeds: HostArray) -> None:
     checked_seed(f"seed[{', '.join(map(str, place))}]", seeds[place])
 
 
-def _key_at(k: int, seed: Any) -> tuple[int, int]:
+def key_at(k: int, seed: Any) -> tuple[int, int]:
     name = f"seed[{k}]"
     if isinstance(seed, Key):
         return checked_seed(f"{name}.seed", seed.seed), checked_seed(f"{name}.offset", seed.offset)

@@ -30,7 +30,7 @@ from .._libraries.torch import TORCH, check_tensor, counted, dtype_of, is_transf
 from .._operations import Call
 from .._plan import check_call
 from .._randomness.generator import WORD_64, Generator
-from .._randomness.seed_argument import batch_of, checked_key, host_words, is_in_array
+from .._randomness.seed_argument import batch_of, checked_key, host_words, is_in_array, key_at
 from .._randomness.torch_offsets import SEED, draw_key, draw_offset, taker
 
 
@@ -169,12 +169,6 @@ def _matrix_in(out: Any, lengths: tuple[Any, ...]) -> Any:
         raise ValueError(no_matrix(tuple(out.shape), out.stride(), lengths)) from None
 
 
-def listed_words(*seeds: Any) -> list[list[int]]:
-    """The words of a sequence of seeds, as operators take them."""
-    words: list[list[int]] = host_words(seeds).view(np.int64).tolist()
-    return words
-
-
 NO_GRADIENT_TO_OUT = "out= takes no gradient; detach it, or call sample under torch.no_grad()"
 _NARROW = {torch.int8: 0xFF, torch.int16: 0xFFFF, torch.int32: 0xFFFFFFFF}
 
@@ -187,7 +181,8 @@ def keys_of(seed: Any, device: Any) -> tuple[Any, int | None]:
     else:
         batch = batch_of(seed)
     if isinstance(seed, (list, tuple)):
-        return torch.tensor(listed_words(*seed), dtype=torch.int64, device=device).reshape(-1, 2), batch
+        words = [[as_int64(word) for word in key_at(k, x)] for k, x in enumerate(seed)]
+        return torch.tensor(words, dtype=torch.int64, device=device).reshape(-1, 2), batch
     if not isinstance(seed, torch.Tensor):
         if not torch.compiler.is_compiling():
             seed = host_words(seed).view(np.int64)
