@@ -203,7 +203,7 @@ class TorchLibrary(Library):
 
     def compile_key(self, backend: Any) -> None:
         builtins = getattr(backend, "builtins", None)
-        if builtins is not None and self.key is None:
+        if builtins is not None and self.key is None and self.state() is not None:
             self.key = builtins.key(self)
             if self.key is not None:
                 self.keyed_seed = torch.Tensor

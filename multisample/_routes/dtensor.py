@@ -16,7 +16,6 @@ import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import TensorMeta
 
-from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.launch import Operation
 
 from .._arguments import check_choice, check_flag, describe
@@ -24,9 +23,9 @@ from .._checks.operands import common_length
 from .._checks.window_and_options import check_rows, checked_window
 from .._libraries import is_number, library_of
 from .._libraries.library import Guard
-from .._libraries.torch import TORCH, check_tensor, name_of
+from .._libraries.torch import TORCH, check_tensor
 from .._model_parameters.perturb_plan import check_leaves, perturbed
-from .._model_parameters.populations import decays_of, factor_of
+from .._model_parameters.populations import decays_of
 from .._model_parameters.spans import Block, Shards, steps_of
 from .._model_parameters.structures import Structure
 from .._operations import Call, vectors_of
@@ -35,6 +34,7 @@ from .._randomness.generator import WORD_64, Generator
 from .._randomness.generator_argument import check_generator
 from .._randomness.seed_argument import batch_of, checked_key
 from .._randomness.torch_offsets import taker, torch_generator
+from .torch_perturb import factors_like
 from .torch_transforms import as_int64
 
 Cut: TypeAlias = tuple[int, int]
@@ -403,9 +403,7 @@ def perturb_dtensors(
     ]
     record = TORCH.recorder(arrays) if torch.is_grad_enabled() else None
     if record is not None:
-        decays = decays_of(decay, parameters)
-        reals = [MATRIX_TYPES[name_of(x.dtype)].computing for x in arrays]
-        factors = None if decays is None else list(map(factor_of, decays, reals))
+        factors = factors_like(decays_of(decay, parameters), arrays)
         is_larger = any(result.dim() > x.dim() for x, result in zip(arrays, results, strict=True))
         made = list(record(made, arrays, factors, results[0].shape[0] if is_larger else None))
     return parameters.rebuild(made)

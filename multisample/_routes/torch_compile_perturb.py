@@ -11,17 +11,17 @@ from typing import Any
 
 import torch
 
-from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.kernels.cpu.floating_point import with_default_floats
 
 from .._checks.coefficients import TRANSFORMED, WITH_GRADIENT
 from .._libraries import is_number
-from .._libraries.torch import name_of, owners_of, scaled
+from .._libraries.torch import owners_of, scaled
 from .._model_parameters.perturb_plan import check_leaves, perturbed
-from .._model_parameters.populations import Decays, decays_of, factor_of, variant_of
+from .._model_parameters.populations import Decays, decays_of, variant_of
 from .._model_parameters.structures import Structure, matching, structure_of
 from .._randomness.generator import WORD_64, Key
 from .._randomness.seed_argument import batch_of
+from .torch_perturb import factors_like
 from .torch_transforms import as_int64, keys_of
 
 _VALUES = "Tensor[] sources, float number, Tensor? vector, Tensor? key, Tensor? members"
@@ -82,10 +82,7 @@ def _empty(x: Any, size: int | None) -> Any:
 
 def _save_factors(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
     sources, decays = inputs[0], keyword_only_inputs["decays"]
-    ctx.size, ctx.factors = keyword_only_inputs["size"], [1.0] * len(sources)
-    if decays:
-        pairs = zip(decays, sources, strict=True)
-        ctx.factors = [factor_of(x, MATRIX_TYPES[name_of(source.dtype)].computing) for x, source in pairs]
+    ctx.size, ctx.factors = keyword_only_inputs["size"], factors_like(decays or None, sources)
 
 
 def _backward(ctx: Any, gradients: list[Any]) -> Any:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from multisample.backends.contract import Backend
@@ -174,8 +173,7 @@ class _Moments(torch.autograd.Function):
     def vmap(info: Any, in_dims: Any, static: _TransformedCall, weights: Any, mu: Any, sigma: Any, keys: Any) -> Any:
         size, inner = info.batch_size, static.size
         if keys is None:
-            words = np.array(static.call.seed, np.uint64).view(np.int64)
-            keys = torch.from_numpy(words).to(weights.device)
+            keys = keys_of([static.call.seed], weights.device)[0][0]
         tensors: list[Any] = []
         for k, (x, dim) in enumerate(zip((weights, mu, sigma, keys), in_dims[1:], strict=True)):
             if isinstance(x, torch.Tensor):

@@ -1,11 +1,13 @@
 """`perturb` in torch.func, forward-mode AD and torch.compile: populations in one launch, and gradients."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
+from processes import run_python
 from torch.func import functional_call, grad, jvp, vmap
 
 from multisample import Key, perturb
@@ -107,6 +109,12 @@ def test_grad_vjp_and_jvp() -> None:
         found = perturb({"a": dual, "b": P["b"]}, 0.1, seed=3)
         assert (forward_ad.unpack_dual(found["a"]).tangent == 1).all()
         assert torch.equal(found["b"], perturb({"a": P["a"], "b": P["b"]}, 0.1, seed=3)["b"])
+
+
+@pytest.mark.slow
+def test_the_first_call_of_a_program_can_be_transformed(tmp_path: Path) -> None:
+    call = "torch.func.grad(lambda p: multisample.perturb(p, 0.1, seed=3).sum())(torch.zeros(3))"
+    run_python("-c", f"import torch, multisample\n{call}", folder=tmp_path)
 
 
 def test_a_population_trains_through_a_functional_call() -> None:
