@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from typing import Any
 
 import numpy as np
 
 from .._arguments import describe
+from .._tracing import is_of_torch
 from .foreign import FOREIGN
 from .library import CPU, NOUNS, Device, Library, Operand, check_memory
 from .numpy import HOST, ListArray
@@ -76,8 +76,7 @@ def as_base_class(name: str, array: Any) -> Any:
 def _recognise(name: str, array: Any) -> Library:
     if isinstance(array, (np.ndarray, np.generic, list, tuple)):
         return HOST
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(array, torch.Tensor):
+    if is_of_torch(array, "Tensor"):
         return _library_of_package("torch")
     packages = [kind.__module__.partition(".")[0] for kind in type(array).__mro__]  # A subclass may be anywhere.
     for package in packages:

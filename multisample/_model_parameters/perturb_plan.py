@@ -36,6 +36,7 @@ from .._randomness.generator import WORD_64, Key
 from .._randomness.seed_argument import MOST_OFFSETS, key_words, keys_in
 from .._reading import coefficients_reader
 from .._stream_order import order_after, order_before
+from .._tracing import is_of_torch
 from .populations import DECAYED, PLAIN, Batch, Variant, decays_of, factors_of, members_of, variant_of, words_reader
 from .spans import Block, Shards, one_of, packer_of, spans_of, whole
 from .structures import ACCEPTED, Structure, ids_of
@@ -153,8 +154,7 @@ def _varied(
 
 def check_untransformed(x: Any) -> None:
     """Raise `TransformedError` for a tensor that is part of a transformation of PyTorch."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(x, torch.Tensor) and library_of("seed", x).is_transformed((x,)):
+    if is_of_torch(x, "Tensor") and library_of("seed", x).is_transformed((x,)):
         raise TransformedError(TRANSFORMED)
 
 
