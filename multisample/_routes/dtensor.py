@@ -160,7 +160,7 @@ def _shard_plan(vectors: dict[str, Any], n: int, layout: str, mesh: Any, request
         if isinstance(x, DTensor):
             readers[name] = _reader(name, x, d, rows, mesh, placements, cuts)
         else:
-            readers[name] = _cutter(x, rows)
+            readers[name] = _cutter(range(x.shape[0]) if x.ndim else rows, rows)
     return _ShardPlan(weakref.ref(mesh), placements, d, rows, columns, shape, readers, _wrapper(placements, shape))
 
 
@@ -168,12 +168,10 @@ def _itself(x: Any) -> Any:
     return x
 
 
-def _cutter(example: Any, rows: range) -> Callable[[Any], Any]:
-    """A function that selects `rows` of a tensor shaped like `example`. It returns 0-dimensional tensors unchanged."""
-    start, stop = rows.start, rows.stop
-    if not example.ndim or (start == 0 and stop == example.shape[0]):
-        return _itself
-    return lambda x: x[start:stop]
+def _cutter(held: range, rows: range) -> Callable[[Any], Any]:
+    """A function that selects `rows` of tensors that have the rows `held`."""
+    start, stop = rows.start - held.start, rows.stop - held.start
+    return _itself if held == rows else lambda x: x[start:stop]
 
 
 def _wrapper(placements: tuple[Any, ...], shape: torch.Size) -> Callable[[Any, Any], Any]:
@@ -299,16 +297,14 @@ def _reader(
         Partial() if isinstance(own, Replicate) and not isinstance(placement, Replicate) else own
         for own, placement in zip(x.placements, placements, strict=True)
     ]
-    held = _part(d, vector_cuts, mesh) if x.ndim else rows
-    start, stop = rows.start - held.start, rows.stop - held.start
-    is_cut = held != rows
+    cut = _cutter(_part(d, vector_cuts, mesh) if x.ndim else rows, rows)
 
     def read(x: Any) -> Any:
         local = x.to_local(grad_placements=gradients) if x.requires_grad else x._local_tensor
         # A collective may still write an AsyncCollectiveTensor. Every operation except a view waits for it.
         if type(local) is not torch.Tensor and hasattr(local, "trigger_wait"):
             local = local.clone()
-        return local[start:stop] if is_cut else local
+        return cut(local)
 
     return read
 
