@@ -266,7 +266,8 @@ class TorchLibrary(Library):
 
     def is_transformed(self, arrays: Sequence[Any]) -> bool:
         if all(map(self.lacks_values, arrays)):  # The mode of fake tensors is a dispatch mode.
-            return _layer() is not None or _has_tangents()
+            recorder = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY)
+            return bool(recorder or torch.compiler.is_compiling()) or _layer() is not None or _has_tangents()
         return is_transforming() or any(map(self.is_opaque, arrays))
 
     address = staticmethod(torch.Tensor.data_ptr)

@@ -22,7 +22,7 @@ from .._operations import Call
 from .._plan import Plan
 from .._randomness.generator import Key
 from .._randomness.seed_argument import checked_key, is_in_array
-from .torch_transforms import joined, keys_of
+from .torch_transforms import is_recorded, joined, keys_of
 
 
 class RecordedMoments:
@@ -86,7 +86,7 @@ class _TransformedCall(NamedTuple):
 
 def moments_transformed(call: Call, function: Any) -> tuple[Any, ...]:
     """The moments of a call that PyTorch transforms; ValueError unless torch.func or forward-mode AD does."""
-    if TORCH.lacks_values(call.weights):
+    if TORCH.lacks_values(call.weights) and not is_recorded():
         return _moments_without_values(call)
     tensors = [x for x in (call.weights, call.mu, call.sigma) if not is_number(x)]
     if torch._C._len_torch_dispatch_stack() or torch._C._is_tracing() or any(map(TORCH.is_opaque, tensors)):

@@ -9,6 +9,7 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 from processes import run_python
 from torch.func import functional_call, grad, jvp, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from multisample import Key, perturb
 from multisample._model_parameters import perturb_plan
@@ -141,6 +142,21 @@ WRONG: list[tuple[Callable[..., Any], Any, type[Exception], str]] = [
 def test_errors_name_the_argument(call: Any, argument: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         call(argument)
+
+
+class Perturbed(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return perturb(x, 0.5, seed=3) * 2
+
+
+@pytest.mark.slow
+def test_a_trace_without_an_operator_raises() -> None:
+    exported = torch.export.export(Perturbed(), (MATRIX,), strict=True).module()
+    assert torch.equal(exported(MATRIX), Perturbed()(MATRIX))
+    with pytest.raises(ValueError, match=r"^parameters: expected plain arrays.*strict=True"):
+        torch.export.export(Perturbed(), (MATRIX,), strict=False)
+    with pytest.raises(ValueError, match=r"^parameters: expected plain arrays"):
+        make_fx(Perturbed(), tracing_mode="fake")(MATRIX)
 
 
 def compiled(function: Any) -> Any:
