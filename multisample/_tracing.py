@@ -25,6 +25,19 @@ def is_traced() -> bool:
     return False
 
 
+def _is_of_torch_in_graph(x: Any, name: str, package: str = "torch") -> bool:
+    """Replaces `is_of_torch` under torch.compile, which cannot trace `sys.modules` while modules are imported."""
+    import torch
+
+    return isinstance(x, getattr(torch.nn if package == "torch.nn" else torch, name))
+
+
+@traced_as(_is_of_torch_in_graph)
+def is_of_torch(x: Any, name: str, package: str = "torch") -> bool:
+    """Whether `x` is an instance of PyTorch's class `name`, without an import of PyTorch."""
+    return isinstance(x, getattr(sys.modules.get(package), name, ()))
+
+
 def _is_symbol_in_graph(x: Any) -> bool:
     """Replaces `is_symbol` under torch.compile, where the type of a symbolic integer is int."""
     from torch.fx.experimental.symbolic_shapes import has_static_value
@@ -40,8 +53,8 @@ def is_symbol(x: Any) -> bool:
     """
     if type(x) is int:
         return False
-    torch, shapes = sys.modules.get("torch"), sys.modules.get("jax.export")
-    return (torch is not None and isinstance(x, torch.SymInt)) or (shapes is not None and shapes.is_symbolic_dim(x))
+    shapes = sys.modules.get("jax.export")
+    return is_of_torch(x, "SymInt") or (shapes is not None and shapes.is_symbolic_dim(x))
 
 
 @traced_as(lambda length: not _is_symbol_in_graph(length) and length == 1)

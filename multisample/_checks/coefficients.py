@@ -15,7 +15,7 @@ from .._libraries import CPU, HOST, Operand, as_base_class, described, is_number
 
 TRANSFORMED = (
     "parameters: expected plain arrays outside PyTorch's transformations (torch.func, torch.autograd.forward_ad, a"
-    " dispatch mode), in which perturb cannot be"
+    " dispatch mode, torch.export without strict=True), in which perturb cannot be"
 )
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from typing import Any
 
 import numpy as np
 
 from .._arguments import describe
+from .._tracing import is_of_torch
 from .foreign import FOREIGN
 from .library import CPU, NOUNS, Device, Library, Operand, check_memory
 from .numpy import HOST, ListArray
@@ -18,14 +18,8 @@ __all__ = [
     "described", "is_number", "library_called", "library_of",
 ]  # fmt: skip
 
-# Keys: the package that defines an array's class. Values: a module of this folder, and the object in it.
-_BY_PACKAGE = {
-    "torch": ("torch", "TORCH"),
-    "cupy": ("cupy", "CUPY"),
-    "numba": ("numba", "NUMBA"),
-    "jax": ("jax", "JAX"),
-    "jaxlib": ("jax", "JAX"),
-}
+# The module of this folder for each package that defines a class of arrays. TORCH in `torch` is the library, and so on.
+_MODULES = {"torch": "torch", "cupy": "cupy", "numba": "numba", "jax": "jax", "jaxlib": "jax"}
 
 BY_TYPE: dict[type, Library] = {np.ndarray: HOST, ListArray: HOST}
 """Libraries by array type, for types that have plans: `Library.types`, and JAX's. The first use adds a type."""
@@ -53,8 +47,8 @@ def library_called(name: str) -> Library:
 
 
 def _library_of_package(package: str) -> Library:
-    module, name = _BY_PACKAGE[package]
-    library: Library = getattr(importlib.import_module(f".{module}", __package__), name)
+    name = _MODULES[package]
+    library: Library = getattr(importlib.import_module(f".{name}", __package__), name.upper())
     return library
 
 
@@ -82,12 +76,11 @@ def as_base_class(name: str, array: Any) -> Any:
 def _recognise(name: str, array: Any) -> Library:
     if isinstance(array, (np.ndarray, np.generic, list, tuple)):
         return HOST
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(array, torch.Tensor):
+    if is_of_torch(array, "Tensor"):
         return _library_of_package("torch")
     packages = [kind.__module__.partition(".")[0] for kind in type(array).__mro__]  # A subclass may be anywhere.
     for package in packages:
-        if package in _BY_PACKAGE and package != "torch" and hasattr(array, "dtype"):
+        if package in _MODULES and package != "torch" and hasattr(array, "dtype"):
             return _library_of_package(package)
     if not isinstance(array, type):  # A class has the methods of its instances.
         if "dask" in packages:  # NumPy's conversion would compute it.

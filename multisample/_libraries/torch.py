@@ -203,7 +203,7 @@ class TorchLibrary(Library):
 
     def compile_key(self, backend: Any) -> None:
         builtins = getattr(backend, "builtins", None)
-        if builtins is not None and self.key is None:
+        if builtins is not None and self.key is None and self.state() is not None:
             self.key = builtins.key(self)
             if self.key is not None:
                 self.keyed_seed = torch.Tensor
@@ -266,7 +266,8 @@ class TorchLibrary(Library):
 
     def is_transformed(self, arrays: Sequence[Any]) -> bool:
         if all(map(self.lacks_values, arrays)):  # The mode of fake tensors is a dispatch mode.
-            return _layer() is not None or _has_tangents()
+            recorder = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY)
+            return bool(recorder or torch.compiler.is_compiling()) or _layer() is not None or _has_tangents()
         return is_transforming() or any(map(self.is_opaque, arrays))
 
     address = staticmethod(torch.Tensor.data_ptr)

@@ -35,6 +35,7 @@ from .._randomness.generator import WORD_64, Key
 from .._randomness.seed_argument import MOST_OFFSETS, key_words, keys_in
 from .._reading import coefficients_reader
 from .._stream_order import order_after, order_before
+from .._tracing import is_of_torch
 from .populations import DECAYED, PLAIN, Variant, decays_of, factors_of, members_of, variant_of, words_reader
 from .spans import Block, Shards, one_of, packer_of, spans_of, steps_of
 from .structures import ACCEPTED, Structure, ids_of
@@ -137,11 +138,9 @@ def _varied(
     length: int, is_number: bool, seed: Any, member: Any, decays: list[float] | None, batch: Variant | None
 ) -> tuple[Any, int, int, Any, list[float] | None, Variant | None]:
     """Seed, its words, member and decays as a plan takes them, and the variant of the call; None if it is plain."""
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        for x in (seed, member):
-            if isinstance(x, torch.Tensor) and library_of("seed", x).is_transformed((x,)):
-                raise TransformedError(TRANSFORMED)
+    for x in (seed, member):
+        if is_of_torch(x, "Tensor") and library_of("seed", x).is_transformed((x,)):
+            raise TransformedError(TRANSFORMED)
     seed, form, word, offset, seeds = key_words(seed)
     member, member_form, members = members_of(member, length)
     if batch is None and form is None and decays is None and seeds is None and members is None:

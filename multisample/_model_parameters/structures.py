@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 import itertools
-import sys
 import zlib
 from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView
 from typing import Any, NamedTuple
 
 from .._arguments import checked_integer, describe
 from .._libraries import BY_TYPE
-from .._tracing import traced_as
+from .._tracing import is_of_torch, traced_as
 
 ACCEPTED = (
     "an array, a torch.nn.Module, or a sequence, a mapping, (name, array) pairs or an iterator of arrays (sequences and"
@@ -50,8 +49,7 @@ def structure_of(argument: str, given: Any) -> Structure:
     """
     if type(given) in BY_TYPE:
         return tuple.__new__(Structure, (None, (given,), one_array, None))  # Twice as fast as `Structure(...)`.
-    modules = sys.modules.get("torch.nn")
-    if modules is not None and isinstance(given, modules.Module):
+    if is_of_torch(given, "Module", "torch.nn"):
         from .modules import trainable_parameters
 
         paths, names, arrays = trainable_parameters(argument, given)

@@ -15,9 +15,9 @@ from multisample.backends.system.cuda_driver import is_capturing
 from .._arguments import describe
 from .._libraries.jax import is_jax
 from .._libraries.library import NOUNS, Device, Library
-from .._tracing import refuse_jax
+from .._tracing import is_of_torch, refuse_jax
 from .generator import DEFAULT_GENERATOR, DeviceCounter, Generator, Key
-from .seed_argument import advice_for_numpy, is_of_torch
+from .seed_argument import advice_for_numpy
 
 NOT_CAPTURED = (
     "generator: expected multisample.Generator(seed, graph_safe=True) while a CUDA graph is captured, for new numbers"
@@ -78,7 +78,7 @@ def check_generator(generator: Any, library: Library, device: Device, name: str 
     """TypeError or ValueError unless `generator` serves arrays of `library` on `device`; on meta devices, any does."""
     if generator is None or isinstance(generator, Generator):
         return
-    if not is_of_torch(generator):
+    if not is_of_torch(generator, "Generator"):
         is_seed = isinstance(generator, (Key, int, np.integer)) or is_jax(generator)
         raise TypeError(
             f"{name}: expected a multisample.Generator, or a torch.Generator with PyTorch tensors, got"

@@ -7,7 +7,6 @@ offset. Other integer arrays have seeds, ``(B,)``, or seeds and offsets, ``(B, 2
 from __future__ import annotations
 
 import array
-import sys
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
@@ -20,6 +19,7 @@ from .._arguments import checked_integer
 from .._libraries import CPU, HOST, Device, Library, Operand, as_base_class, described, library_of
 from .._libraries.library import NOUNS
 from .._libraries.numpy import check_plain
+from .._tracing import is_of_torch
 from .generator import WORD_64, Generator, Key
 
 MOST_OFFSETS = 2**32
@@ -104,7 +104,7 @@ def _check_offset(name: str, offset: int) -> None:
 def _advice_for_seed(seed: Any) -> str:
     if isinstance(seed, Generator):
         return "; pass it as generator=, or its next Key as seed=generator.take()"
-    if is_of_torch(seed):
+    if is_of_torch(seed, "Generator"):
         return "; pass it as generator="
     return advice_for_numpy(seed)
 
@@ -112,11 +112,6 @@ def _advice_for_seed(seed: Any) -> str:
 def advice_for_numpy(generator: Any) -> str:
     method = {np.random.Generator: "integers(2**63)", np.random.RandomState: "tomaxint()"}.get(type(generator))
     return f"; draw a seed from a generator of NumPy: seed=rng.{method}" if method else ""
-
-
-def is_of_torch(generator: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(generator, torch.Generator)
 
 
 # --- Keys in arrays ---------------------------------------------------------------------------------------------------
@@ -281,7 +276,7 @@ def _integers(seeds: list[Any] | tuple[Any, ...]) -> array.array[int] | None:
 def host_words(seed: Any) -> HostArray:
     """The words of keys on the host: contiguous uint64 (B, 1), or (B, 2) with offsets. ValueError if negative."""
     if isinstance(seed, (list, tuple)):
-        return np.array([_key_at(k, x) for k, x in enumerate(seed)], np.uint64).reshape(len(seed), 2)
+        return np.array([key_at(k, x) for k, x in enumerate(seed)], np.uint64).reshape(len(seed), 2)
     if seed.dtype == np.uint32:
         halves = seed.astype(np.uint64)
         return np.ascontiguousarray(halves[..., 0::2] << 32 | halves[..., 1::2]).reshape(-1, seed.shape[-1] // 2)
@@ -292,7 +287,7 @@ def host_words(seed: Any) -> HostArray:
     return words.reshape(len(words), -1 if len(words) else words.ndim)
 
 
-def _key_at(k: int, seed: Any) -> tuple[int, int]:
+def key_at(k: int, seed: Any) -> tuple[int, int]:
     name = f"seed[{k}]"
     if isinstance(seed, Key):
         return checked_seed(f"{name}.seed", seed.seed), checked_seed(f"{name}.offset", seed.offset)

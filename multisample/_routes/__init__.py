@@ -28,7 +28,7 @@ from .._plan import PLANS, Planned, make_plan, run
 from .._randomness.generator import Key
 from .._randomness.generator_argument import check_generator, check_generators, is_listed, keys_from
 from .._randomness.seed_argument import checked_key, is_in_array
-from .._tracing import traced_as
+from .._tracing import is_of_torch, traced_as
 
 
 @traced_as(lambda: True)
@@ -60,7 +60,7 @@ def run_first(call: Call, key: Hashable, function: Callable[..., Any]) -> Any:
     words = [call.dim_offset, call.sample_offset, *(call.seed if isinstance(call.seed, Key) else ())]
     if any(type(word) is not int for word in words):
         key = None  # Plans take Python's integers only.
-    if _is_tensor(call.seed) and not is_in_array(call.seed):
+    if is_of_torch(call.seed, "Tensor") and not is_in_array(call.seed):
         key = None  # A single seed in a tensor gets no plan. Vectors of seeds do.
     lengths = call.n if isinstance(call.n, tuple) else (call.n,)
     if not all(isinstance(n, (int, np.integer)) for n in lengths):
@@ -137,19 +137,6 @@ def _drawn_from_each(call: Call, function: Callable[..., Any]) -> Any:
         return call._replace(seed=keys, generator=None).repeated(function)
 
 
-def _is_traced_tensor(x: Any) -> bool:
-    """Replaces `_is_tensor` under torch.compile, which cannot trace `sys.modules` while modules are imported."""
-    import torch
-
-    return isinstance(x, torch.Tensor)
-
-
-@traced_as(_is_traced_tensor)
-def _is_tensor(x: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(x, torch.Tensor)
-
-
 def _is_for_jax(call: Call) -> bool:
     """Whether an argument is an array or a key of JAX, and JAX is to run the call."""
     if "jax" not in sys.modules:
@@ -169,7 +156,7 @@ def _checked(call: Call) -> Call:
     checked["order"] = checked_order(call)
     checked["dtype"] = None if call.dtype is None else dtype_name(call.dtype)
     has_seed = call.seed is not None or call.operation == Operation.moments
-    if has_seed and not (is_in_array(call.seed) or _is_tensor(call.seed)):  # Plans and operators check these.
-        checked_key(call.seed)
+    if has_seed and not (is_in_array(call.seed) or is_of_torch(call.seed, "Tensor")):
+        checked_key(call.seed)  # Plans and operators check arrays and tensors.
     # Not `_replace`: PyTorch 2.11 loses its result at a graph break.
     return Call(*[checked.get(name, x) for name, x in zip(Call._fields, call, strict=True)])

@@ -16,7 +16,6 @@ import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import TensorMeta
 
-from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.launch import Operation
 
 from .._arguments import check_choice, check_flag, describe
@@ -24,9 +23,9 @@ from .._checks.operands import common_length
 from .._checks.window_and_options import check_rows, checked_window
 from .._libraries import is_number, library_of
 from .._libraries.library import Guard
-from .._libraries.torch import TORCH, check_tensor, name_of
+from .._libraries.torch import TORCH, check_tensor
 from .._model_parameters.perturb_plan import check_leaves, perturbed
-from .._model_parameters.populations import decays_of, factor_of
+from .._model_parameters.populations import decays_of
 from .._model_parameters.spans import Block, Shards, steps_of
 from .._model_parameters.structures import Structure
 from .._operations import Call, vectors_of
@@ -35,6 +34,7 @@ from .._randomness.generator import WORD_64, Generator
 from .._randomness.generator_argument import check_generator
 from .._randomness.seed_argument import batch_of, checked_key
 from .._randomness.torch_offsets import taker, torch_generator
+from .torch_perturb import factors_like
 from .torch_transforms import as_int64
 
 Cut: TypeAlias = tuple[int, int]
@@ -160,7 +160,7 @@ def _shard_plan(vectors: dict[str, Any], n: int, layout: str, mesh: Any, request
         if isinstance(x, DTensor):
             readers[name] = _reader(name, x, d, rows, mesh, placements, cuts)
         else:
-            readers[name] = _cutter(x, rows)
+            readers[name] = _cutter(range(x.shape[0]) if x.ndim else rows, rows)
     return _ShardPlan(weakref.ref(mesh), placements, d, rows, columns, shape, readers, _wrapper(placements, shape))
 
 
@@ -168,12 +168,10 @@ def _itself(x: Any) -> Any:
     return x
 
 
-def _cutter(example: Any, rows: range) -> Callable[[Any], Any]:
-    """A function that selects `rows` of a tensor shaped like `example`. It returns 0-dimensional tensors unchanged."""
-    start, stop = rows.start, rows.stop
-    if not example.ndim or (start == 0 and stop == example.shape[0]):
-        return _itself
-    return lambda x: x[start:stop]
+def _cutter(held: range, rows: range) -> Callable[[Any], Any]:
+    """A function that selects `rows` of tensors that have the rows `held`."""
+    start, stop = rows.start - held.start, rows.stop - held.start
+    return _itself if held == rows else lambda x: x[start:stop]
 
 
 def _wrapper(placements: tuple[Any, ...], shape: torch.Size) -> Callable[[Any, Any], Any]:
@@ -299,16 +297,14 @@ def _reader(
         Partial() if isinstance(own, Replicate) and not isinstance(placement, Replicate) else own
         for own, placement in zip(x.placements, placements, strict=True)
     ]
-    held = _part(d, vector_cuts, mesh) if x.ndim else rows
-    start, stop = rows.start - held.start, rows.stop - held.start
-    is_cut = held != rows
+    cut = _cutter(_part(d, vector_cuts, mesh) if x.ndim else rows, rows)
 
     def read(x: Any) -> Any:
         local = x.to_local(grad_placements=gradients) if x.requires_grad else x._local_tensor
         # A collective may still write an AsyncCollectiveTensor. Every operation except a view waits for it.
         if type(local) is not torch.Tensor and hasattr(local, "trigger_wait"):
             local = local.clone()
-        return local[start:stop] if is_cut else local
+        return cut(local)
 
     return read
 
@@ -403,9 +399,7 @@ def perturb_dtensors(
     ]
     record = TORCH.recorder(arrays) if torch.is_grad_enabled() else None
     if record is not None:
-        decays = decays_of(decay, parameters)
-        reals = [MATRIX_TYPES[name_of(x.dtype)].computing for x in arrays]
-        factors = None if decays is None else list(map(factor_of, decays, reals))
+        factors = factors_like(decays_of(decay, parameters), arrays)
         is_larger = any(result.dim() > x.dim() for x, result in zip(arrays, results, strict=True))
         made = list(record(made, arrays, factors, results[0].shape[0] if is_larger else None))
     return parameters.rebuild(made)

@@ -18,7 +18,7 @@ from multisample.backends.launch import Operation
 from .._backends import choose
 from .._libraries import is_number
 from .._operations import Call
-from .torch_transforms import draw_by_operator, is_batched, listed_words
+from .torch_transforms import draw_by_operator, is_batched
 
 _COMPILED = (
     "sample can be part of a graph only with plain PyTorch tensors, backend torch_ext, and seed= or PyTorch's default"
@@ -61,4 +61,3 @@ def _has_operators(backend: str, device_kind: str) -> bool:
 
 # PyTorch applies vmap to the operators of a graph only when the graph is complete.
 torch.compiler.assume_constant_result(is_batched)
-torch.compiler.assume_constant_result(listed_words)

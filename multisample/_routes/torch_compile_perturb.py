@@ -11,18 +11,18 @@ from typing import Any
 
 import torch
 
-from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.kernels.cpu.floating_point import with_default_floats
 
 from .._checks.coefficients import TRANSFORMED, WITH_GRADIENT
 from .._libraries import is_number
-from .._libraries.torch import name_of, owners_of, scaled
+from .._libraries.torch import owners_of, scaled
 from .._model_parameters.perturb_plan import check_leaves, perturbed
-from .._model_parameters.populations import Decays, decays_of, factor_of, variant_of
+from .._model_parameters.populations import Decays, decays_of, variant_of
 from .._model_parameters.structures import Structure, matching, structure_of
 from .._randomness.generator import WORD_64, Key
-from .._randomness.seed_argument import MOST_OFFSETS
-from .torch_transforms import as_int64
+from .._randomness.seed_argument import batch_of
+from .torch_perturb import factors_like
+from .torch_transforms import as_int64, keys_of
 
 _VALUES = "Tensor[] sources, float number, Tensor? vector, Tensor? key, Tensor? members"
 _OPTIONS = (
@@ -82,10 +82,7 @@ def _empty(x: Any, size: int | None) -> Any:
 
 def _save_factors(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
     sources, decays = inputs[0], keyword_only_inputs["decays"]
-    ctx.size, ctx.factors = keyword_only_inputs["size"], [1.0] * len(sources)
-    if decays:
-        pairs = zip(decays, sources, strict=True)
-        ctx.factors = [factor_of(x, MATRIX_TYPES[name_of(source.dtype)].computing) for x, source in pairs]
+    ctx.size, ctx.factors = keyword_only_inputs["size"], factors_like(decays or None, sources)
 
 
 def _backward(ctx: Any, gradients: list[Any]) -> Any:
@@ -114,15 +111,13 @@ def perturb_in_graph(
     key, word, offset, seeds = None, seed, 0, None
     if isinstance(seed, Key):
         word, offset = seed.seed, seed.offset
-    elif isinstance(seed, (list, tuple)) and all(_is_integer(x) or isinstance(x, Key) for x in seed):
-        keys = [x if isinstance(x, Key) else Key(x, 0) for x in seed]
-        words = [(as_int64(x.seed), x.offset) for x in keys if 0 <= x.seed < WORD_64 and 0 <= x.offset < MOST_OFFSETS]
-        # A wrong key is an error outside the graph.
-        word = 0 if len(words) == len(keys) else -1
-        key, seeds = torch.tensor(words, dtype=torch.int64).reshape(-1, 2).view(torch.uint64), len(seed)
+    elif isinstance(seed, (list, tuple)) and len(seed) != 1:  # A tensor with one row is one key.
+        (key, seeds), word = keys_of(seed, "cpu"), 0
+        key = key.view(torch.uint64)
     elif isinstance(seed, torch.Tensor):
-        key, word = seed, 0
-        seeds = _length_of(seed)
+        key, word, seeds = seed, 0, batch_of(seed)
+        if seeds == 1 and seed.dim() > 1:
+            seeds = None
     members, first_member, count = None, member, None
     if isinstance(member, (list, tuple, range)) and all(map(_is_integer, member)):
         members, first_member, count = torch.tensor(list(member), dtype=torch.int64), 0, len(member)
@@ -181,14 +176,6 @@ def perturb_in_graph(
             torch.ops.multisample.perturb_(to, own, *values, **options)
     made = dict(zip(kept, to, strict=True))
     return sources.rebuild([made[owners[x, x]] for x in arrays])
-
-
-def _length_of(seed: Any) -> int | None:
-    """The length of a vector of keys in a tensor; None for one key."""
-    if seed.dim() == 0 or (seed.dtype is torch.uint32 and seed.dim() == 1) or (seed.dim() == 2 and seed.shape[0] == 1):
-        return None
-    length: int = seed.shape[0]
-    return length
 
 
 @torch.compiler.disable(reason="perturb can be part of a graph only with plain PyTorch tensors and one seed")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from multisample.backends.contract import Backend
@@ -23,7 +22,7 @@ from .._operations import Call
 from .._plan import Plan
 from .._randomness.generator import Key
 from .._randomness.seed_argument import checked_key, is_in_array
-from .torch_transforms import joined, keys_of
+from .torch_transforms import is_recorded, joined, keys_of
 
 
 class RecordedMoments:
@@ -87,7 +86,7 @@ class _TransformedCall(NamedTuple):
 
 def moments_transformed(call: Call, function: Any) -> tuple[Any, ...]:
     """The moments of a call that PyTorch transforms; ValueError unless torch.func or forward-mode AD does."""
-    if TORCH.lacks_values(call.weights):
+    if TORCH.lacks_values(call.weights) and not is_recorded():
         return _moments_without_values(call)
     tensors = [x for x in (call.weights, call.mu, call.sigma) if not is_number(x)]
     if torch._C._len_torch_dispatch_stack() or torch._C._is_tracing() or any(map(TORCH.is_opaque, tensors)):
@@ -174,8 +173,7 @@ class _Moments(torch.autograd.Function):
     def vmap(info: Any, in_dims: Any, static: _TransformedCall, weights: Any, mu: Any, sigma: Any, keys: Any) -> Any:
         size, inner = info.batch_size, static.size
         if keys is None:
-            words = np.array(static.call.seed, np.uint64).view(np.int64)
-            keys = torch.from_numpy(words).to(weights.device)
+            keys = keys_of([static.call.seed], weights.device)[0][0]
         tensors: list[Any] = []
         for k, (x, dim) in enumerate(zip((weights, mu, sigma, keys), in_dims[1:], strict=True)):
             if isinstance(x, torch.Tensor):

@@ -7,6 +7,7 @@ parameter is ``1 - decay``.
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,8 +34,7 @@ class _Static(NamedTuple):
     coefficients: Any
     seed: Any
     member: Any
-    decay: Any
-    factors: tuple[float, ...]
+    decays: Decays | None
     fast_math: bool
     ids: Any
     backend: str
@@ -72,10 +72,6 @@ def perturb_transformed(
     members, count, member = _members(member, length or 1, device)
     decays = decays_of(decay, parameters)
     variant = variant_of(length, keys is not None, seeds, None, count, decays is not None, None)
-    reals = [MATRIX_TYPES.get(name_of(x.dtype)) for x in arrays]
-    factors = [
-        1.0 if decays is None or real is None else factor_of(decays[k], real.computing) for k, real in enumerate(reals)
-    ]
     names, owners = parameters.names, owners_of(list(map(id, arrays)), parameters.names)
     kept = sorted(owners.values())
     batched = False, variant.size is not None and seeds is not None, count is not None, *(False,) * len(kept)
@@ -87,11 +83,9 @@ def perturb_transformed(
     else:
         paths = parameters.paths or names
         own = Structure(tuple(names[k] for k in kept), (), list, tuple(paths[k] for k in kept))
-    if decays is not None:
-        decay = Decays(decays[k] for k in kept)
     static = _Static(
-        own, None if coefficients is not None else given, seed, member, None if decays is None else decay,
-        tuple(factors[k] for k in kept), fast_math, ids, backend, variant.has_own_keys,
+        own, None if coefficients is not None else given, seed, member,
+        None if decays is None else Decays(decays[k] for k in kept), fast_math, ids, backend, variant.has_own_keys,
         variant.size, batched,
     )  # fmt: skip
     results = _Perturbed.apply(static, coefficients, keys, members, *[arrays[k] for k in kept])
@@ -107,12 +101,7 @@ def _keys(seed: Any, device: Any) -> tuple[Any, int | None, Any]:
     words = key_words(seed)
     if words.length is None:
         return None, None, words.given if words.form else Key(words.word, words.offset)
-    several = words.given if words.form else [[words.word, words.offset]]
-    return _tensor_of(several, device), words.length, None
-
-
-def _tensor_of(words: Any, device: Any) -> Any:
-    return torch.from_numpy(np.array(words, np.uint64).view(np.int64)).to(device)
+    return keys_of(words.given if words.form else [Key(words.word, words.offset)], device)[0], words.length, None
 
 
 def _members(member: Any, length: int, device: Any) -> tuple[Any, int | None, Any]:
@@ -124,7 +113,16 @@ def _members(member: Any, length: int, device: Any) -> tuple[Any, int | None, An
     found, _, count = members_of(member, length)
     if count is None:
         return None, None, found
-    return _tensor_of(np.atleast_1d(np.asarray(found, np.uint64)), device), count, None
+    rows = np.atleast_1d(np.asarray(found, np.uint64)).view(np.int64)
+    return torch.from_numpy(rows).to(device), count, None
+
+
+def factors_like(decays: list[float] | None, arrays: Sequence[Any]) -> list[float]:
+    """The factor ``1 - decay`` of each array, rounded to its computing type."""
+    if decays is None:
+        return [1.0] * len(arrays)
+    reals = [MATRIX_TYPES[name_of(x.dtype)].computing for x in arrays]
+    return list(map(factor_of, decays, reals))
 
 
 class _Perturbed(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
@@ -147,7 +145,7 @@ class _Perturbed(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
             batch = Variant(size=static.size, parameters=batched[3:], has_coefficients=batched[0])
         with without_tangents():
             results = perturbed(
-                structure, None, None, given, seed, member, static.decay or 0, static.fast_math, static.ids,
+                structure, None, None, given, seed, member, static.decays or 0, static.fast_math, static.ids,
                 static.backend, None, batch,
             )  # fmt: skip
         first: dict[int, int] = {}
@@ -160,6 +158,7 @@ class _Perturbed(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
         if coefficients is not None and coefficients.requires_grad:
             raise ValueError(WITH_GRADIENT)
         ctx.like = [(x.shape, x.dtype, x.device) for x in output]
+        ctx.factors = factors_like(ctx.static.decays, output)
         ctx.set_materialize_grads(False)
 
     @staticmethod
@@ -169,7 +168,7 @@ class _Perturbed(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
             raise ValueError(WITH_GRADIENT)
         own = [
             scaled(g, factor, None if is_batched else static.size, None)
-            for g, factor, is_batched in zip(gradients, static.factors, static.batched[3:], strict=True)
+            for g, factor, is_batched in zip(gradients, ctx.factors, static.batched[3:], strict=True)
         ]
         return None, None, None, None, *own
 
@@ -178,13 +177,11 @@ class _Perturbed(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
         if coefficients is not None:
             raise ValueError(WITH_GRADIENT)
         results = []
-        for k, (tangent, (shape, dtype, device)) in enumerate(zip(tangents, ctx.like, strict=True)):
+        for tangent, factor, (shape, dtype, device) in zip(tangents, ctx.factors, ctx.like, strict=True):
             if tangent is None:
                 tangent = torch.zeros((), dtype=dtype, device=device)
-            factor = ctx.static.factors[k]
-            moved = tangent if factor == 1 else tangent * factor
             # A new tensor: a result and its tangent must not share memory with another's.
-            results.append(moved.expand(shape).clone())
+            results.append((tangent * factor).expand(shape).clone())
         return tuple(results)
 
     @staticmethod

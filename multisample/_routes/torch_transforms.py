@@ -9,7 +9,7 @@ the offset, which stays on the device.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ from .._libraries.torch import TORCH, check_tensor, counted, dtype_of, is_transf
 from .._operations import Call
 from .._plan import check_call
 from .._randomness.generator import WORD_64, Generator
-from .._randomness.seed_argument import batch_of, checked_key, host_words, is_in_array
+from .._randomness.seed_argument import batch_of, checked_key, host_words, is_in_array, key_at
 from .._randomness.torch_offsets import SEED, draw_key, draw_offset, taker
 
 
@@ -60,16 +60,17 @@ def draw_by_operator(call: Call, is_known: Callable[[Any], bool] = bool) -> Any:
     """Draw by the operator. ``is_known(condition)`` tells whether a condition holds in every run of the graph."""
     tensors = {name: x for name, x in (("mu", call.mu), ("sigma", call.sigma)) if not is_number(x)}
     device = next(iter(tensors.values())).device
-    given = call.mu, call.sigma, call.out, call.seed
-    if _have_values(x for x in given if isinstance(x, torch.Tensor)):
+    given = [x for x in (call.mu, call.sigma, call.out, call.seed) if isinstance(x, torch.Tensor)]
+    is_traced = torch.compiler.is_compiling() or _functorch.peek_interpreter_stack() is not None
+    if is_traced or any(TORCH.lacks_values(x) or TORCH.is_opaque(x) for x in given):
+        dtype, dims = _check_without_values(call, tensors, is_known)
+    else:
         with unseen():
             plain = {name: as_base_class(name, x) for name, x in tensors.items()}
             inputs = check_call(call._replace(**plain), TORCH)
             if isinstance(call.seed, torch.Tensor) and call.seed.is_cpu and call.seed.dim():
                 host_words(TORCH.host_array(call.seed))  # Raises for a negative seed.
         dtype, dims = inputs.dtype, inputs.dims
-    else:
-        dtype, dims = _check_without_values(call, tensors, is_known)
     if call.out is not None and torch.is_grad_enabled():
         for name, x in {**tensors, "out": call.out}.items():
             if x.requires_grad:
@@ -90,7 +91,8 @@ def draw_by_operator(call: Call, is_known: Callable[[Any], bool] = bool) -> Any:
     if keys is not None:
         return _draw_batch(call, keys, batch)
     recorded = is_recorded()
-    is_repeated = is_batched() or (not recorded and _is_captured(device))
+    is_captured = not recorded and device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    is_repeated = is_batched() or is_captured
     lacks_values = not recorded and any(map(TORCH.lacks_values, tensors.values()))
     if call.out is None and not (recorded or lacks_values):
         with unseen():  # Raises if there is no memory for the result, before a generator advances.
@@ -169,12 +171,6 @@ def _matrix_in(out: Any, lengths: tuple[Any, ...]) -> Any:
         raise ValueError(no_matrix(tuple(out.shape), out.stride(), lengths)) from None
 
 
-def listed_words(*seeds: Any) -> list[list[int]]:
-    """The words of a sequence of seeds, as operators take them."""
-    words: list[list[int]] = host_words(seeds).view(np.int64).tolist()
-    return words
-
-
 NO_GRADIENT_TO_OUT = "out= takes no gradient; detach it, or call sample under torch.no_grad()"
 _NARROW = {torch.int8: 0xFF, torch.int16: 0xFFFF, torch.int32: 0xFFFFFFFF}
 
@@ -187,7 +183,8 @@ def keys_of(seed: Any, device: Any) -> tuple[Any, int | None]:
     else:
         batch = batch_of(seed)
     if isinstance(seed, (list, tuple)):
-        return torch.tensor(listed_words(*seed), dtype=torch.int64, device=device).reshape(-1, 2), batch
+        words = [[as_int64(word) for word in key_at(k, x)] for k, x in enumerate(seed)]
+        return torch.tensor(words, dtype=torch.int64, device=device).reshape(-1, 2), batch
     if not isinstance(seed, torch.Tensor):
         if not torch.compiler.is_compiling():
             seed = host_words(seed).view(np.int64)
@@ -215,15 +212,6 @@ def _draw_batch(call: Call, keys: Any, batch: int | None) -> Any:
     return x if call.out is None else call.out.copy_(x)
 
 
-def _have_values(tensors: Iterable[Any]) -> bool:
-    """Whether the values of the tensors can be read."""
-    return not (
-        torch.compiler.is_compiling()
-        or _functorch.peek_interpreter_stack() is not None
-        or any(TORCH.lacks_values(x) or TORCH.is_opaque(x) for x in tensors)
-    )
-
-
 def is_recorded() -> bool:
     """Whether the call becomes part of a graph, which may run again."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
@@ -236,10 +224,6 @@ def is_batched() -> bool:
     """Whether a vmap is active, even if no tensor of the call is batched."""
     layers = _functorch.get_interpreter_stack() or ()
     return any(layer.key() == _functorch.TransformType.Vmap for layer in layers)
-
-
-def _is_captured(device: Any) -> bool:
-    return bool(device.type == "cuda" and torch.cuda.is_current_stream_capturing())
 
 
 def joined(x: Any, size: int, batch: int, is_outer: bool, is_inner: bool) -> Any:

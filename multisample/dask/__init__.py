@@ -179,10 +179,7 @@ def _checked_chunks(chunks: Any, shape: tuple[int, int], dtype: np.dtype[Any]) -
     """`chunks` as sizes of blocks; ValueError if they do not add up to `shape`."""
     try:
         sizes: tuple[tuple[int, ...], ...] = normalize_chunks(chunks, shape, dtype=dtype)
-        valid = all(
-            sum(axis) == length and all(isinstance(size, int) and size >= 0 for size in axis)
-            for axis, length in zip(sizes, shape, strict=True)
-        )
+        valid = all(sum(axis) == length and min(axis) >= 0 for axis, length in zip(sizes, shape, strict=True))
     except (TypeError, ValueError, ArithmeticError, NotImplementedError) as error:
         reason = str(error).partition("\n")[0]
         raise ValueError(f"chunks: expected blocks of shape {shape}, got {describe(chunks)} ({reason})") from error

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from .._arguments import describe
 from .._randomness.generator import Key
 from .._randomness.torch_offsets import taker
 from .._routes.torch_transforms import is_recorded
+from ._randn import device_of
 
 
 def take_key(generator: torch.Generator | None = None, device: torch.device | str | int | None = None) -> Key:
@@ -59,15 +58,9 @@ def take_key(generator: torch.Generator | None = None, device: torch.device | st
         raise TypeError(
             f"generator: expected a torch.Generator, got {describe(generator)} of type {type(generator).__name__}"
         )
-    if device is None:
-        where = torch.get_default_device() if generator is None else generator.device
-    else:
-        where = torch.device(device)
+    where = device_of(generator.device if device is None and generator is not None else device)
     if where.type not in ("cpu", "cuda"):
         raise ValueError(f"device: expected a CPU or a CUDA device, got {where}")
-    if where.type == "cuda" and where.index is None:
-        where = torch.device("cuda", torch.cuda.current_device() if generator is None else generator.device.index or 0)
-    if generator is not None and (generator.device.type, generator.device.index or 0) != (where.type, where.index or 0):
+    if generator is not None and device_of(generator.device) != where:
         raise ValueError(f"generator: expected one on {where}, got one on {generator.device}")
-    take: Any = taker(str(where))
-    return Key(*take(generator))
+    return Key(*taker(str(where))(generator))

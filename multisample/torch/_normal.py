@@ -120,10 +120,11 @@ class Normal(torch.distributions.Normal):
         if seed is not None or generator is not None:
             options = {**options, "seed": seed, "generator": generator}
         loc, scale = self.loc, self.scale
-        batch = _batch_of(options)
+        generators = options["generator"]
+        batch = len(generators) if is_listed(generators) else batch_of(options.get("seed"))
         if batch is not None:
             if len(sample_shape) or self._batch_shape[:1] != (batch,):
-                noun = "generator" if is_listed(options["generator"]) else "seed"
+                noun = "generator" if is_listed(generators) else "seed"
                 raise ValueError(
                     f"{noun}: expected one {noun}, or with sample_shape () one for each of the first axis of"
                     f" {tuple(self._batch_shape)}, got {batch} {noun}s with sample_shape {tuple(sample_shape)}"
@@ -139,9 +140,3 @@ class Normal(torch.distributions.Normal):
         layout: Layout = "dn" if is_one(loc.shape[0]) else "nd"
         drawn: torch.Tensor = sample(loc, scale, math.prod(sample_shape), layout=layout, **options)
         return drawn if is_matrix and layout == "nd" else drawn.view((*sample_shape, *self._batch_shape))
-
-
-def _batch_of(options: dict[str, Any]) -> int | None:
-    """The number of seeds or generators in a vector; None for one of them or none."""
-    generator = options["generator"]
-    return len(generator) if is_listed(generator) else batch_of(options.get("seed"))

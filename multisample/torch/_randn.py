@@ -83,12 +83,12 @@ def randn(
         lengths = tuple(size[0])
     if out is None:
         element = torch.get_default_dtype() if dtype is None else dtype
-        where = device if isinstance(device, torch.device) and device.index is not None else _device(device)
+        where = device if isinstance(device, torch.device) and device.index is not None else device_of(device)
     else:
         if not isinstance(out, torch.Tensor):
             raise TypeError(f"out: expected a PyTorch tensor, got {describe(out)} of type {type(out).__name__}")
         element, where = out.dtype if dtype is None else dtype, out.device
-        if device is not None and _device(device) != where:
+        if device is not None and device_of(device) != where:
             raise ValueError(f"device: expected that of out, {where}, got {device}")
     name = (_NAMES.get(element) if type(element) is torch.dtype else None) or dtype_name(element)
     state = None if is_traced() else TORCH.state()
@@ -148,8 +148,8 @@ def randn_like(
     return randn(x.shape, seed=seed, generator=generator, dtype=dtype, device=device, out=out, start=start)
 
 
-def _device(device: Any) -> torch.device:
-    """`device`, or PyTorch's default device for None, with its index."""
+def device_of(device: Any) -> torch.device:
+    """`device`, or PyTorch's default device for None; a CUDA device with its index, a CPU without."""
     if device is None:
         if not torch._C._len_torch_function_stack():  # A default device is a mode.
             return _CPU
@@ -157,7 +157,7 @@ def _device(device: Any) -> torch.device:
     where = torch.device(device)
     if where.type == "cuda" and where.index is None:
         return torch.device("cuda", torch.cuda.current_device())
-    return where
+    return _CPU if where.type == "cpu" else where
 
 
 _NAMES = {dtype_of(name): name for name in DTYPES}

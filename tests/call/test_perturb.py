@@ -364,9 +364,10 @@ def test_compiled_calls_check_numbers_and_flags_as_eager_calls_do(options: dict[
     assert str(compiled.value) == str(eager.value)
 
 
-def test_a_call_with_other_arrays_breaks_the_graph() -> None:
+@pytest.mark.parametrize(("coefficients", "seed"), [(np.array([0.5]), 7), (0.5, [7])])
+def test_other_arguments_break_the_graph(coefficients: Any, seed: Any) -> None:
     def f(x: Any) -> Any:
-        return perturb(x + 1, np.array([0.5]), seed=7) * 2
+        return perturb(x + 1, coefficients, seed=seed) * 2
 
     p = torch.zeros(5)
     assert same(torch.compile(f, backend="eager")(p), f(p))

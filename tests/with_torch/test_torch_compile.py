@@ -15,7 +15,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.func import grad, vmap
 
 import multisample.torch
-from multisample import Generator, sample
+from multisample import Generator, Key, sample
 from multisample.torch import Normal
 
 # The compiler uses PyTorch's own deprecated functions.
@@ -90,6 +90,7 @@ def test_changing_sizes_seeds_offsets_and_numbers_recompile_once(torch_device: s
         "n": [lambda k: (torch.zeros(D), 1.0, k, 3, 0)],
         "d": [lambda k: (torch.zeros(k), torch.ones(k), N, 3, 0)],
         "seed": [lambda k: (torch.zeros(D), 1.0, N, k, 0), lambda k: (torch.zeros(D), 1.0, N, 2**63 - 1 - k, 0)],
+        "seeds": [lambda k: (torch.zeros(D), 1.0, N, [k, Key(7, k)], 0)],
         "offset": [lambda k: (torch.zeros(D), 1.0, N, 3, k)],
         "sigma": [lambda k: (torch.zeros(D), k / 8, N, 3, 0)],
     }

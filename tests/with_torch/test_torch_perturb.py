@@ -1,12 +1,15 @@
 """`perturb` in torch.func, forward-mode AD and torch.compile: populations in one launch, and gradients."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
+from processes import run_python
 from torch.func import functional_call, grad, jvp, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from multisample import Key, perturb
 from multisample._model_parameters import perturb_plan
@@ -109,6 +112,12 @@ def test_grad_vjp_and_jvp() -> None:
         assert torch.equal(found["b"], perturb({"a": P["a"], "b": P["b"]}, 0.1, seed=3)["b"])
 
 
+@pytest.mark.slow
+def test_the_first_call_of_a_program_can_be_transformed(tmp_path: Path) -> None:
+    call = "torch.func.grad(lambda p: multisample.perturb(p, 0.1, seed=3).sum())(torch.zeros(3))"
+    run_python("-c", f"import torch, multisample\n{call}", folder=tmp_path)
+
+
 def test_a_population_trains_through_a_functional_call() -> None:
     module, x = torch.nn.Linear(7, 3), torch.randn(2, 7)
     members = perturb(module, 0.1, seed=7, member=range(4))
@@ -133,6 +142,21 @@ WRONG: list[tuple[Callable[..., Any], Any, type[Exception], str]] = [
 def test_errors_name_the_argument(call: Any, argument: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         call(argument)
+
+
+class Perturbed(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return perturb(x, 0.5, seed=3) * 2
+
+
+@pytest.mark.slow
+def test_a_trace_without_an_operator_raises() -> None:
+    exported = torch.export.export(Perturbed(), (MATRIX,), strict=True).module()
+    assert torch.equal(exported(MATRIX), Perturbed()(MATRIX))
+    with pytest.raises(ValueError, match=r"^parameters: expected plain arrays.*strict=True"):
+        torch.export.export(Perturbed(), (MATRIX,), strict=False)
+    with pytest.raises(ValueError, match=r"^parameters: expected plain arrays"):
+        make_fx(Perturbed(), tracing_mode="fake")(MATRIX)
 
 
 def compiled(function: Any) -> Any:
