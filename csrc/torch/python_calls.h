@@ -283,12 +283,8 @@ inline PyObject* tree(PyObject*, PyObject* const* args, long) {
   if (!add_tree(args[0], &found)) {
     return PyErr_Occurred() != nullptr ? nullptr : Object::new_reference(&_Py_NoneStruct);
   }
-  Object result(PyTuple_New(2));
-  PyObject* const items = result.get() == nullptr ? nullptr : PyList_AsTuple(found.items.get());
-  if (items == nullptr) return nullptr;
-  PyTuple_SetItem(result.get(), 0, items);
-  PyTuple_SetItem(result.get(), 1, found.tensors.release());
-  return result.release();
+  const Object items(PyList_AsTuple(found.items.get()));
+  return items.get() == nullptr ? nullptr : PyTuple_Pack(2, items.get(), found.tensors.get());
 }
 
 // --- Launches ---------------------------------------------------------------------------------------------------
@@ -399,9 +395,11 @@ struct PlanState {
     PyObject* const found = PyTuple_GetItem(functions.get(), which);
     return found == &_Py_NoneStruct ? nullptr : found;
   }
-  // The result of the function for `argument`; null with a Python error.
+  // The result of the function for `argument`; None without a function, and null with a Python error.
   PyObject* call_function(PlanFunction which, PyObject* argument) const {
-    return PyObject_CallFunctionObjArgs(function(which), argument, nullptr);
+    PyObject* const found = function(which);
+    if (found == nullptr) return Object::new_reference(&_Py_NoneStruct);
+    return PyObject_CallFunctionObjArgs(found, argument, nullptr);
   }
 };
 
@@ -498,11 +496,8 @@ inline PyObject* run_plan(PyObject* self, PyObject* const* args, long) {
     return PyObject_CallFunctionObjArgs(run_in_python, args[0], args[1], args[2], args[3], args[4], args[5], args[6],
                                         args[7], nullptr);
   }
-  if (takes && state.function(kCheckGenerator) != nullptr) {
-    const Object checked(state.call_function(kCheckGenerator, args[5]));
-    if (checked.get() == nullptr) return nullptr;
-  }
-  Object result(is_gradient ? PyTuple_New(call.results) : allocate_result(state, &call.matrix));
+  if (takes && Object(state.call_function(kCheckGenerator, args[5])).get() == nullptr) return nullptr;
+  const Object result(is_gradient ? PyTuple_New(call.results) : allocate_result(state, &call.matrix));
   if (result.get() == nullptr) return nullptr;
   if (!is_gradient && call.device >= 0 && !keeps_noise_on_cuda(call)) call.results = 0;
   const bool keeps_noise = !is_gradient && call.results != 0;
@@ -513,10 +508,9 @@ inline PyObject* run_plan(PyObject* self, PyObject* const* args, long) {
     if (sums == nullptr) return nullptr;
     PyTuple_SetItem(result.get(), k, sums);
   }
-  const bool has_scratch = state.function(kScratch) != nullptr;
-  const Object scratch(has_scratch ? state.call_function(kScratch, args[7]) : nullptr);
-  if (has_scratch && scratch.get() == nullptr) return nullptr;
-  if (has_scratch && scratch.get() != &_Py_NoneStruct) {
+  const Object scratch(state.call_function(kScratch, args[7]));
+  if (scratch.get() == nullptr) return nullptr;
+  if (scratch.get() != &_Py_NoneStruct) {
     call.scratch = static_cast<double*>(TensorOf(scratch.get()).data());
     if (PyErr_Occurred() != nullptr) return nullptr;
   }
@@ -528,16 +522,11 @@ inline PyObject* run_plan(PyObject* self, PyObject* const* args, long) {
     const Object number(PyLong_FromLong(error));
     return state.call_function(kFail, number.get());
   }
-  Object drawn(PyTuple_New(keeps_noise ? 5 : 4));
-  if (drawn.get() == nullptr) return nullptr;
+  const Object zero(PyLong_FromLong(0));
   PyObject* const words = is_gradient ? args[4] : taken.get();
-  PyTuple_SetItem(drawn.get(), 0, result.release());
-  PyTuple_SetItem(drawn.get(), 1, Object::new_reference(words == nullptr ? args[4] : PyTuple_GetItem(words, 0)));
-  PyTuple_SetItem(drawn.get(), 2,
-                  words == nullptr ? PyLong_FromLong(0) : Object::new_reference(PyTuple_GetItem(words, 1)));
-  PyTuple_SetItem(drawn.get(), 3, Object::new_reference(&_Py_NoneStruct));
-  if (keeps_noise) PyTuple_SetItem(drawn.get(), 4, Object::new_reference(noise.get()));
-  return drawn.release();
+  PyObject* const seed = words == nullptr ? args[4] : PyTuple_GetItem(words, 0);
+  PyObject* const offset = words == nullptr ? zero.get() : PyTuple_GetItem(words, 1);
+  return PyTuple_Pack(keeps_noise ? 5 : 4, result.get(), seed, offset, &_Py_NoneStruct, noise.get());
 }
 
 // is_valid(mu, sigma, weights)

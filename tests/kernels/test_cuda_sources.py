@@ -477,7 +477,6 @@ def test_launches_report_only_their_own_errors() -> None:
         "cuda/kernel_choice.h",
         "cuda/geometry.h",
         "cuda/gradient_geometry.h",
-        "torch/floating_point.h",
         "torch/inputs.h",
     ],
 )
