@@ -8,7 +8,6 @@ library is loaded, its digest is compared with the recorded one.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import math
 import os
@@ -65,12 +64,12 @@ def whole_libraries(kinds: Iterable[LibraryKind], meanwhile: Callable[[], object
     return _libraries({kind: _wanted(kind, whole=True) for kind in kinds}, meanwhile)
 
 
-def unit_library(kind: LibraryKind, unit: Unit) -> Path:
+def unit_library(unit: Unit) -> Path:
     """A library with one unit, for a loaded library that lacks it. It is built if none fits.
 
     The errors are as for `cpu_library`.
     """
-    return _libraries({kind: (LIBRARIES[kind].only(unit),)})[kind]
+    return _libraries({"cuda": (LIBRARIES["cuda"].only(unit),)})["cuda"]
 
 
 def is_built(kind: LibraryKind, *, whole: bool = False) -> bool:
@@ -96,7 +95,7 @@ class Compiled(NamedTuple):
 
 def compiled() -> Compiled:
     """How many units for CUDA are compiled."""
-    library, every = LIBRARIES["cuda"], all_units("cuda")
+    library, every = LIBRARIES["cuda"], all_units()
     if is_built("cuda", whole=True):
         return Compiled(len(every), len(every), 0)
     own = library.units if is_built("cuda") else ()
@@ -116,8 +115,8 @@ def unusable(kind: LibraryKind, *, ask_devices: bool = False) -> tuple[str, ...]
     """Why existing libraries are not used: other sources, another machine, damage. Never raises."""
     try:
         reasons = [_prebuilt(kind, ask_devices=ask_devices).reason]
-        if _any_built(kind):
-            reasons += _damage(_place(LIBRARIES[kind]))
+        if _any_built(kind) and (place := _place(LIBRARIES[kind])).exists():
+            reasons.append(f"{place} is damaged")
     except (ImportError, OSError, RuntimeError, cache.CacheError):
         return ()
     return tuple(filter(None, reasons))
@@ -236,10 +235,8 @@ def _libraries(
             lacking += (*unusable(kind, ask_devices=True), *tools) if tools else ()
         if lacking:
             raise _unavailable("; ".join(dict.fromkeys(lacking)))
-        places = {_place(library): library for library in missing.values()}
-        _raise_failure(places)
-        if places:
-            _build(places, meanwhile)
+        if missing:
+            _build({_place(library): library for library in missing.values()}, meanwhile)
         return {kind: path or _place(missing[kind]) for kind, path in found.items()}
     except cache.CacheError as error:
         raise _unavailable(str(error)) from error
@@ -249,10 +246,6 @@ def _libraries(
             f"{at}{error.strerror or error}; set MULTISAMPLE_CACHE_DIR to a folder that can be written to, in place of"
             f" {cache.root()}"
         ) from error
-
-
-def _damage(place: Path) -> tuple[str, ...]:
-    return (f"{place} is damaged",) if place.exists() else ()
 
 
 def _build(libraries: Mapping[Path, Library], meanwhile: Callable[[], object]) -> None:
@@ -265,29 +258,26 @@ def _build(libraries: Mapping[Path, Library], meanwhile: Callable[[], object]) -
             return
         building = cache.folder(_FOLDER, _BUILDING, create=True)
         _remove_killed_builds(building)
-        for reason in itertools.chain.from_iterable(map(_damage, libraries)):
-            cache.say(f"{reason}, and is built again")
+        for place in filter(Path.exists, libraries):
+            cache.say(f"{place} is damaged, and is built again")
         cache.say(_announcement(libraries.values()))
         private = Path(tempfile.mkdtemp(dir=building))
         try:
             (private / _MARKER).touch()
             works = {private / library.name: library for library in libraries.values()}
-            for folder in works:
-                folder.mkdir()
             with LiveLine(sys.stderr) as line:
                 total = sum(len(library.sources) + len(library.units) for library in libraries.values())
-                results = build.compile_libraries(
+                failures = build.compile_libraries(
                     works, lambda done: line.update(f"multisample: {done} of {total} sources compiled"), meanwhile
                 )
             csrc_files.digest()  # Raises if the compiler may have read other sources than those that name the library.
-            for place, folder, (code, output) in zip(libraries, works, results, strict=True):
-                built = folder / place.name
-                if code != 0 or not built.is_file():
-                    _failures[place] = build.failure_text(code, output)
+            for place, folder, failure in zip(libraries, works, failures, strict=True):
+                if failure:
+                    _failures[place] = failure
                     continue
                 finished = private / f"{folder.name}-finished"
                 finished.mkdir(mode=0o700)
-                _put(built.rename(finished / place.name))
+                _put((folder / place.name).rename(finished / place.name))
                 if place.parent.exists():
                     place.parent.rename(private / f"{folder.name}-damaged")
                 finished.rename(place.parent)

@@ -15,7 +15,6 @@ from ..launch import HOST, SIZES, Launch, Operation, computing_name, runs_down
 
 LibraryKind: TypeAlias = Literal["cpu", "cuda"]
 
-
 _OPTIONS = ("shared_noise", "antithetic", "fast_math")
 
 
@@ -42,7 +41,7 @@ class Unit(NamedTuple):
 
 
 class _Family(NamedTuple):
-    """The units of one operation on one kind of device."""
+    """The units of one operation."""
 
     header: str
     function: str
@@ -53,14 +52,11 @@ class _Family(NamedTuple):
     """Whether the element type is the computing type of the launch."""
 
 
-_FAMILIES: dict[LibraryKind, dict[Operation, _Family]] = {
-    "cpu": {},  # Numba compiles these kernels.
-    "cuda": {
-        Operation.sample: _Family("cuda/sample_launch.cuh", "launch_sample", _OPTIONS, 5.3),
-        Operation.gradient: _Family("cuda/gradient_launch.cuh", "launch_gradient", _OPTIONS[1:], 2.2),
-        Operation.moments: _Family("cuda/moments_launch.cuh", "launch_moments", _OPTIONS[1:], 2.2, True),
-        Operation.perturb: _Family("cuda/perturb_launch.cuh", "launch_perturb", _OPTIONS[2:], 3.2),
-    },
+_FAMILIES: dict[Operation, _Family] = {
+    Operation.sample: _Family("cuda/sample_launch.cuh", "launch_sample", _OPTIONS, 5.3),
+    Operation.gradient: _Family("cuda/gradient_launch.cuh", "launch_gradient", _OPTIONS[1:], 2.2),
+    Operation.moments: _Family("cuda/moments_launch.cuh", "launch_moments", _OPTIONS[1:], 2.2, True),
+    Operation.perturb: _Family("cuda/perturb_launch.cuh", "launch_perturb", _OPTIONS[2:], 3.2),
 }
 
 
@@ -98,14 +94,14 @@ def in_direction(launch: Launch, *, down: bool) -> Launch:
 
 
 @functools.cache
-def all_units(device: LibraryKind) -> tuple[Unit, ...]:
-    """All units for a kind of device."""
-    return tuple(itertools.chain.from_iterable(itertools.starmap(_units, _FAMILIES[device].items())))
+def all_units() -> tuple[Unit, ...]:
+    """The units of all calls."""
+    return tuple(itertools.chain.from_iterable(itertools.starmap(_units, _FAMILIES.items())))
 
 
-def unit_of(device: LibraryKind, kind: int) -> Unit:
+def unit_of(kind: int) -> Unit:
     """The unit that serves calls of a kind."""
-    return next(unit for unit in all_units(device) if kind in unit.kinds)
+    return next(unit for unit in all_units() if kind in unit.kinds)
 
 
 def _units(operation: Operation, family: _Family) -> Iterator[Unit]:

@@ -14,6 +14,7 @@ import functools
 import importlib.metadata
 import importlib.util
 import os
+import re
 import threading
 import types
 from collections.abc import Callable
@@ -69,7 +70,7 @@ class TorchExtBackend:
         except importlib.metadata.PackageNotFoundError:
             version = "0 of unknown version"
         reasons = []
-        if _parsed(version) < _LEAST_TORCH:
+        if tuple(map(int, re.findall(r"\d+", version)[:2])) < _LEAST_TORCH:
             least = ".".join(map(str, _LEAST_TORCH))
             reasons.append(f"torch {version} is older than {least}: pip install --upgrade 'torch>={least}'")
         elif not library_cache.is_built("cpu"):
@@ -151,7 +152,7 @@ class TorchExtBackend:
                 calls.set_reader(ctypes.cast(library.multisample_read_cpu, ctypes.c_void_p).value or 0)
                 library.multisample_set_kernel_cpu(number, calls.function_address(units.launch_of(number)))
             else:
-                unit = _load(library_cache.unit_library(kind, units.unit_of(kind, number)))
+                unit = _load(library_cache.unit_library(units.unit_of(number)))
                 unit.multisample_units.restype = ctypes.c_void_p
                 library.multisample_add_units(ctypes.c_void_p(unit.multisample_units()))
 
@@ -335,12 +336,6 @@ def _builtins_of(path: Path) -> Builtins | None:
     except ValueError:
         return None
     return builtins
-
-
-def _parsed(version: str) -> tuple[int, ...]:
-    """Major and minor version as numbers."""
-    parts = version.partition("+")[0].split(".")[:2]
-    return tuple(int(part) if part.isdigit() else 0 for part in parts)
 
 
 BACKEND: Backend = TorchExtBackend()

@@ -83,7 +83,7 @@ csrc_files.folder = lambda: Path(sources)
 csrc_files.digest = Sources(Path(sources), *csrc_files.CSRC.suffixes).digest
 library = compiler_flags.LIBRARIES["cpu"]
 compiler_flags.LIBRARIES["cpu"] = dataclasses.replace(library, units=())
-compiler_flags.all_units = lambda kind: ()
+compiler_flags.all_units = lambda: ()
 gate, opener = os.pipe()
 forks = []
 for _ in range(processes - 1):
@@ -114,7 +114,7 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(csrc_files, "digest", lambda: Sources(folder, *csrc_files.CSRC.suffixes).digest())
     for kind, library in compiler_flags.LIBRARIES.items():
         monkeypatch.setitem(compiler_flags.LIBRARIES, kind, dataclasses.replace(library, units=()))
-    monkeypatch.setattr(compiler_flags, "all_units", lambda kind: ())
+    monkeypatch.setattr(compiler_flags, "all_units", lambda: ())
     monkeypatch.setattr(library_cache, "_failures", {})
     monkeypatch.setattr(commands, "_compile_kernels", lambda: commands._Kernels([], 0))
     monkeypatch.setenv("MULTISAMPLE_CACHE_DIR", str(tmp_path / "a cache"))
@@ -166,11 +166,12 @@ def place(kind: LibraryKind = "cpu") -> Path:
 
 def _compile_nothing(
     libraries: Mapping[Path, Library], show: Callable[[int], object], meanwhile: Callable[[], object]
-) -> list[tuple[int, str]]:
+) -> list[str]:
     for folder, library in libraries.items():
+        folder.mkdir()
         (folder / f"{library.module}.so").write_text("a library")
         show(1)
-    return [(0, "")] * len(libraries)
+    return [""] * len(libraries)
 
 
 @pytest.mark.slow
@@ -296,7 +297,7 @@ def test_only_folders_of_killed_builds_are_removed(sources: Path, cache_root: Pa
         (folder / "lock").touch()  # PyTorch would wait for it.
     (left / "multisample-build").touch()
 
-    def compile_beside_others(libraries: Any, show: Any, meanwhile: Any) -> list[tuple[int, str]]:
+    def compile_beside_others(libraries: Any, show: Any, meanwhile: Any) -> list[str]:
         assert not left.exists()
         assert (other / "lock").exists()
         assert (plans / "lock").exists()
@@ -365,7 +366,7 @@ def test_a_build_says_what_it_compiles_counts_units_and_shows_progress_on_a_term
     for module in (compiler_flags, library_cache):
         monkeypatch.setattr(module, "all_units", units.all_units)
     assert library_cache.compiled()[:2] == (0, 55)
-    library_cache.unit_library("cuda", units.all_units("cuda")[1])
+    library_cache.unit_library(units.all_units()[1])
     assert library_cache.compiled()[:2] == (1, 55)
     assert terminal.getvalue() == (
         "multisample: building torch_ext for CUDA (sample_float16_fast_math), once for this machine and this version of"

@@ -44,13 +44,13 @@ ON_HOST = [
 
 
 def test_every_call_on_cuda_has_one_unit() -> None:
-    every = units.all_units("cuda")
+    every = units.all_units()
     assert len(every) == 55  # fast_math has no effect on float64.
     served = collections.Counter(kind for unit in every for kind in unit.kinds)
     assert served == dict.fromkeys(map(units.kind_of, LAUNCHES), 1)
     assert len({unit.name for unit in every}) == len({unit.function for unit in every}) == len(every)
     for launch in LAUNCHES:
-        unit = units.unit_of("cuda", units.kind_of(launch))
+        unit = units.unit_of(units.kind_of(launch))
         assert unit.name.startswith(Operation(launch.operation).name)
         # The name has each option that is a template parameter and true.
         assert unit.function.count("true") == sum(option in unit.name for option in units._OPTIONS)
