@@ -17,7 +17,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from multisample.backends.errors import BackendUnavailableError
 from multisample.backends.system import cache
@@ -84,23 +83,14 @@ def is_built(kind: LibraryKind, *, whole: bool = False) -> bool:
         return False
 
 
-class Compiled(NamedTuple):
-    """How much of the CUDA library is compiled."""
-
-    units: int
-    of: int
-    seconds: float
-    """The usual time to compile all of it on this machine, or 0 if all is compiled."""
-
-
-def compiled() -> Compiled:
-    """How many units for CUDA are compiled."""
+def compiled() -> tuple[int, int, float]:
+    """How many units for CUDA are compiled, of how many, and the usual seconds to compile all, or 0 if all are."""
     library, every = LIBRARIES["cuda"], all_units()
     if is_built("cuda", whole=True):
-        return Compiled(len(every), len(every), 0)
+        return len(every), len(every), 0
     own = library.units if is_built("cuda") else ()
     units = [unit for unit in every if unit in own or _is_whole(_place(library.only(unit)))]
-    return Compiled(len(units), len(every), estimate([library.with_all_units()], _processors()))
+    return len(units), len(every), estimate([library.with_all_units()], _processors())
 
 
 def is_prebuilt(kind: LibraryKind) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,7 +24,7 @@ _LEGACY = (0, 1)
 @functools.cache
 def _driver() -> Any:
     try:
-        return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+        return ctypes.CDLL("libcuda.so.1")
     except OSError:
         return None
 

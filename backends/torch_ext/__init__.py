@@ -55,8 +55,7 @@ class TorchExtBackend:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        if hasattr(os, "register_at_fork"):  # Another thread may hold the lock at a fork.
-            os.register_at_fork(after_in_child=self._renew_lock)
+        os.register_at_fork(after_in_child=self._renew_lock)  # Another thread may hold the lock at a fork.
         self._cpu: Any = None
         self._cuda: Any = None
         self.builtins: Builtins | None = None
@@ -91,7 +90,13 @@ class TorchExtBackend:
         if self._cpu is not None and (device_kind == "cpu" or self._cuda is not None):
             return
         with self._lock:
-            cuda_path = self._cuda_path() if device_kind == "cuda" and self._cuda is None else None
+            cuda_path = None
+            if device_kind == "cuda" and self._cuda is None:
+                if reasons := library_cache.cuda_reasons():
+                    raise BackendUnavailableError(
+                        f"backend: {self.name!r} cannot run on CUDA here: " + "; ".join(reasons)
+                    )
+                cuda_path = library_cache.cuda_library()  # Builds the CPU library too, at the same time.
             if self._cpu is None:
                 self._cpu = self._load_cpu()
             if cuda_path is not None:
@@ -107,13 +112,6 @@ class TorchExtBackend:
         library.multisample_run_cpu.argtypes = (ctypes.c_char_p,)
         library.multisample_set_kernel_cpu.argtypes = (ctypes.c_uint32, ctypes.c_void_p)
         return self._with_unit_loader(library, "cpu")
-
-    def _cuda_path(self) -> Path:
-        """The CUDA library. If neither exists, the CPU library is built at the same time."""
-        reasons = library_cache.cuda_reasons()
-        if reasons:
-            raise BackendUnavailableError(f"backend: {self.name!r} cannot run on CUDA here: " + "; ".join(reasons))
-        return library_cache.cuda_library()
 
     def _load_cuda(self, path: Path) -> Any:
         library = _load(path)

@@ -62,12 +62,9 @@ inline void read(const Vector& from, u64 first, u64 count, Real* to) {
       for (u64 k = 0; k < count; ++k) to[k] = static_cast<Real>(from.input.number);
       break;
 #define MULTISAMPLE_ROW(name, type, size, numpy, torch) \
-  case k##name: read_as<type>(from, first, count, to); break;
-#define MULTISAMPLE_LAST(name, type, size, numpy, torch) \
-  default: read_as<type>(from, first, count, to);
-      MULTISAMPLE_ELEMENT_TYPES(MULTISAMPLE_ROW, MULTISAMPLE_LAST)
+  case k##name: return read_as<type>(from, first, count, to);
+      MULTISAMPLE_ELEMENT_TYPES(MULTISAMPLE_ROW, MULTISAMPLE_ROW)
 #undef MULTISAMPLE_ROW
-#undef MULTISAMPLE_LAST
   }
 }
 

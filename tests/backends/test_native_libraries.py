@@ -36,7 +36,6 @@ from multisample.backends.system.sources import Sources
 from multisample.commands import build as commands
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("fcntl")
 needs_tools = pytest.mark.skipif(bool(toolchain.missing_tools()), reason="; ".join(toolchain.missing_tools()))
 
 # Seconds after which a process counts as hanging.
@@ -630,7 +629,6 @@ def test_the_error_lists_every_missing_tool(sources: Path, nothing_installed: Pa
     assert toolchain.missing_tools() == (
         "PyTorch is not installed: pip install torch",
         "setuptools is not installed: pip install setuptools",
-        "this system has no fcntl, without which builds cannot be locked: use Linux or macOS",
     )
     assert library_cache.cuda_reasons() == ("PyTorch is not installed: pip install torch",)
     with pytest.raises(BackendUnavailableError, match="PyTorch is not installed: pip install torch"):
