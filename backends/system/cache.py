@@ -170,38 +170,24 @@ def digest_of(path: Path) -> str:
 
 # --- Locks ------------------------------------------------------------------------------------------------------------
 
-# Descriptors of the locks that this process holds or waits for. A forked child closes its copies: otherwise flock would
-# hold the lock as long as the child lives.
-_lock_descriptors: set[int] = set()
-
-
-def _close_inherited_locks() -> None:
-    while _lock_descriptors:
-        os.close(_lock_descriptors.pop())
-
-
-os.register_at_fork(after_in_child=_close_inherited_locks)
-
 
 @contextlib.contextmanager
 def locked(path: Path, waiting: str) -> Iterator[None]:
-    """Hold the lock file `path` against other processes and threads. Print `waiting` if the lock is taken.
+    """Hold the lock file `path` against other processes. Print `waiting` if the lock is taken.
 
-    The system releases the lock when its process dies. CacheError if another user could have written the file.
+    The system releases the lock when its process dies. Threads of a process share the lock, and forked children do not
+    inherit it. CacheError if another user could have written the file.
     """
     descriptor = _open(path, os.O_RDWR | os.O_CREAT)
-    _lock_descriptors.add(descriptor)
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             say(waiting)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            fcntl.lockf(descriptor, fcntl.LOCK_EX)
         yield
     finally:
-        if descriptor in _lock_descriptors:
-            _lock_descriptors.remove(descriptor)
-            os.close(descriptor)
+        os.close(descriptor)
 
 
 # --- Kernels ----------------------------------------------------------------------------------------------------------

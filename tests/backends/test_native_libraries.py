@@ -332,15 +332,15 @@ def test_concurrent_processes_build_once(sources: Path, cache_root: Path, tmp_pa
 
 @forked
 def test_a_forked_child_does_not_hold_a_lock_of_its_parent(cache_root: Path, sources: Path, monkeypatch: Any) -> None:
-    lock, waited, flock = cache.folder("torch_ext", create=True) / "lock", list[str](), fcntl.flock
+    lock, waited, lockf = cache.folder("torch_ext", create=True) / "lock", list[str](), fcntl.lockf
     monkeypatch.setattr(cache, "say", waited.append)
     ours, theirs = socket.socketpair()
     with ours, theirs:
         with cache.locked(lock, "the test has the lock"):
-            # The child closes its copies of locks before os.fork returns in it, and lives until the test replies.
+            # The child lives until the test replies.
             child = fork(lambda: [ours.close(), theirs.send(b"."), theirs.recv(1).decode()])
             ours.recv(1)
-        monkeypatch.setattr(fcntl, "flock", lambda descriptor, operation: flock(descriptor, operation | fcntl.LOCK_NB))
+        monkeypatch.setattr(fcntl, "lockf", lambda descriptor, operation: lockf(descriptor, operation | fcntl.LOCK_NB))
         with cache.locked(lock, "the child has the lock"):
             pass
         assert waited == []
