@@ -14,11 +14,8 @@ import numpy.typing as npt
 
 from .launch import Launch
 
-__all__ = [
-    "PROTOCOL", "Backend", "BackendStatus", "DeviceKind", "HostArray", "Launcher", "Layout",
-]  # fmt: skip
+__all__ = ["PROTOCOL", "Backend", "BackendStatus", "DeviceKind", "HostArray", "Launcher"]
 
-Layout: TypeAlias = Literal["dn", "nd"]
 DeviceKind: TypeAlias = Literal["cpu", "cuda"]
 
 HostArray: TypeAlias = npt.NDArray[Any]

@@ -29,7 +29,6 @@ __all__ = ["BACKEND"]
 
 class CupyBackend(DriverBackend):
     name = "cupy"
-    device_kinds: tuple[DeviceKind, ...] = ("cuda",)
     host_library = "cupy"
 
     def status(self) -> BackendStatus:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from .contract import PROTOCOL, Launcher
+from .contract import PROTOCOL, DeviceKind, Launcher
 from .kernels.cuda.conversion import CONVERSION_THREADS, conversion_blocks, convert_vectors, pack_conversions
 from .kernels.cuda.geometry import geometry
 from .kernels.cuda.kernel_choice import OF_BATCH, OF_ROWS, is_small
@@ -137,6 +137,7 @@ class DriverBackend(abc.ABC):
     """Base of backends that compile a kernel for each key and launch it through the CUDA driver."""
 
     name: str
+    device_kinds: tuple[DeviceKind, ...] = ("cuda",)
     protocol = PROTOCOL
 
     def __init__(self) -> None:

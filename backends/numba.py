@@ -28,7 +28,6 @@ __all__ = ["BACKEND"]
 
 class NumbaBackend(DriverBackend):
     name = "numba"
-    device_kinds: tuple[DeviceKind, ...] = ("cuda",)
     host_library = "numba"
 
     def status(self) -> BackendStatus:

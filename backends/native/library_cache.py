@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 from multisample.backends.errors import BackendUnavailableError
-from multisample.backends.system import cache
+from multisample.backends.system import cache, threads
 from multisample.backends.system.live_line import LiveLine
 
 from . import build, csrc_files, prebuilt, targets, toolchain
@@ -247,7 +247,9 @@ def _build(libraries: Mapping[Path, Library], meanwhile: Callable[[], object]) -
         if not libraries:
             return
         building = cache.folder(_FOLDER, _BUILDING, create=True)
-        _remove_killed_builds(building)
+        for folder in building.iterdir():  # Of killed builds: no other build is running, since this one holds the lock.
+            if (folder / _MARKER).is_file():
+                shutil.rmtree(folder, ignore_errors=True)
         for place in filter(Path.exists, libraries):
             cache.say(f"{place} is damaged, and is built again")
         cache.say(_announcement(libraries.values()))
@@ -292,9 +294,7 @@ def _announcement(libraries: Collection[Library]) -> str:
 
 def _processors() -> int:
     """How many compilers run at once."""
-    most = os.environ.get("MAX_JOBS", "")
-    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(available, int(most)) if most.isdecimal() and int(most) > 0 else available
+    return min(filter(None, (threads.processors(), threads.positive(os.environ.get("MAX_JOBS", "")))))
 
 
 def _put(path: Path) -> None:
@@ -303,13 +303,6 @@ def _put(path: Path) -> None:
     cache.sync(path)
     record = {path.name: [path.stat().st_size, cache.digest_of(path)]}
     cache.write(path.with_name(_RECORD), json.dumps(record).encode())
-
-
-def _remove_killed_builds(building: Path) -> None:
-    """Remove the folders of killed builds. The caller holds the lock, so no build is running."""
-    for folder in building.iterdir():
-        if (folder / _MARKER).is_file():
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _raise_failure(places: Iterable[Path]) -> None:

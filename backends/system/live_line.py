@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 # Seconds between updates in a terminal.
 _INTERVAL = 0.1
@@ -30,7 +33,7 @@ class LiveLine:
         self._next = -math.inf if self._interval < math.inf else math.inf
         self._width = 0
 
-    def __enter__(self) -> LiveLine:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:

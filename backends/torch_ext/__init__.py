@@ -9,10 +9,8 @@ Calls use plain C functions of the libraries, because PyTorch's dispatcher costs
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import functools
 import importlib.metadata
-import importlib.util
 import os
 import re
 import threading
@@ -62,12 +60,10 @@ class TorchExtBackend:
         """Compiled functions, once the library is loaded. None if it cannot find Python's C functions."""
 
     def status(self) -> BackendStatus:
-        if importlib.util.find_spec("torch") is None:
-            return BackendStatus(False, ("package torch is not installed: pip install 'torch>=2.11'",))
         try:
             version = importlib.metadata.version("torch")
         except importlib.metadata.PackageNotFoundError:
-            version = "0 of unknown version"
+            return BackendStatus(False, ("package torch is not installed: pip install 'torch>=2.11'",))
         reasons = []
         if tuple(map(int, re.findall(r"\d+", version)[:2])) < _LEAST_TORCH:
             least = ".".join(map(str, _LEAST_TORCH))
@@ -198,19 +194,16 @@ class TorchExtBackend:
         run, fail = self._runner(launch)
         kinds = {getattr(launch, f"{x}_type") for x in INPUTS} - {ElementType.number}
         # The builtin function takes numbers and vectors of the computing type, and one first row.
-        is_builtin = self.builtins is not None and not launch.origin_step
-        if _reads_computing_type(launch) and (not is_builtin or kinds - {ElementType[computing_name(launch)]}):
+        builtins = None if launch.origin_step else self.builtins
+        if _reads_computing_type(launch) and (builtins is None or kinds - {ElementType[computing_name(launch)]}):
             from ..kernels.cpu.launcher import packed_launcher
 
             return packed_launcher(launch, _thread_count)
-        launcher = generic_launcher(self, launch)
-        if self.builtins is not None and is_builtin:
-            packed = pack(launch)
-            launcher = Launcher(
-                self.builtins.launch(packed, run, fail, thread_limit),
-                self.builtins.is_valid(packed) if launch.device == HOST else None,
-            )
-        return dataclasses.replace(launcher, scratch_size=self._scratch_sizes(launch))
+        scratch_size, packed = self._scratch_sizes(launch), pack(launch)
+        if builtins is None:
+            return Launcher(generic_launcher(self, launch).run, scratch_size=scratch_size)
+        is_valid = builtins.is_valid(packed) if launch.device == HOST else None
+        return Launcher(builtins.launch(packed, run, fail, thread_limit), is_valid, scratch_size=scratch_size)
 
     def _runner(self, launch: Launch) -> tuple[Any, Callable[[int], Any]]:
         """The function that runs a packed launch like `launch`, and the one that raises its error."""
