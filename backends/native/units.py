@@ -77,22 +77,6 @@ def _kind(operation: int, element_type: int, options: Iterable[int]) -> int:
     return number
 
 
-def launch_of(kind: int) -> Launch:
-    """A launch in host memory of a kind."""
-    operation, rest = divmod(kind, len(MATRIX_TYPES) << len(_OPTIONS))
-    element_type, options = divmod(rest, 1 << len(_OPTIONS))
-    launch = Launch(
-        operation=operation, type=ElementType.float16 + element_type, shared_noise=options >> 2 & 1,
-        antithetic=options >> 1 & 1,
-    )  # fmt: skip
-    return in_direction(launch, down=bool(options & 1)) if operation == Operation.sample else launch
-
-
-def in_direction(launch: Launch, *, down: bool) -> Launch:
-    """`launch` with a matrix for which `runs_down` is `down`."""
-    return launch._replace(rows=1 + down, row_stride=SIZES[ElementType(launch.type).name])
-
-
 @functools.cache
 def all_units() -> tuple[Unit, ...]:
     """The units of all calls."""

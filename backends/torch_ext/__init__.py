@@ -26,7 +26,7 @@ from ..element_types import ElementType
 from ..errors import BackendUnavailableError
 from ..generic import generic_launcher
 from ..kernels.cuda.conversion import convert_vectors
-from ..launch import HOST, INPUTS, PACKED_LAUNCH, Launch, Operation, computing_name, pack
+from ..launch import HOST, INPUTS, PACKED_LAUNCH, SIZES, Launch, Operation, computing_name, pack, type_name, unpack
 from ..memory.dlpack import CUDA, LEGACY_STREAM, capsule_and_strides
 from ..native import library_cache, prebuilt, toolchain, units
 from ..native.units import LibraryKind
@@ -41,7 +41,7 @@ _LEAST_TORCH = (2, 11)
 # The value of cudaErrorMemoryAllocation.
 _OUT_OF_MEMORY = 2
 # UnitLoader of csrc/torch/units.h.
-_UNIT_LOADER = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_uint64)
+_UNIT_LOADER = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64)
 
 
 class TorchExtBackend:
@@ -122,9 +122,9 @@ class TorchExtBackend:
     def _with_unit_loader(self, library: Any, kind: LibraryKind) -> Any:
         """`library`, which loads the units that its operators lack through Python."""
 
-        def load(number: int, reason: int, size: int) -> int:
+        def load(launch_at: int, reason: int, size: int) -> int:
             try:
-                self._load_unit(library, kind, number)
+                self._load_unit(library, kind, unpack(ctypes.string_at(launch_at, PACKED_LAUNCH)))
             except BaseException as error:  # An exception cannot pass through C++.
                 text = (str(error) or type(error).__name__).encode()[: size - 1]
                 ctypes.memmove(reason, text + b"\0", len(text) + 1)
@@ -135,16 +135,17 @@ class TorchExtBackend:
         library.multisample_set_unit_loader(library.unit_loader)
         return library
 
-    def _load_unit(self, library: Any, kind: LibraryKind, number: int) -> None:
-        """Load the unit for calls of the kind `number`, and build it first if necessary."""
+    def _load_unit(self, library: Any, kind: LibraryKind, launch: Launch) -> None:
+        """Load the unit for launches like `launch` unless it is loaded, and build it first if necessary."""
+        number = units.kind_of(launch)
+        if library.multisample_has_unit(number):
+            return
         with self._lock:
-            if library.multisample_has_unit(number):
-                return
             if kind == "cpu":
                 from ..kernels.cpu import calls  # Numba takes half a second to import.
 
                 calls.set_reader(ctypes.cast(library.multisample_read_cpu, ctypes.c_void_p).value or 0)
-                library.multisample_set_kernel_cpu(number, calls.function_address(units.launch_of(number)))
+                library.multisample_set_kernel_cpu(number, calls.function_address(launch))
             else:
                 unit = _load(library_cache.unit_library(units.unit_of(number)))
                 unit.multisample_units.restype = ctypes.c_void_p
@@ -209,9 +210,7 @@ class TorchExtBackend:
         """The function that runs a packed launch like `launch`, and the one that raises its error."""
         kind: LibraryKind = "cpu" if launch.device == HOST else "cuda"
         self.prepare(kind)
-        library, number = self._cpu if kind == "cpu" else self._cuda, units.kind_of(launch)
-        if not library.multisample_has_unit(number):
-            self._load_unit(library, kind, number)
+        self._load_unit(self._cpu if kind == "cpu" else self._cuda, kind, launch)
         if kind == "cpu":
             return self._cpu.multisample_run_cpu, _raise_no_memory
         return self._cuda.multisample_run_cuda, self._raise_cuda_error
@@ -252,8 +251,9 @@ class TorchExtBackend:
 
     def c_function(self, launch: Launch) -> int:
         """See `Backend`. The lengths of `launch` may be unknown."""
-        for down in (False, True):
-            run, _ = self._runner(units.in_direction(launch, down=down))
+        row_stride = SIZES[type_name(launch)]
+        for rows in (1, 2):  # Samples have two kernels: see `runs_down`.
+            run, _ = self._runner(launch._replace(rows=rows, row_stride=row_stride))
         return ctypes.cast(run, ctypes.c_void_p).value or 0
 
     def advancer(self, device: int) -> Callable[[int, int], None]:
