@@ -55,7 +55,6 @@ u64 scratch_of(const Launch& call) {
 struct Cuda {
   // Runs on the device of `matrix`, on PyTorch's current stream.
   static void run(const char* op, const Tensor& matrix, Launch call) {
-    call.device = matrix.get_device_index();
     const torch::stable::accelerator::DeviceGuard guard(call.device);
     TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(call.device, &call.stream));
     const int64_t size = static_cast<int64_t>(scratch_of(call));

@@ -120,6 +120,7 @@ inline Launch checked_launch(const char* op, const char* name, const Tensor& mat
   call.shared_noise = options.shared_noise;
   call.antithetic = options.antithetic;
   call.fast_math = options.fast_math;
+  call.device = matrix.is_cuda() ? matrix.get_device_index() : -1;
   return call;
 }
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from forks import forked, in_forks
+from processes import run_python
 from skip_rules import require
 from tables import DTYPES, slow_but
 
@@ -109,6 +110,22 @@ def test_the_operators_have_the_fast_math_bits_of_sample(operators: Any, device:
     assert torch.equal(out, got)
     assert torch.equal(got, multisample.sample(mu, sigma, 500, fast_math=True, backend="torch_ext", **options))
     assert torch.equal(got, operators.sample(mu, sigma, 500, **options)) == (device.type == "cpu")
+
+
+def test_the_first_draws_of_a_process_have_the_kernels_of_their_directions() -> None:
+    program = """
+import itertools, torch, multisample, multisample.torch
+multisample.torch.load_operators()
+mu, sigma = torch.linspace(-3, 3, 70), torch.linspace(0, 2, 70)
+names = "fast_math", "shared", "transposed"
+words = [dict(zip(names, flags)) for flags in itertools.product((True, False), repeat=3)]
+drawn = [torch.ops.multisample.sample(mu, sigma, 500, seed=3, **options) for options in words]
+for got, options in zip(drawn, words):
+    noise, layout = "shared" if options["shared"] else "independent", "nd" if options["transposed"] else "dn"
+    wanted = multisample.sample(mu.numpy(), sigma.numpy(), 500, seed=3, noise=noise, layout=layout)
+    assert torch.equal(got, torch.from_numpy(wanted)), options
+"""
+    run_python("-c", program)
 
 
 def test_the_operator_promotes_dtypes_as_sample_does(operators: Any, device: Any) -> None:
