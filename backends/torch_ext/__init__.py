@@ -8,6 +8,7 @@ Calls use plain C functions of the libraries, because PyTorch's dispatcher costs
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import importlib.metadata
@@ -57,7 +58,7 @@ class TorchExtBackend:
         self._cpu: Any = None
         self._cuda: Any = None
         self.builtins: Builtins | None = None
-        """Compiled functions, once the library is loaded. None if it cannot find Python's C functions."""
+        """Compiled functions, once the library is loaded. None if they cannot run in this process."""
 
     def status(self) -> BackendStatus:
         try:
@@ -104,7 +105,8 @@ class TorchExtBackend:
         from .operator_rules import register  # Imports PyTorch.
 
         register()
-        self.builtins = _builtins_of(path)
+        with contextlib.suppress(ValueError):
+            self.builtins = Builtins(path)
         library.multisample_run_cpu.argtypes = (ctypes.c_char_p,)
         library.multisample_set_kernel_cpu.argtypes = (ctypes.c_uint32, ctypes.c_void_p)
         return self._with_unit_loader(library, "cpu")
@@ -317,16 +319,6 @@ def _refuse_negative_strides(strides: tuple[int, ...] | None) -> None:
     # PyTorch 2.13 ends the process on negative strides.
     if strides and min(strides) < 0:
         raise BufferError("PyTorch has no negative strides")
-
-
-def _builtins_of(path: Path) -> Builtins | None:
-    """The builtin functions; None if the library cannot find Python's C functions in this process."""
-    builtins = Builtins(path)
-    try:
-        builtins.is_valid(bytes(PACKED_LAUNCH))
-    except ValueError:
-        return None
-    return builtins
 
 
 BACKEND: Backend = TorchExtBackend()
