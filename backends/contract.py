@@ -14,11 +14,8 @@ import numpy.typing as npt
 
 from .launch import Launch
 
-__all__ = [
-    "PROTOCOL", "Backend", "BackendStatus", "DeviceKind", "HostArray", "Launcher", "Layout",
-]  # fmt: skip
+__all__ = ["PROTOCOL", "Backend", "BackendStatus", "DeviceKind", "HostArray", "Launcher"]
 
-Layout: TypeAlias = Literal["dn", "nd"]
 DeviceKind: TypeAlias = Literal["cpu", "cuda"]
 
 HostArray: TypeAlias = npt.NDArray[Any]
@@ -71,7 +68,8 @@ class Launcher:
         ``is_valid(mu, sigma, weights)``, for host memory: whether all of `mu` and `weights` is finite, and all of
         `sigma` finite and not negative. `weights` is None if the operation lacks them. `sample` checks those inputs
         that are one number. With `takes_arrays`, the caller has converted the inputs with the floating-point settings
-        of the thread, so `is_valid` is also False if these are not IEEE 754's default settings.
+        of the thread, so `is_valid` is also False if these are not IEEE 754's default settings. Without it, `sample`
+        checks the values by NumPy.
     geometry : callable or None
         ``geometry(matrix, first_column)`` does everything that can fail before the launch, such as compiling. `run`
         gets its result: the launch geometry, on a CPU the number of threads. Without it, `run` gets None.

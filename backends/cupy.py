@@ -7,7 +7,6 @@ element type, noise, transform and stores is a kernel of its own. CuPy caches it
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import importlib.util
 import os
 from collections.abc import Iterator
@@ -27,13 +26,9 @@ from .system import cache
 
 __all__ = ["BACKEND"]
 
-# Names of CuPy's package for each CUDA version.
-_PACKAGES = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
-
 
 class CupyBackend(DriverBackend):
     name = "cupy"
-    device_kinds: tuple[DeviceKind, ...] = ("cuda",)
     host_library = "cupy"
 
     def status(self) -> BackendStatus:
@@ -41,11 +36,12 @@ class CupyBackend(DriverBackend):
             return BackendStatus(
                 False, ("package cupy is not installed: pip install cupy-cuda12x, or cupy-cuda13x for CUDA 13",)
             )
-        version = f"cupy {_version()}"
         try:
             import cupy
+
+            version = f"cupy {cupy.__version__}"
         except Exception as error:  # A broken installation may raise anything.
-            return BackendStatus(False, (f"package cupy cannot be imported ({error}): reinstall it",), version)
+            return BackendStatus(False, (f"package cupy cannot be imported ({error}): reinstall it",))
         reasons, device = list(csrc_files.missing()), ""
         try:
             count = cupy.cuda.runtime.getDeviceCount()
@@ -126,15 +122,6 @@ def _without_disk_cache() -> Iterator[None]:
             del os.environ[variable]
         else:
             os.environ[variable] = before
-
-
-def _version() -> str:
-    for package in _PACKAGES:
-        try:
-            return importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return "of unknown version"
 
 
 BACKEND: Backend = CupyBackend()

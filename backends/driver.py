@@ -6,20 +6,13 @@ import abc
 import collections
 import ctypes
 import functools
-import operator
 import struct
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from .contract import PROTOCOL, Launcher
-from .kernels.cuda.conversion import (
-    CONVERSION_THREADS,
-    Conversion,
-    conversion_blocks,
-    convert_vectors,
-    pack_conversions,
-)
+from .contract import PROTOCOL, DeviceKind, Launcher
+from .kernels.cuda.conversion import CONVERSION_THREADS, conversion_blocks, convert_vectors, pack_conversions
 from .kernels.cuda.geometry import geometry
 from .kernels.cuda.kernel_choice import OF_BATCH, OF_ROWS, is_small
 from .kernels.cuda.keys import ConversionKey, KernelKey, Key, MomentsKey, PerturbKey
@@ -51,11 +44,20 @@ _pack_configuration = _CONFIGURATION.pack
 CONFIGURATION_SIZE = _CONFIGURATION.size
 
 
-def _most_batch(launch: Launch) -> int:
-    """The maximum matrices of one launch: the length of a grid's x or y axis. Kernels of moments take no batches."""
-    if launch.operation == Operation.moments:
-        return 1
-    return 2**31 - 1 if is_small(launch.rows, launch.columns, bool(launch.antithetic)) else 65535
+def _parts(launch: Launch) -> list[tuple[int, list[int]]]:
+    """The parts of a batch that are launched one by one: their lengths, and how far they move the fields `STEPS`."""
+    most = 65535  # The length of a grid's y axis.
+    if launch.operation == Operation.moments:  # Its kernels take no batches.
+        most = 1
+    elif launch.operation == Operation.sample and is_small(launch.rows, launch.columns, bool(launch.antithetic)):
+        most = 2**31 - 1  # The length of the x axis.
+    parts = parts_of_batch(launch._replace(**dict.fromkeys(STEPS, 0)), most)
+    return [(part.batch, [getattr(part, name) for name in STEPS]) for part in parts]
+
+
+def _moved(addresses: Sequence[Any], moves: list[int]) -> list[Any]:
+    """The addresses of a part. A number does not move: -0.0 plus 0 would be 0.0."""
+    return [x + move if move else x for x, move in zip(addresses, moves, strict=True)]
 
 
 def _places(*fields: str) -> tuple[tuple[int, int], ...]:
@@ -121,10 +123,10 @@ _Kernels: TypeAlias = Callable[[Sequence[Any], tuple[int, int, int, int], int, i
 Kernels ignore a word whose address is not null.
 """
 
-_Converter: TypeAlias = Callable[[Sequence[Any], int, int], tuple[_Ready, list[Any]]]
-"""``convert(addresses, stream, scratch)``: the kernel that converts vectors, and the addresses after the conversion.
+_Converter: TypeAlias = Callable[[Sequence[Any], int, int], tuple[_Ready, list[Any], int]]
+"""``convert(addresses, stream, scratch)``: the kernel that converts vectors, the addresses, and the rest of scratch.
 
-The first addresses are those of `INPUTS`. The address of a converted vector becomes that of its copy.
+The first addresses are those of `INPUTS`. The address of a converted vector becomes that of its copy in scratch memory.
 """
 
 _WHOLE_LAUNCH = slice(0, PACKED_LAUNCH)
@@ -135,6 +137,7 @@ class DriverBackend(abc.ABC):
     """Base of backends that compile a kernel for each key and launch it through the CUDA driver."""
 
     name: str
+    device_kinds: tuple[DeviceKind, ...] = ("cuda",)
     protocol = PROTOCOL
 
     def __init__(self) -> None:
@@ -226,12 +229,10 @@ class DriverBackend(abc.ABC):
         return self._kernels(Launch(*[0] * len(HEAD), *tail), phase)
 
     def launcher(self, launch: Launch) -> Launcher:
-        readable, conversions, taken = convert_vectors(launch)
-        if conversions:
-            return _converting_launcher(self._converter(launch, conversions), self.launcher(readable), taken)
-        size = functools.cache(functools.partial(_scratch_size, launch))
+        readable, convert, taken = self._converter(launch)
         scratch_size = None
-        if launch.operation == Operation.moments:
+        if convert or launch.operation == Operation.moments:
+            size = functools.cache(lambda phase: taken + _scratch_size(readable, phase))
             scratch_size = lambda first_column: size(first_column & 7)  # noqa: E731
         if launch.batch or launch.operation == Operation.perturb:
             kernels = self._kernels(launch, None)
@@ -245,14 +246,17 @@ class DriverBackend(abc.ABC):
                 _launch_all(kernels(addresses, (seed, offset, first_row, first_column), stream, scratch))
 
             return Launcher(run_all, scratch_size=scratch_size)
-        (pack_head, _), steps_of = packer(launch), _STEPS[launch.operation]
+        (pack_head, _), steps_of = packer(readable), _STEPS[launch.operation]
         # The kernels for each alignment of the matrix and first column.
-        steps = functools.cache(lambda misalignment, phase: steps_of(self, launch, misalignment, phase))
+        steps = functools.cache(lambda misalignment, phase: steps_of(self, readable, misalignment, phase))
 
         def run(
             geometry: Steps, mu: Any, sigma: Any, weights: Any, matrix: int, first: int, second: int, seed: int,
             offset: int, seed_at: int, offset_at: int, first_row: int, first_column: int, stream: int, scratch: int,
         ) -> None:  # fmt: skip
+            if convert is not None:
+                conversion, (mu, sigma, weights), scratch = convert((mu, sigma, weights), stream, scratch)
+                _launch_all((conversion,))
             head = pack_head(
                 weights, first, second, seed_at, 0, 0, scratch, stream, 0, offset_at, mu, sigma, matrix, seed, offset,
                 first_row, first_column,
@@ -271,18 +275,10 @@ class DriverBackend(abc.ABC):
 
         `phase` is the first column modulo 8; if it is None, the words give it.
         """
-        readable, conversions, taken = convert_vectors(launch)
-        if conversions:
-            return _converting_kernels(self._converter(launch, conversions), self._kernels(readable, phase), taken)
         if launch.operation == Operation.perturb:
             return self._perturbing(launch)
-        (pack_head, _), steps_of = packer(launch), _STEPS[launch.operation]
-        # A batch of more matrices than one launch draws is launched in parts.
-        template = launch._replace(**dict.fromkeys(STEPS, 0))
-        parts = [
-            ([getattr(part, name) for name in STEPS], part.batch)
-            for part in parts_of_batch(template, _most_batch(launch))
-        ]
+        launch, convert, _ = self._converter(launch)
+        (pack_head, _), steps_of, parts = packer(launch), _STEPS[launch.operation], _parts(launch)
 
         @functools.cache
         def steps_of_part(length: int, misalignment: int, phase: int) -> Steps:
@@ -292,10 +288,13 @@ class DriverBackend(abc.ABC):
         def kernels(
             addresses: Sequence[Any], words: tuple[int, int, int, int], stream: int, scratch: int
         ) -> Iterator[_Ready]:
-            for moves, length in parts:
+            if convert is not None:
+                conversion, addresses, scratch = convert(addresses, stream, scratch)
+                yield conversion
+            for length, moves in parts:
                 (
                     mu, sigma, weights, matrix, first, second, seed_at, offset_at, row_at, column_at,
-                ) = map(operator.add, addresses, moves)  # fmt: skip
+                ) = _moved(addresses, moves)  # fmt: skip
                 steps = steps_of_part(length, matrix & 31, words[3] & 7 if phase is None else phase)
                 head = pack_head(
                     weights, first, second, seed_at, row_at, column_at, scratch, stream, 0, offset_at, mu, sigma,
@@ -306,32 +305,36 @@ class DriverBackend(abc.ABC):
 
         return kernels
 
-    def _converter(self, launch: Launch, conversions: Sequence[Conversion]) -> _Converter:
-        """Compiles the kernel that converts vectors."""
+    def _converter(self, launch: Launch) -> tuple[Launch, _Converter | None, int]:
+        """The launch with converted vectors, their conversion, and its size in scratch memory, in float64 numbers.
+
+        Compiles the kernel that converts. The conversion is None if kernels can read all vectors as they are.
+        """
+        readable, conversions, taken = convert_vectors(launch)
+        if not conversions:
+            return launch, None, 0
         with cuda_driver.relaxed_capture():  # A kernel can be loaded while the stream is being captured.
             kernel = self.kernel(ConversionKey(computing_name(launch), launch.device))
         launch_kernel = self._launch_of_size(len(pack_conversions((), (), 0)), launch.device)
         blocks = conversion_blocks(conversions)
 
-        def convert(addresses: Sequence[Any], stream: int, scratch: int) -> tuple[_Ready, list[Any]]:
+        def convert(addresses: Sequence[Any], stream: int, scratch: int) -> tuple[_Ready, list[Any], int]:
             configuration = pack_configuration(blocks, CONVERSION_THREADS, stream, len(conversions))
             parameters, copies = pack_conversions(conversions, addresses, scratch), list(addresses)
             for conversion in conversions:
                 copies[conversion.input] = scratch + conversion.place
-            return (launch_kernel, kernel, configuration + parameters), copies
+            return (launch_kernel, kernel, configuration + parameters), copies, scratch + 8 * taken
 
-        return convert
+        return readable, convert, taken
 
     def _perturbing(self, launch: Launch) -> _Kernels:
         """The kernels of `perturb`. They get the packed spans in place of the address of a matrix.
 
         Spans that differ from the previous ones only in addresses keep their cut into kernels.
         """
+        launch, convert, _ = self._converter(launch)
         dtype, (pack_head, tail), last = type_name(launch), packer(launch), _NO_SPANS
-        keys, rows = round_keys_of(computing_name(launch)), launch.rows
-        # A batch of more matrices than a grid's y axis counts is launched in parts.
-        template = launch._replace(**dict.fromkeys(STEPS, 0))
-        moves = [(part.batch, [getattr(part, name) for name in STEPS]) for part in parts_of_batch(template, 65535)]
+        keys, rows, parts = round_keys_of(computing_name(launch)), launch.rows, _parts(launch)
         source_step, target_step = Span._fields.index("source_step"), Span._fields.index("target_step")
 
         def prepared(cut: SpanList, origin: int) -> tuple[Callable[[int, bytes], None], int, SpanList]:
@@ -345,6 +348,9 @@ class DriverBackend(abc.ABC):
             addresses: Sequence[Any], words: tuple[int, int, int, int], stream: int, scratch: int
         ) -> Iterator[_Ready]:
             nonlocal last
+            if convert is not None:
+                conversion, addresses, _ = convert(addresses, stream, scratch)
+                yield conversion
             spans = spans_at(addresses[3])
             origin = origin_of(launch, spans)
             shapes = bytes((origin,)) + spans[:, 2:-1].tobytes()
@@ -357,9 +363,8 @@ class DriverBackend(abc.ABC):
                 last = shapes, cuts
             of_seed = keys(words[0])
             first = 0
-            for batch, moved in moves:
-                sigma, weights = addresses[1], addresses[2] + moved[2] if moved[2] else addresses[2]
-                seed_at, offset_at, row_at, column_at = map(operator.add, addresses[6:], moved[6:])
+            for batch, moves in parts:
+                _, sigma, weights, *_, seed_at, offset_at, row_at, column_at = _moved(addresses, moves)
                 head = pack_head(
                     weights, 0, 0, seed_at, row_at, column_at, 0, stream, 0, offset_at, 0, sigma, 0, *words
                 )
@@ -384,34 +389,6 @@ class DriverBackend(abc.ABC):
             launch(kernel, pack_configuration(1, 1, stream) + address.to_bytes(8, sys.byteorder))
 
         return advance
-
-
-def _converting_kernels(convert: _Converter, following: _Kernels, taken: int) -> _Kernels:
-    """The kernel that converts vectors into `taken` numbers of scratch memory, and the kernels that read the copies."""
-
-    def kernels(
-        addresses: Sequence[Any], words: tuple[int, int, int, int], stream: int, scratch: int
-    ) -> Iterator[_Ready]:
-        conversion, copies = convert(addresses, stream, scratch)
-        yield conversion
-        yield from following(copies, words, stream, scratch + 8 * taken)
-
-    return kernels
-
-
-def _converting_launcher(convert: _Converter, following: Launcher, taken: int) -> Launcher:
-    """The same for a launcher."""
-
-    def run(geometry: Any, *arguments: Any) -> None:
-        *addresses, stream, scratch = arguments
-        conversion, copies = convert(addresses, stream, scratch)
-        _launch_all((conversion,))
-        following.run(geometry, *copies, stream, scratch + 8 * taken)
-
-    def scratch_size(first_column: int) -> int:
-        return taken + (0 if following.scratch_size is None else following.scratch_size(first_column))
-
-    return Launcher(run, geometry=following.geometry, scratch_size=scratch_size)
 
 
 _Buffer = tuple[memoryview, Any, Any, Any, ctypes.c_int, ctypes.c_size_t]
@@ -478,6 +455,9 @@ def _moment_geometry(launch: Launch, phase: int) -> MomentGeometry:
 
 
 def _scratch_size(launch: Launch, phase: int) -> int:
+    """How many float64 numbers of scratch memory the sums need."""
+    if launch.operation != Operation.moments:
+        return 0
     g = _moment_geometry(launch, phase)
     return g.scratch_size(launch.rows, bool(launch.shared_noise), launch.results)
 

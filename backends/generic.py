@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from .contract import Backend, Launcher
-from .kernels.cpu.floating_point import has_default_floats
-from .launch import Launch, Operation, matrix_of_batch
-from .memory.host import address_of, inputs_at
+from .launch import Launch, Operation
+from .memory.host import address_of
 
 _NAMES: dict[int, str] = {
     Operation.sample: "samples",
@@ -43,16 +40,6 @@ def launcher(backend: Backend, launch: Launch) -> Launcher:
 def generic_launcher(backend: Backend, launch: Launch) -> Launcher:
     """A `Launcher` that calls `Backend.launch`."""
 
-    def is_valid(mu: Any, sigma: Any, weights: Any) -> bool:
-        if not has_default_floats():
-            return False
-        batch = launch._replace(mu=mu, sigma=sigma, weights=weights or 0)
-        for b in range(max(launch.batch, 1)):
-            inputs = inputs_at(matrix_of_batch(batch, b))
-            if not all(bool(np.isfinite(x).all()) for x in inputs.values()) or not bool((inputs["sigma"] >= 0).all()):
-                return False
-        return True
-
     def run(geometry: None, *arguments: Any) -> None:
         fields = dict(zip(_ARGUMENTS, arguments, strict=True))
         if launch.origin_step:
@@ -60,7 +47,7 @@ def generic_launcher(backend: Backend, launch: Launch) -> Launcher:
         # The caller keeps packed spans, a bytes object, alive.
         backend.launch(launch._replace(**fields | {"matrix": address_of(fields["matrix"])}))
 
-    return Launcher(run, is_valid)
+    return Launcher(run)
 
 
 # The arguments of `Launcher.run` after the geometry.

@@ -246,7 +246,8 @@ def computing_name(launch: Launch) -> str:
 
 def matrix_of_batch(launch: Launch, b: int) -> Launch:
     """Matrix `b` of a batch."""
-    moved = {name: getattr(launch, name) + b * getattr(launch, step) for name, step in STEPS.items()}
+    steps = {name: getattr(launch, step) for name, step in STEPS.items()}
+    moved = {name: getattr(launch, name) + b * step for name, step in steps.items() if step}  # -0.0 + 0 would be 0.0.
     return launch._replace(**moved, batch=0)
 
 
@@ -262,8 +263,5 @@ def spans_of_batch(launch: Launch, b: int) -> bytes:
 
 def parts_of_batch(launch: Launch, most: int) -> Iterator[Launch]:
     """A batch in parts of at most `most` matrices."""
-    if launch.batch <= most:
-        yield launch
-        return
-    for b in range(0, launch.batch, most):
+    for b in range(0, max(launch.batch, 1), most):
         yield matrix_of_batch(launch, b)._replace(batch=min(most, launch.batch - b))

@@ -28,7 +28,6 @@ __all__ = ["BACKEND"]
 
 class NumbaBackend(DriverBackend):
     name = "numba"
-    device_kinds: tuple[DeviceKind, ...] = ("cuda",)
     host_library = "numba"
 
     def status(self) -> BackendStatus:
@@ -56,7 +55,7 @@ class NumbaBackend(DriverBackend):
             reasons.append(f"NVRTC cannot be loaded: {INSTALL}")
         try:
             devices = list(cuda.gpus)
-            device = _name(devices[0])
+            device = devices[0].name
             device += f" and {len(devices) - 1} more" if len(devices) > 1 else ""
         except Exception as error:
             message = " ".join(str(error).split()) or "none found"
@@ -118,11 +117,6 @@ def is_in_python(key: KernelKey) -> bool:
 def _function(handle: Any) -> int:
     """The CUfunction of numba-cuda's handle. It may be a CUkernel, whose launch takes 1.3 us longer on an H200."""
     return function_of_kernel(int(handle)) if type(handle).__name__ == "CUkernel" else int(handle)
-
-
-def _name(device: Any) -> str:
-    name = device.name
-    return name.decode() if isinstance(name, bytes) else str(name)
 
 
 BACKEND: Backend = NumbaBackend()

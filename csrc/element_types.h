@@ -64,23 +64,17 @@ inline auto with_constants(const Run& run, bool flag, Flags... flags) {
   return flag ? with(Constant<true>{}) : with(Constant<false>{});
 }
 
-// run(TypeOf<T>{}) for the matrix type T.
-template <class Run>
-inline auto with_matrix_type(u32 type, const Run& run) {
+inline u32 computing_type(u32 type) { return type == kFloat64 ? kFloat64 : kFloat32; }
+
+// Of a matrix type.
+inline u32 element_size(u32 type) {
   switch (type) {
 #define MULTISAMPLE_ROW(name, type, size, numpy, torch) \
-  case k##name: return run(TypeOf<type>{});
+  case k##name: return size;
     MULTISAMPLE_MATRIX_TYPES(MULTISAMPLE_ROW)
 #undef MULTISAMPLE_ROW
   }
   __builtin_unreachable();
-}
-
-inline u32 computing_type(u32 type) { return type == kFloat64 ? kFloat64 : kFloat32; }
-
-inline u32 element_size(u32 type) {
-  return with_matrix_type(type,
-                          [](auto element) { return static_cast<u32>(sizeof(typename decltype(element)::Type)); });
 }
 
 #endif

@@ -7,9 +7,7 @@ folder has no such file. The compiler's process ends with its parent, however th
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -18,11 +16,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from multisample.backends.errors import BackendUnavailableError
-
 from . import csrc_files, targets, toolchain
-from .compiler_flags import LIBRARIES, Library
-from .units import LibraryKind
+from .compiler_flags import Library
 
 # An error shows this many last lines of the compiler's output, about a screen of a terminal.
 _LINES = 30
@@ -59,8 +54,8 @@ def compile_libraries(
     libraries: Mapping[Path, Library],
     show: Callable[[int], object] = lambda done: None,
     meanwhile: Callable[[], object] = lambda: None,
-) -> list[tuple[int, str]]:
-    """Compile each library into its folder, all at once. Return their exit codes and outputs.
+) -> list[str]:
+    """Compile each library into its new folder, all at once. Return why each failed; an empty text if it is built.
 
     The compilers end with this process. Calls ``meanwhile()`` once while they run, and ``show(done)`` with the number
     of compiled sources, from time to time.
@@ -71,12 +66,16 @@ def compile_libraries(
         while any(process.poll() is None for process, _ in running):
             show(sum(len(list(folder.glob("*.o"))) for folder in libraries))
             time.sleep(_INTERVAL)
-        return [(process.returncode, _content(log)) for process, log in running]
+        return [
+            _failure(folder / f"{library.module}.so", process.returncode, log)
+            for (folder, library), (process, log) in zip(libraries.items(), running, strict=True)
+        ]
 
 
 @contextlib.contextmanager
 def _compiling(library: Library, folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], BinaryIO]]:
     """A process that compiles `library` into `folder`, and its output."""
+    folder.mkdir()
     sources = [csrc_files.folder() / name for name in library.sources]
     for unit in library.units:
         sources.append(folder / f"{unit.name}.{'cu' if library.kind == 'cuda' else 'cpp'}")
@@ -113,9 +112,13 @@ def _compiling(library: Library, folder: Path) -> Iterator[tuple[subprocess.Pope
             process.wait()
 
 
-def _content(log: BinaryIO) -> str:
+def _failure(built: Path, code: int, log: BinaryIO) -> str:
+    """The end of the compiler's output, or an empty text if the library is built."""
+    if code == 0 and built.is_file():
+        return ""
     log.seek(0)
-    return log.read().decode(errors="replace")
+    lines = log.read().decode(errors="replace").rstrip().splitlines()
+    return "\n".join(lines[-_LINES:] or [f"the build ended with exit code {code}"])
 
 
 def _log() -> BinaryIO:
@@ -123,42 +126,3 @@ def _log() -> BinaryIO:
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("multisample-log"), "w+b")
     return cast(BinaryIO, tempfile.TemporaryFile())
-
-
-def failure_text(code: int, output: str) -> str:
-    """The end of a failed build's output."""
-    return "\n".join(output.rstrip().splitlines()[-_LINES:] or [f"the build ended with exit code {code}"])
-
-
-def build_portable(libraries: Mapping[Path, LibraryKind]) -> None:
-    """Compile libraries with all units for other machines, and for any version of PyTorch on them.
-
-    `libraries` has the kind for the path of each. A library for CUDA is compiled for the architectures of
-    TORCH_CUDA_ARCH_LIST. BackendUnavailableError if one cannot be compiled, with the end of the compiler's output.
-    """
-    with tempfile.TemporaryDirectory(prefix="multisample-") as temporary:
-        works = {Path(temporary, place.name): _portable(LIBRARIES[kind]) for place, kind in libraries.items()}
-        for folder in works:
-            folder.mkdir()
-        results = compile_libraries(works)
-        for place, (folder, library), (code, output) in zip(libraries, works.items(), results, strict=True):
-            built = folder / f"{library.module}.so"
-            if code != 0 or not built.is_file():
-                raise BackendUnavailableError(f"{place.name} could not be built:\n{failure_text(code, output)}")
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.move(built, place)
-
-
-def _portable(library: Library) -> Library:
-    """`library` with all units, with the flags for other machines."""
-    import torch
-
-    # Binaries for other machines must not contain paths of this machine.
-    folders = (csrc_files.folder().parent, Path(torch.__file__).parents[1])
-    more = [f"-ffile-prefix-map={folder}/=" for folder in folders]
-    # Link only PyTorch's libraries with the stable ABI. Some of them also export unversioned symbols of the C++
-    # library, so the C++ library comes first.
-    link = ("-Wl,--as-needed", "-Wl,--no-undefined", "-lstdc++") if sys.platform == "linux" else ()
-    return dataclasses.replace(
-        library.with_all_units(), flags=(*library.flags, *more), link_flags=link, is_portable=True
-    )

@@ -40,7 +40,7 @@ class Library:
 
     def with_all_units(self) -> Library:
         """The library with the kernels of all calls."""
-        return dataclasses.replace(self, units=all_units(self.kind))
+        return dataclasses.replace(self, units=all_units()) if self.kind == "cuda" else self
 
     def only(self, unit: Unit) -> Library:
         """A library with one unit, which the loaded library takes over."""
@@ -71,7 +71,7 @@ LIBRARIES: dict[LibraryKind, Library] = {
         "cuda",
         ("torch/cuda.cpp", "torch/shared_kernels.cu"),
         # Most programs need this one first.
-        tuple(unit for unit in all_units("cuda") if unit.name == "sample_float32"),
+        tuple(unit for unit in all_units() if unit.name == "sample_float32"),
         (*_COMMON_FLAGS, "-DUSE_CUDA"),
     ),
 }

@@ -8,7 +8,6 @@ library is loaded, its digest is compared with the recorded one.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import math
 import os
@@ -18,10 +17,9 @@ import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from multisample.backends.errors import BackendUnavailableError
-from multisample.backends.system import cache
+from multisample.backends.system import cache, threads
 from multisample.backends.system.live_line import LiveLine
 
 from . import build, csrc_files, prebuilt, targets, toolchain
@@ -65,12 +63,12 @@ def whole_libraries(kinds: Iterable[LibraryKind], meanwhile: Callable[[], object
     return _libraries({kind: _wanted(kind, whole=True) for kind in kinds}, meanwhile)
 
 
-def unit_library(kind: LibraryKind, unit: Unit) -> Path:
+def unit_library(unit: Unit) -> Path:
     """A library with one unit, for a loaded library that lacks it. It is built if none fits.
 
     The errors are as for `cpu_library`.
     """
-    return _libraries({kind: (LIBRARIES[kind].only(unit),)})[kind]
+    return _libraries({"cuda": (LIBRARIES["cuda"].only(unit),)})["cuda"]
 
 
 def is_built(kind: LibraryKind, *, whole: bool = False) -> bool:
@@ -85,23 +83,14 @@ def is_built(kind: LibraryKind, *, whole: bool = False) -> bool:
         return False
 
 
-class Compiled(NamedTuple):
-    """How much of the CUDA library is compiled."""
-
-    units: int
-    of: int
-    seconds: float
-    """The usual time to compile all of it on this machine, or 0 if all is compiled."""
-
-
-def compiled() -> Compiled:
-    """How many units for CUDA are compiled."""
-    library, every = LIBRARIES["cuda"], all_units("cuda")
+def compiled() -> tuple[int, int, float]:
+    """How many units for CUDA are compiled, of how many, and the usual seconds to compile all, or 0 if all are."""
+    library, every = LIBRARIES["cuda"], all_units()
     if is_built("cuda", whole=True):
-        return Compiled(len(every), len(every), 0)
+        return len(every), len(every), 0
     own = library.units if is_built("cuda") else ()
     units = [unit for unit in every if unit in own or _is_whole(_place(library.only(unit)))]
-    return Compiled(len(units), len(every), estimate([library.with_all_units()], _processors()))
+    return len(units), len(every), estimate([library.with_all_units()], _processors())
 
 
 def is_prebuilt(kind: LibraryKind) -> bool:
@@ -116,8 +105,8 @@ def unusable(kind: LibraryKind, *, ask_devices: bool = False) -> tuple[str, ...]
     """Why existing libraries are not used: other sources, another machine, damage. Never raises."""
     try:
         reasons = [_prebuilt(kind, ask_devices=ask_devices).reason]
-        if _any_built(kind):
-            reasons += _damage(_place(LIBRARIES[kind]))
+        if _any_built(kind) and (place := _place(LIBRARIES[kind])).exists():
+            reasons.append(f"{place} is damaged")
     except (ImportError, OSError, RuntimeError, cache.CacheError):
         return ()
     return tuple(filter(None, reasons))
@@ -236,10 +225,8 @@ def _libraries(
             lacking += (*unusable(kind, ask_devices=True), *tools) if tools else ()
         if lacking:
             raise _unavailable("; ".join(dict.fromkeys(lacking)))
-        places = {_place(library): library for library in missing.values()}
-        _raise_failure(places)
-        if places:
-            _build(places, meanwhile)
+        if missing:
+            _build({_place(library): library for library in missing.values()}, meanwhile)
         return {kind: path or _place(missing[kind]) for kind, path in found.items()}
     except cache.CacheError as error:
         raise _unavailable(str(error)) from error
@@ -251,10 +238,6 @@ def _libraries(
         ) from error
 
 
-def _damage(place: Path) -> tuple[str, ...]:
-    return (f"{place} is damaged",) if place.exists() else ()
-
-
 def _build(libraries: Mapping[Path, Library], meanwhile: Callable[[], object]) -> None:
     root = cache.folder(_FOLDER, create=True)
     with cache.locked(root / "lock", f"waiting for another process that builds torch_ext in {root}"):
@@ -264,30 +247,29 @@ def _build(libraries: Mapping[Path, Library], meanwhile: Callable[[], object]) -
         if not libraries:
             return
         building = cache.folder(_FOLDER, _BUILDING, create=True)
-        _remove_killed_builds(building)
-        for reason in itertools.chain.from_iterable(map(_damage, libraries)):
-            cache.say(f"{reason}, and is built again")
+        for folder in building.iterdir():  # Of killed builds: no other build is running, since this one holds the lock.
+            if (folder / _MARKER).is_file():
+                shutil.rmtree(folder, ignore_errors=True)
+        for place in filter(Path.exists, libraries):
+            cache.say(f"{place} is damaged, and is built again")
         cache.say(_announcement(libraries.values()))
         private = Path(tempfile.mkdtemp(dir=building))
         try:
             (private / _MARKER).touch()
             works = {private / library.name: library for library in libraries.values()}
-            for folder in works:
-                folder.mkdir()
             with LiveLine(sys.stderr) as line:
                 total = sum(len(library.sources) + len(library.units) for library in libraries.values())
-                results = build.compile_libraries(
+                failures = build.compile_libraries(
                     works, lambda done: line.update(f"multisample: {done} of {total} sources compiled"), meanwhile
                 )
             csrc_files.digest()  # Raises if the compiler may have read other sources than those that name the library.
-            for place, folder, (code, output) in zip(libraries, works, results, strict=True):
-                built = folder / place.name
-                if code != 0 or not built.is_file():
-                    _failures[place] = build.failure_text(code, output)
+            for place, folder, failure in zip(libraries, works, failures, strict=True):
+                if failure:
+                    _failures[place] = failure
                     continue
                 finished = private / f"{folder.name}-finished"
                 finished.mkdir(mode=0o700)
-                _put(built.rename(finished / place.name))
+                _put((folder / place.name).rename(finished / place.name))
                 if place.parent.exists():
                     place.parent.rename(private / f"{folder.name}-damaged")
                 finished.rename(place.parent)
@@ -312,9 +294,7 @@ def _announcement(libraries: Collection[Library]) -> str:
 
 def _processors() -> int:
     """How many compilers run at once."""
-    most = os.environ.get("MAX_JOBS", "")
-    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(available, int(most)) if most.isdecimal() and int(most) > 0 else available
+    return min(filter(None, (threads.processors(), threads.positive(os.environ.get("MAX_JOBS", "")))))
 
 
 def _put(path: Path) -> None:
@@ -323,13 +303,6 @@ def _put(path: Path) -> None:
     cache.sync(path)
     record = {path.name: [path.stat().st_size, cache.digest_of(path)]}
     cache.write(path.with_name(_RECORD), json.dumps(record).encode())
-
-
-def _remove_killed_builds(building: Path) -> None:
-    """Remove the folders of killed builds. The caller holds the lock, so no build is running."""
-    for folder in building.iterdir():
-        if (folder / _MARKER).is_file():
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _raise_failure(places: Iterable[Path]) -> None:

@@ -32,8 +32,6 @@ def missing_tools() -> tuple[str, ...]:
     compiler = os.environ.get("CXX", "c++")
     if shutil.which(compiler, path=search_path()) is None:
         reasons.append(f"no C++ compiler ({compiler!r} not found): install g++, or set CXX to a compiler")
-    if not is_installed("fcntl"):
-        reasons.append("this system has no fcntl, without which builds cannot be locked: use Linux or macOS")
     return tuple(reasons)
 
 

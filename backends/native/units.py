@@ -15,7 +15,6 @@ from ..launch import HOST, SIZES, Launch, Operation, computing_name, runs_down
 
 LibraryKind: TypeAlias = Literal["cpu", "cuda"]
 
-
 _OPTIONS = ("shared_noise", "antithetic", "fast_math")
 
 
@@ -42,7 +41,7 @@ class Unit(NamedTuple):
 
 
 class _Family(NamedTuple):
-    """The units of one operation on one kind of device."""
+    """The units of one operation."""
 
     header: str
     function: str
@@ -53,14 +52,11 @@ class _Family(NamedTuple):
     """Whether the element type is the computing type of the launch."""
 
 
-_FAMILIES: dict[LibraryKind, dict[Operation, _Family]] = {
-    "cpu": {},  # Numba compiles these kernels.
-    "cuda": {
-        Operation.sample: _Family("cuda/sample_launch.cuh", "launch_sample", _OPTIONS, 5.3),
-        Operation.gradient: _Family("cuda/gradient_launch.cuh", "launch_gradient", _OPTIONS[1:], 2.2),
-        Operation.moments: _Family("cuda/moments_launch.cuh", "launch_moments", _OPTIONS[1:], 2.2, True),
-        Operation.perturb: _Family("cuda/perturb_launch.cuh", "launch_perturb", _OPTIONS[2:], 3.2),
-    },
+_FAMILIES: dict[Operation, _Family] = {
+    Operation.sample: _Family("cuda/sample_launch.cuh", "launch_sample", _OPTIONS, 5.3),
+    Operation.gradient: _Family("cuda/gradient_launch.cuh", "launch_gradient", _OPTIONS[1:], 2.2),
+    Operation.moments: _Family("cuda/moments_launch.cuh", "launch_moments", _OPTIONS[1:], 2.2, True),
+    Operation.perturb: _Family("cuda/perturb_launch.cuh", "launch_perturb", _OPTIONS[2:], 3.2),
 }
 
 
@@ -81,31 +77,15 @@ def _kind(operation: int, element_type: int, options: Iterable[int]) -> int:
     return number
 
 
-def launch_of(kind: int) -> Launch:
-    """A launch in host memory of a kind."""
-    operation, rest = divmod(kind, len(MATRIX_TYPES) << len(_OPTIONS))
-    element_type, options = divmod(rest, 1 << len(_OPTIONS))
-    launch = Launch(
-        operation=operation, type=ElementType.float16 + element_type, shared_noise=options >> 2 & 1,
-        antithetic=options >> 1 & 1,
-    )  # fmt: skip
-    return in_direction(launch, down=bool(options & 1)) if operation == Operation.sample else launch
-
-
-def in_direction(launch: Launch, *, down: bool) -> Launch:
-    """`launch` with a matrix for which `runs_down` is `down`."""
-    return launch._replace(rows=1 + down, row_stride=SIZES[ElementType(launch.type).name])
-
-
 @functools.cache
-def all_units(device: LibraryKind) -> tuple[Unit, ...]:
-    """All units for a kind of device."""
-    return tuple(itertools.chain.from_iterable(itertools.starmap(_units, _FAMILIES[device].items())))
+def all_units() -> tuple[Unit, ...]:
+    """The units of all calls."""
+    return tuple(itertools.chain.from_iterable(itertools.starmap(_units, _FAMILIES.items())))
 
 
-def unit_of(device: LibraryKind, kind: int) -> Unit:
+def unit_of(kind: int) -> Unit:
     """The unit that serves calls of a kind."""
-    return next(unit for unit in all_units(device) if kind in unit.kinds)
+    return next(unit for unit in all_units() if kind in unit.kinds)
 
 
 def _units(operation: Operation, family: _Family) -> Iterator[Unit]:

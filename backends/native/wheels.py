@@ -6,17 +6,21 @@ other sources.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from multisample.backends.errors import BackendUnavailableError
 
-from . import build, library_cache, prebuilt, toolchain
+from . import build, csrc_files, library_cache, prebuilt, toolchain
+from .compiler_flags import LIBRARIES, Library
 from .targets import WHEEL_ARCHITECTURES
 from .units import LibraryKind
 
@@ -46,9 +50,31 @@ def build_all(kinds: Collection[LibraryKind], root: Path) -> list[Path]:
         reasons.extend(library_cache.cuda_reasons(ahead_of_time=True) or toolchain.missing_nvcc())
     if reasons:
         raise BackendUnavailableError("; ".join(reasons))
-    places = {root / prebuilt.folder().name / _file(kind): kind for kind in kinds}
-    build.build_portable(places)
-    return list(places)
+    places = [root / prebuilt.folder().name / _file(kind) for kind in kinds]
+    with tempfile.TemporaryDirectory(prefix="multisample-") as temporary:
+        works = {Path(temporary, kind): _portable(LIBRARIES[kind]) for kind in kinds}
+        failures = build.compile_libraries(works)
+        for place, (folder, library), failure in zip(places, works.items(), failures, strict=True):
+            if failure:
+                raise BackendUnavailableError(f"{place.name} could not be built:\n{failure}")
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(folder / f"{library.module}.so", place)
+    return places
+
+
+def _portable(library: Library) -> Library:
+    """`library` with all units, with the flags for other machines, and for any version of PyTorch on them."""
+    import torch
+
+    # Binaries for other machines must not contain paths of this machine.
+    folders = (csrc_files.folder().parent, Path(torch.__file__).parents[1])
+    more = [f"-ffile-prefix-map={folder}/=" for folder in folders]
+    # Link only PyTorch's libraries with the stable ABI. Some of them also export unversioned symbols of the C++
+    # library, so the C++ library comes first.
+    link = ("-Wl,--as-needed", "-Wl,--no-undefined", "-lstdc++") if sys.platform == "linux" else ()
+    return dataclasses.replace(
+        library.with_all_units(), flags=(*library.flags, *more), link_flags=link, is_portable=True
+    )
 
 
 def _file(kind: LibraryKind) -> str:

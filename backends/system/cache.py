@@ -7,6 +7,7 @@ user or to root, no other user may have write access, and every file is compared
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import secrets
@@ -86,8 +87,6 @@ def _cannot_write(path: Path, reason: str) -> str:
 
 def _check_owner(path: Path, status: os.stat_result) -> None:
     """Raise CacheError unless only this user or root can write to `path`."""
-    if not hasattr(os, "geteuid"):  # On Windows, the user's folders are private by default.
-        return
     if status.st_uid not in (os.geteuid(), 0):
         raise CacheError(
             f"{path}: belongs to another user (uid {status.st_uid}), who could put code there that would run here;"
@@ -151,9 +150,7 @@ def sync(path: Path) -> None:
 def _open(path: Path, flags: int) -> int:
     """A file descriptor of a regular file, not of a symbolic link, that only this user or root can write to."""
     # Without O_NONBLOCK, opening a FIFO waits for a writer.
-    for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"):
-        flags |= getattr(os, name, 0)
-    descriptor = os.open(path, flags, 0o600)
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
@@ -173,41 +170,24 @@ def digest_of(path: Path) -> str:
 
 # --- Locks ------------------------------------------------------------------------------------------------------------
 
-# Descriptors of the locks that this process holds or waits for. A forked child closes its copies: otherwise flock would
-# hold the lock as long as the child lives.
-_lock_descriptors: set[int] = set()
-
-
-def _close_inherited_locks() -> None:
-    while _lock_descriptors:
-        os.close(_lock_descriptors.pop())
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_close_inherited_locks)
-
 
 @contextlib.contextmanager
 def locked(path: Path, waiting: str) -> Iterator[None]:
-    """Hold the lock file `path` against other processes and threads. Print `waiting` if the lock is taken.
+    """Hold the lock file `path` against other processes. Print `waiting` if the lock is taken.
 
-    The system releases the lock when its process dies. CacheError if another user could have written the file.
+    The system releases the lock when its process dies. Threads of a process share the lock, and forked children do not
+    inherit it. CacheError if another user could have written the file.
     """
-    import fcntl  # Not on Windows.
-
     descriptor = _open(path, os.O_RDWR | os.O_CREAT)
-    _lock_descriptors.add(descriptor)
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             say(waiting)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            fcntl.lockf(descriptor, fcntl.LOCK_EX)
         yield
     finally:
-        if descriptor in _lock_descriptors:
-            _lock_descriptors.remove(descriptor)
-            os.close(descriptor)
+        os.close(descriptor)
 
 
 # --- Kernels ----------------------------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,7 +24,7 @@ _LEGACY = (0, 1)
 @functools.cache
 def _driver() -> Any:
     try:
-        return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+        return ctypes.CDLL("libcuda.so.1")
     except OSError:
         return None
 
@@ -152,26 +151,21 @@ class Event:
 
     def __init__(self, stream: int, device: int) -> None:
         self._driver = _driver()
-        self._handle = ctypes.c_void_p()
+        self.handle = ctypes.c_void_p()
         with on_device(device):
-            _check(self._driver.cuEventCreate(ctypes.byref(self._handle), _DISABLE_TIMING))
-            _check(self._driver.cuEventRecord(self._handle, ctypes.c_void_p(stream)))
-
-    def hold_back(self, stream: int, device: int) -> None:
-        """Make later work on `stream` of `device` wait for this event. The host does not wait."""
-        with on_device(device):
-            _check(self._driver.cuStreamWaitEvent(ctypes.c_void_p(stream), self._handle, 0))
+            _check(self._driver.cuEventCreate(ctypes.byref(self.handle), _DISABLE_TIMING))
+            _check(self._driver.cuEventRecord(self.handle, ctypes.c_void_p(stream)))
 
     def is_done(self) -> bool:
         """Whether the work is done; True if the driver returns an error."""
         # Outside relaxed mode, the query would invalidate a capture of this thread. A capture in global mode, of any
         # thread, would also become invalid.
         with relaxed_capture():
-            return bool(self._driver.cuEventQuery(self._handle) != _NOT_READY)
+            return bool(self._driver.cuEventQuery(self.handle) != _NOT_READY)
 
     def __del__(self) -> None:
-        if self._handle:
-            self._driver.cuEventDestroy_v2(self._handle)
+        if self.handle:
+            self._driver.cuEventDestroy_v2(self.handle)
 
 
 @contextlib.contextmanager
@@ -211,4 +205,6 @@ def order(first: int, then: int, device: int) -> None:
     RuntimeError if the driver refuses, for example if only one of the two streams is being captured.
     """
     if first != then and not (first in _LEGACY and then in _LEGACY):
-        Event(first, device).hold_back(then, device)
+        event = Event(first, device)
+        with on_device(device):
+            _check(_driver().cuStreamWaitEvent(ctypes.c_void_p(then), event.handle, 0))

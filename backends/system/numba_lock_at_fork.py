@@ -31,5 +31,4 @@ def _release() -> None:
             _held.pop().release()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_acquire, after_in_parent=_release, after_in_child=_release)
+os.register_at_fork(before=_acquire, after_in_parent=_release, after_in_child=_release)

@@ -54,22 +54,23 @@ def configured_threads() -> int:
     """MULTISAMPLE_NUM_THREADS, or the processors available to this process, up to the numbers of `_VARIABLES`."""
     setting = os.environ.get("MULTISAMPLE_NUM_THREADS", "")
     if setting:
-        number = _positive(setting)
+        number = positive(setting)
         if number == 0:
             raise ValueError(f"MULTISAMPLE_NUM_THREADS must be a positive integer, got {setting[:60]!r}")
         return number
     # OMP_NUM_THREADS may have a number for each level of nested regions. Values that OpenMP refuses are ignored.
-    others = [_positive(os.environ.get(name, "").partition(",")[0].strip()) for name in _VARIABLES]
-    return min([_processors(), *filter(None, others)])
+    others = [positive(os.environ.get(name, "").partition(",")[0].strip()) for name in _VARIABLES]
+    return min([processors(), *filter(None, others)])
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
     """The positive integer, up to `_MOST`, with these digits; 0 if it is none."""
     digits = text.lstrip("0")
     return min(int(digits[:10]), _MOST) if text.isdecimal() and digits else 0  # Ten digits are more than `_MOST`.
 
 
-def _processors() -> int:
+def processors() -> int:
+    """The processors available to this process."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(count, cpu_quota() or count)
 

@@ -8,12 +8,12 @@ Calls use plain C functions of the libraries, because PyTorch's dispatcher costs
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-import dataclasses
 import functools
 import importlib.metadata
-import importlib.util
 import os
+import re
 import threading
 import types
 from collections.abc import Callable
@@ -27,7 +27,7 @@ from ..element_types import ElementType
 from ..errors import BackendUnavailableError
 from ..generic import generic_launcher
 from ..kernels.cuda.conversion import convert_vectors
-from ..launch import HOST, INPUTS, PACKED_LAUNCH, Launch, Operation, computing_name, pack
+from ..launch import HOST, INPUTS, PACKED_LAUNCH, SIZES, Launch, Operation, computing_name, pack, type_name, unpack
 from ..memory.dlpack import CUDA, LEGACY_STREAM, capsule_and_strides
 from ..native import library_cache, prebuilt, toolchain, units
 from ..native.units import LibraryKind
@@ -42,7 +42,7 @@ _LEAST_TORCH = (2, 11)
 # The value of cudaErrorMemoryAllocation.
 _OUT_OF_MEMORY = 2
 # UnitLoader of csrc/torch/units.h.
-_UNIT_LOADER = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_uint64)
+_UNIT_LOADER = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64)
 
 
 class TorchExtBackend:
@@ -54,22 +54,19 @@ class TorchExtBackend:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        if hasattr(os, "register_at_fork"):  # Another thread may hold the lock at a fork.
-            os.register_at_fork(after_in_child=self._renew_lock)
+        os.register_at_fork(after_in_child=self._renew_lock)  # Another thread may hold the lock at a fork.
         self._cpu: Any = None
         self._cuda: Any = None
         self.builtins: Builtins | None = None
-        """Compiled functions, once the library is loaded. None if it cannot find Python's C functions."""
+        """Compiled functions, once the library is loaded. None if they cannot run in this process."""
 
     def status(self) -> BackendStatus:
-        if importlib.util.find_spec("torch") is None:
-            return BackendStatus(False, ("package torch is not installed: pip install 'torch>=2.11'",))
         try:
             version = importlib.metadata.version("torch")
         except importlib.metadata.PackageNotFoundError:
-            version = "0 of unknown version"
+            return BackendStatus(False, ("package torch is not installed: pip install 'torch>=2.11'",))
         reasons = []
-        if _parsed(version) < _LEAST_TORCH:
+        if tuple(map(int, re.findall(r"\d+", version)[:2])) < _LEAST_TORCH:
             least = ".".join(map(str, _LEAST_TORCH))
             reasons.append(f"torch {version} is older than {least}: pip install --upgrade 'torch>={least}'")
         elif not library_cache.is_built("cpu"):
@@ -90,7 +87,13 @@ class TorchExtBackend:
         if self._cpu is not None and (device_kind == "cpu" or self._cuda is not None):
             return
         with self._lock:
-            cuda_path = self._cuda_path() if device_kind == "cuda" and self._cuda is None else None
+            cuda_path = None
+            if device_kind == "cuda" and self._cuda is None:
+                if reasons := library_cache.cuda_reasons():
+                    raise BackendUnavailableError(
+                        f"backend: {self.name!r} cannot run on CUDA here: " + "; ".join(reasons)
+                    )
+                cuda_path = library_cache.cuda_library()  # Builds the CPU library too, at the same time.
             if self._cpu is None:
                 self._cpu = self._load_cpu()
             if cuda_path is not None:
@@ -102,17 +105,11 @@ class TorchExtBackend:
         from .operator_rules import register  # Imports PyTorch.
 
         register()
-        self.builtins = _builtins_of(path)
+        with contextlib.suppress(ValueError):
+            self.builtins = Builtins(path)
         library.multisample_run_cpu.argtypes = (ctypes.c_char_p,)
         library.multisample_set_kernel_cpu.argtypes = (ctypes.c_uint32, ctypes.c_void_p)
         return self._with_unit_loader(library, "cpu")
-
-    def _cuda_path(self) -> Path:
-        """The CUDA library. If neither exists, the CPU library is built at the same time."""
-        reasons = library_cache.cuda_reasons()
-        if reasons:
-            raise BackendUnavailableError(f"backend: {self.name!r} cannot run on CUDA here: " + "; ".join(reasons))
-        return library_cache.cuda_library()
 
     def _load_cuda(self, path: Path) -> Any:
         library = _load(path)
@@ -127,9 +124,9 @@ class TorchExtBackend:
     def _with_unit_loader(self, library: Any, kind: LibraryKind) -> Any:
         """`library`, which loads the units that its operators lack through Python."""
 
-        def load(number: int, reason: int, size: int) -> int:
+        def load(launch_at: int, reason: int, size: int) -> int:
             try:
-                self._load_unit(library, kind, number)
+                self._load_unit(library, kind, unpack(ctypes.string_at(launch_at, PACKED_LAUNCH)))
             except BaseException as error:  # An exception cannot pass through C++.
                 text = (str(error) or type(error).__name__).encode()[: size - 1]
                 ctypes.memmove(reason, text + b"\0", len(text) + 1)
@@ -140,18 +137,19 @@ class TorchExtBackend:
         library.multisample_set_unit_loader(library.unit_loader)
         return library
 
-    def _load_unit(self, library: Any, kind: LibraryKind, number: int) -> None:
-        """Load the unit for calls of the kind `number`, and build it first if necessary."""
+    def _load_unit(self, library: Any, kind: LibraryKind, launch: Launch) -> None:
+        """Load the unit for launches like `launch` unless it is loaded, and build it first if necessary."""
+        number = units.kind_of(launch)
+        if library.multisample_has_unit(number):
+            return
         with self._lock:
-            if library.multisample_has_unit(number):
-                return
             if kind == "cpu":
                 from ..kernels.cpu import calls  # Numba takes half a second to import.
 
                 calls.set_reader(ctypes.cast(library.multisample_read_cpu, ctypes.c_void_p).value or 0)
-                library.multisample_set_kernel_cpu(number, calls.function_address(units.launch_of(number)))
+                library.multisample_set_kernel_cpu(number, calls.function_address(launch))
             else:
-                unit = _load(library_cache.unit_library(kind, units.unit_of(kind, number)))
+                unit = _load(library_cache.unit_library(units.unit_of(number)))
                 unit.multisample_units.restype = ctypes.c_void_p
                 library.multisample_add_units(ctypes.c_void_p(unit.multisample_units()))
 
@@ -199,27 +197,22 @@ class TorchExtBackend:
         run, fail = self._runner(launch)
         kinds = {getattr(launch, f"{x}_type") for x in INPUTS} - {ElementType.number}
         # The builtin function takes numbers and vectors of the computing type, and one first row.
-        is_builtin = self.builtins is not None and not launch.origin_step
-        if _reads_computing_type(launch) and (not is_builtin or kinds - {ElementType[computing_name(launch)]}):
+        builtins = None if launch.origin_step else self.builtins
+        if _reads_computing_type(launch) and (builtins is None or kinds - {ElementType[computing_name(launch)]}):
             from ..kernels.cpu.launcher import packed_launcher
 
             return packed_launcher(launch, _thread_count)
-        launcher = generic_launcher(self, launch)
-        if self.builtins is not None and is_builtin:
-            packed = pack(launch)
-            launcher = Launcher(
-                self.builtins.launch(packed, run, fail, thread_limit),
-                self.builtins.is_valid(packed) if launch.device == HOST else None,
-            )
-        return dataclasses.replace(launcher, scratch_size=self._scratch_sizes(launch))
+        scratch_size, packed = self._scratch_sizes(launch), pack(launch)
+        if builtins is None:
+            return Launcher(generic_launcher(self, launch).run, scratch_size=scratch_size)
+        is_valid = builtins.is_valid(packed) if launch.device == HOST else None
+        return Launcher(builtins.launch(packed, run, fail, thread_limit), is_valid, scratch_size=scratch_size)
 
     def _runner(self, launch: Launch) -> tuple[Any, Callable[[int], Any]]:
         """The function that runs a packed launch like `launch`, and the one that raises its error."""
         kind: LibraryKind = "cpu" if launch.device == HOST else "cuda"
         self.prepare(kind)
-        library, number = self._cpu if kind == "cpu" else self._cuda, units.kind_of(launch)
-        if not library.multisample_has_unit(number):
-            self._load_unit(library, kind, number)
+        self._load_unit(self._cpu if kind == "cpu" else self._cuda, kind, launch)
         if kind == "cpu":
             return self._cpu.multisample_run_cpu, _raise_no_memory
         return self._cuda.multisample_run_cuda, self._raise_cuda_error
@@ -260,8 +253,9 @@ class TorchExtBackend:
 
     def c_function(self, launch: Launch) -> int:
         """See `Backend`. The lengths of `launch` may be unknown."""
-        for down in (False, True):
-            run, _ = self._runner(units.in_direction(launch, down=down))
+        row_stride = SIZES[type_name(launch)]
+        for rows in (1, 2):  # Samples have two kernels: see `runs_down`.
+            run, _ = self._runner(launch._replace(rows=rows, row_stride=row_stride))
         return ctypes.cast(run, ctypes.c_void_p).value or 0
 
     def advancer(self, device: int) -> Callable[[int, int], None]:
@@ -325,22 +319,6 @@ def _refuse_negative_strides(strides: tuple[int, ...] | None) -> None:
     # PyTorch 2.13 ends the process on negative strides.
     if strides and min(strides) < 0:
         raise BufferError("PyTorch has no negative strides")
-
-
-def _builtins_of(path: Path) -> Builtins | None:
-    """The builtin functions; None if the library cannot find Python's C functions in this process."""
-    builtins = Builtins(path)
-    try:
-        builtins.is_valid(bytes(PACKED_LAUNCH))
-    except ValueError:
-        return None
-    return builtins
-
-
-def _parsed(version: str) -> tuple[int, ...]:
-    """Major and minor version as numbers."""
-    parts = version.partition("+")[0].split(".")[:2]
-    return tuple(int(part) if part.isdigit() else 0 for part in parts)
 
 
 BACKEND: Backend = TorchExtBackend()

@@ -19,11 +19,13 @@ _SIGNATURE = struct.Struct("5q3i2I4x")
 class Builtins:
     """The builtin functions of the loaded library at `path`. `run` is a C function that takes a packed launch.
 
+    ValueError if the library finds no Python in this process, or if the tensors of this PyTorch have no known layout.
+
     Attributes
     ----------
     launch : callable
         ``launch(packed_launch, run, fail, thread_limit)`` makes `Launcher.run`, which calls ``fail(error)`` after an
-        error. ValueError if the library finds no Python in this process.
+        error.
     is_valid : callable
         ``is_valid(packed_launch)`` makes `Launcher.is_valid`.
     plan : callable
@@ -47,8 +49,10 @@ class Builtins:
         self.is_valid = builtin("is_valid", text)
         self._key = builtin("key", any_object)
         self.plan = builtin("plan", text, address, ctypes.c_uint64, *(ctypes.c_int,) * 2, *(any_object,) * 2)
-        self._addresses = builtin("addresses", any_object, any_object, ctypes.c_long)
+        self._addresses = builtin("addresses", any_object, any_object)
         self.tree = builtin("tree")
+        self.tree()  # Raises without Python.
+        library.multisample_python_set_place(_place_of_address())
 
     def key(self, library: Any) -> Callable[..., Hashable] | None:
         """`Library.key` of `library`, which is PyTorch's; None if it misreads the tensors of this PyTorch."""
@@ -65,30 +69,32 @@ class Builtins:
             return None
         return builtin
 
-    def addresses(self) -> Callable[[Sequence[Any]], bytes | None] | None:
+    def addresses(self) -> Callable[[Sequence[Any]], bytes | None]:
         """``addresses(tensors)``: the addresses of tensors as packed words.
 
         For a nested tensor, or a subclass other than Parameter, the function returns None.
-
-        Returns None, without a function, if it would misread the tensors of this PyTorch.
         """
         import torch
 
-        examples = [torch.zeros(2, device="cpu"), torch.nn.Parameter(torch.zeros(3, device="cpu"))]
-        builtin: Callable[..., Any] = self._addresses(torch.Tensor, torch.nn.Parameter, _place_of_address(examples))
-        right = struct.pack("2P", *(x.data_ptr() for x in examples))
-        return builtin if builtin(examples) == right else None
+        builtin: Callable[..., Any] = self._addresses(torch.Tensor, torch.nn.Parameter)
+        return builtin
 
 
-def _place_of_address(tensors: Sequence[Any]) -> int:
-    """Where Python's tensors hold the address of their implementation, ``_cdata``; 0 if that cannot be found."""
-    if sys.implementation.name != "cpython":
-        return 0
+def _place_of_address() -> int:
+    """Where Python's tensors hold the address of their implementation, ``_cdata``. ValueError if that is unknown."""
+    import torch
+    from torch.utils._python_dispatch import _disable_current_modes
+
     places = set()
-    for x in tensors:
-        words = struct.pack("P", x._cdata), ctypes.string_at(id(x), type(x).__basicsize__)
-        places |= {k for k in range(0, len(words[1]), len(words[0])) if words[1].startswith(words[0], k)} or {0}
-    return places.pop() if len(places) == 1 else 0
+    if sys.implementation.name == "cpython":
+        with torch._C.DisableTorchFunction(), _disable_current_modes():
+            tensors = torch.zeros(2, device="cpu"), torch.nn.Parameter(torch.zeros(3, device="cpu"))
+            for x in tensors:
+                word, content = struct.pack("P", x._cdata), ctypes.string_at(id(x), type(x).__basicsize__)
+                places |= {k for k in range(0, len(content), len(word)) if content.startswith(word, k)} or {0}
+    if len(places) != 1 or 0 in places:
+        raise ValueError(f"expected one place of the address in a tensor, got {places}")
+    return places.pop()
 
 
 # The number of torch.int16 in PyTorch's C interface.

@@ -66,16 +66,17 @@ MULTISAMPLE_EXPORT int multisample_is_valid_cpu(const multisample::Launch* call)
 
 // --- Builtin functions for Python: see torch/python_calls.h. Null if this process has no Python. ---
 
+MULTISAMPLE_EXPORT void multisample_python_set_place(long place) { multisample::python::place_of_address = place; }
+
 MULTISAMPLE_EXPORT PyObject* multisample_python_key(PyObject* objects) {
   using namespace multisample::python;
   return builtin<key>("key", [&] { return new KeyState{Object::shared(objects)}; });
 }
 
-MULTISAMPLE_EXPORT PyObject* multisample_python_addresses(PyObject* tensor_type, PyObject* parameter_type, long place) {
+MULTISAMPLE_EXPORT PyObject* multisample_python_addresses(PyObject* tensor_type, PyObject* parameter_type) {
   using namespace multisample::python;
-  return builtin<addresses>("addresses", [&] {
-    return new AddressesState{Object::shared(tensor_type), Object::shared(parameter_type), place};
-  });
+  return builtin<addresses>(
+      "addresses", [&] { return new AddressesState{Object::shared(tensor_type), Object::shared(parameter_type)}; });
 }
 
 MULTISAMPLE_EXPORT PyObject* multisample_python_tree() {

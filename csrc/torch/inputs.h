@@ -1,12 +1,41 @@
 // Reads mu, sigma and weights from host memory, and checks their values.
 #pragma once
 
+#if defined(__SSE2__)
+#include <xmmintrin.h>
+#else
+#include <cfenv>
+#endif
+
 #include <limits>
 
 #include "launch.h"
-#include "torch/floating_point.h"
 
 namespace multisample {
+
+// Sets IEEE 754's default rounding and subnormals, which the thread may have changed (torch.set_flush_denormal does),
+// and restores the thread's settings on exit.
+class DefaultFloatingPoint {
+ public:
+  DefaultFloatingPoint(const DefaultFloatingPoint&) = delete;
+#if defined(__SSE2__)
+  // fesetenv also sets the x87 unit, which the kernels do not use. That takes as long as ten normals.
+  DefaultFloatingPoint() { _mm_setcsr(0x1f80); }
+  ~DefaultFloatingPoint() { _mm_setcsr(saved_); }
+
+ private:
+  const unsigned saved_ = _mm_getcsr();
+#else
+  DefaultFloatingPoint() {
+    std::fegetenv(&saved_);
+    std::fesetenv(FE_DFL_ENV);
+  }
+  ~DefaultFloatingPoint() { std::fesetenv(&saved_); }
+
+ private:
+  std::fenv_t saved_;
+#endif
+};
 
 // An element at any address.
 template <class T>
@@ -33,12 +62,9 @@ inline void read(const Vector& from, u64 first, u64 count, Real* to) {
       for (u64 k = 0; k < count; ++k) to[k] = static_cast<Real>(from.input.number);
       break;
 #define MULTISAMPLE_ROW(name, type, size, numpy, torch) \
-  case k##name: read_as<type>(from, first, count, to); break;
-#define MULTISAMPLE_LAST(name, type, size, numpy, torch) \
-  default: read_as<type>(from, first, count, to);
-      MULTISAMPLE_ELEMENT_TYPES(MULTISAMPLE_ROW, MULTISAMPLE_LAST)
+  case k##name: return read_as<type>(from, first, count, to);
+      MULTISAMPLE_ELEMENT_TYPES(MULTISAMPLE_ROW, MULTISAMPLE_ROW)
 #undef MULTISAMPLE_ROW
-#undef MULTISAMPLE_LAST
   }
 }
 

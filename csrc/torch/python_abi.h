@@ -56,6 +56,7 @@ MULTISAMPLE_PYTHON PyObject* PyObject_Type(PyObject*);
 MULTISAMPLE_PYTHON PyObject* PySequence_GetItem(PyObject*, long);
 MULTISAMPLE_PYTHON long PySequence_Size(PyObject*);
 MULTISAMPLE_PYTHON PyObject* PyTuple_GetItem(PyObject*, long);
+MULTISAMPLE_PYTHON PyObject* PyTuple_Pack(long, ...);
 MULTISAMPLE_PYTHON int PyTuple_SetItem(PyObject*, long, PyObject*);
 MULTISAMPLE_PYTHON PyObject* PyTuple_New(long);
 MULTISAMPLE_PYTHON PyObject* PyUnicode_InternFromString(const char*);

@@ -9,8 +9,8 @@
 
 namespace multisample {
 
-// Loads the unit for calls of a kind. Returns 0, or 1 with the reason in a text of `size` bytes.
-using UnitLoader = int (*)(u32 kind, char* reason, u64 size);
+// Loads the unit for calls like `call`. Returns 0, or 1 with the reason in a text of `size` bytes.
+using UnitLoader = int (*)(const Launch* call, char* reason, u64 size);
 inline std::atomic<UnitLoader> unit_loader;
 
 // The function for a call. Loads its unit, and throws if that fails. `remedy` is for processes that load no units.
@@ -24,7 +24,7 @@ Function* unit_function(const Launch& call,
     char reason[4096]{};
     std::strncpy(reason, remedy, sizeof(reason) - 1);
     const UnitLoader load = unit_loader;
-    if (load == nullptr || load(kind_of(call), reason, sizeof(reason)) != 0 || unit == nullptr) {
+    if (load == nullptr || load(&call, reason, sizeof(reason)) != 0 || unit == nullptr) {
       throw std::runtime_error(std::string("multisample: the kernels of this call are not loaded: ") + reason);
     }
   }

@@ -164,3 +164,5 @@ def test_long_batches_are_launched_in_parts() -> None:
     assert [part.offset_at - draw.offset_at for part in parts] == [0, 72, 144]
     assert {part.sigma for part in parts} == {draw.sigma}
     assert list(parts_of_batch(draw, 8)) == [draw]
+    negative_zero = draw._replace(mu=-0.0, mu_step=0)
+    assert [str(part.mu) for part in parts_of_batch(negative_zero, 3)] == ["-0.0"] * 3

@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import launches
@@ -184,17 +185,6 @@ def test_compiled_plans_leave_uncommon_calls_and_errors_to_python() -> None:
         assert outcomes() == found
 
 
-def test_the_builtin_check_of_values_agrees_with_python() -> None:
-    draw = launches.a_launch(mu=torch.ones(3).numpy(), sigma=torch.ones(3).numpy())
-    with launches.without_builtins():
-        in_python = BACKEND.launcher(draw).is_valid
-    builtin = BACKEND.launcher(draw).is_valid
-    for values in itertools.product((0.0, -1.0, math.inf, math.nan), repeat=2):
-        mu, sigma = (torch.tensor([1.0, value, 1.0]) for value in values)
-        addresses = mu.data_ptr(), sigma.data_ptr(), None
-        assert builtin(*addresses) == bool(in_python(*addresses)) == (values[0] in (0.0, -1.0) and values[1] == 0.0)
-
-
 def test_a_wrong_number_raises_before_the_launch() -> None:
     launched: list[Any] = []
     launch = BACKEND.builtins.launch(pack(launches.a_launch()), BACKEND._cpu.multisample_run_cpu, launched.append, int)
@@ -275,17 +265,6 @@ class Refusing(TorchFunctionMode):
         raise KeyError("refused")
 
 
-def test_errors_from_attributes_of_tensors_reach_the_caller() -> None:
-    mu, sigma = torch.zeros(5), torch.ones(5)
-    run = plan_of_a_fake_device(allocate=lambda like: object(), run_in_python=None, stream=None)
-    with pytest.raises(AttributeError, match="_cdata"):
-        run(mu, sigma, None, None, 7, None, 0, 0)
-    # As if the place of a tensor's address were unknown.
-    addresses = BACKEND.builtins._addresses(torch.Tensor, torch.nn.Parameter, 0)
-    with pytest.raises(KeyError, match="refused"), Refusing():
-        addresses([mu])
-
-
 def test_trees_of_modules_are_those_of_python() -> None:
     tree, shared = BACKEND.builtins.tree(), torch.nn.Linear(3, 3, bias=False)
     model = torch.nn.ModuleDict({"a": torch.nn.Sequential(torch.nn.BatchNorm1d(3), shared), "b": shared})
@@ -335,6 +314,12 @@ def test_a_process_without_python_can_load_the_library(tmp_path: Any) -> None:
     of_python = [line.split() for line in symbols.splitlines() if line.split()[-1].startswith(("Py", "_Py"))]
     assert len(of_python) > 15
     assert {kind for kind, _ in of_python} <= {"w", "v"}
+
+
+def test_tensors_of_unknown_layout_have_no_builtins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(builtins.ctypes, "string_at", lambda address, size: bytes(size))
+    with pytest.raises(ValueError, match="one place"):
+        builtins.Builtins(Path(BACKEND._cpu._name))
 
 
 def test_unreadable_tensors_have_no_builtin_key(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,12 +85,16 @@ def test_words_in_memory_give_the_bits_of_words_by_value(name: str, kernel: Any,
             assert np.array_equal(bits(by_value), bits(from_memory)), (d, n, words)
 
 
+def launchers(name: str) -> Callable[[Launch], Launcher]:
+    """A launcher of a backend for launches that differ from the given one in the fields `HEAD` only."""
+    backend: Any = available("cpu" if name == "generic" else name)
+    make = functools.partial(generic_launcher, backend) if name == "generic" else backend.launcher
+    return lambda launch: make(launch._replace(**dict.fromkeys(HEAD, 0)))
+
+
 @pytest.fixture(params=["cpu", "torch_ext", "generic"])
 def launcher_of(request: pytest.FixtureRequest) -> Callable[[Launch], Launcher]:
-    """``launcher_of(launch)``: a launcher for launches that differ from `launch` in the fields `HEAD` only."""
-    backend: Any = available("cpu" if request.param == "generic" else request.param)
-    make = functools.partial(generic_launcher, backend) if request.param == "generic" else backend.launcher
-    return lambda launch: make(launch._replace(**dict.fromkeys(HEAD, 0)))
+    return launchers(request.param)
 
 
 def moving(launcher: Launcher, launch: Launch) -> tuple[Any, ...]:
@@ -130,9 +134,10 @@ def test_a_launcher_draws_the_bits_of_launch_and_writes_no_other_memory(
         assert not (outs[1][1] == 7).all()
 
 
-@pytest.fixture
-def validity(launcher_of: Callable[[Launch], Launcher]) -> Callable[..., bool]:
+@pytest.fixture(params=["cpu", "torch_ext"])
+def validity(request: pytest.FixtureRequest) -> Callable[..., bool]:
     """``validity(mu, sigma, dtype)``: the result of the launcher's check of these vectors."""
+    launcher_of = launchers(request.param)
 
     def is_valid(mu: Values, sigma: Values, dtype: str) -> bool:
         d = next((len(x) for x in (mu, sigma) if not isinstance(x, float)), 1)

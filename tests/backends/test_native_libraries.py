@@ -36,7 +36,6 @@ from multisample.backends.system.sources import Sources
 from multisample.commands import build as commands
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("fcntl")
 needs_tools = pytest.mark.skipif(bool(toolchain.missing_tools()), reason="; ".join(toolchain.missing_tools()))
 
 # Seconds after which a process counts as hanging.
@@ -83,7 +82,7 @@ csrc_files.folder = lambda: Path(sources)
 csrc_files.digest = Sources(Path(sources), *csrc_files.CSRC.suffixes).digest
 library = compiler_flags.LIBRARIES["cpu"]
 compiler_flags.LIBRARIES["cpu"] = dataclasses.replace(library, units=())
-compiler_flags.all_units = lambda kind: ()
+compiler_flags.all_units = lambda: ()
 gate, opener = os.pipe()
 forks = []
 for _ in range(processes - 1):
@@ -114,7 +113,7 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(csrc_files, "digest", lambda: Sources(folder, *csrc_files.CSRC.suffixes).digest())
     for kind, library in compiler_flags.LIBRARIES.items():
         monkeypatch.setitem(compiler_flags.LIBRARIES, kind, dataclasses.replace(library, units=()))
-    monkeypatch.setattr(compiler_flags, "all_units", lambda kind: ())
+    monkeypatch.setattr(compiler_flags, "all_units", lambda: ())
     monkeypatch.setattr(library_cache, "_failures", {})
     monkeypatch.setattr(commands, "_compile_kernels", lambda: commands._Kernels([], 0))
     monkeypatch.setenv("MULTISAMPLE_CACHE_DIR", str(tmp_path / "a cache"))
@@ -166,11 +165,12 @@ def place(kind: LibraryKind = "cpu") -> Path:
 
 def _compile_nothing(
     libraries: Mapping[Path, Library], show: Callable[[int], object], meanwhile: Callable[[], object]
-) -> list[tuple[int, str]]:
+) -> list[str]:
     for folder, library in libraries.items():
+        folder.mkdir()
         (folder / f"{library.module}.so").write_text("a library")
         show(1)
-    return [(0, "")] * len(libraries)
+    return [""] * len(libraries)
 
 
 @pytest.mark.slow
@@ -296,7 +296,7 @@ def test_only_folders_of_killed_builds_are_removed(sources: Path, cache_root: Pa
         (folder / "lock").touch()  # PyTorch would wait for it.
     (left / "multisample-build").touch()
 
-    def compile_beside_others(libraries: Any, show: Any, meanwhile: Any) -> list[tuple[int, str]]:
+    def compile_beside_others(libraries: Any, show: Any, meanwhile: Any) -> list[str]:
         assert not left.exists()
         assert (other / "lock").exists()
         assert (plans / "lock").exists()
@@ -332,15 +332,15 @@ def test_concurrent_processes_build_once(sources: Path, cache_root: Path, tmp_pa
 
 @forked
 def test_a_forked_child_does_not_hold_a_lock_of_its_parent(cache_root: Path, sources: Path, monkeypatch: Any) -> None:
-    lock, waited, flock = cache.folder("torch_ext", create=True) / "lock", list[str](), fcntl.flock
+    lock, waited, lockf = cache.folder("torch_ext", create=True) / "lock", list[str](), fcntl.lockf
     monkeypatch.setattr(cache, "say", waited.append)
     ours, theirs = socket.socketpair()
     with ours, theirs:
         with cache.locked(lock, "the test has the lock"):
-            # The child closes its copies of locks before os.fork returns in it, and lives until the test replies.
+            # The child lives until the test replies.
             child = fork(lambda: [ours.close(), theirs.send(b"."), theirs.recv(1).decode()])
             ours.recv(1)
-        monkeypatch.setattr(fcntl, "flock", lambda descriptor, operation: flock(descriptor, operation | fcntl.LOCK_NB))
+        monkeypatch.setattr(fcntl, "lockf", lambda descriptor, operation: lockf(descriptor, operation | fcntl.LOCK_NB))
         with cache.locked(lock, "the child has the lock"):
             pass
         assert waited == []
@@ -365,7 +365,7 @@ def test_a_build_says_what_it_compiles_counts_units_and_shows_progress_on_a_term
     for module in (compiler_flags, library_cache):
         monkeypatch.setattr(module, "all_units", units.all_units)
     assert library_cache.compiled()[:2] == (0, 55)
-    library_cache.unit_library("cuda", units.all_units("cuda")[1])
+    library_cache.unit_library(units.all_units()[1])
     assert library_cache.compiled()[:2] == (1, 55)
     assert terminal.getvalue() == (
         "multisample: building torch_ext for CUDA (sample_float16_fast_math), once for this machine and this version of"
@@ -629,7 +629,6 @@ def test_the_error_lists_every_missing_tool(sources: Path, nothing_installed: Pa
     assert toolchain.missing_tools() == (
         "PyTorch is not installed: pip install torch",
         "setuptools is not installed: pip install setuptools",
-        "this system has no fcntl, without which builds cannot be locked: use Linux or macOS",
     )
     assert library_cache.cuda_reasons() == ("PyTorch is not installed: pip install torch",)
     with pytest.raises(BackendUnavailableError, match="PyTorch is not installed: pip install torch"):

@@ -22,7 +22,7 @@ from multisample import BackendUnavailableError
 from multisample.backends import registry
 from multisample.backends.element_types import MATRIX_TYPES, SIZES, DTypeName, ElementType
 from multisample.backends.kernels.cpu import calls
-from multisample.backends.launch import HOST, Launch, Operation, computing_name, pack, runs_down, unpack
+from multisample.backends.launch import HOST, Launch, Operation, computing_name, pack, unpack
 from multisample.backends.native import csrc_files, library_cache, toolchain, units
 from multisample.backends.native.compiler_flags import LIBRARIES, estimate
 
@@ -44,28 +44,16 @@ ON_HOST = [
 
 
 def test_every_call_on_cuda_has_one_unit() -> None:
-    every = units.all_units("cuda")
+    every = units.all_units()
     assert len(every) == 55  # fast_math has no effect on float64.
     served = collections.Counter(kind for unit in every for kind in unit.kinds)
     assert served == dict.fromkeys(map(units.kind_of, LAUNCHES), 1)
     assert len({unit.name for unit in every}) == len({unit.function for unit in every}) == len(every)
     for launch in LAUNCHES:
-        unit = units.unit_of("cuda", units.kind_of(launch))
+        unit = units.unit_of(units.kind_of(launch))
         assert unit.name.startswith(Operation(launch.operation).name)
         # The name has each option that is a template parameter and true.
         assert unit.function.count("true") == sum(option in unit.name for option in units._OPTIONS)
-
-
-def test_a_launch_of_each_kind_has_its_operation_type_and_noise() -> None:
-    for launch in LAUNCHES:
-        found = units.launch_of(units.kind_of(launch))
-        for name in ("operation", "type", "shared_noise", "antithetic"):
-            assert getattr(found, name) == getattr(launch, name)
-    # Samples in host memory have kinds by direction.
-    for launch in ON_HOST:
-        found = units.launch_of(units.kind_of(launch))
-        assert runs_down(found) == (launch.operation == Operation.gradient or runs_down(launch))
-        assert units.kind_of(found) == units.kind_of(launch)
 
 
 @requires_gxx
@@ -158,12 +146,11 @@ def test_a_kernel_that_cannot_be_compiled_reports_the_reason_to_cpp(monkeypatch:
         raise BackendUnavailableError("the compiler is on fire " * 99)
 
     monkeypatch.setattr(calls, "function_address", fail)
-    monkeypatch.setattr(units, "launch_of", lambda number: None)
     reason = ctypes.create_string_buffer(b"!" * 50, 50)
     # No other test of this process draws such a kind: fast_math has no effect on the CPU.
     rare = {"shared_noise": 1, "antithetic": 1, "fast_math": 1}
-    never = units.kind_of(a_launch(dtype="float16", operation=Operation.gradient, **rare))
-    assert backend._cpu.unit_loader(never, ctypes.addressof(reason), 40) == 1
+    never = np.frombuffer(pack(a_launch(dtype="float16", operation=Operation.gradient, **rare)), np.uint8)
+    assert backend._cpu.unit_loader(address_of(never), ctypes.addressof(reason), 40) == 1
     assert reason.raw == b"the compiler is on fire the compiler is" + b"\0" + b"!" * 10
 
 

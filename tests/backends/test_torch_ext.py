@@ -44,8 +44,11 @@ def test_the_reason_names_a_missing_or_old_torch(monkeypatch: pytest.MonkeyPatch
         status = backend.status()
         assert not status.available
         assert "pip install --upgrade 'torch>=2.11'" in status.reasons[0]
-    find_spec = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch" else find_spec(name))
+
+    def missing(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
     assert backend.status().reasons == ("package torch is not installed: pip install 'torch>=2.11'",)
 
 

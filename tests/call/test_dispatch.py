@@ -220,3 +220,12 @@ def test_a_built_in_name_is_taken_before_its_first_use(monkeypatch: pytest.Monke
 def test_the_contract_has_exactly_the_required_members() -> None:
     attributes = {"protocol", "name", "device_kinds", "host_library", "operations"}
     assert attributes | {"status", "prepare", "adopt", "launch", "advancer"} == MEMBERS
+
+
+def test_values_are_checked_for_a_backend_that_does_not_check_them() -> None:
+    multisample.register_backend(FakeBackend("abacus"))
+    weights = np.array([1, np.inf, 1], np.float32)
+    with pytest.raises(ValueError, match=r"^sigma: .*sigma\[1\] = -1"):
+        sample([0.0, 0.0], [1.0, -1.0], 3, seed=1, backend="abacus")
+    with pytest.raises(ValueError, match=r"^weights: .*weights\[1\] = inf"):
+        multisample.weighted_moments(weights, np.zeros(2, np.float32), 1.0, seed=1, backend="abacus")
