@@ -7,7 +7,6 @@ same bits as in one draw.
 from __future__ import annotations
 
 import argparse
-import itertools
 import re
 import secrets
 import sys
@@ -19,13 +18,12 @@ from typing import Any, TextIO
 import numpy as np
 
 from multisample._arguments import DTYPES
-from multisample._backends import choose
 from multisample._checks.operands import common_length
 from multisample._checks.window_and_options import checked_window
 from multisample._sample import sample
 from multisample.backends.system.live_line import RARE, LiveLine
 
-from .arrays import Vector, check_output, read_vector, size_text, to_numpy, write_npy
+from .arrays import Vector, check_output, new_file, read_vector, size_text, to_numpy
 
 _DTYPES = tuple(name for name in DTYPES if hasattr(np, name))
 _LEAST_MEMORY = 4 << 10
@@ -83,37 +81,30 @@ def run(args: argparse.Namespace) -> int:
     d, dtype = _check(mu, sigma, args, options)
     # Each call below passes `dtype`, so the dtypes of the vectors do not matter.
     vectors = [np.asarray(mu), np.asarray(sigma)]
-    in_place = choose(args.backend, "numpy", "cpu").host_library == "numpy"
 
     memory = args.memory or max(_LEAST_MEMORY, min(available_memory() // 2, _MOST_BY_DEFAULT))
     total = d * n * dtype.itemsize
-
-    def fill(matrix: np.memmap[Any, Any]) -> None:
-        plain = np.asarray(matrix)
-        transposed = args.layout == "nd"
-        with Progress(total, sys.stderr) as progress:
-            for rows, columns in windows(d, n, dtype.itemsize, memory, transposed):
-                window = plain[columns, rows] if transposed else plain[rows, columns]
-                window_mu, window_sigma = (x[rows] if x.ndim else float(x) for x in vectors)
-                drawn = sample(
-                    window_mu,
-                    window_sigma,
-                    columns.stop - columns.start,
-                    layout=args.layout,
-                    dtype=dtype.name,
-                    dim_offset=args.dim_offset + rows.start,
-                    sample_offset=args.sample_offset + columns.start,
-                    out=window if in_place else None,
-                    **options,
-                )
-                if not in_place:
-                    window[...] = to_numpy(drawn)
-                if total > memory:
-                    matrix.flush()  # Pages that wait for the disk use memory too.
-                    progress.add(window.nbytes)
-
-    shape = (n, d) if args.layout == "nd" else (d, n)
-    write_npy(args.output, shape, dtype, fill, force=args.force)
+    transposed = args.layout == "nd"
+    shape = (n, d) if transposed else (d, n)
+    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    with new_file(args.output, total, force=args.force) as file, Progress(total, sys.stderr) as progress:
+        np.lib.format.write_array_header_1_0(file, header)
+        for window in windows(shape, memory // dtype.itemsize):
+            rows, columns = reversed(window) if transposed else window
+            window_mu, window_sigma = (x[rows] if x.ndim else float(x) for x in vectors)
+            drawn = sample(
+                window_mu,
+                window_sigma,
+                columns.stop - columns.start,
+                layout=args.layout,
+                dtype=dtype.name,
+                dim_offset=args.dim_offset + rows.start,
+                sample_offset=args.sample_offset + columns.start,
+                **options,
+            )
+            written = file.write(to_numpy(drawn))
+            if total > memory:
+                progress.add(written)
     elapsed = time.perf_counter() - start
     print(f"{args.output}: shape {shape}, {dtype.name}, seed {seed}, {elapsed:.3g} s")
     return 0
@@ -137,25 +128,18 @@ def _check(
     return empty.shape[0], to_numpy(empty).dtype
 
 
-def windows(d: int, n: int, itemsize: int, memory: int, transposed: bool = False) -> Iterator[tuple[slice, slice]]:
-    """Rows and columns of windows of at most `memory` bytes that tile a (d, n) matrix, in the order of its file.
-
-    A window is contiguous in the file, which is (n, d) if `transposed`, so that writing it touches few pages. The
-    exception is a transposed file of which four rows exceed `memory`.
-    """
-    capacity = memory // itemsize
-    # The stream has blocks of four columns. A width of whole blocks computes no block twice.
-    if transposed:
-        height = max(1, min(d, capacity // 4))
-        width = capacity // height
-        width -= width % 4
+def windows(shape: tuple[int, int], capacity: int) -> Iterator[tuple[slice, slice]]:
+    """Windows of at most `capacity` elements that tile a matrix of this shape: contiguous, in the order of its file."""
+    height, width = shape
+    # The stream has blocks of four columns. Windows of whole blocks compute no block twice.
+    if width > capacity:
+        rows, columns = 1, capacity - capacity % 4
     else:
-        width = max(n, 1) if n <= capacity else capacity - capacity % 4
-        height = max(1, capacity // width)
-    rows = [slice(top, min(top + height, d)) for top in range(0, d, height)]
-    columns = [slice(left, min(left + width, n)) for left in range(0, n, width)]
-    for outer, inner in itertools.product(*((columns, rows) if transposed else (rows, columns))):
-        yield (inner, outer) if transposed else (outer, inner)
+        rows, columns = capacity // max(width, 1), max(width, 1)
+        rows -= rows % 4 if rows > 4 else 0
+    for top in range(0, height, rows):
+        for left in range(0, width, columns):
+            yield slice(top, min(top + rows, height)), slice(left, min(left + columns, width))
 
 
 def available_memory() -> int:
