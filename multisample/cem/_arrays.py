@@ -318,7 +318,7 @@ def as_numpy(name: str, array: Any) -> HostArray:
 
 
 def adopted(arrays: Arrays, name: str, array: Any, *shapes: tuple[int, ...]) -> Any:
-    """Argument `name`, of one of `shapes`, as a floating-point array on the device; TypeError or ValueError if not."""
+    """Argument `name` as a floating-point array on the device, of one of `shapes` if there are any; else an error."""
     check_plain(name, array)
     try:
         adopted = arrays.adopt(array)
@@ -331,7 +331,7 @@ def adopted(arrays: Arrays, name: str, array: Any, *shapes: tuple[int, ...]) -> 
         adopted = arrays.cast(adopted, arrays.real)
     elif not kind.startswith(("float", "bfloat")):
         raise TypeError(f"{name}: expected numbers, got {describe(array)} of type {type(array).__name__}, of {kind}")
-    if tuple(adopted.shape) not in shapes:
+    if shapes and tuple(adopted.shape) not in shapes:
         raise ValueError(f"{name}: expected shape {either(*shapes)}, got {tuple(adopted.shape)}")
     return adopted
 

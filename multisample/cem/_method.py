@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, TypeAlias, TypedD
 import numpy as np
 
 from multisample.backends.contract import HostArray
-from multisample.backends.memory.host import rounded
+from multisample.backends.memory.host import quiet, rounded
 
 from .._arguments import checked_integer, describe
 from .._libraries import CPU, HOST, is_number, library_of
+from .._libraries.foreign import FOREIGN
 from .._moments import weighted_moments
 from .._operations import COLUMNS as MOST_SAMPLES
 from .._randomness.generator import WORD_64, Generator, Key
@@ -23,7 +24,7 @@ from .._randomness.generator_argument import source_of
 from .._randomness.seed_argument import batch_of, host_words
 from .._sample import sample
 from .._typing import AnyArray, ArrayT, Bounds, HostBackend, HostVector, Noise, Number, OwnArray, T, Tensor
-from ._arrays import adopted, arrays_like, as_numpy, either, on_host
+from ._arrays import Arrays, adopted, arrays_like, as_numpy, either, on_host
 from ._refit import COLUMNS, Settings, State, elite_weights, first_state, refit, refit_by_moments
 from ._stopping import CONVERGED, DIVERGED, RUNNING, STOPPED_BY_CALLBACK, message_of
 from ._tasks import Task, checked_tasks, host_scores, redraw, refuse_jax, refuse_searches, run_tasks, split
@@ -254,9 +255,10 @@ class CEM(Generic[ArrayT]):
         caller = library_of("mu", sigma if _is_scalar(mu) else mu)
         # Several searches share one generator, which counts offsets.
         self._generator = _generator(seed if self._seeds is None else 0, caller, arrays.device)
-        with arrays.scope():
+        with arrays.scope(), quiet():
             self._placed_seeds = None if self._seeds is None else arrays.seeds(self._seeds)
-            self._state = first_state(arrays, self._converted(mu, any_seed), self._converted(sigma, any_seed))
+            vectors = (converted(arrays, x, self._outer, any_seed, backend).reshape(self._shape) for x in (mu, sigma))
+            self._state = first_state(arrays, *vectors, self._batch)
             self._noise_floor = noise_floor if callable(noise_floor) else self._variance(noise_floor)
             self._bounds = None if bounds is None else self._edges(bounds)
         settings = Settings(arrays, elites, smoothing, self._tol)
@@ -597,16 +599,6 @@ class CEM(Generic[ArrayT]):
         self._asked = None
         self._parts = {}
 
-    def _converted(self, x: Any, any_seed: Any) -> Any:
-        """`mu` or `sigma` in the samples' library, device and dtype: a sample with mean `x` and sigma 0."""
-        if _is_scalar(x):
-            return self._arrays.put(np.full(self._shape, x if is_number(x) else as_numpy("mu", x)))
-        options = {"dtype": self._arrays.dtype_name, "backend": self._options["backend"]}
-        drawn = sample(x, 0.0, 1, seed=any_seed, **options)[..., 0]
-        # An object that has only `__dlpack__` has no `shape`.
-        shape = np.shape(x) if library_of("mu, sigma", x) is HOST else getattr(x, "shape", drawn.shape)
-        return broadcast(self._arrays.xp, drawn, shape, self._batch, self._dims)
-
     def _fetch(self) -> None:
         """Copy new rows of the history from the device, up to the row that ended the last search."""
         if not self._rows:
@@ -633,26 +625,24 @@ class CEM(Generic[ArrayT]):
         """`noise_floor` as a number, or as an array on the device."""
         if isinstance(value, numbers.Real):
             return checked_number("noise_floor", value, 0, math.inf)
-        vector = _vector("noise_floor", value, self._batch, self._dims)
+        vector = self._placed_on_host("noise_floor", value)
         if not (np.isfinite(vector) & (vector >= 0)).all():
             raise ValueError(f"noise_floor: expected finite variances of at least 0, got {describe(value)}")
         return self._arrays.put(vector)
+
+    def _placed_on_host(self, name: str, value: Any) -> Any:
+        return placed(Arrays(self._arrays.dtype_name, CPU), name, value, self._batch, self._dims)
 
     def _scheduled(self, value: Any) -> Any:
         """A variance from the schedule of `noise_floor`. Values of arrays are not checked, since a check would wait."""
         if isinstance(value, numbers.Real):
             return checked_number("noise_floor", value, 0, math.inf)
-        found = adopted(self._arrays, "noise_floor", value, self._dims, self._outer)
-        return self._arrays.cast(flattened(self._arrays.xp, "noise_floor", found, self._batch, self._dims))
+        return placed(self._arrays, "noise_floor", value, self._batch, self._dims)
 
     def _edges(self, bounds: Any) -> tuple[Any, Any]:
         """`bounds` as columns on the device; ValueError if the mean is outside."""
-        # Round the bounds to the type of the samples, in which they are clipped.
-        dtype = self._arrays.dtype_name
-        low, high = (
-            rounded(rounded(_vector("bounds", edge, self._batch, self._dims), dtype), np.float64).reshape(self._outer)
-            for edge in pair_of(bounds)
-        )
+        # In the type of the samples, in which they are clipped.
+        low, high = (self._placed_on_host("bounds", edge).reshape(self._outer) for edge in pair_of(bounds))
         if bad := _first(~(low <= high)):
             raise ValueError(f"bounds: expected low <= high, got {low[bad]} and {high[bad]} at {_text(bad)}")
         mu = self._on_host(self.mu)
@@ -927,51 +917,38 @@ def pair_of(bounds: Any) -> tuple[Any, Any]:
     return low, high
 
 
-def broadcast(xp: Any, array: Any, shape: Any, batch: tuple[int, ...], dims: tuple[int, ...]) -> Any:
-    """A new array of shape ``(*batch, d)``: `array`, broadcast by the rule of `sample`.
+def converted(arrays: Arrays, x: Any, shape: tuple[int, ...], seed: Any, backend: str = "auto") -> Any:
+    """A mean or deviation in the library of `arrays`: a sample with mean `x`, and with deviations 0 of this shape."""
+    options: dict[str, Any] = {"seed": seed, "dtype": arrays.dtype_name, "backend": backend}
+    library = None if _is_scalar(x) else library_of("mu, sigma", x)
+    if library is FOREIGN:
+        own = sample(x, 0.0, 1, **options)[..., 0]
+        x = own.reshape(getattr(x, "shape", own.shape))  # An object that has only `__dlpack__` has no `shape`.
+    zeros = np.zeros(shape)
+    return sample(x, zeros if library is HOST else arrays.put(zeros), 1, **options)[..., 0]
 
-    `shape` is the shape of the caller's mean or deviation. `array` has the caller's elements once, or once for each
-    search.
+
+def placed(arrays: Arrays, name: str, value: Any, batch: tuple[int, ...], dims: tuple[int, ...]) -> Any:
+    """Argument `name` as an array of shape ``(*batch, d)`` on the device.
+
+    ValueError unless it is a number, or has shape `dims` or ``(*batch, *dims)``. Several `dims` broadcast. A last axis
+    of length 1 may be additional.
     """
-    own = tuple(shape[len(batch) :] if len(shape) > 1 else shape)
-    if own and len(dims) == 1:  # (d,), or (d, 1) for it.
-        own = dims
-    lead = () if math.prod(array.shape) == math.prod(own) else batch
-    array = array.reshape((*lead, *(1,) * (len(dims) - len(own)), *own))
-    return xp.broadcast_to(array, (*batch, *dims)).reshape((*batch, math.prod(dims))) + 0
-
-
-def flattened(xp: Any, name: str, array: Any, batch: tuple[int, ...], dims: tuple[int, ...]) -> Any:
-    """`array` with flat dimensions. ValueError unless it is a number, or has shape `dims` or ``(*batch, *dims)``.
-
-    Several `dims` broadcast. A last axis of length 1 may be additional.
-    """
+    array = arrays.cast(adopted(arrays, name, np.array(value) if is_number(value) else value))
     outer, shape = (*batch, *dims), tuple(array.shape)
     if shape == (*outer, 1):
         array, shape = array[..., 0], outer
-    if shape == () or (len(dims) == 1 and shape in (dims, outer)):
-        return array
     lead = batch if len(shape) > len(dims) else ()
     whole = *lead, *dims
     aligned = *shape[: len(lead)], *(1,) * (len(whole) - len(shape)), *shape[len(lead) :]
     fits = len(shape) <= len(whole) and all(x in (1, y) for x, y in zip(aligned, whole, strict=True))
-    if len(dims) == 1 or not fits:
+    if not fits or (len(dims) == 1 and shape not in ((), dims, outer)):
         raise ValueError(f"{name}: expected a number or shape {either(dims, outer)}, got shape {shape}")
-    return xp.broadcast_to(array.reshape(aligned), whole).reshape((*lead, math.prod(dims)))
+    return arrays.xp.broadcast_to(array.reshape(aligned), outer).reshape((*batch, math.prod(dims)))
 
 
 def _is_scalar(x: Any) -> bool:
     return is_number(x) or getattr(x, "shape", None) == ()
-
-
-def _vector(name: str, value: Any, batch: tuple[int, ...], dims: tuple[int, ...]) -> HostArray:
-    """`value`, a number or an array, as numbers in host memory, shape (d,) or (B, d)."""
-    array = np.asarray(value if isinstance(value, numbers.Real) else on_host(name, value))
-    array = flattened(np, name, array, batch, dims)
-    try:
-        return np.broadcast_to(rounded(array, np.float64), (*batch, math.prod(dims)))
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"{name}: expected numbers, got {describe(value)} ({error})") from error
 
 
 def _state_array(name: str, value: Any) -> HostArray:

@@ -51,9 +51,9 @@ class State(NamedTuple):
     running: Any
 
 
-def first_state(arrays: Arrays, mu: Any, sigma: Any) -> State:
-    """The state before the first iteration."""
-    infinity = arrays.put(np.full(mu.shape[:-1], INFINITY), arrays.real)
+def first_state(arrays: Arrays, mu: Any, sigma: Any, batch: tuple[int, ...]) -> State:
+    """The state before the first iteration; `batch` is the shape of scores."""
+    infinity = arrays.put(np.full(batch, INFINITY), arrays.real)
     return State(mu, sigma, mu, infinity, infinity > 0)
 
 
