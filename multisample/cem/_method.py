@@ -257,8 +257,10 @@ class CEM(Generic[ArrayT]):
         self._generator = _generator(seed if self._seeds is None else 0, caller, arrays.device)
         with arrays.scope(), quiet():
             self._placed_seeds = None if self._seeds is None else arrays.seeds(self._seeds)
-            vectors = (converted(arrays, x, self._outer, any_seed, backend).reshape(self._shape) for x in (mu, sigma))
-            self._state = first_state(arrays, *vectors, self._batch)
+            mu, sigma = (
+                converted(arrays, x, self._outer, any_seed, backend).reshape(self._shape) for x in (mu, sigma)
+            )
+            self._state = first_state(arrays, mu, sigma, self._batch)
             self._noise_floor = noise_floor if callable(noise_floor) else self._variance(noise_floor)
             self._bounds = None if bounds is None else self._edges(bounds)
         settings = Settings(arrays, elites, smoothing, self._tol)

@@ -44,7 +44,8 @@ def start(mu: Any, sigma: Any, searches: SupportsIndex | None = None) -> State:
     none_of_them = sample(mu, sigma, 0, seed=seed)
     arrays, shape = arrays_like(none_of_them), tuple(map(int, none_of_them.shape[:-1]))
     with arrays.scope():
-        return first_state(arrays, *(converted(arrays, x, shape, seed) for x in (mu, sigma)), batch)
+        mu, sigma = (converted(arrays, x, shape, seed) for x in (mu, sigma))
+        return first_state(arrays, mu, sigma, batch)
 
 
 def _reshaped(state: State, shape: tuple[int, ...]) -> State:

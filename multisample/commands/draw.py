@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
                 sample_offset=args.sample_offset + columns.start,
                 **options,
             )
-            written = file.write(to_numpy(drawn))
+            written = file.write(to_numpy(drawn).data)
             if total > memory:
                 progress.add(written)
     elapsed = time.perf_counter() - start
