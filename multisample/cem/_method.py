@@ -243,23 +243,19 @@ class CEM(Generic[ArrayT]):
         any_seed = 0 if self._seeds is None else np.zeros_like(self._seeds)
         no_samples = sample(mu, sigma, 0, seed=any_seed, validate=True, **self._options)
         self._arrays = arrays = arrays_like(no_samples)
-        # The caller's shape: that of the dimensions, after B for B searches. Inside, the dimensions are flat.
-        self._outer = tuple(map(int, no_samples.shape[:-1]))
-        self._batch = self._outer[: int(self._seeds is not None)]
-        self._dims = self._outer[len(self._batch) :]
-        self._d = math.prod(self._dims)
-        self._shape = (*self._batch, self._d)
+        # The shape of the mean: that of the dimensions, after B for B searches.
+        self._shape = tuple(map(int, no_samples.shape[:-1]))
+        self._batch = self._shape[: int(self._seeds is not None)]
+        self._dims = self._shape[len(self._batch) :]
         if 0 in self._shape:
-            name = "seed" if self._d else "sigma" if is_number(mu) else "mu"
+            name = "seed" if 0 in self._batch else "sigma" if is_number(mu) else "mu"
             raise ValueError(f"{name}: expected at least one element, got none")
         caller = library_of("mu", sigma if _is_scalar(mu) else mu)
         # Several searches share one generator, which counts offsets.
         self._generator = _generator(seed if self._seeds is None else 0, caller, arrays.device)
         with arrays.scope(), quiet():
             self._placed_seeds = None if self._seeds is None else arrays.seeds(self._seeds)
-            mu, sigma = (
-                converted(arrays, x, self._outer, any_seed, backend).reshape(self._shape) for x in (mu, sigma)
-            )
+            mu, sigma = (converted(arrays, x, self._shape, any_seed, backend) for x in (mu, sigma))
             self._state = first_state(arrays, mu, sigma, self._batch)
             self._noise_floor = noise_floor if callable(noise_floor) else self._variance(noise_floor)
             self._bounds = None if bounds is None else self._edges(bounds)
@@ -309,15 +305,11 @@ class CEM(Generic[ArrayT]):
         return samples
 
     def _drawn(self, seed: Any, mu: Any, sigma: Any, out: Any = None) -> Any:
-        samples = sample(self._shaped(mu), self._shaped(sigma), self._n, seed=seed, out=out, **self._options)
+        samples = sample(mu, sigma, self._n, seed=seed, out=out, **self._options)
         if self._bounds is None:
             return samples
         with self._arrays.scope():
             return self._arrays.clipped(samples, *self._bounds)
-
-    def _shaped(self, array: Any) -> Any:
-        """A mean or a deviation in the caller's shape."""
-        return array if self._outer == self._shape else array.reshape(self._outer)
 
     def tell(self, samples: AnyArray | None, scores: AnyArray) -> None:
         """Refit mean and standard deviation to the samples with the lowest scores.
@@ -349,8 +341,7 @@ class CEM(Generic[ArrayT]):
         given: Any = None
         with self._arrays.scope():
             if samples is not None:
-                given = adopted(self._arrays, "samples", samples, (*self._outer, self._n))
-                given = given.reshape((*self._shape, self._n))
+                given = adopted(self._arrays, "samples", samples, (*self._shape, self._n))
         self._tell(given, scores)
 
     def _tell(self, samples: Any, scores: Any) -> None:
@@ -370,7 +361,8 @@ class CEM(Generic[ArrayT]):
 
     def _refit_to_drawn(self, scores: Any, noise: Any) -> tuple[State, Any]:
         """Refit to the samples of the latest `ask`, without them; returns the state and the row of the history."""
-        seed, mu, sigma = self._asked
+        seed, *vectors = self._asked
+        mu, sigma = (vector.reshape((*self._batch, -1)) for vector in vectors)
         weights, best = self._weights(scores)
         options = {**self._options, "seed": seed}
         mean, square = weighted_moments(weights, mu, sigma, **options)
@@ -452,7 +444,7 @@ class CEM(Generic[ArrayT]):
         refuse_searches("tell_scores", self._seeds)
         if not isinstance(task, Task):
             raise TypeError(f"task: expected a Task from ask_tasks, got {describe(task)} of type {type(task).__name__}")
-        if (task.n, task.mu.shape, task.key.seed) != (self._n, self._outer, self._generator.seed):
+        if (task.n, task.mu.shape, task.key.seed) != (self._n, self._shape, self._generator.seed):
             raise ValueError(f"task: expected a task of this run, with seed {self._generator.seed}, got {task}")
         parts = self._parts.get(task.key, {})
         if parts is None or task.start in parts:
@@ -467,13 +459,13 @@ class CEM(Generic[ArrayT]):
     @property
     def mu(self) -> ArrayT:
         """The mean that `ask` draws around, on its device."""
-        mu: ArrayT = self._shaped(self._state.mu)
+        mu: ArrayT = self._state.mu
         return mu
 
     @property
     def sigma(self) -> ArrayT:
         """The standard deviation that `ask` draws with, on its device."""
-        sigma: ArrayT = self._shaped(self._state.sigma)
+        sigma: ArrayT = self._state.sigma
         return sigma
 
     @property
@@ -513,7 +505,7 @@ class CEM(Generic[ArrayT]):
         searches = zip(*map(np.atleast_1d, (status, nit, nonfinite)), np.atleast_2d(columns["sigma"].T), strict=True)
         messages: Any = tuple(message_of(self._n, self._tol, *search) for search in searches)
         return Result(
-            x=self._shaped(self._state.x),
+            x=self._state.x,
             fun=self._plain(_lowest(columns["best"]), np.float64),
             mu=self.mu,
             sigma=self.sigma,
@@ -548,7 +540,7 @@ class CEM(Generic[ArrayT]):
         return {
             "mu": saved(self._on_host(self.mu)),
             "sigma": saved(self._on_host(self.sigma)),
-            "x": saved(self._on_host(self._shaped(self._state.x))),
+            "x": saved(self._on_host(self._state.x)),
             "history": saved(self._history_array()),
             "told": saved(np.array(self._told)),
             "seed": saved(np.array(generator["seed"] if self._seeds is None else self._seeds, np.uint64)),
@@ -565,7 +557,7 @@ class CEM(Generic[ArrayT]):
         history = values["history"] if values["history"].size else np.empty((0, *batch, len(COLUMNS)))
         shapes = {"history": (*history.shape[:1], *batch, len(COLUMNS)), "told": (), "seed": batch, "offset": ()}
         for name, value in {**values, "history": history}.items():
-            shape = shapes.get(name, self._outer)
+            shape = shapes.get(name, self._shape)
             if value.shape != shape:
                 raise ValueError(f"state[{name!r}]: expected shape {shape}, got {value.shape}")
         _check_history(history, self._n)
@@ -591,7 +583,7 @@ class CEM(Generic[ArrayT]):
         with self._arrays.scope():
             put, real = self._arrays.put, self._arrays.real
             fun, running = put(np.asarray(_lowest(history[..., 0])), real), put(np.asarray(status == RUNNING), real) > 0
-            mu, sigma, x = (put(vector.reshape(self._shape)) for vector in vectors.values())
+            mu, sigma, x = (put(vector) for vector in vectors.values())
             restored = State(mu, sigma, x, fun, running)
             if self._seeds is not None:
                 self._seeds = np.array(seeds, np.uint64)
@@ -644,7 +636,7 @@ class CEM(Generic[ArrayT]):
     def _edges(self, bounds: Any) -> tuple[Any, Any]:
         """`bounds` as columns on the device; ValueError if the mean is outside."""
         # In the type of the samples, in which they are clipped.
-        low, high = (self._placed_on_host("bounds", edge).reshape(self._outer) for edge in pair_of(bounds))
+        low, high = (self._placed_on_host("bounds", edge).reshape(self._shape) for edge in pair_of(bounds))
         if bad := _first(~(low <= high)):
             raise ValueError(f"bounds: expected low <= high, got {low[bad]} and {high[bad]} at {_text(bad)}")
         mu = self._on_host(self.mu)

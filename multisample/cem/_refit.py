@@ -2,7 +2,7 @@
 
 The status of a run is an element of a device array. Iterations after the end change nothing, so the loop can read the
 status at any interval. All arrays may have an axis of searches in front. Each search gives the bits that it would give
-alone.
+alone. The dimensions of a state keep their shape; all else here has one axis of d dimensions.
 """
 
 from __future__ import annotations
@@ -51,6 +51,11 @@ class State(NamedTuple):
     running: Any
 
 
+def _reshaped(state: State, *shape: int) -> State:
+    mu, sigma, x = (array.reshape(shape) for array in state[:3])
+    return state._replace(mu=mu, sigma=sigma, x=x)
+
+
 def first_state(arrays: Arrays, mu: Any, sigma: Any, batch: tuple[int, ...]) -> State:
     """The state before the first iteration; `batch` is the shape of scores."""
     infinity = arrays.put(np.full(batch, INFINITY), arrays.real)
@@ -62,9 +67,10 @@ def refit(settings: Settings, state: State, samples: Any, scores: Any, noise: An
 
     `samples` may be a function, which draws the samples at the indices of the elites.
     """
-    arrays = settings.arrays
+    arrays, *batch, n = settings.arrays, *scores.shape
     which, best_scores = _elites(settings, scores)
-    best = arrays.cast(samples(which) if callable(samples) else arrays.columns(samples, which))
+    best = samples(which) if callable(samples) else arrays.columns(samples.reshape((*batch, -1, n)), which)
+    best = arrays.cast(best)
     weight, count, divisor = _weights(arrays, best_scores)
     weight = weight[..., None, :]
     # A factor of 0 or 1 is exact, so a compiler that fuses it with the sum changes no bit.
@@ -119,7 +125,7 @@ def _followed(
 ) -> tuple[State, Any]:  # fmt: skip
     """The next state and its row, from the elites' mean and variance, the best sample and the number of elites."""
     arrays, smoothing, xp = settings.arrays, settings.smoothing, settings.arrays.xp
-    finite = xp.isfinite(scores)
+    shape, state, finite = state.mu.shape, _reshaped(state, *scores.shape[:-1], -1), xp.isfinite(scores)
     # With a single finite score, the variance stays.
     variance = xp.where(count[..., None] > 1, variance, state.sigma * state.sigma)
     sigma = xp.sqrt(variance + noise)
@@ -143,4 +149,4 @@ def _followed(
         fun, total / finite_count, xp.amax(best_scores, -1), xp.amax(following.sigma, -1),
         scores.shape[-1] - finite_count, status,
     )  # fmt: skip
-    return following, xp.stack([arrays.cast(value, arrays.real) for value in row], -1)
+    return _reshaped(following, *shape), xp.stack([arrays.cast(value, arrays.real) for value in row], -1)

@@ -48,13 +48,6 @@ def start(mu: Any, sigma: Any, searches: SupportsIndex | None = None) -> State:
         return first_state(arrays, mu, sigma, batch)
 
 
-def _reshaped(state: State, shape: tuple[int, ...]) -> State:
-    """`state` with arrays of this shape."""
-    if tuple(state.mu.shape) == shape:
-        return state
-    return state._replace(mu=state.mu.reshape(shape), sigma=state.sigma.reshape(shape), x=state.x.reshape(shape))
-
-
 def step(
     state: State,
     seed: Any,
@@ -122,7 +115,6 @@ def step(
         noise_floor = checked_number("noise_floor", noise_floor, 0, math.inf)
     arrays, batch, shape = arrays_like(state.mu), tuple(state.fun.shape), tuple(state.mu.shape)
     dims = shape[len(batch) :]
-    flat = *batch, math.prod(dims)
     if batch_of(seed) != (batch[0] if batch else None):
         accepted = f"a vector of {batch[0]} seeds" if batch else "one seed"
         raise ValueError(f"seed: expected {accepted}, for state.mu of shape {shape}, got {describe(seed)}")
@@ -139,6 +131,5 @@ def step(
         scores = adopted(arrays, "f", scores, (*batch, n))
         if not isinstance(noise_floor, float):
             noise_floor = placed(arrays, "noise_floor", noise_floor, batch, dims)
-        settings, samples = Settings(arrays, elites, smoothing, tol), samples.reshape((*flat, n))
-        following, _ = refit(settings, _reshaped(state, flat), samples, scores, noise_floor)
-    return _reshaped(following, shape)
+        following, _ = refit(Settings(arrays, elites, smoothing, tol), state, samples, scores, noise_floor)
+    return following
