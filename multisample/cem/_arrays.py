@@ -162,19 +162,18 @@ class _CupyArrays(Arrays):
         return self.xp.argsort(scores)[..., :count]
 
 
-class JaxArrays(Arrays):
+class _JaxArrays(Arrays):
     """JAX's operations. Arrays that JAX traces, or that are on several devices, stay where they are."""
 
     mutable = False
     most_summed = 1  # XLA chooses the order of a sum by the shape of the whole array, on a CPU too.
 
-    def __init__(self, like: Any) -> None:
+    def __init__(self, dtype_name: str, device: Device, where: Any, real: Any) -> None:
+        super().__init__(dtype_name, device)
         self.jax = sys.modules["jax"]
-        devices = () if isinstance(like, self.jax.core.Tracer) else tuple(like.devices())
-        self.where = devices[0] if len(devices) == 1 else None
-        super().__init__(_type_name(like), CPU if self.where is None else library_of("mu", like).device("mu", like))
+        self.where = where
         self.xp = self.jax.numpy
-        self.real = self.xp.result_type(float)
+        self.real = real
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         if self.where is None:
@@ -212,17 +211,6 @@ class JaxArrays(Arrays):
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         return _jitted(function)
-
-    # `self` is a static argument of compiled functions, which equal objects share.
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, JaxArrays) and self._key == other._key
-
-    def __hash__(self) -> int:
-        return hash(self._key)
-
-    @property
-    def _key(self) -> tuple[Any, ...]:
-        return self.dtype_name, self.where, self.real
 
 
 def _halves(words: HostArray) -> HostArray:
@@ -288,19 +276,24 @@ class _TorchArrays(Arrays):
         return zeros.scatter(-1, which, values)
 
 
-_KNOWN: dict[str, Any] = {"numpy": Arrays, "cupy": _CupyArrays, "jax": JaxArrays, "torch": _TorchArrays}
+_KNOWN: dict[str, Callable[..., Arrays]] = {"numpy": Arrays, "cupy": _CupyArrays, "torch": _TorchArrays}
+# Compiled functions have these operations as a static argument: equal arguments give the same object.
+_jax_arrays = functools.cache(_JaxArrays)
 
 
 def arrays_like(array: Any) -> Arrays:
     """Operations for the library, device and dtype of `array`, a result of `sample`; TypeError if not supported."""
     library = library_of("mu", array)
-    if library.name not in _KNOWN:
+    if library.name not in ("jax", *_KNOWN):
         raise TypeError(f"mu: expected an array of NumPy, PyTorch, CuPy or JAX, got {described(array)}")
     if (dtype_name := _type_name(array)) not in ("float32", "float64"):
         raise TypeError(f"mu: expected float32 or float64, got {dtype_name}")
-    kind = _KNOWN[library.name]
-    arrays: Arrays = kind(array) if kind is JaxArrays else kind(dtype_name, library.device("mu", array))
-    return arrays
+    if library.name != "jax":
+        return _KNOWN[library.name](dtype_name, library.device("mu", array))
+    jax = sys.modules["jax"]
+    devices = () if isinstance(array, jax.core.Tracer) else tuple(array.devices())
+    where, device = (devices[0], library.device("mu", array)) if len(devices) == 1 else (None, CPU)
+    return _jax_arrays(dtype_name, device, where, jax.numpy.result_type(float))
 
 
 def on_host(name: str, array: Any) -> HostArray:

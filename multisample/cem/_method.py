@@ -232,9 +232,6 @@ class CEM(Generic[ArrayT]):
         fast_math: bool = False,
     ) -> None:
         self._n = checked_integer("n", n, 2, MOST_SAMPLES + 1)
-        elites, smoothing = checked_elites(elite_frac, self._n), checked_smoothing(smoothing)
-        self._tol = None if tol is None else checked_number("tol", tol, 0, math.inf)
-
         self._options: dict[str, Any] = {
             "backend": backend, "noise": noise, "antithetic": antithetic, "fast_math": fast_math,
         }  # fmt: skip
@@ -243,6 +240,8 @@ class CEM(Generic[ArrayT]):
         any_seed = 0 if self._seeds is None else np.zeros_like(self._seeds)
         no_samples = sample(mu, sigma, 0, seed=any_seed, validate=True, **self._options)
         self._arrays = arrays = arrays_like(no_samples)
+        settings = checked_settings(arrays, self._n, elite_frac, smoothing, tol)
+        self._tol = settings.tol
         # The shape of the mean: that of the dimensions, after B for B searches.
         self._shape = tuple(map(int, no_samples.shape[:-1]))
         self._batch = self._shape[: int(self._seeds is not None)]
@@ -259,7 +258,6 @@ class CEM(Generic[ArrayT]):
             self._state = first_state(arrays, mu, sigma, self._batch)
             self._noise_floor = noise_floor if callable(noise_floor) else self._variance(noise_floor)
             self._bounds = None if bounds is None else self._edges(bounds)
-        settings = Settings(arrays, elites, smoothing, self._tol)
         self._refit, self._refit_by_moments, self._weights = (
             functools.partial(arrays.compiled(function), settings)
             for function in (refit, refit_by_moments, elite_weights)
@@ -533,7 +531,8 @@ class CEM(Generic[ArrayT]):
         TypeError
             If the assigned state has other keys, or values that are not numbers.
         ValueError
-            If a value of the assigned state has another shape or is out of range. The object is then unchanged.
+            If a value with which the run continues is out of range, or an array has another shape. The object is then
+            unchanged.
         """
         self._fetch()
         generator, saved = self._generator.state, self._arrays.saved
@@ -560,13 +559,15 @@ class CEM(Generic[ArrayT]):
             shape = shapes.get(name, self._shape)
             if value.shape != shape:
                 raise ValueError(f"state[{name!r}]: expected shape {shape}, got {value.shape}")
-        _check_history(history, self._n)
+        status = history[..., -1]
+        if bad := _first(~np.isin(status, range(DIVERGED + 1))):
+            raise ValueError(f"state['history']: expected statuses 0 to {DIVERGED}, got {status[bad]} in row {bad[0]}")
         told, offset = (
             checked_integer(f"state[{name!r}]", values[name][()], 0, end)
             for name, end in (("told", WORD_64), ("offset", WORD_64 + 1))
         )
         seeds = [checked_integer("state['seed']", seed, 0, WORD_64) for seed in values["seed"].reshape(-1)]
-        status = history[-1][..., -1] if len(history) else np.full(batch, RUNNING)
+        status = status[-1] if len(history) else np.full(batch, RUNNING)
         # A run that has ended still accepts scores, which count in `told` but add no row.
         if told < len(history) or (told > len(history) and (status == RUNNING).any()):
             raise ValueError(f"state['told']: expected {len(history)}, the number of rows of history, got {told}")
@@ -868,23 +869,18 @@ def minimize(
     return cem.result()
 
 
-def checked_elites(elite_frac: Any, n: int) -> int:
-    """The number of elites among `n` samples; TypeError or ValueError if there are none."""
+def checked_settings(arrays: Arrays, n: int, elite_frac: Any, smoothing: Any, tol: Any) -> Settings:
+    """The settings of a refit to `n` samples; TypeError or ValueError if one is out of range."""
     elites = round(checked_number("elite_frac", elite_frac, 0, 1) * n)
     if elites < 2:
         raise ValueError(
             f"elite_frac: expected at least 2 elites, which have a standard deviation, such as {2 / n:.3g} for n = {n},"
             f" got {elite_frac}, which are {elites}"
         )
-    return elites
-
-
-def checked_smoothing(smoothing: Any) -> float:
-    """`smoothing` as a float; TypeError or ValueError if it is out of range, or 0."""
-    number = checked_number("smoothing", smoothing, 0, 1)
-    if number == 0:
+    smoothing = checked_number("smoothing", smoothing, 0, 1)
+    if smoothing == 0:
         raise ValueError("smoothing: expected 0 < smoothing <= 1, got 0, with which nothing is ever refitted")
-    return number
+    return Settings(arrays, elites, smoothing, None if tol is None else checked_number("tol", tol, 0, math.inf))
 
 
 def checked_number(name: str, value: Any, low: float, high: float) -> float:
@@ -959,27 +955,6 @@ def _state_array(name: str, value: Any) -> HostArray:
     if not valid:
         raise TypeError(f"state[{name!r}]: expected numbers, got {describe(value)}")
     return array
-
-
-def _check_history(history: HostArray, n: int) -> None:
-    """ValueError unless `history` is possible for a run with `n` samples."""
-    best, _, threshold, sigma, nonfinite, status = np.moveaxis(history, -1, 0)
-    # The status before each row. A search that has ended keeps its status; its other columns are NaN.
-    before = np.concatenate([np.full_like(status[:1], RUNNING), status[:-1]])
-    rows = np.arange(len(history)).reshape(-1, *(1,) * (status.ndim - 1))
-    ends = (status != RUNNING).all(axis=tuple(range(1, status.ndim)), keepdims=True)
-    for column, valid in (
-        ("status", np.isin(status, range(DIVERGED + 1)) & ~(ends & (rows != len(history) - 1))),
-        ("best", best > -math.inf),  # Infinite if no score was finite; never NaN.
-        ("threshold", threshold > -math.inf),
-        ("sigma", (sigma >= 0) & (sigma < math.inf)),
-        ("nonfinite", (nonfinite >= 0) & (nonfinite <= n) & (nonfinite == np.floor(nonfinite))),
-    ):
-        values = history[..., COLUMNS.index(column)]
-        after = status == before if column == "status" else np.isnan(values)
-        if bad := _first(~np.where(before == RUNNING, valid, after)):
-            value, row = values[bad], bad[0]
-            raise ValueError(f"state['history']: expected iterations of a run, got {column} {value} in row {row}")
 
 
 def _generator(seed: Any, library: Any, device: Any) -> Generator:

@@ -67,7 +67,7 @@ def refit(settings: Settings, state: State, samples: Any, scores: Any, noise: An
 
     `samples` may be a function, which draws the samples at the indices of the elites.
     """
-    arrays, *batch, n = settings.arrays, *scores.shape
+    arrays, (*batch, n) = settings.arrays, scores.shape
     which, best_scores = _elites(settings, scores)
     best = samples(which) if callable(samples) else arrays.columns(samples.reshape((*batch, -1, n)), which)
     best = arrays.cast(best)

@@ -14,8 +14,8 @@ from .._randomness.seed_argument import batch_of
 from .._sample import sample
 from .._typing import Bounds, Noise, Number
 from ._arrays import adopted, arrays_like
-from ._method import checked_elites, checked_number, checked_smoothing, converted, pair_of, placed
-from ._refit import Settings, State, first_state, refit
+from ._method import checked_number, checked_settings, converted, pair_of, placed
+from ._refit import State, first_state, refit
 
 
 def start(mu: Any, sigma: Any, searches: SupportsIndex | None = None) -> State:
@@ -107,13 +107,12 @@ def step(
     array([1., 1., 1.])
     """
     n = checked_integer("n", n, 2, MOST_SAMPLES + 1)
-    elites, smoothing = checked_elites(elite_frac, n), checked_smoothing(smoothing)
-    tol = None if tol is None else checked_number("tol", tol, 0, math.inf)
+    arrays, batch, shape = arrays_like(state.mu), tuple(state.fun.shape), tuple(state.mu.shape)
+    settings = checked_settings(arrays, n, elite_frac, smoothing, tol)
     if seed is None:
         raise TypeError("seed: expected an integer, a Key or a JAX key for each step, got None")
     if isinstance(noise_floor, (int, float)):
         noise_floor = checked_number("noise_floor", noise_floor, 0, math.inf)
-    arrays, batch, shape = arrays_like(state.mu), tuple(state.fun.shape), tuple(state.mu.shape)
     dims = shape[len(batch) :]
     if batch_of(seed) != (batch[0] if batch else None):
         accepted = f"a vector of {batch[0]} seeds" if batch else "one seed"
@@ -131,5 +130,5 @@ def step(
         scores = adopted(arrays, "f", scores, (*batch, n))
         if not isinstance(noise_floor, float):
             noise_floor = placed(arrays, "noise_floor", noise_floor, batch, dims)
-        following, _ = refit(Settings(arrays, elites, smoothing, tol), state, samples, scores, noise_floor)
+        following, _ = refit(settings, state, samples, scores, noise_floor)
     return following
