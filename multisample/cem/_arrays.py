@@ -108,17 +108,6 @@ class Arrays:
     def _places(self, which: Any) -> tuple[Any, ...]:
         return (which,) if which.ndim == 1 else (self.xp.arange(len(which))[:, None], which)
 
-    def seeds(self, seeds: HostArray) -> Any:
-        """uint64 seeds: on the host as they are, on a device as int64, which all libraries have."""
-        return seeds if self.device == CPU else self.put(seeds.view(np.int64), self.xp.int64)
-
-    def keys(self, seeds: Any, offset: int) -> Any:
-        """Keys for `sample`: each of `seeds`, with `offset`. The seeds stay on the device."""
-        if self.device == CPU:
-            return np.stack([seeds, np.full_like(seeds, offset)], -1)
-        signed = offset - 2**64 if offset >= 2**63 else offset
-        return self.xp.stack([seeds, self.xp.full_like(seeds, signed)], -1)
-
     def clipped(self, samples: Any, low: Any, high: Any) -> Any:
         """`samples` clipped to bounds; in place if the arrays are mutable."""
         return self.xp.clip(samples, low, high, out=samples)
@@ -202,20 +191,8 @@ class _JaxArrays(Arrays):
     def clipped(self, samples: Any, low: Any, high: Any) -> Any:
         return self.xp.clip(samples, low, high)
 
-    def seeds(self, seeds: HostArray) -> Any:
-        return self.put(_halves(seeds), self.xp.uint32)
-
-    def keys(self, seeds: Any, offset: int) -> Any:
-        halves = self.put(_halves(np.array([offset], np.uint64)), self.xp.uint32)
-        return self.xp.concatenate([seeds, self.xp.broadcast_to(halves, seeds.shape)], -1)
-
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         return _jitted(function)
-
-
-def _halves(words: HostArray) -> HostArray:
-    """Words as uint32, the high halves first."""
-    return np.stack([words >> 32, words & 0xFFFFFFFF], -1).astype(np.uint32)
 
 
 @functools.cache

@@ -253,7 +253,6 @@ class CEM(Generic[ArrayT]):
         # Several searches share one generator, which counts offsets.
         self._generator = _generator(seed if self._seeds is None else 0, caller, arrays.device)
         with arrays.scope(), quiet():
-            self._placed_seeds = None if self._seeds is None else arrays.seeds(self._seeds)
             mu, sigma = (converted(arrays, x, self._shape, any_seed, backend) for x in (mu, sigma))
             self._state = first_state(arrays, mu, sigma, self._batch)
             self._noise_floor = noise_floor if callable(noise_floor) else self._variance(noise_floor)
@@ -289,17 +288,11 @@ class CEM(Generic[ArrayT]):
         ValueError
             If the shape, type or device of `out` differs from the result's.
         """
-        key = self._generator.take()
-        seed: Any = key
-        try:
-            if self._seeds is not None:
-                with self._arrays.scope():
-                    seed = self._arrays.keys(self._placed_seeds, key.offset)
-            samples: ArrayT = self._drawn(seed, self._state.mu, self._state.sigma, out)
-        except BaseException:
-            self._generator._put_back(*key)
-            raise
-        self._asked = seed, self._state.mu, self._state.sigma
+        offset, seed = self._generator.offset, self._seeds
+        keys = Key(self._generator.seed, offset) if seed is None else np.stack([seed, np.full_like(seed, offset)], -1)
+        samples: ArrayT = self._drawn(keys, self._state.mu, self._state.sigma, out)
+        self._generator.take()
+        self._asked = keys, self._state.mu, self._state.sigma
         return samples
 
     def _drawn(self, seed: Any, mu: Any, sigma: Any, out: Any = None) -> Any:
@@ -586,9 +579,8 @@ class CEM(Generic[ArrayT]):
             fun, running = put(np.asarray(_lowest(history[..., 0])), real), put(np.asarray(status == RUNNING), real) > 0
             mu, sigma, x = (put(vector) for vector in vectors.values())
             restored = State(mu, sigma, x, fun, running)
-            if self._seeds is not None:
-                self._seeds = np.array(seeds, np.uint64)
-                self._placed_seeds = self._arrays.seeds(self._seeds)
+        if self._seeds is not None:
+            self._seeds = np.array(seeds, np.uint64)
         self._generator.state = {"seed": seeds[0] if self._seeds is None else 0, "offset": offset, "spawned": 0}
         self._state, self._rows, self._history, self._told = restored, [], list(history), told
         self._asked = None

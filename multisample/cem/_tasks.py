@@ -209,13 +209,8 @@ def _pickler(executor: concurrent.futures.Executor) -> Callable[[Any], Any] | No
 
         dumps: Callable[[Any], Any] = cloudpickle.dumps
         return dumps
-    if "mpi4py" in packages:
-        return pickle.dumps
-    if not isinstance(executor, concurrent.futures.ProcessPoolExecutor):
-        return None
-    from multiprocessing.reduction import ForkingPickler
-
-    return ForkingPickler.dumps
+    is_known = "mpi4py" in packages or isinstance(executor, concurrent.futures.ProcessPoolExecutor)
+    return pickle.dumps if is_known else None
 
 
 def run_tasks(
