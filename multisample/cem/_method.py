@@ -934,17 +934,14 @@ def _is_scalar(x: Any) -> bool:
 
 
 def _state_array(name: str, value: Any) -> HostArray:
-    """``state[name]`` as an array of numbers; TypeError otherwise."""
+    """``state[name]`` as an array of numbers, or of Python's integers; TypeError otherwise."""
     try:
+        if name in ("told", "seed", "offset"):  # NumPy would convert [2**63, 0] to float64.
+            return np.array(value if isinstance(value, (int, list)) else as_numpy(name, value), object)
         array = as_numpy(name, value)
-        if name == "seed" and array.ndim and array.dtype == np.float64:  # NumPy's type for [2**63, 0], from JSON.
-            array = np.array(value, object)
     except (TypeError, ValueError) as error:
         raise TypeError(f"state[{name!r}]: expected numbers, got {describe(value)} ({error})") from error
-    valid = array.dtype.kind in "fiu"
-    if array.dtype == object or array.ndim == 0:  # NumPy stores an integer of more than 64 bits as an object.
-        valid = valid or all(isinstance(x, int) for x in array.reshape(-1).tolist())
-    if not valid:
+    if array.dtype.kind not in "fiu":
         raise TypeError(f"state[{name!r}]: expected numbers, got {describe(value)}")
     return array
 
