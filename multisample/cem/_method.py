@@ -176,44 +176,24 @@ class CEM(Generic[ArrayT]):
 
     @overload
     def __init__(
-        self: CEM[OwnArray],
-        mu: OwnArray | float,
-        sigma: OwnArray | float,
-        n: SupportsIndex,
-        *,
-        backend: str = ...,
-        **options: Unpack[CEMOptions],
-    ) -> None: ...
+        self: CEM[OwnArray], mu: OwnArray | float, sigma: OwnArray | float, n: SupportsIndex, *,
+        backend: str = ..., **options: Unpack[CEMOptions],
+    ) -> None: ...  # fmt: skip
     @overload
     def __init__(
-        self: CEM[T],
-        mu: Tensor[T] | float,
-        sigma: Tensor[T] | float,
-        n: SupportsIndex,
-        *,
-        backend: str = ...,
-        **options: Unpack[CEMOptions],
-    ) -> None: ...
+        self: CEM[T], mu: Tensor[T] | float, sigma: Tensor[T] | float, n: SupportsIndex, *,
+        backend: str = ..., **options: Unpack[CEMOptions],
+    ) -> None: ...  # fmt: skip
     @overload
     def __init__(
-        self: CEM[HostArray],
-        mu: HostVector | Number,
-        sigma: HostVector | Number,
-        n: SupportsIndex,
-        *,
-        backend: HostBackend = ...,
-        **options: Unpack[CEMOptions],
-    ) -> None: ...
+        self: CEM[HostArray], mu: HostVector | Number, sigma: HostVector | Number, n: SupportsIndex, *,
+        backend: HostBackend = ..., **options: Unpack[CEMOptions],
+    ) -> None: ...  # fmt: skip
     @overload
     def __init__(
-        self: CEM[Any],
-        mu: HostVector | Number,
-        sigma: HostVector | Number,
-        n: SupportsIndex,
-        *,
-        backend: str,
-        **options: Unpack[CEMOptions],
-    ) -> None: ...
+        self: CEM[Any], mu: HostVector | Number, sigma: HostVector | Number, n: SupportsIndex, *,
+        backend: str, **options: Unpack[CEMOptions],
+    ) -> None: ...  # fmt: skip
     def __init__(
         self,
         mu: Any,
@@ -643,44 +623,24 @@ class CEM(Generic[ArrayT]):
 # The overloads overlap in calls with two numbers, which raise.
 @overload
 def minimize(
-    f: Callable[[OwnArray], Any],
-    mu: OwnArray | float,
-    sigma: OwnArray | float,
-    n: SupportsIndex,
-    *,
-    backend: str = ...,
-    **options: Unpack[MinimizeOptions],
-) -> Result[OwnArray]: ...
+    f: Callable[[OwnArray], Any], mu: OwnArray | float, sigma: OwnArray | float, n: SupportsIndex, *,
+    backend: str = ..., **options: Unpack[MinimizeOptions],
+) -> Result[OwnArray]: ...  # fmt: skip
 @overload
 def minimize(  # type: ignore[overload-overlap]
-    f: Callable[[T], Any],
-    mu: Tensor[T] | float,
-    sigma: Tensor[T] | float,
-    n: SupportsIndex,
-    *,
-    backend: str = ...,
-    **options: Unpack[MinimizeOptions],
-) -> Result[T]: ...
+    f: Callable[[T], Any], mu: Tensor[T] | float, sigma: Tensor[T] | float, n: SupportsIndex, *,
+    backend: str = ..., **options: Unpack[MinimizeOptions],
+) -> Result[T]: ...  # fmt: skip
 @overload
 def minimize(
-    f: Callable[[HostArray], Any],
-    mu: HostVector | Number,
-    sigma: HostVector | Number,
-    n: SupportsIndex,
-    *,
-    backend: HostBackend = ...,
-    **options: Unpack[MinimizeOptions],
-) -> Result[HostArray]: ...
+    f: Callable[[HostArray], Any], mu: HostVector | Number, sigma: HostVector | Number, n: SupportsIndex, *,
+    backend: HostBackend = ..., **options: Unpack[MinimizeOptions],
+) -> Result[HostArray]: ...  # fmt: skip
 @overload
 def minimize(
-    f: Callable[[Any], Any],
-    mu: HostVector | Number,
-    sigma: HostVector | Number,
-    n: SupportsIndex,
-    *,
-    backend: str,
-    **options: Unpack[MinimizeOptions],
-) -> Result[Any]: ...
+    f: Callable[[Any], Any], mu: HostVector | Number, sigma: HostVector | Number, n: SupportsIndex, *,
+    backend: str, **options: Unpack[MinimizeOptions],
+) -> Result[Any]: ...  # fmt: skip
 def minimize(
     f: Callable[[Any], Any],
     mu: Any,
