@@ -309,11 +309,10 @@ class CEM(Generic[ArrayT]):
             if self._bounds is not None:
                 reason = "samples are clipped to bounds, and cannot be drawn again as they are"
             raise ValueError(f"samples: expected an array, got None, but {reason}")
-        given: Any = None
-        with self._arrays.scope():
-            if samples is not None:
-                given = adopted(self._arrays, "samples", samples, (*self._shape, self._n))
-        self._tell(given, scores)
+        if samples is not None:
+            with self._arrays.scope():
+                samples = adopted(self._arrays, "samples", samples, (*self._shape, self._n))
+        self._tell(samples, scores)
 
     def _tell(self, samples: Any, scores: Any) -> None:
         """Refit; `samples` is an array, None for those of the latest `ask`, or a function that draws elites."""

@@ -68,10 +68,9 @@ def refit(settings: Settings, state: State, samples: Any, scores: Any, noise: An
     `samples` may be a function, which draws the samples at the indices of the elites.
     """
     arrays, (*batch, n) = settings.arrays, scores.shape
-    which, best_scores = _elites(settings, scores)
+    which, best_scores, weight, count, divisor = _elites(settings, scores)
     best = samples(which) if callable(samples) else arrays.columns(samples.reshape((*batch, -1, n)), which)
     best = arrays.cast(best)
-    weight, count, divisor = _weights(arrays, best_scores)
     weight = weight[..., None, :]
     # A factor of 0 or 1 is exact, so a compiler that fuses it with the sum changes no bit.
     mean = arrays.quotient(arrays.sum(best * weight), divisor)
@@ -84,8 +83,7 @@ def refit(settings: Settings, state: State, samples: Any, scores: Any, noise: An
 def elite_weights(settings: Settings, scores: Any) -> tuple[Any, Any]:
     """Two arrays: the weight of each sample in the mean of the elites, and a 1 at the best sample."""
     arrays = settings.arrays
-    which, best_scores = _elites(settings, scores)
-    weight, _, divisor = _weights(arrays, best_scores)
+    which, best_scores, weight, _, divisor = _elites(settings, scores)
     zeros = arrays.xp.zeros_like(arrays.cast(scores))
     best = arrays.at(which, best_scores.argmin(-1)[..., None])
     return arrays.scattered(zeros, which, arrays.quotient(weight, divisor)), arrays.scattered(zeros, best, 1.0)
@@ -96,27 +94,25 @@ def refit_by_moments(
 ) -> tuple[State, Any]:
     """`refit`, from the elites' mean, their mean squared distance from `center`, and the best sample."""
     arrays = settings.arrays
-    _, best_scores = _elites(settings, scores)
-    _, count, _ = _weights(arrays, best_scores)
+    _, best_scores, _, count, _ = _elites(settings, scores)
     distance = mean - center
     variance = square - distance * distance
     variance = arrays.xp.where(variance > 0, variance, 0 * variance)
     return _followed(settings, state, mean, variance, first, count, best_scores, scores, noise)
 
 
-def _elites(settings: Settings, scores: Any) -> tuple[Any, Any]:
-    """Indices and scores of the elites. Scores that are not finite become infinity, with weight 0."""
+def _elites(settings: Settings, scores: Any) -> tuple[Any, Any, Any, Any, Any]:
+    """Indices, scores and weights of the elites, the sum of the weights, and a divisor: the sum, or 1 if it is 0.
+
+    Scores that are not finite become infinity, with weight 0. Other weights are 1.
+    """
     arrays = settings.arrays
     ranked = arrays.xp.where(arrays.xp.isfinite(scores), scores, INFINITY)
     which = arrays.lowest(ranked, settings.elites)
-    return which, arrays.at(ranked, which)
-
-
-def _weights(arrays: Arrays, best_scores: Any) -> tuple[Any, Any, Any]:
-    """Weights, 1 for a finite score, else 0; their sum; and a divisor for columns: the sum, or 1 if it is 0."""
+    best_scores = arrays.at(ranked, which)
     weight = best_scores < INFINITY
     count = arrays.cast(weight.sum(-1))
-    return arrays.cast(weight), count, arrays.xp.where(count > 0, count, 1)[..., None]
+    return which, best_scores, arrays.cast(weight), count, arrays.xp.where(count > 0, count, 1)[..., None]
 
 
 def _followed(

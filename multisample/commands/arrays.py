@@ -78,7 +78,11 @@ def check_output(output: Path, *, force: bool) -> None:
     if output.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(output))
     if output.exists() and not force:
-        raise FileExistsError(errno.EEXIST, "exists; --force overwrites it", str(output))
+        raise _exists(output)
+
+
+def _exists(output: Path) -> FileExistsError:
+    return FileExistsError(errno.EEXIST, "exists; --force overwrites it", str(output))
 
 
 @contextlib.contextmanager
@@ -101,10 +105,11 @@ def new_file(output: Path, size: int, *, force: bool) -> Iterator[BinaryIO]:
             yield file
         if mode is not None:
             temporary.chmod(mode)
-        check_output(output, force=force)
+        if not force:  # Take the name, so that no other file that has appeared is replaced.
+            os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
         temporary.replace(target)
     except FileExistsError:
-        raise
+        raise _exists(output) from None
     except OSError as error:
         # Name `output`, since the user has not seen the temporary file's name.
         message = f"{error.strerror or error} ({size_text(size)} to write)"

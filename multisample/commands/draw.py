@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 
@@ -27,8 +27,6 @@ from .arrays import Vector, check_output, new_file, read_vector, size_text, to_n
 
 _DTYPES = tuple(name for name in DTYPES if hasattr(np, name))
 _LEAST_MEMORY = 4 << 10
-# A larger window is not faster, shows progress less often, and may exceed the memory of a GPU.
-_MOST_BY_DEFAULT = 256 << 20
 
 
 def add_parser(subparsers: Any) -> Any:
@@ -62,9 +60,9 @@ def add_parser(subparsers: Any) -> Any:
     parser.add_argument(
         "--memory",
         type=_byte_count,
+        default="256M",  # A larger window is not faster, shows progress less often, and may exceed the memory of a GPU.
         metavar="BYTES",
-        help="largest window in memory; at least 4K, with suffix K, M or G for powers of 1024"
-        " (default: half of the free memory, at most 256M)",
+        help="largest window in memory; at least 4K, with suffix K, M or G for powers of 1024 (default: 256M)",
     )
     return parser
 
@@ -81,15 +79,14 @@ def run(args: argparse.Namespace) -> int:
     d, dtype = _check(mu, sigma, args, options)
     # Each call below passes `dtype`, so the dtypes of the vectors do not matter.
     vectors = [np.asarray(mu), np.asarray(sigma)]
-
-    memory = args.memory or max(_LEAST_MEMORY, min(available_memory() // 2, _MOST_BY_DEFAULT))
     total = d * n * dtype.itemsize
     transposed = args.layout == "nd"
     shape = (n, d) if transposed else (d, n)
     header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
-    with new_file(args.output, total, force=args.force) as file, Progress(total, sys.stderr) as progress:
+    done, begin = 0, time.monotonic()
+    with new_file(args.output, total, force=args.force) as file, LiveLine(sys.stderr, RARE) as line:
         np.lib.format.write_array_header_1_0(file, header)
-        for window in windows(shape, memory // dtype.itemsize):
+        for window in windows(shape, args.memory // dtype.itemsize):
             rows, columns = reversed(window) if transposed else window
             window_mu, window_sigma = (x[rows] if x.ndim else float(x) for x in vectors)
             drawn = sample(
@@ -102,9 +99,10 @@ def run(args: argparse.Namespace) -> int:
                 sample_offset=args.sample_offset + columns.start,
                 **options,
             )
-            written = file.write(to_numpy(drawn).data)
-            if total > memory:
-                progress.add(written)
+            done += file.write(to_numpy(drawn).data)
+            if total > args.memory:
+                show = line.show if done == total else line.update
+                show(_progress(done, total, time.monotonic() - begin))
     elapsed = time.perf_counter() - start
     print(f"{args.output}: shape {shape}, {dtype.name}, seed {seed}, {elapsed:.3g} s")
     return 0
@@ -142,16 +140,6 @@ def windows(shape: tuple[int, int], capacity: int) -> Iterator[tuple[slice, slic
             yield slice(top, min(top + rows, height)), slice(left, min(left + columns, width))
 
 
-def available_memory() -> int:
-    """Bytes of available memory, or 1 GiB where the system is not Linux."""
-    try:
-        with Path("/proc/meminfo").open() as file:
-            # MemAvailable includes memory that the page cache can release; sysconf does not.
-            return next(int(line.split()[1]) << 10 for line in file if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration):
-        return 1 << 30
-
-
 def _dtype(text: str) -> str:
     if text not in _DTYPES:
         if text in DTYPES:
@@ -168,25 +156,10 @@ def _byte_count(text: str) -> int:
     return count
 
 
-class Progress(LiveLine):
-    """A progress line with the bytes written, the rate and the time left."""
-
-    def __init__(self, total: int, stream: TextIO) -> None:
-        super().__init__(stream, RARE)
-        self._total = total
-        self._done = 0
-        self._start = time.monotonic()
-        self._next = self._start + self._interval
-
-    def add(self, size: int) -> None:
-        """Add `size` written bytes."""
-        self._done += size
-        rate = self._done / max(time.monotonic() - self._start, 1e-9)
-        text = (
-            f"{100 * self._done // self._total:3d}%  {size_text(self._done)} of {size_text(self._total)}"
-            f"  {size_text(rate)}/s  {(self._total - self._done) / rate:.0f} s left"
-        )
-        if self._done >= self._total:
-            self.show(text)
-        else:
-            self.update(text)
+def _progress(done: int, total: int, seconds: float) -> str:
+    """The bytes written, the rate and the time left."""
+    rate = done / max(seconds, 1e-9)
+    return (
+        f"{100 * done // total:3d}%  {size_text(done)} of {size_text(total)}"
+        f"  {size_text(rate)}/s  {(total - done) / rate:.0f} s left"
+    )

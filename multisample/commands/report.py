@@ -45,7 +45,11 @@ def run(args: argparse.Namespace) -> int:
     print(_status_table(statuses))
     names = [name for name, status in statuses.items() if status.available]
     if "torch_ext" in names and not library_cache.cuda_reasons():
-        print(_compiled())
+        units, of, seconds = library_cache.compiled()
+        print(f"\ntorch_ext: {units} of {of} kinds of kernels for CUDA are compiled.")
+        if seconds:
+            print("A call compiles the kind that it needs.")
+            print(f"  python -m multisample build torch_ext    # compiles all, about {seconds:.0f} s")
     if not names:
         print("\nNo backend is available.")
         return 1
@@ -64,18 +68,6 @@ def _status_table(statuses: Mapping[str, BackendStatus]) -> str:
             # A reason may end in a build log, which has several lines.
             heading += "\n    - " + reason.rstrip().replace("\n", "\n      ")
     return heading
-
-
-def _compiled() -> str:
-    """How much of torch_ext is compiled for CUDA, and the time to compile all of it."""
-    units, of, seconds = library_cache.compiled()
-    text = f"\ntorch_ext: {units} of {of} kinds of kernels for CUDA are compiled."
-    if seconds:
-        text += (
-            " A call compiles the kind that it needs."
-            f"\n  python -m multisample build torch_ext    # compiles all, about {seconds:.0f} s"
-        )
-    return text
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -169,10 +169,6 @@ def average_price(seed: int = 7, paths: int = 65_536, device: str = "cpu") -> Pr
 
     `paths` are rounded up to a multiple of 512. On the device "cpu" Numba simulates them, on "cuda" CUDA C++.
     """
-    if not 0 <= seed < 2**64:
-        raise ValueError(f"seed: {seed}; must be at least 0 and less than 2**64")
-    if paths < 4 * THREADS:
-        raise ValueError(f"paths: {paths}; must be at least {4 * THREADS}")
     blocks = -(-paths // (4 * THREADS))
     daily = np.float32(VOLATILITY * math.sqrt(YEARS / DAYS) / math.log(2))
     drift = np.float32((RATE - VOLATILITY**2 / 2) * YEARS / DAYS / math.log(2))

@@ -177,7 +177,8 @@ def test_a_signal_leaves_no_file(folder: Path, name: str) -> None:
     assert any(name.endswith(".part") for name in files(folder))
     process.send_signal(getattr(signal, name))
     done = finish(process)
-    assert (done.code, done.out, done.err) == (CODES[name], "", f"multisample: stopped by {name}\n")
+    assert (done.code, done.out) == (CODES[name], "")
+    assert re.fullmatch(rf"(.*% .* s left\n)*multisample: stopped by {name}\n", done.err)
     assert files(folder) == {"mu.npy", "sigma.npy"}
 
 
@@ -365,16 +366,6 @@ def test_the_version_and_bad_commands(run: Run) -> None:
         run(*argv).failed("--help says more", code=2)
 
 
-def test_available_memory_reads_the_memory_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert 1 << 20 < draw.available_memory() < 1 << 50
-
-    def missing(*args: object) -> Any:
-        raise FileNotFoundError
-
-    monkeypatch.setattr(Path, "open", missing)
-    assert draw.available_memory() == 1 << 30
-
-
 @pytest.mark.parametrize(("height", "width"), [
     (40, 300), (300, 40), (3, 1024), (1, 1025), (7, 5), (0, 9), (9, 0), (3, 3000), (3000, 10),
 ])  # fmt: skip
@@ -415,31 +406,14 @@ def test_windows_smaller_than_the_matrix_show_progress(draw_files: Run, folder: 
     assert (done.code, done.err) == (0, "")
     assert re.fullmatch(rf"x\.npy: shape \({D}, {N}\), float32, seed {SEED}, [\d.e-]+ s\n", done.out)
     assert files(folder) == {"mu.npy", "sigma.npy", "x.npy"}
-    # Without a terminal, lines are rare, so only the last one is printed.
+    # Without a terminal, lines are rare.
     done = draw_files("--memory", "16K", "--force")
-    assert re.fullmatch(r"100%  46\.9 KiB of 46\.9 KiB  \S+ \S+/s  0 s left\n", done.err)
+    assert re.fullmatch(r" 30%  .* s left\n100%  46\.9 KiB of 46\.9 KiB  \S+ \S+/s  0 s left\n", done.err)
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time, in its only element."""
-    clock = [0.0]
-    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    return clock
-
-
-def test_progress_shows_percentage_rate_and_time_left_in_one_line(clock: list[float], terminal: Any) -> None:
-    with pytest.raises(ZeroDivisionError), draw.Progress(8 << 20, terminal) as progress:
-        for clock[0], size in ((20.0, 20 << 10), (20.01, 2028 << 10), (40.0, 4 << 20), (41.0, 2 << 20)):
-            progress.add(size)
-        raise ZeroDivisionError
-    # The second update came too soon after the first, and is not shown. Spaces overwrite the rest of a longer line.
-    assert terminal.getvalue().split("\r") == [
-        "",
-        "  0%  20.0 KiB of 8.0 MiB  1.0 KiB/s  8172 s left",
-        " 75%  6.0 MiB of 8.0 MiB  153.6 KiB/s  13 s left ",
-        "100%  8.0 MiB of 8.0 MiB  199.8 KiB/s  0 s left \n",
-    ]
+def test_progress_shows_percentage_rate_and_time_left() -> None:
+    assert draw._progress(20 << 10, 8 << 20, 20.0) == "  0%  20.0 KiB of 8.0 MiB  1.0 KiB/s  8172 s left"
+    assert draw._progress(8 << 20, 8 << 20, 41.0) == "100%  8.0 MiB of 8.0 MiB  199.8 KiB/s  0 s left"
 
 
 def test_force_overwrites(draw_files: Run) -> None:
@@ -500,8 +474,8 @@ def test_an_old_file_is_replaced_by_a_complete_one_with_its_permissions(
     Path("x.npy").write_text("mine")
     Path("x.npy").chmod(mode)
     done = draw_files("--force", "--memory", "4K")
-    assert (done.code, done.err.count("\n")) == (code, 1)
-    assert "Traceback" not in done.err
+    assert done.code == code
+    assert re.fullmatch(r"(.*% .* s left\n)+(multisample: .*\n)?", done.err)
     assert recorded == [0o600], "others can read it while it is written"
     assert files(folder) == {"mu.npy", "sigma.npy", "x.npy"}
     assert Path("x.npy").stat().st_mode & 0o777 == mode

@@ -157,12 +157,6 @@ def test_a_kernel_prices_the_paths_that_sample_draws(device: str) -> None:
     assert found.error == pytest.approx(payoffs.std() / paths**0.5, rel=1e-3)
 
 
-def test_wrong_seeds_and_paths_of_a_price_raise() -> None:
-    for name, value in (("seed", -1), ("seed", 2**64), ("paths", 511)):
-        with pytest.raises(ValueError, match=f"^{name}: {value}; must be"):
-            option_prices.average_price(**{name: value})
-
-
 ROLLOUT = (
     np.linspace(-0.5, 1.5, 2 * 30, dtype=np.float32), np.full(2 * 30, 2, np.float32),
     np.array([0.0, 0.3, 1.0, -0.5], np.float32), multisample.Key(2**63 + 1, 2**35),
