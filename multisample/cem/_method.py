@@ -540,17 +540,10 @@ class CEM(Generic[ArrayT]):
         )
         seeds = [checked_integer("state['seed']", seed, 0, WORD_64) for seed in values["seed"].reshape(-1)]
         status = status[-1] if len(history) else np.full(batch, RUNNING)
-        # A run that has ended still accepts scores, which count in `told` but add no row.
-        if told < len(history) or (told > len(history) and (status == RUNNING).any()):
-            raise ValueError(f"state['told']: expected {len(history)}, the number of rows of history, got {told}")
         # A number that is too large becomes infinite; the check below reports it.
         vectors = {name: rounded(values[name], self._arrays.dtype_name) for name in ("mu", "sigma", "x")}
-        for name, vector in vectors.items():
-            # Samples of a diverged run may be infinite.
-            ended = status.reshape(*batch, *(1,) * len(self._dims))
-            may_be_infinite = (ended == DIVERGED) & (name == "x")
-            valid = np.isfinite(vector) & (vector >= (0 if name == "sigma" else -math.inf))
-            if bad := _first(~(valid | may_be_infinite)):
+        for name, least in (("mu", -math.inf), ("sigma", 0)):  # Samples of a diverged run may be infinite.
+            if bad := _first(~(np.isfinite(vectors[name]) & (vectors[name] >= least))):
                 accepted = "finite numbers of at least 0" if name == "sigma" else "finite numbers"
                 raise ValueError(f"state[{name!r}]: expected {accepted}, got {values[name][bad]} at {_text(bad)}")
         with self._arrays.scope():
@@ -879,13 +872,11 @@ def placed(arrays: Arrays, name: str, value: Any, batch: tuple[int, ...], dims: 
     outer, shape = (*batch, *dims), tuple(array.shape)
     if shape == (*outer, 1):
         array, shape = array[..., 0], outer
-    lead = batch if len(shape) > len(dims) else ()
-    whole = *lead, *dims
-    aligned = *shape[: len(lead)], *(1,) * (len(whole) - len(shape)), *shape[len(lead) :]
-    fits = len(shape) <= len(whole) and all(x in (1, y) for x, y in zip(aligned, whole, strict=True))
+    pairs = zip(reversed(shape), reversed(outer), strict=False)
+    fits = len(shape) <= len(outer) and all(x in (1, y) for x, y in pairs)
     if not fits or (len(dims) == 1 and shape not in ((), dims, outer)):
         raise ValueError(f"{name}: expected a number or shape {either(dims, outer)}, got shape {shape}")
-    return arrays.xp.broadcast_to(array.reshape(aligned), outer).reshape((*batch, math.prod(dims)))
+    return arrays.xp.broadcast_to(array, outer).reshape((*batch, math.prod(dims)))
 
 
 def _is_scalar(x: Any) -> bool:
