@@ -35,10 +35,9 @@ class Arrays:
 
     def __init__(self, dtype_name: str, device: Device) -> None:
         self.xp: Any = np
-        self.dtype: Any = np.dtype(dtype_name)
         self.dtype_name = dtype_name
         self.device = device
-        self.real: Any = np.dtype(np.float64)
+        self.real = "float64"
         """The widest floating type of the library, for scores."""
 
     def __reduce__(self) -> Any:
@@ -49,9 +48,9 @@ class Arrays:
         """The context in which the operations run. Infinities are checked later."""
         return quiet()
 
-    def put(self, array: HostArray, dtype: Any = None) -> Any:
+    def put(self, array: HostArray, dtype: str = "") -> Any:
         """A copy of a host array, on the device."""
-        return np.array(rounded(array, dtype or self.dtype))
+        return self.adopt(np.array(rounded(array, dtype or self.dtype_name)))
 
     def adopt(self, array: Any) -> Any:
         """Convert an array of any library to this library and device."""
@@ -61,8 +60,8 @@ class Arrays:
         """A host array of this library, for checkpoints, if the library has any; else `array`."""
         return array
 
-    def cast(self, array: Any, dtype: Any = None) -> Any:
-        return array.astype(dtype or self.dtype)
+    def cast(self, array: Any, dtype: str = "") -> Any:
+        return array.astype(dtype or self.dtype_name)
 
     def lowest(self, scores: Any, count: int) -> Any:
         """Indices of the `count` lowest scores of each search, in an order that other searches do not change."""
@@ -140,9 +139,6 @@ class _CupyArrays(Arrays):
         current: contextlib.AbstractContextManager[Any] = self.xp.cuda.Device(self.device.ordinal)
         return current
 
-    def put(self, array: HostArray, dtype: Any = None) -> Any:
-        return self.xp.array(array, dtype or self.dtype)
-
     def adopt(self, array: Any) -> Any:
         return self.xp.asarray(array)
 
@@ -157,7 +153,7 @@ class _JaxArrays(Arrays):
     mutable = False
     most_summed = 1  # XLA chooses the order of a sum by the shape of the whole array, on a CPU too.
 
-    def __init__(self, dtype_name: str, device: Device, where: Any, real: Any) -> None:
+    def __init__(self, dtype_name: str, device: Device, where: Any, real: str) -> None:
         super().__init__(dtype_name, device)
         self.jax = sys.modules["jax"]
         self.where = where
@@ -169,9 +165,6 @@ class _JaxArrays(Arrays):
             return super().scope()
         current: contextlib.AbstractContextManager[Any] = self.jax.default_device(self.where)
         return current
-
-    def put(self, array: HostArray, dtype: Any = None) -> Any:
-        return self.adopt(np.array(rounded(array, dtype or self.dtype)))
 
     def adopt(self, array: Any) -> Any:
         if self.where is None:
@@ -205,18 +198,13 @@ class _TorchArrays(Arrays):
     def __init__(self, dtype_name: str, device: Device) -> None:
         super().__init__(dtype_name, device)
         self.xp = importlib.import_module("torch")
-        self.dtype = getattr(self.xp, dtype_name)
         self.where = str(device)
-        self.real = self.xp.float64
         # On a CPU, PyTorch splits a longer sum among threads if it is the only sum.
         self.most_summed = 2**14 if device.kind == "cpu" else 1
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         no_grad: contextlib.AbstractContextManager[Any] = self.xp.no_grad()
         return no_grad
-
-    def put(self, array: HostArray, dtype: Any = None) -> Any:
-        return self.xp.tensor(array, dtype=dtype or self.dtype, device=self.where)
 
     def adopt(self, array: Any) -> Any:
         return self.xp.as_tensor(array, device=self.where).detach()
@@ -231,8 +219,8 @@ class _TorchArrays(Arrays):
         scores = f(samples)
         return scores, samples if samples._version == version else redraw(), None
 
-    def cast(self, array: Any, dtype: Any = None) -> Any:
-        return array.to(dtype or self.dtype)
+    def cast(self, array: Any, dtype: str = "") -> Any:
+        return array.to(getattr(self.xp, dtype or self.dtype_name))
 
     def lowest(self, scores: Any, count: int) -> Any:
         if self.device.kind == "cpu":
@@ -270,7 +258,7 @@ def arrays_like(array: Any) -> Arrays:
     jax = sys.modules["jax"]
     devices = () if isinstance(array, jax.core.Tracer) else tuple(array.devices())
     where, device = (devices[0], library.device("mu", array)) if len(devices) == 1 else (None, CPU)
-    return _jax_arrays(dtype_name, device, where, jax.numpy.result_type(float))
+    return _jax_arrays(dtype_name, device, where, str(jax.numpy.result_type(float)))
 
 
 def on_host(name: str, array: Any) -> HostArray:

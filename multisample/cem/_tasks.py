@@ -142,10 +142,10 @@ def redraw(task: Task, which: Any) -> Any:
         window = window.reshape((task.mu.size, window.shape[-1]))
         with arrays.scope():
             if end - begin == len(columns):
-                return arrays.columns(window, arrays.put(columns - first, arrays.xp.int64))
-            parts.append(arrays.columns(window, arrays.put(in_order[begin:end] - first, arrays.xp.int64)))
+                return arrays.columns(window, arrays.put(columns - first, "int64"))
+            parts.append(arrays.columns(window, arrays.put(in_order[begin:end] - first, "int64")))
     with arrays.scope():
-        place = arrays.put(np.argsort(order), arrays.xp.int64)
+        place = arrays.put(np.argsort(order), "int64")
         return arrays.columns(arrays.xp.concatenate(parts, axis=1), place)
 
 
