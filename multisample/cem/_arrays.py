@@ -5,7 +5,6 @@ All other operations have NumPy's names in CuPy, JAX and PyTorch too, and are ca
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import sys
@@ -44,7 +43,7 @@ class Arrays:
         """Pickles refer to the library by its name, and to the same device of the other process."""
         return type(self), (self.dtype_name, self.device)
 
-    def scope(self) -> contextlib.AbstractContextManager[Any]:
+    def scope(self) -> Any:
         """The context in which the operations run. Infinities are checked later."""
         return quiet()
 
@@ -135,9 +134,8 @@ class _CupyArrays(Arrays):
         super().__init__(dtype_name, device)
         self.xp = importlib.import_module("cupy")
 
-    def scope(self) -> contextlib.AbstractContextManager[Any]:
-        current: contextlib.AbstractContextManager[Any] = self.xp.cuda.Device(self.device.ordinal)
-        return current
+    def scope(self) -> Any:
+        return self.xp.cuda.Device(self.device.ordinal)
 
     def adopt(self, array: Any) -> Any:
         return self.xp.asarray(array)
@@ -160,16 +158,12 @@ class _JaxArrays(Arrays):
         self.xp = self.jax.numpy
         self.real = real
 
-    def scope(self) -> contextlib.AbstractContextManager[Any]:
-        if self.where is None:
-            return super().scope()
-        current: contextlib.AbstractContextManager[Any] = self.jax.default_device(self.where)
-        return current
+    def scope(self) -> Any:
+        return super().scope() if self.where is None else self.jax.default_device(self.where)
 
     def adopt(self, array: Any) -> Any:
-        if self.where is None:
-            return self.xp.asarray(array)
-        return self.jax.device_put(self.xp.asarray(array), self.where)
+        array = self.xp.asarray(array)
+        return array if self.where is None else self.jax.device_put(array, self.where)
 
     def contiguous(self, array: Any) -> Any:
         return array
@@ -184,14 +178,13 @@ class _JaxArrays(Arrays):
     def clipped(self, samples: Any, low: Any, high: Any) -> Any:
         return self.xp.clip(samples, low, high)
 
-    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def compiled(self, function: Callable[..., Any]) -> Any:
         return _jitted(function)
 
 
 @functools.cache
-def _jitted(function: Callable[..., Any]) -> Callable[..., Any]:
-    jitted: Callable[..., Any] = sys.modules["jax"].jit(function, static_argnums=0)
-    return jitted
+def _jitted(function: Callable[..., Any]) -> Any:
+    return sys.modules["jax"].jit(function, static_argnums=0)
 
 
 class _TorchArrays(Arrays):
@@ -202,9 +195,8 @@ class _TorchArrays(Arrays):
         # On a CPU, PyTorch splits a longer sum among threads if it is the only sum.
         self.most_summed = 2**14 if device.kind == "cpu" else 1
 
-    def scope(self) -> contextlib.AbstractContextManager[Any]:
-        no_grad: contextlib.AbstractContextManager[Any] = self.xp.no_grad()
-        return no_grad
+    def scope(self) -> Any:
+        return self.xp.no_grad()
 
     def adopt(self, array: Any) -> Any:
         return self.xp.as_tensor(array, device=self.where).detach()

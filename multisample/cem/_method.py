@@ -329,7 +329,7 @@ class CEM(Generic[ArrayT]):
         self._state, self._told, self._asked = state, self._told + 1, asked
         self._rows += [row]
 
-    def _refit_to_drawn(self, scores: Any, noise: Any) -> tuple[State, Any]:
+    def _refit_to_drawn(self, scores: Any, noise: Any) -> Any:
         """Refit to the samples of the latest `ask`, without them; returns the state and the row of the history."""
         seed, *vectors = self._asked
         mu, sigma = (vector.reshape((*self._batch, -1)) for vector in vectors)
@@ -337,8 +337,7 @@ class CEM(Generic[ArrayT]):
         options = {**self._options, "seed": seed}
         mean, square = weighted_moments(weights, mu, sigma, **options)
         (first,) = weighted_moments(best, mu, sigma, order=1, **options)
-        refitted: tuple[State, Any] = self._refit_by_moments(self._state, mu, mean, square, first, scores, noise)
-        return refitted
+        return self._refit_by_moments(self._state, mu, mean, square, first, scores, noise)
 
     def ask_tasks(self, k: SupportsIndex) -> list[Task]:
         """Split new samples into tasks, which any process can draw and score.

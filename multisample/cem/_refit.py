@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ._arrays import Arrays
-from ._stopping import RUNNING, is_refitted, status_after
+from ._stopping import RUNNING, UNSCORED, status_after
 
 COLUMNS = ("best", "mean", "threshold", "sigma", "nonfinite", "status")
 """Columns of the history: one row for each iteration."""
@@ -129,7 +129,7 @@ def _followed(
         mean = state.mu + smoothing * (mean - state.mu)
         sigma = state.sigma + smoothing * (sigma - state.sigma)
     status = status_after(xp, mean, sigma, count == 0, settings.tol)
-    goes_on = (state.running & is_refitted(status))[..., None]
+    goes_on = (state.running & (status < UNSCORED))[..., None]
     fun = arrays.cast(xp.amin(best_scores, -1), arrays.real)
     improved = state.running & (fun < state.fun)
     following = State(

@@ -63,9 +63,8 @@ def read_vector(name: str, text: str) -> Vector:
         raise ValueError(f"{path}: not a complete .npy file of numbers ({_one_line(error)})") from error
 
 
-def _one_line(error: Exception, limit: int = 300) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= limit else f"{text[:limit]}..."
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 # --- Writing ------------------------------------------------------------------------------------------------------
