@@ -163,15 +163,6 @@ class CEM(Generic[ArrayT]):
     ...     cem.tell(x, np.square(x - 1.0).sum(axis=0))
     >>> cem.result().mu.round(4)
     array([1., 1., 1.])
-
-    Another process can continue a saved run with the same bits; another array library continues it up to rounding:
-
-    >>> import io
-    >>> file = io.BytesIO()
-    >>> np.savez(file, **cem.state)
-    >>> resumed = CEM(np.zeros(3), 2.0, 200, tol=1e-6)
-    >>> _ = file.seek(0)
-    >>> resumed.state = np.load(file)
     """
 
     @overload
@@ -320,7 +311,7 @@ class CEM(Generic[ArrayT]):
             scores = adopted(self._arrays, "scores", scores, (*self._batch, self._n))
             noise = self._noise_floor
             if callable(noise):
-                noise = self._scheduled(noise(self._told + 1))
+                noise = self._variance(noise(self._told + 1), is_scheduled=True)
             if samples is None:
                 (state, row), asked = self._refit_to_drawn(scores, noise), None
             else:
@@ -579,10 +570,12 @@ class CEM(Generic[ArrayT]):
     def _on_host(self, array: Any) -> HostArray:
         return np.array(rounded(on_host("state", array), self._arrays.dtype_name))
 
-    def _variance(self, value: Any) -> Any:
-        """`noise_floor` as a number, or as an array on the device."""
+    def _variance(self, value: Any, is_scheduled: bool = False) -> Any:
+        """`noise_floor` as a number, or as an array on the device. A check of an array of a schedule would wait."""
         if isinstance(value, numbers.Real):
             return checked_number("noise_floor", value, 0, math.inf)
+        if is_scheduled:
+            return placed(self._arrays, "noise_floor", value, self._batch, self._dims)
         vector = self._placed_on_host("noise_floor", value)
         if not (np.isfinite(vector) & (vector >= 0)).all():
             raise ValueError(f"noise_floor: expected finite variances of at least 0, got {describe(value)}")
@@ -590,12 +583,6 @@ class CEM(Generic[ArrayT]):
 
     def _placed_on_host(self, name: str, value: Any) -> Any:
         return placed(Arrays(self._arrays.dtype_name, CPU), name, value, self._batch, self._dims)
-
-    def _scheduled(self, value: Any) -> Any:
-        """A variance from the schedule of `noise_floor`. Values of arrays are not checked, since a check would wait."""
-        if isinstance(value, numbers.Real):
-            return checked_number("noise_floor", value, 0, math.inf)
-        return placed(self._arrays, "noise_floor", value, self._batch, self._dims)
 
     def _edges(self, bounds: Any) -> tuple[Any, Any]:
         """`bounds` as columns on the device; ValueError if the mean is outside."""

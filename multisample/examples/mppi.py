@@ -23,7 +23,7 @@ from numba import njit
 
 import multisample
 
-from ._running import parsed, run_and_exit
+from ._running import parsed
 
 STEPS = 100
 """Steps of a plan. Row 2 t of the matrix of accelerations is in direction x at step t, row 2 t + 1 in direction y."""
@@ -207,7 +207,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         distance = math.hypot(x - float(GOAL[0]), y - float(GOAL[1]))
         print(f"{(k + 1) * float(SECONDS):7.2f}{x:8.2f}{y:8.2f}{distance:22.2f}")
     return 0
-
-
-if __name__ == "__main__":
-    run_and_exit(main)

@@ -31,7 +31,7 @@ from numba import njit
 
 import multisample
 
-from ._running import parsed, run_and_exit
+from ._running import parsed
 
 YEARS, RATE, SPOT, STRIKE = 1.0, 0.03, 100.0, 100.0
 STOCKS = 8
@@ -234,7 +234,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name, values in estimates.items():
             print(f"{name:36}{statistics.fmean(values):10.4f}  {statistics.stdev(values):.5f}")
     return 0
-
-
-if __name__ == "__main__":
-    run_and_exit(main)

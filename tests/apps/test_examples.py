@@ -3,7 +3,6 @@
 import functools
 import math
 import re
-import runpy
 import shutil
 import statistics
 import subprocess
@@ -361,10 +360,7 @@ def test_a_program_without_its_library_says_what_to_install(
 ) -> None:
     name, package = {"torch": ("PyTorch", "torch"), "jax": ("JAX", "jax"), "dask": ("Dask", "'dask[array]'")}[library]
     monkeypatch.setitem(sys.modules, library, None)
-    module = f"multisample.examples.{program.partition(' ')[0]}"
-    monkeypatch.delitem(sys.modules, module, raising=False)
-    monkeypatch.setattr(sys, "argv", program.split())
     with pytest.raises(SystemExit) as exit_:
-        runpy.run_module(module, run_name="__main__")
+        command_line.main(["examples", *program.split()])
     assert exit_.value.code == 1
     assert capsys.readouterr().err == f"multisample: error: {name} is not installed: pip install {package}\n"
