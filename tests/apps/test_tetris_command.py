@@ -107,7 +107,6 @@ def test_an_older_run_is_continued_and_not_overwritten(run: Any, folder: Path) -
 
 
 @pytest.mark.parametrize(("options", "code", "message"), [
-    (("--minutes", 0), 2, "--minutes: expected a positive number, got '0'"),
     (("--iterations", 0), 2, "--iterations: expected a positive integer, got '0'"),
     (("--workers", 0), 2, "--workers: expected a positive integer"),
     (("--workers", 2, "--scheduler", "tcp://127.0.0.1:1"), 2, "not allowed with"),
