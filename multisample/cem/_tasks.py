@@ -132,21 +132,16 @@ def host_scores(name: str, scores: Any, count: int) -> HostArray:
 
 def redraw(task: Task, which: Any) -> Any:
     """Samples `which` of the generation of `task`, as columns in the order of `which`."""
-    arrays = task._arrays
+    arrays, d = task._arrays, task.mu.size
     columns = on_host("which", which).astype(np.int64)
     order = np.argsort(columns)
     in_order, parts = columns[order], []
-    for begin, end in _windows(in_order, task.mu.size):
-        first = int(in_order[begin])
-        window = task._window(first, int(in_order[end - 1]) - first + 1)
-        window = window.reshape((task.mu.size, window.shape[-1]))
-        with arrays.scope():
-            if end - begin == len(columns):
-                return arrays.columns(window, arrays.put(columns - first, "int64"))
-            parts.append(arrays.columns(window, arrays.put(in_order[begin:end] - first, "int64")))
     with arrays.scope():
-        place = arrays.put(np.argsort(order), "int64")
-        return arrays.columns(arrays.xp.concatenate(parts, axis=1), place)
+        for begin, end in _windows(in_order, d):
+            first = int(in_order[begin])
+            window = task._window(first, int(in_order[end - 1]) - first + 1).reshape((d, -1))
+            parts.append(arrays.columns(window, arrays.put(in_order[begin:end] - first, "int64")))
+        return arrays.columns(arrays.xp.concatenate(parts, axis=1), arrays.put(np.argsort(order), "int64"))
 
 
 def _windows(columns: HostArray, d: int) -> Iterator[tuple[int, int]]:
