@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
+import timeit
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -111,15 +111,13 @@ def _timed(name: str, mu: HostArray, sigma: HostArray) -> tuple[float, HostArray
     def call() -> Any:
         return multisample.sample(own_mu, own_sigma, _N, seed=_SEED, backend=name)
 
-    result = to_numpy(call())
-    times = []
-    for _ in range(_REPEATS):
-        start = time.perf_counter()
+    def series() -> None:
         for _ in range(_CALLS):
             last = call()
         to_numpy(last[0, :4])  # Waits for the device.
-        times.append((time.perf_counter() - start) / _CALLS)
-    return statistics.median(times), result
+
+    result = to_numpy(call())
+    return statistics.median(timeit.repeat(series, number=1, repeat=_REPEATS)) / _CALLS, result
 
 
 def _compare(results: Mapping[str, HostArray]) -> bool:
