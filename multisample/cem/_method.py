@@ -354,22 +354,6 @@ class CEM(Generic[ArrayT]):
             all samples.
         ValueError
             If `k` is less than 1.
-
-        Examples
-        --------
-        >>> from concurrent.futures import ThreadPoolExecutor
-        >>> import numpy as np
-        >>> from multisample.cem import CEM
-        >>> def sphere(x):
-        ...     return np.square(x - 1.0).sum(axis=0)
-        >>> cem = CEM(np.zeros(3), 2.0, 200, seed=7, tol=1e-6)
-        >>> with ThreadPoolExecutor(4) as executor:
-        ...     while cem.status == 0:
-        ...         futures = [(task, executor.submit(task.score, sphere)) for task in cem.ask_tasks(4)]
-        ...         for task, future in futures:
-        ...             cem.tell_scores(task, future.result())
-        >>> cem.result().mu.round(4)
-        array([1., 1., 1.])
         """
         k, arrays = checked_integer("k", k, 1, 2**31), self._arrays
         refuse_searches("ask_tasks", self._seeds)
@@ -760,14 +744,6 @@ def minimize(
     'The largest standard deviation, 7.09e-07, is at most tol = 1e-06.'
     >>> bool(abs(result.x).max() < 1e-5), result.nfev
     (True, 20500)
-
-    Two searches from different means:
-
-    >>> def squares(x):
-    ...     return np.square(x - 1.0).sum(axis=1)
-    >>> result = cem.minimize(squares, [[0.0] * 3, [5.0] * 3], 2.0, 200, tol=1e-6, seed=[7, 8])
-    >>> result.mu.round(4).tolist(), result.success.tolist()
-    ([[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]], [True, True])
     """
     iterations = checked_integer("iterations", iterations, 0, WORD_64)
     if check_every is not None:
