@@ -5,7 +5,6 @@ All other operations have NumPy's names in CuPy, JAX and PyTorch too, and are ca
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import sys
@@ -35,23 +34,22 @@ class Arrays:
 
     def __init__(self, dtype_name: str, device: Device) -> None:
         self.xp: Any = np
-        self.dtype: Any = np.dtype(dtype_name)
         self.dtype_name = dtype_name
         self.device = device
-        self.real: Any = np.dtype(np.float64)
+        self.real = "float64"
         """The widest floating type of the library, for scores."""
 
     def __reduce__(self) -> Any:
         """Pickles refer to the library by its name, and to the same device of the other process."""
         return type(self), (self.dtype_name, self.device)
 
-    def scope(self) -> contextlib.AbstractContextManager[Any]:
+    def scope(self) -> Any:
         """The context in which the operations run. Infinities are checked later."""
         return quiet()
 
-    def put(self, array: HostArray, dtype: Any = None) -> Any:
+    def put(self, array: HostArray, dtype: str = "") -> Any:
         """A copy of a host array, on the device."""
-        return np.array(rounded(array, dtype or self.dtype))
+        return self.adopt(np.array(rounded(array, dtype or self.dtype_name)))
 
     def adopt(self, array: Any) -> Any:
         """Convert an array of any library to this library and device."""
@@ -61,8 +59,8 @@ class Arrays:
         """A host array of this library, for checkpoints, if the library has any; else `array`."""
         return array
 
-    def cast(self, array: Any, dtype: Any = None) -> Any:
-        return array.astype(dtype or self.dtype)
+    def cast(self, array: Any, dtype: str = "") -> Any:
+        return array.astype(dtype or self.dtype_name)
 
     def lowest(self, scores: Any, count: int) -> Any:
         """Indices of the `count` lowest scores of each search, in an order that other searches do not change."""
@@ -108,17 +106,6 @@ class Arrays:
     def _places(self, which: Any) -> tuple[Any, ...]:
         return (which,) if which.ndim == 1 else (self.xp.arange(len(which))[:, None], which)
 
-    def seeds(self, seeds: HostArray) -> Any:
-        """uint64 seeds: on the host as they are, on a device as int64, which all libraries have."""
-        return seeds if self.device == CPU else self.put(seeds.view(np.int64), self.xp.int64)
-
-    def keys(self, seeds: Any, offset: int) -> Any:
-        """Keys for `sample`: each of `seeds`, with `offset`. The seeds stay on the device."""
-        if self.device == CPU:
-            return np.stack([seeds, np.full_like(seeds, offset)], -1)
-        signed = offset - 2**64 if offset >= 2**63 else offset
-        return self.xp.stack([seeds, self.xp.full_like(seeds, signed)], -1)
-
     def clipped(self, samples: Any, low: Any, high: Any) -> Any:
         """`samples` clipped to bounds; in place if the arrays are mutable."""
         return self.xp.clip(samples, low, high, out=samples)
@@ -147,12 +134,8 @@ class _CupyArrays(Arrays):
         super().__init__(dtype_name, device)
         self.xp = importlib.import_module("cupy")
 
-    def scope(self) -> contextlib.AbstractContextManager[Any]:
-        current: contextlib.AbstractContextManager[Any] = self.xp.cuda.Device(self.device.ordinal)
-        return current
-
-    def put(self, array: HostArray, dtype: Any = None) -> Any:
-        return self.xp.array(array, dtype or self.dtype)
+    def scope(self) -> Any:
+        return self.xp.cuda.Device(self.device.ordinal)
 
     def adopt(self, array: Any) -> Any:
         return self.xp.asarray(array)
@@ -162,33 +145,25 @@ class _CupyArrays(Arrays):
         return self.xp.argsort(scores)[..., :count]
 
 
-class JaxArrays(Arrays):
+class _JaxArrays(Arrays):
     """JAX's operations. Arrays that JAX traces, or that are on several devices, stay where they are."""
 
     mutable = False
     most_summed = 1  # XLA chooses the order of a sum by the shape of the whole array, on a CPU too.
 
-    def __init__(self, like: Any) -> None:
+    def __init__(self, dtype_name: str, device: Device, where: Any, real: str) -> None:
+        super().__init__(dtype_name, device)
         self.jax = sys.modules["jax"]
-        devices = () if isinstance(like, self.jax.core.Tracer) else tuple(like.devices())
-        self.where = devices[0] if len(devices) == 1 else None
-        super().__init__(_type_name(like), CPU if self.where is None else library_of("mu", like).device("mu", like))
+        self.where = where
         self.xp = self.jax.numpy
-        self.real = self.xp.result_type(float)
+        self.real = real
 
-    def scope(self) -> contextlib.AbstractContextManager[Any]:
-        if self.where is None:
-            return super().scope()
-        current: contextlib.AbstractContextManager[Any] = self.jax.default_device(self.where)
-        return current
-
-    def put(self, array: HostArray, dtype: Any = None) -> Any:
-        return self.adopt(np.array(rounded(array, dtype or self.dtype)))
+    def scope(self) -> Any:
+        return super().scope() if self.where is None else self.jax.default_device(self.where)
 
     def adopt(self, array: Any) -> Any:
-        if self.where is None:
-            return self.xp.asarray(array)
-        return self.jax.device_put(self.xp.asarray(array), self.where)
+        array = self.xp.asarray(array)
+        return array if self.where is None else self.jax.device_put(array, self.where)
 
     def contiguous(self, array: Any) -> Any:
         return array
@@ -203,55 +178,25 @@ class JaxArrays(Arrays):
     def clipped(self, samples: Any, low: Any, high: Any) -> Any:
         return self.xp.clip(samples, low, high)
 
-    def seeds(self, seeds: HostArray) -> Any:
-        return self.put(_halves(seeds), self.xp.uint32)
-
-    def keys(self, seeds: Any, offset: int) -> Any:
-        halves = self.put(_halves(np.array([offset], np.uint64)), self.xp.uint32)
-        return self.xp.concatenate([seeds, self.xp.broadcast_to(halves, seeds.shape)], -1)
-
-    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def compiled(self, function: Callable[..., Any]) -> Any:
         return _jitted(function)
-
-    # `self` is a static argument of compiled functions, which equal objects share.
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, JaxArrays) and self._key == other._key
-
-    def __hash__(self) -> int:
-        return hash(self._key)
-
-    @property
-    def _key(self) -> tuple[Any, ...]:
-        return self.dtype_name, self.where, self.real
-
-
-def _halves(words: HostArray) -> HostArray:
-    """Words as uint32, the high halves first."""
-    return np.stack([words >> 32, words & 0xFFFFFFFF], -1).astype(np.uint32)
 
 
 @functools.cache
-def _jitted(function: Callable[..., Any]) -> Callable[..., Any]:
-    jitted: Callable[..., Any] = sys.modules["jax"].jit(function, static_argnums=0)
-    return jitted
+def _jitted(function: Callable[..., Any]) -> Any:
+    return sys.modules["jax"].jit(function, static_argnums=0)
 
 
 class _TorchArrays(Arrays):
     def __init__(self, dtype_name: str, device: Device) -> None:
         super().__init__(dtype_name, device)
         self.xp = importlib.import_module("torch")
-        self.dtype = getattr(self.xp, dtype_name)
         self.where = str(device)
-        self.real = self.xp.float64
         # On a CPU, PyTorch splits a longer sum among threads if it is the only sum.
         self.most_summed = 2**14 if device.kind == "cpu" else 1
 
-    def scope(self) -> contextlib.AbstractContextManager[Any]:
-        no_grad: contextlib.AbstractContextManager[Any] = self.xp.no_grad()
-        return no_grad
-
-    def put(self, array: HostArray, dtype: Any = None) -> Any:
-        return self.xp.tensor(array, dtype=dtype or self.dtype, device=self.where)
+    def scope(self) -> Any:
+        return self.xp.no_grad()
 
     def adopt(self, array: Any) -> Any:
         return self.xp.as_tensor(array, device=self.where).detach()
@@ -266,8 +211,8 @@ class _TorchArrays(Arrays):
         scores = f(samples)
         return scores, samples if samples._version == version else redraw(), None
 
-    def cast(self, array: Any, dtype: Any = None) -> Any:
-        return array.to(dtype or self.dtype)
+    def cast(self, array: Any, dtype: str = "") -> Any:
+        return array.to(getattr(self.xp, dtype or self.dtype_name))
 
     def lowest(self, scores: Any, count: int) -> Any:
         if self.device.kind == "cpu":
@@ -288,19 +233,24 @@ class _TorchArrays(Arrays):
         return zeros.scatter(-1, which, values)
 
 
-_KNOWN: dict[str, Any] = {"numpy": Arrays, "cupy": _CupyArrays, "jax": JaxArrays, "torch": _TorchArrays}
+_KNOWN: dict[str, Callable[..., Arrays]] = {"numpy": Arrays, "cupy": _CupyArrays, "torch": _TorchArrays}
+# Compiled functions have these operations as a static argument: equal arguments give the same object.
+_jax_arrays = functools.cache(_JaxArrays)
 
 
 def arrays_like(array: Any) -> Arrays:
     """Operations for the library, device and dtype of `array`, a result of `sample`; TypeError if not supported."""
     library = library_of("mu", array)
-    if library.name not in _KNOWN:
+    if library.name not in ("jax", *_KNOWN):
         raise TypeError(f"mu: expected an array of NumPy, PyTorch, CuPy or JAX, got {described(array)}")
     if (dtype_name := _type_name(array)) not in ("float32", "float64"):
         raise TypeError(f"mu: expected float32 or float64, got {dtype_name}")
-    kind = _KNOWN[library.name]
-    arrays: Arrays = kind(array) if kind is JaxArrays else kind(dtype_name, library.device("mu", array))
-    return arrays
+    if library.name != "jax":
+        return _KNOWN[library.name](dtype_name, library.device("mu", array))
+    jax = sys.modules["jax"]
+    devices = () if isinstance(array, jax.core.Tracer) else tuple(array.devices())
+    where, device = (devices[0], library.device("mu", array)) if len(devices) == 1 else (None, CPU)
+    return _jax_arrays(dtype_name, device, where, str(jax.numpy.result_type(float)))
 
 
 def on_host(name: str, array: Any) -> HostArray:
@@ -318,7 +268,7 @@ def as_numpy(name: str, array: Any) -> HostArray:
 
 
 def adopted(arrays: Arrays, name: str, array: Any, *shapes: tuple[int, ...]) -> Any:
-    """Argument `name`, of one of `shapes`, as a floating-point array on the device; TypeError or ValueError if not."""
+    """Argument `name` as a floating-point array on the device, of one of `shapes` if there are any; else an error."""
     check_plain(name, array)
     try:
         adopted = arrays.adopt(array)
@@ -331,7 +281,7 @@ def adopted(arrays: Arrays, name: str, array: Any, *shapes: tuple[int, ...]) -> 
         adopted = arrays.cast(adopted, arrays.real)
     elif not kind.startswith(("float", "bfloat")):
         raise TypeError(f"{name}: expected numbers, got {describe(array)} of type {type(array).__name__}, of {kind}")
-    if tuple(adopted.shape) not in shapes:
+    if shapes and tuple(adopted.shape) not in shapes:
         raise ValueError(f"{name}: expected shape {either(*shapes)}, got {tuple(adopted.shape)}")
     return adopted
 

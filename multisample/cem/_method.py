@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, TypeAlias, TypedD
 import numpy as np
 
 from multisample.backends.contract import HostArray
-from multisample.backends.memory.host import rounded
+from multisample.backends.memory.host import quiet, rounded
 
 from .._arguments import checked_integer, describe
 from .._libraries import CPU, HOST, is_number, library_of
+from .._libraries.foreign import FOREIGN
 from .._moments import weighted_moments
 from .._operations import COLUMNS as MOST_SAMPLES
 from .._randomness.generator import WORD_64, Generator, Key
@@ -23,7 +24,7 @@ from .._randomness.generator_argument import source_of
 from .._randomness.seed_argument import batch_of, host_words
 from .._sample import sample
 from .._typing import AnyArray, ArrayT, Bounds, HostBackend, HostVector, Noise, Number, OwnArray, T, Tensor
-from ._arrays import adopted, arrays_like, as_numpy, either, on_host
+from ._arrays import Arrays, adopted, arrays_like, as_numpy, either, on_host
 from ._refit import COLUMNS, Settings, State, elite_weights, first_state, refit, refit_by_moments
 from ._stopping import CONVERGED, DIVERGED, RUNNING, STOPPED_BY_CALLBACK, message_of
 from ._tasks import Task, checked_tasks, host_scores, redraw, refuse_jax, refuse_searches, run_tasks, split
@@ -162,57 +163,28 @@ class CEM(Generic[ArrayT]):
     ...     cem.tell(x, np.square(x - 1.0).sum(axis=0))
     >>> cem.result().mu.round(4)
     array([1., 1., 1.])
-
-    Another process can continue a saved run with the same bits; another array library continues it up to rounding:
-
-    >>> import io
-    >>> file = io.BytesIO()
-    >>> np.savez(file, **cem.state)
-    >>> resumed = CEM(np.zeros(3), 2.0, 200, tol=1e-6)
-    >>> _ = file.seek(0)
-    >>> resumed.state = np.load(file)
     """
 
     @overload
     def __init__(
-        self: CEM[OwnArray],
-        mu: OwnArray | float,
-        sigma: OwnArray | float,
-        n: SupportsIndex,
-        *,
-        backend: str = ...,
-        **options: Unpack[CEMOptions],
-    ) -> None: ...
+        self: CEM[OwnArray], mu: OwnArray | float, sigma: OwnArray | float, n: SupportsIndex, *,
+        backend: str = ..., **options: Unpack[CEMOptions],
+    ) -> None: ...  # fmt: skip
     @overload
     def __init__(
-        self: CEM[T],
-        mu: Tensor[T] | float,
-        sigma: Tensor[T] | float,
-        n: SupportsIndex,
-        *,
-        backend: str = ...,
-        **options: Unpack[CEMOptions],
-    ) -> None: ...
+        self: CEM[T], mu: Tensor[T] | float, sigma: Tensor[T] | float, n: SupportsIndex, *,
+        backend: str = ..., **options: Unpack[CEMOptions],
+    ) -> None: ...  # fmt: skip
     @overload
     def __init__(
-        self: CEM[HostArray],
-        mu: HostVector | Number,
-        sigma: HostVector | Number,
-        n: SupportsIndex,
-        *,
-        backend: HostBackend = ...,
-        **options: Unpack[CEMOptions],
-    ) -> None: ...
+        self: CEM[HostArray], mu: HostVector | Number, sigma: HostVector | Number, n: SupportsIndex, *,
+        backend: HostBackend = ..., **options: Unpack[CEMOptions],
+    ) -> None: ...  # fmt: skip
     @overload
     def __init__(
-        self: CEM[Any],
-        mu: HostVector | Number,
-        sigma: HostVector | Number,
-        n: SupportsIndex,
-        *,
-        backend: str,
-        **options: Unpack[CEMOptions],
-    ) -> None: ...
+        self: CEM[Any], mu: HostVector | Number, sigma: HostVector | Number, n: SupportsIndex, *,
+        backend: str, **options: Unpack[CEMOptions],
+    ) -> None: ...  # fmt: skip
     def __init__(
         self,
         mu: Any,
@@ -231,9 +203,6 @@ class CEM(Generic[ArrayT]):
         fast_math: bool = False,
     ) -> None:
         self._n = checked_integer("n", n, 2, MOST_SAMPLES + 1)
-        elites, smoothing = checked_elites(elite_frac, self._n), checked_smoothing(smoothing)
-        self._tol = None if tol is None else checked_number("tol", tol, 0, math.inf)
-
         self._options: dict[str, Any] = {
             "backend": backend, "noise": noise, "antithetic": antithetic, "fast_math": fast_math,
         }  # fmt: skip
@@ -242,24 +211,23 @@ class CEM(Generic[ArrayT]):
         any_seed = 0 if self._seeds is None else np.zeros_like(self._seeds)
         no_samples = sample(mu, sigma, 0, seed=any_seed, validate=True, **self._options)
         self._arrays = arrays = arrays_like(no_samples)
-        # The caller's shape: that of the dimensions, after B for B searches. Inside, the dimensions are flat.
-        self._outer = tuple(map(int, no_samples.shape[:-1]))
-        self._batch = self._outer[: int(self._seeds is not None)]
-        self._dims = self._outer[len(self._batch) :]
-        self._d = math.prod(self._dims)
-        self._shape = (*self._batch, self._d)
+        settings = checked_settings(arrays, self._n, elite_frac, smoothing, tol)
+        self._tol = settings.tol
+        # The shape of the mean: that of the dimensions, after B for B searches.
+        self._shape = tuple(map(int, no_samples.shape[:-1]))
+        self._batch = self._shape[: int(self._seeds is not None)]
+        self._dims = self._shape[len(self._batch) :]
         if 0 in self._shape:
-            name = "seed" if self._d else "sigma" if is_number(mu) else "mu"
+            name = "seed" if 0 in self._batch else "sigma" if is_number(mu) else "mu"
             raise ValueError(f"{name}: expected at least one element, got none")
         caller = library_of("mu", sigma if _is_scalar(mu) else mu)
         # Several searches share one generator, which counts offsets.
         self._generator = _generator(seed if self._seeds is None else 0, caller, arrays.device)
-        with arrays.scope():
-            self._placed_seeds = None if self._seeds is None else arrays.seeds(self._seeds)
-            self._state = first_state(arrays, self._converted(mu, any_seed), self._converted(sigma, any_seed))
+        with arrays.scope(), quiet():
+            mu, sigma = (converted(arrays, x, self._shape, any_seed, backend) for x in (mu, sigma))
+            self._state = first_state(arrays, mu, sigma, self._batch)
             self._noise_floor = noise_floor if callable(noise_floor) else self._variance(noise_floor)
             self._bounds = None if bounds is None else self._edges(bounds)
-        settings = Settings(arrays, elites, smoothing, self._tol)
         self._refit, self._refit_by_moments, self._weights = (
             functools.partial(arrays.compiled(function), settings)
             for function in (refit, refit_by_moments, elite_weights)
@@ -291,29 +259,19 @@ class CEM(Generic[ArrayT]):
         ValueError
             If the shape, type or device of `out` differs from the result's.
         """
-        key = self._generator.take()
-        seed: Any = key
-        try:
-            if self._seeds is not None:
-                with self._arrays.scope():
-                    seed = self._arrays.keys(self._placed_seeds, key.offset)
-            samples: ArrayT = self._drawn(seed, self._state.mu, self._state.sigma, out)
-        except BaseException:
-            self._generator._put_back(*key)
-            raise
-        self._asked = seed, self._state.mu, self._state.sigma
+        offset, seed = self._generator.offset, self._seeds
+        keys = Key(self._generator.seed, offset) if seed is None else np.stack([seed, np.full_like(seed, offset)], -1)
+        samples: ArrayT = self._drawn(keys, self._state.mu, self._state.sigma, out)
+        self._generator.take()
+        self._asked = keys, self._state.mu, self._state.sigma
         return samples
 
     def _drawn(self, seed: Any, mu: Any, sigma: Any, out: Any = None) -> Any:
-        samples = sample(self._shaped(mu), self._shaped(sigma), self._n, seed=seed, out=out, **self._options)
+        samples = sample(mu, sigma, self._n, seed=seed, out=out, **self._options)
         if self._bounds is None:
             return samples
         with self._arrays.scope():
             return self._arrays.clipped(samples, *self._bounds)
-
-    def _shaped(self, array: Any) -> Any:
-        """A mean or a deviation in the caller's shape."""
-        return array if self._outer == self._shape else array.reshape(self._outer)
 
     def tell(self, samples: AnyArray | None, scores: AnyArray) -> None:
         """Refit mean and standard deviation to the samples with the lowest scores.
@@ -342,12 +300,10 @@ class CEM(Generic[ArrayT]):
             if self._bounds is not None:
                 reason = "samples are clipped to bounds, and cannot be drawn again as they are"
             raise ValueError(f"samples: expected an array, got None, but {reason}")
-        given: Any = None
-        with self._arrays.scope():
-            if samples is not None:
-                given = adopted(self._arrays, "samples", samples, (*self._outer, self._n))
-                given = given.reshape((*self._shape, self._n))
-        self._tell(given, scores)
+        if samples is not None:
+            with self._arrays.scope():
+                samples = adopted(self._arrays, "samples", samples, (*self._shape, self._n))
+        self._tell(samples, scores)
 
     def _tell(self, samples: Any, scores: Any) -> None:
         """Refit; `samples` is an array, None for those of the latest `ask`, or a function that draws elites."""
@@ -355,7 +311,7 @@ class CEM(Generic[ArrayT]):
             scores = adopted(self._arrays, "scores", scores, (*self._batch, self._n))
             noise = self._noise_floor
             if callable(noise):
-                noise = self._scheduled(noise(self._told + 1))
+                noise = self._variance(noise(self._told + 1), is_scheduled=True)
             if samples is None:
                 (state, row), asked = self._refit_to_drawn(scores, noise), None
             else:
@@ -364,15 +320,15 @@ class CEM(Generic[ArrayT]):
         self._state, self._told, self._asked = state, self._told + 1, asked
         self._rows += [row]
 
-    def _refit_to_drawn(self, scores: Any, noise: Any) -> tuple[State, Any]:
+    def _refit_to_drawn(self, scores: Any, noise: Any) -> Any:
         """Refit to the samples of the latest `ask`, without them; returns the state and the row of the history."""
-        seed, mu, sigma = self._asked
+        seed, *vectors = self._asked
+        mu, sigma = (vector.reshape((*self._batch, -1)) for vector in vectors)
         weights, best = self._weights(scores)
         options = {**self._options, "seed": seed}
         mean, square = weighted_moments(weights, mu, sigma, **options)
         (first,) = weighted_moments(best, mu, sigma, order=1, **options)
-        refitted: tuple[State, Any] = self._refit_by_moments(self._state, mu, mean, square, first, scores, noise)
-        return refitted
+        return self._refit_by_moments(self._state, mu, mean, square, first, scores, noise)
 
     def ask_tasks(self, k: SupportsIndex) -> list[Task]:
         """Split new samples into tasks, which any process can draw and score.
@@ -398,22 +354,6 @@ class CEM(Generic[ArrayT]):
             all samples.
         ValueError
             If `k` is less than 1.
-
-        Examples
-        --------
-        >>> from concurrent.futures import ThreadPoolExecutor
-        >>> import numpy as np
-        >>> from multisample.cem import CEM
-        >>> def sphere(x):
-        ...     return np.square(x - 1.0).sum(axis=0)
-        >>> cem = CEM(np.zeros(3), 2.0, 200, seed=7, tol=1e-6)
-        >>> with ThreadPoolExecutor(4) as executor:
-        ...     while cem.status == 0:
-        ...         futures = [(task, executor.submit(task.score, sphere)) for task in cem.ask_tasks(4)]
-        ...         for task, future in futures:
-        ...             cem.tell_scores(task, future.result())
-        >>> cem.result().mu.round(4)
-        array([1., 1., 1.])
         """
         k, arrays = checked_integer("k", k, 1, 2**31), self._arrays
         refuse_searches("ask_tasks", self._seeds)
@@ -448,7 +388,7 @@ class CEM(Generic[ArrayT]):
         refuse_searches("tell_scores", self._seeds)
         if not isinstance(task, Task):
             raise TypeError(f"task: expected a Task from ask_tasks, got {describe(task)} of type {type(task).__name__}")
-        if (task.n, task.mu.shape, task.key.seed) != (self._n, self._outer, self._generator.seed):
+        if (task.n, task.mu.shape, task.key.seed) != (self._n, self._shape, self._generator.seed):
             raise ValueError(f"task: expected a task of this run, with seed {self._generator.seed}, got {task}")
         parts = self._parts.get(task.key, {})
         if parts is None or task.start in parts:
@@ -463,13 +403,13 @@ class CEM(Generic[ArrayT]):
     @property
     def mu(self) -> ArrayT:
         """The mean that `ask` draws around, on its device."""
-        mu: ArrayT = self._shaped(self._state.mu)
+        mu: ArrayT = self._state.mu
         return mu
 
     @property
     def sigma(self) -> ArrayT:
         """The standard deviation that `ask` draws with, on its device."""
-        sigma: ArrayT = self._shaped(self._state.sigma)
+        sigma: ArrayT = self._state.sigma
         return sigma
 
     @property
@@ -509,7 +449,7 @@ class CEM(Generic[ArrayT]):
         searches = zip(*map(np.atleast_1d, (status, nit, nonfinite)), np.atleast_2d(columns["sigma"].T), strict=True)
         messages: Any = tuple(message_of(self._n, self._tol, *search) for search in searches)
         return Result(
-            x=self._shaped(self._state.x),
+            x=self._state.x,
             fun=self._plain(_lowest(columns["best"]), np.float64),
             mu=self.mu,
             sigma=self.sigma,
@@ -537,14 +477,15 @@ class CEM(Generic[ArrayT]):
         TypeError
             If the assigned state has other keys, or values that are not numbers.
         ValueError
-            If a value of the assigned state has another shape or is out of range. The object is then unchanged.
+            If a value with which the run continues is out of range, or an array has another shape. The object is then
+            unchanged.
         """
         self._fetch()
         generator, saved = self._generator.state, self._arrays.saved
         return {
             "mu": saved(self._on_host(self.mu)),
             "sigma": saved(self._on_host(self.sigma)),
-            "x": saved(self._on_host(self._shaped(self._state.x))),
+            "x": saved(self._on_host(self._state.x)),
             "history": saved(self._history_array()),
             "told": saved(np.array(self._told)),
             "seed": saved(np.array(generator["seed"] if self._seeds is None else self._seeds, np.uint64)),
@@ -561,51 +502,35 @@ class CEM(Generic[ArrayT]):
         history = values["history"] if values["history"].size else np.empty((0, *batch, len(COLUMNS)))
         shapes = {"history": (*history.shape[:1], *batch, len(COLUMNS)), "told": (), "seed": batch, "offset": ()}
         for name, value in {**values, "history": history}.items():
-            shape = shapes.get(name, self._outer)
+            shape = shapes.get(name, self._shape)
             if value.shape != shape:
                 raise ValueError(f"state[{name!r}]: expected shape {shape}, got {value.shape}")
-        _check_history(history, self._n)
+        status = history[..., -1]
+        if bad := _first(~np.isin(status, range(DIVERGED + 1))):
+            raise ValueError(f"state['history']: expected statuses 0 to {DIVERGED}, got {status[bad]} in row {bad[0]}")
         told, offset = (
             checked_integer(f"state[{name!r}]", values[name][()], 0, end)
             for name, end in (("told", WORD_64), ("offset", WORD_64 + 1))
         )
         seeds = [checked_integer("state['seed']", seed, 0, WORD_64) for seed in values["seed"].reshape(-1)]
-        status = history[-1][..., -1] if len(history) else np.full(batch, RUNNING)
-        # A run that has ended still accepts scores, which count in `told` but add no row.
-        if told < len(history) or (told > len(history) and (status == RUNNING).any()):
-            raise ValueError(f"state['told']: expected {len(history)}, the number of rows of history, got {told}")
+        status = status[-1] if len(history) else np.full(batch, RUNNING)
         # A number that is too large becomes infinite; the check below reports it.
         vectors = {name: rounded(values[name], self._arrays.dtype_name) for name in ("mu", "sigma", "x")}
-        for name, vector in vectors.items():
-            # Samples of a diverged run may be infinite.
-            ended = status.reshape(*batch, *(1,) * len(self._dims))
-            may_be_infinite = (ended == DIVERGED) & (name == "x")
-            valid = np.isfinite(vector) & (vector >= (0 if name == "sigma" else -math.inf))
-            if bad := _first(~(valid | may_be_infinite)):
+        for name, least in (("mu", -math.inf), ("sigma", 0)):  # Samples of a diverged run may be infinite.
+            if bad := _first(~(np.isfinite(vectors[name]) & (vectors[name] >= least))):
                 accepted = "finite numbers of at least 0" if name == "sigma" else "finite numbers"
                 raise ValueError(f"state[{name!r}]: expected {accepted}, got {values[name][bad]} at {_text(bad)}")
         with self._arrays.scope():
             put, real = self._arrays.put, self._arrays.real
             fun, running = put(np.asarray(_lowest(history[..., 0])), real), put(np.asarray(status == RUNNING), real) > 0
-            mu, sigma, x = (put(vector.reshape(self._shape)) for vector in vectors.values())
+            mu, sigma, x = (put(vector) for vector in vectors.values())
             restored = State(mu, sigma, x, fun, running)
-            if self._seeds is not None:
-                self._seeds = np.array(seeds, np.uint64)
-                self._placed_seeds = self._arrays.seeds(self._seeds)
+        if self._seeds is not None:
+            self._seeds = np.array(seeds, np.uint64)
         self._generator.state = {"seed": seeds[0] if self._seeds is None else 0, "offset": offset, "spawned": 0}
         self._state, self._rows, self._history, self._told = restored, [], list(history), told
         self._asked = None
         self._parts = {}
-
-    def _converted(self, x: Any, any_seed: Any) -> Any:
-        """`mu` or `sigma` in the samples' library, device and dtype: a sample with mean `x` and sigma 0."""
-        if _is_scalar(x):
-            return self._arrays.put(np.full(self._shape, x if is_number(x) else as_numpy("mu", x)))
-        options = {"dtype": self._arrays.dtype_name, "backend": self._options["backend"]}
-        drawn = sample(x, 0.0, 1, seed=any_seed, **options)[..., 0]
-        # An object that has only `__dlpack__` has no `shape`.
-        shape = np.shape(x) if library_of("mu, sigma", x) is HOST else getattr(x, "shape", drawn.shape)
-        return broadcast(self._arrays.xp, drawn, shape, self._batch, self._dims)
 
     def _fetch(self) -> None:
         """Copy new rows of the history from the device, up to the row that ended the last search."""
@@ -629,30 +554,24 @@ class CEM(Generic[ArrayT]):
     def _on_host(self, array: Any) -> HostArray:
         return np.array(rounded(on_host("state", array), self._arrays.dtype_name))
 
-    def _variance(self, value: Any) -> Any:
-        """`noise_floor` as a number, or as an array on the device."""
+    def _variance(self, value: Any, is_scheduled: bool = False) -> Any:
+        """`noise_floor` as a number, or as an array on the device. A check of an array of a schedule would wait."""
         if isinstance(value, numbers.Real):
             return checked_number("noise_floor", value, 0, math.inf)
-        vector = _vector("noise_floor", value, self._batch, self._dims)
+        if is_scheduled:
+            return placed(self._arrays, "noise_floor", value, self._batch, self._dims)
+        vector = self._placed_on_host("noise_floor", value)
         if not (np.isfinite(vector) & (vector >= 0)).all():
             raise ValueError(f"noise_floor: expected finite variances of at least 0, got {describe(value)}")
         return self._arrays.put(vector)
 
-    def _scheduled(self, value: Any) -> Any:
-        """A variance from the schedule of `noise_floor`. Values of arrays are not checked, since a check would wait."""
-        if isinstance(value, numbers.Real):
-            return checked_number("noise_floor", value, 0, math.inf)
-        found = adopted(self._arrays, "noise_floor", value, self._dims, self._outer)
-        return self._arrays.cast(flattened(self._arrays.xp, "noise_floor", found, self._batch, self._dims))
+    def _placed_on_host(self, name: str, value: Any) -> Any:
+        return placed(Arrays(self._arrays.dtype_name, CPU), name, value, self._batch, self._dims)
 
     def _edges(self, bounds: Any) -> tuple[Any, Any]:
         """`bounds` as columns on the device; ValueError if the mean is outside."""
-        # Round the bounds to the type of the samples, in which they are clipped.
-        dtype = self._arrays.dtype_name
-        low, high = (
-            rounded(rounded(_vector("bounds", edge, self._batch, self._dims), dtype), np.float64).reshape(self._outer)
-            for edge in pair_of(bounds)
-        )
+        # In the type of the samples, in which they are clipped.
+        low, high = (self._placed_on_host("bounds", edge).reshape(self._shape) for edge in pair_of(bounds))
         if bad := _first(~(low <= high)):
             raise ValueError(f"bounds: expected low <= high, got {low[bad]} and {high[bad]} at {_text(bad)}")
         mu = self._on_host(self.mu)
@@ -666,44 +585,24 @@ class CEM(Generic[ArrayT]):
 # The overloads overlap in calls with two numbers, which raise.
 @overload
 def minimize(
-    f: Callable[[OwnArray], Any],
-    mu: OwnArray | float,
-    sigma: OwnArray | float,
-    n: SupportsIndex,
-    *,
-    backend: str = ...,
-    **options: Unpack[MinimizeOptions],
-) -> Result[OwnArray]: ...
+    f: Callable[[OwnArray], Any], mu: OwnArray | float, sigma: OwnArray | float, n: SupportsIndex, *,
+    backend: str = ..., **options: Unpack[MinimizeOptions],
+) -> Result[OwnArray]: ...  # fmt: skip
 @overload
 def minimize(  # type: ignore[overload-overlap]
-    f: Callable[[T], Any],
-    mu: Tensor[T] | float,
-    sigma: Tensor[T] | float,
-    n: SupportsIndex,
-    *,
-    backend: str = ...,
-    **options: Unpack[MinimizeOptions],
-) -> Result[T]: ...
+    f: Callable[[T], Any], mu: Tensor[T] | float, sigma: Tensor[T] | float, n: SupportsIndex, *,
+    backend: str = ..., **options: Unpack[MinimizeOptions],
+) -> Result[T]: ...  # fmt: skip
 @overload
 def minimize(
-    f: Callable[[HostArray], Any],
-    mu: HostVector | Number,
-    sigma: HostVector | Number,
-    n: SupportsIndex,
-    *,
-    backend: HostBackend = ...,
-    **options: Unpack[MinimizeOptions],
-) -> Result[HostArray]: ...
+    f: Callable[[HostArray], Any], mu: HostVector | Number, sigma: HostVector | Number, n: SupportsIndex, *,
+    backend: HostBackend = ..., **options: Unpack[MinimizeOptions],
+) -> Result[HostArray]: ...  # fmt: skip
 @overload
 def minimize(
-    f: Callable[[Any], Any],
-    mu: HostVector | Number,
-    sigma: HostVector | Number,
-    n: SupportsIndex,
-    *,
-    backend: str,
-    **options: Unpack[MinimizeOptions],
-) -> Result[Any]: ...
+    f: Callable[[Any], Any], mu: HostVector | Number, sigma: HostVector | Number, n: SupportsIndex, *,
+    backend: str, **options: Unpack[MinimizeOptions],
+) -> Result[Any]: ...  # fmt: skip
 def minimize(
     f: Callable[[Any], Any],
     mu: Any,
@@ -845,14 +744,6 @@ def minimize(
     'The largest standard deviation, 7.09e-07, is at most tol = 1e-06.'
     >>> bool(abs(result.x).max() < 1e-5), result.nfev
     (True, 20500)
-
-    Two searches from different means:
-
-    >>> def squares(x):
-    ...     return np.square(x - 1.0).sum(axis=1)
-    >>> result = cem.minimize(squares, [[0.0] * 3, [5.0] * 3], 2.0, 200, tol=1e-6, seed=[7, 8])
-    >>> result.mu.round(4).tolist(), result.success.tolist()
-    ([[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]], [True, True])
     """
     iterations = checked_integer("iterations", iterations, 0, WORD_64)
     if check_every is not None:
@@ -884,23 +775,18 @@ def minimize(
     return cem.result()
 
 
-def checked_elites(elite_frac: Any, n: int) -> int:
-    """The number of elites among `n` samples; TypeError or ValueError if there are none."""
+def checked_settings(arrays: Arrays, n: int, elite_frac: Any, smoothing: Any, tol: Any) -> Settings:
+    """The settings of a refit to `n` samples; TypeError or ValueError if one is out of range."""
     elites = round(checked_number("elite_frac", elite_frac, 0, 1) * n)
     if elites < 2:
         raise ValueError(
             f"elite_frac: expected at least 2 elites, which have a standard deviation, such as {2 / n:.3g} for n = {n},"
             f" got {elite_frac}, which are {elites}"
         )
-    return elites
-
-
-def checked_smoothing(smoothing: Any) -> float:
-    """`smoothing` as a float; TypeError or ValueError if it is out of range, or 0."""
-    number = checked_number("smoothing", smoothing, 0, 1)
-    if number == 0:
+    smoothing = checked_number("smoothing", smoothing, 0, 1)
+    if smoothing == 0:
         raise ValueError("smoothing: expected 0 < smoothing <= 1, got 0, with which nothing is ever refitted")
-    return number
+    return Settings(arrays, elites, smoothing, None if tol is None else checked_number("tol", tol, 0, math.inf))
 
 
 def checked_number(name: str, value: Any, low: float, high: float) -> float:
@@ -927,88 +813,49 @@ def pair_of(bounds: Any) -> tuple[Any, Any]:
     return low, high
 
 
-def broadcast(xp: Any, array: Any, shape: Any, batch: tuple[int, ...], dims: tuple[int, ...]) -> Any:
-    """A new array of shape ``(*batch, d)``: `array`, broadcast by the rule of `sample`.
+def converted(arrays: Arrays, x: Any, shape: tuple[int, ...], seed: Any, backend: str = "auto") -> Any:
+    """A mean or deviation in the library of `arrays`: a sample with mean `x`, and with deviations 0 of this shape."""
+    options: dict[str, Any] = {"seed": seed, "dtype": arrays.dtype_name, "backend": backend}
+    library = None if _is_scalar(x) else library_of("mu, sigma", x)
+    if library is FOREIGN:
+        own = sample(x, 0.0, 1, **options)[..., 0]
+        x = own.reshape(getattr(x, "shape", own.shape))  # An object that has only `__dlpack__` has no `shape`.
+    zeros = np.zeros(shape)
+    return sample(x, zeros if library is HOST else arrays.put(zeros), 1, **options)[..., 0]
 
-    `shape` is the shape of the caller's mean or deviation. `array` has the caller's elements once, or once for each
-    search.
+
+def placed(arrays: Arrays, name: str, value: Any, batch: tuple[int, ...], dims: tuple[int, ...]) -> Any:
+    """Argument `name` as an array of shape ``(*batch, d)`` on the device.
+
+    ValueError unless it is a number, or has shape `dims` or ``(*batch, *dims)``. Several `dims` broadcast. A last axis
+    of length 1 may be additional.
     """
-    own = tuple(shape[len(batch) :] if len(shape) > 1 else shape)
-    if own and len(dims) == 1:  # (d,), or (d, 1) for it.
-        own = dims
-    lead = () if math.prod(array.shape) == math.prod(own) else batch
-    array = array.reshape((*lead, *(1,) * (len(dims) - len(own)), *own))
-    return xp.broadcast_to(array, (*batch, *dims)).reshape((*batch, math.prod(dims))) + 0
-
-
-def flattened(xp: Any, name: str, array: Any, batch: tuple[int, ...], dims: tuple[int, ...]) -> Any:
-    """`array` with flat dimensions. ValueError unless it is a number, or has shape `dims` or ``(*batch, *dims)``.
-
-    Several `dims` broadcast. A last axis of length 1 may be additional.
-    """
+    array = arrays.cast(adopted(arrays, name, np.array(value) if is_number(value) else value))
     outer, shape = (*batch, *dims), tuple(array.shape)
     if shape == (*outer, 1):
         array, shape = array[..., 0], outer
-    if shape == () or (len(dims) == 1 and shape in (dims, outer)):
-        return array
-    lead = batch if len(shape) > len(dims) else ()
-    whole = *lead, *dims
-    aligned = *shape[: len(lead)], *(1,) * (len(whole) - len(shape)), *shape[len(lead) :]
-    fits = len(shape) <= len(whole) and all(x in (1, y) for x, y in zip(aligned, whole, strict=True))
-    if len(dims) == 1 or not fits:
+    pairs = zip(reversed(shape), reversed(outer), strict=False)
+    fits = len(shape) <= len(outer) and all(x in (1, y) for x, y in pairs)
+    if not fits or (len(dims) == 1 and shape not in ((), dims, outer)):
         raise ValueError(f"{name}: expected a number or shape {either(dims, outer)}, got shape {shape}")
-    return xp.broadcast_to(array.reshape(aligned), whole).reshape((*lead, math.prod(dims)))
+    return arrays.xp.broadcast_to(array, outer).reshape((*batch, math.prod(dims)))
 
 
 def _is_scalar(x: Any) -> bool:
     return is_number(x) or getattr(x, "shape", None) == ()
 
 
-def _vector(name: str, value: Any, batch: tuple[int, ...], dims: tuple[int, ...]) -> HostArray:
-    """`value`, a number or an array, as numbers in host memory, shape (d,) or (B, d)."""
-    array = np.asarray(value if isinstance(value, numbers.Real) else on_host(name, value))
-    array = flattened(np, name, array, batch, dims)
-    try:
-        return np.broadcast_to(rounded(array, np.float64), (*batch, math.prod(dims)))
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"{name}: expected numbers, got {describe(value)} ({error})") from error
-
-
 def _state_array(name: str, value: Any) -> HostArray:
-    """``state[name]`` as an array of numbers; TypeError otherwise."""
+    """``state[name]`` as an array of numbers, or of Python's integers; TypeError otherwise."""
     try:
+        if name in ("told", "seed", "offset"):  # NumPy would convert [2**63, 0] to float64.
+            return np.array(value if isinstance(value, (int, list)) else as_numpy(name, value), object)
         array = as_numpy(name, value)
-        if name == "seed" and array.ndim and array.dtype == np.float64:  # NumPy's type for [2**63, 0], from JSON.
-            array = np.array(value, object)
     except (TypeError, ValueError) as error:
         raise TypeError(f"state[{name!r}]: expected numbers, got {describe(value)} ({error})") from error
-    valid = array.dtype.kind in "fiu"
-    if array.dtype == object or array.ndim == 0:  # NumPy stores an integer of more than 64 bits as an object.
-        valid = valid or all(isinstance(x, int) for x in array.reshape(-1).tolist())
-    if not valid:
+    if array.dtype.kind not in "fiu":
         raise TypeError(f"state[{name!r}]: expected numbers, got {describe(value)}")
     return array
-
-
-def _check_history(history: HostArray, n: int) -> None:
-    """ValueError unless `history` is possible for a run with `n` samples."""
-    best, _, threshold, sigma, nonfinite, status = np.moveaxis(history, -1, 0)
-    # The status before each row. A search that has ended keeps its status; its other columns are NaN.
-    before = np.concatenate([np.full_like(status[:1], RUNNING), status[:-1]])
-    rows = np.arange(len(history)).reshape(-1, *(1,) * (status.ndim - 1))
-    ends = (status != RUNNING).all(axis=tuple(range(1, status.ndim)), keepdims=True)
-    for column, valid in (
-        ("status", np.isin(status, range(DIVERGED + 1)) & ~(ends & (rows != len(history) - 1))),
-        ("best", best > -math.inf),  # Infinite if no score was finite; never NaN.
-        ("threshold", threshold > -math.inf),
-        ("sigma", (sigma >= 0) & (sigma < math.inf)),
-        ("nonfinite", (nonfinite >= 0) & (nonfinite <= n) & (nonfinite == np.floor(nonfinite))),
-    ):
-        values = history[..., COLUMNS.index(column)]
-        after = status == before if column == "status" else np.isnan(values)
-        if bad := _first(~np.where(before == RUNNING, valid, after)):
-            value, row = values[bad], bad[0]
-            raise ValueError(f"state['history']: expected iterations of a run, got {column} {value} in row {row}")
 
 
 def _generator(seed: Any, library: Any, device: Any) -> Generator:

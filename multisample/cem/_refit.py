@@ -2,7 +2,7 @@
 
 The status of a run is an element of a device array. Iterations after the end change nothing, so the loop can read the
 status at any interval. All arrays may have an axis of searches in front. Each search gives the bits that it would give
-alone.
+alone. The dimensions of a state keep their shape; all else here has one axis of d dimensions.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ._arrays import Arrays
-from ._stopping import RUNNING, is_refitted, status_after
+from ._stopping import RUNNING, UNSCORED, status_after
 
 COLUMNS = ("best", "mean", "threshold", "sigma", "nonfinite", "status")
 """Columns of the history: one row for each iteration."""
@@ -51,9 +51,14 @@ class State(NamedTuple):
     running: Any
 
 
-def first_state(arrays: Arrays, mu: Any, sigma: Any) -> State:
-    """The state before the first iteration."""
-    infinity = arrays.put(np.full(mu.shape[:-1], INFINITY), arrays.real)
+def _reshaped(state: State, *shape: int) -> State:
+    mu, sigma, x = (array.reshape(shape) for array in state[:3])
+    return state._replace(mu=mu, sigma=sigma, x=x)
+
+
+def first_state(arrays: Arrays, mu: Any, sigma: Any, batch: tuple[int, ...]) -> State:
+    """The state before the first iteration; `batch` is the shape of scores."""
+    infinity = arrays.put(np.full(batch, INFINITY), arrays.real)
     return State(mu, sigma, mu, infinity, infinity > 0)
 
 
@@ -62,10 +67,10 @@ def refit(settings: Settings, state: State, samples: Any, scores: Any, noise: An
 
     `samples` may be a function, which draws the samples at the indices of the elites.
     """
-    arrays = settings.arrays
-    which, best_scores = _elites(settings, scores)
-    best = arrays.cast(samples(which) if callable(samples) else arrays.columns(samples, which))
-    weight, count, divisor = _weights(arrays, best_scores)
+    arrays, (*batch, n) = settings.arrays, scores.shape
+    which, best_scores, weight, count, divisor = _elites(settings, scores)
+    best = samples(which) if callable(samples) else arrays.columns(samples.reshape((*batch, -1, n)), which)
+    best = arrays.cast(best)
     weight = weight[..., None, :]
     # A factor of 0 or 1 is exact, so a compiler that fuses it with the sum changes no bit.
     mean = arrays.quotient(arrays.sum(best * weight), divisor)
@@ -78,8 +83,7 @@ def refit(settings: Settings, state: State, samples: Any, scores: Any, noise: An
 def elite_weights(settings: Settings, scores: Any) -> tuple[Any, Any]:
     """Two arrays: the weight of each sample in the mean of the elites, and a 1 at the best sample."""
     arrays = settings.arrays
-    which, best_scores = _elites(settings, scores)
-    weight, _, divisor = _weights(arrays, best_scores)
+    which, best_scores, weight, _, divisor = _elites(settings, scores)
     zeros = arrays.xp.zeros_like(arrays.cast(scores))
     best = arrays.at(which, best_scores.argmin(-1)[..., None])
     return arrays.scattered(zeros, which, arrays.quotient(weight, divisor)), arrays.scattered(zeros, best, 1.0)
@@ -90,27 +94,25 @@ def refit_by_moments(
 ) -> tuple[State, Any]:
     """`refit`, from the elites' mean, their mean squared distance from `center`, and the best sample."""
     arrays = settings.arrays
-    _, best_scores = _elites(settings, scores)
-    _, count, _ = _weights(arrays, best_scores)
+    _, best_scores, _, count, _ = _elites(settings, scores)
     distance = mean - center
     variance = square - distance * distance
     variance = arrays.xp.where(variance > 0, variance, 0 * variance)
     return _followed(settings, state, mean, variance, first, count, best_scores, scores, noise)
 
 
-def _elites(settings: Settings, scores: Any) -> tuple[Any, Any]:
-    """Indices and scores of the elites. Scores that are not finite become infinity, with weight 0."""
+def _elites(settings: Settings, scores: Any) -> tuple[Any, Any, Any, Any, Any]:
+    """Indices, scores and weights of the elites, the sum of the weights, and a divisor: the sum, or 1 if it is 0.
+
+    Scores that are not finite become infinity, with weight 0. Other weights are 1.
+    """
     arrays = settings.arrays
     ranked = arrays.xp.where(arrays.xp.isfinite(scores), scores, INFINITY)
     which = arrays.lowest(ranked, settings.elites)
-    return which, arrays.at(ranked, which)
-
-
-def _weights(arrays: Arrays, best_scores: Any) -> tuple[Any, Any, Any]:
-    """Weights, 1 for a finite score, else 0; their sum; and a divisor for columns: the sum, or 1 if it is 0."""
+    best_scores = arrays.at(ranked, which)
     weight = best_scores < INFINITY
     count = arrays.cast(weight.sum(-1))
-    return arrays.cast(weight), count, arrays.xp.where(count > 0, count, 1)[..., None]
+    return which, best_scores, arrays.cast(weight), count, arrays.xp.where(count > 0, count, 1)[..., None]
 
 
 def _followed(
@@ -119,7 +121,7 @@ def _followed(
 ) -> tuple[State, Any]:  # fmt: skip
     """The next state and its row, from the elites' mean and variance, the best sample and the number of elites."""
     arrays, smoothing, xp = settings.arrays, settings.smoothing, settings.arrays.xp
-    finite = xp.isfinite(scores)
+    shape, state, finite = state.mu.shape, _reshaped(state, *scores.shape[:-1], -1), xp.isfinite(scores)
     # With a single finite score, the variance stays.
     variance = xp.where(count[..., None] > 1, variance, state.sigma * state.sigma)
     sigma = xp.sqrt(variance + noise)
@@ -127,7 +129,7 @@ def _followed(
         mean = state.mu + smoothing * (mean - state.mu)
         sigma = state.sigma + smoothing * (sigma - state.sigma)
     status = status_after(xp, mean, sigma, count == 0, settings.tol)
-    goes_on = (state.running & is_refitted(status))[..., None]
+    goes_on = (state.running & (status < UNSCORED))[..., None]
     fun = arrays.cast(xp.amin(best_scores, -1), arrays.real)
     improved = state.running & (fun < state.fun)
     following = State(
@@ -143,4 +145,4 @@ def _followed(
         fun, total / finite_count, xp.amax(best_scores, -1), xp.amax(following.sigma, -1),
         scores.shape[-1] - finite_count, status,
     )  # fmt: skip
-    return following, xp.stack([arrays.cast(value, arrays.real) for value in row], -1)
+    return _reshaped(following, *shape), xp.stack([arrays.cast(value, arrays.real) for value in row], -1)

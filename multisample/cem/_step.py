@@ -9,14 +9,13 @@ from typing import Any, SupportsIndex
 import numpy as np
 
 from .._arguments import checked_integer, describe
-from .._libraries import is_number
 from .._operations import COLUMNS as MOST_SAMPLES
 from .._randomness.seed_argument import batch_of
 from .._sample import sample
 from .._typing import Bounds, Noise, Number
-from ._arrays import Arrays, adopted, arrays_like
-from ._method import broadcast, checked_elites, checked_number, checked_smoothing, flattened, pair_of
-from ._refit import Settings, State, first_state, refit
+from ._arrays import adopted, arrays_like
+from ._method import checked_number, checked_settings, converted, pair_of, placed
+from ._refit import State, first_state, refit
 
 
 def start(mu: Any, sigma: Any, searches: SupportsIndex | None = None) -> State:
@@ -44,24 +43,9 @@ def start(mu: Any, sigma: Any, searches: SupportsIndex | None = None) -> State:
     seed = np.zeros(batch, np.uint64) if batch else 0
     none_of_them = sample(mu, sigma, 0, seed=seed)
     arrays, shape = arrays_like(none_of_them), tuple(map(int, none_of_them.shape[:-1]))
-
-    dims = shape[len(batch) :]
-
-    def vector(x: Any) -> Any:
-        if is_number(x):
-            return arrays.put(np.full((*batch, math.prod(dims)), x))
-        array = arrays.cast(arrays.adopt(x))
-        return broadcast(arrays.xp, array, array.shape, batch, dims)
-
     with arrays.scope():
-        return _reshaped(first_state(arrays, vector(mu), vector(sigma)), shape)
-
-
-def _reshaped(state: State, shape: tuple[int, ...]) -> State:
-    """`state` with arrays of this shape."""
-    if tuple(state.mu.shape) == shape:
-        return state
-    return state._replace(mu=state.mu.reshape(shape), sigma=state.sigma.reshape(shape), x=state.x.reshape(shape))
+        mu, sigma = (converted(arrays, x, shape, seed) for x in (mu, sigma))
+        return first_state(arrays, mu, sigma, batch)
 
 
 def step(
@@ -123,38 +107,28 @@ def step(
     array([1., 1., 1.])
     """
     n = checked_integer("n", n, 2, MOST_SAMPLES + 1)
-    elites, smoothing = checked_elites(elite_frac, n), checked_smoothing(smoothing)
-    tol = None if tol is None else checked_number("tol", tol, 0, math.inf)
+    arrays, batch, shape = arrays_like(state.mu), tuple(state.fun.shape), tuple(state.mu.shape)
+    settings = checked_settings(arrays, n, elite_frac, smoothing, tol)
     if seed is None:
         raise TypeError("seed: expected an integer, a Key or a JAX key for each step, got None")
     if isinstance(noise_floor, (int, float)):
         noise_floor = checked_number("noise_floor", noise_floor, 0, math.inf)
-    arrays, batch, shape = arrays_like(state.mu), tuple(state.fun.shape), tuple(state.mu.shape)
     dims = shape[len(batch) :]
-    flat = *batch, math.prod(dims)
     if batch_of(seed) != (batch[0] if batch else None):
         accepted = f"a vector of {batch[0]} seeds" if batch else "one seed"
         raise ValueError(f"seed: expected {accepted}, for state.mu of shape {shape}, got {describe(seed)}")
     options: dict[str, Any] = {"noise": noise, "antithetic": antithetic, "fast_math": fast_math, "backend": backend}
     with arrays.scope():
-        edges = None if bounds is None else [_flat(arrays, "bounds", edge, batch, dims) for edge in pair_of(bounds)]
-        if edges is not None and len(dims) > 1:
-            edges = [x.reshape((*x.shape[:-1], *dims)) if x.ndim else x for x in edges]
+        pair = () if bounds is None else pair_of(bounds)
+        edges = [placed(arrays, "bounds", edge, batch, dims).reshape((*shape, 1)) for edge in pair]
 
         def draw() -> Any:
             samples = sample(state.mu, state.sigma, n, seed=seed, **options)
-            return samples if edges is None else arrays.clipped(samples, *(edge[..., None] for edge in edges))
+            return arrays.clipped(samples, *edges) if edges else samples
 
         scores, samples, _ = arrays.score(f, draw(), draw)
         scores = adopted(arrays, "f", scores, (*batch, n))
         if not isinstance(noise_floor, float):
-            noise_floor = _flat(arrays, "noise_floor", noise_floor, batch, dims)
-        settings, samples = Settings(arrays, elites, smoothing, tol), samples.reshape((*flat, n))
-        following, _ = refit(settings, _reshaped(state, flat), samples, scores, noise_floor)
-    return _reshaped(following, shape)
-
-
-def _flat(arrays: Arrays, name: str, values: Any, batch: tuple[int, ...], dims: tuple[int, ...]) -> Any:
-    """Argument `name`, a number or an array, with flat dimensions."""
-    array = arrays.put(np.array(values)) if is_number(values) else arrays.cast(arrays.adopt(values))
-    return flattened(arrays.xp, name, array, batch, dims)
+            noise_floor = placed(arrays, "noise_floor", noise_floor, batch, dims)
+        following, _ = refit(settings, state, samples, scores, noise_floor)
+    return following

@@ -8,6 +8,7 @@ from typing import Any
 from multisample.backends.contract import HostArray
 
 RUNNING, CONVERGED, COLLAPSED, UNSCORED, DIVERGED, STOPPED_BY_CALLBACK = range(6)
+"""The last iteration of a run has changed mean and standard deviation if its status is less than UNSCORED."""
 _REASONS = {
     RUNNING: "All {nit} iterations ran.",
     CONVERGED: "The largest standard deviation, {sigma:.3g}, is at most tol = {tol:.3g}.",
@@ -27,11 +28,6 @@ def status_after(xp: Any, mean: Any, sigma: Any, unscored: Any, tol: float | Non
         status = xp.where(xp.amax(sigma, -1) <= tol, CONVERGED, status)
     status = xp.where(xp.isfinite(one_sigma_away).all(-1), status, DIVERGED)
     return xp.where(unscored, UNSCORED, status)
-
-
-def is_refitted(status: Any) -> Any:
-    """Whether an iteration with this status has changed mean and standard deviation."""
-    return status < UNSCORED
 
 
 def message_of(n: int, tol: float | None, status: Any, nit: Any, nonfinite: Any, sigma: HostArray) -> str:

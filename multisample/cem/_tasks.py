@@ -132,21 +132,16 @@ def host_scores(name: str, scores: Any, count: int) -> HostArray:
 
 def redraw(task: Task, which: Any) -> Any:
     """Samples `which` of the generation of `task`, as columns in the order of `which`."""
-    arrays = task._arrays
+    arrays, d = task._arrays, task.mu.size
     columns = on_host("which", which).astype(np.int64)
     order = np.argsort(columns)
     in_order, parts = columns[order], []
-    for begin, end in _windows(in_order, task.mu.size):
-        first = int(in_order[begin])
-        window = task._window(first, int(in_order[end - 1]) - first + 1)
-        window = window.reshape((task.mu.size, window.shape[-1]))
-        with arrays.scope():
-            if end - begin == len(columns):
-                return arrays.columns(window, arrays.put(columns - first, arrays.xp.int64))
-            parts.append(arrays.columns(window, arrays.put(in_order[begin:end] - first, arrays.xp.int64)))
     with arrays.scope():
-        place = arrays.put(np.argsort(order), arrays.xp.int64)
-        return arrays.columns(arrays.xp.concatenate(parts, axis=1), place)
+        for begin, end in _windows(in_order, d):
+            first = int(in_order[begin])
+            window = task._window(first, int(in_order[end - 1]) - first + 1).reshape((d, -1))
+            parts.append(arrays.columns(window, arrays.put(in_order[begin:end] - first, "int64")))
+        return arrays.columns(arrays.xp.concatenate(parts, axis=1), arrays.put(np.argsort(order), "int64"))
 
 
 def _windows(columns: HostArray, d: int) -> Iterator[tuple[int, int]]:
@@ -209,13 +204,8 @@ def _pickler(executor: concurrent.futures.Executor) -> Callable[[Any], Any] | No
 
         dumps: Callable[[Any], Any] = cloudpickle.dumps
         return dumps
-    if "mpi4py" in packages:
-        return pickle.dumps
-    if not isinstance(executor, concurrent.futures.ProcessPoolExecutor):
-        return None
-    from multiprocessing.reduction import ForkingPickler
-
-    return ForkingPickler.dumps
+    is_known = "mpi4py" in packages or isinstance(executor, concurrent.futures.ProcessPoolExecutor)
+    return pickle.dumps if is_known else None
 
 
 def run_tasks(

@@ -7,9 +7,9 @@ import functools
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, wait
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
 from multisample.backends import registry
 from multisample.backends.native import library_cache, prebuilt
@@ -18,8 +18,6 @@ from multisample.backends.system.live_line import RARE, LiveLine
 from multisample.backends.system.threads import thread_count
 
 from .workers import Workers
-
-_Kernel: TypeAlias = Callable[[], Any]
 
 
 def add_parser(subparsers: Any) -> Any:
@@ -49,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
             has_kernels = True
         elif name == "cpu":
             if not has_kernels:
-                _print_kernels(_compile_kernels())
+                print(_compile_kernels(), flush=True)
         else:
             print(f"{name}: nothing to build: {name} compiles each kernel on first use")
     return 0
@@ -58,69 +56,38 @@ def run(args: argparse.Namespace) -> int:
 # --- Kernels for the CPU ----------------------------------------------------------------------------------------------
 
 
-class _Kernels(NamedTuple):
-    """What was done for the kernels of the cpu backend."""
-
-    results: list[_Result]
-    seconds: float
-
-
-class _Result(NamedTuple):
-    compiled: bool
-    """Whether the kernel was not in the cache."""
-    warnings: list[tuple[type[Warning], str]]
-
-
-def _compile_kernels() -> _Kernels:
+def _compile_kernels() -> str:
+    """Compile the kernels, in processes, since threads would wait for Numba's lock. Returns a line about them."""
     # Numba takes half a second to import.
     from multisample.backends.kernels.cpu import calls
 
     kernels = calls.kernels()
-    total = len(kernels)
+    done: list[tuple[bool, set[tuple[str, type[Warning]]]]] = []
     start = time.monotonic()
-    with LiveLine(sys.stderr, RARE) as line:
-        results = _compile_all(
-            kernels,
-            min(thread_count(), total),
-            lambda done: line.update(f"cpu: {done} of {total} kernels, {time.monotonic() - start:.0f} s"),
-        )
-    return _Kernels(results, time.monotonic() - start)
-
-
-def _print_kernels(kernels: _Kernels) -> None:
-    # Show a warning once, even if several processes gave it.
-    for category, message in {warning: text for result in kernels.results for warning, text in result.warnings}.items():
-        warnings.warn(message, category, stacklevel=1)
-    compiled, total = sum(result.compiled for result in kernels.results), len(kernels.results)
-    before = f"; {total - compiled} were compiled before" if compiled < total else ""
-    print(f"cpu: compiled {compiled} kernels in {kernels.seconds:.1f} s{before}", flush=True)
-
-
-def _compile_all(kernels: Sequence[_Kernel], processes: int, show: Callable[[int], None]) -> list[_Result]:
-    """Compile kernels. Threads would wait for Numba's lock.
-
-    Calls ``show(done)`` for each kernel that is done, and every second.
-    """
-    results: list[_Result] = []
-    with Workers(processes) as pool:
-        show(0)
+    with LiveLine(sys.stderr, RARE) as line, Workers(min(thread_count(), len(kernels))) as pool:
         waiting = {pool.submit(_compile, kernel) for kernel in kernels}
         # The pool notices the death only of workers that ran before the latest `submit`, so submit once more.
         pool.submit(int)
         while waiting:
-            done, waiting = wait(waiting, 1.0, FIRST_COMPLETED)
-            results += [future.result() for future in done]
-            show(len(results))
-    return results
+            line.update(f"cpu: {len(done)} of {len(kernels)} kernels, {time.monotonic() - start:.0f} s")
+            finished, waiting = wait(waiting, 1.0, FIRST_COMPLETED)
+            done += [future.result() for future in finished]
+    # Show a warning once, even if several processes gave it.
+    for message, category in sorted({warning for _, found in done for warning in found}, key=str):
+        warnings.warn(message, category, stacklevel=1)
+    compiled = sum(was_compiled for was_compiled, _ in done)
+    before = f"; {len(done) - compiled} were compiled before" if compiled < len(done) else ""
+    return f"cpu: compiled {compiled} kernels in {time.monotonic() - start:.1f} s{before}"
 
 
-def _compile(kernel: _Kernel) -> _Result:
+def _compile(kernel: Callable[[], Any]) -> tuple[bool, set[tuple[str, type[Warning]]]]:
+    """Whether the kernel was not in the cache, and warnings."""
     from multisample.backends.kernels.compilation import recorded_misses
 
     with recorded_misses() as misses, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", RuntimeWarning)
         kernel()
-    return _Result(bool(misses), [(warning.category, str(warning.message)) for warning in caught])
+    return bool(misses), {(str(warning.message), warning.category) for warning in caught}
 
 
 # --- Libraries --------------------------------------------------------------------------------------------------------
@@ -143,4 +110,4 @@ def _build_torch_ext() -> None:
         print(f"torch_ext, {kind.upper()}: {how}: {path}", flush=True)
     if reasons:
         print("torch_ext, CUDA: not built: " + "; ".join(reasons))
-    _print_kernels(kernels())
+    print(kernels(), flush=True)

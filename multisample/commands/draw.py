@@ -7,30 +7,24 @@ same bits as in one draw.
 from __future__ import annotations
 
 import argparse
-import itertools
 import re
 import secrets
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 
-from multisample._arguments import DTYPES
-from multisample._backends import choose
 from multisample._checks.operands import common_length
 from multisample._checks.window_and_options import checked_window
 from multisample._sample import sample
 from multisample.backends.system.live_line import RARE, LiveLine
 
-from .arrays import Vector, check_output, read_vector, size_text, to_numpy, write_npy
+from .arrays import Vector, check_output, new_file, read_vector, size_text, to_numpy
 
-_DTYPES = tuple(name for name in DTYPES if hasattr(np, name))
 _LEAST_MEMORY = 4 << 10
-# A larger window is not faster, shows progress less often, and may exceed the memory of a GPU.
-_MOST_BY_DEFAULT = 256 << 20
 
 
 def add_parser(subparsers: Any) -> Any:
@@ -54,7 +48,9 @@ def add_parser(subparsers: Any) -> Any:
     ):
         parser.add_argument(name, choices=choices, default=choices[0], help=f"{meaning} (default: {choices[0]})")
     parser.add_argument(
-        "--dtype", type=_dtype, help=f"{', '.join(_DTYPES)} (default: the dtype of the files; float32 for integers)"
+        "--dtype",
+        choices=("float16", "float32", "float64"),
+        help="default: the dtype of the files; float32 for integers",
     )
     parser.add_argument("--antithetic", action="store_true", help="samples 2 k and 2 k + 1 have opposite noise")
     parser.add_argument("--fast-math", action="store_true", help="a faster, less exact transform on a GPU")
@@ -64,9 +60,9 @@ def add_parser(subparsers: Any) -> Any:
     parser.add_argument(
         "--memory",
         type=_byte_count,
+        default="256M",  # A larger window is not faster, shows progress less often, and may exceed the memory of a GPU.
         metavar="BYTES",
-        help="largest window in memory; at least 4K, with suffix K, M or G for powers of 1024"
-        " (default: half of the free memory, at most 256M)",
+        help="largest window in memory; at least 4K, with suffix K, M or G for powers of 1024 (default: 256M)",
     )
     return parser
 
@@ -83,37 +79,30 @@ def run(args: argparse.Namespace) -> int:
     d, dtype = _check(mu, sigma, args, options)
     # Each call below passes `dtype`, so the dtypes of the vectors do not matter.
     vectors = [np.asarray(mu), np.asarray(sigma)]
-    in_place = choose(args.backend, "numpy", "cpu").host_library == "numpy"
-
-    memory = args.memory or max(_LEAST_MEMORY, min(available_memory() // 2, _MOST_BY_DEFAULT))
     total = d * n * dtype.itemsize
-
-    def fill(matrix: np.memmap[Any, Any]) -> None:
-        plain = np.asarray(matrix)
-        transposed = args.layout == "nd"
-        with Progress(total, sys.stderr) as progress:
-            for rows, columns in windows(d, n, dtype.itemsize, memory, transposed):
-                window = plain[columns, rows] if transposed else plain[rows, columns]
-                window_mu, window_sigma = (x[rows] if x.ndim else float(x) for x in vectors)
-                drawn = sample(
-                    window_mu,
-                    window_sigma,
-                    columns.stop - columns.start,
-                    layout=args.layout,
-                    dtype=dtype.name,
-                    dim_offset=args.dim_offset + rows.start,
-                    sample_offset=args.sample_offset + columns.start,
-                    out=window if in_place else None,
-                    **options,
-                )
-                if not in_place:
-                    window[...] = to_numpy(drawn)
-                if total > memory:
-                    matrix.flush()  # Pages that wait for the disk use memory too.
-                    progress.add(window.nbytes)
-
-    shape = (n, d) if args.layout == "nd" else (d, n)
-    write_npy(args.output, shape, dtype, fill, force=args.force)
+    transposed = args.layout == "nd"
+    shape = (n, d) if transposed else (d, n)
+    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    done, begin = 0, time.monotonic()
+    with new_file(args.output, total, force=args.force) as file, LiveLine(sys.stderr, RARE) as line:
+        np.lib.format.write_array_header_1_0(file, header)
+        for window in windows(shape, args.memory // dtype.itemsize):
+            rows, columns = reversed(window) if transposed else window
+            window_mu, window_sigma = (x[rows] if x.ndim else float(x) for x in vectors)
+            drawn = sample(
+                window_mu,
+                window_sigma,
+                columns.stop - columns.start,
+                layout=args.layout,
+                dtype=dtype.name,
+                dim_offset=args.dim_offset + rows.start,
+                sample_offset=args.sample_offset + columns.start,
+                **options,
+            )
+            done += file.write(to_numpy(drawn).data)
+            if total > args.memory:
+                show = line.show if done == total else line.update
+                show(_progress(done, total, time.monotonic() - begin))
     elapsed = time.perf_counter() - start
     print(f"{args.output}: shape {shape}, {dtype.name}, seed {seed}, {elapsed:.3g} s")
     return 0
@@ -137,43 +126,18 @@ def _check(
     return empty.shape[0], to_numpy(empty).dtype
 
 
-def windows(d: int, n: int, itemsize: int, memory: int, transposed: bool = False) -> Iterator[tuple[slice, slice]]:
-    """Rows and columns of windows of at most `memory` bytes that tile a (d, n) matrix, in the order of its file.
-
-    A window is contiguous in the file, which is (n, d) if `transposed`, so that writing it touches few pages. The
-    exception is a transposed file of which four rows exceed `memory`.
-    """
-    capacity = memory // itemsize
-    # The stream has blocks of four columns. A width of whole blocks computes no block twice.
-    if transposed:
-        height = max(1, min(d, capacity // 4))
-        width = capacity // height
-        width -= width % 4
+def windows(shape: tuple[int, int], capacity: int) -> Iterator[tuple[slice, slice]]:
+    """Windows of at most `capacity` elements that tile a matrix of this shape: contiguous, in the order of its file."""
+    height, width = shape
+    # The stream has blocks of four columns. Windows of whole blocks compute no block twice.
+    if width > capacity:
+        rows, columns = 1, capacity - capacity % 4
     else:
-        width = max(n, 1) if n <= capacity else capacity - capacity % 4
-        height = max(1, capacity // width)
-    rows = [slice(top, min(top + height, d)) for top in range(0, d, height)]
-    columns = [slice(left, min(left + width, n)) for left in range(0, n, width)]
-    for outer, inner in itertools.product(*((columns, rows) if transposed else (rows, columns))):
-        yield (inner, outer) if transposed else (outer, inner)
-
-
-def available_memory() -> int:
-    """Bytes of available memory, or 1 GiB where the system is not Linux."""
-    try:
-        with Path("/proc/meminfo").open() as file:
-            # MemAvailable includes memory that the page cache can release; sysconf does not.
-            return next(int(line.split()[1]) << 10 for line in file if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration):
-        return 1 << 30
-
-
-def _dtype(text: str) -> str:
-    if text not in _DTYPES:
-        if text in DTYPES:
-            raise argparse.ArgumentTypeError(f"a .npy file cannot store {text}; draw float32, and round after reading")
-        raise argparse.ArgumentTypeError(f"expected {', '.join(_DTYPES)}, got {text!r}")
-    return text
+        rows, columns = capacity // max(width, 1), max(width, 1)
+        rows -= rows % 4 if rows > 4 else 0
+    for top in range(0, height, rows):
+        for left in range(0, width, columns):
+            yield slice(top, min(top + rows, height)), slice(left, min(left + columns, width))
 
 
 def _byte_count(text: str) -> int:
@@ -184,25 +148,10 @@ def _byte_count(text: str) -> int:
     return count
 
 
-class Progress(LiveLine):
-    """A progress line with the bytes written, the rate and the time left."""
-
-    def __init__(self, total: int, stream: TextIO) -> None:
-        super().__init__(stream, RARE)
-        self._total = total
-        self._done = 0
-        self._start = time.monotonic()
-        self._next = self._start + self._interval
-
-    def add(self, size: int) -> None:
-        """Add `size` written bytes."""
-        self._done += size
-        rate = self._done / max(time.monotonic() - self._start, 1e-9)
-        text = (
-            f"{100 * self._done // self._total:3d}%  {size_text(self._done)} of {size_text(self._total)}"
-            f"  {size_text(rate)}/s  {(self._total - self._done) / rate:.0f} s left"
-        )
-        if self._done >= self._total:
-            self.show(text)
-        else:
-            self.update(text)
+def _progress(done: int, total: int, seconds: float) -> str:
+    """The bytes written, the rate and the time left."""
+    rate = done / max(seconds, 1e-9)
+    return (
+        f"{100 * done // total:3d}%  {size_text(done)} of {size_text(total)}"
+        f"  {size_text(rate)}/s  {(total - done) / rate:.0f} s left"
+    )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
+import timeit
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -45,7 +45,11 @@ def run(args: argparse.Namespace) -> int:
     print(_status_table(statuses))
     names = [name for name, status in statuses.items() if status.available]
     if "torch_ext" in names and not library_cache.cuda_reasons():
-        print(_compiled())
+        units, of, seconds = library_cache.compiled()
+        print(f"\ntorch_ext: {units} of {of} kinds of kernels for CUDA are compiled.")
+        if seconds:
+            print("A call compiles the kind that it needs.")
+            print(f"  python -m multisample build torch_ext    # compiles all, about {seconds:.0f} s")
     if not names:
         print("\nNo backend is available.")
         return 1
@@ -64,18 +68,6 @@ def _status_table(statuses: Mapping[str, BackendStatus]) -> str:
             # A reason may end in a build log, which has several lines.
             heading += "\n    - " + reason.rstrip().replace("\n", "\n      ")
     return heading
-
-
-def _compiled() -> str:
-    """How much of torch_ext is compiled for CUDA, and the time to compile all of it."""
-    units, of, seconds = library_cache.compiled()
-    text = f"\ntorch_ext: {units} of {of} kinds of kernels for CUDA are compiled."
-    if seconds:
-        text += (
-            " A call compiles the kind that it needs."
-            f"\n  python -m multisample build torch_ext    # compiles all, about {seconds:.0f} s"
-        )
-    return text
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -119,15 +111,13 @@ def _timed(name: str, mu: HostArray, sigma: HostArray) -> tuple[float, HostArray
     def call() -> Any:
         return multisample.sample(own_mu, own_sigma, _N, seed=_SEED, backend=name)
 
-    result = to_numpy(call())
-    times = []
-    for _ in range(_REPEATS):
-        start = time.perf_counter()
+    def series() -> None:
         for _ in range(_CALLS):
             last = call()
         to_numpy(last[0, :4])  # Waits for the device.
-        times.append((time.perf_counter() - start) / _CALLS)
-    return statistics.median(times), result
+
+    result = to_numpy(call())
+    return statistics.median(timeit.repeat(series, number=1, repeat=_REPEATS)) / _CALLS, result
 
 
 def _compare(results: Mapping[str, HostArray]) -> bool:

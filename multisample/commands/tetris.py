@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -32,9 +31,8 @@ _STATE, _WEIGHTS, _CURVE, _ANIMATION = "state.json", "weights.json", "learning.p
 # Number of the first game after training. Training games have lower numbers.
 _FIRST_FRESH = 1 << 32
 _HEIGHT = 20
-# The animation shows the last pieces of the best game. Earlier pieces are not shown; they only decide the colours of
-# the first frame.
-_SHOWN, _UNSEEN = 200, 600
+# The animation shows the last pieces of the best game.
+_SHOWN = 200
 # Tasks for each worker. Good players play longer, so equal shares would let workers wait.
 _TASKS = 4
 
@@ -49,7 +47,7 @@ def add_parser(subparsers: Any) -> Any:
         " stops the training, and --resume continues it with the same results as without the stop.",
     )
     parser.add_argument(
-        "--minutes", type=_positive, default=3.0, help="training time of this run (default: 3), up to one iteration"
+        "--minutes", type=float, default=3.0, help="training time of this run (default: 3), up to one iteration"
         " more",
     )  # fmt: skip
     parser.add_argument(
@@ -243,20 +241,11 @@ def _animate_best(learner: Learner, played: Played, path: Path) -> None:
 
     best = int(played.lines[0].argmax())
     last = int(played.pieces[0, best])
-    first_shown = max(last - _SHOWN, 0)
-    first = max(first_shown - _UNSEEN, 0)
     made = moves(
-        learner.weights, _FIRST_FRESH + best, first, last, seed=learner.settings.seed,
+        learner.weights, _FIRST_FRESH + best, max(last - _SHOWN, 0), last, seed=learner.settings.seed,
         features=learner.settings.features, height=_HEIGHT,
     )  # fmt: skip
-    pictures.animate(path, made, unseen=first_shown - first, height=_HEIGHT)
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"expected a positive number, got {text!r}")
-    return value
+    pictures.animate(path, made, _HEIGHT)
 
 
 def _count(text: str) -> int:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ._running import parsed, run_and_exit
+from ._running import parsed
 
 FEATURES, OBSERVATIONS, NOISE = 6, 200, 0.5
 
@@ -69,7 +69,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     for k, (loc, scale, best_loc, best_scale) in enumerate(zip(*(x.tolist() for x in result), strict=True)):
         print(f"{k:6}  {loc:11.3f}  {best_loc:7.3f}  {scale:16.4f}  {best_scale:7.4f}")
     return 0
-
-
-if __name__ == "__main__":
-    run_and_exit(main)

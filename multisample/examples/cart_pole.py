@@ -27,7 +27,7 @@ import numpy as np
 
 import multisample
 
-from ._running import parsed, run_and_exit
+from ._running import parsed
 
 HORIZON, ROLLOUTS, ROLLOUTS_OF_MANY = 40, 1024, 64
 SECONDS_PER_STEP = 0.04
@@ -162,7 +162,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     for k in range(11, len(lines), 12):
         print(f"{(k + 1) * SECONDS_PER_STEP:7.2f}  {lines[k]}")
     return 0
-
-
-if __name__ == "__main__":
-    run_and_exit(main)

@@ -23,7 +23,7 @@ import numpy as np
 
 import multisample
 
-from ._running import parsed, run_and_exit
+from ._running import parsed
 
 MEMBERS = 64
 SIGMA = 0.1
@@ -112,7 +112,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     for t in (*range(0, len(scores), 20), len(scores) - 1):
         print(f"{t:4d}{scores[t]:12.3f}  {' '.join(sorted(text[:12] for text in digests[t]))}")
     return 0
-
-
-if __name__ == "__main__":
-    run_and_exit(main)

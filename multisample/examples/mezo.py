@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import multisample
 
-from ._running import parsed, run_and_exit
+from ._running import parsed
 
 if TYPE_CHECKING:
     import torch
@@ -101,7 +101,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{t:4d}{losses[t]:10.4f}")
     print(f"after backpropagation: {backward_loss:.4f}")
     return 0
-
-
-if __name__ == "__main__":
-    run_and_exit(main)

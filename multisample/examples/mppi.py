@@ -3,11 +3,10 @@
 A vehicle flies around an obstacle to a goal. Each control step simulates many sequences of accelerations around the
 current plan, and averages them with weights that favour low costs (Williams et al., "Information theoretic MPC for
 model-based reinforcement learning", ICRA 2017). The accelerations are never in memory: the rollouts draw them, and
-`multisample.weighted_moments` draws them again for the average. Rollouts run in Numba on the CPU or a GPU, or in CUDA
-C++ on a GPU, with the same accelerations.
+`multisample.weighted_moments` draws them again for the average. Rollouts run in Numba on the CPU or in CUDA C++ on a
+GPU, with the same accelerations.
 
 python -m multisample examples mppi                    # Numba, on the CPU
-python -m multisample examples mppi --device numba     # Numba, on a GPU, with CuPy's arrays
 python -m multisample examples mppi --device cuda      # CUDA C++ by CuPy, on a GPU
 python -m multisample examples mppi --device arrays    # NumPy, with the accelerations in memory: (rollouts, steps, 2)
 """
@@ -24,7 +23,7 @@ from numba import njit
 
 import multisample
 
-from ._running import parsed, run_and_exit
+from ._running import parsed
 
 STEPS = 100
 """Steps of a plan. Row 2 t of the matrix of accelerations is in direction x at step t, row 2 t + 1 in direction y."""
@@ -90,21 +89,17 @@ OPTIONS = ("-std=c++17", f"-I{multisample.get_include()}", *(f"-D{k}={float(v)!r
 """Options for the compiler of `KERNEL`. It also needs ``-DNORMALS4=normals4`` or ``-DNORMALS4=fast_normals4``."""
 
 
-def control(
-    steps: int = 80, rollouts: int = 2048, seed: int = 7, device: str = "cpu", fast_math: bool = False
-) -> list[tuple[float, float]]:
+def control(steps: int = 80, rollouts: int = 2048, seed: int = 7, device: str = "cpu") -> list[tuple[float, float]]:
     """Fly to the goal, with `rollouts` sequences for each control step; returns x and y after each, in metres.
 
-    With device "cpu", Numba compiles the kernels for the CPU, and with "numba" for a GPU. With "cuda", they are CUDA
-    C++, which supports `fast_math`. With "arrays", the accelerations are an array, for rollouts that cannot draw in a
-    kernel, such as those of a learned model.
+    With device "cpu", the kernels are Numba's, and with "cuda" CUDA C++. With "arrays", the accelerations are an array,
+    for rollouts that cannot draw in a kernel, such as those of a learned model.
     """
     library: Any = np
-    if device in ("numba", "cuda"):
+    if device == "cuda":
         import cupy
 
         library = cupy
-    fast_math = fast_math and device == "cuda"
     plan = library.zeros(2 * STEPS, np.float32)
     sigma = library.full(2 * STEPS, ACCELERATION, np.float32)
     generator = multisample.Generator(seed)
@@ -116,13 +111,13 @@ def control(
             controls = multisample.sample(plan.reshape(STEPS, 2), ACCELERATION, rollouts, seed=key, layout="nd")
             costs = costs_of_controls(controls, state)
         else:
-            costs = costs_of(plan, sigma, state[:4], rollouts, key, device, fast_math)
+            costs = costs_of(plan, sigma, state[:4], rollouts, key, device)
         weights = library.exp((costs.min() - costs) / np.float32(TEMPERATURE))
         weights /= weights.sum()
         if device == "arrays":
             plan = np.tensordot(weights, controls, 1).reshape(-1)
         else:
-            (plan,) = multisample.weighted_moments(weights, plan, sigma, order=1, seed=key, fast_math=fast_math)
+            (plan,) = multisample.weighted_moments(weights, plan, sigma, order=1, seed=key)
         a, b = (float(x) for x in plan[:2])
         state = np.array(moved((*state[:4], np.float32(0)), np.float32(a), np.float32(b)), np.float32)
         plan = library.concatenate([plan[2:], library.zeros(2, np.float32)])
@@ -145,13 +140,8 @@ def costs_of(
         return costs[:n]
     import cupy
 
-    at = cupy.asarray(start)
-    if device == "numba":
-        costs = cupy.empty(-(-n // 4) * 4, np.float32)
-        numba_kernel()[-(-costs.size // 4 // THREADS), THREADS](plan, sigma, at, seed, offset, costs)
-        return costs[:n]
     costs = cupy.empty(n, np.float32)
-    arguments = plan, sigma, np.uint32(plan.size // 2), at, seed, offset, np.uint32(n), costs
+    arguments = plan, sigma, np.uint32(plan.size // 2), cupy.asarray(start), seed, offset, np.uint32(n), costs
     cuda_kernel(fast_math)((-(-n // THREADS),), (THREADS,), arguments)
     return costs
 
@@ -163,30 +153,6 @@ def cuda_kernel(fast_math: bool) -> Any:
 
     draw = "fast_normals4" if fast_math else "normals4"
     return cupy.RawKernel(KERNEL, "rollouts", (*OPTIONS, f"-DNORMALS4={draw}"))
-
-
-@functools.cache
-def numba_kernel() -> Any:
-    """`group_of_rollouts` for a GPU: a thread has four rollouts."""
-    from numba import cuda
-
-    @cuda.jit
-    def kernel(plan, sigma, start, seed, offset, costs):  # type: ignore[no-untyped-def]
-        g = cuda.grid(1)
-        if 4 * g < costs.size:
-            group_of_rollouts(plan, sigma, start, seed, offset, g, costs)
-
-    return kernel
-
-
-# The functions below compile for the CPU and for a GPU.
-
-
-@njit
-def for_every_group(plan, sigma, start, seed, offset, costs):  # type: ignore[no-untyped-def]
-    """The costs of all rollouts, on the CPU."""
-    for g in range(costs.size // 4):
-        group_of_rollouts(plan, sigma, start, seed, offset, g, costs)
 
 
 @njit
@@ -202,22 +168,20 @@ def costs_of_controls(controls, start):  # type: ignore[no-untyped-def]
 
 
 @njit
-def group_of_rollouts(plan, sigma, start, seed, offset, g, costs):  # type: ignore[no-untyped-def]
-    """The costs of rollouts ``4 g`` to ``4 g + 3``."""
-    first = (start[0], start[1], start[2], start[3], np.float32(0))
-    v0, v1, v2, v3 = first, first, first, first
-    for t in range(plan.size // 2):
-        m, s, n, r = plan[2 * t], sigma[2 * t], plan[2 * t + 1], sigma[2 * t + 1]
-        a0, a1, a2, a3 = multisample.numba.normals4(seed, offset, 2 * t, g)
-        b0, b1, b2, b3 = multisample.numba.normals4(seed, offset, 2 * t + 1, g)
-        v0 = moved(v0, m + s * a0, n + r * b0)
-        v1 = moved(v1, m + s * a1, n + r * b1)
-        v2 = moved(v2, m + s * a2, n + r * b2)
-        v3 = moved(v3, m + s * a3, n + r * b3)
-    costs[4 * g] = v0[4]
-    costs[4 * g + 1] = v1[4]
-    costs[4 * g + 2] = v2[4]
-    costs[4 * g + 3] = v3[4]
+def for_every_group(plan, sigma, start, seed, offset, costs):  # type: ignore[no-untyped-def]
+    """The costs of all rollouts. Rollouts ``4 g`` to ``4 g + 3`` are a group, whose normals come from one call."""
+    for g in range(costs.size // 4):
+        first = (start[0], start[1], start[2], start[3], np.float32(0))
+        v0, v1, v2, v3 = first, first, first, first
+        for t in range(plan.size // 2):
+            m, s, n, r = plan[2 * t], sigma[2 * t], plan[2 * t + 1], sigma[2 * t + 1]
+            a0, a1, a2, a3 = multisample.numba.normals4(seed, offset, 2 * t, g)
+            b0, b1, b2, b3 = multisample.numba.normals4(seed, offset, 2 * t + 1, g)
+            v0 = moved(v0, m + s * a0, n + r * b0)
+            v1 = moved(v1, m + s * a1, n + r * b1)
+            v2 = moved(v2, m + s * a2, n + r * b2)
+            v3 = moved(v3, m + s * a3, n + r * b3)
+        costs[4 * g : 4 * g + 4] = v0[4], v1[4], v2[4], v3[4]
 
 
 @njit
@@ -235,7 +199,7 @@ def moved(vehicle, a, b):  # type: ignore[no-untyped-def]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the vehicle's position every half second."""
-    args = parsed("mppi", __doc__, argv, device=("cpu", "numba", "cuda", "arrays"), rollouts=2048, seed=7)
+    args = parsed("mppi", __doc__, argv, device=("cpu", "cuda", "arrays"), rollouts=2048, seed=7)
     positions = control(rollouts=args.rollouts, seed=args.seed, device=args.device)
     print("seconds       x       y  distance to the goal")
     for k in range(9, len(positions), 10):
@@ -243,7 +207,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         distance = math.hypot(x - float(GOAL[0]), y - float(GOAL[1]))
         print(f"{(k + 1) * float(SECONDS):7.2f}{x:8.2f}{y:8.2f}{distance:22.2f}")
     return 0
-
-
-if __name__ == "__main__":
-    run_and_exit(main)

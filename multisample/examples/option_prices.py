@@ -31,7 +31,7 @@ from numba import njit
 
 import multisample
 
-from ._running import parsed, run_and_exit
+from ._running import parsed
 
 YEARS, RATE, SPOT, STRIKE = 1.0, 0.03, 100.0, 100.0
 STOCKS = 8
@@ -169,10 +169,6 @@ def average_price(seed: int = 7, paths: int = 65_536, device: str = "cpu") -> Pr
 
     `paths` are rounded up to a multiple of 512. On the device "cpu" Numba simulates them, on "cuda" CUDA C++.
     """
-    if not 0 <= seed < 2**64:
-        raise ValueError(f"seed: {seed}; must be at least 0 and less than 2**64")
-    if paths < 4 * THREADS:
-        raise ValueError(f"paths: {paths}; must be at least {4 * THREADS}")
     blocks = -(-paths // (4 * THREADS))
     daily = np.float32(VOLATILITY * math.sqrt(YEARS / DAYS) / math.log(2))
     drift = np.float32((RATE - VOLATILITY**2 / 2) * YEARS / DAYS / math.log(2))
@@ -238,7 +234,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name, values in estimates.items():
             print(f"{name:36}{statistics.fmean(values):10.4f}  {statistics.stdev(values):.5f}")
     return 0
-
-
-if __name__ == "__main__":
-    run_and_exit(main)

@@ -19,7 +19,7 @@ import numpy as np
 
 import multisample
 
-from ._running import parsed, run_and_exit
+from ._running import parsed
 
 MEMBERS, SIGMA, RATE, DECAY = 64, 0.1, 0.02, 1e-4
 INPUTS, HIDDEN = 4, 16
@@ -169,7 +169,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     for t in (0, 20, 50, 100, 199):
         print(f"{t:4d}" + "".join(f"{losses[t]:12.4f}" for losses in runs.values()))
     return 0
-
-
-if __name__ == "__main__":
-    run_and_exit(main)

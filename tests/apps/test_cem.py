@@ -18,7 +18,7 @@ import multisample
 from multisample import cem
 from multisample.cem import CEM, _method
 from multisample.cem._arrays import arrays_like
-from multisample.cem._refit import COLUMNS, Settings, State, refit
+from multisample.cem._refit import Settings, State, refit
 from multisample.cem._stopping import COLLAPSED, CONVERGED, DIVERGED, RUNNING, UNSCORED
 
 Array = np.ndarray[Any, Any]
@@ -484,7 +484,7 @@ NUMBER = "expected a finite number"
     ({"noise_floor": -1}, ValueError, f"noise_floor: {NUMBER}, noise_floor >= 0, got -1"),
     ({"noise_floor": -START}, ValueError, "noise_floor: expected finite variances of at least 0"),
     ({"noise_floor": lambda t: -3}, ValueError, f"noise_floor: {NUMBER}, noise_floor >= 0, got -3"),
-    ({"noise_floor": lambda t: [1, 2]}, ValueError, r"noise_floor: expected shape \(6,\), got \(2,\)"),
+    ({"noise_floor": lambda t: [1, 2]}, ValueError, r"noise_floor: .* shape \(6,\), got shape \(2,\)"),
     ({"bounds": 3}, TypeError, r"bounds: expected a pair \(low, high\) or a scipy\.optimize\.Bounds, got 3 of"),
     ({"bounds": (3, -3)}, ValueError, r"bounds: expected low <= high, got 3\.0 and -3\.0 at 0"),
     ({"bounds": (math.nan, 3)}, ValueError, "bounds: expected low <= high, got nan"),
@@ -535,8 +535,8 @@ def with_one(value: float) -> Array:
     return np.where(NUMBERS == 2, value, NUMBERS)
 
 
-def row(**changed: float) -> list[float]:
-    return [changed.get(name, value) for name, value in zip(COLUMNS, ROW, strict=True)]
+def row(status: float) -> list[float]:
+    return [*ROW[:-1], status]
 
 
 @pytest.mark.parametrize(("error", "message", "changed"), [
@@ -547,23 +547,14 @@ def row(**changed: float) -> list[float]:
     (TypeError, r"^state\['mu'\]: expected numbers, got \[\[1\], ", {"mu": [[1], [2, 3]]}),
     (TypeError, r"^state\['x'\]: expected numbers, got \[True, ", {"x": [True] * 6}),
     (ValueError, r"^state\['mu'\]: expected finite numbers, got 1e\+39 at 2", {"mu": with_one(1e39)}),
-    (ValueError, r"^state\['x'\]: expected finite numbers, got inf at 2", {"x": with_one(np.inf)}),
     (ValueError, r"^state\['sigma'\]: .* of at least 0, got -1.0 at 2", {"sigma": with_one(-1)}),
     (ValueError, r"^state\['history'\]: expected shape \(1, 6\), got \(1, 2\)", {"history": [[0, 0]]}),
     (ValueError, r"^state\['history'\]: expected shape \(6,\), got \(\)", {"history": 1}),
-    *(
-        (ValueError, rf"^state\['history'\]: .* got {name} .* in row 1", {"history": [ROW, row(**{name: value})]})
-        for name, value in (
-            ("best", np.nan), ("best", -np.inf), ("threshold", -np.inf), ("sigma", -1), ("sigma", np.inf),
-            ("nonfinite", 0.5), ("nonfinite", -1), ("nonfinite", N + 1), ("status", 5),
-        )
-    ),
-    (ValueError, r"^state\['history'\]: .* got status 1.0 in row 0", {"history": [row(status=1), ROW], "told": 2}),
+    (ValueError, r"^state\['history'\]: expected statuses 0 to 4, got 5\.0 in row 1", {"history": [ROW, row(5)]}),
+    (ValueError, r"^state\['history'\]: expected statuses 0 to 4, got nan", {"history": [row(math.nan)]}),
     (ValueError, r"^state\['told'\]: expected 0 <=", {"told": -1}),
     (TypeError, r"^state\['told'\]: expected an integer", {"told": 1.0}),
     (ValueError, r"^state\['told'\]: expected shape \(\), got \(1,\)", {"told": [1]}),
-    (ValueError, r"^state\['told'\]: expected 1, .* got 2", {"history": [ROW], "told": 2}),
-    (ValueError, r"^state\['told'\]: expected 1, .* got 0", {"history": [row(status=2)], "told": 0}),
     (ValueError, r"^state\['seed'\]: expected 0 <= .* < 2\*\*64, got 18446744073709551616", {"seed": 2**64}),
     (ValueError, r"^state\['offset'\]: expected 0 <=", {"offset": -1}),
     (TypeError, r"^state\['offset'\]: expected an integer, got the bool True", {"offset": True}),

@@ -3,7 +3,6 @@
 import functools
 import math
 import re
-import runpy
 import shutil
 import statistics
 import subprocess
@@ -140,8 +139,6 @@ def needs(device: str) -> None:
     """Skip the test if a program with kernels of its own cannot run on `device`."""
     if device != "cpu":
         require("cupy")
-    if device == "numba":
-        require("numba")
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -157,21 +154,13 @@ def test_a_kernel_prices_the_paths_that_sample_draws(device: str) -> None:
     assert found.error == pytest.approx(payoffs.std() / paths**0.5, rel=1e-3)
 
 
-def test_wrong_seeds_and_paths_of_a_price_raise() -> None:
-    for name, value in (("seed", -1), ("seed", 2**64), ("paths", 511)):
-        with pytest.raises(ValueError, match=f"^{name}: {value}; must be"):
-            option_prices.average_price(**{name: value})
-
-
 ROLLOUT = (
     np.linspace(-0.5, 1.5, 2 * 30, dtype=np.float32), np.full(2 * 30, 2, np.float32),
     np.array([0.0, 0.3, 1.0, -0.5], np.float32), multisample.Key(2**63 + 1, 2**35),
 )  # fmt: skip
 
 
-# Numba warns of kernels that do not fill the device.
-@pytest.mark.filterwarnings("ignore:.*Grid size")
-@pytest.mark.parametrize("device", ["cpu", "numba", "cuda"])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_rollouts_have_the_controls_that_sample_draws(device: str) -> None:
     needs(device)
     plan, sigma, start, key, n = *ROLLOUT, 1001
@@ -192,11 +181,10 @@ def test_rollouts_have_the_controls_that_sample_draws(device: str) -> None:
     assert np.isclose(costs, expected, rtol=1e-4).mean() > 0.99
 
 
-@pytest.mark.filterwarnings("ignore:.*Grid size")
-@pytest.mark.parametrize(("device", "fast_math"), [("cpu", False), ("numba", False), ("cuda", False), ("cuda", True)])
-def test_mppi_flies_around_the_obstacle_to_the_goal(device: str, fast_math: bool) -> None:
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_mppi_flies_around_the_obstacle_to_the_goal(device: str) -> None:
     needs(device)
-    positions = np.array(mppi.control(device=device, fast_math=fast_math))
+    positions = np.array(mppi.control(device=device))
     if device == "cpu":  # The same accelerations, in memory.
         assert np.allclose(positions[:20], mppi.control(steps=20, device="arrays"), atol=1e-4)
     assert np.hypot(*(positions[-10:] - mppi.GOAL).T).max() < 0.15
@@ -372,10 +360,7 @@ def test_a_program_without_its_library_says_what_to_install(
 ) -> None:
     name, package = {"torch": ("PyTorch", "torch"), "jax": ("JAX", "jax"), "dask": ("Dask", "'dask[array]'")}[library]
     monkeypatch.setitem(sys.modules, library, None)
-    module = f"multisample.examples.{program.partition(' ')[0]}"
-    monkeypatch.delitem(sys.modules, module, raising=False)
-    monkeypatch.setattr(sys, "argv", program.split())
     with pytest.raises(SystemExit) as exit_:
-        runpy.run_module(module, run_name="__main__")
+        command_line.main(["examples", *program.split()])
     assert exit_.value.code == 1
     assert capsys.readouterr().err == f"multisample: error: {name} is not installed: pip install {package}\n"

@@ -239,23 +239,12 @@ def test_a_saved_learner_continues_with_equal_bits(tmp_path: Path, iterations: i
 
 
 @pytest.mark.parametrize(("path", "value", "message"), [
-    ((), [], r"state: expected version, settings, history, cem, got \[\]"),
-    ((), {"settings": 1, "history": 1, "cem": 1}, "state: expected version,"),
-    (("version",), 2, "version: expected 1, got 2"),
-    (("settings",), None, "settings: expected features, seed, n, .* got None"),
-    (("settings", "height"), 99, "height: expected"),
-    (("settings", "seed"), 8, "cem: expected seed 8, as in settings and history, got 7"),
-    (("history",), {}, "history: expected a list, got {}"),
-    (("history",), [], "cem: expected told 0, as in settings and history, got 1"),
-    (("history",), [{"mean": 1.0}], "history: expected mean, best, sigma, pieces, seconds, got"),
-    (("history", 0, "mean"), "1", "mean: expected a number, got '1'"),
-    (("history", 0, "best"), float("inf"), "best: expected"),
-    (("history", 0, "sigma"), True, "sigma: expected a number, got True"),
-    (("history", 0, "pieces"), 1.5, "pieces: expected"),
-    (("history", 0, "seconds"), -1.0, "seconds: expected"),
-    (("cem",), 7, "cem: expected mu, sigma, x, history, told, seed, offset, got 7"),
-    (("cem", "mu"), [1.0], r"state\['mu'\]: expected shape \(8,\), got \(1,\)"),
-    (("cem", "offset"), 3, "cem: expected offset 1, as in settings and history, got 3"),
+    ((), [], "TypeError: "),
+    ((), {"version": 1}, "KeyError: 'settings'"),
+    (("version",), 2, "ValueError: version: expected 1, got 2"),
+    (("settings", "height"), 99, "ValueError: height: expected"),
+    (("history",), [{"mean": 1.0}], "TypeError: .*missing 4 required"),
+    (("cem", "mu"), [1.0], r"ValueError: state\['mu'\]: expected shape \(8,\), got \(1,\)"),
 ])  # fmt: skip
 def test_invalid_state_files_raise(tmp_path: Path, path: tuple[Any, ...], value: Any, message: str) -> None:
     file = tmp_path / "state.json"

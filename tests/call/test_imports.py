@@ -48,7 +48,8 @@ multisample.cem.minimize
 show(set(sys.modules) - before)
 show(multisample.sample([0.5], [2.0], 4, seed=3).view("u4").tolist())
 show(set(sys.modules) - before)
-multisample.examples.tetris.play
+from multisample.examples import tetris
+tetris.play
 try:
     multisample.nothing
 except AttributeError as error:

@@ -20,7 +20,7 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,11 +100,6 @@ class Iteration:
     """Number of placed pieces."""
     seconds: float
     """Duration of the iteration."""
-
-    def __post_init__(self) -> None:
-        for name in ("mean", "best", "sigma", "seconds"):
-            checked_number(name, getattr(self, name), 0, math.inf)
-        checked_integer("pieces", self.pieces, 0, 1 << 63)
 
 
 class Learner:
@@ -259,27 +254,14 @@ class Learner:
         """
         try:
             state = json.loads(path.read_text(encoding="utf-8"))
-            _check_fields("state", state, ("version", "settings", "history", "cem"))
             if state["version"] != _VERSION:
                 raise ValueError(f"version: expected {_VERSION}, got {describe(state['version'])}")
-            _check_fields("settings", state["settings"], Settings.__annotations__)
             learner = cls(Settings(**state["settings"]))
-            if not isinstance(state["history"], list):
-                raise ValueError(f"history: expected a list, got {describe(state['history'])}")
-            for iteration in state["history"]:
-                _check_fields("history", iteration, Iteration.__annotations__)
-                learner.history.append(Iteration(**iteration))
-            _check_fields("cem", state["cem"], learner._cem.state)
+            learner.history = [Iteration(**iteration) for iteration in state["history"]]
             learner._cem.state = state["cem"]
-            done = len(learner.history)
-            for name, expected in (("seed", learner.settings.seed), ("told", done), ("offset", done)):
-                if state["cem"][name] != expected:
-                    raise ValueError(
-                        f"cem: expected {name} {expected}, as in settings and history, got {state['cem'][name]}"
-                    )
-        except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             # The original error does not name the file.
-            raise ValueError(f"{path}: not a saved state of training ({error})") from error
+            raise ValueError(f"{path}: not a saved state of training ({type(error).__name__}: {error})") from error
         return learner
 
 
@@ -293,11 +275,6 @@ def _play_task(
         most_lines=settings.most_lines, threads=threads, progress=progress,
     )  # fmt: skip
     return played.lines.mean(axis=1), int(played.pieces.sum())
-
-
-def _check_fields(name: str, value: object, names: Collection[str]) -> None:
-    if not isinstance(value, dict) or value.keys() != set(names):
-        raise ValueError(f"{name}: expected {', '.join(names)}, got {describe(value)}")
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -18,7 +18,7 @@ _MARGIN = 6
 _CAPTION = 18
 _MILLISECONDS = 90
 _LAST_MILLISECONDS = 3000
-# Kinds of cells: empty, one of seven pieces (1 to 7), part of a full row, older than the first move.
+# Kinds of cells: empty, one of seven pieces (1 to 7), part of a full row, from before the first move.
 _EMPTY, _FULL_ROW, _OLD = 0, 8, 9
 _COLOURS = [
     (24, 26, 32), (64, 196, 222), (240, 200, 60), (170, 100, 210), (100, 200, 100), (225, 85, 85), (80, 120, 220),
@@ -58,13 +58,13 @@ def plot_learning(path: Path, history: Sequence[Iteration]) -> None:
     figure.savefig(path, format="png", dpi=110)
 
 
-def animate(path: Path, moves: Sequence[Move], *, unseen: int = 0, height: int = 20) -> None:
-    """Write the moves of a game on `height` rows as GIF. The first `unseen` moves only determine colours of cells."""
+def animate(path: Path, moves: Sequence[Move], height: int) -> None:
+    """Write the moves of a game on `height` rows as GIF. Of moves within a game, the first gives the board."""
     from PIL import Image, ImageDraw
 
     size = (COLUMNS * _CELL + 2 * _MARGIN, height * _CELL + 2 * _MARGIN + _CAPTION)
     pictures = []
-    for grid, lines in _grids(moves, unseen):
+    for grid, lines in _grids(moves):
         picture = Image.new("P", size, _EMPTY)
         picture.putpalette([channel for colour in _PALETTE for channel in colour])
         draw = ImageDraw.Draw(picture)
@@ -79,16 +79,15 @@ def animate(path: Path, moves: Sequence[Move], *, unseen: int = 0, height: int =
     first.save(path, format="GIF", save_all=True, append_images=rest, duration=durations, loop=0, optimize=False)
 
 
-def _grids(moves: Sequence[Move], unseen: int) -> Iterator[tuple[np.ndarray[Any, Any], int]]:
+def _grids(moves: Sequence[Move]) -> Iterator[tuple[np.ndarray[Any, Any], int]]:
     """The kinds of all cells, and the number of lines, after each move, and before completed rows are removed."""
     grid = np.zeros((MOST_ROWS + 4, COLUMNS), np.uint8)
     lines = 0
-    for index, move in enumerate(moves):
-        if index == 0 and move.number > 0:
-            # The moves begin within a game, so the pieces of the first board are unknown.
-            grid[:MOST_ROWS][move.board] = _OLD
-            lines = move.lines
-            continue
+    if moves[0].number > 0:
+        first, *moves = moves
+        grid[:MOST_ROWS][first.board] = _OLD
+        lines = first.lines
+    for move in moves:
         shape = SHAPES[move.orientation]
         heights = np.where(grid.any(axis=0), len(grid) - np.argmax(grid[::-1] != _EMPTY, axis=0), 0)
         rows, columns = shape.shape
@@ -96,13 +95,10 @@ def _grids(moves: Sequence[Move], unseen: int) -> Iterator[tuple[np.ndarray[Any,
         row = int((heights[across] - shape.argmax(axis=0)).max())
         grid[row : row + rows, across][shape] = 1 + move.piece
         full = (grid != _EMPTY).all(axis=1)
-        is_shown = index >= unseen
         if full.any():
-            if is_shown:
-                marked = grid.copy()
-                marked[full] = _FULL_ROW
-                yield marked, lines
+            marked = grid.copy()
+            marked[full] = _FULL_ROW
+            yield marked, lines
             grid = np.vstack([grid[~full], np.zeros((full.sum(), COLUMNS), np.uint8)])
         lines = move.lines
-        if is_shown:
-            yield grid.copy(), lines
+        yield grid.copy(), lines
