@@ -18,7 +18,7 @@ import numpy as np
 from .contract import Backend, BackendStatus, DeviceKind
 from .driver import DriverBackend
 from .errors import BackendUnavailableError
-from .kernels.cuda.kernel_choice import PLAIN
+from .kernels.cuda.kernel_choice import StoreKind
 from .kernels.cuda.keys import KernelKey, Key
 from .memory.dlpack import LEGACY_STREAM, Imported, device_of_array
 from .native import csrc_files
@@ -67,7 +67,9 @@ class CupyBackend(DriverBackend):
         import cupy
 
         self.kernel(
-            KernelKey("float32", False, False, False, PLAIN, False, False, cupy.cuda.runtime.getDevice(), 1, True)
+            KernelKey(
+                "float32", False, False, False, StoreKind.kPlain, False, False, cupy.cuda.runtime.getDevice(), 1, True
+            )
         )
 
     def adopt(self, array: Any) -> Any:

@@ -31,10 +31,8 @@ from .launch import (
     HEAD,
     PACKED_LAUNCH,
     SAMPLE_CALL,
-    SIZES,
     SPAN,
     STEPS,
-    ElementType,
     Launch,
     Operation,
     Span,
@@ -55,7 +53,7 @@ def _most_batch(launch: Launch) -> int:
     """The maximum matrices of one launch: the length of a grid's x or y axis. Kernels of moments take no batches."""
     if launch.operation == Operation.moments:
         return 1
-    return 2**31 - 1 if is_small(launch.rows, launch.columns, bool(launch.antithetic)) else 65535
+    return 2**31 - 1 if is_small(launch) else 65535
 
 
 def _places(*fields: str) -> tuple[tuple[int, int], ...]:
@@ -440,20 +438,16 @@ def _sample_steps(backend: DriverBackend, launch: Launch, misalignment: int, pha
     dtype = type_name(launch)
     # All matrices of a batch have one geometry. kStrided and kFewRows support matrices whose addresses are aligned
     # differently.
-    strided, batch = launch.batch > 1 and launch.matrix_step % 32 != 0, max(launch.batch, 1)
-    vectors = (launch.mu_type, launch.mu_stride), (launch.sigma_type, launch.sigma_stride)
-    contiguous = all(kind != ElementType.number and stride == SIZES[ElementType(kind).name] for kind, stride in vectors)
-    g, packed = geometry(
-        launch.rows, launch.columns, dtype, (launch.row_stride, launch.column_stride), misalignment, phase,
-        bool(launch.shared_noise), bool(launch.antithetic), bool(launch.fast_math), strided, batch,
-        not launch.origin_in_memory, contiguous,
-    )  # fmt: skip
+    strided = launch.batch > 1 and launch.matrix_step % 32 != 0
+    place = {"matrix": misalignment, "first_column": phase, "first_column_at": int(phase < 0)}
+    g = geometry(launch._replace(**place), strided)
     key = KernelKey(
         dtype, bool(launch.shared_noise), bool(launch.antithetic), bool(launch.fast_math) and dtype != "float64",
         g.store_kind, bool(launch.origin_in_memory), launch.batch > 1, launch.device, *g.version,
     )  # fmt: skip
     taken = SAMPLE_CALL if key.turns else _WHOLE_LAUNCH  # Plain kernels take a part.
-    return (backend.step(launch, key, g.blocks, g.threads, packed, None, 1 if g.matrices else batch, taken),)
+    batch = 1 if g.matrices else max(launch.batch, 1)
+    return (backend.step(launch, key, g.blocks, g.threads, g.packed(), None, batch, taken),)
 
 
 def _moments_steps(backend: DriverBackend, launch: Launch, misalignment: int, phase: int) -> Steps:

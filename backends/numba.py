@@ -16,7 +16,7 @@ import numpy as np
 from .contract import Backend, BackendStatus, DeviceKind
 from .driver import DriverBackend
 from .errors import BackendUnavailableError
-from .kernels.cuda.kernel_choice import PLAIN
+from .kernels.cuda.kernel_choice import StoreKind
 from .kernels.cuda.keys import KernelKey, Key
 from .kernels.cuda.toolchain import INSTALL, clashes, nvrtc_version
 from .memory.dlpack import LEGACY_STREAM, Imported, device_of_array
@@ -72,7 +72,18 @@ class NumbaBackend(DriverBackend):
         from numba import cuda
 
         self.kernel(
-            KernelKey("float32", False, False, False, PLAIN, False, False, cuda.current_context().device.id, 1, True)
+            KernelKey(
+                "float32",
+                False,
+                False,
+                False,
+                StoreKind.kPlain,
+                False,
+                False,
+                cuda.current_context().device.id,
+                1,
+                True,
+            )
         )
 
     def adopt(self, array: Any) -> Any:
