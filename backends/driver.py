@@ -23,7 +23,7 @@ from .kernels.cuda.conversion import (
 from .kernels.cuda.geometry import geometry
 from .kernels.cuda.kernel_choice import OF_BATCH, OF_ROWS, is_small
 from .kernels.cuda.keys import ConversionKey, KernelKey, Key, MomentsKey, PerturbKey
-from .kernels.cuda.moments_geometry import MOMENT_THREADS, MomentGeometry, moment_geometry
+from .kernels.cuda.moments_geometry import MOMENT_THREADS, moment_geometry
 from .kernels.cuda.perturb_geometry import PERTURB_THREADS, SpanList, origin_of, perturb_turns, span_lists, spans_at
 from .kernels.cuda.round_keys import round_keys_of
 from .launch import (
@@ -227,7 +227,7 @@ class DriverBackend(abc.ABC):
         readable, conversions, taken = convert_vectors(launch)
         if conversions:
             return _converting_launcher(self._converter(launch, conversions), self.launcher(readable), taken)
-        size = functools.cache(functools.partial(_scratch_size, launch))
+        size = functools.cache(lambda phase: moment_geometry(_at(launch, 0, phase)).scratch_size(launch))
         scratch_size = None
         if launch.operation == Operation.moments:
             scratch_size = lambda first_column: size(first_column & 7)  # noqa: E731
@@ -245,7 +245,7 @@ class DriverBackend(abc.ABC):
             return Launcher(run_all, scratch_size=scratch_size)
         (pack_head, _), steps_of = packer(launch), _STEPS[launch.operation]
         # The kernels for each alignment of the matrix and first column.
-        steps = functools.cache(lambda misalignment, phase: steps_of(self, launch, misalignment, phase))
+        steps = functools.cache(lambda misalignment, phase: steps_of(self, _at(launch, misalignment, phase)))
 
         def run(
             geometry: Steps, mu: Any, sigma: Any, weights: Any, matrix: int, first: int, second: int, seed: int,
@@ -285,7 +285,7 @@ class DriverBackend(abc.ABC):
         @functools.cache
         def steps_of_part(length: int, misalignment: int, phase: int) -> Steps:
             with cuda_driver.relaxed_capture():  # A kernel can be loaded while the stream is being captured.
-                return steps_of(self, launch._replace(batch=length), misalignment, phase)
+                return steps_of(self, _at(launch._replace(batch=length), misalignment, phase))
 
         def kernels(
             addresses: Sequence[Any], words: tuple[int, int, int, int], stream: int, scratch: int
@@ -429,18 +429,23 @@ def _buffer(size: int) -> _Buffer:
     return memoryview(memory).cast("B"), ctypes.byref(memory), extra, ctypes.byref(ordinal), ordinal, count
 
 
-# --- The kernels of each operation: steps(backend, launch, misalignment, phase) -------------------------------------
-#
-# `misalignment` is the address of the matrix modulo 32, and `phase` the first column modulo 8, or -1 if unknown.
+# --- The kernels of each operation: steps(backend, launch), of a launch by `_at` ------------------------------------
 
 
-def _sample_steps(backend: DriverBackend, launch: Launch, misalignment: int, phase: int) -> Steps:
+def _at(launch: Launch, misalignment: int, phase: int) -> Launch:
+    """The launch with a matrix at the address `misalignment`, modulo 32, and a first column `phase`, modulo 8.
+
+    `phase` is -1 if the first column is unknown. The geometry depends on no other field of the head.
+    """
+    return launch._replace(matrix=misalignment, first_column=phase, first_column_at=int(phase < 0))
+
+
+def _sample_steps(backend: DriverBackend, launch: Launch) -> Steps:
     dtype = type_name(launch)
     # All matrices of a batch have one geometry. kStrided and kFewRows support matrices whose addresses are aligned
     # differently.
     strided = launch.batch > 1 and launch.matrix_step % 32 != 0
-    place = {"matrix": misalignment, "first_column": phase, "first_column_at": int(phase < 0)}
-    g = geometry(launch._replace(**place), strided)
+    g = geometry(launch, strided)
     key = KernelKey(
         dtype, bool(launch.shared_noise), bool(launch.antithetic), bool(launch.fast_math) and dtype != "float64",
         g.store_kind, bool(launch.origin_in_memory), launch.batch > 1, launch.device, *g.version,
@@ -450,8 +455,8 @@ def _sample_steps(backend: DriverBackend, launch: Launch, misalignment: int, pha
     return (backend.step(launch, key, g.blocks, g.threads, g.packed(), None, batch, taken),)
 
 
-def _moments_steps(backend: DriverBackend, launch: Launch, misalignment: int, phase: int) -> Steps:
-    real, g = computing_name(launch), _moment_geometry(launch, phase)
+def _moments_steps(backend: DriverBackend, launch: Launch) -> Steps:
+    real, g = computing_name(launch), moment_geometry(launch)
     key = MomentsKey(
         real, bool(launch.antithetic), bool(launch.fast_math) and real != "float64", g.rows, launch.results > 1,
         bool(launch.origin_in_memory), False, launch.device,
@@ -464,19 +469,7 @@ def _moments_steps(backend: DriverBackend, launch: Launch, misalignment: int, ph
     return sums, backend.step(launch, finishing, g.finishing_blocks, MOMENT_THREADS, packed)
 
 
-def _moment_geometry(launch: Launch, phase: int) -> MomentGeometry:
-    return moment_geometry(
-        launch.rows, launch.columns, computing_name(launch), phase, bool(launch.shared_noise), bool(launch.antithetic),
-        bool(launch.origin_in_memory),
-    )  # fmt: skip
-
-
-def _scratch_size(launch: Launch, phase: int) -> int:
-    g = _moment_geometry(launch, phase)
-    return g.scratch_size(launch.rows, bool(launch.shared_noise), launch.results)
-
-
-_STEPS: dict[int, Callable[[DriverBackend, Launch, int, int], Steps]] = {
+_STEPS: dict[int, Callable[[DriverBackend, Launch], Steps]] = {
     Operation.sample: _sample_steps,
     Operation.moments: _moments_steps,
 }
