@@ -17,13 +17,14 @@ from numba import types
 
 from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.kernels.compilation import callee, inline, source_digest
-from multisample.backends.kernels.stream.arithmetic import fma
+from multisample.backends.kernels.stream.arithmetic import fma, to_float64
 from multisample.backends.kernels.stream.rounding import NARROWING
+from multisample.backends.kernels.stream.vectors import in_every_lane
 
 from .addresses import c_address, numbers_at, vector_at
 from .fields import HALF, LAUNCH_WORDS, WORD, half, input_place, numbers_of
 from .helper_threads import for_each, threads_for
-from .intrinsics import add_products, integers_at, stack_array
+from .intrinsics import integers_at, load_vector, stack_array, store_vector
 from .thread_windows import most_threads
 from .tile import stream_of, tile_of
 
@@ -130,6 +131,17 @@ def _sum_function(real: str) -> Callable[..., Any]:
     # Groups of a tile.
     most, most_normals = tile.places // 2, 2 * tile.places
 
+    @inline
+    def add_products(lanes, at, u, v, i, x, y, k, terms):
+        """Add products of `u` from `i` on and `x` from `k` on to sums in `lanes`; those of `v` and `y` to the next."""
+        (p,) = in_every_lane((number(0),), _SUMS)
+        q = p
+        for n in range(0, terms * _SUMS, _SUMS):
+            p = fma(load_vector(u, i + n, _SUMS), load_vector(x, k + n, _SUMS), p)
+            q = fma(load_vector(v, i + n, _SUMS), load_vector(y, k + n, _SUMS), q)
+        store_vector(lanes, at, load_vector(lanes, at, _SUMS) + to_float64(p))
+        store_vector(lanes, at + _SUMS, load_vector(lanes, at + _SUMS, _SUMS) + to_float64(q))
+
     def sum_rows(groups, first, second, sums, seed, offset, first_row):
         stream = stream_of(seed, offset)
         words, layout = stack_array(words_length, word_type), stack_array(layout_length, np.uint64)
@@ -151,9 +163,7 @@ def _sum_function(real: str) -> Callable[..., Any]:
                             squares[c] = z[c] * z[c]
                         for chain in range(0, 4 * count, _SUMS * _CHAIN):
                             terms = min(_CHAIN, (4 * count - chain) // _SUMS)
-                            add_products(
-                                lanes, _BOTH_SUMS * r, first, second, 4 * t + chain, z, squares, chain, terms, _SUMS
-                            )
+                            add_products(lanes, _BOTH_SUMS * r, first, second, 4 * t + chain, z, squares, chain, terms)
                 for r in range(rows):
                     s, q = 0.0, 0.0
                     for lane in range(_BOTH_SUMS * r, _BOTH_SUMS * r + _SUMS):
