@@ -15,7 +15,7 @@ import llvmlite.binding
 import numpy as np
 
 from multisample.backends.element_types import MATRIX_TYPES, ElementType
-from multisample.backends.kernels.compilation import callee, inline, source_digest
+from multisample.backends.kernels.compilation import address_of, callee, inline, source_digest
 from multisample.backends.kernels.stream.arithmetic import fma
 from multisample.backends.launch import Launch, Operation, runs_down, type_name
 
@@ -24,7 +24,7 @@ from .fields import HALF, LAUNCH_WORDS, WORD, half, numbers_of
 from .gradient import gradient_address
 from .helper_threads import find_threads, for_each, starting_kernel, threads_for
 from .intrinsics import integers_at, stack_array, stack_copy
-from .kernel import call_window, settings_kernel, value_kernel, window_address, window_kernel
+from .kernel import call_window, settings_kernel, value_kernel, window_kernel
 from .moments import moments_address
 from .perturb import perturb_address
 from .thread_windows import THREAD_WORK, most_threads, window_of, window_shape, windows, work_of
@@ -204,7 +204,7 @@ def _find_kernel(dtype: str, shared_noise: bool, antithetic: bool, down: bool) -
     in_python: Any = _place_of
     place = in_python.py_func(ElementType[dtype], shared_noise, antithetic, down)
     if not _kernels[place]:
-        _kernels[place] = window_address(dtype, shared_noise, antithetic, down)
+        _kernels[place] = address_of(window_kernel(dtype, shared_noise, antithetic, down))
 
 
 def kernels() -> list[Callable[[], Any]]:

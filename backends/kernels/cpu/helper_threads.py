@@ -256,8 +256,10 @@ def starting_kernel() -> Callable[[np.ndarray[Any, Any]], int]:
     def starting_entry(pool):
         return entry_address(compiled, (pool,))
 
-    signature = types.int64(types.Array(types.int64, 1, "C"))
-    kernel: Callable[[Any], int] = compile_cached(signature, starting_entry, "cpu-starting", source_digest())
+    result = compile_cached(
+        types.int64(types.Array(types.int64, 1, "C")), starting_entry, "cpu-starting", source_digest()
+    )
+    kernel: Callable[[Any], int] = result.entry_point
     return kernel
 
 

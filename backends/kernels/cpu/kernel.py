@@ -22,7 +22,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from multisample.backends.element_types import MATRIX_TYPES
-from multisample.backends.kernels.compilation import compile_cached, function_address, inline, source_digest
+from multisample.backends.kernels.compilation import CompileResult, compile_cached, inline, source_digest
 from multisample.backends.kernels.stream.arithmetic import fma
 from multisample.backends.kernels.stream.rounding import NARROWING
 
@@ -514,32 +514,21 @@ def _check(mu, sigma, weights):
 
 
 def _compiled(signature: Any, function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    kernel: Callable[..., Any] = compile_cached(signature, function, f"cpu-{name}", source_digest())
+    kernel: Callable[..., Any] = compile_cached(signature, function, f"cpu-{name}", source_digest()).entry_point
     return kernel
 
 
 @functools.cache
-def window_kernel(dtype: str, shared_noise: bool, antithetic: bool, down: bool) -> Callable[..., None]:
+def window_kernel(dtype: str, shared_noise: bool, antithetic: bool, down: bool) -> CompileResult:
     """``kernel(mu, sigma, out, seed, offset, first_row, first_column)`` draws the window `out`.
 
     With `antithetic`, the columns of `out` and `first_column` count both halves of each pair. The window begins at row
-    `first_row` and column `first_column` of the sample matrix. `down` is `launch.runs_down`.
+    `first_row` and column `first_column` of the sample matrix. `down` is `launch.runs_down`. The kernel is the result's
+    `entry_point`, or its `address_of`, for `call_window`.
     """
-    signature = types.void(*window_parameters(dtype))
+    name = f"cpu-draw_{dtype}{'_shared' * shared_noise}{'_antithetic' * antithetic}{'_down' * down}"
     function = _window_function(dtype, shared_noise, antithetic, down)
-    return _compiled(signature, function, _window_name(dtype, shared_noise, antithetic, down))
-
-
-@functools.cache
-def window_address(dtype: str, shared_noise: bool, antithetic: bool, down: bool) -> int:
-    """The address of a `window_kernel`, for `call_window`."""
-    function = _window_function(dtype, shared_noise, antithetic, down)
-    name = f"cpu-{_window_name(dtype, shared_noise, antithetic, down)}"
-    return function_address(types.void(*window_parameters(dtype)), function, name, source_digest())
-
-
-def _window_name(dtype: str, shared_noise: bool, antithetic: bool, down: bool) -> str:
-    return f"draw_{dtype}{'_shared' * shared_noise}{'_antithetic' * antithetic}{'_down' * down}"
+    return compile_cached(types.void(*window_parameters(dtype)), function, name, source_digest())
 
 
 @functools.cache
