@@ -21,12 +21,12 @@ from multisample.backends.launch import Launch, Operation, runs_down, type_name
 
 from .addresses import c_address, call_c, numbers_at, symbol
 from .fields import HALF, LAUNCH_WORDS, WORD, half, numbers_of
-from .gradient import gradient_address
+from .gradient import gradient_function
 from .helper_threads import find_threads, for_each, starting_kernel, threads_for
 from .intrinsics import integers_at, stack_array, stack_copy
 from .kernel import call_window, settings_kernel, value_kernel, window_kernel
-from .moments import moments_address
-from .perturb import perturb_address
+from .moments import moments_function
+from .perturb import perturb_function
 from .thread_windows import THREAD_WORK, most_threads, window_of, window_shape, windows, work_of
 
 # Addresses of window kernels, by `_place_of`.
@@ -163,31 +163,34 @@ def _draw_function() -> Callable[..., Any]:
     return draw_all
 
 
-@functools.cache
-def _draw_address() -> int:
-    """The address of ``int64 run(const Launch*)``, which returns 0 and never enters the interpreter.
+_FUNCTIONS = {
+    Operation.gradient: gradient_function,
+    Operation.moments: moments_function,
+    Operation.perturb: perturb_function,
+}
 
-    For the operation `sample` in host memory. `_find_kernel` has been called for the kind of the call, and
-    `set_reader` unless mu and sigma are vectors of the computing type.
+
+@functools.cache
+def _address(operation: int, dtype: str) -> int:
+    """The address of ``int64 run(const Launch*)`` for an operation in host memory.
+
+    The function never enters the interpreter. It returns 0, or 1 if memory cannot be allocated. A sample, of any type,
+    needs its kernel: see `_find_kernel`; and `set_reader`, unless mu and sigma are vectors of the computing type.
     """
-    return c_address(_draw_function(), "cpu-draw_all", source_digest())
+    if operation == Operation.sample:
+        return c_address(_draw_function(), "cpu-draw_all", source_digest())
+    name = f"cpu-{Operation(operation).name}_{dtype}"
+    return c_address(_FUNCTIONS[Operation(operation)](dtype), name, source_digest())
 
 
 def function_address(launch: Launch) -> int:
     """`Backend.c_function`."""
     dtype = type_name(launch)
     find_threads()
-    if launch.operation in _ADDRESSES:
-        return _ADDRESSES[launch.operation](dtype)
+    if launch.operation != Operation.sample:
+        return _address(launch.operation, dtype)
     _find_kernel(dtype, bool(launch.shared_noise), bool(launch.antithetic), runs_down(launch))
-    return _draw_address()
-
-
-_ADDRESSES: dict[int, Callable[[str], int]] = {
-    Operation.gradient: gradient_address,
-    Operation.moments: moments_address,
-    Operation.perturb: perturb_address,
-}
+    return _address(Operation.sample, "")
 
 
 def set_reader(address: int) -> None:
@@ -215,6 +218,6 @@ def kernels() -> list[Callable[[], Any]]:
         *(functools.partial(value_kernel, real, weighted) for real in _REALS for weighted in flags),
         *(functools.partial(settings_kernel, restores) for restores in flags),
         starting_kernel,
-        *(functools.partial(address, dtype) for address in _ADDRESSES.values() for dtype in MATRIX_TYPES),
-        _draw_address,
+        *(functools.partial(_address, operation, dtype) for operation in _FUNCTIONS for dtype in MATRIX_TYPES),
+        functools.partial(_address, Operation.sample, ""),
     ]

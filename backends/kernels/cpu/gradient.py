@@ -7,19 +7,18 @@ added to a float64 sum. Without an address for grad_sigma, no noise is drawn.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from multisample.backends.element_types import MATRIX_TYPES
-from multisample.backends.kernels.compilation import callee, inline, source_digest
+from multisample.backends.kernels.compilation import callee, inline
 from multisample.backends.kernels.stream.arithmetic import fma, to_float64
 from multisample.backends.kernels.stream.rounding import WIDENING, unchanged
 from multisample.backends.kernels.stream.vectors import in_every_lane, lane_numbers, lane_sum, select
 
-from .addresses import c_address, copier, numbers_at
+from .addresses import copier, numbers_at
 from .fields import HALF, LAUNCH_WORDS, WORD, half, numbers_of
 from .helper_threads import for_each, threads_for
 from .intrinsics import integers_at, load_vector, stack_array, store_vector
@@ -243,7 +242,8 @@ def _part_function(dtype: str) -> Callable[..., Any]:
     return sum_part
 
 
-def _gradient_function(dtype: str) -> Callable[..., Any]:
+def gradient_function(dtype: str) -> Callable[..., Any]:
+    """The gradient of matrices of type `dtype`, of any strides. Either result may be absent."""
     sum_part = callee(_part_function(dtype), f"cpu-sum_part_{dtype}_gradient")
     real = MATRIX_TYPES[dtype].computing
     number, most_rows = getattr(np, real), tile_of(real).places
@@ -282,13 +282,3 @@ def _gradient_function(dtype: str) -> Callable[..., Any]:
         return 0
 
     return sum_all
-
-
-@functools.cache
-def gradient_address(dtype: str) -> int:
-    """The address of ``int64 run(const Launch*)`` for the operation `gradient`, for matrices of type `dtype`.
-
-    The matrix has any strides. Either result may be absent. The function never enters the interpreter. It returns 1 if
-    there is no memory, and else 0.
-    """
-    return c_address(_gradient_function(dtype), f"cpu-sum_all_{dtype}_gradient", source_digest())

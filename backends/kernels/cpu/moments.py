@@ -7,7 +7,6 @@ overflow or lose bits, so the weights of such a call are divided by a power of t
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -16,12 +15,12 @@ import numpy as np
 from numba import types
 
 from multisample.backends.element_types import MATRIX_TYPES
-from multisample.backends.kernels.compilation import callee, inline, source_digest
+from multisample.backends.kernels.compilation import callee, inline
 from multisample.backends.kernels.stream.arithmetic import fma, to_float64
 from multisample.backends.kernels.stream.rounding import NARROWING
 from multisample.backends.kernels.stream.vectors import in_every_lane
 
-from .addresses import c_address, numbers_at, vector_at
+from .addresses import numbers_at, vector_at
 from .fields import HALF, LAUNCH_WORDS, WORD, half, input_place, numbers_of
 from .helper_threads import for_each, threads_for
 from .intrinsics import integers_at, load_vector, stack_array, store_vector
@@ -247,7 +246,11 @@ def _summing_part(dtype: str) -> Callable[..., Any]:
     return sum_part
 
 
-def _moments_function(dtype: str) -> Callable[..., Any]:
+def moments_function(dtype: str) -> Callable[..., Any]:
+    """Weighted moments, whose results have type `dtype`.
+
+    mu and sigma are vectors of the computing type, or numbers representable in it; weights are a vector of that type.
+    """
     real = MATRIX_TYPES[dtype].computing
     number, size, store = getattr(np, real), np.dtype(real).itemsize, _storing(dtype)
     list_singles, list_pairs = (
@@ -309,13 +312,3 @@ def _moments_function(dtype: str) -> Callable[..., Any]:
         return 0
 
     return sum_moments
-
-
-@functools.cache
-def moments_address(dtype: str) -> int:
-    """The address of ``int64 run(const Launch*)`` for the operation `moments`, whose results have type `dtype`.
-
-    mu and sigma are vectors of the computing type, or numbers representable in it; weights are a vector of that type.
-    The function never enters the interpreter. It returns 0, or 1 if memory cannot be allocated.
-    """
-    return c_address(_moments_function(dtype), f"cpu-sum_moments_{dtype}", source_digest())

@@ -6,19 +6,18 @@ the noise of each row is added.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from multisample.backends.element_types import MATRIX_TYPES, ElementType
-from multisample.backends.kernels.compilation import callee, inline, source_digest
+from multisample.backends.kernels.compilation import callee, inline
 from multisample.backends.kernels.stream.arithmetic import fma, product
 from multisample.backends.kernels.stream.rounding import NARROWING
 from multisample.backends.launch import UNIT_FACTOR, Span
 
-from .addresses import c_address, copier, numbers_at, vector_at
+from .addresses import copier, numbers_at, vector_at
 from .fields import HALF, LAUNCH_WORDS, WORD, half, input_place, numbers_of
 from .helper_threads import for_each, threads_for
 from .intrinsics import integers_at, stack_array
@@ -128,7 +127,8 @@ def _part_function(dtype: str) -> Callable[..., Any]:
     return add_part
 
 
-def _perturb_function(dtype: str) -> Callable[..., Any]:
+def perturb_function(dtype: str) -> Callable[..., Any]:
+    """Noise for parameters of type `dtype`. Weights are a vector or a number of the computing type."""
     add_part = callee(_part_function(dtype), f"cpu-perturb_{dtype}_part")
 
     def perturb_all(address):
@@ -142,12 +142,3 @@ def _perturb_function(dtype: str) -> Callable[..., Any]:
         return 0
 
     return perturb_all
-
-
-@functools.cache
-def perturb_address(dtype: str) -> int:
-    """The address of ``int64 run(const Launch*)`` for the operation `perturb`, for parameters of type `dtype`.
-
-    Weights are a vector or a number of the computing type. The function never enters the interpreter, and returns 0.
-    """
-    return c_address(_perturb_function(dtype), f"cpu-perturb_all_{dtype}", source_digest())
