@@ -23,7 +23,7 @@ from .addresses import c_address, call_c, numbers_at, symbol
 from .fields import HALF, LAUNCH_WORDS, WORD, half, numbers_of
 from .gradient import gradient_function
 from .helper_threads import find_threads, for_each, starting_kernel, threads_for
-from .intrinsics import integers_at, stack_array, stack_copy
+from .intrinsics import stack_array, stack_copy
 from .kernel import call_window, settings_kernel, value_kernel, window_kernel
 from .moments import moments_function
 from .perturb import perturb_function
@@ -66,7 +66,7 @@ def _converted(to, data, stride, kind, count, real):
         return data, stride
     # The struct `Reading` of csrc/torch/cpu.cpp.
     reading = data, stride, kind, count, to.ctypes.data, np.int64(real == 8)
-    call_c(integers_at(symbol("multisample_cpu_reader"), 1)[0], stack_copy(reading))
+    call_c(numbers_at(symbol("multisample_cpu_reader"), 1, np.int64)[0], stack_copy(reading))
     return to.ctypes.data, real
 
 
@@ -123,7 +123,7 @@ def _draw_window(launch, kernel, b, top, bottom, left, right):
 def _draw_part(arguments, index):
     """Draw window `index` of matrix `b`; if no windows are `across`, the whole matrix `index` of a batch."""
     address, kernel, b, skip, height, width, across = arguments
-    launch = integers_at(address, LAUNCH_WORDS)
+    launch = numbers_at(address, LAUNCH_WORDS, np.int64)
     top, bottom, left, right = 0, launch[WORD.rows], 0, launch[WORD.columns]
     if across == 0:
         b = index
@@ -136,12 +136,12 @@ def _draw_function() -> Callable[..., Any]:
     draw_part = callee(_draw_part, "cpu-draw_part")
 
     def draw_all(address):
-        launch = integers_at(address, LAUNCH_WORDS)
+        launch = numbers_at(address, LAUNCH_WORDS, np.int64)
         rows, columns, batch = launch[WORD.rows], launch[WORD.columns], max(half(launch, HALF.batch), 1)
         shared_noise, antithetic = half(launch, HALF.shared_noise), half(launch, HALF.antithetic)
         down = np.int64(launch[WORD.row_stride] == _sizes(launch)[1] and rows > 1)
         place = _place_of(half(launch, HALF.type), shared_noise, antithetic, down)
-        kernels = integers_at(symbol("multisample_cpu_kernels"), place + 2)
+        kernels = numbers_at(symbol("multisample_cpu_kernels"), place + 2, np.int64)
         # A caller that did not know the lengths may have the other kernel alone: see `_find_kernel`.
         kernel = kernels[place] if kernels[place] != 0 else kernels[place ^ 1]
         most, limit = most_threads(work_of(rows, columns, shared_noise)), launch[WORD.threads]

@@ -21,7 +21,7 @@ from multisample.backends.kernels.stream.vectors import in_every_lane, lane_numb
 from .addresses import copier, numbers_at
 from .fields import HALF, LAUNCH_WORDS, WORD, half, numbers_of
 from .helper_threads import for_each, threads_for
-from .intrinsics import integers_at, load_vector, stack_array, store_vector
+from .intrinsics import load_vector, stack_array, store_vector
 from .kernel import clear
 from .moments import allocate, free
 from .thread_windows import most_threads
@@ -201,7 +201,7 @@ def _part_function(dtype: str) -> Callable[..., Any]:
 
     def sum_part(arguments, index):
         address, of_segments, height, segments = arguments
-        launch = integers_at(address, LAUNCH_WORDS)
+        launch = numbers_at(address, LAUNCH_WORDS, np.int64)
         rows, columns = launch[WORD.rows], launch[WORD.columns]
         row_stride, column_stride = launch[WORD.row_stride], launch[WORD.column_stride]
         bands = (rows + height - 1) // height
@@ -249,7 +249,7 @@ def gradient_function(dtype: str) -> Callable[..., Any]:
     number, most_rows = getattr(np, real), tile_of(real).places
 
     def sum_all(address):
-        launch = integers_at(address, LAUNCH_WORDS)
+        launch = numbers_at(address, LAUNCH_WORDS, np.int64)
         rows, columns, batch = launch[WORD.rows], launch[WORD.columns], max(half(launch, HALF.batch), 1)
         # No segment more than there are if the first one begins at the last column of a block.
         segments = (columns + 6 + _SEGMENT) // _SEGMENT

@@ -228,18 +228,6 @@ def stack_array(typingctx: Any, length: Any, dtype: Any) -> Any:
 
 
 @intrinsic
-def integers_at(typingctx: Any, address: Any, length: Any) -> Any:
-    """The `length` int64 numbers at `address` as an array."""
-    result = types.Array(types.int64, 1, "C")
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        data = builder.inttoptr(args[0], ir.IntType(64).as_pointer())
-        return emit_array(context, builder, result, data, args[1])
-
-    return result(types.intp, types.intp), codegen
-
-
-@intrinsic
 def stack_copy(typingctx: Any, value: Any) -> Any:
     """The address of a copy of `value` on the stack, valid until the function returns."""
 

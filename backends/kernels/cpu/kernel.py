@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numba import types
@@ -74,45 +74,34 @@ def clear(x, first, count):
         x[k] = 0
 
 
-class _Runs(NamedTuple):
-    """Functions for runs of adjacent elements, in vectors.
-
-    Runs that are shorter than two vectors, but adjacent, are gathered in a buffer, in which each overwrites the excess
-    of the vectors of the previous one. Then the buffer is stored as one run.
-    """
-
-    store: Callable[..., Any]
-    """``store(value, operands, narrow, run, count)`` stores ``narrow(value(operands, k))`` at ``run[k]``.
-
-    The run has at least one vector.
-    """
-    of_row: Callable[..., Any]
-    """Values of a row, whose operands are noise, its first index, and mu and sigma as numbers."""
-    of_column: Callable[..., Any]
-    """Values of a column, whose operands are noise, its first index, and mu and sigma as arrays."""
-    of_normal: Callable[..., Any]
-    """Values of a column of shared noise, whose operands are one normal, and mu and sigma as arrays."""
-    gathered: Callable[..., Any]
-    """Values of a buffer."""
-
-
 @functools.cache
-def _runs(lanes: int) -> _Runs:
+def _runs(lanes: int) -> tuple[Callable[..., Any], ...]:
+    """Functions for runs of adjacent elements, in vectors: ``store`` and the values that it may store.
+
+    ``store(value, operands, narrow, run, count)`` stores ``narrow(value(operands, k))`` at ``run[k]``. The run has at
+    least one vector. Shorter runs than two vectors, if adjacent, are gathered in a buffer, in which each overwrites the
+    excess of the vectors of the previous one. Then the buffer is stored as one run.
+    """
+
+    # Values of a row: noise, its first index, and mu and sigma as numbers.
     @inline
     def of_row(operands, k):
         z, at, m, s = operands
         return fma(s, load_vector(z, at + k, lanes), m)
 
+    # Values of a column: noise, its first index, and mu and sigma as arrays.
     @inline
     def of_column(operands, k):
         z, at, m, s = operands
         return fma(load_vector(s, k, lanes), load_vector(z, at + k, lanes), load_vector(m, k, lanes))
 
+    # Values of a column of shared noise: one normal, and mu and sigma as arrays.
     @inline
     def of_normal(operands, k):
         z, m, s = operands
         return fma(load_vector(s, k, lanes), z, load_vector(m, k, lanes))
 
+    # Values of a buffer.
     @inline
     def gathered(x, k):
         return load_vector(x, k, lanes)
@@ -126,7 +115,7 @@ def _runs(lanes: int) -> _Runs:
             store_vector(run, k, narrow(value(operands, k)))
         store_vector(run, last, narrow(value(operands, last)))
 
-    return _Runs(store, of_row, of_column, of_normal, gathered)
+    return store, of_row, of_column, of_normal, gathered
 
 
 def _along(tile: Tile, narrow: Any, antithetic: bool) -> Callable[..., Any]:

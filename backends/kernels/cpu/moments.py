@@ -23,7 +23,7 @@ from multisample.backends.kernels.stream.vectors import in_every_lane
 from .addresses import numbers_at, vector_at
 from .fields import HALF, LAUNCH_WORDS, WORD, half, input_place, numbers_of
 from .helper_threads import for_each, threads_for
-from .intrinsics import integers_at, load_vector, stack_array, store_vector
+from .intrinsics import load_vector, stack_array, store_vector
 from .thread_windows import most_threads
 from .tile import stream_of, tile_of
 
@@ -219,7 +219,7 @@ def _summing_part(dtype: str) -> Callable[..., Any]:
     def sum_part(arguments, index):
         """Store the moments of a band of rows if `totals` is 0; otherwise add the sums of one segment to `totals`."""
         address, b, lists, most, count, totals, height, weight, exponent = arguments
-        launch = integers_at(address, LAUNCH_WORDS)
+        launch = numbers_at(address, LAUNCH_WORDS, np.int64)
         of_first = numbers_at(lists, 4 * count, number)
         of_second = numbers_at(lists + 4 * most * size * half(launch, HALF.antithetic), 4 * count, number)
         groups = numbers_at(lists + 8 * most * size, count, np.uint64)
@@ -262,7 +262,7 @@ def moments_function(dtype: str) -> Callable[..., Any]:
     @inline
     def sum_listed(address, b, lists, most, count, weight, exponent):
         """Sum and store the moments of matrix `b`. Returns 0, or 1 if memory cannot be allocated."""
-        launch = integers_at(address, LAUNCH_WORDS)
+        launch = numbers_at(address, LAUNCH_WORDS, np.int64)
         is_shared = half(launch, HALF.shared_noise) != 0
         rows = 1 if is_shared else launch[WORD.rows]
         threads = threads_for(most_threads(4 * rows * count), launch[WORD.threads])
@@ -288,7 +288,7 @@ def moments_function(dtype: str) -> Callable[..., Any]:
         return 0
 
     def sum_moments(address):
-        launch = integers_at(address, LAUNCH_WORDS)
+        launch = numbers_at(address, LAUNCH_WORDS, np.int64)
         columns, is_antithetic = launch[WORD.columns], half(launch, HALF.antithetic)
         most = columns // (8 if is_antithetic else 4) + 2 + _ROUND
         for b in range(max(half(launch, HALF.batch), 1)):

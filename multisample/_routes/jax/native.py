@@ -23,9 +23,9 @@ from numba.extending import intrinsic
 
 from multisample.backends.driver import CONFIGURATION_SIZE, PLACES
 from multisample.backends.kernels.compilation import inline
-from multisample.backends.kernels.cpu.addresses import c_address, call_c, symbol, word_at
+from multisample.backends.kernels.cpu.addresses import c_address, call_c, numbers_at, symbol, word_at
 from multisample.backends.kernels.cpu.fields import HALF, LAUNCH_WORDS, LOW, WORD, half, set_half
-from multisample.backends.kernels.cpu.intrinsics import integers_at, stack_array
+from multisample.backends.kernels.cpu.intrinsics import stack_array
 from multisample.backends.launch import OPERANDS, ElementType, Launch, Operation, Span
 from multisample.backends.system import cuda_driver, xla_ffi
 
@@ -151,7 +151,7 @@ def _fill_perturb(frame, state, launch, on_device):
     if launch[WORD.matrix] == 0:
         return
     for k in range(spans):
-        span = integers_at(launch[WORD.matrix] + 8 * _SPAN_WORDS * k, _SPAN_WORDS)
+        span = numbers_at(launch[WORD.matrix] + 8 * _SPAN_WORDS * k, _SPAN_WORDS, np.int64)
         template = state + 8 * (_TEMPLATE + LAUNCH_WORDS + (_SPAN_WORDS + 1) * k)
         for word in range(_SPAN_WORDS):
             span[word] = word_at(template + 8 * word)
@@ -294,7 +294,7 @@ def _executing(operation: Operation, target: int, on_device: bool) -> Callable[.
                 _use_huge_pages(launch[WORD.matrix], elements * size)
             if is_perturb and spans != 0:
                 for k in range(launch[WORD.spans]):
-                    span = integers_at(spans + 8 * _SPAN_WORDS * k, _SPAN_WORDS)
+                    span = numbers_at(spans + 8 * _SPAN_WORDS * k, _SPAN_WORDS, np.int64)
                     if span[_TARGET] != span[_SOURCE]:
                         others = max(half(launch, HALF.batch), 1) - 1
                         length = span[_ROWS] * span[_WIDTH] * size + others * span[_TARGET_STEP]
