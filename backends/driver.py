@@ -21,10 +21,10 @@ from .kernels.cuda.conversion import (
     pack_conversions,
 )
 from .kernels.cuda.geometry import geometry
-from .kernels.cuda.kernel_choice import OF_BATCH, OF_ROWS, is_small
+from .kernels.cuda.kernel_choice import OF_ROWS, is_small
 from .kernels.cuda.keys import ConversionKey, KernelKey, Key, MomentsKey, PerturbKey
 from .kernels.cuda.moments_geometry import MOMENT_THREADS, moment_geometry
-from .kernels.cuda.perturb_geometry import PERTURB_THREADS, SpanList, origin_of, perturb_turns, span_lists, spans_at
+from .kernels.cuda.perturb_geometry import PERTURB_THREADS, SpanList, origin_of, span_lists, spans_at
 from .kernels.cuda.round_keys import round_keys_of
 from .launch import (
     FIELD_AT,
@@ -348,8 +348,7 @@ class DriverBackend(abc.ABC):
             shapes = bytes((origin,)) + spans[:, 2:-1].tobytes()
             known, cuts = last
             if shapes != known:
-                turns = perturb_turns(spans, dtype, rows, bool(launch.fast_math), launch.batch)
-                found = span_lists(spans, dtype, rows, turns, origin >= OF_BATCH)
+                found = span_lists(launch, spans, origin)
                 with cuda_driver.relaxed_capture():  # A kernel can be loaded while the stream is being captured.
                     cuts = [prepared(cut, origin) for cut in found]
                 last = shapes, cuts

@@ -164,32 +164,17 @@ def _scaled_pairs(mu, sigma, z):
     return a[0], b[0], a[1], b[1], a[2], b[2], a[3], b[3]
 
 
-class GroupFunctions(NamedTuple):
-    """What a key selects: types, and the functions that make the elements of a group."""
+def group_of(key: KernelKey, capability: tuple[int, int]) -> tuple[Any, ...]:
+    """The types of `key`, and the functions that make the elements of a group on devices of a compute capability.
 
-    real: Any
-    """The computing type."""
-    stored: Any
-    """The type of an element in memory: its bits, if it has 16."""
-    width: int
-    """Columns of a group."""
-    noise_of: Function
-    noise_in: Function
-    """See `_noise`."""
-    scaled: Function
-    """``elements = scaled(mu, sigma, z)``, from the four normals `z`."""
-    element: Function
-    """``element(vector, row)``: an element of mu or sigma, a vector of `real` or of the matrix's type, or a number."""
-    narrow: Function
-    """From the computing type to `stored`."""
-
-
-def group_of(key: KernelKey, capability: tuple[int, int]) -> GroupFunctions:
-    """The choices of `key`, for devices of a compute capability."""
+    Returns the computing type; the type of an element in memory, which is its bits if it has 16; the columns of a
+    group; both functions of `_noise`; ``scaled(mu, sigma, z)``, the elements from the four normals `z`;
+    ``element(vector, row)``, an element of mu or sigma, a vector of the computing type or of the matrix's type, or a
+    number; and ``narrow``, from the computing type to that of an element in memory.
+    """
     row = MATRIX_TYPES[key.dtype]
-    noise_of, noise_in = _noise(row.computing, key.shared_noise, key.fast_math)
-    return GroupFunctions(
-        getattr(np, row.computing), getattr(np, row.stored), ANTITHETIC_WIDTH if key.antithetic else WIDTH, noise_of,
-        noise_in, _scaled_pairs if key.antithetic else _scaled, _element(key.dtype, key.usual),
-        narrowing(key.dtype, capability),
+    return (
+        getattr(np, row.computing), getattr(np, row.stored), ANTITHETIC_WIDTH if key.antithetic else WIDTH,
+        *_noise(row.computing, key.shared_noise, key.fast_math), _scaled_pairs if key.antithetic else _scaled,
+        _element(key.dtype, key.usual), narrowing(key.dtype, capability),
     )  # fmt: skip
