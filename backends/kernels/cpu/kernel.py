@@ -19,10 +19,11 @@ from typing import Any
 import numpy as np
 from numba import types
 from numba.core import cgutils
+from numba.core.compiler import CompileResult
 from numba.extending import intrinsic
 
 from multisample.backends.element_types import MATRIX_TYPES
-from multisample.backends.kernels.compilation import CompileResult, compile_cached, inline, source_digest
+from multisample.backends.kernels.compilation import compile_cached, inline, source_digest
 from multisample.backends.kernels.stream.arithmetic import fma
 from multisample.backends.kernels.stream.rounding import NARROWING
 
