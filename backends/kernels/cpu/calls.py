@@ -27,7 +27,7 @@ from .intrinsics import stack_array, stack_copy
 from .kernel import call_window, settings_kernel, value_kernel, window_kernel
 from .moments import moments_function
 from .perturb import perturb_function
-from .thread_windows import THREAD_WORK, most_threads, window_of, window_shape, windows, work_of
+from .thread_windows import THREAD_WORK, most_threads, window_shape, work_of
 
 # Addresses of window kernels, by `_place_of`.
 _kernels = np.zeros(8 * (max(ElementType) + 1), np.int64)
@@ -128,7 +128,8 @@ def _draw_part(arguments, index):
     if across == 0:
         b = index
     else:
-        top, bottom, left, right = window_of(index, bottom, right, skip, height, width, across)
+        top, left = index // across * height, max(index % across * width - skip, 0)
+        bottom, right = min(top + height, bottom), min((index % across + 1) * width - skip, right)
     _draw_window(launch, kernel, b, top, bottom, left, right)
 
 
@@ -154,8 +155,9 @@ def _draw_function() -> Callable[..., Any]:
             if not are_whole:
                 height, width = window_shape(rows, columns, threads, shared_noise, block, down != 0)
                 skip = numbers_of(launch, b)[3] % block
-                across, high = windows(rows, columns, skip, height, width)
-                count = across * high
+                # `skip` columns of the first block come before the matrix: no window ends inside a block.
+                across = (skip + columns + width - 1) // width
+                count = across * ((rows + height - 1) // height)
             # One call: the code of `for_each` takes long to compile.
             for_each(draw_part, (address, kernel, b, skip, height, width, across), count, threads)
         return 0
