@@ -130,22 +130,11 @@ def _sum_function(real: str) -> Callable[..., Any]:
     # Groups of a tile.
     most, most_normals = tile.places // 2, 2 * tile.places
 
-    @inline
-    def add_products(lanes, at, u, v, i, x, y, k, terms):
-        """Add products of `u` from `i` on and `x` from `k` on to sums in `lanes`; those of `v` and `y` to the next."""
-        (p,) = in_every_lane((number(0),), _SUMS)
-        q = p
-        for n in range(0, terms * _SUMS, _SUMS):
-            p = fma(load_vector(u, i + n, _SUMS), load_vector(x, k + n, _SUMS), p)
-            q = fma(load_vector(v, i + n, _SUMS), load_vector(y, k + n, _SUMS), q)
-        store_vector(lanes, at, load_vector(lanes, at, _SUMS) + to_float64(p))
-        store_vector(lanes, at + _SUMS, load_vector(lanes, at + _SUMS, _SUMS) + to_float64(q))
-
     def sum_rows(groups, first, second, sums, seed, offset, first_row):
         stream = stream_of(seed, offset)
         words, layout = stack_array(words_length, word_type), stack_array(layout_length, np.uint64)
-        z, squares = stack_array(most_normals, number), stack_array(most_normals, number)
-        lanes = stack_array(_STRIP_SUMS, np.float64)
+        z, lanes = stack_array(most_normals, number), stack_array(_STRIP_SUMS, np.float64)
+        (zeros,) = in_every_lane((number(0),), _SUMS)
         for top in range(0, sums.shape[0], _STRIP):
             rows = min(_STRIP, sums.shape[0] - top)
             for segment in range(0, groups.size, _SEGMENT):
@@ -158,11 +147,15 @@ def _sum_function(real: str) -> Callable[..., Any]:
                     for r in range(rows):
                         draw_row(words, layout, first_row + top + r, count, stream)
                         put_normals(z, 0, words, count, False, z)
-                        for c in range(np.uint64(4 * count)):
-                            squares[c] = z[c] * z[c]
+                        at = _BOTH_SUMS * r
                         for chain in range(0, 4 * count, _SUMS * _CHAIN):
-                            terms = min(_CHAIN, (4 * count - chain) // _SUMS)
-                            add_products(lanes, _BOTH_SUMS * r, first, second, 4 * t + chain, z, squares, chain, terms)
+                            u, v = zeros, zeros
+                            for k in range(chain, min(chain + _SUMS * _CHAIN, 4 * count), _SUMS):
+                                normals = load_vector(z, k, _SUMS)
+                                u = fma(load_vector(first, 4 * t + k, _SUMS), normals, u)
+                                v = fma(load_vector(second, 4 * t + k, _SUMS), normals * normals, v)
+                            store_vector(lanes, at, load_vector(lanes, at, _SUMS) + to_float64(u))
+                            store_vector(lanes, at + _SUMS, load_vector(lanes, at + _SUMS, _SUMS) + to_float64(v))
                 for r in range(rows):
                     s, q = 0.0, 0.0
                     for lane in range(_BOTH_SUMS * r, _BOTH_SUMS * r + _SUMS):
