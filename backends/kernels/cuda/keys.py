@@ -30,6 +30,11 @@ class KernelKey:
     """`Geometry.version`; `turns` is 0 for kernels that are not plain."""
 
 
+def usual_key(device: int) -> KernelKey:
+    """The kernel of usual samples."""
+    return KernelKey("float32", False, False, False, StoreKind.kPlain, False, False, device, 1, True)
+
+
 @dataclasses.dataclass(frozen=True)
 class MomentsKey:
     """A kernel of `weighted_moments`."""
