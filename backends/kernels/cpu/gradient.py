@@ -165,7 +165,7 @@ def _part_function(dtype: str) -> Callable[..., Any]:
                 store_vector(parts, most_places + place, filled(number(0)))
             for b in range(g, last):
                 if draws:
-                    draw_block(words, first + b, i, rows, stream)
+                    draw_block(words, first + b, i, rows, stream, True)
                 for pair in range(2):
                     c = width * b - skip + of_pair * pair
                     if c + of_pair <= 0 or c >= columns:

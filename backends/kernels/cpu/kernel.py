@@ -180,8 +180,7 @@ def _down(tile: Tile, narrow: Any, antithetic: bool) -> Callable[..., Any]:
     short, noise, elements, padded = 2 * lanes, 4 * most_places + lanes, width * most_places + lanes, _PACKED + lanes
     words_length, layout_length, word_type = tile.words_length, tile.layout_length, tile.word_type
     lay_out, draw_block, draw_blocks, pair_at = tile.lay_out_down, tile.draw_block, tile.draw_blocks, tile.pair_at
-    draw_firsts, first_at = tile.draw_firsts, tile.first_at
-    store, _, of_column, _, gathered = _runs(lanes)
+    first_at, (store, _, of_column, _, gathered) = tile.first_at, _runs(lanes)
 
     @inline
     def pairs_of(block, skip, columns):
@@ -209,7 +208,7 @@ def _down(tile: Tile, narrow: Any, antithetic: bool) -> Callable[..., Any]:
                 for q in range(0, chunk, strip):
                     begin = min(q, chunk - strip)
                     i = top + begin
-                    draw_block(words, first_block + b, first_row + i, strip, stream)
+                    draw_block(words, first_block + b, first_row + i, strip, stream, True)
                     for pair in range(first_pair, last_pair):
                         c = width * b - skip + of_pair * pair
                         x, y = run_from(out, i, c, nowhere), run_from(out, i, c + of_normal, nowhere)
@@ -235,7 +234,7 @@ def _down(tile: Tile, narrow: Any, antithetic: bool) -> Callable[..., Any]:
             top, strip = max(0, min(r, rows - most_places)), min(most_places, rows)
             _copy(mu, top, strip, m)
             _copy(sigma, top, strip, s)
-            draw_firsts(words, block, first_row + top, strip, stream)
+            draw_block(words, block, first_row + top, strip, stream, False)
             run = run_from(out, top, 0, nowhere)
             for k in range(0, strip, lanes):
                 at = min(k, strip - lanes)
