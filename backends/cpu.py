@@ -75,7 +75,8 @@ def _small_sampler(launch: Launch) -> Launcher:
     """The launcher of a sample for one thread, without a packed launch."""
     from .kernels.cpu.kernel import value_kernel, window_kernel
 
-    kernel = window_kernel(type_name(launch), bool(launch.shared_noise), bool(launch.antithetic), runs_down(launch))
+    shared_noise, antithetic = bool(launch.shared_noise), bool(launch.antithetic)
+    kernel = window_kernel(type_name(launch), shared_noise, antithetic, runs_down(launch)).entry_point
 
     def run(
         geometry: None, mu: HostArray, sigma: HostArray, weights: None, matrix: HostArray, first: None, second: None,

@@ -17,8 +17,7 @@ import numpy as np
 from .contract import Backend, BackendStatus, DeviceKind
 from .driver import DriverBackend
 from .errors import BackendUnavailableError
-from .kernels.cuda.kernel_choice import PLAIN
-from .kernels.cuda.keys import KernelKey, Key
+from .kernels.cuda.keys import Key, usual_key
 from .memory.dlpack import LEGACY_STREAM, Imported, device_of_array
 from .native import csrc_files
 from .nvrtc import OPTIONS, kernel_name, source
@@ -62,9 +61,7 @@ class CupyBackend(DriverBackend):
         # Compile the usual kernel, to test NVRTC. Other kernels are compiled on first use.
         import cupy
 
-        self.kernel(
-            KernelKey("float32", False, False, False, PLAIN, False, False, cupy.cuda.runtime.getDevice(), 1, True)
-        )
+        self.kernel(usual_key(cupy.cuda.runtime.getDevice()))
 
     def adopt(self, array: Any) -> Any:
         import cupy

@@ -14,20 +14,18 @@ from typing import Any, NamedTuple, TypeAlias
 from .contract import PROTOCOL, DeviceKind, Launcher
 from .kernels.cuda.conversion import CONVERSION_THREADS, conversion_blocks, convert_vectors, pack_conversions
 from .kernels.cuda.geometry import geometry
-from .kernels.cuda.kernel_choice import OF_BATCH, OF_ROWS, is_small
+from .kernels.cuda.kernel_choice import OF_ROWS, is_small
 from .kernels.cuda.keys import ConversionKey, KernelKey, Key, MomentsKey, PerturbKey
-from .kernels.cuda.moments_geometry import MOMENT_THREADS, MomentGeometry, moment_geometry
-from .kernels.cuda.perturb_geometry import PERTURB_THREADS, SpanList, origin_of, perturb_turns, span_lists, spans_at
+from .kernels.cuda.moments_geometry import MOMENT_THREADS, moment_geometry
+from .kernels.cuda.perturb_geometry import PERTURB_THREADS, SpanList, origin_of, span_lists, spans_at
 from .kernels.cuda.round_keys import round_keys_of
 from .launch import (
     FIELD_AT,
     HEAD,
     PACKED_LAUNCH,
     SAMPLE_CALL,
-    SIZES,
     SPAN,
     STEPS,
-    ElementType,
     Launch,
     Operation,
     Span,
@@ -49,7 +47,7 @@ def _parts(launch: Launch) -> list[tuple[int, list[int]]]:
     most = 65535  # The length of a grid's y axis.
     if launch.operation == Operation.moments:  # Its kernels take no batches.
         most = 1
-    elif launch.operation == Operation.sample and is_small(launch.rows, launch.columns, bool(launch.antithetic)):
+    elif launch.operation == Operation.sample and is_small(launch):
         most = 2**31 - 1  # The length of the x axis.
     parts = parts_of_batch(launch._replace(**dict.fromkeys(STEPS, 0)), most)
     return [(part.batch, [getattr(part, name) for name in STEPS]) for part in parts]
@@ -248,7 +246,7 @@ class DriverBackend(abc.ABC):
             return Launcher(run_all, scratch_size=scratch_size)
         (pack_head, _), steps_of = packer(readable), _STEPS[launch.operation]
         # The kernels for each alignment of the matrix and first column.
-        steps = functools.cache(lambda misalignment, phase: steps_of(self, readable, misalignment, phase))
+        steps = functools.cache(lambda misalignment, phase: steps_of(self, _at(readable, misalignment, phase)))
 
         def run(
             geometry: Steps, mu: Any, sigma: Any, weights: Any, matrix: int, first: int, second: int, seed: int,
@@ -283,7 +281,7 @@ class DriverBackend(abc.ABC):
         @functools.cache
         def steps_of_part(length: int, misalignment: int, phase: int) -> Steps:
             with cuda_driver.relaxed_capture():  # A kernel can be loaded while the stream is being captured.
-                return steps_of(self, launch._replace(batch=length), misalignment, phase)
+                return steps_of(self, _at(launch._replace(batch=length), misalignment, phase))
 
         def kernels(
             addresses: Sequence[Any], words: tuple[int, int, int, int], stream: int, scratch: int
@@ -356,8 +354,7 @@ class DriverBackend(abc.ABC):
             shapes = bytes((origin,)) + spans[:, 2:-1].tobytes()
             known, cuts = last
             if shapes != known:
-                turns = perturb_turns(spans, dtype, rows, bool(launch.fast_math), launch.batch)
-                found = span_lists(spans, dtype, rows, turns, origin >= OF_BATCH)
+                found = span_lists(launch, spans, origin)
                 with cuda_driver.relaxed_capture():  # A kernel can be loaded while the stream is being captured.
                     cuts = [prepared(cut, origin) for cut in found]
                 last = shapes, cuts
@@ -408,33 +405,34 @@ def _buffer(size: int) -> _Buffer:
     return memoryview(memory).cast("B"), ctypes.byref(memory), extra, ctypes.byref(ordinal), ordinal, count
 
 
-# --- The kernels of each operation: steps(backend, launch, misalignment, phase) -------------------------------------
-#
-# `misalignment` is the address of the matrix modulo 32, and `phase` the first column modulo 8, or -1 if unknown.
+# --- The kernels of each operation: steps(backend, launch), of a launch by `_at` ------------------------------------
 
 
-def _sample_steps(backend: DriverBackend, launch: Launch, misalignment: int, phase: int) -> Steps:
+def _at(launch: Launch, misalignment: int, phase: int) -> Launch:
+    """The launch with a matrix at the address `misalignment`, modulo 32, and a first column `phase`, modulo 8.
+
+    `phase` is -1 if the first column is unknown. The geometry depends on no other field of the head.
+    """
+    return launch._replace(matrix=misalignment, first_column=phase, first_column_at=int(phase < 0))
+
+
+def _sample_steps(backend: DriverBackend, launch: Launch) -> Steps:
     dtype = type_name(launch)
     # All matrices of a batch have one geometry. kStrided and kFewRows support matrices whose addresses are aligned
     # differently.
-    strided, batch = launch.batch > 1 and launch.matrix_step % 32 != 0, max(launch.batch, 1)
-    vectors = (launch.mu_type, launch.mu_stride), (launch.sigma_type, launch.sigma_stride)
-    contiguous = all(kind != ElementType.number and stride == SIZES[ElementType(kind).name] for kind, stride in vectors)
-    g, packed = geometry(
-        launch.rows, launch.columns, dtype, (launch.row_stride, launch.column_stride), misalignment, phase,
-        bool(launch.shared_noise), bool(launch.antithetic), bool(launch.fast_math), strided, batch,
-        not launch.origin_in_memory, contiguous,
-    )  # fmt: skip
+    strided = launch.batch > 1 and launch.matrix_step % 32 != 0
+    g = geometry(launch, strided)
     key = KernelKey(
         dtype, bool(launch.shared_noise), bool(launch.antithetic), bool(launch.fast_math) and dtype != "float64",
         g.store_kind, bool(launch.origin_in_memory), launch.batch > 1, launch.device, *g.version,
     )  # fmt: skip
     taken = SAMPLE_CALL if key.turns else _WHOLE_LAUNCH  # Plain kernels take a part.
-    return (backend.step(launch, key, g.blocks, g.threads, packed, None, 1 if g.matrices else batch, taken),)
+    batch = 1 if g.matrices else max(launch.batch, 1)
+    return (backend.step(launch, key, g.blocks, g.threads, g.packed(), None, batch, taken),)
 
 
-def _moments_steps(backend: DriverBackend, launch: Launch, misalignment: int, phase: int) -> Steps:
-    real, g = computing_name(launch), _moment_geometry(launch, phase)
+def _moments_steps(backend: DriverBackend, launch: Launch) -> Steps:
+    real, g = computing_name(launch), moment_geometry(launch)
     key = MomentsKey(
         real, bool(launch.antithetic), bool(launch.fast_math) and real != "float64", g.rows, launch.results > 1,
         bool(launch.origin_in_memory), False, launch.device,
@@ -447,22 +445,12 @@ def _moments_steps(backend: DriverBackend, launch: Launch, misalignment: int, ph
     return sums, backend.step(launch, finishing, g.finishing_blocks, MOMENT_THREADS, packed)
 
 
-def _moment_geometry(launch: Launch, phase: int) -> MomentGeometry:
-    return moment_geometry(
-        launch.rows, launch.columns, computing_name(launch), phase, bool(launch.shared_noise), bool(launch.antithetic),
-        bool(launch.origin_in_memory),
-    )  # fmt: skip
-
-
 def _scratch_size(launch: Launch, phase: int) -> int:
     """How many float64 numbers of scratch memory the sums need."""
-    if launch.operation != Operation.moments:
-        return 0
-    g = _moment_geometry(launch, phase)
-    return g.scratch_size(launch.rows, bool(launch.shared_noise), launch.results)
+    return moment_geometry(_at(launch, 0, phase)).scratch_size(launch) if launch.operation == Operation.moments else 0
 
 
-_STEPS: dict[int, Callable[[DriverBackend, Launch, int, int], Steps]] = {
+_STEPS: dict[int, Callable[[DriverBackend, Launch], Steps]] = {
     Operation.sample: _sample_steps,
     Operation.moments: _moments_steps,
 }

@@ -6,7 +6,6 @@ member of the struct there.
 
 from __future__ import annotations
 
-import ctypes
 import enum
 import itertools
 import struct
@@ -18,7 +17,7 @@ from .element_types import MATRIX_TYPES, SIZES, ElementType
 __all__ = [
     "FIELD_AT", "FORMATS", "HEAD", "HOST", "INPUTS", "OPERANDS", "PACKED_LAUNCH", "SAMPLE_CALL", "SIZES", "SPAN",
     "STEPS", "UNIT_FACTOR", "ElementType", "Launch", "Operands", "Operation", "Span", "WordFormat", "computing_name",
-    "matrix_of_batch", "pack", "packer", "parts_of_batch", "runs_down", "spans_of_batch", "type_name", "unpack",
+    "matrix_of_batch", "pack", "packer", "parts_of_batch", "runs_down", "type_name", "unpack",
     "word_formats",
 ]  # fmt: skip
 
@@ -249,16 +248,6 @@ def matrix_of_batch(launch: Launch, b: int) -> Launch:
     steps = {name: getattr(launch, step) for name, step in STEPS.items()}
     moved = {name: getattr(launch, name) + b * step for name, step in steps.items() if step}  # -0.0 + 0 would be 0.0.
     return launch._replace(**moved, batch=0)
-
-
-def spans_of_batch(launch: Launch, b: int) -> bytes:
-    """The packed spans of matrix `b` of a batch of perturb."""
-    spans = map(Span._make, SPAN.iter_unpack(ctypes.string_at(launch.matrix, launch.spans * SPAN.size)))
-    moved = (
-        span._replace(source=span.source + b * span.source_step, target=span.target + b * span.target_step)
-        for span in spans
-    )
-    return b"".join(SPAN.pack(*span) for span in moved)
 
 
 def parts_of_batch(launch: Launch, most: int) -> Iterator[Launch]:

@@ -16,8 +16,7 @@ import numpy as np
 from .contract import Backend, BackendStatus, DeviceKind
 from .driver import DriverBackend
 from .errors import BackendUnavailableError
-from .kernels.cuda.kernel_choice import PLAIN
-from .kernels.cuda.keys import KernelKey, Key
+from .kernels.cuda.keys import KernelKey, Key, usual_key
 from .kernels.cuda.toolchain import INSTALL, clashes, nvrtc_version
 from .memory.dlpack import LEGACY_STREAM, Imported, device_of_array
 from .nvrtc import machine_code
@@ -70,9 +69,7 @@ class NumbaBackend(DriverBackend):
         # Compile the usual kernel, to test the compiler. Other kernels are compiled on first use.
         from numba import cuda
 
-        self.kernel(
-            KernelKey("float32", False, False, False, PLAIN, False, False, cuda.current_context().device.id, 1, True)
-        )
+        self.kernel(usual_key(cuda.current_context().device.id))
 
     def adopt(self, array: Any) -> Any:
         from numba import cuda

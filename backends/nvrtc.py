@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from .element_types import MATRIX_TYPES
 from .errors import BackendUnavailableError
-from .kernels.cuda.kernel_choice import ORIGINS, STORE_KINDS
+from .kernels.cuda.kernel_choice import ORIGINS, StoreKind
 from .kernels.cuda.keys import KernelKey, Key, PerturbKey, choices_of
 from .kernels.cuda.toolchain import nvrtc_version
 from .native import csrc_files
@@ -46,7 +46,7 @@ def kernel_name(key: Key | None) -> str:
     if finishing:
         choices = {"dtype": choices["dtype"]}
     if isinstance(key, KernelKey):
-        choices["store_kind"] = f"multisample::{STORE_KINDS[key.store_kind]}"
+        choices["store_kind"] = f"multisample::{StoreKind(key.store_kind).name}"
     if isinstance(key, PerturbKey):
         choices["strided"] = f"multisample::{'StridedSpan' if key.strided else 'Run'}"
         choices["origin"] = f"multisample::{ORIGINS[key.origin]}"

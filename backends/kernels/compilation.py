@@ -167,20 +167,29 @@ def callee(function: Callable[..., Any], name: str) -> Any:
 
 def compile_cached(
     signature: Any, function: Callable[..., Any], name: str, digest: str, *, allocates: bool = False
-) -> Any:
+) -> CompileResult:
     """Compile `function` for `signature`, or load it from the cache: see `cached`.
 
-    The result does not check that its arguments have the types of the signature: Numba's dispatcher, which checks them,
-    costs a third of a small call. The kernel would misread an array of another type or dimension: pass only checked
-    arrays. BackendUnavailableError if the working directory was deleted, since Numba cannot compile without one.
+    The result's `entry_point` does not check that its arguments have the types of the signature: Numba's dispatcher,
+    which checks them, costs a third of a small call. The kernel would misread an array of another type or dimension:
+    pass only checked arrays. BackendUnavailableError if the working directory was deleted, since Numba cannot compile
+    without one.
     """
+    dispatcher = cached(function, name, digest, allocates=allocates)
     try:
-        return cached(function, name, digest, allocates=allocates).compile(signature)
+        dispatcher.compile(signature)
     except FileNotFoundError as error:
         raise BackendUnavailableError(
             "backend: Numba cannot compile a kernel, since the working directory of this process was deleted: change to"
             " one that exists by os.chdir"
         ) from error
+    return dispatcher.overloads[signature.args]
+
+
+def address_of(result: CompileResult) -> int:
+    """The address of a function in Numba's calling convention, valid as long as the result is alive."""
+    address: int = result.library.get_pointer_to_function(result.fndesc.llvm_func_name)
+    return address
 
 
 def cached(function: Callable[..., Any], name: str, digest: str, *, allocates: bool = False) -> Any:
@@ -203,22 +212,6 @@ def _named(function: Any, name: str) -> Any:
     named = FunctionType(function.__code__, function.__globals__, name, function.__defaults__, function.__closure__)
     named.__qualname__ = name
     return named
-
-
-def function_address(signature: Any, function: Callable[..., Any], name: str, digest: str) -> int:
-    """The address of `function`, compiled as by `compile_cached`, in Numba's calling convention.
-
-    The code is never freed.
-    """
-    dispatcher = cached(function, name, digest)
-    dispatcher.compile(signature)
-    compiled = dispatcher.overloads[signature.args]
-    _never_freed.append(dispatcher)
-    address: int = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
-    return address
-
-
-_never_freed: list[Any] = []
 
 
 class KernelCache:

@@ -23,10 +23,7 @@ import numpy as np
 import multisample
 from bench.studies.rows import Call, Rows, cuda_vectors, main, on_host, rows_of
 
-SHAPES = {
-    "cpu": ((10, 10), (100, 1024), (1000, 10_000)),
-    "cuda": ((10, 10), (100, 1024), (4096, 65_536)),
-}
+SHAPES = {"cpu": ((10, 10), (100, 1024), (1000, 10_000)), "cuda": ((10, 10), (100, 1024), (4096, 65_536))}
 SECONDS = 0.03  # The least duration of a turn.
 
 

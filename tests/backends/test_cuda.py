@@ -43,6 +43,7 @@ from tables import DTYPES, NOISES
 import multisample
 from multisample.backends import generic, registry
 from multisample.backends.kernels.cuda import geometry, kernel_choice
+from multisample.backends.kernels.cuda.kernel_choice import StoreKind
 
 SIZES = {name: np.dtype(dtype).itemsize for name, dtype in DTYPES.items()}
 
@@ -187,10 +188,9 @@ GRIDS = (
         for k, n in enumerate((10, 12, 31, 33, 129, 509, 512, 1023, 1024, 1029, 1157, 4100, 2**20 + 1))
     ),
 )
+
+
 # Several small matrices share a block: `test_batches.py` compares them with launches of one matrix.
-ONLY_IN_BATCHES = {"kSmallMatrices"}
-
-
 def layouts(d: int, n: int, skip: int) -> list[tuple[int, int, int]]:
     """Strides of rows and columns and the index of the first element, all in elements."""
     return [(-(-(skip + n) // 4) * 4, 1, GUARD + skip), (n, 1, GUARD + 1), (n + 1 + n % 2, 1, GUARD), (1, d, GUARD)]
@@ -211,11 +211,12 @@ class Case(NamedTuple):
 
     def store_kind(self, dtype: str, noise: str, fast_math: bool) -> int:
         size = SIZES[dtype]
-        cut, _ = geometry.geometry(
-            self.d, self.n, dtype, (self.row_stride * size, self.column_stride * size), self.first * size % 32,
-            self.skip, noise == "shared", self.antithetic, fast_math, may_be_plain=True,
+        strides = self.row_stride * size, self.column_stride * size
+        launch = a_launch(
+            self.d, self.n, dtype, matrix=self.first * size, strides=strides, first_column=self.skip,
+            shared_noise=noise == "shared", antithetic=self.antithetic, fast_math=fast_math,
         )  # fmt: skip
-        return cut.store_kind
+        return geometry.geometry(launch).store_kind
 
 
 def cases(grid: Grid) -> Iterator[Case]:
@@ -230,14 +231,13 @@ def cases(grid: Grid) -> Iterator[Case]:
 
 
 def test_the_cases_have_every_store_kind() -> None:
-    of_one_matrix = [k for k, name in enumerate(kernel_choice.STORE_KINDS) if name not in ONLY_IN_BATCHES]
+    of_one_matrix = [kind for kind in StoreKind if kind != StoreKind.kSmallMatrices]
     for dtype, noise, fast_math in itertools.product(DTYPES, NOISES, (False, True)):
         found = [(case.store_kind(dtype, noise, fast_math), case) for grid in GRIDS for case in cases(grid)]
         assert {(kind, case.antithetic) for kind, case in found} == set(itertools.product(of_one_matrix, (False, True)))
-        few = kernel_choice.STORE_KINDS.index("kFewColumns")
-        assert {(case.n, case.column_stride == 1, case.antithetic) for kind, case in found if kind == few} == set(
-            itertools.product(range(1, kernel_choice.MOST_FEW_COLUMNS + 1), (False, True), (False, True))
-        )
+        assert {
+            (case.n, case.column_stride == 1, case.antithetic) for kind, case in found if kind == StoreKind.kFewColumns
+        } == set(itertools.product(range(1, kernel_choice.MOST_FEW_COLUMNS + 1), (False, True), (False, True)))
 
 
 def check_all_layouts(

@@ -20,7 +20,7 @@ from tables import DTYPES, NOISES, PLAIN_VERSIONS, STORE_KINDS
 
 import multisample
 from multisample.backends import registry
-from multisample.backends.kernels.cuda import kernel_choice
+from multisample.backends.kernels.cuda.kernel_choice import StoreKind
 
 require_device()
 
@@ -97,7 +97,7 @@ def test_plain_kernels_spill_no_registers_and_fit_their_launch_bounds(numba: Any
 
     backend: Any = registry.find("numba")
     device = numba.cuda.current_context().device
-    kinds, flags = (kernel_choice.PLAIN, kernel_choice.PLAIN_TRANSPOSED), (False, True)
+    kinds, flags = (StoreKind.kPlain, StoreKind.kPlainTransposed), (False, True)
     choices = itertools.product(flags, flags, flags, kinds)
     for number, (shared, antithetic, fast_math, store_kind) in enumerate(choices):
         if fast_math and dtype == "float64":

@@ -13,7 +13,7 @@ from tables import PLAIN_VERSIONS
 
 from multisample.backends import nvrtc
 from multisample.backends.errors import BackendUnavailableError
-from multisample.backends.kernels.cuda.kernel_choice import PLAIN, PLAIN_TRANSPOSED, STORE_KINDS, STRIDED
+from multisample.backends.kernels.cuda.kernel_choice import StoreKind
 from multisample.backends.kernels.cuda.keys import ConversionKey, KernelKey, Key, MomentsKey, PerturbKey
 from multisample.backends.kernels.cuda.toolchain import nvrtc_version
 from multisample.backends.native import csrc_files
@@ -66,7 +66,7 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> NumbaBackend:
     ("key", "name"),
     [
         (MOMENTS, "finish_moments_kernel"), (PerturbKey("bfloat16", True, True, True, 1, 0), "perturb_kernel"),
-        (sample_key(STRIDED), "sample_kernel"), (ConversionKey("float64", 0), "conversion_kernel"),
+        (sample_key(StoreKind.kStrided), "sample_kernel"), (ConversionKey("float64", 0), "conversion_kernel"),
         (None, "advance_kernel"),
     ],
     ids=["moments", "perturb", "sample", "conversion", "advance"],
@@ -104,11 +104,11 @@ def test_numba_compiles_the_plain_kernels_and_nvrtc_all_others(
     monkeypatch.setattr("multisample.backends.numba.machine_code", machine_code)
     origins = [(False, False), (True, False), (True, True)]
     plain = [
-        sample_key(STORE_KINDS.index(f"k{name.title().replace('_', '')}"), version=version)
+        sample_key(StoreKind[f"k{name.title().replace('_', '')}"], version=version)
         for name, versions in PLAIN_VERSIONS.items()
         for version in versions
     ]
-    kinds = set(range(len(STORE_KINDS))) - {PLAIN, PLAIN_TRANSPOSED}
+    kinds = set(StoreKind) - {StoreKind.kPlain, StoreKind.kPlainTransposed}
     keys = [*plain, *(sample_key(kind, *origin) for kind, origin in itertools.product(kinds, origins))]
     for key in (*keys, MOMENTS, None):
         handle, _ = hopper.compile(key)
@@ -138,8 +138,8 @@ def test_different_kernels_compilers_and_headers_have_different_files(
     nvrtc.machine_code(MOMENTS, "sm_80")
     nvrtc.machine_code(PerturbKey("float32", False, True, True, 1, 0), "sm_90")
     nvrtc.machine_code(PerturbKey("float32", False, True, True, 2, 0), "sm_90")
-    nvrtc.machine_code(sample_key(STRIDED), "sm_90")
-    nvrtc.machine_code(sample_key(STRIDED, origin_in_memory=True), "sm_90")
+    nvrtc.machine_code(sample_key(StoreKind.kStrided), "sm_90")
+    nvrtc.machine_code(sample_key(StoreKind.kStrided, origin_in_memory=True), "sm_90")
     nvrtc.machine_code(None, "sm_90")
     monkeypatch.setattr(nvrtc, "nvrtc_version", lambda: "0.0")
     nvrtc.machine_code(MOMENTS, "sm_90")

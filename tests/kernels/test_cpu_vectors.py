@@ -95,7 +95,7 @@ def test_cached_kernels_count_no_references(monkeypatch: pytest.MonkeyPatch, tmp
         return payload
 
     monkeypatch.setattr(cache, "read", reading)
-    kernel.window_address.__wrapped__("float32", False, False, False)
+    kernel.window_kernel.__wrapped__("float32", False, False, False)
     assert b"draw_float32" in loaded[0] and b"NRT_" not in loaded[0]
     # Positive control: a kernel that does count references names NRT functions.
     monkeypatch.setenv("MULTISAMPLE_CACHE_DIR", str(tmp_path))

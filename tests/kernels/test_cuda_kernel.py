@@ -24,7 +24,7 @@ from tables import DTYPES, NOISES, PLAIN_VERSIONS, STORE_KINDS
 
 from multisample.backends import driver as driver_module
 from multisample.backends.driver import CONFIGURATION_SIZE
-from multisample.backends.kernels.cuda.geometry import _STRUCT, ONE_ROW_TURNS, PLAIN_TURNS, Geometry, geometry
+from multisample.backends.kernels.cuda.geometry import ONE_ROW_TURNS, PACKED_GEOMETRY, PLAIN_TURNS, Geometry, geometry
 from multisample.backends.kernels.cuda.keys import KernelKey
 from multisample.backends.kernels.cuda.plain import plain_kernel, plain_transposed_kernel
 from multisample.backends.launch import SAMPLE_CALL, Launch, WordFormat, pack
@@ -114,7 +114,7 @@ def call(case: Case, mu: Values, sigma: Values, out: Array) -> tuple[Launch, Arr
 def parameters_of(draw: Launch, cut: Geometry) -> bytes:
     """The bytes that a kernel takes; a plain kernel takes a part of the launch."""
     taken = SAMPLE_CALL if STORE_KINDS[cut.store_kind] in PLAIN else slice(None)
-    return pack(draw)[taken] + _STRUCT.pack(*cut)
+    return pack(draw)[taken] + cut.packed()
 
 
 def drawn(case: Case) -> tuple[Array, Array]:
@@ -215,9 +215,8 @@ def numba_backend(key: KernelKey) -> NumbaBackend:
 def with_geometry(monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
     """Let backends take the kernels of large calls, unless the case is plain."""
 
-    def of_case(*arguments: Any) -> tuple[Geometry, bytes]:
-        *others, may_be_plain, contiguous = arguments
-        return geometry(*others, may_be_plain and case.plain, contiguous)
+    def of_case(launch: Launch, strided: bool) -> Geometry:
+        return geometry(launch if case.plain else launch._replace(origin_in_memory=1), strided)
 
     monkeypatch.setattr(driver_module, "geometry", of_case)
 
@@ -290,7 +289,7 @@ def test_one_launch_draws_a_batch(monkeypatch: pytest.MonkeyPatch, store_kind: s
     numba_backend(key).launch(draw)
     ((kernel, _, batch, _, _, packed),) = driver.launched
     assert (kernel, batch) == (key, 1 if store_kind == "small_matrices" else 3)
-    assert packed[: -_STRUCT.size] == pack(draw)
+    assert packed[:-PACKED_GEOMETRY] == pack(draw)
 
 
 def test_a_launcher_chooses_the_kernel_by_alignment_and_window(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,7 +331,7 @@ def outcome(function: Callable[..., None], threads: int = 64, backwards: bool = 
     kernel, message = gpu.compile_kernel(function), ""
     try:
         gpu.launch(
-            kernel, 2, threads, call + _STRUCT.pack(*case.chosen_cut()), out[:, :72], (offset, 1.0), backwards=backwards
+            kernel, 2, threads, call + case.chosen_cut().packed(), out[:, :72], (offset, 1.0), backwards=backwards
         )
     except gpu.BrokenKernelError as error:
         message = str(error)

@@ -16,7 +16,7 @@ from tables import COLUMNS, ROWS
 from multisample.backends.kernels.cuda import geometry as cuts
 from multisample.backends.kernels.cuda import kernel_choice as kinds
 from multisample.backends.kernels.cuda.geometry import PACKED_GEOMETRY, Geometry, geometry, own_rows_of
-from multisample.backends.kernels.cuda.kernel_choice import FEW_ROWS, PLAIN, STORE_KINDS, is_small
+from multisample.backends.kernels.cuda.kernel_choice import StoreKind, is_small
 from multisample.backends.launch import PACKED_LAUNCH, SIZES, ElementType, Launch, pack
 
 pytestmark = requires_gxx
@@ -69,12 +69,11 @@ def launch_of(call: Call) -> Launch:
 
 def in_python(call: Call) -> Geometry:
     """The geometry from Python, as a backend computes it."""
-    column = -1 if call.in_memory else call.sample_offset % 8
-    cut, packed_cut = geometry(
-        *call[:4], call.address % 32, column, call.shared, call.antithetic, call.fast_math,
-        may_be_plain=call.may_be_plain, contiguous=call.contiguous,
-    )  # fmt: skip
-    assert packed_cut == FORMAT.pack(*cut)
+    # The driver gives these remainders.
+    launch = launch_of(call)
+    launch = launch._replace(matrix=launch.matrix % 32, first_column=launch.first_column % 8)
+    cut = geometry(launch)
+    assert cut.packed() == FORMAT.pack(*cut)
     return cut
 
 
@@ -178,9 +177,7 @@ def test_limits_are_equal_in_python_and_cpp(geometries: ctypes.CDLL) -> None:
     numbers += [kinds.PLAIN_THREADS, cuts.PLAIN_TRANSPOSED_THREADS]
     assert list(limits) == [*numbers, PACKED_LAUNCH, PACKED_GEOMETRY]
     assert FORMAT.size == PACKED_GEOMETRY
-    assert (
-        list((ctypes.c_uint32 * 11).in_dll(geometries, "store_kinds")) == list(range(len(STORE_KINDS))) == [*range(11)]
-    )
+    assert list((ctypes.c_uint32 * 11).in_dll(geometries, "store_kinds")) == [*StoreKind] == [*range(11)]
 
 
 def test_python_and_cpp_compute_equal_geometries(geometries: ctypes.CDLL, calls: list[Call]) -> None:
@@ -191,7 +188,7 @@ def test_python_and_cpp_compute_equal_geometries(geometries: ctypes.CDLL, calls:
     # The calls cover all store kinds except kSmallMatrices, which is for batches.
     for antithetic in (False, True):
         cuts = [cut for call, cut in zip(calls, got, strict=True) if call.antithetic == antithetic]
-        assert {cut.store_kind for cut in cuts} == {*range(7), PLAIN, kinds.PLAIN_TRANSPOSED, FEW_ROWS}
+        assert {cut.store_kind for cut in cuts} == set(StoreKind) - {StoreKind.kSmallMatrices}
         cuts = [cut for cut in cuts if cut.store_kind < 6]
         assert {cut.skip for cut in cuts} == set(range(8 if antithetic else 4))
         assert {cut.interleave_log2 for cut in cuts} >= {0, 1, 2}
@@ -214,11 +211,11 @@ def test_blocks_cover_every_group_of_a_batch_of_small_matrices_once(geometries: 
             rows, columns, "float32", (4 * columns, 4), 64, draw.randrange(8), False, draw.random() < 0.5, False,
             draw.random() < 0.5,
         )  # fmt: skip
-        column = -1 if call.in_memory else call.sample_offset
-        cut, _ = geometry(rows, columns, "float32", call.strides, 0, column, False, call.antithetic, False, batch=batch)
+        launch = launch_of(call)._replace(batch=batch)
+        cut = geometry(launch)
         (other,) = in_cpp(geometries, [call], batch=batch)
         assert cut == other, call
-        assert (cut.matrices > 0) == is_small(rows, columns, call.antithetic), call
+        assert (cut.matrices > 0) == is_small(launch), call
         if not cut.matrices:
             continue
         taken.add(cut.matrices)
@@ -246,11 +243,9 @@ def test_only_the_last_interleaved_bands_of_a_batch_lack_rows(geometries: ctypes
         flags = (draw.random() < 0.5 for _ in range(3))
         call = Call(rows, columns, dtype, ((columns + pad) * size, size), 64, 8 * draw.randrange(2), *flags)
         for strided in (False, True):
-            cut, _ = geometry(
-                rows, columns, dtype, call.strides, 0, 0, call.shared, call.antithetic, call.fast_math, strided, batch
-            )
+            cut = geometry(launch_of(call)._replace(batch=batch), strided)
             assert [cut] == in_cpp(geometries, [call], strided=strided, batch=batch), (call, batch)
-            kind, shift = STORE_KINDS[cut.store_kind], cut.interleave_log2
+            kind, shift = StoreKind(cut.store_kind).name, cut.interleave_log2
             if kind not in ("kAligned", "kShifted", "kStaged", "kStrided"):
                 continue
             taken.add((kind, shift))
@@ -272,7 +267,7 @@ def test_every_geometry_is_within_the_limits_of_the_kernel(calls: list[Call]) ->
     for call in calls:
         cut, size, own_rows = in_python(call), SIZES[call.dtype], own_rows_of(SIZES[call.dtype])
         (row_stride, column_stride), (across, down) = call.strides, sides(call)
-        kind = STORE_KINDS[cut.store_kind]
+        kind = StoreKind(cut.store_kind).name
         assert 1 <= cut.blocks < 2**31, call
         assert cut.threads % 32 == 0 and 32 <= cut.threads <= 288, call
         assert cut.skip == call.skip, call
@@ -328,12 +323,12 @@ def test_every_geometry_is_within_the_limits_of_the_kernel(calls: list[Call]) ->
 def check_plain(call: Call, cut: Geometry) -> None:
     """Threads of a plain kernel or of kFewRows have every group once, and divide exactly."""
     groups = -(-(call.skip + call.columns) // call.width)
-    assert cut.store_kind == FEW_ROWS or call.may_be_plain, call
-    if cut.store_kind == FEW_ROWS:
+    assert cut.store_kind == StoreKind.kFewRows or call.may_be_plain, call
+    if cut.store_kind == StoreKind.kFewRows:
         units, threads, of_block = cut.blocks_per_band, cut.blocks, kinds.PLAIN_THREADS * cut.turns
         assert call.rows in (1, 2) and threads == call.rows * units and cut.threads == kinds.PLAIN_THREADS, call
         assert (units - 1) * of_block < groups <= units * of_block, call
-    elif cut.store_kind == PLAIN:
+    elif cut.store_kind == StoreKind.kPlain:
         units, threads = cut.blocks_per_band, cut.blocks
         assert (units - 1) * cut.groups_per_pass < groups <= units * cut.groups_per_pass, call
         assert cut.groups_per_pass * cut.rows_per_pass <= cut.threads <= kinds.PLAIN_THREADS, call
@@ -377,7 +372,7 @@ def test_blocks_cover_every_row_and_every_column_once() -> None:
             continue
         count += 1
         cut, (across, down) = in_python(call), sides(call)
-        if STORE_KINDS[cut.store_kind] in ("kFewColumns", "kPlain", "kPlainTransposed", "kFewRows"):
+        if StoreKind(cut.store_kind).name in ("kFewColumns", "kPlain", "kPlainTransposed", "kFewRows"):
             continue
         bands, rest = divmod(cut.blocks, cut.blocks_per_band)
         assert rest == 0
@@ -414,11 +409,11 @@ def test_blocks_cover_every_row_and_every_column_once() -> None:
 def test_the_geometry_of_the_strided_kernel_supports_every_draw(geometries: ctypes.CDLL, calls: list[Call]) -> None:
     """torch_ext uses this geometry for draws with seed or window in memory: single elements at any addresses."""
     for call, cut in zip(calls, in_cpp(geometries, calls, strided=True), strict=True):
-        if cut.store_kind in (FEW_ROWS, PLAIN):
-            assert call.rows <= 2 and (cut.store_kind == FEW_ROWS or call.may_be_plain), call
+        if cut.store_kind in (StoreKind.kFewRows, StoreKind.kPlain):
+            assert call.rows <= 2 and (cut.store_kind == StoreKind.kFewRows or call.may_be_plain), call
             continue
         groups = -(-(call.skip + call.columns) // call.width)
-        assert cut.store_kind == STORE_KINDS.index("kStrided") and cut.skip == call.skip, call
+        assert cut.store_kind == StoreKind.kStrided and cut.skip == call.skip, call
         assert 1 <= cut.blocks < 2**31 and 32 <= cut.threads <= 288 and cut.threads % 32 == 0, call
         assert (
             cut.blocks % cut.blocks_per_band == 0 and cut.blocks_per_band * cut.steps * cut.groups_per_pass >= groups

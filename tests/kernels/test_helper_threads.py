@@ -60,7 +60,7 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
     signature = types.void(NUMBERS, NUMBERS, types.int64, types.int64, types.int64)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MULTISAMPLE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-        compiled: Callable[..., None] = compile_cached(signature, visit_all, "test-visit_all", "digest")
+        compiled: Callable[..., None] = compile_cached(signature, visit_all, "test-visit_all", "digest").entry_point
     return compiled
 
 

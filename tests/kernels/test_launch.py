@@ -81,7 +81,7 @@ def test_numba_reads_every_field_of_a_launch_and_a_geometry_at_its_place() -> No
     values = [*range(1, 1 + len(Launch._fields))]
     cut = [*range(1000, 1000 + len(geometry.Geometry._fields))]
     launch = Launch(*values)
-    packed = pack(launch)[fields.SAMPLE_CALL] + geometry._STRUCT.pack(*cut)
+    packed = pack(launch)[fields.SAMPLE_CALL] + geometry.Geometry(*cut).packed()
     expected = [*(getattr(launch, name) for name in parameters.CALL.fields), *cut]
     assert parameters.CALL.fields[0] == "offset_at" and parameters.CALL.fields[-1] == "sigma_type"
     found, end = [], 0

@@ -65,10 +65,12 @@ class Case(Window):
         return w, draw.normal(size=self.d).astype(self.real), np.abs(draw.normal(size=self.d)).astype(self.real)
 
     def usual_geometry(self) -> MomentGeometry:
-        is_known = "first_column" not in self.in_memory
         return moment_geometry(
-            self.d, self.n, self.real, self.sample_offset % 8 if is_known else -1, self.shared_noise, self.antithetic,
-            self.has_origin_in_memory,
+            a_launch(
+                self.d, self.n, self.dtype, shared_noise=self.shared_noise, antithetic=self.antithetic,
+                first_column=self.sample_offset, first_column_at="first_column" in self.in_memory,
+                origin_in_memory=self.has_origin_in_memory,
+            )
         )  # fmt: skip
 
     def geometry(self) -> MomentGeometry:
@@ -287,7 +289,7 @@ def test_geometry_is_equal_in_both_languages(geometries: ctypes.CDLL) -> None:
             assert g.segments * g.turns * g.slots >= g.groups
             assert g.blocks // g.segments * g.sweeps * g.rows * g.team >= rows
             # Little memory, whatever the shape.
-            assert g.scratch_size(d, shared, 2) <= 2**20
+            assert g.scratch_size(launch._replace(results=2)) <= 2**20
 
 
 @requires_gxx

@@ -87,9 +87,8 @@ def expected_launches(launch: Launch) -> Iterator[tuple[PerturbKey, bytes]]:
     """The kernels of a float32 launch, each with its parameter bytes."""
     spans = spans_at(ctypes.string_at(launch.matrix, launch.spans * SPAN.size))
     origin, rows, batch = origin_of(launch, spans), launch.rows, max(launch.batch, 1)
-    turns = perturb_turns(spans, "float32", rows, False, launch.batch)
     head, keys = pack(launch._replace(matrix=0)), round_keys_of("float32")(launch.seed)
-    for cut in span_lists(spans, "float32", rows, turns, origin >= OF_BATCH):
+    for cut in span_lists(launch, spans, origin):
         key = PerturbKey("float32", False, rows == 1 and origin != OF_ROWS, cut.strided, origin, 0)
         for blocks, packed in zip(cut.blocks, cut.packed(spans), strict=True):
             yield key, pack_configuration(blocks, PERTURB_THREADS, launch.stream, batch) + head + packed + keys
@@ -168,20 +167,14 @@ def test_the_cut_into_kernels_is_equal_in_both_languages(geometries: ctypes.CDLL
             packed = b"".join(SPAN.pack(*span) for span in random_spans(draw, SIZES[dtype]))
             spans, buffer = spans_at(packed), ctypes.create_string_buffer(packed)
             call = a_launch(
-                rows,
-                1,
-                dtype,
-                operation=Operation.perturb,
-                spans=len(spans),
-                matrix=ctypes.addressof(buffer),
-                fast_math=fast_math,
-                batch=batch,
-            )
-            turns = perturb_turns(spans, dtype, rows, fast_math, batch)
+                rows, 1, dtype, operation=Operation.perturb, spans=len(spans), matrix=ctypes.addressof(buffer),
+                fast_math=fast_math, batch=batch,
+            )  # fmt: skip
+            turns = perturb_turns(call, spans)
             assert geometries.turns(pack(call)) == turns
             assert geometries.perturb_origin(pack(call)) == origin_of(call, spans)
             wide = draw.random() < 0.5
-            found_lists = span_lists(spans, dtype, rows, turns, wide)
+            found_lists = span_lists(call, spans, OF_BATCH if wide else 0)
             cuts = {cut.strided: cut for cut in found_lists}
             for strided in (False, True):
                 out = ctypes.create_string_buffer(20 * 4096)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from launches import WORDS, Window, extent
+from launches import WORDS, Vector, Window, a_launch, extent
 from numba import njit
 from tables import COLUMNS, DTYPES, INPUTS, ROWS, STORE_KINDS
 from transposed_cuts import recut
@@ -22,9 +22,9 @@ from multisample.backends.kernels.cuda.geometry import (
     small_matrices_geometry,
     staged_own_rows_of,
 )
-from multisample.backends.kernels.cuda.kernel_choice import ceil_div
+from multisample.backends.kernels.cuda.kernel_choice import StoreKind, ceil_div
 from multisample.backends.kernels.stream.arithmetic import fma
-from multisample.backends.launch import SIZES
+from multisample.backends.launch import SIZES, ElementType
 
 Array = np.ndarray[Any, Any]
 Values = Array | float
@@ -124,21 +124,26 @@ class Case(Window):
 
     def usual_cut(self) -> Geometry:
         """The geometry that `sample` uses on a GPU, for large calls unless `plain`; or as the flags above say."""
+        vectors = map(np.asarray, self.vectors())
+        contiguous = all(x.ndim == 1 and x.strides == (x.itemsize,) for x in vectors)
+        vector = Vector(64, self.size, ElementType[self.dtype]) if contiguous else 0.0
+        launch = a_launch(
+            self.d, self.n, self.dtype, mu=vector, sigma=vector, matrix=self.placed()[0], strides=self.byte_strides(),
+            first_column=self.sample_offset, first_column_at="first_column" in self.in_memory,
+            shared_noise=self.noise == "shared", antithetic=self.antithetic, fast_math=self.fast_math,
+            origin_in_memory=not self.plain,
+        )  # fmt: skip
         if self.few_columns:
-            return few_columns_geometry(self.d, self.n, self.size, False)
+            return few_columns_geometry(
+                launch._replace(shared_noise=0, fast_math=0), Geometry(store_kind=StoreKind.kFewColumns)
+            )
         if self.small:
             width = 8 if self.antithetic else 4
             skip = width - 1 if "first_column" in self.in_memory else self.sample_offset % width
             # As in a batch of one, or in one so large that each thread draws several rows.
-            batch = (1, 2**17)[self.seed // 4 % 2]
-            return small_matrices_geometry(self.d, ceil_div(skip + self.n, width), batch)._replace(blocks=1)
-        vectors = map(np.asarray, self.vectors())
-        contiguous = all(x.ndim == 1 and x.strides == (x.itemsize,) for x in vectors)
-        return geometry(
-            self.d, self.n, self.dtype, self.byte_strides(), self.placed()[0] % 32,
-            -1 if "first_column" in self.in_memory else self.sample_offset % 8, self.noise == "shared",
-            self.antithetic, self.fast_math, may_be_plain=self.plain, contiguous=contiguous,
-        )[0]  # fmt: skip
+            launch = launch._replace(batch=(1, 2**17)[self.seed // 4 % 2])
+            return small_matrices_geometry(launch, ceil_div(skip + self.n, width))._replace(blocks=1)
+        return geometry(launch)
 
     def chosen_cut(self) -> Geometry:
         g = self.usual_cut()

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from multisample.backends.kernels.cuda.geometry import TRANSPOSED_THREADS, Geometry
-from multisample.backends.kernels.cuda.kernel_choice import STORE_KINDS
+from multisample.backends.kernels.cuda.kernel_choice import StoreKind
 
 
 def recut(cut: Callable[[Geometry], dict[str, int]], usual: Geometry, groups: int, own_rows: int) -> Geometry:
@@ -15,7 +15,7 @@ def recut(cut: Callable[[Geometry], dict[str, int]], usual: Geometry, groups: in
     as_rows = usual._replace(rows_per_pass=usual.groups_per_pass, band_rows=usual.band_groups)
     changed = as_rows._replace(**cut(as_rows))
     threads, tiles = usual.threads, 1
-    if STORE_KINDS[usual.store_kind] == "kTransposed":
+    if usual.store_kind == StoreKind.kTransposed:
         turns = min(changed.rows_per_pass, 32)
         warps = -(-turns * usual.pieces // (32 - usual.overlap))
         threads = 32 * min(warps, TRANSPOSED_THREADS // 32)

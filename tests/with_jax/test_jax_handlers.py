@@ -19,7 +19,7 @@ from multisample._routes.jax import handlers, native, python_entry
 from multisample._routes.jax.static import Parameter, Static, decoded
 from multisample.backends import registry
 from multisample.backends.contract import BackendStatus
-from multisample.backends.driver import CONFIGURATION_SIZE, DriverBackend, _sample_steps
+from multisample.backends.driver import CONFIGURATION_SIZE, DriverBackend, _at, _sample_steps
 from multisample.backends.kernels.cuda.keys import KernelKey
 from multisample.backends.launch import HEAD, HOST, PACKED_LAUNCH, UNIT_FACTOR, Launch, Operation, pack
 from multisample.backends.system import cuda_driver, xla_ffi
@@ -517,7 +517,7 @@ def test_a_c_function_and_python_get_the_launch_of_a_call(
     backend.launch(launch)
     assert (emulated.in_python, in_python) == (1, backend.launched)
     assert len(in_python) == 1 and pack(launch) in in_python[0][1]
-    (step,) = _sample_steps(backend, launch, matrix & 31, 0 if aligned or not has_offsets else -1)
+    (step,) = _sample_steps(backend, _at(launch, matrix & 31, 0 if aligned or not has_offsets else -1))
     assert in_python[0][1].endswith(step.rest)
     assert all(key.origin_in_memory and key.device == DEVICE for key in backend.kernels)
 

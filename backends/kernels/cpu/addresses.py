@@ -130,7 +130,7 @@ def c_address(function: Callable[..., Any], name: str, digest: str) -> int:
     The code is never freed.
     """
     compiled = callee(function, name)
-    find = compile_cached(types.int64(), lambda: c_function(compiled), f"{name}-address", digest)
+    find = compile_cached(types.int64(), lambda: c_function(compiled), f"{name}-address", digest).entry_point
     _never_freed.append(find)
     address: int = find()
     return address

@@ -15,19 +15,19 @@ import llvmlite.binding
 import numpy as np
 
 from multisample.backends.element_types import MATRIX_TYPES, ElementType
-from multisample.backends.kernels.compilation import callee, inline, source_digest
+from multisample.backends.kernels.compilation import address_of, callee, inline, source_digest
 from multisample.backends.kernels.stream.arithmetic import fma
 from multisample.backends.launch import Launch, Operation, runs_down, type_name
 
 from .addresses import c_address, call_c, numbers_at, symbol
 from .fields import HALF, LAUNCH_WORDS, WORD, half, numbers_of
-from .gradient import gradient_address
+from .gradient import gradient_function
 from .helper_threads import find_threads, for_each, starting_kernel, threads_for
-from .intrinsics import integers_at, stack_array, stack_copy
-from .kernel import call_window, settings_kernel, value_kernel, window_address, window_kernel
-from .moments import moments_address
-from .perturb import perturb_address
-from .thread_windows import THREAD_WORK, most_threads, window_of, window_shape, windows, work_of
+from .intrinsics import stack_array, stack_copy
+from .kernel import call_window, settings_kernel, value_kernel, window_kernel
+from .moments import moments_function
+from .perturb import perturb_function
+from .thread_windows import THREAD_WORK, most_threads, window_shape, work_of
 
 # Addresses of window kernels, by `_place_of`.
 _kernels = np.zeros(8 * (max(ElementType) + 1), np.int64)
@@ -66,7 +66,7 @@ def _converted(to, data, stride, kind, count, real):
         return data, stride
     # The struct `Reading` of csrc/torch/cpu.cpp.
     reading = data, stride, kind, count, to.ctypes.data, np.int64(real == 8)
-    call_c(integers_at(symbol("multisample_cpu_reader"), 1)[0], stack_copy(reading))
+    call_c(numbers_at(symbol("multisample_cpu_reader"), 1, np.int64)[0], stack_copy(reading))
     return to.ctypes.data, real
 
 
@@ -123,12 +123,13 @@ def _draw_window(launch, kernel, b, top, bottom, left, right):
 def _draw_part(arguments, index):
     """Draw window `index` of matrix `b`; if no windows are `across`, the whole matrix `index` of a batch."""
     address, kernel, b, skip, height, width, across = arguments
-    launch = integers_at(address, LAUNCH_WORDS)
+    launch = numbers_at(address, LAUNCH_WORDS, np.int64)
     top, bottom, left, right = 0, launch[WORD.rows], 0, launch[WORD.columns]
     if across == 0:
         b = index
     else:
-        top, bottom, left, right = window_of(index, bottom, right, skip, height, width, across)
+        top, left = index // across * height, max(index % across * width - skip, 0)
+        bottom, right = min(top + height, bottom), min((index % across + 1) * width - skip, right)
     _draw_window(launch, kernel, b, top, bottom, left, right)
 
 
@@ -136,12 +137,12 @@ def _draw_function() -> Callable[..., Any]:
     draw_part = callee(_draw_part, "cpu-draw_part")
 
     def draw_all(address):
-        launch = integers_at(address, LAUNCH_WORDS)
+        launch = numbers_at(address, LAUNCH_WORDS, np.int64)
         rows, columns, batch = launch[WORD.rows], launch[WORD.columns], max(half(launch, HALF.batch), 1)
         shared_noise, antithetic = half(launch, HALF.shared_noise), half(launch, HALF.antithetic)
         down = np.int64(launch[WORD.row_stride] == _sizes(launch)[1] and rows > 1)
         place = _place_of(half(launch, HALF.type), shared_noise, antithetic, down)
-        kernels = integers_at(symbol("multisample_cpu_kernels"), place + 2)
+        kernels = numbers_at(symbol("multisample_cpu_kernels"), place + 2, np.int64)
         # A caller that did not know the lengths may have the other kernel alone: see `_find_kernel`.
         kernel = kernels[place] if kernels[place] != 0 else kernels[place ^ 1]
         most, limit = most_threads(work_of(rows, columns, shared_noise)), launch[WORD.threads]
@@ -154,8 +155,9 @@ def _draw_function() -> Callable[..., Any]:
             if not are_whole:
                 height, width = window_shape(rows, columns, threads, shared_noise, block, down != 0)
                 skip = numbers_of(launch, b)[3] % block
-                across, high = windows(rows, columns, skip, height, width)
-                count = across * high
+                # `skip` columns of the first block come before the matrix: no window ends inside a block.
+                across = (skip + columns + width - 1) // width
+                count = across * ((rows + height - 1) // height)
             # One call: the code of `for_each` takes long to compile.
             for_each(draw_part, (address, kernel, b, skip, height, width, across), count, threads)
         return 0
@@ -163,31 +165,34 @@ def _draw_function() -> Callable[..., Any]:
     return draw_all
 
 
-@functools.cache
-def _draw_address() -> int:
-    """The address of ``int64 run(const Launch*)``, which returns 0 and never enters the interpreter.
+_FUNCTIONS = {
+    Operation.gradient: gradient_function,
+    Operation.moments: moments_function,
+    Operation.perturb: perturb_function,
+}
 
-    For the operation `sample` in host memory. `_find_kernel` has been called for the kind of the call, and
-    `set_reader` unless mu and sigma are vectors of the computing type.
+
+@functools.cache
+def _address(operation: int, dtype: str) -> int:
+    """The address of ``int64 run(const Launch*)`` for an operation in host memory.
+
+    The function never enters the interpreter. It returns 0, or 1 if memory cannot be allocated. A sample, of any type,
+    needs its kernel: see `_find_kernel`; and `set_reader`, unless mu and sigma are vectors of the computing type.
     """
-    return c_address(_draw_function(), "cpu-draw_all", source_digest())
+    if operation == Operation.sample:
+        return c_address(_draw_function(), "cpu-draw_all", source_digest())
+    name = f"cpu-{Operation(operation).name}_{dtype}"
+    return c_address(_FUNCTIONS[Operation(operation)](dtype), name, source_digest())
 
 
 def function_address(launch: Launch) -> int:
     """`Backend.c_function`."""
     dtype = type_name(launch)
     find_threads()
-    if launch.operation in _ADDRESSES:
-        return _ADDRESSES[launch.operation](dtype)
+    if launch.operation != Operation.sample:
+        return _address(launch.operation, dtype)
     _find_kernel(dtype, bool(launch.shared_noise), bool(launch.antithetic), runs_down(launch))
-    return _draw_address()
-
-
-_ADDRESSES: dict[int, Callable[[str], int]] = {
-    Operation.gradient: gradient_address,
-    Operation.moments: moments_address,
-    Operation.perturb: perturb_address,
-}
+    return _address(Operation.sample, "")
 
 
 def set_reader(address: int) -> None:
@@ -204,7 +209,7 @@ def _find_kernel(dtype: str, shared_noise: bool, antithetic: bool, down: bool) -
     in_python: Any = _place_of
     place = in_python.py_func(ElementType[dtype], shared_noise, antithetic, down)
     if not _kernels[place]:
-        _kernels[place] = window_address(dtype, shared_noise, antithetic, down)
+        _kernels[place] = address_of(window_kernel(dtype, shared_noise, antithetic, down))
 
 
 def kernels() -> list[Callable[[], Any]]:
@@ -215,6 +220,6 @@ def kernels() -> list[Callable[[], Any]]:
         *(functools.partial(value_kernel, real, weighted) for real in _REALS for weighted in flags),
         *(functools.partial(settings_kernel, restores) for restores in flags),
         starting_kernel,
-        *(functools.partial(address, dtype) for address in _ADDRESSES.values() for dtype in MATRIX_TYPES),
-        _draw_address,
+        *(functools.partial(_address, operation, dtype) for operation in _FUNCTIONS for dtype in MATRIX_TYPES),
+        functools.partial(_address, Operation.sample, ""),
     ]

@@ -7,22 +7,21 @@ added to a float64 sum. Without an address for grad_sigma, no noise is drawn.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from multisample.backends.element_types import MATRIX_TYPES
-from multisample.backends.kernels.compilation import callee, inline, source_digest
+from multisample.backends.kernels.compilation import callee, inline
 from multisample.backends.kernels.stream.arithmetic import fma, to_float64
 from multisample.backends.kernels.stream.rounding import WIDENING, unchanged
 from multisample.backends.kernels.stream.vectors import in_every_lane, lane_numbers, lane_sum, select
 
-from .addresses import c_address, copier, numbers_at
+from .addresses import copier, numbers_at
 from .fields import HALF, LAUNCH_WORDS, WORD, half, numbers_of
 from .helper_threads import for_each, threads_for
-from .intrinsics import integers_at, load_vector, stack_array, store_vector
+from .intrinsics import load_vector, stack_array, store_vector
 from .kernel import clear
 from .moments import allocate, free
 from .thread_windows import most_threads
@@ -166,7 +165,7 @@ def _part_function(dtype: str) -> Callable[..., Any]:
                 store_vector(parts, most_places + place, filled(number(0)))
             for b in range(g, last):
                 if draws:
-                    draw_block(words, first + b, i, rows, stream)
+                    draw_block(words, first + b, i, rows, stream, True)
                 for pair in range(2):
                     c = width * b - skip + of_pair * pair
                     if c + of_pair <= 0 or c >= columns:
@@ -202,7 +201,7 @@ def _part_function(dtype: str) -> Callable[..., Any]:
 
     def sum_part(arguments, index):
         address, of_segments, height, segments = arguments
-        launch = integers_at(address, LAUNCH_WORDS)
+        launch = numbers_at(address, LAUNCH_WORDS, np.int64)
         rows, columns = launch[WORD.rows], launch[WORD.columns]
         row_stride, column_stride = launch[WORD.row_stride], launch[WORD.column_stride]
         bands = (rows + height - 1) // height
@@ -243,13 +242,14 @@ def _part_function(dtype: str) -> Callable[..., Any]:
     return sum_part
 
 
-def _gradient_function(dtype: str) -> Callable[..., Any]:
+def gradient_function(dtype: str) -> Callable[..., Any]:
+    """The gradient of matrices of type `dtype`, of any strides. Either result may be absent."""
     sum_part = callee(_part_function(dtype), f"cpu-sum_part_{dtype}_gradient")
     real = MATRIX_TYPES[dtype].computing
     number, most_rows = getattr(np, real), tile_of(real).places
 
     def sum_all(address):
-        launch = integers_at(address, LAUNCH_WORDS)
+        launch = numbers_at(address, LAUNCH_WORDS, np.int64)
         rows, columns, batch = launch[WORD.rows], launch[WORD.columns], max(half(launch, HALF.batch), 1)
         # No segment more than there are if the first one begins at the last column of a block.
         segments = (columns + 6 + _SEGMENT) // _SEGMENT
@@ -282,13 +282,3 @@ def _gradient_function(dtype: str) -> Callable[..., Any]:
         return 0
 
     return sum_all
-
-
-@functools.cache
-def gradient_address(dtype: str) -> int:
-    """The address of ``int64 run(const Launch*)`` for the operation `gradient`, for matrices of type `dtype`.
-
-    The matrix has any strides. Either result may be absent. The function never enters the interpreter. It returns 1 if
-    there is no memory, and else 0.
-    """
-    return c_address(_gradient_function(dtype), f"cpu-sum_all_{dtype}_gradient", source_digest())

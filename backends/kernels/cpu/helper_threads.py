@@ -29,17 +29,8 @@ from numba import types
 from multisample.backends.kernels.compilation import callee, compile_cached, inline, source_digest
 from multisample.backends.system.threads import STACK_SIZE, configured_threads
 
-from .addresses import c_function, symbol
-from .intrinsics import (
-    call_entry,
-    compare_exchange,
-    entry_address,
-    fetch_add,
-    integers_at,
-    load_acquire,
-    stack_array,
-    stack_copy,
-)
+from .addresses import c_function, numbers_at, symbol
+from .intrinsics import call_entry, compare_exchange, entry_address, fetch_add, load_acquire, stack_array, stack_copy
 
 # 64-bit numbers in a cache line.
 _LINE = 8
@@ -97,7 +88,7 @@ def threads_for(most, limit):
 
     `limit` is the most threads of the call, or 0 for the number that `find_threads` found.
     """
-    return min(most, limit if limit != 0 else integers_at(symbol("multisample_cpu_threads"), 2)[_MOST])
+    return min(most, limit if limit != 0 else numbers_at(symbol("multisample_cpu_threads"), 2, np.int64)[_MOST])
 
 
 @inline
@@ -107,7 +98,7 @@ def for_each(function, arguments, count, threads):
     `arguments` is a tuple. Returns when every call has returned. `function` must not raise. C functions
     may use this: it needs neither the GIL nor a Python thread. For more than one thread, call `prepare_helpers` first.
     """
-    pool = integers_at(integers_at(symbol("multisample_cpu_threads"), 2)[_POOL], _POOL_LENGTH)
+    pool = numbers_at(numbers_at(symbol("multisample_cpu_threads"), 2, np.int64)[_POOL], _POOL_LENGTH, np.int64)
     _share(entry_address(function, arguments), stack_copy(arguments), count, threads, pool)
 
 
@@ -203,7 +194,7 @@ def _run(call, pool):
 
 def _serve(address):
     """Help the calls that take the record at `address`. Never returns."""
-    helper = integers_at(address, _LINE)
+    helper = numbers_at(address, _LINE, np.int64)
     helper[_THREAD] = _this_thread()
     spins = 0
     while True:
@@ -212,7 +203,7 @@ def _serve(address):
         _acquire_lock(helper[_LOCK], 1)
         address = load_acquire(helper, _STATE)
         if address != _BUSY and compare_exchange(helper, _STATE, address, _BUSY):
-            call = integers_at(address, _CALL)
+            call = numbers_at(address, _CALL, np.int64)
             _work(call, helper[_NUMBER])
             spins = _SPINS
             fetch_add(call, _HELPERS, -1)
@@ -256,8 +247,10 @@ def starting_kernel() -> Callable[[np.ndarray[Any, Any]], int]:
     def starting_entry(pool):
         return entry_address(compiled, (pool,))
 
-    signature = types.int64(types.Array(types.int64, 1, "C"))
-    kernel: Callable[[Any], int] = compile_cached(signature, starting_entry, "cpu-starting", source_digest())
+    result = compile_cached(
+        types.int64(types.Array(types.int64, 1, "C")), starting_entry, "cpu-starting", source_digest()
+    )
+    kernel: Callable[[Any], int] = result.entry_point
     return kernel
 
 

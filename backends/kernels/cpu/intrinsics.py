@@ -11,7 +11,6 @@ from numba.core import cgutils
 from numba.core.imputils import impl_ret_borrowed
 from numba.extending import intrinsic
 
-from multisample.backends.kernels.stream.arithmetic import emit_fma
 from multisample.backends.kernels.stream.vectors import Vector
 
 
@@ -114,46 +113,6 @@ def prefetch(typingctx: Any, array: Any, index: Any, length: Any) -> Any:
         return context.get_dummy_value()
 
     return types.none(array, types.intp, length), codegen
-
-
-@intrinsic(prefer_literal=True)
-def add_products(
-    typingctx: Any, sums: Any, at: Any, u: Any, v: Any, i: Any, x: Any, y: Any, k: Any, terms: Any, lanes: Any
-) -> Any:
-    """Add two vectors of sums to the float64 `sums` from `at` on. Their length is the literal `lanes`.
-
-    A lane sums `terms` products ``u[i + n] * x[k + n]``, for n = lane, lane + lanes, lane + 2 * lanes, ..., by fused
-    multiply-adds in the type of the factors. The second vector has the products of `v` and `y`. If `x` is None, its
-    elements are 1. All arrays have unit stride.
-    """
-    count, index = lanes.literal_value, types.intp
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        vector, wide = (ir.VectorType(kind, count) for kind in (context.get_data_type(u.dtype), ir.DoubleType()))
-        chains = [cgutils.alloca_once_value(builder, vector(None)) for _ in range(2)]
-
-        def load(array: Any, value: Any, begin: Any) -> Any:
-            return builder.load(_address(context, builder, array, value, begin, vector), align=1)
-
-        with cgutils.for_range(builder, args[8]) as loop:
-            behind = builder.mul(loop.index, loop.index.type(count))
-            of_i, of_k = builder.add(args[4], behind), builder.add(args[7], behind)
-            first, second = map(builder.load, chains)
-            of_u, of_v, of_y = load(u, args[2], of_i), load(v, args[3], of_i), load(y, args[6], of_k)
-            if x is types.none:
-                first = builder.fadd(first, of_u)
-            else:
-                first = emit_fma(builder, of_u, load(x, args[5], of_k), first)
-            builder.store(first, chains[0])
-            builder.store(emit_fma(builder, of_v, of_y, second), chains[1])
-        for number, chain in enumerate(chains):
-            begin = builder.add(args[1], args[1].type(number * count))
-            target, total = _address(context, builder, sums, args[0], begin, wide), builder.load(chain)
-            total = total if vector == wide else builder.fpext(total, wide)
-            builder.store(builder.fadd(builder.load(target, align=8), total), target, align=8)
-        return context.get_dummy_value()
-
-    return types.none(sums, index, u, v, index, x, y, index, index, lanes), codegen
 
 
 _WORD = ir.IntType(64)
@@ -266,18 +225,6 @@ def stack_array(typingctx: Any, length: Any, dtype: Any) -> Any:
         return emit_array(context, builder, result, builder.bitcast(memory, element.as_pointer()), length_value)
 
     return result(length, dtype), codegen
-
-
-@intrinsic
-def integers_at(typingctx: Any, address: Any, length: Any) -> Any:
-    """The `length` int64 numbers at `address` as an array."""
-    result = types.Array(types.int64, 1, "C")
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        data = builder.inttoptr(args[0], ir.IntType(64).as_pointer())
-        return emit_array(context, builder, result, data, args[1])
-
-    return result(types.intp, types.intp), codegen
 
 
 @intrinsic

@@ -14,15 +14,16 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numba import types
 from numba.core import cgutils
+from numba.core.compiler import CompileResult
 from numba.extending import intrinsic
 
 from multisample.backends.element_types import MATRIX_TYPES
-from multisample.backends.kernels.compilation import compile_cached, function_address, inline, source_digest
+from multisample.backends.kernels.compilation import compile_cached, inline, source_digest
 from multisample.backends.kernels.stream.arithmetic import fma
 from multisample.backends.kernels.stream.rounding import NARROWING
 
@@ -74,45 +75,34 @@ def clear(x, first, count):
         x[k] = 0
 
 
-class _Runs(NamedTuple):
-    """Functions for runs of adjacent elements, in vectors.
-
-    Runs that are shorter than two vectors, but adjacent, are gathered in a buffer, in which each overwrites the excess
-    of the vectors of the previous one. Then the buffer is stored as one run.
-    """
-
-    store: Callable[..., Any]
-    """``store(value, operands, narrow, run, count)`` stores ``narrow(value(operands, k))`` at ``run[k]``.
-
-    The run has at least one vector.
-    """
-    of_row: Callable[..., Any]
-    """Values of a row, whose operands are noise, its first index, and mu and sigma as numbers."""
-    of_column: Callable[..., Any]
-    """Values of a column, whose operands are noise, its first index, and mu and sigma as arrays."""
-    of_normal: Callable[..., Any]
-    """Values of a column of shared noise, whose operands are one normal, and mu and sigma as arrays."""
-    gathered: Callable[..., Any]
-    """Values of a buffer."""
-
-
 @functools.cache
-def _runs(lanes: int) -> _Runs:
+def _runs(lanes: int) -> tuple[Callable[..., Any], ...]:
+    """Functions for runs of adjacent elements, in vectors: ``store`` and the values that it may store.
+
+    ``store(value, operands, narrow, run, count)`` stores ``narrow(value(operands, k))`` at ``run[k]``. The run has at
+    least one vector. Shorter runs than two vectors, if adjacent, are gathered in a buffer, in which each overwrites the
+    excess of the vectors of the previous one. Then the buffer is stored as one run.
+    """
+
+    # Values of a row: noise, its first index, and mu and sigma as numbers.
     @inline
     def of_row(operands, k):
         z, at, m, s = operands
         return fma(s, load_vector(z, at + k, lanes), m)
 
+    # Values of a column: noise, its first index, and mu and sigma as arrays.
     @inline
     def of_column(operands, k):
         z, at, m, s = operands
         return fma(load_vector(s, k, lanes), load_vector(z, at + k, lanes), load_vector(m, k, lanes))
 
+    # Values of a column of shared noise: one normal, and mu and sigma as arrays.
     @inline
     def of_normal(operands, k):
         z, m, s = operands
         return fma(load_vector(s, k, lanes), z, load_vector(m, k, lanes))
 
+    # Values of a buffer.
     @inline
     def gathered(x, k):
         return load_vector(x, k, lanes)
@@ -126,7 +116,7 @@ def _runs(lanes: int) -> _Runs:
             store_vector(run, k, narrow(value(operands, k)))
         store_vector(run, last, narrow(value(operands, last)))
 
-    return _Runs(store, of_row, of_column, of_normal, gathered)
+    return store, of_row, of_column, of_normal, gathered
 
 
 def _along(tile: Tile, narrow: Any, antithetic: bool) -> Callable[..., Any]:
@@ -190,8 +180,7 @@ def _down(tile: Tile, narrow: Any, antithetic: bool) -> Callable[..., Any]:
     short, noise, elements, padded = 2 * lanes, 4 * most_places + lanes, width * most_places + lanes, _PACKED + lanes
     words_length, layout_length, word_type = tile.words_length, tile.layout_length, tile.word_type
     lay_out, draw_block, draw_blocks, pair_at = tile.lay_out_down, tile.draw_block, tile.draw_blocks, tile.pair_at
-    draw_firsts, first_at = tile.draw_firsts, tile.first_at
-    store, _, of_column, _, gathered = _runs(lanes)
+    first_at, (store, _, of_column, _, gathered) = tile.first_at, _runs(lanes)
 
     @inline
     def pairs_of(block, skip, columns):
@@ -219,7 +208,7 @@ def _down(tile: Tile, narrow: Any, antithetic: bool) -> Callable[..., Any]:
                 for q in range(0, chunk, strip):
                     begin = min(q, chunk - strip)
                     i = top + begin
-                    draw_block(words, first_block + b, first_row + i, strip, stream)
+                    draw_block(words, first_block + b, first_row + i, strip, stream, True)
                     for pair in range(first_pair, last_pair):
                         c = width * b - skip + of_pair * pair
                         x, y = run_from(out, i, c, nowhere), run_from(out, i, c + of_normal, nowhere)
@@ -245,7 +234,7 @@ def _down(tile: Tile, narrow: Any, antithetic: bool) -> Callable[..., Any]:
             top, strip = max(0, min(r, rows - most_places)), min(most_places, rows)
             _copy(mu, top, strip, m)
             _copy(sigma, top, strip, s)
-            draw_firsts(words, block, first_row + top, strip, stream)
+            draw_block(words, block, first_row + top, strip, stream, False)
             run = run_from(out, top, 0, nowhere)
             for k in range(0, strip, lanes):
                 at = min(k, strip - lanes)
@@ -514,32 +503,21 @@ def _check(mu, sigma, weights):
 
 
 def _compiled(signature: Any, function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    kernel: Callable[..., Any] = compile_cached(signature, function, f"cpu-{name}", source_digest())
+    kernel: Callable[..., Any] = compile_cached(signature, function, f"cpu-{name}", source_digest()).entry_point
     return kernel
 
 
 @functools.cache
-def window_kernel(dtype: str, shared_noise: bool, antithetic: bool, down: bool) -> Callable[..., None]:
+def window_kernel(dtype: str, shared_noise: bool, antithetic: bool, down: bool) -> CompileResult:
     """``kernel(mu, sigma, out, seed, offset, first_row, first_column)`` draws the window `out`.
 
     With `antithetic`, the columns of `out` and `first_column` count both halves of each pair. The window begins at row
-    `first_row` and column `first_column` of the sample matrix. `down` is `launch.runs_down`.
+    `first_row` and column `first_column` of the sample matrix. `down` is `launch.runs_down`. The kernel is the result's
+    `entry_point`, or its `address_of`, for `call_window`.
     """
-    signature = types.void(*window_parameters(dtype))
+    name = f"cpu-draw_{dtype}{'_shared' * shared_noise}{'_antithetic' * antithetic}{'_down' * down}"
     function = _window_function(dtype, shared_noise, antithetic, down)
-    return _compiled(signature, function, _window_name(dtype, shared_noise, antithetic, down))
-
-
-@functools.cache
-def window_address(dtype: str, shared_noise: bool, antithetic: bool, down: bool) -> int:
-    """The address of a `window_kernel`, for `call_window`."""
-    function = _window_function(dtype, shared_noise, antithetic, down)
-    name = f"cpu-{_window_name(dtype, shared_noise, antithetic, down)}"
-    return function_address(types.void(*window_parameters(dtype)), function, name, source_digest())
-
-
-def _window_name(dtype: str, shared_noise: bool, antithetic: bool, down: bool) -> str:
-    return f"draw_{dtype}{'_shared' * shared_noise}{'_antithetic' * antithetic}{'_down' * down}"
+    return compile_cached(types.void(*window_parameters(dtype)), function, name, source_digest())
 
 
 @functools.cache

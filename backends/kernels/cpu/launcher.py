@@ -7,18 +7,11 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from multisample.backends.contract import HostArray, Launcher
 from multisample.backends.element_types import ElementType
-from multisample.backends.launch import (
-    INPUTS,
-    Launch,
-    Operation,
-    computing_name,
-    matrix_of_batch,
-    pack,
-    packer,
-    spans_of_batch,
-)
+from multisample.backends.launch import INPUTS, Launch, Operation, computing_name, matrix_of_batch, pack, packer
 from multisample.backends.memory.host import address_of, inputs_at
 from multisample.backends.system.threads import thread_count
 
@@ -28,6 +21,8 @@ from .floating_point import with_default_floats
 from .kernel import value_kernel
 from .thread_windows import THREAD_WORK
 
+_NO_MEMORY = "backend: no memory for the sums of weighted moments"
+
 
 def packed_function(launch: Launch) -> Callable[[bytes], int]:
     """``run(packed_launch)``: the C function for launches like `launch`, whose inputs have the computing type."""
@@ -35,16 +30,21 @@ def packed_function(launch: Launch) -> Callable[[bytes], int]:
     return run
 
 
-def raise_error(error: int) -> None:
-    """Raise the error of a C function."""
-    raise MemoryError("backend: no memory for the sums of weighted moments")
+def _is_small(launch: Launch) -> bool:
+    """Whether one thread is enough."""
+    return max(launch.batch, 1) * launch.rows * launch.columns <= THREAD_WORK
+
+
+def _threads(launch: Launch, most: int) -> int:
+    """The number of threads of a call, at most `most`."""
+    helper_threads.prepare_helpers(most)
+    return min(most, launch.threads or most)
 
 
 def packed_launcher(launch: Launch, thread_count: Callable[[], int] = thread_count) -> Launcher:
     """The launcher that packs a launch for the C function of its operation, with at most ``thread_count()`` threads."""
     function, kind = packed_function(launch), ElementType[computing_name(launch)]
     has_own_rows = launch.origin_step != 0
-    is_small = max(launch.batch, 1) * launch.rows * launch.columns <= THREAD_WORK
 
     @functools.cache
     def packer_of(*strides: tuple[int, ...] | None) -> tuple[Callable[..., bytes], bytes]:
@@ -54,11 +54,6 @@ def packed_launcher(launch: Launch, thread_count: Callable[[], int] = thread_cou
                 step, stride = (0, *of_input)[-2:]
                 fields |= {f"{name}_type": kind, f"{name}_step": step, f"{name}_stride": stride}
         return packer(launch._replace(**fields))
-
-    def limit(matrix: Any, first_column: int) -> int:
-        most = thread_count()
-        helper_threads.prepare_helpers(most)
-        return min(most, launch.threads or most)
 
     def run(
         limit: int | None, mu: HostArray | None, sigma: HostArray | None, weights: HostArray | None,
@@ -72,10 +67,10 @@ def packed_launcher(launch: Launch, thread_count: Callable[[], int] = thread_cou
             *results, seed_at, row_at, row_at, 0, 0, threads, offset_at, *operands, seed, offset, first_row,
             first_column,
         )  # fmt: skip
-        if error := function(head + tail):
-            raise_error(error)
+        if function(head + tail):
+            raise MemoryError(_NO_MEMORY)
 
-    geometry = None if is_small else limit
+    geometry = None if _is_small(launch) else lambda matrix, first_column: _threads(launch, thread_count())
     if launch.operation == Operation.perturb:
         return Launcher(run, geometry=geometry, takes_arrays=True)
     is_valid_vector = value_kernel(computing_name(launch), launch.operation == Operation.moments)
@@ -90,17 +85,13 @@ def packed_launcher(launch: Launch, thread_count: Callable[[], int] = thread_cou
 @with_default_floats
 def run_launch(launch: Launch, thread_count: Callable[[], int] = thread_count) -> None:
     """`Backend.launch`."""
-    launcher = packed_launcher(launch._replace(batch=0), thread_count)
     function, kind = packed_function(launch), ElementType[computing_name(launch)]
-    limit = launcher.geometry(None, 0) if launcher.geometry else 1
-    for b in range(max(launch.batch, 1)):
-        one = matrix_of_batch(launch, b)._replace(threads=limit)
-        if launch.operation == Operation.perturb:
-            spans = spans_of_batch(launch, b)  # Kept alive until the call returns.
-            one = one._replace(matrix=address_of(spans))
-        inputs = inputs_at(one)
-        for name, vector in inputs.items():
-            fields = {name: address_of(vector), f"{name}_type": kind, f"{name}_stride": vector.strides[0]}
-            one = one._replace(**fields)
-        if error := function(pack(one)):
-            raise_error(error)
+    of_batch = [inputs_at(matrix_of_batch(launch, b)) for b in range(max(launch.batch, 1))]
+    copies = {name: np.stack([inputs[name] for inputs in of_batch]) for name in of_batch[0]}
+    for name, x in copies.items():
+        step, stride = x.strides
+        fields = {name: address_of(x), f"{name}_type": kind, f"{name}_step": step, f"{name}_stride": stride}
+        launch = launch._replace(**fields)
+    threads = 1 if _is_small(launch) else _threads(launch, thread_count())
+    if function(pack(launch._replace(threads=threads))):
+        raise MemoryError(_NO_MEMORY)

@@ -7,7 +7,6 @@ overflow or lose bits, so the weights of such a call are divided by a power of t
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -16,14 +15,15 @@ import numpy as np
 from numba import types
 
 from multisample.backends.element_types import MATRIX_TYPES
-from multisample.backends.kernels.compilation import callee, inline, source_digest
-from multisample.backends.kernels.stream.arithmetic import fma
+from multisample.backends.kernels.compilation import callee, inline
+from multisample.backends.kernels.stream.arithmetic import fma, to_float64
 from multisample.backends.kernels.stream.rounding import NARROWING
+from multisample.backends.kernels.stream.vectors import in_every_lane
 
-from .addresses import c_address, numbers_at, vector_at
+from .addresses import numbers_at, vector_at
 from .fields import HALF, LAUNCH_WORDS, WORD, half, input_place, numbers_of
 from .helper_threads import for_each, threads_for
-from .intrinsics import add_products, integers_at, stack_array
+from .intrinsics import load_vector, stack_array, store_vector
 from .thread_windows import most_threads
 from .tile import stream_of, tile_of
 
@@ -133,8 +133,8 @@ def _sum_function(real: str) -> Callable[..., Any]:
     def sum_rows(groups, first, second, sums, seed, offset, first_row):
         stream = stream_of(seed, offset)
         words, layout = stack_array(words_length, word_type), stack_array(layout_length, np.uint64)
-        z, squares = stack_array(most_normals, number), stack_array(most_normals, number)
-        lanes = stack_array(_STRIP_SUMS, np.float64)
+        z, lanes = stack_array(most_normals, number), stack_array(_STRIP_SUMS, np.float64)
+        (zeros,) = in_every_lane((number(0),), _SUMS)
         for top in range(0, sums.shape[0], _STRIP):
             rows = min(_STRIP, sums.shape[0] - top)
             for segment in range(0, groups.size, _SEGMENT):
@@ -147,13 +147,15 @@ def _sum_function(real: str) -> Callable[..., Any]:
                     for r in range(rows):
                         draw_row(words, layout, first_row + top + r, count, stream)
                         put_normals(z, 0, words, count, False, z)
-                        for c in range(np.uint64(4 * count)):
-                            squares[c] = z[c] * z[c]
+                        at = _BOTH_SUMS * r
                         for chain in range(0, 4 * count, _SUMS * _CHAIN):
-                            terms = min(_CHAIN, (4 * count - chain) // _SUMS)
-                            add_products(
-                                lanes, _BOTH_SUMS * r, first, second, 4 * t + chain, z, squares, chain, terms, _SUMS
-                            )
+                            u, v = zeros, zeros
+                            for k in range(chain, min(chain + _SUMS * _CHAIN, 4 * count), _SUMS):
+                                normals = load_vector(z, k, _SUMS)
+                                u = fma(load_vector(first, 4 * t + k, _SUMS), normals, u)
+                                v = fma(load_vector(second, 4 * t + k, _SUMS), normals * normals, v)
+                            store_vector(lanes, at, load_vector(lanes, at, _SUMS) + to_float64(u))
+                            store_vector(lanes, at + _SUMS, load_vector(lanes, at + _SUMS, _SUMS) + to_float64(v))
                 for r in range(rows):
                     s, q = 0.0, 0.0
                     for lane in range(_BOTH_SUMS * r, _BOTH_SUMS * r + _SUMS):
@@ -210,7 +212,7 @@ def _summing_part(dtype: str) -> Callable[..., Any]:
     def sum_part(arguments, index):
         """Store the moments of a band of rows if `totals` is 0; otherwise add the sums of one segment to `totals`."""
         address, b, lists, most, count, totals, height, weight, exponent = arguments
-        launch = integers_at(address, LAUNCH_WORDS)
+        launch = numbers_at(address, LAUNCH_WORDS, np.int64)
         of_first = numbers_at(lists, 4 * count, number)
         of_second = numbers_at(lists + 4 * most * size * half(launch, HALF.antithetic), 4 * count, number)
         groups = numbers_at(lists + 8 * most * size, count, np.uint64)
@@ -237,7 +239,11 @@ def _summing_part(dtype: str) -> Callable[..., Any]:
     return sum_part
 
 
-def _moments_function(dtype: str) -> Callable[..., Any]:
+def moments_function(dtype: str) -> Callable[..., Any]:
+    """Weighted moments, whose results have type `dtype`.
+
+    mu and sigma are vectors of the computing type, or numbers representable in it; weights are a vector of that type.
+    """
     real = MATRIX_TYPES[dtype].computing
     number, size, store = getattr(np, real), np.dtype(real).itemsize, _storing(dtype)
     list_singles, list_pairs = (
@@ -249,7 +255,7 @@ def _moments_function(dtype: str) -> Callable[..., Any]:
     @inline
     def sum_listed(address, b, lists, most, count, weight, exponent):
         """Sum and store the moments of matrix `b`. Returns 0, or 1 if memory cannot be allocated."""
-        launch = integers_at(address, LAUNCH_WORDS)
+        launch = numbers_at(address, LAUNCH_WORDS, np.int64)
         is_shared = half(launch, HALF.shared_noise) != 0
         rows = 1 if is_shared else launch[WORD.rows]
         threads = threads_for(most_threads(4 * rows * count), launch[WORD.threads])
@@ -275,7 +281,7 @@ def _moments_function(dtype: str) -> Callable[..., Any]:
         return 0
 
     def sum_moments(address):
-        launch = integers_at(address, LAUNCH_WORDS)
+        launch = numbers_at(address, LAUNCH_WORDS, np.int64)
         columns, is_antithetic = launch[WORD.columns], half(launch, HALF.antithetic)
         most = columns // (8 if is_antithetic else 4) + 2 + _ROUND
         for b in range(max(half(launch, HALF.batch), 1)):
@@ -299,13 +305,3 @@ def _moments_function(dtype: str) -> Callable[..., Any]:
         return 0
 
     return sum_moments
-
-
-@functools.cache
-def moments_address(dtype: str) -> int:
-    """The address of ``int64 run(const Launch*)`` for the operation `moments`, whose results have type `dtype`.
-
-    mu and sigma are vectors of the computing type, or numbers representable in it; weights are a vector of that type.
-    The function never enters the interpreter. It returns 0, or 1 if memory cannot be allocated.
-    """
-    return c_address(_moments_function(dtype), f"cpu-sum_moments_{dtype}", source_digest())

@@ -6,22 +6,21 @@ the noise of each row is added.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from multisample.backends.element_types import MATRIX_TYPES, ElementType
-from multisample.backends.kernels.compilation import callee, inline, source_digest
+from multisample.backends.kernels.compilation import callee, inline
 from multisample.backends.kernels.stream.arithmetic import fma, product
 from multisample.backends.kernels.stream.rounding import NARROWING
 from multisample.backends.launch import UNIT_FACTOR, Span
 
-from .addresses import c_address, copier, numbers_at, vector_at
+from .addresses import copier, numbers_at, vector_at
 from .fields import HALF, LAUNCH_WORDS, WORD, half, input_place, numbers_of
 from .helper_threads import for_each, threads_for
-from .intrinsics import integers_at, stack_array
+from .intrinsics import stack_array
 from .thread_windows import most_threads
 from .tile import stream_of, tile_of
 
@@ -63,7 +62,7 @@ def _part_function(dtype: str) -> Callable[..., Any]:
 
     def add_part(arguments, part):
         address, elements, parts = arguments
-        launch = integers_at(address, LAUNCH_WORDS)
+        launch = numbers_at(address, LAUNCH_WORDS, np.int64)
         b, part = part // parts, part % parts
         number_in, word_in = stack_array(1, number), stack_array(1, np.int64)
         at, stride = weights_at(launch, b, 0, number_in)
@@ -71,7 +70,7 @@ def _part_function(dtype: str) -> Callable[..., Any]:
         has_own_keys, has_factors = half(launch, HALF.shared_noise) != 0, half(launch, HALF.sigma_type) != _NUMBER
         seed, offset, first_row, _ = numbers_of(launch, b)
         length = _WORDS * launch[WORD.spans]
-        table = integers_at(launch[WORD.matrix], length)
+        table = numbers_at(launch[WORD.matrix], length, np.int64)
         words, layout = stack_array(words_length, word_type), stack_array(layout_length, np.uint64)
         x, z = stack_array(most_normals, number), stack_array(most_normals, number)
         begin = part * elements
@@ -83,11 +82,8 @@ def _part_function(dtype: str) -> Callable[..., Any]:
                 table[k + 4], table[k + 5],
             )  # fmt: skip
             source_row, source_stride, target_row, target_stride = (
-                table[k + 6],
-                table[k + 7],
-                table[k + 8],
-                table[k + 9],
-            )
+                table[k + 6], table[k + 7], table[k + 8], table[k + 9]
+            )  # fmt: skip
             high = np.uint64(table[k + 10]) << np.uint64(32)
             place, end = max(begin - end, 0), end + rows * width
             stop = min(rows * width, rows * width - (end - last))
@@ -128,11 +124,12 @@ def _part_function(dtype: str) -> Callable[..., Any]:
     return add_part
 
 
-def _perturb_function(dtype: str) -> Callable[..., Any]:
+def perturb_function(dtype: str) -> Callable[..., Any]:
+    """Noise for parameters of type `dtype`. Weights are a vector or a number of the computing type."""
     add_part = callee(_part_function(dtype), f"cpu-perturb_{dtype}_part")
 
     def perturb_all(address):
-        launch = integers_at(address, LAUNCH_WORDS)
+        launch = numbers_at(address, LAUNCH_WORDS, np.int64)
         rows, elements, batch = launch[WORD.rows], launch[WORD.columns], max(half(launch, HALF.batch), 1)
         # The parts of a matrix are few, since each searches the spans from the first one on.
         size = max(_PART, (elements + _MOST_PARTS - 1) // _MOST_PARTS)
@@ -142,12 +139,3 @@ def _perturb_function(dtype: str) -> Callable[..., Any]:
         return 0
 
     return perturb_all
-
-
-@functools.cache
-def perturb_address(dtype: str) -> int:
-    """The address of ``int64 run(const Launch*)`` for the operation `perturb`, for parameters of type `dtype`.
-
-    Weights are a vector or a number of the computing type. The function never enters the interpreter, and returns 0.
-    """
-    return c_address(_perturb_function(dtype), f"cpu-perturb_all_{dtype}", source_digest())

@@ -56,19 +56,3 @@ def window_shape(d, n, threads, shared_noise, block, down):
         columns = max(_SHARED_COLUMNS if shared_noise else _COLUMNS, size // d)
         rows = max(1, size // min(columns, n))
     return rows, max(block, columns - columns % block)
-
-
-@inline
-def windows(rows, columns, skip, height, width):
-    """How many windows of (height, width) are side by side, and how many one below another.
-
-    `skip` columns of the first block come before the matrix: no window ends inside a block, so none is computed twice.
-    """
-    return (skip + columns + width - 1) // width, (rows + height - 1) // height
-
-
-@inline
-def window_of(index, rows, columns, skip, height, width, across):
-    """The first row of a window and the row after its last, and the same of its columns."""
-    top, left = index // across * height, max(index % across * width - skip, 0)
-    return top, min(top + height, rows), left, min((index % across + 1) * width - skip, columns)

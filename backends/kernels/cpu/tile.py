@@ -67,11 +67,12 @@ class Tile(NamedTuple):
     lay_out_down: Callable[..., Any]
     """``(layout, row, height, places, stream)``: blocks of `height` rows, at most 256, from `row` on."""
     draw_block: Callable[..., Any]
-    """``(words, block, row, places, stream)`` draws the words of a tile down the rows of one block."""
-    draw_firsts: Callable[..., Any]
-    """The same for the first normals alone."""
+    """``(words, block, row, places, stream, all_words)`` draws the words of a tile down the rows of one block.
+
+    Without `all_words`, only those of the first normals.
+    """
     first_at: Callable[..., Any]
-    """``(words, place)``: the vector of these normals, for places of a tile of `draw_firsts`."""
+    """``(words, place)``: the vector of first normals, for places of a tile by `draw_block`."""
     draw_blocks: Callable[..., Any]
     """``(words, layout, block, places, stream)`` draws the words of a tile down the rows of several blocks."""
     pair_at: Callable[..., Any]
@@ -198,7 +199,7 @@ def tile_of(real: str) -> Tile:
             store_vector(out, place + 3 * most_places, joined(a[3], b[3]))
 
     @inline
-    def put_block(out, block, row, places, stream, all_words):
+    def draw_block(out, block, row, places, stream, all_words):
         g = np.uint64(block)
         columns_a = in_every_lane(column_part(g, *stream_a(stream)), _WORDS)
         columns_b = in_every_lane(column_part(g, *stream), _WORDS)
@@ -206,14 +207,6 @@ def tile_of(real: str) -> Tile:
             a, b = places_at(row + place)
             rows_a, rows_b = row_part(a, stream[0], stream[2]), row_part(b, stream[0], stream[2])
             put_words_down(out, place, columns_a, columns_b, rows_a, rows_b, stream, all_words)
-
-    @inline
-    def draw_block(out, block, row, places, stream):
-        put_block(out, block, row, places, stream, True)
-
-    @inline
-    def draw_firsts(out, block, row, places, stream):
-        put_block(out, block, row, places, stream, False)
 
     @inline
     def first_at(words, place):
@@ -246,6 +239,6 @@ def tile_of(real: str) -> Tile:
 
     return Tile(
         lanes, most_places, 4 * most_places, layout_length, np.dtype(f"u{64 // lanes}").type,
-        lay_out_along, lay_out_list, draw_row, draw_rows, put_normals, lay_out_down, draw_block, draw_firsts, first_at,
+        lay_out_along, lay_out_list, draw_row, draw_rows, put_normals, lay_out_down, draw_block, first_at,
         draw_blocks, pair_at,
     )  # fmt: skip

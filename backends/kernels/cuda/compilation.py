@@ -14,7 +14,7 @@ from numba.cuda.utils import numba_target_override
 
 from multisample.backends.kernels.compilation import KernelCache, source_digest
 
-from .kernel_choice import PLAIN
+from .kernel_choice import StoreKind
 from .keys import KernelKey, name_of
 from .parameters import SIGNATURE
 from .plain import plain_kernel, plain_transposed_kernel
@@ -22,7 +22,7 @@ from .plain import plain_kernel, plain_transposed_kernel
 
 def kernel_of(key: KernelKey, capability: tuple[int, int]) -> Any:
     """The uncompiled kernel of `key`, whose store kind is kPlain or kPlainTransposed."""
-    kernel = (plain_kernel if key.store_kind == PLAIN else plain_transposed_kernel)(key, capability)
+    kernel = (plain_kernel if key.store_kind == StoreKind.kPlain else plain_transposed_kernel)(key, capability)
     kernel.py_func.__qualname__ = name_of(key)
     return kernel
 

@@ -6,7 +6,7 @@ A group has four adjacent columns, or eight if they are antithetic pairs: one Ph
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -30,40 +30,23 @@ _MINUS_2_LN_2, _TO_ANGLE = np.float32(float.fromhex("-0x1.62e430p+0")), np.float
 # --- mu, sigma and the words of a call ----------------------------------------------------------------------------
 
 
-class Vector(NamedTuple):
-    """An input: the address of its elements, or the bits of one number, the stride in bytes, and the type."""
-
-    input: int
-    stride: int
-    type: int
-
-
-@inline
-def mu_of(call):
-    """The input `mu`."""
-    return Vector(call.mu, call.mu_stride, call.mu_type)
-
-
-@inline
-def sigma_of(call):
-    """The input `sigma`."""
-    return Vector(call.sigma, call.sigma_stride, call.sigma_type)
-
-
 def _element(dtype: str, usual: bool) -> Function:
-    """``element(vector, row)`` of vectors that kernels for matrices of type `dtype` read; `usual`: contiguous ones."""
+    """``element(vector, stride, kind, row)`` of an input that kernels for matrices of type `dtype` read.
+
+    `kind` is its type. `vector` is an address, or the bits of one number. `usual`: vectors are contiguous.
+    """
     row_of_type = MATRIX_TYPES[dtype]
     real, stored = getattr(np, row_of_type.computing), getattr(np, row_of_type.stored)
     size, real_size = row_of_type.size, np.dtype(real).itemsize
     is_narrow, widen = size < real_size, from_float16 if dtype == "float16" else WIDENING[dtype]
 
     @inline
-    def element(vector, row):
-        if not usual and vector.type == _NUMBER:
-            return real(from_float_bits(vector.input))
-        if is_narrow and vector.type != _FLOAT32:
-            return widen(load(vector.input + row * (size if usual else vector.stride), stored))
-        return load(vector.input + row * (real_size if usual else vector.stride), real)
+    def element(vector, stride, kind, row):
+        if not usual and kind == _NUMBER:
+            return real(from_float_bits(vector))
+        if is_narrow and kind != _FLOAT32:
+            return widen(load(vector + row * (size if usual else stride), stored))
+        return load(vector + row * (real_size if usual else stride), real)
 
     return element
 
@@ -164,32 +147,16 @@ def _scaled_pairs(mu, sigma, z):
     return a[0], b[0], a[1], b[1], a[2], b[2], a[3], b[3]
 
 
-class GroupFunctions(NamedTuple):
-    """What a key selects: types, and the functions that make the elements of a group."""
+def group_of(key: KernelKey, capability: tuple[int, int]) -> tuple[Any, ...]:
+    """The types of `key`, and the functions that make the elements of a group on devices of a compute capability.
 
-    real: Any
-    """The computing type."""
-    stored: Any
-    """The type of an element in memory: its bits, if it has 16."""
-    width: int
-    """Columns of a group."""
-    noise_of: Function
-    noise_in: Function
-    """See `_noise`."""
-    scaled: Function
-    """``elements = scaled(mu, sigma, z)``, from the four normals `z`."""
-    element: Function
-    """``element(vector, row)``: an element of mu or sigma, a vector of `real` or of the matrix's type, or a number."""
-    narrow: Function
-    """From the computing type to `stored`."""
-
-
-def group_of(key: KernelKey, capability: tuple[int, int]) -> GroupFunctions:
-    """The choices of `key`, for devices of a compute capability."""
+    Returns the computing type; the type of an element in memory, which is its bits if it has 16; the columns of a
+    group; both functions of `_noise`; ``scaled(mu, sigma, z)``, the elements from the four normals `z`;
+    `_element`; and ``narrow``, from the computing type to that of an element in memory.
+    """
     row = MATRIX_TYPES[key.dtype]
-    noise_of, noise_in = _noise(row.computing, key.shared_noise, key.fast_math)
-    return GroupFunctions(
-        getattr(np, row.computing), getattr(np, row.stored), ANTITHETIC_WIDTH if key.antithetic else WIDTH, noise_of,
-        noise_in, _scaled_pairs if key.antithetic else _scaled, _element(key.dtype, key.usual),
-        narrowing(key.dtype, capability),
+    return (
+        getattr(np, row.computing), getattr(np, row.stored), ANTITHETIC_WIDTH if key.antithetic else WIDTH,
+        *_noise(row.computing, key.shared_noise, key.fast_math), _scaled_pairs if key.antithetic else _scaled,
+        _element(key.dtype, key.usual), narrowing(key.dtype, capability),
     )  # fmt: skip

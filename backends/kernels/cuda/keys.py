@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar, TypeAlias
 
-from .kernel_choice import STORE_KINDS
+from .kernel_choice import StoreKind
 
 
 # Not named tuples: a KernelKey and a MomentsKey of equal fields would be equal.
@@ -28,6 +28,11 @@ class KernelKey:
     turns: int = 0
     usual: bool = False
     """`Geometry.version`; `turns` is 0 for kernels that are not plain."""
+
+
+def usual_key(device: int) -> KernelKey:
+    """The kernel of usual samples."""
+    return KernelKey("float32", False, False, False, StoreKind.kPlain, False, False, device, 1, True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,5 +88,5 @@ def choices_of(key: Key) -> dict[str, Any]:
 
 def name_of(key: KernelKey) -> str:
     """The name of a kernel that Numba compiles. Profilers show it."""
-    values = choices_of(key) | {"store_kind": STORE_KINDS[key.store_kind]}
+    values = choices_of(key) | {"store_kind": StoreKind(key.store_kind).name}
     return "_".join(["sample_kernel", *(name if x is True else str(x) for name, x in values.items() if x is not False)])

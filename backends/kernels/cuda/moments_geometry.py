@@ -5,10 +5,11 @@ A twin of ``csrc/cuda/moments_geometry.h``, which has the reasons. The order of 
 
 from __future__ import annotations
 
-import functools
 import math
 import struct
 from typing import NamedTuple
+
+from multisample.backends.launch import Launch, computing_name
 
 from .kernel_choice import ANTITHETIC_WIDTH, WIDTH, ceil_div
 
@@ -43,25 +44,21 @@ class MomentGeometry(NamedTuple):
         """The bytes of the C++ struct."""
         return _STRUCT.pack(*self)
 
-    def scratch_size(self, d: int, shared_noise: bool, order: int) -> int:
+    def scratch_size(self, launch: Launch) -> int:
         """How many float64 numbers of scratch memory a launch needs."""
-        return self.segments * ((1 if shared_noise else d) * order + 2) if self.finishing_blocks else 0
+        rows = 1 if launch.shared_noise else launch.rows
+        return self.segments * (rows * launch.results + 2) if self.finishing_blocks else 0
 
 
-@functools.lru_cache(maxsize=1024)
-def moment_geometry(
-    d: int, n: int, real: str, first_column: int, shared_noise: bool, antithetic: bool, origin_in_memory: bool = False
-) -> MomentGeometry:
-    """The geometry of a launch with `d` dimensions and `n` weights, in the computing type `real`.
-
-    `first_column` is that of the call modulo 8, or -1 if it is in device memory.
-    """
-    width = ANTITHETIC_WIDTH if antithetic else WIDTH
-    skip = first_column % width if first_column >= 0 else width - 1
-    groups = ceil_div(skip + n, width)
-    rows = 1 if shared_noise else d
+def moment_geometry(launch: Launch) -> MomentGeometry:
+    """The geometry of a launch. If `first_column_at` is not 0, the geometry fits every first column."""
+    real, shared_noise = computing_name(launch), launch.shared_noise
+    width = ANTITHETIC_WIDTH if launch.antithetic else WIDTH
+    skip = width - 1 if launch.first_column_at else launch.first_column % width
+    groups = ceil_div(skip + launch.columns, width)
+    rows = 1 if shared_noise else launch.rows
     many = rows >= 16 and groups >= ceil_div(1 << 22, rows)
-    own_rows = MOMENT_ROWS if many and real != "float64" and not origin_in_memory else 1
+    own_rows = MOMENT_ROWS if many and real != "float64" and not launch.origin_in_memory else 1
     team, least = MOMENT_THREADS, 32 if own_rows > 1 else 8
     tiles = ceil_div(rows, own_rows * team)
     while team > least and tiles < 4096 and (team >= rows or groups >= (2048 if tiles < 256 else 8192) // team):
@@ -86,7 +83,8 @@ def moment_geometry(
     blocks, finishing_blocks, finished = ceil_div(tiles, sweeps) * segments, 0, 0
     if segments > 1 or shared_noise:
         finished = 1 if shared_noise else min(32, 1 << rows.bit_length() - 1)
-        finishing_blocks = min(ceil_div(d, MOMENT_THREADS), 1024) if shared_noise else ceil_div(d, finished)
+        finishing_blocks = ceil_div(launch.rows, MOMENT_THREADS if shared_noise else finished)
+        finishing_blocks = min(finishing_blocks, 1024) if shared_noise else finishing_blocks
     return MomentGeometry(
         blocks, own_rows, team, slots, sweeps, skip, segments, finishing_blocks, finished, 0, groups, turns
     )

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from multisample.backends.launch import PACKED_LAUNCH, SIZES, SPAN, UNIT_FACTOR, ElementType, Launch, Span
+from multisample.backends.launch import PACKED_LAUNCH, SPAN, UNIT_FACTOR, ElementType, Launch, Span
 
-from .kernel_choice import OF_BATCH, OF_ROWS, WIDTH, ceil_div
+from .kernel_choice import ELEMENT_SIZES, OF_BATCH, OF_ROWS, WIDTH, ceil_div
 
 __all__ = [
     "HEAD_WORDS", "KEYS_BYTES", "PERTURB_THREADS", "SpanList", "Spans", "fields_of", "most_spans", "origin_of",
@@ -37,9 +37,10 @@ _STRIDED_FIELDS, _WIDE_FIELDS = Span._fields[:-3], Span._fields[-3:]
 )
 
 
-def _own_groups(dtype: str, one_member: bool) -> int:
+def _own_groups(launch: Launch) -> int:
     """Groups of a thread in one turn."""
-    return 1 if dtype == "float64" else 4 if not one_member else 2 if SIZES[dtype] == 2 else 1
+    size = ELEMENT_SIZES[launch.type]
+    return 1 if size == 8 else 4 if launch.rows != 1 else 2 if size == 2 else 1
 
 
 def fields_of(strided: bool, wide: bool) -> int:
@@ -86,29 +87,28 @@ class SpanList(NamedTuple):
         return [row.tobytes() for row in words]
 
 
-def _most_turns(size: int, rows: int, fast_math: bool) -> int:
+def perturb_turns(launch: Launch, spans: Spans) -> int:
+    """Turns of the blocks that perturb `spans`."""
+    rows, size = launch.rows, ELEMENT_SIZES[launch.type]
+    most = min(_MOST_TURNS, _MOST_TURN_ROWS // max(rows, 1))
     if rows == 1 and size == 4:
-        return _MOST_TURNS // 2 if fast_math else _MOST_TURNS
-    return 2 * _MOST_TURNS if rows == 1 and size == 2 else min(_MOST_TURNS, _MOST_TURN_ROWS // max(rows, 1))
+        most = _MOST_TURNS // 2 if launch.fast_math else _MOST_TURNS
+    elif rows == 1 and size == 2:
+        most = 2 * _MOST_TURNS
+    elements = int((spans[:, _ROWS] * spans[:, _WIDTH]).sum()) * max(launch.batch, 1)
+    return max(1, min(elements // (WIDTH * _own_groups(launch) * PERTURB_THREADS * _BLOCKS), most))
 
 
-def perturb_turns(spans: Spans, dtype: str, rows: int, fast_math: bool, batch: int = 0) -> int:
-    """Turns of the blocks that perturb `spans` with `rows` members, for each matrix of a batch."""
-    elements = int((spans[:, _ROWS] * spans[:, _WIDTH]).sum()) * max(batch, 1)
-    turns = elements // (WIDTH * _own_groups(dtype, rows == 1) * PERTURB_THREADS * _BLOCKS)
-    return max(1, min(turns, _most_turns(SIZES[dtype], rows, fast_math)))
-
-
-def span_lists(spans: Spans, dtype: str, rows: int, turns: int, wide: bool = False) -> list[SpanList]:
-    """The kernels for `spans`, whatever their addresses are, with `perturb_turns`. `wide`: they take wide spans."""
+def span_lists(launch: Launch, spans: Spans, origin: int) -> list[SpanList]:
+    """The kernels for `spans`, whatever their addresses are, with `origin_of` the launch."""
+    wide, turns, size = origin >= OF_BATCH, perturb_turns(launch, spans), ELEMENT_SIZES[launch.type]
     others = list(range(len(_STRIDED_FIELDS), len(Span._fields))) if wide else []
-    size = SIZES[dtype]
     length, width, jump = spans[:, _ROWS], spans[:, _WIDTH], spans[:, _JUMP]
     one_row, row = length == 1, width * size
     adjacent = (width == 1) | ((spans[:, _SOURCE_STRIDE] == size) & (spans[:, _TARGET_STRIDE] == size))
     joined = (jump == width) & (spans[:, _SOURCE_ROW] == row) & (spans[:, _TARGET_ROW] == row)
     is_run = adjacent & (one_row | joined)
-    of_block = turns * _own_groups(dtype, rows == 1) * PERTURB_THREADS
+    of_block = turns * _own_groups(launch) * PERTURB_THREADS
     lists = []
     for strided, of_kind in enumerate((is_run, ~is_run)):
         count = int(of_kind.sum())

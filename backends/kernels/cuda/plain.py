@@ -17,7 +17,7 @@ from multisample.backends.kernels.compilation import inline
 from multisample.backends.kernels.stream.words import row_part
 
 from .geometry import MANY_TURNS, ONE_ROW_TURNS, PLAIN_TRANSPOSED_THREADS
-from .group import group_of, keys_of, mu_of, offset_of, sigma_of
+from .group import group_of, keys_of, offset_of
 from .intrinsics import store, store_vector
 from .kernel_choice import PLAIN_THREADS, own_rows_of
 from .keys import KernelKey
@@ -53,7 +53,8 @@ def plain_kernel(key: KernelKey, capability: tuple[int, int]) -> Any:
         for k in range(count):
             row = np.uint32(first + k * apart)
             valid = np.int64(row if one_row or turns == 1 or row < rows else np.uint32(rows - 1))
-            mu[k], sigma[k] = element(mu_of(call), valid), element(sigma_of(call), valid)
+            mu[k] = element(call.mu, call.mu_stride, call.mu_type, valid)
+            sigma[k] = element(call.sigma, call.sigma_stride, call.sigma_type, valid)
         keys, offset = keys_of(call), offset_of(call)
         noise = noise_of(np.uint32(group_of_column(call, width) + group), offset, keys)
         skip = np.int64(0) if usual else np.int64(geometry.skip)
@@ -131,7 +132,8 @@ def plain_transposed_kernel(key: KernelKey, capability: tuple[int, int]) -> Any:
         mu, sigma = cuda.local.array(own_rows, real), cuda.local.array(own_rows, real)
         for r in range(own_rows):
             row = np.int64(first_row) + (r if usual or r < count else 0)
-            mu[r], sigma[r] = element(mu_of(call), row), element(sigma_of(call), row)
+            mu[r] = element(call.mu, call.mu_stride, call.mu_type, row)
+            sigma[r] = element(call.sigma, call.sigma_stride, call.sigma_type, row)
         keys, offset, stride = keys_of(call), offset_of(call), call.column_stride
         words = cuda.local.array((own_rows, 2), np.uint32)
         for r in range(own_rows):

@@ -47,14 +47,6 @@ def from_float_bits(typingctx: Any, bits: Any) -> Any:
 # --- Fused multiply-adds ------------------------------------------------------------------------------------------
 
 
-def emit_fma(builder: Any, x: Any, y: Any, z: Any) -> Any:
-    """``x * y + z`` with one rounding, of LLVM values: floats, doubles or vectors of them.
-
-    On processors without the instruction, LLVM calls the C library, which takes 60 to 170 ns.
-    """
-    return _call(builder, "llvm.fma", x, y, z)
-
-
 def _has_feature(context: Any, builder: Any, name: str) -> bool:
     """Whether a processor of x86 has this extension. True for other processors."""
     if not str(builder.module.triple).startswith(("x86", "i386", "i686")):
@@ -64,7 +56,10 @@ def _has_feature(context: Any, builder: Any, name: str) -> bool:
 
 
 def _call(builder: Any, name: str, *args: Any) -> Any:
-    """Call a function of the C library, or of LLVM for any type of floats."""
+    """Call a function of LLVM. The name of `llvm.fma` or `llvm.sqrt` lacks the type.
+
+    On processors without fused multiply-adds, LLVM calls the C library, which takes 60 to 170 ns.
+    """
     real = args[0].type
     if name in ("llvm.fma", "llvm.sqrt"):
         name += f".v{real.count}{real.element.intrinsic_name}" if hasattr(real, "count") else f".{real.intrinsic_name}"
@@ -86,7 +81,7 @@ def to_float64(typingctx: Any, x: Any) -> Any:
 @intrinsic
 def fma(typingctx: Any, x: Any, y: Any, z: Any) -> Any:
     """``x * y + z`` with one rounding; all three float32 or all three float64."""
-    return _of_equal_types(lambda context, builder, *args: emit_fma(builder, *args), x, y, z)
+    return _of_equal_types(lambda context, builder, *args: _call(builder, "llvm.fma", *args), x, y, z)
 
 
 @intrinsic
@@ -105,7 +100,7 @@ def _of_equal_types(emit: Callable[..., Any], x: Any, y: Any, z: Any) -> Any:
 def _emit_transform_fma(context: Any, builder: Any, x: Any, y: Any, z: Any) -> Any:
     single = llvm_like(x.type, ir.FloatType())
     if x.type != single or _has_feature(context, builder, "fma"):
-        return emit_fma(builder, x, y, z)
+        return _call(builder, "llvm.fma", x, y, z)
     # For every float32 that a word converts to, rounding to float64 and to float32 gives the bits of one rounding:
     # tests/stream/test_transform_fma.py tries them all.
     x, y, z = (builder.fpext(value, llvm_like(single, ir.DoubleType())) for value in (x, y, z))
@@ -286,8 +281,8 @@ def sqrt(typingctx: Any, x: Any) -> Any:
         y = builder.asm(ir.FunctionType(real, [real]), "rsqrt.approx.ftz.f32 $0, $1;", "=f,f", args, False)
         g = builder.fmul(square, y)
         h = builder.fmul(y, real(0.5))
-        rest = emit_fma(builder, builder.fsub(real(-0.0), g), g, square)
-        return emit_fma(builder, h, rest, g)
+        rest = _call(builder, "llvm.fma", builder.fsub(real(-0.0), g), g, square)
+        return _call(builder, "llvm.fma", h, rest, g)
 
     return x(x), codegen
 

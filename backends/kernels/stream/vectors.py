@@ -69,8 +69,8 @@ def _from_number(context: Any, builder: Any, number: Any, vector: Any, value: An
     return emit_splat(builder, context.cast(builder, value, number, vector.dtype), vector.lanes)
 
 
-def _define(function: Any, emit: Callable[[Any, Any, Any, Any], Any], result: Any = None) -> None:
-    """Define an operator; ``emit(builder, dtype, x, y)`` emits its code."""
+def _define(function: Any, emit: Callable[..., Any], result: Any = None, operands: int = 2) -> None:
+    """Define an operator; ``emit(builder, dtype, x, y)``, without `y` for one operand, emits its code."""
 
     @infer_global(function)
     class _Template(AbstractTemplate):  # type: ignore[misc]
@@ -78,9 +78,9 @@ def _define(function: Any, emit: Callable[[Any, Any, Any, Any], Any], result: An
             kind = common_type(*args)
             if not isinstance(kind, Vector):
                 return None
-            return signature(kind if result is None else with_elements(kind, result), kind, kind)
+            return signature(kind if result is None else with_elements(kind, result), *[kind] * operands)
 
-    @lower_builtin(function, Vector, Vector)
+    @lower_builtin(function, *[Vector] * operands)
     def _lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         return emit(builder, sig.args[0].dtype, *args)
 
@@ -106,17 +106,7 @@ for _function, _integer, _real in (
     _define(_function, _by_kind(_integer, _real))
 _define(operator.rshift, _shift_right)
 _define(operator.gt, _greater, types.boolean)
-
-
-@infer_global(operator.neg)
-class _Negation(AbstractTemplate):  # type: ignore[misc]
-    def generic(self, args: Any, kws: Any) -> Any:
-        return signature(args[0], args[0]) if isinstance(args[0], Vector) else None
-
-
-@lower_builtin(operator.neg, Vector)
-def _negated(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-    return builder.fneg(args[0])
+_define(operator.neg, lambda builder, dtype, x: builder.fneg(x), operands=1)
 
 
 @intrinsic(prefer_literal=True)

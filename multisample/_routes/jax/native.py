@@ -23,9 +23,9 @@ from numba.extending import intrinsic
 
 from multisample.backends.driver import CONFIGURATION_SIZE, PLACES
 from multisample.backends.kernels.compilation import inline
-from multisample.backends.kernels.cpu.addresses import c_address, call_c, symbol, word_at
+from multisample.backends.kernels.cpu.addresses import c_address, call_c, numbers_at, symbol, word_at
 from multisample.backends.kernels.cpu.fields import HALF, LAUNCH_WORDS, LOW, WORD, half, set_half
-from multisample.backends.kernels.cpu.intrinsics import integers_at, stack_array
+from multisample.backends.kernels.cpu.intrinsics import stack_array
 from multisample.backends.launch import OPERANDS, ElementType, Launch, Operation, Span
 from multisample.backends.system import cuda_driver, xla_ffi
 
@@ -150,7 +150,7 @@ def _fill_perturb(frame, state, launch, on_device):
     if launch[WORD.matrix] == 0:
         return
     for k in range(spans):
-        span = integers_at(launch[WORD.matrix] + 8 * _SPAN_WORDS * k, _SPAN_WORDS)
+        span = numbers_at(launch[WORD.matrix] + 8 * _SPAN_WORDS * k, _SPAN_WORDS, np.int64)
         template = state + 8 * (_TEMPLATE + LAUNCH_WORDS + (_SPAN_WORDS + 1) * k)
         for word in range(_SPAN_WORDS):
             span[word] = word_at(template + 8 * word)

@@ -20,8 +20,8 @@ import numpy as np
 from numba import types
 
 from multisample.backends.kernels.compilation import inline, source_digest
-from multisample.backends.kernels.cpu.addresses import c_string, call_c, symbol, word_at
-from multisample.backends.kernels.cpu.intrinsics import fetch_add, integers_at, load_acquire, stack_array
+from multisample.backends.kernels.cpu.addresses import c_string, call_c, numbers_at, symbol, word_at
+from multisample.backends.kernels.cpu.intrinsics import fetch_add, load_acquire, stack_array
 from multisample.backends.system.sources import python_sources
 from multisample.backends.system.xla_ffi import CALL_API_AT, ERROR_CREATE, INTERNAL, UNAVAILABLE
 
@@ -42,7 +42,7 @@ def enter_python(frame, target, launch):
 
     `launch` is the address of the call's `Launch`, or 0 for calls that only ask for metadata or make an executable.
     """
-    entry = integers_at(symbol("multisample_xla_entry"), 2)
+    entry = numbers_at(symbol("multisample_xla_entry"), 2, np.int64)
     fetch_add(entry, _ENTERED, 1)
     closer = load_acquire(entry, _CLOSER)
     if closer != 0 and closer != _this_thread():

@@ -129,7 +129,8 @@ _REAL, _WORDS = types.Array(types.float64, 1, "C"), types.Array(types.uint64, 1,
 
 def _compiled(function: Callable[..., Any], name: str, signature: Any) -> Callable[..., int]:
     digest = source_digest() + _SOURCES.digest()
-    kernel: Callable[..., int] = compile_cached(signature, function, f"tetris-{name}", digest, allocates=True)
+    result = compile_cached(signature, function, f"tetris-{name}", digest, allocates=True)
+    kernel: Callable[..., int] = result.entry_point
     return kernel
 
 
