@@ -73,10 +73,6 @@ struct NoiseOptions {
 // Whether a matrix can have elements of this type.
 inline bool is_real(ElementType type) { return kNumber < type && type < kInt8; }
 
-inline bool on_one_device(const Tensor& a, const Tensor& b) {
-  return a.is_cpu() == b.is_cpu() && a.is_cuda() == b.is_cuda() && a.get_device_index() == b.get_device_index();
-}
-
 // A launch over `matrix`, without mu, sigma and the stream. Errors call the matrix `name`. With `transposed` it is
 // (n, d); a batch has one dimension more.
 inline Launch checked_launch(const char* op, const char* name, const Tensor& matrix, bool transposed,
@@ -100,8 +96,8 @@ inline Launch checked_launch(const char* op, const char* name, const Tensor& mat
     const Tensor& one = *options.counter;
     check(one.numel() == 1 && element_type(one.scalar_type()) == kInt64, op,
           "counter must be one element of dtype int64, got ", one);
-    check(on_one_device(one, matrix), op, "counter must be on the device of ", name, ", got ", one, "; ", name, " has ",
-          matrix);
+    check(one.device() == matrix.device(), op, "counter must be on the device of ", name, ", got ", one, "; ", name,
+          " has ", matrix);
     counter = static_cast<const u64*>(one.const_data_ptr());
   }
   const i64 size = static_cast<i64>(matrix.element_size());
@@ -129,7 +125,7 @@ inline void set_batch(const char* op, const Tensor& keys, const Tensor& matrix, 
   check(element_type(keys.scalar_type()) == kInt64 && keys.dim() == 2 && keys.size(0) == matrix.size(0) &&
             keys.size(1) == 2,
         op, "keys must have shape (B, 2) and dtype int64, got ", keys, "; the matrices have ", matrix);
-  check(on_one_device(keys, matrix), op, "keys must be on the device of the matrices, got ", keys,
+  check(keys.device() == matrix.device(), op, "keys must be on the device of the matrices, got ", keys,
         "; the matrices have ", matrix);
   call->seed_at = static_cast<const u64*>(keys.const_data_ptr());
   call->offset_at = call->seed_at + keys.stride(1);
@@ -149,7 +145,7 @@ inline Vector checked_vector(const char* op, const char* name, const Tensor& vec
         " must have shape (d,), or in a batch (B, d), got ", vector, "; out has ", out);
   const ElementType type = element_type(vector.scalar_type());
   check(type != kNumber, op, name, " must be of a real floating or an integer dtype, got ", vector);
-  check(on_one_device(vector, out), op, name, " must be on the device of out, got ", vector, "; out has ", out);
+  check(vector.device() == out.device(), op, name, " must be on the device of out, got ", vector, "; out has ", out);
   const i64 size = static_cast<i64>(vector.element_size());
   *step = has_own ? vector.stride(0) * size : 0;
   return {{vector.const_data_ptr()}, vector.stride(dim - 1) * size, type};
