@@ -37,36 +37,23 @@ _RECORD = "record.json"
 _failures: dict[Path, str] = {}
 
 
-def cpu_library(meanwhile: Callable[[], object] = lambda: None) -> Path:
-    """The library with the operators and their CPU implementation. It is built if none fits.
+def libraries(
+    kinds: Iterable[LibraryKind], *, whole: bool = False, meanwhile: Callable[[], object] = lambda: None
+) -> dict[LibraryKind, Path]:
+    """The libraries of `kinds`. All that are missing are built at once, while ``meanwhile()`` is called.
 
-    A build calls ``meanwhile()`` once while compilers run. BackendUnavailableError if the library cannot be built, with
-    the end of the compiler's output, or if the cache is not safe to use.
+    The one for "cpu" has the operators and their CPU implementation. The one for "cuda", to load beside it, is built
+    for the architectures of ``TORCH_CUDA_ARCH_LIST``, or else for the devices that PyTorch sees. It has the units of
+    all calls if `whole`; else it may lack some: see `unit_library`. BackendUnavailableError if a library cannot be
+    built, with the end of the compiler's output, or if the cache is not safe to use.
     """
-    return _libraries({"cpu": (LIBRARIES["cpu"],)}, meanwhile)["cpu"]
-
-
-def cuda_library() -> Path:
-    """The library with the CUDA implementation, to load beside `cpu_library`. Both are built if none fits.
-
-    It is built for the architectures of ``TORCH_CUDA_ARCH_LIST``, or else for the devices that PyTorch sees. It may
-    lack units: see `unit_library`. The errors are as for `cpu_library`.
-    """
-    return _libraries({kind: _wanted(kind, whole=False) for kind in LIBRARIES})["cuda"]
-
-
-def whole_libraries(kinds: Iterable[LibraryKind], meanwhile: Callable[[], object]) -> dict[LibraryKind, Path]:
-    """The libraries of `kinds` with the units of all calls. All that are missing are built at the same time.
-
-    `meanwhile` and the errors are as for `cpu_library`.
-    """
-    return _libraries({kind: _wanted(kind, whole=True) for kind in kinds}, meanwhile)
+    return _libraries({kind: _wanted(kind, whole) for kind in kinds}, meanwhile)
 
 
 def unit_library(unit: Unit) -> Path:
     """A library with one unit, for a loaded library that lacks it. It is built if none fits.
 
-    The errors are as for `cpu_library`.
+    The errors are as for `libraries`.
     """
     return _libraries({"cuda": (LIBRARIES["cuda"].only(unit),)})["cuda"]
 

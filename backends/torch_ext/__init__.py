@@ -93,14 +93,14 @@ class TorchExtBackend:
                     raise BackendUnavailableError(
                         f"backend: {self.name!r} cannot run on CUDA here: " + "; ".join(reasons)
                     )
-                cuda_path = library_cache.cuda_library()  # Builds the CPU library too, at the same time.
+                cuda_path = library_cache.libraries(("cpu", "cuda"))["cuda"]  # Built at the same time.
             if self._cpu is None:
                 self._cpu = self._load_cpu()
             if cuda_path is not None:
                 self._cuda = self._load_cuda(cuda_path)
 
     def _load_cpu(self) -> Any:
-        path = library_cache.cpu_library(meanwhile=_compile_first_kernel)
+        path = library_cache.libraries(["cpu"], meanwhile=_compile_first_kernel)["cpu"]
         library = _load(path)
         from .operator_rules import register  # Imports PyTorch.
 

@@ -100,7 +100,7 @@ def _build_torch_ext() -> None:
     built_before = [kind for kind in kinds if library_cache.is_built(kind, whole=True)]
     kernels = functools.cache(_compile_kernels)
     start = time.perf_counter()
-    libraries = library_cache.whole_libraries(kinds, meanwhile=kernels)
+    libraries = library_cache.libraries(kinds, whole=True, meanwhile=kernels)
     seconds = time.perf_counter() - start
     for kind, path in libraries.items():
         if path.is_relative_to(prebuilt.root()):

@@ -93,7 +93,7 @@ for _ in range(processes - 1):
     forks.append(fork)
 os.close(opener)
 os.read(gate, 1)  # Returns when every process has closed the other end.
-os.write(1, f"{library_cache.cpu_library()}\\n".encode())
+os.write(1, f"{library_cache.libraries(['cpu'])['cpu']}\\n".encode())
 if forks is None:
     os._exit(0)
 for fork in forks:
@@ -199,7 +199,7 @@ def test_the_build_command_builds_a_library_once(sources: Path, cache_root: Path
         *(path.relative_to(cache_root) for path in (library.parent, library, library.with_name("record.json"))),
     }  # fmt: skip
     modified = library.stat().st_mtime_ns
-    assert library_cache.cpu_library() == library
+    assert library_cache.libraries(["cpu"])["cpu"] == library
     assert capfd.readouterr() == ("", "")
     assert main(["build", "torch_ext"]) == 0
     printed = capfd.readouterr()
@@ -283,7 +283,7 @@ def test_an_interrupted_build_is_repeated(
 
     assert count() == 1
     compiler("")
-    assert answer(library_cache.cpu_library()) == 42
+    assert answer(library_cache.libraries(["cpu"])["cpu"]) == 42
     assert count() == 2
     assert not list(cache_root.glob(BUILDS))
 
@@ -304,7 +304,7 @@ def test_only_folders_of_killed_builds_are_removed(sources: Path, cache_root: Pa
 
     monkeypatch.setattr(toolchain, "missing_tools", lambda: ())
     monkeypatch.setattr(build, "compile_libraries", compile_beside_others)
-    assert library_cache.cpu_library().read_text() == "a library"
+    assert library_cache.libraries(["cpu"])["cpu"].read_text() == "a library"
 
 
 @pytest.mark.slow
@@ -353,7 +353,7 @@ def compiled(sources: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A fake library in the cache, with the record of a build."""
     monkeypatch.setattr(toolchain, "missing_tools", lambda: ())
     monkeypatch.setattr(build, "compile_libraries", _compile_nothing)
-    return library_cache.cpu_library()
+    return library_cache.libraries(["cpu"])["cpu"]
 
 
 def test_a_build_says_what_it_compiles_counts_units_and_shows_progress_on_a_terminal(
@@ -387,13 +387,13 @@ def test_a_damaged_library_is_built_again(compiled: Path, capfd: pytest.CaptureF
     capfd.readouterr()
     DAMAGES[damage](compiled)
     assert not library_cache.is_built("cpu")
-    assert library_cache.cpu_library() == compiled
+    assert library_cache.libraries(["cpu"])["cpu"] == compiled
     messages = capfd.readouterr().err
     assert messages.count("building torch_ext for the CPU") == 1
     assert (f"{compiled} is damaged, and is built again" in messages) == (damage != "lost")
     assert compiled.read_text() == "a library"
     assert library_cache.is_built("cpu")
-    assert library_cache.cpu_library() == compiled
+    assert library_cache.libraries(["cpu"])["cpu"] == compiled
     assert capfd.readouterr().err == ""
 
 
@@ -403,7 +403,7 @@ def test_a_damaged_library_without_a_compiler_raises(compiled: Path, monkeypatch
     assert registry.find("torch_ext").status().reasons == (f"{compiled} is damaged", "no compiler")
     damaged = re.escape(f"could not be built: {compiled} is damaged; no compiler")
     with pytest.raises(BackendUnavailableError, match=damaged):
-        library_cache.cpu_library()
+        library_cache.libraries(["cpu"])
 
 
 def _make_foreign(path: Path, how: str) -> str:
@@ -432,7 +432,7 @@ def test_a_library_that_others_could_have_written_is_not_loaded(compiled: Path, 
     message = _make_foreign(PLACES[place](compiled), writable)
     assert not library_cache.is_built("cpu")
     with pytest.raises(BackendUnavailableError, match=re.escape(message)) as raised:
-        library_cache.cpu_library()
+        library_cache.libraries(["cpu"])
     assert "set MULTISAMPLE_CACHE_DIR to a folder of your own" in str(raised.value)
     if place in ("the root", "the folder of torch_ext"):
         assert message in str(registry.find("torch_ext").status().reasons)
@@ -493,7 +493,7 @@ def test_cache_folders_and_files_are_private(sources: Path, cache_root: Path, co
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(toolchain, "missing_tools", lambda: ())
             patch.setattr(build, "compile_libraries", _compile_nothing)
-            library_cache.cpu_library()
+            library_cache.libraries(["cpu"])
         cache.write(cache.folder("numba", create=True) / "kernel", b"a kernel")
     finally:
         os.umask(before)
@@ -509,7 +509,7 @@ def test_a_failed_build_raises_with_the_compiler_output(
     count = compiler("")
     (sources / "answer.h").write_text("#error not the answer\n" + "\n".join(f"int a = b{i};" for i in range(50)))
     with pytest.raises(BackendUnavailableError) as first:
-        library_cache.cpu_library()
+        library_cache.libraries(["cpu"])
     lines = str(first.value).splitlines()
     assert lines[0] == "backend: 'torch_ext' could not be built:"
     assert "b49" in str(first.value)
@@ -520,7 +520,7 @@ def test_a_failed_build_raises_with_the_compiler_output(
 
     # The failure is cached, since the build would fail again; another process builds again.
     with pytest.raises(BackendUnavailableError) as second:
-        library_cache.cpu_library()
+        library_cache.libraries(["cpu"])
     assert str(second.value) == str(first.value)
     assert count() == 1
     capfd.readouterr()
@@ -534,7 +534,7 @@ def test_a_failed_build_raises_with_the_compiler_output(
     assert printed.err.endswith("\nto try again: python -m multisample build torch_ext\n")
     (sources / "answer.h").write_text("#error not this\n")
     with pytest.raises(BackendUnavailableError, match="#error not this"):
-        library_cache.cpu_library()
+        library_cache.libraries(["cpu"])
 
 
 @pytest.mark.slow
@@ -542,7 +542,7 @@ def test_a_failed_build_raises_with_the_compiler_output(
 def test_a_library_that_does_not_load_is_not_cached(sources: Path) -> None:
     (sources / "torch/cpu.cpp").write_text("int missing();\nint there = missing();\n")
     with pytest.raises(BackendUnavailableError, match="undefined symbol"):
-        library_cache.cpu_library()
+        library_cache.libraries(["cpu"])
     assert not library_cache.is_built("cpu")
 
 
@@ -553,7 +553,7 @@ def test_an_unwritable_cache_raises(sources: Path, tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(toolchain, "missing_tools", lambda: ())
     assert not library_cache.is_built("cpu")
     with pytest.raises(BackendUnavailableError, match="set MULTISAMPLE_CACHE_DIR to a folder") as raised:
-        library_cache.cpu_library()
+        library_cache.libraries(["cpu"])
     assert str(root) in str(raised.value)
 
 
@@ -571,7 +571,7 @@ def test_the_cache_folder_follows_the_environment(tmp_path: Path, monkeypatch: p
     with pytest.raises(cache.CacheError, match="Set MULTISAMPLE_CACHE_DIR"):
         cache.root()
     with pytest.raises(BackendUnavailableError, match="Set MULTISAMPLE_CACHE_DIR"):
-        library_cache.cpu_library()
+        library_cache.libraries(["cpu"])
     assert not library_cache.is_built("cpu")
 
 
@@ -606,7 +606,7 @@ def test_the_error_lists_every_missing_tool(sources: Path, nothing_installed: Pa
     gcc = "no C++ compiler ('c++' not found): install g++, or set CXX to a compiler"
     assert toolchain.missing_tools() == (ninja, gcc)
     with pytest.raises(BackendUnavailableError) as raised:
-        library_cache.cpu_library()
+        library_cache.libraries(["cpu"])
     remedy = f"to try again: {library_cache.COMMAND}"
     assert str(raised.value) == f"backend: 'torch_ext' could not be built: {ninja}; {gcc}\n{remedy}"
     for name in (None, "", str(nothing_installed / "absent"), shutil.which("cat", path=os.defpath)):  # An application.
@@ -632,7 +632,7 @@ def test_the_error_lists_every_missing_tool(sources: Path, nothing_installed: Pa
     )
     assert library_cache.cuda_reasons() == ("PyTorch is not installed: pip install torch",)
     with pytest.raises(BackendUnavailableError, match="PyTorch is not installed: pip install torch"):
-        library_cache.cpu_library()
+        library_cache.libraries(["cpu"])
 
 
 def test_a_missing_module_is_detected() -> None:
@@ -648,7 +648,7 @@ def test_cuda_reasons_list_missing_parts(sources: Path, nothing_installed: Path,
     assert library_cache.cuda_reasons() == ("PyTorch is built without CUDA: install a PyTorch that is built with CUDA",)
     _keep(place())
     with pytest.raises(BackendUnavailableError, match="PyTorch is built without CUDA"):
-        library_cache.cuda_library()
+        library_cache.libraries(["cpu", "cuda"])
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setenv("CUDA_HOME", str(nothing_installed / "toolkit"))
@@ -693,7 +693,9 @@ def test_the_build_command_builds_all_libraries_and_kernels_at_once(
 ) -> None:
     done: list[object] = []
 
-    def build_all(kinds: Iterable[LibraryKind], meanwhile: Callable[[], object]) -> dict[LibraryKind, Path]:
+    def build_all(
+        kinds: Iterable[LibraryKind], whole: bool, meanwhile: Callable[[], object]
+    ) -> dict[LibraryKind, Path]:
         done.append(kinds)
         meanwhile()
         return {kind: Path(kind) for kind in kinds}
@@ -702,7 +704,7 @@ def test_the_build_command_builds_all_libraries_and_kernels_at_once(
         done.append("kernels")
         return "cpu: compiled 1 kernels in 1.5 s"
 
-    monkeypatch.setattr(library_cache, "whole_libraries", build_all)
+    monkeypatch.setattr(library_cache, "libraries", build_all)
     monkeypatch.setattr(library_cache, "cuda_reasons", lambda ahead_of_time=False: ())
     monkeypatch.setattr(commands, "_compile_kernels", compile_kernels)
     assert main(["build", *arguments]) == 0

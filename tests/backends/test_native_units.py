@@ -169,7 +169,7 @@ else:
 def test_operators_without_the_package_raise() -> None:
     """As in a process without Python."""
     registry.find("torch_ext").prepare("cpu")
-    run_python("-c", ALONE, str(library_cache.cpu_library()))
+    run_python("-c", ALONE, str(library_cache.libraries(["cpu"])["cpu"]))
 
 
 def test_the_estimate_follows_the_processors_and_the_work() -> None:

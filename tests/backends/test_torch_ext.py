@@ -53,12 +53,12 @@ def test_the_reason_names_a_missing_or_old_torch(monkeypatch: pytest.MonkeyPatch
 
 
 def test_auto_takes_cpu_if_the_build_fails(monkeypatch: Any, bits: Callable[[Any], Array], new_choices: None) -> None:
-    def fail(**options: Any) -> Any:
+    def fail(*kinds: Any, **options: Any) -> Any:
         raise multisample.BackendUnavailableError("backend: 'torch_ext' could not be built: no such luck")
 
     backend = registry.find("torch_ext")
     monkeypatch.setattr(backend, "_cpu", None)
-    monkeypatch.setattr(library_cache, "cpu_library", fail)
+    monkeypatch.setattr(library_cache, "libraries", fail)
     mu, sigma = torch.zeros(3), torch.ones(3)
     got = multisample.sample(mu, sigma, 5, seed=1)
     assert np.array_equal(bits(got), bits(multisample.sample(mu, sigma, 5, seed=1, backend="cpu")))

@@ -101,7 +101,7 @@ def test_a_failure_to_compile_changes_nothing(road: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(cpu_kernels, "compile_cached", fail)
     for name in ("_cpu", "_cuda"):
         monkeypatch.setattr(registry.find("torch_ext"), name, None)
-    monkeypatch.setattr(library_cache, "cpu_library", fail)
+    monkeypatch.setattr(library_cache, "libraries", fail)
     # Calls with "auto" take another backend, which records no gradient.
     expected = ValueError if road in ("recorded", "by_normal", "differentiated") else BackendUnavailableError
     check_refused(road, D, 29, expected, "the compiler is on fire|torch_ext")

@@ -340,7 +340,7 @@ def test_libraries_of_other_sources_machines_or_systems_are_refused(
         assert f"({place.name} instead of {prebuilt.folder().name}): reinstall multisample" in found.reason
     assert registry.find("torch_ext").status().reasons == (prebuilt.cpu_library().reason, "no tools")
     with pytest.raises(BackendUnavailableError, match=r"are of other sources or for another system .*; no tools"):
-        library_cache.cpu_library()
+        library_cache.libraries(["cpu"])
 
 
 def _ask_no_device(device: int) -> tuple[int, int]:
@@ -401,13 +401,13 @@ def test_device_capabilities_are_queried_when_a_library_is_loaded(came: Any, no_
     capability = [(7, 5)]
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability[0])
     monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_90"])
-    assert library_cache.cuda_library() == place / file
+    assert library_cache.libraries(["cpu", "cuda"])["cuda"] == place / file
     assert library_cache.is_built("cuda")
     capability[0] = (9, 0)
     assert library_cache.is_prebuilt("cuda")
     assert not library_cache.is_built("cuda")
     with pytest.raises(BackendUnavailableError) as raised:
-        library_cache.cuda_library()
+        library_cache.libraries(["cpu", "cuda"])
     reason = f"{file} does not run on devices of compute capability 9.0"
     assert f"could not be built: {reason}; no tools" in str(raised.value)
     # The status now has the reason without another query.
