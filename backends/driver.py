@@ -106,11 +106,6 @@ class Step(NamedTuple):
     keys: Callable[[int], bytes] | None
     """The round keys for a seed, if the kernel takes them as arguments."""
 
-    def ready(self, head: bytes, seed: int, stream: int) -> _Ready:
-        """The launch, with the bytes of the configuration and of the arguments."""
-        arguments = head[self.omitted :] + self.rest + (b"" if self.keys is None else self.keys(seed))
-        return self.launch, self.kernel, pack_configuration(self.blocks, self.threads, stream, self.batch) + arguments
-
 
 Steps: TypeAlias = tuple[Step, ...]
 
@@ -128,7 +123,6 @@ The first addresses are those of `INPUTS`. The address of a converted vector bec
 """
 
 _WHOLE_LAUNCH = slice(0, PACKED_LAUNCH)
-_NO_SPANS: tuple[bytes, list[Any]] = (b"", [])
 
 
 class DriverBackend(abc.ABC):
@@ -137,6 +131,7 @@ class DriverBackend(abc.ABC):
     name: str
     device_kinds: tuple[DeviceKind, ...] = ("cuda",)
     protocol = PROTOCOL
+    operations: Collection[int] = (Operation.sample, Operation.moments, Operation.perturb)
 
     def __init__(self) -> None:
         self._handles: dict[Key | tuple[str, int], int] = {}
@@ -144,10 +139,6 @@ class DriverBackend(abc.ABC):
         """The compiler's own objects, by kernel. A handle is valid as long as its object is alive."""
         self._launch_of_size = functools.cache(self._launch_function)
         self._kernels_of_tail = functools.lru_cache(4096)(self._kernels_like)
-
-    @property
-    def operations(self) -> Collection[int]:
-        return (*_STEPS, Operation.perturb)
 
     @abc.abstractmethod
     def compile(self, key: Key | None) -> tuple[int, Any]:
@@ -299,7 +290,9 @@ class DriverBackend(abc.ABC):
                     matrix, *words,
                 )  # fmt: skip
                 for step in steps:
-                    yield step.ready(head, words[0], stream)
+                    configuration = pack_configuration(step.blocks, step.threads, stream, step.batch)
+                    keys = b"" if step.keys is None else step.keys(words[0])
+                    yield step.launch, step.kernel, configuration + head[step.omitted :] + step.rest + keys
 
         return kernels
 
@@ -331,7 +324,8 @@ class DriverBackend(abc.ABC):
         Spans that differ from the previous ones only in addresses keep their cut into kernels.
         """
         launch, convert, _ = self._converter(launch)
-        dtype, (pack_head, tail), last = type_name(launch), packer(launch), _NO_SPANS
+        dtype, (pack_head, tail) = type_name(launch), packer(launch)
+        last: tuple[bytes, list[Any]] = b"", []
         keys, rows, parts = round_keys_of(computing_name(launch)), launch.rows, _parts(launch)
         source_step, target_step = Span._fields.index("source_step"), Span._fields.index("target_step")
 

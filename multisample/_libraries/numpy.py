@@ -63,11 +63,10 @@ class NumpyLibrary(Library):
             return a is b
         return np.may_share_memory(a, b) and np.shares_memory(a, b)
 
-    def normalized(self, name: str, array: Any) -> HostArray:
+    def normalized(self, name: str, array: Any) -> Any:
         """Argument `name` as a NumPy array, or as a `ListArray`."""
         if type(array) in self.types:
-            host: HostArray = array
-            return host
+            return array
         _check_mask(name, array)
         try:
             # Convert subclasses, whose indexing may differ: np.matrix stays two-dimensional.
