@@ -94,7 +94,6 @@ class Step(NamedTuple):
     """One kernel of a launch, with the arguments that are the same for all calls of a plan."""
 
     launch: Callable[[int, bytes], None]
-    """``launch(kernel, parameters)``"""
     kernel: int
     blocks: int
     batch: int

@@ -33,7 +33,6 @@ class Library:
 
     @property
     def nvcc_flags(self) -> list[str]:
-        """Flags of nvcc."""
         own = [flag if flag.startswith(("-std=", "-O", "-D")) else f"-Xcompiler={flag}" for flag in self.flags]
         # Compressed machine code takes a quarter of the space.
         return [*own, "-Xfatbin=-compress-all"] if self.is_portable else own

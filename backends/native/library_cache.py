@@ -26,9 +26,6 @@ from . import build, csrc_files, prebuilt, targets, toolchain
 from .compiler_flags import LIBRARIES, Library, estimate
 from .units import LibraryKind, Unit, all_units
 
-COMMAND = "python -m multisample build torch_ext"
-"""The command that builds ahead of time, or again after a failure."""
-
 # Names below the root of the cache. Only folders of builds are ever removed, and only those with the marker.
 _FOLDER, _BUILDING, _MARKER = "torch_ext", "building", "multisample-build"
 _RECORD = "record.json"
@@ -300,4 +297,6 @@ def _raise_failure(places: Iterable[Path]) -> None:
 
 def _unavailable(reason: str) -> BackendUnavailableError:
     space = "\n" if "\n" in reason else " "  # The compiler's output begins on a new line.
-    return BackendUnavailableError(f"backend: 'torch_ext' could not be built:{space}{reason}\nto try again: {COMMAND}")
+    return BackendUnavailableError(
+        f"backend: 'torch_ext' could not be built:{space}{reason}\nto try again: python -m multisample build torch_ext"
+    )

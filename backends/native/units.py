@@ -32,7 +32,6 @@ class Unit(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The source."""
         kinds = ", ".join(map(str, self.kinds))
         return (
             f'#include "{self.header}"\n#include "torch/unit.h"\n'

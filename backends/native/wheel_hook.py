@@ -1,13 +1,7 @@
 """The build hook of wheels: adds compiled libraries on request, and the folder that editable wheels put on sys.path.
 
-MULTISAMPLE_PREBUILT=1 compiles torch_ext for the CPU and for CUDA into the wheel, MULTISAMPLE_PREBUILT=cpu for the CPU
-only. The hook compiles with the PyTorch, the compilers and the toolkit of the environment, so the build must not be
-isolated::
-
-    MULTISAMPLE_PREBUILT=1 python -m build --wheel --no-isolation
-
-Without the variable a wheel has the sources only, which are compiled on first use. Sdists and editable installations
-never have compiled libraries.
+README.md beside this file describes MULTISAMPLE_PREBUILT. The hook compiles with the PyTorch, the compilers and the
+toolkit of the environment, so the build must not be isolated.
 """
 
 from __future__ import annotations

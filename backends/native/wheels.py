@@ -78,7 +78,6 @@ def _portable(library: Library) -> Library:
 
 
 def _file(kind: LibraryKind) -> str:
-    """The file's name of a library."""
     if kind == "cpu":
         return prebuilt.CPU_FILE
     import torch

@@ -607,7 +607,7 @@ def test_the_error_lists_every_missing_tool(sources: Path, nothing_installed: Pa
     assert toolchain.missing_tools() == (ninja, gcc)
     with pytest.raises(BackendUnavailableError) as raised:
         library_cache.libraries(["cpu"])
-    remedy = f"to try again: {library_cache.COMMAND}"
+    remedy = "to try again: python -m multisample build torch_ext"
     assert str(raised.value) == f"backend: 'torch_ext' could not be built: {ninja}; {gcc}\n{remedy}"
     for name in (None, "", str(nothing_installed / "absent"), shutil.which("cat", path=os.defpath)):  # An application.
         with monkeypatch.context() as patch:
