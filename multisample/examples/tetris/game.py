@@ -1,4 +1,4 @@
-"""The board and the seven pieces, as text that can be checked by eye, as NumPy arrays and as words."""
+"""The board as a NumPy array and as words, and the seven pieces, drawn as text."""
 
 from __future__ import annotations
 
@@ -15,31 +15,6 @@ Board: TypeAlias = np.ndarray[Any, np.dtype[np.bool_]]
 """Full cells, shape (rows, 10), the lowest row first."""
 
 Words: TypeAlias = np.ndarray[Any, np.dtype[np.uint64]]
-
-
-def parse(text: str) -> Board:
-    """The board that is drawn in `text`, highest row first. ``.`` is an empty cell; other characters are full cells.
-
-    Examples
-    --------
-    >>> parse('''
-    ...     #.........
-    ...     ##.#######
-    ... ''').astype(int)
-    array([[1, 1, 0, 1, 1, 1, 1, 1, 1, 1],
-           [1, 0, 0, 0, 0, 0, 0, 0, 0, 0]])
-    """
-    lines = text.split()
-    for line in lines:
-        if len(line) != COLUMNS:
-            raise ValueError(f"text: expected lines of {COLUMNS} cells, got {line!r}")
-    if len(lines) > MOST_ROWS:
-        raise ValueError(f"text: expected at most {MOST_ROWS} rows, got {len(lines)}")
-    return _cells(lines).reshape(-1, COLUMNS)
-
-
-def _cells(lines: list[str]) -> Board:
-    return np.array([[cell != "." for cell in line] for line in reversed(lines)], bool)
 
 
 def words_of(board: Board) -> Words:
@@ -70,15 +45,16 @@ NAMES = "".join(_DRAWN)
 """Piece number ``p`` is called ``NAMES[p]``."""
 
 
-def _orientations(shape: Board) -> list[Board]:
-    """The different shapes of a piece under quarter turns."""
+def _orientations(lines: list[str]) -> list[Board]:
+    """The different shapes of a piece under quarter turns. In `lines`, the highest row is first."""
+    shape = np.array([[cell == "#" for cell in line] for line in reversed(lines)])
     turned: dict[str, Board] = {}
     for turns in range(4):
         turned.setdefault(str(np.rot90(shape, turns)), np.rot90(shape, turns))
     return list(turned.values())
 
 
-ORIENTATIONS: list[list[Board]] = [_orientations(_cells(lines)) for lines in _DRAWN.values()]
+ORIENTATIONS: list[list[Board]] = [_orientations(lines) for lines in _DRAWN.values()]
 """The different shapes of each piece: bool, (rows, columns), lowest row first."""
 
 SHAPES = [shape for shapes in ORIENTATIONS for shape in shapes]

@@ -251,8 +251,8 @@ def placement(
 
     Examples
     --------
-    >>> from multisample.examples.tetris.game import parse
-    >>> found, after = placement(parse("########.."), "O", 0, 8)
+    >>> board = np.arange(10)[None] < 8
+    >>> found, after = placement(board, "O", 0, 8)
     >>> found["eroded piece cells"], found["row transitions"], int(after.sum())
     (2.0, 40.0, 2)
     """
