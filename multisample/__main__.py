@@ -26,6 +26,16 @@ from .commands import COMMANDS, report
 __all__ = ["main"]
 
 
+# Packages of the examples: the name of each library, and the command that installs it.
+_INSTALL = {
+    "cupy": ("CuPy", "pip install cupy-cuda12x, or cupy-cuda13x for CUDA 13"),
+    "dask": ("Dask", "pip install 'dask[array]'"),
+    "distributed": ("distributed", "pip install distributed"),
+    "jax": ("JAX", "pip install jax"),
+    "torch": ("PyTorch", "pip install torch"),
+}
+
+
 class _Parser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
@@ -68,6 +78,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(f"out of memory: {error}" if str(error) else "out of memory")
     except (ValueError, TypeError, BackendUnavailableError, BrokenExecutor) as error:
         return _fail(error)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in _INSTALL:
+            raise
+        library, advice = _INSTALL[package]
+        return _fail(f"{library} is not installed: {advice}")
     finally:
         for name in ("stdout", "stderr"):
             with contextlib.suppress(OSError):

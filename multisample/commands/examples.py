@@ -7,7 +7,6 @@ import importlib
 from typing import Any
 
 from multisample import examples
-from multisample.examples import _running
 
 from . import tetris
 
@@ -28,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
         return tetris.run(tetris.add_parser(subparsers).parse_args(args.arguments))
     if args.name:
         program = importlib.import_module(f"multisample.examples.{args.name}")
-        _running.run_and_exit(lambda: int(program.main(args.arguments)))
+        return int(program.main(args.arguments))
     for name in examples.__all__:
         summary = (importlib.import_module(f"multisample.examples.{name}").__doc__ or "").partition("\n")[0]
         print(f"{name}\n    {summary}\n    python -m multisample examples {name}")

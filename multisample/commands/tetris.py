@@ -175,12 +175,8 @@ def _workers(args: argparse.Namespace) -> Iterator[tuple[Executor | None, Callab
         with Workers(args.workers) as executor:
             yield executor, lambda: args.workers
     elif args.scheduler is not None:
-        try:
-            from distributed import Client
-        except ModuleNotFoundError as error:
-            raise ValueError(
-                f"--scheduler: expected an environment with Dask: pip install distributed ({error})"
-            ) from None
+        from distributed import Client
+
         with Client(args.scheduler, set_as_default=False) as client:
             yield client.get_executor(), lambda: sum(client.nthreads().values())
     else:

@@ -1,19 +1,10 @@
-"""Options of the examples, and their exit codes. A library that is missing is an error of one line."""
+"""The command lines of the examples: options by their default values."""
 
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
-
-_INSTALL = {
-    "cupy": ("CuPy", "pip install cupy-cuda12x, or cupy-cuda13x for CUDA 13"),
-    "dask": ("Dask", "pip install 'dask[array]'"),
-    "distributed": ("distributed", "pip install distributed"),
-    "jax": ("JAX", "pip install jax"),
-    "torch": ("PyTorch", "pip install torch"),
-}
+from collections.abc import Sequence
+from typing import Any
 
 
 def parsed(name: str, doc: str | None, argv: Sequence[str] | None, **options: Any) -> argparse.Namespace:
@@ -30,16 +21,3 @@ def parsed(name: str, doc: str | None, argv: Sequence[str] | None, **options: An
             kind = {"nargs": "+"}
         parser.add_argument(f"--{option}", **kind, default=default, help="[%(default)s]")
     return parser.parse_args(argv)
-
-
-def run_and_exit(main: Callable[[], int]) -> NoReturn:
-    """Call `main` and exit with its code."""
-    try:
-        raise SystemExit(main())
-    except ModuleNotFoundError as error:
-        name = (error.name or "").partition(".")[0]
-        if name not in _INSTALL:
-            raise
-        library, command = _INSTALL[name]
-        print(f"multisample: error: {library} is not installed: {command}", file=sys.stderr)
-        raise SystemExit(1) from None

@@ -25,7 +25,7 @@ import numpy as np
 
 from multisample import cem
 
-from ._running import parsed, run_and_exit
+from ._running import parsed
 from .cart_pole import next_state
 
 if TYPE_CHECKING:
@@ -174,4 +174,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    run_and_exit(main)
+    raise SystemExit(main())
