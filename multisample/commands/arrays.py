@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 
+from multisample._arguments import describe
 from multisample.backends.contract import HostArray
 
 Vector: TypeAlias = HostArray | float
@@ -48,23 +49,15 @@ def read_vector(name: str, text: str) -> Vector:
     if path.suffix.lower() != ".npy":
         raise ValueError(f"{name}: expected a number or a .npy file, got {text!r}")
     # Not np.load, which treats any other file as a pickle and suggests allow_pickle. read_array refuses objects.
-    try:
-        with path.open("rb") as file, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # NumPy warns before it raises.
+    with path.open("rb") as file, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # NumPy warns before it raises.
+        try:
             vector: HostArray = np.lib.format.read_array(file)
-        return vector
-    except OSError as error:
-        if error.filename:
+        except MemoryError:
             raise
-        raise ValueError(f"{path}: {_one_line(error)}") from error
-    except MemoryError:
-        raise
-    except Exception as error:  # A damaged file raises any error from OverflowError to tokenize.TokenError.
-        raise ValueError(f"{path}: not a complete .npy file of numbers ({_one_line(error)})") from error
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__
+        except Exception as error:  # A damaged file raises any error from OverflowError to tokenize.TokenError.
+            raise ValueError(f"{path}: not a complete .npy file of numbers ({describe(error, 300)})") from error
+    return vector
 
 
 # --- Writing ------------------------------------------------------------------------------------------------------
