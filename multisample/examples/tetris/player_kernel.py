@@ -112,17 +112,6 @@ def _play(write_features, d, weights, state, seed, game, height, most_pieces, mo
     return 64 * best_orientation + best_column
 
 
-@jit()
-def _features(write_features, state, orientation, column, height, features):
-    """Place one piece in `state`; returns the number of completed rows, or -1 if the piece does not fit."""
-    board = state[0], state[1], state[2], state[3]
-    heights, scratch = np.zeros(_HEIGHTS, np.int64), np.zeros(_HEIGHTS, np.int64)
-    column_heights(board, heights)
-    board, lines = _place(write_features, board, heights, orientation, column, height, features, scratch)
-    state[0], state[1], state[2], state[3] = board
-    return lines
-
-
 _SETS = {"dellacherie": (dellacherie, 8), "bertsekas": (bertsekas, 22)}
 _REAL, _WORDS = types.Array(types.float64, 1, "C"), types.Array(types.uint64, 1, "C")
 
@@ -158,7 +147,12 @@ def feature_kernel(features: str) -> Callable[..., int]:
     write, _ = _SETS[features]
 
     def kernel(state, orientation, column, height, features):
-        return _features(write, state, orientation, column, height, features)
+        board = state[0], state[1], state[2], state[3]
+        heights, scratch = np.zeros(_HEIGHTS, np.int64), np.zeros(_HEIGHTS, np.int64)
+        column_heights(board, heights)
+        board, lines = _place(write, board, heights, orientation, column, height, features, scratch)
+        state[0], state[1], state[2], state[3] = board
+        return lines
 
     integers = (types.int64, types.int64, types.int64)
     return _compiled(kernel, f"features_{features}", types.int64(_WORDS, *integers, _REAL))
