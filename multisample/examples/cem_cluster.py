@@ -56,13 +56,6 @@ def cost(gains: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return mean
 
 
-def tune(executor: Any = None, tasks: int | None = None, n: int = 400, iterations: int = 20) -> cem.Result[Any]:
-    """Find the gains with the lowest cost. The result does not depend on `executor` and `tasks`."""
-    return cem.minimize(
-        cost, np.zeros(4), 10.0, n, iterations=iterations, smoothing=0.9, seed=7, executor=executor, tasks=tasks
-    )
-
-
 @contextlib.contextmanager
 def executor_of(kind: str, scheduler: str = "") -> Iterator[Any]:
     """The executor of this kind, or None."""
@@ -167,7 +160,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     with executor_of(args.executor, args.scheduler) as executor:
         start = time.perf_counter()
-        result = tune(executor, (args.tasks or None) if executor else None)
+        result = cem.minimize(
+            cost, np.zeros(4), 10.0, 400, iterations=20, smoothing=0.9, seed=7, executor=executor,
+            tasks=(args.tasks or None) if executor else None,
+        )  # fmt: skip
         seconds = time.perf_counter() - start
     print(f"gains {result.mu.round(3)}, cost {result.history['best'][-1]:.4f}; {seconds:.1f} s with {args.executor}")
     return 0
