@@ -60,9 +60,9 @@ def add_parser(subparsers: Any) -> Any:
     parser.add_argument(
         "--memory",
         type=_byte_count,
-        default="256M",  # A larger window is not faster, shows progress less often, and may exceed the memory of a GPU.
+        default="64M",  # A larger window takes longer: its memory comes fresh from the system.
         metavar="BYTES",
-        help="largest window in memory; at least 4K, with suffix K, M or G for powers of 1024 (default: 256M)",
+        help="largest window in memory; at least 4K, with suffix K, M or G for powers of 1024 (default: 64M)",
     )
     return parser
 
