@@ -142,11 +142,11 @@ def overlapping(
         within = [(other_end, j) for other_end, j in within if other_end > begin]
         for _, j in within:
             # Nothing is read, so the arrays may be on a device. True also if NumPy gives up.
-            arrays = [
+            first, second = [
                 array_at(addresses[i], operands[i].shape, operands[i].strides, f"V{ITEM_SIZES[operands[i].dtype]}")
                 for i in (j, k)
             ]
-            if np.may_share_memory(*arrays, max_work=_MOST_WORK):
+            if np.may_share_memory(first, second, max_work=_MOST_WORK):
                 yield min(j, k), max(j, k)
         within.append((end, k))
 

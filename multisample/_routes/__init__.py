@@ -145,8 +145,7 @@ def _is_for_jax(call: Call) -> bool:
 
 def _checked(call: Call) -> Call:
     """`call` with checked scalars and choices; TypeError or ValueError if one is wrong."""
-    checked: dict[str, Any] = {}
-    checked["n"] = checked_count(call.n)
+    checked: dict[str, Any] = {"n": checked_count(call.n)}
     window = checked_window(count_of(checked["n"]), call.dim_offset, call.sample_offset)
     _, checked["dim_offset"], checked["sample_offset"] = window
     check_choices(call)
